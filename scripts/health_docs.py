@@ -1,12 +1,11 @@
-"""Makes the table of XIDs in docs/health.md from dra_driver/node/health/xid_table.py; the text around it is by hand.
+"""Makes the table of XIDs in docs/health.md from dra_driver/node/health/xids.py; the text around it is by hand.
 
 `make gen` writes the page, `make check` compares.
 """
 
 from pathlib import Path
 
-from dra_driver.node.health.xid_table import ROWS
-from dra_driver.node.health.xids import XidRecovery, xid
+from dra_driver.node.health.xids import ROWS, XidRecovery, xid
 
 PAGE = Path("docs/health.md")
 BEGIN, END = "<!-- generated: XIDs -->", "<!-- end of generated text -->"

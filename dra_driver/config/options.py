@@ -181,7 +181,7 @@ def load(settings: type[Settings], given: Mapping[str, str | None], environ: Map
     Raises ConfigurationError with one sentence for each wrong setting, naming flag and variable. A ValueError of the
     class's ``__post_init__`` is translated, too.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     wrong: list[str] = []
     for flag in flags_of(settings):
         text = given.get(flag.field)

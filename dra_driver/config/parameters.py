@@ -67,7 +67,7 @@ def decode(parameters: object) -> DeviceConfig:
     return MigDeviceConfig(sharing=_mig_sharing(sharing) if sharing is not None else None)
 
 
-def _kind(parameters: Mapping[Any, Any]) -> str:
+def _kind(parameters: Mapping[object, object]) -> str:
     version, kind = parameters.get("apiVersion"), parameters.get("kind")
     if version != API_VERSION:
         raise InvalidParametersError(f"apiVersion: expected {API_VERSION!r}, got {shown(version)}")

@@ -64,10 +64,10 @@ def problems(value: object, schema: Schema) -> list[FieldProblem]:
 
 def size_problem(value: object, *, max_bytes: int, max_depth: int) -> str | None:
     """How ``value`` exceeds a limit of size or depth of its JSON; None when it does not. Does not recurse."""
-    level: list[Any] = [value]
+    level: list[object] = [value]
     size = 0
     for _ in range(max_depth):
-        below: list[Any] = []
+        below: list[object] = []
         for node in level:
             size += _own_size(node)
             below.extend(node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ())
@@ -112,7 +112,7 @@ def shown(value: object) -> str:
     return quoted(value, _MAX_SHOWN)
 
 
-def _own_size(node: Any) -> int:
+def _own_size(node: object) -> int:
     """About how many characters the node has in JSON, its children apart."""
     if isinstance(node, Mapping):
         return 2 + sum(len(str(key)) + 4 for key in node)
@@ -172,7 +172,7 @@ def _list(value: object, schema: Schema, path: tuple[Step, ...]) -> Iterator[Fie
     yield from found
 
 
-def repeated(items: Sequence[Mapping[str, Any]], field: str) -> object:
+def repeated(items: Sequence[Mapping[str, object]], field: str) -> object:
     """The first value of ``field`` that two items have, or None."""
     seen = set()
     for item in items:

@@ -17,23 +17,26 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, Final
+from typing import Annotated, Final, TypeVar
 
-from msgspec import Struct
+from msgspec import Meta, Struct
+from msgspec.structs import asdict, replace
 
 from dra_driver.controller.election import Leadership
 from dra_driver.core.errors import CommandError
 from dra_driver.core.telemetry import capacity_metrics, controller_metrics
 from dra_driver.core.text import printable
+from dra_driver.core.wire import from_wire
 from dra_driver.core.worker import Worker
 
 MAX_OUTPUT: Final = 8 << 20
 """Bytes of a report without single nodes: some kilobytes for each model."""
 SURVEY_S: Final = 300.0
 _STEP_S: Final = 1.0
+_T = TypeVar("_T")
 
 
 def survey_command(driver: str, kubeconfig: str | None) -> list[str]:
@@ -45,9 +48,9 @@ def survey_command(driver: str, kubeconfig: str | None) -> list[str]:
 
 def survey(
     command: list[str],
+    beat: Callable[[], bool],
     *,
     memory_mib: int,
-    beat: Callable[[], bool],
     limit_s: float = SURVEY_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> bytes:
@@ -102,16 +105,41 @@ def _waited(
 MAX_MODELS: Final = 64
 MAX_REQUESTS: Final = 64
 _MAX_NAME: Final = 100
-_MOST: Final = 2**62
-_STATES: Final = ("free", "used", "fragmented", "unavailable")
+_Count = Annotated[int, Meta(ge=0, le=2**62)]
 
 
 class RequestCount(Struct, frozen=True, kw_only=True):
     """Claims for one request, such as ``2 GPUs`` or ``3g.40gb``: how many fit, and how many are stranded."""
 
     request: str
-    fits: int
-    stranded: int
+    fits: _Count = 0
+    stranded: _Count = 0
+
+
+class _Gpus(Struct, frozen=True, kw_only=True):
+    free: _Count = 0
+    used: _Count = 0
+    fragmented: _Count = 0
+    unavailable: _Count = 0
+
+
+class _Memory(Struct, frozen=True, kw_only=True):
+    total: _Count = 0
+    free: _Count = 0
+    fragmented: _Count = 0
+
+
+class _Model(Struct, frozen=True, kw_only=True, rename="camel"):
+    model: str
+    gpus: _Gpus = _Gpus()
+    memory_bytes: _Memory = _Memory()
+    requests: tuple[RequestCount, ...] = ()
+
+
+class _Report(Struct, frozen=True, kw_only=True):
+    kind: str = ""
+    gaps: tuple[str, ...] = ()
+    models: tuple[_Model, ...] = ()
 
 
 class ModelCount(Struct, frozen=True, kw_only=True):
@@ -129,59 +157,34 @@ def decode(text: bytes) -> tuple[ModelCount, ...]:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the survey's output is not JSON: {error}") from error
-    if not isinstance(document, dict) or document.get("kind") != "CapacityReport":
+    report = from_wire(_Report, document) if isinstance(document, dict) else _Report()
+    if report.kind != "CapacityReport":
         raise ValueError("the survey's output is no CapacityReport")
-    gaps = [gap for gap in _list(document.get("gaps")) if isinstance(gap, str)]
-    if gaps:
-        raise ValueError(f"the survey lacks {gaps[0][:300]}")
-    found: dict[str, ModelCount] = {}
-    for item in _list(document.get("models")):
-        name = _name(item.get("model")) if isinstance(item, dict) else ""
-        if name and name not in found and len(found) < MAX_MODELS:
-            found[name] = _model(name, item)
-    return tuple(found.values())
+    if report.gaps:
+        raise ValueError(f"the survey lacks {report.gaps[0][:300]}")
+    named = _by_name((item.model, item) for item in report.models)
+    return tuple(_counted(name, item) for name, item in islice(named.items(), MAX_MODELS))
 
 
-def _model(name: str, item: Mapping[str, Any]) -> ModelCount:
-    gpus, memory = _mapping(item.get("gpus")), _mapping(item.get("memoryBytes"))
-    free, fragmented = _count(memory.get("free")), _count(memory.get("fragmented"))
+def _counted(name: str, item: _Model) -> ModelCount:
+    memory = item.memory_bytes
+    taken = max(0, memory.total - memory.free - memory.fragmented)
+    requests = _by_name((each.request, each) for each in item.requests)
     return ModelCount(
         model=name,
-        gpus={state: _count(gpus.get(state)) for state in _STATES},
-        memory_bytes={
-            "free": free,
-            "fragmented": fragmented,
-            "taken": max(0, _count(memory.get("total")) - free - fragmented),
-        },
-        requests=tuple(islice(_requests(_list(item.get("requests"))), MAX_REQUESTS)),
+        gpus=asdict(item.gpus),
+        memory_bytes={"free": memory.free, "fragmented": memory.fragmented, "taken": taken},
+        requests=tuple(replace(each, request=name) for name, each in islice(requests.items(), MAX_REQUESTS)),
     )
 
 
-def _requests(items: Sequence[Any]) -> Iterator[RequestCount]:
-    seen = set[str]()
-    for item in items:
-        if isinstance(item, dict) and (name := _name(item.get("request"))) and name not in seen:
-            seen.add(name)
-            yield RequestCount(request=name, fits=_count(item.get("fits")), stranded=_count(item.get("stranded")))
-
-
-def _name(value: Any) -> str:
-    text = value if isinstance(value, str) else ""
-    return printable(text[:_MAX_NAME])
-
-
-def _count(value: Any) -> int:
-    """What is no number from 0 to `_MOST` counts as 0."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return int(value) if is_number and 0 <= value <= _MOST else 0
-
-
-def _list(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list) else ()
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
+def _by_name(items: Iterable[tuple[str, _T]]) -> dict[str, _T]:
+    """The first item of each name that is not empty; names are printable and bounded."""
+    found: dict[str, _T] = {}
+    for text, item in items:
+        if name := printable(text[:_MAX_NAME]):
+            found.setdefault(name, item)
+    return found
 
 
 log = logging.getLogger(__name__)

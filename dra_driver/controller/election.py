@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct
 
@@ -66,7 +66,7 @@ class LeaseRecord(Struct, frozen=True, kw_only=True):
     renewed: str = ""
 
     @classmethod
-    def of(cls, obj: Mapping[str, Any]) -> "LeaseRecord":
+    def of(cls, obj: Mapping[str, object]) -> "LeaseRecord":
         """From the API object. Fields of a wrong type count as absent."""
         metadata, spec = _part(ObjectMeta, obj.get("metadata")), _part(LeaseSpec, obj.get("spec"))
         return cls(
@@ -97,7 +97,7 @@ def may_take(sighting: Sighting, identity: str, now_s: float) -> bool:
     return record.holder in {"", identity} or now_s >= sighting.since_s + record.duration_s
 
 
-def held_by(identity: str, former: LeaseRecord | None, now: datetime, duration_s: float) -> dict[str, Any]:
+def held_by(identity: str, former: LeaseRecord | None, now: datetime, duration_s: float) -> dict[str, object]:
     """The Lease's spec with which ``identity`` takes or keeps it. ``now`` is for people who read it."""
     keeps = former is not None and former.holder == identity
     changes = 0 if former is None else former.transitions + (0 if keeps or not former.version else 1)
@@ -110,7 +110,7 @@ def held_by(identity: str, former: LeaseRecord | None, now: datetime, duration_s
     }
 
 
-def released(former: LeaseRecord, now: datetime) -> dict[str, Any]:
+def released(former: LeaseRecord, now: datetime) -> dict[str, object]:
     """The spec of a Lease that its holder gives up, so that another replica need not wait."""
     stamp = rfc3339_micro(now)
     return {
@@ -138,9 +138,9 @@ _LATE_S: Final = 30.0
 class LeaseApi(Protocol):
     """The part of ``rest.RestClient`` that an election needs. Its requests must end within ``LeaseTimes.request_s``."""
 
-    def get(self, path: str) -> dict[str, Any]: ...
-    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
-    def update(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
+    def get(self, path: str) -> dict[str, object]: ...
+    def create(self, path: str, body: Mapping[str, object]) -> dict[str, object]: ...
+    def update(self, path: str, body: Mapping[str, object]) -> dict[str, object]: ...
 
 
 class Leadership(Protocol):

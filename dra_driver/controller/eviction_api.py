@@ -1,6 +1,6 @@
 """Evicts one pod through the eviction API, after a last look at the pod and at its device."""
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -17,7 +17,7 @@ from dra_driver.kube.shapes import read
 class EvictionRequests(Creator, Protocol):
     """The part of ``rest.RestClient`` that an eviction needs."""
 
-    def get(self, path: str) -> dict[str, Any]: ...
+    def get(self, path: str) -> dict[str, object]: ...
 
 
 class EvictionOutcome(Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct, field
 
@@ -37,7 +37,7 @@ FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
 class StatusApi(Protocol):
     """The part of ``rest.RestClient`` that is needed here. Its requests must end within ``LeaseTimes.request_s``."""
 
-    def update(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
+    def update(self, path: str, body: Mapping[str, object]) -> dict[str, object]: ...
 
 
 class PolicyCopies(Protocol):
@@ -105,7 +105,7 @@ class PolicyStatusWriter:
             self._write(policy, status)
         return PERIOD_S if changed else IDLE_S
 
-    def _write(self, policy: PolicyView, status: dict[str, Any]) -> None:
+    def _write(self, policy: PolicyView, status: dict[str, object]) -> None:
         self.worker.beat()
         tries = self._tries.setdefault(policy.uid, _Tries())
         tries.last_s = self._clock()

@@ -11,7 +11,7 @@ purpose. ``kubectl wait --for=condition=InForce`` works, ``kubectl get -o wide``
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct, field
 
@@ -27,7 +27,8 @@ from dra_driver.core.model.gpu_node import (
 )
 from dra_driver.core.text import counted, printable
 from dra_driver.core.time import rfc3339
-from dra_driver.core.wire import to_wire
+from dra_driver.core.wire import from_wire, to_wire
+from dra_driver.kube.objects.meta import ObjectMeta
 
 
 class PolicyView(Struct, frozen=True, kw_only=True):
@@ -36,10 +37,10 @@ class PolicyView(Struct, frozen=True, kw_only=True):
     name: str
     uid: str
     generation: int
-    written: Mapping[str, Any]
+    written: Mapping[str, object]
 
     @property
-    def status(self) -> Mapping[str, Any]:
+    def status(self) -> Mapping[str, object]:
         status = self.written.get("status")
         return status if isinstance(status, Mapping) else {}
 
@@ -51,20 +52,18 @@ class NodePolicies(Struct, frozen=True, kw_only=True):
     policies: Mapping[str, NodePolicy]
 
 
-def policy_view(item: Mapping[str, Any]) -> PolicyView | None:
+def policy_view(item: Mapping[str, object]) -> PolicyView | None:
     metadata = item.get("metadata")
-    if not isinstance(metadata, Mapping) or not isinstance(metadata.get("name"), str):
+    found = from_wire(ObjectMeta, metadata) if isinstance(metadata, Mapping) else ObjectMeta()
+    if not found.name or not isinstance(metadata, Mapping):
         return None
-    generation = metadata.get("generation")
+    kept = {key: value for key, value in metadata.items() if key != "managedFields"}
     return PolicyView(
-        name=metadata["name"],
-        uid=str(metadata.get("uid") or ""),
-        generation=generation if isinstance(generation, int) and not isinstance(generation, bool) else 0,
-        written={**item, "metadata": {key: value for key, value in metadata.items() if key != "managedFields"}},
+        name=found.name, uid=found.uid, generation=found.generation or 0, written={**item, "metadata": kept}
     )
 
 
-def node_view(item: Mapping[str, Any]) -> NodePolicies | None:
+def node_view(item: Mapping[str, object]) -> NodePolicies | None:
     metadata, status = item.get("metadata"), node_status_of(item)
     if status is None or not isinstance(metadata, Mapping):
         return None
@@ -153,19 +152,21 @@ _SHOWN: Final = 3
 _KEPT: Final = "so what applied before stays"
 
 
-def status_of(policy: PolicyView, totals: PolicyStatus, now: datetime) -> dict[str, Any] | None:
+def status_of(policy: PolicyView, totals: PolicyStatus, now: datetime) -> dict[str, object] | None:
     """The new ``status`` of the object; None where the present one says the same already."""
     wanted = to_wire(totals)
     condition = _condition(policy, totals)
-    present = _present(policy.status)
-    is_same = present is not None and present.get("status") == condition["status"]
-    since = present.get("lastTransitionTime") if present is not None and is_same else None
+    listed = policy.status.get("conditions")
+    conditions = [item for item in listed if isinstance(item, Mapping)] if isinstance(listed, list) else []
+    present = next((item for item in conditions if item.get("type") == CONDITION), {})
+    since = present.get("lastTransitionTime") if present.get("status") == condition["status"] else None
     stamp = since if isinstance(since, str) else rfc3339(now)
-    wanted["conditions"] = [*_other_conditions(policy.status), {**condition, "lastTransitionTime": stamp}]
+    others = [item for item in conditions if item.get("type") != CONDITION]  # of other writers
+    wanted["conditions"] = [*others, {**condition, "lastTransitionTime": stamp}]
     return None if wanted == dict(policy.status) else wanted
 
 
-def _condition(policy: PolicyView, totals: PolicyStatus) -> dict[str, Any]:
+def _condition(policy: PolicyView, totals: PolicyStatus) -> dict[str, object]:
     status, reason, message = _judged(policy, totals)
     return {
         "type": CONDITION,
@@ -220,17 +221,3 @@ def _of(part: PolicyCount, whole: PolicyCount) -> str:
 
 def _gpus(count: PolicyCount) -> str:
     return counted(count.gpus, "GPU")
-
-
-def _present(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    return next((item for item in _conditions(status) if item.get("type") == CONDITION), None)
-
-
-def _other_conditions(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Conditions that another writer has put there stay."""
-    return [item for item in _conditions(status) if item.get("type") != CONDITION]
-
-
-def _conditions(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    found = status.get("conditions")
-    return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list) else []

@@ -19,8 +19,9 @@ import signal
 import socket
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Final
 
 from dra_driver import __version__
@@ -32,7 +33,7 @@ from dra_driver.controller.eviction_events import EvictionEvents, UsageEvictionE
 from dra_driver.controller.evictions import EvictionRules, Evictions
 from dra_driver.controller.policy_status import PolicyStatusWriter
 from dra_driver.controller.usage_evictions import UsageEvictionRules, UsageEvictions
-from dra_driver.controller.watches import EvictionWatches, PolicyWatches, UsageWatch
+from dra_driver.controller.watches import EvictionWatches, PolicyWatches, UsageWatch, Watch
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.telemetry import capacity_metrics
 from dra_driver.core.telemetry import controller_metrics as metrics
@@ -60,13 +61,9 @@ class ControllerProcess:
         self._running = ExitStack()  # what the stop undoes, in the order of the start
         self._stopping = threading.Event()
         # Set by start(), in this order.
-        self._watches: EvictionWatches | None = None
-        self._evictions: Evictions | None = None
-        self._usage_watch: UsageWatch | None = None
-        self._usage_evictions: UsageEvictions | None = None
-        self._policy_watches: PolicyWatches | None = None
-        self._policy_status: PolicyStatusWriter | None = None
-        self._capacity: CapacityGauges | None = None
+        self._needed: list[Watch] = []
+        self._waits: dict[str, Watch] = {}  # by what waits for it
+        self._workers: list[Worker] = []
         self._election: Election | None = None
 
     def start(self) -> None:
@@ -89,7 +86,7 @@ class ControllerProcess:
             return ["stopping"]
         if self._election is None:
             return ["starting"]
-        problems = [self._election.problem, self._watches.problem if self._watches is not None else None]
+        problems = [self._election.problem, *(watch.problem for watch in self._needed)]
         return [problem for problem in problems if problem is not None]
 
     def remarks(self) -> list[str]:
@@ -97,16 +94,12 @@ class ControllerProcess:
         evicts = "on" if self._settings.evict_extended_resource_pods else "off"
         writes = "on" if self._settings.policy_status else "off"
         said = [f"this replica {'acts' if leads else 'waits'}; evictions are {evicts}; policy status is {writes}"]
-        waits: dict[str, UsageWatch | PolicyWatches | None] = {
-            "eviction because of use": self._usage_watch,
-            "policy status": self._policy_watches,
-        }
-        problems = {what: part.problem for what, part in waits.items() if part is not None}
+        problems = {what: watch.problem for what, watch in self._waits.items()}
         return [*said, *(f"{what} waits: {problem}" for what, problem in problems.items() if problem is not None)]
 
     def live(self) -> list[str]:
         """Reasons why only a restart would help."""
-        workers = [*self._workers(), *([self._election.worker] if self._election is not None else [])]
+        workers = [*self._workers, *([self._election.worker] if self._election is not None else [])]
         found = [worker.hung for worker in workers]
         return [] if self._stopping.is_set() else [reason for reason in found if reason is not None]
 
@@ -145,95 +138,64 @@ class ControllerProcess:
             times=times,
             on_change=self._wake,
         )
-        pace = Pace(settings.max_evictions_per_minute, election.led_for_s, awake_clock)
-        if settings.evict_extended_resource_pods:
-            self._start_evictions(rest, bounded, election, recorder, pace)
-        if settings.evict_over_grant or settings.reclaim_idle:
-            self._start_usage_evictions(rest, bounded, election, recorder, pace)
-        if settings.policy_status:
-            self._start_policy_status(rest, bounded, election)
-        if settings.capacity_interval:
-            self._start_capacity(election)
+        for worker, watch in self._parts(rest, bounded, election, recorder):
+            self._workers.append(worker)
+            if watch is not None:
+                watch.start()
+                self._running.callback(watch.stop)
+            worker.start()
         election.worker.start()
-        self._running.callback(self._stop_acting(election))
+        self._running.callback(self._stop_acting, election)
         self._election = election
         switched = {"evictions": settings.evict_extended_resource_pods, "policy_status": settings.policy_status}
         log.info("started", extra={"identity": identity, **switched})
 
-    @property
-    def _lease(self) -> ObjectReference:
-        namespace = self._settings.namespace
-        return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "namespace": namespace, "name": LEASE}
+    def _parts(
+        self, rest: RestClient, bounded: RestClient, election: Election, recorder: EventRecorder
+    ) -> Iterator[tuple[Worker, Watch | None]]:
+        """The enabled parts, each with its watches."""
+        settings, clock = self._settings, awake_clock
+        lease: ObjectReference = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "namespace": settings.namespace,
+            "name": LEASE,
+        }
+        brake = BrakeRules(percent=settings.brake_percent, window_s=settings.brake_window, grace_s=settings.grace)
+        pace = Pace(settings.max_evictions_per_minute, election.led_for_s, clock)
+        if settings.evict_extended_resource_pods:
+            watches = EvictionWatches(rest, settings.driver_name, self._wake)
+            self._needed.append(watches)
+            rules = EvictionRules(grace_s=settings.grace, brake=brake)
+            events = EvictionEvents(recorder, lease)
+            yield Evictions(bounded, watches, election, rules, events, clock=clock, pace=pace).worker, watches
+        if settings.evict_over_grant or settings.reclaim_idle:
+            self._waits["eviction because of use"] = watch = UsageWatch(rest, self._wake)
+            usage_rules = UsageEvictionRules(
+                driver=settings.driver_name,
+                over_grant=settings.evict_over_grant,
+                idle=settings.reclaim_idle,
+                brake=brake,
+            )
+            told = UsageEvictionEvents(recorder, lease)
+            yield UsageEvictions(bounded, watch, election, usage_rules, told, pace=pace, clock=clock).worker, watch
+        if settings.policy_status:
+            self._waits["policy status"] = copies = PolicyWatches(rest, self._wake)
+            yield PolicyStatusWriter(bounded, copies, election, clock=clock).worker, copies
+        if settings.capacity_interval:
+            command = survey_command(settings.driver_name, settings.kubeconfig)
+            run = partial(survey, command, memory_mib=settings.capacity_memory)
+            yield CapacityGauges(run, election, interval_s=settings.capacity_interval, clock=clock).worker, None
 
-    @property
-    def _brake(self) -> BrakeRules:
-        settings = self._settings
-        return BrakeRules(percent=settings.brake_percent, window_s=settings.brake_window, grace_s=settings.grace)
-
-    def _start_evictions(
-        self, rest: RestClient, bounded: RestClient, election: Election, recorder: EventRecorder, pace: Pace
-    ) -> None:
-        settings = self._settings
-        self._watches = EvictionWatches(rest, settings.driver_name, self._wake)
-        rules = EvictionRules(grace_s=settings.grace, brake=self._brake)
-        events = EvictionEvents(recorder, self._lease)
-        self._evictions = Evictions(bounded, self._watches, election, rules, events, clock=awake_clock, pace=pace)
-        self._watches.start()
-        self._running.callback(self._watches.stop)
-        self._evictions.worker.start()
-
-    def _start_usage_evictions(
-        self, rest: RestClient, bounded: RestClient, election: Election, recorder: EventRecorder, pace: Pace
-    ) -> None:
-        settings = self._settings
-        self._usage_watch = watch = UsageWatch(rest, self._wake)
-        rules = UsageEvictionRules(
-            driver=settings.driver_name,
-            over_grant=settings.evict_over_grant,
-            idle=settings.reclaim_idle,
-            brake=self._brake,
-        )
-        events = UsageEvictionEvents(recorder, self._lease)
-        self._usage_evictions = UsageEvictions(bounded, watch, election, rules, events, pace=pace, clock=awake_clock)
-        watch.start()
-        self._running.callback(watch.stop)
-        self._usage_evictions.worker.start()
-
-    def _start_policy_status(self, rest: RestClient, bounded: RestClient, election: Election) -> None:
-        self._policy_watches = PolicyWatches(rest, self._wake)
-        self._policy_status = PolicyStatusWriter(bounded, self._policy_watches, election, clock=awake_clock)
-        self._policy_watches.start()
-        self._running.callback(self._policy_watches.stop)
-        self._policy_status.worker.start()
-
-    def _start_capacity(self, election: Election) -> None:
-        settings = self._settings
-        command = survey_command(settings.driver_name, settings.kubeconfig)
-        self._capacity = CapacityGauges(
-            lambda goes_on: survey(command, memory_mib=settings.capacity_memory, beat=goes_on),
-            election,
-            interval_s=settings.capacity_interval,
-            clock=awake_clock,
-        )
-        self._capacity.worker.start()
-
-    def _stop_acting(self, election: Election) -> Callable[[], None]:
+    def _stop_acting(self, election: Election) -> None:
         """The Lease is released after the last act."""
-
-        def stop() -> None:
-            for worker in self._workers():
-                worker.stop(PART_STOP_S)
-            election.worker.stop(ELECTION_STOP_S)
-
-        return stop
+        for worker in self._workers:
+            worker.stop(PART_STOP_S)
+        election.worker.stop(ELECTION_STOP_S)
 
     def _wake(self) -> None:
-        for worker in self._workers():
+        for worker in self._workers:
             worker.wake()
-
-    def _workers(self) -> list[Worker]:
-        parts = (self._capacity, self._evictions, self._usage_evictions, self._policy_status)
-        return [part.worker for part in parts if part is not None]
 
 
 def run(settings: ControllerSettings) -> None:

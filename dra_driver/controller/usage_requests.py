@@ -8,7 +8,7 @@ a driver that reports wrong numbers shows everywhere at once.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 
@@ -55,7 +55,7 @@ class UsageEvictionRequest(Struct, frozen=True, kw_only=True):
 CaseKey = tuple[str, str, str, str]
 
 
-def node_use(item: Mapping[str, Any]) -> NodeUse | None:
+def node_use(item: Mapping[str, object]) -> NodeUse | None:
     status, metadata = node_status_of(item), item.get("metadata")
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     if status is None or not isinstance(name, str):

@@ -27,18 +27,18 @@ View = TypeVar("View")
 class PagedApi(Protocol):
     """Subset of ``rest.RestClient`` that this module uses."""
 
-    def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
+    def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, object]: ...
     def watch(self, path: str, query: Mapping[str, str], read_timeout_s: float) -> Stream: ...
 
 
 class ReducedLists(Generic[View]):
     """Lists in pages, with each object replaced by what ``reduce`` makes of it. For a `Reflector`."""
 
-    def __init__(self, api: PagedApi, reduce: Callable[[Mapping[str, Any]], View | None]) -> None:
+    def __init__(self, api: PagedApi, reduce: Callable[[Mapping[str, object]], View | None]) -> None:
         self._api, self._reduce = api, reduce
 
     def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
-        items: list[dict[str, Any]] = []
+        items: list[dict[str, object]] = []
         page: dict[str, Any] = {}
         for page in pages(self._api.get, path, query, PAGE):
             items += [slim for item in page["items"] if (slim := self._reduced(item)) is not None]
@@ -54,7 +54,7 @@ class ReducedLists(Generic[View]):
             return reduced
         return self._reduce(item)
 
-    def _reduced(self, item: object) -> dict[str, Any] | None:
+    def _reduced(self, item: object) -> dict[str, object] | None:
         reduced = self._reduce(item) if isinstance(item, dict) else None
         if reduced is None or not isinstance(item, dict):
             return None
@@ -62,15 +62,25 @@ class ReducedLists(Generic[View]):
         return {"metadata": metadata, _REDUCED: reduced}
 
 
+class Watch(Protocol):
+    """``start`` and ``stop`` once, by one owner; the rest from any thread. ``problem`` is why a copy may be outdated or
+    is not complete yet, None while it is current."""
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    @property
+    def problem(self) -> str | None: ...
+
+
 class ReducedWatch(Generic[View]):
-    """One watch. ``start`` and ``stop`` once, by one owner; the rest from any thread. ``on_change`` is called in the
-    watch's thread and must return immediately. ``what`` names the objects in messages."""
+    """A `Watch`. ``on_change`` is called in its thread and must return immediately. ``what`` names the objects in
+    messages."""
 
     def __init__(
         self,
         api: PagedApi,
         path: str,
-        reduce: Callable[[Mapping[str, Any]], View | None],
+        reduce: Callable[[Mapping[str, object]], View | None],
         on_change: Callable[[], None],
         *,
         thread: str,
@@ -85,11 +95,15 @@ class ReducedWatch(Generic[View]):
             on_change()
 
         self._reflector = Reflector(lists, path, selector, note, slim=lists.slim, name=thread)
-        self.start, self.stop = self._reflector.start, self._reflector.stop
+
+    def start(self) -> None:
+        self._reflector.start()
+
+    def stop(self) -> None:
+        self._reflector.stop()
 
     @property
     def problem(self) -> str | None:
-        """Why the copy may be outdated or is not complete yet; None while it is current."""
         if self._reflector.problem is not None or not self._listed.is_set():
             return f"cannot watch {self._what}: {self._reflector.problem or 'they are not listed yet'}"
         return None
@@ -99,7 +113,7 @@ class ReducedWatch(Generic[View]):
 
 
 class _Pair:
-    _both: tuple[ReducedWatch[Any], ReducedWatch[Any]]
+    _both: tuple[Watch, Watch]
 
     def start(self) -> None:
         for watch in self._both:
@@ -111,7 +125,6 @@ class _Pair:
 
     @property
     def problem(self) -> str | None:
-        """Why the copies may be outdated or are not complete yet; None while they are current."""
         return self._both[0].problem or self._both[1].problem
 
 

@@ -261,9 +261,9 @@ def next_steps(finding: Finding, style: Style) -> Iterator[str]:
 # JSON.
 
 
-def finding_to_wire(finding: Finding) -> dict[str, Any]:
+def finding_to_wire(finding: Finding) -> dict[str, object]:
     """One finding as JSON values."""
-    wire: dict[str, Any] = msgspec.to_builtins(finding)
+    wire: dict[str, object] = msgspec.to_builtins(finding)
     return wire
 
 
@@ -283,7 +283,7 @@ def _bounded(finding: Finding) -> Finding:
     return replace(finding, **{name: getattr(finding, name)[:_LONGEST] for name in names})
 
 
-def text_at(item: Mapping[str, Any], name: str, where: str) -> str:
+def text_at(item: Mapping[str, object], name: str, where: str) -> str:
     """The text of a field, shortened to a limit. Raises ConfigurationError."""
     value = item.get(name, "")
     if not isinstance(value, str):

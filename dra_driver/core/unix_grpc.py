@@ -149,7 +149,7 @@ class HealthStream:
     def __init__(self, method: str, call: Any, timeout_s: float) -> None:
         self._method, self._call, self._timeout_s = method, call, timeout_s
 
-    def read(self, seen: Callable[[Any], bool], within_s: float | None = None) -> bool:
+    def read(self, seen: Callable[[object], bool], within_s: float | None = None) -> bool:
         """Call ``seen`` with every message until it returns True; False if that takes longer than ``within_s``.
 
         The stream is over afterwards when the time was, or when it was closed. Raises CallError if the driver ends it.

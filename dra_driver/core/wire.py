@@ -25,7 +25,7 @@ ALWAYS: Final = Meta(extra_json_schema={"x-always": True})
 class _Type(NamedTuple):
     """One annotation: ``item`` is that of the items of a tuple, ``longest`` and ``most`` are bounds."""
 
-    kind: Any
+    kind: object
     item: "_Type | None" = None
     longest: int | None = None
     most: int | None = None
@@ -59,7 +59,7 @@ def from_wire(kind: type[S], value: object) -> S:
         return found
 
 
-def _written(value: Any, of: _Type) -> Any:
+def _written(value: object, of: _Type) -> object:
     if isinstance(value, Struct):
         return to_wire(value)
     if isinstance(value, tuple):
@@ -81,7 +81,7 @@ def _text(text: str, longest: int | None) -> str:
 def _struct(kind: Any, value: object) -> Any:
     if not isinstance(value, Mapping):
         raise ValueError(f"expected an object, got {type(value).__name__}")  # noqa: TRY004 - data, not a wrong call
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for field in _fields(kind):
         try:
             if value.get(field.key) is not None:
@@ -95,7 +95,7 @@ def _struct(kind: Any, value: object) -> Any:
     return kind(**found)
 
 
-def _read(of: _Type, value: Any) -> Any:
+def _read(of: _Type, value: object) -> object:
     if of.item is not None:
         if not isinstance(value, list):
             raise ValueError(f"expected a list, got {type(value).__name__}")
@@ -112,7 +112,7 @@ def _read(of: _Type, value: Any) -> Any:
         raise ValueError(str(error)) from error
 
 
-def _item(of: _Type, value: Any) -> Any:
+def _item(of: _Type, value: object) -> object:
     try:
         return _read(of, value)
     except ValueError:
@@ -131,7 +131,7 @@ def _fields(kind: Any) -> tuple[_Field, ...]:
     )
 
 
-def _type(hint: Any) -> _Type:
+def _type(hint: object) -> _Type:
     metas: list[Any] = []
     inner = hint
     while True:

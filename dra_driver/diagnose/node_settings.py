@@ -5,7 +5,7 @@ import os
 import socket
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from dra_driver.config.options import Flag, flags_of
 from dra_driver.config.settings import NodeSettings, load_node_settings, node_flags
@@ -29,7 +29,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_options(group, (*flags, *(flag for flag in flags_of(MpsHostSettings) if flag.field in _MPS)))
 
 
-def add_options(group: Any, flags: Iterable[Flag]) -> None:
+def add_options(group: "argparse._ActionsContainer", flags: Iterable[Flag]) -> None:
     """The flags of settings, with variable and default in their help."""
     for flag in flags:
         default = f" (default: {flag.default})" if flag.default else ""
@@ -41,7 +41,7 @@ def load_settings(args: argparse.Namespace) -> "tuple[NodeSettings, Places]":
     """The settings and the places. Raises ConfigurationError."""
     from dra_driver.diagnose.node_state import Places
 
-    given: dict[str, Any] = {flag.field: getattr(args, flag.field, None) for flag in node_flags()}
+    given: dict[str, str | None] = {flag.field: getattr(args, flag.field, None) for flag in node_flags()}
     if given["node_name"] is None and not os.environ.get("NODE_NAME"):
         given["node_name"] = socket.gethostname().lower()
     # Empty variables of the pod count as not set; those without meaning here are not read.

@@ -6,13 +6,14 @@ Uses the same code as the node process (``dra_driver.node.policy``).
 import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 
 from dra_driver.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from dra_driver.config.policy import GpuPolicy
     from dra_driver.core.model.gpu import Gpu
     from dra_driver.core.model.health_rules import HealthRules
     from dra_driver.core.model.terms import GpuTerms
@@ -82,7 +83,7 @@ class GpuTrial(Struct, frozen=True, kw_only=True):
     gpu: "Gpu | None" = None
     problems: Sequence[str] = ()
     policy: str = ""
-    spec: Mapping[str, Any] = field(default_factory=dict)
+    spec: Mapping[str, object] = field(default_factory=dict)
     outranked: Sequence[tuple[str, int]] = ()
 
 
@@ -111,7 +112,7 @@ def trial_on_gpu(paths: Sequence[str], spec: str, node_name: str, name: str) -> 
     return GpuTrial(gpu=gpu, policy=applied, spec=written[applied] if applied else {}, outranked=outranked)
 
 
-def _try(policies: Any, spec: str, node_name: str) -> int:
+def _try(policies: "Sequence[GpuPolicy]", spec: str, node_name: str) -> int:
     from dra_driver.core.command_line.table import render
     from dra_driver.core.model.terms import terms_of
     from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend

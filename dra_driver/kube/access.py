@@ -137,7 +137,7 @@ def _get(value: object, key: str) -> object:
     return value.get(key) if isinstance(value, dict) else None
 
 
-def _named(document: object, entries: str, kind: str, name: object) -> Mapping[str, Any] | None:
+def _named(document: object, entries: str, kind: str, name: object) -> Mapping[str, object] | None:
     """The object under ``kind`` of the entry with that name."""
     listed = _get(document, entries)
     for entry in listed if isinstance(listed, list) and isinstance(name, str) and name else ():

@@ -8,7 +8,7 @@ resource/v1/types.go.
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from dra_driver.core.errors import (
     ClaimError,
@@ -50,7 +50,7 @@ _QUANTITY = re.compile(r"[+-]?[0-9.]{1,40}([eE][+-]?[0-9]{1,3}|[KMGTPE]i|[numkMG
 class Getter(Protocol):
     """The part of ``rest.RestClient`` that reading a claim needs."""
 
-    def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
+    def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, object]: ...
 
 
 class BoundedGetter(Protocol):
@@ -58,10 +58,10 @@ class BoundedGetter(Protocol):
 
     def get(
         self, path: str, query: Mapping[str, str] | None = None, *, within_s: float | None = None
-    ) -> dict[str, Any]: ...
+    ) -> dict[str, object]: ...
     def get_all(
         self, paths: Sequence[str], *, within_s: float | None = None
-    ) -> list[dict[str, Any] | KubernetesApiError]: ...
+    ) -> list[dict[str, object] | KubernetesApiError]: ...
 
 
 class ApiClaimReader:
@@ -104,7 +104,7 @@ class ApiClaimReader:
             found[ref.uid] = self._checked(ref, document)
         return found
 
-    def _checked(self, ref: ClaimRef, document: dict[str, Any] | KubernetesApiError) -> AllocatedClaim | DraError:
+    def _checked(self, ref: ClaimRef, document: dict[str, object] | KubernetesApiError) -> AllocatedClaim | DraError:
         if isinstance(document, KubernetesApiError):
             return _of_claim(ref, document)
         try:
@@ -233,7 +233,7 @@ def _parameters(check: "_Check", found: object, place: str) -> Mapping[str, obje
     return found
 
 
-def _deeper_than(limit: int, value: Any) -> bool:
+def _deeper_than(limit: int, value: object) -> bool:
     level = [value]
     for _ in range(limit):
         level = [child for node in level for child in _children(node)]
@@ -242,7 +242,7 @@ def _deeper_than(limit: int, value: Any) -> bool:
     return True
 
 
-def _children(node: Any) -> Iterator[Any]:
+def _children(node: object) -> Iterator[object]:
     children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
     return (child for child in children if isinstance(child, dict | list))
 
@@ -268,7 +268,7 @@ class _Check:
         return text
 
 
-def _cut(value: Any) -> str:
+def _cut(value: object) -> str:
     """The value as text, short enough for an event; deep objects are never printed (repr would recurse)."""
     if isinstance(value, dict | list) and _deeper_than(3, value):
         return f"a nested {type(value).__name__}"

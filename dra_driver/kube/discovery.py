@@ -4,7 +4,6 @@ No endpoint reports feature gates; ``node/slices/features.py`` probes for their 
 """
 
 import re
-from typing import Any
 
 from msgspec import Struct
 
@@ -36,6 +35,6 @@ def server_version(rest: Getter) -> ServerVersion:
     return ServerVersion(git_version=git_version[:64], major=major, minor=minor)
 
 
-def _number(value: Any) -> int | None:
+def _number(value: object) -> int | None:
     match = _LEADING_NUMBER.match(value) if isinstance(value, str) else None
     return int(match.group()) if match else None

@@ -11,7 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from msgspec import Struct, field
 
@@ -40,8 +40,8 @@ Refused = Callable[[str, KubernetesApiError], None]
 class Writer(Protocol):
     """The part of ``rest.RestClient`` that recording needs."""
 
-    def create(self, path: str, body: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]: ...
-    def merge_patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
+    def create(self, path: str, body: Mapping[str, object], *, dry_run: bool = False) -> dict[str, object]: ...
+    def merge_patch(self, path: str, body: Mapping[str, object]) -> dict[str, object]: ...
 
 
 class _Pending(Struct):
@@ -172,7 +172,7 @@ class EventRecorder:
         if len(self._written) > MAX_REMEMBERED:
             self._written.popitem(last=False)
 
-    def _body(self, namespace: str, name: str, event: _Pending) -> dict[str, Any]:
+    def _body(self, namespace: str, name: str, event: _Pending) -> dict[str, object]:
         at = rfc3339(event.seen_at)
         return {
             "apiVersion": "v1",

@@ -5,7 +5,7 @@ pod (kubernetes/kubernetes pkg/registry/core/pod/storage/eviction.go).
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from dra_driver.core.errors import KubernetesApiError
 from dra_driver.kube import paths
@@ -17,7 +17,7 @@ NO_EVICTION: Final = "gpu.dra-driver.io/no-eviction"
 class Creator(Protocol):
     """The part of ``rest.RestClient`` that is needed here."""
 
-    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
+    def create(self, path: str, body: Mapping[str, object]) -> dict[str, object]: ...
 
 
 def create_eviction(api: Creator, namespace: str, name: str, uid: str) -> None:
@@ -44,6 +44,6 @@ def causes_text(error: KubernetesApiError) -> str:
     return "; ".join(str(cause["message"]) for cause in _causes(error) if cause.get("message"))
 
 
-def _causes(error: KubernetesApiError) -> Iterator[Mapping[str, Any]]:
+def _causes(error: KubernetesApiError) -> Iterator[Mapping[str, object]]:
     causes = (error.details or {}).get("causes")
     return (cause for cause in (causes if isinstance(causes, list) else ()) if isinstance(cause, Mapping))

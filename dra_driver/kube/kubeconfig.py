@@ -52,8 +52,8 @@ class Kubeconfig(Struct, frozen=True, kw_only=True):
         found = (each.get("current-context") for each in self._documents(environ))
         return next((name for name in found if isinstance(name, str) and name), "")
 
-    def _contexts(self, environ: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-        found: dict[str, dict[str, Any]] = {}
+    def _contexts(self, environ: Mapping[str, str]) -> dict[str, dict[str, object]]:
+        found: dict[str, dict[str, object]] = {}
         for document in self._documents(environ):
             for entry in document["contexts"]:
                 if isinstance(entry, dict) and isinstance(entry.get("name"), str):
@@ -70,7 +70,7 @@ def kubeconfig_path(path: str | None, environ: Mapping[str, str]) -> str:
     return path or environ.get("KUBECONFIG") or str(Path(environ.get("HOME", "~"), ".kube/config").expanduser())
 
 
-def _document(path: Path) -> dict[str, Any]:
+def _document(path: Path) -> dict[str, object]:
     import yaml  # noqa: PLC0415 - the node process has no use for it
 
     try:

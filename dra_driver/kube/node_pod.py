@@ -42,7 +42,7 @@ def labels_of(component: str) -> dict[str, str]:
     return {APP_LABEL: APP, COMPONENT_LABEL: component}
 
 
-def node_container(daemon_set: Mapping[str, Any], component: str, words: Sequence[str]) -> dict[str, Any]:
+def node_container(daemon_set: Mapping[str, object], component: str, words: Sequence[str]) -> dict[str, Any]:
     """The DaemonSet's container of the node process, called ``component``, that runs ``dra-driver <words>`` instead.
 
     Raises ConfigurationError when the DaemonSet does not run the node process.
@@ -61,12 +61,12 @@ def node_pod(
     daemon_set: Mapping[str, Any],
     node: str,
     container: Mapping[str, Any],
-    volumes: Sequence[Mapping[str, Any]],
+    volumes: Sequence[Mapping[str, object]],
     *,
     suffix: str,
     deadline_s: int,
     grace_s: int,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The pod for ``node`` with this container, in the DaemonSet's namespace; the kubelet ends it at the deadline."""
     template = daemon_set["spec"]["template"]["spec"]
     component = container["name"]
@@ -92,11 +92,11 @@ def node_pod(
     }
 
 
-def _container(daemon_set: Mapping[str, Any]) -> Mapping[str, Any]:
+def _container(daemon_set: Mapping[str, Any]) -> Mapping[str, object]:
     containers = daemon_set["spec"]["template"]["spec"]["containers"]
     for container in containers:
         if _NODE_COMMAND in (*container.get("command", ()), *container.get("args", ())):
-            found: Mapping[str, Any] = container
+            found: Mapping[str, object] = container
             return found
     names = ", ".join(container["name"] for container in containers)
     raise ConfigurationError(
@@ -105,7 +105,7 @@ def _container(daemon_set: Mapping[str, Any]) -> Mapping[str, Any]:
     )
 
 
-def _command(container: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
+def _command(container: Mapping[str, Any], words: Sequence[str]) -> dict[str, object]:
     """``command`` and ``args`` with the words in place of the node process and its flags."""
     command = list(container.get("command", ()))
     if _NODE_COMMAND in command:
@@ -150,6 +150,6 @@ _HOPELESS: Final = frozenset(
 def _state(status: Mapping[str, Any], container: str) -> Mapping[str, Any]:
     for one in status.get("containerStatuses") or ():
         if one.get("name") == container and isinstance(one.get("state"), dict):
-            state: Mapping[str, Any] = one["state"]
+            state: Mapping[str, object] = one["state"]
             return state
     return {}

@@ -15,7 +15,7 @@ from dra_driver.kube.state import ClusterState
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 
 
-def without_foreign_parameters(value: Any, own: Collection[str]) -> Any:
+def without_foreign_parameters(value: object, own: Collection[str]) -> Any:
     """An object with empty opaque parameters, and empty data of claimed devices, of drivers that are not ``own``."""
     if isinstance(value, list | tuple):
         return [without_foreign_parameters(each, own) for each in value]
@@ -38,7 +38,7 @@ def shareable(state: ClusterState, own: Collection[str]) -> ClusterState:
     )
 
 
-def _kept(name: str, value: Any, own: Collection[str]) -> Any:
+def _kept(name: str, value: Any, own: Collection[str]) -> object:
     if name != _LAST_APPLIED:
         return without_foreign_parameters(value, own)
     try:

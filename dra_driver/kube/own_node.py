@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct, field
 
@@ -51,7 +51,7 @@ class OwnNode(Struct, frozen=True, kw_only=True):
     kernel: str = ""
 
     @classmethod
-    def of(cls, item: Mapping[str, Any]) -> "OwnNode":
+    def of(cls, item: Mapping[str, object]) -> "OwnNode":
         """From a Node object, also from one that `slim_node` made smaller. Fields of a wrong type count as empty."""
         metadata = _mapping(item, "metadata")
         return cls(
@@ -126,7 +126,7 @@ class OwnNodeWatch:
             callback()
 
 
-def slim_node(item: dict[str, Any]) -> dict[str, Any]:
+def slim_node(item: dict[str, object]) -> dict[str, object]:
     """The fields that `OwnNode` and the reflector use."""
     metadata = _mapping(item, "metadata")
     node = OwnNode.of(item)
@@ -140,11 +140,11 @@ def slim_node(item: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _mapping(item: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def _mapping(item: Mapping[str, object], key: str) -> Mapping[str, object]:
     found = item.get(key)
     return found if isinstance(found, dict) else {}
 
 
-def _kept(found: Mapping[str, Any], prefix: str) -> Mapping[str, str]:
+def _kept(found: Mapping[str, object], prefix: str) -> Mapping[str, str]:
     keys = sorted(key for key in found if isinstance(key, str) and key.startswith(prefix))[:MAX_ENTRIES]
     return MappingProxyType({key: str(found[key])[:MAX_VALUE] for key in keys})

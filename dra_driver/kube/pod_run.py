@@ -36,7 +36,7 @@ class PodApi(Protocol):
 
     def get(self, path: str) -> dict[str, Any]: ...
     def get_text(self, path: str) -> str: ...
-    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
+    def create(self, path: str, body: Mapping[str, object]) -> dict[str, object]: ...
     def delete(self, path: str) -> None: ...
 
 
@@ -63,7 +63,7 @@ class PodLog(Struct, Generic[Report], frozen=True, kw_only=True):
     lines: Callable[[str], str]
 
 
-def read_daemon_set(api: PodApi, place: PodPlace) -> dict[str, Any]:
+def read_daemon_set(api: PodApi, place: PodPlace) -> dict[str, object]:
     """The DaemonSet, after a look at the node where the user may read nodes.
 
     Raises ConfigurationError where one of the two does not exist, and KubernetesApiError.
@@ -71,7 +71,7 @@ def read_daemon_set(api: PodApi, place: PodPlace) -> dict[str, Any]:
     _check_node(api, place.node)
     path = f"/apis/apps/v1/namespaces/{_segment(place.namespace)}/daemonsets/{_segment(place.daemon_set)}"
     try:
-        found: dict[str, Any] = allowed(lambda: api.get(path), place, "get daemonsets.apps")
+        found: dict[str, object] = allowed(lambda: api.get(path), place, "get daemonsets.apps")
     except NotFoundError as error:
         raise ConfigurationError(
             f"no DaemonSet {place.daemon_set} in namespace {place.namespace}: name that of the node process with"
@@ -103,7 +103,7 @@ def run_pod(
         _delete(api, path, place, said)
 
 
-def _create(api: PodApi, path: str, body: Mapping[str, Any], place: PodPlace, said: Say) -> None:
+def _create(api: PodApi, path: str, body: Mapping[str, object], place: PodPlace, said: Say) -> None:
     pods = path.rpartition("/")[0]
     try:
         allowed(lambda: api.create(pods, body), place, "create pods")
@@ -151,7 +151,7 @@ class _Follower(Generic[Report]):
             self._check_progress(pod, self._clock() - begin)
             self._sleep(STEP_S)
 
-    def _check_progress(self, pod: Mapping[str, Any] | None, waited_s: float) -> None:
+    def _check_progress(self, pod: Mapping[str, object] | None, waited_s: float) -> None:
         node, limit_s = self._place.node, START_S + self._deadline_s
         if pod and not is_over(pod) and (reason := why_not_running(pod, self._container)):
             raise PodFailedError(f"no report from node {node}: {reason}")
@@ -176,7 +176,7 @@ class _Follower(Generic[Report]):
             self._said(line)
         self._shown = max(self._shown, len(whole))
 
-    def _polled(self, ask: Callable[[], Any], right: str) -> Any:
+    def _polled(self, ask: Callable[[], object], right: str) -> Any:
         """The answer, None when the API server had a bad moment."""
         try:
             answer = allowed(ask, self._place, right)
@@ -215,7 +215,7 @@ def _delete(api: PodApi, path: str, place: PodPlace, said: Say) -> None:
         said(f"the pod was not deleted ({error}): kubectl -n {place.namespace} delete pod {name}")
 
 
-def allowed(ask: Callable[[], Any], place: PodPlace, right: str) -> Any:
+def allowed(ask: Callable[[], object], place: PodPlace, right: str) -> Any:
     """The answer. A 403 names the right that is missing, or the Pod Security level that refuses the pod."""
     try:
         return ask()

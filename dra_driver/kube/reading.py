@@ -88,7 +88,7 @@ def shallow(data: bytes) -> bytes:
     return bytes(kept + data[at:]) if kept else data
 
 
-def _objects(value: Any) -> Iterator[Any]:
+def _objects(value: object) -> Iterator[object]:
     """The objects of an answer (a list, a watch event, or an object) that have values which were not read."""
     mark = encode(TOO_DEEP)
     found = value.get("items") if isinstance(value, dict) else None
@@ -96,7 +96,7 @@ def _objects(value: Any) -> Iterator[Any]:
     return (item for item in items if mark in encode(item))
 
 
-def _name(item: Any) -> str:
+def _name(item: object) -> str:
     metadata = item.get("metadata") if isinstance(item, dict) else None
     known = metadata if isinstance(metadata, dict) else {}
     return f"{known.get('namespace', '')}/{known.get('name')} at version {known.get('resourceVersion')}".lstrip("/")

@@ -80,7 +80,7 @@ class Reflector:
         *,
         backoff: Backoff | None = None,
         clock: Callable[[], float] = time.monotonic,
-        slim: Callable[[dict[str, Any]], Any] | None = None,
+        slim: Callable[[dict[str, object]], object] | None = None,
         name: str = "reflector",
         place: metrics.Place = "publisher",
         patience: Callable[[KubernetesApiError], float] | None = None,
@@ -100,7 +100,7 @@ class Reflector:
         self._backoff = backoff or Backoff(first_s=0.5, longest_s=30.0, rand=random.random)
         self._clock = clock
         self._lock = threading.Lock()  # guards the four fields below
-        self._items: dict[str, Any] = {}
+        self._items: dict[str, object] = {}
         self._problem: str | None = None
         self._open: Stream | None = None
         self._list_due = False
@@ -268,7 +268,7 @@ class Reflector:
         lowered: Any = kind.lower()
         yield ReflectorChange(lowered, name, slim)
 
-    def _slimmed(self, item: dict[str, Any]) -> Any:
+    def _slimmed(self, item: dict[str, object]) -> object:
         """None for an object that `slim` cannot read: one object ends no list and no watch."""
         try:
             return self._slim(item)
@@ -300,7 +300,7 @@ class Reflector:
         self._worker.pause(wait_s)
 
 
-def _slim(item: dict[str, Any]) -> dict[str, Any]:
+def _slim(item: dict[str, object]) -> dict[str, object]:
     """Drops managedFields, about half of a small object. Changes the item, which no other code has yet."""
     metadata = item.get("metadata")
     if isinstance(metadata, dict):
@@ -308,7 +308,7 @@ def _slim(item: dict[str, Any]) -> dict[str, Any]:
     return item
 
 
-def key(item: Any) -> str:
+def key(item: object) -> str:
     """The object's name, behind its namespace and a slash where it has one; "" for what is no object."""
     metadata = item.get("metadata") if isinstance(item, dict) else None
     name = metadata.get("name") if isinstance(metadata, dict) else None
@@ -318,7 +318,7 @@ def key(item: Any) -> str:
     return f"{namespace}/{name}" if isinstance(namespace, str) and namespace else name
 
 
-def _version(item: Mapping[str, Any]) -> str:
+def _version(item: Mapping[str, object]) -> str:
     metadata = item.get("metadata")
     version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
     return version if isinstance(version, str) else ""

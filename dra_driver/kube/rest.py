@@ -67,13 +67,13 @@ class RestClient:
 
     def get_all(
         self, paths: Sequence[str], *, within_s: float | None = None
-    ) -> builtins.list[dict[str, Any] | KubernetesApiError]:
+    ) -> builtins.list[dict[str, object] | KubernetesApiError]:
         """Several objects in the order of ``paths``, or in place of each what `get` raises for it.
 
         A few requests are sent before the first answer is awaited, so that the server works on them side by side.
         """
         deadline = None if within_s is None else time.monotonic() + within_s
-        found: builtins.list[dict[str, Any] | KubernetesApiError] = []
+        found: builtins.list[dict[str, object] | KubernetesApiError] = []
         for at in range(0, len(paths), SIDE_BY_SIDE):
             requests = [_Request("GET", path, deadline=deadline) for path in paths[at : at + SIDE_BY_SIDE]]
             sent = [self._sent(request) if len(requests) > 1 else None for request in requests]
@@ -92,32 +92,32 @@ class RestClient:
         version was compacted: list again.
         """
         deadline = None if within_s is None else time.monotonic() + within_s
-        items: list[Any] = []
+        items: list[object] = []
         page: dict[str, Any] = {}
 
-        def get(path: str, query: Query) -> dict[str, Any]:
+        def get(path: str, query: Query) -> dict[str, object]:
             return self._exchange(_Request("GET", path, query, deadline=deadline))
 
         for page in pages(get, path, query):
             items.extend(page["items"])
         return {**page, "items": items}
 
-    def create(self, path: str, body: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
+    def create(self, path: str, body: Mapping[str, object], *, dry_run: bool = False) -> dict[str, Any]:
         """The object as the API server stored it (or, with ``dry_run``, would store it).
 
         Not repeated when the answer is lost: the request may have succeeded.
         """
         return self._exchange(_Request("POST", path, _dry_run(dry_run), body))
 
-    def update(self, path: str, body: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
+    def update(self, path: str, body: Mapping[str, object], *, dry_run: bool = False) -> dict[str, Any]:
         """Replaces an object; ConflictError when ``metadata.resourceVersion`` is not the current one."""
         return self._exchange(_Request("PUT", path, _dry_run(dry_run), body))
 
-    def merge_patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    def merge_patch(self, path: str, body: Mapping[str, object]) -> dict[str, Any]:
         """Changes single fields (RFC 7386)."""
         return self._exchange(_Request("PATCH", path, None, body, content_type="application/merge-patch+json"))
 
-    def apply(self, path: str, body: Mapping[str, Any], manager: str) -> dict[str, Any]:
+    def apply(self, path: str, body: Mapping[str, object], manager: str) -> dict[str, Any]:
         """Server-side apply: ``manager`` owns the fields of ``body``, and what it owned and left out is removed.
 
         A field that another manager owns is taken over. ``metadata.uid`` is a precondition (ConflictError).
@@ -134,7 +134,7 @@ class RestClient:
         """
         wanted = {"uid": uid, "resourceVersion": resource_version}
         preconditions = {key: value for key, value in wanted.items() if value is not None}
-        body: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        body: dict[str, object] = {"apiVersion": "v1", "kind": "DeleteOptions"}
         if preconditions:
             body["preconditions"] = preconditions
         if propagation is not None:
@@ -149,7 +149,7 @@ class RestClient:
         request = _Request("GET", path, {**query, "watch": "true"}, read_timeout_s=read_timeout_s)
         return WatchStream(self._send(request), f"watch {path}")
 
-    def _exchange(self, request: "_Request") -> dict[str, Any]:
+    def _exchange(self, request: "_Request") -> dict[str, object]:
         return _decoded(request, self._fetch(request))
 
     def _fetch(self, request: "_Request") -> bytes:
@@ -176,7 +176,7 @@ class RestClient:
         except (TransportError, KubernetesApiError):
             return None
 
-    def _outcome(self, request: "_Request", receive: Receive | None) -> dict[str, Any] | KubernetesApiError:
+    def _outcome(self, request: "_Request", receive: Receive | None) -> dict[str, object] | KubernetesApiError:
         """What a sent request brought. Whatever is not a good answer is asked for again, with all of `get`'s care."""
         try:
             answer = receive() if receive is not None else None
@@ -268,7 +268,7 @@ class _Request(Struct, frozen=True):
     verb: str
     path: str
     query: Query | None = None
-    body: Mapping[str, Any] | None = None
+    body: Mapping[str, object] | None = None
     content_type: str = "application/json"
     read_timeout_s: float | None = None
     deadline: float | None = None
@@ -304,7 +304,7 @@ def _unreachable(request: _Request, connection: Connection, error: TransportErro
     )
 
 
-def _decoded(request: _Request, data: bytes) -> dict[str, Any]:
+def _decoded(request: _Request, data: bytes) -> dict[str, object]:
     try:
         document = decoded(data, str(request))
     except ValueError as error:
@@ -316,7 +316,7 @@ def _decoded(request: _Request, data: bytes) -> dict[str, Any]:
 
 
 def pages(
-    get: Callable[[str, Query], dict[str, Any]], path: str, query: Query | None = None, limit: int = PAGE_SIZE
+    get: Callable[[str, Query], dict[str, object]], path: str, query: Query | None = None, limit: int = PAGE_SIZE
 ) -> Iterator[dict[str, Any]]:
     """The pages of a list, read one by one with ``get`` (`RestClient.get`); ``items`` of each is a list.
 

@@ -4,7 +4,7 @@ Every authenticated user may ask this (the ClusterRole ``system:basic-user``).
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct
 
@@ -16,7 +16,7 @@ REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 class Reviewer(Protocol):
     """The part of ``rest.RestClient`` that is needed here."""
 
-    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
+    def create(self, path: str, body: Mapping[str, object]) -> dict[str, object]: ...
 
 
 class NeededRight(Struct, frozen=True, kw_only=True):

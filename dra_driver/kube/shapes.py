@@ -53,7 +53,7 @@ def misfit(kind: str, item: object) -> str:
     return "metadata.name: missing, expected text"
 
 
-def problem_of(hint: Any, value: object, path: str = "") -> str:
+def problem_of(hint: object, value: object, path: str = "") -> str:
     """What is wrong with a value of this type, with the field's path; "" when it is right."""
     try:
         convert(value, hint)
@@ -62,13 +62,13 @@ def problem_of(hint: Any, value: object, path: str = "") -> str:
     return ""
 
 
-def _without_nulls(value: Any) -> Any:
+def _without_nulls(value: object) -> object:
     if isinstance(value, dict):
         return {name: _without_nulls(item) for name, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
-def _problem(hint: Any, value: Any, path: str) -> str:
+def _problem(hint: Any, value: object, path: str) -> str:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (types.UnionType, Union):
         plain = [each for each in arguments if each is not types.NoneType]
@@ -90,7 +90,7 @@ def _problem(hint: Any, value: Any, path: str) -> str:
     return "" if good else _says(path, _WORDS[hint], value)
 
 
-def _of_struct(kind: type[Struct], value: Mapping[Any, Any], path: str) -> str:
+def _of_struct(kind: type[Struct], value: Mapping[object, object], path: str) -> str:
     for field, hint in described(kind):
         where = f"{path}.{field.encode_name}".lstrip(".")
         if value.get(field.encode_name) is not None:
@@ -102,14 +102,14 @@ def _of_struct(kind: type[Struct], value: Mapping[Any, Any], path: str) -> str:
     return ""
 
 
-def _of_entry(hint: Any, name: object, item: object, path: str) -> str:
+def _of_entry(hint: object, name: object, item: object, path: str) -> str:
     if not isinstance(name, str):
         return _says(f"{path}.{name}", "text as name", name)
     return "" if item is None else _problem(hint, item, f"{path}.{name}")
 
 
 @cache
-def described(kind: type[Struct]) -> tuple[tuple[FieldInfo, Any], ...]:
+def described(kind: type[Struct]) -> tuple[tuple[FieldInfo, object], ...]:
     """The fields of a struct and their types."""
     hints = get_type_hints(kind)
     return tuple((field, hints[field.name]) for field in fields(kind))

@@ -80,7 +80,7 @@ _EVERYWHERE: Final = ("pods", "claims")
 class StateReader(Protocol):
     """The part of ``rest.RestClient`` that is needed here."""
 
-    def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
+    def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, object]: ...
     def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
 
 
@@ -116,7 +116,7 @@ def with_objects(state: ClusterState, objects: Iterable[Wire]) -> ClusterState:
     by_kind: dict[str, list[Wire]] = {}
     for item in objects:
         by_kind.setdefault(str(item.get("kind")), []).append(item)
-    changed: dict[str, Any] = {}
+    changed: dict[str, object] = {}
     for kind in KINDS:
         new = {identity(item): reduced(kind.kind, item) for item in by_kind.get(kind.kind, ())}
         if new:

@@ -90,7 +90,7 @@ def text_of(state: ClusterState, *, as_yaml: bool) -> str:
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False) + "\n"
 
 
-def to_document(state: ClusterState, *, templates: bool = False) -> dict[str, Any]:
+def to_document(state: ClusterState, *, templates: bool = False) -> dict[str, object]:
     """The state as one List. Items carry kind and version, which lists from an API server leave out.
 
     With ``templates`` equal contents of ResourceSlices are stored once, where there are any.
@@ -101,7 +101,7 @@ def to_document(state: ClusterState, *, templates: bool = False) -> dict[str, An
         for kind in KINDS
         for item in (slices if kind.field == "slices" else getattr(state, kind.field))
     ]
-    header: dict[str, Any] = {"schemaVersion": TEMPLATES_VERSION if pulled_out else SCHEMA_VERSION}
+    header: dict[str, object] = {"schemaVersion": TEMPLATES_VERSION if pulled_out else SCHEMA_VERSION}
     header |= {"serverVersion": state.server_version, "gaps": list(state.gaps)}
     if pulled_out:
         header["templates"] = pulled_out
@@ -163,7 +163,7 @@ def flat(documents: Sequence[Wire], where: str) -> Iterator[Wire]:
             yield item if item.get("kind") else {**item, "kind": kind.removesuffix("List")}
 
 
-def _filled(objects: Sequence[dict[str, Any]], header: Wire, where: str) -> list[dict[str, Any]]:
+def _filled(objects: Sequence[dict[str, Any]], header: Wire, where: str) -> list[dict[str, object]]:
     """The objects with the templates of the header in place of the references to them."""
     templates = read_templates(header.get("templates"), where)
     for number, (name, template) in enumerate(templates):
@@ -229,7 +229,7 @@ def _is_json(content: str) -> bool:
     return start in ('"', "}")
 
 
-def _yaml(file: Path, content: str) -> list[Any]:
+def _yaml(file: Path, content: str) -> list[object]:
     if len(content) > _MAX_YAML_BYTES:
         raise ConfigurationError(
             f"{file} has more than {_MAX_YAML_BYTES >> 20} MiB of YAML; write large states as JSON"
@@ -241,7 +241,7 @@ def _yaml(file: Path, content: str) -> list[Any]:
     return documents
 
 
-def _check_size(file: Path, documents: list[Any]) -> None:
+def _check_size(file: Path, documents: list[object]) -> None:
     """Limits aliases: a few bytes of YAML can expand to gigabytes, or contain themselves."""
     waiting, seen = list(documents), 0
     while waiting:
@@ -262,7 +262,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
     """Without aliases: shared parts are written again."""
 
-    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002  the name is PyYAML's
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002  the name is PyYAML's
         return True
 
 

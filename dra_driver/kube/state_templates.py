@@ -42,14 +42,14 @@ class Template(Struct, frozen=True, eq=False):
     ``varying`` is None when a value stands elsewhere, such as in the name of a device.
     """
 
-    items: list[Any]
+    items: list[object]
     values: int
     varying: frozenset[str] | None
     with_values: frozenset[int]
     """``id`` of every list and dict that contains a value; the others are shared by all slices."""
 
     @classmethod
-    def read(cls, items: list[Any]) -> "Template":
+    def read(cls, items: list[object]) -> "Template":
         """The template with these items. Raises ValueError when its values are not numbered from 0."""
         places: set[int] = set()
         inside: set[int] = set()
@@ -60,7 +60,7 @@ class Template(Struct, frozen=True, eq=False):
         return cls(items, len(places), frozenset(names) if clear else None, frozenset(inside))
 
 
-class TemplatedList(Sequence[Any]):
+class TemplatedList(Sequence[object]):
     """The items of a template with the values of one slice, filled in on first use. Thread-safe: twice is harmless."""
 
     __slots__ = ("_filled", "_values", "template")
@@ -68,29 +68,29 @@ class TemplatedList(Sequence[Any]):
     def __init__(self, template: Template, values: Sequence[str]) -> None:
         self.template = template
         self._values = values
-        self._filled: list[Any] | None = None
+        self._filled: list[object] | None = None
 
     def __len__(self) -> int:
         return len(self.template.items)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         return iter(self._items())
 
     @overload
-    def __getitem__(self, index: int) -> Any: ...
+    def __getitem__(self, index: int) -> object: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
-    def __getitem__(self, index: int | slice) -> Any:
+    def __getitem__(self, index: slice) -> list[object]: ...
+    def __getitem__(self, index: int | slice) -> object:
         return self._items()[index]
 
-    def _items(self) -> list[Any]:
+    def _items(self) -> list[object]:
         if self._filled is None:
-            filled: list[Any] = _fill(self.template.items, self.template.with_values, self._values)
+            filled: list[object] = _fill(self.template.items, self.template.with_values, self._values)
             self._filled = filled
         return self._filled
 
 
-def pull_out(slices: Sequence[Wire]) -> tuple[list[Any], list[Wire]]:
+def pull_out(slices: Sequence[Wire]) -> tuple[list[object], list[Wire]]:
     """The templates of these ResourceSlices and the slices that use them; contents that occur once stay as they are.
 
     The arguments are not changed; JSON can represent the results.
@@ -98,7 +98,7 @@ def pull_out(slices: Sequence[Wire]) -> tuple[list[Any], list[Wire]]:
     found = [{name: _split(item["spec"], name) for name in FIELDS if item["spec"].get(name)} for item in slices]
     often = Counter((name, text) for parts in found for name, (text, _) in parts.items() if text)
     numbers: dict[tuple[str, str], int] = {}
-    templates: list[Any] = []
+    templates: list[object] = []
     written: list[Wire] = []
     for item, parts in zip(slices, found, strict=True):
         spec = {name: plain(value) for name, value in item["spec"].items()}
@@ -115,12 +115,12 @@ def pull_out(slices: Sequence[Wire]) -> tuple[list[Any], list[Wire]]:
     return templates, written
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> object:
     """The value as JSON can represent it: a templated list as a list."""
     return list(value) if isinstance(value, TemplatedList) else value
 
 
-def read_templates(found: Any, where: str) -> list[tuple[str, Template]]:
+def read_templates(found: object, where: str) -> list[tuple[str, Template]]:
     """The templates of a file's header, each with the field that it is for. Raises ConfigurationError."""
     if not isinstance(found, list):
         raise ConfigurationError(f"{where}: draState.templates is not a list")

@@ -6,7 +6,6 @@ Pure. The errors' docstrings say what a caller should do. Source: API convention
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from dra_driver.core.errors import (
     AlreadyExistsError,
@@ -54,7 +53,7 @@ def error_from_response(request: str, status: int, body: bytes, headers: Mapping
 
 
 def error_from_status(
-    request: str, document: Mapping[str, Any], *, default_code: int = 500, headers: Mapping[str, str] | None = None
+    request: str, document: Mapping[str, object], *, default_code: int = 500, headers: Mapping[str, str] | None = None
 ) -> KubernetesApiError:
     """The error for a Status object: the body of a failed request, or the object of a watch's ERROR event."""
     code = document.get("code")
@@ -87,7 +86,7 @@ def _error(request: str, status: int, text: str, reason: str, retry_after_s: flo
     return kind(f"{message}; {hint}" if hint else message, status=status, reason=reason)
 
 
-def _status_object(body: bytes) -> Mapping[str, Any] | None:
+def _status_object(body: bytes) -> Mapping[str, object] | None:
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):

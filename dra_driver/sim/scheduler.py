@@ -135,12 +135,17 @@ class SchedulingSnapshot:
     def choose(self, pod: Obj, claims: Sequence[Obj], unallocated: Sequence[Obj]) -> NodeChoice:
         """Of the nodes that fit, the one with the fewest pods. Raises UnschedulableError, or allocation's errors."""
         reasons: Counter[str] = Counter()
-        questions = _AllocationQuestions(self._allocator, unallocated)
+        # The extended claim depends on which resources the node offers itself; most nodes share one question.
+        questions: dict[str, Question] = {}
         for node in sorted(self._nodes, key=lambda item: (self._usage_of(item).pods, item["metadata"]["name"])):
             extended = extended_claim(pod, node, self._by_resource)
             reason = self._why_not(pod, node, claims, extended)
             if not reason:
-                allocations = questions.about(extended).on(node).allocations
+                asked = str(extended.claim["spec"]) if extended else ""
+                if asked not in questions:
+                    more: Sequence[Mapping[str, object]] = [extended.claim] if extended else []
+                    questions[asked] = self._allocator.question([*unallocated, *more])
+                allocations = questions[asked].on(node).allocations
                 if allocations is not None:
                     name = node["metadata"]["name"]
                     if extended is None:
@@ -161,25 +166,6 @@ class SchedulingSnapshot:
 
     def _usage_of(self, node: Obj) -> NodeUsage:
         return self._usage.get(node["metadata"]["name"]) or NodeUsage()
-
-
-class _AllocationQuestions:
-    """The pod's claims as allocator questions, one per different extended claim.
-
-    The extended claim depends on which resources the node offers itself; most nodes share one question.
-    """
-
-    def __init__(self, allocator: Allocator, unallocated: Sequence[Obj]) -> None:
-        self._allocator = allocator
-        self._unallocated = unallocated
-        self._asked: dict[str, Question] = {}
-
-    def about(self, extended: ExtendedClaim | None) -> Question:
-        more: Sequence[Mapping[str, object]] = [extended.claim] if extended else []
-        key = str(extended.claim["spec"]) if extended else ""
-        if key not in self._asked:
-            self._asked[key] = self._allocator.question([*self._unallocated, *more])
-        return self._asked[key]
 
 
 def _summary(nodes: int, reasons: Counter[str]) -> str:

@@ -7,6 +7,7 @@ import pytest
 
 from tests.chaos.record import FaultRecord
 from tests.chaos.stage import Stage
+from tests.chaos.syscall_faults import Supervisor
 
 HERE = Path(__file__).parent
 
@@ -24,6 +25,12 @@ def fault(request: pytest.FixtureRequest) -> FaultRecord:
     found = request.node.get_closest_marker("fault")
     assert found is not None, "a test of a fault names its row: @pytest.mark.fault(...)"
     return FaultRecord(fault=found.args[0], test=request.node.nodeid)
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
+    with Supervisor(tmp_path) as found:
+        yield found
 
 
 @pytest.fixture

@@ -47,14 +47,8 @@ class Misbehaviour:
 
     def body(self) -> bytes:
         """The Status object of an API server."""
-        found: dict[str, object] = {
-            "kind": "Status",
-            "apiVersion": "v1",
-            "metadata": {},
-            "status": "Failure",
-            "code": self.status,
-        }
-        return json.dumps({**found, "reason": self.reason, "message": f"{self.reason}, said by the test"}).encode()
+        said = {"code": self.status, "reason": self.reason, "message": f"{self.reason}, said by the test"}
+        return json.dumps({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", **said}).encode()
 
 
 GOOD = Misbehaviour()
@@ -132,12 +126,12 @@ class FaultProxy:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
 
-    def secured(self, connection: socket.socket) -> socket.socket:
-        return self._tls().wrap_socket(connection, server_side=True) if self._tls else connection
-
-    def opened(self, connection: socket.socket) -> None:
+    def opened(self, connection: socket.socket) -> socket.socket:
+        """The connection, secured; here, in its thread, because a handshake may take long."""
+        secured = self._tls().wrap_socket(connection, server_side=True) if self._tls else connection
         with self._guard:
-            self._open.add(connection)
+            self._open.add(secured)
+        return secured
 
     def ended(self, connection: socket.socket) -> None:
         with self._guard:
@@ -180,8 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         self.request.settimeout(60.0)
-        self.request = self.proxy.secured(self.request)  # here, in the connection's thread: a handshake may take long
-        self.proxy.opened(self.request)
+        self.request = self.proxy.opened(self.request)
         super().setup()
 
     def finish(self) -> None:

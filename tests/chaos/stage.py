@@ -122,7 +122,15 @@ class Stage:
 
     def readyz(self) -> tuple[int, str]:
         """Status and text of /readyz; (0, "") while the process does not answer."""
-        return self._http("/readyz")
+        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=5.0)
+        try:
+            connection.request("GET", "/readyz")
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode().strip()
+        except (OSError, http.client.HTTPException):
+            return 0, ""
+        finally:
+            connection.close()
 
     def is_ready(self) -> bool:
         """Whether /readyz says so, once this stage has done what a kubelet does with a new registration socket."""
@@ -131,20 +139,6 @@ class Stage:
                 register(self.node.registration)
                 self._registered = found
         return self.readyz()[0] == 200
-
-    def livez(self) -> tuple[int, str]:
-        return self._http("/healthz")
-
-    def _http(self, path: str) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=5.0)
-        try:
-            connection.request("GET", path)
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode().strip()
-        except (OSError, http.client.HTTPException):
-            return 0, ""
-        finally:
-            connection.close()
 
     def logged(self, pattern: str) -> str:
         """The last line of the log with that pattern, without its time; "" without one."""
@@ -213,20 +207,25 @@ class Stage:
             assert time.monotonic() < deadline, f"no {what}: {self.readyz()}, {self.node.log()[-4000:]}"
             time.sleep(0.02)
 
-    def finish(self, fault: FaultRecord, since: float, *, seen: str, at_least_s: float = 0.0) -> None:
-        """The end of a test: everything is normal again, nothing was lost, and after the last claim nothing is left."""
+    def finish(
+        self, fault: FaultRecord, since: float, *, seen: str, at_least_s: float = 0.0, waited: Obj | None = None
+    ) -> None:
+        """The end of a test: everything is normal again, nothing was lost, and after the last claim nothing is left.
+
+        ``waited`` is a claim whose prepare failed during the fault; it is prepared too.
+        """
+        if waited is not None:
+            what = f"the claim that waited: {self.node.log()[-2000:]}"
+            until(lambda: self.prepare(waited, 45.0) == "", what, 60.0)
+            self.drop(waited)
         seconds = max(at_least_s, self.normal_after(since))
         self.assert_intact()
         self.assert_on_hardware()
         kept = len(self.held)
-        self.release_all()
-        fault.write(seconds=seconds, seen=seen, kept=kept)
-
-    def release_all(self) -> None:
-        """Unprepare everything; nothing of it may be left."""
         for claim, _, _ in self.held.values():
             self.drop(claim)
         self.held.clear()
         with suppress(AssertionError):
             until(lambda: not self.node.leftovers(), "a clean node", 10.0)
         assert self.node.leftovers() == []
+        fault.write(seconds=seconds, seen=seen, kept=kept)

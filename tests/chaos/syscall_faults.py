@@ -23,7 +23,7 @@ from pathlib import Path
 
 from tests.chaos.under_filter import NUMBERS, supported
 
-__all__ = ["PASS", "Step", "Supervisor", "error", "supported"]
+__all__ = ["PASS", "Step", "Supervisor", "supported"]
 
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101  # ioctls of linux/seccomp.h
 _NOTICE = struct.Struct("=QIIiIQ6Q")
@@ -33,11 +33,6 @@ _BY_DESCRIPTOR = {"pwrite64", "fsync", "fdatasync", "ftruncate"}
 _PATH_ARGUMENT = {"rename": 1, "mkdir": 0, "unlink": 0, "renameat": 3, "renameat2": 3}  # others: 1
 PASS = 0
 KILL = -1
-
-
-def error(number: int) -> int:
-    """What a rule returns for a call that fails."""
-    return number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,14 +60,11 @@ Rule = Callable[[Step], int]
 
 
 class Supervisor:
-    """A context manager. ``rule`` may be replaced at any time; ``steps`` are the calls that it was asked for."""
+    """A context manager. ``rule`` may be replaced at any time."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "supervisor"
         self.rule: Rule = lambda step: PASS
-        self.steps: list[Step] = []
-        self.keep = False
-        """Whether steps are remembered."""
         self._listening = socket.socket(socket.AF_UNIX)
         self._listening.bind(str(self.path))
         self._listening.listen(4)
@@ -130,13 +122,11 @@ class Supervisor:
         number, pid, _, call, _, _, *arguments = _NOTICE.unpack(notice)
         decision = PASS
         with contextlib.suppress(OSError):  # a process that is gone
-            step = self._step(pid, self._names[call], arguments)
-            decision = self.rule(step)
-            if self.keep:
-                self.steps.append(step)
+            decision = self.rule(self._step(pid, self._names[call], arguments))
         if decision == KILL:
             with contextlib.suppress(OSError):
-                os.kill(_process_of(pid), signal.SIGKILL)
+                status = Path(f"/proc/{pid}/status").read_text()
+                os.kill(int(status.split("Tgid:")[1].split()[0]), signal.SIGKILL)
             return
         flags = 0 if decision else _CONTINUE
         answer = _ANSWER.pack(number, 0, -decision, flags)
@@ -152,11 +142,6 @@ class Supervisor:
             if not path.startswith("/"):
                 path = str(Path(f"/proc/{pid}/cwd").readlink() / path)
         return Step(call=call, path=path, pid=pid, flags=arguments[2] if call == "openat" else 0)
-
-
-def _process_of(thread: int) -> int:
-    status = Path(f"/proc/{thread}/status").read_text()
-    return int(status.split("Tgid:")[1].split()[0])
 
 
 def _text(pid: int, address: int) -> str:

@@ -25,65 +25,33 @@ def everything(found: Misbehaviour) -> Callable[[Call], Misbehaviour]:
     return lambda call: found
 
 
-def writes(found: Misbehaviour) -> Callable[[Call], Misbehaviour]:
-    return lambda call: GOOD if call.verb == "GET" else found
-
-
-def lists_and_watches(found: Misbehaviour) -> Callable[[Call], Misbehaviour]:
-    return lambda call: found if "?" in call.path and call.verb == "GET" else GOOD
+REFUSALS = {401: "Unauthorized", 403: "Forbidden", 500: "InternalError", 429: "TooManyRequests"}
 
 
 @pytest.mark.parametrize(
-    ("rule", "refusal"),
-    [
-        pytest.param(
-            everything(Misbehaviour(status=401, reason="Unauthorized")),
-            "401",
-            marks=pytest.mark.fault("api-401"),
-            id="401",
-        ),
-        pytest.param(
-            everything(Misbehaviour(status=403, reason="Forbidden")),
-            "403",
-            marks=pytest.mark.fault("api-403"),
-            id="403",
-        ),
-        pytest.param(
-            everything(Misbehaviour(status=500, reason="InternalError")),
-            "500",
-            marks=pytest.mark.fault("api-500"),
-            id="500",
-        ),
-        pytest.param(
-            everything(Misbehaviour(status=429, reason="TooManyRequests", headers={"Retry-After": str(RETRY_AFTER_S)})),
-            "429",
-            marks=pytest.mark.fault("api-429"),
-            id="429",
-        ),
-    ],
+    "status", [pytest.param(each, marks=pytest.mark.fault(f"api-{each}"), id=str(each)) for each in REFUSALS]
 )
-def test_refusals_delay_new_claims_alone(
-    rule: Callable[[Call], Misbehaviour], refusal: str, stage: Stage, fault: FaultRecord
-) -> None:
+def test_refusals_delay_new_claims_alone(status: int, stage: Stage, fault: FaultRecord) -> None:
     """A new claim gets the API server's own words; what is prepared stays, and can be unprepared."""
     claim = stage.spare_claim()
     extra = stage.hold("extra", gpu(of=stage.node.gpus[5:]))
     asked = len(stage.proxy.calls)
-    stage.proxy.rule = rule
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 429 else {}
+    stage.proxy.rule = everything(Misbehaviour(status=status, reason=REFUSALS[status], headers=headers))
     stage.node.remove_slices()
     stage.proxy.drop_connections()
     seen = stage.prepare(claim)
-    assert refusal in seen or "said by the test" in seen, seen
+    assert str(status) in seen or "said by the test" in seen, seen
     stage.assert_intact()
     assert stage.node.unprepare(extra) == "", "it needs no API server"
     del stage.held["extra"]
     time.sleep(FAULT_S)
-    if refusal == "429":
+    if status == 429:
         _assert_paced(stage.proxy.calls[asked:])
     stage.proxy.rule = everything(GOOD)
     since = time.monotonic()
     stage.scheduler.release(extra)
-    _finish(stage, fault, claim, since, seen)
+    stage.finish(fault, since, seen=seen, waited=claim)
 
 
 def _assert_paced(calls: list[Call]) -> None:
@@ -97,13 +65,6 @@ def _assert_paced(calls: list[Call]) -> None:
         last[path] = call.at
 
 
-def _finish(stage: Stage, fault: FaultRecord, claim: dict[str, str], since: float, seen: str) -> None:
-    """The claim that waited is prepared too."""
-    until(lambda: stage.prepare(claim, 45.0) == "", f"the claim that waited: {stage.node.log()[-2000:]}", 60.0)
-    stage.drop(claim)
-    stage.finish(fault, since, seen=seen)
-
-
 @pytest.mark.fault("api-refused")
 def test_a_refused_connection_delays_new_claims_alone(stage: Stage, fault: FaultRecord) -> None:
     """As a control plane that restarts."""
@@ -115,13 +76,14 @@ def test_a_refused_connection_delays_new_claims_alone(stage: Stage, fault: Fault
     stage.assert_intact()
     time.sleep(FAULT_S)
     stage.proxy.accept()
-    _finish(stage, fault, claim, time.monotonic(), seen)
+    stage.finish(fault, time.monotonic(), seen=seen, waited=claim)
 
 
 @pytest.mark.fault("api-409")
 def test_conflicts_of_writes_end_with_the_conflict(stage: Stage, fault: FaultRecord) -> None:
     """Slices are published as soon as no other client writes first; preparing needs no write."""
-    stage.proxy.rule = writes(Misbehaviour(status=409, reason="Conflict"))
+    conflict = Misbehaviour(status=409, reason="Conflict")
+    stage.proxy.rule = lambda call: GOOD if call.verb == "GET" else conflict
     stage.node.remove_slices()
     seen = stage.wait_logged("409|said by the test")
     claim = stage.spare_claim_without_slices()
@@ -129,13 +91,14 @@ def test_conflicts_of_writes_end_with_the_conflict(stage: Stage, fault: FaultRec
     stage.assert_intact()
     time.sleep(FAULT_S)
     stage.proxy.rule = everything(GOOD)
-    _finish(stage, fault, claim, time.monotonic(), seen)
+    stage.finish(fault, time.monotonic(), seen=seen, waited=claim)
 
 
 @pytest.mark.fault("api-410")
 def test_expired_versions_end_in_a_new_list(stage: Stage, fault: FaultRecord) -> None:
     """A compacted resourceVersion is no error of the node: it lists again, without a storm of requests."""
-    stage.proxy.rule = lists_and_watches(Misbehaviour(status=410, reason="Expired"))
+    expired = Misbehaviour(status=410, reason="Expired")
+    stage.proxy.rule = lambda call: expired if "?" in call.path and call.verb == "GET" else GOOD
     stage.proxy.drop_connections()
     stage.node.remove_slices()
     asked = len(stage.proxy.calls)
@@ -146,7 +109,7 @@ def test_expired_versions_end_in_a_new_list(stage: Stage, fault: FaultRecord) ->
     claim = stage.spare_claim_without_slices()
     assert stage.prepare(claim) == "", "a GET of a claim needs no version"
     stage.proxy.rule = everything(GOOD)
-    _finish(stage, fault, claim, time.monotonic(), seen)
+    stage.finish(fault, time.monotonic(), seen=seen, waited=claim)
 
 
 @pytest.mark.fault("api-slow")
@@ -163,7 +126,9 @@ def test_a_slow_api_server_slows_new_claims_alone(stage: Stage, fault: FaultReco
     stage.assert_intact()
     assert time.monotonic() - began < 2.0, "what is prepared needs no API server"
     stage.proxy.rule = everything(GOOD)
-    _finish(stage, fault, claim, time.monotonic(), f"a prepare takes {took:.1f} s, a repeated one as long as ever")
+    stage.finish(
+        fault, time.monotonic(), seen=f"a prepare takes {took:.1f} s, a repeated one as long as ever", waited=claim
+    )
 
 
 @pytest.mark.fault("api-half-open")
@@ -177,7 +142,7 @@ def test_silent_connections_are_given_up(stage: Stage, fault: FaultRecord) -> No
     stage.assert_intact()
     time.sleep(FAULT_S)
     stage.proxy.silent.clear()
-    _finish(stage, fault, claim, time.monotonic(), seen)
+    stage.finish(fault, time.monotonic(), seen=seen, waited=claim)
 
 
 @pytest.mark.fault("api-watch-closed")
@@ -195,7 +160,9 @@ def test_watches_that_end_each_second_cost_little(stage: Stage, fault: FaultReco
     stage.assert_intact()
     claim = stage.spare_claim()
     stage.proxy.rule = everything(GOOD)
-    _finish(stage, fault, claim, time.monotonic(), f"{count} requests in 10 s; slices deleted meanwhile come back")
+    stage.finish(
+        fault, time.monotonic(), seen=f"{count} requests in 10 s; slices deleted meanwhile come back", waited=claim
+    )
 
 
 @pytest.mark.parametrize("hours", [2, -2])
@@ -211,7 +178,9 @@ def test_clocks_that_differ_by_hours_change_nothing(hours: int, stage: Stage, fa
     node.kill()
     node.start()
     stage.assert_intact()
-    _finish(stage, fault, stage.spare_claim(), since, f"the API server is {hours:+d} h away; nothing is noticed")
+    stage.finish(
+        fault, since, seen=f"the API server is {hours:+d} h away; nothing is noticed", waited=stage.spare_claim()
+    )
 
 
 class Authority:
@@ -219,7 +188,6 @@ class Authority:
 
     def __init__(self, stage: Stage) -> None:
         self.file = stage.node.root / "ca.crt"
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.rotate()
 
     def rotate(self) -> None:
@@ -249,4 +217,4 @@ def test_a_new_authority_is_taken_from_its_file(fault: FaultRecord) -> None:
         assert seen == ""
         seen = stage.wait_logged("certificate|credentials read again")
         stage.assert_intact()
-        _finish(stage, fault, claim, since, seen)
+        stage.finish(fault, since, seen=seen, waited=claim)

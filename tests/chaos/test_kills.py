@@ -10,7 +10,7 @@ import shutil
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -60,12 +60,6 @@ class Fuse:
             return PASS
         self.step = step
         return KILL
-
-
-@pytest.fixture
-def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
-    with Supervisor(tmp_path) as found:
-        yield found
 
 
 def short(step: Step) -> str:
@@ -128,14 +122,10 @@ def _serves_again(stage: Stage, claim: Obj, doing: str, step: Step) -> float:
     else:
         assert stage.node.unprepare(claim) == "", step
         seconds = time.monotonic() - since
-        _nothing_of(stage, claim, step)
+        assert claim["uid"] not in stage.node.states(), step
+        assert claim["uid"] not in stage.node.cdi_files(), step
         assert stage.node.prepare(claim).error == "", step
     return seconds
-
-
-def _nothing_of(stage: Stage, claim: Obj, step: Step) -> None:
-    assert claim["uid"] not in stage.node.states(), step
-    assert claim["uid"] not in stage.node.cdi_files(), step
 
 
 def crash_loop(node: LiveNode, supervisor: Supervisor, is_done: Callable[[], bool]) -> Counter[str]:

@@ -52,6 +52,15 @@ def power_off(node: LiveNode, *, keep_run: bool) -> None:
         path.unlink(missing_ok=True)
 
 
+def power_on(node: LiveNode) -> float:
+    """Start both processes; returns when (monotonic)."""
+    since = time.monotonic()
+    node.start()
+    assert node.mps_host is not None
+    node.mps_host.start()
+    return since
+
+
 @pytest.mark.parametrize(
     "keep_run",
     [
@@ -63,10 +72,7 @@ def test_after_a_reboot_every_pod_gets_its_devices_again(keep_run: bool, stage: 
     """The kubelet prepares the claims of all pods anew: same devices, made anew on hardware that was reset."""
     node = stage.node
     power_off(node, keep_run=keep_run)
-    since = time.monotonic()
-    node.start()
-    assert node.mps_host is not None
-    node.mps_host.start()
+    since = power_on(node)
     assert node.states() == {}, "no claim of the former boot is prepared"
     seen = stage.logged("boot") or f"{len(stage.held)} claims of the former boot forgotten"
     for form, (claim, answer, _) in list(stage.held.items()):
@@ -85,10 +91,7 @@ def test_after_a_reboot_claims_of_pods_that_are_gone_leave_nothing(stage: Stage,
     stage.held.clear()
     for claim in claims:
         stage.scheduler.release(claim)
-    since = time.monotonic()
-    stage.node.start()
-    assert stage.node.mps_host is not None
-    stage.node.mps_host.start()
+    since = power_on(stage.node)
     assert stage.node.unprepare(claims[0]) == ""
     until(lambda: not stage.node.leftovers(), f"a clean node: {stage.node.leftovers()}", 30.0)
     seen = stage.logged("boot") or f"{len(claims)} claims of the former boot forgotten"
@@ -113,9 +116,8 @@ def test_another_pod_of_the_node_process_takes_over(stage: Stage, fault: FaultRe
         node.kill()
         since = time.monotonic()
         command = node.process.command
-        node.process.command = [*command[: command.index("--pod-uid")], "--pod-uid", uid] if node.pod_uid else [
-            *command, "--pod-uid", uid,
-        ]  # fmt: skip
+        before = command[: command.index("--pod-uid")] if node.pod_uid else command
+        node.process.command = [*before, "--pod-uid", uid]
         node.pod_uid = uid
         node.start()
         stage.assert_intact()

@@ -37,9 +37,7 @@ def test_a_process_that_is_stopped_for_a_minute_goes_on(stage: Stage, fault: Fau
     finally:
         os.kill(during, signal.SIGCONT)
     since = time.monotonic()
-    until(lambda: stage.prepare(claim, 45.0) == "", "the claim that waited", 60.0)
-    stage.drop(claim)
-    stage.finish(fault, since, seen=f"calls end with {seen}, and are answered after the minute")
+    stage.finish(fault, since, seen=f"calls end with {seen}, and are answered after the minute", waited=claim)
 
 
 @pytest.fixture
@@ -80,10 +78,8 @@ def test_a_process_that_the_kernel_kills_for_memory_loses_nothing(memory_group: 
         since = time.monotonic()
         stage.node.kill()
         stage.node.start()
-        until(lambda: stage.prepare(claim, 45.0) == "", "the claim that was cut off", 60.0)
-        stage.drop(claim)
         seen = f"killed at {usage >> 20} MiB; the call is cut off, and is answered by the next process"
-        stage.finish(fault, since, seen=seen)
+        stage.finish(fault, since, seen=seen, waited=claim)
 
 
 @pytest.mark.fault("two-at-once")
@@ -111,9 +107,9 @@ def test_node_process_and_mps_host_killed_together_lose_nothing(stage: Stage, fa
     since = time.monotonic()
     host.start()
     stage.node.start()
-    until(lambda: stage.prepare(claim, 45.0) == "", "the claim that failed", 60.0)
-    stage.drop(claim)
-    stage.finish(fault, since, seen=f"calls end with {seen}; the daemon ends with its host, a new one is started")
+    stage.finish(
+        fault, since, seen=f"calls end with {seen}; the daemon ends with its host, a new one is started", waited=claim
+    )
 
 
 @pytest.mark.fault("kill-9")
@@ -124,6 +120,4 @@ def test_a_kill_at_rest_changes_nothing(stage: Stage, fault: FaultRecord) -> Non
     seen = stage.prepare(claim, 2.0)
     since = time.monotonic()
     stage.node.start()
-    until(lambda: stage.prepare(claim, 45.0) == "", "the claim that failed", 60.0)
-    stage.drop(claim)
-    stage.finish(fault, since, seen=f"calls end with {seen} until the process runs again")
+    stage.finish(fault, since, seen=f"calls end with {seen} until the process runs again", waited=claim)

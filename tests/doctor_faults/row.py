@@ -1,8 +1,14 @@
-"""One row of the table of broken set-ups, and running it."""
+"""One row of the table of broken set-ups, and running it.
 
+A set-up is broken by edits: a path into the healthy `Cluster` and the value to put there. ``>`` separates the parts of
+a path, ``*`` stands for each item of a list, ``-`` appends to it, and the value `GONE` removes what is there.
+"""
+
+import copy
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from dra_driver.core.finding import Finding, Layer, Status
 from dra_driver.diagnose.doctor.cluster import DoctorScope, diagnose
@@ -11,41 +17,63 @@ from dra_driver.diagnose.doctor.report import DoctorReport
 from tests.doctor_faults.cluster import SERVER, Cluster
 
 CLUSTER = DoctorScope()
-WARN, UNKNOWN = Status.WARN, Status.UNKNOWN
+GONE = object()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class BrokenSetup:
-    """``breaks`` breaks a healthy cluster; the first thing that the doctor reports has this layer, status and words."""
+    """``edits`` break a healthy cluster; the first thing that the doctor reports has this layer, status and words."""
 
     name: str
-    breaks: Callable[[Cluster], None]
     layer: Layer
     says: tuple[str, ...]
     status: Status
     scope: DoctorScope
+    edits: Mapping[str, Any] = field(default_factory=dict)
+
+    def cluster(self) -> Cluster:
+        """The broken cluster."""
+        found = Cluster()
+        for path, value in self.edits.items():
+            _put(found.__dict__, path.split(">"), copy.deepcopy(value) if value is not GONE else GONE)
+        return found
 
 
-ROWS: list[BrokenSetup] = []
-"""In the order in which their modules define them."""
+def fail(name: str, layer: Layer, *says: str, scope: DoctorScope = CLUSTER) -> BrokenSetup:
+    return BrokenSetup(name=name, layer=layer, says=says, status=Status.FAIL, scope=scope)
 
 
-def broken(
-    name: str, layer: Layer, *says: str, status: Status = Status.FAIL, scope: DoctorScope = CLUSTER
-) -> Callable[[Callable[[Cluster], None]], Callable[[Cluster], None]]:
-    """Make a row of the function that breaks a cluster."""
+def warn(name: str, layer: Layer, *says: str, scope: DoctorScope = CLUSTER) -> BrokenSetup:
+    return BrokenSetup(name=name, layer=layer, says=says, status=Status.WARN, scope=scope)
 
-    def row(breaks: Callable[[Cluster], None]) -> Callable[[Cluster], None]:
-        ROWS.append(BrokenSetup(name=name, breaks=breaks, layer=layer, says=says, status=status, scope=scope))
-        return breaks
 
-    return row
+def unknown(name: str, layer: Layer, *says: str) -> BrokenSetup:
+    return BrokenSetup(name=name, layer=layer, says=says, status=Status.UNKNOWN, scope=CLUSTER)
+
+
+def rows(table: Mapping[BrokenSetup, Mapping[str, Any]]) -> tuple[BrokenSetup, ...]:
+    """The rows of a table: what is reported, by the edits that break the cluster."""
+    return tuple(replace(row, edits=edits) for row, edits in table.items())
+
+
+def _put(place: Any, path: list[str], value: object) -> None:
+    key: Any = path[0] if isinstance(place, dict) or path[0] in "*-" else int(path[0])
+    if key == "*":
+        for index in range(len(place)):
+            _put(place, [str(index), *path[1:]], value)
+    elif path[1:]:
+        _put(place[key], path[1:], value)
+    elif key == "-":
+        place.append(value)
+    elif value is not GONE:
+        place[key] = value
+    elif not isinstance(place, dict) or key in place:
+        del place[key]
 
 
 def examined(row: BrokenSetup) -> DoctorReport:
     """What the doctor says of the broken cluster."""
-    cluster = Cluster()
-    row.breaks(cluster)
+    cluster = row.cluster()
     began = time.monotonic()
     facts = read_facts(cluster, server=SERVER, namespace="team-a")
     return diagnose(facts, row.scope, clock=time.monotonic, took_s=time.monotonic() - began)

@@ -1,4 +1,4 @@
-"""Broken set-ups of DeviceClasses and GpuPolicies."""
+"""Broken set-ups of DeviceClasses, GpuPolicies, and of what watches the use of GPUs."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -12,115 +12,139 @@ from dra_driver.core.model.gpu_node import (
     PolicyPlace,
     PolicyState,
     PolicyStatus,
+    ToldForeign,
+    ToldUsage,
 )
+from dra_driver.core.wire import to_wire
 from tests.doctor_faults.cluster import (
     DRIVER,
-    Cluster,
     Obj,
     by_template,
     claim,
+    driver_pod,
     exactly,
     named,
     template,
     told,
+    unready,
     workload,
 )
-from tests.doctor_faults.row import WARN, broken
+from tests.doctor_faults.row import GONE, fail, rows, warn
 from tests.fakes.dra_objects import device_class
 
+MIG = "mig.nvidia.com"
+NO_PARTITIONS = {
+    "slices>*>spec>devices>3": GONE,
+    "slices>*>spec>devices>1": GONE,
+    "gpu_nodes>*>status>gpus>*>offeredAs": ["Whole"],
+}
+ENV = "daemonsets>0>spec>template>spec>containers>0>env>-"
+FOREIGN = ToldForeign(gpu="gpu-1", processes=2, memory="9Gi", since="2026-11-22T10:00:00Z", commands=("python3",))
 
-def policy(totals: PolicyStatus | None, generation: int = 1, **spec: Any) -> Obj:
-    """A GpuPolicy with the status that the controller writes for these totals."""
-    item = named("share", spec=spec)
-    item["metadata"].update(generation=generation, uid="u")
-    if totals is not None:
-        view = PolicyView(name="share", uid="u", generation=generation, written=item)
-        item["status"] = status_of(view, totals, datetime(2026, 11, 22, tzinfo=UTC))
+
+def policy(*parts: str, gpus: int = 2, spec: Obj | None = None, **place: Any) -> Obj:
+    """The edit that adds a GpuPolicy with the status that the controller writes; ``parts`` of the totals have GPUs."""
+    places = (PolicyPlace(node="gpu-a", **place),) if place else ()
+    counts = dict.fromkeys(parts, PolicyCount(nodes=1, gpus=gpus, places=places))
+    item = unreported_policy(spec)
+    view = PolicyView(name="share", uid="u", generation=1, written=item)
+    totals = PolicyStatus(observed_generation=1, **counts)
+    return {"gpu_policies": [{**item, "status": status_of(view, totals, datetime(2026, 11, 22, tzinfo=UTC))}]}
+
+
+def unreported_policy(spec: Obj | None = None) -> Obj:
+    item = named("share", spec=spec or {})
+    item["metadata"].update(generation=1, uid="u")
     return item
 
 
-@broken("class gpu.nvidia.com missing", Layer.CLASSES, "does not exist")
-def class_missing(cluster: Cluster) -> None:
-    cluster.classes = [item for item in cluster.classes if item["metadata"]["name"] != DRIVER]
+def acting(**usage: Obj) -> Obj:
+    """A policy in force that acts on what claims use."""
+    return policy("selected", "in_force", spec={"usage": usage})
 
 
-@broken("class gpu.nvidia.com of another driver", Layer.CLASSES, "another driver", "deviceclasses.yaml")
-def class_of_another_driver(cluster: Cluster) -> None:
-    cluster.classes[0]["spec"]["selectors"][0]["cel"]["expression"] = 'device.driver == "gpu.example.com"'
-
-
-@broken("class whose selector fails", Layer.CLASSES, "class/fast", "memoryBandwidth")
-def class_that_fails(cluster: Cluster) -> None:
-    expression = f'device.attributes["{DRIVER}"].memoryBandwidth >= 3000'
-    cluster.classes.append(device_class("fast", expression=expression))
-
-
-@broken(
-    "claims for partitions that no policy allows",
-    Layer.CLASSES,
-    "class/mig.nvidia.com",
-    "claim/team-a/slice",
-    "no node offers partitions",
-)
-def class_without_partitions(cluster: Cluster) -> None:
-    """Claims for partitions, and policies that allow none."""
-    for item in cluster.slices:
-        item["spec"]["devices"] = [each for each in item["spec"]["devices"] if "mig" not in each["name"]]
-    for item in cluster.gpu_nodes:
-        for each in item["status"]["gpus"]:
-            each["offeredAs"] = ["Whole"]
-    cluster.claims.append(claim("slice", exactly(deviceClassName="mig.nvidia.com"), namespace="team-a"))
-
-
-@broken("template for partitions that no policy allows", Layer.CLASSES, "template/team-a/slice")
-def waiting_for_partition(cluster: Cluster) -> None:
-    class_without_partitions(cluster)
-    cluster.claims = []
-    cluster.templates.append(template("slice", device_class="mig.nvidia.com"))
-    cluster.pods.append(workload(**by_template("slice")))
-
-
-@broken("two classes for nvidia.com/gpu", Layer.CLASSES, "several classes", "nvidia.com/gpu", status=WARN)
-def two_classes_for_one_resource(cluster: Cluster) -> None:
+def second_class() -> Obj:
     item = device_class("gpu-b.example")
     item["spec"]["extendedResourceName"] = "nvidia.com/gpu"
-    cluster.classes.append(item)
+    return item
 
 
-@broken("policy that matches no GPU", Layer.POLICIES, "selects no GPU", "nodeSelector", status=WARN)
-def policy_matches_nothing(cluster: Cluster) -> None:
-    cluster.gpu_policies = [policy(PolicyStatus(observed_generation=1))]
+def exporter() -> Obj:
+    pod = unready(driver_pod("gpu-a"), restartCount=4, state={"waiting": {"reason": "CrashLoopBackOff"}})
+    pod["metadata"].update(name="dra-driver-exporter-x", uid="e", labels={"app.kubernetes.io/component": "exporter"})
+    return pod
 
 
-@broken("policy that nodes refuse", Layer.POLICIES, "refused by 1 node", "MPS host")
-def policy_refused(cluster: Cluster) -> None:
-    place = PolicyPlace(node="gpu-a", message="spec.gpus[0].sharing.strategy: MPS needs the MPS host")
-    refused = PolicyCount(nodes=1, gpus=2, places=(place,))
-    cluster.gpu_policies = [policy(PolicyStatus(observed_generation=1, selected=refused, refused=refused))]
+def node_policy(name: str, origin: PolicyOrigin, state: PolicyState, **more: Any) -> Obj:
+    return told("gpu-a", policies=(NodePolicy(name=name, origin=origin, state=state, **more),))
 
 
-@broken("two policies in conflict", Layer.POLICIES, "with whole", "priority")
-def policies_conflict(cluster: Cluster) -> None:
-    found = PolicyCount(nodes=1, gpus=2, places=(PolicyPlace(node="gpu-a", gpus=("gpu-0",), policies=("whole",)),))
-    cluster.gpu_policies = [policy(PolicyStatus(observed_generation=1, selected=found, conflicting=found))]
-
-
-@broken("policy that waits for a claim", Layer.POLICIES, "team-a/train", status=WARN)
-def policy_waits(cluster: Cluster) -> None:
-    found = PolicyCount(nodes=1, gpus=1, places=(PolicyPlace(node="gpu-a", claims=("team-a/train",)),))
-    cluster.gpu_policies = [policy(PolicyStatus(observed_generation=1, selected=found, waiting=found))]
-
-
-@broken("refused policy without a controller", Layer.POLICIES, "on gpu-a: unknown field")
-def policy_without_controller(cluster: Cluster) -> None:
-    cluster.gpu_policies = [policy(None)]
-    refused = NodePolicy(
-        name="share", origin=PolicyOrigin.OBJECT, state=PolicyState.REFUSED, generation=1, message="unknown field"
-    )
-    cluster.gpu_nodes[0] = told("gpu-a", policies=(refused,))
-
-
-@broken("policy file in conflict", Layer.POLICIES, "of a file", "gpu-a")
-def policy_file_conflicts(cluster: Cluster) -> None:
-    found = NodePolicy(name="default", origin=PolicyOrigin.FILE, state=PolicyState.CONFLICTING, gpus=("gpu-0",))
-    cluster.gpu_nodes[0] = told("gpu-a", policies=(found,))
+ROWS = rows(
+    {
+        fail("class gpu.nvidia.com missing", Layer.CLASSES, "does not exist"): {"classes>0": GONE},
+        fail("class gpu.nvidia.com of another driver", Layer.CLASSES, "another driver", "deviceclasses.yaml"): {
+            "classes>0>spec>selectors>0>cel>expression": 'device.driver == "gpu.example.com"'
+        },
+        fail("class whose selector fails", Layer.CLASSES, "class/fast", "memoryBandwidth"): {
+            "classes>-": device_class("fast", expression=f'device.attributes["{DRIVER}"].memoryBandwidth >= 3000')
+        },
+        fail(
+            "claims for partitions that no policy allows",
+            Layer.CLASSES,
+            "class/mig.nvidia.com",
+            "claim/team-a/slice",
+            "no node offers partitions",
+        ): {**NO_PARTITIONS, "claims>-": claim("slice", exactly(deviceClassName=MIG), namespace="team-a")},
+        fail("template for partitions that no policy allows", Layer.CLASSES, "template/team-a/slice"): {
+            **NO_PARTITIONS,
+            "templates>-": template("slice", device_class=MIG),
+            "pods>-": workload(**by_template("slice")),
+        },
+        warn("two classes for nvidia.com/gpu", Layer.CLASSES, "several classes", "nvidia.com/gpu"): {
+            "classes>-": second_class()
+        },
+        warn("policy that matches no GPU", Layer.POLICIES, "selects no GPU", "nodeSelector"): policy(),
+        fail("policy that nodes refuse", Layer.POLICIES, "refused by 1 node", "MPS host"): policy(
+            "selected", "refused", message="spec.gpus[0].sharing.strategy: MPS needs the MPS host"
+        ),
+        fail("two policies in conflict", Layer.POLICIES, "with whole", "priority"): policy(
+            "selected", "conflicting", gpus=2, policies=("whole",)
+        ),
+        warn("policy that waits for a claim", Layer.POLICIES, "team-a/train"): policy(
+            "selected", "waiting", gpus=1, claims=("team-a/train",)
+        ),
+        fail("refused policy without a controller", Layer.POLICIES, "on gpu-a: unknown field"): {
+            "gpu_policies": [unreported_policy()],
+            "gpu_nodes>0": node_policy(
+                "share", PolicyOrigin.OBJECT, PolicyState.REFUSED, generation=1, message="unknown field"
+            ),
+        },
+        fail("policy file in conflict", Layer.POLICIES, "of a file", "gpu-a"): {
+            "gpu_nodes>0": node_policy("default", PolicyOrigin.FILE, PolicyState.CONFLICTING, gpus=("gpu-0",))
+        },
+        warn(
+            "a policy evicts over the grant, and the exporter is left out",
+            Layer.POLICIES,
+            "policy/share",
+            "Evict",
+            "without USAGE",
+            "exporter.enabled",
+        ): acting(overGrant={"action": "Evict"}),
+        warn(
+            "a policy reclaims idle claims, and no exporter runs",
+            Layer.POLICIES,
+            "policy/share",
+            "Reclaim",
+            "no usage exporter runs",
+        ): {
+            **acting(overGrant={"action": "Report"}, idle={"afterMinutes": 30, "action": "Reclaim"}),
+            ENV: {"name": "USAGE", "value": "true"},
+        },
+        warn(
+            "usage exporter crashes", Layer.DAEMONSET, "dra-driver-exporter-x", "CrashLoopBackOff", "use of the GPUs"
+        ): {"pods>-": exporter()},
+        warn("processes of no claim on a GPU", Layer.GPUS, "gpu/gpu-a/gpu-1", "2 processes with 9Gi", "python3"): {
+            "gpu_nodes>0>status>usage": to_wire(ToldUsage(unattributed=(FOREIGN,)))
+        },
+    }
+)

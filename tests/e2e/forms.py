@@ -56,6 +56,13 @@ class Forms:
         spec = pod_spec(name, f"{command}; {STAY}", hostUsers=host_users)
         self.cluster.apply([template(name, request), pod(name, spec)], self.namespace, needs=() if exists else None)
 
+    def run(
+        self, name: str, request: Obj, command: str = LIST, *, host_users: bool = True, exists: bool = False
+    ) -> None:
+        """Create the pod, and wait until it is ready."""
+        self.create(name, request, command, host_users=host_users, exists=exists)
+        self.wait_ready(name)
+
     def get(self, name: str) -> Obj:
         return self.cluster.pod(name, self.namespace)
 
@@ -64,10 +71,6 @@ class Forms:
         for name in names:
             self.cluster.client.delete(PODS, name, self.namespace)
         wait(lambda: self._left(names), GONE_S)
-
-    def ask_to_go(self, name: str) -> None:
-        """Delete the pod without waiting."""
-        self.cluster.client.delete(PODS, name, self.namespace)
 
     def wait_ready(self, *names: str, timeout_s: float = REACH_S) -> None:
         wait(lambda: self._unready(names), timeout_s)

@@ -77,8 +77,7 @@ def taints(forms: Forms) -> set[str]:
 @pytest.mark.needs(PARTITIONS)
 def test_a_claims_status_has_uuid_placement_and_health(forms: Forms, own_host: Host) -> None:
     """And follows the health of the GPU."""
-    forms.create("pod", slice_of("1g.10gb"), "true")
-    forms.wait_ready("pod")
+    forms.run("pod", slice_of("1g.10gb"), "true")
     wait(lambda: "" if ready(forms) == "True" else ready(forms), SHOWN_S)
     (device,) = entries(claim_of(forms), "status", "devices")
     assert (device["driver"], device["data"]["placement"]["profile"]) == (DRIVER, "1g.10gb")
@@ -97,8 +96,7 @@ def test_the_components_rights_are_for_claims_of_the_own_node(
     forms: Forms, rights: None, kubeconfig: str, node: str
 ) -> None:
     """Neither another node's token nor another field is accepted."""
-    forms.create("pod", whole(), "true")
-    forms.wait_ready("pod")
+    forms.run("pod", whole(), "true")
     wait(lambda: "" if ready(forms) == "True" else ready(forms), SHOWN_S)
     claim = claim_of(forms)
     name, uid = claim["metadata"]["name"], claim["metadata"]["uid"]

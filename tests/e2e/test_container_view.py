@@ -72,8 +72,7 @@ def test_shares_containers_have_one_daemons_pipes_and_shared_memory(own_host: Ho
     """All shares of a GPU have the same two folders, writable, with the daemon's files in them."""
     names = ("one", "other")
     for name in names:
-        forms.create(name, share("10Gi", 20), f"{LIST}; {MPS}; echo done")
-        forms.wait_ready(name)
+        forms.run(name, share("10Gi", 20), f"{LIST}; {MPS}; echo done")
         forms.wait_line(name, "done")
     (daemon,) = own_host.hardware.daemons()
     folder = own_host.hardware.state / "mps" / "daemons" / daemon / "pipe"

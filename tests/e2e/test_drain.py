@@ -174,8 +174,7 @@ def test_a_drained_node_stays_drained_over_a_reboot(
 ) -> None:
     """CDI files gone, kubelet and node process started anew: what a reboot leaves, except for the kernel."""
     cluster = forms.cluster
-    forms.create("before", whole())
-    forms.wait_ready("before")
+    forms.run("before", whole())
     assert drains.run("drain", "--evict", "--force", "--timeout", "2m")[0] == 0
     own_host.process.end()
     for path in CDI_DIR.glob(f"k8s.{DRIVER}-*.json"):
@@ -195,8 +194,7 @@ def test_a_drained_node_stays_drained_over_a_reboot(
 def test_a_drained_driver_is_removed_without_a_trace(own_host: Host, forms: Forms, drains: Drains) -> None:
     """No pod hangs in Terminating; the kubelet deletes the slices. Installed again, it serves as ever."""
     cluster = forms.cluster
-    forms.create("before", slice_of("1g.10gb"))
-    forms.wait_ready("before")
+    forms.run("before", slice_of("1g.10gb"))
     assert drains.run("drain", "--evict", "--force", "--no-detach", "--timeout", "2m")[0] == 0
     assert cluster.pods(forms.namespace) == []
     assert own_host.hardware.traces() in (None, "")
@@ -209,8 +207,7 @@ def test_a_drained_driver_is_removed_without_a_trace(own_host: Host, forms: Form
     shutil.rmtree(STATE_DIR)
     own_host.start()
     assert drains.run("undrain")[0] == 0
-    forms.create("after", whole())
-    forms.wait_ready("after")
+    forms.run("after", whole())
 
 
 def test_the_role_for_people_who_drain_suffices_and_a_tenant_reads_what_is_missing(
@@ -218,8 +215,7 @@ def test_the_role_for_people_who_drain_suffices_and_a_tenant_reads_what_is_missi
 ) -> None:
     """Every right is asked for before anything is changed."""
     cluster = forms.cluster
-    forms.create("first", whole())
-    forms.wait_ready("first")
+    forms.run("first", whole())
     options = DrainOptions(node=node_name, driver=DRIVER, evict=True, force=True)
 
     def run(user: str) -> DrainReport:
@@ -262,8 +258,7 @@ def test_the_role_for_people_who_drain_suffices_and_a_tenant_reads_what_is_missi
 def test_a_device_plugin_on_the_node_withdraws_the_devices(own_host: Host, forms: Forms, node_name: str) -> None:
     """After ten seconds, except for the GPU of a running pod, and they are offered again a minute after it has gone."""
     cluster = forms.cluster
-    forms.create("holder", whole())
-    forms.wait_ready("holder")
+    forms.run("holder", whole())
     before = containers(forms.get("holder"))
     everything = {device["name"] for device in devices(cluster)}
 

@@ -97,8 +97,7 @@ def test_ten_pods_run_on_while_the_driver_is_replaced(
 def test_a_pod_is_deleted_while_the_driver_is_given_up(forms: Forms, node_name: str, node_folders: Folders) -> None:
     """A whole GPU's pod goes at once: a drain for the upgrade must not wait for the driver that it removes."""
     cluster = forms.cluster
-    forms.create("leaving", whole())
-    forms.wait_ready("leaving")
+    forms.run("leaving", whole())
     past = events(cluster, node_name, "DriverDetached")
     with marked(cluster, node_name, "annotations", ASKED, "upgrade"):
         wait_given_up(cluster, node_name, past)
@@ -110,8 +109,7 @@ def test_a_pod_is_deleted_while_the_driver_is_given_up(forms: Forms, node_name: 
 def test_paused_for_an_upgrade_it_waits_for_the_last_claim(forms: Forms, node_name: str, driver_file: Path) -> None:
     """As NVIDIA's k8s-driver-manager asks: its label taints at once, and the driver is given up after the last pod."""
     cluster = forms.cluster
-    forms.create("last", whole())
-    forms.wait_ready("last")
+    forms.run("last", whole())
     past = events(cluster, node_name, "DriverDetached")
     with marked(cluster, node_name, "labels", DRA_LABEL, "paused-for-driver-upgrade"):
         wait(lambda: None if all(tainted(cluster).values()) else "devices without a taint", NOTICED_S)
@@ -120,6 +118,5 @@ def test_paused_for_an_upgrade_it_waits_for_the_last_claim(forms: Forms, node_na
         wait_given_up(cluster, node_name, past)
         replace_driver(driver_file, GPUS.format("590.44.01"))
     wait_taken(cluster, NEW)
-    forms.create("next", whole())
-    forms.wait_ready("next")
+    forms.run("next", whole())
     forms.sees("next")

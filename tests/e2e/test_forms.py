@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.sim.apiserver.jsonvalue import entries
+from dra_driver.sim.apiserver.kinds import PODS
 from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import GONE_S, RealCluster, containers, wait
 from tests.e2e.forms import Forms, share, slice_of, whole
@@ -100,8 +101,7 @@ def test_seven_mig_devices_no_eighth_then_the_whole_gpu(
 @pytest.mark.needs(PARTITIONS)
 def test_a_mig_device_waits_while_the_whole_gpu_is_in_use(own_host: Host, forms: Forms, kubeconfig: str) -> None:
     """The driver creates no partition on a GPU that a pod uses as a whole."""
-    forms.create("whole", whole())
-    forms.wait_ready("whole")
+    forms.run("whole", whole())
     forms.create("slice", slice_of(SMALL))
     time.sleep(PENDING_S)
     assert forms.waits("slice")
@@ -148,8 +148,7 @@ def test_a_new_policy_does_not_touch_shares_in_use(own_host: Host, cluster: Real
     """The policy is deleted while two pods share the GPU: same containers, same daemon. Afterwards it is not shared."""
     names = ("one", "other")
     for name in names:
-        forms.create(name, share("10Gi", 20))
-        forms.wait_ready(name)
+        forms.run(name, share("10Gi", 20))
     before = {name: (containers(forms.get(name)), forms.log(name)) for name in names}
     said, in_force = own_host.hardware.said("mps-control"), own_host.process.text.count("policies in force")
 
@@ -163,8 +162,7 @@ def test_a_new_policy_does_not_touch_shares_in_use(own_host: Host, cluster: Real
     assert shareable(cluster) == {"gpu-0"}
     forms.delete("other")
     wait(lambda: f"{shareable(cluster)} can be shared" if shareable(cluster) else None, GONE_S)
-    forms.create("whole", whole())
-    forms.wait_ready("whole")
+    forms.run("whole", whole())
 
 
 def shareable(cluster: RealCluster) -> set[str]:
@@ -202,7 +200,7 @@ def test_killed_while_it_destroys_a_mig_device(method: str, own_host: Host, clus
     forms.wait_ready("leaving", "staying")
     before, partition = containers(forms.get("staying")), forms.partition("staying")
     own_host.hardware.backend().fail_next(method, delay_s=LONG_CALL_S)
-    forms.ask_to_go("leaving")
+    forms.cluster.client.delete(PODS, "leaving", forms.namespace)
     kill_in_long_call(own_host)
     wait(lambda: _still_made(own_host, partition), RETRY_S)
     forms.delete("leaving")

@@ -130,8 +130,7 @@ def sickness(cluster: RealCluster, own_host: Host, namespace: str, node: str | N
 def test_an_error_is_a_taint_within_two_seconds_and_in_the_pods_status_until_it_recovers(sickness: Sickness) -> None:
     """The pod goes on: nothing ends it but its owner."""
     forms = sickness.forms
-    forms.create("pod", whole(), "true")
-    forms.wait_ready("pod")
+    forms.run("pod", whole(), "true")
     (device,) = sickness.cluster.granted_devices(forms.get("pod"))
     wait(sickness.is_told("pod", "Healthy"), SHOWN_S)
     seconds = sickness.inject(device, "xid=48")

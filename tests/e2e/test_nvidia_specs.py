@@ -1,22 +1,182 @@
 """Claims written for NVIDIA's own driver work unchanged.
 
-The specs are read from the folder in E2E_NVIDIA_SPECS and applied unchanged; `nvidia_specs` has the expected results.
+The specs are tests/bats/specs/gpu-*.yaml and demo/specs/quickstart/v1/gpu-test4.yaml of NVIDIA's public DRA driver
+repository. They are read from the folder in E2E_NVIDIA_SPECS and applied unchanged; `SPECS` has the expected results.
 """
 
 import os
 import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from dra_driver.hardware.gpu.backend import ComputeMode
+from dra_driver.kube.published.listing import Devices, observed_devices
+from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.client import load
 from dra_driver.sim.demo.expectations import parse_expectation
 from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import RealCluster
 from tests.e2e.gates import gates_of
+from tests.e2e.hardware import Hardware
 from tests.e2e.host import Host
-from tests.e2e.nvidia_specs import SPECS, View
 from tests.e2e.scenario import check_partitions, reached
+
+ANY = Requirements()
+POLICIES = Path(__file__).parent / "policies"
+H100_IN_TURNS = Requirements(policies=(POLICIES / "time-sliced-h100.yaml",))
+# One GPU: the scheduler of 1.34 tries GPUs in random order, and each share would fit on another.
+H100_BY_MEMORY = Requirements(nodes=(("gpu-a", "1xh100-sxm5-80gb"),), policies=(POLICIES / "memory-shares-h100.yaml",))
+FOUR_A100 = Requirements(nodes=(("gpu-a", "4xa100-sxm4-40gb+mig"),))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What a check of side effects can read while the pods are as expected."""
+
+    cluster: RealCluster
+    namespace: str
+    hardware: Hardware
+
+    @property
+    def pods(self) -> list[Obj]:
+        return self.cluster.pods(self.namespace)
+
+    def observations(self) -> list[Devices]:
+        """The devices that all containers of each pod list together."""
+        logs = [self.cluster.all_logs(pod).values() for pod in self.pods]
+        return [sum(map(observed_devices, texts), Devices()) for texts in logs]
+
+    def gpu(self) -> str:
+        """The only GPU of all pods."""
+        (uuid,) = {uuid for observation in self.observations() for uuid in observation.listed}
+        return uuid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """``lines`` is the number of GPUs that ``nvidia-smi -L`` lists in the first containers of all ``pods`` together;
+    a MIG device is listed below its GPU. ``check`` checks side effects while the pods run."""
+
+    reaches: Sequence[str]
+    pods: int
+    lines: int
+    requirements: Requirements = ANY
+    check: Callable[[View], None] | None = None
+
+
+def different_gpus(view: View) -> None:
+    """Every pod has a GPU of its own."""
+    observations = view.observations()
+    assert len({uuid for observation in observations for uuid in observation.listed}) == len(observations)
+
+
+def job_has_ended(view: View) -> None:
+    """The programs ran to their ends."""
+    logs = view.cluster.logs(view.namespace)
+    assert all(log.endswith("GPU Job completed successfully\n") for log in logs.values()), logs
+
+
+def short_turns(view: View) -> None:
+    """nvidia-smi set the time slice of this GPU once; after the claim it sets the default."""
+    gpu = view.gpu()
+    assert view.hardware.time_slice(gpu) == 1
+    assert view.hardware.said("nvidia-smi")[-1].endswith(f"nvidia-smi compute-policy -i {gpu} --set-timeslice 1")
+
+
+def mps_daemon(view: View) -> None:
+    """One daemon for this GPU, with both defaults set before clients can connect; the GPU is in exclusive mode."""
+    gpu, said = view.gpu(), [line.split(" ", 1)[1] for line in view.hardware.said("mps-control")]
+    newest = said[len(said) - said[::-1].index("start -f") :]
+    assert f"devices {gpu}" in newest, newest
+    assert "command set_default_active_thread_percentage 50" in newest, newest
+    assert f"command set_default_device_pinned_mem_limit {gpu} 10240M" in newest, newest
+    assert "exit" not in newest, newest
+    assert len(view.hardware.daemons()) == 1
+    assert view.hardware.compute_mode(gpu) is ComputeMode.EXCLUSIVE_PROCESS
+
+
+def four_quartets(view: View) -> None:
+    """Each pod has four MIG devices of one GPU, and each GPU serves one pod."""
+    observations = view.observations()
+    assert [sorted(part.profile for part in observation.partitions) for observation in observations] == [
+        ["1g.5gb", "1g.5gb", "2g.10gb", "3g.20gb"]
+    ] * 4
+    assert all(len(observation.parents) == 1 for observation in observations)
+    different_gpus(view)
+
+
+SPECS = {
+    "gpu-simple-full": Spec(reaches=["pod/pod-full-gpu Running sees 1 GPU"], pods=1, lines=1),
+    "gpu-2pods-2gpus": Spec(
+        reaches=["pod/pod1 Running sees 1 GPU", "pod/pod2 Running sees 1 GPU", "pods pod1 pod2 different GPUs"],
+        pods=2,
+        lines=2,
+    ),
+    "gpu-2pods-1gpu": Spec(
+        reaches=["pod/pod1 Running sees 1 GPU", "pod/pod2 Running sees 1 GPU", "pods pod1 pod2 same GPU"],
+        pods=2,
+        lines=2,
+    ),
+    "gpu-1pod-2cnt-1gpu": Spec(
+        reaches=["pod/pod1 Running sees 1 GPU", "containers pod1/ctr0 pod1/ctr1 same GPU"], pods=1, lines=1
+    ),
+    "gpu-two-claims-one-pod": Spec(reaches=["pod/pod-two-claims Running sees 2 GPUs"], pods=1, lines=2),
+    "gpu-job-rct": Spec(reaches=["job/gpu-job-rct Complete"], pods=2, lines=2, check=job_has_ended),
+    "gpu-job-rct-parallel": Spec(
+        reaches=["deployment/gpu-deploy-parallel Available"], pods=2, lines=2, check=different_gpus
+    ),
+    "gpu-cel-nomatch": Spec(reaches=["pod/pod-cel-nomatch Pending"], pods=1, lines=0),
+    "gpu-simple-mig": Spec(reaches=["pod/pod-mig1g Running sees 1 MIG device"], pods=1, lines=1),
+    "gpu-multiple-mig": Spec(
+        reaches=[
+            "pod/pod-2mig Running sees 2 MIG devices",
+            "containers pod-2mig/ctr0 pod-2mig/ctr1 different MIG devices",
+        ],
+        pods=1,
+        lines=1,
+    ),
+    "gpu-anymig": Spec(reaches=["pod/pod-anymig Running sees 1 MIG device"], pods=1, lines=1),
+    "gpu-simple-mig-ts": Spec(reaches=["pod/pod-mig1g Running sees 1 MIG device"], pods=1, lines=1),
+    "gpu-timeslicing": Spec(
+        reaches=[
+            "pod/pod-timeslicing Running sees 1 GPU",
+            "containers pod-timeslicing/ctr0 pod-timeslicing/ctr1 same GPU",
+        ],
+        pods=1,
+        lines=1,
+        check=short_turns,
+    ),
+    "gpu-mps": Spec(
+        reaches=["pod/pod-mps Running sees 1 GPU", "containers pod-mps/ctr0 pod-mps/ctr1 same GPU"],
+        pods=1,
+        lines=1,
+        check=mps_daemon,
+    ),
+    "gpu-consumable-shares-memory": Spec(
+        reaches=[
+            "pod/pod-share-memory-0 Running sees 1 GPU",
+            "pod/pod-share-memory-1 Running sees 1 GPU",
+            "pods pod-share-memory-0 pod-share-memory-1 same GPU",
+        ],
+        pods=2,
+        lines=2,
+        requirements=H100_BY_MEMORY,
+    ),
+    # It asks for a count of shares and for no memory, which here means all memory: the pods run on different GPUs.
+    "gpu-consumable-shares-integer": Spec(
+        reaches=["pod/pod-share-integer-0 Running sees 1 GPU", "pod/pod-share-integer-1 Running sees 1 GPU"],
+        pods=2,
+        lines=2,
+        requirements=H100_IN_TURNS,
+    ),
+    "gpu-test4": Spec(
+        reaches=["deployment/pod Available"], pods=4, lines=4, requirements=FOUR_A100, check=four_quartets
+    ),
+}
+
 
 FOLDER = os.environ.get("E2E_NVIDIA_SPECS")
 _LISTED = re.compile(r"GPU \d+: ")

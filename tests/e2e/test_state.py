@@ -90,8 +90,7 @@ def test_pods_run_on_and_can_be_deleted_when_the_journal_is_gone(
     wait(lambda: None if len(node_folders.claims_in_journal()) == len(claims) - 1 else "being rebuilt", 60.0)
     rest = [name for name in PODS if name != "small"]
     assert {name: containers(forms.get(name)) for name in rest} == {name: before[name] for name in rest}
-    forms.create("next", slice_of("1g.10gb"))
-    forms.wait_ready("next")
+    forms.run("next", slice_of("1g.10gb"))
     forms.delete("next", *rest)
     wait(own_host.hardware.traces, GONE_S)
     assert node_folders.claims_in_journal() == node_folders.claims_with_files() == set()
@@ -121,8 +120,7 @@ def test_after_a_reboot_pods_get_their_gpus_anew(
         wait(lambda: "they stay" if claims & node_folders.claims_in_journal() - _prepared_anew(boot_id) else None, 30.0)
         forms.delete(*PODS)
         for name in ("again", "other"):
-            forms.create(name, slice_of("3g.40gb"))
-            forms.wait_ready(name)
+            forms.run(name, slice_of("3g.40gb"))
             forms.sees(name)
         forms.delete("again", "other")
         wait(own_host.hardware.traces, GONE_S)
@@ -160,6 +158,5 @@ def test_cleanup_refuses_while_pods_run_and_removes_everything_then(
     finally:
         own_host.restart()
         own_host.mps.start()
-    forms.create("next", whole())
-    forms.wait_ready("next")
+    forms.run("next", whole())
     forms.sees("next")

@@ -57,8 +57,7 @@ def test_a_foreign_partition_is_published_allocated_and_stays(
     request = slice_of(PROFILE)
     attributes = 'device.attributes["gpu.nvidia.com"]'
     request["selectors"].append({"cel": {"expression": f'"uuid" in {attributes} && {attributes}.uuid == "{uuid}"'}})
-    forms.create("given", request, exists=True)
-    forms.wait_ready("given")
+    forms.run("given", request, exists=True)
     assert forms.partition("given") == uuid
     forms.delete("given")
     assert [one.gi_id for one in backend.mig_instances(gpu.uuid)] == [instance.gi_id]
@@ -76,8 +75,7 @@ def test_partitions_are_created_beside_a_foreign_one(
     (gpu,) = backend.snapshot().gpus
     instance, uuid = made_by_hand(backend, start=0)
     wait(lambda: None if uuids(cluster) == {uuid} else f"slices have {uuids(cluster)}", NOTICED_S)
-    forms.create("own", slice_of("3g.20gb"))
-    forms.wait_ready("own")
+    forms.run("own", slice_of("3g.20gb"))
     assert {str(one.device.uuid) for one in backend.mig_instances(gpu.uuid) if one.device} == {
         uuid,
         forms.partition("own"),

@@ -108,8 +108,7 @@ def test_pods_of_the_older_version_do_not_notice_the_new_one(  # noqa: PLR0917 -
     assert version(OLD_PYTHON, "-P") != version(own_host.process.command()[0])
     forms = Forms(cluster, namespace)
     for name, request in pods.items():
-        forms.create(name, request)
-        forms.wait_ready(name)
+        forms.run(name, request)
     logs = {name: forms.log(name) for name in pods}
     before = {name: containers(forms.get(name)) for name in pods}
     claims, files = node_folders.claims_in_journal(), contents(node_folders)
@@ -119,8 +118,7 @@ def test_pods_of_the_older_version_do_not_notice_the_new_one(  # noqa: PLR0917 -
     old.end()
 
     own_host.restart()
-    forms.create("next", beside(pods))
-    forms.wait_ready("next")
+    forms.run("next", beside(pods))
     assert {name: containers(forms.get(name)) for name in pods} == before
     assert {name: forms.log(name) for name in pods} == logs
     assert claims <= node_folders.claims_in_journal()
@@ -145,8 +143,7 @@ def test_pods_survive_a_rollback_to_the_older_version_and_back(  # noqa: PLR0917
     """The older version answers for, prepares and unprepares claims of this one; nothing is lost between the two."""
     forms = Forms(cluster, namespace)
     for name, request in pods.items():
-        forms.create(name, request)
-        forms.wait_ready(name)
+        forms.run(name, request)
     before = {name: containers(forms.get(name)) for name in pods}
     claims = node_folders.claims_in_journal()
     gone = [name for name in ("small", "ten") if name in pods]
@@ -156,8 +153,7 @@ def test_pods_survive_a_rollback_to_the_older_version_and_back(  # noqa: PLR0917
     try:
         older.wait_for(lambda: REGISTERED in older.text, START_S)
         assert node_folders.claims_in_journal() == claims
-        forms.create("next", beside(pods))
-        forms.wait_ready("next")
+        forms.run("next", beside(pods))
         forms.delete(*gone)
     finally:
         older.end()

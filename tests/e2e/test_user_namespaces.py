@@ -134,8 +134,7 @@ def test_a_share_in_a_user_namespace_has_the_daemons_folders_and_cannot_remove_i
     own_host: Host, forms: Forms
 ) -> None:
     """Its root is not the node's: it writes pipes and shared memory of its own, and the daemon's files stay."""
-    forms.create("share", share("10Gi", 20), f"{LIST}; {SHARED}", host_users=False)
-    forms.wait_ready("share")
+    forms.run("share", share("10Gi", 20), f"{LIST}; {SHARED}", host_users=False)
     forms.wait_line("share", "done")
     assert len(own_host.hardware.daemons()) == 1
     log = forms.log("share").splitlines()
@@ -148,8 +147,7 @@ def test_the_nodes_of_a_prepared_claim_are_on_the_host_with_links_in_dev_char(
     forms: Forms, host_dev: Path, node_folders: Folders
 ) -> None:
     """With the numbers of the CDI files: GPU, control and capability nodes. systemd before 240 needs the links."""
-    forms.create("part", slice_of("1g.10gb"))
-    forms.wait_ready("part")
+    forms.run("part", slice_of("1g.10gb"))
     nodes = cdi_nodes(node_folders)
     assert {"/dev/nvidiactl", "/dev/nvidia-uvm"} < nodes.keys()
     assert sum(path.startswith("/dev/nvidia-caps/") for path in nodes) == 2
@@ -166,6 +164,5 @@ def test_a_node_that_was_deleted_on_the_host_comes_back_with_the_next_claim(
     """Within seconds, or at the latest before a claim is answered."""
     wait(lambda: None if (host_dev / "nvidiactl").exists() else "there is no /dev/nvidiactl", 15.0)
     (host_dev / "nvidiactl").unlink()
-    forms.create("whole", whole(), COMMAND)
-    forms.wait_ready("whole")
+    forms.run("whole", whole(), COMMAND)
     assert (host_dev / "nvidiactl").is_char_device()

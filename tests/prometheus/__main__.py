@@ -15,8 +15,7 @@ from pathlib import Path
 from dra_driver.kubectl.commands.prometheus import Prometheus
 from dra_driver.kubectl.web.use_history import past_of
 from tests.prometheus import dashboards
-from tests.prometheus.programs import Monitoring
-from tests.prometheus.stage import Stage
+from tests.prometheus.stage import Monitoring, Stage
 
 FILES = dashboards.ROOT / "deploy" / "chart" / "files"
 TURN_S = 10.0

@@ -84,17 +84,31 @@ class Pods:
         self._cluster = cluster
         self._namespace = namespace
 
-    def create(self, name: str, *, claim: str = "", template: str = "", node: str = "", **spec: object) -> Obj:
-        """A pod with one container that uses one claim, from a template or existing."""
+    def create(
+        self, name: str, *, claim: str = "", template: str = "", node: str = "", on: str = "", **spec: object
+    ) -> Obj:
+        """A pod with one container that uses one claim, from a template or existing.
+
+        It is put on ``node``, or selects the node ``on``.
+        """
         source = {"resourceClaimName": claim} if claim else {"resourceClaimTemplateName": template}
         container = {"name": "main", "image": "example.com/app:1", "resources": {"claims": [{"name": "gpu"}]}}
-        body = {
-            "metadata": {"name": name},
-            "spec": {"containers": [container], "resourceClaims": [{"name": "gpu", **source}], **spec},
-        }
+        body: Obj = {"containers": [container], "resourceClaims": [{"name": "gpu", **source}], **spec}
         if node:
-            body["spec"]["nodeName"] = node  # type: ignore[index]
-        return self._cluster.store.create(PODS, body, namespace=self._namespace)
+            body["nodeName"] = node
+        if on:
+            body["nodeSelector"] = {"kubernetes.io/hostname": on}
+        return self._cluster.store.create(PODS, {"metadata": {"name": name}, "spec": body}, namespace=self._namespace)
+
+    def run(self, name: str, *, template: str, on: str = "") -> None:
+        """Create the pod, and wait until it runs."""
+        self.create(name, template=template, on=on)
+        self.wait_ready(name)
+
+    def end(self, name: str) -> None:
+        """Delete the pod, and wait until it is removed."""
+        self.delete(name)
+        self.wait_gone(name)
 
     def get(self, name: str) -> Obj:
         return self._cluster.store.get(PODS, name, self._namespace)

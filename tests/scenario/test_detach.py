@@ -99,8 +99,7 @@ def test_a_driver_is_upgraded_under_ten_running_pods(
     pods.wait_ready(*names)
     before, documents = containers(pods, names), cluster.nodes[NODE].claim_files()
     cut = make_template(cluster, namespace, deviceClassName="mig.nvidia.com")
-    pods.create("partition", template=cut)
-    pods.wait_ready("partition")
+    pods.run("partition", template=cut)
 
     node.annotate("driver 580.105.08")
     node.wait_taint("requested")
@@ -108,8 +107,7 @@ def test_a_driver_is_upgraded_under_ten_running_pods(
     tolerant = make_template(cluster, namespace, tolerations=[{"operator": "Exists"}])
     pods.create("waits-in-the-scheduler", template=template)
     pods.create("waits-in-the-kubelet", template=tolerant)
-    pods.delete("partition")
-    pods.wait_gone("partition")
+    pods.end("partition")
     spec.write_text(SPEC.format(version="580.105.08"))
     allocated = "waits-in-the-kubelet"
     cluster.wait(lambda: None if dig(pods.get(allocated), "spec", "nodeName") else "not yet", TIMEOUT_S, "scheduling")
@@ -134,14 +132,12 @@ def test_a_driver_manager_is_given_the_driver_when_the_last_claim_has_ended(
     node: DetachedNode, pods: Pods, template: str
 ) -> None:
     """It evicts the pods that have claims after it sets its label; they need their unprepare."""
-    pods.create("holder", template=template)
-    pods.wait_ready("holder")
+    pods.run("holder", template=template)
     node.label(PAUSED)
     node.wait_taint("driver-upgrade")
     node.wait_event("DriverDetaching", f"label {CLIENT_LABEL} of node {NODE}")
     assert is_ready(pods.get("holder"))
-    pods.delete("holder")
-    pods.wait_gone("holder")
+    pods.end("holder")
     node.wait_event("DriverDetached", f"label {CLIENT_LABEL} of node {NODE}")
     node.label("true")
     node.wait_taint(None)
@@ -151,8 +147,7 @@ def test_a_process_that_restarts_stays_detached(
     cluster: Cluster, node: DetachedNode, pods: Pods, template: str
 ) -> None:
     """It must not open the driver that is being replaced; the slices of the run before it stay, tainted."""
-    pods.create("holder", template=template)
-    pods.wait_ready("holder")
+    pods.run("holder", template=template)
     node.annotate("reset of gpu-0")
     node.wait_event("DriverDetached", "reset of gpu-0")
     node.wait_taint("requested")
@@ -160,8 +155,7 @@ def test_a_process_that_restarts_stays_detached(
     process.kill()
     process.start()
     node.wait_event("DriverDetached", "reset of gpu-0", times=2)
-    pods.delete("holder")
-    pods.wait_gone("holder")
+    pods.end("holder")
     assert "GPU inventory changed" not in process.log_tail(200).rpartition("starting")[2]
     node.wait_taint("requested")
     pods.create("new", template=template)

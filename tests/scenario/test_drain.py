@@ -112,8 +112,7 @@ def test_one_gpu_is_drained_while_the_others_serve(
 ) -> None:
     """All forms of that GPU are kept from new claims; a claim on another GPU is neither waited for nor evicted."""
     template = make_template(cluster, namespace, selectors=EXCLUSIVE)
-    pods.create("first", template=template)
-    pods.wait_ready("first")
+    pods.run("first", template=template)
     held = next(device for device in ("gpu-0", "gpu-1", "gpu-2") if device in str(cluster_claims(cluster, namespace)))
     free = "gpu-1" if held == "gpu-0" else "gpu-0"
     status, report, _ = commands.run("drain", "--gpu", free)
@@ -147,8 +146,7 @@ def test_devices_are_withdrawn_while_a_device_plugin_offers_the_same_gpus(
     cluster: Cluster, pods: Pods, namespace: str
 ) -> None:
     """After ten seconds; the GPU of a running pod stays, for what reads slices. A restart does not offer them again."""
-    pods.create("holder", template=make_template(cluster, namespace, selectors=EXCLUSIVE))
-    pods.wait_ready("holder")
+    pods.run("holder", template=make_template(cluster, namespace, selectors=EXCLUSIVE))
     set_allocatable(cluster, {"nvidia.com/gpu": "4"})
     wait_withdrawn(cluster)
     assert is_ready(pods.get("holder"))
@@ -158,8 +156,7 @@ def test_devices_are_withdrawn_while_a_device_plugin_offers_the_same_gpus(
     cluster.wait_published()
     wait_withdrawn(cluster)
     set_allocatable(cluster, {"nvidia.com/gpu": "0"})
-    pods.delete("holder")
-    pods.wait_gone("holder")
+    pods.end("holder")
     start_without_the_note(cluster)
     cluster.wait(lambda: None if len(gpus(cluster)) == 4 else f"{gpus(cluster)}", TIMEOUT_S, "all devices")
 

@@ -14,14 +14,13 @@ from tests.scenario.conftest import ROOT, TIMEOUT_S, Pods, devices, make_templat
 
 CLUSTER = {"nodes": {"gpu-a": "4xa100-sxm4-40gb", "gpu-b": "8xh100-sxm5-80gb"}, "policies": [ROOT / health.POLICY]}
 """One broken GPU is a small part of the fleet."""
-ON_A = {"kubernetes.io/hostname": "gpu-a"}
 OPT_OUT = {"gpu.dra-driver.io/no-eviction": "true"}
 
 
 def run_pod(cluster: Cluster, namespace: str, pods: Pods, name: str, **metadata: object) -> None:
     """A running pod with ``nvidia.com/gpu: 1`` on node gpu-a."""
     container = {"name": "main", "image": "i", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
-    spec = {"containers": [container], "nodeSelector": ON_A}
+    spec = {"containers": [container], "nodeSelector": {"kubernetes.io/hostname": "gpu-a"}}
     cluster.store.create(PODS, {"metadata": {"name": name, **metadata}, "spec": spec}, namespace=namespace)
     pods.wait_ready(name)
 
@@ -67,8 +66,7 @@ def test_a_budget_and_an_opt_out_keep_pods_and_the_controller_says_so(
 def test_the_pod_shows_that_its_gpu_is_ill(cluster: Cluster, namespace: str, pods: Pods) -> None:
     """allocatedResourcesStatus, while the pod tolerates the taint."""
     tolerations = [{"operator": "Exists", "effect": "NoExecute"}]
-    pods.create("p", template=make_template(cluster, namespace, tolerations=tolerations), nodeSelector=ON_A)
-    pods.wait_ready("p")
+    pods.run("p", template=make_template(cluster, namespace, tolerations=tolerations), on="gpu-a")
     cluster.wait(lambda: unlike(cluster, namespace, "Healthy"), TIMEOUT_S, "its health to be shown")
     inject(cluster, "gpu-0 xid=79, gpu-1 xid=79, gpu-2 xid=79, gpu-3 xid=79")
     try:

@@ -3,10 +3,16 @@
 Each walk visits every allowed layout once, adding placements in one order, and tries every later placement at each: an
 illegal layout is met when its first illegal part is complete. The catalogue's table is the reference; counters (through
 the allocator's arithmetic) and simulated hardware must agree with it at every step.
+
+The rule is the hardware's (NVIDIA's MIG user guide, nvml.h): no memory slice twice, no more compute slices than the
+board has, no more instances of a profile than its maximum, no engine twice. `Board` shares no code with the simulated
+hardware, the published slices and the allocator, which are compared with it. A number that the table lacks limits
+nothing.
 """
 
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pytest
@@ -16,13 +22,72 @@ from dra_driver.core.errors import NoRoomError
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import PartitionId, parse_partition_name
+from dra_driver.hardware.gpu import catalog
+from dra_driver.hardware.gpu.catalog import CatalogProfile
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.mig.manager import MigManager
 from dra_driver.scheduler.allocation import V1_36, V1_37
 from dra_driver.scheduler.allocation.counters import CounterAccount, read_supply
 from tests.fakes.gpu_notes import FakeGpuNotes
 from tests.fakes.mig_cluster import Scheduler, built, partition, published
-from tests.scenario.mig_table import Board, Layout, Place
+
+ENGINES = ("copy", "decoder", "encoder", "jpeg", "ofa")
+Place = tuple[CatalogProfile, int]
+Layout = tuple[Place, ...]
+
+
+@dataclass(frozen=True)
+class Board:
+    """One board's table. The order of ``places`` differs from the published one."""
+
+    model: str
+
+    @property
+    def table(self) -> catalog.MigTable:
+        found = catalog.model(self.model).mig
+        assert found is not None
+        return found
+
+    @property
+    def places(self) -> list[Place]:
+        return [(profile, start) for profile in self.table.profiles for start in profile.starts]
+
+    def allows(self, layout: Layout) -> bool:
+        """Whether all of these can exist at the same time."""
+        slices = [index for profile, start in layout for index in range(start, start + profile.memory_slices)]
+        if len(slices) != len(set(slices)) or max(slices, default=0) >= self.table.memory_slices:
+            return False
+        if sum(profile.compute_slices for profile, _ in layout) > self.table.compute_slices:
+            return False
+        profiles = [profile for profile, _ in layout]
+        if any(profiles.count(profile) > profile.max_instances for profile in profiles):
+            return False
+        return all(self._has_engines(engine, profiles) for engine in ENGINES)
+
+    def _has_engines(self, engine: str, profiles: list[CatalogProfile]) -> bool:
+        whole = max(self.table.profiles, key=lambda profile: (profile.memory_slices, profile.compute_slices))
+        there_are = getattr(whole.engines, engine)
+        return there_are is None or sum(getattr(p.engines, engine) or 0 for p in profiles) <= there_are
+
+    def layouts(self) -> Iterator[Layout]:
+        """Every allowed layout, the empty one first."""
+        places = self.places
+        waiting: list[tuple[Layout, int]] = [((), 0)]
+        while waiting:
+            layout, first = waiting.pop()
+            yield layout
+            for at in range(first, len(places)):
+                if self.allows((*layout, places[at])):
+                    waiting.append(((*layout, places[at]), at + 1))
+
+    def full_layouts(self) -> list[Layout]:
+        """The layouts to which nothing can be added."""
+        return [
+            layout
+            for layout in self.layouts()
+            if not any(place not in layout and self.allows((*layout, place)) for place in self.places)
+        ]
+
 
 MODELS = ["a30-24gb", "a100-sxm4-40gb", "a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm-141gb", "b200-180gb"]
 # The others have more placements, by the same rules; counters and hardware of all are compared in other tests, too.

@@ -25,13 +25,12 @@ def _unchanged(pods: Pods, before: Obj) -> None:
 
 def test_killing_the_node_process_changes_nothing_for_running_pods(cluster: Cluster, pods: Pods, template: str) -> None:
     """After kill -9 pods run on, their CDI documents stay, and a restarted process prepares and unprepares claims."""
-    pods.create("before", template=template, nodeSelector={"kubernetes.io/hostname": "gpu-a"})
-    pods.wait_ready("before")
+    pods.run("before", template=template, on="gpu-a")
     node, running = cluster.nodes["gpu-a"], pods.get("before")
     documents = {path: path.read_bytes() for path in node.claim_files()}
     node.process.kill()
 
-    pods.create("during", template=template, nodeSelector={"kubernetes.io/hostname": "gpu-a"})
+    pods.create("during", template=template, on="gpu-a")
     pods.wait_event("during", "FailedPrepareDynamicResources", "NodePrepareResources failed: rpc error: code =")
     _unchanged(pods, running)
     node.process.start()
@@ -47,8 +46,7 @@ def test_a_pod_deleted_while_the_node_process_is_away_goes_once_it_is_back(
     cluster: Cluster, pods: Pods, template: str
 ) -> None:
     """Unprepare is repeated until the driver answers; until then the pod stays and keeps its GPU."""
-    pods.create("leaving", template=template, nodeSelector={"kubernetes.io/hostname": "gpu-b"})
-    pods.wait_ready("leaving")
+    pods.run("leaving", template=template, on="gpu-b")
     node = cluster.nodes["gpu-b"]
     node.process.kill()
     pods.delete("leaving")
@@ -64,8 +62,7 @@ def test_restarting_the_kubelet_brings_slices_back_and_leaves_pods_alone(
     cluster: Cluster, pods: Pods, template: str
 ) -> None:
     """A kubelet deletes the node's slices when it starts; the driver publishes them again within 5 s."""
-    pods.create("steady", template=template, nodeSelector={"kubernetes.io/hostname": "gpu-a"})
-    pods.wait_ready("steady")
+    pods.run("steady", template=template, on="gpu-a")
     running = pods.get("steady")
     before = {item["metadata"]["uid"] for item in cluster.slices("gpu-a")}
     began = time.monotonic()
@@ -77,8 +74,7 @@ def test_restarting_the_kubelet_brings_slices_back_and_leaves_pods_alone(
     assert not after & before
     _unchanged(pods, running)
 
-    pods.create("next", template=template, nodeSelector={"kubernetes.io/hostname": "gpu-a"})
-    pods.wait_ready("next")
+    pods.run("next", template=template, on="gpu-a")
     assert pods.log("next") != pods.log("steady")
 
 
@@ -93,12 +89,11 @@ def test_slices_deleted_by_another_client_come_back(cluster: Cluster) -> None:
 
 def test_an_api_server_that_is_away_delays_and_breaks_nothing(cluster: Cluster, pods: Pods, template: str) -> None:
     """Running pods stay; a new pod waits, and runs once the API server is back."""
-    pods.create("before", template=template, nodeSelector={"kubernetes.io/hostname": "gpu-b"})
-    pods.wait_ready("before")
+    pods.run("before", template=template, on="gpu-b")
     running = pods.get("before")
     cluster.stop_api_server()
     try:
-        pods.create("during", template=template, nodeSelector={"kubernetes.io/hostname": "gpu-b"})
+        pods.create("during", template=template, on="gpu-b")
         time.sleep(1.0)  # a failure that must not happen needs time to happen
         _unchanged(pods, running)
         assert not is_ready(pods.get("during"))
@@ -115,7 +110,7 @@ def test_a_pod_says_that_the_api_server_is_away(cluster: Cluster, pods: Pods, te
     """The driver tries for as long as the kubelet listens, 45 s, and then answers with the reason."""
     cluster.stop_api_server()
     try:
-        pods.create("during", template=template, nodeSelector={"kubernetes.io/hostname": "gpu-b"})
+        pods.create("during", template=template, on="gpu-b")
         pods.wait_event("during", "FailedPrepareDynamicResources", "from the API server", timeout_s=60.0)
     finally:
         cluster.start_api_server()
@@ -124,12 +119,11 @@ def test_a_pod_says_that_the_api_server_is_away(cluster: Cluster, pods: Pods, te
 
 def test_a_deleted_pod_frees_its_gpu_for_the_next(cluster: Cluster, pods: Pods, template: str) -> None:
     """A pod that waits for a GPU starts by itself when another pod releases one."""
-    where = {"kubernetes.io/hostname": "gpu-a"}
     for name in ("one", "two"):
-        pods.create(name, template=template, nodeSelector=where)
+        pods.create(name, template=template, on="gpu-a")
     # Only now: of three waiting pods the first is the one whose claim was created first.
     pods.wait_ready("one", "two")
-    pods.create("three", template=template, nodeSelector=where)
+    pods.create("three", template=template, on="gpu-a")
     pods.wait_event("three", "FailedScheduling", "1 cannot allocate all claims")
     freed = pods.log("one")
     pods.delete("one")
@@ -175,13 +169,13 @@ def test_killing_the_node_process_in_the_middle_of_a_prepare_loses_nothing(
     template = make_template(cluster, namespace, parameters=parameters)
     node = cluster.nodes["gpu-a"]
     with journal_held(node, held):
-        pods.create("left", template=template, nodeSelector={"kubernetes.io/hostname": "gpu-a"})
+        pods.create("left", template=template, on="gpu-a")
         cluster.wait(lambda: None if is_held(node, states) else "not held yet", TIMEOUT_S, "a prepare to be held")
         assert sorted(claims_in_journal(node).values()) == states
         assert len(node.claim_files()) == len(states), "the CDI document is written between the two"
         node.process.kill()
     node.process.start()
-    pods.create("right", template=template, nodeSelector={"kubernetes.io/hostname": "gpu-a"})
+    pods.create("right", template=template, on="gpu-a")
     pods.wait_ready("left", "right")
     assert pods.log("left") != pods.log("right")
     assert node.journal_rows() == len(node.claim_files()) == 2

@@ -86,15 +86,13 @@ def test_what_is_in_use_is_not_tried(cluster: Cluster, namespace: str, smoke: Sm
     """That is no failure."""
     selector = {"cel": {"expression": '!("sharingStrategy" in device.attributes["gpu.nvidia.com"])'}}
     template = make_template(cluster, namespace, selectors=[selector])
-    pods.create("holder", template=template, nodeSelector={"kubernetes.io/hostname": "gpu-b"})
-    pods.wait_ready("holder")
+    pods.run("holder", template=template, on="gpu-b")
     status, report = smoke.run("--node", "gpu-b", "--kind", "gpu")
     assert status == 0
     assert [(item["status"], item["message"]) for item in report["tries"]] == [
         ("not tried", "its only GPU is allocated")
     ]
-    pods.delete("holder")
-    pods.wait_gone("holder")
+    pods.end("holder")
 
 
 @contextmanager

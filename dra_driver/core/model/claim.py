@@ -1,7 +1,7 @@
 """A ResourceClaim on its node: identity, allocated devices, and the devices that are answered to the kubelet."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Struct, field
 
@@ -49,7 +49,7 @@ class OpaqueConfig(Struct, frozen=True, kw_only=True):
 
     source: Literal["FromClass", "FromClaim"]
     requests: tuple[str, ...]
-    parameters: Mapping[str, Any]
+    parameters: Mapping[str, object]
 
 
 class AllocatedClaim(Struct, frozen=True, kw_only=True):

@@ -181,7 +181,7 @@ class _Server(socketserver.TCPServer):
         with self._lock:
             self._waiting.pop(connection, None)
 
-    def get_request(self) -> tuple[socket.socket, Any]:
+    def get_request(self) -> tuple[socket.socket, object]:
         """As the library's. Without descriptors, the oldest connection is closed before the next attempt."""
         try:
             return super().get_request()
@@ -214,7 +214,7 @@ class _Server(socketserver.TCPServer):
         """Log a defect of this process, or that it gets no more threads."""
         log.exception("HTTP request failed")
 
-    def _serve(self, request: socket.socket, client_address: Any) -> None:
+    def _serve(self, request: socket.socket, client_address: object) -> None:
         try:
             self.finish_request(request, client_address)
         except OSError:  # the client hung up, or was too slow

@@ -15,7 +15,7 @@ import re
 import sys
 import threading
 import time
-from typing import Any, Literal, TextIO
+from typing import Literal, TextIO
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -102,7 +102,7 @@ class JsonFormatter(logging.Formatter):
     """One JSON object a line: ``time``, ``level``, ``logger``, ``message``, the extras, perhaps ``traceback``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields: dict[str, Any] = {
+        fields: dict[str, object] = {
             "time": _timestamp(record),
             "level": record.levelname.lower(),
             "logger": _short_name(record),
@@ -114,7 +114,7 @@ class JsonFormatter(logging.Formatter):
         return redact(json.dumps(fields, default=_bounded, ensure_ascii=False))
 
 
-def extras(record: logging.LogRecord) -> dict[str, Any]:
+def extras(record: logging.LogRecord) -> dict[str, object]:
     """What the caller passed as ``extra``, in the order given."""
     return {key: value for key, value in vars(record).items() if key not in _STANDARD}
 
@@ -140,11 +140,11 @@ def _one_line(text: str) -> str:
     return text if text.isprintable() else _CONTROL.sub(lambda match: repr(match.group())[1:-1], text)
 
 
-def _text_value(value: Any) -> str:
+def _text_value(value: object) -> str:
     text = _bounded(value) if not isinstance(value, list | tuple) else ",".join(map(_bounded, value))
     return json.dumps(text, ensure_ascii=False) if not text or _NEEDS_QUOTES.search(text) else text
 
 
-def _bounded(value: Any) -> str:
+def _bounded(value: object) -> str:
     text = str(value)
     return text if len(text) <= _MAX_VALUE else f"{text[:_MAX_VALUE]}...({len(text)} characters)"

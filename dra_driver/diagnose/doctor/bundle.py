@@ -12,7 +12,7 @@ import tarfile
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct, field
 
@@ -24,22 +24,22 @@ from dra_driver.core.errors import (
     StorageError,
 )
 from dra_driver.core.files import replace_file
+from dra_driver.core.finding import check_document
 from dra_driver.diagnose.doctor import facts as fact
 from dra_driver.diagnose.doctor.facts import (
     ClusterFacts,
     Unanswered,
-    Wire,
     dicts,
     is_ready,
+    mapping,
     name_of,
     namespace_of,
     number,
     text,
 )
 from dra_driver.diagnose.doctor.reduce import redacted
-from dra_driver.diagnose.doctor.views import driver_names
 from dra_driver.kube import opaque_parameters, paths
-from dra_driver.kube.state import KINDS, ClusterState
+from dra_driver.kube.state import KINDS, ClusterState, Wire
 from dra_driver.kube.state_file import state_in, text_of
 
 KIND: Final = "SupportBundle"
@@ -62,7 +62,7 @@ class SupportBundle(Struct, frozen=True, kw_only=True):
     facts: ClusterFacts
     created_at: str
     program_version: str
-    report: Mapping[str, Any]
+    report: Mapping[str, object]
     report_text: str
     logs: Mapping[str, str] = field(default_factory=dict)
 
@@ -95,15 +95,15 @@ def write(bundle: SupportBundle, path: Path) -> int:
 def read(path: Path | str) -> ClusterFacts:
     """The facts in a bundle. Raises ConfigurationError with a sentence, also for a bundle of a newer version."""
     where = str(path)
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name, data in _files_in(Path(path), where):
         found[name] = _json(data, f"{where}: {name}")
         if name == MANIFEST:
-            _check_version(found[name], where)
+            check_document(found[name], KIND, SCHEMA_VERSION, where)
     missing = [name for name in (MANIFEST, STATE, FACTS) if name not in found]
     if missing:
         raise ConfigurationError(f"{where}: no support bundle: {', '.join(missing)} is missing in it")
-    return _facts(found[FACTS], state_in([found[STATE]], where), where)
+    return _facts(found[FACTS], state_in([mapping(found[STATE])], where), where)
 
 
 def _members(bundle: SupportBundle) -> Iterator[tuple[str, str]]:
@@ -125,7 +125,7 @@ def _members(bundle: SupportBundle) -> Iterator[tuple[str, str]]:
         yield f"{LOGS}{name}.log", log
 
 
-def _packed(facts: ClusterFacts) -> dict[str, Any]:
+def _packed(facts: ClusterFacts) -> dict[str, object]:
     """What the state does not have: the other facts, and why questions have no answer."""
     kept = {name: value for name, value in facts.answers.items() if name in fact.EXTRA}
     kept |= facts.unanswered
@@ -135,35 +135,24 @@ def _packed(facts: ClusterFacts) -> dict[str, Any]:
     }
 
 
-def _facts(document: Any, state: ClusterState, where: str) -> ClusterFacts:
+def _facts(document: object, state: ClusterState, where: str) -> ClusterFacts:
     packed = document.get("answers") if isinstance(document, dict) else None
     if not isinstance(packed, dict):
         raise ConfigurationError(f"{where}: {FACTS} has no answers")
-    answers: dict[str, Any] = {kind.field: list(getattr(state, kind.field)) for kind in KINDS}
+    answers: dict[str, object] = {kind.field: list(getattr(state, kind.field)) for kind in KINDS}
     for name, value in packed.items():
         if name in fact.EXTRA or name in answers:
             answers[name] = _unpacked(value, f"{where}: {FACTS}: {str(name)[:40]}", answers.get(name))
     return ClusterFacts(answers=answers, source=where)
 
 
-def _unpacked(value: Any, where: str, present: Any) -> Any:
+def _unpacked(value: object, where: str, present: object) -> object:
     why = value.get("unanswered") if isinstance(value, dict) else None
     if isinstance(why, dict) and isinstance(why.get("seen"), str) and isinstance(why.get("do"), str):
         return Unanswered(seen=why["seen"][:2000], fix=why["do"][:2000])
     if not isinstance(value, dict) or not isinstance(value.get("is"), dict | list):
         raise ConfigurationError(f"{where}: expected an answer, or why there is none")
     return value["is"] if present is None else present
-
-
-def _check_version(manifest: Any, where: str) -> None:
-    if not isinstance(manifest, dict) or manifest.get("kind") != KIND:
-        raise ConfigurationError(f"{where}: no {KIND}")
-    version, program = manifest.get("schemaVersion"), str(manifest.get("programVersion"))[:40]
-    if version != SCHEMA_VERSION:
-        raise ConfigurationError(
-            f"{where}: a support bundle of schemaVersion {str(version)[:20]}, this program reads {SCHEMA_VERSION}; "
-            f"read it with the version of dra-driver that wrote it ({program}) or a newer one"
-        )
 
 
 def _files_in(path: Path, where: str) -> Iterator[tuple[str, bytes]]:
@@ -213,7 +202,7 @@ class _Bounded(io.RawIOBase):
         return self._file.tell()
 
 
-def _json(data: bytes, where: str) -> Any:
+def _json(data: bytes, where: str) -> object:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -261,7 +250,7 @@ def _add(
     within_s: float,
 ) -> None:
     name = f"{namespace_of(pod)}/{name_of(pod)}/{container}{'-previous' if previous else ''}"
-    query: dict[str, Any] = {"container": container, "tailLines": str(_LINES), "limitBytes": str(MOST_BYTES)}
+    query = {"container": container, "tailLines": str(_LINES), "limitBytes": str(MOST_BYTES)}
     if previous:
         query["previous"] = "true"
     try:
@@ -280,7 +269,7 @@ _KINDS: Final = ("claims", "templates", "classes")
 
 def without_foreign_parameters(facts: ClusterFacts) -> ClusterFacts:
     """The facts with empty opaque parameters, and empty data of claimed devices, where another driver reads them."""
-    own = driver_names(facts)
+    own = facts.driver_names
     kept = {
         name: [opaque_parameters.without_foreign_parameters(item, own) for item in facts.items(name)]
         for name in _KINDS

@@ -12,8 +12,7 @@ from typing import Final, NamedTuple
 from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, ok, unknown, warn
 from dra_driver.core.text import listed
 from dra_driver.diagnose.doctor import facts as fact
-from dra_driver.diagnose.doctor.facts import ClusterFacts, Unanswered, dicts, name_of, text
-from dra_driver.diagnose.doctor.views import driver_nodes, gpu_nodes, node_daemonsets, setting
+from dra_driver.diagnose.doctor.facts import ClusterFacts, Unanswered, dicts, name_of, setting, text
 
 OLDEST_MINOR: Final = 34
 """resource.k8s.io/v1 is served from Kubernetes 1.34 on."""
@@ -89,7 +88,7 @@ def _version(facts: ClusterFacts) -> Iterator[Finding]:
 
 @check("kubelet-versions", Layer.KUBERNETES, "the versions of kubelets")
 def _kubelets(facts: ClusterFacts) -> Iterator[Finding]:
-    wanted = driver_nodes(facts)
+    wanted = facts.driver_nodes
     versions = {name_of(node): text(node, "status", "nodeInfo", "kubeletVersion") for node in facts.items("nodes")}
     old = sorted(
         name
@@ -109,7 +108,7 @@ def _kubelets(facts: ClusterFacts) -> Iterator[Finding]:
 def _gates(facts: ClusterFacts) -> Iterator[Finding]:
     dropped = [
         problem.message
-        for status in gpu_nodes(facts).values()
+        for status in facts.gpu_nodes.values()
         for problem in status.problems
         if _DROPPED in problem.message
     ]
@@ -122,7 +121,7 @@ def _gates(facts: ClusterFacts) -> Iterator[Finding]:
                 "1.36, where they are on.",
                 "cluster",
             )
-        elif not gpu_nodes(facts):
+        elif not facts.gpu_nodes:
             facts.value(fact.GATES)  # raises: neither the gates nor their effects can be seen
         return
     gates, version = facts.value(fact.GATES), text(facts.value(fact.VERSION), "gitVersion")
@@ -165,7 +164,7 @@ def _served(facts: ClusterFacts) -> Iterator[Finding]:
 @check("crds", Layer.CRDS, "the CustomResourceDefinitions of the driver")
 def _crds(facts: ClusterFacts) -> Iterator[Finding]:
     found = {text(item, "name") for item in dicts(facts.value(fact.GPU_API), "resources")}
-    daemonsets = node_daemonsets(facts) if facts.knows(fact.DAEMONSETS) else []
+    daemonsets = facts.node_daemonsets if facts.knows(fact.DAEMONSETS) else []
     wanted = [
         (name, switch)
         for name, switch in (("gpupolicies", "POLICY_OBJECTS"), ("gpunodes", "GPU_NODE"))

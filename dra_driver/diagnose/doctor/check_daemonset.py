@@ -7,9 +7,10 @@ from dra_driver.core.finding import Finding, Layer, check, fail, ok, warn
 from dra_driver.core.text import listed
 from dra_driver.diagnose.doctor import facts as fact
 from dra_driver.diagnose.doctor.facts import (
+    COMPONENT,
     NODE_DAEMONSET,
     ClusterFacts,
-    Wire,
+    at,
     condition_of,
     dicts,
     is_ready,
@@ -21,7 +22,7 @@ from dra_driver.diagnose.doctor.facts import (
     text,
 )
 from dra_driver.diagnose.doctor.sentences import last_warning, layer_of
-from dra_driver.diagnose.doctor.views import gpu_nodes, node_daemonsets, node_pods, own_slices
+from dra_driver.kube.state import Wire
 
 _PULL: Final = frozenset(
     {
@@ -33,14 +34,13 @@ _PULL: Final = frozenset(
         "RegistryUnavailable",
     }
 )
-COMPONENT: Final = "app.kubernetes.io/component"
 _SIDE_EFFECTS: Final = frozenset({"ContainerCreating", "PodInitializing"})
 
 
 @check("daemonset-present", Layer.DAEMONSET, "the DaemonSet of node processes")
 def _present(facts: ClusterFacts) -> Iterator[Finding]:
-    found = node_daemonsets(facts)
-    if not found and facts.items_or_none("slices") and own_slices(facts):
+    found = facts.node_daemonsets
+    if not found and facts.items_or_none("slices") and facts.own_slices:
         yield warn(
             f"devices are published, and no namespace has a DaemonSet {NODE_DAEMONSET}",
             "node processes of this driver's chart",
@@ -57,13 +57,15 @@ def _present(facts: ClusterFacts) -> Iterator[Finding]:
             "cluster",
         )
     for item in found:
-        yield ok(f"image {_image(item)}", subject_of("daemonset", item))
+        images = at(item, "spec", "images")
+        image = images[0] if isinstance(images, list) and images else "unknown"
+        yield ok(f"image {image}", subject_of("daemonset", item))
 
 
 @check("daemonset-pods-created", Layer.DAEMONSET, "that the DaemonSet's pods are created")
 def _made(facts: ClusterFacts) -> Iterator[Finding]:
     """Whether the DaemonSet's controller can make pods: a quota or an admission policy may refuse them."""
-    for item in node_daemonsets(facts):
+    for item in facts.node_daemonsets:
         about = [
             event
             for event in facts.items_or_none("events")
@@ -104,7 +106,7 @@ def _do_about_creation(message: str, namespace: str) -> str:
 
 @check("daemonset-pods-ready", Layer.DAEMONSET, "the pods of node processes")
 def _pods(facts: ClusterFacts) -> Iterator[Finding]:
-    pods = [pod for pod in node_pods(facts) if not text(pod, "metadata", "deletionTimestamp")]
+    pods = [pod for pod in facts.node_pods if not text(pod, "metadata", "deletionTimestamp")]
     ready = [pod for pod in pods if is_ready(pod)]
     for pod in pods:
         if pod not in ready:
@@ -152,7 +154,7 @@ def _judged(pod: Wire, facts: ClusterFacts) -> Finding:
 
 def _own_words(pod: Wire, node: str, facts: ClusterFacts) -> str:
     """Why the node process says that it is not ready: in its GpuNode, else in its log."""
-    told = gpu_nodes(facts).get(node)
+    told = facts.gpu_nodes.get(node)
     for problem in told.problems if told is not None else ():
         if problem.reason == "NotReady":
             return problem.message
@@ -207,7 +209,7 @@ def _of_container(subject: str, status: Wire, pod: Wire, facts: ClusterFacts) ->
 def _rollout(facts: ClusterFacts) -> Iterator[Finding]:
     """Pods of an older image beside those of a newer one: an update that does not go on."""
     images: dict[str, list[str]] = {}
-    for pod in node_pods(facts):
+    for pod in facts.node_pods:
         for container in dicts(pod, "spec", "containers"):
             if text(container, "name") == "node":
                 images.setdefault(text(container, "image"), []).append(text(pod, "spec", "nodeName"))
@@ -243,11 +245,6 @@ _LOST: Final = {
     "mps-host": "until it runs, claims that need MPS are not prepared on its node",
     "exporter": "until it runs, what claims use of the GPUs of its node is not known",
 }
-
-
-def _image(item: Wire) -> str:
-    images = item.get("spec", {}).get("images") if isinstance(item.get("spec"), dict) else None
-    return str(images[0]) if isinstance(images, list) and images else "unknown"
 
 
 CHECKS: Final = (_present, _made, _pods, _rollout, _others)

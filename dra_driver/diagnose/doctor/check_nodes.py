@@ -9,8 +9,8 @@ from dra_driver.core.model.gpu_node import HealthWord, NodeProblem
 from dra_driver.core.text import listed
 from dra_driver.diagnose.doctor import facts as fact
 from dra_driver.diagnose.doctor.facts import (
+    COMPONENT,
     ClusterFacts,
-    Wire,
     condition_of,
     dicts,
     is_ready,
@@ -23,14 +23,11 @@ from dra_driver.diagnose.doctor.facts import (
 )
 from dra_driver.diagnose.doctor.sentences import layer_of
 from dra_driver.diagnose.doctor.views import (
-    driver_nodes,
-    gpu_nodes,
-    has_gpu_label,
     label_of,
-    node_daemonsets,
-    nodes_with_ready_pods,
+    node_of_claim,
     plugin_offers,
 )
+from dra_driver.kube.state import Wire
 from dra_driver.scheduler.allocation import node_matches, untolerated
 
 _RUNTIME: Final = re.compile(r"([a-z-]+)://v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?")
@@ -38,7 +35,7 @@ _RUNTIME: Final = re.compile(r"([a-z-]+)://v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))
 
 @check("node-labels", Layer.NODE, "that the DaemonSet selects the nodes with GPUs")
 def _selected(facts: ClusterFacts) -> Iterator[Finding]:
-    daemonsets, nodes = node_daemonsets(facts), list(facts.items("nodes"))
+    daemonsets, nodes = facts.node_daemonsets, list(facts.items("nodes"))
     for item in daemonsets:
         matched = [node for node in nodes if why_left_out(item, node) == ""]
         if not matched:
@@ -51,7 +48,11 @@ def _selected(facts: ClusterFacts) -> Iterator[Finding]:
             )
     if not daemonsets:
         return
-    left = [(node, why) for node in nodes if _has_gpus(node) and (why := _left_out_by_all(daemonsets, node))]
+    left = []
+    for node in nodes:
+        reasons = [why_left_out(item, node) for item in daemonsets]
+        if (label_of(node) or plugin_offers(node)) and all(reasons):
+            left.append((node, reasons[0]))
     for node, why in left:
         status = Status.WARN if plugin_offers(node) else Status.FAIL
         yield finding(
@@ -88,11 +89,6 @@ _DAEMON_TOLERATIONS: Final = tuple(
 """The DaemonSet controller adds them to each pod (kubernetes/kubernetes pkg/controller/daemon/util)."""
 
 
-def _left_out_by_all(daemonsets: list[Wire], node: Wire) -> str:
-    reasons = [why_left_out(item, node) for item in daemonsets]
-    return reasons[0] if all(reasons) else ""
-
-
 def _why_none(daemonset: Wire, nodes: list[Wire]) -> str:
     if not nodes:
         return "the cluster has no nodes"
@@ -121,13 +117,9 @@ def _wanted(daemonset: Wire) -> str:
     return " or ".join(found) or "the labels of its nodeSelector"
 
 
-def _has_gpus(node: Wire) -> bool:
-    return has_gpu_label(node) or bool(plugin_offers(node))
-
-
 @check("node-ready", Layer.NODE, "that nodes with GPUs are ready")
 def _readiness(facts: ClusterFacts) -> Iterator[Finding]:
-    wanted = driver_nodes(facts)
+    wanted = facts.driver_nodes
     for node in facts.items("nodes"):
         if name_of(node) not in wanted:
             continue
@@ -147,6 +139,24 @@ def _readiness(facts: ClusterFacts) -> Iterator[Finding]:
                 f"If that is over: kubectl uncordon {name_of(node)}",
                 subject,
             )
+
+
+@check("node-exists", Layer.NODE, "the node of the pod or claim")
+def _existence(facts: ClusterFacts) -> Iterator[Finding]:
+    """The question about a pod or claim names no node, so the answer has to."""
+    if not facts.about_workload:
+        return
+    there = {name_of(node) for node in facts.items("nodes")}
+    wanted = {text(pod, "spec", "nodeName") for pod in facts.items_or_none("pods")}
+    wanted |= {node_of_claim(claim, there) for claim in facts.items_or_none("claims")}
+    for node in sorted(wanted - there - {""}):
+        yield fail(
+            "no longer exists, and the pod or its claim is still on it",
+            "a Node of this name",
+            "Delete the pod if Kubernetes does not do so within minutes; its claim ends with it, and the new pod gets "
+            "another node.",
+            f"node/{node}",
+        )
 
 
 def runtime_problem(version: str) -> tuple[Status, str, str] | None:
@@ -191,7 +201,7 @@ def runtime_problem(version: str) -> tuple[Status, str, str] | None:
 
 @check("container-runtime", Layer.RUNTIME, "the container runtimes")
 def _runtimes(facts: ClusterFacts) -> Iterator[Finding]:
-    wanted = driver_nodes(facts)
+    wanted = facts.driver_nodes
     nodes = [node for node in facts.items("nodes") if name_of(node) in wanted]
     good: dict[str, int] = {}
     for node in nodes:
@@ -223,7 +233,7 @@ def _default_runtime(facts: ClusterFacts) -> Iterator[Finding]:
             "variable NVIDIA_VISIBLE_DEVICES otherwise (docs/security.md).",
             subject_of("daemonset", item),
         )
-    wanted = driver_nodes(facts)
+    wanted = facts.driver_nodes
     for pod in facts.items(fact.VISIBLE_DEVICES):
         if text(pod, "spec", "nodeName") not in wanted or pod.get("claims") is True or _is_of_driver(pod):
             continue
@@ -237,7 +247,7 @@ def _default_runtime(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _is_of_driver(pod: Wire) -> bool:
-    return labels_of(pod).get("app.kubernetes.io/component") == "node" or text(pod, "owner") == "DaemonSet"
+    return text(pod, "metadata", "labels", COMPONENT) == "node" or text(pod, "owner") == "DaemonSet"
 
 
 _GPU_LEFT_OUT: Final = "GpuLeftOut"
@@ -251,7 +261,7 @@ def _told(facts: ClusterFacts) -> Iterator[Finding]:
     if "gpunodes" not in served:
         return
     there = {name_of(item) for item in facts.items(fact.GPU_NODES)}
-    silent = sorted(nodes_with_ready_pods(facts) - there)
+    silent = sorted(facts.nodes_with_ready_pods - there)
     for node in silent:
         yield warn(
             "its node process is ready and has written no GpuNode",
@@ -265,7 +275,7 @@ def _told(facts: ClusterFacts) -> Iterator[Finding]:
 @check("gpu-node-problems", Layer.GPUS, "the problems in GpuNodes")
 def _problems(facts: ClusterFacts) -> Iterator[Finding]:
     facts.items(fact.GPU_NODES)
-    for node, status in gpu_nodes(facts).items():
+    for node, status in facts.gpu_nodes.items():
         for problem in status.problems:
             yield _judged(node, problem)
         if not status.gpus and not any(problem.reason == _NOT_READY for problem in status.problems):
@@ -278,7 +288,7 @@ def _problems(facts: ClusterFacts) -> Iterator[Finding]:
                 layer=Layer.NVML,
             )
 
-    good = {node: len(status.gpus) for node, status in gpu_nodes(facts).items() if status.gpus and not status.problems}
+    good = {node: len(status.gpus) for node, status in facts.gpu_nodes.items() if status.gpus and not status.problems}
     if good:
         subject = f"node/{next(iter(good))}" if len(good) == 1 else "cluster"
         seen = f"{sum(good.values())} GPUs of {len(good)} nodes without a problem"
@@ -302,7 +312,7 @@ def _health(facts: ClusterFacts) -> Iterator[Finding]:
     facts.items(fact.GPU_NODES)
     sick = [
         (node, gpu)
-        for node, status in gpu_nodes(facts).items()
+        for node, status in facts.gpu_nodes.items()
         for gpu in status.gpus
         if gpu.health is HealthWord.UNHEALTHY
     ]
@@ -320,7 +330,7 @@ def _health(facts: ClusterFacts) -> Iterator[Finding]:
 def _versions(facts: ClusterFacts) -> Iterator[Finding]:
     facts.items(fact.GPU_NODES)
     found: dict[str, list[str]] = {}
-    for node, status in gpu_nodes(facts).items():
+    for node, status in facts.gpu_nodes.items():
         if status.driver_version:
             found.setdefault(status.driver_version, []).append(node)
     if len(found) > 1:
@@ -339,8 +349,8 @@ def _versions(facts: ClusterFacts) -> Iterator[Finding]:
 def _toolkit(facts: ClusterFacts) -> Iterator[Finding]:
     """The hook is not needed everywhere, so its absence on some nodes alone is what stands out."""
     facts.items(fact.GPU_NODES)
-    with_hook = {node: status.toolkit_version for node, status in gpu_nodes(facts).items() if status.toolkit_version}
-    without = sorted(set(gpu_nodes(facts)) - set(with_hook))
+    with_hook = {node: status.toolkit_version for node, status in facts.gpu_nodes.items() if status.toolkit_version}
+    without = sorted(set(facts.gpu_nodes) - set(with_hook))
     if with_hook and without:
         yield warn(
             f"NVIDIA's CDI hook is found on {len(with_hook)} nodes, not on {listed(without)}",
@@ -350,4 +360,15 @@ def _toolkit(facts: ClusterFacts) -> Iterator[Finding]:
         )
 
 
-CHECKS: Final = (_selected, _readiness, _runtimes, _default_runtime, _told, _problems, _health, _versions, _toolkit)
+CHECKS: Final = (
+    _selected,
+    _readiness,
+    _existence,
+    _runtimes,
+    _default_runtime,
+    _told,
+    _problems,
+    _health,
+    _versions,
+    _toolkit,
+)

@@ -10,21 +10,25 @@ from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding
 from dra_driver.core.model.gpu_node import NodePolicy, PolicyOrigin, PolicyState
 from dra_driver.core.text import listed
 from dra_driver.diagnose.doctor import facts as fact
-from dra_driver.diagnose.doctor.check_daemonset import COMPONENT
-from dra_driver.diagnose.doctor.facts import ClusterFacts, Wire, condition_of, dicts, name_of, number, text
+from dra_driver.diagnose.doctor.facts import (
+    COMPONENT,
+    ClusterFacts,
+    condition_of,
+    dicts,
+    name_of,
+    number,
+    setting,
+    text,
+)
 from dra_driver.diagnose.doctor.views import (
     PARTITIONS,
     WHOLE,
-    driver_names,
     expressions,
-    gpu_nodes,
     is_for,
-    node_daemonsets,
-    own_slices,
-    setting,
     used_classes,
 )
 from dra_driver.kube.published.names import TYPE_MIG
+from dra_driver.kube.state import Wire
 from dra_driver.scheduler.cel import DeviceView, Program, compile_selector
 
 MOST_DEVICES: Final = 5000
@@ -61,11 +65,11 @@ def _present(facts: ClusterFacts) -> Iterator[Finding]:
 
 @check("classes-match", Layer.CLASSES, "that DeviceClasses select devices")
 def _match(facts: ClusterFacts) -> Iterator[Finding]:
-    views = device_views(own_slices(facts))
+    views = device_views(facts.own_slices)
     if not views:
         return
     used = used_classes(facts)
-    drivers = driver_names(facts)
+    drivers = facts.driver_names
     for item in facts.items("classes"):
         name = name_of(item)
         if not is_for(item, drivers) and name not in (WHOLE, PARTITIONS):
@@ -103,7 +107,7 @@ def _no_match(item: Wire, facts: ClusterFacts, users: Sequence[str], drivers: Se
 
 
 def _why_no_partitions(facts: ClusterFacts) -> str:
-    forms = {form for status in gpu_nodes(facts).values() for gpu in status.gpus for form in gpu.offered_as}
+    forms = {form for status in facts.gpu_nodes.values() for gpu in status.gpus for form in gpu.offered_as}
     if facts.knows(fact.GATES) and facts.value(fact.GATES).get("DRAPartitionableDevices") is not True:
         return "the feature gate DRAPartitionableDevices is off, so partitions that do not exist yet are not published"
     if forms and "Partitions" not in forms:
@@ -232,7 +236,7 @@ def _files(facts: ClusterFacts) -> Iterator[Finding]:
 
 def _files_by_state(facts: ClusterFacts) -> dict[tuple[str, PolicyState], list[tuple[str, NodePolicy]]]:
     found: dict[tuple[str, PolicyState], list[tuple[str, NodePolicy]]] = {}
-    for node, status in gpu_nodes(facts).items():
+    for node, status in facts.gpu_nodes.items():
         for policy in status.policies:
             if policy.origin is PolicyOrigin.FILE and policy.state in _STATES:
                 found.setdefault((policy.name, policy.state), []).append((node, policy))
@@ -241,7 +245,7 @@ def _files_by_state(facts: ClusterFacts) -> dict[tuple[str, PolicyState], list[t
 
 def _by_policy(facts: ClusterFacts) -> dict[str, list[tuple[str, NodePolicy]]]:
     found: dict[str, list[tuple[str, NodePolicy]]] = {}
-    for node, status in gpu_nodes(facts).items():
+    for node, status in facts.gpu_nodes.items():
         for policy in status.policies:
             if policy.origin is PolicyOrigin.OBJECT:
                 found.setdefault(policy.name, []).append((node, policy))
@@ -276,7 +280,7 @@ def _acts(policy: Wire) -> list[str]:
 
 
 def _lacks(facts: ClusterFacts) -> str:
-    daemonsets = node_daemonsets(facts)
+    daemonsets = facts.node_daemonsets
     if daemonsets and not any(setting(each, "USAGE").lower() == "true" for each in daemonsets):
         return "node processes run without USAGE"
     pods = [pod for pod in facts.items(fact.DRIVER_PODS) if text(pod, "metadata", "labels", COMPONENT) == EXPORTER]
@@ -287,7 +291,7 @@ def _lacks(facts: ClusterFacts) -> str:
 def _foreign(facts: ClusterFacts) -> Iterator[Finding]:
     """Processes of no claim on GPUs that claims get."""
     facts.items(fact.GPU_NODES)
-    for node, status in gpu_nodes(facts).items():
+    for node, status in facts.gpu_nodes.items():
         for told in status.usage.unattributed:
             commands = f" ({listed(told.commands)})" if told.commands else ""
             memory = f" with {told.memory}" if told.memory is not None else ""

@@ -12,27 +12,20 @@ from dra_driver.diagnose.doctor.facts import (
     DRIVER_NAME,
     NODE_DAEMONSET,
     ClusterFacts,
-    Wire,
     at,
     dicts,
+    driver_name,
     mapping,
     name_of,
     number,
+    setting,
     subject_of,
     text,
 )
 from dra_driver.diagnose.doctor.views import (
-    driver_name,
-    driver_names,
-    driver_nodes,
-    gpu_nodes,
-    node_daemonsets,
-    nodes_with_ready_pods,
-    own_devices,
-    own_slices,
     plugin_offers,
-    setting,
 )
+from dra_driver.kube.state import Wire
 
 _NVIDIA_IMAGES: Final = ("k8s-dra-driver-gpu", "dra-driver-nvidia-gpu", "k8s-dra-driver")
 """Parts of the image names of NVIDIA's own driver, old and new."""
@@ -40,7 +33,7 @@ _NVIDIA_IMAGES: Final = ("k8s-dra-driver-gpu", "dra-driver-nvidia-gpu", "k8s-dra
 
 @check("device-plugin", Layer.SECOND_PUBLISHER, "device plugins beside the driver")
 def _device_plugin(facts: ClusterFacts) -> Iterator[Finding]:
-    wanted = driver_nodes(facts)
+    wanted = facts.driver_nodes
     allowed = _is_allowed(facts)
     found = [(node, offers) for node in facts.items("nodes") if (offers := plugin_offers(node))]
     for node, offers in found:
@@ -69,7 +62,7 @@ def _is_allowed(facts: ClusterFacts) -> bool:
 
 @check("two-installations", Layer.SECOND_PUBLISHER, "a second installation")
 def _two_installations(facts: ClusterFacts) -> Iterator[Finding]:
-    found = [item for item in node_daemonsets(facts) if number(item, "status", "desiredNumberScheduled") > 0]
+    found = [item for item in facts.node_daemonsets if number(item, "status", "desiredNumberScheduled") > 0]
     if len(found) < 2:
         return
     names = {driver_name(item) for item in found}
@@ -85,7 +78,7 @@ def _two_installations(facts: ClusterFacts) -> Iterator[Finding]:
 
 @check("nvidias-dra-driver", Layer.SECOND_PUBLISHER, "NVIDIA's own DRA driver")
 def _nvidias_driver(facts: ClusterFacts) -> Iterator[Finding]:
-    own = node_daemonsets(facts)
+    own = facts.node_daemonsets
     names = [driver_name(item) for item in own]
     for item in facts.items(fact.DAEMONSETS):
         images = at(item, "spec", "images")
@@ -146,7 +139,7 @@ def _uuids(item: Wire) -> set[str]:
 def _foreign_pool(facts: ClusterFacts) -> Iterator[Finding]:
     """Two pools of one driver name on a node: the scheduler offers both."""
     pools: dict[tuple[str, str], set[str]] = {}
-    names: Sequence[str] = driver_names(facts)
+    names: Sequence[str] = facts.driver_names
     for item in facts.items("slices"):
         driver, node = text(item, "spec", "driver"), text(item, "spec", "nodeName")
         if driver in names and node:
@@ -169,26 +162,26 @@ _BLOCKING: Final = ("NoSchedule", "NoExecute")
 
 @check("slices-present", Layer.SLICES, "the ResourceSlices of nodes")
 def _present(facts: ClusterFacts) -> Iterator[Finding]:
-    slices = own_slices(facts)
-    devices = own_devices(facts)
+    slices = facts.own_slices
+    devices = facts.own_devices
     known = facts.knows("driver-pods") and facts.knows("daemonsets")
-    wanted = nodes_with_ready_pods(facts) if known else set(gpu_nodes(facts))
+    wanted = facts.nodes_with_ready_pods if known else set(facts.gpu_nodes)
     missing = sorted(node for node in wanted if not devices.get(node))
     offered = {name_of(node) for node in facts.items_or_none("nodes") if plugin_offers(node)}
     for node in missing:
-        told = gpu_nodes(facts).get(node)
+        told = facts.gpu_nodes.get(node)
         if (told is not None and not told.gpus) or node in offered:
             continue  # said by the layers before
         yield fail(
             "its node process runs, and no ResourceSlice of the node has a device",
-            f"ResourceSlices of {listed(driver_names(facts))} for this node",
+            f"ResourceSlices of {listed(facts.driver_names)} for this node",
             "The kubelet deletes the ResourceSlices of a driver that is not registered; see /readyz of the pod and "
             "kubectl get events -n default for ResourceSliceProblem.",
             f"node/{node}",
         )
     if not slices and not wanted and not known:
         yield fail(
-            f"no ResourceSlice of driver {listed(driver_names(facts))}",
+            f"no ResourceSlice of driver {listed(facts.driver_names)}",
             "ResourceSlices for each node with GPUs",
             "Run kubectl dra doctor against the cluster: a snapshot does not tell why.",
             "cluster",
@@ -201,7 +194,7 @@ def _present(facts: ClusterFacts) -> Iterator[Finding]:
 @check("pools-complete", Layer.SLICES, "that pools are complete")
 def _pools(facts: ClusterFacts) -> Iterator[Finding]:
     pools: dict[tuple[str, str], list[Wire]] = {}
-    for item in own_slices(facts):
+    for item in facts.own_slices:
         pools.setdefault((text(item, "spec", "driver"), text(item, "spec", "pool", "name")), []).append(item)
     for (_, pool), items in sorted(pools.items()):
         newest = max(number(item, "spec", "pool", "generation") for item in items)
@@ -229,9 +222,7 @@ def _pools(facts: ClusterFacts) -> Iterator[Finding]:
 @check("slices-of-missing-nodes", Layer.SLICES, "ResourceSlices of nodes that are gone")
 def _orphans(facts: ClusterFacts) -> Iterator[Finding]:
     nodes = {name_of(node) for node in facts.items("nodes")}
-    gone = sorted(
-        {node for item in own_slices(facts) if (node := text(item, "spec", "nodeName")) and node not in nodes}
-    )
+    gone = sorted({node for item in facts.own_slices if (node := text(item, "spec", "nodeName")) and node not in nodes})
     if gone and nodes:
         yield warn(
             f"ResourceSlices of nodes that do not exist: {listed(gone)}",
@@ -244,10 +235,10 @@ def _orphans(facts: ClusterFacts) -> Iterator[Finding]:
 @check("slices-without-node-process", Layer.SLICES, "that published devices can be prepared")
 def _without_process(facts: ClusterFacts) -> Iterator[Finding]:
     """Devices that can be allocated although no node process can prepare them."""
-    if not node_daemonsets(facts):
+    if not facts.node_daemonsets:
         return  # node processes run otherwise, as in the embedded cluster
-    running = nodes_with_ready_pods(facts)
-    devices = own_devices(facts)
+    running = facts.nodes_with_ready_pods
+    devices = facts.own_devices
     nodes = {name_of(node) for node in facts.items_or_none("nodes")} or set(devices)
     left = sorted(node for node, found in devices.items() if node in nodes and found and node not in running)
     for node in left:
@@ -262,7 +253,7 @@ def _without_process(facts: ClusterFacts) -> Iterator[Finding]:
 
 @check("devices-tainted", Layer.SLICES, "taints of devices")
 def _taints(facts: ClusterFacts) -> Iterator[Finding]:
-    for node, devices in sorted(own_devices(facts).items()):
+    for node, devices in sorted(facts.own_devices.items()):
         keys: dict[str, int] = {}
         tainted = 0
         for device in devices:
@@ -286,8 +277,8 @@ def _taints(facts: ClusterFacts) -> Iterator[Finding]:
 @check("forms-published", Layer.SLICES, "that partitions and shares are published")
 def _forms(facts: ClusterFacts) -> Iterator[Finding]:
     """Partitions or shares that a node means to offer and that are not in its slices: a gate drops their fields."""
-    devices = own_devices(facts)
-    for node, status in gpu_nodes(facts).items():
+    devices = facts.own_devices
+    for node, status in facts.gpu_nodes.items():
         offered = {form for gpu in status.gpus for form in gpu.offered_as}
         published = devices.get(node)
         if not published:

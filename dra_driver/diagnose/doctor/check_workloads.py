@@ -7,7 +7,6 @@ from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding
 from dra_driver.core.text import listed
 from dra_driver.diagnose.doctor.facts import (
     ClusterFacts,
-    Wire,
     condition_of,
     dicts,
     name_of,
@@ -19,15 +18,14 @@ from dra_driver.diagnose.doctor.sentences import layer_of
 from dra_driver.diagnose.doctor.views import (
     claim_names,
     concerns,
-    driver_names,
     extended_resources,
     gpu_names,
     key_of,
     plugin_offers,
     template_names,
     used_classes,
-    waiting_pods,
 )
+from dra_driver.kube.state import Wire
 
 _PREPARE: Final = frozenset({"FailedPrepareDynamicResources", "FailedToPrepareDynamicResources"})
 _BELOW: Final = frozenset(
@@ -56,7 +54,7 @@ def _references(facts: ClusterFacts) -> Iterator[Finding]:
     of_gpus = gpu_names(facts)
     templates = {key_of(item) for item in facts.items("templates")}
     claims = {key_of(item) for item in facts.items("claims")}
-    for pod in waiting_pods(facts):
+    for pod in facts.waiting_pods:
         namespace = namespace_of(pod)
         for kind, names, known in (
             ("ResourceClaimTemplate", template_names(pod), templates),
@@ -104,7 +102,7 @@ def _plugin_resources(facts: ClusterFacts) -> Iterator[Finding]:
     """Pods that ask for the device plugin's resources where nothing gives them any more."""
     given = {text(item, "spec", "extendedResourceName") for item in facts.items("classes")}
     offered = {each.partition(":")[0] for node in facts.items("nodes") for each in plugin_offers(node)}
-    for pod in waiting_pods(facts):
+    for pod in facts.waiting_pods:
         asked = list(extended_resources(pod))
         lost = [name for name in asked if name not in given and name not in offered]
         if lost:
@@ -128,7 +126,7 @@ def _plugin_resources(facts: ClusterFacts) -> Iterator[Finding]:
 def _waiting(facts: ClusterFacts) -> Iterator[Finding]:
     """Pods with claims that the scheduler could not place, other drivers' claims left out; `explain` says why."""
     known = concerns(facts)
-    for pod in waiting_pods(facts):
+    for pod in facts.waiting_pods:
         if known[key_of(pod)] is False:
             continue
         scheduled = condition_of(pod, "PodScheduled")
@@ -144,9 +142,9 @@ def _waiting(facts: ClusterFacts) -> Iterator[Finding]:
 @check("prepare-errors", Layer.PREPARE, "errors of preparing claims")
 def _prepare(facts: ClusterFacts) -> Iterator[Finding]:
     """What the newest event says of preparing; left out where it is known to be of another driver's claim."""
-    waiting = {key_of(pod): pod for pod in waiting_pods(facts)}
+    waiting = {key_of(pod): pod for pod in facts.waiting_pods}
     known = concerns(facts)
-    own = driver_names(facts)
+    own = facts.driver_names
     newest: dict[tuple[tuple[str, str], str], Wire] = {}
     for event in facts.items("events"):
         key = (text(event, "involvedObject", "namespace"), text(event, "involvedObject", "name"))
@@ -195,7 +193,7 @@ def _time(event: Wire) -> str:
 @check("claim-devices-ready", Layer.PREPARE, "the devices of claims")
 def _claim_devices(facts: ClusterFacts) -> Iterator[Finding]:
     """What this driver says of the devices of claims in ``status.devices`` (chart value claimStatus.enabled)."""
-    own = driver_names(facts)
+    own = facts.driver_names
     for claim in facts.items("claims"):
         for device in dicts(claim, "status", "devices"):
             if text(device, "driver") not in own:

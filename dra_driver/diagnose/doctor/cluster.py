@@ -1,7 +1,7 @@
 """The checks of a cluster, and the report of one diagnosis: of the whole cluster, a node, a pod or a claim. No I/O."""
 
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Collection
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,9 +17,10 @@ from dra_driver.diagnose.doctor import (
     check_workloads,
 )
 from dra_driver.diagnose.doctor import facts as fact
-from dra_driver.diagnose.doctor.facts import ClusterFacts, Wire, dicts, name_of, namespace_of, text
+from dra_driver.diagnose.doctor.facts import ClusterFacts, dicts, name_of, namespace_of, text
 from dra_driver.diagnose.doctor.report import DoctorReport
-from dra_driver.diagnose.doctor.views import claim_names, key_of, template_names
+from dra_driver.diagnose.doctor.views import claim_names, key_of, node_of_claim
+from dra_driver.kube.state import Wire
 
 CLUSTER: Final = "cluster"
 
@@ -42,15 +43,22 @@ def narrowed(facts: ClusterFacts, scope: DoctorScope) -> ClusterFacts:
     """
     if scope.kind == CLUSTER:
         return facts
+    known = {name_of(item) for item in facts.items_or_none("nodes")}
     if scope.kind == "node":
-        return _on_node(facts, scope.name, keep_workloads=True)
+        if facts.knows("nodes") and scope.name not in known:
+            there = ", ".join(sorted(known)[:5]) or "none"
+            raise ConfigurationError(f"there is no node {scope.name}; there are: {there}")
+        return _on_node(facts, scope.name, known)
     item = _find(facts, scope)
-    node = text(item, "spec", "nodeName") if scope.kind == "pod" else _node_of_claim(item)
-    pods, claims, templates = _of_pod(facts, item) if scope.kind == "pod" else _of_claim(facts, item)
-    chosen = replace(facts.with_items(pods=pods, claims=claims), about_workload=True)
-    if not templates and scope.kind == "claim":
-        chosen = chosen.with_items(templates=())
-    return _on_node(chosen, node, keep_workloads=True) if node else chosen
+    if scope.kind == "pod":
+        node, chosen = text(item, "spec", "nodeName"), facts.with_items(pods=[item], claims=_claims_of(facts, item))
+    else:
+        node = node_of_claim(item, known)
+        chosen = facts.with_items(pods=_users_of(facts, item), claims=[item], templates=())
+    chosen = replace(chosen, about_workload=True)
+    # Without the other nodes, checks of a node that is gone would call the cluster empty.
+    is_gone = facts.knows("nodes") and node not in known
+    return _on_node(chosen, node, known) if node and not is_gone else chosen
 
 
 def _find(facts: ClusterFacts, scope: DoctorScope) -> Wire:
@@ -67,50 +75,42 @@ def _find(facts: ClusterFacts, scope: DoctorScope) -> Wire:
     return {}
 
 
-def _of_pod(facts: ClusterFacts, pod: Wire) -> tuple[list[Wire], list[Wire], list[str]]:
+def _claims_of(facts: ClusterFacts, pod: Wire) -> list[Wire]:
     statuses = dicts(pod, "status", "resourceClaimStatuses")
     names = {*claim_names(pod), *(text(item, "resourceClaimName") for item in statuses)}
     wanted = {(namespace_of(pod), name) for name in names}
-    claims = [claim for claim in facts.items_or_none("claims") if key_of(claim) in wanted]
-    return [pod], claims, template_names(pod)
+    return [claim for claim in facts.items_or_none("claims") if key_of(claim) in wanted]
 
 
-def _of_claim(facts: ClusterFacts, claim: Wire) -> tuple[list[Wire], list[Wire], list[str]]:
+def _users_of(facts: ClusterFacts, claim: Wire) -> list[Wire]:
     users = {text(user, "uid") for user in dicts(claim, "status", "reservedFor")}
-    pods = [
+    return [
         pod
         for pod in facts.items_or_none("pods")
         if text(pod, "metadata", "uid") in users
         or (namespace_of(pod) == namespace_of(claim) and name_of(claim) in claim_names(pod))
     ]
-    return pods, [claim], []
 
 
-def _node_of_claim(claim: Wire) -> str:
-    """The node in whose pool the claim's first device is: pools are named ``node/driver``."""
-    results = dicts(claim, "status", "allocation", "devices", "results")
-    return text(results[0], "pool").partition("/")[0] if results else ""
+def _on_node(facts: ClusterFacts, node: str, nodes: Collection[str]) -> ClusterFacts:
+    """The facts of one of the ``nodes``, and of no node."""
 
+    def node_name(item: Wire) -> str:
+        return text(item, "spec", "nodeName")
 
-def _on_node(facts: ClusterFacts, node: str, *, keep_workloads: bool) -> ClusterFacts:
-    """The facts of one node and of no node. Raises ConfigurationError where the node is known not to exist."""
-    if facts.knows("nodes") and all(name_of(item) != node for item in facts.items("nodes")):
-        known = sorted(name_of(item) for item in facts.items("nodes"))
-        raise ConfigurationError(f"there is no node {node}; there are: {', '.join(known[:5]) or 'none'}")
     kept: dict[str, Callable[[Wire], bool]] = {
         "nodes": lambda item: name_of(item) == node,
-        "slices": lambda item: text(item, "spec", "nodeName") in ("", node),
-        fact.DRIVER_PODS: lambda item: text(item, "spec", "nodeName") in ("", node),
+        "slices": lambda item: node_name(item) in ("", node),
+        "pods": lambda item: node_name(item) in ("", node),
+        "claims": lambda item: node_of_claim(item, nodes) in ("", node),
+        fact.DRIVER_PODS: lambda item: node_name(item) in ("", node),
         fact.GPU_NODES: lambda item: name_of(item) == node,
-        fact.VISIBLE_DEVICES: lambda item: text(item, "spec", "nodeName") == node,
+        fact.VISIBLE_DEVICES: lambda item: node_name(item) == node,
     }
-    if keep_workloads:
-        kept["pods"] = lambda item: text(item, "spec", "nodeName") in ("", node)
-    answers: dict[str, Any] = dict(facts.answers)
-    for name, keep in kept.items():
-        if facts.knows(name):
-            answers[name] = [item for item in facts.items(name) if keep(item)]
-    return replace(facts, answers=answers)
+    found = {
+        name: [item for item in facts.items(name) if keep(item)] for name, keep in kept.items() if facts.knows(name)
+    }
+    return replace(facts, answers={**facts.answers, **found})
 
 
 CHECKS: Final = (

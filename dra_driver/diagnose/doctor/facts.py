@@ -4,15 +4,16 @@ A missing fact ends only the check that needs it. Facts are the API objects as t
 that checks need and without secrets, so that they can travel in a support bundle."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from functools import cached_property
+from typing import Final
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
+from dra_driver.config.status import node_status_of
 from dra_driver.core.finding import UnansweredError
-from dra_driver.kube.state import KINDS, ClusterState
-
-Wire = Mapping[str, Any]
+from dra_driver.core.model.gpu_node import GpuNodeStatus
+from dra_driver.kube.state import KINDS, ClusterState, Wire
 
 
 def at(item: object, *path: str) -> object:
@@ -123,6 +124,7 @@ DRIVER_NAME: Final = "gpu.nvidia.com"
 NODE_DAEMONSET: Final = "dra-driver-node"
 """The chart's objects have fixed names (deploy/chart/values.yaml)."""
 NAMESPACE: Final = "dra-driver"
+COMPONENT: Final = "app.kubernetes.io/component"
 
 
 class Unanswered(Struct, frozen=True, kw_only=True):
@@ -132,15 +134,16 @@ class Unanswered(Struct, frozen=True, kw_only=True):
     fix: str
 
 
-class ClusterFacts(Struct, frozen=True, kw_only=True):
-    """Answers by the name of the fact: a list of objects, an object, or `Unanswered`. ``source`` is for people."""
+class ClusterFacts(Struct, frozen=True, kw_only=True, dict=True):
+    """Answers by the name of the fact: a list of objects, an object, or `Unanswered`. ``source`` is for people.
 
-    answers: Mapping[str, Any]
+    The properties are the driver as its objects show it. Each raises UnansweredError where its facts are missing.
+    """
+
+    answers: Mapping[str, object]
     source: str = ""
     about_workload: bool = False
     """Whether they were narrowed to a pod or claim: then what is missing of it is broken, whichever driver's it is."""
-    derived: dict[str, Any] = field(default_factory=dict)
-    """What `driver_view` has computed once for all checks."""
 
     def items(self, name: str) -> Sequence[Wire]:
         found = self._known(name)
@@ -166,7 +169,7 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
         """The cluster state for `explain` and `capacity`; what is unanswered becomes a gap."""
         lists = {name: tuple(self.items_or_none(name)) for name in STATE_KINDS}
         resources = {kind.field: kind.resource for kind in KINDS}
-        gaps = [f"{resources[name]}: {self.answers[name].seen}" for name in STATE_KINDS if name in self.unanswered]
+        gaps = [f"{resources[name]}: {why.seen}" for name, why in self.unanswered.items() if name in resources]
         version = text(self.value(VERSION), "gitVersion") if self.knows(VERSION) else ""
         return ClusterState(**lists, gaps=tuple(gaps), server_version=version, source=self.source)
 
@@ -175,13 +178,79 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
         named = {
             name if name in STATE_KINDS else name.replace("_", "-"): list(items) for name, items in changed.items()
         }
-        return replace(self, answers={**self.answers, **named}, derived={})
+        return replace(self, answers={**self.answers, **named})
 
-    def _known(self, name: str) -> Any:
+    @property
+    def node_daemonsets(self) -> list[Wire]:
+        """The DaemonSets of node processes; one, unless the driver is installed twice."""
+        return [item for item in self.items(DAEMONSETS) if name_of(item) == NODE_DAEMONSET]
+
+    @property
+    def driver_names(self) -> list[str]:
+        """Names of all installed drivers of this kind; the default one where none is known."""
+        daemonsets = self.node_daemonsets if self.knows(DAEMONSETS) else []
+        told = [status.driver_name for status in self.gpu_nodes.values()]
+        return list(dict.fromkeys([*map(driver_name, daemonsets), *told])) or [DRIVER_NAME]
+
+    @property
+    def node_pods(self) -> list[Wire]:
+        """Pods of the node processes, those of a rolling update twice per node."""
+        return [pod for pod in self.items(DRIVER_PODS) if text(pod, "metadata", "labels", COMPONENT) == "node"]
+
+    @property
+    def nodes_with_ready_pods(self) -> set[str]:
+        return {text(pod, "spec", "nodeName") for pod in self.node_pods if is_ready(pod)}
+
+    @cached_property
+    def gpu_nodes(self) -> Mapping[str, GpuNodeStatus]:
+        """What node processes say, by node; empty where it is not known."""
+        found = {name_of(item): node_status_of(item) for item in self.items_or_none(GPU_NODES)}
+        return {name: status for name, status in found.items() if status is not None}
+
+    @property
+    def own_slices(self) -> list[Wire]:
+        names = self.driver_names
+        return [item for item in self.items("slices") if text(item, "spec", "driver") in names]
+
+    @cached_property
+    def own_devices(self) -> Mapping[str, list[Wire]]:
+        """Devices by node."""
+        found: dict[str, list[Wire]] = {}
+        for item in self.own_slices:
+            found.setdefault(text(item, "spec", "nodeName"), []).extend(dicts(item, "spec", "devices"))
+        return found
+
+    @property
+    def driver_nodes(self) -> set[str]:
+        """Nodes on which the driver runs or has run: with a pod, a GpuNode or slices; as far as these are known."""
+        pods = self.node_pods if self.knows(DRIVER_PODS) else []
+        slices = self.own_slices if self.knows("slices") else []
+        return {text(item, "spec", "nodeName") for item in (*pods, *slices)} - {""} | set(self.gpu_nodes)
+
+    @property
+    def waiting_pods(self) -> list[Wire]:
+        """Pods that have not begun to run and are not being deleted."""
+        return [
+            pod
+            for pod in self.items("pods")
+            if text(pod, "status", "phase") in ("", "Pending") and not text(pod, "metadata", "deletionTimestamp")
+        ]
+
+    def _known(self, name: str) -> object:
         found = self.answers.get(name, _NOT_READ)
         if isinstance(found, Unanswered):
             raise UnansweredError(found.seen, found.fix)
         return found
+
+
+def setting(daemonset: Wire, name: str) -> str:
+    """A setting of the node process as the DaemonSet has it; empty where it has none."""
+    return text(daemonset, "spec", "settings", name)
+
+
+def driver_name(daemonset: Wire) -> str:
+    """What slices and classes call the driver."""
+    return setting(daemonset, "DRIVER_NAME") or DRIVER_NAME
 
 
 _NOT_READ: Final = Unanswered(
@@ -192,7 +261,7 @@ _NOT_READ: Final = Unanswered(
 
 def facts_of_state(state: ClusterState) -> ClusterFacts:
     """What a snapshot knows. A kind that is empty and has a gap is unanswered; all other facts are as well."""
-    answers: dict[str, Any] = {}
+    answers: dict[str, object] = {}
     for kind in KINDS:
         items = getattr(state, kind.field)
         gap = next((gap for gap in state.gaps if gap.startswith(f"{kind.resource}:")), "")

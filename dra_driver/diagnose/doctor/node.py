@@ -59,41 +59,6 @@ class NodeReaders(Struct, frozen=True, kw_only=True):
     hardware: Callable[[HostView], tuple[CheckRecord, ...]] = read_hardware
 
 
-def read_node(
-    node: str,
-    view: HostView,
-    *,
-    pods: tuple[str, ...] = (),
-    places: Places | None = None,
-    readers: NodeReaders | None = None,
-) -> LocalFacts:
-    """Read everything; ``pods`` as ``namespace/name``. Changes nothing, and every wait has an end."""
-    use = readers or NodeReaders()
-    kubelet = read_kubelet(view, use.kubelet_version)
-    runtime = read_runtime(view, kubelet.runtime_socket, use.dial)
-    driver = read_driver(view, use.ask_nvml)
-    works = driver.nvml is not None and driver.nvml.gpus > 0
-    reachable = view.here(runtime.socket) if runtime.socket and not runtime.problem else None
-    return LocalFacts(
-        node=node,
-        view=view,
-        driver=driver,
-        devices=read_devices(view, use.dev(view.dev), driver.majors, driver.minors),
-        files=read_files(view),
-        runtime=runtime,
-        kubelet=kubelet,
-        sockets=read_sockets(view, use.get_info),
-        pods=tuple(
-            read_pod(reachable, pod, use.dial)
-            if reachable
-            else PodFacts(pod=pod, problem="no container runtime can be asked")
-            for pod in pods
-        ),
-        records=_records(places),
-        hardware=use.hardware(view) if works and not view.simulated else (),
-    )
-
-
 def _records(places: Places | None) -> NodeState | OSError | None:
     try:
         return read_state(places) if places is not None else None
@@ -118,9 +83,35 @@ def examine(
     places: Places | None = None,
     readers: NodeReaders | None = None,
 ) -> DoctorReport:
-    """Read the node and judge it; see `node_facts.read_node`. Never raises an error of this project."""
+    """Read the node and judge it; ``pods`` as ``namespace/name``. Changes nothing, and every wait has an end.
+
+    Never raises an error of this project.
+    """
     begin = time.monotonic()
-    facts = read_node(node, view, pods=pods, places=places, readers=readers)
+    use = readers or NodeReaders()
+    kubelet = read_kubelet(view, use.kubelet_version)
+    runtime = read_runtime(view, kubelet.runtime_socket, use.dial)
+    driver = read_driver(view, use.ask_nvml)
+    works = driver.nvml is not None and driver.nvml.gpus > 0
+    reachable = view.here(runtime.socket) if runtime.socket and not runtime.problem else None
+    facts = LocalFacts(
+        node=node,
+        view=view,
+        driver=driver,
+        devices=read_devices(view, use.dev(view.dev), driver.majors, driver.minors),
+        files=read_files(view),
+        runtime=runtime,
+        kubelet=kubelet,
+        sockets=read_sockets(view, use.get_info),
+        pods=tuple(
+            read_pod(reachable, pod, use.dial)
+            if reachable
+            else PodFacts(pod=pod, problem="no container runtime can be asked")
+            for pod in pods
+        ),
+        records=_records(places),
+        hardware=use.hardware(view) if works and not view.simulated else (),
+    )
     return DoctorReport(
         target=f"node/{node}",
         findings=run_all(NODE_CHECKS, facts, f"node/{node}"),

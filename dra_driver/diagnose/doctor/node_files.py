@@ -5,12 +5,12 @@ The source for containers is their runtime specification, which containerd and C
 ``runtimeSpec.linux.resources.devices`` the rules of its device cgroup, ``config.CDI_devices`` (containerd) the CDI
 names that the kubelet requested."""
 
-import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -192,39 +192,70 @@ def _read_container(client: CriClient, name: str, container_id: str) -> Containe
         return ContainerFacts(name=name, problem=str(error))
 
 
+class _Rule(Struct, frozen=True):
+    """A rule of the device cgroup."""
+
+    allow: bool = False
+    type: str | None = None
+    major: int | None = None
+    minor: int | None = None
+
+    def covers(self, node: "_Device") -> bool:
+        """An absent or negative number covers all (OCI runtime specification, config-linux.md, "Allowed Device
+        list")."""
+        pairs = ((self.major, node.major), (self.minor, node.minor))
+        fits = all(number is None or number < 0 or number == own for number, own in pairs)
+        return self.allow and self.type in (None, "a", "c") and fits
+
+
+class _Device(Struct, frozen=True):
+    path: str
+    type: str = ""
+    major: int = 0
+    minor: int = 0
+
+
+class _Resources(Struct, frozen=True):
+    devices: list[_Rule] | None = None
+
+
+class _Linux(Struct, frozen=True):
+    devices: list[_Device] | None = None
+    resources: _Resources = _Resources()
+
+
+class _RuntimeSpec(Struct, frozen=True):
+    linux: _Linux
+
+
+class _Config(Struct, frozen=True, rename={"cdi": "CDI_devices"}):
+    cdi: list[dict[str, object]] | None = None
+    cdi_devices: list[dict[str, object]] | None = None
+
+
+class _ContainerInfo(Struct, frozen=True, rename={"spec": "runtimeSpec"}):
+    spec: _RuntimeSpec
+    config: _Config | None = None
+
+
 def parsed(name: str, info: str) -> ContainerFacts:
     """The container in the runtime's information about it."""
     try:
-        wire = json.loads(info)
-        linux = wire["runtimeSpec"]["linux"]
-        rules = linux.get("resources", {}).get("devices") or []
-        nodes = tuple(_node(each, rules) for each in (linux.get("devices") or [])[:_MOST] if each.get("type") == "c")
-        asked = _asked(wire.get("config"))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        found = msgspec.json.decode(info, type=_ContainerInfo)
+    except (msgspec.DecodeError, RecursionError):
         return ContainerFacts(name=name, problem="the runtime does not tell how it made the container")
-    return ContainerFacts(name=name, asked=asked, nodes=nodes)
-
-
-def _node(wire: Mapping[str, Any], rules: list[Mapping[str, Any]]) -> ContainerNode:
-    major, minor = int(wire["major"]), int(wire["minor"])
-    allowed = any(_covers(rule, major, minor) for rule in rules if rule.get("allow"))
-    return ContainerNode(path=str(wire["path"]), major=major, minor=minor, allowed=allowed)
-
-
-def _covers(rule: Mapping[str, Any], major: int, minor: int) -> bool:
-    """An absent or negative number covers all (OCI runtime specification, config-linux.md, "Allowed Device list")."""
-    kind_fits = rule.get("type") in (None, "a", "c")
-    return kind_fits and all(
-        rule.get(key) is None or rule[key] < 0 or rule[key] == value
-        for key, value in (("major", major), ("minor", minor))
+    linux, config = found.spec.linux, found.config or _Config()
+    rules = linux.resources.devices or []
+    nodes = tuple(
+        ContainerNode(
+            path=node.path, major=node.major, minor=node.minor, allowed=any(rule.covers(node) for rule in rules)
+        )
+        for node in (linux.devices or [])[:_MOST]
+        if node.type == "c"
     )
-
-
-def _asked(config: object) -> tuple[str, ...] | None:
-    listed = config.get("CDI_devices", config.get("cdi_devices")) if isinstance(config, dict) else None
-    if not isinstance(listed, list):
-        return None
-    return tuple(str(each.get("name")) for each in listed[:_MOST] if isinstance(each, dict))
+    listed = config.cdi_devices if config.cdi is None else config.cdi
+    asked = None if listed is None else tuple(str(each.get("name")) for each in listed[:_MOST])
+    return ContainerFacts(name=name, asked=asked, nodes=nodes)
 
 
 ENOUGH_BYTES: Final = 256 * 1024

@@ -7,7 +7,7 @@ staging/src/k8s.io/kubelet/config/v1beta1/types.go."""
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import yaml
 from msgspec import Struct, field
@@ -93,9 +93,9 @@ def _processes(proc: str, called: Collection[str]) -> Iterator[str]:
     return (number for number in numbers if text(f"{proc}/{number}/comm") in called)
 
 
-def _config(view: HostView, path: str, folder: str | None) -> tuple[dict[str, Any], str | None]:
+def _config(view: HostView, path: str, folder: str | None) -> tuple[dict[str, object], str | None]:
     """The configuration, with the files of ``--config-dir`` over it, and why it could not be read."""
-    merged: dict[str, Any] = {}
+    merged: dict[str, object] = {}
     parts = [f"{folder}/{name}" for name in names(view.here(folder)) or () if name.endswith(".conf")] if folder else []
     for each in (path, *parts[:_MOST_FILES]):
         content = text(view.here(each))

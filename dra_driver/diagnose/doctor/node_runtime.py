@@ -93,7 +93,7 @@ class CriClient:
             raise CriError(f"CRI-O at {self._path} did not tell its configuration: HTTP status {answer.status}")
         return body.decode("utf-8", "replace")
 
-    def _call(self, method: str, request: Any) -> Any:
+    def _call(self, method: str, request: object) -> Any:
         try:
             return self._peer.call(RUNTIME, method, request, self._call_s)
         except CallError as error:
@@ -204,7 +204,7 @@ def with_crio_config(facts: RuntimeFacts, config: str) -> RuntimeFacts:
     )
 
 
-def _json_object(text: str) -> dict[str, Any]:
+def _json_object(text: str) -> dict[str, object]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 from urllib.parse import quote
 
 from msgspec.structs import replace
@@ -22,12 +22,13 @@ from dra_driver.core.time import rfc3339
 from dra_driver.diagnose.doctor.report import KIND, DoctorReport, from_wire
 from dra_driver.kube.node_pod import labels_of, node_container, node_pod
 from dra_driver.kube.pod_run import PodApi, PodLog, PodPlace, Say, read_daemon_set, run_pod
+from dra_driver.kube.state import Wire
 
 
 class PodListApi(PodApi, Protocol):
     """The API server, see ``kube.rest.RestClient``."""
 
-    def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
+    def list(self, path: str, query: Mapping[str, str] | None = None) -> Wire: ...
 
 
 def visit_node(
@@ -125,13 +126,13 @@ _READ_ONLY: Final = {"readOnly": True, "recursiveReadOnly": "IfPossible"}
 
 
 def doctor_pod(
-    daemon_set: Mapping[str, Any],
+    daemon_set: Wire,
     node: str,
     *,
     suffix: str,
     pods: Sequence[str] = (),
     cri_socket: str | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The pod for ``node``, its name with a ``suffix`` of its own; ``pods`` as ``namespace/name``.
 
     Raises ConfigurationError when the DaemonSet does not run the node process.
@@ -155,12 +156,12 @@ def doctor_pod(
     return node_pod(daemon_set, node, made, [*volumes, *added], suffix=suffix, deadline_s=DEADLINE_S, grace_s=GRACE_S)
 
 
-def left_behind(pods: Iterable[Mapping[str, Any]], older_than: str) -> list[str]:
+def left_behind(pods: Iterable[Wire], older_than: str) -> list[str]:
     """Names of doctor's pods that were made before ``older_than`` (RFC 3339): their command was killed."""
     return [pod["metadata"]["name"] for pod in pods if pod["metadata"].get("creationTimestamp", "9") < older_than]
 
 
-def _read_only(mount: Mapping[str, Any]) -> dict[str, Any]:
+def _read_only(mount: Wire) -> dict[str, object]:
     """Without propagation: Kubernetes refuses it beside a recursively read-only mount."""
     kept = {key: value for key, value in mount.items() if key != "mountPropagation"}
     return {**kept, **_READ_ONLY}

@@ -4,9 +4,9 @@ A question that is refused or fails leaves its fact unanswered, with the missing
 if the API server does not answer at all, or rejects the credentials, are no more questions asked."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -25,12 +25,13 @@ from dra_driver.diagnose.doctor.facts import (
     NODE_DAEMONSET,
     ClusterFacts,
     Unanswered,
-    Wire,
+    at,
     dicts,
     is_ready,
     name_of,
     namespace_of,
     number,
+    setting,
     text,
 )
 from dra_driver.diagnose.doctor.reduce import (
@@ -42,7 +43,7 @@ from dra_driver.diagnose.doctor.reduce import (
     without_notes,
 )
 from dra_driver.kube import paths
-from dra_driver.kube.state import KINDS, MAX_EVENTS, StateKind, read_kind
+from dra_driver.kube.state import KINDS, MAX_EVENTS, StateKind, Wire, read_kind
 from dra_driver.kube.state_parts import is_relevant_event, reduced
 
 REVIEWS: Final = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
@@ -56,42 +57,30 @@ class DriverRight(Struct, frozen=True, kw_only=True):
     account: str
     right: AccessRight
 
+    def review(self) -> dict[str, object]:
+        """The SubjectAccessReview that asks for it."""
+        namespace, _, name = self.account.partition("/")
+        attributes = {
+            name: getattr(self.right, name) for name in ("verb", "group", "resource", "subresource", "namespace")
+        }
+        groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"]
+        spec = {
+            "user": f"system:serviceaccount:{namespace}:{name}",
+            "groups": groups,
+            "resourceAttributes": {key: value for key, value in attributes.items() if value},
+        }
+        return {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
 
-def rights_of_driver(daemonsets: Sequence[Wire] | Unanswered, namespaces: Sequence[str]) -> list[DriverRight]:
-    """What the node processes of the listed DaemonSets need; those of the chart's defaults where none is known."""
-    known = () if isinstance(daemonsets, Unanswered) else daemonsets
-    found = [item for item in known if name_of(item) == NODE_DAEMONSET]
-    if not found:
-        return []
+
+def rights_of_driver(daemonsets: Iterable[Wire]) -> list[DriverRight]:
+    """What the node processes of these DaemonSets need."""
     return [
-        DriverRight(account=f"{namespace_of(item)}/{_account(item)}", right=right)
-        for item in found
-        if namespace_of(item) in namespaces
+        DriverRight(
+            account=f"{namespace_of(item)}/{text(item, 'spec', 'serviceAccountName') or 'default'}", right=right
+        )
+        for item in daemonsets
         for right in _of_node_process(item)
     ]
-
-
-def review_of(right: DriverRight) -> dict[str, Any]:
-    namespace, _, name = right.account.partition("/")
-    wanted = right.right
-    attributes = {
-        "verb": wanted.verb,
-        "group": wanted.group,
-        "resource": wanted.resource,
-        "subresource": wanted.subresource,
-        "namespace": wanted.namespace,
-    }
-    groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"]
-    spec = {
-        "user": f"system:serviceaccount:{namespace}:{name}",
-        "groups": groups,
-        "resourceAttributes": {key: value for key, value in attributes.items() if value},
-    }
-    return {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
-
-
-def _account(daemonset: Wire) -> str:
-    return text(daemonset, "spec", "serviceAccountName") or "default"
 
 
 def _of_node_process(daemonset: Wire) -> Iterator[AccessRight]:
@@ -100,10 +89,10 @@ def _of_node_process(daemonset: Wire) -> Iterator[AccessRight]:
     yield AccessRight(verb="get", resource="resourceclaims", group=_RESOURCE, namespaced=True)
     for verb in ("get", "list", "watch"):
         yield AccessRight(verb=verb, resource="nodes")
-    if text(daemonset, "spec", "settings", "POLICY_OBJECTS") != "false":
+    if setting(daemonset, "POLICY_OBJECTS") != "false":
         yield AccessRight(verb="list", resource="gpupolicies", group=_GPU)
         yield AccessRight(verb="watch", resource="gpupolicies", group=_GPU)
-    if text(daemonset, "spec", "settings", "GPU_NODE") != "false":
+    if setting(daemonset, "GPU_NODE") != "false":
         yield AccessRight(verb="create", resource="gpunodes", group=_GPU)
         yield AccessRight(verb="patch", resource="gpunodes", group=_GPU, subresource="status")
     yield AccessRight(verb="create", resource="events", namespace="default", namespaced=True)
@@ -119,15 +108,16 @@ _LOG_LINES: Final = 60
 _LOG_BYTES: Final = 65536
 
 Query = Mapping[str, str]
+T = TypeVar("T")
 
 
 class QuestionApi(Protocol):
     """The part of ``kube.rest.RestClient`` that is needed here."""
 
-    def get(self, path: str, query: Query | None = None, *, within_s: float | None = None) -> dict[str, Any]: ...
-    def list(self, path: str, query: Query | None = None, *, within_s: float | None = None) -> dict[str, Any]: ...
+    def get(self, path: str, query: Query | None = None, *, within_s: float | None = None) -> dict[str, object]: ...
+    def list(self, path: str, query: Query | None = None, *, within_s: float | None = None) -> dict[str, object]: ...
     def get_text(self, path: str, query: Query | None = None, *, within_s: float | None = None) -> str: ...
-    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
+    def create(self, path: str, body: Mapping[str, object]) -> dict[str, object]: ...
 
 
 def read_facts(
@@ -154,16 +144,16 @@ class _WithinTime:
     def __init__(self, api: QuestionApi, until_s: float, clock: Callable[[], float]) -> None:
         self._api, self._until_s, self._clock = api, until_s, clock
 
-    def get(self, path: str, query: Query | None = None) -> dict[str, Any]:
+    def get(self, path: str, query: Query | None = None) -> dict[str, object]:
         return self._api.get(path, query, within_s=self._left_s(path))
 
-    def list(self, path: str, query: Query | None = None) -> dict[str, Any]:
+    def list(self, path: str, query: Query | None = None) -> dict[str, object]:
         return self._api.list(path, query, within_s=self._left_s(path))
 
     def get_text(self, path: str, query: Query | None = None) -> str:
         return self._api.get_text(path, query, within_s=self._left_s(path))
 
-    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    def create(self, path: str, body: Mapping[str, object]) -> dict[str, object]:
         self._left_s(path)
         return self._api.create(path, body)
 
@@ -179,31 +169,33 @@ class _Reader:
 
     def __init__(self, api: _WithinTime, namespace: str, driver_namespace: str) -> None:
         self._api, self._namespace, self._driver_namespace = api, namespace, driver_namespace
-        self._answers: dict[str, Any] = {}
+        self._answers: dict[str, object] = {}
         self._partial: list[dict[str, str]] = []
+        self._is_hopeless = False
 
-    def read(self) -> dict[str, Any]:
-        self._answers[fact.VERSION] = first = self._asked(lambda: self._api.get(paths.version()))
+    def read(self) -> dict[str, object]:
+        ask = self._asked
+        self._answers[fact.VERSION] = first = ask(lambda: self._api.get(paths.version()))
         if isinstance(first, Unanswered) and self._is_hopeless:
             return {**dict.fromkeys((*fact.STATE_KINDS, *fact.EXTRA), _NOT_ASKED), **self._answers}
-        self._answers[fact.RESOURCE_API] = self._asked(lambda: self._discovery(_RESOURCE_GROUP))
-        self._answers[fact.GPU_API] = self._asked(lambda: self._discovery(paths.GPU_API))
-        self._read_daemonsets()
+        self._answers[fact.RESOURCE_API] = ask(lambda: self._discovery(_RESOURCE_GROUP))
+        self._answers[fact.GPU_API] = ask(lambda: self._discovery(paths.GPU_API))
+        self._read_driver()
         for kind in KINDS:
             if kind.field not in _OWN_QUESTIONS:
                 self._answers[kind.field] = self._kind(kind)
-        self._read_pods()
-        self._answers["events"] = self._asked(self._events)
+        pods = ask(lambda: self._everywhere_or_in(paths.pods(), paths.pods(self._namespace)))
+        self._answers["pods"] = _each(pods, partial(reduced, "Pod"))
+        self._answers[fact.VISIBLE_DEVICES] = _each(pods, visible_devices)
+        self._answers["events"] = ask(self._events)
         for name, path in ((fact.GPU_NODES, paths.gpu_nodes()), (fact.GPU_POLICIES, paths.gpu_policies())):
-            self._answers[name] = self._asked(partial(self._listed, path, without_notes))
-        self._answers[fact.GATES] = self._asked(lambda: gates_in(self._api.get_text("/metrics")))
-        self._answers[fact.DRIVER_RIGHTS] = self._asked(self._driver_rights)
+            self._answers[name] = _each(ask(partial(self._listed, path)), without_notes)
+        self._answers[fact.GATES] = ask(lambda: gates_in(self._api.get_text("/metrics")))
+        self._answers[fact.DRIVER_RIGHTS] = ask(lambda: [self._reviewed(each) for each in rights_of_driver(self._own)])
         self._answers[fact.PARTLY_READ] = self._partial
         return self._answers
 
-    _is_hopeless = False
-
-    def _asked(self, question: Callable[[], Any]) -> Any:
+    def _asked(self, question: Callable[[], T]) -> "T | list[Wire] | Unanswered":
         """The answer, or why there is none."""
         try:
             return question()
@@ -213,13 +205,13 @@ class _Reader:
             self._is_hopeless = isinstance(error, ApiUnreachableError | UnauthorizedError)
             return unanswered(error)
 
-    def _discovery(self, path: str) -> dict[str, Any]:
+    def _discovery(self, path: str) -> Wire:
         try:
             return self._api.get(path)
         except NotFoundError:
             return {}
 
-    def _kind(self, kind: StateKind) -> Any:
+    def _kind(self, kind: StateKind) -> object:
         if kind.field == "taint_rules":  # its API version differs between servers, and most serve none
             return self._asked(lambda: list(read_kind(self._api, kind, None, [])))
         api = paths.CORE_API if kind.api_version == "v1" else f"/apis/{kind.api_version}"
@@ -227,49 +219,46 @@ class _Reader:
         if kind.namespaced:
             found = self._asked(lambda: self._everywhere_or_in(everywhere, local))
         else:
-            found = self._asked(lambda: self._listed(everywhere, dict))
+            found = self._asked(lambda: self._listed(everywhere))
         return _each(found, partial(reduced, kind.kind))
 
-    def _listed(self, path: str, reduce: Callable[[Wire], Any], query: Query | None = None) -> list[Any]:
-        items = self._api.list(path, query).get("items") or ()
-        return [reduce(item) for item in items if isinstance(item, Mapping)]
+    def _listed(self, path: str, query: Query | None = None) -> list[Wire]:
+        return dicts(self._api.list(path, query), "items")
 
     def _everywhere_or_in(self, everywhere: str, local: str, query: Query | None = None) -> list[Wire]:
         try:
-            return self._listed(everywhere, dict, query)
+            return self._listed(everywhere, query)
         except ForbiddenError as refused:
             try:
-                found = self._listed(local, dict, query)
+                found = self._listed(local, query)
             except ForbiddenError:
                 raise refused from None
             self._partial.append({"seen": refusal(str(refused)).seen, "path": local})
             return found
 
-    def _read_pods(self) -> None:
-        pods = self._asked(lambda: self._everywhere_or_in(paths.pods(), paths.pods(self._namespace)))
-        self._answers["pods"] = _each(pods, partial(reduced, "Pod"))
-        self._answers[fact.VISIBLE_DEVICES] = _each(pods, visible_devices)
-
-    def _events(self) -> list[Any]:
+    def _events(self) -> list[Wire]:
         """Warnings about scheduling, claims and devices, and those about the driver's own objects."""
         query, local = {"fieldSelector": "type=Warning"}, paths.events(self._namespace)
         found = self._everywhere_or_in(f"{paths.CORE_API}/events", local, query)
         kept = [event for event in found if is_relevant_event(event) or is_about_devices(event)]
         return [reduced("Event", event) for event in kept[-MAX_EVENTS:]]
 
-    def _read_daemonsets(self) -> None:
+    def _read_driver(self) -> None:
+        """The DaemonSets, the pods in the namespaces of the driver, and the logs of those that are not ready."""
         local = f"{_APPS}/namespaces/{self._driver_namespace}/daemonsets"
         found = self._asked(lambda: self._everywhere_or_in(f"{_APPS}/daemonsets", local))
-        self._answers[fact.DAEMONSETS] = _each(found, reduced_daemonset)
-        self._answers[fact.DRIVER_PODS] = pods = self._asked(self._driver_pods)
+        self._answers[fact.DAEMONSETS] = daemonsets = _each(found, reduced_daemonset)
+        installed = [] if isinstance(daemonsets, Unanswered) else daemonsets
+        own = [item for item in installed if name_of(item) == NODE_DAEMONSET]
+        namespaces = list(dict.fromkeys(map(namespace_of, own)))[:_MOST_NAMESPACES]
+        self._own = [item for item in own if namespace_of(item) in namespaces]
+        wanted = map(paths.pods, namespaces or [self._driver_namespace])
+        pods = self._asked(lambda: [reduced_driver_pod(pod) for path in wanted for pod in self._listed(path)])
+        self._answers[fact.DRIVER_PODS] = pods
         unready = [] if isinstance(pods, Unanswered) else [pod for pod in pods if not is_ready(pod)]
         self._answers[fact.DRIVER_LOGS] = self._asked(lambda: [self._log(pod) for pod in unready[:_MOST_LOGS]])
 
-    def _driver_pods(self) -> list[Any]:
-        namespaces = self._driver_namespaces()
-        return [pod for name in namespaces for pod in self._listed(paths.pods(name), reduced_driver_pod)]
-
-    def _log(self, pod: Wire) -> dict[str, Any]:
+    def _log(self, pod: Wire) -> Wire:
         query = {"tailLines": str(_LOG_LINES), "limitBytes": str(_LOG_BYTES)}
         if any(number(each, "restartCount") for each in dicts(pod, "status", "containerStatuses")):
             query["previous"] = "true"  # the run that ended says why
@@ -280,23 +269,13 @@ class _Reader:
         lines = redacted(text, _LOG_BYTES).splitlines()
         return {"metadata": {"name": name_of(pod), "namespace": namespace_of(pod)}, "lines": lines}
 
-    def _driver_namespaces(self) -> Sequence[str]:
-        listed = self._answers[fact.DAEMONSETS]
-        daemonsets = () if isinstance(listed, Unanswered) else listed
-        found = [namespace_of(item) for item in daemonsets if name_of(item) == fact.NODE_DAEMONSET]
-        return list(dict.fromkeys(found))[:_MOST_NAMESPACES] or [self._driver_namespace]
-
-    def _driver_rights(self) -> list[dict[str, Any]]:
-        wanted = rights_of_driver(self._answers[fact.DAEMONSETS], self._driver_namespaces())
-        return [self._reviewed(right) for right in wanted]
-
-    def _reviewed(self, right: DriverRight) -> dict[str, Any]:
-        status = self._api.create(REVIEWS, review_of(right)).get("status")
-        allowed = isinstance(status, Mapping) and status.get("allowed") is True
+    def _reviewed(self, right: DriverRight) -> Wire:
+        answer = self._api.create(REVIEWS, right.review())
+        allowed = at(answer, "status", "allowed") is True
         return {"account": right.account, "right": str(right.right), "allowed": allowed}
 
 
-def _each(found: Any, reduce: Callable[[Wire], Any]) -> Any:
+def _each(found: Iterable[Wire] | Unanswered, reduce: Callable[[Wire], Wire | None]) -> list[Wire] | Unanswered:
     """The reduced objects; the reason where there is no answer."""
     if isinstance(found, Unanswered):
         return found

@@ -5,10 +5,11 @@ A text cannot be proven free of secrets; known forms of tokens, passwords and ke
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from dra_driver.core.text import cut
-from dra_driver.diagnose.doctor.facts import Wire, at, dicts, mapping, text
+from dra_driver.diagnose.doctor.facts import at, dicts, mapping, text
+from dra_driver.kube.state import Wire
 
 GONE: Final = "<redacted>"
 _NAMES_OF_SECRETS: Final = (
@@ -74,7 +75,7 @@ VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 _NO_DEVICES: Final = frozenset({"", "void", "none"})
 
 
-def reduced_daemonset(item: Wire) -> dict[str, Any]:
+def reduced_daemonset(item: Wire) -> dict[str, object]:
     """Where its pods go, their images and settings, and how many run."""
     template = mapping(item, "spec", "template", "spec")
     affinity = mapping(template, "affinity", "nodeAffinity")
@@ -93,12 +94,12 @@ def reduced_daemonset(item: Wire) -> dict[str, Any]:
     }
 
 
-def without_notes(item: Wire) -> dict[str, Any]:
+def without_notes(item: Wire) -> dict[str, object]:
     """An object of the driver's own kinds, whole but for annotations and who wrote which field."""
     return {**item, "metadata": _picked(mapping(item, "metadata"), (*_METADATA, "resourceVersion"))}
 
 
-def reduced_driver_pod(item: Wire) -> dict[str, Any]:
+def reduced_driver_pod(item: Wire) -> dict[str, object]:
     """Where the pod is, and what its containers are doing."""
     status = mapping(item, "status")
     return {
@@ -112,7 +113,7 @@ def reduced_driver_pod(item: Wire) -> dict[str, Any]:
     }
 
 
-def visible_devices(pod: Wire) -> dict[str, Any] | None:
+def visible_devices(pod: Wire) -> dict[str, object] | None:
     """The pod's NVIDIA_VISIBLE_DEVICES where its containers set it to devices, else None."""
     containers = [*dicts(pod, "spec", "initContainers"), *dicts(pod, "spec", "containers")]
     values = [
@@ -139,8 +140,8 @@ def is_about_devices(event: Wire) -> bool:
     return "CDI device" in message or "DRA driver" in message or "dra-driver" in message
 
 
-def _container(item: Wire) -> dict[str, Any]:
-    found: dict[str, Any] = _picked(item, ("name", "ready", "restartCount", "image", "imageID"))
+def _container(item: Wire) -> dict[str, object]:
+    found: dict[str, object] = _picked(item, ("name", "ready", "restartCount", "image", "imageID"))
     for part in ("state", "lastState"):
         states = mapping(item, part)
         found[part] = {
@@ -160,9 +161,9 @@ def _names(containers: list[Wire]) -> list[dict[str, str]]:
     return [{"name": text(each, "name"), "image": text(each, "image")} for each in containers]
 
 
-def _worded(item: dict[str, Any]) -> dict[str, Any]:
+def _worded(item: dict[str, object]) -> dict[str, object]:
     return {**item, "message": redacted(text(item, "message"), _LONGEST)} if "message" in item else item
 
 
-def _picked(item: Wire, names: tuple[str, ...]) -> dict[str, Any]:
+def _picked(item: Wire, names: tuple[str, ...]) -> dict[str, object]:
     return {name: item[name] for name in names if item.get(name) is not None}

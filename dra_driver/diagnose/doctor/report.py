@@ -5,7 +5,7 @@ names the first broken layer, other problems, and one line for each layer.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -77,7 +77,7 @@ def merged(target: str, reports: Sequence[DoctorReport]) -> DoctorReport:
     )
 
 
-def to_wire(report: DoctorReport) -> dict[str, Any]:
+def to_wire(report: DoctorReport) -> dict[str, object]:
     first = report.first_broken
     return {
         "schemaVersion": SCHEMA_VERSION,

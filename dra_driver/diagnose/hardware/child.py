@@ -13,15 +13,15 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
 from importlib import import_module
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import Struct, field
 
 from dra_driver.core.errors import ConfigurationError, DraError
+from dra_driver.diagnose.hardware.values import Facts, Topics
 from dra_driver.hardware.driver_root.root import DriverRoot
 
 
@@ -53,7 +53,7 @@ class Task(Struct, frozen=True, kw_only=True):
     plugin_dir: str = ""
     stop_s: float = 2.0
     gpu: ChosenGpu | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)
 
     @property
     def driver_root(self) -> DriverRoot:
@@ -82,29 +82,19 @@ NAME_BYTES: Final = 96
 
 
 class Emitter:
-    """Writes JSON lines to the descriptor ``lines``; the names of NVML functions go to the file ``calls``."""
+    """Writes JSON lines to the descriptor ``lines``, and the name of each NVML function that pynvml looks up, which it
+    does before each call, to the file ``calls``."""
 
     def __init__(self, lines: int, calls: int) -> None:
         self._lines = lines
-        self._calls = calls
-        self._trace_nvml()
+        probes = import_module("dra_driver.hardware.gpu.nvml.probes")
+        probes.trace(lambda name: os.pwrite(calls, name.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0"), 0))
 
-    def topic(self, topic: str, value: Any) -> None:
-        """One topic and its value; a repeated topic replaces the former value."""
-        self._write({"topic": topic, "value": value})
-
-    def problem(self, text: str) -> None:
-        self._write({"problem": text})
-
-    def _write(self, document: dict[str, Any]) -> None:
+    def write(self, **document: object) -> None:
+        """``topic`` and its ``value``, where a repeated topic replaces the former value; or a ``problem``."""
         data = json.dumps(document, default=str).encode() + b"\n"
         while data:
             data = data[os.write(self._lines, data) :]
-
-    def _trace_nvml(self) -> None:
-        """Note every function that pynvml looks up, which it does before each call."""
-        probes = import_module("dra_driver.hardware.gpu.nvml.probes")
-        probes.trace(lambda name: os.pwrite(self._calls, name.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0"), 0))
 
 
 def last_call(calls: int) -> str:
@@ -136,10 +126,10 @@ def main(arguments: list[str]) -> int:
     except Stopped:
         return 75
     except DraError as error:
-        emitter.problem(str(error))
+        emitter.write(problem=str(error))
         return 1
     except Exception as error:  # noqa: BLE001 - the boundary of the process: the command reports it
-        emitter.problem(f"{type(error).__name__}: {error}")
+        emitter.write(problem=f"{type(error).__name__}: {error}")
         return 1
     return 0
 
@@ -149,10 +139,10 @@ def name_process(name: str = PROCESS_NAME) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
-def _run(topics: Iterator[tuple[str, Any]], emitter: Emitter) -> None:
+def _run(topics: Topics, emitter: Emitter) -> None:
     try:
         for topic, value in topics:
-            emitter.topic(topic, value)
+            emitter.write(topic=topic, value=value)
     finally:
         close = getattr(topics, "close", None)
         if close is not None:

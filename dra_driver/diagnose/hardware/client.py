@@ -9,12 +9,13 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from dra_driver.core.errors import CommandError
 from dra_driver.diagnose.hardware.child import name_process, own_module
+from dra_driver.diagnose.hardware.values import Facts
 from dra_driver.hardware.gpu.nvml import probes
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 from dra_driver.hardware.sharing.control import die_with_parent
@@ -28,13 +29,13 @@ class ClientProcess:
 
     def __init__(self, library: str | None, profile_ids: Sequence[int]) -> None:
         self._task = {"library": library, "profiles": list(profile_ids), "parent": os.getpid()}
-        self._buffer = b""
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(_ANSWER_S)
+        self._lines = self._socket.makefile("rb")
         with theirs:
             command = own_module("client")
             self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno())
-        self.started: dict[str, Any] = {}
+        self.started: Facts = {}
 
     def __enter__(self) -> Self:
         try:
@@ -45,6 +46,7 @@ class ClientProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._lines.close()
         self._socket.close()
         try:
             self._process.wait(_END_S)
@@ -53,10 +55,10 @@ class ClientProcess:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_END_S)
 
-    def list_instances(self, index: int) -> dict[str, Any]:
+    def list_instances(self, index: int) -> Facts:
         return self._ask(str(index))
 
-    def _ask(self, line: str) -> dict[str, Any]:
+    def _ask(self, line: str) -> Facts:
         try:
             self._socket.sendall(line.encode() + b"\n")
             answer = json.loads(self._line())
@@ -65,12 +67,9 @@ class ClientProcess:
         return answer if isinstance(answer, dict) else {}
 
     def _line(self) -> bytes:
-        while b"\n" not in self._buffer:
-            piece = self._socket.recv(1 << 16)
-            if not piece:
-                raise OSError("it ended")
-            self._buffer += piece
-        line, _, self._buffer = self._buffer.partition(b"\n")
+        line = self._lines.readline()
+        if not line:
+            raise OSError("it ended")
         return line
 
 
@@ -90,7 +89,7 @@ def main() -> int:
     return 0
 
 
-def _say(document: dict[str, Any]) -> None:
+def _say(document: Mapping[str, object]) -> None:
     os.write(1, json.dumps(document).encode() + b"\n")
 
 

@@ -7,11 +7,11 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -21,7 +21,7 @@ from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.diagnose.hardware.child import Task, own_module
 from dra_driver.diagnose.hardware.cuda_probe import ClaimView
-from dra_driver.diagnose.hardware.values import ON_FREE_GPU, Facts, few, hardware_check, judgement
+from dra_driver.diagnose.hardware.values import ON_FREE_GPU, Facts, Topics, few, hardware_check, judgement
 from dra_driver.hardware.cdi import CdiNames, CdiProvider, CdiWriter, ContainerEdits
 from dra_driver.hardware.driver_root import search
 from dra_driver.hardware.driver_root.root import DriverRoot
@@ -35,7 +35,7 @@ _LIBRARY: Final = ".so"
 _MAX_PRINTED: Final = 400
 
 
-def read_contexts(task: Task) -> Iterator[tuple[str, Any]]:
+def read_contexts(task: Task) -> Topics:
     """Topics ``edits`` (nodes and number of libraries), ``container``, and ``without uvm``: what the program saw."""
     if find_library(task.root, CUDA) is None:
         yield "skipped", f"no {CUDA} below the driver root {task.root}"
@@ -60,7 +60,9 @@ def read_contexts(task: Task) -> Iterator[tuple[str, Any]]:
             return
 
 
-def run_probe(view: ClaimView, environment: Mapping[str, str] | None = None, prepare: Any = None) -> dict[str, Any]:
+def run_probe(
+    view: ClaimView, environment: Mapping[str, str] | None = None, prepare: Callable[[], object] | None = None
+) -> dict[str, object]:
     """Run the CUDA program; its JSON, or ``error``. ``prepare`` runs in the child between fork and exec."""
     try:
         done = subprocess.run(
@@ -122,7 +124,7 @@ _STEP_S: Final = 0.2
 _MAX_LOG: Final = 2000
 
 
-def read_daemon(task: Task) -> Iterator[tuple[str, Any]]:
+def read_daemon(task: Task) -> Topics:
     """Topics ``commands`` (one per command, in order), ``client`` (the CUDA program), ``end`` and ``logs``."""
     wanted = MpsDaemon(
         id="hardware-check",
@@ -153,9 +155,7 @@ def read_daemon(task: Task) -> Iterator[tuple[str, Any]]:
         yield "logs", _logs(folder, Path(task.folder, "daemon.log"))
 
 
-def _talk(
-    program: ControlProgram, wanted: MpsDaemon, folder: DaemonFolder, shm: Path, task: Task
-) -> Iterator[tuple[str, Any]]:
+def _talk(program: ControlProgram, wanted: MpsDaemon, folder: DaemonFolder, shm: Path, task: Task) -> Topics:
     send = partial(_send, program, folder, shm)
     answers = [_ready(send)]
     yield "commands", answers
@@ -168,18 +168,18 @@ def _talk(
     yield "commands", answers
 
 
-def _ready(send: Any) -> dict[str, Any]:
+def _ready(send: Callable[[str], dict[str, object]]) -> dict[str, object]:
     """The answer to the first probe that succeeds, or the last one."""
     begin = time.monotonic()
     while True:
-        answer: dict[str, Any] = send(control.PROBE)
+        answer: dict[str, object] = send(control.PROBE)
         waited_s = time.monotonic() - begin
         if not answer["refused"] or waited_s > READY_S:
             return answer | {"after_s": round(waited_s, 2)}
         time.sleep(_STEP_S)
 
 
-def _send(program: ControlProgram, folder: DaemonFolder, shm: Path, command: str) -> dict[str, Any]:
+def _send(program: ControlProgram, folder: DaemonFolder, shm: Path, command: str) -> dict[str, object]:
     try:
         ended = program.send(command, folder, shm, within_s=_COMMAND_S, clock=time.monotonic).wait()
     except CommandError as error:
@@ -188,7 +188,7 @@ def _send(program: ControlProgram, folder: DaemonFolder, shm: Path, command: str
     return {"command": command, "status": ended.status, "output": ended.output[:_MAX_LOG], "refused": refused or ""}
 
 
-def _client(folder: DaemonFolder, shm: Path, task: Task) -> dict[str, Any]:
+def _client(folder: DaemonFolder, shm: Path, task: Task) -> dict[str, object]:
     """A CUDA program in the daemon's view, with this process' own root, because it is Python."""
     library = find_library(task.root, CUDA)
     if library is None:
@@ -211,7 +211,7 @@ def client_environment(folder: DaemonFolder, root: str, library: str) -> dict[st
     return environment
 
 
-def _ended(running: Any) -> dict[str, Any]:
+def _ended(running: "subprocess.Popen[bytes]") -> dict[str, object]:
     deadline = time.monotonic() + _COMMAND_S
     while running.poll() is None and time.monotonic() < deadline:
         time.sleep(_STEP_S / 4)
@@ -262,7 +262,7 @@ def contexts(facts: Facts, _survey: Facts) -> Finding:
 _NO_CUDA: Final = "a pod would get its GPU and could not run CUDA"
 
 
-def _failed(seen: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+def _failed(seen: Facts) -> Iterator[tuple[str, int]]:
     """Calls with another code than success; and those that were never reached."""
     for name, code in seen.items():
         if name.startswith("cu") and code != 0:
@@ -293,7 +293,7 @@ def daemon(facts: Facts, _survey: Facts) -> Finding:
     )
 
 
-def _client_differences(client: Mapping[str, Any], under: str, over: str) -> Iterator[str]:
+def _client_differences(client: Facts, under: str, over: str) -> Iterator[str]:
     if "error" in client:
         yield f"CUDA program: {client['error']}"
         return

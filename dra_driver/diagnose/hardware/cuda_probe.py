@@ -61,7 +61,7 @@ class _Calls:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        self.seen: dict[str, Any] = {}
+        self.seen: dict[str, object] = {}
 
     def __call__(self, name: str, *arguments: Any, key: str = "") -> bool:
         code = int(getattr(self._library, name)(*arguments))
@@ -69,7 +69,7 @@ class _Calls:
         return code == 0
 
 
-def run(view: ClaimView) -> dict[str, Any]:
+def run(view: ClaimView) -> dict[str, object]:
     """Enter the view and make a context. Never raises for what CUDA says."""
     for name in _C_LIBRARIES:
         with suppress(OSError):

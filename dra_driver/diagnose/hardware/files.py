@@ -9,22 +9,20 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.core.finding import Finding, Status
 from dra_driver.diagnose.hardware import mounts
 from dra_driver.diagnose.hardware.child import Task
-from dra_driver.diagnose.hardware.values import Facts, few, hardware_check, judgement, survey_gpus
+from dra_driver.diagnose.hardware.values import Facts, Topics, few, hardware_check, judgement, survey_gpus
 from dra_driver.hardware.cdi import discover
-from dra_driver.hardware.device_nodes.numbers import Majors
+from dra_driver.hardware.device_nodes.numbers import Majors, expected_numbers
 from dra_driver.hardware.device_nodes.params import parse_params
 from dra_driver.hardware.driver_root import process, search
 from dra_driver.hardware.driver_root.search import PROGRAM_FOLDERS, find_program
 from dra_driver.hardware.gpu.nvml import probes
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
-
-Topics = Iterator[tuple[str, Any]]
 
 CTK: Final = "nvidia-ctk"
 TOOLKIT_FOLDERS: Final = ("/usr/bin", "/usr/local/nvidia/toolkit")
@@ -61,7 +59,7 @@ def read_files(task: Task) -> Topics:
     yield "ldconfig", _ldconfig(task)
 
 
-def _own(task: Task) -> dict[str, Any]:
+def _own(task: Task) -> Facts:
     try:
         found = discover(task.driver_root)
     except DriverUnavailableError as error:
@@ -75,7 +73,7 @@ def _own(task: Task) -> dict[str, Any]:
     }
 
 
-def _ctk(task: Task) -> dict[str, Any]:
+def _ctk(task: Task) -> Facts:
     """What ``nvidia-ctk cdi generate`` would mount: ``mounts`` as host and container path, or ``error``."""
     root = next((root for root in dict.fromkeys((task.host, "/")) if _toolkit(root)), None)
     if root is None:
@@ -99,7 +97,7 @@ def _ctk(task: Task) -> dict[str, Any]:
     return _parsed_ctk(text, ended.status) | {"command": command}
 
 
-def _parsed_ctk(text: str, status: int | None) -> dict[str, Any]:
+def _parsed_ctk(text: str, status: int | None) -> dict[str, object]:
     try:
         edits = json.loads(text)["containerEdits"]
         listed = [[one["hostPath"], one["containerPath"]] for one in edits.get("mounts", ())]
@@ -118,7 +116,7 @@ def _toolkit(root: str) -> str | None:
     )
 
 
-def _ldconfig(task: Task) -> dict[str, Any]:
+def _ldconfig(task: Task) -> Facts:
     """``libraries``: path by name, of NVIDIA's 64-bit libraries in the linker's cache of the driver root."""
     program = find_program("/", "ldconfig") or find_program(task.root, "ldconfig")
     if program is None:
@@ -167,7 +165,7 @@ def _text(path: Path | str, limit: int = _MAX_FILE) -> str:
 HELPER: Final = "nvidia-modprobe"
 
 
-def read_missing_nodes(task: Task) -> Iterator[tuple[str, Any]]:
+def read_missing_nodes(task: Task) -> Topics:
     """Open NVML in a mount namespace whose /dev has no node of NVIDIA, with nvidia-modprobe covered.
 
     Topics ``existing`` (nodes outside), ``covered`` (programs), ``init``, ``count``, and ``made`` (nodes afterwards).
@@ -190,10 +188,6 @@ def read_missing_nodes(task: Task) -> Iterator[tuple[str, Any]]:
     yield "made", mounts.device_files(dev)
 
 
-_GPU_NODE: Final = re.compile(r"/dev/nvidia(\d+)")
-_CAP_NODE: Final = re.compile(r"/dev/nvidia-caps/nvidia-cap(\d+)")
-_FIXED: Final = {"/dev/nvidiactl": ("nvidia", 255), "/dev/nvidia-modeset": ("nvidia", 254)}
-_UVM: Final = {"/dev/nvidia-uvm": 0, "/dev/nvidia-uvm-tools": 1}
 # Left out on purpose (cdi/libraries.py), or not part of the driver: modules of the X server, glvnd, 32-bit libraries.
 _NOT_OURS: Final = re.compile(
     r"xorg|nvidia_drv\.so|libglxserver_nvidia|/vulkan/|/egl/|glvnd|/X11/|lib32|i386-linux-gnu|libnvidia-wine"
@@ -218,10 +212,10 @@ def _number_differences(facts: Facts, majors: Majors) -> Iterator[str]:
     if majors.nvidia is None:
         yield "/proc/devices lists neither nvidia nor nvidia-frontend"
     for node in facts["nodes"]:
-        expected = _expected(node["path"], majors)
+        numbers, expected = (node["major"], node["minor"]), expected_numbers(node["path"], majors)
         # A node may outlive its module; it has no number then.
-        if expected is not None and expected[0] is not None and (node["major"], node["minor"]) != expected:
-            yield f"{node['path']} is {node['major']}:{node['minor']}, computed {expected[0]}:{expected[1]}"
+        if expected is not None and numbers != (expected.major, expected.minor):
+            yield f"{node['path']} is {numbers[0]}:{numbers[1]}, computed {expected.major}:{expected.minor}"
     problem = parse_params(facts["params"]).problem
     if problem is not None:
         yield f"/proc/driver/nvidia/params {problem}"
@@ -239,17 +233,6 @@ def _node_differences(facts: Facts, survey: Facts) -> Iterator[str]:
         minor = gpu["answers"]["nvmlDeviceGetMinorNumber"].get("value")
         if minor is not None and present and f"/dev/nvidia{minor}" not in present:
             yield f"GPU {gpu['index']} has minor {minor}, and /dev/nvidia{minor} does not exist"
-
-
-def _expected(path: str, majors: Majors) -> tuple[int | None, int] | None:
-    """Major and minor that this driver would compute for a node; None for a node that it does not give."""
-    if match := _GPU_NODE.fullmatch(path):
-        return majors.nvidia, int(match[1])
-    if match := _CAP_NODE.fullmatch(path):
-        return majors.caps, int(match[1])
-    if path in _UVM:
-        return majors.uvm, _UVM[path]
-    return (majors.nvidia, _FIXED[path][1]) if path in _FIXED else None
 
 
 def _notes(facts: Facts, majors: Majors) -> str:
@@ -314,7 +297,7 @@ def files(facts: Facts, _survey: Facts) -> Finding:
     )
 
 
-def _against_ctk(own: Mapping[str, Any], ctk: Mapping[str, Any]) -> Iterator[str]:
+def _against_ctk(own: Facts, ctk: Facts) -> Iterator[str]:
     ours = {path for path, _ in own["libraries"]} | {target for _, target in (*own["files"], *own["sockets"])}
     theirs = {target for _, target in ctk["mounts"]}
     yield from _listed("nvidia-ctk has", theirs - ours)
@@ -327,7 +310,7 @@ def _listed(what: str, paths: Iterable[str]) -> Iterator[str]:
         yield f"{what} {len(names)}: {few(names)}"
 
 
-def _against_linker(own: Mapping[str, Any], linker: Mapping[str, str]) -> Iterator[str]:
+def _against_linker(own: Facts, linker: Mapping[str, str]) -> Iterator[str]:
     """A SONAME that this driver read from a file, and the linker knows under another file name."""
     files = {soname: path.rpartition("/")[2] for path, soname in own["libraries"] if soname}
     missing = [soname for soname in files if linker and soname not in linker and not soname.startswith("libvdpau")]

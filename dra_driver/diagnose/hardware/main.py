@@ -4,11 +4,15 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.diagnose.hardware.place import load_places, place_flags
 from dra_driver.diagnose.node_settings import add_options
+
+if TYPE_CHECKING:
+    from dra_driver.diagnose.hardware.runner import Run
+    from dra_driver.diagnose.hardware.values import HardwareReport, Reading
 
 REPORT_FILE: Final = "hardware-check-report.json"
 ISSUES: Final = "docs/hardware-check.md says how to report it"
@@ -40,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser.add_argument_group("places, as for kubelet-plugin"), place_flags())
 
 
-def add_choices(parser: Any) -> None:
+def add_choices(parser: "argparse._ActionsContainer") -> None:
     """Adds the flags that `kubectl dra hardware-check` passes on."""
     parser.add_argument(
         "--i-own-this-gpu",
@@ -134,14 +138,14 @@ def _replay(path: Path) -> int:
     return report.exit_status
 
 
-def _no_driver(reason: str) -> Any:
+def _no_driver(reason: str) -> "Run":
     """Answers every reading with the reason: without a driver no process has to be started."""
     from dra_driver.diagnose.hardware.values import Reading
 
     return lambda _task, _limit_s: Reading(problem=reason)
 
 
-def _found(survey: Any) -> str:
+def _found(survey: "Reading") -> str:
     gpus = survey.facts["gpus"]
     names = [gpu.get("answers", {}).get("nvmlDeviceGetName", {}).get("value") or "GPU that fails" for gpu in gpus]
     listed = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
@@ -149,7 +153,7 @@ def _found(survey: Any) -> str:
     return f"{listed}; driver {version}; kernel {survey.facts['machine']['kernel']}"
 
 
-def advise(report: Any) -> None:
+def advise(report: "HardwareReport") -> None:
     """Says how to report a difference."""
     wrong = [str(record.number) for record in report.records if record.verdict == "differs"]
     if wrong:

@@ -6,9 +6,9 @@ the first one did not get there. The GPU's lock keeps the node process from chan
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 
@@ -18,12 +18,11 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigProfile
 from dra_driver.diagnose.hardware.child import ChosenGpu, Task
 from dra_driver.diagnose.hardware.client import ClientProcess
-from dra_driver.diagnose.hardware.values import BY_OWNER, IN_USE, Facts, hardware_check, judgement
+from dra_driver.diagnose.hardware.values import BY_OWNER, IN_USE, Facts, Topics, hardware_check, judgement
 from dra_driver.hardware.gpu.nvml import probes
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 from dra_driver.node.claims import GpuLocks
 
-Topics = Iterator[tuple[str, Any]]
 LOCK_S: Final = 10.0
 RESTORE_S: Final = 15.0
 FABRIC_S: Final = 30.0
@@ -44,12 +43,12 @@ class _Bench(Struct, frozen=True, kw_only=True):
     def uuid(self) -> GpuUuid:
         return GpuUuid(self.chosen.uuid)
 
-    def create(self) -> dict[str, Any]:
+    def create(self) -> Facts:
         """Create an instance of the smallest profile at its first placement; ``gi`` is its id."""
         profile = self.profile
         return attempt(lambda: self.backend.create_gpu_instance(self.uuid, profile.profile_id, profile.starts[0]), "gi")
 
-    def destroy(self, gi_id: int) -> dict[str, Any]:
+    def destroy(self, gi_id: int) -> Facts:
         """Destroy an instance without compute instances."""
         return attempt(lambda: self.backend.destroy_gpu_instance(self.uuid, gi_id))
 
@@ -81,11 +80,11 @@ def restore(task: Task) -> Topics:
     backend.close()
 
 
-def attempt(change: Callable[[], object], key: str = "value") -> dict[str, Any]:
+def attempt(change: Callable[[], object], key: str = "value") -> Facts:
     """``{key: result, "ms": ...}``, or ``error`` (class), ``code`` (NVML's) and ``text`` of a refusal."""
     begin = time.perf_counter()
     try:
-        found: dict[str, Any] = {key: change()}
+        found: dict[str, object] = {key: change()}
     except HardwareError as error:
         code = getattr(error.__cause__, "value", None)
         found = {"error": type(error).__name__, "code": code, "text": str(error)}
@@ -118,7 +117,7 @@ def _changed(task: Task, work: Callable[[_Bench], Topics]) -> Topics:
         backend.close()
 
 
-def _unfit(resetless: bool | None, profile: MigProfile | None, before: dict[str, Any]) -> str:
+def _unfit(resetless: bool | None, profile: MigProfile | None, before: Facts) -> str:
     if profile is None:
         return "the GPU has no MIG profile that can be created"
     if before["instances"]:
@@ -169,7 +168,7 @@ def _changed_fabric(bench: _Bench) -> Topics:
         yield "destroy", bench.destroy(made["gi"])
     yield "mode off", attempt(lambda: bench.backend.set_mig_mode(bench.uuid, False))
     begin = time.monotonic()
-    timeline: list[list[Any]] = []
+    timeline: list[list[object]] = []
     while (waited_s := time.monotonic() - begin) < FABRIC_S:
         now = probes.fabric_state(probes.handle_at(bench.chosen.index))
         seen = now.get("value", f"code {now.get('code')}")
@@ -181,11 +180,11 @@ def _changed_fabric(bench: _Bench) -> Topics:
     yield "fabric after", timeline
 
 
-def _state(backend: NvmlBackend, uuid: GpuUuid) -> dict[str, Any]:
+def _state(backend: NvmlBackend, uuid: GpuUuid) -> dict[str, object]:
     return {"mode": backend.mig_mode(uuid), "instances": [one.gi_id for one in backend.mig_instances(uuid)]}
 
 
-def _restore(backend: NvmlBackend, uuid: GpuUuid, before: dict[str, Any]) -> None:
+def _restore(backend: NvmlBackend, uuid: GpuUuid, before: Facts) -> None:
     """Destroy instances that were not there, and set the mode; tries again while a client holds the GPU."""
     deadline = time.monotonic() + RESTORE_S
     while True:
@@ -269,7 +268,7 @@ def _not_restored(facts: Facts) -> Iterator[str]:
         yield f"before {before}, afterwards {after or 'unknown'}"
 
 
-def _told(answer: Mapping[str, Any]) -> str:
+def _told(answer: Facts) -> str:
     if "error" in answer:
         return f"{answer['error']} (code {answer.get('code')})"
     return f"ok in {answer['ms']:.0f} ms" if answer else "not tried"

@@ -9,7 +9,7 @@ import os
 import stat
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 _CLONE_NEWNS: Final = 0x00020000
 _MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
@@ -77,7 +77,7 @@ def hide(paths: Iterable[str]) -> list[str]:
     return found
 
 
-def device_files(folder: Path) -> list[dict[str, Any]]:
+def device_files(folder: Path) -> list[dict[str, object]]:
     """NVIDIA's nodes in a ``dev`` folder and below: path, numbers and permissions, in order of path."""
     found = []
     for path in sorted(folder.glob("nvidia*")) + sorted(folder.glob("nvidia-caps*/*")):

@@ -2,8 +2,8 @@
 
 Checks 3, 4 and 5. Each topic of a reader is the NVML index of a GPU. The judges do no I/O."""
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from dra_driver.core.finding import Finding, Status
 from dra_driver.core.model.mig import MigProfile
@@ -12,6 +12,7 @@ from dra_driver.diagnose.hardware.values import (
     INVALID_ARGUMENT,
     VANISHED,
     Facts,
+    Topics,
     alike,
     described,
     gpus,
@@ -25,8 +26,6 @@ from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 from dra_driver.hardware.gpu.nvml.errors import ABSENT, GONE
 from dra_driver.hardware.gpu.nvml.mig import FLAVOURS, RESETLESS_FIELD, WITHOUT_MIG, computed_name
 from dra_driver.hardware.gpu.nvml.probes import FABRIC, NEEDED, OPTIONAL
-
-Topics = Iterator[tuple[str, Any]]
 
 
 def read_without_mode(task: Task) -> Topics:
@@ -51,7 +50,7 @@ def read_described(task: Task) -> Topics:
     backend.close()
 
 
-def _per_gpu(task: Task, read: Callable[[Any], Any]) -> Topics:
+def _per_gpu(task: Task, read: Callable[[probes.pynvml.c_nvmlDevice_t], object]) -> Topics:
     backend = NvmlBackend(task.library)
     backend.open()
     for index, handle in enumerate(probes.handles()):
@@ -61,12 +60,12 @@ def _per_gpu(task: Task, read: Callable[[Any], Any]) -> Topics:
     backend.close()
 
 
-def _mode(handle: Any) -> Any:
+def _mode(handle: probes.pynvml.c_nvmlDevice_t) -> Sequence[int] | None:
     """``[current, pending]``; None for a GPU without MIG."""
     return probes.ask(lambda: probes.pynvml.nvmlDeviceGetMigMode(handle)).get("value")
 
 
-def _codes_without_mode(handle: Any) -> Any:
+def _codes_without_mode(handle: probes.pynvml.c_nvmlDevice_t) -> Facts | None:
     mode = _mode(handle)
     if mode is None or mode[0]:
         return None
@@ -74,7 +73,7 @@ def _codes_without_mode(handle: Any) -> Any:
     return probes.without_mode(handle, ids)
 
 
-def _profiles(handle: Any) -> Any:
+def _profiles(handle: probes.pynvml.c_nvmlDevice_t) -> Facts | None:
     mode = _mode(handle)
     if mode is None:
         return None
@@ -123,7 +122,7 @@ def without_mode(facts: Facts, _survey: Facts) -> Finding:
     )
 
 
-def _unexpected(answers: Mapping[str, Any]) -> Iterator[str]:
+def _unexpected(answers: Facts) -> Iterator[str]:
     for name, codes in _PER_PROFILE.items():
         for profile_id, answer in answers[name].items():
             if not known(answer, codes):
@@ -136,12 +135,12 @@ def _unexpected(answers: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name}: {described(answers[name])}"
 
 
-def _flat(answers: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any] | None]]:
+def _flat(answers: Facts) -> Iterator[tuple[str, Facts | None]]:
     for name, answer in answers.items():
         yield name, answer if "ms" in answer else next(iter(answer.values()), None)
 
 
-def _code(answer: Mapping[str, Any]) -> str:
+def _code(answer: Facts) -> str:
     return "ok" if "value" in answer else str(answer.get("code"))
 
 
@@ -162,16 +161,16 @@ def profiles(facts: Facts, _survey: Facts) -> Finding:
     )
 
 
-def _may_have_mig(gpu: Mapping[str, Any]) -> bool:
+def _may_have_mig(gpu: Facts) -> bool:
     """NVIDIA's mock answers for MIG on architectures of which no board has it."""
     return bool(_listed(gpu)) or gpu["architecture"].get("value") not in WITHOUT_MIG
 
 
-def _listed(gpu: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _listed(gpu: Facts) -> list[Facts]:
     return [row for row in gpu["rows"] if "id" in row]
 
 
-def _profiles_seen(gpu: Mapping[str, Any]) -> str:
+def _profiles_seen(gpu: Facts) -> str:
     rows = _listed(gpu)
     versions = [sum("value" in row[version] for row in rows) for version in ("v1", "v2")]
     fields = ", ".join(f"field {name} {_field(gpu, name)}" for name in ("184", "199", "200"))
@@ -179,12 +178,12 @@ def _profiles_seen(gpu: Mapping[str, Any]) -> str:
     return f"MIG mode {mode}, {versions[1]} profiles by version 2 and {versions[0]} by version 1, {fields}"
 
 
-def _field(gpu: Mapping[str, Any], name: str) -> str:
+def _field(gpu: Facts, name: str) -> str:
     field = gpu["fields"].get(name, {})
     return f"= {field['value']} (type {field['type']})" if "value" in field else f"code {field.get('code')}"
 
 
-def _profile_differences(gpu: Mapping[str, Any]) -> Iterator[str]:
+def _profile_differences(gpu: Facts) -> Iterator[str]:
     allowed = ABSENT | {INVALID_ARGUMENT}
     for row in gpu["rows"]:
         for version in ("v1", "v2"):
@@ -197,7 +196,7 @@ def _profile_differences(gpu: Mapping[str, Any]) -> Iterator[str]:
     yield from _catalog_differences(gpu)
 
 
-def _name_differences(gpu: Mapping[str, Any]) -> Iterator[str]:
+def _name_differences(gpu: Facts) -> Iterator[str]:
     """Names that would be computed for a driver without names, against those of this one."""
     rows = [row for row in _listed(gpu) if row["placements"].get("value")]
     ends = [start + size for row in rows for start, size in _places(row)]
@@ -211,12 +210,12 @@ def _name_differences(gpu: Mapping[str, Any]) -> Iterator[str]:
             yield f"profile {row['id']} is {name}, and would be called {computed} if NVML had no names"
 
 
-def _places(row: Mapping[str, Any]) -> list[tuple[int, int]]:
+def _places(row: Facts) -> list[tuple[int, int]]:
     pairs = (text.split(":") for text in row["placements"].get("value") or ())
     return [(int(start), int(size)) for start, size in pairs]
 
 
-def _profile(row: Mapping[str, Any], info: Mapping[str, Any]) -> MigProfile:
+def _profile(row: Facts, info: Facts) -> MigProfile:
     places = _places(row)
     return MigProfile(
         name="",
@@ -229,12 +228,12 @@ def _profile(row: Mapping[str, Any], info: Mapping[str, Any]) -> MigProfile:
     )
 
 
-def _memory(gpu: Mapping[str, Any]) -> int | None:
+def _memory(gpu: Facts) -> int | None:
     value = gpu["memory"].get("value")
     return value["total"] if value else None
 
 
-def _field_differences(gpu: Mapping[str, Any]) -> Iterator[str]:
+def _field_differences(gpu: Facts) -> Iterator[str]:
     field = gpu["fields"].get(str(RESETLESS_FIELD), {})
     if "value" not in field:
         return
@@ -249,7 +248,7 @@ def _field_differences(gpu: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _catalog_differences(gpu: Mapping[str, Any]) -> Iterator[str]:
+def _catalog_differences(gpu: Facts) -> Iterator[str]:
     """Against the board of the catalog, which the simulation is made from."""
     model = _model(gpu["name"].get("value"))
     if model is None or model.mig is None:

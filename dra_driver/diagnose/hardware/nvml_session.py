@@ -6,21 +6,19 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from dra_driver.core.errors import CommandError
 from dra_driver.core.finding import Finding
 from dra_driver.diagnose.hardware.child import Task
-from dra_driver.diagnose.hardware.values import Facts, alike, few, gpus, hardware_check, judgement, known
+from dra_driver.diagnose.hardware.values import Facts, Topics, alike, few, gpus, hardware_check, judgement, known
 from dra_driver.hardware.gpu.nvml import probes
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend, open_device_files
 from dra_driver.hardware.gpu.nvml.errors import ABSENT
 from dra_driver.hardware.sharing.timeslice import Smi
 
-Topics = Iterator[tuple[str, Any]]
 REFERENCES: Final = "/sys/module/nvidia/refcnt"
 THREADS: Final = 8
 LOOKS: Final = 10
@@ -65,7 +63,7 @@ def read_first_calls(task: Task) -> Topics:
     yield "open_ms", round((time.perf_counter() - begin) * 1000, 1)
     for index in range(probes.pynvml.nvmlDeviceGetCount()):
         handle = probes.ask(partial(probes.answers_at, index))
-        facts: dict[str, Any] = {"first_handle": handle}
+        facts: dict[str, object] = {"first_handle": handle}
         if handle.get("value"):
             raw = probes.handle_at(index)
             facts["fabric"] = probes.fabric_state(raw)
@@ -75,7 +73,7 @@ def read_first_calls(task: Task) -> Topics:
     yield "nvidia-smi", _smi(task)
 
 
-def _held() -> dict[str, Any]:
+def _held() -> dict[str, object]:
     return {"files": list(open_device_files()), "mappings": _mapped("/dev/nvidia"), "references": _module_references()}
 
 
@@ -104,7 +102,7 @@ def _copied(library: str, folder: Path) -> str:
     return str(shutil.copy(os.path.realpath(library), folder / Path(library).name))
 
 
-def _session(backend: NvmlBackend, path: str) -> dict[str, Any]:
+def _session(backend: NvmlBackend, path: str) -> dict[str, object]:
     found = backend.snapshot()
     return {
         "library": path,
@@ -115,7 +113,7 @@ def _session(backend: NvmlBackend, path: str) -> dict[str, Any]:
     }
 
 
-def _threads(backend: NvmlBackend) -> dict[str, Any]:
+def _threads(backend: NvmlBackend) -> dict[str, object]:
     first = backend.snapshot()
     equal: list[bool] = []
     failed: list[str] = []
@@ -142,10 +140,10 @@ def _threads(backend: NvmlBackend) -> dict[str, Any]:
     }
 
 
-def _smi(task: Task) -> dict[str, Any]:
+def _smi(task: Task) -> dict[str, object]:
     smi = Smi(task.root)
     try:
-        facts: dict[str, Any] = {"program": smi.find()}
+        facts: dict[str, object] = {"program": smi.find()}
     except CommandError as error:
         return {"missing": str(error)}
     begin = time.perf_counter()
@@ -191,11 +189,11 @@ def held(facts: Facts, _survey: Facts) -> Finding:
     )
 
 
-def _open(step: Mapping[str, Any]) -> list[str]:
+def _open(step: Facts) -> list[str]:
     return [*step["files"], *step["mappings"]]
 
 
-def _references(step: Mapping[str, Any]) -> str:
+def _references(step: Facts) -> str:
     return "" if step["references"] is None else f" ({step['references']})"
 
 
@@ -225,7 +223,7 @@ def copies(facts: Facts, _survey: Facts) -> Finding:
     )
 
 
-def _same_name(session: Mapping[str, Any]) -> bool:
+def _same_name(session: Facts) -> bool:
     """The linker's path may name the library by its real file."""
     return any(path.endswith("/" + session["library"].rpartition("/")[2]) for path in session["mapped"])
 
@@ -263,6 +261,6 @@ def first_calls(facts: Facts, _survey: Facts) -> Finding:
     )
 
 
-def _state(gpu: Mapping[str, Any]) -> str:
+def _state(gpu: Facts) -> str:
     fabric = gpu.get("fabric", {})
     return _FABRIC_STATES.get(fabric["value"], str(fabric["value"])) if "value" in fabric else "none"

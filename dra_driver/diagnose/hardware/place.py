@@ -5,7 +5,7 @@ node process' environment needs no flag."""
 
 import os
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from dra_driver.config.options import Flag
 from dra_driver.config.settings import NodeSettings, load_node_settings, node_flags
@@ -31,7 +31,7 @@ def place_flags() -> list[Flag]:
     return [flag for flag in node_flags() if flag.field in FIELDS]
 
 
-def load_places(given: Mapping[str, Any], environ: Mapping[str, str]) -> NodeSettings:
+def load_places(given: Mapping[str, str | None], environ: Mapping[str, str]) -> NodeSettings:
     """The settings; other variables of the node process are not read. Raises ConfigurationError."""
     known = {flag.env: environ[flag.env] for flag in place_flags() if flag.env in environ}
     return load_node_settings({"node_name": os.uname().nodename.lower(), **given}, known)

@@ -5,13 +5,14 @@ what the node process sees."""
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from dra_driver.diagnose.hardware import storage
 from dra_driver.diagnose.hardware.values import HardwareReport
 from dra_driver.kube.node_pod import node_container, node_pod
 from dra_driver.kube.pod_run import PodApi, PodLog, PodPlace, Say, read_daemon_set, run_pod
+from dra_driver.kube.state import Wire
 
 NAME: Final = "hardware-check"
 DEADLINE_S: Final = 900
@@ -24,7 +25,7 @@ _SCRATCH_SIZE: Final = "256Mi"
 """Two copies of NVML's library, and what libraries and programs of the driver print."""
 
 
-def pod_for(daemon_set: Mapping[str, Any], node: str, arguments: Sequence[str], *, suffix: str) -> dict[str, Any]:
+def pod_for(daemon_set: Wire, node: str, arguments: Sequence[str], *, suffix: str) -> Wire:
     """The pod for ``node``, its name with a ``suffix`` of its own.
 
     Raises ConfigurationError when the DaemonSet does not run the node process.

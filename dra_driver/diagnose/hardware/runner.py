@@ -1,25 +1,25 @@
 """Runs one reader in a child process, within its time limit, and returns what it read.
 
-At the limit the child gets SIGTERM and ``task.stop_s`` to restore what it changed, then SIGKILL with everything that it
-started. A process that waits in the kernel cannot even be killed; then the command goes on without it.
+The child writes its lines to a file, so a child that hangs loses none of them. At the limit it gets SIGTERM and
+``task.stop_s`` to restore what it changed, then SIGKILL with everything that it started. A process that waits in the
+kernel cannot even be killed; then the command goes on without it.
 """
 
 import json
 import os
-import select
 import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import BinaryIO, Final
 
 import msgspec
 from msgspec.structs import replace
 
-from dra_driver.diagnose.hardware.child import NAME_BYTES, Task, last_call, own_module
+from dra_driver.diagnose.hardware.child import Task, last_call, own_module
 from dra_driver.diagnose.hardware.values import Reading
 from dra_driver.hardware.sharing import control, orphan_processes
 
@@ -27,7 +27,6 @@ REAP_S: Final = 1.0
 MAX_BYTES: Final = 16 << 20
 """Of one reading: a node with 16 GPUs needs below 2 MiB."""
 _MAX_SHOWN: Final = 400
-_STEP_S: Final = 0.25
 
 Run = Callable[[Task, float], Reading]
 
@@ -39,9 +38,8 @@ def run(task: Task, limit_s: float) -> Reading:
     """
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="dra-hw-check-", ignore_cleanup_errors=True) as folder:
-        task = replace(task, folder=folder)
         try:
-            reading = _Child(task, Path(folder)).read(begin + limit_s, limit_s)
+            reading = _read(replace(task, folder=folder), Path(folder), limit_s)
         finally:
             orphan_processes.kill(control.MARK, Path(folder), within_s=REAP_S)
     return replace(reading, seconds=round(time.monotonic() - begin, 3))
@@ -55,121 +53,67 @@ class InterruptedReading(KeyboardInterrupt):
         self.reading = reading
 
 
-class _Child:
-    """One child process and what it has told so far."""
-
-    def __init__(self, task: Task, folder: Path) -> None:
-        self._stop_s = task.stop_s
-        self._facts: dict[str, Any] = {}
-        self._problem = ""
-        self._buffer = bytearray()
-        self._size = 0
-        self._output = (folder / ".output").open("w+b")  # of libraries, which print what they like
-        self._calls = os.memfd_create("calls", os.MFD_CLOEXEC)
-        os.ftruncate(self._calls, NAME_BYTES)
-        self._lines, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        os.set_blocking(writing, True)
+def _read(task: Task, folder: Path, limit_s: float) -> Reading:
+    (folder / ".task").write_bytes(msgspec.json.encode(task))
+    with ExitStack() as stack:
+        source = stack.enter_context((folder / ".task").open("rb"))
+        # ``output`` has what libraries print.
+        output, lines, calls = (
+            stack.enter_context((folder / name).open("w+b")) for name in (".output", ".lines", ".calls")
+        )
+        written = (lines.fileno(), calls.fileno())
+        process = subprocess.Popen(
+            [*own_module("child"), *map(str, written), str(os.getpid())],
+            stdin=source,
+            stdout=output,
+            stderr=output,
+            pass_fds=written,
+            start_new_session=True,
+        )
+        problem, interrupted = "", False
         try:
-            self._process = self._start(task, folder, writing)
-        finally:
-            os.close(writing)
-
-    def _start(self, task: Task, folder: Path, writing: int) -> "subprocess.Popen[bytes]":
-        arguments = [str(writing), str(self._calls), str(os.getpid())]
-        (folder / ".task").write_bytes(msgspec.json.encode(task))
-        with (folder / ".task").open("rb") as source:
-            return subprocess.Popen(
-                [*own_module("child"), *arguments],
-                stdin=source,
-                stdout=self._output,
-                stderr=self._output,
-                pass_fds=(writing, self._calls),
-                start_new_session=True,
-            )
-
-    def read(self, deadline: float, limit_s: float) -> Reading:
-        """Read to the child's end or the deadline, and end it."""
-        interrupted, ended = False, False
-        try:
-            ended = self._collect(deadline)
-        except KeyboardInterrupt:
-            interrupted = True
-        where = last_call(self._calls)
-        stuck = self._end()
-        self._collect(time.monotonic())
-        os.close(self._lines)
-        problem = self._problem
-        if interrupted:
-            problem = "the command was interrupted"
-        elif not ended:
+            process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            where = last_call(calls.fileno())
             problem = f"no end within {limit_s:.0f} s" + (f"; the last NVML call was {where}" if where else "")
-        if stuck:
-            problem += f"; process {self._process.pid} hangs in the kernel and cannot be killed"
-        if not problem and self._process.returncode != 0:
-            problem = f"the check's process ended with status {self._process.returncode}: {self._printed()}"
-        os.close(self._calls)
-        self._output.close()
-        reading = Reading(facts=self._facts, problem=problem)
-        if interrupted:
-            raise InterruptedReading(reading)
-        return reading
+        except KeyboardInterrupt:
+            problem, interrupted = "the command was interrupted", True
+        if not _end(process, task.stop_s):
+            problem += f"; process {process.pid} hangs in the kernel and cannot be killed"
+        reading = _reading(lines)
+        if not (problem or reading.problem) and process.returncode != 0:
+            problem = f"the check's process ended with status {process.returncode}: {_printed(output)}"
+    reading = replace(reading, problem=problem or reading.problem)
+    if interrupted:
+        raise InterruptedReading(reading)
+    return reading
 
-    def _collect(self, deadline: float) -> bool:
-        """Read lines until the child has closed its end; whether it did so before the deadline."""
-        while True:
-            left_s = deadline - time.monotonic()
-            ready, _, _ = select.select([self._lines], [], [], max(0.0, min(left_s, _STEP_S)))
-            if ready:
-                piece = os.read(self._lines, 1 << 16)
-                if not piece:
-                    return True
-                self._take(piece)
-            elif self._process.poll() is not None:
-                return True
-            elif left_s <= 0:
-                return False
 
-    def _take(self, piece: bytes) -> None:
-        self._size += len(piece)
-        if self._size > MAX_BYTES:
-            self._problem = self._problem or f"the check read more than {MAX_BYTES >> 20} MiB; the rest is left out"
-            return
-        self._buffer += piece
-        *lines, rest = self._buffer.split(b"\n")
-        self._buffer = bytearray(rest)
-        for line in lines:
-            document = json.loads(line)
-            if "problem" in document:
-                self._problem = str(document["problem"])
-            else:
-                self._facts[document["topic"]] = document["value"]
-
-    def _end(self) -> bool:
-        """End the child and its own children; whether it is stuck."""
-        if self._process.poll() is None:
-            self._signal(signal.SIGTERM, own_group=False)
-            self._wait(self._stop_s)
-        self._signal(signal.SIGKILL, own_group=True)
-        return not self._wait(REAP_S)
-
-    def _signal(self, number: int, *, own_group: bool) -> None:
+def _end(process: "subprocess.Popen[bytes]", stop_s: float) -> bool:
+    """End the child and its own children; False where it is stuck."""
+    for number, send, within_s in ((signal.SIGTERM, os.kill, stop_s), (signal.SIGKILL, os.killpg, REAP_S)):
+        if number is signal.SIGTERM and process.poll() is not None:
+            continue
         with suppress(ProcessLookupError, PermissionError):
-            if own_group:
-                os.killpg(self._process.pid, number)
-            else:
-                os.kill(self._process.pid, number)
+            send(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(within_s)
+    return process.poll() is not None
 
-    def _wait(self, within_s: float) -> bool:
-        """Whether it has ended. Lines are read meanwhile, so that the child does not block on a full pipe."""
-        deadline = time.monotonic() + within_s
-        while self._process.poll() is None and time.monotonic() < deadline:
-            self._collect(time.monotonic() + _STEP_S / 5)
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_STEP_S / 5)
-        return self._process.poll() is not None
 
-    def _printed(self) -> str:
-        self._output.seek(0)
-        lines = self._output.read(MAX_BYTES).decode("utf-8", "replace").split("\n")
-        text = " ".join(" ".join(lines[-5:]).split())
-        return text[-_MAX_SHOWN:] or "it printed nothing"
+def _reading(lines: BinaryIO) -> Reading:
+    """What the child wrote: topics with values, and a problem; a line that it did not end is left out."""
+    lines.seek(0)
+    *whole, _ = lines.read(MAX_BYTES).split(b"\n")
+    told = [json.loads(line) for line in whole]
+    problem = next((str(each["problem"]) for each in reversed(told) if "problem" in each), "")
+    if lines.read(1):
+        problem = problem or f"the check read more than {MAX_BYTES >> 20} MiB; the rest is left out"
+    return Reading(facts={each["topic"]: each["value"] for each in told if "topic" in each}, problem=problem)
+
+
+def _printed(output: BinaryIO) -> str:
+    output.seek(0)
+    lines = output.read(MAX_BYTES).decode("utf-8", "replace").split("\n")
+    text = " ".join(" ".join(lines[-5:]).split())
+    return text[-_MAX_SHOWN:] or "it printed nothing"

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -18,7 +18,7 @@ from dra_driver.diagnose.hardware import cuda, files, mig, nvml, nvml_session
 from dra_driver.diagnose.hardware.child import Task
 from dra_driver.diagnose.hardware.runner import InterruptedReading, Run
 from dra_driver.diagnose.hardware.survey import Consent, GpuChoice, choose, skip_reason
-from dra_driver.diagnose.hardware.values import CheckRecord, HardwareCheck, HardwareReport, Reading, judge
+from dra_driver.diagnose.hardware.values import CheckRecord, HardwareCheck, HardwareReport, Reading, judged
 
 SURVEY: Final = "survey:survey"
 SURVEY_S: Final = 60.0
@@ -103,8 +103,7 @@ def run_all(
                 reading = Reading(skipped=reason) if reason else _read(check, task, run, min(check.limit_s, left_s))
             except InterruptedReading as error:
                 stopped, reading = True, error.reading
-        finding = judge(check, reading, survey.facts)
-        records.append(CheckRecord(number=check.number, reading=reading, finding=finding))
+        records.append(judged(check, reading, survey.facts))
         said(records[-1])
     return HardwareReport(about=_about(plan, choice, clock() - begin, stopped), survey=survey, records=tuple(records))
 
@@ -115,7 +114,7 @@ def judged_again(report: HardwareReport) -> HardwareReport:
 
     def again(record: CheckRecord) -> CheckRecord:
         check = by_number.get(record.number)
-        return replace(record, finding=judge(check, record.reading, report.survey.facts)) if check else record
+        return judged(check, record.reading, report.survey.facts) if check else record
 
     return replace(report, records=tuple(again(record) for record in report.records))
 
@@ -144,7 +143,7 @@ def _read(check: HardwareCheck, task: Task, run: Run, limit_s: float) -> Reading
     return reading
 
 
-def _about(plan: Plan, choice: GpuChoice, seconds: float, stopped: bool) -> dict[str, Any]:
+def _about(plan: Plan, choice: GpuChoice, seconds: float, stopped: bool) -> dict[str, object]:
     return {
         "version": __version__,
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -165,6 +164,5 @@ def read_only(task: Task, run: Run) -> tuple[CheckRecord, ...]:
     records = []
     for check in (check for check in CHECKS if check.number in READ_ONLY):
         reading = run(replace(task, reader=check.reader), max(min(check.limit_s, end - time.monotonic()), 1.0))
-        finding = judge(check, reading, survey.facts)
-        records.append(CheckRecord(number=check.number, reading=reading, finding=finding))
+        records.append(judged(check, reading, survey.facts))
     return tuple(records)

@@ -9,7 +9,7 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import islice
@@ -22,7 +22,7 @@ from msgspec import Struct
 from dra_driver import __version__
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.diagnose.hardware.child import ChosenGpu, Task
-from dra_driver.diagnose.hardware.values import Facts, HardwareCheck, survey_gpus
+from dra_driver.diagnose.hardware.values import Facts, HardwareCheck, Topics, survey_gpus
 from dra_driver.hardware.gpu.nvml import probes
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 
@@ -39,7 +39,7 @@ _OF_A_GPU: Final = (
 )
 
 
-def survey(task: Task) -> Iterator[tuple[str, Any]]:
+def survey(task: Task) -> Topics:
     """Topics ``machine``, ``driver``, ``system``, ``gpus``, ``openers``, ``claims``. Raises DriverUnavailableError."""
     yield "machine", machine()
     yield "driver", {"root": task.root, "library": task.library, "devRoot": task.dev_root}
@@ -52,7 +52,7 @@ def survey(task: Task) -> Iterator[tuple[str, Any]]:
     backend.close()
 
 
-def machine() -> dict[str, Any]:
+def machine() -> dict[str, object]:
     """Kernel, architecture, and what this process may do."""
     system = os.uname()
     return {
@@ -65,7 +65,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def claims(plugin_dir: Path) -> dict[str, Any]:
+def claims(plugin_dir: Path) -> dict[str, object]:
     """``held``: number of prepared devices by GPU, as the node process' journal has them; or ``error``.
 
     Read-only, and not through ``claims.Journal``: that one repairs and replaces a damaged journal.
@@ -80,7 +80,7 @@ def claims(plugin_dir: Path) -> dict[str, Any]:
         return {"error": f"{path} cannot be read: {error}"}
 
 
-def _gpu(index: int) -> dict[str, Any]:
+def _gpu(index: int) -> dict[str, object]:
     try:
         handle = probes.handle_at(index)
     except probes.pynvml.NVMLError as error:
@@ -125,7 +125,7 @@ def open_links(process: Path) -> list[str]:
         return []
 
 
-def openers(roots: Sequence[str], *, links: Callable[[Path], list[str]] = open_links) -> dict[str, Any]:
+def openers(roots: Sequence[str], *, links: Callable[[Path], list[str]] = open_links) -> Facts:
     """``processes`` with UVM open, each with pid, name and the minors of its GPUs; ``complete`` when all were seen.
 
     ``roots`` are roots of the host, best first: the first with the node's processes is read.
@@ -137,9 +137,9 @@ def openers(roots: Sequence[str], *, links: Callable[[Path], list[str]] = open_l
     return {"complete": False, "processes": []}
 
 
-def _scan(proc: Path, links: Callable[[Path], list[str]]) -> dict[str, Any]:
+def _scan(proc: Path, links: Callable[[Path], list[str]]) -> dict[str, object]:
     deadline = time.monotonic() + SCAN_S
-    found: list[dict[str, Any]] = []
+    found: list[dict[str, object]] = []
     complete = True
     for name in os.listdir(proc):  # noqa: PTH208 - names, not paths
         if time.monotonic() > deadline:
@@ -214,7 +214,7 @@ def choose(survey: Facts, consent: Consent) -> GpuChoice:
     return GpuChoice(reason=f"no free GPU: {texts or 'none answers'}")
 
 
-def busy(gpu: Mapping[str, Any], survey: Facts) -> str:
+def busy(gpu: Facts, survey: Facts) -> str:
     """Why the GPU is not free, as the end of a sentence; "" when it is. Unknown counts as busy."""
     processes = gpu["processes"]
     if "value" not in processes["Compute"]:
@@ -239,7 +239,7 @@ def busy(gpu: Mapping[str, Any], survey: Facts) -> str:
     return "is in MIG mode" if mode and mode[0] else ""
 
 
-def _named(processes: Sequence[Mapping[str, Any]]) -> str:
+def _named(processes: Sequence[Facts]) -> str:
     return ", ".join(dict.fromkeys(f"{one['name'] or 'process'} ({one['pid']})" for one in processes[:3]))
 
 
@@ -259,7 +259,7 @@ def skip_reason(check: HardwareCheck, survey: Facts, consent: Consent, choice: G
     return ""
 
 
-def _chosen(gpu: Mapping[str, Any]) -> ChosenGpu:
+def _chosen(gpu: Facts) -> ChosenGpu:
     return ChosenGpu(
         index=gpu["index"],
         uuid=str(_value(gpu, "nvmlDeviceGetUUID")),
@@ -268,11 +268,11 @@ def _chosen(gpu: Mapping[str, Any]) -> ChosenGpu:
     )
 
 
-def _value(gpu: Mapping[str, Any], name: str) -> Any:
+def _value(gpu: Facts, name: str) -> Any:
     return gpu["answers"][name].get("value")
 
 
-def counted(task: Task) -> Iterator[tuple[str, Any]]:
+def counted(task: Task) -> Topics:
     """Topics ``gpus`` (how many the backend describes) and ``left``: GPUs that do not answer, each with the reason."""
     backend = NvmlBackend(task.library)
     backend.open()

@@ -12,7 +12,10 @@ from dra_driver.core.finding import Finding, Layer, Status, check_document, exit
 from dra_driver.hardware.gpu.nvml.errors import GONE
 
 Facts = Mapping[str, Any]
-"""What a check or the survey read: JSON values by topic."""
+"""What a check or the survey read: JSON values by topic. They come from libraries, programs and other people's reports,
+and a judge that meets another form than it expects ends with "cannot tell"."""
+Topics = Iterator[tuple[str, object]]
+"""What a reader yields."""
 VERDICTS: Final = {Status.OK: "ok", Status.FAIL: "differs", Status.UNKNOWN: "cannot tell", Status.SKIPPED: "skipped"}
 """Words of the verdict in lines and in JSON."""
 Need = Literal["root", "free GPU", "owner"]
@@ -123,7 +126,7 @@ class HardwareReport(Struct, frozen=True, kw_only=True):
             return 2
         return exit_status((record.finding.status for record in self.records), unanswered=3)
 
-    def to_wire(self) -> dict[str, Any]:
+    def to_wire(self) -> Facts:
         return {
             "schemaVersion": SCHEMA_VERSION,
             "kind": KIND,
@@ -159,25 +162,19 @@ class HardwareReport(Struct, frozen=True, kw_only=True):
             raise ConfigurationError(f"the report is damaged: {type(error).__name__}: {error}") from error
 
 
-def _skipped(reason: str) -> Finding:
-    return Finding(status=Status.SKIPPED, seen=reason)
+def judged(check: HardwareCheck, reading: Reading, survey: Facts) -> CheckRecord:
+    """The record of a reading, or of the lack of one. Never raises: facts come from files, too."""
+    finding = replace(_finding(check, reading, survey), check=check.name, expected=check.expected, layer=Layer.HARDWARE)
+    return CheckRecord(number=check.number, reading=reading, finding=finding)
 
 
-def judge(check: HardwareCheck, reading: Reading, survey: Facts) -> Finding:
-    """The finding about a reading, or about the lack of one. Never raises: facts come from files, too."""
-    return replace(_judged(check, reading, survey), check=check.name, expected=check.expected, layer=Layer.HARDWARE)
-
-
-def _judged(check: HardwareCheck, reading: Reading, survey: Facts) -> Finding:
-    if reading.skipped:
-        return _skipped(reading.skipped)
-    if reading.problem:
+def _finding(check: HardwareCheck, reading: Reading, survey: Facts) -> Finding:
+    if reading.problem and not reading.skipped:
         read = ", ".join(reading.facts) or "nothing"
-        return Finding(
-            status=Status.UNKNOWN, seen=reading.problem, meaning=f"the check did not finish; it had read: {read}"
-        )
-    if reason := reading.facts.get("skipped"):
-        return _skipped(str(reason))
+        meaning = f"the check did not finish; it had read: {read}"
+        return Finding(status=Status.UNKNOWN, seen=reading.problem, meaning=meaning)
+    if reason := reading.skipped or reading.facts.get("skipped"):
+        return Finding(status=Status.SKIPPED, seen=str(reason))
     try:
         return check.judge(reading.facts, survey)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -188,7 +185,7 @@ def _judged(check: HardwareCheck, reading: Reading, survey: Facts) -> Finding:
         )
 
 
-def _record(wire: Mapping[str, Any]) -> CheckRecord:
+def _record(wire: Facts) -> CheckRecord:
     status = next((status for status, word in VERDICTS.items() if word == wire["verdict"]), None)
     if status is None:
         raise ValueError(f"unknown verdict {wire['verdict']!r}")
@@ -203,7 +200,7 @@ def _record(wire: Mapping[str, Any]) -> CheckRecord:
     return CheckRecord(number=int(wire["number"]), reading=msgspec.convert(wire, Reading), finding=finding)
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
+def _mapping(value: object) -> Facts:
     if not isinstance(value, dict):
         raise TypeError(f"expected an object, got {type(value).__name__}")
     return value
@@ -250,29 +247,29 @@ def _indexes(indexes: Sequence[int]) -> str:
     return f"GPUs {indexes[0]}-{indexes[-1]}" if is_run else f"GPUs {', '.join(map(str, indexes))}"
 
 
-def gpus(facts: Facts) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def gpus(facts: Facts) -> Iterator[tuple[int, Facts]]:
     """Facts by NVML index, of topics that are an index."""
     for topic, value in facts.items():
         if topic.isdecimal():
             yield int(topic), value
 
 
-def survey_gpus(survey: Facts) -> list[Mapping[str, Any]]:
+def survey_gpus(survey: Facts) -> list[Facts]:
     """The survey's GPUs that answered."""
     return [gpu for gpu in survey.get("gpus", ()) if "answers" in gpu]
 
 
-def code_of(answer: Mapping[str, Any]) -> int | None:
+def code_of(answer: Facts) -> int | None:
     """0 for a value, else NVML's code; None where the binding could not even ask."""
     return 0 if "value" in answer else answer.get("code")
 
 
-def known(answer: Mapping[str, Any], allowed: Iterable[int]) -> bool:
+def known(answer: Facts, allowed: Iterable[int]) -> bool:
     """Whether the answer is a value, or one of the ``allowed`` codes; None counts as a function that is missing."""
     code = code_of(answer)
     return code is None or code == 0 or code in set(allowed)
 
 
-def described(answer: Mapping[str, Any]) -> str:
+def described(answer: Facts) -> str:
     """``value 3`` or ``NVMLError_Unknown (999)``."""
     return f"value {answer['value']}" if "value" in answer else f"{answer.get('error', 'code')} ({answer.get('code')})"

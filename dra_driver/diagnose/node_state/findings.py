@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from dra_driver.core.finding import Finding, Status, finding
+from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.terms import Strategy
 from dra_driver.core.text import listed
-from dra_driver.diagnose.node_state.state import FoundGpu, NodeState
+from dra_driver.diagnose.node_state.state import NodeState
 from dra_driver.hardware.gpu.backend import MIG_MODE
 from dra_driver.node.claims.inspection import AssignedDevice, Entry, State
 
@@ -132,14 +133,14 @@ def _hardware(state: NodeState) -> Iterator[Finding]:
             yield _about(f"GPU {note.gpu}", seen, _LATER)
 
 
-def _missing(gpu: FoundGpu | None, device: AssignedDevice) -> str | None:
+def _missing(gpu: Gpu | None, device: AssignedDevice) -> str | None:
     """What of a device does not exist on the GPU; None when it is as recorded."""
     if gpu is None:
         return f"its GPU {device.gpu_uuid} was not found"
     part = device.partition
     if part is None or part.live is None:
         return None
-    ids = {(each.gi_id, each.device.ci_id) for each in gpu.instances if each.device is not None}
+    ids = {(each.gi_id, each.device.ci_id) for each in gpu.mig_instances if each.device is not None}
     if (part.live.gi_id, part.live.ci_id) in ids:
         return None
     return f"its partition {part.id} (GPU instance {part.live.gi_id}) does not exist on gpu-{gpu.minor}"

@@ -90,7 +90,7 @@ def _summary(state: "NodeState") -> dict[str, str]:
         "GPUs": gpus,
         "MPS": f"{daemons}; {_host(state)}",
         "sockets": ", ".join(f"{each.path.name}{'' if each.served else ' (dead)'}" for each in state.sockets) or "none",
-        "health": "none saved" if state.health is None else f"{len(state.health.get('gpus') or ())} GPUs with faults",
+        "health": "none saved" if state.sick_gpus is None else f"{state.sick_gpus} GPUs with faults",
     }
 
 

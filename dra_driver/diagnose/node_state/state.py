@@ -7,15 +7,14 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 
 from dra_driver.config.settings import NodeSettings
 from dra_driver.core.errors import DraError
-from dra_driver.core.model.gpu import Snapshot
+from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import ClaimUid
-from dra_driver.core.model.mig import MigInstance
 from dra_driver.hardware.cdi import CdiNames
 from dra_driver.hardware.sharing import mps_files
 from dra_driver.hardware.sharing.memory import own_mounts
@@ -118,14 +117,6 @@ class SocketState(Struct, frozen=True, kw_only=True):
     served: bool
 
 
-class FoundGpu(Struct, frozen=True, kw_only=True):
-    """A GPU as it was read, with its instances."""
-
-    minor: int
-    mig_enabled: bool
-    instances: tuple[MigInstance, ...] = ()
-
-
 class NodeState(Struct, frozen=True, kw_only=True):
     """Everything. ``runs`` are the ids of node processes that are alive, ``boot_id`` "" when unknown.
 
@@ -143,9 +134,9 @@ class NodeState(Struct, frozen=True, kw_only=True):
     backups: tuple[GpuStateBackup, ...] = ()
     named: frozenset[ClaimUid] = frozenset()
     sockets: tuple[SocketState, ...] = ()
-    health: Mapping[str, Any] | None = None
+    sick_gpus: int | None = None
     health_problem: str | None = None
-    gpus: Mapping[str, FoundGpu] | None = None
+    gpus: Mapping[str, Gpu] | None = None
     hardware_problem: str | None = None
 
 
@@ -161,7 +152,7 @@ def read_state(places: Places, *, hardware: Look | None = None) -> NodeState:
     journal = _journal(places, in_use=bool(runs))
     cdi = _cdi(places)
     entries = journal.content.entries if journal.content else ()
-    health, health_problem = _health(places.health)
+    sick_gpus, health_problem = _health(places.health)
     gpus, hardware_problem = _gpus(hardware)
     return NodeState(
         plugin=places.plugin,
@@ -174,7 +165,7 @@ def read_state(places: Places, *, hardware: Look | None = None) -> NodeState:
         backups=read_backups(places.plugin),
         named=frozenset(read_names(places.plugin, cdi.claims | {entry.ref.uid for entry in entries})),
         sockets=tuple(SocketState(path=path, served=is_served(path)) for path in socket_paths(places)),
-        health=health,
+        sick_gpus=sick_gpus,
         health_problem=health_problem,
         gpus=gpus,
         hardware_problem=hardware_problem,
@@ -231,10 +222,13 @@ def _cdi_problem(names: CdiNames, path: Path) -> str | None:
     return f"{path} is no CDI file of kind {kind}: {problem or 'another kind, or no devices'}"
 
 
-def _health(path: Path) -> tuple[Mapping[str, Any] | None, str | None]:
+def _health(path: Path) -> tuple[int | None, str | None]:
+    """The number of GPUs with faults that are saved, and why they cannot be read; neither without a file."""
     if not path.exists():
         return None, None
-    return _json(path)
+    found, problem = _json(path)
+    gpus = (found or {}).get("gpus")
+    return None if found is None else len(gpus) if isinstance(gpus, list | dict) else 0, problem
 
 
 def _mps(places: Places) -> MpsState:
@@ -255,19 +249,16 @@ def _daemon(folder: DaemonFolder, daemon_id: str) -> DaemonState:
     return DaemonState(id=daemon_id, wanted=wanted, status="" if wanted else "released")
 
 
-def _gpus(hardware: Look | None) -> tuple[Mapping[str, FoundGpu] | None, str | None]:
+def _gpus(hardware: Look | None) -> tuple[Mapping[str, Gpu] | None, str | None]:
     if hardware is None:
         return None, None
     try:
-        found = hardware().gpus
+        return {gpu.uuid: gpu for gpu in hardware().gpus}, None
     except DraError as error:
         return None, f"the GPUs cannot be read: {error}"
-    return {
-        gpu.uuid: FoundGpu(minor=gpu.minor, mig_enabled=gpu.mig_enabled, instances=gpu.mig_instances) for gpu in found
-    }, None
 
 
-def _json(path: Path) -> tuple[dict[str, Any] | None, str | None]:
+def _json(path: Path) -> tuple[dict[str, object] | None, str | None]:
     """The object in a file, or why there is none."""
     try:
         with path.open("rb") as file:

@@ -7,11 +7,12 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from dra_driver.config.settings import NodeSettings
 from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, DraError, KubernetesApiError
 from dra_driver.core.files import lock_file
+from dra_driver.core.model.gpu import Snapshot
 from dra_driver.diagnose.node_state.state import Places, read_state
 from dra_driver.hardware.cdi import CdiNames, CdiWriter
 from dra_driver.hardware.gpu.inventory import Inventory
@@ -96,11 +97,11 @@ def stopped_node(settings: NodeSettings) -> Iterator[Claims]:
         yield claims
 
 
-def look_at_hardware(settings: NodeSettings) -> Callable[[], Any]:
+def look_at_hardware(settings: NodeSettings) -> Callable[[], Snapshot]:
     """A function that reads the GPUs once, in a session of its own."""
     plugin_dir = Path(settings.kubelet_plugins_dir) / settings.driver_name
 
-    def look() -> Any:
+    def look() -> Snapshot:
         backend = hardware.choose(settings, plugin_dir).backend
         backend.open()
         try:
@@ -130,7 +131,7 @@ class _NoApi:
         query: object = None,  # noqa: ARG002 - same
         *,
         within_s: float | None = None,  # noqa: ARG002 - same
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         raise self._error
 
     def get_all(
@@ -138,7 +139,7 @@ class _NoApi:
         paths: Sequence[str],
         *,
         within_s: float | None = None,  # noqa: ARG002 - the interface's
-    ) -> list[dict[str, Any] | KubernetesApiError]:
+    ) -> list[dict[str, object] | KubernetesApiError]:
         return [self._error for _ in paths]
 
 

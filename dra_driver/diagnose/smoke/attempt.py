@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ from dra_driver.core.errors import (
     NotFoundError,
     ServerBusyError,
 )
-from dra_driver.core.finding import Finding, Layer, Status
+from dra_driver.core.finding import Finding, Layer, Status, ok
 from dra_driver.diagnose.smoke.judge import (
     compared,
     failed,
@@ -33,8 +33,7 @@ from dra_driver.diagnose.smoke.objects import PodSettings, claim, job
 from dra_driver.diagnose.smoke.planning import Fit
 from dra_driver.diagnose.smoke.report import TryKind, TryResult
 from dra_driver.kube import paths
-
-Wire = Mapping[str, Any]
+from dra_driver.kube.state import Wire
 
 STEP_S: Final = 0.5
 """Between two looks at a pod; less in the first seconds."""
@@ -50,10 +49,10 @@ _BAD_ANSWERS: Final = 5
 class SmokeApi(Protocol):
     """The API server, see ``kube.rest.RestClient``."""
 
-    def get(self, path: str) -> dict[str, Any]: ...
+    def get(self, path: str) -> Wire: ...
     def get_text(self, path: str) -> str: ...
-    def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
-    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
+    def list(self, path: str, query: Mapping[str, str] | None = None) -> Wire: ...
+    def create(self, path: str, body: Wire) -> Wire: ...
     def delete(self, path: str, *, propagation: str | None = None) -> None: ...
 
 
@@ -159,7 +158,7 @@ class Attempt:
             problem = stuck(pod, self._events(pod["metadata"]["uid"]), waited_s)
         return self._failed(problem) if problem is not None else None
 
-    def _pod(self) -> dict[str, Any] | None:
+    def _pod(self) -> Wire | None:
         query = {"labelSelector": f"batch.kubernetes.io/job-name={self._task.name}"}
         items = self._api.list(paths.pods(self._namespace), query)["items"]
         return items[0] if items else None
@@ -181,12 +180,9 @@ class Attempt:
         with suppress(NotFoundError, InvalidObjectError):  # a container that was never created has no log
             log = self._api.get_text(paths.pod_log(self._namespace, pod["metadata"]["name"]))
         results = self._tools.allocated(self._task.name)
-        found = compared(pod, log, results, self._task.slices)
-        if found.problem:
-            result = self._failed(found.problem)
-        else:
-            result = TryResult(node=self._task.node, kind=self._task.kind, finding=Finding(status=Status.OK, seen=""))
-        return replace(result, device=found.device, expected=found.expected, seen=found.seen, lines=found.lines)
+        good = TryResult(node=self._task.node, kind=self._task.kind, finding=ok(""))
+        found = compared(good, pod, log, results, self._task.slices)
+        return found if found.status is Status.OK else replace(found, finding=self._failed(found.finding).finding)
 
     def _pending(self, pod: Wire, waited_s: float) -> TryResult:
         fit = self._tools.fit(self._task)

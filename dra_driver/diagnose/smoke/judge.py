@@ -1,16 +1,16 @@
 """What a pod's state, its log and its events say about one try. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Final
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.core.finding import Finding, Layer, Status
 from dra_driver.core.text import one_line
 from dra_driver.diagnose.smoke.objects import CONTAINER
+from dra_driver.diagnose.smoke.report import TryResult
 from dra_driver.kube.published.listing import UNKNOWN, Devices, described_devices, difference, observed_devices
-
-Wire = Mapping[str, Any]
+from dra_driver.kube.state import Wire
 
 _HOPELESS: Final = {
     "ImagePullBackOff": Layer.IMAGE,
@@ -24,19 +24,6 @@ _HOPELESS: Final = {
 _PREPARE_EVENTS: Final = frozenset({"FailedPrepareDynamicResources", "FailedToPrepareDynamicResources"})
 _LONGEST: Final = 400
 _MOST_LINES: Final = 10
-
-
-class SeenBeside(Struct, frozen=True, kw_only=True):
-    """What was allocated and what the container listed; ``problem`` is None if both are the same.
-
-    ``lines`` of a problem are quoted from the container's log.
-    """
-
-    device: str
-    expected: Sequence[str]
-    seen: Sequence[str]
-    problem: Finding | None
-    lines: Sequence[str] = ()
 
 
 def is_over(pod: Wire) -> bool:
@@ -57,15 +44,16 @@ def hopeless(pod: Wire) -> Finding | None:
     return failed(layer, f"{waiting['reason']}: {shortened(waiting.get('message'))}")
 
 
-def compared(pod: Wire, log: str, results: Sequence[Wire], slices: Iterable[Wire]) -> SeenBeside:
+def compared(tried: TryResult, pod: Wire, log: str, results: Sequence[Wire], slices: Iterable[Wire]) -> TryResult:
     """The container's list beside the allocation. ``results`` are those of the claim's allocation."""
     allocated, observed = described_devices(results, slices), observed_devices(log)
     problem = _problem(pod, results, allocated, observed)
-    return SeenBeside(
+    return replace(
+        tried,
+        finding=problem or tried.finding,
         device=", ".join(str(result.get("device")) for result in results),
         expected=_words(allocated),
         seen=_words(observed),
-        problem=problem,
         lines=tuple(shortened(line) for line in log.splitlines()[:_MOST_LINES]) if problem else (),
     )
 

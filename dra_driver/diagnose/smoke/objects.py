@@ -10,14 +10,13 @@ The pod meets the Pod Security Standard "restricted", runs as no root and has no
 tolerates all taints of nodes, as a DaemonSet's pods do, and none of devices.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 from msgspec import Struct
 
 from dra_driver.diagnose.smoke.report import REQUEST
-
-Wire = Mapping[str, Any]
+from dra_driver.kube.state import Wire
 
 RUN_LABEL: Final = "gpu.dra-driver.io/smoke-run"
 """Label of every object of a smoke test; its value is the id of the run."""
@@ -39,7 +38,7 @@ class PodSettings(Struct, frozen=True, kw_only=True):
     timeout_s: int = 120
 
 
-def job(name: str, run: str, node: str, settings: PodSettings) -> dict[str, Any]:
+def job(name: str, run: str, node: str, settings: PodSettings) -> Wire:
     """The Job that runs ``nvidia-smi -L`` on ``node`` with the claim of the same name."""
     labels = labels_of(run)
     return {
@@ -55,7 +54,7 @@ def job(name: str, run: str, node: str, settings: PodSettings) -> dict[str, Any]
     }
 
 
-def claim(owner: Wire, run: str, spec: Wire) -> dict[str, Any]:
+def claim(owner: Wire, run: str, spec: Wire) -> Wire:
     """The claim of a Job as the API server has stored it."""
     metadata = owner["metadata"]
     reference = {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata["uid"]}
@@ -72,7 +71,7 @@ def claim(owner: Wire, run: str, spec: Wire) -> dict[str, Any]:
     }
 
 
-def pod_of(body: Wire) -> dict[str, Any]:
+def pod_of(body: Wire) -> Wire:
     """The pod that a Job's controller would make, to ask beforehand whether it would fit."""
     metadata = {key: body["metadata"][key] for key in ("name", "namespace", "labels")}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": body["spec"]["template"]["spec"]}
@@ -83,11 +82,11 @@ def labels_of(run: str) -> dict[str, str]:
     return {"app.kubernetes.io/name": "dra-driver", "app.kubernetes.io/component": "smoke", RUN_LABEL: run}
 
 
-def _pod_spec(name: str, node: str, settings: PodSettings) -> dict[str, Any]:
+def _pod_spec(name: str, node: str, settings: PodSettings) -> Wire:
     on_node = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [on_node]}}
     user = {} if settings.user is None else {"runAsUser": settings.user, "runAsNonRoot": settings.user != 0}
-    spec: dict[str, Any] = {
+    spec: dict[str, object] = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": 1,
         "automountServiceAccountToken": False,
@@ -103,7 +102,7 @@ def _pod_spec(name: str, node: str, settings: PodSettings) -> dict[str, Any]:
     return spec
 
 
-def _container(settings: PodSettings) -> dict[str, Any]:
+def _container(settings: PodSettings) -> Wire:
     return {
         "name": CONTAINER,
         "image": settings.image,

@@ -4,8 +4,8 @@ No I/O. The caller hands in the function of `kubectl dra explain` that answers w
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -13,9 +13,7 @@ from msgspec.structs import replace
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.finding import Layer
 from dra_driver.diagnose.smoke.report import Form, SmokeOptions, TryKind, TryResult, kinds_of
-from dra_driver.kube.state import ClusterState
-
-Wire = Mapping[str, Any]
+from dra_driver.kube.state import ClusterState, Wire
 
 FIELDS: Final = ("nodes", "pods", "claims", "classes", "slices", "taint_rules")
 """What is read of a cluster."""

@@ -5,16 +5,16 @@ The claims work with the classes of the chart (and of NVIDIA's driver). Whole an
 the JSON are never renamed or removed while ``schemaVersion`` stays the same.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, Literal
 
 from msgspec import Struct, field
 
 from dra_driver.core.finding import Finding, Layer, Status, fail
 from dra_driver.kube.published.names import MEMORY, PROFILE, SHARING_STRATEGY, TYPE, TYPE_GPU, TYPE_MIG
 from dra_driver.kube.rights import NeededRight
+from dra_driver.kube.state import Wire
 
-Wire = Mapping[str, Any]
 Form = Literal["gpu", "mig", "shared"]
 FORMS: Final[tuple[Form, ...]] = ("gpu", "mig", "shared")
 
@@ -47,7 +47,7 @@ def kinds_of(slices: Iterable[Wire]) -> dict[TryKind, Wire]:
     return dict(sorted(found.items(), key=lambda pair: (FORMS.index(pair[0].form), pair[0].name)))
 
 
-def claim_spec(kind: TryKind, example: Wire, driver: str) -> dict[str, Any]:
+def claim_spec(kind: TryKind, example: Wire, driver: str) -> Wire:
     """The ``spec`` of a claim for one device of this kind; ``example`` is a device, whose capacities a share asks."""
     domain = f'device.attributes["{driver}"]'
     shared = f'"{SHARING_STRATEGY}" in {domain}'
@@ -56,7 +56,7 @@ def claim_spec(kind: TryKind, example: Wire, driver: str) -> dict[str, Any]:
         "mig": f'{domain}.{TYPE} == "{TYPE_MIG}" && {domain}.{PROFILE} == "{kind.name}"',
         "shared": f'{shared} && {domain}.{SHARING_STRATEGY} == "{kind.name}"',
     }[kind.form]
-    request: dict[str, Any] = {
+    request: dict[str, object] = {
         "deviceClassName": MIG_CLASS if kind.form == "mig" else WHOLE_CLASS,
         "selectors": [{"cel": {"expression": f'device.driver == "{driver}" && {expression}'}}],
     }
@@ -216,7 +216,7 @@ class SmokeReport(Struct, kw_only=True):
         return f"{words}: {counted}" + (f"; {rest} not tried" if rest else "")
 
 
-def to_wire(report: SmokeReport) -> dict[str, Any]:
+def to_wire(report: SmokeReport) -> Wire:
     return {
         "schemaVersion": SCHEMA_VERSION,
         "kind": "SmokeReport",
@@ -231,7 +231,7 @@ def to_wire(report: SmokeReport) -> dict[str, Any]:
     }
 
 
-def _try_to_wire(item: TryResult) -> dict[str, Any]:
+def _try_to_wire(item: TryResult) -> Wire:
     return {
         "node": item.node,
         "form": item.kind.form if item.kind else "",

@@ -7,7 +7,7 @@ all its objects are deleted.
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -36,9 +36,8 @@ from dra_driver.diagnose.smoke.report import (
 from dra_driver.kube import paths
 from dra_driver.kube.reflector import ListWatch, Reflector, ReflectorChange
 from dra_driver.kube.rights import NeededRight, missing
-from dra_driver.kube.state import ClusterState, read_cluster
+from dra_driver.kube.state import ClusterState, Wire, read_cluster
 
-Wire = Mapping[str, Any]
 START_S: Final = 20.0
 LAG_S: Final = 5.0
 """How far the watch may be behind other answers of the API server."""

@@ -8,8 +8,9 @@ import functools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Final, Literal
 
+import msgspec
 from msgspec import Struct
 
 from dra_driver.core.errors import ConfigurationError
@@ -18,7 +19,7 @@ from dra_driver.core.yaml_nesting import check_nesting
 MODELS_FILE = Path(__file__).with_name("models.yaml")
 
 
-class Engines(Struct, frozen=True, kw_only=True):
+class Engines(Struct, frozen=True, array_like=True):
     copy: int | None
     decoder: int | None
     encoder: int | None
@@ -26,7 +27,16 @@ class Engines(Struct, frozen=True, kw_only=True):
     ofa: int | None
 
 
-class CatalogProfile(Struct, frozen=True, kw_only=True):
+_PROFILE_WIRE: Final = {
+    "compute_slices": "compute",
+    "memory_slices": "memory",
+    "max_instances": "max",
+    "memory_mib": "memoryMiB",
+    "compute_instance_enum": "computeInstance",
+}
+
+
+class CatalogProfile(Struct, frozen=True, kw_only=True, rename=_PROFILE_WIRE):
     """One MIG profile of a board. ``enum`` is the argument of nvmlDeviceGetGpuInstanceProfileInfo, ``profile_id`` its
     answer. ``compute_instance_enum`` is the compute instance profile that spans the GPU instance."""
 
@@ -56,11 +66,25 @@ class MigTable(Struct, frozen=True, kw_only=True):
 class NvLinkTable(Struct, frozen=True, kw_only=True):
     """How many NVLinks a board has. They lead to NVSwitches, or to another GPU where a bridge is fitted."""
 
-    to_switches: bool
+    to: Literal["switch", "bridge"]
     links: int
 
+    @property
+    def to_switches(self) -> bool:
+        return self.to == "switch"
 
-class GpuModel(Struct, frozen=True, kw_only=True):
+
+_MODEL_WIRE: Final = {
+    "product_name": "name",
+    "cuda_compute_capability": "computeCapability",
+    "memory_mib": "memoryMiB",
+    "reserved_mib": "reservedMiB",
+    "pci_device_id": "pciDeviceId",
+    "addressing_mode": "addressingMode",
+}
+
+
+class GpuModel(Struct, frozen=True, kw_only=True, rename=_MODEL_WIRE):
     """One board. ``pci_device_id`` is the lower 16 bits. None means that a value is not known."""
 
     key: str
@@ -69,20 +93,45 @@ class GpuModel(Struct, frozen=True, kw_only=True):
     architecture: str
     cuda_compute_capability: tuple[int, int]
     memory_mib: int | None
-    reserved_mib: int | None
+    reserved_mib: int | None = None
     multiprocessors: int | None
     pci_device_id: int
     addressing_mode: str | None
-    mig: MigTable | None
+    mig: MigTable | None = None
     nvlink: NvLinkTable | None = None
+
+
+class _Geometry(Struct, rename="camel"):
+    compute_slices: int
+    memory_slices: int
+    max_devices: int
+    profiles: dict[int, dict[str, object]]
+
+
+class _MigTable(Struct):
+    geometry: str
+    resetless: bool
+    profiles: dict[int, dict[str, object]]
+
+
+class _File(Struct, rename="camel"):
+    schema: Literal[1]
+    geometries: dict[str, _Geometry]
+    mig_tables: dict[str, _MigTable]
+    models: dict[str, dict[str, object]]
 
 
 @functools.cache
 def models() -> Mapping[str, GpuModel]:
     """All boards by key, in the order of the file. Read once per process; immutable."""
-    raw = _read(MODELS_FILE)
-    tables = {name: _table(entry, raw["geometries"]) for name, entry in raw["migTables"].items()}
-    return MappingProxyType({key: _model(key, entry, tables) for key, entry in raw["models"].items()})
+    try:
+        file = msgspec.convert(load_yaml(MODELS_FILE.read_text(encoding="utf-8")), _File)
+        tables = {name: _table(entry, file.geometries[entry.geometry]) for name, entry in file.mig_tables.items()}
+        return MappingProxyType({key: _model(key, entry, tables) for key, entry in file.models.items()})
+    except (msgspec.ValidationError, KeyError) as error:
+        raise ConfigurationError(
+            f"{MODELS_FILE}: expected a catalogue of GPU models with schema 1; reinstall the package"
+        ) from error
 
 
 def model(key: str) -> GpuModel:
@@ -108,7 +157,7 @@ def load_yaml(text: str) -> object:
     """Parse one YAML document, with libyaml where it is built in (five times faster). Raises ConfigurationError."""
     import yaml  # noqa: PLC0415 - a node with real GPUs never needs YAML
 
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         check_nesting(text)
         return yaml.load(text, Loader=loader)  # noqa: S506 - both are safe loaders
@@ -116,58 +165,18 @@ def load_yaml(text: str) -> object:
         raise ConfigurationError(f"not valid YAML: {' '.join(str(error).split())}") from error
 
 
-def _read(path: Path) -> dict[str, Any]:
-    raw = load_yaml(path.read_text(encoding="utf-8"))
-    if not isinstance(raw, dict) or raw.get("schema") != 1:
-        raise ConfigurationError(f"{path}: expected a catalogue of GPU models with schema 1; reinstall the package")
-    return raw
-
-
-def _table(entry: Mapping[str, Any], geometries: Mapping[str, Any]) -> MigTable:
-    geometry = geometries[entry["geometry"]]
+def _table(entry: _MigTable, geometry: _Geometry) -> MigTable:
+    rows = ({**geometry.profiles[number], **body, "profile_id": number} for number, body in entry.profiles.items())
     return MigTable(
-        compute_slices=geometry["computeSlices"],
-        memory_slices=geometry["memorySlices"],
-        max_devices=geometry["maxDevices"],
-        resetless=entry["resetless"],
-        profiles=tuple(_profile(pid, geometry["profiles"][pid], body) for pid, body in entry["profiles"].items()),
+        compute_slices=geometry.compute_slices,
+        memory_slices=geometry.memory_slices,
+        max_devices=geometry.max_devices,
+        resetless=entry.resetless,
+        profiles=msgspec.convert(tuple(rows), tuple[CatalogProfile, ...]),
     )
 
 
-def _profile(profile_id: int, cut: Mapping[str, Any], body: Mapping[str, Any]) -> CatalogProfile:
-    copy, decoder, encoder, jpeg, ofa = body["engines"]
-    return CatalogProfile(
-        name=body["name"],
-        profile_id=profile_id,
-        enum=cut["enum"],
-        compute_slices=cut["compute"],
-        memory_slices=cut["memory"],
-        max_instances=cut["max"],
-        starts=tuple(cut["starts"]),
-        memory_mib=body["memoryMiB"],
-        multiprocessors=body["multiprocessors"],
-        engines=Engines(copy=copy, decoder=decoder, encoder=encoder, jpeg=jpeg, ofa=ofa),
-        compute_instance_enum=body["computeInstance"],
-    )
-
-
-def _nvlink(entry: Mapping[str, Any]) -> NvLinkTable:
-    return NvLinkTable(to_switches=entry["to"] == "switch", links=entry["links"])
-
-
-def _model(key: str, entry: Mapping[str, Any], tables: Mapping[str, MigTable]) -> GpuModel:
-    major, minor = entry["computeCapability"].split(".")
-    return GpuModel(
-        key=key,
-        product_name=entry["name"],
-        brand=entry["brand"],
-        architecture=entry["architecture"],
-        cuda_compute_capability=(int(major), int(minor)),
-        memory_mib=entry["memoryMiB"],
-        reserved_mib=entry.get("reservedMiB"),
-        multiprocessors=entry["multiprocessors"],
-        pci_device_id=entry["pciDeviceId"],
-        addressing_mode=entry["addressingMode"],
-        mig=tables[entry["mig"]] if "mig" in entry else None,
-        nvlink=_nvlink(entry["nvlink"]) if "nvlink" in entry else None,
-    )
+def _model(key: str, entry: Mapping[str, object], tables: Mapping[str, MigTable]) -> GpuModel:
+    capability = [int(number) for number in str(entry["computeCapability"]).split(".")]
+    table = tables[str(entry["mig"])] if "mig" in entry else None
+    return msgspec.convert({**entry, "key": key, "computeCapability": capability, "mig": table}, GpuModel)

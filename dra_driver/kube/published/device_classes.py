@@ -67,7 +67,7 @@ def class_of(offer: Offer, driver: str) -> dict[str, Any]:
     """The DeviceClass for an offer."""
     checked = f'device.driver == "{driver}"'
     domain = f'device.attributes["{driver}"]'
-    spec: dict[str, Any] = {}
+    spec: dict[str, object] = {}
     if offer.attribute == PROFILE:
         resource = f"mig-{offer.value.replace('+', '.')}"
         name = f"{resource}.nvidia.com"

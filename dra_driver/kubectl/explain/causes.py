@@ -4,14 +4,14 @@ Also reads what the control plane reported itself (conditions and events).
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
 from dra_driver.core.errors import AllocationError, CelEvaluationError, CelSyntaxError
 from dra_driver.core.text import listed
-from dra_driver.kube.devices import allocation_results, results_of, users_of
+from dra_driver.kube.devices import allocation_results, attribute_text, results_of, users_of
 from dra_driver.kube.published import names
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.explain.evaluation import NodeResult
@@ -23,6 +23,7 @@ from dra_driver.kubectl.explain.subject import (
     Wire,
     allocation_of,
     condition_of,
+    gap_of,
     is_reserved_for,
     label_of,
     name_of,
@@ -65,7 +66,7 @@ def dropped_fields(kind: str, item: Wire) -> Iterator[Cause]:
         )
 
 
-def _applied(item: Wire) -> dict[str, Any]:
+def _applied(item: Wire) -> Wire:
     note = ((item.get("metadata") or {}).get("annotations") or {}).get(_LAST_APPLIED)
     if not isinstance(note, str) or len(note) > _MAX_LAST_APPLIED:
         return {}
@@ -76,15 +77,15 @@ def _applied(item: Wire) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _missing(applied: Any, stored: Any, path: str, depth: int) -> Iterator[tuple[str, str]]:
+def _missing(applied: object, stored: object, path: str, depth: int) -> Iterator[tuple[str, str]]:
     if depth > 12:  # deeper than any field of these kinds
         return
     if isinstance(applied, dict) and isinstance(stored, dict):
         for name, value in applied.items():
-            if name in _GATES and value not in (None, [], {}, "", False) and name not in stored:
-                yield f"{path}.{name}", name
-            elif name in stored:
+            if name in stored:
                 yield from _missing(value, stored[name], f"{path}.{name}", depth + 1)
+            elif name in _GATES and value not in (None, [], {}, "", False):
+                yield f"{path}.{name}", name
     elif isinstance(applied, list) and isinstance(stored, list):
         for index, (one, other) in enumerate(zip(applied, stored, strict=False)):
             yield from _missing(one, other, f"{path}[{index}]", depth + 1)
@@ -131,7 +132,7 @@ def unpublished_forms(
     forms += [] if features.consumable_capacity else _SHARED
     if not forms:
         return
-    kinds = list(_kinds(state.slices))
+    kinds = _kinds(state.slices)
     seen: set[str] = set()
     for spec in specs:
         if spec.class_name in seen or not spec.class_selectors:
@@ -152,17 +153,16 @@ def unpublished_forms(
             )
 
 
-def _kinds(slices: Sequence[Wire]) -> Iterator[tuple[str, Wire]]:
+def _kinds(slices: Sequence[Wire]) -> Iterable[tuple[str, Wire]]:
     """Driver and device, one for each driver, type and sharing strategy."""
-    seen = set()
+    found: dict[tuple[str, ...], tuple[str, Wire]] = {}
     for item in slices:
         driver = str(spec_of(item).get("driver"))
         for device in spec_of(item).get("devices") or ():
             attributes = device.get("attributes") or {}
-            kind = (driver, *(str(attributes.get(name)) for name in (names.TYPE, names.SHARING_STRATEGY)))
-            if kind not in seen:
-                seen.add(kind)
-                yield driver, device
+            marks = (str(attributes.get(name)) for name in (names.TYPE, names.SHARING_STRATEGY))
+            found.setdefault((driver, *marks), (driver, device))
+    return found.values()
 
 
 def _selects(spec: RequestSpec, driver: str, device: Wire) -> bool:
@@ -170,13 +170,11 @@ def _selects(spec: RequestSpec, driver: str, device: Wire) -> bool:
 
 
 def _would_select(spec: RequestSpec, form: _Form, driver: str, device: Wire) -> bool:
-    attributes: Mapping[str, Any] = device.get("attributes") or {}
+    attributes: Wire = device.get("attributes") or {}
     if (attributes.get(names.TYPE) or {}).get("string") != names.TYPE_GPU:
         return False
     changed = {**device, "attributes": {**attributes, **form.attributes}}
-    if form.shared:
-        changed["allowMultipleAllocations"] = True
-    return _selects(spec, driver, changed)
+    return _selects(spec, driver, {**changed, "allowMultipleAllocations": True} if form.shared else changed)
 
 
 # --- Detects that only a defect of this scheduler version keeps the subject pending.
@@ -224,16 +222,16 @@ def scheduler_fault(
         improved = _retried(again, V1_37, result)
         if improved is None:
             continue
-        names = [name for name in _QUIRKS if _retried(again, replace(quirks, **{name: False}), result) is not None]
-        why = _QUIRKS[names[0]] if names else "several defects of its allocator together exclude the devices"
-        fixed_in = _FIXED_IN.get(names[0], "1.37") if names else "1.37"
+        defects = [name for name in _QUIRKS if _retried(again, replace(quirks, **{name: False}), result) is not None]
+        why = _QUIRKS[defects[0]] if defects else "several defects of its allocator together exclude the devices"
+        fixed_in = _FIXED_IN.get(defects[0], "1.37") if defects else "1.37"
         assigned = [item for allocation in improved.allocations for item in allocation_results(allocation)]
         shown = ", ".join(f"{item['request']}={item['device']}" for item in assigned[:8])
         return Cause(
             code=CauseCode.SCHEDULER_FAULT,
             message=f"{result.name} has the devices ({shown}), but a defect of this Kubernetes version, fixed in "
             f"{fixed_in}, excludes them: {why}",
-            fix=_SHARE_ALL if names == ["capacity_by_position"] else _fix(_parents(slices, assigned)),
+            fix=_SHARE_ALL if defects == ["capacity_by_position"] else _fix(slices, assigned),
             blocks=False,
         )
     return None
@@ -247,21 +245,15 @@ def _retried(again: Retry, quirks: SchedulerQuirks, result: NodeResult) -> NodeR
     return found if found.fits else None
 
 
-def _parents(slices: Sequence[Wire], assigned: Sequence[Wire]) -> set[tuple[str, str]]:
-    """Returns driver and parentUUID of the devices ("" for devices without)."""
-    wanted = {(item["driver"], item["pool"], item["device"]) for item in assigned}
-    found = set()
-    for item in slices:
-        spec = item["spec"]
-        for device in spec.get("devices") or ():
-            if (spec["driver"], spec["pool"]["name"], device["name"]) in wanted:
-                parent = (device.get("attributes") or {}).get("parentUUID") or {}
-                found.add((str(spec["driver"]), str(parent.get("string") or "")))
-    return found
-
-
-def _fix(parents: set[tuple[str, str]]) -> str:
+def _fix(slices: Sequence[Wire], assigned: Sequence[Wire]) -> str:
     """Devices excluded by selectors are never charged to counters, so selecting the free GPU avoids the defect."""
+    wanted = {(item["driver"], item["pool"], item["device"]) for item in assigned}
+    parents = {
+        (spec["driver"], attribute_text(device.get("attributes"), "", names.PARENT_UUID))
+        for spec in map(spec_of, slices)
+        for device in spec.get("devices") or ()
+        if (spec["driver"], spec["pool"]["name"], device["name"]) in wanted
+    }
     (driver, uuid), *others = sorted(parents) or [("", "")]
     if others or not uuid:
         return "free the GPUs that are partly in use, or upgrade to Kubernetes 1.37"
@@ -310,7 +302,7 @@ def before_scheduling(state: ClusterState, pod: Wire) -> Iterator[Cause]:
 
 def _volumes(state: ClusterState, pod: Wire) -> Iterator[Cause]:
     known = {name_of(item): item for item in state.pvcs if namespace_of(item) == namespace_of(pod)}
-    unreadable = any(gap.startswith("persistentvolumeclaims:") for gap in state.gaps)
+    unreadable = bool(gap_of(state, "persistentvolumeclaims"))
     for volume in spec_of(pod).get("volumes") or ():
         name = (volume.get("persistentVolumeClaim") or {}).get("claimName")
         if not name or (unreadable and name not in known):
@@ -324,7 +316,10 @@ def _volumes(state: ClusterState, pod: Wire) -> Iterator[Cause]:
                 object=f"pvc/{name}",
             )
         elif status_of(found).get("phase") != "Bound":
-            waits = _waits_for_consumer(state, found)
+            # The binder's IsDelayBindingMode: such a volume is bound only after the pod is scheduled.
+            storage = spec_of(found).get("storageClassName")
+            modes = [item.get("volumeBindingMode") for item in state.storage_classes if name_of(item) == storage]
+            waits = modes[:1] == ["WaitForFirstConsumer"]
             phase = status_of(found).get("phase") or "Pending"
             why = "its storage class binds it after the pod has a node" if waits else "it has to be bound first"
             yield Cause(
@@ -336,16 +331,9 @@ def _volumes(state: ClusterState, pod: Wire) -> Iterator[Cause]:
             )
 
 
-def _waits_for_consumer(state: ClusterState, claim: Wire) -> bool:
-    """Whether the volume is bound only after the pod is scheduled (the binder's IsDelayBindingMode)."""
-    name = spec_of(claim).get("storageClassName")
-    found = next((item for item in state.storage_classes if name_of(item) == name), None)
-    return found is not None and found.get("volumeBindingMode") == "WaitForFirstConsumer"
-
-
 def missing_classes(state: ClusterState, specs: Sequence[RequestSpec]) -> Iterator[Cause]:
     """Yields a cause for each DeviceClass that a request names and that does not exist."""
-    unreadable = next((gap for gap in state.gaps if gap.startswith("deviceclasses:")), "")
+    unreadable = gap_of(state, "deviceclasses")
     missing = dict.fromkeys(spec.class_name for spec in specs if spec.device_class is None and spec.class_name)
     for name in missing:
         known_names = listed(sorted(name_of(item) for item in state.classes), 5)
@@ -376,10 +364,10 @@ def silent_drivers(state: ClusterState, specs: Sequence[RequestSpec]) -> Iterato
     if not specs:
         return
     if not state.slices:
-        unreadable = next((gap for gap in state.gaps if gap.startswith("resourceslices:")), "")
         yield Cause(
             code=CauseCode.NO_SLICES,
-            message=unreadable or "no driver has published devices: the cluster has no ResourceSlices",
+            message=gap_of(state, "resourceslices")
+            or "no driver has published devices: the cluster has no ResourceSlices",
             fix="check that the driver's pods run on the nodes with devices, and read their logs",
         )
         return
@@ -402,7 +390,7 @@ def causes_on_node(state: ClusterState, subject: Subject) -> Iterator[Cause]:
             yield claim.problem
         elif claim.claim is not None and claim.exists:
             yield from _causes_of_placed_claim(state, pod, node, claim.claim)
-    event = latest_event(state, pod, _PREPARE_REASONS)
+    event = _latest_event(state, pod, _PREPARE_REASONS)
     if event is not None:
         yield Cause(
             code=CauseCode.PREPARE_FAILING,
@@ -431,8 +419,12 @@ def _causes_of_placed_claim(state: ClusterState, pod: Wire, node: str, claim: Wi
             fix="remove spec.nodeName from the pod, so that the scheduler reserves the claim for it",
             object=where,
         )
-    known_names = {str(spec_of(item).get("driver")) for item in state.slices if _is_on(item, node)}
-    for driver in sorted({str(result.get("driver")) for result in results_of(claim)} - known_names):
+    specs = [spec_of(item) for item in state.slices]
+    here = [
+        spec for spec in specs if spec.get("nodeName") == node or (not spec.get("nodeName") and spec.get("devices"))
+    ]
+    drivers = {str(result.get("driver")) for result in results_of(claim)}
+    for driver in sorted(drivers - {str(spec.get("driver")) for spec in here}):
         yield Cause(
             code=CauseCode.DRIVER_NOT_ON_NODE,
             message=f"driver {driver} publishes no devices on node {node}; it is probably not running there",
@@ -443,24 +435,14 @@ def _causes_of_placed_claim(state: ClusterState, pod: Wire, node: str, claim: Wi
         )
 
 
-def _is_on(item: Wire, node: str) -> bool:
-    spec = spec_of(item)
-    if spec.get("nodeName"):
-        return bool(spec["nodeName"] == node)
-    return bool(spec.get("devices"))
-
-
-def latest_event(state: ClusterState, about: Wire, reasons: Sequence[str]) -> Wire | None:
-    """Returns the newest event with one of these reasons about the object; matched by UID if the object has one."""
-    uid = uid_of(about)
-    found = [
-        event
-        for event in state.events
-        if event.get("reason") in reasons
-        and (event.get("involvedObject") or {}).get("name") == name_of(about)
-        and (event.get("involvedObject") or {}).get("namespace", "default") == namespace_of(about)
-        and (not uid or (event.get("involvedObject") or {}).get("uid") in (None, uid))
-    ]
+def _latest_event(state: ClusterState, pod: Wire, reasons: Sequence[str]) -> Wire | None:
+    """Returns the newest event with one of these reasons about the pod; matched by UID if the pod has one."""
+    found = []
+    for event in state.events:
+        about: Wire = event.get("involvedObject") or {}
+        same = about.get("name") == name_of(pod) and about.get("namespace", "default") == namespace_of(pod)
+        if same and event.get("reason") in reasons and (not uid_of(pod) or about.get("uid") in (None, uid_of(pod))):
+            found.append(event)
     return max(found, key=_moment, default=None)
 
 

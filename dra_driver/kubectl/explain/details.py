@@ -4,6 +4,7 @@ Counts the reasons over nodes and chooses the headline of the verdict. At most `
 inspected one by one; the verdict covers all devices.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -12,7 +13,7 @@ from msgspec import Struct, field
 from dra_driver.core.errors import AllocationError
 from dra_driver.core.text import counted, listed
 from dra_driver.kube.devices import allocation_results
-from dra_driver.kubectl.explain.evaluation import MAX_DETAILED, Evaluation, NodeResult, Observed
+from dra_driver.kubectl.explain.evaluation import MAX_DETAILED, Evaluation, NodeResult
 from dra_driver.kubectl.explain.holders import Holders, NodeHolders
 from dra_driver.kubectl.explain.reasons import (
     Funnel,
@@ -50,17 +51,32 @@ from dra_driver.scheduler.allocation import (
 
 MAX_CANDIDATES: Final = 5_000
 
-_DISTANCE: Final = {
-    "tainted": 2,
-    "constraint": 2,
-    "capacityShort": 3,
-    "inUse": 3,
-    "takenByThisPod": 3,
-    "counterShort": 3,
-    "requestSelector": 4,
-    "nodeSelection": 5,
-    "gateOff": 6,
-    "classSelector": 20,
+
+class _Code(NamedTuple):
+    """A code of rejected devices: how far it is from fitting, what to do, and how the verdict counts such devices."""
+
+    distance: int
+    fix: str
+    short: str = ""
+
+
+_CODES: Final = {
+    "tainted": _Code(2, "remove the cause of the taint, or tolerate the taint in the request", "tainted"),
+    "constraint": _Code(
+        2, "relax the constraint, or free devices that satisfy it together", "excluded by a constraint"
+    ),
+    "capacityShort": _Code(
+        3, "request less, or end workloads that use other shares of the device", "without enough capacity"
+    ),
+    "inUse": _Code(3, "end the workload that uses it", "in use"),
+    "takenByThisPod": _Code(3, "request fewer devices in this pod", "assigned to another request of this pod"),
+    "counterShort": _Code(
+        3, "end the workloads that use other parts of the GPU", "on GPUs whose shared counters are used up"
+    ),
+    "requestSelector": _Code(4, "relax the selector so that it accepts"),
+    "nodeSelection": _Code(5, "allow the pod on the nodes that can use the device"),
+    "gateOff": _Code(6, "enable the feature gate", "disabled by a feature gate"),
+    "classSelector": _Code(20, "request another DeviceClass"),
 }
 _SELECTOR_CODES: Final = ("classSelector", "requestSelector")
 
@@ -84,7 +100,10 @@ class Shortfall(NamedTuple):
 class _RankedCandidate(NamedTuple):
     device: str
     reasons: list[RejectionReason]
-    distance: int
+
+    @property
+    def distance(self) -> int:
+        return sum(_CODES[reason.code].distance for reason in self.reasons)
 
     @property
     def reason_key(self) -> list[tuple[str, str]]:
@@ -112,7 +131,10 @@ def _chosen(place: Shortfall, holders: Holders) -> tuple[list[_RankedCandidate],
 
     The list is empty when the node has fewer devices than are missing.
     """
-    near = [_candidate(place.spec, candidate, holders) for candidate in place.candidates[:MAX_CANDIDATES]]
+    near = [
+        _RankedCandidate(candidate.device.name, _all_rejections(place.spec, candidate, holders))
+        for candidate in place.candidates[:MAX_CANDIDATES]
+    ]
     if place.spec.count is None:
         # "All" means every matching device; each of them has to become available.
         matching = [one for one in near if not any(reason.code in _SELECTOR_CODES for reason in one.reasons)]
@@ -126,12 +148,6 @@ def _chosen(place: Shortfall, holders: Holders) -> tuple[list[_RankedCandidate],
         one.reason_key == near[missing - 1].reason_key and freed.isdisjoint(reason.seen for reason in one.reasons)
         for one in near[missing:]
     )
-
-
-def _candidate(spec: RequestSpec, candidate: Candidate, holders: Holders) -> _RankedCandidate:
-    found = _all_rejections(spec, candidate, holders)
-    distance = sum(_DISTANCE.get(reason.code, 4) for reason in found)
-    return _RankedCandidate(candidate.device.name, found, distance)
 
 
 def _all_rejections(spec: RequestSpec, candidate: Candidate, holders: Holders) -> list[RejectionReason]:
@@ -169,7 +185,8 @@ def _miss(place: Shortfall, chosen: list[_RankedCandidate], more: int) -> Neares
     sentences: dict[str, list[str]] = {}
     for near in chosen:
         for reason in near.reasons:
-            sentences.setdefault(_sentence(reason), []).append(near.device)
+            sentence = f"{reason.message} ({reason.seen})" if reason.seen else reason.message
+            sentences.setdefault(sentence, []).append(near.device)
     several = len(chosen) > 1
     return NearestMiss(
         device=listed([near.device for near in chosen], 8),
@@ -193,52 +210,21 @@ def _fixes(reasons: Sequence[RejectionReason], more: int) -> str:
     return text
 
 
-def _sentence(reason: RejectionReason) -> str:
-    return f"{reason.message} ({reason.seen})" if reason.seen else reason.message
-
-
 def _fix(reason: RejectionReason) -> str:
     if reason.fix:
         return reason.fix
-    match reason.code:
-        case "inUse":
-            if "(no pod)" in reason.seen:
-                return f"delete the claim if it is no longer needed: {reason.seen}"
-            return f"end the workload that uses it: {reason.seen}"
-        case "takenByThisPod":
-            return "request fewer devices in this pod"
-        case "tainted":
-            return "remove the cause of the taint, or tolerate the taint in the request"
-        case "capacityShort":
-            return "request less, or end workloads that use other shares of the device"
-        case "counterShort":
-            return "end the workloads that use other parts of the GPU"
-        case "constraint":
-            return "relax the constraint, or free devices that satisfy it together"
-        case "requestSelector":
-            return f"relax the selector so that it accepts {reason.seen or 'the device'}"
-        case "classSelector":
-            return "request another DeviceClass"
-        case "gateOff":
-            return "enable the feature gate"
-        case _:
-            return "allow the pod on the nodes that can use the device"
+    fix = _CODES[reason.code].fix
+    if reason.code == "inUse":
+        return f"{'delete the claim if it is no longer needed' if '(no pod)' in reason.seen else fix}: {reason.seen}"
+    return f"{fix} {reason.seen or 'the device'}" if reason.code == "requestSelector" else fix
 
 
 RequestsOn = Callable[[NodeResult], list[RequestSpec]]
 
 _SELECTORS: Final = ("classSelector", "requestSelector", "nodeSelection")
+_SHOWN: Final = ("inUse", "takenByThisPod", "capacityShort", "counterShort", "tainted", "constraint", "gateOff")
 _MAX_LINES: Final = 2_000
 _MAX_POOLS: Final = 5
-_SHORT: Final = {
-    "inUse": "in use",
-    "takenByThisPod": "assigned to another request of this pod",
-    "capacityShort": "without enough capacity",
-    "counterShort": "on GPUs whose shared counters are used up",
-    "tainted": "tainted",
-    "constraint": "excluded by a constraint",
-    "gateOff": "disabled by a feature gate",
-}
 
 
 class Details(Struct):
@@ -260,18 +246,17 @@ class _Inspected(Struct, frozen=True):
     rejections: Sequence[tuple[Funnel, NodeRejections]]
 
 
-class _NodeCounts:
+class _NodeCounts(Struct):
     """Counts collected over all nodes."""
 
-    def __init__(self) -> None:
-        self.funnels: dict[tuple[int, str], Funnel] = {}
-        self.places: list[Shortfall] = []
-        self.pools: dict[tuple[str, str], str] = {}
-        self.nodes: dict[tuple[str, bool], list[str]] = {}
-        self.counted_nodes = 0
-        self.inspected = 0
-        self.not_inspected = 0
-        self.inspected_like: dict[Hashable, _Inspected] = {}
+    funnels: dict[tuple[int, str], Funnel] = field(default_factory=dict)
+    places: list[Shortfall] = field(default_factory=list)
+    pools: dict[tuple[str, str], str] = field(default_factory=dict)
+    nodes: dict[tuple[str, bool], list[str]] = field(default_factory=dict)
+    counted_nodes: int = 0
+    inspected: int = 0
+    not_inspected: int = 0
+    inspected_like: dict[Hashable, _Inspected] = field(default_factory=dict)
 
     def count_node(self, message: str, name: str, *, by_devices: bool) -> None:
         self.nodes.setdefault((message, by_devices), []).append(name)
@@ -363,7 +348,8 @@ def _inspect_devices(
         if funnel.nodes_short > before:
             short.append(spec.request)
         counts.places.append(Shortfall(spec, result.name, len(devices) - len(reasons), candidates))
-    _note_pools(observed, counts)
+    for event in observed.left_out.values():
+        counts.pools[event.driver, event.pool] = f"{event.why}: {event.detail}"
     if not devices:
         message = "no devices are published for this node"
     elif short:
@@ -390,11 +376,6 @@ def _count_like(evaluation: Evaluation, result: NodeResult, holders: Holders, co
     return True
 
 
-def _note_pools(observed: Observed, counts: _NodeCounts) -> None:
-    for event in observed.left_out.values():
-        counts.pools[event.driver, event.pool] = f"{event.why}: {event.detail}"
-
-
 def _details(counts: _NodeCounts, almost_fitting: NodeResult | None, holders: Holders) -> Details:
     funnels = list(counts.funnels.values())
     short = [funnel for funnel in funnels if funnel.nodes_short] or funnels
@@ -408,7 +389,16 @@ def _details(counts: _NodeCounts, almost_fitting: NodeResult | None, holders: Ho
     )
     wanted = {(funnel.spec.claim, funnel.spec.request) for funnel in short}
     places = [place for place in counts.places if (place.spec.claim, place.spec.request) in wanted]
-    found.miss = _node_miss(almost_fitting) if almost_fitting is not None else nearest_miss(places, holders)
+    if almost_fitting is None:
+        found.miss = nearest_miss(places, holders)
+    else:
+        found.miss = NearestMiss(
+            device="",
+            node=almost_fitting.name,
+            request="",
+            faults=(almost_fitting.message,),
+            fix="allow the pod on this node (tolerations, node selector, requests), or free resources on it",
+        )
     if counts.not_inspected:
         found.note = (
             f"devices are counted on {counts.counted_nodes} nodes; {counts.not_inspected} more nodes do not fit either"
@@ -417,18 +407,8 @@ def _details(counts: _NodeCounts, almost_fitting: NodeResult | None, holders: Ho
     return found
 
 
-def _node_miss(result: NodeResult) -> NearestMiss:
-    return NearestMiss(
-        device="",
-        node=result.name,
-        request="",
-        faults=(result.message,),
-        fix="allow the pod on this node (tolerations, node selector, requests), or free resources on it",
-    )
-
-
-def _pool_causes(pools: dict[tuple[str, str], str]) -> list[Cause]:
-    causes = [
+def _pool_causes(pools: Mapping[tuple[str, str], str]) -> list[Cause]:
+    return [
         Cause(
             code=CauseCode.POOL_UNUSABLE,
             message=f"the scheduler ignores the devices of pool {pool} of {driver}: the pool is {why}",
@@ -436,9 +416,8 @@ def _pool_causes(pools: dict[tuple[str, str], str]) -> list[Cause]:
             object=f"pool/{pool}",
             blocks=False,
         )
-        for (driver, pool), why in sorted(pools.items())
+        for (driver, pool), why in sorted(pools.items())[:_MAX_POOLS]
     ]
-    return causes[:_MAX_POOLS]
 
 
 def _summary(funnel: Funnel) -> RequestSummary:
@@ -456,14 +435,12 @@ def _summary(funnel: Funnel) -> RequestSummary:
 
 def _headline(found: Details, counts: _NodeCounts) -> str:
     if not counts.counted_nodes:
-        most = found.nodes[0] if found.nodes else None
-        if most is None:
+        if not found.nodes:
             return "no node was inspected"
+        most = found.nodes[0]
         return most.message if most.by_devices else f"not caused by devices: {most.nodes} {most.message}"
     request = next((one for one in found.requests if one.nodes_short == counts.counted_nodes), None)
-    if request is None:
-        return "no node has devices for all requests together"
-    return _headline_of(request)
+    return _headline_of(request) if request is not None else "no node has devices for all requests together"
 
 
 def _headline_of(request: RequestSummary) -> str:
@@ -473,24 +450,22 @@ def _headline_of(request: RequestSummary) -> str:
     matching = request.devices - lost
     if not matching:
         return f"none of {counted(request.devices, 'device')} matches request {request.request}"
-    rejected = {
-        code: sum(reason.devices for reason in request.reasons if reason.code == code)
-        for code in _SHORT
-        if any(reason.code == code for reason in request.reasons)
-    }
+    rejected = Counter[str]()
+    for reason in request.reasons:
+        rejected[reason.code] += reason.devices
     shortages = ", ".join(
-        f"{count} {_SHORT[code]}{_short_capacities(request, code)}" for code, count in rejected.items()
+        f"{rejected[code]} {_CODES[code].short}{_short_capacities(request) if code == 'capacityShort' else ''}"
+        for code in _SHOWN
+        if code in rejected
     )
     left = f", {request.fitting} left, {request.count} needed on one node" if request.fitting or not shortages else ""
     matches = f"{counted(matching, 'device')} match{'es' if matching == 1 else ''} request {request.request}"
     return f"{matches}: {shortages}{left}".replace(": ,", ":")
 
 
-def _short_capacities(request: RequestSummary, code: str) -> str:
-    """Returns `` (memory)``: the capacities that are short, if capacity is the reason."""
+def _short_capacities(request: RequestSummary) -> str:
+    """Returns `` (memory)``: the capacities that are short."""
     start = "not enough "
-    short = [
-        one.message for one in request.reasons if one.code == code == "capacityShort" and one.message.startswith(start)
-    ]
-    names = dict.fromkeys(message.removeprefix(start).partition(":")[0] for message in short)
-    return f" ({', '.join(names)})" if names else ""
+    messages = [reason.message for reason in request.reasons if reason.code == "capacityShort"]
+    names = [message.removeprefix(start).partition(":")[0] for message in messages if message.startswith(start)]
+    return f" ({', '.join(dict.fromkeys(names))})" if names else ""

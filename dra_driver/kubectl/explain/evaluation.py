@@ -119,14 +119,15 @@ class Evaluation:
         """Evaluates one node, with results of nodes like it from ``known``."""
         claims, labels, served = self._claims_on(node)
         result: dict[str, Any] = {"name": name_of(node), "wire": node, "claims": claims, "labels": labels}
-        if not ignoring_pod:
-            message = self._pod_problem(node, served)
+        if not ignoring_pod and (pod := self._subject.pod) is not None:
+            message = unfit_reason(pod, node, self._usage.get(name_of(node), _EMPTY), served)
             if message:
                 return NodeResult(message=message, **result)
-        elsewhere = next((item for item in self._allocated_claims if not _is_available(item.claim, node)), None)
-        if elsewhere is not None:
-            message = f"{elsewhere.label} is allocated to devices that this node cannot reach"
-            return NodeResult(message=message, by_devices=True, **result)
+        for item in self._allocated_claims:
+            selector = (allocation_of(item.claim or {}) or {}).get("nodeSelector")
+            if selector is not None and not node_matches(selector, node):
+                message = f"{item.label} is allocated to devices that this node cannot reach"
+                return NodeResult(message=message, by_devices=True, **result)
         if not claims:
             return NodeResult(message="", **result)
         question = self._question(claims)
@@ -162,22 +163,15 @@ class Evaluation:
             yield from pool.devices
 
     def _claims_on(self, node: Wire) -> tuple[list[Wire], list[str], frozenset[str]]:
+        """The claims to allocate with their labels, and the extended resources that one of them stands for."""
         claims = [item.claim for item in self._unallocated if item.claim is not None]
         labels = [item.label for item in self._unallocated if item.claim is not None]
-        pod, extended_requests = self._subject.pod, self._subject.extended_requests
-        if pod is None or not extended_requests:
-            return claims, labels, frozenset()
-        extended = claim_for(pod, extended_requests, node)
+        pod, wanted = self._subject.pod, self._subject.extended_requests
+        extended = claim_for(pod, wanted, node) if pod is not None else None
         if extended is None:
             return claims, labels, frozenset()
-        served = frozenset(
-            item.resource for item in extended_requests if item.class_name and not is_offered(node, item.resource)
-        )
-        return [*claims, extended], [*labels, "extended resources"], served
-
-    def _pod_problem(self, node: Wire, served: frozenset[str]) -> str:
-        pod = self._subject.pod
-        return "" if pod is None else unfit_reason(pod, node, self._usage.get(name_of(node), _EMPTY), served)
+        served = (item.resource for item in wanted if item.class_name and not is_offered(node, item.resource))
+        return [*claims, extended], [*labels, "extended resources"], frozenset(served)
 
     def _question(self, claims: Sequence[Wire]) -> Question:
         """Returns one question per set of requests: the claim for extended resources differs between nodes."""
@@ -199,8 +193,3 @@ def _result_of(outcome: AllocationOutcome, result: Mapping[str, Any]) -> NodeRes
 
 def _is_transient(cause: DeviceCause) -> bool:
     return isinstance(cause, CounterShort | ConstraintBroken) or (isinstance(cause, InUse) and not cause.holders)
-
-
-def _is_available(claim: Wire | None, node: Wire) -> bool:
-    selector = (allocation_of(claim or {}) or {}).get("nodeSelector")
-    return selector is None or node_matches(selector, node)

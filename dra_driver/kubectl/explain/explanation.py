@@ -11,7 +11,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from dra_driver.core.errors import AllocationError, CelEvaluationError, CelSyntaxError, ConfigurationError
-from dra_driver.core.text import listed
+from dra_driver.core.text import counted, listed
 from dra_driver.kube.devices import results_of, users_of
 from dra_driver.kube.state import ClusterState, with_objects
 from dra_driver.kubectl.explain.causes import (
@@ -49,6 +49,7 @@ from dra_driver.kubectl.explain.subject import (
     allocation_of,
     by_name,
     claim_for,
+    gap_of,
     is_deleted,
     is_finished,
     is_reserved_for,
@@ -74,15 +75,14 @@ def past_scheduling_report(state: ClusterState, subject: Subject) -> Explanation
         return _report(state, subject, Answer.FINISHED, f"has finished ({phase})")
     if is_deleted(pod):
         cause = Cause(code=CauseCode.BEING_DELETED, message="the pod is being deleted and will not be scheduled")
-        return _report(state, subject, Answer.CANNOT_FIT, "is being deleted", (cause,))
+        return _report(state, subject, Answer.CANNOT_FIT, "is being deleted", causes=(cause,))
     if not node:
         return None
     if phase == "Running":
         return _report(state, subject, Answer.RUNNING, f"runs on {node}")
     causes = tuple(causes_on_node(state, subject))
-    why = next((cause.message for cause in causes), "")
-    sentence = f"is on {node} and has not started" + (f": {why}" if why else "; no problem with its devices is known")
-    return _report(state, subject, Answer.PLACED, sentence, causes)
+    why = f": {causes[0].message}" if causes else "; no problem with its devices is known"
+    return _report(state, subject, Answer.PLACED, f"is on {node} and has not started{why}", causes=causes)
 
 
 def _allocated(state: ClusterState, subject: Subject, claim: Wire) -> Explanation:
@@ -99,20 +99,20 @@ def _report(
     subject: Subject,
     answer: Answer,
     sentence: str,
-    causes: tuple[Cause, ...] = (),
     *,
-    notes: tuple[str, ...] = (),
+    causes: Sequence[Cause] = (),
+    notes: Sequence[str] = (),
 ) -> Explanation:
     node = str(spec_of(subject.pod or {}).get("nodeName") or "")
-    node_exists = any(name_of(item) == node for item in state.nodes)
+    verdict = Verdict(answer=answer, sentence=sentence, nodes_fit=0, nodes_total=len(state.nodes))
     return Explanation(
         subject=str(subject),
         kind=subject.kind,
         namespace=subject.namespace,
         name=subject.name,
-        verdict=Verdict(answer=answer, sentence=sentence, nodes_fit=0, nodes_total=len(state.nodes)),
+        verdict=verdict,
         causes=causes,
-        fitting_nodes=(node,) if node_exists else (),
+        fitting_nodes=tuple(name_of(item) for item in state.nodes if name_of(item) == node),
         notes=(*gaps_that_matter(state, subject.pod), *notes),
     )
 
@@ -187,21 +187,21 @@ class _Explainer:
         self._notes: list[str] = gaps_that_matter(state, subject.pod)
         self._evaluation: Evaluation | None = None
         self._requests_by_claims: dict[tuple[str, ...], list[RequestSpec]] = {}
+        self._allocated = [item for item in subject.claims if allocation_of(item.claim or {}) is not None]
+        self._unallocated = [item for item in subject.claims if allocation_of(item.claim or {}) is None]
 
     def run(self) -> tuple[Explanation, NodeResult | None]:
-        allocated = [item for item in self._subject.claims if _is_allocated(item)]
-        unallocated = [item for item in self._subject.claims if not _is_allocated(item)]
-        self._find_other_causes(unallocated)
+        self._find_other_causes()
         results: list[NodeResult] = []
         if not any(cause.code in FINAL_CODES for cause in self._causes if cause.blocks):
-            results = self._evaluate(allocated, unallocated, self._state.claims)
+            results = self._evaluate(self._allocated, self._unallocated, self._state.claims)
             if results and not any(result.fits for result in results):
-                results = self._evaluate_released(allocated, unallocated) or results
+                results = self._evaluate_released() or results
         details = Details()
         detail = None
         if self._evaluation is not None and results:
             details = inspect_nodes(self._evaluation, results, self._requests_on, self._holders)
-            self._find_scheduler_fault(results, allocated, unallocated)
+            self._find_scheduler_fault(results)
             detail = self._detail(results)
         elif self._node:
             self._find_node()
@@ -210,13 +210,9 @@ class _Explainer:
         self._use_scheduler_message(results)
         verdict = self._verdict(results, details)
         fitting = [result for result in results if result.fits]
-        report = Explanation(
-            subject=str(self._subject),
-            kind=self._subject.kind,
-            namespace=self._subject.namespace,
-            name=self._subject.name,
+        report = replace(
+            _report(self._state, self._subject, verdict.answer, verdict.sentence, causes=tuple(self._causes)),
             verdict=verdict,
-            causes=tuple(self._causes),
             requests=details.requests if not fitting else (),
             nearest_miss=details.miss if not fitting else None,
             nodes=details.nodes,
@@ -233,12 +229,12 @@ class _Explainer:
 
     # --- the steps ---
 
-    def _find_other_causes(self, unallocated: Sequence[SubjectClaim]) -> None:
+    def _find_other_causes(self) -> None:
         pod = self._subject.pod
         if pod is not None:
             self._causes += before_scheduling(self._state, pod)
         self._causes += [item.problem for item in self._subject.claims if item.problem is not None]
-        specs = self._all_requests(unallocated)
+        specs = self._all_requests()
         self._causes += missing_classes(self._state, specs)
         self._causes += unknown_resources(self._state, self._subject)
         self._causes += silent_drivers(self._state, specs)
@@ -247,10 +243,10 @@ class _Explainer:
         for item in self._state.classes:
             if name_of(item) in used:
                 self._causes += dropped_fields("DeviceClass", item)
-        for claim in unallocated:
+        for claim in self._unallocated:
             self._causes += self._fields_dropped_from(claim)
         if not self._state.nodes:
-            unreadable = next((gap for gap in self._state.gaps if gap.startswith("nodes:")), "")
+            unreadable = gap_of(self._state, "nodes")
             self._causes.append(Cause(code=CauseCode.NO_NODES, message=unreadable or "the cluster has no nodes"))
 
     def _fields_dropped_from(self, claim: SubjectClaim) -> list[Cause]:
@@ -308,16 +304,14 @@ class _Explainer:
             unallocated=unallocated,
         )
 
-    def _find_scheduler_fault(
-        self, results: Sequence[NodeResult], allocated: Sequence[SubjectClaim], unallocated: Sequence[SubjectClaim]
-    ) -> None:
+    def _find_scheduler_fault(self, results: Sequence[NodeResult]) -> None:
         """Adds a cause if only a defect of this scheduler version keeps the pod pending."""
         if any(result.fits for result in results):
             return
 
         @cache
         def evaluation(quirks: SchedulerQuirks) -> Evaluation:
-            return self._evaluation_of(allocated, unallocated, self._state.claims, quirks)
+            return self._evaluation_of(self._allocated, self._unallocated, self._state.claims, quirks)
 
         found = scheduler_fault(
             self._scheduler.quirks,
@@ -327,9 +321,7 @@ class _Explainer:
         )
         self._causes += [found] if found is not None else []
 
-    def _evaluate_released(
-        self, allocated: Sequence[SubjectClaim], unallocated: Sequence[SubjectClaim]
-    ) -> list[NodeResult]:
+    def _evaluate_released(self) -> list[NodeResult]:
         """Evaluates again without claims that the scheduler would deallocate.
 
         It deallocates a claim that no other pod uses when the claim keeps the pod from every node (PostFilter of
@@ -338,7 +330,7 @@ class _Explainer:
         pod = self._subject.pod
         kept: list[SubjectClaim] = []
         released: list[SubjectClaim] = []
-        for item in allocated:
+        for item in self._allocated:
             claim = item.claim or {}
             alone = not users_of(claim) or (len(users_of(claim)) == 1 and is_reserved_for(claim, pod or {}))
             (released if alone and pod is not None else kept).append(item)
@@ -347,7 +339,7 @@ class _Explainer:
         labels = {label_of(item.claim or {}) for item in released}
         others = [claim for claim in self._state.claims if label_of(claim) not in labels]
         before = self._evaluation
-        results = self._evaluate(kept, [*released, *unallocated], others)
+        results = self._evaluate(kept, [*released, *self._unallocated], others)
         if not any(result.fits for result in results):
             self._evaluation = before
             return []
@@ -402,10 +394,9 @@ class _Explainer:
             self._requests_by_claims[key] = requests_of(result.claims, result.labels, by_name(self._state.classes))
         return self._requests_by_claims[key]
 
-    def _all_requests(self, unallocated: Sequence[SubjectClaim]) -> list[RequestSpec]:
-        known = [item for item in unallocated if item.claim is not None]
-        claims = [item.claim for item in known if item.claim is not None]
-        labels = [item.label for item in known]
+    def _all_requests(self) -> list[RequestSpec]:
+        claims = [item.claim for item in self._unallocated if item.claim is not None]
+        labels = [item.label for item in self._unallocated if item.claim is not None]
         pod = self._subject.pod
         extended = claim_for(pod, self._subject.extended_requests, None) if pod is not None else None
         if extended is not None:
@@ -418,18 +409,13 @@ class _Explainer:
         fitting = sum(result.fits for result in results)
         total = len(self._state.nodes)
         blocking = next((cause for cause in self._causes if cause.blocks), None)
+        answer = Answer.CANNOT_FIT
         if blocking is None and fitting:
-            plural = "node" if total == 1 else "nodes"
-            sentence = f"fits on {fitting} of {total} {plural}"
-            return Verdict(answer=Answer.FITS, sentence=sentence, nodes_fit=fitting, nodes_total=total)
-        if blocking is None:
+            answer, sentence = Answer.FITS, f"fits on {fitting} of {counted(total, 'node')}"
+        elif blocking is None:
             sentence = f"cannot fit: {details.headline}"
         elif fitting:
             sentence = f"cannot be scheduled: {blocking.message} (the devices fit on {fitting} of {total} nodes)"
         else:
             sentence = f"cannot fit: {blocking.message}"
-        return Verdict(answer=Answer.CANNOT_FIT, sentence=sentence, nodes_fit=fitting, nodes_total=total)
-
-
-def _is_allocated(claim: SubjectClaim) -> bool:
-    return claim.claim is not None and allocation_of(claim.claim) is not None
+        return Verdict(answer=answer, sentence=sentence, nodes_fit=fitting, nodes_total=total)

@@ -30,77 +30,65 @@ def with_defaults(state: ClusterState) -> ClusterState:
 def claim_with_defaults(claim: Wire) -> Wire:
     """Fills in allocation mode, count and quantities as the API server writes them."""
     devices = spec_of(claim).get("devices") or {}
-    requests = devices.get("requests") or ()
+    requests = list(devices.get("requests") or ())
     done = [_request(item) for item in requests]
-    if all(new is old for new, old in zip(done, requests, strict=True)):
-        return claim
-    return {**claim, "spec": {**spec_of(claim), "devices": {**devices, "requests": done}}}
+    return (
+        claim if done == requests else {**claim, "spec": {**spec_of(claim), "devices": {**devices, "requests": done}}}
+    )
 
 
 def _request(request: Wire) -> Wire:
-    changed: dict[str, Any] = {}
+    changed: dict[str, object] = {}
     if request.get("exactly"):
-        exact = _exact_request(request["exactly"])
-        if exact is not request["exactly"]:
-            changed["exactly"] = exact
+        changed["exactly"] = _exact_request(request["exactly"])
     if request.get("firstAvailable"):
-        alternatives = [_exact_request(item) for item in request["firstAvailable"]]
-        if any(new is not old for new, old in zip(alternatives, request["firstAvailable"], strict=True)):
-            changed["firstAvailable"] = alternatives
-    return {**request, **changed} if changed else request
+        changed["firstAvailable"] = [_exact_request(item) for item in request["firstAvailable"]]
+    return {**request, **changed}
 
 
 def _exact_request(exact: Wire) -> Wire:
-    changed: dict[str, Any] = {}
-    mode = exact.get("allocationMode") or "ExactCount"
-    if not exact.get("allocationMode"):
-        changed["allocationMode"] = mode
-    if mode == "ExactCount" and exact.get("count") is None:
-        changed["count"] = 1
-    wanted = (exact.get("capacity") or {}).get("requests") or {}
-    if any(not isinstance(value, str) for value in wanted.values()):
-        changed["capacity"] = {**exact["capacity"], "requests": {name: str(value) for name, value in wanted.items()}}
-    return {**exact, **changed} if changed else exact
+    found = {**exact, "allocationMode": exact.get("allocationMode") or "ExactCount"}
+    if found["allocationMode"] == "ExactCount" and exact.get("count") is None:
+        found["count"] = 1
+    if wanted := (exact.get("capacity") or {}).get("requests"):
+        found["capacity"] = {**exact["capacity"], "requests": {name: str(value) for name, value in wanted.items()}}
+    return found
 
 
 def _tainted(item: Wire, rules: Sequence[Wire]) -> Wire:
     """Adds the taints of the rules that select devices of this slice, after the devices' own taints."""
     spec = spec_of(item)
-    matching = [rule for rule in rules if _selects(rule, spec)]
+    here = {"driver": spec.get("driver"), "pool": (spec.get("pool") or {}).get("name")}
+    matching = [rule for rule in rules if _selects(rule, here)]
     if not matching:
         return item
-    devices = [_with_taints(device, matching) for device in spec.get("devices") or ()]
-    return {**item, "spec": {**spec, "devices": devices}}
+    return {
+        **item,
+        "spec": {**spec, "devices": [_with_taints(device, matching) for device in spec.get("devices") or ()]},
+    }
 
 
-def _selects(rule: Wire, spec: Wire) -> bool:
+def _selects(rule: Wire, place: Wire) -> bool:
     selector = spec_of(rule).get("deviceSelector") or {}
-    pool = (spec.get("pool") or {}).get("name")
-    return selector.get("driver") in (None, spec.get("driver")) and selector.get("pool") in (None, pool)
+    return all(selector.get(key) in (None, value) for key, value in place.items())
 
 
 def _with_taints(device: Wire, rules: Sequence[Wire]) -> Wire:
-    taints = [
-        spec_of(rule)["taint"]
-        for rule in rules
-        if (spec_of(rule).get("deviceSelector") or {}).get("device") in (None, device.get("name"))
-    ]
+    taints = [spec_of(rule)["taint"] for rule in rules if _selects(rule, {"device": device.get("name")})]
     return {**device, "taints": [*(device.get("taints") or ()), *taints]} if taints else device
 
 
 MAX_PODS: Final = 64
 """Limit of pods from manifests that are tried one after another."""
 
-_TEMPLATES: Final[dict[str, tuple[str, ...]]] = {
-    "Deployment": ("template",),
-    "ReplicaSet": ("template",),
-    "ReplicationController": ("template",),
-    "StatefulSet": ("template",),
-    "DaemonSet": ("template",),
-    "Job": ("template",),
-    "CronJob": ("jobTemplate", "spec", "template"),
+_COUNTS: Final = {
+    **dict.fromkeys(("Deployment", "ReplicaSet", "ReplicationController", "StatefulSet"), "replicas"),
+    "Job": "parallelism",
+    **dict.fromkeys(("DaemonSet", "CronJob"), ""),
 }
-_COUNTS: Final = {"Job": "parallelism", "DaemonSet": "", "CronJob": ""}
+"""The field with the number of pods, for each kind of workload; "" where one is tried."""
+
+_STEPS: Final = (("spec", "template"), ("spec", "jobTemplate", "spec", "template"))
 
 
 def pods_in(documents: Iterable[Wire], namespace: str, where: str) -> list[dict[str, Any]]:
@@ -111,12 +99,13 @@ def pods_in(documents: Iterable[Wire], namespace: str, where: str) -> list[dict[
     found: list[dict[str, Any]] = []
     for document in documents:
         kind = str(document.get("kind"))
-        if kind != "Pod" and kind not in _TEMPLATES:
+        if kind != "Pod" and kind not in _COUNTS:
             continue
-        if not isinstance(document.get("metadata") or {}, dict):
+        metadata = document.get("metadata") or {}
+        if not isinstance(metadata, dict):
             raise ConfigurationError(f"{where}: {kind}: metadata: expected an object")
-        inside = _namespaced(document, namespace)
-        for pod in [inside] if kind == "Pod" else _of_workload(inside, kind):
+        inside = {**document, "metadata": {**metadata, "namespace": metadata.get("namespace") or namespace}}
+        for pod in [inside] if kind == "Pod" else _of_workload(inside, _COUNTS[kind]):
             problem = misfit("Pod", pod)
             if problem:
                 raise ConfigurationError(f"{where}: {kind} {name_of(document)}: {problem}")
@@ -124,31 +113,17 @@ def pods_in(documents: Iterable[Wire], namespace: str, where: str) -> list[dict[
     return found[:MAX_PODS]
 
 
-def _namespaced(item: Wire, namespace: str) -> dict[str, Any]:
-    metadata = item.get("metadata")
-    known = metadata if isinstance(metadata, dict) else {}
-    return {**item, "metadata": {**known, "namespace": known.get("namespace") or namespace}}
-
-
-def _of_workload(workload: Wire, kind: str) -> list[dict[str, Any]]:
-    template: Any = spec_of(workload)
-    for step in _TEMPLATES[kind]:
+def _of_workload(workload: Wire, count_field: str) -> list[dict[str, Any]]:
+    template: object = workload
+    for step in _STEPS[workload["kind"] == "CronJob"]:
         template = template.get(step) if isinstance(template, dict) else None
     if not isinstance(template, dict):
         return []
     metadata = template.get("metadata")
-    pod = {
-        "spec": template.get("spec"),
-        "metadata": {**(metadata if isinstance(metadata, dict) else {}), "namespace": namespace_of(workload)},
-    }
-    count = _count(spec_of(workload), kind)
+    labels = {**(metadata if isinstance(metadata, dict) else {}), "namespace": namespace_of(workload)}
+    value = spec_of(workload).get(count_field)
+    count = min(max(value, 0), MAX_PODS) if isinstance(value, int) and not isinstance(value, bool) else 1
     return [
-        {**pod, "metadata": {**pod["metadata"], "name": f"{name_of(workload)}-{index}"}}  # type: ignore[dict-item]
+        {"spec": template.get("spec"), "metadata": {**labels, "name": f"{name_of(workload)}-{index}"}}
         for index in range(count)
     ]
-
-
-def _count(spec: Wire, kind: str) -> int:
-    field = _COUNTS.get(kind, "replicas")
-    value = spec.get(field) if field else None
-    return min(max(value, 0), MAX_PODS) if isinstance(value, int) and not isinstance(value, bool) else 1

@@ -7,7 +7,7 @@ under its selector, because freeing it would not help.
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct, field
 
@@ -18,7 +18,7 @@ from dra_driver.core.quantity import Quantity
 from dra_driver.core.text import cut, listed
 from dra_driver.kubectl.explain.holders import Holders
 from dra_driver.kubectl.explain.report import Reason
-from dra_driver.kubectl.explain.subject import RequestSpec
+from dra_driver.kubectl.explain.subject import RequestSpec, Wire
 from dra_driver.scheduler.allocation import (
     CapacityShort,
     Cause,
@@ -34,36 +34,8 @@ from dra_driver.scheduler.allocation import (
 )
 from dra_driver.scheduler.cel import AttributeRefs, DeviceView, compile_selector, find_attribute_refs, split_conjuncts
 
-Wire = Mapping[str, Any]
-
 _MAX_SHOWN: Final = 160
 _MAX_VALUES: Final = 4
-
-
-class FailedClause(Struct, frozen=True, kw_only=True):
-    """A false clause: its text, and in ``place`` its number ("clause 2 of 3"; "" for the whole expression).
-
-    ``seen`` lists the values that the clause reads, such as ``memory = 40Gi``.
-    """
-
-    clause: str
-    place: str
-    seen: str
-
-
-def failed_clauses(expression: str, driver: str, device: Wire) -> list[FailedClause]:
-    """Returns the clauses that are false for the device, in order; the whole expression when no single clause is."""
-    parts = _parts(expression)
-    found = [
-        FailedClause(
-            clause=short(part),
-            place=f"clause {number} of {len(parts)}" if len(parts) > 1 else "",
-            seen=_values_read(part, driver, device),
-        )
-        for number, part in enumerate(parts, 1)
-        if is_selected_by(part, driver, device) is False
-    ]
-    return found or [FailedClause(clause=short(expression), place="", seen=_values_read(expression, driver, device))]
 
 
 def is_selected_by(expression: str, driver: str, device: Wire) -> bool | None:
@@ -74,12 +46,7 @@ def is_selected_by(expression: str, driver: str, device: Wire) -> bool | None:
         return None
 
 
-def short(expression: str) -> str:
-    """Returns the expression on one line, at most _MAX_SHOWN characters."""
-    return cut(" ".join(expression.split()), _MAX_SHOWN)
-
-
-def signature(expressions: Sequence[str], driver: str, device: Wire) -> Hashable | None:
+def _signature(expressions: Sequence[str], driver: str, device: Wire) -> Hashable | None:
     """Returns a key that is equal for devices the expressions cannot distinguish; None when that is unknown."""
     found: list[Hashable] = [driver, device.get("allowMultipleAllocations")]
     attributes, capacity = device.get("attributes") or {}, device.get("capacity") or {}
@@ -160,13 +127,16 @@ class RejectionReason(Struct, frozen=True):
     instead: str = ""
 
 
-def rejection_for_cause(cause: Cause, spec: RequestSpec, device: PoolDevice, holders: Holders) -> RejectionReason:
+def rejection_of(spec: RequestSpec, device: PoolDevice, cause: Cause, holders: Holders) -> RejectionReason:
+    if isinstance(cause, NotSelected) or (isinstance(cause, InUse) and cause.holders):
+        false_clauses = selector_rejections(spec, device)
+        if false_clauses:
+            return false_clauses[0]
     match cause:
         case InUse():
             if not cause.holders:
                 return RejectionReason("takenByThisPod", "assigned to another request of this pod", "")
-            label_with_pods = holder_labels(cause.holders, holders)
-            return RejectionReason("inUse", "in use", label_with_pods)
+            return RejectionReason("inUse", "in use", holder_labels(cause.holders, holders))
         case Tainted():
             return _taint(cause, [holders.label_with_pods(claim) for claim in holders.claims(device.id)])
         case CapacityShort():
@@ -174,7 +144,7 @@ def rejection_for_cause(cause: Cause, spec: RequestSpec, device: PoolDevice, hol
         case CounterShort():
             return _counter(cause, spec, device, holders)
         case ConstraintBroken():
-            return RejectionReason("constraint", *_constraint(cause))
+            return _constraint(cause)
         case NotOnNode():
             return RejectionReason("nodeSelection", "the device's node selector excludes this node", "")
         case GateOff():
@@ -212,69 +182,46 @@ def _taint(cause: Tainted, users: list[str]) -> RejectionReason:
 def _capacity(cause: CapacityShort, spec: RequestSpec, device: PoolDevice, holders: Holders) -> RejectionReason:
     name, is_requested = cause.capacity, cause.capacity in spec.capacity
     own = (device.wire.get("capacity") or {}).get(name) or {}
-    shared = bool(device.wire.get("allowMultipleAllocations"))
     if cause.why == "undefined":
-        return _undefined(cause, shared=shared)
+        message, fix = f"has no capacity {name}, but {cause.wanted} are requested", f"remove capacity.requests.{name}"
+        if not device.wire.get("allowMultipleAllocations"):
+            message += ": the device is not shared"
+            fix += " to get an exclusive device, or ask the administrator to share GPUs with a GpuPolicy"
+        return RejectionReason("capacityShort", message, "", fix)
     if cause.why == "policy":
-        return _policy_refusal(cause, own)
+        policy = own.get("requestPolicy") or {}
+        span = policy.get("validRange") or {}
+        bounds = (("min", "at least"), ("max", "at most"), ("step", "in steps of"))
+        allowed = ", ".join(f"{words} {span[key]}" for key, words in bounds if key in span)
+        allowed = allowed or f"one of {listed([str(item) for item in policy.get('validValues') or ()])}"
+        message = f"its request policy does not allow {cause.wanted} of {name}"
+        return RejectionReason("capacityShort", message, allowed, f"request {allowed}")
     by_default = "" if is_requested else " (the default of a request that does not name it)"
     message = f"not enough {name}: {cause.wanted} requested{by_default}"
     if not (device.shared or device.consumed):
-        return RejectionReason(
-            "capacityShort", message, f"{device.name} has {own.get('value', cause.free)}", "request less"
-        )
+        seen = f"{device.name} has {own.get('value', cause.free)}"
+        return RejectionReason("capacityShort", message, seen, "request less")
     claims = list(dict.fromkeys(holders.claims(device.id)))
-    users = [holders.label_with_pods(claim) for claim in claims]
-    amounts = [
-        f"{holders.label_with_pods(claim)} has {holders.consumed(device.id, claim, name) or '?'}" for claim in claims
-    ]
-    by = f": {listed(amounts)}" if users else ""
-    end = (
-        f"end the workload that uses it: {listed(users)}"
-        if users
-        else "end workloads that use other shares of the device"
-    )
+    users = {claim: holders.label_with_pods(claim) for claim in claims}
+    amounts = [f"{user} has {holders.consumed(device.id, claim, name) or '?'}" for claim, user in users.items()]
+    by, end = "", "end workloads that use other shares of the device"
+    if users:
+        by, end = f": {listed(amounts)}", f"end the workload that uses it: {listed(users.values())}"
     seen = f"{device.name} has {cause.free} of {own.get('value', '?')} free{by}"
-    if _is_zero(cause.free):
+    if _nano(cause.free, otherwise=1) <= 0:
         return RejectionReason("capacityShort", message, seen, end)
-    less = (
-        f"request at most {cause.free} of {name}"
-        if is_requested
-        else f"request capacity.requests.{name}: {cause.free} or less"
-    )
+    less = f"request at most {cause.free} of {name}"
+    if not is_requested:
+        less = f"request capacity.requests.{name}: {cause.free} or less"
     return RejectionReason("capacityShort", message, seen, less, end)
 
 
-def _undefined(cause: CapacityShort, *, shared: bool) -> RejectionReason:
-    message = f"has no capacity {cause.capacity}, but {cause.wanted} are requested"
-    if shared:
-        return RejectionReason("capacityShort", message, "", f"remove capacity.requests.{cause.capacity}")
-    fix = (
-        f"remove capacity.requests.{cause.capacity} to get an exclusive device, or ask the administrator to share GPUs "
-        "with a GpuPolicy"
-    )
-    return RejectionReason("capacityShort", f"{message}: the device is not shared", "", fix)
-
-
-def _policy_refusal(cause: CapacityShort, own: Mapping[str, Any]) -> RejectionReason:
-    policy = own.get("requestPolicy") or {}
-    span = policy.get("validRange") or {}
-    allowed = ", ".join(
-        [
-            f"{bound_name} {span[key]}"
-            for key, bound_name in (("min", "at least"), ("max", "at most"), ("step", "in steps of"))
-            if key in span
-        ]
-    ) or (f"one of {listed([str(item) for item in policy.get('validValues') or ()])}")
-    message = f"its request policy does not allow {cause.wanted} of {cause.capacity}"
-    return RejectionReason("capacityShort", message, allowed, f"request {allowed}")
-
-
-def _is_zero(amount: str) -> bool:
+def _nano(amount: str, *, otherwise: int) -> int:
+    """The amount in billionths; ``otherwise`` where it is no quantity."""
     try:
-        return Quantity.parse(amount).nano <= 0
+        return Quantity.parse(amount).nano
     except ValueError:
-        return False
+        return otherwise
 
 
 # --- counters ---
@@ -285,12 +232,15 @@ def _counter(cause: CounterShort, spec: RequestSpec, device: PoolDevice, holders
         seen = f"{cause.counter_set}/{cause.counter}: {cause.free}"
         return RejectionReason("counterShort", "blocked: the shared counters of its pool are overcommitted", seen)
     message = "shared counters of its GPU are used up"
-    allocated = consumers(device, cause, holders)
+    allocated = _consumers(device, cause, holders)
     claims = [
         holders.label_with_pods(claim) for claim in dict.fromkeys(claim for _, claims in allocated for claim in claims)
     ]
     by = f", used by {_label_users(allocated, holders)}" if allocated else ""
-    short = short_by(cause.wanted, cause.free)
+    try:
+        short = str(Quantity.parse(cause.wanted) - Quantity.parse(cause.free))
+    except ValueError:
+        short = cause.wanted
     seen = f"{cause.counter_set}: {cause.counter} short by {short} ({cause.wanted} needed, {cause.free} left){by}"
     users = "the workload that uses"
     if len(claims) > 1:
@@ -317,13 +267,10 @@ def _label_users(allocated: list[tuple[str, list[str]]], holders: Holders) -> st
 def _needs_everything(cause: CounterShort, device: PoolDevice) -> bool:
     """Whether the device consumes the whole counter, so that every user of it has to end."""
     most = max((_consumed(wire, cause) for wire in device.slice.spec.get("devices") or ()), default=0)
-    try:
-        return Quantity.parse(cause.wanted).nano >= max(most, Quantity.parse(cause.free).nano)
-    except ValueError:
-        return False
+    return _nano(cause.wanted, otherwise=-1) >= max(most, _nano(cause.free, otherwise=0))
 
 
-def consumers(device: PoolDevice, cause: CounterShort, holders: Holders) -> list[tuple[str, list[str]]]:
+def _consumers(device: PoolDevice, cause: CounterShort, holders: Holders) -> list[tuple[str, list[str]]]:
     """Returns the allocated devices of the same pool that consume the counter, each with its claims.
 
     Only the device's own slice is searched: a GPU's devices are published in one slice.
@@ -337,7 +284,7 @@ def consumers(device: PoolDevice, cause: CounterShort, holders: Holders) -> list
     ]
 
 
-def _consumed(wire: Mapping[str, Any], cause: CounterShort) -> int:
+def _consumed(wire: Wire, cause: CounterShort) -> int:
     """Returns billionths; 0 when the value cannot be parsed (reported elsewhere)."""
     entries = [entry for entry in wire.get("consumesCounters") or () if entry.get("counterSet") == cause.counter_set]
     values = [(entry.get("counters") or {}).get(cause.counter) for entry in entries]
@@ -347,27 +294,16 @@ def _consumed(wire: Mapping[str, Any], cause: CounterShort) -> int:
         return 0
 
 
-def short_by(wanted: str, free: str) -> str:
-    try:
-        return str(Quantity.parse(wanted) - Quantity.parse(free))
-    except ValueError:
-        return wanted
-
-
 # --- constraints ---
 
 
-def _constraint(cause: ConstraintBroken) -> tuple[str, str]:
+def _constraint(cause: ConstraintBroken) -> RejectionReason:
+    what = f"constraint {cause.index + 1}, {cause.kind} {cause.attribute}"
     if cause.seen is None:
-        return (
-            f"constraint {cause.index + 1}, {cause.kind} {cause.attribute}: the device does not have the attribute",
-            "",
-        )
+        return RejectionReason("constraint", f"{what}: the device does not have the attribute", "")
     others = "the chosen device has" if cause.kind == "matchAttribute" else "already used:"
-    message = (
-        f"constraint {cause.index + 1}, {cause.kind} {cause.attribute}: not satisfied with the devices chosen before"
-    )
-    return message, f"{cause.seen}, while {others} {', '.join(cause.others[:2])}"
+    seen = f"{cause.seen}, while {others} {', '.join(cause.others[:2])}"
+    return RejectionReason("constraint", f"{what}: not satisfied with the devices chosen before", seen)
 
 
 ORDER: Final = (
@@ -426,20 +362,12 @@ class NodeRejections(Struct, frozen=True):
         return cls(len(rejections), groups)
 
 
-def rejection_of(spec: RequestSpec, device: PoolDevice, cause: Cause, holders: Holders) -> RejectionReason:
-    if isinstance(cause, NotSelected) or (isinstance(cause, InUse) and cause.holders):
-        false_clauses = selector_rejections(spec, device)
-        if false_clauses:
-            return false_clauses[0]
-    return rejection_for_cause(cause, spec, device, holders)
-
-
 def selector_rejections(spec: RequestSpec, device: PoolDevice) -> Sequence[RejectionReason]:
     """Returns the clauses of class and request that are false for the device, in order.
 
     Results are cached in ``spec`` for devices that the selectors cannot distinguish.
     """
-    key = signature((*spec.class_selectors, *spec.selectors), device.slice.key[0], device.wire)
+    key = _signature((*spec.class_selectors, *spec.selectors), device.slice.key[0], device.wire)
     if key is None:
         return tuple(_selector_rejections(spec, device))
     known: Sequence[RejectionReason] | None = spec.selector_cache.get(key)
@@ -449,17 +377,23 @@ def selector_rejections(spec: RequestSpec, device: PoolDevice) -> Sequence[Rejec
 
 
 def _selector_rejections(spec: RequestSpec, device: PoolDevice) -> Iterator[RejectionReason]:
-    driver = device.slice.key[0]
+    """The whole expression is named where no single clause of it is false."""
+    driver, wire = device.slice.key[0], device.wire
     for code, where, expressions in (
         ("classSelector", f"class {spec.class_name}", spec.class_selectors),
         ("requestSelector", "selector", spec.selectors),
     ):
         for number, expression in enumerate(expressions, 1):
-            if is_selected_by(expression, driver, device.wire) is False:
-                which = f" {number}" if len(expressions) > 1 else ""
-                for clause in failed_clauses(expression, driver, device.wire):
-                    place = f", {clause.place}" if clause.place else ""
-                    yield RejectionReason(code, f"{where}{which}{place}: {clause.clause}", clause.seen)
+            if is_selected_by(expression, driver, wire) is not False:
+                continue
+            which = f"{where} {number}" if len(expressions) > 1 else where
+            parts = _parts(expression)
+            places = [f", clause {place} of {len(parts)}" if parts[1:] else "" for place in range(1, len(parts) + 1)]
+            clauses = zip(parts, places, strict=True)
+            wrong = [(part, place) for part, place in clauses if is_selected_by(part, driver, wire) is False]
+            for part, place in wrong or [(expression, "")]:
+                shown = cut(" ".join(part.split()), _MAX_SHOWN)
+                yield RejectionReason(code, f"{which}{place}: {shown}", _values_read(part, driver, wire))
 
 
 class Funnel:

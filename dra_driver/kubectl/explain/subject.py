@@ -6,7 +6,7 @@ staging/src/k8s.io/dynamic-resource-allocation/resourceclaim (which claim belong
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Struct, field
@@ -63,21 +63,13 @@ def allocation_of(claim: Wire) -> Wire | None:
 def is_reserved_for(claim: Wire, pod: Wire) -> bool:
     """Compares by UID; by name if the pod has no UID, as in manifests."""
     uid = uid_of(pod)
-    for user in users_of(claim):
-        if (user.get("uid") and uid and user["uid"] == uid) or (not uid and user.get("name") == name_of(pod)):
-            return True
-    return False
+    return any(user.get("uid") == uid if uid else user.get("name") == name_of(pod) for user in users_of(claim))
 
 
 def condition_of(pod: Wire, kind: str) -> Wire:
     """Returns the condition of that type, or an empty mapping."""
     conditions: Sequence[Wire] = status_of(pod).get("conditions") or ()
     return next((item for item in conditions if item.get("type") == kind), {})
-
-
-def is_owned_by(item: Wire, owner: Wire) -> bool:
-    owners: Sequence[Wire] = (item.get("metadata") or {}).get("ownerReferences") or ()
-    return any(reference.get("uid") == uid_of(owner) for reference in owners)
 
 
 _GUARD: Final = re.compile(r"""device\.driver\s*==\s*["']([a-z0-9.-]{1,253})["']""")
@@ -98,9 +90,9 @@ class RequestSpec(Struct, frozen=True, kw_only=True):
     selectors: Sequence[str]
     class_selectors: Sequence[str]
     tolerations: Sequence[Wire]
-    capacity: Mapping[str, Any]
+    capacity: Wire
     admin_access: bool
-    selector_cache: dict[Any, Any] = field(default_factory=dict)
+    selector_cache: dict[Hashable, Any] = field(default_factory=dict)
 
     @property
     def count_text(self) -> str:
@@ -192,7 +184,7 @@ def extended_requests_of(pod: Wire, classes: Iterable[Wire]) -> list[ExtendedReq
     containers = [*(spec_of(pod).get("initContainers") or ()), *(spec_of(pod).get("containers") or ())]
     found = []
     for index, container in enumerate(containers[:_MAX_CONTAINERS]):
-        resources: Mapping[str, Any] = container.get("resources") or {}
+        resources: Wire = container.get("resources") or {}
         # The API server copies limits to requests of extended resources; manifests may have only one of them.
         wanted = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
         for number, resource in enumerate(sorted(wanted)):
@@ -217,7 +209,7 @@ def is_offered(node: Wire, resource: str) -> bool:
     return _count((status_of(node).get("allocatable") or {}).get(resource, 0)) > 0
 
 
-def claim_for(pod: Wire, extended_requests: Sequence[ExtendedRequest], node: Wire | None) -> dict[str, Any] | None:
+def claim_for(pod: Wire, extended_requests: Sequence[ExtendedRequest], node: Wire | None) -> Wire | None:
     """Returns the claim that the scheduler would create for the pod on the node; None when it needs no device there."""
     requests = [
         {
@@ -239,7 +231,7 @@ def claim_for(pod: Wire, extended_requests: Sequence[ExtendedRequest], node: Wir
     }
 
 
-def _count(value: Any) -> int:
+def _count(value: object) -> int:
     try:
         return Quantity.parse(str(value)).as_int()
     except ValueError:
@@ -283,7 +275,7 @@ def pod_subject(state: ClusterState, namespace: str, name: str) -> Subject:
     pod = next((item for item in state.pods if name_of(item) == name and namespace_of(item) == namespace), None)
     if pod is None:
         raise ConfigurationError(
-            f"no pod {name} in namespace {namespace}{_gap(state, 'pods')}; select another namespace with -n"
+            f"no pod {name} in namespace {namespace}{_because(state, 'pods')}; select another namespace with -n"
         )
     return subject_of(state, pod)
 
@@ -292,8 +284,9 @@ def claim_subject(state: ClusterState, namespace: str, name: str) -> Subject:
     """Returns the claim of that name as subject. Raises ConfigurationError when it does not exist."""
     claim = _find(state.claims, namespace, name)
     if claim is None:
+        why = _because(state, "resourceclaims")
         raise ConfigurationError(
-            f"no ResourceClaim {name} in namespace {namespace}{_gap(state, 'claims')}; select another namespace with -n"
+            f"no ResourceClaim {name} in namespace {namespace}{why}; select another namespace with -n"
         )
     return subject_of_claim(claim)
 
@@ -305,9 +298,7 @@ def subject_of_claim(claim: Wire) -> Subject:
 
 def subject_of(state: ClusterState, pod: Wire) -> Subject:
     statuses: Sequence[Wire] = status_of(pod).get("resourceClaimStatuses") or ()
-    generated: dict[str, str | None] = {
-        item["name"]: item.get("resourceClaimName") for item in statuses if item.get("name")
-    }
+    generated = {item["name"]: item.get("resourceClaimName") for item in statuses if item.get("name")}
     claims = [_claim_of_entry(state, pod, entry, generated) for entry in spec_of(pod).get("resourceClaims") or ()]
     return Subject(
         kind="pod",
@@ -320,100 +311,68 @@ def subject_of(state: ClusterState, pod: Wire) -> Subject:
 
 
 def _claim_of_entry(
-    state: ClusterState, pod: Wire, entry: Wire, generated: dict[str, str | None]
+    state: ClusterState, pod: Wire, entry: Wire, generated: Mapping[str, str | None]
 ) -> SubjectClaim | None:
     name, namespace = str(entry["name"]), namespace_of(pod)
-    if entry.get("resourceClaimName"):
-        return _by_name(state, pod, name, str(entry["resourceClaimName"]))
-    template = entry.get("resourceClaimTemplateName")
-    if not template:
-        return None  # a source of a later version
-    if name in generated:
-        claim_name = generated[name]
-        # Without a name, no claim was needed (core/v1 PodResourceClaimStatus).
-        return _generated(state, pod, name, claim_name, str(template)) if claim_name else None
+    claim_name, template = entry.get("resourceClaimName"), entry.get("resourceClaimTemplateName")
+    source, label = "claim", f"claim {name}" + (f" ({claim_name})" if claim_name != name else "")
+    if not claim_name:
+        source, label = "template", f"claim {name} (of template {template})"
+        # Without a source, it is one of a later version; without a name, no claim was needed
+        # (core/v1 PodResourceClaimStatus).
+        if not template or (name in generated and not generated[name]):
+            return None
+        claim_name = generated.get(name)
+    if claim_name:
+        claim = _find(state.claims, namespace, claim_name)
+        problem = _problem(state, pod, claim, claim_name, source)
+        return SubjectClaim(
+            entry=name, source=source, claim=claim, exists=claim is not None, label=label, problem=problem
+        )
     found = _find(state.templates, namespace, str(template))
-    if found is None:
-        return _without_template(state, pod, name, str(template))
-    return SubjectClaim(
-        entry=name,
-        source="template",
-        claim=claim_of_template(found, pod, name),
-        exists=False,
-        label=f"claim {name} (of template {template})",
-    )
-
-
-def claim_of_template(template: Wire, pod: Wire, entry: str) -> dict[str, Any]:
-    """Returns the claim that the resource claim controller would generate."""
-    inner: Wire = spec_of(template).get("spec") or {}
-    return {"metadata": {"name": f"{name_of(pod)}-{entry}", "namespace": namespace_of(pod)}, "spec": inner}
-
-
-def _by_name(state: ClusterState, pod: Wire, entry: str, claim_name: str) -> SubjectClaim:
-    claim = _find(state.claims, namespace_of(pod), claim_name)
-    label = f"claim {entry}" + (f" ({claim_name})" if claim_name != entry else "")
-    problem = None
-    if claim is None:
-        problem = Cause(
-            code=CauseCode.CLAIM_MISSING,
-            message=f"the pod names ResourceClaim {claim_name}, which does not exist in namespace {namespace_of(pod)}"
-            + _gap(state, "claims"),
-            fix=f"create ResourceClaim {claim_name}, or name a resourceClaimTemplateName instead",
-            object=f"claim/{claim_name}",
-        )
-    else:
-        problem = _unusable(claim, pod)
-    return SubjectClaim(
-        entry=entry, source="claim", claim=claim, exists=claim is not None, label=label, problem=problem
-    )
-
-
-def _generated(state: ClusterState, pod: Wire, entry: str, claim_name: str, template: str) -> SubjectClaim:
-    claim = _find(state.claims, namespace_of(pod), claim_name)
-    label = f"claim {entry} (of template {template})"
-    if claim is None:
-        problem: Cause | None = Cause(
-            code=CauseCode.CLAIM_MISSING,
-            message=f"ResourceClaim {claim_name} was generated for the pod and has been deleted",
-            fix="delete the pod and create it again: the controller generates each claim only once",
-            object=f"claim/{claim_name}",
-        )
-    elif uid_of(pod) and not is_owned_by(claim, pod):
-        problem = Cause(
-            code=CauseCode.CLAIM_NOT_OWNED,
-            message=f"ResourceClaim {claim_name} was not generated for this pod; it has another owner",
-            fix=f"delete ResourceClaim {claim_name} or rename the pod",
-            object=f"claim/{claim_name}",
-        )
-    else:
-        problem = _unusable(claim, pod)
-    return SubjectClaim(
-        entry=entry, source="template", claim=claim, exists=claim is not None, label=label, problem=problem
-    )
-
-
-def _without_template(state: ClusterState, pod: Wire, entry: str, template: str) -> SubjectClaim:
-    known = [name_of(item) for item in state.templates if namespace_of(item) == namespace_of(pod)]
+    if found is not None:
+        # As the resource claim controller would generate it.
+        metadata = {"name": f"{name_of(pod)}-{name}", "namespace": namespace}
+        claim = {"metadata": metadata, "spec": spec_of(found).get("spec") or {}}
+        return SubjectClaim(entry=name, source=source, claim=claim, exists=False, label=label)
+    known = [name_of(item) for item in state.templates if namespace_of(item) == namespace]
     existing = f"; existing templates: {', '.join(sorted(known)[:5])}" if known else ""
-    return SubjectClaim(
-        entry=entry,
-        source="template",
-        claim=None,
-        exists=False,
-        label=f"claim {entry} (of template {template})",
-        problem=Cause(
-            code=CauseCode.TEMPLATE_MISSING,
-            message=f"the pod names ResourceClaimTemplate {template}, which does not exist in namespace "
-            f"{namespace_of(pod)}{existing}{_gap(state, 'templates')}",
-            fix=f"create ResourceClaimTemplate {template} in namespace {namespace_of(pod)}; the pod then proceeds",
-            object=f"template/{template}",
-        ),
+    problem = Cause(
+        code=CauseCode.TEMPLATE_MISSING,
+        message=f"the pod names ResourceClaimTemplate {template}, which does not exist in namespace "
+        f"{namespace}{existing}{_because(state, 'resourceclaimtemplates')}",
+        fix=f"create ResourceClaimTemplate {template} in namespace {namespace}; the pod then proceeds",
+        object=f"template/{template}",
     )
+    return SubjectClaim(entry=name, source=source, claim=None, exists=False, label=label, problem=problem)
 
 
-def _unusable(claim: Wire, pod: Wire) -> Cause | None:
-    where = f"claim/{name_of(claim)}"
+def _problem(state: ClusterState, pod: Wire, claim: Wire | None, name: str, source: str) -> Cause | None:
+    """Why the pod cannot use the claim that it names, or that was generated for it."""
+    where = f"claim/{name}"
+    if claim is None and source == "claim":
+        return Cause(
+            code=CauseCode.CLAIM_MISSING,
+            message=f"the pod names ResourceClaim {name}, which does not exist in namespace {namespace_of(pod)}"
+            + _because(state, "resourceclaims"),
+            fix=f"create ResourceClaim {name}, or name a resourceClaimTemplateName instead",
+            object=where,
+        )
+    if claim is None:
+        return Cause(
+            code=CauseCode.CLAIM_MISSING,
+            message=f"ResourceClaim {name} was generated for the pod and has been deleted",
+            fix="delete the pod and create it again: the controller generates each claim only once",
+            object=where,
+        )
+    owners: Sequence[Wire] = (claim.get("metadata") or {}).get("ownerReferences") or ()
+    if source == "template" and uid_of(pod) and all(owner.get("uid") != uid_of(pod) for owner in owners):
+        return Cause(
+            code=CauseCode.CLAIM_NOT_OWNED,
+            message=f"ResourceClaim {name} was not generated for this pod; it has another owner",
+            fix=f"delete ResourceClaim {name} or rename the pod",
+            object=where,
+        )
     if is_deleted(claim):
         users = ", ".join(sorted(str(user.get("name")) for user in users_of(claim))[:5])
         return Cause(
@@ -437,8 +396,11 @@ def _find(items: Sequence[Wire], namespace: str, name: str) -> Wire | None:
     return next((item for item in items if name_of(item) == name and namespace_of(item) == namespace), None)
 
 
-def _gap(state: ClusterState, what: str) -> str:
-    """Returns a warning when the list of the missing object could not be read."""
-    resource = {"claims": "resourceclaims", "templates": "resourceclaimtemplates"}.get(what, what)
-    found = next((gap for gap in state.gaps if gap.startswith(f"{resource}:")), "")
-    return f" ({found})" if found else ""
+def gap_of(state: ClusterState, resource: str) -> str:
+    """Returns why objects of the resource could not be read, "" if they were."""
+    return next((gap for gap in state.gaps if gap.startswith(f"{resource}:")), "")
+
+
+def _because(state: ClusterState, resource: str) -> str:
+    gap = gap_of(state, resource)
+    return f" ({gap})" if gap else ""

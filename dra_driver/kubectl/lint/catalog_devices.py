@@ -6,7 +6,7 @@ values differ between machines, so that lint never relies on an invented value.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Final
 
 from msgspec import Struct, field
@@ -18,6 +18,7 @@ from dra_driver.core.model.nvlink import NvLinks
 from dra_driver.core.model.terms import SharingTerms, Strategy
 from dra_driver.hardware.gpu import catalog
 from dra_driver.hardware.gpu.simulated.spec import DEFAULT_CUDA_VERSION, DEFAULT_DRIVER_VERSION, invent
+from dra_driver.kube.devices import attribute_text
 from dra_driver.kube.published import DIMENSIONS, DIRECT, SWITCH, Island, attributes, devices, names
 from dra_driver.kube.types import Device
 from dra_driver.kubectl.lint.manifest import Manifest
@@ -53,7 +54,7 @@ LARGEST_MEMORY: Final = "320Gi"
 _LABEL: Final = re.compile(r"(\d+)gb")
 
 
-class KnownDevice(Struct, frozen=True, kw_only=True):
+class KnownDevice(Struct, frozen=True, kw_only=True, dict=True):
     """A device on which expressions are evaluated.
 
     ``label`` is its name in messages. The values of ``varying`` attributes are invented. ``unsure`` are names that
@@ -67,7 +68,6 @@ class KnownDevice(Struct, frozen=True, kw_only=True):
     driver: str
     label: str
     wire: Mapping[str, Any]
-    view: DeviceView
     varying: frozenset[str] = frozenset()
     unsure: frozenset[str] = frozenset()
     label_gigabytes: int | None = None
@@ -77,6 +77,11 @@ class KnownDevice(Struct, frozen=True, kw_only=True):
     model: str = ""
     per_gpu: int = 0
     nodes: Mapping[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def view(self) -> DeviceView:
+        """The device as expressions see it. Raises ValueError and errors of wrong types for a malformed device."""
+        return DeviceView(self.driver, self.wire, lists=True)  # a published list shows that its gate is on
 
 
 @cache
@@ -133,15 +138,18 @@ def _known(
 ) -> KnownDevice:
     # The catalog gives the addressing mode of few boards; the NVIDIA driver and the kernel decide it anyway.
     described = {names.ADDRESSING_MODE: {"string": "None"}, **device["attributes"]}
-    wire = {**device, "attributes": described, "capacity": device.get("capacity", {})}
+    wire: dict[str, Any] = {**device, "attributes": described, "capacity": device.get("capacity", {})}
+    memories = ("1Gi", LARGEST_MEMORY) if names.MEMORY in unsure else ()
     return KnownDevice(
         driver=DRIVER,
         label=label,
         wire=wire,
-        view=DeviceView(DRIVER, wire),
         varying=VARYING,
         unsure=unsure,
-        extremes=_extremes(wire) if names.MEMORY in unsure else (),
+        extremes=tuple(
+            DeviceView(DRIVER, {**wire, "capacity": {**wire["capacity"], names.MEMORY: {"value": memory}}})
+            for memory in memories
+        ),
         label_gigabytes=gigabytes,
         shared="allowMultipleAllocations" in device,
         model=model,
@@ -149,19 +157,16 @@ def _known(
     )
 
 
-def _extremes(wire: Mapping[str, Any]) -> tuple[DeviceView, ...]:
-    capacities = ({**wire["capacity"], names.MEMORY: {"value": value}} for value in ("1Gi", LARGEST_MEMORY))
-    return tuple(DeviceView(DRIVER, {**wire, "capacity": capacity}) for capacity in capacities)
-
-
 def _bare(device: KnownDevice) -> KnownDevice:
     attributes = {name: value for name, value in device.wire["attributes"].items() if name not in OPTIONAL}
-    wire = {**device.wire, "attributes": attributes}
-    label = f"{device.label} on some machines"
     return KnownDevice(
-        driver=DRIVER, label=label, wire=wire, view=DeviceView(DRIVER, wire), varying=VARYING, bare=True,
+        driver=DRIVER,
+        label=f"{device.label} on some machines",
+        wire={**device.wire, "attributes": attributes},
+        varying=VARYING,
+        bare=True,
         unsure=device.unsure,
-    )  # fmt: skip
+    )
 
 
 def _gigabytes(name: str) -> int | None:
@@ -181,10 +186,21 @@ MAX_POLICIES: Final = 8
 def devices_under(policies: Iterable[Manifest], devices: Sequence[KnownDevice]) -> tuple[KnownDevice, ...]:
     """Returns each device with the attributes of each policy. Policies that nodes refuse are ignored."""
     found = [(policy.name, added) for policy in policies if (added := _attributes(policy))]
-    return tuple(form for name, added in found[:MAX_POLICIES] for form in _forms(name, added, devices))
+    return tuple(
+        replace(
+            device,
+            label=f"{device.label} under GpuPolicy {name}",
+            wire={**device.wire, "attributes": {**device.wire["attributes"], **added}},
+            label_gigabytes=None,
+            per_gpu=0,
+        )
+        for name, added in found[:MAX_POLICIES]
+        for device in devices
+        if not device.bare
+    )
 
 
-def _attributes(policy: Manifest) -> dict[str, dict[str, Any]]:
+def _attributes(policy: Manifest) -> dict[str, dict[str, object]]:
     try:
         written = plain(policy.spot.node)
     except ValueError:
@@ -192,23 +208,9 @@ def _attributes(policy: Manifest) -> dict[str, dict[str, Any]]:
     if policy.kind != KIND or policy_problems(written):
         return {}
     return {
-        item["name"]: {kind: value for kind, value in item.items() if kind != "name"}
-        for item in written["spec"].get("attributes") or ()
+        item.string("name"): {key.text: plain(value.node) for key, value in item.pairs() if key.text != "name"}
+        for item in policy.spot.each("spec", "attributes")
     }
-
-
-def _forms(name: str, added: dict[str, dict[str, Any]], devices: Sequence[KnownDevice]) -> Iterator[KnownDevice]:
-    for device in devices:
-        if not device.bare:
-            wire = {**device.wire, "attributes": {**device.wire["attributes"], **added}}
-            yield replace(
-                device,
-                label=f"{device.label} under GpuPolicy {name}",
-                wire=wire,
-                view=DeviceView(device.driver, wire),
-                label_gigabytes=None,
-                per_gpu=0,
-            )
 
 
 # --- Why a cluster may have no device of a class that the catalog has: a feature gate of its API server is off.
@@ -224,15 +226,12 @@ _HINT = (
 
 def gate_hint(wanted: Sequence[KnownDevice], cluster: Sequence[KnownDevice]) -> str:
     """For a class that selects ``wanted``, none of which the cluster has; "" when no gate can be the reason."""
-    if wanted and all(_is_partition(device) for device in wanted):
+    if not wanted:
+        return ""
+    if all(attribute_text(device.wire.get("attributes"), "", names.TYPE) == names.TYPE_MIG for device in wanted):
         seen = any(device.wire.get("consumesCounters") for device in cluster)
         return "" if seen else _HINT.format(what="MIG partitions that do not exist yet", gate="DRAPartitionableDevices")
-    if wanted and all(device.shared for device in wanted):
+    if all(device.shared for device in wanted):
         seen = any(device.shared for device in cluster)
         return "" if seen else _HINT.format(what="GPUs for several claims at once", gate="DRAConsumableCapacity")
     return ""
-
-
-def _is_partition(device: KnownDevice) -> bool:
-    kind = (device.wire.get("attributes") or {}).get(names.TYPE) or {}
-    return bool(kind.get("string") == names.TYPE_MIG)

@@ -12,12 +12,15 @@ from dra_driver.config.device_config import MpsLimits
 from dra_driver.config.parameters import GpuConfig, decode
 from dra_driver.core.errors import AllocationError, InvalidParametersError
 from dra_driver.core.quantity import Quantity
+from dra_driver.kube.devices import attribute_text
 from dra_driver.kube.published import COMPUTE_PERCENT, MEMORY
+from dra_driver.kube.published.names import SHARING_STRATEGY
 from dra_driver.kubectl.lint.catalog_devices import DRIVER, LARGEST_MEMORY, OTHER_CAPACITIES, KnownDevice
+from dra_driver.kubectl.lint.check_configs import request_of
 from dra_driver.kubectl.lint.expressions import ParsedSelector, evaluate_chain
 from dra_driver.kubectl.lint.finding import Severity
-from dra_driver.kubectl.lint.manifest import Manifest
-from dra_driver.kubectl.lint.reading import Spot, plain
+from dra_driver.kubectl.lint.manifest import Spot
+from dra_driver.kubectl.lint.reading import plain
 from dra_driver.kubectl.lint.reporter import Reporter
 from dra_driver.kubectl.lint.scope import ClassInfo, Scope, did_you_mean
 from dra_driver.scheduler.allocation import CapacityShort, consumption, shortage
@@ -31,9 +34,7 @@ class CapacityChecker:
         self._of_cluster = bool(scope.cluster_devices)
         self._devices_by_request: dict[int, list[KnownDevice]] = {}
 
-    def request(
-        self, manifest: Manifest, part: Spot, chain: Sequence[ParsedSelector], of_class: ClassInfo | None
-    ) -> None:
+    def request(self, part: Spot, chain: Sequence[ParsedSelector], of_class: ClassInfo | None) -> None:
         """Checks DRA041 and DRA042 for one request or subrequest whose selectors are valid."""
         if of_class is None or not of_class.devices:
             return
@@ -47,32 +48,30 @@ class CapacityChecker:
         if spot is None or not wanted or not matching:
             return
         if not suitable:
-            self._report_unavailable(manifest, spot, wanted, matching)
+            self._report_unavailable(spot, wanted, matching)
         elif MEMORY in wanted and COMPUTE_PERCENT not in wanted:
-            self._report_full_compute(manifest, spot, wanted, suitable)
+            self._report_full_compute(spot, wanted, suitable)
 
-    def claim(self, manifest: Manifest, devices: Spot, parts: Sequence[tuple[str, Spot]]) -> None:
+    def claim(self, devices: Spot, parts: Sequence[tuple[str, Spot]]) -> None:
         """Checks DRA043 and DRA044, after `request` was called for all ``parts`` (name and content of each request)."""
         shares = [(name, part, found) for name, part in parts if (found := self._strategies_of(part))]
-        self._check_several_shares(manifest, devices, shares)
+        self._check_several_shares(devices, shares)
         for config in devices.each("config"):
             named = {str(spot.node.value) for spot in config.each("requests")}
-            of_config = [item for item in shares if not named or item[0] in named or item[0].partition("/")[0] in named]
+            of_config = [item for item in shares if not named or named & {item[0], request_of(item[0])}]
             if of_config and config.string("opaque", "driver") == DRIVER:
-                self._check_sharing_of_share(manifest, config, of_config)
+                self._check_sharing_of_share(config, of_config)
 
     def _strategies_of(self, part: Spot) -> set[str]:
         """Returns the sharing strategies of the devices for a request; empty if an exclusive device may serve it."""
         found = self._devices_by_request.get(id(part.node)) or []
         if part.flag("adminAccess") or not all(device.shared and device.driver == DRIVER for device in found):
             return set()
-        return {str((device.wire["attributes"].get("sharingStrategy") or {}).get("string")) for device in found}
+        return {attribute_text(device.wire["attributes"], DRIVER, SHARING_STRATEGY) for device in found}
 
     # --- capacities that no device provides ---
 
-    def _report_unavailable(
-        self, manifest: Manifest, spot: Spot, wanted: Mapping[str, str], matching: Sequence[KnownDevice]
-    ) -> None:
+    def _report_unavailable(self, spot: Spot, wanted: Mapping[str, str], matching: Sequence[KnownDevice]) -> None:
         problems = [(device, problem) for device in matching if (problem := _problem(device, wanted)) is not None]
         device, problem = max(problems, key=_closeness)
         where = spot.get(problem.capacity) or spot
@@ -96,11 +95,9 @@ class CapacityChecker:
         else:
             text = f"no matching device has {problem.wanted} of {problem.capacity}; "
             text += f"the largest is {device.label} with {own.get('value')}"
-        self._reporter.add("DRA041", manifest, where, text, hint=hint, severity=severity)
+        self._reporter.add("DRA041", where, text, hint=hint, severity=severity)
 
-    def _report_full_compute(
-        self, manifest: Manifest, spot: Spot, wanted: Mapping[str, str], suitable: Sequence[KnownDevice]
-    ) -> None:
+    def _report_full_compute(self, spot: Spot, wanted: Mapping[str, str], suitable: Sequence[KnownDevice]) -> None:
         whole = [device for device in suitable if device.shared and _takes_all(device, wanted)]
         known = [device for device in whole if device.nodes] if self._of_cluster else whole
         if not known:
@@ -111,21 +108,18 @@ class CapacityChecker:
         if any(not device.shared for device in suitable):
             text += "; a GPU that is not shared is allocated as a whole"
         hint = f"also request {COMPUTE_PERCENT}, or add `# dra-lint: allow DRA042` if this is intended"
-        self._reporter.add("DRA042", manifest, spot.get(MEMORY) or spot, text, hint=hint)
+        self._reporter.add("DRA042", spot.get(MEMORY) or spot, text, hint=hint)
 
     # --- invalid uses of shares ---
 
-    def _check_several_shares(
-        self, manifest: Manifest, devices: Spot, shares: Sequence[tuple[str, Spot, set[str]]]
-    ) -> None:
+    def _check_several_shares(self, devices: Spot, shares: Sequence[tuple[str, Spot, set[str]]]) -> None:
         """Counts shares. Only one alternative of a request is chosen, so the one with the fewest shares counts."""
         counts: dict[str, tuple[int, bool]] = {}
         for name, part, strategies in shares:
             if "MPS" not in strategies:
                 continue
             found = (part.number("count") or 1, strategies == {"MPS"})
-            request = name.partition("/")[0]
-            counts[request] = min(counts.get(request, found), found)
+            counts[request_of(name)] = min(counts.get(request_of(name), found), found)
         if sum(count for count, _ in counts.values()) < 2:
             return
         sure = all(only for _, only in counts.values())
@@ -134,11 +128,9 @@ class CapacityChecker:
         )
         hint = "a container uses one MPS daemon: request one larger share, or the other shares in other pods"
         spot = devices.get("requests") or devices
-        self._reporter.add("DRA043", manifest, spot, text, hint=hint, severity="error" if sure else "warning")
+        self._reporter.add("DRA043", spot, text, hint=hint, severity="error" if sure else "warning")
 
-    def _check_sharing_of_share(
-        self, manifest: Manifest, config: Spot, shares: Sequence[tuple[str, Spot, set[str]]]
-    ) -> None:
+    def _check_sharing_of_share(self, config: Spot, shares: Sequence[tuple[str, Spot, set[str]]]) -> None:
         parameters = config.get("opaque", "parameters")
         try:
             decoded = decode(plain(parameters.node)) if parameters is not None else None
@@ -163,7 +155,7 @@ class CapacityChecker:
             return
         hint = "remove the sharing section: the policy decides how claims share a GPU"
         spot = parameters.get("sharing") or parameters
-        self._reporter.add("DRA044", manifest, spot, text, hint=hint, severity=severity)
+        self._reporter.add("DRA044", spot, text, hint=hint, severity=severity)
 
 
 def _amounts(spot: Spot) -> dict[str, str]:

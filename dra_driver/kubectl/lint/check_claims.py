@@ -4,18 +4,17 @@ Checks the limits of the API (k8s.io/api resource/v1 and kubernetes/kubernetes p
 between requests, constraints and configurations, missing classes, and admin access.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from dra_driver.kube.names import is_label
 from dra_driver.kubectl.lint.catalog_devices import DRIVER
 from dra_driver.kubectl.lint.check_capacity import CapacityChecker
-from dra_driver.kubectl.lint.check_configs import ConfigChecker, parts_of
+from dra_driver.kubectl.lint.check_configs import ConfigChecker, exact_part, parts_of
 from dra_driver.kubectl.lint.check_matches import MAX_RESULTS, MatchChecker
 from dra_driver.kubectl.lint.check_selectors import SelectorChecker
 from dra_driver.kubectl.lint.finding import Severity
-from dra_driver.kubectl.lint.manifest import Manifest, claim_devices
-from dra_driver.kubectl.lint.reading import Spot
+from dra_driver.kubectl.lint.manifest import DEFAULT_NAMESPACE, Manifest, Spot, claim_devices
 from dra_driver.kubectl.lint.reporter import Reporter
 from dra_driver.kubectl.lint.scope import WELL_KNOWN, ClassInfo, Scope, did_you_mean
 
@@ -47,83 +46,83 @@ class ClaimChecker:
         spec = manifest.spot.get("spec")
         if spec is None:
             return
-        self._limits(manifest, spec, ("selectors", "config"))
-        chain, valid = self._selectors.chain(manifest, spec.each("selectors"))
+        self._limits(spec, ("selectors", "config"))
+        chain, valid = self._selectors.chain(spec.each("selectors"))
         if valid:
-            self._matches.device_class(manifest, chain)
-        self._configs.of_class(manifest, spec)
+            self._matches.device_class(manifest.spot, chain)
+        self._configs.of_class(spec)
 
     def claim(self, manifest: Manifest) -> None:
         devices = claim_devices(manifest)
         if devices is None:
             return
-        self._limits(manifest, devices, ("requests", "constraints", "config"))
+        self._limits(devices, ("requests", "constraints", "config"))
         names = request_names(devices)
-        self._unique(manifest, devices.each("requests"), "request")
+        self._unique(devices.each("requests"), "request")
         total = 0
         for request in devices.each("requests"):
-            total += self._request(manifest, request)
+            total += self._request(request)
         if total > MAX_RESULTS:
             message = f"the claim requests {total} devices; the limit is {MAX_RESULTS}"
-            self._reporter.add("DRA032", manifest, devices, message, hint="split it into several claims")
+            self._reporter.add("DRA032", devices, message, hint="split it into several claims")
         for constraint in devices.each("constraints"):
-            self._references(manifest, constraint, names, "constraint")
-            self._constraint(manifest, constraint)
+            self._references(constraint, names, "constraint")
+            self._constraint(constraint)
         for config in devices.each("config"):
-            self._references(manifest, config, names, "configuration")
-        self._configs.of_claim(manifest, devices)
-        self._capacity.claim(manifest, devices, parts_of(manifest, devices))
+            self._references(config, names, "configuration")
+        self._configs.of_claim(devices)
+        self._capacity.claim(devices, parts_of(devices))
 
-    def _request(self, manifest: Manifest, request: Spot) -> int:
+    def _request(self, request: Spot) -> int:
         """Checks a request and returns the smallest number of devices that it takes."""
         alternatives = request.each("firstAvailable")
-        exactly = exact_part(manifest, request)
+        exactly = exact_part(request)
         if exactly is not None and alternatives:
-            self._invalid(manifest, request, "a request has either `exactly` or `firstAvailable`, not both")
+            self._invalid(request, "a request has either `exactly` or `firstAvailable`, not both")
         elif exactly is None and not alternatives and request.get("deviceClassName") is None:
-            self._invalid(manifest, request, "a request needs `exactly` with a deviceClassName, or `firstAvailable`")
-        self._name(manifest, request)
+            self._invalid(request, "a request needs `exactly` with a deviceClassName, or `firstAvailable`")
+        self._name(request)
         if exactly is not None and exactly.flag("adminAccess"):
-            self._admin(manifest, exactly)
+            self._admin(exactly)
         if not alternatives:
-            return self._part(manifest, exactly) if exactly is not None else 0
-        self._limits(manifest, request, ("firstAvailable",))
-        self._unique(manifest, alternatives, "subrequest")
+            return self._part(exactly) if exactly is not None else 0
+        self._limits(request, ("firstAvailable",))
+        self._unique(alternatives, "subrequest")
         for alternative in alternatives:
-            self._name(manifest, alternative)
-        return min(self._part(manifest, alternative) for alternative in alternatives)
+            self._name(alternative)
+        return min(self._part(alternative) for alternative in alternatives)
 
-    def _part(self, manifest: Manifest, part: Spot) -> int:
-        self._limits(manifest, part, ("selectors",))
+    def _part(self, part: Spot) -> int:
+        self._limits(part, ("selectors",))
         if len(part.each("tolerations")) > _MAX_TOLERATIONS:
             message = f"more than {_MAX_TOLERATIONS} tolerations; at most {_MAX_TOLERATIONS} are allowed"
-            self._reporter.add("DRA007", manifest, part.get("tolerations") or part, message)
-        of_class = self._class(manifest, part)
-        chain, valid = self._selectors.chain(manifest, part.each("selectors"))
-        if valid and self._matches.request(manifest, part, chain, of_class):
-            self._capacity.request(manifest, part, chain, of_class)
-        return self._count(manifest, part)
+            self._reporter.add("DRA007", part.get("tolerations") or part, message)
+        of_class = self._class(part)
+        chain, valid = self._selectors.chain(part.each("selectors"))
+        if valid and self._matches.request(part, chain, of_class):
+            self._capacity.request(part, chain, of_class)
+        return self._count(part)
 
-    def _count(self, manifest: Manifest, part: Spot) -> int:
+    def _count(self, part: Spot) -> int:
         mode, count = part.get("allocationMode"), part.number("count")
         name = part.string("allocationMode") or "ExactCount"
         if mode is not None and name not in {"ExactCount", "All"}:
             hint = did_you_mean(name, ("ExactCount", "All")) or "use ExactCount or All"
-            self._invalid(manifest, mode, f"unknown allocationMode {name!r}", hint)
+            self._invalid(mode, f"unknown allocationMode {name!r}", hint)
         where = part.get("count") or part
         if name == "All":
             if count:
-                self._invalid(manifest, where, "count cannot be combined with allocationMode All")
+                self._invalid(where, "count cannot be combined with allocationMode All")
             return 0
         if count is not None and count < 1 and count != 0:
-            self._invalid(manifest, where, f"count is {count}; expected at least 1")
+            self._invalid(where, f"count is {count}; expected at least 1")
         elif count is not None and count > MAX_RESULTS:
             message = f"count is {count}; a claim can have at most {MAX_RESULTS} devices"
-            self._reporter.add("DRA032", manifest, where, message, hint="split it into several claims")
+            self._reporter.add("DRA032", where, message, hint="split it into several claims")
             return 0  # reported already
         return max(1, count or 1)
 
-    def _class(self, manifest: Manifest, part: Spot) -> ClassInfo | None:
+    def _class(self, part: Spot) -> ClassInfo | None:
         spot = part.get("deviceClassName")
         name = part.string("deviceClassName")
         if spot is None or not name:
@@ -139,15 +138,13 @@ class ClaimChecker:
         message = f"DeviceClass {name!r} is not defined here" + (" nor in the cluster" if in_cluster else "")
         severity: Severity = "error" if in_cluster else "warning" if close else "info"
         hint = close or "its selectors cannot be checked; also pass its manifest, or --cluster-state"
-        self._reporter.add("DRA030", manifest, spot, message, hint=hint, severity=severity)
+        self._reporter.add("DRA030", spot, message, hint=hint, severity=severity)
         return found
 
-    def _constraint(self, manifest: Manifest, constraint: Spot) -> None:
+    def _constraint(self, constraint: Spot) -> None:
         given = [name for name in ("matchAttribute", "distinctAttribute") if constraint.get(name) is not None]
         if len(given) != 1:
-            self._invalid(
-                manifest, constraint, "a constraint needs exactly one of matchAttribute and distinctAttribute"
-            )
+            self._invalid(constraint, "a constraint needs exactly one of matchAttribute and distinctAttribute")
         for field in given:
             spot = constraint.get(field)
             name = constraint.string(field)
@@ -156,72 +153,65 @@ class ClaimChecker:
             domain, slash, short = name.partition("/")
             if not slash:
                 message = f"{field} {name!r} has no domain; an attribute name needs one"
-                self._reporter.add("DRA034", manifest, spot, message, hint=f"write {DRIVER}/{name}")
+                self._reporter.add("DRA034", spot, message, hint=f"write {DRIVER}/{name}")
             else:
-                self._known_attribute(manifest, spot, domain, short)
+                self._known_attribute(spot, domain, short)
 
-    def _known_attribute(self, manifest: Manifest, spot: Spot, domain: str, name: str) -> None:
+    def _known_attribute(self, spot: Spot, domain: str, name: str) -> None:
         known = self._selectors.attributes_of(domain)
         if known and name not in known:
             message = f"no device of {domain} has attribute {name!r}, so no device satisfies the constraint"
             hint = did_you_mean(name, known)
-            self._reporter.add("DRA016", manifest, spot, message, hint=hint, severity="warning")
+            self._reporter.add("DRA016", spot, message, hint=hint, severity="warning")
 
-    def _references(self, manifest: Manifest, owner: Spot, names: Requests, what: str) -> None:
+    def _references(self, owner: Spot, names: Requests, what: str) -> None:
+        full = [*names, *(f"{request}/{sub}" for request, subs in names.items() for sub in subs)]
         for spot in owner.each("requests"):
             name = spot.node.value
-            if not isinstance(name, str) or _is_known(name, names):
+            if not isinstance(name, str) or name in full:
                 continue
-            full = [*names, *(f"{request}/{sub}" for request, subs in names.items() for sub in subs)]
             message = f"the {what} names request {name[:80]!r}, which this claim does not have"
             hint = did_you_mean(name, full) or f"its requests are {', '.join(map(str, full[:8])) or 'none'}"
-            self._reporter.add("DRA033", manifest, spot, message, hint=hint)
+            self._reporter.add("DRA033", spot, message, hint=hint)
 
-    def _admin(self, manifest: Manifest, exactly: Spot) -> None:
+    def _admin(self, exactly: Spot) -> None:
         spot = exactly.get("adminAccess") or exactly
-        namespace = self._scope.find("Namespace", "default", manifest.namespace)
+        manifest = spot.manifest
+        namespace = self._scope.find("Namespace", DEFAULT_NAMESPACE, manifest.namespace)
         hint = f'kubectl label namespace {manifest.namespace} {ADMIN_LABEL}="true"'
-        if namespace is not None:
-            label = namespace.spot.string("metadata", "labels", ADMIN_LABEL)
-        elif manifest.namespace in self._scope.known.namespaces:
-            label = str(self._scope.known.namespaces[manifest.namespace].get(ADMIN_LABEL, ""))
-        else:
+        if namespace is None:
             message = f"admin access is refused unless namespace {manifest.namespace} has the label {ADMIN_LABEL}"
-            self._reporter.add("DRA038", manifest, spot, message, hint=hint)
-            return
-        if label != "true":
+            self._reporter.add("DRA038", spot, message, hint=hint)
+        elif namespace.spot.string("metadata", "labels", ADMIN_LABEL) != "true":
             message = f'admin access is refused: namespace {manifest.namespace} lacks the label {ADMIN_LABEL}: "true"'
-            self._reporter.add("DRA038", manifest, spot, message, hint=hint, severity="error")
+            self._reporter.add("DRA038", spot, message, hint=hint, severity="error")
 
-    def _name(self, manifest: Manifest, owner: Spot) -> None:
+    def _name(self, owner: Spot) -> None:
         spot, name = owner.get("name"), owner.string("name")
         if spot is not None and name and not is_label(name):
             message = (
                 f"{name[:80]!r} is not a valid name: expected up to 63 lower-case letters, digits and inner dashes"
             )
-            self._invalid(manifest, spot, message)
+            self._invalid(spot, message)
 
-    def _unique(self, manifest: Manifest, entries: list[Spot], what: str) -> None:
-        for spot, name in _repeated(entries):
-            message = f"two {what}s are named {name[:80]!r}"
-            self._reporter.add("DRA006", manifest, spot, message)
+    def _unique(self, entries: list[Spot], what: str) -> None:
+        seen: set[str] = set()
+        for entry in entries:
+            name = entry.string("name")
+            if name and name in seen:
+                message = f"two {what}s are named {name[:80]!r}"
+                self._reporter.add("DRA006", entry.get("name") or entry, message)
+            seen.add(name)
 
-    def _limits(self, manifest: Manifest, owner: Spot, fields: tuple[str, ...]) -> None:
+    def _limits(self, owner: Spot, fields: tuple[str, ...]) -> None:
         for field in fields:
             count = len(owner.each(field))
             if count > _LIMITS[field]:
                 message = f"{count} entries in {field}; at most {_LIMITS[field]} are allowed"
-                self._reporter.add("DRA007", manifest, owner.get(field) or owner, message)
+                self._reporter.add("DRA007", owner.get(field) or owner, message)
 
-    def _invalid(self, manifest: Manifest, spot: Spot, message: str, hint: str = "") -> None:
-        self._reporter.add("DRA004", manifest, spot, message, hint=hint)
-
-
-def exact_part(manifest: Manifest, request: Spot) -> Spot | None:
-    """Returns the content of a request: below ``exactly``, or (v1beta1) in the request itself."""
-    if manifest.version == "v1beta1":
-        return request if request.get("deviceClassName") is not None else None
-    return request.get("exactly")
+    def _invalid(self, spot: Spot, message: str, hint: str = "") -> None:
+        self._reporter.add("DRA004", spot, message, hint=hint)
 
 
 def request_names(devices: Spot) -> Requests:
@@ -229,17 +219,3 @@ def request_names(devices: Spot) -> Requests:
         request.string("name"): {sub.string("name") for sub in request.each("firstAvailable")}
         for request in devices.each("requests")
     }
-
-
-def _is_known(name: str, names: Requests) -> bool:
-    request, slash, sub = name.partition("/")
-    return request in names and (not slash or sub in names[request])
-
-
-def _repeated(entries: list[Spot]) -> Iterator[tuple[Spot, str]]:
-    seen: set[str] = set()
-    for entry in entries:
-        name = entry.string("name")
-        if name and name in seen:
-            yield entry.get("name") or entry, name
-        seen.add(name)

@@ -18,17 +18,15 @@ from dra_driver.kubectl.lint.expressions import (
     nearest,
     values_seen,
 )
-from dra_driver.kubectl.lint.manifest import Manifest
-from dra_driver.kubectl.lint.reading import Spot
+from dra_driver.kubectl.lint.manifest import Spot
 from dra_driver.kubectl.lint.reporter import Reporter
 from dra_driver.kubectl.lint.scope import ClassInfo, Scope
-from dra_driver.scheduler.cel import COST_LIMIT, DeviceView
+from dra_driver.scheduler.cel import COST_LIMIT
 
 OTHER_DRIVER_DEVICE: Final = KnownDevice(
     driver="other-driver.example.com",
     label="a device of another driver",
     wire={"name": "device-0"},
-    view=DeviceView("other-driver.example.com", {"name": "device-0"}),
 )
 COSTLY: Final = 100_000
 TOTAL_BUDGET: Final = 5_000_000
@@ -50,38 +48,35 @@ class MatchChecker:
         self._scope = scope
         self._spent = 0
 
-    def device_class(self, manifest: Manifest, chain: Sequence[ParsedSelector]) -> None:
-        if self._is_costly(manifest, chain):
+    def device_class(self, spot: Spot, chain: Sequence[ParsedSelector]) -> None:
+        if self._is_costly(chain):
             return
-        if not self._has_driver_guard(manifest, chain, manifest.spot, subject="class"):
+        if not self._has_driver_guard(chain, spot, subject="class"):
             return
         # A class for hardware that the cluster does not have yet is valid, so a match in the catalog suffices.
-        self._devices(manifest, chain, self._scope.devices, of_cluster=False)
+        self._devices(chain, self._scope.devices, of_cluster=False)
 
-    def request(
-        self, manifest: Manifest, spot: Spot, chain: Sequence[ParsedSelector], of_class: ClassInfo | None
-    ) -> bool:
+    def request(self, spot: Spot, chain: Sequence[ParsedSelector], of_class: ClassInfo | None) -> bool:
         """Checks a request's selectors on the devices that its class selects; False if they cannot be evaluated."""
-        if self._is_costly(manifest, chain) or of_class is None or of_class.selectors is None:
+        if self._is_costly(chain) or of_class is None or of_class.selectors is None:
             return False
         if chain and evaluate_chain([*of_class.selectors, *chain], [OTHER_DRIVER_DEVICE])[0].verdict == "fails":
             inherited = evaluate_chain(of_class.selectors, [OTHER_DRIVER_DEVICE])[0].verdict == "fails"
-            if not inherited and not self._has_driver_guard(
-                manifest, [*of_class.selectors, *chain], spot, subject="request"
-            ):
+            both = [*of_class.selectors, *chain]
+            if not inherited and not self._has_driver_guard(both, spot, subject="request"):
                 return True
         if self._scope.cluster_devices and not any(device.nodes for device in of_class.devices):
             where = spot.get("deviceClassName") or spot
             message = f"no device of the cluster matches DeviceClass {of_class.name}"
             hint = gate_hint(of_class.devices, self._scope.cluster_devices)
-            self._reporter.add("DRA018", manifest, where, message, hint=hint)
+            self._reporter.add("DRA018", where, message, hint=hint)
         if chain and of_class.devices:
-            self._devices(manifest, chain, of_class.devices)
+            self._devices(chain, of_class.devices)
         if spot.string("allocationMode") == "All":
-            self._check_all_mode(manifest, spot, [*of_class.selectors, *chain])
+            self._check_all_mode(spot, [*of_class.selectors, *chain])
         return True
 
-    def _is_costly(self, manifest: Manifest, chain: Sequence[ParsedSelector]) -> bool:
+    def _is_costly(self, chain: Sequence[ParsedSelector]) -> bool:
         """Reports costly expressions; they are not evaluated on devices, because that would take too long."""
         costly = False
         sample = self._scope.devices[0] if self._scope.devices else OTHER_DRIVER_DEVICE
@@ -93,16 +88,14 @@ class MatchChecker:
             costly = costly or cost >= COSTLY
             if cost >= COST_LIMIT:
                 message = f"evaluating it on {sample.label} costs more than the limit of {COST_LIMIT:,} units"
-                self._reporter.add("DRA012", manifest, item.spot, message, hint="process fewer elements")
+                self._reporter.add("DRA012", item.spot, message, hint="process fewer elements")
             elif cost >= COSTLY:
                 message = f"evaluating it on one device costs {cost:,} units (a usual selector costs 10)"
                 hint = "simplify it: the scheduler evaluates it for every device on every node"
-                self._reporter.add("DRA012", manifest, item.spot, message, severity="warning", hint=hint)
+                self._reporter.add("DRA012", item.spot, message, severity="warning", hint=hint)
         return costly
 
-    def _has_driver_guard(
-        self, manifest: Manifest, chain: Sequence[ParsedSelector], spot: Spot, *, subject: str
-    ) -> bool:
+    def _has_driver_guard(self, chain: Sequence[ParsedSelector], spot: Spot, *, subject: str) -> bool:
         """Whether the chain can be evaluated on devices of other drivers without an error."""
         result = evaluate_chain(chain, [OTHER_DRIVER_DEVICE])[0]
         driver = _driver_of(chain)
@@ -112,29 +105,28 @@ class MatchChecker:
                 "one failure stops the scheduling of the pod on all nodes"
             )
             hint = f'begin with device.driver == "{driver}" &&'
-            self._reporter.add("DRA013", manifest, result.selector.spot, message, hint=hint)
+            self._reporter.add("DRA013", result.selector.spot, message, hint=hint)
             return False
         if result.verdict == "yes" and subject == "class":
             message = "the class does not check the driver, so it matches devices of every driver"
             hint = f'begin with device.driver == "{driver}" &&'
             where = chain[0].spot if chain else spot
-            self._reporter.add("DRA013", manifest, where, message, hint=hint, severity="warning")
+            self._reporter.add("DRA013", where, message, hint=hint, severity="warning")
         elif subject == "class":
-            self._check_guard_order(manifest, chain)
+            self._check_guard_order(chain)
         return True
 
-    def _check_guard_order(self, manifest: Manifest, chain: Sequence[ParsedSelector]) -> None:
+    def _check_guard_order(self, chain: Sequence[ParsedSelector]) -> None:
         for item in chain:
             places = [at for at, clause in enumerate(item.clauses) if "device.driver" in clause.text]
             if places and places[0] > 0:
                 offset = item.clauses[places[0]].offset
                 message = "the driver check is not the first condition"
                 hint = "put it first: the rest is then not evaluated for devices of other drivers"
-                self._reporter.add("DRA014", manifest, item.spot, message, hint=hint, offset=offset)
+                self._reporter.add("DRA014", item.spot, message, hint=hint, offset=offset)
 
     def _devices(
         self,
-        manifest: Manifest,
         chain: Sequence[ParsedSelector],
         devices: Sequence[KnownDevice],
         *,
@@ -143,23 +135,21 @@ class MatchChecker:
         results = evaluate_chain(chain, devices)
         failing = [result for result in results if result.verdict == "fails"]
         if failing:
-            self._report_failure(manifest, failing, results)
+            self._report_failure(failing, results)
             return
         real = [result for result in results if not result.device.bare]
-        if not real or any("vfio" in item.constants for item in chain):
+        if not real or any("vfio" in item.reads.constants for item in chain):
             return
         subjects = _subjects(chain)
         if subjects and subjects.isdisjoint(result.device.driver for result in real):
             return  # the devices of this driver are not known
         misuses = _label_gigabytes_misuses(real)
         if any(result.verdict == "yes" for result in real):
-            self._report_partial_match(manifest, real if of_cluster else [], misuses)
+            self._report_partial_match(real if of_cluster else [], misuses)
         else:
-            self._report_no_match(manifest, real, misuses)
+            self._report_no_match(real, misuses)
 
-    def _report_failure(
-        self, manifest: Manifest, failing: Sequence[MatchResult], results: Sequence[MatchResult]
-    ) -> None:
+    def _report_failure(self, failing: Sequence[MatchResult], results: Sequence[MatchResult]) -> None:
         shown = next((result for result in failing if not result.device.bare), failing[0])
         if shown.selector is None:
             return
@@ -173,18 +163,18 @@ class MatchChecker:
             hint = f"check it with has(...{shown.missing}) && or read it as .?{shown.missing}.orValue(...)"
             if shown.missing in {"profile", "parentUUID"}:
                 hint = 'check the type first: device.attributes["gpu.nvidia.com"].type == "mig" &&'
-        offset = next((r.offset for r in shown.selector.references if r.name == shown.missing), None)
+        offset = next((r.offset for r in shown.selector.reads.references if r.name == shown.missing), None)
         self._reporter.add(
-            "DRA015", manifest, shown.selector.spot, message, hint=hint, offset=offset,
+            "DRA015", shown.selector.spot, message, hint=hint, offset=offset,
             severity="error" if every else "warning",
         )  # fmt: skip
 
-    def _report_no_match(self, manifest: Manifest, results: Sequence[MatchResult], misuses: Misuses) -> None:
+    def _report_no_match(self, results: Sequence[MatchResult], misuses: Misuses) -> None:
         best = nearest(results)
         if best is None or best.selector is None:
             return
         if misuses:
-            self._report_label_gigabytes(manifest, misuses, nothing=True)
+            self._report_label_gigabytes(misuses, nothing=True)
             return
         clause = best.failed[0]
         cluster = bool(self._scope.cluster_devices)
@@ -195,11 +185,11 @@ class MatchChecker:
             f"{': ' + seen if seen else ''}"
         )
         self._reporter.add(
-            "DRA018", manifest, best.selector.spot, message, offset=clause.offset,
+            "DRA018", best.selector.spot, message, offset=clause.offset,
             severity="error" if cluster else "warning",
         )  # fmt: skip
 
-    def _report_partial_match(self, manifest: Manifest, results: Sequence[MatchResult], misuses: Misuses) -> None:
+    def _report_partial_match(self, results: Sequence[MatchResult], misuses: Misuses) -> None:
         mine = [result for result in results if result.device.nodes]
         if mine and all(result.verdict != "yes" for result in mine):
             best = nearest(mine)
@@ -210,11 +200,11 @@ class MatchChecker:
                     f"no device of the cluster matches (in the catalog: {matched}); nearest is {best.device.label}: "
                     f"{values_seen(clause, best.device) or clause.text}"
                 )
-                self._reporter.add("DRA018", manifest, best.selector.spot, message, offset=clause.offset)
+                self._reporter.add("DRA018", best.selector.spot, message, offset=clause.offset)
         if misuses:
-            self._report_label_gigabytes(manifest, misuses, nothing=False)
+            self._report_label_gigabytes(misuses, nothing=False)
 
-    def _report_label_gigabytes(self, manifest: Manifest, misuses: Misuses, *, nothing: bool) -> None:
+    def _report_label_gigabytes(self, misuses: Misuses, *, nothing: bool) -> None:
         result, clause = misuses[0]
         if result.selector is None:
             return
@@ -227,11 +217,11 @@ class MatchChecker:
         )
         hint = f'compare with quantity("{memory}") or less, or select the profile or product by name'
         self._reporter.add(
-            "DRA019", manifest, result.selector.spot, message, hint=hint, offset=clause.offset,
+            "DRA019", result.selector.spot, message, hint=hint, offset=clause.offset,
             severity="error" if nothing else "warning",
         )  # fmt: skip
 
-    def _check_all_mode(self, manifest: Manifest, spot: Spot, chain: Sequence[ParsedSelector]) -> None:
+    def _check_all_mode(self, spot: Spot, chain: Sequence[ParsedSelector]) -> None:
         """Reports that more than 32 matching devices of a node cannot be allocated to one claim."""
         where = spot.get("allocationMode") or spot
         matching = [
@@ -249,13 +239,13 @@ class MatchChecker:
         model = max(per_model, key=lambda name: per_model[name], default="")
         if node and per_node[node] > MAX_RESULTS:
             message = f"{per_node[node]} devices of node {node} match; a claim can have at most {MAX_RESULTS}"
-            self._reporter.add("DRA031", manifest, where, message, hint=hint, severity="error")
+            self._reporter.add("DRA031", where, message, hint=hint, severity="error")
         elif model and per_model[model] > MAX_RESULTS:
             message = (
                 f"a machine with {TYPICAL_GPUS} x {model} that publishes every MIG placement has {per_model[model]} "
                 f"matching devices; a claim can have at most {MAX_RESULTS}, and more make the request fail"
             )
-            self._reporter.add("DRA031", manifest, where, message, hint=hint)
+            self._reporter.add("DRA031", where, message, hint=hint)
 
 
 def _why(result: MatchResult) -> str:
@@ -264,14 +254,14 @@ def _why(result: MatchResult) -> str:
 
 def _driver_of(chain: Sequence[ParsedSelector]) -> str:
     """Returns the driver that the expressions are about: the first domain that they read."""
-    domains = [domain for item in chain for domain, _ in item.domains if domain != "resource.kubernetes.io"]
+    domains = [domain for item in chain for domain, _ in item.reads.domains if domain != "resource.kubernetes.io"]
     return domains[0] if domains else "gpu.nvidia.com"
 
 
 def _subjects(chain: Sequence[ParsedSelector]) -> set[str]:
     """Returns the drivers that the chain names, directly or as a domain; empty if it names none."""
-    named = {driver for item in chain for driver, _ in item.drivers}
-    return named or {domain for item in chain for domain, _ in item.domains} - {"resource.kubernetes.io"}
+    named = {driver for item in chain for driver, _ in item.reads.drivers}
+    return named or {domain for item in chain for domain, _ in item.reads.domains} - {"resource.kubernetes.io"}
 
 
 def _label_gigabytes_misuses(results: Sequence[MatchResult]) -> list[tuple[MatchResult, ParsedClause]]:
@@ -283,7 +273,7 @@ def _label_gigabytes_misuses(results: Sequence[MatchResult]) -> list[tuple[Match
             continue
         clause = result.failed[0]
         memory = (device.wire["capacity"].get("memory") or {}).get("value")
-        reads = any(r.table == "capacity" and r.name == "memory" for r in clause.references)
+        reads = any(r.table == "capacity" and r.name == "memory" for r in clause.reads.references)
         if memory is None or not reads or len(clause.quantities) != 1:
             continue
         try:

@@ -13,8 +13,7 @@ from dra_driver.kube.published import STANDARD_DOMAIN
 from dra_driver.kubectl.lint.catalog_devices import DRIVER, OTHER_ATTRIBUTES, OTHER_CAPACITIES, KnownDevice
 from dra_driver.kubectl.lint.expressions import Comparison, ParsedSelector, Reference, parse_selector
 from dra_driver.kubectl.lint.finding import Severity
-from dra_driver.kubectl.lint.manifest import Manifest
-from dra_driver.kubectl.lint.reading import Spot
+from dra_driver.kubectl.lint.manifest import Spot
 from dra_driver.kubectl.lint.reporter import Reporter
 from dra_driver.kubectl.lint.scope import Scope, did_you_mean
 from dra_driver.scheduler.cel import FUNCTION_GATE, FUNCTION_SINCE, MAX_LENGTH
@@ -32,7 +31,7 @@ class SelectorChecker:
         self._drivers = {device.driver for device in scope.devices}
         self._version = scope.known.version
 
-    def chain(self, manifest: Manifest, entries: Sequence[Spot]) -> tuple[list[ParsedSelector], bool]:
+    def chain(self, entries: Sequence[Spot]) -> tuple[list[ParsedSelector], bool]:
         """Returns the selectors that compile, and whether all of them compile without any error."""
         found, valid = [], True
         for entry in entries:
@@ -40,13 +39,13 @@ class SelectorChecker:
             if spot is None or not isinstance(spot.node.value, str):
                 valid = False
                 continue
-            parsed = self._compile(manifest, spot, spot.node.value)
+            parsed = self._compile(spot, spot.node.value)
             if parsed is None:
                 valid = False
                 continue
             found.append(parsed)
             before = len(self._reporter.findings)
-            self._check_names(manifest, parsed)
+            self._check_names(parsed)
             valid = valid and all(f.severity != "error" for f in self._reporter.findings[before:])
         return found, valid
 
@@ -54,42 +53,42 @@ class SelectorChecker:
         """Returns the attributes in a domain if all of them are known, otherwise an empty mapping."""
         return self._tables.get(("attributes", domain), {})
 
-    def _compile(self, manifest: Manifest, spot: Spot, text: str) -> ParsedSelector | None:
+    def _compile(self, spot: Spot, text: str) -> ParsedSelector | None:
         size = len(text.encode("utf-8", "surrogatepass"))
         if size > MAX_LENGTH:
             message = f"the expression has {size} bytes; at most {MAX_LENGTH} are allowed"
-            self._reporter.add("DRA011", manifest, spot, message, hint="split it into several selectors")
+            self._reporter.add("DRA011", spot, message, hint="split it into several selectors")
             return None
         try:
             return parse_selector(spot, text)
         except CelSyntaxError as error:
             offset = _offset(text, error.line, error.column)
             hint = _hint(error.problem)
-            self._reporter.add("DRA010", manifest, spot, error.problem, hint=hint, offset=offset)
+            self._reporter.add("DRA010", spot, error.problem, hint=hint, offset=offset)
         except RecursionError:
-            self._reporter.add("DRA010", manifest, spot, "nested too deeply")
+            self._reporter.add("DRA010", spot, "nested too deeply")
         return None
 
-    def _check_names(self, manifest: Manifest, item: ParsedSelector) -> None:
-        for reference in item.references:
-            self._reference(manifest, item, reference)
-        for comparison in item.comparisons:
-            self._comparison(manifest, item, comparison)
-        for name, value, offset in item.constructors:
-            self._constant(manifest, item, name, value, offset)
-        for name, offset in item.younger:
-            self._younger(manifest, item, name, offset)
-        for domain, offset in item.domains:
+    def _check_names(self, item: ParsedSelector) -> None:
+        for reference in item.reads.references:
+            self._reference(item, reference)
+        for comparison in item.reads.comparisons:
+            self._comparison(item, comparison)
+        for name, value, offset in item.reads.constructors:
+            self._constant(item, name, value, offset)
+        for name, offset in item.reads.younger:
+            self._younger(item, name, offset)
+        for domain, offset in item.reads.domains:
             known = {*self._drivers, STANDARD_DOMAIN}
             if domain not in known and (close := did_you_mean(domain, known)):
                 message = f"no known driver publishes the domain {domain!r}; reading it returns an empty map"
-                self._reporter.add("DRA020", manifest, item.spot, message, hint=close, offset=offset)
-        for driver, offset in item.drivers:
+                self._reporter.add("DRA020", item.spot, message, hint=close, offset=offset)
+        for driver, offset in item.reads.drivers:
             if driver not in self._drivers and (close := did_you_mean(driver, self._drivers)):
                 message = f"no known driver has the name {driver!r}"
-                self._reporter.add("DRA020", manifest, item.spot, message, hint=close, offset=offset)
+                self._reporter.add("DRA020", item.spot, message, hint=close, offset=offset)
 
-    def _reference(self, manifest: Manifest, item: ParsedSelector, reference: Reference) -> None:
+    def _reference(self, item: ParsedSelector, reference: Reference) -> None:
         known = self._tables.get((reference.table, reference.domain))
         if known is None or reference.name in known:
             return
@@ -106,11 +105,9 @@ class SelectorChecker:
         message = f"no device of {reference.domain} has {word} {reference.name!r}"
         message += "" if reference.tested else "; reading it fails, and the pod is not scheduled on any node"
         severity: Severity = "warning" if reference.tested else "error"
-        self._reporter.add(
-            "DRA016", manifest, item.spot, message, hint=hint, offset=reference.offset, severity=severity
-        )
+        self._reporter.add("DRA016", item.spot, message, hint=hint, offset=reference.offset, severity=severity)
 
-    def _comparison(self, manifest: Manifest, item: ParsedSelector, comparison: Comparison) -> None:
+    def _comparison(self, item: ParsedSelector, comparison: Comparison) -> None:
         reference = comparison.reference
         have = self._tables.get((reference.table, reference.domain), {}).get(reference.name)
         if reference.table != "attributes" or not have:
@@ -125,10 +122,10 @@ class SelectorChecker:
                 hint = f'write {reference.name}.compareTo(semver("1.2.3")) >= 0 or == semver("1.2.3")'
             else:
                 hint = "put the value in quotes" if have == "string" else "write the value without quotes"
-            self._reporter.add("DRA017", manifest, item.spot, message, hint=hint, offset=comparison.offset)
+            self._reporter.add("DRA017", item.spot, message, hint=hint, offset=comparison.offset)
             return
 
-    def _younger(self, manifest: Manifest, item: ParsedSelector, name: str, offset: int) -> None:
+    def _younger(self, item: ParsedSelector, name: str, offset: int) -> None:
         since, gate = FUNCTION_SINCE[name], FUNCTION_GATE[name]
         message = f"{name}() needs Kubernetes {since}, with feature gate {gate} of its API server on"
         is_old = self._version is not None and self._version < tuple(map(int, since.split(".")))
@@ -136,26 +133,18 @@ class SelectorChecker:
             message += f"; this cluster has {self._version[0]}.{self._version[1]} and refuses it"
         hint = "compare with == or in, which every version has"
         self._reporter.add(
-            "DRA022", manifest, item.spot, message, hint=hint, offset=offset, severity="error" if is_old else "warning"
+            "DRA022", item.spot, message, hint=hint, offset=offset, severity="error" if is_old else "warning"
         )
 
-    def _constant(self, manifest: Manifest, item: ParsedSelector, name: str, value: str, offset: int) -> None:
+    def _constant(self, item: ParsedSelector, name: str, value: str, offset: int) -> None:
         try:
             if name == "quantity":
                 Quantity.parse(value)
-            elif not _is_guarded(item.text, name):
+            elif "isSemver(" not in item.text:  # a guard; semver(text, true), which normalizes, is not among these
                 Semver.parse(value)
         except ValueError as error:
             hint = "write 80Gi, 500M or a plain number" if name == "quantity" else "write three numbers, such as 9.0.0"
-            self._reporter.add("DRA021", manifest, item.spot, str(error), hint=hint, offset=offset)
-
-
-def _is_guarded(text: str, name: str) -> bool:
-    """Whether the expression tests the constant with isQuantity() or isSemver().
-
-    ``semver(text, true)`` normalizes its argument, but it has two arguments and is not checked here.
-    """
-    return f"is{name.capitalize()}(" in text
+            self._reporter.add("DRA021", item.spot, str(error), hint=hint, offset=offset)
 
 
 def _tables(devices: Iterable[KnownDevice]) -> dict[tuple[str, str], dict[str, str]]:

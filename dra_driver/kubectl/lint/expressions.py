@@ -7,23 +7,21 @@ In the syntax tree (`dra_driver.scheduler.cel.parser`), ``device.attributes["d"]
 import difflib
 import re
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
 from dra_driver.core.quantity import Quantity
 from dra_driver.kubectl.lint.catalog_devices import KnownDevice
-from dra_driver.kubectl.lint.reading import Spot
-from dra_driver.scheduler.cel import FUNCTION_SINCE, DeviceView, Program, compile_selector
-from dra_driver.scheduler.cel.lexer import SourceText, tokens
-from dra_driver.scheduler.cel.parser import parse, terminals
+from dra_driver.kubectl.lint.manifest import Spot
+from dra_driver.scheduler.cel import FUNCTION_SINCE, Program, compile_selector, split_conjuncts
+from dra_driver.scheduler.cel.lexer import SourceText
+from dra_driver.scheduler.cel.parser import parse
 from dra_driver.scheduler.cel.syntax import Call, Expr, Fold, Ident, ListLiteral, Select, children
 from dra_driver.scheduler.cel.syntax import Literal as Constant
 
 Table = Literal["attributes", "capacity"]
-_OPENING: Final = frozenset("([{")
-_CLOSING: Final = frozenset(")]}")
 COMPARISONS: Final = frozenset({"_==_", "_!=_", "_<_", "_<=_", "_>_", "_>=_", "@in"})
 
 
@@ -50,103 +48,27 @@ class Comparison(Struct, frozen=True):
     offset: int
 
 
-class ParsedClause(Struct, frozen=True):
-    """One operand of the outermost ``&&``, which can be evaluated alone."""
+class ExpressionReads(Struct):
+    """What an expression reads and names, each with its offset.
 
-    text: str
-    offset: int
-    program: Program
-    references: tuple[Reference, ...]
-    quantities: tuple[str, ...]
-
-
-class ParsedSelector(Struct, frozen=True):
-    """A selector that compiles.
-
-    ``domains`` are the domains that it reads and ``drivers`` the names that ``device.driver`` is compared with, each
-    with its offset; ``constructors`` are calls of quantity() and semver() with a constant, and ``younger`` those of
-    functions that not every version of Kubernetes has.
+    ``drivers`` are the names that ``device.driver`` is compared with; ``constructors`` are calls of quantity() and
+    semver() with a constant; ``younger`` are calls of functions that not every version of Kubernetes has.
     """
 
-    spot: Spot
-    text: str
-    program: Program
-    clauses: tuple[ParsedClause, ...]
-    references: tuple[Reference, ...]
-    comparisons: tuple[Comparison, ...]
-    constructors: tuple[tuple[str, str, int], ...]
-    domains: tuple[tuple[str, int], ...]
-    drivers: tuple[tuple[str, int], ...]
-    constants: frozenset[str]
-    younger: tuple[tuple[str, int], ...]
+    references: list[Reference] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
+    constructors: list[tuple[str, str, int]] = field(default_factory=list)
+    domains: list[tuple[str, int]] = field(default_factory=list)
+    drivers: list[tuple[str, int]] = field(default_factory=list)
+    constants: set[str] = field(default_factory=set)
+    younger: list[tuple[str, int]] = field(default_factory=list)
 
-
-def parse_selector(spot: Spot, text: str) -> ParsedSelector:
-    """Parses an expression. Raises CelSyntaxError when it does not compile."""
-    program = compile_selector(text)
-    source = SourceText(text)
-    finder = _Finder()
-    tree = parse(source)
-    finder.visit(tree, {})
-    return ParsedSelector(
-        spot,
-        text,
-        program,
-        _clauses(source, tree),
-        tuple(finder.references),
-        tuple(finder.comparisons),
-        tuple(finder.constructors),
-        tuple(finder.domains),
-        tuple(finder.drivers),
-        frozenset(finder.constants),
-        tuple(finder.younger),
-    )
-
-
-def _clauses(source: SourceText, tree: Expr) -> tuple[ParsedClause, ...]:
-    parts = [(0, len(source.text))]
-    if isinstance(tree, Call) and tree.function == "_&&_" and not tree.parenthesized:
-        parts = _split(source)
-    found = []
-    for start, end in parts:
-        text = source.text[start:end]
-        lead = tokens(SourceText(text), terminals())[0].offset  # past white space and comments
-        try:
-            finder = _Finder()
-            finder.visit(parse(SourceText(text)), {})
-            program = compile_selector(text)
-        except CelSyntaxError:
-            return ()  # an operand that is valid only together with the others; the whole expression is one clause then
-        quantities = tuple(value for name, value, _ in finder.constructors if name == "quantity")
-        found.append(ParsedClause(text[lead:].strip(), start + lead, program, tuple(finder.references), quantities))
-    return tuple(found)
-
-
-def _split(source: SourceText) -> list[tuple[int, int]]:
-    """Returns the spans of the operands of ``&&`` outside of all brackets."""
-    depth, start, spans = 0, 0, []
-    for token in tokens(source, terminals()):
-        if token.text in _OPENING:
-            depth += 1
-        elif token.text in _CLOSING:
-            depth -= 1
-        elif token.text == "&&" and depth == 0:
-            spans.append((start, token.offset))
-            start = token.offset + 2
-    return [*spans, (start, len(source.text))]
-
-
-class _Finder:
-    """Walks a tree once and keeps what it meets."""
-
-    def __init__(self) -> None:
-        self.references: list[Reference] = []
-        self.comparisons: list[Comparison] = []
-        self.constructors: list[tuple[str, str, int]] = []
-        self.domains: list[tuple[str, int]] = []
-        self.drivers: list[tuple[str, int]] = []
-        self.constants: set[str] = set()
-        self.younger: list[tuple[str, int]] = []
+    @classmethod
+    def of(cls, text: str) -> "ExpressionReads":
+        """Raises CelSyntaxError."""
+        found = cls()
+        found.visit(parse(SourceText(text)), {})
+        return found
 
     def visit(self, node: Expr, names: dict[str, Expr]) -> None:
         """Visits a node. ``names`` maps names bound by ``cel.bind`` to their expressions."""
@@ -188,6 +110,47 @@ class _Finder:
                 self.drivers.append((str(constants[0]), other.offset))
 
 
+class ParsedClause(Struct, frozen=True):
+    """One operand of ``&&``, which can be evaluated alone."""
+
+    text: str
+    offset: int
+    program: Program
+    reads: ExpressionReads
+
+    @property
+    def quantities(self) -> list[str]:
+        return [value for name, value, _ in self.reads.constructors if name == "quantity"]
+
+
+class ParsedSelector(Struct, frozen=True):
+    """A selector that compiles."""
+
+    spot: Spot
+    text: str
+    program: Program
+    reads: ExpressionReads
+    clauses: Sequence[ParsedClause]
+
+
+def parse_selector(spot: Spot, text: str) -> ParsedSelector:
+    """Parses an expression. Raises CelSyntaxError when it does not compile."""
+    return ParsedSelector(spot, text, compile_selector(text), ExpressionReads.of(text), _clauses(text))
+
+
+def _clauses(text: str) -> list[ParsedClause]:
+    found: list[ParsedClause] = []
+    end = 0
+    for part in split_conjuncts(text):
+        start = text.index(part, end)
+        end = start + len(part)
+        try:
+            found.append(ParsedClause(part, start, compile_selector(part), ExpressionReads.of(part)))
+        except CelSyntaxError:
+            return []  # an operand that is valid only together with the others; the whole expression is one clause then
+    return found
+
+
 def _is_driver(node: Expr) -> bool:
     return (
         isinstance(node, Select)
@@ -198,15 +161,12 @@ def _is_driver(node: Expr) -> bool:
 
 
 def _constants(node: Expr) -> tuple[object, ...]:
+    """The constants; for a number, whose text is not parsed yet, any number of its type."""
     nodes = node.elements if isinstance(node, ListLiteral) else [node]
-    if not all(isinstance(item, Constant) for item in nodes):
+    found = [item for item in nodes if isinstance(item, Constant)]
+    if len(found) < len(nodes):
         return ()
-    return tuple(_value(item) for item in nodes if isinstance(item, Constant))
-
-
-def _value(node: Constant) -> object:
-    """Returns the constant; for a number, whose text is not parsed yet, any number of its type."""
-    return node.value if node.number is None else (1.5 if "." in node.number[1] else 1)
+    return tuple(item.value if item.number is None else 1.5 if "." in item.number[1] else 1 for item in found)
 
 
 def _steps(node: Expr, names: dict[str, Expr]) -> tuple[Expr, str, int, bool] | None:
@@ -260,13 +220,11 @@ def _reference(node: Expr, names: dict[str, Expr]) -> Reference | None:
 
 def _is_optional(node: Expr, names: dict[str, Expr]) -> bool:
     """Whether an earlier access is optional, which makes all later ones optional."""
-    step = _steps(node, names)
-    while step is not None:
+    while (step := _steps(node, names)) is not None:
         inner = _resolved(node, names)
         if isinstance(inner, Call) and inner.function in {"_?._", "_[?_]"}:
             return True
         node = step[0]
-        step = _steps(node, names)
     return False
 
 
@@ -326,10 +284,8 @@ def _evaluate_chain(selectors: Sequence[ParsedSelector], device: KnownDevice) ->
         if good:
             continue
         wrong = [clause for clause in item.clauses if _is_false(clause, device)]
-        if item.clauses and not wrong:
+        if not wrong and (item.clauses or any(_varies(reference, device) for reference in item.reads.references)):
             continue  # only values that differ between machines made it false
-        if not item.clauses and any(_varies(reference, device) for reference in item.references):
-            continue
         first = first or item
         failed += wrong
     verdict: Literal["yes", "no"] = "yes" if first is None else "no"
@@ -337,16 +293,16 @@ def _evaluate_chain(selectors: Sequence[ParsedSelector], device: KnownDevice) ->
 
 
 def _is_false(clause: ParsedClause, device: KnownDevice) -> bool:
-    if any(_varies(reference, device) for reference in clause.references):
+    if any(_varies(reference, device) for reference in clause.reads.references):
         return False
-    return all(_is_false_on(clause, device, view) for view in device.extremes or (device.view,))
-
-
-def _is_false_on(clause: ParsedClause, device: KnownDevice, view: DeviceView) -> bool:
-    try:
-        return not clause.program.evaluate(view)
-    except CelEvaluationError as error:
-        return not _is_unknown_in_catalog(str(error), device)
+    for view in device.extremes or (device.view,):
+        try:
+            if clause.program.evaluate(view):
+                return False
+        except CelEvaluationError as error:
+            if _is_unknown_in_catalog(str(error), device):
+                return False
+    return True
 
 
 def _varies(reference: Reference, device: KnownDevice) -> bool:
@@ -369,12 +325,12 @@ def _gap(result: MatchResult) -> float:
     """Returns the distance of the values, 0 to 1 for each clause."""
     total = 0.0
     for clause in result.failed:
-        gaps = [_distance(seen(reference, result.device), clause) for reference in clause.references]
+        gaps = [_distance(seen(reference, result.device), clause) for reference in clause.reads.references]
         total += min(gaps, default=1.0)
     return total
 
 
-def _distance(value: Any, clause: ParsedClause) -> float:
+def _distance(value: object, clause: ParsedClause) -> float:
     if value is None:
         return 1.0
     if clause.quantities:
@@ -387,7 +343,7 @@ def _distance(value: Any, clause: ParsedClause) -> float:
     return 1.0 - difflib.SequenceMatcher(None, str(value), clause.text[-120:]).ratio() * 0.5
 
 
-def seen(reference: Reference, device: KnownDevice) -> Any:
+def seen(reference: Reference, device: KnownDevice) -> object:
     """Returns the device's value, None if it has none."""
     entry = (device.wire.get(reference.table) or {}).get(reference.full_name(device.driver))
     if not isinstance(entry, dict):
@@ -399,7 +355,7 @@ def values_seen(clause: ParsedClause, device: KnownDevice) -> str:
     """Returns ``memory is 4864Mi`` for each value that the clause reads."""
     shown = {
         reference.name: f"{reference.name} is {value}" if value is not None else f"it has no {reference.name}"
-        for reference in clause.references
+        for reference in clause.reads.references
         for value in (seen(reference, device),)
     }
     return ", ".join(list(shown.values())[:4])

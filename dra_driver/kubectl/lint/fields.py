@@ -15,8 +15,7 @@ from msgspec import Struct
 from dra_driver.core.quantity import Quantity
 from dra_driver.kube.objects import core, meta, resource
 from dra_driver.kube.shapes import described
-from dra_driver.kubectl.lint.manifest import Manifest
-from dra_driver.kubectl.lint.reading import Spot
+from dra_driver.kubectl.lint.manifest import Spot
 from dra_driver.kubectl.lint.reporter import Reporter
 
 _ALPHA: Final = {"derivedAttributes": ("[]any", False)}
@@ -66,14 +65,12 @@ def _kind(hint: Any) -> str:
 class FieldChecker:
     """Checks one object against its type."""
 
-    def __init__(self, reporter: Reporter, manifest: Manifest) -> None:
+    def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
-        self._manifest = manifest
-        self._flat = manifest.is_dra and manifest.version == "v1beta1"
 
     def check(self, spot: Spot, type_name: str) -> None:
         """Reports every invalid field of a value of this type, at any depth."""
-        if type_name == "DeviceRequest" and self._flat:
+        if type_name == "DeviceRequest" and spot.manifest.version == "v1beta1":
             type_name = "FlatRequest"
         if spot.node.kind != "map":
             self._invalid(spot, f"expected a mapping, got {spot.node.description}")
@@ -83,7 +80,7 @@ class FieldChecker:
             if key.text not in known:
                 message = f"unknown field {key.text[:80]!r}"
                 hint = self._hint(key.text, known, type_name)
-                self._reporter.add("DRA003", self._manifest, value, message, hint=hint, at=key)
+                self._reporter.add("DRA003", value, message, hint=hint, at=key)
             elif not value.node.is_null:
                 self._value(value, known[key.text][0])
         for name, (_, required) in known.items():
@@ -124,7 +121,7 @@ class FieldChecker:
                 self._invalid(value, str(error))
 
     def _invalid(self, spot: Spot, message: str) -> None:
-        self._reporter.add("DRA004", self._manifest, spot, message)
+        self._reporter.add("DRA004", spot, message)
 
     def _hint(self, name: str, known: Mapping[str, object], type_name: str) -> str:
         if type_name == "DeviceRequest" and name in _fields("ExactDeviceRequest"):

@@ -4,9 +4,10 @@
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,7 +20,7 @@ from dra_driver.core.text import counted
 # rule with an example and a fix.
 
 Severity = Literal["error", "warning", "info"]
-RANK: Final = MappingProxyType({"error": 0, "warning": 1, "info": 2})
+RANK: Final[Mapping[Severity, int]] = MappingProxyType({"error": 0, "warning": 1, "info": 2})
 
 
 class LintRule(Struct, frozen=True):
@@ -116,19 +117,9 @@ class Finding(Struct, frozen=True, kw_only=True):
     excerpt: str = ""
     caret: int = 0
 
-    def to_wire(self) -> dict[str, Any]:
-        return {
-            "rule": self.rule,
-            "name": RULES[self.rule].name,
-            "severity": self.severity,
-            "message": self.message,
-            "hint": self.hint,
-            "file": self.file,
-            "line": self.line,
-            "column": self.column,
-            "object": self.object,
-            "path": self.path,
-        }
+    def to_wire(self) -> dict[str, str | int]:
+        fields = ("severity", "message", "hint", "file", "line", "column", "object", "path")
+        return {"rule": self.rule, "name": RULES[self.rule].name, **{name: getattr(self, name) for name in fields}}
 
 
 class LintReport(Struct, frozen=True, kw_only=True):
@@ -144,18 +135,18 @@ class LintReport(Struct, frozen=True, kw_only=True):
 
     @property
     def failed(self) -> bool:
-        return any(finding.severity == "error" for finding in self.findings)
+        return self.count("error") > 0
 
     def strict(self) -> "LintReport":
         raised = [replace(f, severity="error") if f.severity == "warning" else f for f in self.findings]
         return replace(self, findings=tuple(raised))
 
-    def to_wire(self) -> dict[str, Any]:
+    def to_wire(self) -> dict[str, object]:
         """Returns the document of ``-o json``; fields may be added, but are never renamed or removed."""
-        counts = {severity: sum(f.severity == severity for f in self.findings) for severity in RANK}
+        summary: dict[str, int] = {"files": self.files, "objects": self.objects, "leftOut": self.left_out}
         return {
             "schemaVersion": SCHEMA_VERSION,
-            "summary": {"files": self.files, "objects": self.objects, "leftOut": self.left_out, **counts},
+            "summary": summary | {severity: self.count(severity) for severity in RANK},
             "findings": [finding.to_wire() for finding in self.findings],
         }
 
@@ -167,14 +158,11 @@ _COMMANDS: Final = {"error": "error", "warning": "warning", "info": "notice"}
 
 def as_text(report: LintReport, *, colour: bool = False) -> str:
     """Lists findings by file with the line and a caret, and a summary."""
-    lines: list[str] = []
-    file = None
-    for finding in report.findings:
-        if finding.file != file:
-            lines += [*([""] if lines else []), _painted(finding.file, "1", colour)]
-            file = finding.file
-        lines += _lines(finding, colour)
-    return "\n".join([*lines, *([""] if lines else []), _summary(report)])
+    blocks = [
+        "\n".join([_painted(file, "1", colour), *(line for finding in found for line in _lines(finding, colour))])
+        for file, found in groupby(report.findings, lambda finding: finding.file)
+    ]
+    return "\n\n".join([*blocks, _summary(report)])
 
 
 def as_json(report: LintReport) -> str:
@@ -234,11 +222,9 @@ def _painted(text: str, code: str, colour: bool) -> str:
 
 def _command(finding: Finding) -> str:
     place = f",line={finding.line},col={finding.column}" if finding.line else ""
-    title = f"{finding.rule} {RULES[finding.rule].name}"
-    text = finding.message + (f" ({finding.hint})" if finding.hint else "")
-    return (
-        f"::{_COMMANDS[finding.severity]} file={_property(finding.file)}{place},title={_property(title)}::{_data(text)}"
-    )
+    title = _property(f"{finding.rule} {RULES[finding.rule].name}")
+    text = _data(finding.message + (f" ({finding.hint})" if finding.hint else ""))
+    return f"::{_COMMANDS[finding.severity]} file={_property(finding.file)}{place},title={title}::{text}"
 
 
 def _data(text: str) -> str:
@@ -249,8 +235,8 @@ def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def _result(finding: Finding) -> dict[str, Any]:
-    location: dict[str, Any] = {"artifactLocation": {"uri": finding.file}}
+def _result(finding: Finding) -> dict[str, object]:
+    location: dict[str, object] = {"artifactLocation": {"uri": finding.file}}
     if finding.line:
         location["region"] = {"startLine": finding.line, "startColumn": finding.column}
     text = finding.message + (f"\n{finding.hint}" if finding.hint else "")

@@ -4,13 +4,15 @@ import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import yaml
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.kubectl.lint.reading import Spot, YamlNode, YamlProblem, read
+from dra_driver.kube.state import identity
+from dra_driver.kubectl.lint.reading import Place, YamlNode, YamlProblem, plain_with_lines, read
 
 DRA_GROUP: Final = "resource.k8s.io"
 DEFAULT_NAMESPACE: Final = "default"
@@ -31,11 +33,16 @@ class Manifest(Struct, frozen=True):
     """One object. ``namespace`` is ``default`` when it has none."""
 
     text: ManifestText
-    spot: Spot
-    api_version: str
-    kind: str
-    namespace: str
-    name: str
+    node: YamlNode
+    path: str = ""
+    api_version: str = ""
+    kind: str = ""
+    namespace: str = DEFAULT_NAMESPACE
+    name: str = ""
+
+    @property
+    def spot(self) -> "Spot":
+        return Spot(self, self.node, self.path)
 
     @property
     def group(self) -> str:
@@ -57,20 +64,67 @@ class Manifest(Struct, frozen=True):
         return f"{self.kind} {namespace + '/' if namespace else ''}{self.name or '(no name)'}"
 
 
+class Spot(Struct, frozen=True):
+    """A node of an object, and the path that leads to it, such as ``spec.devices.requests[0]``."""
+
+    manifest: Manifest
+    node: YamlNode
+    path: str = ""
+
+    def get(self, *keys: str) -> "Spot | None":
+        """Returns the value below; None if it is missing or null."""
+        spot = self
+        for key in keys:
+            found = spot.node.get(key)
+            if found is None or found.is_null:
+                return None
+            spot = Spot(self.manifest, found, f"{spot.path}.{key}" if spot.path else key)
+        return spot
+
+    def each(self, *keys: str) -> list["Spot"]:
+        """Returns the elements of the list below; empty if it is no list."""
+        spot = self.get(*keys)
+        if spot is None:
+            return []
+        return [Spot(self.manifest, item, f"{spot.path}[{index}]") for index, item in enumerate(spot.node.items)]
+
+    def pairs(self) -> Iterator[tuple[YamlNode, "Spot"]]:
+        for key, value in self.node.pairs:
+            yield key, Spot(self.manifest, value, f"{self.path}.{key.text}" if self.path else key.text)
+
+    def string(self, *keys: str) -> str:
+        """Returns the text below; "" if it is no text."""
+        spot = self.get(*keys)
+        return spot.node.value if spot is not None and isinstance(spot.node.value, str) else ""
+
+    def number(self, *keys: str) -> int | None:
+        """Returns the whole number below; None if it is none."""
+        spot = self.get(*keys)
+        value = spot.node.value if spot is not None else None
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    def flag(self, *keys: str) -> bool:
+        spot = self.get(*keys)
+        return spot is not None and spot.node.value is True
+
+
 def objects_of(text: ManifestText, root: YamlNode) -> Iterator[Manifest]:
     """Yields the object of a document, or the items of a list; nothing if it is no Kubernetes object."""
-    waiting = [(Spot(root), "", "")]
-    for spot, usual_kind, usual_version in waiting:
+    waiting = [Manifest(text, root)]
+    for one in waiting:
+        spot = one.spot
         if spot.node.kind != "map" or len(waiting) > MAX_OBJECTS:
             continue
-        kind, version = spot.string("kind") or usual_kind, spot.string("apiVersion") or usual_version
+        kind, version = spot.string("kind") or one.kind, spot.string("apiVersion") or one.api_version
         items = spot.get("items")
         if kind.endswith("List") and items is not None and items.node.kind == "list":
             # A typed list has kind and version once; in a plain List every item has them.
-            inner = (kind.removesuffix("List"), version if kind != "List" else "")
-            waiting += [(item, *inner) for item in spot.each("items")]
+            usual = {"kind": kind.removesuffix("List"), "api_version": version if kind != "List" else ""}
+            waiting += [Manifest(text, item.node, item.path, **usual) for item in items.each()]
         elif kind and version:
-            yield _manifest(text, spot, version, kind)
+            namespace = spot.string("metadata", "namespace") or DEFAULT_NAMESPACE
+            name = spot.string("metadata", "name") or spot.string("metadata", "generateName")
+            yield replace(one, kind=kind, api_version=version, namespace=namespace, name=name)
 
 
 def claim_devices(manifest: Manifest) -> Spot | None:
@@ -90,19 +144,11 @@ def pod_specs(manifest: Manifest) -> Iterator[Spot]:
     while waiting and looked_at < _MAX_SEARCHED:
         spot = waiting.pop()
         looked_at += 1
-        containers = spot.node.get("containers") if spot.node.kind == "map" else None
+        containers = spot.node.get("containers")
         if containers is not None and containers.kind == "list":
             yield spot
-        elif spot.node.kind == "map":
-            waiting += [value for _, value in spot.pairs() if value.node.kind != "scalar"]
         else:
-            waiting += [Spot(item, f"{spot.path}[{index}]") for index, item in enumerate(spot.node.items)]
-
-
-def _manifest(text: ManifestText, spot: Spot, version: str, kind: str) -> Manifest:
-    namespace = spot.string("metadata", "namespace") or DEFAULT_NAMESPACE
-    name = spot.string("metadata", "name") or spot.string("metadata", "generateName")
-    return Manifest(text, spot, version, kind, namespace, name)
+            waiting += [*(value for _, value in spot.pairs() if value.node.kind != "scalar"), *spot.each()]
 
 
 MAX_FILE_BYTES: Final = 8 << 20
@@ -137,12 +183,11 @@ def collect(paths: Sequence[str], read_stdin: Callable[[], bytes]) -> Iterator[M
             yield _read(Path(path), named_by_user=True)
 
 
-def sources_from_objects(objects: Sequence[Mapping[str, Any]], origin: str) -> Iterator[ManifestSource]:
+def sources_from_objects(objects: Sequence[Mapping[str, object]], origin: str) -> Iterator[ManifestSource]:
     """Yields each object of a cluster as a text with the object's name."""
-    dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     for item in objects:
-        metadata = item.get("metadata") or {}
-        name = "/".join(str(part) for part in (metadata.get("namespace"), metadata.get("name")) if part)
+        name = "/".join(filter(None, identity(item)))
         text = yaml.dump(dict(item), Dumper=dumper, sort_keys=False, allow_unicode=True, width=120)
         yield ManifestSource(name=f"{origin}: {item.get('kind')} {name}", text=text)
 
@@ -166,37 +211,32 @@ def _read(path: Path, *, named_by_user: bool) -> ManifestSource:
     name = os.fsencode(path).decode("utf-8", "replace")  # a file name may be invalid text
     try:
         with path.open("rb") as handle:
-            data = handle.read(MAX_FILE_BYTES + 1)
+            return _decoded(name, handle.read(MAX_FILE_BYTES + 1), named_by_user=named_by_user)
     except OSError as error:
         problem = f"cannot be read: {os.strerror(error.errno or 0)}"
         return ManifestSource(name=name, problem=problem, named_by_user=named_by_user)
-    return _decoded(name, data, named_by_user=named_by_user)
 
 
 def _decoded(name: str, data: bytes, *, named_by_user: bool) -> ManifestSource:
-    if len(data) > MAX_FILE_BYTES:
-        problem = f"is larger than {MAX_FILE_BYTES >> 20} MiB; split it"
-        return ManifestSource(name=name, problem=problem, named_by_user=named_by_user)
+    text = problem = ""
     try:
-        encoding = "utf-16" if data[:2] in {b"\xff\xfe", b"\xfe\xff"} else "utf-8-sig"
-        text = data.decode(encoding)
+        if len(data) > MAX_FILE_BYTES:
+            problem = f"is larger than {MAX_FILE_BYTES >> 20} MiB; split it"
+        else:
+            text = data.decode("utf-16" if data[:2] in {b"\xff\xfe", b"\xfe\xff"} else "utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         problem = f"is not UTF-8 text (byte 0x{data[error.start]:02x} in line {line})"
-        return ManifestSource(name=name, problem=problem, named_by_user=named_by_user)
-    return ManifestSource(name=name, text=text, named_by_user=named_by_user)
+    return ManifestSource(name=name, text=text, problem=problem, named_by_user=named_by_user)
 
 
 # --- Documents as plain values with the line of each value, for commands that translate manifests.
 #
-# The same reader as for checks: size, depth and aliases are limited, tags have no effect, and after an error reading
-# goes
-# on with the next document.
+# The same reader as for checks: size, depth and aliases are limited, tags have no effect, and after an error the next
+# document is read.
 
 MAX_DOCUMENTS: Final = 5_000
 _HELM: Final = "; a Helm template must be rendered first (helm template RELEASE CHART)"
-
-_Place = tuple[str | int, ...]
 
 
 class PlainDocument(Struct, frozen=True, kw_only=True):
@@ -204,8 +244,8 @@ class PlainDocument(Struct, frozen=True, kw_only=True):
 
     number: int
     line: int
-    value: Any
-    lines: Mapping[_Place, int]
+    value: object
+    lines: Mapping[Place, int]
 
 
 def plain_documents(source: ManifestSource, most: int = MAX_DOCUMENTS) -> tuple[list[PlainDocument], list[str]]:
@@ -218,12 +258,9 @@ def plain_documents(source: ManifestSource, most: int = MAX_DOCUMENTS) -> tuple[
     problems: list[str] = []
     separators = _separators(source.text)
 
-    def number_of(line: int) -> int:
-        """Which document a line is in; an error is often seen at the separator after it."""
-        return bisect_left(separators, line) + 1
-
     def report(problem: YamlProblem) -> None:
-        place = f"{source.name}:{problem.line}:{problem.column}: document {number_of(problem.line)}"
+        number = bisect_left(separators, problem.line) + 1  # an error is often seen at the separator after the document
+        place = f"{source.name}:{problem.line}:{problem.column}: document {number}"
         hint = _HELM if "{{" in source.text and not problem.duplicate else ""
         problems.append(f"{place}: {problem.message}{hint}")
 
@@ -232,22 +269,11 @@ def plain_documents(source: ManifestSource, most: int = MAX_DOCUMENTS) -> tuple[
         if len(found) == most:
             problems.append(f"{source.name}:{node.line}: more than {most} documents; the rest is not read")
             break
-        lines: dict[_Place, int] = {}
-        value = _plain_with_lines(node, (), lines)
-        # A document begins below its separator, or beside it.
-        number = bisect_right(separators, node.line) + 1
+        lines: dict[Place, int] = {}
+        value = plain_with_lines(node, (), lines)
+        number = bisect_right(separators, node.line) + 1  # it begins below its separator, or beside it
         found.append(PlainDocument(number=number, line=node.line, value=value, lines=lines))
     return found, problems
-
-
-def _plain_with_lines(node: YamlNode, path: _Place, lines: dict[_Place, int]) -> Any:
-    """The value of a node. The reader bounds depth and number of nodes, so recursion is bounded too."""
-    lines[path] = node.line
-    if node.kind == "map":
-        return {key.text: _plain_with_lines(value, (*path, key.text), lines) for key, value in node.pairs}
-    if node.kind == "list":
-        return [_plain_with_lines(item, (*path, index), lines) for index, item in enumerate(node.items)]
-    return node.value
 
 
 def _separators(text: str) -> list[int]:

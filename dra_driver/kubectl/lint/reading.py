@@ -7,10 +7,10 @@ YAML 1.1), except that times stay text. After an error, reading continues at the
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 import yaml
-from msgspec import Struct
+from msgspec import Struct, field
 
 from dra_driver.core.text import cut
 
@@ -20,35 +20,32 @@ from dra_driver.core.text import cut
 
 MAX_PLAIN_NODES: Final = 20_000
 
+Scalar = None | bool | int | float | str
+Place = tuple[str | int, ...]
 
-class YamlNode:
+
+class YamlNode(Struct, eq=False):
     """A mapping, list or scalar at ``line`` and ``column`` (from 1); ``start`` and ``end`` are offsets in the text.
 
     ``pairs`` contain the key nodes, too; duplicate keys are kept. ``value`` is the scalar as in JSON. ``size`` is the
     number of nodes in the tree below, with aliases expanded.
     """
 
-    __slots__ = ("column", "end", "items", "kind", "line", "pairs", "size", "start", "style", "text", "value")
-
-    def __init__(self, kind: Literal["map", "list", "scalar"], line: int, column: int, start: int) -> None:
-        self.kind = kind
-        self.line = line
-        self.column = column
-        self.start = start
-        self.end = start
-        self.style = ""
-        self.text = ""
-        self.value: Any = None
-        self.pairs: list[tuple[YamlNode, YamlNode]] = []
-        self.items: list[YamlNode] = []
-        self.size = 1
+    kind: Literal["map", "list", "scalar"]
+    line: int = 0
+    column: int = 0
+    start: int = 0
+    end: int = 0
+    style: str = ""
+    text: str = ""
+    value: object = None
+    pairs: list[tuple["YamlNode", "YamlNode"]] = field(default_factory=list)
+    items: list["YamlNode"] = field(default_factory=list)
+    size: int = 1
 
     def get(self, key: str) -> "YamlNode | None":
         """Returns the value of a key of a mapping (the last one, like decoders do), else None."""
         return next((value for name, value in reversed(self.pairs) if name.text == key), None)
-
-    def key(self, key: str) -> "YamlNode | None":
-        return next((name for name, _ in reversed(self.pairs) if name.text == key), None)
 
     @property
     def is_null(self) -> bool:
@@ -68,61 +65,20 @@ class YamlNode:
         return repr(shown) if isinstance(self.value, str) else shown
 
 
-class Spot(Struct, frozen=True):
-    """A node and the path that leads to it, such as ``spec.devices.requests[0]``."""
-
-    node: YamlNode
-    path: str = ""
-
-    def get(self, *keys: str) -> "Spot | None":
-        """Returns the value below; None if it is missing or null."""
-        spot = self
-        for key in keys:
-            found = spot.node.get(key)
-            if found is None or found.is_null:
-                return None
-            spot = Spot(found, f"{spot.path}.{key}" if spot.path else key)
-        return spot
-
-    def each(self, *keys: str) -> list["Spot"]:
-        """Returns the elements of the list below; empty if it is no list."""
-        spot = self.get(*keys)
-        if spot is None:
-            return []
-        return [Spot(item, f"{spot.path}[{index}]") for index, item in enumerate(spot.node.items)]
-
-    def pairs(self) -> Iterator[tuple[YamlNode, "Spot"]]:
-        for key, value in self.node.pairs:
-            yield key, Spot(value, f"{self.path}.{key.text}" if self.path else key.text)
-
-    def string(self, *keys: str) -> str:
-        """Returns the text below; "" if it is no text."""
-        spot = self.get(*keys)
-        return spot.node.value if spot is not None and isinstance(spot.node.value, str) else ""
-
-    def number(self, *keys: str) -> int | None:
-        """Returns the whole number below; None if it is none."""
-        spot = self.get(*keys)
-        value = spot.node.value if spot is not None else None
-        return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-    def flag(self, *keys: str) -> bool:
-        spot = self.get(*keys)
-        return spot is not None and spot.node.value is True
-
-
-def plain(node: YamlNode) -> Any:
+def plain(node: YamlNode) -> object:
     """Converts the tree to dicts, lists and scalars. Raises ValueError above MAX_PLAIN_NODES values."""
     if node.size > MAX_PLAIN_NODES:
         raise ValueError(f"has {node.size} values; at most {MAX_PLAIN_NODES} are supported")
-    return _plain(node)
+    return plain_with_lines(node, (), {})
 
 
-def _plain(node: YamlNode) -> Any:
+def plain_with_lines(node: YamlNode, path: Place, lines: dict[Place, int]) -> object:
+    """The value of a node, whose lines are added by path. The reader bounds depth and size, and so the recursion."""
+    lines[path] = node.line
     if node.kind == "map":
-        return {key.text: _plain(value) for key, value in node.pairs}
+        return {key.text: plain_with_lines(value, (*path, key.text), lines) for key, value in node.pairs}
     if node.kind == "list":
-        return [_plain(item) for item in node.items]
+        return [plain_with_lines(item, (*path, index), lines) for index, item in enumerate(node.items)]
     return node.value
 
 
@@ -132,12 +88,14 @@ MAX_EXPANDED: Final = 100_000
 _MAX_ERRORS: Final = 20
 _MAX_DIGITS: Final = 40
 
+_Event: TypeAlias = Any
+"""An event or mark of PyYAML, whose types have attributes that are None only in events that are written."""
 _STR: Final = "tag:yaml.org,2002:str"
 _INT: Final = re.compile(r"[-+]?(?:0|[1-9][0-9]*)\Z")
 _OTHER_INT: Final = re.compile(r"([-+]?)0(b[01]+|o?[0-7]+|x[0-9a-fA-F]+)\Z")
 _FLOAT: Final = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?\Z")
 _DOCUMENT: Final = re.compile(r"^---(?=\s|\Z)", re.MULTILINE)
-_WORDS: Final[dict[str, Any]] = {
+_WORDS: Final[dict[str, Scalar]] = {
     **{word: None for base in ("null", "~", "") for word in (base, base.upper(), base.capitalize())},
     **{word: True for base in ("true", "yes", "on") for word in (base, base.upper(), base.capitalize())},
     **{word: False for base in ("false", "no", "off") for word in (base, base.upper(), base.capitalize())},
@@ -156,7 +114,7 @@ class YamlProblem(Struct, frozen=True):
 class _StopReading(Exception):  # noqa: N818 - ends the reading of one document
     """Ends the reading of a document; with ``last`` also of all later ones."""
 
-    def __init__(self, mark: Any, message: str, *, last: bool = False) -> None:
+    def __init__(self, mark: _Event, message: str, *, last: bool = False) -> None:
         super().__init__(message)
         self.mark = mark
         self.last = last
@@ -189,7 +147,7 @@ def read(text: str, report: Callable[[YamlProblem], None]) -> Iterator[YamlNode]
         offset = following
 
 
-def _place(mark: Any) -> tuple[int, int]:
+def _place(mark: _Event) -> tuple[int, int]:
     return (mark.line, mark.column) if mark is not None else (0, 0)
 
 
@@ -230,7 +188,7 @@ class _Reader:
         self._root: YamlNode | None = None
 
     def documents(self, text: str) -> Iterator[YamlNode]:
-        loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         for event in yaml.parse(text, Loader=loader):
             self._take(event)
             if isinstance(event, yaml.DocumentEndEvent):
@@ -238,21 +196,17 @@ class _Reader:
                     yield self._root
                 self._root, self._anchors, self._open = None, {}, set()
 
-    def _take(self, event: Any) -> None:
+    def _take(self, event: _Event) -> None:
         if isinstance(event, yaml.AliasEvent):
             self._put(event, self._aliased(event))
         elif isinstance(event, yaml.ScalarEvent):
             node = self._new("scalar", event)
-            node.text, node.style = event.value, event.style or ""
-            node.end = self._end(event)
-            node.value = _resolved(event)
-            self._anchor(event, node)
-            self._put(event, node)
+            node.text, node.style, node.value = event.value, event.style or "", _resolved(event)
+            self._close(event, node)
         elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
             node = self._new("map" if isinstance(event, yaml.MappingStartEvent) else "list", event)
             if len(self._stack) >= MAX_DEPTH:
                 raise _StopReading(event.start_mark, f"nested more than {MAX_DEPTH} levels deep")
-            self._anchor(event, node)
             self._open.add(id(node))
             self._stack.append(node)
             self._pending.append(None)
@@ -260,27 +214,25 @@ class _Reader:
             node = self._stack.pop()
             self._pending.pop()
             self._open.discard(id(node))
-            node.end = self._end(event)
             if node.kind == "map":
                 self._finish(node)
-            self._put(event, node)
+            self._close(event, node)
 
-    def _new(self, kind: Any, event: Any) -> YamlNode:
+    def _new(self, kind: Literal["map", "list", "scalar"], event: _Event) -> YamlNode:
         self._nodes += 1
-        if self._nodes > MAX_NODES:
-            raise _StopReading(event.start_mark, f"more than {MAX_NODES} values in one file", last=True)
         mark = event.start_mark
-        return YamlNode(kind, self._lines + mark.line + 1, mark.column + 1, self._offset + mark.index)
-
-    def _end(self, event: Any) -> int:
-        index: int = event.end_mark.index
-        return self._offset + index
-
-    def _anchor(self, event: Any, node: YamlNode) -> None:
+        if self._nodes > MAX_NODES:
+            raise _StopReading(mark, f"more than {MAX_NODES} values in one file", last=True)
+        node = YamlNode(kind, self._lines + mark.line + 1, mark.column + 1, self._offset + mark.index)
         if event.anchor is not None:
             self._anchors[event.anchor] = node
+        return node
 
-    def _aliased(self, event: Any) -> YamlNode:
+    def _close(self, event: _Event, node: YamlNode) -> None:
+        node.end = self._offset + event.end_mark.index
+        self._put(event, node)
+
+    def _aliased(self, event: _Event) -> YamlNode:
         node = self._anchors.get(event.anchor)
         if node is None:
             raise _StopReading(event.start_mark, f"no anchor &{event.anchor[:60]} before this alias")
@@ -291,7 +243,7 @@ class _Reader:
             raise _StopReading(event.start_mark, f"aliases expand to more than {MAX_EXPANDED} values")
         return node
 
-    def _put(self, event: Any, node: YamlNode) -> None:
+    def _put(self, event: _Event, node: YamlNode) -> None:
         if not self._stack:
             self._root = node
             return
@@ -329,7 +281,7 @@ class _Reader:
             node.pairs = [*named.values(), *own]
 
 
-def _resolved(event: Any) -> Any:
+def _resolved(event: _Event) -> Scalar:
     """Returns the scalar's value. Numbers with too many digits stay text."""
     text: str = event.value
     if event.tag == _STR or event.style in {"'", '"', "|", ">"}:
@@ -350,16 +302,17 @@ def _resolved(event: Any) -> Any:
 # --- Finds the position in the file of a character of a scalar's value.
 #
 # Quoting, escapes, folding and indentation change the text between file and value. Folding changes only white space, so
-# the n-th character of the value that is not white space is the n-th such character of the source, after quotes,
-# escapes
-# and the header of a block are removed. If the characters do not agree, the result is None.
+# the n-th character of the value that is not white space is the n-th such character of the source without quotes,
+# escapes and the header of a block. If the characters do not agree, the result is None.
 
 _SPACE: Final = frozenset(" \t\r\n\x85\u2028\u2029\xa0")
-_ESCAPES: Final = {
-    "0": "\0", "a": "\x07", "b": "\b", "t": "\t", "\t": "\t", "n": "\n", "v": "\v", "f": "\f", "r": "\r", "e": "\x1b",
-    " ": " ", '"': '"', "/": "/", "\\": "\\", "N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029",
-}  # fmt: skip
-_HEX: Final = {"x": 2, "u": 4, "U": 8}
+_PIECES: Final = {
+    "'": re.compile(r"''|.", re.DOTALL),
+    '"': re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)|.", re.DOTALL),
+}
+"""What stands for one character of a quoted scalar."""
+_PROPERTIES: Final = re.compile(r"(?:[&!]\S*\s+)*")
+"""An anchor or tag before a plain scalar."""
 _BREAK: Final = re.compile(r"\r\n|[\n\r\x85\u2028\u2029]")
 
 
@@ -394,52 +347,21 @@ def line_at(text: str, offset: int) -> tuple[str, int]:
 def _characters(text: str, node: YamlNode) -> list[tuple[int, str]]:
     """Returns the characters of the source that are part of the value, without white space, with their offsets."""
     start, end = node.start, node.end
-    if node.style == '"':
-        return _double_quoted(text, start, end)
-    if node.style == "'":
-        return _single_quoted(text, start, end)
+    if pieces := _PIECES.get(node.style):
+        inside = pieces.finditer(text, text.find(node.style, start) + 1, end - 1)
+        found = [(piece.start(), _unescaped(piece[0])) for piece in inside]
+        return [(at, character) for at, character in found if character not in _SPACE]
     if node.style in {"|", ">"}:
         header = _BREAK.search(text, start)
         start = header.end() if header else end
-    else:
-        start = _after_properties(text, start, node)
+    elif node.text[:1] not in {"&", "!"} and (properties := _PROPERTIES.match(text, start)):
+        start = properties.end()
     return [(at, text[at]) for at in range(start, min(end, len(text))) if text[at] not in _SPACE]
 
 
-def _after_properties(text: str, start: int, node: YamlNode) -> int:
-    """Skips an anchor or tag before a plain scalar."""
-    found = re.compile(r"(?:[&!]\S*\s+)*").match(text, start)
-    return found.end() if found and node.text[:1] not in {"&", "!"} else start
-
-
-def _single_quoted(text: str, start: int, end: int) -> list[tuple[int, str]]:
-    found, at = [], text.find("'", start) + 1
-    while at < end - 1:
-        if text[at] not in _SPACE:
-            found.append((at, text[at]))
-        at += 2 if text[at] == "'" else 1
-    return found
-
-
-def _double_quoted(text: str, start: int, end: int) -> list[tuple[int, str]]:
-    found, at = [], text.find('"', start) + 1
-    while at < end - 1:
-        character, width = text[at], 1
-        if character == "\\":
-            character, width = _escape(text, at)
-        if character not in _SPACE:
-            found.append((at, character))
-        at += width
-    return found
-
-
-def _escape(text: str, at: int) -> tuple[str, int]:
-    """Returns the character and its width in the source; white space for an escaped line break."""
-    letter = text[at + 1 : at + 2]
-    if letter in _HEX:
-        digits = text[at + 2 : at + 2 + _HEX[letter]]
-        try:
-            return chr(int(digits, 16)), 2 + _HEX[letter]
-        except (ValueError, OverflowError):
-            return "\ufffd", 2
-    return _ESCAPES.get(letter, " "), 2
+def _unescaped(piece: str) -> str:
+    """The character that a piece of a quoted scalar stands for; white space for an escaped line break."""
+    if len(piece) == 1 or piece == "''":
+        return piece[0]
+    value: str = yaml.safe_load(f'"{piece}"')
+    return value or " "

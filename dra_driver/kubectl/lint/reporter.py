@@ -9,8 +9,8 @@ from typing import Final
 
 from dra_driver.core.text import cut, printable
 from dra_driver.kubectl.lint.finding import RANK, RULES, Finding, Severity
-from dra_driver.kubectl.lint.manifest import Manifest, ManifestText
-from dra_driver.kubectl.lint.reading import Spot, YamlNode, line_and_column, line_at, offset_in_text
+from dra_driver.kubectl.lint.manifest import ManifestText, Spot
+from dra_driver.kubectl.lint.reading import YamlNode, line_and_column, line_at, offset_in_text
 
 MAX_PER_FILE: Final = 200
 _MAX_MESSAGE: Final = 600
@@ -48,7 +48,6 @@ class Reporter:
     def add(
         self,
         rule: str,
-        manifest: Manifest,
         spot: Spot,
         message: str,
         *,
@@ -58,21 +57,21 @@ class Reporter:
         at: YamlNode | None = None,
     ) -> None:
         """Adds a finding at a value; ``offset`` is a character of it, ``at`` another node to point at (a key)."""
-        node = at or spot.node
+        node, text = at or spot.node, spot.manifest.text
         line, column = node.line, node.column
         if offset is None and node.style in {"|", ">"}:
             offset = 0  # point at the first character of a block, not at its indicator
-        position = offset_in_text(manifest.text.text, node, offset) if offset is not None else None
+        position = offset_in_text(text.text, node, offset) if offset is not None else None
         if position is not None:
-            line, column = line_and_column(manifest.text.text, node, position)
+            line, column = line_and_column(text.text, node, position)
         self.put(
             rule,
-            manifest.text,
+            text,
             message,
             line=line,
             column=column,
             position=node.start if position is None else position,
-            about=manifest.label,
+            about=spot.manifest.label,
             path=spot.path,
             hint=hint,
             severity=severity,

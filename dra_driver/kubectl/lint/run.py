@@ -12,8 +12,8 @@ from dra_driver.kubectl.lint.check_configs import check_policy
 from dra_driver.kubectl.lint.check_pods import PodChecker
 from dra_driver.kubectl.lint.fields import FieldChecker
 from dra_driver.kubectl.lint.finding import LintReport
-from dra_driver.kubectl.lint.manifest import MAX_OBJECTS, Manifest, ManifestSource, ManifestText, objects_of, pod_specs
-from dra_driver.kubectl.lint.reading import Spot, YamlProblem, read
+from dra_driver.kubectl.lint.manifest import MAX_OBJECTS, Manifest, ManifestSource, objects_of, pod_specs
+from dra_driver.kubectl.lint.reading import YamlProblem, read
 from dra_driver.kubectl.lint.reporter import Reporter, text_of
 from dra_driver.kubectl.lint.scope import KnownObjects, Scope
 
@@ -36,7 +36,7 @@ def lint(sources: Iterable[ManifestSource], known: KnownObjects) -> LintReport:
         try:
             _check(manifest, reporter, claims, pods)
         except (DraError, RecursionError) as error:
-            reporter.add("DRA004", manifest, manifest.spot, f"cannot be checked: {error or 'nested too deeply'}")
+            reporter.add("DRA004", manifest.spot, f"cannot be checked: {error or 'nested too deeply'}")
     return LintReport(findings=reporter.in_order(), files=files, objects=len(manifests), left_out=reporter.left_out)
 
 
@@ -49,7 +49,8 @@ def _manifests(source: ManifestSource, reporter: Reporter) -> Sequence[Manifest]
     def report(problem: YamlProblem) -> None:
         rule = "DRA002" if problem.duplicate else "DRA001"
         hint = "a Helm template must be rendered first" if "{{" in source.text and not problem.duplicate else ""
-        position = _position(source.text, problem)
+        above = source.text.split("\n", problem.line - 1)[: problem.line - 1]
+        position = min(len(source.text), sum(len(line) + 1 for line in above) + problem.column - 1)
         reporter.put(
             rule, text, problem.message, line=problem.line, column=problem.column, position=position, hint=hint
         )
@@ -65,18 +66,11 @@ def _manifests(source: ManifestSource, reporter: Reporter) -> Sequence[Manifest]
     return found
 
 
-def _position(text: str, problem: YamlProblem) -> int:
-    start = 0
-    for _ in range(problem.line - 1):
-        start = text.find("\n", start) + 1
-    return min(len(text), start + problem.column - 1)
-
-
 def _check(manifest: Manifest, reporter: Reporter, claims: ClaimChecker, pods: PodChecker) -> None:
     if manifest.is_dra:
         if not _version(manifest, reporter) or manifest.kind not in _CHECKED:
             return
-        FieldChecker(reporter, manifest).check(manifest.spot, manifest.kind)
+        FieldChecker(reporter).check(manifest.spot, manifest.kind)
         if manifest.kind == "DeviceClass":
             claims.device_class(manifest)
         else:
@@ -84,7 +78,7 @@ def _check(manifest: Manifest, reporter: Reporter, claims: ClaimChecker, pods: P
         return
     check_policy(manifest, reporter)
     for pod in pod_specs(manifest):
-        pods.check(manifest, pod)
+        pods.check(pod)
 
 
 def _version(manifest: Manifest, reporter: Reporter) -> bool:
@@ -98,14 +92,14 @@ def _version(manifest: Manifest, reporter: Reporter) -> bool:
         if version == "v1beta1" and manifest.kind != "DeviceClass":
             hint += ", and put deviceClassName, selectors, count and so on under `exactly:`"
         message = f"{manifest.api_version} is deprecated; Kubernetes serves v1 since 1.34"
-        reporter.add("DRA005", manifest, spot, message, hint=hint)
+        reporter.add("DRA005", spot, message, hint=hint)
         return True
     if version.startswith("v1alpha"):
         message = f"{manifest.api_version} has no {manifest.kind} since Kubernetes 1.34"
         hint = "rewrite it for resource.k8s.io/v1; alpha objects have another shape"
     else:
         message, hint = f"unknown API {manifest.api_version}", "write apiVersion: resource.k8s.io/v1"
-    reporter.add("DRA005", manifest, spot, message, hint=hint, severity="error")
+    reporter.add("DRA005", spot, message, hint=hint, severity="error")
     return False
 
 
@@ -114,12 +108,11 @@ def _duplicates(manifests: Sequence[Manifest], reporter: Reporter) -> None:
     seen: dict[tuple[str, str, str, str], Manifest] = {}
     for manifest in manifests:
         name = manifest.spot.string("metadata", "name")
-        relevant = manifest.is_dra or manifest.kind == "Pod"
-        if not relevant:
+        if not manifest.is_dra and manifest.kind != "Pod":
             continue
         if not name and not manifest.spot.string("metadata", "generateName"):
             where = manifest.spot.get("metadata") or manifest.spot
-            reporter.add("DRA004", manifest, where, "metadata.name is required")
+            reporter.add("DRA004", where, "metadata.name is required")
             continue
         key = (manifest.group, manifest.kind, manifest.namespace, name)
         if not name or key not in seen:
@@ -128,8 +121,4 @@ def _duplicates(manifests: Sequence[Manifest], reporter: Reporter) -> None:
         first = seen[key]
         message = f"{manifest.label} is defined twice; the first is {first.text.name}:{first.spot.node.line}"
         spot = manifest.spot.get("metadata", "name") or manifest.spot
-        reporter.add("DRA006", manifest, spot, message, hint="when both are applied, the second replaces the first")
-
-
-def _where(text: ManifestText, spot: Spot) -> str:
-    return f"{text.name}:{spot.node.line}"
+        reporter.add("DRA006", spot, message, hint="when both are applied, the second replaces the first")

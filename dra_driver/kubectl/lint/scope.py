@@ -4,18 +4,17 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dra_driver.core.errors import CelSyntaxError
-from dra_driver.kube.state import KINDS, ClusterState
+from dra_driver.kube.state import KINDS, ClusterState, Wire, identity
 from dra_driver.kubectl.lint.catalog_devices import DRIVER, VARYING, KnownDevice, catalog_devices, devices_under
 from dra_driver.kubectl.lint.expressions import ParsedSelector, evaluate_chain, parse_selector
-from dra_driver.kubectl.lint.manifest import Manifest, claim_devices
-from dra_driver.kubectl.lint.reading import Spot, YamlNode, plain
-from dra_driver.scheduler.cel import DeviceView
+from dra_driver.kubectl.lint.manifest import DEFAULT_NAMESPACE, Manifest, ManifestText, Spot
+from dra_driver.kubectl.lint.reading import YamlNode, plain
 
 # --- Objects and devices that lint checks against: those of a cluster, and the devices of the catalog.
 #
@@ -28,18 +27,16 @@ _IDENTITY: Final = VARYING - (
 
 
 class KnownObjects(Struct, frozen=True, kw_only=True):
-    """Known objects. Objects of the kinds in ``complete`` that are not listed here do not exist in the cluster.
+    """Known objects by kind, namespace ("default" without one) and name.
 
-    Namespaces map to their labels. ``version`` of the API server is (1, 36), None when it is not known.
+    Objects of the kinds in ``complete`` that are not listed here do not exist in the cluster. ``version`` of the API
+    server is (1, 36), None when it is not known.
     """
 
     complete: frozenset[str] = frozenset()
     devices: Sequence[KnownDevice] = ()
     cluster_devices: Sequence[KnownDevice] = ()
-    classes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    claims: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
-    templates: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
-    namespaces: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    objects: Mapping[str, Mapping[tuple[str, str], Wire]] = field(default_factory=dict)
     version: tuple[int, int] | None = None
 
 
@@ -54,10 +51,11 @@ def known_from_cluster(state: ClusterState) -> KnownObjects:
         complete=frozenset(kind.kind for kind in KINDS if kind.resource not in missing),
         devices=catalog_devices(),
         cluster_devices=devices_of(state.slices),
-        classes={_name(item): item for item in state.classes},
-        claims={_key(item): item for item in state.claims},
-        templates={_key(item): item for item in state.templates},
-        namespaces={_name(item): dict((item.get("metadata") or {}).get("labels") or {}) for item in state.namespaces},
+        objects={
+            kind.kind: {_key(item): item for item in getattr(state, kind.field)}
+            for kind in KINDS
+            if kind.field in {"classes", "claims", "templates", "namespaces"}
+        },
         version=_version(state.server_version),
     )
 
@@ -67,21 +65,19 @@ def _version(text: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def devices_of(slices: Iterable[Mapping[str, Any]]) -> tuple[KnownDevice, ...]:
+def devices_of(slices: Iterable[object]) -> tuple[KnownDevice, ...]:
     """Returns one device per shape; attributes that identify a single device, such as its UUID, do not count."""
     shapes: dict[str, KnownDevice] = {}
     for item in slices:
         spec = item.get("spec") if isinstance(item, Mapping) else None
-        if not isinstance(spec, Mapping) or not isinstance(spec.get("driver"), str):
-            continue
-        for device in spec.get("devices") or () if isinstance(spec.get("devices"), list) else ():
-            if isinstance(device, Mapping) and len(shapes) < MAX_SHAPES:
-                _count(shapes, spec, device)
+        if isinstance(spec, Mapping) and isinstance(spec.get("driver"), str):
+            for device in spec.get("devices") or () if isinstance(spec.get("devices"), list) else ():
+                if isinstance(device, Mapping) and len(shapes) < MAX_SHAPES:
+                    _count(shapes, spec["driver"], str(device.get("nodeName") or spec.get("nodeName") or ""), device)
     return tuple(shapes.values())
 
 
-def _count(shapes: dict[str, KnownDevice], spec: Mapping[str, Any], device: Mapping[str, Any]) -> None:
-    driver, node = str(spec["driver"]), str(device.get("nodeName") or spec.get("nodeName") or "")
+def _count(shapes: dict[str, KnownDevice], driver: str, node: str, device: Wire) -> None:
     attributes, capacity = device.get("attributes") or {}, device.get("capacity") or {}
     if not isinstance(attributes, Mapping) or not isinstance(capacity, Mapping):
         return
@@ -90,22 +86,18 @@ def _count(shapes: dict[str, KnownDevice], spec: Mapping[str, Any], device: Mapp
     key = json.dumps([driver, shape, capacity, shared], sort_keys=True, default=str)
     found = shapes.get(key)
     if found is None:
+        label = f"{device.get('name')} on node {node}" if node else f"{device.get('name')} of {driver}"
+        found = KnownDevice(driver=driver, label=label, wire=device, varying=_IDENTITY, shared=shared)
         try:
-            view = DeviceView(driver, device, lists=True)  # published: the gate is on
+            _ = found.view
         except (ValueError, TypeError, AttributeError, KeyError):
             return  # the API server would refuse it
-        label = f"{device.get('name')} on node {node}" if node else f"{device.get('name')} of {driver}"
-        found = KnownDevice(driver=driver, label=label, wire=device, view=view, varying=_IDENTITY, shared=shared)
     shapes[key] = replace(found, nodes={**found.nodes, node: found.nodes.get(node, 0) + 1})
 
 
-def _name(item: Mapping[str, Any]) -> str:
-    return str((item.get("metadata") or {}).get("name") or "")
-
-
-def _key(item: Mapping[str, Any]) -> tuple[str, str]:
-    metadata = item.get("metadata") or {}
-    return str(metadata.get("namespace") or "default"), str(metadata.get("name") or "")
+def _key(item: Wire) -> tuple[str, str]:
+    namespace, name = identity(item)
+    return namespace or DEFAULT_NAMESPACE, name
 
 
 _GUARD: Final = f'device.driver == "{DRIVER}" && device.attributes["{DRIVER}"].type == '
@@ -140,7 +132,7 @@ class Scope:
         for manifest in manifests:
             self._by_kind.setdefault(manifest.kind, {}).setdefault((manifest.namespace, manifest.name), manifest)
         slices = [_plain(m) for m in self.of_kind("ResourceSlice")]
-        self.cluster_devices = (*known.cluster_devices, *devices_of(item for item in slices if item))
+        self.cluster_devices = (*known.cluster_devices, *devices_of(slices))
         under_policies = devices_under(self.of_kind("GpuPolicy"), known.devices)
         self.devices = (*known.devices, *under_policies, *self.cluster_devices)
         self._classes: dict[str, ClassInfo | None] = {}
@@ -149,26 +141,17 @@ class Scope:
         return self._by_kind.get(kind, {}).values()
 
     def find(self, kind: str, namespace: str, name: str) -> Manifest | None:
-        return self._by_kind.get(kind, {}).get((namespace, name))
+        """Returns the object from the input or else the cluster."""
+        found = self._by_kind.get(kind, {}).get((namespace, name))
+        stored = self.known.objects.get(kind, {}).get((namespace, name))
+        if found is not None or stored is None:
+            return found
+        return _manifest_of(kind, stored)
 
     def names(self, kind: str, namespace: str | None = None) -> list[str]:
-        """Returns the names of a kind in the input, and in the cluster for claims, templates and classes."""
-        inside = [name for space, name in self._by_kind.get(kind, {}) if namespace in {None, space}]
-        if kind == "DeviceClass":
-            return [*inside, *self.known.classes]
-        stored = {"ResourceClaim": self.known.claims, "ResourceClaimTemplate": self.known.templates}.get(kind, {})
-        return [*inside, *(name for space, name in stored if namespace in {None, space})]
-
-    def device_claim(self, kind: str, namespace: str, name: str) -> Spot | None:
-        manifest = self.find(kind, namespace, name)
-        if manifest is not None:
-            return claim_devices(manifest)
-        stored = self.known.claims if kind == "ResourceClaim" else self.known.templates
-        item = stored.get((namespace, name))
-        if item is None:
-            return None
-        steps = ("spec", "devices") if kind == "ResourceClaim" else ("spec", "spec", "devices")
-        return Spot(as_node(item)).get(*steps)
+        """Returns the names of a kind in the input and in the cluster."""
+        places = [*self._by_kind.get(kind, {}), *self.known.objects.get(kind, {})]
+        return [name for space, name in places if namespace in {None, space}]
 
     def class_info(self, name: str) -> ClassInfo | None:
         """Returns the class from the input, the cluster or WELL_KNOWN; None when it is in none of them."""
@@ -178,19 +161,18 @@ class Scope:
 
     def _class_info(self, name: str) -> ClassInfo | None:
         manifest = next((m for m in self.of_kind("DeviceClass") if m.name == name and m.is_dra), None)
-        if manifest is not None:
-            spot = manifest.spot
-        elif name in self.known.classes:
-            spot = Spot(as_node(self.known.classes[name]))
-        elif name in WELL_KNOWN:
-            spot = Spot(as_node({"spec": {"selectors": [{"cel": {"expression": WELL_KNOWN[name]}}]}}))
-        else:
+        manifest = manifest or self.find("DeviceClass", DEFAULT_NAMESPACE, name)
+        if manifest is None and name in WELL_KNOWN:
+            selectors = [{"cel": {"expression": WELL_KNOWN[name]}}]
+            manifest = _manifest_of("DeviceClass", {"spec": {"selectors": selectors}})
+        if manifest is None:
             return None
+        spot = manifest.spot
         chain = compiled(spot.each("spec", "selectors"))
         devices = (
             [a.device for a in evaluate_chain(chain, self.devices) if a.verdict == "yes"] if chain is not None else []
         )
-        named = {driver for item in chain or () for driver, _ in item.drivers}
+        named = {driver for item in chain or () for driver, _ in item.reads.drivers}
         drivers = frozenset(named or {device.driver for device in devices})
         resource = spot.string("spec", "extendedResourceName")
         return ClassInfo(name=name, selectors=chain, devices=devices, drivers=drivers, extended_resource=resource)
@@ -215,25 +197,21 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"did you mean {found[0]!r}?" if found else ""
 
 
-def as_node(value: Any) -> YamlNode:
+def _manifest_of(kind: str, item: Wire) -> Manifest:
+    """An object of a cluster."""
+    return Manifest(ManifestText("cluster", "", {}), as_node(item), api_version="resource.k8s.io/v1", kind=kind)
+
+
+def as_node(value: object) -> YamlNode:
     """Converts a JSON value to a tree without positions."""
     if isinstance(value, Mapping):
-        node = YamlNode("map", 0, 0, 0)
-        for key, item in value.items():
-            name = YamlNode("scalar", 0, 0, 0)
-            name.text = name.value = str(key)
-            node.pairs.append((name, as_node(item)))
-        return node
+        return YamlNode("map", pairs=[(as_node(str(key)), as_node(item)) for key, item in value.items()])
     if isinstance(value, list | tuple):
-        node = YamlNode("list", 0, 0, 0)
-        node.items = [as_node(item) for item in value]
-        return node
-    node = YamlNode("scalar", 0, 0, 0)
-    node.value, node.text = value, "" if value is None else str(value)
-    return node
+        return YamlNode("list", items=[as_node(item) for item in value])
+    return YamlNode("scalar", value=value, text="" if value is None else str(value))
 
 
-def _plain(manifest: Manifest) -> Any:
+def _plain(manifest: Manifest) -> object:
     try:
         return plain(manifest.spot.node)
     except ValueError:

@@ -1,23 +1,23 @@
 """Which format a document has. Pure."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Final
 
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.kubectl.migrate import mig_parted, plugin_config
 from dra_driver.kubectl.migrate.ledger import (
-    FieldOutcome,
+    CARRIED,
     Gathered,
     InputDocument,
     Ledger,
     MigrationNote,
     Path,
-    list_at,
+    at,
     mapping_at,
-    untouched,
 )
 from dra_driver.kubectl.migrate.mig_parted import is_mig_parted
 from dra_driver.kubectl.migrate.operator_fields import DRA_DRIVER_KEYS, OWN_KEYS, VALUE_KEYS
@@ -49,7 +49,11 @@ def contents(
     ledger = Ledger(document)
     for key, _ in found:
         ledger.carried(("data", key), "read as a configuration; its fields follow")
-    return found, ledger.close(FieldOutcome.CARRIED, "stays as it is, for the nodes of the device plugin")
+    return found, ledger.close(CARRIED, "stays as it is, for the nodes of the device plugin")
+
+
+def untouched(document: InputDocument) -> tuple[MigrationNote, ...]:
+    return Ledger(document).close(CARRIED, "stays as it is and is not printed: it asks for no GPU")
 
 
 def inline(document: InputDocument, read_text: ReadText) -> list[tuple[str, InputDocument]]:
@@ -74,7 +78,7 @@ def translate_file(document: InputDocument, gathered: Gathered) -> tuple[Migrati
 def _read(document: InputDocument, path: Sequence[str], read_text: ReadText) -> list[tuple[str, InputDocument]]:
     found = []
     for key, text in mapping_at(document.value, *path).items():
-        if isinstance(text, Mapping):  # values may have a mapping in place of a text
+        if isinstance(text, dict):  # values may have a mapping in place of a text
             found.append((key, replace(document, value=text, lines={}, inside=f"{'.'.join(path)}.{key}")))
             continue
         if not isinstance(text, str) or not any(mark in text for mark in _MARKS):
@@ -93,8 +97,9 @@ _OPERATOR_GROUP: Final = "nvidia.com/"
 def format_of(document: InputDocument) -> str:
     """The format's name. Raises ConfigurationError for what no translator can read."""
     value = document.value
-    if not isinstance(value, Mapping):
-        raise ConfigurationError(f"{document.place}: expected an object or a configuration, got {_kind(value)}")
+    if not isinstance(value, dict):
+        seen = "nothing" if value is None else "a list" if isinstance(value, list) else f"the text {str(value)[:40]!r}"
+        raise ConfigurationError(f"{document.place}: expected an object or a configuration, got {seen}")
     if document.kind:
         return _format_of_object(document)
     if "{{" in str(value.get("kind")) or any("{{" in str(key) for key in value):
@@ -144,41 +149,21 @@ def items(document: InputDocument) -> Iterator[InputDocument]:
     count = 0
     while waiting:
         each = waiting.pop()
-        inside = list_at(each.value, "items")
-        if not each.kind.endswith("List") or not isinstance(each.value.get("items"), list):
+        inside = at(each.value, "items")
+        if not each.kind.endswith("List") or not isinstance(inside, list):
             yield each
             continue
         count += len(inside)
         if count > _MOST_ITEMS:
             raise ConfigurationError(f"{document.place}: a list of more than {_MOST_ITEMS} objects; split it")
-        kind = each.kind.removesuffix("List")
-        lines = _lines_of_items(each)
-        found = [_item(each, index, item, kind, lines.get(index, {})) for index, item in enumerate(inside)]
-        waiting += reversed(found)
-
-
-def _lines_of_items(document: InputDocument) -> Mapping[int, Mapping[Path, int]]:
-    """The lines of each item's values, by the item's index; in one pass, as lists have thousands of items."""
-    found: dict[int, dict[Path, int]] = {}
-    for path, line in document.lines.items():
-        if len(path) > 1 and path[0] == "items" and isinstance(path[1], int):
-            found.setdefault(path[1], {})[path[2:]] = line
-    return found
-
-
-def _item(document: InputDocument, index: int, value: Any, kind: str, lines: Mapping[Path, int]) -> InputDocument:
-    # A typed list has kind and version once; in a plain List every item has them.
-    if isinstance(value, Mapping) and kind and "kind" not in value:
-        value = {"apiVersion": document.api_version, "kind": kind, **value}
-    return InputDocument(
-        source=document.source,
-        number=document.number,
-        value=value,
-        line=document.line_of(("items", index)),
-        lines=lines,
-        inside=document.inside,
-    )
-
-
-def _kind(value: Any) -> str:
-    return "nothing" if value is None else "a list" if isinstance(value, list) else f"the text {str(value)[:40]!r}"
+        # One pass over the lines, as lists have thousands of items.
+        lines: defaultdict[object, dict[Path, int]] = defaultdict(dict)
+        for path, line in each.lines.items():
+            if path[:1] == ("items",) and path[1:]:
+                lines[path[1]][path[2:]] = line
+        # A typed list has kind and version once; in a plain List every item has them.
+        usual = {"apiVersion": each.api_version, "kind": kind} if (kind := each.kind.removesuffix("List")) else {}
+        for index, item in reversed(list(enumerate(inside))):
+            value = {**usual, **item} if isinstance(item, dict) and "kind" not in item else item
+            line = each.line_of(("items", index))
+            waiting.append(replace(each, value=value, line=line, lines=lines[index]))

@@ -5,12 +5,13 @@ field without one, so that no field is lost without being named.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct, field
 
+from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.text import cut
 
 Path = tuple[str | int, ...]
@@ -28,7 +29,7 @@ class InputDocument(Struct, frozen=True, kw_only=True):
 
     source: str
     number: int
-    value: Any
+    value: object
     line: int = 1
     lines: Mapping[Path, int] = field(default_factory=dict)
     inside: str = ""
@@ -67,45 +68,53 @@ class InputDocument(Struct, frozen=True, kw_only=True):
                 return self.lines[path[:length]]
         return self.line
 
+    def error(self, path: Path, text: str) -> ConfigurationError:
+        """An error that names the value's place in the file and its path."""
+        place = f"{self.source}:{self.line_of(path)}: document {self.number}"
+        return ConfigurationError(f"{place}: {path_text(path)}: {text}")
 
-def at(value: Any, *path: str | int) -> Any:
+
+def at(value: object, *path: str | int) -> object:
     """The value below ``path``; None where there is none."""
     for step in path:
         if isinstance(step, str):
-            value = value.get(step) if isinstance(value, Mapping) else None
+            value = value.get(step) if isinstance(value, dict) else None
         else:
             value = value[step] if isinstance(value, list) and 0 <= step < len(value) else None
     return value
 
 
-def text_at(value: Any, *path: str | int) -> str:
+def text_at(value: object, *path: str | int) -> str:
     """The text below ``path``; "" where there is none."""
     found = at(value, *path)
     return found if isinstance(found, str) else ""
 
 
-def mapping_at(value: Any, *path: str | int) -> Mapping[str, Any]:
-    """The mapping below ``path``; empty where there is none."""
+def mapping_at(value: object, *path: str | int) -> dict[str, object]:
+    """The mapping below ``path`` itself, not a copy; an empty one where there is none."""
     found = at(value, *path)
-    return found if isinstance(found, Mapping) else {}
+    return found if isinstance(found, dict) else {}
 
 
-def list_at(value: Any, *path: str | int) -> list[Any]:
-    """The list below ``path``; empty where there is none."""
+def list_at(value: object, *path: str | int) -> list[object]:
+    """The list below ``path`` itself, not a copy; an empty one where there is none."""
     found = at(value, *path)
     return found if isinstance(found, list) else []
 
 
-def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Each scalar and each empty mapping or list, with its path."""
-    if isinstance(value, Mapping) and value:
-        for key, item in value.items():
-            yield from leaves(item, (*path, key))
-    elif isinstance(value, list) and value:
-        for index, item in enumerate(value):
-            yield from leaves(item, (*path, index))
-    else:
-        yield path, value
+def list_in(parent: dict[str, object], key: str) -> list[object]:
+    """The list under ``key``, made if there is none. Raises TypeError for another value, which would be lost."""
+    found = parent.setdefault(key, [])
+    if not isinstance(found, list):
+        raise TypeError(f"{key} is no list")
+    return found
+
+
+def children(value: object) -> list[tuple[str | int, object]]:
+    """The values of a mapping or list with their keys or indexes; none of a scalar."""
+    if isinstance(value, dict):
+        return list(value.items())
+    return list(enumerate(value)) if isinstance(value, list) else []
 
 
 def path_text(path: Path) -> str:
@@ -164,11 +173,12 @@ class MigLayout(Struct, frozen=True, kw_only=True):
 class Gathered(Struct):
     """Filled by the translators of configurations.
 
-    ``plugin_default`` and ``mig_default`` are the configs of nodes without a label. ``standalone``: names of plugin
-    configs that were files of their own, so that no label chooses among them.
+    ``values`` are those of the chart, by the keys that lead to each. ``plugin_default`` and ``mig_default`` are the
+    configs of nodes without a label. ``standalone``: names of plugin configs that were files of their own, so that no
+    label chooses among them.
     """
 
-    values: dict[str, Any] = field(default_factory=dict)
+    values: dict[tuple[str, ...], object] = field(default_factory=dict)
     value_conflicts: list[str] = field(default_factory=list)
     plugin_configs: dict[str, PluginConfig] = field(default_factory=dict)
     standalone: set[str] = field(default_factory=set)
@@ -179,15 +189,11 @@ class Gathered(Struct):
     node_labels: dict[str, Mapping[str, str]] = field(default_factory=dict)
     renamed: dict[str, str] = field(default_factory=dict)
 
-    def set_value(self, keys: Sequence[str], value: Any) -> None:
+    def set_value(self, keys: Sequence[str], value: object) -> None:
         """Sets a value of the chart; another value for the same key is a conflict, and the first one stays."""
-        place = self.values
-        for key in keys[:-1]:
-            place = place.setdefault(key, {})
-        if keys[-1] in place and place[keys[-1]] != value:
-            self.value_conflicts.append(f"{'.'.join(keys)}: {place[keys[-1]]!r} stays, {value!r} is another input's")
-            return
-        place[keys[-1]] = value
+        first = self.values.setdefault(tuple(keys), value)
+        if first != value:
+            self.value_conflicts.append(f"{'.'.join(keys)}: {first!r} stays, {value!r} is another input's")
 
     @property
     def default_config(self) -> str:
@@ -216,6 +222,11 @@ class FieldOutcome(StrEnum):
     NOT_CARRIED = "not carried over"
 
 
+CARRIED: Final = FieldOutcome.CARRIED
+CHANGED: Final = FieldOutcome.CHANGED
+LOST: Final = FieldOutcome.NOT_CARRIED
+
+
 class MigrationNote(Struct, frozen=True, kw_only=True):
     """What became of one field, or of all fields below it. ``path`` leads to it from the top of the document."""
 
@@ -241,31 +252,28 @@ class Ledger:
         self._notes: list[MigrationNote] = []
 
     def carried(self, path: Path, text: str) -> None:
-        self.note(FieldOutcome.CARRIED, path, text)
+        self.note(CARRIED, path, text)
 
     def changed(self, path: Path, text: str) -> None:
-        self.note(FieldOutcome.CHANGED, path, text)
+        self.note(CHANGED, path, text)
 
     def lost(self, path: Path, text: str) -> None:
-        self.note(FieldOutcome.NOT_CARRIED, path, text)
+        self.note(LOST, path, text)
 
-    def close(self, rest: FieldOutcome = FieldOutcome.NOT_CARRIED, text: str = UNKNOWN) -> tuple[MigrationNote, ...]:
+    def close(self, rest: FieldOutcome = LOST, text: str = UNKNOWN) -> tuple[MigrationNote, ...]:
         """All notes, in the order of paths; fields without one get ``rest`` and ``text``."""
         noted = {note.path for note in self._notes}
         above = {path[:length] for path in noted for length in range(len(path))}
-        waiting: list[tuple[Path, Any]] = [((), self._document.value)]
+        waiting: list[tuple[Path, object]] = [((), self._document.value)]
         while waiting:
             path, value = waiting.pop()
             if path in noted:
                 continue
-            if path not in above:
+            if path in above:
+                waiting += [((*path, step), item) for step, item in children(value)]
+            else:
                 self.note(rest, path, text)
-            elif isinstance(value, Mapping):
-                waiting += [((*path, key), item) for key, item in value.items()]
-            elif isinstance(value, list):
-                waiting += [((*path, index), item) for index, item in enumerate(value)]
-        order = sorted(self._notes, key=lambda note: (note.line, [str(step) for step in note.path]))
-        return tuple(order)
+        return tuple(sorted(self._notes, key=lambda note: (note.line, [str(step) for step in note.path])))
 
     def note(self, outcome: FieldOutcome, path: Path, text: str) -> None:
         document = self._document
@@ -277,20 +285,15 @@ class Ledger:
                 line=document.line_of(path),
                 subject=document.label,
                 path=path,
-                value=_shown(document.value, path),
+                value=_shown(at(document.value, *path)),
                 text=text,
             )
         )
 
 
-def _shown(value: Any, path: Path) -> str:
+def _shown(value: object) -> str:
     """The value in short; "" for mappings and lists."""
-    for step in path:
-        try:
-            value = value[step]
-        except (KeyError, IndexError, TypeError):
-            return ""
-    if isinstance(value, Mapping | list) or value is None:
+    if isinstance(value, dict | list) or value is None:
         return ""
     text = str(value).lower() if isinstance(value, bool) else " ".join(str(value).split())
     return cut(text, _SHOWN)
@@ -300,34 +303,30 @@ def _shown(value: Any, path: Path) -> str:
 #
 # A rule is found by the field's path, "*" standing for any key or index; it counts for everything below it.
 
-Act = Callable[[Any, Path, Ledger, Gathered], None]
+Act = Callable[[object, Path, Ledger, Gathered], None]
 Rule = tuple[FieldOutcome, str] | Act
 Rules = Mapping[str, Rule]
 
-CARRIED: Final = FieldOutcome.CARRIED
-CHANGED: Final = FieldOutcome.CHANGED
-LOST: Final = FieldOutcome.NOT_CARRIED
 NOTHING: Final[Rule] = (CARRIED, "empty: there is nothing to carry over")
-_EMPTY: Final[tuple[Any, ...]] = (None, "", {}, [])
+OFF: Final[Rule] = (CARRIED, "it is off: there is nothing to carry over")
+_EMPTY: Final[tuple[object, ...]] = (None, "", {}, [])
 
 
-def apply(value: Any, rules: Rules, ledger: Ledger, gathered: Gathered, base: Path = ()) -> None:
+def apply(value: object, rules: Rules, ledger: Ledger, gathered: Gathered, base: Path = ()) -> None:
     """Applies the rule of each field of ``value``; fields without a rule are left to `Ledger.close`."""
     split = [(tuple(pattern.split(".")), rule) for pattern, rule in rules.items()]
-    waiting: list[tuple[Path, Any]] = [((), value)]
+    waiting: list[tuple[Path, object]] = [((), value)]
     while waiting:
         path, found = waiting.pop()
         rule = next((rule for pattern, rule in split if _fits(pattern, path)), None) if path else None
         # An empty mapping has nothing below it for which a longer rule could be.
-        deeper = bool(found) and any(
+        deeper = bool(children(found)) and any(
             len(pattern) > len(path) and _fits(pattern[: len(path)], path) for pattern, _ in split
         )
-        if rule is not None and not (deeper and isinstance(found, Mapping | list)):
+        if rule is not None and not deeper:
             use(rule, found, (*base, *path), ledger, gathered)
-        elif isinstance(found, Mapping):
-            waiting += [((*path, key), item) for key, item in reversed(list(found.items()))]
-        elif isinstance(found, list):
-            waiting += [((*path, index), item) for index, item in reversed(list(enumerate(found)))]
+        else:
+            waiting += [((*path, step), item) for step, item in reversed(children(found))]
 
 
 def to_value(*keys: str, text: str = "") -> Act:
@@ -336,7 +335,7 @@ def to_value(*keys: str, text: str = "") -> Act:
     A key ``{key}`` is the field's own name.
     """
 
-    def act(value: Any, path: Path, ledger: Ledger, gathered: Gathered) -> None:
+    def act(value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:
         if value in _EMPTY:
             ledger.carried(path, "empty: the chart's default applies")
             return
@@ -350,7 +349,7 @@ def to_value(*keys: str, text: str = "") -> Act:
 def switch(when_on: Rule, when_off: Rule | None = None) -> Act:
     """``when_on`` for a field that is true; ``when_off`` otherwise, by default nothing to carry."""
 
-    def act(value: Any, path: Path, ledger: Ledger, gathered: Gathered) -> None:
+    def act(value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:
         on = value is True or str(value).lower() == "true"
         rule = when_on if on else when_off or (CARRIED, "off: there is nothing to carry over")
         use(rule, value, path, ledger, gathered)
@@ -358,16 +357,21 @@ def switch(when_on: Rule, when_off: Rule | None = None) -> Act:
     return act
 
 
-def unless_empty(rule: Rule) -> Act:
-    """``rule`` for a field with a value; an empty one has nothing to carry."""
+def when(values: Collection[object], rule: Rule, otherwise: Rule) -> Act:
+    """``rule`` for a field with one of the values."""
 
-    def act(value: Any, path: Path, ledger: Ledger, gathered: Gathered) -> None:
-        use(NOTHING if value in _EMPTY else rule, value, path, ledger, gathered)
+    def act(value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:
+        use(rule if value in values else otherwise, value, path, ledger, gathered)
 
     return act
 
 
-def use(rule: Rule, value: Any, path: Path, ledger: Ledger, gathered: Gathered) -> None:
+def unless_empty(rule: Rule) -> Act:
+    """``rule`` for a field with a value; an empty one has nothing to carry."""
+    return when(_EMPTY, NOTHING, rule)
+
+
+def use(rule: Rule, value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:
     if isinstance(rule, tuple):
         ledger.note(rule[0], path, rule[1])
     else:
@@ -376,20 +380,3 @@ def use(rule: Rule, value: Any, path: Path, ledger: Ledger, gathered: Gathered) 
 
 def _fits(pattern: tuple[str, ...], path: Path) -> bool:
     return len(pattern) == len(path) and all(part in {"*", str(step)} for part, step in zip(pattern, path, strict=True))
-
-
-_OPERATOR: Final[Mapping[str, str]] = {
-    "NVIDIADriver": "the GPU Operator goes on installing the NVIDIA driver",
-    "GPUCluster": "it deploys NVIDIA's own DRA driver, which has this driver's name: one of the two on a node",
-}
-_UNTOUCHED: Final = "stays as it is and is not printed: it asks for no GPU"
-
-
-def translate_operator_object(document: InputDocument) -> tuple[MigrationNote, ...]:
-    """An object of the operator's API other than a ClusterPolicy."""
-    reason = _OPERATOR.get(document.kind, "an object of the GPU Operator, which goes on with it beside this driver")
-    return Ledger(document).close(FieldOutcome.NOT_CARRIED, reason)
-
-
-def untouched(document: InputDocument, text: str = _UNTOUCHED) -> tuple[MigrationNote, ...]:
-    return Ledger(document).close(FieldOutcome.CARRIED, text)

@@ -6,9 +6,8 @@ such as 0x233010DE: PCI device, then vendor). mig-parted numbers GPUs as NVML do
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from dra_driver.core.errors import ConfigurationError
 from dra_driver.hardware.gpu import catalog
 from dra_driver.kubectl.migrate.ledger import (
     Gathered,
@@ -19,7 +18,7 @@ from dra_driver.kubectl.migrate.ledger import (
     MigrationNote,
     Path,
     at,
-    path_text,
+    mapping_at,
 )
 from dra_driver.kubectl.migrate.plugin_config import dns_name
 
@@ -32,27 +31,27 @@ _MINORS: Final = (
 _DEVICE_ID: Final = re.compile(r"0x([0-9A-Fa-f]{4})10DE", re.IGNORECASE)
 
 
-def is_mig_parted(value: Any) -> bool:
-    return isinstance(value, Mapping) and "mig-configs" in value and "kind" not in value
+def is_mig_parted(value: object) -> bool:
+    return "mig-configs" in mapping_at(value) and "kind" not in mapping_at(value)
 
 
 def translate(document: InputDocument, gathered: Gathered) -> tuple[MigrationNote, ...]:
     """Adds the layouts to ``gathered``. Raises ConfigurationError as mig-parted would refuse the file."""
     ledger = Ledger(document)
-    value = document.value
+    value = mapping_at(document.value)
     if value.get("version") != "v1":
         seen = str(value.get("version"))[:40] if "version" in value else "none"
-        raise _error(document, ("version",), f"expected version v1 of mig-parted's config, got {seen}")
+        raise document.error(("version",), f"expected version v1 of mig-parted's config, got {seen}")
     ledger.carried(("version",), "the version of the format")
     if unexpected := sorted(set(value) - {"version", "mig-configs"}):
-        raise _error(document, (unexpected[0],), f"mig-parted knows no field {unexpected[0]!r} here")
+        raise document.error((unexpected[0],), f"mig-parted knows no field {unexpected[0]!r} here")
     configs = value["mig-configs"]
-    if not isinstance(configs, Mapping) or not configs:
-        raise _error(document, ("mig-configs",), "expected a mapping of names to lists of GPUs")
+    if not isinstance(configs, dict) or not configs:
+        raise document.error(("mig-configs",), "expected a mapping of names to lists of GPUs")
     for name, entries in configs.items():
         path = ("mig-configs", name)
         if not isinstance(entries, list) or not entries:
-            raise _error(document, path, "expected a list with at least one entry")
+            raise document.error(path, "expected a list with at least one entry")
         found = [_entry(document, (*path, index), str(name), ledger) for index in range(len(entries))]
         gathered.layouts[str(name)] = MigLayout(name=str(name), entries=[each for each in found if each is not None])
     return ledger.close()
@@ -65,15 +64,15 @@ def layout_policy_name(config: str) -> str:
 
 def _entry(document: InputDocument, path: Path, name: str, ledger: Ledger) -> GpuLayout | None:
     entry = at(document.value, *path)
-    if not isinstance(entry, Mapping):
-        raise _error(document, path, "expected a mapping")
+    if not isinstance(entry, dict):
+        raise document.error(path, "expected a mapping")
     for missing in sorted({"devices", "mig-enabled"} - set(entry)):
-        raise _error(document, path, f"the required field {missing} is missing")
+        raise document.error(path, f"the required field {missing} is missing")
     if unexpected := sorted(set(entry) - _ENTRY):
-        raise _error(document, (*path, unexpected[0]), f"mig-parted knows no field {unexpected[0]!r} here")
+        raise document.error((*path, unexpected[0]), f"mig-parted knows no field {unexpected[0]!r} here")
     enabled = entry["mig-enabled"]
     if not isinstance(enabled, bool):
-        raise _error(document, (*path, "mig-enabled"), "expected true or false")
+        raise document.error((*path, "mig-enabled"), "expected true or false")
     profiles = _profiles(document, path, enabled)
     products, usable = _products(document, path, ledger)
     minors = _minors(document, path, ledger)
@@ -82,27 +81,26 @@ def _entry(document: InputDocument, path: Path, name: str, ledger: Ledger) -> Gp
             if key in entry:
                 ledger.lost((*path, key), "without a product that is known, its policy would be for all GPUs")
         return None
-    policy = layout_policy_name(name)
-    _note_profiles(entry, path, policy, profiles, ledger)
+    _note_profiles(entry, path, layout_policy_name(name), profiles, ledger)
     return GpuLayout(minors=minors, products=products, profiles=profiles)
 
 
 def _profiles(document: InputDocument, path: Path, enabled: bool) -> dict[str, int] | None:
-    devices = at(document.value, *path, "mig-devices")
     place = (*path, "mig-devices")
+    devices = at(document.value, *place)
     if enabled and devices is None:
-        raise _error(document, path, "the required field mig-devices is missing where mig-enabled is true")
-    if devices is not None and not isinstance(devices, Mapping):
-        raise _error(document, place, "expected a mapping of profiles to counts")
+        raise document.error(path, "the required field mig-devices is missing where mig-enabled is true")
+    if devices is not None and not isinstance(devices, dict):
+        raise document.error(place, "expected a mapping of profiles to counts")
     for profile, count in (devices or {}).items():
         if not _PROFILE.fullmatch(str(profile)):
-            raise _error(document, (*place, profile), f"{str(profile)[:40]!r} is no MIG profile")
-        if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= 64:
-            raise _error(document, (*place, profile), f"expected a count from 0 to 64, got {str(count)[:40]!r}")
+            raise document.error((*place, profile), f"{str(profile)[:40]!r} is no MIG profile")
+        if not _is_count(count, most=64):
+            raise document.error((*place, profile), f"expected a count from 0 to 64, got {str(count)[:40]!r}")
     if not enabled and devices:
-        raise _error(document, place, "MIG devices where mig-enabled is false")
+        raise document.error(place, "MIG devices where mig-enabled is false")
     if devices and not any(devices.values()):
-        raise _error(document, place, "all counts are 0")
+        raise document.error(place, "all counts are 0")
     return {str(key): count for key, count in devices.items() if count} if enabled and devices is not None else None
 
 
@@ -113,13 +111,13 @@ def _products(document: InputDocument, path: Path, ledger: Ledger) -> tuple[tupl
         if wanted is not None:
             ledger.carried((*path, "device-filter"), "empty: GPUs of any product")
         return (), True
-    ids = wanted if isinstance(wanted, list) else [wanted]
-    if not all(isinstance(each, str) for each in ids):
-        raise _error(document, (*path, "device-filter"), f"expected PCI ids as texts, got {str(wanted)[:40]}")
+    place: Path = (*path, "device-filter")
+    ids = {(*place, index): each for index, each in enumerate(wanted)} if isinstance(wanted, list) else {place: wanted}
+    if not all(isinstance(each, str) for each in ids.values()):
+        raise document.error(place, f"expected PCI ids as texts, got {str(wanted)[:40]}")
     known = {model.pci_device_id: model.product_name for model in catalog.models().values()}
     found: list[str] = []
-    for index, each in enumerate(ids):
-        place = (*path, "device-filter", index) if isinstance(wanted, list) else (*path, "device-filter")
+    for place, each in ids.items():
         match = _DEVICE_ID.fullmatch(str(each))
         product = known.get(int(match[1], 16)) if match else None
         if product is None:
@@ -132,22 +130,23 @@ def _products(document: InputDocument, path: Path, ledger: Ledger) -> tuple[tupl
 
 
 def _minors(document: InputDocument, path: Path, ledger: Ledger) -> tuple[int, ...] | None:
-    devices = at(document.value, *path, "devices")
     place = (*path, "devices")
+    devices = at(document.value, *place)
     if devices == "all":
         ledger.carried(place, "the policy is for all of these GPUs")
         return None
-    numbers = isinstance(devices, list) and all(
-        isinstance(each, int) and not isinstance(each, bool) for each in devices
-    )
-    if not numbers or not all(0 <= each <= 255 for each in devices) or len(devices) > 64:
-        raise _error(document, place, f"expected all or a list of GPU indexes, got {str(devices)[:40]!r}")
+    if not isinstance(devices, list) or len(devices) > 64 or not all(_is_count(each, most=255) for each in devices):
+        raise document.error(place, f"expected all or a list of GPU indexes, got {str(devices)[:40]!r}")
     ledger.changed(place, _MINORS)
     return tuple(sorted(set(devices)))
 
 
+def _is_count(value: object, *, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
+
+
 def _note_profiles(
-    entry: Mapping[str, Any], path: Path, policy: str, profiles: Mapping[str, int] | None, ledger: Ledger
+    entry: dict[str, object], path: Path, policy: str, profiles: Mapping[str, int] | None, ledger: Ledger
 ) -> None:
     if profiles is None:
         ledger.carried((*path, "mig-enabled"), f"became policy {policy}: whole GPUs alone (forms.migProfiles: [])")
@@ -158,7 +157,7 @@ def _note_profiles(
     ledger.changed((*path, "mig-enabled"), text)
     if not entry["mig-devices"]:
         ledger.carried((*path, "mig-devices"), "none: the policy offers these GPUs to no claim (availability: Hidden)")
-    for profile, count in entry["mig-devices"].items():
+    for profile, count in mapping_at(entry, "mig-devices").items():
         place = (*path, "mig-devices", profile)
         if re.match(r"[1-9]c\.", str(profile)):
             ledger.lost(place, "this driver makes no compute instance that is smaller than its GPU instance")
@@ -167,8 +166,3 @@ def _note_profiles(
         else:
             text = f"became forms.migProfiles of policy {policy} and a DeviceClass; as many as claims ask for and fit"
             ledger.changed(place, f"{text}, where there were {count}")
-
-
-def _error(document: InputDocument, path: Path, text: str) -> ConfigurationError:
-    line = document.line_of(path)
-    return ConfigurationError(f"{document.source}:{line}: document {document.number}: {path_text(path)}: {text}")

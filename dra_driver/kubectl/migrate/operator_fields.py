@@ -4,28 +4,41 @@ Source: NVIDIA/gpu-operator api/nvidia/v1/clusterpolicy_types.go and deployments
 operator goes on beside this driver for everything but handing out GPUs, so most of its fields are not carried over.
 """
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from dra_driver.kubectl.migrate.ledger import (
     CARRIED,
     CHANGED,
     LOST,
+    NOTHING,
+    OFF,
     Act,
     Gathered,
     Ledger,
     Path,
-    Rule,
     Rules,
-    at,
+    mapping_at,
     switch,
     to_value,
     unless_empty,
+    use,
+    when,
 )
-from dra_driver.kubectl.migrate.plugin_config import FLAGS, MIG_STRATEGIES, environment, note_mig_strategy
+from dra_driver.kubectl.migrate.plugin_config import (
+    FLAGS,
+    INLINE,
+    MPS_FOLDER,
+    NAMED,
+    NFD,
+    NOT_USED,
+    OVERRIDES,
+    SURGE,
+    TOLERATED,
+    environment,
+    mig_strategy,
+)
 
 STAYS: Final = "the GPU Operator's own: it goes on with it beside this driver"
-_OFF: Final = "it is off: there is nothing to carry over"
 _IMAGE: Final = "of the device plugin's image, which this driver does not use"
 DEFAULT_INSTALL_DIR: Final = "/run/nvidia/driver"
 
@@ -33,72 +46,50 @@ DEFAULT_INSTALL_DIR: Final = "/run/nvidia/driver"
 def component(text: str) -> Act:
     """A part of the operator that is ``enabled`` or not, as a whole."""
 
-    def act(value: Any, path: Path, ledger: Ledger, _gathered: Gathered) -> None:
-        on = at(value, "enabled") is True or (isinstance(value, Mapping) and "enabled" not in value and bool(value))
-        ledger.note(LOST if on else CARRIED, path, text if on else _OFF)
+    def act(value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:
+        fields = mapping_at(value)
+        on = fields.get("enabled", bool(fields)) is True
+        use((LOST, text) if on else OFF, value, path, ledger, gathered)
 
     return act
 
 
-def _mig_strategy(value: Any, path: Path, ledger: Ledger, gathered: Gathered) -> None:
-    if value in MIG_STRATEGIES:
-        gathered.mig_strategy = str(value)
-        note_mig_strategy(str(value), path, ledger)
-    else:
-        ledger.lost(path, f"expected none, single or mixed, got {str(value)[:40]!r}")
+def _unknown_strategy(value: object, path: Path, ledger: Ledger, _gathered: Gathered) -> None:
+    ledger.lost(path, f"expected none, single or mixed, got {str(value)[:40]!r}")
 
 
-def _driver_enabled(value: Any, path: Path, ledger: Ledger, gathered: Gathered) -> None:
-    if value is False:
-        ledger.carried(path, "the driver is on the host: it is searched there")
-        return
-    place = at(gathered.values, "driver", "root")
-    if place is None:
-        gathered.set_value(("driver", "root"), DEFAULT_INSTALL_DIR)
+def _driver(_value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:
+    gathered.values.setdefault(("driver", "root"), DEFAULT_INSTALL_DIR)
     gathered.set_value(("driver", "hasDev"), True)
     ledger.carried(path, "became driver.root and driver.hasDev of the chart's values; the driver's container stays")
 
 
-def _install_dir(value: Any, path: Path, ledger: Ledger, gathered: Gathered) -> None:
-    if not value:
-        ledger.carried(path, "empty: there is nothing to carry over")
-        return
-    gathered.values.setdefault("driver", {})["root"] = value
+def _install_dir(value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:
+    gathered.values["driver", "root"] = value
     ledger.carried(path, "became driver.root of the chart's values")
 
 
-def _tolerations(value: Any, path: Path, ledger: Ledger, _gathered: Gathered) -> None:
-    ledger.carried(path, "the chart's DaemonSets tolerate every taint" if value else "empty")
+def _default_config(value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:
+    if path[-3] == "devicePlugin":
+        gathered.plugin_default = str(value)
+    else:
+        gathered.mig_default = str(value)
+    ledger.carried(path, "its policy is for every node without a label that chooses another one")
 
 
-def _default_config(kind: str) -> Act:
-    def act(value: Any, path: Path, ledger: Ledger, gathered: Gathered) -> None:
-        if not value:
-            ledger.carried(path, "empty: nodes without a label have no configuration")
-            return
-        if kind == "plugin":
-            gathered.plugin_default = str(value)
-        else:
-            gathered.mig_default = str(value)
-        ledger.carried(path, "its policy is for every node without a label that chooses another one")
-
-    return act
-
-
-_NAMED: Final = unless_empty((CARRIED, "read where this ConfigMap is among the inputs (--from-cluster reads it)"))
-_EMPTY: Final[Rule] = (CARRIED, "empty: there is nothing to carry over")
-_INLINE: Final = unless_empty((CARRIED, "read as if it were the ConfigMap"))
-
+_DEFAULT: Final = when(("", None, {}), (CARRIED, "empty: nodes without a label have no configuration"), _default_config)
+_VIRTUAL: Final = component("GPUs are not given to virtual machines; it goes on for them on other nodes")
+_VGPU: Final = component("vGPU is not known to this driver; it goes on for it on other nodes")
 SPEC: Final[Rules] = {
     "operator": (LOST, STAYS),
-    "daemonsets.tolerations": _tolerations,
+    "daemonsets.tolerations": when(([], None), (CARRIED, "empty"), TOLERATED),
     "daemonsets.priorityClassName": to_value("node", "priorityClassName"),
     "daemonsets.annotations": to_value("node", "podAnnotations"),
     "daemonsets.labels": unless_empty((LOST, "labels of the chart's pods cannot be set")),
-    "daemonsets.updateStrategy": (CHANGED, "the new pod of a node registers before the old one stops (maxSurge: 1)"),
-    "daemonsets.rollingUpdate": (CHANGED, "the new pod of a node registers before the old one stops (maxSurge: 1)"),
+    "daemonsets.updateStrategy": SURGE,
+    "daemonsets.rollingUpdate": SURGE,
     "daemonsets.podSecurityContext": unless_empty((LOST, "the security context of the chart's pods cannot be set")),
-    "driver.enabled": _driver_enabled,
+    "driver.enabled": when((False,), (CARRIED, "the driver is on the host: it is searched there"), _driver),
     "driver.*": (LOST, STAYS),
     "toolkit": (LOST, f"{STAYS}; claims do not need it, because the container runtime itself applies CDI"),
     "devicePlugin.enabled": switch(
@@ -107,16 +98,13 @@ SPEC: Final[Rules] = {
             "set it to false when every node is given to this driver; before, label nodes that are given to it"
             " nvidia.com/gpu.deploy.device-plugin=false",
         ),
-        (CARRIED, _OFF),
+        OFF,
     ),
-    "devicePlugin.config.name": _NAMED,
-    "devicePlugin.config.default": _default_config("plugin"),
+    "devicePlugin.config.name": NAMED,
+    "devicePlugin.config.default": _DEFAULT,
     "devicePlugin.config.create": (CARRIED, "whether the chart makes the ConfigMap; its content counts"),
-    "devicePlugin.config.data": _INLINE,
-    "devicePlugin.mps": (
-        CHANGED,
-        "the MPS host keeps its folders in /run/gpu.nvidia.com-mps (its setting MPS_RUN_DIR)",
-    ),
+    "devicePlugin.config.data": INLINE,
+    "devicePlugin.mps": MPS_FOLDER,
     "devicePlugin.env": environment,
     "devicePlugin.args": unless_empty((LOST, "arguments of the device plugin; give them as its config")),
     "devicePlugin.hostNetwork": switch((LOST, "the node process is in no host network")),
@@ -126,19 +114,19 @@ SPEC: Final[Rules] = {
     "dcgm": (LOST, STAYS),
     "nodeStatusExporter": component(STAYS),
     "gfd": (LOST, f"{STAYS}; selectors of claims take the place of its labels, other tools may need them"),
-    "mig.strategy": _mig_strategy,
+    "mig.strategy": mig_strategy(_unknown_strategy),
     "migManager.enabled": switch(
         (
             CHANGED,
             "it must not cut GPUs that this driver cuts: label nodes that are given to this driver"
             " nvidia.com/gpu.deploy.mig-manager=false, and set it to false at the end",
         ),
-        (CARRIED, _OFF),
+        OFF,
     ),
-    "migManager.config.name": _NAMED,
-    "migManager.config.default": _default_config("mig"),
+    "migManager.config.name": NAMED,
+    "migManager.config.default": _DEFAULT,
     "migManager.config.create": (CARRIED, "whether the chart makes the ConfigMap; its content counts"),
-    "migManager.config.data": _INLINE,
+    "migManager.config.data": INLINE,
     "migManager.gpuClientsConfig": unless_empty(
         (LOST, "this driver stops no clients of GPUs; it says which process has a GPU open")
     ),
@@ -149,33 +137,32 @@ SPEC: Final[Rules] = {
     "gds": component("GPUDirect Storage's devices are not given to containers"),
     "gdrcopy": component("GDRCopy's device is not given to containers"),
     "sandboxWorkloads": component("GPUs are not given to virtual machines (VFIO, vGPU)"),
-    "vfioManager": component("GPUs are not given to virtual machines; it goes on for them on other nodes"),
-    "sandboxDevicePlugin": component("GPUs are not given to virtual machines; it goes on for them on other nodes"),
-    "kataSandboxDevicePlugin": component("GPUs are not given to virtual machines; it goes on for them on other nodes"),
-    "vgpuManager": component("vGPU is not known to this driver; it goes on for it on other nodes"),
-    "vgpuDeviceManager": component("vGPU is not known to this driver; it goes on for it on other nodes"),
+    **dict.fromkeys(
+        ("vfioManager", "sandboxDevicePlugin", "kataSandboxDevicePlugin"),
+        component("GPUs are not given to virtual machines; it goes on for them on other nodes"),
+    ),
+    **dict.fromkeys(
+        ("vgpuManager", "vgpuDeviceManager"),
+        component("vGPU is not known to this driver; it goes on for it on other nodes"),
+    ),
     "kataManager": component("Kata containers are not known to this driver"),
     "ccManager": component(f"{STAYS}: it sets the confidential computing mode"),
     "cdi": (CHANGED, "claims always come by CDI; containerd 1.7 needs enable_cdi, newer ones have it on"),
-    **dict.fromkeys(("daemonsets", "driver", "devicePlugin", "mig", "migManager", "hostPaths"), _EMPTY),
-    **{f"{name}.config": _EMPTY for name in ("devicePlugin", "migManager")},
+    **dict.fromkeys(("daemonsets", "driver", "devicePlugin", "mig", "migManager", "hostPaths"), NOTHING),
+    **{f"{name}.config": NOTHING for name in ("devicePlugin", "migManager")},
     "hostPaths.rootFS": (CARRIED, "the chart mounts the host's /"),
-    "hostPaths.driverInstallDir": _install_dir,
+    "hostPaths.driverInstallDir": unless_empty(_install_dir),
     "hostPaths.kubeletRootDir": to_value("kubelet", "rootDir"),
 }
 
-_VALUES_ONLY: Final[Mapping[str, Rule]] = {
+_VALUES_ONLY: Final[Rules] = {
     "platform.openshift": to_value("openshift", "enabled"),
-    "nfd": (CARRIED, "Node Feature Discovery goes on; nodes.gpuLabels of the chart accept its labels"),
-    "node-feature-discovery": (
-        CARRIED,
-        "Node Feature Discovery goes on; nodes.gpuLabels of the chart accept its labels",
-    ),
+    **dict.fromkeys(("nfd", "node-feature-discovery"), NFD),
     "clusterPolicy": (LOST, STAYS),
     "gpuCluster": (LOST, "NVIDIA's own DRA driver in the operator has this driver's name: it must stay off"),
     "draDriver": (LOST, "NVIDIA's own DRA driver has this driver's name: its GPU part must stay off"),
     "extraObjects": unless_empty((LOST, "objects that the chart makes beside; give them to this command as manifests")),
-    "global": (CARRIED, "the chart does not use it"),
+    "global": NOT_USED,
 }
 VALUES: Final[Rules] = {**_VALUES_ONLY, **SPEC}
 VALUE_KEYS: Final = frozenset(key.partition(".")[0] for key in VALUES)
@@ -187,8 +174,7 @@ OWN_KEYS: Final = frozenset({"migManager", "toolkit", "dcgmExporter", "vgpuManag
 # --- Values of the chart of NVIDIA's own DRA driver.
 #
 # Source: kubernetes-sigs/dra-driver-nvidia-gpu deployments/helm/dra-driver-nvidia-gpu/values.yaml, v0.5. Its driver
-# name
-# and classes are this driver's, so claims, templates and pods need no change.
+# name and classes are this driver's, so claims, templates and pods need no change.
 
 _HELM: Final = "of the other driver's release; this chart has fixed names in a namespace of your choice"
 _DOMAINS: Final = "ComputeDomains stay with NVIDIA's driver, installed with resources.gpus.enabled=false"
@@ -196,18 +182,17 @@ _WEBHOOK: Final = "parameters of claims are checked by a ValidatingAdmissionPoli
 _TEMPLATE: Final = "the chart has this setting fixed"
 
 
-def _folder(suffix: str, *keys: str) -> Any:
-    def act(value: Any, path: Path, ledger: Ledger, gathered: Gathered) -> None:
+def _kubelet_folder(suffix: str) -> Act:
+    def act(value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:
         root = str(value).removesuffix(suffix)
         if not str(value).endswith(suffix):
-            ledger.lost(
-                path, f"expected a folder that ends with {suffix}; kubelet.rootDir of the chart is the one above"
-            )
+            text = f"expected a folder that ends with {suffix}; kubelet.rootDir of the chart is the one above"
+            ledger.lost(path, text)
         elif root == "/var/lib/kubelet":
             ledger.carried(path, "the chart's default")
         else:
-            gathered.set_value(keys, root)
-            ledger.carried(path, f"became {'.'.join(keys)} of the chart's values")
+            gathered.set_value(("kubelet", "rootDir"), root)
+            ledger.carried(path, "became kubelet.rootDir of the chart's values")
 
     return act
 
@@ -216,10 +201,7 @@ DRA_DRIVER_VALUES: Final[Rules] = {
     "nvidiaDriverRoot": FLAGS["nvidiaDriverRoot"],
     "nvidiaCDIHookPath": to_value("driver", "cdiHook"),
     "altProcDevices": unless_empty((LOST, "device numbers are read from the host's /proc/devices")),
-    "nameOverride": unless_empty((LOST, _HELM)),
-    "fullnameOverride": unless_empty((LOST, _HELM)),
-    "namespaceOverride": unless_empty((LOST, _HELM)),
-    "selectorLabelsOverride": unless_empty((LOST, _HELM)),
+    **dict.fromkeys(OVERRIDES, unless_empty((LOST, _HELM))),
     "gpuResourcesEnabledOverride": (CARRIED, "not needed: this chart is for GPUs"),
     "allowDefaultNamespace": (LOST, _HELM),
     "resourceApiVersion": unless_empty((CHANGED, "resource.k8s.io/v1 is used")),
@@ -236,19 +218,19 @@ DRA_DRIVER_VALUES: Final[Rules] = {
     "controller": (LOST, _DOMAINS),
     "kubeletPlugin.metrics": (CHANGED, "metrics are at port 8080 of the pod, /metrics"),
     "kubeletPlugin.priorityClassName": to_value("node", "priorityClassName"),
-    "kubeletPlugin.updateStrategy": (CHANGED, "the new pod of a node registers before the old one stops (maxSurge: 1)"),
+    "kubeletPlugin.updateStrategy": SURGE,
     "kubeletPlugin.podAnnotations": to_value("node", "podAnnotations"),
     "kubeletPlugin.podSecurityContext": unless_empty((LOST, _TEMPLATE)),
     "kubeletPlugin.nodeSelector": unless_empty((LOST, "write its labels into nodes.selector of the chart's values")),
-    "kubeletPlugin.tolerations": (CARRIED, "the chart's DaemonSets tolerate every taint"),
-    "kubeletPlugin.kubeletRegistrarDirectoryPath": _folder("/plugins_registry", "kubelet", "rootDir"),
-    "kubeletPlugin.kubeletPluginsDirectoryPath": _folder("/plugins", "kubelet", "rootDir"),
+    "kubeletPlugin.tolerations": TOLERATED,
+    "kubeletPlugin.kubeletRegistrarDirectoryPath": _kubelet_folder("/plugins_registry"),
+    "kubeletPlugin.kubeletPluginsDirectoryPath": _kubelet_folder("/plugins"),
     "kubeletPlugin.containers.computeDomains": (LOST, _DOMAINS),
     "kubeletPlugin.containers.*": (LOST, _TEMPLATE),
     "kubeletPlugin.affinity": (CHANGED, "nodes.gpuLabels of the chart are the labels of nodes with GPUs"),
     "kubeletPlugin.networkPolicy.enabled": to_value("networkPolicy", "enabled"),
     "maskNvidiaDriverParams": (CARRIED, "containers always see the driver's parameters as the node process makes them"),
-    "global": (CARRIED, "the chart does not use it"),
+    "global": NOT_USED,
 }
 DRA_DRIVER_KEYS: Final = frozenset(
     {"gpuResourcesEnabledOverride", "kubeletPlugin", "nvidiaCDIHookPath", "altProcDevices"}

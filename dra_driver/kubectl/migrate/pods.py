@@ -7,14 +7,14 @@ devices"), so it names the request of one of them where that has at least as man
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from dra_driver.kubectl.migrate import node_terms
 from dra_driver.kubectl.migrate.claims import DeviceWish, TemplateBook
-from dra_driver.kubectl.migrate.ledger import Ledger, Path, at, list_at, mapping_at
+from dra_driver.kubectl.migrate.ledger import Ledger, Path, at, list_at, list_in, mapping_at, text_at
 from dra_driver.kubectl.migrate.resources import KnownResources, MemoryKnowledge, NoDeviceError, amount
 
 # --- What a pod says to NVIDIA's container runtime: RuntimeClass and environment.
@@ -26,58 +26,45 @@ _RUNTIME_CLASSES: Final = frozenset({"nvidia", "nvidia-cdi", "nvidia-legacy"})
 _ALL: Final = re.compile(r"all|[0-9,]+|GPU-.*")
 
 
-def tidy(spec: dict[str, Any], with_devices: Collection[tuple[str, int]], base: Path, ledger: Ledger) -> None:
+def _tidy(spec: dict[str, object], with_devices: Collection[tuple[str, int]], base: Path, ledger: Ledger) -> None:
     """Removes what would make NVIDIA's runtime add devices; ``with_devices`` are containers by list and index."""
-    name = spec.get("runtimeClassName")
-    if name in _RUNTIME_CLASSES:
+    if spec.get("runtimeClassName") in _RUNTIME_CLASSES:
         del spec["runtimeClassName"]
         text = "removed: the container runtime itself applies CDI, and the RuntimeClass goes with NVIDIA's toolkit"
         ledger.changed((*base, "runtimeClassName"), text)
     for list_name, index in sorted(with_devices):
-        container = spec[list_name][index]
-        place = (*base, list_name, index, "env")
-        kept = []
-        for number, each in enumerate(list_at(container, "env")):
-            if not _is_removed(each, (*place, number), ledger):
-                kept.append(each)
+        container = mapping_at(spec, list_name, index)
         if "env" in container:
-            container["env"] = kept
-            if not kept:
+            place = (*base, list_name, index, "env")
+            variables = enumerate(list_at(container, "env"))
+            container["env"] = [each for number, each in variables if _stays(each, (*place, number), ledger)]
+            if not container["env"]:
                 del container["env"]
 
 
-def sees_all_gpus(spec: Mapping[str, Any], base: Path, ledger: Ledger) -> bool:
-    """Notes containers that ask for no GPU and get all of them through NVIDIA's runtime; whether there are any."""
-    found = False
-    for list_name in ("containers", "initContainers"):
-        for index, container in enumerate(list_at(spec, list_name)):
-            for number, each in enumerate(list_at(container, "env")):
-                if _variable_name(each) == "NVIDIA_VISIBLE_DEVICES" and _ALL.fullmatch(str(each.get("value") or "")):
-                    found = True
-                    ledger.lost(
-                        (*base, list_name, index, "env", number),
-                        "the container gets GPUs from NVIDIA's runtime without being allocated any; it stays as it is."
-                        " A monitor can have a claim with adminAccess instead (examples/admin-access.yaml)",
-                    )
-    return found
+def sees_all_gpus(spec: object, base: Path, ledger: Ledger) -> None:
+    """Notes containers that ask for no GPU and get all of them through NVIDIA's runtime."""
+    for list_name, index, container in _containers(spec):
+        for number, each in enumerate(list_at(container, "env")):
+            if text_at(each, "name") == "NVIDIA_VISIBLE_DEVICES" and _ALL.fullmatch(str(at(each, "value") or "")):
+                ledger.lost(
+                    (*base, list_name, index, "env", number),
+                    "the container gets GPUs from NVIDIA's runtime without being allocated any; it stays as it is."
+                    " A monitor can have a claim with adminAccess instead (examples/admin-access.yaml)",
+                )
 
 
-def _is_removed(variable: Any, path: Path, ledger: Ledger) -> bool:
-    name = _variable_name(variable)
+def _stays(variable: object, path: Path, ledger: Ledger) -> bool:
+    name = text_at(variable, "name")
     if name == "NVIDIA_VISIBLE_DEVICES":
         ledger.changed(path, "removed: the claim decides which GPUs the container sees")
-        return True
+        return False
     if name == "NVIDIA_DRIVER_CAPABILITIES":
         ledger.changed(path, "stays and has no effect: containers with a claim have all of the driver's libraries")
     if name.startswith("NVIDIA_REQUIRE_"):
         ledger.changed(path, "stays and has no effect: nothing compares it with the driver; a selector on"
                              " cudaDriverVersion or driverVersion would keep the pod off older drivers")  # fmt: skip
-    return False
-
-
-def _variable_name(variable: Any) -> str:
-    name = variable.get("name") if isinstance(variable, Mapping) else None
-    return name if isinstance(name, str) else ""
+    return True
 
 
 RESOURCE_PREFIX: Final = "nvidia.com/"
@@ -110,33 +97,31 @@ class _Ask(Struct, frozen=True, kw_only=True):
     reusable: bool
 
 
-def asks_for_devices(spec: Mapping[str, Any], renamed: Mapping[str, Any]) -> bool:
-    """Whether a container of the pod asks for a resource of NVIDIA's device plugin."""
-    return any(True for _ in _resource_names(spec, renamed))
+def resource_names(spec: object, known: KnownResources) -> set[str]:
+    """The resources of NVIDIA's device plugin that the pod's containers ask for."""
+    return {name for _, _, container in _containers(spec) for name in _counts(container, known)}
 
 
-def obstacle(spec: Mapping[str, Any], options: PodOptions) -> str:
-    """Why the pod cannot go on unchanged through classes with an extendedResourceName; "" if it can."""
-    for name in _resource_names(spec, options.resources.of):
-        try:
-            meaning = options.resources.meaning(name, spec)
-        except NoDeviceError as error:
-            return str(error)
-        if meaning.form.form == "share":
-            return "a pod cannot say through an extended resource how much of a shared GPU it wants"
-        if meaning.form.single:
-            return f"{name} is a MIG device here, and a whole GPU to this driver's class"
-    return ""
+def can_stay(spec: object, options: PodOptions) -> bool:
+    """Whether the pod can go on unchanged through classes with an extendedResourceName.
+
+    An extended resource cannot say how much of a shared GPU is wanted, and names a whole GPU where it was a partition.
+    """
+    try:
+        meanings = [options.resources.meaning(name, spec) for name in resource_names(spec, options.resources)]
+    except NoDeviceError:
+        return False
+    return not any(meaning.form.form == "share" or meaning.form.single for meaning in meanings)
 
 
-def profiles(spec: Mapping[str, Any], options: PodOptions) -> set[str]:
+def profiles(spec: object, options: PodOptions) -> set[str]:
     """The MIG profiles that a pod asks for by extended resources, all of which have a meaning."""
-    meanings = (options.resources.meaning(name, spec) for name in _resource_names(spec, options.resources.of))
-    return {meaning.form.profile for meaning in meanings} - {""}
+    names = resource_names(spec, options.resources)
+    return {options.resources.meaning(name, spec).form.profile for name in names} - {""}
 
 
 def translate(
-    spec: dict[str, Any], base: Path, ledger: Ledger, *, namespace: str, options: PodOptions, book: TemplateBook
+    spec: dict[str, object], base: Path, ledger: Ledger, *, namespace: str, options: PodOptions, book: TemplateBook
 ) -> bool:
     """Changes ``spec`` so that its containers have claims; notes each field. Returns whether it was changed."""
     asks = list(_asks(spec, base, options, ledger))
@@ -144,11 +129,16 @@ def translate(
         return False
     forms = list(dict.fromkeys(ask.wish.meaning.form for ask in asks))
     requests = _requests(asks)
-    claim = _free_name(spec)
+    claim = _free("gpu", {text_at(each, "name") for each in list_at(spec, "resourceClaims")})
     several = len(set(requests.values())) > 1
     for ask, request in requests.items():
-        container = spec[ask.list_name][ask.index]
-        _give(container, ask.resource, {"name": claim, **({"request": request} if several else {})})
+        container = mapping_at(spec, ask.list_name, ask.index)
+        _forget(container, ask.resource)
+        resources = mapping_at(container, "resources")
+        use = {"name": claim, **({"request": request} if several else {})}
+        claims = list_in(resources, "claims")
+        if use not in claims:
+            claims.append(use)
         later = next((each for each in requests if requests[each] == request and not each.reusable), None)
         _note(ask, request if several else "", claim, base, ledger, later=later)
     terms = node_terms.take(spec, forms, options.driver, ledger, base)
@@ -156,15 +146,14 @@ def translate(
     for ask, request in requests.items():  # the one with most devices is the first of a request
         wishes.setdefault(request if several else "gpu", ask.wish)
     name = book.template(namespace, wishes, terms, options.driver)
-    spec.setdefault("resourceClaims", []).append({"name": claim, "resourceClaimTemplateName": name})
-    tidy(spec, {(ask.list_name, ask.index) for ask in asks}, base, ledger)
+    list_in(spec, "resourceClaims").append({"name": claim, "resourceClaimTemplateName": name})
+    _tidy(spec, {(ask.list_name, ask.index) for ask in asks}, base, ledger)
     return True
 
 
-def _asks(spec: Mapping[str, Any], base: Path, options: PodOptions, ledger: Ledger) -> Iterator[_Ask]:
+def _asks(spec: dict[str, object], base: Path, options: PodOptions, ledger: Ledger) -> Iterator[_Ask]:
     for list_name, index, container in _containers(spec):
-        counts = _counts(container, options.resources.of)
-        for resource, (value, paths) in counts.items():
+        for resource, (value, paths) in _counts(container, options.resources).items():
             places = [(*base, list_name, index, *path) for path in paths]
             try:
                 count = amount(value)
@@ -189,7 +178,7 @@ def _asks(spec: Mapping[str, Any], base: Path, options: PodOptions, ledger: Ledg
             )
 
 
-def _wish(resource: str, count: int, spec: Mapping[str, Any], options: PodOptions) -> DeviceWish:
+def _wish(resource: str, count: int, spec: object, options: PodOptions) -> DeviceWish:
     meaning = options.resources.meaning(resource, spec)
     if meaning.form.form != "share":
         return DeviceWish(meaning=meaning, count=count)
@@ -215,35 +204,32 @@ def _requests(asks: list[_Ask]) -> dict[_Ask, str]:
     for ask in own:
         found[ask] = _request_name(ask, found)
     for ask in sorted((each for each in asks if each.reusable), key=lambda each: -each.wish.count):
-        enough = [other for other in found if other.container != ask.container and _is_enough(other.wish, ask.wish)]
+        enough = [
+            other
+            for other in found
+            if other.container != ask.container
+            and other.wish.count >= ask.wish.count
+            and replace(other.wish, count=ask.wish.count) == ask.wish
+        ]
         least = min(enough, key=lambda other: other.wish.count, default=None)
         found[ask] = found[least] if least is not None else _request_name(ask, found)
     return found
 
 
-def _is_enough(has: DeviceWish, wants: DeviceWish) -> bool:
-    return has.count >= wants.count and replace(has, count=wants.count) == wants
-
-
 def _request_name(ask: _Ask, taken: Mapping[_Ask, str]) -> str:
-    base = ask.container if _LABEL.fullmatch(ask.container) else "gpu"
-    names = set(taken.values())
-    return next(name for name in (base, *(f"{base}-{number}" for number in range(2, 100))) if name not in names)
+    return _free(ask.container if _LABEL.fullmatch(ask.container) else "gpu", taken.values())
 
 
-def _give(container: dict[str, Any], resource: str, claim: dict[str, str]) -> None:
-    _forget(container, resource)
-    claims = container.setdefault("resources", {}).setdefault("claims", [])
-    if claim not in claims:
-        claims.append(claim)
+def _free(base: str, taken: Collection[str]) -> str:
+    return next(name for name in (base, *(f"{base}-{number}" for number in range(2, 100))) if name not in taken)
 
 
-def _forget(container: dict[str, Any], resource: str) -> None:
-    resources = container.get("resources") or {}
+def _forget(container: object, resource: str) -> None:
+    resources = mapping_at(container, "resources")
     for part in _RESOURCES:
-        if isinstance(resources.get(part), dict):
-            resources[part].pop(resource, None)
-            if not resources[part]:
+        if isinstance(amounts := resources.get(part), dict):
+            amounts.pop(resource, None)
+            if not amounts:
                 del resources[part]
 
 
@@ -271,33 +257,19 @@ def _note(ask: _Ask, request: str, claim: str, base: Path, ledger: Ledger, *, la
             ledger.carried(path, text)
 
 
-def _counts(container: Mapping[str, Any], renamed: Mapping[str, Any]) -> dict[str, tuple[Any, list[Path]]]:
+def _counts(container: object, known: KnownResources) -> dict[str, tuple[object, list[Path]]]:
     """For each resource its amount, limits before requests, and the paths below the container."""
-    found: dict[str, tuple[Any, list[Path]]] = {}
+    found: dict[str, tuple[object, list[Path]]] = {}
     for part in _RESOURCES:
         for name, value in mapping_at(container, "resources", part).items():
-            if _is_device(name, renamed):
+            if name.startswith((f"{RESOURCE_PREFIX}gpu", f"{RESOURCE_PREFIX}mig-")) or name in known.of:
                 kept, paths = found.get(name, (value, []))
                 found[name] = (kept, [*paths, ("resources", part, name)])
     return found
 
 
-def _resource_names(spec: Mapping[str, Any], renamed: Mapping[str, Any]) -> Iterator[str]:
-    for _, _, container in _containers(spec):
-        yield from _counts(container, renamed)
-
-
-def _containers(spec: Mapping[str, Any]) -> Iterator[tuple[str, int, dict[str, Any]]]:
+def _containers(spec: object) -> Iterator[tuple[str, int, dict[str, object]]]:
     for list_name in ("containers", "initContainers"):
         for index, container in enumerate(list_at(spec, list_name)):
             if isinstance(container, dict):
                 yield list_name, index, container
-
-
-def _is_device(name: str, renamed: Mapping[str, Any]) -> bool:
-    return name.startswith((f"{RESOURCE_PREFIX}gpu", f"{RESOURCE_PREFIX}mig-")) or name in renamed
-
-
-def _free_name(spec: Mapping[str, Any]) -> str:
-    taken = {at(each, "name") for each in list_at(spec, "resourceClaims")}
-    return next(name for name in ("gpu", *(f"gpu-{number}" for number in range(2, 100))) if name not in taken)

@@ -6,7 +6,7 @@ GPUs whole that a config shares, their policies are joined.
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -78,7 +78,7 @@ def memory_of(gathered: Gathered, said_mib: int) -> MemoryKnowledge:
     return MemoryKnowledge(said_mib=said_mib, least_mib=min(known, default=0))
 
 
-def classes(gathered: Gathered, asked_for: Iterable[str], driver: str) -> list[dict[str, Any]]:
+def classes(gathered: Gathered, asked_for: Iterable[str], driver: str) -> list[dict[str, object]]:
     """DeviceClasses for the profiles of layouts and of ``asked_for``, and for renamed resources.
 
     Those of profiles are the ones that `kubectl dra classes` keeps; the chart has the others.
@@ -112,7 +112,7 @@ def _class_of_renamed(resource: str) -> str:
     return f"{dns_name(resource.partition('/')[2])}.nvidia.com"
 
 
-def _renamed(resource: str, pattern: str, driver: str) -> dict[str, Any]:
+def _renamed(resource: str, pattern: str, driver: str) -> dict[str, object]:
     """A class for whole GPUs whose product name matches a pattern of the plugin's field ``resources``."""
     attributes = f'device.attributes["{driver}"]'
     regex = ".*".join(re.escape(part).replace("\\ ", " ").replace("\\-", "-") for part in pattern.split("*"))
@@ -167,7 +167,7 @@ def drafts(gathered: Gathered) -> list[PolicyDraft]:
     return [*shared, *joined]
 
 
-def objects(found: Sequence[PolicyDraft]) -> list[dict[str, Any]]:
+def objects(found: Sequence[PolicyDraft]) -> list[dict[str, object]]:
     """GpuPolicy objects with distinct names; those for many nodes are several."""
     taken: set[str] = set()
     made = []
@@ -250,8 +250,8 @@ def _names(base: str) -> Iterator[str]:
     yield from (f"{base[:58].rstrip('-')}-{number}" for number in range(2, 1000))
 
 
-def _object(draft: PolicyDraft) -> dict[str, Any]:
-    select: dict[str, Any] = {}
+def _object(draft: PolicyDraft) -> dict[str, object]:
+    select: dict[str, object] = {}
     if draft.nodes is not None:
         # No node has such a name: until names are known, the policy is for none.
         select["nodeNames"] = list(draft.nodes) or [f"NODES WITH {draft.label}"[:128]]
@@ -259,7 +259,7 @@ def _object(draft: PolicyDraft) -> dict[str, Any]:
         select["minors"] = list(draft.minors)
     if draft.products:
         select["productNames"] = list(draft.products)
-    spec: dict[str, Any] = {"select": select} if select else {}
+    spec: dict[str, object] = {"select": select} if select else {}
     if draft.priority:
         spec["priority"] = draft.priority
     if draft.hidden:

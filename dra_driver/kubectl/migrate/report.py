@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from dra_driver.core.text import printable
 from dra_driver.kubectl.migrate.ledger import UNCHANGED, FieldOutcome, MigrationNote
@@ -49,7 +49,7 @@ def as_text(translation: Translation) -> str:
     return "\n".join(printable(line) for line in [*lines, "", summary(translation)]).lstrip("\n")
 
 
-def as_json(translation: Translation) -> dict[str, Any]:
+def as_json(translation: Translation) -> dict[str, object]:
     """For programs; fields are added and never renamed."""
     return {
         "schemaVersion": SCHEMA_VERSION,

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -43,7 +43,7 @@ class KnownResources(Struct, frozen=True, kw_only=True):
     driver: str
     of: Mapping[str, ResourceMeaning] = field(default_factory=dict)
 
-    def meaning(self, resource: str, spec: Mapping[str, Any]) -> ResourceMeaning:
+    def meaning(self, resource: str, spec: object) -> ResourceMeaning:
         """What ``resource`` was to a pod with ``spec``, whose labels may say it. Raises NoDeviceError."""
         said = said_by_labels(spec)
         base = resource.removesuffix(SHARED)
@@ -55,7 +55,8 @@ class KnownResources(Struct, frozen=True, kw_only=True):
         if said is not None and said.profile and resource == GPU:
             return replace(partition_meaning(said.profile, self.driver), form=replace(said, single=True))
         if resource.endswith(SHARED) or (said is not None and said.form == "share"):
-            return known if known is not None and known.strategy else share_meaning(self._strategy(spec), 0)
+            mps = at(spec, "nodeSelector", f"{GPU}.sharing-strategy") == "mps"
+            return known if known is not None and known.strategy else share_meaning("MPS" if mps else "TimeSlicing", 0)
         return known or ResourceMeaning(form=DeviceForm(), device_class=f"{names.TYPE_GPU}.nvidia.com")
 
     def _partition(self, resource: str) -> ResourceMeaning:
@@ -68,10 +69,6 @@ class KnownResources(Struct, frozen=True, kw_only=True):
         if found is None:
             raise NoDeviceError(f"{resource} names no MIG profile")
         return partition_meaning(plus(found[1]), self.driver)
-
-    def _strategy(self, spec: Mapping[str, Any]) -> str:
-        said = str(mapping_at(spec, "nodeSelector").get(f"{GPU}.sharing-strategy", ""))
-        return "MPS" if said == "mps" else "TimeSlicing"
 
 
 def share_meaning(strategy: str, replicas: int, *, several_refused: bool = False) -> ResourceMeaning:
@@ -90,25 +87,20 @@ def class_name(profile: str, driver: str) -> str:
     return str(class_of(Offer(names.PROFILE, profile), driver)["metadata"]["name"])
 
 
-def said_by_labels(spec: Mapping[str, Any]) -> DeviceForm | None:
+def said_by_labels(spec: object) -> DeviceForm | None:
     """The form that a pod's product labels name by their suffix; None where they name none or several."""
-    said = {_form(value) for key, value in _required_labels(spec) if key == f"{GPU}.product"}
-    said |= {
-        DeviceForm(form="share")
-        for key, value in _required_labels(spec)
-        if key == f"{GPU}.sharing-strategy" and value in {"mps", "time-slicing"}
-    }
+    said = set()
+    for key, value in _required_labels(spec):
+        if key == f"{GPU}.product":
+            parts = product_label(value)
+            form = "partition" if parts.profile else "share" if parts.shared else "whole"
+            said.add(DeviceForm(form=form, profile=parts.profile))
+        elif key == f"{GPU}.sharing-strategy" and value in {"mps", "time-slicing"}:
+            said.add(DeviceForm(form="share"))
     return said.pop() if len(said) == 1 else None
 
 
-def _form(value: str) -> DeviceForm:
-    parts = product_label(value)
-    if parts.profile:
-        return DeviceForm(form="partition", profile=parts.profile)
-    return DeviceForm(form="share" if parts.shared else "whole")
-
-
-def _required_labels(spec: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+def _required_labels(spec: object) -> Iterable[tuple[str, str]]:
     """Pairs of key and value that a node must have one of."""
     yield from ((key, str(value)) for key, value in mapping_at(spec, "nodeSelector").items())
     required = ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms")
@@ -118,7 +110,7 @@ def _required_labels(spec: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
                 yield from ((str(at(each, "key")), str(value)) for value in list_at(each, "values"))
 
 
-def amount(value: Any) -> int:
+def amount(value: object) -> int:
     """The number of devices. Raises NoDeviceError for what is no whole number from 0 to 32."""
     try:
         found = Quantity.parse(str(value)).as_int()
@@ -141,7 +133,7 @@ class MemoryKnowledge(Struct, frozen=True, kw_only=True):
     said_mib: int = 0
     least_mib: int = 0
 
-    def of_pod(self, spec: Mapping[str, Any]) -> int:
+    def of_pod(self, spec: object) -> int:
         """MiB that the shares of one GPU can have together; 0 where it is not known."""
         total = self.said_mib or _of_labels(mapping_at(spec, "nodeSelector")) or self.least_mib
         return shareable(total) if total else 0
@@ -153,7 +145,7 @@ def shareable(total_mib: int) -> int:
     return max(2, total_mib - min(reserve, total_mib // 2))
 
 
-def _of_labels(labels: Mapping[str, Any]) -> int:
+def _of_labels(labels: Mapping[str, object]) -> int:
     memory = str(labels.get("nvidia.com/gpu.memory", ""))
     if memory.isdigit():
         return int(memory[:9])

@@ -16,8 +16,11 @@ from dra_driver.kubectl.migrate.formats import (
     items,
     translate_config,
     translate_file,
+    untouched,
 )
 from dra_driver.kubectl.migrate.ledger import (
+    CARRIED,
+    LOST,
     Gathered,
     InputDocument,
     Ledger,
@@ -25,18 +28,25 @@ from dra_driver.kubectl.migrate.ledger import (
     Rules,
     apply,
     mapping_at,
-    translate_operator_object,
-    untouched,
 )
 from dra_driver.kubectl.migrate.node_terms import keeps_labels
 from dra_driver.kubectl.migrate.operator_fields import DRA_DRIVER_VALUES, SPEC, VALUES
 from dra_driver.kubectl.migrate.plugin_config import CHART_VALUES, translate_daemonset
 from dra_driver.kubectl.migrate.pods import PodOptions
 from dra_driver.kubectl.migrate.policies import PolicyDraft, ambiguity, classes, known_resources, memory_of
-from dra_driver.kubectl.migrate.workloads import translate_limit_range, translate_quota
 
 _ODD: Final = (AttributeError, TypeError, KeyError, IndexError, ValueError)
 """What a value of an unexpected type leads to: lists for mappings, numbers for texts."""
+_TABLES: Final[Mapping[str, Rules]] = {
+    "operator-values": VALUES,
+    "plugin-values": CHART_VALUES,
+    "dra-driver-values": DRA_DRIVER_VALUES,
+}
+_OPERATOR: Final = {
+    "NVIDIADriver": "the GPU Operator goes on installing the NVIDIA driver",
+    "GPUCluster": "it deploys NVIDIA's own DRA driver, which has this driver's name: one of the two on a node",
+}
+_OTHER_OPERATOR: Final = "an object of the GPU Operator, which goes on with it beside this driver"
 _NODE: Final = "read: its labels say which configuration it has; it stays as it is"
 _TOLERATIONS: Final = (
     "Kubernetes adds a toleration for the taint nvidia.com/gpu to pods with that extended resource where its admission"
@@ -52,7 +62,14 @@ _KEPT_COSTS: Final = (
     " devices, so labels of GPU Feature Discovery stay necessary; it cannot have a share; and a taint of a broken GPU"
     " evicts it only by this driver's controller (eviction.enabled)"
 )
-_IDENTITY: Final = "identifies the object; it is not carried to another object"
+_CLUSTER_POLICY: Final = {
+    **dict.fromkeys(("apiVersion", "kind", "metadata"), "identifies the object; it is not carried to another object"),
+    "status": "the GPU Operator writes it",
+}
+
+
+ApiObject = dict[str, Any]
+"""An object or the chart's values, as they are printed."""
 
 
 class MigrateOptions(Struct, frozen=True, kw_only=True):
@@ -69,11 +86,11 @@ class MigrateOptions(Struct, frozen=True, kw_only=True):
 class Translation(Struct):
     """What came of all inputs. ``workloads`` are changed objects with the file that they came from."""
 
-    policies: list[dict[str, Any]] = field(default_factory=list)
-    classes: list[dict[str, Any]] = field(default_factory=list)
-    templates: list[dict[str, Any]] = field(default_factory=list)
-    workloads: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    values: dict[str, Any] = field(default_factory=dict)
+    policies: list[ApiObject] = field(default_factory=list)
+    classes: list[ApiObject] = field(default_factory=list)
+    templates: list[ApiObject] = field(default_factory=list)
+    workloads: list[tuple[str, ApiObject]] = field(default_factory=list)
+    values: ApiObject = field(default_factory=dict)
     notes: list[MigrationNote] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
@@ -81,7 +98,7 @@ class Translation(Struct):
     could_stay: int = 0
 
     @property
-    def objects(self) -> list[dict[str, Any]]:
+    def objects(self) -> list[ApiObject]:
         """All objects in the order in which they can be applied."""
         return [*self.policies, *self.classes, *self.templates, *(value for _, value in self.workloads)]
 
@@ -115,7 +132,12 @@ def translate(documents: Iterable[InputDocument], options: MigrateOptions, read_
     found.classes = classes(gathered, book.profiles, options.driver)
     if options.keep and found.could_stay:
         gathered.set_value(("eviction", "enabled"), True)
-    found.values = gathered.values
+    for (*above, last), value in gathered.values.items():
+        place = found.values
+        for key in above:
+            place.setdefault(key, {})
+            place = mapping_at(place, key)
+        place[last] = value
     found.hints = _hints(gathered, drafts, found, keep=options.keep)
     return found
 
@@ -136,66 +158,53 @@ def _first(
 ) -> None:
     """Configurations; what depends on them is put off."""
     name = format_of(document)
-    if name == "config-map":
-        inside, notes = contents(document, read_text)
-        found.notes += notes
-        for key, each in inside:
-            found.notes += translate_config(each, key, gathered)
-    elif name == "mig-parted":
-        found.notes += mig_parted.translate(document, gathered)
-    elif name == "plugin-config":
-        found.notes += translate_file(document, gathered)
-    elif name in {"quota", "limit-range", "object"}:
-        later.append((name, document))
-    elif name == "node":
-        labels = mapping_at(document.value, "metadata", "labels")
-        gathered.node_labels[document.name] = {str(key): str(value) for key, value in labels.items()}
-        found.notes += untouched(document, _NODE)
-    elif name == "plugin-daemonset":
-        found.notes += translate_daemonset(document, gathered)
-    elif name == "operator-object":
-        found.notes += translate_operator_object(document)
-    else:
-        found.notes += _table(name, document, gathered, read_text, found)
-
-
-def _table(
-    name: str, document: InputDocument, gathered: Gathered, read_text: ReadText, found: Translation
-) -> Sequence[MigrationNote]:
-    ledger = Ledger(document)
-    if name == "cluster-policy":
-        for key in ("apiVersion", "kind", "metadata"):
-            if key in document.value:
-                ledger.carried((key,), _IDENTITY)
-        if "status" in document.value:
-            ledger.carried(("status",), "the GPU Operator writes it")
-        apply(mapping_at(document.value, "spec"), SPEC, ledger, gathered, ("spec",))
-        return ledger.close()
-    tables: Mapping[str, Rules] = {
-        "operator-values": VALUES,
-        "plugin-values": CHART_VALUES,
-        "dra-driver-values": DRA_DRIVER_VALUES,
-    }
-    apply(document.value, tables[name], ledger, gathered)
-    for key, each in inline(document, read_text):
-        found.notes += translate_config(each, key, gathered)
-    return ledger.close()
+    match name:
+        case "quota" | "limit-range" | "object":
+            later.append((name, document))
+        case "config-map":
+            inside, notes = contents(document, read_text)
+            found.notes += notes
+            for key, each in inside:
+                found.notes += translate_config(each, key, gathered)
+        case "mig-parted":
+            found.notes += mig_parted.translate(document, gathered)
+        case "plugin-config":
+            found.notes += translate_file(document, gathered)
+        case "node":
+            labels = mapping_at(document.value, "metadata", "labels")
+            gathered.node_labels[document.name] = {key: str(value) for key, value in labels.items()}
+            found.notes += Ledger(document).close(CARRIED, _NODE)
+        case "plugin-daemonset":
+            found.notes += translate_daemonset(document, gathered)
+        case "operator-object":
+            found.notes += Ledger(document).close(LOST, _OPERATOR.get(document.kind, _OTHER_OPERATOR))
+        case "cluster-policy":
+            ledger = Ledger(document)
+            for key in _CLUSTER_POLICY.keys() & mapping_at(document.value).keys():
+                ledger.carried((key,), _CLUSTER_POLICY[key])
+            apply(mapping_at(document.value, "spec"), SPEC, ledger, gathered, ("spec",))
+            found.notes += ledger.close()
+        case _:
+            ledger = Ledger(document)
+            apply(document.value, _TABLES[name], ledger, gathered)
+            for key, each in inline(document, read_text):
+                found.notes += translate_config(each, key, gathered)
+            found.notes += ledger.close()
 
 
 def _second(name: str, document: InputDocument, options: PodOptions, book: TemplateBook, found: Translation) -> None:
     if name == "quota":
-        value, notes = translate_quota(document, options.resources)
+        done = workloads.translate_quota(document, options.resources)
     elif name == "limit-range":
-        value, notes = translate_limit_range(document, options.resources.of)
+        done = workloads.translate_limit_range(document, options.resources)
     elif any(True for _ in workloads.pod_specs(document.value)):
-        translated = workloads.translate(document, options, book)
-        found.could_stay += translated.can_stay
-        value, notes = translated.value, translated.notes
+        done = workloads.translate(document, options, book)
     else:
-        value, notes = None, untouched(document)
-    found.notes += notes
-    if value is not None:
-        found.workloads.append((document.source, value))
+        done = workloads.TranslatedObject(notes=untouched(document))
+    found.could_stay += done.can_stay
+    found.notes += done.notes
+    if done.value is not None:
+        found.workloads.append((document.source, done.value))
 
 
 def _hints(gathered: Gathered, drafts: Sequence[PolicyDraft], found: Translation, *, keep: bool) -> list[str]:

@@ -109,7 +109,6 @@ class AssignedDevice(Struct, frozen=True, kw_only=True):
 
     @property
     def form(self) -> Form:
-        """Whole GPU, share or partition."""
         if self.partition is not None:
             return Form.PARTITION
         return Form.SHARE if self.sharing is not None and self.sharing.share is not None else Form.WHOLE

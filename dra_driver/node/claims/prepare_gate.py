@@ -48,7 +48,6 @@ class PrepareGate:
 
     @contextlib.contextmanager
     def work(self) -> Iterator[None]:
-        """Count what runs inside as work."""
         with self._changed:
             self._working += 1
         try:

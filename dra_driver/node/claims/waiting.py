@@ -113,7 +113,6 @@ class MonotonicClock:
         self._wakes = 0
 
     def now(self) -> float:
-        """Monotonic seconds."""
         return time.monotonic()
 
     def wake_all(self) -> None:
@@ -154,7 +153,6 @@ class ClaimLocks:
                     del self._table[uid]
 
     def __len__(self) -> int:
-        """The number of claims that are being worked on."""
         with self._guard:
             return len(self._table)
 

@@ -11,7 +11,6 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -20,9 +19,11 @@ from dra_driver.config.exporter_settings import ExporterSettings
 from dra_driver.config.usage_findings import FOLDER as FINDINGS
 from dra_driver.config.usage_findings import LOCK
 from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.model.usage import GpuUsage
 from dra_driver.core.telemetry import exporter_metrics as metrics
 from dra_driver.core.telemetry.http import ObservabilityServer
-from dra_driver.node.exporter import hardware
+from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
+from dra_driver.hardware.gpu.simulated.usage import SimulatedUsage
 from dra_driver.node.exporter.node_process import AssignmentsReader, FindingsWriter, UsageBackend, UsageGpus
 from dra_driver.node.exporter.observer import LookResult, Observer, Sources
 from dra_driver.node.exporter.sources import LogLinks, PodResourcesReader, ProcReader
@@ -36,16 +37,43 @@ FOLDER: Final = "usage"
 ASSIGNMENTS_POLL_S: Final = 0.25
 LATE_S: Final = 120.0
 """A loop that has not moved for this time hangs, in a call of the driver: only a restart helps."""
+SIMULATED_STATE: Final = "simulated-gpus.json"
+SIMULATED_USAGE: Final = "simulated-usage.json"
+"""Files of the node process in the driver's directory."""
+
+
+class SimulatedGpus:
+    """Simulated GPUs, which nothing has to close."""
+
+    def __init__(self, usage: SimulatedUsage) -> None:
+        self._usage = usage
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def usage(self) -> tuple[GpuUsage, ...]:
+        return self._usage.usage()
+
+
+def choose(settings: ExporterSettings, plugin_dir: Path) -> UsageBackend:
+    """The GPUs of the settings. Raises ConfigurationError for a spec that cannot be read."""
+    if settings.simulate is not None:
+        gpus = SimulatedBackend.from_spec(
+            settings.simulate, settings.node_name, state_file=plugin_dir / SIMULATED_STATE
+        )  # fmt: skip
+        return SimulatedGpus(SimulatedUsage(gpus, plugin_dir / SIMULATED_USAGE, proc=Path(settings.proc_dir)))
+    from dra_driver.hardware.driver_root.detect import Detector  # noqa: PLC0415 - simulated GPUs do not need it
+    from dra_driver.hardware.gpu.nvml.usage import NvmlUsage  # noqa: PLC0415 - same
+
+    root = settings.driver_root
+    detector = Detector(settings.host_root)
+    return NvmlUsage(driver_root=root if root is not None else lambda: detector.current().here("/"))
 
 
 class ExporterProcess:
     """One process. ``run`` once; ``ready``, ``live``, ``remarks`` and ``usage`` from any thread."""
 
-    def __init__(
-        self,
-        settings: ExporterSettings,
-        choose: Callable[[ExporterSettings, Path], UsageBackend] = hardware.choose,
-    ) -> None:
+    def __init__(self, settings: ExporterSettings) -> None:
         self._settings = settings
         plugin_dir = Path(settings.kubelet_plugins_dir) / settings.driver_name
         self._assignments = AssignmentsReader(plugin_dir / FOLDER)
@@ -67,7 +95,6 @@ class ExporterProcess:
         self.stopping = threading.Event()
 
     def ready(self) -> list[str]:
-        """Reasons why nothing is told yet."""
         return [] if self._observed is not None else ["the first look is not over"]
 
     def live(self) -> list[str]:

@@ -106,7 +106,6 @@ class LogLinks:
         self._index = index(())
 
     def read(self) -> LogIndex | Unread:
-        """The containers that the links name."""
         try:
             status = os.stat(self._folder)  # noqa: PTH116 - at each look
             seen = (status.st_ino, status.st_mtime_ns)

@@ -13,17 +13,15 @@ A fault's severity never falls before recovery was seen. What counts as recovery
 An XID is an event, and nothing reads whether it still holds. The GPU was reset, or needs no reset any more, when
 
 - the recovery action goes back to "none" from another one;
-- the GPU answers again after it was lost: NVML's GPU_IS_LOST lasts until a reset, a hot plug or a reboot, which does
-  not hold for errors that may pass (`HealthReading.passing`);
-- rows or pages that were pending are not any more, and no remap has failed: only a reset or a reboot applies them. That
-  is not enough for an XID that needs a reboot;
+- the GPU answers again after it was lost: NVML's GPU_IS_LOST lasts until a reset, a hot plug or a reboot (not for
+  errors that may pass, `HealthReading.passing`);
+- pending rows or pages are not pending any more, and no remap has failed: a reset or a reboot applied them. That is not
+  enough for an XID that needs a reboot;
 - the node's boot id changed; or
 - the driver reports a recovery action after this XID if one is needed (`Xid.reported`), and has reported "none" at a
   look that is `SETTLE_S` or more after the last such XID.
 
-An XID that needs no recovery of the GPU, because a policy made it taint, recovers when it is seen.
-
-Events of one moment may come in any order and any number of portions: the faults are the same.
+An XID that needs no recovery of the GPU recovers when it is seen. Events of one moment may come in any order.
 """
 
 from collections.abc import Collection, Iterable, Iterator

@@ -182,7 +182,6 @@ class NodeHealth:
             return self._conditions
 
     def status(self) -> HealthStatus:
-        """What metrics show."""
         with self._lock:
             return self._statistics.status(self._clock())
 

@@ -47,7 +47,6 @@ class HealthStatus(Struct, frozen=True, kw_only=True):
 
 
 def state(faults: Iterable[HealthFault]) -> HealthState:
-    """The state of the device that has these faults."""
     tainting = [
         fault for fault in faults if fault.phase is not FaultPhase.OVER and fault.severity is not Severity.COUNTED
     ]
@@ -68,7 +67,6 @@ class Statistics:
         self._states: dict[tuple[GpuUuid, int | None], tuple[HealthState, float]] = {}
 
     def count(self, event: HealthEvent) -> None:
-        """Count an XID."""
         if event.xid is not None:
             self._xids[event.gpu_uuid, label(event.xid)] += max(event.count, 1)
 
@@ -97,7 +95,6 @@ class Statistics:
         self._recoveries = Counter({key: count for key, count in self._recoveries.items() if key[0] != gpu})
 
     def status(self, now: float) -> HealthStatus:
-        """Everything, at ``now`` in monotonic seconds."""
         devices = tuple(
             DeviceHealth(gpu_uuid=gpu, gi_id=gi_id, state=level, seconds=max(0.0, now - since))
             for (gpu, gi_id), (level, since) in self._states.items()

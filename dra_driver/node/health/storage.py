@@ -121,7 +121,6 @@ class _Written(HealthFault, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def encode(record: HealthRecord) -> bytes:
-    """The record as JSON."""
     gpus = {
         gpu: [
             _Written(cause=key.cause, gi=key.gi_id, xid=key.xid, **asdict(fault))

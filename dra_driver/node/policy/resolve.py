@@ -72,7 +72,6 @@ def survey(
 
 
 def closed(snapshot: Snapshot, uses: Iterable[Use]) -> Terms:
-    """Terms that offer only what is in use."""
     return _in_use({gpu.uuid: CLOSED_TERMS for gpu in snapshot.gpus}, snapshot, uses)
 
 

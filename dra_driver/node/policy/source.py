@@ -20,8 +20,15 @@ from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.terms import Terms, Use
 from dra_driver.node.policy import last_good
 from dra_driver.node.policy.folder import Print, fingerprint, read_folder
-from dra_driver.node.policy.objects import PolicyObject, ReadObject, read_objects
-from dra_driver.node.policy.policy_set import PolicySet, RefusedSetError, merge, read_set
+from dra_driver.node.policy.policy_set import (
+    PolicyObject,
+    PolicySet,
+    ReadObject,
+    RefusedSetError,
+    merge,
+    read_objects,
+    read_set,
+)
 from dra_driver.node.policy.resolve import closed, resolve, survey
 from dra_driver.node.policy.standing import PolicySets
 
@@ -225,7 +232,6 @@ class PolicySource:
         return f"policies cannot be used, so the previous ones stay in force: {reason}"
 
     def _log_problem(self) -> None:
-        """Log a new problem once."""
         problem = self._problem()
         if self._is_waiting and self._objects is not None and self._objects.problem is None:
             return  # it was asked a moment ago

@@ -4,15 +4,15 @@ A separate thread writes the file (0600, by rename) when its content changed; no
 exporter has its own reader (``node/usage/assignments.py``), so the two may be of different versions.
 """
 
-import json
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+import msgspec
 from msgspec import Struct
 
 from dra_driver.config.settings import NodeSettings
@@ -41,7 +41,7 @@ PAUSE_S: Final = 0.2
 CHECK_S: Final = 60.0
 """Should a change have been missed."""
 RETRY_S: Final = 5.0
-Json = dict[str, Any]
+Json = dict[str, object]
 
 
 class ReportedGpu(Struct, frozen=True, kw_only=True):
@@ -64,7 +64,6 @@ def header(settings: NodeSettings, started: float | None = None) -> Json:
 
 
 def reported_gpus(snapshot: Snapshot, terms: Terms) -> list[ReportedGpu]:
-    """The GPUs of the snapshot with the rules in force."""
     return [
         ReportedGpu(
             device=gpu.device_name, gpu_uuid=gpu.uuid, model=gpu.product_name, rules=terms_of(terms, gpu.uuid).usage
@@ -106,7 +105,6 @@ class AssignmentsFile:
         )
 
     def claims_changed(self) -> None:
-        """A claim was prepared or unprepared."""
         self._claims_due.set()
         self.worker.wake()
 
@@ -137,24 +135,28 @@ class AssignmentsFile:
         self._changing = self._changes.current()
         document = self._header | {
             "detached": self._detached(),
-            "gpus": [_gpu(each, each.gpu_uuid in self._changing) for each in self._gpus()],
+            "gpus": [
+                {
+                    "device": each.device,
+                    "gpu": each.gpu_uuid,
+                    "model": each.model,
+                    "changing": each.gpu_uuid in self._changing,
+                    "usage": each.rules,
+                }
+                for each in self._gpus()
+            ],
             "claims": self._claims,
         }
-        content = json.dumps(document, separators=(",", ":")).encode() + b"\n"
+        content = msgspec.json.encode(document) + b"\n"
         path = self._folder / FILE
         if content == self._written and path.exists():
             return
-        make_folders(self._folder)
+        for folder in (self._folder, self._folder / FINDINGS):  # the second one is the exporter's; for root only
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if folder.stat().st_mode & 0o077:  # the kubelet made it, for the exporter's mount
+                folder.chmod(0o700)
         replace_file(path, content)
         self._written = content
-
-
-def make_folders(folder: Path) -> None:
-    """The directory, and the one in it that the exporter writes: for root only."""
-    for each in (folder, folder / FINDINGS):
-        each.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if each.stat().st_mode & 0o077:  # the kubelet made it, for the exporter's mount
-            each.chmod(0o700)
 
 
 def claims_of(entries: Iterable[Entry]) -> list[Json]:
@@ -188,21 +190,4 @@ def _device(device: AssignedDevice) -> Json:
         "memoryBytes": share.memory if share is not None else None,
         "percent": share.percent if share is not None else None,
         "adminAccess": device.admin_access,
-    }
-
-
-def _gpu(gpu: ReportedGpu, changing: bool) -> Json:
-    rules = gpu.rules
-    return {
-        "device": gpu.device,
-        "gpu": gpu.gpu_uuid,
-        "model": gpu.model,
-        "changing": changing,
-        "usage": {
-            "onOverGrant": rules.over_grant.value,
-            "graceSeconds": rules.grace_s,
-            "overheadBytesPerProcess": rules.overhead_bytes,
-            "idleAfterMinutes": rules.idle_after_min,
-            "onIdle": rules.idle.value,
-        },
     }

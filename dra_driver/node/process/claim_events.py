@@ -11,7 +11,7 @@ import logging
 import queue
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Final, TypeGuard
 
 from dra_driver.config.settings import NodeSettings
 from dra_driver.core.errors import ApiUnreachableError, ForbiddenError, KubernetesApiError, NotFoundError, StorageError
@@ -42,7 +42,7 @@ TERMINATING: Final = "because it is being terminated"
 """In the 403 for a namespace that is being deleted (kubernetes/kubernetes plugin/pkg/admission/namespace/lifecycle)."""
 
 
-def told_objects(ref: ClaimRef, document: Mapping[str, Any]) -> list[ObjectReference]:
+def told_objects(ref: ClaimRef, document: Mapping[str, object]) -> list[ObjectReference]:
     """The claim and the pods that it is reserved for; nothing when another claim has its name. Pure."""
     metadata, status = document.get("metadata"), document.get("status")
     if not isinstance(metadata, dict) or metadata.get("uid") != ref.uid:
@@ -52,13 +52,11 @@ def told_objects(ref: ClaimRef, document: Mapping[str, Any]) -> list[ObjectRefer
     )
     reserved = status.get("reservedFor") if isinstance(status, dict) else None
     users = [each for each in reserved if _is_pod(each)] if isinstance(reserved, list) else []
-    return [
-        claim,
-        *(
-            ObjectReference(apiVersion="v1", kind="Pod", namespace=ref.namespace, name=each["name"], uid=each["uid"])
-            for each in users[:MAX_PODS]
-        ),
-    ]
+    pods = (
+        ObjectReference(apiVersion="v1", kind="Pod", namespace=ref.namespace, name=each["name"], uid=each["uid"])
+        for each in users[:MAX_PODS]
+    )
+    return [claim, *pods]
 
 
 class ClaimEvents:
@@ -91,7 +89,10 @@ class ClaimEvents:
 
     def _write(self, notice: Notice | ClaimNotice) -> None:
         try:
-            held = self._concerned(notice)
+            if isinstance(notice, ClaimNotice):
+                held = [notice.claim]
+            else:
+                held = [claim.ref for claim in self._claims() if _has(claim, notice)]
             if len(held) > MAX_CLAIMS:
                 log.info("some claims are not told of a condition", extra={"left_out": len(held) - MAX_CLAIMS})
             for ref in held[:MAX_CLAIMS]:
@@ -100,11 +101,6 @@ class ClaimEvents:
                 self._tell_claim(ref, notice)
         except (StorageError, ApiUnreachableError) as error:
             log.warning("claims are not told of a condition", extra={"condition": notice.message, "reason": error})
-
-    def _concerned(self, notice: Notice | ClaimNotice) -> list[ClaimRef]:
-        if isinstance(notice, ClaimNotice):
-            return [notice.claim]
-        return [claim.ref for claim in self._claims() if _has(claim, notice)]
 
     def _tell_claim(self, ref: ClaimRef, notice: Notice | ClaimNotice) -> None:
         try:
@@ -148,7 +144,7 @@ def _has(claim: Entry, notice: Notice) -> bool:
     return any(is_about(notice.condition, device, notice.gpu) for device in devices)
 
 
-def _is_pod(user: Any) -> bool:
+def _is_pod(user: object) -> TypeGuard[dict[str, str]]:
     """Whether an entry of ``reservedFor`` names a pod: the core API group is left out or empty."""
     if not isinstance(user, dict) or user.get("resource") != "pods" or user.get("apiGroup"):
         return False

@@ -11,11 +11,14 @@ One thread, apart from the prepares. What was written is noted in a file, so tha
 import hashlib
 import json
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from msgspec import to_builtins
 
 from dra_driver.config.settings import NodeSettings
 from dra_driver.core.errors import (
@@ -35,6 +38,7 @@ from dra_driver.core.time import rfc3339
 from dra_driver.core.worker import Worker
 from dra_driver.kube import paths
 from dra_driver.kube.discovery import ServerVersion, server_version
+from dra_driver.kube.objects.resource import AllocatedDeviceStatus, Condition
 from dra_driver.kube.rest import RestClient
 from dra_driver.node.claims import AssignedDevice, Entry, Journal
 from dra_driver.node.process.health_report import DeviceReport, DeviceState
@@ -50,50 +54,50 @@ PAUSE_S: Final = 1.0
 MAX_FILE_BYTES: Final = 4 * 2**20
 EVENT: Final = "ClaimStatusNotWritten"
 FILE: Final = "claim-status.json"
+_SINCE: Final = re.compile(r'"lastTransitionTime": "[^"]*"')
 
 
-def status_of(claim: Entry, driver: str, health: Mapping[tuple[str, str], DeviceReport], now: float) -> dict[str, Any]:
+def status_of(
+    claim: Entry, driver: str, health: Mapping[tuple[str, str], DeviceReport], now: float
+) -> dict[str, object]:
     """The object to apply. Pure. A device without a report counts as healthy: it was prepared.
 
     Two requests of a claim may have the same device (admin access). It is one entry: the API server refuses two.
     """
     devices = {(device.pool, device.device, device.share_id): device for device in claim.devices}
+    found = []
+    for device in devices.values():
+        report = health.get((device.pool, device.device))
+        sick = report if report is not None and report.state is DeviceState.UNHEALTHY else None
+        condition = Condition(
+            type="Ready",
+            status="False" if sick else "True",
+            reason="Unhealthy" if sick else "Prepared",
+            message=sick.message if sick else "",
+            last_transition_time=rfc3339(now if sick else claim.changed_at),
+        )
+        found.append(
+            AllocatedDeviceStatus(
+                driver=driver,
+                pool=device.pool,
+                device=device.device,
+                share_id=device.share_id or "",
+                conditions=(condition,),
+                data=data_of(device),
+            )
+        )
     return {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceClaim",
         "metadata": {"name": claim.ref.name, "namespace": claim.ref.namespace, "uid": claim.ref.uid},
-        "status": {"devices": [_entry(device, claim, driver, health, now) for device in devices.values()]},
+        "status": {"devices": to_builtins(found)},
     }
 
 
-def digest(body: Mapping[str, Any]) -> str:
+def digest(body: Mapping[str, object]) -> str:
     """The same text for the same state, whenever it began. Pure."""
-    text = json.dumps(body, sort_keys=True, default=str)
-    for device in body["status"]["devices"]:
-        text = text.replace(device["conditions"][0]["lastTransitionTime"], "")
+    text = _SINCE.sub('"lastTransitionTime": ""', json.dumps(body, sort_keys=True))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def _entry(
-    device: AssignedDevice,
-    claim: Entry,
-    driver: str,
-    health: Mapping[tuple[str, str], DeviceReport],
-    now: float,
-) -> dict[str, Any]:
-    report = health.get((device.pool, device.device))
-    is_sick = report is not None and report.state is DeviceState.UNHEALTHY
-    condition = {
-        "type": "Ready",
-        "status": "False" if is_sick else "True",
-        "reason": "Unhealthy" if is_sick else "Prepared",
-        "message": report.message if report is not None and is_sick else "",
-        "lastTransitionTime": rfc3339(now if is_sick else claim.changed_at),
-    }
-    entry = {"driver": driver, "pool": device.pool, "device": device.device}
-    if device.share_id is not None:
-        entry["shareID"] = device.share_id
-    return {**entry, "conditions": [condition], "data": data_of(device)}
 
 
 class ClaimStatus:
@@ -189,7 +193,7 @@ class ClaimStatus:
                 self._save()
         return left
 
-    def _apply(self, ref: ClaimRef, body: Mapping[str, Any]) -> bool:
+    def _apply(self, ref: ClaimRef, body: Mapping[str, object]) -> bool:
         """Whether nothing is left to do for this claim."""
         try:
             stored = self._rest.apply(f"{paths.resource_claim(ref.namespace, ref.name)}/status", body, MANAGER)
@@ -256,9 +260,9 @@ def open_claim_status(
     )
 
 
-def data_of(device: AssignedDevice) -> dict[str, Any]:
+def data_of(device: AssignedDevice) -> dict[str, object]:
     """UUID, placement and share of a device, as ``status.devices[].data``."""
-    data: dict[str, Any] = {"uuid": device.gpu_uuid}
+    data: dict[str, object] = {"uuid": device.gpu_uuid}
     partition, sharing = device.partition, device.sharing
     if partition is not None:
         live = partition.live

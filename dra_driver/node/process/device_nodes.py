@@ -60,7 +60,6 @@ class HostDeviceNodes:
         return cls(uvm, keeper, may_touch=may_touch)
 
     def ensure(self, nodes: Iterable[WantedNode]) -> None:
-        """See `device_nodes.keeper.DeviceNodeReconciler.ensure`."""
         if self._keeper is not None:
             self._keeper.ensure(nodes)
 

@@ -1,20 +1,23 @@
 """Publishes and withdraws the DRA socket and the registration socket, and replaces them when their files vanish.
 
 The DRA socket accepts calls before the registration socket appears, because the kubelet dials it right after
-``GetInfo``. A kubelet that restarts walks its registry again and finds the registration socket by itself. A deleted
-file (a cleaned directory, a node reset) does not come back by itself: a listening unix socket cannot be linked under a
-name again. So a new server takes the path, and the old one finishes its calls.
+``GetInfo``. A deleted file (a cleaned directory, a node reset) stays away: a listening unix socket cannot be linked
+again. So a new server takes the path, and the old one finishes its calls.
 
-At the stop the registration socket goes last, after the calls in progress. When it disappears, the kubelet closes its
+At the stop the registration socket goes last, after the calls in progress: when it disappears, the kubelet closes its
 connection with every call on it (kubernetes/kubernetes pkg/kubelet/cm/dra/plugin, DeRegisterPlugin), and a pod whose
-prepare was cut off waits half a minute for the next. Before that, the kubelet sees the DRA service end and prefers a
-successor's.
+prepare was cut off waits half a minute for the next.
 
 A socket that another process has put in place of this driver's is left alone: two drivers that take turns would be
 worse than one that is not ready.
+
+The kubelet finds the registration socket in its directory, dials it, calls ``GetInfo`` and reports with
+``NotifyRegistrationStatus`` (kubernetes/kubernetes pkg/kubelet/pluginmanager). After a refusal it asks again, with
+pauses of up to two minutes. So nothing is retried here: a refusal is logged, counted and a reason for not being ready.
 """
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -26,17 +29,79 @@ import grpc
 from dra_driver.core._pb.pluginregistration import api_pb2 as pb
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.telemetry import metrics
-from dra_driver.node.process.registration import Registration
-from dra_driver.node.process.server import UnixServer
+from dra_driver.node.process.server import Method, UnixServer, generic_handler
 from dra_driver.node.process.sockets import SocketPaths, is_served
 
 log = logging.getLogger(__name__)
+
+# The kubelet uses the first entry that it knows, so the newest comes first.
+SUPPORTED_VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
+_NOT_YET = (
+    "the kubelet has not registered this driver yet: check that it runs and reads the directory of"
+    " --kubelet-registrar-dir"
+)
+
 
 # For unprepare, and for streams while they open; threads start when needed. An unprepare waits for a prepare of the
 # same claim. The kubelet unprepares all claims of a pod in one call, as it prepares them, so there are more of these
 # threads than prepares that run at once (``service.PREPARE_THREADS``).
 DRA_THREADS = 12
 REGISTRATION_THREADS = 2
+TIMEOUT_S = 2.0
+GOOD_S: Final = 25.0
+"""How long a good answer counts. The kubelet asks every 10 s, and the connection of a check wakes all threads of gRPC
+for a while: checking each time was a third of what a node process at rest does."""
+
+
+class Registration:
+    """The registration service of one driver. Thread-safe."""
+
+    def __init__(self, *, driver: str, endpoint: Path) -> None:
+        """``endpoint`` is the DRA socket under the path that the kubelet sees."""
+        self._driver = driver
+        self._endpoint = endpoint
+        self._lock = threading.Lock()  # guards _problem
+        self._problem: str | None = _NOT_YET
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        methods: dict[str, Method] = {"GetInfo": self.get_info, "NotifyRegistrationStatus": self.notify}
+        return generic_handler(pb.DESCRIPTOR.services_by_name["Registration"], methods)
+
+    def get_info(self, _request: pb.InfoRequest, _context: grpc.ServicerContext) -> pb.PluginInfo:
+        """The driver's name, the DRA socket and the supported services."""
+        return pb.PluginInfo(
+            type="DRAPlugin",
+            name=self._driver,
+            endpoint=str(self._endpoint),
+            supported_versions=SUPPORTED_VERSIONS,
+        )
+
+    def notify(self, request: pb.RegistrationStatus, _context: grpc.ServicerContext) -> pb.RegistrationStatusResponse:
+        """Remembers whether the kubelet registered this driver."""
+        if request.plugin_registered:
+            self._answered(None)
+            log.info("registered with the kubelet", extra={"driver": self._driver, "endpoint": self._endpoint})
+        else:
+            reason = request.error or "it gave no reason"
+            self._answered(f"the kubelet refused to register driver {self._driver}: {reason}")
+            log.error("the kubelet refused the registration", extra={"driver": self._driver, "reason": reason})
+        metrics.registrations_total.labels("registered" if request.plugin_registered else "refused").inc()
+        return pb.RegistrationStatusResponse()
+
+    def forget(self) -> None:
+        """Back to not registered: the socket was created again, and the kubelet will ask again."""
+        self._answered(_NOT_YET)
+
+    @property
+    def problem(self) -> str | None:
+        """Why this driver is not registered with the kubelet; None while it is."""
+        with self._lock:
+            return self._problem
+
+    def _answered(self, problem: str | None) -> None:
+        with self._lock:
+            self._problem = problem
+        metrics.registered.set(problem is None)
 
 
 class Endpoints:
@@ -88,7 +153,6 @@ class Endpoints:
 
     def _restore(self) -> None:
         if self._dra.socket.is_missing():
-            _log_missing(self._paths.dra)
             fresh = self._new_dra()
             _started(fresh, self._paths.dra)
             self._dra, old = fresh, self._dra
@@ -97,7 +161,6 @@ class Endpoints:
             # that as well, but the kubelet would cut the calls in progress (see above).
             old.retire()
         if self._registrar.socket.is_missing():
-            _log_missing(self._paths.registration)
             registrar = self._new_registrar()
             self._registration.forget()
             _started(registrar, self._paths.registration)
@@ -122,20 +185,11 @@ class Endpoints:
         return UnixServer(self._paths.registration, handlers, threads=REGISTRATION_THREADS, name="registration")
 
 
-def _log_missing(path: Path) -> None:
-    log.warning("socket is gone, creating it again", extra={"socket": path})
-
-
 def _started(server: UnixServer, path: Path) -> None:
+    log.warning("socket is gone, creating it again", extra={"socket": path})
     with suppress(OSError):
         path.parent.mkdir(mode=0o750, exist_ok=True)  # the folder may have been removed; its parent is the kubelet's
     server.start()
-
-
-TIMEOUT_S = 2.0
-GOOD_S: Final = 25.0
-"""How long a good answer counts. The kubelet asks every 10 s, and the connection of a check wakes all threads of gRPC
-for a while: checking each time was a third of what a node process at rest does."""
 
 
 class Probe:
@@ -149,7 +203,6 @@ class Probe:
         self._good_until = float("-inf")  # replaced as a whole
 
     def problems(self) -> list[str]:
-        """See `socket_problems`."""
         now = self._clock()
         if now < self._good_until:
             return []

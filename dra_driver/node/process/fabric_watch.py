@@ -1,14 +1,12 @@
-"""Taints whole GPUs whose NVLink fabric is not ready, and tells the node's owner.
+"""Taints whole GPUs whose NVLink fabric is not ready, and reports them as events on the Node.
 
 CUDA fails with error 802 on such a GPU (``core/model/fabric.py``). A prepare waits for the fabric (``claims/hardware/
-fabric.py``); what takes longer has to keep new claims away:
+fabric.py``). The taint keeps new claims away from what takes longer:
 
-- After the fabric was ready, or the last partition of the GPU was destroyed, it is probed again: it gets ``GRACE_S``.
-- At the first look at a GPU nothing is known about how long it takes: it is tainted at once.
-- A probe that ended with an error does not pass by itself: the GPU is tainted at once.
+- A GPU whose fabric was ready, or whose last partition was destroyed, is probed again: it gets ``GRACE_S``.
+- At the first look at a GPU, and after a probe that failed, it is tainted immediately.
 
-Partitions are not tainted: instances do not use the fabric. Where the API server keeps no taints, only the wait is
-left. The taint goes with the first look that finds the fabric ready.
+Partitions do not use the fabric and are not tainted. The taint ends with the first look that finds the fabric ready.
 """
 
 import logging
@@ -73,7 +71,6 @@ class FabricWatch:
         self._news: dict[GpuUuid, str] = {}  # those without an event yet
 
     def amend(self, snapshot: Snapshot, terms: Terms) -> Mapping[GpuUuid, GpuTerms]:
-        """Terms of the GPUs that are tainted now."""
         now = self._clock()
         with self._lock:
             before = self._histories

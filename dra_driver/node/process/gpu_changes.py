@@ -131,7 +131,6 @@ class GpuChangeTracker:
                 self._until[gpu] = self._clock() + COOLDOWN_S
 
     def current(self) -> frozenset[GpuUuid]:
-        """The GPUs that are changing."""
         now = self._clock()
         with self._lock:
             return frozenset(gpu for gpu, until in self._until.items() if until > now)
@@ -144,8 +143,6 @@ class GpuChangeTracker:
 
 
 class TrackedGpuControl:
-    """A `GpuControl` that tracks its changes and waits for the exporter."""
-
     def __init__(self, control: GpuControl, tracker: GpuChangeTracker) -> None:
         self._control, self._tracker = control, tracker
 

@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -176,8 +176,10 @@ class GpuNodeKeeper:
         except NotFoundError:
             self._is_left_behind = False
             return None  # the object, or the kind: its creation tells
-        owners, uid = _owners(found), self._owner()
-        self._is_left_behind = bool(uid and owners) and uid not in owners
+        metadata = found.get("metadata")
+        owners = metadata.get("ownerReferences") if isinstance(metadata, dict) else None
+        uids = [each.get("uid") for each in owners if isinstance(each, dict)] if isinstance(owners, list) else []
+        self._is_left_behind = bool(uids and (uid := self._owner())) and uid not in uids
         return node_status_of(found)
 
     def _write(self, wanted: GpuNodeStatus) -> None:
@@ -217,12 +219,6 @@ class GpuNodeKeeper:
         if self.worker.pause(self.pause_s()):  # changes at the same time are written together
             return 0.0
         return self.step() * random.uniform(0.75, 1.25)  # noqa: S311 - spreads load, keeps no secret
-
-
-def _owners(found: Mapping[str, Any]) -> list[str]:
-    metadata = found.get("metadata")
-    owners = metadata.get("ownerReferences") if isinstance(metadata, dict) else None
-    return [str(each.get("uid")) for each in owners if isinstance(each, dict)] if isinstance(owners, list) else []
 
 
 def _steady(status: GpuNodeStatus) -> GpuNodeStatus:
@@ -266,7 +262,6 @@ class Versions(Struct, frozen=True, kw_only=True):
 
 
 def status_of(facts: NodeFacts, driver_name: str, versions: Versions) -> GpuNodeStatus:
-    """The status of the GpuNode."""
     cuda = facts.snapshot.cuda_driver_version
     left_out = [
         NodeProblem(reason="GpuLeftOut", message=f"GPU {each.label} cannot be used: {each.reason}")
@@ -376,7 +371,7 @@ class GpuNodeService:
         self._health, self._policies, self._hook_version = health, policies, hook_version
         self._not_ready, self._remarks = not_ready, remarks
         self._usage = UsageReport(settings, journal, tell, notify=notify) if settings.usage else None
-        self._seen: tuple[Any, ...] = ()
+        self._seen: tuple[object, ...] = ()
         self._messages: tuple[list[str], list[str], str | None] = ([], [], None)
         self._claims_changed = True
         self.keeper = GpuNodeKeeper(

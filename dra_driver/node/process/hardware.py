@@ -232,15 +232,12 @@ class OwnedBackend:
             self._journal = journal
 
     def open(self) -> None:
-        """See ``Backend.open``."""
         self._backend.open()
 
     def close(self) -> None:
-        """See ``Backend.close``."""
         self._backend.close()
 
     def wait_for_event(self, timeout_s: float) -> bool:
-        """See ``Backend.wait_for_event``."""
         return self._backend.wait_for_event(timeout_s)
 
     def snapshot(self) -> Snapshot:
@@ -261,8 +258,6 @@ class OwnedBackend:
 
 
 class _Own:
-    """One reading of the journal."""
-
     def __init__(self, journal: Journal) -> None:
         self.partitions = journal.created_partitions()
         self.modes = frozenset(journal.gpus_with_note(MIG_MODE))

@@ -71,9 +71,10 @@ class ConditionEvents:
             told = self._told.get(key)
             if told is None and condition.since < self._started:
                 self._told[key] = _Told(now - QUIET_S, condition)
-            elif told is None or (_differs(told.condition, condition) and now - told.at >= QUIET_S):
+            elif told is None or (now - told.at >= QUIET_S and _effect(told.condition) != _effect(condition)):
                 self._told[key] = _Told(now, condition)
-                self._report(condition, snapshot, "Warning", _reason(condition), _begun(condition, snapshot))
+                reason = UNMONITORED if condition.cause is HealthCause.UNMONITORED else UNHEALTHY
+                self._report(condition, snapshot, "Warning", reason, _begun(condition, snapshot))
         for key, told in list(self._told.items()):
             if key in holding or now - told.at < QUIET_S:
                 continue
@@ -102,12 +103,8 @@ def device_of(gpu_uuid: GpuUuid, gi_id: int | None, snapshot: Snapshot) -> str:
     return partition_name(gpu.minor, profile.name, profile.profile_id, place.start)
 
 
-def _differs(told: HealthCondition | None, condition: HealthCondition) -> bool:
-    return told is None or (told.severity, told.value) != (condition.severity, condition.value)
-
-
-def _reason(condition: HealthCondition) -> str:
-    return UNMONITORED if condition.cause is HealthCause.UNMONITORED else UNHEALTHY
+def _effect(condition: HealthCondition | None) -> tuple[Severity, str] | None:
+    return (condition.severity, condition.value) if condition is not None else None
 
 
 def _begun(condition: HealthCondition, snapshot: Snapshot) -> str:

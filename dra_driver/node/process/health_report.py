@@ -56,8 +56,6 @@ def devices_of(entry: Entry) -> tuple[ReportedDevice, ...]:
 
 
 class DeviceReport(Struct, frozen=True, kw_only=True):
-    """What is said of one device."""
-
     pool: PoolName
     device: DeviceName
     state: DeviceState
@@ -87,7 +85,6 @@ def report_of(
     conditions: Iterable[HealthCondition],
     missing: Missing,
 ) -> DeviceReport:
-    """The report of one device."""
     gpu = snapshot.gpu_by_uuid(device.gpu_uuid)
     mine = [each for each in conditions if is_about(each, device, gpu)]
     bad = [each for each in mine if each.severity is not Severity.COUNTED and not _is_informational(each)]

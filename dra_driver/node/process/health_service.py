@@ -29,7 +29,7 @@ from dra_driver.node.health import HealthRules, NodeHealth
 from dra_driver.node.process.health_events import ConditionEvents, HealthMetrics, Notice, sentences
 from dra_driver.node.process.health_monitor import HealthMonitor
 from dra_driver.node.process.health_report import DeviceReport, RateLimitedReports, ReportedDevice, devices_of, reports
-from dra_driver.node.process.health_taints import HealthTaints
+from dra_driver.node.process.health_taints import amended
 from dra_driver.node.process.missing_gpus import Missing, MissingGpuTracker
 from dra_driver.node.process.node_events import Tell
 from dra_driver.node.process.terms_resolver import TermsResolver
@@ -109,7 +109,6 @@ class HealthService:
             calm_s=SIMULATED_CALM_S if settings.simulate is not None else None,
             rules=partial(rules_in_force, terms, terms.expected(self._known.remembered)),
         )
-        self._taints = HealthTaints(self._health.conditions, lambda: self._known.missing)
         self._events = ConditionEvents(tell, notify=notify)
         self._metrics = HealthMetrics()
         self._limited = RateLimitedReports()
@@ -126,7 +125,6 @@ class HealthService:
 
     @property
     def remarks(self) -> list[str]:
-        """One sentence for each condition."""
         return sentences(self._health.conditions(), self._snapshot()) if self._is_on else []
 
     @property
@@ -136,25 +134,20 @@ class HealthService:
 
     @property
     def missing(self) -> frozenset[GpuUuid]:
-        """GPUs that are published and not found."""
         return frozenset(self._known.missing) if self._is_on else frozenset()
 
     def amend(self, snapshot: Snapshot, terms: Terms) -> Mapping[GpuUuid, GpuTerms]:
-        """See ``HealthTaints.amend``."""
-        return self._taints.amend(snapshot, terms) if self._is_on else {}
+        return amended(snapshot, terms, self._health.conditions(), self._known.missing) if self._is_on else {}
 
     def complete(self, snapshot: Snapshot) -> Snapshot:
-        """See ``MissingGpuTracker.complete``."""
         return self._known.complete(snapshot) if self._is_on else snapshot
 
     def claims_changed(self) -> None:
-        """See ``HealthMonitor.devices_changed``."""
         if self._is_on:
             self._claimed.changed()
             self._monitor.devices_changed()
 
     def given_back(self, gpus: Iterable[GpuUuid]) -> None:
-        """See ``HealthMonitor.given_back``."""
         if self._is_on:
             self._monitor.given_back(gpus)
 
@@ -193,7 +186,6 @@ class HealthService:
 
 
 def _devices(journal: Journal) -> Iterator[ReportedDevice]:
-    """The devices of prepared claims, those of admin access too."""
     for entry in journal.entries():
         if entry.state == "prepared":
             yield from devices_of(entry)

@@ -1,18 +1,14 @@
 """The kubelet's device health streams, v1 and v1alpha1: keeps them open and sends what ``report`` is given.
 
-Each message has all devices, with a timeout of ``TIMEOUT_S`` after which the kubelet shows a device as Unknown; the
-caller reports again well within it, and at once after a change. Nothing is sent before the first report, nor with
-health off: the kubelet then shows Unknown.
+Each message has all devices, with a timeout of ``TIMEOUT_S`` after which the kubelet shows a device as Unknown.
+Nothing is sent before the first report, nor with health off. The streams are served anyway: kubelets up to 1.36 open
+the v1alpha1 stream to every DRA driver and dial again every 5 s, with a log line, when it ends
+(kubernetes/kubernetes pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go). An open stream also keeps a kubelet 1.34 from
+its deadlock after 30 idle minutes.
 
-The streams are served all the same: kubelets up to 1.36 open the v1alpha1 stream to every DRA driver, advertised or
-not, and dial again every 5 s with a log line each time when it ends or is not implemented (kubernetes/kubernetes
-pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go). An open stream also keeps a kubelet 1.34 from its deadlock after 30
-idle minutes.
-
-A stream holds no thread, so streams never take one from a prepare. gRPC's ``send`` waits until the message is on its
-way, which takes for ever when the other side does not read: messages are sent in ``SENDERS`` threads, one at a time per
-stream and always the newest, and a stream on which one takes longer than ``SLOW_S`` is ended. The kubelet opens it
-again.
+A stream holds no thread, so streams never take one from a prepare. gRPC's ``send`` blocks while the other side does not
+read: ``SENDERS`` threads send, one message at a time per stream and always the newest. A stream on which one takes
+longer than ``SLOW_S`` is ended, and the kubelet opens it again.
 """
 
 import logging
@@ -21,7 +17,8 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final
+from types import ModuleType
+from typing import Final
 
 import grpc
 from msgspec import Struct
@@ -40,13 +37,13 @@ SENDERS = 2
 TIMEOUT_S: Final = 30
 SLOW_S: Final = 5.0
 
-Send = Callable[[Any], None]
+Send = Callable[[object], None]
 
 
 class _Stream(Struct):
     """``sent`` is the number of the report that was sent last; ``sending_since`` is None while nothing is sent."""
 
-    messages: Any
+    messages: ModuleType
     context: grpc.ServicerContext
     send: Send
     sent: int = 0
@@ -63,11 +60,10 @@ class HealthStreams:
         self._stopping = False
         self._number = 0  # of the newest report
         self._reports: tuple[DeviceReport, ...] = ()
-        self._built: dict[str, Any] = {}  # messages of the newest report, by version
+        self._built: dict[str, object] = {}  # messages of the newest report, by version
         self._senders = ThreadPoolExecutor(SENDERS, thread_name_prefix="health-stream")
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
-        """The gRPC handlers of both versions."""
         return [
             generic_handler(
                 messages.DESCRIPTOR.services_by_name["DRAResourceHealth"],
@@ -76,7 +72,7 @@ class HealthStreams:
             for messages in (v1, v1alpha1)
         ]
 
-    def watch(self, messages: Any, _request: Any, context: grpc.ServicerContext, send: Send) -> None:
+    def watch(self, messages: ModuleType, _request: object, context: grpc.ServicerContext, send: Send) -> None:
         """Registers a stream and returns; it stays open until the kubelet or ``stop`` ends it."""
         key, stream = id(send), _Stream(messages, context, send)
         with self._lock:
@@ -144,7 +140,7 @@ class HealthStreams:
             if id(stream.send) in self._open:
                 self._offer(stream)
 
-    def _message(self, messages: Any) -> Any:
+    def _message(self, messages: ModuleType) -> object:
         version = messages.DESCRIPTOR.name
         if version not in self._built:
             self._built[version] = message_of(messages, self._reports)
@@ -163,7 +159,7 @@ class HealthStreams:
             metrics.health_streams.set(len(self._open))
 
 
-def message_of(messages: Any, devices: Sequence[DeviceReport]) -> Any:
+def message_of(messages: ModuleType, devices: Sequence[DeviceReport]) -> object:
     """The message of one version (its generated module). Pure."""
     now = int(time.time())
     return messages.NodeWatchResourcesResponse(

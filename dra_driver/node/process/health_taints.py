@@ -1,4 +1,4 @@
-"""Conditions of GPUs and their instances as taints of published devices. Pure but for `HealthTaints`.
+"""Conditions of GPUs and their instances as taints of published devices. Pure.
 
 A condition of a GPU taints it in every form; one of a GPU instance taints the partition that is published for that
 instance and no other. While the instance exists, counters keep what overlaps it from new claims; when it is destroyed,
@@ -9,7 +9,7 @@ it work.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -39,19 +39,6 @@ KEYS: Final[Mapping[HealthCause, str]] = MappingProxyType(
     }
 )
 _GONE: Final = frozenset({HealthCause.LOST, HealthCause.HANG})
-
-
-class HealthTaints:
-    """An amendment of ``terms_resolver.PublishedTerms``. ``conditions`` and ``missing`` give what holds now."""
-
-    def __init__(
-        self, conditions: Callable[[], Iterable[HealthCondition]], missing: Callable[[], Missing] = dict
-    ) -> None:
-        self._conditions, self._missing = conditions, missing
-
-    def amend(self, snapshot: Snapshot, terms: Terms) -> Mapping[GpuUuid, GpuTerms]:
-        """Terms of the GPUs that are not healthy."""
-        return amended(snapshot, terms, self._conditions(), self._missing())
 
 
 def amended(

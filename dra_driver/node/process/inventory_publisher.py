@@ -1,23 +1,17 @@
 """Keeps driver files, the base CDI document and the slices in step with inventory and policies.
 
-Driver files come first and slices after, so that no device is published before a prepare could serve it.
-
-Devices that no container could get are withdrawn: the scheduler keeps placing pods where slices are, and each of these
-pods waits more than a minute between two tries. When they are withdrawn depends on what is lost by it:
+Driver files come first: no device is published before a prepare could serve it. Devices that no container could get are
+withdrawn, because the scheduler keeps placing pods where slices are, and each waits more than a minute between tries:
 
 - *This run has published no device*, and NVML or the driver's files are missing: after ``FIRST_S``. Slices of an
   earlier run may exist. Otherwise an empty pool is published.
-- *Devices are published*, or the first read of the hardware has not returned (it takes long without persistence mode):
-  after ``KEEP_S``. A shorter failure, such as the reload of a driver, moves no pods.
+- *Devices are published*, or the first read of the hardware has not returned: after ``KEEP_S``. A shorter failure, such
+  as the reload of a driver, moves no pods.
+- *Something else offers the same GPUs* (``second_publisher.py``): immediately.
 
-GPUs that claims have stay published, tainted so that no new claim gets them: what reads slices still finds the devices
-of running pods. All are published again after the next good read. Prepared claims are not affected: the kubelet and
-their containers do not read slices, and their devices stay allocated.
-
-They are withdrawn as well, at once, while something else offers the same GPUs (``second_publisher.py``).
-
-While the driver is given up on request (``detaching.py``), nothing is withdrawn: the last inventory stays published
-with a taint, and driver files are left alone, because a search could load the driver again or find half of one.
+GPUs that claims have stay published with a taint, so that readers of slices still find the devices of running pods.
+All are published again after the next good read. While the driver is given up on request (``detaching.py``), the last
+inventory stays published with a taint, and driver files are left alone: a search could load the driver again.
 """
 
 import logging

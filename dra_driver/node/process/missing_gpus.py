@@ -1,17 +1,15 @@
 """Publishes missing GPUs from their last known description, with a taint.
 
-A GPU that falls off the bus, hangs or does not come back after a reboot is left out of the inventory. Taken out of the
-slices, its pods would never be evicted (only devices in slices have taints that evict), and a claim that has it would
-keep a device that no slice explains. So its last known value stays published, with a taint (``health_taints.py``):
-while NVML still lists the GPU, while a claim in the journal has it, and in any case for ``KEEP_S``.
+A GPU that falls off the bus, hangs or does not return after a reboot is not in the inventory. Without its devices in
+slices, its pods would never be evicted, and its claim would keep a device that no slice explains. So it stays published
+with a taint (``health_taints.py``): while NVML lists it, while a claim in the journal has it, and for ``KEEP_S``.
 
 The device name contains the minor number. When another GPU has it now, the one that a claim has is published under the
-name, and the other one when that claim has ended; without a claim, the GPU that exists is published.
+name until that claim ends; without a claim, the GPU that exists is published.
 
-The values are also in a file, so that a restart while a GPU is missing, also of the node, publishes it again. A GPU
-that was found when the file was written and that this process has not seen may only be late: GPUs of one node do not
-all answer at once when the driver was loaded. For ``GRACE_S`` after the first look it is awaited: new claims do not get
-it, and it is not called lost. One that this process has seen is lost at once.
+A file keeps the values over restarts. A GPU in it that this process has not found may only be late: GPUs do not all
+answer when the driver was just loaded. For ``GRACE_S`` after the first look it is awaited: new claims do not get it,
+and it is not called lost.
 """
 
 import logging
@@ -81,7 +79,11 @@ def after_look(known: Known, snapshot: Snapshot, held: Callable[[], Collection[G
     ``held`` is asked only when a GPU is missing. A clock that jumped back begins the time anew.
     """
     found = {gpu.uuid: KnownGpu(gpu=plain(gpu)) for gpu in snapshot.gpus}
-    gone = {uuid: replace(last, gone_since=_since(last, now)) for uuid, last in known.items() if uuid not in found}
+    gone = {
+        uuid: replace(last, gone_since=now if last.gone_since is None else min(last.gone_since, now))
+        for uuid, last in known.items()
+        if uuid not in found
+    }
     if not gone:
         return found
     listed = {left_out.label for left_out in snapshot.left_out}
@@ -114,7 +116,9 @@ class MissingGpuTracker:
         self._path, self._held, self._now, self._clock = path, held, now, clock
         self._lock = threading.Lock()  # guards the fields below; the journal is read with it
         self._known: Known = {known.gpu.uuid: known for known in read(path)}
-        self._awaited = frozenset(uuid for uuid, last in self._known.items() if _is_news(last, now()))
+        # Those of which it is not known for longer than the grace time that they are missing.
+        gone = {uuid: last.gone_since for uuid, last in self._known.items()}
+        self._awaited = frozenset(uuid for uuid, at in gone.items() if at is None or 0.0 <= now() - at < GRACE_S)
         self._awaited_since: float | None = None  # the first look
         self._completed: tuple[Snapshot, frozenset[GpuUuid], Snapshot] | None = None
         self._unchanged: Snapshot | None = None  # the last one, when nothing is missing
@@ -122,7 +126,6 @@ class MissingGpuTracker:
 
     @property
     def missing(self) -> dict[GpuUuid, MissingGpu]:
-        """GPUs that are not found."""
         with self._lock:
             waits = self._awaited_since is None or self._clock() - self._awaited_since < GRACE_S
             return {
@@ -133,7 +136,6 @@ class MissingGpuTracker:
 
     @property
     def remembered(self) -> Snapshot:
-        """All of them: those found last and those missing."""
         with self._lock:
             return Snapshot(gpus=tuple(last.gpu for last in self._known.values()))
 
@@ -196,15 +198,6 @@ class MissingGpuTracker:
             self._unwritten = False
 
 
-def _is_news(last: KnownGpu, now: float) -> bool:
-    """Whether it is not known for longer than the grace time that the GPU is missing."""
-    return last.gone_since is None or 0.0 <= now - last.gone_since < GRACE_S
-
-
-def _since(last: KnownGpu, now: float) -> float:
-    return now if last.gone_since is None else min(last.gone_since, now)
-
-
 class _Content(Struct, frozen=True, kw_only=True):
     version: int
     gpus: tuple[msgspec.Raw, ...]
@@ -228,21 +221,18 @@ def read(path: Path) -> list[KnownGpu]:
     if content.version != VERSION:
         log.warning("the file of known GPUs has another version; it is written again", extra={"file": path})
         return []
-    return [found for entry in content.gpus[:MAX_GPUS] if (found := _entry(entry, path)) is not None]
-
-
-def _entry(entry: msgspec.Raw, path: Path) -> KnownGpu | None:
-    try:
-        found = msgspec.json.decode(entry, type=KnownGpu)
-        _check(found)
-    except (ValueError, RecursionError) as error:
-        log.warning("a known GPU in the file cannot be used", extra={"file": path, "reason": error})
-        return None
+    found = []
+    for entry in content.gpus[:MAX_GPUS]:
+        try:
+            found.append(_checked(msgspec.json.decode(entry, type=KnownGpu)))
+        except (ValueError, RecursionError) as error:
+            log.warning("a known GPU in the file cannot be used", extra={"file": path, "reason": error})
     return found
 
 
-def _check(found: KnownGpu) -> None:
+def _checked(found: KnownGpu) -> KnownGpu:
     if found.gpu.minor not in _MINORS or not limits.fits(found.gpu.uuid):
         raise ValueError(f"minor {found.gpu.minor} or UUID {found.gpu.uuid[:80]!r} would make a slice invalid")
     if found.gone_since is not None and not 0 <= found.gone_since <= _LATEST:
         raise ValueError(f"goneSince is {found.gone_since}, expected seconds of the Unix epoch up to {_LATEST:.0f}")
+    return found

@@ -100,7 +100,6 @@ class NodeFollower:
         return [*self._drain.remarks, *self._second.remarks]
 
     def amend(self, snapshot: Snapshot, terms: Terms) -> Mapping[GpuUuid, GpuTerms]:
-        """See ``DrainTaint.amend``."""
         return self._drain.amend(snapshot, terms)
 
     def call_after_changes(self, callback: Callable[[], None]) -> None:

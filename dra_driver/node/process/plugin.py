@@ -57,7 +57,7 @@ from dra_driver.node.process.claim_events import open_claim_events
 from dra_driver.node.process.claim_status import open_claim_status
 from dra_driver.node.process.detaching import FILE, DetachFile, Detaching, find_request, wake_for_file
 from dra_driver.node.process.device_nodes import CHECK_EVERY_S, DeviceNodeReport, HostDeviceNodes
-from dra_driver.node.process.endpoints import Endpoints, Probe, socket_problems
+from dra_driver.node.process.endpoints import Endpoints, Probe, Registration, socket_problems
 from dra_driver.node.process.fabric_watch import FabricWatch
 from dra_driver.node.process.gpu_changes import ExporterLock, GpuChangeTracker
 from dra_driver.node.process.gpu_node import GpuNodeService
@@ -69,10 +69,9 @@ from dra_driver.node.process.maintenance import Maintenance, PeriodicTask, Wakeu
 from dra_driver.node.process.node_claims import open_node_claims, open_provider, update_gauges
 from dra_driver.node.process.node_follower import NodeFollower
 from dra_driver.node.process.policy_watch import PolicyWatch
+from dra_driver.node.process.preflight import ClaimFiles, Folder, StorageHealth
 from dra_driver.node.process.process_tuning import trimmer
-from dra_driver.node.process.registration import Registration
 from dra_driver.node.process.sockets import SocketPaths, check_free, remove_dead
-from dra_driver.node.process.storage_health import ClaimFiles, Folder, StorageHealth
 from dra_driver.node.process.terms_resolver import DetachTaint, PublishedTerms, TermsResolver
 from dra_driver.node.process.withholding import PartitionWithholding
 from dra_driver.node.slices import Publisher

@@ -79,7 +79,6 @@ class PolicyWatch:
         self._reflector.start()
 
     def stop(self) -> None:
-        """Ends the watch. Idempotent."""
         self._reflector.stop()
 
     @property
@@ -146,13 +145,13 @@ class PolicyWatch:
             self._current = found
         return is_new
 
-    def _slim(self, item: dict[str, Any]) -> PolicyObject | None:
+    def _slim(self, item: dict[str, object]) -> PolicyObject | None:
         found = item.get(_KEPT)
         if isinstance(found, PolicyObject):
             return found
         return self._kept(item, self._reflector.items().values())
 
-    def _kept(self, item: Mapping[str, Any], beside: Iterable[PolicyObject]) -> PolicyObject | None:
+    def _kept(self, item: Mapping[str, object], beside: Iterable[PolicyObject]) -> PolicyObject | None:
         return kept(item, self._node_name, beside, MAX_POLICIES)
 
     def patience(self, error: KubernetesApiError) -> float:
@@ -178,7 +177,7 @@ class ObjectPages:
     """A ``reflector.ListWatch`` that lists in pages of `PAGE` objects and keeps of each what ``keep`` returns."""
 
     def __init__(
-        self, rest: RestClient, keep: Callable[[Mapping[str, Any], Iterable[PolicyObject]], PolicyObject | None]
+        self, rest: RestClient, keep: Callable[[Mapping[str, object], Iterable[PolicyObject]], PolicyObject | None]
     ) -> None:
         self._rest, self._keep = rest, keep
 
@@ -193,5 +192,4 @@ class ObjectPages:
         return {**page, "items": [{"metadata": {"name": name}, _KEPT: one} for name, one in found.items()]}
 
     def watch(self, path: str, query: Mapping[str, str], read_timeout_s: float) -> Stream:
-        """As ``rest.watch``."""
         return self._rest.watch(path, query, read_timeout_s)

@@ -17,7 +17,7 @@ import importlib
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ DEFAULT: Final = 128 * 1024
 """glibc's own default, in bytes (malloc/malloc.c, DEFAULT_MMAP_THRESHOLD_MIN)."""
 
 
-def keep_large_blocks_apart(library: Any = None) -> None:
+def keep_large_blocks_apart(library: object = None) -> None:
     """Give each block of 128 KiB and more pages of its own, which go back to the kernel when it is freed.
 
     Call it before other threads start. Does nothing where the C library cannot do it; ``library`` is the process's own
@@ -40,13 +40,13 @@ def keep_large_blocks_apart(library: Any = None) -> None:
         set_option(M_MMAP_THRESHOLD, DEFAULT)
 
 
-def trimmer(library: Any = None) -> Callable[[], object]:
+def trimmer(library: object = None) -> Callable[[], object]:
     """What gives free pages inside the heap back when called (malloc_trim(3)), in under a millisecond."""
     trim = getattr(_of(library), "malloc_trim", None)
     return (lambda: None) if trim is None else (lambda: trim(0))
 
 
-def _of(library: Any) -> Any:
+def _of(library: object) -> object:
     return ctypes.CDLL(None) if library is None else library
 
 

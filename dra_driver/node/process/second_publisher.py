@@ -1,20 +1,17 @@
-"""Withdraws devices while something else offers the same GPUs: each could be given to two pods at once.
+"""Withdraws devices while something else offers the same GPUs: each could be given to two pods.
 
-What counts, and where it is seen without any request at rest:
+Both are detected without requests:
 
-- a device plugin: the own Node's allocatable has ``nvidia.com/gpu*`` or ``nvidia.com/mig-*`` above 0 (the mixed MIG
+- A device plugin: this node's allocatable has ``nvidia.com/gpu*`` or ``nvidia.com/mig-*`` above 0 (the mixed MIG
   strategy shows ``nvidia.com/gpu: 0``). An extended resource of a DeviceClass never appears there: the kubelet takes
-  allocatable from its device manager alone (kubernetes/kubernetes pkg/kubelet/nodestatus/setters.go; KEP-5004)
-- another DRA driver, or another pool of a driver of this name: its ResourceSlices of this node name the same UUIDs
+  allocatable from its device manager (kubernetes/kubernetes pkg/kubelet/nodestatus/setters.go; KEP-5004).
+- Another DRA driver, or another pool of this driver: its ResourceSlices of this node name the same UUIDs.
 
-Two of these drivers under different names find each other: both withdraw, both see the other gone, and both would offer
-again at the same time, for ever. So a driver whose name comes after that of the other one waits `YIELD_S` before it
-offers again; by then the first one offers, and goes on. The order of names needs neither a mark in resource slices, by
-which the other is known to be of this kind, nor an agreement. Where one of them has claims, its GPUs stay published, so
-it is the one that goes on, whatever its name; where both have claims, both stay withdrawn until those of one end.
+Two of these drivers under different names would both withdraw and both offer again, for ever. So the driver whose name
+comes later waits `YIELD_S` before it offers again. A driver whose GPUs have claims keeps those GPUs published, so it
+continues, whatever its name; where both have claims, both stay withdrawn until those of one end.
 
-Both sides of a migration may be here on purpose, with the GPUs divided by hand; ``--allow-second-publisher`` is for
-that. The decision is `judge`, pure; `SecondPublisher` feeds it.
+``--allow-second-publisher`` is for a migration in which the GPUs are divided by hand. `judge` decides, without I/O.
 """
 
 import json
@@ -119,7 +116,8 @@ def judge(
 def found_in(allocatable: Mapping[str, str], pools: Sequence[Neighbour]) -> tuple[str, ...]:
     """The second publishers, each as the beginning of a sentence."""
     offered = [f"{name}: {amount}" for name, amount in sorted(allocatable.items()) if _counts(name, amount)]
-    plugin = [f"a device plugin offers {_some(offered)} on this node"] if offered else []
+    some = ", ".join(offered[:_SHOWN]) + (", ..." if len(offered) > _SHOWN else "")
+    plugin = [f"a device plugin offers {some} on this node"] if offered else []
     drivers = [
         f"driver {pool.driver} publishes {len(pool.gpus)} of this node's GPUs in pool {pool.pool}" for pool in pools
     ]
@@ -230,7 +228,3 @@ def _counts(name: str, amount: str) -> bool:
         return Quantity.parse(amount).as_int() > 0
     except ValueError:
         return True
-
-
-def _some(texts: Sequence[str]) -> str:
-    return ", ".join(texts[:_SHOWN]) + (", ..." if len(texts) > _SHOWN else "")

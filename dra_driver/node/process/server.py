@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import Message
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.node.process.sockets import Published, private_path, publish
@@ -51,15 +52,15 @@ def generic_handler(
     return grpc.method_handlers_generic_handler(service.full_name, handlers)
 
 
-def _method_handler(descriptor: MethodDescriptor, method: Method) -> Any:
+def _method_handler(descriptor: MethodDescriptor, method: Method) -> "grpc.RpcMethodHandler[object, Message]":
     request = message_factory.GetMessageClass(descriptor.input_type)
     if descriptor.server_streaming:
         return grpc.unary_stream_rpc_method_handler(_NonBlocking(method), request.FromString, _serialize)
     return grpc.unary_unary_rpc_method_handler(method, request.FromString, _serialize)
 
 
-def _serialize(message: Any) -> bytes:
-    return bytes(message.SerializeToString())
+def _serialize(message: Message) -> bytes:
+    return message.SerializeToString()
 
 
 class _NonBlocking:
@@ -70,7 +71,7 @@ class _NonBlocking:
     def __init__(self, method: Method) -> None:
         self._method = method
 
-    def __call__(self, request: Any, context: grpc.ServicerContext, send: Callable[[Any], None]) -> None:
+    def __call__(self, request: object, context: grpc.ServicerContext, send: Callable[[object], None]) -> None:
         self._method(request, context, send)
 
 
@@ -81,7 +82,7 @@ class _InPool:
         self._method = method
         self.experimental_thread_pool = pool
 
-    def __call__(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def __call__(self, request: object, context: grpc.ServicerContext) -> object:
         return self._method(request, context)
 
 

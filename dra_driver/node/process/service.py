@@ -4,21 +4,20 @@ Translates messages to values, checks them, and answers every claim of a call: a
 never the end of the call, so that the pod's event names the claim at fault. ``ClaimPreparer`` does the work.
 
 Wire rules: Kubernetes staging/src/k8s.io/kubelet/pkg/apis/dra; the kubelet's side is pkg/kubelet/cm/dra/manager.go. The
-kubelet gives up on a call after 45 s while the call goes on here, so a second call for the same claim may overlap the
-first. Both reach the preparer, which handles that.
+kubelet gives up on a call after 45 s, so a second call for the same claim may overlap the first.
 
-A prepare may wait for an API server, a driver or a device. An unprepare needs none of them, and it may release the
-device that a prepare waits for. So prepares have a few threads of their own, and waiting prepares never delay an
-unprepare.
+A prepare may wait for an API server, a driver or a device; an unprepare needs none of them. So prepares have a few
+threads of their own, and waiting prepares never delay an unprepare.
 """
 
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Protocol
+from types import ModuleType
+from typing import Protocol, TypeVar
 
 import grpc
 
@@ -51,6 +50,11 @@ _UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{0,63}")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 Prepared = tuple[PreparedDevice, ...]
+# The types of v1 stand for those of v1beta1, whose messages have the same fields but share ids.
+Request = v1.NodePrepareResourcesRequest | v1.NodeUnprepareResourcesRequest
+Answers = dict[str, Prepared | DraError | None]
+Work = Callable[[Sequence[ClaimRef]], Mapping[ClaimUid, Prepared | DraError | None]]
+_Response = TypeVar("_Response")
 
 
 class ClaimPreparer(Protocol):
@@ -81,7 +85,9 @@ def handlers(preparer: ClaimPreparer, driver: str, prepares: ThreadPoolExecutor)
 class DraService:
     """One version of the service. ``messages`` is its generated module; v1beta1 has no share ids. Thread-safe."""
 
-    def __init__(self, preparer: ClaimPreparer, driver: str, messages: Any, prepares: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, preparer: ClaimPreparer, driver: str, messages: ModuleType, prepares: ThreadPoolExecutor
+    ) -> None:
         self._preparer = preparer
         self._prepares = prepares
         self._messages = messages
@@ -93,21 +99,27 @@ class DraService:
         pools = {"NodePrepareResources": self._prepares}
         return generic_handler(self._messages.DESCRIPTOR.services_by_name["DRAPlugin"], methods, pools)
 
-    def prepare(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def prepare(self, request: Request, context: grpc.ServicerContext) -> v1.NodePrepareResourcesResponse:
         """Times and counts; ``_prepare`` does the work."""
         _check_size(request, context)
         if not context.is_active():
             # It waited for a thread until the kubelet gave it up; the thread serves calls that still have a caller.
             log.warning("prepare was given up by the kubelet before it began", extra={"claims": len(request.claims)})
-            return self._messages.NodePrepareResourcesResponse()
+            empty: v1.NodePrepareResourcesResponse = self._messages.NodePrepareResourcesResponse()
+            return empty
         return self._timed("prepare", context, lambda: self._prepare(request, context.time_remaining()))
 
-    def unprepare(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def unprepare(self, request: Request, context: grpc.ServicerContext) -> v1.NodeUnprepareResourcesResponse:
         """Times and counts; ``_unprepare`` does the work."""
         _check_size(request, context)
         return self._timed("unprepare", context, lambda: self._unprepare(request, context.time_remaining()))
 
-    def _timed(self, operation: metrics.Operation, context: grpc.ServicerContext, work: Any) -> Any:
+    def _timed(
+        self,
+        operation: metrics.Operation,
+        context: grpc.ServicerContext,
+        work: Callable[[], tuple[_Response, list[metrics.Result]]],
+    ) -> _Response:
         """The answer of ``work``. Its log lines are written when the kubelet has the answer."""
         self._timer.started(operation)
         begin, lines = time.monotonic(), Deferred()
@@ -121,10 +133,12 @@ class DraService:
                 lines.write()
         return response
 
-    def _prepare(self, request: Any, within_s: float | None) -> tuple[Any, list[metrics.Result]]:
+    def _prepare(
+        self, request: Request, within_s: float | None
+    ) -> tuple[v1.NodePrepareResourcesResponse, list[metrics.Result]]:
         refs, answers = _split(request)
         answers |= _guarded("prepare", refs, partial(self._preparer.prepare, within_s=within_s))
-        response = self._messages.NodePrepareResourcesResponse()
+        response: v1.NodePrepareResourcesResponse = self._messages.NodePrepareResourcesResponse()
         for uid, answer in answers.items():
             entry = response.claims[uid]
             if isinstance(answer, DraError):
@@ -133,16 +147,18 @@ class DraService:
                 entry.devices.extend(self._device(device) for device in answer or ())
         return response, _outcomes("prepare", refs, answers)
 
-    def _unprepare(self, request: Any, within_s: float | None) -> tuple[Any, list[metrics.Result]]:
+    def _unprepare(
+        self, request: Request, within_s: float | None
+    ) -> tuple[v1.NodeUnprepareResourcesResponse, list[metrics.Result]]:
         refs, answers = _split(request)
         answers |= _guarded("unprepare", refs, partial(self._preparer.unprepare, within_s=within_s))
-        response = self._messages.NodeUnprepareResourcesResponse()
+        response: v1.NodeUnprepareResourcesResponse = self._messages.NodeUnprepareResourcesResponse()
         for uid, answer in answers.items():
             response.claims[uid].error = _text(answer) if isinstance(answer, DraError) else ""
         return response, _outcomes("unprepare", refs, answers)
 
-    def _device(self, device: PreparedDevice) -> Any:
-        message = self._messages.Device(
+    def _device(self, device: PreparedDevice) -> v1.Device:
+        message: v1.Device = self._messages.Device(
             request_names=device.request_names,
             pool_name=device.pool,
             device_name=device.device,
@@ -157,16 +173,13 @@ class _InternalError(DraError):
     """A defect of this driver, as a sentence for the kubelet; the log has the traceback."""
 
 
-Answers = dict[str, Any]
-
-
-def _check_size(request: Any, context: grpc.ServicerContext) -> None:
+def _check_size(request: Request, context: grpc.ServicerContext) -> None:
     if len(request.claims) > MAX_CLAIMS:
         message = f"the call names {len(request.claims)} claims, expected at most {MAX_CLAIMS}"
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, message)
 
 
-def _split(request: Any) -> tuple[list[ClaimRef], Answers]:
+def _split(request: Request) -> tuple[list[ClaimRef], Answers]:
     """The well-formed claims, each once, and errors for the others."""
     refs: dict[str, ClaimRef] = {}
     errors: Answers = {}
@@ -179,7 +192,7 @@ def _split(request: Any) -> tuple[list[ClaimRef], Answers]:
     return list(refs.values()), errors
 
 
-def _problem(claim: Any) -> str | None:
+def _problem(claim: v1.Claim) -> str | None:
     if not _UID.fullmatch(claim.uid):
         return f"claim UID {claim.uid[:80]!r} is no UID"
     for what, value in (("namespace", claim.namespace), ("name", claim.name)):
@@ -188,12 +201,12 @@ def _problem(claim: Any) -> str | None:
     return None
 
 
-def _guarded(operation: metrics.Operation, refs: list[ClaimRef], work: Any) -> Answers:
+def _guarded(operation: metrics.Operation, refs: list[ClaimRef], work: Work) -> Answers:
     """The preparer's answers, with an error for each claim that it left out or failed on unexpectedly."""
     if not refs:
         return {}
     reason = "gave no answer"
-    answers: Mapping[ClaimUid, Any] = {}
+    answers: Mapping[ClaimUid, Prepared | DraError | None] = {}
     try:
         answers = work(refs)
     except DraError as error:

@@ -100,17 +100,14 @@ class TermsResolver:
         with self._lock:
             changed = self._policies.check()
             resolved = self._resolved
-            depends_on_uses = any(terms.waiting or terms.sharing for terms in resolved.terms.values())
-            changed = changed or (depends_on_uses and self._uses_changed())
+            if not changed and any(terms.waiting or terms.sharing for terms in resolved.terms.values()):
+                try:
+                    changed = tuple(self._uses()) != resolved.uses
+                except DraError:
+                    changed = True  # the resolution meets the error too, and reports it
             if changed or self._problem is not None or snapshot is not resolved.snapshot:
                 self._resolve(snapshot)
             return self._resolved.terms
-
-    def _uses_changed(self) -> bool:
-        try:
-            return tuple(self._uses()) != self._resolved.uses
-        except DraError:
-            return True  # the resolution meets the error too, and tells it
 
     def _resolve(self, snapshot: Snapshot) -> None:
         before = self._resolved
@@ -126,16 +123,11 @@ class TermsResolver:
         self._problem = None
         if terms == before.terms:
             terms = before.terms  # callers compare by identity to see whether anything changed
-        else:
-            _log_waiting(before.terms, terms)
+        for gpu, found in terms.items():
+            former = before.terms.get(gpu)
+            if found.waiting and (former is None or former.waiting != found.waiting):
+                log.info("new terms wait until the GPU is free", extra={"gpu": gpu, "reason": found.waiting})
         self._resolved = _Resolved(snapshot, terms, uses)
-
-
-def _log_waiting(before: Terms, terms: Mapping[GpuUuid, GpuTerms]) -> None:
-    for gpu, found in terms.items():
-        former = before.get(gpu)
-        if found.waiting and (former is None or former.waiting != found.waiting):
-            log.info("new terms wait until the GPU is free", extra={"gpu": gpu, "reason": found.waiting})
 
 
 def _with_unknown_gpus_closed(before: _Resolved, snapshot: Snapshot) -> _Resolved:
@@ -165,7 +157,6 @@ class PublishedTerms:
 
     @property
     def is_known(self) -> bool:
-        """See ``TermsResolver.is_known``."""
         return self._base.is_known
 
     def update(self, snapshot: Snapshot) -> Terms:

@@ -37,7 +37,6 @@ class PartitionWithholding:
         self._names: dict[GpuUuid, str] = {}
 
     def refused(self, partition: PartitionId, reason: str) -> None:
-        """See ``CreationWatch.refused``."""
         gpu = partition.gpu_uuid
         metrics.partition_refusals_total.inc()
         with self._lock:
@@ -50,7 +49,6 @@ class PartitionWithholding:
             log.warning("partitions that do not exist yet are withheld", extra={"gpu": gpu, "reason": reason})
 
     def created(self, partition: PartitionId) -> None:
-        """See ``CreationWatch.created``."""
         with self._lock:
             state = self._states.pop(partition.gpu_uuid, NO_REFUSALS)
             self._news.pop(partition.gpu_uuid, None)

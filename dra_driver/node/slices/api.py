@@ -87,6 +87,6 @@ class RestSlicesApi:
             self._newest.forget()  # another client wrote: the next list has to show what
             raise
 
-    def _saw(self, answer: Mapping[str, Any]) -> None:
+    def _saw(self, answer: Mapping[str, object]) -> None:
         metadata = answer.get("metadata")
         self._newest.saw(str(metadata.get("resourceVersion", "")) if isinstance(metadata, Mapping) else "")

@@ -13,7 +13,7 @@ from dra_driver.core.model.gpu import Gpu, LeftOutGpu, Snapshot
 from dra_driver.core.model.ids import DeviceName, PoolName
 from dra_driver.core.model.terms import Terms, terms_of
 from dra_driver.kube.names import is_pool_name, is_subdomain
-from dra_driver.kube.published import Island, in_order, islands_of
+from dra_driver.kube.published import in_order, islands_of
 from dra_driver.kube.types import CounterSet, Device
 from dra_driver.node.slices.devices import GpuDevices
 from dra_driver.node.slices.forms import forms_of
@@ -46,7 +46,6 @@ class Built(Struct, frozen=True, kw_only=True):
 
     @property
     def devices(self) -> list[Device]:
-        """All devices, in the order in which the scheduler tries them (1.36)."""
         return [device for group in self.groups for device in group.devices]
 
     @property
@@ -67,9 +66,12 @@ def build_devices(snapshot: Snapshot, terms: Terms = NO_TERMS, features: ApiServ
             reason = f"{gpu.device_name} is taken by {other.uuid}, which reports the same minor number"
             left_out.append(LeftOutGpu(label=gpu.uuid, reason=reason))
     for gpu in in_order(taken.values(), islands):
-        group, reasons = _group(gpu, snapshot, terms, features, islands.get(gpu.uuid))
-        groups.append(group)
-        left_out += [LeftOutGpu(label=gpu.uuid, reason=reason) for reason in reasons]
+        agreed = terms_of(terms, gpu.uuid)
+        forms = forms_of(gpu, agreed, features)
+        built = GpuDevices(gpu, snapshot, agreed, forms, features, island=islands.get(gpu.uuid))
+        devices = built.build()
+        groups.append(GpuGroup(devices=devices, counter_set=built.counter_set, max_devices=forms.max_devices))
+        left_out += [LeftOutGpu(label=gpu.uuid, reason=reason) for reason in (*forms.reasons, *built.notes)]
     return Built(groups=tuple(groups), left_out=tuple(left_out))
 
 
@@ -89,13 +91,3 @@ def pool_name(node: str, driver: str) -> PoolName:
     if not is_pool_name(name):
         raise ConfigurationError(f"pool name {name!r} is {len(name)} characters long, at most 253 are allowed")
     return PoolName(name)
-
-
-def _group(
-    gpu: Gpu, snapshot: Snapshot, terms: Terms, features: ApiServerFeatures, island: Island | None
-) -> tuple[GpuGroup, tuple[str, ...]]:
-    agreed = terms_of(terms, gpu.uuid)
-    forms = forms_of(gpu, agreed, features)
-    built = GpuDevices(gpu, snapshot, agreed, forms, features, island=island)
-    group = GpuGroup(devices=built.build(), counter_set=built.counter_set, max_devices=forms.max_devices)
-    return group, (*forms.reasons, *built.notes)

@@ -8,7 +8,7 @@ several spellings; it fills in a taint's ``timeAdded``. Measured on Kubernetes 1
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from contextlib import suppress
 
 from dra_driver.core.quantity import Quantity
 
@@ -18,20 +18,20 @@ _QUANTITY_PARENTS = frozenset({"capacity", "counters"})
 _QUANTITY_KEYS = frozenset({"value", "default", "validValues", "min", "max", "step"})
 
 
-def same(sent: Any, found: Any) -> bool:
+def same(sent: object, found: object) -> bool:
     """Whether ``found`` (from the API server) has the meaning of ``sent``."""
     # The first comparison is a hundred times cheaper and nearly always decides: the driver sends values in the form in
     # which the API server prints them.
     return bool(sent == found or normal(sent, found) == normal(found, sent))
 
 
-def digest(value: Any) -> str:
+def digest(value: object) -> str:
     """The same text for values of the same meaning. Stored where a copy of the value would be large."""
     text = json.dumps(normal(value), sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def normal(value: Any, other: Any = None, under: str = "") -> Any:
+def normal(value: object, other: object = None, under: str = "") -> object:
     """A form of the value in which equal meaning is equality. ``other`` is the value that it is compared with."""
     if isinstance(value, dict):
         return _normal_mapping(value, other if isinstance(other, dict) else {}, under)
@@ -40,46 +40,34 @@ def normal(value: Any, other: Any = None, under: str = "") -> Any:
         others += [None] * (len(value) - len(others))
         return [normal(child, opposite, under) for child, opposite in zip(value, others, strict=False)]
     if under == "quantity" and isinstance(value, str):
-        return _quantity(value)
+        with suppress(ValueError):
+            return Quantity.parse(value)
     return value
 
 
-def _normal_mapping(value: Mapping[str, Any], other: Mapping[str, Any], under: str) -> dict[str, Any]:
+def _normal_mapping(value: Mapping[str, object], other: Mapping[str, object], under: str) -> dict[str, object]:
     result = {}
     for key, child in value.items():
         if key == "timeAdded" and isinstance(child, str) and key not in other:
             continue  # added by the server to a taint that was sent without a time
-        below = "quantity" if under in _QUANTITY_PARENTS and key in _QUANTITY_KEYS else _below(key, under)
+        below = key if key in _QUANTITY_PARENTS else under
+        if under in _QUANTITY_PARENTS and key in _QUANTITY_KEYS:
+            below = "quantity"
         shown = normal(child, other.get(key), below)
-        if shown is None or shown in ({}, [], "") or (shown is False and _absent_means_false(key)):
+        # Absent optional booleans are false; ``bool: false`` of an attribute is a value.
+        if shown is None or shown in ({}, [], "") or (shown is False and key != "bool"):
             continue
         result[key] = shown
     return result
 
 
-def _below(key: str, under: str) -> str:
-    return key if key in _QUANTITY_PARENTS else under
-
-
-def _absent_means_false(key: str) -> bool:
-    """Optional booleans of a ResourceSlice. ``bool: false`` of an attribute is a value."""
-    return key != "bool"
-
-
-def _quantity(text: str) -> Any:
-    try:
-        return Quantity.parse(text)
-    except ValueError:
-        return text
-
-
-def dropped_fields(sent: Any, found: Any, path: str = "") -> Iterator[str]:
+def dropped_fields(sent: object, found: object, path: str = "") -> Iterator[str]:
     """Paths of fields that were sent and did not come back: the API server silently drops fields whose gate is off."""
     sent, found = normal(sent, found), normal(found, sent)
     yield from _dropped_fields(sent, found, path)
 
 
-def _dropped_fields(sent: Any, found: Any, path: str) -> Iterator[str]:
+def _dropped_fields(sent: object, found: object, path: str) -> Iterator[str]:
     if isinstance(sent, dict):
         there = found if isinstance(found, dict) else {}
         for key, child in sent.items():

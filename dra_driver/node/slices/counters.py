@@ -50,7 +50,6 @@ def available(gpu: Gpu, taken: Iterable[MigInstance]) -> Amounts:
 
 
 def wire_set(gpu: Gpu, left: Amounts) -> CounterSet:
-    """The counter set as it is published."""
     return CounterSet(
         name=set_name(gpu), counters={name: Counter(value=amount_text(name, value)) for name, value in left.items()}
     )
@@ -96,17 +95,13 @@ def _totals(gpu: Gpu) -> Amounts:
     """The GPU's totals: the profile of the whole GPU, NVML's total for memory, and one of each memory slice."""
     found = {}
     for each in DIMENSIONS:
-        total = _memory_total(gpu, each) if each.counter == MEMORY else _total(gpu, each)
+        if each.counter != MEMORY:
+            total = _total(gpu, each)
+        else:  # None on unified memory, where the total is unknown
+            total = max(gpu.memory_bytes, _most(gpu, each)) if gpu.memory_bytes and gpu.memory_bytes > 0 else None
         if total is not None:
             found[each.counter] = total
     return {**found, **{_memory_slice(index): 1 for index in range(gpu.memory_slices)}}
-
-
-def _memory_total(gpu: Gpu, memory: Dimension) -> int | None:
-    """None on unified memory, where the total is unknown."""
-    if gpu.memory_bytes is None or gpu.memory_bytes <= 0:
-        return None
-    return max(gpu.memory_bytes, _most(gpu, memory))
 
 
 def _total(gpu: Gpu, dimension: Dimension) -> int | None:

@@ -6,7 +6,7 @@ Devices share parts with each other, so no returned object may be changed.
 from collections.abc import Iterator
 
 from dra_driver.core.model.gpu import Gpu, Snapshot
-from dra_driver.core.model.mig import MigInstance, MigProfile, PartitionId
+from dra_driver.core.model.mig import PartitionId
 from dra_driver.core.model.terms import GpuTerms
 from dra_driver.kube.published import Island, attributes, devices, limits
 from dra_driver.kube.types import Counter, CounterSet, Device, DeviceCounterConsumption, DeviceTaint
@@ -14,6 +14,8 @@ from dra_driver.node.slices import counters
 from dra_driver.node.slices.forms import Forms
 from dra_driver.node.slices.gates import ApiServerFeatures
 from dra_driver.node.slices.taints import GpuTaints
+
+MAX_NAME_SHOWN = 80  # characters; a policy's name for an attribute can have any length
 
 
 class GpuDevices:
@@ -55,7 +57,11 @@ class GpuDevices:
 
     def _devices(self) -> Iterator[Device]:
         for instance in self._forms.foreign_instances:
-            yield self._foreign_device(instance)
+            profile = counters.profile_of(self._gpu, instance)
+            partition = devices.foreign_partition(self._gpu, instance, profile, self._board)
+            place = PartitionId(self._gpu.uuid, instance.profile_id, instance.start)
+            # Without counters: the counter set does not have what the instance uses.
+            yield self._finished(partition, None, self._taints.of(place))
         if self._forms.whole:
             yield self._whole()
         yield from self._placements()
@@ -72,7 +78,8 @@ class GpuDevices:
         common: dict[int, tuple[devices.ProfileParts, dict[str, Counter]]] = {}
         for profile, start in self._forms.placements:
             if profile.profile_id not in common:
-                common[profile.profile_id] = self._common(profile)
+                shared = counters.consumed_by(profile, self.counter_set) if self.counter_set is not None else {}
+                common[profile.profile_id] = devices.profile_parts(self._gpu, profile, self._board), shared
             parts, taken = common[profile.profile_id]
             device = devices.placement(self._gpu, parts, start)
             withheld = (profile, start) in self._forms.withheld
@@ -80,17 +87,6 @@ class GpuDevices:
             yield self._finished(
                 device, {**taken, **counters.memory_slices_taken(start, profile.memory_slices)}, taints
             )
-
-    def _common(self, profile: MigProfile) -> tuple[devices.ProfileParts, dict[str, Counter]]:
-        taken = counters.consumed_by(profile, self.counter_set) if self.counter_set is not None else {}
-        return devices.profile_parts(self._gpu, profile, self._board), taken
-
-    def _foreign_device(self, instance: MigInstance) -> Device:
-        """Without counters: the counter set does not have what the instance uses."""
-        profile = counters.profile_of(self._gpu, instance)
-        partition = devices.foreign_partition(self._gpu, instance, profile, self._board)
-        place = PartitionId(self._gpu.uuid, instance.profile_id, instance.start)
-        return self._finished(partition, None, self._taints.of(place))
 
     def _finished(self, device: Device, taken: dict[str, Counter] | None, taints: list[DeviceTaint]) -> Device:
         """The device with the policy's attributes, its taints and, unless None, the counters that it consumes."""
@@ -105,13 +101,9 @@ class GpuDevices:
         if taints:
             finished["taints"] = taints
         if taken is not None:
-            finished["consumesCounters"] = self._consumes(taken)
+            finished["consumesCounters"] = [
+                DeviceCounterConsumption(counterSet=counters.set_name(self._gpu), counters=taken)
+            ]
         if "allowMultipleAllocations" in device:
             finished["allowMultipleAllocations"] = device["allowMultipleAllocations"]
         return finished
-
-    def _consumes(self, taken: dict[str, Counter]) -> list[DeviceCounterConsumption]:
-        return [DeviceCounterConsumption(counterSet=counters.set_name(self._gpu), counters=taken)]
-
-
-MAX_NAME_SHOWN = 80  # characters; a policy's name for an attribute can have any length

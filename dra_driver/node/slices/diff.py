@@ -17,19 +17,28 @@ Where counter sets are beside the devices (1.34), that would protect nothing: th
 incomplete pools. `reconcile` writes such a resource slice in two steps.
 
 Existing resource slices come from the API server and may have been edited by any client: nothing in them is trusted.
+
+The API server sets a missing ``timeAdded`` of a taint at each update (resource/v1 defaults.go,
+SetDefaults_DeviceTaint), and eviction counts ``tolerationSeconds`` from it: any other change of the slice would begin
+that time again. So an update keeps the times of taints that are sent without one.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Final, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dra_driver.kube.types import ObjectMeta, OwnerReference, ResourceSlice, ResourceSliceSpec
+from dra_driver.kube.types import Device, DeviceTaint, ObjectMeta, OwnerReference, ResourceSlice, ResourceSliceSpec
 from dra_driver.node.slices import untrusted_slice
 from dra_driver.node.slices.compare import digest, same
 from dra_driver.node.slices.layout import DesiredSlice, generate_name, index_of
-from dra_driver.node.slices.taint_times import Times, known_times, with_times
+
+_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+
+Times = Mapping[tuple[str, str, str, str], str]
+"""``timeAdded`` by device name, and key, value and effect of the taint."""
 
 
 class PoolIdentity(Struct, frozen=True, kw_only=True):
@@ -76,7 +85,7 @@ class Writes(Struct, frozen=True, kw_only=True):
 
 
 def compute_writes(
-    desired: Sequence[DesiredSlice], actual: Iterable[Mapping[str, Any]], identity: PoolIdentity
+    desired: Sequence[DesiredSlice], actual: Iterable[Mapping[str, object]], identity: PoolIdentity
 ) -> Writes:
     """The writes for one pool; resource slices of other pools in ``actual`` are ignored, see `foreign_pools`."""
     own = [item for item in actual if belongs_to_pool(item, identity)]
@@ -89,7 +98,9 @@ def compute_writes(
         for want in desired
         if want.index in kept and not _is_current(kept[want.index], want, identity, generation, count)
     ]
-    if not kept or (changed and len(changed) + len(pending) > 1) or _completes_with_counters(pending):
+    # Whether the last of these writes (`Writes.in_order`) has devices that need counters.
+    completes = any(want.needs_counters for want in pending) and all(want.devices for want in pending)
+    if not kept or (changed and len(changed) + len(pending) > 1) or completes:
         # Also the very first: 0 + 1. More than one write changes the meaning of the pool, and old and new resource
         # slices must not be mixed. And devices that need counters must not complete the pool.
         generation += 1
@@ -98,15 +109,19 @@ def compute_writes(
     changed += [want for want in pending if want.index in older]
     missing = [want for want in pending if want.index not in older]
     times = known_times(own) if changed or missing else {}
+
+    def timed(want: DesiredSlice) -> DesiredSlice:
+        return replace(want, devices=with_times(want.devices, times)) if times else want
+
     return Writes(
         deletes=tuple(_delete(item) for item in obsolete),
-        updates=tuple(_updated(kept[want.index], _timed(want, times), identity, generation, count) for want in changed),
-        creates=tuple(_created(_timed(want, times), identity, generation, count) for want in missing),
+        updates=tuple(_updated(kept[want.index], timed(want), identity, generation, count) for want in changed),
+        creates=tuple(_created(timed(want), identity, generation, count) for want in missing),
         generation=generation,
     )
 
 
-def belongs_to_pool(item: Mapping[str, Any], identity: PoolIdentity) -> bool:
+def belongs_to_pool(item: Mapping[str, object], identity: PoolIdentity) -> bool:
     """Whether a resource slice belongs to the pool.
 
     Driver, pool name and node name of a resource slice are immutable.
@@ -119,7 +134,7 @@ def belongs_to_pool(item: Mapping[str, Any], identity: PoolIdentity) -> bool:
     )
 
 
-def foreign_pools(actual: Iterable[Mapping[str, Any]], identity: PoolIdentity) -> tuple[str, ...]:
+def foreign_pools(actual: Iterable[Mapping[str, object]], identity: PoolIdentity) -> tuple[str, ...]:
     """Names of other pools with devices of this driver on this node: of a second publisher, or left behind by one.
 
     Their resource slices are never changed: only their publisher knows what they mean.
@@ -134,17 +149,12 @@ def foreign_pools(actual: Iterable[Mapping[str, Any]], identity: PoolIdentity) -
     return tuple(sorted(names))
 
 
-def _completes_with_counters(pending: Sequence[DesiredSlice]) -> bool:
-    """Whether the last of these writes (`Writes.in_order`) has devices that need counters."""
-    return any(want.needs_counters for want in pending) and all(want.devices for want in pending)
-
-
-_ByIndex = dict[int, Mapping[str, Any]]
+_ByIndex = dict[int, Mapping[str, object]]
 
 
 def _match(
-    desired: Sequence[DesiredSlice], own: Sequence[Mapping[str, Any]], generation: int
-) -> tuple[_ByIndex, _ByIndex, list[Mapping[str, Any]]]:
+    desired: Sequence[DesiredSlice], own: Sequence[Mapping[str, object]], generation: int
+) -> tuple[_ByIndex, _ByIndex, list[Mapping[str, object]]]:
     """Existing resource slices by index: of this generation, those of older ones where it has none, and the rest.
 
     The rest is obsolete: an index that is not wanted, or a duplicate.
@@ -169,44 +179,31 @@ def _match(
     return kept, {index: item for index, item in found.items() if index not in kept}, obsolete
 
 
-def _rank(item: Mapping[str, Any], want: DesiredSlice) -> tuple[int, bool]:
-    return untrusted_slice.generation(item), _has(item, want)
-
-
-def _is_current(
-    item: Mapping[str, Any], want: DesiredSlice, identity: PoolIdentity, generation: int, count: int
-) -> bool:
-    return _says(item, want, identity, generation, count) and any(
-        _is_owner(owner, identity) for owner in untrusted_slice.owners(item)
+def _rank(item: Mapping[str, object], want: DesiredSlice) -> tuple[int, bool]:
+    """By generation; of one generation, the one whose content is the desired one."""
+    spec = untrusted_slice.spec(item)
+    has_devices = same(list(want.devices), spec.get("devices") or [])
+    return untrusted_slice.generation(item), has_devices and same(
+        list(want.counter_sets), spec.get("sharedCounters") or []
     )
 
 
-def _says(item: Mapping[str, Any], want: DesiredSlice, identity: PoolIdentity, generation: int, count: int) -> bool:
-    """Whether the spec is the desired one, or what the API server made of the desired one before."""
+def _is_current(
+    item: Mapping[str, object], want: DesiredSlice, identity: PoolIdentity, generation: int, count: int
+) -> bool:
+    """Whether the Node owns it and the spec is the desired one, or what the API server made of that before."""
+    owner = _owner(identity).items()
+    if not any(all(each.get(key) == value for key, value in owner) for each in untrusted_slice.owners(item)):
+        return False
     spec, there = _spec_of(want, identity, generation, count), untrusted_slice.spec(item)
     if same(spec, there):
         return True
     return want.accepted is not None and same(spec["pool"], there.get("pool")) and want.accepted == accepted(there)
 
 
-def accepted(spec: Mapping[str, Any]) -> str:
+def accepted(spec: Mapping[str, object]) -> str:
     """The digest of a spec without its pool, see `DesiredSlice.accepted`."""
     return digest({key: value for key, value in spec.items() if key != "pool"})
-
-
-def _is_owner(owner: Mapping[str, Any], identity: PoolIdentity) -> bool:
-    return all(owner.get(key) == value for key, value in _owner(identity).items())
-
-
-def _has(item: Mapping[str, Any], want: DesiredSlice) -> bool:
-    spec = untrusted_slice.spec(item)
-    return same(list(want.devices), spec.get("devices") or []) and same(
-        list(want.counter_sets), spec.get("sharedCounters") or []
-    )
-
-
-def _timed(want: DesiredSlice, times: Times) -> DesiredSlice:
-    return replace(want, devices=with_times(want.devices, times)) if times else want
 
 
 def _created(want: DesiredSlice, identity: PoolIdentity, generation: int, count: int) -> ResourceSlice:
@@ -221,7 +218,7 @@ def _created(want: DesiredSlice, identity: PoolIdentity, generation: int, count:
 
 
 def _updated(
-    item: Mapping[str, Any], want: DesiredSlice, identity: PoolIdentity, generation: int, count: int
+    item: Mapping[str, object], want: DesiredSlice, identity: PoolIdentity, generation: int, count: int
 ) -> ResourceSlice:
     """Labels, annotations and owners of other clients stay; the spec is replaced.
 
@@ -258,7 +255,7 @@ def _owner(identity: PoolIdentity) -> OwnerReference:
     return OwnerReference(apiVersion="v1", kind="Node", name=identity.node, uid=identity.node_uid, controller=True)
 
 
-def _delete(item: Mapping[str, Any]) -> Delete:
+def _delete(item: Mapping[str, object]) -> Delete:
     metadata = untrusted_slice.metadata(item)
     return Delete(
         name=untrusted_slice.name(item),
@@ -270,3 +267,36 @@ def _delete(item: Mapping[str, Any]) -> Delete:
 def index_of_body(body: ResourceSlice) -> int | None:
     """The index of a resource slice that is about to be written."""
     return index_of(body["metadata"].get("name") or body["metadata"].get("generateName", ""))
+
+
+def known_times(slices: Iterable[Mapping[str, object]]) -> Times:
+    """The times in existing resource slices, which any client may have written."""
+    return {
+        (str(device.get("name")), *_identity(taint)): time
+        for item in slices
+        for device in _dicts(untrusted_slice.spec(item).get("devices"))
+        for taint in _dicts(device.get("taints"))
+        if isinstance(time := taint.get("timeAdded"), str) and _TIME.fullmatch(time)
+    }
+
+
+def with_times(devices: Sequence[Device], times: Times) -> list[Device]:
+    """The devices; those with taints that lack a known time are copies."""
+
+    def timed(device: str, taint: DeviceTaint) -> DeviceTaint:
+        time = times.get((device, *_identity(taint))) if "timeAdded" not in taint else None
+        return taint if time is None else {**taint, "timeAdded": time}
+
+    found = [[timed(device["name"], taint) for taint in device.get("taints", [])] for device in devices]
+    return [
+        {**device, "taints": taints} if taints != device.get("taints", []) else device
+        for device, taints in zip(devices, found, strict=True)
+    ]
+
+
+def _identity(taint: Mapping[str, object]) -> tuple[str, str, str]:
+    return str(taint.get("key")), str(taint.get("value") or ""), str(taint.get("effect"))
+
+
+def _dicts(value: object) -> list[dict[str, object]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

@@ -11,14 +11,21 @@ refuses the other's arrangement, so the canaries tell "gate off" from "arranged 
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
 from dra_driver.core.errors import InvalidObjectError
 from dra_driver.kube.discovery import ServerVersion
-from dra_driver.kube.types import ResourceSlice
+from dra_driver.kube.types import (
+    Counter,
+    CounterSet,
+    Device,
+    DeviceCounterConsumption,
+    DeviceTaint,
+    ResourceSlice,
+    ResourceSliceSpec,
+)
 from dra_driver.node.slices.api import SlicesApi
 from dra_driver.node.slices.compare import dropped_fields
 from dra_driver.node.slices.gates import ApiServerFeatures
@@ -30,73 +37,62 @@ log = logging.getLogger(__name__)
 _SHARES_HIDE_COUNTERS = (1, 35)
 """The version whose scheduler counts whole devices alone (k8s.io/dynamic-resource-allocation, checkAvailableCounters in
 structured/internal/experimental/allocator_experimental.go). Those of 1.34.9 and 1.36.2 charge shares, too."""
-_FIVE_TAINTS = [{"key": f"canary-{number}", "effect": "None"} for number in range(5)]
-_ONE_COUNTER = {"memory": {"value": "1"}}
-_SETS: Mapping[str, Any] = {"sharedCounters": [{"name": "canary", "counters": _ONE_COUNTER}]}
-_CONSUMERS: Mapping[str, Any] = {
-    "devices": [{"name": "canary", "consumesCounters": [{"counterSet": "canary", "counters": _ONE_COUNTER}]}]
+_ONE_COUNTER = {"memory": Counter(value="1")}
+_SET = CounterSet(name="canary", counters=_ONE_COUNTER)
+_CONSUMER = Device(
+    name="canary", consumesCounters=[DeviceCounterConsumption(counterSet="canary", counters=_ONE_COUNTER)]
+)
+_CANARIES = {
+    "taints": Device(name="canary", taints=[DeviceTaint(key="canary", value="x", effect="NoSchedule")]),
+    "taints_1_35": Device(
+        name="canary", taints=[DeviceTaint(key=f"canary-{number}", effect="None") for number in range(5)]
+    ),
+    "multi_allocation": Device(
+        name="canary",
+        allowMultipleAllocations=True,
+        capacity={"memory": {"value": "2", "requestPolicy": {"default": "2", "validValues": ["1", "2"]}}},
+    ),
 }
-_CANARIES: dict[str, Mapping[str, Any]] = {
-    "taints": {"devices": [{"name": "canary", "taints": [{"key": "canary", "value": "x", "effect": "NoSchedule"}]}]},
-    "taints_1_35": {"devices": [{"name": "canary", "taints": _FIVE_TAINTS}]},
-    "multi_allocation": {
-        "devices": [
-            {
-                "name": "canary",
-                "allowMultipleAllocations": True,
-                "capacity": {"memory": {"value": "2", "requestPolicy": {"default": "2", "validValues": ["1", "2"]}}},
-            }
-        ]
-    },
-}
-
-
-_LIST: Mapping[str, Any] = {"devices": [{"name": "canary", "attributes": {"canary": {"ints": [0]}}}]}
+_LIST = Device(name="canary", attributes={"canary": {"ints": [0]}})
 
 
 def probe(api: SlicesApi, driver: str, node: str, *, lists: bool = False) -> ApiServerFeatures:
     """Ask the API server, in up to six dry runs, and another one for ``lists``. Raises KubernetesApiError when it does
     not answer."""
+
+    def keeps(device: Device | None, counter_set: CounterSet | None = None) -> bool:
+        spec = ResourceSliceSpec(
+            driver=driver,
+            nodeName=node,  # admission policies bind a node's credentials to its own resource slices
+            pool={"name": f"{node}/{driver}/canary", "generation": 1, "resourceSliceCount": 1},
+        )
+        if device is not None:
+            spec["devices"] = [device]
+        if counter_set is not None:
+            spec["sharedCounters"] = [counter_set]
+        body = ResourceSlice(
+            apiVersion="resource.k8s.io/v1",
+            kind="ResourceSlice",
+            metadata={"generateName": generate_name(0xFFFFF, driver, node)},
+            spec=spec,
+        )
+        try:
+            answer = api.create(body, dry_run=True)
+        except InvalidObjectError:
+            return False  # what is left after dropping does not make a valid resource slice
+        return not any(dropped_fields(spec, answer.get("spec")))
+
     canaries = {**_CANARIES, "list_attributes": _LIST} if lists else _CANARIES
-    kept = {name: _keeps(api, part, driver, node) for name, part in canaries.items()}
-    return ApiServerFeatures(**_counters(api, driver, node), **kept)
-
-
-def _counters(api: SlicesApi, driver: str, node: str) -> dict[str, bool]:
-    """The features of counters, in one dry run with the gate off."""
-    if not _keeps(api, _SETS, driver, node):
-        return {}  # 1.34 keeps a resource slice of counter sets alone, too, if the gate is on
-    apart = _keeps(api, _CONSUMERS, driver, node)
-    beside = not apart and _keeps(api, {**_SETS, **_CONSUMERS}, driver, node)
-    return {
-        "counters": apart or beside,
-        "counters_beside_devices": beside,
-        "counters_refused": not (apart or beside),
-    }
-
-
-def _keeps(api: SlicesApi, part: Mapping[str, Any], driver: str, node: str) -> bool:
-    body = _canary(part, driver, node)
-    try:
-        answer = api.create(body, dry_run=True)
-    except InvalidObjectError:
-        return False  # what is left after dropping does not make a valid resource slice
-    return not any(dropped_fields(body["spec"], answer.get("spec")))
-
-
-def _canary(part: Mapping[str, Any], driver: str, node: str) -> ResourceSlice:
-    spec = {
-        "driver": driver,
-        "nodeName": node,  # admission policies bind a node's credentials to its own resource slices
-        "pool": {"name": f"{node}/{driver}/canary", "generation": 1, "resourceSliceCount": 1},
-        **part,
-    }
-    return ResourceSlice(
-        apiVersion="resource.k8s.io/v1",
-        kind="ResourceSlice",
-        metadata={"generateName": generate_name(0xFFFFF, driver, node)},
-        spec=cast(Any, spec),
-    )
+    kept = {name: keeps(device) for name, device in canaries.items()}
+    if keeps(None, _SET):  # 1.34 keeps a resource slice of counter sets alone, too, if the gate is on
+        apart = keeps(_CONSUMER)
+        beside = not apart and keeps(_CONSUMER, _SET)
+        kept |= {
+            "counters": apart or beside,
+            "counters_beside_devices": beside,
+            "counters_refused": not (apart or beside),
+        }
+    return ApiServerFeatures(**kept)
 
 
 class FeatureWatch:

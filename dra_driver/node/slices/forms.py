@@ -20,7 +20,7 @@ from msgspec import Struct
 
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.mig import MigInstance, PartitionId
-from dra_driver.core.model.terms import DETACHED_TAINT, GpuTerms, SharingTerms, Taint, WithheldPartitions
+from dra_driver.core.model.terms import DETACHED_TAINT, GpuTerms, SharingTerms, Taint
 from dra_driver.hardware.mig.order import Placement, placement_order
 from dra_driver.kube.published import limits
 from dra_driver.node.slices import counters
@@ -61,7 +61,7 @@ def forms_of(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> Forms:
         instance
         for instance in foreign
         if _is_usable(gpu, instance, reasons)
-        and _allows(gpu, instance, terms)
+        and terms.allows(PartitionId(gpu.uuid, instance.profile_id, instance.start))
         and reasons.allowed_unless(_why_unhealthy(gpu, instance, terms, features))
     ]
     allowed = _allowed(gpu, terms)
@@ -70,10 +70,18 @@ def forms_of(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> Forms:
     if allowed and reasons.allowed_unless(_why_not_cut(gpu, terms, features)):
         placements = [place for place in allowed if _is_free(place, foreign) and counters.leaves_enough(*place, left)]
     uncut: frozenset[Placement] = frozenset()
-    if terms.withheld is not None and (uncut := _uncut(gpu, placements)):
+    if terms.withheld is not None:
+        existing = {(instance.profile_id, instance.start) for instance in gpu.mig_instances}
+        uncut = frozenset(place for place in placements if (place[0].profile_id, place[1]) not in existing)
+    if terms.withheld is not None and uncut:
         reasons.allowed_unless(terms.withheld.reason)
-        if not features.taints:
-            placements = [place for place in placements if _stays(gpu, place, uncut, terms.withheld)]
+        if not features.taints:  # what cannot be tainted is withdrawn, unless it was refused: it would seem free again
+            refused = terms.withheld.refused
+            placements = [
+                (profile, start)
+                for profile, start in placements
+                if (profile, start) not in uncut or PartitionId(gpu.uuid, profile.profile_id, start) in refused
+            ]
     kept, room = limits.MAX_DEVICES - len(usable) - whole, f"{limits.MAX_DEVICES} devices"
     if features.counters_beside_devices:
         fitting = counters.placements_within(placements, left, limits.MAX_CONSUMED_COUNTERS_1_34, whole=whole)
@@ -86,6 +94,9 @@ def forms_of(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> Forms:
         )
     if not (whole or usable or placements or reasons.found):
         reasons.allowed_unless(_why_nothing(gpu, terms, allowed))
+    max_devices = 1
+    if allowed:  # without counters, only existing partitions are published, which never overlap
+        max_devices = min(limits.MAX_DEVICES, 1 + len(allowed)) if features.counters else max(1, gpu.memory_slices)
     return Forms(
         whole=whole,
         sharing=sharing,
@@ -93,7 +104,7 @@ def forms_of(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> Forms:
         placements=tuple(placements[:kept]),
         withheld=uncut if features.taints else frozenset(),
         left=left if placements else {},
-        max_devices=_max_devices(gpu, len(allowed), features),
+        max_devices=max_devices,
         reasons=tuple(reasons.found),
     )
 
@@ -254,10 +265,6 @@ def _blocking(taints: Iterable[Taint]) -> str:
     return ", ".join(f"{taint.key}={taint.value}" if taint.value else taint.key for taint in taints if blocks(taint))
 
 
-def _allows(gpu: Gpu, instance: MigInstance, terms: GpuTerms) -> bool:
-    return terms.allows(PartitionId(gpu.uuid, instance.profile_id, instance.start))
-
-
 def _allowed(gpu: Gpu, terms: GpuTerms) -> list[Placement]:
     """Placements that the terms allow, where the GPU can be partitioned without a reset."""
     if not (gpu.mig_enabled or gpu.mig_resetless):
@@ -269,24 +276,6 @@ def _allowed(gpu: Gpu, terms: GpuTerms) -> list[Placement]:
     ]
 
 
-def _uncut(gpu: Gpu, placements: Iterable[Placement]) -> frozenset[Placement]:
-    """Those without an instance."""
-    existing = {(instance.profile_id, instance.start) for instance in gpu.mig_instances}
-    return frozenset(place for place in placements if (place[0].profile_id, place[1]) not in existing)
-
-
-def _stays(gpu: Gpu, place: Placement, uncut: frozenset[Placement], withheld: WithheldPartitions) -> bool:
-    """Whether a placement is published although it cannot be tainted."""
-    return place not in uncut or PartitionId(gpu.uuid, place[0].profile_id, place[1]) in withheld.refused
-
-
 def _is_free(place: Placement, foreign: Iterable[MigInstance]) -> bool:
     profile, start = place
     return not any(instance.overlaps(start, profile.memory_slices) for instance in foreign)
-
-
-def _max_devices(gpu: Gpu, allowed: int, features: ApiServerFeatures) -> int:
-    """Without counters, only existing partitions are published, which never overlap."""
-    if not allowed:
-        return 1
-    return min(limits.MAX_DEVICES, 1 + allowed) if features.counters else max(1, gpu.memory_slices)

@@ -11,14 +11,18 @@ GPU that may be cut has a resource slice of its own.
 """
 
 import itertools
+import logging
 import re
 from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
+from dra_driver.core.model.gpu import LeftOutGpu, Snapshot
+from dra_driver.core.model.terms import Terms
 from dra_driver.kube.published import limits
 from dra_driver.kube.types import CounterSet, Device
-from dra_driver.node.slices.build import Built, GpuGroup
+from dra_driver.node.slices.build import Built, GpuGroup, build_devices
+from dra_driver.node.slices.gates import NO_FEATURES, ApiServerFeatures
 
 # The API server cuts generateName to 58 characters and adds 5 random ones (apiserver storage/names). Cut here too, so
 # that the validated text (at most 253 characters) is the one that is used.
@@ -48,7 +52,6 @@ class DesiredSlice(Struct, frozen=True, kw_only=True):
         return not self.counter_sets and any("consumesCounters" in device for device in self.devices)
 
     def says_the_same(self, other: "DesiredSlice") -> bool:
-        """Whether both have the same content."""
         return (self.index, self.devices, self.counter_sets) == (other.index, other.devices, other.counter_sets)
 
 
@@ -85,7 +88,6 @@ def _beside(groups: Sequence[GpuGroup], per_slice: int) -> Iterator[DesiredSlice
 
 
 def _may_be_cut(group: GpuGroup) -> bool:
-    """Whether the GPU has partitions, or may get them."""
     return group.counter_set is not None or group.max_devices > 1
 
 
@@ -112,3 +114,47 @@ def index_of(name: str) -> int | None:
     """The index in a resource slice's name; None for a name of another form (drivers of Kubernetes 1.35 and before)."""
     match = _INDEX.match(name)
     return int(match.group(1), 16) if match else None
+
+
+log = logging.getLogger(__name__)
+
+
+class DesiredState:
+    """Not thread-safe: its owner holds a lock. ``slices`` is None until `build` has an inventory."""
+
+    def __init__(self) -> None:
+        self._inventory: tuple[Snapshot, Terms] | None = None
+        self._built: tuple[tuple[Snapshot, Terms], ApiServerFeatures] | None = None
+        self.slices: tuple[DesiredSlice, ...] | None = None
+        self.left_out: tuple[LeftOutGpu, ...] = ()
+
+    @property
+    def has_inventory(self) -> bool:
+        """Whether an inventory was offered."""
+        return self._inventory is not None
+
+    def offer(self, snapshot: Snapshot, terms: Terms) -> bool:
+        """Set the newest inventory; False when it equals the previous one."""
+        if self._inventory == (snapshot, terms):
+            return False
+        self._inventory = (snapshot, terms)
+        return True
+
+    def build(self, features: ApiServerFeatures = NO_FEATURES) -> bool:
+        """Update ``slices``. True when they changed: most changes of an inventory are not published.
+
+        Unchanged resource slices stay the same object. Logs what is left out when that changed.
+        """
+        if self._inventory is None or self._built == (self._inventory, features):
+            return False
+        self._built = (self._inventory, features)
+        built = build_devices(*self._inventory, features)
+        if built.left_out != self.left_out:
+            for gpu in built.left_out:
+                log.warning("GPU is not published in every form", extra={"gpu": gpu.label, "reason": gpu.reason})
+        self.left_out = built.left_out
+        slices = split(built, counters_beside_devices=features.counters and features.counters_beside_devices)
+        if slices == self.slices:
+            return False
+        self.slices = slices
+        return True

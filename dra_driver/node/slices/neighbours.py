@@ -5,7 +5,7 @@ comes from the API server is untrusted. Pure.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 
@@ -26,7 +26,7 @@ class Neighbour(Struct, frozen=True, kw_only=True):
     gpus: frozenset[str]
 
 
-def slimmed(item: Mapping[str, Any]) -> dict[str, Any]:
+def slimmed(item: Mapping[str, object]) -> dict[str, object]:
     """Name, version, driver and pool of a resource slice, and the UUIDs of full GPUs that its devices are or are of."""
     metadata, spec = untrusted_slice.metadata(item), untrusted_slice.spec(item)
     return {
@@ -36,25 +36,26 @@ def slimmed(item: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def is_of(item: Mapping[str, Any], driver: str) -> bool:
+def is_of(item: Mapping[str, object], driver: str) -> bool:
     """Whether the resource slice is one of that driver."""
     return untrusted_slice.spec(item).get("driver") == driver
 
 
 def neighbours(
-    slim: Iterable[Mapping[str, Any]], driver: str, pool: str, own: Collection[str]
+    slim: Iterable[Mapping[str, object]], driver: str, pool: str, own: Collection[str]
 ) -> tuple[Neighbour, ...]:
     """Pools beside this driver's own one that have GPUs of ``own``, sorted; ``slim`` comes from `slimmed`."""
     found: dict[tuple[str, str], frozenset[str]] = {}
     for item in slim:
-        gpus = frozenset(item.get(_KEPT) or ()) & frozenset(own)
+        kept = item.get(_KEPT)
+        gpus = frozenset(kept if isinstance(kept, list | tuple) else ()) & frozenset(own)
         key = (str(untrusted_slice.spec(item).get("driver")), str(untrusted_slice.pool(item).get("name")))
         if gpus and key != (driver, pool):
             found[key] = found.get(key, frozenset()) | gpus
     return tuple(Neighbour(driver=key[0], pool=key[1], gpus=gpus) for key, gpus in sorted(found.items()))
 
 
-def _gpus(spec: Mapping[str, Any]) -> tuple[str, ...]:
+def _gpus(spec: Mapping[str, object]) -> tuple[str, ...]:
     devices = spec.get("devices")
     found = {
         str(mapping(value).get("string"))

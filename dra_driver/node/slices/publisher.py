@@ -1,23 +1,21 @@
 """Keeps the node's ResourceSlices in the API server up to date while the process lives, in one thread.
 
-Resource slices are not deleted when it stops: a restart must not make devices disappear, and the kubelet deletes the
-resource slices of a driver that stays away (30 s after its last connection; kubernetes/kubernetes
-pkg/kubelet/cm/dra/plugin).
+A stop deletes nothing: a restart must not make devices disappear, and the kubelet deletes the resource slices of a
+driver that stays away (30 s after its last connection; kubernetes/kubernetes pkg/kubelet/cm/dra/plugin).
 
 The publisher does not fight a second publisher. It reports resource slices of the same driver and node in another pool
-and leaves them; it repairs edits of its own resource slices ever more slowly and reports them. Its watch covers the
-resource slices of all drivers of the node, so that ``node/process/second_publisher.py`` needs no watch of its own.
+and leaves them; it repairs edits of its own ever more slowly and reports them. Its watch covers the resource slices of
+all drivers of the node, for ``node/process/second_publisher.py``.
 
-What is published depends on which fields the API server keeps. So the API server is probed before anything is built,
-and again when its version changes. When it drops a field later, the next pass follows at once and withdraws what needs
-that field.
+The API server is probed for the fields that it keeps before anything is built, and again when its version changes. When
+it drops a field later, the next pass follows immediately and withdraws what needs that field.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Collection
+from typing import Literal, Protocol
 
 from dra_driver.core.errors import ApiUnreachableError, KubernetesApiError, ServerBusyError
 from dra_driver.core.model.gpu import LeftOutGpu, Snapshot
@@ -30,26 +28,25 @@ from dra_driver.kube.discovery import server_version
 from dra_driver.kube.newest_version import NewestVersion
 from dra_driver.kube.reflector import Reflector, ReflectorChange
 from dra_driver.kube.rest import RestClient
-from dra_driver.node.slices import neighbours, problems
+from dra_driver.kube.types import ObjectReference
+from dra_driver.node.slices import neighbours, untrusted_slice
 from dra_driver.node.slices.api import RestSlicesApi, SlicesApi
 from dra_driver.node.slices.build import NO_TERMS, pool_name
-from dra_driver.node.slices.desired_state import DesiredState
 from dra_driver.node.slices.features import FeatureWatch
 from dra_driver.node.slices.gates import NO_FEATURES, ApiServerFeatures
-from dra_driver.node.slices.layout import DesiredSlice
-from dra_driver.node.slices.problems import NodeEventRecorder
+from dra_driver.node.slices.layout import DesiredSlice, DesiredState
 from dra_driver.node.slices.reconcile import Reconciler, ReconcileResult
-from dra_driver.node.slices.schedule import Schedule
+from dra_driver.node.slices.schedule import QUICK_EDITS, Schedule
 
 log = logging.getLogger(__name__)
 
+SHOWN = 4  # of a list that may be long
 
-class Watcher(Protocol):
-    """Keeps a slim copy of the node's resource slices and reports its changes (``kube.reflector.Reflector``)."""
 
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
-    def items(self) -> Mapping[str, Any]: ...
+class NodeEventRecorder(Protocol):
+    """The part of ``kube.events.EventRecorder`` that reporting a problem needs."""
+
+    def record(self, about: ObjectReference, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None: ...
 
 
 class Publisher:
@@ -77,7 +74,7 @@ class Publisher:
         self._pending: list[tuple[str, str | None]] = []
         self._published = self._disturbed = False
         self._problem: str | None = None
-        self._watcher: Watcher | None = None
+        self._watcher: Reflector | None = None
         self._listed = threading.Event()
         self._noticed = 0
         self._on_notice: Callable[[], None] = lambda: None
@@ -182,7 +179,8 @@ class Publisher:
         if change.item is not None and not neighbours.is_of(change.item, self._driver):
             return
         with self._lock:
-            version = None if change.kind == "deleted" or change.item is None else _version(change)
+            known = change.item if change.kind != "deleted" else None
+            version = None if known is None else str(untrusted_slice.metadata(known).get("resourceVersion", ""))
             self._pending.append((change.name, version))
         self._worker.wake()
 
@@ -238,7 +236,7 @@ class Publisher:
             self._published = self._desired.slices is slices
             if not self._published:
                 self._schedule.wanted(now)  # another snapshot came during the pass
-        self._report("; ".join([*unknown, *problems.problems_of(done, edits, self._driver, self._node)]) or None)
+        self._report("; ".join([*unknown, *problems_of(done, edits, self._driver, self._node)]) or None)
 
     def _wanted(self) -> tuple[DesiredSlice, ...]:
         """The resource slices to publish, now that the API server was asked for its features."""
@@ -252,7 +250,7 @@ class Publisher:
         """The API server dropped a field that it seemed to keep: nothing that needs it may stay published."""
         log.warning(
             "API server drops gated fields; withdrawing what needs them",
-            extra={"features": ",".join(sorted(done.lost)), "dropped": listed(done.dropped, problems.SHOWN)},
+            extra={"features": ",".join(sorted(done.lost)), "dropped": listed(done.dropped, SHOWN)},
         )
         news = features.lose(done.lost)
         with self._lock:
@@ -272,14 +270,24 @@ class Publisher:
 
     def warn(self, reason: str, message: str) -> bool:
         """Record a Warning event on this node for another component; False while the node's UID is unknown."""
-        return problems.warn(reason, message, self._node, self._reconciler.node_uid, self._recorder)
+        uid = self._reconciler.node_uid
+        if self._recorder is None or not uid:
+            return False
+        about = ObjectReference(apiVersion="v1", kind="Node", name=self._node, uid=uid)
+        self._recorder.record(about, "Warning", reason, message)
+        return True
 
     def _report(self, problem: str | None, *, event: bool = True) -> None:
         with self._lock:
             before, self._problem = self._problem, problem
-        problems.report_change(
-            problem, before, self._node, self._reconciler.node_uid, self._recorder if event else None
-        )
+        if problem == before:
+            return
+        if problem is None:
+            log.info("ResourceSlices are up to date again", extra={"node": self._node})
+            return
+        log.warning("ResourceSlices are not up to date", extra={"node": self._node, "problem": problem})
+        if event:
+            self.warn("ResourceSliceProblem", problem)
 
     def _ask_for_features(self) -> list[str]:
         """Problems with finding the features, for people. Raises when another try soon may help."""
@@ -295,6 +303,24 @@ class Publisher:
         return []
 
 
-def _version(change: ReflectorChange) -> str:
-    metadata = (change.item or {}).get("metadata")
-    return str(metadata.get("resourceVersion", "")) if isinstance(metadata, dict) else ""
+def problems_of(done: ReconcileResult, edits: int, driver: str, node: str) -> list[str]:
+    """The problems that a pass found; ``edits`` is how often other clients changed the resource slices in the last
+    minutes.
+    """
+    problems = []
+    if done.foreign_pools:
+        problems.append(
+            f"second publisher: node {node} has ResourceSlices of driver {driver} in other pools "
+            f"({', '.join(done.foreign_pools)}); stop the other driver, then delete its ResourceSlices"
+        )
+    if edits >= QUICK_EDITS:
+        problems.append(
+            f"second publisher: another client keeps changing the ResourceSlices of driver {driver} on node {node} "
+            f"({edits} times in five minutes); find it and stop it"
+        )
+    if done.dropped:
+        problems.append(
+            "the API server drops fields of ResourceSlices, because their feature gates are off: "
+            + listed(done.dropped, SHOWN)
+        )
+    return problems

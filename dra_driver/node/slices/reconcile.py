@@ -1,15 +1,14 @@
 """One pass: list the existing ResourceSlices, compute the writes, write, and compare the answers.
 
-Between passes it keeps the node's UID, digests of what the server accepted, and the versions of own writes. Each pass
-lists the resource slices again: one request, only when something happened. A cache would lag behind own writes
-(client-go's slice controller keeps a mutation cache for that).
+Each pass lists the resource slices again: one request, only when something happened. A cache would lag behind own
+writes (client-go's slice controller keeps a mutation cache for that).
 
 A pass stops at the first answer that lacks a gated field: without counters the scheduler would allocate a whole GPU and
-its partitions side by side. The pool is left incomplete (see ``diff.py``), so that none of its devices is allocated
-until the next pass has written what the server does keep.
+its partitions side by side. The pool stays incomplete (see ``diff.py``), so none of its devices is allocated until the
+next pass has written what the server does keep.
 
-A resource slice that is to have counter sets beside devices (1.34) is written with the counter sets alone first. An
-update of a resource slice that has counters keeps all of them, whatever the gate of the API server that receives it
+A resource slice that is to have counter sets beside devices (1.34) is first written with the counter sets alone: an
+update of a resource slice that has counters keeps all of them, whatever the gate of the API server
 (dropDisabledDRAPartitionableDevicesFields in pkg/registry/resource/resourceslice/strategy.go).
 """
 
@@ -119,12 +118,16 @@ class Reconciler:
         by_index = {want.index: want for want in desired}
         for planned in writes.in_order():
             body = planned
-            if _has_both(body) and body["metadata"].get("name") not in with_counters:
-                alone = _without_devices(body)
-                stored = self._send(alone)
-                if lost := lost_with(dropped_fields(alone["spec"], stored.get("spec"), "spec")):
+            has_both = "sharedCounters" in body["spec"] and "devices" in body["spec"]
+            if has_both and body["metadata"].get("name") not in with_counters:
+                alone = body["spec"].copy()
+                alone.pop("devices", None)
+                stored = self._send({**body, "spec": alone})
+                if lost := lost_with(dropped_fields(alone, stored.get("spec"), "spec")):
                     return lost
-                body = _second_step(body, stored)
+                metadata = body["metadata"].copy()  # the second step updates what the first one stored
+                metadata["name"], metadata["resourceVersion"] = _meta(stored, "name"), _meta(stored, "resourceVersion")
+                body = {**body, "metadata": metadata}
             known = "name" in body["metadata"]
             try:
                 stored = self._send(body)
@@ -179,24 +182,6 @@ class Reconciler:
         return PoolIdentity(driver=self._driver, node=self._node, node_uid=self._node_uid, pool=self._pool)
 
 
-def _has_both(body: ResourceSlice) -> bool:
-    return "sharedCounters" in body["spec"] and "devices" in body["spec"]
-
-
-def _without_devices(body: ResourceSlice) -> ResourceSlice:
-    spec = body["spec"].copy()
-    spec.pop("devices", None)
-    return {**body, "spec": spec}
-
-
-def _second_step(body: ResourceSlice, stored: StoredSlice) -> ResourceSlice:
-    """An update of what the first step stored."""
-    metadata = body["metadata"].copy()
-    metadata["name"], metadata["resourceVersion"] = _meta(stored, "name"), _meta(stored, "resourceVersion")
-    return {**body, "metadata": metadata}
-
-
 def _meta(item: StoredSlice, key: str) -> str:
-    metadata = item.get("metadata")
-    value = metadata.get(key) if isinstance(metadata, Mapping) else None
+    value = untrusted_slice.metadata(item).get(key)
     return value if isinstance(value, str) else ""

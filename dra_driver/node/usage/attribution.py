@@ -41,7 +41,6 @@ class Attribution:
         return self._containers.get(held.key) or self._containers.get((*held.key[:4], _NO_SHARE), ())
 
     def seen(self, process: ProcessUsage) -> SeenProcess:
-        """The process with its program and its container."""
         facts = self._facts.get(process.pid)
         place = facts.place if facts is not None else None
         return SeenProcess(

@@ -1,22 +1,19 @@
 """Finds the pod and container of a process, by ``/proc/PID/cgroup`` and the names of log links. No I/O.
 
-The kubelet makes a cgroup for each pod and names it by the pod's UID (pkg/kubelet/cm/pod_container_manager_linux.go,
-GetPodContainerName): ``pod<UID>`` with the driver cgroupfs, ``...-pod<UID with _>.slice`` with the driver systemd
-(cgroup_manager_linux.go, ToSystemd). Below it the runtime names the container's by its id: ``<id>`` (containerd with
-cgroupfs), ``crio-<id>`` (CRI-O), ``cri-containerd-<id>.scope``, ``crio-<id>.scope``, ``docker-<id>.scope`` (systemd).
-containerd whose own setting disagrees with the kubelet's has ``...-pod<UID>.slice:cri-containerd:<id>`` in one name.
+The kubelet names a pod's cgroup by the pod's UID (pkg/kubelet/cm/pod_container_manager_linux.go, GetPodContainerName):
+``pod<UID>`` with the driver cgroupfs, ``...-pod<UID with _>.slice`` with systemd. Below it the runtime names the
+container's by its id: ``<id>`` (containerd with cgroupfs), ``crio-<id>`` (CRI-O), ``cri-containerd-<id>.scope``,
+``crio-<id>.scope``, ``docker-<id>.scope`` (systemd). containerd whose setting disagrees with the kubelet's has
+``...-pod<UID>.slice:cri-containerd:<id>`` in one name.
 
-cgroup v1 has a line for each hierarchy, v2 the single line ``0::PATH`` (cgroups(7)). Read by a process in a cgroup
-namespace of its own, paths begin with ``/..`` for each level above it, so a pod's slice may be cut off.
-
-The first match from the root counts: a container may name cgroups below its own as it likes. Where two hierarchies
-name different pods, none is used.
+cgroup v1 has a line for each hierarchy, v2 the single line ``0::PATH`` (cgroups(7)). In a cgroup namespace, paths begin
+with ``/..`` for each level above it, so a pod's slice may be cut off. The first match from the root counts: a container
+may name cgroups below its own as it likes. Where two hierarchies name different pods, none is used.
 
 The kubelet links ``/var/log/containers/POD_NAMESPACE_CONTAINER-ID.log`` to
-``/var/log/pods/NAMESPACE_POD_UID/CONTAINER/N.log`` (pkg/kubelet/kuberuntime/legacy.go and helpers.go,
-BuildPodLogsDirectory) when it starts a container. The kubelet's PodResources tell neither a pod's UID nor a
-container's id, so these links join a cgroup with a pod's name; no log is read. A long name is cut at 255 characters,
-and then lacks its id: such a container is found by its pod's UID.
+``/var/log/pods/NAMESPACE_POD_UID/CONTAINER/N.log`` (pkg/kubelet/kuberuntime/legacy.go and helpers.go). These links join
+a cgroup with a pod's name, which PodResources do not. A name is cut at 255 characters and then lacks its id: such a
+container is found by its pod's UID.
 """
 
 import re

@@ -7,9 +7,8 @@
     assignments.json: GPU, GPU instance and grant of the device
 
 A process belongs to a claim if its container has a device of the claim on that GPU (and instance). One whose container
-has devices of several claims there is counted as used by claims, and by none of them. What belongs to no claim is
-unattributed. Where a step is missing altogether, nothing is attributed by guess: `Knows` says what is missing, and
-only a device that a claim has alone is still told, by all that is in use of it.
+has devices of several claims there counts as used by claims, and by none of them. The rest is unattributed. Where a
+step is missing, `Knows` says so, and only the use of a device that a claim has alone is reported.
 """
 
 from collections.abc import Sequence
@@ -40,7 +39,6 @@ HIDDEN_BYTES: Final = 2**30
 
 
 def join(look: Look) -> JoinedUsage:
-    """The look with every process attributed, as far as that can be known."""
     knows = _knows(look)
     assigned = look.assignments
     if isinstance(assigned, Unread):
@@ -149,7 +147,6 @@ def _unnamed(look: Look) -> str | None:
 
 
 def _unlisted(readings: Sequence[GpuUsage]) -> str | None:
-    """Why no GPU's processes can be listed."""
     if not readings or any(each.processes is not None for each in readings):
         return None
     problem = next((each.problem for each in readings if each.problem), "no reason is told")

@@ -1,16 +1,14 @@
 """Accumulates usage over time: peaks and energy of a window, totals, and when a claim used its devices last. No I/O.
 
-The ledger has a row for each container and device of a claim. A row whose claim has ended, or whose container no longer
-exists, stays for a stated time, so that a scrape sees its last values, and then leaves: the number of rows is bounded.
-Time is counted by a clock that does not jump; times of day are for people.
+The ledger has a row for each container and device of a claim. The row of an ended claim or container stays for a stated
+time, so that a scrape sees its last values. Time is counted by a clock that does not jump.
 
-Hardware counts only the energy of whole GPUs. A claim that has a GPU alone has all of it, what the GPU takes when idle
-too. Between several users of one GPU it is divided in proportion to their utilisation, those that belong to no claim
-included; where nothing computes, or utilisation is not known, by what each has of the GPU's memory, and the rest is no
-claim's. That is an estimate, and named so.
+Hardware counts only the energy of whole GPUs. A claim that has a GPU alone has all of it. Between several users it is
+divided in proportion to their utilisation, those that belong to no claim included; where nothing computes, or
+utilisation is unknown, by what each has of the GPU's memory. That is an estimate, and named so.
 
-A value that cannot be divided between several containers is in a row of its own without pod and container, so that the
-sum over a claim's rows is right.
+A value that cannot be divided between several containers is in a row without pod and container, so that the sum over a
+claim's rows is right.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,7 +49,6 @@ class RowUse(Struct, frozen=True, kw_only=True):
 
 
 def rows_of(use: DeviceUse) -> dict[RowKey, RowUse]:
-    """The rows of a device; at least one."""
     of_processes = [each.container for each in use.processes or () if each.container is not None]
     places = dict.fromkeys((each.pod.name, each.container) for each in (*(use.containers or ()), *of_processes))
     if len(places) == 1 or (not places and use.shared_processes == 0):
@@ -158,7 +155,6 @@ class Row(Struct, frozen=True, kw_only=True):
 
     @property
     def peak_bytes(self) -> int | None:
-        """The most memory within the window."""
         return max(self.peaks.values(), default=None)
 
 
@@ -223,7 +219,6 @@ def fold(
 
 
 def device_of(key: RowKey) -> DeviceKey:
-    """The device, whatever container has it."""
     return key.uid, key.request, key.pool, key.device, key.share
 
 

@@ -44,8 +44,6 @@ class AssignedUse(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class AssignedClaim(Struct, frozen=True, kw_only=True):
-    """A prepared claim."""
-
     ref: ClaimRef
     prepared: datetime
     devices: tuple[AssignedUse, ...] = ()
@@ -171,7 +169,6 @@ class JoinedUsage(Struct, frozen=True, kw_only=True):
 
     @property
     def rules(self) -> dict[str, UsageRules]:
-        """The rules of each GPU."""
         return {gpu.gpu_uuid: gpu.rules for gpu in self.gpus}
 
 

@@ -11,7 +11,10 @@ HTTP watch.
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from itertools import islice
+
+from msgspec import Struct
 
 from dra_driver.sim.apiserver.api_errors import expired
 from dra_driver.sim.apiserver.jsonvalue import Obj, dump, entries
@@ -24,21 +27,15 @@ Key = tuple[str, str]  # namespace ("" for cluster-scoped), name
 HISTORY_LENGTH = 10_000
 
 
-class Record:
+class Record(Struct, eq=False, dict=True):
     """One version of one object; its JSON text is made once for all readers."""
 
-    __slots__ = ("_json", "obj", "revision")
+    obj: Obj
+    revision: int
 
-    def __init__(self, obj: Obj, revision: int) -> None:
-        self.obj = obj
-        self.revision = revision
-        self._json: bytes | None = None
-
-    @property
+    @cached_property
     def json(self) -> bytes:
-        if self._json is None:
-            self._json = dump(self.obj)
-        return self._json
+        return dump(self.obj)
 
     @property
     def list_item(self) -> bytes:
@@ -46,17 +43,14 @@ class Record:
         return b"{" + self.json.split(b",", 2)[2]
 
 
-class ObjectChange:
+class ObjectChange(Struct, frozen=True, eq=False):
     """One write. ``type`` is ADDED, MODIFIED or DELETED; ``previous`` is the former version, None for ADDED."""
 
-    __slots__ = ("key", "kind", "previous", "record", "type")
-
-    def __init__(self, change_type: str, kind: ResourceKind, key: Key, record: Record, previous: Record | None) -> None:
-        self.type = change_type
-        self.kind = kind
-        self.key = key
-        self.record = record
-        self.previous = previous
+    type: str
+    kind: ResourceKind
+    key: Key
+    record: Record
+    previous: Record | None
 
 
 def object_key(kind: ResourceKind, obj: Obj) -> Key:

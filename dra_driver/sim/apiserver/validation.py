@@ -113,21 +113,23 @@ def generated_name(base: str) -> str:
     return base[:GENERATED_BASE_LENGTH] + "".join(secrets.choice(_SUFFIX_ALPHABET) for _ in range(5))
 
 
+def _format(name: str, pattern: re.Pattern[str], text: str, limit: int = 63) -> list[str]:
+    problems = [] if len(name) <= limit else [f"must be no more than {limit} bytes"]
+    return problems if pattern.fullmatch(name) else [*problems, text]
+
+
 def dns_label(name: str) -> list[str]:
-    problems = [] if len(name) <= 63 else ["must be no more than 63 bytes"]
-    return problems if _LABEL_RE.fullmatch(name) else [*problems, _LABEL_TEXT]
+    return _format(name, _LABEL_RE, _LABEL_TEXT)
 
 
 def dns_1035_label(name: str) -> list[str]:
     """A DNS label that starts with a letter: names of services."""
-    problems = [] if len(name) <= 63 else ["must be no more than 63 bytes"]
-    return problems if _DNS_1035_RE.fullmatch(name) else [*problems, _DNS_1035_TEXT]
+    return _format(name, _DNS_1035_RE, _DNS_1035_TEXT)
 
 
 def dns_subdomain(name: str) -> list[str]:
     """A DNS subdomain: labels separated by dots, at most 253 characters."""
-    problems = [] if len(name) <= 253 else ["must be no more than 253 bytes"]
-    return problems if _SUBDOMAIN_RE.fullmatch(name) else [*problems, _SUBDOMAIN_TEXT]
+    return _format(name, _SUBDOMAIN_RE, _SUBDOMAIN_TEXT, 253)
 
 
 def path_segment(name: str) -> list[str]:
@@ -156,13 +158,9 @@ def label_key(key: str) -> list[str]:
         return [
             f"a valid label key {_PART_TEXT} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
         ]
-    problems = []
-    if slash:
-        problems = (
-            ["prefix part must be non-empty"]
-            if not prefix
-            else [f"prefix part {text}" for text in dns_subdomain(prefix)]
-        )
+    problems = [f"prefix part {text}" for text in dns_subdomain(prefix)] if prefix else []
+    if slash and not prefix:
+        problems = ["prefix part must be non-empty"]
     if not part:
         return [*problems, "name part must be non-empty", f"name part {_PART_TEXT}"]
     if len(part) > 63:
@@ -181,5 +179,4 @@ def is_extended(resource: str) -> bool:
 
 def label_value(value: str) -> list[str]:
     """A label value: empty, or at most 63 characters of [A-Za-z0-9-_.]."""
-    problems = [] if len(value) <= 63 else ["must be no more than 63 bytes"]
-    return problems if not value or _PART_RE.fullmatch(value) else [*problems, _LABEL_VALUE_TEXT]
+    return _format(value, _PART_RE, _LABEL_VALUE_TEXT) if value else []

@@ -51,17 +51,13 @@ class DraPlugin:
 
     def prepare(self, claims: Sequence[NodeClaim]) -> dict[str, PrepareAnswer]:
         """Call NodePrepareResources; returns the answer per claim UID. Raises RetryableError if the call fails."""
-        try:
+        with _translated("NodePrepareResources"):
             return self._plugin.prepare(_keys(claims))
-        except CallError as error:
-            raise _failed("NodePrepareResources", error) from error
 
     def unprepare(self, claims: Sequence[NodeClaim]) -> dict[str, str]:
         """Call NodeUnprepareResources; returns an error or "" per UID. Raises RetryableError if the call fails."""
-        try:
+        with _translated("NodeUnprepareResources"):
             return self._plugin.unprepare(_keys(claims))
-        except CallError as error:
-            raise _failed("NodeUnprepareResources", error) from error
 
     def close(self) -> None:
         """Close the connection and stop the health thread (5 s). Idempotent."""
@@ -93,9 +89,13 @@ def _keys(claims: Sequence[NodeClaim]) -> list[ClaimKey]:
     return [ClaimKey(namespace=claim.namespace, name=claim.name, uid=claim.uid) for claim in claims]
 
 
-def _failed(method: str, error: CallError) -> RetryableError:
-    """The error as the real kubelet shows it in a pod's event."""
-    return RetryableError(f"{method} failed: rpc error: code = {error.code} desc = {error}")
+@contextmanager
+def _translated(method: str) -> Iterator[None]:
+    """A failed call becomes the error that the real kubelet shows in a pod's event."""
+    try:
+        yield
+    except CallError as error:
+        raise RetryableError(f"{method} failed: rpc error: code = {error.code} desc = {error}") from error
 
 
 _LIMITS: Final = TimeLimits()
@@ -128,7 +128,7 @@ class DraManager:
         *,
         interval_s: float = 0.1,
         wiping_delay_s: float = 30.0,
-        on_wipe: Callable[[str], None] | None = None,
+        on_wipe: Callable[[str], None] = lambda _driver: None,
         on_health: Callable[[], None] = lambda: None,
     ) -> None:
         self.state = KubeletState(state_file)
@@ -142,7 +142,7 @@ class DraManager:
         self._absent_since: dict[str, float] = {}
         self._claim_locks: dict[str, threading.Lock] = {}  # one per claim, for as long as this kubelet lives
         self._sockets: dict[Path, _Socket] = {}
-        self._worker = Worker("kubelet-registry", self._look)
+        self._worker = Worker("kubelet-registry", self._poll)
 
     def start(self) -> None:
         self._worker.start()
@@ -220,19 +220,18 @@ class DraManager:
         if len(errors) < len(asked):
             raise RetryableError(f"{method} skipped {len(asked) - len(errors)} ResourceClaims")
 
-    def _look(self) -> float:
-        self._scan_sockets()
-        self._wipe_absent()
-        return self._interval_s
-
-    def _scan_sockets(self) -> None:
+    def _poll(self) -> float:
         found = dict(registry.sockets(self._registry))
         for path in [path for path, known in self._sockets.items() if found.get(path) != known.identity]:
-            self._deregister(self._sockets.pop(path))
+            if (plugin := self._sockets.pop(path).plugin) is not None:
+                log.info("plugin deregistered", extra={"driver": plugin.name})
+                self._remove(plugin)
         for path, identity in found.items():
             known = self._sockets.setdefault(path, _Socket(identity))
             if known.plugin is None and known.not_before <= monotonic():
                 self._register(path, known)
+        self._wipe_absent()
+        return self._interval_s
 
     def _register(self, path: Path, known: _Socket) -> None:
         try:
@@ -288,11 +287,6 @@ class DraManager:
         except CallError as failure:
             raise RetryableError(str(failure)) from failure
 
-    def _deregister(self, known: _Socket) -> None:
-        if known.plugin is not None:
-            log.info("plugin deregistered", extra={"driver": known.plugin.name})
-            self._remove(known.plugin)
-
     def _remove(self, plugin: DraPlugin) -> None:
         with self._lock:
             instances = self._plugins.get(plugin.name, [])
@@ -310,8 +304,7 @@ class DraManager:
                     self._absent_since[name] = float("inf")
                     due.append(name)
         for name in due:
-            if self._on_wipe is not None:
-                self._on_wipe(name)
+            self._on_wipe(name)
 
 
 def _devices(driver: str, answer: PrepareAnswer) -> tuple[DeviceResponse, ...]:

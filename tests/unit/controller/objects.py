@@ -1,15 +1,71 @@
 """API objects for tests of the controller."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from dra_driver.controller.brake import Pace
 from dra_driver.controller.pending_evictions import EXTENDED_CLAIM_ANNOTATION
+from dra_driver.core.errors import DraError, ServerBusyError
 
 DRIVER = "gpu.nvidia.com"
+Obj = dict[str, Any]
 POOL = f"gpu-a/{DRIVER}"
 NOON = datetime(2026, 11, 22, 12, 0, 0, tzinfo=UTC)
 XID = "gpu.nvidia.com/xid"
+
+
+class Stage:
+    """The clock, the leadership, the pace, the recorder and the eviction API of one controller."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.pods: dict[str, Obj] = {}
+        self.evicted: list[tuple[float, str]] = []
+        self.asked = 0
+        self.refusal: DraError | None = None
+        self.leading_since: float | None = -1000.0
+        self.problem: str | None = None
+        self.events: list[tuple[str, str, str]] = []
+
+    @property
+    def left(self) -> list[str]:
+        """The pods that were evicted, in order."""
+        return [name for _, name in self.evicted]
+
+    @property
+    def reasons(self) -> list[tuple[str, str]]:
+        return [(name, reason) for name, reason, _ in self.events]
+
+    def pace(self, per_minute: int) -> Pace:
+        return Pace(per_minute, self.led_for_s, lambda: self.seconds)
+
+    def leads(self) -> bool:
+        return self.leading_since is not None
+
+    def led_for_s(self) -> float | None:
+        return None if self.leading_since is None else self.seconds - self.leading_since
+
+    def record(self, about: Mapping[str, Any], kind: str, reason: str, message: str) -> None:
+        self.events.append((about["name"], reason, message))
+
+    def create(self, path: str, body: Mapping[str, Any]) -> Obj:
+        """Evict a pod."""
+        self.asked += 1
+        if self.refusal is not None:
+            raise self.refusal
+        assert self.leads()
+        name = body["metadata"]["name"]
+        assert path == f"/api/v1/namespaces/team/pods/{name}/eviction"
+        assert body["deleteOptions"]["preconditions"] == {"uid": self.pods.pop(name)["metadata"]["uid"]}
+        self.evicted.append((self.seconds, name))
+        return {}
+
+
+def budget_says_no() -> ServerBusyError:
+    error = ServerBusyError("Cannot evict pod", status=429, reason="TooManyRequests")
+    error.details = {"causes": [{"reason": "DisruptionBudget", "message": "needs 1 healthy pods and has 1"}]}
+    return error
 
 
 def at(seconds: float) -> datetime:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.controller.brake import BrakeRules, Pace
+from dra_driver.controller.brake import BrakeRules
 from dra_driver.controller.eviction_events import EvictionEvents
 from dra_driver.controller.evictions import FIRST_RETRY_S, EvictionRules, Evictions
 from dra_driver.controller.fleet import SliceView, slice_view
@@ -22,7 +22,9 @@ from dra_driver.core.telemetry.controller_metrics import REGISTRY
 from dra_driver.kube.evictions import NO_EVICTION
 from tests.unit.controller.objects import (
     DRIVER,
+    Stage,
     at,
+    budget_says_no,
     device,
     pod_object,
     resource_slice,
@@ -33,27 +35,18 @@ from tests.unit.controller.objects import (
 RULES = EvictionRules(grace_s=60, brake=BrakeRules(percent=20, window_s=600))
 
 
-class World:
+class World(Stage):
     """Slices, claims and pods; the copies, the API, the leadership, the recorder and both clocks of one controller."""
 
     def __init__(self, *, gpus: int = 20) -> None:
-        self.seconds = 0.0
+        super().__init__()
         self.devices = [device(number) for number in range(gpus)]
         self.claims_: list[dict[str, Any]] = []
-        self.pods: dict[str, dict[str, Any]] = {}
-        self.evicted: list[tuple[float, str]] = []
-        self.bodies: list[Mapping[str, Any]] = []
-        self.asked = 0
-        self.refusal: KubernetesApiError | None = None
-        self.leading_since: float | None = -1000.0
-        self.events: list[tuple[str, str, str]] = []
-        self.problem: str | None = None
         self.evictions = self.controller()
 
     def controller(self, rules: EvictionRules = RULES) -> Evictions:
         events = EvictionEvents(self, {"kind": "Lease", "name": "dra-driver-controller"})
-        pace = Pace(10, self.led_for_s, lambda: self.seconds)
-        return Evictions(self, self, self, rules, events, pace=pace, clock=lambda: self.seconds, now=self.now)
+        return Evictions(self, self, self, rules, events, pace=self.pace(10), clock=lambda: self.seconds, now=self.now)
 
     def now(self) -> datetime:
         return at(self.seconds)
@@ -65,6 +58,11 @@ class World:
 
     def fall_ill(self, number: int, *, seconds: float = 0.0) -> None:
         self.devices[number] = device(number, taint(seconds))
+
+    def run_sick(self, number: int, name: str = "", **metadata: Any) -> None:
+        """A pod on a GPU that is unhealthy."""
+        self.run_pod(number, name, **metadata)
+        self.fall_ill(number)
 
     def run_until(self, seconds: float) -> None:
         """Turns as the thread makes them, at least one each second."""
@@ -82,13 +80,6 @@ class World:
         found = (special_claim(item, DRIVER) for item in self.claims_)
         return [claim for claim in found if claim is not None]
 
-    # Leadership
-    def leads(self) -> bool:
-        return self.leading_since is not None
-
-    def led_for_s(self) -> float | None:
-        return None if self.leading_since is None else self.seconds - self.leading_since
-
     # The API
     def get(self, path: str) -> dict[str, Any]:
         name = path.rpartition("/")[2]
@@ -99,21 +90,10 @@ class World:
         return self.pods[name]
 
     def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        self.asked += 1
-        if self.refusal is not None:
-            raise self.refusal
-        assert self.leads()
-        assert path == f"/api/v1/namespaces/team/pods/{body['metadata']['name']}/eviction"
-        name = body["metadata"]["name"]
-        self.pods.pop(name)
-        self.claims_ = [item for item in self.claims_ if item["metadata"]["name"] != f"claim-{name}"]
-        self.evicted.append((self.seconds, name))
-        self.bodies.append(body)
-        return {}
-
-    # The recorder
-    def record(self, about: Mapping[str, Any], kind: str, reason: str, message: str) -> None:
-        self.events.append((about["name"], reason, message))
+        answer = super().create(path, body)
+        gone = f"claim-{body['metadata']['name']}"
+        self.claims_ = [item for item in self.claims_ if item["metadata"]["name"] != gone]
+        return answer
 
 
 @pytest.fixture
@@ -121,27 +101,18 @@ def world() -> World:
     return World()
 
 
-def budget_says_no() -> ServerBusyError:
-    error = ServerBusyError("Cannot evict pod", status=429, reason="TooManyRequests")
-    error.details = {"causes": [{"reason": "DisruptionBudget", "message": "needs 1 healthy pods and has 1"}]}
-    return error
-
-
 def test_a_pod_on_a_gpu_that_fell_ill_is_evicted_after_the_grace_time_and_no_other(world: World) -> None:
-    world.run_pod(3)
+    world.run_sick(3)
     world.run_pod(4)
-    world.fall_ill(3)
     world.run_until(59)
     assert world.evicted == []
     world.run_until(70)
-    assert [name for _, name in world.evicted] == ["pod-3"]
-    assert world.bodies[0]["deleteOptions"]["preconditions"] == {"uid": "uid-pod-3"}
-    assert [(name, reason) for name, reason, _ in world.events] == [("pod-3", "GpuEviction")]
+    assert world.left == ["pod-3"]
+    assert world.reasons == [("pod-3", "GpuEviction")]
 
 
 def test_a_gpu_that_recovers_within_the_grace_time_evicts_no_pod(world: World) -> None:
-    world.run_pod(3)
-    world.fall_ill(3)
+    world.run_sick(3)
     world.run_until(59)
     world.devices[3] = device(3)
     world.run_until(300)
@@ -150,8 +121,7 @@ def test_a_gpu_that_recovers_within_the_grace_time_evicts_no_pod(world: World) -
 
 def test_a_taint_that_goes_while_the_copy_still_has_it_evicts_no_pod(world: World) -> None:
     """A watch may be minutes behind, when the connection is half open."""
-    world.run_pod(3)
-    world.fall_ill(3)
+    world.run_sick(3)
     stale = world.slices()
     world.slices = lambda: stale  # type: ignore[method-assign]
     world.devices[3] = device(3)
@@ -180,19 +150,17 @@ def test_pods_that_are_not_those_of_the_claim_are_left_alone(world: World, chang
 
 
 def test_a_pod_with_the_annotation_stays_until_it_is_taken_away(world: World) -> None:
-    world.run_pod(3, annotations={NO_EVICTION: "true"})
-    world.fall_ill(3)
+    world.run_sick(3, annotations={NO_EVICTION: "true"})
     world.run_until(120)
     assert world.asked == 0
     assert {reason for _, reason, _ in world.events} == {"GpuEvictionOptedOut"}
     world.pods["pod-3"]["metadata"]["annotations"] = {}
     world.run_until(160)
-    assert [name for _, name in world.evicted] == ["pod-3"]
+    assert world.left == ["pod-3"]
 
 
 def test_a_budget_is_honoured_with_growing_pauses_and_the_pod_goes_when_it_may(world: World) -> None:
-    world.run_pod(3)
-    world.fall_ill(3)
+    world.run_sick(3)
     world.refusal = budget_says_no()
     world.run_until(660)
     assert 5 <= world.asked <= 20, "pauses from 5 s to 2 min"
@@ -201,13 +169,12 @@ def test_a_budget_is_honoured_with_growing_pauses_and_the_pod_goes_when_it_may(w
     assert "needs 1 healthy pods and has 1" in world.events[0][2]
     world.refusal = None
     world.run_until(800)
-    assert [name for _, name in world.evicted] == ["pod-3"]
+    assert world.left == ["pod-3"]
 
 
 def test_a_pod_that_may_not_go_holds_up_no_other(world: World) -> None:
     world.run_pod(3, "a-first")
-    world.run_pod(3, "b-second")
-    world.fall_ill(3)
+    world.run_sick(3, "b-second")
     refuse_first = budget_says_no()
     real = world.create
 
@@ -218,7 +185,7 @@ def test_a_pod_that_may_not_go_holds_up_no_other(world: World) -> None:
 
     world.create = create  # type: ignore[method-assign]
     world.run_until(70)
-    assert [name for _, name in world.evicted] == ["b-second"]
+    assert world.left == ["b-second"]
 
 
 def test_never_more_than_the_pace_in_any_minute_across_restarts_and_takeovers() -> None:
@@ -238,27 +205,25 @@ def test_never_more_than_the_pace_in_any_minute_across_restarts_and_takeovers() 
 
 def test_a_replica_that_leads_again_waits_as_a_new_one(world: World) -> None:
     """Another one may have evicted a moment ago."""
-    world.run_pod(1)
-    world.fall_ill(1)
+    world.run_sick(1)
     world.run_until(70)
     world.leading_since = None
     world.run_until(200)
     world.run_pod(1, "later")
     world.leading_since = 200.0
     world.run_until(205)
-    assert [name for _, name in world.evicted] == ["pod-1"]
+    assert world.left == ["pod-1"]
     world.run_until(208)
-    assert [name for _, name in world.evicted] == ["pod-1", "later"]
+    assert world.left == ["pod-1", "later"]
 
 
 def test_the_brake_holds_all_back_and_says_so_once() -> None:
     world = World(gpus=20)
     for number in range(5):
-        world.run_pod(number)
-        world.fall_ill(number)
+        world.run_sick(number)
     world.run_until(599)
     assert world.evicted == []
-    assert [(name, reason) for name, reason, _ in world.events] == [("dra-driver-controller", "GpuEvictionBraked")]
+    assert world.reasons == [("dra-driver-controller", "GpuEvictionBraked")]
     assert "5 of 20 GPUs" in world.events[0][2]
     assert "5 pods wait" in world.events[0][2]
     world.evictions = world.controller()  # a restart forgets nothing
@@ -271,8 +236,7 @@ def test_the_brake_holds_all_back_and_says_so_once() -> None:
 
 def test_a_replica_that_does_not_lead_does_nothing_and_tells_nothing(world: World) -> None:
     """Its gauges are 0, so that the sum over all replicas is right after a takeover."""
-    world.run_pod(3)
-    world.fall_ill(3)
+    world.run_sick(3)
     world.run_until(10)
     assert REGISTRY.get_sample_value("dra_driver_fleet_gpus") == 20
     world.leading_since = None
@@ -283,8 +247,7 @@ def test_a_replica_that_does_not_lead_does_nothing_and_tells_nothing(world: Worl
 
 
 def test_leadership_that_ends_between_the_look_and_the_write_ends_the_write(world: World) -> None:
-    world.run_pod(3)
-    world.fall_ill(3)
+    world.run_sick(3)
     real = world.get
 
     def get(path: str) -> dict[str, Any]:
@@ -298,8 +261,7 @@ def test_leadership_that_ends_between_the_look_and_the_write_ends_the_write(worl
 
 
 def test_outdated_copies_evict_no_pod(world: World) -> None:
-    world.run_pod(3)
-    world.fall_ill(3)
+    world.run_sick(3)
     world.problem = "cannot watch ResourceSlices"
     world.run_until(120)
     assert world.asked == 0
@@ -318,8 +280,7 @@ def test_outdated_copies_evict_no_pod(world: World) -> None:
 )
 def test_an_unclear_answer_counts_for_the_pace_and_is_tried_again(world: World, error: KubernetesApiError) -> None:
     for number in range(10):
-        world.run_pod(3, f"pod-{number}")
-    world.fall_ill(3)
+        world.run_sick(3, f"pod-{number}")
     world.refusal = error
     world.run_until(119)
     assert 1 < world.asked <= 11, "six seconds between two tries"
@@ -327,8 +288,7 @@ def test_an_unclear_answer_counts_for_the_pace_and_is_tried_again(world: World, 
 
 
 def test_a_pod_that_was_replaced_is_no_failure(world: World) -> None:
-    world.run_pod(3)
-    world.fall_ill(3)
+    world.run_sick(3)
     world.refusal = ConflictError("UID")
     world.run_until(61 + FIRST_RETRY_S)
     assert world.events == []

@@ -5,40 +5,33 @@ from typing import Any
 
 import pytest
 
-from dra_driver.controller.brake import BrakeRules, Pace
+from dra_driver.controller.brake import BrakeRules
 from dra_driver.controller.eviction_events import UsageEvictionEvents
 from dra_driver.controller.usage_evictions import UsageEvictionRules, UsageEvictions
 from dra_driver.controller.usage_requests import FRESH_S, NodeUse, node_use
-from dra_driver.core.errors import ApiUnreachableError, DraError, NotFoundError, ServerBusyError
+from dra_driver.core.errors import ApiUnreachableError, NotFoundError
 from dra_driver.core.telemetry.controller_metrics import REGISTRY
 from dra_driver.kube.evictions import NO_EVICTION
-from tests.unit.controller.objects import DRIVER
+from tests.unit.controller.objects import DRIVER, Stage, budget_says_no
 from tests.unit.controller.usage_objects import FOREIGN, IDLE, claim_object, gpu_node, over, pod
 
 BRAKE = BrakeRules(percent=20, window_s=600)
 
 
-class World:
+class World(Stage):
     """GpuNodes, claims and pods; the copies, the API, the leadership, the recorder and the clock of one controller."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        super().__init__()
         self.nodes_: dict[str, dict[str, Any]] = {}
         self.claims: dict[str, dict[str, Any]] = {}
-        self.pods: dict[str, dict[str, Any]] = {}
         self.stale: set[str] = set()
-        self.evicted: list[tuple[float, str]] = []
-        self.events: list[tuple[str, str, str]] = []
-        self.refusal: DraError | None = None
-        self.leading_since: float | None = -1000.0
-        self.problem: str | None = None
         self.evictions = self.controller()
 
     def controller(self, *, over_grant: bool = True, idle: bool = True, per_minute: int = 60) -> UsageEvictions:
         rules = UsageEvictionRules(driver=DRIVER, over_grant=over_grant, idle=idle, brake=BRAKE)
         events = UsageEvictionEvents(self, {"kind": "Lease", "name": "lease"})
-        pace = Pace(per_minute, self.led_for_s, lambda: self.seconds)
-        return UsageEvictions(self, self, self, rules, events, pace=pace, clock=lambda: self.seconds)
+        return UsageEvictions(self, self, self, rules, events, pace=self.pace(per_minute), clock=lambda: self.seconds)
 
     def tell(self, *entries: Mapping[str, Any], node: str = "gpu-a", kind: str = "overGrant", gpus: int = 8) -> None:
         self.nodes_[node] = gpu_node(node, gpus=gpus, **{kind: list(entries)})
@@ -58,40 +51,15 @@ class World:
             wait_s = self.evictions.step()
             self.seconds += min(max(wait_s, 0.1), 1.0)
 
-    @property
-    def reasons(self) -> list[tuple[str, str]]:
-        return [(name, reason) for name, reason, _ in self.events]
-
-    # Copies and leadership
     def nodes(self) -> list[NodeUse]:
         return [found for item in self.nodes_.values() if (found := node_use(item)) is not None]
 
-    def leads(self) -> bool:
-        return self.leading_since is not None
-
-    def led_for_s(self) -> float | None:
-        return None if self.leading_since is None else self.seconds - self.leading_since
-
-    # The API and the recorder
     def get(self, path: str) -> dict[str, Any]:
         kind, _, name = path.rpartition("/")
         found = {"gpunodes": self.nodes_, "resourceclaims": self.claims, "pods": self.pods}[kind.rpartition("/")[2]]
         if name not in found:
             raise NotFoundError(path)
         return found[name]
-
-    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        if self.refusal is not None:
-            raise self.refusal
-        name = body["metadata"]["name"]
-        assert body["deleteOptions"]["preconditions"]["uid"] == self.pods[name]["metadata"]["uid"]
-        assert path == f"/api/v1/namespaces/team/pods/{name}/eviction"
-        del self.pods[name]
-        self.evicted.append((self.seconds, name))
-        return {}
-
-    def record(self, about: Mapping[str, Any], kind: str, reason: str, message: str) -> None:
-        self.events.append((about["name"], reason, message))
 
 
 @pytest.fixture
@@ -110,7 +78,7 @@ def test_a_pod_over_its_grant_is_told_first_and_evicted_after_the_grace_time(wor
     assert "have 20Gi of gpu-0 on node gpu-a, and it was granted 12Gi" in world.events[0][2]
     assert "evicted if that lasts for 60 s" in world.events[0][2]
     world.run_until(70)
-    assert [name for _, name in world.evicted] == ["llm-0"]
+    assert world.left == ["llm-0"]
     assert world.reasons[1:] == [("llm-0", "GpuEviction")]
 
 
@@ -154,7 +122,7 @@ def test_a_node_reaches_only_pods_that_run_on_it(world: World, kind: str) -> Non
     assert world.evicted == []
     world.pods["llm-0"] = pod("llm-0", node="gpu-b")
     world.run_until(2100)
-    assert [name for _, name in world.evicted] == ["llm-0"]
+    assert world.left == ["llm-0"]
 
 
 def test_a_pod_that_does_not_have_the_claim_is_never_evicted(world: World) -> None:
@@ -212,15 +180,13 @@ def test_pods_that_opt_out_stay_and_are_told_why(world: World) -> None:
 
 
 def test_a_budget_is_honoured(world: World) -> None:
-    error = ServerBusyError("Cannot evict pod", status=429, reason="TooManyRequests")
-    error.details = {"causes": [{"reason": "DisruptionBudget", "message": "needs 1 healthy pod"}]}
-    world.refusal = error
+    world.refusal = budget_says_no()
     world.tell(over())
     world.run_until(100)
     assert ("llm-0", "GpuEvictionRefused") in world.reasons
     world.refusal = None
     world.run_until(300)
-    assert [name for _, name in world.evicted] == ["llm-0"]
+    assert world.left == ["llm-0"]
 
 
 def test_one_pod_leaves_at_a_time_the_one_with_most_memory_first(world: World) -> None:
@@ -229,11 +195,11 @@ def test_one_pod_leaves_at_a_time_the_one_with_most_memory_first(world: World) -
     world.pods["llm-1"] = pod("llm-1")
     world.tell(over(pods=[{"name": "llm-1", "uid": "uid-llm-1"}, {"name": "llm-0", "uid": "uid-llm-0"}]))
     world.run_until(70)
-    assert [name for _, name in world.evicted] == ["llm-1"]
+    assert world.left == ["llm-1"]
     world.run_until(120)
     assert len(world.evicted) == 1
     world.run_until(140)
-    assert [name for _, name in world.evicted] == ["llm-1", "llm-0"]
+    assert world.left == ["llm-1", "llm-0"]
 
 
 def test_a_pod_that_came_after_the_announcement_is_told_before_it_leaves(world: World) -> None:
@@ -246,7 +212,7 @@ def test_a_pod_that_came_after_the_announcement_is_told_before_it_leaves(world: 
     assert world.evicted == []
     assert ("llm-9", "GpuEvictionAnnounced") in world.reasons
     world.run_until(140)
-    assert [name for _, name in world.evicted] == ["llm-9"]
+    assert world.left == ["llm-9"]
 
 
 def test_an_idle_claim_is_reclaimed_after_as_many_minutes_more(world: World) -> None:
@@ -258,7 +224,7 @@ def test_an_idle_claim_is_reclaimed_after_as_many_minutes_more(world: World) -> 
     assert world.evicted == []
     assert world.reasons == [("llm-0", "GpuEvictionAnnounced"), ("llm-1", "GpuEvictionAnnounced")]
     world.run_until(330)
-    assert [name for _, name in world.evicted] == ["llm-0", "llm-1"]
+    assert world.left == ["llm-0", "llm-1"]
 
 
 @pytest.mark.parametrize(
@@ -285,7 +251,7 @@ def test_each_kind_has_its_switch(world: World, over_grant: bool, idle: bool, le
     world.evictions = world.controller(over_grant=over_grant, idle=idle)
     world.nodes_["gpu-a"] = gpu_node(overGrant=[over("a")], idle=[IDLE | {"claim": "b", "claimUid": "uid-b"}])
     world.run_until(700)
-    assert [name for _, name in world.evicted] == [leaves]
+    assert world.left == [leaves]
 
 
 def test_many_at_once_are_a_wrong_rule_and_held_by_the_brake(world: World) -> None:

@@ -4,7 +4,7 @@ The doctor's can change nothing on the node.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -16,14 +16,14 @@ from dra_driver.kube.node_pod import has_started, is_over, why_not_running
 from tests.fakes.pods_on_nodes import DEPLOYED
 
 TEMPLATE = DEPLOYED["spec"]["template"]["spec"]
-Made = Callable[[dict[str, Any]], dict[str, Any]]
+Made = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 
-def made(daemon_set: dict[str, Any] = DEPLOYED, **given: Any) -> dict[str, Any]:
+def made(daemon_set: dict[str, Any] = DEPLOYED, **given: Any) -> Mapping[str, Any]:
     return doctor_pod(daemon_set, "node-7", suffix="0", **given)
 
 
-def hardware_pod(daemon_set: dict[str, Any] = DEPLOYED, *arguments: str) -> dict[str, Any]:
+def hardware_pod(daemon_set: dict[str, Any] = DEPLOYED, *arguments: str) -> Mapping[str, Any]:
     return pod_for(daemon_set, "node-7", arguments, suffix="0")
 
 

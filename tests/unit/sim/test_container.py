@@ -104,15 +104,6 @@ def test_the_log_ends_with_cuda_variables(tmp_path: Path) -> None:
     ]
 
 
-def test_a_mount_over_existing_files_is_refused(tmp_path: Path) -> None:
-    """A real runtime would hide the device; the simulated one refuses the mount."""
-    (tmp_path / "shm").mkdir()
-    mounts = [{"hostPath": str(tmp_path / "shm"), "containerPath": "/dev/shm"}]
-    write(tmp_path / "cdi", "x.json", {"a": {"mounts": mounts, "deviceNodes": [node("/dev/shm/x")]}})
-    with pytest.raises(RetryableError, match="has a device or another mount in it already"):
-        ContainerView(tmp_path / "view").create({"name": "m"}, [f"{KIND}=a"], [tmp_path / "cdi"])
-
-
 @pytest.mark.parametrize(
     ("edits", "said"),
     [
@@ -120,25 +111,28 @@ def test_a_mount_over_existing_files_is_refused(tmp_path: Path) -> None:
         ({"deviceNodes": [{"path": "/dev/nope-x"}]}, 'failed to stat CDI host device "/dev/nope-x"'),
         ({"deviceNodes": [node("/dev/../../../out")]}, "is not absolute and plain"),
         ({"deviceNodes": [node("dev/x")]}, "is not absolute and plain"),
+        # A real runtime would hide the device; the simulated one refuses the mount.
+        (
+            {"mounts": [{"hostPath": "HOST", "containerPath": "/dev/shm"}], "deviceNodes": [node("/dev/shm/x")]},
+            "has a device or another mount in it already",
+        ),
+        # A mounted folder is the host's: a device below it would be written to the host.
+        (
+            {"mounts": [{"hostPath": "HOST", "containerPath": path} for path in ("/data", "/data/inner")]},
+            'lies in the mounted folder "/data"',
+        ),
     ],
-    ids=["mount-source", "host-device", "leads-out", "relative"],
+    ids=["mount-source", "host-device", "leads-out", "relative", "over-files", "through-mount"],
 )
 def test_what_a_runtime_would_refuse_is_refused(tmp_path: Path, edits: dict[str, Any], said: str) -> None:
     """A broken document fails the container with the runtime's message; no file outside of the view is written."""
-    write(tmp_path / "cdi", "x.json", {"a": edits})
+    host = tmp_path / "host"
+    host.mkdir()
+    mounts = [mount | {"hostPath": mount["hostPath"].replace("HOST", str(host))} for mount in edits.get("mounts", ())]
+    write(tmp_path / "cdi", "x.json", {"a": edits | {"mounts": mounts}})
     with pytest.raises(RetryableError, match=said):
         ContainerView(tmp_path / "view").create({"name": "m"}, [f"{KIND}=a"], [tmp_path / "cdi"])
-
-
-def test_nothing_is_created_through_a_mounted_folder(tmp_path: Path) -> None:
-    """A mounted folder is the host's: a device below it would be written to the host."""
-    (tmp_path / "host").mkdir()
-    mount = {"hostPath": str(tmp_path / "host"), "containerPath": "/data"}
-    inner = {"hostPath": str(tmp_path), "containerPath": "/data/inner"}
-    write(tmp_path / "cdi", "x.json", {"a": {"mounts": [mount, inner]}})
-    with pytest.raises(RetryableError, match='lies in the mounted folder "/data"'):
-        ContainerView(tmp_path / "view").create({"name": "m"}, [f"{KIND}=a"], [tmp_path / "cdi"])
-    assert not list((tmp_path / "host").iterdir())
+    assert not list(host.iterdir())
 
 
 def _device(name: str, *requests: str) -> DeviceResponse:

@@ -91,9 +91,8 @@ def _apply(store: Store, manager: str, data: Obj, *, force: bool = False) -> Obj
     return store.patch(CONFIG_MAPS, "c", patch, namespace="default")
 
 
-def test_apply_creates_owns_and_removes_fields() -> None:
+def test_apply_creates_owns_and_removes_fields(store: Store) -> None:
     """A field that a manager no longer applies is removed, unless another manager applies it too."""
-    store = Store()
     _apply(store, "one", {"x": "1", "y": "1"})
     _apply(store, "two", {"y": "1", "z": "2"})
     left = _apply(store, "one", {"x": "1"})
@@ -101,14 +100,12 @@ def test_apply_creates_owns_and_removes_fields() -> None:
     assert _apply(store, "two", {"z": "2"})["data"] == {"x": "1", "z": "2"}
 
 
-def test_applying_the_same_again_changes_nothing() -> None:
+def test_applying_the_same_again_changes_nothing(store: Store) -> None:
     """The resourceVersion also stays: a controller may apply in a loop."""
-    store = Store()
     assert _apply(store, "one", {"x": "1"}) == _apply(store, "one", {"x": "1"})
 
 
-def test_apply_merges_device_status_by_driver_pool_and_device() -> None:
-    store = Store()
+def test_apply_merges_device_status_by_driver_pool_and_device(store: Store) -> None:
     store.create(RESOURCE_CLAIMS, claim())
     results = [
         {"request": "gpu", "driver": driver, "pool": "p", "device": "d"}

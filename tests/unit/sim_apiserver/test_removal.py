@@ -16,9 +16,8 @@ def _family(store: Store, **reference: bool) -> Obj:
     return owner
 
 
-def test_dependents_are_deleted_with_their_last_owner() -> None:
+def test_dependents_are_deleted_with_their_last_owner(store: Store) -> None:
     """With one owner left they stay, without the dangling reference."""
-    store = Store()
     first = _family(store)
     second = store.create(NODES, node())
     child = store.get(SECRETS, "child", "default")
@@ -30,9 +29,8 @@ def test_dependents_are_deleted_with_their_last_owner() -> None:
     assert store.find(SECRETS, "child", "default") is None
 
 
-def test_an_object_whose_owner_does_not_exist_is_collected() -> None:
+def test_an_object_whose_owner_does_not_exist_is_collected(store: Store) -> None:
     """A reference with the UID of a node that was re-created does not keep a slice."""
-    store = Store()
     owner = store.create(NODES, node())
     store.delete(NODES, "n1")
     mine = resource_slice()
@@ -41,9 +39,8 @@ def test_an_object_whose_owner_does_not_exist_is_collected() -> None:
     assert store.list(RESOURCE_SLICES).items == []
 
 
-def test_foreground_deletion_waits_for_blocking_dependents() -> None:
+def test_foreground_deletion_waits_for_blocking_dependents(store: Store) -> None:
     """The owner stays, marked, until the dependent with a finalizer is removed."""
-    store = Store()
     _family(store, blockOwnerDeletion=True)
     store.patch(SECRETS, "child", Patch(body={"metadata": {"finalizers": ["a.io/b"]}}), namespace="default")
     gone, _ = store.remove(CONFIG_MAPS, "owner", "default", DeleteOptions(propagation="Foreground"))
@@ -54,16 +51,14 @@ def test_foreground_deletion_waits_for_blocking_dependents() -> None:
     assert store.find(CONFIG_MAPS, "owner", "default") is None
 
 
-def test_orphans_stay_without_their_reference() -> None:
-    store = Store()
+def test_orphans_stay_without_their_reference(store: Store) -> None:
     _family(store)
     store.delete(CONFIG_MAPS, "owner", "default", DeleteOptions(propagation="Orphan"))
     assert "ownerReferences" not in store.get(SECRETS, "child", "default")["metadata"]
 
 
-def test_a_running_pod_is_removed_by_its_kubelet() -> None:
+def test_a_running_pod_is_removed_by_its_kubelet(store: Store) -> None:
     """It is marked with its grace period; a second delete can only shorten it; grace period 0 removes."""
-    store = Store()
     store.create(PODS, pod(terminationGracePeriodSeconds=20))
     store.bind("default", "p", "n1")
     marked = store.delete(PODS, "p", "default")
@@ -77,9 +72,8 @@ def test_a_running_pod_is_removed_by_its_kubelet() -> None:
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-def test_pods_that_do_not_run_are_removed_at_once(phase: str) -> None:
+def test_pods_that_do_not_run_are_removed_at_once(phase: str, store: Store) -> None:
     """Unassigned and finished pods have no kubelet to wait for."""
-    store = Store()
     store.create(PODS, pod("unassigned"))
     store.delete(PODS, "unassigned", "default")
     made = store.create(PODS, pod("ended"))
@@ -89,9 +83,8 @@ def test_pods_that_do_not_run_are_removed_at_once(phase: str) -> None:
     assert store.list(PODS).items == []
 
 
-def test_deleting_a_namespace_deletes_its_contents() -> None:
+def test_deleting_a_namespace_deletes_its_contents(store: Store) -> None:
     """It stays Terminating and refuses new objects while a running pod is in it."""
-    store = Store()
     store.create(NAMESPACES, {"metadata": {"name": "team"}})
     store.create(CONFIG_MAPS, {"metadata": {"name": "a", "namespace": "team"}})
     running = pod()
@@ -107,9 +100,8 @@ def test_deleting_a_namespace_deletes_its_contents() -> None:
     assert store.find(NAMESPACES, "team") is None
 
 
-def test_logs_are_dropped_with_their_pod() -> None:
+def test_logs_are_dropped_with_their_pod(store: Store) -> None:
     """A new pod of the same name does not show the old pod's log."""
-    store = Store()
     store.create(PODS, pod())
     store.logs.append("default", "p", "main", "hello\n")
     assert [text for _, text in store.logs.read("default", "p", "main")] == ["hello"]

@@ -24,6 +24,13 @@ def _ask(store: Store, method: str, path: str, body: Any = None, **options: Any)
     return Router(store, utc_now).answer(request)
 
 
+def _refusal(*asked: Any, **options: Any) -> int | None:
+    """The status with which a request is refused."""
+    with pytest.raises(KubernetesApiError) as refused:
+        _ask(*asked, **options)
+    return refused.value.status
+
+
 def _json(reply: Any) -> Any:
     assert isinstance(reply, Reply)
     return json.loads(reply.body)
@@ -63,9 +70,8 @@ def test_paths_that_name_nothing(path: str) -> None:
     assert target_of(path) is None
 
 
-def test_discovery_and_openapi_cover_every_kind() -> None:
+def test_discovery_and_openapi_cover_every_kind(store: Store) -> None:
     """Each kind is in the resources of its group and has a patch operation with fieldValidation."""
-    store = Store()
     index = _json(_ask(store, "GET", "/openapi/v3"))["paths"]
     for kind in ALL_KINDS:
         root = f"apis/{kind.group}/{kind.version}" if kind.group else "api/v1"
@@ -84,32 +90,29 @@ def test_references_in_openapi_resolve() -> None:
     assert refs <= schemas
 
 
-def test_methods_that_do_not_exist_are_not_allowed() -> None:
-    for method, path in (
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
         ("PUT", "/api/v1/pods"),
         ("POST", "/api/v1/pods"),
         ("POST", "/api/v1/namespaces/default/pods/p"),
         ("DELETE", "/api/v1/namespaces/default/pods/p/status"),
-    ):
-        with pytest.raises(KubernetesApiError) as refused:
-            _ask(Store(), method, path, {})
-        assert refused.value.status == 405
+    ],
+)
+def test_methods_that_do_not_exist_are_not_allowed(store: Store, method: str, path: str) -> None:
+    assert _refusal(store, method, path, {}) == 405
 
 
-def test_lists_are_always_complete() -> None:
+def test_lists_are_always_complete(store: Store) -> None:
     """limit is accepted; a continue token, which this server never sends, is expired."""
-    store = Store()
     store.create(CONFIG_MAPS, config_map("a"))
     listed = _json(_ask(store, "GET", "/api/v1/configmaps", query={"limit": "1"}))
     assert "continue" not in listed["metadata"]
-    with pytest.raises(KubernetesApiError) as refused:
-        _ask(store, "GET", "/api/v1/configmaps", query={"continue": "abc"})
-    assert refused.value.status == 410
+    assert _refusal(store, "GET", "/api/v1/configmaps", query={"continue": "abc"}) == 410
 
 
-def test_logs_are_cut_as_asked() -> None:
+def test_logs_are_cut_as_asked(store: Store) -> None:
     """tail, limitBytes and timestamps; with several containers the request must name one."""
-    store = Store()
     store.create(PODS, pod(containers=[{"name": "a", "image": "i"}, {"name": "b", "image": "i"}]))
     store.logs.append("default", "p", "a", "one\ntwo\nthree\n")
     path = "/api/v1/namespaces/default/pods/p/log"
@@ -125,8 +128,7 @@ def test_logs_are_cut_as_asked() -> None:
             _ask(store, "GET", path, query=query)
 
 
-def test_a_container_that_waits_has_no_log_yet() -> None:
-    store = Store()
+def test_a_container_that_waits_has_no_log_yet(store: Store) -> None:
     store.create(PODS, pod())
     waiting = [{"name": "main", "state": {"waiting": {"reason": "ContainerCreating"}}}]
     status = {"metadata": {"name": "p", "namespace": "default"}, "status": {"containerStatuses": waiting}}
@@ -136,12 +138,8 @@ def test_a_container_that_waits_has_no_log_yet() -> None:
 
 
 def test_a_watch_plan_reads_its_options() -> None:
-    plan = _ask(
-        Store(),
-        "GET",
-        "/api/v1/pods",
-        query={"watch": "1", "resourceVersion": "7", "allowWatchBookmarks": "true", "timeoutSeconds": "30"},
-    )
+    query = {"watch": "1", "resourceVersion": "7", "allowWatchBookmarks": "true", "timeoutSeconds": "30"}
+    plan = _ask(Store(), "GET", "/api/v1/pods", query=query)
     assert isinstance(plan, WatchPlan)
     assert (plan.since, plan.bookmarks, plan.timeout_s) == (7, True, 30.0)
     fresh = _ask(Store(), "GET", "/api/v1/pods", query={"watch": "true"})
@@ -149,9 +147,8 @@ def test_a_watch_plan_reads_its_options() -> None:
     assert fresh.since is None
 
 
-def test_the_columns_of_a_watched_table_come_once() -> None:
+def test_the_columns_of_a_watched_table_come_once(store: Store) -> None:
     """kubectl prints one header for `get -w`."""
-    store = Store()
     plan = _ask(store, "GET", "/api/v1/configmaps", query={"watch": "1"}, headers={"accept": TABLE})
     frames = Frames(plan, utc_now)
     with store.watch([CONFIG_MAPS]) as changes:
@@ -174,23 +171,16 @@ def test_bodies_are_read_by_their_media_type() -> None:
         assert refused.value.status == status
 
 
-def test_an_eviction_deletes_the_pod_that_was_meant() -> None:
+def test_an_eviction_deletes_the_pod_that_was_meant(store: Store) -> None:
     """The UID among the preconditions keeps a later pod of the same name from harm."""
-    store = Store()
     uid = store.create(PODS, pod("a"))["metadata"]["uid"]
     path = "/api/v1/namespaces/default/pods/a/eviction"
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "a", "namespace": "default"}}
     for wrong in ({**body, "kind": "Binding"}, {**body, "metadata": {"name": "b"}}):
-        with pytest.raises(KubernetesApiError) as refused:
-            _ask(store, "POST", path, wrong)
-        assert refused.value.status == 400
-    with pytest.raises(KubernetesApiError) as other:
-        _ask(store, "POST", path, {**body, "deleteOptions": {"preconditions": {"uid": "another"}}})
-    assert other.value.status == 409
+        assert _refusal(store, "POST", path, wrong) == 400
+    assert _refusal(store, "POST", path, {**body, "deleteOptions": {"preconditions": {"uid": "another"}}}) == 409
     assert store.find(PODS, "a", "default") is not None
     reply = _ask(store, "POST", path, {**body, "deleteOptions": {"preconditions": {"uid": uid}}})
     assert (reply.status, _json(reply)["status"]) == (201, "Success")
     assert store.find(PODS, "a", "default") is None
-    with pytest.raises(KubernetesApiError) as gone:
-        _ask(store, "POST", path, body)
-    assert gone.value.status == 404
+    assert _refusal(store, "POST", path, body) == 404

@@ -3,15 +3,20 @@
 import pytest
 
 from dra_driver.core.errors import InvalidObjectError
+from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.kinds import DAEMON_SETS, EVENTS, JOBS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, SECRETS
 from dra_driver.sim.apiserver.rules.workloads import qos_class
 from dra_driver.sim.apiserver.store import Patch, Store
 from tests.unit.sim_apiserver.builders import Obj, claim, pod, resource_slice
 
 
-def _problems(store: Store, kind: object, obj: Obj) -> str:
+def _patch_status(store: Store, kind: ResourceKind, name: str, status: Obj) -> None:
+    store.patch(kind, name, Patch(body={"status": status}), namespace="default", subresource="status")
+
+
+def _problems(store: Store, kind: ResourceKind, obj: Obj) -> str:
     with pytest.raises(InvalidObjectError) as refused:
-        store.create(kind, obj)  # type: ignore[arg-type]
+        store.create(kind, obj)
     return str(refused.value)
 
 
@@ -19,8 +24,7 @@ def _problems(store: Store, kind: object, obj: Obj) -> str:
     ("extra", "limit"),
     [({}, 128), ({"taints": [{"key": "a", "effect": "NoSchedule"}]}, 64)],
 )
-def test_the_number_of_devices_is_halved_by_taints(extra: Obj, limit: int) -> None:
-    store = Store()
+def test_the_number_of_devices_is_halved_by_taints(extra: Obj, limit: int, store: Store) -> None:
     devices = [{"name": f"gpu-{at}"} for at in range(limit + 1)]
     devices[0] |= extra
     text = _problems(store, RESOURCE_SLICES, resource_slice(devices=devices))
@@ -28,8 +32,7 @@ def test_the_number_of_devices_is_halved_by_taints(extra: Obj, limit: int) -> No
     assert store.create(RESOURCE_SLICES, resource_slice(devices=devices[:-1]))
 
 
-def test_counters_have_their_limits() -> None:
-    store = Store()
+def test_counters_have_their_limits(store: Store) -> None:
     counters = {f"c{at}": {"value": "1"} for at in range(33)}
     sets = [{"name": f"s{at}", "counters": {"a": {"value": "1"}}} for at in range(9)]
     only_counters = resource_slice(sharedCounters=sets)
@@ -52,8 +55,7 @@ def test_attributes_and_capacities_are_counted_together() -> None:
     assert "the total number of attributes and capacities must not exceed 32" in text
 
 
-def test_taints_get_the_time_they_were_added_and_keep_it() -> None:
-    store = Store()
+def test_taints_get_the_time_they_were_added_and_keep_it(store: Store) -> None:
     taint = {"key": "a", "effect": "NoExecute"}
     made = store.create(RESOURCE_SLICES, resource_slice(devices=[{"name": "a", "taints": [taint]}]))
     assert made["spec"]["devices"][0]["taints"][0]["timeAdded"].endswith("Z")
@@ -77,31 +79,29 @@ def test_opaque_parameters_have_at_most_ten_kibibytes() -> None:
     assert "xxx" not in text
 
 
-def test_results_and_reservations_have_their_limits() -> None:
-    store = Store()
+def test_results_and_reservations_have_their_limits(store: Store) -> None:
     store.create(RESOURCE_CLAIMS, claim())
     result = {"request": "gpu", "driver": "gpu.example.com", "pool": "p"}
     results = [result | {"device": f"d{at}"} for at in range(33)]
     consumers = [{"resource": "pods", "name": "p", "uid": str(at)} for at in range(257)]
     status = {"allocation": {"devices": {"results": results}}, "reservedFor": consumers}
     with pytest.raises(InvalidObjectError) as refused:
-        store.patch(RESOURCE_CLAIMS, "c", Patch(body={"status": status}), namespace="default", subresource="status")
+        _patch_status(store, RESOURCE_CLAIMS, "c", status)
     assert "reservedFor: Too many: 257" in str(refused.value)
     assert "results: Too many: 33" in str(refused.value)
 
 
-def test_a_claim_being_deleted_accepts_no_new_consumers() -> None:
+def test_a_claim_being_deleted_accepts_no_new_consumers(store: Store) -> None:
     """Its reservations may shrink, not grow."""
-    store = Store()
     held = claim()
     held["metadata"]["finalizers"] = ["a.io/b"]
     store.create(RESOURCE_CLAIMS, held)
     status: Obj = {"allocation": {"devices": {"results": []}}}
-    store.patch(RESOURCE_CLAIMS, "c", Patch(body={"status": status}), namespace="default", subresource="status")
+    _patch_status(store, RESOURCE_CLAIMS, "c", status)
     store.delete(RESOURCE_CLAIMS, "c", "default")
     status["reservedFor"] = [{"resource": "pods", "name": "p", "uid": "u"}]
     with pytest.raises(InvalidObjectError, match="new entries may not be added"):
-        store.patch(RESOURCE_CLAIMS, "c", Patch(body={"status": status}), namespace="default", subresource="status")
+        _patch_status(store, RESOURCE_CLAIMS, "c", status)
 
 
 @pytest.mark.parametrize(
@@ -116,13 +116,11 @@ def test_quality_of_service_follows_requests_and_limits(resources: Obj, expected
     assert qos_class({"containers": [{"resources": resources}]}) == expected
 
 
-def test_claim_statuses_of_pods_go_through_status() -> None:
+def test_claim_statuses_of_pods_go_through_status(store: Store) -> None:
     """The claim controller writes resourceClaimStatuses, and no other update may remove them."""
-    store = Store()
     store.create(PODS, pod(resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": "t"}]))
     statuses = {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "p-gpu-x"}]}
-    patch = Patch(body={"status": statuses})
-    store.patch(PODS, "p", patch, namespace="default", subresource="status")
+    _patch_status(store, PODS, "p", statuses)
     store.patch(PODS, "p", Patch(body={"metadata": {"labels": {"a": "b"}}}), namespace="default")
     assert store.get(PODS, "p", "default")["status"]["resourceClaimStatuses"][0]["resourceClaimName"] == "p-gpu-x"
 

@@ -11,16 +11,14 @@ from dra_driver.sim.apiserver.writes import WriteOptions
 from tests.unit.sim_apiserver.builders import claim, config_map, node, pod
 
 
-def test_generated_names_are_cut_and_unique() -> None:
+def test_generated_names_are_cut_and_unique(store: Store) -> None:
     """The base is cut at 58 characters so that five more fit a label."""
-    store = Store()
     names = {store.create(NODES, {"metadata": {"generateName": "n" * 70 + "-"}})["metadata"]["name"] for _ in range(5)}
     assert len(names) == 5
     assert {len(name) for name in names} == {63}
 
 
-def test_callers_get_copies() -> None:
-    store = Store()
+def test_callers_get_copies(store: Store) -> None:
     sent = config_map("a", labels={"x": "1"})
     store.create(CONFIG_MAPS, sent)
     sent["metadata"]["labels"]["x"] = "2"
@@ -28,8 +26,7 @@ def test_callers_get_copies() -> None:
     assert store.get(CONFIG_MAPS, "a", "default")["metadata"]["labels"] == {"x": "1"}
 
 
-def test_status_is_written_through_its_subresource_only() -> None:
-    store = Store()
+def test_status_is_written_through_its_subresource_only(store: Store) -> None:
     made = store.create(PODS, pod())
     store.update(PODS, made | {"status": {"phase": "Running"}})
     assert store.get(PODS, "p", "default")["status"]["phase"] == "Pending"
@@ -39,8 +36,7 @@ def test_status_is_written_through_its_subresource_only() -> None:
     assert "labels" not in after["metadata"]
 
 
-def test_dry_runs_are_checked_and_not_stored() -> None:
-    store = Store()
+def test_dry_runs_are_checked_and_not_stored(store: Store) -> None:
     assert store.create(CONFIG_MAPS, config_map("a"), options=WriteOptions(dry_run=True))["metadata"]["uid"]
     assert store.find(CONFIG_MAPS, "a", "default") is None
     with pytest.raises(InvalidObjectError):
@@ -60,8 +56,7 @@ def test_a_watch_resumes_or_fails_with_gone() -> None:
         store.watch([NODES], since=since)
 
 
-def test_a_watch_sees_only_its_kinds_and_namespace() -> None:
-    store = Store()
+def test_a_watch_sees_only_its_kinds_and_namespace(store: Store) -> None:
     with store.watch([CONFIG_MAPS], since=store.revision, namespace="kube-system") as events:
         store.create(NODES, node())
         store.create(CONFIG_MAPS, config_map("a"))
@@ -79,8 +74,7 @@ def test_a_closed_watch_gets_no_changes() -> None:
     assert woken == [1]
 
 
-def test_concurrent_writers_lose_no_update() -> None:
-    store = Store()
+def test_concurrent_writers_lose_no_update(store: Store) -> None:
     store.create(CONFIG_MAPS, config_map("a") | {"data": {"n": "0"}})
 
     def raise_counter() -> None:

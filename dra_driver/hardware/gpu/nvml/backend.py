@@ -199,7 +199,7 @@ class NvmlBackend:
 
     def fabric(self, gpu: GpuUuid) -> Fabric | None:
         with self._handle(gpu) as (_, handle):
-            return optional(FABRIC, lambda: read_fabric(handle))
+            return optional(read_fabric, handle, name=FABRIC)
 
     def compute_mode(self, gpu: GpuUuid) -> ComputeMode:
         with self._handle(gpu) as (_, handle):

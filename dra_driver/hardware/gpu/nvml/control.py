@@ -10,7 +10,7 @@ nvmlGpuInstanceCreateComputeInstance, nvmlGpuInstanceDestroy, nvmlDeviceSetCompu
 import contextlib
 import ctypes
 from collections.abc import Callable
-from functools import partial
+from typing import TypeVar
 
 import pynvml
 
@@ -36,9 +36,7 @@ from dra_driver.hardware.gpu.nvml.mig import (
 )
 
 Handle = pynvml.c_nvmlDevice_t
-SET_MODE = "nvmlDeviceSetMigMode"
-CREATE_GI = "nvmlDeviceCreateGpuInstanceWithPlacement"
-CREATE_CI = "nvmlGpuInstanceCreateComputeInstance"
+Instance = TypeVar("Instance")
 
 
 def mig_mode(handle: Handle, gpu: GpuUuid) -> bool:
@@ -48,7 +46,7 @@ def mig_mode(handle: Handle, gpu: GpuUuid) -> bool:
     partitions rely on the answer.
     """
     known = ABSENT - {pynvml.NVML_ERROR_NO_PERMISSION}
-    mode = optional("nvmlDeviceGetMigMode", partial(pynvml.nvmlDeviceGetMigMode, handle), known)
+    mode = optional(pynvml.nvmlDeviceGetMigMode, handle, absent=known)
     if mode is None:
         raise MigUnsupportedError(f"GPU {gpu} has no MIG mode: ask for the whole GPU, or for another model")
     return bool(mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
@@ -65,10 +63,10 @@ def set_mig_mode(handle: Handle, gpu: GpuUuid, enabled: bool, instances: tuple[M
             "destroy them first, with nvidia-smi mig -dci and -dgi if they are not this driver's"
         )
     try:
-        status = change(doing, SET_MODE, lambda: pynvml.nvmlDeviceSetMigMode(handle, int(enabled)))
+        status = change(doing, pynvml.nvmlDeviceSetMigMode, handle, int(enabled))
         if status != 0:
             seen = pynvml.NVMLError(status)
-            raise refusal(doing, SET_MODE, status, f"{seen} (activation status {status})")
+            raise refusal(doing, "nvmlDeviceSetMigMode", status, f"{seen} (activation status {status})")
     except HardwareError:
         revert_pending_mode(handle)
         raise
@@ -98,15 +96,12 @@ def create_gpu_instance(handle: Handle, gpu: GpuUuid, facts: MigFacts, profile_i
         raise MigUnsupportedError(f"{doing} failed: MIG mode is off; switch it on first")
     placement = pynvml.c_nvmlGpuInstancePlacement_t(start, profile.memory_slices)
     try:
-        instance = change(
-            doing,
-            CREATE_GI,
-            partial(pynvml.nvmlDeviceCreateGpuInstanceWithPlacement, handle, profile_id, ctypes.byref(placement)),
-        )
+        create = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement
+        instance = change(doing, create, handle, profile_id, ctypes.byref(placement))
     except NoRoomError as error:
         raise NoRoomError(f"{error}. GPU instances now: {_now(handle, facts)}") from error
     try:
-        return required("nvmlGpuInstanceGetInfo", partial(pynvml.nvmlGpuInstanceGetInfo, instance)).id
+        return required(pynvml.nvmlGpuInstanceGetInfo, instance).id
     except DraError:
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlGpuInstanceDestroy(instance)
@@ -122,7 +117,7 @@ def create_compute_instance(handle: Handle, gpu: GpuUuid, facts: MigFacts, gi_id
     if existing.compute:
         ids = _numbers(tuple(one.ci_id for one in existing.compute))
         raise NoRoomError(f"{doing} failed: it has one already (id {ids}); destroy it first")
-    instance = required("nvmlDeviceGetGpuInstanceById", partial(pynvml.nvmlDeviceGetGpuInstanceById, handle, gi_id))
+    instance = required(pynvml.nvmlDeviceGetGpuInstanceById, handle, gi_id)
     profiles = compute_profiles(instance, existing.profile_id, facts)
     made = _create(doing, instance, spanning(profiles, facts.slices.get(existing.profile_id)))
     compute: ComputeInstance | None = None
@@ -141,24 +136,23 @@ def destroy_compute_instance(handle: Handle, gpu: GpuUuid, gi_id: int, ci_id: in
     instance = _gpu_instance(handle, gi_id)
     if instance is None:
         return
-    ask = partial(pynvml.nvmlGpuInstanceGetComputeInstanceById, instance, ci_id)
-    compute = optional("nvmlGpuInstanceGetComputeInstanceById", ask, GONE)
+    compute = optional(pynvml.nvmlGpuInstanceGetComputeInstanceById, instance, ci_id, absent=GONE)
     if compute is None:
         return
     doing = f"destroying compute instance {ci_id} of GPU instance {gi_id} of GPU {gpu}"
-    _destroy(doing, "nvmlComputeInstanceDestroy", lambda: pynvml.nvmlComputeInstanceDestroy(compute))
+    _destroy(doing, pynvml.nvmlComputeInstanceDestroy, compute)
 
 
 def destroy_gpu_instance(handle: Handle, gpu: GpuUuid, gi_id: int) -> None:
     instance = _gpu_instance(handle, gi_id)
     if instance is not None:
         doing = f"destroying GPU instance {gi_id} of GPU {gpu}"
-        _destroy(doing, "nvmlGpuInstanceDestroy", lambda: pynvml.nvmlGpuInstanceDestroy(instance))
+        _destroy(doing, pynvml.nvmlGpuInstanceDestroy, instance)
 
 
 def compute_mode(handle: Handle) -> ComputeMode:
     """The GPU's compute mode. Also raises DeviceLostError for a mode that nvml.h does not define."""
-    mode = required("nvmlDeviceGetComputeMode", partial(pynvml.nvmlDeviceGetComputeMode, handle))
+    mode = required(pynvml.nvmlDeviceGetComputeMode, handle)
     try:
         return ComputeMode(mode)
     except ValueError as error:
@@ -168,12 +162,11 @@ def compute_mode(handle: Handle) -> ComputeMode:
 def set_compute_mode(handle: Handle, gpu: GpuUuid, mode: ComputeMode) -> None:
     """Set the compute mode. Raises MigUnsupportedError with MIG mode on: the GPU has no compute mode then."""
     doing = f"setting the compute mode of GPU {gpu} to {mode.name}"
-    change(doing, "nvmlDeviceSetComputeMode", lambda: pynvml.nvmlDeviceSetComputeMode(handle, int(mode)))
+    change(doing, pynvml.nvmlDeviceSetComputeMode, handle, int(mode))
 
 
 def _gpu_instance(handle: Handle, gi_id: int) -> pynvml.c_nvmlGpuInstance_t | None:
-    ask = partial(pynvml.nvmlDeviceGetGpuInstanceById, handle, gi_id)
-    return optional("nvmlDeviceGetGpuInstanceById", ask, GONE)
+    return optional(pynvml.nvmlDeviceGetGpuInstanceById, handle, gi_id, absent=GONE)
 
 
 def _create(
@@ -182,19 +175,15 @@ def _create(
     refused = MigUnsupportedError(f"{doing} failed: no compute instance profile spans it; see nvidia-smi mig -lcip")
     for profile in candidates:
         try:
-            return change(
-                doing,
-                CREATE_CI,
-                partial(pynvml.nvmlGpuInstanceCreateComputeInstance, instance, profile.profile_id),
-            )
+            return change(doing, pynvml.nvmlGpuInstanceCreateComputeInstance, instance, profile.profile_id)
         except MigUnsupportedError as error:
             refused = error
     raise refused
 
 
-def _destroy(doing: str, function: str, call: Callable[[], object]) -> None:
+def _destroy(doing: str, call: Callable[[Instance], object], instance: Instance) -> None:
     try:
-        change(doing, function, call)
+        change(doing, call, instance)
     except HardwareError as error:
         if getattr(error.__cause__, "value", None) != pynvml.NVML_ERROR_NOT_FOUND:
             raise

@@ -5,7 +5,7 @@ No exception of pynvml leaves this package: they are unhashable and cannot be co
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Final, NoReturn, TypeVar
+from typing import Final, NoReturn, TypeVar, TypeVarTuple
 
 import pynvml
 
@@ -22,6 +22,15 @@ from dra_driver.core.errors import (
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
+
+# The library's names of functions that pynvml names without their version.
+_EXPORTED: Final = {
+    "nvmlDeviceGetCount": "nvmlDeviceGetCount_v2",
+    "nvmlDeviceGetHandleByIndex": "nvmlDeviceGetHandleByIndex_v2",
+    "nvmlDeviceGetPciInfo": "nvmlDeviceGetPciInfo_v3",
+    "nvmlComputeInstanceGetInfo": "nvmlComputeInstanceGetInfo_v2",
+}
 
 # The GPU lacks the property, the driver does not know it, or this process may not read it (a MIG parent's memory).
 ABSENT = frozenset(
@@ -88,21 +97,31 @@ REFUSALS: Mapping[int, tuple[type[HardwareError], str]] = {
 }
 
 
-def required(function: str, call: Callable[[], T]) -> T:
+def exported_name(call: Callable[..., object]) -> str:
+    """The library's name of the function that ``call``, a function of pynvml, calls."""
+    name = getattr(call, "__name__", "")
+    return _EXPORTED.get(name, name)
+
+
+def required(call: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
     """The result of a call that every usable GPU answers. Raises DeviceLostError or DriverUnavailableError."""
-    answer = optional(function, call, absent=frozenset())
+    answer = optional(call, *arguments, absent=frozenset())
     if answer is None:
         raise DeviceLostError(
-            f"{function} failed: the driver's library is too old for it, or its answer cannot be read; "
+            f"{exported_name(call)} failed: the driver's library is too old for it, or its answer cannot be read; "
             "upgrade the driver, and see XID messages in the node's kernel log"
         )
     return answer
 
 
-def optional(function: str, call: Callable[[], T], absent: frozenset[int] = ABSENT) -> T | None:
-    """As ``required``, but None for a property that is missing: an NVML code in ``absent``, or no readable text."""
+def optional(
+    call: Callable[[*Arguments], T], *arguments: *Arguments, absent: frozenset[int] = ABSENT, name: str | None = None
+) -> T | None:
+    """As ``required``, but None for a property that is missing: an NVML code in ``absent``, or no readable text.
+    ``name`` is that of the library's function where ``call`` is not pynvml's."""
+    function = name or exported_name(call)
     try:
-        return call()
+        return call(*arguments)
     except pynvml.NVMLError as error:
         if error.value in absent:
             return None
@@ -115,20 +134,21 @@ def optional(function: str, call: Callable[[], T], absent: frozenset[int] = ABSE
         return None
 
 
-def driver_call(function: str, call: Callable[[], T]) -> T:
+def driver_call(call: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
     """The result of a call about the driver as a whole. Raises DriverUnavailableError."""
     try:
-        return call()
+        return call(*arguments)
     except pynvml.NVMLError as error:
-        raise unavailable(function, error) from error
+        raise unavailable(exported_name(call), error) from error
 
 
-def change(doing: str, function: str, call: Callable[[], T]) -> T:
+def change(doing: str, call: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
     """The result of a call that changes a GPU; ``doing`` starts the message. Raises the error that ``REFUSALS`` has for
     the code, DriverUnavailableError when the driver fails, else DeviceLostError."""
     try:
-        return call()
+        return call(*arguments)
     except pynvml.NVMLError as error:
+        function = exported_name(call)
         if error.value in DRIVER_TROUBLE:
             raise unavailable(function, error) from error
         raise refusal(doing, function, error.value, describe(error)) from error

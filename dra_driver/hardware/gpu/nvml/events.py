@@ -19,7 +19,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
-from functools import partial
 
 import pynvml
 from msgspec.structs import replace
@@ -196,7 +195,7 @@ class EventSet:
             self._give_back()
             self._stale.clear()
             self._covered, self._generation = frozenset(), generation
-            self._missing = frozenset(range(driver_call("nvmlDeviceGetCount_v2", pynvml.nvmlDeviceGetCount)))
+            self._missing = frozenset(range(driver_call(pynvml.nvmlDeviceGetCount)))
         elif time.monotonic() < self._again_at:
             return
         self._again_at = math.inf
@@ -262,14 +261,14 @@ def mig_events(session: Session, reading: TakeCallLock, renewed: Callable[[], No
 
     def add(generation: int, index: int, events: pynvml.c_nvmlEventSet_t) -> bool:
         with reading(generation, index):
-            return optional("nvmlDeviceRegisterEvents", partial(_register_mig, index, events)) or False
+            return optional(_register_mig, index, events, name="nvmlDeviceRegisterEvents") or False
 
     return EventSet(session, add, lambda _: False, renewed)
 
 
 def _register_mig(index: int, events: pynvml.c_nvmlEventSet_t) -> bool:
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    if optional("nvmlDeviceGetMigMode", partial(pynvml.nvmlDeviceGetMigMode, handle)) is None:
+    if optional(pynvml.nvmlDeviceGetMigMode, handle) is None:
         return False
     wanted = pynvml.nvmlDeviceGetSupportedEventTypes(handle) & pynvml.nvmlEventMigConfigChange
     if wanted:
@@ -344,8 +343,8 @@ class HealthEvents:
         if generation != self._generation:
             self._generation, self._uuids, self._deaf = generation, {}, {}
         with self._reading(generation, index):
-            handle = required("nvmlDeviceGetHandleByIndex_v2", partial(pynvml.nvmlDeviceGetHandleByIndex, index))
-            gpu = GpuUuid(required("nvmlDeviceGetUUID", partial(pynvml.nvmlDeviceGetUUID, handle)))
+            handle = required(pynvml.nvmlDeviceGetHandleByIndex, index)
+            gpu = GpuUuid(required(pynvml.nvmlDeviceGetUUID, handle))
             self._uuids[_address(handle)] = gpu
             quiet_until = self._quiet.get(gpu, 0.0) + self._again_s
             if gpu in self._quiet and time.monotonic() < quiet_until:

@@ -33,7 +33,7 @@ from dra_driver.hardware.gpu.nvml.errors import (
 )
 from dra_driver.hardware.gpu.nvml.last_values import KEPT_LOOKS
 from dra_driver.hardware.gpu.nvml.node import Known, Node
-from dra_driver.hardware.gpu.nvml.properties import FABRIC, read_info, sysfs_address
+from dra_driver.hardware.gpu.nvml.properties import FABRIC, read_address, read_info
 from dra_driver.hardware.gpu.nvml.session import Session
 
 log = logging.getLogger(__name__)
@@ -188,7 +188,7 @@ class HealthLooks:
     def read(self, generation: int) -> tuple[HealthReading, ...]:
         """See ``HealthSource.health_readings``; the caller uses session ``generation``."""
         known = self._node.knowledge(generation)
-        count = driver_call("nvmlDeviceGetCount_v2", pynvml.nvmlDeviceGetCount)
+        count = driver_call(pynvml.nvmlDeviceGetCount)
         answers = self._answers(known, count)
         troubles: dict[GpuUuid, tuple[int, Exception | None]] = {}
         for index, answer in answers.items():
@@ -224,9 +224,7 @@ class HealthLooks:
         with self._session.use(known.generation, joins=True), self._node.opened(known, index) as (uuid, handle):
             seen = self._seen.setdefault(uuid, _Seen())
             if seen.bus_id is None:
-                seen.bus_id = optional(
-                    "nvmlDeviceGetPciInfo_v3", lambda: sysfs_address(pynvml.nvmlDeviceGetPciInfo(handle))
-                )
+                seen.bus_id = optional(read_address, handle, name="nvmlDeviceGetPciInfo_v3")
             read_vitals(handle, seen.vitals)
             seen.were_up |= {link for link, up in (seen.vitals.links or {}).items() if up}
             seen.failed_looks = 0

@@ -12,7 +12,7 @@ The first failure of each property is logged, and the end of the trouble; every 
 
 import logging
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import TypeVar, TypeVarTuple, cast
 
 import pynvml
 from msgspec.structs import replace
@@ -25,6 +25,7 @@ from dra_driver.hardware.gpu.nvml.errors import (
     DRIVER_TROUBLE,
     WITHDRAWS,
     describe,
+    exported_name,
     is_passing,
     raise_translated,
     withdraws,
@@ -33,6 +34,7 @@ from dra_driver.hardware.gpu.nvml.mig import MigFacts
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 
 KEPT_LOOKS = 3  # reads in a row that a GPU may fail as a whole; about 30 s at the default poll interval
 FIRST_TRIES = 3  # calls for a needed property of which no value is known yet
@@ -57,14 +59,22 @@ class LastValues:
     def renew(self, generation: int) -> None:
         self._generation = generation
 
-    def read(self, function: str, call: Callable[[], T], *, needed: bool = False) -> T | None:
+    def read(
+        self,
+        call: Callable[[*Arguments], T],
+        *arguments: *Arguments,
+        needed: bool = False,
+        name: str | None = None,
+    ) -> T | None:
         """The answer of ``call``, else the last good one; None for a missing property (a code of ``ABSENT``, unless
-        this session has read it) or one that was never read. With ``needed``, it is tried ``FIRST_TRIES`` times. Raises
-        DeviceLostError for a code of ``WITHDRAWS`` or a needed property, and DriverUnavailableError.
+        this session has read it) or one that was never read. With ``needed``, it is tried ``FIRST_TRIES`` times.
+        ``name`` as in ``errors.optional``. Raises DeviceLostError for a code of ``WITHDRAWS`` or a needed property, and
+        DriverUnavailableError.
         """
+        function = name or exported_name(call)
         for left in reversed(range(FIRST_TRIES if needed and function not in self._values else 1)):
             try:
-                answer = call()
+                answer = call(*arguments)
             except pynvml.NVMLError as error:
                 if error.value in ABSENT and not self._read_now(function):
                     self._values.pop(function, None)
@@ -93,9 +103,13 @@ class LastValues:
         known = self._values.get(function)
         return None if known is None else cast("T", known[1])
 
-    def constant(self, function: str, call: Callable[[], T]) -> T | None:
+    def constant(self, call: Callable[[*Arguments], T], *arguments: *Arguments, name: str | None = None) -> T | None:
         """As ``read``, for a property that cannot change while a session lasts: its answer is not asked for again."""
-        return cast("T", self._values[function][1]) if self._read_now(function) else self.read(function, call)
+        function = name or exported_name(call)
+        known = self._values.get(function)
+        if known is not None and known[0] == self._generation:
+            return cast("T", known[1])
+        return self.read(call, *arguments, name=function)
 
     def growing(self, function: str, call: Callable[[], T], join: Callable[[T, T], T], *, every: int) -> T | None:
         """As ``read``, for a property that is never taken back: ``join`` adds an answer to the last one, which also
@@ -103,12 +117,12 @@ class LastValues:
         looks = self._reads[function] = self._reads.get(function, 0) + 1
         known = self._values.get(function)
         if known is None:
-            return self.read(function, call)
+            return self.read(call, name=function)
         last = cast("T", known[1])
         if looks % every and looks not in GROWING_LOOKS:
             return last
         self._values[function] = self._generation, last  # a driver that lacks the call now does not take it back
-        return self.read(function, lambda: join(last, call()))
+        return self.read(lambda: join(last, call()), name=function)
 
     def mig_facts(self, facts: MigFacts) -> MigFacts:
         """``facts`` when all could be read, else the last complete ones, marked as incomplete."""

@@ -11,8 +11,7 @@ busy node); nvmlDeviceGetAttributes_v2, which reports the size of a profile that
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import TypeVar
+from typing import TypeVar, TypeVarTuple
 
 import pynvml
 from msgspec import Struct, field
@@ -24,10 +23,12 @@ from dra_driver.core.model.mig import ComputeInstance, MigInstance, MigProfile
 from dra_driver.hardware.gpu.nvml.errors import ABSENT, GONE, optional, raise_translated, withdraws
 
 T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 
 KNOWN_PROFILES = 18  # NVML_GPU_INSTANCE_PROFILE_COUNT of nvml.h 13.3; a gap below it does not end the list
 MAX_PROFILES = 64  # bounds the loop when a library never ends the list
 MAX_PLACEMENTS = 256
+PLACEMENTS = "nvmlDeviceGetGpuInstancePossiblePlacements_v2"
 RESETLESS_FIELD = 184  # NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED
 NOT_AVAILABLE = 0xFFFFFFFF  # NVML_VALUE_NOT_AVAILABLE, in 32 bits
 # Architectures of which no board has MIG. NVIDIA's mock NVML answers nvmlDeviceGetMigMode on T4 and L40S all the same.
@@ -45,6 +46,7 @@ WITHOUT_MIG = frozenset(
 FLAVOURS = {7: "+me", 8: "+me", 10: "+gfx", 11: "+gfx", 12: "+gfx", 13: "-me", 14: "-me", 15: "+me.all", 16: "+me.all"}
 
 Info = pynvml.c_nvmlGpuInstanceProfileInfo_t | pynvml.c_nvmlGpuInstanceProfileInfo_v2_t
+ComputeInfo = pynvml.c_nvmlComputeInstanceProfileInfo_t | pynvml.c_nvmlComputeInstanceProfileInfo_v2_t
 
 
 class ComputeProfile(Struct, frozen=True):
@@ -79,7 +81,7 @@ def read_facts(handle: pynvml.c_nvmlDevice_t) -> MigFacts:
     """Read the facts of a GPU with MIG, as far as they can be read. Raises DriverUnavailableError and
     DeviceLostError."""
     facts = MigFacts()
-    architecture = _read(facts, "nvmlDeviceGetArchitecture", partial(pynvml.nvmlDeviceGetArchitecture, handle))
+    architecture = _read(facts, pynvml.nvmlDeviceGetArchitecture, handle)
     facts.resetless = _resetless(handle, architecture, facts)
     found: dict[int, MigProfile] = {}
     unnamed: dict[int, int] = {}
@@ -94,7 +96,8 @@ def read_facts(handle: pynvml.c_nvmlDevice_t) -> MigFacts:
             found[info.id] = profile
             if name is None:
                 unnamed[info.id] = number
-    memory = _read(facts, "nvmlDeviceGetMemoryInfo", partial(_memory, handle)) if unnamed else None
+    found_memory = _read(facts, pynvml.nvmlDeviceGetMemoryInfo, handle) if unnamed else None
+    memory = None if found_memory is None else found_memory.total
     for profile_id, number in unnamed.items():
         name = computed_name(found[profile_id], FLAVOURS.get(number, ""), _slices(found), memory)
         facts.names[profile_id] = name
@@ -136,20 +139,29 @@ def _infos(handle: pynvml.c_nvmlDevice_t, facts: MigFacts) -> list[tuple[int, In
 
 
 def _info(handle: pynvml.c_nvmlDevice_t, number: int) -> Info | None:
-    """Profile ``number``, None without it; EOFError after the last. Version 1 where nvml.h wants MIG mode for version
-    2."""
-    for version, function in ((2, "nvmlDeviceGetGpuInstanceProfileInfoV"), (1, "nvmlDeviceGetGpuInstanceProfileInfo")):
+    """Profile ``number``, None without it; EOFError after the last."""
+
+    def ask(version: int) -> Info:
+        return pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, number, version=version)
+
+    return _numbered(ask, "nvmlDeviceGetGpuInstanceProfileInfo", ABSENT, may_end=number >= KNOWN_PROFILES)
+
+
+def _numbered(ask: Callable[[int], T], function: str, absent: frozenset[int], *, may_end: bool) -> T | None:
+    """One of several numbered profiles; None without it, and EOFError after the last if it ``may_end`` here. Version 1
+    of the call where nvml.h wants MIG mode for version 2."""
+    for version, name in ((2, f"{function}V"), (1, function)):
         try:
-            return pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, number, version=version)
+            return ask(version)
         except pynvml.NVMLError as error:
             if error.value == pynvml.NVML_ERROR_INVALID_ARGUMENT:
-                if number >= KNOWN_PROFILES:
+                if may_end:
                     raise EOFError from error
                 return None
             if error.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND and version == 1:
                 raise EOFError from error
-            if error.value not in ABSENT:
-                raise_translated(function, error)
+            if error.value not in absent:
+                raise_translated(name, error)
     return None
 
 
@@ -162,7 +174,7 @@ def _name(info: Info) -> str | None:
 
 def _profile(handle: pynvml.c_nvmlDevice_t, info: Info, facts: MigFacts) -> MigProfile | None:
     # Not Supported is legal (nvml.h): such a profile has no placements and cannot be created.
-    placements = _read(facts, "nvmlDeviceGetGpuInstancePossiblePlacements_v2", partial(_placements, handle, info.id))
+    placements = _read(facts, _placements, handle, info.id, name=PLACEMENTS)
     if not placements:
         return None
     size = placements[0][1]
@@ -194,10 +206,6 @@ def _placements(handle: pynvml.c_nvmlDevice_t, profile_id: int) -> list[tuple[in
     return [(one.start, one.size) for one in buffer[: count.value] if one.size > 0]
 
 
-def _memory(handle: pynvml.c_nvmlDevice_t) -> int:
-    return pynvml.nvmlDeviceGetMemoryInfo(handle).total
-
-
 def _slices(profiles: dict[int, MigProfile]) -> int:
     return max(start + profile.memory_slices for profile in profiles.values() for start in profile.starts)
 
@@ -212,12 +220,8 @@ def count_of(value: int) -> int | None:
 
 def _resetless(handle: pynvml.c_nvmlDevice_t, architecture: int | None, facts: MigFacts) -> bool | None:
     """What NVML reports, else whether the GPU is Hopper or newer; None when both are missing."""
-    values = _read(
-        facts,
-        "nvmlDeviceGetFieldValues",
-        partial(pynvml.nvmlDeviceGetFieldValues, handle, [RESETLESS_FIELD]),
-        ABSENT | {pynvml.NVML_ERROR_INVALID_ARGUMENT},
-    )
+    absent = ABSENT | {pynvml.NVML_ERROR_INVALID_ARGUMENT}
+    values = _read(facts, pynvml.nvmlDeviceGetFieldValues, handle, [RESETLESS_FIELD], absent=absent)
     if values is not None and values[0].nvmlReturn == 0:
         return values[0].value.uiVal != 0
     if architecture is None or architecture == NOT_AVAILABLE:
@@ -226,14 +230,20 @@ def _resetless(handle: pynvml.c_nvmlDevice_t, architecture: int | None, facts: M
 
 
 def _is_guest(handle: pynvml.c_nvmlDevice_t, facts: MigFacts) -> bool:
-    mode = _read(facts, "nvmlDeviceGetVirtualizationMode", partial(pynvml.nvmlDeviceGetVirtualizationMode, handle))
+    mode = _read(facts, pynvml.nvmlDeviceGetVirtualizationMode, handle)
     return mode == pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU
 
 
-def _read(facts: MigFacts, function: str, call: Callable[[], T], absent: frozenset[int] = ABSENT) -> T | None:
+def _read(
+    facts: MigFacts,
+    call: Callable[[*Arguments], T],
+    *arguments: *Arguments,
+    absent: frozenset[int] = ABSENT,
+    name: str | None = None,
+) -> T | None:
     """As ``errors.optional``, but None also for a failure, which is noted in ``facts``."""
     try:
-        return optional(function, call, absent)
+        return optional(call, *arguments, absent=absent, name=name)
     except DeviceLostError as error:
         _note(facts, error)
         return None
@@ -263,7 +273,7 @@ def read_instances(
     found: dict[int, MigInstance] = {}
     for instance in _instances(handle, facts, proceed):
         proceed()
-        info = optional("nvmlGpuInstanceGetInfo", partial(pynvml.nvmlGpuInstanceGetInfo, instance), VANISHED)
+        info = optional(pynvml.nvmlGpuInstanceGetInfo, instance, absent=VANISHED)
         if info is None or info.id in found:
             continue
         known = MigInstance(
@@ -280,10 +290,10 @@ def read_instances(
 
 def read_compute_instance(handle: pynvml.c_nvmlComputeInstance_t, *, spans: bool) -> ComputeInstance | None:
     """One compute instance, None when it is gone. Errors as ``read_instances``."""
-    info = optional("nvmlComputeInstanceGetInfo_v2", partial(pynvml.nvmlComputeInstanceGetInfo, handle), VANISHED)
+    info = optional(pynvml.nvmlComputeInstanceGetInfo, handle, absent=VANISHED)
     if info is None:
         return None
-    uuid = optional("nvmlDeviceGetUUID", partial(pynvml.nvmlDeviceGetUUID, info.device), ABSENT | VANISHED)
+    uuid = optional(pynvml.nvmlDeviceGetUUID, info.device, absent=ABSENT | VANISHED)
     return ComputeInstance(ci_id=info.id, uuid=None if uuid is None else MigUuid(uuid), spans=spans)
 
 
@@ -319,12 +329,13 @@ def _instances(
         proceed()
         buffer = (pynvml.c_nvmlGpuInstance_t * MAX_INSTANCES)()
         count = ctypes.c_uint(MAX_INSTANCES)
-        ask = partial(pynvml.nvmlDeviceGetGpuInstances, handle, profile_id, buffer, ctypes.byref(count))
-        if optional("nvmlDeviceGetGpuInstances", ask, GONE) is not None:
+        if (
+            optional(pynvml.nvmlDeviceGetGpuInstances, handle, profile_id, buffer, ctypes.byref(count), absent=GONE)
+            is not None
+        ):
             yield from buffer[: count.value]
     for gi_id in range(0 if facts.complete else MAX_INSTANCES):
-        ask_one = partial(pynvml.nvmlDeviceGetGpuInstanceById, handle, gi_id)
-        instance = optional("nvmlDeviceGetGpuInstanceById", ask_one, VANISHED)
+        instance = optional(pynvml.nvmlDeviceGetGpuInstanceById, handle, gi_id, absent=VANISHED)
         if instance is not None:
             yield instance
 
@@ -338,10 +349,8 @@ def _compute_instances(
     for profile in profiles:
         buffer = (pynvml.c_nvmlComputeInstance_t * MAX_INSTANCES)()
         count = ctypes.c_uint(MAX_INSTANCES)
-        ask = partial(
-            pynvml.nvmlGpuInstanceGetComputeInstances, instance, profile.profile_id, buffer, ctypes.byref(count)
-        )
-        if optional("nvmlGpuInstanceGetComputeInstances", ask, VANISHED) is None:
+        listed, number = pynvml.nvmlGpuInstanceGetComputeInstances, profile.profile_id
+        if optional(listed, instance, number, buffer, ctypes.byref(count), absent=VANISHED) is None:
             continue
         for handle in buffer[: count.value]:
             made = read_compute_instance(handle, spans=profile in widest)
@@ -362,15 +371,13 @@ def _unlisted_profile(instance: pynvml.c_nvmlGpuInstance_t, known: MigInstance, 
 
 def _read_unlisted_profile(instance: pynvml.c_nvmlGpuInstance_t, known: MigInstance, ci_id: int) -> MigProfile | None:
     """The size as the device of the spanning compute instance reports it; None when it does not, or is gone."""
-    ask = partial(pynvml.nvmlGpuInstanceGetComputeInstanceById, instance, ci_id)
-    compute = optional("nvmlGpuInstanceGetComputeInstanceById", ask, ABSENT | VANISHED)
+    compute = optional(pynvml.nvmlGpuInstanceGetComputeInstanceById, instance, ci_id, absent=ABSENT | VANISHED)
     if compute is None:
         return None
-    info = optional("nvmlComputeInstanceGetInfo_v2", partial(pynvml.nvmlComputeInstanceGetInfo, compute), VANISHED)
+    info = optional(pynvml.nvmlComputeInstanceGetInfo, compute, absent=VANISHED)
     if info is None:
         return None
-    ask_device = partial(pynvml.nvmlDeviceGetAttributes_v2, info.device)
-    attributes = optional("nvmlDeviceGetAttributes_v2", ask_device, ABSENT | VANISHED)
+    attributes = optional(pynvml.nvmlDeviceGetAttributes_v2, info.device, absent=ABSENT | VANISHED)
     if attributes is None:
         return None
     return MigProfile(
@@ -391,30 +398,18 @@ def _read_unlisted_profile(instance: pynvml.c_nvmlGpuInstance_t, known: MigInsta
 
 
 def _read_compute_profiles(instance: pynvml.c_nvmlGpuInstance_t) -> Iterator[ComputeProfile]:
+    function, shared = (
+        "nvmlGpuInstanceGetComputeInstanceProfileInfo",
+        pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED,
+    )
     for number in range(MAX_COMPUTE_PROFILES):
+
+        def ask(version: int, number: int = number) -> ComputeInfo:
+            return pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, number, shared, version=version)
+
         try:
-            info = _compute_profile(instance, number)
+            info = _numbered(ask, function, ABSENT | GONE, may_end=number >= KNOWN_COMPUTE_PROFILES)
         except EOFError:
             return
         if info is not None:
             yield ComputeProfile(number, info.id, info.sliceCount, info.multiprocessorCount)
-
-
-def _compute_profile(
-    instance: pynvml.c_nvmlGpuInstance_t, number: int
-) -> pynvml.c_nvmlComputeInstanceProfileInfo_t | pynvml.c_nvmlComputeInstanceProfileInfo_v2_t | None:
-    """Compute profile ``number``, None when the instance cannot hold it. Raises EOFError behind the last."""
-    name = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
-    for version, function in ((2, f"{name}V"), (1, name)):
-        try:
-            return pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(
-                instance, number, pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED, version=version
-            )
-        except pynvml.NVMLError as error:
-            if error.value == pynvml.NVML_ERROR_INVALID_ARGUMENT:
-                if number >= KNOWN_COMPUTE_PROFILES:
-                    raise EOFError from error
-                return None
-            if error.value not in ABSENT | GONE:
-                raise_translated(function, error)
-    return None

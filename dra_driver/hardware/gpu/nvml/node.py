@@ -63,7 +63,7 @@ class Node:
 
     def find(self, known: Known, gpu: GpuUuid) -> pynvml.c_nvmlDevice_t:
         """The handle of ``gpu``: first where it was, then everywhere but at GPUs that hang. Raises DeviceLostError."""
-        count = driver_call("nvmlDeviceGetCount_v2", pynvml.nvmlDeviceGetCount)
+        count = driver_call(pynvml.nvmlDeviceGetCount)
         problem: DeviceLostError | None = None
         for index in sorted(range(count), key=lambda index: known.uuids.get(index) != gpu):
             if self._reads.is_stuck(index):
@@ -71,8 +71,8 @@ class Node:
                     problem = DeviceLostError(self.call_lock(gpu).why_stuck())
                 continue
             try:
-                handle = required("nvmlDeviceGetHandleByIndex_v2", partial(pynvml.nvmlDeviceGetHandleByIndex, index))
-                if required("nvmlDeviceGetUUID", partial(pynvml.nvmlDeviceGetUUID, handle)) == gpu:
+                handle = required(pynvml.nvmlDeviceGetHandleByIndex, index)
+                if required(pynvml.nvmlDeviceGetUUID, handle) == gpu:
                     known.uuids[index] = gpu
                     return handle
             except DeviceLostError as error:
@@ -99,8 +99,8 @@ class Node:
         for _ in range(3):
             label = _label(known, index)
             with self.call_lock(label).read():
-                handle = required("nvmlDeviceGetHandleByIndex_v2", partial(pynvml.nvmlDeviceGetHandleByIndex, index))
-                uuid = GpuUuid(required("nvmlDeviceGetUUID", partial(pynvml.nvmlDeviceGetUUID, handle)))
+                handle = required(pynvml.nvmlDeviceGetHandleByIndex, index)
+                uuid = GpuUuid(required(pynvml.nvmlDeviceGetUUID, handle))
                 if uuid == label:
                     yield uuid, handle
                     return
@@ -128,15 +128,15 @@ class Node:
         """A snapshot of the node. GPUs at the indexes ``covered`` have events. Raises DriverUnavailableError."""
         known = self.knowledge(generation)
         driver = self._values(known, "")
-        cuda = driver.read("nvmlSystemGetCudaDriverVersion_v2", pynvml.nvmlSystemGetCudaDriverVersion_v2)
-        count = driver_call("nvmlDeviceGetCount_v2", pynvml.nvmlDeviceGetCount)
+        cuda = driver.read(pynvml.nvmlSystemGetCudaDriverVersion_v2)
+        count = driver_call(pynvml.nvmlDeviceGetCount)
         if any(index >= count for index in known.uuids):
             known.uuids.clear()  # a GPU was removed and the others moved up
         gpus, left_out = self._sort(known, self._answers(known, count, covered))
         self._remember_modes(known, gpus)
         return Snapshot(
-            driver_version=driver.read("nvmlSystemGetDriverVersion", pynvml.nvmlSystemGetDriverVersion),
-            nvml_version=driver.read("nvmlSystemGetNVMLVersion", pynvml.nvmlSystemGetNVMLVersion),
+            driver_version=driver.read(pynvml.nvmlSystemGetDriverVersion),
+            nvml_version=driver.read(pynvml.nvmlSystemGetNVMLVersion),
             cuda_driver_version=None if cuda is None else (cuda // 1000, cuda % 1000 // 10),
             confidential_compute=mode_of(driver),
             gpus=tuple(sorted(gpus, key=lambda gpu: gpu.minor)),

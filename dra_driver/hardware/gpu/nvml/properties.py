@@ -57,6 +57,11 @@ def _numa_node(link: Path) -> int | None:
     return node if node >= 0 else None
 
 
+def read_address(handle: pynvml.c_nvmlDevice_t) -> str:
+    """The PCI address of a GPU. Raises as `sysfs_address`, and pynvml.NVMLError."""
+    return sysfs_address(pynvml.nvmlDeviceGetPciInfo(handle))
+
+
 def sysfs_address(info: pynvml.nvmlPciInfo_t) -> str:
     """``0000:65:00.0`` of NVML's eight digits in upper case. Raises ValueError for a text that is no address."""
     bus_id = info.busId
@@ -64,12 +69,9 @@ def sysfs_address(info: pynvml.nvmlPciInfo_t) -> str:
     return f"{int(domain, 16):04x}:{rest}"
 
 
-CONFIDENTIAL: Final = "nvmlSystemGetConfComputeState"
-
-
 def mode_of(driver: LastValues) -> ConfidentialCompute | None:
     """The mode; None where the driver does not know it. ``driver`` has the driver's last answers."""
-    return driver.constant(CONFIDENTIAL, _read_confidential)
+    return driver.constant(_read_confidential, name="nvmlSystemGetConfComputeState")
 
 
 def _read_confidential() -> ConfidentialCompute:
@@ -239,26 +241,25 @@ def describe_gpu(
     ``list_instances``, so do MIG instances. ``proceed`` may raise to end a listing. Raises DriverUnavailableError, and
     DeviceLostError for a lost GPU, without a minor number or a known MIG state.
     """
-    minor = required("nvmlDeviceGetMinorNumber", partial(pynvml.nvmlDeviceGetMinorNumber, handle))
-    brand = values.constant("nvmlDeviceGetBrand", partial(pynvml.nvmlDeviceGetBrand, handle))
-    architecture = values.constant("nvmlDeviceGetArchitecture", partial(pynvml.nvmlDeviceGetArchitecture, handle))
-    addressing = values.constant("nvmlDeviceGetAddressingMode", partial(pynvml.nvmlDeviceGetAddressingMode, handle))
-    pci_bus_id = values.constant("nvmlDeviceGetPciInfo_v3", lambda: sysfs_address(pynvml.nvmlDeviceGetPciInfo(handle)))
+    minor = required(pynvml.nvmlDeviceGetMinorNumber, handle)
+    brand = values.constant(pynvml.nvmlDeviceGetBrand, handle)
+    architecture = values.constant(pynvml.nvmlDeviceGetArchitecture, handle)
+    addressing = values.constant(pynvml.nvmlDeviceGetAddressingMode, handle)
+    pci_bus_id = values.constant(read_address, handle, name="nvmlDeviceGetPciInfo_v3")
     pcie_root, numa_node = _topology(values, pci_bus_id, sysfs_root)
-    mig_mode = values.read("nvmlDeviceGetMigMode", partial(pynvml.nvmlDeviceGetMigMode, handle), needed=True)
+    mig_mode = values.read(pynvml.nvmlDeviceGetMigMode, handle, needed=True)
     facts = None if mig_mode is None else read_facts()
     mig_enabled = mig_mode is not None and mig_mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+    memory = values.read(pynvml.nvmlDeviceGetMemoryInfo, handle)
     last = values.gpu if not list_instances and values.gpu is not None and values.gpu.mig_enabled else None
     return Gpu(
         uuid=uuid,
         minor=minor,
-        product_name=values.constant("nvmlDeviceGetName", partial(pynvml.nvmlDeviceGetName, handle)),
+        product_name=values.constant(pynvml.nvmlDeviceGetName, handle),
         brand=None if brand is None else BRANDS.get(brand, "Unknown"),
         architecture=None if architecture is None else ARCHITECTURES.get(architecture, "Unknown"),
-        cuda_compute_capability=values.constant(
-            "nvmlDeviceGetCudaComputeCapability", partial(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
-        ),
-        memory_bytes=values.read("nvmlDeviceGetMemoryInfo", lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+        cuda_compute_capability=values.constant(pynvml.nvmlDeviceGetCudaComputeCapability, handle),
+        memory_bytes=None if memory is None else memory.total,
         reserved_bytes=_reserved(handle, values, mig_enabled),
         pci_bus_id=pci_bus_id,
         pcie_root=pcie_root,
@@ -269,7 +270,7 @@ def describe_gpu(
         mig_resetless=None if facts is None or not facts.capable else facts.resetless,
         mig_profiles=() if facts is None else facts.profiles,
         mig_instances=_instances(handle, facts, values, last, proceed) if facts is not None and mig_enabled else (),
-        fabric=values.read(FABRIC, partial(read_fabric, handle)),
+        fabric=values.read(read_fabric, handle, name=FABRIC),
         nvlinks=links_of(handle, values) or NO_LINKS,
     )
 
@@ -278,7 +279,7 @@ def _topology(values: LastValues, pci_bus_id: str | None, sysfs_root: str) -> tu
     """A device that is bound anew ends the session."""
     if pci_bus_id is None:
         return None, None
-    return values.constant(f"topology of {pci_bus_id}", lambda: read_topology(pci_bus_id, sysfs_root)) or (None, None)
+    return values.constant(read_topology, pci_bus_id, sysfs_root, name=f"topology of {pci_bus_id}") or (None, None)
 
 
 def _reserved(handle: pynvml.c_nvmlDevice_t, values: LastValues, mig_enabled: bool) -> int | None:
@@ -287,10 +288,10 @@ def _reserved(handle: pynvml.c_nvmlDevice_t, values: LastValues, mig_enabled: bo
     if mig_enabled and values.gpu is not None and values.gpu.reserved_bytes is not None:
         return values.gpu.reserved_bytes
 
-    def read() -> int:
-        return pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).reserved
-
-    return values.read("nvmlDeviceGetMemoryInfo_v2", read)
+    memory = values.read(
+        pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2, name="nvmlDeviceGetMemoryInfo_v2"
+    )
+    return None if memory is None else memory.reserved
 
 
 def _instances(
@@ -310,4 +311,4 @@ def _instances(
         found = read_instances(handle, facts, proceed)
         return found if before.issubset(found) else read_instances(handle, facts, proceed)
 
-    return values.read("MIG instances", read, needed=True) or ()
+    return values.read(read, needed=True, name="MIG instances") or ()

@@ -352,7 +352,7 @@ class Session:
         surroundings = DriverEnvironment.read(self._sysfs_root, path)
         use_library(path)
         # NO_GPUS: the driver also works on a node whose GPUs are all assigned to virtual machines.
-        driver_call("nvmlInitWithFlags", lambda: pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS))
+        driver_call(pynvml.nvmlInitWithFlags, pynvml.NVML_INIT_FLAG_NO_GPUS)
         return surroundings
 
     def _find(self) -> str | None:

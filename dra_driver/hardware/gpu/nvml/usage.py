@@ -49,11 +49,10 @@ class GpmMeter:
         former = self._samples.get(key)
         if former is not None and self._clock() - former[1] < LEAST_S:
             return None
-        sample = optional("nvmlGpmSampleAlloc", pynvml.nvmlGpmSampleAlloc)
+        sample = optional(pynvml.nvmlGpmSampleAlloc)
         if sample is None:
             return None
-        taken = partial(pynvml.nvmlGpmMigSampleGet, handle, gi_id, sample)
-        if optional("nvmlGpmMigSampleGet", taken, _FAILS) is None:
+        if optional(pynvml.nvmlGpmMigSampleGet, handle, gi_id, sample, absent=_FAILS) is None:
             _free(sample)
             return None
         self._samples[key] = sample, self._clock()
@@ -70,8 +69,7 @@ class GpmMeter:
 
     def _supports(self, handle: Handle) -> bool:
         if self._is_supported is None:
-            ask = partial(pynvml.nvmlGpmQueryDeviceSupport, handle)
-            answer = optional("nvmlGpmQueryDeviceSupport", ask, _FAILS)
+            answer = optional(pynvml.nvmlGpmQueryDeviceSupport, handle, absent=_FAILS)
             self._is_supported = answer is not None and bool(answer.isSupportedDevice)
         return self._is_supported
 
@@ -84,7 +82,7 @@ def _sm_percent(earlier: _Sample, later: _Sample) -> int | None:
     question.version, question.numMetrics = pynvml.NVML_GPM_METRICS_GET_VERSION, 1
     question.sample1, question.sample2 = earlier, later
     question.metrics[0].metricId = _SM_UTIL
-    if optional("nvmlGpmMetricsGet", partial(pynvml.nvmlGpmMetricsGet, question), _FAILS) is None:
+    if optional(pynvml.nvmlGpmMetricsGet, question, absent=_FAILS) is None:
         return None
     metric = question.metrics[0]
     if metric.nvmlReturn != pynvml.NVML_SUCCESS or not 0 <= metric.value <= 100:
@@ -115,35 +113,33 @@ _NO_SAMPLES: Final = (pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND)
 _GONE: Final = ABSENT | {pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT}
 
 
-class MemoryReading(Struct, frozen=True, kw_only=True):
+class MemoryReading(Struct, frozen=True):
     """Bytes; ``used`` is without what the driver reserves, where it tells that (version 2, from driver 510 on)."""
 
-    total: int
-    used: int
-    reserved: int | None
+    total: int | None = None
+    used: int | None = None
+    reserved: int | None = None
 
 
-def read_memory(handle: Handle) -> MemoryReading | None:
-    """None on GPUs without memory of their own, and on a MIG parent that this process may not ask."""
-    found = optional(
-        "nvmlDeviceGetMemoryInfo_v2",
-        lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2),
-        _GONE,  # also of a MIG device, for which a driver may know the first version alone
-    )
+def read_memory(handle: Handle) -> MemoryReading:
+    """All None on GPUs without memory of their own, and on a MIG parent that this process may not ask."""
+    # A driver may know the first version alone of a MIG device, too.
+    version, name = pynvml.nvmlMemory_v2, "nvmlDeviceGetMemoryInfo_v2"
+    found = optional(pynvml.nvmlDeviceGetMemoryInfo, handle, version, absent=_GONE, name=name)
     if found is not None:
-        return MemoryReading(total=int(found.total), used=int(found.used), reserved=int(found.reserved))
-    plain = _optional("nvmlDeviceGetMemoryInfo", lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
-    return None if plain is None else MemoryReading(total=int(plain.total), used=int(plain.used), reserved=None)
+        return MemoryReading(int(found.total), int(found.used), int(found.reserved))
+    plain = optional(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    return MemoryReading() if plain is None else MemoryReading(int(plain.total), int(plain.used))
 
 
 def read_utilisation(handle: Handle) -> tuple[int | None, int | None]:
     """Percent of time in which a kernel ran, and in which memory was read or written; not in MIG mode."""
-    found = _optional("nvmlDeviceGetUtilizationRates", partial(pynvml.nvmlDeviceGetUtilizationRates, handle))
+    found = optional(pynvml.nvmlDeviceGetUtilizationRates, handle)
     return (None, None) if found is None else (_percent(found.gpu), _percent(found.memory))
 
 
 def read_number(handle: Handle, function: str, *arguments: int) -> int | None:
-    found = _optional(function, lambda: getattr(pynvml, function)(handle, *arguments))
+    found = optional(getattr(pynvml, function), handle, *arguments)
     return None if found is None else int(found)
 
 
@@ -158,7 +154,7 @@ def read_processes(
 ) -> tuple[ProcessUsage, ...] | None:
     """All processes on the GPU and its instances, by PID; None where the driver lists none of the kinds."""
     found: dict[tuple[int, int | None], int | None] = {}
-    answers = [_optional(function, partial(getattr(pynvml, function), handle)) for function in LISTINGS]
+    answers = [optional(getattr(pynvml, function), handle) for function in LISTINGS]
     if all(answer is None for answer in answers):
         return None
     for process in (process for answer in answers for process in answer or ()):
@@ -232,31 +228,26 @@ def _mean(samples: Sequence[tuple[int, int]]) -> tuple[int, int]:
 
 def mig_devices(handle: Handle) -> Iterator[tuple[int, Handle]]:
     """The id of the GPU instance, and the handle, of each MIG device. Those of a session keep their instances."""
-    most = _optional("nvmlDeviceGetMaxMigDeviceCount", partial(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle)) or 0
+    most = optional(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
     for index in range(min(int(most), 64)):
-        ask = partial(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
-        device = optional("nvmlDeviceGetMigDeviceHandleByIndex", ask, _GONE)
+        device = optional(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index, absent=_GONE)
         if device is None:
             continue
-        gi_id = optional("nvmlDeviceGetGpuInstanceId", partial(pynvml.nvmlDeviceGetGpuInstanceId, device), _GONE)
+        gi_id = optional(pynvml.nvmlDeviceGetGpuInstanceId, device, absent=_GONE)
         if gi_id is not None:
             yield int(gi_id), device
 
 
 def read_instance(gi_id: int, device: Handle, sm_percent: int | None) -> InstanceUsage:
     memory = read_memory(device)
-    uuid = optional("nvmlDeviceGetUUID", partial(pynvml.nvmlDeviceGetUUID, device), _GONE)
+    uuid = optional(pynvml.nvmlDeviceGetUUID, device, absent=_GONE)
     return InstanceUsage(
         gi_id=gi_id,
         uuid=None if uuid is None else MigUuid(uuid),
-        memory_total=memory.total if memory is not None else None,
-        memory_used=memory.used if memory is not None else None,
+        memory_total=memory.total,
+        memory_used=memory.used,
         sm_percent=sm_percent,
     )
-
-
-def _optional(function: str, call: Callable[[], T]) -> T | None:
-    return optional(function, call, ABSENT)
 
 
 def _percent(value: int) -> int:
@@ -311,7 +302,7 @@ class NvmlUsage:
         with self._session.use() as generation:
             if generation != self._generation:
                 self._meters, self._generation = {}, generation
-            count = driver_call("nvmlDeviceGetCount_v2", pynvml.nvmlDeviceGetCount)
+            count = driver_call(pynvml.nvmlDeviceGetCount)
             for index in range(count):
                 self._meters.setdefault(index, _Meters())
             jobs = [(index, partial(self._look, generation, index), self._look_s) for index in range(count)]
@@ -337,8 +328,8 @@ class NvmlUsage:
         """Runs in a thread of its own. Raises DeviceLostError and DriverUnavailableError."""
         meters = self._meters[index]
         with self._session.use(generation, joins=True):
-            handle = required("nvmlDeviceGetHandleByIndex_v2", lambda: pynvml.nvmlDeviceGetHandleByIndex(index))
-            uuid = GpuUuid(required("nvmlDeviceGetUUID", lambda: pynvml.nvmlDeviceGetUUID(handle)))
+            handle = required(pynvml.nvmlDeviceGetHandleByIndex, index)
+            uuid = GpuUuid(required(pynvml.nvmlDeviceGetUUID, handle))
             if meters.uuid not in (None, uuid):
                 meters.utilisation, meters.gpm = Utilisation(), GpmMeter()
             meters.uuid = uuid
@@ -353,14 +344,14 @@ def _read(handle: Handle, uuid: GpuUuid, meters: _Meters) -> GpuUsage:
     devices = list(mig_devices(handle)) if is_cut else []
     instances = []
     for gi_id, device in devices:
-        name = optional("nvmlDeviceGetUUID", partial(pynvml.nvmlDeviceGetUUID, device)) or ""
+        name = optional(pynvml.nvmlDeviceGetUUID, device) or ""
         instances.append(read_instance(gi_id, device, meters.gpm.read(handle, gi_id, name)))
     meters.gpm.keep([(each.gi_id, each.uuid or "") for each in instances])
     return GpuUsage(
         gpu_uuid=uuid,
-        memory_total=memory.total if memory is not None else None,
-        memory_reserved=memory.reserved if memory is not None else None,
-        memory_used=memory.used if memory is not None else None,
+        memory_total=memory.total,
+        memory_reserved=memory.reserved,
+        memory_used=memory.used,
         gpu_percent=gpu_percent,
         memory_percent=memory_percent,
         energy_mj=read_number(handle, "nvmlDeviceGetTotalEnergyConsumption"),
@@ -376,5 +367,5 @@ def _read(handle: Handle, uuid: GpuUuid, meters: _Meters) -> GpuUsage:
 
 
 def _is_in_mig_mode(handle: Handle) -> bool:
-    modes = optional("nvmlDeviceGetMigMode", partial(pynvml.nvmlDeviceGetMigMode, handle))
+    modes = optional(pynvml.nvmlDeviceGetMigMode, handle)
     return modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE

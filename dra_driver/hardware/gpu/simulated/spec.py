@@ -31,10 +31,12 @@ boards with NVLink nvlink: none, switch, pairs, or bridge-NAME on each GPU that 
 import functools
 import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final, TypeVar
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -48,57 +50,6 @@ from dra_driver.hardware.gpu import catalog
 from dra_driver.hardware.gpu.simulated import faults
 from dra_driver.hardware.gpu.simulated import mig as simulated_mig
 from dra_driver.hardware.gpu.simulated.faults import FailureMode
-
-PAIRS: Final = "pairs"
-SWITCH: Final = "switch"
-NONE: Final = "none"
-_BRIDGE: Final = re.compile(r"bridge-[a-z0-9]{1,16}")
-
-
-def parse_nvlink(value: object) -> str:
-    """How a description says it. Raises ValueError with the expected form."""
-    if isinstance(value, str) and (value in (PAIRS, SWITCH, NONE) or _BRIDGE.fullmatch(value)):
-        return value
-    raise ValueError("none, switch, pairs, or bridge-NAME on each GPU that a bridge connects")
-
-
-def nvlinks_of_entry(model: catalog.GpuModel, wanted: str | None, gpus: int, first_minor: int) -> tuple[str, ...]:
-    """The link of each GPU of one entry; without ``wanted``, as the board is sold. Raises ConfigurationError."""
-    table = model.nvlink
-    if wanted is None:
-        wanted = SWITCH if table is not None and table.to_switches else NONE
-    if wanted != NONE and (table is None or (table.to_switches and wanted != SWITCH)):
-        has = "NVSwitches: switch or none" if table else "no NVLinks: none"
-        raise ConfigurationError(f"nvlink: {model.key} has {has}, not {wanted}")
-    if wanted == SWITCH and table is not None and not table.to_switches:
-        raise ConfigurationError(f"nvlink: {model.key} has no NVSwitches; pairs, bridge-NAME or none")
-    if wanted != PAIRS:
-        return (wanted,) * gpus
-    if gpus % 2:
-        raise ConfigurationError(f"nvlink: pairs needs an even number of GPUs, got {gpus}")
-    return tuple(f"pair-{first_minor + index // 2 * 2}" for index in range(gpus))
-
-
-def linked_gpus(gpus: Iterable[tuple[Gpu, str, catalog.GpuModel]]) -> tuple[Gpu, ...]:
-    """The GPUs of a node with their links. GPUs of equal wishes share the links of their board evenly."""
-    found = tuple(gpus)
-    bridges: dict[str, list[Gpu]] = {}
-    for gpu, wish, _ in found:
-        bridges.setdefault(wish, []).append(gpu)
-    return tuple(replace(gpu, nvlinks=_links(gpu, wish, model, bridges)) for gpu, wish, model in found)
-
-
-def _links(gpu: Gpu, wish: str, model: catalog.GpuModel, bridges: Mapping[str, list[Gpu]]) -> NvLinks:
-    if wish == NONE or model.nvlink is None:
-        return NvLinks()
-    if wish == SWITCH:
-        return NvLinks(switch_links=model.nvlink.links)
-    others = sorted(other.pci_bus_id for other in bridges[wish] if other is not gpu and other.pci_bus_id)
-    if not others:
-        return NvLinks()
-    each = max(1, model.nvlink.links // len(others))
-    return NvLinks(peers=tuple(NvLinkPeer(pci_bus_id=address, links=each) for address in others))
-
 
 MAX_GPUS = 64  # four times the widest machine sold; a typing error must not fill the API server
 MAX_MINOR = 247  # /dev/nvidia248 and up are control nodes of major 195 (nvidiactl is 255)
@@ -117,7 +68,7 @@ class SimulatedGpu(Struct, frozen=True, kw_only=True):
 
 
 Linked = tuple[SimulatedGpu, str, catalog.GpuModel]
-"""A GPU, what its NVLinks lead to (`nvlinks.of_entry`), and its board."""
+"""A GPU, the destination of its NVLinks (see `_nvlinks`), and its board."""
 
 
 class NodeSpec(Struct, frozen=True, kw_only=True):
@@ -148,7 +99,7 @@ def parse_groups(spec: str, node_name: str) -> NodeSpec:
         if match[3] and model.mig is None:
             raise ConfigurationError(f"simulated GPUs {spec!r}: {model.key} does not support MIG; leave out +mig")
         try:
-            wishes = nvlinks_of_entry(model, PAIRS if match[4] else None, count, len(boards))
+            wishes = _nvlinks(model, PAIRS if match[4] else None, count, len(boards))
         except ConfigurationError as error:
             raise ConfigurationError(f"simulated GPUs {spec!r}: {error}") from error
         for wish in wishes:
@@ -157,9 +108,43 @@ def parse_groups(spec: str, node_name: str) -> NodeSpec:
     return NodeSpec(gpus=_linked(boards))
 
 
+PAIRS: Final = "pairs"
+SWITCH: Final = "switch"
+NONE: Final = "none"
+
+
+def _nvlinks(model: catalog.GpuModel, wanted: str | None, gpus: int, first_minor: int) -> tuple[str, ...]:
+    """The destination of each GPU's links in one entry: `SWITCH`, `NONE`, or the name of a bridge or pair. Without
+    ``wanted``, as the board is sold. Raises ConfigurationError."""
+    table = model.nvlink
+    if wanted is None:
+        wanted = SWITCH if table is not None and table.to_switches else NONE
+    if wanted != NONE and (table is None or (table.to_switches and wanted != SWITCH)):
+        has = "NVSwitches: switch or none" if table else "no NVLinks: none"
+        raise ConfigurationError(f"nvlink: {model.key} has {has}, not {wanted}")
+    if wanted == SWITCH and table is not None and not table.to_switches:
+        raise ConfigurationError(f"nvlink: {model.key} has no NVSwitches; pairs, bridge-NAME or none")
+    if wanted != PAIRS:
+        return (wanted,) * gpus
+    if gpus % 2:
+        raise ConfigurationError(f"nvlink: pairs needs an even number of GPUs, got {gpus}")
+    return tuple(f"pair-{first_minor + index // 2 * 2}" for index in range(gpus))
+
+
 def _linked(boards: Sequence[Linked]) -> tuple[SimulatedGpu, ...]:
-    gpus = linked_gpus((item.gpu, wish, model) for item, wish, model in boards)
-    return tuple(replace(item, gpu=gpu) for (item, _, _), gpu in zip(boards, gpus, strict=True))
+    """The GPUs with their links. GPUs on the same bridge share the links of their board evenly."""
+    found = []
+    for item, wish, model in boards:
+        links = NvLinks()
+        if model.nvlink is not None and wish == SWITCH:
+            links = NvLinks(switch_links=model.nvlink.links)
+        elif model.nvlink is not None and wish != NONE:
+            others = [other.gpu for other, its_wish, _ in boards if its_wish == wish and other is not item]
+            each = max(1, model.nvlink.links // max(1, len(others)))
+            addresses = sorted(other.pci_bus_id for other in others if other.pci_bus_id)
+            links = NvLinks(peers=tuple(NvLinkPeer(pci_bus_id=address, links=each) for address in addresses))
+        found.append(replace(item, gpu=replace(item.gpu, nvlinks=links)))
+    return tuple(found)
 
 
 def parse_document(text: str, node_name: str) -> NodeSpec:
@@ -178,7 +163,7 @@ def parse_document(text: str, node_name: str) -> NodeSpec:
             raise ConfigurationError(f"gpus[{index}]: more than {MAX_GPUS} GPUs on one node")
     gpus = _linked(boards)
     _refuse_duplicates(gpus)
-    return NodeSpec(gpus=tuple(sorted(gpus, key=lambda item: item.gpu.minor)), **fields)
+    return replace(NodeSpec(gpus=tuple(sorted(gpus, key=lambda item: item.gpu.minor))), **fields)
 
 
 def invent(model: catalog.GpuModel, minor: int, node_name: str) -> Gpu:
@@ -226,34 +211,57 @@ def profiles(table: catalog.MigTable) -> tuple[MigProfile, ...]:
     )
 
 
+class _Entry(Struct, frozen=True, kw_only=True):
+    """The fields of an entry that are not properties of a `Gpu`."""
+
+    model: str
+    count: int = 1
+    minor: int | None = None
+    nvlink: str | None = None
+    instances: list[object] = []
+    lost: str | None = None
+    troubles: frozenset[FailureMode] = frozenset()
+
+
 def _entry(raw: object, path: str, before: Sequence[SimulatedGpu], node_name: str) -> Iterator[Linked]:
     if not isinstance(raw, dict) or not isinstance(raw.get("model"), str):
         raise ConfigurationError(f"{path}.model: expected the name of a GPU model such as h100-sxm5-80gb")
     fields = _fields(raw, GPU_FIELDS, path)
-    model = _model(fields.pop("model"), path)
-    lost, found = fields.pop("lost", None), fields.pop("troubles", frozenset())
-    count = fields.pop("count", 1)
+    entry = msgspec.convert(fields, _Entry)
+    described = {name: value for name, value in fields.items() if name not in _Entry.__struct_fields__}
     if "count" in raw and not {"minor", "uuid", "pciBusId"}.isdisjoint(raw):
         raise ConfigurationError(
             f"{path}.count: cannot be combined with minor, uuid or pciBusId, which belong to one GPU"
         )
-    if fields.get("mig_enabled") and model.mig is None:
-        raise ConfigurationError(f"{path}.migEnabled: {model.key} does not support MIG")
-    cuts = fields.pop("instances", ())
-    if cuts and not fields.get("mig_enabled"):
-        raise ConfigurationError(f"{path}.instances: they need migEnabled: true")
-    first = fields.pop("minor", max((item.gpu.minor for item in before), default=-1) + 1)
-    if first + count - 1 > MAX_MINOR:
-        raise ConfigurationError(f"{path}.minor: {first + count - 1} is over the highest device minor {MAX_MINOR}")
+    minors = [item.gpu.minor for item in before]
+    first = max(minors, default=-1) + 1 if entry.minor is None else entry.minor
+    last = first + entry.count - 1
     try:
-        wishes = nvlinks_of_entry(model, fields.pop("nvlink", None), count, first)
+        model = catalog.model(entry.model)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}.model: {error}") from error
+    if described.get("mig_enabled") and model.mig is None:
+        raise ConfigurationError(f"{path}.migEnabled: {model.key} does not support MIG")
+    if entry.instances and not described.get("mig_enabled"):
+        raise ConfigurationError(f"{path}.instances: they need migEnabled: true")
+    if last > MAX_MINOR:
+        raise ConfigurationError(f"{path}.minor: {last} is over the highest device minor {MAX_MINOR}")
+    try:
+        wishes = _nvlinks(model, entry.nvlink, entry.count, first)
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}.{error}") from error
-    for minor, wish in zip(range(first, first + count), wishes, strict=True):
-        gpu = replace(invent(model, minor, node_name), **fields)
+    for minor, wish in enumerate(wishes, first):
+        gpu = replace(invent(model, minor, node_name), **described)
         if gpu.memory_bytes is None:
             gpu = replace(gpu, reserved_bytes=None)
-        yield SimulatedGpu(gpu=_cut(gpu, cuts, f"{path}.instances"), lost=lost, troubles=found), wish, model
+        gpu = _cut(gpu, entry.instances, f"{path}.instances")
+        yield SimulatedGpu(gpu=gpu, lost=entry.lost, troubles=entry.troubles), wish, model
+
+
+class _Cut(Struct, frozen=True):
+    profile: str
+    start: int
+    compute: str = "full"
 
 
 def _cut(gpu: Gpu, cuts: Sequence[object], path: str) -> Gpu:
@@ -263,29 +271,23 @@ def _cut(gpu: Gpu, cuts: Sequence[object], path: str) -> Gpu:
         where = f"{path}[{index}]"
         if not isinstance(raw, dict):
             raise ConfigurationError(f"{where}: expected a mapping with profile and start, got {_kind(raw)}")
-        cut = {"compute": "full", **_fields(raw, INSTANCE_FIELDS, where)}
-        if not {"profile", "start"} <= cut.keys():
+        fields = _fields(raw, INSTANCE_FIELDS, where)
+        if not {"profile", "start"} <= fields.keys():
             raise ConfigurationError(f"{where}: expected a profile such as 3g.20gb and the memory slice of its start")
-        profile = next((profile for profile in gpu.mig_profiles if profile.name == cut["profile"]), None)
+        cut = msgspec.convert(fields, _Cut)
+        profile = next((profile for profile in gpu.mig_profiles if profile.name == cut.profile), None)
         if profile is None:
             names = ", ".join(profile.name for profile in reversed(gpu.mig_profiles))
-            raise ConfigurationError(f"{where}.profile: this board has {names}, not {cut['profile']}")
-        if cut["compute"] == "partial" and profile.compute_slices == 1:
+            raise ConfigurationError(f"{where}.profile: this board has {names}, not {cut.profile}")
+        if cut.compute == "partial" and profile.compute_slices == 1:
             raise ConfigurationError(f"{where}.compute: one compute slice cannot be divided")
         try:
-            state, gi_id = simulated_mig.add_instance(gpu, state, profile.profile_id, cut["start"])
-            if cut["compute"] != "none":
-                state, _ = simulated_mig.add_compute(gpu, state, gi_id, spans=cut["compute"] == "full")
+            state, gi_id = simulated_mig.add_instance(gpu, state, profile.profile_id, cut.start)
+            if cut.compute != "none":
+                state, _ = simulated_mig.add_compute(gpu, state, gi_id, spans=cut.compute == "full")
         except HardwareError as error:
             raise ConfigurationError(f"{where}: {error}") from error
     return simulated_mig.apply(gpu, state)
-
-
-def _model(key: str, path: str) -> catalog.GpuModel:
-    try:
-        return catalog.model(key)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{path}.model: {error}") from error
 
 
 def _refuse_duplicates(gpus: Sequence[SimulatedGpu]) -> None:
@@ -302,12 +304,12 @@ class _Field(Struct, frozen=True):
     """Target and parser of a YAML field; ``read`` raises ValueError with the expected form."""
 
     target: str
-    read: Callable[[Any], Any]
+    read: Callable[[object], object]
     nullable: bool = False
 
 
-def _fields(raw: Mapping[Any, Any], known: Mapping[str, _Field | None], path: str) -> dict[str, Any]:
-    values: dict[str, Any] = {}
+def _fields(raw: Mapping[str, object], known: Mapping[str, _Field | None], path: str) -> dict[str, object]:
+    values: dict[str, object] = {}
     for name, value in raw.items():
         where = f"{path}.{name}" if path else str(name)
         if name not in known:
@@ -322,21 +324,21 @@ def _fields(raw: Mapping[Any, Any], known: Mapping[str, _Field | None], path: st
     return values
 
 
-def _whole(low: int, high: int, unit: str = "") -> Callable[[Any], int]:
-    def read(value: Any) -> int:
-        if type(value) is not int or not low <= value <= high:
+def _whole(low: int, high: int, unit: str = "") -> Callable[[object], int]:
+    def read(value: object) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise ValueError(f"a whole number{unit} from {low} to {high}")
         return value
 
     return read
 
 
-def _mib(value: Any, least: int) -> int:
-    return _whole(least, MAX_MEMORY_MIB, " of MiB")(value) * 2**20
+def _mib(least: int) -> Callable[[object], int]:
+    return lambda value: _whole(least, MAX_MEMORY_MIB, " of MiB")(value) * 2**20
 
 
-def _text(pattern: str, what: str) -> Callable[[Any], str]:
-    def read(value: Any) -> str:
+def _text(pattern: str, what: str) -> Callable[[object], str]:
+    def read(value: object) -> str:
         if not isinstance(value, str) or re.fullmatch(pattern, value) is None:
             raise ValueError(what)
         return value
@@ -344,36 +346,33 @@ def _text(pattern: str, what: str) -> Callable[[Any], str]:
     return read
 
 
-def _yes_or_no(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("true or false")  # noqa: TRY004 - the caller turns ValueError into a sentence
-    return value
+T = TypeVar("T")
+Choice = TypeVar("Choice", bound=StrEnum)
 
 
-def _fabric(value: Any) -> Fabric:
-    if value not in list(FabricState):
-        raise ValueError(f"one of {', '.join(FabricState)}")
-    return Fabric(state=FabricState(value))
+def _is_a(kind: type[T], what: str) -> Callable[[object], T]:
+    def read(value: object) -> T:
+        if not isinstance(value, kind):
+            raise ValueError(what)  # noqa: TRY004 - the caller turns ValueError into a sentence
+        return value
+
+    return read
 
 
-def _confidential_compute(value: Any) -> ConfidentialCompute:
-    word = {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value  # YAML reads on as true
-    if word not in list(ConfidentialCompute):
-        raise ValueError(f"one of {', '.join(ConfidentialCompute)}")
-    return ConfidentialCompute(word)
+def _one_of(kind: type[Choice]) -> Callable[[object], Choice]:
+    def read(value: object) -> Choice:
+        word = ("on" if value else "off") if isinstance(value, bool) else value  # YAML reads on as true
+        if word not in list(kind):
+            raise ValueError(f"one of {', '.join(kind)}")
+        return kind(str(word))
+
+    return read
 
 
-def _list(value: Any) -> list[object]:
-    if not isinstance(value, list):
-        raise ValueError("a list")  # noqa: TRY004 - the caller turns ValueError into a sentence
-    return value
-
-
-def _cuda_version(value: Any) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d{1,3})\.(\d)", value) if isinstance(value, str) else None
-    if match is None:
-        raise ValueError('a quoted version such as "13.0"')
-    return int(match[1]), int(match[2])
+def _cuda_version(value: object) -> tuple[int, int]:
+    found = _text(r"\d{1,3}\.\d", 'a quoted version such as "13.0"')(value)
+    major, minor = found.split(".")
+    return int(major), int(minor)
 
 
 def _kind(value: object) -> str:
@@ -383,6 +382,11 @@ def _kind(value: object) -> str:
 _REASON = _text(r"[^\x00-\x1f]{1,200}", "a reason of at most 200 characters on one line")
 # NVML keeps names in 96 bytes (NVML_DEVICE_NAME_V2_BUFFER_SIZE); the last byte ends the string.
 _NAME = _text(r"[\x20-\x7e]{1,95}", "a name of 1 to 95 printable ASCII characters")
+_NVLINK = _text(
+    r"none|switch|pairs|bridge-[a-z0-9]{1,16}",
+    "none, switch, pairs, or bridge-NAME on each GPU that a bridge connects",
+)
+_LIST = _is_a(list, "a list")
 _HEX = "[0-9a-f]"
 
 NODE_FIELDS: Mapping[str, _Field | None] = MappingProxyType(
@@ -390,7 +394,7 @@ NODE_FIELDS: Mapping[str, _Field | None] = MappingProxyType(
         "gpus": None,
         "driverVersion": _Field("driver_version", _text(r"\d{1,4}(\.\d{1,4}){1,2}", "a version such as 580.65.06")),
         "cudaDriverVersion": _Field("cuda_driver_version", _cuda_version),
-        "confidentialCompute": _Field("confidential_compute", _confidential_compute, nullable=True),
+        "confidentialCompute": _Field("confidential_compute", _one_of(ConfidentialCompute), nullable=True),
         "driverUnavailable": _Field("unavailable", _REASON, nullable=True),
     }
 )
@@ -401,18 +405,18 @@ GPU_FIELDS: Mapping[str, _Field | None] = MappingProxyType(
         "minor": _Field("minor", _whole(0, MAX_MINOR)),
         "uuid": _Field("uuid", _text(f"GPU-{_HEX}{{8}}(-{_HEX}{{4}}){{3}}-{_HEX}{{12}}", "GPU- and a lower-case UUID")),
         "productName": _Field("product_name", _NAME, nullable=True),
-        "memoryMiB": _Field("memory_bytes", lambda v: _mib(v, 1), nullable=True),
-        "reservedMiB": _Field("reserved_bytes", lambda v: _mib(v, 0), nullable=True),
+        "memoryMiB": _Field("memory_bytes", _mib(1), nullable=True),
+        "reservedMiB": _Field("reserved_bytes", _mib(0), nullable=True),
         "pciBusId": _Field("pci_bus_id", _text(rf"{_HEX}{{4}}(:{_HEX}{{2}}){{2}}\.[0-7]", "such as 0000:65:00.0")),
         "pcieRoot": _Field("pcie_root", _text(rf"pci{_HEX}{{4}}:{_HEX}{{2}}", "such as pci0000:64"), nullable=True),
         "numaNode": _Field("numa_node", _whole(0, 1023), nullable=True),
         "addressingMode": _Field("addressing_mode", _text("HMM|ATS|None", 'HMM, ATS or "None"'), nullable=True),
-        "fabric": _Field("fabric", _fabric, nullable=True),
-        "nvlink": _Field("nvlink", parse_nvlink),
-        "migEnabled": _Field("mig_enabled", _yes_or_no),
-        "instances": _Field("instances", _list),
+        "fabric": _Field("fabric", lambda v: Fabric(state=_one_of(FabricState)(v)), nullable=True),
+        "nvlink": _Field("nvlink", _NVLINK),
+        "migEnabled": _Field("mig_enabled", _is_a(bool, "true or false")),
+        "instances": _Field("instances", _LIST),
         "lost": _Field("lost", _REASON, nullable=True),
-        "troubles": _Field("troubles", lambda v: faults.parse_failure_modes(_list(v))),
+        "troubles": _Field("troubles", lambda v: faults.parse_failure_modes(_LIST(v))),
     }
 )
 INSTANCE_FIELDS: Mapping[str, _Field | None] = MappingProxyType(

@@ -20,7 +20,8 @@ from dra_driver.node.claims.hardware.fabric import require_fabric
 from dra_driver.node.claims.hardware.orphans import restore_gpu_for_claim
 from dra_driver.node.claims.hardware.partitions import create_partitions
 from dra_driver.node.claims.hardware.settings import settings_of
-from dra_driver.node.claims.planning import PreparePlan, partition_daemons
+from dra_driver.node.claims.planning.plan import PreparePlan
+from dra_driver.node.claims.planning.sharing_plan import partition_daemons
 from dra_driver.node.claims.waiting import CallBudget, Deadline
 
 TEARDOWN_RESERVE_S = 5.0
@@ -37,7 +38,7 @@ def apply_plan(deps: ClaimDependencies, todo: PreparePlan, attempt: AttemptToken
     deadline = Deadline(deps.clock, budget.deadline - TEARDOWN_RESERVE_S)
     restored = deps.journal.noted_gpus().keys()
     for device in todo.devices:
-        if device.assigned.form is not Form.PARTITION and not device.admin_access:
+        if device.form is not Form.PARTITION and not device.admin_access:
             restore_gpu_for_claim(deps, todo.ref.uid, device.gpu.uuid, locked, deadline)
     require_fabric(deps, todo, restored)
     todo = create_partitions(deps, todo, attempt, deadline)

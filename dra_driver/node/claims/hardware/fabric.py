@@ -13,7 +13,7 @@ from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
 from dra_driver.node.claims.dependencies import ClaimDependencies
-from dra_driver.node.claims.planning import PreparePlan
+from dra_driver.node.claims.planning.plan import PreparePlan
 
 READY = Fabric(state=FabricState.COMPLETED)
 
@@ -47,7 +47,7 @@ def require_fabric(deps: ClaimDependencies, todo: PreparePlan, restored: Collect
 def _whole_gpus(todo: PreparePlan) -> Iterator[Gpu]:
     """The GPUs of which the claim uses all or a share."""
     for device in todo.devices:
-        if device.assigned.form is not Form.PARTITION and not device.admin_access:
+        if device.form is not Form.PARTITION and not device.admin_access:
             yield device.gpu
 
 

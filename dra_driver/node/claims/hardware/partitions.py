@@ -21,7 +21,7 @@ from dra_driver.node.claims.entry import (
     InstanceIds,
 )
 from dra_driver.node.claims.journal import Journal
-from dra_driver.node.claims.planning import PreparePlan
+from dra_driver.node.claims.planning.plan import PreparePlan
 from dra_driver.node.claims.waiting import Deadline
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from dra_driver.hardware.gpu.backend import COMPUTE_MODE, MIG_MODE, TIME_SLICE
 from dra_driver.hardware.sharing.mps_files import MpsDaemon
 from dra_driver.node.claims.dependencies import ClaimDependencies, require_hardware
 from dra_driver.node.claims.entry import Assignment, Entry, State
-from dra_driver.node.claims.planning import PreparePlan
+from dra_driver.node.claims.planning.plan import PreparePlan
 from dra_driver.node.claims.waiting import Deadline, GpuLockedError
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,6 @@ class MigModeSetting(NotedSetting):
     shared_by_claims = False
 
     def is_needed(self, assignments: Sequence[Assignment]) -> bool:
-        """Whether a claim has a partition."""
         return any(assigned.device.partition for assigned in assignments)
 
     def restore(self, gpu: GpuUuid, locked: Collection[GpuUuid]) -> None:  # noqa: ARG002 - see `GpuSetting`
@@ -149,7 +148,6 @@ class TimeSliceSetting(NotedSetting):
                 yield gpu, partial(self._reset_best_effort, gpu, deadline.left_s(least_s=LEAST_S))
 
     def is_needed(self, assignments: Sequence[Assignment]) -> bool:
-        """Whether a claim shares the GPU, as a whole, by time slicing."""
         return any(
             assigned.device.sharing is not None
             and assigned.device.sharing.strategy is Strategy.TIME_SLICING
@@ -189,17 +187,14 @@ class MpsDaemonSetting(GpuSetting):
     """
 
     def apply(self, todo: PreparePlan, deadline: Deadline) -> None:
-        """Start the plan's daemons and wait until they are ready."""
         for daemon in _daemons_of(todo):
             self._hardware.mps.ensure(daemon, within_s=deadline.left_s(most_s=START_S))
 
     def verify(self, prepared: PreparePlan, deadline: Deadline) -> None:
-        """Start daemons that do not run; one that is ready takes no time."""
         for daemon in _daemons_of(prepared):
             self._hardware.mps.ensure(daemon, within_s=deadline.left_s())
 
     def release_steps(self, entry: Entry, deadline: Deadline) -> Iterator[ReleaseStep]:
-        """Stop the claim's daemons that no other claim uses."""
         for daemon_id, gpus in self._daemons_to_stop(entry).items():
             within_s = deadline.left_s(least_s=LEAST_S)
             yield next(iter(gpus), GpuUuid("")), partial(self._hardware.mps.release, daemon_id, gpus, within_s=within_s)
@@ -210,7 +205,6 @@ class MpsDaemonSetting(GpuSetting):
             self._hardware.mps.release(daemon, (), within_s=within_s)
 
     def has_orphans(self) -> bool:
-        """Whether a daemon exists that no entry needs."""
         return bool(tuple(self._orphans()))
 
     def remove_orphans(self, locked: Collection[GpuUuid]) -> None:
@@ -269,7 +263,6 @@ class MpsDaemonSetting(GpuSetting):
 
 
 def _daemons_of(todo: PreparePlan) -> list[MpsDaemon]:
-    """The plan's daemons, each once."""
     daemons = [d.sharing.daemon for d in todo.devices if d.sharing is not None and d.sharing.daemon is not None]
     return list({daemon.id: daemon for daemon in daemons}.values())
 
@@ -288,7 +281,6 @@ class ComputeModeSetting(NotedSetting):
         self._daemons = MpsDaemonSetting(deps)
 
     def is_needed(self, assignments: Sequence[Assignment]) -> bool:
-        """Whether a claim shares the GPU or a partition of it."""
         return any(assigned.device.sharing for assigned in assignments)
 
     def restore(self, gpu: GpuUuid, locked: Collection[GpuUuid]) -> None:

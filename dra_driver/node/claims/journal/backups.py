@@ -16,9 +16,10 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from msgspec import Struct
+import msgspec
+from msgspec import Meta, Struct
 
 from dra_driver.core.errors import StorageError
 from dra_driver.core.files import UNFINISHED, replace_file
@@ -33,15 +34,17 @@ MAX_FILE = 256 * 1024
 """A GPU has at most eight partitions and three notes: some 4 KiB."""
 _NOT_IN_NAMES = re.compile(r"[^0-9A-Za-z-]")
 _SUFFIX = ".json"
-_MISTAKES = (ValueError, KeyError, TypeError, AttributeError, RecursionError, sqlite3.DatabaseError)
+_MISTAKES = (ValueError, RecursionError, sqlite3.DatabaseError)
+_Text = Annotated[str, Meta(max_length=512)]
+_Count = Annotated[int, Meta(ge=0, lt=2**31)]
 
 
-class NoteBackup(Struct, frozen=True, kw_only=True):
+class NoteBackup(Struct, frozen=True, kw_only=True, rename={"boot_id": "boot"}):
     """One GPU note as it is in the journal."""
 
-    key: str
-    value: str
-    boot_id: str
+    key: _Text
+    value: _Text
+    boot_id: _Text
 
 
 class PartitionBackup(Struct, frozen=True, kw_only=True):
@@ -60,6 +63,30 @@ class GpuStateBackup(Struct, frozen=True, kw_only=True):
     partitions: tuple[PartitionBackup, ...] = ()
 
 
+class _Live(Struct, frozen=True, kw_only=True):
+    gi: _Count
+    ci: _Count
+    uuid: _Text
+
+
+class _Partition(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    claim: str
+    position: _Count
+    device: _Text
+    profile: _Count
+    profile_name: _Text
+    start: _Count
+    size: Annotated[int, Meta(ge=1, lt=2**31)]
+    live: _Live | None = None
+
+
+class _File(Struct, frozen=True, kw_only=True):
+    gpu: _Text
+    boot: _Text
+    notes: tuple[NoteBackup, ...]
+    partitions: tuple[_Partition, ...]
+
+
 class GpuStateBackups:
     """The files in one folder, which is created when it is needed (0700). Write one GPU's file at a time."""
 
@@ -73,7 +100,7 @@ class GpuStateBackups:
             if not proof.notes and not proof.partitions:
                 path.unlink(missing_ok=True)
                 return
-            data = json.dumps(_to_wire(proof), indent=1).encode() + b"\n"
+            data = json.dumps(msgspec.to_builtins(_to_file(proof)), indent=1).encode() + b"\n"
             if _read(path) != data:
                 self._replace(path, data)
         except OSError as error:
@@ -88,7 +115,7 @@ class GpuStateBackups:
             try:
                 data = _read(path)
                 if data is not None:
-                    yield _from_wire(json.loads(data))
+                    yield _from_file(msgspec.json.decode(data, type=_File))
             except (*_MISTAKES, OSError) as error:
                 facts = {"path": str(path), "reason": f"{type(error).__name__}: {error}"}
                 log.warning("GPU state backup cannot be read", extra=facts)
@@ -125,70 +152,39 @@ def _read(path: Path) -> bytes | None:
         return file.read(MAX_FILE)
 
 
-def _to_wire(proof: GpuStateBackup) -> dict[str, Any]:
-    return {
-        "gpu": proof.gpu,
-        "boot": proof.boot_id,
-        "notes": [{"key": note.key, "value": note.value, "boot": note.boot_id} for note in proof.notes],
-        "partitions": [_partition_to_wire(each) for each in proof.partitions],
-    }
+def _to_file(proof: GpuStateBackup) -> _File:
+    partitions = (_to_partition(each.orphan, each.device) for each in proof.partitions)
+    return _File(gpu=proof.gpu, boot=proof.boot_id, notes=proof.notes, partitions=tuple(partitions))
 
 
-def _partition_to_wire(proven: PartitionBackup) -> dict[str, Any]:
-    orphan, assigned = proven.orphan, proven.orphan.partition
-    wire: dict[str, Any] = {
-        "claim": orphan.uid,
-        "position": orphan.position,
-        "device": proven.device,
-        "profile": assigned.id.profile_id,
-        "profileName": assigned.profile_name,
-        "start": assigned.id.start,
-        "size": assigned.size,
-    }
-    if assigned.live is not None:
-        wire["live"] = {"gi": assigned.live.gi_id, "ci": assigned.live.ci_id, "uuid": assigned.live.uuid}
-    return wire
-
-
-def _from_wire(wire: Any) -> GpuStateBackup:
-    """Raises one of `_MISTAKES` for what `_to_wire` never writes."""
-    gpu = GpuUuid(_parse_text(wire["gpu"]))
-    notes = (
-        NoteBackup(key=_parse_text(each["key"]), value=_parse_text(each["value"]), boot_id=_parse_text(each["boot"]))
-        for each in wire["notes"]
+def _to_partition(orphan: OrphanedPartition, device: DeviceName) -> _Partition:
+    assigned, live = orphan.partition, orphan.partition.live
+    return _Partition(
+        claim=orphan.uid,
+        position=orphan.position,
+        device=device,
+        profile=assigned.id.profile_id,
+        profile_name=assigned.profile_name,
+        start=assigned.id.start,
+        size=assigned.size,
+        live=None if live is None else _Live(gi=live.gi_id, ci=live.ci_id, uuid=live.uuid),
     )
-    partitions = tuple(_partition_from_wire(gpu, each) for each in wire["partitions"])
-    return GpuStateBackup(gpu=gpu, boot_id=_parse_text(wire["boot"]), notes=tuple(notes), partitions=partitions)
 
 
-def _partition_from_wire(gpu: GpuUuid, wire: Any) -> PartitionBackup:
-    live = wire.get("live")
+def _from_file(file: _File) -> GpuStateBackup:
+    gpu = GpuUuid(file.gpu)
+    partitions = tuple(_from_partition(gpu, each) for each in file.partitions)
+    return GpuStateBackup(gpu=gpu, boot_id=file.boot, notes=file.notes, partitions=partitions)
+
+
+def _from_partition(gpu: GpuUuid, found: _Partition) -> PartitionBackup:
+    live = found.live
     assigned = AssignedPartition(
-        id=PartitionId(gpu, _parse_int(wire["profile"]), _parse_int(wire["start"])),
-        profile_name=_parse_text(wire["profileName"]),
-        size=_parse_int(wire["size"], least=1),
+        id=PartitionId(gpu, found.profile, found.start),
+        profile_name=found.profile_name,
+        size=found.size,
         created_by_driver=True,
-        live=None if live is None else _live_from_wire(live),
+        live=None if live is None else InstanceIds(gi_id=live.gi, ci_id=live.ci, uuid=MigUuid(live.uuid)),
     )
-    orphan = OrphanedPartition(
-        uid=values.parse_uid(wire["claim"]), position=_parse_int(wire["position"]), partition=assigned
-    )
-    return PartitionBackup(orphan=orphan, device=DeviceName(_parse_text(wire["device"])))
-
-
-def _live_from_wire(wire: Any) -> InstanceIds:
-    return InstanceIds(
-        gi_id=_parse_int(wire["gi"]), ci_id=_parse_int(wire["ci"]), uuid=MigUuid(_parse_text(wire["uuid"]))
-    )
-
-
-def _parse_text(value: object) -> str:
-    if not isinstance(value, str) or len(value) > 512:
-        raise ValueError(f"expected a string, found {repr(value)[:80]}")
-    return value
-
-
-def _parse_int(value: object, *, least: int = 0) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
-        raise ValueError(f"expected an integer, found {repr(value)[:80]}")
-    return value
+    orphan = OrphanedPartition(uid=values.parse_uid(found.claim), position=found.position, partition=assigned)
+    return PartitionBackup(orphan=orphan, device=DeviceName(found.device))

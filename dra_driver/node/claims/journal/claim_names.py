@@ -40,12 +40,10 @@ class ClaimNames:
         self._path = path
 
     def add(self, ref: ClaimRef) -> None:
-        """Record the claim's name."""
         # A line begins with its own newline: the one before it may lack its end.
         self._attempt(lambda: _append(self._path, b"\n" + _lines([ref])))
 
     def find(self, uids: Collection[ClaimUid]) -> dict[ClaimUid, ClaimRef]:
-        """The claims whose names are recorded."""
         found = (ref for line in _read(self._path).split(b"\n") if (ref := _parse(line)) is not None)
         return {ref.uid: ref for ref in found if ref.uid in uids}
 

@@ -42,7 +42,6 @@ class GpuNotesStore(Database):
         self._names = ClaimNames(path.parent / claim_names.FILE)
 
     def gpu_note(self, gpu: GpuUuid, key: str) -> str | None:
-        """The note's value; None when it does not exist."""
         with self._reading("read a GPU note") as connection:
             query = "SELECT value FROM gpu_note WHERE gpu_uuid = ? AND key = ?"
             row = connection.execute(query, (gpu, key)).fetchone()
@@ -202,7 +201,6 @@ _KEEP_PARTITION = schema.insert("mig", schema.MIG_COLUMNS, verb="INSERT OR IGNOR
 
 
 def is_pending(connection: sqlite3.Connection) -> bool:
-    """Whether the note about the rebuild is there."""
     return connection.execute("SELECT 1 FROM note WHERE key = ?", (REBUILD,)).fetchone() is not None
 
 

@@ -67,7 +67,6 @@ class Journal(GpuNotesStore):
         self.restore_from_backups()
 
     def entry(self, uid: ClaimUid) -> Entry | None:
-        """The claim's entry, or None."""
         with self._reading("look up a claim") as connection:
             return next(
                 rows.entries(connection.execute(f"{rows.SELECT} WHERE c.uid = ? {rows.BY_POSITION}", (uid,))), None
@@ -82,12 +81,10 @@ class Journal(GpuNotesStore):
             return tuple(rows.entries(connection.execute(rows.SELECT + rows.BY_POSITION)))
 
     def uids(self) -> frozenset[ClaimUid]:
-        """The UIDs of all entries."""
         with self._reading("list claims") as connection:
             return frozenset(parse_uid(uid) for (uid,) in connection.execute("SELECT uid FROM claim"))
 
     def count_claims(self) -> int:
-        """The number of entries."""
         with self._reading("count claims") as connection:
             (count,) = connection.execute("SELECT count(*) FROM claim").fetchone()
             return int(count)

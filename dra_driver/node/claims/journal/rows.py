@@ -96,7 +96,6 @@ def claim_ref(row: Row) -> ClaimRef:
 
 
 def claim_row(ref: ClaimRef, state: State, attempt: AttemptToken, *, boot_id: str, changed_at: float) -> Parameters:
-    """Parameters for `INSERT_CLAIM`."""
     return {
         "uid": ref.uid,
         "namespace": ref.namespace,
@@ -110,7 +109,6 @@ def claim_row(ref: ClaimRef, state: State, attempt: AttemptToken, *, boot_id: st
 
 
 def device_rows(uid: ClaimUid, devices: Iterable[AssignedDevice]) -> Iterator[Parameters]:
-    """Parameters for `INSERT_DEVICE`."""
     for position, device in enumerate(devices):
         yield {
             "uid": uid,
@@ -159,14 +157,12 @@ def _assigned(row: Row) -> AssignedDevice:
 
 
 def mig_rows(uid: ClaimUid, devices: Sequence[AssignedDevice]) -> Iterator[Parameters]:
-    """Parameters for `INSERT_MIG`."""
     for position, device in enumerate(devices):
         if device.partition is not None:
             yield mig_row(uid, position, device.device, device.partition)
 
 
 def mig_row(uid: ClaimUid, position: int, device: DeviceName, partition: AssignedPartition) -> Parameters:
-    """Parameters for `INSERT_MIG`, of one partition."""
     live = partition.live
     return {
         "uid": uid,
@@ -185,7 +181,6 @@ def mig_row(uid: ClaimUid, position: int, device: DeviceName, partition: Assigne
 
 
 def sharing_rows(uid: ClaimUid, devices: Sequence[AssignedDevice]) -> Iterator[Parameters]:
-    """Parameters for `INSERT_SHARING`."""
     for position, device in enumerate(devices):
         sharing = device.sharing
         if sharing is not None:

@@ -31,18 +31,15 @@ def is_uid(text: str) -> bool:
 
 
 def parse_text(column: str, value: object) -> str:
-    """Any text."""
     return value if isinstance(value, str) else corrupt_value(column, value)
 
 
 def parse_int(column: str, value: object, *, least: int = 0, most: int = _LARGEST) -> int:
-    """An integer from ``least`` to ``most``."""
     good = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
     return value if good and isinstance(value, int) else corrupt_value(column, value)
 
 
 def parse_flag(column: str, value: object) -> bool:
-    """0 or 1."""
     if value not in (0, 1):
         corrupt_value(column, value)
     return value == 1

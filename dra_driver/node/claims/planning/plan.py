@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from dra_driver.core.errors import ClaimError, UnknownDeviceError
 from dra_driver.core.model.claim import AllocatedClaim, AllocatedDevice, ClaimRef, PreparedDevice
 from dra_driver.core.model.gpu import Gpu, Snapshot
-from dra_driver.core.model.ids import DeviceName, PoolName
+from dra_driver.core.model.ids import PoolName
 from dra_driver.core.model.terms import Terms, terms_of
 from dra_driver.hardware.cdi import CdiNames
-from dra_driver.node.claims.entry import AssignedDevice, AssignedPartition, AssignedSharing, Entry
+from dra_driver.node.claims.entry import AssignedDevice, AssignedSharing, Entry
 from dra_driver.node.claims.planning.configs import decode_all
 from dra_driver.node.claims.planning.conflicts import self_conflict
 from dra_driver.node.claims.planning.devices import identify, same_gpu
@@ -26,48 +26,20 @@ MAX_DEVICES = 32
 """Results of one claim (resource/v1 ``AllocationResultsMaxSize``)."""
 
 
-class PlannedDevice(Struct, frozen=True, kw_only=True):
-    """One result of the allocation: its GPU, its partition or sharing, and its names.
+class PlannedDevice(AssignedDevice, frozen=True, kw_only=True):
+    """One result of the allocation with its GPU and its CDI names.
 
-    ``request`` is the base request. ``cdi_device`` is the device's name in the claim's CDI document. Two results of one
-    claim have the same one when both mean the same device (admin access beside a normal request).
+    ``cdi_device`` is the device's name in the claim's CDI document. Two results of one claim have the same name when
+    both mean the same device (admin access beside a normal request).
     """
 
-    request: str
-    pool: PoolName
-    device: DeviceName
-    share_id: str | None
-    admin_access: bool
     gpu: Gpu
     cdi_device: str
     cdi_ids: tuple[str, ...]
-    partition: AssignedPartition | None = None
-    sharing: AssignedSharing | None = None
-
-    @property
-    def prepared(self) -> PreparedDevice:
-        """The device in the answer to the kubelet."""
-        return PreparedDevice(
-            request_names=(self.request,),
-            pool=self.pool,
-            device=self.device,
-            cdi_device_ids=self.cdi_ids,
-            share_id=self.share_id,
-        )
 
     @property
     def assigned(self) -> AssignedDevice:
-        """The device in the journal."""
-        return AssignedDevice(
-            request=self.request,
-            pool=self.pool,
-            device=self.device,
-            share_id=self.share_id,
-            admin_access=self.admin_access,
-            gpu_uuid=self.gpu.uuid,
-            partition=self.partition,
-            sharing=self.sharing,
-        )
+        return AssignedDevice(**{name: getattr(self, name) for name in AssignedDevice.__struct_fields__})
 
 
 class PreparePlan(Struct, frozen=True, kw_only=True):
@@ -85,20 +57,17 @@ class PreparePlan(Struct, frozen=True, kw_only=True):
         """The answer to the kubelet: one entry per result, because the kubelet uses results as keys of health and pod
         resources.
         """
-        return tuple(device.prepared for device in self.devices)
+        return tuple(_prepared(device, device.cdi_ids) for device in self.devices)
 
     @property
     def assigned(self) -> tuple[AssignedDevice, ...]:
-        """The devices in the journal."""
         return tuple(device.assigned for device in self.devices)
 
     @property
     def changes_hardware(self) -> bool:
-        """Whether the claim needs more than files."""
-        return any(device.changes_hardware for device in self.assigned)
+        return any(device.changes_hardware for device in self.devices)
 
     def with_device(self, position: int, **changes: object) -> "PreparePlan":
-        """The plan with changed fields of the device at ``position``."""
         changed = replace(self.devices[position], **changes)
         return replace(self, devices=(*self.devices[:position], changed, *self.devices[position + 1 :]))
 
@@ -143,15 +112,16 @@ def restore_plan(entry: Entry, snapshot: Snapshot, names: CdiNames) -> PreparePl
 def recorded_answer(entry: Entry, names: CdiNames) -> tuple[PreparedDevice, ...]:
     """What was answered when the claim was prepared, from its journal entry alone: equal to `restore_plan`'s answer,
     without any look at GPUs."""
-    return tuple(
-        PreparedDevice(
-            request_names=(assigned.request,),
-            pool=assigned.pool,
-            device=assigned.device,
-            cdi_device_ids=_cdi_ids(entry.ref, assigned, names),
-            share_id=assigned.share_id,
-        )
-        for assigned in entry.devices
+    return tuple(_prepared(assigned, _cdi_ids(entry.ref, assigned, names)) for assigned in entry.devices)
+
+
+def _prepared(device: AssignedDevice, cdi_ids: tuple[str, ...]) -> PreparedDevice:
+    return PreparedDevice(
+        request_names=(device.request,),
+        pool=device.pool,
+        device=device.device,
+        cdi_device_ids=cdi_ids,
+        share_id=device.share_id,
     )
 
 
@@ -200,18 +170,11 @@ def _assigned(each: Granted, sharing: AssignedSharing | None) -> AssignedDevice:
 
 
 def _device(ref: ClaimRef, assigned: AssignedDevice, gpu: Gpu, names: CdiNames) -> PlannedDevice:
-    cdi_device = names.claim_device(ref.uid, assigned.device, assigned.share_id)
     return PlannedDevice(
-        request=assigned.request,
-        pool=assigned.pool,
-        device=assigned.device,
-        share_id=assigned.share_id,
-        admin_access=assigned.admin_access,
+        **{name: getattr(assigned, name) for name in AssignedDevice.__struct_fields__},
         gpu=gpu,
-        cdi_device=cdi_device,
+        cdi_device=names.claim_device(ref.uid, assigned.device, assigned.share_id),
         cdi_ids=_cdi_ids(ref, assigned, names),
-        partition=assigned.partition,
-        sharing=assigned.sharing,
     )
 
 
@@ -228,5 +191,4 @@ def _cdi_ids(ref: ClaimRef, assigned: AssignedDevice, names: CdiNames) -> tuple[
 
 
 def names_of(devices: Sequence[PlannedDevice]) -> list[str]:
-    """Device names, for logs."""
     return [device.device for device in devices]

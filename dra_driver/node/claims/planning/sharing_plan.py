@@ -136,7 +136,6 @@ def _wish(position: int, each: Granted, configs: Sequence[DecodedConfig]) -> _Wi
 
 
 def _groups(wishes: Iterable[_Wish]) -> list[list[_Wish]]:
-    """Wishes by the config entry that they come from."""
     groups: dict[int, list[_Wish]] = {}
     for wish in wishes:
         groups.setdefault(id(wish.config), []).append(wish)

@@ -6,7 +6,7 @@ from dra_driver.hardware.sharing.mps_files import MpsDaemon
 from dra_driver.kube.published import ALL_PERCENT, MIB
 from dra_driver.node.claims.dependencies import ClaimDependencies, require_hardware
 from dra_driver.node.claims.entry import AssignedSharing
-from dra_driver.node.claims.planning import PlannedDevice, PreparePlan
+from dra_driver.node.claims.planning.plan import PlannedDevice, PreparePlan
 
 
 def document_of(deps: ClaimDependencies, todo: PreparePlan) -> CdiSpec:

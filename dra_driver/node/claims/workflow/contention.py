@@ -10,7 +10,7 @@ from dra_driver.node.claims.dependencies import ClaimDependencies
 from dra_driver.node.claims.entry import Blocked, Entry
 from dra_driver.node.claims.hardware.orphans import ownership_unknown
 from dra_driver.node.claims.hardware.partitions import remove_orphaned_partitions
-from dra_driver.node.claims.planning import PreparePlan
+from dra_driver.node.claims.planning.plan import PreparePlan
 from dra_driver.node.claims.waiting import ClaimBusyError
 from dra_driver.node.claims.workflow.teardown import is_abandoned, teardown
 
@@ -48,7 +48,6 @@ def busy(entry: Entry) -> ClaimBusyError:
 
 
 def in_use(todo: PreparePlan, blocked: Blocked) -> DeviceInUseError:
-    """The error about the first device that another claim has."""
     conflict, holder = blocked.conflict, blocked.by[0]
     if conflict is None:
         return DeviceInUseError(

@@ -33,7 +33,7 @@ from dra_driver.node.claims.entry import AttemptToken, Entry, State, gpus_of
 from dra_driver.node.claims.hardware.apply import apply_plan, taken_over
 from dra_driver.node.claims.hardware.fabric import require_fabric
 from dra_driver.node.claims.hardware.partitions import inspect_partitions
-from dra_driver.node.claims.planning import PreparePlan, names_of, plan_claim, recorded_answer
+from dra_driver.node.claims.planning.plan import PreparePlan, names_of, plan_claim, recorded_answer
 from dra_driver.node.claims.prepare_gate import PreparesPausedError
 from dra_driver.node.claims.waiting import (
     FIRST_PAUSE_S,

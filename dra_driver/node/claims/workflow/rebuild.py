@@ -39,7 +39,7 @@ from dra_driver.node.claims.entry import Blocked, InstanceIds, OrphanedPartition
 from dra_driver.node.claims.hardware.apply import with_partition_daemons
 from dra_driver.node.claims.hardware.orphans import LOCK_S, reclaim_orphans
 from dra_driver.node.claims.hardware.partitions import is_same
-from dra_driver.node.claims.planning import PreparePlan, plan_claim
+from dra_driver.node.claims.planning.plan import PreparePlan, plan_claim
 from dra_driver.node.claims.waiting import GpuLockedError
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,8 @@ from dra_driver.hardware.cdi import CdiSpec
 from dra_driver.node.claims.dependencies import ClaimDependencies, require_hardware
 from dra_driver.node.claims.entry import Entry, InstanceIds, gpus_of
 from dra_driver.node.claims.hardware.settings import settings_of
-from dra_driver.node.claims.planning import PreparePlan, check_alive, restore_plan
+from dra_driver.node.claims.planning.devices import check_alive
+from dra_driver.node.claims.planning.plan import PreparePlan, restore_plan
 from dra_driver.node.claims.waiting import Deadline, GpuLockedError
 from dra_driver.node.claims.workflow.cdi_document import document_of
 from dra_driver.node.claims.workflow.fresh_instances import fresh_snapshot, places_of_devices

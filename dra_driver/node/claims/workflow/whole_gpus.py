@@ -27,7 +27,7 @@ from dra_driver.core.model.ids import ClaimUid
 from dra_driver.node.claims.dependencies import ClaimDependencies
 from dra_driver.node.claims.hardware.apply import taken_over
 from dra_driver.node.claims.hardware.fabric import needs_fabric_check
-from dra_driver.node.claims.planning import PreparePlan, names_of, plan_claim
+from dra_driver.node.claims.planning.plan import PreparePlan, names_of, plan_claim
 from dra_driver.node.claims.waiting import CallBudget
 from dra_driver.node.claims.workflow.cdi_document import document_of
 from dra_driver.node.claims.workflow.teardown import remove_file_without_entry, teardown

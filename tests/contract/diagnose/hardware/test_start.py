@@ -19,7 +19,7 @@ def test_no_module_is_taken_from_the_current_folder(tmp_path: Path, monkeypatch:
     task = Task(reader="files:read_kernel", folder="", proc_devices="/dev/null")
     reading = runner.run(task, 30.0)
     client = subprocess.run(own_module("client"), input="", capture_output=True, text=True, check=False)
-    assert run_probe(ClaimView(library="/nonexistent"))["error"].startswith("cannot load /nonexistent")
+    assert str(run_probe(ClaimView(library="/nonexistent"))["error"]).startswith("cannot load /nonexistent")
     assert "json.decoder" in client.stderr
     assert (reading.problem, reading.facts["proc_devices"]) == ("", "")
     assert not (tmp_path / "taken").exists()

@@ -1,16 +1,26 @@
 """A node described once and looked at twice: by the simulation, and through NVML on our own C library."""
 
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.hardware.gpu.backend import GpuBackend
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
+from dra_driver.hardware.gpu.nvml.call_locks import THREAD_NAME, Patience
+from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec, parse_groups
 from tests.fakes.nvml import library
 from tests.fakes.nvml.state import ENVIRONMENT, State
 from tests.fakes.nvml.sysfs import write_sysfs
 
+Opened = Callable[[NodeSpec], tuple[NvmlBackend, State]]
+WAIT = "nvmlEventSetWait_v2"
+LONG_S = 20.0  # longer than any test: an answer that comes is told by an event
+SHORT = Patience(look_s=0.1, first_look_s=0.2, stuck_s=0.3, change_s=0.5, read_s=0.05, end_s=0.2)
 SPEC = "2xh100-sxm5-80gb,1xl4-24gb,1xv100-sxm2-16gb,1xgh200-96gb,1xh100-nvl-94gb,1xrtx-pro-6000-blackwell-se-96gb"
 
 
@@ -28,6 +38,12 @@ def node() -> NodeSpec:
 
 
 @pytest.fixture
+def uuid(node: NodeSpec) -> GpuUuid:
+    """The GPU at NVML index 0: an H100."""
+    return node.gpus[0].gpu.uuid
+
+
+@pytest.fixture
 def state(nvml_library: Path, node: NodeSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[State]:
     monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "state"))
     write_sysfs(tmp_path / "sys", node)
@@ -42,3 +58,91 @@ def nvml(nvml_library: Path, state: State, tmp_path: Path) -> Iterator[NvmlBacke
     backend = NvmlBackend(str(nvml_library), str(tmp_path / "sys"))
     yield backend
     backend.close()
+
+
+@pytest.fixture
+def open_nvml(
+    nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Opened:
+    """Opens NVML over a node of the test's choice."""
+
+    def build(node: NodeSpec) -> tuple[NvmlBackend, State]:
+        monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "state"))
+        state = State.create(tmp_path / "state", node)
+        request.addfinalizer(state.close)
+        backend = NvmlBackend(str(nvml_library), str(write_sysfs(tmp_path / "sys", node)))
+        request.addfinalizer(backend.close)
+        return backend, state
+
+    return build
+
+
+@pytest.fixture(params=["nvml", "simulated"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def backend(kind: str, node: NodeSpec, nvml: NvmlBackend) -> GpuBackend:
+    return nvml if kind == "nvml" else SimulatedBackend(node)
+
+
+@pytest.fixture
+def impatient(nvml_library: Path, state: State, tmp_path: Path) -> Iterator[NvmlBackend]:
+    backend = NvmlBackend(str(nvml_library), str(tmp_path / "sys"), patience=SHORT)
+    yield backend
+    state.clear_faults()
+    state.release()
+    backend.close()
+    until(lambda: not state.opened())  # pynvml's library is the process's: the next test needs a new session
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def readers() -> int:
+    return sum(thread.name == THREAD_NAME for thread in threading.enumerate())
+
+
+class Call:
+    """A call in a thread; with ``function``, it hangs inside of that one until ``release``."""
+
+    def __init__(self, state: State, function: str | None, call: Callable[[], object]) -> None:
+        self._state, self._call = state, call
+        self.answer: object = None
+        if function is not None:
+            state.hang(function)
+        before = state.calls(function or "")
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        until(lambda: function is None or state.calls(function) > before)
+
+    def _run(self) -> None:
+        try:
+            self.answer = self._call()
+        except Exception as error:  # noqa: BLE001 - told to the main thread
+            self.answer = error
+
+    @property
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def release(self) -> None:
+        self._state.release()
+
+    def result(self) -> object:
+        self._thread.join(LONG_S)
+        assert self.done
+        return self.answer
+
+
+def waiting(nvml: NvmlBackend, state: State, timeout_s: float = LONG_S) -> Call:
+    """A thread that waits for an event inside NVML."""
+    waits = state.calls(WAIT)
+    call = Call(state, None, lambda: nvml.wait_for_event(timeout_s))
+    until(lambda: state.calls(WAIT) > waits)
+    return call

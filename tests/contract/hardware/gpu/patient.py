@@ -49,34 +49,27 @@ class Patient:
             self.state.lose(self.minor)
 
     def remap(self, failed: bool) -> None:
-        if self.state is None:
-            self._inject("row-remap=failed" if failed else "row-remap")
-        else:
-            self.state.configure(self.minor, rows_failed=int(failed), rows_pending=int(not failed))
+        fault = "row-remap=failed" if failed else "row-remap"
+        self._fail(fault, rows_failed=int(failed), rows_pending=int(not failed))
 
     def retire(self) -> None:
-        if self.state is None:
-            self._inject("retired-pages")
-        else:
-            self.state.configure(self.minor, pages_pending=1)
+        self._fail("retired-pages", pages_pending=1)
 
     def need(self, action: RecoveryAction) -> None:
-        if self.state is None:
-            self._inject(f"recovery-action={action}")
-        else:
-            self.state.configure(self.minor, recovery_action=ACTIONS[action])
+        self._fail(f"recovery-action={action}", recovery_action=ACTIONS[action])
 
     def cut_link(self, link: int) -> None:
-        if self.state is None:
-            self._inject(f"nvlink={link}")
-        else:
-            self.state.configure(self.minor, links_down=1 << link)
+        self._fail(f"nvlink={link}", links_down=1 << link)
 
     def leave_fabric(self) -> None:
+        self._fail("fabric", fabric_health=ROUTE_UNHEALTHY)
+
+    def _fail(self, fault: str, **reported: int) -> None:
+        """Inject the fault into the simulation, or let the library report these numbers."""
         if self.state is None:
-            self._inject("fabric")
+            self._inject(fault)
         else:
-            self.state.configure(self.minor, fabric_health=ROUTE_UNHEALTHY)
+            self.state.configure(self.minor, **reported)
 
     def deafen(self) -> None:
         """The GPU has no events."""

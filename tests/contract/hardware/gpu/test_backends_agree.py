@@ -55,9 +55,9 @@ def hardware(node: NodeSpec, state: State, tmp_path: Path) -> Hardware:
     return Hardware(node, state, tmp_path / "sys")
 
 
-@pytest.fixture(params=["nvml", "simulated"])
-def backend(request: pytest.FixtureRequest, hardware: Hardware, nvml: NvmlBackend) -> GpuBackend:
-    return nvml if request.param == "nvml" else hardware.simulated
+@pytest.fixture
+def backend(kind: str, hardware: Hardware, nvml: NvmlBackend) -> GpuBackend:
+    return nvml if kind == "nvml" else hardware.simulated
 
 
 def only(node: NodeSpec, *minors: int) -> NodeSpec:

@@ -1,6 +1,6 @@
 """A GPU that refuses instances because a process has it open, seen through both backends and the manager of MIG."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,31 +9,25 @@ from dra_driver.core.errors import GpuBusyError
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.hardware.gpu.backend import GpuBackend
 from dra_driver.hardware.gpu.holders import GpuHolders
-from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from dra_driver.hardware.mig.manager import MigManager
+from tests.contract.hardware.gpu.conftest import Opened
 from tests.fakes.gpu_notes import FakeGpuNotes
-from tests.fakes.nvml.state import ENVIRONMENT, FOR_EVER, IN_USE, State
-from tests.fakes.nvml.sysfs import write_sysfs
+from tests.fakes.nvml.state import FOR_EVER, IN_USE
 
 SMALL = 19
 Refuse = Callable[[str, int], None]
 
 
-@pytest.fixture(params=["nvml", "simulated"])
-def stage(
-    nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Iterator[tuple[GpuBackend, Refuse]]:
+@pytest.fixture
+def stage(kind: str, open_nvml: Opened) -> tuple[GpuBackend, Refuse]:
     """A backend with one H100, and a function that lets a method fail because of another client; 0 times: always."""
     node = parse_groups("1xh100-sxm5-80gb", "node-a")
-    if request.param == "simulated":
+    if kind == "simulated":
         simulated = SimulatedBackend(node)
-        yield simulated, lambda method, times: simulated.fail_next(method, GpuBusyError("in use"), times=times)
-        return
-    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "state"))
-    state = State.create(tmp_path / "state", node)
-    nvml = NvmlBackend(str(nvml_library), str(write_sysfs(tmp_path / "sys", node)))
+        return simulated, lambda method, times: simulated.fail_next(method, GpuBusyError("in use"), times=times)
+    nvml, state = open_nvml(node)
 
     def refuse(method: str, times: int) -> None:
         if method == "create_gpu_instance":
@@ -41,9 +35,7 @@ def stage(
         else:
             state.inject("nvmlGpuInstanceCreateComputeInstance", IN_USE, times=times)
 
-    yield nvml, refuse
-    nvml.close()
-    state.close()
+    return nvml, refuse
 
 
 @pytest.mark.parametrize("method", ["create_gpu_instance", "create_compute_instance"])

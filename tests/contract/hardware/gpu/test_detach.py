@@ -12,17 +12,11 @@ from dra_driver.hardware.gpu.backend import ComputeMode, GpuBackend
 from dra_driver.hardware.gpu.inventory import Inventory
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
-from dra_driver.hardware.gpu.simulated.spec import NodeSpec
-from tests.contract.hardware.gpu.test_nvml_events import until
+from tests.contract.hardware.gpu.conftest import until
 from tests.fakes.nvml.state import State
 
 WAIT_S = 10.0
 REASON = "a driver upgrade is announced"
-
-
-@pytest.fixture(params=["nvml", "simulated"])
-def backend(request: pytest.FixtureRequest, node: NodeSpec, nvml: NvmlBackend) -> GpuBackend:
-    return nvml if request.param == "nvml" else SimulatedBackend(node)
 
 
 def slow_call(backend: GpuBackend, state: State, seconds: float) -> threading.Thread:

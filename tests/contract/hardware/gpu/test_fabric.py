@@ -1,19 +1,14 @@
 """The NVLink fabric of boards with NVSwitches, as both backends report it."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import pytest
 from msgspec.structs import replace
 
 from dra_driver.core.model.fabric import Fabric, FabricState
 from dra_driver.hardware.gpu.backend import GpuBackend
-from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec, SimulatedGpu, parse_groups
+from tests.contract.hardware.gpu.conftest import Opened
 from tests.fakes.nvml import state as codes
-from tests.fakes.nvml.state import ENVIRONMENT, State
-from tests.fakes.nvml.sysfs import write_sysfs
 
 NOT_STARTED, IN_PROGRESS, COMPLETED = (Fabric(state=state) for state in FabricState)
 FAILED = Fabric(state=FabricState.COMPLETED, status=codes.NOT_SUPPORTED)
@@ -24,24 +19,6 @@ def board(fabric: Fabric | None) -> NodeSpec:
     return replace(node, gpus=tuple(SimulatedGpu(gpu=replace(item.gpu, fabric=fabric)) for item in node.gpus))
 
 
-@pytest.fixture
-def nvml(
-    nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[Fabric | None], tuple[NvmlBackend, State]]]:
-    opened: list[tuple[NvmlBackend, State]] = []
-
-    def build(fabric: Fabric | None) -> tuple[NvmlBackend, State]:
-        monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "state"))
-        state = State.create(tmp_path / "state", board(fabric))
-        opened.append((NvmlBackend(str(nvml_library), str(write_sysfs(tmp_path / "sys", board(fabric)))), state))
-        return opened[-1]
-
-    yield build
-    for backend, state in opened:
-        backend.close()
-        state.close()
-
-
 def reported(backend: GpuBackend) -> Fabric | None:
     (gpu,) = backend.snapshot().gpus
     assert backend.fabric(gpu.uuid) == gpu.fabric
@@ -49,29 +26,25 @@ def reported(backend: GpuBackend) -> Fabric | None:
 
 
 @pytest.mark.parametrize("fabric", [None, NOT_STARTED, IN_PROGRESS, COMPLETED, FAILED])
-def test_both_backends_report_the_same(
-    nvml: Callable[[Fabric | None], tuple[NvmlBackend, State]], fabric: Fabric | None
-) -> None:
+def test_both_backends_report_the_same(open_nvml: Opened, fabric: Fabric | None) -> None:
     """The state is one byte, beside which NVML may leave anything."""
-    backend, _ = nvml(fabric)
+    backend, _ = open_nvml(board(fabric))
     assert reported(backend) == fabric
     assert reported(SimulatedBackend(board(fabric))) == fabric
     assert backend.snapshot() == SimulatedBackend(board(fabric)).snapshot()
 
 
-def test_the_status_counts_after_the_probe_only(nvml: Callable[[Fabric | None], tuple[NvmlBackend, State]]) -> None:
+def test_the_status_counts_after_the_probe_only(open_nvml: Opened) -> None:
     """nvml.h: it has to be checked only if the state is completed."""
-    backend, state = nvml(COMPLETED)
+    backend, state = open_nvml(board(COMPLETED))
     state.configure(0, fabric_status=codes.UNKNOWN, fabric_probing=3)  # the first look asks for the clique, too
     assert reported(backend) == IN_PROGRESS
     assert reported(backend) == Fabric(state=FabricState.COMPLETED, status=codes.UNKNOWN)
 
 
-def test_a_driver_without_the_newest_structure_is_asked_for_the_older_one(
-    nvml: Callable[[Fabric | None], tuple[NvmlBackend, State]],
-) -> None:
+def test_a_driver_without_the_newest_structure_is_asked_for_the_older_one(open_nvml: Opened) -> None:
     """Version 3 comes with driver 580, version 2 with 550."""
-    backend, state = nvml(IN_PROGRESS)
+    backend, state = open_nvml(board(IN_PROGRESS))
     (gpu,) = backend.snapshot().gpus
     state.inject("nvmlDeviceGetGpuFabricInfoV", 25, times=1)
     assert backend.fabric(gpu.uuid) == IN_PROGRESS
@@ -79,21 +52,17 @@ def test_a_driver_without_the_newest_structure_is_asked_for_the_older_one(
 
 
 @pytest.mark.parametrize("code", [codes.FUNCTION_NOT_FOUND, codes.NOT_SUPPORTED, codes.NO_PERMISSION, 25])
-def test_a_driver_without_the_call_reports_no_fabric(
-    nvml: Callable[[Fabric | None], tuple[NvmlBackend, State]], code: int
-) -> None:
+def test_a_driver_without_the_call_reports_no_fabric(open_nvml: Opened, code: int) -> None:
     """Nothing is known then, and nothing is waited for."""
-    backend, state = nvml(IN_PROGRESS)
+    backend, state = open_nvml(board(IN_PROGRESS))
     state.inject("nvmlDeviceGetGpuFabricInfoV", code)
     assert reported(backend) is None
 
 
 @pytest.mark.parametrize("code", [codes.UNKNOWN, codes.TIMEOUT, codes.INVALID_ARGUMENT])
-def test_trouble_with_it_withdraws_no_gpu(
-    nvml: Callable[[Fabric | None], tuple[NvmlBackend, State]], code: int
-) -> None:
+def test_trouble_with_it_withdraws_no_gpu(open_nvml: Opened, code: int) -> None:
     """The last known state stays, and without one there is none."""
-    backend, state = nvml(COMPLETED)
+    backend, state = open_nvml(board(COMPLETED))
     assert reported(backend) == COMPLETED
     state.configure(0, fabric_state=codes.FABRIC_IN_PROGRESS)
     state.inject("nvmlDeviceGetGpuFabricInfoV", code)
@@ -103,11 +72,9 @@ def test_trouble_with_it_withdraws_no_gpu(
     assert reported(backend) == IN_PROGRESS
 
 
-def test_the_probe_begins_again_after_the_last_instance(
-    nvml: Callable[[Fabric | None], tuple[NvmlBackend, State]],
-) -> None:
+def test_the_probe_begins_again_after_the_last_instance(open_nvml: Opened) -> None:
     """CUDA on the whole GPU fails until it is completed."""
-    real, state = nvml(COMPLETED)
+    real, state = open_nvml(board(COMPLETED))
     state.configure(0, fabric_reprobe=codes.FOR_EVER)
     simulated = SimulatedBackend(board(COMPLETED))
     (gpu,) = simulated.snapshot().gpus

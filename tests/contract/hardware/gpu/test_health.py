@@ -28,11 +28,6 @@ def node(node: NodeSpec) -> NodeSpec:
     return replace(node, gpus=(joined, *node.gpus[1:]))
 
 
-@pytest.fixture(params=["nvml", "simulated"])
-def backend(request: pytest.FixtureRequest, node: NodeSpec, nvml: NvmlBackend) -> GpuBackend:
-    return nvml if request.param == "nvml" else SimulatedBackend(node)
-
-
 @pytest.fixture
 def sick(backend: GpuBackend, state: State) -> Sick:
     """A GPU by its minor."""

@@ -16,12 +16,10 @@ from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigInstance
 from dra_driver.hardware.gpu.backend import ComputeMode, GpuBackend
-from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
-from dra_driver.hardware.gpu.simulated.spec import NodeSpec, parse_groups
+from dra_driver.hardware.gpu.simulated.spec import parse_groups
+from tests.contract.hardware.gpu.conftest import Opened
 from tests.contract.hardware.gpu.player import Player
-from tests.fakes.nvml.state import ENVIRONMENT, State
-from tests.fakes.nvml.sysfs import write_sysfs
 
 H100, A100_ON, A100, L4 = range(4)
 SPEC = "1xh100-sxm5-80gb,1xa100-sxm4-40gb+mig,1xa100-sxm4-40gb,1xl4-24gb"
@@ -29,28 +27,16 @@ MIG_BOARDS = ("a30-24gb", "a100-sxm4-40gb", "a100-sxm4-80gb", "h100-sxm5-80gb", 
 
 
 @pytest.fixture
-def stage(
-    nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Callable[[str, str], Player]:
+def stage(open_nvml: Opened, tmp_path: Path) -> Callable[[str, str], Player]:
     """Builds a backend of a kind over a spec."""
 
     def build(kind: str, spec: str) -> Player:
-        node: NodeSpec = parse_groups(spec, "node-a")
+        node = parse_groups(spec, "node-a")
         if kind == "simulated":
             return Player(SimulatedBackend(node, state_file=tmp_path / "simulated-state"), None)
-        monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "nvml-state"))
-        state = State.create(tmp_path / "nvml-state", node)
-        nvml = NvmlBackend(str(nvml_library), str(write_sysfs(tmp_path / "nvml-sys", node)))
-        request.addfinalizer(state.close)
-        request.addfinalizer(nvml.close)
-        return Player(nvml, state)
+        return Player(*open_nvml(node))
 
     return build
-
-
-@pytest.fixture(params=["nvml", "simulated"])
-def kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture

@@ -1,60 +1,22 @@
 """Waiting for events of the driver, beside everything else that happens to a session."""
 
-import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
 from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
-from dra_driver.hardware.gpu.simulated.spec import NodeSpec, parse_groups
+from dra_driver.hardware.gpu.simulated.spec import parse_groups
+from tests.contract.hardware.gpu.conftest import until, waiting
 from tests.fakes.nvml import state as codes
 from tests.fakes.nvml.state import State
-
-LONG_S = 20.0  # longer than any test: an answer that comes is told by an event
-
-
-class Waiter:
-    """A thread in ``wait_for_event``; ``answer`` is what came of it."""
-
-    def __init__(self, nvml: NvmlBackend, state: State, timeout_s: float = LONG_S) -> None:
-        self.answer: object = None
-        self._nvml, self._timeout_s = nvml, timeout_s
-        waits = state.calls("nvmlEventSetWait_v2")
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-        until(lambda: state.calls("nvmlEventSetWait_v2") > waits)
-
-    def _run(self) -> None:
-        try:
-            self.answer = self._nvml.wait_for_event(self._timeout_s)
-        except DriverUnavailableError as error:
-            self.answer = error
-
-    def result(self) -> object:
-        self._thread.join(LONG_S)
-        assert not self._thread.is_alive()
-        return self.answer
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
-@pytest.fixture
-def uuid(node: NodeSpec) -> GpuUuid:
-    return node.gpus[0].gpu.uuid
 
 
 def test_a_change_by_another_program_ends_the_wait(nvml: NvmlBackend, state: State) -> None:
     """An administrator's partition is published at once."""
     state.foreign_mode(0, True)
-    waiter = Waiter(nvml, state)
+    waiter = waiting(nvml, state)
     state.foreign_create(0, 19, 0)
     assert waiter.result() is True
 
@@ -64,11 +26,11 @@ def test_a_mode_switched_by_another_program_ends_the_wait_and_events_go_on_after
 ) -> None:
     """The GPU is bound again then, and its registration is lost."""
     nvml.snapshot()
-    waiter = Waiter(nvml, state)
+    waiter = waiting(nvml, state)
     state.foreign_mode(0, True)
     assert waiter.result() is True
     nvml.snapshot()
-    waiter = Waiter(nvml, state)
+    waiter = waiting(nvml, state)
     state.foreign_create(0, 19, 0)
     assert waiter.result() is True
 
@@ -77,7 +39,7 @@ def test_our_own_waiting_does_not_keep_a_gpu_from_switching_its_mode(
     nvml: NvmlBackend, state: State, uuid: GpuUuid
 ) -> None:
     """An event set is a client of the GPU; it is freed meanwhile and created again."""
-    waiter = Waiter(nvml, state)
+    waiter = waiting(nvml, state)
     registered = state.calls("nvmlDeviceRegisterEvents")
     nvml.set_mig_mode(uuid, True)
     gi_id = nvml.create_gpu_instance(uuid, 19, 0)
@@ -90,7 +52,7 @@ def test_our_own_waiting_does_not_keep_a_gpu_from_switching_its_mode(
 
 def test_looks_and_changes_do_not_wait_for_the_one_who_waits(nvml: NvmlBackend, state: State, uuid: GpuUuid) -> None:
     """A wait of seconds in NVML must not become one of prepare."""
-    waiter = Waiter(nvml, state, timeout_s=2.0)
+    waiter = waiting(nvml, state, timeout_s=2.0)
     for _ in range(10):
         nvml.snapshot()
         nvml.compute_mode(uuid)
@@ -124,11 +86,11 @@ def test_a_gpu_that_is_lost_ends_the_wait_and_does_not_end_the_events_of_the_oth
 ) -> None:
     """Its loss shows in the next look; NVML then fails every wait with it in the set at once."""
     state.foreign_mode(1, True)
-    waiter = Waiter(nvml, state)
+    waiter = waiting(nvml, state)
     state.lose(0)
     assert waiter.result() is True
     assert nvml.wait_for_event(0.02) is False
-    waiter = Waiter(nvml, state)
+    waiter = waiting(nvml, state)
     state.foreign_create(1, 19, 0)
     assert waiter.result() is True
 
@@ -154,7 +116,7 @@ def test_event_sets_are_freed(nvml: NvmlBackend, state: State) -> None:
 
 def test_closing_ends_the_wait_and_the_session_stays_closed(nvml: NvmlBackend, state: State) -> None:
     """The device files must be closed before a GPU can be reset."""
-    waiter = Waiter(nvml, state)
+    waiter = waiting(nvml, state)
     nvml.close()
     assert waiter.result() is False
     opened = state.calls("nvmlInitWithFlags")
@@ -166,10 +128,10 @@ def test_trouble_of_the_driver_ends_the_wait_and_the_next_one_begins_a_new_sessi
     nvml: NvmlBackend, state: State
 ) -> None:
     """A driver upgrade in the middle of a wait."""
-    waiter = Waiter(nvml, state)
+    waiter = waiting(nvml, state)
     state.inject("(waiting)", codes.LIB_RM_VERSION_MISMATCH, times=1)
     assert isinstance(waiter.result(), DriverUnavailableError)
-    waiter = Waiter(nvml, state)
+    waiter = waiting(nvml, state)
     state.foreign_mode(0, True)
     assert waiter.result() is True
     assert state.calls("nvmlInitWithFlags") == 2

@@ -7,15 +7,8 @@ from dra_driver.core.errors import MigUnsupportedError
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
-from dra_driver.hardware.gpu.simulated.spec import NodeSpec
 from tests.fakes.nvml import state as codes
 from tests.fakes.nvml.state import State
-
-
-@pytest.fixture
-def uuid(node: NodeSpec) -> GpuUuid:
-    """An H100 at NVML index 0."""
-    return node.gpus[0].gpu.uuid
 
 
 def first(nvml: NvmlBackend) -> Gpu:

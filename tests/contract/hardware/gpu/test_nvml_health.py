@@ -17,16 +17,11 @@ from dra_driver.hardware.gpu.nvml.events import FLOOD, MAX_DIFFERENT, HealthEven
 from dra_driver.hardware.gpu.nvml.health import fabric_trouble
 from dra_driver.hardware.gpu.nvml.session import SLICE_S, Session
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec
+from tests.contract.hardware.gpu.conftest import LONG_S, WAIT, Call, readers, until
 from tests.contract.hardware.gpu.patient import Patient
-from tests.contract.hardware.gpu.test_nvml_events import LONG_S, until
-from tests.contract.hardware.gpu.test_nvml_stuck import Call, impatient, readers
 from tests.fakes.nvml import state as codes
 from tests.fakes.nvml.state import State
 from tests.fakes.nvml.sysfs import unbind_in_sysfs
-
-__all__ = ["impatient"]
-
-WAIT = "nvmlEventSetWait_v2"
 
 
 @pytest.fixture
@@ -141,7 +136,7 @@ def test_our_own_waiting_does_not_keep_a_gpu_from_switching_its_mode(
 ) -> None:
     """An event set is a client of the GPU. The wait is interrupted: a claim waits for the mode."""
     waits = state.calls(WAIT)
-    call = Call(nvml, state, None, lambda: patient.events(LONG_S))
+    call = Call(state, None, lambda: patient.events(LONG_S))
     until(lambda: state.calls(WAIT) > waits)
     begin = time.monotonic()
     nvml.set_mig_mode(patient.uuid, True)
@@ -157,8 +152,8 @@ def test_our_own_waiting_does_not_keep_a_gpu_from_switching_its_mode(
 def test_both_sets_are_waited_for_at_once(patient: Patient, nvml: NvmlBackend, state: State) -> None:
     """An XID is not taken for a change of instances, nor the reverse."""
     waits = state.calls(WAIT)
-    changes = Call(nvml, state, None, lambda: nvml.wait_for_event(LONG_S))
-    errors = Call(nvml, state, None, lambda: patient.events(LONG_S))
+    changes = Call(state, None, lambda: nvml.wait_for_event(LONG_S))
+    errors = Call(state, None, lambda: patient.events(LONG_S))
     until(lambda: state.calls(WAIT) >= waits + 2)
     patient.xid(48)
     assert isinstance(errors.result(), tuple)

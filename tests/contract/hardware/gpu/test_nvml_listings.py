@@ -17,7 +17,7 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 from dra_driver.hardware.gpu.nvml.listings import LIST_EVERY
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec, parse_document
-from tests.contract.hardware.gpu.test_nvml_events import until
+from tests.contract.hardware.gpu.conftest import until
 from tests.fakes.nvml import state as codes
 from tests.fakes.nvml.state import State
 

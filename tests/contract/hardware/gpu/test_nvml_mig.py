@@ -31,12 +31,6 @@ pynvml: Any = import_module("pynvml")  # typings/ has only the functions that th
 ALL_OF_KNOWN_MEMORY = "gpus:\n" + "".join(f"- model: {key}\n" for key, one in models().items() if one.memory_mib)
 
 
-@pytest.fixture
-def uuid(node: NodeSpec) -> GpuUuid:
-    """An H100 at NVML index 0."""
-    return node.gpus[0].gpu.uuid
-
-
 def first(nvml: NvmlBackend) -> Gpu:
     return next(gpu for gpu in nvml.snapshot().gpus if gpu.minor == 0)
 

@@ -12,8 +12,7 @@ from dra_driver.hardware.gpu.nvml import renewals
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend, open_device_files
 from dra_driver.hardware.gpu.nvml.session import Session
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec
-from tests.contract.hardware.gpu.test_nvml_events import Waiter, until
-from tests.contract.hardware.gpu.test_nvml_stuck import Call
+from tests.contract.hardware.gpu.conftest import Call, until, waiting
 from tests.fakes.nvml import state as codes
 from tests.fakes.nvml.state import State
 from tests.fakes.nvml.sysfs import bind_in_sysfs, unbind_in_sysfs, write_sysfs
@@ -142,7 +141,7 @@ def test_a_gpu_that_is_being_unbound_is_not_held_open(nvml_library: Path, state:
     backend = NvmlBackend(str(nvml_library), str(bus.sysfs), dev_folder=str(state.path.parent / "dev"))
     backend.snapshot()
     bus.unbind(2)
-    look = Call(backend, state, "nvmlInitWithFlags", backend.snapshot)
+    look = Call(state, "nvmlInitWithFlags", backend.snapshot)
     until(lambda: "nvidia2" not in state.opened())
     held = {Path(file).name for file in open_device_files()}
     look.release()
@@ -198,7 +197,7 @@ def test_a_session_is_not_ended_under_a_running_change(
     """The other GPUs can be read meanwhile; the unbound one is left out as lost until the change is over."""
     before = nvml.snapshot()
     change = Call(
-        nvml, state, "nvmlDeviceSetComputeMode", lambda: nvml.set_compute_mode(before.gpus[1].uuid, ComputeMode.DEFAULT)
+        state, "nvmlDeviceSetComputeMode", lambda: nvml.set_compute_mode(before.gpus[1].uuid, ComputeMode.DEFAULT)
     )
     bus.unbind(2)
     found = nvml.snapshot()
@@ -223,11 +222,11 @@ def test_a_renewal_does_not_wait_for_a_running_call(nvml_library: Path, state: S
 def test_waiting_for_events_does_not_keep_an_outdated_session(nvml: NvmlBackend, state: State, bus: Bus) -> None:
     """It goes on in the new one."""
     nvml.snapshot()
-    waiter = Waiter(nvml, state)
+    waiter = waiting(nvml, state)
     bus.unbind(2)
     assert len(nvml.snapshot().gpus) == 6
     assert waiter.result() is False
-    waiter = Waiter(nvml, state)
+    waiter = waiting(nvml, state)
     state.foreign_mode(0, True)
     assert waiter.result() is True
 
@@ -289,8 +288,8 @@ def test_a_library_without_its_kernel_module_is_reported_and_not_used(
 def test_the_sessions_of_two_looks_at_once_are_the_same(nvml: NvmlBackend, state: State) -> None:
     """The inventory and an event may cause them."""
     nvml.open()
-    first = Call(nvml, state, "nvmlDeviceGetCount_v2", nvml.snapshot)
-    second = Call(nvml, state, None, nvml.snapshot)
+    first = Call(state, "nvmlDeviceGetCount_v2", nvml.snapshot)
+    second = Call(state, None, nvml.snapshot)
     first.release()
     assert first.result() == second.result()
     until(lambda: sessions(state) == 1)

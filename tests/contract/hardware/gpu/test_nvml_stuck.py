@@ -1,9 +1,7 @@
 """NVML calls that do not return: the other GPUs go on, and the GPU is there again when they do."""
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,60 +9,10 @@ import pytest
 from dra_driver.core.errors import DeviceLostError
 from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
-from dra_driver.hardware.gpu.nvml.call_locks import THREAD_NAME, Patience
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec
-from tests.contract.hardware.gpu.test_nvml_events import until
+from tests.contract.hardware.gpu.conftest import LONG_S, SHORT, Call, readers, until
 from tests.fakes.nvml.state import State
 from tests.fakes.nvml.sysfs import unbind_in_sysfs
-
-SHORT = Patience(look_s=0.1, first_look_s=0.2, stuck_s=0.3, change_s=0.5, read_s=0.05, end_s=0.2)
-LONG_S = 20.0
-
-
-class Call:
-    """A call in a thread; with ``function``, it hangs inside of that one until ``release``."""
-
-    def __init__(self, nvml: NvmlBackend, state: State, function: str | None, call: Callable[[], object]) -> None:
-        self._state, self._call = state, call
-        self._answer: object = None
-        if function is not None:
-            state.hang(function)
-        before = state.calls(function or "")
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-        until(lambda: function is None or state.calls(function) > before)
-
-    def _run(self) -> None:
-        try:
-            self._answer = self._call()
-        except Exception as error:  # noqa: BLE001 - told to the main thread
-            self._answer = error
-
-    @property
-    def done(self) -> bool:
-        return not self._thread.is_alive()
-
-    def release(self) -> None:
-        self._state.release()
-
-    def result(self) -> object:
-        self._thread.join(LONG_S)
-        assert not self._thread.is_alive()
-        return self._answer
-
-
-@pytest.fixture
-def impatient(nvml_library: Path, state: State, tmp_path: Path) -> Iterator[NvmlBackend]:
-    backend = NvmlBackend(str(nvml_library), str(tmp_path / "sys"), patience=SHORT)
-    yield backend
-    state.clear_faults()
-    state.release()
-    backend.close()
-    until(lambda: not state.opened())  # pynvml's library is the process's: the next test needs a new session
-
-
-def readers() -> int:
-    return sum(thread.name == THREAD_NAME for thread in threading.enumerate())
 
 
 def looks(nvml: NvmlBackend, seconds: float) -> None:
@@ -149,7 +97,7 @@ def test_a_gpu_is_found_beside_one_that_hangs_at_its_first_look(impatient: NvmlB
     gpu = impatient.snapshot().gpus[3].uuid
     impatient.close()
     state.hang("nvmlDeviceGetHandleByIndex_v2", device=0)
-    looking = Call(impatient, state, None, impatient.snapshot)
+    looking = Call(state, None, impatient.snapshot)
     until(lambda: readers() == 1 and state.calls("nvmlInitWithFlags") == 2)
     looking.result()
     state.hang("nvmlDeviceGetHandleByIndex_v2", device=0)  # a second call would hang, too
@@ -163,7 +111,7 @@ def test_a_change_that_hangs_does_not_stop_the_looks(impatient: NvmlBackend, sta
     """And is the only thread that hangs."""
     before = impatient.snapshot()
     gpu = before.gpus[1].uuid
-    change = Call(impatient, state, "nvmlDeviceGetComputeMode", lambda: impatient.compute_mode(gpu))
+    change = Call(state, "nvmlDeviceGetComputeMode", lambda: impatient.compute_mode(gpu))
     assert impatient.snapshot() == before
     looks(impatient, SHORT.stuck_s)
     assert [gpu.label for gpu in impatient.snapshot().left_out] == [gpu]
@@ -180,7 +128,7 @@ def test_events_of_the_other_gpus_come_while_one_hangs(impatient: NvmlBackend, s
     impatient.snapshot()
     state.foreign_mode(0, True)
     waits = state.calls("nvmlEventSetWait_v2")
-    call = Call(impatient, state, None, lambda: impatient.wait_for_event(LONG_S))
+    call = Call(state, None, lambda: impatient.wait_for_event(LONG_S))
     until(lambda: state.calls("nvmlEventSetWait_v2") > waits)
     assert state.calls("nvmlDeviceRegisterEvents") == 4  # GPUs with MIG, but for the one that hangs
     state.foreign_create(0, 19, 0)
@@ -193,7 +141,7 @@ def test_a_call_that_hangs_keeps_the_session_and_closing_waits_a_bounded_time(
     """NVML must not be shut down under a call; the session ends by itself when it returns."""
     caplog.set_level(logging.WARNING)
     gpu = impatient.snapshot().gpus[0].uuid
-    change = Call(impatient, state, "nvmlDeviceGetComputeMode", lambda: impatient.compute_mode(gpu))
+    change = Call(state, "nvmlDeviceGetComputeMode", lambda: impatient.compute_mode(gpu))
     begin = time.monotonic()
     impatient.close()
     assert time.monotonic() - begin < 2
@@ -206,7 +154,7 @@ def test_a_call_that_hangs_keeps_the_session_and_closing_waits_a_bounded_time(
 
 def test_an_init_that_hangs_neither_blocks_detach_nor_stays_open(impatient: NvmlBackend, state: State) -> None:
     """A driver upgrade must not wait for a driver that does not start."""
-    opening = Call(impatient, state, "nvmlInitWithFlags", impatient.open)
+    opening = Call(state, "nvmlInitWithFlags", impatient.open)
     begin = time.monotonic()
     assert not impatient.detach("upgrade", timeout_s=0.1)
     assert time.monotonic() - begin < 2
@@ -222,7 +170,7 @@ def test_a_detach_that_is_called_off_while_a_gpu_hangs_leaves_the_other_gpus_usa
     """The session could not end, so it goes on: one GPU that hangs must not take the node along."""
     before = impatient.snapshot()
     gpu = before.gpus[1].uuid
-    change = Call(impatient, state, "nvmlDeviceGetComputeMode", lambda: impatient.compute_mode(gpu))
+    change = Call(state, "nvmlDeviceGetComputeMode", lambda: impatient.compute_mode(gpu))
     assert not impatient.detach("upgrade", timeout_s=0.05)
     impatient.reattach()
     assert impatient.snapshot() == before
@@ -238,7 +186,7 @@ def test_a_wait_for_events_that_hangs_does_not_end_a_session_that_is_to_be_renew
 ) -> None:
     """The GPUs that answer are still read; a new session begins when the wait has returned."""
     before = impatient.snapshot()
-    waiting = Call(impatient, state, "nvmlEventSetWait_v2", lambda: impatient.wait_for_event(0.1))
+    waiting = Call(state, "nvmlEventSetWait_v2", lambda: impatient.wait_for_event(0.1))
     address = node.gpus[2].gpu.pci_bus_id
     assert address is not None
     unbind_in_sysfs(tmp_path / "sys", address)

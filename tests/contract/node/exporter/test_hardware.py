@@ -7,7 +7,7 @@ import pytest
 from dra_driver.config.exporter_settings import ExporterSettings
 from dra_driver.config.options import load
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
-from dra_driver.node.exporter.hardware import choose
+from dra_driver.node.exporter.process import choose
 from tests.fakes.nvml import library
 from tests.fakes.nvml.state import ENVIRONMENT, State
 from tests.fakes.nvml.sysfs import write_sysfs

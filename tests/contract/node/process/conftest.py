@@ -11,13 +11,11 @@ import pytest
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from dra_driver.node.process import service
-from dra_driver.node.process.endpoints import Endpoints
+from dra_driver.node.process.endpoints import Endpoints, Registration
 from dra_driver.node.process.health_stream import HealthStreams
-from dra_driver.node.process.registration import Registration
 from dra_driver.node.process.sockets import SocketPaths
 from dra_driver.sim.apiserver.server import ApiServer
-from tests.contract.node.process.processes import NODE, SLICES
-from tests.fakes.node_process import NodeProcess
+from tests.contract.node.process.processes import NODE, SLICES, Node
 from tests.fakes.preparer import FakePreparer
 
 DRIVER = "gpu.nvidia.com"
@@ -88,13 +86,13 @@ def rest(kubeconfig: str) -> Iterator[RestClient]:
 
 
 @pytest.fixture
-def node(folder: Path, kubeconfig: str) -> Iterator[Callable[..., NodeProcess]]:
+def node(folder: Path, kubeconfig: str) -> Iterator[Callable[..., Node]]:
     """Creates node processes in one folder and ends them."""
-    made: list[NodeProcess] = []
+    made: list[Node] = []
 
-    def make(**flags: str | None) -> NodeProcess:
+    def make(**flags: str | None) -> Node:
         settings: dict[str, Any] = {"kubeconfig": kubeconfig} | flags
-        made.append(NodeProcess(folder, **settings))
+        made.append(Node(folder, **settings))
         return made[-1]
 
     yield make

@@ -10,10 +10,8 @@ from msgspec.structs import replace
 
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec, parse_groups
 from dra_driver.kube.rest import RestClient
-from tests.contract.node.process.processes import NODE, ask, devices
+from tests.contract.node.process.processes import NODE, Node, devices
 from tests.fakes.driver_root import debian
-from tests.fakes.kubelet import register
-from tests.fakes.node_process import NodeProcess
 from tests.fakes.nvml import library
 from tests.fakes.nvml.state import ENVIRONMENT, State
 from tests.fakes.recording_proxy import RecordingProxy
@@ -69,7 +67,7 @@ def driver(tmp_path: Path) -> Iterator[Driver]:
 
 
 @pytest.fixture
-def process(node: Callable[..., NodeProcess], driver: Driver) -> NodeProcess:
+def process(node: Callable[..., Node], driver: Driver) -> Node:
     """A node process on the stand-in for NVML, not started."""
     return node(
         simulate=None,
@@ -77,7 +75,6 @@ def process(node: Callable[..., NodeProcess], driver: Driver) -> NodeProcess:
         proc_devices=driver.root.proc_devices,
         nvidia_cdi_hook_path="none",
         poll_interval="0.2",
-        http_addr=f"127.0.0.1:{free_port()}",
         environ=driver.environ,
     )
 
@@ -86,17 +83,12 @@ def annotate(rest: RestClient, reason: str | None) -> None:
     rest.merge_patch(f"/api/v1/nodes/{NODE}", {"metadata": {"annotations": {ANNOTATION: reason}}})
 
 
-def readiness(process: NodeProcess) -> str:
-    return ask(int(str(process.flags["http_addr"]).rpartition(":")[2]), "/readyz")[1]
-
-
-def metric(process: NodeProcess, name: str) -> str:
-    text = ask(int(str(process.flags["http_addr"]).rpartition(":")[2]), "/metrics")[1]
-    return next(line.split()[-1] for line in text.splitlines() if line.startswith(f"{name} "))
+def metric(process: Node, name: str) -> str:
+    return next(line.split()[-1] for line in process.metrics().splitlines() if line.startswith(f"{name} "))
 
 
 def test_every_device_file_is_closed_and_the_next_drivers_are_opened(
-    rest: RestClient, driver: Driver, process: NodeProcess
+    rest: RestClient, driver: Driver, process: Node
 ) -> None:
     """With one of them open the kernel module cannot be unloaded, and the library of the old release would stay."""
     process.start()
@@ -105,7 +97,7 @@ def test_every_device_file_is_closed_and_the_next_drivers_are_opened(
     process.wait_for(lambda: driver.old.opened() == set())
     process.wait_for(lambda: metric(process, "dra_driver_detached") == "1.0")
     said = f"given its NVIDIA driver up (annotation {ANNOTATION} of node {NODE}: driver 580.105.08)"
-    assert said in readiness(process)
+    assert said in process.ready()[1]
     assert devices(rest) == ["gpu-0", "gpu-1"]
     driver.upgrade()
     begun = driver.old.calls("nvmlInitWithFlags")
@@ -113,16 +105,16 @@ def test_every_device_file_is_closed_and_the_next_drivers_are_opened(
     process.wait_for(lambda: driver.new.opened() == OPEN)
     assert (driver.old.opened(), driver.old.calls("nvmlInitWithFlags")) == (set(), begun)
     process.wait_for(lambda: metric(process, "dra_driver_detached") == "0.0")
-    process.wait_for(lambda: "NVIDIA driver up" not in readiness(process))
+    process.wait_for(lambda: "NVIDIA driver up" not in process.ready()[1])
 
 
 def test_a_process_that_starts_under_a_request_never_opens_the_driver(
-    rest: RestClient, driver: Driver, process: NodeProcess
+    rest: RestClient, driver: Driver, process: Node
 ) -> None:
     """Its pod may be created in the middle of an upgrade."""
     annotate(rest, "an upgrade")
     process.start()
-    process.wait_for(lambda: "given its NVIDIA driver up" in readiness(process))
+    process.wait_for(lambda: "given its NVIDIA driver up" in process.ready()[1])
     process.wait_for(process.registration.exists)
     time.sleep(0.5)  # a few polls
     assert driver.old.calls("nvmlInitWithFlags") == 0
@@ -130,7 +122,7 @@ def test_a_process_that_starts_under_a_request_never_opens_the_driver(
     process.wait_for(lambda: driver.old.opened() == OPEN)
 
 
-def test_a_file_is_enough_without_an_api_server(driver: Driver, process: NodeProcess, tmp_path: Path) -> None:
+def test_a_file_is_enough_without_an_api_server(driver: Driver, process: Node, tmp_path: Path) -> None:
     """A node that is cut off can still be served."""
     kubeconfig = tmp_path / "kubeconfig"
     text = Path(str(process.flags["kubeconfig"])).read_text()
@@ -140,32 +132,32 @@ def test_a_file_is_enough_without_an_api_server(driver: Driver, process: NodePro
     process.flags["kubeconfig"] = str(kubeconfig)
     process.start()
     process.wait_for(lambda: driver.old.opened() == OPEN)
-    process.wait_for(lambda: "starting" not in readiness(process))  # a file from before is seen by the start itself
+    process.wait_for(lambda: "starting" not in process.ready()[1])  # a file from before is seen by the start itself
     time.sleep(0.3)
     file = process.dra.parent / "detach"
     file.write_text("cable work\n")
     process.wait_for(lambda: driver.old.opened() == set())
-    process.wait_for(lambda: f"given its NVIDIA driver up (file {file}: cable work)" in readiness(process))
+    process.wait_for(lambda: f"given its NVIDIA driver up (file {file}: cable work)" in process.ready()[1])
     file.unlink()
     process.wait_for(lambda: driver.old.opened() == OPEN)
 
 
 @pytest.mark.slow
-def test_a_call_that_hangs_is_reported_until_it_returns(rest: RestClient, driver: Driver, process: NodeProcess) -> None:
+def test_a_call_that_hangs_is_reported_until_it_returns(rest: RestClient, driver: Driver, process: Node) -> None:
     """A person who unloads the module has to know that it is not free yet."""
     process.start()
     process.wait_for(lambda: driver.old.opened() == OPEN)
     driver.old.hang("nvmlDeviceGetUUID", device=0, seconds=11.5)
     time.sleep(1.0)  # some polls: one of them hangs now
     annotate(rest, "reset")
-    process.wait_for(lambda: "has not returned" in readiness(process), timeout_s=20.0)
+    process.wait_for(lambda: "has not returned" in process.ready()[1], timeout_s=20.0)
     assert driver.old.opened()
     process.wait_for(lambda: driver.old.opened() == set(), timeout_s=20.0)
-    process.wait_for(lambda: "has given its NVIDIA driver up" in readiness(process))
+    process.wait_for(lambda: "has given its NVIDIA driver up" in process.ready()[1])
 
 
 def test_two_processes_of_a_rolling_update_both_detach(
-    rest: RestClient, driver: Driver, process: NodeProcess, node: Callable[..., NodeProcess]
+    rest: RestClient, driver: Driver, process: Node, node: Callable[..., Node]
 ) -> None:
     """Each has the GPUs open by itself."""
     flags = {name: value for name, value in process.flags.items() if name not in ("http_addr", "pod_uid")}
@@ -191,13 +183,12 @@ WATCHED = [
 
 
 def test_a_node_at_rest_asks_the_api_server_nothing(
-    rest: RestClient, node: Callable[..., NodeProcess], kubeconfig: str, tmp_path: Path
+    rest: RestClient, node: Callable[..., Node], kubeconfig: str, tmp_path: Path
 ) -> None:
     """Its three watches are open; thousands of nodes that poll would be a load of their own."""
     with RecordingProxy(Path(kubeconfig)) as proxy:
         process = node(kubeconfig=str(proxy.kubeconfig(tmp_path / "proxied"))).start()
-        process.wait_for(process.registration.exists)
-        register(process.registration)
+
         process.wait_for(lambda: len(devices(rest)) > 0)
         process.wait_for(lambda: len(watches(proxy)) == len(WATCHED))
         seen = [len(proxy.requests)]

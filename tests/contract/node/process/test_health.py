@@ -11,13 +11,11 @@ import pytest
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.kube.rest import RestClient
-from tests.contract.node.process.processes import DRIVER, NODE, SLICES, ask
-from tests.fakes.kubelet import DraClient, dial, register, watch_health
-from tests.fakes.node_process import NodeProcess
-from tests.harness.claims_api import CLAIMS, NAMESPACE, ClaimMaker, ensure_namespace
-from tests.harness.servers import free_port
+from tests.contract.node.process.processes import DRIVER, NODE, Node, claim_maker, devices, events, taints
+from tests.fakes.kubelet import dial, watch_health
+from tests.harness.claims_api import CLAIMS, NAMESPACE
 
-Start = Callable[..., NodeProcess]
+Start = Callable[..., Node]
 SPEC = "2xh100-sxm5-80gb"
 UNHEALTHY, HEALTHY = 2, 1
 
@@ -35,23 +33,8 @@ def uuid(hardware: SimulatedBackend, minor: int) -> GpuUuid:
     return next(gpu.uuid for gpu in hardware.snapshot().gpus if gpu.minor == minor)
 
 
-def taints(rest: RestClient) -> dict[str, list[dict[str, str]]]:
-    """By device; of devices with taints."""
-    found = [device for item in rest.list(SLICES)["items"] for device in item["spec"].get("devices") or ()]
-    return {device["name"]: device["taints"] for device in found if device.get("taints")}
-
-
 def keys(rest: RestClient) -> dict[str, set[str]]:
     return {name: {taint["key"] for taint in found} for name, found in taints(rest).items()}
-
-
-def names(rest: RestClient) -> set[str]:
-    return {device["name"] for item in rest.list(SLICES)["items"] for device in item["spec"].get("devices") or ()}
-
-
-def events(rest: RestClient) -> list[tuple[str, str]]:
-    found = rest.list("/api/v1/namespaces/default/events")["items"]
-    return [(event["reason"], event["message"]) for event in found if event["involvedObject"]["kind"] == "Node"]
 
 
 def told(stream: Any, device: str, *, state: int, alone: bool = False) -> str:
@@ -74,13 +57,11 @@ def policies(folder: Path) -> str:
     return str(folder / "policies")
 
 
-def prepared(rest: RestClient, process: NodeProcess, number: int = 0, **fields: Any) -> dict[str, Any]:
+def prepared(rest: RestClient, process: Node, number: int = 0) -> dict[str, str]:
     """A claim with a whole GPU."""
-    ensure_namespace(rest)
-    claim = ClaimMaker(rest, node=NODE, driver=DRIVER).make(number, **fields)
-    with dial(process.dra) as channel:
-        answer = DraClient(channel).prepare(claim["uid"], namespace=claim["namespace"], name=claim["name"])
-    assert answer.claims[claim["uid"]].devices, answer.claims[claim["uid"]].error
+    claim = claim_maker(rest).make(number)
+    answer = process.prepare(claim)
+    assert answer.devices, answer.error
     return claim
 
 
@@ -89,8 +70,8 @@ def test_a_claim_and_its_pods_hear_of_the_end_of_their_gpu_where_asked(
 ) -> None:
     """With the sentence that the Node's event has, in their own namespace."""
     process = node(claim_events="true").start()
-    process.wait_for(lambda: {"gpu-0", "gpu-1"} < names(rest))
-    register(process.registration)
+    process.wait_for(lambda: {"gpu-0", "gpu-1"} < set(devices(rest)))
+    process.register()
     mine, _ = prepared(rest, process, 0), prepared(rest, process, 1)
     path = f"{CLAIMS}/{mine['name']}"
     claim = rest.get(path)
@@ -108,7 +89,7 @@ def test_a_claim_and_its_pods_hear_of_the_end_of_their_gpu_where_asked(
         }
 
     def on_the_node() -> set[str]:
-        return {text for reason, text in events(rest) if reason == "GpuUnhealthy" and "nvidia.com/xid)" in text}
+        return {text for text in events(rest, "GpuUnhealthy") if "nvidia.com/xid)" in text}
 
     process.wait_for(lambda: said("Pod") == said("ResourceClaim") == on_the_node() != set())
 
@@ -117,11 +98,10 @@ def test_an_error_of_a_gpu_is_a_taint_a_message_an_event_and_a_metric(
     rest: RestClient, node: Start, hardware: SimulatedBackend
 ) -> None:
     """And the other GPU is not affected."""
-    port = free_port()
-    process = node(http_addr=f"127.0.0.1:{port}").start()
-    process.wait_for(lambda: {"gpu-0", "gpu-1"} < names(rest))
-    register(process.registration)
-    process.wait_for(lambda: 'dra_driver_gpu_health{device="gpu-0",state="healthy"} 1.0' in ask(port, "/metrics")[1])
+    process = node().start()
+    process.wait_for(lambda: {"gpu-0", "gpu-1"} < set(devices(rest)))
+    process.register()
+    process.wait_for(lambda: 'dra_driver_gpu_health{device="gpu-0",state="healthy"} 1.0' in process.metrics())
     with dial(process.dra) as channel:
         stream = watch_health(channel, "v1alpha1")
         hardware.inject(uuid(hardware, 0), "xid=48")
@@ -132,12 +112,12 @@ def test_an_error_of_a_gpu_is_a_taint_a_message_an_event_and_a_metric(
         (xid,) = [taint for taint in found["gpu-0"] if taint["key"] == "gpu.nvidia.com/xid"]
         assert (xid["value"], xid["effect"]) == ("48", "NoSchedule")
         assert "48" in told(stream, "gpu-0", state=UNHEALTHY)
-    process.wait_for(lambda: any(reason == "GpuUnhealthy" and "gpu-0 is" in text for reason, text in events(rest)))
-    process.wait_for(lambda: 'dra_driver_gpu_conditions{cause="xid"} 1.0' in ask(port, "/metrics")[1])
-    assert 'dra_driver_gpu_xids_total{device="gpu-0",xid="48"} 1.0' in ask(port, "/metrics")[1]
-    assert 'dra_driver_gpu_health{device="gpu-1",state="healthy"} 1.0' in ask(port, "/metrics")[1]
-    process.wait_for(lambda: ask(port, "/readyz")[0] == 200)
-    assert "gpu-0 is not healthy" in ask(port, "/readyz")[1]
+    process.wait_for(lambda: any("gpu-0 is" in text for text in events(rest, "GpuUnhealthy")))
+    process.wait_for(lambda: 'dra_driver_gpu_conditions{cause="xid"} 1.0' in process.metrics())
+    assert 'dra_driver_gpu_xids_total{device="gpu-0",xid="48"} 1.0' in process.metrics()
+    assert 'dra_driver_gpu_health{device="gpu-1",state="healthy"} 1.0' in process.metrics()
+    process.wait_for(lambda: process.ready()[0] == 200)
+    assert "gpu-0 is not healthy" in process.ready()[1]
 
 
 def test_the_kubelet_hears_of_devices_of_claims_until_they_are_gone(
@@ -145,14 +125,14 @@ def test_the_kubelet_hears_of_devices_of_claims_until_they_are_gone(
 ) -> None:
     """Healthy ones too: without a message it shows Unknown."""
     process = node().start()
-    process.wait_for(lambda: {"gpu-0", "gpu-1"} < names(rest))
+    process.wait_for(lambda: {"gpu-0", "gpu-1"} < set(devices(rest)))
     claim = prepared(rest, process)
     with dial(process.dra) as channel:
         stream = watch_health(channel, "v1")
         assert told(stream, "gpu-0", state=HEALTHY, alone=True) == ""
         hardware.inject(uuid(hardware, 0), "lost")
         assert told(stream, "gpu-0", state=UNHEALTHY, alone=True)
-    ClaimMaker(rest, node=NODE, driver=DRIVER).drop(claim)
+    claim_maker(rest).drop(claim)
 
 
 def test_a_lost_gpu_stays_published_also_over_a_restart_and_comes_back_as_the_same_device(
@@ -160,25 +140,24 @@ def test_a_lost_gpu_stays_published_also_over_a_restart_and_comes_back_as_the_sa
 ) -> None:
     """Its pods can only be evicted while its devices are in a slice."""
     process = node(policy_dir=policies).start()
-    process.wait_for(lambda: {"gpu-0", "gpu-1"} < names(rest))
-    before, first = names(rest), uuid(hardware, 0)
+    process.wait_for(lambda: {"gpu-0", "gpu-1"} < set(devices(rest)))
+    before, first = set(devices(rest)), uuid(hardware, 0)
     hardware.inject(first, "lost")
     # Until the policy has judged why it is missing, it only gets no new claims.
     process.wait_for(lambda: {taint["effect"] for taint in taints(rest).get("gpu-0", ())} == {"NoExecute"})
-    assert names(rest) == before
+    assert set(devices(rest)) == before
     found = taints(rest)
     state = process.dra.with_name("health.json")
     process.wait_for(lambda: '"evict"' in state.read_text())
     process.end(signal.SIGKILL)
-    port = free_port()
-    again = node(policy_dir=policies, http_addr=f"127.0.0.1:{port}").start()
-    again.wait_for(lambda: 'dra_driver_gpu_health{device="gpu-0",state="evict"} 1.0' in ask(port, "/metrics")[1])
-    again.wait_for(lambda: "dra_driver_published 1.0" in ask(port, "/metrics")[1], timeout_s=60.0)
+    again = node(policy_dir=policies).start()
+    again.wait_for(lambda: 'dra_driver_gpu_health{device="gpu-0",state="evict"} 1.0' in again.metrics())
+    again.wait_for(lambda: "dra_driver_published 1.0" in again.metrics(), timeout_s=60.0)
     assert taints(rest) == found, "with the time at which it began"
-    assert names(rest) == before
+    assert set(devices(rest)) == before
     hardware.recover(first)
     again.wait_for(lambda: keys(rest) == {}, timeout_s=60.0)
-    assert names(rest) == before
+    assert set(devices(rest)) == before
     assert uuid(hardware, 0) == first
 
 
@@ -187,11 +166,11 @@ def test_with_health_off_streams_are_silent_and_a_lost_gpu_is_withdrawn(
 ) -> None:
     """As before there was health."""
     process = node(health="false").start()
-    process.wait_for(lambda: {"gpu-0", "gpu-1"} < names(rest))
+    process.wait_for(lambda: {"gpu-0", "gpu-1"} < set(devices(rest)))
     with dial(process.dra) as channel:
         stream = watch_health(channel, "v1")
         hardware.inject(uuid(hardware, 0), "lost")
-        process.wait_for(lambda: "gpu-0" not in names(rest))
+        process.wait_for(lambda: "gpu-0" not in devices(rest))
         assert process.end()[0] == 0
         assert list(stream) == []
     assert taints(rest) == {}

@@ -1,7 +1,7 @@
 """The device health streams over a real socket."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from dra_driver.core.model.ids import DeviceName, PoolName
 from dra_driver.node.process.health_report import DeviceReport, DeviceState
 from dra_driver.node.process.health_stream import SLOW_S, TIMEOUT_S, HealthStreams
 from dra_driver.node.process.server import UnixServer
+from tests.contract.node.process.processes import until
 from tests.fakes.kubelet import dial, watch_health
 
 POOL = PoolName("node-a/gpu.nvidia.com")
@@ -49,15 +50,6 @@ def server(folder: Path) -> Iterator[Server]:
 def channel(server: Server) -> Iterator[grpc.Channel]:
     with dial(server.path) as made:
         yield made
-
-
-def until(condition: Callable[[], object], timeout_s: float = 10.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
 
 
 def shown(message: Any) -> list[tuple[str, str, int, str]]:

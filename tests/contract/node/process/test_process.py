@@ -16,26 +16,21 @@ import pytest
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.server import ApiServer
-from tests.contract.node.process.processes import DRIVER, NODE, POOL, ask, devices, generations
+from tests.contract.node.process.processes import DRIVER, NODE, POOL, Node, claim_maker, devices, generations
 from tests.fakes.kubelet import DraClient, dial, register, watch_health
-from tests.fakes.node_process import NodeProcess
-from tests.harness.claims_api import ClaimMaker, ensure_namespace
-from tests.harness.servers import free_port
 
 UID = "b1c7e0f2-5d0a-4c61-9f7e-0f6f0a8c1d2e"
 
 
-def test_starts_publishes_serves_and_stops_on_sigterm(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
+def test_starts_publishes_serves_and_stops_on_sigterm(rest: RestClient, node: Callable[..., Node]) -> None:
     """The life of the process; slices stay, so that a restart does not make devices vanish."""
-    port = free_port()
-    process = node(http_addr=f"127.0.0.1:{port}").start()
-    process.wait_for(process.registration.exists)
-    process.wait_for(lambda: "has not registered" in ask(port, "/readyz")[1])
-    assert ask(port, "/readyz")[0] == 503
+    process = node().start()
+    process.wait_for(lambda: "has not registered" in process.ready()[1])
+    assert process.ready()[0] == 503
     assert register(process.registration).endpoint == str(process.dra)
-    process.wait_for(lambda: ask(port, "/readyz") == (200, "ok\n"))
-    assert ask(port, "/healthz") == (200, "ok\n")
-    assert "dra_driver_registered 1.0" in ask(port, "/metrics")[1]
+    process.wait_for(lambda: process.ready() == (200, "ok\n"))
+    assert process.health() == (200, "ok\n")
+    assert "dra_driver_registered 1.0" in process.metrics()
     before = generations(rest)
     assert len(before) == POOL
     status, seconds = process.end()
@@ -45,34 +40,29 @@ def test_starts_publishes_serves_and_stops_on_sigterm(rest: RestClient, node: Ca
     assert generations(rest) == before
 
 
-def test_prepared_claim_survives_kill_9_and_restart(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
+def test_prepared_claim_survives_kill_9_and_restart(rest: RestClient, node: Callable[..., Node]) -> None:
     """Running pods keep their devices, the second prepare answers the same, and unprepare leaves nothing."""
     process = node().start()
     process.wait_for(lambda: len(generations(rest)) == POOL and process.dra.exists())
-    ensure_namespace(rest)
-    maker = ClaimMaker(rest, node=NODE, driver=DRIVER)
+    maker = claim_maker(rest)
     claim = maker.make(0)
-    fields: dict[str, Any] = {"namespace": claim["namespace"], "name": claim["name"]}
-    with dial(process.dra) as channel:
-        first = DraClient(channel).prepare(claim["uid"], **fields).claims[claim["uid"]]
+    first = process.prepare(claim)
     assert first.devices, first.error
     files, slices = process.cdi_files, generations(rest)
     process.end(signal.SIGKILL)
 
     again = node().start()
     again.wait_for(lambda: again.text.count("serving the kubelet") == 2)
-    with dial(again.dra) as channel:
-        client = DraClient(channel)
-        assert client.prepare(claim["uid"], **fields).claims[claim["uid"]] == first
-        assert again.cdi_files == files
-        maker.drop(claim)
-        assert not client.unprepare(claim["uid"], **fields).claims[claim["uid"]].error
+    assert again.prepare(claim) == first
+    assert again.cdi_files == files
+    maker.drop(claim)
+    assert not again.unprepare(claim).error
     assert [name for name in again.cdi_files if claim["uid"] in name] == []
     assert generations(rest) == slices, "a restart must not rewrite slices"
 
 
 def test_second_process_on_the_node_is_refused_and_the_first_unharmed(
-    rest: RestClient, node: Callable[..., NodeProcess]
+    rest: RestClient, node: Callable[..., Node]
 ) -> None:
     """Two drivers of one name would hand out the same GPUs."""
     first = node().start()
@@ -85,7 +75,7 @@ def test_second_process_on_the_node_is_refused_and_the_first_unharmed(
     assert register(first.registration).name == DRIVER
 
 
-def test_two_pods_overlap_in_a_rolling_update(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
+def test_two_pods_overlap_in_a_rolling_update(rest: RestClient, node: Callable[..., Node]) -> None:
     """maxSurge 1: the new pod registers while the old one still serves; both see one journal."""
     old = node(pod_uid="aaaa").start()
     old.wait_for(lambda: "serving the kubelet" in old.text)
@@ -101,7 +91,7 @@ def test_two_pods_overlap_in_a_rolling_update(rest: RestClient, node: Callable[.
     assert (status, "runs on this node" in text) == (2, True)
 
 
-def test_sockets_that_are_deleted_come_back(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
+def test_sockets_that_are_deleted_come_back(rest: RestClient, node: Callable[..., Node]) -> None:
     """They come back before a kubelet would notice."""
     process = node().start()
     process.wait_for(process.registration.exists)
@@ -112,7 +102,7 @@ def test_sockets_that_are_deleted_come_back(rest: RestClient, node: Callable[...
         assert not DraClient(channel).unprepare(UID).claims[UID].error
 
 
-def test_api_server_that_is_down_at_start_is_waited_for(tmp_path: Path, node: Callable[..., NodeProcess]) -> None:
+def test_api_server_that_is_down_at_start_is_waited_for(tmp_path: Path, node: Callable[..., Node]) -> None:
     """The kubelet is served meanwhile, because pods that end need their unprepare."""
     server = ApiServer()
     server.start()
@@ -121,18 +111,15 @@ def test_api_server_that_is_down_at_start_is_waited_for(tmp_path: Path, node: Ca
     RestClient(connection).create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
     connection.close()
     server.stop()
-    port = free_port()
-    process = node(kubeconfig=kubeconfig, http_addr=f"127.0.0.1:{port}").start()
-    process.wait_for(process.registration.exists)
-    register(process.registration)
-    process.wait_for(lambda: "no answer from the API server" in ask(port, "/readyz")[1])
-    assert ask(port, "/healthz") == (200, "ok\n"), "a restart would not bring the API server back"
-    with dial(process.dra) as channel:
-        assert not DraClient(channel).unprepare(UID).claims[UID].error
+    process = node(kubeconfig=kubeconfig).start()
+    process.register()
+    process.wait_for(lambda: "no answer from the API server" in process.ready()[1])
+    assert process.health() == (200, "ok\n"), "a restart would not bring the API server back"
+    assert not process.unprepare({"uid": UID}).error
     back = ApiServer(successor_of=server)
     back.start()
     try:
-        process.wait_for(lambda: ask(port, "/readyz")[0] == 200, timeout_s=40.0)
+        process.wait_for(lambda: process.ready()[0] == 200, timeout_s=40.0)
     finally:
         process.kill()
         back.stop()
@@ -140,7 +127,7 @@ def test_api_server_that_is_down_at_start_is_waited_for(tmp_path: Path, node: Ca
 
 @pytest.mark.parametrize("exists", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["empty-root", "no-root"])
 def test_missing_nvidia_driver_is_waited_for_without_attracting_pods(
-    rest: RestClient, folder: Path, node: Callable[..., NodeProcess], exists: bool
+    rest: RestClient, folder: Path, node: Callable[..., Node], exists: bool
 ) -> None:
     """A driver is often installed after this process has started; what an earlier run offered is withdrawn."""
     earlier = node().start()
@@ -149,29 +136,23 @@ def test_missing_nvidia_driver_is_waited_for_without_attracting_pods(
     root = folder / "driver"
     if exists:
         root.mkdir()
-    port = free_port()
-    process = node(simulate=None, driver_root=str(root), http_addr=f"127.0.0.1:{port}").start()
-    process.wait_for(process.registration.exists)
-    register(process.registration)
-    process.wait_for(lambda: "libnvidia-ml.so.1" in ask(port, "/readyz")[1])
-    assert ask(port, "/healthz")[0] == 200
-    with dial(process.dra) as channel:
-        assert not DraClient(channel).unprepare(UID).claims[UID].error
+    process = node(simulate=None, driver_root=str(root)).start()
+    process.register()
+    process.wait_for(lambda: "libnvidia-ml.so.1" in process.ready()[1])
+    assert process.health()[0] == 200
+    assert not process.unprepare({"uid": UID}).error
     process.wait_for(lambda: devices(rest) == [])
     assert len(generations(rest)) == 1, "the pool stays known"
     assert process.end()[0] == 0
 
 
-def test_cdi_files_that_vanish_come_back(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
+def test_cdi_files_that_vanish_come_back(rest: RestClient, node: Callable[..., Node]) -> None:
     """The runtime restarts a container without a prepare, so no prepare would restore the files."""
     process = node().start()
     process.wait_for(lambda: len(generations(rest)) == POOL)
-    ensure_namespace(rest)
-    maker = ClaimMaker(rest, node=NODE, driver=DRIVER)
+    maker = claim_maker(rest)
     claim = maker.make(0)
-    with dial(process.dra) as channel:
-        fields: dict[str, Any] = {"namespace": claim["namespace"], "name": claim["name"]}
-        assert DraClient(channel).prepare(claim["uid"], **fields).claims[claim["uid"]].devices
+    assert process.prepare(claim).devices
     contents = {name: (process.folder / "cdi" / name).read_bytes() for name in process.cdi_files}
     assert len(contents) == 2
     shutil.rmtree(process.folder / "cdi")
@@ -182,38 +163,35 @@ def test_cdi_files_that_vanish_come_back(rest: RestClient, node: Callable[..., N
 
 
 def test_cdi_directory_that_cannot_be_written_is_a_reason_for_not_being_ready(
-    rest: RestClient, node: Callable[..., NodeProcess]
+    rest: RestClient, node: Callable[..., Node]
 ) -> None:
     """It is reported before a prepare fails, whose pod would wait more than a minute for its next try."""
-    port = free_port()
-    process = node(http_addr=f"127.0.0.1:{port}").start()
-    process.wait_for(process.registration.exists)
-    register(process.registration)
-    process.wait_for(lambda: ask(port, "/readyz")[0] == 200)
+    process = node().start()
+    process.register()
+    process.wait_for(lambda: process.ready()[0] == 200)
     cdi = process.folder / "cdi"
     shutil.rmtree(cdi)
     cdi.write_text("in the way")
-    process.wait_for(lambda: str(cdi) in ask(port, "/readyz")[1])
-    assert ask(port, "/healthz")[0] == 200, "a restart would not help"
+    process.wait_for(lambda: str(cdi) in process.ready()[1])
+    assert process.health()[0] == 200, "a restart would not help"
     cdi.unlink()
-    process.wait_for(lambda: ask(port, "/readyz")[0] == 200)
+    process.wait_for(lambda: process.ready()[0] == 200)
     assert len(process.cdi_files) == 1
 
 
 def test_journal_that_is_removed_makes_the_process_ask_for_its_restart(
-    rest: RestClient, node: Callable[..., NodeProcess]
+    rest: RestClient, node: Callable[..., Node]
 ) -> None:
     """SQLite goes on in the unlinked file, and a successor would not see its entries."""
-    port = free_port()
-    process = node(http_addr=f"127.0.0.1:{port}").start()
-    process.wait_for(lambda: ask(port, "/healthz")[0] == 200 and process.registration.exists())
+    process = node().start()
+    process.wait_for(lambda: process.health()[0] == 200 and process.registration.exists())
     (process.dra.parent / "state.db").unlink()
-    process.wait_for(lambda: "state.db was removed" in ask(port, "/healthz")[1])
-    assert ask(port, "/healthz")[0] == 503
+    process.wait_for(lambda: "state.db was removed" in process.health()[1])
+    assert process.health()[0] == 503
 
 
 def test_stop_is_quick_with_a_silent_api_server_and_an_open_health_stream(
-    tmp_path: Path, node: Callable[..., NodeProcess]
+    tmp_path: Path, node: Callable[..., Node]
 ) -> None:
     """A node without a connection to its control plane must still shut down in order."""
     with socket.socket() as silent:
@@ -269,13 +247,12 @@ FOREIGN_PACKAGES_NOT_LOADED = (
 )
 
 
-def test_node_process_loads_only_what_it_needs(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
+def test_node_process_loads_only_what_it_needs(rest: RestClient, node: Callable[..., Node]) -> None:
     """One import too many in a shared package would cost every node 20 MiB."""
     process = node().start()
     process.wait_for(lambda: len(generations(rest)) == POOL)
     process.end()
-    ensure_namespace(rest)
-    maker = ClaimMaker(rest, node=NODE, driver=DRIVER)
+    maker = claim_maker(rest)
     claim = maker.make(0)
     script = LOADED.format(flags=process.flags, dra=str(process.dra), **claim)
     done = subprocess.run(

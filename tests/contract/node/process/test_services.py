@@ -3,18 +3,19 @@
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 import pytest
 
 from dra_driver.core.errors import ClaimReplacedError, DeviceInUseError
-from dra_driver.node.process.endpoints import DRA_THREADS
+from dra_driver.node.process.endpoints import DRA_THREADS, SUPPORTED_VERSIONS
 from dra_driver.node.process.health_stream import MAX_STREAMS
-from dra_driver.node.process.registration import SUPPORTED_VERSIONS
 from dra_driver.node.process.server import MAX_REQUEST_BYTES
 from dra_driver.node.process.service import MAX_CLAIMS, PREPARE_THREADS
 from tests.contract.node.process.conftest import DRIVER, Plugin
+from tests.contract.node.process.processes import until
 from tests.fakes.kubelet import DraClient, dial, get_info, notify, v1, v1beta1, watch_health
 from tests.fakes.preparer import device
 
@@ -30,14 +31,6 @@ def channel(plugin: Plugin) -> Iterator[grpc.Channel]:
 @pytest.fixture
 def client(channel: grpc.Channel) -> DraClient:
     return DraClient(channel)
-
-
-def until(condition: object, timeout_s: float = 5.0) -> bool:
-    assert callable(condition)
-    deadline = time.monotonic() + timeout_s
-    while not condition() and time.monotonic() < deadline:
-        threading.Event().wait(0.005)
-    return bool(condition())
 
 
 def test_registration_names_driver_endpoint_and_newest_version_first(plugin: Plugin) -> None:
@@ -161,11 +154,9 @@ def test_calls_run_side_by_side(plugin: Plugin, client: DraClient) -> None:
     """Two pods that start together must not wait for each other."""
     together = threading.Barrier(2, timeout=5)
     plugin.preparer.before = lambda _: wait_for(together)
-    threads = [threading.Thread(target=client.prepare, args=(uid,)) for uid in (A, B)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
+    with ThreadPoolExecutor(2) as kubelet:
+        for answer in [kubelet.submit(client.prepare, uid) for uid in (A, B)]:
+            answer.result(10)
     assert {ref.uid for ref in plugin.preparer.prepared} == {A, B}
 
 

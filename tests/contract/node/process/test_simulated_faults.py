@@ -9,12 +9,10 @@ import pytest
 from dra_driver.core.command_line.main import main
 from dra_driver.hardware.gpu.simulated.faults import ANNOTATION
 from dra_driver.kube.rest import RestClient
-from tests.contract.node.process.processes import NODE, devices
+from tests.contract.node.process.processes import EVENTS, NODE, Node, devices, events, taints
 from tests.contract.node.process.test_detach import Driver, driver, process
-from tests.fakes.node_process import NodeProcess
 
 DRAIN = "gpu.dra-driver.io/drain"
-EVENTS = "/api/v1/namespaces/default/events"
 
 __all__ = ["driver", "process"]
 
@@ -32,18 +30,13 @@ def annotate(rest: RestClient, text: str | None) -> None:
     rest.merge_patch(f"/api/v1/nodes/{NODE}", {"metadata": {"annotations": {ANNOTATION: text}}})
 
 
-def events(rest: RestClient, reason: str) -> list[str]:
-    items = rest.list(EVENTS)["items"]
-    return [item["message"] for item in items if item["reason"] == reason]
-
-
-def injected(process: NodeProcess) -> list[str]:
+def injected(process: Node) -> list[str]:
     state: Path = process.folder / "plugins" / "gpu.nvidia.com" / "simulated-gpus.json"
     return [one["fault"] for one in json.loads(state.read_text())["injected"]] if state.exists() else []
 
 
 def test_a_simulated_gpu_falls_ill_and_recovers_as_the_annotation_says(
-    rest: RestClient, node: Callable[..., NodeProcess]
+    rest: RestClient, node: Callable[..., Node]
 ) -> None:
     """And the Node's events say so, which is what the command waits for."""
     simulated = node().start()
@@ -58,31 +51,21 @@ def test_a_simulated_gpu_falls_ill_and_recovers_as_the_annotation_says(
     simulated.wait_for(lambda: injected(simulated) == [])
 
 
-def test_real_gpus_are_never_touched_by_it(rest: RestClient, driver: Driver, process: NodeProcess) -> None:
+def test_real_gpus_are_never_touched_by_it(rest: RestClient, driver: Driver, process: Node) -> None:
     """Who may annotate Nodes could take a fleet away with it."""
     process.start()
     process.wait_for(lambda: devices(rest) == ["gpu-0", "gpu-1"])
     annotate(rest, "gpu-0 xid=79")
     rest.merge_patch(f"/api/v1/nodes/{NODE}", {"metadata": {"annotations": {DRAIN: "all"}}})
 
-    def tainted() -> bool:
-        items = rest.list("/apis/resource.k8s.io/v1/resourceslices")["items"]
-        return any("taints" in device for item in items for device in item["spec"].get("devices") or ())
-
-    process.wait_for(tainted)  # the drain is newer than the fault, and was followed
-    found = [
-        taint["key"]
-        for item in rest.list("/apis/resource.k8s.io/v1/resourceslices")["items"]
-        for device in item["spec"].get("devices") or ()
-        for taint in device.get("taints", ())
-    ]
-    assert set(found) == {"gpu.dra-driver.io/drained"}
+    process.wait_for(lambda: taints(rest))  # the drain is newer than the fault, and was followed
+    assert {taint["key"] for found in taints(rest).values() for taint in found} == {"gpu.dra-driver.io/drained"}
     assert events(rest, "SimulatedFault") == events(rest, "SimulatedFaultRefused") == []
     assert driver.old.calls("nvmlInitWithFlags") == 1
 
 
 def test_the_commands_inject_a_fault_and_recover_from_it(
-    rest: RestClient, node: Callable[..., NodeProcess], capsys: pytest.CaptureFixture[str]
+    rest: RestClient, node: Callable[..., Node], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By the kubeconfig of the cluster, embedded or not."""
     simulated = node().start()

@@ -4,7 +4,8 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import grpc
 import pytest
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.node.process.registration import Registration
+from dra_driver.node.process.endpoints import Registration
 from dra_driver.node.process.server import RETIREMENT_S, UnixServer
 from dra_driver.node.process.sockets import MAX_PATH_BYTES, SocketPaths, is_served, private_path, remove_dead
 from tests.contract.node.process.conftest import DRIVER, Plugin
@@ -81,13 +82,7 @@ def test_dra_socket_that_was_deleted_comes_back_for_a_connected_kubelet(plugin: 
 
 def test_a_call_in_progress_is_answered_although_its_socket_was_deleted(plugin: Plugin) -> None:
     """A prepare that has begun is worth finishing: a failed one costs the pod more than a minute."""
-    entered, release = threading.Event(), threading.Event()
-    plugin.preparer.before = lambda _: enter_and_wait(entered, release, 10)
-    with dial(plugin.paths.dra) as channel:
-        client = DraClient(channel)
-        request = client._messages.NodePrepareResourcesRequest(claims=[client.claim(UID)])
-        future = client.prepare_method.future(request, timeout=10)
-        assert entered.wait(5)
+    with held_up(plugin) as (future, release):
         plugin.paths.dra.unlink()
         plugin.endpoints.check()
         release.set()
@@ -219,13 +214,7 @@ def test_directory_that_vanished_is_an_error_with_advice(folder: Path) -> None:
 
 def test_stop_ends_within_its_grace_with_open_streams_and_a_stuck_call(plugin: Plugin) -> None:
     """The pod's termination must not wait for a call that hangs."""
-    entered, release = threading.Event(), threading.Event()
-    plugin.preparer.before = lambda _: enter_and_wait(entered, release, 30)
-    with dial(plugin.paths.dra) as channel:
-        client = DraClient(channel)
-        request = client._messages.NodePrepareResourcesRequest(claims=[client.claim(UID)])
-        future = client.prepare_method.future(request, timeout=30)
-        assert entered.wait(5)
+    with held_up(plugin) as (future, release):
         begin = time.monotonic()
         plugin.stop(0.5)
         assert time.monotonic() - begin < 3.0
@@ -236,13 +225,7 @@ def test_stop_ends_within_its_grace_with_open_streams_and_a_stuck_call(plugin: P
 
 def test_registration_outlives_the_calls_in_progress(plugin: Plugin) -> None:
     """The kubelet drops its connection, calls included, when the registration socket goes: a prepare would be lost."""
-    entered, release = threading.Event(), threading.Event()
-    plugin.preparer.before = lambda _: enter_and_wait(entered, release, 30)
-    with dial(plugin.paths.dra) as channel:
-        client = DraClient(channel)
-        request = client._messages.NodePrepareResourcesRequest(claims=[client.claim(UID)])
-        future = client.prepare_method.future(request, timeout=30)
-        assert entered.wait(5)
+    with held_up(plugin) as (future, release):
         stopper = threading.Thread(target=plugin.stop, args=(10.0,))
         stopper.start()
         deadline = time.monotonic() + 5
@@ -256,10 +239,22 @@ def test_registration_outlives_the_calls_in_progress(plugin: Plugin) -> None:
     assert not plugin.paths.registration.exists()
 
 
-def enter_and_wait(entered: threading.Event, release: threading.Event, timeout_s: float) -> None:
-    """Tell that a prepare has begun, and hold it up."""
-    entered.set()
-    release.wait(timeout_s)
+@contextmanager
+def held_up(plugin: Plugin) -> Iterator[tuple[Any, threading.Event]]:
+    """A prepare that has begun, as a future, and the event that lets it go on."""
+    entered, release = threading.Event(), threading.Event()
+
+    def before(_: object) -> None:
+        entered.set()
+        release.wait(30)
+
+    plugin.preparer.before = before
+    with dial(plugin.paths.dra) as channel:
+        client = DraClient(channel)
+        request = client._messages.NodePrepareResourcesRequest(claims=[client.claim(UID)])
+        future = client.prepare_method.future(request, timeout=30)
+        assert entered.wait(5)
+        yield future, release
 
 
 def repeated(call: Callable[[], Any]) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.kube.rest import RestClient
-from tests.contract.node.process.processes import DRIVER, POOL, generations
+from tests.contract.node.process.processes import DRIVER, POOL, Node, generations
 from tests.fakes.node_process import NodeProcess
 
 
@@ -30,7 +30,7 @@ from tests.fakes.node_process import NodeProcess
     ],
 )
 def test_wrong_configuration_ends_with_status_2_and_a_sentence(
-    node: Callable[..., NodeProcess], flags: dict[str, str | None], sentence: str
+    node: Callable[..., Node], flags: dict[str, str | None], sentence: str
 ) -> None:
     """The pod's last log line names the setting to correct."""
     status, text = node(**flags).refused()
@@ -51,7 +51,7 @@ def test_wrong_configuration_ends_with_status_2_and_a_sentence(
     ],
 )
 def test_process_that_cannot_start_has_published_nothing(
-    rest: RestClient, node: Callable[..., NodeProcess], path: str, sentence: str
+    rest: RestClient, node: Callable[..., Node], path: str, sentence: str
 ) -> None:
     """In a crash loop, published devices would attract pods that no process could serve."""
     process = node()
@@ -62,7 +62,7 @@ def test_process_that_cannot_start_has_published_nothing(
     assert (generations(rest), process.cdi_files) == ([], [])
 
 
-def test_second_process_of_one_pod_has_published_nothing(rest: RestClient, node: Callable[..., NodeProcess]) -> None:
+def test_second_process_of_one_pod_has_published_nothing(rest: RestClient, node: Callable[..., Node]) -> None:
     """Two processes with one --pod-uid share the lock; the socket detects the second before it changes anything."""
     first = node(pod_uid="aaaa").start()
     first.wait_for(lambda: len(generations(rest)) == POOL)
@@ -80,7 +80,7 @@ def test_settings_come_from_the_environment_too(folder: Path, kubeconfig: str) -
     assert (status, "'Wrong'" in text) == (2, True)
 
 
-def test_port_in_use_is_a_configuration_error(node: Callable[..., NodeProcess]) -> None:
+def test_port_in_use_is_a_configuration_error(node: Callable[..., Node]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -15,8 +15,9 @@ import pytest
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.sim.apiserver.kinds import NODES
 from dra_driver.sim.apiserver.server import ApiServer
+from tests.contract.node.process.processes import Node
 from tests.fakes.kubelet import DraClient, dial, register, watch_health
-from tests.fakes.node_process import MpsHostProcess, NodeProcess
+from tests.fakes.node_process import MpsHostProcess
 
 ROOT = Path(__file__).parents[4]
 DRIVER = "gpu.nvidia.com"
@@ -76,27 +77,17 @@ def undocumented(names: list[str], rows: dict[str, int]) -> list[str]:
 
 
 @pytest.fixture
-def node(folder: Path) -> Iterator[NodeProcess]:
+def node(folder: Path) -> Iterator[Node]:
     """The command of a node process with every thread that settings can ask for."""
     api = ApiServer()
     api.start()
     api.store.create(NODES, {"metadata": {"name": "node-a"}})
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    kubeconfig = api.kubeconfig(folder / "kubeconfig")
-    yield NodeProcess(
-        folder,
-        kubeconfig=str(kubeconfig),
-        http_addr=address,
-        claim_status="true",
-        claim_events="true",
-        usage="true",
-    )
+    kubeconfig = str(api.kubeconfig(folder / "kubeconfig"))
+    yield Node(folder, kubeconfig=kubeconfig, claim_status="true", claim_events="true", usage="true")
     api.stop()
 
 
-def test_every_thread_of_a_node_process_is_documented(node: NodeProcess) -> None:
+def test_every_thread_of_a_node_process_is_documented(node: Node) -> None:
     """And every row of the table has a thread, once every kind of call has been made."""
     rows = documented("Node process")
     with started(node.command(), node.environ) as child:
@@ -113,9 +104,11 @@ def test_every_thread_of_a_node_process_is_documented(node: NodeProcess) -> None
             stream.cancel()
             with ExitStack() as asked:
                 for _ in range(16):
-                    asked.enter_context(ask_for_metrics(str(node.flags["http_addr"])))
+                    asked.enter_context(ask_for_metrics(node.port))
                 seen.append(child.names())
-            wait_for_metrics(str(node.flags["http_addr"]))
+            with ask_for_metrics(node.port) as client_of_http:  # until an answer has come, and with it its thread
+                client_of_http.settimeout(30)
+                assert client_of_http.recv(64).startswith(b"HTTP/1.1 200")
             for call in calls:
                 call.result(60)
             seen.append(child.names())
@@ -124,7 +117,7 @@ def test_every_thread_of_a_node_process_is_documented(node: NodeProcess) -> None
     assert missing == []
 
 
-def make_a_gpu_ill(node: NodeProcess) -> None:
+def make_a_gpu_ill(node: Node) -> None:
     """So that there is something to say on health streams."""
     gpus = SimulatedBackend.from_spec(
         str(node.flags["simulate"]), "node-a", state_file=node.dra.with_name("simulated-gpus.json")
@@ -132,19 +125,11 @@ def make_a_gpu_ill(node: NodeProcess) -> None:
     gpus.inject(gpus.snapshot().gpus[0].uuid, "xid=48")
 
 
-def ask_for_metrics(address: str) -> socket.socket:
+def ask_for_metrics(port: int) -> socket.socket:
     """An HTTP connection with a request whose answer is not read."""
-    host, _, port = address.partition(":")
-    client = socket.create_connection((host, int(port)), timeout=5)
+    client = socket.create_connection(("127.0.0.1", port), timeout=5)
     client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
     return client
-
-
-def wait_for_metrics(address: str) -> None:
-    """Until an answer has come, and with it the thread that made it."""
-    with ask_for_metrics(address) as client:
-        client.settimeout(30)
-        assert client.recv(64).startswith(b"HTTP/1.1 200")
 
 
 def test_every_thread_of_an_mps_host_is_documented(folder: Path) -> None:

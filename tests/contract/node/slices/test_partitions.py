@@ -26,8 +26,7 @@ class Node:
     """One node's publisher, and its slices in the API server."""
 
     def __init__(self, server: ApiServer, rest: RestClient) -> None:
-        self.server = server
-        self.rest = rest
+        self.server, self.rest = server, rest
         self.api = RestSlicesApi(rest, DRIVER, NODE)
         self.publisher = Publisher.connect(rest, DRIVER, NODE)
 
@@ -36,6 +35,9 @@ class Node:
         while not true():
             assert time.monotonic() < deadline, self.publisher.problem or "did not happen in time"
             time.sleep(0.01)
+
+    def versions(self) -> dict[str, str]:
+        return {item["metadata"]["name"]: item["metadata"]["resourceVersion"] for item in self.api.list()}
 
     def names(self) -> list[str]:
         objects = {item["metadata"]["name"]: item for item in self.api.list()}
@@ -68,13 +70,13 @@ def test_eight_h100_are_published_in_five_writes_and_a_restart_writes_nothing(no
     assert node.server.store.revision - before == 5
     assert node.publisher.features == ALL
     assert len(node.names()) == 208
-    versions = {item["metadata"]["name"]: item["metadata"]["resourceVersion"] for item in node.api.list()}
+    versions = node.versions()
     node.publisher.stop()
     again = Publisher.connect(node.rest, DRIVER, NODE)
     again.set_snapshot(h100s(8))
     again.step()
     assert again.published
-    assert {item["metadata"]["name"]: item["metadata"]["resourceVersion"] for item in node.api.list()} == versions
+    assert node.versions() == versions
 
 
 def test_every_board_with_partitions_shares_and_taints_is_accepted(node: Node) -> None:
@@ -107,9 +109,9 @@ def test_one_gpus_attribute_is_one_write_in_the_same_generation(node: Node) -> N
     node.publisher.set_snapshot(h100s(8))
     node.publisher.start()
     node.wait(lambda: node.publisher.published)
-    before = {item["metadata"]["name"]: item["metadata"]["resourceVersion"] for item in node.api.list()}
+    before = node.versions()
     gpus = [mig_gpu(H100, minor) for minor in range(8)]
     node.publisher.set_snapshot(snapshot(*gpus[:3], replace(gpus[3], addressing_mode="ATS"), *gpus[4:]))
     node.wait(lambda: node.publisher.published)
-    after = {item["metadata"]["name"]: item["metadata"]["resourceVersion"] for item in node.api.list()}
+    after = node.versions()
     assert len({name for name in after if after[name] != before.get(name)}) == 1

@@ -15,7 +15,7 @@ from dra_driver.diagnose.doctor.reading import read_facts
 from dra_driver.kube.state import ClusterState
 from dra_driver.kube.state_file import dump, load
 from tests.doctor_faults.cluster import SERVER, Cluster, Obj, by_template, claim, devices, gpu_node, template, workload
-from tests.fakes.dra_objects import resource_slice
+from tests.fakes.dra_objects import allocated, resource_slice
 
 
 class SlowCluster(Cluster):
@@ -79,6 +79,43 @@ def test_a_node_is_judged_without_the_others() -> None:
     assert (good.exit_status, good.target) == (0, "node/gpu-a")
     assert bad.first_broken is not None
     assert bad.first_broken.layer is Layer.SLICES
+
+
+def test_a_node_is_judged_without_claims_of_other_nodes() -> None:
+    """Their pods are elsewhere, and not gone. A claim in the pool of no node belongs to every node."""
+    cluster = Cluster()
+    for name, node in (("here", "gpu-a"), ("there", "gpu-b")):
+        cluster.pods.append(workload(f"pod-{name}", node=node))
+        cluster.claims.append(_ending(name, node))
+    cluster.claims.append(_ending("fabric", "gpu-b"))
+    cluster.claims[-1]["status"]["allocation"]["devices"]["results"][0]["pool"] = "rack-1"
+    cluster.claims[-1]["status"]["reservedFor"] = []
+    facts = narrowed(read_facts(cluster, server=SERVER), DoctorScope(kind="node", name="gpu-a"))
+    assert [item["metadata"]["name"] for item in facts.items("claims")] == ["here", "fabric"]
+    report = diagnose(read_facts(cluster, server=SERVER), DoctorScope(kind="node", name="gpu-b"), clock=time.monotonic)
+    assert "claims-end" not in {finding.check for finding in report.findings}
+
+
+@pytest.mark.parametrize("scope", ["pod/team-a/pod-lost", "claim/team-a/lost"])
+def test_a_pod_or_claim_whose_node_is_gone_is_judged(scope: str) -> None:
+    """The node is gone and its name is right: the report says so."""
+    cluster = Cluster()
+    cluster.pods.append(workload("pod-lost", node="gpu-z", resourceClaims=[{"name": "g", "resourceClaimName": "lost"}]))
+    cluster.claims.append(_ending("lost", "gpu-z"))
+    kind, namespace, name = scope.split("/")
+    asked = DoctorScope(kind=kind, namespace=namespace, name=name)
+    first = diagnose(read_facts(cluster, server=SERVER), asked, clock=time.monotonic).first_broken
+    assert first is not None
+    assert (first.layer, first.object) == (Layer.NODE, "node/gpu-z")
+    assert "no longer exists" in first.seen
+
+
+def _ending(name: str, node: str) -> Obj:
+    """A claim on the node that is being deleted and reserved for its pod."""
+    item = allocated(claim(name, namespace="team-a"), "gpu-0", node_name=node)
+    item["metadata"]["deletionTimestamp"] = "2026-11-22T10:00:00Z"
+    item["status"]["reservedFor"] = [{"resource": "pods", "name": f"pod-{name}", "uid": f"uid-of-pod-{name}"}]
+    return item
 
 
 def test_a_pod_is_judged_with_its_claims_and_its_node_alone() -> None:

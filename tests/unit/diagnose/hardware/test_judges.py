@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from dra_driver.core.finding import Finding
+from dra_driver.diagnose.hardware import values
 from dra_driver.diagnose.hardware.session import CHECKS
-from dra_driver.diagnose.hardware.values import VERDICTS, Reading, judge
+from dra_driver.diagnose.hardware.values import VERDICTS, Reading
 from dra_driver.hardware.gpu import nvml
 from dra_driver.hardware.gpu.nvml import probes
 from tests.unit.diagnose.hardware import facts
@@ -20,7 +21,7 @@ BY_NUMBER = {check.number: check for check in CHECKS}
 
 
 def judged(number: int, found: dict[str, Any], survey: dict[str, Any] | None = None) -> Finding:
-    return judge(BY_NUMBER[number], Reading(facts=found), survey or facts.survey())
+    return values.judged(BY_NUMBER[number], Reading(facts=found), survey or facts.survey()).finding
 
 
 def changed(number: int, path: str, value: Any) -> dict[str, Any]:
@@ -203,7 +204,7 @@ def test_a_damaged_report_is_no_traceback(number: int, found: dict[str, Any]) ->
 def test_a_check_that_did_not_finish_cannot_tell(number: int) -> None:
     """Even when what it read before is right."""
     reading = Reading(facts=facts.ALL[number], problem="no end within 30 s; the last NVML call was nvmlX")
-    finding = judge(BY_NUMBER[number], reading, facts.survey())
+    finding = values.judged(BY_NUMBER[number], reading, facts.survey()).finding
     assert VERDICTS[finding.status] == "cannot tell"
     assert "nvmlX" in finding.seen
 
@@ -216,9 +217,9 @@ def test_every_check_has_its_own_number_limit_and_reader() -> None:
 
 
 def test_every_function_that_describes_a_gpu_is_asked() -> None:
-    """A property that is read later must not be forgotten here."""
+    """A property that is read later must not be forgotten here. NVLinks are read link by link."""
     text = Path(nvml.__file__).with_name("properties.py").read_text()
-    read = {re.sub(r"(?<!MemoryInfo)_v\d$", "", name) for name in re.findall(r'"(nvmlDeviceGet\w+)"', text)}
+    read = {re.sub(r"(?<!MemoryInfo)_v\d$", "", name) for name in re.findall(r"\bnvmlDeviceGet(?!NvLink)\w+", text)}
     assert len(read) >= 10
     assert read - {*probes.NEEDED, *probes.OPTIONAL} == set()
 

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from dra_driver.core.finding import Status
+from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import DeviceName, GpuUuid, MigUuid
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.core.model.terms import Strategy
@@ -13,7 +14,6 @@ from dra_driver.diagnose.node_state.findings import find_disagreements
 from dra_driver.diagnose.node_state.state import (
     CdiState,
     DaemonState,
-    FoundGpu,
     JournalState,
     MpsState,
     NodeState,
@@ -102,7 +102,7 @@ READY = MpsState(daemons=(DaemonState(id="one", wanted=True, status="ready"),), 
         node(ONE),
         node(PARTITIONED, backups=(BACKUP,)),
         node(UNDER_MPS, mps=READY),
-        node(ONE, gpus={GPU: FoundGpu(minor=0, mig_enabled=False)}),
+        node(ONE, gpus={GPU: Gpu(uuid=GPU, minor=0, mig_enabled=False)}),
         node(None, cdi=CdiState(folder=Path("/cdi"))),
     ],
 )
@@ -131,11 +131,13 @@ JOURNAL = node(None).journal.path
         (node(PARTITIONED), "is not in the GPU state backup"),
         (node(PARTITIONED, backups=(BACKUP,), gpus={}), "was not found"),
         (
-            node(PARTITIONED, backups=(BACKUP,), gpus={GPU: FoundGpu(minor=0, mig_enabled=True)}),
+            node(PARTITIONED, backups=(BACKUP,), gpus={GPU: Gpu(uuid=GPU, minor=0, mig_enabled=True)}),
             "(GPU instance 7) does not exist on gpu-0",
         ),
         (
-            node(JournalContent(entries=(entry(),), notes=(NOTE,)), gpus={GPU: FoundGpu(minor=0, mig_enabled=False)}),
+            node(
+                JournalContent(entries=(entry(),), notes=(NOTE,)), gpus={GPU: Gpu(uuid=GPU, minor=0, mig_enabled=False)}
+            ),
             "MIG mode is off",
         ),
         (node(ONE, hardware_problem="no driver"), "no driver"),

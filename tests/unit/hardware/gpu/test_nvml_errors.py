@@ -10,34 +10,34 @@ from dra_driver.hardware.gpu.nvml import errors as nvml
 
 
 def failing(error: Exception) -> Callable[[], int]:
-    def call() -> int:
+    def nvmlDeviceGetName() -> int:  # noqa: N802 - the messages have the name of NVML's function
         raise error
 
-    return call
+    return nvmlDeviceGetName
 
 
 @pytest.mark.parametrize("code", sorted(nvml.ABSENT))
 def test_what_nvml_does_not_offer_is_absent_but_not_when_a_gpu_cannot_do_without_it(code: int) -> None:
     """A GPU without a name can be used, one without a UUID cannot."""
-    assert nvml.optional("f", failing(pynvml.NVMLError(code))) is None
-    with pytest.raises(DeviceLostError, match=rf"^f failed: .*\(NVML code {code}\)"):
-        nvml.required("f", failing(pynvml.NVMLError(code)))
+    assert nvml.optional(failing(pynvml.NVMLError(code))) is None
+    with pytest.raises(DeviceLostError, match=rf"^nvmlDeviceGetName failed: .*\(NVML code {code}\)"):
+        nvml.required(failing(pynvml.NVMLError(code)))
 
 
 def test_a_library_that_has_only_an_older_form_of_a_call_does_not_offer_it() -> None:
     """pynvml raises an exception for it that is no NVMLError."""
     mismatch = pynvml.NVMLLibraryMismatchError("old")
-    assert nvml.optional("f", failing(mismatch)) is None
+    assert nvml.optional(failing(mismatch)) is None
     with pytest.raises(DeviceLostError, match="upgrade the driver"):
-        nvml.required("f", failing(mismatch))
+        nvml.required(failing(mismatch))
 
 
 def test_an_answer_that_cannot_be_read_is_no_answer() -> None:
     """One board with a damaged name must not take the node's other GPUs with it."""
     garbage = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
-    assert nvml.optional("f", failing(garbage)) is None
+    assert nvml.optional(failing(garbage)) is None
     with pytest.raises(DeviceLostError, match="its answer cannot be read"):
-        nvml.required("f", failing(garbage))
+        nvml.required(failing(garbage))
 
 
 @pytest.mark.parametrize("code", sorted(nvml.DRIVER_TROUBLE))
@@ -45,7 +45,7 @@ def test_an_answer_that_cannot_be_read_is_no_answer() -> None:
 def test_errors_of_the_whole_driver_are_not_reported_for_one_gpu(code: int, ask: Callable[..., object]) -> None:
     """It is retried with a new session, and no GPU is withdrawn for it."""
     with pytest.raises(DriverUnavailableError) as caught:
-        ask("f", failing(pynvml.NVMLError(code)))
+        ask(failing(pynvml.NVMLError(code)))
     assert nvml.DRIVER_TROUBLE[code] in str(caught.value)
     assert isinstance(caught.value.__cause__, pynvml.NVMLError)
 
@@ -55,7 +55,7 @@ def test_every_code_of_nvml_becomes_none_or_an_error_of_this_project(code: int) 
     """No pynvml exception leaves gpu/nvml: it is unhashable and cannot be compared."""
     answer: object
     try:
-        answer = nvml.optional("f", failing(pynvml.NVMLError(code)))
+        answer = nvml.optional(failing(pynvml.NVMLError(code)))
     except DraError as error:
         answer = str(error)
     assert answer is None or f"(NVML code {code})" in str(answer)

@@ -196,18 +196,6 @@ def gpu(backend: SimulatedBackend) -> GpuUuid:
     return backend.snapshot().gpus[0].uuid
 
 
-def test_an_unbound_gpu_is_not_on_the_node_until_it_is_bound_again(backend: SimulatedBackend, gpu: GpuUuid) -> None:
-    """Handed to a virtual machine and back."""
-    before = backend.snapshot()
-    backend.set_troubles(gpu, FailureMode.UNBOUND)
-    found = backend.snapshot()
-    assert (found.gpus, found.left_out) == (before.gpus[1:], ())
-    with pytest.raises(DeviceLostError, match="is not on this node"):
-        backend.mig_mode(gpu)
-    backend.set_troubles(gpu)
-    assert backend.snapshot() == before
-
-
 def test_a_gpu_that_hangs_is_left_out_and_its_calls_wait_a_bounded_time() -> None:
     """And the other one works."""
     slept: list[float] = []

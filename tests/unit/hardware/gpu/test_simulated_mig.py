@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 
@@ -148,35 +148,6 @@ def test_gpu_instances_get_the_ids_that_drivers_give(key: str, name: str, ids: d
     assert {start: make(backend, gpu, name, start) for start in ids} == ids
 
 
-def test_a_partition_made_again_has_the_same_uuid_and_another_one_another() -> None:
-    """As on hardware: a UUID is no proof of who made an instance."""
-    backend, gpu = board("h100-sxm5-80gb")
-    uuids = []
-    for start in (0, 0, 1):
-        gi_id = make(backend, gpu, "1g.10gb", start)
-        (made,) = backend.mig_instances(gpu.uuid)
-        assert made.device is not None
-        uuids.append(made.device.uuid)
-        backend.foreign_destroy(gpu.uuid, gi_id)
-    assert uuids[0] == uuids[1] != uuids[2]
-    assert all(str(uuid).startswith("MIG-") and len(str(uuid)) == 40 for uuid in uuids)
-
-
-def test_the_snapshot_shows_what_was_made() -> None:
-    """Publication looks at snapshots alone."""
-    backend, gpu = board("h100-sxm5-80gb", mig=False)
-    assert (gpu.mig_enabled, gpu.mig_resetless, len(gpu.mig_profiles), gpu.memory_slices) == (False, True, 7, 8)
-    backend.set_mig_mode(gpu.uuid, True)
-    gi_id = backend.create_gpu_instance(gpu.uuid, 9, 4)
-    half_made = backend.snapshot().gpus[0]
-    assert half_made.mig_enabled
-    assert [(i.gi_id, i.profile_name, i.start, i.size, i.device) for i in half_made.mig_instances] == [
-        (gi_id, "3g.40gb", 4, 4, None)
-    ]
-    made = backend.create_compute_instance(gpu.uuid, gi_id)
-    assert backend.snapshot().gpus[0].mig_instances[0].device == made
-
-
 def test_boards_that_want_a_reset_refuse_the_switch_and_an_administrator_makes_it() -> None:
     """Ampere: only an administrator may reset a GPU."""
     backend, gpu = board("a100-sxm4-40gb", mig=False)
@@ -190,82 +161,35 @@ def test_boards_that_want_a_reset_refuse_the_switch_and_an_administrator_makes_i
         backend.set_mig_mode(gpu.uuid, False)
 
 
-def test_a_gpu_in_use_and_one_that_is_cut_keep_their_mode() -> None:
-    """A monitoring agent that holds the GPU open, and existing partitions."""
+def refused(kind: type[HardwareError], message: str, call: Callable[..., object], *arguments: object) -> None:
+    with pytest.raises(kind, match=message):
+        call(*arguments)
+
+
+def test_each_refusal_names_what_is_in_the_way() -> None:
+    """Messages of the simulation. The contract tests check the kind of each error and the state after it."""
     backend, gpu = board("h100-sxm5-80gb", mig=False)
-    backend.set_busy(gpu.uuid, "dcgm")
-    with pytest.raises(GpuBusyError, match="dcgm"):
-        backend.set_mig_mode(gpu.uuid, True)
-    backend.set_busy(gpu.uuid, None)
-    backend.set_mig_mode(gpu.uuid, True)
+    uuid = gpu.uuid
+    refused(MigUnsupportedError, "MIG mode is off", backend.create_gpu_instance, uuid, 19, 0)
+    backend.set_busy(uuid, "dcgm")
+    refused(GpuBusyError, "dcgm", backend.set_mig_mode, uuid, True)
+    backend.set_busy(uuid, None)
+    backend.set_compute_mode(uuid, ComputeMode.EXCLUSIVE_PROCESS)
+    backend.set_mig_mode(uuid, True)
+    assert backend.compute_mode(uuid) is ComputeMode.DEFAULT
+    refused(MigUnsupportedError, "compute mode", backend.set_compute_mode, uuid, ComputeMode.PROHIBITED)
+    refused(MigUnsupportedError, "no such profile", backend.create_gpu_instance, uuid, 4711, 0)
+    refused(MigUnsupportedError, r"2g\.20gb begins at 0, 2, 4", backend.create_gpu_instance, uuid, 14, 1)
+    refused(DeviceLostError, "GPU instance 7", backend.create_compute_instance, uuid, 7)
     gi_id = make(backend, gpu, "1g.10gb", 0)
-    with pytest.raises(GpuBusyError, match="1 GPU instances exist"):
-        backend.set_mig_mode(gpu.uuid, False)
-    backend.foreign_destroy(gpu.uuid, gi_id)
-    backend.set_mig_mode(gpu.uuid, False)
-    assert not backend.mig_mode(gpu.uuid)
-
-
-def test_instances_are_removed_from_the_inside_out_and_not_while_in_use() -> None:
-    """The order of a teardown."""
-    backend, gpu = board("h100-sxm5-80gb")
-    gi_id = make(backend, gpu, "2g.20gb", 2)
-    with pytest.raises(GpuBusyError, match="has a compute instance"):
-        backend.destroy_gpu_instance(gpu.uuid, gi_id)
-    backend.set_in_use(gpu.uuid, gi_id)
-    with pytest.raises(GpuBusyError, match="in use by a process"):
-        backend.destroy_compute_instance(gpu.uuid, gi_id, 0)
-    backend.set_in_use(gpu.uuid, gi_id, False)
-    for _ in range(2):  # the second time it is gone already
-        backend.destroy_compute_instance(gpu.uuid, gi_id, 0)
-    for _ in range(2):
-        backend.destroy_gpu_instance(gpu.uuid, gi_id)
-    backend.destroy_compute_instance(gpu.uuid, gi_id, 0)
-    assert backend.mig_instances(gpu.uuid) == ()
-
-
-def test_what_cannot_be_made_is_refused_with_its_own_error() -> None:
-    """Each error has another answer in prepare."""
-    backend, gpu = board("h100-sxm5-80gb", mig=False)
-    with pytest.raises(MigUnsupportedError, match="MIG mode is off"):
-        backend.create_gpu_instance(gpu.uuid, 19, 0)
-    backend.set_mig_mode(gpu.uuid, True)
-    with pytest.raises(MigUnsupportedError, match="no such profile"):
-        backend.create_gpu_instance(gpu.uuid, 4711, 0)
-    with pytest.raises(MigUnsupportedError, match=r"2g\.20gb begins at 0, 2, 4"):
-        backend.create_gpu_instance(gpu.uuid, 14, 1)
-    with pytest.raises(DeviceLostError, match="GPU instance 7"):
-        backend.create_compute_instance(gpu.uuid, 7)
-    gi_id = make(backend, gpu, "1g.10gb", 0)
-    with pytest.raises(NoRoomError, match="compute instance already"):
-        backend.create_compute_instance(gpu.uuid, gi_id)
-
-
-def test_a_gpu_without_mig_says_so() -> None:
-    """L4 and the like are only ever whole."""
-    backend = SimulatedBackend.from_spec("1xl4-24gb", "n")
-    gpu = backend.snapshot().gpus[0]
-    assert (gpu.mig_profiles, gpu.mig_resetless, gpu.memory_slices) == ((), None, 0)
-    for call in (
-        lambda: backend.mig_mode(gpu.uuid),
-        lambda: backend.set_mig_mode(gpu.uuid, True),
-        lambda: backend.create_gpu_instance(gpu.uuid, 19, 0),
-    ):
-        with pytest.raises(MigUnsupportedError, match="does not support MIG"):
-            call()
-    assert backend.mig_instances(gpu.uuid) == ()
-
-
-def test_compute_mode_is_kept_until_mig_mode_resets_it() -> None:
-    """MPS wants EXCLUSIVE_PROCESS; with MIG on it cannot be set (nvml.h, nvmlDeviceSetComputeMode)."""
-    backend, gpu = board("h100-sxm5-80gb", mig=False)
-    assert backend.compute_mode(gpu.uuid) is ComputeMode.DEFAULT
-    backend.set_compute_mode(gpu.uuid, ComputeMode.EXCLUSIVE_PROCESS)
-    assert backend.compute_mode(gpu.uuid) is ComputeMode.EXCLUSIVE_PROCESS
-    backend.set_mig_mode(gpu.uuid, True)
-    assert backend.compute_mode(gpu.uuid) is ComputeMode.DEFAULT
-    with pytest.raises(MigUnsupportedError, match="compute mode"):
-        backend.set_compute_mode(gpu.uuid, ComputeMode.PROHIBITED)
+    refused(GpuBusyError, "1 GPU instances exist", backend.set_mig_mode, uuid, False)
+    refused(NoRoomError, "compute instance already", backend.create_compute_instance, uuid, gi_id)
+    refused(GpuBusyError, "has a compute instance", backend.destroy_gpu_instance, uuid, gi_id)
+    backend.set_in_use(uuid, gi_id)
+    refused(GpuBusyError, "in use by a process", backend.destroy_compute_instance, uuid, gi_id, 0)
+    plain, l4 = board("l4-24gb", mig=False)
+    refused(MigUnsupportedError, "does not support MIG", plain.mig_mode, l4.uuid)
+    assert (plain.mig_instances(l4.uuid), l4.memory_slices) == ((), 0)
 
 
 def calls(backend: GpuBackend, gpu: GpuUuid) -> list[object]:

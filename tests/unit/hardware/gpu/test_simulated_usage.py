@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.core.errors import DetachedError
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.usage import (
@@ -116,22 +115,6 @@ def test_energy_follows_the_utilisation(bed: Bed) -> None:
     assert bed.source.usage()[0].energy_mj == busy.energy_mj
 
 
-@pytest.mark.parametrize(("spec", "percent"), [("1xh100-sxm5-80gb+mig", 40), ("1xa100-sxm4-40gb+mig", None)])
-def test_in_mig_mode_the_instance_tells_and_not_the_process(tmp_path: Path, spec: str, percent: int | None) -> None:
-    """GPM has the utilisation of an instance on Hopper; nothing has it on Ampere."""
-    bed = Bed(tmp_path, spec)
-    instance = bed.gpus.foreign_create(bed.uuid, 19, 0)
-    bed.use('[{"memory": "3Gi", "utilization": 40}]', 7, gi_id=instance.gi_id)
-    bed.source.usage()
-    (gpu,) = bed.source.usage()
-    assert (gpu.gpu_percent, gpu.mig_enabled) == (None, True)
-    (found,) = gpu.instances
-    assert (found.gi_id, found.memory_used, found.sm_percent) == (instance.gi_id, 3 * GI, percent)
-    assert found.uuid is not None
-    (process,) = gpu.processes or ()
-    assert (process.gi_id, process.memory_bytes, process.sm_percent) == (instance.gi_id, 3 * GI, None)
-
-
 def test_processes_of_a_claim_are_found_by_their_environment(tmp_path: Path) -> None:
     """On a real node they are the pods' own; what cannot be read is of no claim."""
     proc = tmp_path / "proc"
@@ -171,10 +154,3 @@ def test_a_use_that_was_written_is_read_again(bed: Bed) -> None:
     assert (use.gi_id, use.pids, problems) == (2, (1,), ())
     assert use.steps == (UseStep(after_s=1.5, for_s=86400.0, memory_bytes=3, percent=7, processes=0),)
     assert bed.file.stat().st_mode & 0o777 == 0o600
-
-
-def test_a_driver_that_was_given_up_is_not_looked_at(bed: Bed) -> None:
-    """As NVML: the exporter closes it while a GPU is cut."""
-    bed.gpus.detach("upgrade")
-    with pytest.raises(DetachedError):
-        bed.source.usage()

@@ -4,21 +4,19 @@ import pytest
 
 from dra_driver.core.errors import GpuBusyError, NoRoomError
 from dra_driver.hardware.mig.manager import LONG_WAITS
-from tests.unit.hardware.mig.node import DOUBLE, ONE, Node
+from tests.unit.hardware.mig.conftest import DOUBLE, ONE, Node
 
 
-def test_a_first_instance_that_is_refused_is_tried_again() -> None:
+def test_a_first_instance_that_is_refused_is_tried_again(node: Node) -> None:
     """The driver refuses a GPU's first instance while a monitor uses it, although the mode could be switched."""
-    node = Node()
     node.backend.fail_next("create_gpu_instance", GpuBusyError("in use by another client"), times=3)
     assert node.create(ONE, 6).device is not None
     assert node.waits == [0.1, 0.2, 0.4]
     assert node.counter.steps.count("set_mig_mode") == 1, "the mode stays on between the tries"
 
 
-def test_a_compute_instance_that_is_refused_is_tried_again() -> None:
+def test_a_compute_instance_that_is_refused_is_tried_again(node: Node) -> None:
     """Inside the same time limit as the GPU instance."""
-    node = Node()
     node.backend.fail_next("create_gpu_instance", GpuBusyError("in use"), times=1)
     node.backend.fail_next("create_compute_instance", GpuBusyError("in use"), times=1)
     assert node.create(ONE, 6).device is not None
@@ -37,9 +35,8 @@ def test_a_creation_that_stays_refused_is_an_error_at_the_limit() -> None:
     assert node.untouched
 
 
-def test_a_refused_creation_leaves_what_appears_meanwhile() -> None:
+def test_a_refused_creation_leaves_what_appears_meanwhile(node: Node) -> None:
     """Another program creates the instance while this driver waits: it is not removed as the driver's own."""
-    node = Node()
     node.backend.fail_next("create_gpu_instance", GpuBusyError("in use"), times=0)
 
     def other_program() -> None:
@@ -64,9 +61,8 @@ def test_who_has_the_gpu_open_is_looked_up_after_the_last_try() -> None:
     assert node.looked_up == [node.gpu]
 
 
-def test_the_watch_is_told_how_each_creation_ended() -> None:
+def test_the_watch_is_told_how_each_creation_ended(node: Node) -> None:
     """A refusal counts after all tries; other failures say nothing about who has the GPU open."""
-    node = Node()
     node.backend.fail_next("create_gpu_instance", GpuBusyError("in use"), times=1)
     node.create(ONE, 6)
     node.backend.fail_next("create_gpu_instance", GpuBusyError("in use"), times=0)
@@ -78,9 +74,8 @@ def test_the_watch_is_told_how_each_creation_ended() -> None:
     assert node.told == [("created", node.at(ONE, 6)), ("refused", node.at(ONE, 5))]
 
 
-def test_only_some_creations_wait_long() -> None:
+def test_only_some_creations_wait_long(node: Node) -> None:
     """A monitor has all GPUs of a node open: the other threads that prepare claims stay free for other claims."""
-    node = Node()
     node.backend.set_busy(node.gpu, "dcgm")
     ends: list[float] = []
 

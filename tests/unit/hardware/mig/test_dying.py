@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from dra_driver.core.errors import DeviceLostError, GpuBusyError
-from tests.unit.hardware.mig.node import ONE, THREE, TWO, Node, Stopped
+from tests.unit.hardware.mig.conftest import ONE, THREE, TWO, Node, Stopped
 
 Work = Callable[[Node], object]
 

@@ -13,12 +13,11 @@ from dra_driver.core.errors import (
     StorageError,
 )
 from dra_driver.hardware.mig.manager import MigManager
-from tests.unit.hardware.mig.node import ALL, DOUBLE, FOUR, ONE, THREE, TWO, Node
+from tests.unit.hardware.mig.conftest import ALL, DOUBLE, FOUR, ONE, THREE, TWO, Node
 
 
-def test_create_returns_the_device_and_destroy_leaves_nothing() -> None:
+def test_create_returns_the_device_and_destroy_leaves_nothing(node: Node) -> None:
     """What create returns is what the GPU lists; after destroy the GPU is whole and nothing is noted."""
-    node = Node()
     made = node.create(TWO, 4)
     assert made == node.manager.find(node.at(TWO, 4)) == node.instances[0]
     assert made.device is not None
@@ -27,9 +26,8 @@ def test_create_returns_the_device_and_destroy_leaves_nothing() -> None:
     assert node.untouched
 
 
-def test_the_note_is_on_disk_before_the_mode_is_on() -> None:
+def test_the_note_is_on_disk_before_the_mode_is_on(node: Node) -> None:
     """A mode that is on without a note counts as an administrator's and would stay on for ever."""
-    node = Node()
     node.create(ONE, 6)
     steps = node.counter.steps
     assert steps.index("set_gpu_note") < steps.index("set_mig_mode") < steps.index("create_gpu_instance")
@@ -37,9 +35,8 @@ def test_the_note_is_on_disk_before_the_mode_is_on() -> None:
     assert steps[-2:] == ["set_mig_mode", "clear_gpu_note"]
 
 
-def test_the_last_destroy_switches_the_mode_off() -> None:
+def test_the_last_destroy_switches_the_mode_off(node: Node) -> None:
     """While a sibling exists the mode stays on."""
-    node = Node()
     node.create(ONE, 6)
     node.create(THREE, 0)
     node.destroy(ONE, 6)
@@ -59,9 +56,8 @@ def test_an_administrators_mode_is_left_on() -> None:
     assert node.notes.log == []
 
 
-def test_foreign_instances_keep_the_mode_on() -> None:
+def test_foreign_instances_keep_the_mode_on(node: Node) -> None:
     """This driver switched the mode on, but another program uses it: it goes off after that program's instance."""
-    node = Node()
     node.create(ONE, 6)
     foreign = node.foreign(TWO, 0, "none")
     node.destroy(ONE, 6)
@@ -94,9 +90,8 @@ def test_overlap_is_refused_by_name() -> None:
     assert node.instances == (foreign,)
 
 
-def test_engines_are_refused_by_the_hardware() -> None:
+def test_engines_are_refused_by_the_hardware(node: Node) -> None:
     """Memory slices are free but the one media engine is not: the hardware's own error is raised, nothing is left."""
-    node = Node()
     node.manager.create(node.at(20, 6), 1, within_s=1)
     with pytest.raises(NoRoomError, match="at most 1"):
         node.manager.create(node.at(20, 0), 1, within_s=1)
@@ -126,9 +121,8 @@ def test_what_the_gpu_cannot_do_leaves_nothing(
     assert not node.backend.snapshot().gpus[0].mig_enabled
 
 
-def test_a_failed_compute_instance_takes_the_gpu_instance_with_it() -> None:
+def test_a_failed_compute_instance_takes_the_gpu_instance_with_it(node: Node) -> None:
     """The first error is raised, and the GPU is as before."""
-    node = Node()
     node.backend.fail_next("create_compute_instance", DeviceLostError("the CI profile is not supported"))
     with pytest.raises(DeviceLostError, match="the CI profile is not supported") as caught:
         node.create(ALL, 0)
@@ -137,18 +131,16 @@ def test_a_failed_compute_instance_takes_the_gpu_instance_with_it() -> None:
 
 
 @pytest.mark.parametrize("method", ["create_gpu_instance", "create_compute_instance"])
-def test_an_error_after_the_work_was_done_leaves_nothing(method: str) -> None:
+def test_an_error_after_the_work_was_done_leaves_nothing(node: Node, method: str) -> None:
     """The NVIDIA driver created the instance and reported an error: the instance is found and removed."""
-    node = Node()
     node.backend.fail_next(method, DriverUnavailableError("answer lost"), after=True)
     with pytest.raises(DriverUnavailableError, match="answer lost"):
         node.create(TWO, 4)
     assert node.untouched
 
 
-def test_an_instance_that_cannot_be_removed_is_marked() -> None:
+def test_an_instance_that_cannot_be_removed_is_marked(node: Node) -> None:
     """The error has the first one's type and both sentences; the caller keeps its record and destroys it later."""
-    node = Node()
     node.backend.fail_next("create_compute_instance", NoRoomError("no compute"))
     node.backend.fail_next("destroy_gpu_instance", GpuBusyError("a monitor looks at it"), times=0)
     with pytest.raises(
@@ -163,9 +155,8 @@ def test_an_instance_that_cannot_be_removed_is_marked() -> None:
     assert node.untouched
 
 
-def test_an_unreadable_gpu_counts_as_left_over() -> None:
+def test_an_unreadable_gpu_counts_as_left_over(node: Node) -> None:
     """Whether the instance exists is unknown, so the caller must keep its record."""
-    node = Node()
     node.backend.fail_next("create_compute_instance", DeviceLostError("fell off the bus"))
     node.backend.fail_next("mig_instances", DeviceLostError("fell off the bus"), skip=1, times=3)
     with pytest.raises(DeviceLostError) as caught:
@@ -173,9 +164,8 @@ def test_an_unreadable_gpu_counts_as_left_over() -> None:
     assert caught.value.left_over
 
 
-def test_a_partition_that_is_not_listed_is_an_error() -> None:
+def test_a_partition_that_is_not_listed_is_an_error(node: Node) -> None:
     """The NVIDIA driver reported success, and another program destroyed the instance at the same moment."""
-    node = Node()
     make = node.backend.create_compute_instance
 
     class Vanishing:
@@ -193,9 +183,8 @@ def test_a_partition_that_is_not_listed_is_an_error() -> None:
     assert node.untouched
 
 
-def test_destroying_a_partition_that_is_partly_gone() -> None:
+def test_destroying_a_partition_that_is_partly_gone(node: Node) -> None:
     """Without its compute instance, without its GPU instance, with the mode off meanwhile, twice: all is success."""
-    node = Node()
     made = node.create(TWO, 2)
     node.backend.destroy_compute_instance(node.gpu, made.gi_id, 0)
     node.destroy(TWO, 2)
@@ -238,18 +227,16 @@ def test_without_mig_there_is_nothing_to_remove() -> None:
     node.manager.ensure_whole(node.gpu, within_s=1)
 
 
-def test_a_busy_gpu_is_waited_for() -> None:
+def test_a_busy_gpu_is_waited_for(node: Node) -> None:
     """A monitor that closes the GPU within the limit costs a pause, not the claim."""
-    node = Node()
     node.backend.set_busy(node.gpu, "dcgm")
     node.on_wait = lambda: node.backend.set_busy(node.gpu, None) if len(node.waits) == 3 else None
     assert node.create(ONE, 6).device is not None
     assert node.waits == [0.1, 0.2, 0.4]
 
 
-def test_a_gpu_that_stays_busy_is_an_error_at_the_limit() -> None:
+def test_a_gpu_that_stays_busy_is_an_error_at_the_limit(node: Node) -> None:
     """The error comes at the limit, says what to look for, and the note is cleared."""
-    node = Node()
     node.backend.set_busy(node.gpu, "dcgm")
     with pytest.raises(GpuBusyError, match=r"switched on, tried for 5 s: .* dcgm; look for processes .*dcgm-exporter"):
         node.create(ONE, 6)
@@ -258,18 +245,16 @@ def test_a_gpu_that_stays_busy_is_an_error_at_the_limit() -> None:
     assert node.untouched
 
 
-def test_no_time_at_all_is_one_attempt() -> None:
+def test_no_time_at_all_is_one_attempt(node: Node) -> None:
     """A limit of zero, or one already over, still tries once and does not wait."""
-    node = Node()
     node.backend.set_busy(node.gpu, "dcgm")
     with pytest.raises(GpuBusyError):
         node.create(ONE, 6, within_s=-1)
     assert node.waits == []
 
 
-def test_a_partition_in_use_is_not_destroyed() -> None:
+def test_a_partition_in_use_is_not_destroyed(node: Node) -> None:
     """The error names it and says what to look for; once the process is gone the same call succeeds."""
-    node = Node()
     made = node.create(TWO, 4)
     node.backend.set_in_use(node.gpu, made.gi_id)
     with pytest.raises(
@@ -282,9 +267,8 @@ def test_a_partition_in_use_is_not_destroyed() -> None:
     assert node.untouched
 
 
-def test_a_mode_that_cannot_be_switched_off_does_not_fail_a_destroy() -> None:
+def test_a_mode_that_cannot_be_switched_off_does_not_fail_a_destroy(node: Node) -> None:
     """destroy succeeds because the partition is gone; the note stays for the next restore_mode."""
-    node = Node()
     node.create(ONE, 6)
     node.backend.set_busy(node.gpu, "dcgm")
     node.destroy(ONE, 6)
@@ -296,9 +280,8 @@ def test_a_mode_that_cannot_be_switched_off_does_not_fail_a_destroy() -> None:
     assert node.untouched
 
 
-def test_a_lost_gpu_does_not_undo_a_destroy() -> None:
+def test_a_lost_gpu_does_not_undo_a_destroy(node: Node) -> None:
     """The GPU stops answering before the mode is off: the note stays, and restore_mode raises later."""
-    node = Node()
     node.create(ONE, 6)
     node.backend.fail_next("mig_mode", DeviceLostError("fell off the bus"), times=2)
     node.destroy(ONE, 6)
@@ -307,18 +290,16 @@ def test_a_lost_gpu_does_not_undo_a_destroy() -> None:
         node.manager.restore_mode(node.gpu)
 
 
-def test_a_full_disk_keeps_the_mode_off() -> None:
+def test_a_full_disk_keeps_the_mode_off(node: Node) -> None:
     """Without its note the mode is not switched on."""
-    node = Node()
     node.notes.full = True
     with pytest.raises(StorageError):
         node.create(ONE, 6)
     assert node.untouched
 
 
-def test_ensure_whole_switches_an_owned_mode_off() -> None:
+def test_ensure_whole_switches_an_owned_mode_off(node: Node) -> None:
     """ensure_whole switches the driver's own mode off once, and does not touch a GPU that is whole already."""
-    node = Node()
     node.create(ONE, 6)
     node.backend.set_busy(node.gpu, "dcgm")
     node.destroy(ONE, 6)
@@ -330,9 +311,8 @@ def test_ensure_whole_switches_an_owned_mode_off() -> None:
     assert node.counter.steps.count("set_mig_mode") == before
 
 
-def test_ensure_whole_refuses_a_gpu_with_instances() -> None:
+def test_ensure_whole_refuses_a_gpu_with_instances(node: Node) -> None:
     """The error names the instances at once: waiting under the GPU's lock would not remove them."""
-    node = Node()
     node.create(ONE, 6)
     with pytest.raises(GpuBusyError, match=r"it still has GPU instance 13 \(1g.10gb at memory slices 6-6\)"):
         node.manager.ensure_whole(node.gpu, within_s=5)
@@ -347,9 +327,8 @@ def test_ensure_whole_leaves_an_administrators_mode() -> None:
     assert node.mode
 
 
-def test_ensure_whole_gives_up_at_the_limit() -> None:
+def test_ensure_whole_gives_up_at_the_limit(node: Node) -> None:
     """The error comes at the limit and says what to look for."""
-    node = Node()
     node.create(ONE, 6)
     node.backend.set_busy(node.gpu, "nv-hostengine")
     node.destroy(ONE, 6)
@@ -358,9 +337,8 @@ def test_ensure_whole_gives_up_at_the_limit() -> None:
     assert node.noted
 
 
-def test_a_stale_note_is_cleared() -> None:
+def test_a_stale_note_is_cleared(node: Node) -> None:
     """A death between note and mode, or an administrator, left the mode off: only the note is cleared."""
-    node = Node()
     node.notes.values[node.gpu, "mig-mode"] = "on"
     assert node.manager.restore_mode(node.gpu)
     assert node.untouched

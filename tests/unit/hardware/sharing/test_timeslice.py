@@ -19,12 +19,12 @@ GPU = GpuUuid("GPU-00000000-0000-0000-0000-000000000001")
 class FakeSmi(Smi):
     """Remembers the slice; ``problems`` are raised by the next calls, None lets one through."""
 
-    def __init__(self, mortality: Mortality | None = None) -> None:
+    def __init__(self, mortality: Mortality) -> None:
         self.slice = 0
         self.calls: list[tuple[str, ...]] = []
         self.problems: list[CommandError | None] = []
         self.missing = False
-        self.mortality = mortality or Mortality()
+        self.mortality = mortality
 
     def find(self) -> str:
         if self.missing:
@@ -45,45 +45,41 @@ class FakeSmi(Smi):
 
 
 class World:
-    def __init__(self, mortality: Mortality | None = None) -> None:
-        self.mortality = mortality or Mortality()
-        self.smi, self.control, self.notes = (
-            FakeSmi(self.mortality),
-            FakeControl(self.mortality),
-            MortalNotes(self.mortality),
-        )
+    def __init__(self) -> None:
+        self.mortality = Mortality()
+        self.smi = FakeSmi(self.mortality)
+        self.control, self.notes = FakeControl(self.mortality), MortalNotes(self.mortality)
         self.slicer = TimeSlicer(self.smi, self.control, self.notes)
-
-    def live_again(self) -> None:
-        self.mortality.at = None
 
     @property
     def state(self) -> tuple[int, ComputeMode, dict[str, str]]:
         return self.smi.slice, self.control.compute_mode(GPU), {key: v for (_, key), v in self.notes.values.items()}
 
 
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
 CLEAN: tuple[int, ComputeMode, dict[str, str]] = (0, ComputeMode.DEFAULT, {})
 
 
-def test_the_interval_becomes_the_commands_number() -> None:
-    world = World()
+def test_the_interval_becomes_the_commands_number(world: World) -> None:
     for interval, number in ((Interval.SHORT, 1), (Interval.MEDIUM, 2), (Interval.LONG, 3)):
         world.slicer.set(GPU, interval, within_s=5.0)
         assert world.smi.calls[-1] == ("compute-policy", "-i", GPU, "--set-timeslice", str(number))
         assert world.state == (number, ComputeMode.DEFAULT, {TIME_SLICE: interval.value})
 
 
-def test_the_default_interval_on_an_untouched_gpu_is_nothing_at_all() -> None:
+def test_the_default_interval_on_an_untouched_gpu_is_nothing_at_all(world: World) -> None:
     """Old GPUs have no such setting, and every plain claim would fail on them."""
-    world = World()
     world.smi.missing = True
     world.slicer.set(GPU, Interval.DEFAULT, within_s=5.0)
     world.slicer.reset(GPU, within_s=5.0)
     assert (world.smi.calls, world.control.calls, world.notes.log) == ([], [], [])
 
 
-def test_an_exclusive_gpu_is_opened_and_given_back() -> None:
-    world = World()
+def test_an_exclusive_gpu_is_opened_and_given_back(world: World) -> None:
     world.control.modes[GPU] = ComputeMode.EXCLUSIVE_PROCESS
     world.slicer.set(GPU, Interval.LONG, within_s=5.0)
     assert world.state == (
@@ -95,8 +91,7 @@ def test_an_exclusive_gpu_is_opened_and_given_back() -> None:
     assert world.state == (0, ComputeMode.EXCLUSIVE_PROCESS, {})
 
 
-def test_the_note_is_there_before_anything_changes() -> None:
-    world = World()
+def test_the_note_is_there_before_anything_changes(world: World) -> None:
     world.notes.full = True
     with pytest.raises(StorageError):
         world.slicer.set(GPU, Interval.LONG, within_s=5.0)
@@ -104,17 +99,15 @@ def test_the_note_is_there_before_anything_changes() -> None:
     assert world.control.calls == []
 
 
-def test_a_missing_program_leaves_no_note() -> None:
-    world = World()
+def test_a_missing_program_leaves_no_note(world: World) -> None:
     world.smi.missing = True
     with pytest.raises(CommandError):
         world.slicer.set(GPU, Interval.LONG, within_s=5.0)
     assert world.state == CLEAN
 
 
-def test_a_failed_command_is_taken_back() -> None:
+def test_a_failed_command_is_taken_back(world: World) -> None:
     """A command that was killed may have had its effect."""
-    world = World()
     world.smi.problems = [CommandError("did not end")]
     world.control.modes[GPU] = ComputeMode.EXCLUSIVE_PROCESS
     with pytest.raises(CommandError, match="did not end"):
@@ -123,8 +116,7 @@ def test_a_failed_command_is_taken_back() -> None:
     assert world.state == (0, ComputeMode.EXCLUSIVE_PROCESS, {})
 
 
-def test_a_failed_change_puts_the_former_interval_back() -> None:
-    world = World()
+def test_a_failed_change_puts_the_former_interval_back(world: World) -> None:
     world.slicer.set(GPU, Interval.SHORT, within_s=5.0)
     world.smi.problems = [CommandError("did not end")]
     with pytest.raises(CommandError):
@@ -132,8 +124,7 @@ def test_a_failed_change_puts_the_former_interval_back() -> None:
     assert world.state == (1, ComputeMode.DEFAULT, {TIME_SLICE: "Short"})
 
 
-def test_what_cannot_be_taken_back_stays_noted_for_a_later_reset() -> None:
-    world = World()
+def test_what_cannot_be_taken_back_stays_noted_for_a_later_reset(world: World) -> None:
     world.smi.problems = [CommandError("did not end"), CommandError("did not end either")]
     with pytest.raises(CommandError, match=r"did not end$"):
         world.slicer.set(GPU, Interval.LONG, within_s=5.0)
@@ -142,8 +133,7 @@ def test_what_cannot_be_taken_back_stays_noted_for_a_later_reset() -> None:
     assert world.state == CLEAN
 
 
-def test_a_gpu_without_the_setting_is_a_sentence_and_leaves_nothing() -> None:
-    world = World()
+def test_a_gpu_without_the_setting_is_a_sentence_and_leaves_nothing(world: World) -> None:
     world.smi.problems = [CommandError("ended with status 3: Timeslice is not supported for GPU 0")]
     with pytest.raises(CommandError, match=f"GPU {GPU} has no time-slice setting .* ask for Default"):
         world.slicer.set(GPU, Interval.LONG, within_s=5.0)
@@ -151,17 +141,15 @@ def test_a_gpu_without_the_setting_is_a_sentence_and_leaves_nothing() -> None:
     assert world.state == CLEAN
 
 
-def test_a_note_on_a_gpu_without_the_setting_can_be_cleared() -> None:
+def test_a_note_on_a_gpu_without_the_setting_can_be_cleared(world: World) -> None:
     """A process may die between the note and the answer that there is no such setting."""
-    world = World()
     world.notes.set_gpu_note(GPU, TIME_SLICE, "Long")
     world.smi.problems = [CommandError("Not Supported")]
     world.slicer.reset(GPU, within_s=5.0)
     assert world.state == CLEAN
 
 
-def test_a_lost_gpu_is_reported_and_no_command_is_run_on_it() -> None:
-    world = World()
+def test_a_lost_gpu_is_reported_and_no_command_is_run_on_it(world: World) -> None:
     world.control.modes[GPU] = ComputeMode.PROHIBITED
     world.control.problem = DeviceLostError("gone")
     with pytest.raises(DeviceLostError):
@@ -188,7 +176,7 @@ def test_a_death_at_any_step_is_put_right_by_reset(call: str, after: bool, befor
                 world.slicer.reset(GPU, within_s=5.0)
         except Died:
             steps += 1
-            world.live_again()
+            world.mortality.at = None
             world.slicer.reset(GPU, within_s=5.0)
             assert world.state == (0, before, {}), f"died at step {steps}"
             continue

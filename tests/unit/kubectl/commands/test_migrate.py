@@ -10,6 +10,7 @@ import yaml
 from dra_driver.core.errors import ApiUnreachableError, ForbiddenError, NotFoundError
 from dra_driver.kubectl.commands.kubectl import main
 from dra_driver.kubectl.commands.migrate import KINDS, cluster_documents
+from dra_driver.kubectl.migrate.ledger import at
 
 POD = """\
 apiVersion: v1
@@ -130,7 +131,7 @@ def test_owned_objects_are_left_out() -> None:
     free = {"metadata": {"name": "c"}, "spec": {"containers": [{"name": "c"}], "nodeName": "n"}}
     found = list(cluster_documents(Lists(pods=[owned, ended, free], replicasets=[owned]), None, []))
     assert [each.label for each in found] == ["Pod c"]
-    assert found[0].value["spec"] == {"containers": [{"name": "c"}]}
+    assert at(found[0].value, "spec") == {"containers": [{"name": "c"}]}
     assert found[0].api_version == "v1"
 
 
@@ -139,7 +140,7 @@ def test_tokens_that_were_mounted_are_left_out() -> None:
     mount = {"name": "kube-api-access-x2k4f", "mountPath": "/var/run/secrets"}
     spec = {"volumes": [{"name": mount["name"]}], "containers": [{"name": "c", "volumeMounts": [mount]}]}
     (found,) = cluster_documents(Lists(pods=[{"metadata": {"name": "p"}, "spec": spec}]), None, [])
-    assert found.value["spec"] == {"containers": [{"name": "c"}]}
+    assert at(found.value, "spec") == {"containers": [{"name": "c"}]}
 
 
 def test_config_maps_that_are_no_configuration_are_not_read() -> None:

@@ -74,6 +74,11 @@ def explained(state: ClusterState, wanted: Obj | None = None, **options: Any) ->
     return explain(state, subject_of(state, wanted or pod(template="t")), **options)
 
 
+def asked(*requests: Obj, node: str = "", **parts: Any) -> Explanation:
+    """Explains a pod with one claim of these requests, by default one for a GPU, in `cluster` with these parts."""
+    return explained(cluster(templates=[template("t", *requests)], **parts), node=node)
+
+
 def codes(report: Explanation) -> list[str]:
     """Returns the codes of blocking causes and of devices' reasons."""
     found = [str(cause.code) for cause in report.causes if cause.blocks]

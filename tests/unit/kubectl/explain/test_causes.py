@@ -12,11 +12,35 @@ from dra_driver.kubectl.explain.report import Answer
 from dra_driver.kubectl.explain.scheduler import scheduler_of
 from dra_driver.kubectl.explain.subject import subject_of
 from tests.fakes.dra_objects import DRIVER, claim, device_class, exactly, gpu, node, resource_slice
-from tests.unit.kubectl.explain.clusters import A, a100, allocated_claim, cluster, codes, explained, pod, template
+from tests.unit.kubectl.explain.clusters import (
+    A,
+    a100,
+    allocated_claim,
+    asked,
+    cluster,
+    codes,
+    explained,
+    pod,
+    template,
+)
 
 
 def _bound(**status: Any) -> dict[str, Any]:
     return pod(claim="c", nodeName="a", status={"phase": "Pending", **status})
+
+
+def limited(resource: str, count: int) -> dict[str, Any]:
+    """A pod with an extended resource."""
+    return pod(containers=[{"name": "main", "resources": {"limits": {resource: str(count)}}}])
+
+
+def generated(claim: str) -> dict[str, Any]:
+    """A pod for whose template a claim was made."""
+    return pod(template="t", status={"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": claim}]})
+
+
+VOLUMES = [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]
+WITH_TEMPLATE = cluster(templates=[template("t")])
 
 
 @pytest.mark.parametrize(
@@ -33,39 +57,15 @@ def _bound(**status: Any) -> dict[str, Any]:
             "driverSilent",
         ),
         (cluster(claims=[allocated_claim("c", on="a", deletionTimestamp="now")]), pod(claim="c"), "claimDeleted"),
-        (
-            cluster(claims=[allocated_claim("c", "gpu-0", on="a", users=tuple(f"p{i}" for i in range(256)))]),
-            pod(claim="c"),
-            "claimFull",
-        ),
-        (
-            cluster(claims=[allocated_claim("c", on="a")]),
-            pod(template="t", status={"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "c"}]}),
-            "claimNotOwned",
-        ),
-        (
-            cluster(),
-            pod(template="t", status={"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "gone"}]}),
-            "claimMissing",
-        ),
-        (
-            cluster(templates=[template("t")]),
-            pod(template="t", schedulingGates=[{"name": "example.com/hold"}]),
-            "schedulingGates",
-        ),
-        (
-            cluster(templates=[template("t")]),
-            pod(template="t", volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]),
-            "volumeWaiting",
-        ),
+        (cluster(claims=[allocated_claim("c", "gpu-0", on="a", users=("p",) * 256)]), pod(claim="c"), "claimFull"),
+        (cluster(claims=[allocated_claim("c", on="a")]), generated("c"), "claimNotOwned"),
+        (cluster(), generated("gone"), "claimMissing"),
+        (WITH_TEMPLATE, pod(template="t", schedulingGates=[{"name": "example.com/hold"}]), "schedulingGates"),
+        (WITH_TEMPLATE, pod(template="t", volumes=VOLUMES), "volumeWaiting"),
         (cluster(templates=[template("t", exactly("gpu", f"{A}.nosuch == 1"))]), pod(template="t"), "celError"),
         (cluster(templates=[template("t", exactly("gpu", "device.driver =="))]), pod(template="t"), "celError"),
         (cluster(templates=[template("t", exactly(count=33))]), pod(template="t"), "notWeighable"),
-        (
-            cluster(),
-            pod(containers=[{"name": "main", "resources": {"limits": {"example.com/gpu": "1"}}}]),
-            "resourceUnknown",
-        ),
+        (cluster(), limited("example.com/gpu", 1), "resourceUnknown"),
     ],
 )
 def test_cause_is_recognised(state: ClusterState, wanted: dict[str, Any], code: str) -> None:
@@ -94,8 +94,7 @@ def test_a_volume_bound_after_scheduling_does_not_block(mode: str, answer: Answe
         pvcs=[{"metadata": {"name": "data", "namespace": "default"}, "spec": {"storageClassName": "s"}}],
         storage_classes=[{"metadata": {"name": "s"}, "volumeBindingMode": mode}],
     )
-    volumes = [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]
-    assert explained(state, pod(template="t", volumes=volumes)).verdict.answer is answer
+    assert explained(state, pod(template="t", volumes=VOLUMES)).verdict.answer is answer
 
 
 def test_missing_cpu_is_not_caused_by_devices() -> None:
@@ -131,17 +130,14 @@ def test_extended_resources_are_evaluated_as_a_claim() -> None:
     state = cluster(classes=[device_class("gpu")])
     state.classes[0]["spec"]["extendedResourceName"] = "example.com/gpu"
     for resource in ("example.com/gpu", "deviceclass.resource.kubernetes.io/gpu"):
-        few = pod(containers=[{"name": "main", "resources": {"limits": {resource: "2"}}}])
-        assert explained(state, few).verdict.nodes_fit == 2
-        many = pod(containers=[{"name": "main", "resources": {"limits": {resource: "5"}}}])
-        assert explained(state, many).requests[0].request == "container-0-request-0"
+        assert explained(state, limited(resource, 2)).verdict.nodes_fit == 2
+        assert explained(state, limited(resource, 5)).requests[0].request == "container-0-request-0"
 
 
 def test_a_device_plugin_on_the_node_takes_precedence() -> None:
     state = cluster(nodes=[{**node("a"), "status": {"allocatable": {"example.com/gpu": "1", "pods": "9"}}}])
     state.classes[0]["spec"]["extendedResourceName"] = "example.com/gpu"
-    two = pod(containers=[{"name": "main", "resources": {"limits": {"example.com/gpu": "2"}}}])
-    assert explained(state, two).nodes[0].message == "Insufficient example.com/gpu"
+    assert explained(state, limited("example.com/gpu", 2)).nodes[0].message == "Insufficient example.com/gpu"
 
 
 def test_a_field_that_the_api_server_dropped_is_named_with_its_gate() -> None:
@@ -209,7 +205,7 @@ def test_a_missing_subject_is_an_error_that_names_the_namespace() -> None:
     with pytest.raises(ConfigurationError, match="no pod missing in namespace default"):
         pod_subject(cluster(), "default", "missing")
     with pytest.raises(ConfigurationError, match="no node nowhere"):
-        explained(cluster(templates=[template("t")]), node="nowhere")
+        asked(node="nowhere")
 
 
 def test_the_schedulers_message_decides_about_rules_that_are_not_checked() -> None:
@@ -266,6 +262,5 @@ def test_fields_that_the_api_server_kept_show_gates_that_are_on() -> None:
     found = scheduler_of("v1.35.6", {}, [resource_slice("a", tainted), counted]).features
     assert (found.device_taints, found.partitionable_devices) == (True, True)
     assert (found.consumable_capacity, found.binding_conditions) == (False, False)
-    assert not scheduler_of(
-        "v1.35.6", {"DRADeviceTaints": False}, [resource_slice("a", tainted)]
-    ).features.device_taints
+    off = {"DRADeviceTaints": False}
+    assert not scheduler_of("v1.35.6", off, [resource_slice("a", tainted)]).features.device_taints

@@ -29,6 +29,10 @@ def asking(**amounts: str) -> dict[str, Any]:
     return whole(capacity={"requests": amounts})
 
 
+def asked_of_h100(*requests: dict[str, Any], **parts: Any) -> Explanation:
+    return explained(h100(templates=[template("t", *requests)], **parts))
+
+
 def fix(report: Explanation) -> str:
     assert report.nearest_miss is not None
     return report.nearest_miss.fix
@@ -40,14 +44,14 @@ def seen(report: Explanation) -> str:
 
 def test_partitions_in_use_that_are_equally_near_are_counted() -> None:
     claims = [having(f"c{start}", slice_name(start), users=(f"p{start}",)) for start in range(7)]
-    report = explained(h100(claims=claims, templates=[template("t", part())]))
+    report = asked_of_h100(part(), claims=claims)
     assert "7 devices match request gpu: 7 in use" in report.verdict.sentence
     assert fix(report).endswith("; 6 other devices are equally near")
 
 
 def test_a_whole_gpu_waits_for_all_claims_with_parts_of_it() -> None:
     claims = [having(f"c{start}", slice_name(start), users=(f"p{start}",)) for start in range(2)]
-    report = explained(h100(claims=claims, templates=[template("t", whole())]))
+    report = asked_of_h100(whole(), claims=claims)
     assert "1 on GPUs whose shared counters are used up" in report.verdict.sentence
     assert seen(report).startswith("gpu-0-counter-set: multiprocessors short by 32 (132 needed, 100 left), used by ")
     assert fix(report) == "end all workloads that use the GPU: default/c1 (pod p1), default/c0 (pod p0)"
@@ -56,16 +60,14 @@ def test_a_whole_gpu_waits_for_all_claims_with_parts_of_it() -> None:
 def test_a_partition_waits_only_for_claims_that_use_its_counters() -> None:
     """A slice in the lower half blocks a 4g partition there; a slice in the upper half does not."""
     claims = [having("low", slice_name(0), users=("p",)), having("high", slice_name(6), users=("q",))]
-    report = explained(h100(claims=claims, templates=[template("t", part("4g.40gb"))]))
+    report = asked_of_h100(part("4g.40gb"), claims=claims)
     assert "memory-slice-0 short by 1" in seen(report)
     assert fix(report) == "end the workload that uses the GPU: default/low (pod p)"
 
 
 def test_a_share_that_is_too_large_shows_what_is_left_and_the_other_users() -> None:
     claims = [share("one", memory="50Gi", percent="70", users=("p",))]
-    report = explained(
-        h100(sharing=MPS, claims=claims, templates=[template("t", asking(memory="40Gi", computePercent="5"))])
-    )
+    report = asked_of_h100(asking(memory="40Gi", computePercent="5"), sharing=MPS, claims=claims)
     assert "1 without enough capacity (memory)" in report.verdict.sentence
     assert report.requests[0].reasons[-1].message == "not enough memory: 40Gi requested"
     assert seen(report) == "gpu-0 has 29744Mi of 80944Mi free: default/one (pod p) has 50Gi"
@@ -75,35 +77,34 @@ def test_a_share_that_is_too_large_shows_what_is_left_and_the_other_users() -> N
 def test_the_default_of_a_capacity_that_is_not_requested_is_named() -> None:
     """A share that requests only memory also needs all of the compute."""
     claims = [share("one", memory="50Gi", percent="70")]
-    report = explained(h100(sharing=MPS, claims=claims, templates=[template("t", asking(memory="10Gi"))]))
+    report = asked_of_h100(asking(memory="10Gi"), sharing=MPS, claims=claims)
     message = "not enough computePercent: 100 requested (the default of a request that does not name it)"
     assert report.requests[0].reasons[-1].message == message
-    assert fix(report).startswith(
-        "request capacity.requests.computePercent: 30 or less; or end the workload that uses it"
-    )
+    less = "request capacity.requests.computePercent: 30 or less"
+    assert fix(report).startswith(f"{less}; or end the workload that uses it")
 
 
 def test_every_capacity_that_a_share_lacks_is_named() -> None:
     claims = [share("one", memory="50Gi", percent="70")]
-    report = explained(h100(sharing=MPS, claims=claims, templates=[template("t", whole())]))
+    report = asked_of_h100(whole(), sharing=MPS, claims=claims)
     assert "computePercent: 30 or less; and request capacity.requests.memory: 29744Mi or less; or end" in fix(report)
 
 
 def test_without_a_free_share_a_smaller_request_is_not_suggested() -> None:
     claims = [share(f"c{number}", memory="1Gi", percent="1") for number in range(3)]
     wanted = asking(memory="1Gi", computePercent="1")
-    report = explained(h100(sharing=MPS, claims=claims, templates=[template("t", wanted)]))
+    report = asked_of_h100(wanted, sharing=MPS, claims=claims)
     assert seen(report).startswith("gpu-0 has 0 of 3 free: default/c0 (no pod) has 1, ")
     assert fix(report).startswith("end the workload that uses it: default/c0 (no pod), default/c1")
 
 
 def test_an_amount_that_the_policy_refuses_names_the_bounds() -> None:
-    report = explained(h100(sharing=MPS, templates=[template("t", asking(memory="1Gi", computePercent="150"))]))
+    report = asked_of_h100(asking(memory="1Gi", computePercent="150"), sharing=MPS)
     assert fix(report) == "request at least 1, at most 100, in steps of 1"
 
 
 def test_a_share_of_an_exclusive_gpu_points_to_a_policy() -> None:
-    report = explained(h100(templates=[template("t", asking(memory="1Gi", computePercent="10"))]))
+    report = asked_of_h100(asking(memory="1Gi", computePercent="10"))
     message = report.requests[0].reasons[-1].message
     assert message == "has no capacity computePercent, but 10 are requested: the device is not shared"
     assert "GpuPolicy" in fix(report)
@@ -111,7 +112,7 @@ def test_a_share_of_an_exclusive_gpu_points_to_a_policy() -> None:
 
 def test_admin_access_to_a_gpu_in_use_names_the_counters() -> None:
     claims = [having("one", "gpu-0", users=("p",))]
-    report = explained(h100(claims=claims, templates=[template("t", whole(adminAccess=True))]))
+    report = asked_of_h100(whole(adminAccess=True), claims=claims)
     assert report.requests[0].reasons[-1].message.endswith("the scheduler charges them for admin access, too")
     assert "migProfiles: []" in fix(report)
 
@@ -150,32 +151,28 @@ def test_a_share_behind_a_gpu_that_is_not_shared_is_excluded_by_a_defect_of_1_34
 
 def test_a_real_shortage_is_not_reported_as_a_defect() -> None:
     claims = [having("one", "gpu-0", users=("p",))]
-    report = explained(h100(claims=claims, templates=[template("t", whole())]))
+    report = asked_of_h100(whole(), claims=claims)
     assert report.causes == ()
 
 
-def test_taints_of_policies_name_the_policy() -> None:
-    """A reserved GPU shows the toleration; a draining one says what it waits for."""
-    for key, expected in (
-        ("gpu.dra-driver.io/reserved", "value: team-a, effect: NoSchedule}]; add it"),
-        ("gpu.dra-driver.io/draining", "wait: GpuPolicy team-a reconfigures the GPU"),
-        ("gpu.dra-driver.io/drained", "kubectl dra undrain ends that"),
-        ("gpu.dra-driver.io/detached", "events DriverDetached and SecondPublisher"),
-    ):
-        terms = GpuTerms(policy="team-a", taints=(Taint(key=key, value="team-a", effect="NoSchedule"),))
-        report = explained(h100(slices=slices(terms=terms), templates=[template("t", whole())]))
-        assert expected in fix(report)
-
-
-def test_taints_of_the_hardware_say_what_passes() -> None:
-    """Both go by themselves; the Node's event has what the node's owner needs."""
-    for key, value, expected in (
-        ("gpu.dra-driver.io/fabric-not-ready", "probing", "wait: Fabric Manager has not registered the GPU"),
-        ("gpu.dra-driver.io/creation-refused", "in-use", "the Node's event PartitionsWithheld names it"),
-    ):
-        terms = GpuTerms(whole_taints=(Taint(key=key, value=value, effect="NoSchedule"),), profiles=frozenset())
-        report = explained(h100(slices=slices(terms=terms), templates=[template("t", whole())]))
-        assert expected in fix(report)
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("reserved", "team-a", "value: team-a, effect: NoSchedule}]; add it"),
+        ("draining", "team-a", "wait: GpuPolicy team-a reconfigures the GPU"),
+        ("drained", "team-a", "kubectl dra undrain ends that"),
+        ("detached", "team-a", "events DriverDetached and SecondPublisher"),
+        # Conditions of the hardware that pass.
+        ("fabric-not-ready", "probing", "wait: Fabric Manager has not registered the GPU"),
+        ("creation-refused", "in-use", "the Node's event PartitionsWithheld names it"),
+    ],
+)
+def test_a_taint_of_the_driver_says_what_to_do(key: str, value: str, expected: str) -> None:
+    taints = (Taint(key=f"gpu.dra-driver.io/{key}", value=value, effect="NoSchedule"),)
+    terms = GpuTerms(policy="team-a", taints=taints)
+    if value != "team-a":
+        terms = GpuTerms(whole_taints=taints, profiles=frozenset())
+    assert expected in fix(asked_of_h100(whole(), slices=slices(terms=terms)))
 
 
 Obj = dict[str, Any]
@@ -227,26 +224,37 @@ def test_pods_that_share_a_claim_go_to_the_same_node() -> None:
 
 def test_defaults_of_manifests_are_filled_in() -> None:
     """Manifests usually omit allocationMode and count; capacities may be plain numbers."""
-    request = {
-        "name": "gpu",
-        "exactly": {"deviceClassName": "gpu.nvidia.com", "capacity": {"requests": {"memory": 1024}}},
-    }
+    exact = {"deviceClassName": "gpu.nvidia.com", "capacity": {"requests": {"memory": 1024}}}
+    request = {"name": "gpu", "exactly": exact}
     (report,) = explain_pods(cluster(templates=[template("t", request)]), [pod(template="t")])
     assert report.verdict.answer is Answer.FITS
 
 
-def test_the_scheduler_model_follows_the_clusters_version() -> None:
-    assert not scheduler_of("v1.34.1", {}).features.consumable_capacity
-    assert scheduler_of("v1.34.1", {"DRAConsumableCapacity": True}).features.consumable_capacity
+LISTED = resource_slice("a", {"name": "gpu-0", "attributes": {"numaNode": {"ints": [0]}}})
+OTHER = {**resource_slice("b", {"name": "nic-0"})}
+OTHER["spec"] = {**OTHER["spec"], "driver": "nic.example.com"}
+
+
+@pytest.mark.parametrize(
+    ("version", "gates", "found", "feature", "on"),
+    [
+        ("v1.34.1", {}, [], "consumable_capacity", False),
+        ("v1.34.1", {"DRAConsumableCapacity": True}, [], "consumable_capacity", True),
+        ("", {}, [], "consumable_capacity", True),
+        ("v1.36.2", {}, [LISTED], "list_attributes", True),
+        ("v1.36.2", {"DRAListTypeAttributes": False}, [LISTED], "list_attributes", False),
+        ("v1.36.2", {}, [OTHER] * 100 + [LISTED], "list_attributes", True),  # another driver's come first
+    ],
+)
+def test_features_follow_version_gates_and_slices(
+    version: str, gates: dict[str, bool], found: list[Obj], feature: str, on: bool
+) -> None:
+    assert getattr(scheduler_of(version, gates, found).features, feature) is on
+
+
+def test_quirks_follow_the_version_and_gates_are_parsed() -> None:
     assert scheduler_of("v1.36.2+k3s1", {}).quirks.counters_by_pool_name
     assert not scheduler_of("v1.37.0", {}).quirks.counters_by_pool_name
-    assert scheduler_of("", {}).features.consumable_capacity
-    listed = resource_slice("a", {"name": "gpu-0", "attributes": {"numaNode": {"ints": [0]}}})
-    assert scheduler_of("v1.36.2", {}, [listed]).features.list_attributes
-    assert not scheduler_of("v1.36.2", {"DRAListTypeAttributes": False}, [listed]).features.list_attributes
-    other = resource_slice("b", {"name": "nic-0"})
-    other["spec"]["driver"] = "nic.example.com"
-    assert scheduler_of("v1.36.2", {}, [other] * 100 + [listed]).features.list_attributes, "another driver's come first"
     assert gates_of("A=true, B=FALSE,") == {"A": True, "B": False}
     with pytest.raises(ConfigurationError, match="'A=1'"):
         gates_of("A=1")

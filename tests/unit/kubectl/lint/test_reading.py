@@ -45,7 +45,7 @@ def test_position_in_a_value_is_found_in_the_file(text: str) -> None:
     root = next(read(text, lambda problem: None))
     node = root.get("e")
     assert node is not None
-    place = offset_in_text(text, node, node.value.index("BAD"))
+    place = offset_in_text(text, node, str(node.value).index("BAD"))
     assert place == text.index("BAD")
     line, column = line_and_column(text, node, place)
     assert text.split("\n")[line - 1][column - 1 :].startswith("BAD")

@@ -19,23 +19,30 @@ spec:
 PARTED = "version: v1\nmig-configs: {a: "
 
 
-def read(text: str) -> tuple[int, list[str]]:
+BOMB = "\n".join(
+    ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "place", "words"),
+    [
+        pytest.param("a: 1\n---\nb: {c: [1,\n---\n" + POD, 2, "in.yaml:4:1: document 2:", "not valid YAML", id="cut"),
+        pytest.param("kind: Pod\n{{- if .Values.x }}\nmetadata: {name: a}\n{{- end }}\n", 0, "in.yaml:3:1: document 1",
+                     "helm template", id="a Helm template"),
+        pytest.param(BOMB, 0, "in.yaml:", "aliases expand to more than", id="aliases without bounds"),
+        pytest.param("a: " + "[" * 5000, 0, "in.yaml:1:", "nested more than 100 levels", id="deep nesting"),
+        pytest.param("version: v1\nflags: {a: b}\nflags: {a: c}\n", 1, "in.yaml:3:", "occurs twice", id="a key twice"),
+    ],
+)  # fmt: skip
+def test_text_that_cannot_be_read_is_named(text: str, count: int, place: str, words: str) -> None:
+    """With its file, line and document; the documents after it are read."""
     documents, problems = plain_documents(ManifestSource(name="in.yaml", text=text))
-    return len(documents), problems
-
-
-def test_a_truncated_document_is_named_and_the_next_one_is_read() -> None:
-    """With its line and its number."""
-    count, problems = read("a: 1\n---\nb: {c: [1,\n---\n" + POD)
-    assert count == 2
-    assert problems[0].startswith("in.yaml:4:1: document 2: not valid YAML")
-
-
-def test_a_helm_template_is_told_to_be_rendered() -> None:
-    """The braces are what the reader stumbles over."""
-    _, problems = read("apiVersion: v1\nkind: Pod\n{{- if .Values.x }}\nmetadata: {name: a}\n{{- end }}\n")
-    assert "in.yaml:4:1: document 1" in problems[0]
-    assert "helm template" in problems[0]
+    assert len(documents) == count
+    (told,) = problems
+    assert told.startswith(place)
+    assert words in told
 
 
 @pytest.mark.parametrize(
@@ -54,27 +61,10 @@ def test_a_count_that_is_a_template_stays_and_is_named() -> None:
     assert any("must be rendered first" in note.text for note in found.notes)
 
 
-def test_aliases_cannot_expand_without_bounds() -> None:
-    """A few hundred bytes would be gigabytes."""
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
-    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
-    _, problems = read("\n".join(lines))
-    assert "aliases expand to more than" in problems[0]
-
-
-def test_deep_nesting_is_refused() -> None:
-    """Without recursion of the reader."""
-    _, problems = read("a: " + "[" * 5000)
-    assert "nested more than 100 levels" in problems[0]
-
-
 def test_tags_make_no_objects() -> None:
-    """A tag is read as if it were not there."""
-    documents, problems = plain_documents(
-        ManifestSource(name="in.yaml", text="a: !!python/object/apply:os.system ['true']\nb: !custom {c: 1}\n")
-    )
-    assert problems == []
-    assert documents[0].value == {"a": ["true"], "b": {"c": 1}}
+    text = "a: !!python/object/apply:os.system ['true']\nb: !custom {c: 1}\n"
+    (document,), problems = plain_documents(ManifestSource(name="in.yaml", text=text))
+    assert (document.value, problems) == ({"a": ["true"], "b": {"c": 1}}, [])
 
 
 def test_documents_are_numbered_as_they_stand() -> None:
@@ -91,12 +81,6 @@ def test_documents_are_bounded() -> None:
     documents, problems = plain_documents(source, most=3)
     assert len(documents) == 3
     assert problems == ["in.yaml:8: more than 3 documents; the rest is not read"]
-
-
-def test_a_key_that_occurs_twice_is_named() -> None:
-    """One of its values would be lost."""
-    _, problems = read("version: v1\nflags: {migStrategy: none}\nflags: {migStrategy: mixed}\n")
-    assert "occurs twice" in problems[0]
 
 
 @pytest.mark.parametrize(
@@ -136,20 +120,21 @@ def test_a_broken_config_inside_a_configmap_is_named_with_its_key() -> None:
     assert "ConfigMap c, data.bad" in found.problems[0]
 
 
-def test_a_pod_with_odd_parts_does_not_end_the_run() -> None:
-    """Values of other types than Kubernetes has."""
-    odd = [
-        "spec: {containers: [1, null, {resources: 3}, {resources: {limits: [nvidia.com/gpu]}}]}",
-        "spec: {containers: [{resources: {limits: {nvidia.com/gpu: [1]}}}]}",
-        "spec: {containers: [{resources: {limits: {nvidia.com/gpu: 1}}, env: {a: b}}], nodeSelector: [x], affinity: 3}",
-        "spec: {containers: [{resources: {limits: {nvidia.com/gpu: 1}}}], resourceClaims: x}",
-        "spec: {containers: [{resources: {limits: {nvidia.com/gpu: 1}}}], affinity: {nodeAffinity: []}}",
-        "spec: 7",
-    ]
-    for spec in odd:
-        found = migrated(f"apiVersion: v1\nkind: Pod\nmetadata: {{name: odd}}\n{spec}\n---\n{POD}")
-        assert [value["metadata"]["name"] for _, value in found.workloads][-1] == "p"
-        assert found.problems == [] or "Pod odd: a field has another type" in found.problems[0]
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "{containers: [1, null, {resources: 3}, {resources: {limits: [nvidia.com/gpu]}}]}",
+        "{containers: [{resources: {limits: {nvidia.com/gpu: [1]}}}]}",
+        "{containers: [{resources: {limits: {nvidia.com/gpu: 1}}, env: {a: b}}], nodeSelector: [x], affinity: 3}",
+        "{containers: [{resources: {limits: {nvidia.com/gpu: 1}}}], resourceClaims: x}",
+        "{containers: [{resources: {limits: {nvidia.com/gpu: 1}}}], affinity: {nodeAffinity: []}}",
+        "7",
+    ],
+)
+def test_a_pod_with_odd_parts_does_not_end_the_run(spec: str) -> None:
+    found = migrated(f"apiVersion: v1\nkind: Pod\nmetadata: {{name: odd}}\nspec: {spec}\n---\n{POD}")
+    assert [value["metadata"]["name"] for _, value in found.workloads][-1] == "p"
+    assert found.problems == [] or "Pod odd: a field has another type" in found.problems[0]
 
 
 def test_names_cannot_write_lines_or_commands_to_the_terminal() -> None:

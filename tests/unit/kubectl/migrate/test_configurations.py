@@ -7,6 +7,7 @@ import yaml
 
 from dra_driver.config.policy import policy_of, policy_problems
 from dra_driver.kubectl.migrate import MigrateOptions, translate
+from dra_driver.kubectl.migrate.ledger import at
 from tests.unit.kubectl.migrate.helpers import documents, migrated, of_inputs, policy, said
 
 SHARED = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
@@ -28,49 +29,66 @@ def node(name: str, **labels: str) -> str:
     return yaml.safe_dump({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": found}})
 
 
-def test_time_slicing_is_a_policy_with_as_many_shares() -> None:
-    """Replicas have no memory of their own, so shares are bounded by their number alone."""
-    sharing = policy(migrated(SHARED), "device-plugin-input")["sharing"]
-    assert sharing == {"strategy": "TimeSlicing", "maxShares": 4, "defaultComputePercent": 0}
+EMPTY = "version: v1\nflags: {}\n"
+NAMED = config_map(default=EMPTY, shared=SHARED)
+OFF = layout("off", "{devices: all, mig-enabled: false}")
+SHARES = {"strategy": "TimeSlicing", "maxShares": 4, "defaultComputePercent": 0}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "name", "spec"),
+    [
+        # Replicas have no memory of their own, so shares are bounded by their number alone.
+        ([SHARED], "device-plugin-input", {"sharing": SHARES}),
+        ([MPS], "device-plugin-input", {"sharing": {**SHARES, "strategy": "MPS", "maxShares": 10}}),
+        # The device plugin offered whole GPUs alone.
+        (["version: v1\nflags: {migStrategy: none}\n"], "device-plugin-input", {"forms": {"migProfiles": []}}),
+        # Only nodes among the inputs are known.
+        (
+            [NAMED, node("a", plugin="shared"), node("b")],
+            "device-plugin-shared",
+            {"select": {"nodeNames": ["a"]}, "priority": 10, "sharing": SHARES},
+        ),
+        # Nothing could be had of a GPU with MIG on and no devices, and nothing can.
+        (
+            [layout("empty", "{devices: all, mig-enabled: true, mig-devices: {}}"), node("a", mig="empty")],
+            "mig-empty",
+            {"select": {"nodeNames": ["a"]}, "priority": 40, "availability": "Hidden"},
+        ),
+        # A policy applies alone, and a layout's is stronger than a config's.
+        (
+            [SHARED, OFF, node("a", mig="off")],
+            "mig-off",
+            {"select": {"nodeNames": ["a"]}, "priority": 40, "forms": {"migProfiles": []}, "sharing": SHARES},
+        ),
+    ],
+    ids=["time slicing", "MPS", "strategy none", "a config by label", "MIG without devices", "whole GPUs stay shared"],
+)
+def test_configurations_become_policies(inputs: list[str], name: str, spec: dict[str, object]) -> None:
+    assert policy(migrated("\n---\n".join(inputs)), name) == spec
 
 
 def test_mps_needs_the_mps_host() -> None:
     """Without it no claim under MPS is prepared."""
-    found = migrated(MPS)
-    assert policy(found, "device-plugin-input")["sharing"]["strategy"] == "MPS"
-    assert found.values == {"mpsHost": {"enabled": True}}
+    assert migrated(MPS).values == {"mpsHost": {"enabled": True}}
 
 
 def test_mps_wins_over_time_slicing() -> None:
     """As in the plugin's sharing.go."""
-    text = MPS + "".join(SHARED.splitlines(keepends=True)[1:]).replace(
-        "sharing: {timeSlicing", "sharing2: {timeSlicing"
-    )
-    both = yaml.safe_load(text)
-    both["sharing"]["timeSlicing"] = both.pop("sharing2")["timeSlicing"]
+    both = yaml.safe_load(MPS)
+    both["sharing"] |= yaml.safe_load(SHARED)["sharing"]
     assert policy(migrated(yaml.safe_dump(both)), "device-plugin-input")["sharing"]["strategy"] == "MPS"
-
-
-def test_a_config_that_a_label_chooses_is_for_the_nodes_with_it() -> None:
-    """Only nodes among the inputs are known."""
-    maps = config_map(default="version: v1\nflags: {}\n", shared=SHARED)
-    text = "\n---\n".join([maps, node("a", plugin="shared"), node("b")])
-    assert policy(migrated(text), "device-plugin-shared") == {
-        "select": {"nodeNames": ["a"]},
-        "priority": 10,
-        "sharing": {"strategy": "TimeSlicing", "maxShares": 4, "defaultComputePercent": 0},
-    }
 
 
 def test_without_nodes_such_a_policy_is_for_none() -> None:
     """A policy for all nodes would share GPUs that were never shared."""
-    found = migrated(config_map(default="version: v1\nflags: {}\n", shared=SHARED))
+    found = migrated(NAMED)
     (pattern,) = policy(found, "device-plugin-shared")["select"]["nodeNames"]
     assert pattern == "NODES WITH nvidia.com/device-plugin.config=shared"
     assert "select.nodeNames" in found.hints[0]
 
 
-@pytest.mark.parametrize("configs", [{"only": SHARED}, {"default": SHARED, "other": "version: v1\nflags: {}\n"}])
+@pytest.mark.parametrize("configs", [{"only": SHARED}, {"default": SHARED, "other": EMPTY}])
 def test_the_default_config_is_for_every_node(configs: dict[str, str]) -> None:
     """The plugin's config-manager takes the one that is alone, or is called default."""
     found = migrated(config_map(**configs))
@@ -87,16 +105,10 @@ def test_a_clusterpolicy_names_the_default_configs() -> None:
 def test_many_nodes_are_several_policies() -> None:
     """A policy has 32 patterns at most."""
     nodes = [node(f"n{number}", plugin="shared") for number in range(70)]
-    found = migrated("\n---\n".join([config_map(default="version: v1\nflags: {}\n", shared=SHARED), *nodes]))
+    found = migrated("\n---\n".join([NAMED, *nodes]))
     sizes = [len(each["spec"]["select"]["nodeNames"]) for each in found.policies]
     assert sizes == [32, 32, 6]
     assert len({each["metadata"]["name"] for each in found.policies}) == 3
-
-
-def test_the_strategy_none_offers_no_mig_devices() -> None:
-    """The device plugin offered whole GPUs alone."""
-    found = migrated("version: v1\nflags: {migStrategy: none}\n")
-    assert policy(found, "device-plugin-input")["forms"] == {"migProfiles": []}
 
 
 def test_a_layout_allows_its_profiles_and_has_their_classes() -> None:
@@ -118,25 +130,9 @@ def test_a_filter_for_unknown_boards_makes_no_policy() -> None:
     assert "not carried over: no board of the catalog has the PCI id" in said(found, "device-filter")[0]
 
 
-def test_mig_on_without_devices_hides_the_gpu() -> None:
-    """Nothing could be had of it, and nothing can."""
-    spec = policy(migrated(layout("empty", "{devices: all, mig-enabled: true, mig-devices: {}}")), "mig-empty")
-    assert spec["availability"] == "Hidden"
-
-
-def test_a_layout_with_whole_gpus_keeps_them_shared() -> None:
-    """A policy applies alone, and a layout's is stronger than a config's."""
-    text = "\n---\n".join([SHARED, layout("off", "{devices: all, mig-enabled: false}"), node("a", mig="off")])
-    spec = policy(migrated(text), "mig-off")
-    assert spec["select"] == {"nodeNames": ["a"]}
-    assert (spec["forms"], spec["sharing"]["maxShares"]) == ({"migProfiles": []}, 4)
-
-
 def test_a_layout_and_a_config_of_some_of_its_nodes_are_joined() -> None:
     """For those nodes alone."""
-    off = layout("off", "{devices: all, mig-enabled: false}")
-    maps = config_map(default="version: v1\nflags: {}\n", shared=SHARED)
-    found = migrated("\n---\n".join([maps, off, node("a", mig="off", plugin="shared"), node("b", mig="off")]))
+    found = migrated("\n---\n".join([NAMED, OFF, node("a", mig="off", plugin="shared"), node("b", mig="off")]))
     joined = policy(found, "mig-off-device-plugin-shared")
     assert joined["select"] == {"nodeNames": ["a"]}
     assert joined["priority"] > policy(found, "mig-off")["priority"]
@@ -151,9 +147,8 @@ def test_policies_that_come_out_are_valid_and_do_not_contradict(names: tuple[str
     read = [policy_of(each) for each in found]
     assert len({each.name for each in read}) == len(read)
     for one, other in combinations(read, 2):
-        same = one.priority == other.priority and set(one.select.node_names or "*") & set(
-            other.select.node_names or "*"
-        )
+        nodes = set(one.select.node_names or "*") & set(other.select.node_names or "*")
+        same = one.priority == other.priority and nodes
         apart = set(one.select.product_names or ()) ^ set(other.select.product_names or ())
         assert not same or apart, f"{one.name} and {other.name}"
 
@@ -165,14 +160,19 @@ def test_two_configs_for_all_nodes_are_told() -> None:
     assert any("device-plugin-one and device-plugin-two" in hint for hint in found.hints)
 
 
-def test_values_of_the_charts_are_carried() -> None:
-    """The driver's folder, the kubelet's, the hook and the pod's priority."""
-    assert of_inputs("cluster-policy").values["kubelet"] == {"rootDir": "/var/lib/k0s/kubelet"}
-    assert of_inputs("cluster-policy").values["driver"] == {"root": "/run/nvidia/driver", "hasDev": True}
-    assert of_inputs("operator-values").values["openshift"] == {"enabled": True}
-    assert of_inputs("plugin-values").values["nodes"] == {"selector": {"pool": "gpu"}}
-    assert of_inputs("plugin-values").values["driver"]["cdiHook"] == "/usr/bin/nvidia-cdi-hook"
-    assert of_inputs("dra-driver-values").values["kubelet"] == {"rootDir": "/var/lib/k0s/kubelet"}
+@pytest.mark.parametrize(
+    ("name", "path", "value"),
+    [
+        ("cluster-policy", ("kubelet",), {"rootDir": "/var/lib/k0s/kubelet"}),
+        ("cluster-policy", ("driver",), {"root": "/run/nvidia/driver", "hasDev": True}),
+        ("operator-values", ("openshift",), {"enabled": True}),
+        ("plugin-values", ("nodes",), {"selector": {"pool": "gpu"}}),
+        ("plugin-values", ("driver", "cdiHook"), "/usr/bin/nvidia-cdi-hook"),
+        ("dra-driver-values", ("kubelet",), {"rootDir": "/var/lib/k0s/kubelet"}),
+    ],
+)
+def test_values_of_the_charts_are_carried(name: str, path: tuple[str, ...], value: object) -> None:
+    assert at(of_inputs(name).values, *path) == value
 
 
 def test_two_inputs_that_want_different_values_are_told() -> None:

@@ -1,12 +1,12 @@
 """No field of an input is lost without being named, and what comes out is valid."""
 
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
 from dra_driver.kubectl.migrate import InputDocument, Translation
 from dra_driver.kubectl.migrate.formats import items
-from dra_driver.kubectl.migrate.ledger import UNCHANGED, UNKNOWN, at, leaves, path_text
+from dra_driver.kubectl.migrate.ledger import UNCHANGED, UNKNOWN, Path, at, children, list_at, path_text
 from tests.unit.kubectl.migrate.helpers import NAMES, documents, inputs, linted, migrated, of_inputs
 
 TOGETHER = ("cluster-policy", "plugin-configmap", "mig-parted", "nodes", "workloads", "quotas")
@@ -16,7 +16,16 @@ def objects_of(names: tuple[str, ...]) -> list[InputDocument]:
     return [item for document in inputs(*names) for item in items(document)]
 
 
-def noted(found: Translation, document: InputDocument) -> dict[tuple[str | int, ...], str]:
+def leaves(value: object, path: Path = ()) -> Iterator[tuple[Path, object]]:
+    """Each scalar and each empty mapping or list, with its path."""
+    below = children(value)
+    for step, item in below:
+        yield from leaves(item, (*path, step))
+    if not below:
+        yield path, value
+
+
+def noted(found: Translation, document: InputDocument) -> dict[Path, str]:
     return {
         note.path: note.text
         for note in found.notes
@@ -67,14 +76,13 @@ def test_what_stays_as_it_is_does() -> None:
     assert checked > 60
 
 
-def _same_place(value: Any, path: tuple[str | int, ...], before: Any) -> bool:
+def _same_place(value: object, path: Path, before: object) -> bool:
     """Whether ``before`` is at ``path``, or at another index of the same lists where elements were removed."""
     if at(value, *path) == before:
         return True
     for position, step in enumerate(path):
         if isinstance(step, int):
-            elements = at(value, *path[:position])
-            return any(_same_place(each, path[position + 1 :], before) for each in elements or ())
+            return any(_same_place(each, path[position + 1 :], before) for each in list_at(value, *path[:position]))
     return False
 
 

@@ -20,19 +20,19 @@ def container(name: str = "main", **resources: Any) -> dict[str, Any]:
 
 
 def pod(*containers: dict[str, Any], before: str = "", **spec: Any) -> str:
-    value = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "p"},
-        "spec": {"containers": [*containers], **spec},
-    }
-    text = yaml.safe_dump(value, sort_keys=False)
+    value = {"metadata": {"name": "p"}, "spec": {"containers": [*containers], **spec}}
+    text = yaml.safe_dump({"apiVersion": "v1", "kind": "Pod", **value}, sort_keys=False)
     return f"{before}---\n{text}" if before else text
 
 
 def spec_of(found: Translation) -> Any:
     (_, value) = found.workloads[-1]
     return value["spec"]
+
+
+def made(inputs: str, kind: str) -> Any:
+    """The object of the kind that an input becomes."""
+    return next(value for _, value in of_inputs(inputs).workloads if value["kind"] == kind)
 
 
 def requests(found: Translation) -> Any:
@@ -53,19 +53,30 @@ def test_a_count_becomes_a_count() -> None:
     assert spec_of(found)["resourceClaims"] == [{"name": "gpu", "resourceClaimTemplateName": "gpu-x2"}]
 
 
-def test_each_container_has_its_own_devices() -> None:
-    """The device plugin gave no device to two containers."""
-    found = migrated(pod(container("a", gpu=1), container("b", gpu=1)))
-    assert [each["name"] for each in requests(found)] == ["a", "b"]
-    claims = [each["resources"]["claims"] for each in spec_of(found)["containers"]]
-    assert claims == [[{"name": "gpu", "request": "a"}], [{"name": "gpu", "request": "b"}]]
-
-
-def test_an_init_container_uses_the_device_of_a_later_container() -> None:
-    """The kubelet gave the devices of init containers to the others afterwards."""
-    found = migrated(pod(container("a", gpu=1), initContainers=[container("first", gpu=1)]))
-    assert len(requests(found)) == 1
-    assert spec_of(found)["initContainers"][0]["resources"]["claims"] == [{"name": "gpu"}]
+@pytest.mark.parametrize(
+    ("containers", "inits", "names"),
+    [
+        # The device plugin gave no device to two containers.
+        ([("a", 1), ("b", 1)], [], ["a", "b"]),
+        # The kubelet gave the devices of init containers to the others afterwards.
+        ([("a", 1)], [("first", 1)], ["gpu"]),
+        # A claim is the whole pod's: what an init container needs more is held until the pod ends.
+        ([("a", 1)], [("first", 2)], ["a", "first"]),
+    ],
+    ids=["two containers", "an init container", "an init container that needs more"],
+)
+def test_each_container_has_its_own_devices(
+    containers: list[tuple[str, int]], inits: list[tuple[str, int]], names: list[str]
+) -> None:
+    before = [container(name, gpu=count) for name, count in inits]
+    found = migrated(pod(*(container(name, gpu=count) for name, count in containers), initContainers=before))
+    assert [each["name"] for each in requests(found)] == names
+    several = names[1:] != []
+    spec = spec_of(found)
+    for index, each in enumerate([*spec["containers"], *spec["initContainers"]]):
+        assert each["resources"]["claims"] == [{"name": "gpu", **({"request": names[index]} if several else {})}]
+    if several and inits:
+        assert "changed meaning" in said(found, 'initContainers[0].resources.limits["nvidia.com/gpu"]')[0]
 
 
 @pytest.mark.parametrize(("containers", "first"), [([("a", 2)], 1), ([("a", 2), ("b", 4)], 2), ([], 2)])
@@ -79,13 +90,6 @@ def test_an_init_container_that_needs_less_uses_it_too(containers: list[tuple[st
         (note,) = said(found, 'initContainers[0].resources.limits["nvidia.com/gpu"]')
         assert "changed meaning" in note
         assert "uses the request of container a: it sees 2, not 1" in note
-
-
-def test_an_init_container_that_needs_more_holds_it_until_the_pod_ends() -> None:
-    """A claim is the whole pod's."""
-    found = migrated(pod(container("a", gpu=1), initContainers=[container("first", gpu=2)]))
-    assert [each["name"] for each in requests(found)] == ["a", "first"]
-    assert "changed meaning" in said(found, 'initContainers[0].resources.limits["nvidia.com/gpu"]')[0]
 
 
 def test_a_sidecar_has_its_own_device() -> None:
@@ -143,32 +147,20 @@ def test_a_share_of_mps_has_its_part_of_memory_and_compute() -> None:
     assert amounts == {"memory": f"{(40960 - 1024 - 64) // 4}Mi", "computePercent": "25"}
 
 
-def test_more_replicas_than_the_plugin_gives_are_not_translated() -> None:
-    """Under MPS it refuses more than one by default."""
-    found = migrated(pod(container(gpu=2), before=MPS), gpu_memory_mib=40960)
-    assert found.workloads == []
-    assert "failRequestsGreaterThanOne" in said(found, 'limits["nvidia.com/gpu"]')[0]
-
-
-def test_without_the_memory_a_replica_of_mps_is_not_translated() -> None:
-    """A limit that is guessed would end programs."""
-    found = migrated(pod(container(gpu=1), before=MPS))
-    assert found.workloads == []
-    assert "--gpu-memory" in said(found, 'limits["nvidia.com/gpu"]')[0]
-
-
 @pytest.mark.parametrize(
-    ("resource", "reason"),
+    ("resource", "count", "before", "memory", "reason"),
     [
-        ("mig-1g.10gb.shared", "no MIG devices"),
-        ("mig-1c.3g.20gb", "no compute instance"),
-        ("gpu-memory", "is no resource of whole GPUs"),
+        ("gpu", 2, MPS, 40960, "failRequestsGreaterThanOne"),  # under MPS it refuses more than one by default
+        ("gpu", 1, MPS, 0, "--gpu-memory"),  # a limit that is guessed would end programs
+        ("mig-1g.10gb.shared", 1, "", 0, "no MIG devices"),
+        ("mig-1c.3g.20gb", 1, "", 0, "no compute instance"),
+        ("gpu-memory", 1, "", 0, "is no resource of whole GPUs"),
     ],
 )
-def test_what_no_device_is_stays_and_is_named(resource: str, reason: str) -> None:
+def test_what_no_device_is_stays_and_is_named(resource: str, count: int, before: str, memory: int, reason: str) -> None:
     """A pod that waits is seen; a pod with another device is not."""
-    text = pod(container(gpu=1)).replace("nvidia.com/gpu", f"nvidia.com/{resource}")
-    found = migrated(text)
+    text = pod(container(gpu=count), before=before).replace("nvidia.com/gpu:", f"nvidia.com/{resource}:")
+    found = migrated(text, gpu_memory_mib=memory)
     assert found.workloads == []
     assert any("not carried over" in each and reason in each for each in said(found, f'["nvidia.com/{resource}"]'))
 
@@ -207,39 +199,34 @@ def test_labels_that_no_device_has_stay() -> None:
     assert len(requests(found)[0]["exactly"]["selectors"]) == 1
 
 
-def test_alternatives_of_gpus_alone_become_one_selector() -> None:
-    """Terms of an affinity are alternatives."""
-    hopper = [("nvidia.com/gpu.family", "In", ["hopper"])]
-    large = [("nvidia.com/gpu.memory", "Gt", ["70000"]), ("nvidia.com/gpu.compute.major", "In", ["8"])]
-    found = migrated(pod(container(gpu=1), affinity=affinity(hopper, large)))
+ZONE, HOPPER = ("zone", "In", ["a"]), ("nvidia.com/gpu.family", "In", ["hopper"])
+AMPERE = [("nvidia.com/gpu.memory", "Gt", ["70000"]), ("nvidia.com/gpu.compute.major", "In", ["8"])]
+ZONES = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]
+
+
+@pytest.mark.parametrize(
+    ("terms", "kept"),
+    [([[HOPPER], AMPERE], None), ([[ZONE, HOPPER], [ZONE, *AMPERE]], ZONES)],
+    ids=["GPUs alone", "the same zone, which stays"],
+)
+def test_alternatives_of_gpus_become_one_selector(terms: list[list[tuple[str, str, list[str]]]], kept: object) -> None:
+    """Terms of an affinity are alternatives; what all of them say of nodes holds for each."""
+    found = migrated(pod(container(gpu=1), affinity=affinity(*terms)))
     (selector,) = requests(found)[0]["exactly"]["selectors"]
     assert selector["cel"]["expression"].count(" || ") == 1
-    assert "affinity" not in spec_of(found)
+    assert spec_of(found).get("affinity") == (
+        {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": kept}}}
+        if kept
+        else None
+    )
 
 
 def test_alternatives_that_mix_nodes_and_gpus_stay() -> None:
     """An alternative between a zone and a GPU has no form in a claim."""
-    zone, gpu = ("zone", "In", ["a"]), ("nvidia.com/gpu.family", "In", ["hopper"])
-    found = migrated(pod(container(gpu=1), affinity=affinity([zone], [gpu])))
+    found = migrated(pod(container(gpu=1), affinity=affinity([ZONE], [HOPPER])))
     assert "affinity" in spec_of(found)
     assert "selectors" not in requests(found)[0]["exactly"]
     assert any("mix labels" in note.text for note in found.notes)
-
-
-def test_alternatives_with_the_same_zone_keep_the_zone() -> None:
-    """What all terms say of nodes holds for each."""
-    zone = ("zone", "In", ["a"])
-    found = migrated(
-        pod(
-            container(gpu=1),
-            affinity=affinity(
-                [zone, ("nvidia.com/gpu.family", "In", ["hopper"])], [zone, ("nvidia.com/gpu.family", "In", ["ampere"])]
-            ),
-        )
-    )
-    terms = spec_of(found)["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    assert terms == {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]}
-    assert requests(found)[0]["exactly"]["selectors"]
 
 
 def test_preferences_become_alternatives_in_their_order() -> None:
@@ -253,8 +240,7 @@ def test_preferences_become_alternatives_in_their_order() -> None:
 
 def test_what_speaks_to_nvidias_runtime_is_removed() -> None:
     """Beside a claim it would add devices that the claim does not have."""
-    deployment = next(value for _, value in of_inputs("workloads").workloads if value["kind"] == "Deployment")
-    spec = deployment["spec"]["template"]["spec"]
+    spec = made("workloads", "Deployment")["spec"]["template"]["spec"]
     assert "runtimeClassName" not in spec
     names = [each["name"] for each in spec["containers"][0]["env"]]
     assert names == ["NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_REQUIRE_CUDA", "MODEL"]
@@ -269,14 +255,13 @@ def test_a_pod_that_sees_all_gpus_without_asking_stays_and_is_named() -> None:
 
 def test_pods_in_objects_of_other_kinds_are_found() -> None:
     """Training operators have kinds of their own."""
-    torch = next(value for _, value in of_inputs("workloads").workloads if value["kind"] == "PyTorchJob")
-    worker = torch["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    worker = made("workloads", "PyTorchJob")["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     assert worker["resourceClaims"] == [{"name": "gpu", "resourceClaimTemplateName": "gpu-x8"}]
 
 
 def test_what_the_api_server_set_is_left_out() -> None:
     """A Job with the selector of another is refused."""
-    job = next(value for _, value in of_inputs("workloads").workloads if value["kind"] == "Job")
+    job = made("workloads", "Job")
     assert "selector" not in job["spec"]
     assert "status" not in job
     assert job["metadata"] == {"name": "once", "labels": {"keep": "me"}}
@@ -300,7 +285,7 @@ def test_a_kept_mig_pod_has_its_class() -> None:
 
 def test_a_quota_counts_claims_by_class() -> None:
     """Beside the line for pods that are not moved yet."""
-    hard = next(value for _, value in of_inputs("quotas").workloads if value["kind"] == "ResourceQuota")["spec"]["hard"]
+    hard = made("quotas", "ResourceQuota")["spec"]["hard"]
     assert hard["gpu.nvidia.com.deviceclass.resource.k8s.io/devices"] == "8"
     assert hard["mig-1g.10gb.nvidia.com.deviceclass.resource.k8s.io/devices"] == "4"
     assert hard["requests.nvidia.com/gpu"] == "8"
@@ -308,5 +293,6 @@ def test_a_quota_counts_claims_by_class() -> None:
 
 def test_a_default_of_a_limit_range_goes() -> None:
     """It would give every container a GPU beside its claim."""
-    value = next(value for _, value in of_inputs("quotas").workloads if value["kind"] == "LimitRange")
-    assert value["spec"]["limits"] == [{"type": "Container", "default": {"cpu": "1"}, "max": {"memory": "64Gi"}}]
+    assert made("quotas", "LimitRange")["spec"]["limits"] == [
+        {"type": "Container", "default": {"cpu": "1"}, "max": {"memory": "64Gi"}}
+    ]

@@ -2,8 +2,7 @@
 
 import pytest
 
-from dra_driver.node.health.xid_table import ROWS
-from dra_driver.node.health.xids import KNOWN, XidRecovery, label, xid
+from dra_driver.node.health.xids import KNOWN, ROWS, XidRecovery, label, xid
 
 APPLICATION_ERRORS = (13, 31, 43, 45, 68, 109)
 """What NVIDIA's device plugin and DRA driver ignore."""

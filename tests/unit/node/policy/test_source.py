@@ -10,7 +10,7 @@ import pytest
 from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.terms import Terms, Use
-from dra_driver.node.policy.objects import PolicyObject, kept
+from dra_driver.node.policy.policy_set import PolicyObject, kept
 from dra_driver.node.policy.source import PolicySource
 from tests.unit.node.policy.hardware import NODE, node, share, uuid, whole, written
 

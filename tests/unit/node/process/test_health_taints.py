@@ -11,7 +11,7 @@ from dra_driver.core.model.health_rules import HealthRules
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.core.model.terms import GpuTerms, Taint
 from dra_driver.kube.published.limits import is_taint
-from dra_driver.node.process.health_taints import KEYS, HealthTaints, amended, taint_of
+from dra_driver.node.process.health_taints import KEYS, amended, taint_of
 from dra_driver.node.process.missing_gpus import MissingGpu
 from tests.fakes.stand_in import present
 from tests.unit.node.health import world
@@ -85,7 +85,7 @@ def test_a_gpu_that_is_not_published_has_no_terms() -> None:
 def test_a_missing_gpu_is_tainted_before_its_condition_is_known(cause: HealthCause | None) -> None:
     """Between two looks it would otherwise be offered."""
     known = [] if cause is None else [condition(cause=cause, value="", severity=Severity.EVICT)]
-    (terms,) = HealthTaints(lambda: known, lambda: GONE).amend(snapshot(FREE), {}).values()
+    (terms,) = amended(snapshot(FREE), {}, known, GONE).values()
     (taint,) = terms.condition_taints
     assert (taint.key, taint.effect) == (
         (KEYS[cause], "NoExecute") if cause is not None else ("gpu.nvidia.com/gpu-lost", "NoSchedule")
@@ -94,7 +94,7 @@ def test_a_missing_gpu_is_tainted_before_its_condition_is_known(cause: HealthCau
 
 def test_a_healthy_node_has_no_amendment() -> None:
     """Terms stay the same object."""
-    assert HealthTaints(list).amend(snapshot(FREE), {}) == {}
+    assert amended(snapshot(FREE), {}, [], {}) == {}
 
 
 def test_a_missing_gpu_is_evicted_from_the_start_where_its_policy_says_so() -> None:

@@ -6,8 +6,16 @@ from typing import Any
 import pytest
 
 from dra_driver.config.policy import MAX_BYTES
-from dra_driver.node.policy.objects import PolicyObject, kept, read_objects
-from dra_driver.node.policy.policy_set import MAX_POLICIES, PolicySet, RefusedSetError, decode_set, merge
+from dra_driver.node.policy.policy_set import (
+    MAX_POLICIES,
+    PolicyObject,
+    PolicySet,
+    RefusedSetError,
+    decode_set,
+    kept,
+    merge,
+    read_objects,
+)
 from tests.fakes.stand_in import present
 from tests.unit.node.policy.hardware import NODE, written
 

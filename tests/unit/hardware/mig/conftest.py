@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigInstance, PartitionId
 from dra_driver.hardware.gpu.backend import MIG_MODE
@@ -119,3 +121,9 @@ class Node:
     def untouched(self) -> bool:
         """Whether the GPU is in its first state: whole, MIG mode off, no note."""
         return not self.mode and not self.instances and not self.noted
+
+
+@pytest.fixture
+def node() -> Node:
+    """An H100 without MIG mode."""
+    return Node()
