@@ -1,4 +1,4 @@
-"""The fewest writes, the right generations, the desired state afterwards, and the times of taints that are sent without."""
+"""The fewest writes, the right generations, the desired state afterwards, and the times of taints."""
 
 import copy
 import itertools

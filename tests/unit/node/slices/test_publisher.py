@@ -17,16 +17,15 @@ from dra_driver.kube.reflector import ReflectorChange
 from dra_driver.node.slices.publisher import Publisher
 from dra_driver.node.slices.schedule import Schedule
 from tests.fakes.slices_api import FakeSlicesApi
-from tests.unit.node.slices.gpus import gpu, node_of, snapshot
+from tests.unit.node.slices.gpus import Passes, gpu, node_of, snapshot
 
 DOWN = ApiUnreachableError("connection refused")
 
 
-class Bench:
+class Bench(Passes):
     """A publisher, its API, its clock and what it reported."""
 
     def __init__(self, api: FakeSlicesApi | None = None) -> None:
-        self.now = 1000.0
         self.api = api or FakeSlicesApi()
         self.events: list[tuple[str, str, str]] = []
         self.publisher = Publisher(
@@ -37,18 +36,6 @@ class Bench:
 
     def record(self, about: Any, kind: str, reason: str, message: str) -> None:
         self.events.append((about["name"], reason, message))
-
-    def run(self, seconds: float) -> None:
-        """Runs the passes that fall due in this time."""
-        end = self.now + seconds
-        for _ in range(1000):
-            wait_s = self.publisher.step()
-            if wait_s is None or self.now + wait_s > end:
-                break
-            self.now += wait_s
-        else:
-            raise AssertionError("a busy loop")
-        self.now = end
 
     def devices(self) -> list[str]:
         return [

@@ -17,7 +17,7 @@ from dra_driver.node.slices.features import FeatureWatch
 from dra_driver.node.slices.publisher import Publisher
 from dra_driver.node.slices.schedule import Schedule
 from tests.fakes.slices_api import FakeSlicesApi
-from tests.unit.node.slices.gpus import A100, ALL, H100, gpu, h100s, instance, mig_gpu, snapshot
+from tests.unit.node.slices.gpus import A100, ALL, H100, Passes, gpu, h100s, instance, mig_gpu, snapshot
 from tests.unit.node.slices.pool_view import doubly_offered, offered
 
 COUNTERS = {"sharedCounters", "consumesCounters"}
@@ -25,14 +25,13 @@ TAINTED = GpuTerms(policy="p", taints=(Taint(key="example.com/reserved", effect=
 SHARED = GpuTerms(policy="p", sharing=SharingTerms(strategy=Strategy.TIME_SLICING))
 
 
-class Server:
+class Server(Passes):
     """An API server that is checked after every change, and the publishers that use it."""
 
     def __init__(self, minor: int = 36) -> None:
         self.api = FakeSlicesApi()
         self.patch = -1
         self.become(minor)
-        self.now = 0.0
         self.api.listeners.append(self.heard)
         self.start()
 
@@ -56,17 +55,6 @@ class Server:
     def heard(self, change: ReflectorChange) -> None:
         assert doubly_offered(self.api.objects, is_1_34=self.api.is_1_34) == []
         self.publisher.notice(change)
-
-    def run(self, seconds: float = 0.0) -> None:
-        end = self.now + seconds
-        for _ in range(200):
-            wait_s = self.publisher.step()
-            if wait_s is None or self.now + wait_s > end:
-                break
-            self.now += wait_s
-        else:
-            raise AssertionError("a busy loop")
-        self.now = end
 
     def show(self, shot: Snapshot, terms: GpuTerms | None = None, seconds: float = 0.0) -> None:
         self.publisher.set_snapshot(shot, {one.uuid: terms for one in shot.gpus} if terms is not None else {})
@@ -262,23 +250,16 @@ def test_a_pass_that_dies_half_way_is_finished_by_the_next_process(minor: int) -
         server = Server()
         server.api.drops = COUNTERS
         server.show(h100s(3))
-        server.api.drops = set()
-        server.become(minor)
-        server.start()
-        _die_after(server, after)
-        server.show(h100s(3))
-        server.api.failures, server.api.during_write = [], lambda: None
-        server.start()
-        server.show(h100s(3))
-        assert len(server.names()) == 78
-        server.api.drops = COUNTERS
-        server.become(36)
-        server.start()
-        _die_after(server, after)
-        server.show(h100s(3))
-        server.api.failures, server.api.during_write = [], lambda: None
-        server.start()
-        server.show(h100s(3))
+        for drops, version, names in ((set(), minor, 78), (COUNTERS, 36, 3)):
+            server.api.drops = drops
+            server.become(version)
+            server.start()
+            _die_after(server, after)
+            server.show(h100s(3))
+            server.api.failures, server.api.during_write = [], lambda: None
+            server.start()
+            server.show(h100s(3))
+            assert len(server.names()) == names
         assert server.names() == ["gpu-0", "gpu-1", "gpu-2"]
 
 
