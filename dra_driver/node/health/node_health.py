@@ -55,11 +55,8 @@ class NodeHealth:
         calm_s: float | None,
         rules: Callable[[GpuUuid], HealthRules],
     ) -> None:
-        self._boot_id = boot_id
-        self._wall_clock = wall_clock
-        self._clock = clock
-        self._calm_s = calm_s
-        self._rules = rules
+        self._boot_id, self._calm_s, self._rules = boot_id, calm_s, rules
+        self._wall_clock, self._clock = wall_clock, clock
         self._save_lock = threading.Lock()  # guards the file; taken before the lock below, never waited for
         self._file = HealthFile(path)
         self._lock = threading.Lock()  # guards everything below

@@ -156,11 +156,13 @@ _EXPORTER: Final = (
 
 
 class Phase(Enum):
-    ATTACHED = "attached"
-    WAITING = "waiting"
-    CLOSING = "closing"
-    DETACHED = "detached"
-    REATTACHING = "reattaching"
+    """With the beginning of the sentence that reports it."""
+
+    ATTACHED = ""
+    WAITING = "this node is about to give its NVIDIA driver up"
+    CLOSING = "this node gives its NVIDIA driver up"
+    DETACHED = "this node has given its NVIDIA driver up"
+    REATTACHING = "this node waits for its NVIDIA driver, which it had given up"
 
 
 class _State(Struct, frozen=True):
@@ -227,7 +229,7 @@ class Detaching:
         state = self._state
         if state.request is None:
             return None
-        return f"{_TITLES[state.phase]} ({state.request}){'; ' if state.note else ''}{state.note}"
+        return f"{state.phase.value} ({state.request}){'; ' if state.note else ''}{state.note}"
 
     def step(self) -> float:
         """Look once and do what is due; returns the seconds until the next look. The thread calls it in a loop.
@@ -238,10 +240,17 @@ class Detaching:
         if request is not None:
             self._give_up(request)
         elif self._state.phase is Phase.REATTACHING:
-            self._await_gpus()
+            problem = self._inventory.problem
+            if problem is None:  # the first good read ends it, whenever the driver is back
+                self._attached("the NVIDIA driver is in use again")
+            else:
+                self._set(Phase.REATTACHING, self._state.request, problem)
             return REATTACH_LOOK_S
         elif self._state.phase in (Phase.CLOSING, Phase.DETACHED):
-            self._take_again()
+            log.info("taking the NVIDIA driver again")
+            self._gpus.reattach()
+            self._set(Phase.REATTACHING, self._state.request, "")
+            self._inventory.refresh()
             return REATTACH_LOOK_S
         elif self._state.phase is Phase.WAITING:
             self._attached("the NVIDIA driver stays in use: the request to give it up was withdrawn")
@@ -258,7 +267,7 @@ class Detaching:
         self._gate.close(_refusal(request))
         if state.phase in (Phase.ATTACHED, Phase.REATTACHING) or state.request != request:
             log.info("asked to give the NVIDIA driver up", extra={"by": request.source, "reason": request.reason})
-            self._tell("Normal", "DriverDetaching", f"{_TITLES[Phase.WAITING]} ({request})")
+            self._tell("Normal", "DriverDetaching", f"{Phase.WAITING.value} ({request})")
         if state.phase is not Phase.CLOSING:
             self._set(Phase.WAITING, request, self._waits_for(request))
             if self._state.note:
@@ -270,14 +279,11 @@ class Detaching:
             if note := self._waits_for(request):  # one of these calls prepared a claim
                 self._set(Phase.WAITING, request, note)
                 return
-            self._wait_published()
+            # The run after this one may find only the slices that this one left: they should have the taint.
+            until = self._clock() + PUBLISH_S
+            while not self._published() and self._clock() < until and not self.worker.pause(PUBLISH_LOOK_S):
+                pass
         self._close(request)
-
-    def _wait_published(self) -> None:
-        """The run after this one may find only the slices that this one left: they should have the taint."""
-        until = self._clock() + PUBLISH_S
-        while not self._published() and self._clock() < until and not self.worker.pause(PUBLISH_LOOK_S):
-            pass
 
     def _waits_for(self, request: DetachRequest) -> str:
         """What has to end before the driver is closed; "" for nothing."""
@@ -301,25 +307,11 @@ class Detaching:
             self._set(Phase.DETACHED, request)
             if was is not Phase.DETACHED or asked_anew:
                 log.info("NVIDIA driver given up", extra={"by": request.source, "reason": request.reason})
-                self._tell("Normal", "DriverDetached", f"{_TITLES[Phase.DETACHED]} ({request})")
+                self._tell("Normal", "DriverDetached", f"{Phase.DETACHED.value} ({request})")
             return
         if self._state.note != note:
-            self._tell("Warning", "DriverDetachIncomplete", f"{_TITLES[Phase.CLOSING]} ({request}); {note}")
+            self._tell("Warning", "DriverDetachIncomplete", f"{Phase.CLOSING.value} ({request}); {note}")
         self._set(Phase.CLOSING, request, note)
-
-    def _take_again(self) -> None:
-        log.info("taking the NVIDIA driver again")
-        self._gpus.reattach()
-        self._set(Phase.REATTACHING, self._state.request, "")
-        self._inventory.refresh()
-
-    def _await_gpus(self) -> None:
-        """The first good read ends it, whenever the driver is back."""
-        problem = self._inventory.problem
-        if problem is None:
-            self._attached("the NVIDIA driver is in use again")
-        else:
-            self._set(Phase.REATTACHING, self._state.request, problem)
 
     def _attached(self, message: str) -> None:
         self._gate.open()
@@ -332,15 +324,6 @@ class Detaching:
         metrics.detached.set(phase is Phase.DETACHED)
         if (before.request and before.request.taint_value) != self.taint_value or before.phase is not phase:
             self._changed()
-
-
-_TITLES: Final = {
-    Phase.ATTACHED: "",
-    Phase.WAITING: "this node is about to give its NVIDIA driver up",
-    Phase.CLOSING: "this node gives its NVIDIA driver up",
-    Phase.DETACHED: "this node has given its NVIDIA driver up",
-    Phase.REATTACHING: "this node waits for its NVIDIA driver, which it had given up",
-}
 
 
 def _refusal(request: DetachRequest) -> str:

@@ -33,9 +33,7 @@ class HostDeviceNodes:
     def __init__(
         self, uvm: UvmModule, keeper: DeviceNodeReconciler | None, *, may_touch: Callable[[], bool] = lambda: True
     ) -> None:
-        self.uvm = uvm
-        self._keeper = keeper
-        self._may_touch = may_touch
+        self.uvm, self._keeper, self._may_touch = uvm, keeper, may_touch
 
     @classmethod
     def of(cls, found: Hardware, tools: Callable[[RootSource], DriverTools] = DriverTools) -> Self:
@@ -99,9 +97,7 @@ class DeviceNodeReport:
     def __init__(
         self, nodes: HostDeviceNodes, gpu_minors: Callable[[], Iterable[int]], warn: Callable[[str, str], bool]
     ) -> None:
-        self._nodes = nodes
-        self._gpu_minors = gpu_minors
-        self._warn = warn
+        self._nodes, self._gpu_minors, self._warn = nodes, gpu_minors, warn
         self._remarks: list[str] = []
         self._reported: dict[str, str | None] = {}
 
@@ -116,7 +112,9 @@ class DeviceNodeReport:
             return
         for kind in ProblemKind:
             metrics.device_node_problems.labels(kind.value).set(sum(problem.kind is kind for problem in problems))
-        self._remarks = _shown(problems)
+        texts = [problem.text for problem in problems]
+        more = len(texts) - _SHOWN
+        self._remarks = texts[:_SHOWN] + ([f"{more} more device nodes have such problems."] if more > 0 else [])
         self._report("CudaUnavailable", self._nodes.uvm.problem)
         self._report("DeviceNodeProblem", " ".join(self._remarks) or None)
 
@@ -130,9 +128,3 @@ class DeviceNodeReport:
             log.warning("device nodes are not as they should be", extra={"problem": text})
         if text is None or self._warn(reason, text):
             self._reported[reason] = text
-
-
-def _shown(problems: tuple[Problem, ...]) -> list[str]:
-    texts = [problem.text for problem in problems]
-    more = len(texts) - _SHOWN
-    return texts[:_SHOWN] + ([f"{more} more device nodes have such problems."] if more > 0 else [])

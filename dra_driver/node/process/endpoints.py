@@ -110,11 +110,8 @@ class Endpoints:
     def __init__(
         self, paths: SocketPaths, registration: Registration, dra_handlers: Sequence[grpc.GenericRpcHandler]
     ) -> None:
-        self._paths = paths
-        self._registration = registration
-        self._dra_handlers = dra_handlers
-        self._dra = self._new_dra()
-        self._registrar = self._new_registrar()
+        self._paths, self._registration, self._dra_handlers = paths, registration, dra_handlers
+        self._dra, self._registrar = self._new_dra(), self._new_registrar()
         self._problem: str | None = None
 
     @property

@@ -248,19 +248,18 @@ class OwnedBackend:
         if journal is None:
             return self._backend.snapshot()
         try:
-            before = _Own(journal)
+            before = _own(journal)
             snapshot = self._backend.snapshot()
-            after = _Own(journal)
+            after = _own(journal)
         except StorageError as error:
             raise DriverUnavailableError(f"it is not known which MIG devices this driver created: {error}") from error
-        own, modes = before.partitions | after.partitions, before.modes | after.modes
+        own, modes = before[0] | after[0], before[1] | after[1]
         return replace(snapshot, gpus=tuple(_marked(gpu, own, modes) for gpu in snapshot.gpus))
 
 
-class _Own:
-    def __init__(self, journal: Journal) -> None:
-        self.partitions = journal.created_partitions()
-        self.modes = frozenset(journal.gpus_with_note(MIG_MODE))
+def _own(journal: Journal) -> tuple[frozenset[PartitionId], frozenset[GpuUuid]]:
+    """One reading of the journal: the partitions that this driver created, and GPUs whose mode it switched."""
+    return journal.created_partitions(), frozenset(journal.gpus_with_note(MIG_MODE))
 
 
 def _marked(gpu: Gpu, own: frozenset[PartitionId], modes: frozenset[GpuUuid]) -> Gpu:

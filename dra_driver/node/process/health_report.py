@@ -87,8 +87,8 @@ def report_of(
 ) -> DeviceReport:
     gpu = snapshot.gpu_by_uuid(device.gpu_uuid)
     mine = [each for each in conditions if is_about(each, device, gpu)]
-    bad = [each for each in mine if each.severity is not Severity.COUNTED and not _is_informational(each)]
-    unknown = [each for each in mine if _is_informational(each)]
+    unknown = [each for each in mine if each.cause is HealthCause.UNMONITORED]
+    bad = [each for each in mine if each.severity is not Severity.COUNTED and each not in unknown]
     if bad:
         return _report(device, DeviceState.UNHEALTHY, *(each.message for each in bad))
     if device.gpu_uuid in missing:
@@ -125,10 +125,6 @@ def is_about(condition: HealthCondition, device: ReportedDevice, gpu: Gpu | None
     if condition.gi_id is None:
         return True
     return gpu is not None and device.partition is not None and partition_of(gpu, condition.gi_id) == device.partition
-
-
-def _is_informational(condition: HealthCondition) -> bool:
-    return condition.cause is HealthCause.UNMONITORED
 
 
 def _report(device: ReportedDevice, state: DeviceState, *messages: str) -> DeviceReport:

@@ -70,17 +70,9 @@ class InventoryPublisher:
         driver_root: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._hardware = hardware
-        self._files = files
-        self._slices = slices
-        self._terms = terms
-        self._detach = detach
-        self._conflict = conflict
-        self._taint = taint
-        self._held = held
-        self._complete = complete
-        self._driver_root = driver_root
-        self._clock = clock
+        self._hardware, self._files, self._slices, self._terms = hardware, files, slices, terms
+        self._detach, self._conflict, self._taint = detach, conflict, taint
+        self._held, self._complete, self._driver_root, self._clock = held, complete, driver_root, clock
         self._lock = threading.Lock()  # one snapshot at a time goes through; guards the fields below
         self._newest: Snapshot | None = None
         self._offered: Snapshot | None = None
@@ -109,9 +101,7 @@ class InventoryPublisher:
         metrics.gpus.labels("left-out").set(len(snapshot.left_out))
         with self._lock:
             self._newest = snapshot
-            self._terms.update(
-                self._complete(snapshot)
-            )  # first: prepares use the terms as soon as the inventory is known
+            self._terms.update(self._complete(snapshot))  # first: prepares use them once the inventory is known
             if self._detach.is_detached:  # read before that
                 self._search_due = True
             else:
@@ -155,7 +145,9 @@ class InventoryPublisher:
 
         A process that starts detached knows no GPUs: the slices of the run before it, tainted by it, stay.
         """
-        if self._offered is None and not (self._conflict.is_known and self._has_policies()):
+        if not self._terms.is_known and self._offered is None and self._conflict.is_known and self._newest is not None:
+            self._terms.update(self._complete(self._newest))  # looks for policies
+        if self._offered is None and not (self._conflict.is_known and self._terms.is_known):
             return
         reason = self._hardware.problem or self._problem
         asked = self._detach.taint_value
@@ -171,12 +163,6 @@ class InventoryPublisher:
             self._withdraw(reason, UNAVAILABLE)
         elif self._offered not in (None, NOTHING):
             self._show(self._known(), self._taint.value)
-
-    def _has_policies(self) -> bool:
-        """Whether it is known which policies there are; looks for them."""
-        if not self._terms.is_known and self._newest is not None:
-            self._terms.update(self._complete(self._newest))
-        return self._terms.is_known
 
     def _withdraw(self, reason: str, taint_value: str) -> None:
         """Publishes only the GPUs that claims have, tainted; none when no GPU was read yet."""

@@ -329,7 +329,10 @@ class NodeProcess:
         if status is not None:
             claims_changed.add(status.worker.wake)
             yield _threaded(status, status.worker, remarks=lambda: [status.problem] if status.problem else [])
-        held = partial(_held_gpus, claims)
+
+        def held() -> set[GpuUuid]:
+            return {use.gpu_uuid for use in journal.uses()}
+
         health = HealthService(
             settings,
             plugin_dir,
@@ -421,11 +424,7 @@ class NodeProcess:
         # 7. Maintenance
         report = DeviceNodeReport(nodes, lambda: [gpu.minor for gpu in inventory.current().gpus], publisher.warn)
         yield Component(part=report, remarks=report.remarks)
-        yield Component(
-            part=node,
-            problem=lambda: node.problem,
-            remarks=lambda: node.remarks,
-        )
+        yield Component(part=node, problem=lambda: node.problem, remarks=lambda: node.remarks)
         files = ClaimFiles(settings.cdi_dir, claims.service.rewrite_missing_files)
         storage = StorageHealth(
             [
@@ -527,10 +526,6 @@ def _dead(claims: Claims, endpoints: Endpoints, sockets: Probe) -> list[str]:
     found = [claims.problem] if claims.problem else []
     # Maintenance replaces a socket that is missing or foreign; a restart would not do it better.
     return found if endpoints.problem else found + sockets.problems()
-
-
-def _held_gpus(claims: Claims) -> set[GpuUuid]:
-    return {use.gpu_uuid for use in claims.journal.uses()}
 
 
 def run(settings: NodeSettings) -> None:

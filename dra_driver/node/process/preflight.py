@@ -217,9 +217,7 @@ class StorageHealth:
         space: Callable[[Path], Space] = space,
     ) -> None:
         """``bring_back`` writes missing files of claims and returns sentences about those that stay missing."""
-        self._folders = folders
-        self._bring_back = bring_back
-        self._space = space
+        self._folders, self._bring_back, self._space = folders, bring_back, space
         self._problem: str | None = None
 
     @property

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import ModuleType
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import grpc
 
@@ -88,9 +88,7 @@ class DraService:
     def __init__(
         self, preparer: ClaimPreparer, driver: str, messages: ModuleType, prepares: ThreadPoolExecutor
     ) -> None:
-        self._preparer = preparer
-        self._prepares = prepares
-        self._messages = messages
+        self._preparer, self._prepares, self._messages = preparer, prepares, messages
         self._timer = metrics.CallTimer(driver)
         self._has_share_ids = "share_id" in messages.Device.DESCRIPTOR.fields_by_name
 
@@ -233,23 +231,20 @@ def _outcomes(operation: metrics.Operation, refs: list[ClaimRef], answers: Answe
     return [result_of(answer if isinstance(answer, DraError) else None) for answer in answers.values()]
 
 
+_RESULTS: Final[tuple[tuple[type[DraError], metrics.Result], ...]] = (
+    (ConfigurationError, "configuration"),
+    (ClaimError, "claim"),
+    (HardwareError, "hardware"),
+    (RetryableError, "retryable"),
+    (KubernetesApiError, "kubernetes-api"),
+)
+
+
 def result_of(error: DraError | None) -> metrics.Result:
     """The ``result`` label for a claim's outcome: its branch of the error tree."""
-    match error:
-        case None:
-            return "ok"
-        case ConfigurationError():
-            return "configuration"
-        case ClaimError():
-            return "claim"
-        case HardwareError():
-            return "hardware"
-        case RetryableError():
-            return "retryable"
-        case KubernetesApiError():
-            return "kubernetes-api"
-        case _:
-            return "internal"
+    if error is None:
+        return "ok"
+    return next((result for branch, result in _RESULTS if isinstance(error, branch)), "internal")
 
 
 def _text(error: DraError) -> str:

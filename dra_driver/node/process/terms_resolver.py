@@ -151,8 +151,7 @@ class PublishedTerms:
     """
 
     def __init__(self, base: TermsResolver, amendments: Sequence[Amend]) -> None:
-        self._base = base
-        self._amendments = amendments
+        self._base, self._amendments = base, amendments
         self._last: Terms = {}
 
     @property

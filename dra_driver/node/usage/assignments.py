@@ -63,11 +63,15 @@ def decode(content: bytes) -> Assignments:
         file = from_wire(_File, document)
     except ValueError as error:
         raise ConfigurationError(f"{FILE}: {error}") from error
+    detached = None
+    if file.detached is not None:
+        told = file.detached if isinstance(file.detached, str) else ""
+        detached = told[:_MAX_TEXT] or "for a reason that is not told"
     return Assignments(
         node=file.node,
         driver=file.driver,
         process_started=_utc(file.process_started),
-        detached=_detached(file.detached),
+        detached=detached,
         gpus=file.gpus,
         claims=tuple(
             AssignedClaim(
@@ -78,12 +82,6 @@ def decode(content: bytes) -> Assignments:
             for each in file.claims
         ),
     )
-
-
-def _detached(value: object) -> str | None:
-    if value is None:
-        return None
-    return value[:_MAX_TEXT] if isinstance(value, str) and value else "for a reason that is not told"
 
 
 def _utc(at: datetime | None) -> datetime:

@@ -1,7 +1,6 @@
 """The steps from a process to the devices of claims that it may use. Pure."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 from msgspec import Struct
 
@@ -14,8 +13,7 @@ from dra_driver.node.usage.sources import PodClaims, ProcessFacts
 from dra_driver.node.usage.values import AssignedUse, ContainerRef, SeenProcess
 
 _DeviceKey = tuple[str, str, str, str, str | None]
-"""Namespace and name of a claim, pool, device, share."""
-_NO_SHARE: Final = None
+"""Namespace and name of a claim, pool, device, share. Kubelets before 1.35 report no share."""
 
 
 class HeldPart(Struct, frozen=True):
@@ -34,11 +32,17 @@ class Attribution:
 
     def __init__(self, facts: Mapping[int, ProcessFacts], logs: LogIndex, pods: PodClaims) -> None:
         self._facts, self._logs, self._pods = facts, logs, pods
-        self._containers = _containers(pods)
+        found: dict[_DeviceKey, list[ContainerRef]] = {}
+        for (namespace, name), containers in sorted(pods.items()):
+            pod = UsingPod(namespace=namespace, name=name, uid="")
+            for container, devices in sorted(containers.items()):
+                for key in dict.fromkeys(device.key for device in devices):
+                    found.setdefault(key, []).append(ContainerRef(pod=pod, container=container))
+        self._containers = {key: tuple(each) for key, each in found.items()}
 
     def containers(self, held: HeldPart) -> tuple[ContainerRef, ...]:
         """The containers that have the device, as the kubelet tells; without the UIDs of their pods."""
-        return self._containers.get(held.key) or self._containers.get((*held.key[:4], _NO_SHARE), ())
+        return self._containers.get(held.key) or self._containers.get((*held.key[:4], None), ())
 
     def seen(self, process: ProcessUsage) -> SeenProcess:
         facts = self._facts.get(process.pid)
@@ -61,7 +65,11 @@ class Attribution:
         if process.container is None:
             return []
         keys = self._keys(process.container)
-        found = [each for each in held if _is_one_of(keys, each.key) and _covers(each.device, process)]
+        found = [
+            each
+            for each in held
+            if (each.key in keys or (*each.key[:4], None) in keys) and _covers(each.device, process)
+        ]
         found = [each for each in found if not each.device.admin_access] or found
         last = {(each.claim.namespace, each.claim.name): each.claim.uid for each in found}
         return [each for each in found if last[each.claim.namespace, each.claim.name] == each.claim.uid]
@@ -75,20 +83,5 @@ class Attribution:
         return frozenset(device.key for device in devices)
 
 
-def _is_one_of(keys: frozenset[_DeviceKey], key: _DeviceKey) -> bool:
-    """Kubelets before 1.35 tell no share."""
-    return key in keys or (*key[:4], _NO_SHARE) in keys
-
-
 def _covers(device: AssignedUse, process: SeenProcess) -> bool:
     return process.gi_id == device.gi_id if device.form is Form.PARTITION else process.gi_id is None
-
-
-def _containers(pods: PodClaims) -> dict[_DeviceKey, tuple[ContainerRef, ...]]:
-    found: dict[_DeviceKey, list[ContainerRef]] = {}
-    for (namespace, name), containers in sorted(pods.items()):
-        pod = UsingPod(namespace=namespace, name=name, uid="")
-        for container, devices in sorted(containers.items()):
-            for key in dict.fromkeys(device.key for device in devices):
-                found.setdefault(key, []).append(ContainerRef(pod=pod, container=container))
-    return {key: tuple(each) for key, each in found.items()}

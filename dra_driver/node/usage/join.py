@@ -109,10 +109,16 @@ def _attribution(look: Look, knows: Knows) -> Attribution | None:
 
 def _knows(look: Look) -> Knows:
     readings = () if isinstance(look.readings, Unread) else look.readings
+    percents = [process.sm_percent for each in readings for process in each.processes or ()]
+    unknown_utilisation = None
+    if percents and all(percent is None for percent in percents):
+        unknown_utilisation = (
+            "the NVIDIA driver does not tell the utilisation of processes: not in MIG mode, and not at the first look"
+        )
     return Knows(
         driver=_reason(look.readings),
-        processes=_reason(look.readings) or _reason(look.processes) or _unlisted(readings) or _hidden(look, readings),
-        utilisation=_reason(look.readings) or _no_utilisation(readings),
+        processes=_reason(look.readings) or _reason(look.processes) or _hidden(look, readings),
+        utilisation=_reason(look.readings) or unknown_utilisation,
         containers=_reason(look.logs) or _unlinked(look),
         claims=_reason(look.assignments) or _reason(look.pods) or _unnamed(look),
     )
@@ -146,15 +152,11 @@ def _unnamed(look: Look) -> str | None:
     )
 
 
-def _unlisted(readings: Sequence[GpuUsage]) -> str | None:
-    if not readings or any(each.processes is not None for each in readings):
-        return None
-    problem = next((each.problem for each in readings if each.problem), "no reason is told")
-    return f"the NVIDIA driver does not list the processes of a GPU: {problem}"
-
-
 def _hidden(look: Look, readings: Sequence[GpuUsage]) -> str | None:
-    """Why the processes that are listed are not those of the node."""
+    """Why no GPU's processes are listed, or those that are listed are not the node's."""
+    if readings and all(each.processes is None for each in readings):
+        problem = next((each.problem for each in readings if each.problem), "no reason is told")
+        return f"the NVIDIA driver does not list the processes of a GPU: {problem}"
     listed = [process.pid for each in readings for process in each.processes or ()]
     in_use = sum(each.memory_used or 0 for each in readings)
     if not listed and in_use > HIDDEN_BYTES and all(each.processes is not None for each in readings):
@@ -168,13 +170,6 @@ def _hidden(look: Look, readings: Sequence[GpuUsage]) -> str | None:
             "is mounted, and without hidepid"
         )
     return None
-
-
-def _no_utilisation(readings: Sequence[GpuUsage]) -> str | None:
-    processes = [process for each in readings for process in each.processes or ()]
-    if not processes or any(process.sm_percent is not None for process in processes):
-        return None
-    return "the NVIDIA driver does not tell the utilisation of processes: not in MIG mode, and not at the first look"
 
 
 def _attributed(gpu: _Gpu) -> _Attributed | None:

@@ -134,8 +134,11 @@ def _next(former: Watched | None, use: ShareUse, counted_s: float, now: datetime
         return Watched()  # seen once; how long it has been so is not known
     over_s = former.over_s + counted_s
     told = former.told
-    if told is not None:
-        told = _told_anew(told, use)
+    if told is not None:  # who it is follows immediately; how much, when it has grown
+        fresh = _first_told(use, told.since)
+        if fresh.used_bytes <= told.used_bytes * GROWTH:
+            fresh = replace(fresh, used_bytes=told.used_bytes, processes=told.processes)
+        told = fresh
     elif over_s >= CONFIRM_S:
         told = _first_told(use, began(now, over_s))
     return Watched(over_s=over_s, told=told)
@@ -162,11 +165,3 @@ def _first_told(use: ShareUse, since: datetime) -> OverGrant:
         since=since,
         action=use.rules.over_grant,
     )
-
-
-def _told_anew(told: OverGrant, use: ShareUse) -> OverGrant:
-    """Who it is follows at once; how much, when it has grown."""
-    fresh = _first_told(use, told.since)
-    if fresh.used_bytes > told.used_bytes * GROWTH:
-        return fresh
-    return replace(fresh, used_bytes=told.used_bytes, processes=told.processes)
