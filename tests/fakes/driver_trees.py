@@ -1,18 +1,17 @@
 """The places at which systems install NVIDIA's driver, laid out as small trees; each says where its paths are from."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.fakes import elf
 from tests.fakes.driver_root import LIBRARIES, VERSION, FakeDriverRoot
 
 PROGRAMS = ("nvidia-smi", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nvidia-modprobe")
-TOOLKIT = "NVIDIA/nvidia-container-toolkit d34b3046"
+LOOKUP = "NVIDIA/nvidia-container-toolkit d34b3046, `pkg/lookup/library.go`"
 
 
-@dataclass(frozen=True, kw_only=True)
-class DriverTree:
+class DriverTree(NamedTuple):
     """A host's file system with a driver: ``build`` lays it out below an empty folder."""
 
     name: str
@@ -145,48 +144,38 @@ def elsewhere(root: FakeDriverRoot) -> None:
 
 
 TREES = (
-    DriverTree(name="Ubuntu packages", source=f"{TOOLKIT}, `pkg/lookup/library.go`", build=ubuntu),
-    DriverTree(name="Debian packages", source=f"{TOOLKIT}, `pkg/lookup/library.go`", build=debian),
-    DriverTree(name="RHEL packages", source=f"{TOOLKIT}, `pkg/lookup/library.go`", build=rhel),
+    DriverTree("Ubuntu packages", LOOKUP, ubuntu),
+    DriverTree("Debian packages", LOOKUP, debian),
+    DriverTree("RHEL packages", LOOKUP, rhel),
     DriverTree(
-        name="driver container, GPU operator",
-        source="NVIDIA/gpu-driver-container 06a208ca, `ubuntu22.04/nvidia-driver` (`_mount_rootfs`)",
-        build=driver_container,
+        "driver container, GPU operator",
+        "NVIDIA/gpu-driver-container 06a208ca, `ubuntu22.04/nvidia-driver` (`_mount_rootfs`)",
+        driver_container,
     ),
     DriverTree(
-        name="GKE, Container-Optimized OS",
-        source="NVIDIA/nvidia-container-toolkit#209; `install.md` of kubernetes-sigs/dra-driver-nvidia-gpu 95932046",
-        build=gke,
+        "GKE, Container-Optimized OS",
+        "NVIDIA/nvidia-container-toolkit#209; `install.md` of kubernetes-sigs/dra-driver-nvidia-gpu 95932046",
+        gke,
     ),
     DriverTree(
-        name="Bottlerocket, R580 and newer",
-        source="bottlerocket-os/bottlerocket-kernel-kit#425 and #473; bottlerocket-core-kit#834",
-        build=bottlerocket,
+        "Bottlerocket, R580 and newer",
+        "bottlerocket-os/bottlerocket-kernel-kit#425 and #473; bottlerocket-core-kit#834",
+        bottlerocket,
     ),
     DriverTree(
-        name="Bottlerocket, older",
-        source="bottlerocket-os/bottlerocket-kernel-kit 2f501629, `kmod-6.1-nvidia.spec`",
-        build=bottlerocket_old,
+        "Bottlerocket, older",
+        "bottlerocket-os/bottlerocket-kernel-kit 2f501629, `kmod-6.1-nvidia.spec`",
+        bottlerocket_old,
     ),
     DriverTree(
-        name="Talos 1.13 and newer",
-        source="siderolabs/extensions 26822f5c, `nvidia-pkgs/production/pkg.yaml`, `misc/glibc/pkg.yaml`",
-        build=talos,
+        "Talos 1.13 and newer",
+        "siderolabs/extensions 26822f5c, `nvidia-pkgs/production/pkg.yaml`, `misc/glibc/pkg.yaml`",
+        talos,
     ),
+    DriverTree("Talos, older", "siderolabs/extensions fdd02585^, `nvidia-pkgs/production/pkg.yaml`", talos_old),
     DriverTree(
-        name="Talos, older",
-        source="siderolabs/extensions fdd02585^, `nvidia-pkgs/production/pkg.yaml`",
-        build=talos_old,
+        "Flatcar, nvidia.service", "flatcar/scripts 14c9198e, `nvidia-drivers-service/files/bin/setup-nvidia`", flatcar
     ),
-    DriverTree(
-        name="Flatcar, nvidia.service",
-        source="flatcar/scripts 14c9198e, `nvidia-drivers-service/files/bin/setup-nvidia`",
-        build=flatcar,
-    ),
-    DriverTree(
-        name="NixOS",
-        source="NixOS/nixpkgs 035aa04c, `nvidia-container-toolkit/default.nix`; nixpkgs#337873",
-        build=nixos,
-    ),
-    DriverTree(name="another folder, in ld.so.cache", source=f"{TOOLKIT}, `pkg/lookup/library.go`", build=elsewhere),
+    DriverTree("NixOS", "NixOS/nixpkgs 035aa04c, `nvidia-container-toolkit/default.nix`; nixpkgs#337873", nixos),
+    DriverTree("another folder, in ld.so.cache", LOOKUP, elsewhere),
 )

@@ -123,44 +123,30 @@ class Impossible:
 
 def impossible(dice: random.Random, held: Sequence[str]) -> Impossible:
     """A random invalid claim; ``held`` are devices that other claims have now."""
-    requests = [gpu("a")]
+    requests, partitions = [gpu("a")], [request(name, class_name=MIG_CLASS) for name in "ab"]
+    period = parameters("GpuConfig", strategy="TimeSlicing", timeSlicingConfig={"period": "Short"})
+    other_kind = parameters("MigDeviceConfig", "a", strategy="MPS")
+    overlap = [_device("gpu-0-mig-3g40gb-9-0"), _device("gpu-0-mig-1g10gb-19-1", "b")]
+    share = [_share_of("gpu-0", "4Gi")]
     choices: list[Impossible] = [
-        Impossible("no such GPU", [{"request": "a", "device": "gpu-8"}], requests),
-        Impossible("no such profile", [{"request": "a", "device": "gpu-0-mig-1g10gb-77-0"}], requests),
-        Impossible("no such place", [{"request": "a", "device": "gpu-0-mig-3g40gb-9-2"}], requests),
-        Impossible(
-            "overlapping partitions",
-            [
-                {"request": "a", "device": "gpu-0-mig-3g40gb-9-0"},
-                {"request": "b", "device": "gpu-0-mig-1g10gb-19-1"},
-            ],
-            [request("a", class_name=MIG_CLASS), request("b", class_name=MIG_CLASS)],
-        ),
-        Impossible(
-            "an unknown field",
-            [{"request": "a", "device": "gpu-0"}],
-            requests,
-            [parameters("GpuConfig", strategy="TimeSlicing", timeSlicingConfig={"period": "Short"})],
-        ),
-        Impossible(
-            "parameters of the wrong kind",
-            [{"request": "a", "device": "gpu-0"}],
-            requests,
-            [parameters("MigDeviceConfig", "a", strategy="MPS")],
-        ),
-        Impossible(
-            "a share of a GPU that is not shared",
-            [_share_of("gpu-0", "4Gi")],
-            [request("a", f"{ATTRIBUTES}.type == 'gpu'")],
-        ),
+        Impossible("no such GPU", [_device("gpu-8")], requests),
+        Impossible("no such profile", [_device("gpu-0-mig-1g10gb-77-0")], requests),
+        Impossible("no such place", [_device("gpu-0-mig-3g40gb-9-2")], requests),
+        Impossible("overlapping partitions", overlap, partitions),
+        Impossible("an unknown field", [_device("gpu-0")], requests, [period]),
+        Impossible("parameters of the wrong kind", [_device("gpu-0")], requests, [other_kind]),
+        Impossible("a share of a GPU that is not shared", share, [request("a", f"{ATTRIBUTES}.type == 'gpu'")]),
         Impossible("a share of more than there is", [_share_of("gpu-5", "200Gi")], requests),
     ]
     if held:
-        taken = [{"request": "a", "device": dice.choice(held)}]
-        choices += [Impossible("a device of another claim", taken, requests)] * 4
+        choices += [Impossible("a device of another claim", [_device(dice.choice(held))], requests)] * 4
     return dice.choice(choices)
+
+
+def _device(name: str, request: str = "a") -> dict[str, Any]:
+    return {"request": request, "device": name}
 
 
 def _share_of(device: str, memory: str) -> dict[str, Any]:
     consumed = {"memory": memory, "computePercent": "10"}
-    return {"request": "a", "device": device, "shareID": str(uuid.uuid4()), "consumedCapacity": consumed}
+    return {**_device(device), "shareID": str(uuid.uuid4()), "consumedCapacity": consumed}

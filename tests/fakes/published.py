@@ -7,33 +7,19 @@ from dra_driver.core.model.terms import GpuTerms, SharingTerms
 from dra_driver.hardware.gpu import catalog
 from dra_driver.hardware.gpu.simulated.spec import DEFAULT_CUDA_VERSION, DEFAULT_DRIVER_VERSION, invent
 from dra_driver.kube.state import ClusterState
-from dra_driver.node.slices import ApiServerFeatures, build_devices, split
+from dra_driver.node.slices import build_devices
 from tests.fakes.dra_objects import DRIVER, allocated, claim, device_class, exactly, node
+from tests.fakes.mig_cluster import EVERYTHING, published
 
 Obj = dict[str, Any]
 _TYPE = f'device.attributes["{DRIVER}"].type'
-FEATURES = ApiServerFeatures(counters=True, multi_allocation=True, taints=True, taints_1_35=True)
 
 
 def slices(count: int = 1, *, terms: GpuTerms | None = None) -> list[Obj]:
     """The slices of node ``a`` with H100 boards, all under the same terms."""
     gpus = tuple(invent(catalog.model("h100-sxm5-80gb"), minor, "a") for minor in range(count))
     snapshot = Snapshot(driver_version=DEFAULT_DRIVER_VERSION, cuda_driver_version=DEFAULT_CUDA_VERSION, gpus=gpus)
-    parts = split(build_devices(snapshot, {gpu.uuid: terms for gpu in gpus} if terms else {}, FEATURES))
-    pool = {"name": f"a/{DRIVER}", "generation": 1, "resourceSliceCount": len(parts)}
-    return [
-        {
-            "metadata": {"name": f"{part.index}"},
-            "spec": {
-                "driver": DRIVER,
-                "nodeName": "a",
-                "pool": pool,
-                **({"sharedCounters": list(part.counter_sets)} if part.counter_sets else {}),
-                **({"devices": list(part.devices)} if part.devices else {}),
-            },
-        }
-        for part in parts
-    ]
+    return published(build_devices(snapshot, {gpu.uuid: terms for gpu in gpus} if terms else {}, EVERYTHING))
 
 
 def h100(count: int = 1, *, sharing: SharingTerms | None = None, **parts: Any) -> ClusterState:

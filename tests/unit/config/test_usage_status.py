@@ -12,10 +12,11 @@ from msgspec.structs import replace
 from dra_driver.config.status import node_status_of, usage_in_words
 from dra_driver.core.model.gpu_node import MAX_TOLD, NO_USAGE, ToldForeign, ToldPod, ToldUsage
 from dra_driver.core.wire import to_wire
-from tests.unit.node.process.test_usage_events import FOREIGN, IDLE
-from tests.unit.node.process.test_usage_validation import TOLD
+from tests.unit.node.process.test_usage_report import TOLD, TOLD_FOREIGN, TOLD_NOTEBOOK
 
-ALL = ToldUsage(over_grant=(TOLD,), idle=(IDLE,), unattributed=(FOREIGN,), checked_at="2026-07-01T12:00:00Z")
+ALL = ToldUsage(
+    over_grant=(TOLD,), idle=(TOLD_NOTEBOOK,), unattributed=(TOLD_FOREIGN,), checked_at="2026-07-01T12:00:00Z"
+)
 
 
 def valid(told: ToldUsage) -> Any:
@@ -41,7 +42,9 @@ def test_the_largest_fits_the_schema() -> None:
     long = replace(TOLD, namespace="n" * 253, claim="c" * 253, claim_uid="u" * 128, processes=10**9)
     pods = (ToldPod(name="p" * 253, uid="u" * 128),) * 50
     foreign = ToldForeign(gpu="gpu-0", processes=10**9, memory=None, since="x", commands=("\n" * 900, "ü" * 900) * 9)
-    told = ToldUsage(over_grant=(replace(long, pods=pods),) * 99, unattributed=(foreign,) * 99, idle=(IDLE,) * 99)
+    told = ToldUsage(
+        over_grant=(replace(long, pods=pods),) * 99, unattributed=(foreign,) * 99, idle=(TOLD_NOTEBOOK,) * 99
+    )
     written = valid(told)
     assert [len(written[name]) for name in ("overGrant", "unattributed", "idle")] == [MAX_TOLD] * 3
     assert len(json.dumps(written)) < 200_000

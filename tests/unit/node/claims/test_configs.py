@@ -5,11 +5,12 @@ from typing import Any, Literal
 import pytest
 
 from dra_driver.config.device_config import GpuConfig, MigDeviceConfig
-from dra_driver.config.parameters import API_VERSION
 from dra_driver.core.errors import InvalidParametersError
 from dra_driver.core.model.claim import OpaqueConfig
 from dra_driver.node.claims.planning.configs import config_for, decode_all
 from tests.fakes.claims import ref, result
+from tests.fakes.stand_in import present
+from tests.unit.node.claims.sharing import config
 
 Source = Literal["FromClass", "FromClaim"]
 
@@ -18,8 +19,7 @@ def entry(interval: str, *requests: str, source: Source = "FromClaim", kind: str
     sharing: dict[str, Any] = {"strategy": "TimeSlicing"}
     if kind == "GpuConfig":
         sharing["timeSlicingConfig"] = {"interval": interval}
-    parameters = {"apiVersion": API_VERSION, "kind": kind, "sharing": sharing}
-    return OpaqueConfig(source=source, requests=requests, parameters=parameters)
+    return config(kind, sharing, *requests, source=source)
 
 
 def winner(request: str, *configs: OpaqueConfig) -> str | None:
@@ -69,8 +69,7 @@ def test_a_gpu_config_is_passed_over_for_a_partition_and_refused_where_it_is_nam
     """As for MIG configs: a class default for whole GPUs does not exclude partitions."""
     part = result("gpu-0-mig-1g10gb-19-0")
     meant = entry("", kind="MigDeviceConfig")
-    found = config_for(part, decode_all(ref(1), [meant, entry("Short")]), MigDeviceConfig)
-    assert found is not None
+    found = present(config_for(part, decode_all(ref(1), [meant, entry("Short")]), MigDeviceConfig))
     assert found[1].kind == "MigDeviceConfig"
     with pytest.raises(InvalidParametersError, match="is a MIG partition; use kind MigDeviceConfig"):
         config_for(part, decode_all(ref(1), [entry("Short", "gpu")]), MigDeviceConfig)

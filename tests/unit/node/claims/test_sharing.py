@@ -1,25 +1,27 @@
-"""Claims share a GPU by its policy."""
+"""Claims share a GPU by its policy: what they get, by which defaults, and what is refused."""
 
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from dra_driver.core.errors import (
-    ClaimError,
-    DeviceInUseError,
-    InvalidParametersError,
-)
+from dra_driver.core.errors import ClaimError, DeviceInUseError, InvalidParametersError
 from dra_driver.core.model.terms import Form, GpuTerms, Interval, SharingTerms, Strategy
 from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.kube.published import ALL_PERCENT
 from tests.fakes.claims import CONTROL_PROGRAM, claim, ref, result, share_result
-from tests.unit.node.claims.conftest import ClaimsNode, simulated
+from tests.unit.node.claims.conftest import ClaimsNode, Run, simulated
 from tests.unit.node.claims.sharing import config, file, mode, mps, one_of_some, shared, slicing, uuid
 
 
-def test_three_mps_shares_get_their_limits_and_one_daemon(node: ClaimsNode) -> None:
+@pytest.fixture
+def run(node: ClaimsNode) -> Run:
+    """Of a node whose first GPU is shared by MPS."""
+    return shared(node)
+
+
+def test_three_mps_shares_get_their_limits_and_one_daemon(node: ClaimsNode, run: Run) -> None:
     """Each container gets its memory and compute limits; the end of the last claim stops the daemon."""
-    run = shared(node)
     for number, (gib, percent) in enumerate(((10, 20), (20, 30), (30, 50)), 1):
         answer = run.prepare(claim(number, share_result(number, f"{gib}Gi", percent)))
         assert answer[0].share_id == share_result(number, "1Gi", 1).share_id
@@ -45,18 +47,16 @@ def test_containers_that_share_a_gpu_by_policy_have_no_control_program(node: Cla
     assert '"hostPath":"/mask"' in file(run, 1).replace(" ", "")
 
 
-def test_containers_with_a_gpu_or_mps_of_their_own_have_the_control_program(node: ClaimsNode) -> None:
+def test_containers_with_a_gpu_or_mps_of_their_own_have_the_control_program(run: Run) -> None:
     """They may run a daemon of their own, or look after that of their claim: no other claim is concerned."""
-    run = shared(node)
     run.prepare(claim(1, result("gpu-0", share_id="x"), name="all-of-a-shared-one"))
     run.prepare(claim(2, result("gpu-1"), configs=[config("GpuConfig", mps())]))
     assert "/pipe" in file(run, 2)
     assert CONTROL_PROGRAM not in file(run, 1) + file(run, 2)
 
 
-def test_a_share_that_does_not_fit_is_refused_with_numbers(node: ClaimsNode) -> None:
+def test_a_share_that_does_not_fit_is_refused_with_numbers(run: Run) -> None:
     """Scheduler and node may differ for a moment; no claim gets more memory than the GPU has."""
-    run = shared(node)
     run.prepare(claim(1, share_result(1, "60Gi", 30), name="train"))
     error = run.refusal(claim(2, share_result(2, "30Gi", 30)))
     assert isinstance(error, DeviceInUseError)
@@ -100,17 +100,15 @@ def test_admin_access_to_the_claims_own_device_is_one_cdi_device(node: ClaimsNod
     assert node.is_whole_again()
 
 
-def test_a_share_that_does_not_fit_waits_for_another_to_end(node: ClaimsNode) -> None:
-    run = shared(node)
+def test_a_share_that_does_not_fit_waits_for_another_to_end(node: ClaimsNode, run: Run) -> None:
     run.prepare(claim(1, share_result(1, "60Gi", 50)))
     node.clock.after(3.0, lambda: run.unprepare(ref(1)))
     run.prepare(claim(2, share_result(2, "60Gi", 50)))
     assert node.sharing.asked.count(f"end {uuid(run, 0)}") == 1
 
 
-def test_a_claim_that_consumed_everything_has_the_gpu_alone(node: ClaimsNode) -> None:
+def test_a_claim_that_consumed_everything_has_the_gpu_alone(node: ClaimsNode, run: Run) -> None:
     """A plain claim on a GPU that could be shared gets no daemon, and its config applies."""
-    run = shared(node)
     run.prepare(claim(1, share_result(1, "81559Mi", 100), configs=[config("GpuConfig", slicing("Long"))]))
     assert node.sharing.running == {}
     assert node.sharing.slices == {uuid(run, 0): Interval.LONG}
@@ -134,9 +132,8 @@ def test_time_sliced_shares_keep_their_interval_until_the_last_one_goes(node: Cl
     assert node.is_whole_again()
 
 
-def test_shares_exclude_whole_gpus_and_partitions_and_vice_versa(node: ClaimsNode) -> None:
+def test_shares_exclude_whole_gpus_and_partitions_and_vice_versa(node: ClaimsNode, run: Run) -> None:
     """A GPU has one form at a time."""
-    run = shared(node)
     run.prepare(claim(1, share_result(1, "10Gi", 10)))
     assert isinstance(run.refusal(claim(2)), DeviceInUseError)
     assert isinstance(run.refusal(claim(3, result(node.part("1g.10gb", 0)))), DeviceInUseError)
@@ -145,9 +142,8 @@ def test_shares_exclude_whole_gpus_and_partitions_and_vice_versa(node: ClaimsNod
     assert isinstance(run.refusal(claim(1)), DeviceInUseError)
 
 
-def test_another_strategy_waits_until_the_gpu_is_free(node: ClaimsNode) -> None:
+def test_another_strategy_waits_until_the_gpu_is_free(node: ClaimsNode, run: Run) -> None:
     """The policy changed while shares of the former one are in use."""
-    run = shared(node)
     run.prepare(claim(1, share_result(1, "10Gi", 10)))
     node.terms = {uuid(run, 0): GpuTerms(sharing=SharingTerms(strategy=Strategy.TIME_SLICING))}
     assert isinstance(run.refusal(claim(2, share_result(2, "10Gi", 10))), DeviceInUseError)
@@ -162,17 +158,15 @@ def test_another_strategy_waits_until_the_gpu_is_free(node: ClaimsNode) -> None:
         (mps(defaultActiveThreadPercentage=10), "sets MPS limits, but those of a share are the memory"),
     ],
 )
-def test_a_config_that_contradicts_the_policy_of_a_share_is_refused(node: ClaimsNode, sharing: Any, why: str) -> None:
+def test_a_config_that_contradicts_the_policy_of_a_share_is_refused(sharing: Any, why: str, run: Run) -> None:
     """Otherwise this claim's config would apply to other claims' containers."""
-    run = shared(node)
     error = run.refusal(claim(1, share_result(1, "10Gi", 10), configs=[config("GpuConfig", sharing)]))
     assert isinstance(error, InvalidParametersError)
     assert why in str(error)
 
 
-def test_a_config_that_agrees_with_the_policy_is_accepted(node: ClaimsNode) -> None:
+def test_a_config_that_agrees_with_the_policy_is_accepted(run: Run) -> None:
     """A DeviceClass for shared GPUs may contain it for clusters without a policy."""
-    run = shared(node)
     run.prepare(claim(1, share_result(1, "10Gi", 10), configs=[config("GpuConfig", {"strategy": "MPS"})]))
 
 
@@ -187,17 +181,112 @@ def test_another_interval_than_the_policys_is_refused(node: ClaimsNode) -> None:
     assert "asks for interval Long, but the node's policy sets Short" in str(error)
 
 
-def test_a_share_of_a_gpu_that_is_not_shared_any_more_is_refused(node: ClaimsNode) -> None:
+def test_a_share_of_a_gpu_that_is_not_shared_any_more_is_refused(node: ClaimsNode, run: Run) -> None:
     """The policy was removed between scheduling and prepare, so nothing would enforce the share."""
-    run = shared(node)
     node.terms = {}
     error = run.refusal(claim(1, share_result(1, "10Gi", 10)))
     assert isinstance(error, ClaimError)
     assert "no policy shares that GPU now; delete the pod" in str(error)
 
 
-def test_two_mps_shares_in_one_claim_are_refused(node: ClaimsNode) -> None:
+def test_two_mps_shares_in_one_claim_are_refused(run: Run) -> None:
     """A container has one pipe directory, so one share would not be used."""
-    run = shared(node)
     error = run.refusal(claim(1, share_result(1, "10Gi", 10), share_result(2, "10Gi", 10, request="b")))
     assert "has 2 MPS shares" in str(error)
+
+
+def test_shares_of_memory_alone_share_a_gpu_without_a_limit_of_compute(node: ClaimsNode) -> None:
+    """Under a policy by which a claim that asks for no compute consumes none."""
+    run = shared(node, default_percent=0)
+    for number in (1, 2):
+        run.prepare(claim(number, share_result(number, "12Gi", 0)))
+        assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=12288M" in file(run, number)
+        assert "ACTIVE_THREAD_PERCENTAGE" not in file(run, number)
+
+
+def test_a_plain_claim_gets_the_gpu_alone_whatever_the_default_of_compute(node: ClaimsNode) -> None:
+    """It asks for nothing and has neither daemon nor limits; a claim that asks for a part gets that part."""
+    run = shared(node, default_percent=10)
+    run.prepare(claim(1, share_result(1, "81559Mi", 10)))
+    assert "CUDA_MPS" not in file(run, 1)
+    run.unprepare(ref(1))
+    run.prepare(claim(2, share_result(2, "81559Mi", 25)))
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25" in file(run, 2)
+
+
+def test_shares_that_were_allocated_before_there_was_a_reserve_are_prepared(node: ClaimsNode) -> None:
+    """An earlier version published all of the memory: their sum is more than what is published now."""
+    run = shared(node)
+    run.prepare(claim(1, share_result(1, "41559Mi", 50)))
+    run.prepare(claim(2, share_result(2, "40000Mi", 50)))
+    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=40000M" in file(run, 2)
+
+
+def test_a_share_of_nearly_all_memory_from_before_the_reserve_leaves_the_rest_to_its_neighbour(
+    node: ClaimsNode,
+) -> None:
+    """More than is published now is not everything: as a claim for the whole GPU it would conflict."""
+    run = shared(node, default_percent=0)
+    run.prepare(claim(1, share_result(1, "500Mi", 0)))
+    run.prepare(claim(2, share_result(2, "81000Mi", 0)))
+    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=81000M" in file(run, 2)
+
+
+@pytest.mark.parametrize("memory", ["80944Mi", "81559Mi"], ids=["published", "before the reserve"])
+def test_all_that_is_published_is_the_gpu_alone(node: ClaimsNode, memory: str) -> None:
+    """81559Mi less 551Mi that the driver keeps and 64Mi for the MPS server; or all of it, from an earlier version."""
+    run = shared(node)
+    run.prepare(claim(1, share_result(1, memory, 100)))
+    assert "CUDA_MPS" not in file(run, 1)
+
+
+def test_a_claim_for_all_is_prepared_also_when_the_policy_is_gone_meanwhile(node: ClaimsNode) -> None:
+    """What it consumed was all that was published when it was allocated."""
+    run = shared(node)
+    node.terms = {}
+    run.prepare(claim(1, share_result(1, "80944Mi", 100)))
+    assert "CUDA_MPS" not in file(run, 1)
+
+
+@pytest.mark.parametrize(
+    ("shares", "why"),
+    [
+        ([("200Gi", 10)], "asks for 200Gi of memory where 81559Mi of 81559Mi are left"),
+        ([("60Gi", 30), ("60Gi", 30)], "asks for 60Gi of memory where 20119Mi of 81559Mi are left"),
+        ([("1Gi", 60), ("1Gi", 60)], f"asks for 60 percent of compute where 40 of {ALL_PERCENT} are left"),
+        ([("1Gi", 1)] * 3, "asks for 1 of 2 shares where 0 are left"),
+    ],
+)
+def test_a_claim_that_never_fits_is_refused_at_once(node: ClaimsNode, shares: list[tuple[str, int]], why: str) -> None:
+    """Waiting for other shares to end would occupy a worker for most of a call, and blame other claims."""
+    run = shared(node, Strategy.TIME_SLICING, max_shares=2)
+    run.prepare(claim(1, one_of_some(1)))
+    asked = [one_of_some(at, *share, request=f"r-{at}") for at, share in enumerate(shares, 2)]
+    error = run.refusal(claim(2, *asked))
+    assert isinstance(error, ClaimError)
+    assert f"has a share of gpu-0 that {why}, its own shares alone counted" in str(error)
+    assert node.clock.waits == []
+
+
+@pytest.mark.parametrize(
+    ("capacity", "amount", "why"),
+    [
+        ("memory", "-5Gi", "memory is -5Gi, expected at least 1 and less than 8Ei"),
+        ("memory", "9e999", "memory is 9e999, expected at least 1 and less than 8Ei"),
+        ("memory", "100", "memory is 100 bytes, expected at least 1Mi"),
+        ("memory", "...", "memory: '...' is not a quantity"),
+        ("computePercent", "101", "computePercent is 101, expected 0 to 100"),
+        ("shares", "0", "shares is 0, expected at least 1"),
+    ],
+)
+def test_amounts_that_no_scheduler_wrote_are_refused_with_the_valid_range(
+    node: ClaimsNode, capacity: str, amount: str, why: str
+) -> None:
+    """They would get into containers' environments and into sums with other claims' amounts."""
+    run = shared(node, max_shares=4)
+    share = share_result(1, "5Gi", 10)
+    broken = replace(share, consumed_capacity={**share.consumed_capacity, capacity: amount})
+    error = run.refusal(claim(1, broken))
+    assert isinstance(error, ClaimError)
+    assert f"consumed capacity of gpu-0: {why}" in str(error)
+    assert node.is_whole_again()

@@ -1,18 +1,18 @@
-"""The containers of one claim share its devices by the claim's config."""
+"""The containers of one claim share its devices by the claim's config; daemons and settings when claims have ended."""
 
 import pytest
 
-from dra_driver.core.errors import (
-    CommandError,
-    InvalidParametersError,
-    MpsUnavailableError,
-)
+from dra_driver.core.errors import CommandError, DriverUnavailableError, InvalidParametersError, MpsUnavailableError
 from dra_driver.core.model.claim import AllocatedDevice
 from dra_driver.core.model.terms import Interval
 from dra_driver.hardware.gpu.backend import ComputeMode
-from tests.fakes.claims import claim, ref, result
-from tests.unit.node.claims.conftest import Run
-from tests.unit.node.claims.sharing import config, file, mode, mps, slicing, uuid
+from dra_driver.node.claims.gpu_locks import GpuLocks
+from dra_driver.node.claims.waiting import GpuLockedError
+from dra_driver.node.claims.workflow.prepare import LOCK_S
+from tests.fakes.claims import claim, ref, result, share_result, uid
+from tests.fakes.stand_in import present
+from tests.unit.node.claims.conftest import ClaimsNode, Run, simulated
+from tests.unit.node.claims.sharing import config, file, mode, mps, shared, slicing, uuid
 
 
 def test_a_config_sets_a_time_slice_and_unprepare_resets_it(h100: Run) -> None:
@@ -124,3 +124,119 @@ def test_a_daemon_that_is_never_ready_leaves_no_partition(h100: Run) -> None:
     assert isinstance(error, MpsUnavailableError)
     assert h100.journal.entries() == ()
     assert h100.node.is_whole_again()
+
+
+def test_a_repeat_starts_a_daemon_that_is_gone(node: ClaimsNode) -> None:
+    """The MPS host's folder was emptied, and the container restarts."""
+    run = shared(node)
+    first = run.prepare(claim(1, share_result(1, "10Gi", 10)))
+    node.sharing.running.clear()
+    assert run.prepare(ref(1)) == first
+    assert list(node.sharing.running) == [uuid(run, 0)]
+
+
+def test_settings_of_a_claim_that_an_older_version_freed_are_restored(node: ClaimsNode) -> None:
+    """An older version does not know daemons, time slices and compute modes; the notes record them."""
+    run = shared(node)
+    run.prepare(claim(1, share_result(1, "10Gi", 10)))
+    run.prepare(claim(2, result("gpu-1"), configs=[config("GpuConfig", slicing("Long"))]))
+    run.journal._connection.execute("DELETE FROM claim")
+    run.service.maintain()
+    assert node.is_whole_again()
+    assert mode(run) is ComputeMode.DEFAULT
+
+
+def test_a_whole_gpu_claim_restores_leftover_settings(node: ClaimsNode) -> None:
+    """The next claim does not wait for maintenance, and does not get the previous claim's compute mode."""
+    run = shared(node)
+    run.prepare(claim(1, share_result(1, "10Gi", 10)))
+    run.journal._connection.execute("DELETE FROM claim")
+    run.prepare(claim(2))
+    assert mode(run) is ComputeMode.DEFAULT
+    assert node.is_whole_again()
+
+
+def test_after_a_reboot_daemons_are_released_and_notes_dropped(node: ClaimsNode) -> None:
+    """Files on disk survive a reboot; the GPU's modes do not."""
+    run = shared(node)
+    run.prepare(claim(1, share_result(1, "10Gi", 10)))
+    run.prepare(claim(2, result("gpu-1"), configs=[config("GpuConfig", slicing("Long"))]))
+    node.backend = simulated()
+    node.sharing.slices.clear()
+    again = node.run("run-2", boot_id="boot-2")
+    assert again.journal.entries() == ()
+    assert node.is_whole_again()
+
+
+def test_verifying_many_daemons_takes_no_longer_than_one(node: ClaimsNode) -> None:
+    """After a restart of the MPS host all daemons start anew, while the GPU is locked and the kubelet waits."""
+    node.backend = simulated()
+    run = node.run()
+    parts = [result(node.part("1g.10gb", start), request=f"r-{start}") for start in range(4)]
+    run.prepare(claim(1, *parts, configs=[config("MigDeviceConfig", mps(defaultActiveThreadPercentage=10))]))
+    node.sharing.takes = node.clock.wait
+    before = node.clock.now()
+    run.prepare(ref(1))
+    assert 0 < node.clock.now() - before <= LOCK_S
+
+
+def test_a_pod_ends_without_nvidia_smi_and_its_time_slice_is_reset_later(h100: Run) -> None:
+    """The next claim waits until the GPU is restored; the pod that ends does not."""
+    h100.prepare(claim(1, configs=[config("GpuConfig", slicing("Long"))]))
+    h100.node.sharing.failure = CommandError("nvidia-smi did not end in time")
+    assert h100.unprepare(ref(1)) is None
+    assert h100.journal.entries() == ()
+    h100.service.reclaim_orphans()
+    assert isinstance(h100.refusal(claim(2)), CommandError)
+    h100.node.sharing.failure = None
+    h100.service.reclaim_orphans()
+    assert h100.node.is_whole_again()
+    h100.prepare(ref(2))
+
+
+def test_a_time_slice_is_reset_after_and_not_during_mig_mode(h100: Run) -> None:
+    """nvidia-smi refuses to set it in MIG mode as on a GPU without time slices; the note must stay until then."""
+    h100.prepare(claim(1, configs=[config("GpuConfig", slicing("Long"))]))
+    h100.node.sharing.failure = CommandError("nvidia-smi did not end in time")
+    assert h100.unprepare(ref(1)) is None
+    h100.node.sharing.failure = None
+    h100.prepare(claim(2, result(h100.node.part("1g.10gb", 0))))
+    h100.service.reclaim_orphans()
+    assert h100.node.sharing.asked == ["slice Long"]
+    assert h100.unprepare(ref(2)) is None
+    h100.service.reclaim_orphans()
+    assert h100.node.sharing.asked == ["slice Long", "slice reset"]
+    assert h100.node.is_whole_again()
+
+
+@pytest.mark.parametrize("kind", ["GpuConfig", "MigDeviceConfig"])
+def test_a_pod_under_mps_ends_without_a_driver(h100: Run, kind: str) -> None:
+    """Compute mode and partition are restored when the driver is back."""
+    device = "gpu-0" if kind == "GpuConfig" else h100.node.part("1g.10gb", 0)
+    h100.prepare(claim(1, result(device), configs=[config(kind, mps())]))
+    hardware = present(h100.node.backend)
+    for method in ("mig_instances", "mig_mode", "compute_mode"):
+        hardware.fail_next(method, DriverUnavailableError("being replaced"), times=0)
+    assert h100.unprepare(ref(1)) is None
+    assert h100.journal.entries() == ()
+    h100.service.reclaim_orphans()
+    hardware.clear_faults()
+    h100.service.reclaim_orphans()
+    assert h100.node.is_whole_again()
+    assert mode(h100) is ComputeMode.DEFAULT
+
+
+def test_an_orphaned_daemon_stays_while_another_call_has_one_of_its_gpus_locked(h100: Run) -> None:
+    """Stopping it restores the modes of all its GPUs, and that call may just have set one of them."""
+    h100.prepare(claim(1, result("gpu-0"), result("gpu-1", request="b"), configs=[config("GpuConfig", mps())]))
+    h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))  # as an older version frees it
+    (daemon,) = h100.node.sharing.running
+    with GpuLocks(h100.node.folder / "locks").acquire((uuid(h100, 1),), 0.0) as acquired:
+        assert acquired
+        h100.service.reclaim_orphans()
+        assert isinstance(h100.refusal(claim(2, result("gpu-0"))), GpuLockedError)
+        assert list(h100.node.sharing.running) == [daemon]
+        assert mode(h100, 1) is ComputeMode.EXCLUSIVE_PROCESS
+    h100.prepare(ref(2))
+    assert h100.node.sharing.idle
+    assert {mode(h100, minor) for minor in (0, 1)} == {ComputeMode.DEFAULT}

@@ -19,8 +19,9 @@ from dra_driver.hardware.cdi.spec import CdiSpec
 from dra_driver.hardware.gpu.backend import MIG_MODE
 from dra_driver.node.claims.entry import AssignedDevice, AssignedPartition, AttemptToken, State
 from dra_driver.node.claims.journal import Journal
-from tests.fakes.claims import POOL, claim, gpu, ref, result, uid
+from tests.fakes.claims import claim, gpu, ref, result, uid
 from tests.unit.node.claims.conftest import ClaimsNode, Run
+from tests.unit.node.claims.test_journal import assigned
 
 FULL = StorageError("the disk is full")
 
@@ -126,14 +127,7 @@ def with_writes(node: ClaimsNode, before: Callable[[Run, str], None]) -> Run:
 
 
 def whole(minor: int, *, device: str | None = None, admin: bool = False) -> AssignedDevice:
-    return AssignedDevice(
-        request="gpu",
-        pool=POOL,
-        device=DeviceName(device or f"gpu-{minor}"),
-        share_id=None,
-        admin_access=admin,
-        gpu_uuid=gpu(minor).uuid,
-    )
+    return replace(assigned(minor, admin=admin), device=DeviceName(device or f"gpu-{minor}"))
 
 
 def partition(minor: int) -> AssignedDevice:

@@ -16,6 +16,7 @@ from dra_driver.node.process.gpu_changes import ExporterLock
 from dra_driver.node.usage.containers import CgroupPlace, LogIndex
 from dra_driver.node.usage.sources import ProcessFacts, Unread
 from dra_driver.node.usage.values import AssignedGpu, Assignments
+from tests.fakes.stand_in import present
 from tests.unit.node.exporter.fakes import FakeGpus, FakeProc
 from tests.unit.node.usage.claims import NOW, claim
 
@@ -98,8 +99,7 @@ def test_links_are_listed_again_when_one_comes(tmp_path: Path) -> None:
     found = links.read()
     assert isinstance(found, LogIndex)
     assert links.read() is found
-    container = found.container(CgroupPlace(container_id=ID))
-    assert container is not None
+    container = present(found.container(CgroupPlace(container_id=ID)))
     assert (container.pod.name, container.pod.uid, container.container) == ("llm", UID, "main")
     (folder / f"llm_team_main-{ID}.log").unlink()
     os.utime(folder, ns=(1, 1))

@@ -10,7 +10,7 @@ import pytest
 from dra_driver.core.model.health import HealthCause, HealthEvent, RecoveryAction
 from dra_driver.core.model.health_rules import HealthRules
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.node.health import DeviceHealth, HealthState
+from dra_driver.node.health import DeviceHealth, HealthState, NodeHealth
 from dra_driver.node.health.node_health import UNLISTED_S
 from dra_driver.node.health.rules import CALM_S
 from tests.unit.node.health.world import FINE, GPU, OTHER, WALL, Node, reading, told, xid
@@ -23,13 +23,17 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
+@pytest.fixture
+def health(node: Node) -> NodeHealth:
+    return node.open()
+
+
 def healthy(**fields: Any) -> Any:
     return lambda: reading(**{**FINE, **fields})
 
 
-def test_an_xid_taints_at_once_and_goes_by_itself_after_a_reset(node: Node) -> None:
+def test_an_xid_taints_at_once_and_goes_by_itself_after_a_reset(node: Node, health: NodeHealth) -> None:
     """Nothing has to be restarted, and an application error does nothing."""
-    health = node.open()
     assert not health.observe([xid(31)])
     assert health.observe([xid(79)])
     assert told(health) == [("xid", "79", "no-new-claims")]
@@ -40,8 +44,7 @@ def test_an_xid_taints_at_once_and_goes_by_itself_after_a_reset(node: Node) -> N
     assert told(health) == []
 
 
-def test_nothing_changes_nothing_and_writes_nothing(node: Node) -> None:
-    health = node.open()
+def test_nothing_changes_nothing_and_writes_nothing(node: Node, health: NodeHealth) -> None:
     assert not health.look([reading(**FINE)], {})
     assert not health.tick()
     assert not health.observe([])
@@ -114,9 +117,8 @@ def test_a_boot_id_that_cannot_be_read_heals_nothing(node: Node, boot_id: str) -
     assert told(health) == [("xid", "119", "no-new-claims")]
 
 
-def test_a_wall_clock_that_jumps_changes_no_calm_time_and_no_time_of_a_taint(node: Node) -> None:
+def test_a_wall_clock_that_jumps_changes_no_calm_time_and_no_time_of_a_taint(node: Node, health: NodeHealth) -> None:
     """Calm times are of the monotonic clock; a published time stays what it was."""
-    health = node.open()
     health.observe([xid(119)])
     health.repaired(GPU)
     for shift in (-(10**7), 10**7):
@@ -127,9 +129,8 @@ def test_a_wall_clock_that_jumps_changes_no_calm_time_and_no_time_of_a_taint(nod
     assert told(health) == []
 
 
-def test_a_policy_works_at_the_next_tick(node: Node) -> None:
+def test_a_policy_works_at_the_next_tick(node: Node, health: NodeHealth) -> None:
     """No restart and no new error is needed, in either direction."""
-    health = node.open()
     health.observe([xid(79)])
     node.rules[GPU] = HealthRules(evicting_xids=frozenset({79}))
     node.run(health, 1)
@@ -149,9 +150,8 @@ def test_simulated_gpus_recover_soon(node: Node) -> None:
         assert told(health) == []
 
 
-def test_unmonitored_gpus_are_told_while_they_are(node: Node) -> None:
+def test_unmonitored_gpus_are_told_while_they_are(node: Node, health: NodeHealth) -> None:
     """Information, of this process alone: another one has an event set of its own."""
-    health = node.open()
     assert health.look([], {GPU: "not supported"})
     node.now += 5
     assert not health.look([], {GPU: "not supported"})
@@ -165,9 +165,8 @@ def test_unmonitored_gpus_are_told_while_they_are(node: Node) -> None:
     assert told(health) == []
 
 
-def test_an_instances_condition_ends_with_it_and_only_where_instances_were_read(node: Node) -> None:
+def test_an_instances_condition_ends_with_it_and_only_where_instances_were_read(health: NodeHealth) -> None:
     """A GPU that could not be read keeps the conditions of its instances."""
-    health = node.open()
     health.instances({GPU: {1, 2}})
     health.observe([xid(95, gi_id=1), xid(95, gi_id=2)])
     assert not health.instances({OTHER: ()})
@@ -176,9 +175,8 @@ def test_an_instances_condition_ends_with_it_and_only_where_instances_were_read(
     assert health.status().recoveries == {(GPU, HealthCause.XID): 1}
 
 
-def test_an_error_of_an_instance_that_is_not_listed_yet_is_kept(node: Node) -> None:
+def test_an_error_of_an_instance_that_is_not_listed_yet_is_kept(node: Node, health: NodeHealth) -> None:
     """An instance is created, fails at once, and the GPU is read after that."""
-    health = node.open()
     health.instances({GPU: {1}})
     health.observe([xid(95, gi_id=2), xid(95, gi_id=3)])
     health.instances({GPU: {1}})
@@ -200,9 +198,8 @@ def test_a_clock_that_was_ahead_before_a_reboot_does_not_date_a_taint_in_the_fut
     assert lost.since == WALL + node.now
 
 
-def test_an_event_of_an_instance_of_a_gpu_without_instances_is_about_the_gpu(node: Node) -> None:
+def test_an_event_of_an_instance_of_a_gpu_without_instances_is_about_the_gpu(health: NodeHealth) -> None:
     """Some drivers name instance 0; to drop it would leave a broken GPU in use."""
-    health = node.open()
     health.observe([xid(95, gi_id=0)])
     health.instances({OTHER: ()})
     health.observe([xid(48, gi_id=0, gpu=OTHER)])
@@ -230,9 +227,10 @@ def test_a_forgotten_gpu_does_not_come_back_from_the_file(node: Node) -> None:
     assert told(health) == told(other) == [("xid", "48", "no-new-claims")]
 
 
-def test_a_flood_of_xids_from_one_gpu_leaves_memory_and_disk_and_other_gpus_alone(node: Node) -> None:
+def test_a_flood_of_xids_from_one_gpu_leaves_memory_and_disk_and_other_gpus_alone(
+    node: Node, health: NodeHealth
+) -> None:
     """Ten thousand a second, of which many numbers make no sense."""
-    health = node.open()
     dice, writes, before = random.Random(7), 0, None  # noqa: S311 - samples, not secrets
     for second in range(10):
         for _ in range(4):
@@ -252,17 +250,15 @@ def test_a_flood_of_xids_from_one_gpu_leaves_memory_and_disk_and_other_gpus_alon
     assert {one.gpu_uuid for one in health.conditions()} == {GPU}
 
 
-def test_events_of_more_gpus_than_a_node_has_are_counted_out(node: Node) -> None:
+def test_events_of_more_gpus_than_a_node_has_are_counted_out(health: NodeHealth) -> None:
     """Events of GPUs that are not published do no harm."""
-    health = node.open()
     for number in range(100):
         health.observe([xid(79, gpu=GpuUuid(f"GPU-{number}"))])
     assert len(health.conditions()) == 64
 
 
-def test_a_disk_that_is_full_stops_nothing_and_is_tried_again(node: Node) -> None:
+def test_a_disk_that_is_full_stops_nothing_and_is_tried_again(node: Node, health: NodeHealth) -> None:
     """Conditions hold in memory; they are saved when there is room."""
-    health = node.open()
     shutil.rmtree(node.folder)
     health.observe([xid(79)])
     assert told(health) == [("xid", "79", "no-new-claims")]
@@ -271,9 +267,8 @@ def test_a_disk_that_is_full_stops_nothing_and_is_tried_again(node: Node) -> Non
     assert told(node.open()) == [("xid", "79", "no-new-claims")]
 
 
-def test_a_file_that_is_removed_or_overwritten_with_garbage_is_written_again(node: Node) -> None:
+def test_a_file_that_is_removed_or_overwritten_with_garbage_is_written_again(node: Node, health: NodeHealth) -> None:
     """The process that knows better writes what it knows."""
-    health = node.open()
     health.observe([xid(79)])
     for spoil in (node.path.unlink, lambda: node.path.write_bytes(b"garbage")):
         spoil()
@@ -317,9 +312,8 @@ def test_a_process_that_ends_with_unsaved_news_saves_them(node: Node) -> None:
     assert {key.xid for key in node.open()._gpus[GPU]} == set(numbers)
 
 
-def test_metrics_show_states_their_time_and_recoveries(node: Node) -> None:
+def test_metrics_show_states_their_time_and_recoveries(node: Node, health: NodeHealth) -> None:
     """Time in state is of this state, and a device that is well again is healthy."""
-    health = node.open()
     health.look([reading(**FINE)], {})
     node.now += 7
     assert health.status().devices == (DeviceHealth(gpu_uuid=GPU, gi_id=None, state=HealthState.HEALTHY, seconds=7.0),)

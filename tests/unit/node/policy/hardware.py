@@ -10,20 +10,16 @@ from dra_driver.core.model.terms import Form, Interval, SharingTerms, Strategy, 
 
 NODE = "node-1"
 ONE_G, ONE_G_ME, THREE_G, SEVEN_G = 19, 20, 9, 0
-PROFILES = (
-    MigProfile(name="7g.80gb", profile_id=SEVEN_G, compute_slices=7, memory_slices=8, max_instances=1, starts=(0,)),
-    MigProfile(name="3g.40gb", profile_id=THREE_G, compute_slices=3, memory_slices=4, max_instances=2, starts=(0, 4)),
+PROFILES = tuple(
     MigProfile(
-        name="1g.10gb", profile_id=ONE_G, compute_slices=1, memory_slices=1, max_instances=7, starts=tuple(range(7))
-    ),
-    MigProfile(
-        name="1g.10gb+me",
-        profile_id=ONE_G_ME,
-        compute_slices=1,
-        memory_slices=1,
-        max_instances=1,
-        starts=tuple(range(7)),
-    ),
+        name=name, profile_id=number, compute_slices=compute, memory_slices=memory, max_instances=most, starts=starts
+    )
+    for name, number, compute, memory, most, starts in (
+        ("7g.80gb", SEVEN_G, 7, 8, 1, (0,)),
+        ("3g.40gb", THREE_G, 3, 4, 2, (0, 4)),
+        ("1g.10gb", ONE_G, 1, 1, 7, tuple(range(7))),
+        ("1g.10gb+me", ONE_G_ME, 1, 1, 1, tuple(range(7))),
+    )
 )
 
 

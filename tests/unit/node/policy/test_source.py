@@ -1,4 +1,4 @@
-"""Which policies are in force when files are right, wrong, contradictory or gone."""
+"""Which policies are in force: of files that are right, wrong or gone, and of objects that the API server may have."""
 
 import json
 import stat
@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.terms import Terms, Use
+from dra_driver.node.policy.policy_set import PolicyObject, kept
 from dra_driver.node.policy.source import PolicySource
 from tests.unit.node.policy.hardware import NODE, node, share, uuid, whole, written
 
@@ -193,3 +195,183 @@ def test_new_terms_wait_for_what_is_in_use_and_then_hold(desk: Desk) -> None:
     assert desk.terms(whole())[uuid(0)].waiting is not None
     assert desk.terms()[uuid(0)].sharing is not None
     assert desk.terms()[uuid(0)].waiting is None
+
+
+class Server:
+    """GpuPolicy objects as a node sees them."""
+
+    def __init__(self) -> None:
+        self.problem: str | None = None
+        self.is_absent = False
+        self.found: tuple[PolicyObject, ...] | None = None
+
+    def current(self) -> tuple[PolicyObject, ...] | None:
+        return self.found
+
+    def has(self, *items: dict[str, Any]) -> None:
+        self.problem, self.is_absent = None, False
+        self.found = tuple(found for item in items if (found := kept(item, NODE, (), 128)) is not None)
+
+    def fails(self, problem: str, *, is_absent: bool = False) -> None:
+        self.problem, self.is_absent = problem, is_absent
+
+
+class ObjectDesk:
+    """A node process that follows objects, and files where ``folder`` is there."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.folder: Path | None = None
+        self.server = Server()
+        self.start()
+
+    def start(self) -> PolicySource:
+        self.source = PolicySource(self.folder, self.root / "policies.json", NODE, self.server)
+        self.source.load()
+        return self.source
+
+    def restart_while_the_api_server_is_away(self) -> None:
+        self.server = Server()
+        self.server.fails("no answer")
+        self.start()
+
+    def with_file(self, name: str, **spec: Any) -> None:
+        self.folder = self.root / "files"
+        self.folder.mkdir(exist_ok=True)
+        (self.folder / f"{name}.json").write_text(json.dumps(written(name, **spec)))
+        self.start()
+
+    def names(self, *uses: Use) -> list[str]:
+        self.source.check()
+        terms = self.source.terms(node(), uses)
+        return [each.policy if each.offered else f"no {each.policy}".strip() for each in terms.values()]
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> ObjectDesk:
+    return ObjectDesk(tmp_path)
+
+
+def test_objects_are_applied_and_a_change_is_noticed_once(objects: ObjectDesk) -> None:
+    objects.server.has(written("a"))
+    assert objects.source.check()
+    assert objects.names() == ["a", "a"]
+    assert not objects.source.check()
+    objects.server.has(written("a"), written("b", priority=1, select={"minors": [1]}))
+    assert objects.names() == ["a", "b"]
+    objects.server.has()
+    assert objects.names() == []
+
+
+def test_before_the_first_answer_nothing_is_known(objects: ObjectDesk) -> None:
+    """With the default terms a reserved GPU would be offered to all for a moment."""
+    assert not objects.source.is_known
+    with pytest.raises(DriverUnavailableError, match="not known which GpuPolicy objects there are"):
+        objects.names()
+    objects.server.fails("GET /apis: no answer")
+    objects.source.check()
+    assert "no answer" in str(objects.source.problem)
+    objects.server.has()
+    assert objects.names() == []
+    assert objects.source.is_known
+    assert objects.source.problem is None
+
+
+def test_where_the_kind_is_not_served_there_are_none(objects: ObjectDesk) -> None:
+    """The CustomResourceDefinition is optional, and its absence is no problem."""
+    objects.server.fails("404", is_absent=True)
+    assert objects.names() == []
+    assert objects.source.problem is None
+    assert objects.source.remark is None
+
+
+def test_a_definition_that_goes_away_keeps_the_last_good(objects: ObjectDesk) -> None:
+    objects.server.has(written("a", availability="Reserved"))
+    assert objects.names() == ["a", "a"]
+    objects.server.fails("404 page not found", is_absent=True)
+    assert objects.names() == ["a", "a"]
+    objects.restart_while_the_api_server_is_away()
+    objects.server.fails("404 page not found", is_absent=True)
+    assert objects.names() == ["a", "a"]
+    assert "the last known 1 stay in force: 404 page not found" in str(objects.source.remark)
+
+
+def test_a_restart_without_the_api_server_uses_the_last_good(objects: ObjectDesk) -> None:
+    objects.server.has(written("a"))
+    objects.names()
+    objects.restart_while_the_api_server_is_away()
+    assert objects.source.is_known
+    assert objects.names() == ["a", "a"]
+    assert objects.source.problem is None
+    assert "no answer" in str(objects.source.remark)
+
+
+def test_that_there_are_none_is_remembered_too(objects: ObjectDesk) -> None:
+    """Otherwise a node without policies would wait for the API server at every start."""
+    objects.server.has()
+    objects.names()
+    objects.restart_while_the_api_server_is_away()
+    assert objects.source.is_known
+    assert objects.names() == []
+
+
+def test_files_of_a_restart_are_new_and_objects_are_the_last_known(objects: ObjectDesk) -> None:
+    objects.server.has(written("a"))
+    objects.names()
+    objects.restart_while_the_api_server_is_away()
+    objects.with_file("b", priority=1, select={"minors": [0]})
+    assert objects.names() == ["b", "a"]
+
+
+def test_a_file_saved_by_an_earlier_build_stays_in_force_until_the_first_answer(objects: ObjectDesk) -> None:
+    (objects.root / "policies.json").write_text(json.dumps({"format": 1, "policies": [written("a")]}))
+    objects.start()
+    assert objects.names() == ["a", "a"]
+    objects.server.has(written("b"))
+    assert objects.names() == ["b", "b"]
+
+
+def test_what_is_saved_is_read_by_an_earlier_build(objects: ObjectDesk) -> None:
+    """It looks at format and policies alone."""
+    objects.server.has(written("a"))
+    objects.names()
+    saved = json.loads((objects.root / "policies.json").read_text())
+    assert saved == {"format": 1, "policies": [written("a")], "objects": {"a": None}}
+
+
+def test_files_and_objects_contradict_each_other_as_files_do(objects: ObjectDesk) -> None:
+    objects.server.has(written("a"))
+    assert objects.names() == ["a", "a"]
+    objects.with_file("b", availability="Hidden")
+    assert objects.names() == ["a", "a"]
+    assert "policies b and a both match" in str(objects.source.problem) or "policies a and b" in str(
+        objects.source.problem
+    )
+
+
+def test_a_wrong_object_leaves_the_last_good_set_in_force(objects: ObjectDesk) -> None:
+    objects.server.has(written("a"))
+    objects.names()
+    objects.server.has(written("a"), written("bad", sharing={"strategy": "mps"}))
+    assert objects.names() == ["a", "a"]
+    assert "so the previous ones stay in force: GpuPolicy bad: spec.sharing.strategy" in str(objects.source.problem)
+    objects.server.has(written("a", priority=1))
+    assert objects.names() == ["a", "a"]
+    assert objects.source.problem is None
+
+
+def test_a_flood_leaves_the_last_good_set_in_force(objects: ObjectDesk) -> None:
+    objects.server.has(written("a"))
+    objects.names()
+    objects.server.has(*(written(f"p{number}") for number in range(1000)))
+    assert objects.names() == ["a", "a"]
+    assert "1000 policies are for this node, at most 128 are accepted" in str(objects.source.problem)
+
+
+def test_a_broken_folder_does_not_hide_that_objects_are_known(objects: ObjectDesk) -> None:
+    """Nothing good: what is in use stays, and no claim waits for an answer that has come."""
+    objects.with_file("b", sharing={"strategy": "mps"})
+    objects.server.has()
+    objects.source.check()
+    assert objects.source.is_known
+    assert objects.source.terms(node(), [whole()])[uuid(0)].offered

@@ -15,6 +15,7 @@ from dra_driver.hardware.device_nodes.uvm import UvmModule
 from dra_driver.node.process import hardware
 from dra_driver.node.process.device_nodes import DeviceNodeReport, HostDeviceNodes, SimulatedDev
 from tests.fakes.dev_folder import MemoryDev
+from tests.fakes.stand_in import present
 
 WITH, WITHOUT = Majors(nvidia=195, uvm=510), Majors(nvidia=195)
 
@@ -43,9 +44,7 @@ def node() -> Node:
 
 
 def count(kind: str) -> float:
-    value = metrics.REGISTRY.get_sample_value("dra_driver_device_node_problems", {"kind": kind})
-    assert value is not None
-    return value
+    return present(metrics.REGISTRY.get_sample_value("dra_driver_device_node_problems", {"kind": kind}))
 
 
 def test_nodes_of_all_gpus_are_there_before_a_claim(node: Node) -> None:

@@ -36,7 +36,7 @@ from dra_driver.node.process.gpu_node import (
 from tests.fakes.stand_in import present, stand_in
 from tests.unit.node.health.world import condition
 from tests.unit.node.policy.hardware import gpu, node, partition, share, uuid, whole
-from tests.unit.node.process.test_usage_validation import TOLD
+from tests.unit.node.process.test_usage_report import TOLD
 
 STATUS = GpuNodeStatus(driver_name="gpu.nvidia.com", driver_version="580.65.06")
 OBJECT = "/apis/gpu.dra-driver.io/v1alpha1/gpunodes/node-1"

@@ -1,28 +1,171 @@
-"""Reading the exporter's file: changed, damaged, not renewed, and no file at all."""
+"""What the node process takes from the exporter's file: reading it, validating it, and the events about it."""
 
 import os
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from dra_driver.config.settings import NodeSettings
 from dra_driver.config.usage_findings import encode
-from dra_driver.core.model.gpu_node import NO_USAGE
+from dra_driver.core.model.claim import ClaimRef
+from dra_driver.core.model.gpu_node import MAX_TOLD, NO_USAGE, ToldForeign, ToldIdle, ToldOverGrant, ToldPod, ToldUsage
+from dra_driver.core.model.ids import ClaimUid, DeviceName
 from dra_driver.core.model.terms import GpuTerms
-from dra_driver.core.model.usage_findings import IdleClaim, UsageFindings, UsingPod
-from dra_driver.core.model.usage_rules import OverGrantAction, UsageRules
-from dra_driver.node.process.usage_report import CHECKED_S, STALE_S, FindingsFile, UsageReport
+from dra_driver.core.model.usage_findings import IdleClaim, OverGrant, Unattributed, UsageFindings, UsingPod
+from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, UsageRules, idle_after_min
+from dra_driver.core.telemetry import metrics
+from dra_driver.node.process.usage_report import (
+    CHECKED_S,
+    QUIET_S,
+    STALE_S,
+    ClaimNotice,
+    FindingsFile,
+    UsageEvents,
+    UsageReport,
+    believed,
+)
 from tests.fakes.claims import gpu, ref
+from tests.fakes.entries import device, entry, sharing
 from tests.unit.node.claims.test_journal import begun, open_journal, prepared
 from tests.unit.node.claims.test_journal_forms import shared
-from tests.unit.node.policy.hardware import node
-from tests.unit.node.process.test_usage_validation import OVER
-from tests.unit.node.usage.claims import NOW, claim
+from tests.unit.node.policy.hardware import node, uuid
+from tests.unit.node.usage.claims import GIB, NOW
 
-FOUND = UsageFindings(written=NOW, idle=(IdleClaim(claim=claim(), since=NOW),))
+REF = ClaimRef(namespace="team", name="llm", uid=ClaimUid("uid-llm"))
+SHARE = device(gpu_uuid=uuid(0), sharing=sharing(12 * GIB))
+CLAIM = entry(REF.uid, SHARE, ref=REF)
+EVICT = UsageRules(over_grant=OverGrantAction.EVICT, grace_s=90, idle_after_min=30, idle=IdleAction.RECLAIM)
+TERMS = {uuid(number): GpuTerms(usage=EVICT) for number in range(2)}
+OVER = OverGrant(
+    claim=REF,
+    device="gpu-0",
+    pods=(UsingPod(namespace="team", name="llm-0", uid="uid-pod"),),
+    used_bytes=20 * GIB + 5,
+    grant_bytes=12 * GIB,
+    processes=2,
+    since=NOW,
+    action=OverGrantAction.EVICT,
+)
+IDLE = IdleClaim(claim=REF, since=NOW)
+FOREIGN = Unattributed(gpu_uuid=uuid(0), device="gpu-7", processes=3, bytes_used=GIB, since=NOW, commands=("python3",))
+TOLD = ToldOverGrant(
+    namespace="team",
+    claim="llm",
+    claim_uid="uid-llm",
+    gpu="gpu-0",
+    pods=(ToldPod(name="llm-0", uid="uid-pod"),),
+    used="20Gi",
+    granted="12Gi",
+    processes=2,
+    since="2026-07-01T12:00:00Z",
+    action=OverGrantAction.EVICT,
+    grace_s=90,
+)
+TOLD_IDLE = ToldIdle(
+    namespace="team",
+    claim="llm",
+    claim_uid="uid-llm",
+    since="2026-07-01T12:00:00Z",
+    after_min=30,
+    action=IdleAction.RECLAIM,
+)
+
+
+def told(*over: OverGrant, idle: Any = (), foreign: Any = (), claims: Any = (CLAIM,), terms: Any = TERMS) -> ToldUsage:
+    findings = UsageFindings(written=NOW, over_grant=over, idle=idle, unattributed=foreign)
+    return believed(findings, claims, node(2), terms, "now")
+
+
+def test_a_claim_over_its_grant_is_told_with_what_may_follow() -> None:
+    """The grant is the journal's, the grace time the policy's."""
+    assert told(OVER) == ToldUsage(over_grant=(TOLD,), checked_at="now")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"claim": replace(REF, uid=ClaimUid("uid-other"))},
+        {"claim": replace(REF, name="other")},
+        {"claim": replace(REF, namespace="kube-system")},
+        {"device": "gpu-1"},
+        {"pods": (UsingPod(namespace="kube-system", name="coredns", uid="x"),)},
+        {"used_bytes": 13 * GIB, "grant_bytes": 1},
+        {"used_bytes": 12 * GIB + 2 * 512 * 2**20},
+    ],
+)
+def test_a_lie_about_claims_devices_pods_and_grants_is_not_passed_on(changed: dict[str, Any]) -> None:
+    """Neither a claim of another node, nor one of a device that it does not have, nor a grant of the file's own."""
+    assert told(replace(OVER, **changed)) == ToldUsage()
+
+
+def test_pods_of_other_namespaces_are_left_out() -> None:
+    """A claim is used in its own namespace alone."""
+    other = UsingPod(namespace="kube-system", name="coredns", uid="x")
+    assert told(replace(OVER, pods=(other, *OVER.pods))).over_grant == (TOLD,)
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        (replace(SHARE, sharing=None),),
+        (SHARE, replace(SHARE, sharing=None)),
+        (),
+    ],
+)
+def test_only_shares_with_a_known_grant_are_judged(devices: Any) -> None:
+    """A whole GPU ends where the hardware says."""
+    assert told(OVER, claims=(replace(CLAIM, devices=devices),)) == ToldUsage()
+
+
+def test_two_shares_of_one_gpu_are_one_grant() -> None:
+    two = replace(CLAIM, devices=(SHARE, replace(SHARE, sharing=sharing(4 * GIB))))
+    assert told(OVER, claims=(two,)).over_grant == (replace(TOLD, granted="16Gi"),)
+
+
+def test_eviction_takes_both_the_file_and_the_policy() -> None:
+    """A file cannot ask for more than the policy of the claim's GPU."""
+    reports = {uuid(0): GpuTerms(usage=UsageRules(grace_s=90))}
+    assert told(OVER, terms=reports) == ToldUsage(over_grant=(replace(TOLD, action=OverGrantAction.REPORT),))
+    calm = told(replace(OVER, action=OverGrantAction.REPORT))
+    assert calm == ToldUsage(over_grant=(replace(TOLD, action=OverGrantAction.REPORT),))
+
+
+def test_an_idle_claim_is_told_by_the_policies_of_all_its_gpus() -> None:
+    """The longest time counts, and reclaim only where all say so."""
+    assert told(idle=(IDLE,)).idle == (TOLD_IDLE,)
+    two = replace(CLAIM, devices=(SHARE, replace(SHARE, device=DeviceName("gpu-1"), gpu_uuid=uuid(1))))
+    slower = {**TERMS, uuid(1): GpuTerms(usage=UsageRules(idle_after_min=60))}
+    (found,) = told(idle=(IDLE,), claims=(two,), terms=slower).idle
+    assert (found.after_min, found.action) == (60, IdleAction.REPORT)
+    assert told(idle=(IDLE,), terms={}) == ToldUsage()
+    assert told(idle=(replace(IDLE, claim=replace(REF, uid=ClaimUid("other"))),)) == ToldUsage()
+
+
+def test_a_gpu_that_is_never_idle_keeps_its_claim_from_being_idle() -> None:
+    assert idle_after_min([UsageRules(idle_after_min=30), UsageRules()]) is None
+    assert idle_after_min([]) is None
+
+
+def test_processes_of_no_claim_are_told_of_gpus_that_the_node_has() -> None:
+    """By the node's own name of the GPU; they ask for nothing."""
+    assert told(foreign=(FOREIGN, FOREIGN, replace(FOREIGN, gpu_uuid="GPU-other"))) == ToldUsage(
+        unattributed=(
+            ToldForeign(gpu="gpu-0", processes=3, memory="1Gi", since="2026-07-01T12:00:00Z", commands=("python3",)),
+        )
+    )
+
+
+def test_each_claim_is_told_once_and_all_are_bounded() -> None:
+    assert told(OVER, OVER).over_grant == (TOLD,)
+    claims = [replace(CLAIM, ref=replace(REF, uid=ClaimUid(f"uid-{number}"))) for number in range(MAX_TOLD + 5)]
+    assert len(told(*(replace(OVER, claim=each.ref) for each in claims), claims=claims).over_grant) == MAX_TOLD
+
+
+FOUND = UsageFindings(written=NOW, idle=(IdleClaim(claim=REF, since=NOW),))
 
 
 class Exporter:
@@ -122,7 +265,7 @@ def test_what_is_no_ordinary_file_is_not_read(exporter: Exporter, tmp_path: Path
     assert exporter.file.problem is not None
 
 
-TERMS = {gpu(0).uuid: GpuTerms(usage=UsageRules(over_grant=OverGrantAction.EVICT))}
+EVICTING = {gpu(0).uuid: GpuTerms(usage=UsageRules(over_grant=OverGrantAction.EVICT))}
 SNAPSHOT = node(1)
 
 
@@ -151,7 +294,7 @@ class Node:
         temporary.rename(self.path)
 
     def look(self) -> None:
-        self.report.look(SNAPSHOT, TERMS)
+        self.report.look(SNAPSHOT, EVICTING)
 
 
 @pytest.fixture
@@ -202,3 +345,76 @@ def test_an_exporter_that_ended_is_no_reason_for_anything(node_a: Node) -> None:
     node_a.seconds += STALE_S + 1
     node_a.look()
     assert node_a.report.told == NO_USAGE
+
+
+TOLD_NOTEBOOK = replace(TOLD_IDLE, claim="notebook", claim_uid="uid-n")
+TOLD_FOREIGN = ToldForeign(gpu="gpu-0", processes=2, memory="3Gi", since="2026-07-01T12:00:00Z", commands=("python3",))
+
+
+class Told:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.node: list[tuple[str, str, str]] = []
+        self.claims: list[ClaimNotice] = []
+        self.events = UsageEvents(
+            lambda kind, reason, text: self.node.append((kind, reason, text)),
+            notify=self.claims.append,
+            clock=lambda: self.now,
+        )
+
+
+@pytest.fixture
+def heard() -> Told:
+    return Told()
+
+
+def test_an_over_grant_says_what_happens_when_and_what_to_do(heard: Told) -> None:
+    """For the reader of kubectl describe pod."""
+    heard.events.update(ToldUsage(over_grant=(TOLD,)))
+    sentence = (
+        "its 2 processes have 20Gi of gpu-0, and the claim was granted 12Gi. Pod llm-0 is to be evicted if this lasts"
+        " for 90 s. Ask for more memory in the claim, or limit what the program takes"
+    )
+    assert heard.node == [("Warning", "GpuMemoryOverGrant", f"claim team/llm: {sentence}")]
+    assert [(each.claim.name, each.claim.uid, each.message) for each in heard.claims] == [("llm", "uid-llm", sentence)]
+
+
+def test_one_process_is_no_plural(heard: Told) -> None:
+    heard.events.update(ToldUsage(over_grant=(replace(TOLD, processes=1),)))
+    assert heard.claims[0].message.startswith("its process has 20Gi of gpu-0")
+
+
+def test_a_report_threatens_with_nothing(heard: Told) -> None:
+    heard.events.update(ToldUsage(over_grant=(replace(TOLD, action=OverGrantAction.REPORT),)))
+    assert "evicted" not in heard.node[0][2]
+    heard.events.update(ToldUsage(over_grant=(TOLD,)))
+    assert "evicted" in heard.node[1][2]
+
+
+def test_an_idle_claim_and_others_on_the_gpu_are_told(heard: Told) -> None:
+    """Processes of no claim have no claim that could be heard."""
+    heard.events.update(ToldUsage(idle=(TOLD_NOTEBOOK,), unattributed=(TOLD_FOREIGN,)))
+    assert [reason for _, reason, _ in heard.node] == ["GpuClaimIdle", "GpuUsedByOthers"]
+    assert "to be evicted if it stays so for 30 minutes more" in heard.node[0][2]
+    assert heard.node[1][2].startswith("gpu-0 is used by 2 processes (python3) with 3Gi that belong to no claim of it")
+    assert [each.claim.name for each in heard.claims] == ["notebook"]
+
+
+def test_a_finding_that_stays_or_comes_and_goes_is_told_once_in_a_while(heard: Told) -> None:
+    """New numbers are no news."""
+    for used in ("20Gi", "30Gi"):
+        heard.events.update(ToldUsage(over_grant=(replace(TOLD, used=used),)))
+        heard.events.update(NO_USAGE)
+    assert len(heard.node) == 1
+    heard.now += QUIET_S
+    heard.events.update(NO_USAGE)
+    heard.events.update(ToldUsage(over_grant=(TOLD,)))
+    assert len(heard.node) == 2
+
+
+def test_the_metric_counts_what_stands(heard: Told) -> None:
+    heard.events.update(ToldUsage(over_grant=(TOLD,), idle=(TOLD_NOTEBOOK,), unattributed=(TOLD_FOREIGN,)))
+    value = metrics.REGISTRY.get_sample_value
+    assert [value("dra_driver_usage_findings", {"kind": kind}) for kind in metrics.USAGE_FINDINGS] == [1, 1, 1]
+    heard.events.update(NO_USAGE)
+    assert [value("dra_driver_usage_findings", {"kind": kind}) for kind in metrics.USAGE_FINDINGS] == [0, 0, 0]

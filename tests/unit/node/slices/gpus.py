@@ -15,6 +15,8 @@ from dra_driver.kube.published.limits import MAX_DEVICES
 from dra_driver.node.slices.build import Built, GpuGroup
 from dra_driver.node.slices.gates import ApiServerFeatures
 from dra_driver.node.slices.layout import DesiredSlice, split
+from dra_driver.node.slices.publisher import Publisher
+from tests.fakes.stand_in import present
 
 ALL = ApiServerFeatures(counters=True, taints=True, taints_1_35=True, multi_allocation=True)
 NONE = ApiServerFeatures()
@@ -52,8 +54,7 @@ def _invented(key: str, minor: int) -> Gpu:
 
 def instance(of: Gpu, profile_id: int, start: int, *, owned: bool = False, whole: bool = True) -> MigInstance:
     """An existing GPU instance; not ``whole``: without a compute instance."""
-    profile = of.profile(profile_id)
-    assert profile is not None
+    profile = present(of.profile(profile_id))
     uuid = MigUuid(f"MIG-00000000-0000-0000-{profile_id:04d}-{start:012d}")
     return MigInstance(
         gi_id=start + 1,
@@ -76,6 +77,24 @@ def node_of(count: int) -> Snapshot:
 
 def h100s(count: int) -> Snapshot:
     return snapshot(*(mig_gpu(H100, minor) for minor in range(count)))
+
+
+class Passes:
+    """A publisher on a clock. ``run`` does the passes that fall due in this time."""
+
+    publisher: Publisher
+    now = 1000.0
+
+    def run(self, seconds: float = 0.0) -> None:
+        end = self.now + seconds
+        for _ in range(1000):
+            wait_s = self.publisher.step()
+            if wait_s is None or self.now + wait_s > end:
+                break
+            self.now += wait_s
+        else:
+            raise AssertionError("a busy loop")
+        self.now = end
 
 
 def split_devices(devices: Sequence[Any], *, per_slice: int = MAX_DEVICES) -> tuple[DesiredSlice, ...]:

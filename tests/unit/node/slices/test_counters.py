@@ -10,6 +10,7 @@ from dra_driver.core.model.mig import MigProfile
 from dra_driver.core.quantity import Quantity
 from dra_driver.hardware.gpu import catalog
 from dra_driver.node.slices import counters
+from tests.fakes.stand_in import present
 from tests.unit.node.slices.gpus import A100, H100, RTX, instance, mig_gpu
 
 # The RTX PRO 6000 has so many kinds of partitions that its layouts are not to be counted; its numbers are as regular.
@@ -59,8 +60,7 @@ def test_a_second_media_engine_is_refused() -> None:
     """Memory slices alone would allow two of them."""
     gpu = mig_gpu(H100)
     left = counters.available(gpu, ())
-    extended = gpu.profile(20)
-    assert extended is not None
+    extended = present(gpu.profile(20))
     assert counters.leaves_enough(extended, 0, left)
     assert not counters.leaves_enough(extended, 0, counters.available(gpu, (instance(gpu, 20, 6),)))
 
@@ -98,8 +98,7 @@ def test_a_partition_consumes_counters_of_the_set_only() -> None:
     """A counter that the set lacks would make the whole pool invalid to the scheduler."""
     gpu = mig_gpu(H100, memory_bytes=None)
     wire = counters.wire_set(gpu, counters.available(gpu, ()))
-    profile = gpu.profile(14)
-    assert profile is not None
+    profile = present(gpu.profile(14))
     taken = {**counters.consumed_by(profile, wire), **counters.memory_slices_taken(2, 2)}
     assert set(taken) <= set(wire["counters"])
     assert {name for name in taken if name.startswith("memory")} == {"memory-slice-2", "memory-slice-3"}

@@ -1,4 +1,4 @@
-"""Which gated fields an API server keeps."""
+"""Which gated fields an API server keeps, lists of NUMA nodes among them."""
 
 from typing import Any
 
@@ -6,17 +6,24 @@ import pytest
 
 from dra_driver.core.errors import ForbiddenError, InvalidObjectError
 from dra_driver.kube.discovery import ServerVersion
+from dra_driver.kube.published.names import NUMA_NODE
 from dra_driver.kube.types import ResourceSlice
 from dra_driver.node.slices.features import FeatureWatch, probe
-from dra_driver.node.slices.gates import ApiServerFeatures, lost_with
+from dra_driver.node.slices.gates import ApiServerFeatures, lists_in, lost_with
+from dra_driver.node.slices.publisher import Publisher
 from tests.fakes.slices_api import FakeSlicesApi
+from tests.unit.node.slices.gpus import node_of
 
 ALL = ApiServerFeatures(counters=True, taints=True, taints_1_35=True, multi_allocation=True)
 
 
-def test_a_server_that_keeps_everything_has_all_features() -> None:
+@pytest.fixture
+def api() -> FakeSlicesApi:
+    return FakeSlicesApi()
+
+
+def test_a_server_that_keeps_everything_has_all_features(api: FakeSlicesApi) -> None:
     """The dry runs store nothing."""
-    api = FakeSlicesApi()
     assert probe(api, "gpu.nvidia.com", "node-a") == ALL
     assert api.objects == {}
 
@@ -26,17 +33,15 @@ def test_a_server_that_keeps_everything_has_all_features() -> None:
     [("sharedCounters", "counters"), ("consumesCounters", "counters"), ("taints", "taints"),
      ("allowMultipleAllocations", "multi_allocation")],
 )  # fmt: skip
-def test_a_dropped_field_is_a_missing_feature(dropped: str, missing: str) -> None:
+def test_a_dropped_field_is_a_missing_feature(dropped: str, missing: str, api: FakeSlicesApi) -> None:
     """Overlapping partitions without counters would be allocated twice."""
-    api = FakeSlicesApi()
     api.drops = {dropped}
     kept = probe(api, "gpu.nvidia.com", "node-a")
     assert {name for name in ("counters", "taints", "multi_allocation") if not getattr(kept, name)} == {missing}
 
 
-def test_a_refused_canary_is_a_missing_feature_and_a_forbidden_one_an_error() -> None:
+def test_a_refused_canary_is_a_missing_feature_and_a_forbidden_one_an_error(api: FakeSlicesApi) -> None:
     """Invalid is an answer; forbidden is none."""
-    api = FakeSlicesApi()
     api.failures = [InvalidObjectError("422", status=422)]
     assert not probe(api, "gpu.nvidia.com", "node-a").taints
     api.failures = [ForbiddenError("403", status=403)]
@@ -44,9 +49,8 @@ def test_a_refused_canary_is_a_missing_feature_and_a_forbidden_one_an_error() ->
         probe(api, "gpu.nvidia.com", "node-a")
 
 
-def test_the_server_is_asked_again_only_when_its_version_changes() -> None:
+def test_the_server_is_asked_again_only_when_its_version_changes(api: FakeSlicesApi) -> None:
     """Gates change with a restart, and new versions have other defaults."""
-    api = FakeSlicesApi()
     versions = [ServerVersion(git_version=text, major=1, minor=36) for text in ("v1.36.2", "v1.36.2", "v1.37.0")]
     watch = FeatureWatch(api, lambda: versions.pop(0), "gpu.nvidia.com", "node-a")
     assert watch.current == ApiServerFeatures()
@@ -67,9 +71,8 @@ def test_the_scheduler_of_1_35_does_not_charge_shares(minor: int, hides: bool) -
     assert watch.current.shares_hide_counters is hides
 
 
-def test_a_feature_that_a_write_lost_stays_off_until_the_version_changes() -> None:
+def test_a_feature_that_a_write_lost_stays_off_until_the_version_changes(api: FakeSlicesApi) -> None:
     """The answer to a write counts more than the dry run."""
-    api = FakeSlicesApi()
     versions = [ServerVersion(git_version=text, major=1, minor=36) for text in ("v1.36.2", "v1.36.2", "v1.36.3")]
     watch = FeatureWatch(api, lambda: versions.pop(0), "gpu.nvidia.com", "node-a")
     watch.refresh()
@@ -82,9 +85,8 @@ def test_a_feature_that_a_write_lost_stays_off_until_the_version_changes() -> No
 
 
 @pytest.mark.parametrize("drops", [set(), {"sharedCounters", "consumesCounters"}])
-def test_a_server_of_1_34_has_counters_beside_devices(drops: set[str]) -> None:
+def test_a_server_of_1_34_has_counters_beside_devices(drops: set[str], api: FakeSlicesApi) -> None:
     """Counters arranged otherwise are not a gate that is off: partitions are published there, too."""
-    api = FakeSlicesApi()
     api.is_1_34, api.drops = True, drops
     on = not drops
     assert probe(api, "gpu.nvidia.com", "node-a") == ApiServerFeatures(
@@ -121,3 +123,68 @@ def test_a_server_that_arranges_counters_in_a_third_way_is_told_from_a_gate_that
 def test_a_dropped_field_shows_which_feature_is_missing(path: str, lost: set[str]) -> None:
     """Other dropped fields are reported, and nothing is withdrawn for them."""
     assert lost_with([path]) == lost
+
+
+VERSION = ServerVersion(git_version="v1.36.2", major=1, minor=36)
+
+
+class Gated(FakeSlicesApi):
+    """With the gate off, a list is dropped, and an attribute without a value makes the slice invalid (1.36,
+    dropDisabledFields and validateDeviceAttribute)."""
+
+    gate = True
+
+    def _stored(self, body: ResourceSlice, old: dict[str, Any] | None = None) -> dict[str, Any]:
+        if not self.gate and list(lists_in(body["spec"])):
+            raise InvalidObjectError("must specify a value", status=422, reason="Invalid")
+        return super()._stored(body, old)
+
+
+def publisher_of(api: Gated, *, lists: bool) -> tuple[Publisher, list[Any]]:
+    watch = FeatureWatch(api, lambda: VERSION, "gpu.nvidia.com", "node-a", lists=lists)
+    publisher = Publisher(api, "gpu.nvidia.com", "node-a", features=watch)
+    publisher.set_snapshot(node_of(1))
+    publisher.step()
+    return publisher, numa(api)
+
+
+def numa(api: Gated) -> list[Any]:
+    devices = [device for item in api.objects.values() for device in item["spec"]["devices"]]
+    return [device["attributes"][NUMA_NODE] for device in devices]
+
+
+@pytest.mark.parametrize(
+    ("gate", "lists", "expected"),
+    [(True, True, {"ints": [0]}), (True, False, {"int": 0}), (False, True, {"int": 0}), (False, False, {"int": 0})],
+)
+def test_a_list_is_published_where_it_is_wanted_and_kept(gate: bool, lists: bool, expected: dict[str, Any]) -> None:
+    """Anywhere else it would make the slice invalid, or break selectors unasked."""
+    api = Gated()
+    api.gate = gate
+    assert publisher_of(api, lists=lists)[1] == [expected]
+
+
+def test_the_api_server_is_asked_for_lists_only_if_they_are_wanted() -> None:
+    with_lists, without = Gated(), Gated()
+    assert probe(with_lists, "gpu.nvidia.com", "node-a", lists=True).list_attributes
+    assert not probe(without, "gpu.nvidia.com", "node-a").list_attributes
+    assert with_lists.asked == without.asked + 1
+
+
+def test_a_server_that_no_longer_keeps_lists_gets_a_number() -> None:
+    """Its version is the same, so it is not asked; the refused write says it."""
+    api = Gated()
+    publisher, _ = publisher_of(api, lists=True)
+    api.gate = False
+    publisher.set_snapshot(node_of(2))
+    for _ in range(5):
+        publisher.step()
+    assert numa(api) == [{"int": 0}, {"int": 0}]
+
+
+def test_a_lost_list_is_a_lost_feature() -> None:
+    """The path is as that of a dropped field."""
+    spec: Any = {"devices": [{"name": "x", "attributes": {NUMA_NODE: {"ints": [1]}, "other": {"int": 1}}}]}
+    assert lost_with(lists_in(spec)) == {"list_attributes"}
+    plain: Any = {"devices": [{"name": "x"}]}
+    assert not lost_with(lists_in(plain))

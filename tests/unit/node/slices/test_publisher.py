@@ -17,16 +17,15 @@ from dra_driver.kube.reflector import ReflectorChange
 from dra_driver.node.slices.publisher import Publisher
 from dra_driver.node.slices.schedule import Schedule
 from tests.fakes.slices_api import FakeSlicesApi
-from tests.unit.node.slices.gpus import gpu, node_of, snapshot
+from tests.unit.node.slices.gpus import Passes, gpu, node_of, snapshot
 
 DOWN = ApiUnreachableError("connection refused")
 
 
-class Bench:
+class Bench(Passes):
     """A publisher, its API, its clock and what it reported."""
 
     def __init__(self, api: FakeSlicesApi | None = None) -> None:
-        self.now = 1000.0
         self.api = api or FakeSlicesApi()
         self.events: list[tuple[str, str, str]] = []
         self.publisher = Publisher(
@@ -37,18 +36,6 @@ class Bench:
 
     def record(self, about: Any, kind: str, reason: str, message: str) -> None:
         self.events.append((about["name"], reason, message))
-
-    def run(self, seconds: float) -> None:
-        """Runs the passes that fall due in this time."""
-        end = self.now + seconds
-        for _ in range(1000):
-            wait_s = self.publisher.step()
-            if wait_s is None or self.now + wait_s > end:
-                break
-            self.now += wait_s
-        else:
-            raise AssertionError("a busy loop")
-        self.now = end
 
     def devices(self) -> list[str]:
         return [
@@ -65,6 +52,12 @@ class Bench:
     def only(self) -> str:
         (name,) = self.api.objects
         return name
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """Whose two GPUs are published."""
+    return Bench().published()
 
 
 def test_a_snapshot_is_published_at_once() -> None:
@@ -99,9 +92,8 @@ def test_a_restart_and_a_repeated_snapshot_write_nothing() -> None:
     assert second.publisher.published
 
 
-def test_a_changed_gpu_is_one_update() -> None:
+def test_a_changed_gpu_is_one_update(bench: Bench) -> None:
     """And own writes, seen again through the watch, cause no further pass."""
-    bench = Bench().published()
     lists = bench.api.lists
     bench.publisher.set_snapshot(snapshot(gpu(0), gpu(1, numa_node=1)))
     bench.run(60)
@@ -132,9 +124,8 @@ def test_a_slice_deleted_during_a_write_is_repaired_too() -> None:
     assert len(bench.devices()) == 65
 
 
-def test_an_edit_is_repaired() -> None:
+def test_an_edit_is_repaired(bench: Bench) -> None:
     """A person changed a device by hand."""
-    bench = Bench().published()
     bench.api.edit(bench.only, lambda item: item["spec"]["devices"].pop())
     bench.run(2)
     assert bench.devices() == ["gpu-0", "gpu-1"]
@@ -154,9 +145,8 @@ def test_an_unreachable_api_server_at_start_is_retried() -> None:
     assert bench.api.failures == []
 
 
-def test_an_unreachable_api_server_is_asked_rarely() -> None:
+def test_an_unreachable_api_server_is_asked_rarely(bench: Bench) -> None:
     """An hour of downtime is some hundred requests."""
-    bench = Bench().published()
     bench.api.failures = [DOWN] * 10_000
     bench.api.remove_all()
     bench.run(3600)
@@ -177,9 +167,8 @@ def test_retry_after_is_respected() -> None:
     assert bench.publisher.published
 
 
-def test_a_conflict_is_retried_on_a_new_list() -> None:
+def test_a_conflict_is_retried_on_a_new_list(bench: Bench) -> None:
     """Another client wrote between the list and the update."""
-    bench = Bench().published()
     raced: list[object] = []
 
     def race() -> None:
@@ -199,9 +188,8 @@ def test_a_conflict_is_retried_on_a_new_list() -> None:
     [ForbiddenError("403: not allowed", status=403), InvalidObjectError("422: spec.devices[0]", status=422),
      ConflictError("409", status=409)],
 )  # fmt: skip
-def test_a_refusal_is_a_problem_that_people_can_read(error: Exception) -> None:
+def test_a_refusal_is_a_problem_that_people_can_read(error: Exception, bench: Bench) -> None:
     """In readiness and, where the API server takes it, as an event on the node."""
-    bench = Bench().published()
     bench.api.failures = [error] * 3  # type: ignore[list-item]
     bench.publisher.set_snapshot(node_of(3))
     bench.run(0)
@@ -224,9 +212,8 @@ def test_a_node_that_does_not_exist_is_a_problem_until_it_does() -> None:
     assert bench.publisher.published
 
 
-def test_a_recreated_node_object_owns_the_new_slices() -> None:
+def test_a_recreated_node_object_owns_the_new_slices(bench: Bench) -> None:
     """Garbage collection deleted the old slices with the old node."""
-    bench = Bench().published()
     bench.api.uid = "node-uid-2"
     bench.api.remove_all()
     bench.run(3)
@@ -234,9 +221,8 @@ def test_a_recreated_node_object_owns_the_new_slices() -> None:
     assert [owner["uid"] for owner in owners] == ["node-uid-2"]
 
 
-def test_a_second_publisher_in_another_pool_is_reported_and_left_alone() -> None:
+def test_a_second_publisher_in_another_pool_is_reported_and_left_alone(bench: Bench) -> None:
     """NVIDIA's driver, or slices that it left behind: two pools would offer each GPU twice."""
-    bench = Bench().published()
     foreign = bench.api.add(
         {"metadata": {}, "spec": {"driver": "gpu.nvidia.com", "nodeName": "node-a", "pool": {"name": "node-a"}}}
     )
@@ -264,9 +250,8 @@ def test_changes_of_other_drivers_count_as_noticed() -> None:
         assert publisher.noticed == before + 1
 
 
-def test_a_second_publisher_in_the_same_pool_is_not_fought() -> None:
+def test_a_second_publisher_in_the_same_pool_is_not_fought(bench: Bench) -> None:
     """It answers each write; repairs slow down to about one a minute and are reported."""
-    bench = Bench().published()
 
     def stranger(change: Any) -> None:
         devices = (change.item or {}).get("spec", {}).get("devices", [])

@@ -17,7 +17,7 @@ from dra_driver.node.slices.features import FeatureWatch
 from dra_driver.node.slices.publisher import Publisher
 from dra_driver.node.slices.schedule import Schedule
 from tests.fakes.slices_api import FakeSlicesApi
-from tests.unit.node.slices.gpus import A100, ALL, H100, gpu, h100s, instance, mig_gpu, snapshot
+from tests.unit.node.slices.gpus import A100, ALL, H100, Passes, gpu, h100s, instance, mig_gpu, snapshot
 from tests.unit.node.slices.pool_view import doubly_offered, offered
 
 COUNTERS = {"sharedCounters", "consumesCounters"}
@@ -25,14 +25,13 @@ TAINTED = GpuTerms(policy="p", taints=(Taint(key="example.com/reserved", effect=
 SHARED = GpuTerms(policy="p", sharing=SharingTerms(strategy=Strategy.TIME_SLICING))
 
 
-class Server:
+class Server(Passes):
     """An API server that is checked after every change, and the publishers that use it."""
 
     def __init__(self, minor: int = 36) -> None:
         self.api = FakeSlicesApi()
         self.patch = -1
         self.become(minor)
-        self.now = 0.0
         self.api.listeners.append(self.heard)
         self.start()
 
@@ -57,17 +56,6 @@ class Server:
         assert doubly_offered(self.api.objects, is_1_34=self.api.is_1_34) == []
         self.publisher.notice(change)
 
-    def run(self, seconds: float = 0.0) -> None:
-        end = self.now + seconds
-        for _ in range(200):
-            wait_s = self.publisher.step()
-            if wait_s is None or self.now + wait_s > end:
-                break
-            self.now += wait_s
-        else:
-            raise AssertionError("a busy loop")
-        self.now = end
-
     def show(self, shot: Snapshot, terms: GpuTerms | None = None, seconds: float = 0.0) -> None:
         self.publisher.set_snapshot(shot, {one.uuid: terms for one in shot.gpus} if terms is not None else {})
         self.run(seconds)
@@ -76,9 +64,13 @@ class Server:
         return [device["name"] for device in offered(self.api.objects)]
 
 
-def test_the_server_is_asked_before_anything_is_written() -> None:
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+def test_the_server_is_asked_before_anything_is_written(server: Server) -> None:
     """Five dry runs, then counters and devices."""
-    server = Server()
     asked_first: list[int] = []
     server.api.during_write = lambda: asked_first.append(server.api.asked)
     server.show(h100s(2))
@@ -89,9 +81,8 @@ def test_the_server_is_asked_before_anything_is_written() -> None:
     assert server.publisher.left_out == ()
 
 
-def test_partitions_that_claims_get_and_release_cost_no_request() -> None:
+def test_partitions_that_claims_get_and_release_cost_no_request(server: Server) -> None:
     """Ten thousand a day on a busy node."""
-    server = Server()
     server.show(h100s(1))
     lists = server.api.lists
     board = mig_gpu(H100, mig_enabled=True, mig_mode_owned=True)
@@ -103,9 +94,8 @@ def test_partitions_that_claims_get_and_release_cost_no_request() -> None:
     assert server.publisher.published
 
 
-def test_a_server_without_counters_gets_whole_gpus_with_a_reason() -> None:
+def test_a_server_without_counters_gets_whole_gpus_with_a_reason(server: Server) -> None:
     """1.34 and 1.35 with their default gates."""
-    server = Server()
     server.api.drops = COUNTERS
     server.show(h100s(2))
     assert server.names() == ["gpu-0", "gpu-1"]
@@ -114,9 +104,8 @@ def test_a_server_without_counters_gets_whole_gpus_with_a_reason() -> None:
     assert server.publisher.published
 
 
-def test_counters_that_come_with_a_new_version_are_used_and_those_that_go_are_withdrawn() -> None:
+def test_counters_that_come_with_a_new_version_are_used_and_those_that_go_are_withdrawn(server: Server) -> None:
     """An upgrade and a downgrade: the next pass notices both, and no intermediate state is offered."""
-    server = Server()
     server.api.drops = COUNTERS
     server.show(h100s(1))
     server.api.drops, server.minor = set(), 37
@@ -201,9 +190,8 @@ def test_no_write_that_loses_counters_offers_anything_twice(minor: int, unlucky:
     assert len(server.names()) == (6 if unlucky in harmful else 156)
 
 
-def test_a_deleted_slice_of_partitions_comes_back_before_its_counters() -> None:
+def test_a_deleted_slice_of_partitions_comes_back_before_its_counters(server: Server) -> None:
     """The gate may have gone off since it was written; then all partitions are withdrawn instead."""
-    server = Server()
     server.show(h100s(3))
     first, second = (name for name, item in sorted(server.api.objects.items()) if "devices" in item["spec"])
     server.api.remove(second)
@@ -215,9 +203,8 @@ def test_a_deleted_slice_of_partitions_comes_back_before_its_counters() -> None:
     assert server.names() == ["gpu-0", "gpu-1", "gpu-2"]
 
 
-def test_a_gpu_whose_taint_is_dropped_is_withdrawn() -> None:
+def test_a_gpu_whose_taint_is_dropped_is_withdrawn(server: Server) -> None:
     """Without its taint, any claim could get a reserved GPU."""
-    server = Server()
     server.show(snapshot(gpu(0)))
     server.api.drops = {"taints"}
     server.show(snapshot(gpu(0)), TAINTED)
@@ -226,9 +213,8 @@ def test_a_gpu_whose_taint_is_dropped_is_withdrawn() -> None:
     assert server.publisher.features.counters
 
 
-def test_a_gpu_that_cannot_be_shared_is_exclusive() -> None:
+def test_a_gpu_that_cannot_be_shared_is_exclusive(server: Server) -> None:
     """The API server drops the fields of shared devices: exclusive is safe."""
-    server = Server()
     server.show(snapshot(gpu(0)))
     server.api.drops = {"allowMultipleAllocations", "requestPolicy"}
     server.show(snapshot(gpu(0)), SHARED)
@@ -237,9 +223,8 @@ def test_a_gpu_that_cannot_be_shared_is_exclusive() -> None:
     assert server.publisher.published
 
 
-def test_a_server_that_does_not_answer_is_asked_again_before_anything_is_published() -> None:
+def test_a_server_that_does_not_answer_is_asked_again_before_anything_is_published(server: Server) -> None:
     """A guess would be too little for hours, or too much for a moment."""
-    server = Server()
     server.api.failures = [ApiUnreachableError("connection refused")] * 3
     server.show(h100s(1))
     assert server.names() == []
@@ -247,9 +232,8 @@ def test_a_server_that_does_not_answer_is_asked_again_before_anything_is_publish
     assert len(server.names()) == 26
 
 
-def test_without_the_right_to_probe_only_ungated_forms_are_published() -> None:
+def test_without_the_right_to_probe_only_ungated_forms_are_published(server: Server) -> None:
     """A missing right must not remove the node's GPUs; the problem is reported."""
-    server = Server()
     server.api.failures = [ForbiddenError("403: dry runs are not allowed", status=403)]
     server.show(h100s(1))
     assert server.names() == ["gpu-0"]
@@ -266,23 +250,16 @@ def test_a_pass_that_dies_half_way_is_finished_by_the_next_process(minor: int) -
         server = Server()
         server.api.drops = COUNTERS
         server.show(h100s(3))
-        server.api.drops = set()
-        server.become(minor)
-        server.start()
-        _die_after(server, after)
-        server.show(h100s(3))
-        server.api.failures, server.api.during_write = [], lambda: None
-        server.start()
-        server.show(h100s(3))
-        assert len(server.names()) == 78
-        server.api.drops = COUNTERS
-        server.become(36)
-        server.start()
-        _die_after(server, after)
-        server.show(h100s(3))
-        server.api.failures, server.api.during_write = [], lambda: None
-        server.start()
-        server.show(h100s(3))
+        for drops, version, names in ((set(), minor, 78), (COUNTERS, 36, 3)):
+            server.api.drops = drops
+            server.become(version)
+            server.start()
+            _die_after(server, after)
+            server.show(h100s(3))
+            server.api.failures, server.api.during_write = [], lambda: None
+            server.start()
+            server.show(h100s(3))
+            assert len(server.names()) == names
         assert server.names() == ["gpu-0", "gpu-1", "gpu-2"]
 
 

@@ -1,4 +1,4 @@
-"""From processes on GPUs to claims: what is attributed, what is not, and what is said not to be known."""
+"""From processes on GPUs to claims: what is attributed, what is not, what is unknown, and how it is judged."""
 
 from datetime import timedelta
 from typing import Any
@@ -10,7 +10,9 @@ from msgspec.structs import replace
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage import GpuUsage, InstanceUsage, ProcessUsage
+from dra_driver.core.model.usage_rules import UsageRules
 from dra_driver.node.usage.containers import CgroupPlace, index
+from dra_driver.node.usage.idle import claim_uses
 from dra_driver.node.usage.join import join
 from dra_driver.node.usage.sources import ClaimedDevice, Look, PodClaims, ProcessFacts, Unread
 from dra_driver.node.usage.values import (
@@ -22,6 +24,8 @@ from dra_driver.node.usage.values import (
     DeviceUse,
     JoinedUsage,
 )
+from dra_driver.node.usage.watchdog import share_uses
+from tests.fakes.stand_in import present
 from tests.unit.node.usage.claims import GIB, NOW, claim
 
 GPU = GpuUuid("GPU-a")
@@ -98,8 +102,7 @@ def test_two_shares_and_processes_of_the_host() -> None:
     assert [each.pid for each in one.processes or ()] == [1]
     assert one.containers is not None
     assert [(each.pod.name, each.container) for each in one.containers] == [("pod-a", "main")]
-    container = (one.processes or ())[0].container
-    assert container is not None
+    container = present((one.processes or ())[0].container)
     assert (container.pod.name, container.pod.uid) == ("pod-a", PODS["a"])
     assert gpu.unattributed is not None
     assert [each.pid for each in gpu.unattributed] == [3, 9]  # the host's, and one that ended meanwhile
@@ -113,8 +116,7 @@ def test_a_container_without_the_claim_is_foreign() -> None:
     found = join(replace(LOOK, processes={1: facts("a", "a2"), 2: facts("b")}))
     assert of(found, "one").processes == ()
     assert of(found, "one").used_bytes == 0
-    foreign = found.gpus[0].unattributed
-    assert foreign is not None
+    foreign = present(found.gpus[0].unattributed)
     assert {each.pid for each in foreign} == {1, 3, 9}
 
 
@@ -270,3 +272,56 @@ def test_ten_thousand_processes() -> None:
     many = [process(pid, 1) for pid in range(10_000)]
     found = join(replace(LOOK, readings=(reading(*many),), processes=dict.fromkeys(range(10_000), facts("a"))))
     assert len(of(found, "one").processes or ()) == 10_000
+
+
+RULES = UsageRules(idle_after_min=5)
+
+
+def ruled(assignments: Assignments) -> Assignments:
+    return replace(assignments, gpus=(replace(assignments.gpus[0], rules=RULES),))
+
+
+def test_shares_with_their_pods_and_rules() -> None:
+    """All processes of a claim on a GPU together; the rules are the GPU's."""
+    one, two = share_uses(join(replace(LOOK, assignments=ruled(SHARES))))
+    assert (one.claim.name, one.device, one.used_bytes, one.grant_bytes) == ("one", "gpu-0", 4 * GIB, 20 * GIB)
+    assert (one.processes, [pod.name for pod in one.pods], one.rules) == (1, ["pod-a"], RULES)
+    assert two.used_bytes == 6 * GIB
+    both = share_uses(join(replace(LOOK, assignments=assigned(one=(share(1), share(2))))))
+    assert [(each.grant_bytes, each.used_bytes) for each in both] == [(40 * GIB, 4 * GIB)]
+
+
+def test_what_is_not_a_share_is_not_judged() -> None:
+    """Whole GPUs end where the hardware says, and shares without a grant of memory have no limit."""
+    free = replace(share(2), memory_bytes=None)
+    assert share_uses(join(replace(LOOK, assignments=assigned(one=use(), two=free)))) == []
+
+
+def test_unknown_memory_is_never_over() -> None:
+    """Nor is a look without the kubelet."""
+    unknown = join(replace(LOOK, pods=Unread(reason="gone")))
+    assert [each.used_bytes for each in share_uses(unknown)] == [None, None]
+    assert [each.used for each in claim_uses(unknown)] == [None, None]
+    assert [gpu.unattributed for gpu in unknown.gpus] == [None]
+
+
+def test_claims_that_compute_and_claims_that_do_not() -> None:
+    """A process with utilisation uses the claim; one at 0 does not; no process neither."""
+    idle = reading(process(1, 4, 0))
+    found = claim_uses(join(replace(LOOK, assignments=ruled(SHARES), readings=(idle,))))
+    assert {each.claim.name: (each.used, each.after_min) for each in found} == {"one": (False, 5), "two": (False, 5)}
+    unknown = reading(process(1, 4, None), process(2, 4, 7))
+    found = claim_uses(join(replace(LOOK, readings=(unknown,))))
+    assert {each.claim.name: each.used for each in found} == {"one": None, "two": True}
+
+
+def test_monitors_are_no_claims_that_idle() -> None:
+    """Admin access uses nothing."""
+    assert claim_uses(join(replace(LOOK, assignments=assigned(one=use(admin_access=True))))) == []
+
+
+def test_a_process_that_may_be_another_claims_makes_none_of_them_idle() -> None:
+    """Of two claims in one container it is not known which one computes."""
+    both = (claimed("one", share(1)), claimed("two", share(2)))
+    found = claim_uses(join(replace(LOOK, pods={("team", "pod-a"): {"main": both}})))
+    assert [each.used for each in found] == [None, None]

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from dra_driver.core.model.usage_findings import MAX_OVER_GRANT, OverGrant
 from dra_driver.core.model.usage_rules import OverGrantAction, UsageRules
 from dra_driver.node.usage.watchdog import CALM_S, ShareUse, WatchdogState, watch
+from tests.fakes.stand_in import present
 from tests.unit.node.usage.claims import GIB, MIB, NOW, claim, pod
 
 EVICT = UsageRules(over_grant=OverGrantAction.EVICT)
@@ -77,11 +78,9 @@ def test_memory_without_a_pod_that_has_it_is_never_over() -> None:
 
 def test_a_claim_that_keeps_its_grant_again_is_told_for_a_while_and_threatened_with_nothing() -> None:
     """Up and down is one finding, and an eviction needs that it is over at that moment."""
-    found = last(OVER, OVER, FINE)
-    assert found is not None
+    found = present(last(OVER, OVER, FINE))
     assert found.action is OverGrantAction.REPORT
-    again = last(OVER, OVER, FINE, OVER)
-    assert again is not None
+    again = present(last(OVER, OVER, FINE, OVER))
     assert (again.action, again.since) == (OverGrantAction.EVICT, NOW)
     assert last(OVER, OVER, *([FINE] * int(CALM_S / 10))) is None
 
@@ -112,8 +111,7 @@ def test_memory_that_grows_little_by_little_is_told_in_steps() -> None:
 
 
 def test_pods_that_come_and_go_are_told_at_once() -> None:
-    found = last(OVER, OVER, replace(OVER, pods=(pod("llm-1"), pod())))
-    assert found is not None
+    found = present(last(OVER, OVER, replace(OVER, pods=(pod("llm-1"), pod()))))
     assert found.pods == (pod("llm-1"), pod())
 
 

@@ -16,6 +16,7 @@ from dra_driver.node.policy.policy_set import (
     merge,
     read_objects,
 )
+from tests.fakes.stand_in import present
 from tests.unit.node.policy.hardware import NODE, written
 
 
@@ -27,9 +28,7 @@ def stored(name: str, generation: int = 1, **spec: Any) -> dict[str, Any]:
 
 
 def keep(item: dict[str, Any], *others: PolicyObject, most: int = MAX_POLICIES) -> PolicyObject:
-    found = kept(item, NODE, others, most)
-    assert found is not None
-    return found
+    return present(kept(item, NODE, others, most))
 
 
 def test_only_what_a_node_uses_is_kept() -> None:

@@ -1,17 +1,22 @@
-"""What claims use of simulated GPUs, from their annotation to the file that the usage exporter reads."""
+"""Faults and uses of simulated GPUs, as annotations of the Node and of claims ask for them."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from dra_driver.core.errors import ApiUnreachableError, NotFoundError
+from dra_driver.core.errors import ApiUnreachableError, DriverUnavailableError, NotFoundError
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
+from dra_driver.core.model.mig import partition_name
 from dra_driver.hardware.cdi import CdiNames, CdiWriter
 from dra_driver.hardware.cdi.edits import SIMULATED_CLAIM, simulated_claim_edits
 from dra_driver.hardware.cdi.provider import CdiProvider
 from dra_driver.hardware.driver_root.root import DriverRoot
+from dra_driver.hardware.gpu.simulated import faults
+from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
+from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from dra_driver.hardware.gpu.simulated.usage import (
     ANNOTATION,
     CLAIM_VARIABLE,
@@ -22,10 +27,117 @@ from dra_driver.hardware.gpu.simulated.usage import (
     read_uses,
 )
 from dra_driver.kube import paths
+from dra_driver.kube.own_node import OwnNode
 from dra_driver.node.claims.entry import Entry, State
-from dra_driver.node.process.simulated import SimulatedUses
+from dra_driver.node.process.simulated import SOURCE, SimulatedFaults, SimulatedUses
 from tests.fakes.entries import GPU, device, entry, partition
 from tests.fakes.stand_in import stand_in
+
+
+class FaultStage:
+    """Two simulated GPUs, the first divided, and the Node object."""
+
+    def __init__(self) -> None:
+        self.gpus = SimulatedBackend(parse_groups("2xh100-sxm5-80gb", "node-a"))
+        self.first, self.second = (gpu.uuid for gpu in self.gpus.snapshot().gpus)
+        self.gpus.set_mig_mode(self.first, True)
+        instance = self.gpus.foreign_create(self.first, 19, 2)
+        self.gi_id = instance.gi_id
+        self.partition = partition_name(0, instance.profile_name, instance.profile_id, instance.start)
+        self.node: OwnNode | None = None
+        self.told: list[tuple[str, str]] = []
+        self.faults = self.restarted()
+
+    def restarted(self) -> SimulatedFaults:
+        return SimulatedFaults(self.gpus, lambda: self.node, lambda _, reason, text: self.told.append((reason, text)))
+
+    def annotate(self, text: str | None) -> list[tuple[str, str]]:
+        self.node = OwnNode(name="node-a", annotations={} if text is None else {faults.ANNOTATION: text})
+        self.told.clear()
+        self.faults.step()
+        return list(self.told)
+
+    def injected(self) -> list[tuple[str, str, int | None]]:
+        return [(one.gpu, str(one.fault), one.gi_id) for one in self.gpus.injected(SOURCE)]
+
+
+@pytest.fixture
+def ill() -> FaultStage:
+    return FaultStage()
+
+
+def test_gpus_and_existing_partitions_fall_ill_as_asked_and_recover_when_it_is_removed(ill: FaultStage) -> None:
+    """Each change is told on the Node, in the words of the annotation."""
+    text = f"gpu-1 xid=79, {ill.partition} xid=94"
+    assert ill.annotate(text) == [("SimulatedFault", f"simulated faults: {text}")]
+    assert ill.injected() == [(ill.second, "xid=79", None), (ill.first, "xid=94", ill.gi_id)]
+    assert ill.annotate(text) == []
+    assert ill.annotate(None) == [("SimulatedFault", "simulated faults: none")]
+    assert ill.injected() == []
+
+
+def test_a_gpu_that_is_lost_can_have_another_fault_and_recover(ill: FaultStage) -> None:
+    """The inventory does not list it then."""
+    ill.annotate("gpu-0 lost")
+    assert ill.annotate("gpu-0 lost, gpu-0 row-remap") != []
+    assert [fault for _, fault, _ in ill.injected()] == ["lost", "row-remap=pending"]
+
+
+def test_an_annotation_that_cannot_be_read_changes_nothing_and_is_told_once(ill: FaultStage) -> None:
+    """What it asked for before still holds."""
+    ill.annotate("gpu-0 ecc")
+    ((reason, text),) = ill.annotate("gpu-0 fire")
+    assert reason == "SimulatedFaultRefused"
+    assert "a fault such as xid=79" in text
+    assert ill.annotate("gpu-0 fire") == []
+    assert ill.injected() == [(ill.first, "ecc", None)]
+
+
+def test_one_bad_order_does_not_stop_the_others(ill: FaultStage) -> None:
+    """And each says what there is instead."""
+    told = dict(ill.annotate("gpu-7 ecc, gpu-1 ecc"))
+    assert "no such device, only gpu-0, gpu-1" in told["SimulatedFaultRefused"]
+    told = dict(ill.annotate("gpu-0-mig-7g80gb-0-0 ecc, gpu-1 ecc"))
+    assert f"does not exist now, so nothing can be wrong with it; existing ones: {ill.partition}" in told.popitem()[1]
+    assert ill.injected() == [(ill.second, "ecc", None)]
+
+
+def test_a_restart_tells_nothing_again_and_sees_what_was_removed_meanwhile(ill: FaultStage) -> None:
+    """The faults are kept with the GPUs."""
+    ill.annotate("gpu-1 xid=79")
+    ill.faults = ill.restarted()
+    assert ill.annotate("gpu-1 xid=79") == []
+    ill.faults = ill.restarted()
+    ill.annotate(None)
+    assert ill.injected() == []
+
+
+def test_faults_of_the_state_file_are_left_alone(ill: FaultStage) -> None:
+    """A person edits it, or a test."""
+    ill.gpus.inject(ill.first, "ecc")
+    ill.annotate("gpu-1 ecc")
+    ill.annotate(None)
+    assert [str(one.fault) for one in ill.gpus.injected("")] == ["ecc"]
+
+
+def test_before_the_node_object_is_known_nothing_changes(ill: FaultStage) -> None:
+    """An API server that is away does not make GPUs well."""
+    ill.annotate("gpu-1 ecc")
+    ill.node = None
+    ill.faults = ill.restarted()
+    ill.faults.step()
+    assert len(ill.injected()) == 1
+
+
+def test_while_the_simulated_driver_is_unavailable_it_is_tried_again(ill: FaultStage) -> None:
+    """The error goes to the thread, which repeats the step."""
+    described = parse_groups("1xl4-24gb", "node-a")
+    ill.gpus.replace_node(replace(described, unavailable="no driver"))
+    with pytest.raises(DriverUnavailableError):
+        ill.annotate("gpu-0 ecc")
+    ill.gpus.replace_node(described)
+    assert ill.annotate("gpu-0 ecc") != []
+
 
 STEPS = '[{"memory": "12Gi", "utilization": 60}]'
 
