@@ -8,6 +8,7 @@ from typing import Any
 
 import celpy
 import pytest
+from celpy.adapter import json_to_cel
 from celpy.celparser import CELParseError
 from celpy.evaluation import CELEvalError
 from hypothesis import assume, example, given, settings
@@ -53,7 +54,7 @@ def ours(text: str) -> object:
 
 def theirs(text: str) -> object:
     environment = celpy.Environment()
-    given_ = {name: celpy.json_to_cel(it) for name, it in VARIABLES.items()}
+    given_ = {name: json_to_cel(it) for name, it in VARIABLES.items()}
     try:
         return bool(environment.program(environment.compile(text)).evaluate(given_))
     except CELEvalError:
