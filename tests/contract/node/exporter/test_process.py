@@ -150,13 +150,13 @@ def test_a_claim_over_its_grant_is_written_for_the_node_process(node: Node) -> N
     """And one that ends is told no more; its processes end with it."""
     process = node.exporter()
     file = node.plugin / "usage/findings/findings.json"
-    process.wait_for(lambda: file.exists() and json.loads(file.read_text())["overGrant"], timeout_s=60)
+    process.wait_for(lambda: file.exists() and json.loads(file.read_text()).get("overGrant"), timeout_s=60)
     (over,) = json.loads(file.read_text())["overGrant"]
     assert (over["claim"], over["usedBytes"], over["grantBytes"]) == ("claim-b", 30 * GIB, 20 * GIB)
     assert over["pods"] == [{"namespace": "team", "name": "pod-b", "uid": UIDS["b"]}]
     node.proc.end(12)
     node.use({11: 4})
     node.assign(claims=[])
-    process.wait_for(lambda: not json.loads(file.read_text())["overGrant"])
+    process.wait_for(lambda: not json.loads(file.read_text()).get("overGrant"))
     process.wait_for(lambda: node.usage()["claims"] == [])
     assert process.end()[0] == 0, process.text
