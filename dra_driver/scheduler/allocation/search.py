@@ -116,13 +116,10 @@ class Search:
             self._stack.pop()
             return _Answer.FAILED
         top.position = following
-        return self._fill(self._following(top.alternative), top.have + 1, following if self._state.combines else 0)
-
-    def _following(self, alternative: Alternative) -> Alternative:
-        """The alternative for the next device of a request: the same, but for a mistake of 1.34 and 1.35."""
-        if not (alternative.wants_all and self._state.all_continues_as_first):
-            return alternative
-        return self._decoded[alternative.claim].requests[alternative.place].alternatives[0]
+        alternative = top.alternative
+        if alternative.wants_all and self._state.all_continues_as_first:  # a mistake of 1.34 and 1.35
+            alternative = self._decoded[alternative.claim].requests[alternative.place].alternatives[0]
+        return self._fill(alternative, top.have + 1, following if self._state.combines else 0)
 
     def _pick(self, top: _Slot) -> int:
         """Allocates the next possible device; returns the position of the candidate after it."""

@@ -71,7 +71,10 @@ class SelectorSet:
         driver = device.slice.key[0]
         if device.readable is None:
             device.readable = _is_readable(wire.get("attributes"), lists=self._lists)
-        fields = self._fields_by_driver.get(driver) or self._read_fields(driver)
+        fields = self._fields_by_driver.get(driver)
+        if fields is None:
+            fields = _ReadFields(driver, [selector.expression for selector in self.selectors])
+            self._fields_by_driver[driver] = fields
         if not device.readable or fields.reads_all:
             return self._evaluate(device, wire)
         key = fields.key(wire)
@@ -110,18 +113,13 @@ class SelectorSet:
         for place, selector in enumerate(self.selectors):
             program = selector.program(self._lacks)
             try:
-                seen = wire if self._sharing else _unshared(wire)
+                seen = wire if self._sharing else {**wire, "allowMultipleAllocations": False}
                 view = view or DeviceView(device.slice.key[0], seen, lists=self._lists)
                 if not program.evaluate(view):
                     return place
             except (CelEvaluationError, ValueError) as error:
                 raise CelEvaluationError(f"{selector.where}: CEL runtime error: {error}") from error
         return SELECTED
-
-    def _read_fields(self, driver: str) -> "_ReadFields":
-        fields = _ReadFields(driver, [selector.expression for selector in self.selectors])
-        self._fields_by_driver[driver] = fields
-        return fields
 
 
 class _ReadFields:
@@ -152,7 +150,8 @@ class _ReadFields:
         attributes = wire.get("attributes") or _NOTHING
         for name in self._attributes:
             value = attributes.get(name)
-            parts.append(_key_of(value) if value else None)
+            kinds = value.items() if value else ()
+            parts.append(tuple([(kind, tuple(item) if type(item) is list else item) for kind, item in kinds]))
         if self._capacity:
             capacity = wire.get("capacity") or _NOTHING
             for name in self._capacity:
@@ -168,10 +167,6 @@ class _ReadFields:
             "capacity": {name: value for name, value in capacity.items() if name in self._capacity},
             "allowMultipleAllocations": wire.get("allowMultipleAllocations"),
         }
-
-
-def _unshared(wire: Wire) -> Wire:
-    return {name: value for name, value in wire.items() if name != "allowMultipleAllocations"}
 
 
 def parse_selectors(items: Sequence[Wire], where: str, class_name: str | None) -> list[DeviceSelector]:
@@ -192,10 +187,6 @@ def _spellings(driver: str, names: set[tuple[str, str]]) -> list[str]:
     """The spellings of names in a slice: with their domain, and without it if it is the driver's."""
     spelled = [f"{domain}/{identifier}" for domain, identifier in sorted(names)]
     return spelled + [identifier for domain, identifier in sorted(names) if domain == driver]
-
-
-def _key_of(value: Wire) -> Key:
-    return tuple((kind, tuple(item) if type(item) is list else item) for kind, item in value.items())
 
 
 def _is_readable(attributes: Wire | None, *, lists: bool) -> bool:

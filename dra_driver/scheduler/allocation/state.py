@@ -366,11 +366,12 @@ class AllocationState:
             if not self._quirks.shares_stay_charged:
                 self._discharge(pick)
         self.picks[alternative.claim].pop()
-        if pick.consumed == {} and not self._quirks.shares_stay_charged and not self._is_picked(device):
+        if (
+            pick.consumed == {}
+            and not self._quirks.shares_stay_charged
+            and not any(other.device is device for picks in self.picks for other in picks)
+        ):
             self._pending.pop(device, None)
-
-    def _is_picked(self, device: PoolDevice) -> bool:
-        return any(pick.device is device for picks in self.picks for pick in picks)
 
     # --- the checks ---
 

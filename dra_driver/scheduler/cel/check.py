@@ -103,14 +103,10 @@ class Checker:
         found = node.variable = self._lookup(node.name)
         if found is None:
             known = [name for scope in self._scopes for name in scope if name[0].isalpha()]
-            hint = (
-                f", did you mean 'device.{node.name}'?" if self._may_mean_device(node.name) else _near(node.name, known)
-            )
+            is_field = node.name in FIELDS and "device" in self._scopes[0]
+            hint = f", did you mean 'device.{node.name}'?" if is_field else _near(node.name, known)
             raise self._source.error(node.offset, f"undeclared name {node.name!r}{hint}")
         return found.type
-
-    def _may_mean_device(self, name: str) -> bool:
-        return name in FIELDS and "device" in self._scopes[0]
 
     def _select(self, node: Select) -> Type:
         name = None if node.test else qualified_name(node)
@@ -127,7 +123,9 @@ class Checker:
         if target.kind == "map":
             result = target.parameters[1]
         elif target is t.DEVICE:
-            result = self._device_field(node, field)
+            if field not in FIELDS:
+                raise self._source.error(node.offset, f"device has no field {field!r}{_near(field, list(FIELDS))}")
+            result = FIELDS[field]
         elif target.kind == "param":
             self._unifier.assignable((t.DYN,), (target,))
             result = t.DYN
@@ -136,11 +134,6 @@ class Checker:
         else:
             raise self._source.error(node.offset, f"a value of type {target} has no field {field!r}")
         return t.optional_of(result) if optional or inner is not None else result
-
-    def _device_field(self, node: Expr, field: str) -> Type:
-        if field not in FIELDS:
-            raise self._source.error(node.offset, f"device has no field {field!r}{_near(field, list(FIELDS))}")
-        return FIELDS[field]
 
     # --- calls
 
