@@ -15,7 +15,7 @@ from msgspec import Struct, field
 
 from dra_driver.conformance import cdi_folder
 from dra_driver.conformance.claims import CheckClaim, ClaimTemplate, Scheduler
-from dra_driver.conformance.cluster import ClusterObjects
+from dra_driver.conformance.cluster import ClusterObjects, JsonObject
 from dra_driver.conformance.plugin import (
     DRA_SERVICES,
     AnsweredDevice,
@@ -268,9 +268,9 @@ class Bench:
 
     # What the driver publishes and writes.
 
-    def slices(self) -> list[dict[str, Any]]:
+    def slices(self) -> list[JsonObject]:
         """The driver's slices of this node, complete. Raises UnableError."""
-        found: list[dict[str, Any]] = []
+        found: list[JsonObject] = []
 
         def listed() -> str:
             found[:] = self.cluster.slices()

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import yaml
 from msgspec import Struct
@@ -118,5 +118,5 @@ def _problem(document: object) -> str:
     return "" if len(set(names)) == len(names) else "a device is defined twice"
 
 
-def _edits(holder: Mapping[str, Any]) -> bool:
+def _edits(holder: Mapping[str, object]) -> bool:
     return isinstance(holder.get("containerEdits"), dict) and bool(holder["containerEdits"])

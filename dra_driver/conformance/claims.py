@@ -1,13 +1,13 @@
 """Claims of the checks: their template, and the suite as scheduler, which chooses devices and writes the allocation."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import yaml
 from msgspec import Struct
 
-from dra_driver.conformance.cluster import ClusterObjects
+from dra_driver.conformance.cluster import ClusterObjects, JsonObject, Wire
 from dra_driver.conformance.plugin import ClaimKey
 from dra_driver.conformance.published import PublishedDevice, devices, narrowed
 from dra_driver.conformance.values import UnableError
@@ -21,11 +21,11 @@ _CLAIM_KINDS: Final = ("ResourceClaimTemplate", "ResourceClaim")
 class ClaimTemplate(Struct, frozen=True, kw_only=True):
     """The spec of a claim, and the DeviceClasses of the same file."""
 
-    spec: dict[str, Any]
-    classes: tuple[dict[str, Any], ...] = ()
+    spec: JsonObject
+    classes: tuple[JsonObject, ...] = ()
 
 
-def default_spec(class_name: str, *, count: int = 1, **fields: Any) -> dict[str, Any]:
+def default_spec(class_name: str, *, count: int = 1, **fields: object) -> JsonObject:
     """A claim for ``count`` devices; ``fields`` are further fields of the request, such as ``adminAccess``."""
     exactly = {"deviceClassName": class_name, "allocationMode": "ExactCount", "count": count, **fields}
     return {"devices": {"requests": [{"name": "device", "exactly": exactly}]}}
@@ -49,7 +49,7 @@ def read_template(path: Path) -> ClaimTemplate:
     return ClaimTemplate(spec=spec, classes=tuple(classes))
 
 
-def _documents(path: Path) -> list[Any]:
+def _documents(path: Path) -> list[object]:
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)
@@ -60,7 +60,6 @@ def _documents(path: Path) -> list[Any]:
         raise ConfigurationError(f"--claim-template {path} cannot be read: {error}") from error
 
 
-Wire = Mapping[str, Any]
 DeviceKey = tuple[str, str]
 
 
@@ -78,9 +77,7 @@ class CheckClaim(Struct, frozen=True, kw_only=True):
 class Scheduler:
     """Creates claims and allocates them. Raises UnableError when no free device fits, and API errors."""
 
-    def __init__(
-        self, cluster: ClusterObjects, slices: Callable[[], list[dict[str, Any]]], template: ClaimTemplate | None
-    ):
+    def __init__(self, cluster: ClusterObjects, slices: Callable[[], list[JsonObject]], template: ClaimTemplate | None):
         self._cluster = cluster
         self._slices = slices
         self._template = template
@@ -103,8 +100,8 @@ class Scheduler:
         spec: Wire | None = None,
         busy: bool = False,
         name: str = "",
-        change: Callable[[dict[str, Any]], None] | None = None,
-        **fields: Any,
+        change: Callable[[JsonObject], None] | None = None,
+        **fields: object,
     ) -> CheckClaim:
         """A claim with an allocation.
 
@@ -129,7 +126,7 @@ class Scheduler:
             return self._template.spec
         return default_spec(self._cluster.class_name, count=count, **fields)
 
-    def _choose(self, claim: Wire, keys: Collection[DeviceKey] | None, *, busy: bool) -> dict[str, Any]:
+    def _choose(self, claim: Wire, keys: Collection[DeviceKey] | None, *, busy: bool) -> JsonObject:
         slices: list[Wire] = list(self._slices())
         if keys is not None:
             slices = narrowed(slices, set(keys))

@@ -17,6 +17,8 @@ from dra_driver.kube import paths
 from dra_driver.kube.rest import RestClient
 
 Wire = Mapping[str, Any]
+JsonObject = dict[str, Any]
+"""An object that the suite edits and writes, as the API server has it."""
 NAMESPACE: Final = "dra-conformance"
 ADMIN_LABEL: Final = "resource.kubernetes.io/admin-access"
 NAMESPACES: Final = f"{paths.CORE_API}/namespaces"
@@ -53,28 +55,26 @@ class ClusterObjects:
                 self._rest.delete(path)
         self._made.clear()
 
-    def slices(self, *, driver: str | None = None) -> list[dict[str, Any]]:
+    def slices(self, *, driver: str | None = None) -> list[JsonObject]:
         """The ResourceSlices of the driver that name this node, or none at all."""
         found = self._rest.list(paths.resource_slices(), {"fieldSelector": f"spec.driver={driver or self.driver}"})
         return [item for item in found["items"] if item["spec"].get("nodeName") in {self.node, None}]
 
-    def node_object(self) -> dict[str, Any]:
+    def node_object(self) -> JsonObject:
         """The Node; one without labels if it does not exist."""
         try:
             return self._rest.get(paths.node(self.node))
         except NotFoundError:
             return {"metadata": {"name": self.node, "labels": {}}}
 
-    def classes(self) -> list[dict[str, Any]]:
-        items: list[dict[str, Any]] = self._rest.list(CLASSES)["items"]
-        return items
+    def classes(self) -> list[JsonObject]:
+        return list(self._rest.list(CLASSES)["items"])
 
-    def claims(self) -> list[dict[str, Any]]:
+    def claims(self) -> list[JsonObject]:
         """All claims of the cluster, whose devices are in use."""
-        items: list[dict[str, Any]] = self._rest.list(paths.resource_claims())["items"]
-        return items
+        return list(self._rest.list(paths.resource_claims())["items"])
 
-    def create_claim(self, spec: Wire, name: str = "") -> dict[str, Any]:
+    def create_claim(self, spec: Wire, name: str = "") -> JsonObject:
         metadata = {"name": name or f"check-{uuid.uuid4().hex[:12]}"}
         body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": metadata}
         return self._rest.create(paths.resource_claims(NAMESPACE), {**body, "spec": deepcopy(dict(spec))})
@@ -97,7 +97,7 @@ class ClusterObjects:
                     break
             self._rest.delete(path)
 
-    def create_slice(self, body: Wire) -> dict[str, Any]:
+    def create_slice(self, body: Wire) -> JsonObject:
         return self._rest.create(paths.resource_slices(), body)
 
     def update_slice(self, item: Wire) -> None:
@@ -129,5 +129,5 @@ class ClusterObjects:
         return paths.resource_claim(claim["metadata"]["namespace"], claim["metadata"]["name"])
 
 
-def device_class(name: str, spec: Wire) -> dict[str, Any]:
+def device_class(name: str, spec: Wire) -> JsonObject:
     return {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": name}, "spec": dict(spec)}

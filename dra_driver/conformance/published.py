@@ -4,14 +4,14 @@ Follows staging/src/k8s.io/api/resource/v1/types.go: the newest generation count
 as many slices of it as they say.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from msgspec import Struct
 
+from dra_driver.conformance.cluster import Wire
 from dra_driver.core.quantity import Quantity
 
-Wire = Mapping[str, Any]
 MANY: Final = 32
 """The largest number of devices of a claim (types.go:1749)."""
 BLOCKING: Final = ("NoSchedule", "NoExecute")

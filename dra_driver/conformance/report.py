@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 from xml.etree import ElementTree
 
 from dra_driver import __version__
@@ -51,7 +51,7 @@ def listing(checks: Sequence[Check]) -> str:
 
 def as_json(driver: str, profile: str, outcomes: Sequence[CheckOutcome]) -> str:
     """One object: the driver, the suite's version, and every check with its verdict."""
-    document: dict[str, Any] = {
+    document = {
         "driver": driver,
         "profile": profile,
         "version": __version__,

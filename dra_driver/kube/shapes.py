@@ -4,7 +4,8 @@ null counts as absent, as in Go's decoder, and unknown fields pass.
 """
 
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -42,6 +43,15 @@ def read(kind: type[S], item: object) -> S:
         return convert(_without_nulls(item), kind)
     except (ValidationError, RecursionError) as error:
         raise ValueError(problem_of(kind, item) or str(error)) from error
+
+
+def read_all(kind: type[S], items: Iterable[object]) -> list[S]:
+    """The objects as structs, without those that do not fit."""
+    found = []
+    for item in items:
+        with suppress(ValueError):
+            found.append(read(kind, item))
+    return found
 
 
 def misfit(kind: str, item: object) -> str:

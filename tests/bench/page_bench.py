@@ -81,7 +81,7 @@ class _Site:
         self._browser.get(f"/open?code={keys.code}")
 
     def _read(self) -> SeenCluster:
-        return read_without_collection(FileSource(lambda: self._state))
+        return read_without_collection(FileSource(self._state))
 
     def read(self) -> float:
         """Seconds of one reading."""

@@ -120,8 +120,9 @@ class ScriptedServer:
             protocol_version = "HTTP/1.1"
 
             def _any(self) -> None:
-                size = int(self.headers.get("Content-Length", "0"))
-                body = json.loads(self.rfile.read(size)) if size else None
+                data = self.rfile.read(int(self.headers.get("Content-Length", "0"))).decode()
+                is_form = self.headers.get("Content-Type") == "application/x-www-form-urlencoded"
+                body = dict(parse_qsl(data)) if is_form else json.loads(data) if data else None
                 url = urlsplit(self.path)
                 seen = Seen(self.command, url.path, dict(parse_qsl(url.query)), dict(self.headers.items()), body)
                 with outer._lock:

@@ -2,16 +2,16 @@
 
 import random
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from dra_driver.conformance import cdi_folder
 from dra_driver.conformance.bench import Bench
 from dra_driver.conformance.checks.prepare import HELPER, OTHER_DRIVER
 from dra_driver.conformance.checks.slices import CONTROLLER
 from dra_driver.conformance.claims import CheckClaim
+from dra_driver.conformance.cluster import JsonObject, Wire
 from dra_driver.conformance.plugin import served_socket
 from dra_driver.conformance.published import devices, incomplete, taints
 from dra_driver.conformance.values import UnableError, ViolationError, full
@@ -75,7 +75,7 @@ def other_slices_stay(bench: Bench) -> None:
     Driver identifies the DRA driver providing the capacity information.
     """
     node = bench.cluster.node
-    spec: dict[str, Any] = {"driver": OTHER_DRIVER, "nodeName": node, "devices": [{"name": "other"}]}
+    spec: JsonObject = {"driver": OTHER_DRIVER, "nodeName": node, "devices": [{"name": "other"}]}
     spec["pool"] = {"name": f"{node}/{OTHER_DRIVER}", "generation": 1, "resourceSliceCount": 1}
     metadata = {"generateName": "dra-conformance-"}
     body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": metadata, "spec": spec}
@@ -138,7 +138,7 @@ def deleted_after_a_write(bench: Bench) -> None:
     _wait_for(bench, before, "the slices that were deleted soon after the driver had written them")
 
 
-def _change(bench: Bench) -> list[dict[str, Any]]:
+def _change(bench: Bench) -> list[JsonObject]:
     """Make the driver write its slices: remove a device from one and wait until it is back."""
     before = bench.slices()
     for _ in range(5):
@@ -151,13 +151,13 @@ def _change(bench: Bench) -> list[dict[str, Any]]:
     return before
 
 
-def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+def _differing(before: Wire, after: Wire) -> str:
     """The first field that is not the same; the time counts where pods are evicted by it."""
     fields = ("value", "effect", "timeAdded") if before.get("effect") == "NoExecute" else ("value", "effect")
     return next((name for name in fields if before.get(name) != after.get(name)), "")
 
 
-def _wait_for(bench: Bench, before: list[dict[str, Any]], what: str) -> None:
+def _wait_for(bench: Bench, before: list[JsonObject], what: str) -> None:
     """Wait until complete pools have all devices of before."""
     wanted = {device.key for device in devices(before)}
 
@@ -255,15 +255,9 @@ def slices_stay(bench: Bench) -> None:
 
     must not be removed if plugin restarts quickly enough
     """
-    before = {device.key for device in devices(bench.slices())}
+    before = bench.slices()
     bench.restart()
-
-    def missing() -> str:
-        now = bench.cluster.slices()
-        lost = before - {device.key for device in devices(now)}
-        return incomplete(now) or (f"{len(lost)} devices are missing, among them {min(lost)[1]}" if lost else "")
-
-    bench.wait(missing, bench.limits.publish_s, "the same devices after the restart")
+    _wait_for(bench, before, "the same devices after the restart")
 
 
 @full("restart-in-prepare", f"test/e2e_node/dra_test.go:704, {HELPER}:74-75", needs=("restart",))

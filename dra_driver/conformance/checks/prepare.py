@@ -1,13 +1,13 @@
 """NodePrepareResources and NodeUnprepareResources: answers, devices, CDI ids, repetition, malformed claims."""
 
 import uuid
-from typing import Any, Final
+from typing import Final
 
 from dra_driver.conformance import cdi_folder
 from dra_driver.conformance.bench import Bench
 from dra_driver.conformance.cdi_folder import is_qualified
 from dra_driver.conformance.claims import CheckClaim
-from dra_driver.conformance.cluster import NAMESPACE
+from dra_driver.conformance.cluster import NAMESPACE, JsonObject
 from dra_driver.conformance.plugin import AnsweredDevice, ClaimKey
 from dra_driver.conformance.values import ViolationError, basic
 from dra_driver.core.unix_grpc import shown
@@ -147,7 +147,7 @@ def unknown_device(bench: Bench) -> None:
     Results identify devices by driver, pool and device name; preparation of a claim can be reported as failed.
     """
 
-    def rename(allocation: dict[str, Any]) -> None:
+    def rename(allocation: JsonObject) -> None:
         for result in allocation["devices"]["results"]:
             result["device"] = "no-such-device"
 
@@ -194,7 +194,7 @@ def results_of_other_drivers(bench: Bench) -> None:
     Driver specifies the name of the DRA driver whose kubelet plugin should be invoked for the device.
     """
 
-    def add(allocation: dict[str, Any]) -> None:
+    def add(allocation: JsonObject) -> None:
         own = allocation["devices"]["results"][0]
         foreign = {"request": own["request"], "driver": OTHER_DRIVER, "pool": "other", "device": "other"}
         allocation["devices"]["results"].insert(0, foreign)
@@ -211,7 +211,7 @@ def configuration_of_other_drivers(bench: Bench) -> None:
     silently ignore unknown configuration parameters.
     """
 
-    def add(allocation: dict[str, Any]) -> None:
+    def add(allocation: JsonObject) -> None:
         opaque = {"driver": OTHER_DRIVER, "parameters": {"apiVersion": "other.example.com/v1", "kind": "Other"}}
         allocation["devices"].setdefault("config", []).append({"source": "FromClaim", "opaque": opaque})
 

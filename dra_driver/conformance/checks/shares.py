@@ -1,9 +1,10 @@
 """Devices that several claims share (KEP-5075), and admin access (KEP-5018)."""
 
-from typing import Any, Final
+from typing import Final
 
 from dra_driver.conformance.bench import Bench
 from dra_driver.conformance.claims import CheckClaim, default_spec
+from dra_driver.conformance.cluster import JsonObject
 from dra_driver.conformance.plugin import AnsweredDevice
 from dra_driver.conformance.published import PublishedDevice, size
 from dra_driver.conformance.values import NotApplicableError, ViolationError, full
@@ -119,7 +120,7 @@ def _shared(bench: Bench) -> PublishedDevice:
     return found[0]
 
 
-def _smallest(device: PublishedDevice) -> dict[str, Any]:
+def _smallest(device: PublishedDevice) -> JsonObject:
     """The part of a request that asks for the smallest share."""
     amounts = {}
     for name, capacity in (device.wire.get("capacity") or {}).items():
@@ -139,11 +140,7 @@ def _exclusive(bench: Bench) -> CheckClaim:
 
 def _check_ids(claim: CheckClaim, devices: tuple[AnsweredDevice, ...]) -> None:
     """Raise ViolationError unless the answer has the share id of every result."""
-    wanted = sorted(_share_id(result) for result in claim.results)
+    wanted = sorted(str(result.get("shareID", "none")) for result in claim.results)
     found = sorted(device.share_id or "none" for device in devices)
     if wanted != found:
         raise ViolationError(f"the answer has share ids {found[:4]}, the claim's allocation has {wanted[:4]}")
-
-
-def _share_id(result: Any) -> str:
-    return str(result.get("shareID", "none"))

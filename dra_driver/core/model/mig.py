@@ -93,6 +93,11 @@ def partition_name(minor: int, profile_name: str, profile_id: int, start: int) -
     return DeviceName(f"gpu-{minor}-mig-{label}-{profile_id}-{start}")
 
 
+def parent_name(device: str) -> str:
+    """The name of the GPU that a device is a form of: ``gpu-0`` for ``gpu-0-mig-1g10gb-19-0`` and for itself."""
+    return device.partition("-mig-")[0]
+
+
 class PartitionName(Struct, frozen=True):
     """The parts of a partition's device name, without the profile's text."""
 

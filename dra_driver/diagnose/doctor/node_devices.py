@@ -11,7 +11,7 @@ from dra_driver.core.finding import Finding, Layer, check, fail, ok, unknown, wa
 from dra_driver.core.text import listed
 from dra_driver.diagnose.doctor.node_view import HostView, names, text
 from dra_driver.hardware.device_nodes import numbers as device_names
-from dra_driver.hardware.device_nodes.ensure import plan_node
+from dra_driver.hardware.device_nodes.ensure import present_node
 from dra_driver.hardware.device_nodes.folder import DevFolder, Found, Seen, link_end
 from dra_driver.hardware.device_nodes.numbers import CAPABILITIES, Majors, NodeNumbers, expected_numbers
 from dra_driver.hardware.device_nodes.params import NodeParams, params_path, read_params
@@ -127,8 +127,8 @@ def _node(node: SeenNode, params: NodeParams) -> Iterator[Finding]:
     expected = f"a character device {node.expected.major}:{node.expected.minor}"
     if _is_missing(node):
         return
-    verdict = plan_node(node.expected, node.seen, params, node.behind)
-    if verdict.refusal or verdict.make:
+    present = present_node(node.expected, node.seen, params, node.behind)
+    if present is None or present.refusal:
         numbers = node.seen.numbers
         has = f"has the numbers {numbers.major}:{numbers.minor}" if numbers else f"is a {node.seen.found}"
         do = (

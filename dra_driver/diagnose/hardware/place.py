@@ -5,15 +5,17 @@ node process' environment needs no flag."""
 
 import os
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from dra_driver.config.options import Flag
 from dra_driver.config.settings import NodeSettings, load_node_settings, node_flags
 from dra_driver.core.errors import DriverUnavailableError
-from dra_driver.diagnose.hardware.child import Task
 from dra_driver.hardware.driver_root.detect import Detector
 from dra_driver.hardware.driver_root.root import DriverRoot
 from dra_driver.hardware.driver_root.search import find_library
+
+if TYPE_CHECKING:
+    from dra_driver.diagnose.hardware.child import Task
 
 FIELDS: Final = (
     "driver_root",
@@ -37,8 +39,10 @@ def load_places(given: Mapping[str, str | None], environ: Mapping[str, str]) -> 
     return load_node_settings({"node_name": os.uname().nodename.lower(), **given}, known)
 
 
-def task_of(settings: NodeSettings) -> tuple[Task, str]:
+def task_of(settings: NodeSettings) -> "tuple[Task, str]":
     """The task that all checks begin with, and why there is no driver ("" when there is one)."""
+    from dra_driver.diagnose.hardware.child import Task  # noqa: PLC0415 - the flags need no NVML bindings
+
     reason = ""
     try:
         root = _root(settings)

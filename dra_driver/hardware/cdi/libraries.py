@@ -237,12 +237,14 @@ class _Search:
 
     def _driver_paths(self, folder: str) -> list[str]:
         names = [name for name in self._list(folder) if _DRIVER_LIBRARY.fullmatch(name)]
-        found = (self._resolve(f"{folder}/{name}") for name in sorted(names))
-        return [path for path in found if path and self._is(path, stat.S_ISREG)]
+        return self._regular_files(f"{folder}/{name}" for name in sorted(names))
 
     def _cached_paths(self) -> list[str]:
         self._resolve("/etc/ld.so.cache")  # so that its folder is watched
-        found = (self._resolve(path) for path in cached_libraries(self._root.root, {CUDA, NVML}))
+        return self._regular_files(cached_libraries(self._root.root, {CUDA, NVML}))
+
+    def _regular_files(self, paths: Iterable[str]) -> list[str]:
+        found = (self._resolve(path) for path in paths)
         return [path for path in found if path and self._is(path, stat.S_ISREG)]
 
     def _libraries(self, version: str, machine: int, home: str) -> Iterator[Library]:

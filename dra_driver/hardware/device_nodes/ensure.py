@@ -9,29 +9,30 @@ from dra_driver.hardware.device_nodes.numbers import CAPABILITIES, NodeNumbers, 
 from dra_driver.hardware.device_nodes.params import NodeParams
 
 
-class NodePlan(Struct, frozen=True, kw_only=True):
-    """At most one is set. ``missing``: why the node must not be made. ``refusal``: the different file that is there."""
+class Ensured(Struct, frozen=True, kw_only=True):
+    """The node's ``mode``, or why there is none: it is ``missing``, or ``refusal`` names a different file, which a
+    container must not get."""
 
-    make: bool = False
+    mode: int | None = None
     missing: str | None = None
     refusal: str | None = None
 
 
-RIGHT = NodePlan()
-
-
-def plan_node(numbers: NodeNumbers, seen: Seen, params: NodeParams, behind: NodeNumbers | None = None) -> NodePlan:
-    """What to do about a node that should have ``numbers``. ``behind`` are those at the end of a symbolic link."""
+def present_node(
+    numbers: NodeNumbers, seen: Seen, params: NodeParams, behind: NodeNumbers | None = None
+) -> Ensured | None:
+    """What is there in place of a node that should have ``numbers``; None if the node must be made. ``behind`` are the
+    numbers at the end of a symbolic link."""
     if numbers in (seen.numbers, behind):
-        return RIGHT
-    if seen.found is Found.MISSING:
-        return NodePlan(make=True) if params.modify else NodePlan(missing=f"must not be made: {_forbidden(params)}")
-    if seen.found is not Found.DEVICE or seen.numbers is None:
-        return NodePlan(refusal=f"it is a {seen.found}")
+        return Ensured(mode=seen.mode if seen.numbers == numbers else params.mode)
+    if seen.found is not Found.MISSING and (seen.found is not Found.DEVICE or seen.numbers is None):
+        return Ensured(refusal=f"it is a {seen.found}")
     if params.modify:
-        return NodePlan(make=True)
+        return None
+    if seen.numbers is None:
+        return Ensured(missing=f"must not be made: {_forbidden(params)}")
     has = f"it has the device numbers {seen.numbers.major}:{seen.numbers.minor}"
-    return NodePlan(refusal=f"{has} and must not be replaced: {_forbidden(params)}")
+    return Ensured(refusal=f"{has} and must not be replaced: {_forbidden(params)}")
 
 
 def _forbidden(params: NodeParams) -> str:
@@ -43,14 +44,6 @@ def _forbidden(params: NodeParams) -> str:
 _CHAR: Final = "/dev/char"
 
 
-class Ensured(Struct, frozen=True, kw_only=True):
-    """``missing``: why there is no node. ``refusal``: a different file, which a container must not get."""
-
-    mode: int | None = None
-    missing: str | None = None
-    refusal: str | None = None
-
-
 def ensure_node(dev: DevFolder, path: str, numbers: NodeNumbers, params: NodeParams) -> Ensured:
     """Make the node unless it is there, or replace one with other numbers, as far as ``params`` allow. No OSError."""
     try:
@@ -60,12 +53,7 @@ def ensure_node(dev: DevFolder, path: str, numbers: NodeNumbers, params: NodePar
         behind = link_end(dev, path) if seen.found is Found.LINK else None
     except OSError as error:
         return Ensured(missing=f"it cannot be looked at: {error.strerror}")
-    verdict = plan_node(numbers, seen, params, behind)
-    if verdict.make:
-        return _make(dev, path, numbers, params, seen)
-    if verdict.missing or verdict.refusal:
-        return Ensured(missing=verdict.missing, refusal=verdict.refusal)
-    return Ensured(mode=seen.mode if seen.numbers == numbers else params.mode)
+    return present_node(numbers, seen, params, behind) or _make(dev, path, numbers, params, seen)
 
 
 def _make(dev: DevFolder, path: str, numbers: NodeNumbers, params: NodeParams, seen: Seen) -> Ensured:

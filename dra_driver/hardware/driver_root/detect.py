@@ -41,7 +41,8 @@ class Detector:
         with self._lock:
             previous = [self._found] if self._found is not None else []
             for candidate in dict.fromkeys((*previous, *CANDIDATES)):
-                if find_library(self._host_root + candidate, NVML) and not self._is_refused(candidate):
+                is_refused = candidate == "/" and unsupported(self._host_root) is not None
+                if not is_refused and find_library(self._host_root + candidate, NVML):
                     self._report(candidate)
                     return self._located(candidate)
         raise DriverUnavailableError(
@@ -49,9 +50,6 @@ class Detector:
             or f"no {NVML} below {', '.join(self._host_root + candidate for candidate in CANDIDATES)}: install the"
             " NVIDIA driver, wait for the driver container, or set --driver-root (DRIVER_ROOT) to the driver's folder"
         )
-
-    def _is_refused(self, candidate: str) -> bool:
-        return candidate == "/" and unsupported(self._host_root) is not None
 
     def _report(self, candidate: str) -> None:
         if candidate != self._found:
@@ -84,7 +82,9 @@ def unsupported(root: str) -> str | None:
             " given to containers one by one; use NVIDIA's device plugin with the CDI mode wsl of the NVIDIA Container"
             " Toolkit, or a node with Linux on the machine itself"
         )
-    if _is_tegra(root) and not _has_discrete_driver(root):
+    # The kernel has the module of discrete GPUs there: integrated GPUs are driven by nvgpu.
+    has_discrete_driver = os.path.isdir(f"{root}/proc/driver/nvidia/gpus")  # noqa: PTH112
+    if _is_tegra(root) and not has_discrete_driver:
         return (
             "this node is a Tegra system (Jetson, IGX): its integrated GPU belongs to the board's own software (L4T),"
             " and a driver for data-center GPUs does not work with it; use NVIDIA's device plugin with the CDI mode csv"
@@ -102,8 +102,3 @@ def _is_tegra(root: str) -> bool:
             return file.read(64).lower().startswith("tegra")
     except OSError:
         return False
-
-
-def _has_discrete_driver(root: str) -> bool:
-    """Whether the kernel has the module of discrete GPUs: integrated GPUs are driven by nvgpu."""
-    return os.path.isdir(f"{root}/proc/driver/nvidia/gpus")  # noqa: PTH112

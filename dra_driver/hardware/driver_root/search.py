@@ -171,17 +171,6 @@ def _file(root: str, inside: str) -> str | None:
         return None
 
 
-__all__ = [
-    "OWN_PATH",
-    "PROGRAM_FOLDERS",
-    "find_program",
-    "has_shell",
-    "inside",
-    "is_own",
-    "library_folder",
-    "search_path",
-]
-
 OWN_PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -205,12 +194,6 @@ def search_path(root: str) -> str:
     if is_own(root):
         return OWN_PATH
     return ":".join([*(root.rstrip("/") + folder for folder in PROGRAM_FOLDERS), OWN_PATH])
-
-
-def library_folder(root: str) -> str | None:
-    """The folder with the file of ``libcuda.so.1`` below ``root``, or None."""
-    found = find_library(root, CUDA)
-    return None if found is None else os.path.dirname(found)  # noqa: PTH120 - the path is a string throughout
 
 
 def is_own(root: str) -> bool:

@@ -67,71 +67,12 @@ class BusyRetry:
             self._sleep(min(backoff.next_s(), self.left_s))
 
 
+_SUCCEEDS = "the driver tries again and succeeds once they have closed the GPU"
 LOOK_FOR = (
     "look for processes with `nvidia-smi --query-compute-apps=pid,process_name,gpu_uuid --format=csv` and "
     "`fuser -v /dev/nvidia*` on the node, and for monitors that hold GPUs open, such as dcgm (nv-hostengine, "
-    "dcgm-exporter); the driver tries again and succeeds once they have closed the GPU"
+    f"dcgm-exporter); {_SUCCEEDS}"
 )
-
-
-def what_to_do(holders: str | None) -> str:
-    """The end of a sentence about a busy GPU; ``holders`` says who has it open, None when that is not known."""
-    if holders is None:
-        return LOOK_FOR
-    return f"{holders}; the driver tries again and succeeds once they have closed the GPU"
-
-
-def mode_is_busy(gpu: GpuUuid, state: str, waited_s: float, error: Exception, holders: str | None) -> str:
-    tried = f"MIG mode of {gpu} cannot be switched {state}, tried for {waited_s:.0f} s"
-    return f"{tried}: {error}; {what_to_do(holders)}"
-
-
-def creation_is_busy(wanted: PartitionId, waited_s: float, error: Exception, holders: str | None) -> str:
-    return f"{wanted} cannot be created, tried for {waited_s:.0f} s: {error}; {what_to_do(holders)}"
-
-
-def mode_not_owned(gpu: GpuUuid) -> str:
-    return (
-        f"{gpu} cannot be used as a whole: MIG mode is on and this driver did not switch it on; "
-        f"an administrator has to switch it off with `nvidia-smi -i {gpu} -mig 0`, or offer its partitions instead"
-    )
-
-
-def instances_left(gpu: GpuUuid, left: Sequence[MigInstance]) -> str:
-    return (
-        f"{gpu} cannot be used as a whole: it still has {_listed(left)}; "
-        "remove instances that this driver did not create with `nvidia-smi mig -dci` and `-dgi`"
-    )
-
-
-def foreign_instance(wanted: PartitionId, found: MigInstance) -> str:
-    return (
-        f"{wanted} exists already and was not created by this driver ({_listed([found])}), so it stays; "
-        "the driver withholds it from scheduling once it has seen it: delete the pod to have it scheduled again, or "
-        "remove the instance"
-    )
-
-
-def memory_slices_taken(wanted: PartitionId, size: int, overlapping: Sequence[MigInstance]) -> str:
-    last = wanted.start + size - 1
-    return f"{wanted} needs memory slices {wanted.start} to {last}, and these are taken by {_listed(overlapping)}"
-
-
-def not_listed(wanted: PartitionId, gi_id: int) -> str:
-    return (
-        f"{wanted} was created as GPU instance {gi_id}, but the GPU does not list it with one usable compute instance"
-    )
-
-
-def partition_is_busy(
-    partition: PartitionId, instance: MigInstance, waited_s: float, error: Exception, holders: str | None
-) -> str:
-    tried = f"{partition} ({_listed([instance])}) cannot be removed, tried for {waited_s:.0f} s"
-    return f"{tried}: {error}; {what_to_do(holders)}"
-
-
-def cleanup_failed(first: Exception, second: Exception) -> str:
-    return f"{first}; and the incomplete instance could not be removed, which the driver tries again: {second}"
 
 
 def _listed(instances: Sequence[MigInstance]) -> str:
@@ -167,10 +108,6 @@ class CreationWatch(Protocol):
     def created(self, partition: PartitionId) -> None: ...
 
 
-def _unknown_holders(_gpu: GpuUuid) -> None:
-    """Who has a GPU open is not found out."""
-
-
 class MigManager:
     """Creates and destroys the partitions of all GPUs of a node. Keeps no state. The caller holds the GPU's lock,
     across processes; under it any thread may call. All raise what `GpuControl` raises, and StorageError. Waits are
@@ -184,7 +121,7 @@ class MigManager:
         *,
         sleep: Sleep = time.sleep,
         clock: Clock = time.monotonic,
-        holders: Callable[[GpuUuid], str | None] = _unknown_holders,
+        holders: Callable[[GpuUuid], str | None] = lambda _gpu: None,
         watch: CreationWatch | None = None,
     ) -> None:
         """``holders`` says in words who has a GPU open, and never raises. ``watch`` is told how creations end."""
@@ -260,10 +197,17 @@ class MigManager:
         retry = self._retry(within_s)
         if self._is_on(gpu):
             if self._notes.gpu_note(gpu, MIG_MODE) is None:
-                raise GpuBusyError(mode_not_owned(gpu))
+                raise GpuBusyError(
+                    f"{gpu} cannot be used as a whole: MIG mode is on and this driver did not switch it on; "
+                    f"an administrator has to switch it off with `nvidia-smi -i {gpu} -mig 0`, or offer its partitions "
+                    "instead"
+                )
             left = self._control.mig_instances(gpu)
             if left:
-                raise GpuBusyError(instances_left(gpu, left))
+                raise GpuBusyError(
+                    f"{gpu} cannot be used as a whole: it still has {_listed(left)}; "
+                    "remove instances that this driver did not create with `nvidia-smi mig -dci` and `-dgi`"
+                )
             self._switch_off(gpu, retry)
         self.restore_mode(gpu)
 
@@ -286,7 +230,7 @@ class MigManager:
             retry.attempt(partial(self._control.set_mig_mode, gpu, True))
         except GpuBusyError as error:
             self._restore_mode_best_effort(gpu)
-            raise GpuBusyError(self._mode_is_busy(gpu, "on", retry, error)) from error
+            raise self._busy(f"MIG mode of {gpu} cannot be switched on", gpu, retry, error) from error
         except DraError:
             self._restore_mode_best_effort(gpu)
             raise
@@ -296,12 +240,14 @@ class MigManager:
         try:
             retry.attempt(partial(self._control.set_mig_mode, gpu, False))
         except GpuBusyError as error:
-            raise GpuBusyError(self._mode_is_busy(gpu, "off", retry, error)) from error
+            raise self._busy(f"MIG mode of {gpu} cannot be switched off", gpu, retry, error) from error
         log.info("MIG mode switched off", extra={"gpu": gpu})
 
-    def _mode_is_busy(self, gpu: GpuUuid, state: str, retry: BusyRetry, error: Exception) -> str:
+    def _busy(self, problem: str, gpu: GpuUuid, retry: BusyRetry, error: GpuBusyError) -> GpuBusyError:
         waited_s = retry.waited_s  # before the search for holders, which takes time, too
-        return mode_is_busy(gpu, state, waited_s, error, self._holders(gpu))
+        holders = self._holders(gpu)
+        advice = LOOK_FOR if holders is None else f"{holders}; {_SUCCEEDS}"
+        return GpuBusyError(f"{problem}, tried for {waited_s:.0f} s: {error}; {advice}")
 
     def _restore_mode_best_effort(self, gpu: GpuUuid) -> None:
         """`restore_mode` after the main work. A failure neither hides the first error nor undoes a success: the note
@@ -326,10 +272,17 @@ class MigManager:
         existing = self._control.mig_instances(wanted.gpu_uuid)
         found = next((one for one in existing if _is_at(one, wanted)), None)
         if found is not None:
-            raise NoRoomError(foreign_instance(wanted, found))
+            raise NoRoomError(
+                f"{wanted} exists already and was not created by this driver ({_listed([found])}), so it stays; "
+                "the driver withholds it from scheduling once it has seen it: delete the pod to have it scheduled "
+                "again, or remove the instance"
+            )
         overlapping = [one for one in existing if one.overlaps(wanted.start, size)]
         if overlapping:
-            raise NoRoomError(memory_slices_taken(wanted, size, overlapping))
+            raise NoRoomError(
+                f"{wanted} needs memory slices {wanted.start} to {wanted.start + size - 1}, "
+                f"and these are taken by {_listed(overlapping)}"
+            )
         step = partial(self._control.create_gpu_instance, wanted.gpu_uuid, wanted.profile_id, wanted.start)
         try:
             # The driver shuts down NVLink, channels and the watchdog before the first instance of a GPU, and refuses it
@@ -339,9 +292,7 @@ class MigManager:
             raise  # this call created nothing; an instance that exists now was created by another program meanwhile
         except GpuBusyError as error:
             # Nothing was created either: the same function undoes its own steps.
-            waited_s = retry.waited_s
-            text = creation_is_busy(wanted, waited_s, error, self._holders(wanted.gpu_uuid))
-            raise GpuBusyError(text) from error
+            raise self._busy(f"{wanted} cannot be created", wanted.gpu_uuid, retry, error) from error
         except DraError as error:
             raise self._after_cleanup(wanted, error) from error
         return self._add_compute_instance(wanted, gi_id, retry)
@@ -352,7 +303,10 @@ class MigManager:
             retry.attempt(partial(self._control.create_compute_instance, wanted.gpu_uuid, gi_id))
             created = self.find(wanted)
             if created is None or created.device is None:
-                raise DeviceLostError(not_listed(wanted, gi_id))
+                raise DeviceLostError(
+                    f"{wanted} was created as GPU instance {gi_id}, but the GPU does not list it with one usable "
+                    "compute instance"
+                )
         except DraError as error:
             raise self._after_cleanup(wanted, error) from error
         return created
@@ -368,7 +322,9 @@ class MigManager:
         except DraError as second:
             facts = {"partition": str(wanted), "reason": str(second)}
             log.warning("incomplete partition is not removed yet; will retry", extra=facts)
-            failure = type(first)(cleanup_failed(first, second))
+            failure = type(first)(
+                f"{first}; and the incomplete instance could not be removed, which the driver tries again: {second}"
+            )
             if isinstance(failure, HardwareError):
                 failure.left_over = True
             return failure
@@ -381,9 +337,7 @@ class MigManager:
                 retry.attempt(partial(self._control.destroy_compute_instance, gpu, gi_id, compute.ci_id))
             retry.attempt(partial(self._control.destroy_gpu_instance, gpu, gi_id))
         except GpuBusyError as error:
-            waited_s = retry.waited_s
-            text = partition_is_busy(partition, instance, waited_s, error, self._holders(gpu))
-            raise GpuBusyError(text) from error
+            raise self._busy(f"{partition} ({_listed([instance])}) cannot be removed", gpu, retry, error) from error
 
     def _retry(self, within_s: float) -> BusyRetry:
         return BusyRetry(within_s, sleep=self._sleep, clock=self._clock)

@@ -189,11 +189,11 @@ class ControlProgram(Struct, frozen=True, kw_only=True):
             return environment | {"PATH": search.OWN_PATH}
         # A root with only the driver's files: its programs run with this process' C library. The libraries of a whole
         # system must not be searched like this, because its C library does not match the loader of this process.
-        libraries = None if search.has_shell(self._root) else search.library_folder(self._root)
+        libcuda = None if search.has_shell(self._root) else search.find_library(self._root, search.CUDA)
         return (
             environment
             | {"PATH": search.search_path(self._root)}
-            | ({"LD_LIBRARY_PATH": libraries} if libraries else {})
+            | ({"LD_LIBRARY_PATH": libcuda.rpartition("/")[0]} if libcuda else {})
         )
 
     def _entry(self, folder: DaemonFolder, shm: Path) -> process.Prepare:

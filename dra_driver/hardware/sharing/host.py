@@ -86,7 +86,9 @@ class MpsHost:
 
     def step(self) -> float:
         """Advance all daemons without waiting; returns the seconds until the next step. Raises nothing."""
-        self._beat()
+        if self._lock is not None and self._clock() >= self._beat_at:
+            self._beat_at = self._clock() + mps_files.EVERY_S
+            mps_files.beat(self._lock)
         try:
             self._apply_wanted()
         except StorageError as error:
@@ -130,12 +132,6 @@ class MpsHost:
                 self._sleep(self.step())
         finally:
             self.stop()
-
-    def _beat(self) -> None:
-        """Say that the loop goes on (`mps_files`). A probe that fails may not end this process, only tell."""
-        if self._lock is not None and self._clock() >= self._beat_at:
-            self._beat_at = self._clock() + mps_files.EVERY_S
-            mps_files.beat(self._lock)
 
     def _apply_wanted(self) -> None:
         wanted = self._wanted()

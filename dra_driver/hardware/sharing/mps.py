@@ -110,8 +110,6 @@ def _device(key: str, devices: Sequence[str]) -> str:
     )
 
 
-__all__ = ["MpsClient", "MpsDaemon", "MpsDirectories"]
-
 log = logging.getLogger(__name__)
 
 HOST_GRACE_S: Final = 1.0

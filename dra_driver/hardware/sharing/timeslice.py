@@ -123,7 +123,8 @@ class TimeSlicer:
         """Restore the state noted before. Never raises, so that the caller reports the first error."""
         try:
             if isinstance(why, CommandError) and not isinstance(why, _NoTimeSlicesError):
-                self._command(gpu, _interval(before), UNDO_S)
+                former = Interval(before) if before in set(Interval) else Interval.DEFAULT
+                self._command(gpu, former, UNDO_S)
             if before is None:
                 self._forget(gpu)
             else:
@@ -147,7 +148,3 @@ class TimeSlicer:
                 f"GPU {gpu} has no time-slice setting (it takes a GPU with compute preemption, Volta or newer as a"
                 f" rule): leave the interval away or ask for Default. {error}"
             ) from error
-
-
-def _interval(noted: str | None) -> Interval:
-    return Interval(noted) if noted in set(Interval) else Interval.DEFAULT

@@ -1,9 +1,28 @@
 """Free capacity: ``survey(state)``. Devices and claims with their users: ``devices_of``, ``claims_of``."""
 
 from dra_driver.kubectl.capacity.fit_count import Options
-from dra_driver.kubectl.capacity.holdings import ClaimRow, claims_of, devices_of
-from dra_driver.kubectl.capacity.report import CapacityReport, to_wire
+from dra_driver.kubectl.capacity.holdings import ClaimDevice, ClaimRow, DeviceRow, Holder, claims_of, devices_of
+from dra_driver.kubectl.capacity.report import CapacityReport, ModelCapacity, NodeCapacity
 from dra_driver.kubectl.capacity.survey import survey
-from dra_driver.kubectl.capacity.topology import topology_of
+from dra_driver.kubectl.capacity.topology import NOWHERE, GpuPlace, TopologyRow, place_of, topology_of
+from dra_driver.kubectl.capacity.units import node_problem
 
-__all__ = ["CapacityReport", "ClaimRow", "Options", "claims_of", "devices_of", "survey", "to_wire", "topology_of"]
+__all__ = [
+    "NOWHERE",
+    "CapacityReport",
+    "ClaimDevice",
+    "ClaimRow",
+    "DeviceRow",
+    "GpuPlace",
+    "Holder",
+    "ModelCapacity",
+    "NodeCapacity",
+    "Options",
+    "TopologyRow",
+    "claims_of",
+    "devices_of",
+    "node_problem",
+    "place_of",
+    "survey",
+    "topology_of",
+]

@@ -6,13 +6,14 @@ units are counted once.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Final
 
 from msgspec import Struct, field
 
 from dra_driver.core.errors import DraError
 from dra_driver.core.quantity import NANO, Format, Quantity
+from dra_driver.kube.devices import Wire
 from dra_driver.kube.published import MEMORY
 from dra_driver.kubectl.capacity.report import Gpus, Memory, ModelCapacity, RequestCapacity, StrandedShape
 from dra_driver.kubectl.capacity.units import (
@@ -35,8 +36,6 @@ from dra_driver.scheduler.allocation import (
     SchedulerFeatures,
     SchedulerQuirks,
 )
-
-Wire = Mapping[str, Any]
 
 MAX_FITS: Final = 256
 """Limit of claims tried on one unit; a count that reaches it is a lower bound."""
@@ -183,7 +182,7 @@ def _share(device: PoolDevice, name: str) -> Wire:
 
 
 def _claim(request: SyntheticRequest) -> Wire:
-    exactly: dict[str, Any] = {"deviceClassName": "any", "allocationMode": "ExactCount", "count": 1}
+    exactly: dict[str, object] = {"deviceClassName": "any", "allocationMode": "ExactCount", "count": 1}
     if request.share:
         exactly["capacity"] = {"requests": {MEMORY: request.share, **dict(request.extra)}}
     return {
@@ -216,12 +215,12 @@ class _Line(Struct):
     fits: int = 0
     most: int = 0
     capped: bool = False
-    left: Sums = field(default_factory=dict)
-    demand: Sums = field(default_factory=dict)
+    left: Sums = field(default_factory=Counter)
+    demand: Sums = field(default_factory=Counter)
 
     def by_sum(self) -> int:
         """Claims that the sums would serve; at least ``fits`` and at most what the hardware can serve."""
-        counts = [max(0, self.left.get(stem, 0)) // need for stem, need in self.demand.items() if need > 0]
+        counts = [max(0, self.left[stem]) // need for stem, need in self.demand.items() if need > 0]
         return max(self.fits, min([*counts, self.most]))
 
     def add(self, other: "_Line") -> None:
@@ -229,8 +228,7 @@ class _Line(Struct):
         self.fits += other.fits
         self.most += other.most
         self.capped = self.capped or other.capped
-        for stem, value in other.left.items():
-            self.left[stem] = self.left.get(stem, 0) + value
+        self.left.update(other.left)
         for stem, value in other.demand.items():
             self.demand[stem] = min(value, self.demand.get(stem, value))
 
@@ -271,49 +269,61 @@ class Aggregate:
             for request, line in theirs.lines.items():
                 mine.lines.setdefault(request, _Line()).add(line)
 
-    def models(self, places: Iterable["Aggregate"] | None = None) -> list[ModelCapacity]:
+    def models(self, places: Sequence["Aggregate"] = ()) -> list[ModelCapacity]:
         """Returns the counts. With ``places`` also for claims of several GPUs, which one place has to serve."""
-        shown = [] if places is None else list(places)
         return [
             ModelCapacity(
                 driver=driver,
                 model=name,
                 gpus=_gpus(model.states),
                 memory_bytes=Memory(**{key: value // NANO for key, value in model.memory.items()}),
-                requests=self._requests((driver, name), shown),
+                requests=self._requests((driver, name), places),
             )
             for (driver, name), model in sorted(self._models.items())
         ]
 
-    def stranded(self, places: Iterable["Aggregate"]) -> list[StrandedShape]:
+    def stranded(self, places: Sequence["Aggregate"]) -> list[StrandedShape]:
         """Returns the requests that fit in none of the places although the total would suffice."""
-        shown = list(places)
         found = []
         for key in sorted(self._models):
             lines = self._models[key].lines
-            for request, line in _lines_of_several(key, lines, shown) + sorted(lines.items()):
+            for request, line in _lines_of_several(key, lines, places) + sorted(lines.items()):
                 by_sum = line.by_sum()
                 if line.fits or not by_sum:
                     continue
-                why = _why_several(request, lines, key, shown) if request.count > 1 else _why_one(request, line)
+                why = _why_one(request, line)
+                if request.count > 1:
+                    one = SyntheticRequest(kind=request.kind)
+                    most = max((place.fits(key, one) for place in places), default=0)
+                    why = f"{lines[one].fits} are free, but at most {most} on one node"
                 found.append(StrandedShape(driver=key[0], model=key[1], request=request.label, by_sum=by_sum, why=why))
         return found
 
     def fits(self, key: ModelKey, request: SyntheticRequest) -> int:
-        model = self._models.get(key)
-        line = model.lines.get(request) if model else None
-        return line.fits if line else 0
+        """Returns how many claims for a request of a model fit here."""
+        return self._models.get(key, _Model()).lines.get(request, _Line()).fits
 
     def size(self, key: ModelKey) -> int:
         """Returns the number of GPUs of a model here, in any state."""
-        model = self._models.get(key)
-        return sum(model.states.values()) if model else 0
+        return self._models.get(key, _Model()).states.total()
 
-    def _requests(self, key: ModelKey, places: list["Aggregate"]) -> list[RequestCapacity]:
+    def _requests(self, key: ModelKey, places: Sequence["Aggregate"]) -> list[RequestCapacity]:
         lines = self._models[key].lines
-        pairs = sorted(lines.items(), key=lambda pair: _order(pair[0])) + _lines_of_several(key, lines, places)
-        pairs.sort(key=lambda pair: _order(pair[0]))
-        return [_wire(request, line) for request, line in pairs]
+        pairs = [*lines.items(), *_lines_of_several(key, lines, places)]
+        return [
+            RequestCapacity(
+                request=request.label,
+                profile=request.kind.profile,
+                share=request.share,
+                count=request.count,
+                in_use=line.in_use,
+                fits=line.fits,
+                by_sum=line.by_sum(),
+                stranded=line.by_sum() - line.fits,
+                at_least=line.capped and line.fits >= MAX_FITS,
+            )
+            for request, line in sorted(pairs, key=lambda pair: _order(pair[0]))
+        ]
 
 
 def _order(request: SyntheticRequest) -> tuple[bool, str, str, int, str]:
@@ -345,87 +355,63 @@ def _line(unit: Unit, counted: FitCounts, request: SyntheticRequest, *, usable: 
     line = _Line(in_use=supply.in_use.get(kind, 0))
     demand = supply.demands.get(kind)
     if request.share:
-        line.demand = consumed_by_share(supply.shared[kind], request.share, request.extra)
+        line.demand = Counter(consumed_by_share(supply.shared[kind], request.share, request.extra))
     else:
-        line.demand = dict(demand) if demand else {_DEVICES: 1}
+        line.demand = demand.copy() if demand else Counter({_DEVICES: 1})
     if not usable:
         return line
     line.fits = counted.fits.get(request, 0)
     line.most = counted.empty.get(request, 0)
     line.capped = request in counted.capped
     if request.share:
-        line.left = dict(supply.share_left.get(kind, {}))
+        line.left = Counter(supply.share_left.get(kind))
     elif not demand or kind.shared:
-        line.left, line.demand = {_DEVICES: line.fits}, {_DEVICES: 1}
+        line.left, line.demand = Counter({_DEVICES: line.fits}), Counter({_DEVICES: 1})
     elif offers(unit, kind) and not unit.overdrawn and not counted.problem:
-        line.left = dict(supply.left)
+        line.left = Counter(supply.left)
     else:
         line.most = 0
     return line
 
 
 def _lines_of_several(
-    key: ModelKey, lines: Mapping[SyntheticRequest, _Line], places: list[Aggregate]
+    key: ModelKey, lines: Mapping[SyntheticRequest, _Line], places: Sequence[Aggregate]
 ) -> list[tuple[SyntheticRequest, _Line]]:
     """Returns lines for claims of 2, 4, 8, ... whole devices, up to the number in the largest place."""
     most = min(MAX_DEVICES, max((place.size(key) for place in places), default=0))
     counts = sorted({2**power for power in range(1, 6) if 2**power <= most} | ({most} if most > 1 else set()))
     found = []
-    for one in [request for request in lines if not request.share and not request.kind.profile]:
-        if one.kind.shared:
-            continue
+    for one in [each for each in lines if not (each.share or each.kind.profile or each.kind.shared)]:
         free = [place.fits(key, one) for place in places]
         for count in counts:
             fits, by_sum = sum(here // count for here in free), sum(free) // count
-            line = _Line(fits=fits, most=by_sum, left={_DEVICES: sum(free)}, demand={_DEVICES: count})
+            left, demand = Counter({_DEVICES: sum(free)}), Counter({_DEVICES: count})
+            line = _Line(fits=fits, most=by_sum, left=left, demand=demand)
             found.append((SyntheticRequest(kind=one.kind, count=count), line))
     return found
-
-
-def _why_several(
-    request: SyntheticRequest, lines: Mapping[SyntheticRequest, _Line], key: ModelKey, places: list[Aggregate]
-) -> str:
-    one = SyntheticRequest(kind=request.kind)
-    most = max((place.fits(key, one) for place in places), default=0)
-    return f"{lines[one].fits} are free, but at most {most} on one node"
 
 
 def _why_one(request: SyntheticRequest, line: _Line) -> str:
     if request.share:
         named = {MEMORY: request.share, **dict(request.extra)}
-        free = [f"{Quantity.from_bytes(line.left.get(name, 0) // NANO)} of {name}" for name in named]
+        free = [f"{Quantity.from_bytes(line.left[name] // NANO)} of {name}" for name in named]
         wanted = " and ".join(f"{amount} of {name}" for name, amount in named.items())
         if len(named) == 1:
             return f"{free[0]} are free, but less than {request.share} on every GPU"
         return f"{' and '.join(free)} are free, but no GPU has {wanted}"
     stem = "memory-slice" if "memory-slice" in line.demand else next(s for s, need in line.demand.items() if need > 0)
     noun = "memory slices" if stem == "memory-slice" else stem
-    left, need = (Quantity.from_bytes(amount.get(stem, 0) // NANO) for amount in (line.left, line.demand))
+    left, need = (Quantity.from_bytes(amount[stem] // NANO) for amount in (line.left, line.demand))
     return f"{left} {noun} are free in total, {need} are needed, but not together on any GPU"
 
 
-def _gpus(states: Mapping[str, int]) -> Gpus:
+def _gpus(states: Counter[str]) -> Gpus:
     reasons = {name: count for name, count in sorted(states.items()) if name not in ("free", "used", "fragmented")}
     return Gpus(
-        total=sum(states.values()),
-        free=states.get("free", 0),
-        used=states.get("used", 0),
-        fragmented=states.get("fragmented", 0),
+        total=states.total(),
+        free=states["free"],
+        used=states["used"],
+        fragmented=states["fragmented"],
         unavailable=sum(reasons.values()),
         reasons=reasons,
-    )
-
-
-def _wire(request: SyntheticRequest, line: _Line) -> RequestCapacity:
-    by_sum = line.by_sum()
-    return RequestCapacity(
-        request=request.label,
-        profile=request.kind.profile,
-        share=request.share,
-        count=request.count,
-        in_use=line.in_use,
-        fits=line.fits,
-        by_sum=by_sum,
-        stranded=by_sum - line.fits,
-        at_least=line.capped and line.fits >= MAX_FITS,
     )

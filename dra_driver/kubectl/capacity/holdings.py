@@ -6,16 +6,18 @@ The rows of `kubectl dra devices` and `kubectl dra claims`. Only the newest gene
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 from msgspec import Struct, field
 
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.time import parse_time
-from dra_driver.kube.devices import newest_slices, pool_of, results_of, users_of
+from dra_driver.kube.devices import Wire, attribute_text, newest_slices, pool_of
+from dra_driver.kube.objects.resource import DeviceRequest, DeviceRequestAllocationResult, ResourceClaim
 from dra_driver.kube.published import names
+from dra_driver.kube.shapes import read
 from dra_driver.kube.state import ClusterState
-from dra_driver.kubectl.capacity.units import attribute
 from dra_driver.scheduler.allocation import amount, guarded, nano
 
 # --- Computes the state of published devices from allocations and from the counters that they consume.
@@ -24,7 +26,6 @@ from dra_driver.scheduler.allocation import amount, guarded, nano
 # still be blocked, because others have used its counters (KEP-4815). Selectors, taints and nodes are ignored here;
 # `kubectl dra explain` and `kubectl dra capacity` take them into account.
 
-Wire = Mapping[str, Any]
 DeviceKey = tuple[str, str, str]
 Counters = dict[tuple[str, str, str, str], int]
 """(driver, pool, counter set, counter) -> billionths."""
@@ -101,7 +102,7 @@ class DeviceRow(Struct, frozen=True, kw_only=True, rename="camel"):
     """One device. ``node`` is "" when the device is not bound to a node.
 
     ``published`` is False for an allocated device that no slice contains any more. ``holders`` is None when claims
-    could not be read. ``state`` is one of ``states.py``, "" when unknown. Several claims can use a ``shared`` device;
+    could not be read. ``state`` is one of those above, "" when unknown. Several claims can use a ``shared`` device;
     ``left`` is the rest of its capacities. ``sharing`` is the sharing strategy and ``parent`` the UUID of the GPU that
     contains it, if the driver publishes them.
     """
@@ -110,12 +111,12 @@ class DeviceRow(Struct, frozen=True, kw_only=True, rename="camel"):
     driver: str
     pool: str
     device: str
-    type: str
-    product: str
-    profile: str
-    memory: str
-    taints: Sequence[str]
-    published: bool
+    type: str = ""
+    product: str = ""
+    profile: str = ""
+    memory: str = ""
+    taints: Sequence[str] = ()
+    published: bool = False
     holders: Sequence[Holder] | None
     state: str = UNKNOWN
     shared: bool = False
@@ -158,37 +159,42 @@ def devices_of(state: ClusterState, *, node: str = "", driver: str = "", namespa
 
     Raises AllocationError for objects that no API server returns.
     """
-    wires = {"slices": state.slices, "allocated": state.claims}
-    rows = guarded(lambda: list(_devices(state)), wires)
+    rows = guarded(lambda: _devices(state), {"slices": state.slices, "claims": state.claims})
     return [
         row
         for row in rows
-        if (not node or row.node == node)
-        and (not driver or row.driver == driver)
+        if node in ("", row.node)
+        and driver in ("", row.driver)
         and (not namespace or any(holder.namespace == namespace for holder in row.holders or ()))
     ]
 
 
 def claims_of(state: ClusterState, now: datetime, *, node: str = "", namespace: str = "") -> list[ClaimRow]:
     """Returns claims by namespace and name. ``node`` selects those with devices there. Raises like `devices_of`."""
-    wires = {"slices": state.slices, "allocated": state.claims}
-    rows = guarded(lambda: [_claim(item, places, now) for places in [_places(state)] for item in state.claims], wires)
-    found = [row for row in rows if (not namespace or row.namespace == namespace) and (not node or node in row.nodes)]
+    rows = guarded(lambda: _claims(state, now), {"slices": state.slices, "claims": state.claims})
+    found = [row for row in rows if namespace in ("", row.namespace) and (not node or node in row.nodes)]
     return sorted(found, key=lambda row: (row.namespace, row.name))
 
 
 def _devices(state: ClusterState) -> list[DeviceRow]:
     unknown = not state.claims and any(gap.startswith("resourceclaims:") for gap in state.gaps)
-    by_device = _holders(state.claims)
+    by_device: dict[DeviceKey, list[Holder]] = {}
+    nodes: dict[DeviceKey, str] = {}
+    for claim in (read(ResourceClaim, item) for item in state.claims):
+        node = _node_of(claim)
+        for result, holder in _holders(claim):
+            nodes[_key(result)] = node
+            holders = by_device.setdefault(_key(result), [])
+            if holder not in holders or holder.share:
+                holders.append(holder)
     slices = newest_slices(state.slices)
     slices.sort(key=lambda item: (item["spec"].get("nodeName") or "", item["spec"]["driver"], item["metadata"]["name"]))
     taken = {key for key, holders in by_device.items() if any(not holder.admin_access for holder in holders)}
     left = counters_left(slices, taken)
     rows = [row for item in slices for row in _of_slice(item["spec"], None if unknown else by_device, left)]
     known = {(row.driver, row.pool, row.device) for row in rows}
-    nodes = {key: where for item in state.claims for key, where in _selected(item).items()}
     rows += [
-        _unpublished_row(key, holders, nodes.get(key, ""))
+        DeviceRow(node=nodes[key], driver=key[0], pool=key[1], device=key[2], holders=holders, state=IN_USE)
         for key, holders in sorted(by_device.items())
         if key not in known
     ]
@@ -204,157 +210,116 @@ def _of_slice(
         holders = None if by_device is None else by_device.get((driver, pool, device["name"]), ())
         mine = [holder for holder in holders or () if not holder.admin_access]
         in_shares, shared = any(holder.share for holder in mine), bool(device.get("allowMultipleAllocations"))
+        text = partial(attribute_text, device.get("attributes"), driver)
+        rest: Mapping[str, str] = {}
+        state = UNKNOWN
+        if holders is not None:
+            state = state_of(device, (driver, pool), left, allocated=bool(mine), in_shares=in_shares)
+            rest = remaining_capacity(device, [holder.consumed for holder in mine]) if shared else {}
         yield DeviceRow(
             node=device.get("nodeName") or spec.get("nodeName") or "",
             driver=driver,
             pool=pool,
             device=device["name"],
-            type=attribute(device, driver, names.TYPE),
-            product=attribute(device, driver, names.PRODUCT_NAME),
-            profile=attribute(device, driver, names.PROFILE),
+            type=text(names.TYPE),
+            product=text(names.PRODUCT_NAME),
+            profile=text(names.PROFILE),
             memory=str(memory),
             taints=tuple(f"{taint.get('key')}:{taint.get('effect')}" for taint in device.get("taints") or ()),
             published=True,
             holders=holders,
-            state=UNKNOWN
-            if holders is None
-            else state_of(device, (driver, pool), left, allocated=bool(mine), in_shares=in_shares),
+            state=state,
             shared=shared,
-            sharing=attribute(device, driver, names.SHARING_STRATEGY),
-            parent=attribute(device, driver, names.PARENT_UUID),
-            left=remaining_capacity(device, [holder.consumed for holder in mine])
-            if shared and holders is not None
-            else {},
+            sharing=text(names.SHARING_STRATEGY),
+            parent=text(names.PARENT_UUID),
+            left=rest,
         )
 
 
-def _unpublished_row(key: DeviceKey, holders: Sequence[Holder], node: str) -> DeviceRow:
-    return DeviceRow(
-        node=node, driver=key[0], pool=key[1], device=key[2], type="", product="", profile="", memory="", taints=(),
-        published=False, holders=holders, state=IN_USE,
-    )  # fmt: skip
-
-
-def _holders(claims: Iterable[Wire]) -> dict[DeviceKey, list[Holder]]:
-    by_device: dict[DeviceKey, list[Holder]] = {}
-    for claim in claims:
-        namespace, name = _names(claim)
-        for result in results_of(claim):
-            holder = Holder(
-                namespace=namespace,
-                claim=name,
-                pods=_users(claim),
-                share=result.get("shareID") is not None,
-                admin_access=bool(result.get("adminAccess")),
-                consumed=_consumed(result),
-            )
-            holders = by_device.setdefault(_key(result), [])
-            if holder not in holders or holder.share:
-                holders.append(holder)
-    return by_device
-
-
-def _places(state: ClusterState) -> dict[DeviceKey, str]:
-    found = {}
+def _claims(state: ClusterState, now: datetime) -> list[ClaimRow]:
+    places = {}
     for item in newest_slices(state.slices):
         spec = item["spec"]
         for device in spec.get("devices") or ():
-            node = device.get("nodeName") or spec.get("nodeName")
-            if node:
-                found[(*pool_of(item), device["name"])] = node
-    return found
+            if node := device.get("nodeName") or spec.get("nodeName"):
+                places[(*pool_of(item), device["name"])] = node
+    return [_claim(read(ResourceClaim, item), places, now) for item in state.claims]
 
 
-def _claim(claim: Wire, places: Mapping[DeviceKey, str], now: datetime) -> ClaimRow:
-    namespace, name = _names(claim)
-    metadata = claim.get("metadata") or {}
-    elsewhere = _selected(claim)
-    devices = []
-    for result in results_of(claim):
-        key = _key(result)
-        node = places.get(key) or elsewhere.get(key, "")
-        devices.append(
-            ClaimDevice(
-                request=str(result.get("request") or ""),
-                driver=key[0],
-                pool=key[1],
-                device=key[2],
-                node=node,
-                consumed=_consumed(result),
-                admin_access=bool(result.get("adminAccess")),
-            )
+def _claim(claim: ResourceClaim, places: Mapping[DeviceKey, str], now: datetime) -> ClaimRow:
+    metadata, elsewhere = claim.metadata, _node_of(claim)
+    devices = [
+        ClaimDevice(
+            request=result.request,
+            driver=result.driver,
+            pool=result.pool,
+            device=result.device,
+            node=places.get(_key(result)) or elsewhere,
+            consumed=holder.consumed,
+            admin_access=holder.admin_access,
         )
-    allocated = (claim.get("status") or {}).get("allocation") is not None
-    state = DELETING if metadata.get("deletionTimestamp") else ALLOCATED if allocated else PENDING
-    created = str(metadata.get("creationTimestamp") or "")
-    nodes = {device.node for device in devices} | ({_node_of(claim)} if allocated and not devices else set())
+        for result, holder in _holders(claim)
+    ]
+    allocated = claim.status is not None and claim.status.allocation is not None
+    nodes = {device.node for device in devices} | ({elsewhere} if allocated and not devices else set())
+    created = parse_time(metadata.creation_timestamp)
     return ClaimRow(
-        namespace=namespace,
-        name=name,
-        state=state,
+        namespace=metadata.namespace or "default",
+        name=metadata.name,
+        state=DELETING if metadata.deletion_timestamp else ALLOCATED if allocated else PENDING,
         nodes=tuple(sorted(nodes - {""})),
-        requests=tuple(_asked(item) for item in _requests(claim)),
+        requests=tuple(_asked(request) for request in (claim.spec.devices.requests if claim.spec.devices else ())),
         devices=tuple(devices),
         pods=_users(claim),
-        created=created,
-        age_s=_age(created, now),
+        created=metadata.creation_timestamp,
+        age_s=None if created is None else max(0, int((now - created).total_seconds())),
     )
 
 
-def _selected(claim: Wire) -> dict[DeviceKey, str]:
-    """Returns the node of the claim's allocation for each of its devices; empty if several nodes can use them."""
-    node = _node_of(claim)
-    return {_key(result): node for result in results_of(claim)} if node else {}
+def _holders(claim: ResourceClaim) -> list[tuple[DeviceRequestAllocationResult, Holder]]:
+    """Returns each device of the claim, and the claim as its holder."""
+    allocation, users = claim.status.allocation if claim.status else None, _users(claim)
+    return [
+        (
+            result,
+            Holder(
+                namespace=claim.metadata.namespace or "default",
+                claim=claim.metadata.name,
+                pods=users,
+                share=bool(result.share_id),
+                admin_access=result.admin_access,
+                consumed={name: str(value) for name, value in result.consumed_capacity.items()},
+            ),
+        )
+        for result in (allocation.devices.results if allocation and allocation.devices else ())
+    ]
 
 
-def _node_of(claim: Wire) -> str:
-    selector = ((claim.get("status") or {}).get("allocation") or {}).get("nodeSelector") or {}
-    for term in selector.get("nodeSelectorTerms") or ():
-        for item in term.get("matchFields") or ():
-            if item.get("key") == "metadata.name" and len(item.get("values") or ()) == 1:
-                return str(item["values"][0])
+def _node_of(claim: ResourceClaim) -> str:
+    """Returns the node of the claim's allocation; "" if several nodes can use it."""
+    allocation = claim.status.allocation if claim.status else None
+    for term in allocation.node_selector.node_selector_terms if allocation and allocation.node_selector else ():
+        for item in term.match_fields:
+            if item.key == "metadata.name" and len(item.values) == 1:
+                return item.values[0]
     return ""
 
 
-def _asked(request: Wire) -> str:
+def _asked(request: DeviceRequest) -> str:
     """Returns ``gpu: 2 x gpu.nvidia.com (memory 10Gi)``; alternatives are joined with "or"."""
-    ways = request.get("firstAvailable") or ([request["exactly"]] if request.get("exactly") else ())
     texts = []
-    for way in ways:
-        count = "all" if way.get("allocationMode") == "All" else f"{way.get('count') or 1} x"
-        wanted = (way.get("capacity") or {}).get("requests") or {}
+    for way in request.first_available or ([request.exactly] if request.exactly else ()):
+        count = "all" if way.allocation_mode == "All" else f"{way.count or 1} x"
+        wanted = way.capacity.requests if way.capacity else {}
         amounts = ", ".join(f"{name} {value}" for name, value in wanted.items())
-        shown = f" ({amounts})" if amounts else ""
-        texts.append(f"{count} {way.get('deviceClassName') or '?'}{shown}")
-    return f"{request.get('name')}: {' or '.join(texts) or '?'}"
+        texts.append(f"{count} {way.device_class_name}{f' ({amounts})' if amounts else ''}")
+    return f"{request.name}: {' or '.join(texts) or '?'}"
 
 
-def _requests(claim: Wire) -> Sequence[Wire]:
-    found: Sequence[Wire] = ((claim.get("spec") or {}).get("devices") or {}).get("requests") or ()
-    return found
+def _key(result: DeviceRequestAllocationResult) -> DeviceKey:
+    return result.driver, result.pool, result.device
 
 
-def _consumed(result: Wire) -> dict[str, str]:
-    return {key: str(value) for key, value in (result.get("consumedCapacity") or {}).items()}
-
-
-def _key(result: Wire) -> DeviceKey:
-    return result["driver"], result["pool"], result["device"]
-
-
-def _users(claim: Wire) -> tuple[str, ...]:
-    users = users_of(claim)
-    return tuple(
-        str(user.get("name")) if user.get("resource") == "pods" else f"{user.get('resource')}/{user.get('name')}"
-        for user in users
-    )
-
-
-def _names(claim: Wire) -> tuple[str, str]:
-    metadata = claim.get("metadata") or {}
-    return str(metadata.get("namespace") or "default"), str(metadata.get("name") or "")
-
-
-def _age(created: str, now: datetime) -> int | None:
-    moment = parse_time(created)
-    return None if moment is None else max(0, int((now - moment).total_seconds()))
+def _users(claim: ResourceClaim) -> tuple[str, ...]:
+    users = claim.status.reserved_for if claim.status else ()
+    return tuple(user.name if user.resource == "pods" else f"{user.resource}/{user.name}" for user in users)

@@ -18,11 +18,8 @@ The fields are the schema of the output: new ones may be added, but none is rena
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
 
-from msgspec import Struct, field, to_builtins
-
-SCHEMA_VERSION: Final = 1
+from msgspec import Struct, field
 
 
 class Gpus(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -96,8 +93,3 @@ class CapacityReport(Struct, frozen=True, kw_only=True, rename="camel"):
     models: Sequence[ModelCapacity] = ()
     stranded_shapes: Sequence[StrandedShape] = ()
     nodes: Sequence[NodeCapacity] = ()
-
-
-def to_wire(value: Any, kind: str = "") -> Any:
-    """JSON values with names in camelCase; with ``kind`` a document with a schema version."""
-    return {"schemaVersion": SCHEMA_VERSION, "kind": kind, **to_builtins(value)} if kind else to_builtins(value)

@@ -7,17 +7,27 @@ Other requirements of pods (CPU, affinity, node taints) and requests that mix ki
 nodes reach are a separate place: a claim for several GPUs never fits partly there and partly on a node.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 from dra_driver.core.errors import DraError
+from dra_driver.kube.devices import Wire
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity.fit_count import Aggregate, FitCounter, Options
 from dra_driver.kubectl.capacity.report import CapacityReport, NodeCapacity
-from dra_driver.kubectl.capacity.units import Unit, units_of, units_of_devices
-from dra_driver.scheduler.allocation import NO_USE, Allocator, Limits, Pool, PoolKey, PoolSlice, guarded, pool_uses
+from dra_driver.kubectl.capacity.units import Unit, node_problem, units_of, units_of_devices
+from dra_driver.scheduler.allocation import (
+    NO_USE,
+    Allocator,
+    Limits,
+    Pool,
+    PoolDevice,
+    PoolKey,
+    PoolSlice,
+    guarded,
+    pool_uses,
+)
 
-Wire = Mapping[str, Any]
 ANYWHERE: Final = ""
 _MAX_NOTES: Final = 10
 _DEFAULTS: Final = Options()
@@ -81,7 +91,7 @@ class _Survey:
         for node in self._state.nodes:
             known.add(node["metadata"]["name"])
             if self._only_node in ("", node["metadata"]["name"]):
-                yield node, _node_problem(node)
+                yield node, node_problem(node)
         missing = "no-such-node" if known else ""
         for item in self._state.slices:
             for name in _node_names(item["spec"]):
@@ -137,7 +147,7 @@ class _Survey:
                 if not have or item.generation == have[0].generation:
                     have.append(item)
         for key, slices in newest.items():
-            by_node: dict[str, list[Any]] = {}
+            by_node: dict[str, list[PoolDevice]] = {}
             for item in slices:
                 for device in item.read_contents(uses.get(key, NO_USE)).devices:
                     by_node.setdefault(device.placement.get("nodeName") or ANYWHERE, []).append(device)
@@ -160,17 +170,6 @@ class _Survey:
         notes = list(self._notes)
         more = len(notes) - _MAX_NOTES
         return (*notes[:_MAX_NOTES], *([f"and {more} more"] if more > 0 else []))
-
-
-def _node_problem(node: Wire) -> str:
-    """Returns why ordinary pods are not placed on the node, "" when no reason is known."""
-    if (node.get("metadata") or {}).get("deletionTimestamp"):
-        return "deleting"
-    if (node.get("spec") or {}).get("unschedulable"):
-        return "cordoned"
-    conditions = (node.get("status") or {}).get("conditions") or ()
-    ready = next((item.get("status") for item in conditions if item.get("type") == "Ready"), "True")
-    return "" if ready == "True" else "not-ready"
 
 
 def _node_names(spec: Wire) -> Iterator[str]:

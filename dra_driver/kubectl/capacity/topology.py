@@ -3,21 +3,57 @@
 A row is a GPU with all its partitions, or a device of another driver that says where it is, such as a network card.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dra_driver.kube.devices import generation_of, pool_of
+from dra_driver.core.model.mig import parent_name
+from dra_driver.kube.devices import Wire, attribute_text, newest_slices, pool_of
 from dra_driver.kube.published import names
 from dra_driver.kube.state import ClusterState
-from dra_driver.kubectl.capacity.holdings import FREE, IN_USE, UNKNOWN, DeviceRow, Wire, devices_of
-from dra_driver.kubectl.capacity.units import attribute
+from dra_driver.kubectl.capacity.holdings import FREE, IN_USE, UNKNOWN, DeviceRow, devices_of
 
 IN_PARTS: Final = "in parts"
-_PARTITION: Final = "-mig-"
+
+
+class GpuPlace(Struct, frozen=True, kw_only=True):
+    """Where a GPU is: NUMA nodes, PCIe root, NVLink island with the kind of its links, clique of a fabric.
+
+    Empty where the driver publishes nothing.
+    """
+
+    numa: Sequence[int] = ()
+    pcie_root: str = ""
+    island: str = ""
+    link: str = ""
+    clique: str = ""
+
+    @property
+    def numa_text(self) -> str:
+        return ", ".join(map(str, self.numa))
+
+
+NOWHERE: Final = GpuPlace()
+_MAX_NUMA: Final = 64
+
+
+def place_of(device: Wire, driver: str) -> GpuPlace:
+    """Where a published device is. A driver may publish a list of NUMA nodes (DRAListTypeAttributes)."""
+    attributes = device.get("attributes") or {}
+    text, value = partial(attribute_text, attributes, driver), attributes.get(names.NUMA_NODE) or {}
+    numa = [value["int"]] if "int" in value else value.get("ints") or ()
+    place = GpuPlace(
+        numa=tuple(number for number in numa if isinstance(number, int))[:_MAX_NUMA],
+        pcie_root=text(names.PCIE_ROOT),
+        island=text(names.NVLINK_ISLAND),
+        link=text(names.NVLINK_TYPE),
+        clique=text(names.CLIQUE),
+    )
+    return place if place != NOWHERE else NOWHERE
 
 
 class TopologyRow(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -47,49 +83,40 @@ class TopologyRow(Struct, frozen=True, kw_only=True, rename="camel"):
 def topology_of(state: ClusterState, *, node: str = "") -> list[TopologyRow]:
     """Rows by node, PCIe root, driver and device. Raises as `devices_of`."""
     rows = [row for row in devices_of(state, node=node) if row.published and row.node]
-    wires = _wires(state.slices)
+    wires = {
+        (*pool_of(item), device["name"]): device
+        for item in newest_slices(state.slices)
+        for device in item["spec"].get("devices") or ()
+    }
     units: dict[tuple[str, str, str], list[tuple[DeviceRow, Wire]]] = {}
     for row in rows:
         wire = wires[row.driver, row.pool, row.device]
-        units.setdefault((row.driver, row.pool, _unit(row, wire)), []).append((row, wire))
+        unit = row.parent or attribute_text(wire.get("attributes"), row.driver, names.UUID) or row.device
+        units.setdefault((row.driver, row.pool, unit), []).append((row, wire))
     found = [row for unit in units.values() for row in _row(unit)]
     found.sort(key=lambda row: (row.node, row.pcie_root, row.driver, len(row.device), row.device))
     return [row for _, rows_of_node in groupby(found, lambda row: row.node) for row in _linked(list(rows_of_node))]
 
 
-def _wires(slices: Iterable[Wire]) -> dict[tuple[str, str, str], Wire]:
-    """Devices by driver, pool and name; of several generations the newest."""
-    ordered = sorted(slices, key=generation_of)
-    return {
-        (*pool_of(item), device["name"]): device for item in ordered for device in item["spec"].get("devices") or ()
-    }
-
-
-def _unit(row: DeviceRow, wire: Wire) -> str:
-    """What a GPU and its partitions have in common."""
-    return row.parent or attribute(wire, row.driver, names.UUID) or row.device
-
-
 def _row(unit: Sequence[tuple[DeviceRow, Wire]]) -> Iterator[TopologyRow]:
     """The unit's row, unless it says nothing about where it is."""
     first, wire = next((one for one in unit if not one[0].parent), unit[0])
-    root, numa = attribute(wire, first.driver, names.PCIE_ROOT), _numa(wire)
-    if first.type not in (names.TYPE_GPU, names.TYPE_MIG) and not root and not numa:
+    place, whole = place_of(wire, first.driver), not first.parent
+    if first.type not in (names.TYPE_GPU, names.TYPE_MIG) and not place.pcie_root and not place.numa:
         return
-    whole = not first.parent
     yield TopologyRow(
         node=first.node,
         driver=first.driver,
-        device=first.device if whole else first.device.partition(_PARTITION)[0],
+        device=first.device if whole else parent_name(first.device),
         type=first.type if whole else names.TYPE_GPU,
         product=first.product,
-        uuid=attribute(wire, first.driver, names.UUID) if whole else first.parent,
-        pcie_root=root,
-        numa=numa,
-        island=attribute(wire, first.driver, names.NVLINK_ISLAND),
-        link_type=attribute(wire, first.driver, names.NVLINK_TYPE),
+        uuid=attribute_text(wire.get("attributes"), first.driver, names.UUID) if whole else first.parent,
+        pcie_root=place.pcie_root,
+        numa=tuple(place.numa),
+        island=place.island,
+        link_type=place.link,
         linked=(),
-        clique=attribute(wire, first.driver, names.CLIQUE),
+        clique=place.clique,
         state=_state([row for row, _ in unit]),
         claims=tuple(dict.fromkeys(f"{one.namespace}/{one.claim}" for row, _ in unit for one in row.holders or ())),
     )
@@ -102,13 +129,6 @@ def _state(rows: Sequence[DeviceRow]) -> str:
     if not holders:
         return FREE
     return IN_USE if any(not row.parent and not one.share for row, one in holders) else IN_PARTS
-
-
-def _numa(wire: Wire) -> tuple[int, ...]:
-    """One number, or several where the driver publishes a list (DRAListTypeAttributes)."""
-    value: Mapping[str, Any] = (wire.get("attributes") or {}).get(names.NUMA_NODE) or {}
-    found = [value["int"]] if "int" in value else value.get("ints") or ()
-    return tuple(number for number in found if isinstance(number, int))
 
 
 def _linked(rows: Sequence[TopologyRow]) -> Iterator[TopologyRow]:

@@ -5,15 +5,16 @@ of one unit does not affect other units, so units are counted separately, and eq
 """
 
 import re
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from functools import lru_cache, partial
+from typing import Final, NamedTuple
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dra_driver.core.quantity import NANO
-from dra_driver.kube.devices import attribute_of
+from dra_driver.kube.devices import Wire, attribute_text
 from dra_driver.kube.published import MEMORY, names
 from dra_driver.scheduler.allocation import Pool, PoolDevice, consumption, nano, untolerated
 
@@ -21,8 +22,6 @@ from dra_driver.scheduler.allocation import Pool, PoolDevice, consumption, nano,
 #
 # Devices are classified by the attributes that NVIDIA's driver and this one publish (``type``, ``productName``,
 # ``profile``, ``uuid``, ``parentUUID``). Devices of other drivers are classified by those of them that they have.
-
-Wire = Mapping[str, Any]
 
 
 class DeviceKind(NamedTuple):
@@ -64,31 +63,29 @@ class SyntheticRequest(NamedTuple):
         return name if self.kind.profile and self.count == 1 else f"{self.count} {name}"
 
 
-def attribute(device: Wire, driver: str, name: str) -> str:
-    """Returns an attribute as text, with or without domain in its name; "" if it is missing."""
-    return str(next(iter(attribute_of(device.get("attributes"), driver, name).values()), ""))
+def node_problem(node: Wire) -> str:
+    """Returns why ordinary pods are not placed on the node: ``deleting``, ``cordoned``, ``not-ready`` or ""."""
+    if (node.get("metadata") or {}).get("deletionTimestamp"):
+        return "deleting"
+    if (node.get("spec") or {}).get("unschedulable"):
+        return "cordoned"
+    conditions = (node.get("status") or {}).get("conditions") or ()
+    ready = next((item.get("status") for item in conditions if item.get("type") == "Ready"), "True")
+    return "" if ready == "True" else "not-ready"
 
 
 def kind_of(device: Wire, driver: str, *, shares: bool) -> DeviceKind:
     """Returns the kind of a device. Without ``shares`` (gate DRAConsumableCapacity off) no device is shared."""
-    found = attribute(device, driver, names.TYPE)
-    return _kind(
-        driver,
-        attribute(device, driver, names.PRODUCT_NAME) or found or "device",
-        found,
-        attribute(device, driver, names.PROFILE),
-        shares and bool(device.get("allowMultipleAllocations")),
-    )
+    text = partial(attribute_text, device.get("attributes"), driver)
+    found, profile = text(names.TYPE), text(names.PROFILE)
+    model = text(names.PRODUCT_NAME) or found or "device"
+    return _kind(driver, model, found, profile, shares and bool(device.get("allowMultipleAllocations")))
 
 
 @lru_cache(maxsize=1024)
 def _kind(driver: str, model: str, found: str, profile: str, shared: bool) -> DeviceKind:
     """Returns the same object for equal kinds, which makes comparisons fast."""
     return DeviceKind(driver=driver, model=model, type=found, profile=profile, shared=shared)
-
-
-def gpu_uuid_of(device: Wire, driver: str) -> str:
-    return attribute(device, driver, names.PARENT_UUID) or attribute(device, driver, names.UUID)
 
 
 class Unit(Struct, kw_only=True, eq=False):
@@ -164,14 +161,14 @@ def units_of_devices(driver: str, devices: Sequence[PoolDevice], *, shares: bool
     marks = []
     for place, device in enumerate(devices):
         mine: list[Hashable] = [("set", name) for name in _set_names(device.wire)]
-        body = gpu_uuid_of(device.wire, driver)
-        if body:
-            mine.append(("body", body))
+        text = partial(attribute_text, device.wire.get("attributes"), driver)
+        if uuid := text(names.PARENT_UUID) or text(names.UUID):
+            mine.append(("body", uuid))
         if not mine:
             mine.append(place)
         marks.append(mine[0])
         for mark in mine:
-            _join_marks(leaders, mine[0], mark)
+            leaders[_leader(leaders, mark)] = _leader(leaders, mine[0])
     units: dict[Hashable, Unit] = {}
     for device, mark in zip(devices, marks, strict=True):
         unit = units.setdefault(_leader(leaders, mark), Unit(driver=driver))
@@ -185,10 +182,6 @@ def _leader(leaders: dict[Hashable, Hashable], mark: Hashable) -> Hashable:
         leaders[mark] = leaders[leaders[mark]]
         mark = leaders[mark]
     return mark
-
-
-def _join_marks(leaders: dict[Hashable, Hashable], one: Hashable, other: Hashable) -> None:
-    leaders[_leader(leaders, other)] = _leader(leaders, one)
 
 
 def _set_names(device: Wire) -> Iterable[str]:
@@ -277,11 +270,9 @@ def left_by_shares(device: PoolDevice) -> dict[str, int]:
 
 
 # --- Sums up what is left of a unit: counters, memory and devices, regardless of their position.
-#
-# Numbered counters such as ``memory-slice-0`` to ``memory-slice-7`` are added up under their stem ``memory-slice``.
 
-Sums = dict[str, int]
-"""Stem of counters -> billionths."""
+Sums = Counter[str]
+"""Stem of counters (``memory-slice`` for ``memory-slice-3``) -> billionths."""
 
 _NUMBER: Final = re.compile(r"-?\d+\Z")
 
@@ -308,16 +299,17 @@ class UnitSupply(Struct, frozen=True, kw_only=True):
 def supply_of(unit: Unit) -> UnitSupply:
     """Returns the sums of a unit. Raises ValueError on invalid quantities."""
     pairs = list(zip(unit.offered, unit.kinds, strict=True))
-    left, total = _counters(unit)
+    total = _sum(unit.sets)
+    left = total.copy()
+    for device in (*unit.offered, *unit.elsewhere):
+        if device.allocated or device.shared:
+            left.subtract(_sum(device.wire.get("consumesCounters")))
     demands: dict[DeviceKind, Sums] = {}
-    in_use: dict[DeviceKind, int] = {}
     for device, kind in pairs:
         if device.wire.get("consumesCounters"):
-            wanted = _sums(device)
+            wanted = _sum(device.wire["consumesCounters"])
             known = demands.setdefault(kind, wanted)
-            demands[kind] = {stem: min(value, known.get(stem, 0)) for stem, value in wanted.items()}
-        if device.allocated or device.shared:
-            in_use[kind] = in_use.get(kind, 0) + 1
+            demands[kind] = Counter({stem: min(value, known[stem]) for stem, value in wanted.items()})
     memory, memory_left = _memory(unit, left, total)
     return UnitSupply(
         left=left,
@@ -330,38 +322,17 @@ def supply_of(unit: Unit) -> UnitSupply:
         in_parts=any(device.shared or (device.allocated and kind.profile) for device, kind in pairs)
         or bool(unit.elsewhere),
         tainted=any(is_tainted(device.wire) for device, _ in pairs),
-        in_use=in_use,
+        in_use=Counter(kind for device, kind in pairs if device.allocated or device.shared),
     )
 
 
-def stem_of(counter: str) -> str:
-    """Returns ``memory-slice`` for ``memory-slice-3``."""
-    return _NUMBER.sub("", counter) or counter
-
-
-def _counters(unit: Unit) -> tuple[Sums, Sums]:
-    total: Sums = {}
-    for entry in unit.sets:
-        _add_counters(total, entry.get("counters") or {})
-    left = dict(total)
-    for device in (*unit.offered, *unit.elsewhere):
-        if device.allocated or device.shared:
-            for stem, value in _sums(device).items():
-                left[stem] = left.get(stem, 0) - value
-    return left, total
-
-
-def _sums(device: PoolDevice) -> Sums:
-    found: Sums = {}
-    for entry in device.wire.get("consumesCounters") or ():
-        _add_counters(found, entry.get("counters") or {})
+def _sum(entries: Sequence[Wire] | None) -> Sums:
+    """Returns the sum of counter sets, or of what a device consumes of them."""
+    found: Sums = Counter()
+    for entry in entries or ():
+        for name, counter in (entry.get("counters") or {}).items():
+            found[_NUMBER.sub("", name) or name] += nano(counter["value"])
     return found
-
-
-def _add_counters(sums: Sums, counters: Mapping[str, Wire]) -> None:
-    for name, counter in counters.items():
-        stem = stem_of(name)
-        sums[stem] = sums.get(stem, 0) + nano(counter["value"])
 
 
 def _memory(unit: Unit, left: Sums, total: Sums) -> tuple[int, int]:
@@ -390,11 +361,5 @@ def _share_left(unit: Unit, left: Sums) -> dict[DeviceKind, Sums]:
         if device.wire.get("consumesCounters") and not device.shared and MEMORY in mine:
             # The first share consumes the counters like a whole device, so the memory of MIG devices is not available.
             mine[MEMORY] = max(0, min(mine[MEMORY], left.get(MEMORY, mine[MEMORY])))
-        sums = found.setdefault(kind, {})
-        for name, value in mine.items():
-            sums[name] = sums.get(name, 0) + value
+        found.setdefault(kind, Counter()).update(mine)
     return found
-
-
-def _consumed_memory(device: PoolDevice) -> int:
-    return (device.consumed or {}).get(MEMORY, 0)

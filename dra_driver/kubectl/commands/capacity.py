@@ -1,19 +1,18 @@
 """``kubectl dra capacity``: how many more claims for GPUs, MIG profiles and shares fit, and what is stranded."""
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
+from msgspec import to_builtins
 from msgspec.structs import replace
 
-from dra_driver.core.command_line.table import show
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.text import gib, printable
-from dra_driver.kubectl.capacity import Options, survey, to_wire
-from dra_driver.kubectl.commands.source import Progress, add_source, state_of, wants_colour
+from dra_driver.kubectl.capacity import CapacityReport, ModelCapacity, NodeCapacity, Options, survey
+from dra_driver.kubectl.commands.source import Progress, add_source, is_unread, print_json, print_table, state_of
 from dra_driver.kubectl.explain import scheduler_for, with_defaults
 
 DESCRIPTION: Final = """\
@@ -63,16 +62,11 @@ def run(args: argparse.Namespace) -> int:
     with Progress("counting what would fit"):
         report = survey(state, options, driver=args.driver, node=args.node or "")
     if args.output == "json":
-        document = to_wire(replace(report, nodes=()) if args.totals else report, "CapacityReport")
-        print(json.dumps(document, indent=2))
+        print_json("CapacityReport", to_builtins(replace(report, nodes=()) if args.totals else report))
         return 0
-    _print(report, by_node=args.by_node)
-    return 1 if _is_unknown(report) else 0
-
-
-def _is_unknown(report: Any) -> bool:
-    """Whether nothing could be counted, because the published devices could not be read."""
-    return not report.models and any(gap.startswith("resourceslices:") for gap in report.gaps)
+    unknown = not report.models and is_unread(state, "resourceslices")
+    _print(report, by_node=args.by_node, unknown=unknown)
+    return 1 if unknown else 0
 
 
 def _share(text: str) -> str:
@@ -86,30 +80,26 @@ def _share(text: str) -> str:
     return text
 
 
-def _print(report: Any, *, by_node: bool) -> None:
+def _print(report: CapacityReport, *, by_node: bool, unknown: bool) -> None:
     for sentence in (*report.gaps, *report.notes):
         print(f"note: {printable(sentence)}", file=sys.stderr)
     if not report.models:
-        print("Which devices are published is not known." if _is_unknown(report) else "No devices are published.")
+        print("Which devices are published is not known." if unknown else "No devices are published.")
         return
-    colour = wants_colour()
-    show(("MODEL", *_GPUS), [(model.model, *_gpus(model)) for model in report.models], colour=colour)
+    print_table(("MODEL", *_GPUS), [(model.model, *_gpus(model)) for model in report.models])
     print()
-    show(
-        ("MODEL", "REQUEST", "IN USE", "FITS", "BY SUM", "STRANDED"),
-        [row for model in report.models for row in _requests(model)],
-        colour=colour,
-    )
+    headings = ("MODEL", "REQUEST", "IN USE", "FITS", "BY SUM", "STRANDED")
+    print_table(headings, [row for model in report.models for row in _requests(model)])
     if report.stranded_shapes:
         print("\nFits nowhere although the total would suffice:")
         for shape in report.stranded_shapes:
             print(f"  {printable(shape.request)} of {printable(shape.model)}: {printable(shape.why)}")
     if by_node:
         print()
-        show(("NODE", "MODEL", *_GPUS, "FITS"), _nodes(report.nodes), colour=colour)
+        print_table(("NODE", "MODEL", *_GPUS, "FITS"), _nodes(report.nodes))
 
 
-def _gpus(model: Any) -> Sequence[str]:
+def _gpus(model: ModelCapacity) -> Sequence[str]:
     gpus, memory = model.gpus, model.memory_bytes
     reasons = ", ".join(f"{count} {name}" for name, count in gpus.reasons.items())
     return (
@@ -120,28 +110,20 @@ def _gpus(model: Any) -> Sequence[str]:
     )
 
 
-def _requests(model: Any) -> Iterator[Sequence[str]]:
+def _requests(model: ModelCapacity) -> Iterator[Sequence[str]]:
     for item in model.requests:
         fits = f"{'>=' if item.at_least else ''}{item.fits}"
         in_use = str(item.in_use) if item.count == 1 and not item.share else "-"
         yield model.model, item.request, in_use, fits, str(item.by_sum), str(item.stranded)
 
 
-def _nodes(nodes: Sequence[Any]) -> list[Sequence[str]]:
+def _nodes(nodes: Sequence[NodeCapacity]) -> list[Sequence[str]]:
     """Returns a row per node and model; nodes with equal values share a row."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for node in nodes:
         for model in node.models:
             fits = ", ".join(f"{item.fits} x {item.request.removeprefix('1 ')}" for item in model.requests if item.fits)
             groups.setdefault((model.model, *_gpus(model), fits or "-"), []).append(node.node or "(any node)")
-    rows = [(_named(names), *row) for row, names in groups.items()]
-    return [*rows[:_MAX_ROWS], *([_more(len(rows))] if len(rows) > _MAX_ROWS else [])]
-
-
-def _named(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} (+{len(names) - 1} equal)"
-
-
-def _more(count: int) -> Sequence[str]:
-    text = f"... {count - _MAX_ROWS} more rows: use -o json for all, --node for one"
-    return text, *["-"] * (len(_GPUS) + 2)
+    rows = [(f"{names[0]} (+{len(names) - 1} equal)" if names[1:] else names[0], *row) for row, names in groups.items()]
+    more = f"... {len(rows) - _MAX_ROWS} more rows: use -o json for all, --node for one"
+    return [*rows[:_MAX_ROWS], *([(more, *"-" * (len(_GPUS) + 2))] if len(rows) > _MAX_ROWS else [])]

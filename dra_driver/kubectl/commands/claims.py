@@ -1,16 +1,16 @@
 """``kubectl dra claims``: lists claims with their state, requests, devices and pods."""
 
 import argparse
-import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
-from dra_driver.core.command_line.table import show
+from msgspec import to_builtins
+
 from dra_driver.core.text import listed
-from dra_driver.kubectl.capacity import claims_of, to_wire
-from dra_driver.kubectl.commands.devices import consumed_text
-from dra_driver.kubectl.commands.source import add_source, state_of, tell_gaps, wants_colour
+from dra_driver.kubectl.capacity import ClaimRow, claims_of
+from dra_driver.kubectl.commands.devices import use_text
+from dra_driver.kubectl.commands.source import add_source, is_unread, print_json, print_table, state_of, tell_gaps
 
 DESCRIPTION: Final = (
     "List ResourceClaims of all namespaces with their requests, node, devices and pods. "
@@ -34,35 +34,21 @@ def run(args: argparse.Namespace) -> int:
     if args.pending:
         found = [claim for claim in found if claim.state == "pending"]
     if args.output == "json":
-        document = {"gaps": list(state.gaps), "items": to_wire(found)}
-        print(json.dumps({"schemaVersion": 1, "kind": "ClaimList", **document}, indent=2))
+        print_json("ClaimList", {"gaps": state.gaps, "items": to_builtins(found)})
         return 0
     tell_gaps(state)
     if found:
-        show(HEADINGS, [row(claim) for claim in found], colour=wants_colour())
+        print_table(HEADINGS, [row(claim) for claim in found])
         return 0
-    unknown = not state.claims and any(gap.startswith("resourceclaims:") for gap in state.gaps)
+    unknown = not state.claims and is_unread(state, "resourceclaims")
     print("Which claims there are is not known." if unknown else "No matching claims.")
     return 1 if unknown else 0
 
 
-def row(claim: Any) -> Sequence[str]:
-    devices = [_device(device) for device in claim.devices]
-    return (
-        claim.namespace,
-        claim.name,
-        claim.state,
-        listed(claim.nodes),
-        listed(claim.requests),
-        listed(devices),
-        listed(claim.pods),
-        age(claim.age_s),
-    )
-
-
-def _device(device: Any) -> str:
-    about = "admin access" if device.admin_access else consumed_text(device.consumed)
-    return f"{device.device} ({about})" if about else str(device.device)
+def row(claim: ClaimRow) -> Sequence[str]:
+    devices = [use_text(device.device, device) for device in claim.devices]
+    names, lists = (claim.namespace, claim.name, claim.state), (claim.nodes, claim.requests, devices, claim.pods)
+    return *names, *map(listed, lists), age(claim.age_s)
 
 
 def age(seconds: int | None) -> str:

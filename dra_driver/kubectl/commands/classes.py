@@ -1,14 +1,16 @@
 """``kubectl dra classes``: one DeviceClass per MIG profile and way of sharing that the fleet publishes."""
 
 import argparse
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
-from dra_driver.core.command_line.table import show
 from dra_driver.core.errors import KubernetesApiError
 from dra_driver.kube import paths
 from dra_driver.kube.published.device_classes import ClassPlan, offers, plan, users
-from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of, wants_colour
+from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of, print_table
+
+if TYPE_CHECKING:
+    from dra_driver.kube.rest import RestClient
 
 DESCRIPTION: Final = """\
 Keep one DeviceClass for each MIG profile and each way of sharing that nodes publish, so that claims name a class in
@@ -21,7 +23,6 @@ place of a selector, and pods can ask for nvidia.com/mig-1g.10gb as they did wit
 Classes that it made have the label app.kubernetes.io/managed-by=dra-driver-classes; others are never touched.
 """
 _HEADINGS: Final = ("CLASS", "EXTENDED RESOURCE", "DEVICES", "STATE", "WHY")
-_CLASSES: Final = "/apis/resource.k8s.io/v1/deviceclasses"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,16 +38,15 @@ def run(args: argparse.Namespace) -> int:
     offered = offers(
         rest.list(paths.resource_slices(), {"fieldSelector": f"spec.driver={args.driver}"})["items"], args.driver
     )
-    plans = plan(offered, rest.list(_CLASSES)["items"], args.driver)
-    actions: dict[str, Callable[[Any, Sequence[ClassPlan], bool], int]] = {"apply": _apply, "prune": _prune}
+    plans = plan(offered, rest.list(paths.device_classes())["items"], args.driver)
     if args.action != "list":
-        return actions[args.action](rest, plans, args.dry_run)
+        return (_apply if args.action == "apply" else _prune)(rest, plans, args.dry_run)
     rows = [(each.name, each.extended_resource, str(each.devices), each.state, each.reason) for each in plans]
-    show(_HEADINGS, rows, colour=wants_colour())
+    print_table(_HEADINGS, rows)
     return 0
 
 
-def _apply(rest: Any, plans: Sequence[ClassPlan], dry_run: bool) -> int:
+def _apply(rest: "RestClient", plans: Sequence[ClassPlan], dry_run: bool) -> int:
     undone = 0
     for each in plans:
         if each.state not in {"missing", "changed"}:
@@ -54,8 +54,13 @@ def _apply(rest: Any, plans: Sequence[ClassPlan], dry_run: bool) -> int:
             if each.reason and each.state != "unused":
                 print(f"{each.name}: left as it is: {each.reason}")
             continue
+        wanted = each.wanted or {}
         try:
-            kept = _write(rest, each, dry_run)
+            if each.present is None:
+                kept = rest.create(paths.device_classes(), wanted, dry_run=dry_run)
+            else:
+                body = {**each.present, "spec": wanted["spec"]}
+                kept = rest.update(f"{paths.device_classes()}/{each.name}", body, dry_run=dry_run)
         except KubernetesApiError as error:
             undone += 1
             print(f"{each.name}: {error}")
@@ -70,15 +75,7 @@ def _apply(rest: Any, plans: Sequence[ClassPlan], dry_run: bool) -> int:
     return 1 if undone else 0
 
 
-def _write(rest: Any, each: ClassPlan, dry_run: bool) -> Any:
-    """The object as the API server stores it."""
-    if each.present is None:
-        return rest.create(_CLASSES, each.wanted, dry_run=dry_run)
-    body = {**each.present, "spec": (each.wanted or {})["spec"]}
-    return rest.update(f"{_CLASSES}/{each.name}", body, dry_run=dry_run)
-
-
-def _prune(rest: Any, plans: Sequence[ClassPlan], dry_run: bool) -> int:
+def _prune(rest: "RestClient", plans: Sequence[ClassPlan], dry_run: bool) -> int:
     undone = 0
     unused = [each for each in plans if each.state == "unused"]
     claims = rest.list(paths.resource_claims())["items"] if unused else []
@@ -94,7 +91,9 @@ def _prune(rest: Any, plans: Sequence[ClassPlan], dry_run: bool) -> int:
             continue
         try:
             if not dry_run:
-                rest.delete(f"{_CLASSES}/{each.name}", metadata.get("uid"), metadata.get("resourceVersion"))
+                rest.delete(
+                    f"{paths.device_classes()}/{each.name}", metadata.get("uid"), metadata.get("resourceVersion")
+                )
         except KubernetesApiError as error:
             undone += 1
             print(f"{each.name}: {error}")

@@ -8,9 +8,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from dra_driver.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from dra_driver.conformance.bench import Bench, Control
 
 DESCRIPTION: Final = """\
 Test a DRA driver as a kubelet uses it: register it, prepare and unprepare claims, watch what it publishes, and (with
@@ -83,39 +86,41 @@ def run(args: argparse.Namespace) -> int:
         if shows:
             print(f"driver {bench.subject.driver} on node {bench.cluster.node}, profile {args.profile}\n", flush=True)
         seen = (lambda outcome: print(report.line(outcome), flush=True)) if shows else (lambda _: None)
-        outcomes = suite.run(bench, checks, seen)
-        driver = bench.subject.driver
+        outcomes, driver = suite.run(bench, checks, seen), bench.subject.driver
     if shows:
         print(f"\n{report.summary(outcomes)}")
     if args.output != "table":
-        text = report.as_json(driver, args.profile, outcomes)
-        if args.output == "junit":
-            text = report.as_junit(driver, outcomes)
+        is_junit = args.output == "junit"
+        text = report.as_junit(driver, outcomes) if is_junit else report.as_json(driver, args.profile, outcomes)
         _write(args.output_file, text)
     return exit_status((outcome.finding.status for outcome in outcomes), unanswered=3)
 
 
 def _check_usage(args: argparse.Namespace) -> None:
-    if args.simulate and (args.driver_command or args.restart_command or args.registrar_dir):
-        raise ConfigurationError(
-            "--simulate starts the driver itself: leave out its folder, command and restart command"
-        )
-    if not args.simulate and args.registrar_dir is None:
-        raise ConfigurationError(
-            "--registrar-dir is missing: the folder in which the driver makes its registration socket"
-        )
-    if args.driver_command and args.restart_command:
-        raise ConfigurationError("a command after -- is restarted by the suite: leave out --restart-command")
-    if args.embedded_api_server and args.kubeconfig:
-        raise ConfigurationError("--embedded-api-server and --kubeconfig exclude each other")
-    if args.output_file and args.output == "table":
-        raise ConfigurationError("--output-file needs --output json or junit")
-    if args.timeout < 0:
-        raise ConfigurationError(f"--timeout {args.timeout:g}: expected seconds, 0 for the default")
+    own = args.driver_command or args.restart_command or args.registrar_dir
+    for is_wrong, sentence in (
+        (
+            args.simulate and own,
+            "--simulate starts the driver itself: leave out its folder, command and restart command",
+        ),
+        (
+            not args.simulate and args.registrar_dir is None,
+            "--registrar-dir is missing: the folder in which the driver makes its registration socket",
+        ),
+        (
+            args.driver_command and args.restart_command,
+            "a command after -- is restarted by the suite: leave out --restart-command",
+        ),
+        (args.embedded_api_server and args.kubeconfig, "--embedded-api-server and --kubeconfig exclude each other"),
+        (args.output_file and args.output == "table", "--output-file needs --output json or junit"),
+        (args.timeout < 0, f"--timeout {args.timeout:g}: expected seconds, 0 for the default"),
+    ):
+        if is_wrong:
+            raise ConfigurationError(sentence)
 
 
 @contextmanager
-def _bench(args: argparse.Namespace) -> Iterator[Any]:
+def _bench(args: argparse.Namespace) -> "Iterator[Bench]":
     from dra_driver.conformance.claims import read_template
     from dra_driver.conformance.control import ChildControl, CommandControl, own_driver
     from dra_driver.conformance.session import SuiteTarget, check_folder, open_bench
@@ -124,7 +129,9 @@ def _bench(args: argparse.Namespace) -> Iterator[Any]:
     from dra_driver.kube.rest import RestClient
 
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dra-", dir=_short_folder())))
+        # The path of a unix socket has at most 107 bytes, so a long TMPDIR is left for /tmp.
+        short = None if len(tempfile.gettempdir()) <= 32 else "/tmp"  # noqa: S108 - the folder inside is private
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dra-", dir=short)))
         registrar_dir = args.registrar_dir or folder / "reg"
         if not args.simulate:
             check_folder(registrar_dir, owned=args.i_own_this_node)
@@ -142,12 +149,12 @@ def _bench(args: argparse.Namespace) -> Iterator[Any]:
         command = args.driver_command
         if args.simulate:
             command = own_driver(PROGRAM, args.simulate, folder, kubeconfig=str(kubeconfig), node=node)
-        control: Any = CommandControl(args.restart_command) if args.restart_command else None
+        control: Control | None = CommandControl(args.restart_command) if args.restart_command else None
         if command:
             environ = os.environ | ({"KUBECONFIG": kubeconfig} if kubeconfig else {})
-            control = ChildControl(command, environ, folder / "log")
-            control.start()
-            stack.callback(control.stop)
+            control = child = ChildControl(command, environ, folder / "log")
+            child.start()
+            stack.callback(child.stop)
         cdi_dirs = args.cdi_dir or ([folder / "cdi"] if args.simulate else [Path(one) for one in DEFAULT_CDI_DIRS])
         target = SuiteTarget(
             registrar_dir=registrar_dir,
@@ -176,11 +183,6 @@ def _api_server(kubeconfig: Path, node: str) -> Iterator[None]:
     finally:
         server.stop()
         kubeconfig.unlink(missing_ok=True)
-
-
-def _short_folder() -> str | None:
-    """The path of a unix socket has at most 107 bytes, so a long TMPDIR is left for /tmp."""
-    return None if len(tempfile.gettempdir()) <= 32 else "/tmp"  # noqa: S108 - the folder inside is private
 
 
 def _write(path: Path | None, text: str) -> None:

@@ -1,15 +1,15 @@
 """``kubectl dra devices``: lists the published devices of all drivers, and the claims and pods that use them."""
 
 import argparse
-import json
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Final
 
-from dra_driver.core.command_line.table import show
+from msgspec import to_builtins
+
 from dra_driver.core.text import listed
-from dra_driver.kubectl.capacity import devices_of, to_wire
-from dra_driver.kubectl.commands.source import add_source, state_of, tell_gaps, wants_colour
+from dra_driver.kubectl.capacity import ClaimDevice, DeviceRow, Holder, devices_of
+from dra_driver.kubectl.commands.source import add_source, is_unread, print_json, print_table, state_of, tell_gaps
 from dra_driver.kubectl.explain import with_defaults
 
 DESCRIPTION: Final = (
@@ -38,14 +38,13 @@ def run(args: argparse.Namespace) -> int:
     namespace = args.namespace or ""
     found = devices_of(state, node=args.node, driver=args.driver, namespace=namespace)
     if args.output == "json":
-        document = {"gaps": list(state.gaps), "items": to_wire(found)}
-        print(json.dumps({"schemaVersion": 1, "kind": "DeviceList", **document}, indent=2))
+        print_json("DeviceList", {"gaps": state.gaps, "items": to_builtins(found)})
         return 0
     tell_gaps(state)
     if found:
-        show(HEADINGS, rows(found, every=args.all), colour=wants_colour())
+        print_table(HEADINGS, rows(found, every=args.all))
         return 0
-    if not state.slices and any(gap.startswith("resourceslices:") for gap in state.gaps):
+    if not state.slices and is_unread(state, "resourceslices"):
         print("Which devices are published is not known.")
         return 1
     filtered = args.node or args.driver or namespace
@@ -53,13 +52,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def rows(devices: Sequence[Any], *, every: bool) -> list[Sequence[str]]:
+def rows(devices: Sequence[DeviceRow], *, every: bool) -> list[Sequence[str]]:
     """Returns a row for each device.
 
     Without ``every``, the unused placements of one profile on one GPU share a row if they are in the same state; the
     row shows the common prefix of their names.
     """
-    groups: dict[Any, list[tuple[str, Sequence[str]]]] = {}
+    groups: dict[Hashable, list[tuple[str, Sequence[str]]]] = {}
     for number, device in enumerate(devices):
         cells = row(device)
         alike = (device.pool, device.parent, *cells[:2], *cells[3:])
@@ -75,24 +74,18 @@ def rows(devices: Sequence[Any], *, every: bool) -> list[Sequence[str]]:
     return shown
 
 
-def row(device: Any) -> Sequence[str]:
+def row(device: DeviceRow) -> Sequence[str]:
     if device.holders is None:
-        claims, pods = [UNKNOWN], [UNKNOWN]
-    else:
-        claims = list(dict.fromkeys(_claim(holder) for holder in device.holders))
-        pods = list(dict.fromkeys(pod for holder in device.holders for pod in holder.pods))
+        state, claims, pods = UNKNOWN, [UNKNOWN], [UNKNOWN]
+    else:  # such as ``in shares, left: memory 20Gi, computePercent 30``
+        state = f"{device.state}, left: {amounts(device.left)}" if device.left and device.holders else device.state
+        claims = [use_text(f"{holder.namespace}/{holder.claim}", holder) for holder in device.holders]
+        pods = [pod for holder in device.holders for pod in holder.pods]
     kind = device.type if device.published else "(not published)"
     kind += f" ({device.sharing})" if device.sharing else ""
     product = f"{device.profile} of {device.product}" if device.profile else device.product
     names = (device.node, device.driver, device.device, kind, product, device.memory)
-    return (*names, _state(device), ",".join(device.taints), listed(claims), listed(pods))
-
-
-def _state(device: Any) -> str:
-    """Returns the state, such as ``in shares, left: memory 20Gi, computePercent 30``."""
-    if device.holders is None:
-        return UNKNOWN
-    return f"{device.state}, left: {amounts(device.left)}" if device.left and device.holders else str(device.state)
+    return (*names, state, ",".join(device.taints), listed(claims), listed(pods))
 
 
 def amounts(capacities: Mapping[str, str]) -> str:
@@ -101,11 +94,8 @@ def amounts(capacities: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {capacities[name]}" for name in names)
 
 
-def consumed_text(consumed: Mapping[str, str]) -> str:
-    """Returns what a share consumes, without the count of shares, which is always one."""
-    return amounts({name: value for name, value in consumed.items() if name != _SHARE_COUNT})
-
-
-def _claim(holder: Any) -> str:
-    about = "admin access" if holder.admin_access else consumed_text(holder.consumed)
-    return f"{holder.namespace}/{holder.claim}{f' ({about})' if about else ''}"
+def use_text(name: str, use: Holder | ClaimDevice) -> str:
+    """Returns the name with what a share consumes, without the count of shares, which is always one."""
+    consumed = {name: value for name, value in use.consumed.items() if name != _SHARE_COUNT}
+    about = "admin access" if use.admin_access else amounts(consumed)
+    return f"{name} ({about})" if about else name

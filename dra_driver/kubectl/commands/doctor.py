@@ -8,18 +8,19 @@ import argparse
 import json
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError, DraError
 from dra_driver.core.signals import interrupt_once
 from dra_driver.core.text import printable
-from dra_driver.kubectl.commands.source import add_kubeconfig, kubeconfig_of, namespace_of, wants_colour
+from dra_driver.kubectl.commands.source import add_kubeconfig, kubeconfig_of, namespace_of, split_target, wants_colour
 
 if TYPE_CHECKING:
+    from dra_driver.core.finding import Finding
     from dra_driver.diagnose.doctor.cluster import DoctorScope
-    from dra_driver.diagnose.doctor.on_node import PodListApi
+    from dra_driver.diagnose.doctor.facts import ClusterFacts
     from dra_driver.diagnose.doctor.report import DoctorReport
 
 DESCRIPTION: Final = """\
@@ -38,11 +39,6 @@ EPILOG: Final = """\
 exit status: 0 all that was looked at works; 1 a layer is broken; 2 the API server does not answer, or nothing is broken
 and some questions have no answer
 """
-_KINDS: Final = {
-    **dict.fromkeys(("node", "nodes", "no"), "node"),
-    **dict.fromkeys(("pod", "pods", "po"), "pod"),
-    **dict.fromkeys(("claim", "claims", "resourceclaim", "resourceclaims"), "claim"),
-}
 MOST_TIMEOUT_S: Final = 600.0
 _ONE_QUESTION_S: Final = 15.0
 
@@ -60,13 +56,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=float, default=30.0, metavar="SECONDS", help="for all questions together (default: 30)"
     )
-    parser.add_argument(
-        "--driver-namespace",
-        default="dra-driver",
-        metavar="NAME",
-        help="where the driver is, if this user cannot list DaemonSets of all namespaces (default: dra-driver)",
+    add_driver_namespace(parser)
+    group = parser.add_argument_group(
+        "on the node itself",
+        "with node/NAME or pod/NAME: run `dra-driver doctor` in a pod with the DaemonSet's image and privileges, the "
+        "host's folders read-only, and the container runtime's socket. Needs the rights to get daemonsets.apps, and to "
+        "create, get and delete pods and get pods/log in the driver's namespace. The pod is deleted at the end",
     )
-    add_on_node_flags(parser)
+    group.add_argument("--on-node", action="store_true", help="look at the node itself, too")
+    add_pod_flags(group)
+    group.add_argument(
+        "--cri-socket", metavar="FILE", help="the container runtime's socket on the host (default: search for it)"
+    )
     source = parser.add_mutually_exclusive_group()
     add_kubeconfig(parser, source)
     source.add_argument(
@@ -80,49 +81,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from dra_driver.core.finding import by_layer, coloured
-    from dra_driver.diagnose.doctor.cluster import diagnose
+    from dra_driver.diagnose.doctor.cluster import DoctorScope, diagnose
     from dra_driver.diagnose.doctor.report import merged, render, to_wire
 
-    scope = scope_of(args.target or "", namespace_of(args))
-    check_on_node(args, scope)
+    namespace, scope = namespace_of(args), DoctorScope()
+    if args.target:
+        kind, name = split_target(args.target, "node", "pod", "claim")
+        scope = DoctorScope(kind=kind, namespace="" if kind == "node" else namespace, name=name)
+    if args.on_node and (args.snapshot or scope.kind not in ("node", "pod")):
+        raise ConfigurationError("--on-node needs a cluster and node/NAME or pod/NAME")
     facts, took_s = facts_of(args)
     report = diagnose(facts, scope, clock=time.monotonic, took_s=took_s)
     explained = _explained(facts, scope) if scope.kind in ("pod", "claim") else None
     if args.on_node:
         report = merged(report.target, [report, report_of_node(args, scope)])
     if explained is not None:
-        report = replace(report, findings=by_layer((*report.findings, explained.finding)))
+        report = replace(report, findings=by_layer((*report.findings, explained[0])))
     if args.output == "json":
-        wire = to_wire(report)
-        if explained is not None:
-            wire["explanation"] = explained.wire
-        print(json.dumps(wire, indent=2, ensure_ascii=False))
+        explanation = {"explanation": explained[2]} if explained is not None else {}
+        print(json.dumps({**to_wire(report), **explanation}, indent=2, ensure_ascii=False))
         return report.exit_status
     print(render(report, *([coloured] if wants_colour() else []), verbose=args.verbose), end="")
-    if explained is not None and explained.text:
-        print(f"\n{explained.text}", end="")
+    if explained is not None and explained[1]:
+        print(f"\n{explained[1]}", end="")
     return report.exit_status
 
 
-def scope_of(target: str, namespace: str) -> Any:
-    """The scope of ``pod/train``; the cluster for an empty target. Raises ConfigurationError."""
-    from dra_driver.diagnose.doctor.cluster import DoctorScope
-
-    if not target:
-        return DoctorScope()
-    kind, slash, name = target.partition("/")
-    if not slash or kind.lower() not in _KINDS or not name or "/" in name:
-        raise ConfigurationError(f"{target[:80]!r}: expected node/NAME, pod/NAME or claim/NAME")
-    found = _KINDS[kind.lower()]
-    return DoctorScope(kind=found, namespace="" if found == "node" else namespace, name=name)
-
-
-def facts_of(args: argparse.Namespace) -> tuple[Any, float]:
+def facts_of(args: argparse.Namespace) -> "tuple[ClusterFacts, float]":
     """The facts that the flags select, and the seconds that reading took. Raises ConfigurationError."""
     if not 1 <= args.timeout <= MOST_TIMEOUT_S:
         raise ConfigurationError(f"--timeout {args.timeout:g}: expected 1 to {MOST_TIMEOUT_S:.0f} seconds")
     if args.snapshot:
-        return _from_file(args.snapshot), 0.0
+        from dra_driver.diagnose.doctor import bundle
+        from dra_driver.diagnose.doctor.facts import facts_of_state
+        from dra_driver.kube.state_file import load
+
+        path = args.snapshot
+        return bundle.read(path) if bundle.is_bundle(path) else facts_of_state(load(path)), 0.0
     from dra_driver.core.telemetry import logs
     from dra_driver.diagnose.doctor.reading import read_facts
     from dra_driver.kube.connection import Connection
@@ -142,32 +137,10 @@ def facts_of(args: argparse.Namespace) -> tuple[Any, float]:
     return found, time.monotonic() - began
 
 
-def _from_file(path: str) -> Any:
-    from dra_driver.diagnose.doctor import bundle
-    from dra_driver.diagnose.doctor.facts import facts_of_state
-    from dra_driver.kube.state_file import load
-
-    return bundle.read(path) if bundle.is_bundle(path) else facts_of_state(load(path))
-
-
-class _Explained:
-    """The answer of `explain` as a finding, as text and as JSON values."""
-
-    def __init__(self, finding: Any, text: str, wire: Any) -> None:
-        self.finding, self.text, self.wire = finding, text, wire
-
-
-def _explained(facts: Any, scope: Any) -> _Explained | None:
-    """What `explain` says of the pod or claim; None where the facts do not have it."""
+def _explained(facts: "ClusterFacts", scope: "DoctorScope") -> "tuple[Finding, str, dict[str, object]] | None":
+    """What `explain` says of the pod or claim, as a finding, text and JSON; None where the facts do not have it."""
     from dra_driver.core.finding import Finding, Layer, Status
-    from dra_driver.kubectl.explain import (
-        claim_subject,
-        explain,
-        pod_subject,
-        render,
-        scheduler_for,
-        to_wire,
-    )
+    from dra_driver.kubectl.explain import claim_subject, explain, pod_subject, render, scheduler_for, to_wire
 
     if not facts.knows("pods" if scope.kind == "pod" else "claims"):
         return None
@@ -188,21 +161,16 @@ def _explained(facts: Any, scope: Any) -> _Explained | None:
         expected="" if good else "a pod that the scheduler can place",
         fix="" if good else f"kubectl dra explain {scope.kind}/{scope.name} -n {scope.namespace} shows it by device.",
     )
-    return _Explained(finding, render(answer), to_wire(answer))
+    return finding, render(answer), to_wire(answer)
 
 
-def add_on_node_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags. The driver's namespace is a flag of the command itself."""
-    group = parser.add_argument_group(
-        "on the node itself",
-        "with node/NAME or pod/NAME: run `dra-driver doctor` in a pod with the DaemonSet's image and privileges, the "
-        "host's folders read-only, and the container runtime's socket. Needs the rights to get daemonsets.apps, and to "
-        "create, get and delete pods and get pods/log in the driver's namespace. The pod is deleted at the end",
-    )
-    group.add_argument("--on-node", action="store_true", help="look at the node itself, too")
-    add_pod_flags(group)
-    group.add_argument(
-        "--cri-socket", metavar="FILE", help="the container runtime's socket on the host (default: search for it)"
+def add_driver_namespace(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--driver-namespace`` for a reader of the driver's DaemonSets."""
+    parser.add_argument(
+        "--driver-namespace",
+        default="dra-driver",
+        metavar="NAME",
+        help="where the driver is, if this user cannot list DaemonSets of all namespaces (default: dra-driver)",
     )
 
 
@@ -214,46 +182,32 @@ def add_pod_flags(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--keep", action="store_true", help="do not delete the pod")
 
 
-def check_on_node(args: argparse.Namespace, scope: "DoctorScope") -> None:
-    """Raises ConfigurationError where there is no node to look at."""
-    if args.on_node and (args.snapshot or scope.kind not in ("node", "pod")):
-        raise ConfigurationError("--on-node needs a cluster and node/NAME or pod/NAME")
-
-
 def report_of_node(args: argparse.Namespace, scope: "DoctorScope") -> "DoctorReport":
     """What the node of the scope says of itself; with an unknown finding where it cannot be asked.
 
     Raises ConfigurationError where node, pod or DaemonSet do not exist.
     """
-    from dra_driver.diagnose.doctor.on_node import unanswered
+    from dra_driver.diagnose.doctor.on_node import node_of_pod, unanswered, visit_node
+    from dra_driver.kube.pod_run import PodPlace
     from dra_driver.kubectl.commands.source import client
 
-    api = client(kubeconfig_of(args))
+    def say(line: str) -> None:
+        print(printable(line), file=sys.stderr, flush=True)
+
+    api, is_pod = client(kubeconfig_of(args)), scope.kind == "pod"
     interrupt_once()
     try:
-        return _visited(args, scope, api)
+        place = PodPlace(
+            command="kubectl dra doctor --on-node",
+            node=node_of_pod(api, scope.namespace, scope.name) if is_pod else scope.name,
+            namespace=args.driver_namespace,
+            daemon_set=args.daemonset,
+            keep=args.keep,
+            namespace_flag="--driver-namespace",
+        )
+        pods = (f"{scope.namespace}/{scope.name}",) if is_pod else ()
+        return visit_node(api, place, say, pods=pods, cri_socket=args.cri_socket)
     except ConfigurationError:
         raise
     except DraError as error:
         return unanswered(f"{scope.kind}/{scope.name}", str(error))
-
-
-def _visited(args: argparse.Namespace, scope: "DoctorScope", api: "PodListApi") -> "DoctorReport":
-    from dra_driver.diagnose.doctor.on_node import node_of_pod, visit_node
-    from dra_driver.kube.pod_run import PodPlace
-
-    is_pod = scope.kind == "pod"
-    place = PodPlace(
-        command="kubectl dra doctor --on-node",
-        node=node_of_pod(api, scope.namespace, scope.name) if is_pod else scope.name,
-        namespace=args.driver_namespace,
-        daemon_set=args.daemonset,
-        keep=args.keep,
-        namespace_flag="--driver-namespace",
-    )
-    pods = (f"{scope.namespace}/{scope.name}",) if is_pod else ()
-    return visit_node(api, place, _say, pods=pods, cri_socket=args.cri_socket)
-
-
-def _say(line: str) -> None:
-    print(printable(line), file=sys.stderr, flush=True)

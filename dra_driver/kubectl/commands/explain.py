@@ -6,7 +6,7 @@ Exit status: 0 when everything fits, runs or has finished, 1 otherwise.
 import argparse
 import json
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -26,6 +26,7 @@ from dra_driver.kubectl.commands.source import (
 )
 from dra_driver.kubectl.explain import (
     Answer,
+    Explanation,
     claim_subject,
     explain,
     explain_pods,
@@ -81,8 +82,8 @@ def run(args: argparse.Namespace) -> int:
     return 0 if all(report.verdict.answer.is_good for report in reports) else 1
 
 
-def _of_target(args: argparse.Namespace, progress: Progress) -> Any:
-    kind, name = split_target(args.target)
+def _of_target(args: argparse.Namespace, progress: Progress) -> Explanation:
+    kind, name = split_target(args.target, "pod", "claim", default="pod")
     namespace = namespace_of(args)
     state = state_of(args, namespace=namespace)
     progress.say(_EXPLAINING)
@@ -90,7 +91,7 @@ def _of_target(args: argparse.Namespace, progress: Progress) -> Any:
     return explain(state, subject, node=args.node, scheduler=scheduler_for(state, args.feature_gates))
 
 
-def _of_manifests(args: argparse.Namespace, progress: Progress) -> list[Any]:
+def _of_manifests(args: argparse.Namespace, progress: Progress) -> list[Explanation]:
     namespace = namespace_of(args)
     documents, objects = [], []
     for name in args.filename:
@@ -111,7 +112,7 @@ def _of_manifests(args: argparse.Namespace, progress: Progress) -> list[Any]:
     return [explain(state, subject_of_claim(item), node=args.node, scheduler=scheduler) for item in claims]
 
 
-def _print_text(reports: Sequence[Any]) -> None:
+def _print_text(reports: Sequence[Explanation]) -> None:
     """Prints the explanations; if there are several, those that fit without the list of other nodes."""
     colour = wants_colour()
     shown: list[str] = []
@@ -122,9 +123,9 @@ def _print_text(reports: Sequence[Any]) -> None:
     print("\n".join(shown), end="")
 
 
-def _print_data(reports: Sequence[Any], form: str) -> None:
+def _print_data(reports: Sequence[Explanation], form: str) -> None:
     found = [to_wire(report) for report in reports]
-    data: Any = found[0] if len(found) == 1 else {"schemaVersion": 1, "kind": "ExplanationList", "items": found}
+    data: object = found[0] if len(found) == 1 else {"schemaVersion": 1, "kind": "ExplanationList", "items": found}
     if form == "json":
         print(json.dumps(data, indent=2, ensure_ascii=False))
         return

@@ -1,18 +1,18 @@
 """``kubectl dra idle``: claims that are not used, and claims that have more than they need."""
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
-from dra_driver.core.command_line.table import show
 from dra_driver.core.errors import ConfigurationError, KubernetesApiError
 from dra_driver.core.text import gib, printable, span
 from dra_driver.kube import paths
-from dra_driver.kubectl.commands.source import client, kubeconfig_of, wants_colour
-from dra_driver.kubectl.commands.usage_source import add_usage_source, print_csv, read_use, seconds, tell_source
-from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
+from dra_driver.kube.objects.resource import ResourceSlice
+from dra_driver.kube.shapes import read_all
+from dra_driver.kubectl.commands.source import client, kubeconfig_of, print_json, print_table
+from dra_driver.kubectl.commands.usage_source import Cell, add_usage_source, print_csv, read_use, seconds, tell_source
+from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, camel
 from dra_driver.kubectl.usage.waste import DeviceSize, WasteFinding, WasteRow, judge, sizes_in
 
 DESCRIPTION: Final = """\
@@ -46,13 +46,13 @@ def run(args: argparse.Namespace) -> int:
     rows = judge(uses, idle_after_s=after_s, size_of=_sizes(args) if uses else lambda _: DeviceSize())
     shown = [row for row in rows if args.all or row.finding is not WasteFinding.USED]
     if args.output == "json":
-        items = [dict(zip(map(_camel, _CSV), _values(row), strict=True)) for row in shown]
-        about = {"source": report.source, "windowSeconds": report.window_s, "gaps": list(report.gaps)}
-        print(json.dumps({"schemaVersion": 1, "kind": "IdleReport", **about, "items": items}, indent=2))
+        items = [dict(zip(map(camel, _CSV), _values(row), strict=True)) for row in shown]
+        about = {"source": report.source, "windowSeconds": report.window_s, "gaps": report.gaps}
+        print_json("IdleReport", {**about, "items": items})
     elif args.output == "csv":
         print_csv(_CSV, [_values(row) for row in shown])
     elif shown:
-        show(_HEADINGS, [_cells(row) for row in shown], colour=wants_colour())
+        print_table(_HEADINGS, [_cells(row) for row in shown])
     else:
         print("No claim is idle or too large, as far as is known.")
     return 0
@@ -61,32 +61,23 @@ def run(args: argparse.Namespace) -> int:
 def _sizes(args: argparse.Namespace) -> Callable[[ClaimDeviceUse], DeviceSize]:
     """What the API server says of devices; nothing, with a note, where it refuses: then shares alone are judged."""
     try:
-        return sizes_in(client(kubeconfig_of(args)).list(paths.resource_slices())["items"])
+        return sizes_in(read_all(ResourceSlice, client(kubeconfig_of(args)).list(paths.resource_slices())["items"]))
     except (KubernetesApiError, ConfigurationError) as error:
         print(f"note: how large devices are is not known: {printable(str(error))}", file=sys.stderr)
         return sizes_in(())
 
 
-def _finding(row: WasteRow) -> str:
-    if row.enough is None:
-        return row.finding.value
-    profile = f"{row.enough.profile} or " if row.enough.profile else ""
-    return f"would fit {profile}a share of {gib(row.enough.share_bytes)}"
-
-
 def _cells(row: WasteRow) -> Sequence[str]:
-    use = row.use
+    use, enough, finding = row.use, row.enough, row.finding.value
+    if enough is not None:
+        profile = f"{enough.profile} or " if enough.profile else ""
+        finding = f"would fit {profile}a share of {gib(enough.share_bytes)}"
     names = (use.namespace, use.claim, use.node, use.device)
-    return (*names, gib(row.held_bytes), gib(use.peak_bytes), span(use.idle_s), _finding(row), ",".join(use.pods))
+    return (*names, gib(row.held_bytes), gib(use.peak_bytes), span(use.idle_s), finding, ",".join(use.pods))
 
 
-def _values(row: WasteRow) -> Sequence[Any]:
+def _values(row: WasteRow) -> Sequence[Cell]:
     use, enough = row.use, row.enough
     fits = (enough.profile, enough.share_bytes) if enough is not None else (None, None)
     names = (use.namespace, use.claim, use.node, use.device)
     return (*names, row.held_bytes, use.peak_bytes, use.idle_s, row.finding.value, *fits, ",".join(use.pods))
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(part.capitalize() for part in rest)

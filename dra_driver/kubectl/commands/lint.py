@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import Final
 
 from dra_driver import __version__
 from dra_driver.core.errors import ConfigurationError
@@ -18,14 +18,14 @@ from dra_driver.kubectl.lint import (
     lint,
     sources_from_objects,
 )
-from dra_driver.kubectl.lint.finding import as_github, as_json, as_sarif, as_text
+from dra_driver.kubectl.lint.finding import LintReport, as_github, as_json, as_sarif, as_text
 
-DESCRIPTION = """\
+DESCRIPTION: Final = """\
 Check DeviceClasses, ResourceClaims, ResourceClaimTemplates and the pods that use them. Without PATH, the objects of the
 cluster (live, or of --cluster-state) are checked. With PATH, only the files are needed; --cluster or --cluster-state
 add the classes, claims, namespaces and devices of a cluster.
 """
-EPILOG = """\
+EPILOG: Final = """\
 exit status: 0 no errors, 1 errors (with --strict also warnings), 2 wrong usage.
 A comment `# dra-lint: allow DRA018` suppresses a finding on its line and the next, `allow-file` in the whole file.
 """
@@ -90,7 +90,7 @@ def _stored(state: ClusterState | None, namespace: str | None) -> Iterable[Manif
     return sources_from_objects(found, "cluster")
 
 
-def _shown(report: Any, form: str) -> str:
+def _shown(report: LintReport, form: str) -> str:
     if form == "json":
         return as_json(report)
     if form == "github":

@@ -1,17 +1,19 @@
 """``kubectl dra migrate``: set-ups of the device plugin, the GPU Operator and mig-parted as objects for this driver."""
 
 import argparse
+import itertools
 import json
 import os
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from dra_driver.core.errors import ConfigurationError, ForbiddenError, KubernetesApiError, NotFoundError
 from dra_driver.core.quantity import Quantity
-from dra_driver.kubectl.commands.source import add_kubeconfig, kubeconfig_of
+from dra_driver.kube.devices import Wire
+from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of
 from dra_driver.kubectl.lint import ManifestSource, collect, plain_documents
 from dra_driver.kubectl.migrate import InputDocument, MigrateOptions, Translation, as_json, as_text, summary, translate
 
@@ -41,9 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_kubeconfig(parser)
     parser.add_argument(
-        "--keep-extended-resources", action="store_true",
+        "--keep-extended-resources",
+        action="store_true",
         help="leave workloads as they are that DeviceClasses with an extended resource can serve",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--gpu-memory", metavar="QUANTITY", help="memory of one GPU that replicas share by MPS, such as 80Gi"
     )
@@ -83,8 +86,6 @@ def _documents(args: argparse.Namespace, problems: list[str]) -> Iterator[InputD
     for source in collect(args.paths, sys.stdin.buffer.read) if args.paths else ():
         yield from _of_source(source, problems)
     if args.from_cluster:
-        from dra_driver.kubectl.commands.source import client
-
         yield from cluster_documents(client(kubeconfig_of(args)), args.namespace, problems)
 
 
@@ -138,27 +139,26 @@ def _mebibytes(text: str | None) -> int:
 class _Kind(NamedTuple):
     """A kind to read. ``optional``: not every cluster serves it."""
 
-    group: str
-    version: str
     plural: str
     kind: str
+    group: str = ""
     namespaced: bool = True
     optional: bool = False
 
 
 KINDS: Final[Sequence[_Kind]] = (
-    _Kind("nvidia.com", "v1", "clusterpolicies", "ClusterPolicy", namespaced=False, optional=True),
-    _Kind("", "v1", "nodes", "Node", namespaced=False),
-    _Kind("", "v1", "configmaps", "ConfigMap"),
-    _Kind("", "v1", "resourcequotas", "ResourceQuota"),
-    _Kind("", "v1", "limitranges", "LimitRange"),
-    _Kind("apps", "v1", "deployments", "Deployment"),
-    _Kind("apps", "v1", "statefulsets", "StatefulSet"),
-    _Kind("apps", "v1", "daemonsets", "DaemonSet"),
-    _Kind("apps", "v1", "replicasets", "ReplicaSet"),
-    _Kind("batch", "v1", "cronjobs", "CronJob"),
-    _Kind("batch", "v1", "jobs", "Job"),
-    _Kind("", "v1", "pods", "Pod"),
+    _Kind("clusterpolicies", "ClusterPolicy", "nvidia.com", namespaced=False, optional=True),
+    _Kind("nodes", "Node", namespaced=False),
+    _Kind("configmaps", "ConfigMap"),
+    _Kind("resourcequotas", "ResourceQuota"),
+    _Kind("limitranges", "LimitRange"),
+    _Kind("deployments", "Deployment", "apps"),
+    _Kind("statefulsets", "StatefulSet", "apps"),
+    _Kind("daemonsets", "DaemonSet", "apps"),
+    _Kind("replicasets", "ReplicaSet", "apps"),
+    _Kind("cronjobs", "CronJob", "batch"),
+    _Kind("jobs", "Job", "batch"),
+    _Kind("pods", "Pod"),
 )
 _MARKS: Final = ("mig-configs", "migStrategy", "timeSlicing", "sharing")
 
@@ -166,7 +166,7 @@ _MARKS: Final = ("mig-configs", "migStrategy", "timeSlicing", "sharing")
 class Lister(Protocol):
     """The part of ``kube.rest.RestClient`` that is needed here."""
 
-    def list(self, path: str, /) -> Any: ...
+    def list(self, path: str, /) -> Wire: ...
 
 
 def cluster_documents(rest: Lister, namespace: str | None, problems: list[str]) -> Iterator[InputDocument]:
@@ -178,34 +178,33 @@ def cluster_documents(rest: Lister, namespace: str | None, problems: list[str]) 
         where = namespace if kind.namespaced and kind.plural != "configmaps" else None
         for item in _list_kind(rest, kind, where, problems):
             if _matters(kind, item):
-                value = {"apiVersion": f"{kind.group}/{kind.version}".lstrip("/"), "kind": kind.kind, **_tidy(item)}
+                value = {"apiVersion": f"{kind.group}/v1".lstrip("/"), "kind": kind.kind, **_tidy(item)}
                 yield InputDocument(source="cluster", number=1, value=value)
 
 
-def _list_kind(rest: Lister, kind: _Kind, namespace: str | None, problems: list[str]) -> Sequence[Any]:
-    root = f"/apis/{kind.group}/{kind.version}" if kind.group else f"/api/{kind.version}"
+def _list_kind(rest: Lister, kind: _Kind, namespace: str | None, problems: list[str]) -> Sequence[Wire]:
+    root = f"/apis/{kind.group}/v1" if kind.group else "/api/v1"
     inside = f"/namespaces/{namespace}" if namespace else ""
     try:
-        found: Sequence[Any] = rest.list(f"{root}{inside}/{kind.plural}")["items"]
-    except NotFoundError as error:
-        if not kind.optional:
-            problems.append(f"cluster: {kind.plural}: {error}")
-        return ()
+        found: Sequence[Wire] = rest.list(f"{root}{inside}/{kind.plural}")["items"]
     except ForbiddenError:
         resource = f"{kind.plural}.{kind.group}" if kind.group else kind.plural
         place = f" in namespace {namespace}" if namespace else " in all namespaces" if kind.namespaced else ""
-        problems.append(f"cluster: you may not list {resource}{place}; the right to list them is missing, so they are"
-                        " left out")  # fmt: skip
+        problems.append(
+            f"cluster: you may not list {resource}{place}; the right to list them is missing, so they are left out"
+        )
         return ()
     except KubernetesApiError as error:
-        if kind.plural == KINDS[1].plural or not kind.optional:
+        is_missing = isinstance(error, NotFoundError)
+        if not is_missing and not kind.optional:
             raise
-        problems.append(f"cluster: {kind.plural}: {error}")
+        if is_missing != kind.optional:
+            problems.append(f"cluster: {kind.plural}: {error}")
         return ()
     return found
 
 
-def _matters(kind: _Kind, item: Any) -> bool:
+def _matters(kind: _Kind, item: Wire) -> bool:
     """Objects that nothing owns; of ConfigMaps those that look like configurations; of pods those that go on."""
     if (item.get("metadata") or {}).get("ownerReferences") and kind.kind not in {"ConfigMap", "Node"}:
         return False
@@ -214,7 +213,7 @@ def _matters(kind: _Kind, item: Any) -> bool:
     return kind.kind != "Pod" or (item.get("status") or {}).get("phase") not in {"Succeeded", "Failed"}
 
 
-def _tidy(item: Any) -> dict[str, Any]:
+def _tidy(item: Wire) -> dict[str, object]:
     """Without what a pod got when it was created: its node, the token that is mounted, its tolerations for the node."""
     spec = item.get("spec") or {}
     if "containers" not in spec:
@@ -224,16 +223,16 @@ def _tidy(item: Any) -> dict[str, Any]:
     }
     kept = {key: value for key, value in spec.items() if key not in {"nodeName", "priority", "preemptionPolicy"}}
     kept["volumes"] = [each for each in spec.get("volumes") or () if each.get("name") not in tokens]
-    kept["containers"] = [_untoken(each, tokens) for each in spec["containers"]]
-    if "initContainers" in spec:
-        kept["initContainers"] = [_untoken(each, tokens) for each in spec["initContainers"]]
+    for part in ("containers", "initContainers"):
+        kept[part] = [_untoken(each, tokens) for each in spec.get(part) or ()]
     return {**item, "spec": {key: value for key, value in kept.items() if value != []}}
 
 
-def _untoken(container: Any, tokens: set[str]) -> dict[str, Any]:
+def _untoken(container: Wire, tokens: set[str]) -> dict[str, object]:
     mounts = [each for each in container.get("volumeMounts") or () if each.get("name") not in tokens]
-    rest = {key: value for key, value in container.items() if key != "volumeMounts"}
-    return {**rest, "volumeMounts": mounts} if mounts else rest
+    return {
+        key: value for key, value in {**container, "volumeMounts": mounts}.items() if key != "volumeMounts" or value
+    }
 
 
 def check_folder(folder: Path) -> None:
@@ -256,11 +255,10 @@ def write_folder(folder: Path, found: Translation) -> None:
     for source, value in found.workloads:
         if source not in names:
             stem = "".join(char if char.isalnum() or char in "-_." else "-" for char in Path(source).stem) or "input"
-            taken = set(names.values())
-            names[source] = next(
-                name for name in (f"4-{stem[:80]}.yaml", *(f"4-{stem[:80]}-{n}.yaml" for n in range(2, 100_000)))
-                if name not in taken
-            )  # fmt: skip
+            number = itertools.count(2)
+            names[source] = f"4-{stem[:80]}.yaml"
+            while names[source] in files:
+                names[source] = f"4-{stem[:80]}-{next(number)}.yaml"
         files[names[source]] = files.get(names[source], "") + f"---\n{dump(value)}"
     if found.values:
         files["values.yaml"] = dump(found.values)
@@ -291,9 +289,9 @@ def _write(path: Path, text: str) -> None:
         file.write(text)
 
 
-def dump(value: Any) -> str:
+def dump(value: object) -> str:
+    """The value as YAML, with no line wrapped."""
     import yaml
 
-    dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    text: str = yaml.dump(value, Dumper=dumper, sort_keys=False, allow_unicode=True, width=4096)
-    return text
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    return str(yaml.dump(value, Dumper=dumper, sort_keys=False, allow_unicode=True, width=4096))

@@ -3,14 +3,14 @@
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from dra_driver.config.status import node_status_of
-from dra_driver.core.command_line.table import show
 from dra_driver.core.errors import ConfigurationError, ForbiddenError, NotFoundError
-from dra_driver.core.model.gpu_node import GpuNodeStatus, NodeGpu, NodePolicy, PolicyOrigin
+from dra_driver.core.model.gpu_node import NodeGpu, NodePolicy, PolicyOrigin
 from dra_driver.kube import paths
-from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of, wants_colour
+from dra_driver.kube.devices import Wire
+from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of, print_table
 
 _EXPLAIN: Final = """\
 Say which policy applies to a GPU, what each of its fields says, and why other policies that match do not apply.
@@ -18,8 +18,13 @@ Say which policy applies to a GPU, what each of its fields says, and why other p
 Reads the node's GpuNode and the GpuPolicy objects of the cluster. With --policies and --gpus it reads files in place of
 a cluster and applies them to GPUs of that kind, as `dra-driver policy check` does.
 """
-_FIELDS: Final = ("FIELD", "VALUE", "FROM")
-_OTHERS: Final = ("OTHER POLICY", "SOURCE", "STATE", "WHY")
+_NO_POLICY: Final = "no policy applies: all fields have their defaults"
+
+
+class ObjectReader(Protocol):
+    """The part of ``kube.rest.RestClient`` that is needed here."""
+
+    def get(self, path: str) -> Wire: ...
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     return explain_gpu(client(kubeconfig_of(args)), node, gpu)
 
 
-def explain_gpu(rest: Any, node: str, name: str) -> int:
+def explain_gpu(rest: ObjectReader, node: str, name: str) -> int:
     """Prints what a cluster says of the GPU. Raises ConfigurationError for one that is not known."""
     try:
         written = rest.get(paths.gpu_nodes(node))
@@ -62,25 +67,20 @@ def explain_gpu(rest: Any, node: str, name: str) -> int:
         raise ConfigurationError(f"the GpuNode {node} has no GPU {name}; it has {known or 'none'}")
     print(f"{gpu.name} of node {node}: {gpu.product_name or 'unnamed'}, {gpu.uuid}")
     applied = next((each for each in status.policies if each.name == gpu.policy), None)
-    _say_which(gpu, applied)
-    refused = _say_fields(rest, gpu, applied)
-    _say_others(status, gpu)
-    return 1 if refused else 0
-
-
-def _say_which(gpu: NodeGpu, applied: NodePolicy | None) -> None:
-    if not gpu.policy:
-        print("no policy applies: all fields have their defaults")
-    else:
-        source = f" ({applied.origin.value.lower()})" if applied is not None else ""
-        print(f"policy {gpu.policy}{source} applies")
+    source = f" ({applied.origin.value.lower()})" if applied is not None else ""
+    print(f"policy {gpu.policy}{source} applies" if gpu.policy else _NO_POLICY)
     if gpu.waiting:
         print(f"newer terms wait: {gpu.waiting}")
     forms = ", ".join(form.value for form in gpu.offered_as) or "nothing"
     print(f"offered as {forms}; used as {gpu.used_as.value}")
+    refused = _say_fields(rest, gpu, applied)
+    others = [each for each in status.policies if gpu.name in each.gpus and each.name != gpu.policy]
+    others += [each for each in status.policies if not each.gpus and each.message]  # refused as a whole
+    _say_others([(each.name, each.origin.value, _state(each, gpu.name), each.message or "") for each in others])
+    return 1 if refused else 0
 
 
-def _say_fields(rest: Any, gpu: NodeGpu, applied: NodePolicy | None) -> bool:
+def _say_fields(rest: ObjectReader, gpu: NodeGpu, applied: NodePolicy | None) -> bool:
     """Prints the table; True if the fields cannot be told."""
     if not gpu.policy:
         _table({}, "")
@@ -100,13 +100,10 @@ def _say_fields(rest: Any, gpu: NodeGpu, applied: NodePolicy | None) -> bool:
     return False
 
 
-def _say_others(status: GpuNodeStatus, gpu: NodeGpu) -> None:
-    others = [each for each in status.policies if gpu.name in each.gpus and each.name != gpu.policy]
-    others += [each for each in status.policies if not each.gpus and each.message]  # refused as a whole
-    rows = [(each.name, each.origin.value, _state(each, gpu.name), each.message or "") for each in others]
+def _say_others(rows: Sequence[Sequence[str]]) -> None:
     if rows:
         print()
-        show(_OTHERS, rows, colour=wants_colour())
+        print_table(("OTHER POLICY", "SOURCE", "STATE", "WHY"), rows)
 
 
 def _state(policy: NodePolicy, gpu: str) -> str:
@@ -117,11 +114,10 @@ def _state(policy: NodePolicy, gpu: str) -> str:
     return "Refused" if policy.state.value == "Refused" else "Outranked"
 
 
-def _table(spec: Any, policy: str) -> None:
+def _table(spec: Mapping[str, object], policy: str) -> None:
     print()
-    values = field_values(spec)
-    rows = [(each.field, each.value, f"policy {policy}" if each.given else "default") for each in values]
-    show(_FIELDS, rows, colour=wants_colour())
+    rows = [(name, value, f"policy {policy}" if given else "default") for name, value, given in field_values(spec)]
+    print_table(("FIELD", "VALUE", "FROM"), rows)
 
 
 def _offline(paths: Sequence[str], spec: str, node: str, name: str) -> int:
@@ -133,12 +129,9 @@ def _offline(paths: Sequence[str], spec: str, node: str, name: str) -> int:
     if found.problems:
         print("\n".join(found.problems))
         return 1
-    print(f"policy {found.policy} applies" if found.policy else "no policy applies: all fields have their defaults")
+    print(f"policy {found.policy} applies" if found.policy else _NO_POLICY)
     _table(found.spec, found.policy)
-    rows = [(other, "File", "Outranked", f"priority {priority}") for other, priority in found.outranked]
-    if rows:
-        print()
-        show(_OTHERS, rows, colour=wants_colour())
+    _say_others([(other, "File", "Outranked", f"priority {priority}") for other, priority in found.outranked])
     return 0
 
 
@@ -146,34 +139,34 @@ def _offline(paths: Sequence[str], spec: str, node: str, name: str) -> int:
 #
 # A policy applies alone, so a field of a GPU comes from the one policy that applies to it or from nowhere else.
 
-SPEC_FIELDS: Final[tuple[tuple[str, str], ...]] = (
-    ("availability", "Open"),
-    ("forms.whole", "true"),
-    ("forms.migProfiles", "all"),
-    ("sharing.strategy", "Exclusive"),
-    ("sharing.interval", "Default"),
-    ("sharing.maxShares", "no limit"),
-    ("sharing.defaultComputePercent", "100"),
-    ("sharing.reservedMemory", "what the driver keeps"),
-    ("taints", "none"),
-    ("attributes", "none"),
-    ("health.taint", "default rules"),
-    ("health.ignore", "nothing"),
-    ("health.evict", "nothing"),
-    ("health.calmSeconds", "by cause"),
-    ("health.evictionGraceSeconds", "60"),
-    ("usage.overGrant.action", "Report"),
-    ("usage.overGrant.graceSeconds", "60"),
-    ("usage.overGrant.overheadPerProcess", "512Mi"),
-    ("usage.idle.afterMinutes", "never"),
-    ("usage.idle.action", "Report"),
-)
+SPEC_FIELDS: Final = {
+    "availability": "Open",
+    "forms.whole": "true",
+    "forms.migProfiles": "all",
+    "sharing.strategy": "Exclusive",
+    "sharing.interval": "Default",
+    "sharing.maxShares": "no limit",
+    "sharing.defaultComputePercent": "100",
+    "sharing.reservedMemory": "what the driver keeps",
+    "taints": "none",
+    "attributes": "none",
+    "health.taint": "default rules",
+    "health.ignore": "nothing",
+    "health.evict": "nothing",
+    "health.calmSeconds": "by cause",
+    "health.evictionGraceSeconds": "60",
+    "usage.overGrant.action": "Report",
+    "usage.overGrant.graceSeconds": "60",
+    "usage.overGrant.overheadPerProcess": "512Mi",
+    "usage.idle.afterMinutes": "never",
+    "usage.idle.action": "Report",
+}
 """Each field below ``spec`` that decides what a GPU may be used as, and what holds without it."""
-_OF_STRATEGY: Final[Mapping[str, frozenset[str]]] = {
-    "sharing.interval": frozenset({"TimeSlicing"}),
-    "sharing.maxShares": frozenset({"TimeSlicing", "MPS"}),
-    "sharing.defaultComputePercent": frozenset({"TimeSlicing", "MPS"}),
-    "sharing.reservedMemory": frozenset({"TimeSlicing", "MPS"}),
+_OF_STRATEGY: Final = {
+    "sharing.interval": {"TimeSlicing"},
+    "sharing.maxShares": {"TimeSlicing", "MPS"},
+    "sharing.defaultComputePercent": {"TimeSlicing", "MPS"},
+    "sharing.reservedMemory": {"TimeSlicing", "MPS"},
 }
 
 
@@ -185,24 +178,21 @@ class FieldValue(NamedTuple):
     given: bool
 
 
-def field_values(spec: Mapping[str, Any]) -> list[FieldValue]:
+def field_values(spec: Mapping[str, object]) -> list[FieldValue]:
     """All fields that mean something with this spec, in the order of the documentation. Null is absent."""
     strategy = _field_value(spec, "sharing.strategy") or "Exclusive"
     found = []
-    for name, default in SPEC_FIELDS:
+    for name, default in SPEC_FIELDS.items():
         value = _field_value(spec, name)
         if value is None and strategy not in _OF_STRATEGY.get(name, {strategy}):
             continue
-        found.append(FieldValue(name, default if value is None else _field_text(value), value is not None))
+        text = default if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        found.append(FieldValue(name, text, value is not None))
     return found
 
 
-def _field_value(spec: Mapping[str, Any], path: str) -> Any:
-    found: Any = spec
+def _field_value(spec: Mapping[str, object], path: str) -> object:
+    found: object = spec
     for step in path.split("."):
         found = found.get(step) if isinstance(found, Mapping) else None
     return found
-
-
-def _field_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, separators=(", ", ": "), ensure_ascii=False)

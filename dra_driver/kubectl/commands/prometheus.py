@@ -8,9 +8,9 @@ import json
 import time
 import urllib.error
 import urllib.request
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlencode, urlsplit
 
 from dra_driver.core.errors import ConfigurationError, DraError
@@ -29,7 +29,7 @@ class PrometheusError(DraError):
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """A redirect would carry the token to another host."""
 
-    def redirect_request(self, *_: Any) -> None:
+    def redirect_request(self, *_: object) -> None:
         return None
 
 
@@ -49,7 +49,7 @@ class Prometheus:
             self._headers["Authorization"] = f"Bearer {_token(token_file)}"
         self._opener = urllib.request.build_opener(_NoRedirects)
 
-    def ask(self, query: str) -> Any:
+    def ask(self, query: str) -> object:
         """The parsed answer of an instant query. Raises PrometheusError."""
         body = urlencode({"query": query, "timeout": f"{self._timeout_s:g}s"}).encode()
         request = urllib.request.Request(f"{self.url}/api/v1/query", data=body, headers=self._headers)  # noqa: S310 - http(s), see above
@@ -70,7 +70,7 @@ class Prometheus:
         except (ValueError, RecursionError) as error:
             raise PrometheusError(f"{self.url} answered what is not JSON: is it a Prometheus?") from error
 
-    def _body(self, answer: Any, until: float) -> bytes:
+    def _body(self, answer: HTTPResponse, until: float) -> bytes:
         found = bytearray()
         while chunk := answer.read1(_CHUNK):
             found += chunk

@@ -1,21 +1,33 @@
 """``kubectl dra quota``: what namespaces may have of GPUs by their ResourceQuotas, and what they have."""
 
 import argparse
-import json
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
-from msgspec.structs import asdict
+from msgspec import to_builtins
 
-from dra_driver.core.command_line.table import show
 from dra_driver.core.errors import NotFoundError
 from dra_driver.kube import paths
-from dra_driver.kubectl.commands.source import client, kubeconfig_of, wants_colour
-from dra_driver.kubectl.commands.usage_source import add_usage_source, number, print_csv, read_use, seconds, tell_source
+from dra_driver.kube.objects.resource import DeviceClass, ResourceClaim
+from dra_driver.kube.shapes import read_all
+from dra_driver.kubectl.commands.source import client, kubeconfig_of, print_json, print_table
+from dra_driver.kubectl.commands.usage_source import (
+    Cell,
+    add_usage_source,
+    number,
+    print_csv,
+    read_use,
+    seconds,
+    tell_source,
+)
 from dra_driver.kubectl.usage import quota
-from dra_driver.kubectl.usage.quota import QuotaRow, UnlimitedClass, allocated, class_of
+from dra_driver.kubectl.usage.quota import QuotaRow, ResourceQuota, UnlimitedClass, classes_held
 from dra_driver.kubectl.usage.waste import DeviceSize, WasteFinding, judge
+
+if TYPE_CHECKING:
+    from dra_driver.kube.rest import RestClient
 
 DESCRIPTION: Final = """\
 Show for each namespace the ResourceQuotas about devices and claims: what they allow, what Kubernetes counts (what is
@@ -37,65 +49,55 @@ def run(args: argparse.Namespace) -> int:
     after_s = seconds(args.idle_for, "--idle-for")
     api = client(kubeconfig_of(args))
     quotas = _quotas(api, args.namespace)
-    claims = api.list(paths.resource_claims(args.namespace))["items"]
-    classes = api.list(paths.device_classes())["items"]
-    extended = [str(item.get("spec", {}).get("extendedResourceName") or "") for item in classes]
+    claims = read_all(ResourceClaim, api.list(paths.resource_claims(args.namespace))["items"])
+    classes = read_all(DeviceClass, api.list(paths.device_classes())["items"])
+    extended = (each.spec.extended_resource_name for each in classes)
     idle = _idle(args, claims, after_s) if args.idle else None
     rows = quota.rows(quotas, filter(None, extended), idle)
     free = quota.unlimited(claims, rows)
     if args.output == "json":
-        items = [{**asdict(row), "left": row.left} for row in rows]
-        document = {"items": [_wire(item) for item in items], "unlimited": [_wire(asdict(each)) for each in free]}
-        print(json.dumps({"schemaVersion": 1, "kind": "QuotaReport", **document}, indent=2))
+        items = [{**to_builtins(row), "left": row.left} for row in rows]
+        print_json("QuotaReport", {"items": items, "unlimited": to_builtins(free)})
     elif args.output == "csv":
         print_csv([*map(str.lower, _HEADINGS)], [_values(row) for row in rows] + [_unlimited(each) for each in free])
     elif rows or free:
         cells = [[number(cell) for cell in row] for row in map(_values, rows)]
         cells += [[str(cell) for cell in _unlimited(each)] for each in free]
-        show(_HEADINGS, cells, colour=wants_colour())
+        print_table(_HEADINGS, cells)
     else:
         print("No namespace has a quota on devices or claims, or devices.")
     return 0
 
 
-def _quotas(api: Any, namespace: str | None) -> Sequence[Mapping[str, Any]]:
+def _quotas(api: "RestClient", namespace: str | None) -> list[ResourceQuota]:
     """None, with a note, from an API server that does not serve them."""
     try:
-        found: Sequence[Mapping[str, Any]] = api.list(paths.resource_quotas(namespace))["items"]
+        return read_all(ResourceQuota, api.list(paths.resource_quotas(namespace))["items"])
     except NotFoundError:
         print("note: this API server has no ResourceQuotas, as that of `dra-driver sim up`", file=sys.stderr)
-        return ()
-    return found
+        return []
 
 
-def _idle(args: argparse.Namespace, claims: Sequence[Mapping[str, Any]], after_s: int) -> dict[tuple[str, str], int]:
+def _idle(args: argparse.Namespace, claims: Sequence[ResourceClaim], after_s: int) -> Counter[tuple[str, str]]:
     """Devices of idle claims by namespace and class."""
     report = read_use(args, "24h")
     tell_source(report)
     rows = judge(report.uses, idle_after_s=after_s, size_of=lambda _: DeviceSize())
-    names = {(row.use.namespace, row.use.claim) for row in rows if row.finding is WasteFinding.IDLE}
-    counts: dict[tuple[str, str], int] = {}
-    for claim in claims:
-        metadata = claim.get("metadata") or {}
-        namespace = str(metadata.get("namespace"))
-        if (namespace, str(metadata.get("name"))) in names:
-            for request, devices in allocated(claim).items():
-                key = (namespace, class_of(claim, request))
-                counts[key] = counts.get(key, 0) + devices
+    idle = {(row.use.namespace, row.use.claim) for row in rows if row.finding is WasteFinding.IDLE}
     if not report.uses:
         print("note: nothing is known of any claim, so none counts as idle", file=sys.stderr)
-    return counts
+    return Counter(
+        (claim.metadata.namespace, name)
+        for claim in claims
+        if (claim.metadata.namespace, claim.metadata.name) in idle
+        for name in classes_held(claim)
+    )
 
 
-def _values(row: QuotaRow) -> Sequence[Any]:
+def _values(row: QuotaRow) -> Sequence[Cell]:
     idle = "" if row.idle is None else row.idle
     return row.namespace, row.quota, row.device_class or row.limit, row.hard, row.used, row.left, idle
 
 
-def _unlimited(each: UnlimitedClass) -> Sequence[Any]:
+def _unlimited(each: UnlimitedClass) -> Sequence[Cell]:
     return each.namespace, "", each.device_class, "no limit", each.devices, "no limit", ""
-
-
-def _wire(item: Mapping[str, Any]) -> dict[str, Any]:
-    named = {"device_class": "deviceClass"}
-    return {named.get(key, key): value for key, value in item.items()}

@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, Protocol
 
-from dra_driver.core.errors import ConfigurationError, ConflictError, DraError, ForbiddenError, NotFoundError
+from dra_driver.core.errors import ConfigurationError, DraError, ForbiddenError
 from dra_driver.hardware.gpu.catalog import suggest
 from dra_driver.hardware.gpu.simulated.faults import (
     ANNOTATION,
@@ -25,6 +25,10 @@ from dra_driver.hardware.gpu.simulated.faults import (
     without_order,
 )
 from dra_driver.kube import paths
+from dra_driver.kube.node_annotation import Annotations, NodeApi, change_annotation, node_metadata
+from dra_driver.kube.objects.core import Event
+from dra_driver.kube.objects.resource import ResourceSlice
+from dra_driver.kube.shapes import read_all
 from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of
 
 DESCRIPTION = """\
@@ -89,7 +93,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _up(args: argparse.Namespace) -> int:
-    from dra_driver.core.errors import ConfigurationError
     from dra_driver.sim.cluster import Cluster
     from dra_driver.sim.demo import demo
     from dra_driver.sim.demo.requirements import parse_nodes
@@ -136,7 +139,6 @@ def _up(args: argparse.Namespace) -> int:
 @contextmanager
 def _page(kubeconfig: Path, log: Path) -> Iterator[None]:
     """The page as a child process, which ends with this one; prints its address. Raises ConfigurationError."""
-    from dra_driver.core.errors import ConfigurationError
 
     command = [sys.executable, "-m", "dra_driver.kubectl.commands.kubectl", "ui", "--kubeconfig", str(kubeconfig)]
     with (
@@ -195,7 +197,6 @@ TAINT_S: Final = 5.0
 """How long a taint is waited for once the node process has said that it follows."""
 LOOK_S: Final = 0.2
 MAX_WAIT_S: Final = 600.0
-TRIES: Final = 5
 NAMESPACE: Final = "default"
 
 
@@ -207,15 +208,13 @@ class _RefusedError(DraError):
     """The node process does not follow the annotation."""
 
 
-class Api(Protocol):
+class Api(NodeApi, Protocol):
     """The part of ``kube.rest.RestClient`` that is needed here."""
 
-    def get(self, path: str) -> dict[str, Any]: ...
     def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
-    def merge_patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
 
 
-def add_faults(actions: Any) -> None:
+def add_faults(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     inject = actions.add_parser("inject", help="make a simulated GPU of a node ill", description=INJECT_ABOUT)
     inject.add_argument("node", metavar="NODE")
     inject.add_argument("device", metavar="DEVICE", help="such as gpu-0, or the name of an existing partition")
@@ -300,36 +299,17 @@ class FaultCommand:
 
     def _change(self, change: Callable[[tuple[FaultOrder, ...]], tuple[FaultOrder, ...]]) -> bool:
         """Whether the annotation had to be changed. Others may change it at the same time."""
-        for tried in range(1, TRIES + 1):
-            metadata = self._read_node()
-            text = str((metadata.get("annotations") or {}).get(ANNOTATION, ""))
-            wanted = self._changed(text, change)
-            if wanted == text:
-                return False
-            patch = {"resourceVersion": metadata.get("resourceVersion"), "annotations": {ANNOTATION: wanted or None}}
+
+        def decide(found: Annotations) -> str | None:
             try:
-                self._api.merge_patch(paths.node(self._node), {"metadata": patch})
-            except ConflictError:
-                if tried == TRIES:
-                    raise
-            else:
-                return True
-        raise AssertionError("unreachable")
+                return format_orders(change(parse_orders(found.get(ANNOTATION, "")))) or None
+            except ValueError as error:
+                raise ConfigurationError(
+                    f"annotation {ANNOTATION} of node {self._node}: {error}; to begin anew: kubectl annotate node "
+                    f"{self._node} {ANNOTATION}-"
+                ) from error
 
-    def _changed(self, text: str, change: Callable[[tuple[FaultOrder, ...]], tuple[FaultOrder, ...]]) -> str:
-        try:
-            return format_orders(change(parse_orders(text)))
-        except ValueError as error:
-            raise ConfigurationError(
-                f"annotation {ANNOTATION} of node {self._node}: {error}; to begin anew: kubectl annotate node "
-                f"{self._node} {ANNOTATION}-"
-            ) from error
-
-    def _read_node(self) -> Mapping[str, Any]:
-        try:
-            return self._api.get(paths.node(self._node)).get("metadata") or {}
-        except NotFoundError as error:
-            raise ConfigurationError(f"node {self._node!r:.260} does not exist: see kubectl get nodes") from error
+        return change_annotation(self._api, self._node, ANNOTATION, decide)[1]
 
     def _await(
         self, what: str, device: str | None, before: Mapping[str, object], taints: frozenset[str], wait_s: float
@@ -362,29 +342,28 @@ class FaultCommand:
         """The taints of each device of the node, as ``key=value:effect``."""
         items = self._api.list(paths.resource_slices(), {"fieldSelector": f"spec.nodeName={self._node}"})["items"]
         return {
-            str(device.get("name")): frozenset(
-                f"{taint.get('key')}={taint.get('value', '')}:{taint.get('effect')}"
-                for taint in device.get("taints", ())
-            )
-            for item in items
-            for device in item["spec"].get("devices") or ()
+            device.name: frozenset(f"{taint.key}={taint.value}:{taint.effect}" for taint in device.taints)
+            for item in read_all(ResourceSlice, items)
+            for device in item.spec.devices
         }
 
-    def _events(self) -> Mapping[str, tuple[str, str, object]]:
+    def _events(self) -> Mapping[str, tuple[str, str, int | None]]:
         """Reason, message and count by name; empty without the right to read them."""
         query = {"fieldSelector": f"involvedObject.kind=Node,involvedObject.name={self._node}"}
         try:
-            items = self._api.list(paths.events(NAMESPACE), query)["items"]
+            events = read_all(Event, self._api.list(paths.events(NAMESPACE), query)["items"])
         except ForbiddenError:
             return {}
         return {
-            item["metadata"]["name"]: (item["reason"], str(item.get("message", "")), item.get("count"))
-            for item in items
-            if item.get("reason") in REASONS and (item.get("involvedObject") or {}).get("name") == self._node
+            event.metadata.name: (event.reason, event.message, event.count) for event in events if self._tells(event)
         }
 
+    def _tells(self, event: Event) -> bool:
+        about = event.involved_object
+        return event.reason in REASONS and about is not None and about.name == self._node
+
     def _unknown(self, device: str, known: Mapping[str, object]) -> str:
-        self._read_node()
+        node_metadata(self._api, self._node)
         if not known:
             return f"node {self._node} publishes no devices: its node process has to run, with --simulate"
         names = [name for name in known if is_partition(name) == is_partition(device)]

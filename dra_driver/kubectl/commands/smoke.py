@@ -4,14 +4,15 @@ import argparse
 import json
 import signal
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from dra_driver.core.command_line.table import show
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.kubectl.commands.source import Progress, add_kubeconfig, client, kubeconfig_of, wants_colour
 
 if TYPE_CHECKING:
-    from dra_driver.diagnose.smoke import SmokeOptions, SmokeReport, SmokeRun, TryResult
+    from dra_driver.diagnose.smoke import SmokeOptions, SmokeReport, TryResult
+    from dra_driver.kube.rest import RestClient
 
 DESCRIPTION: Final = """\
 Try whether pods get their devices: for each kind of device that a node publishes (whole GPU, each MIG profile, share),
@@ -31,16 +32,6 @@ _MOST_PARALLEL: Final = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_choice(parser)
-    _add_pods(parser)
-    parser.add_argument(
-        "--cleanup", action="store_true", help="only delete what smoke tests have left in the namespace"
-    )
-    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="default: text")
-    add_kubeconfig(parser)
-
-
-def _add_choice(parser: argparse.ArgumentParser) -> None:
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--node", action="append", default=[], metavar="NAME", help="try this node; repeatable")
     chosen.add_argument("--all-nodes", action="store_true", help="try every node that has GPUs")
@@ -50,9 +41,6 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         "--kind", action="append", choices=("gpu", "mig", "shared"), help="only this kind; repeatable (default: all)"
     )
     parser.add_argument("--driver", metavar="NAME", default="gpu.nvidia.com", help="default: gpu.nvidia.com")
-
-
-def _add_pods(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n", "--namespace", metavar="NAME", default="dra-driver", help="of the pods (default: dra-driver)"
     )
@@ -69,6 +57,11 @@ def _add_pods(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=int, default=120, metavar="SECONDS", help="for one pod, image included (default: 120)"
     )
+    parser.add_argument(
+        "--cleanup", action="store_true", help="only delete what smoke tests have left in the namespace"
+    )
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="default: text")
+    add_kubeconfig(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -80,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
 
     with Progress("looking at the cluster") as progress:
         work = SmokeRun(rest, options, fits_under, lambda *news: progress.say(_step(*news)))
-        _stop_on_signals(work)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the run deletes its objects, then ends
+            signal.signal(number, lambda *_: work.stop())
         report = work.run()
     _print(report, args.output)
     return report.exit_status
@@ -116,7 +110,7 @@ def _options(args: argparse.Namespace) -> "SmokeOptions":
     )
 
 
-def _clean_up(rest: Any, namespace: str) -> int:
+def _clean_up(rest: "RestClient", namespace: str) -> int:
     from dra_driver.diagnose.smoke import clean_up
 
     found, left = clean_up(rest, namespace)
@@ -161,9 +155,3 @@ def _step(result: "TryResult", done: int, total: int) -> str:
     from dra_driver.diagnose.smoke import WORDS
 
     return f"{done} of {total}: {result.node} {result.kind}: {WORDS[result.status]}"
-
-
-def _stop_on_signals(work: "SmokeRun") -> None:
-    """SIGINT, SIGTERM and SIGHUP end the run after its objects are deleted; it has begun when they come again."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: work.stop())

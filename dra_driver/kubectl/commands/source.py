@@ -2,22 +2,25 @@
 
 import argparse
 import gc
+import json
 import os
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TextIO
+from typing import TYPE_CHECKING, Final, Self, TextIO
 
+from dra_driver.core.command_line.table import show
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.text import printable
 from dra_driver.core.worker import Worker
 from dra_driver.kube.kubeconfig import DEFAULT, Kubeconfig
 
 if TYPE_CHECKING:
+    from dra_driver.kube.rest import RestClient
     from dra_driver.kube.state import ClusterState
 
 SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -160,7 +163,12 @@ def tell_gaps(state: "ClusterState") -> None:
         print(f"not read: {printable(gap)}", file=sys.stderr)
 
 
-def client(kubeconfig: Kubeconfig) -> Any:
+def is_unread(state: "ClusterState", resource: str) -> bool:
+    """Whether objects of this kind (``resourceslices``) could not be read: none of them means unknown then."""
+    return any(gap.startswith(f"{resource}:") for gap in state.gaps)
+
+
+def client(kubeconfig: Kubeconfig) -> "RestClient":
     """Returns a client of the API server; the library logs errors only, so its log does not mix with the output."""
     from dra_driver.core.telemetry import logs
     from dra_driver.kube.connection import Connection
@@ -170,16 +178,33 @@ def client(kubeconfig: Kubeconfig) -> Any:
     return RestClient(Connection.load(kubeconfig.path, context=kubeconfig.context))
 
 
-def split_target(target: str) -> tuple[str, str]:
-    """Splits ``pod/train`` into (pod, train). A name without a kind is a pod. Raises ConfigurationError."""
-    kinds = {"pod": "pod", "pods": "pod", "po": "pod", "claim": "claim", "resourceclaim": "claim"}
-    kinds["resourceclaims"] = "claim"
+def print_json(kind: str, fields: Mapping[str, object]) -> None:
+    """Prints one document with its kind and a schema version."""
+    print(json.dumps({"schemaVersion": 1, "kind": kind, **fields}, indent=2))
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Prints a table, in colours on a terminal."""
+    show(headings, rows, colour=wants_colour())
+
+
+_KINDS: Final = {
+    "node": ("node", "nodes", "no"),
+    "pod": ("pod", "pods", "po"),
+    "claim": ("claim", "claims", "resourceclaim", "resourceclaims"),
+}
+
+
+def split_target(target: str, *kinds: str, default: str = "") -> tuple[str, str]:
+    """Splits ``pods/train`` into (pod, train). ``default`` is the kind of a plain name. Raises ConfigurationError."""
     kind, slash, name = target.partition("/")
-    if not slash:
-        kind, name = "pod", target
-    if kind.lower() not in kinds or not name or "/" in name:
-        raise ConfigurationError(f"{target[:80]!r}: expected pod/NAME or claim/NAME")
-    return kinds[kind.lower()], name
+    if default and not slash:
+        kind, name = default, target
+    found = next((each for each in kinds if kind.lower() in _KINDS[each]), None)
+    if found is None or not name or "/" in name:
+        *others, last = (f"{each}/NAME" for each in kinds)
+        raise ConfigurationError(f"{target[:80]!r}: expected {', '.join(others)} or {last}")
+    return found, name
 
 
 def text_of(path: str) -> str | None:

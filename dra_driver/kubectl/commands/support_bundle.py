@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.core.errors import DraError
-from dra_driver.kubectl.commands.source import add_kubeconfig, kubeconfig_of
+from dra_driver.kubectl.commands.doctor import add_driver_namespace, facts_of
+from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of
 
 DESCRIPTION: Final = """\
 Write the cluster's state, GpuNodes, GpuPolicies, events, the driver's pods with their logs, and the doctor's report to
@@ -36,12 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=float, default=60.0, metavar="SECONDS", help="for all questions but logs (default: 60)"
     )
-    parser.add_argument(
-        "--driver-namespace",
-        default="dra-driver",
-        metavar="NAME",
-        help="where the driver is, if this user cannot list DaemonSets of all namespaces (default: dra-driver)",
-    )
+    add_driver_namespace(parser)
     add_kubeconfig(parser)
     parser.set_defaults(snapshot=None)
 
@@ -49,16 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from dra_driver import __version__
     from dra_driver.diagnose.doctor import bundle, facts
-    from dra_driver.diagnose.doctor.bundle import read_logs
     from dra_driver.diagnose.doctor.cluster import DoctorScope, diagnose
     from dra_driver.diagnose.doctor.report import render, to_wire
-    from dra_driver.kubectl.commands.doctor import facts_of
-    from dra_driver.kubectl.commands.source import client
 
     found, took_s = facts_of(args)
     if not found.knows(facts.VERSION):
         raise DraError(found.unanswered[facts.VERSION].seen)
-    logs, left = ({}, []) if args.no_logs else read_logs(client(kubeconfig_of(args)), found, within_s=_LOG_S)
+    logs, left = ({}, []) if args.no_logs else bundle.read_logs(client(kubeconfig_of(args)), found, within_s=_LOG_S)
     report = diagnose(found, DoctorScope(), clock=time.monotonic, took_s=took_s)
     now = datetime.now(UTC)
     path = Path(args.file or f"dra-support-{now:%Y%m%d-%H%M%S}.tar.gz")

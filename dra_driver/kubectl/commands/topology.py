@@ -1,15 +1,15 @@
 """``kubectl dra topology``: which GPUs are linked, which share a PCIe root or a NUMA node, and who holds them."""
 
 import argparse
-import json
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
-from dra_driver.core.command_line.table import show
+from msgspec import to_builtins
+
 from dra_driver.core.text import listed
-from dra_driver.kubectl.capacity import to_wire, topology_of
+from dra_driver.kubectl.capacity import TopologyRow, topology_of
 from dra_driver.kubectl.commands.devices import UNKNOWN
-from dra_driver.kubectl.commands.source import add_source, state_of, tell_gaps, wants_colour
+from dra_driver.kubectl.commands.source import add_source, is_unread, print_json, print_table, state_of, tell_gaps
 
 DESCRIPTION: Final = (
     "Show for each node its GPUs and the devices of other drivers that say where they are: NUMA node, PCIe root, the "
@@ -30,25 +30,24 @@ def run(args: argparse.Namespace) -> int:
     state = state_of(args, only=_FIELDS)
     found = topology_of(state, node=args.node)
     if args.output == "json":
-        document = {"gaps": list(state.gaps), "items": to_wire(found)}
-        print(json.dumps({"schemaVersion": 1, "kind": "TopologyList", **document}, indent=2))
+        print_json("TopologyList", {"gaps": state.gaps, "items": to_builtins(found)})
         return 0
     tell_gaps(state)
     if found:
-        show(HEADINGS, [row(one) for one in found], colour=wants_colour())
+        print_table(HEADINGS, [row(one) for one in found])
         return 0
-    unknown = not state.slices and any(gap.startswith("resourceslices:") for gap in state.gaps)
+    unknown = not state.slices and is_unread(state, "resourceslices")
     print("Which devices are published is not known." if unknown else "No device says where it is.")
     return 1 if unknown else 0
 
 
-def row(one: Any) -> Sequence[str]:
+def row(one: TopologyRow) -> Sequence[str]:
     product = one.product or f"{one.type or 'device'} of {one.driver}"
     place = (one.node, ",".join(map(str, one.numa)), one.pcie_root, one.device)
     return (*place, product, linked(one), one.state or UNKNOWN, listed(one.claims))
 
 
-def linked(one: Any) -> str:
+def linked(one: TopologyRow) -> str:
     """Returns ``pair: gpu-0 gpu-1``, ``switch: 8 GPUs`` or "" for a GPU in no island."""
     if not one.linked:
         return ""

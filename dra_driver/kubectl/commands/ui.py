@@ -4,15 +4,16 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.text import printable
 from dra_driver.kubectl.commands.source import SERVICE_ACCOUNT_DIR, add_source, client, kubeconfig_of, state_in_file
 
 if TYPE_CHECKING:
-    from dra_driver.kube.kubeconfig import Kubeconfig
     from dra_driver.kubectl.usage.device_use import UseReport
+    from dra_driver.kubectl.web.reading import ReadsCluster
     from dra_driver.kubectl.web.use_history import UseSample
 
 DESCRIPTION: Final = """\
@@ -50,30 +51,24 @@ def run(args: argparse.Namespace) -> int:
 
     if not 0 <= args.port <= _MAX_PORT:
         raise ConfigurationError(f"--port {args.port}: expected 0 to {_MAX_PORT}")
-    read_past = _reader_of_past(args) if args.prometheus else tuple
+    read_past: Callable[[], Sequence[UseSample]] = _reader_of_past(args) if args.prometheus else tuple
     read_use: Callable[[], UseReport] | None = None
+    source: ReadsCluster
     if args.cluster_state:
         state = state_in_file(args.cluster_state)
-        source, about = FileSource(lambda: state), args.cluster_state
+        source, about = FileSource(state), args.cluster_state
     else:
         from dra_driver.kube.connection import Connection
+        from dra_driver.kubectl.commands.usage_source import ask_exporters
 
         chosen = kubeconfig_of(args)
         about = Connection.load(chosen.path, context=chosen.context).source
         namespace = chosen.namespace(os.environ, SERVICE_ACCOUNT_DIR)
-        source = LiveSource(client(chosen), namespace)  # type: ignore[assignment]
-        read_use = _reader_of_use(chosen, args.driver_namespace)
-    use: Any = {"read_use": read_use, "read_past": read_past}
-    serve(source, about=printable(about), port=args.port, say=_say, **use)
+        source = LiveSource(client(chosen), namespace)
+        # With connections of its own: another thread reads the cluster.
+        read_use = partial(ask_exporters, client(chosen), args.driver_namespace)
+    serve(source, about=printable(about), port=args.port, say=_say, read_use=read_use, read_past=read_past)
     return 0
-
-
-def _reader_of_use(kubeconfig: "Kubeconfig", namespace: str) -> "Callable[[], UseReport]":
-    """Asks the exporters over connections of its own: another thread reads the cluster."""
-    from dra_driver.kubectl.commands.usage_source import ask_exporters
-
-    api = client(kubeconfig)
-    return lambda: ask_exporters(api, namespace)
 
 
 def _reader_of_past(args: argparse.Namespace) -> "Callable[[], Sequence[UseSample]]":

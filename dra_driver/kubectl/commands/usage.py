@@ -1,18 +1,19 @@
 """``kubectl dra usage``: what claims, pods, namespaces and nodes use of their GPUs."""
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
-from msgspec.structs import asdict
+from msgspec import to_builtins
 
-from dra_driver.core.command_line.table import show
 from dra_driver.core.errors import ConfigurationError, KubernetesApiError
 from dra_driver.core.text import gib, printable, span
 from dra_driver.kube import paths
-from dra_driver.kubectl.commands.source import client, kubeconfig_of, wants_colour
+from dra_driver.kube.objects.core import Pod
+from dra_driver.kube.objects.resource import ResourceClaim
+from dra_driver.kube.shapes import read_all
+from dra_driver.kubectl.commands.source import client, kubeconfig_of, print_json, print_table
 from dra_driver.kubectl.commands.usage_source import (
     add_usage_source,
     energy,
@@ -26,7 +27,6 @@ from dra_driver.kubectl.usage.device_use import (
     KEYS,
     ClaimDeviceUse,
     Labels,
-    UseReport,
     UseSum,
     claim_labels,
     summed,
@@ -73,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
     sums = [] if args.by == "device" else _labelled(args, uses, key) if key else summed(uses, KEYS[args.by])
     tell_source(report)
     if args.output == "json":
-        print(json.dumps(_document(report, uses if args.by == "device" else sums, args.by), indent=2))
+        about = {"source": report.source, "windowSeconds": report.window_s, "gaps": report.gaps, "by": args.by}
+        print_json("UsageReport", {**about, "items": to_builtins(uses if args.by == "device" else sums)})
     elif args.by == "device":
         _print_devices(uses, args.output)
     else:
@@ -98,9 +99,9 @@ def _labelled(args: argparse.Namespace, uses: Sequence[ClaimDeviceUse], key: str
 
 def _print_devices(uses: Sequence[ClaimDeviceUse], output: str) -> None:
     if output == "csv":
-        names = list(ClaimDeviceUse.__struct_fields__)
-        values = [[getattr(use, name) for name in names] for use in uses]
-        print_csv(names, [[",".join(cell) if isinstance(cell, tuple) else cell for cell in row] for row in values])
+        names = ClaimDeviceUse.__struct_fields__
+        cells = [[",".join(use.pods) if name == "pods" else getattr(use, name) for name in names] for use in uses]
+        print_csv(names, cells)
         return
     rows = [
         (
@@ -115,7 +116,7 @@ def _print_devices(uses: Sequence[ClaimDeviceUse], output: str) -> None:
 
 def _print_sums(sums: Sequence[UseSum], keys: Sequence[str], output: str) -> None:
     if output == "csv":
-        names = [name for name in asdict(sums[0]) if name not in ("key", "partial")] if sums else []
+        names = [name for name in UseSum.__struct_fields__ if name not in ("key", "partial")] if sums else []
         print_csv(
             [*map(str.lower, keys), *names], [[*each.key, *(getattr(each, name) for name in names)] for each in sums]
         )
@@ -146,20 +147,9 @@ def _mean(each: UseSum) -> str:
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     if rows:
-        show(headings, rows, colour=wants_colour())
+        print_table(headings, rows)
     else:
         print("No claims have devices here, as far as is known.")
-
-
-def _document(report: UseReport, rows: Sequence[ClaimDeviceUse | UseSum], by: str) -> dict[str, Any]:
-    items = [{_name(key): value for key, value in asdict(each).items()} for each in rows]
-    about = {"source": report.source, "windowSeconds": report.window_s, "gaps": list(report.gaps), "by": by}
-    return {"schemaVersion": 1, "kind": "UsageReport", **about, "items": items}
-
-
-def _name(key: str) -> str:
-    first, *rest = key.split("_")
-    return first + "".join({"s": "Seconds"}.get(part, part.capitalize()) for part in rest)
 
 
 BY_LABEL: Final = "label:"
@@ -170,8 +160,8 @@ def read_labels(args: argparse.Namespace) -> tuple[Labels, tuple[str, ...]]:
     """Labels of the claims that exist, and what could not be read. Raises KubernetesApiError when the claims cannot be
     read: a sum by label says nothing then."""
     api = client(kubeconfig_of(args))
-    claims = api.list(paths.resource_claims(args.namespace))["items"]
+    claims = read_all(ResourceClaim, api.list(paths.resource_claims(args.namespace))["items"])
     try:
-        return claim_labels(claims, api.list(paths.pods(args.namespace))["items"]), ()
+        return claim_labels(claims, read_all(Pod, api.list(paths.pods(args.namespace))["items"])), ()
     except KubernetesApiError as error:
         return claim_labels(claims, ()), (f"labels of pods are not known, only those of claims: {error}",)

@@ -2,17 +2,18 @@
 
 import argparse
 import csv
-import io
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ForbiddenError, KubernetesApiError
 from dra_driver.core.text import UNKNOWN, printable
 from dra_driver.kube import paths
+from dra_driver.kube.objects.core import Pod
+from dra_driver.kube.shapes import read_all
 from dra_driver.kubectl.commands.source import Progress, add_kubeconfig, client, kubeconfig_of
-from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, GpuMemory, UseReport, decode, decode_gpus
+from dra_driver.kubectl.usage.device_use import UseReport, decode
 from dra_driver.kubectl.usage.history import History, queries
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _from_prometheus(server: "Prometheus", window: int, *, node: str = "") -> Us
         except ValueError as error:
             raise PrometheusError(f"{server.url}: {error}") from error
     uses = [use for use in history.uses() if node in ("", use.node)]
-    gaps = list(history.gaps())
+    gaps = history.gaps()
     if not uses:
         gaps.append("Prometheus has no metrics of claims in this window: does it scrape the exporters?")
     return UseReport(source=f"Prometheus at {server.url}", window_s=window, uses=uses, gaps=tuple(gaps))
@@ -109,6 +110,8 @@ def _window_text(window: float) -> str:
     return f"{window:.0f} s"
 
 
+Cell = str | int | float | None
+"""A value of a table; None is not known."""
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -124,20 +127,18 @@ def energy(joules: float | None, *, estimated: bool = False) -> str:
     return f"{mark}{joules / 3.6e6:.2f} kWh" if joules >= 3.6e5 else f"{mark}{joules / 3600:.1f} Wh"
 
 
-def number(value: Any) -> str:
+def number(value: Cell) -> str:
     return UNKNOWN if value is None else str(value)
 
 
-def print_csv(headings: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+def print_csv(headings: Sequence[str], rows: Iterable[Iterable[Cell]]) -> None:
     """Plain values, with an empty cell for what is not known. Names begin with no sign that a spreadsheet computes."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
+    writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(headings)
-    writer.writerows([[_cell(cell) for cell in row] for row in rows])
-    print(out.getvalue(), end="")
+    writer.writerows(map(_cell, row) for row in rows)
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: Cell) -> str | int:
     if value is None:
         return ""
     if isinstance(value, float):
@@ -162,77 +163,44 @@ class ExporterApi(Protocol):
     def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
     def get_all(
         self, paths: Sequence[str], *, within_s: float | None = None
-    ) -> Sequence[dict[str, Any] | KubernetesApiError]: ...
+    ) -> Sequence[Mapping[str, object] | KubernetesApiError]: ...
 
 
 def ask_exporters(api: ExporterApi, namespace: str, *, node: str = "") -> UseReport:
     """What the exporters of all nodes, or of one, know. Raises ConfigurationError where there are none, and
     ForbiddenError where the user may not ask any of them, ApiUnreachableError where none answers."""
-    pods = [pod for pod in _pods(api, namespace) if node in ("", _node(pod))]
+    every = read_all(Pod, api.list(paths.pods(namespace), {"labelSelector": SELECTOR})["items"])
+    pods = [pod for pod in every if not pod.metadata.deletion_timestamp and node in ("", pod.spec.node_name)]
     if not pods:
         where = f" on node {node}" if node else ""
         raise ConfigurationError(
             f"no pod with the label {SELECTOR} in namespace {namespace}{where}: the exporter is off (the chart's "
             "exporter.enabled), or in another namespace (--driver-namespace); --prometheus asks what was recorded"
         )
-    told = _Told()
+    told: list[UseReport] = []
+    gaps: list[str] = []
     for at in range(0, len(pods), _GROUP):
         group = pods[at : at + _GROUP]
-        answers = api.get_all([_path(namespace, pod) for pod in group], within_s=ALL_S)
-        for pod, answer in zip(group, answers, strict=True):
+        asked = [f"{paths.pod(namespace, f'{pod.metadata.name}:{PORT}')}/proxy/usage" for pod in group]
+        for pod, answer in zip(group, api.get_all(asked, within_s=ALL_S), strict=True):
             if isinstance(answer, ForbiddenError):
                 raise answer
-            told.add(pod, answer)
-    if not told.windows:
-        raise ApiUnreachableError(
-            f"nothing is known: none of {len(pods)} exporters answers as expected; {told.gaps[0]}"
-        )
-    asked = f"{len(told.windows)} of {len(pods)} exporters"
+            if isinstance(answer, KubernetesApiError):
+                gaps.append(f"node {pod.spec.node_name}: its exporter does not answer: {answer}")
+                continue
+            try:
+                told.append(decode(answer, pod.spec.node_name))
+            except ValueError as error:
+                gaps.append(f"node {pod.spec.node_name}: the answer of its exporter cannot be used: {error}")
+                continue
+            gaps += told[-1].gaps
+    if not told:
+        raise ApiUnreachableError(f"nothing is known: none of {len(pods)} exporters answers as expected; {gaps[0]}")
+    more = [f"and {len(gaps) - _MAX_GAPS} more"] if len(gaps) > _MAX_GAPS else []
     return UseReport(
-        source=asked, window_s=min(told.windows), uses=told.uses, gaps=tuple(_few(told.gaps)), gpus=tuple(told.gpus)
+        source=f"{len(told)} of {len(pods)} exporters",
+        window_s=min(each.window_s for each in told),
+        uses=[use for each in told for use in each.uses],
+        gaps=(*map(printable, gaps[:_MAX_GAPS]), *more),
+        gpus=tuple(gpu for each in told for gpu in each.gpus),
     )
-
-
-class _Told:
-    """What the exporters have answered so far."""
-
-    def __init__(self) -> None:
-        self.uses: list[ClaimDeviceUse] = []
-        self.gpus: list[GpuMemory] = []
-        self.gaps: list[str] = []
-        self.windows: list[float] = []
-
-    def add(self, pod: Mapping[str, Any], answer: dict[str, Any] | KubernetesApiError) -> None:
-        node = _node(pod)
-        if isinstance(answer, KubernetesApiError):
-            self.gaps.append(f"node {node}: its exporter does not answer: {answer}")
-            return
-        try:
-            uses, window_s, unknown = decode(answer, node)
-        except ValueError as error:
-            self.gaps.append(f"node {node}: the answer of its exporter cannot be used: {error}")
-            return
-        self.uses += uses
-        self.gpus += decode_gpus(answer, node)
-        self.gaps += unknown
-        self.windows.append(window_s)
-
-
-def _pods(api: ExporterApi, namespace: str) -> list[Mapping[str, Any]]:
-    items = api.list(paths.pods(namespace), {"labelSelector": SELECTOR})["items"]
-    return [pod for pod in items if not (pod.get("metadata") or {}).get("deletionTimestamp")]
-
-
-def _path(namespace: str, pod: Mapping[str, Any]) -> str:
-    name = str(pod["metadata"]["name"])
-    return f"{paths.pod(namespace, f'{name}:{PORT}')}/proxy/usage"
-
-
-def _node(pod: Mapping[str, Any]) -> str:
-    return str((pod.get("spec") or {}).get("nodeName") or "")
-
-
-def _few(gaps: Sequence[str]) -> Iterator[str]:
-    yield from (printable(gap) for gap in gaps[:_MAX_GAPS])
-    if len(gaps) > _MAX_GAPS:
-        yield f"and {len(gaps) - _MAX_GAPS} more"

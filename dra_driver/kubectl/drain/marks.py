@@ -1,35 +1,22 @@
-"""Reads and changes the annotations of a Node that ask for a drain and for a detach.
-
-Each change is a merge patch that holds for one resourceVersion: two people who drain at once do not undo each other.
-"""
+"""Reads and changes the annotations of a Node that ask for a drain and for a detach."""
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from typing import Final
 
 from msgspec import Struct
 
-from dra_driver.core.errors import ConfigurationError, ConflictError, NotFoundError
+from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION, MAX_LENGTH, DrainRequest, clean
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.kube import paths
-from dra_driver.kubectl.drain.view import DrainApi
+from dra_driver.kube.node_annotation import Annotations, NodeApi, change_annotation
 
 DETACH_REASON: Final = "kubectl dra drain"
 """How the reason of a detach begins that ``drain`` asks for; ``undrain`` ends only those. A number follows, and the
 UUIDs of the GPUs where it was asked for single ones: it stays until the last of them is given back."""
-_TRIES: Final = 10
 
 
-Annotations = Mapping[str, str]
-
-
-def annotations_of(api: DrainApi, node: str) -> Annotations:
-    """Raises ConfigurationError for a node that does not exist."""
-    return _annotations(_node(api, node))
-
-
-def change_drain(api: DrainApi, node: str, change: Callable[[DrainRequest], DrainRequest]) -> tuple[str | None, bool]:
+def change_drain(api: NodeApi, node: str, change: Callable[[DrainRequest], DrainRequest]) -> tuple[str | None, bool]:
     """The drain annotation's value after ``change``, and whether it was another one before."""
 
     def decide(found: Annotations) -> str | None:
@@ -38,7 +25,7 @@ def change_drain(api: DrainApi, node: str, change: Callable[[DrainRequest], Drai
             raise ConfigurationError(f"--gpu: too many GPUs for annotation {DRAIN_ANNOTATION}; drain the whole node")
         return text
 
-    return _change(api, node, DRAIN_ANNOTATION, decide)
+    return change_annotation(api, node, DRAIN_ANNOTATION, decide)
 
 
 class DetachEnd(Struct, frozen=True, kw_only=True):
@@ -50,7 +37,7 @@ class DetachEnd(Struct, frozen=True, kw_only=True):
     needed_by: tuple[GpuUuid, ...] = ()
 
 
-def ask_detach(api: DrainApi, node: str, gpus: Iterable[GpuUuid] | None) -> str:
+def ask_detach(api: NodeApi, node: str, gpus: Iterable[GpuUuid] | None) -> str:
     """Ask for a detach for these GPUs (None: the whole node), unless something else asks for one.
 
     Returns the reason that is in force, as events tell it. One of this command gets a new number each time, by which
@@ -64,11 +51,11 @@ def ask_detach(api: DrainApi, node: str, gpus: Iterable[GpuUuid] | None) -> str:
             return foreign  # an empty one asks as well
         return fresh if gpus is None else f"{fresh} {','.join(sorted({*gpus, *_needed_by(found)}))}"
 
-    reason, _ = _change(api, node, DETACH_ANNOTATION, decide)
+    reason, _ = change_annotation(api, node, DETACH_ANNOTATION, decide)
     return clean(reason or "")
 
 
-def end_detach(api: DrainApi, node: str) -> DetachEnd:
+def end_detach(api: NodeApi, node: str) -> DetachEnd:
     """End a detach that ``drain`` asked for, unless it is needed by a GPU that is still drained."""
     needed_by: tuple[GpuUuid, ...] = ()
 
@@ -77,7 +64,7 @@ def end_detach(api: DrainApi, node: str) -> DetachEnd:
         needed_by = _needed_by(found)
         return found[DETACH_ANNOTATION] if needed_by else _foreign_reason(found)
 
-    left, changed = _change(api, node, DETACH_ANNOTATION, decide)
+    left, changed = change_annotation(api, node, DETACH_ANNOTATION, decide)
     foreign = None if left is None or needed_by else clean(left)
     return DetachEnd(ended=changed, foreign=foreign, needed_by=needed_by)
 
@@ -88,7 +75,7 @@ def _needed_by(found: Annotations) -> tuple[GpuUuid, ...]:
     A reason without GPUs, as older versions wrote it for single ones too, counts for all that are drained.
     """
     reason = found.get(DETACH_ANNOTATION, "")
-    if not _is_own(reason):
+    if not reason.startswith(DETACH_REASON):
         return ()
     drained = DrainRequest.of(found.get(DRAIN_ANNOTATION)).gpus
     asked = DrainRequest.of(reason.rpartition(" ")[2]).gpus
@@ -97,39 +84,6 @@ def _needed_by(found: Annotations) -> tuple[GpuUuid, ...]:
 
 def _foreign_reason(found: Annotations) -> str | None:
     reason = found.get(DETACH_ANNOTATION)
-    if reason is None or reason.lower() == "false" or _is_own(reason):
+    if reason is None or reason.lower() == "false" or reason.startswith(DETACH_REASON):
         return None
     return reason
-
-
-def _is_own(reason: str) -> bool:
-    return reason.startswith(DETACH_REASON)
-
-
-def _change(api: DrainApi, node: str, key: str, decide: Callable[[Annotations], str | None]) -> tuple[str | None, bool]:
-    for tried in range(1, _TRIES + 1):
-        item = _node(api, node)
-        found = _annotations(item)
-        wanted, version = decide(found), (item.get("metadata") or {}).get("resourceVersion")
-        if wanted == found.get(key):
-            return wanted, False
-        try:
-            api.merge_patch(paths.node(node), {"metadata": {"resourceVersion": version, "annotations": {key: wanted}}})
-        except ConflictError:
-            if tried == _TRIES:
-                raise
-            continue
-        return wanted, True
-    raise AssertionError("unreachable")
-
-
-def _node(api: DrainApi, node: str) -> Mapping[str, Any]:
-    try:
-        return api.get(paths.node(node))
-    except NotFoundError as error:
-        raise ConfigurationError(f"node {node[:253]!r} does not exist: kubectl get nodes") from error
-
-
-def _annotations(item: Mapping[str, Any]) -> Annotations:
-    found = (item.get("metadata") or {}).get("annotations")
-    return {str(key): str(value) for key, value in found.items()} if isinstance(found, Mapping) else {}

@@ -1,7 +1,7 @@
 """What a drain or undrain has done so far, for people and as JSON."""
 
 from collections.abc import Callable
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from msgspec import Struct, field
 
@@ -37,7 +37,7 @@ class DrainReport(Struct, kw_only=True):
     next_steps: tuple[str, ...] = ()
 
 
-def to_wire(report: DrainReport) -> dict[str, Any]:
+def to_wire(report: DrainReport) -> dict[str, object]:
     return {
         "schemaVersion": 1,
         "kind": "NodeDrain" if report.command == "drain" else "NodeUndrain",
@@ -50,26 +50,21 @@ def to_wire(report: DrainReport) -> dict[str, Any]:
         "tainted": report.tainted,
         "free": report.free,
         "detached": report.detached,
-        "holders": [_holder(holder) for holder in report.holders],
+        "holders": [
+            {
+                **{name: getattr(holder, name) for name in ("namespace", "claim", "gpu", "device", "form")},
+                "extendedResource": holder.extended,
+                "pods": [
+                    {name: getattr(pod, name) for name in ("name", "uid", "controller", "ending")}
+                    for pod in holder.pods
+                ],
+                "users": list(holder.users),
+            }
+            for holder in report.holders
+        ],
         "evicted": list(report.evicted),
         "notEvicted": [{"pod": pod, "reason": why} for pod, why in report.not_evicted.items()],
         "next": list(report.next_steps),
-    }
-
-
-def _holder(holder: DeviceHolder) -> dict[str, Any]:
-    return {
-        "namespace": holder.namespace,
-        "claim": holder.claim,
-        "gpu": holder.gpu,
-        "device": holder.device,
-        "form": holder.form,
-        "extendedResource": holder.extended,
-        "pods": [
-            {"name": pod.name, "uid": pod.uid, "controller": pod.controller, "ending": pod.ending}
-            for pod in holder.pods
-        ],
-        "users": list(holder.users),
     }
 
 

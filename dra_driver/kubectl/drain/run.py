@@ -4,7 +4,7 @@ Every step can be repeated, and the state between two of them is one that the no
 """
 
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Final
 
 from msgspec import Struct
 
@@ -18,16 +18,21 @@ from dra_driver.core.errors import (
 )
 from dra_driver.core.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION, DrainRequest
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.kube.evictions import Creator, causes_text, create_eviction
+from dra_driver.kube.evictions import causes_text, create_eviction
+from dra_driver.kube.node_annotation import node_metadata
 from dra_driver.kube.rights import NeededRight, Reviewer, missing
 from dra_driver.kubectl.drain import marks
 from dra_driver.kubectl.drain.report import DrainReport, Say, line
-from dra_driver.kubectl.drain.view import DeviceHolder, DrainApi, DrainWait, HolderPod, NodeView, PublishedGpu, selected
+from dra_driver.kubectl.drain.view import DeviceHolder, DrainApi, DrainWait, HolderPod, NodeView, selected
 
 TAINT_S: Final = 60.0
 """How long a node process may take to taint; it takes about a second."""
 DETACH_S: Final = 60.0
 """How long a detach may take at least, whatever is left of the timeout: calls in work end within 45 s."""
+
+
+RETRY_S: Final = 5.0
+"""Between two tries of one pod; ``kubectl drain`` waits as long."""
 
 
 class DrainFailedError(DraError):
@@ -77,7 +82,7 @@ class _Drain:
         node = self._options.node
         optional = [EVICT] if self._options.evict else []
         check_rights(self._api, needed_rights(node, reads_events=self._options.detaches), optional)
-        marks.annotations_of(self._api, node)  # before slices: a node that does not exist has none
+        node_metadata(self._api, node)  # before slices: a node that does not exist has none
         published = self._view.gpus()
         if self._options.gpus:
             self._gpus = selected(published, self._options.gpus)
@@ -163,19 +168,27 @@ class _Drain:
                 self._say(f"{'in use: ' if holder.counts else 'beside: '} {self._shown[key]}")
 
     def _evict(self, pod: HolderPod) -> None:
+        """One request, repeated at the earliest after `RETRY_S`. Raises KubernetesApiError without an answer."""
         if pod.ending or not pod.found or self._patience.now < self._asked_at.get(pod.uid, 0.0):
             return
         if pod.kept:
             self._refused(pod, pod.kept)
             return
-        answer = evict(self._api, pod)
-        self._asked_at[pod.uid] = self._patience.now + answer.after_s
-        if answer.result == "evicted":
+        after_s = RETRY_S
+        try:
+            create_eviction(self._api, pod.namespace, pod.name, pod.uid)
+        except (NotFoundError, ConflictError):
+            pass  # it is gone
+        except ForbiddenError:
+            self._refused(pod, f"this user may not create pods/eviction in namespace {pod.namespace}")
+        except ServerBusyError as error:
+            after_s = max(RETRY_S, error.retry_after_s)
+            self._refused(pod, causes_text(error) or str(error))
+        else:
             self._report.evicted.append(pod.label)
             self._report.not_evicted.pop(pod.label, None)
             self._say(f"evicted: pod {pod.label}")
-        elif answer.result != "gone":
-            self._refused(pod, answer.why)
+        self._asked_at[pod.uid] = self._patience.now + after_s
 
     def _refused(self, pod: HolderPod, why: str) -> None:
         if self._report.not_evicted.get(pod.label) != why:
@@ -212,7 +225,7 @@ def undrain(api: DrainApi, options: DrainOptions, report: DrainReport, patience:
     """Fills ``report``. Raises as ``run.drain``; of ``options`` node, driver and GPUs count."""
     node, view = options.node, NodeView(api, options.node, options.driver)
     check_rights(api, needed_rights(node, reads_events=False, reads_holders=False))
-    asked = DrainRequest.of(marks.annotations_of(api, node).get(DRAIN_ANNOTATION))
+    asked = DrainRequest.of(node_metadata(api, node).annotations.get(DRAIN_ANNOTATION))
     published = view.gpus()
     gpus = selected(published, options.gpus) if options.gpus else None
     if gpus is not None and asked.every:
@@ -236,55 +249,20 @@ def undrain(api: DrainApi, options: DrainOptions, report: DrainReport, patience:
         others = " ".join(f"--gpu {gpu}" for gpu in detach.needed_by)
         say(f"node {node}: the NVIDIA driver stays given up for GPUs that are still drained")
         report.next_steps = (f"new claims wait until these are given back: kubectl dra undrain {node} {others}",)
-    _await_use(view, gpus, patience, node, may_stay_detached=stays)
-    report.result, report.detached = "done", stays
-    say("new claims get these GPUs again" if not stays else "the taint of the drain is gone")
 
+    def is_usable() -> bool:
+        seen = view.settled_gpus()
+        return seen is not None and not any(
+            gpu.marked or (gpu.detached and not stays) for gpu in seen if gpus is None or gpu.uuid in gpus
+        )
 
-def _await_use(
-    view: NodeView, gpus: tuple[GpuUuid, ...] | None, patience: DrainWait, node: str, *, may_stay_detached: bool
-) -> None:
-    def is_usable(gpu: PublishedGpu) -> bool:
-        return not gpu.marked and (may_stay_detached or not gpu.detached)
-
-    def is_done() -> bool:
-        published = view.settled_gpus()
-        return published is not None and all(is_usable(gpu) for gpu in published if gpus is None or gpu.uuid in gpus)
-
-    if not patience.wait_for(is_done):
+    if not patience.wait_for(is_usable):
         raise DrainFailedError(
             f"node {node}: its devices still have the taint. Its node process does not run, cannot reach the API "
             "server, or waits for the NVIDIA driver; /readyz says what for"
         )
-
-
-RETRY_S: Final = 5.0
-"""Between two tries of one pod; ``kubectl drain`` waits as long."""
-
-
-class EvictionAnswer(Struct, frozen=True, kw_only=True):
-    """``waits``: not now, try again after ``after_s``; ``refused``: it will not be evicted. ``why`` is a phrase."""
-
-    result: Literal["evicted", "gone", "waits", "refused"]
-    why: str = ""
-    after_s: float = RETRY_S
-
-
-def evict(api: Creator, pod: HolderPod) -> EvictionAnswer:
-    """One request. Raises KubernetesApiError when the API server cannot be reached."""
-    try:
-        create_eviction(api, pod.namespace, pod.name, pod.uid)
-    except (NotFoundError, ConflictError):
-        return EvictionAnswer(result="gone")
-    except ForbiddenError:
-        return EvictionAnswer(
-            result="refused", why=f"this user may not create pods/eviction in namespace {pod.namespace}"
-        )
-    except ServerBusyError as error:
-        return EvictionAnswer(
-            result="waits", why=causes_text(error) or str(error), after_s=max(RETRY_S, error.retry_after_s)
-        )
-    return EvictionAnswer(result="evicted")
+    report.result, report.detached = "done", stays
+    say("new claims get these GPUs again" if not stays else "the taint of the drain is gone")
 
 
 class MissingRightsError(DraError):
@@ -296,29 +274,23 @@ EVICT: Final = NeededRight(verb="create", resource="pods", subresource="eviction
 
 def needed_rights(node: str, *, reads_events: bool, reads_holders: bool = True) -> tuple[NeededRight, ...]:
     """What a drain or undrain of ``node`` has to be allowed to do."""
-    resource = "resource.k8s.io"
+    group = "resource.k8s.io"
     found = [
         NeededRight(verb="get", resource="nodes", name=node),
         NeededRight(verb="patch", resource="nodes", name=node),
-        NeededRight(verb="list", resource="resourceslices", group=resource, cluster_wide=True),
+        NeededRight(verb="list", resource="resourceslices", group=group, cluster_wide=True),
     ]
     if reads_holders:
-        found += [
-            NeededRight(verb="list", resource="resourceclaims", group=resource),
-            NeededRight(verb="list", resource="pods"),
-        ]
+        found.append(NeededRight(verb="list", resource="resourceclaims", group=group))
+        found.append(NeededRight(verb="list", resource="pods"))
     if reads_events:
         found.append(NeededRight(verb="list", resource="events", namespace="default"))
     return tuple(found)
 
 
 def check_rights(api: Reviewer, rights: Sequence[NeededRight], optional: Sequence[NeededRight] = ()) -> None:
-    """Raise MissingRightsError unless the user has ``rights``. ``optional`` ones are named with them, not required.
-
-    A server that does not answer such questions is believed to allow everything; it refuses single requests later.
-    """
-    lacking = missing(api, rights)
-    if not lacking:
+    """Raise MissingRightsError unless the user has ``rights``. ``optional`` ones are named with them, not required."""
+    if not (lacking := missing(api, rights)):
         return
     lacking += missing(api, optional)
     raise MissingRightsError(

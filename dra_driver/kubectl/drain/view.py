@@ -5,22 +5,35 @@ A drain looks for minutes, so a single answer that fails does not end it.
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
-from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, GoneError, ServerBusyError
+from dra_driver.core.errors import (
+    ApiUnreachableError,
+    ConfigurationError,
+    GoneError,
+    KubernetesApiError,
+    ServerBusyError,
+)
 from dra_driver.core.model.drain import DRAINED_TAINT
 from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.mig import parent_name
 from dra_driver.core.model.terms import DETACHED_TAINT
 from dra_driver.kube import paths
-from dra_driver.kube.devices import attribute_text, newest_slices, pool_of, results_of, users_of
 from dra_driver.kube.evictions import NO_EVICTION
+from dra_driver.kube.objects.core import Event, Pod
+from dra_driver.kube.objects.meta import ObjectMeta
+from dra_driver.kube.objects.resource import (
+    Device,
+    DeviceRequestAllocationResult,
+    ResourceClaim,
+    ResourceClaimConsumerReference,
+    ResourceSlice,
+    ResourceSliceSpec,
+)
 from dra_driver.kube.published import names
-
-Wire = Mapping[str, Any]
-_PARTITION: Final = "-mig-"
-"""Between the GPU's name and the rest of a partition's name (``model.mig.partition_name``)."""
+from dra_driver.kube.shapes import read
 
 
 class PublishedGpu(Struct, frozen=True, kw_only=True):
@@ -31,31 +44,38 @@ class PublishedGpu(Struct, frozen=True, kw_only=True):
 
     uuid: GpuUuid
     name: str
-    product: str
     devices: frozenset[str]
     drained: bool
     marked: bool
     detached: bool
 
 
-def gpus_of(slices: Iterable[Wire], node: str, driver: str) -> tuple[PublishedGpu, ...]:
-    """The GPUs that ``driver`` publishes on ``node``, by name. Only the newest generation of a pool counts."""
-    found: dict[str, list[Wire]] = {}
-    for device in _devices(slices, node, driver):
-        attributes = device.get("attributes")
-        parent = attribute_text(attributes, driver, names.PARENT_UUID)
-        uuid = parent or attribute_text(attributes, driver, names.UUID)
-        if uuid.startswith("GPU-"):
-            found.setdefault(uuid, []).append(device)
-    gpus = [_gpu(GpuUuid(uuid), devices, driver) for uuid, devices in found.items()]
+def newest_specs(slices: Iterable[ResourceSlice], node: str, driver: str) -> list[ResourceSliceSpec]:
+    """What ``driver`` publishes on ``node``: the newest generation of each pool."""
+    own = [each.spec for each in slices if (each.spec.driver, each.spec.node_name) == (driver, node)]
+    newest: dict[str, int] = {}
+    for spec in own:
+        newest[spec.pool.name] = max(newest.get(spec.pool.name, 0), spec.pool.generation or 0)
+    return [spec for spec in own if (spec.pool.generation or 0) == newest[spec.pool.name]]
+
+
+def gpus_of(specs: Iterable[ResourceSliceSpec]) -> tuple[PublishedGpu, ...]:
+    """The GPUs of these slices, by name."""
+    found: dict[str, list[Device]] = {}
+    for spec in specs:
+        for device in spec.devices:
+            uuid = _text(device, spec.driver, names.PARENT_UUID) or _text(device, spec.driver, names.UUID)
+            if uuid.startswith("GPU-"):
+                found.setdefault(uuid, []).append(device)
+    gpus = [_gpu(GpuUuid(uuid), devices) for uuid, devices in found.items()]
     return tuple(sorted(gpus, key=lambda gpu: (len(gpu.name), gpu.name)))
 
 
-def is_settled(slices: Iterable[Wire], node: str, driver: str) -> bool:
+def is_settled(specs: Iterable[ResourceSliceSpec]) -> bool:
     """Whether each pool has all resource slices of its newest generation: a change in several steps is over."""
-    pools: dict[tuple[str, str], list[int]] = {}
-    for item in newest_slices(_own(slices, node, driver)):
-        pools.setdefault(pool_of(item), []).append(int((item["spec"].get("pool") or {}).get("resourceSliceCount") or 0))
+    pools: dict[str, list[int]] = {}
+    for spec in specs:
+        pools.setdefault(spec.pool.name, []).append(spec.pool.resource_slice_count or 0)
     return all(len(counts) >= max(counts) for counts in pools.values())
 
 
@@ -74,29 +94,17 @@ def selected(gpus: Sequence[PublishedGpu], wanted: Sequence[str]) -> tuple[GpuUu
     return tuple(dict.fromkeys(by_name.get(text, GpuUuid(text)) for text in wanted))
 
 
-def parent_of(device: str) -> str:
-    """The name of the GPU that a device is a form of: ``gpu-0`` for ``gpu-0-mig-1g10gb-19-0``."""
-    return device.partition(_PARTITION)[0]
+def _text(device: Device, driver: str, name: str) -> str:
+    attribute = device.attributes.get(name) or device.attributes.get(f"{driver}/{name}")
+    return (attribute.string or "") if attribute else ""
 
 
-def _devices(slices: Iterable[Wire], node: str, driver: str) -> list[Wire]:
-    return [
-        device for item in newest_slices(_own(slices, node, driver)) for device in item["spec"].get("devices") or ()
-    ]
-
-
-def _own(slices: Iterable[Wire], node: str, driver: str) -> list[Wire]:
-    specs = ((item, item.get("spec") or {}) for item in slices)
-    return [item for item, spec in specs if (spec.get("driver"), spec.get("nodeName")) == (driver, node)]
-
-
-def _gpu(uuid: GpuUuid, devices: Sequence[Wire], driver: str) -> PublishedGpu:
-    taints = [{taint.get("key") for taint in device.get("taints") or ()} for device in devices]
+def _gpu(uuid: GpuUuid, devices: Sequence[Device]) -> PublishedGpu:
+    taints = [{taint.key for taint in device.taints} for device in devices]
     return PublishedGpu(
         uuid=uuid,
-        name=parent_of(str(devices[0].get("name"))),
-        product=attribute_text(devices[0].get("attributes"), driver, names.PRODUCT_NAME),
-        devices=frozenset(str(device.get("name")) for device in devices),
+        name=parent_name(devices[0].name),
+        devices=frozenset(device.name for device in devices),
         drained=all(DRAINED_TAINT in keys for keys in taints),
         marked=any(DRAINED_TAINT in keys for keys in taints),
         detached=any(DETACHED_TAINT in keys for keys in taints),
@@ -159,117 +167,116 @@ class DrainScope(Struct, frozen=True, kw_only=True):
     gpus: Collection[GpuUuid] | None
     published: Sequence[PublishedGpu]
 
-    def has(self, device: str) -> bool:
+    def has(self, result: DeviceRequestAllocationResult) -> bool:
         """Whether the device is one of these GPUs. One that is not published, of an unknown GPU, counts as one."""
+        if (result.driver, result.pool) != (self.driver, self.pool):
+            return False
         if self.gpus is None:
             return True
-        owner = next((gpu for gpu in self.published if device in gpu.devices or gpu.name == parent_of(device)), None)
+        name, parent = result.device, parent_name(result.device)
+        owner = next((gpu for gpu in self.published if name in gpu.devices or gpu.name == parent), None)
         return owner is None or owner.uuid in self.gpus
 
 
 def holders_of(
-    claims: Iterable[Wire], pods: Iterable[Wire], scope: DrainScope, *, force: bool
+    claims: Iterable[ResourceClaim], pods: Iterable[Pod], scope: DrainScope, *, force: bool
 ) -> tuple[DeviceHolder, ...]:
     """The holders of the scope's GPUs, by GPU, namespace and claim. ``force``: bare pods may be evicted."""
-    by_uid = {str(_meta(pod).get("uid")): pod for pod in pods}
-    found = [holder for claim in claims for holder in _of_claim(claim, by_uid, scope, force=force)]
+    by_uid = {pod.metadata.uid: pod for pod in pods}
+    found = []
+    for claim in claims:
+        status, metadata = claim.status, claim.metadata
+        if status is None or status.allocation is None or status.allocation.devices is None:
+            continue
+        users = [user for user in status.reserved_for if not _is_pod(user)]
+        holder_pods = tuple(
+            _pod(user, metadata.namespace, by_uid.get(user.uid), force=force)
+            for user in status.reserved_for
+            if _is_pod(user)
+        )
+        found += [
+            DeviceHolder(
+                namespace=metadata.namespace,
+                claim=metadata.name,
+                gpu=parent_name(result.device),
+                device=result.device,
+                form=_form(result),
+                extended=metadata.annotations.get(EXTENDED_CLAIM) == "true",
+                pods=holder_pods,
+                users=tuple(f"{user.resource}/{user.name}" for user in users),
+            )
+            for result in status.allocation.devices.results
+            if scope.has(result)
+        ]
     return tuple(sorted(found, key=lambda one: (one.gpu, one.device, one.namespace, one.claim)))
 
 
-def _of_claim(claim: Wire, pods: Mapping[str, Wire], scope: DrainScope, *, force: bool) -> Iterable[DeviceHolder]:
-    metadata = _meta(claim)
-    namespace = str(metadata.get("namespace"))
-    users = users_of(claim)
-    extended = (metadata.get("annotations") or {}).get(EXTENDED_CLAIM) == "true"
-    for result in results_of(claim):
-        device = str(result.get("device"))
-        if (result.get("driver"), result.get("pool")) == (scope.driver, scope.pool) and scope.has(device):
-            yield DeviceHolder(
-                namespace=namespace,
-                claim=str(metadata.get("name")),
-                gpu=parent_of(device),
-                device=device,
-                form=_form(result),
-                extended=extended,
-                pods=tuple(_pod(user, namespace, pods, force=force) for user in users if _is_pod(user)),
-                users=tuple(f"{user.get('resource')}/{user.get('name')}" for user in users if not _is_pod(user)),
-            )
-
-
-def _form(result: Wire) -> HeldForm:
-    if result.get("adminAccess"):
+def _form(result: DeviceRequestAllocationResult) -> HeldForm:
+    if result.admin_access:
         return "admin"
-    if result.get("shareID"):
+    if result.share_id:
         return "share"
-    device = str(result.get("device"))
-    return "whole" if parent_of(device) == device else "partition"
+    return "whole" if parent_name(result.device) == result.device else "partition"
 
 
-def _is_pod(user: Wire) -> bool:
-    return user.get("resource") == "pods" and not user.get("apiGroup")
+def _is_pod(user: ResourceClaimConsumerReference) -> bool:
+    return user.resource == "pods" and not user.api_group
 
 
-def _pod(user: Wire, namespace: str, pods: Mapping[str, Wire], *, force: bool) -> HolderPod:
-    name, uid = str(user.get("name")), str(user.get("uid"))
-    pod = pods.get(uid)
+def _pod(user: ResourceClaimConsumerReference, namespace: str, pod: Pod | None, *, force: bool) -> HolderPod:
     if pod is None:
-        return HolderPod(namespace=namespace, name=name, uid=uid, found=False)
-    metadata = _meta(pod)
-    owner = next((own for own in metadata.get("ownerReferences") or () if own.get("controller")), None)
-    controller = f"{owner.get('kind')}/{owner.get('name')}" if owner else ""
+        return HolderPod(namespace=namespace, name=user.name, uid=user.uid, found=False)
+    owner = next((own for own in pod.metadata.owner_references if own.controller), None)
+    ended = pod.status is not None and pod.status.phase in _OVER
     return HolderPod(
         namespace=namespace,
-        name=name,
-        uid=uid,
-        controller=controller,
-        ending=bool(metadata.get("deletionTimestamp")) or (pod.get("status") or {}).get("phase") in _OVER,
-        kept=_kept(metadata.get("annotations") or {}, controller, force=force),
+        name=user.name,
+        uid=user.uid,
+        controller=f"{owner.kind}/{owner.name}" if owner else "",
+        ending=bool(pod.metadata.deletion_timestamp) or ended,
+        kept=_kept(pod.metadata, has_controller=owner is not None, force=force),
     )
 
 
-def _kept(annotations: Wire, controller: str, *, force: bool) -> str:
-    if _MIRROR in annotations:
+def _kept(metadata: ObjectMeta, *, has_controller: bool, force: bool) -> str:
+    if _MIRROR in metadata.annotations:
         return "it is a static pod, which only its file on the node ends"
-    if annotations.get(NO_EVICTION) == "true":
+    if metadata.annotations.get(NO_EVICTION) == "true":
         return f"its annotation {NO_EVICTION} asks for that"
-    if not controller and not force:
+    if not has_controller and not force:
         return "it has no controller that would create it again; --force evicts it"
     return ""
-
-
-def _meta(item: Wire) -> Wire:
-    found = item.get("metadata")
-    return found if isinstance(found, Mapping) else {}
 
 
 LOOK_S: Final = 1.0
 """Between two looks, and at least five times as long as one takes: a list of all claims of a cluster may be large."""
 TRIES: Final = 5
 """Failed looks in a row before a drain gives up."""
+_S = TypeVar("_S", bound=Struct)
 
 
 class DrainApi(Protocol):
     """The part of ``kube.rest.RestClient`` that a drain needs."""
 
-    def get(self, path: str) -> dict[str, Any]: ...
-    def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
-    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
-    def merge_patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]: ...
+    def get(self, path: str) -> Mapping[str, object]: ...
+    def list(self, path: str, query: Mapping[str, str] | None = None) -> Mapping[str, Any]: ...
+    def create(self, path: str, body: Mapping[str, object]) -> dict[str, object]: ...
+    def merge_patch(self, path: str, body: Mapping[str, object]) -> object: ...
 
 
 class NodeView:
-    """One node and driver, as the API server shows them."""
+    """One node and driver, as the API server shows them. Raises KubernetesApiError, also for an unreadable object."""
 
     def __init__(self, api: DrainApi, node: str, driver: str) -> None:
         self._api, self._node, self._driver = api, node, driver
 
     def gpus(self) -> tuple[PublishedGpu, ...]:
-        return gpus_of(self._slices(), self._node, self._driver)
+        return gpus_of(self._specs())
 
     def settled_gpus(self) -> tuple[PublishedGpu, ...] | None:
         """The same; None while the node is in the middle of publishing them."""
-        slices = self._slices()
-        return gpus_of(slices, self._node, self._driver) if is_settled(slices, self._node, self._driver) else None
+        specs = self._specs()
+        return gpus_of(specs) if is_settled(specs) else None
 
     def holders(
         self, gpus: Collection[GpuUuid] | None, published: Sequence[PublishedGpu], *, force: bool
@@ -277,24 +284,29 @@ class NodeView:
         """Who has these GPUs (None: any of the node)."""
         pool = f"{self._node}/{self._driver}"
         scope = DrainScope(driver=self._driver, pool=pool, gpus=gpus, published=published)
-        claims = self._items(paths.resource_claims())
-        return holders_of(claims, self._items(paths.pods(), f"spec.nodeName={self._node}"), scope, force=force)
+        claims = self._read(ResourceClaim, paths.resource_claims())
+        return holders_of(claims, self._read(Pod, paths.pods(), f"spec.nodeName={self._node}"), scope, force=force)
 
     def said(self, reason: str, text: str) -> bool:
+        """Whether an event of the Node with this reason has the text."""
         selector = f"involvedObject.kind=Node,involvedObject.name={self._node},reason={reason}"
-        events = self._items(paths.events("default"), selector)
-        return any(text in str(event.get("message")) for event in events)
+        return any(text in event.message for event in self._read(Event, paths.events("default"), selector))
 
-    def _slices(self) -> list[Mapping[str, Any]]:
-        return self._items(paths.resource_slices(), f"spec.driver={self._driver},spec.nodeName={self._node}")
+    def _specs(self) -> list[ResourceSliceSpec]:
+        selector = f"spec.driver={self._driver},spec.nodeName={self._node}"
+        slices = self._read(ResourceSlice, paths.resource_slices(), selector)
+        return newest_specs(slices, self._node, self._driver)
 
-    def _items(self, path: str, selector: str = "") -> list[Mapping[str, Any]]:
+    def _read(self, kind: type[_S], path: str, selector: str = "") -> list[_S]:
         query = {"fieldSelector": selector} if selector else None
         try:
             found = self._api.list(path, query)["items"]
         except GoneError:  # paging took longer than the server keeps old versions
             found = self._api.list(path, query)["items"]
-        return [item for item in found if isinstance(item, Mapping)]
+        try:
+            return [read(kind, item) for item in found]
+        except ValueError as error:
+            raise KubernetesApiError(f"GET {path}: {error}") from error
 
 
 class DrainWait:

@@ -336,6 +336,12 @@ def line_and_column(text: str, node: YamlNode, offset: int) -> tuple[int, int]:
     return line, offset - start + 1
 
 
+def offset_of(text: str, line: int, column: int) -> int:
+    """Returns the offset of a line and column (from 1), at most that of the end."""
+    starts = [0, *(found.end() for found in _BREAK.finditer(text))]
+    return min(len(text), starts[min(line, len(starts)) - 1] + column - 1)
+
+
 def line_at(text: str, offset: int) -> tuple[str, int]:
     """Returns the line around an offset, and the offset in it."""
     starts = [found.end() for found in _BREAK.finditer(text, max(0, offset - 10_000), offset)]

@@ -13,7 +13,7 @@ from dra_driver.kubectl.lint.check_pods import PodChecker
 from dra_driver.kubectl.lint.fields import FieldChecker
 from dra_driver.kubectl.lint.finding import LintReport
 from dra_driver.kubectl.lint.manifest import MAX_OBJECTS, Manifest, ManifestSource, objects_of, pod_specs
-from dra_driver.kubectl.lint.reading import YamlProblem, read
+from dra_driver.kubectl.lint.reading import YamlProblem, offset_of, read
 from dra_driver.kubectl.lint.reporter import Reporter, text_of
 from dra_driver.kubectl.lint.scope import KnownObjects, Scope
 
@@ -49,8 +49,7 @@ def _manifests(source: ManifestSource, reporter: Reporter) -> Sequence[Manifest]
     def report(problem: YamlProblem) -> None:
         rule = "DRA002" if problem.duplicate else "DRA001"
         hint = "a Helm template must be rendered first" if "{{" in source.text and not problem.duplicate else ""
-        above = source.text.split("\n", problem.line - 1)[: problem.line - 1]
-        position = min(len(source.text), sum(len(line) + 1 for line in above) + problem.column - 1)
+        position = offset_of(source.text, problem.line, problem.column)
         reporter.put(
             rule, text, problem.message, line=problem.line, column=problem.column, position=position, hint=hint
         )

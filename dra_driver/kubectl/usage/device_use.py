@@ -3,17 +3,24 @@
 Everything is None where it is not known, and a sum with an unknown part has ``partial``: no number is made up.
 """
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Final
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from dra_driver.core.text import printable
-from dra_driver.kube.devices import is_pod, users_of
+from dra_driver.core.wire import from_wire
+from dra_driver.kube.objects.core import Pod
+from dra_driver.kube.objects.resource import ResourceClaim
 
 
-class ClaimDeviceUse(Struct, frozen=True, kw_only=True):
+def camel(name: str) -> str:
+    """The name of a field in JSON: ``idleSeconds`` for ``idle_s``."""
+    first, *rest = name.split("_")
+    return first + "".join({"s": "Seconds"}.get(part, part.capitalize()) for part in rest)
+
+
+class ClaimDeviceUse(Struct, frozen=True, kw_only=True, rename=camel):
     """One device of one claim. Memory is in bytes, energy in joules, times in seconds; ``sm_ratio`` is 0 to 1 of the
     device: the last value, or the mean over the window where Prometheus has it.
 
@@ -67,7 +74,7 @@ class UseReport(Struct, frozen=True, kw_only=True):
     gpus: Sequence[GpuMemory] = ()
 
 
-class UseSum(Struct, frozen=True, kw_only=True):
+class UseSum(Struct, frozen=True, kw_only=True, rename=camel):
     """The devices of one claim, pod, namespace or node together. ``partial`` names the fields that lack a part."""
 
     key: tuple[str, ...]
@@ -136,120 +143,123 @@ def _sum(key: tuple[str, ...], uses: Sequence[ClaimDeviceUse]) -> UseSum:
 # are cut, numbers that cannot be are unknown, and what has another shape is left out.
 
 MAX_CLAIMS: Final = 10_000
-MAX_DEVICES: Final = 64
-MAX_GPUS: Final = 64
-MAX_PODS: Final = 256
 MAX_NAME: Final = 253
 MAX_BYTES: Final = 2**50
 """More memory than a GPU has: a number above it is a mistake."""
-MAX_WATTS: Final = 100_000.0
+
+Bytes = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
+Count = Annotated[int, Meta(ge=0, le=1_000_000)]
+Percent = Annotated[float, Meta(ge=0, le=100)]
+Seconds = Annotated[float, Meta(ge=0, le=MAX_BYTES)]
 
 
-def decode(document: Mapping[str, Any], node: str = "") -> tuple[list[ClaimDeviceUse], float, list[str]]:
-    """The devices in use, the window in seconds, and sentences about what the exporter does not know.
+class _Device(Struct, frozen=True, rename="camel"):
+    request: str = ""
+    device: str = ""
+    share: str = ""
+    used_bytes: Bytes | None = None
+    grant_bytes: Bytes | None = None
+    peak_bytes: Bytes | None = None
+    percent: Percent | None = None
+    energy_joules: Annotated[float, Meta(ge=0, le=1e15)] | None = None
+    estimated: bool = False
+    processes: Count | None = None
+    idle_seconds: Seconds | None = None
+
+
+class _Claim(Struct, frozen=True):
+    namespace: str = ""
+    name: str = ""
+    pods: Annotated[tuple[object, ...], Meta(max_length=256)] = ()
+    devices: Annotated[tuple[_Device, ...], Meta(max_length=64)] = ()
+
+
+class _Gpu(Struct, frozen=True, rename="camel"):
+    device: str = ""
+    memory_total_bytes: Bytes | None = None
+    memory_used_bytes: Bytes | None = None
+    memory_claims_bytes: Bytes | None = None
+    memory_unattributed_bytes: Bytes | None = None
+    memory_reserved_bytes: Bytes | None = None
+    unattributed_processes: Count | None = None
+    percent: Percent | None = None
+    power_watts: Annotated[float, Meta(ge=0, le=100_000)] | None = None
+
+
+class _Answer(Struct, frozen=True, rename="camel"):
+    node: str = ""
+    window_seconds: Annotated[float, Meta(ge=0, le=366 * 86_400)] = 0.0
+    knows: dict[str, object] = {}
+    gpus: Annotated[tuple[_Gpu, ...], Meta(max_length=64)] = ()
+    claims: Annotated[tuple[_Claim, ...], Meta(max_length=MAX_CLAIMS)] = ()
+
+
+def decode(document: Mapping[str, object], node: str = "") -> UseReport:
+    """What the exporter of a node knows; ``gaps`` say what it does not.
 
     Raises ValueError for what is no answer of an exporter, or one of a version that this program does not know.
     """
     if document.get("version") != 1:
         raise ValueError(f"its version is {str(document.get('version'))[:20]!r}, expected 1")
-    name = text(document.get("node")) or node
-    window_s = number(document.get("windowSeconds"), most=366 * 86_400.0) or 0.0
-    uses = [
-        use
-        for claim in _items(document.get("claims"), MAX_CLAIMS)
-        for device in _items(claim.get("devices"), MAX_DEVICES)
-        for use in [_use(claim, device, name)]
-        if use.claim
-    ]
-    return uses, window_s, list(_unknown(document.get("knows"), name))
-
-
-def decode_gpus(document: Mapping[str, Any], node: str = "") -> list[GpuMemory]:
-    """Who uses the memory of each GPU; of an answer that `decode` takes."""
-    name = text(document.get("node")) or node
-    return [
-        GpuMemory(
-            node=name,
-            device=text(gpu.get("device")),
-            total_bytes=_whole(number(gpu.get("memoryTotalBytes"))),
-            used_bytes=_whole(number(gpu.get("memoryUsedBytes"))),
-            claims_bytes=_whole(number(gpu.get("memoryClaimsBytes"))),
-            unattributed_bytes=_whole(number(gpu.get("memoryUnattributedBytes"))),
-            unattributed_processes=_whole(number(gpu.get("unattributedProcesses"), most=1e6)),
-            reserved_bytes=_whole(number(gpu.get("memoryReservedBytes"))),
-            busy_ratio=_ratio(number(gpu.get("percent"), most=100.0)),
-            power_watts=number(gpu.get("powerWatts"), most=MAX_WATTS),
-        )
-        for gpu in _items(document.get("gpus"), MAX_GPUS)
-        if text(gpu.get("device"))
-    ]
-
-
-def _use(claim: Mapping[str, Any], device: Mapping[str, Any], node: str) -> ClaimDeviceUse:
-    used, peak = number(device.get("usedBytes")), number(device.get("peakBytes"))
-    percent = number(device.get("percent"), most=100.0)
-    processes = number(device.get("processes"), most=1e6)
-    return ClaimDeviceUse(
-        namespace=text(claim.get("namespace")),
-        claim=text(claim.get("name")),
-        node=node,
-        request=text(device.get("request")),
-        device=text(device.get("device")),
-        share=text(device.get("share")),
-        pods=_pods(claim.get("pods")),
-        used_bytes=_whole(used),
-        granted_bytes=_whole(number(device.get("grantBytes"))),
-        peak_bytes=_whole(max(peak or 0, used or 0) if peak is not None else used),
-        sm_ratio=_ratio(percent),
-        energy_joules=number(device.get("energyJoules"), most=1e15),
-        energy_estimated=device.get("estimated") is True,
-        processes=_whole(processes),
-        idle_s=number(device.get("idleSeconds")),
+    answer = from_wire(_Answer, document)
+    node = text(answer.node) or node
+    return UseReport(
+        source=node,
+        window_s=answer.window_seconds,
+        uses=[_use(claim, device, node) for claim in answer.claims if claim.name for device in claim.devices],
+        gaps=[
+            f"node {node}: the exporter does not know {text(what)}: {text(why) or 'it does not say why'}"
+            for what, why in list(answer.knows.items())[:10]
+            if why is not True
+        ],
+        gpus=[_memory(gpu, node) for gpu in answer.gpus if gpu.device],
     )
 
 
-def _unknown(knows: Any, node: str) -> Iterator[str]:
-    """``knows`` says of each kind of value that it is known, or why not."""
-    for what, answer in list(knows.items())[:10] if isinstance(knows, dict) else ():
-        if answer is not True:
-            why = text(answer) or "it does not say why"
-            yield f"node {node}: the exporter does not know {text(what)}: {why}"
+def _memory(gpu: _Gpu, node: str) -> GpuMemory:
+    return GpuMemory(
+        node=node,
+        device=text(gpu.device),
+        total_bytes=gpu.memory_total_bytes,
+        used_bytes=gpu.memory_used_bytes,
+        claims_bytes=gpu.memory_claims_bytes,
+        unattributed_bytes=gpu.memory_unattributed_bytes,
+        unattributed_processes=gpu.unattributed_processes,
+        reserved_bytes=gpu.memory_reserved_bytes,
+        busy_ratio=_ratio(gpu.percent),
+        power_watts=gpu.power_watts,
+    )
 
 
-def _pods(value: Any) -> tuple[str, ...]:
-    """Names, given as text or as objects with a name."""
-    found = [text(item.get("name") if isinstance(item, dict) else item) for item in _list(value)[:MAX_PODS]]
-    return tuple(dict.fromkeys(name for name in found if name))
+def _use(claim: _Claim, device: _Device, node: str) -> ClaimDeviceUse:
+    used, peak = device.used_bytes, device.peak_bytes
+    pods = (text(pod.get("name") if isinstance(pod, dict) else pod) for pod in claim.pods)
+    return ClaimDeviceUse(
+        namespace=text(claim.namespace),
+        claim=text(claim.name),
+        node=node,
+        request=text(device.request),
+        device=text(device.device),
+        share=text(device.share),
+        pods=tuple(dict.fromkeys(name for name in pods if name)),
+        used_bytes=used,
+        granted_bytes=device.grant_bytes,
+        peak_bytes=used if peak is None else max(peak, used or 0),
+        sm_ratio=_ratio(device.percent),
+        energy_joules=device.energy_joules,
+        energy_estimated=device.estimated,
+        processes=device.processes,
+        idle_s=device.idle_seconds,
+    )
 
 
-def text(value: Any) -> str:
+def text(value: object) -> str:
     """A name on one line, cut; "" for what is no text."""
-    if not isinstance(value, str):
-        return ""
-    return printable(value[:MAX_NAME])
-
-
-def number(value: Any, *, most: float = float(MAX_BYTES)) -> float | None:
-    """None for what is no number from 0 to ``most``."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if (isinstance(value, int) or math.isfinite(value)) and 0 <= value <= most else None
+    return printable(value[:MAX_NAME]) if isinstance(value, str) else ""
 
 
 def _ratio(percent: float | None) -> float | None:
     return None if percent is None else percent / 100
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
-
-
-def _list(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list) else ()
-
-
-def _items(value: Any, most: int) -> Iterator[Mapping[str, Any]]:
-    yield from (item for item in _list(value)[:most] if isinstance(item, dict))
 
 
 # --- Labels of claims for sums by label: a claim's own, and where it has none, those of the pods that have it.
@@ -257,46 +267,27 @@ def _items(value: Any, most: int) -> Iterator[Mapping[str, Any]]:
 # People label pods; a claim that Kubernetes makes of a template has the labels of the template's ``spec.metadata``
 # alone.
 
-Pairs = tuple[tuple[str, str], ...]
-Labels = Mapping[tuple[str, str], Pairs]
+Labels = Mapping[tuple[str, str], Mapping[str, str]]
 """Labels of the claims that exist, by namespace and name."""
-_Wire = Mapping[str, Any]
-_MAX_LABELS: Final = 64
 WITHOUT: Final = "(no such label)"
 GONE: Final = "(the claim is gone)"
 
 
-def labels_of(metadata: _Wire) -> Pairs:
-    labels = metadata.get("labels")
-    pairs = labels.items() if isinstance(labels, dict) else ()
-    return tuple((text(name), text(value)) for name, value in pairs)[:_MAX_LABELS]
-
-
-def value_in(labels: Pairs | None, name: str) -> str:
+def value_in(labels: Mapping[str, str] | None, name: str) -> str:
     """What a sum by the label is called. ``labels`` is None where the claim is gone."""
-    return GONE if labels is None else dict(labels).get(name) or WITHOUT
+    return GONE if labels is None else text(labels.get(name)) or WITHOUT
 
 
-def claim_labels(claims: Iterable[_Wire], pods: Iterable[_Wire]) -> dict[tuple[str, str], Pairs]:
+def claim_labels(claims: Iterable[ResourceClaim], pods: Iterable[Pod]) -> Labels:
     """The claim's own labels come first. A label of pods counts where all pods of the claim have it with one value;
     none does while one of them is not in ``pods``."""
-    by_uid = {_metadata(pod).get("uid"): labels_of(_metadata(pod)) for pod in pods}
+    by_uid = {pod.metadata.uid: pod.metadata.labels for pod in pods}
     found = {}
     for claim in claims:
-        metadata = _metadata(claim)
-        of_pods = _common([by_uid.get(user.get("uid")) for user in users_of(claim) if is_pod(user)])
-        merged = {**dict(of_pods), **dict(labels_of(metadata))}
-        found[text(metadata.get("namespace")) or "default", text(metadata.get("name"))] = tuple(merged.items())
+        users = claim.status.reserved_for if claim.status else ()
+        uids = [user.uid for user in users if user.resource == "pods" and not user.api_group]
+        first, *others = [by_uid.get(uid, {}) for uid in uids] or [{}]
+        of_pods = {name: value for name, value in first.items() if all(labels.get(name) == value for labels in others)}
+        key = (text(claim.metadata.namespace) or "default", text(claim.metadata.name))
+        found[key] = {**of_pods, **claim.metadata.labels}
     return found
-
-
-def _common(labels: Sequence[Pairs | None]) -> Pairs:
-    if not labels or None in labels:
-        return ()
-    first, *others = [dict(each or ()) for each in labels]
-    return tuple((name, value) for name, value in first.items() if all(each.get(name) == value for each in others))
-
-
-def _metadata(item: _Wire) -> _Wire:
-    found = item.get("metadata")
-    return found if isinstance(found, dict) else {}

@@ -6,11 +6,13 @@ adds, ``node``, tells claims of one name on two nodes apart where it is there.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
 
+from msgspec import Struct, convert
 from msgspec.structs import replace
 
+from dra_driver.core.wire import from_wire
 from dra_driver.kubectl.usage.device_use import MAX_BYTES, ClaimDeviceUse, text
 
 KEY: Final = ("namespace", "claim", "node", "request", "device", "share")
@@ -51,67 +53,79 @@ class History:
         self._found: dict[tuple[str, ...], ClaimDeviceUse] = {}
         self._impossible: list[str] = []
 
-    def add(self, field: str, answer: Any) -> None:
+    def add(self, field: str, answer: object) -> None:
         """One answer of ``/api/v1/query``. Raises ValueError where it is none, or Prometheus refused the question."""
-        for labels, value in vector(answer):
-            key = tuple(text(labels.get(name)) for name in KEY)
+        for series in series_of(answer, "vector"):
+            key = tuple(text(series.metric.get(name)) for name in KEY)
+            value = finite(series.value[1] if len(series.value) > 1 else None)
             if not key[1]:
                 continue
             if value is None or not 0 <= value <= most_of(field, self._window_s):
                 self._impossible.append(f"{field} of {key[0]}/{key[1]} on {key[4]} is {value}")
                 continue
-            self._put(key, field, value, labels)
+            self._found[key] = self._joined(key, field, value, series.metric)
 
-    def _put(self, key: tuple[str, ...], field: str, value: float, labels: Mapping[str, Any]) -> None:
-        names: dict[str, Any] = dict(zip(KEY, key, strict=True))
-        use = self._found.get(key) or ClaimDeviceUse(**names)
+    def _joined(self, key: tuple[str, ...], field: str, value: float, labels: Mapping[str, str]) -> ClaimDeviceUse:
+        use = self._found.get(key) or convert(dict(zip(KEY, key, strict=True)), ClaimDeviceUse)
         if field == "pods":
-            pod = text(labels.get("pod"))
-            use = replace(use, pods=tuple(sorted({*use.pods, pod} - {""})))
-        elif field == "energy_joules":
+            return replace(use, pods=tuple(sorted({*use.pods, text(labels.get("pod"))} - {""})))
+        if field == "energy_joules":
             estimated = use.energy_estimated or labels.get("estimated") == "true"
-            use = replace(use, energy_joules=(use.energy_joules or 0.0) + value, energy_estimated=estimated)
-        else:
-            whole = field.endswith("_bytes") or field == "processes"
-            known: dict[str, Any] = {field: int(value) if whole else float(value)}
-            use = replace(use, **known)
-        self._found[key] = use
+            return replace(use, energy_joules=(use.energy_joules or 0.0) + value, energy_estimated=estimated)
+        if field == "held_s":
+            return replace(use, held_s=min(value, self._window_s))
+        whole = field.endswith("_bytes") or field == "processes"
+        return replace(use, **{field: int(value) if whole else value})
 
     def uses(self) -> list[ClaimDeviceUse]:
         """Every device that was in use within the window."""
-        return [replace(use, held_s=_at_most(use.held_s, self._window_s)) for _, use in sorted(self._found.items())]
+        return [use for _, use in sorted(self._found.items())]
 
-    def gaps(self) -> Iterator[str]:
-        if self._impossible:
-            first = "; ".join(self._impossible[:_MAX_SAID])
-            yield f"{len(self._impossible)} values of Prometheus cannot be and are left out: {first}"
-
-
-def vector(answer: Any) -> Iterable[tuple[Mapping[str, Any], float | None]]:
-    """Labels and value of each series; None for a value that is no finite number. Raises ValueError."""
-    if not isinstance(answer, dict) or answer.get("status") != "success":
-        said = answer.get("error") if isinstance(answer, dict) else None
-        raise ValueError(f"it refused the question: {text(said) or 'it does not say why'}")
-    data = answer.get("data")
-    found = data.get("result") if isinstance(data, dict) and data.get("resultType") == "vector" else None
-    if not isinstance(found, list):
-        raise ValueError("its answer is no vector")  # noqa: TRY004 - a wrong answer, not a wrong argument
-    if len(found) > MAX_SERIES:
-        raise ValueError(f"its answer has {len(found)} series, at most {MAX_SERIES} are read")
-    return [(item["metric"], _value(item.get("value"))) for item in found if _is_series(item)]
+    def gaps(self) -> list[str]:
+        """What was left out, in a sentence."""
+        first = "; ".join(self._impossible[:_MAX_SAID])
+        said = f"{len(self._impossible)} values of Prometheus cannot be and are left out: {first}"
+        return [said] if first else []
 
 
-def _is_series(item: Any) -> bool:
-    return isinstance(item, dict) and isinstance(item.get("metric"), dict)
+class Series(Struct, frozen=True):
+    """One series of an answer: ``value`` is a pair of time and value, ``values`` are pairs."""
+
+    metric: dict[str, str]
+    value: tuple[object, ...] = ()
+    values: tuple[object, ...] = ()
 
 
-def _value(pair: Any) -> float | None:
+class _Data(Struct, frozen=True, rename="camel"):
+    result: tuple[Series, ...]
+    result_type: str = ""
+
+
+class _PrometheusAnswer(Struct, frozen=True):
+    status: str = ""
+    error: str = ""
+    data: _Data | None = None
+
+
+_FORMS: Final = {"vector": "no vector", "matrix": "no range of values"}
+
+
+def series_of(answer: object, form: Literal["vector", "matrix"]) -> Sequence[Series]:
+    """The series that can be read. Raises ValueError for a refusal, and for what is no answer of this form."""
+    found = from_wire(_PrometheusAnswer, answer if isinstance(answer, dict) else {})
+    if found.status != "success":
+        raise ValueError(f"it refused the question: {text(found.error) or 'it does not say why'}")
+    if found.data is None or found.data.result_type != form:
+        raise ValueError(f"its answer is {_FORMS[form]}")
+    if len(found.data.result) > MAX_SERIES:
+        raise ValueError(f"its answer has {len(found.data.result)} series, at most {MAX_SERIES} are read")
+    return found.data.result
+
+
+def finite(value: object) -> float | None:
+    """The number that a text or a number says; None for what is none, or not finite."""
     try:
-        found = float(pair[1])
-    except (TypeError, ValueError, LookupError, OverflowError):
+        found = float(value) if isinstance(value, str | int | float) else math.nan
+    except (ValueError, OverflowError):
         return None
     return found if math.isfinite(found) else None
-
-
-def _at_most(value: float | None, most: float) -> float | None:
-    return None if value is None else min(value, most)

@@ -4,14 +4,16 @@ Unknown is never idle: a claim whose use is not known is listed as such. A claim
 for at least the time that was asked for; one that was seen for less time is not known yet.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from typing import Any, Final
 
 from msgspec import Struct
 
 from dra_driver.core.model.fit import EnoughMemory, Profile, fit
+from dra_driver.core.model.mig import parent_name
 from dra_driver.core.quantity import Quantity
+from dra_driver.kube.objects.resource import DeviceCapacity, ResourceSlice
+from dra_driver.kube.published import names
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, text
 
 
@@ -51,13 +53,8 @@ def judge(
         claims.setdefault((use.namespace, use.claim, use.node), []).append(use)
     rows: list[WasteRow] = []
     for devices in claims.values():
-        idle = claim_idle_s(devices)
-        if idle is not None and idle >= idle_after_s:
-            rows += [
-                WasteRow(use=use, finding=WasteFinding.IDLE, held_bytes=_held(use, size_of(use))) for use in devices
-            ]
-        else:
-            rows += [_row(use, size_of(use), is_known=idle is not None) for use in devices]
+        idle_s = claim_idle_s(devices)
+        rows += [_row(use, size_of(use), idle_s, idle_after_s) for use in devices]
     return rows
 
 
@@ -69,60 +66,43 @@ def claim_idle_s(devices: Sequence[ClaimDeviceUse]) -> float | None:
     return min(known) if known and len(known) == len(devices) else None
 
 
-def _row(use: ClaimDeviceUse, size: DeviceSize, *, is_known: bool) -> WasteRow:
-    held = _held(use, size)
+def _row(use: ClaimDeviceUse, size: DeviceSize, idle_s: float | None, idle_after_s: float) -> WasteRow:
+    held = use.granted_bytes if use.granted_bytes is not None or use.share else size.memory_bytes
+    if idle_s is not None and idle_s >= idle_after_s:
+        return WasteRow(use=use, finding=WasteFinding.IDLE, held_bytes=held)
     enough = fit(use.peak_bytes, held, size.profiles)
     if enough is not None:
         return WasteRow(use=use, finding=WasteFinding.OVERSIZE, held_bytes=held, enough=enough)
-    return WasteRow(use=use, finding=WasteFinding.USED if is_known else WasteFinding.UNKNOWN, held_bytes=held)
+    return WasteRow(use=use, finding=WasteFinding.UNKNOWN if idle_s is None else WasteFinding.USED, held_bytes=held)
 
 
-def _held(use: ClaimDeviceUse, size: DeviceSize) -> int | None:
-    return use.granted_bytes if use.granted_bytes is not None or use.share else size.memory_bytes
+def sizes_in(slices: Iterable[ResourceSlice]) -> Callable[[ClaimDeviceUse], DeviceSize]:
+    """How large the device of a use is, and the MIG profiles of its GPU, the smallest first, as far as published."""
+    memory: dict[tuple[str, str], int] = {}
+    profiles: dict[tuple[str, str], dict[str, Profile]] = {}
+    for spec in (item.spec for item in slices):
+        for device in spec.devices:
+            node, profile = device.node_name or spec.node_name, device.attributes.get(names.PROFILE)
+            size = _bytes_of(device.capacity.get(names.MEMORY))
+            if not size:
+                continue
+            memory[node, device.name] = size
+            if profile is not None and (name := text(profile.string)):
+                of_gpu = profiles.setdefault((node, parent_name(device.name)), {})
+                of_gpu[name] = Profile(name=name, memory_bytes=size)
 
-
-_PARTITION: Final = "-mig-"
-
-
-def sizes_in(slices: Sequence[Mapping[str, Any]]) -> Callable[[ClaimDeviceUse], DeviceSize]:
-    """How large the device of a use is, and the profiles of its GPU, as far as they are published."""
-    profiles = profiles_in(slices)
-    memory = {
-        (str(device.get("nodeName") or spec.get("nodeName") or ""), str(device.get("name"))): _bytes_of(
-            ((device.get("capacity") or {}).get("memory") or {}).get("value")
+    def size_of(use: ClaimDeviceUse) -> DeviceSize:
+        found = profiles.get((use.node, parent_name(use.device)), {})
+        return DeviceSize(
+            memory_bytes=memory.get((use.node, use.device)),
+            profiles=sorted(found.values(), key=lambda each: each.memory_bytes),
         )
-        for item in slices
-        for spec in [item.get("spec") or {}]
-        for device in spec.get("devices") or ()
-    }
-    return lambda use: DeviceSize(
-        memory_bytes=memory.get((use.node, use.device)), profiles=profiles.get((use.node, _gpu_of(use.device)), ())
-    )
+
+    return size_of
 
 
-def profiles_in(slices: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], tuple[Profile, ...]]:
-    """Profiles by node and name of the GPU, the smallest first."""
-    found: dict[tuple[str, str], dict[str, Profile]] = {}
-    for item in slices:
-        spec = item.get("spec") or {}
-        for device in spec.get("devices") or ():
-            name = text(((device.get("attributes") or {}).get("profile") or {}).get("string"))
-            size = _bytes_of(((device.get("capacity") or {}).get("memory") or {}).get("value"))
-            if name and size:
-                node = str(device.get("nodeName") or spec.get("nodeName") or "")
-                key = (node, _gpu_of(str(device.get("name"))))
-                found.setdefault(key, {})[name] = Profile(name=name, memory_bytes=size)
-    return {key: tuple(sorted(known.values(), key=lambda each: each.memory_bytes)) for key, known in found.items()}
-
-
-def _gpu_of(device: str) -> str:
-    """The name of the GPU that a device is or is a part of: partitions are named ``<gpu>-mig-...``."""
-    return device.partition(_PARTITION)[0]
-
-
-def _bytes_of(value: Any) -> int | None:
-    """A quantity of bytes; None for what is none."""
+def _bytes_of(capacity: DeviceCapacity | None) -> int | None:
     try:
-        return Quantity.parse(str(value)).as_int() if isinstance(value, str | int) else None
+        return None if capacity is None else Quantity.parse(str(capacity.value)).as_int()
     except ValueError:
         return None

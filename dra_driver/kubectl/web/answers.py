@@ -2,9 +2,10 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.kube.state import ClusterState, with_objects
@@ -21,25 +22,27 @@ from dra_driver.kubectl.explain import (
     with_defaults,
 )
 
+T = TypeVar("T")
 
-def in_thread(compute: Callable[[], Any], done: Callable[[], object]) -> "asyncio.Future[Any]":
+
+def in_thread(compute: Callable[[], T], done: Callable[[], object]) -> "asyncio.Future[T]":
     """Computes in a thread that does not keep the process from ending; ``done`` is called there at the end."""
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
+    future: asyncio.Future[T] = loop.create_future()
 
-    def tell(set_it: Callable[[Any], None], value: Any) -> None:
-        if not future.cancelled() and not future.done():
-            set_it(value)
+    def tell(settle: Callable[[], None]) -> None:
+        if not future.done():
+            settle()
 
     def run() -> None:
         try:
-            value, set_it = compute(), future.set_result
+            settle = partial(future.set_result, compute())
         except Exception as error:  # noqa: BLE001  raised where the answer is awaited
-            value, set_it = error, future.set_exception
+            settle = partial(future.set_exception, error)
         finally:
             done()
         if not loop.is_closed():
-            loop.call_soon_threadsafe(tell, set_it, value)
+            loop.call_soon_threadsafe(tell, settle)
 
     threading.Thread(target=run, name="page-what-if", daemon=True).start()
     return future
@@ -82,23 +85,19 @@ def tried(state: ClusterState, text: str, namespace: str = "default") -> list[Ex
     """An explanation for each pod in the manifests; without pods, for each claim. Raises ConfigurationError."""
     if len(text.encode()) > MAX_BYTES:
         raise ConfigurationError(f"more than {MAX_BYTES >> 10} KiB: paste fewer objects")
-    documents: list[Any] = list(flat(list(read_documents(_WHERE, text)), str(_WHERE)))
+    documents = list(flat(list(read_documents(_WHERE, text)), str(_WHERE)))
     others = [item for item in documents if item.get("kind") != "Pod"]
     objects = objects_of(others, str(_WHERE), namespace)
     pods = pods_in(documents, namespace, str(_WHERE))
     claims = [item for item in objects if item["kind"] == "ResourceClaim"]
-    _check(pods, claims)
-    state = with_objects(state, objects)
-    scheduler = scheduler_for(state)
-    if pods:
-        return explain_pods(state, pods, scheduler=scheduler)
-    return [explain(state, subject_of_claim(item), scheduler=scheduler) for item in claims]
-
-
-def _check(pods: Sequence[Any], claims: Sequence[Any]) -> None:
     if not pods and not claims:
         raise ConfigurationError("there is no Pod, no workload that creates pods, and no ResourceClaim in it")
     if len(pods) > MAX_PODS or len(claims) > MAX_CLAIMS:
         raise ConfigurationError(
             f"{len(pods)} pods and {len(claims)} claims: at most {MAX_PODS} of each are tried here"
         )
+    state = with_objects(state, objects)
+    scheduler = scheduler_for(state)
+    if pods:
+        return explain_pods(state, pods, scheduler=scheduler)
+    return [explain(state, subject_of_claim(item), scheduler=scheduler) for item in claims]

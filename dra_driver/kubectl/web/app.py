@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -21,12 +21,13 @@ from starlette.types import ASGIApp
 from dra_driver.core.errors import DraError
 from dra_driver.core.text import gib, printable
 from dra_driver.kube.state import ClusterState
+from dra_driver.kubectl.capacity import ClaimRow
 from dra_driver.kubectl.web.answers import EXAMPLE, MAX_BYTES, explain_pod, in_thread, survey_of, tried
 from dra_driver.kubectl.web.gate import BrowserGate, Keys
-from dra_driver.kubectl.web.gpus import SeenFleet, clique_of, island_of, islands_of, numa_text, spots_of
-from dra_driver.kubectl.web.reading import Derived, LastRead, Periodic, SeenCluster, WorkedOut
+from dra_driver.kubectl.web.gpus import NodeRow, SeenFleet, clique_of, island_of, islands_of, spots_of
+from dra_driver.kubectl.web.reading import Derived, Periodic, SeenCluster, WorkedOut
 from dra_driver.kubectl.web.rows import (
-    Waiting,
+    Uses,
     ago,
     claim_views,
     event_rows,
@@ -52,6 +53,7 @@ _KEEP_ALIVE: Final = 30
 _GRAVE: Final = ("nodes:", "pods:", "resourceclaims:", "resourceslices:", "gpunodes:")
 """Gaps that make these pages wrong or poor; others concern explanations alone."""
 _SPLIT: Final = "<!--split-->"
+_NOTHING: Final = SeenCluster(state=ClusterState(), told={}, claims=(), fleet=SeenFleet())
 
 
 class PageSources(Struct, frozen=True, kw_only=True):
@@ -113,7 +115,7 @@ class Pages:
 
     async def fleet(self, request: Request) -> Response:
         query, show = _query(request), request.query_params.get("show", "")
-        found = self._fleet()
+        found = self._seen().fleet
         nodes = matching(found.nodes, query, _node_texts)
         if show == "free":
             nodes = [node for node in nodes if node.has_free]
@@ -123,14 +125,14 @@ class Pages:
         return self._page(request, "fleet.html", page=page, totals=found.totals, show=show, query=query)
 
     async def node(self, request: Request) -> Response:
-        found = self._fleet().node(request.path_params["node"])
+        found = self._seen().fleet.node(request.path_params["node"])
         if found is None:
             return self._gone(request, f"Node {request.path_params['node']} has no GPUs now, or is gone.")
         return self._page(request, "node.html", node=found, islands=islands_of(found), spots=spots_of(found))
 
     async def gpu(self, request: Request) -> Response:
         node, name = request.path_params["node"], request.path_params["gpu"]
-        fleet = self._fleet()
+        fleet = self._seen().fleet
         found = fleet.gpu(node, name)
         if found is None:
             return self._gone(request, f"Node {node} has no GPU {name} now.")
@@ -142,43 +144,42 @@ class Pages:
         memory = use.gpus.get((node, name)) if use else None
         total = memory.total_bytes if memory and memory.total_bytes else found.memory_bytes
         whole = drawn(use.points_of_gpu(node, name) if use else [], total)
-        size = (WIDTH, HEIGHT)
-        near: dict[str, Any] = {
-            "island": island_of(found, fleet),
-            "clique": clique_of(found, fleet),
-            "numa": numa_text(found.place),
-        }
         return self._page(
-            request, "gpu.html", gpu=found, holders=holders, memory=memory, whole=whole, size=size, **near
+            request,
+            "gpu.html",
+            gpu=found,
+            holders=holders,
+            memory=memory,
+            whole=whole,
+            size=(WIDTH, HEIGHT),
+            island=island_of(found, fleet),
+            clique=clique_of(found, fleet),
+            numa=found.place.numa_text,
         )
 
     async def claims(self, request: Request) -> Response:
-        query, reading = _query(request), self._reading()
-        show = request.query_params.get("show", "")
-        rows = reading.value.claims if reading else ()
+        query, show, rows = _query(request), request.query_params.get("show", ""), self._seen().claims
         found = [row for row in matching(rows, query, _claim_texts) if show in ("", row.state)]
         page = page_of(found, _page(request), ROWS_PER_PAGE, of=len(rows))
-        views = claim_views(page.rows, self._fleet(), self._uses())
+        views = claim_views(page.rows, self._seen().fleet, self._uses())
         return self._page(request, "claims.html", page=page, views=views, query=query, show=show)
 
     async def claim(self, request: Request) -> Response:
         namespace, name = request.path_params["namespace"], request.path_params["name"]
-        reading = self._reading()
-        rows = reading.value.claims if reading else ()
-        found = [row for row in rows if (row.namespace, row.name) == (namespace, name)]
+        found = [row for row in self._seen().claims if (row.namespace, row.name) == (namespace, name)]
         if not found:
             return self._gone(request, f"There is no claim {name} in namespace {namespace} now.")
-        view = claim_views(found, self._fleet(), self._uses())[0]
+        view = claim_views(found, self._seen().fleet, self._uses())[0]
         events = [
             each
-            for each in event_rows(self._state().events)
+            for each in event_rows(self._seen().state.events)
             if (each.kind, each.namespace, each.name) == ("ResourceClaim", namespace, name)
         ]
         return self._page(request, "claim.html", view=view, events=events[:20])
 
     async def pending(self, request: Request) -> Response:
         query = _query(request)
-        every = waiting_pods(self._state())
+        every = waiting_pods(self._seen().state)
         found = matching(every, query, lambda each: f"{each.namespace}/{each.name} {each.owner}")
         page = page_of(found, _page(request), PODS_PER_PAGE, of=len(every))
         rows = [(each, self._explained(each.namespace, each.name)) for each in page.rows]
@@ -186,23 +187,18 @@ class Pages:
 
     async def pod(self, request: Request) -> Response:
         namespace, name = request.path_params["namespace"], request.path_params["name"]
-        every = [pod["metadata"] for pod in self._state().pods]
+        every = [pod["metadata"] for pod in self._seen().state.pods]
         if all((each.get("namespace") or "default", each["name"]) != (namespace, name) for each in every):
             return self._gone(request, f"There is no pod {name} in namespace {namespace} now.")
         answer = self._explained(namespace, name)
         return self._page(request, "pod.html", namespace=namespace, name=name, answer=answer)
 
     async def capacity(self, request: Request) -> Response:
-        reading = self._reading()
-        answer = None
-        if reading is not None:
-            state = reading.value.state
-            answer = self._sources.derived.ask("capacity", reading.number, lambda: survey_of(state))
-        return self._page(request, "capacity.html", answer=answer)
+        return self._page(request, "capacity.html", answer=self._worked_out("capacity", survey_of))
 
     async def events(self, request: Request) -> Response:
         query = _query(request)
-        every = event_rows(self._state().events)
+        every = event_rows(self._seen().state.events)
         found = matching(every, query, lambda each: f"{each.reason} {each.about} {each.message} {each.source}")
         page = page_of(found, _page(request), ROWS_PER_PAGE, of=len(every))
         return self._page(request, "events.html", page=page, query=query)
@@ -236,40 +232,35 @@ class Pages:
 
     # --- what pages are made of ---
 
-    def _reading(self) -> LastRead[SeenCluster] | None:
-        return self._sources.cluster.asked()
-
-    def _fleet(self) -> SeenFleet:
-        reading = self._reading()
-        return reading.value.fleet if reading else SeenFleet()
-
-    def _state(self) -> ClusterState:
-        reading = self._reading()
-        return reading.value.state if reading else ClusterState()
+    def _seen(self) -> SeenCluster:
+        reading = self._sources.cluster.asked()
+        return reading.value if reading else _NOTHING
 
     def _use(self) -> UseNow | None:
         reading = self._sources.use.asked() if self._sources.use else None
         return reading.value if reading else None
 
-    def _uses(self) -> Any:
+    def _uses(self) -> Uses:
         use = self._use()
         return use.uses if use else {}
 
-    def _explained(self, namespace: str, name: str) -> WorkedOut | None:
-        reading = self._reading()
+    def _worked_out(self, key: Hashable, compute: Callable[[ClusterState], object]) -> WorkedOut | None:
+        reading = self._sources.cluster.asked()
         if reading is None:
             return None
         state = reading.value.state
-        key = ("pod", namespace, name)
-        return self._sources.derived.ask(key, reading.number, lambda: explain_pod(state, namespace, name))
+        return self._sources.derived.ask(key, reading.number, lambda: compute(state))
 
-    def _page(self, request: Request, template: str, status: int = 200, **values: Any) -> Response:
+    def _explained(self, namespace: str, name: str) -> WorkedOut | None:
+        return self._worked_out(("pod", namespace, name), lambda state: explain_pod(state, namespace, name))
+
+    def _page(self, request: Request, template: str, status: int = 200, **values: object) -> Response:
         return HTMLResponse(self._render(request, template, **values), status_code=status)
 
     def _gone(self, request: Request, sentence: str) -> Response:
         return self._page(request, "gone.html", status=404, sentence=sentence)
 
-    def _render(self, request: Request, template: str, **values: Any) -> str:
+    def _render(self, request: Request, template: str, **values: object) -> str:
         now, cluster, use = datetime.now(UTC), self._sources.cluster, self._sources.use
         reading = cluster.asked()
         shown = self._templates.get_template(template).render(
@@ -301,7 +292,7 @@ class Pages:
         yield tail
 
     async def _answers(self, request: Request, text: str, namespace: str) -> AsyncIterator[str]:
-        state = self._state()
+        state = self._seen().state
         if not self._tries.acquire(blocking=False):
             yield self._render(request, "_problem.html", sentence="Two trials run already. Try again in a moment.")
             return
@@ -327,10 +318,10 @@ class Pages:
     async def _changes(self, request: Request) -> AsyncIterator[str]:
         self._streams += 1
         try:
-            known, read, silent = self._seen(), None, 0
+            known, read, silent = self._changes_seen(), None, 0
             yield "retry: 2000\n\n"
             while not await request.is_disconnected():
-                reading, seen = self._sources.cluster.asked(), self._seen()
+                reading, seen = self._sources.cluster.asked(), self._changes_seen()
                 silent += 1
                 if reading is not None and reading.at != read:
                     read, silent = reading.at, 0
@@ -345,12 +336,12 @@ class Pages:
         finally:
             self._streams -= 1
 
-    def _seen(self) -> tuple[int, int, int]:
+    def _changes_seen(self) -> tuple[int, int, int]:
         use = self._sources.use
         return self._sources.cluster.changes, use.changes if use else 0, self._sources.derived.changes
 
 
-def _visible(value: Any) -> Any:
+def _visible(value: object) -> object:
     """Texts without characters that change how others are shown, such as the direction; lines stay."""
     if not isinstance(value, str) or hasattr(value, "__html__") or value.isprintable():
         return value
@@ -379,15 +370,12 @@ def _page(request: Request) -> str:
     return request.query_params.get("page", "1")
 
 
-def _node_texts(node: Any) -> str:
+def _node_texts(node: NodeRow) -> str:
     products = {gpu.product for gpu in node.gpus}
     claims = {f"{part.namespace}/{part.claim}" for gpu in node.gpus for part in gpu.parts}
     policies = {gpu.policy for gpu in node.gpus}
     return " ".join((node.name, *products, *claims, *policies))
 
 
-def _claim_texts(row: Any) -> str:
+def _claim_texts(row: ClaimRow) -> str:
     return " ".join((f"{row.namespace}/{row.name}", row.state, *row.nodes, *row.pods, *row.requests))
-
-
-__all__ = ["PageSources", "Pages", "Waiting", "application", "templates"]

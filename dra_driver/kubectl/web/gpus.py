@@ -1,13 +1,11 @@
 """Nodes and GPUs as the page shows them, with what claims hold drawn to scale. Values only; ``fleet.py`` makes them."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from msgspec import Struct, field
 
-from dra_driver.kube.devices import attribute_text
-from dra_driver.kube.published import names
+from dra_driver.kubectl.capacity import NOWHERE, GpuPlace
 
 FREE: Final = "free"
 WHOLE: Final = "whole"
@@ -32,22 +30,6 @@ class Part(Struct, frozen=True, kw_only=True):
     memory_bytes: int = 0
     percent: int | None = None
     admin: bool = False
-
-
-class GpuPlace(Struct, frozen=True, kw_only=True):
-    """Where a GPU is: NUMA nodes, PCIe root, NVLink island with the kind of its links, clique of a fabric.
-
-    Empty where the driver publishes nothing.
-    """
-
-    numa: Sequence[int] = ()
-    pcie_root: str = ""
-    island: str = ""
-    link: str = ""
-    clique: str = ""
-
-
-NOWHERE: Final = GpuPlace()
 
 
 class GpuRow(Struct, frozen=True, kw_only=True):
@@ -136,10 +118,6 @@ class SeenFleet(Struct, frozen=True, kw_only=True):
         return next((gpu for gpu in found.gpus if gpu.name == name), None) if found else None
 
 
-_DIRECT: Final = "direct"
-_MAX_NUMA: Final = 64
-
-
 class LinkedGpus(Struct, frozen=True, kw_only=True):
     """GPUs of one node of which each reaches each other by NVLink; ``kind`` is in words."""
 
@@ -155,27 +133,12 @@ class NearGpus(Struct, frozen=True, kw_only=True):
     gpus: Sequence[GpuRow]
 
 
-def place_of(attributes: Mapping[str, Any], driver: str) -> GpuPlace:
-    """Of a device's attributes, whose names may have the driver's domain."""
-    text = partial(attribute_text, attributes, driver)
-    place = GpuPlace(
-        numa=_numa(attributes.get(names.NUMA_NODE) or {}),
-        pcie_root=text(names.PCIE_ROOT),
-        island=text(names.NVLINK_ISLAND),
-        link=text(names.NVLINK_TYPE),
-        clique=text(names.CLIQUE),
-    )
-    return place if place != NOWHERE else NOWHERE
-
-
-def _numa(value: Mapping[str, Any]) -> tuple[int, ...]:
-    found = [value["int"]] if "int" in value else value.get("ints") or ()
-    return tuple(number for number in found if isinstance(number, int))[:_MAX_NUMA]
-
-
 def islands_of(node: NodeRow) -> list[LinkedGpus]:
     """In the order of the first GPU of each."""
-    found = _grouped((gpu.place.island, gpu) for gpu in node.gpus if gpu.place.island)
+    found: dict[str, list[GpuRow]] = {}
+    for gpu in node.gpus:
+        if gpu.place.island:
+            found.setdefault(gpu.place.island, []).append(gpu)
     return [LinkedGpus(kind=_kind(gpus), gpus=gpus) for gpus in found.values()]
 
 
@@ -188,7 +151,9 @@ def island_of(gpu: GpuRow, fleet: SeenFleet) -> LinkedGpus | None:
 
 def spots_of(node: NodeRow) -> list[NearGpus]:
     """GPUs that are near each other; none if the node's GPUs do not say where they are."""
-    found = _grouped(((numa_text(gpu.place), gpu.place.pcie_root), gpu) for gpu in node.gpus)
+    found: dict[tuple[str, str], list[GpuRow]] = {}
+    for gpu in node.gpus:
+        found.setdefault((gpu.place.numa_text, gpu.place.pcie_root), []).append(gpu)
     spots = [NearGpus(numa=numa, pcie_root=root, gpus=gpus) for (numa, root), gpus in sorted(found.items())]
     return spots if any(spot.numa or spot.pcie_root for spot in spots) else []
 
@@ -199,19 +164,8 @@ def clique_of(gpu: GpuRow, fleet: SeenFleet) -> list[GpuRow]:
     return [each for node in fleet.nodes for each in node.gpus if each.place.clique == clique] if clique else []
 
 
-def numa_text(place: GpuPlace) -> str:
-    return ", ".join(map(str, place.numa))
-
-
 def _kind(gpus: Sequence[GpuRow]) -> str:
     link = gpus[0].place.link
-    if link == _DIRECT:
+    if link == "direct":
         return "pair" if len(gpus) == 2 else "direct links"
     return "NVSwitch" if link == "switch" else link or "linked"
-
-
-def _grouped(pairs: Iterable[tuple[Any, GpuRow]]) -> dict[Any, list[GpuRow]]:
-    found: dict[Any, list[GpuRow]] = {}
-    for key, gpu in pairs:
-        found.setdefault(key, []).append(gpu)
-    return found

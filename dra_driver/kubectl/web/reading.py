@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,6 +24,7 @@ from dra_driver.core.request_rights import missing_right
 from dra_driver.core.text import printable
 from dra_driver.core.worker import Worker
 from dra_driver.kube import paths
+from dra_driver.kube.devices import Wire
 from dra_driver.kube.state import KINDS, ClusterState, StateReader, read_cluster, read_in_namespace
 from dra_driver.kubectl.capacity import ClaimRow, claims_of
 from dra_driver.kubectl.explain import gaps_that_matter
@@ -35,9 +36,8 @@ from dra_driver.kubectl.web.rows import waiting_pods
 #
 # A state of a large cluster is millions of objects. They hardly have cycles, so they are freed when the next state
 # replaces them, but a full collection walks all of them: 223 ms with 8,000 GPUs. So nothing is collected while a state
-# or
-# an answer is worked out, and what is alive then is exempt (``gc.freeze``). Cycles that end in what is exempt are found
-# by `sweep` alone: when no page is open, and after `BUILT_BEFORE_SWEEP` at the latest.
+# or an answer is worked out, and what is alive then is exempt (``gc.freeze``). Cycles that end in what is exempt are
+# found by `sweep` alone: when no page is open, and after `BUILT_BEFORE_SWEEP` at the latest.
 
 BUILT_BEFORE_SWEEP: Final = 500
 """About an hour of a large cluster that changes all the time; a sweep delays the requests of that moment."""
@@ -96,8 +96,7 @@ heap: Final = Heap()
 # --- Answers that take longer than a page may: computed in one thread of their own, kept until the state has changed.
 #
 # A page asks, gets the last answer at once (of an earlier state, or none yet), and is sent again when the next is
-# there.
-# Only what was asked for within the last minute is computed anew.
+# there. Only what was asked for within the last minute is computed anew.
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +108,7 @@ class WorkedOut(Struct, frozen=True, kw_only=True):
     """``value`` of the state with this number; ``problem`` is why there is none."""
 
     number: int
-    value: Any = None
+    value: object = None
     problem: str = ""
 
 
@@ -120,8 +119,9 @@ class Derived:
         self._building = building
         self._lock = threading.Lock()  # guards the two below
         self._answers: dict[Hashable, WorkedOut] = {}
-        self._wanted: dict[Hashable, tuple[int, Callable[[], Any]]] = {}
-        self._changes = 0
+        self._wanted: dict[Hashable, tuple[int, Callable[[], object]]] = {}
+        self.changes = 0
+        """How many answers were computed."""
         self._worker = Worker("page-answers", self._turn)
 
     def start(self) -> None:
@@ -130,11 +130,7 @@ class Derived:
     def stop(self) -> None:
         self._worker.stop(_STOP_S)
 
-    @property
-    def changes(self) -> int:
-        return self._changes
-
-    def ask(self, key: Hashable, number: int, compute: Callable[[], Any]) -> WorkedOut | None:
+    def ask(self, key: Hashable, number: int, compute: Callable[[], object]) -> WorkedOut | None:
         """The last answer for ``key``. If it is not of state ``number``, it is computed soon."""
         with self._lock:
             known = self._answers.get(key)
@@ -151,27 +147,30 @@ class Derived:
             key = next(iter(self._wanted))
             number, compute = self._wanted.pop(key)
         with self._building():
-            answer = _answer(number, compute)
+            try:
+                answer = WorkedOut(number=number, value=compute())
+            except Exception as error:  # noqa: BLE001 - the thread goes on, and the page says it
+                answer = WorkedOut(number=number, problem=_sentence(error))
         with self._lock:
             self._answers.pop(key, None)
             self._answers[key] = answer
             while len(self._answers) > MAX_KEPT:
                 self._answers.pop(next(iter(self._answers)))
-            self._changes += 1
+            self.changes += 1
         return True
 
     def _turn(self) -> float | None:
         return 0.0 if self.compute_one() else None
 
 
-def _answer(number: int, compute: Callable[[], Any]) -> WorkedOut:
-    try:
-        return WorkedOut(number=number, value=compute())
-    except DraError as error:
-        return WorkedOut(number=number, problem=str(error))
-    except Exception as error:
-        log.exception("an answer for the page failed")
-        return WorkedOut(number=number, problem=f"{type(error).__name__}: {error}")
+def _sentence(error: Exception) -> str:
+    """What the page says of a failure; one that is not expected is logged with its traceback."""
+    if isinstance(error, ForbiddenError):
+        return missing_right(error)
+    if isinstance(error, DraError):
+        return str(error)
+    log.error("reading or computing for the page failed", exc_info=error)
+    return f"{type(error).__name__}: {error}"
 
 
 VIEWED_S: Final = 60.0
@@ -220,8 +219,9 @@ class Periodic(Generic[Value]):
         self._asked_at = clock()
         # Written by the thread that reads, each as one reference; read by others without a lock.
         self._reading: LastRead[Value] | None = None
-        self._trouble: ReadFailure | None = None
-        self._changes = 0
+        self.trouble: ReadFailure | None = None
+        self.changes = 0
+        """Grows when the value or the trouble becomes another one."""
         self._worker = Worker(name, self._turn)
 
     def start(self) -> None:
@@ -237,27 +237,13 @@ class Periodic(Generic[Value]):
         self._worker.wake()
         return self._reading
 
-    @property
-    def trouble(self) -> ReadFailure | None:
-        return self._trouble
-
-    @property
-    def changes(self) -> int:
-        """Grows when the value or the trouble becomes another one."""
-        return self._changes
-
     def once(self) -> None:
         """Reads once, in the caller's thread."""
         begun = self._clock()
         try:
             value = self._read()
-        except ForbiddenError as error:
-            self._fail(missing_right(error))
-        except DraError as error:
-            self._fail(str(error))
-        except Exception as error:
-            log.exception("reading for the page failed")
-            self._fail(f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 - the thread goes on, and the page says it
+            self._fail(_sentence(error))
         else:
             self._keep(value, self._clock() - begun)
 
@@ -267,15 +253,15 @@ class Periodic(Generic[Value]):
         number = (last.number if last else 0) + (not same)
         kept = last.value if same and last is not None else value
         self._reading = LastRead(value=kept, at=self._now(), took_s=took_s, number=number)
-        if not same or self._trouble:
-            self._changes += 1
-        self._trouble = None
+        if not same or self.trouble:
+            self.changes += 1
+        self.trouble = None
 
     def _fail(self, sentence: str) -> None:
-        known = self._trouble
-        self._trouble = ReadFailure(sentence=printable(sentence)[:1000], since=known.since if known else self._now())
-        if known is None or known.sentence != self._trouble.sentence:
-            self._changes += 1
+        known = self.trouble
+        self.trouble = ReadFailure(sentence=printable(sentence)[:1000], since=known.since if known else self._now())
+        if known is None or known.sentence != self.trouble.sentence:
+            self.changes += 1
 
     def _turn(self) -> float | None:
         begun = self._clock()
@@ -367,16 +353,15 @@ class LiveSource:
 
     def state(self) -> ClusterState:
         found = read_cluster(self._api)
-        own: dict[str, Any] = {}
-        gaps = list(found.gaps)
-        for kind in KINDS if self._namespace else ():
-            at = next((at for at, gap in enumerate(gaps) if gap.startswith(f"{kind.resource}: ")), None)
-            if at is None or not kind.namespaced:
-                continue
-            items = read_in_namespace(self._api, kind, self._namespace)
-            if items is not None:
+        own: dict[str, Sequence[Wire]] = {}
+        gaps = []
+        for gap in found.gaps:
+            kind = next((each for each in KINDS if each.namespaced and gap.startswith(f"{each.resource}: ")), None)
+            items = read_in_namespace(self._api, kind, self._namespace) if kind and self._namespace else None
+            if kind is not None and items is not None:
                 own[kind.field] = items
-                gaps[at] += f"; those of namespace {self._namespace} are shown"
+                gap += f"; those of namespace {self._namespace} are shown"  # noqa: PLW2901 - the gap with its remedy
+            gaps.append(gap)
         return replace(found, gaps=tuple(gaps), **own) if own else found
 
     def gpu_nodes(self, gaps: list[str]) -> Mapping[str, GpuNodeStatus]:
@@ -396,11 +381,11 @@ class LiveSource:
 class FileSource:
     """A state that was read once, from a file."""
 
-    def __init__(self, read: Callable[[], ClusterState]) -> None:
-        self._read = read
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
 
     def state(self) -> ClusterState:
-        return self._read()
+        return self._state
 
     def gpu_nodes(self, gaps: list[str]) -> Mapping[str, GpuNodeStatus]:
         gaps.append("gpunodes: a file of the cluster's state has none, so health and policies are not known")

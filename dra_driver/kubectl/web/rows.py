@@ -2,19 +2,21 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Final, Generic, TypeVar
 from urllib.parse import urlencode
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.core.text import span
 from dra_driver.core.time import parse_time
+from dra_driver.kube.devices import Wire
+from dra_driver.kube.objects.core import Event, ObjectReference, Pod
+from dra_driver.kube.shapes import read_all
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity import ClaimRow
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
 from dra_driver.kubectl.web.gpus import GpuRow, Part, SeenFleet
-
-Wire = Mapping[str, Any]
 
 
 class ClaimDeviceRow(Struct, frozen=True, kw_only=True):
@@ -68,14 +70,10 @@ def _view(claim: ClaimRow, places: Mapping[Key, tuple[GpuRow, Part]], uses: Uses
     for device in claim.devices:
         key = (claim.namespace, claim.name, device.node, device.device)
         gpu, part = places.get(key, (None, None))
+        name = gpu.name if gpu else ""
         devices.append(
             ClaimDeviceRow(
-                request=device.request,
-                device=device.device,
-                node=device.node,
-                gpu=gpu.name if gpu else "",
-                part=part,
-                use=uses.get(key),
+                request=device.request, device=device.device, node=device.node, gpu=name, part=part, use=uses.get(key)
             )
         )
     return ClaimOnPage(claim=claim, devices=tuple(devices))
@@ -94,37 +92,30 @@ class Waiting(Struct, frozen=True, kw_only=True):
 
 def waiting_pods(state: ClusterState) -> list[Waiting]:
     """Pods with claims or extended resources that are on no node, by owner, those that wait longest first."""
-    groups: dict[tuple[str, str], list[Wire]] = {}
-    for pod in state.pods:
-        if not _waits(pod):
-            continue
-        metadata = pod["metadata"]
-        owners = metadata.get("ownerReferences") or ()
-        owner = f"{owners[0].get('kind')}/{owners[0].get('name')}" if owners else ""
-        key = (str(metadata.get("namespace") or "default"), owner or f"pod/{metadata.get('name')}")
-        groups.setdefault(key, []).append(pod)
-    found = [_waiting(namespace, owner, pods) for (namespace, owner), pods in groups.items()]
+    groups: dict[tuple[str, str], list[Waiting]] = {}
+    for item in state.pods:
+        if (item.get("spec") or {}).get("nodeName"):
+            continue  # most pods of a large cluster
+        for pod in filter(_waits, read_all(Pod, (item,))):
+            metadata = pod.metadata
+            owner = next((f"{each.kind}/{each.name}" for each in metadata.owner_references), "")
+            namespace, name = metadata.namespace or "default", metadata.name
+            waiting = Waiting(
+                namespace=namespace, name=name, owner=owner, count=1, since=metadata.creation_timestamp, pod=item
+            )
+            groups.setdefault((namespace, owner or f"pod/{name}"), []).append(waiting)
+    found = [
+        replace(min(group, key=lambda each: (each.since, each.name)), count=len(group)) for group in groups.values()
+    ]
     return sorted(found, key=lambda each: (each.since, each.namespace, each.name))
 
 
-def _waiting(namespace: str, owner: str, pods: Sequence[Wire]) -> Waiting:
-    first = min(pods, key=lambda pod: (str(pod["metadata"].get("creationTimestamp") or ""), pod["metadata"]["name"]))
-    metadata = first["metadata"]
-    shown = "" if owner.startswith("pod/") else owner
-    since = str(metadata.get("creationTimestamp") or "")
-    return Waiting(
-        namespace=namespace, name=str(metadata["name"]), owner=shown, count=len(pods), since=since, pod=first
-    )
-
-
-def _waits(pod: Wire) -> bool:
-    spec, status = pod.get("spec") or {}, pod.get("status") or {}
-    if spec.get("nodeName") or status.get("phase", "Pending") != "Pending" or pod["metadata"].get("deletionTimestamp"):
+def _waits(pod: Pod) -> bool:
+    phase = pod.status.phase if pod.status else ""
+    if phase not in ("", "Pending") or pod.metadata.deletion_timestamp:
         return False
-    return bool(spec.get("resourceClaims")) or any(
-        "/" in name
-        for each in spec.get("containers") or ()
-        for name in (each.get("resources") or {}).get("requests") or ()
+    return bool(pod.spec.resource_claims) or any(
+        "/" in name for each in pod.spec.containers if each.resources for name in each.resources.requests
     )
 
 
@@ -144,23 +135,22 @@ class EventRow(Struct, frozen=True, kw_only=True):
 
 def event_rows(events: Iterable[Wire]) -> list[EventRow]:
     """The newest first."""
-    return sorted(map(_event, events), key=lambda each: each.at, reverse=True)
+    return sorted(map(_event, read_all(Event, events)), key=lambda each: each.at, reverse=True)
 
 
-def _event(event: Wire) -> EventRow:
-    about = event.get("involvedObject") or {}
-    kind, namespace, name = (str(about.get(field) or "") for field in ("kind", "namespace", "name"))
-    count = (event.get("series") or {}).get("count") or event.get("count") or 1
+def _event(event: Event) -> EventRow:
+    about = event.involved_object or ObjectReference()
+    name = f"{about.namespace}/{about.name}" if about.namespace else about.name
     return EventRow(
-        at=str(event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp") or ""),
-        reason=str(event.get("reason") or ""),
-        about=f"{kind} {namespace}/{name}" if namespace else f"{kind} {name}",
-        kind=kind,
-        namespace=namespace,
-        name=name,
-        message=str(event.get("message") or ""),
-        count=count if isinstance(count, int) else 1,
-        source=str((event.get("source") or {}).get("component") or ""),
+        at=event.last_timestamp or event.event_time or event.first_timestamp,
+        reason=event.reason,
+        about=f"{about.kind} {name}",
+        kind=about.kind,
+        namespace=about.namespace,
+        name=about.name,
+        message=event.message,
+        count=event.count or 1,
+        source=event.source.component if event.source else "",
     )
 
 
@@ -173,10 +163,13 @@ def ago(moment: str, now: datetime) -> str:
 MAX_QUERY: Final = 100
 
 
-class Page(Struct, frozen=True, kw_only=True):
+Row = TypeVar("Row")
+
+
+class Page(Struct, Generic[Row], frozen=True, kw_only=True):
     """``rows`` of one page; ``number`` counts from 1. ``total`` rows match, of ``of`` in all."""
 
-    rows: Sequence[Any]
+    rows: Sequence[Row]
     number: int
     pages: int
     total: int
@@ -188,18 +181,17 @@ class Page(Struct, frozen=True, kw_only=True):
         return self.first + len(self.rows) - 1 if self.rows else 0
 
 
-def page_of(rows: Sequence[Any], number: str, size: int, *, of: int | None = None) -> Page:
+def page_of(rows: Sequence[Row], number: str, size: int, *, of: int | None = None) -> Page[Row]:
     """The page; a number that is none is the first, one beyond the end the last."""
     pages = max(1, -(-len(rows) // size))
     wanted = int(number) if number.isascii() and number.isdigit() and len(number) < 7 else 1
     at = min(max(1, wanted), pages)
-    start = (at - 1) * size
+    start, total = (at - 1) * size, len(rows)
     shown = rows[start : start + size]
-    total = len(rows)
     return Page(rows=shown, number=at, pages=pages, total=total, of=total if of is None else of, first=start + 1)
 
 
-def matching(rows: Sequence[Any], query: str, texts: Callable[[Any], str]) -> list[Any]:
+def matching(rows: Sequence[Row], query: str, texts: Callable[[Row], str]) -> list[Row]:
     """Rows whose texts contain every word of the query, without regard to case."""
     words = query[:MAX_QUERY].casefold().split()
     return [row for row in rows if all(word in texts(row).casefold() for word in words)] if words else list(rows)

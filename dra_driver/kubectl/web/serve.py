@@ -6,10 +6,10 @@ Stop: 1. server (open streams end within a second), 2. readers; their threads do
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.kubectl.usage.device_use import UseReport
@@ -33,7 +33,7 @@ class BoundedConnection(H11Protocol):
         super().connection_made(transport)
         self.loop.call_later(self.idle_s, self.look, None)
 
-    def look(self, former: Any) -> None:
+    def look(self, former: RequestResponseCycle | None) -> None:
         """``former`` is the request that there was at the look before."""
         if self.transport.is_closing():
             return
@@ -80,11 +80,7 @@ def serve(
             use=Periodic("page-use", UseHistory(read_use, past=read_past).read, use_interval_s) if read_use else None,
         )
         app = application(sources, keys, (f"{LOOPBACK}:{port}", f"localhost:{port}"))
-        readers: list[Periodic[Any] | Derived] = [
-            sources.cluster,
-            sources.derived,
-            *([sources.use] if sources.use else []),
-        ]
+        readers = [each for each in (sources.cluster, sources.derived, sources.use) if each is not None]
         for reader in readers:
             reader.start()
         try:

@@ -1,17 +1,16 @@
 """What claims use, as the exporters told it since the page was started: a short memory for charts."""
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from msgspec import Struct, field
+from msgspec import Struct, convert, field
 from msgspec.structs import replace
 
 from dra_driver.core.errors import DraError
 from dra_driver.kubectl.usage.device_use import MAX_BYTES, ClaimDeviceUse, GpuMemory, UseReport, text
-from dra_driver.kubectl.usage.history import KEY, MAX_SERIES
+from dra_driver.kubectl.usage.history import KEY, finite, series_of
 from dra_driver.kubectl.web.rows import Key, Uses, uses_by_device
 
 MAX_SAMPLES: Final = 240
@@ -112,7 +111,7 @@ _MAX_RATIO: Final = 1.5
 _MAX_POINTS: Final = 400_000
 
 
-def past_of(ask: Callable[[str], Any]) -> list[UseSample]:
+def past_of(ask: Callable[[str], object]) -> list[UseSample]:
     """Samples of the last hour, oldest first. ``ask`` answers an instant query.
 
     Raises what ``ask`` raises, and ValueError for answers that are none.
@@ -134,62 +133,36 @@ class _Past:
         self._gpus: dict[int, dict[tuple[str, str], GpuMemory]] = {}
         self._points = 0
 
-    def add_claims(self, field: str, answer: Any) -> None:
+    def add_claims(self, field: str, answer: object) -> None:
         for labels, at, value in self._series(field, answer):
-            names: dict[str, Any] = {name: text(labels.get(name)) for name in KEY}
-            known: dict[str, Any] = {field: value}
-            key = (names["namespace"], names["claim"], names["node"], names["device"])
-            here = self._uses.setdefault(at, {})
-            here[key] = replace(here.get(key) or ClaimDeviceUse(**names), **known)
+            use = convert({name: text(labels.get(name)) for name in KEY}, ClaimDeviceUse)
+            here, key = self._uses.setdefault(at, {}), (use.namespace, use.claim, use.node, use.device)
+            here[key] = replace(here.get(key) or use, **{field: value})
 
-    def add_gpus(self, field: str, answer: Any) -> None:
+    def add_gpus(self, field: str, answer: object) -> None:
         for labels, at, value in self._series(field, answer):
             key = (text(labels.get("node")), text(labels.get("device")))
-            known: dict[str, Any] = {field: value}
             here = self._gpus.setdefault(at, {})
-            here[key] = replace(here.get(key) or GpuMemory(node=key[0], device=key[1]), **known)
+            here[key] = replace(here.get(key) or GpuMemory(node=key[0], device=key[1]), **{field: value})
 
     def samples(self) -> list[UseSample]:
-        times = sorted({*self._uses, *self._gpus})
         return [
             UseSample(datetime.fromtimestamp(at, tz=UTC), self._uses.get(at, {}), self._gpus.get(at, {}))
-            for at in times
+            for at in sorted({*self._uses, *self._gpus})
         ]
 
-    def _series(self, field: str, answer: Any) -> Iterator[tuple[Mapping[str, Any], int, float]]:
+    def _series(self, field: str, answer: object) -> Iterator[tuple[Mapping[str, str], int, float]]:
         memory = field == "used_bytes"
         most = MAX_BYTES if memory else _MAX_RATIO
-        for labels, pairs in matrix(answer):
-            for pair in pairs[:_STEPS]:
-                at, value = _pair(pair)
-                if at is None or value is None or not 0 <= value <= most:
+        for series in series_of(answer, "matrix"):
+            for pair in series.values[:_STEPS]:
+                at, value = map(finite, pair) if isinstance(pair, list) and len(pair) == 2 else (None, None)
+                if at is None or value is None or not (0 <= at < 2**33 and 0 <= value <= most):
                     continue
                 self._points += 1
                 if self._points > _MAX_POINTS:
                     return
-                yield labels, at, int(value) if memory else min(value, 1.0)
-
-
-def matrix(answer: Any) -> list[tuple[Mapping[str, Any], list[Any]]]:
-    """Labels and pairs of time and value of each series. Raises ValueError."""
-    data = answer.get("data") if isinstance(answer, dict) and answer.get("status") == "success" else None
-    found = data.get("result") if isinstance(data, dict) and data.get("resultType") == "matrix" else None
-    if not isinstance(found, list) or len(found) > MAX_SERIES:
-        raise ValueError("its answer is no range of values")
-    return [
-        (item["metric"], item["values"])
-        for item in found
-        if isinstance(item, dict) and isinstance(item.get("metric"), dict) and isinstance(item.get("values"), list)
-    ]
-
-
-def _pair(pair: Any) -> tuple[int | None, float | None]:
-    try:
-        at, value = float(pair[0]), float(pair[1])
-    except (TypeError, ValueError, LookupError, OverflowError):
-        return None, None
-    known = math.isfinite(at) and math.isfinite(value) and 0 <= at < 2**33
-    return (int(at) // STEP_S * STEP_S, value) if known else (None, None)
+                yield series.metric, int(at) // STEP_S * STEP_S, int(value) if memory else min(value, 1.0)
 
 
 WIDTH: Final = 600

@@ -89,14 +89,6 @@ class RunLiveness(Protocol):
     def is_alive(self, owner: OwnerId) -> bool: ...
 
 
-def _no_fabric(_gpu: GpuUuid) -> None:
-    """No board has NVSwitches."""
-
-
-def _ignore(_event: Event) -> None:
-    """Counts nothing."""
-
-
 class HardwareDependencies(Struct, frozen=True, kw_only=True):
     """Changes GPUs; the caller holds the GPU's lock. Errors: `HardwareError`, `StorageError`.
 
@@ -108,7 +100,7 @@ class HardwareDependencies(Struct, frozen=True, kw_only=True):
     slicer: TimeSlicer
     mps: MpsClient
     changed: Callable[[], None]
-    fabric: Callable[[GpuUuid], Fabric | None] = _no_fabric
+    fabric: Callable[[GpuUuid], Fabric | None] = lambda _gpu: None
 
 
 class ClaimDependencies(Struct, frozen=True, kw_only=True):
@@ -130,7 +122,7 @@ class ClaimDependencies(Struct, frozen=True, kw_only=True):
     gpu_locks: GpuLocks
     hardware: HardwareDependencies | None = None
     terms: Callable[[], Terms] = dict
-    count: Callable[[Event], None] = _ignore
+    count: Callable[[Event], None] = lambda _event: None
     clock: WakeableClock = field(default_factory=MonotonicClock)
     locks: ClaimLocks = field(default_factory=ClaimLocks)
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)

@@ -4,7 +4,7 @@ What does not depend on the node (pools, classes, compiled selectors, answers of
 nodes. The clock that bounds an attempt is a parameter.
 """
 
-import os
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -29,11 +29,7 @@ _DEFAULT_LIMITS: Final = Limits()
 
 def random_share_id() -> str:
     """A random UUID (version 4), the form of the scheduler's share IDs."""
-    raw = bytearray(os.urandom(16))
-    raw[6] = raw[6] & 0x0F | 0x40
-    raw[8] = raw[8] & 0x3F | 0x80
-    text = raw.hex()
-    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+    return str(uuid.uuid4())
 
 
 class AllocationOutcome(Struct, frozen=True, kw_only=True):
@@ -99,8 +95,10 @@ class Allocator:
         self._limits = limits
         self._new_share_id = new_share_id
         self._selector_sets: dict[tuple[tuple[str, str], ...], SelectorSet] = {}
-        wires: dict[str, Any] = {"slices": slices, "classes": classes, "allocated": allocated}
-        self.wires: Mapping[str, Any] = guarded(lambda: {name: list(items) for name, items in wires.items()}, wires)
+        wires = {"slices": slices, "classes": classes, "allocated": allocated}
+        self.wires: Mapping[str, Sequence[Wire]] = guarded(
+            lambda: {name: list(items) for name, items in wires.items()}, wires
+        )
         self._classes = guarded(lambda: _by_name(self.wires["classes"]), self.wires)
         self._pool_index = guarded(lambda: self._read(self.wires), self.wires)
 
@@ -163,7 +161,7 @@ class Allocator:
             ]
         )
 
-    def _read(self, wires: Mapping[str, Any]) -> PoolIndex:
+    def _read(self, wires: Mapping[str, Sequence[Wire]]) -> PoolIndex:
         uses = pool_uses(wires["allocated"], shares=self._rules.features.consumable_capacity)
         return PoolIndex(wires["slices"], uses, self._rules)
 

@@ -10,7 +10,7 @@ lower bound of the capacity of the device.
 """
 
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from dra_driver.core.errors import AllocationError
 from dra_driver.core.quantity import NANO, Format, Quantity, WrittenQuantity
@@ -36,12 +36,12 @@ class Amount(NamedTuple):
         return (self.form[3] if self.form else "") or str(self.quantity)
 
 
-def amount(text: Any) -> Amount:
+def amount(text: object) -> Amount:
     """The amount in a field of an API object. Raises ValueError with a full sentence."""
     return _amount(text if isinstance(text, str) else _number(text))
 
 
-def nano(text: Any) -> int:
+def nano(text: object) -> int:
     """The billionths in a field of an API object. Raises ValueError with a full sentence."""
     return _amount(text if isinstance(text, str) else _number(text)).quantity.nano
 
@@ -62,7 +62,7 @@ def in_milli(of: Amount) -> int:
     return count if of.nano >= 0 else -count
 
 
-def _number(value: Any) -> str:
+def _number(value: object) -> str:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     raise ValueError(f"{str(value)[:40]!r} is not a quantity: expected text such as 80Gi or 500m")
@@ -131,7 +131,7 @@ def consumption(requests: Wire | None, capacities: Wire, *, fractions: bool = Fa
     }
 
 
-def _consumption(asked: Any, capacity: Wire, fractions: bool) -> Amount:
+def _consumption(asked: object, capacity: Wire, fractions: bool) -> Amount:
     policy = capacity.get("requestPolicy")
     if asked is None:
         default = policy.get("default") if policy else None

@@ -6,12 +6,12 @@ different.
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, Final
+from typing import Final
 
 from dra_driver.scheduler.allocation.devices import PoolDevice
 from dra_driver.scheduler.allocation.events import ConstraintBroken, Wire
 
-Value = tuple[str, Any]
+Value = tuple[str, object]
 _KINDS: Final = ("string", "int", "bool", "version")
 
 
@@ -21,7 +21,7 @@ class Constraint(ABC):
     ``requests`` are names (``main`` or ``main/sub``); none means all.
     """
 
-    __slots__ = ("attribute", "index", "kind", "requests")
+    __slots__ = ("_added", "attribute", "index", "kind", "requests")
 
     kind: str
 
@@ -29,18 +29,27 @@ class Constraint(ABC):
         self.index = index
         self.attribute = attribute
         self.requests = requests
+        self._added: list[Wire] = []
 
     @abstractmethod
-    def add(self, base: str, device: PoolDevice, /) -> bool:
+    def _accepts(self, value: Wire) -> bool:
+        """Whether the constraint still holds with one more device of this value."""
+
+    def add(self, _base: str, device: PoolDevice, /) -> bool:
         """Adds the device and returns True if the constraint still holds then. `remove` undoes each True."""
+        value = attribute_of(device, self.attribute)
+        if value is None or not self._accepts(value):
+            return False
+        self._added.append(value)
+        return True
 
-    @abstractmethod
-    def remove(self, base: str, /) -> None:
+    def remove(self, _base: str, /) -> None:
         """Removes the device of the request that was added last."""
+        self._added.pop()
 
-    @abstractmethod
     def values(self) -> list[Wire]:
         """The values that the next device is compared with."""
+        return self._added
 
     def broken_by(self, device: PoolDevice) -> ConstraintBroken:
         seen = attribute_of(device, self.attribute)
@@ -54,133 +63,43 @@ class Constraint(ABC):
 
 
 class MatchAttribute(Constraint):
-    __slots__ = ("_count", "_first")
+    __slots__ = ()
 
     kind = "matchAttribute"
 
-    def __init__(self, index: int, attribute: str, requests: frozenset[str]) -> None:
-        super().__init__(index, attribute, requests)
-        self._first: Wire = {}
-        self._count = 0
-
-    def add(self, _base: str, device: PoolDevice, /) -> bool:
-        value = attribute_of(device, self.attribute)
-        if value is None:
-            return False
-        if not self._count:
-            self._first = value
-        elif not _equal(value, self._first):
-            return False
-        self._count += 1
-        return True
-
-    def remove(self, _base: str, /) -> None:
-        self._count -= 1
+    def _accepts(self, value: Wire) -> bool:
+        return not self._added or _equal(value, self._added[0])
 
     def values(self) -> list[Wire]:
-        return [self._first] if self._count else []
+        return self._added[:1]
 
 
-class DistinctAttribute(Constraint):
-    """All devices have different values.
-
-    Kubernetes 1.36 remembers one value per request, the last one, and forgets it when it deallocates any device of the
-    request.
-    """
-
-    __slots__ = ("_count", "_values")
-
-    kind = "distinctAttribute"
-
-    def __init__(self, index: int, attribute: str, requests: frozenset[str]) -> None:
-        super().__init__(index, attribute, requests)
-        self._values: dict[str, Wire] = {}
-        self._count = 0
-
-    def add(self, base: str, device: PoolDevice, /) -> bool:
-        value = attribute_of(device, self.attribute)
-        if value is None or (self._count and not self._differs(value)):
-            return False
-        self._values[base] = value
-        self._count += 1
-        return True
-
-    def remove(self, base: str, /) -> None:
-        self._values.pop(base, None)
-        self._count -= 1
-
-    def values(self) -> list[Wire]:
-        return list(self._values.values())
-
-    def _differs(self, value: Wire) -> bool:
-        others = self.values()
-        known = any(value.get(kind) is not None for kind in _KINDS)
-        return not others or (known and not any(_equal(value, other) for other in others))
-
-
-class DistinctOfAll(DistinctAttribute):
-    """All devices have different values, with the value of every device remembered: Kubernetes 1.37 and later."""
-
-    __slots__ = ("_added",)
-
-    def __init__(self, index: int, attribute: str, requests: frozenset[str]) -> None:
-        super().__init__(index, attribute, requests)
-        self._added: list[Wire] = []
-
-    def add(self, _base: str, device: PoolDevice, /) -> bool:
-        value = attribute_of(device, self.attribute)
-        if value is None or not self._differs(value):
-            return False
-        self._added.append(value)
-        return True
-
-    def remove(self, _base: str, /) -> None:
-        self._added.pop()
-
-    def values(self) -> list[Wire]:
-        return self._added
-
-
-class DistinctByIdentity(DistinctAttribute):
-    """Kubernetes 1.34 compares the addresses of values: only a device that is added again has an equal value."""
-
-    __slots__ = ()
-
-    def _differs(self, value: Wire) -> bool:
-        others = self.values()
-        known = any(value.get(kind) is not None for kind in _KINDS)
-        return not others or (known and not any(value is other for other in others))
-
-
-class MatchSets(Constraint):
+class MatchSets(MatchAttribute):
     """Values are sets, a single one is a set of one, and all devices have one in common: lists, 1.37 and later.
 
     Follows matchAttributeConstraint of structured/internal/experimental/allocator_experimental.go.
     """
 
-    __slots__ = ("_common",)
+    __slots__ = ()
 
-    kind = "matchAttribute"
+    def _accepts(self, value: Wire) -> bool:
+        return bool(frozenset.intersection(_set_of(value), *map(_set_of, self._added)))
 
-    def __init__(self, index: int, attribute: str, requests: frozenset[str]) -> None:
-        super().__init__(index, attribute, requests)
-        self._common: list[tuple[Wire, frozenset[Value]]] = []
 
-    def add(self, _base: str, device: PoolDevice, /) -> bool:
-        value = attribute_of(device, self.attribute)
-        common = _set_of(value)
-        if self._common:
-            common &= self._common[-1][1]
-        if value is None or not common:
-            return False
-        self._common.append((value, common))
-        return True
+class DistinctOfAll(Constraint):
+    """All devices have different values, with the value of every device remembered: Kubernetes 1.37 and later."""
 
-    def remove(self, _base: str, /) -> None:
-        self._common.pop()
+    __slots__ = ()
 
-    def values(self) -> list[Wire]:
-        return [value for value, _ in self._common[:1]]
+    kind = "distinctAttribute"
+
+    def _accepts(self, value: Wire) -> bool:
+        others = self.values()
+        known = any(value.get(kind) is not None for kind in _KINDS)
+        return not others or (known and not any(self._is_same(value, other) for other in others))
+
+    def _is_same(self, value: Wire, other: Wire) -> bool:
+        return _equal(value, other)
 
 
 class DistinctSets(DistinctOfAll):
@@ -188,9 +107,45 @@ class DistinctSets(DistinctOfAll):
 
     __slots__ = ()
 
-    def _differs(self, value: Wire) -> bool:
+    def _accepts(self, value: Wire) -> bool:
         found = _set_of(value)
-        return bool(found) and not any(found & _set_of(other) for other in self.values())
+        return bool(found) and not any(found & _set_of(other) for other in self._added)
+
+
+class DistinctAttribute(DistinctOfAll):
+    """All devices have different values.
+
+    Kubernetes 1.36 remembers one value per request, the last one, and forgets it when it deallocates any device of the
+    request.
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(self, index: int, attribute: str, requests: frozenset[str]) -> None:
+        super().__init__(index, attribute, requests)
+        self._values: dict[str, Wire] = {}
+
+    def add(self, base: str, device: PoolDevice, /) -> bool:
+        if not super().add(base, device):
+            return False
+        self._values[base] = self._added[-1]
+        return True
+
+    def remove(self, base: str, /) -> None:
+        super().remove(base)
+        self._values.pop(base, None)
+
+    def values(self) -> list[Wire]:
+        return list(self._values.values())
+
+
+class DistinctByIdentity(DistinctAttribute):
+    """Kubernetes 1.34 compares the addresses of values: only a device that is added again has an equal value."""
+
+    __slots__ = ()
+
+    def _is_same(self, value: Wire, other: Wire) -> bool:
+        return value is other
 
 
 def attribute_of(device: PoolDevice, name: str) -> Wire | None:

@@ -7,7 +7,7 @@ with a share ID a share, any other the whole device.
 """
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct, field
 
@@ -162,7 +162,7 @@ class Contents(Struct, eq=False):
     binds: bool = False
 
 
-def _shared(items: Any) -> tuple[int, frozenset[str]]:
+def _shared(items: object) -> tuple[int, frozenset[str]]:
     """A number for the content of a list, and the attributes that it does not cover. A list is equal to itself.
 
     Lists of `kube.state_templates` with one ``template`` differ only in the values of the attributes in

@@ -6,7 +6,8 @@ of it is not checked here.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from operator import attrgetter
+from typing import Final
 
 from msgspec import Struct, field
 
@@ -48,7 +49,7 @@ def extended_claim(pod: Wire, node: Wire, by_resource: Mapping[str, str]) -> Ext
     containers = _containers(pod)
     names = {name for container in containers for name in _wanted(container.wire)}
     backed = sorted(n for n in names if n in by_resource and not _count(offered.get(n, "0")))
-    requests: list[dict[str, Any]] = []
+    requests: list[_Request] = []
     mappings: list[dict[str, str]] = []
     for name in backed:
         shared = _Shared(name, by_resource[name])
@@ -69,7 +70,7 @@ def extended_claim(pod: Wire, node: Wire, by_resource: Mapping[str, str]) -> Ext
             "annotations": {EXTENDED_CLAIM_ANNOTATION: "true"},
             "ownerReferences": [{**owner, "controller": True}],
         },
-        "spec": {"devices": {"requests": sorted(requests, key=lambda request: str(request["name"]))}},
+        "spec": {"devices": {"requests": [request.wire for request in sorted(requests, key=attrgetter("name"))]}},
     }
     return ExtendedClaim(claim=claim, mappings=mappings)
 
@@ -82,13 +83,24 @@ class _Container(Struct, frozen=True):
     ends: bool
 
 
+class _Request(Struct, frozen=True):
+    name: str
+    class_name: str
+    count: int
+
+    @property
+    def wire(self) -> Wire:
+        exactly = {"deviceClassName": self.class_name, "allocationMode": "ExactCount", "count": self.count}
+        return {"name": self.name, "exactly": exactly}
+
+
 class _Shared(Struct):
     """One resource in all containers. Init containers that end share the devices of later containers."""
 
     resource: str
     class_name: str
-    lasting: dict[int, dict[str, Any]] = field(default_factory=dict)
-    largest: dict[str, Any] | None = None
+    lasting: dict[int, _Request] = field(default_factory=dict)
+    largest: _Request | None = None
     _of_lasting: list[dict[str, str]] = field(default_factory=list)
     _of_ending: list[dict[str, str]] = field(default_factory=list)
     _ending_names: set[str] = field(default_factory=set)
@@ -104,28 +116,28 @@ class _Shared(Struct):
                 later = [request for index, request in self.lasting.items() if index >= one.index]
                 request = self._request(one, later, self._of_ending)
                 if request is not None:
-                    self._ending_names.add(request["name"])
-                    most = self.largest["exactly"]["count"] if self.largest else 0
-                    self.largest = request if request["exactly"]["count"] > most else self.largest
+                    self._ending_names.add(request.name)
+                    most = self.largest.count if self.largest else 0
+                    self.largest = request if request.count > most else self.largest
 
-    def requests(self) -> list[dict[str, Any]]:
+    def requests(self) -> list[_Request]:
         return ([self.largest] if self.largest else []) + list(self.lasting.values())
 
     def mappings(self) -> list[dict[str, str]]:
         """Init containers run one after the other, so the largest of their requests satisfies all of them."""
         for mapping in self._of_ending:
             if self.largest and mapping["requestName"] in self._ending_names:
-                mapping["requestName"] = self.largest["name"]
+                mapping["requestName"] = self.largest.name
         return self._of_lasting + self._of_ending
 
     def _request(
-        self, one: _Container, reusable: Sequence[dict[str, Any]], mappings: list[dict[str, str]]
-    ) -> dict[str, Any] | None:
+        self, one: _Container, reusable: Sequence[_Request], mappings: list[dict[str, str]]
+    ) -> _Request | None:
         wanted = _wanted(one.wire).get(self.resource, 0)
         found = 0
         for request in reusable if wanted else ():
-            found += request["exactly"]["count"]
-            mappings.append(self._mapping(one, request["name"]))
+            found += request.count
+            mappings.append(self._mapping(one, request.name))
             if found >= wanted:
                 return None
         if not wanted:
@@ -133,8 +145,7 @@ class _Shared(Struct):
         place = sorted(one.wire["resources"]["requests"]).index(self.resource)
         name = f"container-{one.index}-request-{place}"
         mappings.append(self._mapping(one, name))
-        exactly = {"deviceClassName": self.class_name, "allocationMode": "ExactCount", "count": wanted - found}
-        return {"name": name, "exactly": exactly}
+        return _Request(name, self.class_name, wanted - found)
 
     def _mapping(self, one: _Container, request: str) -> dict[str, str]:
         return {"containerName": one.wire["name"], "resourceName": self.resource, "requestName": request}
@@ -154,7 +165,7 @@ def _wanted(container: Wire) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def _count(value: Any) -> int:
+def _count(value: object) -> int:
     """A whole number of devices; a quantity with a fraction requests none."""
     quantity = amount(value).quantity
     return quantity.as_int() if quantity.is_integer() else 0

@@ -5,7 +5,7 @@ where it is used, and only then searched for.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from msgspec import Struct
 
@@ -41,7 +41,7 @@ _KINDS: Final = {
 }
 
 
-def guarded(work: Callable[[], T], wires: Mapping[str, Any]) -> T:
+def guarded(work: Callable[[], T], wires: Mapping[str, object]) -> T:
     """The result of ``work``. An error of ``MALFORMED`` becomes an AllocationError that names the malformed field.
 
     ``wires`` are the objects that ``work`` reads, under the names of ``_KINDS``.

@@ -7,7 +7,7 @@ nodes whose GPUs have different UUIDs are equivalent.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 
@@ -19,7 +19,7 @@ from dra_driver.scheduler.allocation.pools import Pool
 from dra_driver.scheduler.allocation.requests import Alternative
 from dra_driver.scheduler.allocation.state import AllocationState
 
-Key = tuple[Any, ...]
+Key = tuple[object, ...]
 _MOST_KEPT: Final = 256
 
 
@@ -59,7 +59,7 @@ class SolutionCache:
             return None
         alternatives = [one for claim in state.decoded for request in claim.requests for one in request.alternatives]
         values = _Values(state)
-        parts: list[Any] = []
+        parts: list[object] = []
         for pool in pools:
             counted = any("consumesCounters" in device.wire for device in pool.devices)
             parts.append((len(pool.devices), pool.key[0], tuple(pool.supply.left) if counted else ()))
@@ -83,7 +83,7 @@ class SolutionCache:
             tuple([_suits(state, device, one) for one in alternatives]),
         )
 
-    def _text(self, of: Any) -> int:
+    def _text(self, of: object) -> int:
         """A number for a part of a device. Parts live as long as the devices, so their identity is a valid key."""
         if not of:
             return -1

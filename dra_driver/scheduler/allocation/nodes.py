@@ -15,7 +15,7 @@ are ignored (resourceclaim/devicetoleration.go of k8s.io/dynamic-resource-alloca
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct, field
 
@@ -290,7 +290,7 @@ def _raise_to(total: Amounts, least: Amounts) -> None:
         total[name] = max(total.get(name, 0), value)
 
 
-def _nano(value: Any) -> int:
+def _nano(value: object) -> int:
     return _parsed(str(value))
 
 

@@ -7,7 +7,6 @@ computed once: most nodes of a cluster have pools of their own, and every node r
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
 
 from msgspec import Struct, field
 
@@ -17,7 +16,7 @@ from dra_driver.scheduler.allocation.events import Wire
 from dra_driver.scheduler.allocation.nodes import reaches
 from dra_driver.scheduler.allocation.scheduler_quirks import SchedulerRules
 
-ContentKey = tuple[Any, ...]
+ContentKey = tuple[object, ...]
 
 
 class Pool(Struct, eq=False):
@@ -172,7 +171,7 @@ class PoolIndex:
         name = node["metadata"]["name"]
         if self._anywhere or name not in self._on_node:
             return None
-        parts: list[Any] = []
+        parts: list[object] = []
         pool_names: list[str] = []
         for key in self.own_pools(node):
             items = self._by_pool[key]

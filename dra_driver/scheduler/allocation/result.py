@@ -5,7 +5,7 @@ k8s.io/dynamic-resource-allocation. Fields that the API of 1.36 does not have ar
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from dra_driver.core.errors import AllocationError
 from dra_driver.scheduler.allocation.events import Wire
@@ -25,10 +25,10 @@ def allocation_result(
     node: Wire,
     rules: SchedulerRules,
     new_share_id: Callable[[], str],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The allocation of one claim. Raises AllocationError if the node selectors of its devices cannot be merged."""
     features, quirks = rules.features, rules.quirks
-    devices: dict[str, Any] = {}
+    devices: dict[str, object] = {}
     if picks:
         devices["results"] = [_result(pick, rules, new_share_id) for pick in picks]
     config = [*_class_configs(chosen), *_claim_configs(claim.wire, chosen, quirks)]
@@ -36,17 +36,17 @@ def allocation_result(
         config = [_for_all(entry, chosen) for entry in config]
     if config:
         devices["config"] = config
-    allocation: dict[str, Any] = {"devices": devices}
+    allocation: dict[str, object] = {"devices": devices}
     selector = _node_selector(claim, picks, node, features)
     if selector is not None:
         allocation["nodeSelector"] = selector
     return allocation
 
 
-def _result(pick: Pick, rules: SchedulerRules, new_share_id: Callable[[], str]) -> dict[str, Any]:
+def _result(pick: Pick, rules: SchedulerRules, new_share_id: Callable[[], str]) -> dict[str, object]:
     features, quirks = rules.features, rules.quirks
     driver, pool, device = pick.device.id
-    result: dict[str, Any] = {"request": pick.alternative.name, "driver": driver, "pool": pool, "device": device}
+    result: dict[str, object] = {"request": pick.alternative.name, "driver": driver, "pool": pool, "device": device}
     if pick.alternative.admin_access:
         result["adminAccess"] = True
     if pick.alternative.tolerations and not quirks.tolerations_dropped:
@@ -62,18 +62,18 @@ def _result(pick: Pick, rules: SchedulerRules, new_share_id: Callable[[], str]) 
     return result
 
 
-def _only(fields: Sequence[str], of: Wire) -> dict[str, Any]:
+def _only(fields: Sequence[str], of: Wire) -> dict[str, object]:
     return {field: of[field] for field in fields if of.get(field) not in (None, "")}
 
 
-def _configuration(of: Wire) -> dict[str, Any]:
+def _configuration(of: Wire) -> dict[str, object]:
     opaque = of.get("opaque")
     if opaque is None:
         return {}
     return {"opaque": {field: opaque[field] for field in ("driver", "parameters") if field in opaque}}
 
 
-def _class_configs(chosen: Sequence[Alternative]) -> list[dict[str, Any]]:
+def _class_configs(chosen: Sequence[Alternative]) -> list[Wire]:
     """The configuration of each class once, for all requests that use the class."""
     users: dict[str, list[Alternative]] = {}
     for alternative in chosen:
@@ -85,9 +85,9 @@ def _class_configs(chosen: Sequence[Alternative]) -> list[dict[str, Any]]:
     ]
 
 
-def _claim_configs(claim: Wire, chosen: Sequence[Alternative], quirks: SchedulerQuirks) -> list[dict[str, Any]]:
+def _claim_configs(claim: Wire, chosen: Sequence[Alternative], quirks: SchedulerQuirks) -> list[Wire]:
     """Entries without request names once. Others once for each named request in 1.36, once from 1.37 on."""
-    configs: list[dict[str, Any]] = []
+    configs: list[Wire] = []
     for config in (claim["spec"].get("devices") or {}).get("config") or ():
         entry = {"source": "FromClaim", **_configuration(config)}
         names = config.get("requests") or ()
@@ -100,7 +100,7 @@ def _claim_configs(claim: Wire, chosen: Sequence[Alternative], quirks: Scheduler
     return configs
 
 
-def _for_all(entry: dict[str, Any], chosen: Sequence[Alternative]) -> dict[str, Any]:
+def _for_all(entry: Wire, chosen: Sequence[Alternative]) -> Wire:
     """The entry without request names if it applies to every request, which means the same."""
     names = entry.get("requests")
     if names and all(one.base in names or one.name in names for one in chosen):
@@ -110,7 +110,7 @@ def _for_all(entry: dict[str, Any], chosen: Sequence[Alternative]) -> dict[str, 
 
 def _node_selector(
     claim: DecodedClaim, picks: Sequence[Pick], node: Wire, features: SchedulerFeatures
-) -> dict[str, Any] | None:
+) -> dict[str, object] | None:
     term: dict[str, list[Wire]] = {"matchExpressions": [], "matchFields": []}
     for pick in picks:
         placement = pick.device.placement

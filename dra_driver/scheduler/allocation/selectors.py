@@ -7,7 +7,7 @@ structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resourc
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 
@@ -17,7 +17,7 @@ from dra_driver.scheduler.allocation.devices import PoolDevice
 from dra_driver.scheduler.allocation.events import Wire
 from dra_driver.scheduler.cel import LACKS_NONE, DeviceView, Program, compile_selector, find_attribute_refs
 
-Key = tuple[Any, ...]
+Key = tuple[object, ...]
 Verdict = int
 SELECTED: Final = -1
 """The verdict on a device that all selectors accept. Other verdicts are the index of the first false selector."""
@@ -148,7 +148,7 @@ class _ReadFields:
 
     def key(self, wire: Wire) -> Key:
         """Equal for devices for which the selectors have the same result."""
-        parts: list[Any] = [self._driver, wire.get("allowMultipleAllocations")]
+        parts: list[object] = [self._driver, wire.get("allowMultipleAllocations")]
         attributes = wire.get("attributes") or _NOTHING
         for name in self._attributes:
             value = attributes.get(name)
@@ -194,7 +194,7 @@ def _spellings(driver: str, names: set[tuple[str, str]]) -> list[str]:
     return spelled + [identifier for domain, identifier in sorted(names) if domain == driver]
 
 
-def _key_of(value: Wire) -> tuple[Any, ...]:
+def _key_of(value: Wire) -> Key:
     return tuple((kind, tuple(item) if type(item) is list else item) for kind, item in value.items())
 
 

@@ -8,14 +8,15 @@ cel/validator.go and ext/formatting.go (validators of durations, timestamps, pat
 strings), as Kubernetes configures them.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Collection, Mapping
+from typing import Final
 
 from dra_driver.scheduler.cel import types as t
 from dra_driver.scheduler.cel.lexer import SourceText, resolve_number
 from dra_driver.scheduler.cel.libraries.convert import to_duration, to_timestamp
 from dra_driver.scheduler.cel.libraries.format import parse_format
 from dra_driver.scheduler.cel.libraries.strings import pattern
+from dra_driver.scheduler.cel.operators import Function
 from dra_driver.scheduler.cel.parser import qualified_name
 from dra_driver.scheduler.cel.signatures import FUNCTION_SINCE, Overload, functions
 from dra_driver.scheduler.cel.syntax import (
@@ -28,6 +29,7 @@ from dra_driver.scheduler.cel.syntax import (
     MapLiteral,
     Message,
     Select,
+    Variable,
     children,
 )
 from dra_driver.scheduler.cel.types import Type
@@ -50,14 +52,6 @@ FIELDS: Final = {
     "capacity": t.map_of(t.STRING, t.map_of(t.STRING, t.QUANTITY)),
 }
 """Fields of the variable ``device``."""
-
-
-class Variable(NamedTuple):
-    """A name in scope. ``type_value`` is set for type names, which are constants."""
-
-    name: str
-    type: Type
-    type_value: str | None = None
 
 
 SELECTOR_VARIABLES: Final[Mapping[str, Variable]] = {"device": Variable("device", t.DEVICE)}
@@ -106,15 +100,14 @@ class Checker:
         return None
 
     def _ident(self, node: Ident) -> Type:
-        node.variable = self._lookup(node.name)
-        if node.variable is None:
+        found = node.variable = self._lookup(node.name)
+        if found is None:
             known = [name for scope in self._scopes for name in scope if name[0].isalpha()]
             hint = (
                 f", did you mean 'device.{node.name}'?" if self._may_mean_device(node.name) else _near(node.name, known)
             )
             raise self._source.error(node.offset, f"undeclared name {node.name!r}{hint}")
-        term: Type = node.variable.type
-        return term
+        return found.type
 
     def _may_mean_device(self, name: str) -> bool:
         return name in FIELDS and "device" in self._scopes[0]
@@ -123,7 +116,7 @@ class Checker:
         name = None if node.test else qualified_name(node)
         node.variable = self._lookup(name) if name is not None else None
         if node.variable is not None:
-            return node.variable.type  # type: ignore[no-any-return]
+            return node.variable.type
         term = self._field(node, node.operand, node.field, optional=False)
         return t.BOOL if node.test else self._unifier.resolved(term)
 
@@ -168,7 +161,7 @@ class Checker:
 
     def _optional_select(self, node: Call) -> Type:
         operand, field = node.arguments
-        assert isinstance(field, Literal)  # noqa: S101  the parser makes nothing else
+        assert isinstance(field, Literal) and isinstance(field.value, str)  # noqa: S101, PT018  the parser's work
         self._check(field)
         node.overloads = list(self._functions["_?._"])
         return self._unifier.resolved(self._field(node, operand, field.value, optional=True))
@@ -269,12 +262,13 @@ class Checker:
         node.name = node.name.removeprefix(".")
         for entry in node.entries:
             term = self._check(entry.value)
-            if entry.key not in fields:
-                raise self._source.error(entry.offset, f"{node.name} has no field {entry.key!r}")
+            if entry.field not in fields:
+                raise self._source.error(entry.offset, f"{node.name} has no field {entry.field!r}")
             if entry.optional:
                 term = self._unwrapped(entry.value, term)
-            if not self._unifier.assignable((fields[entry.key],), (term,)):
-                raise self._source.error(entry.offset, f"{entry.key} is of type {fields[entry.key]}, not {term}")
+            wanted = fields[entry.field]
+            if not self._unifier.assignable((wanted,), (term,)):
+                raise self._source.error(entry.offset, f"{entry.field} is of type {wanted}, not {term}")
         return MESSAGE_TYPES[node.name]
 
     def _fold(self, node: Fold) -> Type:
@@ -330,23 +324,19 @@ def _near(name: str, known: list[str]) -> str:
     return f", did you mean {found[0]!r}?" if found else ""
 
 
-_CONSTANT_ARGUMENTS: Final[dict[str, Callable[[Any], Any]]] = {
+_CONSTANT_ARGUMENTS: Final[dict[str, Function]] = {
     "duration": to_duration,
     "timestamp": to_timestamp,
     "matches": pattern,
 }
+_INTEGERS: Final = frozenset({"int", "uint"})
 _FORMATTED: Final = {
-    "d": {"int", "uint"},
-    "f": {"double", "string"},
-    "e": {"double", "string"},
-    "b": {"int", "uint", "bool"},
-    "x": {"int", "uint", "string", "bytes"},
-    "X": {"int", "uint", "string", "bytes"},
-    "o": {"int", "uint"},
-    "s": {
-        "list", "map", "int", "uint", "double", "bool", "string", "timestamp", "bytes", "duration", "type", "null"
-    },
-}  # fmt: skip
+    **dict.fromkeys("do", _INTEGERS),
+    **dict.fromkeys("fe", frozenset({"double", "string"})),
+    **dict.fromkeys("xX", _INTEGERS | {"string", "bytes"}),
+    "b": _INTEGERS | {"bool"},
+    "s": _INTEGERS | {"list", "map", "double", "bool", "string", "timestamp", "bytes", "duration", "type", "null"},
+}
 
 
 def validate(source: SourceText, root: Expr) -> None:
@@ -380,12 +370,11 @@ def _constant_argument(source: SourceText, node: Call) -> None:
 
 
 def _value_type(source: SourceText, node: Expr, optional: bool) -> Type:
-    term: Type = node.type
     if not optional:
-        return term
-    if not term.parameters:
+        return node.type
+    if not node.type.parameters:
         raise source.error(node.offset, "the type of an optional element must be known")
-    return term.parameters[0]
+    return node.type.parameters[0]
 
 
 def _list(source: SourceText, node: ListLiteral) -> None:
@@ -435,7 +424,7 @@ def _format_call(source: SourceText, node: Call) -> None:
 
 
 def _formatted(source: SourceText, verb: str, node: Expr) -> None:
-    term: Type = node.type
+    term = node.type
     if term.kind != "dyn" and term.kind not in _FORMATTED[verb]:
         raise source.error(node.offset, f"%{verb} cannot format a value of type {term}")
     if verb == "s" and isinstance(node, ListLiteral | MapLiteral):

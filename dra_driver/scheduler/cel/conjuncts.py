@@ -14,7 +14,7 @@ from typing import Final
 from msgspec import Struct, field
 
 from dra_driver.scheduler.cel.lexer import END, SourceText, Token, tokens
-from dra_driver.scheduler.cel.parser import parse, terminals
+from dra_driver.scheduler.cel.parser import parse
 from dra_driver.scheduler.cel.syntax import Call, Expr, Ident, Literal, Select, children
 
 _MAPS = ("attributes", "capacity")
@@ -92,7 +92,7 @@ def split_conjuncts(expression: str) -> tuple[str, ...]:
     """The conjuncts in their order, at least one, with their original text. Raises CelSyntaxError on a syntax error."""
     source = SourceText(expression)
     parse(source)
-    return tuple(_cut(expression, [token for token in tokens(source, terminals()) if token.kind != END], 0))
+    return tuple(_cut(expression, [token for token in tokens(source) if token.kind != END], 0))
 
 
 def _cut(text: str, found: list[Token], level: int) -> list[str]:

@@ -7,8 +7,8 @@ no bound is known; then the expression is metered.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
 
 from dra_driver.core.semver import Semver
 from dra_driver.scheduler.cel.ir import (
@@ -28,8 +28,8 @@ from dra_driver.scheduler.cel.ir import (
 )
 from dra_driver.scheduler.cel.values import (
     LISTS,
-    MAPS,
     AbortedError,
+    CelMap,
     CelQuantity,
     NamedFormat,
     Optional,
@@ -48,212 +48,139 @@ _STRING_FACTOR: Final = 0.1
 _REGEX_FACTOR: Final = 0.25
 FAILED: Final = object()
 
-Cost = Callable[[list[Any], Any], int]
+Cost = Callable[[Sequence[object], object], int]
 """Computes the cost from the arguments and the result."""
 
 
-def _size(value: Any) -> int:
+def _size(value: object) -> int:
     size = size_of(value)
     return 1 if size is None else size
 
 
-def _size_through_optional(value: Any) -> int:
-    while type(value) is Optional and value.present:
+def _inner_size(value: object) -> int:
+    """The size of a value; of an optional that of its value."""
+    while isinstance(value, Optional) and value.present:
         value = value.value
     return _size(value)
 
 
-def _traversal(size: int, factor: float = 1.0) -> int:
+def _traversal(size: float, factor: float = 1.0) -> int:
     return math.ceil(float(size) * factor * _STRING_FACTOR)
 
 
-def _tree(value: Any) -> int:
+def _tree(value: object) -> int:
     """The cost of traversing a value and everything in it."""
-    kind = type(value)
-    if kind is str:
+    if isinstance(value, str):
         return int(len(value.encode("utf-8", "surrogatepass")) * _STRING_FACTOR)
-    if kind is bytes:
+    if isinstance(value, bytes):
         return int(len(value) * _STRING_FACTOR)
-    if kind is range:
+    if isinstance(value, range):
         return len(value)
-    if kind in LISTS:
+    if isinstance(value, LISTS):
         spend(len(value))
         return sum(map(_tree, value))
-    if kind in MAPS:
+    if isinstance(value, CelMap):
         spend(len(value))
         return sum(_tree(key) + _tree(item) for key, item in value.items())
     return 1
 
 
-def _one(_arguments: list[Any], _result: Any) -> int:
-    return 1
-
-
-def _first(factor: float) -> Cost:
-    return lambda arguments, _result: math.ceil(float(_size(arguments[0])) * factor * _STRING_FACTOR)
-
-
-def _walk(arguments: list[Any], _result: Any) -> int:
-    return _tree(arguments[0])
-
-
-def _join(_arguments: list[Any], result: Any) -> int:
-    return _traversal(_size(result), 2.0)
-
-
 def _regex(text_size: int, pattern_size: int) -> int:
-    return math.ceil((1.0 + text_size) * _STRING_FACTOR) * math.ceil(pattern_size * _REGEX_FACTOR)
+    return _traversal(1.0 + text_size) * math.ceil(pattern_size * _REGEX_FACTOR)
 
 
-def _search(arguments: list[Any], _result: Any) -> int:
-    return _regex(_size(arguments[0]), _size(arguments[1]))
+def _validate(arguments: Sequence[object], _result: object) -> int:
+    named_format, text = arguments
+    return _regex(_size(text), named_format.regex_size) if isinstance(named_format, NamedFormat) else 1
 
 
-def _contains_ip(arguments: list[Any], by_text: bool) -> int:
-    network = _size(arguments[0])
-    return _traversal(2 * network) + (_traversal(_size(arguments[1])) if by_text else 0)
+def _contains_ip(arguments: Sequence[object], by_text: bool) -> int:
+    network, other = map(_size, arguments)
+    return _traversal(2 * network) + (_traversal(other) if by_text else 0)
 
 
-def _contains_cidr(arguments: list[Any], by_text: bool) -> int:
+def _contains_cidr(arguments: Sequence[object], by_text: bool) -> int:
     return _contains_ip(arguments, by_text) + _traversal(_size(arguments[0])) + 1
 
 
-def _validate(arguments: list[Any], _result: Any) -> int:
-    if type(arguments[0]) is not NamedFormat:
-        return 1
-    return _regex(_size(arguments[1]), arguments[0].regex_size)
+def _join(_arguments: Sequence[object], result: object) -> int:
+    return _traversal(_size(result), 2.0)
 
 
-_BY_FUNCTION: Final[dict[str, Cost]] = {
-    **dict.fromkeys(("isSorted", "sum", "max", "min", "indexOf", "lastIndexOf"), _walk),
-    **dict.fromkeys(
-        [
-            "url",
-            "lowerAscii",
-            "upperAscii",
-            "substring",
-            "trim",
-            "cidr",
-            "isIP",
-            "isCIDR",
-            "ip",
-            "quantity",
-            "isQuantity",
-            "semver",
-            "isSemver",
-        ],
-        _first(1.0),
-    ),
-    **dict.fromkeys(("replace", "split"), _first(2.0)),
-    "ip.isCanonical": _first(2.0),
-    "join": _join,
-    "find": _search,
-    "findAll": _search,
-    "validate": _validate,
-    "check": lambda _arguments, _result: 350_000,
-}
-
-
-def _minimum(arguments: list[Any], _result: Any) -> int:
-    return _traversal(min(_size_through_optional(arguments[0]), _size_through_optional(arguments[1])))
-
-
-def _sum(arguments: list[Any], _result: Any) -> int:
-    return _traversal(_size_through_optional(arguments[0]) + _size_through_optional(arguments[1]))
-
-
-def _matches(arguments: list[Any], _result: Any) -> int:
-    return _regex(_size_through_optional(arguments[0]), _size_through_optional(arguments[1]))
-
-
-def _substring(arguments: list[Any], _result: Any) -> int:
-    return _traversal(_size_through_optional(arguments[0])) * _traversal(_size_through_optional(arguments[1]))
-
-
-def _text(arguments: list[Any], _result: Any) -> int:
-    return _traversal(_size_through_optional(arguments[0]))
-
-
-def _in_list(arguments: list[Any], _result: Any) -> int:
-    return _size_through_optional(arguments[1])
-
-
-def _output(_arguments: list[Any], result: Any) -> int:
+def _output(_arguments: Sequence[object], result: object) -> int:
     return _size(result) + 1 + LIST
 
 
-def _flatten(arguments: list[Any], _result: Any) -> int:
-    depth = 1.0
-    if len(arguments) == 2:
-        if type(arguments[1]) is not int:
-            raise AbortedError("flatten() takes an int")
-        depth = float(arguments[1])
+def _flatten(arguments: Sequence[object], _result: object) -> int:
+    depth = arguments[1] if len(arguments) == 2 else 1
+    if type(depth) is not int:
+        raise AbortedError("flatten() takes an int")
     # Go's conversion turns a negative depth into a huge number.
-    cost = float(_size(arguments[0])) * depth
+    cost = float(_size(arguments[0])) * float(depth)
     return (2**63 if cost < 0 else int(cost)) + 1 + LIST
 
 
-def _self_compare(position: int) -> Cost:
-    def cost(arguments: list[Any], _result: Any) -> int:
-        items = arguments[position]
-        if type(items) not in LISTS:
-            raise AbortedError("sorting takes a list")
-        size = len(items)
-        factor = 2.1 if size and type(items[0]) in {str, bytes} else 2.0
-        return int(float(size * size) * factor) + 1 + LIST
-
-    return cost
+def _self_compare(items: object) -> int:
+    if not isinstance(items, LISTS):
+        raise AbortedError("sorting takes a list")
+    size = len(items)
+    factor = 2.1 if size and type(items[0]) in {str, bytes} else 2.0
+    return int(float(size * size) * factor) + 1 + LIST
 
 
 def _sets(factor: float) -> Cost:
-    return lambda arguments, _result: 1 + int(float(_size(arguments[0]) * _size(arguments[1])) * factor)
+    return lambda of, _result: 1 + int(float(_size(of[0]) * _size(of[1])) * factor)
 
 
-_ORDERED: Final = ("less", "less_equals", "greater", "greater_equals")
+def _minimum(arguments: Sequence[object], _result: object) -> int:
+    return _traversal(min(_inner_size(arguments[0]), _inner_size(arguments[1])))
+
+
+_READS_ONCE: Final = (
+    *("url", "lowerAscii", "upperAscii", "substring", "trim", "cidr", "isIP", "isCIDR", "ip", "quantity", "isQuantity"),
+    *("semver", "isSemver"),
+)
+_READS_TEXT_ONCE: Final = (
+    *("starts_with_string", "ends_with_string", "string_to_bytes", "bytes_to_string", "strings_quote", "string_format"),
+)
+_WALKS: Final = ("isSorted", "sum", "max", "min", "indexOf", "lastIndexOf")
+_ORDERS: Final = ("less", "less_equals", "greater", "greater_equals")
 _SORTED: Final = ("int", "uint", "double", "bool", "duration", "timestamp", "string", "bytes")
-_BY_OVERLOAD: Final[dict[str, Cost]] = {
-    **dict.fromkeys(
-        [
-            "starts_with_string",
-            "ends_with_string",
-            "string_to_bytes",
-            "bytes_to_string",
-            "strings_quote",
-            "string_format",
-        ],
-        _text,
-    ),
-    "in_list": _in_list,
-    **dict.fromkeys((f"{order}_{kind}" for order in _ORDERED for kind in ("string", "bytes")), _minimum),
-    "equals": _minimum,
-    "not_equals": _minimum,
-    "add_string": _sum,
-    "add_bytes": _sum,
-    "matches_string": _matches,
-    "contains_string": _substring,
-}
-# These take precedence over the tables by function.
+
+# By overload; these take precedence over the table by function.
 _TRACKED: Final[dict[str, Cost]] = {
-    "list_slice": _output,
-    "lists_range": _output,
-    "list_reverse": _output,
-    "list_flatten": _flatten,
-    "list_flatten_int": _flatten,
-    "list_distinct": _self_compare(0),
-    **dict.fromkeys((f"list_{kind}_sort" for kind in _SORTED), _self_compare(0)),
-    **dict.fromkeys((f"list_{kind}_sortByAssociatedKeys" for kind in _SORTED), _self_compare(1)),
+    **dict.fromkeys(("list_slice", "lists_range", "list_reverse"), _output),
+    **dict.fromkeys(("list_flatten", "list_flatten_int"), _flatten),
+    **dict.fromkeys(("list_distinct", *(f"list_{kind}_sort" for kind in _SORTED)), lambda of, _: _self_compare(of[0])),
+    **dict.fromkeys((f"list_{kind}_sortByAssociatedKeys" for kind in _SORTED), lambda of, _: _self_compare(of[1])),
     "list_sets_contains_list": _sets(1.0),
     "list_sets_intersects_list": _sets(1.0),
     "list_sets_equivalent_list": _sets(2.0),
-    "cidr_ip": _one,
-    "cidr_contains_ip_string": lambda arguments, _result: _contains_ip(arguments, by_text=True),
-    "cidr_contains_ip_ip": lambda arguments, _result: _contains_ip(arguments, by_text=False),
-    "cidr_contains_cidr_string": lambda arguments, _result: _contains_cidr(arguments, by_text=True),
-    "cidr_contains_cidr": lambda arguments, _result: _contains_cidr(arguments, by_text=False),
+    "cidr_ip": lambda _of, _: 1,
+    "cidr_contains_ip_string": lambda of, _: _contains_ip(of, by_text=True),
+    "cidr_contains_ip_ip": lambda of, _: _contains_ip(of, by_text=False),
+    "cidr_contains_cidr_string": lambda of, _: _contains_cidr(of, by_text=True),
+    "cidr_contains_cidr": lambda of, _: _contains_cidr(of, by_text=False),
 }
-_OPEN: Final[dict[str, Cost]] = {
-    "containsIP": lambda arguments, _result: _contains_ip(arguments, by_text=False),
-    "containsCIDR": lambda arguments, _result: _contains_cidr(arguments, by_text=False),
+_BY_FUNCTION: Final[dict[str, Cost]] = {
+    **dict.fromkeys(_WALKS, lambda of, _: _tree(of[0])),
+    **dict.fromkeys(_READS_ONCE, lambda of, _: _traversal(_size(of[0]))),
+    **dict.fromkeys(("replace", "split", "ip.isCanonical"), lambda of, _: _traversal(_size(of[0]), 2.0)),
+    **dict.fromkeys(("find", "findAll"), lambda of, _: _regex(_size(of[0]), _size(of[1]))),
+    "join": _join,
+    "validate": _validate,
+    "check": lambda _of, _: 350_000,
+    "containsIP": lambda of, _: _contains_ip(of, by_text=False),
+    "containsCIDR": lambda of, _: _contains_cidr(of, by_text=False),
+}
+_BY_OVERLOAD: Final[dict[str, Cost]] = {
+    **dict.fromkeys(_READS_TEXT_ONCE, lambda of, _: _traversal(_inner_size(of[0]))),
+    **dict.fromkeys((f"{order}_{kind}" for order in _ORDERS for kind in ("string", "bytes")), _minimum),
+    **dict.fromkeys(("equals", "not_equals"), _minimum),
+    **dict.fromkeys(("add_string", "add_bytes"), lambda of, _: _traversal(_inner_size(of[0]) + _inner_size(of[1]))),
+    "in_list": lambda of, _: _inner_size(of[1]),
+    "matches_string": lambda of, _: _regex(_inner_size(of[0]), _inner_size(of[1])),
+    "contains_string": lambda of, _: _traversal(_inner_size(of[0])) * _traversal(_inner_size(of[1])),
 }
 NEEDS_RESULT: Final = frozenset({_join, _output})
 """Costs that need the result. All others are charged before the call, so that a call beyond the limit is not made."""
@@ -262,69 +189,38 @@ _UNIT_EQUALITY: Final = frozenset({CelQuantity, Semver, NamedFormat, Url})
 
 def cost_of_call(function: str, overload: str) -> Cost:
     """The cost function of a call; ``overload`` is empty if the checker left several overloads."""
-    for table, key in ((_TRACKED, overload), (_BY_FUNCTION, function), (_OPEN, function), (_BY_OVERLOAD, overload)):
-        if key in table:
-            return table[key]
-    return _one
+    return (
+        _TRACKED.get(overload) or _BY_FUNCTION.get(function) or _BY_OVERLOAD.get(overload) or (lambda _arguments, _: 1)
+    )
 
 
-def cost_of_equality(left: Any, right: Any, negated: bool) -> int:
+def cost_of_equality(left: object, right: object, negated: bool) -> int:
     """The cost of ``==`` and ``!=``. With ``==`` values of Kubernetes' types cost 1, whatever their size."""
     kind = type(left)
-    if kind is str and type(right) is str:
-        return math.ceil(float(min(len(left), len(right))) * _STRING_FACTOR)
     if not negated and (kind in _UNIT_EQUALITY or kind.__module__ == "ipaddress"):
         return 1
-    return _minimum([left, right], None)
+    return _minimum((left, right), None)
 
 
 ORDINARY: Final = 256
 """Longest text and largest map of a device of ordinary size; the API allows 64 characters and 32 entries."""
 
 _UNBOUNDED: Final = frozenset(
-    [
-        "replace",
-        "join",
-        "format",
-        "flatten",
-        "slice",
-        "lists.range",
-        "reverse",
-        "distinct",
-        "sort",
-        "@sortByAssociatedKeys",
-        "cel.@mapInsert",
-        "isSorted",
-        "sum",
-        "min",
-        "max",
-        "indexOf",
-        "lastIndexOf",
-        "sets.contains",
-        "sets.equivalent",
-        "sets.intersects",
-        "strings.quote",
-        "getQuery",
-        "validate",
-        "check",
-    ]
+    {
+        *("replace", "join", "format", "flatten", "slice", "lists.range", "reverse", "distinct", "sort"),
+        *("@sortByAssociatedKeys", "cel.@mapInsert", "isSorted", "sum", "min", "max", "indexOf", "lastIndexOf"),
+        *("sets.contains", "sets.equivalent", "sets.intersects", "strings.quote", "getQuery", "validate", "check"),
+    }
 )
 _KEEPS_SIZE: Final = frozenset(
-    [
-        "lowerAscii",
-        "upperAscii",
-        "substring",
-        "trim",
-        "charAt",
-        "find",
-        "bytes",
-        "optional.of",
-        "optional.ofNonZeroValue",
-        "value",
-        "dyn",
-    ]
+    {
+        *("lowerAscii", "upperAscii", "substring", "trim", "charAt", "find", "bytes", "value", "dyn"),
+        *("optional.of", "optional.ofNonZeroValue"),
+    }
 )
 _SPLITS: Final = frozenset({"split", "findAll"})
+_GROWS: Final = frozenset({"first", "last", "optional.unwrap", "unwrapOpt", "string", "optional.none", "includes"})
+_PARTS_OF_URL: Final = frozenset({"getHost", "getHostname", "getPort", "getScheme", "getEscapedPath", "url"})
 _SMALL: Final = 64
 
 
@@ -335,134 +231,120 @@ class CostBound(NamedTuple):
     size: int | None
 
 
+class _UnboundedError(Exception):
+    """No bound of the cost of a node is known."""
+
+
+_Sizes = dict[int, int | None]
+
+
 def cost_bound(node: IrNode) -> int | None:
-    found = _bound(node, {0: ORDINARY})
-    return None if found is None else found.cost
-
-
-def _all(plans: tuple[IrNode, ...], sizes: dict[int, int | None]) -> list[CostBound] | None:
-    found = [_bound(node, sizes) for node in plans]
-    return None if None in found else [b for b in found if b is not None]
-
-
-def _bound(node: IrNode, sizes: dict[int, int | None]) -> CostBound | None:
-    if isinstance(node, Constant):
-        return CostBound(0, _constant_size(node.value))
-    if isinstance(node, Chain):
-        return _chain(node, sizes)
-    if isinstance(node, Choice):
-        parts = _all((node.condition, node.yes, node.no), sizes)
-        return None if parts is None else CostBound(sum(p.cost for p in parts), _larger(parts[1:]))
-    if isinstance(node, Logic):
-        parts = _all(node.terms, sizes)
-        return None if parts is None else CostBound(sum(p.cost for p in parts), 1)
-    if isinstance(node, Equality):
-        return _equality(node, sizes)
-    if isinstance(node, Invoke):
-        return _invoke(node, sizes)
-    if isinstance(node, FoldLoop):
-        return _loop(node, sizes)
-    return _others(node, sizes)
-
-
-def _others(node: IrNode, sizes: dict[int, int | None]) -> CostBound | None:
-    if isinstance(node, Member):
-        item = _bound(node.item, sizes)
-        return None if item is None else CostBound(item.cost, 1)
-    if isinstance(node, OrElse):
-        parts = _all((node.first, node.second), sizes)
-        return None if parts is None else CostBound(parts[0].cost + parts[1].cost, _larger(parts))
-    if isinstance(node, MakeList):
-        parts = _all(node.elements, sizes)
-        extra, count = LIST, len(node.elements)
-    elif isinstance(node, MakeMap):
-        parts = _all(tuple(p for key, value, _ in node.entries for p in (key, value)), sizes)
-        extra, count = MAP, len(node.entries)
-    elif isinstance(node, MakeMessage):
-        parts = _all(tuple(value for _, value, _ in node.entries), sizes)
-        extra, count = MESSAGE, 1
-    else:
+    try:
+        return _bound(node, {0: ORDINARY}).cost
+    except _UnboundedError:
         return None
-    if parts is None:
-        return None
-    largest = _larger([*parts, CostBound(0, count)])
-    return CostBound(extra + sum(p.cost for p in parts), largest)
+
+
+def _bounds(nodes: Iterable[IrNode], sizes: _Sizes) -> list[CostBound]:
+    return [_bound(node, sizes) for node in nodes]
+
+
+def _total(parts: Iterable[CostBound]) -> int:
+    return sum(part.cost for part in parts)
+
+
+def _larger(parts: Iterable[CostBound]) -> int | None:
+    sizes = [part.size for part in parts]
+    return None if None in sizes else max((size or 1 for size in sizes), default=1)
+
+
+def _bound(node: IrNode, sizes: _Sizes) -> CostBound:
+    match node:
+        case Constant(value):
+            return CostBound(0, _constant_size(value))
+        case Chain():
+            base = CostBound(0, sizes.get(node.slot)) if node.base is None else _bound(node.base, sizes)
+            keys = _bounds((qualifier.key for qualifier in node.qualifiers), sizes)
+            return CostBound(base.cost + _total(keys) + len(node.qualifiers) + 1, base.size)
+        case Choice():
+            parts = _bounds((node.condition, node.yes, node.no), sizes)
+            return CostBound(_total(parts), _larger(parts[1:]))
+        case Logic(_, terms):
+            return CostBound(_total(_bounds(terms, sizes)), 1)
+        case Equality(_, left, right):
+            parts = _bounds((left, right), sizes)
+            known = [part.size for part in parts if part.size is not None]
+            if not known:
+                raise _UnboundedError
+            return CostBound(_total(parts) + min(known) // 10 + 1, 1)
+        case Member(item, _):
+            return CostBound(_bound(item, sizes).cost, 1)
+        case OrElse(first, second, _):
+            parts = _bounds((first, second), sizes)
+            return CostBound(_total(parts), _larger(parts))
+        case MakeList() | MakeMap() | MakeMessage():
+            return _made(node, sizes)
+        case Invoke():
+            return _invoke(node, sizes)
+        case FoldLoop():
+            return _loop(node, sizes)
+
+
+def _made(node: MakeList | MakeMap | MakeMessage, sizes: _Sizes) -> CostBound:
+    match node:
+        case MakeList(elements, _):
+            parts, made = _bounds(elements, sizes), CostBound(LIST, len(elements))
+        case MakeMap(entries):
+            keys_and_values = (part for key, value, _ in entries for part in (key, value))
+            parts, made = _bounds(keys_and_values, sizes), CostBound(MAP, len(entries))
+        case MakeMessage(_, fields):
+            parts, made = _bounds((value for _, value, _ in fields), sizes), CostBound(MESSAGE, 1)
+    return CostBound(_total([*parts, made]), _larger([*parts, made]))
 
 
 def _constant_size(value: object) -> int:
-    size = size_of(value) or 1
-    if type(value) in LISTS:
-        return max([size, *(_constant_size(item) for item in value)])  # type: ignore[attr-defined]
-    if type(value) in MAPS:
-        pairs = value.items()  # type: ignore[attr-defined]
-        return max([size, *(_constant_size(part) for pair in pairs for part in pair)])
-    return size
+    parts: Iterable[object] = value if isinstance(value, LISTS) else ()
+    if isinstance(value, CelMap):
+        parts = [part for pair in value.items() for part in pair]
+    return max([size_of(value) or 1, *map(_constant_size, parts)])
 
 
-def _larger(parts: list[CostBound]) -> int | None:
-    return None if any(p.size is None for p in parts) else max((p.size or 1 for p in parts), default=1)
-
-
-def _chain(node: Chain, sizes: dict[int, int | None]) -> CostBound | None:
-    base = CostBound(0, sizes.get(node.slot)) if node.base is None else _bound(node.base, sizes)
-    keys = _all(tuple(q.key for q in node.qualifiers if not q.constant), sizes)
-    if base is None or keys is None:
-        return None
-    return CostBound(base.cost + sum(k.cost for k in keys) + len(node.qualifiers) + 1, base.size)
-
-
-def _equality(node: Equality, sizes: dict[int, int | None]) -> CostBound | None:
-    parts = _all((node.left, node.right), sizes)
-    if parts is None:
-        return None
-    known = [p.size for p in parts if p.size is not None]
-    if not known:
-        return None
-    return CostBound(parts[0].cost + parts[1].cost + min(known) // 10 + 1, 1)
-
-
-def _invoke(node: Invoke, sizes: dict[int, int | None]) -> CostBound | None:
-    parts = _all(node.arguments, sizes)
-    if parts is None or node.function in _UNBOUNDED or any(p.size is None for p in parts):
-        return None
-    size = max((p.size or 1 for p in parts), default=1)
-    if size > 10 * ORDINARY:
-        return None
+def _invoke(node: Invoke, sizes: _Sizes) -> CostBound:
+    parts = _bounds(node.arguments, sizes)
+    size = _larger(parts)
+    if node.function in _UNBOUNDED or size is None or size > 10 * ORDINARY:
+        raise _UnboundedError
     # The costs of all other functions grow with the sizes of their arguments. A text stands for any value of its size.
     largest = "x" * size
     cost = cost_of_call(node.function, node.overload)([largest] * max(2, len(parts)), largest)
-    return CostBound(sum(p.cost for p in parts) + max(cost, 1), _result_size(node, parts))
+    return CostBound(_total(parts) + max(cost, 1), _result_size(node.function, [part.size or 1 for part in parts]))
 
 
-def _result_size(node: Invoke, parts: list[CostBound]) -> int | None:
-    if node.function in _KEEPS_SIZE:
-        return max(_SMALL, parts[0].size or 1)
-    if node.function in _SPLITS:
-        return (parts[0].size or 1) + 2
-    if node.function == "_+_":
-        return sum(p.size or 1 for p in parts) + _SMALL
-    if node.function in {"first", "last", "optional.unwrap", "unwrapOpt", "string", "optional.none", "includes"}:
-        return max([_SMALL, *(p.size or 1 for p in parts)]) * 4
-    if node.function in {"getHost", "getHostname", "getPort", "getScheme", "getEscapedPath", "url"}:
+def _result_size(function: str, sizes: list[int]) -> int | None:
+    if function in _PARTS_OF_URL:
         return None
-    return _SMALL
+    if function in _KEEPS_SIZE:
+        return max(_SMALL, sizes[0])
+    if function in _SPLITS:
+        return sizes[0] + 2
+    if function == "_+_":
+        return sum(sizes) + _SMALL
+    return max([_SMALL, *sizes]) * 4 if function in _GROWS else _SMALL
 
 
-def _loop(node: FoldLoop, sizes: dict[int, int | None]) -> CostBound | None:
-    over, initial = _bound(node.over, sizes), _bound(node.initial, sizes)
-    if over is None or initial is None or over.size is None:
-        return None
+def _loop(node: FoldLoop, sizes: _Sizes) -> CostBound:
+    over, initial = _bounds((node.over, node.initial), sizes)
+    if over.size is None:
+        raise _UnboundedError
     inner = {**sizes, **dict.fromkeys(node.variables, over.size)}
     if not node.variables:
         inner[node.accumulator] = initial.size
-        result = _bound(node.result, inner)
-        return None if result is None else CostBound(initial.cost + result.cost + 2, result.size)
+        bound = _bound(node.result, inner)
+        return CostBound(initial.cost + bound.cost + 2, bound.size)
     # An accumulator may become a list with one element per step, each of the size of a step's result.
     inner[node.accumulator] = ORDINARY
-    parts = _all((node.condition, node.step, node.result), inner)
-    if parts is None:
-        return None
+    condition, step, result = _bounds((node.condition, node.step, node.result), inner)
     rounds = over.size
-    grown = None if parts[1].size is None else max(rounds, parts[1].size, initial.size or 1)
-    cost = over.cost + initial.cost + rounds * (parts[0].cost + parts[1].cost) + parts[0].cost + parts[2].cost
+    grown = None if step.size is None else max(rounds, step.size, initial.size or 1)
+    cost = over.cost + initial.cost + rounds * (condition.cost + step.cost) + condition.cost + result.cost
     return CostBound(cost + 2, grown)

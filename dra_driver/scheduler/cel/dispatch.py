@@ -6,14 +6,16 @@ the first element is checked.
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Final
+from itertools import islice
+from typing import Final
 
 from dra_driver.scheduler.cel import operators as ops
 from dra_driver.scheduler.cel.libraries import convert, formats, kube, lists, net, strings, url
 from dra_driver.scheduler.cel.libraries.format import format_string
+from dra_driver.scheduler.cel.operators import Function
 from dra_driver.scheduler.cel.signatures import Overload
 from dra_driver.scheduler.cel.types import Type
-from dra_driver.scheduler.cel.values import no_overload, type_name
+from dra_driver.scheduler.cel.values import LISTS, CelMap, no_overload, type_name
 
 _RUNTIME: Final = {
     "duration": "google.protobuf.Duration",
@@ -24,7 +26,7 @@ _UNGUARDED: Final = frozenset({"flatten", "@not_strictly_false"})
 
 
 @lru_cache(maxsize=1)
-def _functions() -> dict[str, Callable[..., Any]]:
+def _functions() -> dict[str, Function]:
     return {
         **ops.FUNCTIONS,
         **convert.FUNCTIONS,
@@ -38,7 +40,7 @@ def _functions() -> dict[str, Callable[..., Any]]:
     }
 
 
-def implementation(name: str, overloads: list[Overload], known: bool) -> Callable[..., Any]:
+def implementation(name: str, overloads: list[Overload], known: bool) -> Function:
     """The function to call with the evaluated arguments. ``known``: their types are certain, no guard is needed."""
     function = _functions()[name]
     if len(overloads) == 1:
@@ -51,19 +53,19 @@ def implementation(name: str, overloads: list[Overload], known: bool) -> Callabl
     return _dispatched(name, overloads, function)
 
 
-def _guarded(name: str, overload: Overload, target: Callable[..., Any]) -> Callable[..., Any]:
+def _guarded(name: str, overload: Overload, target: Function) -> Function:
     tests = [_test_of(argument) for argument in overload.arguments]
     if len(tests) == 1:
         (only,) = tests
 
-        def guarded_one(value: Any) -> Any:
+        def guarded_one(value: object) -> object:
             if not only(value):
                 raise no_overload(f"{name}({type_name(value)})")
             return target(value)
 
         return guarded_one
 
-    def guarded(*values: Any) -> Any:
+    def guarded(*values: object) -> object:
         for test, value in zip(tests, values, strict=True):
             if not test(value):
                 raise no_overload(f"{name}({', '.join(map(type_name, values))})")
@@ -72,13 +74,13 @@ def _guarded(name: str, overload: Overload, target: Callable[..., Any]) -> Calla
     return guarded
 
 
-def _dispatched(name: str, overloads: list[Overload], function: Callable[..., Any]) -> Callable[..., Any]:
+def _dispatched(name: str, overloads: list[Overload], function: Function) -> Function:
     choices = [
         ([_test_of(argument) for argument in overload.arguments], lists.OVERLOADS.get(overload.id, function))
         for overload in overloads
     ]
 
-    def dispatched(*values: Any) -> Any:
+    def dispatched(*values: object) -> object:
         for tests, target in choices:
             if len(tests) == len(values) and all(test(v) for test, v in zip(tests, values, strict=True)):
                 return target(*values)
@@ -87,18 +89,15 @@ def _dispatched(name: str, overloads: list[Overload], function: Callable[..., An
     return dispatched
 
 
-def _test_of(term: Type) -> Callable[[Any], bool]:
+def _test_of(term: Type) -> Callable[[object], bool]:
     """Whether a value may be passed where ``term`` is declared."""
     if term.kind in {"dyn", "any", "param"}:
         return lambda _value: True
     wanted = _RUNTIME.get(term.name, term.name)
     if term.kind == "list":
         element = _test_of(term.parameters[0])
-        return lambda value: type_name(value) == "list" and (not len(value) or element(value[0]))
+        return lambda value: isinstance(value, LISTS) and all(map(element, value[:1]))
     if term.kind == "map":
         key, item = map(_test_of, term.parameters)
-        return lambda value: (
-            type_name(value) == "map"
-            and (not len(value) or all(key(k) and item(v) for k, v in [next(iter(value.items()))]))
-        )
+        return lambda value: isinstance(value, CelMap) and all(key(k) and item(v) for k, v in islice(value.items(), 1))
     return lambda value: type_name(value) == wanted

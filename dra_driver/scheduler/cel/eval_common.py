@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from dra_driver.scheduler.cel import wellknown
-from dra_driver.scheduler.cel.cost import LIST, MAP, MESSAGE
+from dra_driver.scheduler.cel.cost import LIST, MAP, MESSAGE, SELECT
 from dra_driver.scheduler.cel.ir import (
     Chain,
     Choice,
@@ -28,7 +28,6 @@ from dra_driver.scheduler.cel.ir import (
 from dra_driver.scheduler.cel.operators import check_key, unwrapped
 from dra_driver.scheduler.cel.values import (
     LISTS,
-    MAPS,
     MISSING,
     NONE,
     CelMap,
@@ -40,8 +39,10 @@ from dra_driver.scheduler.cel.values import (
     no_overload,
 )
 
-Closure = Callable[[Any], Any]
-"""Evaluates one IR node in an environment, a list: the device, the meter or None, then the slots of variables."""
+Env = list[Any]
+"""The environment of an evaluation: the device, the meter or None, then the slots of variables."""
+Closure = Callable[[Env], object]
+"""Evaluates one IR node."""
 UNSET: Final = object()
 """The value of an accumulator's slot before the first read."""
 
@@ -55,24 +56,24 @@ class Failure:
         self.error = error
 
 
-def truth(value: Any) -> bool:
+def truth(value: object) -> bool:
     """The condition of ``?:``. Raises EvalError if it is not a bool."""
     if type(value) is not bool:
         raise no_overload()
     return value
 
 
-def started(initial: Closure, env: Any) -> Any:
+def started(initial: Closure, env: Env) -> object:
     """The first value of an accumulator. An empty list or map becomes one that grows in place."""
     value = stored(initial, env)
-    if type(value) in LISTS and not len(value):
+    if isinstance(value, LISTS) and not len(value):
         return GrowingList()
-    if type(value) in MAPS and not len(value):
+    if isinstance(value, CelMap) and not len(value):
         return GrowingMap({})
     return value
 
 
-def stored(step: Closure, env: Any) -> Any:
+def stored(step: Closure, env: Env) -> object:
     """The value of a step for a slot: the value, or a Failure."""
     try:
         return step(env)
@@ -80,76 +81,65 @@ def stored(step: Closure, env: Any) -> Any:
         return Failure(error)
 
 
-def frozen(value: Any) -> Any:
+def frozen(value: object) -> object:
     """The result of a loop, which no longer grows in place."""
     if type(value) is GrowingList:
         return list(value)
     return CelMap(value.data) if type(value) is GrowingMap else value
 
 
-def iterated(items: Any, variables: int) -> Iterator[tuple[Any, ...]]:
+def iterated(items: object, variables: int) -> Iterator[tuple[object, ...]]:
     """The values of the loop's variables at each step. Raises EvalError for a value without elements."""
-    if type(items) in LISTS:
+    if isinstance(items, LISTS):
         return iter(enumerate(list(items) if type(items) is GrowingList else items)) if variables == 2 else zip(items)
-    if type(items) in MAPS:
+    if isinstance(items, CelMap):
         return iter(items.items()) if variables == 2 else zip(items.keys())
     raise EvalError("expected a list or map to iterate over")
 
 
-def _optional_of(value: Any, what: str) -> Optional:
+def given(value: object, optional: bool, what: str) -> object:
+    """The value of an entry or element of a literal; MISSING for an optional without value."""
+    if not optional:
+        return value
     if type(value) is not Optional:
         raise EvalError(f"cannot initialize optional {what} from non-optional value")
-    return value
+    return value.value if value.present else MISSING
 
 
 def build_list(steps: list[Closure], optional: frozenset[int]) -> Closure:
     if not optional:
         return lambda env: [step(env) for step in steps]
 
-    def built(env: Any) -> list[Any]:
-        made = []
-        for position, step in enumerate(steps):
-            value = step(env)
-            if position in optional:
-                given = _optional_of(value, "list element")
-                if not given.present:
-                    continue
-                value = given.value
-            made.append(value)
-        return made
+    def built(env: Env) -> list[object]:
+        made = [given(step(env), position in optional, "list element") for position, step in enumerate(steps)]
+        return [value for value in made if value is not MISSING]
 
     return built
 
 
 def build_map(steps: list[tuple[Closure, Closure, bool]]) -> Closure:
-    def built(env: Any) -> CelMap:
-        data: dict[Any, Any] = {}
+    def built(env: Env) -> CelMap:
+        data: dict[object, object] = {}
         for key_step, value_step, optional in steps:
-            key, value = key_step(env), value_step(env)
-            if optional:
-                given = _optional_of(value, "entry")
-                if not given.present:
-                    data.pop(encode_key(key), None)
-                    continue
-                value = given.value
-            data[encode_key(key)] = value
+            key, value = key_step(env), given(value_step(env), optional, "entry")
+            if value is MISSING:
+                data.pop(encode_key(key), None)
+            else:
+                data[encode_key(key)] = value
         return CelMap(data)
 
     return built
 
 
 def build_message(name: str, steps: list[tuple[str, Closure, bool]]) -> Closure:
-    def built(env: Any) -> Any:
-        fields: dict[str, Any] = {}
+    def built(env: Env) -> object:
+        fields: dict[str, object] = {}
         for field, step, optional in steps:
-            value = step(env)
-            if optional:
-                given = _optional_of(value, "entry")
-                if not given.present:
-                    fields.pop(field, None)
-                    continue
-                value = given.value
-            fields[field] = value
+            value = given(step(env), optional, "entry")
+            if value is MISSING:
+                fields.pop(field, None)
+            else:
+                fields[field] = value
         return wellknown.make(name, fields)
 
     return built
@@ -158,17 +148,17 @@ def build_message(name: str, steps: list[tuple[str, Closure, bool]]) -> Closure:
 def tested(resolve: Closure) -> Closure:
     """``has()``: an optional counts as whether it has a value."""
 
-    def test(env: Any) -> Any:
+    def test(env: Env) -> object:
         value = resolve(env)
         return value.present if type(value) is Optional else value
 
     return test
 
 
-def decided(terms: list[Closure], decides: bool) -> Callable[[Any], bool]:
+def decided(terms: list[Closure], decides: bool) -> Callable[[Env], bool]:
     """``&&`` (``decides`` False) or ``||`` (True): every term in turn until one decides; an error only if none does."""
 
-    def evaluated(env: Any) -> bool:
+    def evaluated(env: Env) -> bool:
         failed: EvalError | None = None
         for term in terms:
             try:
@@ -187,7 +177,7 @@ def decided(terms: list[Closure], decides: bool) -> Callable[[Any], bool]:
     return evaluated
 
 
-Selection = tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any], bool]
+Selection = tuple[Callable[[Env, object], object], Callable[[Env, object], object], bool]
 """How a qualifier is applied to (environment, target): the value or EvalError; the value or MISSING; is it optional."""
 
 
@@ -222,6 +212,15 @@ class ClosureBuilder(ABC):
 
     # --- chains
 
+    def _chain(self, node: Chain) -> Closure:
+        resolve = self._resolved(node)
+        return tested(resolve) if node.test else self._charged(SELECT, resolve)
+
+    def _choice(self, node: Choice) -> Closure:
+        resolve = self._resolved(node)
+        # cel-go refunds one selection after a presence test; on a choice no selection was charged before.
+        return self._charged(-SELECT, tested(resolve)) if node.test else resolve
+
     def _constant(self, node: Constant) -> Closure:
         value = node.value
         return lambda _env: value
@@ -239,13 +238,13 @@ class ClosureBuilder(ABC):
             return base
         selections = [self._selection(qualifier, self._key(qualifier)) for qualifier in node.qualifiers]
 
-        def resolved(env: Any) -> Any:
+        def resolved(env: Env) -> object:
             target = base(env)
-            optional = type(target) is Optional
-            if optional:
+            optional = False
+            if type(target) is Optional:
                 if not target.present:
                     return target
-                target = unwrapped(target)
+                optional, target = True, unwrapped(target)
             for select, select_present, is_optional in selections:
                 optional = optional or is_optional
                 if optional:
@@ -266,7 +265,7 @@ class ClosureBuilder(ABC):
     def _variable(self, slot: int) -> Closure:
         initial = self.initial
 
-        def read(env: Any) -> Any:
+        def read(env: Env) -> object:
             value = env[slot]
             if value is UNSET:
                 value = env[slot] = started(initial[slot], env)
@@ -277,11 +276,10 @@ class ClosureBuilder(ABC):
         return read
 
     def _key(self, qualifier: Qualifier) -> Closure:
-        if qualifier.constant:
-            constant = qualifier.key
-            return lambda _env: constant
-        is_chain = isinstance(qualifier.key, Chain | Choice)
-        evaluate = self._resolved(qualifier.key) if is_chain else self.build(qualifier.key)
+        key = qualifier.key
+        if isinstance(key, Constant):
+            return self._constant(key)
+        evaluate = self._resolved(key) if isinstance(key, Chain | Choice) else self.build(key)
         return lambda env: check_key(evaluate(env))
 
     # --- operators
@@ -297,7 +295,7 @@ class ClosureBuilder(ABC):
         first, second = self.build(node.first), self.build(node.second)
         unwraps = node.unwraps
 
-        def either(env: Any) -> Any:
+        def either(env: Env) -> object:
             value = first(env)
             if type(value) is not Optional:
                 return value
@@ -328,13 +326,13 @@ class ClosureBuilder(ABC):
         endless = isinstance(node.condition, Constant)
         if not slots:  # cel.bind, whose range is the constant []
 
-            def bound(env: Any) -> Any:
+            def bound(env: Env) -> object:
                 env[accumulator] = UNSET
                 return frozen(result(env))
 
             return bound
 
-        def looped(env: Any) -> Any:
+        def looped(env: Env) -> object:
             items = over(env)
             env[accumulator] = UNSET
             for values in iterated(items, len(slots)):

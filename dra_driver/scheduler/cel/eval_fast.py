@@ -4,10 +4,10 @@ An operator that has failed does not evaluate its other operand. Frequent shapes
 compared with a constant, ``&&`` of two) have closures of their own, because they run for every device of every node.
 """
 
-from typing import Any, Final
+from typing import Final
 
-from dra_driver.scheduler.cel.eval_common import Closure, ClosureBuilder, Failure, Selection, decided, tested
-from dra_driver.scheduler.cel.ir import Chain, Choice, Constant, Equality, Invoke, IrNode, Logic, Qualifier
+from dra_driver.scheduler.cel.eval_common import Closure, ClosureBuilder, Env, Failure, Selection, decided
+from dra_driver.scheduler.cel.ir import Chain, Constant, Equality, Invoke, IrNode, Logic, Qualifier
 from dra_driver.scheduler.cel.operators import equal, find, lookup
 from dra_driver.scheduler.cel.values import MISSING, AbortedError, EvalError, reset_work
 
@@ -27,17 +27,10 @@ class FastBuilder(ClosureBuilder):
 
     # --- chains
 
-    def _chain(self, node: Chain) -> Closure:
-        resolve = self._resolved(node)
-        return tested(resolve) if node.test else resolve
-
-    def _choice(self, node: Choice) -> Closure:
-        resolve = self._resolved(node)
-        return tested(resolve) if node.test else resolve
-
     def _shortcut(self, node: Chain) -> Closure | None:
         """``device.field`` and ``device.attributes[domain].name`` with constant names."""
-        names = [q.key for q in node.qualifiers if q.constant and not q.optional and not q.test and type(q.key) is str]
+        keys = [q.key.value for q in node.qualifiers if isinstance(q.key, Constant) and not (q.optional or q.test)]
+        names = [key for key in keys if isinstance(key, str)]
         if node.slot != 0 or node.base is not None or len(names) != len(node.qualifiers):
             return None
         if len(names) == 1:
@@ -47,7 +40,7 @@ class FastBuilder(ClosureBuilder):
             return None
         field, domain, name = names
 
-        def attribute(env: Any) -> Any:
+        def attribute(env: Env) -> object:
             try:
                 return env[0].data[field].data[domain].data[name]
             except KeyError:
@@ -56,13 +49,13 @@ class FastBuilder(ClosureBuilder):
         return attribute
 
     def _selection(self, qualifier: Qualifier, key_of: Closure) -> Selection:
-        def select(env: Any, target: Any) -> Any:
+        def select(env: Env, target: object) -> object:
             return lookup(target, key_of(env))
 
-        def select_present(env: Any, target: Any) -> Any:
+        def select_present(env: Env, target: object) -> object:
             return find(target, key_of(env))
 
-        def test(env: Any, target: Any) -> Any:
+        def test(env: Env, target: object) -> object:
             return find(target, key_of(env)) is not MISSING
 
         return test if qualifier.test else select, select_present, qualifier.optional
@@ -78,7 +71,7 @@ class FastBuilder(ClosureBuilder):
         first, second = terms
         other = not decides
 
-        def both(env: Any) -> bool:
+        def both(env: Env) -> bool:
             try:
                 value = first(env)
                 if value is decides:
@@ -101,7 +94,7 @@ class FastBuilder(ClosureBuilder):
         if not node.negated:
             return lambda env: equal(left(env), right(env))
 
-        def differs(env: Any) -> bool:
+        def differs(env: Env) -> bool:
             one, two = left(env), right(env)
             try:
                 return not equal(one, two)
@@ -150,11 +143,11 @@ class FastBuilder(ClosureBuilder):
 
 
 def _equals_text(left: Closure, text: str, negated: bool) -> Closure:
-    def same(env: Any) -> bool:
+    def same(env: Env) -> bool:
         value = left(env)
         return value == text if type(value) is str else equal(value, text)
 
-    def differs(env: Any) -> bool:
+    def differs(env: Env) -> bool:
         value = left(env)
         if type(value) is str:
             return bool(value != text)
@@ -167,14 +160,14 @@ def _equals_text(left: Closure, text: str, negated: bool) -> Closure:
 
 
 def _raised(failure: Failure) -> Closure:
-    def raised(_env: Any) -> Any:
+    def raised(_env: Env) -> object:
         raise EvalError(*failure.error.args)
 
     return raised
 
 
 def _not_false(argument: Closure) -> Closure:
-    def not_false(env: Any) -> bool:
+    def not_false(env: Env) -> bool:
         try:
             return argument(env) is not False
         except EvalError:

@@ -5,11 +5,9 @@ goes on with a failed accumulator, and every step is charged whether it failed o
 step where the order changes nothing. `eval_fast` evaluates expressions that cannot reach the limit.
 """
 
-from typing import Any
-
 from dra_driver.scheduler.cel import cost as c
-from dra_driver.scheduler.cel.eval_common import Closure, ClosureBuilder, Selection, tested
-from dra_driver.scheduler.cel.ir import Chain, Choice, Equality, Invoke, Qualifier
+from dra_driver.scheduler.cel.eval_common import Closure, ClosureBuilder, Env, Selection
+from dra_driver.scheduler.cel.ir import Equality, Invoke, Qualifier
 from dra_driver.scheduler.cel.operators import equal, find, lookup
 from dra_driver.scheduler.cel.values import MISSING, AbortedError, EvalError
 
@@ -34,7 +32,7 @@ class MeteredBuilder(ClosureBuilder):
     """Builds the counting closures of one expression. Environments hold a Meter at position 1."""
 
     def _charged(self, cost: int, closure: Closure) -> Closure:
-        def charged(env: Any) -> Any:
+        def charged(env: Env) -> object:
             env[1].charge(cost)
             return closure(env)
 
@@ -42,27 +40,18 @@ class MeteredBuilder(ClosureBuilder):
 
     # --- chains
 
-    def _chain(self, node: Chain) -> Closure:
-        resolve = self._resolved(node)
-        return tested(resolve) if node.test else self._charged(c.SELECT, resolve)
-
-    def _choice(self, node: Choice) -> Closure:
-        resolve = self._resolved(node)
-        # cel-go refunds one selection after a presence test; on a choice no selection was charged before.
-        return self._charged(-c.SELECT, tested(resolve)) if node.test else resolve
-
     def _selection(self, qualifier: Qualifier, key_of: Closure) -> Selection:
-        def select(env: Any, target: Any) -> Any:
+        def select(env: Env, target: object) -> object:
             env[1].charge(c.SELECT)
             return lookup(target, key_of(env))
 
-        def select_present(env: Any, target: Any) -> Any:
+        def select_present(env: Env, target: object) -> object:
             value = find(target, key_of(env))
             if value is not MISSING:
                 env[1].charge(c.SELECT)
             return value
 
-        def test(env: Any, target: Any) -> Any:
+        def test(env: Env, target: object) -> object:
             env[1].charge(c.SELECT)
             return find(target, key_of(env)) is not MISSING
 
@@ -74,7 +63,7 @@ class MeteredBuilder(ClosureBuilder):
         operands = [self.build(node.left), self.build(node.right)]
         negated = node.negated
 
-        def compared(env: Any) -> bool:
+        def compared(env: Env) -> bool:
             values, failed = _arguments(env, operands)
             env[1].charge(c.cost_of_equality(values[0], values[1], negated))
             if failed is not None:
@@ -93,7 +82,7 @@ class MeteredBuilder(ClosureBuilder):
         cost, call = c.cost_of_call(node.function, node.overload), node.call
         needs_result, stops, lenient = cost in c.NEEDS_RESULT, node.stops, node.lenient
 
-        def invoked(env: Any) -> Any:
+        def invoked(env: Env) -> object:
             values, failed = _leading(env, arguments) if stops else _arguments(env, arguments)
             if failed is not None and not lenient:
                 if len(values) == len(arguments):
@@ -114,7 +103,7 @@ class MeteredBuilder(ClosureBuilder):
         return invoked
 
 
-def _arguments(env: Any, closures: list[Closure]) -> tuple[list[Any], EvalError | None]:
+def _arguments(env: Env, closures: list[Closure]) -> tuple[list[object], EvalError | None]:
     """All values, with FAILED for those that failed, and the first error."""
     values, failed = [], None
     for closure in closures:
@@ -126,9 +115,9 @@ def _arguments(env: Any, closures: list[Closure]) -> tuple[list[Any], EvalError 
     return values, failed
 
 
-def _leading(env: Any, closures: list[Closure]) -> tuple[list[Any], EvalError | None]:
+def _leading(env: Env, closures: list[Closure]) -> tuple[list[object], EvalError | None]:
     """Values up to the first that failed, FAILED in its place."""
-    values: list[Any] = []
+    values: list[object] = []
     for closure in closures:
         try:
             values.append(closure(env))

@@ -4,30 +4,41 @@ A tree of small nodes that `IrBuilder` makes of a checked syntax tree, by consta
 implementations, and that the evaluators turn into closures. Follows cel-go interpreter/planner.go and decorators.go.
 Folding makes some run-time errors errors of compilation."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from dra_driver.scheduler.cel.dispatch import implementation
 from dra_driver.scheduler.cel.lexer import SourceText
 from dra_driver.scheduler.cel.libraries.strings import pattern
-from dra_driver.scheduler.cel.operators import check_key, list_contains
-from dra_driver.scheduler.cel.syntax import Call, Expr, Fold, Ident, ListLiteral, Literal, MapLiteral, Message, Select
+from dra_driver.scheduler.cel.operators import Function, check_key, list_contains
+from dra_driver.scheduler.cel.signatures import Overload
+from dra_driver.scheduler.cel.syntax import (
+    Call,
+    Expr,
+    Fold,
+    Ident,
+    ListLiteral,
+    Literal,
+    MapLiteral,
+    Message,
+    Select,
+    Variable,
+)
 from dra_driver.scheduler.cel.types import Type
-from dra_driver.scheduler.cel.values import AbortedError, CelMap, EvalError, TypeValue, UInt
+from dra_driver.scheduler.cel.values import LISTS, AbortedError, CelMap, EvalError, TypeValue, UInt
 
 FIRST_SLOT: Final = 2
 """Slots of variables start here: an environment holds the device and the meter first."""
 
 
 class Constant(NamedTuple):
-    value: Any
+    value: object
 
 
 class Qualifier(NamedTuple):
-    """One ``.name``, ``[key]`` or ``[?key]`` of a chain. ``key`` is a node unless ``constant``."""
+    """One ``.name``, ``[key]`` or ``[?key]`` of a chain."""
 
-    key: Any
-    constant: bool
+    key: "IrNode"
     optional: bool
     test: bool = False
 
@@ -75,7 +86,7 @@ class Invoke(NamedTuple):
     function: str
     overload: str
     arguments: "tuple[IrNode, ...]"
-    call: Callable[..., Any]
+    call: Function
     stops: bool
     lenient: bool
 
@@ -84,7 +95,7 @@ class Member(NamedTuple):
     """``item in [constants]``, which costs nothing."""
 
     item: "IrNode"
-    contains: Callable[[Any], bool]
+    contains: Callable[[object], bool]
 
 
 class OrElse(NamedTuple):
@@ -164,7 +175,7 @@ class IrBuilder:
     def _literal(self, node: Literal) -> IrNode:
         return Constant(node.value)
 
-    def _named(self, variable: Any) -> IrNode:
+    def _named(self, variable: Variable) -> IrNode:
         if variable.type_value is not None:
             return Constant(TypeValue(variable.type_value))
         for scope in reversed(self._scopes):
@@ -173,6 +184,7 @@ class IrBuilder:
         raise AssertionError(variable.name)
 
     def _ident(self, node: Ident) -> IrNode:
+        assert node.variable is not None  # noqa: S101  set by the checker
         return self._named(node.variable)
 
     def _select(self, node: Select) -> IrNode:
@@ -180,7 +192,7 @@ class IrBuilder:
             return self._named(node.variable)
         chain = self._chained(self.build(node.operand))
         chain.test = chain.test or node.test
-        _qualify(chain, Qualifier(node.field, True, False, node.test))
+        _qualify(chain, Qualifier(Constant(node.field), False, node.test))
         return chain
 
     def _chained(self, built: IrNode) -> Chain | Choice:
@@ -211,15 +223,12 @@ class IrBuilder:
 
     def _index(self, node: Call, arguments: list[IrNode]) -> IrNode:
         chain, key = self._chained(arguments[0]), arguments[1]
-        optional = node.function != "_[_]"
         if isinstance(key, Constant):
             try:
                 check_key(key.value)
             except EvalError as error:
                 raise self._source.error(node.offset, str(error)) from error
-            _qualify(chain, Qualifier(key.value, True, optional))
-        else:
-            _qualify(chain, Qualifier(key, False, optional))
+        _qualify(chain, Qualifier(key, node.function != "_[_]"))
         return chain
 
     def _or_else(self, node: Call, arguments: list[IrNode]) -> IrNode:
@@ -227,11 +236,12 @@ class IrBuilder:
 
     def _in(self, node: Call, arguments: list[IrNode]) -> IrNode:
         items = arguments[1]
-        if len(node.overloads) == 1 and node.overloads[0].id == "in_list" and isinstance(items, Constant):
-            if not len(items.value):
+        known = items.value if isinstance(items, Constant) else None
+        if len(node.overloads) == 1 and node.overloads[0].id == "in_list" and isinstance(known, LISTS):
+            if not len(known):
                 return Constant(False)
-            if all(type(item) in _PRIMITIVE for item in items.value):
-                return Member(arguments[0], _membership(items.value))
+            if all(type(item) in _PRIMITIVE for item in known):
+                return Member(arguments[0], _membership(known))
         return self._invoke(node, arguments)
 
     def _invoke(self, node: Call, arguments: list[IrNode]) -> IrNode:
@@ -250,7 +260,7 @@ class IrBuilder:
             return self._folded(node, lambda: call(value))
         return Invoke(name, overload, tuple(arguments), call, stops, name == "@not_strictly_false")
 
-    def _folded(self, node: Expr, compute: Callable[[], Any]) -> Constant:
+    def _folded(self, node: Expr, compute: Callable[[], object]) -> Constant:
         try:
             return Constant(compute())
         except (EvalError, AbortedError, TypeError, AttributeError, ValueError, KeyError, OverflowError) as error:
@@ -274,7 +284,7 @@ class IrBuilder:
         return MakeMap(entries)
 
     def _message(self, node: Message) -> IrNode:
-        return MakeMessage(node.name, tuple((e.key, self.build(e.value), e.optional) for e in node.entries))
+        return MakeMessage(node.name, tuple((e.field, self.build(e.value), e.optional) for e in node.entries))
 
     def _fold(self, node: Fold) -> IrNode:
         over, initial = self.build(node.range), self.build(node.initial)
@@ -302,10 +312,10 @@ def _qualify(chain: Chain | Choice, qualifier: Qualifier) -> None:
         chain.qualifiers.append(qualifier)
 
 
-def _takes_any_number(single: Any, overloads: list[Any]) -> bool:
+def _takes_any_number(single: Overload | None, overloads: list[Overload]) -> bool:
     """Whether a call with two arguments is of a function with any number of arguments, which stops at an error."""
     if single is not None:
-        return bool(single.binding == "f")
+        return single.binding == "f"
     return all(overload.binding != "s" for overload in overloads)
 
 
@@ -327,11 +337,11 @@ def _is_concrete(term: Type) -> bool:
     return term.kind not in {"dyn", "any", "param"} and all(map(_is_concrete, term.parameters))
 
 
-def _membership(items: list[Any]) -> Callable[[Any], bool]:
+def _membership(items: Sequence[object]) -> Callable[[object], bool]:
     texts = frozenset(item for item in items if type(item) is str)
     mixed = [item for item in items if type(item) is not str]
 
-    def contains(item: Any) -> bool:
+    def contains(item: object) -> bool:
         if type(item) is str:
             return item in texts
         CelMap({"": None}).find(item)  # aborts for what cannot be a key

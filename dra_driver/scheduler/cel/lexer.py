@@ -1,7 +1,7 @@
 """Splits an expression into tokens: the longest match at each place, as cel-go's lexer does (parser/gen/CEL.g4).
 
-cel-python's terminals only approximate this. Keywords are never identifiers. ``as``, ``for`` and other reserved words
-are identifiers here; the parser refuses them as names of variables.
+Keywords are never identifiers. ``as``, ``for`` and other reserved words are identifiers here; the parser refuses them
+as names of variables.
 
 Errors state line and column (both from 1) and show the line of text with a caret below the position. Values of
 literals follow cel-go parser/unescape.go: line ends become ``\\n``, escapes in bytes are single bytes, escapes in
@@ -78,20 +78,25 @@ _TOKEN: Final = re.compile(
     ),
     re.ASCII,
 )
-_KEYWORDS: Final = {"true": "BOOL_LIT", "false": "BOOL_LIT", "null": "NULL_LIT", "in": "IN"}
+_KEYWORDS: Final = {"true": "KEYWORD_LIT", "false": "KEYWORD_LIT", "null": "KEYWORD_LIT", "in": "in"}
+IDENT: Final = "IDENT"
+LITERALS: Final = frozenset({"INT_LIT", "UINT_LIT", "FLOAT_LIT", "STRING_LIT", "BYTES_LIT", "KEYWORD_LIT"})
 END: Final = "$END"
 
 
 class Token(NamedTuple):
-    """One token. ``kind`` is the grammar's terminal; ``offset`` counts characters from the start of the expression."""
+    """One token. ``kind`` is the text of an operator or bracket, IDENT, one of LITERALS, or END.
+
+    ``offset`` counts characters from the start of the expression.
+    """
 
     kind: str
     text: str
     offset: int
 
 
-def tokens(source: SourceText, terminals: dict[str, str]) -> list[Token]:
-    """All tokens, then one of kind ``$END``. Raises CelSyntaxError at the first character that starts no token."""
+def tokens(source: SourceText) -> list[Token]:
+    """All tokens, then one of kind END. Raises CelSyntaxError at the first character that starts no token."""
     text, position, found = source.text, 0, []
     match = _TOKEN.match
     while position < len(text):
@@ -100,9 +105,9 @@ def tokens(source: SourceText, terminals: dict[str, str]) -> list[Token]:
             raise source.error(position, _complaint(text, position))
         kind, word = str(hit.lastgroup), hit.group()
         if kind == "OPERATOR":
-            found.append(Token(terminals[word], word, position))
+            found.append(Token(word, word, position))
         elif kind != "SPACE":
-            found.append(Token(_KEYWORDS.get(word, kind) if kind == "IDENT" else kind, word, position))
+            found.append(Token(_KEYWORDS.get(word, kind) if kind == IDENT else kind, word, position))
         position = hit.end()
     found.append(Token(END, "", len(text)))
     return found

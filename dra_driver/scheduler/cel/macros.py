@@ -6,25 +6,27 @@ node for node, because the cost of an expression is the cost of its expansion.
 
 from collections.abc import Callable
 from copy import copy
-from typing import Any, Final
+from functools import partial
+from typing import Final, TypeVar
 
 from dra_driver.scheduler.cel.lexer import SourceText
 from dra_driver.scheduler.cel.syntax import (
     Call,
     Expr,
+    FieldEntry,
     Fold,
     Ident,
     ListLiteral,
     Literal,
     MapEntry,
     MapLiteral,
-    Message,
     Select,
 )
 
 ACCUMULATOR: Final = "@result"
 _MAX_COPIES: Final = 20_000
 _SORT_INPUT: Final = "@__sortBy_input__"
+N = TypeVar("N", Expr, MapEntry, FieldEntry)
 _Expander = Callable[[SourceText, Call], Expr | None]
 
 
@@ -60,60 +62,47 @@ def _accumulator(at: Expr) -> Ident:
     return Ident(at.offset, ACCUMULATOR)
 
 
-def _fold(call: Call, names: tuple[str, ...], parts: tuple[Expr, Expr, Expr, Expr]) -> Expr:
+def _fold(call: Call, names: tuple[str, ...], *parts: Expr) -> Expr:
     """``parts`` are the initial value, the condition, the step and the result."""
     assert call.target is not None  # noqa: S101  macros of this kind are registered as methods
-    return Fold(call.offset, call.target, names, ACCUMULATOR, parts)
+    return Fold(call.offset, call.target, names, ACCUMULATOR, *parts)
 
 
-def _all(count: int) -> _Expander:
-    def expander(source: SourceText, call: Call) -> Expr:
-        at, names = call, _variables(source, call, count)
-        condition = Call(at.offset, "@not_strictly_false", [_accumulator(at)])
-        step = Call(at.offset, "_&&_", [_accumulator(at), call.arguments[count]])
-        return _fold(call, names, (Literal(at.offset, True), condition, step, _accumulator(at)))
-
-    return expander
+def _all(source: SourceText, call: Call, count: int) -> Expr:
+    at, names = call, _variables(source, call, count)
+    condition = Call(at.offset, "@not_strictly_false", [_accumulator(at)])
+    step = Call(at.offset, "_&&_", [_accumulator(at), call.arguments[count]])
+    return _fold(call, names, Literal(at.offset, True), condition, step, _accumulator(at))
 
 
-def _exists(count: int) -> _Expander:
-    def expander(source: SourceText, call: Call) -> Expr:
-        at, names = call, _variables(source, call, count)
-        unset = Call(at.offset, "!_", [_accumulator(at)])
-        condition = Call(at.offset, "@not_strictly_false", [unset])
-        step = Call(at.offset, "_||_", [_accumulator(at), call.arguments[count]])
-        return _fold(call, names, (Literal(at.offset, False), condition, step, _accumulator(at)))
-
-    return expander
+def _exists(source: SourceText, call: Call, count: int) -> Expr:
+    at, names = call, _variables(source, call, count)
+    unset = Call(at.offset, "!_", [_accumulator(at)])
+    condition = Call(at.offset, "@not_strictly_false", [unset])
+    step = Call(at.offset, "_||_", [_accumulator(at), call.arguments[count]])
+    return _fold(call, names, Literal(at.offset, False), condition, step, _accumulator(at))
 
 
-def _exists_one(count: int) -> _Expander:
-    def expander(source: SourceText, call: Call) -> Expr:
-        at, names = call, _variables(source, call, count)
-        more = Call(at.offset, "_+_", [_accumulator(at), Literal(at.offset, 1)])
-        step = Call(at.offset, "_?_:_", [call.arguments[count], more, _accumulator(at)])
-        result = Call(at.offset, "_==_", [_accumulator(at), Literal(at.offset, 1)])
-        return _fold(call, names, (Literal(at.offset, 0), Literal(at.offset, True), step, result))
-
-    return expander
+def _exists_one(source: SourceText, call: Call, count: int) -> Expr:
+    at, names = call, _variables(source, call, count)
+    more = Call(at.offset, "_+_", [_accumulator(at), Literal(at.offset, 1)])
+    step = Call(at.offset, "_?_:_", [call.arguments[count], more, _accumulator(at)])
+    result = Call(at.offset, "_==_", [_accumulator(at), Literal(at.offset, 1)])
+    return _fold(call, names, Literal(at.offset, 0), Literal(at.offset, True), step, result)
 
 
 def _collect(call: Call, names: tuple[str, ...], test: Expr | None, step: Expr, initial: Expr) -> Expr:
     if test is not None:
         step = Call(call.offset, "_?_:_", [test, step, _accumulator(call)])
-    return _fold(call, names, (initial, Literal(call.offset, True), step, _accumulator(call)))
+    return _fold(call, names, initial, Literal(call.offset, True), step, _accumulator(call))
 
 
-def _list_of(count: int) -> _Expander:
+def _list_of(source: SourceText, call: Call, count: int) -> Expr:
     """``map`` with one variable, ``transformList`` with two; with a filter if there is one more argument."""
-
-    def expander(source: SourceText, call: Call) -> Expr:
-        names = _variables(source, call, count)
-        *test, value = call.arguments[count:]
-        step = Call(call.offset, "_+_", [_accumulator(call), ListLiteral(value.offset, [value])])
-        return _collect(call, names, test[0] if test else None, step, ListLiteral(call.offset, []))
-
-    return expander
+    names = _variables(source, call, count)
+    *test, value = call.arguments[count:]
+    step = Call(call.offset, "_+_", [_accumulator(call), ListLiteral(value.offset, [value])])
+    return _collect(call, names, test[0] if test else None, step, ListLiteral(call.offset, []))
 
 
 def _filter(source: SourceText, call: Call) -> Expr:
@@ -123,23 +112,19 @@ def _filter(source: SourceText, call: Call) -> Expr:
     return _collect(call, names, call.arguments[1], step, ListLiteral(call.offset, []))
 
 
-def _map_of(with_key: bool) -> _Expander:
+def _map_of(source: SourceText, call: Call, with_key: bool) -> Expr:
     """``transformMap`` keeps the keys, ``transformMapEntry`` takes entries."""
-
-    def expander(source: SourceText, call: Call) -> Expr:
-        names = _variables(source, call, 2)
-        *test, value = call.arguments[2:]
-        key = [Ident(call.offset, names[0])] if with_key else []
-        step = Call(call.offset, "cel.@mapInsert", [_accumulator(call), *key, value])
-        return _collect(call, names, test[0] if test else None, step, MapLiteral(call.offset, []))
-
-    return expander
+    names = _variables(source, call, 2)
+    *test, value = call.arguments[2:]
+    key = [Ident(call.offset, names[0])] if with_key else []
+    step = Call(call.offset, "cel.@mapInsert", [_accumulator(call), *key, value])
+    return _collect(call, names, test[0] if test else None, step, MapLiteral(call.offset, []))
 
 
 def _let(at: Expr, name: str, value: Expr, body: Expr) -> Expr:
     """Binds ``name`` to ``value`` in ``body``; the value is computed on its first use."""
-    parts = (value, Literal(at.offset, False), Ident(at.offset, name), body)
-    return Fold(at.offset, ListLiteral(at.offset, []), (), name, parts)
+    unchanged = Ident(at.offset, name)
+    return Fold(at.offset, ListLiteral(at.offset, []), (), name, value, Literal(at.offset, False), unchanged, body)
 
 
 def _bind(source: SourceText, call: Call) -> Expr | None:
@@ -151,77 +136,61 @@ def _bind(source: SourceText, call: Call) -> Expr | None:
     return _let(call, name.name, value, body)
 
 
-def _copied(source: SourceText, node: Any) -> Any:
+def _copied(source: SourceText, node: N) -> N:
     """A copy of the tree. Macros that copy double their target, so the number of copied nodes is limited."""
-    source.copied += 1
+    source.copied += isinstance(node, Expr)
     if source.copied > _MAX_COPIES:
         raise source.error(node.offset, "macros make this expression too large")
     twin = copy(node)
-    if isinstance(node, Select):
-        twin.operand = _copied(source, node.operand)
-    elif isinstance(node, Call):
-        twin.target = None if node.target is None else _copied(source, node.target)
-        twin.arguments = [_copied(source, argument) for argument in node.arguments]
-    elif isinstance(node, ListLiteral):
-        twin.elements = [_copied(source, element) for element in node.elements]
-    elif isinstance(node, MapLiteral | Message):
-        twin.entries = [_copied_entry(source, entry) for entry in node.entries]
-    elif isinstance(node, Fold):
-        twin.range, twin.initial = _copied(source, node.range), _copied(source, node.initial)
-        twin.condition, twin.step = _copied(source, node.condition), _copied(source, node.step)
-        twin.result = _copied(source, node.result)
+    for name in node.__struct_fields__:
+        part = getattr(node, name)
+        if isinstance(part, Expr):
+            setattr(twin, name, _copied(source, part))
+        elif isinstance(part, list):
+            setattr(twin, name, [_copied(source, item) for item in part])
     return twin
 
 
-def _copied_entry(source: SourceText, entry: MapEntry) -> MapEntry:
-    key = _copied(source, entry.key) if isinstance(entry.key, Expr) else entry.key
-    return MapEntry(entry.offset, key, _copied(source, entry.value), entry.optional)
-
-
-def _opt_map(flat: bool) -> _Expander:
-    def expander(source: SourceText, call: Call) -> Expr:
-        name, body = call.arguments
-        if not isinstance(name, Ident):
-            raise source.error(name.offset, f"the first argument of {call.function}() must be a plain name")
-        at = call.offset
-        value = Call(at, "value", [], _copied(source, call.target))
-        result = _let(call, name.name, value, body)
-        if not flat:
-            result = Call(at, "optional.of", [result])
-        return Call(at, "_?_:_", [Call(at, "hasValue", [], call.target), result, Call(at, "optional.none", [])])
-
-    return expander
+def _opt_map(source: SourceText, call: Call, flat: bool) -> Expr:
+    assert call.target is not None  # noqa: S101  registered as methods
+    name, body = call.arguments
+    if not isinstance(name, Ident):
+        raise source.error(name.offset, f"the first argument of {call.function}() must be a plain name")
+    at = call.offset
+    result = _let(call, name.name, Call(at, "value", [], _copied(source, call.target)), body)
+    if not flat:
+        result = Call(at, "optional.of", [result])
+    return Call(at, "_?_:_", [Call(at, "hasValue", [], call.target), result, Call(at, "optional.none", [])])
 
 
 def _sort_by(source: SourceText, call: Call) -> Expr:
     if not isinstance(call.target, ListLiteral | Select | Ident | Fold | Call):
         raise source.error(call.offset, "sortBy() sorts a list, a name, a call or a selection")
-    keys = _list_of(1)(source, Call(call.offset, "map", call.arguments, Ident(call.offset, _SORT_INPUT)))
-    assert keys is not None  # noqa: S101  this expander never declines
+    keys = _list_of(source, Call(call.offset, "map", call.arguments, Ident(call.offset, _SORT_INPUT)), 1)
     ordered = Call(call.offset, "@sortByAssociatedKeys", [keys], Ident(call.offset, _SORT_INPUT))
     return _let(call, _SORT_INPUT, call.target, ordered)
 
 
 _MACROS: Final[dict[tuple[str, int, bool], _Expander]] = {
     ("has", 1, False): _has,
-    ("all", 2, True): _all(1),
-    ("all", 3, True): _all(2),
-    ("exists", 2, True): _exists(1),
-    ("exists", 3, True): _exists(2),
-    ("exists_one", 2, True): _exists_one(1),
-    ("exists_one", 3, True): _exists_one(2),
-    ("existsOne", 3, True): _exists_one(2),
-    ("map", 2, True): _list_of(1),
-    ("map", 3, True): _list_of(1),
+    ("all", 2, True): partial(_all, count=1),
+    ("all", 3, True): partial(_all, count=2),
+    ("exists", 2, True): partial(_exists, count=1),
+    ("exists", 3, True): partial(_exists, count=2),
+    ("exists_one", 2, True): partial(_exists_one, count=1),
+    ("exists_one", 3, True): partial(_exists_one, count=2),
+    ("existsOne", 3, True): partial(_exists_one, count=2),
+    ("map", 2, True): partial(_list_of, count=1),
+    ("map", 3, True): partial(_list_of, count=1),
     ("filter", 2, True): _filter,
-    ("transformList", 3, True): _list_of(2),
-    ("transformList", 4, True): _list_of(2),
-    ("transformMap", 3, True): _map_of(True),
-    ("transformMap", 4, True): _map_of(True),
-    ("transformMapEntry", 3, True): _map_of(False),
-    ("transformMapEntry", 4, True): _map_of(False),
-    ("optMap", 2, True): _opt_map(flat=False),
-    ("optFlatMap", 2, True): _opt_map(flat=True),
+    ("transformList", 3, True): partial(_list_of, count=2),
+    ("transformList", 4, True): partial(_list_of, count=2),
+    ("transformMap", 3, True): partial(_map_of, with_key=True),
+    ("transformMap", 4, True): partial(_map_of, with_key=True),
+    ("transformMapEntry", 3, True): partial(_map_of, with_key=False),
+    ("transformMapEntry", 4, True): partial(_map_of, with_key=False),
+    ("optMap", 2, True): partial(_opt_map, flat=False),
+    ("optFlatMap", 2, True): partial(_opt_map, flat=True),
     ("sortBy", 2, True): _sort_by,
     ("bind", 3, True): _bind,
 }

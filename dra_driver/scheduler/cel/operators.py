@@ -8,16 +8,17 @@ truncates toward zero, arithmetic never mixes types.
 """
 
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
-from typing import Any, Final
+from typing import Final
 
 from dra_driver.core.semver import Semver
 from dra_driver.scheduler.cel.values import (
+    ADDRESSES,
     LISTS,
-    MAPS,
     MISSING,
-    NUMBERS,
+    CelMap,
     CelQuantity,
     ConcatList,
     Duration,
@@ -31,131 +32,116 @@ from dra_driver.scheduler.cel.values import (
     Url,
     check_size,
     check_text,
+    is_number,
     no_overload,
     size_of,
     spend,
     type_name,
 )
 
+Function = Callable[..., object]
+"""A function of CEL, called with values of the types that its overloads declare."""
+
 _KEYS: Final = frozenset({str, int, UInt, bool, float})
 # Types that cel-go loses when an optional in a variable is selected from or read.
 _LOST: Final = frozenset({CelQuantity, Semver, Url, IPv4Address, IPv6Address, IPv4Interface, IPv6Interface})
 
 
-def check_key(key: Any) -> Any:
+def check_key(key: object) -> object:
     """Returns ``key`` if it can be an index. Raises EvalError otherwise."""
     if type(key) not in _KEYS:
         raise EvalError(f"invalid qualifier type: {type_name(key)}")
     return key
 
 
-def shown(key: Any) -> str:
+def shown(key: object) -> str:
     return str(int(key)) if type(key) is UInt else ("true" if key else "false") if type(key) is bool else str(key)
 
 
-def lookup(target: Any, key: Any) -> Any:
+def lookup(target: object, key: object) -> object:
     """``target[key]``. Raises EvalError for a missing key or index."""
     found = find(target, key)
     if found is MISSING:
-        kind = "index out of bounds" if type(target) in LISTS else "no such key"
+        kind = "index out of bounds" if isinstance(target, LISTS) else "no such key"
         raise EvalError(f"{kind}: {shown(key)}")
     return found
 
 
-def find(target: Any, key: Any) -> Any:
+def find(target: object, key: object) -> object:
     """``target[key]`` or MISSING. Raises EvalError for an index that a list cannot have."""
-    kind = type(target)
-    if kind in MAPS:
+    if isinstance(target, CelMap):
         return target.find(key)
-    if kind in LISTS:
+    if isinstance(target, LISTS):
         index = _index(key)
         return target[index] if 0 <= index < len(target) else MISSING
     return MISSING
 
 
-def _index(key: Any) -> int:
-    kind = type(key)
-    if kind is int:
-        return key  # type: ignore[no-any-return]
-    if kind is float and -(2.0**63) < key < 2.0**63 and key == int(key):
+def _index(key: object) -> int:
+    if type(key) is int:
+        return key
+    if type(key) is float and -(2.0**63) < key < 2.0**63 and key == int(key):
         return int(key)
-    if kind is UInt and key < 2**63:
+    if type(key) is UInt and key < 2**63:
         return int(key)
     raise EvalError(f"unsupported index value {shown(key)} in list")
 
 
-def unwrapped(optional: Optional) -> Any:
+def unwrapped(optional: Optional) -> object:
     """The value of an optional at the start of a chain. Raises EvalError for types that cel-go loses."""
     value = optional.value
-    while type(value) is Optional:
+    while isinstance(value, Optional):
         if not value.present:
             raise EvalError("unsupported conversion to ref.Val")
         value = value.value
     if type(value) in _LOST:
         raise EvalError(f"unsupported conversion to ref.Val: {type_name(value)}")
-    return value.name if type(value) is TypeValue else value
+    return value.name if isinstance(value, TypeValue) else value
 
 
 # Types whose comparison with another type is an error, not false.
 _STRICT: Final = frozenset(
     {CelQuantity, Semver, IPv4Address, IPv6Address, IPv4Interface, IPv6Interface, Url, NamedFormat}
 )
-_PLAIN: Final = frozenset({int, bool, UInt, str, bytes, type(None), Duration})
+_PLAIN: Final = frozenset({int, bool, UInt, str, bytes, type(None), Duration, TypeValue})
 
 
-def equal(a: Any, b: Any) -> bool:
+def equal(a: object, b: object) -> bool:
     """``a == b``. Raises EvalError for types that cannot be compared."""
-    kind = type(a)
-    if kind is type(b) and kind in _PLAIN:
-        return bool(a == b)
     if a is None or b is None:
-        return False
-    return _equal(kind, a, b)
+        return a is b
+    return go_equal(a, b)
 
 
-def _equal(kind: type, a: Any, b: Any) -> bool:
-    if kind in NUMBERS:
-        return type(b) in NUMBERS and a == a and b == b and compare_numbers(a, b) == 0  # noqa: PLR0124
-    if kind in LISTS:
-        return type(b) in LISTS and _equal_lists(a, b)
-    if kind in MAPS:
-        return type(b) in MAPS and _equal_maps(a, b)
-    if kind in _STRICT:
-        return _equal_strict(a, b)
-    if kind is Optional:
-        if type(b) is not Optional or not (a.present and b.present):
-            return type(b) is Optional and a.present == b.present
-        return go_equal(a.value, b.value)
-    if kind is Timestamp:
-        return type(b) is Timestamp and bool(a.ns == b.ns)
-    if kind is TypeValue:
-        return type(b) is TypeValue and bool(a.name == b.name)
-    return False
-
-
-def go_equal(a: Any, b: Any) -> bool:
+def go_equal(a: object, b: object) -> bool:
     """Go's ``a.Equal(b)``. Unlike ``==`` it has no special case for null on the right."""
     kind = type(a)
     if kind is type(b) and kind in _PLAIN:
         return bool(a == b)
-    return _equal(kind, a, b)
+    if is_number(a):
+        return is_number(b) and a == a and b == b and compare_numbers(a, b) == 0  # noqa: PLR0124
+    if isinstance(a, LISTS):
+        return isinstance(b, LISTS) and _equal_lists(a, b)
+    if isinstance(a, CelMap):
+        return isinstance(b, CelMap) and _equal_maps(a, b)
+    if kind in _STRICT:
+        return _equal_strict(a, b)
+    if isinstance(a, Optional) and isinstance(b, Optional):
+        return go_equal(a.value, b.value) if a.present and b.present else a.present is b.present
+    return isinstance(a, Timestamp) and isinstance(b, Timestamp) and a.ns == b.ns
 
 
-def _equal_strict(a: Any, b: Any) -> bool:
+def _equal_strict(a: object, b: object) -> bool:
     if type_name(a) != type_name(b):
         raise no_overload()
-    if isinstance(a, CelQuantity):
+    if isinstance(a, CelQuantity) and isinstance(b, CelQuantity):
         if b.derived:
             raise no_overload()
-        return bool(a.quantity == b.quantity)
-    if isinstance(a, Url):
-        return bool(a.text == b.text)
-    if isinstance(a, NamedFormat):
-        return bool(a.name == b.name)
+        return a.quantity == b.quantity
     return bool(a == b)
 
 
-def _equal_lists(a: Any, b: Any) -> bool:
+def _equal_lists(a: Sequence[object], b: Sequence[object]) -> bool:
     if len(a) != len(b):
         return False
     spend(len(a))
@@ -171,23 +157,23 @@ def _equal_lists(a: Any, b: Any) -> bool:
     return True
 
 
-def _equal_maps(a: Any, b: Any) -> bool:
+def _equal_maps(a: CelMap, b: CelMap) -> bool:
     if len(a) != len(b):
         return False
     spend(len(a))
-    for key in a.keys():  # noqa: SIM118  not a dict
+    for key, value in a.items():
         other = b.find(key)
         if other is MISSING:
             return False
         try:
-            if not equal(a.find(key), other):
+            if not equal(value, other):
                 return False
         except EvalError:
             continue
     return True
 
 
-def list_contains(items: Any, wanted: Any) -> bool:
+def list_contains(items: Sequence[object], wanted: object) -> bool:
     """Whether an element equals ``wanted``. Elements that cannot be compared count as different."""
     spend(len(items))
     for item in items:
@@ -199,31 +185,37 @@ def list_contains(items: Any, wanted: Any) -> bool:
     return False
 
 
-def compare_numbers(a: Any, b: Any) -> int:
+def compare_numbers(a: float, b: float) -> int:
     """-1, 0 or 1 for ints, uints and doubles in any combination; integers are rounded to doubles as in Go."""
     if type(a) is float or type(b) is float:
         a, b = float(a), float(b)
     return int(a > b) - int(a < b)
 
 
-def compare(a: Any, b: Any) -> int:
+def compare(a: object, b: object) -> int:
     """Order of two values of one type, or two numbers. Raises EvalError for anything else."""
-    kind = type(a)
-    if kind is type(b) and kind in {int, str, bytes, bool}:
-        return int(a > b) - int(a < b)
-    if kind in NUMBERS and type(b) in NUMBERS:
+    if is_number(a) and is_number(b):
         if a != a or b != b:  # noqa: PLR0124  NaN is not itself
             raise EvalError("NaN values cannot be ordered")
         return compare_numbers(a, b)
-    if (kind is Duration or kind is Timestamp) and type(b) is kind:
-        return int(a.ns > b.ns) - int(a.ns < b.ns)
-    if kind is UInt and type(b) is UInt:
+    if isinstance(a, str) and isinstance(b, str):
         return int(a > b) - int(a < b)
+    if isinstance(a, bytes) and isinstance(b, bytes):
+        return int(a > b) - int(a < b)
+    if isinstance(a, bool) and isinstance(b, bool):
+        return int(a) - int(b)
+    if isinstance(a, Duration) and isinstance(b, Duration):
+        return compare_numbers(a.ns, b.ns)
+    if isinstance(a, Timestamp) and isinstance(b, Timestamp):
+        return compare_numbers(a.ns, b.ns)
     raise no_overload()
 
 
-def comparable(value: Any) -> bool:
-    return type(value) in NUMBERS or type(value) in {str, bytes, bool, Duration, Timestamp}
+_COMPARABLE: Final = frozenset({int, UInt, float, str, bytes, bool, Duration, Timestamp})
+
+
+def comparable(value: object) -> bool:
+    return type(value) in _COMPARABLE
 
 
 _MIN: Final = -(2**63)
@@ -252,85 +244,27 @@ def checked_timestamp(ns: int, offset_s: int = 0) -> Timestamp:
     raise EvalError("timestamp overflow")
 
 
-def add(a: Any, b: Any) -> Any:
-    kind = type(a)
-    if kind is GrowingList:
-        if type(b) not in LISTS:
-            raise no_overload()
+def _join_texts(a: str, b: str) -> str:
+    check_text(len(a) + len(b))
+    return a + b
+
+
+def _join_lists(a: Sequence[object], b: Sequence[object]) -> Sequence[object]:
+    if isinstance(a, GrowingList):
         check_size(len(b))
         a.extend(b)
         return a
-    if kind in LISTS and type(b) in LISTS:
-        if not len(a) or not len(b):
-            return a if not len(b) else b
-        check_size(len(a) + len(b))
-        return ConcatList([*a, *b])
-    if kind is not type(b):
-        return _add_times(a, b)
-    if kind is int:
-        return checked_int(a + b)
-    if kind is str or kind is bytes:
-        check_text(len(a) + len(b))
-        return a + b
-    if kind is float:
-        return a + b
-    if kind is UInt:
-        return checked_uint(int(a) + int(b))
-    if kind is Duration:
-        return Duration(checked_int(a.ns + b.ns))
-    raise no_overload()
+    if not len(a) or not len(b):
+        return a if not len(b) else b
+    check_size(len(a) + len(b))
+    return ConcatList([*a, *b])
 
 
-def _add_times(a: Any, b: Any) -> Timestamp:
-    if type(a) is Timestamp and type(b) is Duration:
-        return checked_timestamp(a.ns + b.ns, a.offset_s)
-    if type(a) is Duration and type(b) is Timestamp:
-        return checked_timestamp(a.ns + b.ns, b.offset_s)
-    raise no_overload()
-
-
-def subtract(a: Any, b: Any) -> Any:
-    kind = type(a)
-    if kind is Timestamp and type(b) is Duration:
-        return checked_timestamp(a.ns + checked_int(-b.ns), a.offset_s)
-    if kind is not type(b):
-        raise no_overload()
-    if kind is int:
-        return checked_int(a - b)
-    if kind is float:
-        return a - b
-    if kind is UInt:
-        return checked_uint(int(a) - int(b))
-    if kind is Duration or kind is Timestamp:
-        return Duration(checked_int(a.ns - b.ns))
-    raise no_overload()
-
-
-def multiply(a: Any, b: Any) -> Any:
-    kind = type(a)
-    if kind is not type(b):
-        raise no_overload()
-    if kind is int:
-        return checked_int(a * b)
-    if kind is float:
-        return a * b
-    if kind is UInt:
-        return checked_uint(int(a) * int(b))
-    raise no_overload()
-
-
-def divide(a: Any, b: Any) -> Any:
-    kind = type(a)
-    if kind is not type(b):
-        raise no_overload()
-    if kind is float:
-        return _divide_doubles(a, b)
-    if kind is int or kind is UInt:
-        if b == 0:
-            raise EvalError("division by zero")
-        quotient = abs(int(a)) // abs(int(b))
-        return UInt(quotient) if kind is UInt else checked_int(quotient if (a < 0) == (b < 0) else -quotient)
-    raise no_overload()
+def _quotient(a: int, b: int) -> int:
+    if b == 0:
+        raise EvalError("division by zero")
+    quotient = abs(a) // abs(b)
+    return quotient if (a < 0) == (b < 0) else -quotient
 
 
 def _divide_doubles(a: float, b: float) -> float:
@@ -341,43 +275,89 @@ def _divide_doubles(a: float, b: float) -> float:
     return math.copysign(math.inf, a) * math.copysign(1.0, b)
 
 
-def modulo(a: Any, b: Any) -> Any:
-    kind = type(a)
-    if kind is not type(b) or kind not in {int, UInt}:
-        raise no_overload()
+def _modulo(a: int, b: int) -> int:
     if b == 0:
         raise EvalError("modulus by zero")
-    if kind is int and a == _MIN and b == -1:
+    if a == _MIN and b == -1:
         raise EvalError("integer overflow")
-    rest = abs(int(a)) % abs(int(b))
-    return UInt(rest) if kind is UInt else (-rest if a < 0 else rest)
+    return -(abs(a) % abs(b)) if a < 0 else abs(a) % abs(b)
 
 
-def negate(value: Any) -> Any:
-    kind = type(value)
-    if kind is int:
-        return checked_int(-value)
-    if kind is float:
-        return -value
-    if kind is bool:
-        return not value
-    if kind is Duration:
-        return Duration(checked_int(-value.ns))
-    raise no_overload("-_")
+def _of_uints(compute: Callable[[int, int], int]) -> Function:
+    return lambda a, b: checked_uint(compute(int(a), int(b)))
 
 
-def logical_not(value: Any) -> bool:
+_KINDS_OF_LISTS: Final = (list, range, ConcatList, GrowingList)
+_ADDITION: Final[Mapping[tuple[type, type], Function]] = {
+    (int, int): lambda a, b: checked_int(a + b),
+    (UInt, UInt): _of_uints(operator.add),
+    (float, float): operator.add,
+    (str, str): _join_texts,
+    (bytes, bytes): _join_texts,
+    (Duration, Duration): lambda a, b: Duration(checked_int(a.ns + b.ns)),
+    (Timestamp, Duration): lambda a, b: checked_timestamp(a.ns + b.ns, a.offset_s),
+    (Duration, Timestamp): lambda a, b: checked_timestamp(a.ns + b.ns, b.offset_s),
+    **{(one, two): _join_lists for one in _KINDS_OF_LISTS for two in _KINDS_OF_LISTS},
+}
+_SUBTRACTION: Final[Mapping[tuple[type, type], Function]] = {
+    (int, int): lambda a, b: checked_int(a - b),
+    (UInt, UInt): _of_uints(operator.sub),
+    (float, float): operator.sub,
+    (Duration, Duration): lambda a, b: Duration(checked_int(a.ns - b.ns)),
+    (Timestamp, Timestamp): lambda a, b: Duration(checked_int(a.ns - b.ns)),
+    (Timestamp, Duration): lambda a, b: checked_timestamp(a.ns + checked_int(-b.ns), a.offset_s),
+}
+_MULTIPLICATION: Final[Mapping[tuple[type, type], Function]] = {
+    (int, int): lambda a, b: checked_int(a * b),
+    (UInt, UInt): _of_uints(operator.mul),
+    (float, float): operator.mul,
+}
+_DIVISION: Final[Mapping[tuple[type, type], Function]] = {
+    (int, int): lambda a, b: checked_int(_quotient(a, b)),
+    (UInt, UInt): _of_uints(_quotient),
+    (float, float): _divide_doubles,
+}
+_REMAINDER: Final[Mapping[tuple[type, type], Function]] = {(int, int): _modulo, (UInt, UInt): _of_uints(_modulo)}
+_NEGATION: Final[Mapping[type, Function]] = {
+    int: lambda value: checked_int(-value),
+    float: operator.neg,
+    bool: operator.not_,
+    Duration: lambda value: Duration(checked_int(-value.ns)),
+}
+
+
+def _arithmetic(by_types: Mapping[tuple[type, type], Function]) -> Callable[[object, object], object]:
+    def computed(a: object, b: object) -> object:
+        compute = by_types.get((type(a), type(b)))
+        if compute is None:
+            raise no_overload()
+        return compute(a, b)
+
+    return computed
+
+
+add = _arithmetic(_ADDITION)
+
+
+def negate(value: object) -> object:
+    compute = _NEGATION.get(type(value))
+    if compute is None:
+        raise no_overload("-_")
+    return compute(value)
+
+
+def logical_not(value: object) -> bool:
     if type(value) is bool:
         return not value
     raise no_overload("!_")
 
 
-def not_strictly_false(value: Any) -> bool:
+def not_strictly_false(value: object) -> bool:
     return value if type(value) is bool else True
 
 
-def _ordering(test: Callable[[int], bool], name: str) -> Callable[[Any, Any], bool]:
-    def ordered(a: Any, b: Any) -> bool:
+def _ordering(test: Callable[[int], bool], name: str) -> Callable[[object, object], bool]:
+    def ordered(a: object, b: object) -> bool:
         if not comparable(a):
             raise no_overload(name)
         return test(compare(a, b))
@@ -385,41 +365,34 @@ def _ordering(test: Callable[[int], bool], name: str) -> Callable[[Any, Any], bo
     return ordered
 
 
-less = _ordering(lambda order: order < 0, "_<_")
-less_equals = _ordering(lambda order: order <= 0, "_<=_")
-greater = _ordering(lambda order: order > 0, "_>_")
-greater_equals = _ordering(lambda order: order >= 0, "_>=_")
-
-
-def contained(item: Any, aggregate: Any) -> bool:
-    kind = type(aggregate)
-    if kind in MAPS:
-        return bool(aggregate.contains(item))
-    if kind in LISTS:
+def contained(item: object, aggregate: object) -> bool:
+    if isinstance(aggregate, CelMap):
+        return aggregate.contains(item)
+    if isinstance(aggregate, LISTS):
         return list_contains(aggregate, item)
     raise no_overload()
 
 
-def size(value: Any) -> int:
-    kind = type(value)
-    if kind is str or kind is bytes or kind in LISTS or kind in MAPS:
-        return size_of(value) or 0
-    raise no_overload("size")
+def size(value: object) -> int:
+    found = size_of(value)
+    if found is None or isinstance(value, ADDRESSES):
+        raise no_overload("size")
+    return found
 
 
-FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
+FUNCTIONS: Final[dict[str, Function]] = {
     "_+_": add,
-    "_-_": subtract,
-    "_*_": multiply,
-    "_/_": divide,
-    "_%_": modulo,
+    "_-_": _arithmetic(_SUBTRACTION),
+    "_*_": _arithmetic(_MULTIPLICATION),
+    "_/_": _arithmetic(_DIVISION),
+    "_%_": _arithmetic(_REMAINDER),
     "-_": negate,
     "!_": logical_not,
     "@not_strictly_false": not_strictly_false,
-    "_<_": less,
-    "_<=_": less_equals,
-    "_>_": greater,
-    "_>=_": greater_equals,
+    "_<_": _ordering(lambda order: order < 0, "_<_"),
+    "_<=_": _ordering(lambda order: order <= 0, "_<=_"),
+    "_>_": _ordering(lambda order: order > 0, "_>_"),
+    "_>=_": _ordering(lambda order: order >= 0, "_>=_"),
     "@in": contained,
     "size": size,
 }

@@ -13,7 +13,7 @@ k8s.io/dynamic-resource-allocation cel/compile.go: names without a domain belong
 domain is an empty map, but a missing name in a domain is an error.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final
@@ -21,16 +21,19 @@ from typing import Any, Final
 from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
 from dra_driver.core.semver import Semver
 from dra_driver.scheduler.cel import types as t
-from dra_driver.scheduler.cel.check import Checker, Variable, validate
+from dra_driver.scheduler.cel.check import Checker, validate
 from dra_driver.scheduler.cel.cost import COST_LIMIT, ORDINARY, cost_bound
-from dra_driver.scheduler.cel.eval_common import UNSET, Closure
+from dra_driver.scheduler.cel.eval_common import UNSET, Closure, Env
 from dra_driver.scheduler.cel.eval_fast import FastBuilder
 from dra_driver.scheduler.cel.eval_metered import Meter, MeteredBuilder
 from dra_driver.scheduler.cel.ir import FIRST_SLOT, IrBuilder, IrNode
 from dra_driver.scheduler.cel.lexer import SourceText
+from dra_driver.scheduler.cel.libraries.convert import to_dyn
 from dra_driver.scheduler.cel.libraries.kube import forget_promotions, of_capacity
+from dra_driver.scheduler.cel.operators import Function
 from dra_driver.scheduler.cel.parser import parse
 from dra_driver.scheduler.cel.signatures import LACKS_NONE
+from dra_driver.scheduler.cel.syntax import Variable
 from dra_driver.scheduler.cel.values import (
     AbortedError,
     CelMap,
@@ -41,6 +44,9 @@ from dra_driver.scheduler.cel.values import (
     type_name,
     well_formed,
 )
+
+Wire = Mapping[str, Any]
+"""A device as an API server returns it, or a part of it."""
 
 
 class DeviceView:
@@ -53,7 +59,7 @@ class DeviceView:
 
     __slots__ = ("env", "ordinary", "problem")
 
-    def __init__(self, driver: str, device: Mapping[str, Any], *, lists: bool = False) -> None:
+    def __init__(self, driver: str, device: Wire, *, lists: bool = False) -> None:
         """Raises ValueError on a malformed quantity or version."""
         self.problem = ""
         self.ordinary = len(driver) <= ORDINARY
@@ -62,7 +68,7 @@ class DeviceView:
         }
         capacity = {name: of_capacity(str(value["value"])) for name, value in (device.get("capacity") or {}).items()}
         self.ordinary = self.ordinary and max(len(attributes), len(capacity)) <= ORDINARY
-        self.env = (
+        self.env: Env = [
             StringMap(
                 {
                     "driver": driver,
@@ -70,15 +76,15 @@ class DeviceView:
                     "capacity": _by_domain(driver, capacity),
                     "allowMultipleAllocations": bool(device.get("allowMultipleAllocations") or False),
                 }
-            ),
-        )
+            )
+        ]
 
     @classmethod
-    def from_wire(cls, device: Mapping[str, Any], driver: str) -> "DeviceView":
+    def from_wire(cls, device: Wire, driver: str) -> "DeviceView":
         """The view of a device of a ResourceSlice. Raises ValueError on a malformed quantity or version."""
         return cls(driver, device)
 
-    def _attribute(self, name: str, value: Mapping[str, Any], lists: bool) -> Any:
+    def _attribute(self, name: str, value: Wire, lists: bool) -> object:
         text = value.get("string")
         if text is not None:
             self.ordinary = self.ordinary and len(text) <= ORDINARY
@@ -93,7 +99,7 @@ class DeviceView:
         self.problem = self.problem or f"attribute {name}: unsupported attribute value of type {'/'.join(value) or '-'}"
         return None
 
-    def _list(self, value: Mapping[str, Any]) -> list[Any] | None:
+    def _list(self, value: Wire) -> list[object] | None:
         """None for what is no list of a type that the API has."""
         for kind, read in _LISTS.items():
             items = value.get(kind)
@@ -106,26 +112,22 @@ class DeviceView:
         return None
 
 
-def _plain(value: Any) -> Any:
-    return value
-
-
-_LISTS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "ints": _plain,
-    "bools": _plain,
+_LISTS: Final[Mapping[str, Function]] = {
+    "ints": to_dyn,
+    "bools": to_dyn,
     "strings": well_formed,
     "versions": Semver.parse,
 }
 
 
-def _by_domain(driver: str, values: Mapping[str, Any]) -> DomainMap:
+def _by_domain(driver: str, values: Mapping[str, object]) -> DomainMap:
     domains: dict[str, CelMap] = {}
     for name, value in values.items():
         domain, separator, identifier = name.partition("/")
         if not separator:
             domain, identifier = driver, name
         domains.setdefault(domain, StringMap({})).data[identifier] = value
-    return DomainMap(domains)
+    return DomainMap(dict(domains.items()))
 
 
 MAX_LENGTH: Final = 10 * 1024
@@ -190,12 +192,12 @@ class Program:
             self._counted(device, meter)
         return meter.spent
 
-    def _answer(self, result: Any) -> bool:
+    def _answer(self, result: object) -> bool:
         if result is True or result is False:
             return result
         raise self._failed(EvalError(f"the result is a {type_name(result)}, expected a bool"))
 
-    def _counted(self, device: DeviceView, meter: Meter) -> Any:
+    def _counted(self, device: DeviceView, meter: Meter) -> object:
         if device.problem:
             raise EvalError(device.problem)
         if self._metered is None:
@@ -263,11 +265,11 @@ class Expression:
         self._run = MeteredBuilder().build(builder.build(tree))
         self._slots = builder.slots
 
-    def evaluate(self, values: Mapping[str, Any]) -> Any:
+    def evaluate(self, values: Mapping[str, object]) -> object:
         """The value, in the form of `value_of`. Raises CelEvaluationError."""
         return self.evaluate_counting(values)[0]
 
-    def evaluate_counting(self, values: Mapping[str, Any]) -> tuple[Any, int]:
+    def evaluate_counting(self, values: Mapping[str, object]) -> tuple[object, int]:
         """The value and what it cost, in units of the limit of one call. Raises CelEvaluationError."""
         reset_work()
         forget_promotions()
@@ -280,7 +282,7 @@ class Expression:
         return found, meter.spent
 
 
-def value_of(parsed: Any) -> Any:
+def value_of(parsed: object) -> object:
     """Parsed JSON as CEL values. Integers beyond 64 bits are doubles, as Kubernetes reads them."""
     if isinstance(parsed, Mapping):
         return StringMap({well_formed(str(key)): value_of(value) for key, value in parsed.items()})

@@ -1,118 +1,118 @@
-"""The syntax tree of an expression: the parser builds it, the checker annotates it, `ir_builder` reads it.
+"""The syntax tree of an expression: the parser builds it, the checker annotates it, `ir` reads it.
 
 ``offset`` is the position of the character that errors point at. The checker sets ``type``. Nodes belong to one
 compilation and are not shared.
 """
 
-from typing import Any
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from dra_driver.scheduler.cel.signatures import Overload
+from dra_driver.scheduler.cel.types import DYN, Type
 
 
-class Expr:
+class Variable(NamedTuple):
+    """A name in scope. ``type_value`` is set for type names, which are constants."""
+
+    name: str
+    type: Type
+    type_value: str | None = None
+
+
+class _Annotations(Struct, eq=False, kw_only=True):
+    parenthesized: bool = False
+    type: Type = DYN
+
+
+class Expr(_Annotations, eq=False):
     """Base of all nodes. ``parenthesized`` distinguishes ``-(1).abs`` from ``-1.abs``."""
 
-    type: Any
-
-    def __init__(self, offset: int) -> None:
-        self.offset = offset
-        self.parenthesized = False
-        self.type = None
+    offset: int
 
 
-class Literal(Expr):
-    """A constant value; ``number`` is the text of a numeric token until its sign is known."""
+class Literal(Expr, eq=False):
+    """A constant value; ``number`` is the kind and text of a numeric token until its sign is known."""
 
-    def __init__(self, offset: int, value: Any, number: tuple[str, str] | None = None) -> None:
-        super().__init__(offset)
-        self.value = value
-        self.number = number
+    value: object
+    number: tuple[str, str] | None = None
 
 
-class Ident(Expr):
-    """A name. ``variable`` is the Variable or type that the checker found."""
+class Ident(Expr, eq=False):
+    """A name. ``variable`` is what the checker found."""
 
-    def __init__(self, offset: int, name: str) -> None:
-        super().__init__(offset)
-        self.name = name
-        self.variable: Any = None
+    name: str
+    variable: Variable | None = None
 
 
-class Select(Expr):
-    """``operand.field``, or with ``test`` the ``has(operand.field)`` that a macro made."""
+class Select(Expr, eq=False):
+    """``operand.field``, or with ``test`` the ``has(operand.field)`` that a macro made.
 
-    def __init__(self, offset: int, operand: Expr, field: str, test: bool = False) -> None:
-        super().__init__(offset)
-        self.operand = operand
-        self.field = field
-        self.test = test
-        self.variable: Any = None
+    ``variable`` is set if the whole chain of names is a name.
+    """
+
+    operand: Expr
+    field: str
+    test: bool = False
+    variable: Variable | None = None
 
 
-class Call(Expr):
+class Call(Expr, eq=False):
     """A function, method (``target``) or operator. ``overloads`` are the candidates that the checker left."""
 
-    def __init__(self, offset: int, function: str, arguments: list[Expr], target: Expr | None = None) -> None:
-        super().__init__(offset)
-        self.function = function
-        self.target = target
-        self.arguments = arguments
-        self.overloads: list[Any] = []
+    function: str
+    arguments: list[Expr]
+    target: Expr | None = None
+    overloads: list[Overload] = []
 
 
-class ListLiteral(Expr):
+class ListLiteral(Expr, eq=False):
     """``[a, ?b]``; ``optional`` holds the positions written with a question mark."""
 
-    def __init__(self, offset: int, elements: list[Expr], optional: frozenset[int] = frozenset()) -> None:
-        super().__init__(offset)
-        self.elements = elements
-        self.optional = optional
+    elements: list[Expr]
+    optional: frozenset[int] = frozenset()
 
 
-class MapEntry:
-    """One entry of a map or message literal."""
-
-    def __init__(self, offset: int, key: Any, value: Expr, optional: bool) -> None:
-        self.offset = offset
-        self.key = key
-        self.value = value
-        self.optional = optional
+class MapEntry(Struct, eq=False):
+    offset: int
+    key: Expr
+    value: Expr
+    optional: bool
 
 
-class MapLiteral(Expr):
+class MapLiteral(Expr, eq=False):
     """``{k: v, ?k: v}``."""
 
-    def __init__(self, offset: int, entries: list[MapEntry]) -> None:
-        super().__init__(offset)
-        self.entries = entries
+    entries: list[MapEntry]
 
 
-class Message(Expr):
-    """``google.protobuf.Int64Value{value: 1}``; keys of the entries are field names."""
-
-    def __init__(self, offset: int, name: str, entries: list[MapEntry]) -> None:
-        super().__init__(offset)
-        self.name = name
-        self.entries = entries
+class FieldEntry(Struct, eq=False):
+    offset: int
+    field: str
+    value: Expr
+    optional: bool
 
 
-class Fold(Expr):
+class Message(Expr, eq=False):
+    """``google.protobuf.Int64Value{value: 1}``."""
+
+    name: str
+    entries: list[FieldEntry]
+
+
+class Fold(Expr, eq=False):
     """The expansion of a macro: an accumulator that is updated for each element of a range while a condition holds.
 
     ``variables`` are one or two names, or none for ``cel.bind``, whose range is empty.
     """
 
-    def __init__(
-        self,
-        offset: int,
-        over: Expr,
-        variables: tuple[str, ...],
-        accumulator: str,
-        parts: tuple[Expr, Expr, Expr, Expr],
-    ) -> None:
-        super().__init__(offset)
-        self.range = over
-        self.variables = variables
-        self.accumulator = accumulator
-        self.initial, self.condition, self.step, self.result = parts
+    range: Expr
+    variables: tuple[str, ...]
+    accumulator: str
+    initial: Expr
+    condition: Expr
+    step: Expr
+    result: Expr
 
 
 def children(node: Expr) -> list[Expr]:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from decimal import Decimal
 from typing import Final
 
 from dra_driver.scheduler.cel.values import Duration, EvalError, Timestamp
@@ -30,49 +31,25 @@ _HEX_FLOAT: Final = re.compile(r"[+-]?0x(?:[0-9a-f]+\.?[0-9a-f]*|\.[0-9a-f]+)p[+
 
 def double_text(value: float) -> str:
     """``%g`` with the fewest digits that parse to the same value."""
-    special = _special(value)
-    if special:
-        return special
-    sign, digits, exponent = _digits(value)
-    if -4 <= exponent < 6:
-        return sign + _positional(digits, exponent)
-    mantissa = digits[0] + ("." + digits[1:] if len(digits) > 1 else "")
-    return f"{sign}{mantissa}e{'-' if exponent < 0 else '+'}{abs(exponent):02d}"
+    if not math.isfinite(value):
+        return _special(value)
+    number = Decimal(repr(value)).normalize()
+    exponent = number.adjusted()
+    if not value or -4 <= exponent < 6:
+        return plain_double_text(value)
+    sign, digits, _ = number.as_tuple()
+    text = "".join(map(str, digits))
+    mantissa = f"{text[0]}.{text[1:]}" if len(text) > 1 else text
+    return f"{'-' if sign else ''}{mantissa}e{'-' if exponent < 0 else '+'}{abs(exponent):02d}"
 
 
 def plain_double_text(value: float) -> str:
     """The fewest digits without an exponent."""
-    special = _special(value)
-    if special:
-        return special
-    sign, digits, exponent = _digits(value)
-    return sign + _positional(digits, exponent)
+    return f"{Decimal(repr(value)):f}".removesuffix(".0") if math.isfinite(value) else _special(value)
 
 
 def _special(value: float) -> str:
-    if value != value:  # noqa: PLR0124  NaN is not itself
-        return "NaN"
-    return ("+Inf" if value > 0 else "-Inf") if math.isinf(value) else ""
-
-
-def _digits(value: float) -> tuple[str, str, int]:
-    """Sign, significant digits and the exponent of the first one."""
-    sign = "-" if math.copysign(1.0, value) < 0 else ""
-    mantissa, _, exponent = f"{abs(value)!r}".partition("e")
-    whole, _, fraction = mantissa.partition(".")
-    digits = (whole + fraction).lstrip("0")
-    point = len(whole) + int(exponent or "0")
-    leading = len(whole + fraction) - len(digits)
-    digits = digits.rstrip("0")
-    return (sign, digits, point - leading - 1) if digits else (sign, "0", 0)
-
-
-def _positional(digits: str, exponent: int) -> str:
-    if exponent < 0:
-        return "0." + "0" * (-exponent - 1) + digits
-    whole = digits[: exponent + 1].ljust(exponent + 1, "0")
-    fraction = digits[exponent + 1 :]
-    return f"{whole}.{fraction}" if fraction else whole
+    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
 
 
 def parse_double(text: str) -> float | None:

@@ -8,9 +8,11 @@ Limits of one evaluation that cel-go does not have: sizes of lists and strings, 
 
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
-from typing import Any, Final
+from typing import Final, TypeGuard
+
+from msgspec import Struct
 
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.semver import Semver
@@ -94,100 +96,65 @@ class GrowingList(list):  # type: ignore[type-arg]
     __slots__ = ()
 
 
-class TypeValue:
+class TypeValue(Struct, frozen=True):
     """A type as a value, such as the result of ``type(1)``."""
 
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
+    name: str
 
 
-class Optional:
+class Optional(Struct, frozen=True, eq=False):
     """``optional.of(value)``; NONE is ``optional.none()``."""
 
-    __slots__ = ("present", "value")
-
-    def __init__(self, value: Any, present: bool = True) -> None:
-        self.value = value
-        self.present = present
+    value: object
+    present: bool = True
 
 
 NONE: Final = Optional(None, present=False)
 
 
-class Duration:
+class Duration(Struct, frozen=True):
     """A span of time in nanoseconds, within 64 bits."""
 
-    __slots__ = ("ns",)
-
-    def __init__(self, ns: int) -> None:
-        self.ns = ns
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Duration) and self.ns == other.ns
-
-    def __hash__(self) -> int:
-        return hash(self.ns)
+    ns: int
 
 
-class Timestamp:
+class Timestamp(Struct, frozen=True):
     """Nanoseconds since 1970 UTC. ``offset_s`` is the time zone of its original text, and affects only its text."""
 
-    __slots__ = ("ns", "offset_s")
-
-    def __init__(self, ns: int, offset_s: int = 0) -> None:
-        self.ns = ns
-        self.offset_s = offset_s
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Timestamp) and (self.ns, self.offset_s) == (other.ns, other.offset_s)
-
-    def __hash__(self) -> int:
-        return hash(self.ns)
+    ns: int
+    offset_s: int = 0
 
 
-class Url:
+class Url(Struct, frozen=True):
     """A URL that `libraries.url` has parsed."""
 
-    __slots__ = ("escaped_path", "host", "query", "scheme", "text")
-
-    def __init__(self, scheme: str, host: str, escaped_path: str, query: str, text: str) -> None:
-        self.scheme = scheme
-        self.host = host
-        self.escaped_path = escaped_path
-        self.query = query
-        self.text = text
+    scheme: str
+    host: str
+    escaped_path: str
+    query: str
+    text: str
 
 
-class NamedFormat:
-    """The value of ``format.NAME()``, see `libraries.formats`."""
+class NamedFormat(Struct, frozen=True):
+    """The value of ``format.NAME()``, see `libraries.formats`. ``validate`` returns what is wrong with a text."""
 
-    __slots__ = ("name", "regex_size", "validate")
-
-    def __init__(self, name: str, regex_size: int, validate: Any) -> None:
-        self.name = name
-        self.regex_size = regex_size
-        self.validate = validate
+    name: str
+    regex_size: int
+    validate: Callable[[str], list[str]]
 
 
-class CelQuantity:
+class CelQuantity(Struct, frozen=True, eq=False):
     """A quantity: ``mantissa`` times ten to the ``scale``.
 
     ``big``: Go keeps the number as a big decimal, for which ``isInteger`` is false. ``derived``: the result of add or
     sub, for which ``other == derived`` is an error.
     """
 
-    __slots__ = ("big", "derived", "mantissa", "quantity", "scale")
-
-    def __init__(
-        self, quantity: Quantity, mantissa: int, scale: int, *, big: bool = False, derived: bool = False
-    ) -> None:
-        self.quantity = quantity
-        self.mantissa = mantissa
-        self.scale = scale
-        self.big = big
-        self.derived = derived
+    quantity: Quantity
+    mantissa: int
+    scale: int
+    big: bool = False
+    derived: bool = False
 
 
 class _Identity:
@@ -195,7 +162,7 @@ class _Identity:
 
     __slots__ = ("value",)
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
@@ -217,36 +184,35 @@ class CelMap:
 
     __slots__ = ("data",)
 
-    def __init__(self, data: dict[Any, Any]) -> None:
+    def __init__(self, data: dict[object, object]) -> None:
         self.data = data
 
     @classmethod
-    def of(cls, pairs: Iterable[tuple[Any, Any]]) -> "CelMap":
+    def of(cls, pairs: Iterable[tuple[object, object]]) -> "CelMap":
         return cls({encode_key(key): value for key, value in pairs})
 
     def __len__(self) -> int:
         return len(self.data)
 
-    def keys(self) -> Iterator[Any]:
+    def keys(self) -> Iterator[object]:
         return (decode_key(key) for key in self.data)
 
-    def items(self) -> Iterator[tuple[Any, Any]]:
+    def items(self) -> Iterator[tuple[object, object]]:
         return ((decode_key(key), value) for key, value in self.data.items())
 
-    def contains(self, key: Any) -> bool:
+    def contains(self, key: object) -> bool:
         return CelMap.find(self, key) is not MISSING
 
-    def find(self, key: Any) -> Any:
+    def find(self, key: object) -> object:
         """The value or MISSING."""
         data = self.data
         if not data:
             return MISSING
-        kind = type(key)
-        if kind is str:
+        if type(key) is str:
             return data.get(key, MISSING)
         found = data.get(encode_key(key), MISSING)
-        if found is MISSING and kind in {int, UInt, float}:
-            for other in _other_numbers(kind, key):
+        if found is MISSING and is_number(key):
+            for other in _other_numbers(key):
                 found = data.get(other, MISSING)
                 if found is not MISSING:
                     break
@@ -264,10 +230,10 @@ class StringMap(CelMap):
 
     __slots__ = ()
 
-    def find(self, key: Any) -> Any:
+    def find(self, key: object) -> object:
         return self.data.get(key, MISSING) if type(key) is str else MISSING
 
-    def contains(self, key: Any) -> bool:
+    def contains(self, key: object) -> bool:
         return type(key) is str and key in self.data
 
 
@@ -276,39 +242,42 @@ class DomainMap(StringMap):
 
     __slots__ = ()
 
-    def find(self, key: Any) -> Any:
+    def find(self, key: object) -> object:
         return self.data.get(key, EMPTY_MAP) if type(key) is str else EMPTY_MAP
 
 
 EMPTY_MAP: Final = CelMap({})
 
 
-def encode_key(key: Any) -> Any:
+def encode_key(key: object) -> object:
     """The key in the form of ``CelMap.data``."""
     kind = type(key)
     if kind is str or kind is int:
         return key
-    if kind is bool or kind is UInt or kind is float or kind is Duration or kind is Timestamp:
-        return (kind, int(key) if kind is UInt else key)
+    if type(key) is UInt:
+        return (UInt, int(key))
+    if kind in {bool, float, Duration, Timestamp}:
+        return (kind, key)
     if kind in {bytes, Semver, NamedFormat}:
         raise AbortedError(f"a value of type {type_name(key)} cannot be a key")
     return (kind, _Identity(key))
 
 
-def decode_key(key: Any) -> Any:
-    if type(key) is not tuple:
+def decode_key(key: object) -> object:
+    if not isinstance(key, tuple):
         return key
-    if key[0] is UInt:
-        return UInt(key[1])
-    return key[1].value if type(key[1]) is _Identity else key[1]
+    kind, value = key
+    if kind is UInt:
+        return UInt(value)
+    return value.value if type(value) is _Identity else value
 
 
-def _other_numbers(kind: type, key: Any) -> Iterator[Any]:
-    if kind is int:
-        if key >= 0:
+def _other_numbers(key: float) -> Iterator[object]:
+    """The encoded keys of other types that are the same number."""
+    if type(key) is not float:
+        if type(key) is int and key >= 0:
             yield (UInt, key)
-    elif kind is UInt:
-        if key < _INT_LIMIT:
+        elif type(key) is UInt and key < _INT_LIMIT:
             yield int(key)
     elif key == key and abs(key) < 2.0**64 and key == int(key):  # noqa: PLR0124  NaN is not itself
         if -(2.0**63) < key < 2.0**63:
@@ -346,12 +315,17 @@ _TYPE_NAMES: Final[dict[type, str]] = {
     NamedFormat: "kubernetes.NamedFormat",
     TypeValue: "type",
 }
-LISTS: Final = frozenset({list, range, ConcatList, GrowingList})
-MAPS: Final = frozenset({CelMap, GrowingMap, StringMap, DomainMap})
+LISTS: Final = (list, range)
+"""For isinstance: the classes of lists, of which some are subclasses of ``list``. Maps are `CelMap`."""
 NUMBERS: Final = frozenset({int, UInt, float})
 
 
-def type_name(value: Any) -> str:
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether the value is an int, a uint or a double; a bool is none."""
+    return type(value) in NUMBERS
+
+
+def type_name(value: object) -> str:
     """The name of the run-time type, as in ``type(value)``."""
     return _TYPE_NAMES[type(value)]
 
@@ -360,13 +334,19 @@ def no_overload(what: str = "") -> EvalError:
     return EvalError(f"no such overload: {what}" if what else "no such overload")
 
 
-def size_of(value: Any) -> int | None:
+# Tuples, because isinstance with a union is slower.
+_SIZED: Final = (str, bytes, list, range, CelMap)
+ADDRESSES: Final = (IPv4Address, IPv6Address)
+"""For isinstance: addresses, and interfaces, which are subclasses of them."""
+_INTERFACES: Final = (IPv4Interface, IPv6Interface)
+
+
+def size_of(value: object) -> int | None:
     """Elements of a list or map, characters of a string, bytes of bytes and addresses; None for other types."""
-    kind = type(value)
-    if kind in LISTS or kind in MAPS or kind is str or kind is bytes:
+    if isinstance(value, _SIZED):
         return len(value)
-    if kind is IPv4Address or kind is IPv6Address:
-        return 4 if kind is IPv4Address else 16
-    if kind is IPv4Interface or kind is IPv6Interface:
-        return int(-(-value.network.prefixlen // 8))
+    if isinstance(value, ADDRESSES):
+        if isinstance(value, _INTERFACES):
+            return -(-value.network.prefixlen // 8)
+        return 4 if isinstance(value, IPv4Address) else 16
     return None

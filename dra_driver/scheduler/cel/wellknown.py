@@ -4,19 +4,20 @@ These are the messages in the environment of selectors that occur in practice: w
 Other messages (Any, Empty, ...) are refused.
 """
 
-from typing import Any, Final
+from typing import Final
 
 from dra_driver.scheduler.cel import types as t
 from dra_driver.scheduler.cel.types import Type
 from dra_driver.scheduler.cel.values import (
     LISTS,
-    MAPS,
     AbortedError,
     CelMap,
     Duration,
     EvalError,
     Timestamp,
     UInt,
+    is_number,
+    no_overload,
     type_name,
 )
 
@@ -86,7 +87,7 @@ MESSAGES: Final[dict[str, dict[str, Type]]] = {
 }
 """Message -> its fields and their types."""
 
-_ZERO: Final[dict[str, Any]] = {
+_ZERO: Final[dict[str, object]] = {
     "bool": False,
     "bytes": b"",
     "double": 0.0,
@@ -97,20 +98,24 @@ _ZERO: Final[dict[str, Any]] = {
 _LIMITS: Final = {"Int32Value": (-(2**31), 2**31), "UInt32Value": (0, 2**32)}
 
 
-def make(name: str, fields: dict[str, Any]) -> Any:
+def make(name: str, fields: dict[str, object]) -> object:
     """The value of a message literal. Raises EvalError on a field value out of range."""
     short = name.removeprefix(_P)
     if short in _WRAPPERS:
         value = fields.get("value", _ZERO[_WRAPPERS[short].name])
-        low, high = _LIMITS.get(short, (None, None))
-        if low is not None and high is not None and not low <= value < high:
-            raise EvalError("integer overflow" if low else "unsigned integer overflow")
+        if short not in _LIMITS and short != "FloatValue":
+            return value
+        if not is_number(value):
+            raise no_overload(type_name(value))
         if short == "FloatValue":
             return _single(value)
+        low, high = _LIMITS[short]
+        if not low <= value < high:
+            raise EvalError("integer overflow" if low else "unsigned integer overflow")
         return value
     if short in {"Value", "Struct", "ListValue"}:
-        empty: Any = {"Struct": CelMap({}), "ListValue": []}.get(short)
-        return _json(next(reversed(fields.values()), empty))
+        empty: dict[str, object] = {"Struct": CelMap({}), "ListValue": []}
+        return _json(next(reversed(fields.values()), empty.get(short)))
     seconds, nanos = _integer(fields.get("seconds", 0)), _integer(fields.get("nanos", 0))
     if not -(2**31) <= nanos < 2**31:
         raise EvalError("integer overflow")
@@ -121,16 +126,15 @@ def make(name: str, fields: dict[str, Any]) -> Any:
     return Duration(max(-(2**63), min(2**63 - 1, total)))
 
 
-def _json(value: Any) -> Any:
+def _json(value: object) -> object:
     """The value as JSON, in which every number is a double. Raises EvalError for types that JSON does not have."""
-    kind = type(value)
-    if kind in LISTS:
+    if isinstance(value, LISTS):
         return [_json(item) for item in value]
-    if kind in MAPS:
+    if isinstance(value, CelMap):
         return CelMap.of((key, _json(item)) for key, item in value.items())
-    if kind in {int, UInt}:
+    if is_number(value):
         return float(value)
-    if kind in {float, str, bool} or value is None:
+    if isinstance(value, str | bool) or value is None:
         return value
     raise EvalError(f"a value of type {type_name(value)} cannot be converted to JSON")
 
@@ -144,7 +148,7 @@ def _single(value: float) -> float:
         return float("inf") if value > 0 else float("-inf")
 
 
-def _integer(value: Any) -> int:
+def _integer(value: object) -> int:
     if type(value) is not int:
         raise AbortedError("expected an int in a message field")
     return value

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
 from dra_driver.controller.capacity import MAX_MODELS, MAX_REQUESTS, CapacityGauges, RequestCount, decode, show
 from dra_driver.core.errors import CommandError
 from dra_driver.core.telemetry import capacity_metrics, controller_metrics
-from dra_driver.kubectl.capacity.report import CapacityReport, Gpus, Memory, ModelCapacity, RequestCapacity, to_wire
+from dra_driver.kubectl.capacity.report import CapacityReport, Gpus, Memory, ModelCapacity, RequestCapacity
 
 REQUEST = RequestCapacity(request="3g.40gb", fits=3, by_sum=4, stranded=1)
 MODEL = ModelCapacity(
@@ -25,7 +26,7 @@ MODEL = ModelCapacity(
 
 
 def text(**changes: Any) -> bytes:
-    return json.dumps({**to_wire(CapacityReport(models=[MODEL]), "CapacityReport"), **changes}).encode()
+    return json.dumps({"kind": "CapacityReport", **to_builtins(CapacityReport(models=[MODEL])), **changes}).encode()
 
 
 def test_a_report_becomes_numbers() -> None:
@@ -87,7 +88,7 @@ class Stage:
         if self.fails:
             raise CommandError("the survey of free capacity ended with status 1: no answer")
         model = ModelCapacity(driver="d", model="H100", gpus=Gpus(total=8, free=self.free), memory_bytes=Memory())
-        return json.dumps(to_wire(CapacityReport(models=[model]), "CapacityReport")).encode()
+        return json.dumps({"kind": "CapacityReport", **to_builtins(CapacityReport(models=[model]))}).encode()
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from dra_driver.hardware.gpu.nvml.errors import (
 )
 from dra_driver.hardware.gpu.nvml.last_values import KEPT_LOOKS
 from dra_driver.hardware.gpu.nvml.node import Known, Node
-from dra_driver.hardware.gpu.nvml.properties import FABRIC, read_address, read_info
+from dra_driver.hardware.gpu.nvml.properties import FABRIC, link_states, read_address, read_info
 from dra_driver.hardware.gpu.nvml.session import Session
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,6 @@ FIELDS: Final = "nvmlDeviceGetFieldValues"
 ROWS: Final = "nvmlDeviceGetRemappedRows"
 PAGES: Final = "nvmlDeviceGetRetiredPagesPendingStatus"
 LINK: Final = "nvmlDeviceGetNvLinkState"
-MAX_LINKS: Final = 18  # NVML_NVLINK_MAX_LINKS
 FABRIC_FLAGS: Final = ((0, "degraded bandwidth"), (2, "route recovery"), (4, "route unhealthy"), (6, "access timeouts"))
 """First bit of each pair in the fabric's health mask in which 1 stands for the trouble (nvml.h)."""
 FABRIC_CONFIGURATION: Final = 8, 0xF
@@ -87,8 +86,10 @@ def read_vitals(handle: Handle, vitals: Vitals) -> None:
     vitals.recovery_action = _read(FIELDS, lambda: _recovery_action(handle), _needed(vitals.recovery_action))
     vitals.rows = _read(ROWS, lambda: _rows(handle), vitals.rows, absent=vitals.rows)
     if vitals.rows is None:  # boards before Ampere retire pages
-        vitals.pages_pending = _read(PAGES, lambda: _pages(handle), vitals.pages_pending)
-    vitals.links = _read(LINK, lambda: _links(handle), vitals.links)
+        vitals.pages_pending = _read(
+            PAGES, lambda: bool(pynvml.nvmlDeviceGetRetiredPagesPendingStatus(handle)), vitals.pages_pending
+        )
+    vitals.links = _read(LINK, lambda: dict(link_states(handle)) or None, vitals.links)
     vitals.fabric_unhealthy = _read(FABRIC, lambda: _fabric(handle), vitals.fabric_unhealthy)
 
 
@@ -119,26 +120,6 @@ def _recovery_action(handle: Handle) -> RecoveryAction | None:
 def _rows(handle: Handle) -> tuple[bool, bool]:
     _, _, pending, failed = pynvml.nvmlDeviceGetRemappedRows(handle)
     return bool(pending), bool(failed)
-
-
-def _pages(handle: Handle) -> bool:
-    return bool(pynvml.nvmlDeviceGetRetiredPagesPendingStatus(handle))
-
-
-def _links(handle: Handle) -> Mapping[int, bool] | None:
-    """Without the links that the board does not have."""
-    found: dict[int, bool] = {}
-    for link in range(MAX_LINKS):
-        try:
-            state = pynvml.nvmlDeviceGetNvLinkState(handle, link)
-        except pynvml.NVMLError as error:
-            if error.value == pynvml.NVML_ERROR_INVALID_ARGUMENT or (not link and error.value in ABSENT):
-                break
-            if error.value not in ABSENT:
-                raise
-        else:
-            found[link] = state != pynvml.NVML_NVLINK_STATE_INACTIVE
-    return found or None
 
 
 def _fabric(handle: Handle) -> str | None:

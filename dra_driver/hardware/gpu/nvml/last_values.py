@@ -76,7 +76,8 @@ class LastValues:
             try:
                 answer = call(*arguments)
             except pynvml.NVMLError as error:
-                if error.value in ABSENT and not self._read_now(function):
+                known = self._values.get(function)
+                if error.value in ABSENT and (known is None or known[0] != self._generation):
                     self._values.pop(function, None)
                     return None
                 if error.value in WITHDRAWS or error.value in DRIVER_TROUBLE:
@@ -150,10 +151,6 @@ class LastValues:
                 extra={"gpu": self._name, "reads": self._failed_looks, "limit": KEPT_LOOKS, "reason": str(error)},
             )
         return self.gpu
-
-    def _read_now(self, function: str) -> bool:
-        known = self._values.get(function)
-        return known is not None and known[0] == self._generation
 
     def _failed(self, function: str, reason: str) -> None:
         metrics.gpu_read_errors_total.labels("property").inc()

@@ -133,7 +133,8 @@ class Node:
         if any(index >= count for index in known.uuids):
             known.uuids.clear()  # a GPU was removed and the others moved up
         gpus, left_out = self._sort(known, self._answers(known, count, covered))
-        self._remember_modes(known, gpus)
+        modes = {gpu.uuid: gpu.mig_enabled for gpu in gpus if gpu.mig_capable}
+        self._modes_changed, known.modes = modes != known.modes, modes
         return Snapshot(
             driver_version=driver.read(pynvml.nvmlSystemGetDriverVersion),
             nvml_version=driver.read(pynvml.nvmlSystemGetNVMLVersion),
@@ -200,28 +201,20 @@ class Node:
             return self.call_lock(label).why_stuck()
         return f"GPU {label} has not been read yet: NVML has not answered in time"
 
-    def _remember_modes(self, known: Known, gpus: list[Gpu]) -> None:
-        modes = {gpu.uuid: gpu.mig_enabled for gpu in gpus if gpu.mig_capable}
-        self._modes_changed = modes != known.modes
-        known.modes = modes
-
     def _read_gpu(self, index: int, known: Known, has_events: bool) -> Gpu:
         """The GPU at ``index``. Runs in a thread of its own. Raises as ``opened``."""
         with self._session.use(known.generation, joins=True), self.opened(known, index) as (uuid, handle):
-            return self._describe(known, uuid, handle, has_events)
-
-    def _describe(self, known: Known, uuid: GpuUuid, handle: pynvml.c_nvmlDevice_t, has_events: bool) -> Gpu:
-        values = self._values(known, uuid)
-        token = self._listings.token(uuid, known.generation)
-        due = self._listings.is_due(uuid, token, has_events=has_events)
-        facts = partial(self.facts, known, uuid, handle)
-        proceed = self.call_lock(uuid).give_way if values.gpu is not None else None
-        values.gpu = gpu = describe_gpu(
-            handle, uuid, values, facts, self._sysfs_root, list_instances=due, proceed=proceed
-        )
-        if due and gpu.mig_enabled:
-            self._listings.listed(uuid, token)
-        return gpu
+            values = self._values(known, uuid)
+            token = self._listings.token(uuid, known.generation)
+            due = self._listings.is_due(uuid, token, has_events=has_events)
+            facts = partial(self.facts, known, uuid, handle)
+            proceed = self.call_lock(uuid).give_way if values.gpu is not None else None
+            values.gpu = gpu = describe_gpu(
+                handle, uuid, values, facts, self._sysfs_root, list_instances=due, proceed=proceed
+            )
+            if due and gpu.mig_enabled:
+                self._listings.listed(uuid, token)
+            return gpu
 
     def _values(self, known: Known, gpu: str) -> LastValues:
         values = self._last.setdefault(gpu, LastValues(gpu))

@@ -153,8 +153,9 @@ def device(handle: Handle) -> dict[str, Answer]:
         partial(_filled, "nvmlDeviceGetPlatformInfo", "c_nvmlPlatformInfo_v2_t", handle)
     )
     answers["nvmlDeviceGetMemoryAffinity"] = ask(lambda: pynvml.nvmlDeviceGetMemoryAffinity(handle, 4, 0))
-    answers |= {f"nvlink {link} state": ask(_link(handle, link)) for link in NVLINKS}
-    return answers | {link_end(link): ask(partial(_link_end, handle, link)) for link in NVLINKS}
+    answers |= {f"nvlink {link} state": ask(partial(pynvml.nvmlDeviceGetNvLinkState, handle, link)) for link in NVLINKS}
+    ends = pynvml.nvmlDeviceGetNvLinkRemoteDeviceType
+    return answers | {link_end(link): ask(partial(ends, handle, link)) for link in NVLINKS}
 
 
 def fabric_state(handle: Handle) -> Answer:
@@ -171,7 +172,6 @@ def fabric_state(handle: Handle) -> Answer:
 def fields(handle: Handle) -> dict[str, Any]:
     """By id ``{"type", "value", "uint"}`` (``uint``: as the backend reads it) or ``{"code"}``; of a failed call its
     answer."""
-    answer = ask(lambda: None)
     begin = time.perf_counter()
     try:
         values = pynvml.nvmlDeviceGetFieldValues(handle, list(FIELDS))
@@ -219,14 +219,6 @@ def link_end(link: int) -> str:
     return f"nvlink {link} end"
 
 
-def _link_end(handle: Handle, link: int) -> Any:
-    return pynvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)
-
-
-def _link(handle: Handle, link: int) -> Callable[[], Any]:
-    return lambda: pynvml.nvmlDeviceGetNvLinkState(handle, link)
-
-
 def trace(note: Callable[[str], object]) -> None:
     """Call ``note`` with the name of each NVML function before pynvml calls it, for the rest of the process."""
     look_up = pynvml._nvmlGetFunctionPointer
@@ -253,12 +245,13 @@ def profiles(handle: Handle) -> list[dict[str, Any]]:
     that exists ``id``, ``placements`` (``start:size``) and ``remaining``."""
     rows = []
     for number in PROFILE_NUMBERS:
-        row: dict[str, Any] = {f"v{version}": ask(_profile(handle, number, version)) for version in (2, 1)}
+        listed = partial(pynvml.nvmlDeviceGetGpuInstanceProfileInfo, handle, number)
+        row: dict[str, Any] = {f"v{version}": ask(partial(listed, version=version)) for version in (2, 1)}
         row["number"] = number
         info = row["v2"].get("value") or row["v1"].get("value")
         if info:
             row["id"] = info["id"]
-            row["placements"] = ask(_placements(handle, info["id"]))
+            row["placements"] = ask(partial(_placements, handle, info["id"]))
             row["remaining"] = ask(partial(pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity, handle, info["id"]))
         rows.append(row)
     return rows
@@ -302,7 +295,7 @@ def event_set(handles: Iterable[Handle]) -> Iterator[list[Answer]]:
 
 def instances(handle: Handle, profile_ids: Iterable[int]) -> dict[str, Answer]:
     """Number of GPU instances by profile id. Listing them subscribes this session to each."""
-    return {str(profile_id): ask(_instances(handle, profile_id)) for profile_id in profile_ids}
+    return {str(profile_id): ask(partial(_instances, handle, profile_id)) for profile_id in profile_ids}
 
 
 def event_wait(handle: Handle, timeout_ms: int) -> Answer:
@@ -328,27 +321,17 @@ def is_guest(handle: Handle) -> bool:
     return bool(answer.get("value") == pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU)
 
 
-def _profile(handle: Handle, number: int, version: int) -> Callable[[], Any]:
-    return lambda: pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, number, version=version)
+def _instances(handle: Handle, profile_id: int) -> int:
+    count = ctypes.c_uint(MAX_INSTANCES)
+    room = (pynvml.c_nvmlGpuInstance_t * MAX_INSTANCES)()
+    pynvml.nvmlDeviceGetGpuInstances(handle, profile_id, room, ctypes.byref(count))
+    return count.value
 
 
-def _instances(handle: Handle, profile_id: int) -> Callable[[], int]:
-    def call() -> int:
-        count = ctypes.c_uint(MAX_INSTANCES)
-        room = (pynvml.c_nvmlGpuInstance_t * MAX_INSTANCES)()
-        pynvml.nvmlDeviceGetGpuInstances(handle, profile_id, room, ctypes.byref(count))
-        return count.value
-
-    return call
-
-
-def _placements(handle: Handle, profile_id: int) -> Callable[[], list[str]]:
-    def call() -> list[str]:
-        count = ctypes.c_uint(0)
-        pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, None, ctypes.byref(count))
-        room = (pynvml.c_nvmlGpuInstancePlacement_t * count.value)()
-        if count.value:
-            pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, room, ctypes.byref(count))
-        return [f"{placement.start}:{placement.size}" for placement in room[: count.value]]
-
-    return call
+def _placements(handle: Handle, profile_id: int) -> list[str]:
+    count = ctypes.c_uint(0)
+    pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, None, ctypes.byref(count))
+    room = (pynvml.c_nvmlGpuInstancePlacement_t * count.value)()
+    if count.value:
+        pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(handle, profile_id, room, ctypes.byref(count))
+    return [f"{placement.start}:{placement.size}" for placement in room[: count.value]]

@@ -140,20 +140,22 @@ def read_links(handle: pynvml.c_nvmlDevice_t) -> NvLinks:
     return NvLinks(peers=tuple(peers), switch_links=switch_links, clique=_clique(handle) if switch_links else None)
 
 
-def _link_ends(handle: pynvml.c_nvmlDevice_t) -> Iterator[str]:
-    """For each link that is up and leads to something known: `_SWITCH`, or the PCI address of a GPU."""
+def link_states(handle: pynvml.c_nvmlDevice_t) -> Iterator[tuple[int, bool]]:
+    """Each link that the board has, and whether it is up. Raises pynvml.NVMLError."""
     for link in range(MAX_LINKS):
         try:
-            up = pynvml.nvmlDeviceGetNvLinkState(handle, link) != pynvml.NVML_NVLINK_STATE_INACTIVE
+            yield link, pynvml.nvmlDeviceGetNvLinkState(handle, link) != pynvml.NVML_NVLINK_STATE_INACTIVE
         except pynvml.NVMLError as error:
             if error.value == pynvml.NVML_ERROR_INVALID_ARGUMENT or (not link and error.value in ABSENT):
                 return
             if error.value not in ABSENT:
                 raise
-            continue
-        end = _link_end(handle, link) if up else None
-        if end is not None:
-            yield end
+
+
+def _link_ends(handle: pynvml.c_nvmlDevice_t) -> Iterator[str]:
+    """For each link that is up and leads to something known: `_SWITCH`, or the PCI address of a GPU."""
+    ends = (_link_end(handle, link) for link, up in link_states(handle) if up)
+    return (end for end in ends if end is not None)
 
 
 def _link_end(handle: pynvml.c_nvmlDevice_t, link: int) -> str | None:

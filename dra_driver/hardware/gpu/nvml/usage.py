@@ -337,7 +337,8 @@ class NvmlUsage:
 
 
 def _read(handle: Handle, uuid: GpuUuid, meters: _Meters) -> GpuUsage:
-    is_cut = _is_in_mig_mode(handle)
+    modes = optional(pynvml.nvmlDeviceGetMigMode, handle)
+    is_cut = modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
     memory = read_memory(handle)
     gpu_percent, memory_percent = (None, None) if is_cut else read_utilisation(handle)
     processes = read_processes(handle, None if is_cut else meters.utilisation.read(handle))
@@ -364,8 +365,3 @@ def _read(handle: Handle, uuid: GpuUuid, meters: _Meters) -> GpuUsage:
         processes=processes,
         problem=None if processes is not None else "NVML does not list processes of this GPU to this process",
     )
-
-
-def _is_in_mig_mode(handle: Handle) -> bool:
-    modes = optional(pynvml.nvmlDeviceGetMigMode, handle)
-    return modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE

@@ -23,7 +23,7 @@ from dra_driver.hardware.gpu.backend import DETACH_TIMEOUT_S, ComputeMode
 from dra_driver.hardware.gpu.simulated import faults
 from dra_driver.hardware.gpu.simulated import mig as rules
 from dra_driver.hardware.gpu.simulated.faults import FailureMode, GpuFault, HardwareFault
-from dra_driver.hardware.gpu.simulated.hardware import EVENT_POLL_S, SimulatedHardware
+from dra_driver.hardware.gpu.simulated.hardware import SimulatedHardware
 from dra_driver.hardware.gpu.simulated.mig import GpuState
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec, SimulatedGpu, parse_groups
 from dra_driver.hardware.gpu.simulated.state import Changes
@@ -49,18 +49,12 @@ class SimulatedHealth(SimulatedHardware):
             if not self._attachment.wait_attached(timeout_s):
                 return ()
         self._call("wait_for_health_events", None, lambda: None)
-        while True:
-            change_count = self._change_count
-            if self._attachment.detached is not None:
-                return ()
-            if (found := self._new_events() if self._may_have_events() else ()) or self._look:
-                return found
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                return ()
-            with self._changed:
-                if change_count == self._change_count:
-                    self._changed.wait(left_s if self._store.file is None else min(left_s, EVENT_POLL_S))
+
+        def look() -> tuple[HealthEvent, ...] | None:
+            found = self._new_events() if self._may_have_events() else ()
+            return found if found or self._look else None
+
+        return self._await(look, deadline - time.monotonic()) or ()
 
     def health_look_wanted(self) -> bool:
         """See ``HealthSource``. Here any change of injected faults wants a look."""
@@ -177,7 +171,7 @@ class SimulatedBackend(SimulatedHealth):
     ) -> "SimulatedBackend":
         """``8xh100-sxm5-80gb``, ``4xa100-sxm4-40gb+mig,2xl4-24gb``, or the path of a .yaml file (``spec.py``). UUIDs
         are stable per node name and minor. Raises ConfigurationError."""
-        path = Path(spec) if _is_path(spec) else None
+        path = Path(spec) if "/" in spec or spec.endswith((".yaml", ".yml")) else None
         node = NodeSpec() if path is not None else parse_groups(spec, node_name)
         backend = cls(node, file=path, node_name=node_name, state_file=state_file, on_change=on_change)
         backend.reload()
@@ -296,7 +290,3 @@ class SimulatedBackend(SimulatedHealth):
             gpu,
             lambda _, state: (replace(state, in_use=state.in_use | ids if in_use else state.in_use - ids), None),
         )
-
-
-def _is_path(spec: str) -> bool:
-    return "/" in spec or spec.endswith((".yaml", ".yml"))

@@ -160,19 +160,20 @@ class SimulatedHardware:
     def await_change(self, timeout_s: float) -> bool:
         """Wait up to ``timeout_s`` for a change of a GPU since the last answer True; whether there was one. Also
         False at once when the GPUs are detached meanwhile."""
+        return self._await(lambda: self._has_changed() or None, timeout_s) is not None
+
+    def _await(self, look: Callable[[], T | None], timeout_s: float) -> T | None:
+        """What ``look`` finds now or after a change; None after ``timeout_s``, and while the GPUs are detached."""
         deadline = time.monotonic() + timeout_s
-        while True:
+        while self._attachment.detached is None:
             change_count = self._change_count
-            if self._attachment.detached is not None:
-                return False
-            if self._has_changed():
-                return True
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                return False
+            found, left_s = look(), deadline - time.monotonic()
+            if found is not None or left_s <= 0:
+                return found
             with self._changed:
                 if change_count == self._change_count:
                     self._changed.wait(left_s if self._store.file is None else min(left_s, EVENT_POLL_S))
+        return None
 
     def mark_lost(self, minor: int, reason: str) -> None:
         """Let the GPU ``minor`` stop answering to this object. A repeated call replaces the reason."""
@@ -304,7 +305,7 @@ class SimulatedHardware:
         node = self._current()
         item = next((item for item in node.gpus if item.gpu.uuid == uuid), None)
         if item is None:
-            rules.unknown_gpu(uuid)
+            raise DeviceLostError(f"GPU {uuid} is not on this node")
         lost = self._lost_reason(item, self._store.read())
         if lost is not None:
             raise DeviceLostError(f"{uuid} does not answer: {lost}")

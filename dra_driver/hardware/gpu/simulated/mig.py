@@ -10,7 +10,6 @@ nvmlDeviceSetComputeMode) and NVIDIA's MIG user guide, whose listings also show 
 
 import uuid
 from collections.abc import Iterable
-from typing import NoReturn
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -196,8 +195,3 @@ def _slices(instance: MigInstance) -> str:
 
 def _numbers(values: Iterable[int]) -> str:
     return ", ".join(map(str, values))
-
-
-def unknown_gpu(gpu: str) -> NoReturn:
-    """Raises DeviceLostError for a UUID that no GPU of the node has."""
-    raise DeviceLostError(f"GPU {gpu} is not on this node")

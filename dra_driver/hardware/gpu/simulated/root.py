@@ -98,14 +98,9 @@ def access_files(snapshot: Snapshot) -> dict[str, bytes]:
     return files
 
 
-def minors_file(snapshot: Snapshot) -> bytes | None:
-    """All minor numbers that instances of these GPUs can have; None for a node without MIG."""
-    capable = tuple(gpu.minor for gpu in snapshot.gpus if gpu.mig_capable)
-    return _minors(capable) if capable else None
-
-
 @functools.lru_cache(maxsize=4)  # 3 ms for 64 GPUs, at every change of an instance
 def _minors(gpu_minors: tuple[int, ...]) -> bytes:
+    """All minor numbers that instances of these GPUs can have."""
     lines = [f"config {CONFIG}", f"monitor {MONITOR}"]
     for gpu in gpu_minors:
         for gi in range(GPU_INSTANCES):
@@ -242,11 +237,10 @@ def _write_capabilities(root: Path, snapshot: Snapshot) -> None:
     files = access_files(snapshot)
     for path, content in files.items():
         _put(root / path, content, 0o444)
-    minors = minors_file(snapshot)
-    if minors is None:
-        (root / MINORS).unlink(missing_ok=True)
+    if capable := tuple(gpu.minor for gpu in snapshot.gpus if gpu.mig_capable):
+        _put(root / MINORS, _minors(capable), 0o444)
     else:
-        _put(root / MINORS, minors, 0o444)
+        (root / MINORS).unlink(missing_ok=True)
     folder = root / FOLDER
     # The kernel module keeps the files of a GPU that does not answer, and which GPU that is cannot be told here.
     answering = {f"gpu{gpu.minor}" for gpu in snapshot.gpus} if snapshot.left_out else None

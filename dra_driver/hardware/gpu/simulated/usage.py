@@ -30,7 +30,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Final, Protocol
 
 import msgspec
 from msgspec import Meta, Struct
@@ -83,11 +83,11 @@ def steps_of(document: object) -> tuple[UseStep, ...]:
     return tuple(sorted((_step(each) for each in document), key=lambda step: step.after_s))
 
 
-def steps_as_json(steps: Sequence[UseStep]) -> list[dict[str, Any]]:
+def steps_as_json(steps: Sequence[UseStep]) -> list[dict[str, object]]:
     """What `steps_of` reads."""
     found = []
     for step in steps:
-        one: dict[str, Any] = {"after": f"{step.after_s * 1000:.0f}ms", "memory": str(step.memory_bytes)}
+        one: dict[str, object] = {"after": f"{step.after_s * 1000:.0f}ms", "memory": str(step.memory_bytes)}
         one |= {"utilization": step.percent, "processes": step.processes}
         found.append(one if step.for_s is None else one | {"for": f"{step.for_s * 1000:.0f}ms"})
     return found

@@ -207,15 +207,9 @@ class MpsDaemonSetting(GpuSetting):
     def has_orphans(self) -> bool:
         return bool(tuple(self._orphans()))
 
-    def remove_orphans(self, locked: Collection[GpuUuid]) -> None:
-        """Stop every daemon that no entry needs. A MIG device's daemon does not say which GPU it uses."""
-        self._stop_orphans(locked)
-
-    def stop_orphans_of(self, gpu: GpuUuid, locked: Collection[GpuUuid]) -> None:
-        """Stop the GPU's daemons that no entry needs, and those that do not say which GPU they use."""
-        self._stop_orphans(locked, gpu)
-
-    def _stop_orphans(self, locked: Collection[GpuUuid], gpu: GpuUuid | None = None) -> None:
+    def remove_orphans(self, locked: Collection[GpuUuid], gpu: GpuUuid | None = None) -> None:
+        """Stop every daemon that no entry needs, or with ``gpu`` those that may use it: a MIG device's daemon does not
+        say which GPU it uses."""
         mps = self._hardware.mps
         for daemon_id in self._orphans():
             daemon = mps.daemon(daemon_id)
@@ -285,7 +279,7 @@ class ComputeModeSetting(NotedSetting):
 
     def restore(self, gpu: GpuUuid, locked: Collection[GpuUuid]) -> None:
         """Stop the GPU's orphaned daemons, which need the mode, then restore it."""
-        self._daemons.stop_orphans_of(gpu, locked)
+        self._daemons.remove_orphans(locked, gpu)
         # A claim that begins may record a daemon of the GPU's id, so a leftover one of that id is no orphan; end it.
         self._hardware.mps.release(gpu, (gpu,), within_s=STEP_S)
 

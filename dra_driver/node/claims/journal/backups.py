@@ -100,7 +100,9 @@ class GpuStateBackups:
             if not proof.notes and not proof.partitions:
                 path.unlink(missing_ok=True)
                 return
-            data = json.dumps(msgspec.to_builtins(_to_file(proof)), indent=1).encode() + b"\n"
+            partitions = tuple(_to_partition(each.orphan, each.device) for each in proof.partitions)
+            file = _File(gpu=proof.gpu, boot=proof.boot_id, notes=proof.notes, partitions=partitions)
+            data = json.dumps(msgspec.to_builtins(file), indent=1).encode() + b"\n"
             if _read(path) != data:
                 self._replace(path, data)
         except OSError as error:
@@ -150,11 +152,6 @@ def _read(path: Path) -> bytes | None:
         return None
     with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor, not a path
         return file.read(MAX_FILE)
-
-
-def _to_file(proof: GpuStateBackup) -> _File:
-    partitions = (_to_partition(each.orphan, each.device) for each in proof.partitions)
-    return _File(gpu=proof.gpu, boot=proof.boot_id, notes=proof.notes, partitions=tuple(partitions))
 
 
 def _to_partition(orphan: OrphanedPartition, device: DeviceName) -> _Partition:

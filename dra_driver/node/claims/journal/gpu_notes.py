@@ -6,8 +6,10 @@ lock keeps two processes from writing at once.
 
 import logging
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+
+from msgspec.structs import asdict
 
 from dra_driver.core.errors import StorageError
 from dra_driver.core.model.claim import ClaimRef
@@ -134,9 +136,11 @@ class GpuNotesStore(Database):
         with self._writing("restore from backups", durable=True) as connection:
             if is_pending(connection):  # still pending: another process may have been faster
                 for backup in self._backups.read():
-                    connection.executemany(_KEEP_NOTE, [_note_row(backup.gpu, note) for note in backup.notes])
+                    connection.executemany(
+                        _KEEP_NOTE, [{"gpu_uuid": backup.gpu, **asdict(note)} for note in backup.notes]
+                    )
                     if not self.boot_id or backup.boot_id in ("", self.boot_id):
-                        connection.executemany(_KEEP_PARTITION, map(_mig_row, backup.partitions))
+                        connection.executemany(_KEEP_PARTITION, _mig_rows(backup))
 
     def names_of(self, uids: Collection[ClaimUid]) -> dict[ClaimUid, ClaimRef]:
         """The claims among ``uids`` whose names are recorded outside of this file, with or without an entry."""
@@ -204,9 +208,6 @@ def is_pending(connection: sqlite3.Connection) -> bool:
     return connection.execute("SELECT 1 FROM note WHERE key = ?", (REBUILD,)).fetchone() is not None
 
 
-def _note_row(gpu: GpuUuid, note: NoteBackup) -> values.Parameters:
-    return {"gpu_uuid": gpu, "key": note.key, "value": note.value, "boot_id": note.boot_id}
-
-
-def _mig_row(saved: PartitionBackup) -> values.Parameters:
-    return rows.mig_row(saved.orphan.uid, saved.orphan.position, saved.device, saved.orphan.partition)
+def _mig_rows(backup: GpuStateBackup) -> Iterator[values.Parameters]:
+    for saved in backup.partitions:
+        yield rows.mig_row(saved.orphan.uid, saved.orphan.position, saved.device, saved.orphan.partition)

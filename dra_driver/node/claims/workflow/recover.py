@@ -18,7 +18,8 @@ An entry or a file is removed only when it is known that no claim needs it.
 """
 
 import logging
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 
 from msgspec import Struct
 
@@ -54,6 +55,9 @@ class RecoveryResult(Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
 
+_NONE: tuple[ClaimUid, ...] = ()
+
+
 def recover(deps: ClaimDependencies) -> RecoveryResult:
     """Carry out everything above. Run it before the kubelet is answered; safe at any later time, and repeatable.
 
@@ -61,13 +65,22 @@ def recover(deps: ClaimDependencies) -> RecoveryResult:
     when the journal is new and traces of claims exist.
     """
     problems: list[str] = []
-    earlier = _run_step(problems, lambda: _drop_older_boots(deps))
-    undone = _run_step(problems, lambda: tuple(teardown_abandoned(deps, problems)))
-    adopted = _run_step(problems, lambda: rebuild(deps, problems))
-    _run_step(problems, lambda: _reclaim_orphans(deps, problems))
-    _run_step(problems, lambda: _write_backups(deps))
-    rewritten = _run_step(problems, lambda: tuple(rewrite_files(deps, problems)))
-    orphans = _run_step(problems, lambda: remove_orphaned_files(deps))
+    earlier = undone = adopted = rewritten = orphans = _NONE
+    with _reported(problems):
+        deps.journal.drop_older_notes(LOST_AT_REBOOT)
+        earlier = deps.journal.drop_older_boots()
+    with _reported(problems):
+        undone = tuple(teardown_abandoned(deps, problems))
+    with _reported(problems):
+        adopted = rebuild(deps, problems)
+    with _reported(problems):
+        reclaim_orphans(deps, problems)
+    with _reported(problems):
+        deps.journal.write_all_backups()
+    with _reported(problems):
+        rewritten = tuple(rewrite_files(deps, problems))
+    with _reported(problems):
+        orphans = remove_orphaned_files(deps)
     found = RecoveryResult(
         earlier_boot=earlier,
         undone=undone,
@@ -133,15 +146,6 @@ def rewrite_files(deps: ClaimDependencies, problems: list[str]) -> Iterator[Clai
             problems.append(f"the CDI file of claim {entry.ref} is missing and cannot be written: {error}")
 
 
-def rewrite_file(deps: ClaimDependencies, uid: ClaimUid) -> bool:
-    """Write the claim's CDI file if the claim is prepared and the file differs; whether it was written.
-
-    Raises what `verify.verify_prepared` and the writer raise.
-    """
-    entry = deps.journal.entry(uid)
-    return entry is not None and entry.state is State.PREPARED and _rewrite(deps, entry)
-
-
 def remove_orphaned_files(deps: ClaimDependencies) -> tuple[ClaimUid, ...]:
     """Remove this driver's CDI files that belong to no entry; none while a rebuild is pending."""
     with deps.journal.exclusive():  # otherwise another process could begin a claim and write its file in between
@@ -153,21 +157,6 @@ def remove_orphaned_files(deps: ClaimDependencies) -> tuple[ClaimUid, ...]:
     return removed
 
 
-def _drop_older_boots(deps: ClaimDependencies) -> tuple[ClaimUid, ...]:
-    deps.journal.drop_older_notes(LOST_AT_REBOOT)
-    return deps.journal.drop_older_boots()
-
-
-def _reclaim_orphans(deps: ClaimDependencies, problems: list[str]) -> tuple[ClaimUid, ...]:
-    reclaim_orphans(deps, problems)
-    return ()
-
-
-def _write_backups(deps: ClaimDependencies) -> tuple[ClaimUid, ...]:
-    deps.journal.write_all_backups()
-    return ()
-
-
 def _rewrite(deps: ClaimDependencies, entry: Entry) -> bool:
     _, document = verify_prepared(deps, entry, deps.snapshot(), within_s=VERIFY_S)
     with deps.locks.acquire(entry.ref.uid, 0.0) as acquired, deps.journal.exclusive():
@@ -177,12 +166,13 @@ def _rewrite(deps: ClaimDependencies, entry: Entry) -> bool:
         return deps.writer.write_claim(entry.ref.uid, document)
 
 
-def _run_step(problems: list[str], step: Callable[[], tuple[ClaimUid, ...]]) -> tuple[ClaimUid, ...]:
+@contextmanager
+def _reported(problems: list[str]) -> Iterator[None]:
+    """Add an error of the `DraError` tree to ``problems``; the later steps still run."""
     try:
-        return step()
+        yield
     except DraError as error:
         problems.append(str(error))
-        return ()
 
 
 def _report(found: RecoveryResult) -> None:
@@ -242,7 +232,8 @@ class OutdatedFiles:
     def _rewrite(self, uid: ClaimUid) -> tuple[bool, bool]:
         """Whether the file was written, and whether the claim needs no further check."""
         try:
-            return rewrite_file(self._deps, uid), True
+            entry = self._deps.journal.entry(uid)
+            return entry is not None and entry.state is State.PREPARED and _rewrite(self._deps, entry), True
         except (DeviceLostError, ClaimError) as error:
             log.warning("CDI file of a prepared claim stays as it is", extra={"uid": uid, "reason": error})
             return False, True

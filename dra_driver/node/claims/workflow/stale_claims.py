@@ -11,8 +11,6 @@ containers that still run after their pod was deleted by force: the API server d
 import logging
 from collections.abc import Callable
 
-from msgspec import Struct
-
 from dra_driver.core.errors import ClaimNotAllocatedError, ClaimReplacedError, DraError, HardwareError
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.node.claims.dependencies import ClaimDependencies
@@ -25,13 +23,6 @@ log = logging.getLogger(__name__)
 GRACE_S = 600.0
 
 
-class _Suspicion(Struct, frozen=True, kw_only=True):
-    """Which attempt looked over, and since when on the clock."""
-
-    attempt: AttemptToken
-    since: float
-
-
 class StaleClaimCollector:
     """Remembers since when which claim looks over. For one thread; claims may come and go meanwhile.
 
@@ -41,7 +32,7 @@ class StaleClaimCollector:
     def __init__(self, deps: ClaimDependencies, *, grace_s: float = GRACE_S) -> None:
         self._deps = deps
         self._grace_s = grace_s
-        self._suspected: dict[ClaimUid, _Suspicion] = {}
+        self._suspected: dict[ClaimUid, tuple[AttemptToken, float]] = {}  # the attempt, and since when on the clock
 
     def collect(self, stopping: Callable[[], bool] = lambda: False) -> tuple[ClaimUid, ...]:
         """Check every prepared claim once, with one API read each; return the claims freed.
@@ -82,10 +73,10 @@ class StaleClaimCollector:
             return False
         now = self._deps.clock.now()
         known = self._suspected.get(entry.ref.uid)
-        if known is None or known.attempt != entry.attempt:
-            self._suspected[entry.ref.uid] = _Suspicion(attempt=entry.attempt, since=now)
+        if known is None or known[0] != entry.attempt:
+            self._suspected[entry.ref.uid] = entry.attempt, now
             return False
-        return now - known.since >= self._grace_s
+        return now - known[1] >= self._grace_s
 
     def _free(self, entry: Entry, reason: str) -> bool:
         with self._deps.locks.acquire(entry.ref.uid, 0.0) as acquired:

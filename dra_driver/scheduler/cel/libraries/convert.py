@@ -6,9 +6,9 @@ Kubernetes configures it.
 
 import re
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
-from dra_driver.scheduler.cel.operators import checked_int, checked_timestamp, checked_uint
+from dra_driver.scheduler.cel.operators import Function, checked_int, checked_timestamp, checked_uint
 from dra_driver.scheduler.cel.text import (
     civil,
     days_of,
@@ -31,107 +31,96 @@ _BOOLS: Final = {
 }
 
 
-def _failed(value: Any, target: str) -> EvalError:
+def _failed(value: object, target: str) -> EvalError:
     return EvalError(f"type conversion error from '{type_name(value)}' to '{target}'")
 
 
-def to_int(value: Any) -> int:
+def to_int(value: str | float | Duration | Timestamp) -> int:
     if isinstance(value, str):
         number = int(value) if _INT.match(value) else None
         if number is None or not -(2**63) <= number < 2**63:
             raise _failed(value, "int")
         return number
-    if type(value) is float:
-        # cel-go refuses the smallest 64-bit integer too.
-        if value <= -(2.0**63):
-            raise EvalError("integer overflow")
-        return int_of_double(value)
-    if type(value) is Duration:
+    if isinstance(value, Duration):
         return value.ns
-    if type(value) is Timestamp:
+    if isinstance(value, Timestamp):
         return value.ns // _NS
-    return checked_int(int(value))
+    if type(value) is not float:
+        return checked_int(int(value))
+    # cel-go refuses the smallest 64-bit integer too.
+    if value <= -(2.0**63):
+        raise EvalError("integer overflow")
+    return int_of_double(value)
 
 
-def to_uint(value: Any) -> UInt:
+def to_uint(value: str | float) -> UInt:
     if isinstance(value, str):
         number = int(value) if _UINT.match(value) else None
         if number is None or number >= 2**64:
             raise _failed(value, "uint")
         return UInt(number)
-    if type(value) is float:
-        if value != value or not 0 <= value < 2.0**64:  # noqa: PLR0124  NaN is not itself
-            raise EvalError("unsigned integer overflow")
-        return UInt(int(value))
+    if type(value) is float and (value != value or not 0 <= value < 2.0**64):  # noqa: PLR0124  NaN is not itself
+        raise EvalError("unsigned integer overflow")
     return checked_uint(int(value))
 
 
-def to_double(value: Any) -> float:
-    if isinstance(value, str):
-        number = parse_double(value)
-        if number is None:
-            raise _failed(value, "double")
-        return number
-    return float(value)
+def to_double(value: str | float) -> float:
+    number = parse_double(value) if isinstance(value, str) else float(value)
+    if number is None:
+        raise _failed(value, "double")
+    return number
 
 
-def to_bool(value: Any) -> bool:
+def to_bool(value: str | bool) -> bool:
     if isinstance(value, str):
         if value not in _BOOLS:
             raise _failed(value, "bool")
         return _BOOLS[value]
-    return bool(value)
+    return value
 
 
-def to_bytes(value: Any) -> bytes:
+def to_bytes(value: str | bytes) -> bytes:
     return value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
 
 
-def to_string(value: Any) -> str:
-    kind = type(value)
-    if kind is bool:
+def to_string(value: object) -> str:
+    if isinstance(value, bool):
         return "true" if value else "false"
-    if kind is float:
+    if isinstance(value, float):
         return double_text(value)
-    if kind is bytes:
+    if isinstance(value, bytes):
         try:
             return str(value, "utf-8")
         except UnicodeDecodeError as error:
             raise EvalError("invalid UTF-8 in bytes, cannot convert to string") from error
-    if kind is Duration:
+    if isinstance(value, Duration):
         return duration_text(value)
-    if kind is Timestamp:
+    if isinstance(value, Timestamp):
         return timestamp_text(value)
-    return str(int(value)) if kind is UInt else str(value)
+    return str(value)
 
 
-def to_duration(value: Any) -> Duration:
-    if isinstance(value, str):
-        duration = parse_duration(value)
-        if duration is None:
-            raise _failed(value, "google.protobuf.Duration")
-        return duration
-    if type(value) is int:
+def to_duration(value: str | int | Duration) -> Duration:
+    duration = parse_duration(value) if isinstance(value, str) else value
+    if not isinstance(duration, Duration):
         raise _failed(value, "google.protobuf.Duration")
-    return value  # type: ignore[no-any-return]
+    return duration
 
 
-def to_timestamp(value: Any) -> Timestamp:
+def to_timestamp(value: str | int | Timestamp) -> Timestamp:
     if isinstance(value, str):
         timestamp = parse_timestamp(value)
         if timestamp is None:
             raise _failed(value, "google.protobuf.Timestamp")
         return checked_timestamp(timestamp.ns, timestamp.offset_s)
-    if type(value) is int:
-        return checked_timestamp(value * _NS)
-    return value  # type: ignore[no-any-return]
+    return value if isinstance(value, Timestamp) else checked_timestamp(value * _NS)
 
 
-def type_of(value: Any) -> TypeValue:
+def type_of(value: object) -> TypeValue:
     return TypeValue(type_name(value))
 
 
-def to_dyn(value: Any) -> Any:
+def to_dyn(value: object) -> object:
     return value
 
 
@@ -180,15 +169,15 @@ def _part(read: Callable[[int, int, int, int, int], int]) -> Callable[..., int]:
 def _either(of_timestamp: Callable[..., int], unit_ns: int) -> Callable[..., int]:
     """A function for timestamps and durations; of a duration it returns the whole length in the unit."""
 
-    def part(value: Any, *zone: str) -> int:
-        if type(value) is Duration:
+    def part(value: Timestamp | Duration, *zone: str) -> int:
+        if isinstance(value, Duration):
             return int(abs(value.ns) // unit_ns) * (1 if value.ns >= 0 else -1)
         return of_timestamp(value, *zone)
 
     return part
 
 
-FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
+FUNCTIONS: Final[dict[str, Function]] = {
     "int": to_int,
     "uint": to_uint,
     "double": to_double,

@@ -5,13 +5,14 @@ golang.org/x/text does it, with grouped thousands and powers of ten.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+import re
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 from dra_driver.scheduler.cel.libraries.convert import to_string
 from dra_driver.scheduler.cel.values import (
     LISTS,
-    MAPS,
+    CelMap,
     Duration,
     EvalError,
     Timestamp,
@@ -35,46 +36,28 @@ class FormatClause(NamedTuple):
     precision: int | None = None
 
 
+_CLAUSE: Final = re.compile(r"[^%]+|%%|%(?:\.([0-9]*))?(.?)", re.S)
+
+
 def parse_format(text: str) -> list[FormatClause]:
     """The parts of a format string. Raises EvalError if it is malformed."""
     pieces: list[FormatClause] = []
-    position = 0
-    while position < len(text):
-        percent = text.find("%", position)
-        if percent < 0:
-            pieces.append(FormatClause(text[position:]))
-            break
-        if percent > position:
-            pieces.append(FormatClause(text[position:percent]))
-        if text[percent + 1 : percent + 2] == "%":
-            pieces.append(FormatClause("%"))
-            position = percent + 2
-            continue
-        position = percent + 1
-        if position >= len(text):
+    for found in _CLAUSE.finditer(text):
+        whole, digits, verb = found[0], found[1], found[2]
+        if whole == "%":
             raise EvalError("unexpected end of string")
-        precision, position = _precision(text, position)
-        verb = text[position : position + 1]
-        if not verb or verb not in "sdfebxXo":
+        if verb is None:
+            pieces.append(FormatClause("%" if whole == "%%" else whole))
+            continue
+        if digits is not None and (not verb or not digits or len(digits) > 18):
+            raise EvalError("could not parse formatting clause: error while parsing precision")
+        if verb not in "sdfebxXo":
             raise EvalError(f"could not parse formatting clause: unrecognized formatting clause {verb!r}")
-        pieces.append(FormatClause("", verb, precision))
-        position += 1
+        pieces.append(FormatClause("", verb, None if digits is None else int(digits)))
     return pieces
 
 
-def _precision(text: str, position: int) -> tuple[int | None, int]:
-    if text[position] != ".":
-        return None, position
-    end = position + 1
-    while end < len(text) and text[end] in "0123456789":
-        end += 1
-    digits = text[position + 1 : end]
-    if end >= len(text) or not digits or len(digits) > 18:
-        raise EvalError("could not parse formatting clause: error while parsing precision")
-    return int(digits), end
-
-
-def format_string(text: str, arguments: Any) -> str:
+def format_string(text: str, arguments: Sequence[object]) -> str:
     out, used = [], 0
     for clause in parse_format(text):
         if not clause.verb:
@@ -89,43 +72,47 @@ def format_string(text: str, arguments: Any) -> str:
     return result
 
 
-def _wrong(verb: str, value: Any) -> EvalError:
+def _wrong(verb: str, value: object) -> EvalError:
     return EvalError(f"error during formatting: %{verb} cannot format a value of type {type_name(value)}")
 
 
-def _string(value: Any, _clause: FormatClause) -> str:
-    kind = type(value)
-    if kind in LISTS or kind in MAPS:
+def _string(value: object, _clause: FormatClause) -> str:
+    if isinstance(value, (*LISTS, CelMap)):
         return _literal(value)
     if value is None:
         return "null"
-    if kind is TypeValue:
-        return str(value.name)
-    if kind in _SCALAR:
+    if isinstance(value, TypeValue):
+        return value.name
+    if type(value) in _SCALAR:
         return to_string(value)
     raise _wrong("s", value)
 
 
-def _decimal(value: Any, clause: FormatClause) -> str:
-    if type(value) not in {int, UInt}:
+def _integer(spec: str) -> Callable[[object, FormatClause], str]:
+    """Formats an int or uint; binary ``b`` takes bools, too."""
+
+    def formatted(value: object, clause: FormatClause) -> str:
+        if isinstance(value, int) and (spec == "b" or type(value) is not bool):
+            return format(int(value), spec)
         raise _wrong(clause.verb, value)
-    return str(int(value))
+
+    return formatted
 
 
-def _double(value: Any, verb: str) -> float:
-    if type(value) is str and value in {"NaN", "Infinity", "-Infinity"}:
+def _double(value: object, verb: str) -> float:
+    if isinstance(value, str) and value in {"NaN", "Infinity", "-Infinity"}:
         return float(value)
-    if type(value) is not float:
+    if not isinstance(value, float):
         raise _wrong(verb, value)
     return value
 
 
-def _fixed(value: Any, clause: FormatClause) -> str:
+def _fixed(value: object, clause: FormatClause) -> str:
     number = _double(value, "f")
     return _special(number) or f"{number if number else 0.0:,.{_bounded(clause)}f}"
 
 
-def _scientific(value: Any, clause: FormatClause) -> str:
+def _scientific(value: object, clause: FormatClause) -> str:
     """cel-go uses the precision of ``%e`` as a width, so the number of decimals is always six."""
     number = _double(value, "e")
     text = _special(number)
@@ -155,39 +142,23 @@ def _bounded(clause: FormatClause) -> int:
     return precision
 
 
-def _binary(value: Any, clause: FormatClause) -> str:
-    if type(value) is bool:
-        return "1" if value else "0"
-    if type(value) not in {int, UInt}:
-        raise _wrong(clause.verb, value)
-    return f"{int(value):b}"
-
-
-def _hex(value: Any, clause: FormatClause) -> str:
+def _hex(value: object, clause: FormatClause) -> str:
     if isinstance(value, str):
         value = value.encode("utf-8", "surrogatepass")
     if isinstance(value, bytes):
         return value.hex().upper() if clause.verb == "X" else value.hex()
-    if type(value) not in {int, UInt}:
-        raise _wrong(clause.verb, value)
-    return f"{int(value):X}" if clause.verb == "X" else f"{int(value):x}"
+    return _integer(clause.verb)(value, clause)
 
 
-def _octal(value: Any, clause: FormatClause) -> str:
-    if type(value) not in {int, UInt}:
-        raise _wrong(clause.verb, value)
-    return f"{int(value):o}"
-
-
-_FORMATTERS: Final[dict[str, Callable[[Any, FormatClause], str]]] = {
+_FORMATTERS: Final[dict[str, Callable[[object, FormatClause], str]]] = {
     "s": _string,
-    "d": _decimal,
+    "d": _integer("d"),
     "f": _fixed,
     "e": _scientific,
-    "b": _binary,
+    "b": _integer("b"),
     "x": _hex,
     "X": _hex,
-    "o": _octal,
+    "o": _integer("o"),
 }
 
 
@@ -205,34 +176,31 @@ def _escaped(code: int) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def _literal(value: Any) -> str:
+def _literal(value: object) -> str:
     """A value inside a list or map, similar to its CEL literal."""
     spend(1)
-    kind = type(value)
-    if kind in LISTS:
-        return "[" + ", ".join(_literal(item) for item in value) + "]"
-    if kind in MAPS:
+    if isinstance(value, LISTS):
+        return "[" + ", ".join(map(_literal, value)) + "]"
+    if isinstance(value, CelMap):
         entries = sorted(((_key(key), _literal(item)) for key, item in value.items()), key=lambda pair: pair[0])
         return "{" + ", ".join(f"{key}:{item}" for key, item in entries) + "}"
-    if kind is str:
+    if isinstance(value, str):
         return quoted(value)
-    if kind is bytes:
+    if isinstance(value, bytes):
         return "b" + quoted(to_string(value))
-    if kind is float:
+    if isinstance(value, float):
         special = _GO_SPECIAL.get(_special(value))
         return quoted(special) if special else f"{value:.6f}"
-    if kind is Timestamp:
-        return f"timestamp({quoted(to_string(value))})"
-    if kind is Duration:
-        return f"duration({quoted(to_string(value))})"
+    if isinstance(value, Timestamp | Duration):
+        return f"{type(value).__name__.lower()}({quoted(to_string(value))})"
     return _string(value, FormatClause("", "s"))
 
 
 _GO_SPECIAL: Final = {"NaN": "NaN", "∞": "+Inf", "-∞": "-Inf"}
 
 
-def _key(key: Any) -> str:
-    if type(key) is str:
+def _key(key: object) -> str:
+    if isinstance(key, str):
         return quoted(key)
     if type(key) in {bool, int, UInt}:
         return to_string(key)

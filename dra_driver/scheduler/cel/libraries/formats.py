@@ -6,9 +6,10 @@ pkg/validation/strfmt. The number of findings is Kubernetes'; their texts differ
 
 import re
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from dra_driver.scheduler.cel.libraries.url import is_url
+from dra_driver.scheduler.cel.operators import Function
 from dra_driver.scheduler.cel.text import days_of
 from dra_driver.scheduler.cel.values import NONE, NamedFormat, Optional
 
@@ -118,7 +119,7 @@ def validate(named_format: NamedFormat, text: str) -> Optional:
     return Optional(found) if found else NONE
 
 
-FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
+FUNCTIONS: Final[dict[str, Function]] = {
     "format.named": named,
     "validate": validate,
     **{f"format.{name}": (lambda chosen=chosen: chosen) for name, chosen in _FORMATS.items()},

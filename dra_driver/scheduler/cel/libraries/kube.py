@@ -8,10 +8,11 @@ mantissa with a power of ten, or a big decimal if that does not fit.
 import math
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from dra_driver.core.quantity import NANO, Format, Quantity, WrittenQuantity
 from dra_driver.core.semver import Semver
+from dra_driver.scheduler.cel.operators import Function
 from dra_driver.scheduler.cel.values import CelQuantity, EvalError, no_overload
 
 _INT_MAX: Final = 2**63 - 1
@@ -83,7 +84,7 @@ def compare_amounts(one: CelQuantity, two: CelQuantity) -> int:
     return (one.quantity > two.quantity) - (one.quantity < two.quantity)
 
 
-def _plus(one: CelQuantity, other: Any, factor: int) -> CelQuantity:
+def _plus(one: CelQuantity, other: CelQuantity | int, factor: int) -> CelQuantity:
     two = (
         other
         if isinstance(other, CelQuantity)
@@ -126,8 +127,8 @@ def _normalized(text: str) -> str:
     return ".".join(parts)
 
 
-def _holds(parse: Callable[..., Any]) -> Callable[..., bool]:
-    def holds(*arguments: Any) -> bool:
+def _holds(parse: Function) -> Callable[..., bool]:
+    def holds(*arguments: object) -> bool:
         try:
             parse(*arguments)
         except EvalError:
@@ -137,10 +138,12 @@ def _holds(parse: Callable[..., Any]) -> Callable[..., bool]:
     return holds
 
 
-def compare_to(one: Any, two: Any) -> int:
-    if isinstance(one, CelQuantity):
+def compare_to(one: CelQuantity | Semver, two: CelQuantity | Semver) -> int:
+    if isinstance(one, CelQuantity) and isinstance(two, CelQuantity):
         return compare_amounts(one, two)
-    return int(one.compare(two))
+    if isinstance(one, Semver) and isinstance(two, Semver):
+        return one.compare(two)
+    raise no_overload("compareTo")
 
 
 def _wrapped(number: int) -> int:
@@ -148,12 +151,12 @@ def _wrapped(number: int) -> int:
     return number - 2**64 if number > _INT_MAX else number
 
 
-def _authorization(*_: Any) -> Any:
+def _authorization(*_: object) -> object:
     """Never called: no selector can have a value of the types that these functions accept, and the guards refuse."""
     raise no_overload()
 
 
-FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
+FUNCTIONS: Final[dict[str, Function]] = {
     "quantity": parse_quantity,
     "isQuantity": _holds(parse_quantity),
     "sign": lambda amount: (amount.quantity.nano > 0) - (amount.quantity.nano < 0),
@@ -171,22 +174,10 @@ FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "minor": lambda version: _wrapped(version.minor),
     "patch": lambda version: _wrapped(version.patch),
     **dict.fromkeys(
-        [
-            "allowed",
-            "check",
-            "error",
-            "errored",
-            "fieldSelector",
-            "group",
-            "labelSelector",
-            "name",
-            "namespace",
-            "path",
-            "reason",
-            "resource",
-            "serviceAccount",
-            "subresource",
-        ],
+        (
+            *("allowed", "check", "error", "errored", "fieldSelector", "group", "labelSelector", "name", "namespace"),
+            *("path", "reason", "resource", "serviceAccount", "subresource"),
+        ),
         _authorization,
     ),
 }

@@ -4,15 +4,20 @@ Follows k8s.io/apiserver pkg/cel/library/lists.go, cel-go ext/lists.go (version 
 (optionals) and k8s.io/dynamic-resource-allocation cel/compile.go (includes).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from dra_driver.scheduler.cel import operators
-from dra_driver.scheduler.cel.libraries.strings import index_of, last_index_of
-from dra_driver.scheduler.cel.operators import comparable, compare, go_equal, list_contains
+from dra_driver.scheduler.cel.operators import (
+    Function,
+    add,
+    checked_int,
+    comparable,
+    compare,
+    go_equal,
+    list_contains,
+)
 from dra_driver.scheduler.cel.values import (
     LISTS,
-    MAPS,
     NONE,
     CelMap,
     Duration,
@@ -29,9 +34,10 @@ from dra_driver.scheduler.cel.values import (
 )
 
 _MAX_INCLUDES: Final = 48
+_TIMES: Final = (Duration, Timestamp)
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: object, b: object) -> bool:
     """Go's ``a.Equal(b) == True``: values that cannot be compared are different."""
     try:
         return go_equal(a, b)
@@ -39,7 +45,7 @@ def _same(a: Any, b: Any) -> bool:
         return False
 
 
-def is_sorted(items: Any) -> bool:
+def is_sorted(items: Sequence[object]) -> bool:
     spend(len(items))
     previous, first = None, True
     for item in items:
@@ -52,35 +58,35 @@ def is_sorted(items: Any) -> bool:
     return True
 
 
-def _order(a: Any, b: Any) -> int:
+def _order(a: object, b: object) -> int:
     try:
         return compare(a, b)
     except EvalError:
         return 0
 
 
-def _sum_from(zero: Any) -> Callable[[Any], Any]:
-    def total(items: Any) -> Any:
+def _sum_from(zero: object) -> Callable[[Sequence[object]], object]:
+    def total(items: Sequence[object]) -> object:
         if type(items) is range:
-            return operators.checked_int(sum(items))
+            return checked_int(sum(items))
         spend(len(items))
         result = zero
         for item in items:
-            result = operators.add(result, item)
+            result = add(result, item)
         return result
 
     return total
 
 
-def sum_of(items: Any) -> Any:
+def sum_of(items: Sequence[object]) -> object:
     """``sum()`` where the checker left several overloads: the type of the first element decides."""
     kind = type(items[0]) if len(items) else int
     zero = {UInt: UInt(0), float: 0.0, Duration: Duration(0)}.get(kind, 0)
     return _sum_from(zero)(items)
 
 
-def _extreme(name: str, replaced: int) -> Callable[[Any], Any]:
-    def extreme(items: Any) -> Any:
+def _extreme(name: str, replaced: int) -> Callable[[Sequence[object]], object]:
+    def extreme(items: Sequence[object]) -> object:
         if not len(items):
             raise EvalError(f"{name} called on empty list")
         spend(len(items))
@@ -95,21 +101,17 @@ def _extreme(name: str, replaced: int) -> Callable[[Any], Any]:
     return extreme
 
 
-def index_of_any(target: Any, item: Any, *offset: int) -> int:
-    if type(target) is str:
-        return index_of(target, item, *offset)
-    spend(len(target))
-    return next((position for position, other in enumerate(target) if _same(other, item)), -1)
+def index_of(items: Sequence[object], wanted: object) -> int:
+    spend(len(items))
+    return next((position for position, item in enumerate(items) if _same(item, wanted)), -1)
 
 
-def last_index_of_any(target: Any, item: Any, *offset: int) -> int:
-    if type(target) is str:
-        return last_index_of(target, item, *offset)
-    spend(len(target))
-    return next((p for p in range(len(target) - 1, -1, -1) if _same(target[p], item)), -1)
+def last_index_of(items: Sequence[object], wanted: object) -> int:
+    spend(len(items))
+    return next((p for p in range(len(items) - 1, -1, -1) if _same(items[p], wanted)), -1)
 
 
-def slice_of(items: Any, start: int, end: int) -> list[Any]:
+def slice_of(items: Sequence[object], start: int, end: int) -> list[object]:
     if start < 0 or end < 0:
         raise EvalError(f"cannot slice({start}, {end}), negative indexes not supported")
     if start > end:
@@ -119,22 +121,22 @@ def slice_of(items: Any, start: int, end: int) -> list[Any]:
     return list(items[start:end])
 
 
-def flatten(items: Any, depth: int = 1) -> list[Any]:
-    if type(items) not in LISTS:
+def flatten(items: Sequence[object], depth: int = 1) -> list[object]:
+    if not isinstance(items, LISTS):
         raise no_overload(f"{type_name(items)}.flatten()")
     if type(depth) is not int:
         raise no_overload("list.flatten(int)")
     if depth < 0:
         raise EvalError("level must be non-negative")
-    flat: list[Any] = []
+    flat: list[object] = []
     _flatten(items, depth, flat)
     return flat
 
 
-def _flatten(items: Any, depth: int, flat: list[Any]) -> None:
+def _flatten(items: Sequence[object], depth: int, flat: list[object]) -> None:
     spend(len(items))
     for item in items:
-        if type(item) in LISTS and depth:
+        if isinstance(item, LISTS) and depth:
             _flatten(item, depth - 1, flat)
         else:
             flat.append(item)
@@ -142,12 +144,12 @@ def _flatten(items: Any, depth: int, flat: list[Any]) -> None:
                 check_size(len(flat))
 
 
-def sort(items: Any) -> Any:
+def sort(items: Sequence[object]) -> object:
     return sort_by_keys(items, items)
 
 
-def sort_by_keys(items: Any, keys: Any) -> Any:
-    if type(items) not in LISTS or type(keys) not in LISTS:
+def sort_by_keys(items: Sequence[object], keys: Sequence[object]) -> object:
+    if not isinstance(items, LISTS) or not isinstance(keys, LISTS):
         raise no_overload("sort")
     if len(items) != len(keys):
         raise EvalError(f"sortBy expected {len(items)} keys, got {len(keys)}")
@@ -159,15 +161,15 @@ def sort_by_keys(items: Any, keys: Any) -> Any:
     if len(keys) > 1 and any(type(key) is not kind for key in keys):
         raise EvalError("list elements must have the same type")
     spend(len(items))
-    by: Callable[[int], Any] = lambda i: keys[i].ns if kind in {Duration, Timestamp} else keys[i]  # noqa: E731
     if kind is float and any(key != key for key in keys):  # noqa: PLR0124  NaN has no place in an order
         return list(items)
-    return [items[i] for i in sorted(range(len(items)), key=by)]
+    order: Sequence[Any] = [key.ns if isinstance(key, _TIMES) else key for key in keys]
+    return [items[at] for at in sorted(range(len(items)), key=order.__getitem__)]
 
 
-def distinct(items: Any) -> Any:
-    unique: list[Any] = []
-    simple: set[Any] = set()
+def distinct(items: Sequence[object]) -> object:
+    unique: list[object] = []
+    simple: set[object] = set()
     for item in items:
         if type(item) in {str, bool, bytes}:
             if (type(item), item) not in simple:
@@ -183,23 +185,23 @@ def distinct(items: Any) -> Any:
 # --- sets
 
 
-def _covers(items: Any, wanted: Any) -> bool:
+def _covers(items: Sequence[object], wanted: Sequence[object]) -> bool:
     return all(list_contains(items, item) for item in wanted)
 
 
-def intersects(one: Any, two: Any) -> bool:
+def intersects(one: Sequence[object], two: Sequence[object]) -> bool:
     return any(list_contains(two, item) for item in one)
 
 
 # --- maps
 
 
-def map_insert(target: CelMap, *entry: Any) -> CelMap:
+def map_insert(target: CelMap, *entry: object) -> CelMap:
     """The map with one more key, or with all entries of another map. Raises EvalError for a key that exists."""
     if type(target) is not GrowingMap:
         target = GrowingMap(dict(target.data))
-    pairs = [(entry[0], entry[1])] if len(entry) == 2 else list(entry[0].items())
-    for key, value in pairs:
+    more = entry[0]
+    for key, value in list(more.items()) if isinstance(more, CelMap) and len(entry) == 1 else [entry]:
         if target.contains(key):
             raise EvalError("insert failed: key already exists")
         target.data[encode_key(key)] = value
@@ -209,35 +211,35 @@ def map_insert(target: CelMap, *entry: Any) -> CelMap:
 # --- optionals
 
 
-def of_non_zero(value: Any) -> Optional:
-    kind = type(value)
-    if value is None or ((kind in LISTS or kind in MAPS) and not len(value)):
-        return NONE
-    if kind in {int, UInt, float, str, bytes, bool} and not value:
-        return NONE
-    if kind is Duration and not value.ns:
-        return NONE
-    # cel-go compares with Go's zero time, which is year 1.
-    if kind is Timestamp and value.ns == -62135596800 * 10**9:
-        return NONE
-    return Optional(value)
+_FALSE_IF_ZERO: Final = (type(None), int, float, str, bytes, list, range, CelMap)
 
 
-def optional_value(value: Optional) -> Any:
+def of_non_zero(value: object) -> Optional:
+    if isinstance(value, Duration):
+        zero = not value.ns
+    elif isinstance(value, Timestamp):
+        zero = value.ns == -62135596800 * 10**9  # cel-go compares with Go's zero time, which is year 1
+    else:
+        zero = isinstance(value, _FALSE_IF_ZERO) and not value
+    return NONE if zero else Optional(value)
+
+
+def optional_value(value: Optional) -> object:
     if not value.present:
         raise EvalError("optional.none() dereference")
     return value.value
 
 
-def unwrap(items: Any) -> list[Any]:
+def unwrap(items: Sequence[object]) -> list[object]:
     spend(len(items))
-    if any(type(item) is not Optional for item in items):
+    optionals = [item for item in items if isinstance(item, Optional)]
+    if len(optionals) < len(items):
         raise EvalError("value is not optional")
-    return [item.value for item in items if item.present]
+    return [item.value for item in optionals if item.present]
 
 
-def includes(target: Any, item: Any) -> bool:
-    if type(target) not in LISTS:
+def includes(target: Sequence[object], item: object) -> bool:
+    if not isinstance(target, LISTS):
         return _same(target, item)
     for position, other in enumerate(target):
         if position >= _MAX_INCLUDES:
@@ -247,13 +249,11 @@ def includes(target: Any, item: Any) -> bool:
     return False
 
 
-FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
+FUNCTIONS: Final[dict[str, Function]] = {
     "isSorted": is_sorted,
     "sum": sum_of,
     "min": _extreme("min", 1),
     "max": _extreme("max", -1),
-    "indexOf": index_of_any,
-    "lastIndexOf": last_index_of_any,
     "slice": slice_of,
     "flatten": flatten,
     "sort": sort,
@@ -277,7 +277,9 @@ FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "includes": includes,
 }
 """Implementations by function, for all overloads of each."""
-OVERLOADS: Final[dict[str, Callable[..., Any]]] = {
+OVERLOADS: Final[dict[str, Function]] = {
+    "list_a_index_of_int": index_of,
+    "list_a_last_index_of_int": last_index_of,
     "list_int_sum_int": _sum_from(0),
     "list_uint_sum_uint": _sum_from(UInt(0)),
     "list_double_sum_double": _sum_from(0.0),

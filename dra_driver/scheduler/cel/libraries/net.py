@@ -4,10 +4,10 @@ Follows k8s.io/apiserver pkg/cel/library/ip.go and cidr.go.
 """
 
 import re
-from collections.abc import Callable
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
-from typing import Any, Final
+from typing import Final
 
+from dra_driver.scheduler.cel.operators import Function
 from dra_driver.scheduler.cel.values import EvalError
 
 Address = IPv4Address | IPv6Address
@@ -78,28 +78,28 @@ def is_global_unicast(address: Address) -> bool:
     return not (special or multicast or broadcast)
 
 
-def contains_ip(network: Network, other: Any) -> bool:
+def contains_ip(network: Network, other: Address | str) -> bool:
     address = parse_ip(other) if isinstance(other, str) else other
-    return bool(address.version == network.version and address in network.network)
+    return address.version == network.version and address in network.network
 
 
-def contains_cidr(network: Network, other: Any) -> bool:
+def contains_cidr(network: Network, other: Network | str) -> bool:
     inner = parse_cidr(other) if isinstance(other, str) else other
     if inner.version != network.version or network.network.prefixlen > inner.network.prefixlen:
         return False
-    return bool(inner.ip in network.network)
+    return inner.ip in network.network
 
 
 def masked(network: Network) -> Network:
     return _network(str(network.network)) or network
 
 
-def ip_of(value: Any) -> Address:
+def ip_of(value: Network | str) -> Address:
     """``ip(string)`` and ``cidr.ip()``."""
     return parse_ip(value) if isinstance(value, str) else value.ip
 
 
-FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
+FUNCTIONS: Final[dict[str, Function]] = {
     "ip": ip_of,
     "isIP": lambda text: _address(text) is not None,
     "ip.isCanonical": lambda text: str(parse_ip(text)) == text,

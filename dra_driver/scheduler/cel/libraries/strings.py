@@ -4,10 +4,11 @@ Positions count Unicode characters. Regular expressions are RE2's; ``pattern`` r
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
 
+from dra_driver.scheduler.cel.operators import Function
 from dra_driver.scheduler.cel.values import EvalError, check_text, no_overload, spend
 
 # unicode.IsSpace of Go. str.strip() would also remove U+001C to U+001F.
@@ -80,14 +81,12 @@ def substring(text: str, start: int, end: int | None = None) -> str:
     return text[start:end]
 
 
-def join(items: Any, separator: str = "") -> str:
-    total = len(separator) * max(0, len(items) - 1)
-    for item in items:
-        if type(item) is not str:
-            raise EvalError("join: invalid input: not a string")
-        total += len(item)
-    check_text(total)
-    return separator.join(items)
+def join(items: Sequence[object], separator: str = "") -> str:
+    texts = [item for item in items if isinstance(item, str)]
+    if len(texts) < len(items):
+        raise EvalError("join: invalid input: not a string")
+    check_text(len(separator) * max(0, len(texts) - 1) + sum(map(len, texts)))
+    return separator.join(texts)
 
 
 def quote(text: str) -> str:
@@ -145,7 +144,9 @@ def find_all(text: str, expression: str, count: int = -1) -> list[str]:
     return found
 
 
-FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
+FUNCTIONS: Final[dict[str, Function]] = {
+    "indexOf": index_of,
+    "lastIndexOf": last_index_of,
     "contains": lambda text, part: part in text,
     "startsWith": lambda text, part: text.startswith(part),
     "endsWith": lambda text, part: text.endswith(part),
@@ -162,4 +163,4 @@ FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "find": find,
     "findAll": find_all,
 }
-"""Implementations by function, for all overloads of each; indexOf and lastIndexOf are shared with lists."""
+"""Implementations by function, for all overloads of each, but those of `lists.OVERLOADS`."""

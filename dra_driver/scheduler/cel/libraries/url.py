@@ -5,9 +5,9 @@ A URL is absolute or a path; ports are checked strictly and escapes per componen
 
 import ipaddress
 import re
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
+from dra_driver.scheduler.cel.operators import Function
 from dra_driver.scheduler.cel.values import CelMap, EvalError, Url, spend
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)?:")
@@ -137,7 +137,7 @@ def _escaped_path(path: str) -> str:
 
 
 def _split_host(url: Url) -> tuple[str, str]:
-    host, port = str(url.host), ""
+    host, port = url.host, ""
     name, colon, digits = host.rpartition(":")
     if colon and all(c in "0123456789" for c in digits):
         host, port = name, digits
@@ -147,8 +147,8 @@ def _split_host(url: Url) -> tuple[str, str]:
 
 
 def query_of(url: Url) -> CelMap:
-    values: dict[Any, Any] = {}
-    for pair in str(url.query).split("&"):
+    values: dict[str, list[str]] = {}
+    for pair in url.query.split("&"):
         spend(1)
         if not pair or ";" in pair:
             continue
@@ -158,10 +158,10 @@ def query_of(url: Url) -> CelMap:
         except EvalError:
             continue
         values.setdefault(key, []).append(value)
-    return CelMap(values)
+    return CelMap.of(values.items())
 
 
-FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
+FUNCTIONS: Final[dict[str, Function]] = {
     "url": parse_url,
     "isURL": is_url,
     "getScheme": lambda url: url.scheme,

@@ -12,7 +12,7 @@ import pytest
 from dra_driver.core.errors import MpsUnavailableError
 from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.hardware.gpu.simulated import root as simulated_root
-from dra_driver.hardware.sharing.mps import MpsDaemon
+from dra_driver.hardware.sharing.mps_files import MpsDaemon
 from tests.contract.hardware.sharing.conftest import DRIVER, Node, until
 
 NOT_ANSWERED = "its program runs and has not answered yet"
@@ -264,7 +264,8 @@ def test_a_node_process_that_is_killed_while_it_waits_leaves_what_the_next_one_c
     node.start_host()
     node.fault("mps-never-ready")
     script = (
-        "import sys; from pathlib import Path; from dra_driver.hardware.sharing.mps import MpsClient, MpsDaemon;"
+        "import sys; from pathlib import Path; from dra_driver.hardware.sharing.mps import MpsClient;"
+        "from dra_driver.hardware.sharing.mps_files import MpsDaemon;"
         "from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend;"
         "from tests.fakes.gpu_notes import FakeGpuNotes;"
         "backend = SimulatedBackend.from_spec('2xh100-sxm5-80gb', 'node'); backend.open();"

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from dra_driver.hardware.sharing.memory import SystemMounts, TmpfsBounds
-from dra_driver.hardware.sharing.mps import MpsDaemon
+from dra_driver.hardware.sharing.mps_files import MpsDaemon
 from dra_driver.hardware.sharing.safe_rmtree import remove_tree
 from tests.contract.hardware.sharing.conftest import Node, copy_program, until
 

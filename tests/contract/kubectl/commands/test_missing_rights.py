@@ -2,14 +2,13 @@
 
 import json
 import signal
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from dra_driver.kubectl.commands import kubectl
+from tests.fakes.scripted_http import Exchange, ScriptedServer
 
 NAMESPACE = "team-a"
 LOCAL = ("pods", "resourceclaims", "resourceclaimtemplates", "events", "persistentvolumeclaims")
@@ -37,47 +36,22 @@ COMMANDS = {
 }
 
 
-class _Refusing(BaseHTTPRequestHandler):
+def answer(exchange: Exchange) -> None:
     """An API server with RBAC: the namespace's lists are empty, all else is refused."""
-
-    def do_GET(self) -> None:
-        path = self.path.partition("?")[0]
-        parts = path.split("/")
-        if path == "/version":
-            self._answer(200, {"gitVersion": "v1.36.2", "major": "1", "minor": "36"})
-        elif f"/namespaces/{NAMESPACE}/" in path and parts[-1] in LOCAL:
-            items = [POD] if parts[-1] == "pods" else []
-            self._answer(200, {"kind": "List", "items": items, "metadata": {}})
-        elif path.count("/") <= 3 and path.startswith("/apis/"):
-            self._answer(200, {"versions": [{"version": "v1"}], "resources": []})
-        else:
-            self._refuse()
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if body.get("kind") == "SelfSubjectAccessReview":
-            allowed = body["spec"]["resourceAttributes"].get("namespace") == NAMESPACE
-            self._answer(201, {**body, "status": {"allowed": allowed}})
-        else:
-            self._refuse()
-
-    def do_PATCH(self) -> None:
-        self._refuse()
-
-    def _refuse(self) -> None:
-        message = f'User "u" cannot {self.command.lower()} {self.path.partition("?")[0]}'
-        self._answer(403, {"kind": "Status", "code": 403, "reason": "Forbidden", "message": message})
-
-    def _answer(self, status: int, document: object) -> None:
-        data = json.dumps(document).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the library's
-        pass
+    seen = exchange.seen
+    parts = seen.path.split("/")
+    if seen.method == "POST" and seen.body.get("kind") == "SelfSubjectAccessReview":
+        allowed = seen.body["spec"]["resourceAttributes"].get("namespace") == NAMESPACE
+        exchange.json({**seen.body, "status": {"allowed": allowed}}, 201)
+    elif seen.method == "GET" and seen.path == "/version":
+        exchange.json({"gitVersion": "v1.36.2", "major": "1", "minor": "36"})
+    elif seen.method == "GET" and f"/namespaces/{NAMESPACE}/" in seen.path and parts[-1] in LOCAL:
+        exchange.json({"kind": "List", "items": [POD] if parts[-1] == "pods" else [], "metadata": {}})
+    elif seen.method == "GET" and len(parts) <= 4 and seen.path.startswith("/apis/"):
+        exchange.json({"versions": [{"version": "v1"}], "resources": []})
+    else:
+        message = f'User "u" cannot {seen.method.lower()} {seen.path}'
+        exchange.json({"kind": "Status", "code": 403, "reason": "Forbidden", "message": message}, 403)
 
 
 POD = {
@@ -90,32 +64,15 @@ POD = {
 }
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    found = ThreadingHTTPServer(("127.0.0.1", 0), _Refusing)
-    found.daemon_threads = True
-    thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{found.server_address[1]}"
-    found.shutdown()
-    found.server_close()
-    thread.join(10)
-
-
 @pytest.fixture
-def kubeconfig(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = {
-        "current-context": "c",
-        "contexts": [
-            {"name": "c", "context": {"cluster": "c", "user": "u"}},
-            {"name": "team", "context": {"cluster": "c", "user": "u", "namespace": NAMESPACE}},
-        ],
-        "clusters": [{"name": "c", "cluster": {"server": server}}],
-        "users": [{"name": "u", "user": {"token": "t"}}],
-    }
-    (tmp_path / "config").write_text(json.dumps(config))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    monkeypatch.chdir(tmp_path)
+def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with ScriptedServer(answer) as server:
+        config = json.loads(server.kubeconfig())
+        team = {"name": "team", "context": {"cluster": "s", "user": "u", "namespace": NAMESPACE}}
+        (tmp_path / "config").write_text(json.dumps({**config, "contexts": [*config["contexts"], team]}))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+        monkeypatch.chdir(tmp_path)
+        yield
 
 
 @pytest.fixture
@@ -153,16 +110,9 @@ def test_a_pod_is_looked_for_in_the_namespace_of_the_context(
     assert any(where in lost.out + lost.err for where in ("train in namespace default", "default/train"))
 
 
-QUOTAS_AND_CLAIMS = ("resourceclaims", "resourcequotas")
 CLUSTER_WIDE = (
-    "nodes",
-    "daemonsets.apps",
-    "resourceslices",
-    "deviceclasses",
-    "gpunodes",
-    "gpupolicies",
-    "pods in",
-    *QUOTAS_AND_CLAIMS,
+    *("nodes", "daemonsets.apps", "resourceslices", "deviceclasses", "gpunodes", "gpupolicies", "pods in"),
+    *("resourceclaims", "resourcequotas"),
 )
 
 

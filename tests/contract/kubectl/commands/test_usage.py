@@ -2,17 +2,16 @@
 away, slow or lies."""
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote
 
 import pytest
 
 from dra_driver.kubectl.commands import kubectl
 from dra_driver.kubectl.commands.prometheus import Prometheus, PrometheusError
+from tests.fakes.scripted_http import Exchange, ScriptedServer
 
 GIB = 2**30
 HOSTILE = "\x1b[2J=cmd"
@@ -76,7 +75,7 @@ QUOTA = {
 USER = {"resource": "pods", "name": "p", "uid": "u1"}
 
 
-class Server:
+class Stage:
     """An API server and a Prometheus on one port."""
 
     def __init__(self) -> None:
@@ -91,76 +90,44 @@ class Server:
         self.said: dict[str, str] = {}
         """Values by a part of the question."""
         self.prometheus: tuple[int, bytes] | None = None
-        self.slow = threading.Event()
         self.asked: list[str] = []
 
-    def answer(self, path: str, question: str) -> tuple[int, bytes]:
-        path = unquote(path)
+    def answer(self, exchange: Exchange) -> None:
+        path = unquote(exchange.seen.path)
         if path == "/api/v1/query":
-            return self._query(question)
-        if path == PROXY:
-            return self.usage[0], json.dumps(self.usage[1]).encode()
-        if path in self.lists:
-            return 200, json.dumps({"kind": "List", "metadata": {}, "items": self.lists[path]}).encode()
-        status = {"kind": "Status", "code": 404, "reason": "NotFound", "message": "not found"}
-        return 404, json.dumps(status).encode()
+            self._query(exchange, exchange.seen.body["query"])
+        elif path == PROXY:
+            exchange.json(self.usage[1], self.usage[0])
+        elif path in self.lists:
+            exchange.json({"kind": "List", "metadata": {}, "items": self.lists[path]})
+        else:
+            exchange.json({"kind": "Status", "code": 404, "reason": "NotFound", "message": "not found"}, 404)
 
-    def _query(self, question: str) -> tuple[int, bytes]:
+    def _query(self, exchange: Exchange, question: str) -> None:
         self.asked.append(question)
         if self.prometheus is not None:
-            return self.prometheus
+            status, data = self.prometheus
+            exchange.raw(data, status, {"Location": "/api/v1/elsewhere"} if status == 302 else None)
+            return
         value = next((value for part, value in self.said.items() if part in question), None)
         labels = {"namespace": "team-a", "claim": "train", "node": "gpu-a", "device": "gpu-0", "share": "", "pod": "p"}
         labels |= {"model": "H100", "estimated": "false", "request": "gpu"}
         result = [] if value is None else [{"metric": labels, "value": [0, value]}]
-        return 200, json.dumps({"status": "success", "data": {"resultType": "vector", "result": result}}).encode()
+        exchange.json({"status": "success", "data": {"resultType": "vector", "result": result}})
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, str]]:
-    stage = Server()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._reply(*stage.answer(urlsplit(self.path).path, ""))
-
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            self._reply(*stage.answer(urlsplit(self.path).path, parse_qs(body).get("query", [""])[0]))
-
-        def _reply(self, status: int, data: bytes) -> None:
-            self.send_response(status)
-            if status == 302:
-                self.send_header("Location", "/api/v1/elsewhere")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name is the library's
-            pass
-
-    found = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    found.daemon_threads = True
-    thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    url = f"http://127.0.0.1:{found.server_address[1]}"
-    config = {
-        "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        "clusters": [{"name": "c", "cluster": {"server": url}}],
-        "users": [{"name": "u", "user": {"token": "t"}}],
-    }
-    (tmp_path / "config").write_text(json.dumps(config))
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    monkeypatch.chdir(tmp_path)
-    yield stage, url
-    found.shutdown()
-    found.server_close()
-    thread.join(10)
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Stage, str]]:
+    stage = Stage()
+    with ScriptedServer(stage.answer) as found:
+        (tmp_path / "config").write_text(found.kubeconfig())
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+        monkeypatch.chdir(tmp_path)
+        yield stage, found.url
 
 
 Printed = pytest.CaptureFixture[str]
-Served = tuple[Server, str]
+Served = tuple[Stage, str]
 
 
 @pytest.mark.usefixtures("server")
@@ -203,9 +170,9 @@ def test_sums_are_printed_in_every_form(by: str, output: str, capsys: Printed) -
 def test_use_is_summed_by_a_label_of_claims_and_their_pods(server: Served, capsys: Printed) -> None:
     """The exporter knows no labels; pods that may not be listed are a note."""
     stage, _ = server
-    rest = {"metadata": {"name": "rest", "namespace": "team-a"}, "status": {"reservedFor": [USER]}}
+    rest = {"metadata": {"name": "rest", "namespace": "team-a"}, "spec": {}, "status": {"reservedFor": [USER]}}
     stage.lists["/apis/resource.k8s.io/v1/resourceclaims"].append(rest)
-    stage.lists["/api/v1/pods"] = [{"metadata": {"name": "p", "uid": "u1", "labels": {"team": "web"}}}]
+    stage.lists["/api/v1/pods"] = [{"metadata": {"name": "p", "uid": "u1", "labels": {"team": "web"}}, "spec": {}}]
     assert kubectl.main(["usage", "--by", "label:team", "-o", "csv"]) == 0
     lines = [line.split(",")[:3] for line in capsys.readouterr().out.splitlines()]
     assert lines == [
@@ -232,13 +199,13 @@ def test_a_sum_and_a_mean_that_lack_a_part_say_so(capsys: Printed) -> None:
 
 
 def test_a_missing_right_to_ask_exporters_is_named(server: Served, capsys: Printed) -> None:
-    stage, _ = server
-    stage.usage = (
-        403,
-        {"kind": "Status", "code": 403, "reason": "Forbidden", "message": 'User "u" cannot get pods/proxy'},
-    )
+    server[0].usage = refusal(403, "Forbidden", 'User "u" cannot get pods/proxy')
     assert kubectl.main(["usage"]) == 1
     assert "kubectl auth can-i get pods --subresource proxy -n dra-driver" in capsys.readouterr().err
+
+
+def refusal(code: int, reason: str, message: str) -> tuple[int, dict[str, Any]]:
+    return code, {"kind": "Status", "code": code, "reason": reason, "message": message}
 
 
 def test_an_exporter_that_does_not_answer_is_a_gap_and_the_others_count(server: Served, capsys: Printed) -> None:
@@ -253,11 +220,7 @@ def test_an_exporter_that_does_not_answer_is_a_gap_and_the_others_count(server: 
 
 
 def test_a_cluster_of_which_nothing_is_known_is_no_empty_table(server: Served, capsys: Printed) -> None:
-    stage, _ = server
-    stage.usage = (
-        503,
-        {"kind": "Status", "code": 503, "reason": "ServiceUnavailable", "message": "connection refused"},
-    )
+    server[0].usage = refusal(503, "ServiceUnavailable", "connection refused")
     assert kubectl.main(["usage"]) == 1
     out, err = capsys.readouterr()
     assert out == ""

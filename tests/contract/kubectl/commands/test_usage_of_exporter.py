@@ -21,19 +21,19 @@ def node(tmp_path: Path) -> Iterator[Node]:
 def has_looked_twice(node: Node) -> bool:
     """Utilisation and energy are about the time between two looks."""
     answer = node.usage()
-    return set(used(answer)) == {"claim-a", "claim-b"} and all(use.energy_joules for use in decode(answer)[0])
+    return set(used(answer)) == {"claim-a", "claim-b"} and all(use.energy_joules for use in decode(answer).uses)
 
 
 def test_each_value_of_a_claim_arrives(node: Node) -> None:
     """Two claims share a GPU, and both compute."""
     node.exporter().wait_for(lambda: has_looked_twice(node))
-    uses, window_s, gaps = decode(node.usage())
-    first, second = uses
+    told = decode(node.usage())
+    first, second = told.uses
     assert (first.namespace, first.claim, first.node, first.device) == ("team", "claim-a", "node-a", "gpu-0")
     assert (first.request, first.share, first.pods) == ("gpu", "sa", ("pod-a",))
     assert (first.used_bytes, first.granted_bytes, first.processes) == (4 * GIB, 20 * GIB, 1)
     assert (second.used_bytes, second.peak_bytes, second.sm_ratio) == (30 * GIB, 30 * GIB, 0.2)
     assert second.idle_s == 0.0
     assert second.energy_estimated
-    assert window_s >= 0
-    assert gaps == []
+    assert told.window_s >= 0
+    assert told.gaps == []

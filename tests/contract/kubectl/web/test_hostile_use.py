@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dra_driver.config.status import node_status_of
-from dra_driver.kubectl.usage.device_use import MAX_NAME, decode, decode_gpus
+from dra_driver.kubectl.usage.device_use import MAX_NAME, decode
 from tests.contract.kubectl.web.conftest import Site
 from tests.contract.kubectl.web.test_pages import HOSTILE, full_state, hostile_state, plain_state
 from tests.unit.kubectl.web.objects import DRIVER
@@ -56,9 +56,9 @@ def answer_in(text: str, *, namespace: str, claim: str, device: str) -> dict[str
 
 
 def give(site: Site, answer: dict[str, Any]) -> None:
-    uses, _, gaps = decode(answer, "n")
-    site.uses, site.gaps = [*site.uses, *uses], [*site.gaps, *gaps]
-    site.memory += decode_gpus(answer, "n")
+    told = decode(answer, "n")
+    site.uses, site.gaps = [*site.uses, *told.uses], [*site.gaps, *told.gaps]
+    site.memory += told.gpus
 
 
 def assert_harmless(text: str) -> None:

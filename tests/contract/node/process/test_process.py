@@ -242,7 +242,7 @@ OWN_PACKAGES_NOT_LOADED = (
     *("hardware_check", "gpu.nvml.probes"),
 )
 FOREIGN_PACKAGES_NOT_LOADED = (
-    *("celpy", "lark", "starlette", "uvicorn", "rich", "pydantic"),
+    *("starlette", "uvicorn", "rich", "pydantic"),
     *("kubernetes", "urllib3"),  # only for a kubeconfig that needs them, see `kube.library`
 )
 

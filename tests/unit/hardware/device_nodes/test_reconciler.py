@@ -1,14 +1,14 @@
 """Nodes and links on the host, in a ``/dev`` in memory; what has to happen at a node's path."""
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from dra_driver.core.errors import DeviceLostError, DeviceNodeError
-from dra_driver.hardware.device_nodes.ensure import RIGHT, plan_node
+from dra_driver.hardware.device_nodes.ensure import Ensured, present_node
 from dra_driver.hardware.device_nodes.folder import Found, Seen
 from dra_driver.hardware.device_nodes.numbers import Majors, NodeNumbers
 from dra_driver.hardware.device_nodes.params import NodeParams
@@ -342,8 +342,7 @@ def test_the_tool_is_not_asked_while_the_driver_is_being_replaced(host: Host) ->
 
 def test_a_node_that_appears_meanwhile_is_used(host: Host) -> None:
     """Another program makes it at the same moment: both make the same."""
-    change: Callable[[str], None] = lambda path: host.dev.add("/dev/nvidia0", 195, 0)  # noqa: E731
-    host.dev.before_change = change
+    host.dev.before_change = lambda path: host.dev.add("/dev/nvidia0", 195, 0)
     keeper = host.keeper()
     keeper.ensure([GPU0])
     assert host.dev.nodes["/dev/nvidia0"].numbers == NodeNumbers(major=195, minor=0)
@@ -361,37 +360,33 @@ def node(numbers: NodeNumbers) -> Seen:
 
 def test_a_right_node_is_left_alone_whatever_its_mode() -> None:
     """An administrator may have restricted it."""
-    assert plan_node(WANTED, node(WANTED), FREE) == RIGHT
-    assert plan_node(WANTED, node(WANTED), FORBIDDEN) == RIGHT
+    for params in (FREE, FORBIDDEN):
+        assert present_node(WANTED, node(WANTED), params) == Ensured(mode=0o600)
 
 
 def test_a_link_to_the_right_node_is_right() -> None:
-    assert plan_node(WANTED, Seen(found=Found.LINK), FREE, WANTED) == RIGHT
+    assert present_node(WANTED, Seen(found=Found.LINK), FREE, WANTED) == Ensured(mode=FREE.mode)
 
 
 def test_a_missing_or_stale_node_is_made() -> None:
     """The major of nvidia-uvm changes when the module is loaded again."""
-    assert plan_node(WANTED, MISSING, FREE).make
-    assert plan_node(WANTED, node(OTHER), FREE).make
+    assert present_node(WANTED, MISSING, FREE) is None
+    assert present_node(WANTED, node(OTHER), FREE) is None
 
 
 def test_what_the_administrator_forbids_is_not_done() -> None:
     """A missing node is a lack; a stale one is another device."""
-    verdict = plan_node(WANTED, MISSING, FORBIDDEN)
-    assert (verdict.make, verdict.refusal) == (False, None)
-    assert "NVreg_ModifyDeviceFiles=0" in (verdict.missing or "")
-    verdict = plan_node(WANTED, node(OTHER), FORBIDDEN)
-    assert (verdict.make, verdict.missing) == (False, None)
-    assert "509:0" in (verdict.refusal or "")
+    forbidden = "the NVIDIA module was loaded with NVreg_ModifyDeviceFiles=0"
+    assert present_node(WANTED, MISSING, FORBIDDEN) == Ensured(missing=f"must not be made: {forbidden}")
+    refusal = f"it has the device numbers 509:0 and must not be replaced: {forbidden}"
+    assert present_node(WANTED, node(OTHER), FORBIDDEN) == Ensured(refusal=refusal)
 
 
 def test_parameters_that_are_not_understood_are_named() -> None:
-    verdict = plan_node(WANTED, MISSING, NodeParams(modify=False, problem="params has nonsense"))
-    assert "params has nonsense" in (verdict.missing or "")
+    wrong = NodeParams(modify=False, problem="params has nonsense")
+    assert present_node(WANTED, MISSING, wrong) == Ensured(missing="must not be made: params has nonsense")
 
 
 @pytest.mark.parametrize("found", [Found.LINK, Found.OTHER])
 def test_a_foreign_file_is_never_replaced(found: Found) -> None:
-    verdict = plan_node(WANTED, Seen(found=found), FREE, OTHER)
-    assert not verdict.make
-    assert verdict.refusal == f"it is a {found.value}"
+    assert present_node(WANTED, Seen(found=found), FREE, OTHER) == Ensured(refusal=f"it is a {found.value}")

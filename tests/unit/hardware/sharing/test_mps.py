@@ -12,8 +12,8 @@ from dra_driver.core.errors import DeviceLostError, InvalidParametersError, MpsU
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.hardware.gpu.backend import COMPUTE_MODE, ComputeMode
 from dra_driver.hardware.sharing import mps
-from dra_driver.hardware.sharing.mps import MpsClient, MpsDaemon
-from dra_driver.hardware.sharing.mps_files import MAX_DAEMONS, DaemonState, DaemonStatus
+from dra_driver.hardware.sharing.mps import MpsClient
+from dra_driver.hardware.sharing.mps_files import MAX_DAEMONS, DaemonState, DaemonStatus, MpsDaemon
 from tests.fakes.sharing import Clock, Died, FakeControl, FakeHost, Mortality, MortalNotes
 
 G1, G2 = (GpuUuid(f"GPU-00000000-0000-0000-0000-00000000000{number}") for number in (1, 2))

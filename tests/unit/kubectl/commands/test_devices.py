@@ -7,33 +7,15 @@ from dra_driver.core.model.terms import SharingTerms, Strategy
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity import devices_of
 from dra_driver.kubectl.commands.devices import row, rows
+from tests.fakes.dra_objects import DRIVER, Obj, claim, resource_slice
 from tests.fakes.published import h100, having, share, slice_name
+from tests.unit.kubectl.capacity.helpers import holding
 
 
-def slice_of(
-    node: str, *names: str, generation: int = 1, driver: str = "gpu.nvidia.com", **device: Any
-) -> dict[str, Any]:
-    return {
-        "metadata": {"name": f"{node}-{generation}-{names}"},
-        "spec": {
-            "driver": driver,
-            "nodeName": node,
-            "pool": {"name": f"{node}/{driver}", "generation": generation, "resourceSliceCount": 1},
-            "devices": [{"name": name, **device} for name in names],
-        },
-    }
-
-
-def claim(name: str, *devices: str, node: str = "n", pods: tuple[str, ...] = (), **result: Any) -> dict[str, Any]:
-    where = {"request": "gpu", "driver": "gpu.nvidia.com", "pool": f"{node}/gpu.nvidia.com", **result}
-    results = [{**where, "device": device} for device in devices]
-    return {
-        "metadata": {"namespace": "default", "name": name},
-        "status": {
-            "allocation": {"devices": {"results": results}},
-            "reservedFor": [{"resource": "pods", "name": pod, "uid": pod} for pod in pods],
-        },
-    }
+def slice_of(node: str, *names: str, generation: int = 1, driver: str = DRIVER, **device: Any) -> Obj:
+    found = resource_slice(node, *({"name": name, **device} for name in names), generation=generation, name=f"{names}")
+    found["spec"] |= {"driver": driver, "pool": {**found["spec"]["pool"], "name": f"{node}/{driver}"}}
+    return found
 
 
 def test_row_shows_device_state_and_users() -> None:
@@ -44,18 +26,12 @@ def test_row_shows_device_state_and_users() -> None:
         capacity={"memory": {"value": "23034Mi"}},
         taints=[{"key": "gpu.nvidia.com/lost", "effect": "NoExecute"}],
     )
-    (found,) = devices_of(ClusterState(slices=[item], claims=[claim("train", "gpu-0", pods=("train-0",))]))
+    held = holding("train", "n", "gpu-0")
+    held["status"]["reservedFor"] = [{"resource": "pods", "name": "train-0", "uid": "1"}]
+    (found,) = devices_of(ClusterState(slices=[item], claims=[held]))
     assert row(found) == (
-        "n",
-        "gpu.nvidia.com",
-        "gpu-0",
-        "gpu",
-        "NVIDIA L4",
-        "23034Mi",
-        "in use",
-        "gpu.nvidia.com/lost:NoExecute",
-        "default/train",
-        "train-0",
+        *("n", "gpu.nvidia.com", "gpu-0", "gpu", "NVIDIA L4", "23034Mi", "in use", "gpu.nvidia.com/lost:NoExecute"),
+        *("default/train", "train-0"),
     )
 
 
@@ -74,26 +50,24 @@ def test_devices_of_other_drivers_are_shown_without_gpu_attributes() -> None:
 
 
 def test_pending_claims_are_no_holders_and_each_share_is_listed() -> None:
-    pending = {"metadata": {"namespace": "default", "name": "waits"}}
-    claims = [pending, claim("a", "gpu-0", shareID="1"), claim("b", "gpu-0", shareID="2")]
+    claims = [claim("waits"), holding("a", "n", "gpu-0", shareID="1"), holding("b", "n", "gpu-0", shareID="2")]
     (found,) = devices_of(ClusterState(slices=[slice_of("n", "gpu-0")], claims=claims))
     assert [holder.claim for holder in found.holders or ()] == ["a", "b"]
 
 
 def test_admin_access_is_marked_because_it_reserves_nothing() -> None:
-    state = ClusterState(slices=[slice_of("n", "gpu-0")], claims=[claim("monitor", "gpu-0", adminAccess=True)])
+    state = ClusterState(slices=[slice_of("n", "gpu-0")], claims=[holding("monitor", "n", "gpu-0", adminAccess=True)])
     assert row(devices_of(state)[0])[8] == "default/monitor (admin access)"
 
 
 def test_an_allocated_device_that_is_no_longer_published_is_listed() -> None:
     """A GPU that fell off the bus keeps its claim."""
-    (found,) = devices_of(ClusterState(claims=[claim("train", "gpu-9")]))
+    (found,) = devices_of(ClusterState(claims=[holding("train", "n", "gpu-9")]))
     assert (found.device, found.published, row(found)[3]) == ("gpu-9", False, "(not published)")
 
 
 def test_without_the_right_to_list_claims_holders_are_unknown() -> None:
-    state = ClusterState(slices=[slice_of("n", "gpu-0")], gaps=["resourceclaims: forbidden"])
-    (found,) = devices_of(state)
+    (found,) = devices_of(ClusterState(slices=[slice_of("n", "gpu-0")], gaps=["resourceclaims: forbidden"]))
     assert found.holders is None
     assert (row(found)[6], *row(found)[8:]) == ("?", "?", "?")
 
@@ -101,7 +75,7 @@ def test_without_the_right_to_list_claims_holders_are_unknown() -> None:
 def test_filters_by_node_driver_and_namespace_of_the_claim() -> None:
     state = ClusterState(
         slices=[slice_of("n", "gpu-0"), slice_of("m", "gpu-0"), slice_of("n", "nic-0", driver="nic.example")],
-        claims=[claim("train", "gpu-0")],
+        claims=[holding("train", "n", "gpu-0")],
     )
     assert len(devices_of(state, node="n")) == 2
     assert len(devices_of(state, node="n", driver="nic.example")) == 1
@@ -109,7 +83,7 @@ def test_filters_by_node_driver_and_namespace_of_the_claim() -> None:
 
 
 def test_long_lists_of_holders_are_cut() -> None:
-    claims = [claim(f"c{number}", "gpu-0", shareID=str(number)) for number in range(5)]
+    claims = [holding(f"c{number}", "n", "gpu-0", shareID=str(number)) for number in range(5)]
     (found,) = devices_of(ClusterState(slices=[slice_of("n", "gpu-0")], claims=claims))
     assert row(found)[8] == "default/c0, default/c1, default/c2 and 2 more"
 

@@ -225,7 +225,7 @@ def test_an_error_takes_the_line_away() -> None:
     def work() -> None:
         with Progress("reading pods", stream=terminal, after_s=0.0):
             assert terminal.written.wait(5)
-            split_target("node/a/b")
+            split_target("node/a/b", "node")
 
     with pytest.raises(ConfigurationError):
         work()

@@ -45,7 +45,8 @@ class Cluster:
                 raise ForbiddenError("events is forbidden")
             return {"items": [dict(event) for event in self.events]}
         devices = [{"name": name, "taints": list(taints)} for name, taints in self.taints.items()]
-        return {"items": [{"spec": {"devices": devices}}, {"spec": {}}] if devices else []}
+        spec = {"driver": "gpu.nvidia.com", "pool": {"name": NODE}, "devices": devices}
+        return {"items": [{"metadata": {}, "spec": spec}] if devices else []}
 
     def merge_patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         assert path.endswith(f"/{NODE}")
@@ -147,7 +148,7 @@ def test_a_change_by_another_person_at_the_same_time_is_kept(cluster: Cluster) -
     cluster.conflicts = 2
     cluster.command().inject("gpu-0", "lost", 0)
     assert cluster.annotations[ANNOTATION] == "gpu-0 lost"
-    cluster.conflicts = 5
+    cluster.conflicts = 10
     with pytest.raises(ConflictError):
         cluster.command().inject("gpu-0", "ecc", 0)
 

@@ -32,13 +32,13 @@ def claim(name: str, device_name: str, *pods: str, **result: Any) -> Wire:
     given = {"driver": DRIVER, "pool": POOL, "device": device_name, "request": "r", **result}
     users = [{"resource": "pods", "name": pod, "uid": f"uid-{pod}"} for pod in pods]
     status = {"allocation": {"devices": {"results": [given]}}, "reservedFor": users}
-    return {"metadata": {"name": name, "namespace": "team"}, "status": status}
+    return {"metadata": {"name": name, "namespace": "team"}, "spec": {}, "status": status}
 
 
 def pod(name: str, controller: str = "ReplicaSet", **annotations: str) -> Wire:
-    owners = [{"kind": controller, "name": "web", "controller": True}] if controller else []
+    owners = [{"kind": controller, "name": "web", "uid": "o", "controller": True}] if controller else []
     metadata = {"name": name, "namespace": "team", "uid": f"uid-{name}", "ownerReferences": owners}
-    return {"metadata": {**metadata, "annotations": annotations}, "status": {"phase": "Running"}}
+    return {"metadata": {**metadata, "annotations": annotations}, "spec": {}, "status": {"phase": "Running"}}
 
 
 class FakeApi:
@@ -75,7 +75,7 @@ class FakeApi:
         assert path == paths.events("default")
         reason = self.annotations.get(DETACH_ANNOTATION)
         said = f"this node has given its NVIDIA driver up (annotation of node {NODE}: {clean(reason or '')})"
-        return {"items": [{"message": said}] if reason is not None and not self.is_silent else []}
+        return {"items": [{"metadata": {}, "message": said}] if reason is not None and not self.is_silent else []}
 
     def create(self, path: str, body: Mapping[str, Any]) -> Wire:
         if path.endswith("/selfsubjectaccessreviews"):

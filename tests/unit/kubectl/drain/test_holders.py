@@ -4,9 +4,25 @@ import pytest
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.ids import GpuUuid
+from dra_driver.kube.objects.core import Pod
+from dra_driver.kube.objects.resource import ResourceClaim, ResourceSlice, ResourceSliceSpec
+from dra_driver.kube.shapes import read
 from dra_driver.kubectl.drain.report import line
-from dra_driver.kubectl.drain.view import DrainScope, gpus_of, holders_of, is_settled, selected
-from tests.unit.kubectl.drain.cluster import DRIVER, NODE, POOL, claim, device, pod, resource_slice
+from dra_driver.kubectl.drain.view import (
+    DeviceHolder,
+    DrainScope,
+    gpus_of,
+    holders_of,
+    is_settled,
+    newest_specs,
+    selected,
+)
+from tests.unit.kubectl.drain.cluster import DRIVER, NODE, POOL, Wire, claim, device, pod, resource_slice
+
+
+def specs(slices: list[Wire], node: str = NODE) -> list[ResourceSliceSpec]:
+    return newest_specs([read(ResourceSlice, item) for item in slices], node, DRIVER)
+
 
 SLICES = [
     resource_slice(device("gpu-0", "GPU-0", taint=True), device("gpu-0-mig-1g10gb-19-0", "GPU-0"), generation=2),
@@ -15,7 +31,7 @@ SLICES = [
     resource_slice(device("gpu-7", "GPU-7"), node="other"),
     resource_slice(device("gpu-8", "GPU-8"), driver="other"),
 ]
-PUBLISHED = gpus_of(SLICES, NODE, DRIVER)
+PUBLISHED = gpus_of(specs(SLICES))
 
 
 def test_gpus_are_those_of_the_newest_generation_on_this_node() -> None:
@@ -32,10 +48,10 @@ def test_a_pool_in_the_middle_of_a_change_is_not_settled() -> None:
     half = [resource_slice(device("gpu-0", "GPU-0"), generation=2, of=2)]
     whole = [*half, resource_slice(device("gpu-1", "GPU-1"), generation=2, of=2)]
     old = resource_slice(device("gpu-1", "GPU-1"), generation=1, of=2)
-    assert not is_settled([*half, old], NODE, DRIVER)
-    assert is_settled([*whole, old], NODE, DRIVER)
-    assert is_settled([], NODE, DRIVER)
-    assert is_settled(half, "other", DRIVER)
+    assert not is_settled(specs([*half, old]))
+    assert is_settled(specs([*whole, old]))
+    assert is_settled(specs([]))
+    assert is_settled(specs(half, "other"))
 
 
 def test_gpus_are_chosen_by_uuid_or_name() -> None:
@@ -45,11 +61,18 @@ def test_gpus_are_chosen_by_uuid_or_name() -> None:
         selected(PUBLISHED, ["gpu-5"])
 
 
-def lines(*claims: dict[str, object], gpus: set[str] | None = None) -> list[str]:
+def held(claims: list[Wire], pods: list[Wire], gpus: set[str] | None = None, *, force: bool) -> list[DeviceHolder]:
     chosen = None if gpus is None else {GpuUuid(gpu) for gpu in gpus}
     scope = DrainScope(driver=DRIVER, pool=POOL, gpus=chosen, published=PUBLISHED)
+    found = holders_of(
+        [read(ResourceClaim, item) for item in claims], [read(Pod, item) for item in pods], scope, force=force
+    )
+    return list(found)
+
+
+def lines(*claims: Wire, gpus: set[str] | None = None) -> list[str]:
     pods = [pod("a"), pod("bare", controller="")]
-    return [line(holder) for holder in holders_of(claims, pods, scope, force=False)]
+    return [line(holder) for holder in held(list(claims), pods, gpus, force=False)]
 
 
 def test_every_form_is_found() -> None:
@@ -90,14 +113,13 @@ def test_only_the_chosen_gpus_count() -> None:
 
 def test_some_pods_are_not_evicted() -> None:
     """A pod that would not come again, a static one, and one that asks for it."""
-    scope = DrainScope(driver=DRIVER, pool=POOL, gpus=None, published=PUBLISHED)
     pods = [
         pod("bare", controller=""),
         pod("static", **{"kubernetes.io/config.mirror": "x"}),
         pod("asks", **{"gpu.dra-driver.io/no-eviction": "true"}),
         pod("plain"),
     ]
-    held = [claim("c", "gpu-0", "bare", "static", "asks", "plain")]
+    claims = [claim("c", "gpu-0", "bare", "static", "asks", "plain")]
     for force, kept in ((False, ["bare", "static", "asks"]), (True, ["static", "asks"])):
-        (holder,) = holders_of(held, pods, scope, force=force)
+        (holder,) = held(claims, pods, force=force)
         assert [one.name for one in holder.pods if one.kept] == kept

@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 
+from dra_driver.kube.objects.core import Pod
+from dra_driver.kube.objects.resource import ResourceClaim
+from dra_driver.kube.shapes import read_all
 from dra_driver.kubectl.usage.device_use import (
     GONE,
     KEYS,
@@ -14,7 +17,6 @@ from dra_driver.kubectl.usage.device_use import (
     ClaimDeviceUse,
     claim_labels,
     decode,
-    decode_gpus,
     summed,
     value_in,
 )
@@ -89,17 +91,18 @@ def answer(**changes: Any) -> dict[str, Any]:
     return found
 
 
-def one(**changes: Any) -> Any:
-    ((use,), _, _) = decode(answer(**changes))
+def one(**changes: Any) -> ClaimDeviceUse:
+    (use,) = decode(answer(**changes)).uses
     return use
 
 
 def test_an_answer_becomes_values() -> None:
-    (use,), window, gaps = decode(ANSWER)
+    told = decode(ANSWER)
+    (use,) = told.uses
     assert (use.namespace, use.claim, use.node, use.device, use.share) == ("a", "x", "gpu-a", "gpu-0", "s1")
     assert (use.used_bytes, use.granted_bytes, use.peak_bytes, use.sm_ratio) == (10, 20, 15, 0.5)
     assert (use.energy_joules, use.energy_estimated, use.processes, use.pods) == (3.5, True, 2, ("p", "q"))
-    assert (window, gaps, use.idle_s) == (300, [], 0.0)
+    assert (told.window_s, told.gaps, use.idle_s) == (300, [], 0.0)
 
 
 @pytest.mark.parametrize(("told", "idle_s"), [(3600, 3600.0), (0, 0.0), (None, None), (-1, None), ("9", None)])
@@ -121,7 +124,7 @@ def test_a_peak_is_no_less_than_what_is_used_now() -> None:
 def test_names_are_cut_and_stay_on_their_line() -> None:
     found = answer(device="\x1b[31m" + "x" * 9999)
     found["claims"][0]["name"] = "a\nb"
-    ((use,), _, _) = decode(found)
+    (use,) = decode(found).uses
     assert use.claim == "a b"
     assert len(use.device) == MAX_NAME
     assert use.device.isprintable()
@@ -131,7 +134,7 @@ def test_names_are_cut_and_stay_on_their_line() -> None:
     "wrong", [{"claims": None}, {"claims": [1, "x", None, {"devices": {}}]}, {"knows": [], "node": 7}]
 )
 def test_what_has_another_shape_is_left_out(wrong: dict[str, Any]) -> None:
-    assert decode({**ANSWER, "claims": [], **wrong})[0] == []
+    assert decode({**ANSWER, "claims": [], **wrong}).uses == []
 
 
 def test_another_version_is_refused() -> None:
@@ -140,41 +143,42 @@ def test_another_version_is_refused() -> None:
 
 
 def test_what_the_exporter_does_not_know_is_said() -> None:
-    _, _, gaps = decode({**ANSWER, "knows": {"processes": "NVML says\nno permission", "utilisation": True}})
-    assert gaps == ["node gpu-a: the exporter does not know processes: NVML says no permission"]
+    told = decode({**ANSWER, "knows": {"processes": "NVML says\nno permission", "utilisation": True}})
+    assert told.gaps == ["node gpu-a: the exporter does not know processes: NVML says no permission"]
 
 
 def test_claims_are_bounded() -> None:
     found = decode({**ANSWER, "claims": ANSWER["claims"] * (MAX_CLAIMS + 5)})
-    assert len(found[0]) == MAX_CLAIMS
+    assert len(found.uses) == MAX_CLAIMS
 
 
 def test_the_memory_of_gpus_is_read_with_what_is_not_known() -> None:
     gpu = {"device": "gpu-0", "memoryTotalBytes": 100, "memoryUsedBytes": 60, "memoryClaimsBytes": 50,
            "memoryUnattributedBytes": None, "memoryReservedBytes": -1, "unattributedProcesses": 2, "percent": 50,
            "powerWatts": 1e9}  # fmt: skip
-    (found,) = decode_gpus({"version": 1, "node": "n", "gpus": [gpu, {"device": 7}, "x"]})
+    (found,) = decode({"version": 1, "node": "n", "gpus": [gpu, {"device": 7}, "x"]}).gpus
     assert (found.node, found.device, found.total_bytes, found.used_bytes) == ("n", "gpu-0", 100, 60)
     assert (found.claims_bytes, found.unattributed_bytes, found.unattributed_processes) == (50, None, 2)
     assert found.reserved_bytes is None
     assert (found.busy_ratio, found.power_watts) == (0.5, None)
-    assert decode_gpus({"version": 1, "gpus": {}}) == []
+    assert decode({"version": 1, "gpus": {}}).gpus == []
 
 
 Obj = dict[str, Any]
 
 
 def claim(labels: Obj, *users: str) -> Obj:
-    reserved = [{"resource": "pods", "uid": uid} for uid in users]
-    return {"metadata": {"namespace": "a", "name": "x", "labels": labels}, "status": {"reservedFor": reserved}}
+    reserved = [{"resource": "pods", "name": uid, "uid": uid} for uid in users]
+    metadata = {"namespace": "a", "name": "x", "labels": labels}
+    return {"metadata": metadata, "spec": {}, "status": {"reservedFor": reserved}}
 
 
 def pod(uid: str, **labels: str) -> Obj:
-    return {"metadata": {"uid": uid, "labels": labels}}
+    return {"metadata": {"uid": uid, "labels": labels}, "spec": {}}
 
 
 def team(item: Obj, *pods: Obj) -> str:
-    return value_in(claim_labels([item], pods).get(("a", "x")), "team")
+    return value_in(claim_labels(read_all(ResourceClaim, [item]), read_all(Pod, pods)).get(("a", "x")), "team")
 
 
 def test_a_claims_own_label_comes_first() -> None:
@@ -199,8 +203,6 @@ def test_a_claim_that_is_gone_has_no_labels() -> None:
     assert value_in(None, "team") == GONE
 
 
-def test_wrong_objects_have_no_labels() -> None:
-    """They come from a file or a server that is none."""
-    assert claim_labels([{"metadata": None}, {"metadata": {"labels": ["x"]}}], [{"metadata": 5}]) == {
-        ("default", ""): ()
-    }
+def test_claims_without_labels_have_none() -> None:
+    """In the namespace default if they name no other."""
+    assert claim_labels(read_all(ResourceClaim, [{"metadata": {}, "spec": {}}]), []) == {("default", ""): {}}

@@ -1,18 +1,19 @@
 """The quotas of namespaces about devices and claims, and classes that no quota counts."""
 
-from typing import Any
-
-from dra_driver.kubectl.usage.quota import CLAIMS, DEVICES, UnlimitedClass, rows, unlimited
+from dra_driver.kube.objects.resource import ResourceClaim
+from dra_driver.kube.shapes import read
+from dra_driver.kubectl.usage.quota import CLAIMS, DEVICES, ResourceQuota, UnlimitedClass, rows, unlimited
 
 GPU = f"gpu.nvidia.com{DEVICES}"
 
 
-def quota(hard: dict[str, Any], used: dict[str, Any] | None) -> dict[str, Any]:
+def quota(hard: dict[str, str], used: dict[str, str] | None) -> ResourceQuota:
     status = {} if used is None else {"used": used}
-    return {"metadata": {"namespace": "a", "name": "q"}, "spec": {"hard": hard}, "status": status}
+    item = {"metadata": {"namespace": "a", "name": "q"}, "spec": {"hard": hard}, "status": status}
+    return read(ResourceQuota, item)
 
 
-def claim(request: str, name: str = "gpu", *, admin: bool = False) -> dict[str, Any]:
+def claim(request: str, name: str = "gpu", *, admin: bool = False) -> ResourceClaim:
     ways = [
         {"name": "big", "deviceClassName": "gpu.nvidia.com"},
         {"name": "small", "deviceClassName": "mig.nvidia.com"},
@@ -21,17 +22,24 @@ def claim(request: str, name: str = "gpu", *, admin: bool = False) -> dict[str, 
         {"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}},
         {"name": "any", "firstAvailable": ways},
     ]
-    results = [{"request": request, "adminAccess": admin}]
-    metadata = {"namespace": "a", "name": name}
-    return {
-        "metadata": metadata,
+    result = {"request": request, "adminAccess": admin, "driver": "d", "pool": "p", "device": "g"}
+    item = {
+        "metadata": {"namespace": "a", "name": name},
         "spec": {"devices": {"requests": requests}},
-        "status": {"allocation": {"devices": {"results": results}}},
+        "status": {"allocation": {"devices": {"results": [result]}}},
     }
+    return read(ResourceClaim, item)
 
 
 def test_limits_about_devices_and_claims_are_shown_and_others_not() -> None:
-    hard = {GPU: "2", CLAIMS: "10", "requests.nvidia.com/gpu": "4", "requests.cpu": "8", "pods": "3", "x" + DEVICES: []}
+    hard = {
+        GPU: "2",
+        CLAIMS: "10",
+        "requests.nvidia.com/gpu": "4",
+        "requests.cpu": "8",
+        "pods": "3",
+        "x" + DEVICES: "many",
+    }
     found = rows([quota(hard, {GPU: "5", CLAIMS: "3"})], ["nvidia.com/gpu"], {("a", "gpu.nvidia.com"): 1})
     assert [(row.limit, row.hard, row.used, row.left, row.idle) for row in found] == [
         (CLAIMS, 10, 3, 7, None),
@@ -52,7 +60,7 @@ def test_a_class_without_a_limit_is_a_way_around_the_others() -> None:
         claim("any/small"),
         claim("any/small", "y"),
         claim("any/small", admin=True),
-        {"metadata": {}},
+        read(ResourceClaim, {"metadata": {}, "spec": {}}),
     ]
     assert unlimited(claims, found) == [UnlimitedClass(namespace="a", device_class="mig.nvidia.com", devices=2)]
     assert unlimited(claims, []) != unlimited(claims, found)

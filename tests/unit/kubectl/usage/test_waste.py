@@ -4,8 +4,10 @@ import pytest
 from msgspec.structs import replace
 
 from dra_driver.core.model.fit import GIB, Profile
+from dra_driver.kube.objects.resource import ResourceSlice
+from dra_driver.kube.shapes import read_all
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
-from dra_driver.kubectl.usage.waste import DeviceSize, WasteFinding, judge, profiles_in, sizes_in
+from dra_driver.kubectl.usage.waste import DeviceSize, WasteFinding, judge, sizes_in
 
 PROFILES = (Profile(name="1g.10gb", memory_bytes=10 * GIB), Profile(name="3g.40gb", memory_bytes=40 * GIB))
 
@@ -25,6 +27,11 @@ def use(
         peak_bytes=None if peak is None else int(peak * GIB),
         granted_bytes=None if granted is None else int(granted * GIB),
     )
+
+
+def published(*devices: dict[str, object]) -> list[ResourceSlice]:
+    spec = {"driver": "gpu.nvidia.com", "nodeName": "n", "pool": {"name": "n"}, "devices": devices}
+    return read_all(ResourceSlice, [{"metadata": {}, "spec": spec}])
 
 
 def findings(*uses: ClaimDeviceUse, after_s: float = 600.0) -> list[WasteFinding]:
@@ -62,14 +69,14 @@ def test_profiles_are_those_that_the_gpu_publishes() -> None:
         return {"name": name, "attributes": {"profile": {"string": profile}}, "capacity": {"memory": {"value": value}}}
 
     devices = [device("gpu-0-mig-3g40gb-9-0", "3g.40gb", "40Gi"), device("gpu-0-mig-1g10gb-19-0", "1g.10gb", "10Gi")]
-    devices += [device("gpu-1-mig-1g10gb-19-0", "1g.10gb", []), {"name": "gpu-0"}]
-    assert profiles_in([{"spec": {"nodeName": "n", "devices": devices}}]) == {("n", "gpu-0"): PROFILES}
+    devices += [device("gpu-1-mig-1g10gb-19-0", "1g.10gb", "much"), {"name": "gpu-0"}]
+    size_of = sizes_in(published(*devices))
+    assert [tuple(size_of(use(name)).profiles) for name in ("gpu-0", "gpu-1")] == [PROFILES, ()]
 
 
 def test_a_whole_gpu_is_as_large_as_it_is_published_and_a_share_as_its_grant() -> None:
     """Whole GPUs and partitions have no grant."""
-    published = [{"name": "gpu-0", "capacity": {"memory": {"value": "80Gi"}}}]
-    size_of = sizes_in([{"spec": {"nodeName": "n", "devices": published}}])
+    size_of = sizes_in(published({"name": "gpu-0", "capacity": {"memory": {"value": "80Gi"}}}))
     whole, share = use(peak=6, granted=None), replace(use(peak=6, granted=None), share="s")
     found = judge([whole], idle_after_s=600, size_of=size_of) + judge([share], idle_after_s=600, size_of=size_of)
     assert [(row.finding, row.held_bytes) for row in found] == [

@@ -4,6 +4,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from dra_driver.kubectl.capacity import place_of
 from dra_driver.kubectl.web.gpus import (
     GpuRow,
     NodeRow,
@@ -11,8 +12,6 @@ from dra_driver.kubectl.web.gpus import (
     clique_of,
     island_of,
     islands_of,
-    numa_text,
-    place_of,
     spots_of,
 )
 from tests.unit.kubectl.web.objects import (
@@ -181,9 +180,9 @@ def test_a_clique_spans_nodes() -> None:
 
 def test_numa_nodes_may_be_a_list_and_nonsense_is_nothing() -> None:
     """Kubernetes keeps lists behind a gate; other drivers publish what they like."""
-    assert numa_text(place_of({NUMA: {"ints": [0, 1]}}, DRIVER)) == "0, 1"
+    assert place_of({"attributes": {NUMA: {"ints": [0, 1]}}}, DRIVER).numa_text == "0, 1"
     nonsense = {NUMA: {"string": "x"}, ROOT: {"int": 3}, "nvlinkIsland": {"bool": True}}
-    assert place_of(nonsense, DRIVER) == place_of({}, DRIVER)
+    assert place_of({"attributes": nonsense}, DRIVER) == place_of({}, DRIVER)
 
 
 def test_a_gpu_of_which_only_partitions_are_published_is_at_its_place() -> None:
@@ -191,4 +190,4 @@ def test_a_gpu_of_which_only_partitions_are_published_is_at_its_place() -> None:
     part = partition("gpu-0-mig-1", "GPU-0", "1g.10gb", (0, 1), "c")
     part["attributes"][NUMA] = {"int": 1}
     gpu = fleet_with(n=(part,)).nodes[0].gpus[0]
-    assert numa_text(gpu.place) == "1"
+    assert gpu.place.numa_text == "1"

@@ -93,9 +93,9 @@ def test_the_answer_is_what_the_commands_read() -> None:
     """Through JSON, with the reader of ``kubectl dra usage``."""
     joined, ledger = seen()
     answer = json.loads(json.dumps(document(joined, ledger, window_s=60.0)))
-    uses, window_s, unknown = decode(answer)
-    assert (window_s, unknown) == (60.0, [])
-    one = uses[0]
+    told = decode(answer)
+    assert (told.window_s, told.gaps) == (60.0, [])
+    one = told.uses[0]
     assert (one.namespace, one.claim, one.node, one.device, one.share) == ("team", "one", "n", "gpu-0", "s1")
     assert (one.used_bytes, one.granted_bytes, one.peak_bytes) == (4 * GIB, 20 * GIB, 4 * GIB)
     assert (one.sm_ratio, one.processes, one.pods, one.idle_s) == (0.1, 1, ("pod-a",), 0.0)
@@ -111,8 +111,7 @@ def test_the_answer_says_what_is_not_known() -> None:
     assert answer["knows"]["claims"] == "no socket"
     assert answer["knows"]["driver"] is True
     assert answer["claims"][0]["devices"][0]["usedBytes"] is None
-    _, _, unknown = decode(answer)
-    assert unknown == ["node n: the exporter does not know claims: no socket"]
+    assert decode(answer).gaps == ["node n: the exporter does not know claims: no socket"]
 
 
 def test_all_of_a_whole_gpu_or_a_partition_is_granted() -> None:
