@@ -8,13 +8,13 @@ from dra_driver.core.model.health import HealthCause, HealthCondition, Severity
 from dra_driver.core.model.terms import GpuTerms, Taint
 from dra_driver.kube.own_node import OwnNode
 from dra_driver.node.policy.resolve import resolve
-from dra_driver.node.process.fabric_watch import GRACE_S, FabricHistory
-from dra_driver.node.process.fabric_watch import taint_of as fabric_taint
+from dra_driver.node.process.gpu_conditions import GRACE_S, FabricHistory
+from dra_driver.node.process.gpu_conditions import TAINT as WITHHELD
+from dra_driver.node.process.gpu_conditions import taint_of as fabric_taint
 from dra_driver.node.process.health_taints import amended, taint_of
 from dra_driver.node.process.missing_gpus import MissingGpu
 from dra_driver.node.process.node_follower import DrainTaint
 from dra_driver.node.process.terms_resolver import DetachTaint
-from dra_driver.node.process.withholding import TAINT as WITHHELD
 from tests.unit.node.policy.hardware import NODE, node, policy, uuid, whole
 
 PROBING, FAILED = Fabric(state=FabricState.IN_PROGRESS), Fabric(state=FabricState.COMPLETED, status=3)

@@ -261,7 +261,7 @@ def parsed(name: str, info: str) -> ContainerFacts:
 ENOUGH_BYTES: Final = 256 * 1024
 LITTLE_BYTES: Final = 32 * 2**20
 ENOUGH_FILES: Final = 4
-"""As of the node process, which is not ready below these (kubelet/storage_health.py)."""
+"""As of the node process, which is not ready below these (``node/process/preflight.py``)."""
 
 
 @check("disk", Layer.NODE, "space for what the driver writes")

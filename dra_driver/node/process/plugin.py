@@ -58,8 +58,8 @@ from dra_driver.node.process.claim_status import open_claim_status
 from dra_driver.node.process.detaching import FILE, DetachFile, Detaching, find_request, wake_for_file
 from dra_driver.node.process.device_nodes import CHECK_EVERY_S, DeviceNodeReport, HostDeviceNodes
 from dra_driver.node.process.endpoints import Endpoints, Probe, Registration, socket_problems
-from dra_driver.node.process.fabric_watch import FabricWatch
 from dra_driver.node.process.gpu_changes import ExporterLock, GpuChangeTracker
+from dra_driver.node.process.gpu_conditions import FabricWatch, PartitionWithholding
 from dra_driver.node.process.gpu_node import GpuNodeService
 from dra_driver.node.process.hardware import OwnedBackend
 from dra_driver.node.process.health_report import HealthStreams
@@ -73,7 +73,6 @@ from dra_driver.node.process.preflight import ClaimFiles, Folder, StorageHealth
 from dra_driver.node.process.process_tuning import trimmer
 from dra_driver.node.process.sockets import SocketPaths, check_free, remove_dead
 from dra_driver.node.process.terms_resolver import DetachTaint, PublishedTerms, TermsResolver
-from dra_driver.node.process.withholding import PartitionWithholding
 from dra_driver.node.slices import Publisher
 
 log = logging.getLogger(__name__)

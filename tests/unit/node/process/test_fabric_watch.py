@@ -9,7 +9,7 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigInstance
 from dra_driver.core.model.terms import GpuTerms, Terms
 from dra_driver.core.telemetry import metrics
-from dra_driver.node.process.fabric_watch import GRACE_S, KEY, FabricHistory, FabricWatch, after_look, taint_of
+from dra_driver.node.process.gpu_conditions import GRACE_S, KEY, FabricHistory, FabricWatch, after_look, taint_of
 
 NOT_STARTED, IN_PROGRESS, COMPLETED = (Fabric(state=state) for state in FabricState)
 FAILED = Fabric(state=FabricState.COMPLETED, status=3)

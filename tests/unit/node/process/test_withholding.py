@@ -11,8 +11,8 @@ from dra_driver.core.model.mig import PartitionId
 from dra_driver.core.model.terms import GpuTerms, Terms
 from dra_driver.core.telemetry import metrics
 from dra_driver.hardware.mig.refusals import LIMIT, WITHHELD_S
+from dra_driver.node.process.gpu_conditions import TAINT, PartitionWithholding
 from dra_driver.node.process.terms_resolver import PublishedTerms
-from dra_driver.node.process.withholding import TAINT, PartitionWithholding
 from tests.fakes.stand_in import present, stand_in
 from tests.unit.node.process.test_terms_resolver import GPUS, OTHER, UUID, Base
 

@@ -1,12 +1,15 @@
-"""Taints whole GPUs whose NVLink fabric is not ready, and reports them as events on the Node.
+"""Keeps new claims off GPUs that cannot serve them now, and reports it as events on the Node.
 
-CUDA fails with error 802 on such a GPU (``core/model/fabric.py``). A prepare waits for the fabric (``claims/hardware/
-fabric.py``). The taint keeps new claims away from what takes longer:
+**NVLink fabric.** CUDA fails with error 802 on a GPU whose fabric is not ready (``core/model/fabric.py``). A prepare
+waits for the fabric (``claims/hardware/fabric.py``). `FabricWatch` taints whole GPUs for what takes longer:
 
 - A GPU whose fabric was ready, or whose last partition was destroyed, is probed again: it gets ``GRACE_S``.
 - At the first look at a GPU, and after a probe that failed, it is tainted immediately.
 
-Partitions do not use the fabric and are not tainted. The taint ends with the first look that finds the fabric ready.
+Partitions do not use the fabric. The taint ends with the first look that finds the fabric ready.
+
+**Partitions that could not be created.** `PartitionWithholding` withholds those of the GPU for a time
+(``hardware/mig/refusals.py``). The state is in memory: after a restart all are offered, until three more refusals.
 """
 
 import logging
@@ -21,14 +24,16 @@ from msgspec.structs import replace
 from dra_driver.core.model.fabric import Fabric
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.core.model.terms import GpuTerms, Taint, Terms, terms_of
+from dra_driver.core.model.mig import PartitionId
+from dra_driver.core.model.terms import GpuTerms, Taint, Terms, WithheldPartitions, terms_of
 from dra_driver.core.telemetry import metrics
+from dra_driver.hardware.mig.refusals import LIMIT, NO_REFUSALS, WITHHELD_S, WITHIN_S, CutRefusals, after_refusal, at
 from dra_driver.node.process.node_events import Warn
 
 log = logging.getLogger(__name__)
 
+TAINT: Final = Taint(key="gpu.dra-driver.io/creation-refused", value="in-use", effect="NoSchedule")
 KEY: Final = "gpu.dra-driver.io/fabric-not-ready"
-EVENT: Final = "FabricNotReady"
 GRACE_S: Final = 20.0
 """Seconds; a probe takes a few. Shorter than a prepare waits."""
 
@@ -90,7 +95,7 @@ class FabricWatch:
         with self._lock:
             news = dict(self._news)
         for gpu, sentence in news.items():
-            if warn(EVENT, sentence):
+            if warn("FabricNotReady", sentence):
                 with self._lock:
                     self._news.pop(gpu, None)
 
@@ -121,4 +126,81 @@ def _sentence(gpu: Gpu) -> str:
         f"{gpu.device_name} gets no new claims as a whole: its NVLink fabric is not ready (probe {gpu.fabric}), so "
         f"{effect}; see that Fabric Manager runs on this node in the driver's version (systemctl status "
         "nvidia-fabricmanager, /var/log/fabricmanager.log); the taint goes once the probe has succeeded"
+    )
+
+
+class PartitionWithholding:
+    """A ``mig.manager.CreationWatch``. Thread-safe; no method raises."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()  # guards the fields below
+        self._states: dict[GpuUuid, CutRefusals] = {}
+        self._news: dict[GpuUuid, str] = {}  # why partitions were withheld, until the event is recorded
+        self._names: dict[GpuUuid, str] = {}
+
+    def refused(self, partition: PartitionId, reason: str) -> None:
+        gpu = partition.gpu_uuid
+        metrics.partition_refusals_total.inc()
+        with self._lock:
+            before = at(self._states.get(gpu, NO_REFUSALS), self._clock())
+            now = self._states[gpu] = after_refusal(before, partition, self._clock())
+            begins = now.withheld and not before.withheld
+            if begins:
+                self._news[gpu] = reason
+        if begins:
+            log.warning("partitions that do not exist yet are withheld", extra={"gpu": gpu, "reason": reason})
+
+    def created(self, partition: PartitionId) -> None:
+        with self._lock:
+            state = self._states.pop(partition.gpu_uuid, NO_REFUSALS)
+            self._news.pop(partition.gpu_uuid, None)
+        if state.withheld:
+            log.info("partitions are offered again: one was created", extra={"gpu": partition.gpu_uuid})
+
+    def amend(self, snapshot: Snapshot, terms: Terms) -> Mapping[GpuUuid, GpuTerms]:
+        """Terms that withhold partitions, of the GPUs that cannot be cut now."""
+        with self._lock:
+            now = self._clock()
+            for gpu, state in list(self._states.items()):
+                current = self._states[gpu] = at(state, now)
+                if current == NO_REFUSALS:
+                    del self._states[gpu]
+                    self._news.pop(gpu, None)
+                if state.withheld and not current.withheld:
+                    log.info("partitions are offered again", extra={"gpu": gpu, "after_s": WITHHELD_S})
+            self._names = {gpu.uuid: gpu.device_name for gpu in snapshot.gpus if gpu.uuid in self._states}
+            held = {gpu: self._states[gpu] for gpu in self._names if self._states[gpu].withheld}
+            metrics.partitions_withheld.set(len(held))
+            return {
+                gpu: replace(
+                    terms_of(terms, gpu),
+                    withheld=WithheldPartitions(
+                        reason=_remark(self._names[gpu]), taint=TAINT, refused=state.partitions
+                    ),
+                )
+                for gpu, state in held.items()
+            }
+
+    def report(self, warn: Warn) -> None:
+        """Record an event for each GPU whose partitions began to be withheld, once."""
+        with self._lock:
+            news = {gpu: (self._names.get(gpu, gpu), reason) for gpu, reason in self._news.items()}
+        for gpu, (name, reason) in news.items():
+            if warn("PartitionsWithheld", f"{_remark(name)}; the last refusal: {reason}"):
+                with self._lock:
+                    self._news.pop(gpu, None)
+
+    @property
+    def remarks(self) -> list[str]:
+        """One sentence for each GPU whose partitions are withheld."""
+        with self._lock:
+            return [_remark(name) for gpu, name in self._names.items() if self._states.get(gpu, NO_REFUSALS).withheld]
+
+
+def _remark(name: str) -> str:
+    return (
+        f"MIG partitions of {name} that do not exist yet are withheld from new claims for {WITHHELD_S / 60:.0f} "
+        f"minutes: {LIMIT} times within {WITHIN_S / 60:.0f} minutes none could be created, because another process had "
+        "the GPU open"
     )
