@@ -94,7 +94,7 @@ class ControllerProcess:
         evicts = "on" if self._settings.evict_extended_resource_pods else "off"
         writes = "on" if self._settings.policy_status else "off"
         said = [f"this replica {'acts' if leads else 'waits'}; evictions are {evicts}; policy status is {writes}"]
-        problems = {what: watch.problem for what, watch in self._waits.items()}
+        problems = {what: watch.problem for what, watch in list(self._waits.items())}
         return [*said, *(f"{what} waits: {problem}" for what, problem in problems.items() if problem is not None)]
 
     def live(self) -> list[str]:

@@ -6,9 +6,8 @@ Two writers at once do not undo each other: after a conflict the new value is de
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
-from dra_driver.core.errors import ConfigurationError, ConflictError, NotFoundError
+from dra_driver.core.errors import ConfigurationError, ConflictError, KubernetesApiError, NotFoundError
 from dra_driver.kube import paths
-from dra_driver.kube.objects.core import Node
 from dra_driver.kube.objects.meta import ObjectMeta
 from dra_driver.kube.shapes import read
 
@@ -25,9 +24,12 @@ class NodeApi(Protocol):
 
 
 def node_metadata(api: NodeApi, node: str) -> ObjectMeta:
-    """Raises ConfigurationError for a node that does not exist."""
+    """Raises ConfigurationError for a node that does not exist, KubernetesApiError for metadata that do not fit."""
+    path = paths.node(node)
     try:
-        return read(Node, api.get(paths.node(node))).metadata
+        return read(ObjectMeta, api.get(path).get("metadata"))
+    except ValueError as error:
+        raise KubernetesApiError(f"GET {path}: metadata.{error}") from error
     except NotFoundError as error:
         raise ConfigurationError(f"node {node[:253]!r} does not exist: kubectl get nodes") from error
 

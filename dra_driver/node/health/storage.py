@@ -168,7 +168,7 @@ def _fault(item: dict[str, object]) -> tuple[FaultKey, HealthFault] | None:
         read = msgspec.convert({name: value for name, value in item.items() if value is not None}, _Written)
     except ValueError:
         return None
-    if read.ended is not None and read.recovered is None:
+    if (read.ended is not None and read.recovered is None) or (read.cause is HealthCause.XID and not read.xid):
         return None
     fields = {name: getattr(read, name) for name in HealthFault.__struct_fields__}
     fields |= {"detail": read.detail[:MOST_DETAIL], "evidence": read.evidence[:MOST_DETAIL]}

@@ -19,6 +19,7 @@ from dra_driver.config.settings import NodeSettings
 from dra_driver.config.usage_findings import FOLDER as FINDINGS
 from dra_driver.core.errors import DraError
 from dra_driver.core.files import replace_file
+from dra_driver.core.text import printable
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import DeviceName, GpuUuid
 from dra_driver.core.model.terms import Terms, terms_of
@@ -132,9 +133,9 @@ class AssignmentsFile:
         return left_s if left_s > 0 and self._changes.current() == self._changing else self.step()
 
     def _write(self) -> None:
-        self._changing = self._changes.current()
+        self._changing, reason = self._changes.current(), self._detached()
         document = self._header | {
-            "detached": self._detached(),
+            "detached": reason and printable(reason),
             "gpus": [
                 {
                     "device": each.device,

@@ -144,12 +144,20 @@ def _info(handle: pynvml.c_nvmlDevice_t, number: int) -> Info | None:
     def ask(version: int) -> Info:
         return pynvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, number, version=version)
 
-    return _numbered(ask, "nvmlDeviceGetGpuInstanceProfileInfo", ABSENT, may_end=number >= KNOWN_PROFILES)
+    name = "nvmlDeviceGetGpuInstanceProfileInfo"
+    return _numbered(ask, name, ABSENT, may_end=number >= KNOWN_PROFILES, ends_without_function=True)
 
 
-def _numbered(ask: Callable[[int], T], function: str, absent: frozenset[int], *, may_end: bool) -> T | None:
-    """One of several numbered profiles; None without it, and EOFError after the last if it ``may_end`` here. Version 1
-    of the call where nvml.h wants MIG mode for version 2."""
+def _numbered(
+    ask: Callable[[int], T],
+    function: str,
+    absent: frozenset[int],
+    *,
+    may_end: bool,
+    ends_without_function: bool = False,
+) -> T | None:
+    """One of several numbered profiles; None without it, and EOFError after the last if it ``may_end`` here, or where
+    the library has no version 1. Version 1 of the call where nvml.h wants MIG mode for version 2."""
     for version, name in ((2, f"{function}V"), (1, function)):
         try:
             return ask(version)
@@ -158,7 +166,7 @@ def _numbered(ask: Callable[[int], T], function: str, absent: frozenset[int], *,
                 if may_end:
                     raise EOFError from error
                 return None
-            if error.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND and version == 1:
+            if ends_without_function and error.value == pynvml.NVML_ERROR_FUNCTION_NOT_FOUND and version == 1:
                 raise EOFError from error
             if error.value not in absent:
                 raise_translated(name, error)

@@ -165,15 +165,16 @@ class SimulatedHardware:
     def _await(self, look: Callable[[], T | None], timeout_s: float) -> T | None:
         """What ``look`` finds now or after a change; None after ``timeout_s``, and while the GPUs are detached."""
         deadline = time.monotonic() + timeout_s
-        while self._attachment.detached is None:
-            change_count = self._change_count
+        while True:
+            change_count = self._change_count  # before `detached`, which raises it
+            if self._attachment.detached is not None:
+                return None
             found, left_s = look(), deadline - time.monotonic()
             if found is not None or left_s <= 0:
                 return found
             with self._changed:
                 if change_count == self._change_count:
                     self._changed.wait(left_s if self._store.file is None else min(left_s, EVENT_POLL_S))
-        return None
 
     def mark_lost(self, minor: int, reason: str) -> None:
         """Let the GPU ``minor`` stop answering to this object. A repeated call replaces the reason."""

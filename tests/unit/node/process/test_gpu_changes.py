@@ -9,6 +9,7 @@ import pytest
 from dra_driver.core.errors import GpuBusyError
 from dra_driver.core.files import lock_file
 from dra_driver.core.model.ids import GpuUuid
+from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.node.process.gpu_changes import (
     COOLDOWN_S,
@@ -121,6 +122,10 @@ def test_cutting_a_gpu_is_a_change(changes: Changes, control: TrackedGpuControl,
 def test_looking_and_the_compute_mode_are_none(changes: Changes, control: TrackedGpuControl, gpu: GpuUuid) -> None:
     """The driver allows them while others have the GPU open."""
     assert not control.mig_mode(gpu)
+    control.set_compute_mode(gpu, ComputeMode.EXCLUSIVE_PROCESS)
+    assert control.compute_mode(gpu) is ComputeMode.EXCLUSIVE_PROCESS
+    assert control.fabric(gpu) is not None or control.mig_instances(gpu) == ()
+    assert changes.gpus.current() == frozenset()
 
 
 class Held(SimulatedBackend):
