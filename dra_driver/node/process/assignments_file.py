@@ -19,12 +19,12 @@ from dra_driver.config.settings import NodeSettings
 from dra_driver.config.usage_findings import FOLDER as FINDINGS
 from dra_driver.core.errors import DraError
 from dra_driver.core.files import replace_file
-from dra_driver.core.text import printable
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import DeviceName, GpuUuid
 from dra_driver.core.model.terms import Terms, terms_of
 from dra_driver.core.model.usage_rules import UsageRules
 from dra_driver.core.telemetry import metrics
+from dra_driver.core.text import printable
 from dra_driver.core.time import rfc3339
 from dra_driver.core.worker import Worker
 from dra_driver.node.claims import AssignedDevice, Entry

@@ -33,5 +33,5 @@ def test_fields_that_are_not_needed_may_be_of_any_form() -> None:
 
 @pytest.mark.parametrize("metadata", [None, [], {"name": "n", "generation": "3"}])
 def test_metadata_that_do_not_fit_are_an_error_that_names_the_request(metadata: Any) -> None:
-    with pytest.raises(KubernetesApiError, match="^GET /api/v1/nodes/n: metadata"):
+    with pytest.raises(KubernetesApiError, match=r"^GET /api/v1/nodes/n: metadata"):
         change_annotation(OneNode({"metadata": metadata}), "n", "b", lambda _: "")
