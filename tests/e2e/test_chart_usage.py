@@ -478,7 +478,7 @@ def test_people_with_the_readers_role_ask_by_command(
     assert {(each["pods"][0], each["usedBytes"] / GIB) for each in items} == {(p, gib) for (p, _), gib in USED.items()}
     assert "alone" in told("usage", "-n", used.namespace)
     assert used.namespace in told("usage", "--by", "namespace")
-    assert "would fit a share of 5.0 GiB" in told("idle", "-n", used.namespace)
+    assert "would fit a share of 5 GiB" in told("idle", "-n", used.namespace)
     refused("resourceclaims", "usage", "--by", "label:team", "-n", used.namespace)
     refused("resourcequotas", "quota")
     bound.append(reader.bind("view", "ClusterRole"))

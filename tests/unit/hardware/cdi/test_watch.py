@@ -1,5 +1,6 @@
 """Folders that change, appear below missing ones and links, or are covered: each is seen at the next look."""
 
+import gc
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -98,6 +99,7 @@ def test_a_folder_that_cannot_be_watched_makes_every_look_a_thorough_one(root: P
 def test_a_watch_that_is_dropped_gives_its_descriptor_back(root: Path) -> None:
     """A new one is made at each rebuild of the base document."""
     watch = armed(root)
+    gc.collect()  # descriptors of earlier tests would be counted
     before = set(Path("/proc/self/fd").iterdir())
     del watch
     assert len(set(Path("/proc/self/fd").iterdir())) == len(before) - 1
