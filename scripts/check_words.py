@@ -17,7 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "scripts/words.toml"
-WIRE = ("dra_driver/kube/objects/", "dra_driver/kube/types.py")  # Kubernetes' own names of its objects
+WIRE = ("dra_driver/kube/objects/",)  # Kubernetes' own names of its objects
 GENERATED = "dra_driver/core/_pb/"
 
 

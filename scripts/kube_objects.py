@@ -56,8 +56,14 @@ FIELDS: Final = {
     "core.v1.PersistentVolumeClaimStatus": "phase",
     "storage.v1.StorageClass": "apiVersion kind metadata volumeBindingMode",
     "resource.v1beta2.DeviceTaintRule": "apiVersion kind metadata spec",
+    "resource.v1.CounterSet": "name counters",
+    "resource.v1.DeviceTaint": "key effect value timeAdded",
+    "resource.v1.Device": "name attributes capacity taints consumesCounters allowMultipleAllocations allNodes"
+    " bindingConditions bindingFailureConditions bindsToNode nodeAllocatableResourceMappings nodeName nodeSelector",
+    "resource.v1.ResourceSliceSpec": "driver pool nodeName devices sharedCounters allNodes nodeSelector"
+    " perDeviceNodeSelection",
 }
-"""The fields that are used of a type; of others all."""
+"""The fields that are used of a type, in the order in which they are written; of others all."""
 RELAXED: Final = {
     "core.v1.PodSpec": "containers",
     "core.v1.NodeSystemInfo": "kubeletVersion containerRuntimeVersion kernelVersion",

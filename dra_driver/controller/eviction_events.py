@@ -10,7 +10,7 @@ from dra_driver.controller.usage_requests import UsageEvictionRequest
 from dra_driver.core.time import rfc3339
 from dra_driver.kube.events import EventType
 from dra_driver.kube.evictions import NO_EVICTION
-from dra_driver.kube.types import ObjectReference
+from dra_driver.kube.objects.core import ObjectReference
 
 EVICTED: Final = "GpuEviction"
 REFUSED: Final = "GpuEvictionRefused"
@@ -50,13 +50,7 @@ class _PodEvents:
             self._recorder.record(self._lease, kind, BRAKED if is_on else RESUMED, braked if is_on else resumed)
 
     def _about(self, pod: PodRef, kind: EventType, reason: str, text: str) -> None:
-        about: ObjectReference = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "namespace": pod.namespace,
-            "name": pod.name,
-            "uid": pod.uid,
-        }
+        about = ObjectReference(api_version="v1", kind="Pod", namespace=pod.namespace, name=pod.name, uid=pod.uid)
         self._recorder.record(about, kind, reason, text)
 
 

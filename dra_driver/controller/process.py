@@ -41,8 +41,8 @@ from dra_driver.core.telemetry.http import ObservabilityServer
 from dra_driver.core.worker import Worker
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.events import EventRecorder
+from dra_driver.kube.objects.core import ObjectReference
 from dra_driver.kube.rest import RestClient, Timeouts
-from dra_driver.kube.types import ObjectReference
 
 log = logging.getLogger(__name__)
 
@@ -155,12 +155,9 @@ class ControllerProcess:
     ) -> Iterator[tuple[Worker, Watch | None]]:
         """The enabled parts, each with its watches."""
         settings, clock = self._settings, awake_clock
-        lease: ObjectReference = {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "namespace": settings.namespace,
-            "name": LEASE,
-        }
+        lease = ObjectReference(
+            api_version="coordination.k8s.io/v1", kind="Lease", namespace=settings.namespace, name=LEASE
+        )
         brake = BrakeRules(percent=settings.brake_percent, window_s=settings.brake_window, grace_s=settings.grace)
         pace = Pace(settings.max_evictions_per_minute, election.led_for_s, clock)
         if settings.evict_extended_resource_pods:

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Literal, Protocol
 
-from msgspec import Struct, field
+from msgspec import Struct, field, to_builtins
 
 from dra_driver.core.errors import KubernetesApiError, NotFoundError
 from dra_driver.core.time import rfc3339
 from dra_driver.core.worker import Worker
 from dra_driver.kube import paths
-from dra_driver.kube.types import ObjectReference
+from dra_driver.kube.objects.core import ObjectReference
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ REPEAT_S = 10.0
 MAX_MESSAGE = 1024  # the API server's limit
 
 EventType = Literal["Normal", "Warning"]
-Key = tuple[str, str, str, str, str, str]
+Key = tuple[ObjectReference, str, str]
 Refused = Callable[[str, KubernetesApiError], None]
 
 
@@ -94,14 +94,7 @@ class EventRecorder:
     def record(self, about: ObjectReference, kind: EventType, reason: str, message: str) -> None:
         """Queues an event about an object; returns at once. ``reason`` is one word in CamelCase."""
         text = message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"
-        key = (
-            about.get("kind", ""),
-            about.get("namespace", ""),
-            about.get("name", ""),
-            about.get("uid", ""),
-            reason,
-            text,
-        )
+        key = (about, reason, text)
         with self._lock:
             if (waiting := self._pending.get(key)) is not None:
                 waiting.count += 1
@@ -147,10 +140,8 @@ class EventRecorder:
         known = self._written.get(key)
         if known is not None and self._clock() - known.written_s < REMEMBER_S and self._repeat(known, event):
             return
-        namespace = (
-            event.about.get("namespace") or "default"
-        )  # the API server accepts no other for cluster-scoped objects
-        name = f"{event.about.get('name', 'unknown')[:200]}.{os.urandom(8).hex()}"
+        namespace = event.about.namespace or "default"  # the API server accepts no other for cluster-scoped objects
+        name = f"{(event.about.name or 'unknown')[:200]}.{os.urandom(8).hex()}"
         self._rest.create(paths.events(namespace), self._body(namespace, name, event))
         self._remember(key, _Written(namespace, name, event.count, self._clock()))
 
@@ -178,7 +169,7 @@ class EventRecorder:
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {"name": name, "namespace": namespace},
-            "involvedObject": dict(event.about),
+            "involvedObject": to_builtins(event.about),
             "type": event.kind,
             "reason": event.reason,
             "message": event.message,

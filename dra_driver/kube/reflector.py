@@ -25,7 +25,7 @@ from dra_driver.core.errors import ApiUnreachableError, GoneError, KubernetesApi
 from dra_driver.core.telemetry import metrics
 from dra_driver.core.worker import Worker
 from dra_driver.kube.newest_version import NewestVersion
-from dra_driver.kube.types import WatchEvent
+from dra_driver.kube.watch import WatchEvent
 
 log = logging.getLogger(__name__)
 
@@ -245,7 +245,7 @@ class Reflector:
             stream.close()  # stop() or list_again() came while the request was being opened
 
     def _apply(self, event: WatchEvent) -> Iterator[ReflectorChange]:
-        item, kind = event["object"], event["type"]
+        item, kind = event.object, event.type
         version = _version(item)
         self._newest.saw(version)
         if kind == "BOOKMARK":

@@ -5,17 +5,25 @@ JSON object per line.
 """
 
 from collections.abc import Iterator
-from typing import cast
+from typing import Any
+
+from msgspec import Struct, ValidationError, convert
 
 from dra_driver.core.errors import ApiUnreachableError
 from dra_driver.kube.http import HttpAnswer, TransportError
 from dra_driver.kube.reading import decoded
 from dra_driver.kube.status import error_from_status
-from dra_driver.kube.types import WatchEvent
 
 # An event carries one object, of at most 1.5 MiB in etcd; JSON on the wire can be larger than the stored form.
 MAX_LINE_BYTES = 16 * 2**20
 _CHUNK_BYTES = 64 * 1024
+
+
+class WatchEvent(Struct, frozen=True):
+    """A change of one object. ``type`` is ADDED, MODIFIED, DELETED or BOOKMARK; a stream never yields an ERROR."""
+
+    type: str
+    object: dict[str, Any]
 
 
 class WatchStream:
@@ -66,15 +74,11 @@ class WatchStream:
 
     def _event(self, line: bytes) -> WatchEvent:
         try:
-            event = decoded(line, self._request)
+            event = convert(decoded(line, self._request), WatchEvent)
+        except ValidationError as error:
+            raise ApiUnreachableError(f"{self._request}: not a watch event: {line[:80]!r}") from error
         except ValueError as error:
             raise ApiUnreachableError(f"{self._request}: not JSON that can be read ({error}): {line[:80]!r}") from error
-        if (
-            not isinstance(event, dict)
-            or not isinstance(event.get("object"), dict)
-            or not isinstance(event.get("type"), str)
-        ):
-            raise ApiUnreachableError(f"{self._request}: not a watch event: {line[:80]!r}")
-        if event["type"] == "ERROR":
-            raise error_from_status(self._request, event["object"])
-        return cast(WatchEvent, event)
+        if event.type == "ERROR":
+            raise error_from_status(self._request, event.object)
+        return event

@@ -19,6 +19,7 @@ from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import DRIVER, RealCluster, wait
 from tests.e2e.hardware import Hardware
 from tests.e2e.node import CDI_DIR, KUBELET_ROOT, STATE_DIR
+from tests.fakes.dra_objects import wire
 from tests.fakes.node_process import MpsHostProcess, NodeProcess
 
 # H100 first: the policies of the examples are about GPU 0.
@@ -121,7 +122,7 @@ class Host:
         policies = read_set(read_folder(self.policies)).policies
         kept = features.probe(RestSlicesApi(self._cluster.rest, DRIVER, self._node), DRIVER, self._node)
         terms = resolve(policies, snapshot, (), self._node)
-        return {_essence(device) for device in build_devices(snapshot, terms, kept).devices}
+        return {_essence(wire(device)) for device in build_devices(snapshot, terms, kept).devices}
 
 
 def _essence(device: Mapping[str, Any]) -> tuple[str, ...]:

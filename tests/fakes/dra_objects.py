@@ -2,8 +2,15 @@
 
 from typing import Any
 
+from msgspec.json import decode, encode
+
 DRIVER = "gpu.nvidia.com"
 Obj = dict[str, Any]
+
+
+def wire(value: object) -> Any:
+    """Structs as they are sent."""
+    return decode(encode(value))
 
 
 def node(name: str, **labels: str) -> Obj:

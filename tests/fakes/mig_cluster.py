@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.node.slices import ApiServerFeatures, Built, build_devices, split
 from dra_driver.scheduler.allocation import V1_36, Allocator, SchedulerQuirks
-from tests.fakes.dra_objects import DRIVER, Obj, claim, device_class, node, resource_slice
+from tests.fakes.dra_objects import DRIVER, Obj, claim, device_class, node, resource_slice, wire
 
 NODE = "a"
 MIG_CLASS = "mig.nvidia.com"
@@ -31,9 +31,9 @@ def published(of: Built, *, per_slice: int = 64) -> list[Obj]:
         item = resource_slice(NODE, count=len(parts), name=f"{part.index:05x}-{NODE}")
         if part.counter_sets:
             del item["spec"]["devices"]
-            item["spec"]["sharedCounters"] = list(part.counter_sets)
+            item["spec"]["sharedCounters"] = wire(part.counter_sets)
         else:
-            item["spec"]["devices"] = list(part.devices)
+            item["spec"]["devices"] = wire(part.devices)
         found.append(item)
     return found
 

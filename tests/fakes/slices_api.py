@@ -11,8 +11,8 @@ from typing import Any
 
 from dra_driver.core.errors import ConflictError, InvalidObjectError, KubernetesApiError, NotFoundError
 from dra_driver.kube.reflector import ReflectorChange
-from dra_driver.kube.types import ResourceSlice
-from dra_driver.node.slices.diff import Delete
+from dra_driver.node.slices.diff import Delete, SliceBody
+from tests.fakes.dra_objects import wire
 
 
 class FakeSlicesApi:
@@ -41,7 +41,7 @@ class FakeSlicesApi:
         self.lists += 1
         return [copy.deepcopy(item) for _, item in sorted(self.objects.items())]
 
-    def create(self, body: ResourceSlice, *, dry_run: bool = False) -> dict[str, Any]:
+    def create(self, body: SliceBody, *, dry_run: bool = False) -> dict[str, Any]:
         self._maybe_fail()
         stored = self._stored(body)
         if dry_run:
@@ -49,7 +49,7 @@ class FakeSlicesApi:
             return stored
         self.during_write()
         number = next(self._counter)
-        name = body["metadata"].get("name") or f"{body['metadata']['generateName'][:58]}{number:05d}"
+        name = str(body.metadata.get("name") or f"{str(body.metadata['generateName'])[:58]}{number:05d}")
         stored["metadata"] |= {"name": name, "uid": f"uid-{number}", "resourceVersion": str(number)}
         self.objects[name] = stored
         self.writes.append(("create", name))
@@ -57,12 +57,12 @@ class FakeSlicesApi:
         self._tell("added", name)
         return answer
 
-    def update(self, body: ResourceSlice) -> dict[str, Any]:
+    def update(self, body: SliceBody) -> dict[str, Any]:
         self._maybe_fail()
         self.during_write()
-        name = body["metadata"]["name"]
+        name = str(body.metadata["name"])
         old = self._existing(name)
-        if body["metadata"]["resourceVersion"] != old["metadata"]["resourceVersion"]:
+        if body.metadata["resourceVersion"] != old["metadata"]["resourceVersion"]:
             raise ConflictError("the object has been modified", status=409, reason="Conflict")
         stored = self._stored(body, old)
         stored["metadata"] |= {"uid": old["metadata"]["uid"], "resourceVersion": str(next(self._counter))}
@@ -110,8 +110,8 @@ class FakeSlicesApi:
         self._tell("added", item["metadata"]["name"])
         return str(item["metadata"]["name"])
 
-    def _stored(self, body: ResourceSlice, old: dict[str, Any] | None = None) -> dict[str, Any]:
-        stored: dict[str, Any] = copy.deepcopy(dict(body))
+    def _stored(self, body: SliceBody, old: dict[str, Any] | None = None) -> dict[str, Any]:
+        stored: dict[str, Any] = wire(body)
         in_use = _fields(old["spec"]) if old is not None else set()
         for field in self.drops:
             if not in_use & _TOGETHER.get(field, set()):

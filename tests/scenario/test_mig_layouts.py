@@ -28,6 +28,7 @@ from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.mig.manager import MigManager
 from dra_driver.scheduler.allocation import V1_36, V1_37
 from dra_driver.scheduler.allocation.counters import CounterAccount, read_supply
+from tests.fakes.dra_objects import wire
 from tests.fakes.gpu_notes import FakeGpuNotes
 from tests.fakes.mig_cluster import Scheduler, built, partition, published
 
@@ -126,9 +127,9 @@ class Counters:
     """The published counters, with the allocator's arithmetic."""
 
     def __init__(self, snapshot: Snapshot) -> None:
-        listed: Any = built(snapshot)
-        self.devices: list[Obj] = listed.devices
-        supply = read_supply(listed.counter_sets, ())
+        listed = built(snapshot)
+        self.devices: list[Obj] = wire(listed.devices)
+        supply = read_supply(wire(listed.counter_sets), ())
         self._places = {key: supply.charges(device) for key, device in places_of(self.devices).items()}
         self._whole = [
             supply.charges(device) for device in self.devices if parse_partition_name(device["name"]) is None

@@ -182,6 +182,12 @@ class DeviceClass(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=
     kind: str = ""
 
 
+class ResourcePool(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    name: str
+    generation: int | None = None
+    resource_slice_count: int | None = None
+
+
 class DeviceAttribute(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     bool_: bool | None = field(default=None, name="bool")
     bools: tuple[bool, ...] | None = None
@@ -210,6 +216,13 @@ class DeviceCapacity(Struct, frozen=True, kw_only=True, omit_defaults=True, rena
     request_policy: CapacityRequestPolicy | None = None
 
 
+class DeviceTaint(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    key: str
+    effect: str
+    value: str = ""
+    time_added: str = ""
+
+
 class Counter(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     value: Quantity
 
@@ -224,49 +237,36 @@ class NodeAllocatableResourceMapping(Struct, frozen=True, kw_only=True, omit_def
     capacity_key: str = ""
 
 
-class DeviceTaint(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    effect: str
-    key: str
-    time_added: str = ""
-    value: str = ""
-
-
 class Device(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     name: str
-    all_nodes: bool = False
-    allow_multiple_allocations: bool = False
     attributes: dict[str, DeviceAttribute] = {}
+    capacity: dict[str, DeviceCapacity] = {}
+    taints: tuple[DeviceTaint, ...] = ()
+    consumes_counters: tuple[DeviceCounterConsumption, ...] = ()
+    allow_multiple_allocations: bool = False
+    all_nodes: bool = False
     binding_conditions: tuple[str, ...] = ()
     binding_failure_conditions: tuple[str, ...] = ()
     binds_to_node: bool = False
-    capacity: dict[str, DeviceCapacity] = {}
-    consumes_counters: tuple[DeviceCounterConsumption, ...] = ()
     node_allocatable_resource_mappings: dict[str, NodeAllocatableResourceMapping] = {}
     node_name: str = ""
     node_selector: NodeSelector | None = None
-    taints: tuple[DeviceTaint, ...] = ()
-
-
-class ResourcePool(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    name: str
-    generation: int | None = None
-    resource_slice_count: int | None = None
 
 
 class CounterSet(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    counters: dict[str, Counter]
     name: str
+    counters: dict[str, Counter]
 
 
 class ResourceSliceSpec(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     driver: str
     pool: ResourcePool
-    all_nodes: bool = False
-    devices: tuple[Device, ...] = ()
     node_name: str = ""
+    devices: tuple[Device, ...] = ()
+    shared_counters: tuple[CounterSet, ...] = ()
+    all_nodes: bool = False
     node_selector: NodeSelector | None = None
     per_device_node_selection: bool = False
-    shared_counters: tuple[CounterSet, ...] = ()
 
 
 class ResourceSlice(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):

@@ -10,10 +10,10 @@ from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.mig import MigInstance
 from dra_driver.core.model.terms import AttributeValue
 from dra_driver.core.semver import from_loose
+from dra_driver.kube.objects.resource import DeviceAttribute
 from dra_driver.kube.published import names
 from dra_driver.kube.published.islands import Island
 from dra_driver.kube.published.limits import MAX_STRING_BYTES, fits, is_attribute_name, is_attribute_value
-from dra_driver.kube.types import DeviceAttribute
 
 Attributes = dict[str, DeviceAttribute]
 
@@ -43,7 +43,7 @@ def board(gpu: Gpu, snapshot: Snapshot, *, lists: bool = False) -> Attributes:
 def _numa_node(node: int | None, *, lists: bool) -> DeviceAttribute | None:
     if node is None or node < 0:
         return None
-    return DeviceAttribute(ints=[node]) if lists else DeviceAttribute(int=node)
+    return DeviceAttribute(ints=(node,)) if lists else DeviceAttribute(int_=node)
 
 
 def of_whole(gpu: Gpu, common: Attributes, strategy: str | None, island: Island | None = None) -> Attributes:
@@ -62,7 +62,7 @@ def of_whole(gpu: Gpu, common: Attributes, strategy: str | None, island: Island 
 def _nvlink(gpu: Gpu, island: Island | None) -> Mapping[str, DeviceAttribute | None]:
     return {
         names.NVLINK_ISLAND: None if island is None else _identifier(island.name),
-        names.NVLINK_ISLAND_SIZE: None if island is None else DeviceAttribute(int=len(island.members)),
+        names.NVLINK_ISLAND_SIZE: None if island is None else DeviceAttribute(int_=len(island.members)),
         names.NVLINK_TYPE: None if island is None else _identifier(island.kind),
         names.CLIQUE: _identifier(gpu.nvlinks.clique),
     }
@@ -74,7 +74,7 @@ def of_profile(gpu: Gpu, profile: str, size: int, common: Attributes) -> Attribu
         names.TYPE: _identifier(names.TYPE_MIG),
         names.PARENT_UUID: _identifier(gpu.uuid),
         names.PROFILE: _identifier(profile),
-        names.PLACEMENT_SIZE: DeviceAttribute(int=size),
+        names.PLACEMENT_SIZE: DeviceAttribute(int_=size),
     }
     return {**_present(own), **common}
 
@@ -84,7 +84,7 @@ def of_partition(start: int, shared: Attributes, foreign_instance: MigInstance |
 
     ``foreign_instance`` is an instance that this driver did not create: its UUID is known and stays the same.
     """
-    found: Attributes = {**shared, names.PLACEMENT_START: DeviceAttribute(int=start)}
+    found: Attributes = {**shared, names.PLACEMENT_START: DeviceAttribute(int_=start)}
     uuid = None
     if foreign_instance is not None and foreign_instance.device is not None:
         uuid = _identifier(foreign_instance.device.uuid)
@@ -107,8 +107,8 @@ def added(wanted: Mapping[str, AttributeValue]) -> tuple[Attributes, tuple[str, 
 
 def _value(value: AttributeValue) -> DeviceAttribute:
     if isinstance(value, bool):  # before int: a bool is an int in Python
-        return DeviceAttribute(bool=value)
-    return DeviceAttribute(int=value) if isinstance(value, int) else DeviceAttribute(string=value)
+        return DeviceAttribute(bool_=value)
+    return DeviceAttribute(int_=value) if isinstance(value, int) else DeviceAttribute(string=value)
 
 
 def _present(found: Mapping[str, DeviceAttribute | None]) -> Attributes:

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.mig import MigProfile
 from dra_driver.core.quantity import Quantity
+from dra_driver.kube.objects.resource import DeviceCapacity
 from dra_driver.kube.published.names import MEMORY
-from dra_driver.kube.types import DeviceCapacity
 
 
 class Dimension(NamedTuple):

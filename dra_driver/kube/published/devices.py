@@ -1,7 +1,7 @@
 """Published devices, without counters, taints and attributes of a policy: a whole GPU, shared or not, and partitions.
 
 Pure. Devices share parts with each other (a node with eight GPUs has hundreds that are nearly the same), so callers
-must not change a returned dict below its first level.
+must not change the dicts of a returned device.
 """
 
 from msgspec import Struct
@@ -9,11 +9,11 @@ from msgspec import Struct
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.mig import MigInstance, MigProfile, partition_name
 from dra_driver.core.model.terms import SharingTerms
+from dra_driver.kube.objects.resource import Device, DeviceCapacity
 from dra_driver.kube.published import attributes, capacities, shares
 from dra_driver.kube.published.attributes import Attributes
 from dra_driver.kube.published.islands import Island
 from dra_driver.kube.published.limits import MAX_ATTRIBUTES_AND_CAPACITIES
-from dra_driver.kube.types import Device, DeviceCapacity
 
 
 class ProfileParts(Struct, frozen=True, kw_only=True):
@@ -40,11 +40,14 @@ def whole_gpu(
     """
     if sharing is None:
         capacity = capacities.of_whole(gpu, beside_partitions=beside_partitions)
-        return _device(gpu.device_name, attributes.of_whole(gpu, board, None, island), capacity)
+        return Device(name=gpu.device_name, attributes=attributes.of_whole(gpu, board, None, island), capacity=capacity)
     described = attributes.of_whole(gpu, board, sharing.strategy.value, island)
-    device = _device(gpu.device_name, described, shares.capacity_of(gpu, sharing))
-    device["allowMultipleAllocations"] = True
-    return device
+    return Device(
+        name=gpu.device_name,
+        attributes=described,
+        capacity=shares.capacity_of(gpu, sharing),
+        allow_multiple_allocations=True,
+    )
 
 
 def profile_parts(gpu: Gpu, profile: MigProfile, board: Attributes) -> ProfileParts:
@@ -56,7 +59,7 @@ def profile_parts(gpu: Gpu, profile: MigProfile, board: Attributes) -> ProfilePa
 def placement(gpu: Gpu, parts: ProfileParts, start: int) -> Device:
     """A partition that does not exist yet, at memory slice ``start``."""
     name = partition_name(gpu.minor, parts.profile.name, parts.profile.profile_id, start)
-    return _device(name, attributes.of_partition(start, parts.attributes), parts.capacity)
+    return Device(name=name, attributes=attributes.of_partition(start, parts.attributes), capacity=parts.capacity)
 
 
 def foreign_partition(gpu: Gpu, instance: MigInstance, profile: MigProfile | None, board: Attributes) -> Device:
@@ -69,11 +72,4 @@ def foreign_partition(gpu: Gpu, instance: MigInstance, profile: MigProfile | Non
     if len(described) + len(capacity) + len(memory_slices) <= MAX_ATTRIBUTES_AND_CAPACITIES:
         capacity |= memory_slices
     name = partition_name(gpu.minor, instance.profile_name, instance.profile_id, instance.start)
-    return _device(name, described, capacity)
-
-
-def _device(name: str, described: Attributes, capacity: dict[str, DeviceCapacity]) -> Device:
-    device = Device(name=name, attributes=described)
-    if capacity:
-        device["capacity"] = capacity
-    return device
+    return Device(name=name, attributes=described, capacity=capacity)

@@ -15,8 +15,8 @@ from typing import Final
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.terms import SharingTerms, Strategy
 from dra_driver.core.quantity import Quantity
+from dra_driver.kube.objects.resource import CapacityRequestPolicy, CapacityRequestPolicyRange, DeviceCapacity
 from dra_driver.kube.published.names import ALL_PERCENT, COMPUTE_PERCENT, MEMORY, SHARES
-from dra_driver.kube.types import CapacityRange, CapacityRequestPolicy, DeviceCapacity
 
 MIB: Final = 2**20
 """The step of ``memory``, in bytes."""
@@ -84,19 +84,19 @@ def capacity_of(gpu: Gpu, sharing: SharingTerms) -> dict[str, DeviceCapacity]:
 
 
 def _percent(default: int) -> DeviceCapacity:
-    span = CapacityRange(min=str(min(1, default)), max=str(ALL_PERCENT), step="1")
-    policy = CapacityRequestPolicy(default=str(default), validRange=span)
-    return DeviceCapacity(value=str(ALL_PERCENT), requestPolicy=policy)
+    span = CapacityRequestPolicyRange(min=str(min(1, default)), max=str(ALL_PERCENT), step="1")
+    policy = CapacityRequestPolicy(default=str(default), valid_range=span)
+    return DeviceCapacity(value=str(ALL_PERCENT), request_policy=policy)
 
 
 def _memory(memory_bytes: int) -> DeviceCapacity:
     total = str(Quantity.from_bytes(memory_bytes))
-    span = CapacityRange(min="1Mi", max=total, step="1Mi")
-    return DeviceCapacity(value=total, requestPolicy=CapacityRequestPolicy(default=total, validRange=span))
+    span = CapacityRequestPolicyRange(min="1Mi", max=total, step="1Mi")
+    return DeviceCapacity(value=total, request_policy=CapacityRequestPolicy(default=total, valid_range=span))
 
 
 def _shares(count: int) -> DeviceCapacity:
-    policy = CapacityRequestPolicy(default="1", validRange=CapacityRange(min="1", step="1"))
+    policy = CapacityRequestPolicy(default="1", valid_range=CapacityRequestPolicyRange(min="1", step="1"))
     if count == 1:  # a range must have room for one step
-        policy = CapacityRequestPolicy(default="1", validValues=["1"])
-    return DeviceCapacity(value=str(count), requestPolicy=policy)
+        policy = CapacityRequestPolicy(default="1", valid_values=("1",))
+    return DeviceCapacity(value=str(count), request_policy=policy)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from typing import Any, Final
 
-from msgspec import Struct, field
+from msgspec import Struct, field, to_builtins
 from msgspec.structs import replace
 
 from dra_driver.config.policy import KIND, policy_problems
@@ -19,8 +19,8 @@ from dra_driver.core.model.terms import SharingTerms, Strategy
 from dra_driver.hardware.gpu import catalog
 from dra_driver.hardware.gpu.simulated.spec import DEFAULT_CUDA_VERSION, DEFAULT_DRIVER_VERSION, invent
 from dra_driver.kube.devices import attribute_text
+from dra_driver.kube.objects.resource import Device
 from dra_driver.kube.published import DIMENSIONS, DIRECT, SWITCH, Island, attributes, devices, names
-from dra_driver.kube.types import Device
 from dra_driver.kubectl.lint.manifest import Manifest
 from dra_driver.kubectl.lint.reading import plain
 from dra_driver.scheduler.cel import DeviceView
@@ -108,7 +108,7 @@ def _of_model(model: catalog.GpuModel) -> Iterator[KnownDevice]:
     # Next to its partitions where MIG mode can be switched while the node runs.
     beside = bool(gpu.mig_profiles) and bool(gpu.mig_resetless)
     whole = devices.whole_gpu(gpu, board, None, beside_partitions=beside, island=island)
-    unsure = frozenset({names.MEMORY}) - set(whole.get("capacity", {}))
+    unsure = frozenset({names.MEMORY}) - set(whole.capacity)
     yield _known(model.product_name, whole, model=model.key, gigabytes=gigabytes, per_gpu=1, unsure=unsure)
     for strategy in Strategy:
         # The policy decides the number of shares.
@@ -137,8 +137,9 @@ def _known(
     label: str, device: Device, *, model: str, gigabytes: int | None, per_gpu: int, unsure: frozenset[str]
 ) -> KnownDevice:
     # The catalog gives the addressing mode of few boards; the NVIDIA driver and the kernel decide it anyway.
-    described = {names.ADDRESSING_MODE: {"string": "None"}, **device["attributes"]}
-    wire: dict[str, Any] = {**device, "attributes": described, "capacity": device.get("capacity", {})}
+    sent: dict[str, Any] = to_builtins(device)
+    described = {names.ADDRESSING_MODE: {"string": "None"}, **sent["attributes"]}
+    wire = {**sent, "attributes": described, "capacity": sent.get("capacity", {})}
     memories = ("1Gi", LARGEST_MEMORY) if names.MEMORY in unsure else ()
     return KnownDevice(
         driver=DRIVER,
@@ -151,7 +152,7 @@ def _known(
             for memory in memories
         ),
         label_gigabytes=gigabytes,
-        shared="allowMultipleAllocations" in device,
+        shared=device.allow_multiple_allocations,
         model=model,
         per_gpu=per_gpu,
     )

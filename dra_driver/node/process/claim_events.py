@@ -20,8 +20,8 @@ from dra_driver.core.telemetry import metrics
 from dra_driver.core.worker import Worker
 from dra_driver.kube import paths
 from dra_driver.kube.events import EventRecorder
+from dra_driver.kube.objects.core import ObjectReference
 from dra_driver.kube.rest import RestClient
-from dra_driver.kube.types import ObjectReference
 from dra_driver.node.claims import Entry, Journal
 from dra_driver.node.process.health_events import Notice
 from dra_driver.node.process.health_report import devices_of, is_about
@@ -48,12 +48,12 @@ def told_objects(ref: ClaimRef, document: Mapping[str, object]) -> list[ObjectRe
     if not isinstance(metadata, dict) or metadata.get("uid") != ref.uid:
         return []
     claim = ObjectReference(
-        apiVersion="resource.k8s.io/v1", kind="ResourceClaim", namespace=ref.namespace, name=ref.name, uid=ref.uid
+        api_version="resource.k8s.io/v1", kind="ResourceClaim", namespace=ref.namespace, name=ref.name, uid=ref.uid
     )
     reserved = status.get("reservedFor") if isinstance(status, dict) else None
     users = [each for each in reserved if _is_pod(each)] if isinstance(reserved, list) else []
     pods = (
-        ObjectReference(apiVersion="v1", kind="Pod", namespace=ref.namespace, name=each["name"], uid=each["uid"])
+        ObjectReference(api_version="v1", kind="Pod", namespace=ref.namespace, name=each["name"], uid=each["uid"])
         for each in users[:MAX_PODS]
     )
     return [claim, *pods]

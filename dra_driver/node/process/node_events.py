@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Final, Literal
 
 from dra_driver.kube.events import EventRecorder
+from dra_driver.kube.objects.core import ObjectReference
 from dra_driver.kube.own_node import OwnNodeWatch
-from dra_driver.kube.types import ObjectReference
 
 COMPONENT: Final = "dra-driver"
 """The source that events of the node process name."""
@@ -22,5 +22,5 @@ def tell(own_node: OwnNodeWatch, events: EventRecorder, kind: Kind, reason: str,
     node = own_node.current()
     if node is not None and node.uid:
         events.record(
-            ObjectReference(apiVersion="v1", kind="Node", name=node.name, uid=node.uid), kind, reason, message
+            ObjectReference(api_version="v1", kind="Node", name=node.name, uid=node.uid), kind, reason, message
         )

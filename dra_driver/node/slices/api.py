@@ -4,12 +4,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from msgspec import to_builtins
+
 from dra_driver.core.errors import ConflictError, KubernetesApiError, NotFoundError
 from dra_driver.kube import paths
 from dra_driver.kube.newest_version import NewestVersion
 from dra_driver.kube.rest import RestClient
-from dra_driver.kube.types import ResourceSlice
-from dra_driver.node.slices.diff import Delete
+from dra_driver.node.slices.diff import Delete, SliceBody
 
 StoredSlice = Mapping[str, Any]
 
@@ -20,10 +21,10 @@ class SlicesApi(Protocol):
     def list(self) -> list[StoredSlice]:
         """All ResourceSlices of the driver and node, at least as new as what this client has written or noticed."""
 
-    def create(self, body: ResourceSlice, *, dry_run: bool = False) -> StoredSlice:
+    def create(self, body: SliceBody, *, dry_run: bool = False) -> StoredSlice:
         """The ResourceSlice as stored, or as it would be stored in a dry run."""
 
-    def update(self, body: ResourceSlice) -> StoredSlice:
+    def update(self, body: SliceBody) -> StoredSlice:
         """The ResourceSlice as stored.
 
         ConflictError when another client wrote first, NotFoundError when it does not exist.
@@ -56,15 +57,15 @@ class RestSlicesApi:
         self._saw(document)
         return [item for item in document["items"] if isinstance(item, dict)]
 
-    def create(self, body: ResourceSlice, *, dry_run: bool = False) -> StoredSlice:
-        stored = self._rest.create(paths.resource_slices(), body, dry_run=dry_run)
+    def create(self, body: SliceBody, *, dry_run: bool = False) -> StoredSlice:
+        stored = self._rest.create(paths.resource_slices(), to_builtins(body), dry_run=dry_run)
         if not dry_run:
             self._saw(stored)
         return stored
 
-    def update(self, body: ResourceSlice) -> StoredSlice:
+    def update(self, body: SliceBody) -> StoredSlice:
         with self._current_after_conflict():
-            stored = self._rest.update(paths.resource_slices(body["metadata"]["name"]), body)
+            stored = self._rest.update(paths.resource_slices(str(body.metadata["name"])), to_builtins(body))
         self._saw(stored)
         return stored
 

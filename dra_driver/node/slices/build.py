@@ -1,6 +1,6 @@
 """Builds the devices and counter sets of a node from a snapshot, terms and the API server's features. Pure.
 
-Wire objects share parts with each other and must not be changed.
+Devices share parts with each other, so the dicts in them must not be changed.
 
 A device gets the taints of the GPU's terms (its policy, a drain, a detach) and those of its condition. When there are
 more than fit, all that was asked for is kept but the last, in whose place the strongest taint of the condition stays: a
@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.gpu import Gpu, LeftOutGpu, Snapshot
@@ -19,8 +20,8 @@ from dra_driver.core.model.ids import DeviceName, PoolName
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.core.model.terms import GpuTerms, Taint, Terms, terms_of
 from dra_driver.kube.names import is_pool_name, is_subdomain
+from dra_driver.kube.objects.resource import Counter, CounterSet, Device, DeviceCounterConsumption, DeviceTaint
 from dra_driver.kube.published import Island, attributes, devices, in_order, islands_of, limits
-from dra_driver.kube.types import Counter, CounterSet, Device, DeviceCounterConsumption, DeviceTaint
 from dra_driver.node.slices import counters
 from dra_driver.node.slices.forms import Forms, blocks, forms_of
 from dra_driver.node.slices.gates import NO_FEATURES, ApiServerFeatures
@@ -33,7 +34,7 @@ _STRENGTH: Final = {"NoExecute": 0, "NoSchedule": 1, "None": 2}
 
 
 class GpuTaints:
-    """The taints of one GPU's devices, in wire form. Lists may be shared by devices and must not be changed."""
+    """The taints that the devices of one GPU have."""
 
     def __init__(self, terms: GpuTerms, features: ApiServerFeatures) -> None:
         self._terms, self._features = terms, features
@@ -42,18 +43,22 @@ class GpuTaints:
         self._common = self._wire(terms.taints, terms.condition_taints)
         self._withheld = self._wire((*terms.taints, *withheld), terms.condition_taints)
 
-    def of(self, partition: PartitionId, *, withheld: bool = False) -> list[DeviceTaint]:
+    def of(self, partition: PartitionId, *, withheld: bool = False) -> tuple[DeviceTaint, ...]:
         """Those of a partition; ``withheld``: it does not exist and cannot be created now."""
         own = self._terms.partition_taints.get(partition)
         if own and not withheld:
             return self._wire(self._terms.taints, (*self._terms.condition_taints, *own))
         return self._withheld if withheld else self._common
 
-    def _wire(self, asked: Sequence[Taint], condition: Iterable[Taint]) -> list[DeviceTaint]:
+    def _wire(self, asked: Sequence[Taint], condition: Iterable[Taint]) -> tuple[DeviceTaint, ...]:
         if not self._features.taints:
-            return []
+            return ()
         most = limits.MAX_TAINTS if self._features.taints_1_35 else limits.MAX_TAINTS_1_34
-        return [_taint(taint) for taint in chosen(asked, condition, most, informational=self._features.taints_1_35)]
+        kept = chosen(asked, condition, most, informational=self._features.taints_1_35)
+        return tuple(
+            DeviceTaint(key=each.key, effect=each.effect, value=each.value, time_added=each.time_added or "")
+            for each in kept
+        )
 
 
 def chosen(asked: Sequence[Taint], condition: Iterable[Taint], most: int, *, informational: bool) -> tuple[Taint, ...]:
@@ -66,15 +71,6 @@ def chosen(asked: Sequence[Taint], condition: Iterable[Taint], most: int, *, inf
     room = max(most - len(asked), sum(blocks(taint) for taint in found[:1]), 0)
     kept = found[:room]
     return (*asked[: most - len(kept)], *kept)
-
-
-def _taint(taint: Taint) -> DeviceTaint:
-    wire = DeviceTaint(key=taint.key, effect=taint.effect)
-    if taint.value:
-        wire["value"] = taint.value
-    if taint.time_added is not None:
-        wire["timeAdded"] = taint.time_added
-    return wire
 
 
 class GpuDevices:
@@ -130,7 +126,7 @@ class GpuDevices:
         device = devices.whole_gpu(
             gpu, self._board, forms.sharing, beside_partitions=bool(forms.placements), island=self._island
         )
-        taken = self.counter_set["counters"] if self.counter_set is not None else None
+        taken = self.counter_set.counters if self.counter_set is not None else None
         return self._finished(device, taken, self._taints.whole)
 
     def _placements(self) -> Iterator[Device]:
@@ -147,25 +143,17 @@ class GpuDevices:
                 device, {**taken, **counters.memory_slices_taken(start, profile.memory_slices)}, taints
             )
 
-    def _finished(self, device: Device, taken: dict[str, Counter] | None, taints: list[DeviceTaint]) -> Device:
+    def _finished(self, device: Device, taken: dict[str, Counter] | None, taints: tuple[DeviceTaint, ...]) -> Device:
         """The device with the policy's attributes, its taints and, unless None, the counters that it consumes."""
-        found, capacity = device["attributes"], device.get("capacity", {})
+        found = device.attributes
         if self._extra:
-            left = limits.MAX_ATTRIBUTES_AND_CAPACITIES - len(found) - len(capacity)
+            left = limits.MAX_ATTRIBUTES_AND_CAPACITIES - len(found) - len(device.capacity)
             self._left_out.update(list(self._extra)[left:])
             found = {**found, **dict(list(self._extra.items())[:left])}
-        finished = Device(name=device["name"], attributes=found)
-        if capacity:
-            finished["capacity"] = capacity
-        if taints:
-            finished["taints"] = taints
+        consumed: tuple[DeviceCounterConsumption, ...] = ()
         if taken is not None:
-            finished["consumesCounters"] = [
-                DeviceCounterConsumption(counterSet=counters.set_name(self._gpu), counters=taken)
-            ]
-        if "allowMultipleAllocations" in device:
-            finished["allowMultipleAllocations"] = device["allowMultipleAllocations"]
-        return finished
+            consumed = (DeviceCounterConsumption(counter_set=counters.set_name(self._gpu), counters=taken),)
+        return replace(device, attributes=found, taints=taints, consumes_counters=consumed)
 
 
 class GpuGroup(Struct, frozen=True, kw_only=True):
@@ -182,7 +170,7 @@ class GpuGroup(Struct, frozen=True, kw_only=True):
 class Built(Struct, frozen=True, kw_only=True):
     """What a node publishes, GPUs in the order of `published.in_order`, and what it does not publish, with reasons.
 
-    Wire objects share parts with each other and must not be changed.
+    Devices share parts with each other, so the dicts in them must not be changed.
     """
 
     groups: tuple[GpuGroup, ...] = ()

@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
+from msgspec.json import decode, encode
+
 from dra_driver.core.quantity import Quantity
 
 # Below these keys, the strings of those keys are quantities: capacity: {memory: {value: 80Gi, requestPolicy:
@@ -19,7 +21,8 @@ _QUANTITY_KEYS = frozenset({"value", "default", "validValues", "min", "max", "st
 
 
 def same(sent: object, found: object) -> bool:
-    """Whether ``found`` (from the API server) has the meaning of ``sent``."""
+    """Whether ``found`` (from the API server) has the meaning of ``sent``: structs, or what JSON has."""
+    sent = decode(encode(sent))
     # The first comparison is a hundred times cheaper and nearly always decides: the driver sends values in the form in
     # which the API server prints them.
     return bool(sent == found or normal(sent, found) == normal(found, sent))
@@ -63,6 +66,7 @@ def _normal_mapping(value: Mapping[str, object], other: Mapping[str, object], un
 
 def dropped_fields(sent: object, found: object, path: str = "") -> Iterator[str]:
     """Paths of fields that were sent and did not come back: the API server silently drops fields whose gate is off."""
+    sent = decode(encode(sent))
     sent, found = normal(sent, found), normal(found, sent)
     yield from _dropped_fields(sent, found, path)
 

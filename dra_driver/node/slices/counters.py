@@ -12,8 +12,8 @@ from typing import Final
 
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.mig import MigInstance, MigProfile
+from dra_driver.kube.objects.resource import Counter, CounterSet
 from dra_driver.kube.published import DIMENSIONS, MEMORY, Dimension, amount_text, limits
-from dra_driver.kube.types import Counter, CounterSet
 
 Amounts = dict[str, int]
 """Counter name to amount; memory in bytes."""
@@ -58,7 +58,7 @@ def wire_set(gpu: Gpu, left: Amounts) -> CounterSet:
 def consumed_by(profile: MigProfile, counters: CounterSet) -> dict[str, Counter]:
     """What any partition of the profile consumes beside memory slices; only counters that the set has."""
     known = _use(profile).items()
-    return {name: Counter(value=amount_text(name, value)) for name, value in known if name in counters["counters"]}
+    return {name: Counter(value=amount_text(name, value)) for name, value in known if name in counters.counters}
 
 
 def memory_slices_taken(start: int, size: int) -> dict[str, Counter]:

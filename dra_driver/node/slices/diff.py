@@ -25,12 +25,12 @@ that time again. So an update keeps the times of taints that are sent without on
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, cast
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dra_driver.kube.types import Device, DeviceTaint, ObjectMeta, OwnerReference, ResourceSlice, ResourceSliceSpec
+from dra_driver.kube.objects.resource import Device, DeviceTaint, ResourcePool, ResourceSliceSpec
 from dra_driver.node.slices import untrusted_slice
 from dra_driver.node.slices.compare import digest, same
 from dra_driver.node.slices.layout import DesiredSlice, generate_name, index_of
@@ -58,6 +58,19 @@ class Delete(Struct, frozen=True, kw_only=True):
     resource_version: str
 
 
+class SliceBody(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A ResourceSlice as it is sent. ``metadata`` is raw, so that an update keeps the fields of other clients."""
+
+    api_version: str = "resource.k8s.io/v1"
+    kind: str = "ResourceSlice"
+    metadata: Mapping[str, object]
+    spec: ResourceSliceSpec
+
+    @property
+    def index(self) -> int | None:
+        return index_of(str(self.metadata.get("name") or self.metadata.get("generateName", "")))
+
+
 class Writes(Struct, frozen=True, kw_only=True):
     """The writes: ``deletes`` first, then ``in_order``.
 
@@ -66,16 +79,13 @@ class Writes(Struct, frozen=True, kw_only=True):
     """
 
     deletes: tuple[Delete, ...] = ()
-    updates: tuple[ResourceSlice, ...] = ()
-    creates: tuple[ResourceSlice, ...] = ()
+    updates: tuple[SliceBody, ...] = ()
+    creates: tuple[SliceBody, ...] = ()
     generation: int = 1
 
-    def in_order(self) -> list[ResourceSlice]:
+    def in_order(self) -> list[SliceBody]:
         """Updates and creates (those without a name): those with devices by index, then the others by index."""
-        return sorted(
-            (*self.updates, *self.creates),
-            key=lambda body: ("devices" not in body["spec"], index_of_body(body) or 0),
-        )
+        return sorted((*self.updates, *self.creates), key=lambda body: (not body.spec.devices, body.index or 0))
 
     def __len__(self) -> int:
         return len(self.deletes) + len(self.updates) + len(self.creates)
@@ -182,10 +192,9 @@ def _match(
 def _rank(item: Mapping[str, object], want: DesiredSlice) -> tuple[int, bool]:
     """By generation; of one generation, the one whose content is the desired one."""
     spec = untrusted_slice.spec(item)
-    has_devices = same(list(want.devices), spec.get("devices") or [])
-    return untrusted_slice.generation(item), has_devices and same(
-        list(want.counter_sets), spec.get("sharedCounters") or []
-    )
+    has_devices = same(want.devices, spec.get("devices") or [])
+    has_both = has_devices and same(want.counter_sets, spec.get("sharedCounters") or [])
+    return untrusted_slice.generation(item), has_both
 
 
 def _is_current(
@@ -198,7 +207,7 @@ def _is_current(
     spec, there = _spec_of(want, identity, generation, count), untrusted_slice.spec(item)
     if same(spec, there):
         return True
-    return want.accepted is not None and same(spec["pool"], there.get("pool")) and want.accepted == accepted(there)
+    return want.accepted is not None and same(spec.pool, there.get("pool")) and want.accepted == accepted(there)
 
 
 def accepted(spec: Mapping[str, object]) -> str:
@@ -206,20 +215,17 @@ def accepted(spec: Mapping[str, object]) -> str:
     return digest({key: value for key, value in spec.items() if key != "pool"})
 
 
-def _created(want: DesiredSlice, identity: PoolIdentity, generation: int, count: int) -> ResourceSlice:
-    return ResourceSlice(
-        apiVersion="resource.k8s.io/v1",
-        kind="ResourceSlice",
-        metadata=ObjectMeta(
-            generateName=generate_name(want.index, identity.driver, identity.node), ownerReferences=[_owner(identity)]
-        ),
+def _created(want: DesiredSlice, identity: PoolIdentity, generation: int, count: int) -> SliceBody:
+    name = generate_name(want.index, identity.driver, identity.node)
+    return SliceBody(
+        metadata={"generateName": name, "ownerReferences": [_owner(identity)]},
         spec=_spec_of(want, identity, generation, count),
     )
 
 
 def _updated(
     item: Mapping[str, object], want: DesiredSlice, identity: PoolIdentity, generation: int, count: int
-) -> ResourceSlice:
+) -> SliceBody:
     """Labels, annotations and owners of other clients stay; the spec is replaced.
 
     ``resourceVersion`` stays, so that the API server answers with a conflict when the resource slice changed in
@@ -230,29 +236,21 @@ def _updated(
         owner for owner in untrusted_slice.owners(item) if owner.get("kind") != "Node" and not owner.get("controller")
     ]
     metadata["ownerReferences"] = [*others, _owner(identity)]
-    return ResourceSlice(
-        apiVersion="resource.k8s.io/v1",
-        kind="ResourceSlice",
-        metadata=cast(ObjectMeta, metadata),
-        spec=_spec_of(want, identity, generation, count),
-    )
+    return SliceBody(metadata=metadata, spec=_spec_of(want, identity, generation, count))
 
 
 def _spec_of(want: DesiredSlice, identity: PoolIdentity, generation: int, count: int) -> ResourceSliceSpec:
-    spec = ResourceSliceSpec(
+    return ResourceSliceSpec(
         driver=identity.driver,
-        pool={"name": identity.pool, "generation": generation, "resourceSliceCount": count},
-        nodeName=identity.node,
+        pool=ResourcePool(name=identity.pool, generation=generation, resource_slice_count=count),
+        node_name=identity.node,
+        devices=want.devices,
+        shared_counters=want.counter_sets,
     )
-    if want.devices:
-        spec["devices"] = list(want.devices)
-    if want.counter_sets:
-        spec["sharedCounters"] = list(want.counter_sets)
-    return spec
 
 
-def _owner(identity: PoolIdentity) -> OwnerReference:
-    return OwnerReference(apiVersion="v1", kind="Node", name=identity.node, uid=identity.node_uid, controller=True)
+def _owner(identity: PoolIdentity) -> dict[str, object]:
+    return {"apiVersion": "v1", "kind": "Node", "name": identity.node, "uid": identity.node_uid, "controller": True}
 
 
 def _delete(item: Mapping[str, object]) -> Delete:
@@ -264,15 +262,10 @@ def _delete(item: Mapping[str, object]) -> Delete:
     )
 
 
-def index_of_body(body: ResourceSlice) -> int | None:
-    """The index of a resource slice that is about to be written."""
-    return index_of(body["metadata"].get("name") or body["metadata"].get("generateName", ""))
-
-
 def known_times(slices: Iterable[Mapping[str, object]]) -> Times:
     """The times in existing resource slices, which any client may have written."""
     return {
-        (str(device.get("name")), *_identity(taint)): time
+        (str(device.get("name")), str(taint.get("key")), str(taint.get("value") or ""), str(taint.get("effect"))): time
         for item in slices
         for device in _dicts(untrusted_slice.spec(item).get("devices"))
         for taint in _dicts(device.get("taints"))
@@ -280,22 +273,17 @@ def known_times(slices: Iterable[Mapping[str, object]]) -> Times:
     }
 
 
-def with_times(devices: Sequence[Device], times: Times) -> list[Device]:
-    """The devices; those with taints that lack a known time are copies."""
+def with_times(devices: Sequence[Device], times: Times) -> tuple[Device, ...]:
+    """The devices, in which each taint without a time has the known one."""
 
     def timed(device: str, taint: DeviceTaint) -> DeviceTaint:
-        time = times.get((device, *_identity(taint))) if "timeAdded" not in taint else None
-        return taint if time is None else {**taint, "timeAdded": time}
+        time = times.get((device, taint.key, taint.value, taint.effect), "")
+        return replace(taint, time_added=taint.time_added or time)
 
-    found = [[timed(device["name"], taint) for taint in device.get("taints", [])] for device in devices]
-    return [
-        {**device, "taints": taints} if taints != device.get("taints", []) else device
-        for device, taints in zip(devices, found, strict=True)
-    ]
-
-
-def _identity(taint: Mapping[str, object]) -> tuple[str, str, str]:
-    return str(taint.get("key")), str(taint.get("value") or ""), str(taint.get("effect"))
+    return tuple(
+        replace(device, taints=tuple(timed(device.name, taint) for taint in device.taints)) if device.taints else device
+        for device in devices
+    )
 
 
 def _dicts(value: object) -> list[dict[str, object]]:

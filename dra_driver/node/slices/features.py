@@ -17,17 +17,21 @@ from msgspec.structs import replace
 
 from dra_driver.core.errors import InvalidObjectError
 from dra_driver.kube.discovery import ServerVersion
-from dra_driver.kube.types import (
+from dra_driver.kube.objects.resource import (
+    CapacityRequestPolicy,
     Counter,
     CounterSet,
     Device,
+    DeviceAttribute,
+    DeviceCapacity,
     DeviceCounterConsumption,
     DeviceTaint,
-    ResourceSlice,
+    ResourcePool,
     ResourceSliceSpec,
 )
 from dra_driver.node.slices.api import SlicesApi
 from dra_driver.node.slices.compare import dropped_fields
+from dra_driver.node.slices.diff import SliceBody
 from dra_driver.node.slices.gates import ApiServerFeatures
 from dra_driver.node.slices.layout import generate_name
 
@@ -40,20 +44,21 @@ structured/internal/experimental/allocator_experimental.go). Those of 1.34.9 and
 _ONE_COUNTER = {"memory": Counter(value="1")}
 _SET = CounterSet(name="canary", counters=_ONE_COUNTER)
 _CONSUMER = Device(
-    name="canary", consumesCounters=[DeviceCounterConsumption(counterSet="canary", counters=_ONE_COUNTER)]
+    name="canary", consumes_counters=(DeviceCounterConsumption(counter_set="canary", counters=_ONE_COUNTER),)
 )
+_TWO_SHARES = CapacityRequestPolicy(default="2", valid_values=("1", "2"))
 _CANARIES = {
-    "taints": Device(name="canary", taints=[DeviceTaint(key="canary", value="x", effect="NoSchedule")]),
+    "taints": Device(name="canary", taints=(DeviceTaint(key="canary", value="x", effect="NoSchedule"),)),
     "taints_1_35": Device(
-        name="canary", taints=[DeviceTaint(key=f"canary-{number}", effect="None") for number in range(5)]
+        name="canary", taints=tuple(DeviceTaint(key=f"canary-{number}", effect="None") for number in range(5))
     ),
     "multi_allocation": Device(
         name="canary",
-        allowMultipleAllocations=True,
-        capacity={"memory": {"value": "2", "requestPolicy": {"default": "2", "validValues": ["1", "2"]}}},
+        allow_multiple_allocations=True,
+        capacity={"memory": DeviceCapacity(value="2", request_policy=_TWO_SHARES)},
     ),
 }
-_LIST = Device(name="canary", attributes={"canary": {"ints": [0]}})
+_LIST = Device(name="canary", attributes={"canary": DeviceAttribute(ints=(0,))})
 
 
 def probe(api: SlicesApi, driver: str, node: str, *, lists: bool = False) -> ApiServerFeatures:
@@ -63,19 +68,12 @@ def probe(api: SlicesApi, driver: str, node: str, *, lists: bool = False) -> Api
     def keeps(device: Device | None, counter_set: CounterSet | None = None) -> bool:
         spec = ResourceSliceSpec(
             driver=driver,
-            nodeName=node,  # admission policies bind a node's credentials to its own resource slices
-            pool={"name": f"{node}/{driver}/canary", "generation": 1, "resourceSliceCount": 1},
+            node_name=node,  # admission policies bind a node's credentials to its own resource slices
+            pool=ResourcePool(name=f"{node}/{driver}/canary", generation=1, resource_slice_count=1),
+            devices=() if device is None else (device,),
+            shared_counters=() if counter_set is None else (counter_set,),
         )
-        if device is not None:
-            spec["devices"] = [device]
-        if counter_set is not None:
-            spec["sharedCounters"] = [counter_set]
-        body = ResourceSlice(
-            apiVersion="resource.k8s.io/v1",
-            kind="ResourceSlice",
-            metadata={"generateName": generate_name(0xFFFFF, driver, node)},
-            spec=spec,
-        )
+        body = SliceBody(metadata={"generateName": generate_name(0xFFFFF, driver, node)}, spec=spec)
         try:
             answer = api.create(body, dry_run=True)
         except InvalidObjectError:

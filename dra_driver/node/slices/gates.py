@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from dra_driver.kube.types import ResourceSliceSpec
+from dra_driver.kube.objects.resource import ResourceSliceSpec
 
 # Field to attribute of Features.
 _FIELDS: Final = {
@@ -50,9 +50,9 @@ NO_FEATURES: Final = ApiServerFeatures()
 
 def lists_in(spec: ResourceSliceSpec) -> Iterator[str]:
     """Paths of list attributes, as `lost_with` takes them."""
-    for device in spec.get("devices", ()):
-        for name, value in device.get("attributes", {}).items():
-            if "ints" in value:
+    for device in spec.devices:
+        for name, value in device.attributes.items():
+            if value.ints is not None:
                 yield f"spec.devices.attributes[{name}].ints"
 
 

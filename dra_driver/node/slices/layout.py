@@ -19,8 +19,8 @@ from msgspec import Struct
 
 from dra_driver.core.model.gpu import LeftOutGpu, Snapshot
 from dra_driver.core.model.terms import Terms
+from dra_driver.kube.objects.resource import CounterSet, Device
 from dra_driver.kube.published import limits
-from dra_driver.kube.types import CounterSet, Device
 from dra_driver.node.slices.build import Built, GpuGroup, build_devices
 from dra_driver.node.slices.gates import NO_FEATURES, ApiServerFeatures
 
@@ -34,22 +34,20 @@ _INDEX = re.compile(r"([0-9a-f]{5,15})-")
 class DesiredSlice(Struct, frozen=True, kw_only=True):
     """The content of one ResourceSlice of the pool: devices, counter sets or (1.34) both.
 
-    The wire objects must not be changed.
-
     ``accepted`` is the digest (`compare.digest`) of the spec that the API server made of exactly this content before,
     when it differs: fields behind a gate that is off are dropped, newer servers may add fields. It counts as equal;
     otherwise the resource slice would be written for ever.
     """
 
     index: int
-    devices: Sequence[Device] = ()
-    counter_sets: Sequence[CounterSet] = ()
+    devices: tuple[Device, ...] = ()
+    counter_sets: tuple[CounterSet, ...] = ()
     accepted: str | None = None
 
     @property
     def needs_counters(self) -> bool:
         """Whether devices in it exclude each other only through counters of another resource slice."""
-        return not self.counter_sets and any("consumesCounters" in device for device in self.devices)
+        return not self.counter_sets and any(device.consumes_counters for device in self.devices)
 
     def says_the_same(self, other: "DesiredSlice") -> bool:
         return (self.index, self.devices, self.counter_sets) == (other.index, other.devices, other.counter_sets)

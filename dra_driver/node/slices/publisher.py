@@ -26,9 +26,9 @@ from dra_driver.core.worker import Worker
 from dra_driver.kube import paths
 from dra_driver.kube.discovery import server_version
 from dra_driver.kube.newest_version import NewestVersion
+from dra_driver.kube.objects.core import ObjectReference
 from dra_driver.kube.reflector import Reflector, ReflectorChange
 from dra_driver.kube.rest import RestClient
-from dra_driver.kube.types import ObjectReference
 from dra_driver.node.slices import neighbours, untrusted_slice
 from dra_driver.node.slices.api import RestSlicesApi, SlicesApi
 from dra_driver.node.slices.build import NO_TERMS, pool_name
@@ -273,7 +273,7 @@ class Publisher:
         uid = self._reconciler.node_uid
         if self._recorder is None or not uid:
             return False
-        about = ObjectReference(apiVersion="v1", kind="Node", name=self._node, uid=uid)
+        about = ObjectReference(api_version="v1", kind="Node", name=self._node, uid=uid)
         self._recorder.record(about, "Warning", reason, message)
         return True
 

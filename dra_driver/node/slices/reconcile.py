@@ -19,11 +19,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dra_driver.core.errors import InvalidObjectError, NotFoundError
-from dra_driver.kube.types import ResourceSlice
 from dra_driver.node.slices import untrusted_slice
 from dra_driver.node.slices.api import SlicesApi, StoredSlice
 from dra_driver.node.slices.compare import dropped_fields, same
-from dra_driver.node.slices.diff import PoolIdentity, Writes, accepted, compute_writes, foreign_pools, index_of_body
+from dra_driver.node.slices.diff import PoolIdentity, SliceBody, Writes, accepted, compute_writes, foreign_pools
 from dra_driver.node.slices.gates import lists_in, lost_with
 from dra_driver.node.slices.layout import DesiredSlice
 
@@ -118,46 +117,44 @@ class Reconciler:
         by_index = {want.index: want for want in desired}
         for planned in writes.in_order():
             body = planned
-            has_both = "sharedCounters" in body["spec"] and "devices" in body["spec"]
-            if has_both and body["metadata"].get("name") not in with_counters:
-                alone = body["spec"].copy()
-                alone.pop("devices", None)
-                stored = self._send({**body, "spec": alone})
+            if body.spec.shared_counters and body.spec.devices and body.metadata.get("name") not in with_counters:
+                alone = replace(body.spec, devices=())
+                stored = self._send(replace(body, spec=alone))
                 if lost := lost_with(dropped_fields(alone, stored.get("spec"), "spec")):
                     return lost
-                metadata = body["metadata"].copy()  # the second step updates what the first one stored
-                metadata["name"], metadata["resourceVersion"] = _meta(stored, "name"), _meta(stored, "resourceVersion")
-                body = {**body, "metadata": metadata}
-            known = "name" in body["metadata"]
+                # The second step updates what the first one stored.
+                version = {"name": _meta(stored, "name"), "resourceVersion": _meta(stored, "resourceVersion")}
+                body = replace(body, metadata={**body.metadata, **version})
+            known = "name" in body.metadata
             try:
                 stored = self._send(body)
             except InvalidObjectError:
                 # Without its list, an attribute has no value: the API server refuses what it otherwise drops.
-                if lost := lost_with(lists_in(body["spec"])):
+                if lost := lost_with(lists_in(body.spec)):
                     return lost
                 raise
             if lost := self._wrote("updated" if known else "created", by_index, body, stored):
                 return lost
         return frozenset()
 
-    def _send(self, body: ResourceSlice) -> StoredSlice:
-        return self._api.update(body) if "name" in body["metadata"] else self._api.create(body)
+    def _send(self, body: SliceBody) -> StoredSlice:
+        return self._api.update(body) if "name" in body.metadata else self._api.create(body)
 
     def _wrote(
-        self, verb: str, desired: Mapping[int, DesiredSlice], sent: ResourceSlice, stored: StoredSlice
+        self, verb: str, desired: Mapping[int, DesiredSlice], sent: SliceBody, stored: StoredSlice
     ) -> frozenset[str]:
-        name, spec = _meta(stored, "name"), sent["spec"]
+        name, spec = _meta(stored, "name"), sent.spec
         self._versions[name] = _meta(stored, "resourceVersion")
         log.info(
             f"resource slice {verb}",
             extra={
                 "slice": name,
-                "generation": spec["pool"]["generation"],
-                "devices": len(spec.get("devices", ())),
-                "counter_sets": len(spec.get("sharedCounters", ())),
+                "generation": spec.pool.generation,
+                "devices": len(spec.devices),
+                "counter_sets": len(spec.shared_counters),
             },
         )
-        kept, index = stored.get("spec"), index_of_body(sent)
+        kept, index = stored.get("spec"), sent.index
         if index is None or not isinstance(kept, Mapping):
             return frozenset()
         self._accepted.pop(index, None)

@@ -19,6 +19,6 @@ def test_every_attribute_that_the_driver_publishes_is_its_own(tmp_path: Path) ->
     shared = GpuTerms(sharing=SharingTerms(strategy=Strategy.MPS))
     features = ApiServerFeatures(counters=True, taints=True, multi_allocation=True)
     built = build_devices(snapshot, {snapshot.gpus[0].uuid: shared}, features)
-    names = {name.rpartition("/")[2] for device in built.devices for name in device["attributes"]}
+    names = {name.rpartition("/")[2] for device in built.devices for name in device.attributes}
     assert {"uuid", "profile", "parentUUID", "sharingStrategy", "placementStart"} <= names
     assert names <= set(OWN_ATTRIBUTES)

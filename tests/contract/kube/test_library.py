@@ -80,6 +80,6 @@ def test_a_watch_is_ended_from_another_thread(tmp_path: Path) -> None:
         rest = client(server, tmp_path)
         watch = rest.watch("/x", {}, 30.0)
         events = iter(watch)
-        assert next(events)["type"] == "ADDED"
+        assert next(events).type == "ADDED"
         threading.Timer(0.05, watch.close).start()
         assert list(events) == []

@@ -3,18 +3,20 @@
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
+from msgspec import convert
 
 from dra_driver.core.errors import ConflictError
 from dra_driver.kube import paths
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.events import EventRecorder
+from dra_driver.kube.objects.resource import ResourcePool, ResourceSliceSpec
 from dra_driver.kube.rest import RestClient
 from dra_driver.node.slices import Publisher
 from dra_driver.node.slices.api import RestSlicesApi
-from dra_driver.node.slices.diff import Delete
+from dra_driver.node.slices.diff import Delete, SliceBody
 from dra_driver.sim.apiserver.server import ApiServer
 from tests.fakes.scripted_http import Exchange, ScriptedServer
 from tests.unit.node.slices.gpus import node_of
@@ -101,7 +103,7 @@ def test_only_the_slice_that_was_read_is_deleted_or_overwritten(rest: RestClient
     changed = rest.merge_patch(paths.resource_slices("s"), {"metadata": {"labels": {"a": "b"}}})
     newest = changed["metadata"]["resourceVersion"]
     with pytest.raises(ConflictError):
-        api.update(cast(Any, read))
+        api.update(SliceBody(metadata=read["metadata"], spec=convert(read["spec"], ResourceSliceSpec)))
     other = "00000000-0000-0000-0000-000000000000"
     for stale in ({"uid": uid, "resource_version": version}, {"uid": other, "resource_version": newest}):
         with pytest.raises(ConflictError):
@@ -127,7 +129,8 @@ def test_a_list_is_as_new_as_what_was_written_and_current_after_a_conflict(tmp_p
         answer = next(answers)
         x.json(answer, int(str(answer.get("code", 200))))
 
-    body = cast(Any, {"metadata": {"name": "s", "resourceVersion": "8"}, "spec": {}})
+    spec = ResourceSliceSpec(driver=DRIVER, pool=ResourcePool(name=NODE))
+    body = SliceBody(metadata={"name": "s", "resourceVersion": "8"}, spec=spec)
     with ScriptedServer(script) as server:
         (tmp_path / "kubeconfig").write_text(server.kubeconfig())
         api = RestSlicesApi(RestClient(Connection.load(str(tmp_path / "kubeconfig"))), DRIVER, NODE)

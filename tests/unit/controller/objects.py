@@ -7,6 +7,7 @@ from typing import Any
 from dra_driver.controller.brake import Pace
 from dra_driver.controller.pending_evictions import EXTENDED_CLAIM_ANNOTATION
 from dra_driver.core.errors import DraError, ServerBusyError
+from dra_driver.kube.objects.core import ObjectReference
 
 DRIVER = "gpu.nvidia.com"
 Obj = dict[str, Any]
@@ -46,8 +47,8 @@ class Stage:
     def led_for_s(self) -> float | None:
         return None if self.leading_since is None else self.seconds - self.leading_since
 
-    def record(self, about: Mapping[str, Any], kind: str, reason: str, message: str) -> None:
-        self.events.append((about["name"], reason, message))
+    def record(self, about: ObjectReference, kind: str, reason: str, message: str) -> None:
+        self.events.append((about.name, reason, message))
 
     def create(self, path: str, body: Mapping[str, Any]) -> Obj:
         """Evict a pod."""

@@ -21,6 +21,7 @@ from dra_driver.core.errors import (
 )
 from dra_driver.core.telemetry.controller_metrics import REGISTRY
 from dra_driver.kube.evictions import NO_EVICTION
+from dra_driver.kube.objects.core import ObjectReference
 from tests.unit.controller.objects import (
     DRIVER,
     Stage,
@@ -46,7 +47,7 @@ class World(Stage):
         self.evictions = self.controller()
 
     def controller(self, rules: EvictionRules = RULES) -> Evictions:
-        events = EvictionEvents(self, {"kind": "Lease", "name": "dra-driver-controller"})
+        events = EvictionEvents(self, ObjectReference(kind="Lease", name="dra-driver-controller"))
         return Evictions(self, self, self, rules, events, pace=self.pace(10), clock=lambda: self.seconds, now=self.now)
 
     def now(self) -> datetime:

@@ -12,6 +12,7 @@ from dra_driver.controller.usage_requests import FRESH_S, NodeUse, node_use
 from dra_driver.core.errors import ApiUnreachableError, NotFoundError
 from dra_driver.core.telemetry.controller_metrics import REGISTRY
 from dra_driver.kube.evictions import NO_EVICTION
+from dra_driver.kube.objects.core import ObjectReference
 from tests.unit.controller.objects import DRIVER, Stage, budget_says_no
 from tests.unit.controller.usage_objects import FOREIGN, IDLE, claim_object, gpu_node, over, pod
 
@@ -30,7 +31,7 @@ class World(Stage):
 
     def controller(self, *, over_grant: bool = True, idle: bool = True, per_minute: int = 60) -> UsageEvictions:
         rules = UsageEvictionRules(driver=DRIVER, over_grant=over_grant, idle=idle, brake=BRAKE)
-        events = UsageEvictionEvents(self, {"kind": "Lease", "name": "lease"})
+        events = UsageEvictionEvents(self, ObjectReference(kind="Lease", name="lease"))
         return UsageEvictions(self, self, self, rules, events, pace=self.pace(per_minute), clock=lambda: self.seconds)
 
     def tell(self, *entries: Mapping[str, Any], node: str = "gpu-a", kind: str = "overGrant", gpus: int = 8) -> None:

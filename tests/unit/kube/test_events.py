@@ -6,10 +6,10 @@ from typing import Any
 
 from dra_driver.core.errors import ForbiddenError, KubernetesApiError, NotFoundError
 from dra_driver.kube.events import MAX_PENDING, EventRecorder
-from dra_driver.kube.types import ObjectReference
+from dra_driver.kube.objects.core import ObjectReference
 
-NODE: ObjectReference = {"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "u"}
-POD: ObjectReference = {"apiVersion": "v1", "kind": "Pod", "namespace": "ns", "name": "p", "uid": "v"}
+NODE = ObjectReference(api_version="v1", kind="Node", name="node-a", uid="u")
+POD = ObjectReference(api_version="v1", kind="Pod", namespace="ns", name="p", uid="v")
 
 
 class Api:
@@ -55,7 +55,7 @@ def test_an_event_is_written_where_kubectl_describe_looks() -> None:
     (path, body), (pod_path, _) = bench.api.created
     assert path == "/api/v1/namespaces/default/events"
     assert pod_path == "/api/v1/namespaces/ns/events"
-    assert body["involvedObject"] == NODE
+    assert body["involvedObject"] == {"apiVersion": "v1", "kind": "Node", "name": "node-a", "uid": "u"}
     assert (body["type"], body["reason"], body["message"], body["count"]) == ("Warning", "Reason", "hello", 1)
     assert body["firstTimestamp"] == "2026-01-01T00:00:00Z"
 

@@ -14,9 +14,7 @@ GPUS = 2
 
 def by_name(listed: Built) -> Built:
     """As NVIDIA's driver lists them."""
-    groups = (
-        replace(group, devices=tuple(sorted(group.devices, key=lambda one: one["name"]))) for group in listed.groups
-    )
+    groups = (replace(group, devices=tuple(sorted(group.devices, key=lambda one: one.name))) for group in listed.groups)
     return replace(listed, groups=tuple(groups))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from dra_driver.core.errors import ForbiddenError, KubernetesApiError, NotFoundError
 from dra_driver.kube.reflector import Reflector, ReflectorChange
-from dra_driver.kube.types import WatchEvent
+from dra_driver.kube.watch import WatchEvent
 from dra_driver.node.policy import MAX_POLICIES
 from dra_driver.node.process.policy_watch import HOLD_S, PAGE, REFUSED_S, PolicyWatch
 from tests.fakes.stand_in import stand_in
@@ -106,8 +106,8 @@ class Node:
         self.names()
         return self
 
-    def tell(self, stream: Stream, kind: Any, item: dict[str, Any]) -> None:
-        stream.events.put({"type": kind, "object": item})
+    def tell(self, stream: Stream, kind: str, item: dict[str, Any]) -> None:
+        stream.events.put(WatchEvent(type=kind, object=item))
 
 
 @contextmanager
@@ -219,7 +219,7 @@ def test_that_none_is_left_is_believed_after_a_list() -> None:
         node.has("a")
         stream = node.api.streams.get(timeout=5)
         node.tell(stream, "DELETED", node.api.stored.pop("a"))
-        stream.events.put({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "9"}}})
+        node.tell(stream, "BOOKMARK", {"metadata": {"resourceVersion": "9"}})
         node.until(lambda: node.pass_time().names() == [])
         assert len(node.api.pages) == 2
 

@@ -59,8 +59,8 @@ def test_the_model_of_the_bench_places_claims_as_the_allocator_does(name: str) -
 def test_partitions_of_linked_gpus_are_not_linked() -> None:
     """They reach no other GPU, so none of them satisfies the constraint; whole GPUs beside them do."""
     snapshot = SimulatedBackend(parse_groups("2xh100-sxm5-80gb", "n")).snapshot()
-    linked = [one for one in built(snapshot).devices if "nvlinkIsland" in one["attributes"]]
-    assert [one["name"] for one in linked] == ["gpu-0", "gpu-1"]
+    linked = [one for one in built(snapshot).devices if "nvlinkIsland" in one.attributes]
+    assert [one.name for one in linked] == ["gpu-0", "gpu-1"]
     assert devices(published(built(snapshot)), [], 2) == ("gpu-0", "gpu-1")
 
 

@@ -4,6 +4,7 @@ from msgspec.structs import replace
 
 from dra_driver.core.quantity import Quantity
 from dra_driver.kube.published import capacities
+from tests.fakes.dra_objects import wire
 from tests.unit.node.slices.gpus import A100, mig_gpu
 
 
@@ -11,7 +12,7 @@ def test_capacities_are_nvidias() -> None:
     """Selectors like device.capacity['gpu.nvidia.com'].memory depend on them."""
     profile = mig_gpu(A100).profile(19)
     assert profile is not None
-    assert capacities.of_profile(profile) == {
+    assert wire(capacities.of_profile(profile)) == {
         "multiprocessors": {"value": "14"}, "copyEngines": {"value": "1"}, "decoders": {"value": "0"},
         "encoders": {"value": "0"}, "jpegEngines": {"value": "0"}, "ofaEngines": {"value": "0"},
         "memory": {"value": "4864Mi"},

@@ -11,6 +11,7 @@ from dra_driver.core.quantity import Quantity
 from dra_driver.kube.published import shares
 from dra_driver.kube.published.shares import MIB
 from dra_driver.sim.apiserver.rules.slices import device_problems
+from tests.fakes.dra_objects import wire
 
 
 def terms(
@@ -29,7 +30,7 @@ def gpu(memory: int | None, reserved: int | None = None) -> Gpu:
 
 
 def memory_of(one: Gpu, sharing: SharingTerms) -> str:
-    return shares.capacity_of(one, sharing)["memory"]["value"]
+    return str(shares.capacity_of(one, sharing)["memory"].value)
 
 
 @given(
@@ -43,14 +44,14 @@ def test_policies_are_valid_for_any_memory_and_any_number_of_shares(
     memory: int | None, reserved: int | None, left_out: int | None, count: int | None, percent: int
 ) -> None:
     """A step that does not divide the range would make the slice invalid; so would a reserve above the memory."""
-    capacity = shares.capacity_of(gpu(memory, reserved), terms(count, percent, left_out))
+    capacity = wire(shares.capacity_of(gpu(memory, reserved), terms(count, percent, left_out)))
     device = {"name": "gpu-0", "allowMultipleAllocations": True, "capacity": capacity}
     assert device_problems(device, None, "devices[0]", per_device=False) == []
 
 
 def test_memory_and_compute_default_to_all_of_it() -> None:
     """A claim that asks for nothing in particular gets the GPU alone; memory is rounded down to whole MiB."""
-    found = shares.capacity_of(gpu(81559 * MIB + 5), terms(3, reserved=0))
+    found = wire(shares.capacity_of(gpu(81559 * MIB + 5), terms(3, reserved=0)))
     assert found["memory"] == {
         "value": "81559Mi",
         "requestPolicy": {"default": "81559Mi", "validRange": {"min": "1Mi", "max": "81559Mi", "step": "1Mi"}},
@@ -61,7 +62,7 @@ def test_memory_and_compute_default_to_all_of_it() -> None:
 
 def test_claims_for_memory_alone_can_share_a_gpu_if_the_policy_allows() -> None:
     """Otherwise the first of them takes all compute, and the second stays Pending."""
-    assert shares.capacity_of(gpu(2**30), terms(default_percent=0))["computePercent"] == {
+    assert wire(shares.capacity_of(gpu(2**30), terms(default_percent=0))["computePercent"]) == {
         "value": "100",
         "requestPolicy": {"default": "0", "validRange": {"min": "0", "max": "100", "step": "1"}},
     }
@@ -69,7 +70,7 @@ def test_claims_for_memory_alone_can_share_a_gpu_if_the_policy_allows() -> None:
 
 def test_on_unified_memory_only_compute_is_shared() -> None:
     """The total is unknown."""
-    found = shares.capacity_of(gpu(None), terms(default_percent=0))
+    found = wire(shares.capacity_of(gpu(None), terms(default_percent=0)))
     assert set(found) == {"computePercent"}
     assert found["computePercent"]["requestPolicy"]["default"] == "100", "a plain claim still gets it alone"
 

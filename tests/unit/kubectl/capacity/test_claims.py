@@ -15,7 +15,7 @@ from dra_driver.kubectl.capacity import claims_of, topology_of
 from dra_driver.kubectl.commands.claims import row
 from dra_driver.kubectl.commands.kubectl import main
 from dra_driver.node.slices import ApiServerFeatures, build_devices
-from tests.fakes.dra_objects import Obj, claim, exactly, resource_slice
+from tests.fakes.dra_objects import Obj, claim, exactly, resource_slice, wire
 from tests.fakes.published import h100, share
 from tests.unit.kubectl.capacity.helpers import cluster, holding, whole
 
@@ -97,7 +97,7 @@ FEATURES = ApiServerFeatures(counters=True, taints=True, multi_allocation=True)
 def node(name: str, spec: str) -> Obj:
     """The devices of a simulated node, in one slice."""
     snapshot = SimulatedBackend(parse_groups(spec, name)).snapshot()
-    return resource_slice(name, *map(dict, build_devices(snapshot, {}, FEATURES).devices))
+    return resource_slice(name, *wire(build_devices(snapshot, {}, FEATURES).devices))
 
 
 def card(name: str, root: str) -> Obj:

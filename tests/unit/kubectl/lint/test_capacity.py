@@ -8,6 +8,7 @@ from dra_driver.hardware.gpu import catalog
 from dra_driver.hardware.gpu.simulated.spec import DEFAULT_CUDA_VERSION, DEFAULT_DRIVER_VERSION, invent
 from dra_driver.kubectl.lint.scope import KnownObjects, devices_of, known_from_catalog
 from dra_driver.node.slices import ApiServerFeatures, build_devices
+from tests.fakes.dra_objects import wire
 from tests.unit.kubectl.lint.helpers import D, findings, one, rules, template, wire_slice
 
 SHARE = 'memory: 10Gi, computePercent: "20"'
@@ -30,7 +31,7 @@ def cluster(terms: SharingTerms | None) -> KnownObjects:
     snapshot = Snapshot(driver_version=DEFAULT_DRIVER_VERSION, cuda_driver_version=DEFAULT_CUDA_VERSION, gpus=(gpu,))
     features = ApiServerFeatures(counters=True, multi_allocation=True)
     built = build_devices(snapshot, {gpu.uuid: GpuTerms(policy="p", sharing=terms)}, features)
-    devices = devices_of([wire_slice("a", [dict(device) for device in built.devices])])
+    devices = devices_of([wire_slice("a", wire(built.devices))])
     return KnownObjects(devices=known_from_catalog().devices, cluster_devices=devices)
 
 

@@ -9,18 +9,18 @@ from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy
 from dra_driver.hardware.gpu import catalog
 from dra_driver.hardware.gpu.simulated.spec import DEFAULT_CUDA_VERSION, DEFAULT_DRIVER_VERSION, invent
-from dra_driver.kube.types import Device
 from dra_driver.kubectl.lint.catalog_devices import OPTIONAL, VARYING, KnownDevice, catalog_devices
 from dra_driver.kubectl.lint.scope import WELL_KNOWN
 from dra_driver.node.slices import ApiServerFeatures, build_devices
 from dra_driver.scheduler.cel import compile_selector
+from tests.fakes.dra_objects import wire
 
 
 @pytest.mark.parametrize("key", list(catalog.models()))
 def test_whole_gpus_are_as_slices_publish_them(key: str) -> None:
     """All attributes and capacities are equal."""
     gpu = replace(invent(catalog.model(key), 0, "catalog"), mig_enabled=False)
-    published = build_devices(_snapshot(gpu), {}, ApiServerFeatures(counters=True)).devices[0]
+    published = wire(build_devices(_snapshot(gpu), {}, ApiServerFeatures(counters=True)).devices[0])
     found = next(d for d in catalog_devices() if d.model == key and d.wire["attributes"]["type"]["string"] == "gpu")
     assert _described(found, published) == published["attributes"]
     assert found.wire["capacity"] == published.get("capacity", {})
@@ -32,7 +32,7 @@ def test_shared_gpus_are_as_slices_publish_them(key: str, strategy: Strategy) ->
     """Attributes and capacities of a GPU that a policy shares are equal."""
     gpu = replace(invent(catalog.model(key), 0, "catalog"), mig_enabled=False)
     terms = {gpu.uuid: GpuTerms(policy="p", sharing=SharingTerms(strategy=strategy))}
-    published = build_devices(_snapshot(gpu), terms, ApiServerFeatures(multi_allocation=True)).devices[0]
+    published = wire(build_devices(_snapshot(gpu), terms, ApiServerFeatures(multi_allocation=True)).devices[0])
     found = next(d for d in catalog_devices() if d.model == key and d.shared and strategy.value in d.label)
     assert _described(found, published) == published["attributes"]
     assert found.wire["capacity"] == published["capacity"]
@@ -43,7 +43,7 @@ def test_shared_gpus_are_as_slices_publish_them(key: str, strategy: Strategy) ->
 def test_partitions_have_the_names_and_types_that_slices_publish(key: str) -> None:
     """Otherwise lint would report valid selectors, or miss invalid ones."""
     gpu = replace(invent(catalog.model(key), 0, "catalog"), mig_enabled=False, mig_resetless=True)
-    devices = build_devices(_snapshot(gpu), {}, ApiServerFeatures(counters=True)).devices[1:]
+    devices = wire(build_devices(_snapshot(gpu), {}, ApiServerFeatures(counters=True)).devices[1:])
     for known in (d for d in catalog_devices() if d.model == key and not d.bare and "profile" in d.wire["attributes"]):
         profile = known.wire["attributes"]["profile"]
         published = next(d for d in devices if d["attributes"]["profile"] == profile)
@@ -57,7 +57,7 @@ def _snapshot(gpu: Gpu) -> Snapshot:
     return Snapshot(driver_version=DEFAULT_DRIVER_VERSION, cuda_driver_version=DEFAULT_CUDA_VERSION, gpus=(gpu,))
 
 
-def _described(known: KnownDevice, published: Device) -> dict[str, Any]:
+def _described(known: KnownDevice, published: dict[str, Any]) -> dict[str, Any]:
     """Returns the attributes of a catalog device, without optional ones that are invented."""
     invented = OPTIONAL - published["attributes"].keys()
     return {name: value for name, value in known.wire["attributes"].items() if name not in invented}

@@ -9,6 +9,7 @@ from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy
 from dra_driver.kube.published.shares import MIB, capacity_of
 from dra_driver.node.claims.planning.shares import share_of
 from tests.fakes.claims import gpu, ref, result
+from tests.fakes.dra_objects import wire
 from tests.fakes.stand_in import present
 
 MEMORIES = (None, 0, MIB, 2 * MIB - 1, 2 * MIB, 80 * 2**30 + 5)
@@ -23,7 +24,7 @@ def consumed(one: Gpu, default_percent: int, **asked: str) -> AllocatedDevice:
     """What the scheduler writes for a claim that asks for ``asked``: the published defaults elsewhere."""
     sharing = present(terms(default_percent).sharing)
     published = capacity_of(one, sharing)
-    amounts = {name: asked.get(name, each["requestPolicy"]["default"]) for name, each in published.items()}
+    amounts = {name: asked.get(name, wire(each)["requestPolicy"]["default"]) for name, each in published.items()}
     return replace(result(), share_id=SHARE, consumed_capacity=amounts)
 
 

@@ -143,9 +143,7 @@ def test_a_gpu_that_comes_back_is_the_same_device(node: Node) -> None:
 
 def published(node: Node, snapshot: Snapshot) -> dict[str, str]:
     devices = build_devices(node.known.complete(snapshot), {}, FEATURES).devices
-    return {
-        device["name"]: device["attributes"]["uuid"]["string"] for device in devices if "-mig-" not in device["name"]
-    }
+    return {device.name: str(device.attributes["uuid"].string) for device in devices if "-mig-" not in device.name}
 
 
 def test_another_gpu_does_not_get_the_name_while_a_claim_has_it(node: Node) -> None:

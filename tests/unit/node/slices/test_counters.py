@@ -39,10 +39,10 @@ def test_counters_are_enough_for_every_layout_of_the_hardware(key: str) -> None:
     """
     gpu = mig_gpu(key)
     counter_set = counters.wire_set(gpu, counters.available(gpu, ()))
-    left = {name: amount(counter["value"]) for name, counter in counter_set["counters"].items()}
+    left = {name: amount(counter.value) for name, counter in counter_set.counters.items()}
     uses = {profile: counters.consumed_by(profile, counter_set) for profile in gpu.mig_profiles}
     numbers = {
-        profile: {name: amount(counter["value"]) for name, counter in taken.items()} for profile, taken in uses.items()
+        profile: {name: amount(counter.value) for name, counter in taken.items()} for profile, taken in uses.items()
     }
     checked = 0
     for layout in layouts(gpu):
@@ -52,8 +52,8 @@ def test_counters_are_enough_for_every_layout_of_the_hardware(key: str) -> None:
     assert checked > 20
 
 
-def amount(text: str) -> int:
-    return Quantity.parse(text).as_int()
+def amount(value: object) -> int:
+    return Quantity.parse(str(value)).as_int()
 
 
 def test_a_second_media_engine_is_refused() -> None:
@@ -97,8 +97,8 @@ def test_an_instance_of_an_unknown_profile_takes_its_memory_slices() -> None:
 def test_a_partition_consumes_counters_of_the_set_only() -> None:
     """A counter that the set lacks would make the whole pool invalid to the scheduler."""
     gpu = mig_gpu(H100, memory_bytes=None)
-    wire = counters.wire_set(gpu, counters.available(gpu, ()))
+    found = counters.wire_set(gpu, counters.available(gpu, ()))
     profile = present(gpu.profile(14))
-    taken = {**counters.consumed_by(profile, wire), **counters.memory_slices_taken(2, 2)}
-    assert set(taken) <= set(wire["counters"])
+    taken = {**counters.consumed_by(profile, found), **counters.memory_slices_taken(2, 2)}
+    assert set(taken) <= set(found.counters)
     assert {name for name in taken if name.startswith("memory")} == {"memory-slice-2", "memory-slice-3"}

@@ -10,12 +10,14 @@ from msgspec.structs import replace
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.terms import GpuTerms, Interval, SharingTerms, Strategy, Taint
 from dra_driver.hardware.gpu import catalog
+from dra_driver.kube.objects.resource import DeviceAttribute, DeviceCapacity
 from dra_driver.node.slices.build import Built, build_devices
 from dra_driver.node.slices.diff import PoolIdentity, compute_writes
 from dra_driver.node.slices.gates import ApiServerFeatures
 from dra_driver.node.slices.layout import split
 from dra_driver.sim.apiserver.kind import Review
 from dra_driver.sim.apiserver.rules.slices import SLICE_RULES
+from tests.fakes.dra_objects import wire
 from tests.unit.node.slices.gpus import A100, ALL, H100, NONE, RTX, instance, mig_gpu, snapshot
 
 IDENTITY = PoolIdentity(driver="gpu.nvidia.com", node="node-a", node_uid="u1", pool="node-a/gpu.nvidia.com")
@@ -35,8 +37,7 @@ def problems(built: Built) -> list[Any]:
     """The embedded API server's problems with the slices."""
     found: list[Any] = []
     for body in compute_writes(split(built), [], IDENTITY).creates:
-        item: dict[str, Any] = {**body, "metadata": {"name": "x"}}
-        found += SLICE_RULES.validate(item, Review())
+        found += SLICE_RULES.validate(wire(replace(body, metadata={"name": "x"})), Review())
     return found
 
 
@@ -58,31 +59,31 @@ def test_beside_partitions_the_whole_gpu_has_their_capacities() -> None:
     """
     built = build(mig_gpu(H100))
     whole = built.devices[0]
-    assert whole["capacity"] == {
+    assert wire(whole.capacity) == {
         "multiprocessors": {"value": "132"}, "copyEngines": {"value": "8"}, "decoders": {"value": "7"},
         "encoders": {"value": "0"}, "jpegEngines": {"value": "7"}, "ofaEngines": {"value": "1"},
         "memory": {"value": "81559Mi"},
     }  # fmt: skip
-    assert all(set(one["capacity"]) == set(whole["capacity"]) for one in built.devices)
+    assert all(set(one.capacity) == set(whole.capacity) for one in built.devices)
     only_whole = build(mig_gpu(H100), GpuTerms(profiles=frozenset())).devices[0]
-    assert only_whole["capacity"] == {"memory": {"value": "81559Mi"}}
+    assert wire(only_whole.capacity) == {"memory": {"value": "81559Mi"}}
 
 
 def test_what_no_profile_reports_is_no_capacity_of_the_whole_gpu() -> None:
     """A guess would match a selector."""
     gpu = mig_gpu(H100)
     silent = tuple(replace(profile, decoders=None) for profile in gpu.mig_profiles)
-    found = build(replace(gpu, mig_profiles=silent, memory_bytes=None)).devices[0]["capacity"]
+    found = build(replace(gpu, mig_profiles=silent, memory_bytes=None)).devices[0].capacity
     assert not {"decoders", "memory"} & set(found)
-    assert found["multiprocessors"] == {"value": "132"}
+    assert found["multiprocessors"] == DeviceCapacity(value="132")
 
 
 def test_memory_slices_are_left_out_beyond_the_limit_of_entries() -> None:
     """16 attributes, 7 capacities and 12 memory slices are over 32; the placement has the same facts."""
     gpu = mig_gpu(RTX, mig_enabled=True, addressing_mode="HMM")
     widest = build(replace(gpu, mig_instances=(instance(gpu, 0, 0),))).devices[0]
-    assert not any(name.startswith("memorySlice") for name in widest["capacity"])
-    assert widest["attributes"]["placementSize"] == {"int": 12}
+    assert not any(name.startswith("memorySlice") for name in widest.capacity)
+    assert widest.attributes["placementSize"] == DeviceAttribute(int_=12)
 
 
 def test_an_instance_of_an_unlisted_profile_has_its_own_numbers() -> None:
@@ -93,8 +94,8 @@ def test_an_instance_of_an_unlisted_profile_has_its_own_numbers() -> None:
     usual = build(replace(gpu, mig_instances=(found,))).devices[0]
     guest = replace(gpu, mig_profiles=(), mig_instances=(replace(found, profile=replace(listed, starts=())),))
     (device,) = build(guest).devices
-    assert device["name"] == "gpu-0-mig-1g5gb-19-2"
-    assert device["capacity"] == usual["capacity"]
+    assert device.name == "gpu-0-mig-1g5gb-19-2"
+    assert device.capacity == usual.capacity
 
 
 def test_an_instance_of_unknown_size_is_left_out_with_a_reason() -> None:
@@ -111,14 +112,14 @@ def test_an_instance_of_unknown_size_is_left_out_with_a_reason() -> None:
 def test_a_shared_gpu_has_its_strategy_and_allows_several_allocations() -> None:
     """It still excludes partitions through the counters, which its first share consumes."""
     whole = build(mig_gpu(H100), EVERYTHING).devices[0]
-    assert whole["allowMultipleAllocations"]
-    assert whole["attributes"]["sharingStrategy"] == {"string": "TimeSlicing"}
-    assert set(whole["capacity"]) == {"memory", "computePercent", "shares"}
-    assert whole["consumesCounters"]
+    assert whole.allow_multiple_allocations
+    assert whole.attributes["sharingStrategy"] == DeviceAttribute(string="TimeSlicing")
+    assert set(whole.capacity) == {"memory", "computePercent", "shares"}
+    assert whole.consumes_counters
     plain = build(mig_gpu(H100), EVERYTHING, replace(ALL, multi_allocation=False)).devices[0]
-    assert "allowMultipleAllocations" not in plain
-    assert "sharingStrategy" not in plain["attributes"]
-    assert plain["capacity"]["multiprocessors"] == {"value": "132"}
+    assert not plain.allow_multiple_allocations
+    assert "sharingStrategy" not in plain.attributes
+    assert plain.capacity["multiprocessors"] == DeviceCapacity(value="132")
 
 
 def test_taints_are_on_every_device_of_the_gpu() -> None:
@@ -127,13 +128,13 @@ def test_taints_are_on_every_device_of_the_gpu() -> None:
         {"key": "example.com/reserved", "value": "ml", "effect": "NoSchedule"},
         {"key": "k", "effect": "NoExecute"},
     ]
-    assert all(device["taints"] == wanted for device in build(mig_gpu(H100), EVERYTHING).devices)
+    assert all(wire(device.taints) == wanted for device in build(mig_gpu(H100), EVERYTHING).devices)
 
 
 def test_added_attributes_beyond_the_limit_are_reported() -> None:
     """A device has at most 32 attributes and capacities; one more would make the whole slice invalid."""
     built = build(mig_gpu(H100), EVERYTHING)
-    assert {len(one["attributes"]) + len(one["capacity"]) for one in built.devices} == {32}
+    assert {len(one.attributes) + len(one.capacity) for one in built.devices} == {32}
     (reason,) = [gpu.reason for gpu in built.left_out]
     assert "attributes that policy p adds to gpu-0 are left out" in reason
 
@@ -154,8 +155,8 @@ def test_an_added_attribute_has_a_valid_name_and_replaces_none(name: str) -> Non
 def test_added_values_keep_their_types() -> None:
     """A boolean is not the number one."""
     added: dict[str, str | int | bool] = {"team": "ml", "rack": 7, "spare": True, "example.com/zone": "a"}
-    found = build(mig_gpu(A100), GpuTerms(attributes=added)).devices[0]["attributes"]
-    assert [found[name] for name in added] == [{"string": "ml"}, {"int": 7}, {"bool": True}, {"string": "a"}]
+    found = build(mig_gpu(A100), GpuTerms(attributes=added)).devices[0].attributes
+    assert wire([found[name] for name in added]) == [{"string": "ml"}, {"int": 7}, {"bool": True}, {"string": "a"}]
 
 
 @given(
@@ -179,6 +180,6 @@ def test_no_policy_makes_a_slice_invalid(extra: dict[str, Any], taints: list[tup
 def test_devices_of_a_gpu_share_common_parts() -> None:
     """Separate copies for the 208 devices of a node would be megabytes."""
     devices = build(mig_gpu(H100)).devices
-    assert devices[1]["attributes"]["productName"] is devices[-1]["attributes"]["productName"]
-    same_profile = [one for one in devices if one["name"].startswith("gpu-0-mig-1g10gb-19-")]
-    assert len({id(one["capacity"]) for one in same_profile}) == 1
+    assert devices[1].attributes["productName"] is devices[-1].attributes["productName"]
+    same_profile = [one for one in devices if one.name.startswith("gpu-0-mig-1g10gb-19-")]
+    assert len({id(one.capacity) for one in same_profile}) == 1

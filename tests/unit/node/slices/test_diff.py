@@ -8,10 +8,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.terms import GpuTerms, Taint
-from dra_driver.kube.types import Device
+from dra_driver.kube.objects.resource import (
+    Counter,
+    CounterSet,
+    Device,
+    DeviceAttribute,
+    DeviceCounterConsumption,
+    DeviceTaint,
+)
 from dra_driver.node.slices.build import build_devices
 from dra_driver.node.slices.diff import (
     PoolIdentity,
@@ -23,14 +31,15 @@ from dra_driver.node.slices.diff import (
     with_times,
 )
 from dra_driver.node.slices.layout import DesiredSlice, split
+from tests.fakes.dra_objects import wire
 from tests.unit.node.slices.gpus import ALL, gpu, snapshot, split_devices
 
 IDENTITY = PoolIdentity(driver="gpu.nvidia.com", node="node-a", node_uid="u1", pool="node-a/gpu.nvidia.com")
 Pool = dict[str, dict[str, Any]]
 
 
-def devices(*names: str) -> list[Any]:
-    return [{"name": name, "attributes": {"type": {"string": "gpu"}}} for name in names]
+def devices(*names: str) -> tuple[Device, ...]:
+    return tuple(Device(name=name, attributes={"type": DeviceAttribute(string="gpu")}) for name in names)
 
 
 def desired(*slices: Sequence[str]) -> list[DesiredSlice]:
@@ -47,12 +56,12 @@ def apply(writes: Writes, pool: Mapping[str, dict[str, Any]]) -> Pool:
         assert result[delete.name]["metadata"]["uid"] == delete.uid
         del result[delete.name]
     for update in writes.updates:
-        name = update["metadata"]["name"]
-        assert update["metadata"]["resourceVersion"] == result[name]["metadata"]["resourceVersion"]
-        result[name] = copy.deepcopy(dict(update))
+        name = str(update.metadata["name"])
+        assert update.metadata["resourceVersion"] == result[name]["metadata"]["resourceVersion"]
+        result[name] = wire(update)
         result[name]["metadata"]["resourceVersion"] = str(next(_numbers))
     for create in writes.creates:
-        item: dict[str, Any] = copy.deepcopy(dict(create))
+        item = wire(create)
         number = next(_numbers)
         name = f"{item['metadata'].pop('generateName')}{number:05d}"
         item["metadata"] |= {"name": name, "uid": f"uid-{number}", "resourceVersion": str(number)}
@@ -128,12 +137,12 @@ def test_old_generations_duplicates_and_unknown_names_are_deleted() -> None:
 
 def counted(*names: str) -> list[DesiredSlice]:
     """A counter set, and a slice of devices that need it for each name."""
-    taken = [{"counterSet": "c", "counters": {"memory": {"value": "1"}}}]
-    held: list[list[Any]] = [[{**device, "consumesCounters": taken}] for device in devices(*names)]
-    counters: Any = [{"name": "c", "counters": {"memory": {"value": "1"}}}]
+    counters = {"memory": Counter(value="1")}
+    taken = DeviceCounterConsumption(counter_set="c", counters=counters)
+    held = (replace(device, consumes_counters=(taken,)) for device in devices(*names))
     return [
-        DesiredSlice(index=0, counter_sets=counters),
-        *(DesiredSlice(index=index, devices=one) for index, one in enumerate(held, 1)),
+        DesiredSlice(index=0, counter_sets=(CounterSet(name="c", counters=counters),)),
+        *(DesiredSlice(index=index, devices=(one,)) for index, one in enumerate(held, 1)),
     ]
 
 
@@ -141,8 +150,8 @@ def in_part(writes: Writes, pool: Pool, count: int) -> Pool:
     """The slices after the first ``count`` writes; there are no deletions and no creations."""
     assert not writes.deletes
     assert not writes.creates
-    done = {body["metadata"]["name"] for body in writes.in_order()[:count]}
-    updates = tuple(body for body in writes.updates if body["metadata"]["name"] in done)
+    done = {body.metadata["name"] for body in writes.in_order()[:count]}
+    updates = tuple(body for body in writes.updates if body.metadata["name"] in done)
     return apply(Writes(updates=updates, generation=writes.generation), pool)
 
 
@@ -176,7 +185,7 @@ def test_devices_that_need_counters_never_complete_a_generation() -> None:
             item["spec"]["pool"]["generation"] -= 1
     writes = compute_writes(counted("a", "b"), start.values(), IDENTITY)
     assert writes.generation == 2
-    assert "devices" not in writes.in_order()[-1]["spec"]
+    assert not writes.in_order()[-1].spec.devices
 
 
 def test_of_two_slices_for_one_index_the_right_one_stays() -> None:
@@ -185,7 +194,7 @@ def test_of_two_slices_for_one_index_the_right_one_stays() -> None:
     name = next(iter(pool))
     wrong = copy.deepcopy(pool[name])
     wrong["metadata"] |= {"name": "00000-a", "uid": "w"}
-    wrong["spec"]["devices"] = devices("other")
+    wrong["spec"]["devices"] = wire(devices("other"))
     writes = compute_writes(desired(["a"]), [wrong, pool[name]], IDENTITY)
     assert [delete.uid for delete in writes.deletes] == ["w"]
     assert len(writes) == 1
@@ -210,7 +219,7 @@ def test_a_new_node_object_becomes_the_owner_and_other_owners_stay() -> None:
     ]
     item["metadata"]["labels"] = {"added": "by-another-client"}
     writes = compute_writes(desired(["a"]), [item], IDENTITY)
-    metadata = writes.updates[0]["metadata"]
+    metadata = wire(writes.updates[0].metadata)
     assert [owner["uid"] for owner in metadata["ownerReferences"]] == ["c", "u1"]
     assert metadata["labels"] == {"added": "by-another-client"}
 
@@ -219,7 +228,7 @@ def test_what_the_server_stored_of_the_same_content_is_equal() -> None:
     """A dropped field must not be written again and again; changed content is still written."""
     pool = published(["a"])
     item = next(iter(pool.values()))
-    item["spec"]["devices"] = devices("a")
+    item["spec"]["devices"] = wire(devices("a"))
     item["spec"]["devices"][0].pop("attributes")
     want = DesiredSlice(index=0, devices=devices("a"), accepted=accepted(item["spec"]))
     assert not compute_writes([want], [item], IDENTITY)
@@ -254,7 +263,7 @@ def _disturb(pool: Pool, draw: st.DataObject) -> Pool:
             case "delete":
                 del result[name]
             case "edit":
-                result[name]["spec"]["devices"] = devices("stranger")
+                result[name]["spec"]["devices"] = wire(devices("stranger"))
             case "double":
                 item = copy.deepcopy(result[name])
                 item["metadata"] |= {"name": name + "b", "uid": "double" + name}
@@ -289,7 +298,7 @@ def test_as_many_writes_as_slices_that_differ(names: list[str], per_slice: int, 
     want = list(split_devices(devices(*names), per_slice=per_slice))
     changed = data.draw(st.sets(st.sampled_from(range(len(want)))))
     for index in changed:
-        want[index] = DesiredSlice(index=index, devices=[*want[index].devices, *devices("new")])
+        want[index] = DesiredSlice(index=index, devices=(*want[index].devices, *devices("new")))
     writes = compute_writes(want, start.values(), IDENTITY)
     assert len(writes) == (len(changed) if len(changed) < 2 else len(want))
     assert writes.generation == (1 if len(changed) < 2 else 2)
@@ -304,28 +313,28 @@ def stored(**changes: Any) -> dict[str, Any]:
     return {"metadata": {"name": "x"}, "spec": {"devices": [{"name": "gpu-0", "taints": [taint]}]}}
 
 
-def device(**changes: Any) -> Device:
-    taint: Any = {"key": RESERVED.key, "value": "ml", "effect": "NoExecute", **changes}
-    return Device(name="gpu-0", attributes={}, taints=[taint])
+def device(**changes: str) -> Device:
+    taint = DeviceTaint(key=RESERVED.key, value="ml", effect="NoExecute")
+    return Device(name="gpu-0", taints=(replace(taint, **changes),))
 
 
 def test_a_taint_keeps_its_time() -> None:
     """The API server would begin it anew with each update."""
     (found,) = with_times([device()], known_times([stored()]))
-    assert found["taints"][0]["timeAdded"] == THEN
+    assert found.taints[0].time_added == THEN
 
 
 @pytest.mark.parametrize("changes", [{"value": "other"}, {"effect": "NoSchedule"}, {"key": "example.com/other"}])
 def test_another_taint_has_another_time(changes: dict[str, str]) -> None:
     """It begins when it is published."""
     (found,) = with_times([device(**changes)], known_times([stored()]))
-    assert "timeAdded" not in found["taints"][0]
+    assert not found.taints[0].time_added
 
 
 def test_a_time_that_is_given_stays() -> None:
     """The condition knows when it began."""
-    (found,) = with_times([device(timeAdded=LATER)], known_times([stored()]))
-    assert found["taints"][0]["timeAdded"] == LATER
+    (found,) = with_times([device(time_added=LATER)], known_times([stored()]))
+    assert found.taints[0].time_added == LATER
 
 
 @pytest.mark.parametrize("time", ["yesterday", 5, None, "2026-11-22T10:00:00Z and more"])
@@ -349,9 +358,10 @@ def test_an_update_for_another_reason_keeps_the_time() -> None:
         return split(build_devices(shown, terms, ALL))
 
     (created,) = compute_writes(wanted(gpu(0)), [], IDENTITY).creates
-    existing: Any = {**created, "metadata": {**created["metadata"], "name": "00000-gpu.nvidia.com-node-a-x"}}
-    existing["spec"]["devices"][0]["taints"] = [{**existing["spec"]["devices"][0]["taints"][0], "timeAdded": THEN}]
+    existing = wire(created)
+    existing["metadata"]["name"] = "00000-gpu.nvidia.com-node-a-x"
+    existing["spec"]["devices"][0]["taints"][0]["timeAdded"] = THEN
     assert not compute_writes(wanted(gpu(0)), [existing], IDENTITY)
     (update,) = compute_writes(wanted(gpu(0), gpu(1)), [existing], IDENTITY).updates
-    assert update["spec"]["devices"][0]["taints"][0]["timeAdded"] == THEN
-    assert "taints" not in update["spec"]["devices"][1]
+    assert update.spec.devices[0].taints[0].time_added == THEN
+    assert not update.spec.devices[1].taints

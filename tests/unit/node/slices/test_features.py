@@ -3,11 +3,13 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ForbiddenError, InvalidObjectError
 from dra_driver.kube.discovery import ServerVersion
+from dra_driver.kube.objects.resource import Device, DeviceAttribute, ResourcePool, ResourceSliceSpec
 from dra_driver.kube.published.names import NUMA_NODE
-from dra_driver.kube.types import ResourceSlice
+from dra_driver.node.slices.diff import SliceBody
 from dra_driver.node.slices.features import FeatureWatch, probe
 from dra_driver.node.slices.gates import ApiServerFeatures, lists_in, lost_with
 from dra_driver.node.slices.publisher import Publisher
@@ -98,8 +100,8 @@ def test_a_server_that_arranges_counters_in_a_third_way_is_told_from_a_gate_that
     """The sentence for people must not ask them to switch on a gate that is on."""
 
     class Future(FakeSlicesApi):
-        def create(self, body: ResourceSlice, *, dry_run: bool = False) -> dict[str, Any]:
-            if any("consumesCounters" in device for device in body["spec"].get("devices", [])):
+        def create(self, body: SliceBody, *, dry_run: bool = False) -> dict[str, Any]:
+            if any(device.consumes_counters for device in body.spec.devices):
                 raise InvalidObjectError("422: spec.devices[0].consumesCounters[0]: Required value", status=422)
             return super().create(body, dry_run=dry_run)
 
@@ -134,8 +136,8 @@ class Gated(FakeSlicesApi):
 
     gate = True
 
-    def _stored(self, body: ResourceSlice, old: dict[str, Any] | None = None) -> dict[str, Any]:
-        if not self.gate and list(lists_in(body["spec"])):
+    def _stored(self, body: SliceBody, old: dict[str, Any] | None = None) -> dict[str, Any]:
+        if not self.gate and list(lists_in(body.spec)):
             raise InvalidObjectError("must specify a value", status=422, reason="Invalid")
         return super()._stored(body, old)
 
@@ -184,7 +186,7 @@ def test_a_server_that_no_longer_keeps_lists_gets_a_number() -> None:
 
 def test_a_lost_list_is_a_lost_feature() -> None:
     """The path is as that of a dropped field."""
-    spec: Any = {"devices": [{"name": "x", "attributes": {NUMA_NODE: {"ints": [1]}, "other": {"int": 1}}}]}
+    device = Device(name="x", attributes={NUMA_NODE: DeviceAttribute(ints=(1,)), "other": DeviceAttribute(int_=1)})
+    spec = ResourceSliceSpec(driver="d", pool=ResourcePool(name="p"), devices=(device,))
     assert lost_with(lists_in(spec)) == {"list_attributes"}
-    plain: Any = {"devices": [{"name": "x"}]}
-    assert not lost_with(lists_in(plain))
+    assert not lost_with(lists_in(replace(spec, devices=(Device(name="x"),))))

@@ -114,7 +114,7 @@ def test_in_1_34_the_counters_of_all_devices_of_a_gpu_fit_into_a_slice() -> None
     beside = replace(ALL, counters_beside_devices=True)
     found = forms(many, beside)
     devices = GpuDevices(many, snapshot(many), GpuTerms(), found, beside).build()
-    used = [len(device["consumesCounters"][0]["counters"]) for device in devices]
+    used = [len(device.consumes_counters[0].counters) for device in devices]
     assert 1024 - max(used) < sum(used) <= 1024
     assert "has room for 1024 counters" in found.reasons[0]
     assert forms(gpu, beside).placements == forms(gpu, ALL).placements

@@ -19,6 +19,7 @@ from dra_driver.node.slices.build import build_devices, pool_name
 from dra_driver.node.slices.diff import PoolIdentity, compute_writes
 from dra_driver.node.slices.gates import ApiServerFeatures
 from dra_driver.node.slices.layout import split
+from tests.fakes.dra_objects import wire
 from tests.unit.node.slices.gpus import A100, ALL, H100, NONE, gpu, instance, mig_gpu, node_of, snapshot
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "slices"
@@ -110,7 +111,7 @@ def slices_of(name: str) -> list[Any]:
     )
     built = build_devices(shot, {one.uuid: terms for one in shot.gpus}, features)
     slices = split(built, counters_beside_devices=features.counters_beside_devices)
-    return list(compute_writes(slices, [], identity).creates)
+    return [wire(body) for body in compute_writes(slices, [], identity).creates]
 
 
 def written(name: str) -> str:

@@ -44,8 +44,8 @@ def test_in_1_34_a_counter_set_is_beside_its_devices() -> None:
     assert [(len(one.counter_sets), len(one.devices)) for one in slices] == [(1, 26), (1, 26), (0, 2)]
     assert [one.index for one in slices] == [0, 1, 2]
     for one in slices[:2]:
-        names = {counter_set["name"] for counter_set in one.counter_sets}
-        assert {taken["counterSet"] for device in one.devices for taken in device["consumesCounters"]} == names
+        names = {counter_set.name for counter_set in one.counter_sets}
+        assert {taken.counter_set for device in one.devices for taken in device.consumes_counters} == names
 
 
 def test_in_1_34_a_gpu_that_may_be_cut_keeps_its_slice_while_it_is_not() -> None:

@@ -13,6 +13,7 @@ from dra_driver.core.errors import (
     InvalidObjectError,
     ServerBusyError,
 )
+from dra_driver.kube.objects.core import ObjectReference
 from dra_driver.kube.reflector import ReflectorChange
 from dra_driver.node.slices.publisher import Publisher
 from dra_driver.node.slices.schedule import Schedule
@@ -34,8 +35,8 @@ class Bench(Passes):
         )  # fmt: skip
         self.api.listeners.append(self.publisher.notice)
 
-    def record(self, about: Any, kind: str, reason: str, message: str) -> None:
-        self.events.append((about["name"], reason, message))
+    def record(self, about: ObjectReference, kind: str, reason: str, message: str) -> None:
+        self.events.append((about.name, reason, message))
 
     def devices(self) -> list[str]:
         return [

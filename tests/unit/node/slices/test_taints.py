@@ -11,6 +11,7 @@ from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy, Taint,
 from dra_driver.kube.published.limits import MAX_TAINTS
 from dra_driver.node.slices.build import Built, build_devices, chosen
 from dra_driver.node.slices.gates import ApiServerFeatures
+from tests.fakes.dra_objects import wire
 from tests.unit.node.slices.gpus import ALL, H100, instance, mig_gpu, snapshot
 
 NO_TAINTS = replace(ALL, taints=False, taints_1_35=False)
@@ -29,7 +30,7 @@ def build(gpu: Gpu, features: ApiServerFeatures = ALL, **terms: Any) -> Built:
 
 
 def keys(built: Built) -> dict[str, list[str]]:
-    return {device["name"]: [taint["key"] for taint in device.get("taints", [])] for device in built.devices}
+    return {device.name: [taint.key for taint in device.taints] for device in built.devices}
 
 
 def asked(count: int) -> tuple[Taint, ...]:
@@ -61,7 +62,7 @@ def test_a_partitions_condition_taints_that_partition_alone(gpu: Gpu, name: str,
 def test_the_time_of_a_condition_is_published() -> None:
     """Eviction counts from it."""
     built = build(FREE, condition_taints=(XID, LOST))
-    assert built.devices[0]["taints"] == [
+    assert wire(built.devices[0].taints) == [
         {"key": LOST.key, "effect": "NoExecute", "timeAdded": SINCE},
         {"key": XID.key, "value": "79", "effect": "NoSchedule", "timeAdded": SINCE},
     ]
@@ -133,7 +134,7 @@ def build_withheld(gpu: Gpu, features: ApiServerFeatures = ALL, **terms: Any) ->
 
 
 def taints_of(built: Built) -> dict[str, Any]:
-    return {device["name"]: device.get("taints") for device in built.devices}
+    return {device.name: wire(device.taints) or None for device in built.devices}
 
 
 @pytest.mark.parametrize("features", [ALL, NO_TAINTS], ids=["taints", "no taints"])
@@ -154,7 +155,7 @@ def test_other_partitions_are_tainted() -> None:
 def test_without_taints_all_but_the_refused_ones_are_left_out() -> None:
     """New claims must not get them; those that were refused are allocated to a claim already."""
     found = build_withheld(OWN, NO_TAINTS)
-    assert [device["name"] for device in found.devices] == ["gpu-0", MINE, REFUSED]
+    assert [device.name for device in found.devices] == ["gpu-0", MINE, REFUSED]
     assert found.left_out[0].reason == "gpu-0 cannot be cut"
 
 
