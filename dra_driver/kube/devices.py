@@ -1,13 +1,104 @@
 """Reads the devices of resource.k8s.io/v1 objects: one function for each question that several packages ask. Pure.
 
 Null and missing parts read as empty. Objects come from a state whose shapes were checked (``kube.state``); a part of
-another type raises AttributeError or TypeError.
+another type raises AttributeError or TypeError, but not in a `HeldClaim`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+from msgspec import Struct, field
+
+from dra_driver.core.wire import from_wire
 
 Wire = Mapping[str, Any]
+
+# --- Who has which devices, from the fields that say it: a claim with another odd field still holds its devices.
+
+
+class HeldResult(Struct, frozen=True, kw_only=True, rename="camel"):
+    """One entry of ``status.allocation.devices.results``. Of the first three "" is unknown."""
+
+    driver: str = ""
+    pool: str = ""
+    device: str = ""
+    request: object = ""
+    share_id: object = field(default="", name="shareID")
+    admin_access: object = False
+    consumed_capacity: dict[str, object] = {}
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.driver, self.pool, self.device
+
+
+class Consumer(Struct, frozen=True, kw_only=True, rename="camel"):
+    """One entry of ``status.reservedFor``."""
+
+    resource: object = ""
+    name: object = ""
+    uid: object = ""
+    api_group: object = ""
+
+
+class _MatchField(Struct, frozen=True, kw_only=True):
+    key: object = ""
+    values: tuple[str, ...] = ()
+
+
+class _Term(Struct, frozen=True, kw_only=True, rename="camel"):
+    match_fields: tuple[_MatchField, ...] = ()
+
+
+class _NodeSelector(Struct, frozen=True, kw_only=True, rename="camel"):
+    node_selector_terms: tuple[_Term, ...] = ()
+
+
+class _Devices(Struct, frozen=True, kw_only=True):
+    results: tuple[HeldResult, ...] = ()
+
+
+class _Allocation(Struct, frozen=True, kw_only=True, rename="camel"):
+    devices: _Devices = _Devices()
+    node_selector: _NodeSelector = _NodeSelector()
+
+
+class _ClaimStatus(Struct, frozen=True, kw_only=True, rename="camel"):
+    allocation: _Allocation | None = None
+    reserved_for: tuple[Consumer, ...] = ()
+
+
+class HeldMeta(Struct, frozen=True, kw_only=True, rename="camel"):
+    name: object = ""
+    namespace: object = ""
+    uid: object = ""
+    creation_timestamp: object = ""
+    deletion_timestamp: object = ""
+    annotations: dict[str, object] = {}
+
+
+class HeldClaim(Struct, frozen=True, kw_only=True):
+    """A claim with its devices and users."""
+
+    metadata: HeldMeta = HeldMeta()
+    status: _ClaimStatus = _ClaimStatus()
+
+    @property
+    def devices(self) -> tuple[HeldResult, ...]:
+        return self.status.allocation.devices.results if self.status.allocation else ()
+
+
+C = TypeVar("C", bound=HeldClaim)
+
+
+def held_claim(kind: type[C], item: Wire) -> tuple[C, bool]:
+    """The claim without what does not fit, and whether all its devices are known. Raises ValueError for no object."""
+    claim = from_wire(kind, item)
+    try:
+        told = len(results_of(item))
+    except (AttributeError, TypeError):
+        return claim, False
+    return claim, told == len(claim.devices) and not any("" in device.key for device in claim.devices)
 
 
 def allocation_results(allocation: Wire | None) -> Sequence[Wire]:
@@ -59,10 +150,15 @@ def attribute_of(attributes: Wire | None, driver: str, name: str) -> Wire:
     """
     known = attributes or {}
     value: Wire = known.get(name) or known.get(f"{driver}/{name}") or {}
-    return value
+    return value if isinstance(value, Mapping) else {}
 
 
 def attribute_text(attributes: Wire | None, driver: str, name: str) -> str:
     """The text of an attribute; "" without it, and for one of another type."""
     value = attribute_of(attributes, driver, name).get("string")
     return value if isinstance(value, str) else ""
+
+
+def attribute_shown(attributes: Wire | None, driver: str, name: str) -> str:
+    """An attribute of any type as text, such as ``1.2.3`` of ``{"version": "1.2.3"}``; "" without it."""
+    return str(next(iter(attribute_of(attributes, driver, name).values()), ""))

@@ -1,7 +1,15 @@
 """Free capacity: ``survey(state)``. Devices and claims with their users: ``devices_of``, ``claims_of``."""
 
 from dra_driver.kubectl.capacity.fit_count import Options
-from dra_driver.kubectl.capacity.holdings import ClaimDevice, ClaimRow, DeviceRow, Holder, claims_of, devices_of
+from dra_driver.kubectl.capacity.holdings import (
+    ClaimDevice,
+    ClaimRow,
+    DeviceRow,
+    Holder,
+    claims_of,
+    devices_of,
+    with_claim_gaps,
+)
 from dra_driver.kubectl.capacity.report import CapacityReport, ModelCapacity, NodeCapacity
 from dra_driver.kubectl.capacity.survey import survey
 from dra_driver.kubectl.capacity.topology import NOWHERE, GpuPlace, TopologyRow, place_of, topology_of
@@ -25,4 +33,5 @@ __all__ = [
     "place_of",
     "survey",
     "topology_of",
+    "with_claim_gaps",
 ]

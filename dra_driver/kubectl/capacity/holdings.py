@@ -10,13 +10,13 @@ from functools import partial
 from typing import Final
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.time import parse_time
-from dra_driver.kube.devices import Wire, attribute_text, newest_slices, pool_of
-from dra_driver.kube.objects.resource import DeviceRequest, DeviceRequestAllocationResult, ResourceClaim
+from dra_driver.kube.devices import HeldClaim, HeldResult, Wire, attribute_shown, held_claim, newest_slices, pool_of
 from dra_driver.kube.published import names
-from dra_driver.kube.shapes import read
+from dra_driver.kube.shapes import problem_of
 from dra_driver.kube.state import ClusterState
 from dra_driver.scheduler.allocation import amount, guarded, nano
 
@@ -154,6 +154,50 @@ class ClaimRow(Struct, frozen=True, kw_only=True, rename="camel"):
     age_s: int | None
 
 
+class _Capacity(Struct, frozen=True, kw_only=True):
+    requests: dict[str, object] = {}
+
+
+class _Way(Struct, frozen=True, kw_only=True, rename="camel"):
+    device_class_name: object = "?"
+    allocation_mode: object = ""
+    count: object = 1
+    capacity: _Capacity = _Capacity()
+
+
+class _Request(Struct, frozen=True, kw_only=True, rename="camel"):
+    name: object = "?"
+    exactly: _Way = _Way()
+    first_available: tuple[_Way, ...] = ()
+
+
+class _Requests(Struct, frozen=True, kw_only=True):
+    requests: tuple[_Request, ...] = ()
+
+
+class _ClaimSpec(Struct, frozen=True, kw_only=True):
+    devices: _Requests = _Requests()
+
+
+class _ListedClaim(HeldClaim, frozen=True, kw_only=True):
+    """A claim with what it asks for, whatever else is in it."""
+
+    spec: _ClaimSpec = _ClaimSpec()
+
+
+def with_claim_gaps(state: ClusterState) -> ClusterState:
+    """The state with a gap for each claim of which a part is not shown. Raises like `devices_of`."""
+    gaps = guarded(lambda: [*filter(None, map(_gap, state.claims))], {"claims": state.claims})
+    return replace(state, gaps=(*state.gaps, *gaps)) if gaps else state
+
+
+def _gap(item: Wire) -> str:
+    claim, known = held_claim(_ListedClaim, item)
+    problem = problem_of(_ListedClaim, item) or ("" if known else "a device of its allocation has no name")
+    # With the resource in front other devices are not known to be free, either.
+    return problem and f"{'claim' if known else 'resourceclaims:'} {_namespace(claim)}/{claim.metadata.name}: {problem}"
+
+
 def devices_of(state: ClusterState, *, node: str = "", driver: str = "", namespace: str = "") -> list[DeviceRow]:
     """Returns devices by node, driver and slice order. ``namespace`` selects those used by its claims.
 
@@ -180,37 +224,40 @@ def _devices(state: ClusterState) -> list[DeviceRow]:
     unknown = not state.claims and any(gap.startswith("resourceclaims:") for gap in state.gaps)
     by_device: dict[DeviceKey, list[Holder]] = {}
     nodes: dict[DeviceKey, str] = {}
-    for claim in (read(ResourceClaim, item) for item in state.claims):
-        node = _node_of(claim)
+    unheld: Sequence[Holder] | None = ()  # None: a claim may have any device
+    for item in state.claims:
+        claim, known = held_claim(HeldClaim, item)
+        unheld, node = unheld if known else None, _node_of(claim)
         for result, holder in _holders(claim):
-            nodes[_key(result)] = node
-            holders = by_device.setdefault(_key(result), [])
+            nodes[result.key] = node
+            holders = by_device.setdefault(result.key, [])
             if holder not in holders or holder.share:
                 holders.append(holder)
     slices = newest_slices(state.slices)
     slices.sort(key=lambda item: (item["spec"].get("nodeName") or "", item["spec"]["driver"], item["metadata"]["name"]))
     taken = {key for key, holders in by_device.items() if any(not holder.admin_access for holder in holders)}
     left = counters_left(slices, taken)
-    rows = [row for item in slices for row in _of_slice(item["spec"], None if unknown else by_device, left)]
-    known = {(row.driver, row.pool, row.device) for row in rows}
+    unheld = None if unknown else unheld
+    rows = [row for item in slices for row in _of_slice(item["spec"], by_device, left, unheld)]
+    published = {(row.driver, row.pool, row.device) for row in rows}
     rows += [
         DeviceRow(node=nodes[key], driver=key[0], pool=key[1], device=key[2], holders=holders, state=IN_USE)
         for key, holders in sorted(by_device.items())
-        if key not in known
+        if key not in published
     ]
     return rows
 
 
 def _of_slice(
-    spec: Wire, by_device: Mapping[DeviceKey, Sequence[Holder]] | None, left: Counters
+    spec: Wire, by_device: Mapping[DeviceKey, Sequence[Holder]], left: Counters, unheld: Sequence[Holder] | None
 ) -> Iterator[DeviceRow]:
     driver, pool = spec["driver"], spec["pool"]["name"]
     for device in spec.get("devices") or ():
         memory = ((device.get("capacity") or {}).get(names.MEMORY) or {}).get("value", "")
-        holders = None if by_device is None else by_device.get((driver, pool, device["name"]), ())
+        holders = by_device.get((driver, pool, device["name"]), unheld)
         mine = [holder for holder in holders or () if not holder.admin_access]
         in_shares, shared = any(holder.share for holder in mine), bool(device.get("allowMultipleAllocations"))
-        text = partial(attribute_text, device.get("attributes"), driver)
+        text = partial(attribute_shown, device.get("attributes"), driver)
         rest: Mapping[str, str] = {}
         state = UNKNOWN
         if holders is not None:
@@ -243,83 +290,83 @@ def _claims(state: ClusterState, now: datetime) -> list[ClaimRow]:
         for device in spec.get("devices") or ():
             if node := device.get("nodeName") or spec.get("nodeName"):
                 places[(*pool_of(item), device["name"])] = node
-    return [_claim(read(ResourceClaim, item), places, now) for item in state.claims]
+    return [_claim(held_claim(_ListedClaim, item)[0], places, now) for item in state.claims]
 
 
-def _claim(claim: ResourceClaim, places: Mapping[DeviceKey, str], now: datetime) -> ClaimRow:
+def _claim(claim: _ListedClaim, places: Mapping[DeviceKey, str], now: datetime) -> ClaimRow:
     metadata, elsewhere = claim.metadata, _node_of(claim)
     devices = [
         ClaimDevice(
-            request=result.request,
+            request=str(result.request or ""),
             driver=result.driver,
             pool=result.pool,
             device=result.device,
-            node=places.get(_key(result)) or elsewhere,
+            node=places.get(result.key) or elsewhere,
             consumed=holder.consumed,
             admin_access=holder.admin_access,
         )
         for result, holder in _holders(claim)
     ]
-    allocated = claim.status is not None and claim.status.allocation is not None
+    allocated = claim.status.allocation is not None
     nodes = {device.node for device in devices} | ({elsewhere} if allocated and not devices else set())
-    created = parse_time(metadata.creation_timestamp)
+    created = str(metadata.creation_timestamp or "")
+    moment = parse_time(created)
     return ClaimRow(
-        namespace=metadata.namespace or "default",
-        name=metadata.name,
+        namespace=_namespace(claim),
+        name=str(metadata.name),
         state=DELETING if metadata.deletion_timestamp else ALLOCATED if allocated else PENDING,
         nodes=tuple(sorted(nodes - {""})),
-        requests=tuple(_asked(request) for request in (claim.spec.devices.requests if claim.spec.devices else ())),
+        requests=tuple(_asked(request) for request in claim.spec.devices.requests),
         devices=tuple(devices),
         pods=_users(claim),
-        created=metadata.creation_timestamp,
-        age_s=None if created is None else max(0, int((now - created).total_seconds())),
+        created=created,
+        age_s=None if moment is None else max(0, int((now - moment).total_seconds())),
     )
 
 
-def _holders(claim: ResourceClaim) -> list[tuple[DeviceRequestAllocationResult, Holder]]:
+def _holders(claim: HeldClaim) -> list[tuple[HeldResult, Holder]]:
     """Returns each device of the claim, and the claim as its holder."""
-    allocation, users = claim.status.allocation if claim.status else None, _users(claim)
+    users = _users(claim)
     return [
         (
             result,
             Holder(
-                namespace=claim.metadata.namespace or "default",
-                claim=claim.metadata.name,
+                namespace=_namespace(claim),
+                claim=str(claim.metadata.name),
                 pods=users,
                 share=bool(result.share_id),
-                admin_access=result.admin_access,
+                admin_access=bool(result.admin_access),
                 consumed={name: str(value) for name, value in result.consumed_capacity.items()},
             ),
         )
-        for result in (allocation.devices.results if allocation and allocation.devices else ())
+        for result in claim.devices
     ]
 
 
-def _node_of(claim: ResourceClaim) -> str:
+def _node_of(claim: HeldClaim) -> str:
     """Returns the node of the claim's allocation; "" if several nodes can use it."""
-    allocation = claim.status.allocation if claim.status else None
-    for term in allocation.node_selector.node_selector_terms if allocation and allocation.node_selector else ():
+    allocation = claim.status.allocation
+    for term in allocation.node_selector.node_selector_terms if allocation else ():
         for item in term.match_fields:
             if item.key == "metadata.name" and len(item.values) == 1:
                 return item.values[0]
     return ""
 
 
-def _asked(request: DeviceRequest) -> str:
+def _asked(request: _Request) -> str:
     """Returns ``gpu: 2 x gpu.nvidia.com (memory 10Gi)``; alternatives are joined with "or"."""
     texts = []
-    for way in request.first_available or ([request.exactly] if request.exactly else ()):
+    for way in request.first_available or ([request.exactly] if request.exactly != _Way() else ()):
         count = "all" if way.allocation_mode == "All" else f"{way.count or 1} x"
-        wanted = way.capacity.requests if way.capacity else {}
-        amounts = ", ".join(f"{name} {value}" for name, value in wanted.items())
+        amounts = ", ".join(f"{name} {value}" for name, value in way.capacity.requests.items())
         texts.append(f"{count} {way.device_class_name}{f' ({amounts})' if amounts else ''}")
     return f"{request.name}: {' or '.join(texts) or '?'}"
 
 
-def _key(result: DeviceRequestAllocationResult) -> DeviceKey:
-    return result.driver, result.pool, result.device
+def _users(claim: HeldClaim) -> tuple[str, ...]:
+    users = claim.status.reserved_for
+    return tuple(str(user.name) if user.resource == "pods" else f"{user.resource}/{user.name}" for user in users)
 
 
-def _users(claim: ResourceClaim) -> tuple[str, ...]:
-    users = claim.status.reserved_for if claim.status else ()
-    return tuple(user.name if user.resource == "pods" else f"{user.resource}/{user.name}" for user in users)
+def _namespace(claim: HeldClaim) -> str:
+    return str(claim.metadata.namespace or "default")

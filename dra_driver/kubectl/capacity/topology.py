@@ -3,7 +3,7 @@
 A row is a GPU with all its partitions, or a device of another driver that says where it is, such as a network card.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Final
@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dra_driver.core.model.mig import parent_name
-from dra_driver.kube.devices import Wire, attribute_text, newest_slices, pool_of
+from dra_driver.kube.devices import Wire, attribute_shown, attribute_text, newest_slices, pool_of
 from dra_driver.kube.published import names
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity.holdings import FREE, IN_USE, UNKNOWN, DeviceRow, devices_of
@@ -41,10 +41,10 @@ NOWHERE: Final = GpuPlace()
 _MAX_NUMA: Final = 64
 
 
-def place_of(device: Wire, driver: str) -> GpuPlace:
+def place_of(device: Wire, driver: str, shown: Callable[[Wire, str, str], str] = attribute_text) -> GpuPlace:
     """Where a published device is. A driver may publish a list of NUMA nodes (DRAListTypeAttributes)."""
     attributes = device.get("attributes") or {}
-    text, value = partial(attribute_text, attributes, driver), attributes.get(names.NUMA_NODE) or {}
+    text, value = partial(shown, attributes, driver), attributes.get(names.NUMA_NODE) or {}
     numa = [value["int"]] if "int" in value else value.get("ints") or ()
     place = GpuPlace(
         numa=tuple(number for number in numa if isinstance(number, int))[:_MAX_NUMA],
@@ -91,7 +91,7 @@ def topology_of(state: ClusterState, *, node: str = "") -> list[TopologyRow]:
     units: dict[tuple[str, str, str], list[tuple[DeviceRow, Wire]]] = {}
     for row in rows:
         wire = wires[row.driver, row.pool, row.device]
-        unit = row.parent or attribute_text(wire.get("attributes"), row.driver, names.UUID) or row.device
+        unit = row.parent or attribute_shown(wire.get("attributes"), row.driver, names.UUID) or row.device
         units.setdefault((row.driver, row.pool, unit), []).append((row, wire))
     found = [row for unit in units.values() for row in _row(unit)]
     found.sort(key=lambda row: (row.node, row.pcie_root, row.driver, len(row.device), row.device))
@@ -101,7 +101,7 @@ def topology_of(state: ClusterState, *, node: str = "") -> list[TopologyRow]:
 def _row(unit: Sequence[tuple[DeviceRow, Wire]]) -> Iterator[TopologyRow]:
     """The unit's row, unless it says nothing about where it is."""
     first, wire = next((one for one in unit if not one[0].parent), unit[0])
-    place, whole = place_of(wire, first.driver), not first.parent
+    place, whole = place_of(wire, first.driver, attribute_shown), not first.parent
     if first.type not in (names.TYPE_GPU, names.TYPE_MIG) and not place.pcie_root and not place.numa:
         return
     yield TopologyRow(
@@ -110,7 +110,7 @@ def _row(unit: Sequence[tuple[DeviceRow, Wire]]) -> Iterator[TopologyRow]:
         device=first.device if whole else parent_name(first.device),
         type=first.type if whole else names.TYPE_GPU,
         product=first.product,
-        uuid=attribute_text(wire.get("attributes"), first.driver, names.UUID) if whole else first.parent,
+        uuid=attribute_shown(wire.get("attributes"), first.driver, names.UUID) if whole else first.parent,
         pcie_root=place.pcie_root,
         numa=tuple(place.numa),
         island=place.island,

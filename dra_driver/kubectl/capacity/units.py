@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dra_driver.core.quantity import NANO
-from dra_driver.kube.devices import Wire, attribute_text
+from dra_driver.kube.devices import Wire, attribute_shown
 from dra_driver.kube.published import MEMORY, names
 from dra_driver.scheduler.allocation import Pool, PoolDevice, consumption, nano, untolerated
 
@@ -76,7 +76,7 @@ def node_problem(node: Wire) -> str:
 
 def kind_of(device: Wire, driver: str, *, shares: bool) -> DeviceKind:
     """Returns the kind of a device. Without ``shares`` (gate DRAConsumableCapacity off) no device is shared."""
-    text = partial(attribute_text, device.get("attributes"), driver)
+    text = partial(attribute_shown, device.get("attributes"), driver)
     found, profile = text(names.TYPE), text(names.PROFILE)
     model = text(names.PRODUCT_NAME) or found or "device"
     return _kind(driver, model, found, profile, shares and bool(device.get("allowMultipleAllocations")))
@@ -161,7 +161,7 @@ def units_of_devices(driver: str, devices: Sequence[PoolDevice], *, shares: bool
     marks = []
     for place, device in enumerate(devices):
         mine: list[Hashable] = [("set", name) for name in _set_names(device.wire)]
-        text = partial(attribute_text, device.wire.get("attributes"), driver)
+        text = partial(attribute_shown, device.wire.get("attributes"), driver)
         if uuid := text(names.PARENT_UUID) or text(names.UUID):
             mine.append(("body", uuid))
         if not mine:

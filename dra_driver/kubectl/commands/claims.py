@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import to_builtins
 
 from dra_driver.core.text import listed
-from dra_driver.kubectl.capacity import ClaimRow, claims_of
+from dra_driver.kubectl.capacity import ClaimRow, claims_of, with_claim_gaps
 from dra_driver.kubectl.commands.devices import use_text
 from dra_driver.kubectl.commands.source import add_source, is_unread, print_json, print_table, state_of, tell_gaps
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    state = state_of(args, only=_FIELDS)
+    state = with_claim_gaps(state_of(args, only=_FIELDS))
     found = claims_of(state, datetime.now(UTC), node=args.node, namespace=args.namespace or "")
     if args.pending:
         found = [claim for claim in found if claim.state == "pending"]

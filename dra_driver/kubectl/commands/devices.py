@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import to_builtins
 
 from dra_driver.core.text import listed
-from dra_driver.kubectl.capacity import ClaimDevice, DeviceRow, Holder, devices_of
+from dra_driver.kubectl.capacity import ClaimDevice, DeviceRow, Holder, devices_of, with_claim_gaps
 from dra_driver.kubectl.commands.source import add_source, is_unread, print_json, print_table, state_of, tell_gaps
 from dra_driver.kubectl.explain import with_defaults
 
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    state = with_defaults(state_of(args, only=_FIELDS))
+    state = with_claim_gaps(with_defaults(state_of(args, only=_FIELDS)))
     namespace = args.namespace or ""
     found = devices_of(state, node=args.node, driver=args.driver, namespace=namespace)
     if args.output == "json":

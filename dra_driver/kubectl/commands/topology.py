@@ -7,7 +7,7 @@ from typing import Final
 from msgspec import to_builtins
 
 from dra_driver.core.text import listed
-from dra_driver.kubectl.capacity import TopologyRow, topology_of
+from dra_driver.kubectl.capacity import TopologyRow, topology_of, with_claim_gaps
 from dra_driver.kubectl.commands.devices import UNKNOWN
 from dra_driver.kubectl.commands.source import add_source, is_unread, print_json, print_table, state_of, tell_gaps
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    state = state_of(args, only=_FIELDS)
+    state = with_claim_gaps(state_of(args, only=_FIELDS))
     found = topology_of(state, node=args.node)
     if args.output == "json":
         print_json("TopologyList", {"gaps": state.gaps, "items": to_builtins(found)})

@@ -9,31 +9,73 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
-from dra_driver.core.errors import (
-    ApiUnreachableError,
-    ConfigurationError,
-    GoneError,
-    KubernetesApiError,
-    ServerBusyError,
-)
+from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, GoneError, ServerBusyError
 from dra_driver.core.model.drain import DRAINED_TAINT
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import parent_name
 from dra_driver.core.model.terms import DETACHED_TAINT
+from dra_driver.core.wire import from_wire
 from dra_driver.kube import paths
+from dra_driver.kube.devices import Consumer, HeldClaim, HeldMeta, HeldResult, attribute_text, held_claim
 from dra_driver.kube.evictions import NO_EVICTION
-from dra_driver.kube.objects.core import Event, Pod
-from dra_driver.kube.objects.meta import ObjectMeta
-from dra_driver.kube.objects.resource import (
-    Device,
-    DeviceRequestAllocationResult,
-    ResourceClaim,
-    ResourceClaimConsumerReference,
-    ResourceSlice,
-    ResourceSliceSpec,
-)
 from dra_driver.kube.published import names
-from dra_driver.kube.shapes import read
+
+_S = TypeVar("_S", bound=Struct)
+
+
+class _Taint(Struct, frozen=True, kw_only=True):
+    key: str = ""
+
+
+class _Device(Struct, frozen=True, kw_only=True):
+    name: str = ""
+    attributes: dict[str, object] = {}
+    taints: tuple[_Taint, ...] = ()
+
+
+class _Pool(Struct, frozen=True, kw_only=True, rename="camel"):
+    name: str = ""
+    generation: int = 0
+    resource_slice_count: int = 0
+
+
+class SliceSpec(Struct, frozen=True, kw_only=True, rename="camel"):
+    driver: str = ""
+    node_name: str = ""
+    pool: _Pool = _Pool()
+    devices: tuple[_Device, ...] = ()
+
+
+class _Slice(Struct, frozen=True, kw_only=True):
+    spec: SliceSpec = SliceSpec()
+
+
+class _Owner(Struct, frozen=True, kw_only=True):
+    kind: object = ""
+    name: object = ""
+    controller: object = False
+
+
+class _PodMeta(HeldMeta, frozen=True, kw_only=True, rename="camel"):
+    owner_references: tuple[_Owner, ...] = ()
+
+
+class _PodStatus(Struct, frozen=True, kw_only=True):
+    phase: object = ""
+
+
+class _Pod(Struct, frozen=True, kw_only=True):
+    metadata: _PodMeta = _PodMeta()
+    status: _PodStatus = _PodStatus()
+
+
+class _Event(Struct, frozen=True, kw_only=True):
+    message: str = ""
+
+
+def _read(kind: type[_S], items: Iterable[object]) -> list[_S]:
+    """Only these fields are read, and what does not fit is left out: no object of others ends a drain."""
+    return [from_wire(kind, item) for item in items if isinstance(item, Mapping)]
 
 
 class PublishedGpu(Struct, frozen=True, kw_only=True):
@@ -50,32 +92,33 @@ class PublishedGpu(Struct, frozen=True, kw_only=True):
     detached: bool
 
 
-def newest_specs(slices: Iterable[ResourceSlice], node: str, driver: str) -> list[ResourceSliceSpec]:
+def newest_specs(slices: Iterable[object], node: str, driver: str) -> list[SliceSpec]:
     """What ``driver`` publishes on ``node``: the newest generation of each pool."""
-    own = [each.spec for each in slices if (each.spec.driver, each.spec.node_name) == (driver, node)]
+    own = [each.spec for each in _read(_Slice, slices) if (each.spec.driver, each.spec.node_name) == (driver, node)]
     newest: dict[str, int] = {}
     for spec in own:
-        newest[spec.pool.name] = max(newest.get(spec.pool.name, 0), spec.pool.generation or 0)
-    return [spec for spec in own if (spec.pool.generation or 0) == newest[spec.pool.name]]
+        newest[spec.pool.name] = max(newest.get(spec.pool.name, 0), spec.pool.generation)
+    return [spec for spec in own if spec.pool.generation == newest[spec.pool.name]]
 
 
-def gpus_of(specs: Iterable[ResourceSliceSpec]) -> tuple[PublishedGpu, ...]:
+def gpus_of(specs: Iterable[SliceSpec]) -> tuple[PublishedGpu, ...]:
     """The GPUs of these slices, by name."""
-    found: dict[str, list[Device]] = {}
+    found: dict[str, list[_Device]] = {}
     for spec in specs:
         for device in spec.devices:
-            uuid = _text(device, spec.driver, names.PARENT_UUID) or _text(device, spec.driver, names.UUID)
+            parent = attribute_text(device.attributes, spec.driver, names.PARENT_UUID)
+            uuid = parent or attribute_text(device.attributes, spec.driver, names.UUID)
             if uuid.startswith("GPU-"):
                 found.setdefault(uuid, []).append(device)
     gpus = [_gpu(GpuUuid(uuid), devices) for uuid, devices in found.items()]
     return tuple(sorted(gpus, key=lambda gpu: (len(gpu.name), gpu.name)))
 
 
-def is_settled(specs: Iterable[ResourceSliceSpec]) -> bool:
+def is_settled(specs: Iterable[SliceSpec]) -> bool:
     """Whether each pool has all resource slices of its newest generation: a change in several steps is over."""
     pools: dict[str, list[int]] = {}
     for spec in specs:
-        pools.setdefault(spec.pool.name, []).append(spec.pool.resource_slice_count or 0)
+        pools.setdefault(spec.pool.name, []).append(spec.pool.resource_slice_count)
     return all(len(counts) >= max(counts) for counts in pools.values())
 
 
@@ -94,12 +137,7 @@ def selected(gpus: Sequence[PublishedGpu], wanted: Sequence[str]) -> tuple[GpuUu
     return tuple(dict.fromkeys(by_name.get(text, GpuUuid(text)) for text in wanted))
 
 
-def _text(device: Device, driver: str, name: str) -> str:
-    attribute = device.attributes.get(name) or device.attributes.get(f"{driver}/{name}")
-    return (attribute.string or "") if attribute else ""
-
-
-def _gpu(uuid: GpuUuid, devices: Sequence[Device]) -> PublishedGpu:
+def _gpu(uuid: GpuUuid, devices: Sequence[_Device]) -> PublishedGpu:
     taints = [{taint.key for taint in device.taints} for device in devices]
     return PublishedGpu(
         uuid=uuid,
@@ -167,9 +205,9 @@ class DrainScope(Struct, frozen=True, kw_only=True):
     gpus: Collection[GpuUuid] | None
     published: Sequence[PublishedGpu]
 
-    def has(self, result: DeviceRequestAllocationResult) -> bool:
+    def has(self, result: HeldResult) -> bool:
         """Whether the device is one of these GPUs. One that is not published, of an unknown GPU, counts as one."""
-        if (result.driver, result.pool) != (self.driver, self.pool):
+        if (result.driver or self.driver, result.pool or self.pool) != (self.driver, self.pool):
             return False
         if self.gpus is None:
             return True
@@ -179,39 +217,43 @@ class DrainScope(Struct, frozen=True, kw_only=True):
 
 
 def holders_of(
-    claims: Iterable[ResourceClaim], pods: Iterable[Pod], scope: DrainScope, *, force: bool
+    claims: Iterable[object], pods: Iterable[object], scope: DrainScope, *, force: bool
 ) -> tuple[DeviceHolder, ...]:
-    """The holders of the scope's GPUs, by GPU, namespace and claim. ``force``: bare pods may be evicted."""
-    by_uid = {pod.metadata.uid: pod for pod in pods}
+    """The holders of the scope's GPUs, by GPU, namespace and claim. ``force``: bare pods may be evicted.
+
+    A claim that names the pool, in a way that cannot be read, is a holder of device ``?``.
+    """
+    by_uid = {str(pod.metadata.uid): pod for pod in _read(_Pod, pods)}
     found = []
-    for claim in claims:
-        status, metadata = claim.status, claim.metadata
-        if status is None or status.allocation is None or status.allocation.devices is None:
+    for item in claims:
+        if not isinstance(item, Mapping):
             continue
-        users = [user for user in status.reserved_for if not _is_pod(user)]
+        claim, known = held_claim(HeldClaim, item)
+        results = [result for result in claim.devices if scope.has(result)]
+        if not results and not known and scope.pool in str(item.get("status")):
+            results = [HeldResult()]
+        metadata, namespace = claim.metadata, str(claim.metadata.namespace)
+        users = [user for user in claim.status.reserved_for if not _is_pod(user)]
         holder_pods = tuple(
-            _pod(user, metadata.namespace, by_uid.get(user.uid), force=force)
-            for user in status.reserved_for
-            if _is_pod(user)
+            _pod(user, namespace, by_uid, force=force) for user in claim.status.reserved_for if _is_pod(user)
         )
         found += [
             DeviceHolder(
-                namespace=metadata.namespace,
-                claim=metadata.name,
-                gpu=parent_name(result.device),
-                device=result.device,
+                namespace=namespace,
+                claim=str(metadata.name),
+                gpu=parent_name(result.device) or "?",
+                device=result.device or "?",
                 form=_form(result),
                 extended=metadata.annotations.get(EXTENDED_CLAIM) == "true",
                 pods=holder_pods,
                 users=tuple(f"{user.resource}/{user.name}" for user in users),
             )
-            for result in status.allocation.devices.results
-            if scope.has(result)
+            for result in results
         ]
     return tuple(sorted(found, key=lambda one: (one.gpu, one.device, one.namespace, one.claim)))
 
 
-def _form(result: DeviceRequestAllocationResult) -> HeldForm:
+def _form(result: HeldResult) -> HeldForm:
     if result.admin_access:
         return "admin"
     if result.share_id:
@@ -219,26 +261,27 @@ def _form(result: DeviceRequestAllocationResult) -> HeldForm:
     return "whole" if parent_name(result.device) == result.device else "partition"
 
 
-def _is_pod(user: ResourceClaimConsumerReference) -> bool:
+def _is_pod(user: Consumer) -> bool:
     return user.resource == "pods" and not user.api_group
 
 
-def _pod(user: ResourceClaimConsumerReference, namespace: str, pod: Pod | None, *, force: bool) -> HolderPod:
+def _pod(user: Consumer, namespace: str, pods: Mapping[str, _Pod], *, force: bool) -> HolderPod:
+    name, uid = str(user.name), str(user.uid)
+    pod = pods.get(uid) if uid else None
     if pod is None:
-        return HolderPod(namespace=namespace, name=user.name, uid=user.uid, found=False)
+        return HolderPod(namespace=namespace, name=name, uid=uid, found=False)
     owner = next((own for own in pod.metadata.owner_references if own.controller), None)
-    ended = pod.status is not None and pod.status.phase in _OVER
     return HolderPod(
         namespace=namespace,
-        name=user.name,
-        uid=user.uid,
+        name=name,
+        uid=uid,
         controller=f"{owner.kind}/{owner.name}" if owner else "",
-        ending=bool(pod.metadata.deletion_timestamp) or ended,
+        ending=bool(pod.metadata.deletion_timestamp) or pod.status.phase in _OVER,
         kept=_kept(pod.metadata, has_controller=owner is not None, force=force),
     )
 
 
-def _kept(metadata: ObjectMeta, *, has_controller: bool, force: bool) -> str:
+def _kept(metadata: HeldMeta, *, has_controller: bool, force: bool) -> str:
     if _MIRROR in metadata.annotations:
         return "it is a static pod, which only its file on the node ends"
     if metadata.annotations.get(NO_EVICTION) == "true":
@@ -252,7 +295,6 @@ LOOK_S: Final = 1.0
 """Between two looks, and at least five times as long as one takes: a list of all claims of a cluster may be large."""
 TRIES: Final = 5
 """Failed looks in a row before a drain gives up."""
-_S = TypeVar("_S", bound=Struct)
 
 
 class DrainApi(Protocol):
@@ -265,7 +307,7 @@ class DrainApi(Protocol):
 
 
 class NodeView:
-    """One node and driver, as the API server shows them. Raises KubernetesApiError, also for an unreadable object."""
+    """One node and driver, as the API server shows them. Raises KubernetesApiError."""
 
     def __init__(self, api: DrainApi, node: str, driver: str) -> None:
         self._api, self._node, self._driver = api, node, driver
@@ -284,29 +326,25 @@ class NodeView:
         """Who has these GPUs (None: any of the node)."""
         pool = f"{self._node}/{self._driver}"
         scope = DrainScope(driver=self._driver, pool=pool, gpus=gpus, published=published)
-        claims = self._read(ResourceClaim, paths.resource_claims())
-        return holders_of(claims, self._read(Pod, paths.pods(), f"spec.nodeName={self._node}"), scope, force=force)
+        claims = self._items(paths.resource_claims())
+        return holders_of(claims, self._items(paths.pods(), f"spec.nodeName={self._node}"), scope, force=force)
 
     def said(self, reason: str, text: str) -> bool:
         """Whether an event of the Node with this reason has the text."""
         selector = f"involvedObject.kind=Node,involvedObject.name={self._node},reason={reason}"
-        return any(text in event.message for event in self._read(Event, paths.events("default"), selector))
+        return any(text in event.message for event in _read(_Event, self._items(paths.events("default"), selector)))
 
-    def _specs(self) -> list[ResourceSliceSpec]:
+    def _specs(self) -> list[SliceSpec]:
         selector = f"spec.driver={self._driver},spec.nodeName={self._node}"
-        slices = self._read(ResourceSlice, paths.resource_slices(), selector)
-        return newest_specs(slices, self._node, self._driver)
+        return newest_specs(self._items(paths.resource_slices(), selector), self._node, self._driver)
 
-    def _read(self, kind: type[_S], path: str, selector: str = "") -> list[_S]:
+    def _items(self, path: str, selector: str = "") -> Sequence[object]:
         query = {"fieldSelector": selector} if selector else None
         try:
-            found = self._api.list(path, query)["items"]
+            found: Sequence[object] = self._api.list(path, query)["items"]
         except GoneError:  # paging took longer than the server keeps old versions
             found = self._api.list(path, query)["items"]
-        try:
-            return [read(kind, item) for item in found]
-        except ValueError as error:
-            raise KubernetesApiError(f"GET {path}: {error}") from error
+        return found
 
 
 class DrainWait:

@@ -26,7 +26,7 @@ from dra_driver.core.worker import Worker
 from dra_driver.kube import paths
 from dra_driver.kube.devices import Wire
 from dra_driver.kube.state import KINDS, ClusterState, StateReader, read_cluster, read_in_namespace
-from dra_driver.kubectl.capacity import ClaimRow, claims_of
+from dra_driver.kubectl.capacity import ClaimRow, claims_of, with_claim_gaps
 from dra_driver.kubectl.explain import gaps_that_matter
 from dra_driver.kubectl.web.fleet import fleet_of
 from dra_driver.kubectl.web.gpus import SeenFleet
@@ -319,7 +319,7 @@ def read_without_collection(source: ReadsCluster) -> SeenCluster:
 
 def read_from(source: ReadsCluster, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> SeenCluster:
     gaps: list[str] = []
-    state, told = source.state(), source.gpu_nodes(gaps)
+    state, told = with_claim_gaps(source.state()), source.gpu_nodes(gaps)
     claims = claims_of(state, now())
     return SeenCluster(
         gaps=(*_gaps_that_matter(state), *gaps),

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from dra_driver.core.text import span
 from dra_driver.core.time import parse_time
+from dra_driver.core.wire import from_wire
 from dra_driver.kube.devices import Wire
 from dra_driver.kube.objects.core import Event, ObjectReference, Pod
 from dra_driver.kube.shapes import read_all
@@ -135,7 +136,8 @@ class EventRow(Struct, frozen=True, kw_only=True):
 
 def event_rows(events: Iterable[Wire]) -> list[EventRow]:
     """The newest first."""
-    return sorted(map(_event, read_all(Event, events)), key=lambda each: each.at, reverse=True)
+    read = (from_wire(Event, {"metadata": {}, **event}) for event in events)
+    return sorted(map(_event, read), key=lambda each: each.at, reverse=True)
 
 
 def _event(event: Event) -> EventRow:

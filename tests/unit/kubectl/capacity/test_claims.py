@@ -1,6 +1,7 @@
 """The list of claims."""
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,11 @@ from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from dra_driver.kube.state import ClusterState
 from dra_driver.kube.state_file import dump
-from dra_driver.kubectl.capacity import claims_of, topology_of
+from dra_driver.kubectl.capacity import claims_of, devices_of, survey, topology_of, with_claim_gaps
 from dra_driver.kubectl.commands.claims import row
 from dra_driver.kubectl.commands.kubectl import main
 from dra_driver.node.slices import ApiServerFeatures, build_devices
-from tests.fakes.dra_objects import Obj, claim, exactly, resource_slice, wire
+from tests.fakes.dra_objects import DRIVER, Obj, claim, exactly, resource_slice, wire
 from tests.fakes.published import h100, share
 from tests.unit.kubectl.capacity.helpers import cluster, holding, whole
 
@@ -89,6 +90,63 @@ def test_shares_show_requested_and_consumed_amounts() -> None:
     (found,) = claims_of(h100(claims=[held]), NOW)
     assert found.requests == ("gpu: 1 x gpu.nvidia.com (memory 10Gi)",)
     assert row(found)[5] == "gpu-0 (memory 10Gi, computePercent 0)"
+
+
+CONDITION = {"type": "Ready", "status": "True", "reason": "x", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+OPAQUE = {"opaque": {"driver": "x", "parameters": None}}
+ODD: dict[str, Callable[[Obj], object]] = {
+    "a user without uid": lambda odd: odd["status"].update(reservedFor=[{"resource": "pods", "name": "p"}]),
+    "a condition without message": lambda odd: odd["status"].update(devices=[{"conditions": [CONDITION]}]),
+    "parameters null": lambda odd: odd["spec"]["devices"].update(config=[OPAQUE], constraints=None),
+    "a number as label": lambda odd: odd["metadata"].update(labels={"a": 7}),
+    "a number as time": lambda odd: odd["metadata"].update(creationTimestamp=7),
+    "no way to serve a request": lambda odd: odd["spec"]["devices"].update(requests=[{"name": "gpu", "exactly": {}}]),
+    "a result without request": lambda odd: odd["status"]["allocation"]["devices"]["results"][0].pop("request"),
+    "text as count": lambda odd: odd["spec"]["devices"]["requests"][0]["exactly"].update(count="2"),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_a_claim_with_an_odd_field_is_listed_and_holds_its_device(case: str) -> None:
+    """Another writer than the API server may have made the state; the tables need few fields of a claim."""
+    odd = holding("odd", "a", "gpu-0")
+    ODD[case](odd)
+    state = cluster([whole("a", 2)], [odd, holding("plain", "a", "gpu-1")])
+    assert with_claim_gaps(state).gaps == ()
+    rows = {row.name: row for row in claims_of(state, NOW)}
+    assert [each.device for each in rows["odd"].devices] == ["gpu-0"]
+    assert rows["odd"].requests[0] in ("gpu: 1 x gpu.nvidia.com", "gpu: 2 x gpu.nvidia.com", "gpu: ?")
+    assert [[one.claim for one in row.holders or ()] for row in devices_of(state)] == [["odd"], ["plain"]]
+    assert [row.claims for row in topology_of(state)] == [("default/odd",), ("default/plain",)]
+
+
+@pytest.mark.parametrize("results", ["x", 7, ["x"], [{"driver": DRIVER, "pool": "a", "device": 7}], [{"pool": "a"}]])
+def test_a_claim_whose_devices_cannot_be_read_is_named_and_leaves_no_device_free(results: object) -> None:
+    odd = holding("odd", "a")
+    odd["status"]["allocation"]["devices"]["results"] = results
+    state = with_claim_gaps(cluster([whole("a", 2)], [odd, holding("plain", "a", "gpu-1")]))
+    (gap,) = state.gaps
+    assert gap.startswith("resourceclaims: default/odd: ")
+    assert [row.state for row in devices_of(state) if row.published] == ["", "in use"]
+    assert [row.name for row in claims_of(state, NOW)] == ["odd", "plain"]
+
+
+def test_a_request_that_cannot_be_read_is_a_gap() -> None:
+    odd = claim("odd")
+    odd["spec"]["devices"]["requests"] = 7
+    state = with_claim_gaps(cluster([whole("a", 1)], [odd]))
+    assert state.gaps == ("claim default/odd: spec.devices.requests: expected a list, got a number: '7'",)
+    assert [row.state for row in devices_of(state)] == ["free"]
+
+
+def test_attributes_of_any_type_are_shown_as_text() -> None:
+    """Other drivers publish names as versions and numbers."""
+    own = {"type": {"version": "1.2.3"}, "productName": {"int": 7}, "resource.kubernetes.io/pcieRoot": {"int": 3}}
+    item = resource_slice("a", {"name": "x", "attributes": {**own, "parentUUID": {"int": 9}, "profile": "odd"}})
+    (found,) = devices_of(cluster([item]))
+    assert (found.type, found.product, found.parent, found.profile) == ("1.2.3", "7", "9", "")
+    assert [(row.uuid, row.pcie_root) for row in topology_of(cluster([item]))] == [("9", "3")]
+    assert survey(cluster([item])).models[0].model == "7"
 
 
 FEATURES = ApiServerFeatures(counters=True, taints=True, multi_allocation=True)

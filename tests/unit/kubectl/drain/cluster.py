@@ -31,13 +31,13 @@ def claim(name: str, device_name: str, *pods: str, **result: Any) -> Wire:
     given = {"driver": DRIVER, "pool": POOL, "device": device_name, "request": "r", **result}
     users = [{"resource": "pods", "name": pod, "uid": f"uid-{pod}"} for pod in pods]
     status = {"allocation": {"devices": {"results": [given]}}, "reservedFor": users}
-    return {"metadata": {"name": name, "namespace": "team"}, "spec": {}, "status": status}
+    return {"metadata": {"name": name, "namespace": "team"}, "status": status}
 
 
 def pod(name: str, controller: str = "ReplicaSet", **annotations: str) -> Wire:
-    owners = [{"kind": controller, "name": "web", "uid": "o", "controller": True}] if controller else []
+    owners = [{"kind": controller, "name": "web", "controller": True}] if controller else []
     metadata = {"name": name, "namespace": "team", "uid": f"uid-{name}", "ownerReferences": owners}
-    return {"metadata": {**metadata, "annotations": annotations}, "spec": {}, "status": {"phase": "Running"}}
+    return {"metadata": {**metadata, "annotations": annotations}, "status": {"phase": "Running"}}
 
 
 class FakeApi:
@@ -52,6 +52,7 @@ class FakeApi:
         self.is_silent = False  # the node process writes no events
         self.claims: list[Wire] = []
         self.pods: list[Wire] = []
+        self.events: list[Wire] = []
         self.budgets: dict[str, KubernetesApiError] = {}
         self.failures: list[KubernetesApiError] = []
         self.requests: list[str] = []
@@ -74,7 +75,8 @@ class FakeApi:
         assert path == paths.events("default")
         reason = self.annotations.get(DETACH_ANNOTATION)
         said = f"this node has given its NVIDIA driver up (annotation of node {NODE}: {clean(reason or '')})"
-        return {"items": [{"metadata": {}, "message": said}] if reason is not None and not self.is_silent else []}
+        ours = [{"message": said}] if reason is not None and not self.is_silent else []
+        return {"items": [*self.events, *ours]}
 
     def create(self, path: str, body: Mapping[str, Any]) -> Wire:
         if path.endswith("/selfsubjectaccessreviews"):
@@ -86,7 +88,7 @@ class FakeApi:
             raise self.budgets[name]
         uid = body["deleteOptions"]["preconditions"]["uid"]
         self.pods = [one for one in self.pods if one["metadata"]["uid"] != uid]
-        self.claims = [one for one in self.claims if uid not in str(one["status"]["reservedFor"])]
+        self.claims = [one for one in self.claims if uid not in str(one["status"])]
         return {}
 
     def merge_patch(self, path: str, body: Mapping[str, Any]) -> Wire:

@@ -4,13 +4,11 @@ import pytest
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.kube.objects.core import Pod
-from dra_driver.kube.objects.resource import ResourceClaim, ResourceSlice, ResourceSliceSpec
-from dra_driver.kube.shapes import read
 from dra_driver.kubectl.drain.report import line
 from dra_driver.kubectl.drain.view import (
     DeviceHolder,
     DrainScope,
+    SliceSpec,
     gpus_of,
     holders_of,
     is_settled,
@@ -20,8 +18,8 @@ from dra_driver.kubectl.drain.view import (
 from tests.unit.kubectl.drain.cluster import DRIVER, NODE, POOL, Wire, claim, device, pod, resource_slice
 
 
-def specs(slices: list[Wire], node: str = NODE) -> list[ResourceSliceSpec]:
-    return newest_specs([read(ResourceSlice, item) for item in slices], node, DRIVER)
+def specs(slices: list[Wire], node: str = NODE) -> list[SliceSpec]:
+    return newest_specs(slices, node, DRIVER)
 
 
 SLICES = [
@@ -64,10 +62,7 @@ def test_gpus_are_chosen_by_uuid_or_name() -> None:
 def held(claims: list[Wire], pods: list[Wire], gpus: set[str] | None = None, *, force: bool) -> list[DeviceHolder]:
     chosen = None if gpus is None else {GpuUuid(gpu) for gpu in gpus}
     scope = DrainScope(driver=DRIVER, pool=POOL, gpus=chosen, published=PUBLISHED)
-    found = holders_of(
-        [read(ResourceClaim, item) for item in claims], [read(Pod, item) for item in pods], scope, force=force
-    )
-    return list(found)
+    return list(holders_of(claims, pods, scope, force=force))
 
 
 def lines(*claims: Wire, gpus: set[str] | None = None) -> list[str]:
@@ -123,3 +118,26 @@ def test_some_pods_are_not_evicted() -> None:
     for force, kept in ((False, ["bare", "static", "asks"]), (True, ["static", "asks"])):
         (holder,) = held(claims, pods, force=force)
         assert [one.name for one in holder.pods if one.kept] == kept
+
+
+def test_an_odd_claim_of_this_pool_stays_a_holder() -> None:
+    """A drain that took it for free would end its pod's work; what is odd in claims of other pools is theirs."""
+    labelled, unnamed, broken = claim("labelled", "gpu-0", "a"), claim("unnamed", "gpu-0"), claim("broken", "gpu-0")
+    labelled["metadata"]["labels"] = {"a": 7}
+    del labelled["status"]["reservedFor"][0]["uid"]
+    unnamed["status"]["allocation"]["devices"]["results"][0]["device"] = 7
+    broken["status"]["allocation"]["devices"]["results"] = {"0": {"driver": DRIVER, "pool": POOL, "device": "gpu-0"}}
+    other = claim("other", "gpu-0", pool="other")
+    other["status"]["allocation"]["devices"]["results"].append("x")
+    assert lines(labelled, unnamed, broken, other, {"metadata": None, "status": None}) == [
+        "? (whole GPU): claim team/broken, no pod",
+        "? (whole GPU): claim team/unnamed, no pod",
+        "gpu-0 (whole GPU): claim team/labelled, pod a",
+    ]
+
+
+def test_an_odd_device_hides_no_other() -> None:
+    odd: Wire = {"name": "gpu-1", "attributes": {"uuid": {"string": "GPU-1"}, "other": 7}, "capacity": 7}
+    item = resource_slice(device("gpu-0", "GPU-0"), odd, {"name": 7}, {"name": "gpu-2", "attributes": {"uuid": 7}})
+    item["metadata"] = {"labels": {"a": 7}}
+    assert [gpu.name for gpu in gpus_of(specs([item, {"spec": 7}]))] == ["gpu-0", "gpu-1"]

@@ -50,6 +50,17 @@ def test_a_free_node_is_tainted_and_then_detached() -> None:
     assert to_wire(report)["annotation"] == "all"
 
 
+def test_odd_objects_end_no_drain() -> None:
+    """Of others and of events; a pod that cannot be read is not evicted, and its claim is waited for."""
+    api = FakeApi()
+    api.pods = [pod("a"), {"metadata": {"uid": 7, "labels": {"a": 7}}, "status": "x"}, {"metadata": {"uid": 8}}]
+    api.pods[0]["metadata"]["ownerReferences"].append("x")
+    api.events = [{"message": 7}, {"count": "x"}]
+    api.claims = [claim("ends-by-itself", "gpu-0", "a"), {"metadata": {"name": "odd"}, "status": {"allocation": 7}}]
+    report = Run(api, replace(ALL, evict=True)).drain()
+    assert (report.result, report.detached, report.evicted) == ("done", True, ["team/a"])
+
+
 def test_it_waits_for_pods_to_end_without_touching_them() -> None:
     """Eviction is on request only."""
     api = FakeApi()

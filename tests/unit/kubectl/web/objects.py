@@ -56,7 +56,7 @@ def claim(name: str, node: str, *results: dict[str, Any], namespace: str = "team
     found = [{"request": "gpu", "driver": DRIVER, "pool": node, **result} for result in results]
     status = {
         "allocation": {"devices": {"results": found}},
-        "reservedFor": [{"resource": "pods", "name": f"{name}-pod", "uid": name}],
+        "reservedFor": [{"resource": "pods", "name": f"{name}-pod"}],
     }
     metadata = {"name": name, "namespace": namespace, "creationTimestamp": "2026-01-02T11:00:00Z"}
     request = {"name": "gpu", "exactly": {"deviceClassName": DRIVER}}

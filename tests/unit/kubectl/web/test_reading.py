@@ -10,6 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ForbiddenError, NotFoundError
+from dra_driver.core.model.gpu_node import GpuNodeStatus
+from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, UseReport
 from dra_driver.kubectl.web.reading import (
     BUILT_BEFORE_SWEEP,
@@ -23,7 +25,7 @@ from dra_driver.kubectl.web.reading import (
     same_cluster,
 )
 from dra_driver.kubectl.web.use_history import MAX_SAMPLES, Point, UseHistory, drawn
-from tests.unit.kubectl.web.objects import NOW, claim, given, seen, small_state
+from tests.unit.kubectl.web.objects import NOW, claim, given, seen, share, small_state
 
 
 class Script:
@@ -139,6 +141,28 @@ def test_a_failing_answer_is_a_sentence() -> None:
         derived.compute_one()
         problem = given(derived.ask("key", number, Script())).problem
         assert "it is wrong" in problem or "ZeroDivisionError" in problem
+
+
+class FileSource:
+    """A state without GpuNodes."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+
+    def state(self) -> ClusterState:
+        return self._state
+
+    def gpu_nodes(self, gaps: list[str]) -> dict[str, GpuNodeStatus]:
+        return {}
+
+
+def test_a_claim_that_cannot_be_read_is_a_gap_of_the_page() -> None:
+    """The others are shown as ever."""
+    odd = claim("odd", "n", share("gpu-0", "20Gi")) | {"spec": {"devices": 7}}
+    found = read_from(FileSource(small_state(odd, claim("b", "n", share("gpu-0", "20Gi")))), lambda: NOW)
+    assert found.gaps == ("claim team/odd: spec.devices: expected an object, got a number: '7'",)
+    assert [(each.name, len(each.devices)) for each in found.claims] == [("b", 1), ("odd", 1)]
+    assert [part.claim for part in found.fleet.nodes[0].gpus[0].parts] == ["b", "odd"]
 
 
 def test_use_is_remembered_for_charts() -> None:

@@ -81,8 +81,7 @@ def test_events_are_newest_first() -> None:
         {"reason": "Old", "firstTimestamp": "2026-01-02T10:00:00Z", "involvedObject": {"kind": "Node", "name": "n"}},
         {"reason": "New", "eventTime": "2026-01-02T11:00:00Z", "involvedObject": {"namespace": "a", "name": "b"}},
     ]
-    found = event_rows({"metadata": {}, **event} for event in events)
-    assert [(each.reason, each.about) for each in found] == [("New", " a/b"), ("Old", "Node n")]
+    assert [(each.reason, each.about) for each in event_rows(events)] == [("New", " a/b"), ("Old", "Node n")]
 
 
 def test_search_needs_every_word_and_no_case() -> None:
