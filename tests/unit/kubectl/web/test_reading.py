@@ -10,11 +10,13 @@ import pytest
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ForbiddenError, NotFoundError
+from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, UseReport
 from dra_driver.kubectl.web.reading import (
     BUILT_BEFORE_SWEEP,
     VIEWED_S,
     Derived,
+    FileSource,
     Heap,
     LiveSource,
     Periodic,
@@ -107,6 +109,15 @@ def test_gpu_nodes_that_cannot_be_read_are_a_gap() -> None:
     for error, part in ((NotFoundError("no"), "not served"), (ForbiddenError("no"), "gpunodes")):
         found = read_from(LiveSource(FakeApi(error)), lambda: NOW)
         assert any(part in gap for gap in found.state.gaps), found.state.gaps
+
+
+def test_pods_and_events_that_cannot_be_read_are_gaps() -> None:
+    pod = {"metadata": {"name": "p"}, "spec": {"resourceClaims": 5}}
+    state = ClusterState(pods=(pod,), events=({"metadata": {"name": "e"}, "message": 5},))
+    assert [gap[:24] for gap in read_from(FileSource(state)).gaps[1:]] == [
+        "pods: p cannot be read: ",
+        "events: e cannot be read",
+    ]
 
 
 def test_gpu_nodes_without_a_status_are_left_out() -> None:
