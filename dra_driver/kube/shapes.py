@@ -4,8 +4,7 @@ null counts as absent, as in Go's decoder, and unknown fields pass.
 """
 
 import types
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -45,13 +44,31 @@ def read(kind: type[S], item: object) -> S:
         raise ValueError(problem_of(kind, item) or str(error)) from error
 
 
-def read_all(kind: type[S], items: Iterable[object]) -> list[S]:
-    """The objects as structs, without those that do not fit."""
+class MetadataPart(Struct, frozen=True, kw_only=True, rename="camel"):
+    """For structs of few fields: what else is odd in an object does not lose it."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    creation_timestamp: str = ""
+    deletion_timestamp: str = ""
+
+
+def read_all(kind: type[S], items: Iterable[object], lost: Callable[[str], None]) -> list[S]:
+    """The objects as structs. ``lost`` is called for each that does not fit: ``a/x cannot be read: spec: ...``."""
     found = []
     for item in items:
-        with suppress(ValueError):
+        try:
             found.append(read(kind, item))
+        except ValueError as error:
+            lost(f"{_name_of(item)} cannot be read: {str(error).removeprefix(': ')}")
     return found
+
+
+def _name_of(item: object) -> str:
+    named = item.get("metadata", item) if isinstance(item, Mapping) else None
+    parts = (named.get("namespace"), named.get("name")) if isinstance(named, Mapping) else ()
+    return "/".join(str(part)[:253] for part in parts if part) or "without a name"
 
 
 def misfit(kind: str, item: object) -> str:

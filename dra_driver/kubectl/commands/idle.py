@@ -8,10 +8,16 @@ from typing import Final
 from dra_driver.core.errors import ConfigurationError, KubernetesApiError
 from dra_driver.core.text import gib, printable, span
 from dra_driver.kube import paths
-from dra_driver.kube.objects.resource import ResourceSlice
-from dra_driver.kube.shapes import read_all
 from dra_driver.kubectl.commands.source import client, kubeconfig_of, print_json, print_table
-from dra_driver.kubectl.commands.usage_source import Cell, add_usage_source, print_csv, read_use, seconds, tell_source
+from dra_driver.kubectl.commands.usage_source import (
+    Cell,
+    add_usage_source,
+    note_of,
+    print_csv,
+    read_use,
+    seconds,
+    tell_source,
+)
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, camel
 from dra_driver.kubectl.usage.waste import DeviceSize, WasteFinding, WasteRow, judge, sizes_in
 
@@ -61,10 +67,11 @@ def run(args: argparse.Namespace) -> int:
 def _sizes(args: argparse.Namespace) -> Callable[[ClaimDeviceUse], DeviceSize]:
     """What the API server says of devices; nothing, with a note, where it refuses: then shares alone are judged."""
     try:
-        return sizes_in(read_all(ResourceSlice, client(kubeconfig_of(args)).list(paths.resource_slices())["items"]))
+        items = client(kubeconfig_of(args)).list(paths.resource_slices())["items"]
     except (KubernetesApiError, ConfigurationError) as error:
         print(f"note: how large devices are is not known: {printable(str(error))}", file=sys.stderr)
-        return sizes_in(())
+        items = []
+    return sizes_in(items, note_of("the size of devices is not known: ResourceSlice or device"))
 
 
 def _cells(row: WasteRow) -> Sequence[str]:

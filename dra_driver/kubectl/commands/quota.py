@@ -10,12 +10,12 @@ from msgspec import to_builtins
 
 from dra_driver.core.errors import NotFoundError
 from dra_driver.kube import paths
-from dra_driver.kube.objects.resource import DeviceClass, ResourceClaim
 from dra_driver.kube.shapes import read_all
 from dra_driver.kubectl.commands.source import client, kubeconfig_of, print_json, print_table
 from dra_driver.kubectl.commands.usage_source import (
     Cell,
     add_usage_source,
+    note_of,
     number,
     print_csv,
     read_use,
@@ -23,7 +23,14 @@ from dra_driver.kubectl.commands.usage_source import (
     tell_source,
 )
 from dra_driver.kubectl.usage import quota
-from dra_driver.kubectl.usage.quota import QuotaRow, ResourceQuota, UnlimitedClass, classes_held
+from dra_driver.kubectl.usage.quota import (
+    CountedClaim,
+    ExtendedClass,
+    QuotaRow,
+    ResourceQuota,
+    UnlimitedClass,
+    classes_held,
+)
 from dra_driver.kubectl.usage.waste import DeviceSize, WasteFinding, judge
 
 if TYPE_CHECKING:
@@ -48,16 +55,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     after_s = seconds(args.idle_for, "--idle-for")
     api = client(kubeconfig_of(args))
-    quotas = _quotas(api, args.namespace)
-    claims = read_all(ResourceClaim, api.list(paths.resource_claims(args.namespace))["items"])
-    classes = read_all(DeviceClass, api.list(paths.device_classes())["items"])
+    items = _quotas(api, args.namespace)
+    quotas = read_all(ResourceQuota, items, note_of("ResourceQuota"))
+    claims = read_all(CountedClaim, api.list(paths.resource_claims(args.namespace))["items"], note_of("ResourceClaim"))
+    classes = read_all(ExtendedClass, api.list(paths.device_classes())["items"], note_of("DeviceClass"))
     extended = (each.spec.extended_resource_name for each in classes)
     idle = _idle(args, claims, after_s) if args.idle else None
     rows = quota.rows(quotas, filter(None, extended), idle)
     free = quota.unlimited(claims, rows)
+    if len(quotas) < len(items):
+        print("note: which classes have no limit is not known, as not every quota can be read", file=sys.stderr)
+        free = []
     if args.output == "json":
-        items = [{**to_builtins(row), "left": row.left} for row in rows]
-        print_json("QuotaReport", {"items": items, "unlimited": to_builtins(free)})
+        told = [{**to_builtins(row), "left": row.left} for row in rows]
+        print_json("QuotaReport", {"items": told, "unlimited": to_builtins(free)})
     elif args.output == "csv":
         print_csv([*map(str.lower, _HEADINGS)], [_values(row) for row in rows] + [_unlimited(each) for each in free])
     elif rows or free:
@@ -65,20 +76,21 @@ def run(args: argparse.Namespace) -> int:
         cells += [[str(cell) for cell in _unlimited(each)] for each in free]
         print_table(_HEADINGS, cells)
     else:
-        print("No namespace has a quota on devices or claims, or devices.")
+        print("No namespace has a quota on devices or claims, or devices, as far as is known.")
     return 0
 
 
-def _quotas(api: "RestClient", namespace: str | None) -> list[ResourceQuota]:
+def _quotas(api: "RestClient", namespace: str | None) -> Sequence[object]:
     """None, with a note, from an API server that does not serve them."""
     try:
-        return read_all(ResourceQuota, api.list(paths.resource_quotas(namespace))["items"])
+        found: Sequence[object] = api.list(paths.resource_quotas(namespace))["items"]
     except NotFoundError:
         print("note: this API server has no ResourceQuotas, as that of `dra-driver sim up`", file=sys.stderr)
-        return []
+        return ()
+    return found
 
 
-def _idle(args: argparse.Namespace, claims: Sequence[ResourceClaim], after_s: int) -> Counter[tuple[str, str]]:
+def _idle(args: argparse.Namespace, claims: Sequence[CountedClaim], after_s: int) -> Counter[tuple[str, str]]:
     """Devices of idle claims by namespace and class."""
     report = read_use(args, "24h")
     tell_source(report)

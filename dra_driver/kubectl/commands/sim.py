@@ -12,7 +12,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, Protocol
 
+from msgspec import Struct
+
 from dra_driver.core.errors import ConfigurationError, DraError, ForbiddenError
+from dra_driver.core.text import printable
 from dra_driver.hardware.gpu.catalog import suggest
 from dra_driver.hardware.gpu.simulated.faults import (
     ANNOTATION,
@@ -26,9 +29,7 @@ from dra_driver.hardware.gpu.simulated.faults import (
 )
 from dra_driver.kube import paths
 from dra_driver.kube.node_annotation import Annotations, NodeApi, change_annotation, node_metadata
-from dra_driver.kube.objects.core import Event
-from dra_driver.kube.objects.resource import ResourceSlice
-from dra_driver.kube.shapes import read_all
+from dra_driver.kube.shapes import MetadataPart, read_all
 from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of
 
 DESCRIPTION = """\
@@ -250,6 +251,33 @@ def run_fault(args: argparse.Namespace) -> int:
     return 0
 
 
+class _Taint(Struct, frozen=True):
+    key: str = ""
+    value: str = ""
+    effect: str = ""
+
+
+class _Device(Struct, frozen=True):
+    name: str
+    taints: tuple[_Taint, ...] = ()
+
+
+class _SliceSpec(Struct, frozen=True):
+    devices: tuple[object, ...] = ()
+
+
+class _Slice(Struct, frozen=True):
+    spec: _SliceSpec = _SliceSpec()
+
+
+class _Event(Struct, frozen=True, rename="camel"):
+    metadata: MetadataPart = MetadataPart()
+    involved_object: MetadataPart = MetadataPart()
+    reason: str = ""
+    message: str = ""
+    count: object = None
+
+
 class FaultCommand:
     """One call of the command for one node."""
 
@@ -264,6 +292,8 @@ class FaultCommand:
     ) -> None:
         self._api, self._node = api, node
         self._say, self._clock, self._sleep = say, clock, sleep
+        self._lost: set[str] = set()
+        """Objects that cannot be read. Each is told once."""
 
     def inject(self, device: str, fault: str, wait_s: float) -> None:
         """Raises ConfigurationError for a device or fault that cannot be, DraError when nothing reacts."""
@@ -340,25 +370,32 @@ class FaultCommand:
         items = self._api.list(paths.resource_slices(), {"fieldSelector": f"spec.nodeName={self._node}"})["items"]
         return {
             device.name: frozenset(f"{taint.key}={taint.value}:{taint.effect}" for taint in device.taints)
-            for item in read_all(ResourceSlice, items)
-            for device in item.spec.devices
+            for item in read_all(_Slice, items, self._note)
+            for device in read_all(_Device, item.spec.devices, self._note)
         }
 
-    def _events(self) -> Mapping[str, tuple[str, str, int | None]]:
+    def _note(self, said: str) -> None:
+        if said not in self._lost:
+            self._lost.add(said)
+            self._say(f"note: of {self._node}: {printable(said)}")
+
+    def _events(self) -> Mapping[str, tuple[str, str, object]]:
         """Reason, message and count by name; empty without the right to read them."""
         query = {"fieldSelector": f"involvedObject.kind=Node,involvedObject.name={self._node}"}
         try:
-            events = read_all(Event, self._api.list(paths.events(NAMESPACE), query)["items"])
+            events = read_all(_Event, self._api.list(paths.events(NAMESPACE), query)["items"], self._note)
         except ForbiddenError:
             return {}
         return {
             event.metadata.name: (event.reason, event.message, event.count)
             for event in events
-            if event.reason in REASONS and event.involved_object and event.involved_object.name == self._node
+            if event.reason in REASONS and event.involved_object.name == self._node
         }
 
     def _unknown(self, device: str, known: Mapping[str, object]) -> str:
         node_metadata(self._api, self._node)
+        if self._lost:
+            return f"node {self._node} has no device {device!r:.80} that can be read: see the notes above"
         if not known:
             return f"node {self._node} publishes no devices: its node process has to run, with --simulate"
         names = [name for name in known if is_partition(name) == is_partition(device)]

@@ -10,13 +10,12 @@ from msgspec import to_builtins
 from dra_driver.core.errors import ConfigurationError, KubernetesApiError
 from dra_driver.core.text import gib, printable, span
 from dra_driver.kube import paths
-from dra_driver.kube.objects.core import Pod
-from dra_driver.kube.objects.resource import ResourceClaim
 from dra_driver.kube.shapes import read_all
 from dra_driver.kubectl.commands.source import client, kubeconfig_of, print_json, print_table
 from dra_driver.kubectl.commands.usage_source import (
     add_usage_source,
     energy,
+    note_of,
     number,
     percent,
     print_csv,
@@ -24,8 +23,12 @@ from dra_driver.kubectl.commands.usage_source import (
     tell_source,
 )
 from dra_driver.kubectl.usage.device_use import (
+    GONE,
+    GONE_OR_UNREAD,
     KEYS,
     ClaimDeviceUse,
+    LabelledClaim,
+    LabelledPod,
     UseSum,
     claim_labels,
     summed,
@@ -94,14 +97,15 @@ def _label_of(by: str) -> str:
 def _labelled(args: argparse.Namespace, uses: Sequence[ClaimDeviceUse], key: str) -> list[UseSum]:
     """Sums by a label. Raises KubernetesApiError when the claims cannot be read: such a sum says nothing then."""
     api = client(kubeconfig_of(args))
-    claims, pods = read_all(ResourceClaim, api.list(paths.resource_claims(args.namespace))["items"]), list[Pod]()
+    items, pods = api.list(paths.resource_claims(args.namespace))["items"], list[LabelledPod]()
+    claims = read_all(LabelledClaim, items, note_of("ResourceClaim"))
     try:
-        pods = read_all(Pod, api.list(paths.pods(args.namespace))["items"])
+        pods = read_all(LabelledPod, api.list(paths.pods(args.namespace))["items"], note_of("Pod"))
     except KubernetesApiError as error:
         said = f"labels of pods are not known, only those of claims: {error}"
         print(f"note: {printable(said)}", file=sys.stderr)
-    labels = claim_labels(claims, pods)
-    return summed(uses, lambda use: (value_in(labels.get((use.namespace, use.claim)), key),))
+    labels, missing = claim_labels(claims, pods), GONE if len(claims) == len(items) else GONE_OR_UNREAD
+    return summed(uses, lambda use: (value_in(labels.get((use.namespace, use.claim)), key, missing),))
 
 
 def _print_devices(uses: Sequence[ClaimDeviceUse], output: str) -> None:

@@ -4,14 +4,15 @@ import argparse
 import csv
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from msgspec import Struct
 
 from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ForbiddenError, KubernetesApiError
 from dra_driver.core.text import UNKNOWN, printable
 from dra_driver.kube import paths
-from dra_driver.kube.objects.core import Pod
-from dra_driver.kube.shapes import read_all
+from dra_driver.kube.shapes import MetadataPart, read_all
 from dra_driver.kubectl.commands.source import Progress, add_kubeconfig, client, kubeconfig_of
 from dra_driver.kubectl.usage.device_use import UseReport, decode
 from dra_driver.kubectl.usage.history import History, queries
@@ -102,6 +103,11 @@ def tell_source(report: UseReport) -> None:
         print(f"note: {printable(gap)}", file=sys.stderr)
 
 
+def note_of(kind: str) -> Callable[[str], None]:
+    """Says on standard error which object `read_all` has lost."""
+    return lambda said: print(f"note: {printable(f'{kind} {said}')}", file=sys.stderr)
+
+
 def _window_text(window: float) -> str:
     """``90 s``, ``15 min``, ``24 h``, ``7 d``."""
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
@@ -157,6 +163,15 @@ _GROUP: Final = 64
 _MAX_GAPS: Final = 10
 
 
+class _PodSpec(Struct, frozen=True, rename="camel"):
+    node_name: str = ""
+
+
+class _ExporterPod(Struct, frozen=True):
+    metadata: MetadataPart
+    spec: _PodSpec = _PodSpec()
+
+
 class ExporterApi(Protocol):
     """The part of ``rest.RestClient`` that is needed here."""
 
@@ -169,16 +184,18 @@ class ExporterApi(Protocol):
 def ask_exporters(api: ExporterApi, namespace: str, *, node: str = "") -> UseReport:
     """What the exporters of all nodes, or of one, know. Raises ConfigurationError where there are none, and
     ForbiddenError where the user may not ask any of them, ApiUnreachableError where none answers."""
-    every = read_all(Pod, api.list(paths.pods(namespace), {"labelSelector": SELECTOR})["items"])
+    gaps: list[str] = []
+    items = api.list(paths.pods(namespace), {"labelSelector": SELECTOR})["items"]
+    every = read_all(_ExporterPod, items, lambda said: gaps.append(f"exporter pod {said}"))
     pods = [pod for pod in every if not pod.metadata.deletion_timestamp and node in ("", pod.spec.node_name)]
-    if not pods:
+    count = len(pods) + len(gaps)
+    if not count:
         where = f" on node {node}" if node else ""
         raise ConfigurationError(
             f"no pod with the label {SELECTOR} in namespace {namespace}{where}: the exporter is off (the chart's "
             "exporter.enabled), or in another namespace (--driver-namespace); --prometheus asks what was recorded"
         )
     told: list[UseReport] = []
-    gaps: list[str] = []
     for at in range(0, len(pods), _GROUP):
         group = pods[at : at + _GROUP]
         asked = [f"{paths.pod(namespace, f'{pod.metadata.name}:{PORT}')}/proxy/usage" for pod in group]
@@ -195,10 +212,10 @@ def ask_exporters(api: ExporterApi, namespace: str, *, node: str = "") -> UseRep
                 continue
             gaps += told[-1].gaps
     if not told:
-        raise ApiUnreachableError(f"nothing is known: none of {len(pods)} exporters answers as expected; {gaps[0]}")
+        raise ApiUnreachableError(f"nothing is known: none of {count} exporters answers as expected; {gaps[0]}")
     more = [f"and {len(gaps) - _MAX_GAPS} more"] if len(gaps) > _MAX_GAPS else []
     return UseReport(
-        source=f"{len(told)} of {len(pods)} exporters",
+        source=f"{len(told)} of {count} exporters",
         window_s=min(each.window_s for each in told),
         uses=[use for each in told for use in each.uses],
         gaps=(*map(printable, gaps[:_MAX_GAPS]), *more),

@@ -10,8 +10,7 @@ from msgspec import Meta, Struct
 
 from dra_driver.core.text import printable
 from dra_driver.core.wire import from_wire
-from dra_driver.kube.objects.core import Pod
-from dra_driver.kube.objects.resource import ResourceClaim
+from dra_driver.kube.shapes import MetadataPart
 
 
 def camel(name: str) -> str:
@@ -267,27 +266,58 @@ def _ratio(percent: float | None) -> float | None:
 # People label pods; a claim that Kubernetes makes of a template has the labels of the template's ``spec.metadata``
 # alone.
 
-Labels = Mapping[tuple[str, str], Mapping[str, str]]
+
+class _Labelled(MetadataPart, frozen=True):
+    labels: object = None
+
+    def pairs(self) -> Mapping[str, object]:
+        return self.labels if isinstance(self.labels, dict) else {}
+
+
+class _User(Struct, frozen=True, rename="camel"):
+    resource: str = ""
+    uid: str = ""
+    api_group: str = ""
+
+
+class _Users(Struct, frozen=True, rename="camel"):
+    reserved_for: tuple[_User, ...] = ()
+
+
+class LabelledClaim(Struct, frozen=True):
+    """The labels of a ResourceClaim, and who uses it."""
+
+    metadata: _Labelled = _Labelled()
+    status: _Users = _Users()
+
+
+class LabelledPod(Struct, frozen=True):
+    """The labels of a Pod."""
+
+    metadata: _Labelled = _Labelled()
+
+
+Labels = Mapping[tuple[str, str], Mapping[str, object]]
 """Labels of the claims that exist, by namespace and name."""
 WITHOUT: Final = "(no such label)"
 GONE: Final = "(the claim is gone)"
+GONE_OR_UNREAD: Final = "(the claim is gone or cannot be read)"
 
 
-def value_in(labels: Mapping[str, str] | None, name: str) -> str:
-    """What a sum by the label is called. ``labels`` is None where the claim is gone."""
-    return GONE if labels is None else text(labels.get(name)) or WITHOUT
+def value_in(labels: Mapping[str, object] | None, name: str, missing: str = GONE) -> str:
+    """What a sum by the label is called. ``labels`` is None for a claim that is ``missing``."""
+    return missing if labels is None else text(labels.get(name)) or WITHOUT
 
 
-def claim_labels(claims: Iterable[ResourceClaim], pods: Iterable[Pod]) -> Labels:
+def claim_labels(claims: Iterable[LabelledClaim], pods: Iterable[LabelledPod]) -> Labels:
     """The claim's own labels come first. A label of pods counts where all pods of the claim have it with one value;
     none does while one of them is not in ``pods``."""
-    by_uid = {pod.metadata.uid: pod.metadata.labels for pod in pods}
+    by_uid = {pod.metadata.uid: pod.metadata.pairs() for pod in pods if pod.metadata.uid}
     found = {}
     for claim in claims:
-        users = claim.status.reserved_for if claim.status else ()
-        uids = [user.uid for user in users if user.resource == "pods" and not user.api_group]
+        uids = [user.uid for user in claim.status.reserved_for if user.resource == "pods" and not user.api_group]
         first, *others = [by_uid.get(uid, {}) for uid in uids] or [{}]
         of_pods = {name: value for name, value in first.items() if all(labels.get(name) == value for labels in others)}
         key = (text(claim.metadata.namespace) or "default", text(claim.metadata.name))
-        found[key] = {**of_pods, **claim.metadata.labels}
+        found[key] = {**of_pods, **claim.metadata.pairs()}
     return found

@@ -12,8 +12,7 @@ from typing import Final
 from msgspec import Struct
 
 from dra_driver.core.quantity import Quantity
-from dra_driver.kube.objects.meta import ObjectMeta
-from dra_driver.kube.objects.resource import ResourceClaim
+from dra_driver.kube.shapes import MetadataPart
 from dra_driver.kubectl.usage.device_use import text
 
 DEVICES: Final = ".deviceclass.resource.k8s.io/devices"
@@ -24,21 +23,75 @@ _REQUESTS: Final = "requests."
 class QuotaSpec(Struct, frozen=True):
     """What a quota allows, by name."""
 
-    hard: dict[str, str | int] = {}
+    hard: dict[str, object] = {}
 
 
 class QuotaStatus(Struct, frozen=True):
     """What Kubernetes has counted, by name."""
 
-    used: dict[str, str | int] = {}
+    used: dict[str, object] = {}
 
 
 class ResourceQuota(Struct, frozen=True):
     """The parts of a ResourceQuota that count."""
 
-    metadata: ObjectMeta
+    metadata: MetadataPart = MetadataPart()
     spec: QuotaSpec = QuotaSpec()
     status: QuotaStatus = QuotaStatus()
+
+
+class _Class(Struct, frozen=True, rename="camel"):
+    name: str = ""
+    device_class_name: str = ""
+
+
+class _Request(Struct, frozen=True, rename="camel"):
+    name: str = ""
+    exactly: _Class | None = None
+    first_available: tuple[_Class, ...] = ()
+
+
+class _Requests(Struct, frozen=True):
+    requests: tuple[_Request, ...] = ()
+
+
+class _ClaimSpec(Struct, frozen=True):
+    devices: _Requests = _Requests()
+
+
+class _Result(Struct, frozen=True, rename="camel"):
+    request: str = ""
+    admin_access: bool = False
+
+
+class _Results(Struct, frozen=True):
+    results: tuple[_Result, ...] = ()
+
+
+class _Allocation(Struct, frozen=True):
+    devices: _Results = _Results()
+
+
+class _ClaimStatus(Struct, frozen=True):
+    allocation: _Allocation = _Allocation()
+
+
+class CountedClaim(Struct, frozen=True):
+    """The parts of a ResourceClaim that say which devices of which classes it has."""
+
+    metadata: MetadataPart = MetadataPart()
+    spec: _ClaimSpec = _ClaimSpec()
+    status: _ClaimStatus = _ClaimStatus()
+
+
+class _ClassSpec(Struct, frozen=True, rename="camel"):
+    extended_resource_name: str = ""
+
+
+class ExtendedClass(Struct, frozen=True):
+    """The extended resource of a DeviceClass."""
+
+    spec: _ClassSpec = _ClassSpec()
 
 
 class QuotaRow(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -95,7 +148,7 @@ def rows(
     return sorted(found, key=lambda row: (row.namespace, row.quota, row.limit))
 
 
-def unlimited(claims: Iterable[ResourceClaim], found: Sequence[QuotaRow]) -> list[UnlimitedClass]:
+def unlimited(claims: Iterable[CountedClaim], found: Sequence[QuotaRow]) -> list[UnlimitedClass]:
     """Classes of which a namespace has devices without any limit, in the order of names."""
     limited = {(row.namespace, row.device_class) for row in found}
     counts = Counter(
@@ -108,22 +161,24 @@ def unlimited(claims: Iterable[ResourceClaim], found: Sequence[QuotaRow]) -> lis
     ]
 
 
-def classes_held(claim: ResourceClaim) -> list[str]:
+def classes_held(claim: CountedClaim) -> list[str]:
     """The class of each device that the claim has, without those of admin access.
 
     A request with alternatives is named ``request/alternative``; "" where the claim has no such request.
     """
-    allocation = claim.status.allocation if claim.status else None
-    results = allocation.devices.results if allocation and allocation.devices else ()
     classes: dict[str, str] = {}
-    for request in claim.spec.devices.requests if claim.spec.devices else ():
+    for request in claim.spec.devices.requests:
         ways = {f"{request.name}/{way.name}": way.device_class_name for way in request.first_available}
         classes |= {request.name: request.exactly.device_class_name} if request.exactly else ways
-    return [text(classes.get(result.request)) for result in results if not result.admin_access]
+    return [
+        text(classes.get(result.request))
+        for result in claim.status.allocation.devices.results
+        if not result.admin_access
+    ]
 
 
-def _count(amount: str | float | None) -> int | None:
+def _count(amount: object) -> int | None:
     try:
-        return None if amount is None else Quantity.parse(str(amount)).as_int()
+        return Quantity.parse(str(amount)).as_int() if isinstance(amount, str | int) else None
     except ValueError:
         return None

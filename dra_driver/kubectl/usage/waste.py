@@ -7,13 +7,13 @@ for at least the time that was asked for; one that was seen for less time is not
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from dra_driver.core.model.fit import EnoughMemory, Profile, fit
 from dra_driver.core.model.mig import parent_name
 from dra_driver.core.quantity import Quantity
-from dra_driver.kube.objects.resource import DeviceCapacity, ResourceSlice
 from dra_driver.kube.published import names
+from dra_driver.kube.shapes import read_all
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, text
 
 
@@ -76,18 +76,50 @@ def _row(use: ClaimDeviceUse, size: DeviceSize, idle_s: float | None, idle_after
     return WasteRow(use=use, finding=WasteFinding.UNKNOWN if idle_s is None else WasteFinding.USED, held_bytes=held)
 
 
-def sizes_in(slices: Iterable[ResourceSlice]) -> Callable[[ClaimDeviceUse], DeviceSize]:
-    """How large the device of a use is, and the MIG profiles of its GPU, the smallest first, as far as published."""
+class _Attribute(Struct, frozen=True):
+    string: object = None
+
+
+class _Attributes(Struct, frozen=True):
+    profile: _Attribute = field(default=_Attribute(), name=names.PROFILE)
+
+
+class _Value(Struct, frozen=True):
+    value: object = None
+
+
+class _Capacity(Struct, frozen=True):
+    memory: _Value = field(default=_Value(), name=names.MEMORY)
+
+
+class _Device(Struct, frozen=True, rename="camel"):
+    name: str
+    node_name: str = ""
+    attributes: _Attributes = _Attributes()
+    capacity: _Capacity = _Capacity()
+
+
+class _SliceSpec(Struct, frozen=True, rename="camel"):
+    node_name: str = ""
+    devices: tuple[object, ...] = ()
+
+
+class _Slice(Struct, frozen=True):
+    spec: _SliceSpec = _SliceSpec()
+
+
+def sizes_in(slices: Iterable[object], lost: Callable[[str], None]) -> Callable[[ClaimDeviceUse], DeviceSize]:
+    """How large the device of a use is, and the MIG profiles of its GPU, the smallest first, as far as published.
+    ``lost`` is called for each slice and device that cannot be read."""
     memory: dict[tuple[str, str], int] = {}
     profiles: dict[tuple[str, str], dict[str, Profile]] = {}
-    for spec in (item.spec for item in slices):
-        for device in spec.devices:
-            node, profile = device.node_name or spec.node_name, device.attributes.get(names.PROFILE)
-            size = _bytes_of(device.capacity.get(names.MEMORY))
+    for spec in (item.spec for item in read_all(_Slice, slices, lost)):
+        for device in read_all(_Device, spec.devices, lost):
+            node, size = device.node_name or spec.node_name, _bytes_of(device.capacity.memory.value)
             if not size:
                 continue
             memory[node, device.name] = size
-            if profile is not None and (name := text(profile.string)):
+            if name := text(device.attributes.profile.string):
                 of_gpu = profiles.setdefault((node, parent_name(device.name)), {})
                 of_gpu[name] = Profile(name=name, memory_bytes=size)
 
@@ -101,8 +133,8 @@ def sizes_in(slices: Iterable[ResourceSlice]) -> Callable[[ClaimDeviceUse], Devi
     return size_of
 
 
-def _bytes_of(capacity: DeviceCapacity | None) -> int | None:
+def _bytes_of(value: object) -> int | None:
     try:
-        return None if capacity is None else Quantity.parse(str(capacity.value)).as_int()
+        return Quantity.parse(str(value)).as_int() if isinstance(value, str | int) else None
     except ValueError:
         return None

@@ -30,7 +30,7 @@ from dra_driver.kubectl.capacity import ClaimRow, claims_of, with_claim_gaps
 from dra_driver.kubectl.explain import gaps_that_matter
 from dra_driver.kubectl.web.fleet import fleet_of
 from dra_driver.kubectl.web.gpus import SeenFleet
-from dra_driver.kubectl.web.rows import waiting_pods
+from dra_driver.kubectl.web.rows import event_rows, waiting_pods
 
 # --- Keeps garbage collection from walking what the page has for long, while a request waits.
 #
@@ -321,8 +321,11 @@ def read_from(source: ReadsCluster, now: Callable[[], datetime] = lambda: dateti
     gaps: list[str] = []
     state, told = with_claim_gaps(source.state()), source.gpu_nodes(gaps)
     claims = claims_of(state, now())
+    lost: list[str] = []
+    waiting_pods(state, lambda said: lost.append(f"pods: {said}"))
+    event_rows(state.events, lambda said: lost.append(f"events: {said}"))
     return SeenCluster(
-        gaps=(*_gaps_that_matter(state), *gaps),
+        gaps=(*_gaps_that_matter(state), *gaps, *lost),
         state=replace(state, gaps=(*state.gaps, *gaps)) if gaps else state,
         told=told,
         claims=claims,

@@ -10,10 +10,8 @@ from msgspec.structs import replace
 
 from dra_driver.core.text import span
 from dra_driver.core.time import parse_time
-from dra_driver.core.wire import from_wire
 from dra_driver.kube.devices import Wire
-from dra_driver.kube.objects.core import Event, ObjectReference, Pod
-from dra_driver.kube.shapes import read_all
+from dra_driver.kube.shapes import MetadataPart, read_all
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity import ClaimRow
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
@@ -91,13 +89,54 @@ class Waiting(Struct, frozen=True, kw_only=True):
     pod: Wire
 
 
-def waiting_pods(state: ClusterState) -> list[Waiting]:
-    """Pods with claims or extended resources that are on no node, by owner, those that wait longest first."""
+class _Owner(Struct, frozen=True):
+    kind: str = ""
+    name: str = ""
+
+
+class _Owned(MetadataPart, frozen=True):
+    owner_references: tuple[_Owner, ...] = ()
+
+
+class _Resources(Struct, frozen=True):
+    requests: dict[str, object] = {}
+
+
+class _Container(Struct, frozen=True):
+    resources: _Resources = _Resources()
+
+
+class _PodSpec(Struct, frozen=True, rename="camel"):
+    resource_claims: tuple[object, ...] = ()
+    containers: tuple[_Container, ...] = ()
+
+
+class _PodStatus(Struct, frozen=True):
+    phase: str = ""
+
+
+class _Pod(Struct, frozen=True):
+    metadata: _Owned
+    spec: _PodSpec
+    status: _PodStatus = _PodStatus()
+
+
+Lost = Callable[[str], None]
+
+
+def _told(said: str) -> None:
+    """The gaps of the reading name it."""
+
+
+def waiting_pods(state: ClusterState, lost: Lost = _told) -> list[Waiting]:
+    """Pods with claims or extended resources that are on no node, by owner, those that wait longest first. ``lost`` is
+    called for each that cannot be read."""
     groups: dict[tuple[str, str], list[Waiting]] = {}
     for item in state.pods:
-        if (item.get("spec") or {}).get("nodeName"):
+        spec = item.get("spec")
+        if isinstance(spec, Mapping) and spec.get("nodeName"):
             continue  # most pods of a large cluster
-        for pod in filter(_waits, read_all(Pod, (item,))):
+        for pod in filter(_waits, read_all(_Pod, (item,), lost)):
             metadata = pod.metadata
             owner = next((f"{each.kind}/{each.name}" for each in metadata.owner_references), "")
             namespace, name = metadata.namespace or "default", metadata.name
@@ -111,12 +150,11 @@ def waiting_pods(state: ClusterState) -> list[Waiting]:
     return sorted(found, key=lambda each: (each.since, each.namespace, each.name))
 
 
-def _waits(pod: Pod) -> bool:
-    phase = pod.status.phase if pod.status else ""
-    if phase not in ("", "Pending") or pod.metadata.deletion_timestamp:
+def _waits(pod: _Pod) -> bool:
+    if pod.status.phase not in ("", "Pending") or pod.metadata.deletion_timestamp:
         return False
     return bool(pod.spec.resource_claims) or any(
-        "/" in name for each in pod.spec.containers if each.resources for name in each.resources.requests
+        "/" in name for each in pod.spec.containers for name in each.resources.requests
     )
 
 
@@ -134,14 +172,37 @@ class EventRow(Struct, frozen=True, kw_only=True):
     source: str
 
 
-def event_rows(events: Iterable[Wire]) -> list[EventRow]:
-    """The newest first."""
-    read = (from_wire(Event, {"metadata": {}, **event}) for event in events)
-    return sorted(map(_event, read), key=lambda each: each.at, reverse=True)
+class _About(MetadataPart, frozen=True):
+    kind: str = ""
 
 
-def _event(event: Event) -> EventRow:
-    about = event.involved_object or ObjectReference()
+class _Source(Struct, frozen=True):
+    component: str = ""
+
+
+class _Series(Struct, frozen=True):
+    count: object = None
+
+
+class _Event(Struct, frozen=True, rename="camel"):
+    involved_object: _About = _About()
+    last_timestamp: str = ""
+    event_time: str = ""
+    first_timestamp: str = ""
+    reason: str = ""
+    message: str = ""
+    count: object = None
+    series: _Series = _Series()
+    source: _Source = _Source()
+
+
+def event_rows(events: Iterable[Wire], lost: Lost = _told) -> list[EventRow]:
+    """The newest first. ``lost`` is called for each that cannot be read."""
+    return sorted(map(_event, read_all(_Event, events, lost)), key=lambda each: each.at, reverse=True)
+
+
+def _event(event: _Event) -> EventRow:
+    about, count = event.involved_object, event.series.count or event.count
     name = f"{about.namespace}/{about.name}" if about.namespace else about.name
     return EventRow(
         at=event.last_timestamp or event.event_time or event.first_timestamp,
@@ -151,8 +212,8 @@ def _event(event: Event) -> EventRow:
         namespace=about.namespace,
         name=about.name,
         message=event.message,
-        count=event.count or 1,
-        source=event.source.component if event.source else "",
+        count=count if isinstance(count, int) and count else 1,
+        source=event.source.component,
     )
 
 

@@ -234,5 +234,11 @@ def test_json_and_yaml_are_told_apart_by_their_start() -> None:
 def test_an_object_that_does_not_fit_leaves_the_others_of_its_list() -> None:
     """Reports read lists of structs, and one bad object ends none of them."""
     good: dict[str, object] = {"metadata": {"name": "a"}}
-    found = read_all(Node, [{"metadata": 5}, None, {**good, "status": {"conditions": [{}]}}, good])
+    lost: list[str] = []
+    found = read_all(Node, [{"metadata": 5}, None, {**good, "status": {"conditions": [{}]}}, good], lost.append)
     assert [node.metadata.name for node in found] == ["a"]
+    assert lost == [
+        "without a name cannot be read: metadata: expected an object, got a number: '5'",
+        "without a name cannot be read: expected an object, got nothing: 'None'",
+        "a cannot be read: status.conditions[0].type: missing, expected text",
+    ]

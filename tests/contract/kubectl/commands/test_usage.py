@@ -52,7 +52,7 @@ SLICE = {
     "metadata": {"name": "s"},
     "spec": {"driver": "gpu.nvidia.com", "nodeName": "gpu-a", "pool": {"name": "gpu-a"}, "devices": [GPU, MIG]},
 }
-CLAIM = {
+CLAIM: dict[str, Any] = {
     "metadata": {
         "name": "train",
         "namespace": "team-a",
@@ -66,7 +66,7 @@ CLAIM = {
         }
     },
 }
-QUOTA = {
+QUOTA: dict[str, Any] = {
     "metadata": {"name": "gpus", "namespace": "team-a"},
     "spec": {"hard": {"gpu.nvidia.com.deviceclass.resource.k8s.io/devices": "2"}},
     "status": {"used": {"gpu.nvidia.com.deviceclass.resource.k8s.io/devices": "1"}},
@@ -189,6 +189,36 @@ def test_use_is_summed_by_a_label_of_claims_and_their_pods(server: Served, capsy
     assert kubectl.main(["usage", "--by", "label:"]) == 2
 
 
+def test_a_claim_that_cannot_be_read_is_not_told_as_gone(server: Served, capsys: Printed) -> None:
+    """A note names it. One with a user without uid keeps its label."""
+    stage, _ = server
+    bare = {**CLAIM, "status": {"reservedFor": [{"resource": "pods", "name": "p"}]}}
+    rest = {"metadata": {"name": "rest", "namespace": "team-a"}, "status": 5}
+    stage.lists["/apis/resource.k8s.io/v1/resourceclaims"] = [bare, rest]
+    stage.lists["/api/v1/pods"] = [{"metadata": {"name": "p", "uid": 5}}]
+    assert kubectl.main(["usage", "--by", "label:team", "-o", "csv"]) == 0
+    out, err = capsys.readouterr()
+    assert [line.split(",")[:2] for line in out.splitlines()[1:]] == [
+        ["(the claim is gone or cannot be read)", "3"],
+        ["ml", "1"],
+    ]
+    assert "note: ResourceClaim team-a/rest cannot be read: status: " in err
+    assert "note: Pod p cannot be read: metadata.uid: " in err
+
+
+def test_an_exporter_whose_pod_cannot_be_read_is_a_gap_and_counts(server: Served, capsys: Printed) -> None:
+    pods = server[0].lists["/api/v1/namespaces/dra-driver/pods"]
+    pods += [{"metadata": {"name": "b"}, "spec": 5}]
+    pods[0] = {**EXPORTER, "status": {"conditions": [{}]}}
+    assert kubectl.main(["usage"]) == 0
+    err = capsys.readouterr().err
+    assert "from 1 of 2 exporters" in err
+    assert "note: exporter pod b cannot be read: spec: " in err
+    del pods[0]
+    assert kubectl.main(["usage"]) == 1
+    assert "none of 1 exporters answers as expected; exporter pod b cannot be read" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("server")
 def test_a_sum_and_a_mean_that_lack_a_part_say_so(capsys: Printed) -> None:
     """A mean over some devices is no lower bound."""
@@ -247,6 +277,12 @@ def test_idle_lists_idle_oversize_and_unknown_claims(capsys: Printed) -> None:
     assert " unknown " in found["hidden"]
 
 
+def test_a_slice_that_cannot_be_read_is_noted(server: Served, capsys: Printed) -> None:
+    server[0].lists["/apis/resource.k8s.io/v1/resourceslices"].append({"metadata": {"name": "bad"}, "spec": 5})
+    assert kubectl.main(["idle"]) == 0
+    assert "size of devices is not known: ResourceSlice or device bad cannot be read" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("server")
 def test_nothing_is_idle_for_longer_than_the_exporters_say(capsys: Printed) -> None:
     assert kubectl.main(["idle", "--idle-for", "2h", "-o", "json"]) == 0
@@ -284,6 +320,31 @@ def test_an_api_server_without_quotas_still_says_what_namespaces_have(server: Se
 def test_quota_tells_what_is_left_and_idle(capsys: Printed) -> None:
     assert kubectl.main(["quota", "--idle"]) == 0
     assert capsys.readouterr().out.splitlines()[1].split() == ["team-a", "gpus", "gpu.nvidia.com", "2", "1", "1", "0"]
+
+
+def test_an_odd_entry_of_a_quota_hides_no_other_and_an_odd_claim_counts(server: Served, capsys: Printed) -> None:
+    """What cannot be read is named, and no class is told as one without a limit then."""
+    lists = server[0].lists
+    odd = {"hard": {**QUOTA["spec"]["hard"], "x": [], "cpu": 1.5}}
+    lists["/api/v1/resourcequotas"] = [{**QUOTA, "spec": odd}]
+    bare = {**CLAIM["status"], "reservedFor": [{"resource": "pods"}]}
+    other = {**CLAIM, "metadata": {"name": "o", "namespace": "team-c"}, "status": bare}
+    lists["/apis/resource.k8s.io/v1/resourceclaims"] = [CLAIM, other]
+    assert kubectl.main(["quota", "-o", "csv"]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert lines == ["team-a,gpus,gpu.nvidia.com,2,1,1,", "team-c,,gpu.nvidia.com,no limit,1,no limit,"]
+    for path in ("/api/v1/resourcequotas", "/apis/resource.k8s.io/v1/resourceclaims"):
+        lists[path].append({"metadata": {"name": "bad", "namespace": "team-c"}, "spec": 5})
+    lists["/apis/resource.k8s.io/v1/deviceclasses"] = [{"metadata": {"name": "bad"}, "spec": 5}]
+    assert kubectl.main(["quota", "-o", "csv"]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[1:] == lines[:1]
+    assert "which classes have no limit is not known" in err
+    for name in ("ResourceQuota team-c/bad", "ResourceClaim team-c/bad", "DeviceClass bad"):
+        assert f"note: {name} cannot be read: spec: " in err
+    lists["/api/v1/resourcequotas"] = [{"spec": 5}]
+    assert kubectl.main(["quota"]) == 0
+    assert "as far as is known" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

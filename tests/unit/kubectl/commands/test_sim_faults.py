@@ -20,6 +20,7 @@ class Cluster:
         self.annotations: dict[str, str] = {}
         self.version = 1
         self.taints: dict[str, list[dict[str, str]]] = {"gpu-0": [], "gpu-1": [], PART: []}
+        self.odd: list[object] = []
         self.events: list[dict[str, Any]] = []
         self.conflicts = 0
         self.events_forbidden = False
@@ -45,8 +46,7 @@ class Cluster:
                 raise ForbiddenError("events is forbidden")
             return {"items": [dict(event) for event in self.events]}
         devices = [{"name": name, "taints": list(taints)} for name, taints in self.taints.items()]
-        spec = {"driver": "gpu.nvidia.com", "pool": {"name": NODE}, "devices": devices}
-        return {"items": [{"metadata": {}, "spec": spec}] if devices else []}
+        return {"items": [{"spec": {"devices": [*self.odd, *devices]}}, {"spec": {}}] if devices or self.odd else []}
 
     def merge_patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         assert path.endswith(f"/{NODE}")
@@ -195,3 +195,19 @@ def test_an_annotation_that_cannot_be_read_is_not_overwritten(cluster: Cluster) 
     cluster.annotations[ANNOTATION] = "garbage"
     with pytest.raises(ConfigurationError, match=f"kubectl annotate node {NODE} {ANNOTATION}-"):
         cluster.command().inject("gpu-0", "ecc", 0)
+
+
+def test_a_device_that_cannot_be_read_is_told_once_and_the_others_are_there(cluster: Cluster) -> None:
+    """It is not told as one that the node does not have."""
+    cluster.odd = [{"name": "gpu-7", "taints": 5}]
+    cluster.command().inject("gpu-0", "ecc", 0)
+    with pytest.raises(ConfigurationError, match="has no device 'gpu-7' that can be read: see the notes above"):
+        cluster.command().inject("gpu-7", "ecc", 0)
+    note = "note: of gpu-a: gpu-7 cannot be read: taints: expected a list, got a number: '5'"
+    assert cluster.said == [note, "gpu-0 of gpu-a: ecc injected", note]
+
+
+def test_what_else_is_odd_in_a_slice_hides_no_device(cluster: Cluster) -> None:
+    cluster.odd = [{"name": "gpu-7", "capacity": {"memory": 5}}]
+    cluster.command().inject("gpu-7", "ecc", 0)
+    assert cluster.annotations[ANNOTATION] == "gpu-7 ecc"

@@ -1,12 +1,11 @@
 """Sums of what claims use: one with an unknown part says so, and a claim with an unknown device is not idle."""
 
 import copy
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 
-from dra_driver.kube.objects.core import Pod
-from dra_driver.kube.objects.resource import ResourceClaim
 from dra_driver.kube.shapes import read_all
 from dra_driver.kubectl.usage.device_use import (
     GONE,
@@ -15,6 +14,9 @@ from dra_driver.kubectl.usage.device_use import (
     MAX_NAME,
     WITHOUT,
     ClaimDeviceUse,
+    LabelledClaim,
+    LabelledPod,
+    Labels,
     claim_labels,
     decode,
     summed,
@@ -177,8 +179,12 @@ def pod(uid: str, **labels: str) -> Obj:
     return {"metadata": {"uid": uid, "labels": labels}, "spec": {}}
 
 
+def labels_of(claims: list[Obj], pods: Iterable[Obj], lost: Callable[[str], None]) -> Labels:
+    return claim_labels(read_all(LabelledClaim, claims, lost), read_all(LabelledPod, pods, lost))
+
+
 def team(item: Obj, *pods: Obj) -> str:
-    return value_in(claim_labels(read_all(ResourceClaim, [item]), read_all(Pod, pods)).get(("a", "x")), "team")
+    return value_in(labels_of([item], pods, pytest.fail).get(("a", "x")), "team")
 
 
 def test_a_claims_own_label_comes_first() -> None:
@@ -203,6 +209,15 @@ def test_a_claim_that_is_gone_has_no_labels() -> None:
     assert value_in(None, "team") == GONE
 
 
-def test_claims_without_labels_have_none() -> None:
-    """In the namespace default if they name no other."""
-    assert claim_labels(read_all(ResourceClaim, [{"metadata": {}, "spec": {}}]), []) == {("default", ""): {}}
+def test_wrong_objects_have_no_labels() -> None:
+    """They come from a file or a server that is none. Claims that name no namespace are in default."""
+    lost: list[str] = []
+    claims: list[Obj] = [{"metadata": None}, {"metadata": {"labels": ["x"]}}]
+    assert labels_of(claims, [{"metadata": 5}], lost.append) == {("default", ""): {}}
+    assert lost == ["without a name cannot be read: metadata: expected an object, got a number: '5'"]
+
+
+def test_a_user_without_a_uid_has_no_labels_and_the_claim_keeps_its_own() -> None:
+    users = {"reservedFor": [{"resource": "pods", "name": "p"}]}
+    assert team({**claim({"team": "ml"}), "status": users}, pod("", team="web")) == "ml"
+    assert team({**claim({}), "status": users}, pod("", team="web")) == WITHOUT

@@ -4,8 +4,6 @@ import pytest
 from msgspec.structs import replace
 
 from dra_driver.core.model.fit import GIB, Profile
-from dra_driver.kube.objects.resource import ResourceSlice
-from dra_driver.kube.shapes import read_all
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
 from dra_driver.kubectl.usage.waste import DeviceSize, WasteFinding, judge, sizes_in
 
@@ -29,9 +27,8 @@ def use(
     )
 
 
-def published(*devices: dict[str, object]) -> list[ResourceSlice]:
-    spec = {"driver": "gpu.nvidia.com", "nodeName": "n", "pool": {"name": "n"}, "devices": devices}
-    return read_all(ResourceSlice, [{"metadata": {}, "spec": spec}])
+def published(*devices: object) -> list[object]:
+    return [{"spec": {"nodeName": "n", "devices": devices}}]
 
 
 def findings(*uses: ClaimDeviceUse, after_s: float = 600.0) -> list[WasteFinding]:
@@ -69,17 +66,26 @@ def test_profiles_are_those_that_the_gpu_publishes() -> None:
         return {"name": name, "attributes": {"profile": {"string": profile}}, "capacity": {"memory": {"value": value}}}
 
     devices = [device("gpu-0-mig-3g40gb-9-0", "3g.40gb", "40Gi"), device("gpu-0-mig-1g10gb-19-0", "1g.10gb", "10Gi")]
-    devices += [device("gpu-1-mig-1g10gb-19-0", "1g.10gb", "much"), {"name": "gpu-0"}]
-    size_of = sizes_in(published(*devices))
+    devices += [device("gpu-1-mig-1g10gb-19-0", "1g.10gb", []), {"name": "gpu-0"}]
+    size_of = sizes_in(published(*devices), pytest.fail)
     assert [tuple(size_of(use(name)).profiles) for name in ("gpu-0", "gpu-1")] == [PROFILES, ()]
 
 
 def test_a_whole_gpu_is_as_large_as_it_is_published_and_a_share_as_its_grant() -> None:
     """Whole GPUs and partitions have no grant."""
-    size_of = sizes_in(published({"name": "gpu-0", "capacity": {"memory": {"value": "80Gi"}}}))
+    size_of = sizes_in(published({"name": "gpu-0", "capacity": {"memory": {"value": "80Gi"}}}), pytest.fail)
     whole, share = use(peak=6, granted=None), replace(use(peak=6, granted=None), share="s")
     found = judge([whole], idle_after_s=600, size_of=size_of) + judge([share], idle_after_s=600, size_of=size_of)
     assert [(row.finding, row.held_bytes) for row in found] == [
         (WasteFinding.OVERSIZE, 80 * GIB),
         (WasteFinding.USED, None),
     ]
+
+
+def test_a_device_that_cannot_be_read_is_named_and_the_others_have_their_size() -> None:
+    """Of what is read nothing but the memory and the profile matters."""
+    good = {"name": "gpu-0", "capacity": {"memory": {"value": "80Gi"}, "cores": 5}, "taints": 5}
+    lost: list[str] = []
+    size_of = sizes_in([{"spec": 5}, *published({"name": "gpu-1", "capacity": 5}, good)], lost.append)
+    assert [size_of(use(name)).memory_bytes for name in ("gpu-0", "gpu-1")] == [80 * GIB, None]
+    assert [each.partition(" cannot")[0] for each in lost] == ["without a name", "gpu-1"]

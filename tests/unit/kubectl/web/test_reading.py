@@ -10,13 +10,13 @@ import pytest
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ForbiddenError, NotFoundError
-from dra_driver.core.model.gpu_node import GpuNodeStatus
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, UseReport
 from dra_driver.kubectl.web.reading import (
     BUILT_BEFORE_SWEEP,
     VIEWED_S,
     Derived,
+    FileSource,
     Heap,
     LiveSource,
     Periodic,
@@ -111,6 +111,15 @@ def test_gpu_nodes_that_cannot_be_read_are_a_gap() -> None:
         assert any(part in gap for gap in found.state.gaps), found.state.gaps
 
 
+def test_pods_and_events_that_cannot_be_read_are_gaps() -> None:
+    pod = {"metadata": {"name": "p"}, "spec": {"resourceClaims": 5}}
+    state = ClusterState(pods=(pod,), events=({"metadata": {"name": "e"}, "message": 5},))
+    assert [gap[:24] for gap in read_from(FileSource(state)).gaps[1:]] == [
+        "pods: p cannot be read: ",
+        "events: e cannot be read",
+    ]
+
+
 def test_gpu_nodes_without_a_status_are_left_out() -> None:
     """A node whose process has not written yet."""
     told = {"metadata": {"name": "n"}, "status": {"driverName": "d", "gpus": []}}
@@ -143,24 +152,11 @@ def test_a_failing_answer_is_a_sentence() -> None:
         assert "it is wrong" in problem or "ZeroDivisionError" in problem
 
 
-class FileSource:
-    """A state without GpuNodes."""
-
-    def __init__(self, state: ClusterState) -> None:
-        self._state = state
-
-    def state(self) -> ClusterState:
-        return self._state
-
-    def gpu_nodes(self, gaps: list[str]) -> dict[str, GpuNodeStatus]:
-        return {}
-
-
 def test_a_claim_that_cannot_be_read_is_a_gap_of_the_page() -> None:
     """The others are shown as ever."""
     odd = claim("odd", "n", share("gpu-0", "20Gi")) | {"spec": {"devices": 7}}
     found = read_from(FileSource(small_state(odd, claim("b", "n", share("gpu-0", "20Gi")))), lambda: NOW)
-    assert found.gaps == ("claim team/odd: spec.devices: expected an object, got a number: '7'",)
+    assert found.gaps[0] == "claim team/odd: spec.devices: expected an object, got a number: '7'"
     assert [(each.name, len(each.devices)) for each in found.claims] == [("b", 1), ("odd", 1)]
     assert [part.claim for part in found.fleet.nodes[0].gpus[0].parts] == ["b", "odd"]
 

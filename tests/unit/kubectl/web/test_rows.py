@@ -84,6 +84,20 @@ def test_events_are_newest_first() -> None:
     assert [(each.reason, each.about) for each in event_rows(events)] == [("New", " a/b"), ("Old", "Node n")]
 
 
+def test_an_event_counts_its_series() -> None:
+    (found,) = event_rows([{"series": {"count": 7}, "count": 1, "metadata": {"labels": 5}}])
+    assert found.count == 7
+
+
+def test_a_pod_with_an_odd_field_waits_and_one_that_cannot_be_read_is_named() -> None:
+    """What else is odd in it does not say that it does not wait."""
+    odd, lost = waiting_pod("odd"), list[str]()
+    odd["spec"]["topologySpreadConstraints"] = [{}]
+    pods = (odd, {"metadata": {"name": "bad", "namespace": "team"}, "spec": 5})
+    assert [each.name for each in waiting_pods(ClusterState(pods=pods), lost.append)] == ["odd"]
+    assert lost == ["team/bad cannot be read: spec: expected an object, got a number: '5'"]
+
+
 def test_search_needs_every_word_and_no_case() -> None:
     """``team H100`` finds rows with both."""
     rows = ["Team a h100", "team b", "h100"]
