@@ -5,13 +5,13 @@ The source for containers is their runtime specification, which containerd and C
 ``runtimeSpec.linux.resources.devices`` the rules of its device cgroup, ``config.CDI_devices`` (containerd) the CDI
 names that the kubelet requested."""
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-from msgspec import Struct, field
+from msgspec import Struct, ValidationError, convert, field
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError, InvalidSpecError
@@ -193,10 +193,9 @@ def _read_container(client: CriClient, name: str, container_id: str) -> Containe
 
 
 class _Rule(Struct, frozen=True):
-    """A rule of the device cgroup."""
+    """A rule of the device cgroup that allows devices."""
 
-    allow: bool = False
-    type: str | None = None
+    type: object = None
     major: int | None = None
     minor: int | None = None
 
@@ -205,22 +204,21 @@ class _Rule(Struct, frozen=True):
         list")."""
         pairs = ((self.major, node.major), (self.minor, node.minor))
         fits = all(number is None or number < 0 or number == own for number, own in pairs)
-        return self.allow and self.type in (None, "a", "c") and fits
+        return self.type in (None, "a", "c") and fits
 
 
 class _Device(Struct, frozen=True):
     path: str
-    type: str = ""
-    major: int = 0
-    minor: int = 0
+    major: int
+    minor: int
 
 
 class _Resources(Struct, frozen=True):
-    devices: list[_Rule] | None = None
+    devices: list[dict[str, object]] | None = None
 
 
 class _Linux(Struct, frozen=True):
-    devices: list[_Device] | None = None
+    devices: list[dict[str, object]] | None = None
     resources: _Resources = _Resources()
 
 
@@ -228,34 +226,41 @@ class _RuntimeSpec(Struct, frozen=True):
     linux: _Linux
 
 
-class _Config(Struct, frozen=True, rename={"cdi": "CDI_devices"}):
-    cdi: list[dict[str, object]] | None = None
-    cdi_devices: list[dict[str, object]] | None = None
-
-
 class _ContainerInfo(Struct, frozen=True, rename={"spec": "runtimeSpec"}):
     spec: _RuntimeSpec
-    config: _Config | None = None
+    config: object = None
 
 
 def parsed(name: str, info: str) -> ContainerFacts:
-    """The container in the runtime's information about it."""
+    """The container in the runtime's information about it.
+
+    It is a problem when a character device, or a rule that allows one, cannot be read; other odd fields are not."""
     try:
-        found = msgspec.json.decode(info, type=_ContainerInfo)
-    except (msgspec.DecodeError, RecursionError):
+        found = convert(json.loads(info), _ContainerInfo)
+        linux = found.spec.linux
+        devices = [each for each in (linux.devices or [])[:_MOST] if each.get("type") == "c"]
+        allowing = [each for each in linux.resources.devices or [] if each.get("allow")] if devices else []
+        nodes = convert(devices, list[_Device], strict=False)  # numbers may be texts
+        rules = convert(allowing, list[_Rule], strict=False)
+    except (ValueError, ValidationError, RecursionError):
         return ContainerFacts(name=name, problem="the runtime does not tell how it made the container")
-    linux, config = found.spec.linux, found.config or _Config()
-    rules = linux.resources.devices or []
-    nodes = tuple(
-        ContainerNode(
-            path=node.path, major=node.major, minor=node.minor, allowed=any(rule.covers(node) for rule in rules)
-        )
-        for node in (linux.devices or [])[:_MOST]
-        if node.type == "c"
+    return ContainerFacts(
+        name=name,
+        asked=_asked(found.config),
+        nodes=tuple(
+            ContainerNode(
+                path=node.path, major=node.major, minor=node.minor, allowed=any(rule.covers(node) for rule in rules)
+            )
+            for node in nodes
+        ),
     )
-    listed = config.cdi_devices if config.cdi is None else config.cdi
-    asked = None if listed is None else tuple(str(each.get("name")) for each in listed[:_MOST])
-    return ContainerFacts(name=name, asked=asked, nodes=nodes)
+
+
+def _asked(config: object) -> tuple[str, ...] | None:
+    listed = config.get("CDI_devices", config.get("cdi_devices")) if isinstance(config, dict) else None
+    if not isinstance(listed, list):
+        return None
+    return tuple(str(each.get("name")) for each in listed[:_MOST] if isinstance(each, dict))
 
 
 ENOUGH_BYTES: Final = 256 * 1024

@@ -114,6 +114,9 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
+_MOST: Final = 16
+
+
 class RuntimeFacts(Struct, frozen=True, kw_only=True):
     """``socket`` is the host's path, None where none was found among ``tried``. ``denied``: this user may not use it.
 
@@ -175,21 +178,13 @@ class _Handlers(Struct, frozen=True, rename="camel"):
 
 class _ContainerdConfig(Struct, frozen=True, rename={"cdi": "enableCDI", "cdi_dirs": "cdiSpecDirs"}):
     cdi: bool | None = None
-    cdi_dirs: tuple[str, ...] | None = None
+    cdi_dirs: object = None
     containerd: _Handlers = _Handlers()
 
 
 class _CrioRuntime(Struct, frozen=True):
-    cdi_spec_dirs: tuple[str, ...] | None = None
+    cdi_spec_dirs: object = None
     default_runtime: str | None = None
-
-
-class _Crio(Struct, frozen=True):
-    runtime: _CrioRuntime = _CrioRuntime()
-
-
-class _CrioConfig(Struct, frozen=True):
-    crio: _Crio = _Crio()
 
 
 def with_config(facts: RuntimeFacts, config: str) -> RuntimeFacts:
@@ -200,15 +195,21 @@ def with_config(facts: RuntimeFacts, config: str) -> RuntimeFacts:
     except (ValueError, RecursionError):
         return facts
     default = found.containerd.default_runtime_name
-    return replace(facts, tells_config=bool(wire), cdi=found.cdi, cdi_dirs=found.cdi_dirs, default_handler=default)
+    folders = _texts(found.cdi_dirs)
+    return replace(facts, tells_config=bool(wire), cdi=found.cdi, cdi_dirs=folders, default_handler=default)
 
 
 def with_crio_config(facts: RuntimeFacts, config: str) -> RuntimeFacts:
     try:
-        found = from_wire(_CrioConfig, tomllib.loads(config)).crio.runtime
-    except (ValueError, RecursionError):
+        found = from_wire(_CrioRuntime, tomllib.loads(config).get("crio", {}).get("runtime", {}))
+    except (ValueError, AttributeError, RecursionError):
         return facts
-    return replace(facts, tells_config=True, cdi_dirs=found.cdi_spec_dirs, default_handler=found.default_runtime)
+    folders = _texts(found.cdi_spec_dirs)
+    return replace(facts, tells_config=True, cdi_dirs=folders, default_handler=found.default_runtime)
+
+
+def _texts(value: object) -> tuple[str, ...] | None:
+    return tuple(str(each) for each in value[:_MOST]) if isinstance(value, list) else None
 
 
 CONTAINERD, CRIO, DOCKER = "containerd", "cri-o", "docker"

@@ -77,6 +77,8 @@ def own_module(name: str) -> list[str]:
     return [sys.executable, "-P", "-m", f"dra_driver.diagnose.hardware.{name}"]
 
 
+MAX_BYTES: Final = 16 << 20
+"""Of one reading: a node with 16 GPUs needs below 2 MiB."""
 NAME_BYTES: Final = 96
 """Size of the file with the last function's name, padded with zero bytes."""
 
@@ -91,8 +93,11 @@ class Emitter:
         probes.trace(lambda name: os.pwrite(calls, name.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0"), 0))
 
     def write(self, **document: object) -> None:
-        """``topic`` and its ``value``, where a repeated topic replaces the former value; or a ``problem``."""
-        data = json.dumps(document, default=str).encode() + b"\n"
+        """``topic`` and its ``value``, where a repeated topic replaces the former value; or a ``problem``.
+
+        Bytes beyond ``MAX_BYTES`` are dropped, but for one, which tells the command that some were."""
+        room = max(0, MAX_BYTES + 1 - os.fstat(self._lines).st_size)
+        data = (json.dumps(document, default=str).encode() + b"\n")[:room]
         while data:
             data = data[os.write(self._lines, data) :]
 

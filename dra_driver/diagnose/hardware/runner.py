@@ -19,13 +19,11 @@ from typing import BinaryIO, Final
 import msgspec
 from msgspec.structs import replace
 
-from dra_driver.diagnose.hardware.child import Task, last_call, own_module
+from dra_driver.diagnose.hardware.child import MAX_BYTES, Task, last_call, own_module
 from dra_driver.diagnose.hardware.values import Reading
 from dra_driver.hardware.sharing import control, orphan_processes
 
 REAP_S: Final = 1.0
-MAX_BYTES: Final = 16 << 20
-"""Of one reading: a node with 16 GPUs needs below 2 MiB."""
 _MAX_SHOWN: Final = 400
 
 Run = Callable[[Task, float], Reading]

@@ -81,6 +81,7 @@ def _summary(state: "NodeState") -> dict[str, str]:
         shown = "cannot be read" if journal.problem else "missing"
     daemons = ", ".join(f"{each.id} {each.status or 'not started'}" for each in state.mps.daemons) or "no daemons"
     gpus = "not read (--hardware reads them)" if state.gpus is None else f"{len(state.gpus)} found"
+    unsaved = "cannot be read" if state.health_problem else "none saved"
     return {
         "folder": str(state.plugin),
         "node process": ", ".join(sorted(state.runs)) if state.runs else "none runs",
@@ -90,7 +91,7 @@ def _summary(state: "NodeState") -> dict[str, str]:
         "GPUs": gpus,
         "MPS": f"{daemons}; {_host(state)}",
         "sockets": ", ".join(f"{each.path.name}{'' if each.served else ' (dead)'}" for each in state.sockets) or "none",
-        "health": "none saved" if state.sick_gpus is None else f"{state.sick_gpus} GPUs with faults",
+        "health": f"{state.sick_gpus} GPUs with faults" if state.sick_gpus is not None else unsaved,
     }
 
 

@@ -238,7 +238,9 @@ def _health(path: Path) -> tuple[int | None, str | None]:
         return None, None
     found, problem = _json(path)
     gpus = (found or {}).get("gpus")
-    return None if found is None else len(gpus) if isinstance(gpus, list | dict) else 0, problem
+    if isinstance(gpus, dict):
+        return len(gpus), problem
+    return None, problem or f"{path} does not tell the faults of GPUs"
 
 
 def _mps(places: Places) -> MpsState:

@@ -52,7 +52,10 @@ def parse(source: SourceText) -> Expr:
     stream = tokens(source)
     _check_nesting(source, stream)
     parser = _Parser(source, stream)
-    tree = parser.expression()
+    try:
+        tree = parser.expression()
+    except RecursionError as error:  # the caller left too little of Python's stack
+        raise source.error(0, "nested too deeply") from error
     parser.take(END, or_else=_OPERATOR)
     return tree
 
@@ -136,7 +139,8 @@ class _Parser:
             raise self._unexpected(_OPERAND, *(() if count else others))
         node = read(self, self._next())
         while self._kind in {".", "[", "{"} or (self._kind == "(" and _is_name(node)):
-            node = self._member(node, self._next().kind)
+            kind = self._next().kind
+            node = self._message(node) if kind == "{" else self._member(node, kind)
         if count % 2 == 0:
             return node
         if first.kind == "!":
@@ -148,7 +152,7 @@ class _Parser:
         return node
 
     def _member(self, node: Expr, kind: str) -> Expr:
-        """``node`` with one ``.name``, call, index or message literal, whose first token was of this kind."""
+        """``node`` with one ``.name``, call or index, whose first token was of this kind."""
         if kind == "(":
             arguments: list[Expr] = []
             if not self._skip(")"):
@@ -160,8 +164,6 @@ class _Parser:
             assert isinstance(node, Ident)  # noqa: S101  `_is_name`
             call = Call(node.offset, node.name, arguments)
             return call if node.name.startswith(".") else macros.expand(self._source, call)
-        if kind == "{":
-            return self._message(node)
         if kind == "[":
             optional = self._skip("?")
             key = self.expression() if optional else self.expression("?")

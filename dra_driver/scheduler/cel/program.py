@@ -242,7 +242,11 @@ def compile_selector(expression: str, lacks: frozenset[str] = LACKS_NONE) -> Pro
         builder = IrBuilder(source)
         return Program(expression, builder.build(tree), builder.slots)
     except RecursionError as error:
-        raise CelSyntaxError(f"CEL expression does not compile: nested too deeply: {_shown(expression)}") from error
+        raise _too_deep(expression) from error
+
+
+def _too_deep(expression: str) -> CelSyntaxError:
+    return CelSyntaxError(f"CEL expression does not compile: nested too deeply: {_shown(expression)}")
 
 
 def _shown(expression: str) -> str:
@@ -260,11 +264,14 @@ class Expression:
         self.text = text
         self._names = tuple(names)
         source = SourceText(well_formed(text))
-        tree = parse(source)
-        Checker(source, {name: Variable(name, t.DYN) for name in self._names}).run(tree)
-        validate(source, tree)
-        builder = IrBuilder(source, {name: FIRST_SLOT + at for at, name in enumerate(self._names)})
-        self._run = MeteredBuilder().build(builder.build(tree))
+        try:
+            tree = parse(source)
+            Checker(source, {name: Variable(name, t.DYN) for name in self._names}).run(tree)
+            validate(source, tree)
+            builder = IrBuilder(source, {name: FIRST_SLOT + at for at, name in enumerate(self._names)})
+            self._run = MeteredBuilder().build(builder.build(tree))
+        except RecursionError as error:
+            raise _too_deep(text) from error
         self._slots = builder.slots
 
     def evaluate(self, values: Mapping[str, object]) -> object:

@@ -12,7 +12,7 @@ from functools import cache, partial
 from importlib.resources import files
 
 from google.protobuf import message_factory
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pb2 import EDITION_2023, FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError, Message
 
@@ -62,7 +62,8 @@ def _table() -> dict[str, dict[int, tuple[str, str]]]:
 @cache
 def _classes() -> dict[str, type[Message]]:
     """The message class of each type of the table."""
-    file = FileDescriptorProto(name="kubernetes.proto", syntax="proto2")
+    # Unlike proto2, editions refuse text that is not UTF-8, as Go does.
+    file = FileDescriptorProto(name="kubernetes.proto", syntax="editions", edition=EDITION_2023)
     names = {name: f"T{at}" for at, name in enumerate(_table())}
     for name, fields in _table().items():
         message = file.message_type.add(name=names[name])
@@ -85,7 +86,7 @@ def decode_body(body: bytes) -> Obj:
         raise bad_request("provided data does not appear to be a protobuf message, expected prefix 'k8s\\x00'")
     try:
         return _decode_envelope(body[len(_MAGIC) :])
-    except (DecodeError, ValueError, OverflowError) as error:
+    except (DecodeError, ValueError, OverflowError, OSError, RecursionError) as error:
         raise bad_request(f"the protobuf body cannot be read: {type(error).__name__}: {error}") from error
 
 

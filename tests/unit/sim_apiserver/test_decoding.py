@@ -129,3 +129,24 @@ def test_no_bytes_break_the_protobuf_reader(data: bytes) -> None:
     for body in (b"k8s\x00" + data, _envelope("v1", "Pod", data)):
         with suppress(InvalidObjectError):
             assert isinstance(decode_body(body), dict)
+
+
+def _claim_with_parameters(text: bytes) -> bytes:
+    opaque = _field(1, b"gpu.example.com") + _field(2, _field(1, text))
+    config = _field(2, _field(1, opaque))
+    return _envelope("resource.k8s.io/v1", "ResourceClaim", _field(2, _field(1, _field(3, config))))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(_claim_with_parameters(b"[" * 5000), id="deeply nested JSON"),
+        pytest.param(_envelope("v1", "Pod", _field(1, _field(8, _field(1, 1 << 62)))), id="a time beyond calendars"),
+        pytest.param(_envelope("v1", "Pod", _field(1, _field(1, b"\xff\xfe"))), id="text that is not UTF-8"),
+        pytest.param(_envelope("v1", "Secret", _field(2, _field(1, b"\xff\xfe"))), id="a key that is not UTF-8"),
+    ],
+)
+def test_values_that_json_cannot_have_are_bad_requests(body: bytes) -> None:
+    with pytest.raises(InvalidObjectError) as refused:
+        decode_body(body)
+    assert refused.value.status == 400

@@ -6,6 +6,7 @@ from dra_driver.core.errors import InvalidObjectError
 from dra_driver.sim.apiserver.kinds import CONFIG_MAPS, PODS, RESOURCE_CLAIMS
 from dra_driver.sim.apiserver.patching import APPLY_PATCH, Patch, apply_json_patch, strategic_merge
 from dra_driver.sim.apiserver.schema import type_of
+from dra_driver.sim.apiserver.serverapply import apply
 from dra_driver.sim.apiserver.store import Store
 from tests.unit.sim_apiserver.builders import Obj, claim
 
@@ -124,3 +125,15 @@ def test_apply_merges_device_status_by_driver_pool_and_device(store: Store) -> N
         made = store.patch(RESOURCE_CLAIMS, "c", patch, namespace="default", subresource="status")
     values = {item["driver"]: item["data"]["value"] for item in made["status"]["devices"]}
     assert values == {"a.example.com": 3, "b.example.com": 2}
+
+
+def test_a_list_item_that_is_no_longer_applied_goes_whole() -> None:
+    """In whatever order its fields would be removed: without its name, the rest of it could not be found."""
+
+    def applied(live: Obj | None, *names: str) -> Obj:
+        containers = [{"name": name, "image": "i", "ports": [{"containerPort": 80, "name": name}]} for name in names]
+        config = {"metadata": {"name": "p"}, "spec": {"containers": containers}}
+        return apply(PODS, live, config, "one", "2026-01-01T00:00:00Z", force=False, subresource="")
+
+    left = applied(applied(None, "c", "d", "e", "f"), "e")
+    assert [each["name"] for each in left["spec"]["containers"]] == ["e"]

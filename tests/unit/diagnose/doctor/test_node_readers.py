@@ -75,6 +75,66 @@ def test_crios_configuration_of_another_form(config: str) -> None:
     assert with_crio_config(RuntimeFacts(name="cri-o"), config).cdi_dirs is None
 
 
+@pytest.mark.parametrize("config", ["crio = 3", "[crio]\nruntime = 3"])
+def test_a_crio_that_tells_nothing_of_its_runtime(config: str) -> None:
+    """Nothing is judged by the default folders then."""
+    assert not with_crio_config(RuntimeFacts(name="cri-o"), config).tells_config
+
+
+def test_a_runtimes_folders_are_shown_as_it_names_them() -> None:
+    """Those of an odd type too, and 16 at most."""
+    folders = [5, *(f"/{number}" for number in range(20))]
+    texts = ("5", *(f"/{number}" for number in range(15)))
+    read = with_config(RuntimeFacts(name="containerd"), json.dumps({"cdiSpecDirs": folders}))
+    assert (read.tells_config, read.cdi_dirs) == (True, texts)
+    crio = with_crio_config(RuntimeFacts(name="cri-o"), f"[crio.runtime]\ncdi_spec_dirs = {folders}")
+    assert (crio.tells_config, crio.cdi_dirs) == (True, texts)
+
+
+_NODE = {"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0}
+_RULE = {"allow": True, "type": "c", "major": 195, "minor": 0}
+
+
+def container_info(*nodes: object, rules: list[object] | None = None, **more: object) -> str:
+    linux = {"devices": nodes, "resources": {"devices": [_RULE] if rules is None else rules}}
+    return json.dumps({"runtimeSpec": {"linux": linux}, **more})
+
+
+@pytest.mark.parametrize(
+    ("info", "asked"),
+    [
+        pytest.param(container_info(_NODE, config={"CDI_devices": [None, {"name": "a"}]}), ("a",), id="a null name"),
+        pytest.param(container_info(_NODE, config={"CDI_devices": "a"}), None, id="no list of names"),
+        pytest.param(container_info(_NODE, config="a"), None, id="a text as config"),
+        pytest.param(container_info({"type": "p"}, _NODE), None, id="a pipe without a path"),
+        pytest.param(container_info(_NODE | {"major": "195"}), None, id="a number as text"),
+        pytest.param(container_info(_NODE | {"major": 195.0}), None, id="a number with a fraction"),
+        pytest.param(container_info(_NODE, rules=[{"allow": False, "major": "x"}, _RULE]), None, id="an odd denial"),
+        pytest.param(container_info(_NODE, odd={"\ud800": "\ud800"}), None, id="half of a surrogate pair"),
+        pytest.param(container_info(_NODE, odd=float("nan")), None, id="a number that JSON lacks"),
+    ],
+)
+def test_odd_fields_of_a_container_hide_nothing_else(info: str, asked: tuple[str, ...] | None) -> None:
+    read = parsed_container("main", info)
+    (node,) = read.nodes
+    assert (read.problem, read.asked) == (None, asked)
+    assert (node.path, node.major, node.minor, node.allowed) == ("/dev/nvidia0", 195, 0, True)
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        pytest.param(container_info({"path": "/dev/nvidia0", "type": "c", "minor": 0}), id="a node without its major"),
+        pytest.param(container_info({"type": "c", "major": 195, "minor": 0}), id="a node without a path"),
+        pytest.param(container_info(_NODE, rules=[_RULE | {"major": "x"}]), id="a rule with an odd major"),
+    ],
+)
+def test_a_container_is_unknown_where_its_devices_are(info: str) -> None:
+    """Not a device 0:0 that its cgroup does not allow."""
+    read = parsed_container("main", info)
+    assert (bool(read.problem), read.nodes) == (True, ())
+
+
 @pytest.mark.parametrize(
     "info", ["", "[]", "{}", '{"runtimeSpec": null}', '{"runtimeSpec": {"linux": {"devices": [3]}}}']
 )

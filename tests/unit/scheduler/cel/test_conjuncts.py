@@ -1,5 +1,7 @@
 """Splitting selectors into conjuncts, and the attributes and capacities that an expression reads."""
 
+import sys
+
 import pytest
 
 from dra_driver.core.errors import CelSyntaxError
@@ -70,3 +72,17 @@ def test_constant_names_are_found(expression: str, expected: AttributeRefs) -> N
 def test_other_uses_of_the_device_count_as_everything(expression: str) -> None:
     """Missing a name would reuse a result for a device with another value."""
     assert find_attribute_refs(expression).everything
+
+
+def test_an_expression_that_is_nested_too_deeply_is_a_syntax_error() -> None:
+    """Of 249 levels, which cel-go takes, where the caller has used up much of Python's stack."""
+
+    def split_below(frames: int) -> tuple[str, ...]:
+        return split_below(frames - 1) if frames else split_conjuncts("(" * 249 + "a" + ")" * 249)
+
+    with pytest.raises(CelSyntaxError, match="nested too deeply"):
+        split_below(sys.getrecursionlimit() - 300)
+
+
+def test_messages_may_be_as_deep_as_parentheses() -> None:
+    assert len(split_conjuncts("foo{a:" * 249 + "1" + "}" * 249)) == 1

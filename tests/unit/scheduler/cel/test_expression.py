@@ -1,4 +1,7 @@
-"""Expressions over named variables."""
+"""Expressions over named variables, and what the package imports."""
+
+import subprocess
+import sys
 
 import pytest
 
@@ -49,3 +52,20 @@ def test_the_cost_of_one_call_is_limited() -> None:
 @pytest.mark.parametrize(("number", "kind"), [(2**63, "double"), (2**63 - 1, "int"), (True, "bool"), (0.5, "double")])
 def test_numbers_have_the_types_of_kubernetes(number: object, kind: str) -> None:
     assert value(f"type(o) == {kind}", o=number) is True
+
+
+@pytest.mark.parametrize("text", ["foo{a:" * 249 + "1" + "}" * 249, ".".join(["a"] * 3000)])
+def test_deep_nesting_does_not_compile(text: str) -> None:
+    with pytest.raises(CelSyntaxError):
+        Expression(text, ["a"])
+
+
+def test_evaluation_imports_neither_lark_nor_cel_python() -> None:
+    """Tests have them as oracles; a command that imported them would take longer to start than it may."""
+    code = (
+        "import sys; from dra_driver.scheduler.cel import *;"
+        "compile_selector('device.driver == \"x\"').evaluate(DeviceView('x', {}));"
+        "print(sorted({m.split('.')[0] for m in sys.modules} & {'lark', 'celpy'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
