@@ -153,7 +153,7 @@ ROWS = rows(
         warn("CDI hook on one of two nodes", Layer.TOOLKIT, "not on gpu-b"): {
             "gpu_nodes>1>status>toolkitVersion": GONE
         },
-        # This user may not read the gates; what a node means to offer and what is published tells.
+        # This user may not read the gates; the published slices differ from what the node offers.
         warn("shares that the API server drops", Layer.KUBERNETES, "node/gpu-a", "shares", "DRAConsumableCapacity"): {
             "refused": {"get /metrics"},
             "gpu_nodes>0": told("gpu-a", offered_as=(PublishedForm.SHARED,)),

@@ -53,7 +53,7 @@ def objects(rest: RestClient) -> tuple[set[Trace], int]:
 
 
 def host_files() -> set[str]:
-    """Paths in the folders that the driver writes to, and mount points, with a name of the driver's or NVIDIA's."""
+    """Paths in the directories that the driver writes to, and mount points, with a name of the driver's or NVIDIA's."""
     names = {str(path) for folder in FOLDERS for path in folder.glob("*")}
     mounts = {line.split()[4] for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines()}
     return {name for name in names | mounts if DRIVER in name or "dra-driver" in name or "nvidia" in name}

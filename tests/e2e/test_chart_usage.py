@@ -141,7 +141,7 @@ class UsedCluster:
         return self.real.rest.get_text(self._page(page))
 
     def used(self) -> dict[tuple[str, str], float]:
-        """GiB in use by pod and container, as /metrics tells."""
+        """GiB in use by pod and container, as /metrics reports."""
         samples = self.samples("dra_claim_memory_used_bytes")
         return {(labels["pod"], labels["container"]): value / GIB for labels, value in samples}
 
@@ -228,7 +228,7 @@ def deployment(name: str, memory: str, steps: list[dict[str, Any]]) -> list[Obj]
 
 def job(name: str, memory: str, steps: list[dict[str, Any]]) -> list[Obj]:
     """A Job of one pod with a share of ``memory``, and its template. It tries again once: its program ends with an
-    error when it is told to."""
+    error on demand."""
     spec = pod_spec(gpu=name) | {"restartPolicy": "Never"}
     for container in spec["containers"]:
         container["command"] = ["bash", "-c", "trap 'exit 143' TERM; sleep infinity & sleep infinity & wait"]

@@ -86,7 +86,7 @@ def serving(server: ThreadingHTTPServer) -> Iterator[None]:
 
 class Monitoring:
     """A context manager: a Prometheus that scrapes ``targets`` (labels and port of each) with the chart's rules, and an
-    Alertmanager that tells a receiver."""
+    Alertmanager that notifies a receiver."""
 
     def __init__(self, folder: Path, rules: Sequence[Path], targets: Sequence[tuple[Mapping[str, str], int]]) -> None:
         self._folder, self._rules, self._targets = folder, rules, targets

@@ -56,7 +56,7 @@ def narrowed(facts: ClusterFacts, scope: DoctorScope) -> ClusterFacts:
         node = node_of_claim(item, known)
         chosen = facts.with_items(pods=_users_of(facts, item), claims=[item], templates=())
     chosen = replace(chosen, about_workload=True)
-    # Without the other nodes, checks of a node that is gone would call the cluster empty.
+    # Without the other nodes, checks of a node that no longer exists would call the cluster empty.
     is_gone = facts.knows("nodes") and node not in known
     return _on_node(chosen, node, known) if node and not is_gone else chosen
 

@@ -203,7 +203,7 @@ class ClusterFacts(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def gpu_nodes(self) -> Mapping[str, GpuNodeStatus]:
-        """What node processes say, by node; empty where it is not known."""
+        """What node processes say, by node; empty where it is unknown."""
         found = {name_of(item): node_status_of(item) for item in self.items_or_none(GPU_NODES)}
         return {name: status for name, status in found.items() if status is not None}
 

@@ -95,7 +95,7 @@ class Emitter:
     def write(self, **document: object) -> None:
         """``topic`` and its ``value``, where a repeated topic replaces the former value; or a ``problem``.
 
-        Bytes beyond ``MAX_BYTES`` are dropped, but for one, which tells the command that some were."""
+        Bytes beyond ``MAX_BYTES`` are dropped, except one, by which the command knows that some were."""
         room = max(0, MAX_BYTES + 1 - os.fstat(self._lines).st_size)
         data = (json.dumps(document, default=str).encode() + b"\n")[:room]
         while data:

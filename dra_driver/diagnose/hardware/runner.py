@@ -100,7 +100,7 @@ def _end(process: "subprocess.Popen[bytes]", stop_s: float) -> bool:
 
 
 def _reading(lines: BinaryIO) -> Reading:
-    """What the child wrote: topics with values, and a problem; a line that it did not end is left out."""
+    """What the child wrote: topics with values, and a problem; a line that it did not end is omitted."""
     lines.seek(0)
     *whole, _ = lines.read(MAX_BYTES).split(b"\n")
     told = [json.loads(line) for line in whole]

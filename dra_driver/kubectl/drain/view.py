@@ -74,7 +74,7 @@ class _Event(Struct, frozen=True, kw_only=True):
 
 
 def _read(kind: type[_S], items: Iterable[object]) -> list[_S]:
-    """Only these fields are read, and what does not fit is left out: no object of others ends a drain."""
+    """Only these fields are read, and what does not fit is omitted: no object of others ends a drain."""
     return [from_wire(kind, item) for item in items if isinstance(item, Mapping)]
 
 

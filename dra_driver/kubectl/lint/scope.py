@@ -30,7 +30,7 @@ class KnownObjects(Struct, frozen=True, kw_only=True):
     """Known objects by kind, namespace ("default" without one) and name.
 
     Objects of the kinds in ``complete`` that are not listed here do not exist in the cluster. ``version`` of the API
-    server is (1, 36), None when it is not known.
+    server is (1, 36), None when it is unknown.
     """
 
     complete: frozenset[str] = frozenset()

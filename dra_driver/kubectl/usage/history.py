@@ -82,7 +82,7 @@ class History:
         return [use for _, use in sorted(self._found.items())]
 
     def gaps(self) -> list[str]:
-        """What was left out, in a sentence."""
+        """What was omitted, in a sentence."""
         first = "; ".join(self._impossible[:_MAX_SAID])
         said = f"{len(self._impossible)} values of Prometheus cannot be and are left out: {first}"
         return [said] if first else []

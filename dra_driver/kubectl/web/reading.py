@@ -96,7 +96,7 @@ heap: Final = Heap()
 # --- Answers that take longer than a page may: computed in one thread of their own, kept until the state has changed.
 #
 # A page asks, gets the last answer at once (of an earlier state, or none yet), and is sent again when the next is
-# there. Only what was asked for within the last minute is computed anew.
+# there. Only what was requested within the last minute is computed again.
 
 log = logging.getLogger(__name__)
 

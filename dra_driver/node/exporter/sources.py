@@ -98,7 +98,7 @@ class ProcReader:
 
 
 class LogLinks:
-    """The folder is listed again when a link came or went."""
+    """The directory is listed again when a link came or went."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -137,7 +137,7 @@ MAX_PODS: Final = 2000
 
 
 class PodResourcesReader:
-    """``driver`` is the name of this driver; devices of others are left out. Close it."""
+    """``driver`` is the name of this driver; devices of others are omitted. Close it."""
 
     def __init__(self, path: str, driver: str, call_s: float = CALL_S) -> None:
         self._path, self._driver, self._call_s = path, driver, call_s

@@ -134,7 +134,7 @@ def encode(record: HealthRecord) -> bytes:
 
 
 def decode(data: bytes) -> HealthRecord:
-    """The record. Raises ConfigurationError when the text is none; single faults that make no sense are left out."""
+    """The record. Raises ConfigurationError when the text is none; single faults that make no sense are omitted."""
     if len(data) > MAX_BYTES:
         raise ConfigurationError(f"it has more than {MAX_BYTES // 2**20} MiB")
     try:

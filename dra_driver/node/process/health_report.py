@@ -242,7 +242,7 @@ class HealthStreams:
             self._offer(stream)
 
     def report(self, devices: Sequence[DeviceReport]) -> None:
-        """Send this to every stream, soon; an empty report only while a former one was not. Returns at once."""
+        """Send this to every stream, soon; an empty report only while a former one was not. Returns immediately."""
         with self._lock:
             if devices or self._reports:
                 self._number += 1

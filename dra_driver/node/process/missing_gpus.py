@@ -116,7 +116,7 @@ class MissingGpuTracker:
         self._path, self._held, self._now, self._clock = path, held, now, clock
         self._lock = threading.Lock()  # guards the fields below; the journal is read with it
         self._known: Known = {known.gpu.uuid: known for known in read(path)}
-        # Those of which it is not known for longer than the grace time that they are missing.
+        # GPUs that have been missing for less than the grace period, or for an unknown time.
         gone = {uuid: last.gone_since for uuid, last in self._known.items()}
         self._awaited = frozenset(uuid for uuid, at in gone.items() if at is None or 0.0 <= now() - at < GRACE_S)
         self._awaited_since: float | None = None  # the first look

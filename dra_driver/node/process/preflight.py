@@ -186,7 +186,7 @@ class Rewrite(Protocol):
 
 class ClaimFiles:
     """Looks for missing files of claims only after a change in the CDI directory, while one is missing, and every
-    `LOOK_S`: comparing them with the journal costs most of what a node at rest does. For one thread."""
+    `LOOK_S`: comparing them with the journal costs most of what an idle node does. For one thread."""
 
     def __init__(self, cdi_dir: str, rewrite: Rewrite, clock: Callable[[], float] = time.monotonic) -> None:
         self._cdi_dir = cdi_dir

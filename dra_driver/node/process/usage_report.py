@@ -245,7 +245,7 @@ class UsageReport:
 def believed(
     findings: UsageFindings, claims: Iterable[Entry], snapshot: Snapshot, terms: Terms, checked_at: str
 ) -> ToldUsage:
-    """What is told, each claim and GPU once. ``checked_at`` stands in it if the controller is asked to act."""
+    """What is reported, each claim and GPU once. ``checked_at`` stands in it if the controller is asked to act."""
     prepared: dict[str, Entry] = {claim.ref.uid: claim for claim in claims if claim.state == "prepared"}
     over = _once(((each.claim.uid, each.device), _over_grant(each, prepared, terms)) for each in findings.over_grant)
     idle = _once((each.claim.uid, _idle(each, prepared, terms)) for each in findings.idle)

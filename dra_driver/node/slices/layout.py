@@ -141,7 +141,7 @@ class DesiredState:
     def build(self, features: ApiServerFeatures = NO_FEATURES) -> bool:
         """Update ``slices``. True when they changed: most changes of an inventory are not published.
 
-        Unchanged resource slices stay the same object. Logs what is left out when that changed.
+        Unchanged resource slices stay the same object. Logs what is omitted when that changed.
         """
         if self._inventory is None or self._built == (self._inventory, features):
             return False

@@ -69,7 +69,7 @@ class Attribution:
         self._containers = {key: tuple(each) for key, each in found.items()}
 
     def containers(self, held: HeldPart) -> tuple[ContainerRef, ...]:
-        """The containers that have the device, as the kubelet tells; without the UIDs of their pods."""
+        """The containers that have the device, as the kubelet reports; without the UIDs of their pods."""
         return self._containers.get(held.key) or self._containers.get((*held.key[:4], None), ())
 
     def seen(self, process: ProcessUsage) -> SeenProcess:
@@ -87,7 +87,7 @@ class Attribution:
     def owners(self, process: SeenProcess, held: Sequence[HeldPart]) -> list[HeldPart]:
         """Those of ``held``, all on the process' GPU, that it may use; those with admin access only if no other.
 
-        ``held`` has claims of one name in the order in which they were prepared: the kubelet tells no UID, and the
+        ``held`` has claims of one name in the order in which they were prepared: the kubelet reports no UID, and the
         last one is it.
         """
         if process.container is None:

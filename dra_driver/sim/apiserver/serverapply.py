@@ -52,7 +52,7 @@ def apply(
     before = set(_paths(mine["fieldsV1"])) if mine else set()
     merged = _merge(result, config, type_)
     kept = {*wanted, *(path for entry in others for path in _paths(entry["fieldsV1"]))}
-    # List items first and whole: once its key fields are gone, an item cannot be found.
+    # List items first and whole: without its key fields, an item cannot be found.
     for path in sorted(before - kept, key=lambda each: (not each[-1].startswith("k:"), each)):
         _remove(merged, path, type_)
     changed = live is None or _content(merged) != _content(live) or wanted.keys() != before

@@ -116,7 +116,7 @@ def test_the_log_ends_with_cuda_variables(tmp_path: Path) -> None:
             {"mounts": [{"hostPath": "HOST", "containerPath": "/dev/shm"}], "deviceNodes": [node("/dev/shm/x")]},
             "has a device or another mount in it already",
         ),
-        # A mounted folder is the host's: a device below it would be written to the host.
+        # A mounted directory is the host's: a device below it would be written to the host.
         (
             {"mounts": [{"hostPath": "HOST", "containerPath": path} for path in ("/data", "/data/inner")]},
             'lies in the mounted folder "/data"',

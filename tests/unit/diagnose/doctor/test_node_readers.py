@@ -77,7 +77,7 @@ def test_crios_configuration_of_another_form(config: str) -> None:
 
 @pytest.mark.parametrize("config", ["crio = 3", "[crio]\nruntime = 3"])
 def test_a_crio_that_tells_nothing_of_its_runtime(config: str) -> None:
-    """Nothing is judged by the default folders then."""
+    """Nothing is judged by the default directories then."""
     assert not with_crio_config(RuntimeFacts(name="cri-o"), config).tells_config
 
 

@@ -98,7 +98,7 @@ def test_a_node_is_judged_without_claims_of_other_nodes() -> None:
 
 @pytest.mark.parametrize("scope", ["pod/team-a/pod-lost", "claim/team-a/lost"])
 def test_a_pod_or_claim_whose_node_is_gone_is_judged(scope: str) -> None:
-    """The node is gone and its name is right: the report says so."""
+    """The node no longer exists and its name is right: the report says so."""
     cluster = Cluster()
     cluster.pods.append(workload("pod-lost", node="gpu-z", resourceClaims=[{"name": "g", "resourceClaimName": "lost"}]))
     cluster.claims.append(_ending("lost", "gpu-z"))

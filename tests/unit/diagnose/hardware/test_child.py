@@ -10,7 +10,7 @@ from dra_driver.diagnose.hardware import child
 
 
 def test_a_reading_fills_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file ends one byte after the limit, by which the command knows that something is left out."""
+    """The file ends one byte after the limit, by which the command knows that something is omitted."""
     traced = "_nvmlGetFunctionPointer"  # which the emitter replaces
     monkeypatch.setattr(pynvml, traced, vars(pynvml)[traced])
     with (tmp_path / "lines").open("w+b") as lines, (tmp_path / "calls").open("w+b") as calls:

@@ -127,7 +127,7 @@ def test_a_daemon_that_is_never_ready_leaves_no_partition(h100: Run) -> None:
 
 
 def test_a_repeat_starts_a_daemon_that_is_gone(node: ClaimsNode) -> None:
-    """The MPS host's folder was emptied, and the container restarts."""
+    """The MPS host's directory was emptied, and the container restarts."""
     run = shared(node)
     first = run.prepare(claim(1, share_result(1, "10Gi", 10)))
     node.sharing.running.clear()
@@ -169,7 +169,7 @@ def test_after_a_reboot_daemons_are_released_and_notes_dropped(node: ClaimsNode)
 
 
 def test_verifying_many_daemons_takes_no_longer_than_one(node: ClaimsNode) -> None:
-    """After a restart of the MPS host all daemons start anew, while the GPU is locked and the kubelet waits."""
+    """After a restart of the MPS host all daemons start again, while the GPU is locked and the kubelet waits."""
     node.backend = simulated()
     run = node.run()
     parts = [result(node.part("1g.10gb", start), request=f"r-{start}") for start in range(4)]

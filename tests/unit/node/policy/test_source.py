@@ -217,7 +217,7 @@ class Server:
 
 
 class ObjectDesk:
-    """A node process that follows objects, and files where ``folder`` is there."""
+    """A node process that follows objects, and files where ``folder`` exists."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -99,7 +99,7 @@ def test_a_file_is_read_up_to_its_limit_and_its_absence_is_seen(tmp_path: Path) 
 
 
 def test_what_cannot_be_read_asks_all_the_same(tmp_path: Path) -> None:
-    """A folder, a link or a pipe of that name was made on purpose; none of them may hang the thread."""
+    """A directory, a link or a pipe of that name was made on purpose; none of them may hang the thread."""
     file = DetachFile(tmp_path / "detach")
     file.path.mkdir()
     assert file.read() == "it is no regular file"

@@ -24,7 +24,7 @@ GPU = GpuUuid("GPU-a")
 
 
 class Exporter:
-    """An exporter with the NVIDIA driver open, as far as its lock file tells; time passes while it is waited for.
+    """An exporter with the NVIDIA driver open, according to its lock file; time passes while it is waited for.
 
     It lets go a moment after it is ``told``, unless it ``is_stuck``.
     """

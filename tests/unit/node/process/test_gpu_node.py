@@ -105,7 +105,7 @@ def node_1() -> Node:
 
 @pytest.fixture
 def written(node_1: Node) -> Node:
-    """A node whose GpuNode is written; what was asked for that is forgotten."""
+    """A node whose GpuNode is written; the requests are dropped."""
     assert node_1.keeper.step() == CHECK_S
     node_1.api.asked.clear()
     return node_1

@@ -200,7 +200,7 @@ def test_gpus_whose_drain_has_ended_are_given_back_and_no_others(node: Node) -> 
 
 
 def test_a_node_that_is_not_known_ends_no_drain(node: Node) -> None:
-    """The API server is away; nothing says that the annotation has gone."""
+    """The API server is away; nothing says that the annotation no longer exists."""
     node.asks("all")
     node.is_known = False
     assert not node.drain.look()

@@ -67,7 +67,7 @@ def ill() -> FaultStage:
 
 
 def test_gpus_and_existing_partitions_fall_ill_as_asked_and_recover_when_it_is_removed(ill: FaultStage) -> None:
-    """Each change is told on the Node, in the words of the annotation."""
+    """Each change is reported on the Node, in the words of the annotation."""
     text = f"gpu-1 xid=79, {ill.partition} xid=94"
     assert ill.annotate(text) == [("SimulatedFault", f"simulated faults: {text}")]
     assert ill.injected() == [(ill.second, "xid=79", None), (ill.first, "xid=94", ill.gi_id)]
@@ -84,7 +84,7 @@ def test_a_gpu_that_is_lost_can_have_another_fault_and_recover(ill: FaultStage) 
 
 
 def test_an_annotation_that_cannot_be_read_changes_nothing_and_is_told_once(ill: FaultStage) -> None:
-    """What it asked for before still holds."""
+    """What it requested before still holds."""
     ill.annotate("gpu-0 ecc")
     ((reason, text),) = ill.annotate("gpu-0 fire")
     assert reason == "SimulatedFaultRefused"

@@ -319,7 +319,7 @@ def device(**changes: str) -> Device:
 
 
 def test_a_taint_keeps_its_time() -> None:
-    """The API server would begin it anew with each update."""
+    """The API server would begin it again with each update."""
     (found,) = with_times([device()], known_times([stored()]))
     assert found.taints[0].time_added == THEN
 

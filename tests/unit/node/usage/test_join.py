@@ -321,7 +321,7 @@ def test_monitors_are_no_claims_that_idle() -> None:
 
 
 def test_a_process_that_may_be_another_claims_makes_none_of_them_idle() -> None:
-    """Of two claims in one container it is not known which one computes."""
+    """Of two claims in one container it is unknown which one computes."""
     both = (claimed("one", share(1)), claimed("two", share(2)))
     found = claim_uses(join(replace(LOOK, pods={("team", "pod-a"): {"main": both}})))
     assert [each.used for each in found] == [None, None]
