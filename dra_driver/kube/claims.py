@@ -22,7 +22,6 @@ from dra_driver.core.model.claim import AllocatedClaim, AllocatedDevice, ClaimRe
 from dra_driver.core.model.ids import ClaimUid, DeviceName, PoolName
 from dra_driver.core.text import quoted
 from dra_driver.kube import paths
-from dra_driver.kube.names import is_label, is_pool_name
 from dra_driver.kube.objects.meta import Quantity
 from dra_driver.kube.objects.resource import (
     DeviceAllocationConfiguration,
@@ -31,7 +30,7 @@ from dra_driver.kube.objects.resource import (
     OpaqueDeviceConfiguration,
     ResourceClaim,
 )
-from dra_driver.kube.shapes import read
+from dra_driver.kube.shapes import is_label, is_pool_name, read
 
 MAX_RESULTS = 32
 MAX_CONFIGS = 64

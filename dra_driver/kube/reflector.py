@@ -24,8 +24,53 @@ from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import ApiUnreachableError, GoneError, KubernetesApiError, ServerBusyError
 from dra_driver.core.telemetry import metrics
 from dra_driver.core.worker import Worker
-from dra_driver.kube.newest_version import NewestVersion
 from dra_driver.kube.watch import WatchEvent
+
+# The answer to a version that the cache does not reach within 3 s (Timeout, "Too large resource version").
+_BEHIND = 504
+# After so many such answers in a row the version is not one that the server will reach: etcd was restored.
+MOST_BEHIND = 6
+
+
+class NewestVersion:
+    """The newest version of one collection; empty until one was seen. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards both fields below
+        self._newest = 0
+        self._behind = 0
+
+    def saw(self, version: str) -> None:
+        """Take in the version of an answer or event: a number (KEP-5504); anything else is ignored."""
+        if not (version.isascii() and version.isdigit()):
+            return
+        with self._lock:
+            if int(version) >= self._newest:
+                self._newest, self._behind = int(version), 0
+
+    def query(self) -> dict[str, str]:
+        """What a list asks for, besides its selectors: {} asks for the current state."""
+        with self._lock:
+            if not self._newest:
+                return {}
+            return {"resourceVersion": str(self._newest), "resourceVersionMatch": "NotOlderThan"}
+
+    def failed(self, error: KubernetesApiError) -> None:
+        """Take in that a list with ``query`` failed."""
+        with self._lock:
+            if isinstance(error, ServerBusyError) and error.status == _BEHIND:
+                self._behind += 1
+                if self._behind < MOST_BEHIND:
+                    return
+            elif isinstance(error, ApiUnreachableError | ServerBusyError):
+                return
+            self._newest = self._behind = 0
+
+    def forget(self) -> None:
+        """The next list asks for the current state."""
+        with self._lock:
+            self._newest = self._behind = 0
+
 
 log = logging.getLogger(__name__)
 

@@ -25,8 +25,7 @@ from dra_driver.core.errors import (
 )
 from dra_driver.kube.connection import Connection, Receive
 from dra_driver.kube.http import HttpAnswer, RequestLimits, TransportError
-from dra_driver.kube.reading import decoded
-from dra_driver.kube.status import error_from_response
+from dra_driver.kube.reading import decoded, error_from_response
 from dra_driver.kube.watch import WatchStream
 
 Query = Mapping[str, str]

@@ -5,7 +5,8 @@ can be passed on without secrets. A kind that is not served or not allowed becom
 pkg/scheduler/framework/plugins (the kinds that each plugin reads).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from msgspec import Struct
@@ -207,3 +208,38 @@ def _listed(rest: StateReader, path: str, kind: StateKind, keep: Callable[[Wire]
     if not all(isinstance(item, dict) and isinstance(item.get("metadata"), dict) for item in items):
         raise KubernetesApiError(f"GET {path}: an item of the list is no object with metadata")
     return tuple(reduced(kind.kind, item) for item in items if keep(item))
+
+
+_LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+def without_foreign_parameters(value: object, own: Collection[str]) -> Any:
+    """An object with empty opaque parameters, and empty data of claimed devices, of drivers that are not ``own``."""
+    if isinstance(value, list | tuple):
+        return [without_foreign_parameters(each, own) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    is_foreign = "driver" in value and value["driver"] not in own
+    return {
+        name: {} if is_foreign and name in ("parameters", "data") else _kept(name, each, own)
+        for name, each in value.items()
+    }
+
+
+def shareable(state: ClusterState, own: Collection[str]) -> ClusterState:
+    """The state without opaque parameters of drivers that are not ``own``."""
+    return replace(
+        state,
+        claims=tuple(without_foreign_parameters(item, own) for item in state.claims),
+        templates=tuple(without_foreign_parameters(item, own) for item in state.templates),
+        classes=tuple(without_foreign_parameters(item, own) for item in state.classes),
+    )
+
+
+def _kept(name: str, value: Any, own: Collection[str]) -> object:
+    if name != _LAST_APPLIED:
+        return without_foreign_parameters(value, own)
+    try:
+        return json.dumps(without_foreign_parameters(json.loads(value), own))
+    except (ValueError, TypeError, RecursionError):
+        return "{}"

@@ -16,7 +16,7 @@ import yaml
 
 from dra_driver.core.errors import ConfigurationError, StorageError
 from dra_driver.core.files import replace_file
-from dra_driver.core.yaml_nesting import check_nesting
+from dra_driver.core.text import check_nesting
 from dra_driver.kube.shapes import misfit
 from dra_driver.kube.state import KINDS, ClusterState
 from dra_driver.kube.state_parts import reduced

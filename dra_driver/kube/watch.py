@@ -11,8 +11,7 @@ from msgspec import Struct, ValidationError, convert
 
 from dra_driver.core.errors import ApiUnreachableError
 from dra_driver.kube.http import HttpAnswer, TransportError
-from dra_driver.kube.reading import decoded
-from dra_driver.kube.status import error_from_status
+from dra_driver.kube.reading import decoded, error_from_status
 
 # An event carries one object, of at most 1.5 MiB in etcd; JSON on the wire can be larger than the stored form.
 MAX_LINE_BYTES = 16 * 2**20

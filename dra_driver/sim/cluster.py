@@ -21,13 +21,16 @@ from dra_driver.scheduler.cel import compile_selector
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import ALL_KINDS, NAMESPACES, RESOURCE_SLICES
 from dra_driver.sim.apiserver.server import ApiServer
-from dra_driver.sim.client import StoreClient, deletion_order, kind_of, load
-from dra_driver.sim.controllers.claims import ClaimController
-from dra_driver.sim.controllers.device_taints import DeviceTaintController
-from dra_driver.sim.controllers.disruption import DisruptionController
-from dra_driver.sim.controllers.workloads import DeploymentController, JobController, ReplicaSetController
-from dra_driver.sim.node.cluster_node import DRIVER, ClusterNode
+from dra_driver.sim.controllers.claims import ClaimController, DeviceTaintController
+from dra_driver.sim.controllers.workloads import (
+    DeploymentController,
+    DisruptionController,
+    JobController,
+    ReplicaSetController,
+)
+from dra_driver.sim.loop import StoreClient, deletion_order, kind_of, load
 from dra_driver.sim.node.node import NodeFolders
+from dra_driver.sim.node.node_process import DRIVER, ClusterNode
 from dra_driver.sim.scheduler import EmbeddedScheduler
 
 __all__ = ["DRIVER", "Cluster", "check_cel", "incomplete"]

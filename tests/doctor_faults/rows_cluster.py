@@ -5,7 +5,7 @@ from typing import Any
 from dra_driver.core.errors import ApiUnreachableError, ServerBusyError
 from dra_driver.core.finding import Layer
 from dra_driver.diagnose.doctor.cluster import DoctorScope
-from dra_driver.kube.status import error_from_response
+from dra_driver.kube.reading import error_from_response
 from tests.doctor_faults.cluster import Obj, daemonset, driver_pod, event, unready
 from tests.doctor_faults.row import GONE, fail, rows, unknown, warn
 

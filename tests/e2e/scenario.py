@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dra_driver.kube.published.listing import observed_devices
-from dra_driver.sim.client import load
 from dra_driver.sim.demo.expectations import Expectation, unmet
+from dra_driver.sim.loop import load
 from tests.e2e.cluster import REACH_S, SETTLE_S, RealCluster, wait
 from tests.e2e.hardware import Hardware
 

@@ -32,7 +32,7 @@ from dra_driver.kube.rest import RestClient
 from dra_driver.node.usage.containers import place_of
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import EVENTS, PODS
-from dra_driver.sim.client import kind_of
+from dra_driver.sim.loop import kind_of
 from tests.e2e import objects, test_chart_pods
 from tests.e2e.cluster import DRIVER, KUBECTL_DRA, RealCluster, containers, wait
 from tests.e2e.gates import PARTITIONS, SHARES, why_skipped

@@ -13,9 +13,9 @@ from dra_driver.hardware.gpu.simulated.faults import ANNOTATION
 from dra_driver.kube import paths
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import EVENTS, LEASES, POD_DISRUPTION_BUDGETS, PODS
-from dra_driver.sim.client import kind_of, load
 from dra_driver.sim.demo.health import POLICY
 from dra_driver.sim.demo.requirements import Requirements
+from dra_driver.sim.loop import kind_of, load
 from dra_driver.sim.objects import is_ready
 from tests.e2e.cluster import REACH_S, ROOT, SETTLE_S, RealCluster, wait
 from tests.e2e.gates import EXTENDED, TAINTS

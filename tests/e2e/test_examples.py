@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from dra_driver.kube.published.listing import observed_devices
-from dra_driver.sim.client import load
 from dra_driver.sim.demo.expectations import read_expectations
 from dra_driver.sim.demo.requirements import Requirements, group_examples, read_requirements
+from dra_driver.sim.loop import load
 from tests.e2e.cluster import ROOT, RealCluster
 from tests.e2e.gates import gates_of
 from tests.e2e.host import Host

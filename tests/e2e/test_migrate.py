@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from dra_driver.kubectl.migrate import Translation
-from dra_driver.sim.demo import moving
+from dra_driver.sim.demo.commands import MANIFEST as DEMO_MANIFEST
 from dra_driver.sim.demo.expectations import read_expectations
 from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import ROOT, RealCluster, crd_served
@@ -15,7 +15,7 @@ from tests.e2e.gates import EXTENDED, PARTITIONS, SHARES
 from tests.e2e.scenario import reached
 from tests.unit.kubectl.migrate.helpers import NAMES, migrated, of_inputs
 
-MANIFEST: Final = ROOT / moving.MANIFEST
+MANIFEST: Final = ROOT / DEMO_MANIFEST
 REQUIREMENTS: Final = Requirements(nodes=(("lab", "4xh100-sxm5-80gb"),))
 API: Final = {
     "GpuPolicy": "/apis/gpu.dra-driver.io/v1alpha1/gpupolicies",

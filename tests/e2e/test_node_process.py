@@ -15,7 +15,7 @@ from dra_driver.core.errors import NotFoundError
 from dra_driver.kube.paths import resource_slices
 from dra_driver.sim.apiserver.jsonvalue import dig
 from dra_driver.sim.apiserver.kinds import PODS
-from dra_driver.sim.client import load
+from dra_driver.sim.loop import load
 from tests.e2e.cluster import GONE_S, REACH_S, ROOT, RealCluster, containers, wait
 from tests.e2e.forms import Forms
 from tests.e2e.host import REGISTERED

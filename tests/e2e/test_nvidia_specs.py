@@ -15,9 +15,9 @@ import pytest
 from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.kube.published.listing import Devices, observed_devices
 from dra_driver.sim.apiserver.jsonvalue import Obj
-from dra_driver.sim.client import load
 from dra_driver.sim.demo.expectations import parse_expectation
 from dra_driver.sim.demo.requirements import Requirements
+from dra_driver.sim.loop import load
 from tests.e2e.cluster import RealCluster
 from tests.e2e.gates import gates_of
 from tests.e2e.hardware import Hardware

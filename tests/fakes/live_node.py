@@ -25,7 +25,7 @@ from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.root import TIMESLICE
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NAMESPACES, NODES, RESOURCE_SLICES
 from dra_driver.sim.apiserver.server import ApiServer
-from dra_driver.sim.client import load
+from dra_driver.sim.loop import load
 from dra_driver.sim.node.node import NodeFolders
 from dra_driver.sim.node.node_process import SIMULATED_ROOT, MpsHostSubprocess, NodeSubprocess
 from tests.fakes.kubelet import DraClient, dial

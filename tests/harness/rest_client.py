@@ -1,4 +1,4 @@
-"""The client of examples and expectations (`dra_driver.sim.client.Client`) for a real cluster."""
+"""The client of examples and expectations (`dra_driver.sim.loop.Client`) for a real cluster."""
 
 from urllib.parse import quote
 
@@ -6,7 +6,7 @@ from dra_driver.core.errors import NotFoundError
 from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kind import ResourceKind
-from dra_driver.sim.client import kind_of
+from dra_driver.sim.loop import kind_of
 
 
 class RestClusterClient:

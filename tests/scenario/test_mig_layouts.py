@@ -27,7 +27,7 @@ from dra_driver.hardware.gpu.catalog import CatalogProfile
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.mig.manager import MigManager
 from dra_driver.scheduler.allocation import V1_36, V1_37
-from dra_driver.scheduler.allocation.counters import CounterAccount, read_supply
+from dra_driver.scheduler.allocation.devices import CounterAccount, read_supply
 from tests.fakes.dra_objects import wire
 from tests.fakes.gpu_notes import FakeGpuNotes
 from tests.fakes.mig_cluster import Scheduler, built, partition, published

@@ -9,7 +9,7 @@ import pytest
 
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.cluster import DRIVER, Cluster
-from dra_driver.sim.node.cluster_node import ClusterNode
+from dra_driver.sim.node.node_process import ClusterNode
 from dra_driver.sim.objects import is_ready
 from tests.scenario.conftest import TIMEOUT_S, Pods, container_statuses, make_template
 

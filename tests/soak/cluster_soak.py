@@ -25,9 +25,9 @@ from dra_driver.sim.apiserver.kinds import (
     RESOURCE_CLAIM_TEMPLATES,
     RESOURCE_CLAIMS,
 )
-from dra_driver.sim.client import load
 from dra_driver.sim.cluster import DRIVER, Cluster
 from dra_driver.sim.demo import demo
+from dra_driver.sim.loop import load
 from dra_driver.sim.objects import is_ready
 from tests.fakes.live_claims import Obj as Request
 from tests.fakes.live_claims import gpu, partition, share

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.sim.client import load
+from dra_driver.sim.loop import load
 from tests.e2e import gates
 from tests.e2e.gates import EXTENDED, NAMED, PARTITIONS, SHARES, TAINTS
 

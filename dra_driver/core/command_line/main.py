@@ -8,9 +8,10 @@ keeps the node process small and ``--help`` fast.
 import argparse
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Container, Mapping, Sequence
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, Final
 
 from dra_driver.core.errors import ConfigurationError, DraError, ForbiddenError
@@ -147,3 +148,15 @@ def missing(command: str, module: str) -> str:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+def interrupt_once() -> None:
+    """The first SIGINT or SIGTERM raises KeyboardInterrupt; later ones must not interrupt cleaning up."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt

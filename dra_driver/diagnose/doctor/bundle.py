@@ -38,8 +38,9 @@ from dra_driver.diagnose.doctor.facts import (
     text,
 )
 from dra_driver.diagnose.doctor.reduce import redacted
-from dra_driver.kube import opaque_parameters, paths
+from dra_driver.kube import paths
 from dra_driver.kube.state import KINDS, ClusterState, Wire
+from dra_driver.kube.state import without_foreign_parameters as without_foreign
 from dra_driver.kube.state_file import state_in, text_of
 
 KIND: Final = "SupportBundle"
@@ -270,9 +271,5 @@ _KINDS: Final = ("claims", "templates", "classes")
 def without_foreign_parameters(facts: ClusterFacts) -> ClusterFacts:
     """The facts with empty opaque parameters, and empty data of claimed devices, where another driver reads them."""
     own = facts.driver_names
-    kept = {
-        name: [opaque_parameters.without_foreign_parameters(item, own) for item in facts.items(name)]
-        for name in _KINDS
-        if facts.knows(name)
-    }
+    kept = {name: [without_foreign(item, own) for item in facts.items(name)] for name in _KINDS if facts.knows(name)}
     return facts.with_items(**kept)

@@ -20,8 +20,17 @@ from dra_driver.core.errors import ConfigurationError, ForbiddenError, Kubernete
 from dra_driver.core.finding import Finding, Layer, Status
 from dra_driver.core.time import rfc3339
 from dra_driver.diagnose.doctor.report import KIND, DoctorReport, from_wire
-from dra_driver.kube.node_pod import labels_of, node_container, node_pod
-from dra_driver.kube.pod_run import PodApi, PodLog, PodPlace, Say, read_daemon_set, run_pod
+from dra_driver.kube.pod_run import (
+    PodApi,
+    PodLog,
+    PodPlace,
+    Say,
+    labels_of,
+    node_container,
+    node_pod,
+    read_daemon_set,
+    run_pod,
+)
 from dra_driver.kube.state import Wire
 
 

@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     if args.replay:
         return _replay(Path(args.replay))
     settings = load_places({flag.field: getattr(args, flag.field) for flag in place_flags()}, os.environ)
-    from dra_driver.core.signals import interrupt_once
+    from dra_driver.core.command_line.main import interrupt_once
     from dra_driver.core.text import one_line
     from dra_driver.diagnose.hardware import child, place, runner, session, storage
     from dra_driver.diagnose.hardware.storage import Hasher

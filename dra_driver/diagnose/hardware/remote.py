@@ -10,8 +10,7 @@ from typing import Final
 
 from dra_driver.diagnose.hardware import storage
 from dra_driver.diagnose.hardware.values import HardwareReport
-from dra_driver.kube.node_pod import node_container, node_pod
-from dra_driver.kube.pod_run import PodApi, PodLog, PodPlace, Say, read_daemon_set, run_pod
+from dra_driver.kube.pod_run import PodApi, PodLog, PodPlace, Say, node_container, node_pod, read_daemon_set, run_pod
 from dra_driver.kube.state import Wire
 
 NAME: Final = "hardware-check"

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.core.yaml_nesting import check_nesting
+from dra_driver.core.text import check_nesting
 
 MODELS_FILE = Path(__file__).with_name("models.yaml")
 

@@ -5,10 +5,17 @@ Modules that are used as a namespace (`names`, `attributes`, `devices`, `limits`
 """
 
 from dra_driver.kube.published import attributes, devices, limits, names
-from dra_driver.kube.published.capacities import DIMENSIONS, Dimension, amount_text
 from dra_driver.kube.published.islands import DIRECT, NO_ISLANDS, SWITCH, Island, Islands, in_order, islands_of
 from dra_driver.kube.published.names import ALL_PERCENT, COMPUTE_PERCENT, MEMORY, SHARES, STANDARD_DOMAIN
-from dra_driver.kube.published.shares import MIB, default_percent, shareable_memory, total_memory
+from dra_driver.kube.published.shares import (
+    DIMENSIONS,
+    MIB,
+    Dimension,
+    amount_text,
+    default_percent,
+    shareable_memory,
+    total_memory,
+)
 
 __all__ = [
     "ALL_PERCENT",

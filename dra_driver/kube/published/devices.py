@@ -10,7 +10,7 @@ from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.mig import MigInstance, MigProfile, partition_name
 from dra_driver.core.model.terms import SharingTerms
 from dra_driver.kube.objects.resource import Device, DeviceCapacity
-from dra_driver.kube.published import attributes, capacities, shares
+from dra_driver.kube.published import attributes, shares
 from dra_driver.kube.published.attributes import Attributes
 from dra_driver.kube.published.islands import Island
 from dra_driver.kube.published.limits import MAX_ATTRIBUTES_AND_CAPACITIES
@@ -36,10 +36,10 @@ def whole_gpu(
 
     Under ``sharing`` it has the capacities of shares and no others: the first share consumes all of a capacity without
     a request policy (types.go, DeviceCapacity.requestPolicy), and no second one would fit. ``beside_partitions`` as in
-    `capacities.of_whole`.
+    `shares.of_whole`.
     """
     if sharing is None:
-        capacity = capacities.of_whole(gpu, beside_partitions=beside_partitions)
+        capacity = shares.of_whole(gpu, beside_partitions=beside_partitions)
         return Device(name=gpu.device_name, attributes=attributes.of_whole(gpu, board, None, island), capacity=capacity)
     described = attributes.of_whole(gpu, board, sharing.strategy.value, island)
     return Device(
@@ -53,7 +53,7 @@ def whole_gpu(
 def profile_parts(gpu: Gpu, profile: MigProfile, board: Attributes) -> ProfileParts:
     """The common parts for `placement`."""
     described = attributes.of_profile(gpu, profile.name, profile.memory_slices, board)
-    return ProfileParts(profile=profile, attributes=described, capacity=capacities.of_profile(profile))
+    return ProfileParts(profile=profile, attributes=described, capacity=shares.of_profile(profile))
 
 
 def placement(gpu: Gpu, parts: ProfileParts, start: int) -> Device:
@@ -63,11 +63,11 @@ def placement(gpu: Gpu, parts: ProfileParts, start: int) -> Device:
 
 
 def foreign_partition(gpu: Gpu, instance: MigInstance, profile: MigProfile | None, board: Attributes) -> Device:
-    """A partition that this driver did not create, with its UUID; ``profile`` gives its capacities."""
+    """A partition that this driver did not create, with its UUID; ``profile`` gives its shares."""
     shared = attributes.of_profile(gpu, instance.profile_name, instance.size, board)
     described = attributes.of_partition(instance.start, shared, instance)
-    capacity = capacities.of_profile(profile) if profile is not None else {}
-    memory_slices = capacities.memory_slices(instance.start, instance.size)
+    capacity = shares.of_profile(profile) if profile is not None else {}
+    memory_slices = shares.memory_slices(instance.start, instance.size)
     # The widest partitions of boards with twelve memory slices have no room for them; the placement has the same facts.
     if len(described) + len(capacity) + len(memory_slices) <= MAX_ATTRIBUTES_AND_CAPACITIES:
         capacity |= memory_slices

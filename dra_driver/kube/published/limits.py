@@ -7,7 +7,7 @@ pkg/apis/resource/validation/validation.go and staging/src/k8s.io/api/resource/v
 
 import re
 
-from dra_driver.kube.names import is_subdomain
+from dra_driver.kube.shapes import is_subdomain
 
 # 128 plain devices would fit, but a single taint, counter or list attribute in the slice lowers that to 64: a health
 # event must not make a slice invalid.

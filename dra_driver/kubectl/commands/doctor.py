@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from dra_driver.core.command_line.main import interrupt_once
 from dra_driver.core.errors import ConfigurationError, DraError
-from dra_driver.core.signals import interrupt_once
 from dra_driver.core.text import printable
 from dra_driver.kubectl.commands.source import add_kubeconfig, kubeconfig_of, namespace_of, split_target, wants_colour
 

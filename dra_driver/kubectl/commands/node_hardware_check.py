@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from dra_driver.core.signals import interrupt_once
+from dra_driver.core.command_line.main import interrupt_once
 from dra_driver.core.text import printable
 from dra_driver.diagnose.hardware.main import add_choices, advise, numbers, passed_on
 from dra_driver.kubectl.commands.doctor import add_pod_flags

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from dra_driver.kube.opaque_parameters import shareable
-from dra_driver.kube.state import KINDS
+from dra_driver.kube.state import KINDS, shareable
 from dra_driver.kube.state_file import dump, text_of
 from dra_driver.kubectl.commands.source import add_kubeconfig, kubeconfig_of, live_state
 

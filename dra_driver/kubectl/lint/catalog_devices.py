@@ -13,8 +13,7 @@ from msgspec import Struct, field, to_builtins
 from msgspec.structs import replace
 
 from dra_driver.config.policy import KIND, policy_problems
-from dra_driver.core.model.gpu import ConfidentialCompute, Gpu, Snapshot
-from dra_driver.core.model.nvlink import NvLinks
+from dra_driver.core.model.gpu import ConfidentialCompute, Gpu, NvLinks, Snapshot
 from dra_driver.core.model.terms import SharingTerms, Strategy
 from dra_driver.hardware.gpu import catalog
 from dra_driver.hardware.gpu.simulated.spec import DEFAULT_CUDA_VERSION, DEFAULT_DRIVER_VERSION, invent

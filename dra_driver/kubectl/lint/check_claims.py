@@ -7,7 +7,7 @@ between requests, constraints and configurations, missing classes, and admin acc
 from collections.abc import Mapping
 from typing import Final
 
-from dra_driver.kube.names import is_label
+from dra_driver.kube.shapes import is_label
 from dra_driver.kubectl.lint.catalog_devices import DRIVER
 from dra_driver.kubectl.lint.check_capacity import CapacityChecker
 from dra_driver.kubectl.lint.check_configs import ConfigChecker, exact_part, parts_of

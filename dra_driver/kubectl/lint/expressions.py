@@ -16,9 +16,8 @@ from dra_driver.core.quantity import Quantity
 from dra_driver.kubectl.lint.catalog_devices import KnownDevice
 from dra_driver.kubectl.lint.manifest import Spot
 from dra_driver.scheduler.cel import FUNCTION_SINCE, Program, compile_selector, split_conjuncts
-from dra_driver.scheduler.cel.lexer import SourceText
 from dra_driver.scheduler.cel.parser import parse
-from dra_driver.scheduler.cel.syntax import Call, Expr, Fold, Ident, ListLiteral, Select, children
+from dra_driver.scheduler.cel.syntax import Call, Expr, Fold, Ident, ListLiteral, Select, SourceText, children
 from dra_driver.scheduler.cel.syntax import Literal as Constant
 
 Table = Literal["attributes", "capacity"]

@@ -9,8 +9,8 @@ from enum import Enum
 
 from msgspec import Struct, field
 
-from dra_driver.core.model.fit import EnoughMemory, Profile, fit
 from dra_driver.core.model.mig import parent_name
+from dra_driver.core.model.usage import EnoughMemory, Profile, fit
 from dra_driver.core.quantity import Quantity
 from dra_driver.kube.published import names
 from dra_driver.kube.shapes import read_all

@@ -8,7 +8,7 @@ from msgspec import to_builtins
 
 from dra_driver.core.errors import ConflictError, KubernetesApiError, NotFoundError
 from dra_driver.kube import paths
-from dra_driver.kube.newest_version import NewestVersion
+from dra_driver.kube.reflector import NewestVersion
 from dra_driver.kube.rest import RestClient
 from dra_driver.node.slices.diff import Delete, SliceBody
 

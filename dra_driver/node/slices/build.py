@@ -19,9 +19,9 @@ from dra_driver.core.model.gpu import Gpu, LeftOutGpu, Snapshot
 from dra_driver.core.model.ids import DeviceName, PoolName
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.core.model.terms import GpuTerms, Taint, Terms, terms_of
-from dra_driver.kube.names import is_pool_name, is_subdomain
 from dra_driver.kube.objects.resource import Counter, CounterSet, Device, DeviceCounterConsumption, DeviceTaint
 from dra_driver.kube.published import Island, attributes, devices, in_order, islands_of, limits
+from dra_driver.kube.shapes import is_pool_name, is_subdomain
 from dra_driver.node.slices import counters
 from dra_driver.node.slices.forms import Forms, blocks, forms_of
 from dra_driver.node.slices.gates import NO_FEATURES, ApiServerFeatures

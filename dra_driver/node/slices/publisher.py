@@ -25,9 +25,8 @@ from dra_driver.core.text import listed
 from dra_driver.core.worker import Worker
 from dra_driver.kube import paths
 from dra_driver.kube.discovery import server_version
-from dra_driver.kube.newest_version import NewestVersion
 from dra_driver.kube.objects.core import ObjectReference
-from dra_driver.kube.reflector import Reflector, ReflectorChange
+from dra_driver.kube.reflector import NewestVersion, Reflector, ReflectorChange
 from dra_driver.kube.rest import RestClient
 from dra_driver.node.slices import neighbours, untrusted_slice
 from dra_driver.node.slices.api import RestSlicesApi, SlicesApi

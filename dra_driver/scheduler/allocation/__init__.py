@@ -21,6 +21,7 @@ from dra_driver.scheduler.allocation.events import (
     Rejection,
     SearchRecorder,
     Tainted,
+    guarded,
 )
 from dra_driver.scheduler.allocation.extended import (
     EXTENDED_CLAIM_ANNOTATION,
@@ -28,7 +29,6 @@ from dra_driver.scheduler.allocation.extended import (
     extended_claim,
     resource_classes,
 )
-from dra_driver.scheduler.allocation.malformed import guarded
 from dra_driver.scheduler.allocation.nodes import (
     MAX_PODS,
     NodeUsage,

@@ -14,7 +14,7 @@ from msgspec import Struct
 from dra_driver.core.errors import DraError
 from dra_driver.scheduler.allocation.constraints import attribute_of
 from dra_driver.scheduler.allocation.devices import PoolDevice
-from dra_driver.scheduler.allocation.malformed import MALFORMED
+from dra_driver.scheduler.allocation.events import MALFORMED
 from dra_driver.scheduler.allocation.pools import Pool
 from dra_driver.scheduler.allocation.requests import Alternative
 from dra_driver.scheduler.allocation.state import AllocationState

@@ -10,8 +10,15 @@ from itertools import chain
 
 from msgspec import Struct, field
 
-from dra_driver.scheduler.allocation.counters import CounterSupply, read_supply
-from dra_driver.scheduler.allocation.devices import NO_USE, PoolDevice, PoolKey, PoolSlice, PoolUse
+from dra_driver.scheduler.allocation.devices import (
+    NO_USE,
+    CounterSupply,
+    PoolDevice,
+    PoolKey,
+    PoolSlice,
+    PoolUse,
+    read_supply,
+)
 from dra_driver.scheduler.allocation.events import Wire
 from dra_driver.scheduler.allocation.nodes import reaches
 from dra_driver.scheduler.allocation.scheduler_quirks import SchedulerRules

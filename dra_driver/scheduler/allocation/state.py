@@ -26,8 +26,7 @@ from dra_driver.scheduler.allocation.constraints import (
     MatchAttribute,
     MatchSets,
 )
-from dra_driver.scheduler.allocation.counters import Charge, CounterLedger
-from dra_driver.scheduler.allocation.devices import PoolDevice
+from dra_driver.scheduler.allocation.devices import Charge, CounterLedger, PoolDevice
 from dra_driver.scheduler.allocation.events import (
     Cause,
     GateOff,

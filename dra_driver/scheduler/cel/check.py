@@ -12,7 +12,6 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from dra_driver.scheduler.cel import types as t
-from dra_driver.scheduler.cel.lexer import SourceText, resolve_number
 from dra_driver.scheduler.cel.libraries.convert import to_duration, to_timestamp
 from dra_driver.scheduler.cel.libraries.format import parse_format
 from dra_driver.scheduler.cel.libraries.strings import pattern
@@ -29,8 +28,10 @@ from dra_driver.scheduler.cel.syntax import (
     MapLiteral,
     Message,
     Select,
+    SourceText,
     Variable,
     children,
+    resolve_number,
 )
 from dra_driver.scheduler.cel.types import Type
 from dra_driver.scheduler.cel.values import EvalError, UInt

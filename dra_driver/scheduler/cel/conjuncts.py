@@ -13,9 +13,8 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from dra_driver.scheduler.cel.lexer import END, SourceText, Token, tokens
 from dra_driver.scheduler.cel.parser import parse
-from dra_driver.scheduler.cel.syntax import Call, Expr, Ident, Literal, Select, children
+from dra_driver.scheduler.cel.syntax import END, Call, Expr, Ident, Literal, Select, SourceText, Token, children, tokens
 
 _MAPS = ("attributes", "capacity")
 Names = set[tuple[str, str]]

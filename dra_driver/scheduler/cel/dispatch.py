@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Final
 
 from dra_driver.scheduler.cel import operators as ops
-from dra_driver.scheduler.cel.libraries import convert, formats, kube, lists, net, strings, url
+from dra_driver.scheduler.cel.libraries import convert, kube, lists, net, strings
 from dra_driver.scheduler.cel.libraries.format import format_string
 from dra_driver.scheduler.cel.operators import Function
 from dra_driver.scheduler.cel.signatures import Overload
@@ -35,8 +35,6 @@ def _functions() -> dict[str, Function]:
         **lists.FUNCTIONS,
         **kube.FUNCTIONS,
         **net.FUNCTIONS,
-        **url.FUNCTIONS,
-        **formats.FUNCTIONS,
     }
 
 

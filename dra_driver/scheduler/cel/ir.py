@@ -10,7 +10,6 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from dra_driver.scheduler.cel.dispatch import implementation
-from dra_driver.scheduler.cel.lexer import SourceText
 from dra_driver.scheduler.cel.libraries.strings import pattern
 from dra_driver.scheduler.cel.operators import Function, check_key, list_contains
 from dra_driver.scheduler.cel.signatures import Overload
@@ -24,6 +23,7 @@ from dra_driver.scheduler.cel.syntax import (
     MapLiteral,
     Message,
     Select,
+    SourceText,
     Variable,
 )
 from dra_driver.scheduler.cel.types import Type

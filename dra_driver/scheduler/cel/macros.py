@@ -9,7 +9,6 @@ from copy import copy
 from functools import partial
 from typing import Final, TypeVar
 
-from dra_driver.scheduler.cel.lexer import SourceText
 from dra_driver.scheduler.cel.syntax import (
     Call,
     Expr,
@@ -21,6 +20,7 @@ from dra_driver.scheduler.cel.syntax import (
     MapEntry,
     MapLiteral,
     Select,
+    SourceText,
 )
 
 ACCUMULATOR: Final = "@result"

@@ -10,8 +10,10 @@ from typing import Final
 
 from dra_driver.core.errors import CelSyntaxError
 from dra_driver.scheduler.cel import macros
-from dra_driver.scheduler.cel.lexer import END, IDENT, LITERALS, SourceText, Token, decoded, leading_number, tokens
 from dra_driver.scheduler.cel.syntax import (
+    END,
+    IDENT,
+    LITERALS,
     Call,
     Expr,
     FieldEntry,
@@ -22,6 +24,11 @@ from dra_driver.scheduler.cel.syntax import (
     MapLiteral,
     Message,
     Select,
+    SourceText,
+    Token,
+    decoded,
+    leading_number,
+    tokens,
 )
 
 MAX_NESTING: Final = 250

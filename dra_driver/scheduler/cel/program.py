@@ -24,16 +24,14 @@ from dra_driver.scheduler.cel import types as t
 from dra_driver.scheduler.cel.check import Checker, validate
 from dra_driver.scheduler.cel.cost import COST_LIMIT, ORDINARY, cost_bound
 from dra_driver.scheduler.cel.eval_common import UNSET, Closure, Env
-from dra_driver.scheduler.cel.eval_fast import FastBuilder
-from dra_driver.scheduler.cel.eval_metered import Meter, MeteredBuilder
+from dra_driver.scheduler.cel.evaluators import FastBuilder, Meter, MeteredBuilder
 from dra_driver.scheduler.cel.ir import FIRST_SLOT, IrBuilder, IrNode
-from dra_driver.scheduler.cel.lexer import SourceText
 from dra_driver.scheduler.cel.libraries.convert import to_dyn
 from dra_driver.scheduler.cel.libraries.kube import forget_promotions, of_capacity
 from dra_driver.scheduler.cel.operators import Function
 from dra_driver.scheduler.cel.parser import parse
 from dra_driver.scheduler.cel.signatures import LACKS_NONE
-from dra_driver.scheduler.cel.syntax import Variable
+from dra_driver.scheduler.cel.syntax import SourceText, Variable
 from dra_driver.scheduler.cel.values import (
     AbortedError,
     DomainMap,

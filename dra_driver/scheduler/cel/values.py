@@ -126,7 +126,7 @@ class Timestamp(Struct, frozen=True):
 
 
 class Url(Struct, frozen=True):
-    """A URL that `libraries.url` has parsed."""
+    """A URL that `libraries.net` has parsed."""
 
     scheme: str
     host: str
@@ -136,7 +136,7 @@ class Url(Struct, frozen=True):
 
 
 class NamedFormat(Struct, frozen=True):
-    """The value of ``format.NAME()``, see `libraries.formats`. ``validate`` returns what is wrong with a text."""
+    """The value of ``format.NAME()``, see `libraries.kube`. ``validate`` returns what is wrong with a text."""
 
     name: str
     regex_size: int

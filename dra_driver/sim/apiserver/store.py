@@ -10,6 +10,7 @@ collection); errors are those of `dra_driver.core.errors`. Semantics follow the 
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 
 from msgspec import Struct
 
@@ -17,13 +18,63 @@ from dra_driver.core.time import rfc3339
 from dra_driver.sim.apiserver.api_errors import not_found
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, copy_json, utc_now
 from dra_driver.sim.apiserver.kind import ResourceKind
-from dra_driver.sim.apiserver.kinds import NAMESPACES
+from dra_driver.sim.apiserver.kinds import NAMESPACES, PODS
 from dra_driver.sim.apiserver.patching import Patch, apply_patch
-from dra_driver.sim.apiserver.pod_logs import PodLogs, PodPorts
 from dra_driver.sim.apiserver.removal import DeleteOptions, Removal
 from dra_driver.sim.apiserver.selectors import field_match, label_match
 from dra_driver.sim.apiserver.state import HISTORY_LENGTH, ObjectChange, ObjectState, Record, Subscription, object_key
 from dra_driver.sim.apiserver.writes import PLAIN_WRITE, ObjectWriter, WriteOptions
+
+MAX_LOG_BYTES = 1 << 20
+
+Line = tuple[datetime, str]
+
+
+class PodLogs:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the lines
+        self._lines: dict[tuple[str, str], dict[str, list[Line]]] = {}
+
+    def append(self, namespace: str, pod: str, container: str, text: str, at: datetime | None = None) -> None:
+        """Add ``text`` (whole lines) to a container's log; drops the oldest lines beyond `MAX_LOG_BYTES`."""
+        moment = at or utc_now()
+        with self._lock:
+            lines = self._lines.setdefault((namespace, pod), {}).setdefault(container, [])
+            lines.extend((moment, line) for line in text.splitlines())
+            excess = sum(len(line) + 1 for _, line in lines) - MAX_LOG_BYTES
+            while excess > 0 and lines:
+                excess -= len(lines.pop(0)[1]) + 1
+
+    def read(self, namespace: str, pod: str, container: str) -> list[Line]:
+        with self._lock:
+            return list(self._lines.get((namespace, pod), {}).get(container, ()))
+
+    def forget_removed(self, change: ObjectChange) -> None:
+        if change.kind is PODS and change.type == "DELETED":
+            with self._lock:
+                self._lines.pop(change.key, None)
+
+
+class PodPorts:
+    """Ports on 127.0.0.1 by namespace, pod and the pod's own port. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the ports
+        self._ports: dict[tuple[str, str], dict[int, int]] = {}
+
+    def serve(self, namespace: str, pod: str, port: int, local_port: int) -> None:
+        with self._lock:
+            self._ports.setdefault((namespace, pod), {})[port] = local_port
+
+    def find(self, namespace: str, pod: str, port: int) -> int | None:
+        with self._lock:
+            return self._ports.get((namespace, pod), {}).get(port)
+
+    def forget_removed(self, change: ObjectChange) -> None:
+        if change.kind is PODS and change.type == "DELETED":
+            with self._lock:
+                self._ports.pop(change.key, None)
+
 
 __all__ = ["DeleteOptions", "Listing", "Patch", "Store", "Subscription"]
 

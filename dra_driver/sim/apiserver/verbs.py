@@ -4,22 +4,106 @@ Reads options from the query as k8s.io/apiserver pkg/endpoints/handlers does, ca
 Errors are those of `dra_driver.core.errors`. `watching` and `pod_subresources` have the other verbs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from datetime import datetime
 
 from dra_driver.core.errors import NotFoundError
-from dra_driver.sim.apiserver import views
 from dra_driver.sim.apiserver.api_errors import bad_request, expired, status_error
-from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, dig
+from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, dig, dump
 from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.messages import ApiRequest, Reply, Target, unsupported_media_type
 from dra_driver.sim.apiserver.patching import APPLY_PATCH, PATCH_TYPES, Patch
+from dra_driver.sim.apiserver.printers import Column, Printer, printer_of
 from dra_driver.sim.apiserver.removal import DeleteOptions
 from dra_driver.sim.apiserver.selectors import Match, field_match, label_match
 from dra_driver.sim.apiserver.state import Record
 from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.apiserver.validation import StatusCause, forbidden_field, required, unsupported
 from dra_driver.sim.apiserver.writes import WriteOptions
+
+_POD_CONDITIONS = {
+    "Succeeded": [
+        {"type": "Completed", "status": "True", "reason": "Succeeded", "message": "The pod has completed successfully."}
+    ],
+    "Failed": [{"type": "Completed", "status": "True", "reason": "Failed", "message": "The pod failed."}],
+}
+INCLUDE_CHOICES = ("", "Metadata", "Object", "None")
+
+
+def partial(obj: Obj) -> Obj:
+    return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": obj["metadata"]}
+
+
+def _definition(column: Column) -> Obj:
+    shown = {"name": column.name, "type": column.type, "format": column.format}
+    return {**shown, "description": "", "priority": column.priority}
+
+
+def _row(kind: ResourceKind, printer: Printer, obj: Obj, now: datetime, include: str) -> Obj:
+    row: Obj = {"cells": [column.cell(obj, now) for column in printer]}
+    if kind.plural == "pods" and (conditions := _POD_CONDITIONS.get(dig(obj, "status", "phase", default=""))):
+        row["conditions"] = conditions
+    row["object"] = None if include == "None" else obj if include == "Object" else partial(obj)
+    return row
+
+
+def table(
+    kind: ResourceKind, objects: Iterable[Obj], metadata: Obj, now: datetime, *, include: str = "", headers: bool = True
+) -> Obj:
+    """A table with one row per object.
+
+    ``include`` is how much of the object each row has; ``headers`` False leaves out the column definitions.
+    """
+    printer = printer_of(kind.kind)
+    return {
+        "kind": "Table",
+        "apiVersion": "meta.k8s.io/v1",
+        "metadata": metadata,
+        "columnDefinitions": [_definition(column) for column in printer] if headers else None,
+        "rows": [_row(kind, printer, obj, now, include) for obj in objects],
+    }
+
+
+def include_option(request: ApiRequest) -> str:
+    """The includeObject option: how much of the object each table row has. Raises 400 for other values."""
+    include = request.query.get("includeObject", "")
+    if include not in INCLUDE_CHOICES:
+        raise bad_request(f'unrecognized includeObject value: "{include}"')
+    return include
+
+
+def object_reply(
+    request: ApiRequest,
+    target: Target,
+    record: Record,
+    now: datetime,
+    *,
+    status: int = 200,
+    warnings: tuple[str, ...] = (),
+) -> Reply:
+    if request.wants("Table"):
+        metadata = {"resourceVersion": record.obj["metadata"].get("resourceVersion", "")}
+        include = include_option(request)
+        return Reply.of(table(target.kind, [record.obj], metadata, now, include=include), status, warnings)
+    if request.wants("PartialObjectMetadata"):
+        return Reply.of(partial(record.obj), status, warnings)
+    return Reply(body=record.json, status=status, warnings=warnings)
+
+
+def list_reply(request: ApiRequest, target: Target, records: Sequence[Record], revision: int, now: datetime) -> Reply:
+    metadata = {"resourceVersion": str(revision)}
+    if request.wants("Table"):
+        objects = [record.obj for record in records]
+        return Reply.of(table(target.kind, objects, metadata, now, include=include_option(request)))
+    if request.wants("PartialObjectMetadataList"):
+        items = [partial(record.obj) for record in records]
+        shape = {"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": metadata}
+        return Reply.of(shape | {"items": items})
+    head = dump({"kind": f"{target.kind.kind}List", "apiVersion": target.kind.api_version, "metadata": metadata})
+    rows = [record.list_item for record in records]
+    return Reply(body=head[:-1] + b',"items":[' + b",".join(rows) + b"]}")
+
 
 _META_FIELDS = ("metadata.name", "metadata.namespace")
 _PROPAGATIONS = ("Background", "Foreground", "Orphan")
@@ -58,7 +142,9 @@ class Verbs:
 
     def get(self, request: ApiRequest, target: Target) -> Reply:
         self._check_revision(request)
-        return views.one(request, target, self._store.read(target.kind, target.name, target.namespace), self._clock())
+        return object_reply(
+            request, target, self._store.read(target.kind, target.name, target.namespace), self._clock()
+        )
 
     def list(self, request: ApiRequest, target: Target) -> Reply:
         """List a collection. ``limit`` is ignored: lists are always complete."""
@@ -66,7 +152,7 @@ class Verbs:
         if request.query.get("continue"):
             raise expired(0, self._store.revision)
         chosen, revision = self._selected(request, target)
-        return views.many(request, target, chosen, revision, self._clock())
+        return list_reply(request, target, chosen, revision, self._clock())
 
     def _selected(self, request: ApiRequest, target: Target) -> tuple[Sequence[Record], int]:
         matches = selection(request, target)
@@ -122,13 +208,13 @@ class Verbs:
         self, request: ApiRequest, target: Target, stored: Obj, checks: "_FieldValidation", *, created: bool
     ) -> Reply:
         status = 201 if created else 200
-        return views.one(request, target, Record(stored, 0), self._clock(), status=status, warnings=checks.warnings)
+        return object_reply(request, target, Record(stored, 0), self._clock(), status=status, warnings=checks.warnings)
 
     def delete(self, request: ApiRequest, target: Target) -> Reply:
         options = self._delete_options(request)
         removed, last = self._store.remove(target.kind, target.name, target.namespace, options)
         if not removed or target.kind.returns_deleted:
-            return views.one(request, target, Record(last, 0), self._clock())
+            return object_reply(request, target, Record(last, 0), self._clock())
         details = {"name": target.name, "group": target.kind.group, "kind": target.kind.plural}
         details["uid"] = last["metadata"]["uid"]
         success = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
@@ -142,7 +228,7 @@ class Verbs:
             metadata = record.obj["metadata"]
             with suppress(NotFoundError):  # deleted as a dependent of an earlier one
                 self._store.delete(target.kind, metadata["name"], metadata.get("namespace", ""), options)
-        return views.many(request, target, chosen, revision, self._clock())
+        return list_reply(request, target, chosen, revision, self._clock())
 
     def _known(self, target: Target) -> bool:
         return self._store.find(target.kind, target.name, target.namespace) is not None

@@ -14,7 +14,7 @@ from dra_driver.core.errors import ConfigurationError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, utc_now
 from dra_driver.sim.apiserver.kinds import NODES, RESOURCE_SLICES
 from dra_driver.sim.cluster import DRIVER, Cluster
-from dra_driver.sim.demo import forms, health, moving, pending
+from dra_driver.sim.demo import commands, forms, health
 from dra_driver.sim.demo.chapter import Say, columns, table
 from dra_driver.sim.demo.policies import PolicyChapter
 from dra_driver.sim.demo.requirements import ClusterPool, Requirements, group_examples
@@ -52,10 +52,10 @@ def run(root: Path, say: Say, *, nodes: dict[str, str] | None = None) -> bool:
         told, ruled = _run_with_policy(cluster, groups.pop(Requirements(), []), say)
         results += told
         usage.told()
-        moved = moving.run(cluster, root, say)
+        moved = commands.migrate_manifest(cluster, root, say)
         policy = root / health.POLICY
         cluster.set_policies([policy])  # nodes read it while the next chapter runs
-        explained = pending.run(cluster, say)
+        explained = commands.explain_pending(cluster, say)
         healed = health.run(cluster, policy, say)
         say("Remaining CDI documents: one per node, shared by all of its containers")
         for node in cluster.nodes.values():

@@ -29,7 +29,7 @@ from dra_driver.kube.published.listing import Devices, described_devices, differ
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, JOBS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
-from dra_driver.sim.client import Client
+from dra_driver.sim.loop import Client
 from dra_driver.sim.objects import claim_names, condition, extended_claim_name, is_ready
 
 

@@ -14,8 +14,8 @@ from msgspec import Struct
 from dra_driver.core.errors import AlreadyExistsError, DraError, RetryableError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import NAMESPACES, PODS, RESOURCE_CLAIMS
-from dra_driver.sim.client import Client, deletion_order, kind_of, load, split_namespace
 from dra_driver.sim.demo.expectations import Expectation, read_expectations, unmet, why_unscheduled
+from dra_driver.sim.loop import Client, deletion_order, kind_of, load, split_namespace
 
 POLL_S = 0.05
 

@@ -21,8 +21,7 @@ from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import RetryableError
 from dra_driver.core.unix_grpc import CallError
 from dra_driver.core.worker import Worker
-from dra_driver.sim.node.device_health import HealthCache
-from dra_driver.sim.node.kubelet_state import DeviceResponse, KubeletState, NodeClaim
+from dra_driver.sim.node.kubelet_state import DeviceResponse, HealthCache, KubeletState, NodeClaim
 
 log = logging.getLogger(__name__)
 

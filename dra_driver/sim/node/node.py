@@ -18,8 +18,8 @@ from dra_driver.sim.apiserver.jsonvalue import Obj, utc_now
 from dra_driver.sim.apiserver.kinds import NODES, PODS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.loop import Controller
+from dra_driver.sim.node.container import MadeProcesses
 from dra_driver.sim.node.kubelet import DraManager
-from dra_driver.sim.node.made_processes import MadeProcesses
 from dra_driver.sim.node.pod_resources import PodResourcesServer, answer_of
 from dra_driver.sim.node.pod_worker import PodHost, PodWorker
 from dra_driver.sim.objects import is_finished, uid

@@ -21,11 +21,9 @@ from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, utc_now
 from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIMS
 from dra_driver.sim.apiserver.store import DeleteOptions, Store
 from dra_driver.sim.loop import StoreEventRecorder
-from dra_driver.sim.node.container import ContainerView, cdi_names, extended_cdi_names
-from dra_driver.sim.node.device_health import resources_status
+from dra_driver.sim.node.container import ContainerView, MadeProcesses, cdi_names, extended_cdi_names
 from dra_driver.sim.node.kubelet import DraManager
-from dra_driver.sim.node.kubelet_state import NodeClaim
-from dra_driver.sim.node.made_processes import MadeProcesses
+from dra_driver.sim.node.kubelet_state import NodeClaim, resources_status
 from dra_driver.sim.node.pod_status import ContainerState, all_waiting, fill, phase, read_state
 from dra_driver.sim.objects import (
     claim_names,

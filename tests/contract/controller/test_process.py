@@ -13,7 +13,7 @@ from dra_driver.sim.apiserver.jsonvalue import dig
 from dra_driver.sim.apiserver.kinds import EVENTS, LEASES, NAMESPACES, POD_DISRUPTION_BUDGETS
 from dra_driver.sim.apiserver.server import ApiServer
 from dra_driver.sim.apiserver.store import Store
-from dra_driver.sim.controllers.disruption import DisruptionController
+from dra_driver.sim.controllers.workloads import DisruptionController
 from tests.fakes.extended_pods import is_leaving, make_slice, run_pod, taint_device
 from tests.fakes.node_process import DriverProcess
 

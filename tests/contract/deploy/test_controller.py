@@ -10,7 +10,7 @@ from dra_driver.config.options import flags_of, load
 from dra_driver.controller.process import LEASE
 from dra_driver.sim.apiserver.kinds import NAMESPACES, POD_DISRUPTION_BUDGETS
 from dra_driver.sim.apiserver.server import ApiServer
-from dra_driver.sim.controllers.disruption import DisruptionController
+from dra_driver.sim.controllers.workloads import DisruptionController
 from tests.fakes import chart
 from tests.fakes.extended_pods import is_leaving, make_slice, run_pod, taint_device
 from tests.fakes.node_process import DriverProcess

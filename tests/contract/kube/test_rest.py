@@ -18,8 +18,7 @@ from dra_driver.core.errors import (
     UnauthorizedError,
 )
 from dra_driver.kube.access import service_account
-from dra_driver.kube.connection import Connection
-from dra_driver.kube.direct import DirectSession
+from dra_driver.kube.connection import Connection, DirectSession
 from dra_driver.kube.rest import RestClient, Timeouts
 from tests.fakes.scripted_http import Exchange, ScriptedServer
 

@@ -10,10 +10,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from dra_driver.core.model.fabric import Fabric, FabricState
-from dra_driver.core.model.gpu import Gpu, Snapshot
+from dra_driver.core.model.gpu import Gpu, NvLinks, Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigProfile
-from dra_driver.core.model.nvlink import NvLinks
 from dra_driver.diagnose.hardware.values import HardwareReport
 from dra_driver.hardware.gpu.nvml.mig import FLAVOURS, computed_name, count_of, memory_of
 from dra_driver.hardware.gpu.nvml.probes import FABRIC, MEMORY_V2, NVLINKS, OPTIONAL, link_end

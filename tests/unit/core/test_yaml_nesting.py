@@ -2,7 +2,7 @@
 
 import pytest
 
-from dra_driver.core.yaml_nesting import MAX_DEPTH, check_nesting
+from dra_driver.core.text import MAX_DEPTH, check_nesting
 
 DEEP = 60_000
 

@@ -12,7 +12,7 @@ import pytest
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.diagnose.doctor.on_node import DEADLINE_S, doctor_pod, left_behind
 from dra_driver.diagnose.hardware.remote import NAME, pod_for
-from dra_driver.kube.node_pod import has_started, is_over, why_not_running
+from dra_driver.kube.pod_run import has_started, is_over, why_not_running
 from tests.fakes.pods_on_nodes import DEPLOYED
 
 TEMPLATE = DEPLOYED["spec"]["template"]["spec"]

@@ -3,7 +3,7 @@
 import pytest
 
 from dra_driver.core.errors import ApiUnreachableError, ForbiddenError, KubernetesApiError, ServerBusyError
-from dra_driver.kube.newest_version import MOST_BEHIND, NewestVersion
+from dra_driver.kube.reflector import MOST_BEHIND, NewestVersion
 
 BEHIND = ServerBusyError("Too large resource version", status=504)
 

@@ -2,8 +2,7 @@
 
 import json
 
-from dra_driver.kube.opaque_parameters import shareable
-from dra_driver.kube.state import ClusterState
+from dra_driver.kube.state import ClusterState, shareable
 from dra_driver.kube.state_file import text_of
 
 SECRET = "hunter2"

@@ -7,7 +7,7 @@ import pytest
 from dra_driver.core.errors import KubernetesApiError
 from dra_driver.kube import paths
 from dra_driver.kube.discovery import server_version
-from dra_driver.kube.names import is_label, is_pool_name, is_subdomain
+from dra_driver.kube.shapes import is_label, is_pool_name, is_subdomain
 
 
 def test_paths_are_those_of_the_api() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dra_driver.core import errors
-from dra_driver.kube.status import error_from_response, error_from_status
+from dra_driver.kube.reading import error_from_response, error_from_status
 
 
 def failure(code: int, reason: str = "", **more: Any) -> bytes:

@@ -9,8 +9,8 @@ from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.cluster import incomplete
-from dra_driver.sim.node.cluster_node import DRIVER, ClusterNode
 from dra_driver.sim.node.node import NodeFolders
+from dra_driver.sim.node.node_process import DRIVER, ClusterNode
 
 
 @pytest.fixture

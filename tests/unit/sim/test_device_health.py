@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from dra_driver.core._pb.health_v1alpha1 import api_pb2 as health
-from dra_driver.sim.node.device_health import HealthCache, resources_status
-from dra_driver.sim.node.kubelet_state import DeviceResponse
+from dra_driver.sim.node.kubelet_state import DeviceResponse, HealthCache, resources_status
 
 HEALTHY, UNHEALTHY = health.HEALTHY, health.UNHEALTHY
 

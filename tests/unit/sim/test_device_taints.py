@@ -9,7 +9,7 @@ from dra_driver.core.time import rfc3339
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import EVENTS, POD_DISRUPTION_BUDGETS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.store import Store
-from dra_driver.sim.controllers.device_taints import DeviceTaintController
+from dra_driver.sim.controllers.claims import DeviceTaintController
 from dra_driver.sim.objects import uid
 from tests.fakes.dra_objects import DRIVER, gpu, resource_slice
 

@@ -11,7 +11,7 @@ from dra_driver.sim.apiserver.kinds import POD_DISRUPTION_BUDGETS, PODS, REPLICA
 from dra_driver.sim.apiserver.messages import ApiRequest, Reply
 from dra_driver.sim.apiserver.router import Router
 from dra_driver.sim.apiserver.store import Store
-from dra_driver.sim.controllers.disruption import DisruptionController
+from dra_driver.sim.controllers.workloads import DisruptionController
 from dra_driver.sim.objects import condition, owner_reference
 
 

@@ -9,8 +9,8 @@ from dra_driver.kube.published.listing import observed_devices
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.store import Store
-from dra_driver.sim.client import StoreClient
 from dra_driver.sim.demo.expectations import parse_expectation, read_expectations, unmet
+from dra_driver.sim.loop import StoreClient
 from tests.fakes.dra_objects import allocated, claim, gpu, node, resource_slice
 
 UUIDS = ("GPU-00000000-0000-0000-0000-000000000000", "GPU-11111111-1111-1111-1111-111111111111")

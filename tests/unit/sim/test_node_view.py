@@ -7,8 +7,8 @@ from typing import Any
 from dra_driver.node.exporter.sources import LogLinks, ProcReader, claims_of
 from dra_driver.node.usage.containers import LogIndex
 from dra_driver.sim.apiserver.jsonvalue import Obj
+from dra_driver.sim.node.container import MadeProcesses, container_id
 from dra_driver.sim.node.kubelet_state import DeviceResponse, KubeletState, NodeClaim
-from dra_driver.sim.node.made_processes import MadeProcesses, container_id
 from dra_driver.sim.node.pod_resources import answer_of
 
 UID = "6b1c0e1e-0000-4000-8000-00000000000a"

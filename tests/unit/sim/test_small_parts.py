@@ -7,7 +7,7 @@ import pytest
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.scheduler.allocation import MAX_PODS, NodeUsage, unfit_reason
-from dra_driver.sim import client as manifests
+from dra_driver.sim import loop as manifests
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import EVENTS, PODS
 from dra_driver.sim.apiserver.store import Store

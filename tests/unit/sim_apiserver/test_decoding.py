@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dra_driver.core.errors import InvalidObjectError
 from dra_driver.sim.apiserver.kinds import ALL_KINDS, CUSTOM_RESOURCE_DEFINITIONS, PODS, RESOURCE_SLICES
-from dra_driver.sim.apiserver.protobody import decode_body
+from dra_driver.sim.apiserver.messages import decode_body
 from dra_driver.sim.apiserver.schema import decode, fields_of, type_of
 from tests.unit.sim_apiserver.builders import Obj, pod, resource_slice
 

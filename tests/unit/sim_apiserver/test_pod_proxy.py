@@ -10,7 +10,7 @@ from dra_driver.core.errors import KubernetesApiError, NotFoundError
 from dra_driver.sim.apiserver.jsonvalue import utc_now
 from dra_driver.sim.apiserver.kinds import PODS
 from dra_driver.sim.apiserver.messages import ApiRequest
-from dra_driver.sim.apiserver.pod_proxy import ProxyPlan, fetch, is_proxy
+from dra_driver.sim.apiserver.pod_subresources import ProxyPlan, fetch, is_proxy
 from dra_driver.sim.apiserver.router import Router
 from dra_driver.sim.apiserver.store import Store
 from tests.unit.sim_apiserver.builders import pod

@@ -7,7 +7,7 @@ import pytest
 from dra_driver.core.time import rfc3339
 from dra_driver.sim.apiserver.kinds import CONFIG_MAPS, JOBS, NODES, PODS, RESOURCE_CLAIMS
 from dra_driver.sim.apiserver.printers import duration
-from dra_driver.sim.apiserver.views import table
+from dra_driver.sim.apiserver.verbs import table
 from tests.unit.sim_apiserver.builders import Obj
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

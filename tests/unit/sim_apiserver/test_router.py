@@ -10,9 +10,8 @@ from dra_driver.sim.apiserver.jsonvalue import utc_now
 from dra_driver.sim.apiserver.kinds import ALL_KINDS, CONFIG_MAPS, PODS
 from dra_driver.sim.apiserver.messages import ApiRequest, Reply, target_of
 from dra_driver.sim.apiserver.pod_subresources import LogPlan, log_text
-from dra_driver.sim.apiserver.router import Router
+from dra_driver.sim.apiserver.router import Frames, Router, WatchPlan
 from dra_driver.sim.apiserver.store import Store
-from dra_driver.sim.apiserver.watching import Frames, WatchPlan
 from tests.unit.sim_apiserver.builders import config_map, pod
 
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"

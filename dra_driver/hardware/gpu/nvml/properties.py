@@ -24,10 +24,9 @@ from uuid import UUID
 import pynvml
 
 from dra_driver.core.model.fabric import Fabric, FabricState
-from dra_driver.core.model.gpu import NO_LINKS, ConfidentialCompute, Gpu
+from dra_driver.core.model.gpu import NO_LINKS, ConfidentialCompute, Gpu, NvLinkPeer, NvLinks
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigInstance
-from dra_driver.core.model.nvlink import NvLinkPeer, NvLinks
 from dra_driver.hardware.gpu.nvml.errors import ABSENT, required
 from dra_driver.hardware.gpu.nvml.last_values import LastValues
 from dra_driver.hardware.gpu.nvml.mig import MigFacts, read_instances

@@ -42,10 +42,9 @@ from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError, HardwareError
 from dra_driver.core.model.fabric import Fabric, FabricState
-from dra_driver.core.model.gpu import ConfidentialCompute, Gpu
+from dra_driver.core.model.gpu import ConfidentialCompute, Gpu, NvLinkPeer, NvLinks
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigProfile
-from dra_driver.core.model.nvlink import NvLinkPeer, NvLinks
 from dra_driver.hardware.gpu import catalog
 from dra_driver.hardware.gpu.simulated import faults
 from dra_driver.hardware.gpu.simulated import mig as simulated_mig

@@ -2,8 +2,7 @@
 
 import pytest
 
-from dra_driver.core.model.gpu import ConfidentialCompute
-from dra_driver.core.model.nvlink import NvLinkPeer, NvLinks
+from dra_driver.core.model.gpu import ConfidentialCompute, NvLinkPeer, NvLinks
 from dra_driver.hardware.gpu.nvml import properties
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend

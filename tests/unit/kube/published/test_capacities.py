@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from dra_driver.core.quantity import Quantity
-from dra_driver.kube.published import capacities
+from dra_driver.kube.published import shares
 from tests.fakes.dra_objects import wire
 from tests.unit.node.slices.gpus import A100, mig_gpu
 
@@ -12,10 +12,10 @@ def test_capacities_are_nvidias() -> None:
     """Selectors like device.capacity['gpu.nvidia.com'].memory depend on them."""
     profile = mig_gpu(A100).profile(19)
     assert profile is not None
-    assert wire(capacities.of_profile(profile)) == {
+    assert wire(shares.of_profile(profile)) == {
         "multiprocessors": {"value": "14"}, "copyEngines": {"value": "1"}, "decoders": {"value": "0"},
         "encoders": {"value": "0"}, "jpegEngines": {"value": "0"}, "ofaEngines": {"value": "0"},
         "memory": {"value": "4864Mi"},
     }  # fmt: skip
     assert Quantity.parse("4864Mi").as_int() == profile.memory_bytes
-    assert "multiprocessors" not in capacities.of_profile(replace(profile, multiprocessors=None))
+    assert "multiprocessors" not in shares.of_profile(replace(profile, multiprocessors=None))

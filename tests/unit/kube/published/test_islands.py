@@ -6,9 +6,8 @@ from itertools import combinations
 import pytest
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.core.model.gpu import Gpu
+from dra_driver.core.model.gpu import Gpu, NvLinkPeer, NvLinks
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.core.model.nvlink import NvLinkPeer, NvLinks
 from dra_driver.hardware.gpu.simulated.spec import parse_document, parse_groups
 from dra_driver.kube.published import DIRECT, SWITCH, in_order, islands_of
 

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from dra_driver.core.model.fit import GIB, Profile
+from dra_driver.core.model.usage import GIB, Profile
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
 from dra_driver.kubectl.usage.waste import DeviceSize, WasteFinding, judge, sizes_in
 

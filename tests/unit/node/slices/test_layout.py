@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.kube.names import is_subdomain
+from dra_driver.kube.shapes import is_subdomain
 from dra_driver.node.slices.build import Built, GpuGroup, build_devices
 from dra_driver.node.slices.layout import generate_name, index_of, split
 from tests.unit.node.slices.gpus import ALL, gpu, h100s, mig_gpu, node_of, snapshot, split_devices

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dra_driver.core.model.fit import EnoughMemory, Profile, fit
+from dra_driver.core.model.usage import EnoughMemory, Profile, fit
 from tests.unit.node.usage.claims import GIB
 
 PROFILES = [Profile(name="1g.10gb", memory_bytes=10 * GIB), Profile(name="3g.40gb", memory_bytes=40 * GIB)]

@@ -6,10 +6,13 @@ compared with a constant, ``&&`` of two) have closures of their own, because the
 
 from typing import Final
 
-from dra_driver.scheduler.cel.eval_common import Closure, ClosureBuilder, Env, Failure, decided
-from dra_driver.scheduler.cel.ir import Chain, Constant, Equality, Invoke, IrNode, Logic
+from msgspec import Struct
+
+from dra_driver.scheduler.cel import cost as c
+from dra_driver.scheduler.cel.eval_common import Closure, ClosureBuilder, Env, Failure, Selection, decided
+from dra_driver.scheduler.cel.ir import Chain, Constant, Equality, Invoke, IrNode, Logic, Qualifier
 from dra_driver.scheduler.cel.operators import differs, equal
-from dra_driver.scheduler.cel.values import AbortedError, EvalError, reset_work
+from dra_driver.scheduler.cel.values import MISSING, AbortedError, EvalError, reset_work
 
 _QUANTITIES: Final = frozenset({"quantity", "add", "sub"})
 
@@ -148,3 +151,108 @@ def _not_false(argument: Closure) -> Closure:
             return True
 
     return not_false
+
+
+class Meter(Struct, eq=False):
+    """The cost so far of one evaluation."""
+
+    spent: int = 0
+    limit: int = c.COST_LIMIT
+
+    def charge(self, amount: int) -> None:
+        """Raises AbortedError beyond the limit."""
+        self.spent += amount
+        if self.spent > self.limit:
+            raise AbortedError("operation cancelled: actual cost limit exceeded")
+
+
+class MeteredBuilder(ClosureBuilder):
+    """Builds the counting closures of one expression. Environments hold a Meter at position 1."""
+
+    def _charged(self, cost: int, closure: Closure) -> Closure:
+        def charged(env: Env) -> object:
+            env[1].charge(cost)
+            return closure(env)
+
+        return charged
+
+    # --- chains
+
+    def _selection(self, qualifier: Qualifier, key_of: Closure) -> Selection:
+        select, select_present, optional = super()._selection(qualifier, key_of)
+
+        def charged(env: Env, target: object) -> object:
+            env[1].charge(c.SELECT)
+            return select(env, target)
+
+        def charged_if_present(env: Env, target: object) -> object:
+            value = select_present(env, target)
+            if value is not MISSING:
+                env[1].charge(c.SELECT)
+            return value
+
+        return charged, charged_if_present, optional
+
+    # --- operators and calls
+
+    def _equality(self, node: Equality) -> Closure:
+        operands = [self.build(node.left), self.build(node.right)]
+        negated, compare = node.negated, differs if node.negated else equal
+
+        def compared(env: Env) -> bool:
+            values, failed = _arguments(env, operands)
+            env[1].charge(c.cost_of_equality(values[0], values[1], negated))
+            if failed is not None:
+                raise failed
+            return compare(values[0], values[1])
+
+        return compared
+
+    def _invoke(self, node: Invoke) -> Closure:
+        arguments = [self.build(argument) for argument in node.arguments]
+        cost, call = c.cost_of_call(node.function, node.overload), node.call
+        needs_result, stops, lenient = cost in c.NEEDS_RESULT, node.stops, node.lenient
+
+        def invoked(env: Env) -> object:
+            values, failed = _leading(env, arguments) if stops else _arguments(env, arguments)
+            if failed is not None and not lenient:
+                if len(values) == len(arguments):
+                    env[1].charge(cost(values, c.FAILED))
+                raise failed
+            if not needs_result:
+                env[1].charge(cost(values, None))
+            try:
+                result = call(*values)
+            except EvalError:
+                if needs_result:
+                    env[1].charge(cost(values, c.FAILED))
+                raise
+            if needs_result:
+                env[1].charge(cost(values, result))
+            return result
+
+        return invoked
+
+
+def _arguments(env: Env, closures: list[Closure]) -> tuple[list[object], EvalError | None]:
+    """All values, with FAILED for those that failed, and the first error."""
+    values, failed = [], None
+    for closure in closures:
+        try:
+            values.append(closure(env))
+        except EvalError as error:
+            values.append(c.FAILED)
+            failed = failed or error
+    return values, failed
+
+
+def _leading(env: Env, closures: list[Closure]) -> tuple[list[object], EvalError | None]:
+    """Values up to the first that failed, FAILED in its place."""
+    values: list[object] = []
+    for closure in closures:
+        try:
+            values.append(closure(env))
+        except EvalError as error:
+            values.append(c.FAILED)
+            return values, error
+    return values, None

@@ -5,19 +5,23 @@ holders are deleted.
 """
 
 from collections import Counter
+from pathlib import Path
 from typing import Final
 
-from dra_driver.sim.apiserver.jsonvalue import dig
+import yaml
+
+from dra_driver.sim.apiserver.jsonvalue import Obj, dig
+from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES
 from dra_driver.sim.cluster import DRIVER, Cluster
 from dra_driver.sim.demo.chapter import Chapter, Say
-from dra_driver.sim.demo.expectations import why_unscheduled
+from dra_driver.sim.demo.expectations import read_expectations, unmet, why_unscheduled
 
-NAMESPACE: Final = "demo-pending"
+PENDING_NAMESPACE: Final = "demo-pending"
 
 
-def run(cluster: Cluster, say: Say) -> bool:
+def explain_pending(cluster: Cluster, say: Say) -> bool:
     """Run the chapter; returns whether the explanation was right."""
-    chapter = Chapter(cluster, say, NAMESPACE)
+    chapter = Chapter(cluster, say, PENDING_NAMESPACE)
     return chapter.run("--- why is my pod Pending?", lambda: _play(chapter))
 
 
@@ -35,7 +39,9 @@ def _play(chapter: Chapter) -> None:
         "the scheduler to reject the pod",
     )
     chapter.say(f"    {', '.join(holders)} use all but one {model} of each node; train needs two on one node.\n")
-    chapter.command("kubectl dra", "explain", "pod/train", "-n", NAMESPACE, *chapter.kubeconfig, statuses=(0, 1))
+    chapter.command(
+        "kubectl dra", "explain", "pod/train", "-n", PENDING_NAMESPACE, *chapter.kubeconfig, statuses=(0, 1)
+    )
     chapter.delete_pods(holders)
     chapter.expect_ready(["train"], "the pod to start when the holders are deleted")
     node = dig(chapter.pod("train"), "spec", "nodeName")
@@ -51,3 +57,29 @@ def _most_common_model(cluster: Cluster) -> tuple[str, Counter[str]]:
                 model = str(dig(device, "attributes", "productName", "string", default=""))
                 found.setdefault(model, Counter())[str(item["spec"].get("nodeName"))] += 1
     return max(found.items(), key=lambda entry: entry[1].total())
+
+
+MANIFEST: Final = Path("examples/migrate/device-plugin.yaml")
+MOVING_NAMESPACE: Final = "demo-moving"
+
+
+def migrate_manifest(cluster: Cluster, root: Path, say: Say) -> bool:
+    """Run the chapter; returns whether the translated pods ran as they did with the device plugin."""
+    chapter, translated = Chapter(cluster, say, MOVING_NAMESPACE), list[Obj]()
+
+    def play() -> None:
+        translated.extend(yaml.safe_load_all(chapter.command("kubectl dra", "migrate", str(MANIFEST), folder=root)))
+        say("$ kubectl apply -f migrated.yaml")
+        for obj in translated:
+            cluster.client.create(obj, MOVING_NAMESPACE)
+            say(f"    {obj['kind'].lower()}/{obj['metadata']['name']} created")
+        expected = read_expectations(root / MANIFEST)
+        chapter.expect(lambda: unmet(expected, cluster.client, MOVING_NAMESPACE), "the translated pods to run")
+        say("    " + "; ".join(each.text for each in expected) + "\n")
+
+    try:
+        return chapter.run("--- a manifest of the device plugin", play)
+    finally:
+        for obj in translated:
+            if obj["kind"] == DEVICE_CLASSES.kind:
+                cluster.client.delete(DEVICE_CLASSES, obj["metadata"]["name"], "")
