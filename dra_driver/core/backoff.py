@@ -1,4 +1,4 @@
-"""How long to wait after the n-th failure in a row."""
+"""Pauses between attempts that double after each failure."""
 
 from collections.abc import Callable
 
@@ -6,12 +6,9 @@ from msgspec import Struct
 
 
 class Backoff(Struct, kw_only=True):
-    """Pauses that double from ``first_s`` to ``longest_s`` seconds.
-
-    With ``rand`` (numbers from 0 to 1), each pause is shortened at random by up to ``jitter`` of itself, so that the
-    nodes of a cluster do not all come back at the same moment after the API server was away. Not thread-safe: each loop
-    has its own. Imports no ``random``, which would load OpenSSL into the MPS host.
-    """
+    """Pauses that double from ``first_s`` to ``longest_s`` seconds; not thread-safe. ``rand`` (0 to 1) shortens each
+    pause by up to ``jitter`` of itself, so that nodes do not return together after an outage. ``random`` is not
+    imported: it would load OpenSSL into the MPS host."""
 
     first_s: float
     longest_s: float

@@ -59,11 +59,8 @@ class InvalidParametersError(ConfigurationError):
 
 
 class CelSyntaxError(ConfigurationError):
-    """A CEL expression does not compile: syntax, an unknown name, too long. The message points at the place.
-
-    ``line`` and ``column`` count from 1 and are 0 when no place is known; ``caret`` is the line of text with a caret
-    below it, ``problem`` the message without place and caret.
-    """
+    """A CEL expression does not compile. ``line`` and ``column`` count from 1, 0 for an unknown place; ``caret`` is the
+    line of text with a caret below it, ``problem`` the message without place and caret."""
 
     def __init__(self, message: str, *, line: int = 0, column: int = 0, caret: str = "", problem: str = "") -> None:
         super().__init__(message)
@@ -106,11 +103,8 @@ class InvalidSpecError(DraError):
 
 
 class HardwareError(DraError):
-    """A GPU or its driver failed; other GPUs are not affected.
-
-    ``left_over`` is True when the failed operation could not remove what it had created: the caller must keep its
-    record of it.
-    """
+    """A GPU or its driver failed; other GPUs are not affected. ``left_over``: the failed operation could not remove
+    what it created, so the caller must keep its record of it."""
 
     left_over: bool = False
 
@@ -120,10 +114,7 @@ class DriverUnavailableError(HardwareError):
 
 
 class DetachedError(DriverUnavailableError):
-    """This process has given up all GPUs on purpose, such as for a driver upgrade; works again after ``reattach``.
-
-    ``reason`` is the one that ``detach`` was given.
-    """
+    """This process detached from all GPUs for ``reason``, such as a driver upgrade; ``reattach`` ends that."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(
@@ -182,11 +173,8 @@ class StorageError(RetryableError):
 
 
 class KubernetesApiError(DraError):
-    """The API server answered with an error; ``status`` is the HTTP status, 0 when there was no answer.
-
-    ``reason`` is the machine-readable reason of the Status object (``AlreadyExists``, ``Expired``), possibly empty.
-    ``details`` are the Status object's details (name, kind, causes), when known.
-    """
+    """The API server answered with an error. ``status`` is the HTTP status, 0 without an answer; ``reason``
+    (``Expired``) and ``details`` (name, kind, causes) are those of the Status object, where known."""
 
     def __init__(
         self, message: str, *, status: int = 0, reason: str = "", details: dict[str, Any] | None = None

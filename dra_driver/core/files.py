@@ -1,8 +1,5 @@
-"""Replace a file atomically, read a file that another process replaces, and lock a file between processes.
-
-The CDI writer keeps its own steps (``hardware/cdi/storage.py``): its files are readable by everyone, and its tests make
-each step fail in turn.
-"""
+"""Replace a file atomically, read a file that another process replaces, and lock a file between processes. CDI files
+are written by ``hardware/cdi/storage.py``: everyone may read them, and its tests make each step fail."""
 
 import errno
 import fcntl
@@ -25,12 +22,12 @@ _LOCK_PAUSE_S: Final = 0.01
 
 
 def replace_file(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = False) -> os.stat_result:
-    """Replace the content of ``path`` with ``data`` in one step; readers see the old or the new content.
+    """Replace the content of ``path`` by a rename and return the status of the new file; readers see the old or the new
+    content.
 
-    Writes a temporary file in the same folder and renames it; follows no link. ``mode`` is set whatever the umask.
-    With ``durable``, the file is synced before the rename and the folder after it. Returns the status of the new file.
-    Raises OSError; then ``path`` is unchanged, except when only syncing the folder failed. A crash leaves at most a
-    temporary file with the suffix `UNFINISHED`.
+    Follows no link; ``mode`` is set whatever the umask. With ``durable``, syncs the file before the rename and the
+    directory after it. Raises OSError; then ``path`` is unchanged, except when only syncing the directory failed. A
+    crash leaves at most a temporary file with the suffix `UNFINISHED`.
     """
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}{UNFINISHED}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -62,10 +59,8 @@ class ChangedFile:
         """When the file that was read last was modified, in seconds of the Unix epoch."""
 
     def read(self) -> bytes | None:
-        """The content, at most a byte more than ``max_bytes``; None for a file that was read before.
-
-        Raises OSError, also for a link, a pipe and a device.
-        """
+        """The content, at most one byte more than ``max_bytes``; None for a file that was read before. Raises OSError,
+        also for a link, a pipe and a device."""
         found = os.lstat(self._path)
         seen = (found.st_ino, found.st_mtime_ns, found.st_size)
         if seen == self._seen:
@@ -96,12 +91,12 @@ def lock_file(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
-    """Lock ``path`` with ``flock`` and return the descriptor that holds the lock; closing it releases the lock.
+    """Lock ``path`` with ``flock`` and return the descriptor that holds the lock until it is closed or the process
+    dies.
 
-    The kernel also releases the lock when the process dies. The lock counts between any two descriptors, in one process
-    too. ``create_mode`` is the mode of a file that is missing; with None it must exist. ``shared`` locks exclude
-    exclusive locks only. Tries at least once, then every 10 ms until ``timeout_s`` is over. Raises BlockingIOError when
-    another descriptor still holds the lock then, and OSError when the file cannot be opened. Follows no link. Never
+    The lock counts between any two descriptors, in one process too; ``shared`` locks exclude exclusive locks only.
+    Creates a missing file with ``create_mode``; with None it must exist. Tries at least once, then every 10 ms for
+    ``timeout_s``, then raises BlockingIOError. Raises OSError when the file cannot be opened. Follows no link. Never
     remove a lock file that another process may wait for: the two would then lock different files.
     """
     descriptor = _open_lock(path, create_mode)
@@ -134,10 +129,8 @@ def _open_lock(path: Path, create_mode: int | None) -> int:
 
 
 def name_holder(descriptor: int) -> None:
-    """Write this process' id into its lock file, for the message of the next process. Never raises.
-
-    A full disk must not keep the holder of the lock from running.
-    """
+    """Write this process' id into its lock file, for the message of the next process. Never raises: a full disk must
+    not keep the holder from running."""
     with suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()}\n".encode(), 0)

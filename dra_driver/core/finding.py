@@ -1,8 +1,5 @@
-"""Checks and findings of all commands that diagnose: doctor, state, smoke, hardware-check and conformance.
-
-A check is a function over facts that yields findings. The worst status decides the verdict and the exit status. Each
-command keeps the words and the keys of its documented output; text and JSON are made here.
-"""
+"""Checks and findings of doctor, state, smoke, hardware-check and conformance. A check is a function over facts that
+yields findings; the worst status decides the exit status."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
@@ -36,10 +33,8 @@ class Status(StrEnum):
 
 
 class Layer(StrEnum):
-    """The layers between a GPU and a container, in order; each needs the layers before it.
-
-    The first broken layer is the answer: failures after it may be its consequences. The names are part of JSON reports.
-    """
+    """The layers between a GPU and a container, in order; each needs the layers before it, so the first broken layer is
+    the answer. The names are part of JSON reports."""
 
     API_SERVER = "api-server"
     """The API server answers, and accepts the credentials."""
@@ -103,10 +98,10 @@ ORDER: Final = {layer: number for number, layer in enumerate(Layer)}
 class Finding(Struct, frozen=True, kw_only=True, rename={"object": "subject", "fix": "do"}):
     """The result of one check for one object.
 
-    ``object`` is ``kind/name`` or ``kind/namespace/name``, or "cluster". ``seen`` and ``expected`` are phrases without
-    a full stop. ``fix`` is a sentence: the next step. ``meaning`` is the consequence for this driver; only the hardware
-    check has it. JSON reports call ``object`` subject, and ``fix`` do. A check leaves ``check`` empty, and ``layer``
-    and ``object`` where its own apply: `Check.run` sets them.
+    ``object`` is ``kind/name``, ``kind/namespace/name`` or "cluster". ``seen`` and ``expected`` are phrases without a
+    full stop; ``fix`` is a sentence, the next step; ``meaning`` (hardware check only) is the consequence for this
+    driver. JSON reports call ``object`` subject, and ``fix`` do. `Check.run` sets an empty ``check``, ``layer`` and
+    ``object``.
     """
 
     status: Status
@@ -153,10 +148,8 @@ def unknown(seen: str, expected: str, fix: str, on: str = "") -> Finding:
 
 
 class UnansweredError(DraError):
-    """A check cannot read a fact that it needs.
-
-    ``seen`` is what happened to the question, ``fix`` the next step, such as the missing permission.
-    """
+    """A check cannot read a fact that it needs. ``seen`` describes the failure, ``fix`` the next step, such as the
+    missing permission."""
 
     def __init__(self, seen: str, fix: str) -> None:
         super().__init__(f"{seen}; {fix}")
@@ -165,11 +158,9 @@ class UnansweredError(DraError):
 
 
 class Check(Struct, Generic[Facts], frozen=True, kw_only=True):
-    """``look`` does no I/O: it yields findings, or raises `UnansweredError` where a fact is missing.
-
-    ``about`` says in a few words what is checked; it is the expectation of a check without an answer. ``name`` is
-    unique, lower case, with hyphens, and part of JSON reports. A check without an object to look at yields nothing.
-    """
+    """``look`` does no I/O: it yields findings, none without an object to check, or raises `UnansweredError`. ``about``
+    is the expectation of a check without an answer. ``name`` is unique, lower case, with hyphens, and part of JSON
+    reports."""
 
     name: str
     layer: Layer
@@ -177,8 +168,7 @@ class Check(Struct, Generic[Facts], frozen=True, kw_only=True):
     look: Callable[[Facts], Iterable[Finding]]
 
     def run(self, facts: Facts, on: str = "cluster") -> tuple[Finding, ...]:
-        """The findings, about ``on`` unless they name another; one of status unknown without an answer. Never
-        raises."""
+        """The findings, about ``on`` unless they name another object; status unknown without an answer. Raises nothing."""
         try:
             results = tuple(self.look(facts))
         except UnansweredError as error:

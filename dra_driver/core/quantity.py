@@ -1,8 +1,8 @@
 """Kubernetes quantities such as ``80Gi``, ``1500m`` and ``2e3``: parsing, exact arithmetic, order and canonical text.
 
 Follows k8s.io/apimachinery pkg/api/resource (quantity.go, suffix.go): a value is a whole number of nano units, finer
-fractions are rounded away from zero, a value written with a binary suffix never exceeds 2**63-1, and a suffix alone is
-zero.
+fractions are rounded away from zero, a value with a binary suffix never exceeds 2**63-1, and a suffix without a number
+is zero.
 """
 
 import re
@@ -35,10 +35,8 @@ class Format(Enum):
 
 
 class Quantity:
-    """An immutable, exact number with a preferred way to print it. Equality, order and hash look at the number alone.
-
-    ``nano`` is the value in billionths.
-    """
+    """An exact number with a preferred text; ``nano`` is the value in billionths. Equality, order and hash use only the
+    number."""
 
     __slots__ = ("format", "nano")
 

@@ -1,7 +1,5 @@
-"""The right that a request needs, as RBAC names it: from the request's verb and path. Pure.
-
-Source: Kubernetes "Authorization", "Determine the Request Verb", and apiserver pkg/endpoints/request/requestinfo.go.
-"""
+"""The permission that a request needs, as RBAC names it, from the request's verb and path (Kubernetes "Authorization",
+"Determine the Request Verb"; apiserver pkg/endpoints/request/requestinfo.go)."""
 
 from typing import Final
 from urllib.parse import unquote
@@ -62,10 +60,8 @@ NAMESPACED: Final = frozenset(
 
 
 def right_of(request: str) -> AccessRight | None:
-    """The right that a request such as ``GET /api/v1/pods`` needs; None for what is no request.
-
-    A GET of a collection is a list. A watch is asked for as GET with a query, which errors name ``watch``.
-    """
+    """The permission for a request such as ``GET /api/v1/pods``; None for other texts. A GET of a collection is a list;
+    errors call a watch ``watch``."""
     verb, _, path = request.partition(" ")
     path = path.partition("?")[0].strip()
     method = verb.upper()

@@ -1,9 +1,6 @@
-"""Versions by Semantic Versioning 2.0.0, and the conversion of similar texts to them.
-
-The strict form is what the API server demands of a device attribute of type version (k8s.io/api resource/v1,
-DeviceAttribute.version): three numbers without leading zeros, each below 2**64, then optional pre-release and build
-parts.
-"""
+"""Versions by Semantic Versioning 2.0.0, and their loose forms. The API server requires the strict form of a device
+attribute of type version (k8s.io/api resource/v1, DeviceAttribute.version): three numbers without leading zeros, each
+below 2**64, then optional pre-release and build parts."""
 
 import re
 from typing import Final
@@ -76,10 +73,8 @@ class Semver(Struct, frozen=True, eq=False):
 
 
 def from_loose(text: str) -> str | None:
-    """A strict version for a text such as ``580.65.06`` (580.65.6), ``8.0`` (8.0.0) or ``v1.2``; None otherwise.
-
-    Removes a leading v and leading zeros, and adds missing numbers as 0; pre-release and build parts stay as they are.
-    """
+    """A strict version for ``580.65.06`` (580.65.6), ``8.0`` (8.0.0) or ``v1.2``; None for other texts. Pre-release and
+    build parts stay."""
     match = _LOOSE.match(text.strip()) if len(text) <= _MAX_TEXT else None
     if match is None:
         return None

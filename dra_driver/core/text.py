@@ -1,8 +1,6 @@
-"""Text for people: on one line, without terminal commands, short enough, wrapped, counted, with units.
-
-Names, messages and annotations come from anybody who may write an object, so each goes through `printable` or
-`one_line` before it reaches a terminal or an event.
-"""
+"""Text for people: on one line, printable, short enough, wrapped, counted, with units; and a limit on the depth of
+YAML. Names, messages and annotations can be hostile, so each goes through `printable` or `one_line` before it reaches a
+terminal or an event."""
 
 import textwrap
 from collections.abc import Iterable

@@ -1,8 +1,5 @@
-"""Writes and reads times as Kubernetes does: RFC 3339 in UTC.
-
-metav1.Time takes whole seconds, metav1.MicroTime six decimals
-(https://pkg.go.dev/k8s.io/apimachinery/pkg/apis/meta/v1#Time).
-"""
+"""Write and read times as Kubernetes does: RFC 3339 in UTC; metav1.Time has whole seconds, metav1.MicroTime six
+decimals."""
 
 from datetime import UTC, datetime
 

@@ -1,8 +1,5 @@
-"""gRPC over a unix socket as the kubelet speaks it, with a limit on time and size for every answer.
-
-The kubelet sets no size limit of its own, so that of gRPC counts: 4 MiB per message (google.golang.org/grpc
-server.go, defaultServerMaxReceiveMessageSize; clientconn.go for the client).
-"""
+"""gRPC over a unix socket as the kubelet speaks it, with a limit on time and size of every answer: 4 MiB per message,
+gRPC's default (google.golang.org/grpc clientconn.go, server.go defaultServerMaxReceiveMessageSize)."""
 
 import socket
 import threading
@@ -27,8 +24,7 @@ CONNECT_S: Final = 2.0
 
 
 def is_served(path: Path | str, timeout_s: float = CONNECT_S) -> bool:
-    """Whether a process accepts connections at the socket. A refused permission and a full
-    queue count as yes."""
+    """Return whether a process accepts connections at the socket. A refused permission or a full queue counts as yes."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(timeout_s)
         try:
@@ -64,10 +60,8 @@ class CallError(DraError):
 
 
 class Peer:
-    """One connection to one socket. It connects when it is first used and again after a loss. Thread-safe.
-
-    With ``fails_fast``, a unary call fails while there is no connection; by default it waits for one.
-    """
+    """One connection to one socket, made at first use and again after a loss. Thread-safe. With ``fails_fast``, a unary
+    call fails without a connection; by default it waits for one."""
 
     def __init__(self, path: str, *, fails_fast: bool = False) -> None:
         options = (
@@ -150,10 +144,8 @@ class HealthStream:
         self._method, self._call, self._timeout_s = method, call, timeout_s
 
     def read(self, seen: Callable[[object], bool], within_s: float | None = None) -> bool:
-        """Call ``seen`` with every message until it returns True; False if that takes longer than ``within_s``.
-
-        The stream is over afterwards when the time was, or when it was closed. Raises CallError if the driver ends it.
-        """
+        """Call ``seen`` with every message until it returns True. False if that exceeds ``within_s`` or the stream was
+        closed: the stream has then ended. Raises CallError if the driver ends it."""
         timer = threading.Timer(threading.TIMEOUT_MAX if within_s is None else within_s, self._call.cancel)
         timer.daemon = True
         if within_s is not None:

@@ -1,9 +1,6 @@
-"""JSON of this driver's own objects and files: write a struct within its bounds, read what another process wrote.
-
-The struct is the only description of the object: its annotations bound texts, lists and numbers (``msgspec.Meta``), and
-the CustomResourceDefinition is generated from it. The API server refuses an object as a whole, so `to_wire` cuts what
-is too long. `from_wire` skips what it cannot read: an entry of a list, or an optional field.
-"""
+"""JSON of this driver's objects and files: write a struct within its bounds, read what another process wrote. The
+struct's annotations (``msgspec.Meta``) are the only description. The API server refuses an object as a whole, so
+`to_wire` cuts long values; `from_wire` skips an unreadable list entry or optional field."""
 
 import types
 from collections.abc import Mapping

@@ -1,12 +1,8 @@
-"""Runs a background thread: the one way to do so, with one start, wake, stop and error boundary for all of them.
+"""Background threads with one start, wake, stop and error boundary for all of them.
 
-A worker calls a function, its turn, again and again. The turn returns the seconds until it is due again, None to wait
-for `Worker.wake`, and 0.0 to be called at once. So a turn fits both kinds of thread:
-
-    periodic work    does one step and returns the seconds until the next
-    a blocking call  calls, for example, a watch and returns 0.0; ``interrupt`` ends the call when the worker stops
-
-Threads are daemons: a call into a stuck GPU cannot be cancelled and must not keep the process from exiting.
+A worker calls its turn repeatedly. The turn returns the seconds until the next call, None to wait for `Worker.wake`,
+0.0 for an immediate call. A turn that blocks, such as a watch, returns 0.0, and ``interrupt`` ends the call. Threads
+are daemons: a call into a stuck GPU cannot be cancelled and must not keep the process from exiting.
 """
 
 import logging
@@ -22,11 +18,8 @@ HANG_AFTER_S: Final = 120.0
 
 
 class Worker:
-    """Call ``start`` and ``stop`` from one owner; everything else from any thread.
-
-    An exception of the turn is logged with its traceback, counted by ``on_error``, and followed by the next turn after
-    ``after_error_s``, or earlier after a wake. Turns handle the errors that they expect themselves.
-    """
+    """Call ``start`` and ``stop`` from one owner; everything else from any thread. An exception of the turn is logged
+    with its traceback, counted by ``on_error``, and followed by the next turn after ``after_error_s`` or a wake."""
 
     def __init__(
         self,
@@ -44,15 +37,14 @@ class Worker:
         clock: Callable[[], float] = time.monotonic,
         event: Callable[[], threading.Event] = threading.Event,
     ) -> None:
-        """``name`` is the thread's name, in logs and in `hung`.
+        """``name`` is the thread's name, in logs and in `hung`. ``after_error_s`` is a function for growing pauses
+        (`Backoff`).
 
-        ``after_error_s``: a function when it grows, such as that of a back-off, which the turn resets.
         ``first_s``: seconds from the start to the first turn; None waits for a wake.
-        ``settle_s``: pause between a wake and its turn, because changes come in groups. A turn that is due now does not
-        wait for it.
+        ``settle_s``: pause between a wake and its turn, because changes come in groups; not for a turn that is due.
         ``period_s``: shortest time between the starts of two turns.
         ``interrupt``: called by each ``stop``, in the caller's thread; ends a call that blocks the turn.
-        ``at_end``: called in the thread after the last turn, such as to release what the thread holds.
+        ``at_end``: called in the thread after the last turn.
         ``event``: makes the two events; tests pass one that does not wait.
         """
         self.name = name
@@ -71,10 +63,8 @@ class Worker:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """End after the turn in progress, and wait for that up to ``timeout_s``. False: the thread still runs then.
-
-        Idempotent; allowed without a start, and from the thread itself, where it does not wait and returns True.
-        """
+        """End after the turn in progress; False if the thread still runs after ``timeout_s``. Idempotent; allowed
+        without a start, and from the thread itself, where it does not wait and returns True."""
         self._stopping.set()
         self.wake()
         self._interrupt()

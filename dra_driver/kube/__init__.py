@@ -1,5 +1,2 @@
-"""The API server: connection, REST requests, watches, events, and reading claims and whole cluster states.
-
-Other packages import its modules directly. A face that imported all of them would load the HTTP client (1.7 MiB) for
-users of ``names``, ``paths`` and ``types`` alone.
-"""
+"""The API server: connection, REST requests, watches, events, claims and whole cluster states. Other packages import
+the modules directly: one that imports all would load the HTTP client (1.7 MiB) everywhere."""

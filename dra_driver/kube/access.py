@@ -1,9 +1,6 @@
-"""How to reach an API server: its address, its CA and the credentials, from a service account or a plain kubeconfig.
-
-A kubeconfig is *plain* when it is one file and its user has a token or a certificate. For the others (exec plugins,
-OIDC, passwords, proxies, merged files) `plain_kubeconfig` returns None, and the ``kubernetes`` client reads them
-(`kube.library`). Source of the fields: kubernetes/client-go tools/clientcmd/api/v1/types.go.
-"""
+"""The API server's address, CA and credentials, from a service account or a plain kubeconfig: one file whose user has a
+token or a certificate. `kube.library` reads others (exec plugins, OIDC, passwords, proxies, merged files). Fields:
+kubernetes/client-go tools/clientcmd/api/v1/types.go."""
 
 import base64
 import binascii
@@ -95,11 +92,9 @@ def read_token(path: Path) -> str:
 
 
 def plain_kubeconfig(path: Path, context_name: str | None = None) -> Access | None:
-    """The access that a kubeconfig's context describes, by default its current one.
-
-    None when the ``kubernetes`` client has to read it, also for a damaged file: the client names what is wrong. Raises
-    ConfigurationError for a file that is named in a plain kubeconfig and cannot be read.
-    """
+    """The access of a kubeconfig's context, by default its current one. None if the ``kubernetes`` client has to read
+    the file, also for a damaged one: the client names the problem. Raises ConfigurationError for an unreadable file
+    that a plain kubeconfig names."""
     import yaml  # noqa: PLC0415 - a pod has a service account, and never needs YAML: 0.7 MiB
 
     try:

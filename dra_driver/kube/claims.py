@@ -1,9 +1,6 @@
-"""Reads ResourceClaims and reduces their allocation to values, after checking every field that it uses.
-
-Users and controllers write claims, and strings of a claim end in file names and container environments.
-``node/claims/`` looks up the devices. Limits: kubernetes/kubernetes pkg/apis/resource/validation/validation.go and
-resource/v1/types.go.
-"""
+"""Read ResourceClaims and reduce their allocation to values. Every used field is checked: users write claims, and their
+strings end in file names and container environments. Limits: kubernetes/kubernetes
+pkg/apis/resource/validation/validation.go and resource/v1/types.go."""
 
 import json
 import re
@@ -71,11 +68,11 @@ class ApiClaimReader:
         self._driver = driver_name
 
     def read(self, ref: ClaimRef, *, within_s: float | None = None) -> AllocatedClaim:
-        """The claim with this driver's results and configs, in the object's order.
+        """The claim with this driver's results and configs, in the object's order. Takes at most ``within_s``; None for
+        the client's limit.
 
-        Takes at most ``within_s``; None means the client's own limit. Raises ClaimReplacedError when it is gone or
-        another object has its name, ClaimNotAllocatedError when no result is for this driver, ClaimError when it is
-        malformed, KubernetesApiError when it could not be read.
+        Raises ClaimReplacedError when it is deleted or another object has its name, ClaimNotAllocatedError without a
+        result for this driver, ClaimError when it is malformed, KubernetesApiError when it cannot be read.
         """
         path = _path(ref)
         try:

@@ -1,8 +1,5 @@
-"""The API server's address, its CA and this process' credentials, and the requests made with them.
-
-`kube.direct` serves the usual service accounts and kubeconfigs, `kube.library` the rest; the second is imported only
-where it is needed, because it takes 6 MiB.
-"""
+"""Connections to an API server, with its CA and this process' credentials. `DirectSession` serves service accounts and
+plain kubeconfigs; `kube.library` serves the rest and is imported only then, because it takes 6 MiB."""
 
 import logging
 import os
@@ -115,11 +112,9 @@ class Connection:
         environ: Mapping[str, str] = os.environ,
         service_account_dir: Path = SERVICE_ACCOUNT_DIR,
     ) -> "Connection":
-        """The connection described by ``kubeconfig``; else the pod's service account; else KUBECONFIG or
-        ``~/.kube/config``. ``context`` is one of the kubeconfig's, None its current one.
-
-        Opens no connection yet. Raises ConfigurationError when none of them exists or one is unreadable.
-        """
+        """The connection described by ``kubeconfig``, else by the pod's service account, else by KUBECONFIG or
+        ``~/.kube/config``. ``context`` None is the current one. Opens no connection yet. Raises ConfigurationError if
+        none exists or one is unreadable."""
         if kubeconfig is None and context is None and _in_cluster(environ, service_account_dir):
             return cls._of_service_account(environ, service_account_dir)
         path = kubeconfig_path(kubeconfig, environ)
@@ -158,19 +153,15 @@ class Connection:
         return self._session.server.rstrip("/")
 
     def auth_headers(self) -> dict[str, str]:
-        """The headers with the credentials, read again when they expire; empty with a client certificate.
-
-        Raises ConfigurationError when the token file has become unreadable.
-        """
+        """The headers with the credentials, read again when they expire; empty with a client certificate. Raises
+        ConfigurationError when the token file is unreadable."""
         return self._guarded(self._session.headers)
 
     def request(
         self, verb: str, target: str, headers: Mapping[str, str], body: bytes | None, limits: RequestLimits
     ) -> HttpAnswer:
-        """Send a request for ``target`` (a path with its query) and read the head of its answer.
-
-        ``headers`` include the credentials. Raises `TransportError`.
-        """
+        """Send a request for ``target`` (a path with its query) and read the head of its answer. ``headers`` include
+        the credentials. Raises `TransportError`."""
         return self.send(verb, target, headers, body, limits)()
 
     def send(
@@ -180,11 +171,8 @@ class Connection:
         return self._session.send(verb, target, headers, body, limits)
 
     def renew(self) -> None:
-        """Reads everything again (token, CA, exec plugin), after a 401 and when the server's certificate is not
-        accepted. Requests in flight finish on the old connections.
-
-        Raises ConfigurationError when that fails; the old credentials then stay in use.
-        """
+        """Read token, CA and exec plugin again, after a 401 or an unaccepted server certificate. Requests in flight
+        finish on the old connections. Raises ConfigurationError on failure; the old credentials stay in use."""
         self._session, former = self._new_session(), self._session
         former.clear(for_good=True)
         log.info("credentials read again", extra={"source": self.source})
@@ -203,10 +191,8 @@ class Connection:
         return session
 
     def _guarded(self, read: Callable[[], Result]) -> Result:
-        """Runs code that reads configuration, and turns any exception into ConfigurationError.
-
-        The ``kubernetes`` client raises YAML errors, KeyError, TypeError and binascii errors for a damaged file.
-        """
+        """Run code that reads configuration, with any exception as ConfigurationError: the ``kubernetes`` client raises
+        YAML errors, KeyError, TypeError and binascii errors for a damaged file."""
         try:
             return read()
         except Exception as error:  # a fence: translated, with the cause kept

@@ -1,8 +1,5 @@
-"""Reads the devices of resource.k8s.io/v1 objects: one function for each question that several packages ask. Pure.
-
-Null and missing parts read as empty. Objects come from a state whose shapes were checked (``kube.state``); a part of
-another type raises AttributeError or TypeError, but not in a `HeldClaim`.
-"""
+"""Read the devices of resource.k8s.io/v1 objects whose shapes were checked (`kube.state`). Null and missing parts read
+as empty; a part of another type raises AttributeError or TypeError, except in a `HeldClaim`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -144,10 +141,8 @@ def newest_slices(slices: Iterable[Wire]) -> list[Wire]:
 
 
 def attribute_of(attributes: Wire | None, driver: str, name: str) -> Wire:
-    """The value of a device's attribute, such as ``{"string": "GPU-1"}``; empty without it.
-
-    A name without a domain is in the domain of the driver (resource/v1 ``QualifiedName``), so both forms are the same.
-    """
+    """The value of a device's attribute, such as ``{"string": "GPU-1"}``; empty without it. A name without a domain is
+    in the domain of the driver (resource/v1 ``QualifiedName``)."""
     known = attributes or {}
     value: Wire = known.get(name) or known.get(f"{driver}/{name}") or {}
     return value if isinstance(value, Mapping) else {}

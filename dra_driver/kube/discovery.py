@@ -1,7 +1,5 @@
-"""Reads the API server's version.
-
-No endpoint reports feature gates; ``node/slices/features.py`` probes for their effects.
-"""
+"""Read the API server's version. No endpoint reports feature gates; ``node/slices/features.py`` probes for their
+effects."""
 
 import re
 

@@ -1,8 +1,6 @@
-"""Records Kubernetes events, as ``kubectl describe`` shows them, without blocking the caller.
-
-A bounded queue and one writer thread; repeats become one event with a count. Best effort: an event that cannot be
-written is dropped and counted. Source: core/v1 Event; the fields are those of client-go's tools/record.
-"""
+"""Record Kubernetes events (core/v1 Event, fields as in client-go's tools/record) without blocking the caller. A
+bounded queue and one writer thread; repeats become one event with a count; an event that cannot be written is dropped
+and counted."""
 
 import logging
 import os
@@ -61,10 +59,8 @@ class _Written(Struct):
 
 
 class EventRecorder:
-    """``record`` from any thread; ``start`` and ``stop`` once, by one owner.
-
-    ``refused`` hears of each event that the API server did not take, with its reason, in the writer thread.
-    """
+    """``record`` from any thread; ``start`` and ``stop`` once, by one owner. ``refused`` gets each event that the API
+    server refused, with the reason, in the writer thread."""
 
     def __init__(
         self,

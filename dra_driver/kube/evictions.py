@@ -1,8 +1,6 @@
-"""Asks the API server to evict one pod, as PodDisruptionBudgets allow, and reads why it does not.
-
-429 means that a budget does not allow it now (or that the server is overloaded), 500 that several budgets select the
-pod (kubernetes/kubernetes pkg/registry/core/pod/storage/eviction.go).
-"""
+"""Ask the API server to evict one pod, and read its refusal: 429 means that a PodDisruptionBudget does not allow it now
+(or an overloaded server), 500 that several budgets select the pod (kubernetes/kubernetes
+pkg/registry/core/pod/storage/eviction.go)."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final, Protocol
@@ -21,10 +19,8 @@ class Creator(Protocol):
 
 
 def create_eviction(api: Creator, namespace: str, name: str, uid: str) -> None:
-    """Post one Eviction. The UID keeps a later pod of the same name from harm: ConflictError.
-
-    Raises NotFoundError for a pod that is gone, ServerBusyError for 429 and 500, and other errors of ``RestClient``.
-    """
+    """Post one Eviction. Raises ConflictError for a later pod of the same name (another UID), NotFoundError for a
+    deleted pod, ServerBusyError for 429 and 500, and other errors of ``RestClient``."""
     body = {
         "apiVersion": "policy/v1",
         "kind": "Eviction",

@@ -1,9 +1,6 @@
-"""HTTP/1.1 to one server: a pool of kept connections, and limits on the time of each request.
-
-`http.client` writes requests and reads answers. This module adds the limits that it lacks: a deadline for a whole
-answer, reuse of a connection only after a complete answer, and the end of a read from another thread. docs/decisions
-/0018 compares the alternatives. `kube.library` uses urllib3 for kubeconfigs that need more.
-"""
+"""HTTP/1.1 to one server: a pool of kept connections, and limits on the time of each request. Adds to `http.client` a
+deadline for a whole answer, reuse of a connection only after a complete answer, and the end of a read from another
+thread. docs/decisions/0018 compares the alternatives."""
 
 import contextlib
 import http.client
@@ -35,11 +32,9 @@ _OPTIONS = (
 
 
 class TransportError(Exception):
-    """A request without a usable answer; the text describes the failure.
-
-    ``broke``: the connection ended, so the server may not have seen the request. ``untrusted``: the server's
-    certificate is not accepted, so the request was not sent. ``hint`` is the next thing to check.
-    """
+    """A request without a usable answer. ``broke``: the connection ended, so the server may not have received the
+    request. ``untrusted``: the server's certificate is not accepted, so the request was not sent. ``hint`` is the next
+    thing to check."""
 
     def __init__(self, text: str, *, broke: bool = False, untrusted: bool = False, hint: str = "") -> None:
         super().__init__(text)
@@ -67,10 +62,8 @@ class RequestLimits(Struct, frozen=True, kw_only=True):
 
 
 class HttpServer(Struct, frozen=True, kw_only=True):
-    """Address of a server. ``path`` comes before the path of each request; ``make_tls`` is None for plain HTTP.
-
-    ``server_name`` replaces ``host`` in the check of the certificate.
-    """
+    """Address of a server. ``path`` comes before the path of each request; ``make_tls`` is None for plain HTTP;
+    ``server_name`` replaces ``host`` in the check of the certificate."""
 
     host: str
     port: int
@@ -181,10 +174,8 @@ class HttpPool:
 
 
 class _Wire:
-    """A connected socket with the methods that `http.client` uses, and the limits of the request in progress.
-
-    For one thread at a time, except `interrupt`.
-    """
+    """A connected socket with the methods that `http.client` uses and the limits of the request in progress. For one
+    thread at a time, except `interrupt`."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected

@@ -1,9 +1,6 @@
-"""Which kubeconfig and which of its contexts a user chose, and the namespace that goes with the choice.
-
-As kubectl does it: ``--context`` replaces the file's ``current-context``; of several files in ``KUBECONFIG`` the first
-that names a thing counts (kubernetes/client-go tools/clientcmd/loader.go); without ``-n`` the context's namespace, in a
-pod the service account's, else ``default``.
-"""
+"""The user's kubeconfig, context and namespace, as kubectl chooses them: ``--context`` replaces ``current-context``; of
+several files in ``KUBECONFIG`` the first that names a thing counts (kubernetes/client-go tools/clientcmd/loader.go);
+without ``-n`` the context's namespace, in a pod the service account's, else ``default``."""
 
 import os
 from collections.abc import Mapping
@@ -26,8 +23,7 @@ class Kubeconfig(Struct, frozen=True, kw_only=True):
     context: str | None = None
 
     def namespace(self, environ: Mapping[str, str], service_account_dir: Path) -> str:
-        """The namespace in which a command looks that was given none. Never raises: a file that cannot be read is
-        told by the connection."""
+        """The namespace of a command without ``-n``. Never raises: the connection reports an unreadable file."""
         if self.path is None and self.context is None and environ.get("KUBERNETES_SERVICE_HOST"):
             return _text(service_account_dir / "namespace").strip() or DEFAULT
         contexts = self._contexts(environ)

@@ -1,7 +1,4 @@
-"""Sessions of the ``kubernetes`` client and urllib3, for kubeconfigs that need more than `kube.direct` has.
-
-These are exec plugins, OIDC, passwords, merged files, and proxies.
-"""
+"""Sessions of the ``kubernetes`` client and urllib3, for exec plugins, OIDC, passwords, merged files and proxies."""
 
 import re
 import threading

@@ -1,7 +1,5 @@
-"""Changes one annotation of a Node with a merge patch that holds for one resourceVersion.
-
-Two writers at once do not undo each other: after a conflict the new value is decided again.
-"""
+"""Change one annotation of a Node with a merge patch for one resourceVersion; a conflict computes the value again, so
+that two writers do not undo each other."""
 
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
@@ -37,11 +35,8 @@ def node_metadata(api: NodeApi, node: str) -> ObjectMeta:
 def change_annotation(
     api: NodeApi, node: str, key: str, decide: Callable[[Annotations], str | None]
 ) -> tuple[str | None, bool]:
-    """The annotation's value after the change, None for none, and whether it was another one before.
-
-    ``decide`` computes the value from all annotations. Raises ConflictError after `_TRIES` conflicts in a row, and as
-    `node_metadata`.
-    """
+    """The annotation's value after the change, None for none, and whether it changed. ``decide`` computes the value
+    from all annotations. Raises ConflictError after `_TRIES` conflicts in a row, and the errors of `node_metadata`."""
     for left in reversed(range(_TRIES)):
         metadata = node_metadata(api, node)
         wanted = decide(metadata.annotations)

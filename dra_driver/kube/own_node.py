@@ -1,11 +1,8 @@
-"""Watches the node's own Node object and keeps the few fields of it that the node process uses.
+"""Watch this node's Node object and keep the few bounded fields that the node process uses: the kubelet changes the
+object, up to hundreds of kilobytes, every few minutes.
 
-A list and a watch of one name (``metadata.name=<node>``): at rest nothing is requested but the next watch. A Node
-object has up to hundreds of kilobytes and changes every few minutes with the kubelet's status. Kept are annotations of
-this project, labels and allocatable resources of NVIDIA, all bounded; subscribers hear of changes to those alone.
-
-While the API server is away, and after the Node object was deleted, the last known value stays: neither says that what
-was asked by an annotation has ended.
+While the API server is away, and after the Node object is deleted, the last known value stays: neither ends a request
+that an annotation made.
 """
 
 import logging
@@ -35,12 +32,9 @@ _EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class OwnNode(Struct, frozen=True, kw_only=True):
-    """What the node process uses of its Node object.
-
-    ``annotations`` have keys that begin with ``gpu.dra-driver.io/``; ``labels`` and ``allocatable`` (quantities as
-    text) have keys that begin with ``nvidia.com/``. ``runtime`` is the version of the container runtime, ``kernel``
-    that of the kernel, as the kubelet says them.
-    """
+    """Fields of this node's Node object: ``annotations`` whose keys begin with ``gpu.dra-driver.io/``, ``labels`` and
+    ``allocatable`` (quantities as text) whose keys begin with ``nvidia.com/``, and the versions of the container
+    ``runtime`` and the ``kernel``."""
 
     name: str
     uid: str = ""

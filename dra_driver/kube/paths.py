@@ -1,7 +1,5 @@
-"""Paths of the API resources that this project uses. Names are quoted, so that none can address another path.
-
-Source: kubernetes/kubernetes staging/src/k8s.io/api (core/v1, resource/v1) and the API's URL conventions.
-"""
+"""Paths of API resources. Names are quoted, so that none can address another path. Source: kubernetes/kubernetes
+staging/src/k8s.io/api (core/v1, resource/v1) and the API's URL conventions."""
 
 from urllib.parse import quote
 

@@ -55,9 +55,7 @@ def labels_of(component: str) -> dict[str, str]:
 
 def node_container(daemon_set: Mapping[str, object], component: str, words: Sequence[str]) -> dict[str, Any]:
     """The DaemonSet's container of the node process, called ``component``, that runs ``dra-driver <words>`` instead.
-
-    Raises ConfigurationError when the DaemonSet does not run the node process.
-    """
+    Raises ConfigurationError when the DaemonSet does not run the node process."""
     container = _container(daemon_set)
     made = {key: container[key] for key in _KEPT_OF_CONTAINER if key in container}
     return {
@@ -190,8 +188,8 @@ class PodFailedError(DraError):
 
 
 class PodPlace(Struct, frozen=True, kw_only=True):
-    """For whom the pod runs, and where: ``command`` is what the user typed, ``daemon_set`` that of the node process,
-    ``namespace_flag`` the command's flag for its namespace."""
+    """Origin and place of the pod: ``command`` as the user typed it, ``daemon_set`` of the node process,
+    ``namespace_flag`` of the command."""
 
     command: str
     node: str
@@ -209,10 +207,8 @@ class PodLog(Struct, Generic[Report], frozen=True, kw_only=True):
 
 
 def read_daemon_set(api: PodApi, place: PodPlace) -> dict[str, object]:
-    """The DaemonSet, after a look at the node where the user may read nodes.
-
-    Raises ConfigurationError where one of the two does not exist, and KubernetesApiError.
-    """
+    """The DaemonSet, after a check of the node where the user may read nodes. Raises ConfigurationError where one does
+    not exist, and KubernetesApiError."""
     _check_node(api, place.node)
     path = f"/apis/apps/v1/namespaces/{_segment(place.namespace)}/daemonsets/{_segment(place.daemon_set)}"
     try:
@@ -235,11 +231,9 @@ def run_pod(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Report:
-    """Create the pod, pass on its lines as they come, and return its report. The pod is deleted in any case, unless it
-    is to be kept. Its name is in ``body``, so that it can be deleted when the answer to creating it is lost.
-
-    Raises KubernetesApiError and PodFailedError.
-    """
+    """Create the pod, pass on its lines, and return its report. The pod is always deleted unless it is to be kept:
+    ``body`` has its name, so that it can be deleted when the answer to creating it is lost. Raises KubernetesApiError
+    and PodFailedError."""
     path = f"/api/v1/namespaces/{_segment(place.namespace)}/pods/{_segment(body['metadata']['name'])}"
     _create(api, path, body, place, said)
     try:

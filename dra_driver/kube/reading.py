@@ -1,10 +1,9 @@
-"""Decode answers of the API server so that one object cannot make a whole list or watch unreadable.
+"""Decode answers of the API server so that one object cannot make a whole list or watch unreadable, and translate
+statuses (API conventions, "Response Status Kind") into this project's errors.
 
-Go accepts JSON of 10,000 levels; decoders in Python stop at the interpreter's recursion limit of 1,000, also for
-values that they only skip (``msgspec.Raw``), and code that walks an object stops earlier. Everyone who may create a
-claim could end all lists and watches of claims with opaque parameters of 5,000 levels. `decoded` replaces every value
-below `MAX_DEPTH` by `TOO_DEEP`, so that the rest of the object stays readable: its devices still count as used, its
-pods can be evicted.
+Go accepts JSON of 10,000 levels; Python stops at the recursion limit of 1,000, also for values that decoders skip
+(``msgspec.Raw``). A claim with opaque parameters of 5,000 levels could end all lists and watches of claims, so
+`decoded` replaces every value below `MAX_DEPTH` by `TOO_DEEP`.
 """
 
 import json
@@ -54,10 +53,8 @@ def decoded(data: bytes, what: str) -> Any:
 
 
 def _whole_text(data: bytes) -> bytes:
-    """JSON with ``?`` for each half of a surrogate pair, which Go and the API server accept in texts.
-
-    Raises ValueError for text that is not JSON.
-    """
+    """JSON with ``?`` for each half of a surrogate pair, which Go and the API server accept. Raises ValueError for
+    other text."""
     try:
         return json.dumps(json.loads(data), ensure_ascii=False).encode("utf-8", "replace")
     except RecursionError as error:
@@ -65,10 +62,8 @@ def _whole_text(data: bytes) -> bytes:
 
 
 def may_be_deep(data: bytes) -> bool:
-    """Whether a value may have more than `MAX_DEPTH` levels. At the speed of C, 1 ms for each MiB.
-
-    Each turn removes the innermost brackets. What stays are outer ones, and those of strings that have no partner.
-    """
+    """Return whether a value may have more than `MAX_DEPTH` levels; 1 ms for each MiB. Each turn removes the innermost
+    brackets; outer ones stay, and those of strings without a partner."""
     brackets, turns = data.translate(None, _NO_BRACKETS), MAX_DEPTH // 2
     for _ in range(turns):
         fewer = brackets.replace(b"[]", b"").replace(b"{}", b"")
@@ -79,10 +74,8 @@ def may_be_deep(data: bytes) -> bool:
 
 
 def shallow(data: bytes) -> bytes:
-    """JSON without the values below `MAX_DEPTH` levels, the same object where there are none.
-
-    Iterative; takes about 0.2 us for each bracket and string.
-    """
+    """JSON without the values below `MAX_DEPTH` levels, the same object where there are none. Iterative; 0.2 us for
+    each bracket and string."""
     kept, depth, at = bytearray(), 0, 0
     for token in _TOKEN.finditer(data):
         first = data[token.start()]

@@ -1,13 +1,13 @@
-"""Keeps a copy of a collection and reports its changes: list, then watch, for as long as the process runs.
+"""Keep a copy of a collection and report its changes: list, then watch, for as long as the process runs.
 
-Three nested generators, each of which handles one kind of ending, so that the endless loop is the smallest of them:
+Three nested generators each handle one kind of ending, so that the endless loop is the smallest of them:
 
-    _forever     the API server fails       -> wait (backoff with jitter), then go on where the watch stopped
+    _forever     the API server fails       -> wait (backoff with jitter), then continue where the watch stopped
     _generation  the version has expired    -> ends; the collection is listed again
-    _one_watch   the server ends a request  -> ends; the next request resumes from the last version seen
+    _one_watch   the server ends a request  -> ends; the next request resumes from the last version
 
-The client's own informer is not used: it has no backoff, no read timeout and no bookmarks (kubernetes 37.0.2).
-Source: Kubernetes API concepts, "Efficient detection of changes"; bookmarks are KEP-956.
+The informer of kubernetes 37.0.2 has no backoff, no read timeout and no bookmarks (KEP-956). Source: Kubernetes API
+concepts, "Efficient detection of changes" and "Semantics for get and list".
 """
 
 import logging
@@ -33,7 +33,10 @@ MOST_BEHIND = 6
 
 
 class NewestVersion:
-    """The newest version of one collection; empty until one was seen. Thread-safe."""
+    """The newest known version of one collection, so that lists come from the API server's cache and are current.
+    Thread-safe. For a list without resourceVersion, a server with an outdated cache reads all objects of the kind from
+    etcd (apiserver/pkg/storage/cacher/delegator.go of 1.34 to 1.36, GetList); resourceVersionMatch=NotOlderThan avoids
+    that."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards both fields below
@@ -108,13 +111,10 @@ class ReflectorChange(Struct, frozen=True):
 
 
 class Reflector:
-    """A copy of the objects at ``path`` that match ``field_selector``, by `key`.
-
-    ``on_event`` runs in the reflector's thread and must return soon; its exceptions are logged and end nothing.
-    ``slim`` makes of an object what is kept and passed on; it may change the object. An object of which it makes None
-    is not kept, and counts as deleted where it was.
-    ``start`` and ``stop`` are called once, by one owner; everything else from any thread.
-    """
+    """A copy of the objects at ``path`` that match ``field_selector``, by `key`. ``on_event`` runs in the reflector's
+    thread and must return soon; its exceptions are logged. ``slim`` makes the kept form of an object, which it may
+    change; None drops the object, as if deleted. ``start`` and ``stop`` are called once, by one owner; everything else
+    from any thread."""
 
     def __init__(
         self,
@@ -131,12 +131,9 @@ class Reflector:
         patience: Callable[[KubernetesApiError], float] | None = None,
         newest: NewestVersion | None = None,
     ) -> None:
-        """``name`` is the thread's; errors of ``on_event`` are counted under ``place``.
-
-        ``newest`` is shared with the client that writes objects of this collection, where there is one.
-
-        ``patience`` returns the least seconds until the next try after an error that is no failure here, such as a
-        collection that the API server does not serve; 0 for any other. Such an error is logged once.
+        """``name`` is the thread's; errors of ``on_event`` are counted under ``place``. ``newest`` is shared with the
+        client that writes objects of this collection. ``patience`` returns the least seconds until the next attempt
+        after an error that is no failure here, such as a collection that is not served (logged once); 0 for any other.
         """
         self._rest, self._path, self._selector, self._place = rest, path, field_selector, place
         self._on_event, self._slim = on_event, slim or _slim

@@ -1,8 +1,6 @@
 """Requests to the API server over raw dicts: verbs, timeouts, body limits, one retry after a 401, error translation.
-
-Objects are the JSON as it arrives, so fields newer than this program survive a read and a write (the client's typed
-models drop them). Source: Kubernetes API concepts ("Resource operations", "Efficient detection of changes").
-"""
+Raw dicts keep fields newer than this program. Source: Kubernetes API concepts ("Resource operations", "Efficient
+detection of changes")."""
 
 import builtins
 import json
@@ -56,21 +54,16 @@ class RestClient:
         self._headers = {"Accept": "application/json", "User-Agent": f"dra-driver/{__version__}"}
 
     def get(self, path: str, query: Query | None = None, *, within_s: float | None = None) -> dict[str, Any]:
-        """One object. Repeated once on a connection that broke, because a second read is harmless.
-
-        ``within_s`` bounds the whole request, repeats included, for a caller with a deadline; ApiUnreachableError when
-        it is over.
-        """
+        """One object; repeated once on a broken connection. ``within_s`` bounds the whole request, repeats included:
+        ApiUnreachableError."""
         deadline = None if within_s is None else time.monotonic() + within_s
         return self._exchange(_Request("GET", path, query, deadline=deadline))
 
     def get_all(
         self, paths: Sequence[str], *, within_s: float | None = None
     ) -> builtins.list[dict[str, object] | KubernetesApiError]:
-        """Several objects in the order of ``paths``, or in place of each what `get` raises for it.
-
-        A few requests are sent before the first answer is awaited, so that the server works on them side by side.
-        """
+        """Several objects in the order of ``paths``, or in place of each the error of `get`. Sends a few requests
+        before it waits for the first answer."""
         deadline = None if within_s is None else time.monotonic() + within_s
         found: builtins.list[dict[str, object] | KubernetesApiError] = []
         for at in range(0, len(paths), SIDE_BY_SIDE):
@@ -85,11 +78,8 @@ class RestClient:
         return self._fetch(_Request("GET", path, query, deadline=deadline)).decode("utf-8", "replace")
 
     def list(self, path: str, query: Query | None = None, *, within_s: float | None = None) -> dict[str, Any]:
-        """A whole list, in pages. ``metadata`` is that of the last page: its resourceVersion is the one to watch from.
-
-        ``within_s`` bounds all pages together; see `pages`. Raises GoneError when the list took so long that its
-        version was compacted: list again.
-        """
+        """A whole list, in pages (`pages`), all within ``within_s``. ``metadata`` is that of the last page: watch from
+        its resourceVersion. Raises GoneError when the version was compacted meanwhile: list again."""
         deadline = None if within_s is None else time.monotonic() + within_s
         items: list[object] = []
         page: dict[str, Any] = {}
@@ -102,10 +92,8 @@ class RestClient:
         return {**page, "items": items}
 
     def create(self, path: str, body: Mapping[str, object], *, dry_run: bool = False) -> dict[str, Any]:
-        """The object as the API server stored it (or, with ``dry_run``, would store it).
-
-        Not repeated when the answer is lost: the request may have succeeded.
-        """
+        """The object as the API server stored it (with ``dry_run``, would store it). Not repeated when the answer is
+        lost: the request may have succeeded."""
         return self._exchange(_Request("POST", path, _dry_run(dry_run), body))
 
     def update(self, path: str, body: Mapping[str, object], *, dry_run: bool = False) -> dict[str, Any]:
@@ -117,20 +105,16 @@ class RestClient:
         return self._exchange(_Request("PATCH", path, None, body, content_type="application/merge-patch+json"))
 
     def apply(self, path: str, body: Mapping[str, object], manager: str) -> dict[str, Any]:
-        """Server-side apply: ``manager`` owns the fields of ``body``, and what it owned and left out is removed.
-
-        A field that another manager owns is taken over. ``metadata.uid`` is a precondition (ConflictError).
-        """
+        """Server-side apply: ``manager`` owns the fields of ``body`` and loses, with their values, its other fields.
+        Fields of other managers are taken over. ``metadata.uid`` is a precondition (ConflictError)."""
         query = {"fieldManager": manager, "force": "true"}
         return self._exchange(_Request("PATCH", path, query, body, content_type="application/apply-patch+yaml"))
 
     def delete(
         self, path: str, uid: str | None = None, resource_version: str | None = None, *, propagation: str | None = None
     ) -> None:
-        """Deletes, if the object still has that UID and version; else ConflictError. NotFoundError when it is gone.
-
-        ``propagation`` is Background, Foreground or Orphan; the kind's own default otherwise (Orphan for jobs).
-        """
+        """Delete the object with that UID and version; else ConflictError. Raises NotFoundError. ``propagation`` is
+        Background, Foreground or Orphan, else the kind's default (Orphan for jobs)."""
         wanted = {"uid": uid, "resourceVersion": resource_version}
         preconditions = {key: value for key, value in wanted.items() if value is not None}
         body: dict[str, object] = {"apiVersion": "v1", "kind": "DeleteOptions"}
@@ -141,10 +125,8 @@ class RestClient:
         self._exchange(_Request("DELETE", path, None, body))
 
     def watch(self, path: str, query: Query, read_timeout_s: float) -> WatchStream:
-        """Opens a watch; iterate over it for events, ``close()`` it from any thread.
-
-        ``read_timeout_s`` of silence raises ApiUnreachableError from the iterator.
-        """
+        """Open a watch; iterate over its events, ``close()`` it from any thread. The iterator raises
+        ApiUnreachableError after ``read_timeout_s`` of silence."""
         request = _Request("GET", path, {**query, "watch": "true"}, read_timeout_s=read_timeout_s)
         return WatchStream(self._send(request), f"watch {path}")
 
@@ -191,11 +173,8 @@ class RestClient:
             return error
 
     def _send(self, request: "_Request") -> HttpAnswer:
-        """An answer with a good status and an unread body.
-
-        After a 401, or a certificate that is not accepted, credentials and CA are read again, once: both are rotated
-        while this process runs.
-        """
+        """An answer with a good status and an unread body. After a 401 or an unaccepted certificate, credentials and CA
+        are read again, once: both are rotated while this process runs."""
         try:
             return self._send_once(request)
         except UnauthorizedError as refused:
@@ -317,10 +296,8 @@ def _decoded(request: _Request, data: bytes) -> dict[str, object]:
 def pages(
     get: Callable[[str, Query], dict[str, object]], path: str, query: Query | None = None, limit: int = PAGE_SIZE
 ) -> Iterator[dict[str, Any]]:
-    """The pages of a list, read one by one with ``get`` (`RestClient.get`); ``items`` of each is a list.
-
-    A page that is too large is requested again with half of its objects, down to one. A resourceVersion in ``query`` is
-    that of the first page; the others belong to it by their token.
+    """The pages of a list, read with ``get`` (`RestClient.get`); ``items`` of each is a list. A page that is too large
+    is requested again with half of its objects, down to one. A resourceVersion in ``query`` is only for the first page.
     """
     asked = {**(query or {}), "limit": str(limit)}
     while True:

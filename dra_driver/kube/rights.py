@@ -1,7 +1,5 @@
-"""Asks the API server which of some rights the user has (SelfSubjectAccessReview), so that all missing ones are named.
-
-Every authenticated user may ask this (the ClusterRole ``system:basic-user``).
-"""
+"""Ask the API server which of some permissions the user lacks (SelfSubjectAccessReview, allowed by
+``system:basic-user``)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
@@ -41,10 +39,8 @@ class NeededRight(Struct, frozen=True, kw_only=True):
 
 
 def missing(api: Reviewer, rights: Sequence[NeededRight]) -> list[NeededRight]:
-    """Those of ``rights`` that the user lacks.
-
-    A server that does not answer such questions is believed to allow everything; it refuses single requests later.
-    """
+    """The missing ones of ``rights``; none for a server that does not answer such reviews, because it refuses single
+    requests later."""
     return [right for right in rights if not _allowed(api, right)]
 
 

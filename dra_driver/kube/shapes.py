@@ -1,7 +1,6 @@
-"""Read objects as the structs of ``kube/objects/``, and find the field that does not fit.
-
-null counts as absent, as in Go's decoder, and unknown fields pass.
-"""
+"""Check objects: names that Kubernetes accepts (RFC 1123; k8s.io/apimachinery pkg/util/validation,
+pkg/apis/resource/validation/validation.go), and shapes as the structs of ``kube/objects/``. null counts as absent, as
+in Go's decoder, and unknown fields pass."""
 
 import re
 import types

@@ -1,9 +1,6 @@
-"""The objects of a whole cluster that the scheduler uses, as raw dicts, read from the cluster or from a file.
-
-`explain`, `lint` and `capacity` evaluate them. Only fields that these need are kept (``state_parts.py``), so a state
-can be passed on without secrets. A kind that is not served or not allowed becomes a gap. Source: kubernetes/kubernetes
-pkg/scheduler/framework/plugins (the kinds that each plugin reads).
-"""
+"""The cluster's objects that the scheduler uses, as raw dicts, read from the cluster or from a file; without secrets
+(``state_parts.py``). A kind that is not served or forbidden becomes a gap. Source: kubernetes/kubernetes
+pkg/scheduler/framework/plugins."""
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -28,11 +25,9 @@ TAINT_RULE_APIS: Final = tuple(f"/apis/resource.k8s.io/{version}" for version in
 
 
 class ClusterState(Struct, frozen=True, kw_only=True):
-    """Objects by kind, in the order of the API server. Readers must not change them.
-
-    ``gaps`` are sentences about what could not be read; an empty list of a kind with a gap means unknown, not none.
-    ``server_version`` is ``v1.36.2`` or empty when unknown. ``source`` names the origin for people.
-    """
+    """Objects by kind, in the order of the API server. Readers must not change them. ``gaps`` are sentences about
+    unread kinds: an empty list of such a kind means unknown. ``server_version`` is ``v1.36.2`` or empty when unknown.
+    ``source`` names the origin for people."""
 
     nodes: Sequence[Wire] = ()
     pods: Sequence[Wire] = ()
@@ -92,12 +87,11 @@ def read_cluster(
     only: Sequence[str] = (),
     told: Callable[[str], None] = lambda _: None,
 ) -> ClusterState:
-    """The state of a live cluster. Each kind is listed by itself, in pages, so kinds differ by some moments.
+    """The state of a live cluster, each kind listed separately, so kinds differ by some moments.
 
-    With ``namespace`` templates, events and volume claims are read from there only; pods and claims still from all
-    namespaces unless that is forbidden. ``only`` names the fields that are read, the others stay empty. A kind that is
-    not served or forbidden becomes a gap. ``told`` is called with the kind that is read next. Raises
-    KubernetesApiError when the server cannot be reached or refuses the credentials.
+    ``namespace`` limits templates, events and volume claims; pods and claims only if other namespaces are forbidden.
+    ``only`` names the kinds to read. A kind that is not served or forbidden becomes a gap. ``told`` is called with the
+    next kind. Raises KubernetesApiError when the server cannot be reached or refuses the credentials.
     """
     gaps: list[str] = []
     version = _version(rest, gaps)
@@ -110,10 +104,7 @@ def read_cluster(
 
 
 def with_objects(state: ClusterState, objects: Iterable[Wire]) -> ClusterState:
-    """The state with these objects applied; an object of the same kind, namespace and name is replaced.
-
-    Objects of other kinds are ignored.
-    """
+    """The state with these objects applied by kind, namespace and name; objects of other kinds are ignored."""
     by_kind: dict[str, list[Wire]] = {}
     for item in objects:
         by_kind.setdefault(str(item.get("kind")), []).append(item)
@@ -141,10 +132,8 @@ def _version(rest: StateReader, gaps: list[str]) -> str:
 
 
 def read_kind(rest: StateReader, kind: StateKind, namespace: str | None, gaps: list[str]) -> tuple[Wire, ...]:
-    """The objects of one kind, reduced; what is not served or forbidden is added to ``gaps``.
-
-    Raises KubernetesApiError for other failures.
-    """
+    """The objects of one kind, reduced; ``gaps`` gets a kind that is not served or forbidden. Raises KubernetesApiError
+    for other failures."""
     if kind.field == "taint_rules":
         return _taint_rules(rest, kind, gaps)
     api = CORE_API if kind.api_version == "v1" else f"/apis/{kind.api_version}"

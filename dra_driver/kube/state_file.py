@@ -1,9 +1,6 @@
-"""Cluster states as files: one ``v1 List`` in YAML or JSON, so that ``kubectl get -o yaml`` output can be read as well.
-
-JSON files store equal contents of ResourceSlices once (``state_templates.py``). Reading has limits of size and depth. A
-file is hostile until its shapes are checked (``shapes.py``); after `load` the rest of the program may rely on
-them.
-"""
+"""Cluster states as files: one ``v1 List`` in YAML or JSON, so ``kubectl get -o yaml`` output can be read. JSON files
+store equal contents of ResourceSlices once (``state_templates.py``). Reading limits size and depth and checks all
+shapes (``shapes.py``): a file is hostile."""
 
 import json
 import os
@@ -91,10 +88,8 @@ def text_of(state: ClusterState, *, as_yaml: bool) -> str:
 
 
 def to_document(state: ClusterState, *, templates: bool = False) -> dict[str, object]:
-    """The state as one List. Items carry kind and version, which lists from an API server leave out.
-
-    With ``templates`` equal contents of ResourceSlices are stored once, where there are any.
-    """
+    """The state as one List whose items have kind and version. With ``templates``, equal contents of ResourceSlices are
+    stored once."""
     pulled_out, slices = pull_out(state.slices) if templates else ([], [_plain_slice(item) for item in state.slices])
     items = [
         {"apiVersion": kind.api_version, "kind": kind.kind, **reduced(kind.kind, item)}
@@ -124,12 +119,8 @@ def read_documents(file: Path, text: str | None = None) -> Iterator[Wire]:
 
 
 def objects_of(documents: Sequence[Wire], where: str, namespace: str = "default") -> list[dict[str, Any]]:
-    """Single objects and those in lists, of the kinds of a state, with name and shape checked.
-
-    Those without a namespace get ``namespace`` if their kind has one.
-
-    Raises ConfigurationError that names the object and the field.
-    """
+    """Single objects and those in lists, of the kinds of a state, with name and shape checked; ``namespace`` is the
+    default of namespaced kinds. Raises ConfigurationError that names the object and the field."""
     kinds = {kind.kind: kind for kind in KINDS}
     found = []
     for item in flat(documents, where):
@@ -145,10 +136,8 @@ def objects_of(documents: Sequence[Wire], where: str, namespace: str = "default"
 
 
 def flat(documents: Sequence[Wire], where: str) -> Iterator[Wire]:
-    """Objects, those in ``items`` instead of their list (which may say their kind once, in its own name).
-
-    Raises ConfigurationError on what cannot be a Kubernetes object.
-    """
+    """Objects, with the items of each list instead of the list. Raises ConfigurationError on what cannot be a
+    Kubernetes object."""
     for document in documents:
         kind = document.get("kind")
         if not isinstance(kind, str) or not kind:

@@ -1,9 +1,6 @@
-"""Reduces objects of a cluster's state to the fields that scheduling and claims need, without secrets.
-
-Every field that is not named here is dropped; of pods these include environment, arguments, commands, volumes and
-annotations. Events with output of containers (probes, hooks) are dropped whole. Claims, templates and classes keep
-their opaque parameters, which `lint` checks.
-"""
+"""Reduce objects of a cluster's state to the fields that scheduling and claims need. Other fields are dropped, such as
+environment, arguments, commands, volumes and annotations of pods; events with output of containers (probes, hooks) are
+dropped whole. Claims, templates and classes keep their opaque parameters."""
 
 import json
 from collections.abc import Callable, Mapping

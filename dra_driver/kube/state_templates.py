@@ -1,11 +1,8 @@
-"""Stores equal contents of ResourceSlices once in a state file, and fills them in only where they are read.
+"""Store equal contents of ResourceSlices once in a state file, and fill them in only where they are read.
 
-The nodes of a cluster come in a few kinds. The slices of two nodes of one kind differ in the UUIDs of their GPUs and in
-nothing else that scheduling reads, so a file that repeats them is a hundred times as large as one that does not:
-190 MiB instead of 2 for a thousand nodes with eight GPUs in every MIG form. `pull_out` finds such contents when a file
-is written, and `TemplatedList` stands for them after it is read.
-
-In a template the text ``${0}`` stands for the first value of a slice, ``${1}`` for the second.
+Slices of equal nodes differ only in the UUIDs of their GPUs, so templates save most of a file: 2 MiB instead of 190 for
+a thousand nodes with eight GPUs in every MIG form. `pull_out` finds templates when a file is written; `TemplatedList`
+replaces them after it is read. ``${0}`` in a template is the first value of a slice, ``${1}`` the second.
 """
 
 import json
@@ -37,10 +34,8 @@ _PLACE: Final = re.compile(r"\$\{(\d{1,3})\}")
 
 
 class Template(Struct, frozen=True, eq=False):
-    """The items of a templated field. ``varying`` are the attributes whose values differ between slices.
-
-    ``varying`` is None when a value stands elsewhere, such as in the name of a device.
-    """
+    """The items of a templated field. ``varying`` are the attributes whose values differ between slices, None when
+    another value differs, such as the name of a device."""
 
     items: list[object]
     values: int
@@ -91,10 +86,8 @@ class TemplatedList(Sequence[object]):
 
 
 def pull_out(slices: Sequence[Wire]) -> tuple[list[object], list[Wire]]:
-    """The templates of these ResourceSlices and the slices that use them; contents that occur once stay as they are.
-
-    The arguments are not changed; JSON can represent the results.
-    """
+    """The templates of these ResourceSlices and the slices that use them; contents that occur once stay. The arguments
+    are not changed."""
     found = [{name: _split(item["spec"], name) for name in FIELDS if item["spec"].get(name)} for item in slices]
     often = Counter((name, text) for parts in found for name, (text, _) in parts.items() if text)
     numbers: dict[tuple[str, str], int] = {}

@@ -1,8 +1,5 @@
-"""One open watch request as an iterator of events: splits the byte stream into lines and decodes each.
-
-``reflector.py`` lists, resumes and backs off. Source: Kubernetes API concepts, "Efficient detection of changes": one
-JSON object per line.
-"""
+"""One open watch request as an iterator of events (Kubernetes API concepts, "Efficient detection of changes": one JSON
+object per line)."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -34,10 +31,8 @@ class WatchStream:
         self._closed = False
 
     def __iter__(self) -> Iterator[WatchEvent]:
-        """Events until the server ends the request or ``close()`` is called.
-
-        Raises ApiUnreachableError on a broken or silent connection and on garbage, and the matching error (GoneError
-        for an expired version) when the server sends an ERROR event.
+        """Events until the server ends the request or ``close()`` is called. Raises ApiUnreachableError on a broken or
+        silent connection and on garbage, and the matching error (GoneError for an expired version) for an ERROR event.
         """
         try:
             for line in self._lines():

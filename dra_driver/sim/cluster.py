@@ -1,9 +1,8 @@
 """A Kubernetes cluster in one process, with a real node process for each node. For trials and tests, not production.
 
-Start: 1. private folder, 2. API server and kubeconfig, 3. controllers and scheduler, 4. kubelets, 5. node processes,
-6. wait until every node has published its GPUs, 7. MPS hosts. `Cluster.start` does not wait for the MPS hosts: most
-clusters never need them, and a claim that does waits for its daemon. Stop: 1. node processes and MPS hosts (SIGTERM,
-10 s), 2. kubelets, 3. scheduler and controllers, 4. API server, 5. the folder.
+Start: 1. private directory, 2. API server and kubeconfig, 3. controllers and scheduler, 4. kubelets, 5. node processes,
+6. wait until every node has published its GPUs, 7. MPS hosts, without a wait: few clusters need them. Stop: 1. node
+processes and MPS hosts (SIGTERM, 10 s), 2. kubelets, 3. scheduler and controllers, 4. API server, 5. the directory.
 """
 
 import logging
@@ -46,9 +45,9 @@ class Cluster:
     """The embedded cluster. Use it as a context manager, or `start` it once and `stop` it once.
 
     ``nodes`` maps node names to hardware specs (``4xa100-sxm4-40gb``). The kubeconfig is written to ``kubeconfig``, by
-    default into the cluster's folder. All nodes read the GpuPolicy files in ``policy_dir`` and follow its changes; by
-    default it is a folder of the cluster, into which ``policies`` are copied. ``usage``: nodes have usage exporters.
-    Raises ConfigurationError for unknown hardware, and when both ``policy_dir`` and ``policies`` are given.
+    default into the cluster's directory. All nodes read and follow the GpuPolicy files in ``policy_dir``, by default a
+    directory of the cluster with copies of ``policies``. ``usage``: nodes have usage exporters. Raises
+    ConfigurationError for unknown hardware, and for both ``policy_dir`` and ``policies``.
     """
 
     def __init__(
@@ -157,11 +156,8 @@ class Cluster:
         self._api.start()
 
     def set_policies(self, files: Sequence[Path]) -> None:
-        """Replace the cluster's policy files by these; running node processes reload them without a restart.
-
-        Each file is replaced by a rename. Deletes all other files in the folder, so do not call it on a ``policy_dir``
-        that the caller passed in.
-        """
+        """Replace the cluster's policy files by these, each by a rename; running node processes reload them. Deletes
+        all other files in the directory, so do not call it on a ``policy_dir`` of the caller."""
         names = {file.name for file in files}
         if len(names) < len(files):
             raise ConfigurationError(
@@ -195,10 +191,8 @@ class Cluster:
             self.client.delete(kind, obj["metadata"]["name"], namespace if kind.namespaced else "")
 
     def wait(self, check: Callable[[], str | None], timeout_s: float, what: str) -> None:
-        """Wait until ``check`` returns None. After ``timeout_s``, raises RetryableError with its last answer.
-
-        Calls ``check`` after every change in the API, and every 0.1 s for what is not in the API.
-        """
+        """Wait until ``check`` returns None; calls it after every change in the API, and every 0.1 s. After
+        ``timeout_s``, raises RetryableError with its last answer."""
         deadline, changed = monotonic() + timeout_s, threading.Event()
         with self.store.watch(ALL_KINDS, since=self.store.revision, wake=changed.set) as changes:
             while (complaint := check()) is not None:

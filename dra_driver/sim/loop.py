@@ -1,8 +1,9 @@
-"""What the controllers of the embedded cluster share: a level-triggered loop, and the writer of their events.
+"""The shared parts of the embedded cluster's controllers: a level-triggered loop, the writer of their events, and the
+client of manifests.
 
-The loop reads all objects, makes one step, and waits for a change. Reading everything is cheap in an embedded cluster.
-Unlike a queue of keys, it makes lost events, conflicts and restarts harmless. A repeated event raises the count of the
-existing object (as in client-go tools/record/events_cache.go); a failed write is logged and not repeated.
+The loop reads all objects, makes one step, and waits for a change: lost events, conflicts and restarts are harmless. A
+repeated event raises the count of the existing object (client-go tools/record/events_cache.go); a failed write is
+logged and not repeated.
 """
 
 import logging
@@ -105,11 +106,9 @@ STOP_TIMEOUT_S = 10.0
 
 
 class Controller:
-    """A named thread that calls `step` at the start and after changes of ``kinds``. Start it once, stop it once.
-
-    After a DraError (conflict, missing object) `step` is called again within 0.2 s; after another exception, which is
-    logged, within 1 s. ``component`` is the source of the events, by default ``name``, and ``host`` its node.
-    """
+    """A named thread that calls `step` at the start and after changes of ``kinds``; start it once, stop it once.
+    Repeats `step` within 0.2 s after a DraError, within 1 s after another exception, which is logged. ``component`` is
+    the source of the events, by default ``name``, and ``host`` its node."""
 
     def __init__(
         self, name: str, store: Store, kinds: Iterable[ResourceKind], component: str = "", host: str = ""

@@ -1,7 +1,5 @@
-"""Pure functions over pods, claims and conditions, used by several components of the embedded cluster.
-
-They follow pkg/api/v1/pod of kubernetes/kubernetes and k8s.io/dynamic-resource-allocation resourceclaim.
-"""
+"""Functions over pods, claims and conditions, as in pkg/api/v1/pod of kubernetes/kubernetes and
+k8s.io/dynamic-resource-allocation resourceclaim."""
 
 from collections.abc import Iterator
 from datetime import datetime
@@ -66,10 +64,8 @@ def owner_reference(owner: Obj, *, blocks_deletion: bool = True) -> Obj:
 
 
 def claim_names(pod: Obj) -> Iterator[tuple[str, str | None]]:
-    """Each claim's name in the pod with the name of its ResourceClaim, None while the claim does not exist yet.
-
-    Leaves out claims that the controller decided not to create: their status entry has no ResourceClaim name.
-    """
+    """Each claim's name in the pod with the name of its ResourceClaim, None while it does not exist yet. Omits claims
+    that the controller decided not to create: their status entry has no ResourceClaim name."""
     generated = {item["name"]: item for item in entries(pod, "status", "resourceClaimStatuses")}
     for item in entries(pod, "spec", "resourceClaims"):
         if item.get("resourceClaimName"):
@@ -96,10 +92,8 @@ def set_condition(
     message: str = "",
     stamp: str = "lastTransitionTime",
 ) -> bool:
-    """Set a condition in the object's status; returns whether anything changed.
-
-    The time in ``stamp`` changes only with the condition's status.
-    """
+    """Set a condition in the object's status; returns whether anything changed. The time in ``stamp`` changes only with
+    the condition's status."""
     conditions = obj.setdefault("status", {}).setdefault("conditions", [])
     wanted = {"type": name, "status": status}
     if reason:

@@ -1,13 +1,12 @@
-"""The embedded cluster's scheduler: finds a node and devices for each pod, writes both, or reports why none fits.
+"""The embedded cluster's scheduler: find a node and devices for each pod, write both, or report why none fits.
 
-Follows kubernetes/kubernetes pkg/scheduler, above all framework/plugins/dynamicresources: claims are allocated and
-reserved before the pod is bound, so a pod on a node always has its devices. If a step fails, the claim controller
-deallocates the claims. `allocation` decides what fits on one node; the message for a pod that fits nowhere has the form
-of FitError.Error() in pkg/scheduler/framework.
+Follows kubernetes/kubernetes pkg/scheduler and framework/plugins/dynamicresources: claims are allocated and reserved
+before the pod is bound; if a step fails, the claim controller deallocates them. `allocation` decides what fits on one
+node; the message for a pod that fits nowhere has the form of FitError.Error().
 
-Order of writes for extended resources (KEP-5004; extendeddynamicresources.go there): the claim, its allocation and its
-user, then ``status.extendedResourceClaimStatus`` of the pod, then the binding. An attempt that fails after creating the
-claim deletes it. If that fails too, the next attempt deletes it.
+Order of writes for extended resources (KEP-5004; extendeddynamicresources.go): the claim, its allocation and its user,
+then ``status.extendedResourceClaimStatus`` of the pod, then the binding. A failed attempt deletes the claim, or else
+the next attempt does.
 """
 
 import logging
@@ -57,10 +56,8 @@ class ExtendedClaims:
         self._store = store
 
     def create(self, pod: Obj, planned: ExtendedClaim, allocation: Obj) -> Obj:
-        """Create the claim, allocated and reserved for ``pod``, and name it in the pod's status.
-
-        Deletes the claim again if a later step fails.
-        """
+        """Create the claim, allocated and reserved for ``pod``, and name it in the pod's status; deletes it if a later
+        step fails."""
         namespace, name = key(pod)
         body = copy_json(dict(planned.claim))
         del body["metadata"]["name"]  # the API server generates one from generateName
@@ -107,11 +104,9 @@ class UnschedulableError(Exception):
 
 
 class NodeChoice(Struct, frozen=True, kw_only=True):
-    """The node chosen for a pod, with an allocation for each of its unallocated claims, in their order.
-
-    ``extended`` is the claim to create for extended resources that devices provide on this node, None without any;
-    ``extended_allocation`` is its allocation.
-    """
+    """The node chosen for a pod, with an allocation for each of its unallocated claims, in their order. ``extended`` is
+    the claim to create for extended resources that devices provide on this node, None without any;
+    ``extended_allocation`` is its allocation."""
 
     node: str
     allocations: Sequence[Obj]
@@ -267,10 +262,8 @@ class EmbeddedScheduler(Controller):
         attempts.count += 1
 
     def _schedule(self, pod: Obj) -> None:
-        """Choose a node, write the claims, bind the pod.
-
-        Raises _WaitingError, UnschedulableError, allocation's errors or an API error.
-        """
+        """Choose a node, write the claims, bind the pod. Raises _WaitingError, UnschedulableError, allocation's errors
+        or an API error."""
         claims = self._claims(pod)
         self._extended.discard_for(pod)
         unallocated = [claim for claim in claims if dig(claim, "status", "allocation") is None]
@@ -303,10 +296,7 @@ class EmbeddedScheduler(Controller):
         return found
 
     def _reserve(self, claim: Obj, pod: Obj, allocation: Obj | None) -> None:
-        """Add the finalizer, then write allocation and user in one update.
-
-        The finalizer comes first because an allocated claim must always have it.
-        """
+        """Add the finalizer, which an allocated claim must have, then write allocation and user in one update."""
         if allocation is not None and FINALIZER not in entries(claim, "metadata", "finalizers"):
             claim["metadata"].setdefault("finalizers", []).append(FINALIZER)
             claim = self._store.update(RESOURCE_CLAIMS, claim)

@@ -1,9 +1,6 @@
-"""The command ``dra-driver``: finds the subcommand and runs it.
-
-Exit statuses: 0 done, 1 failed, 2 wrong usage or configuration (one sentence on stderr), 130 interrupted, 141 the
-reader of the output has closed it. Each subcommand has its own module, which is imported only when it is used: this
-keeps the node process small and ``--help`` fast.
-"""
+"""Run a subcommand of ``dra-driver``; each is imported only when it is used, so that the node process stays small. Exit
+statuses: 0 done, 1 failed, 2 wrong usage or configuration (one sentence on stderr), 130 interrupted, 141 the reader
+closed the output."""
 
 import argparse
 import importlib
@@ -89,10 +86,8 @@ def execute(program: str, about: str, subcommands: Mapping[str, tuple[str, str]]
 
 
 class Parser(argparse.ArgumentParser):
-    """Adds the command's examples to its help; below a command, its own parsers are of this class too.
-
-    No option may be shortened: a later version could have another one that begins alike.
-    """
+    """Adds the command's examples to its help. No option can be shortened: a later version could add one with the same
+    start."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **settings})

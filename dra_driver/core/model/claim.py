@@ -1,4 +1,4 @@
-"""A ResourceClaim on its node: identity, allocated devices, and the devices that are answered to the kubelet."""
+"""A ResourceClaim on its node: identity, allocated devices, and the devices in the answer to the kubelet."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -20,11 +20,8 @@ class ClaimRef(Struct, frozen=True, kw_only=True):
 
 
 class AllocatedDevice(Struct, frozen=True, kw_only=True):
-    """One entry of ``status.allocation.devices.results``.
-
-    ``request`` is ``main`` or ``main/sub`` (firstAvailable). ``share_id`` is set for one share of a device that allows
-    multiple allocations; ``consumed_capacity`` maps capacity names to quantities as strings.
-    """
+    """One entry of ``status.allocation.devices.results``. ``request`` is ``main`` or ``main/sub`` (firstAvailable);
+    ``share_id`` is set for a share of a device; ``consumed_capacity`` maps capacity names to quantities as strings."""
 
     request: str
     driver: str
@@ -41,11 +38,9 @@ class AllocatedDevice(Struct, frozen=True, kw_only=True):
 
 
 class OpaqueConfig(Struct, frozen=True, kw_only=True):
-    """One entry of ``status.allocation.devices.config`` for this driver, parameters undecoded.
-
-    An entry applies to a result when ``requests`` is empty or holds the result's request or its base request; of
-    several that apply the later one wins (KEP-4381; class entries stand before claim entries).
-    """
+    """One entry of ``status.allocation.devices.config`` for this driver, parameters undecoded. Applies to a result when
+    ``requests`` is empty or holds its request or base request; the last entry that applies wins (KEP-4381; class
+    entries come before claim entries)."""
 
     source: Literal["FromClass", "FromClaim"]
     requests: tuple[str, ...]
@@ -61,10 +56,8 @@ class AllocatedClaim(Struct, frozen=True, kw_only=True):
 
 
 class PreparedDevice(Struct, frozen=True, kw_only=True):
-    """One device as answered to the kubelet (``Device`` of NodePrepareResourcesResponse).
-
-    ``request_names`` are base requests and never empty: an empty list would match every request of the claim.
-    """
+    """One ``Device`` of NodePrepareResourcesResponse. ``request_names`` are base requests and never empty: an empty
+    list would match every request of the claim."""
 
     request_names: tuple[str, ...]
     pool: PoolName

@@ -1,8 +1,5 @@
-"""Which GPUs of a node new claims must not get, because a person asked for it: an annotation of the Node.
-
-``gpu.dra-driver.io/drain: all`` means every GPU; otherwise the value is a list of GPU UUIDs, separated by commas.
-``kubectl dra drain`` and ``undrain`` write it, the node process reads it.
-"""
+"""The drain annotation of a Node: GPUs that new claims must not get. ``gpu.dra-driver.io/drain`` is ``all`` or GPU
+UUIDs separated by commas; ``kubectl dra drain`` and ``undrain`` write it, the node process reads it."""
 
 from collections.abc import Iterable
 from typing import Final

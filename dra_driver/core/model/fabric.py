@@ -1,9 +1,6 @@
-"""The state of a GPU in the NVLink fabric of a board with NVSwitches.
-
-Until Fabric Manager has registered the GPU, CUDA fails on it with CUDA_ERROR_SYSTEM_NOT_READY (802): registration of
-the GPU with the UVM driver ends with NV_ERR_NVLINK_FABRIC_NOT_READY (open kernel modules, nv_gpu_ops.c,
-_gpuGetFabricStatus). With MIG it does not, because instances do not use the fabric.
-"""
+"""The state of a GPU in the NVLink fabric of a board with NVSwitches. Until Fabric Manager registers the GPU, CUDA
+fails with CUDA_ERROR_SYSTEM_NOT_READY (802), except on MIG instances (open kernel modules, nv_gpu_ops.c,
+_gpuGetFabricStatus: NV_ERR_NVLINK_FABRIC_NOT_READY)."""
 
 from enum import StrEnum
 
@@ -19,11 +16,8 @@ class FabricState(StrEnum):
 
 
 class Fabric(Struct, frozen=True, kw_only=True):
-    """How far the probe of the fabric is, and how it ended.
-
-    ``status`` is an nvmlReturn_t, which counts once the probe is completed; 0 is success. A GPU whose probe completed
-    with another status runs CUDA by itself and takes no part in NVLink.
-    """
+    """State and result of the fabric probe. ``status`` is an nvmlReturn_t, valid once the probe is completed; 0 is
+    success. With another status the GPU runs CUDA without NVLink."""
 
     state: FabricState
     status: int = 0

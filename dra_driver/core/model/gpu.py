@@ -1,7 +1,4 @@
-"""The GPUs of a node as plain values, without NVML handles and Kubernetes objects.
-
-A field is ``None`` when the hardware or driver does not report it.
-"""
+"""The GPUs of a node as plain values. A field is None when the hardware or driver does not report it."""
 
 from enum import StrEnum
 from typing import Final
@@ -21,11 +18,9 @@ class NvLinkPeer(Struct, frozen=True, kw_only=True):
 
 
 class NvLinks(Struct, frozen=True, kw_only=True):
-    """The links of one GPU that have been up since the process started: a link that goes down stays.
-
-    ``peers`` are in order of address. ``switch_links`` lead to NVSwitches. ``clique`` is ``<cluster UUID>.<number>`` of
-    a fabric that spans nodes, as NVIDIA's label ``nvidia.com/gpu.clique``; None without one.
-    """
+    """The links of one GPU that were up at any time since the process started. ``peers`` are in order of address;
+    ``switch_links`` lead to NVSwitches; ``clique`` is ``<cluster UUID>.<number>`` of a fabric that spans nodes (label
+    ``nvidia.com/gpu.clique``), None without one."""
 
     peers: tuple[NvLinkPeer, ...] = ()
     switch_links: int = 0
@@ -45,10 +40,8 @@ NO_LINKS: Final = NvLinks()
 
 
 class ConfidentialCompute(StrEnum):
-    """Confidential computing of a node's GPUs, in the words of NVIDIA's label ``nvidia.com/cc.mode``.
-
-    ``DEVTOOLS`` is on for developers: their tools can look inside.
-    """
+    """Confidential computing of a node's GPUs, in the words of NVIDIA's label ``nvidia.com/cc.mode``. With
+    ``DEVTOOLS``, developer tools can read the GPU's memory."""
 
     OFF = "off"
     ON = "on"
@@ -58,16 +51,15 @@ class ConfidentialCompute(StrEnum):
 class Gpu(Struct, frozen=True, kw_only=True):
     """One physical GPU.
 
-    ``minor`` is N of ``/dev/nvidiaN`` (not the NVML index, which changes over reboots). ``pci_bus_id`` is in sysfs
-    form, ``0000:65:00.0``. ``cuda_compute_capability`` is ``(major, minor)``. ``memory_bytes`` is NVML's total,
-    ``None`` on unified-memory parts; ``reserved_bytes`` is the part of it that the driver and firmware keep.
-    ``pcie_root`` is ``pci0000:64``; ``numa_node`` is never negative.
-    ``brand``, ``architecture`` and ``addressing_mode`` use the strings that NVIDIA's DRA driver publishes.
+    ``minor`` is N of ``/dev/nvidiaN`` (the NVML index changes over reboots). ``pci_bus_id`` is ``0000:65:00.0``,
+    ``pcie_root`` ``pci0000:64``; ``cuda_compute_capability`` is ``(major, minor)``. ``memory_bytes`` is NVML's total,
+    None on unified-memory parts; driver and firmware keep ``reserved_bytes`` of it. ``brand``, ``architecture`` and
+    ``addressing_mode`` use the strings of NVIDIA's DRA driver.
 
-    ``mig_profiles`` are in order of profile id, () for a GPU without MIG; ``mig_instances`` are the existing ones in
-    order of ``start``. ``mig_resetless``: MIG mode can be switched without resetting the GPU; None when that is not
-    known. ``mig_mode_owned`` is True while this driver's journal says that it switched the mode on and has to switch it
-    off again. ``fabric`` is None on a board without NVSwitches, and where the driver does not report it.
+    ``mig_profiles`` are in order of profile id, () without MIG; ``mig_instances`` exist, in order of ``start``.
+    ``mig_resetless``: MIG mode can be switched without a reset of the GPU; None if unknown. ``mig_mode_owned``: this
+    driver's journal records that it enabled MIG mode and has to disable it. ``fabric`` is None on a board without
+    NVSwitches.
     """
 
     uuid: GpuUuid
@@ -115,12 +107,9 @@ class LeftOutGpu(Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(Struct, frozen=True, kw_only=True):
-    """An immutable inventory of one node, GPUs in order of ``minor``.
-
-    ``driver_version`` and ``nvml_version`` are as NVML prints them (``580.65.06``, ``13.580.65.06``);
-    ``cuda_driver_version`` is ``(13, 0)``. ``confidential_compute`` is None on machines without it.
-    Two snapshots are equal when nothing changed.
-    """
+    """The inventory of one node, GPUs in order of ``minor``; equal when nothing changed. ``driver_version`` and
+    ``nvml_version`` are NVML's texts (``580.65.06``, ``13.580.65.06``), ``cuda_driver_version`` is ``(13, 0)``.
+    ``confidential_compute`` is None on machines without it."""
 
     driver_version: str | None = None
     nvml_version: str | None = None

@@ -1,9 +1,6 @@
-"""``GpuNode`` of gpu.dra-driver.io/v1alpha1 and the status of a GpuPolicy: the one description of their fields.
-
-The CustomResourceDefinitions are generated from these structs, and ``config/wire.py`` writes and reads them. Every text
-and list is bounded, so that an object stays far below the 1.5 MiB of etcd. The node process alone writes the GpuNode of
-its node, which has no spec; the controller adds them up to the status of policies.
-"""
+"""The fields of ``GpuNode`` (gpu.dra-driver.io/v1alpha1) and of the status of a GpuPolicy; the
+CustomResourceDefinitions are generated from these structs. Every text and list is bounded, far below the 1.5 MiB of
+etcd. Only the node process writes the GpuNode of its node; the controller aggregates them."""
 
 from enum import StrEnum
 from typing import Annotated, Final
@@ -74,8 +71,8 @@ class PolicyOrigin(StrEnum):
 
 
 class PolicyState(StrEnum):
-    """What became of a policy on one node; the worst of its GPUs, in the order Refused, Conflicting, Waiting,
-    InForce, Outranked."""
+    """The state of a policy on one node: the worst of its GPUs, in the order Refused, Conflicting, Waiting, InForce,
+    Outranked."""
 
     IN_FORCE = "InForce"
     WAITING = "Waiting"
@@ -228,10 +225,7 @@ class ToldIdle(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class ToldUsage(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What the usage exporter found on this node, as far as the node process believes it.
-
-    The controller evicts from what stands here and nothing else.
-    """
+    """Findings of the usage exporter that the node process accepted. The controller evicts only for these."""
 
     checked_at: Annotated[
         Time | None,
@@ -258,10 +252,7 @@ NO_USAGE: Final = ToldUsage()
 
 
 class GpuNodeStatus(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What the node process knows of its GPUs, as of its last change.
-
-    ``observed_at`` and ``summary`` are set only where the object is written.
-    """
+    """The node process' report of its GPUs. Only the written object has ``observed_at`` and ``summary``."""
 
     observed_at: Annotated[
         Time | None, _says("When this was written. It is written when it changes, and not otherwise."), ALWAYS

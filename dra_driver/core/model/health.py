@@ -1,8 +1,5 @@
-"""Health of GPUs as values: what the hardware reports (events, readings) and what is concluded from it (conditions).
-
-``hardware/gpu/`` produces events and readings, ``node/health/`` turns them into conditions, ``node/process/`` publishes
-conditions as taints, on the kubelet's health stream, as events and as metrics.
-"""
+"""Health of GPUs as values: events and readings of the hardware, and the conditions that `node/health/` derives from
+them."""
 
 from enum import StrEnum
 
@@ -19,11 +16,8 @@ class HealthEventKind(StrEnum):
 
 
 class HealthEvent(Struct, frozen=True, kw_only=True):
-    """Equal events of one GPU within one wait, ``count`` of them.
-
-    ``xid`` is set for `HealthEventKind.XID`. ``gi_id`` and ``ci_id`` are None when NVML does not attribute the event to
-    an instance (0xFFFFFFFF): it is then about the whole GPU.
-    """
+    """``count`` equal events of one GPU within one wait. ``xid`` is set for `HealthEventKind.XID`. ``gi_id`` and
+    ``ci_id`` are None for an event of the whole GPU (NVML: 0xFFFFFFFF)."""
 
     kind: HealthEventKind
     gpu_uuid: GpuUuid
@@ -47,13 +41,13 @@ class RecoveryAction(StrEnum):
 
 
 class HealthReading(Struct, frozen=True, kw_only=True):
-    """One look at the health of one GPU. A field is None when hardware or driver do not report it.
+    """One sample of the health of one GPU. A field is None when hardware or driver do not report it.
 
     ``unreachable`` says why the GPU does not answer: it is lost, or with ``hangs`` a call has not returned, or with
-    ``passing`` calls fail in a way that may pass without a reset; the fields below are None then. ``on_bus``: whether
-    sysfs has its PCI function. ``rows_pending`` and ``rows_failed`` are about row remapping, ``pages_pending`` about
-    retired pages of GPUs before Ampere. ``links_down`` are numbers of NVLinks that should be up. ``fabric_unhealthy``
-    says what NVML's health mask of the fabric reports, "" for nothing.
+    ``passing`` calls fail in a way that can pass without a reset; the fields below are None then. ``on_bus``: sysfs has
+    its PCI function. ``rows_pending`` and ``rows_failed`` count row remapping, ``pages_pending`` retired pages of GPUs
+    before Ampere. ``links_down`` are numbers of NVLinks that should be up. ``fabric_unhealthy`` describes NVML's health
+    mask of the fabric, "" if healthy.
     """
 
     gpu_uuid: GpuUuid
@@ -93,12 +87,9 @@ class Severity(StrEnum):
 
 
 class HealthCondition(Struct, frozen=True, kw_only=True):
-    """One cause on one GPU or one of its GPU instances, as it is now.
-
-    ``gi_id`` None: the GPU in all of its forms. ``value`` is the taint's value (an XID's number, a recovery action, or
-    ""). ``since`` is when it began, in seconds of the Unix epoch; it survives restarts and becomes ``timeAdded``.
-    ``message`` is a sentence for ``kubectl describe pod``: what was seen, what it means, what to do.
-    """
+    """One cause on one GPU, or on its GPU instance ``gi_id``. ``value`` is the taint's value (an XID's number, a
+    recovery action, or ""). ``since`` is seconds of the Unix epoch; it survives restarts and becomes ``timeAdded``.
+    ``message`` is a sentence for ``kubectl describe pod``."""
 
     cause: HealthCause
     gpu_uuid: GpuUuid

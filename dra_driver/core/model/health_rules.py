@@ -1,7 +1,4 @@
-"""What an administrator's policy says about the health of a GPU, as a value.
-
-``config/policy.py`` reads it from a GpuPolicy, ``node/health/`` applies it to what the hardware reports.
-"""
+"""A GpuPolicy's rules for the health of a GPU. ``config/policy.py`` reads them, ``node/health/`` applies them."""
 
 from typing import Final
 
@@ -16,13 +13,12 @@ controller reads ResourceSlices alone."""
 
 
 class HealthRules(Struct, frozen=True, kw_only=True):
-    """Changes of the default rules for one GPU. Numbers of XIDs, and causes.
+    """Changes of the default rules for one GPU, by XID and cause.
 
-    ``taint_xids`` taint in addition to those that do by default. ``ignored_xids`` and ``ignored_causes`` never taint;
-    they are counted. ``evicting_xids`` and ``evicting_causes`` taint with the effect NoExecute; of these
-    `HealthCause.LOST` is the GPU that vanished. ``calm_s`` is the time without a new error, after recovery was seen,
-    until a condition ends; None: the default of its cause. ``grace_s`` is how long the controller waits before it
-    evicts a pod that came by an extended resource. No XID and no cause is both ignored and evicting.
+    ``taint_xids`` taint in addition to the defaults. Ignored XIDs and causes are counted and never taint; evicting ones
+    taint with NoExecute (`HealthCause.LOST` is a GPU that vanished). None is both. ``calm_s`` is the time without a new
+    error after recovery until a condition ends; None for the default of its cause. ``grace_s`` is the controller's wait
+    before it evicts a pod that requests an extended resource.
     """
 
     taint_xids: frozenset[int] = frozenset()

@@ -1,8 +1,8 @@
-"""MIG profiles, instances and partitions as plain values.
+"""MIG profiles, instances and partitions as plain values, in NVML's terms (nvml.h).
 
-The terms are NVML's (nvml.h): a *GPU instance* (GI) owns memory slices; a *compute instance* (CI) inside it owns
-multiprocessors and is what programs see; a *profile* is a size, a *placement* its first memory slice. A *partition* is
-a profile at a placement, existing or not: a GI with one CI that spans it.
+A *GPU instance* (GI) owns memory slices; a *compute instance* (CI) inside it owns multiprocessors and is the device of
+programs; a *profile* is a size, a *placement* its first memory slice. A *partition* is a profile at a placement,
+existing or not: a GI with one CI that spans it.
 """
 
 import re
@@ -16,12 +16,9 @@ _FOREIGN_TO_LABELS = re.compile(r"[^a-z0-9-]")
 
 
 class MigProfile(Struct, frozen=True, kw_only=True):
-    """One size of partition of a GPU, as NVML reports it.
-
-    ``name`` is ``1g.10gb+me``, without NVML's prefix "MIG ". ``starts`` are the placements, ascending; each covers
-    ``memory_slices`` memory slices. ``max_instances`` is NVML's and wrong on some boards; the placements are right.
-    Numbers are None when they are not known.
-    """
+    """One size of partition of a GPU, as NVML reports it. ``name`` is ``1g.10gb+me``. ``starts`` are the placements,
+    ascending; each covers ``memory_slices`` memory slices. ``max_instances`` is NVML's and wrong on some boards.
+    Unknown numbers are None."""
 
     name: str
     profile_id: int
@@ -47,12 +44,9 @@ class ComputeInstance(Struct, frozen=True, kw_only=True):
 
 
 class MigInstance(Struct, frozen=True, kw_only=True):
-    """One GPU instance that exists, with its compute instances in order of id.
-
-    ``owned`` is True when this driver's journal says that the driver created it (or is about to create or destroy it);
-    other instances are never destroyed. ``profile`` is set only when the GPU does not list the profile (in a vGPU
-    guest): the size that its own device reports, without placements.
-    """
+    """One existing GPU instance, compute instances in order of id. ``owned``: this driver's journal records that the
+    driver created it, or is about to create or destroy it; others are never destroyed. ``profile`` is set only if the
+    GPU does not list the profile (in a vGPU guest): the size that the instance reports, without placements."""
 
     gi_id: int
     profile_id: int
@@ -85,10 +79,8 @@ class PartitionId(Struct, frozen=True, order=True):
 
 
 def partition_name(minor: int, profile_name: str, profile_id: int, start: int) -> DeviceName:
-    """``gpu-0-mig-1g10gb-me-20-4``, as NVIDIA's driver names it.
-
-    Dots are dropped; other characters that a DNS label cannot have become dashes.
-    """
+    """``gpu-0-mig-1g10gb-me-20-4``, as NVIDIA's driver names it: without dots, other characters that a DNS label lacks
+    as dashes."""
     label = _FOREIGN_TO_LABELS.sub("-", profile_name.lower().replace(".", "")).strip("-")
     return DeviceName(f"gpu-{minor}-mig-{label}-{profile_id}-{start}")
 

@@ -1,8 +1,4 @@
-"""Terms of GPUs (what they may be published as) and uses of GPUs, as values.
-
-``node/policy/`` derives terms, ``node/slices/`` publishes them, ``hardware/sharing/`` and ``hardware/mig/`` carry them
-out.
-"""
+"""Terms of GPUs (what they may be published as) and uses of GPUs, as values."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -50,11 +46,9 @@ class Form(StrEnum):
 
 
 class SharingTerms(Struct, frozen=True, kw_only=True):
-    """How several claims share a GPU. ``max_shares`` None: only memory and compute limit the number of shares.
-
-    ``default_percent`` is the compute of a claim that requests none: 100 leaves none for others, 0 takes none and is
-    not limited. ``reserved_bytes`` of the memory are for no share, None for what the driver and the MPS server need.
-    """
+    """How several claims share a GPU. ``max_shares`` None: only memory and compute limit the number.
+    ``default_percent`` is the compute of a claim that requests none: 100 leaves none for others, 0 is unlimited.
+    ``reserved_bytes`` of the memory belong to no share; None for the needs of the driver and the MPS server."""
 
     strategy: Strategy
     interval: Interval = Interval.DEFAULT
@@ -80,9 +74,9 @@ none; its value says why in a word."""
 class WithheldPartitions(Struct, frozen=True, kw_only=True):
     """New claims must not get partitions that do not exist yet, for the ``reason``, a sentence.
 
-    They stay published with ``taint``, because a claim may already be waiting for one: the scheduler would count a
-    partition that is no longer published as free, and with it the whole GPU. Where the API server keeps no taints they
-    are left out, except ``refused``, which are allocated to such claims.
+    They stay published with ``taint``: the scheduler counts an unpublished partition as free, and a claim may already
+    wait for one. Where the API server keeps no taints they are omitted, except ``refused``, which are allocated to such
+    claims.
     """
 
     reason: str
@@ -94,14 +88,13 @@ class GpuTerms(Struct, frozen=True, kw_only=True):
     """What one GPU may be published as. The default applies without a policy: whole or partitions, not shared.
 
     ``profiles`` are ids of allowed MIG profiles, None for all. ``sharing`` None is exclusive. ``kept`` are partitions
-    in use that stay published although ``profiles`` does not have them. ``shares_in_use``: claims have shares of the
-    GPU, or one has all of it as a share; schedulers count those only while the GPU is published as shared. ``policy``
-    is the applied policy, '' for none; ``waiting`` says in a sentence which newer terms wait until the GPU is free.
-    ``health`` are rules for what errors of the GPU do, ``usage`` for what claims do with it; they apply at once.
+    in use that stay published although ``profiles`` lacks them. ``shares_in_use``: claims have shares of the GPU, or
+    all of it as a share; schedulers count those only while the GPU is published as shared. ``policy`` is the applied
+    policy, '' for none; ``waiting`` describes newer terms that wait until the GPU is free. ``health`` and ``usage``
+    apply immediately.
 
-    From the state of the hardware: ``condition_taints`` are taints of the GPU in every form, because it is not healthy;
-    ``whole_taints`` are those of the whole GPU and its shares, not of its partitions; ``partition_taints`` are those of
-    single partitions; ``withheld`` is about partitions that do not exist yet.
+    Taints: ``condition_taints`` of the unhealthy GPU in every form, ``whole_taints`` of the whole GPU and its shares,
+    ``partition_taints`` of single partitions. ``withheld`` is about partitions that do not exist yet.
     """
 
     policy: str = ""
@@ -138,12 +131,10 @@ def terms_of(terms: Terms, gpu_uuid: GpuUuid) -> GpuTerms:
 
 
 class Use(Struct, frozen=True, kw_only=True):
-    """One device that a claim in the journal has (admin access apart), in any state of the claim.
-
-    ``partition`` is set for `Form.PARTITION`. ``created_by_driver`` is False for an instance of another manager that
-    the claim only uses. ``sharing`` is set for `Form.SHARE`: the terms under which the first share was prepared.
-    ``of_shared`` is True for `Form.WHOLE` when the GPU was published as shared and the claim consumed all of it.
-    """
+    """A claim's use of one device, from the journal (admin access excluded), in any state of the claim. ``partition``
+    is set for `Form.PARTITION`; ``created_by_driver`` is False for an instance of another manager. ``sharing``, for
+    `Form.SHARE`, are the terms of the first share. ``of_shared`` is True for `Form.WHOLE` if the GPU was published as
+    shared and the claim consumed all of it."""
 
     gpu_uuid: GpuUuid
     form: Form

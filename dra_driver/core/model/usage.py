@@ -1,5 +1,5 @@
-"""What is in use on the GPUs of a node at one moment, as values. ``hardware/gpu/`` reads it, ``node/usage/`` says
-whose it is."""
+"""The use of a node's GPUs at one moment, as values. ``hardware/gpu/`` reads it, ``node/usage/`` attributes it to
+claims."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -10,14 +10,10 @@ from dra_driver.core.model.ids import GpuUuid, MigUuid
 
 
 class ProcessUsage(Struct, frozen=True, kw_only=True):
-    """One process on one GPU, or on one of its GPU instances.
-
-    ``pid`` is the host's. ``gi_id`` is None on a GPU without MIG mode. ``memory_bytes`` is None where the driver does
-    not attribute memory to processes (NVML_VALUE_NOT_AVAILABLE). ``sm_percent`` and ``memory_percent`` are 0 to 100 of
-    the whole GPU, averaged over the time since the previous look, None where the driver does not report them (on a GPU
-    in MIG mode never: NVML reference, nvmlDeviceGetProcessesUtilizationInfo); a process without a sample in that time
-    used nothing and has 0.
-    """
+    """One process on one GPU, or on its GPU instance ``gi_id``. ``pid`` is the host's. ``memory_bytes`` is None where
+    the driver does not attribute memory (NVML_VALUE_NOT_AVAILABLE). Percentages are of the whole GPU since the previous
+    sample, 0 for a process without one; None where the driver does not report them, always in MIG mode
+    (nvmlDeviceGetProcessesUtilizationInfo)."""
 
     pid: int
     gi_id: int | None = None
@@ -27,8 +23,7 @@ class ProcessUsage(Struct, frozen=True, kw_only=True):
 
 
 class InstanceUsage(Struct, frozen=True, kw_only=True):
-    """One GPU instance. Memory is in bytes; ``sm_percent`` is 0 to 100 of the instance, None where nothing tells it
-    (GPM needs Hopper or newer)."""
+    """One GPU instance. Memory is in bytes; ``sm_percent`` is of the instance, None before Hopper (GPM)."""
 
     gi_id: int
     uuid: MigUuid | None = None
@@ -38,13 +33,12 @@ class InstanceUsage(Struct, frozen=True, kw_only=True):
 
 
 class GpuUsage(Struct, frozen=True, kw_only=True):
-    """One look at one GPU. Everything is None where hardware or driver do not report it.
+    """One sample of one GPU. Everything is None where hardware or driver do not report it.
 
-    Memory is in bytes: ``memory_used`` is what processes have, without ``memory_reserved`` of the driver (version 2 of
-    nvmlDeviceGetMemoryInfo). Percentages are 0 to 100 and None in MIG mode. ``energy_mj`` counts millijoules since the
-    driver was loaded and begins again at 0 then. ``power_mw`` is the average of a second. ``processes`` is ()
-    where there are none, and None where they cannot be listed; ``problem`` then says why. ``unreadable`` says why the
-    GPU does not answer; the rest is None then.
+    Memory is in bytes: ``memory_used`` excludes ``memory_reserved`` of the driver (version 2 of
+    nvmlDeviceGetMemoryInfo). Percentages are None in MIG mode. ``energy_mj`` counts from the load of the driver;
+    ``power_mw`` is the average of a second. ``processes`` is None where they cannot be listed; ``problem`` then says
+    why. ``unreadable`` says why the GPU does not answer.
     """
 
     gpu_uuid: GpuUuid
@@ -78,7 +72,7 @@ class Profile(Struct, frozen=True, kw_only=True):
 
 
 class EnoughMemory(Struct, frozen=True, kw_only=True):
-    """What would be enough. ``profile`` is the smallest MIG profile, None if none is smaller than what the claim has;
+    """Memory that would be enough. ``profile`` is the smallest MIG profile, None if none is smaller than the claim's;
     ``share_bytes`` is a whole number of GiB."""
 
     share_bytes: int
@@ -86,10 +80,8 @@ class EnoughMemory(Struct, frozen=True, kw_only=True):
 
 
 def fit(peak_bytes: int | None, held_bytes: int | None, profiles: Iterable[Profile] = ()) -> EnoughMemory | None:
-    """What would be enough for ``peak_bytes``; None unless it is at most half of what the claim has.
-
-    None too for a peak that is not known, and for a claim that used nothing: it is idle, not too large.
-    """
+    """The memory that is enough for ``peak_bytes``; None unless it is at most half of the claim's, and for an unknown
+    or zero peak: that claim is idle, not too large."""
     if not peak_bytes or not held_bytes:
         return None
     needed = int(peak_bytes * MARGIN)

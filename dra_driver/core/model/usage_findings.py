@@ -1,8 +1,5 @@
-"""What the usage exporter finds wrong on a node, as values.
-
-``node/usage/`` makes them, ``config/usage_findings.py`` writes and reads them, the node process tells them, and the
-controller acts on some.
-"""
+"""Findings of the usage exporter on a node, as values. ``node/usage/`` makes them, ``config/usage_findings.py`` writes
+and reads them, the node process reports them, and the controller evicts for some."""
 
 from datetime import datetime
 from typing import Annotated, Final
@@ -38,11 +35,8 @@ class UsingPod(Struct, frozen=True, kw_only=True):
 
 
 class OverGrant(Struct, frozen=True, kw_only=True):
-    """The processes of ``claim`` together have more memory of ``device`` than the claim was granted.
-
-    ``pods`` have processes there, the one with most memory first; never empty, because only memory counts that is
-    attributed. ``used_bytes`` is the most that was seen since ``since`` (UTC), of ``processes`` processes.
-    """
+    """The processes of ``claim`` together have more memory of ``device`` than granted. ``pods`` are never empty, the
+    one with most memory first. ``used_bytes`` is the maximum since ``since`` (UTC), of ``processes`` processes."""
 
     claim: ClaimRef
     device: str
@@ -55,11 +49,8 @@ class OverGrant(Struct, frozen=True, kw_only=True):
 
 
 class Unattributed(Struct, frozen=True, kw_only=True):
-    """Processes on a GPU that belong to no claim, since ``since`` (UTC).
-
-    ``bytes_used`` is None where the driver does not tell the memory of one of them. ``commands`` are names of their
-    programs as /proc tells them: a process chooses its own.
-    """
+    """Processes on a GPU that belong to no claim, since ``since`` (UTC). ``bytes_used`` is None where the driver does
+    not report the memory of one. ``commands`` come from /proc: a process chooses its own."""
 
     gpu_uuid: str
     device: str

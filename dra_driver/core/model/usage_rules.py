@@ -1,8 +1,4 @@
-"""What an administrator's policy says about the use of a GPU by claims, as a value.
-
-``config/policy.py`` reads it from a GpuPolicy, ``node/usage/`` applies it to what claims use, and the controller
-evicts.
-"""
+"""A GpuPolicy's rules for the use of a GPU by claims. ``config/policy.py`` reads them, ``node/usage/`` applies them."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -33,12 +29,9 @@ Seconds = Annotated[int, Meta(ge=0, le=366 * 86400)]
 
 
 class UsageRules(Struct, frozen=True, kw_only=True):
-    """Rules for one GPU. The names in ``assignments.json`` are those of `field`.
-
-    A share may have ``overhead_bytes`` for each of its processes on top of its grant. ``grace_s`` is how long it is
-    told before a pod is evicted. ``idle_after_min`` is after how many minutes without use a claim counts as idle, None
-    for never.
-    """
+    """Rules for one GPU; ``assignments.json`` has the names of `field`. A share may have ``overhead_bytes`` per process
+    on top of its grant. ``grace_s`` is the time from the first report to the eviction. A claim is idle after
+    ``idle_after_min`` minutes without use, None for never."""
 
     over_grant: OverGrantAction = field(default=OverGrantAction.REPORT, name="onOverGrant")
     grace_s: Seconds = field(default=60, name="graceSeconds")

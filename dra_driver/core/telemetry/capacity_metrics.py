@@ -1,7 +1,5 @@
-"""Gauges of what is free, fragmented and stranded in the cluster, in the controller's registry.
-
-Their series come with the first survey and go when another replica leads; `capacity_document` bounds their number.
-"""
+"""Gauges of free, fragmented and stranded capacity in the controller's registry. Their series appear with the first
+survey and disappear when another replica leads; `capacity_document` bounds their number."""
 
 from typing import Final, Literal, get_args
 

@@ -1,6 +1,4 @@
-"""The metrics of the controller process, in a registry of their own: those of the node process would be at zero, and
-alerts on them would fire. The node process never loads this module.
-"""
+"""Metrics of the controller, in a separate registry: the node process' metrics would be zero and fire alerts."""
 
 from typing import Final, Literal, get_args
 

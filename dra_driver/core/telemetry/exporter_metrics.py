@@ -1,8 +1,5 @@
-"""The metrics of the usage exporter, in a registry of their own. No other process loads this module.
-
-What claims use comes as values (`MetricFamily`, declared here; ``usage.series`` makes them): claims come and go. The
-exporter's own metrics are ordinary ones.
-"""
+"""Metrics of the usage exporter, in a separate registry. The usage of claims arrives as values (`MetricFamily`, made by
+``usage.series``), because claims come and go."""
 
 import threading
 from collections.abc import Iterator, Sequence

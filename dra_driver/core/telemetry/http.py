@@ -1,15 +1,12 @@
 """The HTTP endpoint of a process: ``/metrics``, ``/healthz`` and ``/readyz``.
 
-A check is a callable that returns reasons. No reason is 200 and ``ok``; otherwise the answer is 503 with one reason per
-line. Remarks follow in both cases and do not change the status.
+A check returns reasons: none is 200 and ``ok``, else 503 with one reason per line. Remarks follow in both cases. Any
+pod can connect to the port of the kubelet's liveness probe, so three limits keep clients from blocking the probe:
 
-The server is `socketserver` and `http.server` of the standard library. Any pod can connect to the port, and the
-kubelet's liveness probe uses it as well. Three limits that the library lacks keep clients from blocking the probe:
-
-- One connection above `MAX_CONNECTIONS` closes the oldest that waits for its client, whatever its address. A limit for
-  each address would be an attack itself: pods in the host network share the address of the kubelet.
+- One connection above `MAX_CONNECTIONS` closes the oldest that waits for its client. A limit for each address would be
+  an attack: pods in the host network share the address of the kubelet.
 - A client has `CLIENT_TIMEOUT_S` to send its request, and again to receive the answer.
-- One thread at a time makes the answer of a path, and requests that wait for it share the answer (`_Page`).
+- One thread at a time makes the answer of a path, and waiting requests share the answer (`_Page`).
 """
 
 import errno
@@ -55,12 +52,9 @@ _STOP_S: Final = 1.0
 
 
 class ObservabilityServer:
-    """Serves until ``stop``. ``addr`` is ``host:port``, or ``:port`` for all addresses; port 0 is any free port.
-
-    Raises OSError when the address cannot be bound, ValueError for a malformed address. ``ready``, ``live`` and
-    ``remarks``, which ``/readyz`` adds, are called in request threads, as ``scrape``, the content of ``/metrics``.
-    ``pages`` are further paths with the functions that make their content.
-    """
+    """Serves until ``stop``. ``addr`` is ``host:port``, or ``:port`` for all addresses; port 0 is any free port. Raises
+    OSError when the address cannot be bound, ValueError for a malformed address. ``ready``, ``live``, ``remarks`` (for
+    ``/readyz``), ``scrape`` (for ``/metrics``) and ``pages`` (further paths) are called in request threads."""
 
     def __init__(
         self,

@@ -1,12 +1,9 @@
-"""The format of log lines: one line per event on stderr, ``key=value`` for people or JSON on request.
-
-Code logs with ``logging.getLogger`` and puts facts into ``extra``; every extra is printed. An extra is a string, a
-number or a short list, never a whole object.
+"""The format of log lines: one line per event on stderr, ``key=value`` or JSON.
 
     2026-11-21T09:30:00.123Z INFO  kubelet.service claim prepared claim=default/train devices=gpu-0
 
-A token in an error text of another library must not reach a log that many people may read, so bearer tokens and JSON
-web tokens are removed from every line.
+Every ``extra`` of a record is printed: a string, a number or a short list. Bearer tokens and JSON web tokens are
+removed from every line, because errors of libraries can contain them.
 """
 
 import json
@@ -42,11 +39,8 @@ def configure(log_format: LogFormat = "text", level: LogLevel = "info", *, strea
 
 
 class Deferred:
-    """Lines of one thread that are written later, so that what the thread does meanwhile does not wait for them.
-
-    Inside ``with deferred:`` the thread's lines are kept, except warnings and errors; `write` writes them, from any
-    thread, with the times at which they were logged.
-    """
+    """Lines of one thread that are written later, so that the thread does not wait for them. ``with deferred:`` keeps
+    its lines, except warnings and errors; `write` writes them, from any thread, with their original times."""
 
     def __init__(self) -> None:
         self._kept: list[tuple[logging.Handler, logging.LogRecord]] = []

@@ -1,12 +1,9 @@
-"""Every metric of this project, in one registry.
+"""Metrics of the node process, in one registry. Label values come from closed sets in this file, the driver, the node
+and the names of its devices. Every series without a device exists at zero from ``initialise`` on, so that the rate over
+the first error is right.
 
-Label values come from closed sets in this file (and from the driver and node name, of which a process has one each,
-and names of the node's devices). Every series without a device exists at zero from ``initialise`` on, so that a rate
-over the first error is right, and an absent series means that the process is gone.
-
-Names under ``nvidia_dra_`` mean what they mean in NVIDIA's DRA driver (its ``pkg/metrics``), so that its dashboards
-work: requests are counted only when every claim of the call succeeded. ``dra_driver_`` names are this project's own;
-they do not clash with the kubelet's ``dra_`` metrics.
+``nvidia_dra_`` names mean the same as in NVIDIA's DRA driver (``pkg/metrics``): requests count only when every claim of
+the call succeeded. ``dra_driver_`` names do not clash with the kubelet's ``dra_`` metrics.
 """
 
 from collections.abc import Sequence
@@ -240,10 +237,8 @@ def internal_error(place: Place) -> None:
 
 
 class CallTimer:
-    """Times and counts one call of the kubelet, under this project's names and NVIDIA's.
-
-    Use: ``started`` at arrival, ``finished`` with one outcome per claim. Thread-safe; keeps no state of its own.
-    """
+    """Times and counts one call of the kubelet: ``started`` at arrival, ``finished`` with one outcome per claim.
+    Thread-safe."""
 
     def __init__(self, driver: str) -> None:
         self._driver = driver

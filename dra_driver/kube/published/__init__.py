@@ -1,8 +1,5 @@
-"""What a device looks like from outside: names of attributes and capacities, their values, and the API's limits.
-
-`slices`, `claims`, `lint` and `capacity` describe the same devices and import from here, not from the modules inside.
-Modules that are used as a namespace (`names`, `attributes`, `devices`, `limits`) are exported as such.
-"""
+"""Published devices: names of attributes and capacities, their values, and the API's limits. Namespaces (`names`,
+`attributes`, `devices`, `limits`) are exported as modules."""
 
 from dra_driver.kube.published import attributes, devices, limits, names
 from dra_driver.kube.published.islands import DIRECT, NO_ISLANDS, SWITCH, Island, Islands, in_order, islands_of

@@ -1,8 +1,5 @@
-"""Attributes of a GPU and its partitions: what selectors look at beside capacities.
-
-`names` has the names, `limits` the limits; versions are strict semver 2.0.0. A value that breaks one of these makes the
-whole ResourceSlice invalid, so each value is checked here. What the hardware does not report is absent.
-"""
+"""Attributes of a GPU and its partitions, each checked (`limits`): one invalid value makes the whole ResourceSlice
+invalid. Versions are strict semver 2.0.0. Values that the hardware does not report are absent."""
 
 from collections.abc import Mapping
 
@@ -19,10 +16,8 @@ Attributes = dict[str, DeviceAttribute]
 
 
 def board(gpu: Gpu, snapshot: Snapshot, *, lists: bool = False) -> Attributes:
-    """The attributes that a GPU and all its partitions have in common. ``snapshot`` gives the driver's versions.
-
-    ``lists``: the NUMA node is a list of one number, as NVIDIA's driver publishes it behind DRAListTypeAttributes.
-    """
+    """The common attributes of a GPU and its partitions; ``snapshot`` has the driver's versions. ``lists``: the NUMA
+    node is a list of one number, as NVIDIA's driver publishes it behind DRAListTypeAttributes."""
     mode = snapshot.confidential_compute
     found = {
         names.PRODUCT_NAME: _text(gpu.product_name),
@@ -47,10 +42,8 @@ def _numa_node(node: int | None, *, lists: bool) -> DeviceAttribute | None:
 
 
 def of_whole(gpu: Gpu, common: Attributes, strategy: str | None, island: Island | None = None) -> Attributes:
-    """The attributes of the whole GPU. ``strategy`` is set where several claims may be allocated it at once.
-
-    NVLinks are the whole GPU's alone: partitions reach no other GPU (NVIDIA's MIG guide: no GPU-to-GPU P2P).
-    """
+    """The attributes of the whole GPU. ``strategy`` is set where several claims share it. Only the whole GPU has
+    NVLinks (NVIDIA's MIG guide: no GPU-to-GPU P2P)."""
     own = {
         names.TYPE: _identifier(names.TYPE_GPU),
         names.UUID: _identifier(gpu.uuid),
@@ -80,10 +73,8 @@ def of_profile(gpu: Gpu, profile: str, size: int, common: Attributes) -> Attribu
 
 
 def of_partition(start: int, shared: Attributes, foreign_instance: MigInstance | None = None) -> Attributes:
-    """The attributes of one partition; ``shared`` are those of its profile.
-
-    ``foreign_instance`` is an instance that this driver did not create: its UUID is known and stays the same.
-    """
+    """The attributes of one partition; ``shared`` are those of its profile. ``foreign_instance`` is an instance that
+    this driver did not create: its UUID is known and stays the same."""
     found: Attributes = {**shared, names.PLACEMENT_START: DeviceAttribute(int_=start)}
     uuid = None
     if foreign_instance is not None and foreign_instance.device is not None:

@@ -1,11 +1,9 @@
-"""DeviceClasses for what the fleet publishes: one per MIG profile, and one per way of sharing. Pure.
+"""DeviceClasses for published devices: one per MIG profile, and one per way of sharing.
 
-The class of a profile has the extended resource that NVIDIA's device plugin offered for it (mig.strategy "mixed"):
-``nvidia.com/mig-1g.10gb.me`` for ``1g.10gb+me``, as a "+" is no character of a resource name. A shared GPU has none: a
-pod that asks for an extended resource cannot say how much of the GPU it wants, and a claim without an amount gets all.
-
-Only classes with the label `MANAGED_BY` are ever changed or deleted. gpu.nvidia.com and mig.nvidia.com belong to the
-chart.
+A profile's class has the extended resource of NVIDIA's device plugin (mig.strategy "mixed"):
+``nvidia.com/mig-1g.10gb.me`` for ``1g.10gb+me``. A shared GPU has none: such a request has no amount, and a claim
+without an amount gets all. Only classes with the label `MANAGED_BY` are changed or deleted; the chart owns
+gpu.nvidia.com and mig.nvidia.com.
 """
 
 import re

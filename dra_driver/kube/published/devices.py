@@ -1,8 +1,5 @@
 """Published devices, without counters, taints and attributes of a policy: a whole GPU, shared or not, and partitions.
-
-Pure. Devices share parts with each other (a node with eight GPUs has hundreds that are nearly the same), so callers
-must not change the dicts of a returned device.
-"""
+Devices share parts with each other, so callers must not change their dicts."""
 
 from msgspec import Struct
 
@@ -32,12 +29,9 @@ def whole_gpu(
     beside_partitions: bool,
     island: Island | None = None,
 ) -> Device:
-    """The whole GPU; ``board`` is from `attributes.board`.
-
-    Under ``sharing`` it has the capacities of shares and no others: the first share consumes all of a capacity without
-    a request policy (types.go, DeviceCapacity.requestPolicy), and no second one would fit. ``beside_partitions`` as in
-    `shares.of_whole`.
-    """
+    """The whole GPU; ``board`` is from `attributes.board`. Under ``sharing`` it has only the capacities of shares: the
+    first share would consume all of a capacity without a request policy (types.go, DeviceCapacity.requestPolicy).
+    ``beside_partitions`` as in `shares.of_whole`."""
     if sharing is None:
         capacity = shares.of_whole(gpu, beside_partitions=beside_partitions)
         return Device(name=gpu.device_name, attributes=attributes.of_whole(gpu, board, None, island), capacity=capacity)

@@ -1,9 +1,8 @@
-"""NVLink islands: the GPUs of a node of which each reaches each other by NVLink, and the order that keeps them whole.
+"""NVLink islands: groups of a node's GPUs in which each reaches each other by NVLink, and the order that keeps them
+whole.
 
-An island is the strongest promise that one attribute can make: any two GPUs with equal ``nvlinkIsland`` are linked
-directly, or by the same NVSwitches. Where GPUs are linked in a chain or a mesh, that divides them into groups of which
-all members are linked with each other. Its name is the UUID of the member whose UUID sorts first: equal on all members,
-different between islands and nodes, and the same after a reboot. Pure.
+Any two GPUs with equal ``nvlinkIsland`` are linked directly, or by the same NVSwitches; chains and meshes are divided
+into such groups. An island's name is its lowest UUID: unique over nodes, and the same after a reboot.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,9 +46,9 @@ def islands_of(gpus: Sequence[Gpu]) -> Islands:
 
 
 def in_order(gpus: Iterable[Gpu], islands: Islands) -> list[Gpu]:
-    """The order in which the scheduler is to try them: first those in no island, then islands, small ones first, each
-    whole before the next. So a claim for one GPU breaks an island only when no other GPU is free, and the next such
-    claim takes what is left of that island."""
+    """The GPUs in the order in which the scheduler should try them: those in no island, then islands, small ones first,
+    each whole. So a claim for one GPU breaks an island only when no other GPU is free, and the next such claim takes
+    the rest of it."""
     found = sorted(gpus, key=lambda gpu: gpu.minor)
     first = {island.name: gpu.minor for gpu in reversed(found) if (island := islands.get(gpu.uuid)) is not None}
 
@@ -95,8 +94,8 @@ def _links(gpus: Sequence[Gpu]) -> Links:
 
 
 def _group(first: GpuUuid, links: Links) -> tuple[GpuUuid, ...]:
-    """``first`` and GPUs that are linked with all others: next is always the one that leaves the most to choose from,
-    then the one with the most links."""
+    """``first`` and GPUs that are linked with all others: the next one leaves the most to choose from, then has the
+    most links."""
     group, fitting = [first], set(links[first])
     while fitting:
         one = min(fitting, key=lambda one: (-len(fitting & links[one].keys()), -_to(one, group, links), one))

@@ -1,9 +1,6 @@
-"""Limits of the API server on ResourceSlices, as numbers and predicates. Pure.
-
-One value over a limit makes a whole ResourceSlice invalid, with every GPU in it. Source: kubernetes/kubernetes
-pkg/apis/resource/validation/validation.go and staging/src/k8s.io/api/resource/v1/types.go (1.35 to 1.37; ``_1_34``:
-1.34, where it differs).
-"""
+"""Limits of the API server on ResourceSlices; a value over one makes the whole slice invalid. Source:
+kubernetes/kubernetes pkg/apis/resource/validation/validation.go and staging/src/k8s.io/api/resource/v1/types.go (1.35
+to 1.37; ``_1_34``: 1.34, where it differs)."""
 
 import re
 

@@ -1,7 +1,5 @@
-"""What ``nvidia-smi -L`` lists in a container, and whether it is what the claims were allocated. Pure.
-
-A container with a MIG device also lists the GPU above it: that GPU counts as a *parent* and not as a GPU of the
-container.
+"""Read ``nvidia-smi -L`` of a container and compare it with the allocated devices. The GPU above a MIG device counts as
+a *parent*, not as a GPU of the container.
 
     GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-…)
       MIG 1g.5gb      Device  0: (UUID: MIG-…)
@@ -72,10 +70,7 @@ def observed_devices(log: str) -> Devices:
 
 
 def described_devices(results: Iterable[Wire], slices: Iterable[Wire]) -> Devices:
-    """The devices of allocation results, as ResourceSlices describe them; a share counts as its GPU.
-
-    With admin access, two requests may have the same device: it counts once.
-    """
+    """The devices of allocation results, as ResourceSlices describe them, each once; a share counts as its GPU."""
     published = {
         (spec["driver"], spec["pool"]["name"], device["name"]): device.get("attributes") or {}
         for spec in (item["spec"] for item in slices)
@@ -94,10 +89,8 @@ def described_devices(results: Iterable[Wire], slices: Iterable[Wire]) -> Device
 
 
 def difference(observed: Devices, allocated: Devices) -> str | None:
-    """How the observed devices differ from the allocated ones, None if they are the same.
-
-    Partitions are compared by parent and profile, and by UUID if the ResourceSlice has one.
-    """
+    """The difference between observed and allocated devices, None for none. Partitions are compared by parent and
+    profile, and by UUID if the ResourceSlice has one."""
     if set(observed.gpus) != set(allocated.gpus):
         seen, expected = sorted(observed.gpus), sorted(allocated.gpus)
         return f"its containers see {seen}, its claims were allocated {expected}"

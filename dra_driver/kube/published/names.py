@@ -1,10 +1,9 @@
-"""Names of the attributes and capacities of a published device, and their fixed values.
+"""Names of the attributes and capacities of a published device, and their fixed values: those of NVIDIA's DRA driver,
+so that its DeviceClasses, CEL selectors and dashboards work unchanged.
 
-They are those of NVIDIA's DRA driver, so that DeviceClasses, CEL selectors and dashboards written for it work
-unchanged. This driver adds ``placementStart``, ``placementSize``, ``sharingStrategy``, ``confidentialCompute`` (its
-values are those of NVIDIA's label ``nvidia.com/cc.mode``), ``nvlink*``, ``clique`` (as NVIDIA's label
-``nvidia.com/gpu.clique``) and the capacities of a share.
-A name without a domain belongs to the driver: ``type`` is ``gpu.nvidia.com/type`` to a selector.
+Added are ``placementStart``, ``placementSize``, ``sharingStrategy``, ``confidentialCompute`` (values of the label
+``nvidia.com/cc.mode``), ``nvlink*``, ``clique`` (label ``nvidia.com/gpu.clique``) and the capacities of a share. A name
+without a domain belongs to the driver: ``type`` is ``gpu.nvidia.com/type`` to a selector.
 """
 
 from typing import Final

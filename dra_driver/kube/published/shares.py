@@ -1,13 +1,11 @@
-"""Capacities of a GPU that several claims may be allocated at once (consumable capacity, KEP-5075).
+"""Capacities of GPUs and partitions; names and values are those of NVIDIA's DRA driver, but for the memory of a whole
+GPU, which is its real total. Numbers that the hardware does not report are absent.
 
-Memory and compute default to all of it, so a claim that asks for nothing in particular gets the GPU alone. A policy may
-lower the default of compute, so that claims which ask for memory alone can share a GPU.
-
-``memory`` is NVML's total without what `reserve` leaves to the NVIDIA driver and the MPS server: shares that add up to
-the total would run out of memory below their own limits. A GPU that is not shared keeps the total.
-
-The API server's rules for a range: ``min`` <= ``default`` <= ``max`` <= value, ``default`` and ``max`` are whole steps
-above ``min``, and ``min`` + ``step`` <= value (pkg/apis/resource/validation). So memory is rounded down to whole MiB.
+A shared GPU has consumable capacity (KEP-5075): memory and compute default to all of it; a policy may lower the default
+of compute. Its ``memory`` is NVML's total without `reserve`: shares that add up to the total would run out of memory
+below their limits. The API server requires ``min`` <= ``default`` <= ``max`` <= value, ``default`` and ``max`` whole
+steps above ``min``, and ``min`` + ``step`` <= value (pkg/apis/resource/validation), so memory is rounded down to whole
+MiB.
 """
 
 from collections.abc import Callable
@@ -53,11 +51,8 @@ def of_profile(profile: MigProfile) -> dict[str, DeviceCapacity]:
 
 
 def of_whole(gpu: Gpu, *, beside_partitions: bool) -> dict[str, DeviceCapacity]:
-    """The capacities of a whole GPU that is not shared.
-
-    ``beside_partitions``: it is published next to partitions and has all their capacities, so that a selector that
-    compares one of them finds it on both.
-    """
+    """The capacities of a whole GPU that is not shared. ``beside_partitions``: it also has all capacities of the
+    partitions published next to it, so that a selector finds them on both."""
     found = _greatest(gpu) if beside_partitions else {}
     if gpu.memory_bytes is not None and gpu.memory_bytes > 0:
         # The real total: a 7g instance has less.
@@ -76,10 +71,8 @@ def amount_text(name: str, value: int) -> str:
 
 
 def _greatest(gpu: Gpu) -> dict[str, DeviceCapacity]:
-    """For each number but memory, the greatest of all profiles, as NVIDIA's driver publishes it.
-
-    Less than the board has where no profile gets all of it (98 of 108 multiprocessors of an A100).
-    """
+    """For each number but memory, the greatest of all profiles, as NVIDIA's driver publishes it: 98 of 108
+    multiprocessors of an A100."""
     found: dict[str, DeviceCapacity] = {}
     for each in DIMENSIONS:
         known = [value for profile in gpu.mig_profiles if (value := each.of(profile)) is not None]
@@ -105,19 +98,15 @@ LEAST_ESTIMATE, MOST_ESTIMATE = 256 * MIB, 1024 * MIB
 
 
 def total_memory(gpu: Gpu) -> int | None:
-    """All memory of a GPU in bytes, a multiple of `MIB`: what shares that were allocated may add up to.
-
-    None when ``memory`` is not published: the GPU reports no memory of its own, or less than two steps.
-    """
+    """All memory of a GPU in bytes that allocated shares may add up to, a multiple of `MIB`. None when ``memory`` is
+    not published: the GPU reports none, or less than two steps."""
     memory = gpu.memory_bytes
     return None if memory is None or memory < _LEAST else memory // MIB * MIB
 
 
 def reserve(gpu: Gpu, sharing: SharingTerms) -> int:
-    """The bytes that shares cannot have: what the policy says, else what the driver and the MPS server need.
-
-    By default at most half of the memory.
-    """
+    """The bytes that shares cannot have: the policy's, else the needs of the driver and the MPS server, at most half of
+    the memory."""
     if sharing.reserved_bytes is not None:
         return sharing.reserved_bytes
     memory = gpu.memory_bytes or 0
@@ -135,10 +124,8 @@ def shareable_memory(gpu: Gpu, sharing: SharingTerms) -> int | None:
 
 
 def default_percent(gpu: Gpu, sharing: SharingTerms) -> int:
-    """What a claim consumes of ``computePercent`` when it does not ask for it.
-
-    Always everything on a GPU without ``memory``: compute is then all that keeps claims apart.
-    """
+    """The ``computePercent`` of a claim that does not request it; everything on a GPU without ``memory``, where only
+    compute keeps claims apart."""
     return ALL_PERCENT if total_memory(gpu) is None else sharing.default_percent
 
 

@@ -1,7 +1,4 @@
-"""Dry run of the Kubernetes scheduler's device allocation: ``Allocator(...).question(claims).on(node)``.
-
-Other packages import from here, not from the modules inside.
-"""
+"""Dry run of the Kubernetes scheduler's device allocation: ``Allocator(...).question(claims).on(node)``."""
 
 from dra_driver.scheduler.allocation.allocator import AllocationOutcome, Allocator, Question
 from dra_driver.scheduler.allocation.capacity import amount, consumption, nano, shortage

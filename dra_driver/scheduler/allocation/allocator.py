@@ -1,7 +1,9 @@
-"""Allocates a pod's claims node by node, from API objects to AllocationResults. Pure: no API server, no queue.
+"""Allocate a pod's claims node by node, from API objects to AllocationResults, without I/O. Parts that do not depend on
+the node (pools, classes, selectors) are computed once.
 
-What does not depend on the node (pools, classes, compiled selectors, answers of selectors) is computed once for all
-nodes. The clock that bounds an attempt is a parameter.
+Results follow the end of ``Allocate`` and ``createNodeSelector`` in
+structured/internal/incubating/allocator_incubating.go of k8s.io/dynamic-resource-allocation; fields that the API of
+1.36 lacks are dropped.
 """
 
 import uuid
@@ -159,11 +161,9 @@ def random_share_id() -> str:
 
 
 class AllocationOutcome(Struct, frozen=True, kw_only=True):
-    """The answer for one node: ``allocations`` has one AllocationResult per claim, in their order, or is None.
-
-    Without allocations ``reason`` says why. ``invalid_pools`` are pools of the node with contradictory slices; the
-    scheduler reports them as an error of this node when the claims do not fit.
-    """
+    """The answer for one node: ``allocations`` has one AllocationResult per claim, in their order, or is None for
+    ``reason``. The scheduler reports ``invalid_pools``, with contradictory slices, as an error of this node when the
+    claims do not fit."""
 
     allocations: Sequence[dict[str, Any]] | None
     reason: str = ""
@@ -181,30 +181,23 @@ class Question:
         self._reads = _attributes_read(decoded)
 
     def content_key(self, node: Wire) -> ContentKey | None:
-        """A key that is equal for nodes with the same answer, except for pool and node names; None if not known.
-
-        Compares nodes without reading their devices: by the templates of their ResourceSlices (`PoolSlice.content`).
-        """
+        """A key that is equal for nodes with the same answer, except for pool and node names; None if unknown. Compares
+        the templates of their ResourceSlices (`PoolSlice.content`), not their devices."""
         if self._reads is None:
             return None
         return self._allocator.content_key(node, self._reads)
 
     def on(self, node: Wire, recorder: SearchRecorder | None = None) -> AllocationOutcome:
-        """The devices for all claims on ``node``, or why the claims do not fit there.
-
-        Raises AllocationError, CelSyntaxError or CelEvaluationError where the scheduler ends the attempt for all nodes.
-        """
+        """The devices for all claims on ``node``, or why the claims do not fit there. Raises AllocationError,
+        CelSyntaxError or CelEvaluationError where the scheduler ends the attempt for all nodes."""
         wires = {"node": node, "claims": self._claims, **self._allocator.wires}
         return guarded(lambda: self._allocator.answer(self, node, recorder), wires)
 
 
 class Allocator:
-    """Devices, classes and allocated claims of a cluster at one moment.
-
-    ``slices`` are all ResourceSlices of the cluster with device taints merged, ``allocated`` all claims that may have
-    ``status.allocation``. Objects are as an API server returns them, with defaults; the caller must not change them
-    afterwards. Raises AllocationError on objects that no API server returns. Thread-safe.
-    """
+    """Devices, classes and allocated claims of a cluster at one moment. Thread-safe. ``slices`` are all ResourceSlices
+    with device taints merged, ``allocated`` all claims that may have ``status.allocation``, as an API server returns
+    them; the caller must not change them afterwards. Raises AllocationError on objects that no API server returns."""
 
     def __init__(
         self,

@@ -1,12 +1,9 @@
 """Amounts of capacities, what a request consumes of them, and whether that much is left.
 
-Amounts are in billionths, as in `quantity`. k8s.io/apimachinery pkg/api/resource (quantity.go, ParseQuantity) keeps two
-things besides the number, and both matter here: the spelling (a canonical spelling is printed unchanged) and the fields
-of the struct, which the scheduler compares in one place.
-
+Amounts are in billionths. Of k8s.io/apimachinery pkg/api/resource (quantity.go, ParseQuantity) they keep the spelling
+(a canonical spelling is printed unchanged) and the fields of the struct, which the scheduler compares in one place.
 Consumption follows structured/internal/incubating/consumable_capacity.go of k8s.io/dynamic-resource-allocation
-(KEP-5075): request policies and sums of shares. Devices that cannot be shared pass the same check; there a request is a
-lower bound of the capacity of the device.
+(KEP-5075). For devices that cannot be shared, a request is a lower bound of the capacity.
 """
 
 from functools import lru_cache
@@ -99,12 +96,9 @@ _MILLI: Final = NANO // 1000
 def shortage(
     requests: Wire | None, capacities: Wire, used: Consumed | None, pending: Consumed | None, *, fractions: bool = False
 ) -> CapacityShort | None:
-    """Why the request does not fit, None if it does.
-
-    ``used`` is what allocated shares consume, ``pending`` what this search has allocated. ``fractions`` counts steps in
-    thousandths and refuses negative requests, as Kubernetes 1.37 does. Raises ValueError and AllocationError on
-    policies that the API server refuses.
-    """
+    """Why the request does not fit, None if it does. Allocated shares consume ``used``, this search ``pending``.
+    ``fractions`` counts steps in thousandths and refuses negative requests, as Kubernetes 1.37 does. Raises ValueError
+    and AllocationError on policies that the API server refuses."""
     for name in requests or ():
         if name not in capacities:
             return CapacityShort(capacity=name, why="undefined", wanted=str((requests or {})[name]), free="")

@@ -1,9 +1,6 @@
-"""Constraints between the devices of one claim: matchAttribute and distinctAttribute.
-
-Follows structured/internal/incubating/allocator_incubating.go and constraint.go of k8s.io/dynamic-resource-allocation
-(Kubernetes 1.36): a device without the attribute never satisfies a constraint, and values of different types are
-different.
-"""
+"""Constraints between the devices of one claim: matchAttribute and distinctAttribute. Follows
+structured/internal/incubating/allocator_incubating.go and constraint.go of k8s.io/dynamic-resource-allocation
+(Kubernetes 1.36): a device without the attribute never satisfies one, and values of different types are different."""
 
 from abc import ABC, abstractmethod
 from typing import Final
@@ -16,10 +13,8 @@ _KINDS: Final = ("string", "int", "bool", "version")
 
 
 class Constraint(ABC):
-    """One constraint and the values of the devices added to it. Used by one search.
-
-    ``requests`` are names (``main`` or ``main/sub``); none means all.
-    """
+    """One constraint and the values of the devices added to it, for one search. ``requests`` are names (``main`` or
+    ``main/sub``), () for all."""
 
     __slots__ = ("_added", "attribute", "index", "kind", "requests")
 
@@ -75,10 +70,8 @@ class MatchAttribute(Constraint):
 
 
 class MatchSets(MatchAttribute):
-    """Values are sets, a single one is a set of one, and all devices have one in common: lists, 1.37 and later.
-
-    Follows matchAttributeConstraint of structured/internal/experimental/allocator_experimental.go.
-    """
+    """All devices have a value in common; a single value is a set of one (lists, 1.37 and later). Follows
+    matchAttributeConstraint of structured/internal/experimental/allocator_experimental.go."""
 
     __slots__ = ()
 
@@ -113,11 +106,8 @@ class DistinctSets(DistinctOfAll):
 
 
 class DistinctAttribute(DistinctOfAll):
-    """All devices have different values.
-
-    Kubernetes 1.36 remembers one value per request, the last one, and forgets it when it deallocates any device of the
-    request.
-    """
+    """All devices have different values. Kubernetes 1.36 remembers only the last value of a request, and drops it when
+    it deallocates any device of the request."""
 
     __slots__ = ("_values",)
 

@@ -1,9 +1,8 @@
-"""Published devices and ResourceSlices in the form that the search works on, and what is allocated of them.
+"""Published devices, ResourceSlices and shared counters in the form that the search uses, and their allocated parts;
+computed once per slice.
 
-What is computed here is computed once per slice, for all nodes and requests. Records refer to the wire objects and do
-not change them. Allocation follows kubernetes/kubernetes
-pkg/scheduler/framework/plugins/dynamicresources/allocateddevices.go: a result with admin access allocates nothing, one
-with a share ID a share, any other the whole device.
+Allocation follows kubernetes/kubernetes pkg/scheduler/framework/plugins/dynamicresources/allocateddevices.go: a result
+with admin access allocates nothing, one with a share ID a share, any other the whole device.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -73,13 +72,9 @@ _NOTHING: Final[frozenset[str]] = frozenset()
 
 
 class PoolDevice(Struct, eq=False):
-    """One published device and what is allocated of it. Compared by identity: an ID is unique within a valid pool.
-
-    ``allocated``: an allocated claim has it whole. ``shared``: allocated claims have shares of it, which consume
-    ``consumed`` (None if they consume nothing). ``invalid`` makes it a mark that its pool is invalid, with the reason,
-    and no device (1.34). ``readable``: selectors of 1.36 can read every attribute. ``readable``
-    and ``charges`` are computed on first use.
-    """
+    """One published device and what is allocated of it, compared by identity. ``allocated``: a claim has it whole;
+    ``shared``: claims have shares of it, which consume ``consumed`` (None for nothing). ``invalid`` marks its pool as
+    invalid, with the reason (1.34). ``readable``: selectors of 1.36 can read every attribute."""
 
     name: str
     wire: Wire
@@ -102,11 +97,8 @@ class PoolDevice(Struct, eq=False):
 
 
 class PoolSlice(Struct, eq=False):
-    """One ResourceSlice. ``order`` is its position in the input.
-
-    ``content`` is equal for slices that share their devices and counters, except for values of the attributes in
-    ``varying``, which are texts. It is valid as long as the slices live.
-    """
+    """One ResourceSlice, at position ``order`` of the input. ``content`` is equal for slices that share their devices
+    and counters, except for values of the attributes in ``varying``; it is valid as long as the slices live."""
 
     wire: Wire
     order: int
@@ -164,11 +156,9 @@ class Contents(Struct, eq=False):
 
 
 def _shared(items: object) -> tuple[int, frozenset[str]]:
-    """A number for the content of a list, and the attributes that it does not cover. A list is equal to itself.
-
-    Lists of `kube.state_templates` with one ``template`` differ only in the values of the attributes in
-    ``template.varying``, None when those are unknown. Names of attributes are without a domain.
-    """
+    """A number for the content of a list, and the attributes that it does not cover. Lists of `kube.state_templates`
+    with one ``template`` differ only in the attributes of ``template.varying``, None when those are unknown; names are
+    without a domain."""
     template = getattr(items, "template", None)
     if template is None or template.varying is None:
         return (id(items) if items else 0), _NOTHING
@@ -235,12 +225,9 @@ def read_supply(sets: Iterable[Wire], allocated: Iterable[Wire]) -> CounterSuppl
 
 
 class CounterAccount:
-    """What one search has charged to one supply.
-
-    ``overdrawn`` is the number of counters below zero. A single one blocks every device of the pool that consumes
-    counters, also devices that do not consume this counter: ``checkAvailableCounters`` compares all counters of the
-    pool. Allocated devices that exceed a counter together cause this.
-    """
+    """What one search has charged to one supply. ``overdrawn`` counters are below zero; one of them blocks every device
+    of the pool that consumes counters (``checkAvailableCounters`` compares all counters). Allocated devices that
+    together exceed a counter cause this."""
 
     __slots__ = ("left", "overdrawn", "supply")
 
@@ -294,10 +281,8 @@ class Charge(NamedTuple):
 
 
 class CounterLedger:
-    """The accounts of one search. ``supply_of`` returns the supply of a pool.
-
-    With ``by_name`` all pools of one name use the account of the pool that is charged first, whatever their drivers.
-    """
+    """The accounts of one search. ``supply_of`` returns the supply of a pool. With ``by_name`` all pools of one name
+    use the account of the pool that is charged first, whatever their drivers."""
 
     __slots__ = ("_accounts", "_by_name", "_supply_of")
 

@@ -1,7 +1,5 @@
-"""Events of a search: why a device was rejected and which pools were left out. One class per reason.
-
-A recorder gets a reason each time it applies: after backtracking the same device and reason occur again.
-"""
+"""Events of a search: why a device was rejected and which pools were skipped, one class per reason; and errors on
+malformed objects. A reason is recorded each time it applies, also after backtracking."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
@@ -54,7 +52,7 @@ class GateOff(Struct, frozen=True, kw_only=True):
 
 
 class CapacityShort(Struct, frozen=True, kw_only=True):
-    """``why``: ``undefined`` (the device has no such capacity), ``policy`` (its requestPolicy forbids the amount) or
+    """``why``: ``undefined`` (the device lacks the capacity), ``policy`` (its requestPolicy forbids the amount) or
     ``short`` (only ``free`` is left)."""
 
     capacity: str
@@ -64,10 +62,8 @@ class CapacityShort(Struct, frozen=True, kw_only=True):
 
 
 class CounterShort(Struct, frozen=True, kw_only=True):
-    """The first counter with too little left, after allocated devices and the devices of this search.
-
-    ``own`` is False if the device does not consume the counter: another device overdrew it, which blocks the pool.
-    """
+    """The first counter with too little left, after allocated devices and those of this search. ``own`` is False if the
+    device does not consume the counter: another device overdrew it, which blocks the pool."""
 
     counter_set: str
     counter: str
@@ -107,10 +103,8 @@ class Rejection(Struct, frozen=True, kw_only=True):
 
 
 class PoolLeftOut(Struct, frozen=True, kw_only=True):
-    """A pool that the node reaches but whose devices are not tried.
-
-    ``why``: ``incomplete``, ``invalid`` or ``obsolete`` (a newer generation exists, not for this node).
-    """
+    """A pool that the node reaches but whose devices are not tried. ``why``: ``incomplete``, ``invalid`` or
+    ``obsolete`` (a newer generation exists, not for this node)."""
 
     driver: str
     pool: str
@@ -155,10 +149,9 @@ _KINDS: Final = {
 
 
 def guarded(work: Callable[[], T], wires: Mapping[str, object]) -> T:
-    """The result of ``work``. An error of ``MALFORMED`` becomes an AllocationError that names the malformed field.
-
-    ``wires`` are the objects that ``work`` reads, under the names of ``_KINDS``.
-    """
+    """The result of ``work``; an error of ``MALFORMED`` becomes an AllocationError that names the malformed field.
+    ``wires`` are the objects that ``work`` reads, under the names of ``_KINDS``. Checking all fields in advance would
+    take longer than allocating."""
     try:
         return work()
     except MALFORMED as error:

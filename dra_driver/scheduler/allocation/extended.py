@@ -1,9 +1,6 @@
-"""Extended resources that devices satisfy: ``nvidia.com/gpu: 2`` in a container becomes requests of a claim.
-
-Follows kubernetes/kubernetes pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go (KEP-5004).
-Where a node offers the resource itself, through a device plugin, no device is requested; whether the plugin has enough
-of it is not checked here.
-"""
+"""Extended resources that devices satisfy: ``nvidia.com/gpu: 2`` in a container becomes requests of a claim (KEP-5004;
+kubernetes/kubernetes pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go). A resource that the
+node offers itself, through a device plugin, requests no device; its amount is not checked here."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
@@ -41,10 +38,8 @@ def resource_classes(classes: Iterable[Wire]) -> dict[str, str]:
 
 
 def extended_claim(pod: Wire, node: Wire, by_resource: Mapping[str, str]) -> ExtendedClaim | None:
-    """The claim for resources of the pod that the node does not offer itself; None if there are none.
-
-    ``by_resource`` is the result of `resource_classes`. Raises ValueError on a malformed quantity.
-    """
+    """The claim for resources of the pod that the node does not offer itself, None without any. ``by_resource`` is the
+    result of `resource_classes`. Raises ValueError on a malformed quantity."""
     offered = (node.get("status") or {}).get("allocatable") or {}
     containers = _containers(pod)
     names = {name for container in containers for name in _wanted(container.wire)}

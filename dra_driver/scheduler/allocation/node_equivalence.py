@@ -1,9 +1,8 @@
 """Equivalent nodes: equal in everything that a search reads, except the names of devices.
 
-A cluster has many nodes of one kind, most of them in one of a few states. A search that takes long on one of them takes
-as long on all. So its answer is cached as positions in the list of devices, under a key that is equal for equivalent
-nodes. Of attributes that only constraints compare, the key holds which devices have equal values, not the values: two
-nodes whose GPUs have different UUIDs are equivalent.
+The answer of a long search is cached as positions in the list of devices, under a key that equivalent nodes share. Of
+attributes that only constraints compare, the key holds which devices have equal values, not the values: nodes whose
+GPUs have different UUIDs are equivalent.
 """
 
 from collections.abc import Sequence

@@ -1,15 +1,13 @@
 """Whether a pod fits a node without devices, and whether a node is reached: selectors, taints, ports, plain resources.
 
-Selectors follow k8s.io/component-helpers scheduling/corev1/nodeaffinity: a selector matches if one term does, a term if
-all its requirements do, and a term without requirements matches nothing. The only field is ``metadata.name``. A
-malformed term matches nothing in the affinity of a pod; in a ResourceSlice it ends the scheduling attempt.
+Selectors follow k8s.io/component-helpers scheduling/corev1/nodeaffinity: one term must match, with all its
+requirements; a term without requirements matches nothing. A malformed term matches nothing in the affinity of a pod; in
+a ResourceSlice it ends the scheduling attempt.
 
 `unfit_reason` has the messages of kubernetes/kubernetes pkg/scheduler/framework/plugins (nodename, nodeunschedulable,
-tainttoleration, nodeaffinity, noderesources, nodeports). Filters that depend on the places of other pods or on volumes
-are not modelled; `unmodelled_constraints` names those that a pod uses.
-
-Of taints on devices, only NoSchedule and NoExecute prevent the allocation; other effects, also those of later versions,
-are ignored (resourceclaim/devicetoleration.go of k8s.io/dynamic-resource-allocation).
+tainttoleration, nodeaffinity, noderesources, nodeports); `unmodelled_constraints` names filters that depend on other
+pods or volumes. Of taints on devices, only NoSchedule and NoExecute prevent the allocation
+(resourceclaim/devicetoleration.go of k8s.io/dynamic-resource-allocation).
 """
 
 import re
@@ -38,10 +36,8 @@ def node_matches(selector: Wire, node: Wire) -> bool:
 
 
 def reaches(placement: Wire, node: Wire) -> bool:
-    """Whether devices with this node selection (of a slice's spec, or of a device) can be used on the node.
-
-    Raises AllocationError on a malformed node selector.
-    """
+    """Return whether devices with this node selection (of a slice's spec, or of a device) can be used on the node.
+    Raises AllocationError on a malformed node selector."""
     if placement.get("nodeName"):
         return bool(placement["nodeName"] == node["metadata"]["name"])
     if placement.get("allNodes"):
@@ -195,10 +191,8 @@ def unfit_reason(pod: Wire, node: Wire, usage: NodeUsage, served: Iterable[str] 
 
 
 def requests_of(pod: Wire) -> Amounts:
-    """The pod's requests of plain resources (k8s.io/component-helpers resource/helpers.go, PodRequests).
-
-    Containers add up. Init containers run one after the other; those with restartPolicy Always keep running.
-    """
+    """The pod's requests of plain resources (k8s.io/component-helpers resource/helpers.go, PodRequests). Containers add
+    up. Init containers run one after the other; those with restartPolicy Always keep running."""
     spec = pod.get("spec") or {}
     total: Amounts = {}
     for container in spec.get("containers") or ():

@@ -1,9 +1,7 @@
-"""The pools of devices that one node reaches, and which of their ResourceSlices count.
-
-Follows structured/internal/incubating/pools_incubating.go of k8s.io/dynamic-resource-allocation (Kubernetes 1.36):
-relevant slices, newest generation, completeness, validity, and the order of pools. What does not depend on the node is
-computed once: most nodes of a cluster have pools of their own, and every node reaches the counter slices of all others.
-"""
+"""The pools of devices that one node reaches, and which of their ResourceSlices count. Follows
+structured/internal/incubating/pools_incubating.go of k8s.io/dynamic-resource-allocation (Kubernetes 1.36): relevant
+slices, newest generation, completeness, validity, and the order of pools. Parts that do not depend on the node are
+computed once."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -27,11 +25,9 @@ ContentKey = tuple[object, ...]
 
 
 class Pool(Struct, eq=False):
-    """Devices of one pool that a node reaches, in the order in which they are tried.
-
-    ``why`` is empty, or ``incomplete`` or ``invalid`` with a ``detail``; then the pool has no devices. ``elsewhere``
-    are devices in slices for other nodes, which consume counters of the pool too.
-    """
+    """Devices of one pool that a node reaches, in the order in which they are tried; none if ``why`` is ``incomplete``
+    or ``invalid``, with a ``detail``. ``elsewhere`` are devices in slices for other nodes, which consume counters of
+    the pool too."""
 
     key: PoolKey
     why: str = ""
@@ -85,10 +81,8 @@ class PoolIndex:
         self._foreign: list[Pool] | None = None
 
     def __del__(self) -> None:
-        """Parts slices from their devices, which refer to each other: a cluster's are freed without garbage collection.
-
-        A slice that outlives this object reads its devices anew.
-        """
+        """Part slices from their devices, so that a cluster's are freed without garbage collection. A slice that
+        outlives this object reads its devices again."""
         for items in getattr(self, "_by_pool", {}).values():
             for item in items:
                 item.contents = None
@@ -132,10 +126,8 @@ class PoolIndex:
             self._anywhere.append(item)
 
     def _relevant(self, node: Wire) -> Iterable[PoolSlice]:
-        """The node's own slices, then those for several nodes, both in the order of the input.
-
-        Counter slices of pools without other relevant slices are handled by `_foreign_broken`.
-        """
+        """The node's own slices, then those for several nodes, both in the order of the input. `_foreign_broken`
+        handles counter slices of other pools."""
         own = self._on_node.get(node["metadata"]["name"], [])
         shared = [item for item in self._anywhere if _selects(item, node)] if self._anywhere else []
         if self._counters:
@@ -170,10 +162,8 @@ class PoolIndex:
                 usable.add(like)
 
     def content_key(self, node: Wire, reads: frozenset[str]) -> ContentKey | None:
-        """A key that is equal for nodes with the same answer to a question that reads these attributes.
-
-        Names of pools apart. None when the devices of the node were not stored as those of others, or when the node
-        reaches devices that others reach too. ``reads``: names without a domain.
+        """A key that is equal for nodes with the same answer, except for pool names, to a question that reads the
+        attributes ``reads`` (without a domain). None when the devices have no template, or when other nodes reach them.
         """
         name = node["metadata"]["name"]
         if self._anywhere or name not in self._on_node:

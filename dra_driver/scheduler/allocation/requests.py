@@ -1,8 +1,6 @@
-"""Decodes claims: requests, their alternatives, their classes and selectors, once for all nodes.
-
-Raises the errors that end the attempt on all nodes, as ``Allocate`` and ``validateDeviceRequest`` of
-structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resource-allocation do.
-"""
+"""Decode claims: requests, their alternatives, classes and selectors, once for all nodes. Raises the errors that end
+the attempt on all nodes, as ``Allocate`` and ``validateDeviceRequest`` of
+structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resource-allocation do."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -19,12 +17,9 @@ MAX_DEVICES: Final = 32
 
 
 class Alternative(Struct, frozen=True, kw_only=True, eq=False):
-    """A request without subrequests, or one subrequest of a request.
-
-    ``name`` is ``main`` or ``main/sub`` as in results, ``base`` is ``main``, ``label`` is for messages. ``place`` is
-    the index of the request in its claim. With ``wants_all`` (mode All) ``count`` has no meaning. ``constraints`` are
-    the indexes of the claim's constraints that apply.
-    """
+    """A request without subrequests, or one subrequest. ``name`` is ``main`` or ``main/sub`` as in results, ``base`` is
+    ``main``, ``label`` is for messages. ``place`` is the index of the request in its claim. With ``wants_all`` (mode
+    All) ``count`` has no meaning. ``constraints`` are the indexes of the claim's constraints that apply."""
 
     name: str
     label: str

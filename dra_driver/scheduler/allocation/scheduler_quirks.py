@@ -1,9 +1,6 @@
-"""The scheduler whose answer is computed: its feature gates, and its mistakes by version.
-
-Gates have the names of ``--feature-gates`` and the defaults of Kubernetes 1.36 (pkg/features/kube_features.go). Each
-mistake of 1.36 that 1.37 corrects (k8s.io/dynamic-resource-allocation structured/internal) is a flag, and so is each
-difference of 1.34 and 1.35 from 1.36.
-"""
+"""The scheduler's feature gates and its mistakes by version. Gates have the names of ``--feature-gates`` and the
+defaults of Kubernetes 1.36 (pkg/features/kube_features.go). Each mistake of 1.36 that 1.37 corrects
+(k8s.io/dynamic-resource-allocation structured/internal) is a flag, and so is each difference of 1.34 and 1.35."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -29,7 +26,7 @@ class SchedulerFeatures(Struct, frozen=True, kw_only=True):
 
     @property
     def stable(self) -> bool:
-        """Whether the scheduler uses an allocator without shares and binding conditions (``stable``; in 1.35
+        """Return whether the scheduler uses an allocator without shares and binding conditions (``stable``; in 1.35
         ``incubating``). ``one_allocator`` (1.34): it never does, because DRAResourceClaimDeviceStatus is on."""
         return not (self.binding_conditions or self.consumable_capacity or self.one_allocator)
 

@@ -1,9 +1,6 @@
-"""The search: depth first over claims, requests and devices, first fit, with backtracking.
-
-Follows ``allocateOne`` of structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resource-allocation.
-It is a loop over a stack of choices, not a recursion: a pod may have more claims and devices than Python has frames.
-`state` decides whether one device can be allocated.
-"""
+"""The search: depth first over claims, requests and devices, first fit, with backtracking. Follows ``allocateOne`` of
+structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resource-allocation, as a loop over a stack of
+choices: a pod may have more claims and devices than Python has frames. `state` decides about one device."""
 
 from enum import Enum
 
@@ -55,10 +52,8 @@ class Search:
         self._answer: _Answer | None = None
 
     def run(self, pause_after: int | None = None) -> bool | None:
-        """Whether all claims fit; the picks are then in the state. Raises AllocationError and the errors of `cel`.
-
-        With ``pause_after`` the result is None if that many steps did not suffice; another call continues the search.
-        """
+        """Return whether all claims fit; the picks are then in the state. None if ``pause_after`` steps did not
+        suffice; another call continues. Raises AllocationError and the errors of `cel`."""
         budget = self._state.budget
         if self._answer is None:
             self._answer = self._enter(0, 0)

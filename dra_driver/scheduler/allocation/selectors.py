@@ -1,9 +1,6 @@
-"""Selectors of a class and a request, compiled and evaluated lazily, with a cache of results.
-
-Devices that are equal in all attributes that the expressions read are evaluated once, on all nodes. As in the
-scheduler, a compile error or run-time error has no effect before a device reaches the selector (``selectorsMatch`` of
-structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resource-allocation).
-"""
+"""Selectors of a class and a request, compiled and evaluated lazily, once for devices that are equal in all attributes
+that the expressions read. As in the scheduler, an error has no effect before a device reaches the selector
+(``selectorsMatch`` of structured/internal/incubating/allocator_incubating.go in k8s.io/dynamic-resource-allocation)."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -44,11 +41,8 @@ class DeviceSelector(Struct, frozen=True, kw_only=True, eq=False):
 
 class SelectorSet:
     """The selectors of one request: those of its class, then its own. Thread-safe; results are cached for its life.
-
-    Without ``sharing`` ``device.allowMultipleAllocations`` is always false: the ``stable`` allocator of the scheduler
-    does not pass that field on. ``lacks`` are functions that the scheduler does not have. ``lists``: it reads
-    attributes that are lists.
-    """
+    Without ``sharing`` ``device.allowMultipleAllocations`` is always false, as in the ``stable`` allocator. ``lacks``
+    are functions that the scheduler does not have. ``lists``: it reads attributes that are lists."""
 
     def __init__(
         self,

@@ -2,11 +2,9 @@
 
 Follows ``allocateDevice`` and ``isSelectable`` of structured/internal/incubating/allocator_incubating.go in
 k8s.io/dynamic-resource-allocation: the checks of a device, their order, and deallocation, with the mistakes of
-Kubernetes 1.36 where `SchedulerQuirks` has them. `search` decides in which order devices are tried.
-
-Selectors are evaluated lazily, as in the scheduler: a device is checked once, when the search first reaches it while it
-is free. A selector that fails on a later device does no harm if earlier devices suffice. The budget bounds each search.
-The scheduler limits an attempt to ten seconds per node (FilterTimeout of its plugin dynamicresources).
+`SchedulerQuirks`. Selectors are evaluated when the search first reaches a free device, so one that fails on a later
+device does no harm. The scheduler limits an attempt to ten seconds per node (FilterTimeout of its plugin
+dynamicresources).
 """
 
 import time
@@ -49,11 +47,9 @@ _LOOK_EVERY: Final = 256
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """Limits for one node: ``steps`` (devices checked) and seconds. ``clock`` returns seconds since any moment.
-
-    After checking every device ``reuse_after`` times, a search looks for the cached answer of an equivalent node.
-    Before that, computing the key of the node would take longer than the search.
-    """
+    """Limits for one node: ``steps`` (devices checked) and seconds of ``clock``. After ``reuse_after`` checks per
+    device, a search looks for the cached answer of an equivalent node; earlier, computing the key would take longer
+    than the search."""
 
     reuse_after: int = 3
     steps: int = MAX_STEPS
@@ -93,10 +89,8 @@ class SearchBudget(Struct, eq=False):
 
 
 class Candidates(Struct, eq=False):
-    """The candidates of one alternative in one search.
-
-    ``size`` is how many devices the request needs. For a request of all devices they are listed in ``every``.
-    """
+    """The candidates of one alternative in one search. ``size`` is the number of devices that the request needs;
+    ``every`` lists those of a request of all devices."""
 
     _alternative: Alternative
     _devices: Sequence[PoolDevice]
@@ -142,11 +136,9 @@ class Candidates(Struct, eq=False):
         return None
 
     def is_short(self, position: int, needed: int) -> bool:
-        """Whether fewer than ``needed`` devices remain from ``position`` on. A cheap check: False if in doubt.
-
-        True only if all devices are checked and trying them has no effect on later tries. In 1.36 a failed try changes
-        counters and distinctAttribute, which later tries must see.
-        """
+        """Return whether fewer than ``needed`` devices remain from ``position`` on; False if in doubt. True only if all
+        devices are checked and trying them has no effect on later tries: in 1.36 a failed try changes counters and
+        distinctAttribute."""
         if self._cursor < len(self._devices) or self._has_side_effects:
             return False
         return len(self._found) - position < needed
@@ -300,11 +292,9 @@ class AllocationState:
     # --- allocation and deallocation ---
 
     def allocate(self, alternative: Alternative, device: PoolDevice, *, must: bool, have: int) -> Pick | None:
-        """Allocates the device to the request if counters, taints and constraints allow it; None otherwise.
-
-        ``have`` is how many devices the request has already. With ``must`` a broken constraint raises AllocationError.
-        `SchedulerQuirks` says what a refusal leaves charged.
-        """
+        """Allocate the device to the request, which has ``have`` devices, if counters, taints and constraints allow it;
+        None otherwise. With ``must`` a broken constraint raises AllocationError. `SchedulerQuirks` describes what a
+        refusal leaves charged."""
         self.budget.step(alternative.label)
         shared = self._is_shared(device)
         if must and self._is_taken(alternative, device, shared):

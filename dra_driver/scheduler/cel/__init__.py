@@ -1,10 +1,6 @@
-"""Device selectors in CEL: ``compile_selector(expression).evaluate(DeviceView(driver, device))``.
-
-Expressions over other variables: ``Expression(text, names).evaluate(values)``, with values made by ``value_of``.
-
-Other packages import from here. Code that walks the syntax tree of an expression, as `lint` does, imports `parser`,
-`lexer` and `syntax`.
-"""
+"""Device selectors in CEL: ``compile_selector(expression).evaluate(DeviceView(driver, device))``; over other variables:
+``Expression(text, names).evaluate(values)``, with values made by ``value_of``. Code that walks a syntax tree, as `lint`
+does, imports `parser` and `syntax`."""
 
 from dra_driver.scheduler.cel.conjuncts import AttributeRefs, find_attribute_refs, split_conjuncts
 from dra_driver.scheduler.cel.cost import COST_LIMIT

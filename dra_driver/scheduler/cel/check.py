@@ -1,11 +1,9 @@
-"""The type checker: resolves names, functions and types; its errors state line and column.
+"""The type checker: resolves names, functions and types; its errors state line and column. Annotates nodes with
+``type``, ``variable`` and ``overloads``.
 
-Follows cel-go's checker/checker.go with the options of Kubernetes: homogeneous list and map literals, comparison of
-numbers of different types. Annotates nodes with ``type``, ``variable`` and ``overloads``.
-
-After it come the checks of element types of literals, and of constant arguments that always fail. They follow cel-go
-cel/validator.go and ext/formatting.go (validators of durations, timestamps, patterns, homogeneous literals and format
-strings), as Kubernetes configures them.
+Follows cel-go's checker/checker.go with the options of Kubernetes (homogeneous list and map literals, comparison of
+numbers of different types), then cel/validator.go and ext/formatting.go (constant durations, timestamps, patterns,
+homogeneous literals and format strings).
 """
 
 from collections.abc import Collection, Mapping

@@ -1,11 +1,8 @@
-"""What an expression reads, and its conjuncts.
+"""The attributes that an expression reads, and its conjuncts.
 
-Devices that are equal in the attributes and capacities that an expression reads are evaluated once. Any use of the
-device other than a constant name of a constant domain counts as reading everything.
-
-Conjuncts are the parts between the ``&&`` of the top level, each a selector of its own, to report which one rejected a
-device: ``a && (b && c)`` has three; ``a && b || c`` and ``a ? b : c`` have one, because their operators bind less
-tightly.
+Any use of the device other than a constant name of a constant domain counts as reading everything. Conjuncts are the
+parts between the ``&&`` of the top level, to report which one rejected a device: ``a && (b && c)`` has three; ``a && b
+|| c`` and ``a ? b : c`` have one.
 """
 
 from functools import lru_cache
@@ -21,10 +18,8 @@ Names = set[tuple[str, str]]
 
 
 class AttributeRefs(Struct):
-    """Names as (domain, identifier). ``everything``: the expression may read more than these names.
-
-    ``device.driver`` and ``device.allowMultipleAllocations`` are not listed.
-    """
+    """Names as (domain, identifier), without ``device.driver`` and ``device.allowMultipleAllocations``. ``everything``:
+    the expression may read more than these."""
 
     attributes: Names = field(default_factory=set)
     capacity: Names = field(default_factory=set)

@@ -1,9 +1,8 @@
 """The cost of a call in the units of Kubernetes' limit, and an upper bound of the cost of an expression.
 
-Follows cel-go interpreter/runtimecost.go, ext/lists.go and ext/sets.go and k8s.io/apiserver pkg/cel/library/cost.go.
-The table depends on the function and overload; a call in none of the tables costs 1. ``FAILED`` stands for an argument
-whose evaluation failed. The bound is for any device of ordinary size. It is coarse, but never too low. None means that
-no bound is known; then the expression is metered.
+Follows cel-go interpreter/runtimecost.go, ext/lists.go and ext/sets.go and k8s.io/apiserver pkg/cel/library/cost.go; a
+call in none of the tables costs 1. ``FAILED`` is an argument whose evaluation failed. The bound, for any device of
+ordinary size, is never too low; without one (None) the expression is metered.
 """
 
 import math

@@ -1,8 +1,5 @@
-"""Selects the implementation of a call from the overloads that the checker left and the types of the arguments.
-
-Follows the run-time guards of cel-go common/decls/decls.go: a value must have the declared type; of lists and maps only
-the first element is checked.
-"""
+"""Select the implementation of a call from the checker's overloads and the types of the arguments. Follows the run-time
+guards of cel-go common/decls/decls.go: of lists and maps only the first element is checked."""
 
 from collections.abc import Callable
 from functools import lru_cache

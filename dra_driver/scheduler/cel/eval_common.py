@@ -1,8 +1,6 @@
-"""What the fast and the metered evaluator share: the walk over the IR, variables, selections, literals and loops.
-
-`ClosureBuilder` turns an IR tree into nested closures. `eval_fast` and `eval_metered` override what differs between
-them: how a selection, an operator and a call is evaluated and whether its cost is charged. Results and errors are the
-same in both."""
+"""The common part of the fast and the metered evaluator: the walk over the IR, variables, selections, literals and
+loops. `evaluators` adds how a selection, an operator and a call is evaluated and charged; results and errors are the
+same."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -180,11 +178,8 @@ Selection = tuple[Callable[[Env, object], object], Callable[[Env, object], objec
 
 
 class ClosureBuilder:
-    """Builds the closure of each IR node of one expression. Not reused.
-
-    The method for a node class is ``_`` and the class name in lower case. ``initial`` holds the closures of the first
-    values of accumulators, by slot.
-    """
+    """Builds the closure of each IR node of one expression; not reused. The method for a node class is ``_`` and the
+    class name in lower case. ``initial`` holds the closures of the first values of accumulators, by slot."""
 
     def __init__(self) -> None:
         self.initial: dict[int, Closure] = {}

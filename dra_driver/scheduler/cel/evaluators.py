@@ -1,7 +1,9 @@
-"""Evaluation without counting cost, for expressions that cannot reach the cost limit (see `cost_bound`).
+"""The two evaluators: `FastBuilder` without counting cost, for expressions that cannot reach the cost limit
+(`cost_bound`), and `MeteredBuilder` with the exact cost of cel-go.
 
-An operator that has failed does not evaluate its other operand. Frequent shapes (a field of the device, an attribute
-compared with a constant, ``&&`` of two) have closures of their own, because they run for every device of every node.
+The fast one stops an operator at a failed operand and has special closures for frequent shapes, which run for every
+device of every node. The metered one continues as cel-go does: an operator evaluates its other operand, a loop
+continues with a failed accumulator, and every step is charged.
 """
 
 from typing import Final
@@ -18,11 +20,8 @@ _QUANTITIES: Final = frozenset({"quantity", "add", "sub"})
 
 
 class FastBuilder(ClosureBuilder):
-    """Builds the uncounted closures of one expression.
-
-    ``asks_integers`` says that the expression asks whether quantities are integers. Then each call of quantity()
-    makes a value of its own, because a comparison may change it.
-    """
+    """Builds the uncounted closures of one expression. ``asks_integers``: the expression asks whether quantities are
+    integers, so each call of quantity() makes a new value, which a comparison may change."""
 
     def __init__(self, asks_integers: bool) -> None:
         super().__init__()

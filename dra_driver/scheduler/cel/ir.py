@@ -1,7 +1,5 @@
-"""The intermediate representation of an expression: what is evaluated, in which order, with which implementation.
-
-A tree of small nodes that `IrBuilder` makes of a checked syntax tree, by constant folding and the choice of
-implementations, and that the evaluators turn into closures. Follows cel-go interpreter/planner.go and decorators.go.
+"""The intermediate representation of an expression: a tree of small nodes that `IrBuilder` makes of a checked syntax
+tree, by constant folding and the choice of implementations. Follows cel-go interpreter/planner.go and decorators.go.
 Folding makes some run-time errors errors of compilation."""
 
 from collections.abc import Callable, Mapping, Sequence
@@ -314,10 +312,8 @@ def _takes_any_number(single: Overload | None, overloads: list[Overload]) -> boo
 
 
 def _is_sure(node: Expr, built: IrNode) -> bool:
-    """Whether the value certainly has the type that the checker determined.
-
-    Not for a value that may have passed through a variable: optionals lose layers there at run time.
-    """
+    """Return whether the value certainly has the checker's type. Not one from a variable: optionals lose layers there
+    at run time."""
     if not _is_concrete(node.type):
         return False
     if isinstance(built, Chain):

@@ -1,8 +1,5 @@
-"""Expands macros: calls whose arguments are names or are evaluated several times.
-
-The expansion follows cel-go (parser/macro.go, cel/library.go, ext/bindings.go, ext/comprehensions.go, ext/lists.go)
-node for node, because the cost of an expression is the cost of its expansion.
-"""
+"""Expand macros, node for node as cel-go (parser/macro.go, cel/library.go, ext/bindings.go, ext/comprehensions.go,
+ext/lists.go), because the cost of an expression is the cost of its expansion."""
 
 from collections.abc import Callable
 from copy import copy

@@ -1,10 +1,9 @@
 """Operations on values of any type: selection, presence, equality, order, arithmetic, membership and size.
 
-Selection follows cel-go interpreter/attributes.go: missing keys, valid indexes, and chains that start with an optional,
-which are optional as a whole. Equality follows cel-go common/types and k8s.io/apiserver pkg/cel: comparing some types
-is an error (a version with a string), lists and maps ignore such errors of their elements, and numbers of different
-types compare. Errors of arithmetic are those of common/types/overflow.go: integers stay within 64 bits, division
-truncates toward zero, arithmetic never mixes types.
+Selection follows cel-go interpreter/attributes.go: chains that start with an optional are optional as a whole. Equality
+follows common/types and k8s.io/apiserver pkg/cel: comparing some types is an error (a version with a string), lists and
+maps ignore such errors of their elements, and numbers of different types compare. Arithmetic follows
+common/types/overflow.go: 64 bits, division truncates toward zero, types never mix.
 """
 
 import math

@@ -1,9 +1,6 @@
-"""Parses a selector of Kubernetes 1.36 by operator precedence, from tokens to syntax tree.
-
-Follows the grammar of cel-go (parser/gen/CEL.g4) with optional syntax: ``.?``, ``[?]``, optional elements and entries,
-trailing commas, no mixing of ``!`` and ``-``. Nesting is limited to 250 levels, as in cel-go. Macros are expanded while
-the tree is built, as cel-go does.
-"""
+"""Parse a selector of Kubernetes 1.36 by operator precedence. Follows the grammar of cel-go (parser/gen/CEL.g4) with
+optional syntax (``.?``, ``[?]``, optional elements and entries), trailing commas, no mixing of ``!`` and ``-``, at most
+250 levels. Macros are expanded while the tree is built."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final

@@ -1,16 +1,13 @@
-"""Compiles and evaluates one device selector as the scheduler does, or any expression over named variables.
+"""Compile and evaluate one device selector as the scheduler does, or any expression over named variables.
 
 The result of a selector must be a bool. Limits: 10 KiB of text (CELSelectorExpressionMaxLength of k8s.io/api
-resource/v1), nesting, and the cost (CELSelectorExpressionMaxCost).
+resource/v1), nesting, and cost (CELSelectorExpressionMaxCost). ``device`` follows k8s.io/dynamic-resource-allocation
+cel/compile.go: names without a domain are in the driver's; an unknown domain is an empty map, a missing name in a
+domain an error.
 
-The variables of an `Expression`, such as those of a ValidatingAdmissionPolicy, are of type dyn, as ``object`` is to an
-API server for kinds without a schema. Its environment is that of device selectors (``signatures``) without ``device``;
-an expression that needs more (``authorizer``, a Kubernetes list type) does not compile here. Every evaluation is
-metered: the limit of one call is the same (k8s.io/apiserver pkg/apis/cel PerCallLimit).
-
-The variable ``device`` of selectors is a device of a ResourceSlice (``spec.devices[]``) as CEL values. It follows
-k8s.io/dynamic-resource-allocation cel/compile.go: names without a domain belong to the driver's domain; an unknown
-domain is an empty map, but a missing name in a domain is an error.
+The variables of an `Expression` are of type dyn, as ``object`` of a ValidatingAdmissionPolicy is for kinds without a
+schema; ``authorizer`` and Kubernetes list types do not compile here. Every evaluation is metered (PerCallLimit of
+k8s.io/apiserver pkg/apis/cel).
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,12 +44,9 @@ Wire = Mapping[str, Any]
 
 
 class DeviceView:
-    """One device in the form that programs evaluate. Thread-safe.
-
-    ``lists``: the scheduler's gate DRAListTypeAttributes is on. ``problem`` is a sentence about an attribute that the
-    scheduler cannot read, such as a list without that gate; it fails every selector. ``ordinary``: texts and maps are
-    within ``ORDINARY``.
-    """
+    """One device in the form that programs evaluate. Thread-safe. ``lists``: the gate DRAListTypeAttributes is on.
+    ``problem`` is a sentence about an attribute that the scheduler cannot read; it fails every selector. ``ordinary``:
+    texts and maps are within ``ORDINARY``."""
 
     __slots__ = ("env", "ordinary", "problem")
 
@@ -223,10 +217,8 @@ class Program:
 
 @lru_cache(maxsize=1024)
 def compile_selector(expression: str, lacks: frozenset[str] = LACKS_NONE) -> Program:
-    """The program of an expression, cached by its text. Raises CelSyntaxError.
-
-    ``lacks`` are the functions that the version of Kubernetes does not have (`versions`).
-    """
+    """The program of an expression, cached by its text. ``lacks`` are functions that the version of Kubernetes does not
+    have. Raises CelSyntaxError."""
     size = len(expression.encode("utf-8", "surrogatepass"))
     if size > MAX_LENGTH:
         raise CelSyntaxError(f"CEL expression of {size} bytes is too long: at most {MAX_LENGTH} are allowed")

@@ -1,12 +1,11 @@
-"""Every function that a selector may call: names, overloads and their types.
-
-A table of the declarations in Kubernetes 1.36's environment for stored device selectors. One line is one overload:
-function, ``.`` for methods or ``-`` for functions, binding (below), overload id, argument types, result.
-Sources: cel-go common/stdlib/standard.go, cel/library.go, ext/{strings,lists,sets,comprehensions}.go; Kubernetes
-k8s.io/apiserver pkg/cel/library and k8s.io/dynamic-resource-allocation cel/compile.go.
+"""Every function of Kubernetes 1.36's environment for stored device selectors. One line is one overload: function,
+``.`` for methods or ``-`` for functions, binding, overload id, argument types, result.
 
 Binding: ``u``, ``b`` and ``f`` check the types of their one, two or any number of arguments at run time; ``f``
-evaluates no argument after a failed one. ``s`` is shared by all overloads of the function, without a check."""
+evaluates no argument after a failed one. ``s`` is shared by all overloads of the function, without a check. Sources:
+cel-go common/stdlib/standard.go, cel/library.go, ext/{strings,lists,sets,comprehensions}.go; k8s.io/apiserver
+pkg/cel/library and k8s.io/dynamic-resource-allocation cel/compile.go.
+"""
 
 from functools import lru_cache
 from types import MappingProxyType

@@ -1,8 +1,5 @@
-"""The syntax tree of an expression: the parser builds it, the checker annotates it, `ir` reads it.
-
-``offset`` is the position of the character that errors point at. The checker sets ``type``. Nodes belong to one
-compilation and are not shared.
-"""
+"""The tokens and the syntax tree of an expression: the parser builds it, the checker sets ``type``, `ir` reads it.
+``offset`` is the position of the character that errors point at. Nodes belong to one compilation."""
 
 import re
 from typing import Final, NamedTuple
@@ -49,10 +46,8 @@ class Ident(Expr, eq=False):
 
 
 class Select(Expr, eq=False):
-    """``operand.field``, or with ``test`` the ``has(operand.field)`` that a macro made.
-
-    ``variable`` is set if the whole chain of names is a name.
-    """
+    """``operand.field``, or with ``test`` the ``has(operand.field)`` of a macro. ``variable`` is set if the whole chain
+    is a name."""
 
     operand: Expr
     field: str
@@ -105,9 +100,7 @@ class Message(Expr, eq=False):
 
 class Fold(Expr, eq=False):
     """The expansion of a macro: an accumulator that is updated for each element of a range while a condition holds.
-
-    ``variables`` are one or two names, or none for ``cel.bind``, whose range is empty.
-    """
+    ``variables`` are one or two names, or none for ``cel.bind``, whose range is empty."""
 
     range: Expr
     variables: tuple[str, ...]
@@ -202,10 +195,8 @@ END: Final = "$END"
 
 
 class Token(NamedTuple):
-    """One token. ``kind`` is the text of an operator or bracket, IDENT, one of LITERALS, or END.
-
-    ``offset`` counts characters from the start of the expression.
-    """
+    """One token, ``offset`` characters from the start. ``kind`` is the text of an operator or bracket, IDENT, one of
+    LITERALS, or END."""
 
     kind: str
     text: str

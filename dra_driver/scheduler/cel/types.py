@@ -1,9 +1,6 @@
-"""Types of expressions at compile time, and when one is assignable to another.
-
-Follows cel-go's checker (checker/types.go, common/types/types.go): type terms (int, list(T), type parameters) and their
-unification. ``any`` is the type of attributes. It unifies with everything, as ``dyn`` does, but is a different type
-where two types must be the same.
-"""
+"""Types of expressions at compile time, and when one is assignable to another (cel-go checker/types.go,
+common/types/types.go). ``any``, the type of attributes, unifies with everything, as ``dyn`` does, but is a different
+type where two types must be the same."""
 
 from functools import lru_cache
 from typing import Final

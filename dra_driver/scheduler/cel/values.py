@@ -1,10 +1,6 @@
-"""Values at run time: Python's own types where they fit, small classes for CEL's other types.
-
-int, double, string, bytes, bool and null are Python's int, float, str, bytes, bool and None; uint is UInt; lists are
-``list`` or ``range``; maps are CelMap. Also type names and sizes of values.
-
-Limits of one evaluation that cel-go does not have: sizes of lists and strings, and work that the cost leaves out.
-"""
+"""Values at run time, their type names and sizes. int, double, string, bytes, bool and null are Python's; uint is UInt;
+lists are ``list`` or ``range``; maps are CelMap. Sizes of lists and strings, and work without cost, have limits that
+cel-go lacks."""
 
 import re
 import threading
@@ -144,11 +140,8 @@ class NamedFormat(Struct, frozen=True):
 
 
 class CelQuantity(Struct, frozen=True, eq=False):
-    """A quantity: ``mantissa`` times ten to the ``scale``.
-
-    ``big``: Go keeps the number as a big decimal, for which ``isInteger`` is false. ``derived``: the result of add or
-    sub, for which ``other == derived`` is an error.
-    """
+    """A quantity: ``mantissa`` times ten to the ``scale``. ``big``: Go keeps it as a big decimal, for which
+    ``isInteger`` is false. ``derived``: the result of add or sub, for which ``other == derived`` is an error."""
 
     quantity: Quantity
     mantissa: int
@@ -177,10 +170,8 @@ _INT_LIMIT: Final = 2**63
 
 
 class CelMap:
-    """A map. One number in different types makes different keys, but a lookup finds a key of any number type.
-
-    The keys of ``data`` are encoded: str and int unchanged, others as tuples with a tag.
-    """
+    """A map. One number in different types makes different keys, but a lookup finds a key of any number type. The keys
+    of ``data`` are str and int, others are tuples with a tag."""
 
     __slots__ = ("data",)
 

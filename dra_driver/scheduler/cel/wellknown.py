@@ -1,8 +1,5 @@
-"""Names of types, and the protobuf messages that an expression can construct.
-
-These are the messages in the environment of selectors that occur in practice: wrappers, Duration, Timestamp and JSON.
-Other messages (Any, Empty, ...) are refused.
-"""
+"""Names of types, and the protobuf messages that an expression can construct: wrappers, Duration, Timestamp and JSON.
+Other messages of the environment (Any, Empty, ...) are refused."""
 
 from typing import Final
 

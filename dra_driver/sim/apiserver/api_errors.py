@@ -1,9 +1,5 @@
-"""Errors of the API server: the exceptions of `dra_driver.core.errors` with the real server's messages, codes and
-details.
-
-`status_body` turns one into a metav1.Status for HTTP clients. Texts and codes follow k8s.io/apimachinery
-pkg/api/errors, because people and programs match on them.
-"""
+"""Errors with the real server's messages, codes and details (k8s.io/apimachinery pkg/api/errors), because people and
+programs match on them. `status_body` turns one into a metav1.Status."""
 
 from collections.abc import Sequence
 

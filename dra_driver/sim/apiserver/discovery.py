@@ -1,9 +1,8 @@
 """Discovery and OpenAPI v3 documents, built from `kinds` and the field table of `schema`.
 
-Shapes: metav1.APIGroupList and metav1.APIResourceList. Clients that prefer the aggregated form
-(apidiscovery.k8s.io/v2) fall back to them. OpenAPI has the parts that kubectl uses for server-side validation, patches
-and `explain`: it reads the ``fieldValidation`` parameter of the PATCH operation (k8s.io/cli-runtime
-pkg/resource/query_param_verifier_v3.go) and merge keys (kubectl pkg/cmd/apply/patcher.go).
+Discovery has metav1.APIGroupList and metav1.APIResourceList, to which clients of apidiscovery.k8s.io/v2 fall back.
+OpenAPI has the parts that kubectl uses: the ``fieldValidation`` parameter of PATCH (k8s.io/cli-runtime
+pkg/resource/query_param_verifier_v3.go), merge keys (kubectl pkg/cmd/apply/patcher.go), and types for `explain`.
 """
 
 import hashlib

@@ -1,7 +1,4 @@
-"""JSON objects as plain Python values: copying, reading nested fields.
-
-Objects in the store are never changed in place: copy an object with `copy_json` before changing it.
-"""
+"""JSON objects as plain Python values. Stored objects are never changed in place: copy one with `copy_json` before."""
 
 import json
 from collections.abc import Callable

@@ -1,8 +1,5 @@
-"""The description of one kind of object: names, scope and write rules. `kinds` has all kinds.
-
-Names follow Kubernetes' discovery documents (metav1.APIResource) and registry strategies (rest.RESTCreateStrategy and
-its siblings).
-"""
+"""The description of one kind of object: names (metav1.APIResource), scope and write rules (rest.RESTCreateStrategy and
+its siblings). `kinds` has all kinds."""
 
 from collections.abc import Callable
 
@@ -13,12 +10,9 @@ from dra_driver.sim.apiserver.validation import StatusCause, dns_subdomain
 
 
 class Review(Struct, frozen=True, kw_only=True):
-    """The context of a validation.
-
-    ``old`` is the stored object on updates, None on creates. ``subresource`` is the one written to, "" for the object
+    """The context of a validation. ``old`` is the stored object, None on creates. ``subresource`` is "" for the object
     itself. ``check_cel`` returns None for an expression that compiles, else the compiler's message.
-    ``namespace_labels`` returns the labels of the object's namespace.
-    """
+    ``namespace_labels`` returns the labels of the object's namespace."""
 
     old: Obj | None = None
     subresource: str = ""
@@ -27,11 +21,8 @@ class Review(Struct, frozen=True, kw_only=True):
 
 
 class WriteRules(Struct, frozen=True, kw_only=True):
-    """A kind's behaviour on writes. Each function may change its first argument only.
-
-    ``default`` sets the defaults that the real server sets when it decodes an object. ``prepare_create`` and
-    ``prepare_update`` run before validation; ``prepare_update`` gets the object, the stored object and the subresource.
-    """
+    """A kind's behaviour on writes. Each function may change only its first argument. ``default`` sets the defaults of
+    decoding. ``prepare_create`` and ``prepare_update`` (object, stored object, subresource) run before validation."""
 
     default: Callable[[Obj], None] = lambda _obj: None
     prepare_create: Callable[[Obj], None] = lambda _obj: None
@@ -40,13 +31,10 @@ class WriteRules(Struct, frozen=True, kw_only=True):
 
 
 class ResourceKind(Struct, frozen=True, kw_only=True, eq=False):
-    """One served kind. Compared by identity: the constants in `kinds.py` are the only instances.
-
-    ``name_rule`` returns a message for each rule that metadata.name breaks. ``selectable`` are the dotted paths that
-    field selectors may use besides metadata.name and metadata.namespace. ``default_propagation`` is the propagation
-    policy of a delete without one. With ``returns_deleted`` a delete returns the object in place of a Status.
-    ``keeps_status_on_create`` is for kinds that are created with a status (nodes).
-    """
+    """One served kind, compared by identity. ``name_rule`` returns a message for each rule that metadata.name breaks.
+    ``selectable`` are dotted paths for field selectors besides metadata.name and metadata.namespace.
+    ``default_propagation`` is for deletes without one; with ``returns_deleted`` a delete returns the object, not a
+    Status. ``keeps_status_on_create`` is for nodes."""
 
     kind: str
     group: str = ""

@@ -1,9 +1,6 @@
-"""Every kind that the embedded API server serves, with names, subresources and rules.
-
-In-process users refer to kinds by these constants (`PODS`, `RESOURCE_CLAIMS`, ...). Names, short names and scopes are
+"""Every kind that the embedded API server serves, as constants (`PODS`, `RESOURCE_CLAIMS`, ...). Names and scopes are
 those of Kubernetes 1.36's discovery documents; generation, unconditional updates and create-on-update follow its
-registry strategies.
-"""
+registry strategies."""
 
 from functools import partial
 

@@ -1,6 +1,9 @@
-"""Requests, replies and the targets of URL paths as values, independent of the web server.
+"""Requests, replies and the targets of URL paths (k8s.io/apiserver pkg/endpoints/request/requestinfo.go) as values,
+independent of the web server.
 
-Paths: k8s.io/apiserver pkg/endpoints/request/requestinfo.go.
+Protobuf request bodies, which typed Go clients such as ``kubectl create`` send, are decoded with `protobuf.json`, which
+``scripts/distill_protobuf.py`` writes; replies are always JSON. Envelope: k8s.io/apimachinery
+pkg/runtime/serializer/protobuf.
 """
 
 import base64
@@ -192,10 +195,8 @@ class ApiRequest(Struct, frozen=True, kw_only=True):
         return self.headers.get("content-type", JSON).partition(";")[0].strip() or JSON
 
     def wants(self, shape: str) -> bool:
-        """Whether the first acceptable form in Accept is ``shape``.
-
-        Shapes are Table, PartialObjectMetadata and PartialObjectMetadataList.
-        """
+        """Return whether the first acceptable form in Accept is ``shape``: Table, PartialObjectMetadata or
+        PartialObjectMetadataList."""
         for choice in self.accept.split(","):
             media_type, *options = [option.strip() for option in choice.split(";")]
             wanted = next((option.removeprefix("as=") for option in options if option.startswith("as=")), "")

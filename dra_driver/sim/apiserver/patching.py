@@ -1,9 +1,6 @@
-"""Apply a patch in one of the four formats of the Kubernetes API. No I/O.
-
-JSON patch: RFC 6902 over pointers of RFC 6901, all or nothing. Merge patch: RFC 7386. Strategic merge patch: lists
-merge by the keys in the schema; directives follow k8s.io/apimachinery pkg/util/strategicpatch/patch.go. `serverapply`
-has server-side apply.
-"""
+"""Apply a patch in one of the four formats of the Kubernetes API: JSON patch (RFC 6902 with pointers of RFC 6901, all
+or nothing), merge patch (RFC 7386), strategic merge patch (k8s.io/apimachinery pkg/util/strategicpatch/patch.go), and
+server-side apply (`serverapply`)."""
 
 from msgspec import Struct
 
@@ -215,9 +212,7 @@ PATCH_TYPES = (JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, APPLY_PATCH)
 
 class Patch(Struct, frozen=True, kw_only=True):
     """A change: ``body`` is a list of operations for JSON patches, else an object; ``type`` one of `PATCH_TYPES`.
-
-    ``manager`` and ``force`` are for apply patches: the owner of the fields, and whether to take over others' fields.
-    """
+    ``manager`` (owner of the fields) and ``force`` (take over others' fields) are for apply patches."""
 
     body: object
     type: str = MERGE_PATCH

@@ -1,7 +1,9 @@
-"""Subresources other than status and proxy: logs, bindings and evictions of pods, the scale of workloads.
+"""Subresources other than status: logs, bindings, evictions and GET through the proxy of pods, the scale of workloads.
+Evictions follow kubernetes/kubernetes pkg/registry/core/pod/storage/eviction.go.
 
-Evictions follow kubernetes/kubernetes pkg/registry/core/pod/storage/eviction.go: which pods need no budget, what an
-unready pod may do, the count in the budget's status, the pod's condition DisruptionTarget, and the messages.
+As in the real server (pkg/registry/core/pod/rest/subresources.go, strategy.go ResourceLocation; k8s.io/apimachinery
+pkg/util/proxy/transport.go), the proxy drops the caller's credentials, does not follow redirects, and answers 503 for
+an unreachable port. Here it serves only GET over http, up to 16 MiB and 10 s.
 """
 
 import http.client
@@ -153,10 +155,8 @@ _ATTEMPTS = 20
 
 
 def before_eviction(store: Store, target: Target, options: Obj) -> None:
-    """What happens before the pod is deleted: ask its budget, and set the condition that tells its owner why it ends.
-
-    ``options`` are the DeleteOptions of the eviction. Raises NotFoundError, and errors 429 and 500 as the real server.
-    """
+    """Ask the pod's budget, and set the condition that tells the pod's owner the reason. ``options`` are the
+    DeleteOptions of the eviction. Raises NotFoundError, and errors 429 and 500 as the real server."""
     pod = store.get(PODS, target.name, target.namespace)
     wanted, dry_run = dig(options, "preconditions", "uid", default=""), "All" in entries(options, "dryRun")
     if wanted and pod["metadata"]["uid"] != wanted:
@@ -286,10 +286,8 @@ def plan_proxy(store: Store, request: ApiRequest) -> ProxyPlan:
 
 
 def fetch(plan: ProxyPlan, *, most_bytes: int = MAX_ANSWER_BYTES, within_s: float = ANSWER_S) -> Reply:
-    """Ask, and return the answer with its own status. Raises KubernetesApiError (503).
-
-    Blocks for ``within_s``, and at most `ANSWER_S` longer for a process that then sends nothing.
-    """
+    """The answer with its own status. Raises KubernetesApiError (503). Blocks for ``within_s``, and at most `ANSWER_S`
+    longer for a process that then sends nothing."""
     deadline = monotonic() + within_s
     connection = http.client.HTTPConnection(_HOST, plan.port, timeout=ANSWER_S)
     try:

@@ -1,8 +1,5 @@
-"""The columns and rows of `kubectl get`, by kind.
-
-Texts follow k8s.io/apimachinery pkg/util/duration and kubernetes/kubernetes
-pkg/printers/internalversion/printers.go. This project's own kinds have the columns of their CustomResourceDefinitions.
-"""
+"""The columns and rows of `kubectl get`, by kind (k8s.io/apimachinery pkg/util/duration, kubernetes/kubernetes
+pkg/printers/internalversion/printers.go); this project's kinds have the columns of their CustomResourceDefinitions."""
 
 import math
 import re

@@ -1,9 +1,9 @@
 """Deletion: preconditions, grace periods of pods, finalizers, dependents and namespaces.
 
-The work of the real cluster's garbage collector and namespace controller is done at once, under the store's lock, so
-that nothing depends on timing. Rules: k8s.io/apiserver pkg/registry/rest/delete.go and
-pkg/registry/generic/registry/store.go, pkg/controller/garbagecollector of kubernetes/kubernetes. Running pods stay
-until their kubelet deletes them with grace period 0.
+The garbage collector's and namespace controller's work is done immediately, under the store's lock, so that nothing
+depends on timing. Rules: k8s.io/apiserver pkg/registry/rest/delete.go and pkg/registry/generic/registry/store.go,
+kubernetes/kubernetes pkg/controller/garbagecollector. Running pods stay until their kubelet deletes them with grace
+period 0.
 """
 
 from collections.abc import Callable
@@ -35,11 +35,9 @@ class DeleteOptions(Struct, frozen=True, kw_only=True):
 
 
 class Removal:
-    """Deletes objects of an `ObjectState` and completes pending deletions. Not thread-safe; the store locks.
-
-    ``when_terminating`` is called with the name of a namespace that was marked for deletion, and must arrange a call of
-    `empty_namespace`; the default calls it at once.
-    """
+    """Deletes objects of an `ObjectState` and completes pending deletions, under the store's lock. ``when_terminating``
+    gets the name of a namespace that was marked for deletion, and must arrange a call of `empty_namespace`; the default
+    calls it."""
 
     def __init__(self, state: ObjectState, clock: Clock, when_terminating: Callable[[str], None] | None = None) -> None:
         self._state = state
@@ -47,10 +45,8 @@ class Removal:
         self._when_terminating = when_terminating or self.empty_namespace
 
     def delete(self, kind: ResourceKind, key: Key, options: DeleteOptions) -> Record:
-        """Remove the object, or mark it while a grace period, finalizers or dependents block that.
-
-        Returns the last version.
-        """
+        """Remove the object, or mark it while a grace period, finalizers or dependents block that; returns the last
+        version."""
         record = self._state.get(kind, key)
         if record is None:
             raise not_found(kind, key[1])

@@ -1,8 +1,5 @@
-"""Routes a request to a verb, a watch, a log or a proxy, and serves the paths that are not objects.
-
-Those are health, version, discovery, OpenAPI and access reviews. Every error is an exception of
-`dra_driver.core.errors`.
-"""
+"""Route a request to a verb, a watch, a log or a proxy, and serve health, version, discovery, OpenAPI and access
+reviews. Every error is an exception of `dra_driver.core.errors`."""
 
 from collections.abc import Callable, Sequence
 

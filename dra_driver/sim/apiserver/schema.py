@@ -1,7 +1,7 @@
 """The fields of objects and how their lists and maps merge: for decoding, strategic merge patches and apply patches.
 
-`schema.json` is distilled from Kubernetes 1.36.2's OpenAPI document by ``scripts/distill_openapi.py``. Decoding follows
-Go's decoder in the real server: it drops unknown fields and reports them, drops nulls, and rejects wrong JSON types.
+``scripts/distill_openapi.py`` distills `schema.json` from Kubernetes 1.36.2's OpenAPI document. Decoding follows Go's
+decoder: it drops nulls, drops and reports unknown fields, and rejects wrong JSON types.
 """
 
 from functools import cache
@@ -41,10 +41,8 @@ class SchemaTable(Struct):
 
 class FieldType(Struct, frozen=True, kw_only=True):
     """The type of a field. ``wraps`` are its containers, outermost first, ``[]`` or ``{}``; ``name`` is the item type.
-
     ``list_type`` is atomic, set, map or ""; ``keys`` identify items of a map list; apply patches replace ``atomic``
-    values as a whole; ``patch`` and ``patch_key`` are for strategic merge patches.
-    """
+    values as a whole; ``patch`` and ``patch_key`` are for strategic merge patches."""
 
     name: str
     wraps: tuple[str, ...] = ()
@@ -108,10 +106,8 @@ def type_of(kind: ResourceKind) -> FieldType:
 
 
 def decode(kind: ResourceKind, obj: Obj) -> list[str]:
-    """Drop nulls and unknown fields in place; returns the paths of unknown fields.
-
-    Raises InvalidObjectError (400) for a wrong JSON type.
-    """
+    """Drop nulls and unknown fields in place; returns the paths of unknown fields. Raises InvalidObjectError (400) for
+    a wrong JSON type."""
     unknown: list[str] = []
     try:
         _decode_fields(obj, type_of(kind).name, "", unknown)

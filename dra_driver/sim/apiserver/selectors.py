@@ -1,7 +1,4 @@
-"""Label and field selectors: parsing and matching.
-
-Grammar and messages follow k8s.io/apimachinery pkg/labels/selector.go and pkg/fields/selector.go.
-"""
+"""Label and field selectors, as k8s.io/apimachinery pkg/labels/selector.go and pkg/fields/selector.go."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -95,11 +92,8 @@ def _text(value: object) -> str:
 def field_match(
     selector: str, allowed: Sequence[str] | None = None, unsupported: str = "field label not supported: {key}"
 ) -> Match | None:
-    """A predicate for ``a.b=x,c!=y``; None for an empty selector.
-
-    ``allowed`` are the paths that the kind supports; None allows any path (in-process callers). A missing field has the
-    value "". Raises InvalidObjectError (400) on bad syntax or an unsupported path.
-    """
+    """A predicate for ``a.b=x,c!=y``; None for an empty selector. ``allowed`` are the supported paths, None for any. A
+    missing field has the value "". Raises InvalidObjectError (400) on bad syntax or an unsupported path."""
     if not selector.strip():
         return None
     terms: list[tuple[list[str], bool, str]] = []

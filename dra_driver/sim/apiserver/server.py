@@ -1,4 +1,4 @@
-"""Runs the API server: uvicorn in a thread, on 127.0.0.1 with its own certificate and token.
+"""Run the API server: uvicorn in a thread, on 127.0.0.1 with its own certificate and token.
 
 Start: 1. bind the socket, 2. run the event loop in a thread, 3. wait until it accepts connections (10 s). Stop: 1. end
 every watch, 2. let requests in flight finish (0.3 s), 3. abort the other connections, 4. join the thread (5 s).
@@ -200,11 +200,9 @@ NAMESPACE_DELAY_S = 1.0
 
 
 class ApiServer:
-    """The embedded cluster's API server. Start it once, stop it once; ``store`` outlives it.
-
-    ``port`` 0 chooses a free port. ``check_cel`` returns None if a CEL expression compiles, else the compiler's
-    message. ``successor_of`` is a stopped server, whose store, port, token and certificate this one uses: a restart.
-    """
+    """The embedded cluster's API server. Start it once, stop it once; ``store`` outlives it. ``port`` 0 chooses a free
+    port. ``check_cel`` returns None if a CEL expression compiles, else the compiler's message. ``successor_of`` is a
+    stopped server, whose store, port, token and certificate this one uses: a restart."""
 
     def __init__(
         self,

@@ -1,11 +1,9 @@
-"""Server-side apply: merges a manager's configuration, drops fields that it no longer has, and detects conflicts.
-
-metadata.managedFields has Apply operations only. Plain updates are not recorded, because that would cost time on every
-write; so only appliers can conflict. Other semantics follow KEP-555 and k8s.io/apimachinery pkg/util/managedfields.
+"""Server-side apply: merge a manager's configuration, drop fields that it no longer has, and detect conflicts. Follows
+KEP-555 and k8s.io/apimachinery pkg/util/managedfields, but records only Apply operations, so only appliers conflict.
 
 Fields are paths of steps: ``f:name`` a field, ``k:{"name":"x"}`` a list item by its keys, ``v:"x"`` a member of a set.
-In managedFields (metav1.FieldsV1) a set of paths is a tree, in which ``.`` stands for an item itself
-(sigs.k8s.io/structured-merge-diff fieldpath/serialize.go).
+In metav1.FieldsV1 they are a tree in which ``.`` is an item itself (sigs.k8s.io/structured-merge-diff
+fieldpath/serialize.go).
 """
 
 import json
@@ -25,9 +23,8 @@ _IDENTITY = ("name", "namespace", "uid", "resourceVersion", "creationTimestamp",
 def apply(
     kind: ResourceKind, live: Obj | None, config: Obj, manager: str, now: str, *, force: bool, subresource: str
 ) -> Obj:
-    """The object after ``manager`` applied ``config``. Raises ConflictError when another applier owns a field
-    differently.
-    """
+    """The object after ``manager`` applied ``config``. Raises ConflictError when another applier owns a field with
+    another value."""
     if not manager:
         raise bad_request(
             'PatchOptions.meta.k8s.io "" is invalid: fieldManager: Required value: is required for apply patch'

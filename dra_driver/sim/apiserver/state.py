@@ -1,12 +1,6 @@
-"""Current versions of all objects, the history for watches, and the index of owners.
-
-Not thread-safe: `store.Store` calls it under its lock. Stored objects are never changed in place, so a reader may keep
-one without copying as long as it does not write to it.
-
-Also the watch for in-process users: a queue of changes, filled under the store's lock and emptied without it. A
-subscriber that is `MAX_BEHIND` changes behind gets a GoneError and must list again, as the real server closes a slow
-HTTP watch.
-"""
+"""Current versions of all objects, the history for watches, the index of owners, and the watch of in-process users.
+`store.Store` calls it under its lock. Stored objects are never changed in place, so a reader may keep one without
+copying."""
 
 import threading
 from collections import deque
@@ -144,10 +138,9 @@ MAX_BEHIND = 100_000
 
 
 class Subscription:
-    """Changes of some kinds. Thread-safe; created by ``Store.watch``.
-
-    ``wake`` is called after each change, from the writer's thread and under the store's lock: it must only signal.
-    """
+    """A queue of changes of some kinds, made by ``Store.watch``. Thread-safe. ``wake`` is called after each change,
+    under the store's lock: it must only signal. `MAX_BEHIND` unread changes end it with GoneError, as the real server
+    closes a slow watch."""
 
     def __init__(
         self,

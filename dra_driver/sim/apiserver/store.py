@@ -1,11 +1,8 @@
-"""The API for in-process users: scheduler, controllers and simulated kubelets.
+"""The API for in-process users (scheduler, controllers, simulated kubelets), with the objects and rules of HTTP.
 
-The same objects and rules as over HTTP (validation, defaults, resourceVersion conflicts, finalizers, garbage
-collection); errors are those of `dra_driver.core.errors`. Semantics follow the Kubernetes API conventions.
-
-    store.create(PODS, {"metadata": {"name": "p", "namespace": "default"}, "spec": {...}})
-    with store.watch([PODS, RESOURCE_CLAIMS], wake=changed.set) as changes:   # existing objects first, as ADDED
-        while changed.wait(): changed.clear(); changes.take_all()
+store.create(PODS, {"metadata": {"name": "p", "namespace": "default"}, "spec": {...}})
+with store.watch([PODS, RESOURCE_CLAIMS], wake=changed.set) as changes:   # existing objects first, as ADDED
+    while changed.wait(): changed.clear(); changes.take_all()
 """
 
 import threading
@@ -91,11 +88,10 @@ class Listing(Struct, frozen=True):
 class Store:
     """Every object of the embedded cluster. Thread-safe; every object in or out is a copy that the caller may change.
 
-    ``check_cel`` checks every CEL expression of a selector: it returns None, or the compiler's message.
-    ``namespace_delay_s`` is how long a deleted namespace keeps its contents: kubectl deletes the objects of a manifest
-    one by one, and must still find those in a namespace that it deleted before. ``namespace`` is "" for cluster-scoped
-    kinds. Errors: NotFoundError, AlreadyExistsError, ConflictError (stale resourceVersion, failed precondition),
-    InvalidObjectError (with causes in ``details``), ForbiddenError, GoneError.
+    ``check_cel`` returns None for a valid CEL expression, else the compiler's message. A deleted namespace keeps its
+    contents for ``namespace_delay_s``, because kubectl deletes the objects of a manifest one by one. ``namespace`` is
+    "" for cluster-scoped kinds. Errors: NotFoundError, AlreadyExistsError, ConflictError (stale resourceVersion, failed
+    precondition), InvalidObjectError (with causes in ``details``), ForbiddenError, GoneError.
     """
 
     def __init__(
@@ -166,11 +162,9 @@ class Store:
         subresource: str = "",
         options: WriteOptions = PLAIN_WRITE,
     ) -> Obj:
-        """Change the object by a JSON, merge, strategic merge or apply patch.
-
-        Raises ConflictError only if the patch contains a stale resourceVersion, or for an apply patch that conflicts
-        with another manager. An apply patch creates a missing object.
-        """
+        """Change the object by a JSON, merge, strategic merge or apply patch; an apply patch creates a missing object.
+        Raises ConflictError for a stale resourceVersion in the patch, or an apply patch that conflicts with another
+        manager."""
         with self._lock:
             record = self._state.get(kind, (namespace, name))
             if record is None and (subresource or not patch.is_apply):
@@ -185,19 +179,15 @@ class Store:
             return self._copied(written)
 
     def delete(self, kind: ResourceKind, name: str, namespace: str = "", options: DeleteOptions | None = None) -> Obj:
-        """Delete the object or mark it for deletion; returns the last version.
-
-        Raises NotFoundError, and ConflictError if a precondition does not hold.
-        """
+        """Delete the object or mark it for deletion; returns the last version. Raises NotFoundError, and ConflictError
+        if a precondition does not hold."""
         return self.remove(kind, name, namespace, options)[1]
 
     def remove(
         self, kind: ResourceKind, name: str, namespace: str = "", options: DeleteOptions | None = None
     ) -> tuple[bool, Obj]:
-        """Like `delete`; returns also whether the object is removed.
-
-        It is only marked while a grace period, finalizers or dependents block its removal.
-        """
+        """Like `delete`; returns also whether the object is removed. A grace period, finalizers or dependents delay
+        that."""
         with self._lock:
             last = self._copied(self._removal.delete(kind, (namespace, name), options or DeleteOptions()))
             return self._state.by_uid(last["metadata"]["uid"]) is None, last
@@ -215,11 +205,9 @@ class Store:
         namespace: str = "",
         wake: Callable[[], None] | None = None,
     ) -> Subscription:
-        """Watch ``kinds``. With ``since`` None existing objects come first, as ADDED; else the changes after ``since``.
-
-        Raises GoneError if ``since`` is older than the history: list again. ``wake`` is called after each change under
-        the store's lock, so it must only signal.
-        """
+        """Watch ``kinds``: the changes after ``since``, None for existing objects first, as ADDED. Raises GoneError if
+        ``since`` is older than the history: list again. ``wake`` is called under the store's lock, so it must only
+        signal."""
         chosen = tuple(kinds)
         subscription = Subscription(chosen, namespace, wake, self._detach)
         with self._lock:

@@ -1,8 +1,5 @@
-"""Name formats of Kubernetes, and broken validation rules with the messages and reasons of the real API server.
-
-Formats and texts follow k8s.io/apimachinery pkg/util/validation, its package field, and pkg/api/validate/content,
-because people and programs match on them.
-"""
+"""Name formats of Kubernetes, and broken validation rules with the real API server's messages and reasons, on which
+people and programs match (k8s.io/apimachinery pkg/util/validation with field, pkg/api/validate/content)."""
 
 import json
 import re
@@ -169,10 +166,8 @@ def label_key(key: str) -> list[str]:
 
 
 def is_extended(resource: str) -> bool:
-    """Whether a resource is outside of Kubernetes' own domain (helper.IsExtendedResourceName).
-
-    A class's implicit ``deviceclass.resource.kubernetes.io/<class>`` is inside, so it needs no limit.
-    """
+    """Return whether a resource is outside of Kubernetes' own domain (helper.IsExtendedResourceName). A class's
+    implicit ``deviceclass.resource.kubernetes.io/<class>`` is inside, so it needs no limit."""
     domain, slash, _ = resource.partition("/")
     return bool(slash) and domain != "kubernetes.io" and not domain.endswith(".kubernetes.io")
 

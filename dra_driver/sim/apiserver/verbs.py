@@ -1,8 +1,6 @@
-"""The verbs of the API on one target: get, list, create, update, patch, delete, deletecollection.
-
-Reads options from the query as k8s.io/apiserver pkg/endpoints/handlers does, calls the store, and formats the reply.
-Errors are those of `dra_driver.core.errors`. `watching` and `pod_subresources` have the other verbs.
-"""
+"""The verbs of the API on one target: get, list, create, update, patch, delete, deletecollection; and the forms of
+their replies. Options of the query follow k8s.io/apiserver pkg/endpoints/handlers. Errors are those of
+`dra_driver.core.errors`."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -51,10 +49,7 @@ def _row(kind: ResourceKind, printer: Printer, obj: Obj, now: datetime, include:
 def table(
     kind: ResourceKind, objects: Iterable[Obj], metadata: Obj, now: datetime, *, include: str = "", headers: bool = True
 ) -> Obj:
-    """A table with one row per object.
-
-    ``include`` is how much of the object each row has; ``headers`` False leaves out the column definitions.
-    """
+    """A table with one row per object. ``include`` is how much of the object each row has."""
     printer = printer_of(kind.kind)
     return {
         "kind": "Table",

@@ -1,8 +1,5 @@
-"""Creates and updates objects: decode, default, prepare, validate, store; sets the metadata that only the server sets.
-
-A kind's own behaviour is in its `WriteRules`. The order of steps follows k8s.io/apiserver
-pkg/registry/rest/{create,update}.go.
-"""
+"""Create and update objects: decode, default, prepare, validate, store, and set the server's metadata, in the order of
+k8s.io/apiserver pkg/registry/rest/{create,update}.go. A kind's behaviour is in its `WriteRules`."""
 
 import uuid
 from collections.abc import Callable

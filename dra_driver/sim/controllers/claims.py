@@ -1,8 +1,12 @@
-"""The resourceclaim controller of kube-controller-manager.
+"""The resourceclaim controller and the device taint eviction of kube-controller-manager.
 
-Creates a ResourceClaim for each template that a pod names, removes finished pods from ``status.reservedFor``,
-deallocates claims without users, and deletes generated claims of finished pods. Follows kubernetes/kubernetes
-pkg/controller/resourceclaim/controller.go.
+The first creates a ResourceClaim for each template that a pod names, removes finished pods from ``status.reservedFor``,
+deallocates claims without users, and deletes generated claims of finished pods (kubernetes/kubernetes
+pkg/controller/resourceclaim/controller.go).
+
+The second follows pkg/controller/devicetainteviction of 1.36: only tolerations that name NoExecute count, of several
+the shortest; the time is that of the taint; claims for extended resources are ignored (kubernetes#141290); the pod is
+deleted, whatever its PodDisruptionBudget. DeviceTaintRules are not served.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,11 +1,8 @@
-"""Controllers of deployments, replica sets and jobs.
+"""Controllers of deployments, replica sets, jobs and PodDisruptionBudgets (kubernetes/kubernetes
+pkg/controller/{deployment,replicaset,job,ttlafterfinished,disruption}).
 
-Deployments follow pkg/controller/deployment of kubernetes/kubernetes: one replica set per pod template, hash label,
-maxSurge and maxUnavailable (default 25 %), conditions Available and Progressing. Not implemented: rollback, pause and
-history limits; old replica sets are deleted once they are empty. Replica sets follow pkg/controller/replicaset. Jobs
-follow pkg/controller/job and pkg/controller/ttlafterfinished: completions, parallelism, backoffLimit,
-activeDeadlineSeconds and ttlSecondsAfterFinished. Not implemented: indexes and pod failure policies; suspended jobs are
-skipped.
+Not implemented: rollback, pause and history limits of deployments (old replica sets are deleted once they are empty),
+indexes and pod failure policies of jobs; suspended jobs are skipped.
 """
 
 import hashlib

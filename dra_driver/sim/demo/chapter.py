@@ -1,7 +1,4 @@
-"""What the chapters of the demonstration share: a namespace, pods, waits, commands and tables.
-
-Commands run as a user runs them: as a child process, whose output is shown.
-"""
+"""A chapter of the demonstration: a namespace, pods, waits, tables, and commands that run as child processes."""
 
 import subprocess
 import sys

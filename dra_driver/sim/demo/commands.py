@@ -1,8 +1,6 @@
-"""Chapter: ``kubectl dra explain`` for a pending pod, and the proof that it was right.
-
-Holder pods leave one GPU of a model free on each node. A pod that needs two on one node waits. It starts when the
-holders are deleted.
-"""
+"""Chapters about commands: ``kubectl dra explain`` for a pending pod, with the proof that it is right (holder pods
+leave one GPU of a model free on each node; a pod that needs two starts when they are deleted), and ``kubectl dra
+migrate`` for a manifest of the device plugin, whose result runs."""
 
 from collections import Counter
 from pathlib import Path

@@ -1,8 +1,6 @@
-"""The demonstration: runs every example on two nodes with different GPUs and prints what happened.
-
-Examples that need other GPUs or policies (`requirements`) run last, each group on its own cluster. The demonstration
-fails if an example does not meet its expectations or leaves something behind.
-"""
+"""The demonstration: run every example on two nodes with different GPUs. Examples that need other GPUs or policies
+(`requirements`) run last, each group on its own cluster. Fails if an example misses its expectations or leaves
+something behind."""
 
 import json
 import time
@@ -27,10 +25,8 @@ EXAMPLES = Path("examples")
 
 
 def run(root: Path, say: Say, *, nodes: dict[str, str] | None = None) -> bool:
-    """Run the demonstration with the manifests below ``root``; returns whether all expectations were met.
-
-    Raises ConfigurationError if there are no manifests, RetryableError if the cluster does not start.
-    """
+    """Run the demonstration with the manifests below ``root``; returns whether all expectations were met. Raises
+    ConfigurationError without manifests, RetryableError if the cluster does not start."""
     examples = sorted((root / EXAMPLES).glob("*.yaml"))
     if not examples or not (root / CLASSES).is_file():
         raise ConfigurationError(

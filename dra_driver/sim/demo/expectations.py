@@ -1,20 +1,18 @@
-"""Parses the ``# expect:`` lines of an example and checks them against a cluster.
+"""Parse the ``# expect:`` lines of an example and check them against any cluster through `loop.Client`.
 
-Works on any cluster through `client.Client`, so the embedded cluster and a real one are checked for the same
-expectations. `requirements` reads which cluster an example needs.
-
-    # expect: pod/NAME Running sees N GPU(s)        all containers ready; their logs list exactly the allocated devices,
-    # expect: pod/NAME Running sees N MIG device(s)   GPUs compared by UUID, MIG devices by parent and profile
-    # expect: pod/NAME Running sees N MIG device(s) of profile P
-    # expect: pod/NAME Running sees N GPU(s) and M MIG device(s)
-    # expect: pod/NAME Pending                      with condition PodScheduled=False
-    # expect: pod/NAME logs LINE                    every container's log has the line, for example CUDA_MPS_…=…
-    # expect: container POD/C logs LINE             the log of this container has the line
-    # expect: job/NAME Complete
-    # expect: deployment/NAME Available             every replica available
-    # expect: pods A B same GPU                     and: different GPUs; parents of MIG devices count
-    # expect: pods A B same MIG device              and: different MIG devices
-    # expect: containers POD/C1 POD/C2 same GPU     and the other three"""
+# expect: pod/NAME Running sees N GPU(s)        all containers ready; their logs list exactly the allocated devices,
+# expect: pod/NAME Running sees N MIG device(s)   GPUs compared by UUID, MIG devices by parent and profile
+# expect: pod/NAME Running sees N MIG device(s) of profile P
+# expect: pod/NAME Running sees N GPU(s) and M MIG device(s)
+# expect: pod/NAME Pending                      with condition PodScheduled=False
+# expect: pod/NAME logs LINE                    every container's log has the line, for example CUDA_MPS_…=…
+# expect: container POD/C logs LINE             the log of this container has the line
+# expect: job/NAME Complete
+# expect: deployment/NAME Available             every replica available
+# expect: pods A B same GPU                     and: different GPUs; parents of MIG devices count
+# expect: pods A B same MIG device              and: different MIG devices
+# expect: containers POD/C1 POD/C2 same GPU     and the other three
+"""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -47,9 +45,7 @@ _NAME: Final = r"[a-z0-9][a-z0-9.-]*"
 
 class Expectation(Struct, frozen=True, kw_only=True):
     """One expectation. ``names`` has one object for the kinds pod, job, deployment and logs, several for the others.
-
-    ``profile`` is the MIG profile of all partitions, "" for any. ``line`` is the line that a log must contain.
-    """
+    ``profile`` is the MIG profile of all partitions, "" for any. ``line`` is the line that a log must contain."""
 
     text: str
     kind: str

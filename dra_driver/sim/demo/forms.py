@@ -1,7 +1,5 @@
-"""Chapter: claims turn one H100 into a whole GPU, seven MIG devices, and three memory shares.
-
-The ResourceSlices stay the same throughout. Claims that exclude each other wait for each other.
-"""
+"""Chapter: claims turn one H100 into a whole GPU, seven MIG devices, and three memory shares. The ResourceSlices stay
+the same; claims that exclude each other wait for each other."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """Chapter: GPUs become unhealthy under two Deployments, whose pods move, and accept claims again after they recover.
-
-The policy requests eviction. Kubernetes evicts the pod that has a claim. The controller, which runs as its own process
-here, evicts the pod that requests an extended resource, which Kubernetes 1.36 does not evict.
-"""
+The policy requests eviction: Kubernetes evicts the pod with a claim, the controller the pod that requests an extended
+resource, which Kubernetes 1.36 does not evict."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,8 +1,5 @@
-"""Chapter: a GpuPolicy is applied as an object, its outcome is shown, and it is deleted.
-
-Nodes and the controller report a few seconds later, and a deleted policy counts for five more seconds. So the chapter
-has three parts, and examples run between them.
-"""
+"""Chapter: apply a GpuPolicy as an object, show its outcome, delete it. Examples run between the three parts, because
+nodes and the controller report a few seconds later, and a deleted policy counts for five more seconds."""
 
 import json
 from collections.abc import Mapping
@@ -24,10 +21,8 @@ _TEAM: Final = {"name": "team", "string": "vision"}
 
 class PolicyChapter(Chapter):
     """`apply`, `show_outcome` and `restored` in this order, each once, with a running controller inside the context.
-
-    The policy is for one GPU, which claims may still have whole, so examples that run between the parts do not need it.
-    ``problem`` is the first unmet expectation, "" without one; the parts after it only delete the policy.
-    """
+    The policy is for one GPU, which claims may still have whole. ``problem`` is the first unmet expectation, "" without
+    one; the parts after it only delete the policy."""
 
     def __init__(self, cluster: Cluster, say: Say) -> None:
         super().__init__(cluster, say, "")

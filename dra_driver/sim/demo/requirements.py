@@ -1,12 +1,9 @@
-"""Parses the ``# cluster:`` and ``# policy:`` lines of an example: which cluster it needs.
+"""Parse the ``# cluster:`` and ``# policy:`` lines of an example; without one it runs on any cluster, without policies.
+Examples with the same requirements share a cluster.
 
     # cluster: gpu-a=4xa100-sxm4-40gb+mig           exactly these nodes with these GPUs; several nodes separated by
     # cluster: gpu-a=1xh100-sxm5-80gb gpu-b=hw.yaml   blanks; paths of specification files are relative to the example
-    # policy: policies/mps.yaml                     a GpuPolicy file for every node, relative to the example;
-                                                      may be repeated
-
-Without a ``# cluster:`` line an example runs on any cluster, without a ``# policy:`` line it runs without policies.
-Examples with the same requirements share a cluster.
+    # policy: policies/mps.yaml                     a GpuPolicy file for every node, relative to the example; repeatable
 """
 
 import re
@@ -88,11 +85,8 @@ def _file(example: Path, value: str) -> Path:
 
 
 class ClusterPool:
-    """A context manager that provides running clusters.
-
-    ``nodes`` are for examples without requirements. ``prepare`` is called once with each started cluster, for example
-    to create device classes. Ask in the order of `requirements.group_examples`, so that each cluster starts once.
-    """
+    """A context manager that provides running clusters. ``nodes`` are for examples without requirements. ``prepare`` is
+    called once with each started cluster. Ask in the order of `group_examples`, so that each cluster starts once."""
 
     def __init__(self, nodes: Mapping[str, str], prepare: Callable[[Cluster], object] = lambda _cluster: None) -> None:
         self._nodes = dict(nodes)
@@ -107,10 +101,8 @@ class ClusterPool:
         self.stop()
 
     def cluster(self, requirements: Requirements) -> Cluster:
-        """A running cluster that meets the requirements; stops the former one if it does not.
-
-        Every node has published its GPUs. Raises ConfigurationError or RetryableError.
-        """
+        """A running cluster that meets the requirements, with published GPUs; stops the former one if it does not.
+        Raises ConfigurationError or RetryableError."""
         if self._cluster is None or self._requirements != requirements:
             self.stop()
             cluster = Cluster(dict(requirements.nodes) or self._nodes, policies=requirements.policies)

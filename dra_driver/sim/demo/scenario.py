@@ -1,8 +1,5 @@
-"""Runs one example: applies it in its own namespace, checks its expectations, deletes it, and looks for leftovers.
-
-Works on any cluster that meets the example's `requirements`; the caller provides it (`cluster_pool`) and the function
-that lists leftovers on its nodes.
-"""
+"""Run one example: apply it in its own namespace, check its expectations, delete it, and look for leftovers. The caller
+provides any cluster that meets its `requirements` and a function that lists leftovers on the nodes."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -43,11 +40,7 @@ class ExampleResult(Struct, frozen=True, kw_only=True):
 
 
 class Scenario:
-    """Runs examples, one after the other.
-
-    ``leftovers`` lists what is left on the nodes. ``observe`` is called with the example's path while its expectations
-    are met.
-    """
+    """Runs examples, one after the other. ``observe`` gets the example's path while its expectations are met."""
 
     def __init__(
         self,

@@ -1,9 +1,8 @@
 """Chapter: three claims share one GPU, one exceeds its grant, and one is idle.
 
-A real usage exporter samples simulated processes. Its findings go through the node process and the GpuNode to the
-controller, which evicts the one pod. That takes about 40 s, so the chapter has its own cluster, which starts first; the
-rest of the demonstration runs between its two parts. The controller starts with the first part, so that nothing is
-evicted before it was shown.
+A real usage exporter samples simulated processes; its findings reach the controller, which evicts one pod. That takes
+about 40 s, so the chapter has its own cluster, and the rest of the demonstration runs between its two parts. The
+controller starts with the first part, so that nothing is evicted before it was shown.
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,10 +34,7 @@ _GIB: Final = 2**30
 
 
 class UsageChapter(Chapter):
-    """`told` and `ended` in this order, each once, inside the context, which starts and stops the cluster.
-
-    ``root`` is the directory with the examples.
-    """
+    """`told` and `ended` in this order, each once, inside the context, which starts and stops the cluster."""
 
     def __init__(self, root: Path, say: Say) -> None:
         super().__init__(Cluster(NODES, policies=[root / POLICY], usage=True), say, NAMESPACE)

@@ -1,13 +1,12 @@
-"""A container of the embedded cluster: a directory with the files that it would see, and a check run on that directory.
+"""A container of the embedded cluster: a directory with the files that it would see, a check run on it, and its process
+for the usage exporter.
 
-Device nodes become empty files and mounts become symbolic links, so no privilege is needed and the host does not
-change. The check is the mounted ``nvidia-smi -L``, run with DRA_SIM_SYSROOT set to the directory. The log of the
-container is its output, followed by the ``CUDA_*`` variables by name. Commands of the pod and CDI hooks are not run.
-Error messages are those of containerd and runc. A crash leaves a directory that the next `create` replaces.
+Device nodes become empty files and mounts become symbolic links, so no privilege is needed. The check is the mounted
+``nvidia-smi -L``, run with DRA_SIM_SYSROOT set to the directory; the log is its output and the ``CUDA_*`` variables.
+Commands of the pod and CDI hooks are not run. A crash leaves a directory that the next `create` replaces.
 
-CDI documents are read as a container runtime does: priorities of directories, conflicts, and the order of edits (CDI
-specification; cncf-tags/container-device-interface pkg/cdi, cache.go and container-edits.go). Does not import
-`dra_driver.hardware.cdi`, which writes such files: a shared mistake would hide itself.
+CDI documents are read as containerd and runc do (CDI specification; cncf-tags/container-device-interface pkg/cdi,
+cache.go and container-edits.go), without `dra_driver.hardware.cdi`: a shared mistake would hide itself.
 """
 
 import hashlib
@@ -63,10 +62,8 @@ class Edits(Struct, kw_only=True):
 
 
 def inject(directories: Sequence[Path], names: Iterable[str]) -> Edits:
-    """The edits for qualified device names. Raises RetryableError with containerd's message if one does not resolve.
-
-    Later ``directories`` win over earlier ones. Repeated names count once.
-    """
+    """The edits for qualified device names. Later ``directories`` win; repeated names count once. Raises RetryableError
+    with containerd's message if a name does not resolve."""
     devices = _load(directories)
     wanted = list(dict.fromkeys(names))
     missing = [name for name in wanted if name not in devices]
@@ -121,11 +118,9 @@ class CheckResult(Struct, frozen=True, kw_only=True):
 
 
 def cdi_names(container: Wire, claims: Mapping[str, Sequence[DeviceResponse]]) -> list[str]:
-    """CDI names for the claims that a container refers to, chosen as the kubelet's GetResources does.
-
-    ``claims`` maps the pod's claim names to prepared devices. A reference without a request selects every device, one
-    with a request the devices with that request name; a device without request names belongs to every request.
-    """
+    """CDI names for a container's claims, chosen as the kubelet's GetResources does. ``claims`` maps the pod's claim
+    names to prepared devices. A reference without a request selects every device; a device without request names
+    belongs to every request."""
     names: list[str] = []
     for reference in (container.get("resources") or {}).get("claims") or ():
         names += _of_request(claims.get(reference["name"], ()), reference.get("request", ""))
@@ -133,11 +128,8 @@ def cdi_names(container: Wire, claims: Mapping[str, Sequence[DeviceResponse]]) -
 
 
 def extended_cdi_names(container: Wire, status: Wire, devices: Sequence[DeviceResponse]) -> list[str]:
-    """CDI names for a container's extended resources; ``status`` is the pod's ``extendedResourceClaimStatus``.
-
-    ``devices`` are those of the claim named there. A container that requests a resource which the node itself offers
-    has no mapping, and so gets no devices.
-    """
+    """CDI names for a container's extended resources, from ``devices`` of the claim in ``status``, the pod's
+    ``extendedResourceClaimStatus``. A resource that the node itself offers has no mapping, and so no devices."""
     asked = (container.get("resources") or {}).get("requests") or {}
     names: list[str] = []
     for mapping in status.get("requestMappings") or ():
@@ -265,7 +257,9 @@ _CGROUP: Final = (
 
 
 class MadeProcesses:
-    """Thread-safe. ``proc`` and ``logs`` are folders, made here."""
+    """A /proc with one process per container (``stat``, ``cgroup`` as containerd's with systemd and cgroup v2,
+    ``environ``; proc(5)), and links to logs named as in kubernetes/kubernetes pkg/kubelet/kuberuntime/legacy.go.
+    Thread-safe; the files outlive a kubelet."""
 
     def __init__(self, proc: Path, logs: Path) -> None:
         self._proc, self._logs = proc, logs

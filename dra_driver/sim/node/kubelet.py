@@ -1,10 +1,5 @@
-"""The kubelet's side of DRA over real unix sockets: registers plugins, prepares and unprepares claims.
-
-Part of the package so that drivers can be tested without a node; pods and containers are in `node`. Follows
-kubernetes/kubernetes pkg/kubelet/pluginmanager and pkg/kubelet/cm/dra: which sockets count, the handshake and its time
-limits, one connection per plugin that is restored without a new registration, one call per driver with all claims that
-are not prepared yet, checks of the response, and the health stream that stays open to every plugin.
-"""
+"""The kubelet's side of DRA over real unix sockets: register plugins, prepare and unprepare claims. Follows
+kubernetes/kubernetes pkg/kubelet/pluginmanager and pkg/kubelet/cm/dra."""
 
 import logging
 import threading
@@ -113,11 +108,12 @@ class _Socket:
 
 
 class DraManager:
-    """Registers plugins and calls them. Start it once, stop it once; a new instance over the same folders is a restart.
+    """Registers plugins and calls them. Start it once, stop it once; a new instance over the same directories is a
+    restart.
 
-    ``on_wipe`` is called with the name of a driver that has had no connected instance for ``wiping_delay_s`` (the real
-    kubelet waits 30 s). The caller then deletes the driver's ResourceSlices of this node, as the real kubelet does.
-    ``on_health`` is called after the health of a device has changed.
+    ``on_wipe`` gets the name of a driver without a connected instance for ``wiping_delay_s`` (30 s in the real
+    kubelet), whose ResourceSlices of this node the caller then deletes. ``on_health`` is called after the health of a
+    device has changed.
     """
 
     def __init__(
@@ -169,10 +165,8 @@ class DraManager:
         return next((plugin for plugin in reversed(instances) if plugin.connected), instances[-1])
 
     def prepare(self, pod_uid: str, claims: Sequence[NodeClaim]) -> None:
-        """Prepare the claims of a pod with their drivers; the devices are in ``state`` afterwards.
-
-        Raises RetryableError with the message for the pod's event. Skips claims that are already prepared. If one
-        driver fails, claims that other drivers have prepared stay prepared.
+        """Prepare the claims of a pod with their drivers; the devices are in ``state`` afterwards. Prepared claims are
+        skipped, and stay prepared if another driver fails. Raises RetryableError with the message for the pod's event.
         """
         for driver in sorted({driver for claim in claims for driver in claim.drivers}):
             self.plugin(driver)

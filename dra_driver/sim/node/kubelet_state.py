@@ -1,8 +1,9 @@
-"""The kubelet's checkpoint: which pods use which claims, and the devices that drivers returned for them.
+"""The kubelet's checkpoint (users of claims, devices that drivers returned) and the health that drivers report.
 
-One JSON file, replaced by a rename. It corresponds to ``dra_manager_state`` of the real kubelet (kubernetes/kubernetes
-pkg/kubelet/cm/dra/state): it is written before a driver is called, and does not say whether a claim is prepared, so
-that a restarted kubelet calls the driver again.
+The checkpoint is one JSON file, replaced by a rename. Like ``dra_manager_state`` (kubernetes/kubernetes
+pkg/kubelet/cm/dra/state) it is written before a driver is called and does not record whether a claim is prepared, so a
+restarted kubelet calls the driver again. Health follows pkg/kubelet/cm/dra of 1.36, healthinfo.go and manager.go
+UpdateAllocatedResourcesStatus: containers with only an extended resource have no such status.
 """
 
 import threading
@@ -103,10 +104,8 @@ class KubeletState:
             return [entry.claim for entry in self._entries.values() if pod_uid in entry.pods]
 
     def drop_user(self, pod_uid: str) -> list[NodeClaim]:
-        """Remove the pod from claims that other pods use too; returns the claims that only this pod uses.
-
-        The pod stays the user of the returned claims until `forget`.
-        """
+        """Remove the pod from claims that other pods use too; returns the claims that only this pod uses, until
+        `forget`."""
         with self._lock:
             last = []
             for entry in self._entries.values():

@@ -1,8 +1,6 @@
-"""A simulated kubelet: registers the Node object and runs one worker for each pod of its node.
-
-At its start it deletes all slices of the node (wipeResourceSlices in kubernetes/kubernetes
-pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go), adopts running pods, and unprepares the claims of deleted pods.
-"""
+"""A simulated kubelet: registers the Node object and runs one worker for each pod of its node. At its start it deletes
+all slices of the node (wipeResourceSlices in kubernetes/kubernetes pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go),
+adopts running pods, and unprepares the claims of deleted pods."""
 
 import logging
 import platform
@@ -54,10 +52,8 @@ class NodeFolders:
 
 
 class SimulatedKubelet(Controller):
-    """The kubelet of one node. Start it once, stop it once; a new instance over the same folders is a restart.
-
-    `stop` leaves containers running and claims prepared, as stopping a real kubelet does.
-    """
+    """The kubelet of one node. Start it once, stop it once; a new instance over the same directories is a restart.
+    `stop` leaves containers running and claims prepared, as stopping a real kubelet does."""
 
     def __init__(
         self,

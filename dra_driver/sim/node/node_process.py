@@ -1,4 +1,5 @@
-"""The real processes of a simulated node (node process, MPS host, exporter) and the controller, as child processes."""
+"""One node of the embedded cluster: the real node process, MPS host and exporter, and the controller, as child
+processes, with the simulated kubelet and the check for leftovers."""
 
 import http.client
 import json
@@ -104,8 +105,8 @@ class DriverSubprocess:
 
 
 class NodeSubprocess(DriverSubprocess):
-    """``dra-driver kubelet-plugin`` for one node; ``policies`` is its policy folder; ``usage``: it has an exporter,
-    and tells claims and their pods what is found."""
+    """``dra-driver kubelet-plugin`` for one node, with policy directory ``policies``. ``usage``: it has an exporter and
+    reports findings to claims and their pods."""
 
     def __init__(
         self, name: str, spec: str, folders: NodeFolders, kubeconfig: Path, policies: Path, *, usage: bool = False
@@ -126,11 +127,8 @@ class NodeSubprocess(DriverSubprocess):
 
 
 class MpsHostSubprocess(DriverSubprocess):
-    """``dra-driver mps-host`` for one node, with the simulated driver's MPS programs.
-
-    Runs without privileges and mount namespaces: its daemons share this user's files and one folder of shared memory,
-    which no simulated client uses.
-    """
+    """``dra-driver mps-host`` for one node, with the simulated driver's MPS programs. Runs without privileges: its
+    daemons share this user's files and one directory of shared memory, which no simulated client uses."""
 
     def __init__(self, driver: str, folders: NodeFolders) -> None:
         arguments = [
@@ -145,10 +143,7 @@ class MpsHostSubprocess(DriverSubprocess):
 
 
 class ControllerSubprocess(DriverSubprocess):
-    """``dra-driver controller`` with evictions switched on, and its Lease in namespace default.
-
-    ``more`` are further flags.
-    """
+    """``dra-driver controller`` with evictions enabled, its Lease in namespace default, and ``more`` flags."""
 
     def __init__(self, kubeconfig: Path, log: Path, more: Sequence[str] = ()) -> None:
         arguments = [

@@ -1,9 +1,6 @@
-"""The simulated kubelet's PodResources API v1: which containers have which devices of claims.
-
-Follows kubernetes/kubernetes pkg/kubelet/apis/podresources/server_v1.go and pkg/kubelet/cm/dra/manager.go
-(GetContainerClaimInfos): List answers with each running pod of the node, each container, and per claim the devices that
-drivers returned. Claims of extended resources are left out.
-"""
+"""The simulated kubelet's PodResources API v1: List returns running pods, their containers, and per claim the devices
+of drivers, without claims of extended resources (kubernetes/kubernetes pkg/kubelet/apis/podresources/server_v1.go,
+pkg/kubelet/cm/dra/manager.go GetContainerClaimInfos)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
-"""Pure functions for the pod status that a kubelet writes: phase, conditions and container statuses.
-
-They follow kubernetes/kubernetes pkg/kubelet/status/generate.go and pkg/kubelet/kubelet_pods.go.
-"""
+"""The pod status that a kubelet writes: phase, conditions and container statuses (kubernetes/kubernetes
+pkg/kubelet/status/generate.go, pkg/kubelet/kubelet_pods.go)."""
 
 import hashlib
 from collections.abc import Mapping, Sequence

@@ -1,9 +1,9 @@
-"""Runs one pod on a simulated node: prepares claims, starts containers, writes status, unprepares claims.
+"""Run one pod on a simulated node in the real kubelet's order (kubernetes/kubernetes pkg/kubelet/kubelet.go, SyncPod
+and SyncTerminatedPod).
 
-The order is the real kubelet's (kubernetes/kubernetes pkg/kubelet/kubelet.go, SyncPod and SyncTerminatedPod): claims
-are prepared before any container is created; a failure becomes an event on the pod and is retried; claims are
-unprepared after the containers have stopped and before the pod's status is final or the pod is deleted. Commands are
-not run: with restart policy Always a container keeps running, otherwise it exits with the result of the view's check.
+Claims are prepared before containers are created; a failure becomes an event on the pod and is retried. Claims are
+unprepared after the containers have stopped, before the pod's final status or deletion. Commands are not run: with
+restart policy Always a container keeps running, otherwise it exits with the result of the check.
 """
 
 import logging

@@ -1,8 +1,5 @@
-"""Conversions between types, and the parts of timestamps and durations.
-
-Follows cel-go common/types (ConvertToType of each type) and common/stdlib/standard.go; times without a zone are UTC, as
-Kubernetes configures it.
-"""
+"""Conversions between types, and the parts of timestamps and durations (cel-go common/types ConvertToType,
+common/stdlib/standard.go). Times without a zone are UTC, as in Kubernetes."""
 
 import re
 from collections.abc import Callable

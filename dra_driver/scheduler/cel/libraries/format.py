@@ -1,8 +1,5 @@
-"""``string.format(list)``: formatting clauses and the text of values in them.
-
-Follows cel-go ext/formatting.go (strings library before version 4) with the locale en_US: ``%f`` and ``%e`` print as
-golang.org/x/text does it, with grouped thousands and powers of ten.
-"""
+"""``string.format(list)``, as cel-go ext/formatting.go (strings library before version 4) with the locale en_US: ``%f``
+and ``%e`` print as golang.org/x/text does, with grouped thousands and powers of ten."""
 
 import math
 import re

@@ -1,8 +1,9 @@
-"""Quantities and versions.
+"""Quantities, versions and named formats (k8s.io/apiserver pkg/cel/library/quantity.go, semverlib.go, format.go;
+k8s.io/kube-openapi pkg/validation/strfmt).
 
-Follows k8s.io/apiserver pkg/cel/library/quantity.go and semverlib.go. The results of ``isInteger`` and
-``asApproximateFloat`` depend on the two representations of a number in k8s.io/apimachinery pkg/api/resource: a 64-bit
-mantissa with a power of ten, or a big decimal if that does not fit.
+``isInteger`` and ``asApproximateFloat`` depend on the representation of a number in k8s.io/apimachinery
+pkg/api/resource: a 64-bit mantissa with a power of ten, or else a big decimal. ``validate`` returns as many findings as
+Kubernetes, with other texts.
 """
 
 import math

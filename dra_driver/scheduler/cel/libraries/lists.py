@@ -1,8 +1,5 @@
-"""Functions on lists, sets, maps and optionals, and ``includes``.
-
-Follows k8s.io/apiserver pkg/cel/library/lists.go, cel-go ext/lists.go (version 3), ext/sets.go, cel/library.go
-(optionals) and k8s.io/dynamic-resource-allocation cel/compile.go (includes).
-"""
+"""Functions on lists, sets, maps and optionals, and ``includes``: k8s.io/apiserver pkg/cel/library/lists.go, cel-go
+ext/lists.go (version 3), ext/sets.go, cel/library.go (optionals), k8s.io/dynamic-resource-allocation cel/compile.go."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final

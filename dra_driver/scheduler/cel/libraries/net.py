@@ -1,7 +1,5 @@
-"""IP addresses and networks in the syntax of Go's net/netip, without zones and IPv4-mapped addresses.
-
-Follows k8s.io/apiserver pkg/cel/library/ip.go and cidr.go.
-"""
+"""IP addresses and networks in the syntax of Go's net/netip, without zones and IPv4-mapped addresses (k8s.io/apiserver
+pkg/cel/library/ip.go, cidr.go), and URLs in the syntax of net/url of Go 1.26: absolute or a path, with strict ports."""
 
 import ipaddress
 import re

@@ -1,7 +1,5 @@
 """The string functions: standard ones, ext/strings.go of cel-go in version 2, and Kubernetes' find and findAll.
-
-Positions count Unicode characters. Regular expressions are RE2's; ``pattern`` refuses what Go's regexp does not have.
-"""
+Positions count Unicode characters. Regular expressions are RE2's, without syntax that Go's regexp lacks (`pattern`)."""
 
 import re
 from collections.abc import Sequence

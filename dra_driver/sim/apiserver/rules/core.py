@@ -1,9 +1,6 @@
-"""Validation of metadata, and defaults and validation of namespaces, services, secrets, events and our own kinds.
-
-Follows kubernetes/kubernetes pkg/apis/core and k8s.io/apimachinery pkg/api/validation/objectmeta.go. GpuPolicies are
-checked by the schema that nodes use, which is generated from the same models as their CustomResourceDefinition. Unknown
-fields are refused, as `kubectl --validate=strict` does.
-"""
+"""Validation of metadata, and defaults and validation of namespaces, services, secrets, events and this project's kinds
+(kubernetes/kubernetes pkg/apis/core, k8s.io/apimachinery pkg/api/validation/objectmeta.go). GpuPolicies are checked by
+the nodes' schema; unknown fields are refused, as with `kubectl --validate=strict`."""
 
 import base64
 

@@ -1,8 +1,6 @@
-"""Defaults and validation of ResourceClaims with their status, ResourceClaimTemplates and DeviceClasses.
-
-Also what they share with ResourceSlices: names, opaque parameters, tolerations, taints and node selectors. Follows
-kubernetes/kubernetes pkg/apis/resource/validation/validation.go and pkg/registry/resource/utils.go (1.36.2): paths,
-messages and limits are the same."""
+"""Defaults and validation of ResourceClaims with their status, ResourceClaimTemplates and DeviceClasses, and checks
+that ResourceSlices share. Paths, messages and limits are those of kubernetes/kubernetes
+pkg/apis/resource/validation/validation.go and pkg/registry/resource/utils.go (1.36.2)."""
 
 import re
 from collections.abc import Callable, Hashable, Sequence

@@ -1,9 +1,6 @@
-"""Validation of ResourceSlices: pools, node selection, counters and devices.
-
-Follows kubernetes/kubernetes pkg/apis/resource/validation/validation.go and
-pkg/registry/resource/resourceslice/strategy.go of 1.36.2 with default feature gates: list attributes and
-node-allocatable mappings are dropped.
-"""
+"""Validation of ResourceSlices: pools, node selection, counters and devices. Follows kubernetes/kubernetes
+pkg/apis/resource/validation/validation.go and pkg/registry/resource/resourceslice/strategy.go of 1.36.2 with default
+feature gates: list attributes and node-allocatable mappings are dropped."""
 
 import re
 from collections.abc import Sequence

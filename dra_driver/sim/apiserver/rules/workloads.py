@@ -1,10 +1,10 @@
-"""Defaults and validation of pods, and of deployments, replica sets, daemon sets, jobs and disruption budgets.
+"""Defaults and validation of pods, deployments, replica sets, daemon sets, jobs and disruption budgets.
 
-Defaults follow kubernetes/kubernetes pkg/apis/core/v1/defaults.go and pkg/apis/{apps,batch}/v1/defaults.go, validation
-pkg/apis/{core,apps,batch}/validation (1.36.2), and the generated selector of jobs pkg/registry/batch/job/strategy.go.
-Of pods, the part of the validation is here that manifests often break: names, containers, their resources, references
-to claims, what may change later, and the status of extended resources. For standard resources, requests must not exceed
-limits. Extended resources (``nvidia.com/gpu``) have whole numbers and a limit that equals the request."""
+Follows kubernetes/kubernetes pkg/apis/core/v1/defaults.go, pkg/apis/{apps,batch}/v1/defaults.go,
+pkg/apis/{core,apps,batch}/validation and pkg/registry/batch/job/strategy.go (1.36.2). Of pods, only rules that
+manifests often break are checked: names, containers, their resources, references to claims, updates, and the status of
+extended resources. Extended resources (``nvidia.com/gpu``) have whole numbers and a limit that equals the request.
+"""
 
 from collections.abc import Iterator
 
