@@ -24,5 +24,4 @@ class Backoff(Struct, kw_only=True):
         return pause_s * (1 - self.jitter * self.rand()) if self.rand is not None else pause_s
 
     def reset(self) -> None:
-        """Begin again with ``first_s``, after a success."""
         self.failures = 0

@@ -115,7 +115,6 @@ class Finding(Struct, frozen=True, kw_only=True, rename={"object": "subject", "f
 
 
 def ok(seen: str, on: str = "") -> Finding:
-    """A finding without a problem."""
     return Finding(status=Status.OK, seen=seen, object=on)
 
 
@@ -128,22 +127,18 @@ def finding(
     *,
     layer: Layer | None = None,
 ) -> Finding:
-    """A finding with a next step."""
     return Finding(status=status, seen=seen, expected=expected, fix=fix, object=on, layer=layer)
 
 
 def fail(seen: str, expected: str, fix: str, on: str = "", *, layer: Layer | None = None) -> Finding:
-    """GPUs do not work because of it."""
     return finding(Status.FAIL, seen, expected, fix, on, layer=layer)
 
 
 def warn(seen: str, expected: str, fix: str, on: str = "", *, layer: Layer | None = None) -> Finding:
-    """GPUs may not work because of it."""
     return finding(Status.WARN, seen, expected, fix, on, layer=layer)
 
 
 def unknown(seen: str, expected: str, fix: str, on: str = "") -> Finding:
-    """The check got no answer."""
     return finding(Status.UNKNOWN, seen, expected, fix, on)
 
 
@@ -168,7 +163,7 @@ class Check(Struct, Generic[Facts], frozen=True, kw_only=True):
     look: Callable[[Facts], Iterable[Finding]]
 
     def run(self, facts: Facts, on: str = "cluster") -> tuple[Finding, ...]:
-        """The findings, about ``on`` unless they name another object; status unknown without an answer. Raises nothing."""
+        """The findings, about ``on`` unless they name another object; never raises."""
         try:
             results = tuple(self.look(facts))
         except UnansweredError as error:
@@ -198,7 +193,6 @@ def run_all(checks: Sequence[Check[Facts]], facts: Facts, on: str = "cluster") -
 
 
 def by_layer(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The findings by layer, otherwise in their order."""
     return tuple(sorted(findings, key=_position))
 
 
@@ -221,17 +215,14 @@ def _position(finding: Finding) -> int:
 
 
 def plain(text: str, _what: str) -> str:
-    """The text without colours."""
     return text
 
 
 def coloured(text: str, what: str) -> str:
-    """The text with the colour of its kind."""
     return f"{_COLOURS[what]}{text}\x1b[0m"
 
 
 def printable(finding: Finding) -> Finding:
-    """The finding with every text on one line."""
     return replace(
         finding,
         object=one_line(finding.object),
@@ -252,7 +243,6 @@ def next_steps(finding: Finding, style: Style) -> Iterator[str]:
 
 
 def finding_to_wire(finding: Finding) -> dict[str, object]:
-    """One finding as JSON values."""
     wire: dict[str, object] = msgspec.to_builtins(finding)
     return wire
 

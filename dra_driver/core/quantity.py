@@ -124,7 +124,6 @@ class WrittenQuantity(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "WrittenQuantity":
-        """Raises ValueError with a sentence that quotes the text."""
         shape = _SHAPE.match(text) if len(text) <= _MAX_TEXT else None
         if shape is None or not text:
             raise ValueError(f"{_quoted(text)} is not a quantity: expected a number and a suffix, such as 80Gi or 500m")

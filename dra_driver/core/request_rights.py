@@ -34,7 +34,6 @@ class AccessRight(Struct, frozen=True, kw_only=True):
 
     @property
     def auth_can_i(self) -> str:
-        """The command that asks the API server for this right."""
         if self.url:
             return f"kubectl auth can-i {self.verb} {self.url}"
         what = f"{self.resource}.{self.group}" if self.group else self.resource

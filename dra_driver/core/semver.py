@@ -44,7 +44,6 @@ class Semver(Struct, frozen=True, eq=False):
         return cls(*numbers, prerelease, tuple(match[5].split(".")) if match[5] else ())
 
     def compare(self, other: "Semver") -> int:
-        """-1, 0 or 1."""
         mine, theirs = self._rank(), other._rank()
         return (mine > theirs) - (mine < theirs)
 

@@ -30,7 +30,6 @@ def cut(text: str, longest: int) -> str:
 
 
 def quoted(value: object, longest: int = 80) -> str:
-    """The value in quotes, escaped as Python does, and cut."""
     return cut(repr(value), longest)
 
 
@@ -42,7 +41,6 @@ def wrapped(text: str, indent: str = "", width: int = WIDTH) -> list[str]:
 
 
 def counted(count: int, noun: str) -> str:
-    """``1 node``, ``2 nodes``."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 

@@ -24,7 +24,7 @@ CONNECT_S: Final = 2.0
 
 
 def is_served(path: Path | str, timeout_s: float = CONNECT_S) -> bool:
-    """Return whether a process accepts connections at the socket. A refused permission or a full queue counts as yes."""
+    """Return whether a process accepts connections at the socket; also for a refused permission or a full queue."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(timeout_s)
         try:
@@ -46,7 +46,6 @@ class Service(Struct, frozen=True):
         return f"/{self.messages.DESCRIPTOR.services_by_name[self.name].full_name}/{method}"
 
     def reader(self, method: str) -> Any:
-        """The function that decodes the method's answers."""
         answer = self.messages.DESCRIPTOR.services_by_name[self.name].methods_by_name[method].output_type
         return getattr(self.messages, answer.name).FromString
 
@@ -91,7 +90,6 @@ class Peer:
             raise CallError(f"{method} failed: the connection is closed", "CANCELLED") from error
 
     def begin(self, service: Service, method: str, request: Any, timeout_s: float) -> "PendingCall":
-        """Start a unary call without waiting for its answer."""
         make = self._channel.unary_unary(
             service.path(method),
             request_serializer=type(request).SerializeToString,
@@ -124,7 +122,6 @@ class PendingCall:
         self._method, self._call, self._timeout_s = method, call, timeout_s
 
     def answer(self) -> Any:
-        """Wait for the answer. Raises CallError."""
         try:
             return self._call.result(self._timeout_s + 1.0)
         except (grpc.RpcError, grpc.FutureTimeoutError) as error:
@@ -163,7 +160,6 @@ class HealthStream:
         raise CallError(f"{self._method}: the driver ended the stream", "OK")
 
     def close(self) -> None:
-        """End the stream. Idempotent."""
         self._call.cancel()
 
 
@@ -177,5 +173,4 @@ def _failed(method: str, error: Exception, timeout_s: float) -> CallError:
 
 
 def shown(text: object) -> str:
-    """A subject's text for a message: printable and short."""
     return cut(printable(str(text)), MAX_TEXT)

@@ -67,7 +67,6 @@ class Access(Struct, frozen=True, kw_only=True):
 
 
 def uses_proxy(environ: Mapping[str, str]) -> bool:
-    """Whether the environment names a proxy."""
     return any(environ.get(name) or environ.get(name.upper()) for name in _PROXIES)
 
 
@@ -84,7 +83,6 @@ def service_account(environ: Mapping[str, str], folder: Path) -> Access:
 
 
 def read_token(path: Path) -> str:
-    """The token in a file. Raises ConfigurationError."""
     token = _content(path).decode("ascii", "replace").strip()
     if not token:
         raise ConfigurationError(f"the token file {path} is empty")
@@ -133,7 +131,6 @@ def _get(value: object, key: str) -> object:
 
 
 def _named(document: object, entries: str, kind: str, name: object) -> Mapping[str, object] | None:
-    """The object under ``kind`` of the entry with that name."""
     listed = _get(document, entries)
     for entry in listed if isinstance(listed, list) and isinstance(name, str) and name else ():
         if _get(entry, "name") == name:

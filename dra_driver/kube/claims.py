@@ -179,7 +179,6 @@ def _is_uuid(text: str) -> bool:
 
 
 def _request_name(check: "_Check", name: str, place: str) -> str:
-    """``main`` or ``main/sub``."""
 
     def valid(text: str) -> bool:
         parts = text.split("/")
@@ -265,7 +264,6 @@ class _Check:
 
 
 def _cut(value: object) -> str:
-    """The value as text, short enough for an event; deep objects are never printed (repr would recurse)."""
     if isinstance(value, dict | list) and _deeper_than(3, value):
         return f"a nested {type(value).__name__}"
     return quoted(value)

@@ -31,11 +31,9 @@ class DirectSession:
 
     @property
     def server(self) -> str:
-        """The API server's address."""
         return self._access.server
 
     def headers(self) -> dict[str, str]:
-        """The header with the credentials; none with a client certificate. Raises ConfigurationError."""
         token = self._fresh_token()
         return {"authorization": f"Bearer {token}"} if token else {}
 

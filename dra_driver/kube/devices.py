@@ -99,13 +99,11 @@ def held_claim(kind: type[C], item: Wire) -> tuple[C, bool]:
 
 
 def allocation_results(allocation: Wire | None) -> Sequence[Wire]:
-    """The devices of one allocation; none without it."""
     results: Sequence[Wire] = ((allocation or {}).get("devices") or {}).get("results") or ()
     return results
 
 
 def results_of(claim: Wire) -> Sequence[Wire]:
-    """The devices that are allocated to a claim, with those of admin access."""
     return allocation_results((claim.get("status") or {}).get("allocation"))
 
 

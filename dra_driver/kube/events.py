@@ -83,7 +83,6 @@ class EventRecorder:
 
     @property
     def dropped(self) -> int:
-        """How many events were lost: the queue was full or the API server refused them."""
         with self._lock:
             return self._dropped
 

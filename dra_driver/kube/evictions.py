@@ -31,7 +31,6 @@ def create_eviction(api: Creator, namespace: str, name: str, uid: str) -> None:
 
 
 def says_budget(error: KubernetesApiError) -> bool:
-    """Whether a 429 comes from a budget."""
     return any(cause.get("reason") == "DisruptionBudget" for cause in _causes(error))
 
 

@@ -57,7 +57,6 @@ class RequestLimits(Struct, frozen=True, kw_only=True):
         return min(most_s, max(0.001, self.deadline - time.monotonic()))
 
     def is_over(self) -> bool:
-        """Return whether the deadline has passed."""
         return self.deadline is not None and time.monotonic() > self.deadline
 
 
@@ -186,7 +185,6 @@ class _Wire:
         """Whether the server has closed its side."""
 
     def sendall(self, data: bytes) -> None:
-        """Send everything. Raises `TransportError`."""
         try:
             self._socket.settimeout(self.limits.left_s(self.limits.read_s))
             self._socket.sendall(data)
@@ -234,7 +232,6 @@ class _Wire:
             socket.socket.shutdown(self._socket, socket.SHUT_RD)
 
     def hang_up(self) -> None:
-        """Close the connection. Idempotent."""
         self._socket.close()
 
 
@@ -292,7 +289,6 @@ class _ClientAnswer:
             raise TransportError(f"the answer's transfer coding is {coding[:40]!r}, expected chunked")
 
     def read_some(self, limit: int) -> bytes:
-        """As `HttpAnswer.read_some`."""
         if self._ended:
             return b""
         try:
@@ -306,7 +302,6 @@ class _ClientAnswer:
         return data
 
     def close(self) -> None:
-        """As `HttpAnswer.close`."""
         done, self._done = self._done, None
         if done is not None:
             self._response.close()
@@ -322,7 +317,6 @@ class _ClientAnswer:
 def _connected(
     host: str, port: int, limits: RequestLimits, tls: ssl.SSLContext | None, server_name: str | None
 ) -> socket.socket:
-    """A connected socket. Raises `TransportError`."""
     try:
         plain = socket.create_connection((host, port), limits.left_s(limits.connect_s))
     except OSError as error:

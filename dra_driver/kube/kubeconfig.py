@@ -41,7 +41,6 @@ class Kubeconfig(Struct, frozen=True, kw_only=True):
             )
 
     def names(self, environ: Mapping[str, str]) -> list[str]:
-        """The contexts that there are."""
         return sorted(self._contexts(environ))
 
     def _current(self, environ: Mapping[str, str]) -> str:

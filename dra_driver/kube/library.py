@@ -44,11 +44,9 @@ class LibrarySession:
 
     @property
     def server(self) -> str:
-        """The API server's address."""
         return str(self._configuration.host)
 
     def headers(self) -> dict[str, str]:
-        """The headers with the credentials; none with a client certificate."""
         with self._lock:
             until, headers = self._headers
             if time.monotonic() >= until:
@@ -87,7 +85,6 @@ class LibrarySession:
         return _LibraryAnswer(response, limits)
 
     def clear(self, *, for_good: bool = False) -> None:  # noqa: ARG002 - a pool that is not used again is collected
-        """Close idle connections."""
         self._pool.clear()
 
 
@@ -114,14 +111,12 @@ class _LibraryAnswer:
         return data
 
     def close(self) -> None:
-        """As `HttpAnswer.close`."""
         if self._ended:
             self._response.release_conn()
         else:
             self._response.close()
 
     def interrupt(self) -> None:
-        """As `HttpAnswer.interrupt`."""
         # ValueError, RuntimeError: the response has ended and returned its socket; OSError: the peer was faster.
         try:
             self._response.shutdown()
@@ -159,7 +154,6 @@ def from_kubeconfig(path: str, context: str | None = None) -> Callable[[], Libra
 
 
 def from_service_account(environ: Mapping[str, str], folder: Path) -> Callable[[], LibrarySession]:
-    """A function that reads the service account in ``folder``."""
 
     def make() -> LibrarySession:
         configuration = Configuration()

@@ -81,7 +81,6 @@ class OwnNodeWatch:
         self._reflector.start()
 
     def stop(self) -> None:
-        """Ends the watch. Idempotent."""
         self._reflector.stop()
 
     @property
@@ -104,7 +103,6 @@ class OwnNodeWatch:
             self._subscribers.append(callback)
 
     def notice(self, change: ReflectorChange) -> None:
-        """Takes in a change of the reflector's copy; runs in the watch's thread."""
         item = next(iter(self._reflector.items().values()), None) if change.kind == "listed" else change.item
         if item is not None and change.kind != "deleted":
             self._update(OwnNode.of(item))
@@ -121,7 +119,6 @@ class OwnNodeWatch:
 
 
 def slim_node(item: dict[str, object]) -> dict[str, object]:
-    """The fields that `OwnNode` and the reflector use."""
     metadata = _mapping(item, "metadata")
     node = OwnNode.of(item)
     names = {key: metadata[key] for key in ("name", "uid", "resourceVersion") if key in metadata}

@@ -17,7 +17,6 @@ def resource_claim(namespace: str, name: str) -> str:
 
 
 def resource_claims(namespace: str | None = None) -> str:
-    """All claims of one namespace, or of all."""
     inside = f"/namespaces/{_segment(namespace)}" if namespace is not None else ""
     return f"{RESOURCE_API}{inside}/resourceclaims"
 
@@ -47,13 +46,11 @@ def events(namespace: str, name: str | None = None) -> str:
 
 
 def resource_quotas(namespace: str | None = None) -> str:
-    """The quotas of one namespace, or of all."""
     inside = f"/namespaces/{_segment(namespace)}" if namespace is not None else ""
     return f"{CORE_API}{inside}/resourcequotas"
 
 
 def pods(namespace: str | None = None) -> str:
-    """The pods of one namespace, or of all."""
     return f"{CORE_API}/namespaces/{_segment(namespace)}/pods" if namespace is not None else f"{CORE_API}/pods"
 
 
@@ -67,7 +64,6 @@ def pod_log(namespace: str, name: str) -> str:
 
 
 def eviction(namespace: str, name: str) -> str:
-    """The subresource of a pod to which a policy/v1 Eviction is posted."""
     return f"{pod(namespace, name)}/eviction"
 
 

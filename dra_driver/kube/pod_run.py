@@ -49,7 +49,6 @@ _KEPT_OF_CONTAINER: Final = (
 
 
 def labels_of(component: str) -> dict[str, str]:
-    """The labels of the pods of one command."""
     return {APP_LABEL: APP, COMPONENT_LABEL: component}
 
 
@@ -115,7 +114,6 @@ def _container(daemon_set: Mapping[str, Any]) -> Mapping[str, object]:
 
 
 def _command(container: Mapping[str, Any], words: Sequence[str]) -> dict[str, object]:
-    """``command`` and ``args`` with the words in place of the node process and its flags."""
     command = list(container.get("command", ()))
     if _NODE_COMMAND in command:
         return {"command": [*command[: command.index(_NODE_COMMAND)], *words]}
@@ -140,12 +138,10 @@ def why_not_running(pod: Mapping[str, Any], container: str) -> str:
 
 
 def is_over(pod: Mapping[str, Any]) -> bool:
-    """Whether the pod has ended."""
     return pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}
 
 
 def has_started(pod: Mapping[str, Any], container: str) -> bool:
-    """Whether there may be a log."""
     state = _state(pod.get("status", {}), container)
     return is_over(pod) or "running" in state or "terminated" in state
 
@@ -308,7 +304,6 @@ class _Follower(Generic[Report]):
         return text
 
     def _show(self, text: str) -> None:
-        """Pass on whole new lines."""
         lines = self._log.lines(text)
         whole = lines[: lines.rfind("\n") + 1]
         for line in whole[self._shown :].splitlines():

@@ -94,7 +94,6 @@ def shallow(data: bytes) -> bytes:
 
 
 def _objects(value: object) -> Iterator[object]:
-    """The objects of an answer (a list, a watch event, or an object) that have values which were not read."""
     mark = encode(TOO_DEEP)
     found = value.get("items") if isinstance(value, dict) else None
     items = found if isinstance(found, list) else [value.get("object", value) if isinstance(value, dict) else value]

@@ -59,7 +59,6 @@ class NewestVersion:
             return {"resourceVersion": str(self._newest), "resourceVersionMatch": "NotOlderThan"}
 
     def failed(self, error: KubernetesApiError) -> None:
-        """Take in that a list with ``query`` failed."""
         with self._lock:
             if isinstance(error, ServerBusyError) and error.status == _BEHIND:
                 self._behind += 1
@@ -70,7 +69,6 @@ class NewestVersion:
             self._newest = self._behind = 0
 
     def forget(self) -> None:
-        """The next list asks for the current state."""
         with self._lock:
             self._newest = self._behind = 0
 

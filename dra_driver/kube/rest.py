@@ -101,7 +101,6 @@ class RestClient:
         return self._exchange(_Request("PUT", path, _dry_run(dry_run), body))
 
     def merge_patch(self, path: str, body: Mapping[str, object]) -> dict[str, Any]:
-        """Changes single fields (RFC 7386)."""
         return self._exchange(_Request("PATCH", path, None, body, content_type="application/merge-patch+json"))
 
     def apply(self, path: str, body: Mapping[str, object], manager: str) -> dict[str, Any]:
@@ -227,7 +226,6 @@ class RestClient:
             raise UnauthorizedError(str(error)) from error
 
     def _read(self, request: "_Request", answer: HttpAnswer, deadline: float) -> bytes:
-        """The whole body, within deadline and size limit; only then the connection is kept."""
         body = bytearray()
         try:
             while chunk := answer.read_some(_CHUNK_BYTES):
@@ -263,7 +261,6 @@ class _Request(Struct, frozen=True):
 
 
 def _broke(error: KubernetesApiError) -> bool:
-    """Whether the connection ended before the answer did."""
     return isinstance(error.__cause__, TransportError) and error.__cause__.broke
 
 

@@ -118,7 +118,6 @@ def with_objects(state: ClusterState, objects: Iterable[Wire]) -> ClusterState:
 
 
 def identity(item: Wire) -> tuple[str, str]:
-    """Namespace and name; empty where there is none."""
     metadata = item.get("metadata") or {}
     return str(metadata.get("namespace") or ""), str(metadata.get("name") or "")
 
@@ -216,7 +215,6 @@ def without_foreign_parameters(value: object, own: Collection[str]) -> Any:
 
 
 def shareable(state: ClusterState, own: Collection[str]) -> ClusterState:
-    """The state without opaque parameters of drivers that are not ``own``."""
     return replace(
         state,
         claims=tuple(without_foreign_parameters(item, own) for item in state.claims),

@@ -80,7 +80,6 @@ def dump(state: ClusterState, path: Path | str) -> None:
 
 
 def text_of(state: ClusterState, *, as_yaml: bool) -> str:
-    """The document as text, ending with a new line."""
     document = to_document(state, templates=not as_yaml)
     if as_yaml:
         return str(yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))
@@ -153,7 +152,6 @@ def flat(documents: Sequence[Wire], where: str) -> Iterator[Wire]:
 
 
 def _filled(objects: Sequence[dict[str, Any]], header: Wire, where: str) -> list[dict[str, object]]:
-    """The objects with the templates of the header in place of the references to them."""
     templates = read_templates(header.get("templates"), where)
     for number, (name, template) in enumerate(templates):
         _check_template(name, template, f"{where}: draState.templates[{number}]")

@@ -109,7 +109,6 @@ def pull_out(slices: Sequence[Wire]) -> tuple[list[object], list[Wire]]:
 
 
 def plain(value: object) -> object:
-    """The value as JSON can represent it: a templated list as a list."""
     return list(value) if isinstance(value, TemplatedList) else value
 
 

@@ -151,7 +151,6 @@ class Cluster:
         self._api.stop()
 
     def start_api_server(self) -> None:
-        """Serve the API again, with the same address, credentials and objects."""
         self._api = ApiServer(successor_of=self._api)
         self._api.start()
 
@@ -203,7 +202,6 @@ class Cluster:
                 changes.take_all()
 
     def leftovers(self) -> list[str]:
-        """What claims left behind on the nodes, one sentence each, with the node's name."""
         return [f"{node.name}: {left}" for node in self.nodes.values() for left in node.leftovers()]
 
     def _unready(self, node: ClusterNode) -> str | None:

@@ -43,11 +43,9 @@ class StoreEventRecorder:
         self._names: OrderedDict[tuple[str, ...], str] = OrderedDict()
 
     def normal(self, obj: Obj, reason: str, message: str, field_path: str = "") -> None:
-        """Record an event of type Normal."""
         self._record("Normal", obj, reason, message, field_path)
 
     def warning(self, obj: Obj, reason: str, message: str, field_path: str = "") -> None:
-        """Record an event of type Warning."""
         self._record("Warning", obj, reason, message, field_path)
 
     def _record(self, kind: str, obj: Obj, reason: str, message: str, field_path: str) -> None:

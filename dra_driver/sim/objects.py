@@ -42,7 +42,6 @@ def owned_by(obj: Obj, owner: Obj) -> bool:
 
 
 def is_reserved(claim: Obj, pod: Obj) -> bool:
-    """Whether the claim is reserved for the pod."""
     return any(user.get("uid") == uid(pod) for user in entries(claim, "status", "reservedFor"))
 
 

@@ -164,7 +164,6 @@ class SchedulingSnapshot:
 
 
 def _summary(nodes: int, reasons: Counter[str]) -> str:
-    """``0/2 nodes are available: 2 cannot allocate all claims. …``"""
     if not nodes:
         return "no nodes available to schedule pods"
     listed = ", ".join(sorted(f"{count} {reason}" for reason, count in reasons.items()))
@@ -228,7 +227,6 @@ class EmbeddedScheduler(Controller):
             self._attempts.setdefault(uid(change.record.obj), _Attempts())
 
     def _place_in_queue(self, pod: Obj) -> tuple[int, str, int]:
-        """First come, first served; pods from before the start of the scheduler by age."""
         known = list(self._attempts)
         place = known.index(uid(pod)) if uid(pod) in self._attempts else len(known)
         return place, pod["metadata"].get("creationTimestamp", ""), int(pod["metadata"]["resourceVersion"])

@@ -88,7 +88,6 @@ EXAMPLES: Final = {
 
 
 def with_examples(program: str, epilog: str | None) -> str | None:
-    """The text below a command's arguments, with its examples."""
     found = EXAMPLES.get(program)
     if found is None:
         return epilog

@@ -44,7 +44,6 @@ EXTRAS: Final = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one subcommand and returns the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     return execute("dra-driver", ABOUT, SUBCOMMANDS, arguments)
 

@@ -35,7 +35,6 @@ def show(headings: Sequence[str], rows: Sequence[Sequence[str]], *, colour: bool
 
 
 def _console() -> Any:
-    """Returns None without rich."""
     try:
         from rich.console import Console
     except ImportError:

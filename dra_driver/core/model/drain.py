@@ -43,7 +43,6 @@ class DrainRequest(Struct, frozen=True, kw_only=True):
         )
 
     def covers(self, gpu: GpuUuid) -> bool:
-        """Whether new claims must not get the GPU."""
         return self.every or gpu in self.gpus
 
     @property
@@ -52,7 +51,6 @@ class DrainRequest(Struct, frozen=True, kw_only=True):
         return ALL if self.every else ",".join(sorted(self.gpus)) or None
 
     def joined(self, gpus: Iterable[GpuUuid] | None) -> "DrainRequest":
-        """This request and ``gpus``, None for every GPU."""
         if gpus is None or self.every:
             return DrainRequest(every=True)
         return DrainRequest(gpus=self.gpus | frozenset(gpus))

@@ -29,12 +29,10 @@ class Fabric(Struct, frozen=True, kw_only=True):
 
     @property
     def has_failed(self) -> bool:
-        """Whether the probe ended with an error."""
         return self.is_probed and self.status != 0
 
     @property
     def is_ready(self) -> bool:
-        """Whether the GPU takes part in the fabric."""
         return self.is_probed and self.status == 0
 
     def __str__(self) -> str:

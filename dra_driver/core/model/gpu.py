@@ -95,7 +95,6 @@ class Gpu(Struct, frozen=True, kw_only=True):
         return max(ends, default=0)
 
     def profile(self, profile_id: int) -> MigProfile | None:
-        """The profile with that id, or None."""
         return next((profile for profile in self.mig_profiles if profile.profile_id == profile_id), None)
 
 
@@ -119,9 +118,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     left_out: tuple[LeftOutGpu, ...] = ()
 
     def gpu(self, name: DeviceName) -> Gpu | None:
-        """The GPU published under ``name``, or None."""
         return next((g for g in self.gpus if g.device_name == name), None)
 
     def gpu_by_uuid(self, uuid: GpuUuid) -> Gpu | None:
-        """The GPU with that UUID, or None."""
         return next((g for g in self.gpus if g.uuid == uuid), None)

@@ -33,7 +33,6 @@ class Interval(StrEnum):
 
     @property
     def number(self) -> int:
-        """The argument of ``--set-timeslice``."""
         return list(Interval).index(self)
 
 
@@ -115,7 +114,6 @@ class GpuTerms(Struct, frozen=True, kw_only=True):
     withheld: WithheldPartitions | None = None
 
     def allows(self, partition: PartitionId) -> bool:
-        """Whether the partition may be published."""
         return self.profiles is None or partition.profile_id in self.profiles or partition in self.kept
 
 
@@ -126,7 +124,6 @@ DEFAULT_TERMS = GpuTerms()
 
 
 def terms_of(terms: Terms, gpu_uuid: GpuUuid) -> GpuTerms:
-    """The GPU's terms."""
     return terms.get(gpu_uuid, DEFAULT_TERMS)
 
 

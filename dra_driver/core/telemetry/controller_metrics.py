@@ -81,7 +81,6 @@ def not_leading() -> None:
 
 
 def no_usage_cases() -> None:
-    """As `not_leading`, for evictions because of use."""
     usage_brake.set(0)
     for kind in USAGE_KINDS:
         usage_cases.labels(kind).set(0)
@@ -93,5 +92,4 @@ def internal_error(place: Place) -> None:
 
 
 def render() -> tuple[str, bytes]:
-    """Content type and body of a scrape."""
     return CONTENT_TYPE_LATEST, generate_latest(REGISTRY)

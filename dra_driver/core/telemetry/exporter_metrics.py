@@ -69,7 +69,6 @@ class UsageCollector(Collector):
         self._families: Sequence[MetricFamily] = ()
 
     def set(self, families: Sequence[MetricFamily]) -> None:
-        """Replace all of them."""
         with self._lock:
             self._families = families
         series.set(sum(len(family.samples) for family in families))
@@ -100,10 +99,8 @@ def initialise(version: str) -> None:
 
 
 def internal_error() -> None:
-    """Counts an unexpected exception; the caller logs its traceback."""
     metrics.internal_errors_total.labels("exporter").inc()
 
 
 def render() -> tuple[str, bytes]:
-    """Content type and body of a scrape."""
     return CONTENT_TYPE_LATEST, generate_latest(REGISTRY)

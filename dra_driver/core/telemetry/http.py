@@ -187,20 +187,17 @@ class _Server(socketserver.TCPServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve the connection in a thread."""
         self.wait_for_client(request)
         arguments = (request, client_address)
         threading.Thread(target=self._serve, args=arguments, name="http-request", daemon=True).start()
 
     def service_actions(self) -> None:
-        """Close connections whose clients are too slow."""
         too_old = time.monotonic() - CLIENT_TIMEOUT_S
         with self._lock:
             while self._waiting and next(iter(self._waiting.values())) < too_old:
                 self._close_oldest()
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection."""
         self.stop_waiting(request)  # first: a closed socket cannot be shut down for being the oldest
         super().shutdown_request(request)
 

@@ -52,11 +52,9 @@ class Deferred:
         _of_thread.deferred = None
 
     def keep(self, handler: logging.Handler, record: logging.LogRecord) -> None:
-        """Called by the handler in the thread that logs."""
         self._kept.append((handler, record))
 
     def write(self) -> None:
-        """Write the lines that were kept, once."""
         kept, self._kept = self._kept, []
         for handler, record in kept:
             handler.handle(record)

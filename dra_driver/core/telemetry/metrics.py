@@ -227,7 +227,6 @@ def _initialise_usage() -> None:
 
 
 def render() -> tuple[str, bytes]:
-    """Content type and body of a scrape."""
     return CONTENT_TYPE_LATEST, generate_latest(REGISTRY)
 
 

@@ -62,7 +62,6 @@ def offers(slices: Iterable[Wire], driver: str) -> dict[Offer, int]:
 
 
 def class_of(offer: Offer, driver: str) -> dict[str, Any]:
-    """The DeviceClass for an offer."""
     checked = f'device.driver == "{driver}"'
     domain = f'device.attributes["{driver}"]'
     spec: dict[str, object] = {}
@@ -97,7 +96,6 @@ def plan(offered: Mapping[Offer, int], classes: Iterable[Wire], driver: str) -> 
 
 
 def is_own(item: Wire) -> bool:
-    """Whether this command made the class."""
     return ((item.get("metadata") or {}).get("labels") or {}).get(MANAGED_BY) == MANAGER
 
 

@@ -45,13 +45,11 @@ def whole_gpu(
 
 
 def profile_parts(gpu: Gpu, profile: MigProfile, board: Attributes) -> ProfileParts:
-    """The common parts for `placement`."""
     described = attributes.of_profile(gpu, profile.name, profile.memory_slices, board)
     return ProfileParts(profile=profile, attributes=described, capacity=shares.of_profile(profile))
 
 
 def placement(gpu: Gpu, parts: ProfileParts, start: int) -> Device:
-    """A partition that does not exist yet, at memory slice ``start``."""
     name = partition_name(gpu.minor, parts.profile.name, parts.profile.profile_id, start)
     return Device(name=name, attributes=attributes.of_partition(start, parts.attributes), capacity=parts.capacity)
 

@@ -27,7 +27,6 @@ class Island(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """See above."""
         return self.members[0]
 
 
@@ -38,7 +37,6 @@ NO_ISLANDS: Final[Islands] = MappingProxyType({})
 
 
 def islands_of(gpus: Sequence[Gpu]) -> Islands:
-    """The island of each GPU that is in one."""
     if all(gpu.nvlinks is NO_LINKS or not (gpu.nvlinks.peers or gpu.nvlinks.switch_links) for gpu in gpus):
         return NO_ISLANDS
     found = [*_switched(gpus), *_direct([gpu for gpu in gpus if not gpu.nvlinks.switch_links])]

@@ -38,7 +38,6 @@ class Devices(Struct, frozen=True, kw_only=True):
     parents: tuple[str, ...] = ()
 
     def __add__(self, other: "Devices") -> "Devices":
-        """The union of both."""
         partitions = _unique(*self.partitions, *other.partitions)
         return Devices(
             gpus=_unique(*self.gpus, *other.gpus), partitions=partitions, parents=_unique(*self.parents, *other.parents)
@@ -46,7 +45,6 @@ class Devices(Struct, frozen=True, kw_only=True):
 
     @property
     def listed(self) -> tuple[str, ...]:
-        """Every GPU, whole or a parent."""
         return _unique(*self.gpus, *self.parents)
 
 

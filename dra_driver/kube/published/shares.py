@@ -27,7 +27,6 @@ class Dimension(NamedTuple):
     read: Callable[[MigProfile], int | None]
 
     def of(self, profile: MigProfile) -> int | None:
-        """The number; None when the hardware does not report it."""
         value = self.read(profile)
         return value if value is not None and value >= 0 else None
 
@@ -45,7 +44,6 @@ DIMENSIONS: Final = (
 
 
 def of_profile(profile: MigProfile) -> dict[str, DeviceCapacity]:
-    """The capacities of a partition of ``profile``."""
     known = ((each.capacity, each.of(profile)) for each in DIMENSIONS)
     return {name: DeviceCapacity(value=amount_text(name, value)) for name, value in known if value is not None}
 

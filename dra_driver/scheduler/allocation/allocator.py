@@ -37,7 +37,6 @@ def allocation_result(
     rules: SchedulerRules,
     new_share_id: Callable[[], str],
 ) -> dict[str, object]:
-    """The allocation of one claim. Raises AllocationError if the node selectors of its devices cannot be merged."""
     features, quirks = rules.features, rules.quirks
     devices: dict[str, object] = {}
     if picks:
@@ -228,7 +227,6 @@ class Allocator:
         return Question(self, claims, decoded)
 
     def allocate(self, node: Wire, claims: Sequence[Wire], recorder: SearchRecorder | None = None) -> AllocationOutcome:
-        """Short for ``question(claims).on(node, recorder)``."""
         return self.question(claims).on(node, recorder)
 
     def reachable(self, node: Wire) -> ReachablePools:
@@ -236,7 +234,6 @@ class Allocator:
         return guarded(lambda: self._pool_index.reachable(node), {"node": node})
 
     def content_key(self, node: Wire, reads: frozenset[str]) -> ContentKey | None:
-        """Implements `Question.content_key`."""
         return guarded(lambda: self._pool_index.content_key(node, reads), {"node": node, **self.wires})
 
     def own_pools(self, node: Wire) -> list[PoolKey]:
@@ -244,7 +241,6 @@ class Allocator:
         return guarded(lambda: self._pool_index.own_pools(node), {"node": node})
 
     def answer(self, question: Question, node: Wire, recorder: SearchRecorder | None) -> AllocationOutcome:
-        """Implements `Question.on`."""
         decoded = question.decoded
         reachable = self._pool_index.reachable(node)
         if recorder is not None:

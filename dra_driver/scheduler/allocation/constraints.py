@@ -39,11 +39,9 @@ class Constraint(ABC):
         return True
 
     def remove(self, _base: str, /) -> None:
-        """Removes the device of the request that was added last."""
         self._added.pop()
 
     def values(self) -> list[Wire]:
-        """The values that the next device is compared with."""
         return self._added
 
     def broken_by(self, device: PoolDevice) -> ConstraintBroken:
@@ -158,7 +156,6 @@ def _equal(value: Wire, other: Wire) -> bool:
 
 
 def _set_of(value: Wire | None) -> frozenset[Value]:
-    """The values with their type, of a list and of a single one alike."""
     found: list[Value] = []
     for kind in _KINDS:
         single, many = (value or {}).get(kind), (value or {}).get(f"{kind}s")

@@ -143,7 +143,6 @@ class PoolSlice(Struct, eq=False):
         return self.contents
 
     def holders(self, device: str) -> tuple[str, ...]:
-        """The claims (``namespace/name``) that have the device or shares of it."""
         return tuple(self.use.holders.get(device, ()))
 
 
@@ -237,7 +236,6 @@ class CounterAccount:
         self.overdrawn = sum(value < 0 for value in self.left)
 
     def charge(self, charges: Charges) -> bool:
-        """Charges the counters and returns True; False without a charge if a counter of the pool were overdrawn."""
         self._move(charges, -1)
         if self.overdrawn:
             self._move(charges, 1)

@@ -161,6 +161,5 @@ def _wanted(container: Wire) -> dict[str, int]:
 
 
 def _count(value: object) -> int:
-    """A whole number of devices; a quantity with a fraction requests none."""
     quantity = amount(value).quantity
     return quantity.as_int() if quantity.is_integer() else 0

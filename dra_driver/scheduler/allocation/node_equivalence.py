@@ -92,7 +92,6 @@ class SolutionCache:
         return known
 
     def _token(self, content: Key) -> int:
-        """A small number for the content; the same for the same."""
         return self._tokens.setdefault(content, len(self._tokens))
 
 

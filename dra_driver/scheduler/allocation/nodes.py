@@ -68,7 +68,6 @@ def _term_matches(term: Wire, node: Wire) -> bool:
 
 
 def _term_problem(term: Wire) -> str:
-    """What is wrong with the term; empty if it is valid."""
     for item in term.get("matchExpressions") or ():
         problem = _label_problem(item.get("key", ""), item.get("operator", ""), item.get("values") or [])
         if problem:
@@ -98,7 +97,6 @@ def _label_problem(key: str, operator: str, values: list[str]) -> str:
 
 
 def _number(text: str | None) -> int | None:
-    """A 64-bit integer; None for anything else."""
     if text is None or len(text) > 64 or not _INTEGER.match(text):
         return None
     value = int(text)
@@ -158,7 +156,6 @@ class NodeUsage(Struct):
 
 
 def usage_by_node(pods: Iterable[Wire]) -> dict[str, NodeUsage]:
-    """Usage by node name, by all pods that are bound to a node and have not ended."""
     found: dict[str, NodeUsage] = {}
     for pod in pods:
         node = (pod.get("spec") or {}).get("nodeName")

@@ -44,7 +44,6 @@ class Pool(Struct, eq=False):
 
     @property
     def supply(self) -> CounterSupply:
-        """The pool's counters, less the consumption of allocated devices."""
         if self._supply is None:
             taken = [
                 device

@@ -158,12 +158,10 @@ class ClaimDecoder(Struct, frozen=True, kw_only=True):
 
 
 def claim_label(claim: Wire) -> str:
-    """``claim namespace/name``, for messages."""
     return f"claim {claim['metadata'].get('namespace', '')}/{claim['metadata']['name']}"
 
 
 def too_many(label: str, least: int) -> AllocationError:
-    """The error of a claim that needs more than 32 devices."""
     return AllocationError(f"{label}: number of requested devices {least} exceeds the claim limit of {MAX_DEVICES}")
 
 

@@ -72,7 +72,6 @@ class Search:
         return True
 
     def _enter(self, claim: int, request: int) -> _Answer:
-        """Continues with a request, or with the next claim after the last request of a claim."""
         while claim < len(self._decoded) and request >= len(self._decoded[claim].requests):
             claim, request = claim + 1, 0
         if claim == len(self._decoded):
@@ -85,7 +84,6 @@ class Search:
         return self._fill(wanted.alternatives[0], 0, 0)
 
     def _fill(self, alternative: Alternative, have: int, position: int) -> _Answer:
-        """Continues with the next device of a request, or with the next request if it has all its devices."""
         chosen = self.chosen[alternative.claim]
         chosen[alternative.place :] = [alternative]
         candidates = self._state.candidates(alternative)

@@ -109,7 +109,6 @@ class Candidates(Struct, eq=False):
         self._has_side_effects = any(checks.is_stateful(alternative, place) for place in alternative.constraints)
 
     def list_all(self) -> None:
-        """Sets ``every`` and ``size`` for a request of all devices."""
         checks, alternative = self._checks, self._alternative
         self.every = [
             device
@@ -229,7 +228,6 @@ class AllocationState:
                 raise too_many(claim.label, least)
 
     def candidates(self, alternative: Alternative) -> Candidates:
-        """The devices for an alternative."""
         candidates = self._candidates.get(alternative)
         if candidates is None:
             candidates = self._candidates[alternative] = Candidates(alternative, self._devices, self)
@@ -327,12 +325,10 @@ class AllocationState:
         return pick
 
     def pick_positions(self) -> list[list[tuple[Alternative, int]]]:
-        """The picks, each device as its position among all devices of the node."""
         at = {device: place for place, device in enumerate(self._devices)}
         return [[(pick.alternative, at[pick.device]) for pick in picks] for picks in self.picks]
 
     def reuse_picks(self, pick_positions: Sequence[Sequence[tuple[Alternative, int]]]) -> None:
-        """Takes over the picks of a search on an equivalent node."""
         self.picks = [
             [self._same(alternative, self._devices[at]) for alternative, at in picks] for picks in pick_positions
         ]
@@ -341,7 +337,6 @@ class AllocationState:
         return Pick(alternative, device, self._consumed(alternative, device), None)
 
     def deallocate(self, alternative: Alternative, pick: Pick) -> None:
-        """Undoes `allocate`. Picks of a claim are deallocated in reverse order."""
         device = pick.device
         self._release(alternative)
         users = self._users.get(device)

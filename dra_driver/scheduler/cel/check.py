@@ -71,7 +71,6 @@ class Checker:
         self._checked: list[Expr] = []
 
     def run(self, root: Expr) -> None:
-        """Annotates the whole tree. Raises CelSyntaxError at the first error."""
         self._check(root)
         for node in self._checked:
             node.type = self._unifier.resolved(node.type, to_dyn=True)
@@ -186,7 +185,6 @@ class Checker:
         return result
 
     def _candidate(self, overload: Overload, given: tuple[Type, ...]) -> Type | None:
-        """The result type if the overload accepts these arguments."""
         if len(given) != len(overload.arguments):
             return None
         arguments, result = overload.arguments, overload.result

@@ -110,7 +110,6 @@ def _cut(text: str, found: list[Token], level: int) -> list[str]:
 
 
 def _inside(found: list[Token]) -> list[Token]:
-    """The tokens inside a pair of parentheses around the whole expression, none without such a pair."""
     if len(found) < 3 or found[0].text != "(" or found[-1].text != ")":
         return []
     depth = 0

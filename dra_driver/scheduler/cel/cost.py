@@ -57,7 +57,6 @@ def _size(value: object) -> int:
 
 
 def _inner_size(value: object) -> int:
-    """The size of a value; of an optional that of its value."""
     while isinstance(value, Optional) and value.present:
         value = value.value
     return _size(value)
@@ -68,7 +67,6 @@ def _traversal(size: float, factor: float = 1.0) -> int:
 
 
 def _tree(value: object) -> int:
-    """The cost of traversing a value and everything in it."""
     if isinstance(value, str):
         return int(len(value.encode("utf-8", "surrogatepass")) * _STRING_FACTOR)
     if isinstance(value, bytes):

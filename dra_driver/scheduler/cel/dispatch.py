@@ -85,7 +85,6 @@ def _dispatched(name: str, overloads: list[Overload], function: Function) -> Fun
 
 
 def _test_of(term: Type) -> Callable[[object], bool]:
-    """Whether a value may be passed where ``term`` is declared."""
     if term.kind in {"dyn", "any", "param"}:
         return lambda _value: True
     wanted = _RUNTIME.get(term.name, term.name)

@@ -53,7 +53,6 @@ class Failure(Struct, eq=False):
 
 
 def truth(value: object) -> bool:
-    """The condition of ``?:``. Raises EvalError if it is not a bool."""
     if type(value) is not bool:
         raise no_overload()
     return value
@@ -185,14 +184,12 @@ class ClosureBuilder:
         self.initial: dict[int, Closure] = {}
 
     def build(self, node: IrNode) -> Closure:
-        """The closure of a node and of everything below it."""
         closure: Closure = getattr(self, "_" + type(node).__name__.lower())(node)
         return closure
 
     # --- what an evaluator overrides
 
     def _selection(self, qualifier: Qualifier, key_of: Closure) -> Selection:
-        """How a field or key of an operand is selected."""
 
         def select(env: Env, target: object) -> object:
             return lookup(target, key_of(env))

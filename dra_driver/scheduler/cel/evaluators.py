@@ -159,7 +159,6 @@ class Meter(Struct, eq=False):
     limit: int = c.COST_LIMIT
 
     def charge(self, amount: int) -> None:
-        """Raises AbortedError beyond the limit."""
         self.spent += amount
         if self.spent > self.limit:
             raise AbortedError("operation cancelled: actual cost limit exceeded")

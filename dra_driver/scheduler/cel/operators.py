@@ -58,7 +58,6 @@ def shown(key: object) -> str:
 
 
 def lookup(target: object, key: object) -> object:
-    """``target[key]``. Raises EvalError for a missing key or index."""
     found = find(target, key)
     if found is MISSING:
         kind = "index out of bounds" if isinstance(target, LISTS) else "no such key"
@@ -106,7 +105,6 @@ _PLAIN: Final = frozenset({int, bool, UInt, str, bytes, type(None), Duration, Ty
 
 
 def equal(a: object, b: object) -> bool:
-    """``a == b``. Raises EvalError for types that cannot be compared."""
     if a is None or b is None:
         return a is b
     return go_equal(a, b)

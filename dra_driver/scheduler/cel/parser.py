@@ -52,7 +52,6 @@ _NAMES: Final = {IDENT: "a name", END: "the end of the expression"}
 
 
 def parse(source: SourceText) -> Expr:
-    """The syntax tree with expanded macros. Raises CelSyntaxError."""
     stream = tokens(source)
     _check_nesting(source, stream)
     parser = _Parser(source, stream)
@@ -94,7 +93,6 @@ class _Parser:
         return self._stream[self._at].kind
 
     def _skip(self, kind: str) -> bool:
-        """Whether the next token is of this kind; if so, it is skipped."""
         found = self._kind == kind
         self._at += found
         return found

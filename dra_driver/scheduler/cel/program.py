@@ -250,7 +250,6 @@ class Expression:
     __slots__ = ("_names", "_run", "_slots", "text")
 
     def __init__(self, text: str, names: Sequence[str]) -> None:
-        """Raises CelSyntaxError."""
         self.text = text
         self._names = tuple(names)
         source = SourceText(well_formed(text))

@@ -258,7 +258,6 @@ class Overload(NamedTuple):
 
 @lru_cache(maxsize=1)
 def functions() -> dict[str, tuple[Overload, ...]]:
-    """All overloads by function, in the order of declaration."""
     found: dict[str, list[Overload]] = {}
     for line in (*_TABLE.splitlines(), *_templated()):
         if line and not line.startswith("#"):

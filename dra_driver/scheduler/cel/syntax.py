@@ -112,7 +112,6 @@ class Fold(Expr, eq=False):
 
 
 def children(node: Expr) -> list[Expr]:
-    """The direct children of a node, in the order of evaluation."""
     if isinstance(node, Select):
         return [node.operand]
     if isinstance(node, Call):
@@ -138,7 +137,6 @@ class SourceText(Struct, eq=False):
     copied: int = 0
 
     def place(self, offset: int) -> tuple[int, int]:
-        """Line and column of a character, both from 1."""
         before = self.text[:offset]
         return before.count("\n") + 1, offset - (before.rfind("\n") + 1) + 1
 

@@ -46,7 +46,6 @@ def double_text(value: float) -> str:
 
 
 def plain_double_text(value: float) -> str:
-    """The fewest digits without an exponent."""
     return f"{_decimal(value):f}" if math.isfinite(value) else _special(value)
 
 

@@ -204,7 +204,6 @@ class Unifier:
 
 
 def most_general(one: Type, two: Type) -> Type:
-    """The more general of two types that unify."""
     return one if _no_more_specific(one, two) else two
 
 

@@ -195,7 +195,6 @@ class CelMap:
         return CelMap.find(self, key) is not MISSING
 
     def find(self, key: object) -> object:
-        """The value or MISSING."""
         data = self.data
         if not data:
             return MISSING
@@ -241,7 +240,6 @@ EMPTY_MAP: Final = CelMap({})
 
 
 def encode_key(key: object) -> object:
-    """The key in the form of ``CelMap.data``."""
     kind = type(key)
     if kind is str or kind is int:
         return key

@@ -73,12 +73,10 @@ def invalid_object(
 
 
 def bad_request(message: str) -> InvalidObjectError:
-    """400: the request is malformed."""
     return InvalidObjectError(message, status=400, reason="BadRequest")
 
 
 def forbidden(kind: ResourceKind, name: str, why: str, causes: Sequence[Obj] = ()) -> ForbiddenError:
-    """403: an admission rule forbids the write."""
     details = _details(kind, name) | ({"causes": list(causes)} if causes else {})
     return ForbiddenError(
         f'{kind.qualified} "{name}" is forbidden: {why}', status=403, reason="Forbidden", details=details

@@ -179,7 +179,6 @@ def _root(group: str, version: str) -> str:
 
 @cache
 def openapi_index() -> bytes:
-    """The list of documents at ``/openapi/v3``."""
     served = sorted({(kind.group, kind.version) for kind in ALL_KINDS})
     paths = {}
     for group, version in served:

@@ -52,7 +52,6 @@ def mapping(value: object, *path: str | int) -> Obj:
 
 
 def fill(value: Obj, /, **defaults: object) -> None:
-    """Set the fields that ``value`` does not have."""
     for field, default in defaults.items():
         value.setdefault(field, default)
 

@@ -55,7 +55,6 @@ class ResourceKind(Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def api_version(self) -> str:
-        """The apiVersion of objects, ``v1`` or ``group/version``."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property

@@ -51,7 +51,6 @@ _ENVELOPE: dict[str, dict[str, str]] = {
 
 @cache
 def _table() -> dict[str, dict[int, tuple[str, str]]]:
-    """Name and type of each field by type and number."""
     text = files("dra_driver.sim.apiserver").joinpath("protobuf.json").read_text(encoding="utf-8")
     types: dict[str, dict[str, str]] = json.loads(text) | _ENVELOPE
     for kind in {entry.split()[1] for fields in types.values() for entry in fields.values()}:
@@ -65,7 +64,6 @@ def _table() -> dict[str, dict[int, tuple[str, str]]]:
 
 @cache
 def _classes() -> dict[str, type[Message]]:
-    """The message class of each type of the table."""
     # Unlike proto2, editions refuse text that is not UTF-8, as Go does.
     file = FileDescriptorProto(name="kubernetes.proto", syntax="editions", edition=EDITION_2023)
     names = {name: f"T{at}" for at, name in enumerate(_table())}
@@ -191,7 +189,6 @@ class ApiRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def content_type(self) -> str:
-        """The body's media type without parameters."""
         return self.headers.get("content-type", JSON).partition(";")[0].strip() or JSON
 
     def wants(self, shape: str) -> bool:

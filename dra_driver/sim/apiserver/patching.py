@@ -188,7 +188,6 @@ def _delete_primitives(result: Obj, name: str, values: list[object]) -> None:
 
 
 def _ordered(items: list[object], order: list[object], key: str) -> list[object]:
-    """Items in the given order; items that it lacks stay behind the item that they followed."""
 
     def identity(item: object) -> object:
         return item.get(key) if isinstance(item, dict) else item
@@ -221,7 +220,6 @@ class Patch(Struct, frozen=True, kw_only=True):
 
     @property
     def is_apply(self) -> bool:
-        """Whether this is a server-side apply, which may create the object."""
         return self.type == APPLY_PATCH
 
 

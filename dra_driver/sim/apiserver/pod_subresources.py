@@ -169,7 +169,6 @@ def before_eviction(store: Store, target: Target, options: Obj) -> None:
 
 
 def _take_from_budget(store: Store, pod: Obj, *, dry_run: bool) -> None:
-    """Count the disruption in the pod's budget, if it has one and needs it."""
     for _ in range(_ATTEMPTS):
         budgets = store.list(POD_DISRUPTION_BUDGETS, pod["metadata"]["namespace"]).items
         budgets = [item for item in budgets if object_match(dig(item, "spec", "selector"))(pod)]
@@ -263,7 +262,6 @@ class ProxyPlan(Struct, frozen=True, kw_only=True):
 
 
 def is_proxy(path: str) -> bool:
-    """Whether the path is that of a pod's proxy, or below it."""
     return _PATH.fullmatch(path) is not None
 
 
@@ -303,7 +301,6 @@ def fetch(plan: ProxyPlan, *, most_bytes: int = MAX_ANSWER_BYTES, within_s: floa
 
 
 def _port(pod: Obj, asked: str) -> int:
-    """The number of a port that is given by number or name, by default the first of the containers."""
     if asked.isascii() and asked.isdigit() and len(asked) <= 5:
         return int(asked)
     found = [port for container in entries(pod, "spec", "containers") for port in entries(container, "ports")]

@@ -197,7 +197,6 @@ def _node_selector(obj: Obj, _now: datetime) -> str:
 
 
 def _listed(field: str) -> Cell:
-    """Names or images of the containers of a pod template."""
     return lambda obj, _now: ",".join(
         item.get(field, "") for item in entries(obj, "spec", "template", "spec", "containers")
     )
@@ -247,7 +246,6 @@ def _ended(terminated: Obj, prefix: str = "") -> str:
 
 
 def _init_reason(status: Obj, at: int, total: int) -> str:
-    """The STATUS while this init container has not completed."""
     terminated, waiting = dig(status, "state", "terminated"), dig(status, "state", "waiting", "reason")
     if terminated is not None:
         return _ended(terminated, "Init:")
@@ -286,7 +284,6 @@ class _Row:
             self.last_restart = finished
 
     def _init_containers(self, sidecars: set[str], total: int) -> bool:
-        """Whether one has not completed."""
         for at, status in enumerate(entries(self.pod, "status", "initContainerStatuses")):
             self._count(status)
             if dig(status, "state", "terminated", "exitCode") == 0:

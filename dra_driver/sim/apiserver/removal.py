@@ -177,7 +177,6 @@ class Removal:
                 self._drop_owners(kind, dependent, missing)
 
     def _release_owners(self, record: Record) -> None:
-        """Continue the foreground deletion of owners that waited for this dependent."""
         for reference in entries(record.obj, "metadata", "ownerReferences"):
             found = self._state.by_uid(reference.get("uid", ""))
             owner = self._state.get(*found) if found else None

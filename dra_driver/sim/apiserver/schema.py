@@ -133,7 +133,6 @@ def _decode_fields(obj: Obj, type_name: str, path: str, unknown: list[str]) -> N
 
 
 def _decoded(value: object, field: FieldType, path: str, unknown: list[str]) -> object:
-    """The value in canonical form; changes containers in place."""
     if field.is_list and isinstance(value, list):
         value[:] = [
             item if item is None else _decoded(item, field.inner, f"{path}[{at}]", unknown)

@@ -39,7 +39,6 @@ class _Term(Struct, frozen=True):
 
 
 def _split(text: str) -> list[str]:
-    """Split a selector at commas outside parentheses."""
     terms, depth, start = [], 0, 0
     for at, mark in enumerate(text):
         depth += (mark == "(") - (mark == ")")

@@ -148,7 +148,6 @@ class ApiApplication:
                         yield frames.bookmark(revision)
 
     async def _log(self, plan: LogPlan) -> AsyncIterator[bytes]:
-        """A container's log, and with ``follow`` the lines added later."""
         where = (plan.target.namespace, plan.target.name, plan.container)
         lines = self._store.logs.read(*where)
         yield log_text(lines, plan, self._clock)
@@ -238,12 +237,10 @@ class ApiServer:
 
     @property
     def token(self) -> str:
-        """The bearer token that every request must have."""
         return self._token
 
     @property
     def certificate(self) -> str:
-        """The certificate of the server's authority in PEM, with which clients verify the server."""
         return self._authority.cert_pem.bytes().decode()
 
     def start(self) -> str:

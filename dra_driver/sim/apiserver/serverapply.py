@@ -148,14 +148,12 @@ _KEY_DEFAULTS = {"protocol": "TCP"}
 
 
 def _inner_type(field: FieldType, key: str) -> FieldType:
-    """The type of one field of an object or free-key map; untyped if the schema lacks it."""
     if field.is_map:
         return field.inner
     return fields_of(field.name).get(key, FieldType(name="any", atomic=True))
 
 
 def _item_step(field: FieldType, item: object) -> str:
-    """The step for a list item in a set."""
     if field.list_type == "map" and isinstance(item, dict):
         values = {key: item.get(key, _KEY_DEFAULTS.get(key)) for key in sorted(field.keys)}
         present = {key: value for key, value in values.items() if value is not None}
@@ -164,7 +162,6 @@ def _item_step(field: FieldType, item: object) -> str:
 
 
 def _merges(field: FieldType, value: object) -> bool:
-    """Whether apply looks inside ``value`` instead of replacing it whole."""
     if field.atomic or field.name == "any":
         return False
     if isinstance(value, list):
@@ -208,7 +205,6 @@ def _tree(paths: Iterable[Path]) -> Obj:
 
 
 def _remove(value: object, path: Path, field: FieldType) -> None:
-    """Remove a field or list item from ``value`` in place, if it exists."""
     step, rest = path[0], path[1:]
     if isinstance(value, dict):
         key = step[2:]

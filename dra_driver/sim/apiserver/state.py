@@ -72,7 +72,6 @@ class ObjectState:
         return [found[key] for key in sorted(found) if not namespace or key[0] == namespace]
 
     def kinds(self) -> Iterable[ResourceKind]:
-        """Kinds that have or had objects."""
         return tuple(self._objects)
 
     def put(self, kind: ResourceKind, obj: Obj) -> Record:
@@ -102,7 +101,6 @@ class ObjectState:
         return self._by_uid.get(uid)
 
     def owned_by(self, uid: str) -> list[tuple[ResourceKind, Record]]:
-        """Objects with ``uid`` in their owner references, by kind and key."""
         found = [(kind, key, self.get(kind, key)) for kind, key in self._owned.get(uid, ())]
         found.sort(key=lambda item: (item[0].plural, item[1]))
         return [(kind, record) for kind, _, record in found if record is not None]
@@ -180,7 +178,6 @@ class Subscription:
         return taken
 
     def close(self) -> None:
-        """Stop receiving changes. Idempotent."""
         self._detach(self)
 
     def __enter__(self) -> "Subscription":

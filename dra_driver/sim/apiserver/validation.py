@@ -21,7 +21,6 @@ class StatusCause(Struct, frozen=True):
 
 
 def quoted(value: object) -> str:
-    """A value as JSON, as the real server quotes it in messages."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -120,17 +119,14 @@ def dns_label(name: str) -> list[str]:
 
 
 def dns_1035_label(name: str) -> list[str]:
-    """A DNS label that starts with a letter: names of services."""
     return _format(name, _DNS_1035_RE, _DNS_1035_TEXT)
 
 
 def dns_subdomain(name: str) -> list[str]:
-    """A DNS subdomain: labels separated by dots, at most 253 characters."""
     return _format(name, _SUBDOMAIN_RE, _SUBDOMAIN_TEXT, 253)
 
 
 def path_segment(name: str) -> list[str]:
-    """A segment of a URL path: names of RBAC objects."""
     if name in {".", ".."}:
         return [f"may not be '{name}'"]
     return [f"may not contain '{mark}'" for mark in "/%" if mark in name]
@@ -173,5 +169,4 @@ def is_extended(resource: str) -> bool:
 
 
 def label_value(value: str) -> list[str]:
-    """A label value: empty, or at most 63 characters of [A-Za-z0-9-_.]."""
     return _format(value, _PART_RE, _LABEL_VALUE_TEXT) if value else []

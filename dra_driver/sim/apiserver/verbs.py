@@ -161,7 +161,6 @@ class Verbs:
         return self._written(request, target, stored, checks, created=True)
 
     def update(self, request: ApiRequest, target: Target) -> Reply:
-        """Replace the object or one of its subresources."""
         obj, checks = request.object(), _FieldValidation(request, target)
         metadata = obj.setdefault("metadata", {})
         wanted = {"name": target.name} | ({"namespace": target.namespace} if target.kind.namespaced else {})

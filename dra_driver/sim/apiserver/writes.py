@@ -242,5 +242,4 @@ class ObjectWriter:
 
 
 def _body(obj: Obj) -> Obj:
-    """The object without metadata and status."""
     return {part: value for part, value in obj.items() if part not in {"metadata", "status"} and value is not None}

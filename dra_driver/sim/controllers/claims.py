@@ -65,7 +65,6 @@ class ClaimController(Controller):
         return 1.0 if failed else None
 
     def _ensure_claims(self, pod: Obj, claims: list[Obj]) -> bool:
-        """Whether every claim of the pod's templates exists and is named in the pod's status."""
         wanted = [item for item in entries(pod, "spec", "resourceClaims") if item.get("resourceClaimTemplateName")]
         statuses = list(entries(pod, "status", "resourceClaimStatuses"))
         known = {item["name"] for item in statuses}
@@ -203,7 +202,6 @@ class DeviceTaintController(Controller):
 
 
 def _tainted(slices: Sequence[Obj]) -> dict[Device, list[Obj]]:
-    """The NoExecute taints of each device in the newest generation of its pool."""
     found: dict[Device, list[Obj]] = {}
     for item in newest_slices(slices):
         for device in entries(item, "spec", "devices"):
@@ -214,7 +212,6 @@ def _tainted(slices: Sequence[Obj]) -> dict[Device, list[Obj]]:
 
 
 def _eviction_time(claim: Obj, tainted: dict[Device, list[Obj]]) -> datetime | None:
-    """The earliest time at which a device of the claim evicts its pods, None if none does."""
     times = []
     for result in entries(claim, "status", "allocation", "devices", "results"):
         for taint in tainted.get((result["driver"], result["pool"], result["device"]), ()):
@@ -226,7 +223,6 @@ def _eviction_time(claim: Obj, tainted: dict[Device, list[Obj]]) -> datetime | N
 
 
 def _tolerated_s(taint: Obj, tolerations: Sequence[Obj]) -> float | None:
-    """Seconds for which the taint is tolerated, None for ever."""
     seconds = [item.get("tolerationSeconds") for item in tolerations if _tolerates(item, taint)]
     if None in seconds:
         return None
@@ -241,7 +237,6 @@ def _tolerates(toleration: Obj, taint: Obj) -> bool:
 
 
 def _claims_of(pod: Obj, claims: dict[tuple[str, str], Obj]) -> Iterator[tuple[str, str]]:
-    """The claims of a scheduled pod that are reserved for it."""
     if not dig(pod, "spec", "nodeName") or is_finished(pod):
         return
     generated = generated_claims(pod)

@@ -56,7 +56,6 @@ class PodMaker:
         self._recorder = recorder
 
     def owned(self, owner: Obj) -> Owned:
-        """The pods that belong to ``owner``, oldest first."""
         pods = self._store.list(PODS, key(owner)[0]).items
         owned = [pod for pod in pods if owned_by(pod, owner)]
         return Owned(sorted(owned, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"])))
@@ -278,7 +277,6 @@ class JobController(Controller):
         return min(due, default=None)
 
     def _expire(self, job: Obj) -> list[float]:
-        """Delete a job that has ended when its time is over; the seconds until then."""
         ended = (item for item in entries(job, "status", "conditions") if item.get("type") in ("Complete", "Failed"))
         left = self._left(job, "ttlSecondsAfterFinished", next(ended)["lastTransitionTime"])
         if left == [0.0]:
@@ -384,7 +382,6 @@ class DisruptionController(Controller):
         return bool(disrupted)
 
     def _scale(self, namespace: str, pods: Sequence[Obj]) -> int:
-        """How many pods the owners of ``pods`` want together."""
         wanted = 0
         for kind, field in ((REPLICA_SETS, "replicas"), (JOBS, "parallelism")):
             for owner in self._store.list(kind, namespace).items:
@@ -402,7 +399,6 @@ def _still_disrupted(budget: Obj, pods: Sequence[Obj]) -> dict[str, str]:
 
 
 def _wanted(spec: Obj, pods: Sequence[Obj], scale: int) -> tuple[int, int]:
-    """How many pods there should be, and how many of them have to be healthy."""
     if "maxUnavailable" in spec:
         return scale, max(0, scale - _scaled(spec["maxUnavailable"], scale))
     least = spec.get("minAvailable", 1)

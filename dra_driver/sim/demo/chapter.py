@@ -80,7 +80,6 @@ class Chapter:
         self.expect(lambda: ", ".join(name for name in names if not self.is_ready(name)) or None, what)
 
     def make_template(self, name: str, exactly: Obj) -> None:
-        """Create a claim template with one request."""
         spec = {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}}
         self.create("resource.k8s.io/v1", "ResourceClaimTemplate", name, spec)
 
@@ -111,12 +110,10 @@ class Chapter:
         return pod is not None and is_ready(pod)
 
     def events(self) -> list[tuple[str, str, str]]:
-        """Object, reason and message of the events in the namespace."""
         events = self.cluster.store.list(EVENTS, self.namespace).items
         return [(item["involvedObject"]["name"], item["reason"], item["message"]) for item in events]
 
     def show(self, kind: ResourceKind, objects: Iterable[Obj], options: str = "") -> None:
-        """Print what `kubectl get` prints."""
         self.say(f"$ kubectl get {kind.plural}{options}\n{table(kind, objects, utc_now())}\n")
 
     def command(self, program: str, *arguments: str, statuses: Sequence[int] = (0,), folder: Path | None = None) -> str:
@@ -134,7 +131,6 @@ class Chapter:
 
     @property
     def kubeconfig(self) -> tuple[str, str]:
-        """The flag with which commands find the cluster."""
         return ("--kubeconfig", str(self.cluster.kubeconfig))
 
 

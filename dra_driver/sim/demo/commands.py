@@ -18,7 +18,6 @@ PENDING_NAMESPACE: Final = "demo-pending"
 
 
 def explain_pending(cluster: Cluster, say: Say) -> bool:
-    """Run the chapter; returns whether the explanation was right."""
     chapter = Chapter(cluster, say, PENDING_NAMESPACE)
     return chapter.run("--- why is my pod Pending?", lambda: _play(chapter))
 
@@ -47,7 +46,6 @@ def _play(chapter: Chapter) -> None:
 
 
 def _most_common_model(cluster: Cluster) -> tuple[str, Counter[str]]:
-    """The model with the most whole GPUs, and its number on each node."""
     found: dict[str, Counter[str]] = {}
     for item in cluster.slices():
         for device in item["spec"].get("devices") or ():

@@ -108,7 +108,6 @@ def apply_classes(cluster: Cluster) -> None:
 
 
 def _devices(cluster: Cluster) -> str:
-    """One line per GPU with the attributes that selectors use, and its number of MIG devices (about 20 on an H100)."""
     rows = [["NODE", "DEVICE", "PRODUCT", "ARCHITECTURE", "MEMORY", "DRIVER", "MIG DEVICES"]]
     by_node: dict[str, list[Obj]] = {}
     for item in cluster.slices():
@@ -134,7 +133,6 @@ _SHOWN = ("productName", "architecture", "driverVersion")
 
 
 def _documents(cluster: Cluster) -> list[str]:
-    """One line per device of each claim's CDI document, with its device nodes."""
     lines = []
     for node in cluster.nodes.values():
         for path in node.claim_files():

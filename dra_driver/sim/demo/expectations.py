@@ -123,7 +123,6 @@ def _existing(client: Client, kind: ResourceKind, name: str, namespace: str) -> 
 
 
 def _seen_by(pod: Obj, client: Client) -> Devices:
-    """The devices that the logs of all of the pod's containers list."""
     return sum((observed_devices(log) for log in _logs_of(pod, client).values()), Devices())
 
 

@@ -87,7 +87,6 @@ class _Forms(Chapter):
         return {item["metadata"]["name"]: item["metadata"]["resourceVersion"] for item in self.cluster.slices()}
 
     def _published(self) -> str:
-        """Number of devices by kind, in the order in which the scheduler tries them."""
         counts = Counter(
             (
                 *(str(dig(device, *path, default="-")) for path in _KIND),

@@ -111,7 +111,6 @@ class _Health(Chapter):
                 self.command("dra-driver", "sim", "recover", node, "--wait", "0", *self.kubeconfig)
 
     def _workloads(self) -> dict[str, Obj]:
-        """The newest pod of each workload."""
         named = ((dig(pod, "metadata", "labels", "app", default=""), pod) for pod in self.pods() if not is_deleted(pod))
         return {name: pod for name, pod in named if name in _WORKLOADS}
 
@@ -137,7 +136,6 @@ class _Health(Chapter):
         return f"{', '.join(same)} did not move" if same else None
 
     def _devices(self, node: str = "") -> Iterator[tuple[str, Obj]]:
-        """Devices with their nodes."""
         for item in self.cluster.slices(node):
             for device in entries(item, "spec", "devices"):
                 yield item["spec"]["nodeName"], device

@@ -38,7 +38,6 @@ class PolicyChapter(Chapter):
         self._controller.stop()
 
     def apply(self) -> None:
-        """Create the policy, and expect that its GPU is offered as it says."""
         self.part(f"{TITLE}: a GpuPolicy changes what is published", self._apply)
 
     def show_outcome(self) -> None:
@@ -50,7 +49,6 @@ class PolicyChapter(Chapter):
             self.say(f"$ kubectl delete gpupolicy {NAME}\n    It counts for five more seconds; examples continue.\n")
 
     def restored(self) -> None:
-        """Expect that the GPU is offered as it was before the policy."""
         self.part(f"{TITLE}: the policy is deleted", self._restored)
 
     def _apply(self) -> None:
@@ -107,7 +105,6 @@ def last_gpu(slices: list[Obj]) -> tuple[str, str, str]:
 
 
 def policy_for(uuid: str) -> Obj:
-    """A policy that gives one GPU to team vision, whole alone."""
     return {
         "apiVersion": "gpu.dra-driver.io/v1alpha1",
         "kind": "GpuPolicy",
@@ -117,7 +114,6 @@ def policy_for(uuid: str) -> Obj:
 
 
 def offer_of(slices: list[Obj], uuid: str) -> dict[str, Obj]:
-    """The devices of one GPU by name: itself and its MIG devices."""
     return {
         str(device["name"]): device
         for item in slices

@@ -112,7 +112,6 @@ class ClusterPool:
         return self._cluster
 
     def stop(self) -> None:
-        """Stop the running cluster, if any. Idempotent."""
         if self._cluster is not None:
             self._cluster.stop()
         self._cluster = self._requirements = None

@@ -107,11 +107,9 @@ class UsageChapter(Chapter):
         return self.command("kubectl dra", *arguments, "-n", NAMESPACE, *self.kubeconfig, folder=self._root)
 
     def _seen(self) -> dict[str, float]:
-        """GiB that the exporter sees by pod; {} while it does not answer."""
         return used_by_pod(self._answer())
 
     def _answer(self) -> Mapping[str, object]:
-        """The exporter's ``/usage``; {} while it does not answer."""
         exporter = next(iter(self.cluster.nodes.values())).exporter
         try:
             return exporter.usage() if exporter is not None else {}
@@ -122,7 +120,6 @@ class UsageChapter(Chapter):
         return {pod["metadata"]["name"]: pod for pod in self.pods()}
 
     def _running(self) -> dict[str, str]:
-        """UIDs of pods that run and were never restarted, by name."""
         pods = self._by_name().items()
         return {name: pod["metadata"]["uid"] for name, pod in pods if is_ready(pod) and _restarts(pod) == 0}
 

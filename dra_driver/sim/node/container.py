@@ -45,7 +45,6 @@ class Edits(Struct, kw_only=True):
     mounts: dict[str, Wire] = field(default_factory=dict)
 
     def add(self, wire: Wire) -> None:
-        """Add one ``containerEdits``: variables replace by name, device nodes by path, mounts by target."""
         for item in wire.get("env") or ():
             name, _, value = item.partition("=")
             self.env[name] = value
@@ -156,7 +155,6 @@ class ContainerView:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The container's variables, after `create`."""
         found: dict[str, str] = json.loads((self._folder / "config.json").read_text())["env"]
         return found
 

@@ -152,7 +152,6 @@ class DraManager:
             plugin.close()
 
     def drivers(self) -> frozenset[str]:
-        """Drivers with at least one registered instance."""
         with self._lock:
             return frozenset(name for name, instances in self._plugins.items() if instances)
 
@@ -193,7 +192,6 @@ class DraManager:
 
     @contextmanager
     def _exclusive(self, claims: Sequence[NodeClaim]) -> Iterator[None]:
-        """Lock these claims against other calls, in the order of their UIDs."""
         with ExitStack() as held:
             for uid in sorted({claim.uid for claim in claims}):
                 with self._lock:
@@ -274,7 +272,6 @@ class DraManager:
 
     @staticmethod
     def _notify(path: Path, error: str = "") -> None:
-        """Tell the plugin that it is registered, or why it is not."""
         try:
             registry.notify(path, _LIMITS, registered=not error, error=error)
         except CallError as failure:

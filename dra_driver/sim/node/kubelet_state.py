@@ -60,7 +60,6 @@ class KubeletState:
         self._prepared: set[str] = set()
 
     def add_user(self, claim: NodeClaim, pod_uid: str) -> None:
-        """Record the pod as a user. Raises RetryableError while an older claim of the same name is not unprepared."""
         with self._lock:
             for entry in self._entries.values():
                 same = (entry.claim.namespace, entry.claim.name) == (claim.namespace, claim.name)
@@ -87,13 +86,11 @@ class KubeletState:
             return uid in self._prepared
 
     def devices(self, uid: str) -> tuple[DeviceResponse, ...]:
-        """All devices of the claim; empty for an unknown claim."""
         with self._lock:
             entry = self._entries.get(uid)
             return tuple(device for devices in entry.devices.values() for device in devices) if entry else ()
 
     def devices_of(self, namespace: str, name: str) -> tuple[DeviceResponse, ...]:
-        """All devices of the claim of that name; empty for an unknown claim."""
         with self._lock:
             named = (namespace, name)
             uids = [uid for uid, e in self._entries.items() if (e.claim.namespace, e.claim.name) == named]

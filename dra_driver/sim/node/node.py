@@ -149,7 +149,6 @@ class SimulatedKubelet(Controller):
         self.wake()
 
     def _clean_up(self, present: dict[str, Obj]) -> bool:
-        """Remove container folders and claims of deleted or finished pods; returns whether a retry is needed."""
         left = False
         for folder in self.folders.views.iterdir():
             if folder.name not in present and folder.name not in self._workers:
@@ -170,7 +169,6 @@ class SimulatedKubelet(Controller):
             worker.show_health()
 
     def _wipe(self, driver: str) -> None:
-        """Delete this node's slices of ``driver``, "" for all drivers."""
         fields = f"spec.nodeName={self.name}" + (f",spec.driver={driver}" if driver else "")
         for item in self._store.list(RESOURCE_SLICES, fields=fields).items:
             with suppress(NotFoundError):

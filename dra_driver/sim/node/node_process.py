@@ -54,7 +54,6 @@ class DriverSubprocess:
 
     @property
     def pid(self) -> int | None:
-        """Its process id, None before the first start."""
         return self._child.pid if self._child else None
 
     def start(self) -> None:
@@ -86,7 +85,6 @@ class DriverSubprocess:
         return self._end(signal.SIGKILL)
 
     def log_tail(self, lines: int = 20) -> str:
-        """The last lines of the log, for messages."""
         try:
             return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:])
         except OSError:
@@ -183,7 +181,6 @@ class ExporterSubprocess(DriverSubprocess):
 
     @property
     def url(self) -> str:
-        """Its base URL on loopback, which has no slash at its end."""
         return f"http://{HOST}:{self.port}"
 
     def usage(self) -> Any:
@@ -228,7 +225,6 @@ class ClusterNode:
         number: int,
         usage: bool = False,
     ) -> None:
-        """``usage``: with a usage exporter, which the node process tells of claims."""
         self.name = name
         self.spec = spec
         self.folders = folders

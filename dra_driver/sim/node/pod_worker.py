@@ -92,11 +92,9 @@ class PodWorker:
             self._wake.set()
 
     def wake(self) -> None:
-        """Check ``PodHost.stop`` now."""
         self._wake.set()
 
     def show_health(self) -> None:
-        """Write the status again: the health of devices has changed."""
         self._health_changed.set()
         self._wake.set()
 
@@ -166,7 +164,6 @@ class PodWorker:
             raise _EndedError
 
     def _prepare(self) -> dict[str, str]:
-        """Prepare all claims; returns the ResourceClaim's UID for each claim name of the pod."""
         named = dict(claim_names(self._pod))
         if extended := extended_claim_name(self._pod):
             named[_EXTENDED] = extended
@@ -283,7 +280,6 @@ class PodWorker:
         return ContainerView(self._host.views / self._uid / container)
 
     def _publish(self) -> None:
-        """Write the status, unless the pod was deleted or replaced meanwhile."""
         namespace, name = key(self._pod)
         self._health_changed.clear()
         for _ in range(_WRITE_ATTEMPTS):
@@ -298,7 +294,6 @@ class PodWorker:
         log.warning("pod status not written after repeated conflicts", extra={"pod": f"{namespace}/{name}"})
 
     def _add_health(self, pod: Obj) -> None:
-        """The health of each container's devices, in ``pod``'s status."""
         containers = [item for item in entries(pod, "spec", "containers") if entries(item, "resources", "claims")]
         if not containers:
             return

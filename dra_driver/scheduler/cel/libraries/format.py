@@ -160,7 +160,6 @@ _FORMATTERS: Final[dict[str, Callable[[object, FormatClause], str]]] = {
 
 
 def quoted(text: str) -> str:
-    """The text as strconv.Quote of Go writes it."""
     return '"' + "".join(_QUOTED.get(c) or (c if c.isprintable() else _escaped(ord(c))) for c in text) + '"'
 
 

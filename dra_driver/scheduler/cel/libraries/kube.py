@@ -45,7 +45,6 @@ def parse_quantity(text: str) -> CelQuantity:
 
 
 def of_capacity(text: str) -> CelQuantity:
-    """The quantity of a device's capacity. Raises ValueError."""
     written = WrittenQuantity.parse(text)
     quantity, small = Quantity.of(written), written.small()
     if small is not None:

@@ -94,7 +94,6 @@ def masked(network: Network) -> Network:
 
 
 def ip_of(value: Network | str) -> Address:
-    """``ip(string)`` and ``cidr.ip()``."""
     return parse_ip(value) if isinstance(value, str) else value.ip
 
 

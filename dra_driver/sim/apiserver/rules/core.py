@@ -179,7 +179,6 @@ def _create_service(obj: Obj) -> None:
 
 
 def _validate_event(obj: Obj, review: Review) -> list[StatusCause]:
-    """An event is in the namespace of its object, events of cluster-scoped objects in default."""
     if review.old is not None:
         return []
     involved, own = dig(obj, "involvedObject", "namespace", default=""), dig(obj, "metadata", "namespace")

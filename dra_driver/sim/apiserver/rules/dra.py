@@ -69,7 +69,6 @@ def each_unique(
 
 
 def label_name(name: str, path: str) -> list[StatusCause]:
-    """A DNS label: devices, requests, counters."""
     return [invalid(path, name, text) for text in dns_label(name)]
 
 
@@ -82,7 +81,6 @@ def driver_name(name: str, path: str) -> list[StatusCause]:
 
 
 def pool_name(name: str, path: str) -> list[StatusCause]:
-    """A pool's name: subdomains separated by slashes."""
     if not name:
         return [required(path)]
     problems = [too_long(path, 253)] if len(name) > 253 else []
@@ -121,7 +119,6 @@ def _identifier(name: str, path: str) -> list[StatusCause]:
 
 
 def lower_uuid(text: str, path: str) -> list[StatusCause]:
-    """A share's ID."""
     if _UUID.fullmatch(text):
         return []
     if not _UUID.fullmatch(text.lower()):
@@ -183,7 +180,6 @@ def tolerations(owner: Obj, path: str) -> list[StatusCause]:
 
 
 def one_of(value: str, path: str, known: Sequence[str]) -> list[StatusCause]:
-    """A required value of a closed set."""
     if value in known:
         return []
     return [unsupported(path, value, known)] if value else [required(path)]
@@ -284,7 +280,6 @@ def _one_of_problems(request: Obj, path: str) -> list[StatusCause]:
 
 
 def _requested(part: Obj, path: str, review: Review) -> list[StatusCause]:
-    """The fields that ``exactly`` and subrequests share."""
     problems = class_name(part.get("deviceClassName", ""), f"{path}.deviceClassName")
     problems += selectors(part, path, review)
     mode, count = part.get("allocationMode", ""), part.get("count", 0)

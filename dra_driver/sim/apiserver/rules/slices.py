@@ -124,7 +124,6 @@ def _device_node_selection(device: Obj, path: str, *, per_device: bool) -> list[
 
 
 def _counters(item: Obj, path: str, name_field: str) -> list[StatusCause]:
-    """Problems of a counter set, or of what a device consumes of one."""
     name, counters = item.get(name_field, ""), mapping(item, "counters")
     problems = label_name(name, f"{path}.{name_field}") if name else [required(f"{path}.{name_field}")]
     if not counters:

@@ -46,7 +46,6 @@ def _containers(spec: Obj) -> list[Obj]:
 
 
 def default_pod_spec(spec: Obj) -> None:
-    """Defaults that pods and templates share."""
     fill(spec, dnsPolicy="ClusterFirst", restartPolicy="Always", securityContext={}, terminationGracePeriodSeconds=30)
     fill(spec, schedulerName="default-scheduler")
     if account := spec.get("serviceAccountName") or spec.get("serviceAccount"):
@@ -166,7 +165,6 @@ def _container_problems(container: Obj, path: str, claims: set[object]) -> list[
 
 
 def _frozen(spec: Obj) -> Obj:
-    """The part of a pod's spec that must not change, without images."""
     kept: Obj = {key: copy_json(value) for key, value in spec.items() if key not in _MUTABLE}
     for container in _containers(kept):
         container.pop("image", None)
@@ -316,14 +314,12 @@ def _default_job(obj: Obj) -> None:
 
 
 def _default_labels(obj: Obj) -> None:
-    """Copy the labels of the pod template to a job without labels."""
     labels = mapping(obj, "spec", "template", "metadata", "labels")
     if labels and not mapping(obj, "metadata", "labels"):
         child(obj, "metadata")["labels"] = copy_json(labels)
 
 
 def _select_own_pods(obj: Obj) -> None:
-    """Generate the selector and labels that identify a job's pods."""
     spec = child(obj, "spec")
     if spec.get("manualSelector"):
         return
@@ -337,7 +333,6 @@ def _select_own_pods(obj: Obj) -> None:
 
 
 def job_labels(job: Obj) -> dict[str, str]:
-    """The labels that identify a job's pods."""
     uid, name = job["metadata"]["uid"], job["metadata"].get("name", "")
     labels = {"controller-uid": uid, "job-name": name}
     return labels | {f"batch.kubernetes.io/{key}": value for key, value in labels.items()}
