@@ -12,11 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-UNFINISHED: Final = ".tmp"
-"""The suffix of temporary files. A process that dies while it writes leaves at most one."""
+UNFINISHED: Final = ".tmp"  # the suffix of temporary files. A process that dies while it writes leaves at most one.
 
-UNFINISHED_S: Final = 3600.0
-"""Seconds after which no process still writes a temporary file."""
+UNFINISHED_S: Final = 3600.0  # seconds after which no process still writes a temporary file
 
 _LOCK_PAUSE_S: Final = 0.01
 

@@ -17,8 +17,7 @@ _MOST: Final = 10_000
 _COLOURS: Final = {"good": "\x1b[1;32m", "bad": "\x1b[1;31m", "head": "\x1b[1m", "dim": "\x1b[2m"}
 
 Facts = TypeVar("Facts")
-Style = Callable[[str, str], str]
-"""(text, kind) -> text with colours. The kinds are good, bad, head and dim."""
+Style = Callable[[str, str], str]  # (text, kind) -> text with colours. The kinds are good, bad, head and dim.
 
 
 class Status(StrEnum):
@@ -36,63 +35,37 @@ class Layer(StrEnum):
     """The layers between a GPU and a container, in order; each needs the layers before it, so the first broken layer is
     the answer. The names are part of JSON reports."""
 
-    API_SERVER = "api-server"
-    """The API server answers, and accepts the credentials."""
-    KUBERNETES = "kubernetes"
-    """Version and feature gates."""
-    API = "api"
-    """resource.k8s.io is served."""
-    CRDS = "crds"
-    """CustomResourceDefinitions of the driver."""
-    RIGHTS = "rights"
-    """Permissions of the driver's accounts."""
-    DAEMONSET = "daemonset"
-    """The DaemonSet of node processes, its pods and its image."""
-    NODE = "node"
-    """Nodes: labels, taints, readiness."""
-    DRIVER = "driver"
-    """NVIDIA's kernel driver and the driver root."""
+    API_SERVER = "api-server"  # the API server answers, and accepts the credentials
+    KUBERNETES = "kubernetes"  # version and feature gates
+    API = "api"  # resource.k8s.io is served
+    CRDS = "crds"  # CustomResourceDefinitions of the driver
+    RIGHTS = "rights"  # permissions of the driver's accounts
+    DAEMONSET = "daemonset"  # the DaemonSet of node processes, its pods and its image
+    NODE = "node"  # nodes: labels, taints, readiness
+    DRIVER = "driver"  # NVIDIA's kernel driver and the driver root
     NVML = "nvml"
     UVM = "uvm"
     DEVICE_NODES = "device-nodes"
-    HARDWARE = "hardware"
-    """What the hardware check reads of GPUs and driver, compared with the driver's assumptions."""
-    TOOLKIT = "toolkit"
-    """NVIDIA Container Toolkit: its CDI hook."""
-    RUNTIME = "runtime"
-    """Container runtime, its CDI switch, its default runtime."""
-    GPUS = "gpus"
-    """What the node process reports of its GPUs: left out, unhealthy."""
-    SOCKETS = "sockets"
-    """The kubelet's plugin directories and the driver's sockets."""
-    REGISTRATION = "registration"
-    """The driver is registered with the kubelet."""
-    SECOND_PUBLISHER = "second-publisher"
-    """Another driver or device plugin offers the same GPUs."""
-    SLICES = "slices"
-    """ResourceSlices."""
-    CLASSES = "classes"
-    """DeviceClasses."""
-    POLICIES = "policies"
-    """GpuPolicies."""
-    WORKLOAD = "workload"
-    """Pods, claims and claim templates as users wrote them; quota and admission."""
-    SCHEDULING = "scheduling"
-    """The scheduler places the pod."""
-    PREPARE = "prepare"
-    """The node prepares claims."""
-    CDI = "cdi"
-    """CDI files and the device ids in them."""
-    IMAGE = "image"
-    """The node pulls the image of the pod."""
-    CONTAINER = "container"
-    """The devices that a container sees."""
-    RELEASE = "release"
-    """The node unprepares the claim."""
+    HARDWARE = "hardware"  # what the hardware check reads of GPUs and driver, compared with the driver's assumptions
+    TOOLKIT = "toolkit"  # NVIDIA Container Toolkit: its CDI hook
+    RUNTIME = "runtime"  # container runtime, its CDI switch, its default runtime
+    GPUS = "gpus"  # what the node process reports of its GPUs: left out, unhealthy
+    SOCKETS = "sockets"  # the kubelet's plugin directories and the driver's sockets
+    REGISTRATION = "registration"  # the driver is registered with the kubelet
+    SECOND_PUBLISHER = "second-publisher"  # another driver or device plugin offers the same GPUs
+    SLICES = "slices"  # ResourceSlices
+    CLASSES = "classes"  # DeviceClasses
+    POLICIES = "policies"  # GpuPolicies
+    WORKLOAD = "workload"  # pods, claims and claim templates as users wrote them; quota and admission
+    SCHEDULING = "scheduling"  # the scheduler places the pod
+    PREPARE = "prepare"  # the node prepares claims
+    CDI = "cdi"  # CDI files and the device ids in them
+    IMAGE = "image"  # the node pulls the image of the pod
+    CONTAINER = "container"  # the devices that a container sees
+    RELEASE = "release"  # the node unprepares the claim
 
 
-ORDER: Final = {layer: number for number, layer in enumerate(Layer)}
-"""Position of each layer, counted from 0."""
+ORDER: Final = {layer: number for number, layer in enumerate(Layer)}  # position of each layer, counted from 0
 
 
 class Finding(Struct, frozen=True, kw_only=True, rename={"object": "subject", "fix": "do"}):

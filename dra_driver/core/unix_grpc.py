@@ -16,8 +16,7 @@ from dra_driver.core.errors import DraError
 from dra_driver.core.text import cut, printable
 
 MAX_MESSAGE_BYTES: Final = 4 * 2**20
-MAX_TEXT: Final = 300
-"""Characters of a subject's text that go into a message."""
+MAX_TEXT: Final = 300  # characters of a subject's text that go into a message
 
 
 CONNECT_S: Final = 2.0

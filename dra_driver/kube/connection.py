@@ -75,8 +75,7 @@ def _server(access: Access) -> HttpServer:
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-Receive = Callable[[], HttpAnswer]
-"""Waits for the answer of a request that was sent."""
+Receive = Callable[[], HttpAnswer]  # waits for the answer of a request that was sent
 
 SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 

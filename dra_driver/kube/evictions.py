@@ -8,8 +8,7 @@ from typing import Final, Protocol
 from dra_driver.core.errors import KubernetesApiError
 from dra_driver.kube import paths
 
-NO_EVICTION: Final = "gpu.dra-driver.io/no-eviction"
-"""Annotation of a pod; "true" keeps this project from evicting it."""
+NO_EVICTION: Final = "gpu.dra-driver.io/no-eviction"  # annotation of a pod; "true" keeps this project from evicting it
 
 
 class Creator(Protocol):

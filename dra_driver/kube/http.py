@@ -16,8 +16,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-KEPT = 4
-"""One reflector, four prepares, the publisher and the event recorder; more are opened and closed as needed."""
+KEPT = 4  # one reflector, four prepares, the publisher and the event recorder; more are opened and closed as needed
 _BUFFER_BYTES = 16 * 1024  # the largest TLS record
 _LATE = "the answer did not end in time"
 _CUT = "the answer ended before its end"

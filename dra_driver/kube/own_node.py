@@ -21,8 +21,7 @@ log = logging.getLogger(__name__)
 THREAD_NAME: Final = "own-node"
 ANNOTATION_PREFIX: Final = "gpu.dra-driver.io/"
 NVIDIA_PREFIX: Final = "nvidia.com/"
-MAX_ENTRIES: Final = 64
-"""Entries kept of each mapping, in order of their keys."""
+MAX_ENTRIES: Final = 64  # entries kept of each mapping, in order of their keys
 MAX_VALUE: Final = 1024
 """Characters kept of an annotation's value; the API server bounds all annotations of an object by 256 KiB."""
 

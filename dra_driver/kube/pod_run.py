@@ -160,11 +160,9 @@ def _state(status: Mapping[str, Any], container: str) -> Mapping[str, Any]:
     return {}
 
 
-START_S: Final = 180.0
-"""How long the pod may take to start."""
+START_S: Final = 180.0  # how long the pod may take to start
 STEP_S: Final = 1.0
-_TRIES: Final = 5
-"""Failed polls in a row before the command gives up."""
+_TRIES: Final = 5  # failed polls in a row before the command gives up
 
 Say = Callable[[str], None]
 Report = TypeVar("Report")

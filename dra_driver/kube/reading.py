@@ -29,8 +29,7 @@ from dra_driver.core.errors import (
 
 log = logging.getLogger(__name__)
 
-MAX_DEPTH: Final = 100
-"""Levels of an answer that are kept. Kubernetes' own fields of a list need 25."""
+MAX_DEPTH: Final = 100  # levels of an answer that are kept. Kubernetes' own fields of a list need 25.
 TOO_DEEP: Final = "(not read: nested too deep)"
 """Stands in place of a value. No field that the driver reads accepts it."""
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)

@@ -17,8 +17,7 @@ from dra_driver.kube.state_parts import is_relevant_event, reduced
 
 Wire = Mapping[str, Any]
 
-MAX_EVENTS: Final = 20_000
-"""Newest events that are kept; a cluster keeps an hour of them by default (``--event-ttl``)."""
+MAX_EVENTS: Final = 20_000  # newest events that are kept; a cluster keeps an hour of them by default (``--event-ttl``)
 
 TAINT_RULE_APIS: Final = tuple(f"/apis/resource.k8s.io/{version}" for version in ("v1", "v1beta2", "v1alpha3"))
 """DeviceTaintRule is v1alpha3 up to Kubernetes 1.35, v1beta2 in 1.36 (off by default), v1 from 1.37."""

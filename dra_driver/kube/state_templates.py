@@ -17,8 +17,7 @@ from dra_driver.core.errors import ConfigurationError
 
 Wire = Mapping[str, Any]
 
-FIELDS: Final = ("devices", "sharedCounters")
-"""The fields of a ResourceSlice's spec that can be templated."""
+FIELDS: Final = ("devices", "sharedCounters")  # the fields of a ResourceSlice's spec that can be templated
 
 USE_FIELD: Final = "like"
 """In the spec of a slice in a file: for each templated field its template's number and its values."""

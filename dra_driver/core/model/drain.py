@@ -12,8 +12,7 @@ from dra_driver.core.text import one_line
 DRAIN_ANNOTATION: Final = "gpu.dra-driver.io/drain"
 DETACH_ANNOTATION: Final = "gpu.dra-driver.io/detach"
 """Asks the node process to give the NVIDIA driver up; its value is the reason (``node/process/detaching.py``)."""
-MAX_REASON: Final = 200
-"""Characters of a reason that are kept: it becomes part of events, which have 1024."""
+MAX_REASON: Final = 200  # characters of a reason that are kept: it becomes part of events, which have 1024
 DRAINED_TAINT: Final = "gpu.dra-driver.io/drained"
 """Key of the taint, effect NoSchedule, of every device of a GPU that is drained."""
 ALL: Final = "all"

@@ -12,11 +12,9 @@ from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction
 from dra_driver.core.wire import ALWAYS
 
 MAX_GPUS: Final = 64
-MAX_NAMES: Final = 20
-"""Claims and policies listed of one policy, and places listed of one outcome."""
+MAX_NAMES: Final = 20  # claims and policies listed of one policy, and places listed of one outcome
 
-MAX_TOLD: Final = 32
-"""Findings of each kind."""
+MAX_TOLD: Final = 32  # findings of each kind
 MAX_TOLD_PODS: Final = 4
 
 Word = Annotated[str, Meta(min_length=1, max_length=63)]
@@ -25,8 +23,7 @@ Version = Annotated[str, Meta(min_length=1, max_length=128)]
 Line = Annotated[str, Meta(min_length=1, max_length=253)]
 ClaimName = Annotated[str, Meta(min_length=1, max_length=317)]
 Sentence = Annotated[str, Meta(min_length=1, max_length=1024)]
-Time = Annotated[str, Meta(min_length=1, max_length=32, extra_json_schema={"format": "date-time"})]
-"""RFC 3339 in UTC."""
+Time = Annotated[str, Meta(min_length=1, max_length=32, extra_json_schema={"format": "date-time"})]  # RFC 3339 in UTC
 GpuNames = Annotated[tuple[Word, ...], Meta(max_length=MAX_GPUS)]
 PolicyNames = Annotated[tuple[Word, ...], Meta(max_length=MAX_NAMES)]
 ClaimNames = Annotated[tuple[ClaimName, ...], Meta(max_length=MAX_NAMES)]

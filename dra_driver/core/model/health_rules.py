@@ -30,5 +30,4 @@ class HealthRules(Struct, frozen=True, kw_only=True):
     grace_s: float = DEFAULT_GRACE_S
 
 
-DEFAULT_RULES: Final = HealthRules()
-"""Nothing is added, ignored or evicting."""
+DEFAULT_RULES: Final = HealthRules()  # nothing is added, ignored or evicting

@@ -117,8 +117,7 @@ class GpuTerms(Struct, frozen=True, kw_only=True):
         return self.profiles is None or partition.profile_id in self.profiles or partition in self.kept
 
 
-Terms = Mapping[GpuUuid, GpuTerms]
-"""Terms by GPU; a GPU without an entry has the default terms."""
+Terms = Mapping[GpuUuid, GpuTerms]  # terms by GPU; a GPU without an entry has the default terms
 
 DEFAULT_TERMS = GpuTerms()
 

@@ -12,18 +12,15 @@ from dra_driver.core.model.usage_rules import OverGrantAction
 MAX_OVER_GRANT: Final = 128
 MAX_IDLE: Final = 128
 MAX_UNATTRIBUTED: Final = 64
-MAX_PODS: Final = 8
-"""Pods told of one claim."""
+MAX_PODS: Final = 8  # pods told of one claim
 MAX_COMMANDS: Final = 5
 MAX_COMMAND: Final = 64
-
-
+# The bounds of a file that another process writes.
 Name = Annotated[str, Meta(min_length=1, max_length=253, pattern="^[!-~]+$")]
 Uid = Annotated[str, Meta(min_length=1, max_length=128, pattern="^[!-~]+$")]
 Command = Annotated[str, Meta(min_length=1, max_length=MAX_COMMAND)]
 Amount = Annotated[int, Meta(ge=0, le=2**60)]
 Time = Annotated[datetime, Meta(tz=True)]
-"""The bounds of a file that another process writes."""
 
 
 class UsingPod(Struct, frozen=True, kw_only=True):

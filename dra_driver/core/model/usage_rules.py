@@ -42,8 +42,7 @@ class UsageRules(Struct, frozen=True, kw_only=True):
     idle: IdleAction = field(default=IdleAction.REPORT, name="onIdle")
 
 
-DEFAULT_USAGE: Final = UsageRules()
-"""Claims over their grant are told, and none counts as idle."""
+DEFAULT_USAGE: Final = UsageRules()  # claims over their grant are told, and none counts as idle
 
 
 def idle_after_min(rules: Sequence[UsageRules]) -> int | None:

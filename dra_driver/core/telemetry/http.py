@@ -29,8 +29,7 @@ log = logging.getLogger(__name__)
 
 Reasons = Callable[[], list[str]]
 Answer = tuple[HTTPStatus, str, bytes]
-Scrape = Callable[[], tuple[str, bytes]]
-"""Content type and body."""
+Scrape = Callable[[], tuple[str, bytes]]  # content type and body
 
 CLIENT_TIMEOUT_S: Final = 5.0
 MAX_CONNECTIONS: Final = 128

@@ -53,5 +53,4 @@ RESERVED: Final = frozenset(
 MEMORY: Final = "memory"
 COMPUTE_PERCENT: Final = "computePercent"
 SHARES: Final = "shares"
-ALL_PERCENT: Final = 100
-"""``computePercent`` of a whole GPU."""
+ALL_PERCENT: Final = 100  # ``computePercent`` of a whole GPU

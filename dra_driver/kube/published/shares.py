@@ -79,10 +79,8 @@ def _greatest(gpu: Gpu) -> dict[str, DeviceCapacity]:
     return found
 
 
-MIB: Final = 2**20
-"""The step of ``memory``, in bytes."""
-_LEAST: Final = 2 * MIB
-"""The least ``memory`` for which a range is valid."""
+MIB: Final = 2**20  # the step of ``memory``, in bytes
+_LEAST: Final = 2 * MIB  # the least ``memory`` for which a range is valid
 
 MPS_SERVER_BYTES: Final = 64 * MIB
 """What is left to the MPS server of a GPU. nvidia-smi was seen to report 25, 27 and 30 MiB for it (a V100 in

@@ -87,8 +87,7 @@ def _form(text: str) -> Form | None:
     return (-value if written.negative else value), scale, written.format, text if kept else ""
 
 
-Consumed = dict[str, int]
-"""Capacity name -> billionths."""
+Consumed = dict[str, int]  # capacity name -> billionths
 
 _MILLI: Final = NANO // 1000
 

@@ -27,8 +27,7 @@ class PoolUse(Struct):
     holders: dict[str, list[str]] = field(default_factory=dict)
 
 
-NO_USE = PoolUse()
-"""The use of a pool without allocated devices. Not to be changed."""
+NO_USE = PoolUse()  # the use of a pool without allocated devices. Not to be changed.
 
 
 def pool_uses(claims: Iterable[Wire], *, shares: bool) -> dict[PoolKey, PoolUse]:
@@ -65,8 +64,7 @@ def _name(claim: Wire) -> str:
     return f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
 
 
-Charges = tuple[tuple[int, int], ...]
-"""Index of a counter in the pool's supply, and billionths."""
+Charges = tuple[tuple[int, int], ...]  # index of a counter in the pool's supply, and billionths
 
 _NOTHING: Final[frozenset[str]] = frozenset()
 

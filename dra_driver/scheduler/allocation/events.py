@@ -12,8 +12,7 @@ from dra_driver.kube.objects.meta import ObjectMeta
 from dra_driver.kube.objects.resource import ResourceClaimStatus
 from dra_driver.kube.shapes import problem_of
 
-Wire = Mapping[str, Any]
-"""An object as an API server returns it, or a part of one. Not changed here."""
+Wire = Mapping[str, Any]  # an object as an API server returns it, or a part of one. Not changed here.
 
 
 class DeviceId(NamedTuple):

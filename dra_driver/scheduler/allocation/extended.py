@@ -14,8 +14,7 @@ from dra_driver.scheduler.allocation.events import Wire
 IMPLICIT_PREFIX: Final = "deviceclass.resource.kubernetes.io/"
 """With the name of a class appended: the extended resource that every class has implicitly."""
 EXTENDED_CLAIM_ANNOTATION: Final = "resource.kubernetes.io/extended-resource-claim"
-UNNAMED: Final = "<extended-resources>"
-"""The claim's name until the API server generates one."""
+UNNAMED: Final = "<extended-resources>"  # the claim's name until the API server generates one
 
 
 class ExtendedClaim(Struct, frozen=True, kw_only=True):

@@ -140,8 +140,7 @@ def tolerates(toleration: Wire, taint: Wire) -> bool:
     return bool(operator == "Exists")
 
 
-Amounts = dict[str, int]
-"""Resource name -> billionths."""
+Amounts = dict[str, int]  # resource name -> billionths
 
 MAX_PODS: Final = 110
 _UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"

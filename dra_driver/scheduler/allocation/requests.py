@@ -12,8 +12,7 @@ from dra_driver.scheduler.allocation.events import Wire
 from dra_driver.scheduler.allocation.scheduler_quirks import SchedulerFeatures
 from dra_driver.scheduler.allocation.selectors import DeviceSelector, SelectorSet, parse_selectors
 
-MAX_DEVICES: Final = 32
-"""Most devices that one claim may have (AllocationResultsMaxSize)."""
+MAX_DEVICES: Final = 32  # most devices that one claim may have (AllocationResultsMaxSize)
 
 
 class Alternative(Struct, frozen=True, kw_only=True, eq=False):

@@ -78,8 +78,7 @@ def _step(node: Expr) -> tuple[Expr, str] | None:
 
 _OPEN: Final = frozenset("([{")
 _CLOSE: Final = frozenset(")]}")
-_DEEPEST: Final = 20
-"""Levels of nested parentheses that are split."""
+_DEEPEST: Final = 20  # levels of nested parentheses that are split
 
 
 def split_conjuncts(expression: str) -> tuple[str, ...]:

@@ -37,8 +37,7 @@ from dra_driver.scheduler.cel.values import (
     spend,
 )
 
-COST_LIMIT: Final = 1_000_000
-"""CELSelectorExpressionMaxCost of k8s.io/api resource/v1."""
+COST_LIMIT: Final = 1_000_000  # CELSelectorExpressionMaxCost of k8s.io/api resource/v1
 SELECT: Final = 1
 LIST: Final = 10
 MAP: Final = 30
@@ -47,8 +46,7 @@ _STRING_FACTOR: Final = 0.1
 _REGEX_FACTOR: Final = 0.25
 FAILED: Final = object()
 
-Cost = Callable[[Sequence[object], object], int]
-"""Computes the cost from the arguments and the result."""
+Cost = Callable[[Sequence[object], object], int]  # computes the cost from the arguments and the result
 
 
 def _size(value: object) -> int:

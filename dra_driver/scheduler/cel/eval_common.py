@@ -38,12 +38,9 @@ from dra_driver.scheduler.cel.values import (
     no_overload,
 )
 
-Env = list[Any]
-"""The environment of an evaluation: the device, the meter or None, then the slots of variables."""
-Closure = Callable[[Env], object]
-"""Evaluates one IR node."""
-UNSET: Final = object()
-"""The value of an accumulator's slot before the first read."""
+Env = list[Any]  # the environment of an evaluation: the device, the meter or None, then the slots of variables
+Closure = Callable[[Env], object]  # evaluates one IR node
+UNSET: Final = object()  # the value of an accumulator's slot before the first read
 
 
 class Failure(Struct, eq=False):

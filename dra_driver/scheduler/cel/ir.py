@@ -27,8 +27,7 @@ from dra_driver.scheduler.cel.syntax import (
 from dra_driver.scheduler.cel.types import Type
 from dra_driver.scheduler.cel.values import LISTS, AbortedError, CelMap, EvalError, TypeValue, UInt
 
-FIRST_SLOT: Final = 2
-"""Slots of variables start here: an environment holds the device and the meter first."""
+FIRST_SLOT: Final = 2  # slots of variables start here: an environment holds the device and the meter first
 
 
 class Constant(NamedTuple):

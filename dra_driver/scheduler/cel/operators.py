@@ -38,8 +38,7 @@ from dra_driver.scheduler.cel.values import (
     type_name,
 )
 
-Function = Callable[..., object]
-"""A function of CEL, called with values of the types that its overloads declare."""
+Function = Callable[..., object]  # a function of CEL, called with values of the types that its overloads declare
 
 _KEYS: Final = frozenset({str, int, UInt, bool, float})
 # Types that cel-go loses when an optional in a variable is selected from or read.

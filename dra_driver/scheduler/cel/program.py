@@ -39,8 +39,7 @@ from dra_driver.scheduler.cel.values import (
     well_formed,
 )
 
-Wire = Mapping[str, Any]
-"""A device as an API server returns it, or a part of it."""
+Wire = Mapping[str, Any]  # a device as an API server returns it, or a part of it
 
 
 class DeviceView:
@@ -124,8 +123,7 @@ def _by_domain(driver: str, values: Mapping[str, object]) -> DomainMap:
     return DomainMap(domains)
 
 
-MAX_LENGTH: Final = 10 * 1024
-"""Longest expression in bytes (CELSelectorExpressionMaxLength)."""
+MAX_LENGTH: Final = 10 * 1024  # longest expression in bytes (CELSelectorExpressionMaxLength)
 
 _HEADROOM: Final = 0.9
 FAILURES: Final = (

@@ -13,10 +13,8 @@ from msgspec import Struct
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.semver import Semver
 
-MAX_ELEMENTS: Final = 4_000_000
-"""Longest list that an evaluation may build. cel-go has no limit but memory."""
-MAX_TEXT: Final = 1 << 26
-"""Longest string or bytes that an evaluation may build."""
+MAX_ELEMENTS: Final = 4_000_000  # longest list that an evaluation may build. cel-go has no limit but memory.
+MAX_TEXT: Final = 1 << 26  # longest string or bytes that an evaluation may build
 MAX_WORK: Final = 5_000_000
 """Comparisons and copies of elements within one evaluation, which the cost model leaves out for nested values."""
 
@@ -325,8 +323,7 @@ def no_overload(what: str = "") -> EvalError:
 
 # Tuples, because isinstance with a union is slower.
 _SIZED: Final = (str, bytes, list, range, CelMap)
-ADDRESSES: Final = (IPv4Address, IPv6Address)
-"""For isinstance: addresses, and interfaces, which are subclasses of them."""
+ADDRESSES: Final = (IPv4Address, IPv6Address)  # for isinstance: addresses, and interfaces, which are subclasses of them
 _INTERFACES: Final = (IPv4Interface, IPv6Interface)
 
 

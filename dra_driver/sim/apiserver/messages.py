@@ -26,8 +26,7 @@ from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.kinds import ALL_KINDS, NAMESPACES
 from dra_driver.sim.apiserver.schema import type_of
 
-Parts = dict[int, object]
-"""The values of a message by field number."""
+Parts = dict[int, object]  # the values of a message by field number
 
 PROTOBUF = "application/vnd.kubernetes.protobuf"
 _MAGIC = b"k8s\x00"

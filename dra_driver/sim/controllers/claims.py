@@ -149,8 +149,7 @@ def _uses(user: Obj, pod: Obj | None) -> bool:
 NO_EXECUTE = "NoExecute"
 _EVENT = "DeviceTaintManagerEviction"
 
-Device = tuple[str, str, str]
-"""Driver, pool and name."""
+Device = tuple[str, str, str]  # driver, pool and name
 
 
 class DeviceTaintController(Controller):

@@ -148,8 +148,7 @@ DEFAULT_TIMEOUT_S: Final = 30.0
 MAX_MESSAGE: Final = 1024
 _STATUSES: Final = {1: "Healthy", 2: "Unhealthy"}
 
-DeviceId = tuple[str, str]
-"""Pool and device."""
+DeviceId = tuple[str, str]  # pool and device
 
 
 class ReportedHealth(Struct, frozen=True, kw_only=True):

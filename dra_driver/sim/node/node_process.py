@@ -200,14 +200,12 @@ class ExporterSubprocess(DriverSubprocess):
 
 
 NAMESPACE: Final = "dra-driver"
-PORT: Final = 8082
-"""The port of the chart's exporter; what answers for it is the process' own port on loopback."""
+PORT: Final = 8082  # the port of the chart's exporter; what answers for it is the process' own port on loopback
 _LABELS: Final = {"app.kubernetes.io/name": "dra-driver", "app.kubernetes.io/component": "exporter"}
 
 
 DRIVER = "gpu.nvidia.com"
-SIMULATED_STATE = "simulated-gpus.json"
-"""State file of the simulated GPUs, in the node process' plugin directory."""
+SIMULATED_STATE = "simulated-gpus.json"  # state file of the simulated GPUs, in the node process' plugin directory
 
 
 class ClusterNode:

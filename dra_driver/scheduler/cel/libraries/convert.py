@@ -196,4 +196,3 @@ FUNCTIONS: Final[dict[str, Function]] = {
     "getSeconds": _either(_part(lambda _year, _month, _day, rest, _ns: rest % 60), _NS),
     "getMilliseconds": _either(_part(lambda _year, _month, _day, _rest, ns: ns // 10**6), 10**6),
 }
-"""Implementations by function, for all overloads of each."""

@@ -293,4 +293,3 @@ FUNCTIONS: Final[dict[str, Function]] = {
     "validate": validate,
     **{f"format.{name}": (lambda chosen=chosen: chosen) for name, chosen in _FORMATS.items()},
 }
-"""Implementations by function, for all overloads of each."""

@@ -273,7 +273,6 @@ FUNCTIONS: Final[dict[str, Function]] = {
     "unwrapOpt": unwrap,
     "includes": includes,
 }
-"""Implementations by function, for all overloads of each."""
 OVERLOADS: Final[dict[str, Function]] = {
     "list_a_index_of_int": index_of,
     "list_a_last_index_of_int": last_index_of,

@@ -273,4 +273,3 @@ FUNCTIONS: Final[dict[str, Function]] = {
     "getEscapedPath": lambda url: url.escaped_path,
     "getQuery": query_of,
 }
-"""Implementations by function, for all overloads of each."""
