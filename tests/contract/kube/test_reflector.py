@@ -326,19 +326,6 @@ def test_objects_are_kept_by_namespace_and_only_those_that_are_wanted(tmp_path: 
         reflector.stop()
 
 
-def test_lists_again_when_asked(tmp_path: Path) -> None:
-    """A watch that is open ends, and nothing is a failure."""
-    with reflecting(scripted(LIST_7), tmp_path) as (server, reflector, heard):
-        heard.wait_for(("listed", ""))
-        for expected in (2, 3):
-            reflector.list_again()
-            deadline = time.monotonic() + 5
-            while lists(server) < expected:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-        assert lists(server) == 3
-
-
 def test_a_list_that_was_asked_for_and_fails_is_still_due(tmp_path: Path) -> None:
     """The next watch would bring later changes alone. Three failures: an idle connection that broke is tried again."""
     first, failures = iter([LIST_7]), iter(range(3))

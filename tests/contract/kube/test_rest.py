@@ -8,13 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from dra_driver.core.errors import (
-    AlreadyExistsError,
     ApiUnreachableError,
-    ConflictError,
-    ForbiddenError,
     KubernetesApiError,
-    NotFoundError,
-    ServerBusyError,
     UnauthorizedError,
 )
 from dra_driver.kube.access import service_account
@@ -101,23 +96,6 @@ def test_a_token_file_that_vanished_is_an_error_of_the_api_not_a_crash(tmp_path:
         token.unlink()
         with pytest.raises(UnauthorizedError):
             rest.get("/version")
-
-
-@pytest.mark.parametrize(
-    ("code", "reason", "expected"),
-    [(403, "Forbidden", ForbiddenError), (404, "NotFound", NotFoundError), (409, "AlreadyExists", AlreadyExistsError),
-     (409, "Conflict", ConflictError), (503, "ServiceUnavailable", ServerBusyError)],
-)  # fmt: skip
-def test_status_objects_become_errors_with_message_and_reason(
-    tmp_path: Path, code: int, reason: str, expected: type[Exception]
-) -> None:
-    """Callers decide by class; people read the server's own words."""
-    with (
-        ScriptedServer(lambda x: x.json(status(code, reason, "because of that"), code)) as server,
-        pytest.raises(expected, match=r"PUT /x failed: .* because of that") as caught,
-    ):
-        client(server, tmp_path).update("/x", {})
-    assert caught.value.reason == reason  # type: ignore[attr-defined]
 
 
 def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -323,21 +301,6 @@ def test_a_dripping_head_cannot_block_a_caller_either(reading: str, tmp_path: Pa
         else:
             assert all(isinstance(found, ApiUnreachableError) for found in rest.get_all(["/a", "/b"]))
         assert time.monotonic() - began < 2.5
-
-
-def test_connections_are_reused(tmp_path: Path) -> None:
-    """A claim is read in the kubelet's call: a TLS handshake each time would triple its cost."""
-    ports = set()
-
-    def script(x: Exchange) -> None:
-        ports.add(x._handler.client_address[1])
-        x.json({})
-
-    with ScriptedServer(script) as server:
-        rest = client(server, tmp_path)
-        for _ in range(5):
-            rest.get("/version")
-    assert len(ports) == 1
 
 
 def test_lists_are_read_page_by_page(tmp_path: Path) -> None:

@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.core.text import counted, cut, gib, listed, one_line, printable, quoted, span, wrapped
+from dra_driver.core.text import (
+    MAX_DEPTH,
+    check_nesting,
+    gib,
+    listed,
+    one_line,
+    printable,
+    quoted,
+    span,
+    wrapped,
+)
 
 ESCAPE = "\x1b[31mred\u202e"
 
@@ -23,12 +33,6 @@ def test_unprintable_characters_are_replaced() -> None:
     assert one_line(f" a\r\n\tb  {ESCAPE} ", 9) == "a b ?[31…"
 
 
-@pytest.mark.parametrize(("text", "longest", "shown"), [("abc", 3, "abc"), ("abcd", 3, "ab…"), ("", 3, "")])
-def test_cut_text_fits(text: str, longest: int, shown: str) -> None:
-    """The mark of the cut counts."""
-    assert cut(text, longest) == shown
-
-
 def test_quoted_value_is_escaped_and_short() -> None:
     """Values of users stand in events, which have limits."""
     assert quoted(ESCAPE) == "'\\x1b[31mred\\u202e'"
@@ -39,11 +43,6 @@ def test_wrapped_lines_keep_their_indentation() -> None:
     """Long words such as expressions are broken, and an empty text is one line."""
     assert wrapped("  a word\nand  expression", "    ", 12) == ["  a word and", "    expressi", "    on"]
     assert wrapped("") == [""]
-
-
-def test_counted_noun_has_its_plural() -> None:
-    """Only one thing has none."""
-    assert [counted(count, "node") for count in (0, 1, 2)] == ["0 nodes", "1 node", "2 nodes"]
 
 
 def test_listed_names_are_few_and_differ() -> None:
@@ -75,3 +74,19 @@ def test_bytes_are_shown_in_gib(count: int | None, shown: str) -> None:
 def test_duration_has_one_unit(seconds: float | None, shown: str) -> None:
     """The unit changes at two of the next, so that an age is never off by half."""
     assert span(seconds) == shown
+
+
+DEEP = 60_000
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * DEEP, "{a: " * DEEP, "- " * DEEP, "? " * DEEP, "a: 1\n---\nb:\n  " + "[" * DEEP]
+)
+def test_deep_texts_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^line [0-9]: nested more than 100 levels deep$"):
+        check_nesting(text)
+
+
+def test_what_is_long_and_not_deep_is_taken() -> None:
+    check_nesting("[" * MAX_DEPTH + "]" * MAX_DEPTH)
+    check_nesting("---\n[[a], {b: [c]}]\n" * MAX_DEPTH)

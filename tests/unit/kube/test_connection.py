@@ -1,12 +1,18 @@
 """Finding the API server, and failing with a sentence where there is none."""
 
+import base64
 import json
 from pathlib import Path
+from typing import Any
 
+import certifi
 import pytest
+import yaml
 
 from dra_driver.core.errors import ConfigurationError
+from dra_driver.kube.access import Access, plain_kubeconfig, service_account, uses_proxy
 from dra_driver.kube.connection import Connection
+from dra_driver.kube.kubeconfig import Kubeconfig
 
 
 def kubeconfig(path: Path, server: str = "http://127.0.0.1:1", user: dict[str, str] | None = None) -> Path:
@@ -20,7 +26,7 @@ def kubeconfig(path: Path, server: str = "http://127.0.0.1:1", user: dict[str, s
     return path
 
 
-def service_account(folder: Path) -> dict[str, str]:
+def pod_environment(folder: Path) -> dict[str, str]:
     (folder / "token").write_text("abc")
     (folder / "ca.crt").write_text("x")
     return {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
@@ -28,7 +34,7 @@ def service_account(folder: Path) -> dict[str, str]:
 
 def test_the_service_account_wins_over_the_environment(tmp_path: Path) -> None:
     """A KUBECONFIG variable of the image must not replace the pod's service account."""
-    environ = {**service_account(tmp_path), "KUBECONFIG": str(kubeconfig(tmp_path / "k"))}
+    environ = {**pod_environment(tmp_path), "KUBECONFIG": str(kubeconfig(tmp_path / "k"))}
     connection = Connection.load(environ=environ, service_account_dir=tmp_path)
     assert connection.base_url == "https://10.0.0.1:443"
     assert connection.auth_headers() == {"authorization": "Bearer abc"}
@@ -37,7 +43,7 @@ def test_the_service_account_wins_over_the_environment(tmp_path: Path) -> None:
 def test_a_kubeconfig_that_was_asked_for_wins_over_everything(tmp_path: Path) -> None:
     """--kubeconfig means what it says, in a pod as well."""
     path = kubeconfig(tmp_path / "k")
-    connection = Connection.load(str(path), environ=service_account(tmp_path), service_account_dir=tmp_path)
+    connection = Connection.load(str(path), environ=pod_environment(tmp_path), service_account_dir=tmp_path)
     assert connection.base_url == "http://127.0.0.1:1"
 
 
@@ -88,7 +94,7 @@ def test_a_damaged_kubeconfig_is_a_configuration_error(tmp_path: Path, text: str
 
 def test_an_empty_token_is_a_configuration_error(tmp_path: Path) -> None:
     """Requests without a token would be made as system:anonymous."""
-    environ = service_account(tmp_path)
+    environ = pod_environment(tmp_path)
     (tmp_path / "token").write_text("")
     with pytest.raises(ConfigurationError, match=r"token file .* is empty"):
         Connection.load(environ=environ, service_account_dir=tmp_path)
@@ -118,3 +124,177 @@ def test_a_server_that_is_no_address_is_a_configuration_error(tmp_path: Path, se
 def test_addresses_of_every_usual_form_are_taken(tmp_path: Path, server: str) -> None:
     """IPv6, the default port, and the path that a cluster manager's proxy puts behind the host."""
     assert Connection.load(str(kubeconfig(tmp_path / "k", server=server))).base_url == server
+
+
+def plain_config(folder: Path, cluster: dict[str, Any], user: dict[str, Any]) -> Path:
+    document = {
+        "current-context": "c",
+        "contexts": [{"name": "other"}, {"name": "c", "context": {"cluster": "s", "user": "u"}}],
+        "clusters": [{"name": "s", "cluster": {"server": "https://a:6443/", **cluster}}],
+        "users": [{"name": "u", "user": user}],
+    }
+    (folder / "config").write_text(json.dumps(document))
+    return folder / "config"
+
+
+def test_certificates_and_tokens_are_found_inline_and_in_files_beside_the_kubeconfig(tmp_path: Path) -> None:
+    """Paths in a kubeconfig are relative to its folder (client-go's clientcmd, ResolveLocalPaths)."""
+    (tmp_path / "ca.pem").write_bytes(b"the CA")
+    data = base64.b64encode(b"mine").decode()
+    found = plain_kubeconfig(
+        plain_config(
+            tmp_path,
+            {"certificate-authority": "ca.pem", "tls-server-name": "kubernetes"},
+            {"client-certificate-data": data, "client-key-data": data, "tokenFile": "tok"},
+        )
+    )
+    assert found is not None
+    assert (found.server, found.ca, found.server_name) == ("https://a:6443", b"the CA", "kubernetes")
+    assert (found.certificate, found.key, found.token_file) == (b"mine", b"mine", tmp_path / "tok")
+    assert found.verify
+
+
+def test_a_token_file_wins_over_a_token(tmp_path: Path) -> None:
+    """Source: client-go's clientcmd/api/v1/types.go, "TokenFile takes precedence over Token"."""
+    found = plain_kubeconfig(plain_config(tmp_path, {}, {"token": "a", "tokenFile": "tok"}))
+    assert found is not None
+    assert (found.token, found.token_file) == (None, tmp_path / "tok")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "user"),
+    [
+        ({}, {"exec": {"command": "x"}}),
+        ({}, {"auth-provider": {"name": "oidc"}}),
+        ({}, {"username": "a", "password": "b"}),
+        ({}, {"token": "t", "as": "admin"}),
+        ({"proxy-url": "http://p"}, {"token": "t"}),
+        ({"server": 7}, {"token": "t"}),
+        ({}, {"token": 7}),
+    ],
+)
+def test_what_needs_more_is_left_to_the_client_library(
+    cluster: dict[str, Any], user: dict[str, Any], tmp_path: Path
+) -> None:
+    """A field that is not known here must never be ignored: it may be the impersonation or the proxy that matters."""
+    assert plain_kubeconfig(plain_config(tmp_path, cluster, user)) is None
+
+
+def test_a_named_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    """The first mistake with a copied kubeconfig."""
+    with pytest.raises(ConfigurationError, match=r"gone\.pem cannot be read"):
+        plain_kubeconfig(plain_config(tmp_path, {"certificate-authority": "gone.pem"}, {"token": "t"}))
+
+
+def test_base64_that_is_none_is_named(tmp_path: Path) -> None:
+    """Never a traceback."""
+    with pytest.raises(ConfigurationError, match="field certificate-authority cannot be read"):
+        plain_kubeconfig(plain_config(tmp_path, {"certificate-authority-data": "a"}, {"token": "t"}))
+
+
+def test_an_ipv6_service_address_is_put_in_brackets(tmp_path: Path) -> None:
+    """A cluster of IPv6 alone."""
+    (tmp_path / "ca.crt").write_text("x")
+    environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
+    assert service_account(environ, tmp_path).server == "https://[fd00::1]:443"
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"), [({}, False), ({"HTTPS_PROXY": "x"}, True), ({"http_proxy": ""}, False)]
+)
+def test_a_proxy_in_the_environment_is_noticed(environ: dict[str, str], expected: bool) -> None:
+    """This project's HTTP goes through none, so the client library takes over."""
+    assert uses_proxy(environ) is expected
+
+
+def test_comments_of_a_ca_bundle_may_be_in_any_language() -> None:
+    """The bundles of distributions name authorities as they call themselves."""
+    ca_pem = (certifi.contents().partition("-----END CERTIFICATE-----")[0] + "-----END CERTIFICATE-----\n").encode()
+    access = Access(server="https://a:6443", ca="# F\u0151tan\u00fas\u00edtv\u00e1ny\n".encode() + ca_pem)
+    assert access.tls().cert_store_stats()["x509"] == 1
+
+
+def test_a_service_account_without_an_authority_is_refused(tmp_path: Path) -> None:
+    """Otherwise the system's authorities would count, none of which vouches for a cluster's API server."""
+    (tmp_path / "ca.crt").write_text("")
+    environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+    with pytest.raises(ConfigurationError, match=r"ca\.crt is empty"):
+        service_account(environ, tmp_path)
+
+
+NO_POD: dict[str, str] = {}
+
+
+def with_contexts(path: Path, current: str, **namespaces: str | None) -> str:
+    """A kubeconfig with one cluster per context."""
+    contexts = [
+        {"name": name, "context": {"cluster": name, "user": "me", **({"namespace": at} if at else {})}}
+        for name, at in namespaces.items()
+    ]
+    clusters = [{"name": name, "cluster": {"server": f"https://{name}.example:6443"}} for name in namespaces]
+    document = {"current-context": current, "contexts": contexts, "clusters": clusters}
+    path.write_text(yaml.safe_dump(document | {"users": [{"name": "me", "user": {"token": "t"}}]}))
+    return str(path)
+
+
+def test_the_namespace_is_that_of_the_context(tmp_path: Path) -> None:
+    """Of the current one, of one that was chosen, and default where it names none."""
+    path = with_contexts(tmp_path / "config", "west", west="team-a", east="team-b", north=None)
+    assert Kubeconfig(path=path).namespace(NO_POD, tmp_path) == "team-a"
+    assert Kubeconfig(path=path, context="east").namespace(NO_POD, tmp_path) == "team-b"
+    assert Kubeconfig(path=path, context="north").namespace(NO_POD, tmp_path) == "default"
+    assert Kubeconfig().namespace({"KUBECONFIG": path}, tmp_path) == "team-a"
+
+
+def test_of_several_files_the_first_that_names_something_counts(tmp_path: Path) -> None:
+    """As client-go merges the files of KUBECONFIG; one that does not exist is passed over."""
+    first = with_contexts(tmp_path / "first", "", west="team-a")
+    second = with_contexts(tmp_path / "second", "west", west="team-c", east="team-b")
+    environ = {"KUBECONFIG": f"{tmp_path / 'none'}:{first}:{second}"}
+    assert Kubeconfig().namespace(environ, tmp_path) == "team-a"
+    assert Kubeconfig(context="east").namespace(environ, tmp_path) == "team-b"
+    assert Kubeconfig().names(environ) == ["east", "west"]
+
+
+def test_in_a_pod_it_is_that_of_the_service_account(tmp_path: Path) -> None:
+    """Unless a kubeconfig or a context was chosen."""
+    (tmp_path / "namespace").write_text("tools\n")
+    path = with_contexts(tmp_path / "config", "west", west="team-a")
+    pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBECONFIG": path}
+    assert Kubeconfig().namespace(pod, tmp_path) == "tools"
+    assert Kubeconfig(context="west").namespace(pod, tmp_path) == "team-a"
+    assert Kubeconfig().namespace({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, tmp_path / "none") == "default"
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", "contexts: 7", "contexts: [7, {name: 3}]", "\0", "a: [", "a: &a [*a]"])
+def test_a_damaged_file_gives_the_default(tmp_path: Path, text: str) -> None:
+    """The connection says what is wrong with it."""
+    (tmp_path / "config").write_text(text)
+    assert Kubeconfig(path=str(tmp_path / "config"), context=None).namespace(NO_POD, tmp_path) == "default"
+
+
+def test_a_context_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:
+    """A typing mistake must not reach another cluster."""
+    path = with_contexts(tmp_path / "config", "west", west=None, east=None)
+    Kubeconfig(path=path, context="east").check(NO_POD)
+    with pytest.raises(ConfigurationError, match=r"--context eats: .* has no such context; it has east, west"):
+        Kubeconfig(path=path, context="eats").check(NO_POD)
+
+
+def test_requests_go_to_the_cluster_of_the_context(tmp_path: Path) -> None:
+    """Read by the project's own reader, and by the client's where the file needs more."""
+    path = with_contexts(tmp_path / "config", "west", west=None, east=None)
+    for environ in (NO_POD, {"HTTPS_PROXY": "http://proxy.example:3128"}):
+        chosen = Connection.load(path, context="east", environ=environ)
+        assert chosen.base_url == "https://east.example:6443"
+        assert chosen.source == f"context east of kubeconfig {path}"
+        assert Connection.load(path, environ=environ).base_url == "https://west.example:6443"
+
+
+def test_a_context_is_taken_from_a_kubeconfig_in_a_pod_too(tmp_path: Path) -> None:
+    """The service account has none."""
+    (tmp_path / "token").write_text("t")
+    path = with_contexts(tmp_path / "config", "west", west=None, east=None)
+    environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443", "KUBECONFIG": path}
+    found = Connection.load(context="east", environ=environ, service_account_dir=tmp_path)
+    assert found.base_url == "https://east.example:6443"

@@ -26,13 +26,6 @@ def slice_(name: str, pool: str, generation: int | None, driver: str = "d") -> d
     return made
 
 
-def test_results_and_users_of_a_claim_are_read() -> None:
-    """From its status."""
-    claim = {"status": {"allocation": {"devices": {"results": [RESULT]}}, "reservedFor": [POD]}}
-    assert results_of(claim) == [RESULT]
-    assert users_of(claim) == [POD]
-
-
 @pytest.mark.parametrize(
     "claim", [{}, {"status": None}, {"status": {"allocation": None}}, {"status": {"allocation": {"devices": None}}}]
 )

@@ -1,5 +1,6 @@
 """Paths, names, waits and the server's version."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from dra_driver.core.errors import KubernetesApiError
 from dra_driver.kube import paths
 from dra_driver.kube.discovery import server_version
+from dra_driver.kube.node_annotation import change_annotation
 from dra_driver.kube.shapes import is_label, is_pool_name, is_subdomain
 
 
@@ -73,3 +75,26 @@ def test_a_version_that_is_none_is_an_error(answer: dict[str, Any]) -> None:
     """Something answered that is no API server."""
     with pytest.raises(KubernetesApiError, match="GET /version"):
         server_version(Api(answer))
+
+
+ODD = {"spec": {"taints": [{"key": "a"}]}, "status": {"conditions": [{"type": "Ready"}]}}
+
+
+class OneNode:
+    """An API server that has one Node, and keeps what is changed."""
+
+    def __init__(self, node: Mapping[str, object]) -> None:
+        self.node = node
+        self.patches: list[Mapping[str, object]] = []
+
+    def get(self, path: str) -> Mapping[str, object]:
+        return self.node
+
+    def merge_patch(self, path: str, body: Mapping[str, object]) -> None:
+        self.patches.append(body)
+
+
+@pytest.mark.parametrize("metadata", [None, [], {"name": "n", "generation": "3"}])
+def test_metadata_that_do_not_fit_are_an_error_that_names_the_request(metadata: Any) -> None:
+    with pytest.raises(KubernetesApiError, match=r"^GET /api/v1/nodes/n: metadata"):
+        change_annotation(OneNode({"metadata": metadata}), "n", "b", lambda _: "")

@@ -110,11 +110,6 @@ def test_a_dry_run_takes_nothing() -> None:
     assert condition(world.store.get(PODS, "p0", "default"), "DisruptionTarget") == ""
 
 
-def test_without_a_budget_every_pod_goes() -> None:
-    world = World(2)
-    assert [world.evict("p0"), world.evict("p1")] == [201, 201]
-
-
 def test_two_budgets_for_one_pod_are_an_error() -> None:
     world = World(2, minAvailable=1)
     other = {"metadata": {"name": "b2"}, "spec": {"selector": {"matchLabels": {"app": "a"}}, "minAvailable": 1}}

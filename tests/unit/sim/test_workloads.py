@@ -115,13 +115,6 @@ def test_a_new_template_replaces_pods_without_an_outage(world: World) -> None:
     assert len(world.store.list(REPLICA_SETS).items) == 1
 
 
-def test_deleting_a_deployment_deletes_its_pods(world: World) -> None:
-    _deploy(world)
-    world.store.delete(DEPLOYMENTS, "d", "default")
-    world.settle()
-    assert world.pods() == []
-
-
 def test_a_job_runs_its_pods_one_after_the_other(world: World) -> None:
     """Two completions with parallelism one never have two pods at once; then the job is complete."""
     _job(world, completions=2, parallelism=1)

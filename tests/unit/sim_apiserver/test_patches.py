@@ -92,15 +92,6 @@ def _apply(store: Store, manager: str, data: Obj, *, force: bool = False) -> Obj
     return store.patch(CONFIG_MAPS, "c", patch, namespace="default")
 
 
-def test_apply_creates_owns_and_removes_fields(store: Store) -> None:
-    """A field that a manager no longer applies is removed, unless another manager applies it too."""
-    _apply(store, "one", {"x": "1", "y": "1"})
-    _apply(store, "two", {"y": "1", "z": "2"})
-    left = _apply(store, "one", {"x": "1"})
-    assert left["data"] == {"x": "1", "y": "1", "z": "2"}
-    assert _apply(store, "two", {"z": "2"})["data"] == {"x": "1", "z": "2"}
-
-
 def test_applying_the_same_again_changes_nothing(store: Store) -> None:
     """The resourceVersion also stays: a controller may apply in a loop."""
     assert _apply(store, "one", {"x": "1"}) == _apply(store, "one", {"x": "1"})

@@ -10,7 +10,7 @@ from dra_driver.core.errors import KubernetesApiError, NotFoundError
 from dra_driver.sim.apiserver.jsonvalue import utc_now
 from dra_driver.sim.apiserver.kinds import PODS
 from dra_driver.sim.apiserver.messages import ApiRequest
-from dra_driver.sim.apiserver.pod_subresources import ProxyPlan, fetch, is_proxy
+from dra_driver.sim.apiserver.pod_subresources import ProxyPlan, fetch
 from dra_driver.sim.apiserver.router import Router
 from dra_driver.sim.apiserver.store import Store
 from tests.unit.sim_apiserver.builders import pod
@@ -76,11 +76,6 @@ def test_only_get_is_served(store: Store, method: str) -> None:
     with pytest.raises(KubernetesApiError, match="GET alone") as caught:
         plan(store, f"{BASE}/p:8082/proxy/usage", method=method)
     assert caught.value.status == 405
-
-
-@pytest.mark.parametrize("path", ["/api/v1/namespaces/a/pods/b", "/api/v1/namespaces/a/services/b/proxy", "/proxy"])
-def test_other_paths_are_no_proxy(path: str) -> None:
-    assert not is_proxy(path)
 
 
 class _Pod(BaseHTTPRequestHandler):

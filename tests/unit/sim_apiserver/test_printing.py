@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from dra_driver.core.time import rfc3339
-from dra_driver.sim.apiserver.kinds import CONFIG_MAPS, JOBS, NODES, PODS, RESOURCE_CLAIMS
+from dra_driver.sim.apiserver.kinds import JOBS, NODES, PODS
 from dra_driver.sim.apiserver.printers import duration
 from dra_driver.sim.apiserver.verbs import table
 from tests.unit.sim_apiserver.builders import Obj
@@ -112,21 +112,6 @@ def test_a_deleted_pod_is_terminating_unless_it_has_finished() -> None:
     assert _pod({"phase": "Succeeded"}, deletionTimestamp="x")[1] == "Succeeded"
 
 
-@pytest.mark.parametrize(
-    ("status", "deleted", "shown"),
-    [
-        ({}, False, "pending"),
-        ({"allocation": {}}, False, "allocated"),
-        ({"allocation": {}, "reservedFor": [{}]}, False, "allocated,reserved"),
-        ({"allocation": {}}, True, "deleted,allocated"),
-        ({}, True, "deleted"),
-    ],
-)
-def test_claims_show_their_state(status: Obj, deleted: bool, shown: str) -> None:
-    metadata = {"deletionTimestamp": "x"} if deleted else {}
-    assert _cells(RESOURCE_CLAIMS, {"metadata": metadata, "status": status}) == ["x", shown, "90s"]
-
-
 def test_jobs_count_completions() -> None:
     status = {
         "succeeded": 1,
@@ -146,12 +131,3 @@ def test_nodes_show_readiness_and_roles() -> None:
         "status": {"conditions": [{"type": "Ready", "status": "False"}]},
     }
     assert _cells(NODES, node)[1:3] == ["NotReady,SchedulingDisabled", "gpu"]
-
-
-def test_rows_have_the_requested_part_of_the_object() -> None:
-    """Metadata by default, the object or nothing on request; headers can be left out."""
-    obj = {"metadata": {"name": "x"}, "data": {"a": "b"}}
-    assert table(CONFIG_MAPS, [obj], {}, NOW)["rows"][0]["object"]["kind"] == "PartialObjectMetadata"
-    assert table(CONFIG_MAPS, [obj], {}, NOW, include="Object")["rows"][0]["object"] is obj
-    assert table(CONFIG_MAPS, [obj], {}, NOW, include="None")["rows"][0]["object"] is None
-    assert table(CONFIG_MAPS, [obj], {}, NOW, headers=False)["columnDefinitions"] is None

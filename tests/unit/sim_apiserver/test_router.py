@@ -10,7 +10,7 @@ from dra_driver.sim.apiserver.jsonvalue import utc_now
 from dra_driver.sim.apiserver.kinds import ALL_KINDS, CONFIG_MAPS, PODS
 from dra_driver.sim.apiserver.messages import ApiRequest, Reply, target_of
 from dra_driver.sim.apiserver.pod_subresources import LogPlan, log_text
-from dra_driver.sim.apiserver.router import Frames, Router, WatchPlan
+from dra_driver.sim.apiserver.router import Router
 from dra_driver.sim.apiserver.store import Store
 from tests.unit.sim_apiserver.builders import config_map, pod
 
@@ -33,23 +33,6 @@ def _refusal(*asked: Any, **options: Any) -> int | None:
 def _json(reply: Any) -> Any:
     assert isinstance(reply, Reply)
     return json.loads(reply.body)
-
-
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [
-        ("/api/v1/pods", ("pods", "", "", "")),
-        ("/api/v1/namespaces/a/pods/b/status", ("pods", "a", "b", "status")),
-        ("/api/v1/namespaces", ("namespaces", "", "", "")),
-        ("/api/v1/namespaces/a", ("namespaces", "", "a", "")),
-        ("/api/v1/namespaces/a/finalize", ("namespaces", "", "a", "finalize")),
-        ("/apis/resource.k8s.io/v1/resourceslices/s", ("resourceslices", "", "s", "")),
-    ],
-)
-def test_paths_name_objects(path: str, expected: tuple[str, str, str, str]) -> None:
-    target = target_of(path)
-    assert target is not None
-    assert (target.kind.plural, target.namespace, target.name, target.subresource) == expected
 
 
 @pytest.mark.parametrize(
@@ -89,19 +72,6 @@ def test_references_in_openapi_resolve() -> None:
     assert refs <= schemas
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("PUT", "/api/v1/pods"),
-        ("POST", "/api/v1/pods"),
-        ("POST", "/api/v1/namespaces/default/pods/p"),
-        ("DELETE", "/api/v1/namespaces/default/pods/p/status"),
-    ],
-)
-def test_methods_that_do_not_exist_are_not_allowed(store: Store, method: str, path: str) -> None:
-    assert _refusal(store, method, path, {}) == 405
-
-
 def test_lists_are_always_complete(store: Store) -> None:
     """limit is accepted; a continue token, which this server never sends, is expired."""
     store.create(CONFIG_MAPS, config_map("a"))
@@ -134,27 +104,6 @@ def test_a_container_that_waits_has_no_log_yet(store: Store) -> None:
     store.update_status(PODS, status)
     with pytest.raises(KubernetesApiError, match="is waiting to start: ContainerCreating"):
         _ask(store, "GET", "/api/v1/namespaces/default/pods/p/log")
-
-
-def test_a_watch_plan_reads_its_options() -> None:
-    query = {"watch": "1", "resourceVersion": "7", "allowWatchBookmarks": "true", "timeoutSeconds": "30"}
-    plan = _ask(Store(), "GET", "/api/v1/pods", query=query)
-    assert isinstance(plan, WatchPlan)
-    assert (plan.since, plan.bookmarks, plan.timeout_s) == (7, True, 30.0)
-    fresh = _ask(Store(), "GET", "/api/v1/pods", query={"watch": "true"})
-    assert isinstance(fresh, WatchPlan)
-    assert fresh.since is None
-
-
-def test_the_columns_of_a_watched_table_come_once(store: Store) -> None:
-    """kubectl prints one header for `get -w`."""
-    plan = _ask(store, "GET", "/api/v1/configmaps", query={"watch": "1"}, headers={"accept": TABLE})
-    frames = Frames(plan, utc_now)
-    with store.watch([CONFIG_MAPS]) as changes:
-        store.create(CONFIG_MAPS, config_map("a"))
-        store.create(CONFIG_MAPS, config_map("b"))
-        lines = [json.loads(line) for line in frames.of(changes.take_all()).splitlines()]
-    assert [bool(line["object"]["columnDefinitions"]) for line in lines] == [True, False]
 
 
 def test_bodies_are_read_by_their_media_type() -> None:

@@ -148,12 +148,3 @@ def test_events_of_cluster_objects_live_in_default() -> None:
     assert Store().create(EVENTS, event)
     event["metadata"] = {"name": "e", "namespace": "kube-public"}
     assert "does not match event.namespace" in _problems(Store(), EVENTS, event)
-
-
-def test_a_device_may_select_its_nodes_by_label() -> None:
-    """In a slice with node selection per device."""
-    term = {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}
-    one = resource_slice(devices=[{"name": "a", "nodeSelector": {"nodeSelectorTerms": [term]}}])
-    del one["spec"]["nodeName"]
-    one["spec"]["perDeviceNodeSelection"] = True
-    assert Store().create(RESOURCE_SLICES, one)

@@ -94,10 +94,6 @@ def test_huge_value_is_cut(emit: Emit) -> None:
     assert len(emit("text", "m", extra={"k": "x" * 1_000_000})) < 5000
 
 
-def test_lines_below_the_level_do_not_appear(emit: Emit) -> None:
-    assert emit("text", "m", level=logging.DEBUG) == ""
-
-
 def test_configuring_twice_does_not_double_the_lines(emit: Emit) -> None:
     emit("text", "m")
     assert emit("text", "m").count("\n") == 1

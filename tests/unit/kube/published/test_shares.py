@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import GpuUuid
@@ -12,6 +13,7 @@ from dra_driver.kube.published import shares
 from dra_driver.kube.published.shares import MIB
 from dra_driver.sim.apiserver.rules.slices import device_problems
 from tests.fakes.dra_objects import wire
+from tests.unit.node.slices.gpus import A100, mig_gpu
 
 
 def terms(
@@ -100,3 +102,16 @@ def test_the_drivers_part_is_estimated_where_nvml_does_not_report_it(mib: int, p
 def test_an_estimate_leaves_at_least_half() -> None:
     """On a GPU smaller than any that is sold, such as a simulated one."""
     assert memory_of(gpu(300 * MIB), terms()) == "150Mi"
+
+
+def test_capacities_are_nvidias() -> None:
+    """Selectors like device.capacity['gpu.nvidia.com'].memory depend on them."""
+    profile = mig_gpu(A100).profile(19)
+    assert profile is not None
+    assert wire(shares.of_profile(profile)) == {
+        "multiprocessors": {"value": "14"}, "copyEngines": {"value": "1"}, "decoders": {"value": "0"},
+        "encoders": {"value": "0"}, "jpegEngines": {"value": "0"}, "ofaEngines": {"value": "0"},
+        "memory": {"value": "4864Mi"},
+    }  # fmt: skip
+    assert Quantity.parse("4864Mi").as_int() == profile.memory_bytes
+    assert "multiprocessors" not in shares.of_profile(replace(profile, multiprocessors=None))

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from dra_driver.core.quantity import NANO
+from dra_driver.scheduler.allocation.extended import extended_claim, resource_classes
 from dra_driver.scheduler.allocation.nodes import (
     NodeUsage,
     requests_of,
@@ -72,3 +73,70 @@ def test_constraints_that_depend_on_other_pods_are_named() -> None:
     }
     assert unmodelled_constraints({"spec": spec}) == ["pod anti-affinity", "topology spread constraints"]
     assert unmodelled_constraints({"spec": {}}) == []
+
+
+GPU = "nvidia.com/gpu"
+
+
+def device_class(name: str, resource: str = "", created: str = "2026-01-01T00:00:00Z") -> Obj:
+    spec = {"extendedResourceName": resource} if resource else {}
+    return {"metadata": {"name": name, "creationTimestamp": created}, "spec": spec}
+
+
+def container(name: str, **requests: str) -> Obj:
+    return {"name": name, "resources": {"requests": {key.replace("gpu", GPU): v for key, v in requests.items()}}}
+
+
+def pod(*containers: Obj, init: list[Obj] | None = None) -> Obj:
+    metadata = {"name": "p", "namespace": "default", "uid": "u"}
+    return {"metadata": metadata, "spec": {"containers": list(containers), "initContainers": init or []}}
+
+
+def asked(of: Obj, on: Obj | None = None) -> tuple[dict[str, int], dict[str, list[str]]] | None:
+    made = extended_claim(of, on or node("a"), resource_classes([device_class("gpu", GPU)]))
+    if made is None:
+        return None
+    served: dict[str, list[str]] = {}
+    for mapping in made.mappings:
+        served.setdefault(mapping["containerName"], []).append(mapping["requestName"])
+    counts = {item["name"]: item["exactly"]["count"] for item in made.claim["spec"]["devices"]["requests"]}
+    return counts, served
+
+
+def test_the_newest_class_has_the_resource() -> None:
+    classes = [
+        device_class("old", GPU, "2026-01-01T00:00:00Z"),
+        device_class("b", GPU, "2026-02-01T00:00:00Z"),
+        device_class("a", GPU, "2026-02-01T00:00:00Z"),
+    ]
+    found = resource_classes(classes)
+    assert found[GPU] == "a"
+    assert found["deviceclass.resource.kubernetes.io/old"] == "old"
+
+
+def test_each_container_has_its_request() -> None:
+    """The name has the index of the container and the index of the resource among its sorted requests."""
+    found = asked(pod(container("x", cpu="1", gpu="2"), container("y", gpu="1"), container("z", cpu="1")))
+    names = {"container-0-request-1": 2, "container-1-request-0": 1}
+    assert found == (names, {"x": ["container-0-request-1"], "y": ["container-1-request-0"]})
+
+
+def test_init_containers_use_the_devices_of_later_containers() -> None:
+    """An init container that needs more requests the difference; the largest difference satisfies all of them."""
+    init = [container("i", gpu="3"), container("j", gpu="4"), {**container("side", gpu="1"), "restartPolicy": "Always"}]
+    found = asked(pod(container("x", gpu="1"), init=init))
+    assert found == (
+        {"container-1-request-0": 2, "container-2-request-0": 1, "container-3-request-0": 1},
+        {
+            "side": ["container-2-request-0"],
+            "x": ["container-3-request-0"],
+            "i": ["container-2-request-0", "container-3-request-0", "container-1-request-0"],
+            "j": ["container-2-request-0", "container-3-request-0", "container-1-request-0"],
+        },
+    )
+
+
+def test_a_resource_of_the_node_needs_no_device() -> None:
+    with_plugin = {**node("a"), "status": {"allocatable": {GPU: "8"}}}
+    assert asked(pod(container("x", gpu="1")), with_plugin) is None
+    assert asked(pod(container("x", cpu="1"))) is None
