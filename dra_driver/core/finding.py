@@ -91,15 +91,7 @@ def ok(seen: str, on: str = "") -> Finding:
     return Finding(status=Status.OK, seen=seen, object=on)
 
 
-def finding(
-    status: Status,
-    seen: str,
-    expected: str,
-    fix: str,
-    on: str = "",
-    *,
-    layer: Layer | None = None,
-) -> Finding:
+def finding(status: Status, seen: str, expected: str, fix: str, on: str = "", *, layer: Layer | None = None) -> Finding:
     return Finding(status=status, seen=seen, expected=expected, fix=fix, object=on, layer=layer)
 
 

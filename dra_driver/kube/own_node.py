@@ -123,10 +123,7 @@ def slim_node(item: dict[str, object]) -> dict[str, object]:
     names = {key: metadata[key] for key in ("name", "uid", "resourceVersion") if key in metadata}
     return {
         "metadata": {**names, "annotations": dict(node.annotations), "labels": dict(node.labels)},
-        "status": {
-            "allocatable": dict(node.allocatable),
-            "nodeInfo": {_RUNTIME: node.runtime, _KERNEL: node.kernel},
-        },
+        "status": {"allocatable": dict(node.allocatable), "nodeInfo": {_RUNTIME: node.runtime, _KERNEL: node.kernel}},
     }
 
 

@@ -22,10 +22,7 @@ SUBCOMMANDS: Final = {
     "exporter": ("dra_driver.node.exporter.main", "run the usage exporter of a node"),
     "controller": ("dra_driver.controller.main", "run the cluster-wide controller"),
     "sim": ("dra_driver.kubectl.commands.sim", "run an embedded cluster with simulated GPUs on this machine"),
-    "hardware-check": (
-        "dra_driver.diagnose.hardware.main",
-        "compare this machine's GPUs with what the driver assumes",
-    ),
+    "hardware-check": ("dra_driver.diagnose.hardware.main", "compare this machine's GPUs with what the driver assumes"),
     "conformance": ("dra_driver.kubectl.commands.conformance", "test a DRA driver as a kubelet uses it"),
     "doctor": ("dra_driver.diagnose.doctor.main", "say which layer is broken on this node"),
     "state": ("dra_driver.diagnose.node_state.main", "show and check what the driver has on this node"),

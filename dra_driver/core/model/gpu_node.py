@@ -175,10 +175,7 @@ class ToldOverGrant(Struct, frozen=True, kw_only=True, rename="camel"):
     gpu: Annotated[Word, _says("The name of the GPU's device, gpu-N.")]
     pods: Annotated[
         tuple[ToldPod, ...],
-        Meta(
-            max_length=MAX_TOLD_PODS,
-            description="Pods of the claim that have the memory, the one with most first.",
-        ),
+        Meta(max_length=MAX_TOLD_PODS, description="Pods of the claim that have the memory, the one with most first."),
     ]
     used: Annotated[Word, _says("The most that was seen, as a quantity.")]
     granted: Annotated[Word, _says("What the claim was allocated, as a quantity.")]
@@ -267,9 +264,7 @@ class GpuNodeStatus(Struct, frozen=True, kw_only=True, rename="camel"):
     )
     gpus: Annotated[tuple[NodeGpu, ...], Meta(max_length=MAX_GPUS, description="The GPUs of the node."), ALWAYS] = ()
     policies: Annotated[
-        tuple[NodePolicy, ...],
-        Meta(max_length=256, description="Policies that select GPUs of this node."),
-        ALWAYS,
+        tuple[NodePolicy, ...], Meta(max_length=256, description="Policies that select GPUs of this node."), ALWAYS
     ] = ()
     problems: Annotated[
         tuple[NodeProblem, ...], Meta(max_length=32, description="What is wrong, in sentences."), ALWAYS

@@ -42,15 +42,7 @@ Place = Literal[
 ]
 PLACES: Final[tuple[Place, ...]] = get_args(Place)
 ClaimEvent = Literal[
-    "prepared",
-    "repeated",
-    "waited",
-    "file-rewritten",
-    "unprepared",
-    "undone",
-    "orphan-removed",
-    "collected",
-    "adopted",
+    "prepared", "repeated", "waited", "file-rewritten", "unprepared", "undone", "orphan-removed", "collected", "adopted"
 ]
 CLAIM_EVENTS: Final[tuple[ClaimEvent, ...]] = get_args(ClaimEvent)
 Socket = Literal["dra", "registration"]

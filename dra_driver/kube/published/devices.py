@@ -22,12 +22,7 @@ class ProfileParts(Struct, frozen=True, kw_only=True):
 
 
 def whole_gpu(
-    gpu: Gpu,
-    board: Attributes,
-    sharing: SharingTerms | None,
-    *,
-    beside_partitions: bool,
-    island: Island | None = None,
+    gpu: Gpu, board: Attributes, sharing: SharingTerms | None, *, beside_partitions: bool, island: Island | None = None
 ) -> Device:
     """The whole GPU; ``board`` is from `attributes.board`. Under ``sharing`` it has only the capacities of shares: the
     first share would consume all of a capacity without a request policy (types.go, DeviceCapacity.requestPolicy).

@@ -10,16 +10,7 @@ if TYPE_CHECKING:
     from decimal import Decimal
 
 _NS: Final = 10**9
-_UNITS: Final = {
-    "ns": 1,
-    "us": 1000,
-    "µs": 1000,
-    "μs": 1000,
-    "ms": 10**6,
-    "s": _NS,
-    "m": 60 * _NS,
-    "h": 3600 * _NS,
-}
+_UNITS: Final = {"ns": 1, "us": 1000, "µs": 1000, "μs": 1000, "ms": 10**6, "s": _NS, "m": 60 * _NS, "h": 3600 * _NS}
 _DURATION_PART: Final = re.compile(r"([0-9]*)(?:(\.)([0-9]*))?(ns|us|µs|μs|ms|s|m|h)")
 _RFC3339: Final = re.compile(
     r"([0-9]{4})-([0-9]{2})-([0-9]{2})T([0-9]{1,2}):([0-9]{2}):([0-9]{2})(?:[.,]([0-9]+))?"

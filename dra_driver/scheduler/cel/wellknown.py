@@ -84,14 +84,7 @@ MESSAGES: Final[dict[str, dict[str, Type]]] = {
 }
 """Message -> its fields and their types."""
 
-_ZERO: Final[dict[str, object]] = {
-    "bool": False,
-    "bytes": b"",
-    "double": 0.0,
-    "int": 0,
-    "string": "",
-    "uint": UInt(0),
-}
+_ZERO: Final[dict[str, object]] = {"bool": False, "bytes": b"", "double": 0.0, "int": 0, "string": "", "uint": UInt(0)}
 _LIMITS: Final = {"Int32Value": (-(2**31), 2**31), "UInt32Value": (0, 2**32)}
 
 

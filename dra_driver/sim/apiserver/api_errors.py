@@ -94,13 +94,7 @@ def status_error(status: int, reason: str, message: str, details: Obj | None = N
 
 
 def status_body(error: KubernetesApiError) -> Obj:
-    body: Obj = {
-        "kind": "Status",
-        "apiVersion": "v1",
-        "metadata": {},
-        "status": "Failure",
-        "message": str(error),
-    }
+    body: Obj = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": str(error)}
     if error.reason:
         body["reason"] = error.reason
     if error.details is not None:

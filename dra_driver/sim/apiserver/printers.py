@@ -444,12 +444,7 @@ _PRINTERS: dict[str, Printer] = {
         Column("Pool", _at("spec", "pool", "name")),
         AGE,
     ),
-    "Secret": (
-        NAME,
-        Column("Type", _at("type")),
-        Column("Data", lambda obj, _now: len(mapping(obj, "data"))),
-        AGE,
-    ),
+    "Secret": (NAME, Column("Type", _at("type")), Column("Data", lambda obj, _now: len(mapping(obj, "data"))), AGE),
     "Service": _NAME_AND_AGE,
     "ServiceAccount": _NAME_AND_AGE,
 }

@@ -88,11 +88,7 @@ def _conflicts(wanted: dict[Path, object], live: dict[Path, object], others: lis
 
 def _conflict(found: list[tuple[Obj, Path]]) -> ConflictError:
     causes: list[Obj] = [
-        {
-            "reason": "FieldManagerConflict",
-            "message": f'conflict with "{entry["manager"]}"',
-            "field": _dotted(path),
-        }
+        {"reason": "FieldManagerConflict", "message": f'conflict with "{entry["manager"]}"', "field": _dotted(path)}
         for entry, path in found
     ]
     if len(causes) == 1:

@@ -65,11 +65,7 @@ def test_slices_are_published_repaired_and_left_at_the_end(rest: RestClient) -> 
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceSlice",
         "metadata": {"name": "other"},
-        "spec": {
-            "driver": DRIVER,
-            "nodeName": NODE,
-            "pool": {"name": NODE, "generation": 1, "resourceSliceCount": 1},
-        },
+        "spec": {"driver": DRIVER, "nodeName": NODE, "pool": {"name": NODE, "generation": 1, "resourceSliceCount": 1}},
     }
     rest.create(paths.resource_slices(), foreign)
     eventually(lambda: "second publisher" in (publisher.problem or ""))

@@ -7,11 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from dra_driver.core.errors import (
-    ApiUnreachableError,
-    KubernetesApiError,
-    UnauthorizedError,
-)
+from dra_driver.core.errors import ApiUnreachableError, KubernetesApiError, UnauthorizedError
 from dra_driver.kube.access import service_account
 from dra_driver.kube.connection import Connection, DirectSession
 from dra_driver.kube.rest import RestClient, Timeouts

@@ -4,17 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.core.text import (
-    MAX_DEPTH,
-    check_nesting,
-    gib,
-    listed,
-    one_line,
-    printable,
-    quoted,
-    span,
-    wrapped,
-)
+from dra_driver.core.text import MAX_DEPTH, check_nesting, gib, listed, one_line, printable, quoted, span, wrapped
 
 ESCAPE = "\x1b[31mred\u202e"
 

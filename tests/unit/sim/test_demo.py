@@ -4,19 +4,8 @@ import pytest
 
 from dra_driver.core.errors import RetryableError
 from dra_driver.sim.apiserver.jsonvalue import Obj
-from dra_driver.sim.demo.policies import (
-    last_gpu,
-    not_said_by_node,
-    not_said_by_status,
-    unlike_policy,
-)
-from dra_driver.sim.demo.usage import (
-    disturbed,
-    not_found_idle,
-    not_idle_yet,
-    unlike_used,
-    used_by_pod,
-)
+from dra_driver.sim.demo.policies import last_gpu, not_said_by_node, not_said_by_status, unlike_policy
+from dra_driver.sim.demo.usage import disturbed, not_found_idle, not_idle_yet, unlike_used, used_by_pod
 
 
 def device(name: str, **attributes: str) -> Obj:

@@ -20,10 +20,7 @@ def _problems(store: Store, kind: ResourceKind, obj: Obj) -> str:
     return str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("extra", "limit"),
-    [({}, 128), ({"taints": [{"key": "a", "effect": "NoSchedule"}]}, 64)],
-)
+@pytest.mark.parametrize(("extra", "limit"), [({}, 128), ({"taints": [{"key": "a", "effect": "NoSchedule"}]}, 64)])
 def test_the_number_of_devices_is_halved_by_taints(extra: Obj, limit: int, store: Store) -> None:
     devices = [{"name": f"gpu-{at}"} for at in range(limit + 1)]
     devices[0] |= extra

@@ -4,15 +4,7 @@ ext/lists.go (version 3), ext/sets.go, cel/library.go (optionals), k8s.io/dynami
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from dra_driver.scheduler.cel.operators import (
-    Function,
-    add,
-    checked_int,
-    comparable,
-    compare,
-    go_equal,
-    list_contains,
-)
+from dra_driver.scheduler.cel.operators import Function, add, checked_int, comparable, compare, go_equal, list_contains
 from dra_driver.scheduler.cel.values import (
     LISTS,
     NONE,

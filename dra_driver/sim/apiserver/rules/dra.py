@@ -499,7 +499,6 @@ CLAIM_RULES = WriteRules(
     validate=_validate_claim,
 )
 TEMPLATE_RULES = WriteRules(
-    default=lambda obj: _default_devices(mapping(obj, "spec", "spec", "devices")),
-    validate=_validate_template,
+    default=lambda obj: _default_devices(mapping(obj, "spec", "spec", "devices")), validate=_validate_template
 )
 CLASS_RULES = WriteRules(validate=_validate_class)

@@ -108,10 +108,6 @@ def test_the_controller_exports_no_series_of_the_node_process() -> None:
     controller_metrics.initialise("1")
     text = controller_metrics.render()[1].decode()
     assert "dra_driver_published" not in text
-    for series in (
-        'dra_driver_evictions_total{result="refused"}',
-        "dra_driver_leader ",
-        "dra_driver_build_info",
-    ):
+    for series in ('dra_driver_evictions_total{result="refused"}', "dra_driver_leader ", "dra_driver_build_info"):
         assert series in text
     assert 'dra_driver_internal_errors_total{place="lease"}' in text

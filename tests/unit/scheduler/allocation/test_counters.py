@@ -230,10 +230,7 @@ def test_pools_that_are_left_out_are_named() -> None:
     recorder = notes(claim("c"), on=[half, twice])
     assert [event for event in recorder.events if isinstance(event, PoolLeftOut)] == [
         PoolLeftOut(
-            driver=DRIVER,
-            pool=f"a/{DRIVER}",
-            why="incomplete",
-            detail="1 of 2 slices of generation 1 are published",
+            driver=DRIVER, pool=f"a/{DRIVER}", why="incomplete", detail="1 of 2 slices of generation 1 are published"
         ),
         PoolLeftOut(driver=DRIVER, pool="twice", why="invalid", detail="duplicate device name x"),
     ]

@@ -56,11 +56,7 @@ def test_comparing_a_list_with_a_number_by_order_ends_the_attempt() -> None:
 
 def test_lists_of_every_type_are_read() -> None:
     """Texts, versions and flags."""
-    near: dict[str, Obj] = {
-        "gpu-0": {"strings": ["x"]},
-        "gpu-1": {"versions": ["1.2.3"]},
-        "gpu-2": {"bools": [True]},
-    }
+    near: dict[str, Obj] = {"gpu-0": {"strings": ["x"]}, "gpu-1": {"versions": ["1.2.3"]}, "gpu-2": {"bools": [True]}}
     for expression, name in (('"x"', "gpu-0"), ('semver("1.2.3")', "gpu-1"), ("true", "gpu-2")):
         assert chosen(claim("c", exactly("gpu", f"{NUMA}.includes({expression})")), near=near) == [name]
 
