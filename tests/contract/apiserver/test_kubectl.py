@@ -101,7 +101,6 @@ def kubectl(api: ApiServer, kubectl_path: str, tmp_path: Path) -> Kubectl:
 
 
 def test_discovery_names_what_is_served(kubectl: Kubectl) -> None:
-    """api-resources, version, cluster-info and auth can-i work, with short names."""
     resources = kubectl("api-resources")
     assert re.search(r"^resourceclaims +resource.k8s.io/v1 +true +ResourceClaim$", resources, re.MULTILINE)
     assert re.search(r"^pods +po +v1 +true +Pod$", resources, re.MULTILINE)
@@ -111,7 +110,6 @@ def test_discovery_names_what_is_served(kubectl: Kubectl) -> None:
 
 
 def test_apply_creates_changes_and_leaves_alone(kubectl: Kubectl) -> None:
-    """Client-side apply: created, then unchanged, then configured with lists merged by name."""
     first = kubectl("apply", "-f", "-", stdin=MANIFEST)
     assert first.count(" created") == 4
     again = kubectl("apply", "-f", "-", stdin=MANIFEST)
@@ -124,7 +122,6 @@ def test_apply_creates_changes_and_leaves_alone(kubectl: Kubectl) -> None:
 
 
 def test_apply_removes_fields_that_the_manifest_dropped(kubectl: Kubectl) -> None:
-    """Fields that other clients added stay."""
     manifest = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c, labels: {a: b}}\ndata: {x: '1', y: '2'}\n"
     kubectl("apply", "-f", "-", stdin=manifest)
     kubectl("patch", "configmap", "c", "--type=merge", "-p", '{"data":{"z":"3"}}')
@@ -133,7 +130,6 @@ def test_apply_removes_fields_that_the_manifest_dropped(kubectl: Kubectl) -> Non
 
 
 def test_dry_runs_store_nothing_and_diff_shows_the_change(kubectl: Kubectl) -> None:
-    """--dry-run=server replies as the write would; diff uses it."""
     kubectl("apply", "--dry-run=server", "-f", "-", stdin=MANIFEST)
     assert "NotFound" in kubectl("get", "pod", "trainer", code=1)
     kubectl("apply", "-f", "-", stdin=MANIFEST)
@@ -142,7 +138,6 @@ def test_dry_runs_store_nothing_and_diff_shows_the_change(kubectl: Kubectl) -> N
 
 
 def test_get_shows_tables_and_every_output_format(api: ApiServer, kubectl: Kubectl) -> None:
-    """Columns of kubectl; yaml, json, name, jsonpath and custom columns; selectors; all namespaces."""
     kubectl("apply", "-f", "-", stdin=MANIFEST)
     spec = {"driver": "gpu.example.com", "nodeName": "n1", "pool": {"name": "n1", "resourceSliceCount": 1}}
     api.store.create(RESOURCE_SLICES, {"metadata": {"name": "s1"}, "spec": spec})
@@ -164,7 +159,6 @@ def test_get_shows_tables_and_every_output_format(api: ApiServer, kubectl: Kubec
 def test_get_watch_prints_changes_as_they_come(
     api: ApiServer, kubectl_path: str, kubectl: Kubectl, tmp_path: Path
 ) -> None:
-    """`get -w` prints a row per change, under one header."""
     kubectl("apply", "-f", "-", stdin=MANIFEST)
     command = [kubectl_path, "--kubeconfig", str(tmp_path / "kubeconfig"), "get", "pods", "-w"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -181,7 +175,6 @@ def test_get_watch_prints_changes_as_they_come(
 
 
 def test_describe_shows_objects_with_their_events(api: ApiServer, kubectl: Kubectl) -> None:
-    """describe works for the kinds that a user debugs claims with, and shows the events of each."""
     kubectl("apply", "-f", "-", stdin=MANIFEST)
     api.store.create(NODES, {"metadata": {"name": "n1"}})
     pod = api.store.get(PODS, "trainer", "default")

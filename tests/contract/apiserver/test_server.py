@@ -79,7 +79,6 @@ def test_the_kubeconfig_replaces_another_and_is_private(api: ApiServer, tmp_path
 
 
 def test_bodies_are_limited(api: ApiServer) -> None:
-    """Three mebibytes, as in the real server."""
     connection = _connect(api)
     headers = {"Authorization": f"Bearer {api.token}", "Content-Type": "application/json"}
     connection.request("POST", "/api/v1/namespaces/default/configmaps", b"x" * (3 * 1024 * 1024 + 1), headers)
@@ -88,7 +87,6 @@ def test_bodies_are_limited(api: ApiServer) -> None:
 
 
 def test_a_watch_streams_and_ends_with_the_server(api: ApiServer) -> None:
-    """Events arrive as they happen; stop ends the watches of connected clients."""
     connection = _connect(api)
     connection.request("GET", "/api/v1/configmaps?watch=true", headers={"Authorization": f"Bearer {api.token}"})
     response = connection.getresponse()
@@ -115,7 +113,6 @@ def test_a_watch_from_before_the_history_gets_an_error_event() -> None:
 
 
 def test_a_port_in_use_is_an_error_with_the_port(api: ApiServer) -> None:
-    """The message also says what to do."""
     with pytest.raises(RetryableError, match="choose another port"):
         ApiServer(port=urlsplit(api.url).port or 0).start()
 
@@ -142,7 +139,6 @@ def test_stopping_twice_or_before_the_start_is_harmless() -> None:
 
 
 def test_a_pods_proxy_asks_for_the_token_and_reaches_its_process(api: ApiServer) -> None:
-    """Another server stands for the process: its answer comes through, with its own status."""
     ports = [{"containerPort": 8082}]
     api.store.create(PODS, pod("p", containers=[{"name": "main", "image": "i", "ports": ports}]))
     path = "/api/v1/namespaces/default/pods/p:8082/proxy/usage"

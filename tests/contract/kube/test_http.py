@@ -168,7 +168,6 @@ def test_interrupt_of_a_closed_answer_does_not_reach_the_next() -> None:
 
 
 def test_header_names_are_in_lower_case_and_values_trimmed() -> None:
-    """Servers write them in any case."""
     with raw(OK + b"RETRY-After:  5 \r\nContent-Length: 0\r\n\r\n") as found:
         answer = found.request("GET", "/x", {}, None, LIMITS)
         assert answer.headers["retry-after"] == "5"
@@ -223,7 +222,6 @@ def plain_listener() -> Iterator[int]:
 
 
 def test_a_server_without_tls_is_named_as_such(plain_listener: int) -> None:
-    """A wrong port of a load balancer."""
     found = HttpPool(HttpServer(host="127.0.0.1", port=plain_listener, path="", make_tls=ssl.create_default_context))
     with pytest.raises(TransportError, match="cannot begin TLS") as caught:
         found.request("GET", "/", {}, None, LIMITS)

@@ -58,8 +58,6 @@ def test_an_exec_plugins_token_is_sent_and_errors_are_translated(tmp_path: Path)
 
 
 def test_broken_connections_are_repeated_and_silence_is_bounded(tmp_path: Path) -> None:
-    """As with this project's own connections."""
-
     def script(x: Exchange) -> None:
         if x.number == 1:
             x.drop()

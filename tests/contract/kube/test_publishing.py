@@ -46,7 +46,6 @@ def eventually(true: Callable[[], bool], timeout_s: float = 10.0) -> None:
 
 
 def test_slices_are_published_repaired_and_left_at_the_end(rest: RestClient) -> None:
-    """The whole life of a node process, as the API server sees it."""
     api = RestSlicesApi(rest, DRIVER, NODE)
     events = EventRecorder(rest, DRIVER, NODE)
     events.start()
@@ -76,7 +75,6 @@ def test_slices_are_published_repaired_and_left_at_the_end(rest: RestClient) -> 
 
 
 def test_a_second_start_writes_nothing(rest: RestClient) -> None:
-    """What came back over the wire counts as what was sent."""
     api = RestSlicesApi(rest, DRIVER, NODE)
     for _ in range(2):
         publisher = Publisher.connect(rest, DRIVER, NODE)

@@ -100,7 +100,6 @@ def lists(server: ScriptedServer) -> int:
 
 
 def test_lists_then_follows_and_keeps_no_managed_fields(tmp_path: Path) -> None:
-    """The copy equals the server's objects, without managedFields, about half of each."""
     script = scripted(LIST_7, lambda x: x.stream([event("ADDED", "b", "8"), event("DELETED", "a", "9")], end="hang"))
     with reflecting(script, tmp_path) as (server, reflector, heard):
         heard.wait_for(("listed", ""), ("added", "b"), ("deleted", "a"))
@@ -110,7 +109,6 @@ def test_lists_then_follows_and_keeps_no_managed_fields(tmp_path: Path) -> None:
 
 
 def test_resumes_from_the_last_bookmark_without_listing(tmp_path: Path) -> None:
-    """After the server ends a watch, nothing is read twice."""
     script = scripted(
         LIST_7,
         lambda x: x.stream([event("BOOKMARK", "", "40")]),
@@ -241,7 +239,6 @@ def test_a_list_whose_version_expires_after_a_watch_is_no_busy_loop(tmp_path: Pa
 
 
 def test_garbage_is_survived(tmp_path: Path) -> None:
-    """Lines that are no events, and events about nothing, end the watch but not the reflector."""
     script = scripted(
         LIST_7,
         lambda x: x.stream([b"not json\n"]),
@@ -263,7 +260,6 @@ def test_events_split_over_packets_arrive_whole(tmp_path: Path) -> None:
 
 
 def test_a_listener_that_raises_ends_nothing(tmp_path: Path) -> None:
-    """After an exception in a callback the node still sees changes."""
     with ScriptedServer(scripted(LIST_7, lambda x: x.stream([event("ADDED", "b", "8")], end="hang"))) as server:
         path = tmp_path / "kubeconfig"
         path.write_text(server.kubeconfig())
@@ -298,8 +294,6 @@ def test_stop_ends_an_open_watch_at_once(tmp_path: Path) -> None:
 
 
 def test_objects_are_kept_by_namespace_and_only_those_that_are_wanted(tmp_path: Path) -> None:
-    """Two claims of one name in two namespaces are two objects; one that is no longer wanted counts as deleted."""
-
     def claim(namespace: str, version: str, keep: str) -> dict[str, Any]:
         return {"metadata": {"name": "c", "namespace": namespace, "resourceVersion": version, "keep": keep}}
 

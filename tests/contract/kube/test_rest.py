@@ -74,7 +74,6 @@ def test_a_rotated_service_account_token_is_used_after_a_401(tmp_path: Path) -> 
 
 
 def test_a_401_that_stays_is_reported_after_one_repetition(tmp_path: Path) -> None:
-    """Wrong credentials must not become a loop of requests."""
     with ScriptedServer(lambda x: x.json(status(401, "Unauthorized"), 401)) as server:
         with pytest.raises(UnauthorizedError, match="check the service account's token"):
             client(server, tmp_path).create("/x", {"a": 1})
@@ -95,7 +94,6 @@ def test_a_token_file_that_vanished_is_an_error_of_the_api_not_a_crash(tmp_path:
 
 
 def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """The error names the address and the file that it came from."""
     with ScriptedServer(lambda x: x.json({})) as server:
         url = server.url
     with pytest.raises(ApiUnreachableError) as caught:
@@ -300,8 +298,6 @@ def test_a_dripping_head_cannot_block_a_caller_either(reading: str, tmp_path: Pa
 
 
 def test_lists_are_read_page_by_page(tmp_path: Path) -> None:
-    """A list in several pages comes back whole, with the version of its last page."""
-
     def script(x: Exchange) -> None:
         if "continue" in x.seen.query:
             x.json({"metadata": {"resourceVersion": "7"}, "items": [{"n": 2}]})
@@ -321,7 +317,6 @@ def test_a_null_list_is_an_empty_one(tmp_path: Path) -> None:
 
 
 def test_deletes_carry_their_preconditions_and_dry_runs_say_so(tmp_path: Path) -> None:
-    """An object that changed since it was read is not deleted; a dry run stores nothing."""
     with ScriptedServer(lambda x: x.json({})) as server:
         rest = client(server, tmp_path)
         rest.delete("/x/a", uid="u", resource_version="5")

@@ -195,7 +195,6 @@ def test_a_lock_file_that_is_a_link_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_holder_of_a_lock_is_named_and_replaces_the_name_of_the_one_before(tmp_path: Path) -> None:
-    """The message of the process that cannot start says which one to stop."""
     path = tmp_path / "lock"
     assert holder_of(path) == "unknown"
     path.write_text("process 4194304 of a longer name\n")

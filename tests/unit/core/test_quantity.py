@@ -56,7 +56,6 @@ def test_prints_as_kubernetes_prints(text: str, canonical: str) -> None:
     "text", ["", " 1", "1 ", "1ki", "1Mb", "1KiB", "1e", "1e3k", "--1", "1.2.3", "0x10", "1_0", "٣"]
 )
 def test_refuses_what_kubernetes_refuses(text: str) -> None:
-    """A wrong text is an error that quotes it, never a guess."""
     with pytest.raises(ValueError, match="not a quantity"):
         Quantity.parse(text)
 
@@ -82,7 +81,6 @@ def test_text_round_trips(quantity: Quantity) -> None:
 
 @given(st.integers(0, 2**63 - 1))
 def test_bytes_are_exact(count: int) -> None:
-    """Bytes keep every digit, whatever suffix the text uses."""
     quantity = Quantity.from_bytes(count)
     assert quantity.as_int() == count
     assert Quantity.parse(str(quantity)).as_int() == count
@@ -99,7 +97,6 @@ def test_fractions_round_away_from_zero(number: object) -> None:
 
 @given(QUANTITIES, QUANTITIES)
 def test_order_and_sums_follow_the_numbers(left: Quantity, right: Quantity) -> None:
-    """Comparison, equality, hash, sum and difference see the number and never the suffix."""
     assert (left < right) == (left.nano < right.nano)
     assert (left == right) == (left.nano == right.nano)
     assert hash(left) == hash(Quantity(left.nano, Format.BINARY_SI))
@@ -111,6 +108,5 @@ def test_order_and_sums_follow_the_numbers(left: Quantity, right: Quantity) -> N
     ("text", "whole", "integer"), [("1500m", 2, False), ("-1500m", -2, False), ("2Ki", 2048, True)]
 )
 def test_whole_units(text: str, whole: int, integer: bool) -> None:
-    """Rounding to whole units goes away from zero, as the scheduler's does."""
     assert Quantity.parse(text).as_int() == whole
     assert Quantity.parse(text).is_integer() is integer

@@ -21,14 +21,12 @@ VERSIONS = st.builds(
 
 @given(VERSIONS)
 def test_text_round_trips(version: Semver) -> None:
-    """Every version reads back as itself, build part included."""
     again = Semver.parse(str(version))
     assert again == version
     assert str(again) == str(version)
 
 
 def test_precedence_of_the_specification() -> None:
-    """The order of section 11 of the specification, which also lists it."""
     ordered = ["1.0.0-alpha", "1.0.0-alpha.1", "1.0.0-alpha.beta", "1.0.0-beta", "1.0.0-beta.2", "1.0.0-beta.11"]
     ordered += ["1.0.0-rc.1", "1.0.0", "2.0.0", "2.1.0", "2.1.1"]
     assert [str(version) for version in sorted(map(Semver.parse, reversed(ordered)))] == ordered
@@ -36,7 +34,6 @@ def test_precedence_of_the_specification() -> None:
 
 @given(VERSIONS, VERSIONS)
 def test_comparison_is_one_order(left: Semver, right: Semver) -> None:
-    """compare, <, == and hash never disagree."""
     assert left.compare(right) == -right.compare(left)
     assert (left.compare(right) < 0) == (left < right)
     assert (left.compare(right) == 0) == (left == right)
@@ -45,7 +42,6 @@ def test_comparison_is_one_order(left: Semver, right: Semver) -> None:
 
 
 def test_build_metadata_does_not_count() -> None:
-    """Two builds of one version are the same version."""
     assert Semver.parse("1.2.3+a") == Semver.parse("1.2.3+b")
 
 
@@ -101,6 +97,5 @@ def test_repairs_what_drivers_print(text: str, expected: str | None) -> None:
 
 @given(st.text(max_size=20))
 def test_repair_gives_strict_versions_or_nothing(text: str) -> None:
-    """Whatever a driver prints, the result can be published."""
     repaired = from_loose(text)
     assert repaired is None or str(Semver.parse(repaired)) == repaired

@@ -30,13 +30,11 @@ def test_quoted_value_is_escaped_and_short() -> None:
 
 
 def test_wrapped_lines_keep_their_indentation() -> None:
-    """Long words such as expressions are broken, and an empty text is one line."""
     assert wrapped("  a word\nand  expression", "    ", 12) == ["  a word and", "    expressi", "    on"]
     assert wrapped("") == [""]
 
 
 def test_listed_names_are_few_and_differ() -> None:
-    """The number of the others counts each name once."""
     assert listed(["a", "b", "a"], 2) == "a, b"
     assert listed(["a", "b", "a", "c", "d"], 2) == "a, b and 2 more"
 

@@ -26,7 +26,6 @@ def test_micro_time_has_six_decimals() -> None:
 
 @pytest.mark.parametrize("text", ["2026-01-31T11:00Z", "2026-01-31T12:00:00+01:00", "2026-01-31T11:00:00.000000001Z"])
 def test_time_is_read_in_utc(text: str) -> None:
-    """Whatever the zone and the number of decimals."""
     at = parse_time(text)
     assert at == datetime(2026, 1, 31, 11, tzinfo=UTC)
     assert at is not None
@@ -43,7 +42,6 @@ def test_value_that_is_no_time_is_none(value: object) -> None:
 
 @given(st.datetimes(timezones=st.just(UTC)))
 def test_written_time_is_read_back(at: datetime) -> None:
-    """Also years of fewer than four digits."""
     assert parse_time(rfc3339_micro(at)) == at
     assert parse_time(rfc3339(at)) == at.replace(microsecond=0)
 

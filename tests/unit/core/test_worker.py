@@ -81,12 +81,10 @@ def _stop(_bench: object) -> None:
 
 
 def test_turn_is_taken_when_it_is_due() -> None:
-    """The first turn comes at once, each next one after the seconds that the turn before returned."""
     assert Bench(5.0, 0.0, 2.0).run() == [0, 5, 5, 7, "ended"]
 
 
 def test_first_turn_waits_when_asked_to() -> None:
-    """``first_s`` delays the first turn; None leaves it to a wake."""
     assert Bench(first_s=3.0).run() == [3, "ended"]
     assert Bench(first_s=None).run() == ["ended"]
 
@@ -108,7 +106,6 @@ def test_wake_takes_a_turn_before_it_is_due() -> None:
 
 
 def test_wake_during_a_turn_takes_another_turn() -> None:
-    """What changes while a turn runs is not missed."""
     bench = Bench(Bench.wake)
     assert bench.run() == [0, 0, "ended"]
 
@@ -120,13 +117,11 @@ def test_wakes_in_a_group_take_one_turn() -> None:
 
 
 def test_turns_keep_their_distance() -> None:
-    """``period_s`` lies between the starts of two turns, with any result and any wake."""
     bench = Bench(0.0, Bench.wake, 20.0, period_s=10.0)
     assert bench.run() == [0, 10, 20, 40, "ended"]
 
 
 def test_error_is_logged_counted_and_retried(caplog: pytest.LogCaptureFixture) -> None:
-    """A defect in one turn neither ends the thread nor goes unseen."""
     counted: list[str] = []
     pauses = iter([7.0])
     bench = Bench(ValueError("odd"), 1.0, on_error=lambda: counted.append("bench"), after_error_s=lambda: next(pauses))
@@ -155,7 +150,6 @@ def test_stop_ends_a_blocking_call_and_the_thread() -> None:
 
 
 def test_stop_reports_a_thread_that_does_not_end() -> None:
-    """A call that cannot be interrupted costs the caller its time limit and no more."""
     entered, release = threading.Event(), threading.Event()
 
     def turn() -> float:
@@ -200,7 +194,6 @@ def test_pause_in_a_turn_ends_with_the_worker() -> None:
 
 
 def test_turn_that_does_not_move_is_hung() -> None:
-    """A turn is hung after its limit without a beat; the thread is not hung while it waits as long as it was asked."""
     seen: list[str | None] = []
 
     def look_after(bench: Bench, seconds: float) -> None:

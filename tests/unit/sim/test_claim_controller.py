@@ -88,7 +88,6 @@ def test_creates_a_claim_once(store: Store) -> None:
 
 
 def test_a_missing_template_is_an_event_on_the_pod(store: Store) -> None:
-    """The event names the template; the pod gets its claim once the template exists."""
     make_pod(store, template="later")
     controller = ClaimController(store)
     controller.step()
@@ -102,7 +101,6 @@ def test_a_missing_template_is_an_event_on_the_pod(store: Store) -> None:
 
 
 def test_a_finished_pods_claim_is_deallocated_and_deleted(store: Store) -> None:
-    """Finished pods use no GPU while they still exist, and their generated claims are deleted."""
     pod = make_pod(store)
     controller = ClaimController(store)
     controller.step()
@@ -115,7 +113,6 @@ def test_a_finished_pods_claim_is_deallocated_and_deleted(store: Store) -> None:
 
 
 def test_a_claim_without_owner_is_deallocated_and_stays(store: Store) -> None:
-    """A claim that a user created outlives its pods and is free for the next one."""
     held_claim(store)
     controller = ClaimController(store)
     store.delete(PODS, "p", "default", DeleteOptions(grace_period_s=0))
@@ -127,7 +124,6 @@ def test_a_claim_without_owner_is_deallocated_and_stays(store: Store) -> None:
 
 
 def test_a_deleted_claim_waits_for_its_users(store: Store) -> None:
-    """Deleting a claim in use changes nothing for the pod; the claim is removed when the pod has finished."""
     held_claim(store)
     store.delete(RESOURCE_CLAIMS, "c", "default")
     controller = ClaimController(store)

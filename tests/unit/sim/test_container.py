@@ -54,7 +54,6 @@ def test_common_edits_of_a_document_apply_once_and_first(tmp_path: Path) -> None
 
 
 def test_unresolvable_devices_have_containerds_message(tmp_path: Path) -> None:
-    """The pod's events show the message that a real node shows."""
     write(tmp_path, "x.json", {"a": {}})
     said = f"CDI device injection failed: unresolvable CDI devices {KIND}=b, other/c=d$"
     with pytest.raises(RetryableError, match=said):
@@ -163,7 +162,6 @@ def _device(name: str, *requests: str) -> DeviceResponse:
     ],
 )
 def test_containers_get_the_devices_of_the_requests_they_name(references: list[Any], expected: list[str]) -> None:
-    """A reference with a request selects its devices, one without selects all, as in the kubelet."""
     devices = {"c": (_device("x", "one"), _device("y", "two"), _device("any"))}
     assert cdi_names({"name": "m", "resources": {"claims": references}}, devices) == expected
 

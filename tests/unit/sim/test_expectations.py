@@ -87,7 +87,6 @@ def test_typing_mistakes_are_errors(text: str) -> None:
 
 
 def test_a_file_without_expectations_is_an_error(tmp_path: Path) -> None:
-    """An example without an expectation would always pass."""
     (tmp_path / "x.yaml").write_text("# expected: nothing\nkind: Pod\n")
     with pytest.raises(ConfigurationError, match="no '# expect:' line"):
         read_expectations(tmp_path / "x.yaml")
@@ -120,7 +119,6 @@ def test_pending_needs_the_schedulers_condition(store: Store) -> None:
 
 
 def test_same_and_different(store: Store) -> None:
-    """Neither relation holds for pods that see no device."""
     run_pod(store, "a", UUIDS[0])
     run_pod(store, "b", UUIDS[0])
     run_pod(store, "c", UUIDS[1])
@@ -170,7 +168,6 @@ def test_partitions_are_compared_by_parent_profile_and_uuid(
 
 
 def test_partitions_compared_between_pods(parts: Store) -> None:
-    """Different partitions of one parent count as the same GPU."""
     run_pod(parts, "a", cut(("1g.10gb", "1")), granted=("m0",))
     run_pod(parts, "b", cut(("1g.10gb", "2")), granted=("m1",))
     run_pod(parts, "whole", UUIDS[0])
@@ -227,7 +224,6 @@ def test_an_example_without_requirements_runs_on_any_cluster(tmp_path: Path) -> 
 
 
 def test_nodes_and_policies_are_read_from_the_header(tmp_path: Path) -> None:
-    """Paths are relative to the example, not to the current folder."""
     (tmp_path / "policies").mkdir()
     for name in ("policies/mps.yaml", "policies/b.yaml", "hardware.yaml"):
         (tmp_path / name).write_text("")
@@ -265,7 +261,6 @@ def test_invalid_requirements_are_errors(tmp_path: Path, lines: list[str], said:
 
 
 def test_examples_are_grouped_by_requirements(tmp_path: Path) -> None:
-    """Those without requirements come first; each cluster is started once."""
     mig = "# cluster: gpu-a=1xh100-sxm5-80gb"
     paths = [
         example(tmp_path, "a.yaml", mig),

@@ -62,7 +62,6 @@ def message_of(store: Store, name: str) -> str:
 
 
 def test_one_claim_serves_all_containers_of_a_pod(store: RefusingStore) -> None:
-    """It is allocated, reserved and has the finalizer; the pod's status maps containers to requests."""
     created = pod(store, "p", {"nvidia.com/gpu": 1}, {MIG: 1, "cpu": "1"})
     EmbeddedScheduler(store).step()
     (claim,) = claims(store)
@@ -106,7 +105,6 @@ def test_an_attempt_that_fails_late_leaves_one_claim_after_the_next(store: Refus
 
 @pytest.mark.parametrize("end", ["deleted", "finished"])
 def test_the_claim_is_deleted_when_its_pod_has_finished(store: RefusingStore, end: str) -> None:
-    """The devices of a finished pod are free for the next one while the pod still exists."""
     pod(store, "p", {"nvidia.com/gpu": 2})
     scheduler, controller = EmbeddedScheduler(store), ClaimController(store)
     scheduler.step()

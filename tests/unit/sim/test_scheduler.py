@@ -60,7 +60,6 @@ def test_allocates_reserves_and_binds(store: Store) -> None:
 
 
 def test_a_shared_claim_pulls_its_pods_to_one_node(store: Store) -> None:
-    """The second pod goes to the node of the claim's device, although the other node has fewer pods."""
     store.create(RESOURCE_CLAIMS, claim("c"))
     pod(store, "p", "c")
     pod(store, "q", "c")
@@ -118,7 +117,6 @@ def test_a_selector_that_fails_ends_the_attempt_with_its_text(store: Store) -> N
     ids=["no-claims", "missing-claim"],
 )
 def test_pods_without_claims_and_without_their_claims(store: Store, claims: tuple[str, ...], said: str) -> None:
-    """A pod without claims is bound; one whose claim does not exist gets the claim's name in its condition."""
     pod(store, "p", *claims)
     EmbeddedScheduler(store).step()
     assert message_of(store, "p") == said

@@ -114,7 +114,6 @@ def test_node_affinity_counts() -> None:
 
 
 def test_repeated_events_count_up() -> None:
-    """A pod that fails every few seconds has one event with a count."""
     store = Store()
     recorder = StoreEventRecorder(store, "kubelet", "a")
     subject = store.create(PODS, pod(), namespace="default")
@@ -128,7 +127,6 @@ def test_repeated_events_count_up() -> None:
 
 
 def test_a_cluster_has_nodes_and_one_source_of_policies(tmp_path: Path) -> None:
-    """Wrong arguments are refused before anything is started."""
     policy = tmp_path / "a.yaml"
     policy.write_text("")
     with pytest.raises(ConfigurationError, match="at least one node"):
@@ -140,7 +138,6 @@ def test_a_cluster_has_nodes_and_one_source_of_policies(tmp_path: Path) -> None:
 
 
 def test_policies_are_replaced_as_a_whole(tmp_path: Path) -> None:
-    """After each change the folder has exactly the given files; it is deleted with the cluster."""
     for name in ("a.yaml", "b.yaml"):
         (tmp_path / name).write_text(name)
     cluster = Cluster({"a": "1xl4-24gb"}, policies=[tmp_path / "a.yaml"])
@@ -154,7 +151,6 @@ def test_policies_are_replaced_as_a_whole(tmp_path: Path) -> None:
 
 
 def test_the_api_server_compiles_cel_expressions() -> None:
-    """An expression that does not compile is refused when the object is created, with its path."""
     assert check_cel('device.driver == "x"') is None
     assert "1:1" in (check_cel("nope") or "")
 

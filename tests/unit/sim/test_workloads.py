@@ -84,7 +84,6 @@ def test_a_deployment_becomes_available_with_its_pods(world: World) -> None:
 
 
 def test_scaling_down_deletes_pods(world: World) -> None:
-    """Pods that are not ready are deleted first."""
     _deploy(world, replicas=3)
     keep = world.pods()[1]
     world.set_phase(keep, "Running")
@@ -116,7 +115,6 @@ def test_a_new_template_replaces_pods_without_an_outage(world: World) -> None:
 
 
 def test_a_job_runs_its_pods_one_after_the_other(world: World) -> None:
-    """Two completions with parallelism one never have two pods at once; then the job is complete."""
     _job(world, completions=2, parallelism=1)
     assert len(world.pods()) == 1
     world.set_phase(world.pods()[0], "Succeeded")
@@ -132,7 +130,6 @@ def test_a_job_runs_its_pods_one_after_the_other(world: World) -> None:
 
 
 def test_a_job_ends_at_its_deadline(world: World) -> None:
-    """Its pods are deleted, and the step says when it has to be called again."""
     _job(world, activeDeadlineSeconds=60)
     world.now += timedelta(seconds=20)
     assert 39 <= (world.jobs.step() or 0) <= 41
@@ -144,7 +141,6 @@ def test_a_job_ends_at_its_deadline(world: World) -> None:
 
 
 def test_a_finished_job_is_deleted_after_its_time(world: World) -> None:
-    """With its pods; without the field it stays."""
     _job(world, ttlSecondsAfterFinished=10)
     world.set_phase(world.pods()[0], "Succeeded")
     world.settle()

@@ -20,7 +20,6 @@ def test_every_kind_has_a_schema() -> None:
 
 
 def test_unknown_fields_are_dropped_and_named() -> None:
-    """Anywhere in the object, with list indexes in the path; free-form parts keep everything."""
     sent = pod(containers=[{"name": "a", "image": "b", "colour": "red"}])
     sent["metadata"]["annotations"] = {"any": "thing"}
     assert decode(PODS, sent) == ["spec.containers[0].colour"]
@@ -30,7 +29,6 @@ def test_unknown_fields_are_dropped_and_named() -> None:
 
 
 def test_nulls_are_dropped() -> None:
-    """As in Go's decoder."""
     sent: Obj = {"metadata": {"name": "p", "creationTimestamp": None}, "spec": None}
     decode(PODS, sent)
     assert sent == {"metadata": {"name": "p"}}
@@ -56,7 +54,6 @@ def test_wrong_types_are_bad_requests_with_the_path(body: Obj, path: str) -> Non
     ("sent", "kept"), [("81920Mi", "80Gi"), ("1000m", "1"), (0.5, "500m"), (80, "80"), ("1e3", "1e3")]
 )
 def test_quantities_come_back_canonical(sent: object, kept: str) -> None:
-    """A driver that compares what it sent with what it reads sees the server's form."""
     body = resource_slice(devices=[{"name": "a", "capacity": {"memory": {"value": sent}}}])
     decode(RESOURCE_SLICES, body)
     assert body["spec"]["devices"][0]["capacity"]["memory"]["value"] == kept
@@ -91,7 +88,6 @@ def _envelope(api_version: str, kind: str, raw: bytes) -> bytes:
 
 
 def test_a_protobuf_secret_is_read() -> None:
-    """Maps, bytes as base64, nested metadata."""
     metadata = _field(1, b"s") + _field(11, _field(1, b"app") + _field(2, b"x"))
     data = _field(1, b"key") + _field(2, b"\x00\xff")
     body = _envelope("v1", "Secret", _field(1, metadata) + _field(2, data) + _field(3, b"Opaque"))

@@ -35,7 +35,6 @@ def test_what_is_no_json_patch_is_a_bad_request(body: object) -> None:
 
 
 def test_strategic_merge_finds_list_items_by_their_key() -> None:
-    """Containers merge by name, their ports by number; items are added, deleted and ordered."""
     target = {
         "spec": {
             "containers": [

@@ -53,7 +53,6 @@ def test_paths_that_name_nothing(path: str) -> None:
 
 
 def test_discovery_and_openapi_cover_every_kind(store: Store) -> None:
-    """Each kind is in the resources of its group and has a patch operation with fieldValidation."""
     index = _json(_ask(store, "GET", "/openapi/v3"))["paths"]
     for kind in ALL_KINDS:
         root = f"apis/{kind.group}/{kind.version}" if kind.group else "api/v1"
@@ -73,7 +72,6 @@ def test_references_in_openapi_resolve() -> None:
 
 
 def test_lists_are_always_complete(store: Store) -> None:
-    """limit is accepted; a continue token, which this server never sends, is expired."""
     store.create(CONFIG_MAPS, config_map("a"))
     listed = _json(_ask(store, "GET", "/api/v1/configmaps", query={"limit": "1"}))
     assert "continue" not in listed["metadata"]
@@ -81,7 +79,6 @@ def test_lists_are_always_complete(store: Store) -> None:
 
 
 def test_logs_are_cut_as_asked(store: Store) -> None:
-    """tail, limitBytes and timestamps; with several containers the request must name one."""
     store.create(PODS, pod(containers=[{"name": "a", "image": "i"}, {"name": "b", "image": "i"}]))
     store.logs.append("default", "p", "a", "one\ntwo\nthree\n")
     path = "/api/v1/namespaces/default/pods/p/log"

@@ -67,7 +67,6 @@ def test_a_step_of_zero_fits_nothing_and_breaks_nothing() -> None:
 
 
 def test_opaque_parameters_have_at_most_ten_kibibytes() -> None:
-    """The message does not repeat them."""
     big = claim()
     parameters = {"text": "x" * 10240}
     big["spec"]["devices"]["config"] = [{"opaque": {"driver": "gpu.example.com", "parameters": parameters}}]
@@ -89,7 +88,6 @@ def test_results_and_reservations_have_their_limits(store: Store) -> None:
 
 
 def test_a_claim_being_deleted_accepts_no_new_consumers(store: Store) -> None:
-    """Its reservations may shrink, not grow."""
     held = claim()
     held["metadata"]["finalizers"] = ["a.io/b"]
     store.create(RESOURCE_CLAIMS, held)
@@ -123,7 +121,6 @@ def test_claim_statuses_of_pods_go_through_status(store: Store) -> None:
 
 
 def test_workloads_are_checked_through_their_templates() -> None:
-    """A job's pods must end, a daemon set's must not; templates are validated like pods."""
     template: Obj = {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "m", "image": "i"}]}}
     job = {"metadata": {"name": "j", "namespace": "default"}, "spec": {"template": template}}
     assert 'valid values: "OnFailure", "Never"' in _problems(Store(), JOBS, job)
@@ -134,7 +131,6 @@ def test_workloads_are_checked_through_their_templates() -> None:
 
 
 def test_secrets_hold_base64_only() -> None:
-    """Plain text belongs into stringData."""
     secret = {"metadata": {"name": "s", "namespace": "default"}, "data": {"a": "not base64!"}}
     assert "data[a]" in _problems(Store(), SECRETS, secret)
 

@@ -49,7 +49,6 @@ def test_invalid_selectors_are_bad_requests(selector: str) -> None:
 
 
 def test_selectors_of_objects() -> None:
-    """matchLabels and matchExpressions; no selector matches nothing, an empty one everything."""
     assert object_match({"matchLabels": {"app": "x"}})(LABELS)
     expressions = [{"key": "app", "operator": "In", "values": ["x"]}, {"key": "zone", "operator": "DoesNotExist"}]
     assert object_match({"matchExpressions": expressions})(LABELS)
@@ -59,7 +58,6 @@ def test_selectors_of_objects() -> None:
 
 
 def test_field_selectors() -> None:
-    """Dotted paths; missing fields are empty texts; paths that a kind does not support are refused."""
     slice_ = {"spec": {"nodeName": "n1", "allNodes": True}}
     assert field_match("spec.nodeName=n1,spec.driver!=x,spec.allNodes=true")
     for selector, expected in (("spec.nodeName=n1", True), ("spec.driver=", True), ("spec.nodeName!=n1", False)):

@@ -98,7 +98,6 @@ def test_concurrent_writers_lose_no_update(store: Store) -> None:
 
 
 def test_the_cel_compiler_is_asked_about_selectors() -> None:
-    """The compiler's message becomes the problem of that expression's path."""
     store = Store(check_cel=lambda expression: "undeclared reference" if "nope" in expression else None)
     good = claim("a", selectors=[{"cel": {"expression": "device.driver == 'x'"}}])
     assert store.create(RESOURCE_CLAIMS, good)
@@ -114,7 +113,6 @@ def _family(store: Store, **reference: bool) -> Obj:
 
 
 def test_dependents_are_deleted_with_their_last_owner(store: Store) -> None:
-    """With one owner left they stay, without the dangling reference."""
     first = _family(store)
     second = store.create(NODES, node())
     child = store.get(SECRETS, "child", "default")
@@ -137,7 +135,6 @@ def test_an_object_whose_owner_does_not_exist_is_collected(store: Store) -> None
 
 
 def test_foreground_deletion_waits_for_blocking_dependents(store: Store) -> None:
-    """The owner stays, marked, until the dependent with a finalizer is removed."""
     _family(store, blockOwnerDeletion=True)
     store.patch(SECRETS, "child", Patch(body={"metadata": {"finalizers": ["a.io/b"]}}), namespace="default")
     gone, _ = store.remove(CONFIG_MAPS, "owner", "default", DeleteOptions(propagation="Foreground"))
@@ -181,7 +178,6 @@ def test_pods_that_do_not_run_are_removed_at_once(phase: str, store: Store) -> N
 
 
 def test_deleting_a_namespace_deletes_its_contents(store: Store) -> None:
-    """It stays Terminating and refuses new objects while a running pod is in it."""
     store.create(NAMESPACES, {"metadata": {"name": "team"}})
     store.create(CONFIG_MAPS, {"metadata": {"name": "a", "namespace": "team"}})
     running = pod()
@@ -198,7 +194,6 @@ def test_deleting_a_namespace_deletes_its_contents(store: Store) -> None:
 
 
 def test_logs_are_dropped_with_their_pod(store: Store) -> None:
-    """A new pod of the same name does not show the old pod's log."""
     store.create(PODS, pod())
     store.logs.append("default", "p", "main", "hello\n")
     assert [text for _, text in store.logs.read("default", "p", "main")] == ["hello"]

@@ -80,7 +80,6 @@ def test_admin_access_gets_allocated_devices_and_allocates_none() -> None:
     ],
 )
 def test_invalid_claims_end_the_attempt(wanted: Obj, error: type[Exception], what: str) -> None:
-    """Such a claim is wrong on every node, so it is an error, not a misfit of this node."""
     with pytest.raises(error, match=what):
         allocate(wanted)
 
@@ -102,7 +101,6 @@ def search_without_end(limits: Limits) -> None:
 
 
 def test_an_exponential_search_ends_with_an_error() -> None:
-    """The error names the request and says what shortens the search."""
     with pytest.raises(
         AllocationError, match=r"claim default/., request [xyz]: no answer after 5000 checks of devices"
     ):
@@ -159,7 +157,6 @@ def test_a_pod_may_have_more_claims_than_python_has_frames() -> None:
 
 
 def test_equal_devices_share_one_evaluation() -> None:
-    """The cached error of one device is raised for an equal device with the name of that device."""
     slices = [resource_slice(name, gpu("gpu-0", uuid=name)) for name in ("a", "b")]
     allocator = Allocator(
         slices=slices, classes=[device_class(expression="device.attributes['x'].y == 1")], allocated=[]
@@ -172,7 +169,6 @@ def test_equal_devices_share_one_evaluation() -> None:
 
 @given(st.integers(-(2**70), 2**70), st.sampled_from(["", "k", "M", "Ki", "Gi", "m", "e3", "E"]))
 def test_the_text_of_an_amount_parses_to_the_same_amount(number: int, suffix: str) -> None:
-    """The text is what results contain."""
     read = amount(f"{number}{suffix}")
     assert amount(read.text).nano == read.nano or read.nano >= 10**27  # no suffix beyond E
 
@@ -191,7 +187,6 @@ def test_the_text_of_an_amount_parses_to_the_same_amount(number: int, suffix: st
     ],
 )
 def test_the_version_selects_the_quirks(version: str, quirks: SchedulerQuirks) -> None:
-    """Versions up to 1.34 have the quirks of 1.34, those after 1.36 those of 1.37."""
     assert SchedulerQuirks.of_version(version) is quirks
 
 
@@ -202,7 +197,6 @@ def test_other_texts_are_not_versions(version: str) -> None:
 
 
 def test_gates_have_their_names_of_the_command_line() -> None:
-    """Gates that do not affect allocation are ignored."""
     features = SchedulerFeatures.from_gates({"DRAAdminAccess": False, "SomethingElse": True})
     assert features == SchedulerFeatures(admin_access=False)
     monitor = claim("m", exactly(adminAccess=True))

@@ -76,7 +76,6 @@ def test_an_overdrawn_counter_blocks_the_whole_pool() -> None:
 
 
 def test_a_tainted_partition_keeps_its_counters_until_1_37() -> None:
-    """In 1.36 a partition that is rejected for its taint blocks the other partition of its GPU."""
     taint = {"key": "sick", "effect": "NoSchedule"}
     offered = slices(partition("sick", 8, taints=[taint]), partition("well", 8))
     assert taken(claim("c"), on=offered, quirks=V1_36) is None
@@ -84,7 +83,6 @@ def test_a_tainted_partition_keeps_its_counters_until_1_37() -> None:
 
 
 def test_pools_of_one_name_are_mixed_up_until_1_37() -> None:
-    """In 1.36 the counters of a second driver's pool of the same name are not checked, so partitions overlap."""
     offered = slices(partition("half", 4), parents=1)
     other = slices(partition("one", 8, "9"), partition("two", 8, "9"), parents=10)
     for item in other:
@@ -99,7 +97,6 @@ def test_pools_of_one_name_are_mixed_up_until_1_37() -> None:
 
 
 def test_distinct_attribute_forgets_until_1_37() -> None:
-    """In 1.36 a request for three devices gets devices with the values a, b, a."""
     offered = [resource_slice("a", *[gpu(f"gpu-{index}", rack="ab"[index % 2]) for index in range(4)])]
     wanted = claim("c", exactly(count=3), constraints=[{"distinctAttribute": f"{DRIVER}/rack"}])
     assert taken(wanted, on=offered, quirks=V1_36) == [["gpu-0", "gpu-1", "gpu-2"]]
@@ -107,7 +104,6 @@ def test_distinct_attribute_forgets_until_1_37() -> None:
 
 
 def test_configuration_is_written_once_from_1_37_on() -> None:
-    """A configuration for all of two requests appears twice in 1.36, and once without names in 1.37."""
     opaque = {"opaque": {"driver": DRIVER, "parameters": {"n": 1}}}
     wanted = claim("c", exactly("x"), exactly("y"), config=[{"requests": ["x", "y"], **opaque}])
     offered = [resource_slice("a", gpu("gpu-0"), gpu("gpu-1"))]
@@ -121,7 +117,6 @@ def test_configuration_is_written_once_from_1_37_on() -> None:
 
 
 def test_shares_add_up_to_the_capacity() -> None:
-    """Shares fit as long as their sum does; each has an ID of its own and its consumed capacity."""
     allocator = Allocator(slices=[resource_slice("a", shared("gpu-0"))], classes=[device_class()], allocated=[])
     fitting = [claim("x", share("4Gi")), claim("y", share("6Gi"))]
     first, second = (item["devices"]["results"][0] for item in allocator.allocate(node("a"), fitting).allocations or ())
@@ -133,7 +128,6 @@ def test_shares_add_up_to_the_capacity() -> None:
 
 
 def test_a_policy_that_the_api_refuses_is_an_error() -> None:
-    """A step of zero raises AllocationError, not ZeroDivisionError."""
     policy = {"default": "2Gi", "validRange": {"min": "1Gi", "step": "0"}}
     with pytest.raises(AllocationError, match="step 0"):
         taken(claim("c", share("3Gi")), on=[resource_slice("a", shared("gpu-0", policy=policy))])
@@ -196,7 +190,6 @@ PER_DEVICE: Obj = {**gpu("gpu-0"), "nodeName": "b"}
     ],
 )
 def test_a_rejected_device_has_a_cause(device: Obj, wanted: Obj, cause: Cause) -> None:
-    """The cause has the values that were compared."""
     assert notes(wanted, on=[resource_slice("a", device)]).causes() == {"gpu-0": cause}
 
 

@@ -44,31 +44,26 @@ def pair(kind: str, count: int = 2) -> Obj:
     ],
 )
 def test_selectors_read_lists(expression: str, expected: list[str] | None) -> None:
-    """A list is never equal to a number; ``includes`` takes both."""
     assert chosen(claim("c", exactly("gpu", expression))) == expected
 
 
 def test_comparing_a_list_with_a_number_by_order_ends_the_attempt() -> None:
-    """As in cel-go: there is no such overload."""
     with pytest.raises(CelEvaluationError, match="no such overload"):
         chosen(claim("c", exactly("gpu", f"{NUMA} < 1")))
 
 
 def test_lists_of_every_type_are_read() -> None:
-    """Texts, versions and flags."""
     near: dict[str, Obj] = {"gpu-0": {"strings": ["x"]}, "gpu-1": {"versions": ["1.2.3"]}, "gpu-2": {"bools": [True]}}
     for expression, name in (('"x"', "gpu-0"), ('semver("1.2.3")', "gpu-1"), ("true", "gpu-2")):
         assert chosen(claim("c", exactly("gpu", f"{NUMA}.includes({expression})")), near=near) == [name]
 
 
 def test_without_the_gate_a_list_fails_every_selector() -> None:
-    """Also one that does not read it."""
     with pytest.raises(CelEvaluationError, match="unsupported attribute value of type ints"):
         chosen(claim("c", exactly("gpu", "true")), gate=False)
 
 
 def test_constraints_of_1_36_know_no_lists() -> None:
-    """matchAttribute holds for one device alone."""
     assert chosen(pair("matchAttribute")) is None
     assert chosen(pair("matchAttribute", count=1)) == ["gpu-0"]
 
@@ -82,7 +77,6 @@ def test_from_1_37_devices_match_that_have_a_value_in_common() -> None:
 
 
 def test_from_1_37_devices_are_distinct_that_have_no_value_in_common() -> None:
-    """A single value is a set of one."""
     assert chosen(pair("distinctAttribute"), "1.37") == ["gpu-0", "gpu-1"]
     near: dict[str, Obj] = {"gpu-0": {"ints": [0, 1]}, "nic": {"int": 1}, "gpu-1": {"ints": [3]}}
     assert chosen(pair("distinctAttribute"), "1.37", near=near) == ["gpu-0", "gpu-1"]

@@ -36,7 +36,6 @@ def asks(cpu: str, **fields: Any) -> Obj:
     ],
 )
 def test_requests_add_up_as_the_scheduler_adds_them(spec: Obj, cpu: float) -> None:
-    """Init containers run one after the other; sidecars keep running."""
     assert requests_of({"spec": spec}).get("cpu", 0) == int(cpu * NANO)
 
 
@@ -115,14 +114,12 @@ def test_the_newest_class_has_the_resource() -> None:
 
 
 def test_each_container_has_its_request() -> None:
-    """The name has the index of the container and the index of the resource among its sorted requests."""
     found = asked(pod(container("x", cpu="1", gpu="2"), container("y", gpu="1"), container("z", cpu="1")))
     names = {"container-0-request-1": 2, "container-1-request-0": 1}
     assert found == (names, {"x": ["container-0-request-1"], "y": ["container-1-request-0"]})
 
 
 def test_init_containers_use_the_devices_of_later_containers() -> None:
-    """An init container that needs more requests the difference; the largest difference satisfies all of them."""
     init = [container("i", gpu="3"), container("j", gpu="4"), {**container("side", gpu="1"), "restartPolicy": "Always"}]
     found = asked(pod(container("x", gpu="1"), init=init))
     assert found == (

@@ -29,7 +29,6 @@ def test_the_limit_is_a_million() -> None:
     ],
 )
 def test_typical_selectors_are_not_metered(expression: str) -> None:
-    """The cost bound of a typical selector is known, at least its cost and below the limit."""
     program = compile_selector(expression)
     most = cost_bound(program._ir)
     assert most is not None

@@ -41,7 +41,6 @@ def answer(expression: str, **attributes: Any) -> bool | None:
 
 @given(INT64, INT64)
 def test_integers_stay_within_64_bits(a: int, b: int) -> None:
-    """Sums that overflow are errors; all others are exact."""
     fits = -(2**63) <= a + b < 2**63
     assert answer(f"{A}.a + {A}.b == {A}.c", a={"int": a}, b={"int": b}, c={"int": a + b}) is (True if fits else None)
 
@@ -57,7 +56,6 @@ def test_division_truncates_toward_zero(a: int, b: int) -> None:
 
 @given(ATTRIBUTE, ATTRIBUTE)
 def test_equality_never_fails_and_is_symmetric(a: Any, b: Any) -> None:
-    """Attributes of int, bool and string compare without an error in both directions."""
     there, back = answer(f"{A}.a == {A}.b", a=a, b=b), answer(f"{A}.b == {A}.a", a=a, b=b)
     assert there is back
     assert there is (a == b)
@@ -72,7 +70,6 @@ def test_logic_is_commutative(one: str, two: str) -> None:
 
 @given(TEXT, TEXT)
 def test_string_functions_agree_on_unicode(a: str, b: str) -> None:
-    """Concatenation, search and size agree with each other on any Unicode text."""
     expression = (
         f"({A}.a + {A}.b).startsWith({A}.a) && ({A}.a + {A}.b).endsWith({A}.b)"
         f" && size({A}.a + {A}.b) == size({A}.a) + size({A}.b) && ({A}.a + {A}.b).indexOf({A}.b) <= size({A}.a)"
@@ -89,7 +86,6 @@ def test_doubles_survive_their_text(value: float) -> None:
 
 @given(st.integers(-(2**53), 2**53))
 def test_durations_survive_their_text(ns: int) -> None:
-    """string(duration) parses to the same duration where a double represents the nanoseconds."""
     read = parse_duration(duration_text(Duration(ns)))
     assert read is not None
     assert abs(read.ns - ns) <= 1
@@ -97,7 +93,6 @@ def test_durations_survive_their_text(ns: int) -> None:
 
 @given(st.integers(-62135596800 * 10**9, 253402300799 * 10**9), st.integers(-23 * 60, 23 * 60))
 def test_timestamps_survive_their_text(ns: int, offset_min: int) -> None:
-    """string(timestamp) parses to the same time in the same zone if the year has four digits."""
     moment = Timestamp(ns, offset_min * 60)
     text = timestamp_text(moment)
     if len(text.split("-")[0]) == 4 and not text.startswith("0000"):

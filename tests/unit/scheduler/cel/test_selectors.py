@@ -47,7 +47,6 @@ def selects(expression: str) -> bool:
     ],
 )
 def test_failure_on_a_device_is_an_error(expression: str, what: str) -> None:
-    """A selector that fails raises an error, which ends the scheduling attempt; its result is never false."""
     with pytest.raises(CelEvaluationError, match=what):
         selects(expression)
 
@@ -55,7 +54,6 @@ def test_failure_on_a_device_is_an_error(expression: str, what: str) -> None:
 @pytest.mark.parametrize("operator", ["&&", "||"])
 @pytest.mark.parametrize("failed_first", [True, False])
 def test_logic_fails_where_no_side_decides(operator: str, failed_first: bool) -> None:
-    """A missing attribute never counts as true or false, in both evaluators."""
     other = "true" if operator == "&&" else "false"
     terms = [f'{A}.profile == "x"', other] if failed_first else [other, f'{A}.profile == "x"']
     program = compile_selector(f" {operator} ".join(terms))
@@ -89,7 +87,6 @@ def test_logic_fails_where_no_side_decides(operator: str, failed_first: bool) ->
     ],
 )
 def test_mistakes_are_found_by_compilation(expression: str, what: str) -> None:
-    """A mistake is reported with its position before any device is evaluated."""
     with pytest.raises(CelSyntaxError, match=what):
         compile_selector(expression)
 
@@ -109,7 +106,6 @@ def test_nested_macros_end_at_the_cost_limit() -> None:
 
 
 def test_programs_are_shared_between_threads() -> None:
-    """One program evaluates different devices in several threads at once with the right results."""
     program = compile_selector(f"{A}.index == 3")
     views = [DeviceView("gpu.nvidia.com", {"attributes": {"index": {"int": index}}}) for index in range(4)]
     wrong: list[int] = []
@@ -155,7 +151,6 @@ def test_a_syntax_error_says_what_was_expected() -> None:
 
 
 def test_a_long_line_is_cut_around_the_caret() -> None:
-    """Of a line of thousands of characters only the part around the caret is shown."""
     error = complaint("true || " * 1000 + "flase")
     assert "flase" in error.caret
     assert max(map(len, error.caret.split("\n"))) < 200
@@ -186,7 +181,6 @@ def test_variables_have_their_values(text: str, variables: dict[str, object], ex
 
 
 def test_unknown_names_do_not_compile() -> None:
-    """Among them ``device``, which selectors have alone."""
     with pytest.raises(CelSyntaxError, match="undeclared name 'device'"):
         Expression("device.driver", ["object"])
 
