@@ -223,7 +223,6 @@ def findings_from_wire(wire: object, where: str) -> tuple[Finding, ...]:
 
 
 def _bounded(finding: Finding) -> Finding:
-    """The finding with texts of at most `_LONGEST` characters: a report comes from a node or a file."""
     names = ("seen", "expected", "fix", "object", "check", "meaning")
     return replace(finding, **{name: getattr(finding, name)[:_LONGEST] for name in names})
 

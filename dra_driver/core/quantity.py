@@ -163,7 +163,6 @@ def _suffix(suffix: str, text: str) -> tuple[Format, int]:
 
 
 def _scaled(digits: int, decimals: int, number_format: Format, exponent: int) -> int:
-    """``digits`` / 10**decimals * base**exponent in nano units, rounded up."""
     if number_format is Format.BINARY_SI:
         return -(-digits * NANO * (1 << exponent) // int(10**decimals))
     power = 9 + exponent - decimals

@@ -128,7 +128,6 @@ class Worker:
             self._on_error()
 
     def _wait(self, seconds: float | None, began: float) -> bool:
-        """Wait until the turn is due, and take the wake in. Returns whether the worker stops."""
         with self._lock:
             woken = self._woken.is_set()
             self._next_beat = self._clock() + (0.0 if woken else math.inf if seconds is None else seconds)

@@ -140,7 +140,6 @@ def _named(document: object, entries: str, kind: str, name: object) -> Mapping[s
 
 
 def _file_or_data(folder: Path, fields: Mapping[str, Any], name: str) -> bytes | None:
-    """The content of a field ``<name>-data``, which wins, or of the file that the field ``name`` names."""
     data, file = fields.get(f"{name}-data"), fields.get(name)
     try:
         if data:

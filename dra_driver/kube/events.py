@@ -141,7 +141,6 @@ class EventRecorder:
         self._remember(key, _Written(namespace, name, event.count, self._clock()))
 
     def _repeat(self, known: _Written, event: _Pending) -> bool:
-        """Raises the count of an earlier event; False when that event is gone."""
         count = known.count + event.count
         try:
             self._rest.merge_patch(

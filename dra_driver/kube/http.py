@@ -235,8 +235,6 @@ class _Wire:
 
 
 class _Connection(http.client.HTTPConnection):
-    """A connection of the pool."""
-
     def __init__(self, host: str, port: int, wire: _Wire) -> None:
         super().__init__(host, port)
         self.sock = wire

@@ -89,8 +89,6 @@ class LibrarySession:
 
 
 class _LibraryAnswer:
-    """A response of urllib3 as an `HttpAnswer`."""
-
     def __init__(self, response: Any, limits: RequestLimits) -> None:
         self._response = response
         self._limits = limits

@@ -248,8 +248,6 @@ def _create(api: PodApi, path: str, body: Mapping[str, object], place: PodPlace,
 
 
 class _Follower(Generic[Report]):
-    """Polls one pod and its log."""
-
     def __init__(
         self,
         api: PodApi,
@@ -297,7 +295,6 @@ class _Follower(Generic[Report]):
             raise PodFailedError(f"no end of the pod on node {node} within {limit_s:.0f} s")
 
     def _text(self) -> str | None:
-        """The log so far; None when it could not be read this time, "" before there is one."""
         text: str | None = self._polled(lambda: self._api.get_text(f"{self._path}/log"), "get pods/log")
         return text
 

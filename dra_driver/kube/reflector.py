@@ -218,7 +218,6 @@ class Reflector:
             raise
 
     def _list(self) -> ReflectorChange:
-        """The first list is current; a later one is at least as new as all that this client has seen."""
         self._progress = False  # before the request: a list whose own version expires is no reason for the next at once
         self._version = ""  # a list that fails is still due: a watch would not bring what it was wanted for
         with self._lock:

@@ -239,8 +239,6 @@ class RestClient:
 
 
 class _Request(Struct, frozen=True):
-    """One request; errors name it by ``str()``."""
-
     verb: str
     path: str
     query: Query | None = None
@@ -272,7 +270,6 @@ def _check_bounds(request: _Request, size: int, deadline: float) -> None:
 
 
 def _unreachable(request: _Request, connection: Connection, error: TransportError) -> ApiUnreachableError:
-    """A transport failure as a sentence that names the server and where its address came from."""
     hint = f"; {error.hint}" if error.hint else ""
     return ApiUnreachableError(
         f"{request}: no answer from the API server {connection.base_url} (from {connection.source}): {error}{hint}"

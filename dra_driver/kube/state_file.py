@@ -173,7 +173,6 @@ def _filled(objects: Sequence[dict[str, Any]], header: Wire, where: str) -> list
 
 
 def _check_template(name: str, template: Template, where: str) -> None:
-    """Checks the shape of its items once for all slices. Raises ConfigurationError."""
     pool = {"driver": "-", "pool": {"name": "-"}}
     problem = misfit("ResourceSlice", {"metadata": {"name": "-"}, "spec": {**pool, name: template.items}})
     if problem:

@@ -151,7 +151,6 @@ def use_templates(spec: Wire, templates: Sequence[tuple[str, Template]]) -> dict
 
 
 def _split(spec: Wire, name: str) -> tuple[str, list[str]]:
-    """The field as a template's text, and its values; an empty text when it cannot be templated."""
     text = json.dumps(plain(spec[name]), separators=(",", ":"), ensure_ascii=False)
     if _MARK in text:
         return "", []

@@ -215,7 +215,6 @@ class _Server(socketserver.TCPServer):
             self.shutdown_request(request)
 
     def _close_oldest(self) -> None:
-        """End the reads and writes of its thread, which then closes it."""
         oldest = next(iter(self._waiting), None)
         if oldest is not None:
             del self._waiting[oldest]
@@ -224,8 +223,6 @@ class _Server(socketserver.TCPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request; its connection is closed after the answer."""
-
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "dra-driver", ""
     error_message_format, error_content_type = "%(message)s\n", _TEXT

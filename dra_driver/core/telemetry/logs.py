@@ -68,8 +68,6 @@ _of_thread = _OfThread()
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Writes lines, or keeps those of a thread that defers them."""
-
     def handle(self, record: logging.LogRecord) -> bool:
         deferred = _of_thread.deferred
         if deferred is None or record.levelno >= logging.WARNING:

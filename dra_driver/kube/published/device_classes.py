@@ -137,7 +137,6 @@ def _is_offer(attribute: str, value: str) -> bool:
 
 
 def _named(devices: Wire) -> set[str]:
-    """Classes of all requests of a claim; in v1beta1 a request names its class itself."""
     requests: Sequence[Wire] = devices.get("requests") or ()
     parts = [
         part

@@ -67,7 +67,6 @@ def _switched(gpus: Iterable[Gpu]) -> Iterable[Island]:
 
 
 def _direct(gpus: Sequence[Gpu]) -> Iterable[Island]:
-    """Groups of which all members are linked, the one with the most members and links first."""
     links = _links(gpus)
     while links:
         groups = {_group(one, links) for one in links}

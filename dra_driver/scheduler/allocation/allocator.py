@@ -84,7 +84,6 @@ def _configuration(of: Wire) -> dict[str, object]:
 
 
 def _class_configs(chosen: Sequence[Alternative]) -> list[Wire]:
-    """The configuration of each class once, for all requests that use the class."""
     users: dict[str, list[Alternative]] = {}
     for alternative in chosen:
         users.setdefault(alternative.device_class["metadata"]["name"], []).append(alternative)
@@ -145,7 +144,6 @@ def _merge(claim: DecodedClaim, selector: Wire | None, term: dict[str, list[Wire
 
 
 def _same(left: Wire, right: Wire) -> bool:
-    """Whether both requirements are equal, in any order of their values."""
     values = [set(item.get("values") or ()) for item in (left, right)]
     return values[0] == values[1] and all(left.get(part) == right.get(part) for part in ("key", "operator"))
 
@@ -281,7 +279,6 @@ class Allocator:
         return PoolIndex(wires["slices"], uses, self._rules)
 
     def _selector_set(self, selectors: Sequence[DeviceSelector]) -> SelectorSet:
-        """The same object for the same selectors, so that claims and nodes share the results of evaluation."""
         key = tuple((selector.where, selector.expression) for selector in selectors)
         if key not in self._selector_sets:
             rules = self._rules
@@ -295,7 +292,6 @@ class Allocator:
 
 
 def _attributes_read(decoded: Sequence[DecodedClaim]) -> frozenset[str] | None:
-    """The attributes that selectors and constraints read, without their domains; None if that is not known."""
     names: set[str] = set()
     for claim in decoded:
         names.update(constraint.attribute.rpartition("/")[2] for constraint in claim.constraints)
@@ -312,7 +308,6 @@ def _by_name(classes: Iterable[Wire]) -> dict[str, Wire]:
 
 
 def _solve(solutions: SolutionCache, state: AllocationState, search: Search, reachable: ReachablePools) -> bool:
-    """Continues a long search, unless the answer for an equivalent node is cached."""
     key = solutions.key(state, reachable.pools)
     known = solutions.find(key) if key is not None else None
     if known is not None:

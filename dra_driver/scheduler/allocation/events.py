@@ -127,14 +127,10 @@ MALFORMED: Final = (KeyError, TypeError, AttributeError, ValueError, IndexError,
 
 
 class _Named(Struct):
-    """A node: only names and labels are read."""
-
     metadata: ObjectMeta
 
 
 class _Allocated(Struct):
-    """A claim with devices, of which the spec is not read."""
-
     status: ResourceClaimStatus | None = None
 
 

@@ -96,8 +96,6 @@ class SolutionCache:
 
 
 class _Values:
-    """The values that constraints compare, numbered in the order of their first occurrence."""
-
     def __init__(self, state: AllocationState) -> None:
         self._names = [(place, one.attribute) for place, claim in enumerate(state.decoded) for one in claim.constraints]
         self._seen: list[dict[Key, int]] = [{} for _ in self._names]

@@ -264,7 +264,6 @@ def _is_tolerated(pod: Wire, taint: Wire) -> bool:
 
 
 def _asked(owner: Wire) -> Amounts:
-    """Requests of a container or pod; the API server copies limits where a request is missing."""
     resources = owner.get("resources") or {}
     both = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
     return {name: _nano(value) for name, value in both.items()}

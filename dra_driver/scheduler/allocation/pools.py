@@ -184,7 +184,6 @@ class PoolIndex:
         return sorted({item.key for item in self._on_node.get(node["metadata"]["name"], ())})
 
     def _pool(self, key: PoolKey, relevant: Sequence[PoolSlice]) -> Pool | None:
-        """The pool of these slices; None if other slices of the pool have a newer generation."""
         known_as = tuple([item.order for item in relevant])
         if known_as not in self._known:
             self._known[known_as] = self._assemble(key, relevant)

@@ -50,66 +50,34 @@ GATES: Final[dict[str, str]] = {
 
 
 class SchedulerQuirks(Struct, frozen=True, kw_only=True):
-    """The mistakes and differences of one version. The defaults are those of 1.36; 1.37 has ``False`` everywhere.
+    """The mistakes and differences of one version. The defaults are those of 1.36; 1.37 has ``False`` everywhere."""
 
-    - ``counters_by_pool_name``: counters are kept by pool name without the driver. Counter sets of a second driver with
-      a pool of the same name are not checked, or are mixed up with those of the first driver.
-    - ``counters_stay_charged``: a device that passes the counter check and is then rejected for a taint, a constraint
-      or capacity keeps its counters charged until the attempt ends.
-    - ``shares_stay_charged``: deallocating a share of a multi-allocatable device does not refund its counters.
-    - ``lists_meet_nothing``: constraints do not know lists, although selectors do (kubernetes/kubernetes#139332).
-    - ``distinct_forgets``: distinctAttribute remembers one value per request, the last one.
-    - ``config_per_name``: a claim configuration that names two requests is written twice.
-    - ``config_keeps_names``: a configuration for all requests lists them; from 1.37 on it lists none, which means all.
-    - ``counter_slices_everywhere``: slices with counters are relevant for every node, whatever node they name.
-    - ``whole_units``: steps of a validRange are counted in whole units, fractions rounded up, and a negative request is
-      accepted.
+    counters_by_pool_name: bool = True  # counters of pools of one name are mixed up, whatever their drivers
+    counters_stay_charged: bool = True  # a device rejected after the counter check stays charged in the attempt
+    shares_stay_charged: bool = True  # deallocating a share does not refund its counters
+    lists_meet_nothing: bool = True  # constraints ignore lists, selectors do not (kubernetes/kubernetes#139332)
+    distinct_forgets: bool = True  # distinctAttribute remembers only the last value of a request
+    config_per_name: bool = True  # a claim configuration that names two requests is written twice
+    config_keeps_names: bool = True  # a configuration for all requests lists them; in 1.37 it lists none
+    counter_slices_everywhere: bool = True  # slices with counters are relevant for every node
+    whole_units: bool = True  # steps of a validRange are whole units, rounded up; negative requests pass
 
-    1.34 and 1.35:
+    # 1.34 and 1.35
+    slices_as_listed: bool = False  # slices of a pool are tried in the order of the list (pools by name here)
+    same_device_again: bool = False  # a request may get several shares of one device
+    all_continues_as_first: bool = False  # with mode All, later devices use the first alternative of the request
+    shares_hide_counters: bool = False  # a device with shares of other claims does not count as a counter consumer
+    older_functions: bool = False  # selectors lack the functions of 1.36 (`functions_lacking`)
 
-    - ``slices_as_listed``: the slices of a pool are tried in the order of the list. Pools and, in a cluster, the list
-      come in random order; the answer computed here tries pools by name.
-    - ``same_device_again``: every device of a request is searched from the first device on, so one request may get
-      several shares of one device.
-    - ``all_continues_as_first``: an alternative with mode All gets its second device, and all further ones, as the
-      first alternative of the request.
-    - ``shares_hide_counters``: a device of which other claims have shares does not count as a consumer of counters.
-    - ``older_functions``: selectors have no functions that came with 1.36 (`functions_lacking`).
-
-    1.34:
-
-    - ``one_allocator``: see `SchedulerFeatures.stable`.
-    - ``pools_as_seen``: only slices for the node are counted. Devices of incomplete pools are allocated; a pool is
-      invalid only if device names occur twice, and then a request that reaches it is an error.
-    - ``shares_charge_each``: counters are charged for every share of a device.
-    - ``every_effect_blocks``: taints with unknown effects (None) prevent allocation, too.
-    - ``distinct_by_identity``: distinctAttribute compares addresses of values, so only a device with itself.
-    - ``tolerations_dropped``: results do not have the tolerations of the request.
-    - ``capacity_by_position``: with DRAConsumableCapacity on, the capacity of the device at position N of the slice is
-      checked for the N-th device of a request; a slice with fewer devices crashes the scheduler.
-    """
-
-    counters_by_pool_name: bool = True
-    counters_stay_charged: bool = True
-    shares_stay_charged: bool = True
-    lists_meet_nothing: bool = True
-    distinct_forgets: bool = True
-    config_per_name: bool = True
-    config_keeps_names: bool = True
-    counter_slices_everywhere: bool = True
-    whole_units: bool = True
-    slices_as_listed: bool = False
-    same_device_again: bool = False
-    all_continues_as_first: bool = False
-    shares_hide_counters: bool = False
-    older_functions: bool = False
-    one_allocator: bool = False
-    pools_as_seen: bool = False
-    shares_charge_each: bool = False
-    every_effect_blocks: bool = False
-    distinct_by_identity: bool = False
-    tolerations_dropped: bool = False
-    capacity_by_position: bool = False
+    # 1.34. `pools_as_seen`: a pool is invalid only if a device name occurs twice, and then a request that reaches it is
+    # an error. `capacity_by_position` (DRAConsumableCapacity on): a slice with fewer devices crashes the scheduler.
+    one_allocator: bool = False  # see `SchedulerFeatures.stable`
+    pools_as_seen: bool = False  # only slices for the node count; incomplete pools are allocated
+    shares_charge_each: bool = False  # counters are charged for every share of a device
+    every_effect_blocks: bool = False  # taints with unknown effects (None) prevent allocation, too
+    distinct_by_identity: bool = False  # distinctAttribute compares addresses of values, so only a device with itself
+    tolerations_dropped: bool = False  # results lack the tolerations of the request
+    capacity_by_position: bool = False  # the N-th device of a request is checked by the N-th of the slice
 
     @property
     def functions_lacking(self) -> frozenset[str]:

@@ -12,8 +12,6 @@ from dra_driver.scheduler.allocation.state import AllocationState, Candidates, P
 
 
 class _Answer(Enum):
-    """The state of the topmost choice: all done, continue above it, it failed, or its claim has too many devices."""
-
     DONE = "done"
     DEEPER = "deeper"
     FAILED = "failed"
@@ -21,8 +19,6 @@ class _Answer(Enum):
 
 
 class _Choice(Struct):
-    """A request with subrequests, of which one is being tried."""
-
     claim: int
     request: DeviceRequest
     tried: int = 0
@@ -97,7 +93,6 @@ class Search:
         return _Answer.DEEPER
 
     def _advance(self, top: _Choice | _Slot) -> _Answer:
-        """Tries the next possibility of the topmost choice; removes the choice if none is left."""
         if isinstance(top, _Choice):
             if top.tried < len(top.request.alternatives):
                 top.tried += 1
@@ -132,7 +127,6 @@ class Search:
         return position
 
     def _resume(self, top: _Choice | _Slot, answer: _Answer) -> _Answer:
-        """Undoes the topmost choice after everything above it failed."""
         if isinstance(top, _Choice):
             if answer is _Answer.FAILED:
                 top.all_exceeded = False

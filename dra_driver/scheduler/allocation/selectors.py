@@ -117,8 +117,6 @@ class SelectorSet:
 
 
 class _ReadFields:
-    """Which fields of a driver's devices the selectors read."""
-
     __slots__ = ("_attributes", "_capacity", "_driver", "reads_all")
 
     def __init__(self, driver: str, expressions: Sequence[str]) -> None:
@@ -178,7 +176,6 @@ def parse_selectors(items: Sequence[Wire], where: str, class_name: str | None) -
 
 
 def _spellings(driver: str, names: set[tuple[str, str]]) -> list[str]:
-    """The spellings of names in a slice: with their domain, and without it if it is the driver's."""
     spelled = [f"{domain}/{identifier}" for domain, identifier in sorted(names)]
     return spelled + [identifier for domain, identifier in sorted(names) if domain == driver]
 

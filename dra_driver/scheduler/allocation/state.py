@@ -143,7 +143,6 @@ class Candidates(Struct, eq=False):
         return len(self._found) - position < needed
 
     def _extend(self) -> bool:
-        """Finds one more device that is suitable, or that is in use by the pod and cannot be checked yet."""
         checks, alternative, devices = self._checks, self._alternative, self._devices
         while self._cursor < len(devices):
             device = devices[self._cursor]

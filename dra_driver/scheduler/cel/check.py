@@ -238,7 +238,6 @@ class Checker:
         return term if value is None else value
 
     def _joined(self, previous: Type | None, current: Type) -> Type:
-        """The common type of elements, dyn for different types. `validate` refuses most such literals."""
         if previous is None:
             return current
         if self._unifier.assignable((previous,), (current,)):

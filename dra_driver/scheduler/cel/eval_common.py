@@ -223,7 +223,6 @@ class ClosureBuilder:
         return lambda _env: value
 
     def _resolved(self, node: IrNode) -> Closure:
-        """The closure of a chain or choice, without the cost of reading it."""
         if isinstance(node, Choice):
             return self._chosen(node)
         assert isinstance(node, Chain)  # noqa: S101  IrBuilder makes nothing else here

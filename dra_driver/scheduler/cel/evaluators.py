@@ -105,7 +105,6 @@ class FastBuilder(ClosureBuilder):
         return lambda env: call(*[argument(env) for argument in arguments])
 
     def _folded(self, node: IrNode) -> Constant | Failure | None:
-        """The value or error of a call whose arguments are all constant; None for other nodes."""
         if isinstance(node, Constant):
             return node
         if not isinstance(node, Invoke) or node.lenient or (node.function in _QUANTITIES and self._asks_integers):
@@ -233,7 +232,6 @@ class MeteredBuilder(ClosureBuilder):
 
 
 def _arguments(env: Env, closures: list[Closure]) -> tuple[list[object], EvalError | None]:
-    """All values, with FAILED for those that failed, and the first error."""
     values, failed = [], None
     for closure in closures:
         try:
@@ -245,7 +243,6 @@ def _arguments(env: Env, closures: list[Closure]) -> tuple[list[object], EvalErr
 
 
 def _leading(env: Env, closures: list[Closure]) -> tuple[list[object], EvalError | None]:
-    """Values up to the first that failed, FAILED in its place."""
     values: list[object] = []
     for closure in closures:
         try:

@@ -95,7 +95,6 @@ def _collect(call: Call, names: tuple[str, ...], test: Expr | None, step: Expr, 
 
 
 def _list_of(source: SourceText, call: Call, count: int) -> Expr:
-    """``map`` with one variable, ``transformList`` with two; with a filter if there is one more argument."""
     names = _variables(source, call, count)
     *test, value = call.arguments[count:]
     step = Call(call.offset, "_+_", [_accumulator(call), ListLiteral(value.offset, [value])])
@@ -119,7 +118,6 @@ def _map_of(source: SourceText, call: Call, with_key: bool) -> Expr:
 
 
 def _let(at: Expr, name: str, value: Expr, body: Expr) -> Expr:
-    """Binds ``name`` to ``value`` in ``body``; the value is computed on its first use."""
     unchanged = Ident(at.offset, name)
     return Fold(at.offset, ListLiteral(at.offset, []), (), name, value, Literal(at.offset, False), unchanged, body)
 

@@ -249,7 +249,6 @@ _PRIMARIES: Final[Mapping[str, Callable[[_Parser, Token], Expr]]] = {
 
 
 def _is_name(node: Expr) -> bool:
-    """Whether parentheses after the node make it a call."""
     if isinstance(node, Select):
         return not (node.test or node.parenthesized)
     return isinstance(node, Ident) and not node.parenthesized

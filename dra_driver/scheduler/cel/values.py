@@ -24,8 +24,6 @@ class AbortedError(Exception):
 
 
 class _Work(threading.local):
-    """The work left for the evaluation of this thread."""
-
     left: int = MAX_WORK
 
 
@@ -260,7 +258,6 @@ def decode_key(key: object) -> object:
 
 
 def _other_numbers(key: float) -> Iterator[object]:
-    """The encoded keys of other types that are the same number."""
     if type(key) is not float:
         if type(key) is int and key >= 0:
             yield (UInt, key)

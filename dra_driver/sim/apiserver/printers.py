@@ -255,8 +255,6 @@ def _init_reason(status: Obj, at: int, total: int) -> str:
 
 
 class _Row:
-    """Derives READY, STATUS and RESTARTS from the states of the containers."""
-
     def __init__(self, pod: Obj) -> None:
         self.pod = pod
         self.ready = 0

@@ -159,7 +159,6 @@ def _decoded(value: object, field: FieldType, path: str, unknown: list[str]) -> 
 
 
 def _canonical(value: object, type_name: str) -> object:
-    """Quantities and times in the form in which the real server returns them."""
     if type_name == "Quantity":
         try:
             return str(Quantity.parse(str(value)))

@@ -90,7 +90,6 @@ class ApiApplication:
         return self._router.answer(asked)
 
     async def _stream(self, receive: Receive, send: Send, media_type: str, chunks: AsyncIterator[bytes]) -> None:
-        """Send chunks until they end, the client disconnects or the server stops."""
         headers = [(b"content-type", media_type.encode()), (b"cache-control", b"no-cache, private")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         ends = {asyncio.create_task(_disconnected(receive)), asyncio.create_task(self._closing.wait())}

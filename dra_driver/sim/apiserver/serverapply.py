@@ -78,7 +78,6 @@ def _content(obj: Obj) -> Obj:
 
 
 def _conflicts(wanted: dict[Path, object], live: dict[Path, object], others: list[Obj]) -> list[tuple[Obj, Path]]:
-    """Fields of other managers whose values would change, with the entry of their manager."""
     differing = [path for path in wanted if path not in live or live[path] != wanted[path]]
     fields = [path for path in differing if not path[-1].startswith("k:")]
     return [
@@ -127,7 +126,6 @@ def _merge(target: Obj, config: Obj, field: FieldType) -> Obj:
 
 
 def _merge_list(current: list[Obj], config: list[Obj], field: FieldType) -> list[Obj]:
-    """Items of ``config`` in its order, merged with the current ones; other items follow in their order."""
     by_step = {_item_step(field, item): item for item in current}
     merged = []
     for item in config:

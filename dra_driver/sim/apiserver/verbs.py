@@ -105,7 +105,6 @@ _PROPAGATIONS = ("Background", "Foreground", "Orphan")
 
 
 def _unsupported_field(kind: ResourceKind) -> str:
-    """The message for an unsupported field selector; it depends on how Kubernetes registers the kind."""
     if not kind.selectable:
         return '"{key}" is not a known field selector: only "metadata.name", "metadata.namespace"'
     of_kind = f" for {kind.api_version}, Kind={kind.kind}" if kind.group == "resource.k8s.io" else ""

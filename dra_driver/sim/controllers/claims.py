@@ -107,7 +107,6 @@ class ClaimController(Controller):
         return self._store.create(RESOURCE_CLAIMS, claim, namespace=namespace)
 
     def _release(self, claim: Obj, pods: dict[str, Obj]) -> None:
-        """Remove finished users; without users, deallocate the claim, and delete it if it was generated."""
         reserved = entries(claim, "status", "reservedFor")
         kept = [user for user in reserved if _uses(user, pods.get(user.get("uid", "")))]
         if kept and kept != reserved:

@@ -196,7 +196,6 @@ def _replicas(obj: Obj) -> int:
 
 
 def _rollout_limits(deployment: Obj, replicas: int) -> tuple[int, int]:
-    """maxSurge and maxUnavailable in pods: how many more and how many fewer than ``replicas`` may exist."""
     strategy = mapping(deployment, "spec", "strategy")
     if strategy.get("type") == "Recreate":
         return 0, replicas

@@ -70,7 +70,6 @@ def run(root: Path, say: Say, *, nodes: dict[str, str] | None = None) -> bool:
 
 
 def _run_with_policy(cluster: Cluster, examples: Sequence[Path], say: Say) -> tuple[list[ExampleResult], bool]:
-    """Run the examples and, around them, the chapter about a policy; returns whether the latter went as expected."""
     first = len(examples) * 3 // 5  # nodes and the controller need up to 10 s to say what became of a policy
     with PolicyChapter(cluster, say) as chapter:
         chapter.apply()

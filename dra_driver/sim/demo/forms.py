@@ -99,7 +99,6 @@ class _Forms(Chapter):
         return columns([head, *([str(count), *kind] for kind, count in counts.items())])
 
     def _account(self, title: str) -> None:
-        """Print every pod with its allocated devices and its log, or the reason why it is pending."""
         lines, waiting = [title], dict[str, list[str]]()
         for pod in self.pods():
             name = pod["metadata"]["name"]

@@ -163,7 +163,6 @@ class _Health(Chapter):
         return next((f"no event {reason}" for reason in _REASONS if not any(reason in line for line in said)), None)
 
     def _request(self, place: Place) -> Obj:
-        """A request for exactly the GPU of ``place``. Raises RetryableError when it is not published."""
         for _, device in self._devices(place.node):
             if device["name"] == place.device:
                 expression = f'device.attributes["{_CLASS}"].uuid == "{device["attributes"]["uuid"]["string"]}"'

@@ -98,8 +98,6 @@ LONGEST_BACKOFF_S: Final = 122.0
 
 
 class _Socket:
-    """State of one registration socket: its plugin once registered, else when to try again."""
-
     def __init__(self, identity: tuple[int, int]) -> None:
         self.identity = identity
         self.plugin: DraPlugin | None = None

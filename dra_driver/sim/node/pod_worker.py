@@ -112,7 +112,6 @@ class PodWorker:
             self._on_end(self._uid)
 
     def _run_pod(self) -> None:
-        """Run until the pod has finished by itself. Raises _EndedError when the pod has to end earlier."""
         if self._adopt():
             log.info("running pod adopted", extra={"pod": "/".join(key(self._pod))})
         else:
@@ -154,7 +153,6 @@ class PodWorker:
             self._sleep(retry_s)
 
     def _sleep(self, seconds: float | None) -> None:
-        """Wait for ``seconds``, None without a limit. Raises _EndedError as soon as the pod has to end."""
         self._wake.wait(seconds)
         self._wake.clear()  # before the check, so that a later update wakes the next wait
         self._check_end()
@@ -249,7 +247,6 @@ class PodWorker:
         self._host.recorder.warning(self._pod, "Failed", f"Error: {error}", f"spec.containers{{{name}}}")
 
     def _end(self) -> None:
-        """Stop containers, unprepare claims and delete the pod. Does nothing when the node stops."""
         if self._host.stop.is_set():
             return
         now = utc_now()

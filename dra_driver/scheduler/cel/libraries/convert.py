@@ -154,8 +154,6 @@ def _named_offset_s(zone: str, seconds: int) -> int:
 
 
 def _part(read: Callable[[int, int, int, int, int], int]) -> Callable[..., int]:
-    """A part of a timestamp from year, month, day, second of the day and nanosecond."""
-
     def part(value: Timestamp, zone: str = "UTC") -> int:
         seconds, ns = divmod(value.ns, _NS)
         return read(*civil(seconds + _zone_offset_s(zone, seconds)), ns)

@@ -86,8 +86,6 @@ def _string(value: object, _clause: FormatClause) -> str:
 
 
 def _integer(spec: str) -> Callable[[object, FormatClause], str]:
-    """Formats an int or uint; binary ``b`` takes bools, too."""
-
     def formatted(value: object, clause: FormatClause) -> str:
         if isinstance(value, int) and (spec == "b" or type(value) is not bool):
             return format(int(value), spec)
@@ -173,7 +171,6 @@ def _escaped(code: int) -> str:
 
 
 def _literal(value: object) -> str:
-    """A value inside a list or map, similar to its CEL literal."""
     spend(1)
     if isinstance(value, LISTS):
         return "[" + ", ".join(map(_literal, value)) + "]"

@@ -27,7 +27,6 @@ _TIMES: Final = (Duration, Timestamp)
 
 
 def _same(a: object, b: object) -> bool:
-    """Go's ``a.Equal(b) == True``: values that cannot be compared are different."""
     try:
         return go_equal(a, b)
     except EvalError:

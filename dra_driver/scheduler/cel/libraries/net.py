@@ -129,7 +129,6 @@ def is_url(text: str) -> bool:
 
 
 def _parsed(text: str, request: bool) -> tuple[str, str, str, str, str]:
-    """Scheme, host, escaped path, query, and the text for comparisons."""
     if any(c < " " or c == "\x7f" for c in text):
         raise _error("invalid control character in URL")
     if not text and request:
