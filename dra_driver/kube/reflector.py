@@ -261,11 +261,8 @@ class Reflector:
             stream.close()
             if self._clock() - began >= _TOO_SHORT_S:
                 self._made_progress()
-        if not heard and not self._is_wanted_end() and self._clock() - began < _TOO_SHORT_S:
+        if not (heard or self._worker.is_stopping or self._is_list_due()) and self._clock() - began < _TOO_SHORT_S:
             raise ApiUnreachableError(f"watch {self._path}: the server ended the request at once")
-
-    def _is_wanted_end(self) -> bool:
-        return self._worker.is_stopping or self._is_list_due()
 
     def _is_list_due(self) -> bool:
         with self._lock:

@@ -169,10 +169,6 @@ def _volume_claim(claim: Wire) -> dict[str, object]:
     return {"spec": spec, "status": _pick(claim.get("status"), ("phase",))}
 
 
-def _storage_class(item: Wire) -> dict[str, object]:
-    return _pick(item, ("volumeBindingMode",))
-
-
 def _spec(item: Wire) -> dict[str, object]:
     return {"spec": item.get("spec") or {}}
 
@@ -205,6 +201,6 @@ _REDUCERS: Final[Mapping[str, Callable[[Wire], dict[str, object]]]] = {
     "DeviceTaintRule": _spec,
     "Event": _event,
     "PersistentVolumeClaim": _volume_claim,
-    "StorageClass": _storage_class,
+    "StorageClass": lambda item: _pick(item, ("volumeBindingMode",)),
 }
 _DRA_KINDS: Final = frozenset({"ResourceClaim", "ResourceClaimTemplate", "DeviceClass"})

@@ -215,7 +215,7 @@ class Allocator:
         self.wires: Mapping[str, Sequence[Wire]] = guarded(
             lambda: {name: list(items) for name, items in wires.items()}, wires
         )
-        self._classes = guarded(lambda: _by_name(self.wires["classes"]), self.wires)
+        self._classes = guarded(lambda: {item["metadata"]["name"]: item for item in self.wires["classes"]}, self.wires)
         self._pool_index = guarded(lambda: self._read(self.wires), self.wires)
 
     def question(self, claims: Sequence[Wire]) -> Question:
@@ -301,10 +301,6 @@ def _attributes_read(decoded: Sequence[DecodedClaim]) -> frozenset[str] | None:
                 return None
             names |= found
     return frozenset(names)
-
-
-def _by_name(classes: Iterable[Wire]) -> dict[str, Wire]:
-    return {item["metadata"]["name"]: item for item in classes}
 
 
 def _solve(solutions: SolutionCache, state: AllocationState, search: Search, reachable: ReachablePools) -> bool:

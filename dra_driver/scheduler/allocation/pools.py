@@ -254,7 +254,7 @@ class PoolIndex:
 
 def slices_content_key(items: Sequence[PoolSlice], *, by_name: bool) -> ContentKey:
     """A key that is equal for pools of equal slices, in the order in which they are read, but for varying values."""
-    ordered = sorted(items, key=_by_name if by_name else _by_order)
+    ordered = sorted(items, key=(lambda item: item.name) if by_name else _by_order)
     newest = max(item.generation for item in items)
     distinct = len({item.name for item in items})
     return (distinct, *((item.content, newest - item.generation, item.count, item.has_counters) for item in ordered))
@@ -265,10 +265,6 @@ def _use_key(use: PoolUse | None) -> ContentKey:
         return ()
     consumed = tuple((name, tuple(sorted(part.items()))) for name, part in sorted(use.consumed.items()))
     return (frozenset(use.whole), frozenset(use.shared), consumed)
-
-
-def _by_name(item: PoolSlice) -> str:
-    return item.name
 
 
 def _by_order(item: PoolSlice) -> int:

@@ -78,7 +78,7 @@ class ClaimDecoder(Struct, frozen=True, kw_only=True):
             self._request(item, index, place, label, constraints)
             for place, item in enumerate(devices.get("requests") or ())
         ]
-        least = sum(min(_least(one) for one in request.alternatives) for request in requests)
+        least = sum(min(0 if one.wants_all else one.count for one in request.alternatives) for request in requests)
         if least > MAX_DEVICES:
             raise too_many(label, least)
         return DecodedClaim(label=label, wire=claim, requests=requests, constraints=constraints)
@@ -162,10 +162,6 @@ def claim_label(claim: Wire) -> str:
 
 def too_many(label: str, least: int) -> AllocationError:
     return AllocationError(f"{label}: number of requested devices {least} exceeds the claim limit of {MAX_DEVICES}")
-
-
-def _least(alternative: Alternative) -> int:
-    return 0 if alternative.wants_all else alternative.count
 
 
 def _wants_all(spec: Wire, where: str) -> bool:

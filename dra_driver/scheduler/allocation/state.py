@@ -328,12 +328,10 @@ class AllocationState:
         return [[(pick.alternative, at[pick.device]) for pick in picks] for picks in self.picks]
 
     def reuse_picks(self, pick_positions: Sequence[Sequence[tuple[Alternative, int]]]) -> None:
+        found = [[(alternative, self._devices[at]) for alternative, at in picks] for picks in pick_positions]
         self.picks = [
-            [self._same(alternative, self._devices[at]) for alternative, at in picks] for picks in pick_positions
+            [Pick(wanted, has, self._consumed(wanted, has), None) for wanted, has in picks] for picks in found
         ]
-
-    def _same(self, alternative: Alternative, device: PoolDevice) -> Pick:
-        return Pick(alternative, device, self._consumed(alternative, device), None)
 
     def deallocate(self, alternative: Alternative, pick: Pick) -> None:
         device = pick.device

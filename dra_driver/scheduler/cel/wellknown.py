@@ -18,11 +18,6 @@ from dra_driver.scheduler.cel.values import (
     type_name,
 )
 
-
-def _nullable(term: Type) -> Type:
-    return Type(term.kind, term.name, (), nullable=True)
-
-
 _P: Final = "google.protobuf."
 _WRAPPERS: Final = {
     "BoolValue": t.BOOL,
@@ -58,7 +53,7 @@ TYPE_NAMES: Final[dict[str, Type]] = {
 _STRUCT: Final = t.map_of(t.STRING, t.DYN)
 _LIST: Final = t.list_of(t.DYN)
 MESSAGE_TYPES: Final[dict[str, Type]] = {
-    **{_P + name: _nullable(term) for name, term in _WRAPPERS.items()},
+    **{_P + name: Type(term.kind, term.name, (), nullable=True) for name, term in _WRAPPERS.items()},
     _P + "Duration": t.DURATION,
     _P + "Timestamp": t.TIMESTAMP,
     _P + "Value": t.DYN,

@@ -136,14 +136,6 @@ def _value(value: object, kind: str) -> object:
     return _SPECIAL[kind](_parts(message)) if kind in _SPECIAL else _fields(message, kind)
 
 
-def _quantity(parts: Parts) -> object:
-    return parts.get(1) or "0"
-
-
-def _int_or_string(parts: Parts) -> object:
-    return parts.get(3, "") if parts.get(1) == 1 else parts.get(2, 0)
-
-
 def _json(parts: Parts) -> object:
     text = parts.get(1)
     return json.loads(text) if isinstance(text, bytes) and text else None
@@ -157,12 +149,12 @@ def _time(parts: Parts, write: Callable[[float], str] = rfc3339) -> str | None:
 
 
 _SPECIAL: dict[str, Callable[[Parts], object]] = {
-    "api.resource.Quantity": _quantity,
+    "api.resource.Quantity": lambda parts: parts.get(1) or "0",
     "meta.v1.FieldsV1": _json,
     "meta.v1.MicroTime": partial(_time, write=rfc3339_micro),
     "meta.v1.Time": _time,
     "runtime.RawExtension": _json,
-    "util.intstr.IntOrString": _int_or_string,
+    "util.intstr.IntOrString": lambda parts: parts.get(3, "") if parts.get(1) == 1 else parts.get(2, 0),
 }
 """Types whose JSON form is not an object of their fields."""
 
