@@ -1,7 +1,6 @@
 """Our allocator gives the answers of the scheduler of Kubernetes 1.36 that are recorded in tests/golden."""
 
 import copy
-import random
 from collections import Counter
 from itertools import count, islice
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from dra_driver.core.errors import DraError
 from dra_driver.scheduler.allocation import AllocationOutcome, Allocator, Limits, SchedulerFeatures
-from tests.fuzz import allocate_fuzz, allocate_mutations
+from tests.fuzz import allocate_fuzz
 from tests.golden import run
 from tests.golden.allocate_family import questions
 
@@ -77,10 +76,3 @@ def _ask(question: Question, reuse_after: int) -> AllocationOutcome | str:
     except DraError as error:
         return type(error).__name__
     return outcome
-
-
-def test_one_seed_gives_the_same_mutations() -> None:
-    """A finding of the fuzzer can be repeated with its seed."""
-    table = list(questions(TABLE))
-    first, second = (allocate_mutations.plausible(table[0], random.Random(3)) for _ in range(2))  # noqa: S311
-    assert first == second
