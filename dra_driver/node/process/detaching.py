@@ -59,7 +59,7 @@ _EXISTS: Final = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO}
 
 
 class DetachRequest(Struct, frozen=True, kw_only=True):
-    """``source`` is the annotation, file or label as a noun; ``ends`` says what to do to end the request."""
+    """``source`` is the annotation, file or label as a noun; ``ends`` says how to end the request."""
 
     source: str
     reason: str
@@ -76,7 +76,7 @@ class DetachRequest(Struct, frozen=True, kw_only=True):
 
 
 def find_request(node: OwnNode | None, file: "str | None", path: Path) -> DetachRequest | None:
-    """The request that counts: one that asks at once before one that waits. ``file`` is the content of ``path``."""
+    """The request in force: annotation, then file, then label. ``file`` is the content of ``path``."""
     if node is not None and (asked := node.annotations.get(ANNOTATION)) is not None and asked.lower() != "false":
         return DetachRequest(
             source=f"annotation {ANNOTATION} of node {node.name}",
@@ -97,16 +97,14 @@ def find_request(node: OwnNode | None, file: "str | None", path: Path) -> Detach
 
 
 class DetachFile:
-    """The file that asks. ``read`` from one thread."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self._last: str | None = None
 
     def read(self) -> str | None:
-        """Its content, at most `MAX_FILE_BYTES`; None when it does not exist. What exists and cannot be read asks too.
+        """Its content, at most `MAX_FILE_BYTES`; None if it does not exist. An unreadable file requests a detach too.
 
-        After an error that does not tell whether it exists, the last answer counts.
+        After an error that does not show whether it exists, the last answer counts. For one thread.
         """
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -156,7 +154,7 @@ _EXPORTER: Final = (
 
 
 class Phase(Enum):
-    """With the beginning of the sentence that reports it."""
+    """The value begins the sentence that reports the phase."""
 
     ATTACHED = ""
     WAITING = "this node is about to give its NVIDIA driver up"
@@ -176,13 +174,10 @@ class _State(Struct, frozen=True):
 class Detaching:
     """Call ``step`` before the hardware is opened, then start ``worker``; the rest from any thread.
 
-    Wake the worker when a request or the number of claims may have changed. A detached driver stays detached until the
-    process ends.
-
-    ``find`` returns the present request. ``prepared`` counts the claims in the journal; it may raise StorageError.
-    ``changed`` is called when the taint changes, and ``published`` says whether the API server has what follows from
-    it; ``tell`` records an event on the Node. ``exporter_closed`` waits a moment until the usage exporter of
-    this node has closed the driver; it returns whether that happened.
+    Wake the worker when a request or the number of claims may have changed. ``prepared`` counts the claims in the
+    journal and can raise StorageError. ``changed`` is called when the taint changes; ``published`` returns whether the
+    API server has the result. ``exporter_closed`` waits briefly and returns whether the usage exporter has closed the
+    driver.
     """
 
     def __init__(
@@ -209,18 +204,18 @@ class Detaching:
 
     @property
     def taint_value(self) -> str | None:
-        """Why all devices are tainted, in a word; None while they are not."""
+        """The value of the taint of all devices; None without one."""
         request = self._state.request
         return request.taint_value if request is not None else None
 
     @property
     def is_detached(self) -> bool:
-        """Whether the driver must be left alone."""
+        """Whether the driver must not be used."""
         return self._state.phase in (Phase.CLOSING, Phase.DETACHED)
 
     @property
     def detached(self) -> str | None:
-        """Why the driver must be left alone; None while it may be used."""
+        """Why the driver must not be used; None while it can be."""
         return self.problem if self.is_detached else None
 
     @property
@@ -232,9 +227,8 @@ class Detaching:
         return f"{state.phase.value} ({state.request}){'; ' if state.note else ''}{state.note}"
 
     def step(self) -> float:
-        """Look once and do what is due; returns the seconds until the next look. The thread calls it in a loop.
-
-        Takes up to `WORK_S` and `CLOSE_S` while calls are in work.
+        """Take the next step; return the seconds until another. Takes up to `WORK_S` and `CLOSE_S` while calls are in
+        work.
         """
         request = self._find()
         if request is not None:
@@ -331,6 +325,6 @@ def _refusal(request: DetachRequest) -> str:
 
 
 def wake_for_file(detaching: Detaching, plugin_dir: Path) -> None:
-    """Wake ``detaching`` while the file that requests a detach exists. For every second."""
+    """Wake ``detaching`` while the file that requests a detach exists."""
     if os.path.lexists(plugin_dir / FILE):
         detaching.worker.wake()

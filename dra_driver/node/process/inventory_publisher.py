@@ -50,9 +50,9 @@ NO_TERMS: Terms = MappingProxyType({})
 class InventoryPublisher:
     """Brings each new snapshot to the driver files and the slices. ``changed`` and ``check`` run in any thread.
 
-    ``driver_root`` brings a simulated driver root up to date before the driver files are searched. ``taint`` is part of
-    what ``terms`` returns. ``held`` returns the GPUs that claims have; it may raise StorageError. ``complete`` adds
-    GPUs that are missing and stay published; it returns the same object while nothing changed.
+    ``driver_root`` updates a simulated driver root before the driver files are searched. ``terms`` includes ``taint``.
+    ``held`` returns the GPUs that claims have and can raise StorageError. ``complete`` adds missing GPUs that stay
+    published; it returns the same object while nothing changed.
     """
 
     def __init__(
@@ -83,12 +83,12 @@ class InventoryPublisher:
 
     @property
     def problem(self) -> str | None:
-        """Why containers could not get a GPU; None while driver files are known and the base document exists."""
+        """Why containers cannot get a GPU; None while driver files are known and the base document exists."""
         return self._problem
 
     @property
     def known(self) -> tuple[Snapshot, Terms] | None:
-        """All GPUs that are known, and the terms under which they are published; None before the first publication."""
+        """All known GPUs and their published terms; None before the first publication."""
         with self._lock:
             snapshot = self._known()
             if snapshot is None or self._offered is None:
@@ -96,7 +96,7 @@ class InventoryPublisher:
             return snapshot, self._offered_terms
 
     def changed(self, snapshot: Snapshot) -> None:
-        """Takes a new snapshot; runs in the inventory's thread."""
+        """Take a new snapshot; runs in the inventory's thread."""
         metrics.gpus.labels("usable").set(len(snapshot.gpus))
         metrics.gpus.labels("left-out").set(len(snapshot.left_out))
         with self._lock:
@@ -109,7 +109,7 @@ class InventoryPublisher:
             self._offer()
 
     def check(self) -> None:
-        """Restores a missing base document, repeats what failed, withdraws devices. Call it every few seconds.
+        """Restore a missing base document, repeat what failed, withdraw devices. Call it every few seconds.
 
         Costs no more than ``CdiProvider.check_base`` while there is no problem.
         """
@@ -141,9 +141,9 @@ class InventoryPublisher:
             log.warning("base CDI document was missing or different; written again")
 
     def _offer(self) -> None:
-        """Publishes the newest snapshot, a part of it or an empty one, or leaves the slices as they are.
+        """Publish the newest snapshot, a part of it or an empty one, or leave the slices as they are.
 
-        A process that starts detached knows no GPUs: the slices of the run before it, tainted by it, stay.
+        A process that starts detached knows no GPUs: the tainted slices of the run before it stay.
         """
         if not self._terms.is_known and self._offered is None and self._conflict.is_known and self._newest is not None:
             self._terms.update(self._complete(self._newest))  # looks for policies
@@ -165,7 +165,7 @@ class InventoryPublisher:
             self._show(self._known(), self._taint.value)
 
     def _withdraw(self, reason: str, taint_value: str) -> None:
-        """Publishes only the GPUs that claims have, tainted; none when no GPU was read yet."""
+        """Publish only the GPUs that claims have, tainted; none when no GPU was read yet."""
         newest = self._known() or NOTHING
         try:
             held = self._held()
@@ -182,7 +182,7 @@ class InventoryPublisher:
         return self._complete(self._newest) if self._newest is not None else None
 
     def _is_long(self) -> bool:
-        """Whether devices have been unusable for so long that they must not attract pods."""
+        """Return whether devices have been unusable for so long that they must not attract pods."""
         now = self._clock()
         if self._unusable_since is None:
             self._unusable_since = now

@@ -52,27 +52,25 @@ from dra_driver.kube.own_node import OwnNodeWatch
 from dra_driver.kube.rest import RestClient
 from dra_driver.node.claims import Claims, PrepareGate
 from dra_driver.node.policy import PolicySource
-from dra_driver.node.process import assignments_file, hardware, node_events, preflight, service
-from dra_driver.node.process.claim_events import open_claim_events
-from dra_driver.node.process.claim_status import open_claim_status
+from dra_driver.node.process import hardware, node_events, preflight, service, usage_exporter
+from dra_driver.node.process.claim_reports import open_claim_events, open_claim_status
 from dra_driver.node.process.detaching import FILE, DetachFile, Detaching, find_request, wake_for_file
-from dra_driver.node.process.device_nodes import CHECK_EVERY_S, DeviceNodeReport, HostDeviceNodes
 from dra_driver.node.process.endpoints import Endpoints, Probe, Registration, socket_problems
-from dra_driver.node.process.gpu_changes import ExporterLock, GpuChangeTracker
 from dra_driver.node.process.gpu_conditions import FabricWatch, PartitionWithholding
 from dra_driver.node.process.gpu_node import GpuNodeService
-from dra_driver.node.process.hardware import OwnedBackend
+from dra_driver.node.process.hardware import CHECK_EVERY_S, DeviceNodeReport, HostDeviceNodes, OwnedBackend
 from dra_driver.node.process.health_report import HealthStreams
 from dra_driver.node.process.health_service import HealthService
 from dra_driver.node.process.inventory_publisher import InventoryPublisher
+from dra_driver.node.process.main import trimmer
 from dra_driver.node.process.maintenance import Maintenance, PeriodicTask, Wakeup
 from dra_driver.node.process.node_claims import open_node_claims, open_provider, update_gauges
 from dra_driver.node.process.node_follower import NodeFollower
 from dra_driver.node.process.policy_watch import PolicyWatch
 from dra_driver.node.process.preflight import ClaimFiles, Folder, StorageHealth
-from dra_driver.node.process.process_tuning import trimmer
 from dra_driver.node.process.sockets import SocketPaths, check_free, remove_dead
 from dra_driver.node.process.terms_resolver import DetachTaint, PublishedTerms, TermsResolver
+from dra_driver.node.process.usage_exporter import ExporterLock, GpuChangeTracker
 from dra_driver.node.slices import Publisher
 
 log = logging.getLogger(__name__)
@@ -102,10 +100,10 @@ SETTLED_S = 10.0
 
 
 class Component(Struct, frozen=True, kw_only=True):
-    """One part of the node process. ``stop`` returns within the part's own limit.
+    """One part of the node process. ``stop`` returns within the part's limit.
 
-    ``problem`` is why the node cannot serve a new pod, ``remarks`` are what a ready node offers less of, one sentence
-    each, and ``dead`` are reasons why only a restart would help.
+    ``problem`` is why the node cannot serve a new pod, ``remarks`` are limits of a ready node, and ``dead`` are reasons
+    why only a restart helps, as sentences.
     """
 
     part: object
@@ -117,7 +115,7 @@ class Component(Struct, frozen=True, kw_only=True):
 
 
 class Notifier:
-    """Calls functions in the order in which they were added. They have to return at once."""
+    """Calls functions in the order in which they were added. They must return immediately."""
 
     def __init__(self) -> None:
         self._calls: tuple[Callable[[], object], ...] = ()  # replaced as a whole, so that any thread reads it
@@ -161,7 +159,7 @@ class NodeProcess:
                 stack.callback(self.components.pop(0).stop)
 
     def ready(self) -> list[str]:
-        """Reasons why this node cannot serve a new pod, one sentence each; empty when it can."""
+        """Reasons why this node cannot serve a new pod, one sentence each; empty if it can."""
         if self._stopping.is_set():
             return ["stopping"]
         if not self._has_started:
@@ -170,17 +168,17 @@ class NodeProcess:
         return [problem for problem in found if problem is not None]
 
     def remarks(self) -> list[str]:
-        """What a node that is ready offers less of, one sentence each."""
+        """Limits of a ready node, one sentence each."""
         return [remark for component in tuple(self.components) for remark in component.remarks()]
 
     def live(self) -> list[str]:
-        """Reasons why only a restart would help. Empty before the sockets exist."""
+        """Reasons why only a restart helps. Empty before the sockets exist."""
         if self._stopping.is_set():
             return []
         return [reason for component in tuple(self.components) for reason in component.dead()]
 
     def _wire(self) -> Iterator[Component]:  # noqa: PLR0912, PLR0915 - the order of the steps, in one place
-        """Make the components, in the steps of the module's docstring. Each one runs when the next one is made."""
+        """Make the components in order. Each one starts when the next one is made."""
         settings, plugin_dir, driver = self._settings, self._plugin_dir, self._settings.driver_name
 
         # 1. Directories, lock and the sockets' paths
@@ -206,7 +204,7 @@ class NodeProcess:
 
         # 3. Hardware, API client, journal, policies
         claims_changed, claim_released, publish, usage_changed = Notifier(), Notifier(), Notifier(), Notifier()
-        usage_dir = plugin_dir / assignments_file.FOLDER
+        usage_dir = plugin_dir / usage_exporter.FOLDER
         changes = GpuChangeTracker(usage_changed, ExporterLock(usage_dir / FINDINGS / LOCK))
         found = hardware.choose(settings, plugin_dir, changes if settings.usage else None)
         nodes, names = HostDeviceNodes.of(found), CdiNames(driver)
@@ -383,11 +381,11 @@ class NodeProcess:
         inventory.subscribe(published.changed)
         yield Component(part=published, problem=lambda: published.problem)
         if settings.usage:
-            assignments = assignments_file.AssignmentsFile(
+            assignments = usage_exporter.AssignmentsFile(
                 usage_dir,
-                assignments_file.header(settings),
+                usage_exporter.header(settings),
                 entries=journal.entries,
-                gpus=lambda: assignments_file.reported_gpus(inventory.current(), terms.current()),
+                gpus=lambda: usage_exporter.reported_gpus(inventory.current(), terms.current()),
                 detached=lambda: detaching.detached,
                 changes=changes,
             )
@@ -517,7 +515,6 @@ def _threaded(
     problem: Callable[[], str | None] = lambda: None,
     remarks: Callable[[], Iterable[str]] = tuple,
 ) -> Component:
-    """A part that runs in one thread."""
     stop = partial(worker.stop, COMPONENT_STOP_S)
     return Component(part=part, start=worker.start, stop=stop, problem=problem, remarks=remarks)
 
@@ -529,7 +526,7 @@ def _dead(claims: Claims, endpoints: Endpoints, sockets: Probe) -> list[str]:
 
 
 def run(settings: NodeSettings) -> None:
-    """Runs until SIGTERM or SIGINT. Raises ConfigurationError when it cannot start.
+    """Run until SIGTERM or SIGINT. Raises ConfigurationError if it cannot start.
 
     SIGUSR2 prints the stacks of all threads on stderr, for a process that seems to hang.
     """
@@ -553,7 +550,7 @@ def run(settings: NodeSettings) -> None:
 
 
 def _wait(wanted: SimpleQueue[int]) -> None:
-    """Waits for a signal; takes the objects of the start out of garbage collection in the meantime."""
+    """Wait for a signal; exclude the objects of the start from garbage collection."""
     try:
         wanted.get(timeout=SETTLED_S)
     except Empty:

@@ -11,16 +11,18 @@ from dra_driver.core.model.ids import DeviceName
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, UsageRules
 from dra_driver.node.claims.entry import Entry, State
-from dra_driver.node.process.assignments_file import (
+from dra_driver.node.process.usage_exporter import (
     CHECK_S,
+    COOLDOWN_S,
     FILE,
     PAUSE_S,
     RETRY_S,
     VERSION,
     AssignmentsFile,
+    ExporterLock,
+    GpuChangeTracker,
     ReportedGpu,
 )
-from dra_driver.node.process.gpu_changes import COOLDOWN_S, ExporterLock, GpuChangeTracker
 from dra_driver.node.usage import assignments
 from dra_driver.node.usage.values import Assignments
 from tests.fakes.entries import GPU, device, entry, partition, sharing

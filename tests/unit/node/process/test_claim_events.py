@@ -19,7 +19,7 @@ from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.kube.events import EventRecorder
 from dra_driver.node.claims.entry import AssignedPartition, Entry
-from dra_driver.node.process.claim_events import (
+from dra_driver.node.process.claim_reports import (
     MAX_CLAIMS,
     MAX_NOTICES,
     MAX_PODS,
@@ -28,7 +28,7 @@ from dra_driver.node.process.claim_events import (
     Refusals,
     told_objects,
 )
-from dra_driver.node.process.health_events import Notice
+from dra_driver.node.process.health_conditions import Notice
 from dra_driver.node.process.usage_report import ClaimNotice
 from tests.fakes.entries import device, entry, partition
 from tests.fakes.stand_in import stand_in

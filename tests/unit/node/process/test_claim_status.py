@@ -20,7 +20,7 @@ from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid, DeviceName, GpuUuid, PoolName
 from dra_driver.kube.discovery import ServerVersion
 from dra_driver.node.claims import Entry
-from dra_driver.node.process.claim_status import MANAGER, RETRY_S, ClaimStatus, data_of
+from dra_driver.node.process.claim_reports import MANAGER, RETRY_S, ClaimStatus, data_of
 from dra_driver.node.process.health_report import DeviceReport, DeviceState
 from tests.fakes.entries import device, entry, partition, sharing
 from tests.fakes.stand_in import stand_in

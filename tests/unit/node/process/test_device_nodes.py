@@ -13,7 +13,7 @@ from dra_driver.hardware.device_nodes.reconciler import DeviceNodeReconciler
 from dra_driver.hardware.device_nodes.tools import DriverTools, Outcome
 from dra_driver.hardware.device_nodes.uvm import UvmModule
 from dra_driver.node.process import hardware
-from dra_driver.node.process.device_nodes import DeviceNodeReport, HostDeviceNodes, SimulatedDev
+from dra_driver.node.process.hardware import DeviceNodeReport, HostDeviceNodes, SimulatedDev
 from tests.fakes.dev_folder import MemoryDev
 from tests.fakes.stand_in import present
 

@@ -11,7 +11,7 @@ from dra_driver.core.files import lock_file
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
-from dra_driver.node.process.gpu_changes import (
+from dra_driver.node.process.usage_exporter import (
     COOLDOWN_S,
     RETRY_AFTER_TIMEOUT_S,
     WAIT_S,

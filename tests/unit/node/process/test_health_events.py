@@ -10,7 +10,14 @@ from dra_driver.core.model.health import HealthCause, HealthCondition, Severity
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.telemetry import metrics
 from dra_driver.node.health import DeviceHealth, HealthState, HealthStatus
-from dra_driver.node.process.health_events import QUIET_S, ConditionEvents, HealthMetrics, Notice, device_of, sentences
+from dra_driver.node.process.health_conditions import (
+    QUIET_S,
+    ConditionEvents,
+    HealthMetrics,
+    Notice,
+    device_of,
+    sentences,
+)
 from tests.unit.node.health import world
 from tests.unit.node.slices.gpus import H100, gpu, instance, mig_gpu, snapshot
 

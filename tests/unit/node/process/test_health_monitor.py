@@ -11,7 +11,7 @@ from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.core.model.gpu import LeftOutGpu, Snapshot
 from dra_driver.core.model.health import HealthCause, HealthCondition, HealthEvent, HealthEventKind, HealthReading
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.node.process.health_monitor import LOOK_S, PAUSE_S, TICK_S, HealthMonitor
+from dra_driver.node.process.health_service import LOOK_S, PAUSE_S, TICK_S, HealthMonitor
 from dra_driver.node.process.missing_gpus import MissingGpu
 from tests.fakes.stand_in import stand_in
 from tests.unit.node.health.world import condition

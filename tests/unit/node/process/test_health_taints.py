@@ -11,7 +11,7 @@ from dra_driver.core.model.health_rules import HealthRules
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.core.model.terms import GpuTerms, Taint
 from dra_driver.kube.published.limits import is_taint
-from dra_driver.node.process.health_taints import KEYS, amended, taint_of
+from dra_driver.node.process.health_conditions import KEYS, amended, taint_of
 from dra_driver.node.process.missing_gpus import MissingGpu
 from tests.fakes.stand_in import present
 from tests.unit.node.health import world

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.node.process.second_publisher import (
+from dra_driver.node.process.node_follower import (
     NAME,
     OFFER_AFTER_S,
     WITHDRAW_AFTER_S,
