@@ -1,4 +1,4 @@
-"""Events on the Node about conditions."""
+"""From conditions to terms."""
 
 from functools import partial
 from typing import Any
@@ -7,25 +7,121 @@ import pytest
 from msgspec.structs import replace
 
 from dra_driver.core.model.health import HealthCause, HealthCondition, Severity
+from dra_driver.core.model.health_rules import HealthRules
 from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.mig import PartitionId
+from dra_driver.core.model.terms import GpuTerms, Taint
 from dra_driver.core.telemetry import metrics
+from dra_driver.kube.published.limits import is_taint
 from dra_driver.node.health import DeviceHealth, HealthState, HealthStatus
 from dra_driver.node.process.health_conditions import (
+    KEYS,
     QUIET_S,
     ConditionEvents,
     HealthMetrics,
     Notice,
+    amended,
     device_of,
     sentences,
+    taint_of,
 )
+from dra_driver.node.process.missing_gpus import MissingGpu
+from tests.fakes.stand_in import present
 from tests.unit.node.health import world
 from tests.unit.node.slices.gpus import H100, gpu, instance, mig_gpu, snapshot
 
 FREE = mig_gpu(H100)
-CUT = replace(FREE, mig_enabled=True, mig_instances=(instance(FREE, 19, 6),))
+CUT = replace(FREE, mig_enabled=True, mig_mode_owned=True, mig_instances=(instance(FREE, 19, 6, owned=True),))
+GI = CUT.mig_instances[0].gi_id
+SINCE = 1_800_000_000.9
+GONE = {FREE.uuid: MissingGpu(since=SINCE)}
+WHEN = "2027-01-15T08:00:00Z"
+condition = partial(world.condition, gpu_uuid=FREE.uuid, since=SINCE)
+
+
+def test_every_cause_has_a_key_of_its_own() -> None:
+    """Tolerations and dashboards name them."""
+    assert set(KEYS) == set(HealthCause)
+    assert len(set(KEYS.values())) == len(KEYS)
+    assert all(is_taint(key, "") for key in KEYS.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "effect"),
+    [({}, "NoSchedule"), ({"severity": Severity.EVICT}, "NoExecute"),
+     ({"cause": HealthCause.UNMONITORED, "value": ""}, "None")],
+)  # fmt: skip
+def test_the_effect_follows_the_severity(changes: dict[str, Any], effect: Any) -> None:
+    """Eviction only where policy asks for it."""
+    found = present(taint_of(condition(**changes)))
+    assert (found.effect, found.time_added) == (effect, WHEN)
+
+
+def test_what_is_only_counted_taints_nothing() -> None:
+    """Errors of applications."""
+    counted = condition(severity=Severity.COUNTED)
+    assert amended(snapshot(FREE), {}, [counted], {})[FREE.uuid] == GpuTerms()
+
+
+def test_a_value_that_no_taint_can_have_is_left_out() -> None:
+    """It would make the whole slice invalid."""
+    assert taint_of(condition(value="a b")) == Taint(key=KEYS[HealthCause.XID], effect="NoSchedule", time_added=WHEN)
+
+
+def test_a_gpus_condition_is_in_addition_to_its_terms() -> None:
+    """A policy's taints stay."""
+    reserved = GpuTerms(policy="p", taints=(Taint(key="example.com/reserved", effect="NoSchedule"),))
+    found = amended(snapshot(FREE), {FREE.uuid: reserved}, [condition()], {})
+    taint = Taint(key="gpu.nvidia.com/xid", value="79", effect="NoSchedule", time_added=WHEN)
+    assert found == {FREE.uuid: replace(reserved, condition_taints=(taint,))}
+
+
+def test_an_instances_condition_is_the_partitions() -> None:
+    """By its placement, which is its device's name."""
+    (terms,) = amended(snapshot(CUT), {}, [condition(gi_id=GI)], {}).values()
+    assert terms.condition_taints == ()
+    assert [taint.value for taint in terms.partition_taints[PartitionId(FREE.uuid, 19, 6)]] == ["79"]
+
+
+def test_a_condition_of_a_destroyed_instance_taints_nothing() -> None:
+    """The next instance with that id is another one."""
+    (terms,) = amended(snapshot(FREE), {}, [condition(gi_id=GI)], {}).values()
+    assert terms == GpuTerms()
+
+
+def test_a_gpu_that_is_not_published_has_no_terms() -> None:
+    """Events come for GPUs that are left out."""
+    assert amended(snapshot(), {}, [condition()], {FREE.uuid: MissingGpu(since=1.0)}) == {}
+
+
+@pytest.mark.parametrize("cause", [None, HealthCause.LOST, HealthCause.HANG])
+def test_a_missing_gpu_is_tainted_before_its_condition_is_known(cause: HealthCause | None) -> None:
+    """Between two looks it would otherwise be offered."""
+    known = [] if cause is None else [condition(cause=cause, value="", severity=Severity.EVICT)]
+    (terms,) = amended(snapshot(FREE), {}, known, GONE).values()
+    (taint,) = terms.condition_taints
+    assert (taint.key, taint.effect) == (
+        (KEYS[cause], "NoExecute") if cause is not None else ("gpu.nvidia.com/gpu-lost", "NoSchedule")
+    )
+
+
+def test_a_healthy_node_has_no_amendment() -> None:
+    """Terms stay the same object."""
+    assert amended(snapshot(FREE), {}, [], {}) == {}
+
+
+def test_a_missing_gpu_is_evicted_from_the_start_where_its_policy_says_so() -> None:
+    """Else its taint is written twice: before its condition is known and after. One that may be late evicts nothing."""
+    evicts = GpuTerms(health=HealthRules(evicting_causes=frozenset({HealthCause.LOST})))
+    for awaited, effect in ((False, "NoExecute"), (True, "NoSchedule")):
+        gone = {FREE.uuid: MissingGpu(since=SINCE, awaited=awaited)}
+        (terms,) = amended(snapshot(FREE), {FREE.uuid: evicts}, (), gone).values()
+        assert [(taint.key, taint.effect) for taint in terms.condition_taints] == [("gpu.nvidia.com/gpu-lost", effect)]
+
+
 NODE = snapshot(CUT)
 STARTED = 1000.0
-condition = partial(world.condition, gpu_uuid=FREE.uuid, since=STARTED + 1, message="it fell off the bus")
+begun = partial(world.condition, gpu_uuid=FREE.uuid, since=STARTED + 1, message="it fell off the bus")
 
 
 class Events:
@@ -50,11 +146,11 @@ def events() -> Events:
 
 def test_begin_and_end(events: Events) -> None:
     """With the device's name, the taint and what to do."""
-    assert events.update(condition()) == [
+    assert events.update(begun()) == [
         ("Warning", "GpuUnhealthy",
          "gpu-0 is not healthy, new claims do not get it (taint gpu.nvidia.com/xid): it fell off the bus")
     ]  # fmt: skip
-    assert events.update(condition(), after_s=QUIET_S) == []
+    assert events.update(begun(), after_s=QUIET_S) == []
     assert events.update(after_s=1.0) == [
         ("Normal", "GpuRecovered", "gpu-0: the condition gpu.nvidia.com/xid=79 has ended; its taint is removed")
     ]
@@ -68,28 +164,26 @@ def test_what_an_event_is_about_is_handed_on_with_the_same_words() -> None:
         lambda *event: told.append(event), notify=notices.append, clock=lambda: 50.0, now=lambda: STARTED
     )
     for _ in range(2):
-        events.update([condition()], NODE)
+        events.update([begun()], NODE)
     assert [(each.kind, each.reason, each.message) for each in notices] == told
-    assert [(each.condition, each.gpu) for each in notices] == [(condition(), CUT)]
+    assert [(each.condition, each.gpu) for each in notices] == [(begun(), CUT)]
 
 
 def test_one_event_per_device_and_cause_in_a_minute(events: Events) -> None:
     """What holds then is reported; what came and went is not."""
-    assert len(events.update(condition())) == 1
+    assert len(events.update(begun())) == 1
     for _ in range(20):
         assert events.update(after_s=1.0) == []
-        assert events.update(condition(), after_s=1.0) == []
+        assert events.update(begun(), after_s=1.0) == []
     assert events.update(after_s=QUIET_S)[0][1] == "GpuRecovered"
-    assert events.update(condition(), after_s=1.0) == []
+    assert events.update(begun(), after_s=1.0) == []
     assert events.update(after_s=1.0) == []
     assert events.update(after_s=QUIET_S) == []
 
 
 def test_other_devices_and_causes_have_events_of_their_own(events: Events) -> None:
     """The first one's quiet does not hide them."""
-    found = events.update(
-        condition(), condition(cause=HealthCause.ECC), condition(gi_id=7), condition(gpu_uuid=GpuUuid("GPU-other"))
-    )
+    found = events.update(begun(), begun(cause=HealthCause.ECC), begun(gi_id=7), begun(gpu_uuid=GpuUuid("GPU-other")))
     assert [message.partition(" is ")[0] for _, _, message in found] == [
         "gpu-0", "gpu-0", "gpu-0-mig-1g10gb-19-6", "GPU-other",
     ]  # fmt: skip
@@ -97,8 +191,8 @@ def test_other_devices_and_causes_have_events_of_their_own(events: Events) -> No
 
 def test_a_condition_that_gets_worse_is_an_event(events: Events) -> None:
     """Pods will be evicted now."""
-    events.update(condition())
-    worse = condition(severity=Severity.EVICT)
+    events.update(begun())
+    worse = begun(severity=Severity.EVICT)
     assert events.update(worse, after_s=1.0) == []
     ((_, _, message),) = events.update(worse, after_s=QUIET_S)
     assert "its pods are to be evicted" in message
@@ -106,13 +200,13 @@ def test_a_condition_that_gets_worse_is_an_event(events: Events) -> None:
 
 def test_conditions_from_before_the_start_are_not_reported_again(events: Events) -> None:
     """A restart is no news; recovery is."""
-    assert events.update(condition(since=STARTED - 1)) == []
+    assert events.update(begun(since=STARTED - 1)) == []
     assert events.update(after_s=1.0)[0][1] == "GpuRecovered"
 
 
 def test_an_unmonitored_gpu_has_a_reason_of_its_own(events: Events) -> None:
     """It may be used."""
-    found = events.update(condition(cause=HealthCause.UNMONITORED, value="", message="events need privilege"))
+    found = events.update(begun(cause=HealthCause.UNMONITORED, value="", message="events need privilege"))
     assert found == [("Warning", "GpuUnmonitored", "gpu-0: events need privilege")]
 
 
@@ -125,11 +219,11 @@ def test_names(gi_id: int | None, name: str) -> None:
 
 def test_sentences_for_readiness() -> None:
     """The same text as the event's."""
-    assert sentences([condition()], NODE)[0].startswith("gpu-0 is not healthy")
+    assert sentences([begun()], NODE)[0].startswith("gpu-0 is not healthy")
 
 
 SICK, WELL = gpu(40), gpu(41)
-CONDITION = condition(cause=HealthCause.ECC, gpu_uuid=SICK.uuid, severity=Severity.EVICT, value="", message="")
+CONDITION = begun(cause=HealthCause.ECC, gpu_uuid=SICK.uuid, severity=Severity.EVICT, value="", message="")
 
 
 def status(**changes: Any) -> HealthStatus:

@@ -1,15 +1,30 @@
 """Which GPUs are tainted because of their NVLink fabric, over looks and time."""
 
+from collections.abc import Callable
+
 import pytest
 from msgspec.structs import replace
 
 from dra_driver.core.model.fabric import Fabric, FabricState
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.core.model.mig import MigInstance
+from dra_driver.core.model.mig import MigInstance, PartitionId
 from dra_driver.core.model.terms import GpuTerms, Terms
 from dra_driver.core.telemetry import metrics
-from dra_driver.node.process.gpu_conditions import GRACE_S, KEY, FabricHistory, FabricWatch, after_look, taint_of
+from dra_driver.hardware.mig.refusals import LIMIT, WITHHELD_S
+from dra_driver.node.process.gpu_conditions import (
+    GRACE_S,
+    KEY,
+    TAINT,
+    FabricHistory,
+    FabricWatch,
+    PartitionWithholding,
+    after_look,
+    taint_of,
+)
+from dra_driver.node.process.terms_resolver import PublishedTerms
+from tests.fakes.stand_in import present, stand_in
+from tests.unit.node.process.test_terms_resolver import GPUS, OTHER, UUID, Base
 
 NOT_STARTED, IN_PROGRESS, COMPLETED = (Fabric(state=state) for state in FabricState)
 FAILED = Fabric(state=FabricState.COMPLETED, status=3)
@@ -138,3 +153,129 @@ def test_a_clock_that_jumps_back_begins_the_time_again() -> None:
     assert history.not_ready_since == 5.0
     assert taint_of(history, IN_PROGRESS, 5.0) is None
     assert taint_of(history, IN_PROGRESS, 5.0 + GRACE_S) is not None
+
+
+PARTS = tuple(PartitionId(UUID, 19, start) for start in range(7))
+
+
+class Cuts:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.withholding = PartitionWithholding(clock=lambda: self.now)
+        self.events: list[tuple[str, str]] = []
+        self.node_is_known = True
+
+    def refuse(self, times: int = LIMIT, gpu: GpuUuid = UUID) -> None:
+        """Claims for the first partitions of the GPU are refused."""
+        for start in range(times):
+            self.withholding.refused(PartitionId(gpu, 19, start), "open in nv-hostengine (process 4711)")
+
+    def amended(self, terms: Terms | None = None) -> Terms:
+        return dict(self.withholding.amend(GPUS, terms or {}))
+
+    def report(self) -> None:
+        def warn(reason: str, message: str) -> bool:
+            if self.node_is_known:
+                self.events.append((reason, message))
+            return self.node_is_known
+
+        self.withholding.report(warn)
+
+
+@pytest.fixture
+def cuts() -> Cuts:
+    return Cuts()
+
+
+def test_only_the_gpu_that_refuses_is_affected(cuts: Cuts) -> None:
+    """Other GPUs of the node are cut as before, and its policy stays in force."""
+    cuts.refuse(LIMIT - 1)
+    assert cuts.amended() == {}
+    cuts.refuse()
+    ((gpu, changed),) = cuts.amended({UUID: GpuTerms(policy="p"), OTHER: GpuTerms(policy="q")}).items()
+    assert (gpu, changed.policy, changed.whole) == (UUID, "p", True)
+    withheld = present(changed.withheld)
+    assert (withheld.taint, withheld.refused) == (TAINT, frozenset(PARTS[:LIMIT]))
+    assert "partitions of gpu-0 that do not exist yet are withheld" in withheld.reason
+
+
+def test_a_creation_ends_it(cuts: Cuts) -> None:
+    """The GPU can be cut again: the other partitions are offered at once."""
+    cuts.refuse()
+    cuts.withholding.created(PARTS[0])
+    assert cuts.amended() == {}
+    cuts.refuse(LIMIT - 1)
+    assert cuts.amended() == {}
+
+
+def test_it_ends_by_itself(cuts: Cuts) -> None:
+    """Claims try again after ten minutes."""
+    cuts.refuse()
+    assert cuts.amended() != {}
+    cuts.now += WITHHELD_S
+    assert cuts.amended() == {}
+    assert cuts.withholding.remarks == []
+
+
+def test_one_event_per_withholding(cuts: Cuts) -> None:
+    """It names the last refusal, and comes when the node's UID is known; repeated refusals add none."""
+    cuts.node_is_known = False
+    cuts.refuse(LIMIT + 2)
+    cuts.amended()
+    cuts.report()
+    assert cuts.events == []
+    cuts.node_is_known = True
+    cuts.report()
+    cuts.report()
+    cuts.refuse(2)
+    cuts.report()
+    ((reason, message),) = cuts.events
+    assert reason == "PartitionsWithheld"
+    assert message.startswith("MIG partitions of gpu-0 that do not exist yet are withheld from new claims for 10 min")
+    assert message.endswith("the last refusal: open in nv-hostengine (process 4711)")
+
+
+def test_remarks_and_metrics_say_it(cuts: Cuts) -> None:
+    """A node that serves everything else stays ready."""
+    cuts.refuse()
+    cuts.amended()
+    (remark,) = cuts.withholding.remarks
+    assert "gpu-0" in remark
+    assert metrics.REGISTRY.get_sample_value("dra_driver_partitions_withheld") == 1
+    cuts.now += WITHHELD_S
+    cuts.amended()
+    assert metrics.REGISTRY.get_sample_value("dra_driver_partitions_withheld") == 0
+
+
+def test_withholding_of_a_missing_gpu_ends(cuts: Cuts) -> None:
+    """The state is bounded by the GPUs of the node: it ends with its time."""
+    cuts.refuse(gpu=GpuUuid("GPU-9"))
+    assert cuts.amended() == {}
+    assert cuts.withholding.remarks == []
+    cuts.now += WITHHELD_S
+    cuts.amended()
+    cuts.report()
+    assert cuts.events == []
+
+
+def test_published_terms_are_the_same_object_until_they_change(cuts: Cuts) -> None:
+    """The inventory publisher compares by identity, every five seconds."""
+    published = PublishedTerms(stand_in(Base()), [cuts.withholding.amend])
+    first = published.update(GPUS)
+    assert published.update(GPUS) is first
+    cuts.refuse()
+    second = published.update(GPUS)
+    assert second is not first
+    assert published.update(GPUS) is second
+    cuts.now += WITHHELD_S
+    assert published.update(GPUS) == first
+
+
+def test_amendments_add_up() -> None:
+    """Two conditions of one GPU are both published."""
+
+    def amend(field: str, value: object) -> Callable[[Snapshot, Terms], Terms]:
+        return lambda _, terms: {UUID: replace(terms[UUID], **{field: value})}
+
+    published = PublishedTerms(stand_in(Base()), [amend("whole", False), amend("offered", False)])
+    assert published.update(GPUS) == {UUID: GpuTerms(policy="p", whole=False, offered=False)}
