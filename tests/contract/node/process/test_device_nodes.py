@@ -40,7 +40,6 @@ def may_make_nodes(folder: Path) -> bool:
 def test_a_claims_nodes_are_on_the_host_before_the_answer(
     rest: RestClient, node: Callable[..., Node], tmp_path: Path
 ) -> None:
-    """For pods in a user namespace, whose runtime mounts them."""
     dev = tmp_path / "dev"
     dev.mkdir()
     if not may_make_nodes(dev):

@@ -57,7 +57,6 @@ def shown(message: Any) -> list[tuple[str, str, int, str]]:
 
 @pytest.mark.parametrize("package", ["v1", "v1alpha1"])
 def test_devices_with_health_message_and_timeout(server: Server, channel: grpc.Channel, package: str) -> None:
-    """In both versions; the states have the numbers of the protocol."""
     stream = watch_health(channel, package)
     assert until(lambda: server.streams.count == 1)
     server.streams.report([SICK, WELL, UNKNOWN])
@@ -117,7 +116,6 @@ def test_nothing_is_sent_before_there_is_something_to_say(server: Server, channe
 
 
 def test_a_stop_with_a_stream_that_is_not_read_is_quick(server: Server) -> None:
-    """The process ends within its grace period."""
     with dial(server.path) as stuck:
         silent = watch_health(stuck, "v1")
         assert until(lambda: server.streams.count == 1)

@@ -225,7 +225,6 @@ def test_that_none_is_left_is_believed_after_a_list() -> None:
 
 
 def test_a_definition_that_is_deleted_keeps_the_policies() -> None:
-    """Deleting it deletes every object first, and nodes hear of each."""
     with watching("a", "b") as node:
         node.has("a", "b")
         stream = node.api.streams.get(timeout=5)

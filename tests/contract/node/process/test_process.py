@@ -91,17 +91,6 @@ def test_two_pods_overlap_in_a_rolling_update(rest: RestClient, node: Callable[.
     assert (status, "runs on this node" in text) == (2, True)
 
 
-def test_sockets_that_are_deleted_come_back(rest: RestClient, node: Callable[..., Node]) -> None:
-    """They come back before a kubelet would notice."""
-    process = node().start()
-    process.wait_for(process.registration.exists)
-    for path in (process.registration, process.dra):
-        path.unlink()
-    process.wait_for(lambda: process.registration.exists() and process.dra.exists(), timeout_s=5.0)
-    with dial(Path(register(process.registration).endpoint)) as channel:
-        assert not DraClient(channel).unprepare(UID).claims[UID].error
-
-
 def test_api_server_that_is_down_at_start_is_waited_for(tmp_path: Path, node: Callable[..., Node]) -> None:
     """The kubelet is served meanwhile, because pods that end need their unprepare."""
     server = ApiServer()

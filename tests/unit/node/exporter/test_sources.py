@@ -69,7 +69,6 @@ def test_a_pid_that_was_used_again(tmp_path: Path) -> None:
 
 
 def test_facts_are_kept_for_a_while(tmp_path: Path) -> None:
-    """Of ten thousand processes only the start is read at each look."""
     proc, reads, clock = reader(tmp_path)
     proc.add(7, IN_POD)
     first = read(reads, 7)[7]
@@ -80,7 +79,6 @@ def test_facts_are_kept_for_a_while(tmp_path: Path) -> None:
 
 
 def test_a_damaged_or_missing_proc(tmp_path: Path) -> None:
-    """One process that cannot be read is left out; no /proc at all is said."""
     proc, reads, _ = reader(tmp_path)
     proc.add(7)
     (proc.root / "7/stat").write_text("nonsense")
@@ -89,7 +87,6 @@ def test_a_damaged_or_missing_proc(tmp_path: Path) -> None:
 
 
 def test_links_are_listed_again_when_one_comes(tmp_path: Path) -> None:
-    """Names and targets alone are read: the logs need not be there."""
     folder = tmp_path / "containers"
     links = LogLinks(str(folder))
     assert "cannot be listed" in str(links.read())
@@ -109,7 +106,6 @@ def test_links_are_listed_again_when_one_comes(tmp_path: Path) -> None:
 
 
 def test_assignments_of_a_damaged_file_are_the_last_good_ones(tmp_path: Path) -> None:
-    """And it is said; a file that comes later is read."""
     file = tmp_path / "assignments.json"
     reads = AssignmentsReader(tmp_path)
     assert "exporter.enabled" in str(reads.read())
@@ -175,7 +171,6 @@ def test_the_node_process_knows_whether_the_driver_is_open(tmp_path: Path) -> No
 
 
 def test_a_folder_that_cannot_be_written_keeps_no_gpu_from_being_read(tmp_path: Path) -> None:
-    """The node process repeats its changes then."""
     (tmp_path / "findings").touch()
     backend = FakeGpus(GpuUsage(gpu_uuid=GpuUuid("GPU-a")))
     assert UsageGpus(backend, tmp_path / "findings/driver.lock").read(ASSIGNED) == backend.readings
@@ -198,7 +193,6 @@ def test_what_the_kubelet_answers() -> None:
 
 
 def test_a_kubelet_without_the_socket(tmp_path: Path) -> None:
-    """It is said at once, and asked again at the next look."""
     reads = PodResourcesReader(str(tmp_path / "kubelet.sock"), "gpu.nvidia.com")
     assert "no such socket" in str(reads.read())
     (tmp_path / "kubelet.sock").write_text("no socket")
@@ -233,7 +227,6 @@ def test_findings_are_written_when_they_change(findings: tuple[FindingsWriter, C
 
 
 def test_findings_that_cannot_be_written(findings: tuple[FindingsWriter, Clock, Path]) -> None:
-    """The looks go on, and it is tried again."""
     file, _, path = findings
     path.parent.write_text("in the way")
     file.write(UsageFindings(written=NOW))

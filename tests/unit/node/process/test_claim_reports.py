@@ -125,7 +125,6 @@ def test_the_claim_and_its_pod_get_the_sentence_of_the_nodes_event(node: Node) -
 
 
 def test_only_claims_that_have_the_device_are_told_and_read(node: Node) -> None:
-    """A partition's error is not its neighbours'; the GPU's is everybody's on it."""
     node.claims = [held("one", part=PART), held("whole"), held("other", gpu="GPU-other")]
     node.stored["whole"] = stored("whole")
     in_part = replace(CONDITION, gi_id=CUT.mig_instances[0].gi_id)
@@ -136,7 +135,6 @@ def test_only_claims_that_have_the_device_are_told_and_read(node: Node) -> None:
 
 
 def test_news_of_one_claim_reach_it_and_its_pods_alone(node: Node) -> None:
-    """What the usage exporter found; a later claim of the name is another one."""
     node.claims = [held("one"), held("other")]
     notice = ClaimNotice(claim=ref("one"), reason="GpuMemoryOverGrant", message="too much")
     assert node.told(notice) == [("ResourceClaim", "one"), ("Pod", "trainer")]
@@ -155,19 +153,16 @@ def test_news_of_one_claim_reach_it_and_its_pods_alone(node: Node) -> None:
     ],
 )  # fmt: skip
 def test_users_that_are_no_pods_get_no_event(user: Any) -> None:
-    """Whatever the object holds."""
     assert len(told_objects(ref("one"), stored("one", user))) == 1
     assert len(told_objects(ref("one"), stored("one", POD | {"apiGroup": ""}))) == 2
 
 
 @pytest.mark.parametrize("document", [{}, {"metadata": []}, stored("another", POD)])
 def test_a_claim_that_has_the_name_of_another_is_left_alone(document: dict[str, Any]) -> None:
-    """Its pods have nothing to do with this device."""
     assert told_objects(ref("one"), document) == []
 
 
 def test_the_number_of_claims_and_pods_is_bounded(node: Node) -> None:
-    """A shared GPU and a shared claim can have many."""
     node.claims = [held(f"c{n}") for n in range(MAX_CLAIMS + 5)]
     node.stored = {f"c{n}": stored(f"c{n}") for n in range(MAX_CLAIMS + 5)}
     assert len(node.told()) == MAX_CLAIMS
@@ -186,7 +181,6 @@ def test_notices_that_nothing_takes_in_do_not_pile_up(node: Node) -> None:
 
 
 def test_a_claim_that_is_gone_or_unreadable_does_not_stop_the_others(node: Node) -> None:
-    """Nor does a damaged journal end the thread."""
     node.claims = [held("gone"), held("busy"), held("one")]
     node.stored |= {"gone": NotFoundError("no", status=404), "busy": ServerBusyError("no", status=500)}
     assert node.told() == [("ResourceClaim", "one"), ("Pod", "trainer")]
@@ -195,7 +189,6 @@ def test_a_claim_that_is_gone_or_unreadable_does_not_stop_the_others(node: Node)
 
 
 def test_an_api_server_that_does_not_answer_is_asked_once(node: Node) -> None:
-    """Each question costs its time limit."""
     node.claims = [held("one"), held("two")]
     node.stored["one"] = ApiUnreachableError("timed out")
     assert node.told() == []
@@ -203,7 +196,6 @@ def test_an_api_server_that_does_not_answer_is_asked_once(node: Node) -> None:
 
 
 def test_a_missing_right_is_said_once_and_names_the_component(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    """Events are refused one by one; the log is not the place for that."""
     node.refuses = ForbiddenError("events is forbidden", status=403)
     with caplog.at_level(logging.INFO):
         assert node.told() == node.told(replace(BEGUN, message="another")) == []
@@ -220,7 +212,6 @@ def test_a_missing_right_is_said_once_and_names_the_component(node: Node, caplog
 def test_a_namespace_that_is_deleted_is_no_missing_right(
     node: Node, error: KubernetesApiError, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Pods end with it; there is nothing to do."""
     node.refuses = error
     with caplog.at_level(logging.INFO):
         assert node.told() == []
@@ -299,7 +290,6 @@ def test_what_is_written(claimed: Claimed) -> None:
 
 
 def test_health_is_a_condition_that_comes_and_goes(claimed: Claimed) -> None:
-    """And nothing is written while nothing changes, also after a restart."""
     claimed.status.step()
     claimed.shows(SICK)
     assert claimed.conditions() == [("False", "Unhealthy", "XID 79")]
@@ -311,7 +301,6 @@ def test_health_is_a_condition_that_comes_and_goes(claimed: Claimed) -> None:
 
 
 def test_a_restart_does_not_say_that_a_sick_device_is_well(claimed: Claimed) -> None:
-    """What a process that has just started does not know yet is not written."""
     claimed.shows(SICK)
     claimed.restart(waits_for_health=True)
     assert claimed.status.step() is None
@@ -321,7 +310,6 @@ def test_a_restart_does_not_say_that_a_sick_device_is_well(claimed: Claimed) -> 
 
 
 def test_devices_that_are_all_well_are_written_after_the_first_report(claimed: Claimed) -> None:
-    """The first report may have no device."""
     claimed.restart(waits_for_health=True)
     claimed.status.show([])
     assert claimed.status.step() is None
@@ -329,7 +317,6 @@ def test_devices_that_are_all_well_are_written_after_the_first_report(claimed: C
 
 
 def test_a_claim_that_is_refused_does_not_stop_the_others(claimed: Claimed) -> None:
-    """It may not be allocated any more, while it is still prepared here."""
     other = replace(CLAIM, ref=ClaimRef(namespace="default", name="two", uid=ClaimUid("two")))
     claimed.claims = [CLAIM, other]
     claimed.answers = [InvalidObjectError("422", status=422)]
@@ -362,7 +349,6 @@ def test_an_older_api_server_is_refused_with_a_sentence(claimed: Claimed) -> Non
 
 @pytest.mark.parametrize("error", [NotFoundError("404", status=404), ConflictError("409", status=409)])
 def test_a_claim_that_is_gone_is_left_alone(claimed: Claimed, error: KubernetesApiError) -> None:
-    """It is not tried again."""
     claimed.answers = [error]
     assert claimed.status.step() is None
     assert claimed.status.step() is None
@@ -370,7 +356,6 @@ def test_a_claim_that_is_gone_is_left_alone(claimed: Claimed, error: KubernetesA
 
 
 def test_an_api_server_that_is_away_is_tried_again_later(claimed: Claimed) -> None:
-    """Without an event."""
     claimed.answers = [ApiUnreachableError("no answer")]
     assert claimed.status.step() == RETRY_S
     assert claimed.events == []
@@ -379,7 +364,6 @@ def test_an_api_server_that_is_away_is_tried_again_later(claimed: Claimed) -> No
 
 
 def test_missing_rights_are_an_event_and_tried_again(claimed: Claimed) -> None:
-    """Once, until it works."""
     claimed.answers = [ForbiddenError("403: may not", status=403), ForbiddenError("403: may not", status=403)]
     assert [claimed.status.step(), claimed.status.step()] == [RETRY_S, RETRY_S]
     assert len(claimed.events) == 1
@@ -388,7 +372,6 @@ def test_missing_rights_are_an_event_and_tried_again(claimed: Claimed) -> None:
 
 
 def test_a_status_that_is_dropped_is_not_written_again(claimed: Claimed) -> None:
-    """A feature gate is off."""
     claimed.drops = True
     claimed.status.step()
     claimed.status.step()
@@ -397,7 +380,6 @@ def test_a_status_that_is_dropped_is_not_written_again(claimed: Claimed) -> None
 
 
 def test_a_claim_that_left_is_forgotten(claimed: Claimed) -> None:
-    """One of the same name has another UID; and the file does not grow."""
     claimed.status.step()
     claimed.claims = []
     claimed.status.step()
@@ -405,7 +387,6 @@ def test_a_claim_that_left_is_forgotten(claimed: Claimed) -> None:
 
 
 def test_a_journal_that_cannot_be_read_is_tried_again(claimed: Claimed) -> None:
-    """What was written stays noted."""
     claimed.status.step()
     claimed.claims = StorageError("no disk")
     assert claimed.status.step() == RETRY_S
@@ -416,7 +397,6 @@ def test_a_journal_that_cannot_be_read_is_tried_again(claimed: Claimed) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"claims": 5}', '{"claims": {"x": 5}}'])
 def test_a_file_that_cannot_be_used_only_repeats_writes(claimed: Claimed, text: str) -> None:
-    """They change nothing."""
     claimed.path.write_text(text)
     claimed.restart()
     claimed.status.step()
@@ -424,7 +404,6 @@ def test_a_file_that_cannot_be_used_only_repeats_writes(claimed: Claimed, text: 
 
 
 def test_data_of_devices() -> None:
-    """Whole, partition and share."""
     whole = device(gpu_uuid=GpuUuid("GPU-0"))
     part = partition(6, gpu=whole.gpu_uuid, gi_id=7)
     place = {"profile": "1g.10gb", "start": 6, "size": 1}

@@ -45,7 +45,6 @@ def test_without_node_and_file_nothing_is_asked() -> None:
 
 
 def test_an_annotation_asks_at_once_and_says_how_to_end_it() -> None:
-    """The sentence becomes part of the event of every pod that waits."""
     found = find(own_node(annotations={ANNOTATION: "driver 580.105"}))
     assert str(found) == "annotation gpu.dra-driver.io/detach of node node-a: driver 580.105"
     assert found.ends == "remove the annotation: kubectl annotate node node-a gpu.dra-driver.io/detach-"
@@ -56,7 +55,6 @@ def test_an_annotation_asks_at_once_and_says_how_to_end_it() -> None:
     ("value", "asks"), [("", True), ("true", True), ("0", True), ("false", False), ("False", False)]
 )
 def test_values_of_the_annotation(value: str, asks: bool) -> None:
-    """Its presence asks; `detach=false` can only mean the opposite."""
     assert (find_request(own_node(annotations={ANNOTATION: value}), None, PATH) is not None) is asks
 
 
@@ -75,13 +73,11 @@ def test_labels_of_a_driver_upgrade_ask_to_wait_for_claims(label: str, value: st
 
 
 def test_a_person_who_asks_counts_before_a_label() -> None:
-    """An explicit detach does not wait for claims."""
     assert not find(own_node(annotations={ANNOTATION: "now"}, labels={CLIENT: PAUSED})).when_unused
     assert not find(own_node(labels={CLIENT: PAUSED}), "now").when_unused
 
 
 def test_reasons_are_one_short_printable_line() -> None:
-    """They stand in logs, events and errors."""
     assert clean(" two\nlines\x1b[31m\0 ") == "two lines?[31m?"
     assert clean("") == clean(" \n") == "no reason given"
     assert len(clean("x" * 300_000)) == MAX_REASON
@@ -112,7 +108,6 @@ def test_what_cannot_be_read_asks_all_the_same(tmp_path: Path) -> None:
 
 
 def test_an_error_that_says_nothing_keeps_the_last_answer(tmp_path: Path) -> None:
-    """A disk that fails for a moment neither detaches a node nor ends a detach."""
     folder = tmp_path / "plugins"
     folder.mkdir()
     file = DetachFile(folder / "detach")
@@ -246,7 +241,6 @@ def node() -> Node:
 
 
 def test_nothing_happens_until_it_is_asked_for(node: Node) -> None:
-    """The step runs every second for the life of the process."""
     assert node.step(None) == []
     assert (node.detaching.problem, node.detaching.taint_value, node.told) == (None, None, [])
 
@@ -263,7 +257,6 @@ def test_it_looks_every_second_only_while_it_is_asked(node: Node) -> None:
 
 
 def test_the_file_wakes_it(tmp_path: Path) -> None:
-    """Also one that cannot be read, such as a link to nothing."""
     woken: list[int] = []
     detaching = stand_in(SimpleNamespace(worker=SimpleNamespace(wake=lambda: woken.append(1))))
     wake_for_file(detaching, tmp_path)
@@ -274,7 +267,6 @@ def test_the_file_wakes_it(tmp_path: Path) -> None:
 
 
 def test_new_prepares_are_refused_and_devices_tainted_before_the_driver_is_closed(node: Node) -> None:
-    """And calls in work end first: a partition is created in several of them."""
     steps = node.step(ASKED)
     order = ["gate closed", "taint requested", "calls ended", "published", "closed"]
     assert [step for step in steps if step in order] == [*order[:4], "taint requested", "closed", "taint requested"]
@@ -286,7 +278,6 @@ def test_new_prepares_are_refused_and_devices_tainted_before_the_driver_is_close
 
 
 def test_a_request_by_a_person_does_not_wait_for_claims(node: Node) -> None:
-    """A GPU reset or a driver upgrade under running pods is asked for on purpose."""
     node.claims = 10
     node.step(ASKED)
     assert node.detaching.is_detached
@@ -307,7 +298,6 @@ def test_a_driver_upgrade_waits_until_no_claim_is_prepared(node: Node) -> None:
 
 
 def test_an_unreadable_journal_may_hold_claims(node: Node) -> None:
-    """The driver is not taken from claims that are only not seen."""
     node.claims = StorageError("disk")
     node.step(UPGRADE)
     assert not node.detaching.is_detached
@@ -315,7 +305,6 @@ def test_an_unreadable_journal_may_hold_claims(node: Node) -> None:
 
 
 def test_a_claim_that_a_call_in_work_prepared_is_waited_for(node: Node) -> None:
-    """It passed the gate before the gate was closed."""
     wait = node.gate.wait_idle
 
     def prepares(timeout_s: float) -> bool:
@@ -356,7 +345,6 @@ def test_reattach_waits_for_the_driver_and_then_opens_the_gate(node: Node) -> No
 
 
 def test_another_reason_while_detached_replaces_the_first(node: Node) -> None:
-    """Pods that wait are told who asks now."""
     node.step(UPGRADE)
     before = len(node.told)
     assert node.step(ASKED) == ["closed", "exporter waited for", "taint requested"]
@@ -369,7 +357,6 @@ def test_another_reason_while_detached_replaces_the_first(node: Node) -> None:
 
 
 def test_a_call_that_hangs_is_reported_until_it_returns(node: Node) -> None:
-    """A kernel module cannot be unloaded under it; the person has to know."""
     node.gpus.hangs = True
     node.step(ASKED)
     assert (node.detaching.is_detached, node.gauge) == (True, 0)
@@ -383,7 +370,6 @@ def test_a_call_that_hangs_is_reported_until_it_returns(node: Node) -> None:
 
 
 def test_a_request_that_ends_while_a_call_hangs_is_taken_back(node: Node) -> None:
-    """The backend refuses calls from the moment it was asked."""
     node.gpus.hangs = True
     node.step(ASKED)
     assert "reattached" in node.step(None)
@@ -392,13 +378,11 @@ def test_a_request_that_ends_while_a_call_hangs_is_taken_back(node: Node) -> Non
 
 
 def test_calls_of_the_kubelet_that_do_not_end_do_not_keep_the_driver_open_for_ever(node: Node) -> None:
-    """They end by themselves; what hangs longer hangs in the driver."""
     node.gate.busy = True
     assert "closed" in node.step(ASKED)
 
 
 def test_a_request_that_changes_while_calls_are_waited_for_is_looked_at_again(node: Node) -> None:
-    """The annotation is removed within these seconds: the driver stays open."""
     wait = node.gate.wait_idle
 
     def withdrawn(timeout_s: float) -> bool:

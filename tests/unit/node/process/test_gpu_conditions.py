@@ -64,20 +64,17 @@ def bench() -> Bench:
 
 
 def test_a_board_without_nvswitches_is_never_tainted(bench: Bench) -> None:
-    """Most boards: no driver call, or no fabric."""
     assert bench.look(gpu(None)) == {}
     assert bench.look(gpu(None), after_s=1e6) == {}
 
 
 @pytest.mark.parametrize("fabric", [NOT_STARTED, IN_PROGRESS])
 def test_before_fabric_manager_is_ready_a_gpu_is_tainted_from_the_first_look(bench: Bench, fabric: Fabric) -> None:
-    """A node that has just started: nothing says how long it will take."""
     assert bench.look(gpu(fabric), gpu(COMPLETED, 1)) == {"GPU-0": "probing"}
     assert bench.look(gpu(COMPLETED), gpu(COMPLETED, 1)) == {}
 
 
 def test_a_probe_after_the_fabric_was_ready_gets_some_time(bench: Bench) -> None:
-    """Slices are not written for every probe; a prepare waits meanwhile."""
     bench.look(gpu(COMPLETED))
     assert bench.look(gpu(IN_PROGRESS), after_s=100) == {}
     assert bench.look(gpu(IN_PROGRESS), after_s=GRACE_S - 1) == {}
@@ -97,7 +94,6 @@ def test_a_gpu_in_mig_mode_is_not_tainted(bench: Bench) -> None:
 
 
 def test_a_failed_probe_is_named(bench: Bench) -> None:
-    """It does not pass by itself, so there is no time to wait for."""
     bench.look(gpu(COMPLETED))
     assert bench.look(gpu(FAILED)) == {"GPU-0": "status-3"}
     bench.report()
@@ -106,7 +102,6 @@ def test_a_failed_probe_is_named(bench: Bench) -> None:
 
 
 def test_one_event_and_remark_per_condition(bench: Bench) -> None:
-    """The event comes when the node's UID is known, and not again at each look."""
     for _ in range(3):
         bench.look(gpu(IN_PROGRESS))
     bench.report(known=False)
@@ -126,7 +121,6 @@ def test_one_event_and_remark_per_condition(bench: Bench) -> None:
 
 
 def test_an_event_that_is_over_is_not_recorded(bench: Bench) -> None:
-    """The node's UID became known after the fabric was ready."""
     bench.look(gpu(IN_PROGRESS))
     bench.look(gpu(COMPLETED))
     bench.report()
@@ -134,21 +128,18 @@ def test_an_event_that_is_over_is_not_recorded(bench: Bench) -> None:
 
 
 def test_a_gpu_that_is_gone_is_forgotten(bench: Bench) -> None:
-    """When it is back, it is looked at anew."""
     bench.look(gpu(COMPLETED))
     bench.look()
     assert bench.look(gpu(IN_PROGRESS)) == {"GPU-0": "probing"}
 
 
 def test_other_terms_stay(bench: Bench) -> None:
-    """A policy's taints are not lost."""
     terms: Terms = {GpuUuid("GPU-0"): GpuTerms(policy="p", profiles=frozenset())}
     (changed,) = bench.watch.amend(Snapshot(gpus=(gpu(IN_PROGRESS),)), terms).values()
     assert (changed.policy, changed.profiles) == ("p", frozenset())
 
 
 def test_a_clock_that_jumps_back_begins_the_time_again() -> None:
-    """It neither taints for ever nor fails."""
     history = after_look(FabricHistory(not_ready_since=1000.0, was_ready=True), gpu(IN_PROGRESS), 5.0)
     assert history.not_ready_since == 5.0
     assert taint_of(history, IN_PROGRESS, 5.0) is None
@@ -188,7 +179,6 @@ def cuts() -> Cuts:
 
 
 def test_only_the_gpu_that_refuses_is_affected(cuts: Cuts) -> None:
-    """Other GPUs of the node are cut as before, and its policy stays in force."""
     cuts.refuse(LIMIT - 1)
     assert cuts.amended() == {}
     cuts.refuse()
@@ -200,7 +190,6 @@ def test_only_the_gpu_that_refuses_is_affected(cuts: Cuts) -> None:
 
 
 def test_a_creation_ends_it(cuts: Cuts) -> None:
-    """The GPU can be cut again: the other partitions are offered at once."""
     cuts.refuse()
     cuts.withholding.created(PARTS[0])
     assert cuts.amended() == {}
@@ -209,7 +198,6 @@ def test_a_creation_ends_it(cuts: Cuts) -> None:
 
 
 def test_it_ends_by_itself(cuts: Cuts) -> None:
-    """Claims try again after ten minutes."""
     cuts.refuse()
     assert cuts.amended() != {}
     cuts.now += WITHHELD_S
@@ -236,7 +224,6 @@ def test_one_event_per_withholding(cuts: Cuts) -> None:
 
 
 def test_remarks_and_metrics_say_it(cuts: Cuts) -> None:
-    """A node that serves everything else stays ready."""
     cuts.refuse()
     cuts.amended()
     (remark,) = cuts.withholding.remarks
@@ -248,7 +235,6 @@ def test_remarks_and_metrics_say_it(cuts: Cuts) -> None:
 
 
 def test_withholding_of_a_missing_gpu_ends(cuts: Cuts) -> None:
-    """The state is bounded by the GPUs of the node: it ends with its time."""
     cuts.refuse(gpu=GpuUuid("GPU-9"))
     assert cuts.amended() == {}
     assert cuts.withholding.remarks == []
@@ -259,7 +245,6 @@ def test_withholding_of_a_missing_gpu_ends(cuts: Cuts) -> None:
 
 
 def test_published_terms_are_the_same_object_until_they_change(cuts: Cuts) -> None:
-    """The inventory publisher compares by identity, every five seconds."""
     published = PublishedTerms(stand_in(Base()), [cuts.withholding.amend])
     first = published.update(GPUS)
     assert published.update(GPUS) is first
@@ -272,7 +257,6 @@ def test_published_terms_are_the_same_object_until_they_change(cuts: Cuts) -> No
 
 
 def test_amendments_add_up() -> None:
-    """Two conditions of one GPU are both published."""
 
     def amend(field: str, value: object) -> Callable[[Snapshot, Terms], Terms]:
         return lambda _, terms: {UUID: replace(terms[UUID], **{field: value})}

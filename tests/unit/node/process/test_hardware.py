@@ -29,7 +29,6 @@ SETTINGS = load_node_settings({"node_name": "node-a", "simulate": "2xh100-sxm5-8
 
 
 def test_simulated_gpus_bring_their_own_driver_root(tmp_path: Path) -> None:
-    """No file of the machine's own driver is used."""
     found = hardware.choose(SETTINGS, tmp_path)
     assert found.root().here("/").startswith(str(tmp_path / hardware.SIMULATED_ROOT))
     assert len(found.backend.snapshot().gpus) == 2
@@ -89,17 +88,14 @@ def test_a_driver_container_shows_the_nodes_processes() -> None:
 
 
 def test_processes_are_looked_for_without_a_driver_too(tmp_path: Path) -> None:
-    """Who has a GPU open is asked while the driver root may have gone."""
     assert list(real(host_root=str(tmp_path)).procs()) == [tmp_path / "proc", Path("/proc")]
 
 
 def test_simulated_gpus_are_open_in_no_real_process(tmp_path: Path) -> None:
-    """Their state names who has them open."""
     assert list(hardware.choose(SETTINGS, tmp_path).procs()) == []
 
 
 def test_programs_of_the_driver_are_not_run_while_it_is_given_up(tmp_path: Path) -> None:
-    """nvidia-smi opens the driver, and while it is replaced, half of one."""
     found = hardware.choose(SETTINGS, tmp_path)
     notes = FakeGpuNotes()
     slicer = found.tools(notes, tmp_path / "mps", lambda: None, found.backend.snapshot).slicer
@@ -114,7 +110,6 @@ def test_programs_of_the_driver_are_not_run_while_it_is_given_up(tmp_path: Path)
 
 @pytest.mark.parametrize("flags", [{}, {"driver_root": "/driver-root"}], ids=["searched", "given"])
 def test_of_two_node_processes_the_newer_one_keeps_reading_mig_instances(tmp_path: Path, flags: dict[str, str]) -> None:
-    """They overlap in a rolling update and share the driver's folder."""
     old, new = (hardware.choose(load_node_settings({"node_name": "n", **flags}, {}), tmp_path) for _ in range(2))
     assert isinstance(old.backend, NvmlBackend)
     assert isinstance(new.backend, NvmlBackend)
@@ -168,7 +163,6 @@ def owned(hardware: Hardware, journal: FakeJournal | None) -> list[bool]:
 
 
 def test_an_instance_is_owned_only_if_the_journal_has_it() -> None:
-    """An instance without a journal entry is foreign."""
     assert owned(Hardware(AT_0, AT_4), FakeJournal(AT_0)) == [True, False]
     assert owned(Hardware(AT_0), FakeJournal(AT_4)) == [False]
     assert owned(Hardware(AT_0), None) == [False]
@@ -237,7 +231,6 @@ def test_nodes_of_all_gpus_are_there_before_a_claim(node: Node) -> None:
 
 
 def test_a_problem_is_an_event_a_metric_and_a_note_until_it_is_gone(node: Node) -> None:
-    """Each change once."""
     node.dev.files.add("/dev/nvidia1")
     node.report.check()
     node.report.check()
@@ -294,7 +287,6 @@ def test_the_hosts_dev_is_the_own_one_unless_the_hosts_root_shows_another(tmp_pa
 
 
 def test_numbers_that_are_not_the_kernels_are_not_made_into_nodes() -> None:
-    """A test with a list of its own must not change the machine."""
     elsewhere = settings(proc_devices="/tmp/devices", driver_root="/tmp/root")
     found = hardware.choose(elsewhere, Path("/nonexistent"))
     assert (found.host_dev, found.has_tools) == (None, False)
@@ -336,7 +328,6 @@ def test_nothing_is_loaded_while_the_gpus_are_detached(tmp_path: Path) -> None:
 
 
 def test_a_detached_node_reports_nothing(node: Node) -> None:
-    """An administrator has unloaded the modules on purpose."""
     node.nodes = HostDeviceNodes(node.nodes.uvm, None, may_touch=lambda: False)
     node.majors = WITHOUT
     DeviceNodeReport(node.nodes, lambda: [0], node.warn).check()

@@ -40,7 +40,6 @@ condition = partial(world.condition, gpu_uuid=FREE.uuid, since=SINCE)
 
 
 def test_every_cause_has_a_key_of_its_own() -> None:
-    """Tolerations and dashboards name them."""
     assert set(KEYS) == set(HealthCause)
     assert len(set(KEYS.values())) == len(KEYS)
     assert all(is_taint(key, "") for key in KEYS.values())
@@ -52,13 +51,11 @@ def test_every_cause_has_a_key_of_its_own() -> None:
      ({"cause": HealthCause.UNMONITORED, "value": ""}, "None")],
 )  # fmt: skip
 def test_the_effect_follows_the_severity(changes: dict[str, Any], effect: Any) -> None:
-    """Eviction only where policy asks for it."""
     found = present(taint_of(condition(**changes)))
     assert (found.effect, found.time_added) == (effect, WHEN)
 
 
 def test_what_is_only_counted_taints_nothing() -> None:
-    """Errors of applications."""
     counted = condition(severity=Severity.COUNTED)
     assert amended(snapshot(FREE), {}, [counted], {})[FREE.uuid] == GpuTerms()
 
@@ -69,7 +66,6 @@ def test_a_value_that_no_taint_can_have_is_left_out() -> None:
 
 
 def test_a_gpus_condition_is_in_addition_to_its_terms() -> None:
-    """A policy's taints stay."""
     reserved = GpuTerms(policy="p", taints=(Taint(key="example.com/reserved", effect="NoSchedule"),))
     found = amended(snapshot(FREE), {FREE.uuid: reserved}, [condition()], {})
     taint = Taint(key="gpu.nvidia.com/xid", value="79", effect="NoSchedule", time_added=WHEN)
@@ -77,20 +73,17 @@ def test_a_gpus_condition_is_in_addition_to_its_terms() -> None:
 
 
 def test_an_instances_condition_is_the_partitions() -> None:
-    """By its placement, which is its device's name."""
     (terms,) = amended(snapshot(CUT), {}, [condition(gi_id=GI)], {}).values()
     assert terms.condition_taints == ()
     assert [taint.value for taint in terms.partition_taints[PartitionId(FREE.uuid, 19, 6)]] == ["79"]
 
 
 def test_a_condition_of_a_destroyed_instance_taints_nothing() -> None:
-    """The next instance with that id is another one."""
     (terms,) = amended(snapshot(FREE), {}, [condition(gi_id=GI)], {}).values()
     assert terms == GpuTerms()
 
 
 def test_a_gpu_that_is_not_published_has_no_terms() -> None:
-    """Events come for GPUs that are left out."""
     assert amended(snapshot(), {}, [condition()], {FREE.uuid: MissingGpu(since=1.0)}) == {}
 
 
@@ -106,7 +99,6 @@ def test_a_missing_gpu_is_tainted_before_its_condition_is_known(cause: HealthCau
 
 
 def test_a_healthy_node_has_no_amendment() -> None:
-    """Terms stay the same object."""
     assert amended(snapshot(FREE), {}, [], {}) == {}
 
 
@@ -145,7 +137,6 @@ def events() -> Events:
 
 
 def test_begin_and_end(events: Events) -> None:
-    """With the device's name, the taint and what to do."""
     assert events.update(begun()) == [
         ("Warning", "GpuUnhealthy",
          "gpu-0 is not healthy, new claims do not get it (taint gpu.nvidia.com/xid): it fell off the bus")
@@ -157,7 +148,6 @@ def test_begin_and_end(events: Events) -> None:
 
 
 def test_what_an_event_is_about_is_handed_on_with_the_same_words() -> None:
-    """As rarely as the event itself."""
     told: list[tuple[str, str, str]] = []
     notices: list[Notice] = []
     events = ConditionEvents(
@@ -170,7 +160,6 @@ def test_what_an_event_is_about_is_handed_on_with_the_same_words() -> None:
 
 
 def test_one_event_per_device_and_cause_in_a_minute(events: Events) -> None:
-    """What holds then is reported; what came and went is not."""
     assert len(events.update(begun())) == 1
     for _ in range(20):
         assert events.update(after_s=1.0) == []
@@ -182,7 +171,6 @@ def test_one_event_per_device_and_cause_in_a_minute(events: Events) -> None:
 
 
 def test_other_devices_and_causes_have_events_of_their_own(events: Events) -> None:
-    """The first one's quiet does not hide them."""
     found = events.update(begun(), begun(cause=HealthCause.ECC), begun(gi_id=7), begun(gpu_uuid=GpuUuid("GPU-other")))
     assert [message.partition(" is ")[0] for _, _, message in found] == [
         "gpu-0", "gpu-0", "gpu-0-mig-1g10gb-19-6", "GPU-other",
@@ -190,7 +178,6 @@ def test_other_devices_and_causes_have_events_of_their_own(events: Events) -> No
 
 
 def test_a_condition_that_gets_worse_is_an_event(events: Events) -> None:
-    """Pods will be evicted now."""
     events.update(begun())
     worse = begun(severity=Severity.EVICT)
     assert events.update(worse, after_s=1.0) == []
@@ -199,13 +186,11 @@ def test_a_condition_that_gets_worse_is_an_event(events: Events) -> None:
 
 
 def test_conditions_from_before_the_start_are_not_reported_again(events: Events) -> None:
-    """A restart is no news; recovery is."""
     assert events.update(begun(since=STARTED - 1)) == []
     assert events.update(after_s=1.0)[0][1] == "GpuRecovered"
 
 
 def test_an_unmonitored_gpu_has_a_reason_of_its_own(events: Events) -> None:
-    """It may be used."""
     found = events.update(begun(cause=HealthCause.UNMONITORED, value="", message="events need privilege"))
     assert found == [("Warning", "GpuUnmonitored", "gpu-0: events need privilege")]
 
@@ -213,12 +198,10 @@ def test_an_unmonitored_gpu_has_a_reason_of_its_own(events: Events) -> None:
 @pytest.mark.parametrize(("gi_id", "name"), [(None, "gpu-0"), (7, "gpu-0-mig-1g10gb-19-6"),
                                              (5, "gpu-0 (GPU instance 5)")])  # fmt: skip
 def test_names(gi_id: int | None, name: str) -> None:
-    """Those that are published, as far as they are known."""
     assert device_of(FREE.uuid, gi_id, NODE) == name
 
 
 def test_sentences_for_readiness() -> None:
-    """The same text as the event's."""
     assert sentences([begun()], NODE)[0].startswith("gpu-0 is not healthy")
 
 
@@ -248,7 +231,6 @@ def test_every_device_has_one_state() -> None:
 
 
 def test_a_device_that_is_gone_has_no_series() -> None:
-    """Devices come and go with partitions."""
     shown = HealthMetrics()
     shown.update(status(), [CONDITION], snapshot(SICK, WELL))
     shown.update(status(devices=()), [], snapshot(WELL))
@@ -257,7 +239,6 @@ def test_a_device_that_is_gone_has_no_series() -> None:
 
 
 def test_counts_grow_by_the_difference() -> None:
-    """They are told as totals."""
     labels = {"device": "gpu-40", "xid": "79"}
     before = value("dra_driver_gpu_xids_total", **labels) or 0.0
     shown = HealthMetrics()

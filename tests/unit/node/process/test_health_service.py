@@ -139,7 +139,6 @@ def node() -> Node:
 
 
 def test_gpus_that_are_given_back_after_a_drain_are_repaired_all_of_them(node: Node) -> None:
-    """What follows is told at once; the end of the drain publishes it."""
     node.health.observe([XID, replace(XID, gpu_uuid=SECOND.uuid)])
     node.monitor.given_back([FIRST.uuid, SECOND.uuid])
     assert node.health.conditions() == ()
@@ -158,7 +157,6 @@ def test_a_healthy_node_is_looked_at_and_told_every_ten_seconds(node: Node) -> N
 
 
 def test_an_event_is_published_at_once_by_the_thread_that_heard_it(node: Node) -> None:
-    """A look that waits for a GPU that hangs does not delay it."""
     node.hardware.events = [(XID,)]
     node.happened.clear()
     node.monitor.hear()
@@ -170,7 +168,6 @@ def test_an_event_is_published_at_once_by_the_thread_that_heard_it(node: Node) -
 
 
 def test_a_wait_that_ends_for_a_lost_gpu_is_followed_by_a_look(node: Node) -> None:
-    """Not by one every ten seconds alone: no event says that it is lost."""
     node.hardware.readings[1] = HealthReading(gpu_uuid=SECOND.uuid, unreachable="it is lost")
     node.hardware.wanted = True
     node.happened.clear()
@@ -193,7 +190,6 @@ def test_events_without_consequence_publish_nothing_and_a_flood_is_looked_at_onc
 
 
 def test_a_look_that_finds_something_is_published_before_it_is_told(node: Node) -> None:
-    """And while there are conditions, time passes for them every second."""
     node.hardware.readings[1] = HealthReading(gpu_uuid=SECOND.uuid, unreachable="it is lost")
     assert node.step(after_s=LOOK_S) == ["publish", "tell"]
     assert node.wait_s == TICK_S
@@ -202,7 +198,6 @@ def test_a_look_that_finds_something_is_published_before_it_is_told(node: Node) 
 
 
 def test_a_missing_gpu_counts_as_unreachable(node: Node) -> None:
-    """After a restart the source has never seen it."""
     other = GpuUuid("GPU-missing")
     node.missing = {other: MissingGpu(since=5.0)}
     assert node.step(after_s=LOOK_S) == ["publish", "tell"]
@@ -244,7 +239,6 @@ def test_a_gpu_that_is_gone_for_good_is_forgotten_at_the_second_look(node: Node)
 
 
 def test_the_kubelet_hears_of_new_claims_within_a_second(node: Node) -> None:
-    """Their devices are Unknown until then. Many prepares are told together."""
     for _ in range(5):
         node.monitor.devices_changed()
     assert node.step(after_s=0.2) == []
@@ -257,7 +251,6 @@ def test_the_kubelet_hears_of_new_claims_within_a_second(node: Node) -> None:
 
 
 def test_without_a_driver_nothing_changes(node: Node) -> None:
-    """The inventory says so; conditions stay."""
     node.health.observe([XID])
     node.hardware.broken = True
     assert node.step(after_s=LOOK_S) == ["tell"]
@@ -265,7 +258,6 @@ def test_without_a_driver_nothing_changes(node: Node) -> None:
 
 
 def test_a_condition_of_an_instance_ends_with_it_before_the_snapshot_is_published(node: Node) -> None:
-    """The next instance may have its id."""
     free = mig_gpu(H100)
     cut: Any = snapshot(mig_gpu(H100, mig_enabled=True, mig_instances=(instance(free, 19, 6, owned=True),)))
     node.snapshot = cut
@@ -279,7 +271,6 @@ def test_a_condition_of_an_instance_ends_with_it_before_the_snapshot_is_publishe
 
 
 def test_an_event_of_an_instance_that_is_gone_is_dropped(node: Node) -> None:
-    """It came late."""
     node.hardware.events = [(HealthEvent(kind=HealthEventKind.XID, gpu_uuid=FIRST.uuid, gi_id=3, xid=48),)]
     node.monitor.hear()
     assert node.step(after_s=0.1) == ["publish", "tell"]
@@ -302,7 +293,6 @@ class BrokenReader(Hardware):
 
 
 def test_looks_that_fail_are_not_repeated_without_a_pause(node: Node) -> None:
-    """Events wake the thread, and each failure writes a traceback."""
     source = BrokenReader()
     monitor = HealthMonitor(
         source, stand_in(Health()), snapshot=Snapshot, missing=dict, publish=lambda: None, tell=lambda: None
@@ -348,7 +338,6 @@ def test_a_gpu_that_is_missing_at_the_start_is_judged_by_its_policy() -> None:
 
 
 def test_newer_policies_are_followed_once_the_terms_are_resolved() -> None:
-    """Also those that say nothing about the GPU."""
     policies = Policies()
     terms = TermsResolver(stand_in(policies), list)
     early = terms.expected(snapshot(LOST))
@@ -359,7 +348,6 @@ def test_newer_policies_are_followed_once_the_terms_are_resolved() -> None:
 
 
 def test_policies_that_cannot_be_read_have_no_early_rules() -> None:
-    """The start goes on."""
     policies = Policies()
     policies.fails = True
     assert TermsResolver(stand_in(policies), list).expected(snapshot(LOST)) == {}
@@ -398,7 +386,6 @@ def claims() -> Claims:
 
 
 def test_the_journal_is_read_after_changes_and_once_a_minute(claims: Claims) -> None:
-    """It has every claim of the claims."""
     assert claims.names() == ["gpu-0"]
     claims.devices = [*claims.devices, device(1)]
     assert claims.names() == ["gpu-0"]
@@ -422,7 +409,6 @@ def test_a_change_is_not_lost_when_the_journal_cannot_be_read(claims: Claims) ->
 
 
 def test_a_change_during_the_read_is_read_afterwards(claims: Claims) -> None:
-    """It may have come too late for it."""
     read = claims.read
 
     def interrupted() -> list[ReportedDevice]:

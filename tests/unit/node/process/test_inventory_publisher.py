@@ -155,21 +155,18 @@ def node() -> Node:
 
 
 def test_driver_files_come_before_slices(node: Node) -> None:
-    """A pod that is scheduled at once must find its CDI files."""
     node.sees(SNAPSHOT)
     assert node.happened == ["root", "files", "slices"]
     assert node.publisher.problem is None
 
 
 def test_terms_follow_the_inventory_also_while_driver_files_are_missing(node: Node) -> None:
-    """A claim's error names the missing files, not unknown terms."""
     node.files.error = DriverUnavailableError("no libcuda")
     node.sees(SNAPSHOT)
     assert node.policies.seen == [SNAPSHOT]
 
 
 def test_new_terms_are_published_with_the_former_inventory(node: Node) -> None:
-    """An administrator changes a policy while nothing happens on the hardware."""
     node.sees(SNAPSHOT)
     node.policies.terms = hidden = {SNAPSHOT.gpus[0].uuid: GpuTerms(offered=False)}
     assert node.after(5.0) == [SNAPSHOT, SNAPSHOT]
@@ -178,7 +175,6 @@ def test_new_terms_are_published_with_the_former_inventory(node: Node) -> None:
 
 
 def test_no_device_is_published_until_the_drivers_files_are_found(node: Node) -> None:
-    """Pods are placed on another node rather than waiting on this one."""
     node.files.error = DriverUnavailableError("no libcuda")
     node.sees(SNAPSHOT)
     assert (node.after(1.0), node.publisher.problem) == ([], "no libcuda")
@@ -187,7 +183,6 @@ def test_no_device_is_published_until_the_drivers_files_are_found(node: Node) ->
 
 
 def test_files_that_are_missing_for_a_short_time_withdraw_no_devices(node: Node) -> None:
-    """Pods that run hold them; and a changed inventory is still published."""
     node.sees(SNAPSHOT)
     node.files.error = StorageError("disk full")
     node.sees(OTHER)
@@ -254,7 +249,6 @@ def test_base_document_that_vanished_comes_back(node: Node, caplog: pytest.LogCa
 
 
 def test_base_document_that_cannot_be_written_is_a_problem_until_it_can(node: Node) -> None:
-    """The node is not ready, with the reason, also without a prepare."""
     node.sees(SNAPSHOT)
     node.files.error = StorageError("read-only")
     node.after(5.0)
@@ -295,7 +289,6 @@ def test_gpus_that_claims_have_stay_published_and_tainted_without_a_driver(node:
 
 
 def test_an_unreadable_journal_withdraws_no_gpu(node: Node) -> None:
-    """Any of them may be in use."""
     node.sees(SNAPSHOT)
     node.held = StorageError("disk")
     node.hardware.fails()
@@ -341,7 +334,6 @@ def test_a_look_that_ends_after_the_detach_searches_no_driver_files(node: Node) 
 
 
 def test_the_taint_stays_until_the_new_drivers_files_are_found(node: Node) -> None:
-    """The driver answers before all its libraries are installed."""
     node.sees(SNAPSHOT)
     node.detach.taint_value = "driver-upgrade"
     node.after(1.0)
@@ -374,7 +366,6 @@ def test_devices_that_something_else_offers_are_withdrawn_and_come_back(node: No
 
 
 def test_a_request_to_detach_counts_before_a_second_publisher(node: Node) -> None:
-    """The devices of running pods stay published while a driver is upgraded."""
     node.sees(SNAPSHOT)
     node.conflict.conflict = "another driver"
     node.detach.taint_value = "requested"

@@ -59,7 +59,6 @@ def test_tasks_run_together() -> None:
 
 
 def test_a_failing_task_is_repeated_and_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    """A full disk or a defect must not stop the check of sockets."""
     clock, done = Clock(), []
 
     def fails(error: Exception) -> None:
@@ -82,7 +81,6 @@ def test_a_failing_task_is_repeated_and_stops_no_other(caplog: pytest.LogCapture
 
 
 def test_missed_runs_of_a_slow_task_are_skipped() -> None:
-    """After a hang of a minute the tasks run once, not sixty times."""
     clock, done = Clock(), []
     maintenance = Maintenance("test", [PeriodicTask(name="c", every_s=1.0, work=lambda: done.append(1))], clock)
     clock.now = 60.0
@@ -116,7 +114,6 @@ def event_driven(wakeup: FakeWakeup, clock: Clock, done: list[str], hurries: lis
 
 
 def test_an_event_driven_task_runs_when_notified_and_else_at_its_resync() -> None:
-    """The others keep their time."""
     clock, done = Clock(), list[str]()
     maintenance = event_driven(FakeWakeup(), clock, done, [])
     assert maintenance.step() == 5.0
@@ -169,7 +166,6 @@ def test_files_that_come_and_go_end_the_wait(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_replaced_is_watched_again(tmp_path: Path) -> None:
-    """As when the plugins folder is wiped."""
     folder = tmp_path / "plugins"
     folder.mkdir()
     wakeup = Wakeup([str(folder)])
@@ -184,7 +180,6 @@ def test_a_folder_that_is_replaced_is_watched_again(tmp_path: Path) -> None:
 
 
 def test_file_change_runs_task_before_its_interval(tmp_path: Path) -> None:
-    """A whole thread: the task has an hour until it is due."""
     done = threading.Event()
     task = PeriodicTask(name="c", every_s=3600.0, resync_s=3600.0, work=done.set)
     maintenance = Maintenance("test", [task], wakeup=Wakeup([str(tmp_path)]))

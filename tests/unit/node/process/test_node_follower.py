@@ -104,7 +104,6 @@ def test_a_second_publisher_is_remembered_while_no_gpu_can_be_read() -> None:
 
 
 def test_nothing_is_looked_at_while_nothing_changes() -> None:
-    """A node at rest should not use a processor."""
     assert Follower().looks(100) == 0
 
 
@@ -141,7 +140,6 @@ def test_a_second_publisher_is_followed_until_its_time_is_over() -> None:
 
 
 def test_what_an_annotation_names_wrongly_is_told_when_the_gpus_were_compared() -> None:
-    """They are compared when something is published, which comes after the look."""
     at = Follower()
     at.node.node = OwnNode(name="node-a", annotations={DRAIN_ANNOTATION: "GPU-9"})
     at.looks()
@@ -324,7 +322,6 @@ def offers(tmp_path: Path) -> Offers:
 
 
 def test_it_says_what_it_found_until_devices_are_offered_again(offers: Offers) -> None:
-    """Readiness has the sentence; the event is written once."""
     assert not offers.after(20.0)
     offers.pools = [Neighbour(driver="other.example", pool="node-a", gpus=frozenset({"GPU-1", "GPU-2"}))]
     assert not offers.after(1.0)
@@ -348,7 +345,6 @@ def test_it_says_what_it_found_until_devices_are_offered_again(offers: Offers) -
 
 
 def test_at_the_start_it_counts_at_once(offers: Offers) -> None:
-    """The look before anything is published."""
     offers.allocatable = {"nvidia.com/gpu": "1"}
     assert offers.after(0.0)
     assert offers.second.problem is not None
@@ -400,7 +396,6 @@ def test_of_two_drivers_of_this_kind_the_first_by_name_goes_on(tmp_path: Path) -
 
 @pytest.mark.parametrize("first", [ACME, NVIDIA])
 def test_the_one_that_offered_before_the_other_started_goes_on(first: str, tmp_path: Path) -> None:
-    """The other one finds it at its first look."""
     twins = Twins(tmp_path)
     twins.nodes[first].after(60.0)
     assert twins.run(3600) == [first]
@@ -418,7 +413,6 @@ def test_the_one_that_has_claims_goes_on(tmp_path: Path) -> None:
 
 
 def test_the_one_that_waited_offers_when_the_other_is_gone(tmp_path: Path) -> None:
-    """It says after which time."""
     twins = Twins(tmp_path)
     twins.run(300)
     second = twins.nodes[NVIDIA]
@@ -429,7 +423,6 @@ def test_the_one_that_waited_offers_when_the_other_is_gone(tmp_path: Path) -> No
 
 
 def test_a_restart_while_a_device_plugin_restarts_offers_nothing(offers: Offers) -> None:
-    """Allocatable has nothing of it for some seconds."""
     offers.allocatable = {"nvidia.com/gpu": "8"}
     offers.after(0.0)
     offers.allocatable = {}
@@ -455,7 +448,6 @@ def test_a_node_that_is_not_known_shows_no_device_plugin_that_is_gone(offers: Of
 
 
 def test_two_drivers_that_restart_together_do_not_offer_together(tmp_path: Path) -> None:
-    """As after a reboot: which of them yields is remembered."""
     twins = Twins(tmp_path)
     twins.run(1)
     for each in twins.nodes.values():

@@ -77,7 +77,6 @@ def test_second_process_is_refused_with_the_name_of_the_first(tmp_path: Path) ->
 
 
 def test_processes_of_pods_share_and_exclude_one_without_a_pod(tmp_path: Path) -> None:
-    """Only a rolling update may overlap."""
     old, new, alone = (ProcessLock(tmp_path, shared=shared) for shared in (True, True, False))
     old.acquire()
     new.acquire()
@@ -92,7 +91,6 @@ def test_processes_of_pods_share_and_exclude_one_without_a_pod(tmp_path: Path) -
 
 
 def test_lock_through_a_link_is_refused(tmp_path: Path) -> None:
-    """A symbolic link must not lead the write to another file."""
     (tmp_path / "target").write_text("precious")
     (tmp_path / preflight.LOCK_NAME).symlink_to(tmp_path / "target")
     with pytest.raises(ConfigurationError, match="lock file"):
@@ -137,7 +135,6 @@ def node(tmp_path: Path) -> Node:
 
 
 def test_a_usable_directory_is_no_problem_and_stays_untouched(node: Node) -> None:
-    """A runtime reads all CDI files again after each change there."""
     before = node.folder.stat().st_mtime_ns
     assert node.problem() is None
     assert (node.looks, node.folder.stat().st_mtime_ns) == (1, before)
@@ -176,7 +173,6 @@ def test_a_claims_file_that_stays_missing_is_a_problem(node: Node, caplog: pytes
 
 
 def test_space_is_what_this_process_may_use(tmp_path: Path) -> None:
-    """The file system of this machine has free space, or the test could not run."""
     assert space(tmp_path).bytes > 0
 
 
@@ -234,7 +230,6 @@ def test_a_file_that_stays_missing_is_tried_in_every_round(
 
 @pytest.mark.usefixtures("inotify")
 def test_a_directory_that_is_made_again_is_listed(tmp_path: Path) -> None:
-    """A reboot empties /var/run, and a person may have removed it."""
     folder = tmp_path / "cdi"
     folder.mkdir()
     files = Files(folder)

@@ -24,7 +24,6 @@ def choose(
 
 
 def test_names_are_the_usual_ones() -> None:
-    """Scripts and people expect them."""
     paths = choose()
     assert paths.registration == REGISTRY / "gpu.nvidia.com-reg.sock"
     assert str(paths.dra) == "/var/lib/kubelet/plugins/gpu.nvidia.com/dra.sock"
@@ -50,7 +49,6 @@ def test_every_driver_name_gets_sockets_that_fit_and_differ_between_pods(length:
 
 
 def test_hash_depends_on_driver_and_pod() -> None:
-    """Two drivers in one pod must not end up with one registration socket."""
     names = {choose(driver * 60, pod_uid=uid).registration.name for driver in "ab" for uid in (UID, UID[::-1])}
     assert len(names) == 4
 

@@ -49,7 +49,6 @@ def resolver(policies: Policies) -> TermsResolver:
 
 
 def test_terms_are_resolved_once_per_inventory_and_policy_change(policies: Policies, resolver: TermsResolver) -> None:
-    """``update`` runs every five seconds for the life of the process."""
     for _ in range(3):
         resolver.update(SNAPSHOT)
     assert len(policies.asked) == 1
@@ -67,7 +66,6 @@ def test_same_terms_are_the_same_object(policies: Policies, resolver: TermsResol
 
 
 def test_waiting_terms_are_resolved_again_with_the_uses_of_that_time(policies: Policies) -> None:
-    """A form in use is kept until it is free, and no longer."""
     uses = [Use(gpu_uuid=UUID, form=Form.WHOLE)]
     policies.answer = {UUID: GpuTerms(waiting="gpu-0 becomes hidden when it is free")}
     resolver = TermsResolver(stand_in(policies), lambda: list(uses))
@@ -79,7 +77,6 @@ def test_waiting_terms_are_resolved_again_with_the_uses_of_that_time(policies: P
 
 
 def test_terms_that_depend_on_uses_are_not_resolved_again_while_these_stay(policies: Policies) -> None:
-    """A node with shares looks every five seconds for its whole life."""
     policies.answer = {UUID: GpuTerms(sharing=SharingTerms(strategy=Strategy.MPS))}
     resolver = TermsResolver(stand_in(policies), lambda: [Use(gpu_uuid=UUID, form=Form.SHARE)])
     for _ in range(3):
@@ -199,7 +196,6 @@ class Base:
 
 
 def test_the_taint_of_all_devices_is_added_to_every_gpu_and_removed_again() -> None:
-    """GPUs without a policy get it as well, and taints of policies stay."""
     reserved = Taint(key="gpu.dra-driver.io/reserved", value="p", effect="NoSchedule")
     base, taint = Base(reserved), DetachTaint()
     published = PublishedTerms(stand_in(base), [taint.amend])

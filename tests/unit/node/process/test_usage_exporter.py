@@ -94,7 +94,6 @@ def test_the_exporter_reads_what_the_node_process_writes(node: Node) -> None:
 
 
 def test_the_files_are_roots_alone(node: Node) -> None:
-    """Names of claims and programs are not for every user of the node."""
     (node.folder / "findings").mkdir(mode=0o755, parents=True)  # as the kubelet makes folders that it mounts
     node.file.step()
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (node.folder, node.folder / "findings", node.folder / FILE)]
@@ -102,7 +101,6 @@ def test_the_files_are_roots_alone(node: Node) -> None:
 
 
 def test_an_unchanged_file_is_not_written_again(node: Node) -> None:
-    """And the journal is read when claims changed alone."""
     node.file.step()
     before = (node.folder / FILE).stat().st_ino
     node.file.step()
@@ -116,7 +114,6 @@ def test_an_unchanged_file_is_not_written_again(node: Node) -> None:
 
 
 def test_a_gpu_that_is_cut_and_a_driver_that_is_given_up(node: Node) -> None:
-    """The exporter leaves them alone; it is told when that is over."""
     with node.changes.during(GPU):
         assert node.file.step() <= COOLDOWN_S
         assert node.told().gpus[0].changing
@@ -126,7 +123,6 @@ def test_a_gpu_that_is_cut_and_a_driver_that_is_given_up(node: Node) -> None:
 
 
 def test_a_journal_that_cannot_be_read(node: Node) -> None:
-    """What was told stays, and it is read again soon."""
     node.file.step()
     node.fails = True
     node.file.claims_changed()
@@ -138,7 +134,6 @@ def test_a_journal_that_cannot_be_read(node: Node) -> None:
 
 
 def test_a_folder_that_cannot_be_written(node: Node) -> None:
-    """It is tried again; a file that was removed comes back."""
     node.folder.write_text("in the way")
     assert node.file.step() == RETRY_S
     node.folder.unlink()
@@ -220,7 +215,6 @@ def changes(tmp_path: Path) -> Iterator[Changes]:
 
 
 def test_a_gpu_is_changing_during_the_call_and_after_it(changes: Changes) -> None:
-    """The exporter is told once of tries that follow each other."""
     assert changes.gpus.next_end_s() is None
     for _ in range(2):
         with changes.gpus.during(GPU):
@@ -237,7 +231,6 @@ def test_a_gpu_is_changing_during_the_call_and_after_it(changes: Changes) -> Non
 
 
 def test_a_call_that_fails_ends_too(changes: Changes) -> None:
-    """And the error is the caller's."""
     with pytest.raises(GpuBusyError), changes.gpus.during(GPU):
         raise GpuBusyError("in use")
     changes.now += COOLDOWN_S
@@ -262,7 +255,6 @@ def test_cutting_a_gpu_is_a_change(changes: Changes, control: TrackedGpuControl,
 
 
 def test_looking_and_the_compute_mode_are_none(changes: Changes, control: TrackedGpuControl, gpu: GpuUuid) -> None:
-    """The driver allows them while others have the GPU open."""
     assert not control.mig_mode(gpu)
     control.set_compute_mode(gpu, ComputeMode.EXCLUSIVE_PROCESS)
     assert control.compute_mode(gpu) is ComputeMode.EXCLUSIVE_PROCESS
@@ -320,7 +312,6 @@ def test_a_change_of_mode_waits_for_the_exporter(
 def test_a_partition_is_made_at_once_or_as_soon_as_the_exporter_let_go(
     changes: Changes, control: TrackedGpuControl, gpu: GpuUuid, backend: Held
 ) -> None:
-    """It does not wait where the driver allows it beside the exporter."""
     control.set_mig_mode(gpu, True)
     gi_id = control.create_gpu_instance(gpu, 19, 0)
     assert (backend.refused, changes.exporter.waited_s) == (0, 0)
@@ -334,7 +325,6 @@ def test_a_partition_is_made_at_once_or_as_soon_as_the_exporter_let_go(
 def test_a_stuck_exporter_delays_one_change_and_prevents_none_that_the_driver_allows(
     changes: Changes, control: TrackedGpuControl, gpu: GpuUuid, backend: Held
 ) -> None:
-    """The busy GPU is the caller's to try again."""
     changes.exporter.open()
     changes.exporter.is_stuck = True
     for _ in range(2):
@@ -370,7 +360,6 @@ def test_it_waits_until_the_exporter_has_let_go_and_keeps_it_away(turn: Exporter
 
 
 def test_two_changes_at_once_wait_once(turn: ExporterLock, exporter: Exporter) -> None:
-    """The lock is given back after the last of them."""
     exporter.open()
     exporter.told = True
     with turn.acquired():
@@ -385,7 +374,6 @@ def test_two_changes_at_once_wait_once(turn: ExporterLock, exporter: Exporter) -
 
 @pytest.mark.parametrize("ran", [False, True])
 def test_without_an_exporter_nothing_waits(turn: ExporterLock, exporter: Exporter, ran: bool) -> None:
-    """It was never there, or has died with the driver open."""
     if ran:
         exporter.open()
         exporter.close()
@@ -395,7 +383,6 @@ def test_without_an_exporter_nothing_waits(turn: ExporterLock, exporter: Exporte
 
 
 def test_a_stuck_exporter_is_waited_for_once_in_a_while(turn: ExporterLock, exporter: Exporter) -> None:
-    """Each change goes on without it."""
     exporter.open()
     exporter.is_stuck = True
     for _ in range(3):
@@ -409,7 +396,6 @@ def test_a_stuck_exporter_is_waited_for_once_in_a_while(turn: ExporterLock, expo
 
 
 def test_it_is_known_whether_the_exporter_has_let_go(turn: ExporterLock, exporter: Exporter) -> None:
-    """Before the driver is said to be given up; where none has ever run, too."""
     assert turn.wait_closed()
     exporter.open()
     exporter.is_stuck = True
@@ -427,7 +413,6 @@ def test_it_is_known_whether_the_exporter_has_let_go(turn: ExporterLock, exporte
 def test_what_is_no_lock_file_does_not_keep_a_gpu_from_being_changed(
     turn: ExporterLock, exporter: Exporter, kind: str
 ) -> None:
-    """The exporter may write in that folder."""
     if kind == "folder":
         exporter.path.mkdir()
     else:
@@ -437,7 +422,6 @@ def test_what_is_no_lock_file_does_not_keep_a_gpu_from_being_changed(
 
 
 def test_no_descriptor_is_left(turn: ExporterLock, exporter: Exporter) -> None:
-    """Also after a change that failed."""
     exporter.open()
     exporter.close()
     before = len([*Path("/proc/self/fd").iterdir()])

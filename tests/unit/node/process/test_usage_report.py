@@ -81,7 +81,6 @@ def told(*over: OverGrant, idle: Any = (), foreign: Any = (), claims: Any = (CLA
 
 
 def test_a_claim_over_its_grant_is_told_with_what_may_follow() -> None:
-    """The grant is the journal's, the grace time the policy's."""
     assert told(OVER) == ToldUsage(over_grant=(TOLD,), checked_at="now")
 
 
@@ -103,7 +102,6 @@ def test_a_lie_about_claims_devices_pods_and_grants_is_not_passed_on(changed: di
 
 
 def test_pods_of_other_namespaces_are_left_out() -> None:
-    """A claim is used in its own namespace alone."""
     other = UsingPod(namespace="kube-system", name="coredns", uid="x")
     assert told(replace(OVER, pods=(other, *OVER.pods))).over_grant == (TOLD,)
 
@@ -117,7 +115,6 @@ def test_pods_of_other_namespaces_are_left_out() -> None:
     ],
 )
 def test_only_shares_with_a_known_grant_are_judged(devices: Any) -> None:
-    """A whole GPU ends where the hardware says."""
     assert told(OVER, claims=(replace(CLAIM, devices=devices),)) == ToldUsage()
 
 
@@ -127,7 +124,6 @@ def test_two_shares_of_one_gpu_are_one_grant() -> None:
 
 
 def test_eviction_takes_both_the_file_and_the_policy() -> None:
-    """A file cannot ask for more than the policy of the claim's GPU."""
     reports = {uuid(0): GpuTerms(usage=UsageRules(grace_s=90))}
     assert told(OVER, terms=reports) == ToldUsage(over_grant=(replace(TOLD, action=OverGrantAction.REPORT),))
     calm = told(replace(OVER, action=OverGrantAction.REPORT))
@@ -135,7 +131,6 @@ def test_eviction_takes_both_the_file_and_the_policy() -> None:
 
 
 def test_an_idle_claim_is_told_by_the_policies_of_all_its_gpus() -> None:
-    """The longest time counts, and reclaim only where all say so."""
     assert told(idle=(IDLE,)).idle == (TOLD_IDLE,)
     two = replace(CLAIM, devices=(SHARE, replace(SHARE, device=DeviceName("gpu-1"), gpu_uuid=uuid(1))))
     slower = {**TERMS, uuid(1): GpuTerms(usage=UsageRules(idle_after_min=60))}
@@ -151,7 +146,6 @@ def test_a_gpu_that_is_never_idle_keeps_its_claim_from_being_idle() -> None:
 
 
 def test_processes_of_no_claim_are_told_of_gpus_that_the_node_has() -> None:
-    """By the node's own name of the GPU; they ask for nothing."""
     assert told(foreign=(FOREIGN, FOREIGN, replace(FOREIGN, gpu_uuid="GPU-other"))) == ToldUsage(
         unattributed=(
             ToldForeign(gpu="gpu-0", processes=3, memory="1Gi", since="2026-07-01T12:00:00Z", commands=("python3",)),
@@ -192,7 +186,6 @@ def exporter(tmp_path: Path) -> Exporter:
 
 
 def test_without_a_file_there_is_nothing_and_no_problem(exporter: Exporter) -> None:
-    """The exporter is optional, and may start later."""
     assert exporter.file.look() is None
     assert exporter.file.problem is None
 
@@ -314,7 +307,6 @@ def test_a_claim_of_the_journal_is_told_with_its_grant(node_a: Node) -> None:
 
 
 def test_a_claim_that_is_not_prepared_is_not_told(node_a: Node) -> None:
-    """Neither one that the journal does not know, nor one that is being prepared."""
     node_a.write()
     node_a.look()
     assert node_a.report.told == NO_USAGE
@@ -369,7 +361,6 @@ def heard() -> Told:
 
 
 def test_an_over_grant_says_what_happens_when_and_what_to_do(heard: Told) -> None:
-    """For the reader of kubectl describe pod."""
     heard.events.update(ToldUsage(over_grant=(TOLD,)))
     sentence = (
         "its 2 processes have 20Gi of gpu-0, and the claim was granted 12Gi. Pod llm-0 is to be evicted if this lasts"
@@ -392,7 +383,6 @@ def test_a_report_threatens_with_nothing(heard: Told) -> None:
 
 
 def test_an_idle_claim_and_others_on_the_gpu_are_told(heard: Told) -> None:
-    """Processes of no claim have no claim that could be heard."""
     heard.events.update(ToldUsage(idle=(TOLD_NOTEBOOK,), unattributed=(TOLD_FOREIGN,)))
     assert [reason for _, reason, _ in heard.node] == ["GpuClaimIdle", "GpuUsedByOthers"]
     assert "to be evicted if it stays so for 30 minutes more" in heard.node[0][2]
@@ -401,7 +391,6 @@ def test_an_idle_claim_and_others_on_the_gpu_are_told(heard: Told) -> None:
 
 
 def test_a_finding_that_stays_or_comes_and_goes_is_told_once_in_a_while(heard: Told) -> None:
-    """New numbers are no news."""
     for used in ("20Gi", "30Gi"):
         heard.events.update(ToldUsage(over_grant=(replace(TOLD, used=used),)))
         heard.events.update(NO_USAGE)
