@@ -39,16 +39,15 @@ def find(node: OwnNode | None, file: str | None = None) -> DetachRequest:
     return present(find_request(node, file, PATH))
 
 
-def test_without_node_and_file_nothing_is_asked() -> None:
-    assert find_request(None, None, PATH) is None
-    assert find_request(own_node(labels={CLIENT: "true", DRA: "false"}), None, PATH) is None
-
-
-def test_an_annotation_asks_at_once_and_says_how_to_end_it() -> None:
+def test_an_annotation_or_a_file_asks_at_once_and_says_how_to_end_it() -> None:
     found = find(own_node(annotations={ANNOTATION: "driver 580.105"}))
     assert str(found) == "annotation gpu.dra-driver.io/detach of node node-a: driver 580.105"
     assert found.ends == "remove the annotation: kubectl annotate node node-a gpu.dra-driver.io/detach-"
     assert (found.when_unused, found.taint_value) == (False, "requested")
+    found = find(None, "reset of gpu-3\n")
+    assert (str(found), found.ends) == ("file /plugins/detach: reset of gpu-3", "remove the file")
+    assert find_request(None, None, PATH) is None
+    assert find_request(own_node(labels={CLIENT: "true", DRA: "false"}), None, PATH) is None
 
 
 @pytest.mark.parametrize(
@@ -56,11 +55,6 @@ def test_an_annotation_asks_at_once_and_says_how_to_end_it() -> None:
 )
 def test_values_of_the_annotation(value: str, asks: bool) -> None:
     assert (find_request(own_node(annotations={ANNOTATION: value}), None, PATH) is not None) is asks
-
-
-def test_a_file_asks_also_without_an_api_server() -> None:
-    found = find(None, "reset of gpu-3\n")
-    assert (str(found), found.ends) == ("file /plugins/detach: reset of gpu-3", "remove the file")
 
 
 @pytest.mark.parametrize("label", LABELS)
@@ -267,6 +261,7 @@ def test_the_file_wakes_it(tmp_path: Path) -> None:
 
 
 def test_new_prepares_are_refused_and_devices_tainted_before_the_driver_is_closed(node: Node) -> None:
+    node.claims = 10  # a request by a person does not wait for them
     steps = node.step(ASKED)
     order = ["gate closed", "taint requested", "calls ended", "published", "closed"]
     assert [step for step in steps if step in order] == [*order[:4], "taint requested", "closed", "taint requested"]
@@ -275,12 +270,6 @@ def test_new_prepares_are_refused_and_devices_tainted_before_the_driver_is_close
     assert node.detaching.problem == f"this node has given its NVIDIA driver up ({ASKED})"
     assert node.reasons == ["DriverDetaching", "DriverDetached"]
     assert node.step(ASKED) == [], "said and done once"
-
-
-def test_a_request_by_a_person_does_not_wait_for_claims(node: Node) -> None:
-    node.claims = 10
-    node.step(ASKED)
-    assert node.detaching.is_detached
 
 
 def test_a_driver_upgrade_waits_until_no_claim_is_prepared(node: Node) -> None:

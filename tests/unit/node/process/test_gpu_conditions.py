@@ -63,11 +63,6 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_a_board_without_nvswitches_is_never_tainted(bench: Bench) -> None:
-    assert bench.look(gpu(None)) == {}
-    assert bench.look(gpu(None), after_s=1e6) == {}
-
-
 @pytest.mark.parametrize("fabric", [NOT_STARTED, IN_PROGRESS])
 def test_before_fabric_manager_is_ready_a_gpu_is_tainted_from_the_first_look(bench: Bench, fabric: Fabric) -> None:
     assert bench.look(gpu(fabric), gpu(COMPLETED, 1)) == {"GPU-0": "probing"}
@@ -82,9 +77,10 @@ def test_a_probe_after_the_fabric_was_ready_gets_some_time(bench: Bench) -> None
     assert bench.look(gpu(COMPLETED)) == {}
 
 
-def test_a_gpu_in_mig_mode_is_not_tainted(bench: Bench) -> None:
+def test_a_gpu_without_a_fabric_or_in_mig_mode_is_not_tainted(bench: Bench) -> None:
     """An administrator's mode publishes no whole GPU. Instances do not use the fabric, which is suspended while they
     exist; the time begins after the last one."""
+    assert bench.look(gpu(None)) == bench.look(gpu(None), after_s=1e6) == {}
     assert bench.look(gpu(NOT_STARTED, mig_enabled=True)) == {}
     cut = gpu(IN_PROGRESS, mig_enabled=True, mig_mode_owned=True, mig_instances=(INSTANCE,))
     assert bench.look(cut) == {}
@@ -195,14 +191,6 @@ def test_a_creation_ends_it(cuts: Cuts) -> None:
     assert cuts.amended() == {}
     cuts.refuse(LIMIT - 1)
     assert cuts.amended() == {}
-
-
-def test_it_ends_by_itself(cuts: Cuts) -> None:
-    cuts.refuse()
-    assert cuts.amended() != {}
-    cuts.now += WITHHELD_S
-    assert cuts.amended() == {}
-    assert cuts.withholding.remarks == []
 
 
 def test_one_event_per_withholding(cuts: Cuts) -> None:

@@ -13,7 +13,6 @@ from dra_driver.core.errors import (
     DraError,
     ForbiddenError,
     NotFoundError,
-    StorageError,
 )
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.gpu import LeftOutGpu, Snapshot
@@ -153,13 +152,6 @@ def test_writes_come_further_apart_while_changes_keep_coming(node_1: Node) -> No
     assert node_1.keeper.pause_s() == 2 * PAUSE_S
 
 
-def test_an_object_that_was_deleted_comes_back(written: Node) -> None:
-    written.api.stored = None
-    written.keeper.check()
-    written.keeper.step()
-    assert written.api.stored is not None
-
-
 def test_an_object_of_an_earlier_node_is_made_anew_when_it_has_gone(written: Node) -> None:
     """A Node that is deleted and registered again has another UID, and Kubernetes deletes what the former one owned,
     seconds later."""
@@ -230,14 +222,6 @@ def test_what_passes_is_tried_again(node_1: Node, error: DraError, wait_s: float
     node_1.api.error = error
     assert node_1.keeper.step() == wait_s
     assert node_1.warned == []
-
-
-def test_a_journal_that_cannot_be_read_is_tried_again(node_1: Node) -> None:
-    def fails() -> GpuNodeStatus | None:
-        raise StorageError("the journal cannot be read")
-
-    node_1.collect = fails  # type: ignore[method-assign]
-    assert node_1.start().step() == RETRY_S
 
 
 def test_nothing_is_written_before_anything_is_known(node_1: Node) -> None:

@@ -12,7 +12,6 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.core.model.terms import GpuTerms, Taint
 from dra_driver.core.telemetry import metrics
-from dra_driver.kube.published.limits import is_taint
 from dra_driver.node.health import DeviceHealth, HealthState, HealthStatus
 from dra_driver.node.process.health_conditions import (
     KEYS,
@@ -21,12 +20,9 @@ from dra_driver.node.process.health_conditions import (
     HealthMetrics,
     Notice,
     amended,
-    device_of,
-    sentences,
     taint_of,
 )
 from dra_driver.node.process.missing_gpus import MissingGpu
-from tests.fakes.stand_in import present
 from tests.unit.node.health import world
 from tests.unit.node.slices.gpus import H100, gpu, instance, mig_gpu, snapshot
 
@@ -37,22 +33,6 @@ SINCE = 1_800_000_000.9
 GONE = {FREE.uuid: MissingGpu(since=SINCE)}
 WHEN = "2027-01-15T08:00:00Z"
 condition = partial(world.condition, gpu_uuid=FREE.uuid, since=SINCE)
-
-
-def test_every_cause_has_a_key_of_its_own() -> None:
-    assert set(KEYS) == set(HealthCause)
-    assert len(set(KEYS.values())) == len(KEYS)
-    assert all(is_taint(key, "") for key in KEYS.values())
-
-
-@pytest.mark.parametrize(
-    ("changes", "effect"),
-    [({}, "NoSchedule"), ({"severity": Severity.EVICT}, "NoExecute"),
-     ({"cause": HealthCause.UNMONITORED, "value": ""}, "None")],
-)  # fmt: skip
-def test_the_effect_follows_the_severity(changes: dict[str, Any], effect: Any) -> None:
-    found = present(taint_of(condition(**changes)))
-    assert (found.effect, found.time_added) == (effect, WHEN)
 
 
 def test_what_is_only_counted_taints_nothing() -> None:
@@ -83,7 +63,8 @@ def test_a_condition_of_a_destroyed_instance_taints_nothing() -> None:
     assert terms == GpuTerms()
 
 
-def test_a_gpu_that_is_not_published_has_no_terms() -> None:
+def test_a_healthy_gpu_and_one_that_is_not_published_have_no_terms() -> None:
+    assert amended(snapshot(FREE), {}, [], {}) == {}
     assert amended(snapshot(), {}, [condition()], {FREE.uuid: MissingGpu(since=1.0)}) == {}
 
 
@@ -96,10 +77,6 @@ def test_a_missing_gpu_is_tainted_before_its_condition_is_known(cause: HealthCau
     assert (taint.key, taint.effect) == (
         (KEYS[cause], "NoExecute") if cause is not None else ("gpu.nvidia.com/gpu-lost", "NoSchedule")
     )
-
-
-def test_a_healthy_node_has_no_amendment() -> None:
-    assert amended(snapshot(FREE), {}, [], {}) == {}
 
 
 def test_a_missing_gpu_is_evicted_from_the_start_where_its_policy_says_so() -> None:
@@ -171,9 +148,11 @@ def test_one_event_per_device_and_cause_in_a_minute(events: Events) -> None:
 
 
 def test_other_devices_and_causes_have_events_of_their_own(events: Events) -> None:
-    found = events.update(begun(), begun(cause=HealthCause.ECC), begun(gi_id=7), begun(gpu_uuid=GpuUuid("GPU-other")))
+    found = events.update(
+        begun(), begun(cause=HealthCause.ECC), begun(gi_id=7), begun(gi_id=5), begun(gpu_uuid=GpuUuid("GPU-other"))
+    )
     assert [message.partition(" is ")[0] for _, _, message in found] == [
-        "gpu-0", "gpu-0", "gpu-0-mig-1g10gb-19-6", "GPU-other",
+        "gpu-0", "gpu-0", "gpu-0-mig-1g10gb-19-6", "gpu-0 (GPU instance 5)", "GPU-other",
     ]  # fmt: skip
 
 
@@ -195,16 +174,6 @@ def test_an_unmonitored_gpu_has_a_reason_of_its_own(events: Events) -> None:
     assert found == [("Warning", "GpuUnmonitored", "gpu-0: events need privilege")]
 
 
-@pytest.mark.parametrize(("gi_id", "name"), [(None, "gpu-0"), (7, "gpu-0-mig-1g10gb-19-6"),
-                                             (5, "gpu-0 (GPU instance 5)")])  # fmt: skip
-def test_names(gi_id: int | None, name: str) -> None:
-    assert device_of(FREE.uuid, gi_id, NODE) == name
-
-
-def test_sentences_for_readiness() -> None:
-    assert sentences([begun()], NODE)[0].startswith("gpu-0 is not healthy")
-
-
 SICK, WELL = gpu(40), gpu(41)
 CONDITION = begun(cause=HealthCause.ECC, gpu_uuid=SICK.uuid, severity=Severity.EVICT, value="", message="")
 
@@ -219,20 +188,16 @@ def value(name: str, **labels: str) -> float | None:
     return metrics.REGISTRY.get_sample_value(name, labels)
 
 
-def test_every_device_has_one_state() -> None:
+def test_every_device_has_one_state_until_it_is_gone() -> None:
     """Healthy ones too, so that a query over the fleet needs no other series."""
-    HealthMetrics().update(status(), [CONDITION], snapshot(SICK, WELL))
+    shown = HealthMetrics()
+    shown.update(status(), [CONDITION], snapshot(SICK, WELL))
     states = {state: value("dra_driver_gpu_health", device="gpu-40", state=state.value) for state in HealthState}
     assert states == {state: float(state is HealthState.EVICT) for state in HealthState}
     assert value("dra_driver_gpu_health", device="gpu-41", state="healthy") == 1
     assert value("dra_driver_gpu_health_state_seconds", device="gpu-40") == 5.0
     assert value("dra_driver_gpu_conditions", cause="ecc") == 1
     assert value("dra_driver_gpu_conditions", cause="xid") == 0
-
-
-def test_a_device_that_is_gone_has_no_series() -> None:
-    shown = HealthMetrics()
-    shown.update(status(), [CONDITION], snapshot(SICK, WELL))
     shown.update(status(devices=()), [], snapshot(WELL))
     assert value("dra_driver_gpu_health", device="gpu-40", state="evict") is None
     assert value("dra_driver_gpu_health_state_seconds", device="gpu-40") is None

@@ -44,6 +44,7 @@ def told(*claimed: ReportedDevice, conditions: Any = (), missing: Any = (), node
 def test_devices_of_claims_alone_on_a_healthy_node() -> None:
     assert told(WHOLE, PART) == {"gpu-0-mig-1g10gb-19-6": ("HEALTHY", ""), "gpu-1": ("HEALTHY", "")}
     assert told() == {}
+    assert told(WHOLE, WHOLE) == {"gpu-1": ("HEALTHY", "")}, "two shares: the protocol has no share ids"
 
 
 def test_a_gpus_condition_is_of_all_its_devices_that_exist() -> None:
@@ -76,10 +77,7 @@ def test_a_missing_gpu_is_unhealthy_whatever_is_known() -> None:
     assert told(WHOLE, missing=[OTHER.uuid], conditions=[lost])["gpu-1"] == ("UNHEALTHY", "lost")
     (late,) = reports([WHOLE], POOL, NODE, [], {OTHER.uuid: MissingGpu(since=1.0, awaited=True)})
     assert (late.state.name, late.message) == ("UNKNOWN", "the GPU is not found on its node yet")
-
-
-def test_a_gpu_that_is_not_known_at_all() -> None:
-    assert told(WHOLE, node=snapshot(CUT))["gpu-1"][0] == "UNKNOWN"
+    assert told(WHOLE, node=snapshot(CUT))["gpu-1"][0] == "UNKNOWN", "of a claim whose GPU was replaced"
 
 
 def test_several_messages_are_one_of_bounded_length() -> None:
@@ -91,12 +89,6 @@ def test_several_messages_are_one_of_bounded_length() -> None:
     state, message = told(PART, conditions=conditions)[PART.device]
     assert (state, len(message)) == ("UNHEALTHY", MAX_MESSAGE)
     assert message.startswith("XID 79; yyy")
-
-
-def test_two_shares_are_one_device() -> None:
-    assert reports([WHOLE, WHOLE], POOL, NODE, [], {}) == (
-        DeviceReport(pool=POOL, device=WHOLE.device, state=DeviceState.HEALTHY),
-    )
 
 
 SICK = DeviceReport(pool=POOL, device=DeviceName("gpu-0"), state=DeviceState.UNHEALTHY, message="0 failed")

@@ -154,18 +154,6 @@ def node() -> Node:
     return Node()
 
 
-def test_driver_files_come_before_slices(node: Node) -> None:
-    node.sees(SNAPSHOT)
-    assert node.happened == ["root", "files", "slices"]
-    assert node.publisher.problem is None
-
-
-def test_terms_follow_the_inventory_also_while_driver_files_are_missing(node: Node) -> None:
-    node.files.error = DriverUnavailableError("no libcuda")
-    node.sees(SNAPSHOT)
-    assert node.policies.seen == [SNAPSHOT]
-
-
 def test_new_terms_are_published_with_the_former_inventory(node: Node) -> None:
     node.sees(SNAPSHOT)
     node.policies.terms = hidden = {SNAPSHOT.gpus[0].uuid: GpuTerms(offered=False)}
@@ -177,6 +165,7 @@ def test_new_terms_are_published_with_the_former_inventory(node: Node) -> None:
 def test_no_device_is_published_until_the_drivers_files_are_found(node: Node) -> None:
     node.files.error = DriverUnavailableError("no libcuda")
     node.sees(SNAPSHOT)
+    assert node.policies.seen == [SNAPSHOT], "a claim's error names the missing files, not unknown terms"
     assert (node.after(1.0), node.publisher.problem) == ([], "no libcuda")
     node.files.error = None
     assert (node.after(1.0), node.publisher.problem) == ([SNAPSHOT], None)
@@ -248,17 +237,7 @@ def test_base_document_that_vanished_comes_back(node: Node, caplog: pytest.LogCa
     assert node.happened == ["root", "files", "slices", "base"], "a search of the driver root is not free"
 
 
-def test_base_document_that_cannot_be_written_is_a_problem_until_it_can(node: Node) -> None:
-    node.sees(SNAPSHOT)
-    node.files.error = StorageError("read-only")
-    node.after(5.0)
-    assert node.publisher.problem == "read-only"
-    node.files.error = None
-    node.after(5.0)
-    assert node.publisher.problem is None
-
-
-def test_simulated_root_follows_the_inventory(node: Node) -> None:
+def test_simulated_root_and_driver_files_come_before_slices(node: Node) -> None:
     """A GPU that a spec file loses disappears from nvidia-smi too, before the files are searched."""
     node.sees(SNAPSHOT)
     assert node.happened == ["root", "files", "slices"]
@@ -304,21 +283,14 @@ def test_a_detach_taints_and_withdraws_nothing_however_long_it_takes(node: Node)
     assert node.after(1.0) == [SNAPSHOT, SNAPSHOT]
     node.detach.is_detached = True
     node.hardware.problem = "detached"
+    del node.happened[:]
     assert node.after(10 * KEEP_S) == [SNAPSHOT, SNAPSHOT]
+    assert node.happened == [], "a search for driver files could load the driver again"
     assert node.slices.terms[-1][FIRST.uuid].taints[0].value == "requested"
     node.detach.taint_value, node.detach.is_detached = None, False
     node.hardware.works()
     assert node.after(1.0) == [SNAPSHOT, SNAPSHOT, SNAPSHOT]
     assert node.slices.terms[-1] == {}
-
-
-def test_driver_files_are_left_alone_while_detached(node: Node) -> None:
-    """A search finds half a driver while it is replaced, and a helper of the driver would load its module again."""
-    node.sees(SNAPSHOT)
-    node.detach.taint_value, node.detach.is_detached = "requested", True
-    del node.happened[:]
-    node.after(5.0)
-    assert node.happened == ["slices"]
 
 
 def test_a_look_that_ends_after_the_detach_searches_no_driver_files(node: Node) -> None:

@@ -13,19 +13,13 @@ import pytest
 from dra_driver.node.process.main import DEFAULT, M_MMAP_THRESHOLD, keep_large_blocks_apart, trimmer
 
 
-def test_asks_the_c_library_to_keep_nothing() -> None:
+def test_the_c_library_keeps_nothing_and_another_one_is_left_alone() -> None:
     asked: list[int] = []
-    trimmer(SimpleNamespace(malloc_trim=asked.append))()
-    assert asked == [0]
-
-
-def test_fixes_the_size_of_large_blocks() -> None:
     set_to: list[tuple[int, int]] = []
-    keep_large_blocks_apart(SimpleNamespace(mallopt=lambda *given: set_to.append(given)))
-    assert set_to == [(M_MMAP_THRESHOLD, DEFAULT)]
-
-
-def test_another_c_library_does_nothing() -> None:
+    library = SimpleNamespace(malloc_trim=asked.append, mallopt=lambda *given: set_to.append(given))
+    keep_large_blocks_apart(library)
+    trimmer(library)()
+    assert (asked, set_to) == ([0], [(M_MMAP_THRESHOLD, DEFAULT)])
     keep_large_blocks_apart(SimpleNamespace())
     assert trimmer(SimpleNamespace())() is None
 

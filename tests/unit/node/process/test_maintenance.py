@@ -88,13 +88,6 @@ def test_missed_runs_of_a_slow_task_are_skipped() -> None:
     assert done == [1]
 
 
-def test_stop_ends_a_thread_that_waits() -> None:
-    maintenance = Maintenance("test", [PeriodicTask(name="c", every_s=3600.0, work=lambda: None)])
-    maintenance.worker.start()
-    maintenance.worker.stop(5.0)
-    assert "test" not in {thread.name for thread in threading.enumerate()}
-
-
 class FakeWakeup(Wakeup):
     watches = True
 

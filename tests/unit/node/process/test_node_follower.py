@@ -103,10 +103,6 @@ def test_a_second_publisher_is_remembered_while_no_gpu_can_be_read() -> None:
     assert at.around.asked[-2:] == [{"GPU-1"}, {"GPU-1"}]
 
 
-def test_nothing_is_looked_at_while_nothing_changes() -> None:
-    assert Follower().looks(100) == 0
-
-
 def annotate(at: Follower) -> None:
     at.node.node = OwnNode(name="node-a", annotations={DRAIN_ANNOTATION: "all"})
 
@@ -342,12 +338,6 @@ def test_it_says_what_it_found_until_devices_are_offered_again(offers: Offers) -
     assert "has gone" in (offers.second.problem or "")
     assert offers.after(60.0)
     assert offers.second.problem is None
-
-
-def test_at_the_start_it_counts_at_once(offers: Offers) -> None:
-    offers.allocatable = {"nvidia.com/gpu": "1"}
-    assert offers.after(0.0)
-    assert offers.second.problem is not None
 
 
 def test_where_it_is_allowed_nothing_is_withdrawn(tmp_path: Path) -> None:
