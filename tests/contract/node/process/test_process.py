@@ -135,10 +135,13 @@ def test_missing_nvidia_driver_is_waited_for_without_attracting_pods(
     assert process.end()[0] == 0
 
 
-def test_cdi_files_that_vanish_come_back(rest: RestClient, node: Callable[..., Node]) -> None:
+def test_cdi_files_that_vanish_come_back_and_a_directory_in_the_way_is_named(
+    rest: RestClient, node: Callable[..., Node]
+) -> None:
     """The runtime restarts a container without a prepare, so no prepare would restore the files."""
     process = node().start()
-    process.wait_for(lambda: len(generations(rest)) == POOL)
+    process.register()
+    process.wait_for(lambda: process.ready()[0] == 200)
     maker = claim_maker(rest)
     claim = maker.make(0)
     assert process.prepare(claim).devices
@@ -148,24 +151,13 @@ def test_cdi_files_that_vanish_come_back(rest: RestClient, node: Callable[..., N
     cdi = process.folder / "cdi"
     process.wait_for(lambda: cdi.exists() and len(process.cdi_files) == 2)
     assert {name: (cdi / name).read_bytes() for name in process.cdi_files} == contents
-    maker.drop(claim)
-
-
-def test_cdi_directory_that_cannot_be_written_is_a_reason_for_not_being_ready(
-    rest: RestClient, node: Callable[..., Node]
-) -> None:
-    """It is reported before a prepare fails, whose pod would wait more than a minute for its next try."""
-    process = node().start()
-    process.register()
-    process.wait_for(lambda: process.ready()[0] == 200)
-    cdi = process.folder / "cdi"
     shutil.rmtree(cdi)
     cdi.write_text("in the way")
-    process.wait_for(lambda: str(cdi) in process.ready()[1])
+    process.wait_for(lambda: str(cdi) in process.ready()[1])  # before a prepare fails
     assert process.health()[0] == 200, "a restart would not help"
     cdi.unlink()
-    process.wait_for(lambda: process.ready()[0] == 200)
-    assert len(process.cdi_files) == 1
+    process.wait_for(lambda: process.ready()[0] == 200 and len(process.cdi_files) == 2)
+    maker.drop(claim)
 
 
 def test_journal_that_is_removed_makes_the_process_ask_for_its_restart(

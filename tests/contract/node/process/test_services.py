@@ -61,14 +61,6 @@ def test_prepare_answers_devices_in_both_versions(plugin: Plugin, channel: grpc.
     assert [(ref.namespace, ref.name, ref.uid) for ref in plugin.preparer.prepared] == [("default", "train", A)]
 
 
-def test_share_id_is_sent_in_v1_and_unset_without_a_share(plugin: Plugin, client: DraClient) -> None:
-    """A kubelet tells "no share" from "a share with an empty name"."""
-    plugin.preparer.answers[A] = (device(share_id="s-1"), device("gpu-1"))
-    shared, whole = client.prepare(A).claims[A].devices
-    assert shared.share_id == "s-1"
-    assert not whole.HasField("share_id")
-
-
 def test_one_claims_failure_is_its_own_entry(plugin: Plugin, client: DraClient) -> None:
     plugin.preparer.answers[A] = DeviceInUseError("gpu-0 is prepared for claim default/other")
     response = client.prepare(A, B)
@@ -83,12 +75,6 @@ def test_unprepare_answers_every_claim(plugin: Plugin, client: DraClient) -> Non
     plugin.preparer.answers[B] = ClaimReplacedError("no")
     response = client.unprepare(A, B)
     assert {uid: entry.error for uid, entry in response.claims.items()} == {A: "", B: "no"}
-
-
-def test_empty_calls_are_fine(plugin: Plugin, client: DraClient) -> None:
-    assert not client.prepare().claims
-    assert not client.unprepare().claims
-    assert plugin.preparer.prepared == []
 
 
 def test_defect_in_the_preparer_is_an_answer_for_each_claim_not_a_dead_process(
@@ -123,9 +109,15 @@ def test_a_malformed_claim_gets_an_error_and_reaches_no_preparer(
     assert plugin.preparer.prepared == []
 
 
-def test_claim_named_twice_in_one_call_is_worked_on_once(plugin: Plugin, client: DraClient) -> None:
-    assert set(client.prepare(A, A).claims) == {A}
-    assert len(plugin.preparer.prepared) == 1
+def test_a_call_names_no_claim_or_one_twice_and_answers_share_ids(plugin: Plugin, client: DraClient) -> None:
+    assert not client.prepare().claims
+    assert not client.unprepare().claims
+    assert plugin.preparer.prepared == []
+    plugin.preparer.answers[A] = (device(share_id="s-1"), device("gpu-1"))
+    answer = client.prepare(A, A)
+    assert (set(answer.claims), len(plugin.preparer.prepared)) == ({A}, 1)
+    shared, whole = answer.claims[A].devices
+    assert (shared.share_id, whole.HasField("share_id")) == ("s-1", False), "unset without a share"
 
 
 def test_oversized_calls_are_refused_as_a_whole(plugin: Plugin, client: DraClient) -> None:

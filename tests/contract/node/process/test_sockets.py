@@ -52,6 +52,10 @@ def test_registration_socket_that_was_deleted_comes_back(plugin: Plugin) -> None
     assert "not registered" in str(plugin.registration.problem)
     assert register(plugin.paths.registration).name == DRIVER
     assert plugin.registration.problem is None
+    plugin.paths.registration.unlink()
+    plugin.paths.registration.parent.rmdir()
+    plugin.endpoints.check()
+    assert register(plugin.paths.registration).name == DRIVER, "its directory, too"
 
 
 def test_dra_socket_that_was_deleted_comes_back_for_a_connected_kubelet(plugin: Plugin) -> None:
@@ -77,13 +81,6 @@ def test_a_call_in_progress_is_answered_although_its_socket_was_deleted(plugin: 
         plugin.endpoints.check()
         release.set()
         assert future.result(10).claims[UID].devices
-
-
-def test_a_registry_directory_that_was_removed_is_created_again(plugin: Plugin) -> None:
-    plugin.paths.registration.unlink()
-    plugin.paths.registration.parent.rmdir()
-    plugin.endpoints.check()
-    assert register(plugin.paths.registration).name == DRIVER
 
 
 def test_sockets_in_place_are_not_replaced(plugin: Plugin) -> None:

@@ -345,17 +345,25 @@ def test_another_reason_while_detached_replaces_the_first(node: Node) -> None:
     assert node.gauge == 1
 
 
-def test_a_call_that_hangs_is_reported_until_it_returns(node: Node) -> None:
-    node.gpus.hangs = True
-    node.step(ASKED)
-    assert (node.detaching.is_detached, node.gauge) == (True, 0)
-    assert "a call of the driver has not returned" in str(node.detaching.problem)
-    assert "delete the pod of the node process" in str(node.detaching.problem)
-    node.step(ASKED)
+@pytest.mark.parametrize(
+    ("cause", "says"),
+    [
+        ("call", ("a call of the driver has not returned", "delete the pod of the node process")),
+        ("exporter", ("the usage exporter of this node has the driver open", "delete its pod")),
+    ],
+)
+def test_who_keeps_the_driver_open_is_reported_until_it_is_closed(node: Node, cause: str, says: list[str]) -> None:
+    """A kernel module cannot be unloaded under it; the person has to know."""
+    node.gpus.hangs, node.exporter_is_stuck = cause == "call", cause == "exporter"
+    for _ in range(2):
+        node.step(ASKED)
+    assert (node.detaching.is_detached, node.gauge) == (True, 0), "the driver must be left alone all the same"
+    assert all(each in str(node.detaching.problem) for each in says)
     assert node.reasons == ["DriverDetaching", "DriverDetachIncomplete"]
-    node.gpus.hangs = False
+    node.gpus.hangs = node.exporter_is_stuck = False
     node.step(ASKED)
     assert (node.gauge, node.reasons[-1]) == (1, "DriverDetached")
+    assert not any(each in str(node.detaching.problem) for each in says)
 
 
 def test_a_request_that_ends_while_a_call_hangs_is_taken_back(node: Node) -> None:
@@ -364,11 +372,6 @@ def test_a_request_that_ends_while_a_call_hangs_is_taken_back(node: Node) -> Non
     assert "reattached" in node.step(None)
     node.step(None)
     assert node.gate.reason is None
-
-
-def test_calls_of_the_kubelet_that_do_not_end_do_not_keep_the_driver_open_for_ever(node: Node) -> None:
-    node.gate.busy = True
-    assert "closed" in node.step(ASKED)
 
 
 def test_a_request_that_changes_while_calls_are_waited_for_is_looked_at_again(node: Node) -> None:
@@ -383,24 +386,10 @@ def test_a_request_that_changes_while_calls_are_waited_for_is_looked_at_again(no
 
 
 @pytest.mark.parametrize(("publish_after_s", "waits"), [(1.0, True), (60.0, False)])
-def test_an_api_server_that_is_away_does_not_keep_the_driver_open(
+def test_an_api_server_or_calls_that_hang_do_not_keep_the_driver_open(
     node: Node, publish_after_s: float, waits: bool
 ) -> None:
     """The taint is waited for, but not for ever: the driver may be what has to be mended."""
-    node.publish_after_s = publish_after_s
+    node.publish_after_s, node.gate.busy = publish_after_s, not waits  # nor do calls of the kubelet that do not end
     steps = node.step(ASKED)
     assert [step for step in steps if step in ("published", "closed")] == ["published", "closed"][not waits :]
-
-
-def test_an_exporter_that_keeps_the_driver_open_is_named(node: Node) -> None:
-    """The driver cannot be replaced while it does: the node is not said to be detached before it has let go."""
-    node.exporter_is_stuck = True
-    for _ in range(2):
-        node.step(ASKED)
-    assert "the usage exporter of this node has the driver open" in (node.detaching.problem or "")
-    assert node.reasons == ["DriverDetaching", "DriverDetachIncomplete"]
-    assert node.detaching.is_detached, "the driver must be left alone all the same"
-    node.exporter_is_stuck = False
-    node.step(ASKED)
-    assert node.reasons[-1] == "DriverDetached"
-    assert "exporter" not in (node.detaching.problem or "")

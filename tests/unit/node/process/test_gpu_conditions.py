@@ -127,12 +127,9 @@ def test_a_gpu_that_is_gone_is_forgotten(bench: Bench) -> None:
     bench.look(gpu(COMPLETED))
     bench.look()
     assert bench.look(gpu(IN_PROGRESS)) == {"GPU-0": "probing"}
-
-
-def test_other_terms_stay(bench: Bench) -> None:
     terms: Terms = {GpuUuid("GPU-0"): GpuTerms(policy="p", profiles=frozenset())}
     (changed,) = bench.watch.amend(Snapshot(gpus=(gpu(IN_PROGRESS),)), terms).values()
-    assert (changed.policy, changed.profiles) == ("p", frozenset())
+    assert (changed.policy, changed.profiles) == ("p", frozenset()), "other terms stay"
 
 
 def test_a_clock_that_jumps_back_begins_the_time_again() -> None:
@@ -193,7 +190,7 @@ def test_a_creation_ends_it(cuts: Cuts) -> None:
     assert cuts.amended() == {}
 
 
-def test_one_event_per_withholding(cuts: Cuts) -> None:
+def test_one_event_and_remark_per_withholding_until_its_time_is_over(cuts: Cuts) -> None:
     """It names the last refusal, and comes when the node's UID is known; repeated refusals add none."""
     cuts.node_is_known = False
     cuts.refuse(LIMIT + 2)
@@ -209,16 +206,12 @@ def test_one_event_per_withholding(cuts: Cuts) -> None:
     assert reason == "PartitionsWithheld"
     assert message.startswith("MIG partitions of gpu-0 that do not exist yet are withheld from new claims for 10 min")
     assert message.endswith("the last refusal: open in nv-hostengine (process 4711)")
-
-
-def test_remarks_and_metrics_say_it(cuts: Cuts) -> None:
-    cuts.refuse()
-    cuts.amended()
     (remark,) = cuts.withholding.remarks
     assert "gpu-0" in remark
     assert metrics.REGISTRY.get_sample_value("dra_driver_partitions_withheld") == 1
     cuts.now += WITHHELD_S
-    cuts.amended()
+    assert cuts.amended() == {}, "it ends by itself"
+    assert cuts.withholding.remarks == []
     assert metrics.REGISTRY.get_sample_value("dra_driver_partitions_withheld") == 0
 
 

@@ -140,10 +140,13 @@ def owned(hardware: Hardware, journal: FakeJournal | None) -> list[bool]:
     return [instance.owned for instance in backend.snapshot().gpus[0].mig_instances]
 
 
-def test_an_instance_is_owned_only_if_the_journal_has_it() -> None:
+def test_an_instance_or_mig_mode_is_owned_only_if_the_journal_has_it() -> None:
     assert owned(Hardware(AT_0, AT_4), FakeJournal(AT_0)) == [True, False]
     assert owned(Hardware(AT_0), FakeJournal(AT_4)) == [False]
     assert owned(Hardware(AT_0), None) == [False]
+    backend = OwnedBackend(Hardware())
+    backend.use_journal(stand_in(FakeJournal(modes=(GPU,))))
+    assert backend.snapshot().gpus[0].mig_mode_owned
 
 
 def test_an_instance_destroyed_during_the_read_is_not_marked_as_foreign() -> None:
@@ -157,12 +160,6 @@ def test_an_instance_created_during_the_read_is_not_marked_as_foreign() -> None:
     hardware, journal = Hardware(AT_0), FakeJournal()
     hardware.during = lambda: journal.made.append(AT_0)
     assert owned(hardware, journal) == [True]
-
-
-def test_mig_mode_that_the_driver_switched_on_is_marked() -> None:
-    backend = OwnedBackend(Hardware())
-    backend.use_journal(stand_in(FakeJournal(modes=(GPU,))))
-    assert backend.snapshot().gpus[0].mig_mode_owned
 
 
 def test_an_unreadable_journal_fails_the_snapshot() -> None:

@@ -199,6 +199,8 @@ def test_a_look_that_finds_something_is_published_before_it_is_told(node: Node) 
 
 def test_a_missing_gpu_counts_as_unreachable(node: Node) -> None:
     other = GpuUuid("GPU-missing")
+    node.missing = {other: MissingGpu(since=5.0, awaited=True)}
+    assert node.step(after_s=LOOK_S) == ["tell"], "it may only be late"
     node.missing = {other: MissingGpu(since=5.0)}
     assert node.step(after_s=LOOK_S) == ["publish", "tell"]
     (reading,) = [each for each in node.health.seen[-1] if each.gpu_uuid == other]
@@ -206,15 +208,6 @@ def test_a_missing_gpu_counts_as_unreachable(node: Node) -> None:
     node.missing[SECOND.uuid] = MissingGpu(since=6.0)
     node.step(after_s=LOOK_S)
     assert [each.unreachable for each in node.health.seen[-1] if each.gpu_uuid == SECOND.uuid] == [None], "it answers"
-
-
-def test_a_gpu_that_may_be_late_is_not_reported_as_lost(node: Node) -> None:
-    """It would be kept from claims for minutes after it answers, and evict where a policy says so."""
-    other = GpuUuid("GPU-late")
-    node.missing = {other: MissingGpu(since=5.0, awaited=True)}
-    assert node.step(after_s=LOOK_S) == ["tell"]
-    node.missing = {other: MissingGpu(since=5.0)}
-    assert node.step(after_s=LOOK_S) == ["publish", "tell"]
 
 
 def test_a_gpu_that_is_gone_for_good_is_forgotten_at_the_second_look(node: Node) -> None:
@@ -335,15 +328,9 @@ def test_a_gpu_that_is_missing_at_the_start_is_judged_by_its_policy() -> None:
     terms.update(snapshot(OTHER))
     assert rules_in_force(terms, early, LOST.uuid) == EVICTS, "it is not in the inventory"
     assert rules_in_force(terms, early, OTHER.uuid) == DEFAULT_RULES
-
-
-def test_newer_policies_are_followed_once_the_terms_are_resolved() -> None:
-    policies = Policies()
-    terms = TermsResolver(stand_in(policies), list)
-    early = terms.expected(snapshot(LOST))
     policies.health = replace(EVICTS, evicting_causes=frozenset())
     terms.update(snapshot(LOST, OTHER))
-    assert rules_in_force(terms, early, LOST.uuid) == policies.health
+    assert rules_in_force(terms, early, LOST.uuid) == policies.health, "newer policies are followed"
     assert terms.of_gpu(OTHER.uuid) == GpuTerms()
 
 

@@ -283,11 +283,12 @@ def test_a_detach_taints_and_withdraws_nothing_however_long_it_takes(node: Node)
     assert node.after(1.0) == [SNAPSHOT, SNAPSHOT]
     node.detach.is_detached = True
     node.hardware.problem = "detached"
+    node.conflict.conflict = "another driver, which counts less"
     del node.happened[:]
     assert node.after(10 * KEEP_S) == [SNAPSHOT, SNAPSHOT]
     assert node.happened == [], "a search for driver files could load the driver again"
     assert node.slices.terms[-1][FIRST.uuid].taints[0].value == "requested"
-    node.detach.taint_value, node.detach.is_detached = None, False
+    node.detach.taint_value, node.detach.is_detached, node.conflict.conflict = None, False, None
     node.hardware.works()
     assert node.after(1.0) == [SNAPSHOT, SNAPSHOT, SNAPSHOT]
     assert node.slices.terms[-1] == {}
@@ -335,14 +336,6 @@ def test_devices_that_something_else_offers_are_withdrawn_and_come_back(node: No
     node.conflict.conflict = None
     assert node.after(1.0)[-1] == SNAPSHOT
     assert node.policies.taint.value is None
-
-
-def test_a_request_to_detach_counts_before_a_second_publisher(node: Node) -> None:
-    node.sees(SNAPSHOT)
-    node.conflict.conflict = "another driver"
-    node.detach.taint_value = "requested"
-    assert node.after(1.0)[-1] == SNAPSHOT
-    assert node.policies.taint.value == "requested"
 
 
 def test_nothing_is_withdrawn_before_the_gpus_are_known(node: Node) -> None:

@@ -92,6 +92,7 @@ def test_it_is_still_missing_after_a_restart(node: Node) -> None:
     node.now += KEEP_S - 1
     node.restart()
     assert "gpu-3" in node.names(SEVEN)
+    assert node.known.missing == {LOST.uuid: MissingGpu(since=1_000_000.0)}, "not awaited: that it is lost was told"
     node.now += 1
     assert "gpu-3" not in node.names(SEVEN)
 
@@ -116,15 +117,6 @@ def test_a_gpu_that_was_not_seen_since_the_start_is_awaited_for_two_looks(node: 
     node.names(EIGHT)
     node.names(SEVEN)
     assert not node.known.missing[LOST.uuid].awaited, "it has been seen"
-
-
-def test_a_gpu_that_was_missing_before_the_restart_is_not_awaited(node: Node) -> None:
-    node.names(EIGHT)
-    node.names(SEVEN)
-    node.now += GRACE_S
-    node.restart()
-    node.names(SEVEN)
-    assert node.known.missing == {LOST.uuid: MissingGpu(since=1_000_000.0)}
 
 
 def test_a_gpu_that_comes_back_is_the_same_device(node: Node) -> None:

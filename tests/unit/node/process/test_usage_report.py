@@ -82,6 +82,10 @@ def told(*over: OverGrant, idle: Any = (), foreign: Any = (), claims: Any = (CLA
 
 def test_a_claim_over_its_grant_is_told_with_what_may_follow() -> None:
     assert told(OVER) == ToldUsage(over_grant=(TOLD,), checked_at="now")
+    other = UsingPod(namespace="kube-system", name="coredns", uid="x")
+    assert told(replace(OVER, pods=(other, *OVER.pods))).over_grant == (TOLD,), "pods of its namespace only"
+    two = replace(CLAIM, devices=(SHARE, replace(SHARE, sharing=sharing(4 * GIB))))
+    assert told(OVER, claims=(two,)).over_grant == (replace(TOLD, granted="16Gi"),), "two shares are one grant"
 
 
 @pytest.mark.parametrize(
@@ -101,11 +105,6 @@ def test_a_lie_about_claims_devices_pods_and_grants_is_not_passed_on(changed: di
     assert told(replace(OVER, **changed)) == ToldUsage()
 
 
-def test_pods_of_other_namespaces_are_left_out() -> None:
-    other = UsingPod(namespace="kube-system", name="coredns", uid="x")
-    assert told(replace(OVER, pods=(other, *OVER.pods))).over_grant == (TOLD,)
-
-
 @pytest.mark.parametrize(
     "devices",
     [
@@ -116,11 +115,6 @@ def test_pods_of_other_namespaces_are_left_out() -> None:
 )
 def test_only_shares_with_a_known_grant_are_judged(devices: Any) -> None:
     assert told(OVER, claims=(replace(CLAIM, devices=devices),)) == ToldUsage()
-
-
-def test_two_shares_of_one_gpu_are_one_grant() -> None:
-    two = replace(CLAIM, devices=(SHARE, replace(SHARE, sharing=sharing(4 * GIB))))
-    assert told(OVER, claims=(two,)).over_grant == (replace(TOLD, granted="16Gi"),)
 
 
 def test_eviction_takes_both_the_file_and_the_policy() -> None:
