@@ -30,8 +30,7 @@ log = logging.getLogger(__name__)
 
 class AssignmentsReader:
     """Reads ``assignments.json`` in ``folder`` (``usage`` of the driver's directory), keeps the last good one. Of one
-    thread.
-    """
+    thread."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
@@ -41,7 +40,6 @@ class AssignmentsReader:
 
     @property
     def problem(self) -> str | None:
-        """Why the newest file is not used; None while it is."""
         return self._problem
 
     def read(self) -> Assignments | Unread:
@@ -122,7 +120,6 @@ class UsageGpus:
         return reason
 
     def read(self, assignments: Assignments | Unread) -> tuple[GpuUsage, ...] | Unread:
-        """One sample of all GPUs."""
         reason = self.sync(assignments)
         if reason is not None:
             return Unread(reason=reason)

@@ -87,9 +87,7 @@ class Observer:
         """One sample; takes as long as the driver, /proc and the kubelet do."""
         now_s = self._clock()
         joined = join(self._read(now_s))
-        self._ledger = fold(
-            self._ledger, joined, now_s, window_s=self._window_s, keep_ended_s=self._keep_ended_s
-        )  # fmt: skip
+        self._ledger = fold(self._ledger, joined, now_s, window_s=self._window_s, keep_ended_s=self._keep_ended_s)
         judged, findings = self._judge(joined)
         return LookResult(
             joined=joined,
@@ -105,11 +103,7 @@ class Observer:
         assignments = self._sources.assignments.read()
         listed_s = since_boot_s()
         readings = self._sources.gpus.read(assignments)
-        pids = (
-            []
-            if isinstance(readings, Unread)
-            else [process.pid for each in readings for process in each.processes or ()]
-        )
+        pids = [] if isinstance(readings, Unread) else [one.pid for each in readings for one in each.processes or ()]
         return Look(
             at=self._now(),
             elapsed_s=elapsed_s,
@@ -150,8 +144,6 @@ SIMULATED_USAGE: Final = "simulated-usage.json"
 
 
 class SimulatedGpus:
-    """Simulated GPUs, which have nothing to close."""
-
     def __init__(self, usage: SimulatedUsage) -> None:
         self._usage = usage
 
@@ -183,19 +175,16 @@ class ExporterProcess:
     def __init__(self, settings: ExporterSettings) -> None:
         self._settings = settings
         plugin_dir = Path(settings.kubelet_plugins_dir) / settings.driver_name
-        self._assignments = AssignmentsReader(plugin_dir / FOLDER)
-        self._gpus = UsageGpus(choose(settings, plugin_dir), plugin_dir / FOLDER / FINDINGS / LOCK)
-        self._pods = PodResourcesReader(settings.pod_resources_socket, settings.driver_name)
         self._findings = FindingsWriter(plugin_dir / FOLDER)
-        sources = Sources(
-            assignments=self._assignments,
-            gpus=self._gpus,
+        self._sources = Sources(
+            assignments=AssignmentsReader(plugin_dir / FOLDER),
+            gpus=UsageGpus(choose(settings, plugin_dir), plugin_dir / FOLDER / FINDINGS / LOCK),
             processes=ProcReader(settings.proc_dir),
             logs=LogLinks(settings.log_dir),
-            pods=self._pods,
+            pods=PodResourcesReader(settings.pod_resources_socket, settings.driver_name),
         )
         self._observer = Observer(
-            sources, settings.node_name, window_s=settings.window, keep_ended_s=settings.keep_ended
+            self._sources, settings.node_name, window_s=settings.window, keep_ended_s=settings.keep_ended
         )  # fmt: skip
         self._observed: LookResult | None = None  # replaced as a whole
         self._moved_s = time.monotonic()
@@ -205,12 +194,10 @@ class ExporterProcess:
         return [] if self._observed is not None else ["the first look is not over"]
 
     def live(self) -> list[str]:
-        """Reasons why only a restart helps."""
         silent_s = time.monotonic() - self._moved_s
         return [f"the exporter has not moved for {silent_s:.0f} s"] if silent_s > LATE_S else []
 
     def remarks(self) -> list[str]:
-        """One sentence for each unreadable source."""
         observed = self._observed
         if observed is None:
             return []
@@ -237,8 +224,8 @@ class ExporterProcess:
                 self._step()
                 self._rest(began + self._settings.interval)
         finally:
-            self._gpus.close()
-            self._pods.close()
+            self._sources.gpus.close()
+            self._sources.pods.close()
             if endpoint is not None:
                 endpoint.stop()
 
@@ -259,7 +246,7 @@ class ExporterProcess:
     def _rest(self, until: float) -> None:
         """Wait until the next sample is due; poll whether the GPUs have to be closed."""
         while (left := until - time.monotonic()) > 0 and not self.stopping.wait(min(left, ASSIGNMENTS_POLL_S)):
-            self._gpus.sync(self._assignments.read())
+            self._sources.gpus.sync(self._sources.assignments.read())
             self._moved_s = time.monotonic()
 
     def _count(self, observed: LookResult) -> None:
@@ -270,7 +257,7 @@ class ExporterProcess:
             if reason is not None:
                 metrics.errors_total.labels(source).inc()
         metrics.knows_processes.set(all(getattr(knows, each) is None for each in ("processes", "containers", "claims")))
-        metrics.driver_open.set(self._gpus.is_open)
+        metrics.driver_open.set(self._sources.gpus.is_open)
         metrics.rows_left_out.set(observed.ledger.left_out)
         metrics.usage.set(families(joined, observed.ledger, observed.judged, dcgm=self._settings.dcgm_names))
 

@@ -31,8 +31,6 @@ _SLACK_S: Final = 2 / _TICKS
 
 
 class _Known(Struct, frozen=True):
-    """Facts of one process, identified by the tick of its start."""
-
     start: int
     facts: ProcessFacts
     until_s: float
@@ -52,8 +50,7 @@ class ProcReader:
 
     def read(self, pids: Collection[int], listed_s: float) -> Mapping[int, ProcessFacts] | Unread:
         """The facts of processes that live and began before ``listed_s`` (of `since_boot_s`), when the driver listed
-        them: one that began later has the PID of a process that ended.
-        """
+        them: one that began later has the PID of a process that ended."""
         if not Path(self._root, "self").is_symlink() and not Path(self._root, "1").is_dir():
             return Unread(reason=f"{self._root} is no /proc: mount the host's and set --proc-dir (PROC_DIR)")
         now_s = self._clock()

@@ -67,10 +67,8 @@ _SINCE: Final = re.compile(r'"lastTransitionTime": "[^"]*"')
 def status_of(
     claim: Entry, driver: str, health: Mapping[tuple[str, str], DeviceReport], now: float
 ) -> dict[str, object]:
-    """The object to apply. A device without a report counts as healthy: it was prepared.
-
-    Two requests of a claim can have the same device (admin access). It is one entry: the API server refuses two.
-    """
+    """The object to apply. A device without a report counts as healthy: it was prepared. Two requests for the same
+    device (admin access) are one entry: the API server refuses two."""
     devices = {(device.pool, device.device, device.share_id): device for device in claim.devices}
     found = []
     for device in devices.values():
@@ -272,7 +270,6 @@ def open_claim_status(
 
 
 def data_of(device: AssignedDevice) -> dict[str, object]:
-    """UUID, placement and share of a device, as ``status.devices[].data``."""
     data: dict[str, object] = {"uuid": device.gpu_uuid}
     partition, sharing = device.partition, device.sharing
     if partition is not None:
@@ -384,7 +381,6 @@ class Refusals:
 
 
 def _has(claim: Entry, notice: Notice) -> bool:
-    """Return whether a prepared claim has the device, also with admin access."""
     devices = devices_of(claim) if claim.state == "prepared" else ()
     return any(is_about(notice.condition, device, notice.gpu) for device in devices)
 

@@ -1,27 +1,16 @@
-"""Detaches from the NVIDIA driver on request, for a driver upgrade or a GPU reset. Reattaches when the request ends.
+"""Detach from the NVIDIA driver on request, for a driver upgrade or a GPU reset; reattach when the request ends.
 
     attached     a request comes             new prepares are refused, all devices tainted
     waiting      for claims to end, where the request says so; then for calls in work
     closing      every handle of NVML is closed; a call that hangs keeps it here
-    detached     the request ends            a new session is opened with the library that is installed then
+    detached     the request ends            a new session is opened with the installed library
     reattaching  the GPUs have been read     the taint is removed, prepares are admitted
 
-One thread does all of this. It looks once a second while there is a request, else when it is woken: when the Node
-object or the journal changes, and when the request's file exists. What is refused and answered while the driver is
-detached: ``node/claims/prepare_gate.py``; what is published: ``inventory_publisher.py``. A request comes from:
-
-===============================================================  =======================================================
-annotation ``gpu.dra-driver.io/detach: <reason>`` of the Node     at once, also while claims are prepared: a person asks
-file ``detach`` in the driver's folder, its content the reason    the same, for a node without access to the API server
-label of the Node for GPU clients or DRA drivers, see ``LABELS``  when no claim is prepared: NVIDIA's k8s-driver-manager
-===============================================================  =======================================================
-
-A request ends when annotation, file or label value is gone. An annotation or a file asks whatever it contains, except
-for the annotation's value ``false``.
-
-k8s-driver-manager (bd62ca7, cmd/driver-manager/main.go:47, 656-740) sets a label that is ``true`` to
-``paused-for-driver-upgrade``, and one of another value to ``<value>_paused-for-driver-upgrade``: that of GPU clients
-first, then it evicts the pods that have claims, then it sets that of DRA drivers and unloads the kernel modules.
+A request is the Node's annotation ``gpu.dra-driver.io/detach: <reason>`` (any value but ``false``), the file ``detach``
+in the driver's directory, or one of `LABELS`, which waits until no claim is prepared. k8s-driver-manager (bd62ca7,
+cmd/driver-manager/main.go:47, 656-740) sets a label that is ``true`` to ``paused-for-driver-upgrade``, and one of
+another value to ``<value>_paused-for-driver-upgrade``: that of GPU clients first, then it evicts the pods that have
+claims, then it sets that of DRA drivers and unloads the kernel modules.
 """
 
 import errno
@@ -68,7 +57,6 @@ class DetachRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def taint_value(self) -> str:
-        """The value of the taint of all devices while the request exists."""
         return "driver-upgrade" if self.when_unused else "requested"
 
     def __str__(self) -> str:
@@ -103,9 +91,7 @@ class DetachFile:
 
     def read(self) -> str | None:
         """Its content, at most `MAX_FILE_BYTES`; None if it does not exist. An unreadable file requests a detach too.
-
-        After an error that does not show whether it exists, the last answer counts. For one thread.
-        """
+        After an error that does not show whether it exists, the last answer counts. For one thread."""
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -136,10 +122,9 @@ REST_S: Final = 30.0
 REATTACH_LOOK_S: Final = 0.2
 PUBLISH_LOOK_S: Final = 0.02
 WORK_S: Final = 45.0
-"""How long calls in work are waited for before the driver is closed; they end by themselves within 40 s."""
+"""Limit for calls in work before the driver is closed; they end by themselves within 40 s."""
 PUBLISH_S: Final = 2.0
-"""How long the taint may take to reach the API server before the driver is closed; an API server that is away must not
-keep a node's driver in use."""
+"""Limit for the taint to reach the API server before the driver is closed."""
 CLOSE_S: Final = 10.0
 """How long running calls of NVML are waited for at a time."""
 
@@ -154,8 +139,6 @@ _EXPORTER: Final = (
 
 
 class Phase(Enum):
-    """The value begins the sentence that reports the phase."""
-
     ATTACHED = ""
     WAITING = "this node is about to give its NVIDIA driver up"
     CLOSING = "this node gives its NVIDIA driver up"
@@ -210,7 +193,6 @@ class Detaching:
 
     @property
     def is_detached(self) -> bool:
-        """Whether the driver must not be used."""
         return self._state.phase in (Phase.CLOSING, Phase.DETACHED)
 
     @property
@@ -228,8 +210,7 @@ class Detaching:
 
     def step(self) -> float:
         """Take the next step; return the seconds until another. Takes up to `WORK_S` and `CLOSE_S` while calls are in
-        work.
-        """
+        work."""
         request = self._find()
         if request is not None:
             self._give_up(request)
@@ -325,6 +306,5 @@ def _refusal(request: DetachRequest) -> str:
 
 
 def wake_for_file(detaching: Detaching, plugin_dir: Path) -> None:
-    """Wake ``detaching`` while the file that requests a detach exists."""
     if os.path.lexists(plugin_dir / FILE):
         detaching.worker.wake()

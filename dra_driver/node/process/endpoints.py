@@ -43,8 +43,7 @@ DRA_THREADS = 12
 REGISTRATION_THREADS = 2
 TIMEOUT_S = 2.0
 GOOD_S: Final = 25.0
-"""How long a good answer counts. The kubelet asks every 10 s, and the connection of a check wakes all threads of gRPC
-for a while: checking each time was a third of what a node process at rest does."""
+"""How long a good answer counts: checks every 10 s were a third of the CPU time of an idle node process."""
 
 
 class Registration:
@@ -82,7 +81,6 @@ class Registration:
 
     @property
     def problem(self) -> str | None:
-        """Why this driver is not registered with the kubelet; None while it is."""
         with self._lock:
             return self._problem
 
@@ -104,7 +102,6 @@ class Endpoints:
 
     @property
     def problem(self) -> str | None:
-        """Why the kubelet cannot reach this driver; None while both sockets are in place. From any thread."""
         return self._problem
 
     def start(self) -> None:
@@ -117,11 +114,8 @@ class Endpoints:
             raise
 
     def check(self) -> None:
-        """Replace sockets whose files disappeared; a failure becomes ``problem``. Never raises.
-
-        A socket that another process put in place is left alone: two drivers that take turns are worse than one not
-        ready.
-        """
+        """Replace sockets whose files disappeared; a failure becomes ``problem``. Never raises. A socket that another
+        process put in place is left alone: two drivers that take turns are worse than one not ready."""
         if self._problem is None and self._dra.socket.is_in_place() and self._registrar.socket.is_in_place():
             return
         problem = None
@@ -182,10 +176,8 @@ def _started(server: UnixServer, path: Path) -> None:
 
 
 class Probe:
-    """The liveness probe: calls this process' sockets as the kubelet does. From any thread.
-
-    A good answer counts for `GOOD_S`; after a bad one each call checks.
-    """
+    """The liveness probe: calls this process' sockets as the kubelet does. From any thread. A good answer counts for
+    `GOOD_S`; after a bad one each call checks."""
 
     def __init__(self, check: Callable[[], list[str]], clock: Callable[[], float] = time.monotonic) -> None:
         self._check, self._clock = check, clock
@@ -201,11 +193,8 @@ class Probe:
 
 
 def socket_problems(paths: SocketPaths) -> list[str]:
-    """Reasons why the kubelet would get no answer. Takes at most about 3 s.
-
-    ``GetInfo`` goes through a real connection, gRPC's event loop and a worker thread. The DRA socket is only connected
-    to: its workers may wait for an API server, which a restart would not make faster.
-    """
+    """Reasons why the kubelet would get no answer. Takes at most about 3 s. ``GetInfo`` goes through a real connection.
+    The DRA socket is only connected to: its workers may wait for an API server."""
     found = []
     if not is_served(paths.dra):
         found.append(f"nothing accepts connections on {paths.dra}")
@@ -217,7 +206,6 @@ def socket_problems(paths: SocketPaths) -> list[str]:
 
 
 def get_info(paths: SocketPaths) -> pb.PluginInfo:
-    """Call ``GetInfo`` on a separate connection; raises grpc.RpcError."""
     # The default subchannel pool is process-wide; with a local one nothing outlives the probe.
     with grpc.insecure_channel(
         f"unix:{paths.registration}", options=[("grpc.use_local_subchannel_pool", 1)]

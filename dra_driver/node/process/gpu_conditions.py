@@ -34,8 +34,6 @@ GRACE_S: Final = 20.0
 
 
 class FabricHistory(Struct, frozen=True, kw_only=True):
-    """Since when the fabric of a GPU is not ready, and whether it was before."""
-
     not_ready_since: float | None = None
     was_ready: bool = False
 
@@ -90,7 +88,6 @@ class FabricWatch:
             }
 
     def report(self, warn: Warn) -> None:
-        """Record an event for each newly tainted GPU, once."""
         with self._lock:
             news = dict(self._news)
         for gpu, sentence in news.items():
@@ -100,7 +97,6 @@ class FabricWatch:
 
     @property
     def remarks(self) -> list[str]:
-        """One sentence for each tainted GPU."""
         with self._lock:
             return list(self._tainted.values())
 
@@ -158,7 +154,6 @@ class PartitionWithholding:
             log.info("partitions are offered again: one was created", extra={"gpu": partition.gpu_uuid})
 
     def amend(self, snapshot: Snapshot, terms: Terms) -> Mapping[GpuUuid, GpuTerms]:
-        """Terms that withhold partitions."""
         with self._lock:
             now = self._clock()
             for gpu, state in list(self._states.items()):
@@ -192,7 +187,6 @@ class PartitionWithholding:
 
     @property
     def remarks(self) -> list[str]:
-        """One sentence for each GPU whose partitions are withheld."""
         with self._lock:
             return [_remark(name) for gpu, name in self._names.items() if self._states.get(gpu, NO_REFUSALS).withheld]
 

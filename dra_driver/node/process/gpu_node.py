@@ -68,8 +68,7 @@ PAUSE_S: Final = 2.0
 LONGEST_PAUSE_S: Final = 60.0
 RETRY_S: Final = 30.0
 ABSENT_S: Final = (10.0, 300.0)
-"""The first and the longest wait after an answer that the kind is not served, or not allowed, and for the end of an
-object whose owner has gone."""
+"""First and longest wait while the kind is not served, or not allowed, and for the end of an object without owner."""
 CHECK_S: Final = 3600.0
 STEADY_S: Final = 600.0
 _NUMBERS: Final = re.compile(r"\d[\d., ]*")
@@ -79,9 +78,8 @@ class GpuNodeKeeper:
     """``worker`` runs it; wake it when something changed that the GpuNode shows.
 
     Writes come at least `PAUSE_S` apart, and further apart while changes continue; messages that differ only in numbers
-    are written after `STEADY_S`. A deleted object is created at the next change, or after `CHECK_S`. ``collect``
-    returns the status, None while it is unknown, and can raise DraError. ``owner`` returns the UID of the Node object,
-    "" while it is unknown. ``warn`` records an event on the Node.
+    are written after `STEADY_S`. ``collect`` returns the status, None while it is unknown, and can raise DraError.
+    ``owner`` returns the UID of the Node object, "" while it is unknown. ``warn`` records an event on the Node.
     """
 
     def __init__(
@@ -144,7 +142,6 @@ class GpuNodeKeeper:
         self._written = None
 
     def _settle(self, wanted: GpuNodeStatus) -> float:
-        """Write ``wanted`` if it differs from the stored status; return the seconds until the next step."""
         former, self._uid = self._uid, self._owner()
         if former not in ("", self._uid):  # with a Node that is deleted and made anew, its GpuNode goes
             self.check()
@@ -219,7 +216,6 @@ class GpuNodeKeeper:
 
 
 def _steady(status: GpuNodeStatus) -> GpuNodeStatus:
-    """The status without the numbers in its messages."""
     return replace(
         status,
         gpus=tuple(replace(each, message=_NUMBERS.sub("#", each.message or "")) for each in status.gpus),
@@ -231,10 +227,8 @@ _FORMS = {Form.PARTITION: PublishedForm.PARTITIONS, Form.SHARE: PublishedForm.SH
 
 
 class NodeFacts(Struct, frozen=True, kw_only=True):
-    """The node process's knowledge at one moment.
-
-    ``terms`` are the published ones; ``missing`` are GPUs of the snapshot that are not found any more.
-    """
+    """The node process's knowledge at one moment. ``terms`` are the published ones; ``missing`` are GPUs of the
+    snapshot that are not found any more."""
 
     snapshot: Snapshot
     terms: Terms
@@ -304,10 +298,8 @@ def _gpu(gpu: Gpu, facts: NodeFacts) -> NodeGpu:
 
 
 def offered_forms(gpu: Gpu, terms: GpuTerms) -> tuple[PublishedForm, ...]:
-    """The forms in which new claims can have the GPU.
-
-    Partitions only where they are published: not where MIG mode is off and enabling it takes a reset of the GPU.
-    """
+    """The forms in which new claims can have the GPU; partitions not while MIG mode is off and enabling it takes a
+    reset."""
     if not terms.offered:
         return ()
     forms = [PublishedForm.SHARED if terms.sharing is not None else PublishedForm.WHOLE] if terms.whole else []

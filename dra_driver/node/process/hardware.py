@@ -79,8 +79,7 @@ class Hardware(Struct, frozen=True, kw_only=True):
         watch: CreationWatch | None = None,
     ) -> HardwareDependencies:
         """The tools with which ``node/claims/`` changes GPUs. ``mps`` is the directory shared with the MPS host;
-        ``watch`` receives the partitions that a GPU in use refused.
-        """
+        ``watch`` receives the partitions that a GPU in use refused."""
 
         def minor(uuid: str) -> int | None:
             gpu = snapshot().gpu_by_uuid(GpuUuid(uuid))
@@ -152,8 +151,7 @@ def _on_host(driver_root: str, host_root: str) -> str:
 
 def _procs(host_root: str, root: RootSource) -> Iterator[Path]:
     """Below the host's root, then below the driver's (a driver container runs in the host's PID namespace), then this
-    process', which shows the node's processes only outside of a container.
-    """
+    process', which shows the node's processes only outside of a container."""
     if host_root != "/":
         yield Path(host_root) / "proc"
     with suppress(DriverUnavailableError):
@@ -162,15 +160,12 @@ def _procs(host_root: str, root: RootSource) -> Iterator[Path]:
 
 
 def _is_kernels(settings: NodeSettings) -> bool:
-    """Whether device numbers are those of this machine's kernel, and not a test's."""
     return settings.proc_devices == KERNEL_DEVICES
 
 
 def host_dev(settings: NodeSettings, own: str = "/dev") -> str | None:
-    """The host's ``/dev`` as this process sees it; None to leave it alone. ``own`` is this process'.
-
-    A pod has its own unless the host's is mounted there. Where the host's root is visible, a difference shows.
-    """
+    """The host's ``/dev`` as this process sees it; None to leave it alone. ``own`` is this process'. A pod has its own
+    unless the host's is mounted there. Where the host's root is visible, a difference shows."""
     below = Path(settings.host_root) / "dev"
     if settings.host_dev is not None:
         return settings.host_dev
@@ -215,10 +210,9 @@ def _simulated(
 class OwnedBackend:
     """A ``gpu.backend.Backend`` that marks instances that this driver created. Thread-safe.
 
-    A GPU does not record who created an instance (MIG UUIDs are derived from GPU and instance ids and repeat). The
-    journal is read before and after the hardware: an intent is recorded before an instance is created and removed after
-    it is destroyed. An instance in neither reading was not created by this driver. Call ``use_journal`` before the
-    first snapshot.
+    A GPU does not record who created an instance (MIG UUIDs repeat). The journal is read before and after the hardware:
+    an intent is recorded before an instance is created and removed after it is destroyed. An instance in neither
+    reading was not created by this driver. Call ``use_journal`` before the first snapshot.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -242,8 +236,7 @@ class OwnedBackend:
 
     def snapshot(self) -> Snapshot:
         """See ``Backend.snapshot``. Raises DriverUnavailableError also when the journal cannot be read: the published
-        devices then stay.
-        """
+        devices then stay."""
         with self._lock:
             journal = self._journal
         if journal is None:
@@ -259,7 +252,6 @@ class OwnedBackend:
 
 
 def _own(journal: Journal) -> tuple[frozenset[PartitionId], frozenset[GpuUuid]]:
-    """The partitions that this driver created, and GPUs whose mode it switched."""
     return journal.created_partitions(), frozenset(journal.gpus_with_note(MIG_MODE))
 
 
@@ -274,10 +266,8 @@ def _marked(gpu: Gpu, own: frozenset[PartitionId], modes: frozenset[GpuUuid]) ->
 
 
 class HostDeviceNodes:
-    """The node's device nodes. Without ``keeper``, only device numbers are given. Thread-safe.
-
-    ``may_touch`` returns whether the driver can be used: not while the GPUs are detached.
-    """
+    """The node's device nodes. Without ``keeper``, only device numbers are given. Thread-safe. ``may_touch`` returns
+    whether the driver can be used: not while the GPUs are detached."""
 
     def __init__(
         self, uvm: UvmModule, keeper: DeviceNodeReconciler | None, *, may_touch: Callable[[], bool] = lambda: True
@@ -311,10 +301,7 @@ class HostDeviceNodes:
             self._keeper.ensure(nodes)
 
     def check(self, gpu_minors: Iterable[int]) -> tuple[Problem, ...] | None:
-        """Load nvidia-uvm and make the nodes of all GPUs; return what remains. Raises nothing.
-
-        None while the driver must not be used.
-        """
+        """Load nvidia-uvm and make the nodes of all GPUs; return what remains, None while detached. Raises nothing."""
         if not self._may_touch():
             return None
         with suppress(DriverUnavailableError):
@@ -338,9 +325,7 @@ class SimulatedDev(RealDev):
 
 class DeviceNodeReport:
     """Checks the nodes and reports problems: in the log, as events on the Node, in metrics and in ``/readyz``.
-
-    ``remarks`` from any thread. ``warn`` records an event and returns whether that was possible.
-    """
+    ``remarks`` from any thread. ``warn`` records an event and returns whether that was possible."""
 
     def __init__(
         self, nodes: HostDeviceNodes, gpu_minors: Callable[[], Iterable[int]], warn: Callable[[str, str], bool]
@@ -353,7 +338,6 @@ class DeviceNodeReport:
         return self._remarks
 
     def check(self) -> None:
-        """Check all nodes, and report each change once."""
         problems = self._nodes.check(self._gpu_minors())
         if problems is None:
             return

@@ -167,7 +167,6 @@ class ConditionEvents:
 
 
 def device_of(gpu_uuid: GpuUuid, gi_id: int | None, snapshot: Snapshot) -> str:
-    """The device's name if known; else the GPU's UUID."""
     gpu = snapshot.gpu_by_uuid(gpu_uuid)
     if gpu is None or gi_id is None:
         return str(gpu_uuid if gpu is None else gpu.device_name)
@@ -228,7 +227,6 @@ class HealthMetrics:
         self._xids, self._recoveries = dict(status.xids), dict(status.recoveries)
 
     def _show_devices(self, status: HealthStatus, snapshot: Snapshot) -> None:
-        """Every published GPU, also healthy ones, and the partitions with conditions."""
         known = {device_of(each.gpu_uuid, each.gi_id, snapshot): each for each in status.devices}
         before, healthy = self._shown, dict.fromkeys((gpu.device_name for gpu in snapshot.gpus), HealthState.HEALTHY)
         self._shown = healthy | {name: each.state for name, each in known.items()}

@@ -62,7 +62,6 @@ class ReportedDevice(Struct, frozen=True, kw_only=True):
 
 
 def devices_of(entry: Entry) -> tuple[ReportedDevice, ...]:
-    """The devices of a claim, also those of admin access."""
     return tuple(
         ReportedDevice(
             pool=device.pool,
@@ -152,9 +151,8 @@ def _report(device: ReportedDevice, state: DeviceState, *messages: str) -> Devic
 class RateLimitedReports:
     """Limits how often a device's message changes, to reduce writes of pod status and of claim status.
 
-    Messages contain the reason of a hang, NVLinks that are down and the last XIDs, which can change with each poll. So
-    a new message about a device in the same state waits until the last one is `STEADY_S` old. Not thread-safe: one
-    thread calls ``apply``, also while nothing changes, so that the last message is reported.
+    A new message (such as a count of errors) about a device in the same state waits until the last one is `STEADY_S`
+    old. Not thread-safe: one thread calls ``apply``, also while nothing changes, so that the last message is reported.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -162,7 +160,6 @@ class RateLimitedReports:
         self._told: dict[tuple[str, str], tuple[DeviceReport, float]] = {}
 
     def apply(self, reports: Iterable[DeviceReport]) -> tuple[DeviceReport, ...]:
-        """The reports, some with the message that was reported last."""
         now = self._clock()
         self._told = {(each.pool, each.device): self._steady(each, now) for each in reports}
         return tuple(report for report, _ in self._told.values())
@@ -195,9 +192,8 @@ class HealthStreams:
     pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go). An open stream also keeps a kubelet 1.34 from its deadlock after
     30 idle minutes.
 
-    A stream holds no thread, so streams never take one from a prepare. gRPC's ``send`` blocks while the other side does
-    not read: `SENDERS` threads send, one message at a time per stream and always the newest. A stream on which one
-    takes longer than `SLOW_S` is ended, and the kubelet opens it again.
+    A stream holds no thread. gRPC's ``send`` blocks while the other side does not read: `SENDERS` threads send, one
+    message at a time per stream and always the newest. A stream on which one takes longer than `SLOW_S` is ended.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

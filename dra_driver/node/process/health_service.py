@@ -96,10 +96,8 @@ class HealthMonitor:
         self._worker.stop(timeout_s)
 
     def given_back(self, gpus: Iterable[GpuUuid]) -> None:
-        """Take in that these GPUs were undrained. Call it before the end of the drain is published.
-
-        A GPU reset leaves no trace on some drivers, so that errors that need one would stay until a reboot.
-        """
+        """Take in that these GPUs were undrained. Call it before the end of the drain is published. A GPU reset leaves
+        no trace on some drivers, so that errors that need one would stay until a reboot."""
         changed = [self._health.repaired(gpu) for gpu in gpus]
         if any(changed):
             self._news.set()
@@ -177,8 +175,7 @@ class HealthMonitor:
 
     def _forget(self, readings: Iterable[HealthReading], missing: Missing) -> bool:
         """Drop GPUs that are neither on this node nor published, at the second poll: the first may come between two
-        changes of the inventory.
-        """
+        changes of the inventory."""
         snapshot = self._snapshot()
         if not (snapshot.gpus or snapshot.left_out):
             return False
@@ -353,8 +350,6 @@ def _devices(journal: Journal) -> Iterator[ReportedDevice]:
 
 
 def rules_in_force(terms: TermsResolver, early: Terms, gpu: GpuUuid) -> HealthRules:
-    """The rules in force, or ``early`` ones before the GPUs were read: else conditions from before a restart would be
-    weaker for a moment.
-    """
+    """The rules in force, or ``early`` ones before the GPUs were read."""
     found = terms.of_gpu(gpu)
     return (found if found is not None else terms_of(early, gpu)).health

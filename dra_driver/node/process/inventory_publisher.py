@@ -1,17 +1,13 @@
-"""Keeps driver files, the base CDI document and the slices in step with inventory and policies.
+"""Keep driver files, the base CDI document and the slices in step with inventory and policies.
 
-Driver files come first: no device is published before a prepare could serve it. Devices that no container could get are
-withdrawn, because the scheduler keeps placing pods where slices are, and each waits more than a minute between tries:
+No device is published before a prepare could serve it. Devices that no container could get are withdrawn, because each
+pod placed on them waits more than a minute between tries: before this run has published devices after `FIRST_S`, later
+and during a slow first read after `KEEP_S`, so that the reload of a driver moves no pods, and immediately while a
+second publisher offers the same GPUs (``node_follower.py``).
 
-- *This run has published no device*, and NVML or the driver's files are missing: after ``FIRST_S``. Slices of an
-  earlier run may exist. Otherwise an empty pool is published.
-- *Devices are published*, or the first read of the hardware has not returned: after ``KEEP_S``. A shorter failure, such
-  as the reload of a driver, moves no pods.
-- *Something else offers the same GPUs* (``second_publisher.py``): immediately.
-
-GPUs that claims have stay published with a taint, so that readers of slices still find the devices of running pods.
-All are published again after the next good read. While the driver is given up on request (``detaching.py``), the last
-inventory stays published with a taint, and driver files are left alone: a search could load the driver again.
+GPUs that claims have stay published with a taint, so that readers of slices find the devices of running pods. While
+detached, the last inventory stays published with a taint, and driver files are left alone: a search could load the
+driver again.
 """
 
 import logging
@@ -109,10 +105,8 @@ class InventoryPublisher:
             self._offer()
 
     def check(self) -> None:
-        """Restore a missing base document, repeat what failed, withdraw devices. Call it every few seconds.
-
-        Costs no more than ``CdiProvider.check_base`` while there is no problem.
-        """
+        """Restore a missing base document, repeat what failed, withdraw devices. Call it every few seconds. Costs no
+        more than ``CdiProvider.check_base`` while there is no problem."""
         with self._lock:
             newest = self._newest
             if newest is not None and not self._detach.is_detached:
@@ -141,10 +135,8 @@ class InventoryPublisher:
             log.warning("base CDI document was missing or different; written again")
 
     def _offer(self) -> None:
-        """Publish the newest snapshot, a part of it or an empty one, or leave the slices as they are.
-
-        A process that starts detached knows no GPUs: the tainted slices of the run before it stay.
-        """
+        """Publish the newest snapshot, a part of it or an empty one, or leave the slices as they are. A process that
+        starts detached knows no GPUs: the tainted slices of the run before it stay."""
         if not self._terms.is_known and self._offered is None and self._conflict.is_known and self._newest is not None:
             self._terms.update(self._complete(self._newest))  # looks for policies
         if self._offered is None and not (self._conflict.is_known and self._terms.is_known):

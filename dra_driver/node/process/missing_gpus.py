@@ -66,10 +66,8 @@ def plain(gpu: Gpu) -> Gpu:
 
 
 def after_look(known: Known, snapshot: Snapshot, held: Callable[[], Collection[GpuUuid]], now: float) -> Known:
-    """The known GPUs after a poll at ``now``; GPUs that need not be published any more are dropped.
-
-    ``held`` is called only if a GPU is missing. A clock that jumped back restarts the time.
-    """
+    """The known GPUs after a poll at ``now``; GPUs that need not be published any more are dropped. ``held`` is called
+    only if a GPU is missing. A clock that jumped back restarts the time."""
     found = {gpu.uuid: KnownGpu(gpu=plain(gpu)) for gpu in snapshot.gpus}
     gone = {
         uuid: replace(last, gone_since=now if last.gone_since is None else min(last.gone_since, now))
@@ -86,11 +84,8 @@ def after_look(known: Known, snapshot: Snapshot, held: Callable[[], Collection[G
 
 
 def with_missing(snapshot: Snapshot, missing: Iterable[Gpu], held: Collection[GpuUuid]) -> Snapshot:
-    """The snapshot with GPUs that are not in it.
-
-    Device names contain the minor. Of two GPUs with one minor, one that a claim has comes first, then the one that
-    exists.
-    """
+    """The snapshot with GPUs that are not in it. Of two with one minor (one name), one that a claim has comes first,
+    then the one that exists."""
     gone = tuple(missing)
     first = tuple(gpu for gpu in gone if gpu.uuid in held)
     last = tuple(gpu for gpu in gone if gpu.uuid not in held)

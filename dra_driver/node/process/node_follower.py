@@ -33,8 +33,7 @@ log = logging.getLogger(__name__)
 FIRST_NODE_S: Final = 30.0
 """How long a run publishes nothing while its Node has not been read: GPUs that are drained would lose their taint."""
 FIRST_SLICES_S: Final = 1.0
-"""How long a start waits for the list of this node's slices: what else publishes its GPUs is known before this driver
-does. Without an answer it goes on, and withdraws devices when the answer comes."""
+"""How long a start waits for this node's slices; without an answer, devices are withdrawn when it comes."""
 TAINT: Final = Taint(key=DRAINED_TAINT, value="requested", effect="NoSchedule")
 _SHOWN: Final = 4
 _BY: Final = f"annotation {DRAIN_ANNOTATION}; kubectl dra undrain ends it"
@@ -87,7 +86,6 @@ class NodeFollower:
 
     @property
     def conflict(self) -> str | None:
-        """Why devices are withdrawn, as a sentence; None while they are not."""
         return self._second.problem
 
     @property
@@ -115,8 +113,7 @@ class NodeFollower:
 
     def look(self) -> bool:
         """Return whether the published devices change. Sends no request and skips unchanged objects: it is called
-        often.
-        """
+        often."""
         seen = (self._own_node.current(), self._inventory.current(), self._publisher.noticed)
         if not self.is_waiting() and seen == self._seen:
             return False
@@ -125,20 +122,16 @@ class NodeFollower:
         return any([self._was_known != known, self._drain.look(), self._second.look()])
 
     def follow(self, publish: Callable[[], None]) -> None:
-        """Look, and ``publish`` after a change."""
         if self.look():
             publish()
 
     def report(self, warn: Callable[[str, str], bool]) -> None:
-        """Record an event for a second publisher, once."""
         self._second.report(warn)
 
 
 class DrainTaint:
-    """The taint of drained GPUs. One thread calls ``look``.
-
-    ``node`` returns the last known Node; ``given_back`` is called with the GPUs whose drain has ended.
-    """
+    """The taint of drained GPUs. One thread calls ``look``. ``node`` returns the last known Node; ``given_back`` is
+    called with the GPUs whose drain has ended."""
 
     def __init__(
         self,
@@ -177,7 +170,6 @@ class DrainTaint:
         return True
 
     def amend(self, snapshot: Snapshot, terms: Terms) -> Mapping[GpuUuid, GpuTerms]:
-        """The terms of the drained GPUs with the additional taint."""
         request = self._request
         drained = [gpu for gpu in snapshot.gpus if request.covers(gpu.uuid)]
         metrics.drained.set(len(drained))
@@ -220,20 +212,15 @@ MAX_BYTES: Final = 64 * 1024
 
 
 class SecondPublisherFile:
-    """A file in ``folder`` that exists while devices are withdrawn. No method raises: only a restart needs the file.
-
-    A device plugin that restarts shows nothing in the Node's allocatable for some seconds. A node process that starts
-    at that moment would publish the same GPUs.
-    """
+    """A file in ``folder`` that exists while devices are withdrawn, for a restart while allocatable is empty because
+    the device plugin restarts, too. No method raises."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / NAME
 
     def read(self) -> frozenset[str] | None:
-        """The other drivers that were found, none for a device plugin; None if nothing was found.
-
-        A file that cannot be read counts as one that names no driver.
-        """
+        """The other drivers that were found, none for a device plugin; None if nothing was found. A file that cannot be
+        read counts as one that names no driver."""
         try:
             with self._path.open("rb") as file:
                 found = json.loads(file.read(MAX_BYTES))["drivers"]
@@ -273,10 +260,8 @@ def judge(
     at_once: bool = False,
     offer_after_s: float = OFFER_AFTER_S,
 ) -> Standing:
-    """The standing after a look at ``now`` (seconds) that found these second publishers.
-
-    ``at_once``: the process has just started, so they were there before.
-    """
+    """The standing after a look at ``now`` (seconds) that found these second publishers. ``at_once``: the process has
+    just started, so they were there before."""
     if bool(found) == standing.withdrawn:
         return replace(standing, since=None, found=found)
     since = now if standing.since is None else standing.since
@@ -300,11 +285,10 @@ def found_in(allocatable: Mapping[str, str], pools: Sequence[Neighbour]) -> tupl
 class SecondPublisher:
     """Withdraws devices while a second publisher offers the same GPUs: each could be given to two pods.
 
-    - A device plugin: this node's allocatable has ``nvidia.com/gpu*`` or ``nvidia.com/mig-*`` above 0 (the mixed MIG
-      strategy shows ``nvidia.com/gpu: 0``). An extended resource of a DeviceClass never appears there: the kubelet
-      takes allocatable from its device manager (kubernetes/kubernetes pkg/kubelet/nodestatus/setters.go; KEP-5004).
-
-    - Another DRA driver, or another pool of this driver: its ResourceSlices of this node name the same UUIDs.
+    A device plugin is found in this node's allocatable: ``nvidia.com/gpu*`` or ``nvidia.com/mig-*`` above 0. An
+    extended resource of a DeviceClass never appears there (kubernetes/kubernetes pkg/kubelet/nodestatus/setters.go;
+    KEP-5004). Another DRA driver, or another pool of this driver, publishes the same UUIDs in ResourceSlices of this
+    node.
 
     Two of these drivers with different names would both withdraw and offer again, forever. So the driver whose name
     comes later waits `YIELD_S` before it offers again. GPUs that claims have stay published.
@@ -334,7 +318,6 @@ class SecondPublisher:
 
     @property
     def problem(self) -> str | None:
-        """Why devices are withdrawn, as a sentence; None while they are not."""
         standing = self._standing
         return _sentence(standing, self._offer_after_s) if standing.withdrawn and not self._allowed else None
 
@@ -348,7 +331,6 @@ class SecondPublisher:
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether time changes the standing."""
         return self._standing.since is not None
 
     def look(self) -> bool:
@@ -383,7 +365,6 @@ class SecondPublisher:
         return YIELD_S if any(driver < self._driver for driver in drivers) else OFFER_AFTER_S
 
     def report(self, warn: Warn) -> None:
-        """Record an event for a second publisher, once."""
         if self._news is not None and warn(EVENT, self._news):
             self._news = None
 

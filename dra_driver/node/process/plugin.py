@@ -1,23 +1,20 @@
 """The node process: wires its components, starts and stops them in order, and reports readiness and liveness.
 
-Start, in steps that rely on those before them. An error that ends the start with exit status 2 comes in steps 1 to 5,
-before anything is published: a process in a crash loop must not attract pods.
+Each start step relies on those before it. Steps 1 to 5 can end the start with exit status 2, before anything is
+published: a process in a crash loop must not attract pods.
 
 1. directories, lock and the sockets' paths: a second process, a wrong path or a read-only directory ends here
 2. HTTP endpoint: reports "not ready" with reasons from the first moment
 3. components that the settings name: hardware (NVML or simulated GPUs), API client, journal, policies
-4. first look at the Node object, which may ask that the driver is left alone; first read of the hardware, and recovery
-   of claims that a former process left half done; a missing driver or an API server that is down does not delay this
-   for long
-5. DRA socket, then registration socket: the kubelet may call. Also without a driver or API server, because pods from
-   before need their unprepare
-6. events, publisher, health: driver files and base CDI document follow the inventory, slices follow them; a device is
-   published when a prepare could serve it, and tainted from the start when it was not healthy before
-7. maintenance: vanished sockets, files and device nodes, journal, a driver that comes or goes, claims that are gone
+4. first read of the Node object, which may request a detach, and of the hardware; recovery of unfinished claims; a
+   missing driver or API server delays this only for seconds
+5. DRA socket, then registration socket; also without a driver or API server, because pods need their unprepare
+6. events, publisher, health: driver files and base CDI document follow the inventory, slices follow them
+7. maintenance: missing sockets, files and device nodes, journal, a driver that comes or goes, deleted claims
 
 Stop is the reverse, so nothing that a call needs ends before the kubelet stops calling. Calls in progress get
-``CALL_GRACE_S``, everything together takes less than 5 s. Slices and prepared claims stay: a successor takes them over,
-and the kubelet removes the slices of a driver that does not come back.
+``CALL_GRACE_S``, everything together takes less than 5 s. Slices and prepared claims stay for a successor; the kubelet
+removes the slices of a driver that does not return.
 """
 
 import faulthandler
@@ -40,7 +37,6 @@ from dra_driver.config.usage_findings import FOLDER as FINDINGS
 from dra_driver.config.usage_findings import LOCK
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.core.model.terms import Terms
 from dra_driver.core.telemetry import metrics
 from dra_driver.core.telemetry.http import ObservabilityServer
 from dra_driver.core.worker import Worker
@@ -100,11 +96,8 @@ SETTLED_S = 10.0
 
 
 class Component(Struct, frozen=True, kw_only=True):
-    """One part of the node process. ``stop`` returns within the part's limit.
-
-    ``problem`` is why the node cannot serve a new pod, ``remarks`` are limits of a ready node, and ``dead`` are reasons
-    why only a restart helps, as sentences.
-    """
+    """One part of the node process. ``stop`` returns within the part's limit. ``problem``: why the node cannot serve a
+    new pod; ``remarks``: limits of a ready node; ``dead``: why only a restart helps."""
 
     part: object
     start: Callable[[], object] = lambda: None
@@ -121,7 +114,6 @@ class Notifier:
         self._calls: tuple[Callable[[], object], ...] = ()  # replaced as a whole, so that any thread reads it
 
     def add(self, call: Callable[[], object]) -> None:
-        """For the thread that starts the process."""
         self._calls = (*self._calls, call)
 
     def __call__(self) -> None:
@@ -168,7 +160,6 @@ class NodeProcess:
         return [problem for problem in found if problem is not None]
 
     def remarks(self) -> list[str]:
-        """Limits of a ready node, one sentence each."""
         return [remark for component in tuple(self.components) for remark in component.remarks()]
 
     def live(self) -> list[str]:
@@ -220,9 +211,6 @@ class NodeProcess:
         owned = OwnedBackend(found.backend)
         inventory = Inventory(owned, settings.poll_interval)
 
-        def terms_in_force() -> Terms:
-            return terms.current()
-
         claims = open_node_claims(
             settings,
             plugin_dir,
@@ -233,7 +221,7 @@ class NodeProcess:
             inventory=inventory,
             hardware=found,
             device_nodes=nodes,
-            terms=terms_in_force,
+            terms=lambda: terms.current(),  # noqa: PLW0108 - made below
             watch=withholding,
             gate=gate,
             released=claim_released,
@@ -311,7 +299,9 @@ class NodeProcess:
             part=publisher,
             start=publisher.start,
             stop=_within(publisher.stop),
-            problem=lambda: publisher.problem or (None if publisher.published else _NOT_PUBLISHED),
+            problem=lambda: (
+                publisher.problem or (None if publisher.published else "the newest inventory is not published yet")
+            ),
         )
         if found.faulty is not None:
             from dra_driver.node.process.simulated import SimulatedFaults  # noqa: PLC0415 - real GPUs do not need it
@@ -478,11 +468,7 @@ class NodeProcess:
             ) from error
 
 
-_NOT_PUBLISHED = "the newest inventory is not published yet"
-
-
 def _lock_node(settings: NodeSettings, plugin_dir: Path, paths: SocketPaths) -> preflight.ProcessLock:
-    """Check and create the directories; return the acquired lock. Raises ConfigurationError."""
     if settings.simulate is None:
         preflight.check_driver_root(Path(settings.driver_root or settings.host_root))
     preflight.check_host_dev(Path(settings.host_dev) if settings.host_dev else None)
@@ -526,9 +512,8 @@ def _dead(claims: Claims, endpoints: Endpoints, sockets: Probe) -> list[str]:
 
 
 def run(settings: NodeSettings) -> None:
-    """Run until SIGTERM or SIGINT. Raises ConfigurationError if it cannot start.
-
-    SIGUSR2 prints the stacks of all threads on stderr, for a process that seems to hang.
+    """Run until SIGTERM or SIGINT. Raises ConfigurationError if it cannot start. SIGUSR2 prints the stacks of all
+    threads.
     """
     # Not an Event: its lock is not reentrant, and a handler that interrupts this thread inside wait() would wait for it
     # for ever. SimpleQueue.put is safe in signal handlers.

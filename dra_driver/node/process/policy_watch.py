@@ -22,14 +22,12 @@ from dra_driver.node.policy import MAX_POLICIES, PolicyObject, kept
 THREAD_NAME: Final = "policies-watch"
 PAGE: Final = 32
 ABSENT_S: Final = (10.0, 300.0)
-"""The first and the longest wait after an answer that the kind is not served, or not allowed. Each is up to a half
-shorter, at random."""
+"""First and longest wait while the kind is not served, or not allowed; up to a half shorter, at random."""
 FIRST_S, LATER_S = 2.0, 30.0
 """The longest wait between two tries: a node that has never had an answer publishes nothing until it has one."""
 HOLD_S: Final = 5.0
 REFUSED_S: Final = 20.0
-"""A refusal counts after this time: an API server that has just started refuses every request until it has read the
-roles, and a new node without a saved set would offer its GPUs as if there were no policies."""
+"""A refusal counts after this time: an API server refuses every request until it has read the roles."""
 _REFUSED_PAUSE_S: Final = 0.5
 """Least pause between tries until then."""
 _KEPT: Final = "kept"
@@ -37,10 +35,7 @@ _KEPT: Final = "kept"
 
 
 class PolicyWatch:
-    """``start`` and ``stop`` once, by one owner; everything else from any thread.
-
-    ``changed`` is called after each change, in the watch's thread.
-    """
+    """``start`` and ``stop`` once, by one owner; the rest from any thread. Its thread calls ``changed``."""
 
     def __init__(
         self,
@@ -79,7 +74,6 @@ class PolicyWatch:
 
     @property
     def problem(self) -> str | None:
-        """Why the objects may be outdated; None while they are current."""
         return self._reflector.problem
 
     @property
@@ -89,10 +83,8 @@ class PolicyWatch:
             return self._is_absent
 
     def current(self) -> tuple[PolicyObject, ...] | None:
-        """The objects; the same value while nothing changed. None before the first list.
-
-        Takes in deletions that were held. Call it every few seconds.
-        """
+        """The objects; the same value while nothing changed. None before the first list. Takes in deletions that were
+        held. Call it every few seconds."""
         with self._lock:
             is_due = self._held_until is not None and self._clock() >= self._held_until
             is_list_due = is_due and not self._settle()
@@ -102,7 +94,6 @@ class PolicyWatch:
             return self._current
 
     def notice(self, change: ReflectorChange) -> None:
-        """Take in a change of the reflector's copy; runs in the watch's thread."""
         items = self._reflector.items() if change.kind == "listed" else {}
         with self._lock:
             self._is_absent, self._refused_since = False, None
@@ -122,10 +113,8 @@ class PolicyWatch:
             self._changed()
 
     def _settle(self) -> bool:
-        """Take deletions in. False when a list is due: none would be left, or names without content may have room.
-
-        Runs with the lock: a change that comes between the copy and its use would be lost.
-        """
+        """Take deletions in. False when a list is due: none would be left, or names without content may have room. Runs
+        with the lock: a change that comes between the copy and its use would be lost."""
         self._held_until = None
         items = self._reflector.items()
         if not items or (len(items) <= MAX_POLICIES and any(found.data is None for found in items.values())):

@@ -31,11 +31,8 @@ LOCK_NAME = "process.lock"
 
 
 def check_driver_root(path: Path) -> None:
-    """Raises ConfigurationError unless ``path`` is a readable directory, or can still become one.
-
-    A driver container creates its root (``/run/nvidia/driver``) in an existing directory. A missing directory directly
-    below ``/`` is more likely a wrong setting.
-    """
+    """Raises ConfigurationError unless ``path`` is a readable directory, or can still become one. A driver container
+    creates its root (``/run/nvidia/driver``) in an existing directory other than ``/``."""
     if not path.exists() and path.parent.is_dir() and path.parent != Path("/"):
         return
     if not path.is_dir():
@@ -50,10 +47,7 @@ def check_driver_root(path: Path) -> None:
 
 
 def check_host_dev(path: Path | None) -> None:
-    """Raises ConfigurationError unless ``path``, where it is set, is a directory.
-
-    It need not be writable: most pods need no device nodes on the host.
-    """
+    """Raises ConfigurationError unless ``path``, where it is set, is a directory; it need not be writable."""
     if path is not None and not path.is_dir():
         raise ConfigurationError(
             f"the host's device directory {path} is not a directory: set --host-dev (HOST_DEV) to where this process"
@@ -62,10 +56,8 @@ def check_host_dev(path: Path | None) -> None:
 
 
 def check_registrar_dir(path: Path) -> None:
-    """Raises ConfigurationError unless the kubelet's registry exists and is writable.
-
-    It is not created: in a registry that no kubelet reads, the driver would stay unregistered.
-    """
+    """Raises ConfigurationError unless the kubelet's registry exists and is writable. It is not created: in a registry
+    that no kubelet reads, the driver would stay unregistered."""
     if not path.is_dir():
         raise ConfigurationError(
             f"the kubelet's registry {path} is not a directory: set --kubelet-registrar-dir (KUBELET_REGISTRAR_DIR) to"
@@ -75,10 +67,8 @@ def check_registrar_dir(path: Path) -> None:
 
 
 def make_plugin_dir(plugins_dir: Path, driver: str) -> Path:
-    """The driver's directory, created if missing, for root only. Raises ConfigurationError.
-
-    A kubelet that mounts the directory into this pod may have created it, for all users.
-    """
+    """The driver's directory, created if missing, for root only. Raises ConfigurationError. A kubelet that mounts the
+    directory into this pod may have created it, for all users."""
     path = plugins_dir / driver
     _make(path, _OWN_MODE, "the driver's directory", "--kubelet-plugins-dir")
     with suppress(OSError):  # a file system without modes
@@ -179,8 +169,7 @@ class Rewrite(Protocol):
 
 class ClaimFiles:
     """Looks for missing files of claims only after a change in the CDI directory, while one is missing, and every
-    `LOOK_S`: the comparison with the journal is expensive. For one thread.
-    """
+    `LOOK_S`: the comparison with the journal is expensive. For one thread."""
 
     def __init__(self, cdi_dir: str, rewrite: Rewrite, clock: Callable[[], float] = time.monotonic) -> None:
         self._cdi_dir = cdi_dir
@@ -207,13 +196,11 @@ class StorageHealth:
     def __init__(
         self, folders: Sequence[Folder], bring_back: Callable[[], Sequence[str]], space: Callable[[Path], Space] = space
     ) -> None:
-        """``bring_back`` writes missing files of claims and returns sentences about those that stay missing."""
         self._folders, self._bring_back, self._space = folders, bring_back, space
         self._problem: str | None = None
 
     @property
     def problem(self) -> str | None:
-        """Why claims cannot be prepared or running containers cannot restart; None without a reason."""
         return self._problem
 
     def check(self) -> None:

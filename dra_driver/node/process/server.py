@@ -63,8 +63,6 @@ def _serialize(message: Message) -> bytes:
 
 
 class _NonBlocking:
-    """Marks a streaming method that returns immediately."""
-
     experimental_non_blocking = True
 
     def __init__(self, method: Method) -> None:
@@ -75,8 +73,6 @@ class _NonBlocking:
 
 
 class _InPool:
-    """Marks a method that runs on separate threads."""
-
     def __init__(self, method: Method, pool: ThreadPoolExecutor) -> None:
         self._method = method
         self.experimental_thread_pool = pool
@@ -100,10 +96,8 @@ class UnixServer:
         self._published: Published | None = None
 
     def start(self) -> None:
-        """Accept calls, then publish the socket under its public name.
-
-        Raises ConfigurationError if the socket cannot be created, and leaves no file behind.
-        """
+        """Accept calls, then publish the socket under its public name. Raises ConfigurationError if the socket cannot
+        be created, and leaves no file behind."""
         private = private_path(self._path)
         try:
             self._server.add_insecure_port(f"unix:{private}")
@@ -129,10 +123,8 @@ class UnixServer:
         self._server.stop(RETIREMENT_S)
 
     def stop(self, grace_s: float) -> None:
-        """Withdraw the socket, refuse new calls, and give calls in progress ``grace_s``. Idempotent.
-
-        A call that exceeds the grace period is canceled for its caller and continues in its thread.
-        """
+        """Withdraw the socket, refuse new calls, and give calls in progress ``grace_s``. Idempotent. A call that
+        exceeds the grace period is canceled for its caller and continues in its thread."""
         if self._published is not None:
             self._published.withdraw()
         self._server.stop(grace_s).wait(grace_s + 0.3)

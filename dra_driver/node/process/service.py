@@ -54,10 +54,8 @@ _Response = TypeVar("_Response")
 
 
 class ClaimPreparer(Protocol):
-    """Answers per claim, for every claim. Several threads call both methods.
-
-    ``within_s`` is the time until the kubelet's deadline, None without one.
-    """
+    """Answers per claim, for every claim. Several threads call both methods. ``within_s`` is the time until the
+    kubelet's deadline, None without one."""
 
     def prepare(
         self, refs: Sequence[ClaimRef], *, within_s: float | None = None
@@ -172,7 +170,6 @@ def _check_size(request: Request, context: grpc.ServicerContext) -> None:
 
 
 def _split(request: Request) -> tuple[list[ClaimRef], Answers]:
-    """The well-formed claims, each once, and errors for the others."""
     refs: dict[str, ClaimRef] = {}
     errors: Answers = {}
     for claim in request.claims:

@@ -36,10 +36,8 @@ READ_S: Final = 10.0
 
 
 class SimulatedFaults:
-    """``worker`` runs it; wake it when the Node object may have changed.
-
-    ``node`` returns the last known Node object; ``tell`` records an event on it.
-    """
+    """``worker`` runs it; wake it when the Node object may have changed. ``node`` returns the last known Node object;
+    ``tell`` records an event on it."""
 
     def __init__(self, gpus: SimulatedBackend, node: Callable[[], OwnNode | None], tell: Tell) -> None:
         self._gpus, self._node, self._tell = gpus, node, tell
@@ -102,10 +100,8 @@ def _missing(device: str, known: Mapping[DeviceName, object]) -> str:
 
 
 class SimulatedUses:
-    """``worker`` runs it; wake it when a claim was prepared or unprepared.
-
-    ``entries`` returns the journal's and can raise StorageError; ``file`` is written for the usage exporter.
-    """
+    """``worker`` runs it; wake it when a claim was prepared or unprepared. ``entries`` returns the journal's and can
+    raise StorageError; ``file`` is written for the usage exporter."""
 
     def __init__(self, rest: RestClient, entries: Callable[[], Iterable[Entry]], file: Path) -> None:
         self._rest, self._entries, self._file = rest, entries, file
@@ -149,7 +145,6 @@ class SimulatedUses:
 
 
 def _uses(entry: Entry, steps: tuple[UseStep, ...]) -> Sequence[SimulatedUse]:
-    """One for each existing device of the claim, except those with admin access."""
     if not steps:
         return ()
     return [

@@ -55,18 +55,14 @@ class SocketPaths(Struct, frozen=True, kw_only=True):
 
 
 class Published(Struct, frozen=True):
-    """The file of one published socket, identified by device and inode."""
-
     path: Path
     device: int
     inode: int
 
     def is_in_place(self) -> bool:
-        """Return whether the public path still is this socket."""
         return self._found() == (self.device, self.inode)
 
     def is_missing(self) -> bool:
-        """Return whether the public path does not exist."""
         return self._found() is None
 
     def _found(self) -> tuple[int, int] | None:
@@ -86,18 +82,14 @@ class Published(Struct, frozen=True):
 
 
 def private_path(public: Path) -> Path:
-    """Where a server binds before it is published: hidden, in the same directory, never longer than ``dra.sock``.
-
-    The same for every process that publishes ``public``, so a crash leaves at most one such file, which is reused.
-    """
+    """Where a server binds before it is published: hidden, in the same directory, never longer than ``dra.sock``. The
+    same for every process that publishes ``public``, so a crash leaves at most one such file, which is reused."""
     return public.with_name("." + _hashed(public.name, size=4)[:6])
 
 
 def publish(private: Path, public: Path) -> Published:
-    """Rename a bound socket to its public path, over the socket of a dead process.
-
-    Raises ConfigurationError if another kind of file is there, or a living process answers.
-    """
+    """Rename a bound socket to its public path, over the socket of a dead process. Raises ConfigurationError if another
+    kind of file is there, or a living process answers."""
     check_free(public)
     status = private.lstat()
     private.rename(public)

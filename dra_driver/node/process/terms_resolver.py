@@ -30,11 +30,8 @@ class _Resolved(Struct, frozen=True):
 
 
 class TermsResolver:
-    """The terms in force. Thread-safe.
-
-    Terms are resolved when the inventory or the policies change. While they depend on the forms in use (newer terms
-    wait for a form to become free, or a GPU is shared), they are resolved when these change, too.
-    """
+    """The terms in force, resolved when the inventory or the policies change. Thread-safe. While they depend on the
+    forms in use (newer terms wait for a free GPU, or a GPU is shared), also when these change."""
 
     def __init__(self, policies: PolicySource, uses: Callable[[], Iterable[Use]]) -> None:
         self._policies = policies
@@ -63,11 +60,8 @@ class TermsResolver:
             self._reported = problem
 
     def current(self) -> Terms:
-        """The terms in force. Never waits for the journal or for ``update``.
-
-        Raises DriverUnavailableError until terms were resolved once: with default terms a share would be refused
-        permanently.
-        """
+        """The terms in force. Never waits for the journal or for ``update``. Raises DriverUnavailableError until terms
+        were resolved once: with default terms a share would be refused permanently."""
         resolved = self._resolved
         if resolved.snapshot is None:
             reason = self._problem or "the GPUs have not been read yet"
@@ -90,10 +84,8 @@ class TermsResolver:
             return {}
 
     def update(self, snapshot: Snapshot) -> Terms:
-        """Resolve the terms for ``snapshot``; equal terms are the same object as before.
-
-        Keeps the former terms if the journal or the policies cannot be read; new GPUs are then not offered.
-        """
+        """Resolve the terms for ``snapshot``; equal terms are the same object as before. Keeps the former terms if the
+        journal or the policies cannot be read; new GPUs are then not offered."""
         with self._lock:
             changed = self._policies.check()
             resolved = self._resolved
@@ -137,9 +129,7 @@ Amend = Callable[[Snapshot, Terms], Mapping[GpuUuid, GpuTerms]]
 
 class PublishedTerms:
     """The terms under which GPUs are published: those of ``base``, amended by transient conditions of the hardware.
-
-    Prepares use ``base``: a claim that was allocated before a condition began is tried. Not thread-safe.
-    """
+    Prepares use ``base``: a claim that was allocated before a condition began is tried. Not thread-safe."""
 
     def __init__(self, base: TermsResolver, amendments: Sequence[Amend]) -> None:
         self._base, self._amendments = base, amendments
@@ -150,7 +140,6 @@ class PublishedTerms:
         return self._base.is_known
 
     def update(self, snapshot: Snapshot) -> Terms:
-        """See ``TermsResolver.update``; equal terms are the same object as before."""
         terms = self._base.update(snapshot)
         for amend in self._amendments:
             changed = amend(snapshot, terms)

@@ -78,10 +78,8 @@ class ExporterLock:
 
     @contextmanager
     def acquired(self) -> Iterator[bool]:
-        """Inside, the exporter does not open the driver, unless it did not close it in time or there is none.
-
-        Yields whether it had the driver open and closed it: a call that failed because of it may succeed now.
-        """
+        """Inside, the exporter does not open the driver, unless it did not close it in time or there is none. Yields
+        whether it had the driver open and closed it: a call that failed because of it may succeed now."""
         with self._guard:
             has_closed = self._held is None and self._acquire()
             self._users += 1
@@ -206,8 +204,6 @@ class TrackedGpuControl:
 
 
 class ReportedGpu(Struct, frozen=True, kw_only=True):
-    """A GPU of the node and the usage rules of its policy."""
-
     device: DeviceName
     gpu_uuid: GpuUuid
     model: str | None

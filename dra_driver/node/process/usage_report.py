@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.config.settings import NodeSettings
 from dra_driver.config.usage_findings import FILE, MAX_BYTES, RENEW_S, decode
@@ -58,10 +59,9 @@ _Told = TypeVar("_Told")
 class FindingsFile:
     """Reads ``findings.json`` of the usage exporter. Of one thread.
 
-    The exporter renews the file every minute while it has content (`config.usage_findings.RENEW_S`). Findings that are
-    not renewed, or are damaged, count for `STALE_S`. A file that exists at the start is as old as its time of
-    modification: otherwise a restart would trust findings of an exporter that ended days ago. ``folder`` is the
-    directory ``usage`` of the driver's directory; ``wall_clock`` is that of files.
+    The exporter renews the file (`config.usage_findings.RENEW_S`). Findings that are not renewed, or are damaged, count
+    for `STALE_S`. A file that exists at the start is as old as its time of modification, so that a restart does not
+    renew it. ``folder`` is the directory ``usage`` of the driver's directory; ``wall_clock`` is that of files.
     """
 
     def __init__(
@@ -76,7 +76,6 @@ class FindingsFile:
 
     @property
     def problem(self) -> str | None:
-        """Why the newest file is not used."""
         return self._problem
 
     def look(self) -> UsageFindings | None:
@@ -111,8 +110,6 @@ class FindingsFile:
 
 
 class ClaimNotice(Struct, frozen=True, kw_only=True):
-    """An event about one claim and its pods."""
-
     claim: ClaimRef
     reason: str
     message: str
@@ -120,10 +117,8 @@ class ClaimNotice(Struct, frozen=True, kw_only=True):
 
 
 class UsageEvents:
-    """Events and metrics of findings, each reported when it begins and at most every `QUIET_S`. Of one thread.
-
-    ``tell`` records an event on the Node; ``notify`` receives those about claims.
-    """
+    """Events and metrics of findings, each reported when it begins and at most every `QUIET_S`. Of one thread. ``tell``
+    records an event on the Node; ``notify`` receives those about claims."""
 
     def __init__(
         self,
@@ -243,9 +238,7 @@ def believed(
     idle = _once((each.claim.uid, _idle(each, prepared, terms)) for each in findings.idle)
     foreign = _once((each.gpu_uuid, _foreign(each, snapshot)) for each in findings.unattributed)
     told = ToldUsage(over_grant=over, idle=idle, unattributed=foreign)
-    if not told.asks:
-        return told
-    return ToldUsage(over_grant=over, idle=idle, unattributed=foreign, checked_at=checked_at)
+    return replace(told, checked_at=checked_at) if told.asks else told
 
 
 def _over_grant(found: OverGrant, prepared: Mapping[str, Entry], terms: Terms) -> ToldOverGrant | None:
@@ -325,5 +318,4 @@ def _once(found: Iterable[tuple[_Key, _Told | None]]) -> tuple[_Told, ...]:
 
 
 def _quantity(count: int) -> str:
-    """In whole MiB: the last bytes are noise."""
     return str(Quantity.from_bytes(count // 2**20 * 2**20))
