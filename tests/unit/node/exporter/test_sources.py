@@ -119,14 +119,12 @@ def test_assignments_of_a_damaged_file_are_the_last_good_ones(tmp_path: Path) ->
 
 def test_no_link_and_no_pipe_is_read(tmp_path: Path) -> None:
     """The folder is root's, and the exporter would read what root may."""
-    (tmp_path / "secret").write_text(
-        '{"version": 1, "node": "n", "driver": "d", "processStarted": "2026-07-01T11:00:00Z"}'
-    )
-    (tmp_path / "assignments.json").symlink_to(tmp_path / "secret")
-    assert isinstance(AssignmentsReader(tmp_path).read(), Unread)
-    (tmp_path / "assignments.json").unlink()
-    os.mkfifo(tmp_path / "assignments.json")
-    assert isinstance(AssignmentsReader(tmp_path).read(), Unread)
+    file, secret = tmp_path / "assignments.json", tmp_path / "secret"
+    secret.write_text('{"version": 1, "node": "n", "driver": "d", "processStarted": "2026-07-01T11:00:00Z"}')
+    for make in (lambda: file.symlink_to(secret), lambda: os.mkfifo(file)):
+        make()
+        assert isinstance(AssignmentsReader(tmp_path).read(), Unread)
+        file.unlink()
 
 
 def test_the_driver_is_left_alone(tmp_path: Path) -> None:

@@ -186,13 +186,9 @@ def test_a_claim_that_is_gone_or_unreadable_does_not_stop_the_others(node: Node)
     assert node.told() == [("ResourceClaim", "one"), ("Pod", "trainer")]
     node.claims = StorageError("disk")
     assert node.told() == []
-
-
-def test_an_api_server_that_does_not_answer_is_asked_once(node: Node) -> None:
-    node.claims = [held("one"), held("two")]
-    node.stored["one"] = ApiUnreachableError("timed out")
-    assert node.told() == []
-    assert node.read == ["one"]
+    node.read.clear()
+    node.claims, node.stored["one"] = [held("one"), held("two")], ApiUnreachableError("timed out")
+    assert (node.told(), node.read) == ([], ["one"]), "an API server that does not answer is asked once"
 
 
 @pytest.mark.parametrize(
@@ -301,13 +297,9 @@ def test_a_restart_does_not_say_that_a_sick_device_is_well(claimed: Claimed) -> 
     claimed.shows(SICK)
     assert [status for status, *_ in claimed.conditions()] == ["False"]
     assert len(claimed.applied) == 1
-
-
-def test_devices_that_are_all_well_are_written_after_the_first_report(claimed: Claimed) -> None:
     claimed.restart(waits_for_health=True)
-    claimed.status.show([])
-    assert claimed.status.step() is None
-    assert claimed.conditions()[0][0] == "True"
+    claimed.shows()
+    assert claimed.conditions()[0][0] == "True", "the first report may have no device"
 
 
 def test_a_claim_that_is_refused_does_not_stop_the_others(claimed: Claimed) -> None:

@@ -234,14 +234,10 @@ def node() -> Node:
     return Node()
 
 
-def test_nothing_happens_until_it_is_asked_for(node: Node) -> None:
-    assert node.step(None) == []
-    assert (node.detaching.problem, node.detaching.taint_value, node.told) == (None, None, [])
-
-
 def test_it_looks_every_second_only_while_it_is_asked(node: Node) -> None:
     """A node at rest is woken by what asks: the Node object, the file, the journal."""
     assert node.detaching.step() == REST_S
+    assert (node.happened, node.detaching.problem, node.detaching.taint_value, node.told) == ([], None, None, [])
     node.asked = ASKED
     assert node.detaching.step() == LOOK_S
     node.asked = None
@@ -303,6 +299,15 @@ def test_a_claim_that_a_call_in_work_prepared_is_waited_for(node: Node) -> None:
     node.gate.wait_idle = prepares  # type: ignore[method-assign]
     assert "closed" not in node.step(UPGRADE)
     assert "waiting for 1" in str(node.detaching.problem)
+
+
+def test_a_request_that_changes_while_calls_are_waited_for_is_looked_at_again(node: Node) -> None:
+    def withdrawn(timeout_s: float) -> bool:
+        node.asked = None
+        return True
+
+    node.gate.wait_idle = withdrawn  # type: ignore[method-assign]
+    assert "closed" not in node.step(ASKED)
 
 
 def test_a_request_that_is_withdrawn_while_claims_are_waited_for_leaves_the_driver_open(node: Node) -> None:
@@ -372,17 +377,6 @@ def test_a_request_that_ends_while_a_call_hangs_is_taken_back(node: Node) -> Non
     assert "reattached" in node.step(None)
     node.step(None)
     assert node.gate.reason is None
-
-
-def test_a_request_that_changes_while_calls_are_waited_for_is_looked_at_again(node: Node) -> None:
-    wait = node.gate.wait_idle
-
-    def withdrawn(timeout_s: float) -> bool:
-        node.asked = None
-        return wait(timeout_s)
-
-    node.gate.wait_idle = withdrawn  # type: ignore[method-assign]
-    assert "closed" not in node.step(ASKED)
 
 
 @pytest.mark.parametrize(("publish_after_s", "waits"), [(1.0, True), (60.0, False)])

@@ -258,13 +258,11 @@ def test_forms_of_gpus() -> None:
     ]
     assert [each.used_as.value for each in found] == ["Shared", "Free", "Whole", "Partitions"]
     assert [each.policy for each in found] == ["mps", "hidden", "", ""]
-
-
-def test_partitions_that_take_a_reset_are_not_offered() -> None:
-    """An A100 in its first state: MIG mode is off, none is published, and no feature gate is to blame for it."""
     gpus = (gpu(0, mig_resetless=False), gpu(1, mig_resetless=False, mig_enabled=True))
     published = [each.offered_as for each in status(Snapshot(gpus=gpus)).gpus]
-    assert [PublishedForm.PARTITIONS in each for each in published] == [False, True]
+    assert [PublishedForm.PARTITIONS in each for each in published] == [False, True], (
+        "MIG mode is off, or takes a reset"
+    )
 
 
 def test_health_of_gpus() -> None:

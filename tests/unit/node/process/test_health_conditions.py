@@ -35,11 +35,6 @@ WHEN = "2027-01-15T08:00:00Z"
 condition = partial(world.condition, gpu_uuid=FREE.uuid, since=SINCE)
 
 
-def test_what_is_only_counted_taints_nothing() -> None:
-    counted = condition(severity=Severity.COUNTED)
-    assert amended(snapshot(FREE), {}, [counted], {})[FREE.uuid] == GpuTerms()
-
-
 def test_a_value_that_no_taint_can_have_is_left_out() -> None:
     """It would make the whole slice invalid."""
     assert taint_of(condition(value="a b")) == Taint(key=KEYS[HealthCause.XID], effect="NoSchedule", time_added=WHEN)
@@ -58,9 +53,9 @@ def test_an_instances_condition_is_the_partitions() -> None:
     assert [taint.value for taint in terms.partition_taints[PartitionId(FREE.uuid, 19, 6)]] == ["79"]
 
 
-def test_a_condition_of_a_destroyed_instance_taints_nothing() -> None:
-    (terms,) = amended(snapshot(FREE), {}, [condition(gi_id=GI)], {}).values()
-    assert terms == GpuTerms()
+def test_a_condition_of_a_destroyed_instance_or_one_that_is_only_counted_taints_nothing() -> None:
+    for each in (condition(gi_id=GI), condition(severity=Severity.COUNTED)):
+        assert amended(snapshot(FREE), {}, [each], {}) == {FREE.uuid: GpuTerms()}
 
 
 def test_a_healthy_gpu_and_one_that_is_not_published_have_no_terms() -> None:
@@ -122,6 +117,8 @@ def test_begin_and_end(events: Events) -> None:
     assert events.update(after_s=1.0) == [
         ("Normal", "GpuRecovered", "gpu-0: the condition gpu.nvidia.com/xid=79 has ended; its taint is removed")
     ]
+    found = events.update(begun(cause=HealthCause.UNMONITORED, value="", message="events need privilege"))
+    assert found == [("Warning", "GpuUnmonitored", "gpu-0: events need privilege")]
 
 
 def test_what_an_event_is_about_is_handed_on_with_the_same_words() -> None:
@@ -167,11 +164,6 @@ def test_a_condition_that_gets_worse_is_an_event(events: Events) -> None:
 def test_conditions_from_before_the_start_are_not_reported_again(events: Events) -> None:
     assert events.update(begun(since=STARTED - 1)) == []
     assert events.update(after_s=1.0)[0][1] == "GpuRecovered"
-
-
-def test_an_unmonitored_gpu_has_a_reason_of_its_own(events: Events) -> None:
-    found = events.update(begun(cause=HealthCause.UNMONITORED, value="", message="events need privilege"))
-    assert found == [("Warning", "GpuUnmonitored", "gpu-0: events need privilege")]
 
 
 SICK, WELL = gpu(40), gpu(41)

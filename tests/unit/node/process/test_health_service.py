@@ -195,6 +195,9 @@ def test_a_look_that_finds_something_is_published_before_it_is_told(node: Node) 
     assert node.wait_s == TICK_S
     node.health.ticks = True
     assert node.step(after_s=TICK_S) == ["publish", "tell"], "a condition ended by time"
+    node.hardware.broken = True
+    assert node.step(after_s=LOOK_S) == ["tell"]
+    assert len(node.health.conditions()) == 1, "without a driver nothing changes"
 
 
 def test_a_missing_gpu_counts_as_unreachable(node: Node) -> None:
@@ -243,13 +246,6 @@ def test_the_kubelet_hears_of_new_claims_within_a_second(node: Node) -> None:
     assert node.hardware.looks == 1
 
 
-def test_without_a_driver_nothing_changes(node: Node) -> None:
-    node.health.observe([XID])
-    node.hardware.broken = True
-    assert node.step(after_s=LOOK_S) == ["tell"]
-    assert len(node.health.conditions()) == 1
-
-
 def test_a_condition_of_an_instance_ends_with_it_before_the_snapshot_is_published(node: Node) -> None:
     free = mig_gpu(H100)
     cut: Any = snapshot(mig_gpu(H100, mig_enabled=True, mig_instances=(instance(free, 19, 6, owned=True),)))
@@ -261,13 +257,10 @@ def test_a_condition_of_an_instance_ends_with_it_before_the_snapshot_is_publishe
     assert node.health.conditions() == ()
     node.snapshot = snapshot(free)
     assert node.step(after_s=0.1) == ["tell"]
-
-
-def test_an_event_of_an_instance_that_is_gone_is_dropped(node: Node) -> None:
-    node.hardware.events = [(HealthEvent(kind=HealthEventKind.XID, gpu_uuid=FIRST.uuid, gi_id=3, xid=48),)]
+    node.hardware.events = [(HealthEvent(kind=HealthEventKind.XID, gpu_uuid=free.uuid, gi_id=7, xid=48),)]
     node.monitor.hear()
     assert node.step(after_s=0.1) == ["publish", "tell"]
-    assert node.health.conditions() == ()
+    assert node.health.conditions() == (), "an event that came late"
 
 
 class BrokenReader(Hardware):

@@ -193,20 +193,16 @@ def test_devices_that_no_container_can_get_are_withdrawn_and_come_back(node: Nod
     assert metrics.withdrawn._value.get() == 0
 
 
-def test_pool_is_published_without_devices_when_there_is_no_driver(node: Node) -> None:
-    """Slices of an earlier run would attract pods for as long as the driver is missing."""
-    node.hardware.fails()
-    assert node.after(FIRST_S - 0.1) == []
+@pytest.mark.parametrize(("fails", "after_s"), [(True, FIRST_S), (False, KEEP_S)], ids=["no driver", "slow first read"])
+def test_pool_is_published_without_devices_when_there_is_no_driver(node: Node, fails: bool, after_s: float) -> None:
+    """Slices of an earlier run would attract pods. Without persistence mode the driver takes seconds per GPU."""
+    if fails:
+        node.hardware.fails()
+    assert node.after(after_s - 0.1) == []
     assert node.after(0.2) == [NOTHING]
     assert node.after(60.0) == [NOTHING], "said once"
     node.sees(SNAPSHOT)
     assert node.slices.offered == [NOTHING, SNAPSHOT]
-
-
-def test_a_slow_first_read_gets_more_time(node: Node) -> None:
-    """Without persistence mode the driver takes seconds per GPU; a read that never returns counts as no driver."""
-    assert node.after(KEEP_S - 0.1) == []
-    assert node.after(0.2) == [NOTHING]
 
 
 def test_a_reloaded_driver_moves_no_pods_and_a_missing_one_does(node: Node) -> None:
@@ -347,22 +343,16 @@ def test_nothing_is_withdrawn_before_the_gpus_are_known(node: Node) -> None:
     assert node.slices.offered == [SUBSET]
 
 
-def test_a_run_waits_for_the_node_before_it_publishes(node: Node) -> None:
+def test_a_run_waits_for_the_node_and_the_policies_before_it_publishes(node: Node) -> None:
     """A drained GPU would lose its taint."""
     node.conflict.is_known = False
     node.sees(SNAPSHOT)
     assert node.after(KEEP_S) == []
     node.conflict.is_known = True
-    assert node.after(0.1) == [SNAPSHOT]
+    node.policies.is_known = node.policies.has_answer = False
+    assert node.after(0.1) == [], "with the default terms a reserved GPU would be offered to all"
+    node.policies.has_answer = True
+    assert node.after(0.1) == [SNAPSHOT], "it has asked for the policies"
     node.conflict.is_known = False
     node.sees(OTHER)
     assert node.slices.offered == [SNAPSHOT, OTHER], "only the first time"
-
-
-def test_a_run_waits_for_the_policies_and_asks_for_them_again(node: Node) -> None:
-    """With the default terms a reserved GPU would be offered to all; and the one that waits has to look."""
-    node.policies.is_known = node.policies.has_answer = False
-    node.sees(SNAPSHOT)
-    assert node.after(KEEP_S) == []
-    node.policies.has_answer = True
-    assert node.after(0.1) == [SNAPSHOT]

@@ -130,7 +130,8 @@ def test_a_task_that_needs_to_poll_runs_at_its_short_interval() -> None:
 LONG_S, NOW_S = 20.0, 0.0
 
 
-def test_a_notification_ends_one_wait(tmp_path: Path) -> None:
+def test_notifications_and_files_that_come_and_go_end_one_wait(tmp_path: Path) -> None:
+    """A socket that is removed, a file that is moved in; what is written into a file does not."""
     wakeup = Wakeup([str(tmp_path)])
     assert wakeup.watches_directories
     assert not wakeup.wait(NOW_S)
@@ -138,11 +139,6 @@ def test_a_notification_ends_one_wait(tmp_path: Path) -> None:
     wakeup.notify()
     assert wakeup.wait(LONG_S)
     assert not wakeup.wait(NOW_S)
-
-
-def test_files_that_come_and_go_end_the_wait(tmp_path: Path) -> None:
-    """A socket that is removed, a file that is moved in; what is written into a file does not."""
-    wakeup = Wakeup([str(tmp_path)])
     file = tmp_path / "dra.sock"
     file.write_text("")
     assert wakeup.wait(LONG_S)

@@ -12,7 +12,7 @@ from dra_driver.node.process.preflight import ClaimFiles, Folder, ProcessLock, S
 from tests.fakes.stand_in import present
 
 
-def test_a_host_dev_that_is_no_directory_is_refused(tmp_path: Path) -> None:
+def test_a_missing_directory_or_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
     """A mistyped mount: nodes would be made nowhere."""
     preflight.check_host_dev(None)
     preflight.check_host_dev(tmp_path)
@@ -20,13 +20,11 @@ def test_a_host_dev_that_is_no_directory_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "file", tmp_path / "missing"):
         with pytest.raises(ConfigurationError, match=r"is not a directory: set --host-dev \(HOST_DEV\)"):
             preflight.check_host_dev(path)
-
-
-def test_registry_is_never_created(tmp_path: Path) -> None:
-    """In a registry that no kubelet reads, the driver would stay unregistered for ever."""
     with pytest.raises(ConfigurationError, match="--kubelet-registrar-dir"):
         preflight.check_registrar_dir(tmp_path / "reg")
-    assert not (tmp_path / "reg").exists()
+    assert not (tmp_path / "reg").exists(), "no kubelet would read it"
+    with pytest.raises(ConfigurationError, match=r"cannot create the CDI directory .*/file: .*--cdi-dir"):
+        preflight.make_cdi_dir(tmp_path / "file")
 
 
 def test_own_directories_are_created(tmp_path: Path) -> None:
@@ -44,12 +42,6 @@ def test_a_directory_that_the_kubelet_made_is_closed_to_other_users(tmp_path: Pa
         made.chmod(before)
         preflight.make_plugin_dir(tmp_path / "plugins", "gpu.nvidia.com")
         assert made.stat().st_mode & 0o777 == after
-
-
-def test_file_in_a_directorys_place_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "cdi").write_text("")
-    with pytest.raises(ConfigurationError, match=r"cannot create the CDI directory .*/cdi: .*--cdi-dir"):
-        preflight.make_cdi_dir(tmp_path / "cdi")
 
 
 def test_driver_root_must_be_a_directory_or_may_become_one(tmp_path: Path) -> None:
