@@ -140,19 +140,6 @@ def test_a_file_is_enough_without_an_api_server(driver: Driver, process: Node, t
     process.wait_for(lambda: driver.old.opened() == OPEN)
 
 
-@pytest.mark.slow
-def test_a_call_that_hangs_is_reported_until_it_returns(rest: RestClient, driver: Driver, process: Node) -> None:
-    process.start()
-    process.wait_for(lambda: driver.old.opened() == OPEN)
-    driver.old.hang("nvmlDeviceGetUUID", device=0, seconds=11.5)
-    time.sleep(1.0)  # some polls: one of them hangs now
-    annotate(rest, "reset")
-    process.wait_for(lambda: "has not returned" in process.ready()[1], timeout_s=20.0)
-    assert driver.old.opened()
-    process.wait_for(lambda: driver.old.opened() == set(), timeout_s=20.0)
-    process.wait_for(lambda: "has given its NVIDIA driver up" in process.ready()[1])
-
-
 def test_two_processes_of_a_rolling_update_both_detach(
     rest: RestClient, driver: Driver, process: Node, node: Callable[..., Node]
 ) -> None:

@@ -61,20 +61,6 @@ def test_prepared_claim_survives_kill_9_and_restart(rest: RestClient, node: Call
     assert generations(rest) == slices, "a restart must not rewrite slices"
 
 
-def test_second_process_on_the_node_is_refused_and_the_first_unharmed(
-    rest: RestClient, node: Callable[..., Node]
-) -> None:
-    """Two drivers of one name would hand out the same GPUs."""
-    first = node().start()
-    first.wait_for(first.registration.exists)
-    status, text = node().refused()
-    assert status == 2
-    assert "another process of this driver runs on this node" in text
-    assert first.process is not None
-    assert f"process {first.process.pid}" in text
-    assert register(first.registration).name == DRIVER
-
-
 def test_two_pods_overlap_in_a_rolling_update(rest: RestClient, node: Callable[..., Node]) -> None:
     """maxSurge 1: the new pod registers while the old one still serves; both see one journal."""
     old = node(pod_uid="aaaa").start()

@@ -62,23 +62,18 @@ def test_a_process_has_a_program_and_a_place(tmp_path: Path) -> None:
 
 def test_a_pid_that_was_used_again(tmp_path: Path) -> None:
     """A process that began after the driver was asked is another one; so is one with another start."""
-    proc, reads, _ = reader(tmp_path)
+    proc, reads, clock = reader(tmp_path)
     proc.add(7, IN_POD, start=50 * TICK)
     assert read(reads, 7, listed_s=49.0) == {}
     assert read(reads, 7, listed_s=51.0)[7].place is not None
     proc.end(7)
     proc.add(7, "0::/\n", start=60 * TICK)
-    assert read(reads, 7, listed_s=61.0)[7].place is None
-
-
-def test_facts_are_kept_for_a_while(tmp_path: Path) -> None:
-    proc, reads, clock = reader(tmp_path)
-    proc.add(7, IN_POD)
-    first = read(reads, 7)[7]
-    (proc.root / "7/cgroup").write_text("0::/\n")
-    assert read(reads, 7)[7] is first
+    first = read(reads, 7, listed_s=61.0)[7]
+    assert first.place is None
+    (proc.root / "7/cgroup").write_text(IN_POD)
+    assert read(reads, 7)[7] is first, "facts are kept for a while"
     clock.now += FRESH_S
-    assert read(reads, 7)[7].place is None
+    assert read(reads, 7)[7].place is not None
 
 
 def test_links_are_listed_again_when_one_comes(tmp_path: Path) -> None:

@@ -117,14 +117,12 @@ def test_it_is_made_once_and_owned_by_its_node(node_1: Node) -> None:
     owner = {"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": "uid-1"}
     assert stored["metadata"] == {"name": "node-1", "ownerReferences": [owner]}
     assert node_status_of(stored) == STATUS
-
-
-def test_only_a_change_is_written(written: Node) -> None:
-    assert written.keeper.step() == CHECK_S
-    assert written.api.asked == []
-    written.change("590.1")
-    written.keeper.step()
-    assert written.api.asked == ["apply"]
+    node_1.api.asked.clear()
+    assert node_1.keeper.step() == CHECK_S
+    assert node_1.api.asked == []
+    node_1.change("590.1")
+    node_1.keeper.step()
+    assert node_1.api.asked == ["apply"], "only a change is written"
 
 
 @pytest.mark.parametrize("problems", [(), (NodeProblem(reason="NotReady", message="x" * 2000),)], ids=["", "cut text"])

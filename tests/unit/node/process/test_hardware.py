@@ -149,16 +149,12 @@ def test_an_instance_or_mig_mode_is_owned_only_if_the_journal_has_it() -> None:
     assert backend.snapshot().gpus[0].mig_mode_owned
 
 
-def test_an_instance_destroyed_during_the_read_is_not_marked_as_foreign() -> None:
+def test_an_instance_changed_during_the_read_is_not_marked_as_foreign() -> None:
     """It was read, then destroyed and removed from the journal: as a foreign one it would be published again."""
     hardware, journal = Hardware(AT_0), FakeJournal(AT_0)
     hardware.during = journal.made.clear
     assert owned(hardware, journal) == [True]
-
-
-def test_an_instance_created_during_the_read_is_not_marked_as_foreign() -> None:
-    hardware, journal = Hardware(AT_0), FakeJournal()
-    hardware.during = lambda: journal.made.append(AT_0)
+    hardware.during = lambda: journal.made.append(AT_0)  # created during the read
     assert owned(hardware, journal) == [True]
 
 

@@ -115,14 +115,6 @@ def test_a_sentence_that_changes_at_every_look_is_told_once_a_minute() -> None:
     assert list(dict.fromkeys(told)) == [f"{look} failed" for look in range(0, 61, int(STEADY_S / LOOK_S))]
 
 
-def test_a_new_state_is_told_at_once() -> None:
-    limited = Limited()
-    limited.apply([SICK])
-    for state, message in ((DeviceState.HEALTHY, ""), (DeviceState.UNHEALTHY, "lost"), (DeviceState.UNKNOWN, "late")):
-        report = replace(SICK, state=state, message=message)
-        assert limited.apply([report]) == (report,)
-
-
 def test_the_last_sentence_is_told_in_the_end() -> None:
     limited = Limited()
     limited.apply([SICK])
@@ -138,3 +130,6 @@ def test_devices_do_not_delay_each_other_and_those_that_are_gone_are_forgotten()
     assert limited.apply([replace(SECOND, message="new")]) == (replace(SECOND, message="new"),)
     again = replace(SICK, message="again")
     assert limited.apply([again]) == (again,)
+    for state, message in ((DeviceState.HEALTHY, ""), (DeviceState.UNHEALTHY, "lost"), (DeviceState.UNKNOWN, "late")):
+        report = replace(SICK, state=state, message=message)
+        assert limited.apply([report]) == (report,), "a new state is told immediately"

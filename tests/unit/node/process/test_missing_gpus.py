@@ -64,6 +64,11 @@ def test_a_missing_gpu_stays_for_fifteen_minutes(node: Node) -> None:
     assert node.known.complete(EIGHT) is EIGHT
     assert node.known.complete(SEVEN).gpus == EIGHT.gpus
     assert node.known.missing == {LOST.uuid: MissingGpu(since=1_000_000.0)}, "lost at once: it was seen"
+    node.now += 5.0
+    assert node.known.complete(EIGHT) is EIGHT, "it comes back as the same device"
+    assert node.known.missing == {}
+    node.names(SEVEN)
+    assert node.known.missing == {LOST.uuid: MissingGpu(since=node.now)}, "the time begins again"
     node.now += KEEP_S - 1
     assert "gpu-3" in node.names(SEVEN)
     node.now += 1
@@ -119,16 +124,6 @@ def test_a_gpu_that_was_not_seen_since_the_start_is_awaited_for_two_looks(node: 
     assert not node.known.missing[LOST.uuid].awaited, "it has been seen"
 
 
-def test_a_gpu_that_comes_back_is_the_same_device(node: Node) -> None:
-    node.names(EIGHT)
-    node.names(SEVEN)
-    assert node.known.complete(EIGHT) is EIGHT
-    assert node.known.missing == {}
-    node.now += 5.0
-    node.names(SEVEN)
-    assert node.known.missing == {LOST.uuid: MissingGpu(since=node.now)}, "the time begins anew"
-
-
 def published(node: Node, snapshot: Snapshot) -> dict[str, str]:
     devices = build_devices(node.known.complete(snapshot), {}, FEATURES).devices
     return {device.name: str(device.attributes["uuid"].string) for device in devices if "-mig-" not in device.name}
@@ -145,14 +140,6 @@ def test_another_gpu_does_not_get_the_name_while_a_claim_has_it(node: Node) -> N
     assert published(node, eight)["gpu-3"] == other.uuid
 
 
-def test_the_result_is_the_same_object_while_nothing_changes(node: Node) -> None:
-    node.names(EIGHT)
-    assert node.known.complete(SEVEN) is node.known.complete(SEVEN)
-    before = node.known.complete(SEVEN)
-    node.held = {LOST.uuid}
-    assert node.known.complete(SEVEN) == before
-
-
 def test_what_passes_is_not_kept() -> None:
     """Else the file is written with each partition, and a missing GPU is published with what nothing has any more."""
     free = mig_gpu(H100, fabric=Fabric(state=FabricState.IN_PROGRESS))
@@ -162,13 +149,17 @@ def test_what_passes_is_not_kept() -> None:
     assert plain(foreign) == foreign
 
 
-def test_the_file_is_written_only_when_something_changed(node: Node) -> None:
+def test_the_file_and_the_result_are_the_same_while_nothing_changes(node: Node) -> None:
     node.names(EIGHT)
     before = node.path.stat().st_ino
     cut = replace(EIGHT, gpus=(replace(EIGHT.gpus[0], fabric=Fabric(state=FabricState.COMPLETED)), *EIGHT.gpus[1:]))
     node.names(cut)
     node.names(EIGHT)
     assert node.path.stat().st_ino == before
+    assert node.known.complete(SEVEN) is node.known.complete(SEVEN), "callers compare by identity"
+    found = node.known.complete(SEVEN)
+    node.held = {LOST.uuid}
+    assert node.known.complete(SEVEN) == found
     assert node.path.stat().st_mode & 0o777 == 0o600
 
 

@@ -27,13 +27,6 @@ def test_a_missing_directory_or_a_file_in_its_place_is_refused(tmp_path: Path) -
         preflight.make_cdi_dir(tmp_path / "file")
 
 
-def test_own_directories_are_created(tmp_path: Path) -> None:
-    plugin_dir = preflight.make_plugin_dir(tmp_path / "plugins", "gpu.nvidia.com")
-    assert plugin_dir.stat().st_mode & 0o777 == 0o750, "only root reads the journal"
-    preflight.make_cdi_dir(tmp_path / "run" / "cdi")
-    assert (tmp_path / "run" / "cdi").stat().st_mode & 0o755 == 0o755, "runtimes read it"
-
-
 def test_a_directory_that_the_kubelet_made_is_closed_to_other_users(tmp_path: Path) -> None:
     """A hostPath volume is created with mode 0755, and the journal names every claim."""
     made = tmp_path / "plugins/gpu.nvidia.com"
@@ -42,6 +35,9 @@ def test_a_directory_that_the_kubelet_made_is_closed_to_other_users(tmp_path: Pa
         made.chmod(before)
         preflight.make_plugin_dir(tmp_path / "plugins", "gpu.nvidia.com")
         assert made.stat().st_mode & 0o777 == after
+    assert preflight.make_plugin_dir(tmp_path / "new", "gpu.nvidia.com").stat().st_mode & 0o777 == 0o750
+    preflight.make_cdi_dir(tmp_path / "run" / "cdi")
+    assert (tmp_path / "run" / "cdi").stat().st_mode & 0o755 == 0o755, "runtimes read it"
 
 
 def test_driver_root_must_be_a_directory_or_may_become_one(tmp_path: Path) -> None:
@@ -126,6 +122,7 @@ def test_a_usable_directory_is_no_problem_and_stays_untouched(node: Node) -> Non
     before = node.folder.stat().st_mtime_ns
     assert node.problem() is None
     assert (node.looks, node.folder.stat().st_mtime_ns) == (1, before)
+    assert space(node.folder).bytes > 0
 
 
 @pytest.mark.parametrize(
@@ -158,10 +155,6 @@ def test_a_claims_file_that_stays_missing_is_a_problem(node: Node, caplog: pytes
     node.missing = StorageError("the journal cannot be read")
     assert (node.problem(), node.problem()) == ("the journal cannot be read",) * 2
     assert len(caplog.records) == 2
-
-
-def test_space_is_what_this_process_may_use(tmp_path: Path) -> None:
-    assert space(tmp_path).bytes > 0
 
 
 class Files:

@@ -99,7 +99,9 @@ def test_a_restart_tells_nothing_again_and_sees_what_was_removed_meanwhile(ill: 
     ill.annotate("gpu-1 xid=79")
     ill.faults = ill.restarted()
     assert ill.annotate("gpu-1 xid=79") == []
-    ill.faults = ill.restarted()
+    ill.faults, ill.node = ill.restarted(), None
+    ill.faults.step()
+    assert len(ill.injected()) == 1, "an API server that is away changes nothing"
     ill.annotate(None)
     assert ill.injected() == []
 
@@ -109,15 +111,6 @@ def test_faults_of_the_state_file_are_left_alone(ill: FaultStage) -> None:
     ill.annotate("gpu-1 ecc")
     ill.annotate(None)
     assert [str(one.fault) for one in ill.gpus.injected("")] == ["ecc"]
-
-
-def test_before_the_node_object_is_known_nothing_changes(ill: FaultStage) -> None:
-    """An API server that is away does not make GPUs well."""
-    ill.annotate("gpu-1 ecc")
-    ill.node = None
-    ill.faults = ill.restarted()
-    ill.faults.step()
-    assert len(ill.injected()) == 1
 
 
 def test_while_the_simulated_driver_is_unavailable_it_is_tried_again(ill: FaultStage) -> None:
