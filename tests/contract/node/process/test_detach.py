@@ -158,11 +158,7 @@ def test_two_processes_of_a_rolling_update_both_detach(
     pair[0].wait_for(lambda: pair[0].text.count("the NVIDIA driver is in use again") == 2)
 
 
-WATCHED = [
-    "/api/v1/nodes",
-    "/apis/gpu.dra-driver.io/v1alpha1/gpupolicies",
-    "/apis/resource.k8s.io/v1/resourceslices",
-]
+WATCHED = ["/api/v1/nodes", "/apis/gpu.dra-driver.io/v1alpha1/gpupolicies", "/apis/resource.k8s.io/v1/resourceslices"]
 
 
 def test_a_node_at_rest_asks_the_api_server_nothing(

@@ -158,7 +158,8 @@ def test_users_that_are_no_pods_get_no_event(user: Any) -> None:
 
 
 def test_a_claim_that_has_the_name_of_another_is_left_alone() -> None:
-    for document in ({}, {"metadata": []}, stored("another", POD)):
+    documents: tuple[dict[str, Any], ...] = ({}, {"metadata": []}, stored("another", POD))
+    for document in documents:
         assert told_objects(ref("one"), document) == []
 
 

@@ -248,19 +248,13 @@ def test_forms_of_gpus() -> None:
     three = Snapshot(gpus=tuple(gpu(minor) for minor in range(4)))
     uses = (share(), whole(2), partition(9, minor=3))
     found = status(three, terms=terms, uses=uses).gpus
-    assert [each.offered_as for each in found] == [
-        (PublishedForm.SHARED,),
-        (),
-        (PublishedForm.WHOLE, PublishedForm.PARTITIONS),
-        (PublishedForm.WHOLE, PublishedForm.PARTITIONS),
-    ]
+    both = (PublishedForm.WHOLE, PublishedForm.PARTITIONS)
+    assert [each.offered_as for each in found] == [(PublishedForm.SHARED,), (), both, both]
     assert [each.used_as.value for each in found] == ["Shared", "Free", "Whole", "Partitions"]
     assert [each.policy for each in found] == ["mps", "hidden", "", ""]
     gpus = (gpu(0, mig_resetless=False), gpu(1, mig_resetless=False, mig_enabled=True))
     published = [each.offered_as for each in status(Snapshot(gpus=gpus)).gpus]
-    assert [PublishedForm.PARTITIONS in each for each in published] == [False, True], (
-        "MIG mode is off, or takes a reset"
-    )
+    assert [PublishedForm.PARTITIONS in each for each in published] == [False, True], "MIG mode takes a reset"
 
 
 def test_health_of_gpus() -> None:

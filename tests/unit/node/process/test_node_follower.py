@@ -119,6 +119,10 @@ def test_each_change_is_looked_at_once(change: Callable[[Follower], None]) -> No
     at = Follower()
     change(at)
     assert (at.looks(), at.looks(100)) == (1, 0)
+    at.node.node = OwnNode(name="node-a", annotations={DRAIN_ANNOTATION: "GPU-9"})
+    at.looks()
+    at.follower.amend(at.around.snapshot, {})
+    assert (at.looks(), at.looks()) == (1, 0), "an unknown GPU is reported after the GPUs were compared"
 
 
 def test_a_second_publisher_is_followed_until_its_time_is_over() -> None:
@@ -132,14 +136,6 @@ def test_a_second_publisher_is_followed_until_its_time_is_over() -> None:
     assert at.looks(3) > 0
     assert at.follower.conflict is not None
     assert at.looks(100) == 0
-
-
-def test_what_an_annotation_names_wrongly_is_told_when_the_gpus_were_compared() -> None:
-    at = Follower()
-    at.node.node = OwnNode(name="node-a", annotations={DRAIN_ANNOTATION: "GPU-9"})
-    at.looks()
-    at.follower.amend(at.around.snapshot, {})
-    assert (at.looks(), at.looks()) == (1, 0)
 
 
 FIRST, SECOND = GpuUuid("GPU-0"), GpuUuid("GPU-1")
@@ -186,6 +182,10 @@ def test_drained_gpus_are_tainted_and_others_are_not(node: Node) -> None:
     assert node.tainted() == {FIRST: (RESERVED, TAINT)}
     assert node.asks("all")
     assert node.tainted() == {FIRST: (RESERVED, TAINT), SECOND: (TAINT,)}
+    node.is_known = False
+    assert not node.drain.look(), "an API server that is away ends no drain"
+    assert set(node.tainted()) == {FIRST, SECOND}
+    node.is_known = True
     assert node.asks(None)
     assert node.tainted() == {}
     assert [reason for _, reason, _ in node.told] == ["GpusDrained", "GpusDrained", "GpusUndrained"]
@@ -203,14 +203,6 @@ def test_gpus_whose_drain_has_ended_are_given_back_and_no_others(node: Node) -> 
     node.tainted()
     node.asks(FIRST)
     assert len(node.given_back) == 2
-
-
-def test_a_node_that_is_not_known_ends_no_drain(node: Node) -> None:
-    """The API server is away; nothing says that the annotation no longer exists."""
-    node.asks("all")
-    node.is_known = False
-    assert not node.drain.look()
-    assert set(node.tainted()) == {FIRST, SECOND}
 
 
 def test_what_is_no_gpu_of_the_node_is_said_once(node: Node) -> None:

@@ -100,7 +100,7 @@ def test_the_files_are_roots_alone(node: Node) -> None:
     assert modes == [0o700, 0o700, 0o600]
 
 
-def test_an_unchanged_file_is_not_written_again(node: Node) -> None:
+def test_the_file_is_written_after_each_change_and_only_then(node: Node) -> None:
     node.file.step()
     before = (node.folder / FILE).stat().st_ino
     node.file.step()
@@ -111,9 +111,6 @@ def test_an_unchanged_file_is_not_written_again(node: Node) -> None:
     node.file.claims_changed()
     node.file.step()
     assert node.told().claims == ()
-
-
-def test_a_gpu_that_is_cut_and_a_driver_that_is_given_up(node: Node) -> None:
     with node.changes.during(GPU):
         assert node.file.step() <= COOLDOWN_S
         assert node.told().gpus[0].changing

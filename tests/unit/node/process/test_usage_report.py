@@ -105,14 +105,7 @@ def test_a_lie_about_claims_devices_pods_and_grants_is_not_passed_on(changed: di
     assert told(replace(OVER, **changed)) == ToldUsage()
 
 
-@pytest.mark.parametrize(
-    "devices",
-    [
-        (replace(SHARE, sharing=None),),
-        (SHARE, replace(SHARE, sharing=None)),
-        (),
-    ],
-)
+@pytest.mark.parametrize("devices", [(replace(SHARE, sharing=None),), (SHARE, replace(SHARE, sharing=None)), ()])
 def test_only_shares_with_a_known_grant_are_judged(devices: Any) -> None:
     assert told(OVER, claims=(replace(CLAIM, devices=devices),)) == ToldUsage()
 
