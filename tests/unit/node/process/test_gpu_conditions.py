@@ -36,10 +36,14 @@ def gpu(fabric: Fabric | None, minor: int = 0, **changes: object) -> Gpu:
 
 
 class Bench:
+    """A clock, and the events that are recorded while the Node is known."""
+
     def __init__(self) -> None:
         self.now = 0.0
+        self.events: list[tuple[str, str]] = []
+        self.node_is_known = True
         self.watch = FabricWatch(clock=lambda: self.now)
-        self.events: list[str] = []
+        self.withholding = PartitionWithholding(clock=lambda: self.now)
 
     def look(self, *gpus: Gpu, after_s: float = 0.0) -> dict[str, str]:
         """The taints' values by UUID."""
@@ -48,14 +52,22 @@ class Bench:
         assert all(taint.key == KEY for terms in changed.values() for taint in terms.whole_taints)
         return {uuid: terms.whole_taints[0].value for uuid, terms in changed.items()}
 
-    def report(self, known: bool = True) -> None:
-        def warn(reason: str, message: str) -> bool:
-            assert reason == "FabricNotReady"
-            if known:
-                self.events.append(message)
-            return known
+    def refuse(self, times: int = LIMIT, gpu: GpuUuid = UUID) -> None:
+        """Claims for the first partitions of the GPU are refused."""
+        for start in range(times):
+            self.withholding.refused(PartitionId(gpu, 19, start), "open in nv-hostengine (process 4711)")
 
-        self.watch.report(warn)
+    def amended(self, terms: Terms | None = None) -> Terms:
+        return dict(self.withholding.amend(GPUS, terms or {}))
+
+    def report(self) -> None:
+        self.watch.report(self.warn)
+        self.withholding.report(self.warn)
+
+    def warn(self, reason: str, message: str) -> bool:
+        if self.node_is_known:
+            self.events.append((reason, message))
+        return self.node_is_known
 
 
 @pytest.fixture
@@ -93,17 +105,21 @@ def test_a_failed_probe_is_named(bench: Bench) -> None:
     bench.look(gpu(COMPLETED))
     assert bench.look(gpu(FAILED)) == {"GPU-0": "status-3"}
     bench.report()
-    assert "probe completed with NVML status 3" in bench.events[0]
-    assert "it takes no part in NVLink" in bench.events[0]
+    ((_, message),) = bench.events
+    assert "probe completed with NVML status 3" in message
+    assert "it takes no part in NVLink" in message
 
 
 def test_one_event_and_remark_per_condition(bench: Bench) -> None:
     for _ in range(3):
         bench.look(gpu(IN_PROGRESS))
-    bench.report(known=False)
+    bench.node_is_known = False
+    bench.report()
+    bench.node_is_known = True
     bench.report()
     bench.report()
-    (event,) = bench.events
+    ((reason, event),) = bench.events
+    assert reason == "FabricNotReady"
     assert event.startswith("gpu-0 gets no new claims as a whole: its NVLink fabric is not ready (probe in progress)")
     assert "802" in event
     assert "nvidia-fabricmanager" in event
@@ -138,98 +154,69 @@ def test_a_clock_that_jumps_back_begins_the_time_again() -> None:
 PARTS = tuple(PartitionId(UUID, 19, start) for start in range(7))
 
 
-class Cuts:
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.withholding = PartitionWithholding(clock=lambda: self.now)
-        self.events: list[tuple[str, str]] = []
-        self.node_is_known = True
-
-    def refuse(self, times: int = LIMIT, gpu: GpuUuid = UUID) -> None:
-        """Claims for the first partitions of the GPU are refused."""
-        for start in range(times):
-            self.withholding.refused(PartitionId(gpu, 19, start), "open in nv-hostengine (process 4711)")
-
-    def amended(self, terms: Terms | None = None) -> Terms:
-        return dict(self.withholding.amend(GPUS, terms or {}))
-
-    def report(self) -> None:
-        def warn(reason: str, message: str) -> bool:
-            if self.node_is_known:
-                self.events.append((reason, message))
-            return self.node_is_known
-
-        self.withholding.report(warn)
-
-
-@pytest.fixture
-def cuts() -> Cuts:
-    return Cuts()
-
-
-def test_only_the_gpu_that_refuses_is_affected(cuts: Cuts) -> None:
-    cuts.refuse(LIMIT - 1)
-    assert cuts.amended() == {}
-    cuts.refuse()
-    ((gpu, changed),) = cuts.amended({UUID: GpuTerms(policy="p"), OTHER: GpuTerms(policy="q")}).items()
+def test_only_the_gpu_that_refuses_is_affected(bench: Bench) -> None:
+    bench.refuse(LIMIT - 1)
+    assert bench.amended() == {}
+    bench.refuse()
+    ((gpu, changed),) = bench.amended({UUID: GpuTerms(policy="p"), OTHER: GpuTerms(policy="q")}).items()
     assert (gpu, changed.policy, changed.whole) == (UUID, "p", True)
     withheld = present(changed.withheld)
     assert (withheld.taint, withheld.refused) == (TAINT, frozenset(PARTS[:LIMIT]))
     assert "partitions of gpu-0 that do not exist yet are withheld" in withheld.reason
 
 
-def test_a_creation_ends_it(cuts: Cuts) -> None:
-    cuts.refuse()
-    cuts.withholding.created(PARTS[0])
-    assert cuts.amended() == {}
-    cuts.refuse(LIMIT - 1)
-    assert cuts.amended() == {}
+def test_a_creation_ends_it(bench: Bench) -> None:
+    bench.refuse()
+    bench.withholding.created(PARTS[0])
+    assert bench.amended() == {}
+    bench.refuse(LIMIT - 1)
+    assert bench.amended() == {}
 
 
-def test_one_event_and_remark_per_withholding_until_its_time_is_over(cuts: Cuts) -> None:
+def test_one_event_and_remark_per_withholding_until_its_time_is_over(bench: Bench) -> None:
     """It names the last refusal, and comes when the node's UID is known; repeated refusals add none."""
-    cuts.node_is_known = False
-    cuts.refuse(LIMIT + 2)
-    cuts.amended()
-    cuts.report()
-    assert cuts.events == []
-    cuts.node_is_known = True
-    cuts.report()
-    cuts.report()
-    cuts.refuse(2)
-    cuts.report()
-    ((reason, message),) = cuts.events
+    bench.node_is_known = False
+    bench.refuse(LIMIT + 2)
+    bench.amended()
+    bench.report()
+    assert bench.events == []
+    bench.node_is_known = True
+    bench.report()
+    bench.report()
+    bench.refuse(2)
+    bench.report()
+    ((reason, message),) = bench.events
     assert reason == "PartitionsWithheld"
     assert message.startswith("MIG partitions of gpu-0 that do not exist yet are withheld from new claims for 10 min")
     assert message.endswith("the last refusal: open in nv-hostengine (process 4711)")
-    (remark,) = cuts.withholding.remarks
+    (remark,) = bench.withholding.remarks
     assert "gpu-0" in remark
     assert metrics.REGISTRY.get_sample_value("dra_driver_partitions_withheld") == 1
-    cuts.now += WITHHELD_S
-    assert cuts.amended() == {}, "it ends by itself"
-    assert cuts.withholding.remarks == []
+    bench.now += WITHHELD_S
+    assert bench.amended() == {}, "it ends by itself"
+    assert bench.withholding.remarks == []
     assert metrics.REGISTRY.get_sample_value("dra_driver_partitions_withheld") == 0
 
 
-def test_withholding_of_a_missing_gpu_ends(cuts: Cuts) -> None:
-    cuts.refuse(gpu=GpuUuid("GPU-9"))
-    assert cuts.amended() == {}
-    assert cuts.withholding.remarks == []
-    cuts.now += WITHHELD_S
-    cuts.amended()
-    cuts.report()
-    assert cuts.events == []
+def test_withholding_of_a_missing_gpu_ends(bench: Bench) -> None:
+    bench.refuse(gpu=GpuUuid("GPU-9"))
+    assert bench.amended() == {}
+    assert bench.withholding.remarks == []
+    bench.now += WITHHELD_S
+    bench.amended()
+    bench.report()
+    assert bench.events == []
 
 
-def test_published_terms_are_the_same_object_until_they_change(cuts: Cuts) -> None:
-    published = PublishedTerms(stand_in(Base()), [cuts.withholding.amend])
+def test_published_terms_are_the_same_object_until_they_change(bench: Bench) -> None:
+    published = PublishedTerms(stand_in(Base()), [bench.withholding.amend])
     first = published.update(GPUS)
     assert published.update(GPUS) is first
-    cuts.refuse()
+    bench.refuse()
     second = published.update(GPUS)
     assert second is not first
     assert published.update(GPUS) is second
-    cuts.now += WITHHELD_S
+    bench.now += WITHHELD_S
     assert published.update(GPUS) == first
 
 

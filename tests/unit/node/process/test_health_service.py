@@ -12,7 +12,7 @@ from dra_driver.core.model.gpu import LeftOutGpu, Snapshot
 from dra_driver.core.model.health import HealthCause, HealthCondition, HealthEvent, HealthEventKind, HealthReading
 from dra_driver.core.model.health_rules import DEFAULT_RULES, HealthRules
 from dra_driver.core.model.ids import DeviceName, GpuUuid, PoolName
-from dra_driver.core.model.terms import GpuTerms, Terms, Use
+from dra_driver.core.model.terms import GpuTerms
 from dra_driver.node.process.health_report import ReportedDevice
 from dra_driver.node.process.health_service import (
     CLAIMED_S,
@@ -27,6 +27,7 @@ from dra_driver.node.process.missing_gpus import MissingGpu
 from dra_driver.node.process.terms_resolver import TermsResolver
 from tests.fakes.stand_in import stand_in
 from tests.unit.node.health.world import condition
+from tests.unit.node.process.test_terms_resolver import Policies
 from tests.unit.node.slices.gpus import H100, gpu, instance, mig_gpu, snapshot
 
 FIRST, SECOND = gpu(0), gpu(1)
@@ -290,43 +291,26 @@ LOST, OTHER = gpu(0), gpu(1)
 EVICTS = HealthRules(evicting_causes=frozenset({HealthCause.LOST}))
 
 
-class Policies:
-    """One policy for GPU 0."""
-
-    def __init__(self) -> None:
-        self.problem: str | None = None
-        self.is_known = True
-        self.health = EVICTS
-        self.fails = False
-
-    def check(self) -> bool:
-        return False
-
-    def terms(self, snapshot: Snapshot, uses: Iterable[Use]) -> Terms:
-        if self.fails:
-            raise StorageError("no disk")
-        wanted = GpuTerms(policy="p", health=self.health)
-        return {each.uuid: wanted for each in snapshot.gpus if each == LOST}
-
-
 def test_a_gpu_that_is_missing_at_the_start_is_judged_by_its_policy() -> None:
     """A condition that evicts would else be weaker until the GPUs are read, and begin anew then."""
     policies = Policies()
+    policies.answer = {LOST.uuid: GpuTerms(policy="p", health=EVICTS)}
     terms = TermsResolver(stand_in(policies), list)
     early = terms.expected(snapshot(LOST, OTHER))
     assert rules_in_force(terms, early, LOST.uuid) == EVICTS
     terms.update(snapshot(OTHER))
     assert rules_in_force(terms, early, LOST.uuid) == EVICTS, "it is not in the inventory"
     assert rules_in_force(terms, early, OTHER.uuid) == DEFAULT_RULES
-    policies.health = replace(EVICTS, evicting_causes=frozenset())
+    newer = replace(EVICTS, evicting_causes=frozenset())
+    policies.answer = {LOST.uuid: GpuTerms(policy="p", health=newer)}
     terms.update(snapshot(LOST, OTHER))
-    assert rules_in_force(terms, early, LOST.uuid) == policies.health, "newer policies are followed"
+    assert rules_in_force(terms, early, LOST.uuid) == newer, "newer policies are followed"
     assert terms.of_gpu(OTHER.uuid) == GpuTerms()
 
 
 def test_policies_that_cannot_be_read_have_no_early_rules() -> None:
     policies = Policies()
-    policies.fails = True
+    policies.answer = StorageError("no disk")
     assert TermsResolver(stand_in(policies), list).expected(snapshot(LOST)) == {}
     assert rules_in_force(TermsResolver(stand_in(policies), list), {}, LOST.uuid) == DEFAULT_RULES
 

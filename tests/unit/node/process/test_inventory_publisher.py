@@ -1,6 +1,7 @@
 """What the inventory publisher does with new snapshots, missing files and a missing driver, and in which order."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -93,22 +94,6 @@ class Hardware:
         self.problem, self.failing = None, False
 
 
-@dataclass
-class Detach:
-    """Whether a detach is asked for, and whether it is done."""
-
-    taint_value: str | None = None
-    is_detached: bool = False
-
-
-@dataclass
-class Conflict:
-    """Whether something else offers the same GPUs, and whether the Node is known."""
-
-    conflict: str | None = None
-    is_known: bool = True
-
-
 class Node:
     """A publisher with all its dependencies."""
 
@@ -118,7 +103,9 @@ class Node:
         self.hardware = Hardware()
         self.files, self.slices = Files(self.happened), Slices(self.happened)
         self.policies = Policies()
-        self.detach, self.conflict = Detach(), Conflict()
+        # Whether a detach is requested and done; whether a second publisher exists, and the Node is known.
+        self.detach = SimpleNamespace(taint_value=None, is_detached=False)
+        self.conflict = SimpleNamespace(conflict=None, is_known=True)
         self.held: list[GpuUuid] | DraError = []
         self.publisher = InventoryPublisher(
             stand_in(self.hardware),
