@@ -64,22 +64,28 @@ def stored(name: str, *users: Any) -> dict[str, Any]:
     return {"metadata": {"name": name, "uid": f"uid-of-{name}"}, "status": {"reservedFor": list(users)}}
 
 
-class Node:
+class JournalOfNode:
+    """Claims, or the error of reading them."""
+
+    claims: list[Entry] | StorageError
+
+    def listed(self) -> list[Entry]:
+        if isinstance(self.claims, StorageError):
+            raise self.claims
+        return self.claims
+
+
+class Node(JournalOfNode):
     """Claims of a node, and an API server that answers as it is told."""
 
     def __init__(self) -> None:
-        self.claims: list[Entry] | StorageError = [held("one")]
+        self.claims = [held("one")]
         self.stored: dict[str, dict[str, Any] | KubernetesApiError] = {"one": stored("one", POD)}
         self.refuses: KubernetesApiError | None = None
         self.read: list[str] = []
         self.created: list[tuple[str, dict[str, Any]]] = []
         recorder = EventRecorder(self, "dra-driver", "node-a", refused=Refusals())
         self.events = ClaimEvents(stand_in(self), recorder, claims=self.listed)
-
-    def listed(self) -> list[Entry]:
-        if isinstance(self.claims, StorageError):
-            raise self.claims
-        return self.claims
 
     def get(self, path: str) -> dict[str, Any]:
         name = path.rpartition("/")[2]
@@ -219,12 +225,12 @@ SICK = DeviceReport(pool=POOL, device=DeviceName("gpu-0"), state=DeviceState.UNH
 WELL = replace(SICK, state=DeviceState.HEALTHY, message="")
 
 
-class Claimed:
+class Claimed(JournalOfNode):
     """A node with one claim, and an API server that answers as it is told."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "claim-status.json"
-        self.claims: list[Entry] | StorageError = [CLAIM]
+        self.claims = [CLAIM]
         self.answers: list[KubernetesApiError] = []
         self.drops = False
         self.minor = 36
@@ -239,11 +245,6 @@ class Claimed:
             claims=self.listed, warn=self.events.append, now=lambda: 1_800_000_100.0,
             waits_for_health=waits_for_health,
         )  # fmt: skip
-
-    def listed(self) -> list[Entry]:
-        if isinstance(self.claims, StorageError):
-            raise self.claims
-        return self.claims
 
     def apply(self, path: str, body: Mapping[str, Any], manager: str) -> dict[str, Any]:
         if self.answers:

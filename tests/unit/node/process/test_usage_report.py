@@ -86,6 +86,9 @@ def test_a_claim_over_its_grant_is_told_with_what_may_follow() -> None:
     assert told(replace(OVER, pods=(other, *OVER.pods))).over_grant == (TOLD,), "pods of its namespace only"
     two = replace(CLAIM, devices=(SHARE, replace(SHARE, sharing=sharing(4 * GIB))))
     assert told(OVER, claims=(two,)).over_grant == (replace(TOLD, granted="16Gi"),), "two shares are one grant"
+    assert told(OVER, OVER).over_grant == (TOLD,), "each claim once"
+    claims = [replace(CLAIM, ref=replace(REF, uid=ClaimUid(f"uid-{number}"))) for number in range(MAX_TOLD + 5)]
+    assert len(told(*(replace(OVER, claim=each.ref) for each in claims), claims=claims).over_grant) == MAX_TOLD
 
 
 @pytest.mark.parametrize(
@@ -134,12 +137,6 @@ def test_processes_of_no_claim_are_told_of_gpus_that_the_node_has() -> None:
             ToldForeign(gpu="gpu-0", processes=3, memory="1Gi", since="2026-07-01T12:00:00Z", commands=("python3",)),
         )
     )
-
-
-def test_each_claim_is_told_once_and_all_are_bounded() -> None:
-    assert told(OVER, OVER).over_grant == (TOLD,)
-    claims = [replace(CLAIM, ref=replace(REF, uid=ClaimUid(f"uid-{number}"))) for number in range(MAX_TOLD + 5)]
-    assert len(told(*(replace(OVER, claim=each.ref) for each in claims), claims=claims).over_grant) == MAX_TOLD
 
 
 FOUND = UsageFindings(written=NOW, idle=(IdleClaim(claim=REF, since=NOW),))
