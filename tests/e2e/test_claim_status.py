@@ -6,7 +6,7 @@ import pytest
 
 from dra_driver.core.errors import ForbiddenError, InvalidObjectError
 from dra_driver.kube import paths
-from dra_driver.node.process.claim_status import MANAGER
+from dra_driver.node.process.claim_reports import MANAGER
 from dra_driver.sim.apiserver.jsonvalue import Obj, entries
 from dra_driver.sim.apiserver.kinds import RESOURCE_CLAIMS
 from tests.e2e.cluster import DRIVER, RealCluster, wait

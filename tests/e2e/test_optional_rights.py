@@ -16,7 +16,7 @@ from dra_driver.kube import paths
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.discovery import server_version
 from dra_driver.kube.rest import RestClient
-from dra_driver.node.process.claim_status import LEAST_MINOR
+from dra_driver.node.process.claim_reports import LEAST_MINOR
 from tests.fakes import chart
 from tests.fakes.dra_objects import DRIVER
 from tests.fakes.rbac import Access, Rules

@@ -12,7 +12,7 @@ from dra_driver.core.errors import AlreadyExistsError
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.kube import paths
 from dra_driver.kube.rest import RestClient
-from dra_driver.node.process.health_events import RECOVERED, UNHEALTHY
+from dra_driver.node.process.health_conditions import RECOVERED, UNHEALTHY
 from tests.fakes.dra_objects import DRIVER
 from tests.fakes.kubelet import DraClient, dial
 from tests.fakes.node_process import NodeProcess

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dra_driver.kubectl.commands import kubectl
-from dra_driver.node.process.second_publisher import NAME
+from dra_driver.node.process.node_follower import NAME
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, EVENTS, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.cluster import DRIVER, Cluster

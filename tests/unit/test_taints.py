@@ -11,7 +11,7 @@ from dra_driver.node.policy.resolve import resolve
 from dra_driver.node.process.gpu_conditions import GRACE_S, FabricHistory
 from dra_driver.node.process.gpu_conditions import TAINT as WITHHELD
 from dra_driver.node.process.gpu_conditions import taint_of as fabric_taint
-from dra_driver.node.process.health_taints import amended, taint_of
+from dra_driver.node.process.health_conditions import amended, taint_of
 from dra_driver.node.process.missing_gpus import MissingGpu
 from dra_driver.node.process.node_follower import DrainTaint
 from dra_driver.node.process.terms_resolver import DetachTaint

@@ -22,8 +22,7 @@ from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from dra_driver.node.claims import Claims, PrepareGate
 from dra_driver.node.process import hardware, preflight
-from dra_driver.node.process.device_nodes import HostDeviceNodes
-from dra_driver.node.process.hardware import OwnedBackend
+from dra_driver.node.process.hardware import HostDeviceNodes, OwnedBackend
 from dra_driver.node.process.node_claims import open_node_claims, open_provider
 
 LOOK_S: Final = 15.0

@@ -1,7 +1,4 @@
-"""``dra-driver exporter``: reads the settings and runs the usage exporter.
-
-Flags, environment variables, defaults and checks come from ``config.exporter_settings``.
-"""
+"""``dra-driver exporter``: read the settings and run the usage exporter."""
 
 import argparse
 import logging
@@ -31,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs until SIGTERM. Raises ConfigurationError when it cannot start."""
+    """Run until SIGTERM. Raises ConfigurationError if it cannot start."""
     given = {flag.field: getattr(args, flag.field) for flag in flags_of(ExporterSettings)}
     settings = load(ExporterSettings, given, os.environ)
     from dra_driver.core.telemetry import logs

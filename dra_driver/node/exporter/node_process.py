@@ -1,11 +1,9 @@
-"""Exchanges files with the node process, and closes the NVIDIA driver when it requests that.
+"""Exchange files with the node process, and close the NVIDIA driver when it requests that.
 
-``assignments.json`` names the claims with their devices, and the GPUs that have to be closed. ``findings.json`` has
-what this process found. The NVIDIA driver is not unloaded, no GPU changes its MIG mode and none gets its first instance
-while a process has it open, and NVML opens all GPUs at once. So all are closed while one of them changes, or the driver
-is detached. A shared lock on ``driver.lock`` tells the node process whether they are open
-(``node/process/gpu_changes.py``); while the node process holds the lock, none is opened. docs/decisions/0027 says why
-these are files.
+``assignments.json`` names the claims with their devices and the GPUs to close; ``findings.json`` has the result. NVML
+opens all GPUs, so all are closed while one of them changes or the driver is detached. A shared lock on ``driver.lock``
+shows the node process whether they are open; while the node process holds it, none is opened
+(``node/process/usage_exporter.py``, docs/decisions/0027).
 """
 
 import logging
@@ -31,10 +29,8 @@ log = logging.getLogger(__name__)
 
 
 class AssignmentsReader:
-    """Reads ``assignments.json`` and keeps the last good one. Of one thread.
-
-    ``folder`` is the directory ``usage`` of the driver's directory.
-    """
+    """Reads ``assignments.json`` in ``folder`` (``usage`` of the driver's directory), keeps the last good one. Of one
+    thread."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
@@ -44,7 +40,6 @@ class AssignmentsReader:
 
     @property
     def problem(self) -> str | None:
-        """Why the newest file is not used; None while it is."""
         return self._problem
 
     def read(self) -> Assignments | Unread:
@@ -71,10 +66,7 @@ class AssignmentsReader:
 
 
 class FindingsWriter:
-    """Writes ``findings.json`` when it changed, and again every `RENEW_S` while it has content. Of one thread.
-
-    ``folder`` is the directory ``usage`` of the driver's directory; ``clock`` does not jump.
-    """
+    """Writes ``findings.json`` when it changed, and again every `RENEW_S` while it has content. Of one thread."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path, self._clock = folder / FOLDER / FINDINGS, clock
@@ -83,7 +75,7 @@ class FindingsWriter:
         self._problem = ""
 
     def write(self, findings: UsageFindings) -> None:
-        """Write what is new. Never raises: findings that cannot be written are logged."""
+        """Write news. Never raises: findings that cannot be written are logged."""
         is_new = self._written is None or replace(findings, written=self._written.written) != self._written
         is_due = not findings.is_empty and self._clock() - self._written_s >= RENEW_S
         if not (is_new or is_due):
@@ -101,17 +93,14 @@ class FindingsWriter:
 
 
 class UsageBackend(Protocol):
-    """The subset of ``gpu.backend.Backend`` and ``UsageSource`` that the exporter uses."""
+    """Subset of ``gpu.backend.Backend`` and ``UsageSource`` that the exporter uses."""
 
     def close(self) -> None: ...
     def usage(self) -> tuple[GpuUsage, ...]: ...
 
 
 class UsageGpus:
-    """Reads GPU usage. Of one thread.
-
-    ``is_open``: the driver may be in use by this process. ``lock`` is the lock file.
-    """
+    """Reads GPU usage. Of one thread. ``is_open``: this process may use the driver. ``lock`` is the lock file."""
 
     def __init__(self, backend: UsageBackend, lock: Path) -> None:
         self._backend, self._lock = backend, lock
@@ -120,7 +109,7 @@ class UsageGpus:
         self._closed_for: str | None = None
 
     def sync(self, assignments: Assignments | Unread) -> str | None:
-        """Close the GPUs at once if the node process requests it; return why they have to stay closed, else None."""
+        """Close the GPUs if the node process requests it; return why they have to stay closed, else None."""
         reason = _close_reason(assignments)
         if reason is not None and (self.is_open or reason != self._closed_for):
             log.info("closed NVML at the node process's request", extra={"reason": reason})
@@ -131,7 +120,6 @@ class UsageGpus:
         return reason
 
     def read(self, assignments: Assignments | Unread) -> tuple[GpuUsage, ...] | Unread:
-        """One sample of all GPUs."""
         reason = self.sync(assignments)
         if reason is not None:
             return Unread(reason=reason)

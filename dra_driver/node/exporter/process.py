@@ -1,9 +1,8 @@
-"""The usage exporter: wires its parts, looks again and again, and serves what it saw.
+"""The usage exporter: sample all sources in a loop, and serve the last sample.
 
-Start, in this order: telemetry, so that it reports "not ready" from the first moment; the parts; the loop in the main
-thread. Between two samples it polls the file of the node process every `ASSIGNMENTS_POLL_S`, and closes NVML
-immediately when a GPU is about to change or the driver is detached. Stop: the loop ends, NVML is closed, the endpoint
-ends. It leaves only the findings file, which expires in the node process.
+Between two samples it polls the file of the node process every `ASSIGNMENTS_POLL_S`, and closes NVML immediately when a
+GPU is about to change or the driver is detached. After a stop only the findings file is left, which expires in the node
+process.
 """
 
 import json
@@ -11,8 +10,12 @@ import logging
 import signal
 import threading
 import time
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from dra_driver import __version__
 from dra_driver.config.exporter_settings import ExporterSettings
@@ -20,17 +23,115 @@ from dra_driver.config.usage_findings import FOLDER as FINDINGS
 from dra_driver.config.usage_findings import LOCK
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.usage import GpuUsage
+from dra_driver.core.model.usage_findings import UsageFindings
 from dra_driver.core.telemetry import exporter_metrics as metrics
 from dra_driver.core.telemetry.http import ObservabilityServer
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.usage import SimulatedUsage
 from dra_driver.node.exporter.node_process import AssignmentsReader, FindingsWriter, UsageBackend, UsageGpus
-from dra_driver.node.exporter.observer import LookResult, Observer, Sources
-from dra_driver.node.exporter.sources import LogLinks, PodResourcesReader, ProcReader
+from dra_driver.node.exporter.sources import LogLinks, PodResourcesReader, ProcReader, since_boot_s
 from dra_driver.node.usage.answer import document
-from dra_driver.node.usage.series import families
+from dra_driver.node.usage.foreign import ForeignState, watch_foreign
+from dra_driver.node.usage.idle import IdleState, claim_uses, idle_s, watch_idle
+from dra_driver.node.usage.join import join
+from dra_driver.node.usage.ledger import UsageLedger, fold
+from dra_driver.node.usage.series import Judged, families
+from dra_driver.node.usage.sources import Look, Unread
+from dra_driver.node.usage.values import JoinedUsage
+from dra_driver.node.usage.watchdog import WatchdogState, share_uses, watch
 
 log = logging.getLogger(__name__)
+
+
+class Sources(Struct, frozen=True, kw_only=True):
+    assignments: AssignmentsReader
+    gpus: UsageGpus
+    processes: ProcReader
+    logs: LogLinks
+    pods: PodResourcesReader
+
+
+class LookResult(Struct, frozen=True, kw_only=True):
+    """``window_s`` is the observed part of the window."""
+
+    joined: JoinedUsage
+    ledger: UsageLedger
+    judged: Judged
+    findings: UsageFindings
+    window_s: float
+
+
+class Observer:
+    """Of one thread. Times are in seconds; ``clock`` does not jump, ``now`` is UTC."""
+
+    def __init__(
+        self,
+        sources: Sources,
+        node: str,
+        *,
+        window_s: float,
+        keep_ended_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._sources, self._node = sources, node
+        self._window_s, self._keep_ended_s = window_s, keep_ended_s
+        self._clock, self._now = clock, now
+        self._last_s: float | None = None
+        self._ledger = UsageLedger()
+        self._watchdog: WatchdogState = {}
+        self._foreign: ForeignState = {}
+        self._idle: IdleState = {}
+
+    def look(self) -> LookResult:
+        """One sample; takes as long as the driver, /proc and the kubelet do."""
+        now_s = self._clock()
+        joined = join(self._read(now_s))
+        self._ledger = fold(self._ledger, joined, now_s, window_s=self._window_s, keep_ended_s=self._keep_ended_s)
+        judged, findings = self._judge(joined)
+        return LookResult(
+            joined=joined,
+            ledger=self._ledger,
+            judged=judged,
+            findings=findings,
+            window_s=self._ledger.covered_s(now_s, self._window_s),
+        )
+
+    def _read(self, now_s: float) -> Look:
+        elapsed_s = 0.0 if self._last_s is None else max(0.0, now_s - self._last_s)
+        self._last_s = now_s
+        assignments = self._sources.assignments.read()
+        listed_s = since_boot_s()
+        readings = self._sources.gpus.read(assignments)
+        pids = [] if isinstance(readings, Unread) else [one.pid for each in readings for one in each.processes or ()]
+        return Look(
+            at=self._now(),
+            elapsed_s=elapsed_s,
+            assignments=assignments,
+            readings=readings,
+            processes=self._sources.processes.read(pids, listed_s),
+            logs=self._sources.logs.read(),
+            pods=self._sources.pods.read(),
+            node=self._node,
+        )
+
+    def _judge(self, joined: JoinedUsage) -> tuple[Judged, UsageFindings]:
+        shares, claims = share_uses(joined), claim_uses(joined)
+        elapsed_s, at = joined.elapsed_s, joined.at
+        self._watchdog, over = watch(self._watchdog, shares, elapsed_s, at)
+        self._foreign, unattributed = watch_foreign(self._foreign, joined.gpus, elapsed_s, at)
+        self._idle, idle = watch_idle(self._idle, claims, elapsed_s, at)
+        known = {use.claim.uid: idle_s(self._idle, use.claim.uid, use.used) for use in claims}
+        judged = Judged(
+            idle_s={uid: seconds for uid, seconds in known.items() if seconds is not None},
+            over_bytes={
+                (use.claim.uid, use.device): max(0, use.used_bytes - use.allowed_bytes)
+                for use in shares
+                if use.used_bytes is not None
+            },
+        )
+        return judged, UsageFindings(written=at, over_grant=over, unattributed=unattributed, idle=idle)
+
 
 FOLDER: Final = "usage"
 """In the driver's directory: what node process and exporter tell each other."""
@@ -43,8 +144,6 @@ SIMULATED_USAGE: Final = "simulated-usage.json"
 
 
 class SimulatedGpus:
-    """Simulated GPUs, which nothing has to close."""
-
     def __init__(self, usage: SimulatedUsage) -> None:
         self._usage = usage
 
@@ -76,19 +175,16 @@ class ExporterProcess:
     def __init__(self, settings: ExporterSettings) -> None:
         self._settings = settings
         plugin_dir = Path(settings.kubelet_plugins_dir) / settings.driver_name
-        self._assignments = AssignmentsReader(plugin_dir / FOLDER)
-        self._gpus = UsageGpus(choose(settings, plugin_dir), plugin_dir / FOLDER / FINDINGS / LOCK)
-        self._pods = PodResourcesReader(settings.pod_resources_socket, settings.driver_name)
         self._findings = FindingsWriter(plugin_dir / FOLDER)
-        sources = Sources(
-            assignments=self._assignments,
-            gpus=self._gpus,
+        self._sources = Sources(
+            assignments=AssignmentsReader(plugin_dir / FOLDER),
+            gpus=UsageGpus(choose(settings, plugin_dir), plugin_dir / FOLDER / FINDINGS / LOCK),
             processes=ProcReader(settings.proc_dir),
             logs=LogLinks(settings.log_dir),
-            pods=self._pods,
+            pods=PodResourcesReader(settings.pod_resources_socket, settings.driver_name),
         )
         self._observer = Observer(
-            sources, settings.node_name, window_s=settings.window, keep_ended_s=settings.keep_ended
+            self._sources, settings.node_name, window_s=settings.window, keep_ended_s=settings.keep_ended
         )  # fmt: skip
         self._observed: LookResult | None = None  # replaced as a whole
         self._moved_s = time.monotonic()
@@ -98,12 +194,10 @@ class ExporterProcess:
         return [] if self._observed is not None else ["the first look is not over"]
 
     def live(self) -> list[str]:
-        """Reasons why only a restart would help."""
         silent_s = time.monotonic() - self._moved_s
         return [f"the exporter has not moved for {silent_s:.0f} s"] if silent_s > LATE_S else []
 
     def remarks(self) -> list[str]:
-        """What cannot be known, one sentence each."""
         observed = self._observed
         if observed is None:
             return []
@@ -122,7 +216,7 @@ class ExporterProcess:
         return "application/json", json.dumps(found, separators=(",", ":")).encode() + b"\n"
 
     def run(self) -> None:
-        """Look until ``stopping``. Raises ConfigurationError when the address cannot be used."""
+        """Sample until ``stopping``. Raises ConfigurationError if the address cannot be used."""
         endpoint = self._serve()
         try:
             while not self.stopping.is_set():
@@ -130,8 +224,8 @@ class ExporterProcess:
                 self._step()
                 self._rest(began + self._settings.interval)
         finally:
-            self._gpus.close()
-            self._pods.close()
+            self._sources.gpus.close()
+            self._sources.pods.close()
             if endpoint is not None:
                 endpoint.stop()
 
@@ -150,9 +244,9 @@ class ExporterProcess:
         self._moved_s = time.monotonic()
 
     def _rest(self, until: float) -> None:
-        """Wait until the next sample is due; poll meanwhile whether the GPUs have to be closed."""
+        """Wait until the next sample is due; poll whether the GPUs have to be closed."""
         while (left := until - time.monotonic()) > 0 and not self.stopping.wait(min(left, ASSIGNMENTS_POLL_S)):
-            self._gpus.sync(self._assignments.read())
+            self._sources.gpus.sync(self._sources.assignments.read())
             self._moved_s = time.monotonic()
 
     def _count(self, observed: LookResult) -> None:
@@ -163,7 +257,7 @@ class ExporterProcess:
             if reason is not None:
                 metrics.errors_total.labels(source).inc()
         metrics.knows_processes.set(all(getattr(knows, each) is None for each in ("processes", "containers", "claims")))
-        metrics.driver_open.set(self._gpus.is_open)
+        metrics.driver_open.set(self._sources.gpus.is_open)
         metrics.rows_left_out.set(observed.ledger.left_out)
         metrics.usage.set(families(joined, observed.ledger, observed.judged, dcgm=self._settings.dcgm_names))
 
@@ -186,7 +280,7 @@ class ExporterProcess:
 
 
 def run(settings: ExporterSettings) -> None:
-    """Runs until SIGTERM or SIGINT. Raises ConfigurationError when it cannot start."""
+    """Run until SIGTERM or SIGINT. Raises ConfigurationError if it cannot start."""
     process = ExporterProcess(settings)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: process.stopping.set())

@@ -1,14 +1,11 @@
-"""Reads what the host and the kubelet report about processes, containers and their claims.
+"""Read processes, containers and their claims from the host and the kubelet. Each reader is of one thread.
 
-- ``/proc`` (proc(5)): program, cgroup and start of a process. ``/proc/PID/stat`` and ``/proc/PID/cgroup`` are open to
-  every user, unless /proc is mounted with hidepid. The /proc of a PID namespace that is bound into a container shows
-  that namespace's PIDs, so no hostPID is needed for it.
-- The names of the kubelet's links to logs. No log is opened.
+- ``/proc`` (proc(5)): program, cgroup and start of a process. ``/proc/PID/stat`` and ``/proc/PID/cgroup`` are readable
+  for every user, unless /proc is mounted with hidepid. The /proc of a PID namespace that is bound into a container
+  shows that namespace's PIDs, so no hostPID is needed.
+
 - PodResources API v1, List: the containers that have devices of claims. In Kubernetes 1.34 and 1.35 the field
-  ``dynamic_resources`` needs the feature gate KubeletPodResourcesDynamicResources, on by default there. The kubelet
-  makes the socket for root alone.
-
-Each reader is of one thread.
+  ``dynamic_resources`` needs the feature gate KubeletPodResourcesDynamicResources, on by default there.
 """
 
 import os
@@ -34,8 +31,6 @@ _SLACK_S: Final = 2 / _TICKS
 
 
 class _Known(Struct, frozen=True):
-    """Facts of one process, which is the same one as long as it began at the same tick."""
-
     start: int
     facts: ProcessFacts
     until_s: float
@@ -54,8 +49,8 @@ class ProcReader:
         self._known: dict[int, _Known] = {}
 
     def read(self, pids: Collection[int], listed_s: float) -> Mapping[int, ProcessFacts] | Unread:
-        """The facts of those processes that live and began before ``listed_s`` (of `since_boot_s`), when the driver was
-        asked: one that began later has the PID of a process that ended."""
+        """The facts of processes that live and began before ``listed_s`` (of `since_boot_s`), when the driver listed
+        them: one that began later has the PID of a process that ended."""
         if not Path(self._root, "self").is_symlink() and not Path(self._root, "1").is_dir():
             return Unread(reason=f"{self._root} is no /proc: mount the host's and set --proc-dir (PROC_DIR)")
         now_s = self._clock()
@@ -78,7 +73,7 @@ class ProcReader:
         return _Known(start, ProcessFacts(command=command, place=place_of(cgroup)), now_s + FRESH_S)
 
     def _stat(self, pid: int) -> tuple[int, str] | None:
-        """When it began, in ticks since boot, and its program."""
+        """The start, in ticks since boot, and the program."""
         content = self._content(pid, "stat")
         if content is None:
             return None
@@ -98,7 +93,7 @@ class ProcReader:
 
 
 class LogLinks:
-    """The directory is listed again when a link came or went."""
+    """The kubelet's links to logs, by name only; listed again when a link came or went."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -169,7 +164,7 @@ class PodResourcesReader:
 
 
 def claims_of(answer: pb.ListPodResourcesResponse, driver: str) -> PodClaims:
-    """The devices of this driver in the kubelet's answer, by pod and container. Pure."""
+    """The devices of this driver in the kubelet's answer, by pod and container."""
     found: dict[tuple[str, str], dict[str, tuple[ClaimedDevice, ...]]] = {}
     for pod in answer.pod_resources[:MAX_PODS]:
         containers = {container.name: tuple(_devices(container, driver)) for container in pod.containers}

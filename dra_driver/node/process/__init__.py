@@ -1,4 +1,1 @@
-"""The node process: sockets, registration and the DRA service for the kubelet, and what keeps the node published.
-
-``plugin.py`` wires and starts everything; the command line imports it alone.
-"""
+"""The node process: sockets and the DRA service for the kubelet, and the publishers of the node; see `plugin`."""

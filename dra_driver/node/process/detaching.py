@@ -1,27 +1,16 @@
-"""Detaches from the NVIDIA driver on request, for a driver upgrade or a GPU reset. Reattaches when the request ends.
+"""Detach from the NVIDIA driver on request, for a driver upgrade or a GPU reset; reattach when the request ends.
 
     attached     a request comes             new prepares are refused, all devices tainted
     waiting      for claims to end, where the request says so; then for calls in work
     closing      every handle of NVML is closed; a call that hangs keeps it here
-    detached     the request ends            a new session is opened with the library that is installed then
+    detached     the request ends            a new session is opened with the installed library
     reattaching  the GPUs have been read     the taint is removed, prepares are admitted
 
-One thread does all of this. It looks once a second while there is a request, else when it is woken: when the Node
-object or the journal changes, and when the request's file exists. What is refused and answered while the driver is
-detached: ``node/claims/prepare_gate.py``; what is published: ``inventory_publisher.py``. A request comes from:
-
-===============================================================  =======================================================
-annotation ``gpu.dra-driver.io/detach: <reason>`` of the Node     at once, also while claims are prepared: a person asks
-file ``detach`` in the driver's folder, its content the reason    the same, for a node without access to the API server
-label of the Node for GPU clients or DRA drivers, see ``LABELS``  when no claim is prepared: NVIDIA's k8s-driver-manager
-===============================================================  =======================================================
-
-A request ends when annotation, file or label value is gone. An annotation or a file asks whatever it contains, except
-for the annotation's value ``false``.
-
-k8s-driver-manager (bd62ca7, cmd/driver-manager/main.go:47, 656-740) sets a label that is ``true`` to
-``paused-for-driver-upgrade``, and one of another value to ``<value>_paused-for-driver-upgrade``: that of GPU clients
-first, then it evicts the pods that have claims, then it sets that of DRA drivers and unloads the kernel modules.
+A request is the Node's annotation ``gpu.dra-driver.io/detach: <reason>`` (any value but ``false``), the file ``detach``
+in the driver's directory, or one of `LABELS`, which waits until no claim is prepared. k8s-driver-manager (bd62ca7,
+cmd/driver-manager/main.go:47, 656-740) sets a label that is ``true`` to ``paused-for-driver-upgrade``, and one of
+another value to ``<value>_paused-for-driver-upgrade``: that of GPU clients first, then it evicts the pods that have
+claims, then it sets that of DRA drivers and unloads the kernel modules.
 """
 
 import errno
@@ -59,7 +48,7 @@ _EXISTS: Final = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO}
 
 
 class DetachRequest(Struct, frozen=True, kw_only=True):
-    """``source`` is the annotation, file or label as a noun; ``ends`` says what to do to end the request."""
+    """``source`` is the annotation, file or label as a noun; ``ends`` says how to end the request."""
 
     source: str
     reason: str
@@ -68,7 +57,6 @@ class DetachRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def taint_value(self) -> str:
-        """The value of the taint of all devices while the request exists."""
         return "driver-upgrade" if self.when_unused else "requested"
 
     def __str__(self) -> str:
@@ -76,7 +64,7 @@ class DetachRequest(Struct, frozen=True, kw_only=True):
 
 
 def find_request(node: OwnNode | None, file: "str | None", path: Path) -> DetachRequest | None:
-    """The request that counts: one that asks at once before one that waits. ``file`` is the content of ``path``."""
+    """The request in force: annotation, then file, then label. ``file`` is the content of ``path``."""
     if node is not None and (asked := node.annotations.get(ANNOTATION)) is not None and asked.lower() != "false":
         return DetachRequest(
             source=f"annotation {ANNOTATION} of node {node.name}",
@@ -97,17 +85,13 @@ def find_request(node: OwnNode | None, file: "str | None", path: Path) -> Detach
 
 
 class DetachFile:
-    """The file that asks. ``read`` from one thread."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self._last: str | None = None
 
     def read(self) -> str | None:
-        """Its content, at most `MAX_FILE_BYTES`; None when it does not exist. What exists and cannot be read asks too.
-
-        After an error that does not tell whether it exists, the last answer counts.
-        """
+        """Its content, at most `MAX_FILE_BYTES`; None if it does not exist. An unreadable file requests a detach too.
+        After an error that does not show whether it exists, the last answer counts. For one thread."""
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -138,10 +122,9 @@ REST_S: Final = 30.0
 REATTACH_LOOK_S: Final = 0.2
 PUBLISH_LOOK_S: Final = 0.02
 WORK_S: Final = 45.0
-"""How long calls in work are waited for before the driver is closed; they end by themselves within 40 s."""
+"""Limit for calls in work before the driver is closed; they end by themselves within 40 s."""
 PUBLISH_S: Final = 2.0
-"""How long the taint may take to reach the API server before the driver is closed; an API server that is away must not
-keep a node's driver in use."""
+"""Limit for the taint to reach the API server before the driver is closed."""
 CLOSE_S: Final = 10.0
 """How long running calls of NVML are waited for at a time."""
 
@@ -156,8 +139,6 @@ _EXPORTER: Final = (
 
 
 class Phase(Enum):
-    """With the beginning of the sentence that reports it."""
-
     ATTACHED = ""
     WAITING = "this node is about to give its NVIDIA driver up"
     CLOSING = "this node gives its NVIDIA driver up"
@@ -176,13 +157,10 @@ class _State(Struct, frozen=True):
 class Detaching:
     """Call ``step`` before the hardware is opened, then start ``worker``; the rest from any thread.
 
-    Wake the worker when a request or the number of claims may have changed. A detached driver stays detached until the
-    process ends.
-
-    ``find`` returns the present request. ``prepared`` counts the claims in the journal; it may raise StorageError.
-    ``changed`` is called when the taint changes, and ``published`` says whether the API server has what follows from
-    it; ``tell`` records an event on the Node. ``exporter_closed`` waits a moment until the usage exporter of
-    this node has closed the driver; it returns whether that happened.
+    Wake the worker when a request or the number of claims may have changed. ``prepared`` counts the claims in the
+    journal and can raise StorageError. ``changed`` is called when the taint changes; ``published`` returns whether the
+    API server has the result. ``exporter_closed`` waits briefly and returns whether the usage exporter has closed the
+    driver.
     """
 
     def __init__(
@@ -209,18 +187,17 @@ class Detaching:
 
     @property
     def taint_value(self) -> str | None:
-        """Why all devices are tainted, in a word; None while they are not."""
+        """The value of the taint of all devices; None without one."""
         request = self._state.request
         return request.taint_value if request is not None else None
 
     @property
     def is_detached(self) -> bool:
-        """Whether the driver must be left alone."""
         return self._state.phase in (Phase.CLOSING, Phase.DETACHED)
 
     @property
     def detached(self) -> str | None:
-        """Why the driver must be left alone; None while it may be used."""
+        """Why the driver must not be used; None while it can be."""
         return self.problem if self.is_detached else None
 
     @property
@@ -232,10 +209,8 @@ class Detaching:
         return f"{state.phase.value} ({state.request}){'; ' if state.note else ''}{state.note}"
 
     def step(self) -> float:
-        """Look once and do what is due; returns the seconds until the next look. The thread calls it in a loop.
-
-        Takes up to `WORK_S` and `CLOSE_S` while calls are in work.
-        """
+        """Take the next step; return the seconds until another. Takes up to `WORK_S` and `CLOSE_S` while calls are in
+        work."""
         request = self._find()
         if request is not None:
             self._give_up(request)
@@ -331,6 +306,5 @@ def _refusal(request: DetachRequest) -> str:
 
 
 def wake_for_file(detaching: Detaching, plugin_dir: Path) -> None:
-    """Wake ``detaching`` while the file that requests a detach exists. For every second."""
     if os.path.lexists(plugin_dir / FILE):
         detaching.worker.wake()

@@ -1,19 +1,13 @@
-"""Publishes and withdraws the DRA socket and the registration socket, and replaces them when their files vanish.
+"""Publish and withdraw the DRA socket and the registration socket, and replace them when their files disappear.
 
 The DRA socket accepts calls before the registration socket appears, because the kubelet dials it right after
-``GetInfo``. A deleted file (a cleaned directory, a node reset) stays away: a listening unix socket cannot be linked
-again. So a new server takes the path, and the old one finishes its calls.
+``GetInfo``. At the stop the registration socket goes last: when it disappears, the kubelet closes its connection with
+every call on it (kubernetes/kubernetes pkg/kubelet/cm/dra/plugin, DeRegisterPlugin), and a pod whose prepare was cut
+off waits half a minute. A listening unix socket cannot be linked again, so a new server takes the path of a deleted
+file, and the old one finishes its calls.
 
-At the stop the registration socket goes last, after the calls in progress: when it disappears, the kubelet closes its
-connection with every call on it (kubernetes/kubernetes pkg/kubelet/cm/dra/plugin, DeRegisterPlugin), and a pod whose
-prepare was cut off waits half a minute for the next.
-
-A socket that another process has put in place of this driver's is left alone: two drivers that take turns would be
-worse than one that is not ready.
-
-The kubelet finds the registration socket in its directory, dials it, calls ``GetInfo`` and reports with
-``NotifyRegistrationStatus`` (kubernetes/kubernetes pkg/kubelet/pluginmanager). After a refusal it asks again, with
-pauses of up to two minutes. So nothing is retried here: a refusal is logged, counted and a reason for not being ready.
+After a refused registration the kubelet asks again, with pauses of up to two minutes (pkg/kubelet/pluginmanager), so
+this driver does not retry.
 """
 
 import logging
@@ -49,15 +43,13 @@ DRA_THREADS = 12
 REGISTRATION_THREADS = 2
 TIMEOUT_S = 2.0
 GOOD_S: Final = 25.0
-"""How long a good answer counts. The kubelet asks every 10 s, and the connection of a check wakes all threads of gRPC
-for a while: checking each time was a third of what a node process at rest does."""
+"""How long a good answer counts: checks every 10 s were a third of the CPU time of an idle node process."""
 
 
 class Registration:
-    """The registration service of one driver. Thread-safe."""
+    """The registration service of one driver. Thread-safe. ``endpoint`` is the DRA socket as the kubelet sees it."""
 
     def __init__(self, *, driver: str, endpoint: Path) -> None:
-        """``endpoint`` is the DRA socket under the path that the kubelet sees."""
         self._driver = driver
         self._endpoint = endpoint
         self._lock = threading.Lock()  # guards _problem
@@ -68,16 +60,11 @@ class Registration:
         return generic_handler(pb.DESCRIPTOR.services_by_name["Registration"], methods)
 
     def get_info(self, _request: pb.InfoRequest, _context: grpc.ServicerContext) -> pb.PluginInfo:
-        """The driver's name, the DRA socket and the supported services."""
         return pb.PluginInfo(
-            type="DRAPlugin",
-            name=self._driver,
-            endpoint=str(self._endpoint),
-            supported_versions=SUPPORTED_VERSIONS,
+            type="DRAPlugin", name=self._driver, endpoint=str(self._endpoint), supported_versions=SUPPORTED_VERSIONS
         )
 
     def notify(self, request: pb.RegistrationStatus, _context: grpc.ServicerContext) -> pb.RegistrationStatusResponse:
-        """Remembers whether the kubelet registered this driver."""
         if request.plugin_registered:
             self._answered(None)
             log.info("registered with the kubelet", extra={"driver": self._driver, "endpoint": self._endpoint})
@@ -89,12 +76,11 @@ class Registration:
         return pb.RegistrationStatusResponse()
 
     def forget(self) -> None:
-        """Back to not registered: the socket was created again, and the kubelet will ask again."""
+        """Return to not registered: the socket was created again, and the kubelet will ask again."""
         self._answered(_NOT_YET)
 
     @property
     def problem(self) -> str | None:
-        """Why this driver is not registered with the kubelet; None while it is."""
         with self._lock:
             return self._problem
 
@@ -105,7 +91,7 @@ class Registration:
 
 
 class Endpoints:
-    """Both sockets. ``start``, ``check`` and ``stop`` are called by one owner, one at a time."""
+    """Both sockets. One owner calls ``start``, ``check`` and ``stop``, one at a time."""
 
     def __init__(
         self, paths: SocketPaths, registration: Registration, dra_handlers: Sequence[grpc.GenericRpcHandler]
@@ -116,11 +102,10 @@ class Endpoints:
 
     @property
     def problem(self) -> str | None:
-        """Why the kubelet cannot reach this driver; None while both sockets are in place. Any thread may read it."""
         return self._problem
 
     def start(self) -> None:
-        """Publishes both sockets. Raises ConfigurationError when one cannot be created, and then leaves none."""
+        """Publish both sockets. Raises ConfigurationError if one cannot be created, and then leaves none."""
         self._dra.start()
         try:
             self._registrar.start()
@@ -129,7 +114,8 @@ class Endpoints:
             raise
 
     def check(self) -> None:
-        """Replaces sockets whose files are gone; what prevents that becomes ``problem``. Never raises."""
+        """Replace sockets whose files disappeared; a failure becomes ``problem``. Never raises. A socket that another
+        process put in place is left alone: two drivers that take turns are worse than one not ready."""
         if self._problem is None and self._dra.socket.is_in_place() and self._registrar.socket.is_in_place():
             return
         problem = None
@@ -144,7 +130,7 @@ class Endpoints:
             self._problem = problem
 
     def stop(self, grace_s: float) -> None:
-        """Refuses new calls at once and gives calls in progress ``grace_s``; then the registration socket goes."""
+        """Refuse new calls and give calls in progress ``grace_s``; then withdraw the registration socket."""
         self._dra.stop(grace_s)
         self._registrar.stop(0)
 
@@ -190,10 +176,8 @@ def _started(server: UnixServer, path: Path) -> None:
 
 
 class Probe:
-    """The liveness probe: calls this process' own sockets as the kubelet would. From any thread.
-
-    Remembers a good answer for `GOOD_S`; after a bad one each call checks.
-    """
+    """The liveness probe: calls this process' sockets as the kubelet does. From any thread. A good answer counts for
+    `GOOD_S`; after a bad one each call checks."""
 
     def __init__(self, check: Callable[[], list[str]], clock: Callable[[], float] = time.monotonic) -> None:
         self._check, self._clock = check, clock
@@ -209,12 +193,8 @@ class Probe:
 
 
 def socket_problems(paths: SocketPaths) -> list[str]:
-    """Reasons why the kubelet would get no answer; empty when it would get one. Takes at most about 3 s.
-
-    ``GetInfo`` goes through a real connection, gRPC's event loop and a worker thread. The DRA socket is only connected
-    to: its workers may be busy for as long as an API server is slow, and a restart would not make the API server
-    faster.
-    """
+    """Reasons why the kubelet would get no answer. Takes at most about 3 s. ``GetInfo`` goes through a real connection.
+    The DRA socket is only connected to: its workers may wait for an API server."""
     found = []
     if not is_served(paths.dra):
         found.append(f"nothing accepts connections on {paths.dra}")
@@ -226,7 +206,6 @@ def socket_problems(paths: SocketPaths) -> list[str]:
 
 
 def get_info(paths: SocketPaths) -> pb.PluginInfo:
-    """One ``GetInfo`` on a connection of its own; raises grpc.RpcError."""
     # The default subchannel pool is process-wide; with a local one nothing outlives the probe.
     with grpc.insecure_channel(
         f"unix:{paths.registration}", options=[("grpc.use_local_subchannel_pool", 1)]

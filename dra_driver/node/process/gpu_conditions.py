@@ -1,15 +1,10 @@
-"""Keeps new claims off GPUs that cannot serve them now, and reports it as events on the Node.
+"""Taint or withhold devices of GPUs that cannot serve new claims now.
 
-**NVLink fabric.** CUDA fails with error 802 on a GPU whose fabric is not ready (``core/model/fabric.py``). A prepare
-waits for the fabric (``claims/hardware/fabric.py``). `FabricWatch` taints whole GPUs for what takes longer:
+- `FabricWatch`: CUDA fails with error 802 on a GPU whose NVLink fabric is not ready (``core/model/fabric.py``). A
+prepare waits for the fabric (``claims/hardware/fabric.py``); whole GPUs are tainted for longer waits. Partitions do not
+use the fabric.
 
-- A GPU whose fabric was ready, or whose last partition was destroyed, is probed again: it gets ``GRACE_S``.
-- At the first look at a GPU, and after a probe that failed, it is tainted immediately.
-
-Partitions do not use the fabric. The taint ends with the first look that finds the fabric ready.
-
-**Partitions that could not be created.** `PartitionWithholding` withholds those of the GPU for a time
-(``hardware/mig/refusals.py``). The state is in memory: after a restart all are offered, until three more refusals.
+- `PartitionWithholding`: withholds partitions that could not be created (``hardware/mig/refusals.py``), in memory.
 """
 
 import logging
@@ -39,14 +34,12 @@ GRACE_S: Final = 20.0
 
 
 class FabricHistory(Struct, frozen=True, kw_only=True):
-    """What is known about the fabric of one GPU: since when it is not ready, and whether it was before."""
-
     not_ready_since: float | None = None
     was_ready: bool = False
 
 
 def after_look(history: FabricHistory, gpu: Gpu, now: float) -> FabricHistory:
-    """The history after a look at ``gpu`` at ``now``. Pure. A clock that jumps back begins the grace again."""
+    """The history after a look at ``gpu`` at ``now``. A clock that jumps back begins the grace again."""
     is_cut = bool(gpu.mig_instances) or (gpu.mig_enabled and not gpu.mig_mode_owned)
     if gpu.fabric is None or gpu.fabric.is_ready or is_cut:
         return FabricHistory(was_ready=True)
@@ -55,7 +48,11 @@ def after_look(history: FabricHistory, gpu: Gpu, now: float) -> FabricHistory:
 
 
 def taint_of(history: FabricHistory, fabric: Fabric | None, now: float) -> Taint | None:
-    """The taint of a GPU with that history and state, or None. Pure."""
+    """The taint of a GPU with that history and state, or None.
+
+    A GPU whose fabric was ready, or whose last partition was destroyed, gets `GRACE_S`: it is probed again. At the
+    first look at a GPU, and after a failed probe, it is tainted immediately.
+    """
     if history.not_ready_since is None or fabric is None:
         return None
     if fabric.has_failed:
@@ -91,7 +88,6 @@ class FabricWatch:
             }
 
     def report(self, warn: Warn) -> None:
-        """Record an event for each GPU that began to be tainted, once."""
         with self._lock:
             news = dict(self._news)
         for gpu, sentence in news.items():
@@ -101,7 +97,6 @@ class FabricWatch:
 
     @property
     def remarks(self) -> list[str]:
-        """One sentence for each GPU that is tainted."""
         with self._lock:
             return list(self._tainted.values())
 
@@ -159,7 +154,6 @@ class PartitionWithholding:
             log.info("partitions are offered again: one was created", extra={"gpu": partition.gpu_uuid})
 
     def amend(self, snapshot: Snapshot, terms: Terms) -> Mapping[GpuUuid, GpuTerms]:
-        """Terms that withhold partitions, of the GPUs that cannot be cut now."""
         with self._lock:
             now = self._clock()
             for gpu, state in list(self._states.items()):
@@ -183,7 +177,7 @@ class PartitionWithholding:
             }
 
     def report(self, warn: Warn) -> None:
-        """Record an event for each GPU whose partitions began to be withheld, once."""
+        """Record an event for each GPU whose partitions are newly withheld, once."""
         with self._lock:
             news = {gpu: (self._names.get(gpu, gpu), reason) for gpu, reason in self._news.items()}
         for gpu, (name, reason) in news.items():
@@ -193,7 +187,6 @@ class PartitionWithholding:
 
     @property
     def remarks(self) -> list[str]:
-        """One sentence for each GPU whose partitions are withheld."""
         with self._lock:
             return [_remark(name) for gpu, name in self._names.items() if self._states.get(gpu, NO_REFUSALS).withheld]
 

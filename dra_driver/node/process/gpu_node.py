@@ -1,10 +1,8 @@
-"""Keeps the GpuNode of this node: made once, its status written when it changes, and nothing at rest.
+"""Create the GpuNode of this node and write its status when it changes.
 
-One thread. At the start it reads the object and writes only what differs, so that the restart of a fleet writes
-nothing. Writes come at least `PAUSE_S` apart, and further apart while changes keep coming; sentences that differ in
-numbers alone are no change for `STEADY_S`. An object that was deleted comes back with the next change, at the latest
-after `CHECK_S`. One whose owner is an earlier Node of this name is about to be deleted by Kubernetes' garbage
-collector: it is looked at until it has gone, and made anew. Where the kind is not served, the node works without.
+At the start it reads the object and writes only the difference, so that the restart of a fleet writes nothing.
+Kubernetes' garbage collector deletes an object whose owner is an earlier Node of this name: it is checked until it
+disappears, then created again. Where the kind is not served, the node works without.
 """
 
 import logging
@@ -70,18 +68,18 @@ PAUSE_S: Final = 2.0
 LONGEST_PAUSE_S: Final = 60.0
 RETRY_S: Final = 30.0
 ABSENT_S: Final = (10.0, 300.0)
-"""The first and the longest wait after an answer that the kind is not served, or not allowed, and for the end of an
-object whose owner has gone."""
+"""First and longest wait while the kind is not served, or not allowed, and for the end of an object without owner."""
 CHECK_S: Final = 3600.0
 STEADY_S: Final = 600.0
 _NUMBERS: Final = re.compile(r"\d[\d., ]*")
 
 
 class GpuNodeKeeper:
-    """``worker`` runs it; wake it when something changed that the GpuNode may show.
+    """``worker`` runs it; wake it when something changed that the GpuNode shows.
 
-    ``collect`` returns what is to be written, None while it is not known yet, and may raise DraError. ``owner`` returns
-    the UID of the Node object, "" while it is not known. ``warn`` records an event on the Node.
+    Writes come at least `PAUSE_S` apart, and further apart while changes continue; messages that differ only in numbers
+    are written after `STEADY_S`. ``collect`` returns the status, None while it is unknown, and can raise DraError.
+    ``owner`` returns the UID of the Node object, "" while it is unknown. ``warn`` records an event on the Node.
     """
 
     def __init__(
@@ -105,19 +103,16 @@ class GpuNodeKeeper:
         self._problem: str | None = None
         self._uid = ""  # of the Node, at the last step
         self.worker = Worker(
-            THREAD_NAME,
-            self._turn,
-            on_error=partial(metrics.internal_error, "gpu-node"),
-            after_error_s=RETRY_S,
+            THREAD_NAME, self._turn, on_error=partial(metrics.internal_error, "gpu-node"), after_error_s=RETRY_S
         )
 
     @property
     def problem(self) -> str | None:
-        """Why the GpuNode is not as it should be, as a sentence; None while it is, and where the kind is not served."""
+        """Why the GpuNode is not current, as a sentence; None while it is, and where the kind is not served."""
         return self._problem
 
     def step(self) -> float:
-        """Write what changed; returns the seconds after which to come again without being woken."""
+        """Write what changed; return the seconds until the next step."""
         try:
             wanted = self._collect()
             if wanted is None:
@@ -143,11 +138,10 @@ class GpuNodeKeeper:
         return wait_s
 
     def check(self) -> None:
-        """What is stored is compared at the next step. For the thread that calls ``step``."""
+        """Compare with the stored object at the next step. For the thread that calls ``step``."""
         self._written = None
 
     def _settle(self, wanted: GpuNodeStatus) -> float:
-        """Write ``wanted`` if it differs from what is stored. Returns seconds until the next look."""
         former, self._uid = self._uid, self._owner()
         if former not in ("", self._uid):  # with a Node that is deleted and made anew, its GpuNode goes
             self.check()
@@ -164,7 +158,7 @@ class GpuNodeKeeper:
         return CHECK_S
 
     def pause_s(self) -> float:
-        """How long to wait before the next write: longer while one change follows another."""
+        """Seconds until the next write: more while one change follows another."""
         since = self._clock() - self._written_at
         if since > LONGEST_PAUSE_S:
             self._pause_s = PAUSE_S
@@ -222,7 +216,6 @@ class GpuNodeKeeper:
 
 
 def _steady(status: GpuNodeStatus) -> GpuNodeStatus:
-    """The status without the numbers in its sentences."""
     return replace(
         status,
         gpus=tuple(replace(each, message=_NUMBERS.sub("#", each.message or "")) for each in status.gpus),
@@ -234,11 +227,8 @@ _FORMS = {Form.PARTITION: PublishedForm.PARTITIONS, Form.SHARE: PublishedForm.SH
 
 
 class NodeFacts(Struct, frozen=True, kw_only=True):
-    """What the node process knows at one moment.
-
-    ``terms`` are those that are published. ``missing`` are GPUs of the snapshot that are not found any more. With
-    ``watches_health`` False, nothing is known about health.
-    """
+    """The node process's knowledge at one moment. ``terms`` are the published ones; ``missing`` are GPUs of the
+    snapshot that are not found any more."""
 
     snapshot: Snapshot
     terms: Terms
@@ -308,10 +298,8 @@ def _gpu(gpu: Gpu, facts: NodeFacts) -> NodeGpu:
 
 
 def offered_forms(gpu: Gpu, terms: GpuTerms) -> tuple[PublishedForm, ...]:
-    """The forms in which new claims may have the GPU.
-
-    Partitions where they are published: not where MIG mode is off and switching it on takes a reset of the GPU.
-    """
+    """The forms in which new claims can have the GPU; partitions not while MIG mode is off and enabling it takes a
+    reset."""
     if not terms.offered:
         return ()
     forms = [PublishedForm.SHARED if terms.sharing is not None else PublishedForm.WHOLE] if terms.whole else []
@@ -328,7 +316,7 @@ def used_form(uses: Iterable[Use]) -> PublishedForm:
 
 
 def claims_by_gpu(holdings: Iterable[tuple[GpuUuid, ClaimRef]]) -> Mapping[GpuUuid, list[str]]:
-    """Claims as ``namespace/name`` by the GPU that they have, each once and in order."""
+    """Claims as ``namespace/name`` by their GPU, each once and in order."""
     found: dict[GpuUuid, list[str]] = {}
     for gpu, claim in sorted({(gpu, f"{claim.namespace}/{claim.name}") for gpu, claim in holdings}):
         found.setdefault(gpu, []).append(claim)
@@ -339,10 +327,7 @@ EVENT: Final = "GpuNodeNotWritten"
 
 
 class GpuNodeService:
-    """The GpuNode of this node. ``look`` is called every few seconds; it costs microseconds while nothing changed.
-
-    ``not_ready`` and ``remarks`` return sentences, as the HTTP endpoint has them.
-    """
+    """The GpuNode of this node. ``not_ready`` and ``remarks`` return the sentences of the HTTP endpoint."""
 
     def __init__(
         self,
@@ -372,11 +357,10 @@ class GpuNodeService:
         )
 
     def claims_changed(self) -> None:
-        """Claims came or left. Returns at once."""
         self._claims_changed = True
 
     def look(self) -> None:
-        """Wakes the writer if anything may have changed."""
+        """Wake the writer after a change. Costs microseconds while nothing changed; called every few seconds."""
         known = self._published.known
         if known is None:
             return
@@ -398,7 +382,6 @@ class GpuNodeService:
         return node.uid if node is not None else ""
 
     def _collect(self) -> GpuNodeStatus | None:
-        """Raises StorageError."""
         known, node = self._published.known, self._own_node.current()
         if known is None:
             return None

@@ -1,47 +1,47 @@
-"""Chooses the GPUs that this process serves, NVML's or simulated ones, with their files and control tools.
+"""Choose the GPUs that this process serves, NVML's or simulated ones, with their files, tools and device nodes."""
 
-Snapshots are used in ``inventory_publisher.py``; ``node/claims/`` decides when a GPU is changed.
-
-A GPU does not record who created an instance (MIG UUIDs are derived from GPU and instance ids and repeat), so
-`OwnedBackend` compares it with the journal. The journal is read before and after the hardware: an intent is noted
-before an instance is created and removed after it is destroyed. An instance that is in neither reading is foreign,
-whatever this or another node process (a rolling update) did in between.
-"""
-
+import errno
+import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Self
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.config.settings import NodeSettings
 from dra_driver.core.errors import ConfigurationError, DetachedError, DriverUnavailableError, StorageError
-from dra_driver.core.model.gpu import Snapshot
+from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.mig import PartitionId
+from dra_driver.core.telemetry import metrics
 from dra_driver.hardware.cdi import DriverRoot
+from dra_driver.hardware.device_nodes.folder import RealDev
+from dra_driver.hardware.device_nodes.numbers import Majors, NodeNumbers, registered_names
+from dra_driver.hardware.device_nodes.reconciler import DeviceNodeReconciler, Problem, ProblemKind, WantedNode
+from dra_driver.hardware.device_nodes.tools import DriverTools
+from dra_driver.hardware.device_nodes.uvm import UvmModule
 from dra_driver.hardware.driver_root.detect import Detector, RootSource
-from dra_driver.hardware.gpu.backend import GpuBackend, GpuNotes
+from dra_driver.hardware.gpu.backend import MIG_MODE, Backend, GpuBackend, GpuNotes
 from dra_driver.hardware.gpu.holders import GpuHolders
 from dra_driver.hardware.gpu.nvml.listings import InstanceReader
 from dra_driver.hardware.mig.manager import CreationWatch, MigManager
 from dra_driver.hardware.sharing.mps import MpsClient
 from dra_driver.hardware.sharing.timeslice import Smi, TimeSlicer
-from dra_driver.node.claims import HardwareDependencies
-from dra_driver.node.process.gpu_changes import GpuChangeTracker, TrackedGpuControl
+from dra_driver.node.claims import HardwareDependencies, Journal
+from dra_driver.node.process.usage_exporter import GpuChangeTracker, TrackedGpuControl
 
 if TYPE_CHECKING:
     from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
-import threading
 
-from msgspec.structs import replace
+log = logging.getLogger(__name__)
 
-from dra_driver.core.model.gpu import Gpu
-from dra_driver.core.model.mig import PartitionId
-from dra_driver.hardware.gpu.backend import MIG_MODE, Backend
-from dra_driver.node.claims import Journal
-
+CHECK_EVERY_S: Final = 10.0
+_SHOWN: Final = 3
+_ALL_DEVICES: Final = Path("/proc/devices")
 SIMULATED_ROOT = "simulated-root"
 KERNEL_DEVICES = "/proc/devices"
 SIMULATED_STATE = "simulated-gpus.json"
@@ -54,8 +54,8 @@ class Hardware(Struct, frozen=True, kw_only=True):
 
     ``host`` shows the host's ``/`` where the driver root may be another one. ``host_dev`` is the host's ``/dev`` as
     this process sees it, None to leave it alone; ``has_tools``: the driver root is one of a real driver. ``procs`` are
-    proc file systems in which the node's processes may be visible, best first. ``faulty`` are simulated GPUs, which can
-    be made ill. ``changes`` tracks changes of MIG mode and partitions while they run.
+    proc file systems in which the node's processes may be visible, best first. ``faulty`` are simulated GPUs that
+    accept faults.
     """
 
     backend: GpuBackend
@@ -78,8 +78,8 @@ class Hardware(Struct, frozen=True, kw_only=True):
         snapshot: Callable[[], Snapshot],
         watch: CreationWatch | None = None,
     ) -> HardwareDependencies:
-        """The tools with which ``node/claims/`` changes GPUs. ``mps`` is the folder shared with the MPS host; ``watch``
-        is told which partitions a GPU in use did not let them create."""
+        """The tools with which ``node/claims/`` changes GPUs. ``mps`` is the directory shared with the MPS host;
+        ``watch`` receives the partitions that a GPU in use refused."""
 
         def minor(uuid: str) -> int | None:
             gpu = snapshot().gpu_by_uuid(GpuUuid(uuid))
@@ -95,19 +95,17 @@ class Hardware(Struct, frozen=True, kw_only=True):
         )
 
     def _root_in_use(self) -> str:
-        """Where the driver's programs are. Raises DetachedError: they would open the driver that was given up."""
+        """Where the driver's programs are. Raises DetachedError: they would open the driver."""
         if (reason := self.backend.detached) is not None:
             raise DetachedError(reason)
         return self.root().here("/")
 
 
 def choose(settings: NodeSettings, plugin_dir: Path, changes: GpuChangeTracker | None = None) -> Hardware:
-    """The hardware of ``settings``, whose changes ``changes`` tracks.
+    """The hardware of ``settings``, whose changes ``changes`` tracks. Imports only what is used.
 
-    Raises ConfigurationError for a spec that cannot be read, when the simulated GPUs' driver root cannot be written,
+    Raises ConfigurationError for a spec that cannot be read, for simulated GPUs' driver root that cannot be written,
     and for a driver root on the host without one here.
-
-    Imports only what is used: NVML's bindings or the catalogue of models.
     """
     if settings.simulate is not None:
         return _simulated(settings.simulate, settings.node_name, plugin_dir, settings.host_dev, changes)
@@ -153,7 +151,7 @@ def _on_host(driver_root: str, host_root: str) -> str:
 
 def _procs(host_root: str, root: RootSource) -> Iterator[Path]:
     """Below the host's root, then below the driver's (a driver container runs in the host's PID namespace), then this
-    process' own, which shows the node's processes outside of a container only."""
+    process', which shows the node's processes only outside of a container."""
     if host_root != "/":
         yield Path(host_root) / "proc"
     with suppress(DriverUnavailableError):
@@ -162,15 +160,12 @@ def _procs(host_root: str, root: RootSource) -> Iterator[Path]:
 
 
 def _is_kernels(settings: NodeSettings) -> bool:
-    """Whether device numbers are those of this machine's kernel, and not a test's."""
     return settings.proc_devices == KERNEL_DEVICES
 
 
 def host_dev(settings: NodeSettings, own: str = "/dev") -> str | None:
-    """The host's ``/dev`` as this process sees it; None to leave it alone. ``own`` is this process' own.
-
-    A pod has its own unless the host's is mounted there. Where the host's root is visible, a difference shows.
-    """
+    """The host's ``/dev`` as this process sees it; None to leave it alone. ``own`` is this process'. A pod has its own
+    unless the host's is mounted there. Where the host's root is visible, a difference shows."""
     below = Path(settings.host_root) / "dev"
     if settings.host_dev is not None:
         return settings.host_dev
@@ -185,10 +180,7 @@ def host_dev(settings: NodeSettings, own: str = "/dev") -> str | None:
 def _simulated(
     spec: str, node_name: str, plugin_dir: Path, host_dev: str | None, changes: GpuChangeTracker | None
 ) -> Hardware:
-    """Simulated GPUs with a driver root below the driver's own directory, which host and container see alike.
-
-    Their state is kept beside it: like that of real GPUs it outlives the process.
-    """
+    """Simulated GPUs with state and driver root in the driver's directory, which host and container see alike."""
     from dra_driver.hardware.gpu.simulated import root as simulated_root  # noqa: PLC0415
     from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend  # noqa: PLC0415
 
@@ -216,9 +208,11 @@ def _simulated(
 
 
 class OwnedBackend:
-    """A ``gpu.backend.Backend`` that marks what this driver created. Thread-safe.
+    """A ``gpu.backend.Backend`` that marks instances that this driver created. Thread-safe.
 
-    Call ``use_journal`` before the first snapshot.
+    A GPU does not record who created an instance (MIG UUIDs repeat). The journal is read before and after the hardware:
+    an intent is recorded before an instance is created and removed after it is destroyed. An instance in neither
+    reading was not created by this driver. Call ``use_journal`` before the first snapshot.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -227,7 +221,7 @@ class OwnedBackend:
         self._journal: Journal | None = None
 
     def use_journal(self, journal: Journal) -> None:
-        """Compare with this journal from now on; before that, every instance counts as foreign."""
+        """Compare with this journal from now on; before that, no instance counts as this driver's."""
         with self._lock:
             self._journal = journal
 
@@ -242,7 +236,7 @@ class OwnedBackend:
 
     def snapshot(self) -> Snapshot:
         """See ``Backend.snapshot``. Raises DriverUnavailableError also when the journal cannot be read: the published
-        devices then stay, and this driver's own instances are not taken for foreign ones."""
+        devices then stay."""
         with self._lock:
             journal = self._journal
         if journal is None:
@@ -258,7 +252,6 @@ class OwnedBackend:
 
 
 def _own(journal: Journal) -> tuple[frozenset[PartitionId], frozenset[GpuUuid]]:
-    """One reading of the journal: the partitions that this driver created, and GPUs whose mode it switched."""
     return journal.created_partitions(), frozenset(journal.gpus_with_note(MIG_MODE))
 
 
@@ -270,3 +263,99 @@ def _marked(gpu: Gpu, own: frozenset[PartitionId], modes: frozenset[GpuUuid]) ->
         for instance in gpu.mig_instances
     )
     return replace(gpu, mig_instances=tuple(instances), mig_mode_owned=gpu.uuid in modes)
+
+
+class HostDeviceNodes:
+    """The node's device nodes. Without ``keeper``, only device numbers are given. Thread-safe. ``may_touch`` returns
+    whether the driver can be used: not while the GPUs are detached."""
+
+    def __init__(
+        self, uvm: UvmModule, keeper: DeviceNodeReconciler | None, *, may_touch: Callable[[], bool] = lambda: True
+    ) -> None:
+        self.uvm, self._keeper, self._may_touch = uvm, keeper, may_touch
+
+    @classmethod
+    def of(cls, found: Hardware, tools: Callable[[RootSource], DriverTools] = DriverTools) -> Self:
+        """For real GPUs with the driver's tools; for simulated ones without, and only in a named ``/dev``."""
+
+        def may_touch() -> bool:
+            return found.backend.detached is None
+
+        used = tools(found.root) if found.has_tools else None
+        uvm = UvmModule(lambda: Majors.read(found.proc_devices), used, may_load=may_touch)
+        if found.host_dev is None:
+            return cls(uvm, None, may_touch=may_touch)
+        dev = RealDev(found.host_dev) if found.has_tools else SimulatedDev(found.host_dev)
+        keeper = DeviceNodeReconciler(
+            dev,
+            lambda: uvm.last,
+            folder=found.host_dev,
+            proc_driver=found.proc_driver,
+            tools=used,
+            may_use_tools=may_touch,
+        )
+        return cls(uvm, keeper, may_touch=may_touch)
+
+    def ensure(self, nodes: Iterable[WantedNode]) -> None:
+        if self._keeper is not None:
+            self._keeper.ensure(nodes)
+
+    def check(self, gpu_minors: Iterable[int]) -> tuple[Problem, ...] | None:
+        """Load nvidia-uvm and make the nodes of all GPUs; return what remains, None while detached. Raises nothing."""
+        if not self._may_touch():
+            return None
+        with suppress(DriverUnavailableError):
+            self.uvm.majors()
+        if self._keeper is None:
+            return ()
+        self._keeper.check(gpu_minors)
+        return self._keeper.problems
+
+
+class SimulatedDev(RealDev):
+    """A real ``/dev`` for nodes of simulated GPUs, whose dynamic majors may belong to real devices of the machine."""
+
+    def make_node(self, path: str, numbers: NodeNumbers, *, mode: int, uid: int, gid: int, replace: bool) -> None:
+        """As in `RealDev`, unless the kernel gave the major to another driver."""
+        name = registered_names(_ALL_DEVICES.read_text(encoding="ascii", errors="replace")).get(numbers.major)
+        if name is not None and not name.startswith("nvidia"):
+            raise OSError(errno.EBUSY, f"major {numbers.major} belongs to the driver {name} of this machine")
+        super().make_node(path, numbers, mode=mode, uid=uid, gid=gid, replace=replace)
+
+
+class DeviceNodeReport:
+    """Checks the nodes and reports problems: in the log, as events on the Node, in metrics and in ``/readyz``.
+    ``remarks`` from any thread. ``warn`` records an event and returns whether that was possible."""
+
+    def __init__(
+        self, nodes: HostDeviceNodes, gpu_minors: Callable[[], Iterable[int]], warn: Callable[[str, str], bool]
+    ) -> None:
+        self._nodes, self._gpu_minors, self._warn = nodes, gpu_minors, warn
+        self._remarks: list[str] = []
+        self._reported: dict[str, str | None] = {}
+
+    def remarks(self) -> list[str]:
+        return self._remarks
+
+    def check(self) -> None:
+        problems = self._nodes.check(self._gpu_minors())
+        if problems is None:
+            return
+        for kind in ProblemKind:
+            metrics.device_node_problems.labels(kind.value).set(sum(problem.kind is kind for problem in problems))
+        texts = [problem.text for problem in problems]
+        more = len(texts) - _SHOWN
+        self._remarks = texts[:_SHOWN] + ([f"{more} more device nodes have such problems."] if more > 0 else [])
+        self._report("CudaUnavailable", self._nodes.uvm.problem)
+        self._report("DeviceNodeProblem", " ".join(self._remarks) or None)
+
+    def _report(self, reason: str, text: str | None) -> None:
+        before = self._reported.get(reason)
+        if text == before:
+            return
+        if text is None:
+            log.info("device nodes are as they should be again", extra={"before": before})
+        else:
+            log.warning("device nodes are not as they should be", extra={"problem": text})
+        if text is None or self._warn(reason, text):
+            self._reported[reason] = text

@@ -1,18 +1,7 @@
-"""Reports the health of devices to the kubelet: those that claims have, and those that are not healthy.
+"""Report the health of devices to the kubelet: of those that claims have, and of unhealthy ones.
 
-The kubelet shows it in ``status.containerStatuses[].allocatedResourcesStatus`` of pods (KEP-4680). It asks per device
-and does not know GPUs, so a GPU's condition is said of each of its devices that exist.
-
-`HealthStreams` sends it on the kubelet's device health streams, v1 and v1alpha1. Each message has all devices, with a
-timeout of ``TIMEOUT_S`` after which the kubelet shows a device as Unknown. Nothing is sent before the first report, nor
-with health off. The streams are served anyway: kubelets up to 1.36 open
-the v1alpha1 stream to every DRA driver and dial again every 5 s, with a log line, when it ends
-(kubernetes/kubernetes pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go). An open stream also keeps a kubelet 1.34 from
-its deadlock after 30 idle minutes.
-
-A stream holds no thread, so streams never take one from a prepare. gRPC's ``send`` blocks while the other side does not
-read: ``SENDERS`` threads send, one message at a time per stream and always the newest. A stream on which one takes
-longer than ``SLOW_S`` is ended, and the kubelet opens it again.
+The kubelet shows it in ``status.containerStatuses[].allocatedResourcesStatus`` of pods (KEP-4680). It asks per device,
+so a GPU's condition is reported for each of its devices that exist.
 """
 
 import logging
@@ -37,7 +26,7 @@ from dra_driver.core.model.ids import DeviceName, GpuUuid, PoolName
 from dra_driver.core.model.mig import PartitionId, partition_name
 from dra_driver.core.telemetry import metrics
 from dra_driver.node.claims import Entry
-from dra_driver.node.process.health_taints import partition_of
+from dra_driver.node.process.health_conditions import partition_of
 from dra_driver.node.process.missing_gpus import Missing
 from dra_driver.node.process.server import generic_handler
 
@@ -73,7 +62,6 @@ class ReportedDevice(Struct, frozen=True, kw_only=True):
 
 
 def devices_of(entry: Entry) -> tuple[ReportedDevice, ...]:
-    """The devices of a claim, also those of admin access."""
     return tuple(
         ReportedDevice(
             pool=device.pool,
@@ -110,10 +98,7 @@ def reports(
 
 
 def report_of(
-    device: ReportedDevice,
-    snapshot: Snapshot,
-    conditions: Iterable[HealthCondition],
-    missing: Missing,
+    device: ReportedDevice, snapshot: Snapshot, conditions: Iterable[HealthCondition], missing: Missing
 ) -> DeviceReport:
     gpu = snapshot.gpu_by_uuid(device.gpu_uuid)
     mine = [each for each in conditions if is_about(each, device, gpu)]
@@ -149,7 +134,7 @@ def _existing(pool: PoolName, snapshot: Snapshot, gpus: Iterable[GpuUuid]) -> It
 
 
 def is_about(condition: HealthCondition, device: ReportedDevice, gpu: Gpu | None) -> bool:
-    """Whether the device is affected. ``gpu`` is its GPU, None while it is not known."""
+    """Return whether the device is affected. ``gpu`` is its GPU, None while it is unknown."""
     if condition.gpu_uuid != device.gpu_uuid:
         return False
     if condition.gi_id is None:
@@ -166,11 +151,8 @@ def _report(device: ReportedDevice, state: DeviceState, *messages: str) -> Devic
 class RateLimitedReports:
     """Limits how often a device's message changes, to reduce writes of pod status and of claim status.
 
-    Messages contain what the hardware reports: the reason why a GPU does not answer, the NVLinks that are down, the
-    last XIDs. Where that changes with each poll, the kubelet would write the status of every pod with the device each
-    time, and this driver that of its claim (``claim_status.py``). So a new message about a device whose state stays the
-    same waits until the last one is `STEADY_S` old. A new state is reported immediately. Not thread-safe: one thread
-    calls ``apply``, also while nothing changes, so that the last message is reported.
+    A new message (such as a count of errors) about a device in the same state waits until the last one is `STEADY_S`
+    old. Not thread-safe: one thread calls ``apply``, also while nothing changes, so that the last message is reported.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -178,7 +160,6 @@ class RateLimitedReports:
         self._told: dict[tuple[str, str], tuple[DeviceReport, float]] = {}
 
     def apply(self, reports: Iterable[DeviceReport]) -> tuple[DeviceReport, ...]:
-        """The reports, some with the message that was reported last."""
         now = self._clock()
         self._told = {(each.pool, each.device): self._steady(each, now) for each in reports}
         return tuple(report for report, _ in self._told.values())
@@ -193,7 +174,7 @@ class RateLimitedReports:
 
 
 class _Stream(Struct):
-    """``sent`` is the number of the report that was sent last; ``sending_since`` is None while nothing is sent."""
+    """``sent`` is the number of the last sent report; ``sending_since`` is None while nothing is sent."""
 
     messages: ModuleType
     context: grpc.ServicerContext
@@ -203,7 +184,17 @@ class _Stream(Struct):
 
 
 class HealthStreams:
-    """All open streams of both versions. Thread-safe."""
+    """The kubelet's device health streams, v1 and v1alpha1. Thread-safe.
+
+    Each message has all devices, with a timeout of `TIMEOUT_S` after which the kubelet shows a device as Unknown.
+    Nothing is sent before the first report, nor with health off. The streams are served anyway: kubelets up to 1.36
+    open the v1alpha1 stream to every DRA driver and dial again every 5 s when it ends (kubernetes/kubernetes
+    pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go). An open stream also keeps a kubelet 1.34 from its deadlock after
+    30 idle minutes.
+
+    A stream holds no thread. gRPC's ``send`` blocks while the other side does not read: `SENDERS` threads send, one
+    message at a time per stream and always the newest. A stream on which one takes longer than `SLOW_S` is ended.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -225,7 +216,7 @@ class HealthStreams:
         ]
 
     def watch(self, messages: ModuleType, _request: object, context: grpc.ServicerContext, send: Send) -> None:
-        """Registers a stream and returns; it stays open until the kubelet or ``stop`` ends it."""
+        """Register a stream and return; it stays open until the kubelet or ``stop`` ends it."""
         key, stream = id(send), _Stream(messages, context, send)
         with self._lock:
             refused = self._stopping or len(self._open) >= MAX_STREAMS
@@ -242,7 +233,7 @@ class HealthStreams:
             self._offer(stream)
 
     def report(self, devices: Sequence[DeviceReport]) -> None:
-        """Send this to every stream, soon; an empty report only while a former one was not. Returns immediately."""
+        """Send this to every stream; an empty report only if the last was not. Returns immediately."""
         with self._lock:
             if devices or self._reports:
                 self._number += 1
@@ -253,7 +244,7 @@ class HealthStreams:
                 self._offer(stream)
 
     def stop(self) -> None:
-        """Ends all streams, so that the server does not wait for them, and refuses later ones. Idempotent."""
+        """End all streams, so that the server does not wait for them, and refuse later ones. Idempotent."""
         with self._lock:
             self._stopping = True
             ending = list(self._open.values())
@@ -268,12 +259,11 @@ class HealthStreams:
 
     @property
     def sending(self) -> int:
-        """On how many of them a message is on its way."""
         with self._lock:
             return sum(stream.sending_since is not None for stream in self._open.values())
 
     def _offer(self, stream: _Stream) -> None:
-        """Begins to send the newest report where that is due. Call it with the lock."""
+        """Begin to send the newest report where it is due. Call it with the lock."""
         if not self._stopping and stream.sending_since is None and stream.sent < self._number:
             stream.sending_since = self._clock()
             self._senders.submit(self._send, stream)
@@ -299,7 +289,7 @@ class HealthStreams:
         return self._built[version]
 
     def _end_slow(self) -> None:
-        """Ends streams whose kubelet does not read, which also frees their threads. Call it with the lock."""
+        """End streams whose kubelet does not read, which also frees their threads. Call it with the lock."""
         for stream in list(self._open.values()):
             if stream.sending_since is not None and self._clock() - stream.sending_since > SLOW_S:
                 log.warning("a health stream is not read; ending it", extra={"seconds": SLOW_S})
@@ -312,7 +302,7 @@ class HealthStreams:
 
 
 def message_of(messages: ModuleType, devices: Sequence[DeviceReport]) -> object:
-    """The message of one version (its generated module). Pure."""
+    """The message of one version, by its generated module."""
     now = int(time.time())
     return messages.NodeWatchResourcesResponse(
         devices=[

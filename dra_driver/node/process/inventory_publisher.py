@@ -1,17 +1,13 @@
-"""Keeps driver files, the base CDI document and the slices in step with inventory and policies.
+"""Keep driver files, the base CDI document and the slices in step with inventory and policies.
 
-Driver files come first: no device is published before a prepare could serve it. Devices that no container could get are
-withdrawn, because the scheduler keeps placing pods where slices are, and each waits more than a minute between tries:
+No device is published before a prepare could serve it. Devices that no container could get are withdrawn, because each
+pod placed on them waits more than a minute between tries: before this run has published devices after `FIRST_S`, later
+and during a slow first read after `KEEP_S`, so that the reload of a driver moves no pods, and immediately while a
+second publisher offers the same GPUs (``node_follower.py``).
 
-- *This run has published no device*, and NVML or the driver's files are missing: after ``FIRST_S``. Slices of an
-  earlier run may exist. Otherwise an empty pool is published.
-- *Devices are published*, or the first read of the hardware has not returned: after ``KEEP_S``. A shorter failure, such
-  as the reload of a driver, moves no pods.
-- *Something else offers the same GPUs* (``second_publisher.py``): immediately.
-
-GPUs that claims have stay published with a taint, so that readers of slices still find the devices of running pods.
-All are published again after the next good read. While the driver is given up on request (``detaching.py``), the last
-inventory stays published with a taint, and driver files are left alone: a search could load the driver again.
+GPUs that claims have stay published with a taint, so that readers of slices find the devices of running pods. While
+detached, the last inventory stays published with a taint, and driver files are left alone: a search could load the
+driver again.
 """
 
 import logging
@@ -50,9 +46,9 @@ NO_TERMS: Terms = MappingProxyType({})
 class InventoryPublisher:
     """Brings each new snapshot to the driver files and the slices. ``changed`` and ``check`` run in any thread.
 
-    ``driver_root`` brings a simulated driver root up to date before the driver files are searched. ``taint`` is part of
-    what ``terms`` returns. ``held`` returns the GPUs that claims have; it may raise StorageError. ``complete`` adds
-    GPUs that are missing and stay published; it returns the same object while nothing changed.
+    ``driver_root`` updates a simulated driver root before the driver files are searched. ``terms`` includes ``taint``.
+    ``held`` returns the GPUs that claims have and can raise StorageError. ``complete`` adds missing GPUs that stay
+    published; it returns the same object while nothing changed.
     """
 
     def __init__(
@@ -83,12 +79,12 @@ class InventoryPublisher:
 
     @property
     def problem(self) -> str | None:
-        """Why containers could not get a GPU; None while driver files are known and the base document exists."""
+        """Why containers cannot get a GPU; None while driver files are known and the base document exists."""
         return self._problem
 
     @property
     def known(self) -> tuple[Snapshot, Terms] | None:
-        """All GPUs that are known, and the terms under which they are published; None before the first publication."""
+        """All known GPUs and their published terms; None before the first publication."""
         with self._lock:
             snapshot = self._known()
             if snapshot is None or self._offered is None:
@@ -96,7 +92,7 @@ class InventoryPublisher:
             return snapshot, self._offered_terms
 
     def changed(self, snapshot: Snapshot) -> None:
-        """Takes a new snapshot; runs in the inventory's thread."""
+        """Take a new snapshot; runs in the inventory's thread."""
         metrics.gpus.labels("usable").set(len(snapshot.gpus))
         metrics.gpus.labels("left-out").set(len(snapshot.left_out))
         with self._lock:
@@ -109,10 +105,8 @@ class InventoryPublisher:
             self._offer()
 
     def check(self) -> None:
-        """Restores a missing base document, repeats what failed, withdraws devices. Call it every few seconds.
-
-        Costs no more than ``CdiProvider.check_base`` while there is no problem.
-        """
+        """Restore a missing base document, repeat what failed, withdraw devices. Call it every few seconds. Costs no
+        more than ``CdiProvider.check_base`` while there is no problem."""
         with self._lock:
             newest = self._newest
             if newest is not None and not self._detach.is_detached:
@@ -141,10 +135,8 @@ class InventoryPublisher:
             log.warning("base CDI document was missing or different; written again")
 
     def _offer(self) -> None:
-        """Publishes the newest snapshot, a part of it or an empty one, or leaves the slices as they are.
-
-        A process that starts detached knows no GPUs: the slices of the run before it, tainted by it, stay.
-        """
+        """Publish the newest snapshot, a part of it or an empty one, or leave the slices as they are. A process that
+        starts detached knows no GPUs: the tainted slices of the run before it stay."""
         if not self._terms.is_known and self._offered is None and self._conflict.is_known and self._newest is not None:
             self._terms.update(self._complete(self._newest))  # looks for policies
         if self._offered is None and not (self._conflict.is_known and self._terms.is_known):
@@ -165,7 +157,7 @@ class InventoryPublisher:
             self._show(self._known(), self._taint.value)
 
     def _withdraw(self, reason: str, taint_value: str) -> None:
-        """Publishes only the GPUs that claims have, tainted; none when no GPU was read yet."""
+        """Publish only the GPUs that claims have, tainted; none when no GPU was read yet."""
         newest = self._known() or NOTHING
         try:
             held = self._held()
@@ -182,7 +174,7 @@ class InventoryPublisher:
         return self._complete(self._newest) if self._newest is not None else None
 
     def _is_long(self) -> bool:
-        """Whether devices have been unusable for so long that they must not attract pods."""
+        """Return whether devices have been unusable for so long that they must not attract pods."""
         now = self._clock()
         if self._unusable_since is None:
             self._unusable_since = now

@@ -1,9 +1,8 @@
-"""Runs small periodic tasks of the node process, in one thread for each group of tasks.
+"""Run small periodic tasks of the node process, in one thread for each group of tasks.
 
-Tasks of one thread wait for each other, so tasks that call the API server have another thread than those that check
-sockets. A failed task is logged and counted, and repeated when it is next due; it ends neither the thread nor the
-other tasks. A `Wakeup` runs tasks early: another thread notifies it, or the kernel reports a change in a directory
-(inotify). inotify does not report a mount that covers a directory; the tasks find it at longer intervals.
+Tasks of one thread wait for each other, so tasks that call the API server have a separate thread. A failed task is
+logged, counted and repeated when it is next due. A `Wakeup` runs tasks early: another thread notifies it, or inotify
+reports a change in a directory. inotify does not report a mount; the tasks find it at longer intervals.
 """
 
 import logging
@@ -32,7 +31,7 @@ class Wakeup:
     """``notify`` from any thread; ``wait`` and ``watches_directories`` for one thread."""
 
     def __init__(self, directories: Sequence[str] = ()) -> None:
-        """Raises OSError when the process has no file descriptor left."""
+        """Raises OSError if the process has no file descriptor left."""
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         weakref.finalize(self, os.close, self._descriptor)
         self._watch = FolderWatch(directories, directories)
@@ -44,7 +43,7 @@ class Wakeup:
 
     @property
     def watches_directories(self) -> bool:
-        """Return whether a change in each of the directories ends a wait; False where the kernel refuses to watch."""
+        """Return whether a change in each directory ends a wait; False where the kernel refuses to watch."""
         return self._watch.is_complete
 
     def notify(self) -> None:
@@ -52,7 +51,7 @@ class Wakeup:
         os.eventfd_write(self._descriptor, 1)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait up to ``timeout_s``; return whether it was notified or a directory changed. Check them after it."""
+        """Wait up to ``timeout_s``; return whether it was notified or a directory changed."""
         ready = [descriptor for descriptor, _ in self._poll.poll(timeout_s * 1000)]
         if self._descriptor in ready:
             os.eventfd_read(self._descriptor)
@@ -74,7 +73,7 @@ class PeriodicTask(Struct, frozen=True, kw_only=True):
 
 
 class Maintenance:
-    """``worker`` runs the tasks. The first round comes one interval after the start."""
+    """``worker`` runs the tasks, without ``wakeup`` each only at its interval. The first round waits one interval."""
 
     def __init__(
         self,
@@ -84,7 +83,6 @@ class Maintenance:
         *,
         wakeup: Wakeup | None = None,
     ) -> None:
-        """Without ``wakeup`` each task runs only at its own interval."""
         self._clock, self._began = clock, clock()
         self._wakeup, self._wait_s = wakeup, 0.0
         self._tasks = tasks
@@ -99,10 +97,7 @@ class Maintenance:
         )
 
     def step(self, *, notified: bool = False) -> float:
-        """Run the due tasks, and after a notification those with ``resync_s``; return the seconds until the next one.
-
-        One step of the thread; tests call it.
-        """
+        """Run the due tasks, once notified also those with ``resync_s``; return the seconds until the next one."""
         for task in self._tasks:
             if self._due[task.name] <= self._clock() + EARLY_S or (notified and task.resync_s is not None):
                 self._do(task)

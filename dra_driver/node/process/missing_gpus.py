@@ -1,15 +1,10 @@
-"""Publishes missing GPUs from their last known description, with a taint.
+"""Publish missing GPUs from their last known description, with a taint.
 
-A GPU that falls off the bus, hangs or does not return after a reboot is not in the inventory. Without its devices in
-slices, its pods would never be evicted, and its claim would keep a device that no slice explains. So it stays published
-with a taint (``health_taints.py``): while NVML lists it, while a claim in the journal has it, and for ``KEEP_S``.
-
-The device name contains the minor number. When another GPU has it now, the one that a claim has is published under the
-name until that claim ends; without a claim, the GPU that exists is published.
-
-A file keeps the values over restarts. A GPU in it that this process has not found may only be late: GPUs do not all
-answer when the driver was just loaded. For ``GRACE_S`` after the first look it is awaited: new claims do not get it,
-and it is not called lost.
+A GPU that falls off the bus, hangs or does not return after a reboot is not in the inventory. Its pods would never be
+evicted, and its claim would keep an unpublished device. So it stays published with a taint (``health_conditions.py``):
+while NVML lists it, while a claim in the journal has it, and for `KEEP_S`. A file keeps the descriptions over restarts.
+A GPU of the file may only be late, so it is awaited for `GRACE_S` after the first poll: new claims do not get it, and
+it is not reported as lost.
 """
 
 import logging
@@ -44,7 +39,7 @@ _LATEST: Final = 4e9
 
 
 class KnownGpu(Struct, frozen=True, kw_only=True, rename={"gone_since": "goneSince"}):
-    """A GPU as it was found last. ``gone_since`` is in seconds of the Unix epoch; None while it is found."""
+    """A GPU as last found. ``gone_since`` is in seconds of the Unix epoch; None while it is found."""
 
     gpu: Gpu
     gone_since: float | None = None
@@ -64,20 +59,15 @@ Missing = Mapping[GpuUuid, MissingGpu]
 
 
 def plain(gpu: Gpu) -> Gpu:
-    """The GPU without what passes: instances and MIG mode of this driver, and the fabric's state. Pure.
-
-    It is published in the same forms, and does not change when partitions come and go.
-    """
+    """The GPU without transient state: instances and MIG mode of this driver, and the fabric's state."""
     foreign = tuple(instance for instance in gpu.mig_instances if not instance.owned)
     enabled = gpu.mig_enabled and not gpu.mig_mode_owned
     return replace(gpu, mig_instances=foreign, mig_enabled=enabled, mig_mode_owned=False, fabric=None)
 
 
 def after_look(known: Known, snapshot: Snapshot, held: Callable[[], Collection[GpuUuid]], now: float) -> Known:
-    """What is known after a look at ``now``; GPUs that need not be published any more are dropped. Pure.
-
-    ``held`` is asked only when a GPU is missing. A clock that jumped back begins the time anew.
-    """
+    """The known GPUs after a poll at ``now``; GPUs that need not be published any more are dropped. ``held`` is called
+    only if a GPU is missing. A clock that jumped back restarts the time."""
     found = {gpu.uuid: KnownGpu(gpu=plain(gpu)) for gpu in snapshot.gpus}
     gone = {
         uuid: replace(last, gone_since=now if last.gone_since is None else min(last.gone_since, now))
@@ -94,7 +84,8 @@ def after_look(known: Known, snapshot: Snapshot, held: Callable[[], Collection[G
 
 
 def with_missing(snapshot: Snapshot, missing: Iterable[Gpu], held: Collection[GpuUuid]) -> Snapshot:
-    """The snapshot with GPUs that are not in it. Of two with one minor, the first is published: see above. Pure."""
+    """The snapshot with GPUs that are not in it. Of two with one minor (one name), one that a claim has comes first,
+    then the one that exists."""
     gone = tuple(missing)
     first = tuple(gpu for gpu in gone if gpu.uuid in held)
     last = tuple(gpu for gpu in gone if gpu.uuid not in held)
@@ -103,7 +94,7 @@ def with_missing(snapshot: Snapshot, missing: Iterable[Gpu], held: Collection[Gp
 
 
 class MissingGpuTracker:
-    """Thread-safe; no method raises. ``held`` returns the GPUs that claims have and may raise StorageError."""
+    """Thread-safe; no method raises. ``held`` returns the GPUs that claims have and can raise StorageError."""
 
     def __init__(
         self,
@@ -162,7 +153,7 @@ class MissingGpuTracker:
             return self._completed[2]
 
     def with_missing(self, snapshot: Snapshot) -> Snapshot:
-        """The snapshot with the GPUs that are missing now, as far as it does not have them; notes nothing."""
+        """The snapshot with the GPUs that are missing now; records nothing."""
         here = {gpu.uuid for gpu in snapshot.gpus}
         with self._lock:
             known = self._known.items()
@@ -209,7 +200,7 @@ def encode(known: Iterable[KnownGpu]) -> bytes:
 
 
 def read(path: Path) -> list[KnownGpu]:
-    """The GPUs in the file; none when it does not exist or cannot be used. A wrong entry is logged and skipped."""
+    """The GPUs in the file; none if it does not exist or is damaged. A wrong entry is logged and skipped."""
     try:
         with path.open("rb") as file:
             content = msgspec.json.decode(file.read(MAX_BYTES), type=_Content)

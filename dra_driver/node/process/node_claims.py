@@ -1,4 +1,4 @@
-"""Opens the claims of a node with the hardware, files and API server that the settings name."""
+"""Open the claims of a node with the hardware, files and API server of the settings."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -14,8 +14,7 @@ from dra_driver.hardware.gpu.inventory import Inventory
 from dra_driver.hardware.mig.manager import CreationWatch
 from dra_driver.kube.claims import ApiClaimReader, BoundedGetter
 from dra_driver.node.claims import Claims, Journal, PrepareGate, open_claims
-from dra_driver.node.process.device_nodes import HostDeviceNodes
-from dra_driver.node.process.hardware import MPS, Hardware
+from dra_driver.node.process.hardware import MPS, Hardware, HostDeviceNodes
 from dra_driver.node.slices import pool_name
 
 _RELEASES: frozenset[metrics.ClaimEvent] = frozenset({"unprepared", "undone", "collected"})
@@ -56,11 +55,8 @@ def open_node_claims(
     released: Callable[[], None] = lambda: None,
     changed: Callable[[], None] = lambda: None,
 ) -> Claims:
-    """Open the journal in ``plugin_dir``. Raises ConfigurationError when it cannot be opened.
-
-    ``released`` is called when a claim may have left the journal, ``changed`` when one may have come or left; both
-    have to return at once.
-    """
+    """Open the journal in ``plugin_dir``. Raises ConfigurationError if it cannot be opened. ``released`` is called when
+    a claim may have left the journal, ``changed`` when one may have come or left; both must return immediately."""
     try:
         return open_claims(
             plugin_dir,
@@ -92,7 +88,7 @@ def _count(released: Callable[[], None], changed: Callable[[], None], event: met
 
 
 def update_gauges(journal: Journal, settings: NodeSettings) -> None:
-    """Set the gauges of claims and devices. Reads every claim of the journal; may raise StorageError."""
+    """Set the gauges of claims and devices. Reads every claim of the journal; can raise StorageError."""
     metrics.prepared_claims.set(journal.count_claims())
     forms = Counter(use.form for use in journal.uses())
     found = {"gpu": forms[Form.WHOLE] + forms[Form.SHARE], "mig": forms[Form.PARTITION]}

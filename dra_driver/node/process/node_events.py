@@ -1,4 +1,4 @@
-"""Records events on this node's Node object, once its UID is known."""
+"""Record events on this node's Node object, once its UID is known."""
 
 from collections.abc import Callable
 from typing import Final, Literal

@@ -1,39 +1,39 @@
-"""Follows what people and others do on the objects of this node, as far as it changes what is published.
+"""Follow the objects of this node where they change what is published: drain requests and second publishers.
 
-- An annotation of the Node requests a drain (``core/model/drain.py``): all forms of the GPUs are tainted. New claims do
-  not get them. Claims that are allocated already are prepared as ever: their pods are bound to this node, and a refused
-  prepare would only leave them waiting. Who drains ends those pods.
-- Other publishers offer the same GPUs (``second_publisher.py``).
+An annotation of the Node requests a drain (``core/model/drain.py``): all forms of the GPUs are tainted. Claims that are
+already allocated are prepared as before, because a refused prepare would leave their pods waiting on this node.
 """
 
+import json
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
+from dra_driver.core.files import replace_file
 from dra_driver.core.model.drain import DRAIN_ANNOTATION, DRAINED_TAINT, NOT_DRAINED, DrainRequest
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import GpuTerms, Taint, Terms, terms_of
+from dra_driver.core.quantity import Quantity
 from dra_driver.core.telemetry import metrics
 from dra_driver.hardware.gpu.inventory import Inventory
 from dra_driver.kube.events import EventRecorder
 from dra_driver.kube.own_node import OwnNode, OwnNodeWatch
-from dra_driver.node.process.node_events import Tell, tell
-from dra_driver.node.process.second_publisher import SecondPublisher, SecondPublisherFile
-from dra_driver.node.slices import Publisher
+from dra_driver.node.process.node_events import Tell, Warn, tell
+from dra_driver.node.slices import Neighbour, Publisher
 
 log = logging.getLogger(__name__)
 
 FIRST_NODE_S: Final = 30.0
 """How long a run publishes nothing while its Node has not been read: GPUs that are drained would lose their taint."""
 FIRST_SLICES_S: Final = 1.0
-"""How long a start waits for the list of this node's slices: what else publishes its GPUs is known before this driver
-does. Without an answer it goes on, and withdraws devices when the answer comes."""
+"""How long a start waits for this node's slices; without an answer, devices are withdrawn when it comes."""
 TAINT: Final = Taint(key=DRAINED_TAINT, value="requested", effect="NoSchedule")
 _SHOWN: Final = 4
 _BY: Final = f"annotation {DRAIN_ANNOTATION}; kubectl dra undrain ends it"
@@ -86,34 +86,34 @@ class NodeFollower:
 
     @property
     def conflict(self) -> str | None:
-        """Why devices are withdrawn, as a sentence; None while they are not."""
         return self._second.problem
 
     @property
     def is_known(self) -> bool:
-        """Whether the API server has answered what the Node says, or has not for `FIRST_NODE_S`."""
+        """Return whether the Node was read, or has not been for `FIRST_NODE_S`."""
         return self._own_node.wait_first(0.0) or self._clock() - self._began >= FIRST_NODE_S
 
     @property
     def remarks(self) -> list[str]:
-        """What is drained and what is allowed beside this driver, one sentence each."""
+        """One sentence for each drain and each allowed second publisher."""
         return [*self._drain.remarks, *self._second.remarks]
 
     def amend(self, snapshot: Snapshot, terms: Terms) -> Mapping[GpuUuid, GpuTerms]:
         return self._drain.amend(snapshot, terms)
 
     def call_after_changes(self, callback: Callable[[], None]) -> None:
-        """Call ``callback``, which must not block, when `look` may find something new. For one caller."""
+        """Call ``callback``, which must not block, when `look` may find news. For one caller."""
         self._own_node.subscribe(callback)
         self._inventory.subscribe(lambda _: callback())
         self._publisher.on_notice(callback)
 
     def is_waiting(self) -> bool:
-        """Whether `look` may find something new by time alone, or has to be repeated."""
+        """Return whether `look` may find news by time only, or has to be repeated."""
         return not self._was_known or self._second.is_waiting or self._drain.has_news
 
     def look(self) -> bool:
-        """Whether what is to be published changed. Sends no request, and looks at nothing twice: it is called often."""
+        """Return whether the published devices change. Sends no request and skips unchanged objects: it is called
+        often."""
         seen = (self._own_node.current(), self._inventory.current(), self._publisher.noticed)
         if not self.is_waiting() and seen == self._seen:
             return False
@@ -122,20 +122,16 @@ class NodeFollower:
         return any([self._was_known != known, self._drain.look(), self._second.look()])
 
     def follow(self, publish: Callable[[], None]) -> None:
-        """Look, and ``publish`` after a change."""
         if self.look():
             publish()
 
     def report(self, warn: Callable[[str, str], bool]) -> None:
-        """Record an event for a second publisher, once."""
         self._second.report(warn)
 
 
 class DrainTaint:
-    """``node`` returns the last known Node, ``tell`` records an event on it. One thread calls ``look``.
-
-    ``given_back`` is called with the GPUs whose drain has ended: the one who drained them says that they are in order.
-    """
+    """The taint of drained GPUs. One thread calls ``look``. ``node`` returns the last known Node; ``given_back`` is
+    called with the GPUs whose drain has ended."""
 
     def __init__(
         self,
@@ -152,11 +148,10 @@ class DrainTaint:
 
     @property
     def has_news(self) -> bool:
-        """Whether a look would tell something, also of the Node that was looked at last."""
         return self._strangers != self._told
 
     def look(self) -> bool:
-        """Follows the annotation; whether it asks for something else than before. Sends no request."""
+        """Follow the annotation; return whether the request changed. Sends no request."""
         node = self._node()
         if node is None:
             return False
@@ -175,7 +170,6 @@ class DrainTaint:
         return True
 
     def amend(self, snapshot: Snapshot, terms: Terms) -> Mapping[GpuUuid, GpuTerms]:
-        """The terms of the drained GPUs with the taint in addition."""
         request = self._request
         drained = [gpu for gpu in snapshot.gpus if request.covers(gpu.uuid)]
         metrics.drained.set(len(drained))
@@ -188,7 +182,7 @@ class DrainTaint:
 
     @property
     def remarks(self) -> list[str]:
-        """A sentence about the drained GPUs, and one about what the annotation names and this node does not have."""
+        """A sentence about the drained GPUs, and one about unknown ones in the annotation."""
         found = [f"drained, so new claims do not get them: {', '.join(self._names)} ({_BY})"] if self._names else []
         return [*found, *([_stranger(self._strangers)] if self._strangers else [])]
 
@@ -205,3 +199,195 @@ def _stranger(words: tuple[str, ...]) -> str:
         f"the annotation {DRAIN_ANNOTATION} names what is no GPU of this node: {shown}; expected `all` or UUIDs of "
         "GPUs, separated by commas"
     )
+
+
+WITHDRAW_AFTER_S: Final = 10.0
+OFFER_AFTER_S: Final = 60.0
+YIELD_S: Final = 120.0
+"""Twice the time of the other driver: the two do not begin to wait at exactly the same time."""
+RESOURCES: Final = ("nvidia.com/gpu", "nvidia.com/mig-")
+EVENT: Final = "SecondPublisher"
+NAME: Final = "second-publisher.json"
+MAX_BYTES: Final = 64 * 1024
+
+
+class SecondPublisherFile:
+    """A file in ``folder`` that exists while devices are withdrawn, for a restart while allocatable is empty because
+    the device plugin restarts, too. No method raises."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / NAME
+
+    def read(self) -> frozenset[str] | None:
+        """The other drivers that were found, none for a device plugin; None if nothing was found. A file that cannot be
+        read counts as one that names no driver."""
+        try:
+            with self._path.open("rb") as file:
+                found = json.loads(file.read(MAX_BYTES))["drivers"]
+            return frozenset(text for text in found if isinstance(text, str))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            log.warning("the note of a second publisher cannot be read", extra={"file": self._path, "reason": error})
+            return frozenset()
+
+    def write(self, drivers: Collection[str]) -> None:
+        try:
+            replace_file(self._path, json.dumps({"version": 1, "drivers": sorted(drivers)}).encode())
+        except OSError as error:
+            log.warning("a second publisher cannot be noted; a restart forgets it", extra={"reason": error})
+
+    def remove(self) -> None:
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("the note of a second publisher stays; a restart waits for it", extra={"reason": error})
+
+
+class Standing(Struct, frozen=True, kw_only=True):
+    """Whether devices are withdrawn. ``since`` is when the opposite was first found, ``found`` the last result."""
+
+    withdrawn: bool = False
+    since: float | None = None
+    found: tuple[str, ...] = ()
+
+
+def judge(
+    standing: Standing,
+    found: tuple[str, ...],
+    now: float,
+    *,
+    at_once: bool = False,
+    offer_after_s: float = OFFER_AFTER_S,
+) -> Standing:
+    """The standing after a look at ``now`` (seconds) that found these second publishers. ``at_once``: the process has
+    just started, so they were there before."""
+    if bool(found) == standing.withdrawn:
+        return replace(standing, since=None, found=found)
+    since = now if standing.since is None else standing.since
+    limit_s = offer_after_s if standing.withdrawn else 0.0 if at_once else WITHDRAW_AFTER_S
+    if now - since >= limit_s:
+        return Standing(withdrawn=not standing.withdrawn, found=found)
+    return replace(standing, since=since, found=found)
+
+
+def found_in(allocatable: Mapping[str, str], pools: Sequence[Neighbour]) -> tuple[str, ...]:
+    """The second publishers, each as the beginning of a sentence."""
+    offered = [f"{name}: {amount}" for name, amount in sorted(allocatable.items()) if _counts(name, amount)]
+    some = ", ".join(offered[:_SHOWN]) + (", ..." if len(offered) > _SHOWN else "")
+    plugin = [f"a device plugin offers {some} on this node"] if offered else []
+    drivers = [
+        f"driver {pool.driver} publishes {len(pool.gpus)} of this node's GPUs in pool {pool.pool}" for pool in pools
+    ]
+    return (*plugin, *drivers[:_SHOWN])
+
+
+class SecondPublisher:
+    """Withdraws devices while a second publisher offers the same GPUs: each could be given to two pods.
+
+    A device plugin is found in this node's allocatable: ``nvidia.com/gpu*`` or ``nvidia.com/mig-*`` above 0. An
+    extended resource of a DeviceClass never appears there (kubernetes/kubernetes pkg/kubelet/nodestatus/setters.go;
+    KEP-5004). Another DRA driver, or another pool of this driver, publishes the same UUIDs in ResourceSlices of this
+    node.
+
+    Two of these drivers with different names would both withdraw and offer again, forever. So the driver whose name
+    comes later waits `YIELD_S` before it offers again. GPUs that claims have stay published.
+
+    ``look`` and ``report`` from one thread; the rest from any. ``allowed`` reports and withdraws nothing. Devices that
+    were withdrawn before a restart stay so for at least `OFFER_AFTER_S`.
+    """
+
+    def __init__(
+        self,
+        node: Callable[[], OwnNode | None],
+        pools: Callable[[], Sequence[Neighbour]],
+        driver: str,
+        file: SecondPublisherFile,
+        *,
+        allowed: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._node, self._pools, self._allowed, self._clock = node, pools, allowed, clock
+        self._driver, self._file = driver, file
+        self._began = clock()
+        before = file.read()
+        self._offer_after_s = self._patience(before or ())
+        # Replaced as a whole, so that any thread reads it without a lock.
+        self._standing = Standing(withdrawn=before is not None)
+        self._news: str | None = None
+
+    @property
+    def problem(self) -> str | None:
+        standing = self._standing
+        return _sentence(standing, self._offer_after_s) if standing.withdrawn and not self._allowed else None
+
+    @property
+    def remarks(self) -> list[str]:
+        """A sentence where a second publisher is allowed or is not yet acted on."""
+        standing = self._standing
+        if not standing.found or self.problem is not None:
+            return []
+        return [f"second publisher: {'; '.join(standing.found)}"]
+
+    @property
+    def is_waiting(self) -> bool:
+        return self._standing.since is not None
+
+    def look(self) -> bool:
+        """Return whether the published devices change. Sends no request."""
+        now = self._clock()
+        node = self._node()
+        before, pools = self._standing, self._pools()
+        found = found_in(node.allocatable if node is not None else {}, pools)
+        if node is None and not found and before.withdrawn:
+            return False  # a device plugin may still be there
+        drivers = {pool.driver for pool in pools}
+        if found:
+            self._offer_after_s = self._patience(drivers)
+        at_once = now - self._began < WITHDRAW_AFTER_S
+        self._standing = judge(before, found, now, at_once=at_once, offer_after_s=self._offer_after_s)
+        withdrawn = self._standing.withdrawn
+        metrics.second_publisher.set(withdrawn and not self._allowed)
+        if withdrawn == before.withdrawn:
+            return False
+        facts = {"found": "; ".join(found or before.found), "allowed": self._allowed}
+        if withdrawn:
+            self._file.write(drivers)
+            log.warning("something else offers this node's GPUs", extra=facts)
+            self._news = f"{_sentence(self._standing, self._offer_after_s)}{_ALLOWED if self._allowed else ''}"
+        else:
+            self._file.remove()
+            log.info("nothing else offers this node's GPUs any more", extra=facts)
+            self._news = None
+        return not self._allowed
+
+    def _patience(self, drivers: Iterable[str]) -> float:
+        return YIELD_S if any(driver < self._driver for driver in drivers) else OFFER_AFTER_S
+
+    def report(self, warn: Warn) -> None:
+        if self._news is not None and warn(EVENT, self._news):
+            self._news = None
+
+
+_ALLOWED: Final = ". They stay, because --allow-second-publisher is set: divide the GPUs by hand"
+
+
+def _sentence(standing: Standing, offer_after_s: float) -> str:
+    if not standing.found:
+        return (
+            "devices are withdrawn: a second publisher of this node's GPUs has gone; they are offered again "
+            f"{offer_after_s:.0f} s after that"
+        )
+    return (
+        f"devices are withdrawn, because each GPU could be given to two pods: {'; '.join(standing.found)}. Keep one of "
+        "the two off this node"
+    )
+
+
+def _counts(name: str, amount: str) -> bool:
+    if not name.startswith(RESOURCES):
+        return False
+    try:
+        return Quantity.parse(amount).as_int() > 0
+    except ValueError:
+        return True

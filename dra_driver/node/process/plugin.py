@@ -1,23 +1,20 @@
 """The node process: wires its components, starts and stops them in order, and reports readiness and liveness.
 
-Start, in steps that rely on those before them. An error that ends the start with exit status 2 comes in steps 1 to 5,
-before anything is published: a process in a crash loop must not attract pods.
+Each start step relies on those before it. Steps 1 to 5 can end the start with exit status 2, before anything is
+published: a process in a crash loop must not attract pods.
 
 1. directories, lock and the sockets' paths: a second process, a wrong path or a read-only directory ends here
 2. HTTP endpoint: reports "not ready" with reasons from the first moment
 3. components that the settings name: hardware (NVML or simulated GPUs), API client, journal, policies
-4. first look at the Node object, which may ask that the driver is left alone; first read of the hardware, and recovery
-   of claims that a former process left half done; a missing driver or an API server that is down does not delay this
-   for long
-5. DRA socket, then registration socket: the kubelet may call. Also without a driver or API server, because pods from
-   before need their unprepare
-6. events, publisher, health: driver files and base CDI document follow the inventory, slices follow them; a device is
-   published when a prepare could serve it, and tainted from the start when it was not healthy before
-7. maintenance: vanished sockets, files and device nodes, journal, a driver that comes or goes, claims that are gone
+4. first read of the Node object, which may request a detach, and of the hardware; recovery of unfinished claims; a
+   missing driver or API server delays this only for seconds
+5. DRA socket, then registration socket; also without a driver or API server, because pods need their unprepare
+6. events, publisher, health: driver files and base CDI document follow the inventory, slices follow them
+7. maintenance: missing sockets, files and device nodes, journal, a driver that comes or goes, deleted claims
 
 Stop is the reverse, so nothing that a call needs ends before the kubelet stops calling. Calls in progress get
-``CALL_GRACE_S``, everything together takes less than 5 s. Slices and prepared claims stay: a successor takes them over,
-and the kubelet removes the slices of a driver that does not come back.
+``CALL_GRACE_S``, everything together takes less than 5 s. Slices and prepared claims stay for a successor; the kubelet
+removes the slices of a driver that does not return.
 """
 
 import faulthandler
@@ -40,7 +37,6 @@ from dra_driver.config.usage_findings import FOLDER as FINDINGS
 from dra_driver.config.usage_findings import LOCK
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.core.model.terms import Terms
 from dra_driver.core.telemetry import metrics
 from dra_driver.core.telemetry.http import ObservabilityServer
 from dra_driver.core.worker import Worker
@@ -52,27 +48,25 @@ from dra_driver.kube.own_node import OwnNodeWatch
 from dra_driver.kube.rest import RestClient
 from dra_driver.node.claims import Claims, PrepareGate
 from dra_driver.node.policy import PolicySource
-from dra_driver.node.process import assignments_file, hardware, node_events, preflight, service
-from dra_driver.node.process.claim_events import open_claim_events
-from dra_driver.node.process.claim_status import open_claim_status
+from dra_driver.node.process import hardware, node_events, preflight, service, usage_exporter
+from dra_driver.node.process.claim_reports import open_claim_events, open_claim_status
 from dra_driver.node.process.detaching import FILE, DetachFile, Detaching, find_request, wake_for_file
-from dra_driver.node.process.device_nodes import CHECK_EVERY_S, DeviceNodeReport, HostDeviceNodes
 from dra_driver.node.process.endpoints import Endpoints, Probe, Registration, socket_problems
-from dra_driver.node.process.gpu_changes import ExporterLock, GpuChangeTracker
 from dra_driver.node.process.gpu_conditions import FabricWatch, PartitionWithholding
 from dra_driver.node.process.gpu_node import GpuNodeService
-from dra_driver.node.process.hardware import OwnedBackend
+from dra_driver.node.process.hardware import CHECK_EVERY_S, DeviceNodeReport, HostDeviceNodes, OwnedBackend
 from dra_driver.node.process.health_report import HealthStreams
 from dra_driver.node.process.health_service import HealthService
 from dra_driver.node.process.inventory_publisher import InventoryPublisher
+from dra_driver.node.process.main import trimmer
 from dra_driver.node.process.maintenance import Maintenance, PeriodicTask, Wakeup
 from dra_driver.node.process.node_claims import open_node_claims, open_provider, update_gauges
 from dra_driver.node.process.node_follower import NodeFollower
 from dra_driver.node.process.policy_watch import PolicyWatch
 from dra_driver.node.process.preflight import ClaimFiles, Folder, StorageHealth
-from dra_driver.node.process.process_tuning import trimmer
 from dra_driver.node.process.sockets import SocketPaths, check_free, remove_dead
 from dra_driver.node.process.terms_resolver import DetachTaint, PublishedTerms, TermsResolver
+from dra_driver.node.process.usage_exporter import ExporterLock, GpuChangeTracker
 from dra_driver.node.slices import Publisher
 
 log = logging.getLogger(__name__)
@@ -102,11 +96,8 @@ SETTLED_S = 10.0
 
 
 class Component(Struct, frozen=True, kw_only=True):
-    """One part of the node process. ``stop`` returns within the part's own limit.
-
-    ``problem`` is why the node cannot serve a new pod, ``remarks`` are what a ready node offers less of, one sentence
-    each, and ``dead`` are reasons why only a restart would help.
-    """
+    """One part of the node process. ``stop`` returns within the part's limit. ``problem``: why the node cannot serve a
+    new pod; ``remarks``: limits of a ready node; ``dead``: why only a restart helps."""
 
     part: object
     start: Callable[[], object] = lambda: None
@@ -117,13 +108,12 @@ class Component(Struct, frozen=True, kw_only=True):
 
 
 class Notifier:
-    """Calls functions in the order in which they were added. They have to return at once."""
+    """Calls functions in the order in which they were added. They must return immediately."""
 
     def __init__(self) -> None:
         self._calls: tuple[Callable[[], object], ...] = ()  # replaced as a whole, so that any thread reads it
 
     def add(self, call: Callable[[], object]) -> None:
-        """For the thread that starts the process."""
         self._calls = (*self._calls, call)
 
     def __call__(self) -> None:
@@ -161,7 +151,7 @@ class NodeProcess:
                 stack.callback(self.components.pop(0).stop)
 
     def ready(self) -> list[str]:
-        """Reasons why this node cannot serve a new pod, one sentence each; empty when it can."""
+        """Reasons why this node cannot serve a new pod, one sentence each; empty if it can."""
         if self._stopping.is_set():
             return ["stopping"]
         if not self._has_started:
@@ -170,17 +160,16 @@ class NodeProcess:
         return [problem for problem in found if problem is not None]
 
     def remarks(self) -> list[str]:
-        """What a node that is ready offers less of, one sentence each."""
         return [remark for component in tuple(self.components) for remark in component.remarks()]
 
     def live(self) -> list[str]:
-        """Reasons why only a restart would help. Empty before the sockets exist."""
+        """Reasons why only a restart helps. Empty before the sockets exist."""
         if self._stopping.is_set():
             return []
         return [reason for component in tuple(self.components) for reason in component.dead()]
 
     def _wire(self) -> Iterator[Component]:  # noqa: PLR0912, PLR0915 - the order of the steps, in one place
-        """Make the components, in the steps of the module's docstring. Each one runs when the next one is made."""
+        """Make the components in order. Each one starts when the next one is made."""
         settings, plugin_dir, driver = self._settings, self._plugin_dir, self._settings.driver_name
 
         # 1. Directories, lock and the sockets' paths
@@ -206,7 +195,7 @@ class NodeProcess:
 
         # 3. Hardware, API client, journal, policies
         claims_changed, claim_released, publish, usage_changed = Notifier(), Notifier(), Notifier(), Notifier()
-        usage_dir = plugin_dir / assignments_file.FOLDER
+        usage_dir = plugin_dir / usage_exporter.FOLDER
         changes = GpuChangeTracker(usage_changed, ExporterLock(usage_dir / FINDINGS / LOCK))
         found = hardware.choose(settings, plugin_dir, changes if settings.usage else None)
         nodes, names = HostDeviceNodes.of(found), CdiNames(driver)
@@ -222,9 +211,6 @@ class NodeProcess:
         owned = OwnedBackend(found.backend)
         inventory = Inventory(owned, settings.poll_interval)
 
-        def terms_in_force() -> Terms:
-            return terms.current()
-
         claims = open_node_claims(
             settings,
             plugin_dir,
@@ -235,7 +221,7 @@ class NodeProcess:
             inventory=inventory,
             hardware=found,
             device_nodes=nodes,
-            terms=terms_in_force,
+            terms=lambda: terms.current(),  # noqa: PLW0108 - made below
             watch=withholding,
             gate=gate,
             released=claim_released,
@@ -313,7 +299,9 @@ class NodeProcess:
             part=publisher,
             start=publisher.start,
             stop=_within(publisher.stop),
-            problem=lambda: publisher.problem or (None if publisher.published else _NOT_PUBLISHED),
+            problem=lambda: (
+                publisher.problem or (None if publisher.published else "the newest inventory is not published yet")
+            ),
         )
         if found.faulty is not None:
             from dra_driver.node.process.simulated import SimulatedFaults  # noqa: PLC0415 - real GPUs do not need it
@@ -383,11 +371,11 @@ class NodeProcess:
         inventory.subscribe(published.changed)
         yield Component(part=published, problem=lambda: published.problem)
         if settings.usage:
-            assignments = assignments_file.AssignmentsFile(
+            assignments = usage_exporter.AssignmentsFile(
                 usage_dir,
-                assignments_file.header(settings),
+                usage_exporter.header(settings),
                 entries=journal.entries,
-                gpus=lambda: assignments_file.reported_gpus(inventory.current(), terms.current()),
+                gpus=lambda: usage_exporter.reported_gpus(inventory.current(), terms.current()),
                 detached=lambda: detaching.detached,
                 changes=changes,
             )
@@ -480,11 +468,7 @@ class NodeProcess:
             ) from error
 
 
-_NOT_PUBLISHED = "the newest inventory is not published yet"
-
-
 def _lock_node(settings: NodeSettings, plugin_dir: Path, paths: SocketPaths) -> preflight.ProcessLock:
-    """Check and create the directories; return the acquired lock. Raises ConfigurationError."""
     if settings.simulate is None:
         preflight.check_driver_root(Path(settings.driver_root or settings.host_root))
     preflight.check_host_dev(Path(settings.host_dev) if settings.host_dev else None)
@@ -517,7 +501,6 @@ def _threaded(
     problem: Callable[[], str | None] = lambda: None,
     remarks: Callable[[], Iterable[str]] = tuple,
 ) -> Component:
-    """A part that runs in one thread."""
     stop = partial(worker.stop, COMPONENT_STOP_S)
     return Component(part=part, start=worker.start, stop=stop, problem=problem, remarks=remarks)
 
@@ -529,9 +512,8 @@ def _dead(claims: Claims, endpoints: Endpoints, sockets: Probe) -> list[str]:
 
 
 def run(settings: NodeSettings) -> None:
-    """Runs until SIGTERM or SIGINT. Raises ConfigurationError when it cannot start.
-
-    SIGUSR2 prints the stacks of all threads on stderr, for a process that seems to hang.
+    """Run until SIGTERM or SIGINT. Raises ConfigurationError if it cannot start. SIGUSR2 prints the stacks of all
+    threads.
     """
     # Not an Event: its lock is not reentrant, and a handler that interrupts this thread inside wait() would wait for it
     # for ever. SimpleQueue.put is safe in signal handlers.
@@ -553,7 +535,7 @@ def run(settings: NodeSettings) -> None:
 
 
 def _wait(wanted: SimpleQueue[int]) -> None:
-    """Waits for a signal; takes the objects of the start out of garbage collection in the meantime."""
+    """Wait for a signal; exclude the objects of the start from garbage collection."""
     try:
         wanted.get(timeout=SETTLED_S)
     except Empty:

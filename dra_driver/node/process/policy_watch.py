@@ -1,13 +1,9 @@
-"""Watches GpuPolicy objects and keeps those that may be for this node.
+"""Watch GpuPolicy objects and keep those that may be for this node.
 
-One list and one watch; at rest nothing is requested but the next watch. The list comes in small pages, each reduced
-before the next, so that neither a thousand objects nor large ones grow this process.
-
-What is no answer changes nothing: while the API server is away, refuses, or does not serve the kind, the last known
-objects stay. Deleting the CustomResourceDefinition deletes all objects first, and nodes hear of each: so objects that
-are gone still count for `HOLD_S`, and that none is left is believed only after a list has said so. A definition that
-is not there is asked for after `ABSENT_S`, then less and less often: where it is installed with the driver it comes
-within seconds of the node's start, and where it never comes, it costs a request every few minutes.
+The list comes in small pages, each reduced before the next, so that large objects do not grow this process. While the
+API server is down, refuses, or does not serve the kind, the last known objects stay. Deleting the
+CustomResourceDefinition deletes all objects first, so deleted objects count for `HOLD_S`, and only a list can report
+that none is left.
 """
 
 import random
@@ -26,14 +22,12 @@ from dra_driver.node.policy import MAX_POLICIES, PolicyObject, kept
 THREAD_NAME: Final = "policies-watch"
 PAGE: Final = 32
 ABSENT_S: Final = (10.0, 300.0)
-"""The first and the longest wait after an answer that the kind is not served, or not allowed. Each is up to a half
-shorter, at random."""
+"""First and longest wait while the kind is not served, or not allowed; up to a half shorter, at random."""
 FIRST_S, LATER_S = 2.0, 30.0
 """The longest wait between two tries: a node that has never had an answer publishes nothing until it has one."""
 HOLD_S: Final = 5.0
 REFUSED_S: Final = 20.0
-"""A refusal counts after this time: an API server that has just started refuses every request until it has read the
-roles, and a new node without a saved set would offer its GPUs as if there were no policies."""
+"""A refusal counts after this time: an API server refuses every request until it has read the roles."""
 _REFUSED_PAUSE_S: Final = 0.5
 """Least pause between tries until then."""
 _KEPT: Final = "kept"
@@ -41,10 +35,7 @@ _KEPT: Final = "kept"
 
 
 class PolicyWatch:
-    """``start`` and ``stop`` once, by one owner; everything else from any thread.
-
-    ``changed`` is called after each change, in the watch's thread.
-    """
+    """``start`` and ``stop`` once, by one owner; the rest from any thread. Its thread calls ``changed``."""
 
     def __init__(
         self,
@@ -83,20 +74,17 @@ class PolicyWatch:
 
     @property
     def problem(self) -> str | None:
-        """Why the objects may be outdated; None while they are current."""
         return self._reflector.problem
 
     @property
     def is_absent(self) -> bool:
-        """Whether the kind is not served, or this process may not read it, by the last answers."""
+        """Whether the last answer was that the kind is not served, or not readable."""
         with self._lock:
             return self._is_absent
 
     def current(self) -> tuple[PolicyObject, ...] | None:
-        """The objects; the same value while nothing changed. None before the first list.
-
-        Takes in deletions that were held. Call it every few seconds.
-        """
+        """The objects; the same value while nothing changed. None before the first list. Takes in deletions that were
+        held. Call it every few seconds."""
         with self._lock:
             is_due = self._held_until is not None and self._clock() >= self._held_until
             is_list_due = is_due and not self._settle()
@@ -106,7 +94,6 @@ class PolicyWatch:
             return self._current
 
     def notice(self, change: ReflectorChange) -> None:
-        """Takes in a change of the reflector's copy; runs in the watch's thread."""
         items = self._reflector.items() if change.kind == "listed" else {}
         with self._lock:
             self._is_absent, self._refused_since = False, None
@@ -126,10 +113,8 @@ class PolicyWatch:
             self._changed()
 
     def _settle(self) -> bool:
-        """Takes deletions in. False when a list is due: none would be left, or names without content may have room.
-
-        Runs with the lock: a change that comes between the copy and its use would be lost.
-        """
+        """Take deletions in. False when a list is due: none would be left, or names without content may have room. Runs
+        with the lock: a change that comes between the copy and its use would be lost."""
         self._held_until = None
         items = self._reflector.items()
         if not items or (len(items) <= MAX_POLICIES and any(found.data is None for found in items.values())):
@@ -155,7 +140,7 @@ class PolicyWatch:
         return kept(item, self._node_name, beside, MAX_POLICIES)
 
     def patience(self, error: KubernetesApiError) -> float:
-        """The least seconds until the next try after this error; runs in the watch's thread, once for each."""
+        """The least seconds until the next attempt after this error; runs once for each, in the watch's thread."""
         with self._lock:
             if not isinstance(error, ForbiddenError):
                 self._refused_since = None
@@ -182,7 +167,7 @@ class ObjectPages:
         self._rest, self._keep = rest, keep
 
     def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """The whole list, each object as its metadata and what is kept of it. Raises what ``rest.get`` raises."""
+        """The whole list, each object as its metadata and kept value. Raises the errors of ``rest.get``."""
         found: dict[str, PolicyObject] = {}
         page: dict[str, Any] = {}
         for page in pages(self._rest.get, path, query, PAGE):

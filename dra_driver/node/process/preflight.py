@@ -1,12 +1,8 @@
-"""Checks directories and free space: before the node process starts, and between the kubelet's calls for readiness.
+"""Check directories and free space: before the node process starts, and while it runs, for readiness.
 
-A failed check at the start ends the process with a sentence and exit status 2; it also takes the lock that allows one
-process per node and driver. A missing NVIDIA driver or API server, or a full file system, does not end the start:
-running pods need their unprepare.
-
-While the process runs, a problem makes the node not ready: a prepare that cannot write a file fails, and its pod waits
-more than a minute for the next try. The check writes nothing but missing files of claims: a container runtime reads its
-CDI directory again after every change there. ``inventory_publisher.py`` restores the base document.
+A failed check at the start ends the process with a message and exit status 2. A missing NVIDIA driver or API server, or
+a full file system, does not: running pods need their unprepare. A later check writes only missing files of claims: a
+container runtime reads its CDI directory again after every change there.
 """
 
 import logging
@@ -35,11 +31,8 @@ LOCK_NAME = "process.lock"
 
 
 def check_driver_root(path: Path) -> None:
-    """Raises ConfigurationError unless ``path`` is a directory that can be read, or can still become one.
-
-    A driver container creates its root (``/run/nvidia/driver``) in a directory that exists. A missing directory right
-    below ``/`` is more likely a mistyped setting, and a readiness reason alone would hide it.
-    """
+    """Raises ConfigurationError unless ``path`` is a readable directory, or can still become one. A driver container
+    creates its root (``/run/nvidia/driver``) in an existing directory other than ``/``."""
     if not path.exists() and path.parent.is_dir() and path.parent != Path("/"):
         return
     if not path.is_dir():
@@ -54,10 +47,7 @@ def check_driver_root(path: Path) -> None:
 
 
 def check_host_dev(path: Path | None) -> None:
-    """Raises ConfigurationError unless ``path``, where it is set, is a directory.
-
-    Whether it can be written is no question of the start: most pods need no device nodes on the host.
-    """
+    """Raises ConfigurationError unless ``path``, where it is set, is a directory; it need not be writable."""
     if path is not None and not path.is_dir():
         raise ConfigurationError(
             f"the host's device directory {path} is not a directory: set --host-dev (HOST_DEV) to where this process"
@@ -66,10 +56,8 @@ def check_host_dev(path: Path | None) -> None:
 
 
 def check_registrar_dir(path: Path) -> None:
-    """Raises ConfigurationError unless the kubelet's registry exists and is writable.
-
-    It is not created: in a registry that no kubelet reads, the driver would stay unregistered for ever.
-    """
+    """Raises ConfigurationError unless the kubelet's registry exists and is writable. It is not created: in a registry
+    that no kubelet reads, the driver would stay unregistered."""
     if not path.is_dir():
         raise ConfigurationError(
             f"the kubelet's registry {path} is not a directory: set --kubelet-registrar-dir (KUBELET_REGISTRAR_DIR) to"
@@ -79,10 +67,8 @@ def check_registrar_dir(path: Path) -> None:
 
 
 def make_plugin_dir(plugins_dir: Path, driver: str) -> Path:
-    """The driver's own directory, created if missing, for root alone. Raises ConfigurationError when that fails.
-
-    A kubelet that mounts the directory into this pod may have created it, for all users.
-    """
+    """The driver's directory, created if missing, for root only. Raises ConfigurationError. A kubelet that mounts the
+    directory into this pod may have created it, for all users."""
     path = plugins_dir / driver
     _make(path, _OWN_MODE, "the driver's directory", "--kubelet-plugins-dir")
     with suppress(OSError):  # a file system without modes
@@ -93,16 +79,13 @@ def make_plugin_dir(plugins_dir: Path, driver: str) -> Path:
 
 
 def make_cdi_dir(path: Path) -> None:
-    """Creates a missing CDI directory (it is often on tmpfs). Raises ConfigurationError when it is not writable."""
+    """Create a missing CDI directory (it is often on tmpfs). Raises ConfigurationError if it is not writable."""
     _make(path, 0o755, "the CDI directory", "--cdi-dir")
     _check_writable(path, "the CDI directory", "--cdi-dir")
 
 
 class ProcessLock:
-    """One process per driver and node; several with a pod UID each may share. Ends with the process, however it ends.
-
-    Not the journal's lock: that one serialises single steps, this one keeps a second process from starting at all.
-    """
+    """One process per driver and node; several with a pod UID each can share it. Ends with the process."""
 
     def __init__(self, plugin_dir: Path, *, shared: bool) -> None:
         self._path = plugin_dir / LOCK_NAME
@@ -110,7 +93,7 @@ class ProcessLock:
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
-        """Takes the lock, or raises ConfigurationError that names the process that has it. Never waits."""
+        """Take the lock, or raise ConfigurationError that names the process that has it. Never waits."""
         try:
             self._descriptor = lock_file(self._path, shared=self._shared, create_mode=0o640)
         except BlockingIOError as error:
@@ -124,7 +107,7 @@ class ProcessLock:
         name_holder(self._descriptor)
 
     def release(self) -> None:
-        """Releases the lock. Idempotent. The file stays: two processes could otherwise lock two files of one name."""
+        """Release the lock. Idempotent. The file stays: two processes could otherwise lock two files of one name."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -143,7 +126,7 @@ def _check_writable(path: Path, what: str, setting: str) -> None:
 
 
 def why_not_writable(path: Path, what: str, setting: str) -> str | None:
-    """Why nothing can be written in the directory ``path``, or None. Writes nothing itself."""
+    """Why the directory ``path`` is not writable, or None. Writes nothing."""
     # access(2) also reports read-only file systems and immutable directories, to root as well.
     if os.access(path, os.W_OK | os.X_OK) and path.is_dir():
         return None
@@ -172,7 +155,7 @@ class Space(Struct, frozen=True, kw_only=True):
 
 
 def space(path: Path) -> Space:
-    """How much this process may still write below ``path``. Raises OSError."""
+    """The bytes and files that this process can still write below ``path``. Raises OSError."""
     found = os.statvfs(path)
     blocks, files = (found.f_bfree, found.f_ffree) if os.geteuid() == 0 else (found.f_bavail, found.f_favail)
     return Space(bytes=blocks * found.f_frsize, files=files if found.f_files else None)
@@ -186,7 +169,7 @@ class Rewrite(Protocol):
 
 class ClaimFiles:
     """Looks for missing files of claims only after a change in the CDI directory, while one is missing, and every
-    `LOOK_S`: comparing them with the journal costs most of what an idle node does. For one thread."""
+    `LOOK_S`: the comparison with the journal is expensive. For one thread."""
 
     def __init__(self, cdi_dir: str, rewrite: Rewrite, clock: Callable[[], float] = time.monotonic) -> None:
         self._cdi_dir = cdi_dir
@@ -195,7 +178,7 @@ class ClaimFiles:
         self._look_at = float("-inf")
 
     def bring_back(self) -> Sequence[str]:
-        """Write files that are missing or outdated; sentences about those that cannot be written."""
+        """Write missing or outdated files; return a sentence about each that cannot be written."""
         due = self._clock() >= self._look_at or self._watch is None or not self._watch.is_quiet()
         if due:
             self._look_at = float("-inf")  # until this look has succeeded
@@ -211,22 +194,17 @@ class StorageHealth:
     """Call ``check`` from one thread, every few seconds; ``problem`` from any."""
 
     def __init__(
-        self,
-        folders: Sequence[Folder],
-        bring_back: Callable[[], Sequence[str]],
-        space: Callable[[Path], Space] = space,
+        self, folders: Sequence[Folder], bring_back: Callable[[], Sequence[str]], space: Callable[[Path], Space] = space
     ) -> None:
-        """``bring_back`` writes missing files of claims and returns sentences about those that stay missing."""
         self._folders, self._bring_back, self._space = folders, bring_back, space
         self._problem: str | None = None
 
     @property
     def problem(self) -> str | None:
-        """Why claims cannot be prepared or running containers cannot restart; None while there is no reason."""
         return self._problem
 
     def check(self) -> None:
-        """Checks once and restores missing files. Never raises a DraError or OSError."""
+        """Check once and restore missing files. Never raises a DraError or OSError."""
         try:
             problems = [*self._bring_back()]
         except DraError as error:

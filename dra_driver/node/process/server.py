@@ -1,8 +1,7 @@
 """A gRPC server on one unix socket, and handlers built from descriptors.
 
 Handlers come from the generated ``DESCRIPTOR``: generated service code would tie the project to one range of grpcio
-versions. Synchronous gRPC with few threads suffices: a prepare is file and network work of a few milliseconds, and the
-kubelet calls once per pod. Sockets have mode 0755, which gRPC sets; the directories above them belong to root.
+versions. Sockets have mode 0755, which gRPC sets; the directories above them belong to root.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,12 +34,12 @@ def generic_handler(
 ) -> grpc.GenericRpcHandler:
     """A handler for ``service``. ``methods`` has one callable ``(request, context)`` for each of its methods.
 
-    A method named in ``pools`` runs on those threads instead of the server's, so that its calls wait for each other and
-    never delay the others. (gRPC reads the attribute ``experimental_thread_pool``, unchanged since 1.23.)
+    A method in ``pools`` runs on those threads instead of the server's. (gRPC reads the attribute
+    ``experimental_thread_pool``, unchanged since 1.23.)
 
-    A method that streams its answer is called as ``(request, context, send)`` and holds no thread: it returns at
-    once, ``send(message)`` may be called later from any thread, and ``send(None)`` ends the stream. (gRPC's own health
-    service relies on the same ``experimental_non_blocking`` mark, unchanged since grpcio 1.23.)
+    A method that streams its answer is called as ``(request, context, send)`` and returns immediately:
+    ``send(message)`` can be called later from any thread, and ``send(None)`` ends the stream. (gRPC's health service
+    relies on the same ``experimental_non_blocking`` mark, unchanged since grpcio 1.23.)
     """
     if missing := service.methods_by_name.keys() ^ methods.keys():
         raise ValueError(f"{service.full_name}: methods do not match the service: {sorted(missing)}")
@@ -64,8 +63,6 @@ def _serialize(message: Message) -> bytes:
 
 
 class _NonBlocking:
-    """Marks a streaming method as one that returns at once."""
-
     experimental_non_blocking = True
 
     def __init__(self, method: Method) -> None:
@@ -76,8 +73,6 @@ class _NonBlocking:
 
 
 class _InPool:
-    """Marks a method as one that runs on threads of its own."""
-
     def __init__(self, method: Method, pool: ThreadPoolExecutor) -> None:
         self._method = method
         self.experimental_thread_pool = pool
@@ -101,10 +96,8 @@ class UnixServer:
         self._published: Published | None = None
 
     def start(self) -> None:
-        """Accepts calls, and only then publishes the socket under its public name.
-
-        Raises ConfigurationError when the socket cannot be created, and leaves no file behind.
-        """
+        """Accept calls, then publish the socket under its public name. Raises ConfigurationError if the socket cannot
+        be created, and leaves no file behind."""
         private = private_path(self._path)
         try:
             self._server.add_insecure_port(f"unix:{private}")
@@ -126,14 +119,12 @@ class UnixServer:
         return self._published
 
     def retire(self) -> None:
-        """Stops without waiting: a successor serves the path; calls in progress here end by themselves."""
+        """Stop without waiting: a successor serves the path; calls in progress here end by themselves."""
         self._server.stop(RETIREMENT_S)
 
     def stop(self, grace_s: float) -> None:
-        """Withdraws the socket, refuses new calls, and gives calls in progress ``grace_s``. Idempotent.
-
-        A call that outlives the grace is cancelled for its caller and runs on in its thread.
-        """
+        """Withdraw the socket, refuse new calls, and give calls in progress ``grace_s``. Idempotent. A call that
+        exceeds the grace period is canceled for its caller and continues in its thread."""
         if self._published is not None:
             self._published.withdraw()
         self._server.stop(grace_s).wait(grace_s + 0.3)

@@ -1,13 +1,9 @@
 """The DRA service as the kubelet calls it, versions v1 and v1beta1.
 
-Translates messages to values, checks them, and answers every claim of a call: a failure is an entry with a sentence,
-never the end of the call, so that the pod's event names the claim at fault. ``ClaimPreparer`` does the work.
-
-Wire rules: Kubernetes staging/src/k8s.io/kubelet/pkg/apis/dra; the kubelet's side is pkg/kubelet/cm/dra/manager.go. The
-kubelet gives up on a call after 45 s, so a second call for the same claim may overlap the first.
-
-A prepare may wait for an API server, a driver or a device; an unprepare needs none of them. So prepares have a few
-threads of their own, and waiting prepares never delay an unprepare.
+Each claim of a call gets an answer: a failure is an entry with a message, so that the pod's event names the claim. Wire
+rules: Kubernetes staging/src/k8s.io/kubelet/pkg/apis/dra, pkg/kubelet/cm/dra/manager.go. The kubelet cancels a call
+after 45 s, so a second call for the same claim can overlap the first. A prepare can wait for an API server, a driver or
+a device, so prepares have separate threads and never delay an unprepare.
 """
 
 import logging
@@ -58,10 +54,8 @@ _Response = TypeVar("_Response")
 
 
 class ClaimPreparer(Protocol):
-    """Answers per claim, for every claim asked. Several threads call both methods.
-
-    ``within_s`` is the time until the kubelet's deadline, None when the call has none.
-    """
+    """Answers per claim, for every claim. Several threads call both methods. ``within_s`` is the time until the
+    kubelet's deadline, None without one."""
 
     def prepare(
         self, refs: Sequence[ClaimRef], *, within_s: float | None = None
@@ -77,7 +71,7 @@ def prepare_threads() -> ThreadPoolExecutor:
 
 
 def handlers(preparer: ClaimPreparer, driver: str, prepares: ThreadPoolExecutor) -> list[grpc.GenericRpcHandler]:
-    """The gRPC handlers of both versions over one preparer; ``prepares`` are the threads of both versions' prepares."""
+    """The gRPC handlers of both versions; ``prepares`` are the threads of both versions' prepares."""
     services = [DraService(preparer, driver, messages, prepares) for messages in (v1, v1beta1)]
     return [service.handler() for service in services]
 
@@ -98,7 +92,6 @@ class DraService:
         return generic_handler(self._messages.DESCRIPTOR.services_by_name["DRAPlugin"], methods, pools)
 
     def prepare(self, request: Request, context: grpc.ServicerContext) -> v1.NodePrepareResourcesResponse:
-        """Times and counts; ``_prepare`` does the work."""
         _check_size(request, context)
         if not context.is_active():
             # It waited for a thread until the kubelet gave it up; the thread serves calls that still have a caller.
@@ -108,7 +101,6 @@ class DraService:
         return self._timed("prepare", context, lambda: self._prepare(request, context.time_remaining()))
 
     def unprepare(self, request: Request, context: grpc.ServicerContext) -> v1.NodeUnprepareResourcesResponse:
-        """Times and counts; ``_unprepare`` does the work."""
         _check_size(request, context)
         return self._timed("unprepare", context, lambda: self._unprepare(request, context.time_remaining()))
 
@@ -168,7 +160,7 @@ class DraService:
 
 
 class _InternalError(DraError):
-    """A defect of this driver, as a sentence for the kubelet; the log has the traceback."""
+    """A defect of this driver, as a message for the kubelet; the log has the traceback."""
 
 
 def _check_size(request: Request, context: grpc.ServicerContext) -> None:
@@ -178,7 +170,6 @@ def _check_size(request: Request, context: grpc.ServicerContext) -> None:
 
 
 def _split(request: Request) -> tuple[list[ClaimRef], Answers]:
-    """The well-formed claims, each once, and errors for the others."""
     refs: dict[str, ClaimRef] = {}
     errors: Answers = {}
     for claim in request.claims:
@@ -200,7 +191,7 @@ def _problem(claim: v1.Claim) -> str | None:
 
 
 def _guarded(operation: metrics.Operation, refs: list[ClaimRef], work: Work) -> Answers:
-    """The preparer's answers, with an error for each claim that it left out or failed on unexpectedly."""
+    """The preparer's answers, with an error for each claim that it omitted or failed on unexpectedly."""
     if not refs:
         return {}
     reason = "gave no answer"

@@ -1,9 +1,7 @@
-"""Applies what annotations ask of simulated GPUs: faults by the Node's, usage by those of claims.
+"""Apply annotations to simulated GPUs: faults by the Node's, usage by those of claims.
 
-Only a node process with simulated GPUs loads this: on a real node the annotations mean nothing
-(``hardware/gpu/simulated/faults.py`` and ``usage.py``). Faults are kept with the state of the GPUs, so a restart
-changes nothing, and an annotation that is removed while no process runs ends them at the next start. Each claim is read
-once after it was prepared; the usage exporter reads the file. No call of the kubelet waits for it.
+Only a node process with simulated GPUs imports this (``hardware/gpu/simulated/faults.py`` and ``usage.py``). Faults are
+kept with the state of the GPUs over restarts. Each claim is read once after it was prepared.
 """
 
 import logging
@@ -38,10 +36,8 @@ READ_S: Final = 10.0
 
 
 class SimulatedFaults:
-    """``worker`` runs it; wake it when the Node object may have changed.
-
-    ``node`` gives the last known Node object, None before the first; ``tell`` records an event on it.
-    """
+    """``worker`` runs it; wake it when the Node object may have changed. ``node`` returns the last known Node object;
+    ``tell`` records an event on it."""
 
     def __init__(self, gpus: SimulatedBackend, node: Callable[[], OwnNode | None], tell: Tell) -> None:
         self._gpus, self._node, self._tell = gpus, node, tell
@@ -59,7 +55,7 @@ class SimulatedFaults:
         return None
 
     def step(self) -> None:
-        """Follow the annotation. The thread calls it after each change. Raises DraError: call it again later."""
+        """Follow the annotation. Raises DraError: call it again later."""
         node = self._node()
         if node is None:
             return
@@ -104,10 +100,8 @@ def _missing(device: str, known: Mapping[DeviceName, object]) -> str:
 
 
 class SimulatedUses:
-    """``worker`` runs it; wake it when a claim was prepared or unprepared.
-
-    ``entries`` are the journal's and may raise StorageError; ``file`` is written.
-    """
+    """``worker`` runs it; wake it when a claim was prepared or unprepared. ``entries`` returns the journal's and can
+    raise StorageError; ``file`` is written for the usage exporter."""
 
     def __init__(self, rest: RestClient, entries: Callable[[], Iterable[Entry]], file: Path) -> None:
         self._rest, self._entries, self._file = rest, entries, file
@@ -125,8 +119,7 @@ class SimulatedUses:
         return CHECK_S
 
     def step(self) -> None:
-        """Write what prepared claims use, and drop claims that no longer exist; uses by process id stay. Raises
-        DraError: call it again later."""
+        """Write the use of prepared claims, and drop deleted claims; uses by process id stay. Raises DraError."""
         prepared = {entry.ref.uid: entry for entry in self._entries() if entry.state == "prepared"}
         self._steps = {uid: self._read(entry) for uid, entry in prepared.items()}
         uses = tuple(use for uid, entry in prepared.items() for use in _uses(entry, self._steps[uid]))
@@ -152,7 +145,6 @@ class SimulatedUses:
 
 
 def _uses(entry: Entry, steps: tuple[UseStep, ...]) -> Sequence[SimulatedUse]:
-    """One for each device of the claim that exists, without those that it only watches."""
     if not steps:
         return ()
     return [

@@ -1,15 +1,13 @@
-"""The unix sockets of this driver: their names, and publishing them where the kubelet looks.
+"""Name the unix sockets of this driver, and publish them where the kubelet looks.
 
 Names (``kubernetes/dynamic-resource-allocation`` kubeletplugin/draplugin.go): ``<driver>-reg.sock`` and ``dra.sock``
 for one process per node; with a pod's UID ``<driver>-<uid>-reg.sock`` and ``dra-<uid>.sock``, so that two pods can
-overlap in a rolling update. The kubelet accepts any socket in its registry and asks it for the other one's path, so
-hashes replace names that would be too long. The kernel takes 107 bytes (``sun_path`` of unix(7), less the final NUL).
+overlap in a rolling update. The kubelet accepts any name, so hashes replace names that would be too long. The kernel
+takes 107 bytes (``sun_path`` of unix(7), less the final NUL).
 
 A server binds under a private, hidden name (the kubelet skips names with a leading dot: pkg/kubelet/pluginmanager/
-pluginwatcher/plugin_watcher.go) and ``publish`` renames it into place once the server accepts calls. Without that, gRPC
-listens from the moment of binding, before handlers run; it silently replaces the socket of a living process; and when
-it stops it removes any file at the path it bound, even a successor's socket. After the rename it finds nothing to
-remove, and ``withdraw`` removes the file only if it is still the socket that was published.
+pluginwatcher/plugin_watcher.go) and ``publish`` renames it once the server accepts calls. Otherwise gRPC would listen
+before handlers run, replace the socket of a living process, and remove a successor's socket when it stops.
 """
 
 import base64
@@ -30,14 +28,14 @@ _CONNECT_TIMEOUT_S = 1.0
 
 
 class SocketPaths(Struct, frozen=True, kw_only=True):
-    """The two public paths. ``registration`` is in the kubelet's registry, ``dra`` in the driver's own directory."""
+    """The two public paths. ``registration`` is in the kubelet's registry, ``dra`` in the driver's directory."""
 
     registration: Path
     dra: Path
 
     @classmethod
     def choose(cls, *, driver: str, registrar_dir: Path, plugin_dir: Path, pod_uid: str | None = None) -> "SocketPaths":
-        """The most readable names that fit. Raises ConfigurationError when a directory's own path is too long."""
+        """The most readable names that fit. Raises ConfigurationError if a directory's path is too long."""
         if pod_uid is None:
             registration = [f"{driver}-reg.sock", f"dra-{_hashed(driver, size=16)}-reg.sock"]
             dra = ["dra.sock"]
@@ -57,18 +55,14 @@ class SocketPaths(Struct, frozen=True, kw_only=True):
 
 
 class Published(Struct, frozen=True):
-    """The file of one published socket, identified by device and inode."""
-
     path: Path
     device: int
     inode: int
 
     def is_in_place(self) -> bool:
-        """Whether the public path still is this socket."""
         return self._found() == (self.device, self.inode)
 
     def is_missing(self) -> bool:
-        """Whether no file of any kind is at the public path."""
         return self._found() is None
 
     def _found(self) -> tuple[int, int] | None:
@@ -79,7 +73,7 @@ class Published(Struct, frozen=True):
         return status.st_dev, status.st_ino
 
     def withdraw(self) -> bool:
-        """Removes the file if it is still this socket; returns whether it was. Idempotent."""
+        """Remove the file if it is still this socket; return whether it was. Idempotent."""
         if not self.is_in_place():
             return False
         with suppress(FileNotFoundError):
@@ -88,18 +82,14 @@ class Published(Struct, frozen=True):
 
 
 def private_path(public: Path) -> Path:
-    """Where a server binds before it is published: hidden, in the same directory, never longer than ``dra.sock``.
-
-    The same for every process that publishes ``public``, so a crash leaves at most one such file, which is reused.
-    """
+    """Where a server binds before it is published: hidden, in the same directory, never longer than ``dra.sock``. The
+    same for every process that publishes ``public``, so a crash leaves at most one such file, which is reused."""
     return public.with_name("." + _hashed(public.name, size=4)[:6])
 
 
 def publish(private: Path, public: Path) -> Published:
-    """Renames a bound socket to its public path, over the socket of a dead process if there is one.
-
-    Raises ConfigurationError when another kind of file is there, or a living process answers.
-    """
+    """Rename a bound socket to its public path, over the socket of a dead process. Raises ConfigurationError if another
+    kind of file is there, or a living process answers."""
     check_free(public)
     status = private.lstat()
     private.rename(public)
@@ -123,7 +113,7 @@ def check_free(path: Path) -> None:
 
 
 def is_served(path: Path) -> bool:
-    """Whether a process accepts connections on the socket ``path``."""
+    """Return whether a process accepts connections on the socket ``path``."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(_CONNECT_TIMEOUT_S)
         try:
@@ -136,10 +126,10 @@ def is_served(path: Path) -> bool:
 
 
 def remove_dead(directory: Path, pattern: str) -> list[Path]:
-    """Removes sockets matching ``pattern`` on which no process listens, and returns them.
+    """Remove and return sockets matching ``pattern`` on which no process listens.
 
-    A killed pod leaves its sockets behind, and the kubelet would dial a dead registration socket for ever. Sockets of
-    living processes accept connections from the moment they are visible, so they are never removed.
+    A killed pod leaves its sockets behind, and the kubelet would dial a dead registration socket forever. Sockets of
+    living processes accept connections from the moment they are visible.
     """
     removed = []
     for path in _sockets(directory, pattern):

@@ -1,7 +1,4 @@
-"""Resolves what each GPU of this node may be published as, from policies, the newest inventory and the forms in use.
-
-What a policy says is in ``node/policy/``; what follows from the terms is in ``node/slices/`` and ``node/claims/``.
-"""
+"""Resolve the terms of each GPU of this node from policies, the newest inventory and the forms in use."""
 
 import logging
 import threading
@@ -33,11 +30,8 @@ class _Resolved(Struct, frozen=True):
 
 
 class TermsResolver:
-    """The terms in force. Thread-safe.
-
-    Terms are resolved when the inventory or the policies change. While they depend on the forms in use (newer terms
-    wait for a form to become free, or a GPU is shared), they are resolved when these change, too.
-    """
+    """The terms in force, resolved when the inventory or the policies change. Thread-safe. While they depend on the
+    forms in use (newer terms wait for a free GPU, or a GPU is shared), also when these change."""
 
     def __init__(self, policies: PolicySource, uses: Callable[[], Iterable[Use]]) -> None:
         self._policies = policies
@@ -50,12 +44,12 @@ class TermsResolver:
 
     @property
     def problem(self) -> str | None:
-        """Why the terms in force are not those of the newest policies, or cannot be resolved; None if they are."""
+        """Why the newest policies are not in force, or terms cannot be resolved; None if they are."""
         return self._problem or self._policies.problem
 
     @property
     def is_known(self) -> bool:
-        """Whether it is known which policies there are; until then nothing should be published."""
+        """Return whether the policies are known; until then nothing should be published."""
         return self._policies.is_known
 
     def report(self, warn: Warn) -> None:
@@ -66,11 +60,8 @@ class TermsResolver:
             self._reported = problem
 
     def current(self) -> Terms:
-        """The terms in force. Never waits for the journal or for ``update``.
-
-        Raises DriverUnavailableError until terms were resolved once. The caller retries: with the default terms the
-        driver would refuse a share for good.
-        """
+        """The terms in force. Never waits for the journal or for ``update``. Raises DriverUnavailableError until terms
+        were resolved once: with default terms a share would be refused permanently."""
         resolved = self._resolved
         if resolved.snapshot is None:
             reason = self._problem or "the GPUs have not been read yet"
@@ -85,7 +76,7 @@ class TermsResolver:
         return terms_of(resolved.terms, gpu)
 
     def expected(self, snapshot: Snapshot) -> Terms:
-        """What ``update`` would find for unused GPUs; puts nothing in force. Empty when that is unknown."""
+        """The result of ``update`` for unused GPUs; puts nothing in force. Empty if unknown."""
         try:
             return self._policies.terms(snapshot, ())
         except DraError as error:
@@ -93,10 +84,8 @@ class TermsResolver:
             return {}
 
     def update(self, snapshot: Snapshot) -> Terms:
-        """Resolves and returns the terms for ``snapshot``; equal terms are the same object as before.
-
-        Keeps the former terms when the journal or the policies cannot be read; new GPUs are then not offered.
-        """
+        """Resolve the terms for ``snapshot``; equal terms are the same object as before. Keeps the former terms if the
+        journal or the policies cannot be read; new GPUs are then not offered."""
         with self._lock:
             changed = self._policies.check()
             resolved = self._resolved
@@ -139,11 +128,8 @@ Amend = Callable[[Snapshot, Terms], Mapping[GpuUuid, GpuTerms]]
 
 
 class PublishedTerms:
-    """The terms under which GPUs are published: those of ``base``, amended by conditions of the hardware that pass.
-
-    Prepares use the terms in force: a claim that was allocated before a condition began is tried. Not thread-safe: the
-    inventory publisher calls it under its lock.
-    """
+    """The terms under which GPUs are published: those of ``base``, amended by transient conditions of the hardware.
+    Prepares use ``base``: a claim that was allocated before a condition began is tried. Not thread-safe."""
 
     def __init__(self, base: TermsResolver, amendments: Sequence[Amend]) -> None:
         self._base, self._amendments = base, amendments
@@ -154,7 +140,6 @@ class PublishedTerms:
         return self._base.is_known
 
     def update(self, snapshot: Snapshot) -> Terms:
-        """See ``TermsResolver.update``; equal terms are the same object as before."""
         terms = self._base.update(snapshot)
         for amend in self._amendments:
             changed = amend(snapshot, terms)
@@ -172,7 +157,7 @@ class DetachTaint:
         self.value: str | None = None
 
     def amend(self, snapshot: Snapshot, terms: Terms) -> Mapping[GpuUuid, GpuTerms]:
-        """The terms of every GPU with the taint in addition; empty without one."""
+        """The terms of every GPU with the additional taint; empty without one."""
         if self.value is None:
             return {}
         taint = Taint(key=DETACHED_TAINT, value=self.value, effect="NoSchedule")

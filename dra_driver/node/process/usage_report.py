@@ -1,9 +1,8 @@
-"""Reads the findings of the usage exporter, validates them, and reports them as events and in the GpuNode.
+"""Read the findings of the usage exporter, validate them, and report them as events and in the GpuNode.
 
-The exporter reads what tenants' processes say, so its file is taken as a tenant's would be. A claim is named only if
-this node has prepared it; what it was granted comes from the journal, and what may follow from the policy of its GPU.
-So a file that lies can at most accuse a claim of this node whose GPU's policy evicts. The controller's eviction limit,
-PodDisruptionBudgets and the opt-out bound that.
+The exporter reads data of tenants' processes, so its file is untrusted. A claim is named only if this node has prepared
+it; its grant comes from the journal, its action from the policy of its GPU. A false file can at most accuse a claim of
+this node whose policy evicts; the controller's eviction limit, PodDisruptionBudgets and the opt-out bound that.
 """
 
 import logging
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.config.settings import NodeSettings
 from dra_driver.config.usage_findings import FILE, MAX_BYTES, RENEW_S, decode
@@ -40,8 +40,8 @@ from dra_driver.core.quantity import Quantity
 from dra_driver.core.telemetry import metrics
 from dra_driver.core.time import rfc3339
 from dra_driver.node.claims import AssignedDevice, Entry, Journal
-from dra_driver.node.process.assignments_file import FOLDER
 from dra_driver.node.process.node_events import Kind, Tell
+from dra_driver.node.process.usage_exporter import FOLDER
 
 log = logging.getLogger(__name__)
 
@@ -59,19 +59,13 @@ _Told = TypeVar("_Told")
 class FindingsFile:
     """Reads ``findings.json`` of the usage exporter. Of one thread.
 
-    The exporter renews the file every minute while it has content (`config.usage_findings.RENEW_S`). Findings that are
-    not renewed are those of an exporter that has ended or hangs: they count for `STALE_S`, by a clock that does not
-    jump, and are dropped then. A damaged file counts as not renewed. A file that exists when the node process starts is
-    as old as its time of modification: otherwise a node process that restarts would trust findings of an exporter that
-    ended days ago. ``folder`` is the directory ``usage`` of the driver's directory; ``wall_clock`` is that of files.
+    The exporter renews the file (`config.usage_findings.RENEW_S`). Findings that are not renewed, or are damaged, count
+    for `STALE_S`. A file that exists at the start is as old as its time of modification, so that a restart does not
+    renew it. ``folder`` is the directory ``usage`` of the driver's directory; ``wall_clock`` is that of files.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
+        self, folder: Path, *, clock: Callable[[], float] = time.monotonic, wall_clock: Callable[[], float] = time.time
     ) -> None:
         self._path, self._clock, self._wall_clock = folder / FINDINGS / FILE, clock, wall_clock
         self._file = ChangedFile(self._path, MAX_BYTES)
@@ -82,7 +76,6 @@ class FindingsFile:
 
     @property
     def problem(self) -> str | None:
-        """Why the newest file is not used."""
         return self._problem
 
     def look(self) -> UsageFindings | None:
@@ -117,8 +110,6 @@ class FindingsFile:
 
 
 class ClaimNotice(Struct, frozen=True, kw_only=True):
-    """An event about one claim and its pods."""
-
     claim: ClaimRef
     reason: str
     message: str
@@ -126,10 +117,8 @@ class ClaimNotice(Struct, frozen=True, kw_only=True):
 
 
 class UsageEvents:
-    """Events and metrics of findings. Of one thread. ``tell`` records an event on the Node; ``notify`` receives those
-    about claims. Each finding is reported once when it begins, and again at most every `QUIET_S`, however often it
-    comes and goes.
-    """
+    """Events and metrics of findings, each reported when it begins and at most every `QUIET_S`. Of one thread. ``tell``
+    records an event on the Node; ``notify`` receives those about claims."""
 
     def __init__(
         self,
@@ -142,7 +131,6 @@ class UsageEvents:
         self._told: dict[tuple[str, ...], float] = {}
 
     def update(self, told: ToldUsage) -> None:
-        """Tell what is new."""
         metrics.usage_findings.labels("over-grant").set(len(told.over_grant))
         metrics.usage_findings.labels("idle").set(len(told.idle))
         metrics.usage_findings.labels("unattributed").set(len(told.unattributed))
@@ -199,7 +187,7 @@ def _foreign_text(told: ToldForeign) -> str:
 
 
 class UsageReport:
-    """Of one thread. ``notify`` hears of events about claims."""
+    """Of one thread. ``notify`` receives events about claims."""
 
     def __init__(
         self,
@@ -218,16 +206,15 @@ class UsageReport:
 
     @property
     def told(self) -> ToldUsage:
-        """What the GpuNode says; the same value while nothing changed."""
+        """The usage for the GpuNode; the same value while nothing changed."""
         return self._told
 
     @property
     def problem(self) -> str | None:
-        """Why the newest findings are not told."""
         return self._file.problem
 
     def look(self, snapshot: Snapshot, terms: Terms) -> None:
-        """Takes what is new in the file. A look at an unchanged file costs microseconds. Raises StorageError."""
+        """Take in the file. An unchanged file costs microseconds. Raises StorageError."""
         findings = self._file.look()
         if findings is None or findings.is_empty:
             self._take(NO_USAGE)
@@ -245,15 +232,13 @@ class UsageReport:
 def believed(
     findings: UsageFindings, claims: Iterable[Entry], snapshot: Snapshot, terms: Terms, checked_at: str
 ) -> ToldUsage:
-    """What is reported, each claim and GPU once. ``checked_at`` stands in it if the controller is asked to act."""
+    """The reported findings, each claim and GPU once, with ``checked_at`` if the controller has to act."""
     prepared: dict[str, Entry] = {claim.ref.uid: claim for claim in claims if claim.state == "prepared"}
     over = _once(((each.claim.uid, each.device), _over_grant(each, prepared, terms)) for each in findings.over_grant)
     idle = _once((each.claim.uid, _idle(each, prepared, terms)) for each in findings.idle)
     foreign = _once((each.gpu_uuid, _foreign(each, snapshot)) for each in findings.unattributed)
     told = ToldUsage(over_grant=over, idle=idle, unattributed=foreign)
-    if not told.asks:
-        return told
-    return ToldUsage(over_grant=over, idle=idle, unattributed=foreign, checked_at=checked_at)
+    return replace(told, checked_at=checked_at) if told.asks else told
 
 
 def _over_grant(found: OverGrant, prepared: Mapping[str, Entry], terms: Terms) -> ToldOverGrant | None:
@@ -333,5 +318,4 @@ def _once(found: Iterable[tuple[_Key, _Told | None]]) -> tuple[_Told, ...]:
 
 
 def _quantity(count: int) -> str:
-    """In whole MiB: the last bytes are noise."""
     return str(Quantity.from_bytes(count // 2**20 * 2**20))

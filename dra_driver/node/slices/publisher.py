@@ -5,7 +5,7 @@ driver that stays away (30 s after its last connection; kubernetes/kubernetes pk
 
 The publisher does not fight a second publisher. It reports resource slices of the same driver and node in another pool
 and leaves them; it repairs edits of its own ever more slowly and reports them. Its watch covers the resource slices of
-all drivers of the node, for ``node/process/second_publisher.py``.
+all drivers of the node, for ``node/process/node_follower.py``.
 
 The API server is probed for the fields that it keeps before anything is built, and again when its version changes. When
 it drops a field later, the next pass follows immediately and withdraws what needs that field.

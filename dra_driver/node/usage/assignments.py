@@ -1,6 +1,6 @@
 """``assignments.json``: which claims have which devices, as the node process tells the exporter. Pure.
 
-The node process writes the file (``node/process/assignments_file.py``). It is read as the file of another program:
+The node process writes the file (``node/process/usage_exporter.py``). It is read as the file of another program:
 lists and texts are cut to their bounds, entries that make no sense are left out, and a file that is no JSON object of
 this version counts as damaged; the exporter goes on with the last good one.
 """

@@ -14,7 +14,6 @@ from tests.fakes.nvml.sysfs import write_sysfs
 
 
 def test_real_gpus_are_read_through_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The session ends with close, and the next look begins another one."""
     if reason := library.reason_why_not():
         pytest.skip(reason)
     folder = tmp_path / "root/usr/lib/x86_64-linux-gnu"

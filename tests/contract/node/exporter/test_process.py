@@ -147,7 +147,6 @@ def test_what_it_does_while_things_are_missing(node: Node) -> None:
 
 @pytest.mark.slow
 def test_a_claim_over_its_grant_is_written_for_the_node_process(node: Node) -> None:
-    """And one that ends is told no more; its processes end with it."""
     process = node.exporter()
     file = node.plugin / "usage/findings/findings.json"
     process.wait_for(lambda: file.exists() and json.loads(file.read_text()).get("overGrant"), timeout_s=60)

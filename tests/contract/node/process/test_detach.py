@@ -111,7 +111,6 @@ def test_every_device_file_is_closed_and_the_next_drivers_are_opened(
 def test_a_process_that_starts_under_a_request_never_opens_the_driver(
     rest: RestClient, driver: Driver, process: Node
 ) -> None:
-    """Its pod may be created in the middle of an upgrade."""
     annotate(rest, "an upgrade")
     process.start()
     process.wait_for(lambda: "given its NVIDIA driver up" in process.ready()[1])
@@ -123,7 +122,6 @@ def test_a_process_that_starts_under_a_request_never_opens_the_driver(
 
 
 def test_a_file_is_enough_without_an_api_server(driver: Driver, process: Node, tmp_path: Path) -> None:
-    """A node that is cut off can still be served."""
     kubeconfig = tmp_path / "kubeconfig"
     text = Path(str(process.flags["kubeconfig"])).read_text()
     kubeconfig.write_text(
@@ -142,24 +140,9 @@ def test_a_file_is_enough_without_an_api_server(driver: Driver, process: Node, t
     process.wait_for(lambda: driver.old.opened() == OPEN)
 
 
-@pytest.mark.slow
-def test_a_call_that_hangs_is_reported_until_it_returns(rest: RestClient, driver: Driver, process: Node) -> None:
-    """A person who unloads the module has to know that it is not free yet."""
-    process.start()
-    process.wait_for(lambda: driver.old.opened() == OPEN)
-    driver.old.hang("nvmlDeviceGetUUID", device=0, seconds=11.5)
-    time.sleep(1.0)  # some polls: one of them hangs now
-    annotate(rest, "reset")
-    process.wait_for(lambda: "has not returned" in process.ready()[1], timeout_s=20.0)
-    assert driver.old.opened()
-    process.wait_for(lambda: driver.old.opened() == set(), timeout_s=20.0)
-    process.wait_for(lambda: "has given its NVIDIA driver up" in process.ready()[1])
-
-
 def test_two_processes_of_a_rolling_update_both_detach(
     rest: RestClient, driver: Driver, process: Node, node: Callable[..., Node]
 ) -> None:
-    """Each has the GPUs open by itself."""
     flags = {name: value for name, value in process.flags.items() if name not in ("http_addr", "pod_uid")}
     pair = [
         node(**flags, pod_uid=f"b1c7e0f2-5d0a-4c61-9f7e-0f6f0a8c1d2{number}", environ=driver.environ)
@@ -175,11 +158,7 @@ def test_two_processes_of_a_rolling_update_both_detach(
     pair[0].wait_for(lambda: pair[0].text.count("the NVIDIA driver is in use again") == 2)
 
 
-WATCHED = [
-    "/api/v1/nodes",
-    "/apis/gpu.dra-driver.io/v1alpha1/gpupolicies",
-    "/apis/resource.k8s.io/v1/resourceslices",
-]
+WATCHED = ["/api/v1/nodes", "/apis/gpu.dra-driver.io/v1alpha1/gpupolicies", "/apis/resource.k8s.io/v1/resourceslices"]
 
 
 def test_a_node_at_rest_asks_the_api_server_nothing(

@@ -40,7 +40,6 @@ def may_make_nodes(folder: Path) -> bool:
 def test_a_claims_nodes_are_on_the_host_before_the_answer(
     rest: RestClient, node: Callable[..., Node], tmp_path: Path
 ) -> None:
-    """For pods in a user namespace, whose runtime mounts them."""
     dev = tmp_path / "dev"
     dev.mkdir()
     if not may_make_nodes(dev):
@@ -94,19 +93,3 @@ def test_without_nvidia_uvm_the_node_says_so_until_it_is_loaded(rest: RestClient
     running.wait_for(lambda: devices(rest), timeout_s=20)
     running.wait_for(lambda: running.ready() == (200, "ok\n"), timeout_s=20)
     assert not prepared(rest, running).error
-
-
-@pytest.mark.slow
-def test_nvidia_uvm_that_is_unloaded_fails_the_next_prepare(rest: RestClient, node: Callable[..., Node]) -> None:
-    """Until the slices are withdrawn, the scheduler still sends pods. The prepare waits 10 s for the module."""
-    running = node().start()
-    running.register()
-    running.wait_for(lambda: devices(rest))
-    root = running.folder / "plugins" / DRIVER / SIMULATED_ROOT
-    (root / UVM_MISSING).parent.mkdir(parents=True, exist_ok=True)
-    (root / UVM_MISSING).touch()
-    listed = root / "proc/devices"
-    listed.write_text(listed.read_text().replace("510 nvidia-uvm\n", ""))
-    error = prepared(rest, running).error
-    assert "it was unloaded a moment ago" in error
-    assert "run `nvidia-modprobe -u -c0`" in error

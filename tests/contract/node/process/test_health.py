@@ -17,7 +17,7 @@ from tests.harness.claims_api import CLAIMS, NAMESPACE
 
 Start = Callable[..., Node]
 SPEC = "2xh100-sxm5-80gb"
-UNHEALTHY, HEALTHY = 2, 1
+UNHEALTHY = 2
 
 
 @pytest.fixture
@@ -37,10 +37,9 @@ def keys(rest: RestClient) -> dict[str, set[str]]:
     return {name: {taint["key"] for taint in found} for name, found in taints(rest).items()}
 
 
-def told(stream: Any, device: str, *, state: int, alone: bool = False) -> str:
-    """Reads the stream until the device has that state; returns its message. With ``alone`` no other one is in it."""
+def told(stream: Any, device: str, *, state: int) -> str:
+    """Reads the stream until the device has that state; returns its message."""
     for message in stream:
-        assert not alone or {each.device.device_name for each in message.devices} == {device}
         for each in message.devices:
             if (each.device.device_name, each.health) == (device, state):
                 return str(each.message)
@@ -68,7 +67,6 @@ def prepared(rest: RestClient, process: Node, number: int = 0) -> dict[str, str]
 def test_a_claim_and_its_pods_hear_of_the_end_of_their_gpu_where_asked(
     rest: RestClient, node: Start, hardware: SimulatedBackend
 ) -> None:
-    """With the sentence that the Node's event has, in their own namespace."""
     process = node(claim_events="true").start()
     process.wait_for(lambda: {"gpu-0", "gpu-1"} < set(devices(rest)))
     process.register()
@@ -97,7 +95,6 @@ def test_a_claim_and_its_pods_hear_of_the_end_of_their_gpu_where_asked(
 def test_an_error_of_a_gpu_is_a_taint_a_message_an_event_and_a_metric(
     rest: RestClient, node: Start, hardware: SimulatedBackend
 ) -> None:
-    """And the other GPU is not affected."""
     process = node().start()
     process.wait_for(lambda: {"gpu-0", "gpu-1"} < set(devices(rest)))
     process.register()
@@ -120,25 +117,9 @@ def test_an_error_of_a_gpu_is_a_taint_a_message_an_event_and_a_metric(
     assert "gpu-0 is not healthy" in process.ready()[1]
 
 
-def test_the_kubelet_hears_of_devices_of_claims_until_they_are_gone(
-    rest: RestClient, node: Start, hardware: SimulatedBackend
-) -> None:
-    """Healthy ones too: without a message it shows Unknown."""
-    process = node().start()
-    process.wait_for(lambda: {"gpu-0", "gpu-1"} < set(devices(rest)))
-    claim = prepared(rest, process)
-    with dial(process.dra) as channel:
-        stream = watch_health(channel, "v1")
-        assert told(stream, "gpu-0", state=HEALTHY, alone=True) == ""
-        hardware.inject(uuid(hardware, 0), "lost")
-        assert told(stream, "gpu-0", state=UNHEALTHY, alone=True)
-    claim_maker(rest).drop(claim)
-
-
 def test_a_lost_gpu_stays_published_also_over_a_restart_and_comes_back_as_the_same_device(
     rest: RestClient, node: Start, hardware: SimulatedBackend, policies: str
 ) -> None:
-    """Its pods can only be evicted while its devices are in a slice."""
     process = node(policy_dir=policies).start()
     process.wait_for(lambda: {"gpu-0", "gpu-1"} < set(devices(rest)))
     before, first = set(devices(rest)), uuid(hardware, 0)
@@ -164,7 +145,6 @@ def test_a_lost_gpu_stays_published_also_over_a_restart_and_comes_back_as_the_sa
 def test_with_health_off_streams_are_silent_and_a_lost_gpu_is_withdrawn(
     rest: RestClient, node: Start, hardware: SimulatedBackend
 ) -> None:
-    """As before there was health."""
     process = node(health="false").start()
     process.wait_for(lambda: {"gpu-0", "gpu-1"} < set(devices(rest)))
     with dial(process.dra) as channel:

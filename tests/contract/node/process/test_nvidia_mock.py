@@ -153,7 +153,6 @@ def test_a_whole_gpu_is_prepared_and_unprepared(rest: RestClient, process: Node,
 
 
 def test_a_lost_gpu_is_withdrawn_and_returns(rest: RestClient, process: Node, overrides: Path) -> None:
-    """As the mock's own failure injection plays it; the other GPUs stay."""
     whole = set(devices(rest))
     overrides.write_text(yaml.safe_dump({"devices": {1: {"failure": {"mode": "lost"}}}}))
     process.wait_for(lambda: set(devices(rest)) == whole - {"gpu-1"})

@@ -129,26 +129,19 @@ def settled(node: Node, stream: Stream) -> None:
     node.until(lambda: "zz-marker" in (node.names() or []))
 
 
-def test_objects_are_listed_in_small_pages_and_followed() -> None:
+def test_objects_for_this_node_are_listed_in_small_pages_and_followed() -> None:
     api = Api()
     api.add(*(f"p{number:03}" for number in range(PAGE + 1)))
+    api.add(*(f"z{number}" for number in range(20 * PAGE)), select={"nodeNames": ["another"]})
     with watching(api=api) as node:
         node.until(lambda: len(node.names() or []) == PAGE + 1)
-        assert [page["limit"] for page in api.pages] == [str(PAGE)] * 2
+        assert [page["limit"] for page in api.pages] == [str(PAGE)] * 22
         stream = api.streams.get(timeout=5)
         node.tell(stream, "ADDED", policy("q"))
         node.until(lambda: "q" in (node.names() or []))
         node.tell(stream, "MODIFIED", policy("q", priority=5))
         node.until(lambda: any(b'"priority":5' in (each.data or b"") for each in node.watch.current() or ()))
         assert node.watch.problem is None
-
-
-def test_policies_of_other_nodes_are_dropped() -> None:
-    api = Api()
-    api.add(*(f"p{number}" for number in range(1000)), select={"nodeNames": ["another"]})
-    api.add("mine", select={"nodeNames": ["node-*"]})
-    with watching(api=api) as node:
-        node.has("mine")
 
 
 def test_of_a_flood_names_are_kept_and_contents_again_when_it_is_over() -> None:
@@ -225,7 +218,6 @@ def test_that_none_is_left_is_believed_after_a_list() -> None:
 
 
 def test_a_definition_that_is_deleted_keeps_the_policies() -> None:
-    """Deleting it deletes every object first, and nodes hear of each."""
     with watching("a", "b") as node:
         node.has("a", "b")
         stream = node.api.streams.get(timeout=5)
@@ -244,6 +236,9 @@ def test_a_kind_that_is_not_served_is_told_and_not_asked_for_again_soon() -> Non
         node.until(lambda: node.watch.is_absent)
         assert node.names() is None
         assert len(api.pages) == 0
+    with watching() as node:
+        node.has()
+        assert not node.watch.is_absent, "an empty list of a kind that is served"
 
 
 def test_a_definition_that_comes_right_after_the_start_is_found_soon() -> None:
@@ -271,10 +266,4 @@ def test_a_refusal_counts_when_it_lasts() -> None:
         node.until(lambda: node.watch.problem is not None)
         api.error = None
         node.has("a")
-        assert not node.watch.is_absent
-
-
-def test_an_empty_list_of_a_kind_that_is_served_is_none() -> None:
-    with watching() as node:
-        node.has()
         assert not node.watch.is_absent

@@ -1,19 +1,19 @@
 """The services as a kubelet calls them, over real gRPC on a real unix socket."""
 
 import threading
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 import pytest
 
+from dra_driver.core import errors
 from dra_driver.core.errors import ClaimReplacedError, DeviceInUseError
+from dra_driver.core.telemetry.metrics import RESULTS
 from dra_driver.node.process.endpoints import DRA_THREADS, SUPPORTED_VERSIONS
 from dra_driver.node.process.health_report import MAX_STREAMS
 from dra_driver.node.process.server import MAX_REQUEST_BYTES
-from dra_driver.node.process.service import MAX_CLAIMS, PREPARE_THREADS
+from dra_driver.node.process.service import MAX_CLAIMS, PREPARE_THREADS, result_of
 from tests.contract.node.process.conftest import DRIVER, Plugin
 from tests.contract.node.process.processes import until
 from tests.fakes.kubelet import DraClient, dial, get_info, notify, v1, v1beta1, watch_health
@@ -33,22 +33,17 @@ def client(channel: grpc.Channel) -> DraClient:
     return DraClient(channel)
 
 
-def test_registration_names_driver_endpoint_and_newest_version_first(plugin: Plugin) -> None:
+def test_registration_names_the_newest_version_first_and_a_refusal_is_a_problem(plugin: Plugin) -> None:
     """The kubelet uses the first version in the list that it knows."""
     with dial(plugin.paths.registration) as channel:
         info = get_info(channel)
-    assert (info.type, info.name, info.endpoint) == ("DRAPlugin", DRIVER, str(plugin.paths.dra))
-    assert tuple(info.supported_versions) == SUPPORTED_VERSIONS
-    assert SUPPORTED_VERSIONS.index("v1.DRAPlugin") < SUPPORTED_VERSIONS.index("v1beta1.DRAPlugin")
-
-
-def test_refused_registration_is_a_reason_for_not_being_ready_until_the_kubelet_agrees(plugin: Plugin) -> None:
-    """The kubelet tries again by itself; meanwhile the pod must not look healthy."""
-    with dial(plugin.paths.registration) as channel:
         notify(channel, registered=False, error="endpoint is taken")
         assert "endpoint is taken" in str(plugin.registration.problem)
         notify(channel, registered=True)
-    assert plugin.registration.problem is None
+        assert plugin.registration.problem is None
+    assert (info.type, info.name, info.endpoint) == ("DRAPlugin", DRIVER, str(plugin.paths.dra))
+    assert tuple(info.supported_versions) == SUPPORTED_VERSIONS
+    assert SUPPORTED_VERSIONS.index("v1.DRAPlugin") < SUPPORTED_VERSIONS.index("v1beta1.DRAPlugin")
 
 
 @pytest.mark.parametrize("messages", [v1, v1beta1])
@@ -61,34 +56,14 @@ def test_prepare_answers_devices_in_both_versions(plugin: Plugin, channel: grpc.
     assert [(ref.namespace, ref.name, ref.uid) for ref in plugin.preparer.prepared] == [("default", "train", A)]
 
 
-def test_share_id_is_sent_in_v1_and_unset_without_a_share(plugin: Plugin, client: DraClient) -> None:
-    """A kubelet tells "no share" from "a share with an empty name"."""
-    plugin.preparer.answers[A] = (device(share_id="s-1"), device("gpu-1"))
-    shared, whole = client.prepare(A).claims[A].devices
-    assert shared.share_id == "s-1"
-    assert not whole.HasField("share_id")
-
-
-def test_one_claims_failure_is_its_own_entry(plugin: Plugin, client: DraClient) -> None:
-    plugin.preparer.answers[A] = DeviceInUseError("gpu-0 is prepared for claim default/other")
-    response = client.prepare(A, B)
-    assert response.claims[A].error == "gpu-0 is prepared for claim default/other"
-    assert not response.claims[A].devices
-    assert response.claims[B].devices
-    assert not response.claims[B].error
-
-
-def test_unprepare_answers_every_claim(plugin: Plugin, client: DraClient) -> None:
+def test_every_claim_is_answered_with_its_own_failure(plugin: Plugin, client: DraClient) -> None:
     """The kubelet keeps a pod terminating for as long as one entry is missing."""
     plugin.preparer.answers[B] = ClaimReplacedError("no")
     response = client.unprepare(A, B)
     assert {uid: entry.error for uid, entry in response.claims.items()} == {A: "", B: "no"}
-
-
-def test_empty_calls_are_fine(plugin: Plugin, client: DraClient) -> None:
-    assert not client.prepare().claims
-    assert not client.unprepare().claims
-    assert plugin.preparer.prepared == []
+    response = client.prepare(A, B)
+    found = {uid: (entry.error, bool(entry.devices)) for uid, entry in response.claims.items()}
+    assert found == {A: ("", True), B: ("no", False)}
 
 
 def test_defect_in_the_preparer_is_an_answer_for_each_claim_not_a_dead_process(
@@ -111,27 +86,27 @@ def test_defect_in_the_preparer_is_an_answer_for_each_claim_not_a_dead_process(
 @pytest.mark.parametrize(
     ("uid", "fields"),
     [
-        ("../../etc/cron.d/x", {}),
-        ("", {}),
-        ("a" * 65, {}),
-        ("a\nb", {}),
-        (A, {"name": "Not A Name"}),
-        (A, {"namespace": "../kube-system"}),
-        (A, {"name": ""}),
+        *((uid, {}) for uid in ("../../etc/cron.d/x", "", "a" * 65, "a\nb")),
+        *((A, fields) for fields in ({"name": "Not A Name"}, {"namespace": "../kube-system"}, {"name": ""})),
     ],
 )
 def test_a_malformed_claim_gets_an_error_and_reaches_no_preparer(
     plugin: Plugin, client: DraClient, uid: str, fields: dict[str, Any]
 ) -> None:
-    """UIDs become file names, names become URL paths."""
     response = client.prepare(uid, **fields)
     assert "malformed" in response.claims[uid].error
     assert plugin.preparer.prepared == []
 
 
-def test_claim_named_twice_in_one_call_is_worked_on_once(plugin: Plugin, client: DraClient) -> None:
-    assert set(client.prepare(A, A).claims) == {A}
-    assert len(plugin.preparer.prepared) == 1
+def test_a_call_names_no_claim_or_one_twice_and_answers_share_ids(plugin: Plugin, client: DraClient) -> None:
+    assert not client.prepare().claims
+    assert not client.unprepare().claims
+    assert plugin.preparer.prepared == []
+    plugin.preparer.answers[A] = (device(share_id="s-1"), device("gpu-1"))
+    answer = client.prepare(A, A)
+    assert (set(answer.claims), len(plugin.preparer.prepared)) == ({A}, 1)
+    shared, whole = answer.claims[A].devices
+    assert (shared.share_id, whole.HasField("share_id")) == ("s-1", False), "unset without a share"
 
 
 def test_oversized_calls_are_refused_as_a_whole(plugin: Plugin, client: DraClient) -> None:
@@ -148,16 +123,6 @@ def test_oversized_calls_are_refused_as_a_whole(plugin: Plugin, client: DraClien
 def test_very_long_error_is_cut_so_that_the_answer_arrives(plugin: Plugin, client: DraClient) -> None:
     plugin.preparer.answers[A] = DeviceInUseError("x" * 10_000_000)
     assert 1000 < len(client.prepare(A).claims[A].error) <= 2000
-
-
-def test_calls_run_side_by_side(plugin: Plugin, client: DraClient) -> None:
-    """Two pods that start together must not wait for each other."""
-    together = threading.Barrier(2, timeout=5)
-    plugin.preparer.before = lambda _: wait_for(together)
-    with ThreadPoolExecutor(2) as kubelet:
-        for answer in [kubelet.submit(client.prepare, uid) for uid in (A, B)]:
-            answer.result(10)
-    assert {ref.uid for ref in plugin.preparer.prepared} == {A, B}
 
 
 def test_a_call_that_the_kubelet_gave_up_does_not_block_the_next(plugin: Plugin, client: DraClient) -> None:
@@ -201,7 +166,6 @@ def test_the_preparer_gets_the_time_left_until_the_kubelets_deadline(plugin: Plu
 
 
 def test_a_prepare_that_was_given_up_before_it_began_is_dropped(plugin: Plugin, client: DraClient) -> None:
-    """After an outage the threads serve calls that still have a caller."""
     release = threading.Event()
     plugin.preparer.before = lambda _: wait_for(release)
     request = client._messages.NodePrepareResourcesRequest(claims=[client.claim(A)])
@@ -215,17 +179,6 @@ def test_a_prepare_that_was_given_up_before_it_began_is_dropped(plugin: Plugin, 
     plugin.preparer.before = lambda _: None
     assert client.prepare(A).claims[A].devices
     assert B not in {ref.uid for ref in plugin.preparer.prepared}
-
-
-@pytest.mark.parametrize("package", ["v1", "v1alpha1"])
-def test_health_stream_is_held_open_and_silent_until_stop(plugin: Plugin, channel: grpc.Channel, package: str) -> None:
-    """A stream that ends is dialled again every 5 s, with a line in the kubelet's log each time."""
-    stream = watch_health(channel, package)
-    assert until(lambda: plugin.streams.count == 1)
-    assert not stream.done()
-    plugin.streams.stop()
-    assert list(stream) == []
-    assert until(lambda: plugin.streams.count == 0)
 
 
 def test_health_streams_take_no_thread_from_prepare(plugin: Plugin, client: DraClient, channel: grpc.Channel) -> None:
@@ -242,15 +195,27 @@ def test_health_streams_take_no_thread_from_prepare(plugin: Plugin, client: DraC
     assert until(lambda: plugin.streams.count == 0), "a cancelled stream must make room"
 
 
-def test_stop_with_open_streams_is_quick(plugin: Plugin, channel: grpc.Channel) -> None:
-    streams = [watch_health(channel, "v1alpha1") for _ in range(4)]
-    assert until(lambda: plugin.streams.count == 4)
-    begin = time.monotonic()
-    plugin.stop(2.0)
-    assert time.monotonic() - begin < 2.0
-    assert [list(stream) for stream in streams] == [[], [], [], []]
-
-
-def wait_for(what: threading.Barrier | threading.Event) -> None:
+def wait_for(what: threading.Event) -> None:
     """Hold up a prepare."""
     what.wait(20.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "result"),
+    [
+        (None, "ok"),
+        (errors.InvalidParametersError("x"), "configuration"),
+        (errors.DeviceInUseError("x"), "claim"),
+        (errors.DriverUnavailableError("x"), "hardware"),
+        (errors.StorageError("x"), "retryable"),
+        (errors.ForbiddenError("x"), "kubernetes-api"),
+        (errors.DraError("x"), "internal"),
+    ],
+)
+def test_every_branch_of_the_error_tree_has_its_label(error: errors.DraError | None, result: str) -> None:
+    """Each label names who has to act: the user, the administrator, the owner of the hardware, or a developer."""
+    assert result_of(error) == result
+    assert result in RESULTS
+    branches = [branch for branch in errors.DraError.__subclasses__() if branch.__module__ == errors.__name__]
+    assert len(branches) > 4
+    assert {branch for branch in branches if result_of(branch("x")) == "internal"} == {errors.InvalidSpecError}

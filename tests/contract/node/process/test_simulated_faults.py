@@ -35,24 +35,7 @@ def injected(process: Node) -> list[str]:
     return [one["fault"] for one in json.loads(state.read_text())["injected"]] if state.exists() else []
 
 
-def test_a_simulated_gpu_falls_ill_and_recovers_as_the_annotation_says(
-    rest: RestClient, node: Callable[..., Node]
-) -> None:
-    """And the Node's events say so, which is what the command waits for."""
-    simulated = node().start()
-    simulated.wait_for(lambda: devices(rest))
-    annotate(rest, "gpu-1 xid=95")
-    simulated.wait_for(lambda: injected(simulated) == ["xid=95"])
-    simulated.wait_for(lambda: "simulated faults: gpu-1 xid=95" in events(rest, "SimulatedFault"))
-    annotate(rest, "gpu-1 fire")
-    simulated.wait_for(lambda: events(rest, "SimulatedFaultRefused"))
-    assert injected(simulated) == ["xid=95"]
-    annotate(rest, None)
-    simulated.wait_for(lambda: injected(simulated) == [])
-
-
 def test_real_gpus_are_never_touched_by_it(rest: RestClient, driver: Driver, process: Node) -> None:
-    """Who may annotate Nodes could take a fleet away with it."""
     process.start()
     process.wait_for(lambda: devices(rest) == ["gpu-0", "gpu-1"])
     annotate(rest, "gpu-0 xid=79")
@@ -67,7 +50,6 @@ def test_real_gpus_are_never_touched_by_it(rest: RestClient, driver: Driver, pro
 def test_the_commands_inject_a_fault_and_recover_from_it(
     rest: RestClient, node: Callable[..., Node], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the kubeconfig of the cluster, embedded or not."""
     simulated = node().start()
     simulated.wait_for(lambda: devices(rest))
     flags = ["--kubeconfig", str(simulated.flags["kubeconfig"]), "--wait", "60"]

@@ -15,7 +15,7 @@ import pytest
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.node.process.endpoints import Registration
 from dra_driver.node.process.server import RETIREMENT_S, UnixServer
-from dra_driver.node.process.sockets import MAX_PATH_BYTES, SocketPaths, is_served, private_path, remove_dead
+from dra_driver.node.process.sockets import MAX_PATH_BYTES, SocketPaths, is_served, remove_dead
 from tests.contract.node.process.conftest import DRIVER, Plugin
 from tests.fakes.kubelet import DraClient, dial, register
 
@@ -43,16 +43,6 @@ def test_dra_socket_answers_at_the_moment_the_registration_socket_appears(folder
     assert answers == [True]
 
 
-def test_registry_never_shows_a_socket_that_is_not_ready(folder: Path) -> None:
-    """Until the server accepts calls its socket has a hidden name, which the kubelet skips."""
-    plugin = Plugin(folder)
-    plugin.endpoints.start()
-    assert list(plugin.paths.registration.parent.iterdir()) == [plugin.paths.registration]
-    assert private_path(plugin.paths.registration).name.startswith(".")
-    plugin.stop()
-    assert list(plugin.paths.registration.parent.iterdir()) == []
-
-
 def test_registration_socket_that_was_deleted_comes_back(plugin: Plugin) -> None:
     """A cleaned registry must not leave the node without its driver until a person restarts the pod."""
     register(plugin.paths.registration)
@@ -62,6 +52,10 @@ def test_registration_socket_that_was_deleted_comes_back(plugin: Plugin) -> None
     assert "not registered" in str(plugin.registration.problem)
     assert register(plugin.paths.registration).name == DRIVER
     assert plugin.registration.problem is None
+    plugin.paths.registration.unlink()
+    plugin.paths.registration.parent.rmdir()
+    plugin.endpoints.check()
+    assert register(plugin.paths.registration).name == DRIVER, "its directory, too"
 
 
 def test_dra_socket_that_was_deleted_comes_back_for_a_connected_kubelet(plugin: Plugin) -> None:
@@ -87,14 +81,6 @@ def test_a_call_in_progress_is_answered_although_its_socket_was_deleted(plugin: 
         plugin.endpoints.check()
         release.set()
         assert future.result(10).claims[UID].devices
-
-
-def test_a_registry_directory_that_was_removed_is_created_again(plugin: Plugin) -> None:
-    """Resetting a node removes whole directories."""
-    plugin.paths.registration.unlink()
-    plugin.paths.registration.parent.rmdir()
-    plugin.endpoints.check()
-    assert register(plugin.paths.registration).name == DRIVER
 
 
 def test_sockets_in_place_are_not_replaced(plugin: Plugin) -> None:
@@ -155,26 +141,6 @@ def test_regular_file_in_a_sockets_place_is_an_error_that_names_it(folder: Path)
     assert not plugin.paths.dra.exists()
 
 
-def test_second_process_on_the_same_sockets_is_refused(plugin: Plugin, folder: Path) -> None:
-    """Also when it is another program, which does not take this driver's lock."""
-    with pytest.raises(ConfigurationError, match="another process already serves"):
-        Plugin(folder).endpoints.start()
-    assert register(plugin.paths.registration).name == DRIVER
-
-
-def test_two_pods_of_a_rolling_update_serve_side_by_side(folder: Path) -> None:
-    """The kubelet switches to the newer one when it registers; the older one may still serve calls."""
-    old, new = Plugin(folder, pod_uid=UID), Plugin(folder, pod_uid=UID.replace("b1", "b2"))
-    old.endpoints.start()
-    new.endpoints.start()
-    endpoints = {register(plugin.paths.registration).endpoint for plugin in (old, new)}
-    assert endpoints == {str(old.paths.dra), str(new.paths.dra)}
-    old.stop()
-    with dial(new.paths.dra) as channel:
-        assert DraClient(channel).prepare(UID).claims[UID].devices
-    new.stop()
-
-
 def test_sockets_work_at_the_longest_path_the_kernel_takes(folder: Path) -> None:
     """Names use every byte of the limit, and the private name during binding must fit as well."""
     registrar_dir = folder / ("d" * (MAX_PATH_BYTES - len(str(folder)) - len("/" + "/dra-reg.sock") - 23))
@@ -210,17 +176,6 @@ def test_directory_that_vanished_is_an_error_with_advice(folder: Path) -> None:
     plugin.paths.dra.parent.rmdir()
     with pytest.raises(ConfigurationError, match="directory exists"):
         plugin.endpoints.start()
-
-
-def test_stop_ends_within_its_grace_with_open_streams_and_a_stuck_call(plugin: Plugin) -> None:
-    """The pod's termination must not wait for a call that hangs."""
-    with held_up(plugin) as (future, release):
-        begin = time.monotonic()
-        plugin.stop(0.5)
-        assert time.monotonic() - begin < 3.0
-        with pytest.raises(grpc.RpcError):
-            future.result(5)
-        release.set()
 
 
 def test_registration_outlives_the_calls_in_progress(plugin: Plugin) -> None:

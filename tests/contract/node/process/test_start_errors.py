@@ -32,7 +32,6 @@ from tests.fakes.node_process import NodeProcess
 def test_wrong_configuration_ends_with_status_2_and_a_sentence(
     node: Callable[..., Node], flags: dict[str, str | None], sentence: str
 ) -> None:
-    """The pod's last log line names the setting to correct."""
     status, text = node(**flags).refused()
     assert status == 2, text
     last = text.splitlines()[-1]
@@ -74,7 +73,6 @@ def test_second_process_of_one_pod_has_published_nothing(rest: RestClient, node:
 
 
 def test_settings_come_from_the_environment_too(folder: Path, kubeconfig: str) -> None:
-    """Manifests give the node's name through the downward API."""
     process = NodeProcess(folder, environ={"NODE_NAME": "Wrong", "KUBECONFIG": kubeconfig}, node_name=None)
     status, text = process.refused()
     assert (status, "'Wrong'" in text) == (2, True)

@@ -133,16 +133,7 @@ def ask_for_metrics(port: int) -> socket.socket:
 
 
 def test_every_thread_of_an_mps_host_is_documented(folder: Path) -> None:
-    """It has one: sharing/ has no locks between threads."""
     host = MpsHostProcess(folder, folder / "plugins", DRIVER, run_dir=str(folder))
     with started(host.command(), host.environ) as child:
         names = [name for _ in range(3) for name in child.names()]
     assert set(names) - {"environ"} == set(documented("MPS host"))  # the page has that one below the table
-
-
-def test_an_undocumented_thread_is_noticed() -> None:
-    """A thread without a name has one that Python gives."""
-    rows = {r"dra_\d+": 2, "events": 1}
-    assert undocumented(["dra_0", "dra_1", "events"], rows) == []
-    assert undocumented(["Thread-7 (run)", "events"], rows) == ["Thread-7 (run)"]
-    assert undocumented(["events", "events"], rows) == ["events"]

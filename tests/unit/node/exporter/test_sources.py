@@ -12,7 +12,7 @@ from dra_driver.core.model.usage import GpuUsage
 from dra_driver.core.model.usage_findings import IdleClaim, UsageFindings
 from dra_driver.node.exporter.node_process import AssignmentsReader, FindingsWriter, UsageGpus
 from dra_driver.node.exporter.sources import FRESH_S, LogLinks, PodResourcesReader, ProcReader, claims_of
-from dra_driver.node.process.gpu_changes import ExporterLock
+from dra_driver.node.process.usage_exporter import ExporterLock
 from dra_driver.node.usage.containers import CgroupPlace, LogIndex
 from dra_driver.node.usage.sources import ProcessFacts, Unread
 from dra_driver.node.usage.values import AssignedGpu, Assignments
@@ -55,41 +55,28 @@ def test_a_process_has_a_program_and_a_place(tmp_path: Path) -> None:
         7: ProcessFacts(command="a) S 1 (b", place=CgroupPlace(pod_uid=UID, container_id=ID)),
         8: ProcessFacts(command="python3", place=None),
     }
+    (proc.root / "8/stat").write_text("nonsense")
+    assert read(reads, 7, 8).keys() == {7}
+    assert "no /proc" in str(ProcReader(str(tmp_path / "none")).read([7], 1.0))
 
 
 def test_a_pid_that_was_used_again(tmp_path: Path) -> None:
     """A process that began after the driver was asked is another one; so is one with another start."""
-    proc, reads, _ = reader(tmp_path)
+    proc, reads, clock = reader(tmp_path)
     proc.add(7, IN_POD, start=50 * TICK)
     assert read(reads, 7, listed_s=49.0) == {}
     assert read(reads, 7, listed_s=51.0)[7].place is not None
     proc.end(7)
     proc.add(7, "0::/\n", start=60 * TICK)
-    assert read(reads, 7, listed_s=61.0)[7].place is None
-
-
-def test_facts_are_kept_for_a_while(tmp_path: Path) -> None:
-    """Of ten thousand processes only the start is read at each look."""
-    proc, reads, clock = reader(tmp_path)
-    proc.add(7, IN_POD)
-    first = read(reads, 7)[7]
-    (proc.root / "7/cgroup").write_text("0::/\n")
-    assert read(reads, 7)[7] is first
+    first = read(reads, 7, listed_s=61.0)[7]
+    assert first.place is None
+    (proc.root / "7/cgroup").write_text(IN_POD)
+    assert read(reads, 7)[7] is first, "facts are kept for a while"
     clock.now += FRESH_S
-    assert read(reads, 7)[7].place is None
-
-
-def test_a_damaged_or_missing_proc(tmp_path: Path) -> None:
-    """One process that cannot be read is left out; no /proc at all is said."""
-    proc, reads, _ = reader(tmp_path)
-    proc.add(7)
-    (proc.root / "7/stat").write_text("nonsense")
-    assert read(reads, 7) == {}
-    assert "no /proc" in str(ProcReader(str(tmp_path / "none")).read([7], 1.0))
+    assert read(reads, 7)[7].place is not None
 
 
 def test_links_are_listed_again_when_one_comes(tmp_path: Path) -> None:
-    """Names and targets alone are read: the logs need not be there."""
     folder = tmp_path / "containers"
     links = LogLinks(str(folder))
     assert "cannot be listed" in str(links.read())
@@ -109,7 +96,6 @@ def test_links_are_listed_again_when_one_comes(tmp_path: Path) -> None:
 
 
 def test_assignments_of_a_damaged_file_are_the_last_good_ones(tmp_path: Path) -> None:
-    """And it is said; a file that comes later is read."""
     file = tmp_path / "assignments.json"
     reads = AssignmentsReader(tmp_path)
     assert "exporter.enabled" in str(reads.read())
@@ -128,13 +114,12 @@ def test_assignments_of_a_damaged_file_are_the_last_good_ones(tmp_path: Path) ->
 
 def test_no_link_and_no_pipe_is_read(tmp_path: Path) -> None:
     """The folder is root's, and the exporter would read what root may."""
-    (tmp_path / "secret").write_text(
-        '{"version": 1, "node": "n", "driver": "d", "processStarted": "2026-07-01T11:00:00Z"}'
-    )
-    (tmp_path / "assignments.json").symlink_to(tmp_path / "secret")
+    file, secret = tmp_path / "assignments.json", tmp_path / "secret"
+    secret.write_text('{"version": 1, "node": "n", "driver": "d", "processStarted": "2026-07-01T11:00:00Z"}')
+    file.symlink_to(secret)
     assert isinstance(AssignmentsReader(tmp_path).read(), Unread)
-    (tmp_path / "assignments.json").unlink()
-    os.mkfifo(tmp_path / "assignments.json")
+    file.unlink()
+    os.mkfifo(file)
     assert isinstance(AssignmentsReader(tmp_path).read(), Unread)
 
 
@@ -172,13 +157,8 @@ def test_the_node_process_knows_whether_the_driver_is_open(tmp_path: Path) -> No
     gpus.close()
     with turn.acquired() as has_let_go:
         assert not has_let_go
-
-
-def test_a_folder_that_cannot_be_written_keeps_no_gpu_from_being_read(tmp_path: Path) -> None:
-    """The node process repeats its changes then."""
-    (tmp_path / "findings").touch()
-    backend = FakeGpus(GpuUsage(gpu_uuid=GpuUuid("GPU-a")))
-    assert UsageGpus(backend, tmp_path / "findings/driver.lock").read(ASSIGNED) == backend.readings
+    (tmp_path / "file").touch()
+    assert UsageGpus(backend, tmp_path / "file/driver.lock").read(ASSIGNED) == backend.readings, "it repeats changes"
 
 
 def test_what_the_kubelet_answers() -> None:
@@ -198,7 +178,6 @@ def test_what_the_kubelet_answers() -> None:
 
 
 def test_a_kubelet_without_the_socket(tmp_path: Path) -> None:
-    """It is said at once, and asked again at the next look."""
     reads = PodResourcesReader(str(tmp_path / "kubelet.sock"), "gpu.nvidia.com")
     assert "no such socket" in str(reads.read())
     (tmp_path / "kubelet.sock").write_text("no socket")
@@ -216,6 +195,9 @@ def findings(tmp_path: Path) -> tuple[FindingsWriter, Clock, Path]:
 def test_findings_are_written_when_they_change(findings: tuple[FindingsWriter, Clock, Path]) -> None:
     """And renewed while there are any: the node process forgets those that are not."""
     file, clock, path = findings
+    path.parent.write_text("in the way")
+    file.write(UsageFindings(written=NOW))  # the looks go on, and it is tried again
+    path.parent.unlink()
     nothing, idle = UsageFindings(written=NOW), UsageFindings(written=NOW, idle=(IdleClaim(claim=claim(), since=NOW),))
     file.write(nothing)
     first = path.stat().st_ino
@@ -230,13 +212,3 @@ def test_findings_are_written_when_they_change(findings: tuple[FindingsWriter, C
     clock.now += RENEW_S
     file.write(idle)
     assert path.stat().st_ino != second
-
-
-def test_findings_that_cannot_be_written(findings: tuple[FindingsWriter, Clock, Path]) -> None:
-    """The looks go on, and it is tried again."""
-    file, _, path = findings
-    path.parent.write_text("in the way")
-    file.write(UsageFindings(written=NOW))
-    path.parent.unlink()
-    file.write(UsageFindings(written=NOW))
-    assert path.exists()

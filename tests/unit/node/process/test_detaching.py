@@ -39,30 +39,22 @@ def find(node: OwnNode | None, file: str | None = None) -> DetachRequest:
     return present(find_request(node, file, PATH))
 
 
-def test_without_node_and_file_nothing_is_asked() -> None:
-    assert find_request(None, None, PATH) is None
-    assert find_request(own_node(labels={CLIENT: "true", DRA: "false"}), None, PATH) is None
-
-
-def test_an_annotation_asks_at_once_and_says_how_to_end_it() -> None:
-    """The sentence becomes part of the event of every pod that waits."""
+def test_an_annotation_or_a_file_asks_at_once_and_says_how_to_end_it() -> None:
     found = find(own_node(annotations={ANNOTATION: "driver 580.105"}))
     assert str(found) == "annotation gpu.dra-driver.io/detach of node node-a: driver 580.105"
     assert found.ends == "remove the annotation: kubectl annotate node node-a gpu.dra-driver.io/detach-"
     assert (found.when_unused, found.taint_value) == (False, "requested")
+    found = find(None, "reset of gpu-3\n")
+    assert (str(found), found.ends) == ("file /plugins/detach: reset of gpu-3", "remove the file")
+    assert find_request(None, None, PATH) is None
+    assert find_request(own_node(labels={CLIENT: "true", DRA: "false"}), None, PATH) is None
 
 
 @pytest.mark.parametrize(
     ("value", "asks"), [("", True), ("true", True), ("0", True), ("false", False), ("False", False)]
 )
 def test_values_of_the_annotation(value: str, asks: bool) -> None:
-    """Its presence asks; `detach=false` can only mean the opposite."""
     assert (find_request(own_node(annotations={ANNOTATION: value}), None, PATH) is not None) is asks
-
-
-def test_a_file_asks_also_without_an_api_server() -> None:
-    found = find(None, "reset of gpu-3\n")
-    assert (str(found), found.ends) == ("file /plugins/detach: reset of gpu-3", "remove the file")
 
 
 @pytest.mark.parametrize("label", LABELS)
@@ -72,16 +64,12 @@ def test_labels_of_a_driver_upgrade_ask_to_wait_for_claims(label: str, value: st
     found = find(own_node(labels={label: value}))
     assert (found.when_unused, found.taint_value) == (True, "driver-upgrade")
     assert label in str(found)
-
-
-def test_a_person_who_asks_counts_before_a_label() -> None:
-    """An explicit detach does not wait for claims."""
-    assert not find(own_node(annotations={ANNOTATION: "now"}, labels={CLIENT: PAUSED})).when_unused
-    assert not find(own_node(labels={CLIENT: PAUSED}), "now").when_unused
+    # A person who asks counts before a label, and does not wait for claims.
+    assert not find(own_node(annotations={ANNOTATION: "now"}, labels={label: value})).when_unused
+    assert not find(own_node(labels={label: value}), "now").when_unused
 
 
 def test_reasons_are_one_short_printable_line() -> None:
-    """They stand in logs, events and errors."""
     assert clean(" two\nlines\x1b[31m\0 ") == "two lines?[31m?"
     assert clean("") == clean(" \n") == "no reason given"
     assert len(clean("x" * 300_000)) == MAX_REASON
@@ -112,7 +100,6 @@ def test_what_cannot_be_read_asks_all_the_same(tmp_path: Path) -> None:
 
 
 def test_an_error_that_says_nothing_keeps_the_last_answer(tmp_path: Path) -> None:
-    """A disk that fails for a moment neither detaches a node nor ends a detach."""
     folder = tmp_path / "plugins"
     folder.mkdir()
     file = DetachFile(folder / "detach")
@@ -245,15 +232,10 @@ def node() -> Node:
     return Node()
 
 
-def test_nothing_happens_until_it_is_asked_for(node: Node) -> None:
-    """The step runs every second for the life of the process."""
-    assert node.step(None) == []
-    assert (node.detaching.problem, node.detaching.taint_value, node.told) == (None, None, [])
-
-
 def test_it_looks_every_second_only_while_it_is_asked(node: Node) -> None:
     """A node at rest is woken by what asks: the Node object, the file, the journal."""
     assert node.detaching.step() == REST_S
+    assert (node.happened, node.detaching.problem, node.detaching.taint_value, node.told) == ([], None, None, [])
     node.asked = ASKED
     assert node.detaching.step() == LOOK_S
     node.asked = None
@@ -263,7 +245,6 @@ def test_it_looks_every_second_only_while_it_is_asked(node: Node) -> None:
 
 
 def test_the_file_wakes_it(tmp_path: Path) -> None:
-    """Also one that cannot be read, such as a link to nothing."""
     woken: list[int] = []
     detaching = stand_in(SimpleNamespace(worker=SimpleNamespace(wake=lambda: woken.append(1))))
     wake_for_file(detaching, tmp_path)
@@ -274,7 +255,7 @@ def test_the_file_wakes_it(tmp_path: Path) -> None:
 
 
 def test_new_prepares_are_refused_and_devices_tainted_before_the_driver_is_closed(node: Node) -> None:
-    """And calls in work end first: a partition is created in several of them."""
+    node.claims = 10  # a request by a person does not wait for them
     steps = node.step(ASKED)
     order = ["gate closed", "taint requested", "calls ended", "published", "closed"]
     assert [step for step in steps if step in order] == [*order[:4], "taint requested", "closed", "taint requested"]
@@ -285,17 +266,13 @@ def test_new_prepares_are_refused_and_devices_tainted_before_the_driver_is_close
     assert node.step(ASKED) == [], "said and done once"
 
 
-def test_a_request_by_a_person_does_not_wait_for_claims(node: Node) -> None:
-    """A GPU reset or a driver upgrade under running pods is asked for on purpose."""
-    node.claims = 10
-    node.step(ASKED)
-    assert node.detaching.is_detached
-
-
 def test_a_driver_upgrade_waits_until_no_claim_is_prepared(node: Node) -> None:
     """Their pods are being evicted and need their unprepare, which may change GPUs."""
-    node.claims = 2
+    node.claims = StorageError("disk")
     assert node.step(UPGRADE) == ["gate closed", "taint driver-upgrade"]
+    assert "not known whether claims are prepared: disk" in str(node.detaching.problem)
+    node.claims = 2
+    node.step(UPGRADE)
     assert not node.detaching.is_detached
     assert "waiting for 2 prepared claims to end" in str(node.detaching.problem)
     node.claims = 1
@@ -306,16 +283,7 @@ def test_a_driver_upgrade_waits_until_no_claim_is_prepared(node: Node) -> None:
     assert node.reasons == ["DriverDetaching", "DriverDetached"]
 
 
-def test_an_unreadable_journal_may_hold_claims(node: Node) -> None:
-    """The driver is not taken from claims that are only not seen."""
-    node.claims = StorageError("disk")
-    node.step(UPGRADE)
-    assert not node.detaching.is_detached
-    assert "not known whether claims are prepared: disk" in str(node.detaching.problem)
-
-
 def test_a_claim_that_a_call_in_work_prepared_is_waited_for(node: Node) -> None:
-    """It passed the gate before the gate was closed."""
     wait = node.gate.wait_idle
 
     def prepares(timeout_s: float) -> bool:
@@ -325,6 +293,15 @@ def test_a_claim_that_a_call_in_work_prepared_is_waited_for(node: Node) -> None:
     node.gate.wait_idle = prepares  # type: ignore[method-assign]
     assert "closed" not in node.step(UPGRADE)
     assert "waiting for 1" in str(node.detaching.problem)
+
+
+def test_a_request_that_changes_while_calls_are_waited_for_is_looked_at_again(node: Node) -> None:
+    def withdrawn(timeout_s: float) -> bool:
+        node.asked = None
+        return True
+
+    node.gate.wait_idle = withdrawn  # type: ignore[method-assign]
+    assert "closed" not in node.step(ASKED)
 
 
 def test_a_request_that_is_withdrawn_while_claims_are_waited_for_leaves_the_driver_open(node: Node) -> None:
@@ -356,7 +333,6 @@ def test_reattach_waits_for_the_driver_and_then_opens_the_gate(node: Node) -> No
 
 
 def test_another_reason_while_detached_replaces_the_first(node: Node) -> None:
-    """Pods that wait are told who asks now."""
     node.step(UPGRADE)
     before = len(node.told)
     assert node.step(ASKED) == ["closed", "exporter waited for", "taint requested"]
@@ -368,22 +344,28 @@ def test_another_reason_while_detached_replaces_the_first(node: Node) -> None:
     assert node.gauge == 1
 
 
-def test_a_call_that_hangs_is_reported_until_it_returns(node: Node) -> None:
+@pytest.mark.parametrize(
+    ("cause", "says"),
+    [
+        ("call", ("a call of the driver has not returned", "delete the pod of the node process")),
+        ("exporter", ("the usage exporter of this node has the driver open", "delete its pod")),
+    ],
+)
+def test_who_keeps_the_driver_open_is_reported_until_it_is_closed(node: Node, cause: str, says: list[str]) -> None:
     """A kernel module cannot be unloaded under it; the person has to know."""
-    node.gpus.hangs = True
-    node.step(ASKED)
-    assert (node.detaching.is_detached, node.gauge) == (True, 0)
-    assert "a call of the driver has not returned" in str(node.detaching.problem)
-    assert "delete the pod of the node process" in str(node.detaching.problem)
-    node.step(ASKED)
+    node.gpus.hangs, node.exporter_is_stuck = cause == "call", cause == "exporter"
+    for _ in range(2):
+        node.step(ASKED)
+    assert (node.detaching.is_detached, node.gauge) == (True, 0), "the driver must be left alone all the same"
+    assert all(each in str(node.detaching.problem) for each in says)
     assert node.reasons == ["DriverDetaching", "DriverDetachIncomplete"]
-    node.gpus.hangs = False
+    node.gpus.hangs = node.exporter_is_stuck = False
     node.step(ASKED)
     assert (node.gauge, node.reasons[-1]) == (1, "DriverDetached")
+    assert not any(each in str(node.detaching.problem) for each in says)
 
 
 def test_a_request_that_ends_while_a_call_hangs_is_taken_back(node: Node) -> None:
-    """The backend refuses calls from the moment it was asked."""
     node.gpus.hangs = True
     node.step(ASKED)
     assert "reattached" in node.step(None)
@@ -391,43 +373,11 @@ def test_a_request_that_ends_while_a_call_hangs_is_taken_back(node: Node) -> Non
     assert node.gate.reason is None
 
 
-def test_calls_of_the_kubelet_that_do_not_end_do_not_keep_the_driver_open_for_ever(node: Node) -> None:
-    """They end by themselves; what hangs longer hangs in the driver."""
-    node.gate.busy = True
-    assert "closed" in node.step(ASKED)
-
-
-def test_a_request_that_changes_while_calls_are_waited_for_is_looked_at_again(node: Node) -> None:
-    """The annotation is removed within these seconds: the driver stays open."""
-    wait = node.gate.wait_idle
-
-    def withdrawn(timeout_s: float) -> bool:
-        node.asked = None
-        return wait(timeout_s)
-
-    node.gate.wait_idle = withdrawn  # type: ignore[method-assign]
-    assert "closed" not in node.step(ASKED)
-
-
 @pytest.mark.parametrize(("publish_after_s", "waits"), [(1.0, True), (60.0, False)])
-def test_an_api_server_that_is_away_does_not_keep_the_driver_open(
+def test_an_api_server_or_calls_that_hang_do_not_keep_the_driver_open(
     node: Node, publish_after_s: float, waits: bool
 ) -> None:
     """The taint is waited for, but not for ever: the driver may be what has to be mended."""
-    node.publish_after_s = publish_after_s
+    node.publish_after_s, node.gate.busy = publish_after_s, not waits  # nor do calls of the kubelet that do not end
     steps = node.step(ASKED)
     assert [step for step in steps if step in ("published", "closed")] == ["published", "closed"][not waits :]
-
-
-def test_an_exporter_that_keeps_the_driver_open_is_named(node: Node) -> None:
-    """The driver cannot be replaced while it does: the node is not said to be detached before it has let go."""
-    node.exporter_is_stuck = True
-    for _ in range(2):
-        node.step(ASKED)
-    assert "the usage exporter of this node has the driver open" in (node.detaching.problem or "")
-    assert node.reasons == ["DriverDetaching", "DriverDetachIncomplete"]
-    assert node.detaching.is_detached, "the driver must be left alone all the same"
-    node.exporter_is_stuck = False
-    node.step(ASKED)
-    assert node.reasons[-1] == "DriverDetached"
-    assert "exporter" not in (node.detaching.problem or "")

@@ -13,7 +13,6 @@ from dra_driver.core.errors import (
     DraError,
     ForbiddenError,
     NotFoundError,
-    StorageError,
 )
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.gpu import LeftOutGpu, Snapshot
@@ -118,14 +117,12 @@ def test_it_is_made_once_and_owned_by_its_node(node_1: Node) -> None:
     owner = {"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": "uid-1"}
     assert stored["metadata"] == {"name": "node-1", "ownerReferences": [owner]}
     assert node_status_of(stored) == STATUS
-
-
-def test_only_a_change_is_written(written: Node) -> None:
-    assert written.keeper.step() == CHECK_S
-    assert written.api.asked == []
-    written.change("590.1")
-    written.keeper.step()
-    assert written.api.asked == ["apply"]
+    node_1.api.asked.clear()
+    assert node_1.keeper.step() == CHECK_S
+    assert node_1.api.asked == []
+    node_1.change("590.1")
+    node_1.keeper.step()
+    assert node_1.api.asked == ["apply"], "only a change is written"
 
 
 @pytest.mark.parametrize("problems", [(), (NodeProblem(reason="NotReady", message="x" * 2000),)], ids=["", "cut text"])
@@ -151,13 +148,6 @@ def test_writes_come_further_apart_while_changes_keep_coming(node_1: Node) -> No
     node_1.change("last")
     node_1.keeper.step()
     assert node_1.keeper.pause_s() == 2 * PAUSE_S
-
-
-def test_an_object_that_was_deleted_comes_back(written: Node) -> None:
-    written.api.stored = None
-    written.keeper.check()
-    written.keeper.step()
-    assert written.api.stored is not None
 
 
 def test_an_object_of_an_earlier_node_is_made_anew_when_it_has_gone(written: Node) -> None:
@@ -232,23 +222,11 @@ def test_what_passes_is_tried_again(node_1: Node, error: DraError, wait_s: float
     assert node_1.warned == []
 
 
-def test_a_journal_that_cannot_be_read_is_tried_again(node_1: Node) -> None:
-    def fails() -> GpuNodeStatus | None:
-        raise StorageError("the journal cannot be read")
-
-    node_1.collect = fails  # type: ignore[method-assign]
-    assert node_1.start().step() == RETRY_S
-
-
-def test_nothing_is_written_before_anything_is_known(node_1: Node) -> None:
-    node_1.known = False
-    assert node_1.keeper.step() == RETRY_S
-    assert node_1.api.asked == []
-
-
-def test_without_the_uid_of_its_node_it_is_not_made(node_1: Node) -> None:
+def test_before_anything_or_the_uid_of_its_node_is_known_it_is_not_made(node_1: Node) -> None:
     """Nothing would delete it with the node."""
-    node_1.uid = ""
+    node_1.known = False
+    assert (node_1.keeper.step(), node_1.api.asked) == (RETRY_S, [])
+    node_1.known, node_1.uid = True, ""
     assert node_1.keeper.step() == RETRY_S
     assert node_1.api.stored is None
 
@@ -270,21 +248,13 @@ def test_forms_of_gpus() -> None:
     three = Snapshot(gpus=tuple(gpu(minor) for minor in range(4)))
     uses = (share(), whole(2), partition(9, minor=3))
     found = status(three, terms=terms, uses=uses).gpus
-    assert [each.offered_as for each in found] == [
-        (PublishedForm.SHARED,),
-        (),
-        (PublishedForm.WHOLE, PublishedForm.PARTITIONS),
-        (PublishedForm.WHOLE, PublishedForm.PARTITIONS),
-    ]
+    both = (PublishedForm.WHOLE, PublishedForm.PARTITIONS)
+    assert [each.offered_as for each in found] == [(PublishedForm.SHARED,), (), both, both]
     assert [each.used_as.value for each in found] == ["Shared", "Free", "Whole", "Partitions"]
     assert [each.policy for each in found] == ["mps", "hidden", "", ""]
-
-
-def test_partitions_that_take_a_reset_are_not_offered() -> None:
-    """An A100 in its first state: MIG mode is off, none is published, and no feature gate is to blame for it."""
     gpus = (gpu(0, mig_resetless=False), gpu(1, mig_resetless=False, mig_enabled=True))
     published = [each.offered_as for each in status(Snapshot(gpus=gpus)).gpus]
-    assert [PublishedForm.PARTITIONS in each for each in published] == [False, True]
+    assert [PublishedForm.PARTITIONS in each for each in published] == [False, True], "MIG mode takes a reset"
 
 
 def test_health_of_gpus() -> None:

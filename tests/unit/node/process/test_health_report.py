@@ -42,13 +42,12 @@ def told(*claimed: ReportedDevice, conditions: Any = (), missing: Any = (), node
 
 
 def test_devices_of_claims_alone_on_a_healthy_node() -> None:
-    """A device without a claim is in no pod."""
     assert told(WHOLE, PART) == {"gpu-0-mig-1g10gb-19-6": ("HEALTHY", ""), "gpu-1": ("HEALTHY", "")}
     assert told() == {}
+    assert told(WHOLE, WHOLE) == {"gpu-1": ("HEALTHY", "")}, "two shares: the protocol has no share ids"
 
 
 def test_a_gpus_condition_is_of_all_its_devices_that_exist() -> None:
-    """Also of those that no claim has."""
     sick = ("UNHEALTHY", "XID 79")
     assert told(WHOLE, conditions=[condition()]) == {
         "gpu-0": sick, "gpu-0-mig-1g10gb-19-0": sick, "gpu-0-mig-1g10gb-19-6": sick, "gpu-1": ("HEALTHY", ""),
@@ -56,7 +55,6 @@ def test_a_gpus_condition_is_of_all_its_devices_that_exist() -> None:
 
 
 def test_an_instances_condition_is_of_its_partition_alone() -> None:
-    """The neighbours go on."""
     gi = CUT.mig_instances[1].gi_id
     assert told(WHOLE, conditions=[condition(gi_id=gi)]) == {
         "gpu-0-mig-1g10gb-19-6": ("UNHEALTHY", "XID 79"), "gpu-1": ("HEALTHY", ""),
@@ -74,21 +72,15 @@ def test_the_state_follows_the_condition(changes: dict[str, Any], expected: tupl
 
 
 def test_a_missing_gpu_is_unhealthy_whatever_is_known() -> None:
-    """Its condition comes with the next look."""
     assert told(WHOLE, missing=[OTHER.uuid])["gpu-1"] == ("UNHEALTHY", "the GPU is not found on its node any more")
     lost = condition(cause=HealthCause.LOST, gpu_uuid=OTHER.uuid, message="lost")
     assert told(WHOLE, missing=[OTHER.uuid], conditions=[lost])["gpu-1"] == ("UNHEALTHY", "lost")
     (late,) = reports([WHOLE], POOL, NODE, [], {OTHER.uuid: MissingGpu(since=1.0, awaited=True)})
     assert (late.state.name, late.message) == ("UNKNOWN", "the GPU is not found on its node yet")
-
-
-def test_a_gpu_that_is_not_known_at_all() -> None:
-    """Of a claim in the journal whose GPU was replaced."""
-    assert told(WHOLE, node=snapshot(CUT))["gpu-1"][0] == "UNKNOWN"
+    assert told(WHOLE, node=snapshot(CUT))["gpu-1"][0] == "UNKNOWN", "of a claim whose GPU was replaced"
 
 
 def test_several_messages_are_one_of_bounded_length() -> None:
-    """Equal ones are said once."""
     conditions = [
         condition(),
         condition(cause=HealthCause.ECC),
@@ -97,13 +89,6 @@ def test_several_messages_are_one_of_bounded_length() -> None:
     state, message = told(PART, conditions=conditions)[PART.device]
     assert (state, len(message)) == ("UNHEALTHY", MAX_MESSAGE)
     assert message.startswith("XID 79; yyy")
-
-
-def test_two_shares_are_one_device() -> None:
-    """The protocol has no share ids."""
-    assert reports([WHOLE, WHOLE], POOL, NODE, [], {}) == (
-        DeviceReport(pool=POOL, device=WHOLE.device, state=DeviceState.HEALTHY),
-    )
 
 
 SICK = DeviceReport(pool=POOL, device=DeviceName("gpu-0"), state=DeviceState.UNHEALTHY, message="0 failed")
@@ -121,7 +106,6 @@ class Limited(RateLimitedReports):
 
 
 def test_a_sentence_that_changes_at_every_look_is_told_once_a_minute() -> None:
-    """Each new one is a write to every pod that has the device, and to its claim."""
     limited = Limited()
     told = []
     for look in range(61):
@@ -131,17 +115,7 @@ def test_a_sentence_that_changes_at_every_look_is_told_once_a_minute() -> None:
     assert list(dict.fromkeys(told)) == [f"{look} failed" for look in range(0, 61, int(STEADY_S / LOOK_S))]
 
 
-def test_a_new_state_is_told_at_once() -> None:
-    """And with its own sentence."""
-    limited = Limited()
-    limited.apply([SICK])
-    for state, message in ((DeviceState.HEALTHY, ""), (DeviceState.UNHEALTHY, "lost"), (DeviceState.UNKNOWN, "late")):
-        report = replace(SICK, state=state, message=message)
-        assert limited.apply([report]) == (report,)
-
-
 def test_the_last_sentence_is_told_in_the_end() -> None:
-    """It may be that recovery was seen."""
     limited = Limited()
     limited.apply([SICK])
     last = replace(SICK, message="Recovery was seen")
@@ -151,9 +125,11 @@ def test_the_last_sentence_is_told_in_the_end() -> None:
 
 
 def test_devices_do_not_delay_each_other_and_those_that_are_gone_are_forgotten() -> None:
-    """A device that comes back has a sentence of its own."""
     limited = Limited()
     limited.apply([SICK])
     assert limited.apply([replace(SECOND, message="new")]) == (replace(SECOND, message="new"),)
     again = replace(SICK, message="again")
     assert limited.apply([again]) == (again,)
+    for state, message in ((DeviceState.HEALTHY, ""), (DeviceState.UNHEALTHY, "lost"), (DeviceState.UNKNOWN, "late")):
+        report = replace(SICK, state=state, message=message)
+        assert limited.apply([report]) == (report,), "a new state is told immediately"

@@ -1,6 +1,7 @@
 """What the inventory publisher does with new snapshots, missing files and a missing driver, and in which order."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -93,22 +94,6 @@ class Hardware:
         self.problem, self.failing = None, False
 
 
-@dataclass
-class Detach:
-    """Whether a detach is asked for, and whether it is done."""
-
-    taint_value: str | None = None
-    is_detached: bool = False
-
-
-@dataclass
-class Conflict:
-    """Whether something else offers the same GPUs, and whether the Node is known."""
-
-    conflict: str | None = None
-    is_known: bool = True
-
-
 class Node:
     """A publisher with all its dependencies."""
 
@@ -118,7 +103,9 @@ class Node:
         self.hardware = Hardware()
         self.files, self.slices = Files(self.happened), Slices(self.happened)
         self.policies = Policies()
-        self.detach, self.conflict = Detach(), Conflict()
+        # Whether a detach is requested and done; whether a second publisher exists, and the Node is known.
+        self.detach = SimpleNamespace(taint_value=None, is_detached=False)
+        self.conflict = SimpleNamespace(conflict=None, is_known=True)
         self.held: list[GpuUuid] | DraError = []
         self.publisher = InventoryPublisher(
             stand_in(self.hardware),
@@ -154,22 +141,7 @@ def node() -> Node:
     return Node()
 
 
-def test_driver_files_come_before_slices(node: Node) -> None:
-    """A pod that is scheduled at once must find its CDI files."""
-    node.sees(SNAPSHOT)
-    assert node.happened == ["root", "files", "slices"]
-    assert node.publisher.problem is None
-
-
-def test_terms_follow_the_inventory_also_while_driver_files_are_missing(node: Node) -> None:
-    """A claim's error names the missing files, not unknown terms."""
-    node.files.error = DriverUnavailableError("no libcuda")
-    node.sees(SNAPSHOT)
-    assert node.policies.seen == [SNAPSHOT]
-
-
 def test_new_terms_are_published_with_the_former_inventory(node: Node) -> None:
-    """An administrator changes a policy while nothing happens on the hardware."""
     node.sees(SNAPSHOT)
     node.policies.terms = hidden = {SNAPSHOT.gpus[0].uuid: GpuTerms(offered=False)}
     assert node.after(5.0) == [SNAPSHOT, SNAPSHOT]
@@ -178,16 +150,15 @@ def test_new_terms_are_published_with_the_former_inventory(node: Node) -> None:
 
 
 def test_no_device_is_published_until_the_drivers_files_are_found(node: Node) -> None:
-    """Pods are placed on another node rather than waiting on this one."""
     node.files.error = DriverUnavailableError("no libcuda")
     node.sees(SNAPSHOT)
+    assert node.policies.seen == [SNAPSHOT], "a claim's error names the missing files, not unknown terms"
     assert (node.after(1.0), node.publisher.problem) == ([], "no libcuda")
     node.files.error = None
     assert (node.after(1.0), node.publisher.problem) == ([SNAPSHOT], None)
 
 
 def test_files_that_are_missing_for_a_short_time_withdraw_no_devices(node: Node) -> None:
-    """Pods that run hold them; and a changed inventory is still published."""
     node.sees(SNAPSHOT)
     node.files.error = StorageError("disk full")
     node.sees(OTHER)
@@ -209,20 +180,16 @@ def test_devices_that_no_container_can_get_are_withdrawn_and_come_back(node: Nod
     assert metrics.withdrawn._value.get() == 0
 
 
-def test_pool_is_published_without_devices_when_there_is_no_driver(node: Node) -> None:
-    """Slices of an earlier run would attract pods for as long as the driver is missing."""
-    node.hardware.fails()
-    assert node.after(FIRST_S - 0.1) == []
+@pytest.mark.parametrize(("fails", "after_s"), [(True, FIRST_S), (False, KEEP_S)], ids=["no driver", "slow first read"])
+def test_pool_is_published_without_devices_when_there_is_no_driver(node: Node, fails: bool, after_s: float) -> None:
+    """Slices of an earlier run would attract pods. Without persistence mode the driver takes seconds per GPU."""
+    if fails:
+        node.hardware.fails()
+    assert node.after(after_s - 0.1) == []
     assert node.after(0.2) == [NOTHING]
     assert node.after(60.0) == [NOTHING], "said once"
     node.sees(SNAPSHOT)
     assert node.slices.offered == [NOTHING, SNAPSHOT]
-
-
-def test_a_slow_first_read_gets_more_time(node: Node) -> None:
-    """Without persistence mode the driver takes seconds per GPU; a read that never returns counts as no driver."""
-    assert node.after(KEEP_S - 0.1) == []
-    assert node.after(0.2) == [NOTHING]
 
 
 def test_a_reloaded_driver_moves_no_pods_and_a_missing_one_does(node: Node) -> None:
@@ -253,18 +220,7 @@ def test_base_document_that_vanished_comes_back(node: Node, caplog: pytest.LogCa
     assert node.happened == ["root", "files", "slices", "base"], "a search of the driver root is not free"
 
 
-def test_base_document_that_cannot_be_written_is_a_problem_until_it_can(node: Node) -> None:
-    """The node is not ready, with the reason, also without a prepare."""
-    node.sees(SNAPSHOT)
-    node.files.error = StorageError("read-only")
-    node.after(5.0)
-    assert node.publisher.problem == "read-only"
-    node.files.error = None
-    node.after(5.0)
-    assert node.publisher.problem is None
-
-
-def test_simulated_root_follows_the_inventory(node: Node) -> None:
+def test_simulated_root_and_driver_files_come_before_slices(node: Node) -> None:
     """A GPU that a spec file loses disappears from nvidia-smi too, before the files are searched."""
     node.sees(SNAPSHOT)
     assert node.happened == ["root", "files", "slices"]
@@ -287,21 +243,14 @@ def test_gpus_that_claims_have_stay_published_and_tainted_without_a_driver(node:
     assert node.slices.terms[-1][FIRST.uuid].taints == (taint,)
     assert node.policies.seen[-1] is SNAPSHOT, "terms of a GPU that is withdrawn are not forgotten"
     assert metrics.withdrawn._value.get() == 0
-    node.held = []
-    assert node.after(5.0) == [SNAPSHOT, SUBSET, NOTHING]
-    node.hardware.works()
-    assert node.after(5.0) == [SNAPSHOT, SUBSET, NOTHING, SNAPSHOT]
-    assert node.slices.terms[-1] == {}
-
-
-def test_an_unreadable_journal_withdraws_no_gpu(node: Node) -> None:
-    """Any of them may be in use."""
-    node.sees(SNAPSHOT)
     node.held = StorageError("disk")
-    node.hardware.fails()
-    node.after(1.0)
-    assert node.after(KEEP_S) == [SNAPSHOT, SNAPSHOT]
+    assert node.after(5.0) == [SNAPSHOT, SUBSET, SNAPSHOT], "any of them may be in use"
     assert node.slices.terms[-1][SECOND.uuid].taints
+    node.held = []
+    assert node.after(5.0)[3:] == [NOTHING]
+    node.hardware.works()
+    assert node.after(5.0)[3:] == [NOTHING, SNAPSHOT]
+    assert node.slices.terms[-1] == {}
 
 
 def test_a_detach_taints_and_withdraws_nothing_however_long_it_takes(node: Node) -> None:
@@ -311,21 +260,15 @@ def test_a_detach_taints_and_withdraws_nothing_however_long_it_takes(node: Node)
     assert node.after(1.0) == [SNAPSHOT, SNAPSHOT]
     node.detach.is_detached = True
     node.hardware.problem = "detached"
+    node.conflict.conflict = "another driver, which counts less"
+    del node.happened[:]
     assert node.after(10 * KEEP_S) == [SNAPSHOT, SNAPSHOT]
+    assert node.happened == [], "a search for driver files could load the driver again"
     assert node.slices.terms[-1][FIRST.uuid].taints[0].value == "requested"
-    node.detach.taint_value, node.detach.is_detached = None, False
+    node.detach.taint_value, node.detach.is_detached, node.conflict.conflict = None, False, None
     node.hardware.works()
     assert node.after(1.0) == [SNAPSHOT, SNAPSHOT, SNAPSHOT]
     assert node.slices.terms[-1] == {}
-
-
-def test_driver_files_are_left_alone_while_detached(node: Node) -> None:
-    """A search finds half a driver while it is replaced, and a helper of the driver would load its module again."""
-    node.sees(SNAPSHOT)
-    node.detach.taint_value, node.detach.is_detached = "requested", True
-    del node.happened[:]
-    node.after(5.0)
-    assert node.happened == ["slices"]
 
 
 def test_a_look_that_ends_after_the_detach_searches_no_driver_files(node: Node) -> None:
@@ -341,7 +284,6 @@ def test_a_look_that_ends_after_the_detach_searches_no_driver_files(node: Node) 
 
 
 def test_the_taint_stays_until_the_new_drivers_files_are_found(node: Node) -> None:
-    """The driver answers before all its libraries are installed."""
     node.sees(SNAPSHOT)
     node.detach.taint_value = "driver-upgrade"
     node.after(1.0)
@@ -373,15 +315,6 @@ def test_devices_that_something_else_offers_are_withdrawn_and_come_back(node: No
     assert node.policies.taint.value is None
 
 
-def test_a_request_to_detach_counts_before_a_second_publisher(node: Node) -> None:
-    """The devices of running pods stay published while a driver is upgraded."""
-    node.sees(SNAPSHOT)
-    node.conflict.conflict = "another driver"
-    node.detach.taint_value = "requested"
-    assert node.after(1.0)[-1] == SNAPSHOT
-    assert node.policies.taint.value == "requested"
-
-
 def test_nothing_is_withdrawn_before_the_gpus_are_known(node: Node) -> None:
     """The slices of the run before have the GPUs that claims have; an empty pool would hide them for a moment."""
     node.conflict.conflict = "a device plugin offers nvidia.com/gpu: 2"
@@ -391,22 +324,16 @@ def test_nothing_is_withdrawn_before_the_gpus_are_known(node: Node) -> None:
     assert node.slices.offered == [SUBSET]
 
 
-def test_a_run_waits_for_the_node_before_it_publishes(node: Node) -> None:
+def test_a_run_waits_for_the_node_and_the_policies_before_it_publishes(node: Node) -> None:
     """A drained GPU would lose its taint."""
     node.conflict.is_known = False
     node.sees(SNAPSHOT)
     assert node.after(KEEP_S) == []
     node.conflict.is_known = True
-    assert node.after(0.1) == [SNAPSHOT]
+    node.policies.is_known = node.policies.has_answer = False
+    assert node.after(0.1) == [], "with the default terms a reserved GPU would be offered to all"
+    node.policies.has_answer = True
+    assert node.after(0.1) == [SNAPSHOT], "it has asked for the policies"
     node.conflict.is_known = False
     node.sees(OTHER)
     assert node.slices.offered == [SNAPSHOT, OTHER], "only the first time"
-
-
-def test_a_run_waits_for_the_policies_and_asks_for_them_again(node: Node) -> None:
-    """With the default terms a reserved GPU would be offered to all; and the one that waits has to look."""
-    node.policies.is_known = node.policies.has_answer = False
-    node.sees(SNAPSHOT)
-    assert node.after(KEEP_S) == []
-    node.policies.has_answer = True
-    assert node.after(0.1) == [SNAPSHOT]

@@ -30,6 +30,9 @@ def test_each_task_runs_at_its_own_interval() -> None:
         clock.now = float(second)
         assert maintenance.step() == 1.0
     assert done == ["often", "often", "often", "rarely", "often", "often", "often", "rarely"]
+    clock.now = 60.0
+    assert maintenance.step() == 1.0
+    assert done[8:] == ["often", "rarely"], "after a hang of a minute they run once"
 
 
 def test_tasks_run_together() -> None:
@@ -59,7 +62,6 @@ def test_tasks_run_together() -> None:
 
 
 def test_a_failing_task_is_repeated_and_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    """A full disk or a defect must not stop the check of sockets."""
     clock, done = Clock(), []
 
     def fails(error: Exception) -> None:
@@ -81,22 +83,6 @@ def test_a_failing_task_is_repeated_and_stops_no_other(caplog: pytest.LogCapture
     assert metrics.internal_errors_total.labels("maintenance")._value.get() == counted + 2
 
 
-def test_missed_runs_of_a_slow_task_are_skipped() -> None:
-    """After a hang of a minute the tasks run once, not sixty times."""
-    clock, done = Clock(), []
-    maintenance = Maintenance("test", [PeriodicTask(name="c", every_s=1.0, work=lambda: done.append(1))], clock)
-    clock.now = 60.0
-    assert maintenance.step() == 1.0
-    assert done == [1]
-
-
-def test_stop_ends_a_thread_that_waits() -> None:
-    maintenance = Maintenance("test", [PeriodicTask(name="c", every_s=3600.0, work=lambda: None)])
-    maintenance.worker.start()
-    maintenance.worker.stop(5.0)
-    assert "test" not in {thread.name for thread in threading.enumerate()}
-
-
 class FakeWakeup(Wakeup):
     watches = True
 
@@ -116,7 +102,6 @@ def event_driven(wakeup: FakeWakeup, clock: Clock, done: list[str], hurries: lis
 
 
 def test_an_event_driven_task_runs_when_notified_and_else_at_its_resync() -> None:
-    """The others keep their time."""
     clock, done = Clock(), list[str]()
     maintenance = event_driven(FakeWakeup(), clock, done, [])
     assert maintenance.step() == 5.0
@@ -145,7 +130,8 @@ def test_a_task_that_needs_to_poll_runs_at_its_short_interval() -> None:
 LONG_S, NOW_S = 20.0, 0.0
 
 
-def test_a_notification_ends_one_wait(tmp_path: Path) -> None:
+def test_notifications_and_files_that_come_and_go_end_one_wait(tmp_path: Path) -> None:
+    """A socket that is removed, a file that is moved in; what is written into a file does not."""
     wakeup = Wakeup([str(tmp_path)])
     assert wakeup.watches_directories
     assert not wakeup.wait(NOW_S)
@@ -153,11 +139,6 @@ def test_a_notification_ends_one_wait(tmp_path: Path) -> None:
     wakeup.notify()
     assert wakeup.wait(LONG_S)
     assert not wakeup.wait(NOW_S)
-
-
-def test_files_that_come_and_go_end_the_wait(tmp_path: Path) -> None:
-    """A socket that is removed, a file that is moved in; what is written into a file does not."""
-    wakeup = Wakeup([str(tmp_path)])
     file = tmp_path / "dra.sock"
     file.write_text("")
     assert wakeup.wait(LONG_S)
@@ -169,7 +150,6 @@ def test_files_that_come_and_go_end_the_wait(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_replaced_is_watched_again(tmp_path: Path) -> None:
-    """As when the plugins folder is wiped."""
     folder = tmp_path / "plugins"
     folder.mkdir()
     wakeup = Wakeup([str(folder)])
@@ -184,7 +164,6 @@ def test_a_folder_that_is_replaced_is_watched_again(tmp_path: Path) -> None:
 
 
 def test_file_change_runs_task_before_its_interval(tmp_path: Path) -> None:
-    """A whole thread: the task has an hour until it is due."""
     done = threading.Event()
     task = PeriodicTask(name="c", every_s=3600.0, resync_s=3600.0, work=done.set)
     maintenance = Maintenance("test", [task], wakeup=Wakeup([str(tmp_path)]))

@@ -61,10 +61,14 @@ def node(tmp_path: Path) -> Node:
 
 
 def test_a_missing_gpu_stays_for_fifteen_minutes(node: Node) -> None:
-    """Its pods are evicted meanwhile, which needs its taint in a slice."""
     assert node.known.complete(EIGHT) is EIGHT
     assert node.known.complete(SEVEN).gpus == EIGHT.gpus
     assert node.known.missing == {LOST.uuid: MissingGpu(since=1_000_000.0)}, "lost at once: it was seen"
+    node.now += 5.0
+    assert node.known.complete(EIGHT) is EIGHT, "it comes back as the same device"
+    assert node.known.missing == {}
+    node.names(SEVEN)
+    assert node.known.missing == {LOST.uuid: MissingGpu(since=node.now)}, "the time begins again"
     node.now += KEEP_S - 1
     assert "gpu-3" in node.names(SEVEN)
     node.now += 1
@@ -87,13 +91,13 @@ def test_it_stays_longer_for_a_reason(node: Node, why: str) -> None:
 
 
 def test_it_is_still_missing_after_a_restart(node: Node) -> None:
-    """Of the process, or of a node that comes back without it."""
     node.names(EIGHT)
     node.restart()
     assert "gpu-3" in node.names(SEVEN)
     node.now += KEEP_S - 1
     node.restart()
     assert "gpu-3" in node.names(SEVEN)
+    assert node.known.missing == {LOST.uuid: MissingGpu(since=1_000_000.0)}, "not awaited: that it is lost was told"
     node.now += 1
     assert "gpu-3" not in node.names(SEVEN)
 
@@ -120,27 +124,6 @@ def test_a_gpu_that_was_not_seen_since_the_start_is_awaited_for_two_looks(node: 
     assert not node.known.missing[LOST.uuid].awaited, "it has been seen"
 
 
-def test_a_gpu_that_was_missing_before_the_restart_is_not_awaited(node: Node) -> None:
-    """That it is lost was told already."""
-    node.names(EIGHT)
-    node.names(SEVEN)
-    node.now += GRACE_S
-    node.restart()
-    node.names(SEVEN)
-    assert node.known.missing == {LOST.uuid: MissingGpu(since=1_000_000.0)}
-
-
-def test_a_gpu_that_comes_back_is_the_same_device(node: Node) -> None:
-    """Its claim goes on with it."""
-    node.names(EIGHT)
-    node.names(SEVEN)
-    assert node.known.complete(EIGHT) is EIGHT
-    assert node.known.missing == {}
-    node.now += 5.0
-    node.names(SEVEN)
-    assert node.known.missing == {LOST.uuid: MissingGpu(since=node.now)}, "the time begins anew"
-
-
 def published(node: Node, snapshot: Snapshot) -> dict[str, str]:
     devices = build_devices(node.known.complete(snapshot), {}, FEATURES).devices
     return {device.name: str(device.attributes["uuid"].string) for device in devices if "-mig-" not in device.name}
@@ -157,15 +140,6 @@ def test_another_gpu_does_not_get_the_name_while_a_claim_has_it(node: Node) -> N
     assert published(node, eight)["gpu-3"] == other.uuid
 
 
-def test_the_result_is_the_same_object_while_nothing_changes(node: Node) -> None:
-    """Callers compare by identity, every few seconds."""
-    node.names(EIGHT)
-    assert node.known.complete(SEVEN) is node.known.complete(SEVEN)
-    before = node.known.complete(SEVEN)
-    node.held = {LOST.uuid}
-    assert node.known.complete(SEVEN) == before
-
-
 def test_what_passes_is_not_kept() -> None:
     """Else the file is written with each partition, and a missing GPU is published with what nothing has any more."""
     free = mig_gpu(H100, fabric=Fabric(state=FabricState.IN_PROGRESS))
@@ -175,19 +149,21 @@ def test_what_passes_is_not_kept() -> None:
     assert plain(foreign) == foreign
 
 
-def test_the_file_is_written_only_when_something_changed(node: Node) -> None:
-    """The inventory changes with every partition."""
+def test_the_file_and_the_result_are_the_same_while_nothing_changes(node: Node) -> None:
     node.names(EIGHT)
     before = node.path.stat().st_ino
     cut = replace(EIGHT, gpus=(replace(EIGHT.gpus[0], fabric=Fabric(state=FabricState.COMPLETED)), *EIGHT.gpus[1:]))
     node.names(cut)
     node.names(EIGHT)
     assert node.path.stat().st_ino == before
+    assert node.known.complete(SEVEN) is node.known.complete(SEVEN), "callers compare by identity"
+    found = node.known.complete(SEVEN)
+    node.held = {LOST.uuid}
+    assert node.known.complete(SEVEN) == found
     assert node.path.stat().st_mode & 0o777 == 0o600
 
 
 def test_the_file_has_everything(node: Node) -> None:
-    """MIG profiles and foreign instances too."""
     free = mig_gpu(H100)
     gpu = replace(free, mig_enabled=True, mig_instances=(instance(free, 9, 4), instance(free, 19, 0, whole=False)))
     node.path.write_bytes(encode([KnownGpu(gpu=gpu, gone_since=5.0)]))
@@ -218,7 +194,6 @@ def test_a_wrong_entry_does_not_stop_the_others(node: Node, entry: object) -> No
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 2, "gpus": []}', '{"version": 1}', "[" * 100_000, "\xff"])
 def test_a_file_that_cannot_be_used_is_written_anew(node: Node, text: str) -> None:
-    """The process starts with the GPUs that exist."""
     node.path.write_text(text)
     node.restart()
     assert node.names(SEVEN)[3] == "gpu-4"

@@ -1,6 +1,6 @@
 """What the node process follows of its Node and of other publishers, and GPUs that an annotation of the Node drains."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,19 @@ from dra_driver.core.model.gpu import Gpu, LeftOutGpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import GpuTerms, Taint, Terms
 from dra_driver.kube.own_node import OwnNode
-from dra_driver.node.process.node_follower import TAINT, DrainTaint, NodeFollower
+from dra_driver.node.process.node_follower import (
+    NAME,
+    OFFER_AFTER_S,
+    TAINT,
+    YIELD_S,
+    DrainTaint,
+    NodeFollower,
+    SecondPublisher,
+    SecondPublisherFile,
+    Standing,
+    found_in,
+    judge,
+)
 from dra_driver.node.slices.neighbours import Neighbour
 from tests.fakes.stand_in import stand_in
 
@@ -90,11 +102,6 @@ def test_a_second_publisher_is_remembered_while_no_gpu_can_be_read() -> None:
     assert at.around.asked[-2:] == [{"GPU-1"}, {"GPU-1"}]
 
 
-def test_nothing_is_looked_at_while_nothing_changes() -> None:
-    """A node at rest should not use a processor."""
-    assert Follower().looks(100) == 0
-
-
 def annotate(at: Follower) -> None:
     at.node.node = OwnNode(name="node-a", annotations={DRAIN_ANNOTATION: "all"})
 
@@ -112,6 +119,10 @@ def test_each_change_is_looked_at_once(change: Callable[[Follower], None]) -> No
     at = Follower()
     change(at)
     assert (at.looks(), at.looks(100)) == (1, 0)
+    at.node.node = OwnNode(name="node-a", annotations={DRAIN_ANNOTATION: "GPU-9"})
+    at.looks()
+    at.follower.amend(at.around.snapshot, {})
+    assert (at.looks(), at.looks()) == (1, 0), "an unknown GPU is reported after the GPUs were compared"
 
 
 def test_a_second_publisher_is_followed_until_its_time_is_over() -> None:
@@ -125,15 +136,6 @@ def test_a_second_publisher_is_followed_until_its_time_is_over() -> None:
     assert at.looks(3) > 0
     assert at.follower.conflict is not None
     assert at.looks(100) == 0
-
-
-def test_what_an_annotation_names_wrongly_is_told_when_the_gpus_were_compared() -> None:
-    """They are compared when something is published, which comes after the look."""
-    at = Follower()
-    at.node.node = OwnNode(name="node-a", annotations={DRAIN_ANNOTATION: "GPU-9"})
-    at.looks()
-    at.follower.amend(at.around.snapshot, {})
-    assert (at.looks(), at.looks()) == (1, 0)
 
 
 FIRST, SECOND = GpuUuid("GPU-0"), GpuUuid("GPU-1")
@@ -180,6 +182,10 @@ def test_drained_gpus_are_tainted_and_others_are_not(node: Node) -> None:
     assert node.tainted() == {FIRST: (RESERVED, TAINT)}
     assert node.asks("all")
     assert node.tainted() == {FIRST: (RESERVED, TAINT), SECOND: (TAINT,)}
+    node.is_known = False
+    assert not node.drain.look(), "an API server that is away ends no drain"
+    assert set(node.tainted()) == {FIRST, SECOND}
+    node.is_known = True
     assert node.asks(None)
     assert node.tainted() == {}
     assert [reason for _, reason, _ in node.told] == ["GpusDrained", "GpusDrained", "GpusUndrained"]
@@ -199,14 +205,6 @@ def test_gpus_whose_drain_has_ended_are_given_back_and_no_others(node: Node) -> 
     assert len(node.given_back) == 2
 
 
-def test_a_node_that_is_not_known_ends_no_drain(node: Node) -> None:
-    """The API server is away; nothing says that the annotation no longer exists."""
-    node.asks("all")
-    node.is_known = False
-    assert not node.drain.look()
-    assert set(node.tainted()) == {FIRST, SECOND}
-
-
 def test_what_is_no_gpu_of_the_node_is_said_once(node: Node) -> None:
     """A GPU of another node, or a device's name. A GPU that does not answer is one of this node."""
     node.asks(f"gpu-1,{SECOND},GPU-of-another-node,GPU-2")
@@ -220,3 +218,235 @@ def test_what_is_no_gpu_of_the_node_is_said_once(node: Node) -> None:
     node.asks(None)
     node.tainted()
     assert node.drain.remarks == []
+
+
+FOUND = ("a device plugin",)
+ACME, NVIDIA = "gpu.acme.example", "gpu.nvidia.com"
+OFFERED, WITHDRAWN = Standing(), Standing(withdrawn=True, found=FOUND)
+
+
+def after(standing: Standing, *looks: tuple[float, tuple[str, ...]]) -> Standing:
+    for now, found in looks:
+        standing = judge(standing, found, now)
+    return standing
+
+
+def test_devices_are_withdrawn_when_it_stays() -> None:
+    """Ten seconds: a device plugin that is being removed does not end an installation."""
+    assert not after(OFFERED, (0.0, FOUND), (9.9, FOUND)).withdrawn
+    assert after(OFFERED, (0.0, FOUND), (10.0, FOUND)).withdrawn
+    assert not after(OFFERED, (0.0, FOUND), (9.0, ()), (10.0, FOUND), (19.0, FOUND)).withdrawn, "it was gone meanwhile"
+    assert after(WITHDRAWN, (0.0, ()), (59.9, ())).withdrawn, "one that restarts has allocatable 0 for some seconds"
+    assert after(WITHDRAWN, (0.0, ()), (60.0, ())) == OFFERED
+    assert after(WITHDRAWN, (0.0, ()), (59.0, FOUND), (60.0, ()), (119.0, ())).withdrawn
+
+
+def test_a_process_that_starts_beside_it_offers_nothing() -> None:
+    """Otherwise each restart would offer the devices for ten seconds."""
+    assert judge(OFFERED, FOUND, 0.0, at_once=True).withdrawn
+    assert not judge(OFFERED, (), 0.0, at_once=True).withdrawn
+    assert judge(WITHDRAWN, (), 0.0, at_once=True).withdrawn
+
+
+@pytest.mark.parametrize(
+    ("allocatable", "counts"),
+    [
+        ({"nvidia.com/gpu": "8"}, True),
+        ({"nvidia.com/gpu": "0", "nvidia.com/mig-1g.10gb": "3"}, True),
+        ({"nvidia.com/gpu.shared": "4"}, True),
+        ({"nvidia.com/mig-3g.40gb.shared": "1"}, True),
+        ({"nvidia.com/gpu": "0", "nvidia.com/mig-1g.10gb": "0"}, False),
+        ({"nvidia.com/hostdev": "8", "amd.com/gpu": "8", "cpu": "8"}, False),
+        ({"nvidia.com/gpu": "no number"}, True),
+    ],
+)
+def test_a_device_plugin_is_seen_in_allocatable(allocatable: Mapping[str, str], *, counts: bool) -> None:
+    """Any GPU or MIG resource above 0; passthrough and network devices are no GPUs of this driver."""
+    assert bool(found_in(allocatable, ())) == counts
+
+
+class Offers:
+    """A component with a clock, and what it looks at."""
+
+    def __init__(self, folder: Path, driver: str = NVIDIA, *, allowed: bool = False) -> None:
+        self.now = 1000.0
+        self.allocatable: dict[str, str] = {}
+        self.pools: list[Neighbour] = []
+        self.events: list[str] = []
+        self.driver, self.allowed = driver, allowed
+        self.is_known = True
+        (folder / driver).mkdir(exist_ok=True)
+        self.file = SecondPublisherFile(folder / driver)
+        self.restart()
+
+    def restart(self) -> None:
+        self.second = SecondPublisher(
+            stand_in(lambda: self if self.is_known else None),
+            lambda: self.pools,
+            self.driver,
+            self.file,
+            allowed=self.allowed,
+            clock=lambda: self.now,
+        )
+
+    def after(self, seconds: float) -> bool:
+        self.now += seconds
+        return self.second.look()
+
+    def warn(self, reason: str, message: str) -> bool:
+        self.events.append(f"{reason}: {message}")
+        return True
+
+
+@pytest.fixture
+def offers(tmp_path: Path) -> Offers:
+    return Offers(tmp_path)
+
+
+def test_it_says_what_it_found_until_devices_are_offered_again(offers: Offers) -> None:
+    assert not offers.after(20.0)
+    offers.pools = [Neighbour(driver="other.example", pool="node-a", gpus=frozenset({"GPU-1", "GPU-2"}))]
+    assert not offers.after(1.0)
+    assert offers.second.problem is None
+    assert offers.second.remarks == [
+        "second publisher: driver other.example publishes 2 of this node's GPUs in pool node-a"
+    ]
+    assert offers.after(10.0)
+    assert not offers.after(1.0), "said once"
+    assert "other.example publishes 2 of this node's GPUs" in (offers.second.problem or "")
+    assert offers.second.remarks == []
+    offers.second.report(offers.warn)
+    offers.second.report(offers.warn)
+    assert len(offers.events) == 1
+    assert offers.events[0].startswith("SecondPublisher: devices are withdrawn")
+    offers.pools = []
+    assert not offers.after(1.0)
+    assert "has gone" in (offers.second.problem or "")
+    assert offers.after(60.0)
+    assert offers.second.problem is None
+
+
+def test_where_it_is_allowed_nothing_is_withdrawn(tmp_path: Path) -> None:
+    """The node's owner divides the GPUs; the event and a remark say that they are on their own."""
+    offers = Offers(tmp_path, allowed=True)
+    offers.allocatable = {"nvidia.com/gpu": "1"}
+    assert not offers.after(0.0)
+    assert not offers.after(60.0)
+    assert offers.second.problem is None
+    assert offers.second.remarks == ["second publisher: a device plugin offers nvidia.com/gpu: 1 on this node"]
+    offers.second.report(offers.warn)
+    assert "--allow-second-publisher" in offers.events[0]
+
+
+class Twins:
+    """Two node processes of this driver on one node, under two names; ``claimed`` drivers have claims on the GPU.
+
+    What one withdraws, the other sees gone at its next look. Both offer in the beginning.
+    """
+
+    def __init__(self, folder: Path, *claimed: str) -> None:
+        self.nodes = {name: Offers(folder, name) for name in (ACME, NVIDIA)}
+        self.offering = {*self.nodes}
+        self.claimed, self.changes = claimed, 0
+
+    def run(self, seconds: int) -> list[str]:
+        """The drivers that offer the GPU after this time."""
+        for _ in range(seconds):
+            seen = {*self.offering, *self.claimed}
+            for name, offers in self.nodes.items():
+                (other,) = {*self.nodes} - {name}
+                pool = Neighbour(driver=other, pool=f"node-a/{other}", gpus=frozenset({"GPU-1"}))
+                offers.pools = [pool] if other in seen else []
+                self.changes += offers.after(1.0)
+            self.offering = {name for name, offers in self.nodes.items() if offers.second.problem is None}
+        return sorted(self.offering)
+
+
+def test_of_two_drivers_of_this_kind_the_first_by_name_goes_on(tmp_path: Path) -> None:
+    """Both would withdraw and offer again in turn until one is removed."""
+    twins = Twins(tmp_path)
+    assert twins.run(1) == []
+    assert twins.run(3600) == [ACME]
+    assert twins.changes == 3, "two withdraw, one offers again, and nothing flaps"
+
+
+@pytest.mark.parametrize("first", [ACME, NVIDIA])
+def test_the_one_that_offered_before_the_other_started_goes_on(first: str, tmp_path: Path) -> None:
+    twins = Twins(tmp_path)
+    twins.nodes[first].after(60.0)
+    assert twins.run(3600) == [first]
+    assert twins.changes == 1
+
+
+def test_the_one_that_has_claims_goes_on(tmp_path: Path) -> None:
+    """Its GPUs stay published while it is withdrawn; two with claims wait for each other, and offer nothing new."""
+    assert Twins(tmp_path, NVIDIA).run(3600) == [NVIDIA]
+    for note in tmp_path.glob(f"*/{NAME}"):
+        note.unlink()
+    both = Twins(tmp_path, NVIDIA, ACME)
+    assert both.run(3600) == []
+    assert both.changes == 2
+
+
+def test_the_one_that_waited_offers_when_the_other_is_gone(tmp_path: Path) -> None:
+    twins = Twins(tmp_path)
+    twins.run(300)
+    second = twins.nodes[NVIDIA]
+    second.pools = []
+    assert not second.after(1.0)
+    assert "120 s after that" in (second.second.problem or "")
+    assert second.after(YIELD_S)
+
+
+def test_a_restart_while_a_device_plugin_restarts_offers_nothing(offers: Offers) -> None:
+    offers.allocatable = {"nvidia.com/gpu": "8"}
+    offers.after(0.0)
+    offers.allocatable = {}
+    offers.restart()
+    assert not offers.after(0.0)
+    assert "has gone" in (offers.second.problem or "")
+    assert not offers.after(OFFER_AFTER_S - 1)
+    assert offers.after(1.0)
+    offers.restart()
+    offers.after(0.0)
+    assert offers.second.problem is None, "the note is gone"
+
+
+def test_a_node_that_is_not_known_shows_no_device_plugin_that_is_gone(offers: Offers) -> None:
+    """The API server may not answer for longer than a device plugin is away."""
+    offers.allocatable = {"nvidia.com/gpu": "8"}
+    offers.after(0.0)
+    offers.restart()
+    offers.is_known = False
+    offers.after(0.0)
+    assert not offers.after(10 * OFFER_AFTER_S)
+    assert offers.second.problem is not None
+
+
+def test_two_drivers_that_restart_together_do_not_offer_together(tmp_path: Path) -> None:
+    twins = Twins(tmp_path)
+    twins.run(1)
+    for each in twins.nodes.values():
+        each.restart()
+    assert twins.run(3600) == [ACME]
+    assert twins.changes == 3
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"drivers": 5}', "[" * 100_000, "\xff"])
+def test_a_damaged_note_counts(offers: Offers, tmp_path: Path, text: str) -> None:
+    """It was written because something was found."""
+    (tmp_path / NVIDIA / NAME).write_text(text)
+    offers.restart()
+    assert offers.second.problem is not None
+    offers.after(0.0)
+    assert offers.after(OFFER_AFTER_S)
+
+
+def test_a_note_that_cannot_be_written_is_not_fatal(offers: Offers, tmp_path: Path) -> None:
+    """Only a restart would forget it."""
+    (tmp_path / NVIDIA / NAME).mkdir()
+    offers.allocatable = {"nvidia.com/gpu": "8"}
+    assert offers.after(0.0)
+    offers.allocatable = {}
+    offers.after(0.0)
+    assert offers.after(OFFER_AFTER_S)

@@ -12,7 +12,7 @@ from dra_driver.node.process.preflight import ClaimFiles, Folder, ProcessLock, S
 from tests.fakes.stand_in import present
 
 
-def test_a_host_dev_that_is_no_directory_is_refused(tmp_path: Path) -> None:
+def test_a_missing_directory_or_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
     """A mistyped mount: nodes would be made nowhere."""
     preflight.check_host_dev(None)
     preflight.check_host_dev(tmp_path)
@@ -20,20 +20,11 @@ def test_a_host_dev_that_is_no_directory_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path / "file", tmp_path / "missing"):
         with pytest.raises(ConfigurationError, match=r"is not a directory: set --host-dev \(HOST_DEV\)"):
             preflight.check_host_dev(path)
-
-
-def test_registry_is_never_created(tmp_path: Path) -> None:
-    """In a registry that no kubelet reads, the driver would stay unregistered for ever."""
     with pytest.raises(ConfigurationError, match="--kubelet-registrar-dir"):
         preflight.check_registrar_dir(tmp_path / "reg")
-    assert not (tmp_path / "reg").exists()
-
-
-def test_own_directories_are_created(tmp_path: Path) -> None:
-    plugin_dir = preflight.make_plugin_dir(tmp_path / "plugins", "gpu.nvidia.com")
-    assert plugin_dir.stat().st_mode & 0o777 == 0o750, "only root reads the journal"
-    preflight.make_cdi_dir(tmp_path / "run" / "cdi")
-    assert (tmp_path / "run" / "cdi").stat().st_mode & 0o755 == 0o755, "runtimes read it"
+    assert not (tmp_path / "reg").exists(), "no kubelet would read it"
+    with pytest.raises(ConfigurationError, match=r"cannot create the CDI directory .*/file: .*--cdi-dir"):
+        preflight.make_cdi_dir(tmp_path / "file")
 
 
 def test_a_directory_that_the_kubelet_made_is_closed_to_other_users(tmp_path: Path) -> None:
@@ -44,25 +35,18 @@ def test_a_directory_that_the_kubelet_made_is_closed_to_other_users(tmp_path: Pa
         made.chmod(before)
         preflight.make_plugin_dir(tmp_path / "plugins", "gpu.nvidia.com")
         assert made.stat().st_mode & 0o777 == after
+    assert preflight.make_plugin_dir(tmp_path / "new", "gpu.nvidia.com").stat().st_mode & 0o777 == 0o750
+    preflight.make_cdi_dir(tmp_path / "run" / "cdi")
+    assert (tmp_path / "run" / "cdi").stat().st_mode & 0o755 == 0o755, "runtimes read it"
 
 
-def test_file_in_a_directorys_place_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "cdi").write_text("")
-    with pytest.raises(ConfigurationError, match=r"cannot create the CDI directory .*/cdi: .*--cdi-dir"):
-        preflight.make_cdi_dir(tmp_path / "cdi")
-
-
-def test_driver_root_must_be_a_directory(tmp_path: Path) -> None:
+def test_driver_root_must_be_a_directory_or_may_become_one(tmp_path: Path) -> None:
     preflight.check_driver_root(tmp_path)
+    preflight.check_driver_root(tmp_path / "driver")  # a driver container makes it in /run/nvidia when it starts
     (tmp_path / "file").write_text("")
     for wrong in (tmp_path / "file", tmp_path / "missing" / "driver", Path("/missing")):
         with pytest.raises(ConfigurationError, match="DRIVER_ROOT"):
             preflight.check_driver_root(wrong)
-
-
-def test_a_driver_container_may_create_the_driver_root_later(tmp_path: Path) -> None:
-    """Only /run/nvidia is mounted, so /run/nvidia/driver does not exist before the driver container has started."""
-    preflight.check_driver_root(tmp_path / "driver")
 
 
 def test_second_process_is_refused_with_the_name_of_the_first(tmp_path: Path) -> None:
@@ -77,7 +61,6 @@ def test_second_process_is_refused_with_the_name_of_the_first(tmp_path: Path) ->
 
 
 def test_processes_of_pods_share_and_exclude_one_without_a_pod(tmp_path: Path) -> None:
-    """Only a rolling update may overlap."""
     old, new, alone = (ProcessLock(tmp_path, shared=shared) for shared in (True, True, False))
     old.acquire()
     new.acquire()
@@ -92,7 +75,6 @@ def test_processes_of_pods_share_and_exclude_one_without_a_pod(tmp_path: Path) -
 
 
 def test_lock_through_a_link_is_refused(tmp_path: Path) -> None:
-    """A symbolic link must not lead the write to another file."""
     (tmp_path / "target").write_text("precious")
     (tmp_path / preflight.LOCK_NAME).symlink_to(tmp_path / "target")
     with pytest.raises(ConfigurationError, match="lock file"):
@@ -137,10 +119,10 @@ def node(tmp_path: Path) -> Node:
 
 
 def test_a_usable_directory_is_no_problem_and_stays_untouched(node: Node) -> None:
-    """A runtime reads all CDI files again after each change there."""
     before = node.folder.stat().st_mtime_ns
     assert node.problem() is None
     assert (node.looks, node.folder.stat().st_mtime_ns) == (1, before)
+    assert space(node.folder).bytes > 0
 
 
 @pytest.mark.parametrize(
@@ -173,11 +155,6 @@ def test_a_claims_file_that_stays_missing_is_a_problem(node: Node, caplog: pytes
     node.missing = StorageError("the journal cannot be read")
     assert (node.problem(), node.problem()) == ("the journal cannot be read",) * 2
     assert len(caplog.records) == 2
-
-
-def test_space_is_what_this_process_may_use(tmp_path: Path) -> None:
-    """The file system of this machine has free space, or the test could not run."""
-    assert space(tmp_path).bytes > 0
 
 
 class Files:
@@ -234,7 +211,6 @@ def test_a_file_that_stays_missing_is_tried_in_every_round(
 
 @pytest.mark.usefixtures("inotify")
 def test_a_directory_that_is_made_again_is_listed(tmp_path: Path) -> None:
-    """A reboot empties /var/run, and a person may have removed it."""
     folder = tmp_path / "cdi"
     folder.mkdir()
     files = Files(folder)

@@ -67,24 +67,18 @@ def ill() -> FaultStage:
 
 
 def test_gpus_and_existing_partitions_fall_ill_as_asked_and_recover_when_it_is_removed(ill: FaultStage) -> None:
-    """Each change is reported on the Node, in the words of the annotation."""
     text = f"gpu-1 xid=79, {ill.partition} xid=94"
     assert ill.annotate(text) == [("SimulatedFault", f"simulated faults: {text}")]
     assert ill.injected() == [(ill.second, "xid=79", None), (ill.first, "xid=94", ill.gi_id)]
     assert ill.annotate(text) == []
     assert ill.annotate(None) == [("SimulatedFault", "simulated faults: none")]
     assert ill.injected() == []
-
-
-def test_a_gpu_that_is_lost_can_have_another_fault_and_recover(ill: FaultStage) -> None:
-    """The inventory does not list it then."""
-    ill.annotate("gpu-0 lost")
+    ill.annotate("gpu-0 lost")  # the inventory does not list it then
     assert ill.annotate("gpu-0 lost, gpu-0 row-remap") != []
     assert [fault for _, fault, _ in ill.injected()] == ["lost", "row-remap=pending"]
 
 
 def test_an_annotation_that_cannot_be_read_changes_nothing_and_is_told_once(ill: FaultStage) -> None:
-    """What it requested before still holds."""
     ill.annotate("gpu-0 ecc")
     ((reason, text),) = ill.annotate("gpu-0 fire")
     assert reason == "SimulatedFaultRefused"
@@ -94,7 +88,6 @@ def test_an_annotation_that_cannot_be_read_changes_nothing_and_is_told_once(ill:
 
 
 def test_one_bad_order_does_not_stop_the_others(ill: FaultStage) -> None:
-    """And each says what there is instead."""
     told = dict(ill.annotate("gpu-7 ecc, gpu-1 ecc"))
     assert "no such device, only gpu-0, gpu-1" in told["SimulatedFaultRefused"]
     told = dict(ill.annotate("gpu-0-mig-7g80gb-0-0 ecc, gpu-1 ecc"))
@@ -103,34 +96,24 @@ def test_one_bad_order_does_not_stop_the_others(ill: FaultStage) -> None:
 
 
 def test_a_restart_tells_nothing_again_and_sees_what_was_removed_meanwhile(ill: FaultStage) -> None:
-    """The faults are kept with the GPUs."""
     ill.annotate("gpu-1 xid=79")
     ill.faults = ill.restarted()
     assert ill.annotate("gpu-1 xid=79") == []
-    ill.faults = ill.restarted()
+    ill.faults, ill.node = ill.restarted(), None
+    ill.faults.step()
+    assert len(ill.injected()) == 1, "an API server that is away changes nothing"
     ill.annotate(None)
     assert ill.injected() == []
 
 
 def test_faults_of_the_state_file_are_left_alone(ill: FaultStage) -> None:
-    """A person edits it, or a test."""
     ill.gpus.inject(ill.first, "ecc")
     ill.annotate("gpu-1 ecc")
     ill.annotate(None)
     assert [str(one.fault) for one in ill.gpus.injected("")] == ["ecc"]
 
 
-def test_before_the_node_object_is_known_nothing_changes(ill: FaultStage) -> None:
-    """An API server that is away does not make GPUs well."""
-    ill.annotate("gpu-1 ecc")
-    ill.node = None
-    ill.faults = ill.restarted()
-    ill.faults.step()
-    assert len(ill.injected()) == 1
-
-
 def test_while_the_simulated_driver_is_unavailable_it_is_tried_again(ill: FaultStage) -> None:
-    """The error goes to the thread, which repeats the step."""
     described = parse_groups("1xl4-24gb", "node-a")
     ill.gpus.replace_node(replace(described, unavailable="no driver"))
     with pytest.raises(DriverUnavailableError):
@@ -175,7 +158,6 @@ def stage(tmp_path: Path) -> Stage:
 
 
 def test_a_prepared_claim_uses_its_devices_as_its_annotation_says_until_it_ends(stage: Stage) -> None:
-    """The claim is read once; its processes are found by their environment."""
     (use,) = stage.step()
     assert (use.gpu_uuid, use.gi_id, use.claim_uid, use.pids) == (GPU, None, "u1", ())
     assert use.since == stage.entries[0].changed_at
@@ -187,7 +169,6 @@ def test_a_prepared_claim_uses_its_devices_as_its_annotation_says_until_it_ends(
 
 
 def test_a_partition_is_used_as_an_instance_and_admin_access_uses_nothing(stage: Stage) -> None:
-    """A partition that was not created yet is used by nothing either."""
     made, missing = device(partition=partition(gi_id=7)), device(partition=partition())
     stage.entries = [entry("u1", made, missing, device(request="look", admin_access=True))]
     assert [use.gi_id for use in stage.step()] == [7]
@@ -195,7 +176,6 @@ def test_a_partition_is_used_as_an_instance_and_admin_access_uses_nothing(stage:
 
 @pytest.mark.parametrize("annotation", [None, "nonsense", '[{"memory": "-5"}]', "[" * 4000])
 def test_without_a_right_annotation_nothing_is_used(tmp_path: Path, annotation: str | None) -> None:
-    """It comes from a claim's author; the other claims go on."""
     stage = Stage(tmp_path, annotation)
     assert stage.step() == ()
     assert stage.step() == ()
@@ -203,25 +183,19 @@ def test_without_a_right_annotation_nothing_is_used(tmp_path: Path, annotation: 
 
 
 def test_a_claim_that_was_replaced_or_is_gone_uses_nothing(stage: Stage) -> None:
-    """Another claim of that name has an annotation of its own."""
     stage.claim["metadata"]["uid"] = "other"
     assert stage.step() == ()
     stage.entries = [entry("u2")]
     stage.error = NotFoundError("gone")
     assert stage.step() == ()
-
-
-def test_an_api_server_that_is_away_is_asked_again(stage: Stage) -> None:
-    """And changes nothing meanwhile."""
-    stage.error = ApiUnreachableError("away")
+    stage.entries, stage.error = [entry("other")], ApiUnreachableError("away")
     with pytest.raises(ApiUnreachableError):
         stage.step()
     stage.error = None
-    assert len(stage.step()) == 1
+    assert len(stage.step()) == 1, "an API server that is away is asked again"
 
 
 def test_uses_by_process_id_stay(stage: Stage) -> None:
-    """They were written by people or tests."""
     mine = SimulatedUse(key="mine", gpu_uuid=GpuUuid("GPU-b"), since=1.0, steps=parse_steps(STEPS), pids=(7,))
     change_uses(stage.file, lambda _: (mine,))
     assert stage.step()[0] == mine

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.core.errors import ConfigurationError
+from dra_driver.node.process.endpoints import GOOD_S, Probe
 from dra_driver.node.process.sockets import MAX_PATH_BYTES, SocketPaths, private_path
 
 REGISTRY = Path("/var/lib/kubelet/plugins_registry")
@@ -22,17 +23,11 @@ def choose(
     )
 
 
-def test_names_are_the_usual_ones() -> None:
-    """Scripts and people expect them."""
-    paths = choose()
+def test_names_are_the_usual_ones_and_those_of_a_pod_have_its_uid() -> None:
+    paths, of_pod = choose(), choose(pod_uid=UID)
     assert paths.registration == REGISTRY / "gpu.nvidia.com-reg.sock"
     assert str(paths.dra) == "/var/lib/kubelet/plugins/gpu.nvidia.com/dra.sock"
-
-
-def test_pod_uid_is_part_of_both_names() -> None:
-    paths = choose(pod_uid=UID)
-    assert paths.registration.name == f"gpu.nvidia.com-{UID}-reg.sock"
-    assert paths.dra.name == f"dra-{UID}.sock"
+    assert (of_pod.registration.name, of_pod.dra.name) == (f"gpu.nvidia.com-{UID}-reg.sock", f"dra-{UID}.sock")
 
 
 @pytest.mark.parametrize("length", range(1, 64))
@@ -46,24 +41,14 @@ def test_every_driver_name_gets_sockets_that_fit_and_differ_between_pods(length:
     assert mine.registration != other.registration
     assert mine.dra != other.dra
     assert (UID in mine.registration.name) == (length <= 27)
+    names = {choose(each * length, pod_uid=uid).registration for each in "ab" for uid in (UID, UID[::-1])}
+    assert len(names) == 4, "hashes depend on driver and pod"
 
 
-def test_hash_depends_on_driver_and_pod() -> None:
-    """Two drivers in one pod must not end up with one registration socket."""
-    names = {choose(driver * 60, pod_uid=uid).registration.name for driver in "ab" for uid in (UID, UID[::-1])}
-    assert len(names) == 4
-
-
-def test_directory_that_is_too_long_by_itself_is_an_error_with_numbers() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"bytes, a unix socket's may have 107: choose a shorter --kubelet-reg"
-    ):
-        choose(registrar_dir=Path("/" + "r" * 100))
-
-
-def test_limit_counts_bytes_not_characters() -> None:
-    with pytest.raises(ConfigurationError):
-        choose(registrar_dir=Path("/" + "ü" * 45))
+@pytest.mark.parametrize("name", ["r" * 100, "ü" * 45], ids=["characters", "bytes"])
+def test_directory_that_is_too_long_by_itself_is_an_error_with_numbers(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"bytes, a unix socket's may have 107: .* --kubelet-reg"):
+        choose(registrar_dir=Path("/" + name))
 
 
 def test_private_name_is_hidden_stable_and_short() -> None:
@@ -73,3 +58,29 @@ def test_private_name_is_hidden_stable_and_short() -> None:
     assert private_path(public).name.startswith(".")
     assert len(private_path(public).name) <= len("dra.sock")
     assert private_path(public) != private_path(Path("/p/dra-x.sock"))
+
+
+class Sockets:
+    """Sockets that answer until a test says that they do not, and the time."""
+
+    def __init__(self) -> None:
+        self.now, self.checks = 0.0, 0
+        self.found: list[str] = []
+        self.probe = Probe(self.check, lambda: self.now)
+
+    def check(self) -> list[str]:
+        self.checks += 1
+        return self.found
+
+
+def test_a_good_answer_counts_for_a_while_and_a_bad_one_once() -> None:
+    """A check wakes all threads of gRPC."""
+    sockets = Sockets()
+    for sockets.now in (0.0, GOOD_S / 2, GOOD_S - 0.1):
+        assert sockets.probe.problems() == []
+    assert sockets.checks == 1
+    sockets.now, sockets.found = GOOD_S, ["no answer"]
+    assert [sockets.probe.problems() for _ in range(2)] == [["no answer"]] * 2
+    sockets.found = []
+    assert sockets.probe.problems() == []
+    assert sockets.checks == 4

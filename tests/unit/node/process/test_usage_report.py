@@ -16,7 +16,7 @@ from dra_driver.core.model.gpu_node import MAX_TOLD, NO_USAGE, ToldForeign, Told
 from dra_driver.core.model.ids import ClaimUid, DeviceName
 from dra_driver.core.model.terms import GpuTerms
 from dra_driver.core.model.usage_findings import IdleClaim, OverGrant, Unattributed, UsageFindings, UsingPod
-from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, UsageRules, idle_after_min
+from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, UsageRules
 from dra_driver.core.telemetry import metrics
 from dra_driver.node.process.usage_report import (
     CHECKED_S,
@@ -81,8 +81,14 @@ def told(*over: OverGrant, idle: Any = (), foreign: Any = (), claims: Any = (CLA
 
 
 def test_a_claim_over_its_grant_is_told_with_what_may_follow() -> None:
-    """The grant is the journal's, the grace time the policy's."""
     assert told(OVER) == ToldUsage(over_grant=(TOLD,), checked_at="now")
+    other = UsingPod(namespace="kube-system", name="coredns", uid="x")
+    assert told(replace(OVER, pods=(other, *OVER.pods))).over_grant == (TOLD,), "pods of its namespace only"
+    two = replace(CLAIM, devices=(SHARE, replace(SHARE, sharing=sharing(4 * GIB))))
+    assert told(OVER, claims=(two,)).over_grant == (replace(TOLD, granted="16Gi"),), "two shares are one grant"
+    assert told(OVER, OVER).over_grant == (TOLD,), "each claim once"
+    claims = [replace(CLAIM, ref=replace(REF, uid=ClaimUid(f"uid-{number}"))) for number in range(MAX_TOLD + 5)]
+    assert len(told(*(replace(OVER, claim=each.ref) for each in claims), claims=claims).over_grant) == MAX_TOLD
 
 
 @pytest.mark.parametrize(
@@ -102,32 +108,12 @@ def test_a_lie_about_claims_devices_pods_and_grants_is_not_passed_on(changed: di
     assert told(replace(OVER, **changed)) == ToldUsage()
 
 
-def test_pods_of_other_namespaces_are_left_out() -> None:
-    """A claim is used in its own namespace alone."""
-    other = UsingPod(namespace="kube-system", name="coredns", uid="x")
-    assert told(replace(OVER, pods=(other, *OVER.pods))).over_grant == (TOLD,)
-
-
-@pytest.mark.parametrize(
-    "devices",
-    [
-        (replace(SHARE, sharing=None),),
-        (SHARE, replace(SHARE, sharing=None)),
-        (),
-    ],
-)
+@pytest.mark.parametrize("devices", [(replace(SHARE, sharing=None),), (SHARE, replace(SHARE, sharing=None)), ()])
 def test_only_shares_with_a_known_grant_are_judged(devices: Any) -> None:
-    """A whole GPU ends where the hardware says."""
     assert told(OVER, claims=(replace(CLAIM, devices=devices),)) == ToldUsage()
 
 
-def test_two_shares_of_one_gpu_are_one_grant() -> None:
-    two = replace(CLAIM, devices=(SHARE, replace(SHARE, sharing=sharing(4 * GIB))))
-    assert told(OVER, claims=(two,)).over_grant == (replace(TOLD, granted="16Gi"),)
-
-
 def test_eviction_takes_both_the_file_and_the_policy() -> None:
-    """A file cannot ask for more than the policy of the claim's GPU."""
     reports = {uuid(0): GpuTerms(usage=UsageRules(grace_s=90))}
     assert told(OVER, terms=reports) == ToldUsage(over_grant=(replace(TOLD, action=OverGrantAction.REPORT),))
     calm = told(replace(OVER, action=OverGrantAction.REPORT))
@@ -135,34 +121,22 @@ def test_eviction_takes_both_the_file_and_the_policy() -> None:
 
 
 def test_an_idle_claim_is_told_by_the_policies_of_all_its_gpus() -> None:
-    """The longest time counts, and reclaim only where all say so."""
     assert told(idle=(IDLE,)).idle == (TOLD_IDLE,)
     two = replace(CLAIM, devices=(SHARE, replace(SHARE, device=DeviceName("gpu-1"), gpu_uuid=uuid(1))))
     slower = {**TERMS, uuid(1): GpuTerms(usage=UsageRules(idle_after_min=60))}
     (found,) = told(idle=(IDLE,), claims=(two,), terms=slower).idle
     assert (found.after_min, found.action) == (60, IdleAction.REPORT)
     assert told(idle=(IDLE,), terms={}) == ToldUsage()
+    assert told(idle=(IDLE,), claims=(two,), terms={uuid(0): TERMS[uuid(0)]}) == ToldUsage(), "one is never idle"
     assert told(idle=(replace(IDLE, claim=replace(REF, uid=ClaimUid("other"))),)) == ToldUsage()
 
 
-def test_a_gpu_that_is_never_idle_keeps_its_claim_from_being_idle() -> None:
-    assert idle_after_min([UsageRules(idle_after_min=30), UsageRules()]) is None
-    assert idle_after_min([]) is None
-
-
 def test_processes_of_no_claim_are_told_of_gpus_that_the_node_has() -> None:
-    """By the node's own name of the GPU; they ask for nothing."""
     assert told(foreign=(FOREIGN, FOREIGN, replace(FOREIGN, gpu_uuid="GPU-other"))) == ToldUsage(
         unattributed=(
             ToldForeign(gpu="gpu-0", processes=3, memory="1Gi", since="2026-07-01T12:00:00Z", commands=("python3",)),
         )
     )
-
-
-def test_each_claim_is_told_once_and_all_are_bounded() -> None:
-    assert told(OVER, OVER).over_grant == (TOLD,)
-    claims = [replace(CLAIM, ref=replace(REF, uid=ClaimUid(f"uid-{number}"))) for number in range(MAX_TOLD + 5)]
-    assert len(told(*(replace(OVER, claim=each.ref) for each in claims), claims=claims).over_grant) == MAX_TOLD
 
 
 FOUND = UsageFindings(written=NOW, idle=(IdleClaim(claim=REF, since=NOW),))
@@ -192,16 +166,8 @@ def exporter(tmp_path: Path) -> Exporter:
 
 
 def test_without_a_file_there_is_nothing_and_no_problem(exporter: Exporter) -> None:
-    """The exporter is optional, and may start later."""
     assert exporter.file.look() is None
     assert exporter.file.problem is None
-
-
-def test_an_unchanged_file_is_the_same_value(exporter: Exporter) -> None:
-    exporter.write(encode(FOUND))
-    first = exporter.file.look()
-    assert first == FOUND
-    assert exporter.file.look() is first
 
 
 def test_a_damaged_file_keeps_the_last_good_findings_for_a_while(exporter: Exporter) -> None:
@@ -220,7 +186,8 @@ def test_a_damaged_file_keeps_the_last_good_findings_for_a_while(exporter: Expor
 def test_findings_that_are_not_renewed_are_forgotten(exporter: Exporter) -> None:
     """The exporter has ended or hangs: what it saw last is no reason to evict a pod an hour later."""
     exporter.write(encode(FOUND))
-    exporter.file.look()
+    first = exporter.file.look()
+    assert exporter.file.look() is first
     exporter.now += STALE_S
     assert exporter.file.look() == FOUND
     exporter.now += 1
@@ -241,13 +208,6 @@ def test_a_restart_makes_old_findings_no_newer(exporter: Exporter) -> None:
     assert exporter.restarted().look() == FOUND
     exporter.now -= 3600
     assert exporter.restarted().look() == FOUND, "a clock that went back"
-
-
-def test_renewed_findings_stay(exporter: Exporter) -> None:
-    for _ in range(5):
-        exporter.write(encode(FOUND))
-        assert exporter.file.look() == FOUND
-        exporter.now += STALE_S
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
@@ -304,17 +264,7 @@ def node_a(tmp_path: Path) -> Iterator[Node]:
     found.journal.close()
 
 
-def test_a_claim_of_the_journal_is_told_with_its_grant(node_a: Node) -> None:
-    prepared(node_a.journal, 1, shared())
-    node_a.write()
-    node_a.look()
-    (told,) = node_a.report.told.over_grant
-    assert (told.claim_uid, told.granted, told.action) == (ref(1).uid, "8Gi", OverGrantAction.EVICT)
-    assert node_a.events == ["GpuMemoryOverGrant"]
-
-
 def test_a_claim_that_is_not_prepared_is_not_told(node_a: Node) -> None:
-    """Neither one that the journal does not know, nor one that is being prepared."""
     node_a.write()
     node_a.look()
     assert node_a.report.told == NO_USAGE
@@ -323,12 +273,15 @@ def test_a_claim_that_is_not_prepared_is_not_told(node_a: Node) -> None:
     assert node_a.report.told == NO_USAGE
 
 
-def test_while_nothing_changes_the_value_stays_the_same_but_for_its_time(node_a: Node) -> None:
+def test_a_claim_of_the_journal_is_told_with_its_grant_and_changes_only_its_time(node_a: Node) -> None:
     """The GpuNode is written once a while, so that the controller knows that the node lives."""
     prepared(node_a.journal, 1, shared())
     node_a.write()
     node_a.look()
     first = node_a.report.told
+    (over,) = first.over_grant
+    assert (over.claim_uid, over.granted, over.action) == (ref(1).uid, "8Gi", OverGrantAction.EVICT)
+    assert node_a.events == ["GpuMemoryOverGrant"]
     node_a.seconds += CHECKED_S / 2
     node_a.look()
     assert node_a.report.told is first
@@ -336,15 +289,6 @@ def test_while_nothing_changes_the_value_stays_the_same_but_for_its_time(node_a:
     node_a.look()
     assert node_a.report.told.checked_at != first.checked_at
     assert node_a.report.told.over_grant == first.over_grant
-
-
-def test_an_exporter_that_ended_is_no_reason_for_anything(node_a: Node) -> None:
-    prepared(node_a.journal, 1, shared())
-    node_a.write()
-    node_a.look()
-    node_a.seconds += STALE_S + 1
-    node_a.look()
-    assert node_a.report.told == NO_USAGE
 
 
 TOLD_NOTEBOOK = replace(TOLD_IDLE, claim="notebook", claim_uid="uid-n")
@@ -369,7 +313,6 @@ def heard() -> Told:
 
 
 def test_an_over_grant_says_what_happens_when_and_what_to_do(heard: Told) -> None:
-    """For the reader of kubectl describe pod."""
     heard.events.update(ToldUsage(over_grant=(TOLD,)))
     sentence = (
         "its 2 processes have 20Gi of gpu-0, and the claim was granted 12Gi. Pod llm-0 is to be evicted if this lasts"
@@ -377,31 +320,23 @@ def test_an_over_grant_says_what_happens_when_and_what_to_do(heard: Told) -> Non
     )
     assert heard.node == [("Warning", "GpuMemoryOverGrant", f"claim team/llm: {sentence}")]
     assert [(each.claim.name, each.claim.uid, each.message) for each in heard.claims] == [("llm", "uid-llm", sentence)]
-
-
-def test_one_process_is_no_plural(heard: Told) -> None:
-    heard.events.update(ToldUsage(over_grant=(replace(TOLD, processes=1),)))
-    assert heard.claims[0].message.startswith("its process has 20Gi of gpu-0")
-
-
-def test_a_report_threatens_with_nothing(heard: Told) -> None:
     heard.events.update(ToldUsage(over_grant=(replace(TOLD, action=OverGrantAction.REPORT),)))
-    assert "evicted" not in heard.node[0][2]
-    heard.events.update(ToldUsage(over_grant=(TOLD,)))
-    assert "evicted" in heard.node[1][2]
+    assert "evicted" not in heard.node[1][2]
 
 
 def test_an_idle_claim_and_others_on_the_gpu_are_told(heard: Told) -> None:
-    """Processes of no claim have no claim that could be heard."""
     heard.events.update(ToldUsage(idle=(TOLD_NOTEBOOK,), unattributed=(TOLD_FOREIGN,)))
+    value = metrics.REGISTRY.get_sample_value
+    assert [value("dra_driver_usage_findings", {"kind": kind}) for kind in metrics.USAGE_FINDINGS] == [0, 1, 1]
     assert [reason for _, reason, _ in heard.node] == ["GpuClaimIdle", "GpuUsedByOthers"]
     assert "to be evicted if it stays so for 30 minutes more" in heard.node[0][2]
     assert heard.node[1][2].startswith("gpu-0 is used by 2 processes (python3) with 3Gi that belong to no claim of it")
     assert [each.claim.name for each in heard.claims] == ["notebook"]
+    heard.events.update(ToldUsage(over_grant=(TOLD,)))
+    assert [value("dra_driver_usage_findings", {"kind": kind}) for kind in metrics.USAGE_FINDINGS] == [1, 0, 0]
 
 
 def test_a_finding_that_stays_or_comes_and_goes_is_told_once_in_a_while(heard: Told) -> None:
-    """New numbers are no news."""
     for used in ("20Gi", "30Gi"):
         heard.events.update(ToldUsage(over_grant=(replace(TOLD, used=used),)))
         heard.events.update(NO_USAGE)
@@ -410,11 +345,3 @@ def test_a_finding_that_stays_or_comes_and_goes_is_told_once_in_a_while(heard: T
     heard.events.update(NO_USAGE)
     heard.events.update(ToldUsage(over_grant=(TOLD,)))
     assert len(heard.node) == 2
-
-
-def test_the_metric_counts_what_stands(heard: Told) -> None:
-    heard.events.update(ToldUsage(over_grant=(TOLD,), idle=(TOLD_NOTEBOOK,), unattributed=(TOLD_FOREIGN,)))
-    value = metrics.REGISTRY.get_sample_value
-    assert [value("dra_driver_usage_findings", {"kind": kind}) for kind in metrics.USAGE_FINDINGS] == [1, 1, 1]
-    heard.events.update(NO_USAGE)
-    assert [value("dra_driver_usage_findings", {"kind": kind}) for kind in metrics.USAGE_FINDINGS] == [0, 0, 0]

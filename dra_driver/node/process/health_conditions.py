@@ -1,24 +1,97 @@
-"""Reports conditions that begin and end: as events on the Node and as metrics.
+"""Publish health conditions: as taints of devices, as events on the Node and as metrics.
 
-At most one event per device and cause in ``QUIET_S``; what happens meanwhile is reported afterwards, if it still holds.
-Conditions from before the process started were reported by the process before it; their end is still reported.
+A condition of a GPU taints it in every form; one of a GPU instance taints only its partition. Keys are one per cause
+and stay; those below ``gpu.nvidia.com`` are NVIDIA's driver's, so that tolerations written for it work.
 """
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.health import HealthCause, HealthCondition, Severity
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.core.model.mig import partition_name
+from dra_driver.core.model.mig import PartitionId, partition_name
+from dra_driver.core.model.terms import Effect, GpuTerms, Taint, Terms, terms_of
 from dra_driver.core.telemetry import metrics
+from dra_driver.core.time import rfc3339
+from dra_driver.kube.published import limits
 from dra_driver.node.health import HealthState, HealthStatus
-from dra_driver.node.process.health_taints import KEYS, partition_of
+from dra_driver.node.process.missing_gpus import Missing
 from dra_driver.node.process.node_events import Kind, Tell
+
+KEYS: Final[Mapping[HealthCause, str]] = MappingProxyType(
+    {
+        HealthCause.XID: "gpu.nvidia.com/xid",
+        HealthCause.LOST: "gpu.nvidia.com/gpu-lost",
+        HealthCause.UNMONITORED: "gpu.nvidia.com/unmonitored",
+        HealthCause.ECC: "gpu.dra-driver.io/ecc",
+        HealthCause.HANG: "gpu.dra-driver.io/hung",
+        HealthCause.ROW_REMAP: "gpu.dra-driver.io/row-remap",
+        HealthCause.RETIRED_PAGES: "gpu.dra-driver.io/retired-pages",
+        HealthCause.RECOVERY_ACTION: "gpu.dra-driver.io/recovery-action",
+        HealthCause.NVLINK: "gpu.dra-driver.io/nvlink",
+        HealthCause.FABRIC: "gpu.dra-driver.io/fabric-unhealthy",
+    }
+)
+_GONE: Final = frozenset({HealthCause.LOST, HealthCause.HANG})
+_EFFECTS: Final[Mapping[Severity, Effect]] = {Severity.EVICT: "NoExecute", Severity.NO_NEW_CLAIMS: "NoSchedule"}
+
+
+def amended(
+    snapshot: Snapshot, terms: Terms, conditions: Iterable[HealthCondition], missing: Missing
+) -> Mapping[GpuUuid, GpuTerms]:
+    """New terms of the GPUs with conditions, and of missing ones, which are always tainted."""
+    found: dict[GpuUuid, list[HealthCondition]] = defaultdict(list)
+    for condition in conditions:
+        found[condition.gpu_uuid].append(condition)
+    affected = [gpu for gpu in snapshot.gpus if gpu.uuid in found or gpu.uuid in missing]
+    return {gpu.uuid: _with(terms_of(terms, gpu.uuid), gpu, found[gpu.uuid], missing) for gpu in affected}
+
+
+def taint_of(condition: HealthCondition) -> Taint | None:
+    """The taint for a condition; None if it is only counted."""
+    effect = "None" if condition.cause is HealthCause.UNMONITORED else _EFFECTS.get(condition.severity)
+    key, value = KEYS[condition.cause], condition.value
+    if effect is None:
+        return None
+    return Taint(
+        key=key, value=value if limits.is_taint(key, value) else "", effect=effect, time_added=rfc3339(condition.since)
+    )
+
+
+def partition_of(gpu: Gpu, gi_id: int) -> PartitionId | None:
+    """The partition that is published for the GPU instance; None if it does not exist."""
+    instance = next((each for each in gpu.mig_instances if each.gi_id == gi_id), None)
+    return None if instance is None else PartitionId(gpu.uuid, instance.profile_id, instance.start)
+
+
+def _with(terms: GpuTerms, gpu: Gpu, conditions: Iterable[HealthCondition], missing: Missing) -> GpuTerms:
+    whole: list[Taint] = []
+    partitions: dict[PartitionId, list[Taint]] = defaultdict(list)
+    for condition in conditions:
+        place = None if condition.gi_id is None else partition_of(gpu, condition.gi_id)
+        taint = taint_of(condition)
+        if taint is None or (condition.gi_id is not None and place is None):
+            continue
+        (whole if place is None else partitions[place]).append(taint)
+    gone = missing.get(gpu.uuid)
+    if gone is not None and not {KEYS[cause] for cause in _GONE} & {taint.key for taint in whole}:
+        # The condition follows at the next look. A taint that evicts only then would be written twice.
+        evicts = HealthCause.LOST in terms.health.evicting_causes and not gone.awaited
+        effect: Effect = "NoExecute" if evicts else "NoSchedule"
+        whole.append(Taint(key=KEYS[HealthCause.LOST], effect=effect, time_added=rfc3339(gone.since)))
+    return replace(
+        terms,
+        condition_taints=tuple(whole),
+        partition_taints={place: tuple(taints) for place, taints in partitions.items()},
+    )
+
 
 UNHEALTHY: Final = "GpuUnhealthy"
 UNMONITORED: Final = "GpuUnmonitored"
@@ -36,7 +109,7 @@ class _Told(Struct, frozen=True):
 
 
 class Notice(Struct, frozen=True, kw_only=True):
-    """An event about a condition that began, got worse or ended. ``gpu`` is the condition's, as far as it is known."""
+    """An event about a condition that began, got worse or ended. ``gpu`` is None while it is unknown."""
 
     condition: HealthCondition
     gpu: Gpu | None
@@ -48,7 +121,9 @@ class Notice(Struct, frozen=True, kw_only=True):
 class ConditionEvents:
     """Not thread-safe: one thread calls ``update``. ``now`` is in seconds of the Unix epoch, as conditions are.
 
-    ``tell`` records an event on the Node; ``notify`` hears of the same events, with what they are about.
+    At most one event per device and cause in `QUIET_S`; a later change is reported after it, if it still holds. Of
+    conditions from before the start only the end is reported. ``tell`` records an event on the Node; ``notify``
+    receives the same events with their condition.
     """
 
     def __init__(
@@ -64,7 +139,7 @@ class ConditionEvents:
         self._told: dict[_Key, _Told] = {}
 
     def update(self, conditions: Iterable[HealthCondition], snapshot: Snapshot) -> None:
-        """Record events for what began, got worse or ended. Names of devices are those of ``snapshot``."""
+        """Record events for conditions that began, got worse or ended, with the device names of ``snapshot``."""
         now = self._clock()
         holding = {(each.gpu_uuid, each.gi_id, each.cause): each for each in conditions}
         for key, condition in holding.items():
@@ -92,7 +167,6 @@ class ConditionEvents:
 
 
 def device_of(gpu_uuid: GpuUuid, gi_id: int | None, snapshot: Snapshot) -> str:
-    """The device's name, as far as it is known; else the GPU's UUID."""
     gpu = snapshot.gpu_by_uuid(gpu_uuid)
     if gpu is None or gi_id is None:
         return str(gpu_uuid if gpu is None else gpu.device_name)
@@ -127,10 +201,7 @@ def sentences(conditions: Iterable[HealthCondition], snapshot: Snapshot) -> list
 
 
 class HealthMetrics:
-    """The health of GPUs as metrics. Not thread-safe: one thread calls ``update``.
-
-    Labels are device names of this node, which a process has few of, and closed sets.
-    """
+    """The health of GPUs as metrics, by device name. Not thread-safe: one thread calls ``update``."""
 
     def __init__(self) -> None:
         self._xids: Mapping[tuple[GpuUuid, str], int] = {}
@@ -139,10 +210,7 @@ class HealthMetrics:
         self._shown: Mapping[str, HealthState] = {}  # by device
 
     def update(self, status: HealthStatus, conditions: Iterable[HealthCondition], snapshot: Snapshot) -> None:
-        """Show what holds now. Counts only grow: ``status`` has those since the process started.
-
-        Sets what changed alone: it is called every few seconds, and mostly nothing has.
-        """
+        """Set the series that changed. Counts of ``status`` are since the process started."""
         counted = Counter(condition.cause for condition in conditions)
         by_cause = {cause: counted[cause] for cause in HealthCause}
         if by_cause != self._by_cause:
@@ -159,7 +227,6 @@ class HealthMetrics:
         self._xids, self._recoveries = dict(status.xids), dict(status.recoveries)
 
     def _show_devices(self, status: HealthStatus, snapshot: Snapshot) -> None:
-        """Every published GPU, healthy ones too, and the partitions with conditions of their own."""
         known = {device_of(each.gpu_uuid, each.gi_id, snapshot): each for each in status.devices}
         before, healthy = self._shown, dict.fromkeys((gpu.device_name for gpu in snapshot.gpus), HealthState.HEALTHY)
         self._shown = healthy | {name: each.state for name, each in known.items()}

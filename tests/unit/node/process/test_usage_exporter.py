@@ -1,26 +1,160 @@
-"""A GPU counts as changing while a call changes it, and a while longer, because the next call follows soon."""
+"""What the node process tells the usage exporter, which reads it with code of its own."""
 
+import json
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from dra_driver.core.errors import GpuBusyError
+from dra_driver.core.errors import GpuBusyError, StorageError
 from dra_driver.core.files import lock_file
-from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.ids import DeviceName, GpuUuid
+from dra_driver.core.model.terms import Form
+from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, UsageRules
 from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
-from dra_driver.node.process.gpu_changes import (
+from dra_driver.node.claims.entry import Entry, State
+from dra_driver.node.process.usage_exporter import (
+    CHECK_S,
     COOLDOWN_S,
+    FILE,
+    PAUSE_S,
     RETRY_AFTER_TIMEOUT_S,
+    RETRY_S,
+    VERSION,
     WAIT_S,
+    AssignmentsFile,
     ExporterLock,
     GpuChangeTracker,
+    ReportedGpu,
     TrackedGpuControl,
 )
+from dra_driver.node.usage import assignments
+from dra_driver.node.usage.values import Assignments
+from tests.fakes.entries import GPU, device, entry, partition, sharing
 
-GPU = GpuUuid("GPU-a")
+RULES = UsageRules(
+    over_grant=OverGrantAction.EVICT, grace_s=5, overhead_bytes=9, idle_after_min=3, idle=IdleAction.RECLAIM
+)
+HEADER = {"version": VERSION, "node": "n", "driver": "gpu.nvidia.com", "processStarted": "2026-07-01T00:00:00Z"}
+
+
+class Node:
+    def __init__(self, folder: Path) -> None:
+        self.entries: list[Entry] = [entry()]
+        self.detached: str | None = None
+        self.fails, self.reads, self.now = False, 0, 100.0
+        self.folder = folder / "usage"
+        gpus = [ReportedGpu(device=DeviceName("gpu-0"), gpu_uuid=GPU, model="NVIDIA H100", rules=RULES)]
+        self.changes = GpuChangeTracker(lambda: None, ExporterLock(folder / "driver.lock"))
+        self.file = AssignmentsFile(
+            self.folder,
+            HEADER,
+            entries=self.read,
+            gpus=lambda: gpus,
+            detached=lambda: self.detached,
+            changes=self.changes,
+            clock=lambda: self.now,
+        )
+
+    def read(self) -> list[Entry]:
+        self.reads += 1
+        if self.fails:
+            raise StorageError("the journal is locked")
+        return self.entries
+
+    def told(self) -> Assignments:
+        return assignments.decode((self.folder / FILE).read_bytes())
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def test_the_exporter_reads_what_the_node_process_writes(node: Node) -> None:
+    """Every field, for a whole GPU, a share and a partition, with the rules of the GPU."""
+    node.entries = [
+        entry("u2", device(share_id="s1", sharing=sharing(2**30)), device(partition=partition(gi_id=7), request="mig")),
+        entry("u1", device(admin_access=True)),
+        entry("u3", state=State.PREPARING),
+    ]
+    node.file.claims_changed()
+    assert node.file.step() == CHECK_S
+    found = node.told()
+    assert [claim.ref.uid for claim in found.claims] == ["u1", "u2"]
+    (admin,), (shared, cut) = found.claims[0].devices, found.claims[1].devices
+    assert (admin.admin_access, admin.form, admin.uuid, admin.gi_id) == (True, Form.WHOLE, GPU, None)
+    assert (shared.form, shared.share_id, shared.memory_bytes, shared.percent) == (Form.SHARE, "s1", 2**30, 20)
+    assert (cut.form, cut.gi_id, cut.uuid, cut.profile) == (Form.PARTITION, 7, "MIG-x", "1g.10gb")
+    assert (found.gpus[0].rules, found.gpus[0].model) == (RULES, "NVIDIA H100")
+    assert found.claims[0].prepared.isoformat() == "2026-07-01T12:00:00+00:00"
+
+
+def test_the_files_are_roots_alone(node: Node) -> None:
+    (node.folder / "findings").mkdir(mode=0o755, parents=True)  # as the kubelet makes folders that it mounts
+    node.file.step()
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (node.folder, node.folder / "findings", node.folder / FILE)]
+    assert modes == [0o700, 0o700, 0o600]
+
+
+def test_the_file_is_written_after_each_change_and_only_then(node: Node) -> None:
+    node.file.step()
+    before = (node.folder / FILE).stat().st_ino
+    node.file.step()
+    node.file.worker.wake()
+    node.file.step()
+    assert ((node.folder / FILE).stat().st_ino, node.reads) == (before, 1)
+    node.entries = []
+    node.file.claims_changed()
+    node.file.step()
+    assert node.told().claims == ()
+    with node.changes.during(GPU):
+        assert node.file.step() <= COOLDOWN_S
+        assert node.told().gpus[0].changing
+    node.detached = "this node has given its NVIDIA driver up"
+    node.file.step()
+    assert node.told().detached == "this node has given its NVIDIA driver up"
+
+
+def test_a_journal_that_cannot_be_read(node: Node) -> None:
+    node.file.step()
+    node.fails = True
+    node.file.claims_changed()
+    assert node.file.step() == RETRY_S
+    assert len(node.told().claims) == 1
+    node.fails, node.entries = False, []
+    node.file.step()
+    assert node.told().claims == ()
+
+
+def test_a_folder_that_cannot_be_written(node: Node) -> None:
+    node.folder.write_text("in the way")
+    assert node.file.step() == RETRY_S
+    node.folder.unlink()
+    assert node.file.step() == CHECK_S
+    (node.folder / FILE).unlink()
+    node.file.step()
+    assert json.loads((node.folder / FILE).read_text())["node"] == "n"
+
+
+def test_changes_within_the_pause_are_written_together_except_of_gpus(node: Node) -> None:
+    """Reading the journal takes time that prepares need; the exporter has to close a GPU immediately."""
+    node.file.claims_changed()
+    node.file._turn()
+    node.file.claims_changed()
+    node.now += PAUSE_S / 2
+    assert node.file._turn() == pytest.approx(PAUSE_S / 2)
+    assert node.reads == 1
+    with node.changes.during(GPU):
+        node.file._turn()
+        assert (node.told().gpus[0].changing, node.reads) == (True, 2)
+    node.now += PAUSE_S
+    node.file.claims_changed()
+    node.file._turn()
+    assert node.reads == 3
 
 
 class Exporter:
@@ -78,7 +212,6 @@ def changes(tmp_path: Path) -> Iterator[Changes]:
 
 
 def test_a_gpu_is_changing_during_the_call_and_after_it(changes: Changes) -> None:
-    """The exporter is told once of tries that follow each other."""
     assert changes.gpus.next_end_s() is None
     for _ in range(2):
         with changes.gpus.during(GPU):
@@ -90,16 +223,11 @@ def test_a_gpu_is_changing_during_the_call_and_after_it(changes: Changes) -> Non
     changes.now += COOLDOWN_S - 1
     assert changes.gpus.current() == frozenset()
     assert changes.gpus.next_end_s() is None
-    with changes.gpus.during(GPU):
-        assert changes.begun == 2
-
-
-def test_a_call_that_fails_ends_too(changes: Changes) -> None:
-    """And the error is the caller's."""
     with pytest.raises(GpuBusyError), changes.gpus.during(GPU):
         raise GpuBusyError("in use")
+    assert changes.begun == 2
     changes.now += COOLDOWN_S
-    assert changes.gpus.current() == frozenset()
+    assert changes.gpus.current() == frozenset(), "a call that fails ends, too"
 
 
 @pytest.fixture
@@ -120,7 +248,6 @@ def test_cutting_a_gpu_is_a_change(changes: Changes, control: TrackedGpuControl,
 
 
 def test_looking_and_the_compute_mode_are_none(changes: Changes, control: TrackedGpuControl, gpu: GpuUuid) -> None:
-    """The driver allows them while others have the GPU open."""
     assert not control.mig_mode(gpu)
     control.set_compute_mode(gpu, ComputeMode.EXCLUSIVE_PROCESS)
     assert control.compute_mode(gpu) is ComputeMode.EXCLUSIVE_PROCESS
@@ -165,21 +292,14 @@ def gpu(backend: Held) -> GpuUuid:
     return backend.snapshot().gpus[0].uuid
 
 
-def test_a_change_of_mode_waits_for_the_exporter(
+def test_a_mode_waits_for_the_exporter_and_a_partition_only_if_the_gpu_is_busy(
     changes: Changes, control: TrackedGpuControl, gpu: GpuUuid, backend: Held
 ) -> None:
-    """The driver is not asked while the exporter has it open: it may leave a mode pending that it refuses."""
     changes.exporter.open()
     control.set_mig_mode(gpu, True)
-    assert (control.mig_mode(gpu), backend.refused) == (True, 0)
+    assert (control.mig_mode(gpu), backend.refused) == (True, 0), "a mode that is refused may stay pending: it waits"
     assert changes.exporter.waited_s > 0
-
-
-def test_a_partition_is_made_at_once_or_as_soon_as_the_exporter_let_go(
-    changes: Changes, control: TrackedGpuControl, gpu: GpuUuid, backend: Held
-) -> None:
-    """It does not wait where the driver allows it beside the exporter."""
-    control.set_mig_mode(gpu, True)
+    changes.exporter.waited_s = 0.0
     gi_id = control.create_gpu_instance(gpu, 19, 0)
     assert (backend.refused, changes.exporter.waited_s) == (0, 0)
     changes.exporter.open()
@@ -192,7 +312,6 @@ def test_a_partition_is_made_at_once_or_as_soon_as_the_exporter_let_go(
 def test_a_stuck_exporter_delays_one_change_and_prevents_none_that_the_driver_allows(
     changes: Changes, control: TrackedGpuControl, gpu: GpuUuid, backend: Held
 ) -> None:
-    """The busy GPU is the caller's to try again."""
     changes.exporter.open()
     changes.exporter.is_stuck = True
     for _ in range(2):
@@ -206,32 +325,20 @@ def test_a_stuck_exporter_delays_one_change_and_prevents_none_that_the_driver_al
 
 
 @pytest.fixture
-def exporter(tmp_path: Path) -> Iterator[Exporter]:
-    found = Exporter(tmp_path / "driver.lock")
-    yield found
-    found.close()
+def exporter(changes: Changes) -> Exporter:
+    return changes.exporter
 
 
 @pytest.fixture
-def turn(exporter: Exporter) -> ExporterLock:
-    return ExporterLock(exporter.path, sleep=exporter.sleep, clock=exporter.clock)
-
-
-def test_it_waits_until_the_exporter_has_let_go_and_keeps_it_away(turn: ExporterLock, exporter: Exporter) -> None:
-    exporter.open()
-    exporter.told = True
-    with turn.acquired() as has_let_go:
-        assert (has_let_go, exporter.is_open) == (True, False)
-        with pytest.raises(BlockingIOError):
-            exporter.open()
-    exporter.open()
+def turn(changes: Changes) -> ExporterLock:
+    return changes.gpus.exporter
 
 
 def test_two_changes_at_once_wait_once(turn: ExporterLock, exporter: Exporter) -> None:
-    """The lock is given back after the last of them."""
     exporter.open()
     exporter.told = True
-    with turn.acquired():
+    with turn.acquired() as first:
+        assert (first, exporter.is_open) == (True, False)
         waited_s = exporter.waited_s
         with turn.acquired() as has_let_go:
             assert not has_let_go
@@ -241,19 +348,22 @@ def test_two_changes_at_once_wait_once(turn: ExporterLock, exporter: Exporter) -
     exporter.open()
 
 
-@pytest.mark.parametrize("ran", [False, True])
-def test_without_an_exporter_nothing_waits(turn: ExporterLock, exporter: Exporter, ran: bool) -> None:
-    """It was never there, or has died with the driver open."""
-    if ran:
+@pytest.mark.parametrize("file", ["none", "of one that died", "a link", "a folder"])
+def test_without_an_exporter_nothing_waits(turn: ExporterLock, exporter: Exporter, file: str) -> None:
+    """The exporter may write in that folder, so the file need not be a lock."""
+    if file == "a link":
+        exporter.path.symlink_to("/proc/self/mem")
+    elif file == "a folder":
+        exporter.path.mkdir()
+    elif file != "none":
         exporter.open()
         exporter.close()
     with turn.acquired() as has_let_go:
         assert not has_let_go
-    assert (exporter.waited_s, exporter.path.exists()) == (0, ran)
+    assert (exporter.waited_s, exporter.path.exists()) == (0, file != "none")
 
 
 def test_a_stuck_exporter_is_waited_for_once_in_a_while(turn: ExporterLock, exporter: Exporter) -> None:
-    """Each change goes on without it."""
     exporter.open()
     exporter.is_stuck = True
     for _ in range(3):
@@ -267,7 +377,6 @@ def test_a_stuck_exporter_is_waited_for_once_in_a_while(turn: ExporterLock, expo
 
 
 def test_it_is_known_whether_the_exporter_has_let_go(turn: ExporterLock, exporter: Exporter) -> None:
-    """Before the driver is said to be given up; where none has ever run, too."""
     assert turn.wait_closed()
     exporter.open()
     exporter.is_stuck = True
@@ -281,21 +390,7 @@ def test_it_is_known_whether_the_exporter_has_let_go(turn: ExporterLock, exporte
     exporter.open()
 
 
-@pytest.mark.parametrize("kind", ["link", "folder"])
-def test_what_is_no_lock_file_does_not_keep_a_gpu_from_being_changed(
-    turn: ExporterLock, exporter: Exporter, kind: str
-) -> None:
-    """The exporter may write in that folder."""
-    if kind == "folder":
-        exporter.path.mkdir()
-    else:
-        exporter.path.symlink_to("/proc/self/mem")
-    with turn.acquired() as has_let_go:
-        assert not has_let_go
-
-
 def test_no_descriptor_is_left(turn: ExporterLock, exporter: Exporter) -> None:
-    """Also after a change that failed."""
     exporter.open()
     exporter.close()
     before = len([*Path("/proc/self/fd").iterdir()])

@@ -1,22 +1,15 @@
-"""Keeps ``status.devices`` of the claims that are prepared here. Off unless asked for.
-
-Of each device: uuid, placement and share, and whether it is healthy (condition Ready). Written by server-side apply
-with a field manager of its own, own entries only; Kubernetes removes them when the claim is deallocated. Only on
-Kubernetes 1.36 and newer: before, the right to write ``resourceclaims/status`` allows a node to write the allocation of
-every claim (gate DRAResourceClaimGranularStatusAuthorization, docs/health.md).
-
-One thread, apart from the prepares. What was written is noted in a file, so that a restart writes nothing again.
-"""
+"""Report devices on their claims: health events on claims and pods, and ``status.devices``. Both are opt-in."""
 
 import hashlib
 import json
 import logging
+import queue
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeGuard
 
 from msgspec import to_builtins
 
@@ -25,10 +18,12 @@ from dra_driver.core.errors import (
     ApiUnreachableError,
     ConflictError,
     DraError,
+    ForbiddenError,
     InvalidObjectError,
     KubernetesApiError,
     NotFoundError,
     ServerBusyError,
+    StorageError,
 )
 from dra_driver.core.files import replace_file
 from dra_driver.core.model.claim import ClaimRef
@@ -38,15 +33,18 @@ from dra_driver.core.time import rfc3339
 from dra_driver.core.worker import Worker
 from dra_driver.kube import paths
 from dra_driver.kube.discovery import ServerVersion, server_version
+from dra_driver.kube.events import EventRecorder
+from dra_driver.kube.objects.core import ObjectReference
 from dra_driver.kube.objects.resource import AllocatedDeviceStatus, Condition
 from dra_driver.kube.rest import RestClient
 from dra_driver.node.claims import AssignedDevice, Entry, Journal
-from dra_driver.node.process.health_report import DeviceReport, DeviceState
-from dra_driver.node.process.node_events import Tell
+from dra_driver.node.process.health_conditions import Notice
+from dra_driver.node.process.health_report import DeviceReport, DeviceState, devices_of, is_about
+from dra_driver.node.process.node_events import COMPONENT, Tell
+from dra_driver.node.process.usage_report import ClaimNotice
 
 log = logging.getLogger(__name__)
 
-THREAD_NAME: Final = "claim-status"
 MANAGER: Final = "gpu.dra-driver.io-claim-status"
 LEAST_MINOR: Final = 36
 RETRY_S: Final = 30.0
@@ -54,16 +52,23 @@ PAUSE_S: Final = 1.0
 MAX_FILE_BYTES: Final = 4 * 2**20
 EVENT: Final = "ClaimStatusNotWritten"
 FILE: Final = "claim-status.json"
+MAX_NOTICES: Final = 64
+MAX_CLAIMS: Final = 32
+"""Of one device that are told of one condition; a shared GPU can have more."""
+MAX_PODS: Final = 16
+"""Of one claim. Kubernetes allows 256 (resource/v1 types.go, ResourceClaimReservedForMaxSize)."""
+MAX_NAME, MAX_UID = 253, 128
+RIGHTS: Final = "claimEvents.enabled of the chart"
+TERMINATING: Final = "because it is being terminated"
+"""In the 403 for a namespace that is being deleted (kubernetes/kubernetes plugin/pkg/admission/namespace/lifecycle)."""
 _SINCE: Final = re.compile(r'"lastTransitionTime": "[^"]*"')
 
 
 def status_of(
     claim: Entry, driver: str, health: Mapping[tuple[str, str], DeviceReport], now: float
 ) -> dict[str, object]:
-    """The object to apply. Pure. A device without a report counts as healthy: it was prepared.
-
-    Two requests of a claim may have the same device (admin access). It is one entry: the API server refuses two.
-    """
+    """The object to apply. A device without a report counts as healthy: it was prepared. Two requests for the same
+    device (admin access) are one entry: the API server refuses two."""
     devices = {(device.pool, device.device, device.share_id): device for device in claim.devices}
     found = []
     for device in devices.values():
@@ -95,17 +100,22 @@ def status_of(
 
 
 def digest(body: Mapping[str, object]) -> str:
-    """The same text for the same state, whenever it began. Pure."""
+    """Return a digest that ignores when a condition began."""
     text = _SINCE.sub('"lastTransitionTime": ""', json.dumps(body, sort_keys=True))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 class ClaimStatus:
-    """``worker`` runs it; wake it when claims were prepared or unprepared. ``show`` from any thread.
+    """Writes ``status.devices`` of the claims that are prepared here: uuid, placement, share and the condition Ready.
 
-    ``claims`` are the journal's entries and may raise StorageError. ``warn`` records an event on the Node. With
-    ``waits_for_health``, nothing is written before the first ``show``: a process that has just started does not know
-    which devices are sick, and would say for a moment that all are well.
+    Server-side apply with a separate field manager; Kubernetes removes the entries when the claim is deallocated.
+    Requires Kubernetes 1.36: before, the permission to write ``resourceclaims/status`` lets a node write the allocation
+    of every claim (gate DRAResourceClaimGranularStatusAuthorization, docs/health.md). The file ``path`` records what
+    was written, so that a restart writes nothing again.
+
+    ``worker`` runs it; wake it when claims were prepared or unprepared. ``show`` from any thread. ``claims`` returns
+    the journal's entries and can raise StorageError. ``warn`` records an event on the Node. With ``waits_for_health``,
+    nothing is written before the first ``show``: a new process would report unhealthy devices as ready.
     """
 
     def __init__(
@@ -130,7 +140,7 @@ class ClaimStatus:
         self._refused = False
         self._checked = False
         self.worker = Worker(
-            THREAD_NAME,
+            "claim-status",
             self.step,
             on_error=partial(metrics.internal_error, "claim-status"),
             after_error_s=RETRY_S,
@@ -139,18 +149,18 @@ class ClaimStatus:
 
     @property
     def problem(self) -> str | None:
-        """Why claims have no status from here, as a sentence; None while they have."""
+        """Why claims have no status from this node, as a sentence; None while they have."""
         return self._problem
 
     def show(self, health: Iterable[DeviceReport]) -> None:
-        """Devices have this health now. Returns at once."""
+        """Take the health of the devices. Returns immediately."""
         found: dict[tuple[str, str], DeviceReport] = {(each.pool, each.device): each for each in health}
         if found != self._health:
             self._health = found
             self.worker.wake()
 
     def step(self) -> float | None:
-        """Write what is not written yet; returns the seconds until a retry, None when nothing is left to do."""
+        """Write what is not written yet; return the seconds until a retry, None if nothing is left."""
         try:
             if not self._may_write():
                 return None if self._refused else RETRY_S
@@ -194,7 +204,7 @@ class ClaimStatus:
         return left
 
     def _apply(self, ref: ClaimRef, body: Mapping[str, object]) -> bool:
-        """Whether nothing is left to do for this claim."""
+        """Return whether the claim needs no retry."""
         try:
             stored = self._rest.apply(f"{paths.resource_claim(ref.namespace, ref.name)}/status", body, MANAGER)
         except (NotFoundError, ConflictError):
@@ -246,7 +256,6 @@ def _read(path: Path) -> dict[ClaimUid, str]:
 def open_claim_status(
     settings: NodeSettings, folder: Path, rest: RestClient, journal: Journal, tell: Tell
 ) -> ClaimStatus | None:
-    """None unless the settings ask for it."""
     if not settings.claim_status:
         return None
     return ClaimStatus(
@@ -261,7 +270,6 @@ def open_claim_status(
 
 
 def data_of(device: AssignedDevice) -> dict[str, object]:
-    """UUID, placement and share of a device, as ``status.devices[].data``."""
     data: dict[str, object] = {"uuid": device.gpu_uuid}
     partition, sharing = device.partition, device.sharing
     if partition is not None:
@@ -273,3 +281,120 @@ def data_of(device: AssignedDevice) -> dict[str, object]:
         asked = {"strategy": sharing.strategy.value, "computePercent": sharing.share.percent}
         data["share"] = asked | ({"memoryBytes": sharing.share.memory} if sharing.share.memory is not None else {})
     return {key: value for key, value in data.items() if value is not None}
+
+
+def told_objects(ref: ClaimRef, document: Mapping[str, object]) -> list[ObjectReference]:
+    """The claim and its pods; empty if another claim now has its name."""
+    metadata, status = document.get("metadata"), document.get("status")
+    if not isinstance(metadata, dict) or metadata.get("uid") != ref.uid:
+        return []
+    claim = ObjectReference(
+        api_version="resource.k8s.io/v1", kind="ResourceClaim", namespace=ref.namespace, name=ref.name, uid=ref.uid
+    )
+    reserved = status.get("reservedFor") if isinstance(status, dict) else None
+    users = [each for each in reserved if _is_pod(each)] if isinstance(reserved, list) else []
+    pods = (
+        ObjectReference(api_version="v1", kind="Pod", namespace=ref.namespace, name=each["name"], uid=each["uid"])
+        for each in users[:MAX_PODS]
+    )
+    return [claim, *pods]
+
+
+class ClaimEvents:
+    """Records events on claims and their pods when a device becomes unhealthy or recovers, and those of their usage.
+
+    `ConditionEvents` decides when; the journal names the claims, ``status.reservedFor`` their pods. A separate recorder
+    keeps many claims from displacing the Node's events; failed events are dropped. ``worker`` runs it; ``tell`` from
+    any thread. ``claims`` returns the journal's entries and can raise StorageError.
+    """
+
+    def __init__(self, rest: RestClient, recorder: EventRecorder, *, claims: Callable[[], Iterable[Entry]]) -> None:
+        self._rest, self._recorder, self._claims = rest, recorder, claims
+        self._notices: queue.Queue[Notice | ClaimNotice] = queue.Queue(MAX_NOTICES)
+        self.worker = Worker("claim-events", self.step, on_error=partial(metrics.internal_error, "claim-events"))
+
+    def tell(self, notice: Notice | ClaimNotice) -> None:
+        """Queue a notice about a condition or a claim. Returns immediately."""
+        try:
+            self._notices.put_nowait(notice)
+            self.worker.wake()
+        except queue.Full:
+            log.warning("claims are not told of a condition: too many wait", extra={"condition": notice.message})
+
+    def step(self) -> float | None:
+        """Write the events of one notice; return 0.0, or None if none waits."""
+        try:
+            notice = self._notices.get_nowait()
+        except queue.Empty:
+            return None
+        self._write(notice)
+        return 0.0
+
+    def _write(self, notice: Notice | ClaimNotice) -> None:
+        try:
+            if isinstance(notice, ClaimNotice):
+                held = [notice.claim]
+            else:
+                held = [claim.ref for claim in self._claims() if _has(claim, notice)]
+            if len(held) > MAX_CLAIMS:
+                log.info("some claims are not told of a condition", extra={"left_out": len(held) - MAX_CLAIMS})
+            for ref in held[:MAX_CLAIMS]:
+                if self.worker.is_stopping:
+                    return
+                self._tell_claim(ref, notice)
+        except (StorageError, ApiUnreachableError) as error:
+            log.warning("claims are not told of a condition", extra={"condition": notice.message, "reason": error})
+
+    def _tell_claim(self, ref: ClaimRef, notice: Notice | ClaimNotice) -> None:
+        try:
+            document = self._rest.get(paths.resource_claim(ref.namespace, ref.name))
+        except NotFoundError:
+            return
+        except ApiUnreachableError:
+            raise  # the next claims would only wait as long
+        except KubernetesApiError as error:
+            log.warning("a claim is not told of a condition", extra={"claim": str(ref), "reason": error})
+            return
+        for about in told_objects(ref, document):
+            self._recorder.record(about, notice.kind, notice.reason, notice.message)
+        self._recorder.flush()
+
+
+class Refusals:
+    """Log events that the API server refused; a missing permission once. For one thread."""
+
+    def __init__(self) -> None:
+        self._said = False
+
+    def __call__(self, reason: str, error: KubernetesApiError) -> None:
+        if isinstance(error, NotFoundError) or TERMINATING in str(error):
+            log.debug("the namespace of an event is gone", extra={"reason": reason, "error": str(error)})
+        elif not isinstance(error, ForbiddenError):
+            log.warning("event on a claim not written; dropped", extra={"reason": reason, "error": str(error)})
+        elif not self._said:
+            self._said = True
+            log.warning(
+                f"events on claims and pods are not written: the right to is missing, see {RIGHTS}; "
+                "apply it, or unset CLAIM_EVENTS (--claim-events). This is said once",
+                extra={"error": str(error)},
+            )
+
+
+def _has(claim: Entry, notice: Notice) -> bool:
+    devices = devices_of(claim) if claim.state == "prepared" else ()
+    return any(is_about(notice.condition, device, notice.gpu) for device in devices)
+
+
+def _is_pod(user: object) -> TypeGuard[dict[str, str]]:
+    """Return whether an entry of ``reservedFor`` names a pod: its API group is absent or empty."""
+    if not isinstance(user, dict) or user.get("resource") != "pods" or user.get("apiGroup"):
+        return False
+    name, uid = user.get("name"), user.get("uid")
+    return isinstance(name, str) and 0 < len(name) <= MAX_NAME and isinstance(uid, str) and 0 < len(uid) <= MAX_UID
+
+
+def open_claim_events(settings: NodeSettings, rest: RestClient, journal: Journal) -> ClaimEvents | None:
+    if not (settings.claim_events and (settings.health or settings.usage)):
+        return None
+    recorder = EventRecorder(rest, COMPONENT, settings.node_name, refused=Refusals())
+    return ClaimEvents(rest, recorder, claims=journal.entries)

@@ -10,22 +10,16 @@ from typing import Any
 
 import pytest
 
-from dra_driver.node.process.process_tuning import DEFAULT, M_MMAP_THRESHOLD, keep_large_blocks_apart, trimmer
+from dra_driver.node.process.main import DEFAULT, M_MMAP_THRESHOLD, keep_large_blocks_apart, trimmer
 
 
-def test_asks_the_c_library_to_keep_nothing() -> None:
+def test_the_c_library_keeps_nothing_and_another_one_is_left_alone() -> None:
     asked: list[int] = []
-    trimmer(SimpleNamespace(malloc_trim=asked.append))()
-    assert asked == [0]
-
-
-def test_fixes_the_size_of_large_blocks() -> None:
     set_to: list[tuple[int, int]] = []
-    keep_large_blocks_apart(SimpleNamespace(mallopt=lambda *given: set_to.append(given)))
-    assert set_to == [(M_MMAP_THRESHOLD, DEFAULT)]
-
-
-def test_another_c_library_does_nothing() -> None:
+    library = SimpleNamespace(malloc_trim=asked.append, mallopt=lambda *given: set_to.append(given))
+    keep_large_blocks_apart(library)
+    trimmer(library)()
+    assert (asked, set_to) == ([0], [(M_MMAP_THRESHOLD, DEFAULT)])
     keep_large_blocks_apart(SimpleNamespace())
     assert trimmer(SimpleNamespace())() is None
 
@@ -41,7 +35,7 @@ import json, time
 from pathlib import Path
 import grpc._server as server
 from grpc._cython import cygrpc
-from dra_driver.node.process import process_tuning
+from dra_driver.node.process import main
 
 queue = cygrpc.CompletionQueue()
 
@@ -54,16 +48,16 @@ def wakes():
     queue.poll(time.time() + 0.7)
     return switches() - before
 
-print(json.dumps([wakes(), process_tuning.sleep_long(), wakes(), server._DEALLOCATED_SERVER_CHECK_PERIOD_S]))
+print(json.dumps([wakes(), main.sleep_long(), wakes(), server._DEALLOCATED_SERVER_CHECK_PERIOD_S]))
 """
 OTHER_VERSION = """
 import json
 import grpc._server as server
 from grpc._cython import cygrpc
-from dra_driver.node.process import process_tuning
+from dra_driver.node.process import main
 
 del cygrpc.__pyx_capi__["g_interrupt_check_period_ms"]
-print(json.dumps([process_tuning.sleep_long(), server._DEALLOCATED_SERVER_CHECK_PERIOD_S]))
+print(json.dumps([main.sleep_long(), server._DEALLOCATED_SERVER_CHECK_PERIOD_S]))
 """
 
 
