@@ -246,7 +246,7 @@ NO_USAGE: Final = ToldUsage()
 
 
 class GpuNodeStatus(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The node process' report of its GPUs. Only the written object has ``observed_at`` and ``summary``."""
+    """State of this node's GPUs, as last reported by the node process."""
 
     observed_at: Annotated[
         Time | None, _says("When this was written. It is written when it changes, and not otherwise."), ALWAYS
