@@ -8,7 +8,7 @@ from dra_driver.hardware.cdi import edits
 from dra_driver.hardware.cdi.hook import HookVersions, choose_hook
 from dra_driver.hardware.cdi.libraries import discover
 from dra_driver.hardware.cdi.names import CdiNames
-from dra_driver.hardware.cdi.validation import validate
+from dra_driver.hardware.cdi.spec import validate
 from dra_driver.hardware.device_nodes.numbers import Majors
 from dra_driver.hardware.driver_root.detect import Detector
 from dra_driver.hardware.driver_root.root import DriverRoot

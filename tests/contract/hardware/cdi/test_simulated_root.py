@@ -9,11 +9,11 @@ import pytest
 
 from dra_driver.core.errors import DeviceLostError
 from dra_driver.core.model.gpu import Snapshot
-from dra_driver.hardware.cdi.decode import decode
 from dra_driver.hardware.cdi.edits import claim_spec
 from dra_driver.hardware.cdi.libraries import discover
 from dra_driver.hardware.cdi.names import CdiNames
 from dra_driver.hardware.cdi.provider import CdiProvider
+from dra_driver.hardware.cdi.spec import decode
 from dra_driver.hardware.cdi.writer import CdiWriter
 from dra_driver.hardware.driver_root.root import DriverRoot
 from dra_driver.hardware.gpu.simulated import root as simulated_root
