@@ -83,12 +83,9 @@ def printing(line: str) -> HookVersions:
         ("2.0.0", ["create-symlinks", COMPAT, "update-ldcache", UNMODIFIED]),
     ],
 )
-@pytest.mark.parametrize(
-    ("path", "name", "prefix"),
-    [(HOOK, "NVIDIA CDI Hook", ("nvidia-cdi-hook",)), (CTK, "NVIDIA Container Toolkit CLI", ("nvidia-ctk", "hook"))],
-)
+@pytest.mark.parametrize(("path", "name"), [(HOOK, "NVIDIA CDI Hook"), (CTK, "NVIDIA Container Toolkit CLI")])
 def test_a_hook_gets_the_commands_of_its_version(
-    tmp_path: Path, path: str, name: str, prefix: tuple[str, ...], version: str, commands: list[str]
+    tmp_path: Path, path: str, name: str, version: str, commands: list[str]
 ) -> None:
     """A program before 1.18.0 ends with an error at a command that it does not know, and no container starts."""
     FakeDriverRoot(tmp_path).put(path, b"", 0o755)
@@ -96,6 +93,7 @@ def test_a_hook_gets_the_commands_of_its_version(
     assert choice.hook == CdiHook(path=path, version=Semver.parse(version))
     assert choice.note is None
     hooks = base_hooks(choice.hook, [("a", "/b")], ["/usr/lib64"], "580.65.06")
+    prefix = ("nvidia-ctk", "hook") if path == CTK else ("nvidia-cdi-hook",)
     assert [hook.args[: len(prefix) + 1] for hook in hooks] == [(*prefix, command) for command in commands]
     assert all(hook.env and hook.path == path for hook in hooks)
     assert hooks[1].args[-1] == "--host-driver-version=580.65.06"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.core.errors import ConfigurationError, DriverUnavailableError, StorageError
+from dra_driver.core.errors import DriverUnavailableError, StorageError
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.cdi.hook import HookVersions
@@ -189,12 +189,6 @@ def test_a_hook_with_a_known_hole_is_reported_once_and_not_used(
     (hook.parent / "new").rename(hook)
     assert node.provider.ensure_base()
     assert commands(node)[-1] == "disable-device-node-modification"
-
-
-def test_a_chosen_hook_that_is_missing_stops_the_start(tmp_path: Path) -> None:
-    """Rather than every pod."""
-    with pytest.raises(ConfigurationError, match="/opt/hook is not an executable file"):
-        Node(tmp_path, hook_path="/opt/hook").provider.refresh()
 
 
 def test_a_full_disk_is_a_storage_error_and_repairs_itself(tmp_path: Path) -> None:
