@@ -1,8 +1,7 @@
-"""Find out where the driver is installed on a node, when no driver root was given.
+"""Find the driver root of a node when no root is configured: a driver of the host, then one of a driver container.
 
-In the order of `CANDIDATES`: a driver of the host, then one of a driver container. The GPU operator's validator
-(NVIDIA/gpu-operator, ``cmd/nvidia-validator/driver.go``) knows the same two cases. A root counts when NVML is found
-below it: every other file of the driver may come later.
+A root counts when NVML is below it: other files of the driver may come later. The GPU operator's validator
+(NVIDIA/gpu-operator, ``cmd/nvidia-validator/driver.go``) distinguishes the same two cases.
 """
 
 import logging
@@ -22,12 +21,13 @@ CANDIDATES: Final = ("/", "/run/nvidia/driver", "/home/kubernetes/bin/nvidia")
 _TEGRA_FILES: Final = ("/etc/nv_tegra_release", "/sys/devices/soc0/family")
 
 RootSource = Callable[[], DriverRoot]
-"""Gives the present driver root. Raises DriverUnavailableError while there is none."""
+"""Returns the current driver root. Raises DriverUnavailableError without one."""
 
 
 class Detector:
     """Finds the driver root of a host whose ``/`` this process sees at ``host_root``. Thread-safe. ``dev_root`` and
-    ``host_dev_root`` replace the parent of the device nodes: the driver root if it has a ``dev`` folder, else ``/``."""
+    ``host_dev_root`` replace the parent of the device nodes: the driver root if it has a ``dev`` directory, else ``/``.
+    """
 
     def __init__(self, host_root: str, *, dev_root: str = "", host_dev_root: str = "") -> None:
         self._host_root = host_root.rstrip("/")
@@ -37,7 +37,7 @@ class Detector:
         self._found: str | None = None
 
     def current(self) -> DriverRoot:
-        """The driver root; the last one is kept while NVML is below it. Raises `DriverUnavailableError`."""
+        """The driver root; the last one while NVML is below it. Raises `DriverUnavailableError`."""
         with self._lock:
             previous = [self._found] if self._found is not None else []
             for candidate in dict.fromkeys((*previous, *CANDIDATES)):
@@ -70,9 +70,9 @@ class Detector:
 
 
 def unsupported(root: str) -> str | None:
-    """Why the system below ``root`` cannot be served by any driver below it, with what to do instead; None if it can.
+    """Why no driver below ``root`` can serve that system, with what to do instead; None if one can.
 
-    Sources: NVIDIA/nvidia-container-toolkit d34b3046, ``pkg/nvcdi/lib-wsl.go`` (WSL) and go-nvlib's
+    Sources: NVIDIA/nvidia-container-toolkit d34b3046, ``pkg/nvcdi/lib-wsl.go`` (WSL); go-nvlib,
     ``pkg/nvlib/info/property-extractor.go`` (Tegra).
     """
     root = root.rstrip("/")

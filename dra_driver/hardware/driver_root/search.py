@@ -1,18 +1,14 @@
 """Find libraries and programs below a driver root: NVML, nvidia-smi, the MPS programs and, for CDI, libcuda.
 
-Links are followed as if the root were ``/``: in a driver container or behind a host mount, an absolute link points into
-the root and not into this process's file system. Nothing is cached, because a driver may be replaced at any time.
-
-The folders are those of NVIDIA's container toolkit (``pkg/lookup/library.go``), then one for each system that installs
-elsewhere (docs/driver-roots.md has the sources), then ``/etc/ld.so.cache`` as glibc >= 2.2 writes it, alone or after
-the older format (glibc ``sysdeps/generic/dl-cache.h``). Every offset is checked: a damaged cache has no entries.
+Nothing is cached, because a driver may be replaced at any time. Directories: those of NVIDIA's container toolkit
+(``pkg/lookup/library.go``), one for each system that installs elsewhere (docs/driver-roots.md), then
+``/etc/ld.so.cache`` of glibc >= 2.2 (glibc ``sysdeps/generic/dl-cache.h``); a damaged cache has no entries.
 """
 
 import os
 import stat
 import struct
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Final
 
 from dra_driver.core.errors import CommandError, DriverUnavailableError
@@ -89,7 +85,7 @@ def cache_entries(data: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _new_format_offset(data: bytes) -> int:
-    """Offset of the new format: 0, or after the old format (aligned to 8 bytes)."""
+    """0, or after the old format (aligned to 8 bytes)."""
     if not data.startswith(_OLD_MAGIC) or len(data) < _OLD_HEADER:
         return 0
     (count,) = struct.unpack_from("<I", data, 12)
@@ -111,8 +107,8 @@ _CACHE: Final = "/etc/ld.so.cache"
 
 
 def find_library(driver_root: str, name: str = NVML) -> str | None:
-    """Full path, links followed, of the library ``name`` below ``driver_root``; None when there is none. The file's
-    name ends in the driver version, so the dynamic linker loads a new library after an upgrade."""
+    """Full path, links followed, of the library ``name`` below ``driver_root``; None without one. The file's name ends
+    in the driver version, so the dynamic linker loads a new library after an upgrade."""
     root = driver_root.rstrip("/")
     for inside in (f"{folder.rstrip('/')}/{name}" for folder in LIBRARY_FOLDERS):
         if found := _file(root, inside):
@@ -124,7 +120,7 @@ def find_library(driver_root: str, name: str = NVML) -> str | None:
 
 
 def find_program(driver_root: str, name: str) -> str | None:
-    """Full path, links followed, of the program below ``driver_root``; None without an executable file."""
+    """Full path, links followed, of an executable file below ``driver_root``; None without one."""
     root = driver_root.rstrip("/")
     for folder in PROGRAM_FOLDERS:
         found = _file(root, f"{folder}/{name}")
@@ -134,7 +130,7 @@ def find_program(driver_root: str, name: str) -> str | None:
 
 
 def root_of(given: str | Callable[[], str], name: str) -> str:
-    """The driver's root, from a path or a function that finds it. Raises CommandError that ``name`` is not found."""
+    """The driver's root, from a path or a function that finds it. Raises CommandError for the program ``name``."""
     try:
         return given if isinstance(given, str) else given()
     except DriverUnavailableError as error:
@@ -153,8 +149,7 @@ def require_program(root: str, name: str, package: str) -> str:
 
 
 def cached_libraries(root: str, names: set[str]) -> Iterator[str]:
-    """Inside paths of ``names`` in the root's linker cache, without WSL's, which know no device nodes. Raises
-    OSError."""
+    """Inside paths of ``names`` in the root's linker cache, without WSL's, which use no nodes. Raises OSError."""
     cache = resolve(root, _CACHE)
     data = read_cache(root + cache) if cache else b""
     for name, path in cache_entries(data):
@@ -180,17 +175,13 @@ def inside(root: str, path: str) -> str:
 
 
 def has_shell(root: str) -> bool:
-    """Whether ``root`` is a whole system in which programs can run, not just a folder with the driver's files."""
-    try:
-        found = resolve(root.rstrip("/"), "/bin/sh")
-    except OSError:
-        return False
-    path = root.rstrip("/") + found if found else ""
-    return Path(path).is_file() and os.access(path, os.X_OK) if found else False
+    """Return whether ``root`` is a whole system in which programs can run, not only the driver's files."""
+    found = _file(root.rstrip("/"), "/bin/sh")
+    return found is not None and os.access(root.rstrip("/") + found, os.X_OK)
 
 
 def search_path(root: str) -> str:
-    """``PATH`` with the root's folders first, so that the driver's programs find each other."""
+    """``PATH`` with the root's directories first, so that the driver's programs find each other."""
     if is_own(root):
         return OWN_PATH
     return ":".join([*(root.rstrip("/") + folder for folder in PROGRAM_FOLDERS), OWN_PATH])

@@ -1,4 +1,4 @@
-"""Wires the keeping of device nodes (`device_nodes.keeper`, `device_nodes.uvm`) and reports what it cannot do."""
+"""Wires the keeping of device nodes (`device_nodes.reconciler`, `device_nodes.tools`) and reports what it cannot do."""
 
 import errno
 import logging
@@ -9,11 +9,10 @@ from typing import Final, Self
 
 from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.core.telemetry import metrics
-from dra_driver.hardware.device_nodes.folder import RealDev
+from dra_driver.hardware.device_nodes.folder import DevFolder
 from dra_driver.hardware.device_nodes.numbers import Majors, NodeNumbers, registered_names
 from dra_driver.hardware.device_nodes.reconciler import DeviceNodeReconciler, Problem, ProblemKind, WantedNode
-from dra_driver.hardware.device_nodes.tools import DriverTools
-from dra_driver.hardware.device_nodes.uvm import UvmModule
+from dra_driver.hardware.device_nodes.tools import DriverTools, UvmModule
 from dra_driver.hardware.driver_root.detect import RootSource
 from dra_driver.node.process.hardware import Hardware
 
@@ -46,7 +45,7 @@ class HostDeviceNodes:
         uvm = UvmModule(lambda: Majors.read(found.proc_devices), used, may_load=may_touch)
         if found.host_dev is None:
             return cls(uvm, None, may_touch=may_touch)
-        dev = RealDev(found.host_dev) if found.has_tools else SimulatedDev(found.host_dev)
+        dev = DevFolder(found.host_dev) if found.has_tools else SimulatedDev(found.host_dev)
         keeper = DeviceNodeReconciler(
             dev,
             lambda: uvm.last,
@@ -76,11 +75,11 @@ class HostDeviceNodes:
         return self._keeper.problems
 
 
-class SimulatedDev(RealDev):
+class SimulatedDev(DevFolder):
     """A real ``/dev`` for nodes of simulated GPUs, whose dynamic majors may belong to real devices of the machine."""
 
     def make_node(self, path: str, numbers: NodeNumbers, *, mode: int, uid: int, gid: int, replace: bool) -> None:
-        """As in `RealDev`, unless the kernel gave the major to another driver."""
+        """As in `DevFolder`, unless the kernel gave the major to another driver."""
         name = registered_names(_ALL_DEVICES.read_text(encoding="ascii", errors="replace")).get(numbers.major)
         if name is not None and not name.startswith("nvidia"):
             raise OSError(errno.EBUSY, f"major {numbers.major} belongs to the driver {name} of this machine")

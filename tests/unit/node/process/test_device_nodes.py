@@ -10,8 +10,7 @@ from dra_driver.config.settings import NodeSettings, load_node_settings
 from dra_driver.core.telemetry import metrics
 from dra_driver.hardware.device_nodes.numbers import Majors, NodeNumbers
 from dra_driver.hardware.device_nodes.reconciler import DeviceNodeReconciler
-from dra_driver.hardware.device_nodes.tools import DriverTools, Outcome
-from dra_driver.hardware.device_nodes.uvm import UvmModule
+from dra_driver.hardware.device_nodes.tools import DriverTools, Outcome, UvmModule
 from dra_driver.node.process import hardware
 from dra_driver.node.process.device_nodes import DeviceNodeReport, HostDeviceNodes, SimulatedDev
 from tests.fakes.dev_folder import MemoryDev
