@@ -9,7 +9,7 @@ waits for the fabric (``claims/hardware/fabric.py``). `FabricWatch` taints whole
 Partitions do not use the fabric. The taint ends with the first look that finds the fabric ready.
 
 **Partitions that could not be created.** `PartitionWithholding` withholds those of the GPU for a time
-(``hardware/mig/refusals.py``). The state is in memory: after a restart all are offered, until three more refusals.
+(``hardware/mig/manager.py``). The state is in memory: after a restart all are offered, until three more refusals.
 """
 
 import logging
@@ -27,7 +27,7 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.core.model.terms import GpuTerms, Taint, Terms, WithheldPartitions, terms_of
 from dra_driver.core.telemetry import metrics
-from dra_driver.hardware.mig.refusals import LIMIT, NO_REFUSALS, WITHHELD_S, WITHIN_S, CutRefusals, after_refusal, at
+from dra_driver.hardware.mig.manager import LIMIT, NO_REFUSALS, WITHHELD_S, WITHIN_S, CutRefusals, after_refusal, at
 from dra_driver.node.process.node_events import Warn
 
 log = logging.getLogger(__name__)

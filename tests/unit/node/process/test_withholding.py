@@ -10,7 +10,7 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.core.model.terms import GpuTerms, Terms
 from dra_driver.core.telemetry import metrics
-from dra_driver.hardware.mig.refusals import LIMIT, WITHHELD_S
+from dra_driver.hardware.mig.manager import LIMIT, WITHHELD_S
 from dra_driver.node.process.gpu_conditions import TAINT, PartitionWithholding
 from dra_driver.node.process.terms_resolver import PublishedTerms
 from tests.fakes.stand_in import present, stand_in
