@@ -1,7 +1,5 @@
-"""``dra-driver mps-host``: the process that runs the node's MPS daemons as its children.
-
-It runs on every node with GPUs and is usually idle, so it must stay small: it imports nothing of the node process.
-"""
+"""``dra-driver mps-host``: run the node's MPS daemons as children of this process. Usually idle, it imports nothing of
+the node process to stay small."""
 
 import argparse
 import logging
@@ -42,7 +40,7 @@ def _name(text: str) -> str:
 
 
 def _size(text: str) -> int:
-    """Bytes. A parser of its own, because that of quantities is not needed here otherwise."""
+    """Bytes, parsed without the module of quantities, which would only cost memory here."""
     number, unit = text[:-2], text[-2:]
     factor = {"Mi": 2**20, "Gi": 2**30, "Ti": 2**40}.get(unit, 0)
     amount = int(number) * factor if number.isascii() and number.isdigit() and len(number) <= 7 else 0
