@@ -35,17 +35,6 @@ def test_the_note_is_on_disk_before_the_mode_is_on(node: Node) -> None:
     assert steps[-2:] == ["set_mig_mode", "clear_gpu_note"]
 
 
-def test_the_last_destroy_switches_the_mode_off(node: Node) -> None:
-    """While a sibling exists the mode stays on."""
-    node.create(ONE, 6)
-    node.create(THREE, 0)
-    node.destroy(ONE, 6)
-    assert node.mode
-    assert node.noted
-    node.destroy(THREE, 0)
-    assert node.untouched
-
-
 def test_an_administrators_mode_is_left_on() -> None:
     """Also after the last partition, and on a GPU that could not be switched without a reset."""
     node = Node("1xa100-sxm4-40gb+mig")

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.core.errors import CommandError
 from dra_driver.hardware.driver_root import search
 from dra_driver.hardware.driver_root.process import Ended
 from dra_driver.hardware.sharing import control
@@ -82,11 +81,6 @@ def test_libraries_of_a_whole_system_are_never_mixed_with_ours(tmp_path: Path) -
     root = make(tmp_path, "bin/nvidia-cuda-mps-control", "bin/sh", "usr/lib64/libcuda.so.1")
     assert "LD_LIBRARY_PATH" not in ControlProgram(root=root, private=False)._environment(FOLDER)
     assert "LD_LIBRARY_PATH" not in ControlProgram(root="/")._environment(FOLDER)
-
-
-def test_a_missing_program_says_what_to_install(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match=f"nvidia-cuda-mps-control is not below {tmp_path} .* install .*DRIVER_ROOT"):
-        ControlProgram(root=str(tmp_path)).start(MpsDaemon(id="one", devices=(G1,)), FOLDER, tmp_path, 1)
 
 
 @pytest.mark.parametrize(("users", "arguments"), [("one", ["-f"]), ("all", ["-f", "-multiuser-server"])])

@@ -71,13 +71,6 @@ def test_a_repeat_of_either_changes_nothing(world: World) -> None:
     assert world.is_clean()
 
 
-def test_other_limits_replace_the_daemon(world: World) -> None:
-    world.client.ensure(DAEMON, within_s=10.0)
-    other = MpsDaemon(id="one", devices=DAEMON.devices, gpus=DAEMON.gpus, default_percentage=20)
-    world.client.ensure(other, within_s=10.0)
-    assert world.client.daemon("one") == other
-
-
 def test_partitions_keep_their_gpus_compute_mode(world: World) -> None:
     world.client.ensure(MpsDaemon(id="one", devices=(M1,)), within_s=10.0)
     world.client.release("one", (), within_s=10.0)
