@@ -95,12 +95,7 @@ def base_spec(
 
 
 def gpu_edits(
-    minor: int,
-    majors: Majors,
-    root: DriverRoot,
-    *,
-    found: NodeNumbers | None = None,
-    uuid: str | None = None,
+    minor: int, majors: Majors, root: DriverRoot, *, found: NodeNumbers | None = None, uuid: str | None = None
 ) -> ContainerEdits:
     """A whole GPU: its node, and ``DRA_GPU_<minor>_UUID``, because CDI replaces variables of the same name. ``found``
     are the numbers of a node in the dev root. Raises `DriverUnavailableError` when no module is loaded."""

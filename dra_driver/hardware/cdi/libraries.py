@@ -37,29 +37,16 @@ VERSIONED_EXTRAS = (
 )
 """Prefixes of libraries that come with the driver but have their own version."""
 
-DEVELOPMENT_NAMES = {
-    stem: (f"{stem}.so",)
-    for stem in ("libcuda", "libnvidia-ml", "libnvcuvid", "libnvidia-encode", "libnvidia-opticalflow")
-}
-"""Libraries that programs also open by their plain ``.so`` name."""
-
+_DEVELOPMENT = ("libcuda", "libnvidia-ml", "libnvcuvid", "libnvidia-encode", "libnvidia-opticalflow")
 ALIASES = {
-    **DEVELOPMENT_NAMES,
+    **{stem: (f"{stem}.so",) for stem in _DEVELOPMENT},
     "libGLX_nvidia": ("libGLX_indirect.so.0",),
     "libnvidia-allocator": ("gbm/nvidia-drm_gbm.so",),
 }
-"""Further names of a library, relative to its folder."""
+"""Further names by which programs open a library, relative to its folder."""
 
 MPS_PROGRAMS = ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
-BINARIES = (
-    "nvidia-smi",
-    "nvidia-debugdump",
-    "nvidia-persistenced",
-    *MPS_PROGRAMS,
-    "nvidia-imex",
-    "nvidia-imex-ctl",
-)
-
+BINARIES = ("nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", *MPS_PROGRAMS, "nvidia-imex", "nvidia-imex-ctl")
 SOCKETS = ("nvidia-persistenced/socket", "nvidia-fabricmanager/socket")
 SOCKET_FOLDERS = ("/run", "/var/run")
 

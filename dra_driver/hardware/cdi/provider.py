@@ -19,8 +19,8 @@ from dra_driver.hardware.cdi.spec import CdiSpec, ContainerEdits
 from dra_driver.hardware.cdi.watch import FolderWatch, MountWatch
 from dra_driver.hardware.cdi.writer import CdiWriter
 from dra_driver.hardware.device_nodes.numbers import CONTROL_NODES, Majors, node_numbers
-from dra_driver.hardware.driver_root.detect import RootSource
 from dra_driver.hardware.driver_root.root import DriverRoot
+from dra_driver.hardware.driver_root.search import RootSource
 
 log = logging.getLogger(__name__)
 

@@ -132,12 +132,7 @@ class CdiWriter:
     the later of two renames wins. Methods raise `StorageError` and can be repeated."""
 
     def __init__(
-        self,
-        directory: str,
-        names: CdiNames,
-        *,
-        files: Files | None = None,
-        now: Callable[[], float] = time.time,
+        self, directory: str, names: CdiNames, *, files: Files | None = None, now: Callable[[], float] = time.time
     ) -> None:
         self._directory = str(directory).rstrip("/") or "/"
         self._names = names

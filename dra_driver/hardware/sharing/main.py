@@ -137,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
     if args.check:
         return _check(root)
     from dra_driver.core.telemetry import logs
-    from dra_driver.hardware.driver_root.detect import Detector
+    from dra_driver.hardware.driver_root.search import Detector
     from dra_driver.hardware.sharing.control import ControlProgram
     from dra_driver.hardware.sharing.host import MpsHost
 
@@ -174,11 +174,7 @@ def _memory(settings: MpsHostSettings) -> "DaemonMemory":
     former = Path(settings.shm_dir) / folder
     if settings.namespaces != "own":
         return SharedMemory(former)
-    size = settings.tmpfs_size or _part_of_memory()
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    size = settings.tmpfs_size or max(LEAST_SIZE, memory // MEMORY_PART)
     limits = TmpfsBounds(size_bytes=size, files=settings.tmpfs_files)
     return OwnMemory(Path(settings.run_dir) / folder, former, SystemMounts(), limits)
-
-
-def _part_of_memory() -> int:
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(LEAST_SIZE, memory // MEMORY_PART)

@@ -13,7 +13,7 @@ from dra_driver.hardware.device_nodes.folder import DevFolder
 from dra_driver.hardware.device_nodes.numbers import Majors, NodeNumbers, registered_names
 from dra_driver.hardware.device_nodes.reconciler import DeviceNodeReconciler, Problem, ProblemKind, WantedNode
 from dra_driver.hardware.device_nodes.tools import DriverTools, UvmModule
-from dra_driver.hardware.driver_root.detect import RootSource
+from dra_driver.hardware.driver_root.search import RootSource
 from dra_driver.node.process.hardware import Hardware
 
 log = logging.getLogger(__name__)

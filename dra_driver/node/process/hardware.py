@@ -21,7 +21,7 @@ from dra_driver.core.errors import ConfigurationError, DetachedError, DriverUnav
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.cdi import DriverRoot
-from dra_driver.hardware.driver_root.detect import Detector, RootSource
+from dra_driver.hardware.driver_root.search import Detector, RootSource
 from dra_driver.hardware.gpu.backend import GpuBackend, GpuNotes
 from dra_driver.hardware.gpu.holders import GpuHolders
 from dra_driver.hardware.gpu.nvml.listings import InstanceReader
