@@ -227,10 +227,9 @@ class DeviceNodeReconciler:
 
     def _params(self, node: _Node, file: CapabilityFile | None) -> NodeParams:
         match node.kind:
-            case NodeKind.CAPABILITY if file is None:
-                return NodeParams(mode=_CAPABILITY_MODE)
             case NodeKind.CAPABILITY:
-                return read_params(file.path, mode=_CAPABILITY_MODE)
+                found = read_params(file.path, mode=_CAPABILITY_MODE) if file is not None else None
+                return found or NodeParams(mode=_CAPABILITY_MODE)
             case NodeKind.UVM:  # the module has no parameters for them
                 return NodeParams()
             case _:

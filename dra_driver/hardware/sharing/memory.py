@@ -19,7 +19,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 
@@ -142,29 +142,7 @@ _PARENT_MODE: Final = 0o711
 _VOLUME: Final = "in a volume of the MPS host with mountPropagation Bidirectional, as the chart mounts it"
 
 
-class DaemonMemory(Protocol):
-    """The daemons' pipes and shared memory. For one thread."""
-
-    def start(self) -> None:
-        """Make the common folder. Raises StorageError."""
-
-    def shm(self, daemon_id: str) -> Path:
-        """The daemon's shared memory. The same until `remove`."""
-
-    def make(self, folder: DaemonFolder) -> None:
-        """Make the folders of a daemon that starts. Idempotent. Raises StorageError and OSError."""
-
-    def remove(self, daemon_id: str) -> None:
-        """Remove the folders of a released daemon. Raises nothing."""
-
-    def remove_unused(self, is_wanted: Callable[[str], bool]) -> None:
-        """Remove the folders of unwanted daemons. Raises nothing."""
-
-    def stop(self) -> None:
-        """Remove the common folder if it is empty. Raises nothing."""
-
-
-class SharedMemory(DaemonMemory):
+class SharedMemory:
     """One folder for all daemons, which stays: for simulated drivers and without privilege."""
 
     def __init__(self, folder: Path) -> None:
@@ -182,9 +160,18 @@ class SharedMemory(DaemonMemory):
         del folder  # its pipes are in it
         make_own(self._folder, SHM_MODE)
 
+    def remove(self, daemon_id: str) -> None:
+        """The folder stays, here and below."""
+
+    def remove_unused(self, is_wanted: Callable[[str], bool]) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
 
 class OwnMemory:
-    """A tmpfs for each daemon below ``run``. ``former`` has the shared memory of earlier versions."""
+    """A tmpfs for each daemon below ``run``. ``former`` has the shared memory of earlier versions. For one thread."""
 
     def __init__(self, run: Path, former: Path, mounts: SystemMounts, limits: TmpfsBounds) -> None:
         self._run = run
@@ -193,6 +180,7 @@ class OwnMemory:
         self._limits = limits
 
     def start(self) -> None:
+        """Make the common folder. Raises StorageError."""
         with storage(f"make the folder for pipes and shared memory, {self._run}, {_VOLUME}"):
             make_own(self._run, _PARENT_MODE)
             if not self._mounts.is_shared(self._run):
@@ -202,9 +190,11 @@ class OwnMemory:
                 )
 
     def shm(self, daemon_id: str) -> Path:
+        """The daemon's shared memory. The same until `remove`."""
         return self._of_former(daemon_id) or self._run / check_id(daemon_id) / "shm"
 
     def make(self, folder: DaemonFolder) -> None:
+        """Make the folders of a daemon that starts. Idempotent. Raises StorageError and OSError."""
         daemon_id = folder.path.name
         former = self._of_former(daemon_id)
         if former is not None:
@@ -221,6 +211,7 @@ class OwnMemory:
         folder.link_pipe(own / "pipe")
 
     def remove(self, daemon_id: str) -> None:
+        """Remove the folders of a released daemon. Raises nothing."""
         try:
             former = self._of_former(daemon_id)
             if former is not None:
@@ -236,6 +227,7 @@ class OwnMemory:
             )
 
     def remove_unused(self, is_wanted: Callable[[str], bool]) -> None:
+        """Remove the folders of unwanted daemons. Raises nothing."""
         for parent in (*self._former_folder(), self._run):
             names: list[str] = []
             with suppress(OSError):
@@ -246,6 +238,7 @@ class OwnMemory:
                         self.remove(name)
 
     def stop(self) -> None:
+        """Remove the common folder if it is empty. Raises nothing."""
         for folder in (*self._former_folder(), self._run):
             with suppress(OSError):  # not empty while daemons are wanted, or mounted itself
                 folder.rmdir()
@@ -270,3 +263,6 @@ class OwnMemory:
             f"{own} is a mount of {found.source} ({found.kind}), which this driver did not make: expected a folder for"
             " the pipes and shared memory of an MPS daemon; unmount it"
         )
+
+
+DaemonMemory = SharedMemory | OwnMemory
