@@ -10,6 +10,7 @@ from dra_driver.hardware.driver_root.process import Ended
 from dra_driver.hardware.sharing import control
 from dra_driver.hardware.sharing.control import ControlProgram
 from dra_driver.hardware.sharing.mps_files import DaemonFolder, MpsDaemon
+from tests.fakes.driver_root import FakeDriverRoot
 
 G1, G2 = "GPU-00000000-0000-0000-0000-000000000001", "GPU-00000000-0000-0000-0000-000000000002"
 FOLDER = DaemonFolder(Path("/var/lib/kubelet/plugins/gpu.nvidia.com/mps/daemons/one"))
@@ -17,10 +18,7 @@ FOLDER = DaemonFolder(Path("/var/lib/kubelet/plugins/gpu.nvidia.com/mps/daemons/
 
 def make(root: Path, *names: str) -> str:
     for name in names:
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("#!/bin/sh\n")
-        path.chmod(0o755)
+        FakeDriverRoot(root).put(name, b"#!/bin/sh\n", 0o755)
     return str(root)
 
 

@@ -10,6 +10,7 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Interval
 from dra_driver.hardware.gpu.backend import COMPUTE_MODE, TIME_SLICE, ComputeMode
 from dra_driver.hardware.sharing.timeslice import Smi, TimeSlicer, restore_compute_mode, set_compute_mode
+from tests.fakes.driver_root import FakeDriverRoot
 from tests.fakes.gpu_notes import FakeGpuNotes
 from tests.fakes.sharing import Died, FakeControl, Mortality, MortalNotes
 
@@ -82,11 +83,7 @@ def test_the_default_interval_on_an_untouched_gpu_is_nothing_at_all(world: World
 def test_an_exclusive_gpu_is_opened_and_given_back(world: World) -> None:
     world.control.modes[GPU] = ComputeMode.EXCLUSIVE_PROCESS
     world.slicer.set(GPU, Interval.LONG, within_s=5.0)
-    assert world.state == (
-        3,
-        ComputeMode.DEFAULT,
-        {TIME_SLICE: "Long", COMPUTE_MODE: "EXCLUSIVE_PROCESS"},
-    )
+    assert world.state == (3, ComputeMode.DEFAULT, {TIME_SLICE: "Long", COMPUTE_MODE: "EXCLUSIVE_PROCESS"})
     world.slicer.set(GPU, Interval.DEFAULT, within_s=5.0)
     assert world.state == (0, ComputeMode.EXCLUSIVE_PROCESS, {})
 
@@ -183,10 +180,7 @@ def test_a_death_at_any_step_is_put_right_by_reset(call: str, after: bool, befor
 
 
 def script(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return path
+    return FakeDriverRoot(path.parent).put(path.name, f"#!/bin/sh\n{text}\n".encode(), 0o755)
 
 
 def test_a_missing_program_says_what_to_install_and_where_it_was_looked_for(tmp_path: Path) -> None:
