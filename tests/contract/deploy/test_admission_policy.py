@@ -231,8 +231,3 @@ def test_the_key_and_the_selectors_of_the_toleration_are_values() -> None:
     assert not gets_it(
         {**CLAIMS, "tolerations": [{"key": "example.com/gpus", "operator": "Exists"}]}, key="example.com/gpus"
     )
-
-
-def test_a_toleration_key_that_is_none_is_refused() -> None:
-    """It ends in an expression."""
-    assert "at '/podToleration/key'" in chart.refusal({"podToleration": {"key": 'x"] || true'}})

@@ -177,9 +177,3 @@ def test_each_switch_sets_its_setting_and_is_off_as_delivered(
 ) -> None:
     pod = chart.pod_spec(chart.objects({"eviction": values}), "Deployment", ACCOUNT)
     assert {k: v for k, v in chart.environment(pod).items() if k in {"EVICT_OVER_GRANT", "RECLAIM_IDLE"}} == variables
-
-
-def test_without_gpu_nodes_there_is_no_one_to_ask() -> None:
-    off = {"enabled": False}
-    said = chart.refusal({"eviction": {"overGrant": True}, "gpuNodes": off, "policyStatus": off})
-    assert "controller.enabled and gpuNodes.enabled have to be true" in said
