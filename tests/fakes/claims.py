@@ -27,9 +27,9 @@ from dra_driver.hardware.cdi.names import CdiNames
 from dra_driver.hardware.cdi.spec import CdiSpec, ContainerEdits, DeviceNode, Mount
 from dra_driver.hardware.cdi.writer import render
 from dra_driver.hardware.gpu.backend import TIME_SLICE, ComputeMode, GpuControl, GpuNotes
-from dra_driver.hardware.sharing import compute_mode
 from dra_driver.hardware.sharing.mps import MpsDirectories
 from dra_driver.hardware.sharing.mps_files import MpsDaemon
+from dra_driver.hardware.sharing.timeslice import restore_compute_mode, set_compute_mode
 from dra_driver.node.claims.entry import OwnerId
 
 DRIVER = "gpu.nvidia.com"
@@ -299,7 +299,7 @@ class FakeMps:
         taken = {device for other in self._node.running.values() for device in other.devices}
         assert not taken.intersection(daemon.devices), "a device is under one daemon at a time"
         for gpu in daemon.gpus:
-            compute_mode.set_with_undo(self._control, self._notes, gpu, ComputeMode.EXCLUSIVE_PROCESS)
+            set_compute_mode(self._control, self._notes, gpu, ComputeMode.EXCLUSIVE_PROCESS)
         self._node.running[daemon.id] = daemon
 
     def release(self, daemon_id: str, gpus: Sequence[GpuUuid], *, within_s: float) -> None:
@@ -308,7 +308,7 @@ class FakeMps:
             self._node.change(f"end {daemon_id}")
             del self._node.running[daemon_id]
         for gpu in sorted({*gpus, *(known.gpus if known else ())}):
-            compute_mode.restore(self._control, self._notes, gpu, ComputeMode.EXCLUSIVE_PROCESS)
+            restore_compute_mode(self._control, self._notes, gpu, ComputeMode.EXCLUSIVE_PROCESS)
 
     def daemons(self) -> tuple[str, ...]:
         return tuple(sorted(self._node.running))

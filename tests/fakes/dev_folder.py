@@ -5,11 +5,11 @@ import os
 import posixpath
 from collections.abc import Callable
 
-from dra_driver.hardware.device_nodes.folder import Found, Seen, Stamp
+from dra_driver.hardware.device_nodes.folder import DevFolder, Found, Seen, Stamp
 from dra_driver.hardware.device_nodes.numbers import NodeNumbers
 
 
-class MemoryDev:
+class MemoryDev(DevFolder):
     """Nodes, links, files and folders by path. ``fail`` is an errno that every change gets (EROFS: read-only).
 
     ``stamps`` and ``looks`` list the paths that were looked at, and ``made`` the changes, in order.

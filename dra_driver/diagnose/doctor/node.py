@@ -26,7 +26,7 @@ from dra_driver.diagnose.doctor.node_view import HostView
 from dra_driver.diagnose.doctor.report import DoctorReport
 from dra_driver.diagnose.hardware.values import CheckRecord
 from dra_driver.diagnose.node_state import NodeState, Places, read_state
-from dra_driver.hardware.device_nodes.folder import DevFolder, RealDev
+from dra_driver.hardware.device_nodes.folder import DevFolder
 
 
 class LocalFacts(Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ class NodeReaders(Struct, frozen=True, kw_only=True):
 
     ask_nvml: AskNvml = ask_nvml
     dial: Callable[[str], CriClient] = CriClient
-    dev: Callable[[str], DevFolder] = RealDev
+    dev: Callable[[str], DevFolder] = DevFolder
     get_info: GetInfo = get_info
     kubelet_version: AskVersion = kubelet_version
     hardware: Callable[[HostView], tuple[CheckRecord, ...]] = read_hardware

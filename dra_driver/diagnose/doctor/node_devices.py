@@ -11,10 +11,17 @@ from dra_driver.core.finding import Finding, Layer, check, fail, ok, unknown, wa
 from dra_driver.core.text import listed
 from dra_driver.diagnose.doctor.node_view import HostView, names, text
 from dra_driver.hardware.device_nodes import numbers as device_names
-from dra_driver.hardware.device_nodes.ensure import present_node
-from dra_driver.hardware.device_nodes.folder import DevFolder, Found, Seen, link_end
+from dra_driver.hardware.device_nodes.folder import (
+    DevFolder,
+    Found,
+    NodeParams,
+    Seen,
+    link_end,
+    params_path,
+    present_node,
+    read_params,
+)
 from dra_driver.hardware.device_nodes.numbers import CAPABILITIES, Majors, NodeNumbers, expected_numbers
-from dra_driver.hardware.device_nodes.params import NodeParams, params_path, read_params
 
 if TYPE_CHECKING:
     from dra_driver.diagnose.doctor.node import LocalFacts

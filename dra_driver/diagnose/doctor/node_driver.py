@@ -17,8 +17,7 @@ from dra_driver.diagnose.hardware.place import task_of
 from dra_driver.diagnose.hardware.session import read_only
 from dra_driver.diagnose.hardware.values import CheckRecord
 from dra_driver.hardware.device_nodes.numbers import Majors
-from dra_driver.hardware.driver_root.detect import CANDIDATES, unsupported
-from dra_driver.hardware.driver_root.search import NVML, find_library
+from dra_driver.hardware.driver_root.search import CANDIDATES, NVML, find_library, unsupported
 
 if TYPE_CHECKING:
     from dra_driver.diagnose.doctor.node import LocalFacts

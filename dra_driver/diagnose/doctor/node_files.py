@@ -20,9 +20,7 @@ from dra_driver.core.text import counted, listed
 from dra_driver.diagnose.doctor.node_runtime import CriClient, CriError
 from dra_driver.diagnose.doctor.node_view import HostView, names
 from dra_driver.diagnose.node_state import NodeState, find_disagreements
-from dra_driver.hardware.cdi import CdiNames, CdiSpec, DriverRoot
-from dra_driver.hardware.cdi.decode import decode
-from dra_driver.hardware.cdi.hook import HookVersions, choose_hook
+from dra_driver.hardware.cdi import CdiNames, CdiSpec, DriverRoot, HookVersions, choose_hook, decode
 
 if TYPE_CHECKING:
     from dra_driver.diagnose.doctor.node import LocalFacts

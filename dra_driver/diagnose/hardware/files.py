@@ -17,8 +17,8 @@ from dra_driver.diagnose.hardware import mounts
 from dra_driver.diagnose.hardware.child import Task
 from dra_driver.diagnose.hardware.values import Facts, Topics, few, hardware_check, judgement, survey_gpus
 from dra_driver.hardware.cdi import discover
+from dra_driver.hardware.device_nodes.folder import parse_params
 from dra_driver.hardware.device_nodes.numbers import Majors, expected_numbers
-from dra_driver.hardware.device_nodes.params import parse_params
 from dra_driver.hardware.driver_root import process, search
 from dra_driver.hardware.driver_root.search import PROGRAM_FOLDERS, find_program
 from dra_driver.hardware.gpu.nvml import probes

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Final
 from dra_driver.config.options import Flag
 from dra_driver.config.settings import NodeSettings, load_node_settings, node_flags
 from dra_driver.core.errors import DriverUnavailableError
-from dra_driver.hardware.driver_root.detect import Detector
 from dra_driver.hardware.driver_root.root import DriverRoot
-from dra_driver.hardware.driver_root.search import find_library
+from dra_driver.hardware.driver_root.search import Detector, find_library
 
 if TYPE_CHECKING:
     from dra_driver.diagnose.hardware.child import Task

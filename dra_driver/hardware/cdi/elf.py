@@ -1,10 +1,7 @@
-"""Read the SONAME of a shared library (DT_SONAME) from files that may be damaged or hostile.
+"""Read the SONAME of a shared library (DT_SONAME) from a 64-bit little-endian ELF file that may be damaged or hostile.
 
-Supports 64-bit little-endian ELF files. Uses ``pread`` and checks every offset against the file's size, not ``mmap``: a
-library that is truncated while it is mapped (a driver upgrade, a full disk) raises SIGBUS and ends the process, whereas
-a short read only means that the file is not a library.
-
-Source: System V ABI, chapters 4 and 5 ("Object Files", "Dynamic Linking"); ``elf.h`` for the numbers.
+Uses ``pread``, not ``mmap``: a library truncated while mapped (driver upgrade, full disk) raises SIGBUS. Source: System
+V ABI, chapters 4 and 5; ``elf.h`` for the numbers.
 """
 
 import os
@@ -32,7 +29,7 @@ _SAFE_SONAME = re.compile(rb"[A-Za-z0-9_+][A-Za-z0-9._+-]*")
 
 
 class SharedObject(Struct, frozen=True, kw_only=True):
-    """A library's machine (``EM_…`` of elf.h) and its SONAME, None without a usable one."""
+    """A library's machine (``EM_…`` of elf.h) and its usable SONAME, if any."""
 
     machine: int
     soname: str | None
@@ -43,10 +40,8 @@ class _Damaged(Exception):  # noqa: N818 - never leaves this module
 
 
 def read_shared_object(path: str) -> SharedObject | None:
-    """Machine and SONAME of a valid 64-bit little-endian shared object, else None. Reads a few kilobytes. Raises
-    OSError."""
-    # O_NONBLOCK so that a FIFO of that name does not stop the process for ever.
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    """Machine and SONAME of a valid shared object, else None. Reads a few kilobytes. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # does not wait for a FIFO's writer
     try:
         status = os.fstat(fd)
         return _read(fd, status.st_size) if stat.S_ISREG(status.st_mode) else None

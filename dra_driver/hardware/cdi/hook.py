@@ -1,33 +1,20 @@
-"""Find NVIDIA's CDI hook on the host, which adds libraries to the container's linker cache.
+"""Find NVIDIA's CDI hook on the host and its version, and build its commands.
 
-There are two methods to make ``dlopen("libcuda.so.1")`` work in a container:
+``dlopen("libcuda.so.1")`` works in a container in one of two modes:
 
-- *hooks*: libraries are mounted once, and NVIDIA's hook creates links and runs ``ldconfig`` in the container's root.
-  No container starts when the hook is missing on the host, so it is used only when it was found.
-- *soname*: libraries are mounted under each name that programs use, in the loader's default folders. This needs nothing
-  on the host and works without root and with a read-only root file system, but not for musl images.
+- *hooks*: libraries are mounted once; NVIDIA's hook creates links and runs ``ldconfig`` in the container's root. No
+  container starts if the hook is missing on the host.
+- *soname*: libraries are mounted under each name that programs use, in the loader's default folders. It needs no hook,
+  root or writable root file system, but musl images do not find the libraries.
 
-Rejected: LD_LIBRARY_PATH overrides that of the pod, ``ldconfig`` inside the container fails without root, and a script
-as hook would run as host root over an untrusted file system.
+Rejected: LD_LIBRARY_PATH overrides the pod's, ``ldconfig`` in the container fails without root, and a script as hook
+would run as host root over an untrusted file system.
 
-The hook runs as root of the host over a file system that the image controls, so its version matters:
-
-- Below `FLOOR` the update-ldcache command follows a link of the image out of the container (CVE-2025-23267, fixed in
-  1.17.8). Such a hook, and one of unknown version, is not used: the node falls back to soname mode.
-- ``enable-cuda-compat``, which lets an image's newer CUDA work with an older data-center driver, came with 1.17.5;
-  1.17.5 to 1.17.7 run it with the image's environment (CVE-2025-23266, fixed in 1.17.8). `FLOOR` covers it.
-- ``disable-device-node-modification``, which keeps the driver's libraries from creating nodes in the container, came
-  with `NODE_MODIFICATION`: the tag v1.17.8 has no such command, though ``internal/discover/hooks.go`` of v1.18.0 says
-  "Added in v1.17.8".
-- A command that the program does not know is an error before 1.18.0 and a warning since ("Fix handling of unrecognised
-  hooks", CHANGELOG of v1.18.0-rc.5).
-
-``nvidia-cdi-hook --version`` and ``nvidia-ctk --version`` print ``<name> version <version>``, then often a line with
-the commit; a build without a version prints ``unknown``. Below a driver root other than ``/`` the program runs with
-that root as ``/``: packages link it dynamically, and the GPU operator installs a script that calls it by its host path.
-
-Source: NVIDIA/nvidia-container-toolkit, ``cmd/nvidia-cdi-hook`` at the tags v1.17.4 to v1.19.0 and ``internal/info``;
-NVIDIA's security bulletin for the Container Toolkit of July 2025 for both CVEs.
+Versions matter, because the hook runs as host root over the image's file system. Below `FLOOR` the update-ldcache
+command follows a link out of the container (CVE-2025-23267), and enable-cuda-compat (since 1.17.5) runs with the
+image's environment (CVE-2025-23266). An older or unknown version means soname mode. A command that the program does not
+know is an error before 1.18.0. Source: NVIDIA/nvidia-container-toolkit, ``cmd/nvidia-cdi-hook`` v1.17.4 to v1.19.0, its
+CHANGELOG, and NVIDIA's security bulletin of July 2025.
 """
 
 import os
@@ -35,6 +22,7 @@ import re
 import stat
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Final
 
@@ -72,7 +60,7 @@ Runner = Callable[[str, str], bytes]
 
 
 class HookVersions:
-    """Versions of hooks, kept as long as the file does not change. Thread-safe; a read takes at most `TIMEOUT_S`."""
+    """Versions of hooks, cached until the file changes. Thread-safe; a read takes at most `TIMEOUT_S`."""
 
     def __init__(self, run: Runner | None = None) -> None:
         self._run = run or print_version
@@ -80,10 +68,8 @@ class HookVersions:
         self._known: dict[_Identity, Semver] = {}
 
     def read(self, root: str, path: str, here: str) -> Semver:
-        """The version of the program ``path`` below ``root``; ``here`` is the file as this process sees it.
-
-        Raises `UnknownVersionError`. A failure is not kept: a later call tries again.
-        """
+        """The version of the program ``path`` below ``root``; ``here`` is the file as this process sees it. Raises
+        `UnknownVersionError`; the next call tries again."""
         try:
             status = os.stat(here)  # noqa: PTH116
         except OSError as error:
@@ -99,22 +85,19 @@ class HookVersions:
 
 
 def parse_version(printed: bytes) -> Semver:
-    """The version in what the program printed. Raises `UnknownVersionError` for anything else."""
+    """The version in the output ``<name> version <version>``. Raises `UnknownVersionError` for anything else."""
     text = printed[:MAX_OUTPUT].decode("utf-8", "replace")
-    match = _LINE.search(text)
-    try:
-        if match is not None:
+    with suppress(ValueError):
+        if match := _LINE.search(text):
             return Semver.parse(match[1])
-    except ValueError:
-        pass
-    shown = ascii(text[:80])
     raise UnknownVersionError(
-        f"its --version printed {shown}, expected a line such as 'NVIDIA CDI Hook version 1.17.8'"
+        f"its --version printed {text[:80]!a}, expected a line such as 'NVIDIA CDI Hook version 1.17.8'"
     )
 
 
 def print_version(root: str, path: str, timeout_s: float = TIMEOUT_S) -> bytes:
-    """Output of ``path --version``, which is killed after ``timeout_s``. Raises `UnknownVersionError`."""
+    """Output of ``path --version`` with ``root`` as ``/`` (packages link it dynamically, and the GPU operator's is a
+    script), killed after ``timeout_s``. Raises `UnknownVersionError`."""
     command = [*process.enter_root(root), path, "--version"]
     try:
         ended = process.run(command, environment=_ENVIRONMENT, within_s=timeout_s)
@@ -138,9 +121,10 @@ CANDIDATES = (
 sub-commands."""
 
 FLOOR = Semver(1, 17, 8)
-"""The oldest version that is used; also the oldest whose ``enable-cuda-compat`` is safe."""
+"""The oldest version that is used."""
 NODE_MODIFICATION = Semver(1, 18, 0)
-"""The first version with ``disable-device-node-modification``. Pre-releases of it do not count."""
+"""The first version with ``disable-device-node-modification``, which keeps the driver's libraries from creating nodes
+in the container. v1.17.8 lacks it, though ``internal/discover/hooks.go`` of v1.18.0 says "Added in v1.17.8"."""
 
 # Never empty: runc runs a hook without an environment as host root with the container's environment, LD_PRELOAD too.
 _ENV = ("NVIDIA_CTK_DEBUG=false",)
@@ -187,8 +171,8 @@ def _note(path: str, why: str) -> str:
 
 
 def find_hook(root: DriverRoot, wanted: str | None = None) -> str | None:
-    """Host path of the hook to use, None for soname mode. ``wanted`` is a host path, or ``none``; it is checked when
-    ``root`` shows the host's file system. Raises `ConfigurationError` when it is missing."""
+    """Host path of the hook to use, None for soname mode. ``wanted`` is a host path, or ``none``. Raises
+    `ConfigurationError` when it is missing and ``root`` shows the host's file system."""
     if wanted == "none":
         return None
     if wanted:
@@ -208,12 +192,12 @@ def find_hook(root: DriverRoot, wanted: str | None = None) -> str | None:
 def base_hooks(
     hook: CdiHook, links: Iterable[tuple[str, str]], folders: Iterable[str], driver_version: str
 ) -> tuple[Hook, ...]:
-    """The hooks of the base document that ``hook`` knows. enable-cuda-compat comes before update-ldcache, which caches
-    its folder."""
+    """The hooks of the base document that ``hook`` knows. enable-cuda-compat precedes update-ldcache, which caches its
+    folder."""
     hooks = [
         create_symlinks(hook.path, links),
         _hook(hook.path, "enable-cuda-compat", f"--host-driver-version={driver_version}"),
-        update_ldcache(hook.path, folders),
+        _hook(hook.path, "update-ldcache", *(word for folder in folders for word in ("--folder", folder))),
     ]
     if hook.version >= NODE_MODIFICATION:
         hooks.append(_hook(hook.path, "disable-device-node-modification"))
@@ -221,13 +205,8 @@ def base_hooks(
 
 
 def create_symlinks(hook: str, links: Iterable[tuple[str, str]]) -> Hook:
-    """A hook that makes each ``(target, link)`` in the container; targets are relative to the link's folder."""
+    """Create each ``(target, link)`` in the container; targets are relative to the link's folder."""
     return _hook(hook, "create-symlinks", *(word for target, link in links for word in ("--link", f"{target}::{link}")))
-
-
-def update_ldcache(hook: str, folders: Iterable[str]) -> Hook:
-    """A hook that adds ``folders`` to the container's linker cache."""
-    return _hook(hook, "update-ldcache", *(word for folder in folders for word in ("--folder", folder)))
 
 
 def _hook(path: str, *args: str) -> Hook:

@@ -1,12 +1,7 @@
 """Find the files of a driver root that a container needs: libraries, programs, firmware, configuration, sockets.
 
-Nothing is written, and nothing is cached between calls. A file is described by its path inside the root with all links
-followed (a mount through a link would keep the target of that moment) and by its path in containers.
-
-Sources: NVIDIA's driver README ("Installed components") and Container Toolkit documentation for the files; ``ld.so(8)``
-for the loader's default folders; the FHS and Debian's multiarch layout for the rest. Omitted on purpose: 32-bit
-libraries, modules of the X server (which does not run in a container with a GPU claim), and generic glvnd libraries
-(the image has its own).
+Sources: NVIDIA's driver README ("Installed components") and Container Toolkit documentation; ``ld.so(8)``; Debian's
+multiarch layout. Omitted: 32-bit libraries, X server modules, and generic glvnd libraries, which the image has.
 """
 
 import os
@@ -42,29 +37,16 @@ VERSIONED_EXTRAS = (
 )
 """Prefixes of libraries that come with the driver but have their own version."""
 
-DEVELOPMENT_NAMES = {
-    stem: (f"{stem}.so",)
-    for stem in ("libcuda", "libnvidia-ml", "libnvcuvid", "libnvidia-encode", "libnvidia-opticalflow")
-}
-"""Libraries that programs also open by their plain ``.so`` name."""
-
+_DEVELOPMENT = ("libcuda", "libnvidia-ml", "libnvcuvid", "libnvidia-encode", "libnvidia-opticalflow")
 ALIASES = {
-    **DEVELOPMENT_NAMES,
+    **{stem: (f"{stem}.so",) for stem in _DEVELOPMENT},
     "libGLX_nvidia": ("libGLX_indirect.so.0",),
     "libnvidia-allocator": ("gbm/nvidia-drm_gbm.so",),
 }
-"""Further names of a library, relative to its folder."""
+"""Further names by which programs open a library, relative to its folder."""
 
 MPS_PROGRAMS = ("nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
-BINARIES = (
-    "nvidia-smi",
-    "nvidia-debugdump",
-    "nvidia-persistenced",
-    *MPS_PROGRAMS,
-    "nvidia-imex",
-    "nvidia-imex-ctl",
-)
-
+BINARIES = ("nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", *MPS_PROGRAMS, "nvidia-imex", "nvidia-imex-ctl")
 SOCKETS = ("nvidia-persistenced/socket", "nvidia-fabricmanager/socket")
 SOCKET_FOLDERS = ("/run", "/var/run")
 
@@ -93,13 +75,12 @@ FIRMWARE_FOLDERS = ("/lib/firmware/updates", "/lib/firmware")
 
 _DRIVER_LIBRARY = re.compile(r"(libcuda|libnvidia-ml)\.so\.(\d{1,5}(?:\.\d{1,5}){1,3})")
 _ModeTest = Callable[[int], bool]
-"""A test of a file's mode, such as `stat.S_ISSOCK`."""
-
 _MAX_LIBRARIES = 512  # a full driver has about seventy
 
 
 class Library(Struct, frozen=True, kw_only=True):
-    """A shared library: inside path of the real file, and its SONAME (None without one)."""
+    """A shared library: path of the real file inside the root (a mount through a link would keep its target), and
+    SONAME."""
 
     path: str
     soname: str | None
@@ -119,14 +100,14 @@ class Library(Struct, frozen=True, kw_only=True):
 
 
 class DriverFile(Struct, frozen=True, kw_only=True):
-    """Any other file: inside path of the real one, and the path that it gets in containers."""
+    """Any other file: inside path of the real file, and its path in containers."""
 
     path: str
     container_path: str
 
 
 class FolderState(Struct, frozen=True, kw_only=True):
-    """A folder at one moment, by this process' path; ``inode`` and ``modified_ns`` are 0 when it is missing."""
+    """A folder at one moment, by this process's path; ``inode`` and ``modified_ns`` are 0 when it is missing."""
 
     path: str
     inode: int
@@ -143,7 +124,7 @@ class FolderState(Struct, frozen=True, kw_only=True):
 
 class DriverFiles(Struct, frozen=True, kw_only=True):
     """The files of one driver installation, in a stable order. ``watched`` are the folders whose change may change the
-    result, in their state before they were read."""
+    result, as they were before they were read."""
 
     root: DriverRoot
     version: str
@@ -151,21 +132,22 @@ class DriverFiles(Struct, frozen=True, kw_only=True):
     libraries: tuple[Library, ...]
     files: tuple[DriverFile, ...]
     sockets: tuple[DriverFile, ...]
-    watched: tuple["FolderState", ...]
+    watched: tuple[FolderState, ...]
 
     def is_current(self) -> bool:
-        """Whether no file was added, removed or replaced by a rename, which is how packages, driver containers and
-        daemons change a driver root. About forty ``stat`` calls."""
+        """Return whether no file was added, removed or renamed, as packages and driver containers do. About forty
+        ``stat`` calls."""
         return all(folder == FolderState.of(folder.path) for folder in self.watched)
 
     @property
     def library_folders(self) -> tuple[str, ...]:
-        """Inside paths of the folders with libraries, in order of first use."""
+        """Inside paths, in order of first use."""
         return tuple(dict.fromkeys(library.folder for library in self.libraries))
 
 
 def discover(root: DriverRoot, driver_version: str | None = None) -> DriverFiles:
-    """Find the driver below ``root``, that of ``driver_version`` among leftovers. Raises `DriverUnavailableError`."""
+    """Find the driver below ``root``: that of ``driver_version``, if given, among leftovers. Raises
+    `DriverUnavailableError`."""
     try:
         return _Search(root).run(driver_version)
     except OSError as error:
@@ -176,7 +158,7 @@ def discover(root: DriverRoot, driver_version: str | None = None) -> DriverFiles
 
 
 class _Candidate(Struct, frozen=True, kw_only=True):
-    """A driver found by its main library; ``linked`` when the loader's name (``libcuda.so.1``) leads to it."""
+    """A driver's main library; ``linked`` when the loader's name (``libcuda.so.1``) leads to it."""
 
     version: str
     machine: int
@@ -185,7 +167,7 @@ class _Candidate(Struct, frozen=True, kw_only=True):
 
 
 class _Search:
-    """One search of a root; caches resolved folders and records the folders that it read."""
+    """One search; caches resolved folders and records the folders that it read."""
 
     def __init__(self, root: DriverRoot) -> None:
         self._root = root
@@ -211,7 +193,6 @@ class _Search:
         )
 
     def _find_driver(self, wanted: str | None) -> tuple[str, int, str]:
-        """Version, machine and inside folder of the driver's main library."""
         candidates = [found for found in self._driver_libraries() if found.version == (wanted or found.version)]
         if not candidates:
             what = f"libcuda.so.{wanted}" if wanted else "libcuda.so.<version> or libnvidia-ml.so.<version>"
@@ -224,8 +205,8 @@ class _Search:
         best = max(candidates, key=lambda c: (MULTIARCH[c.machine].startswith(here), c.linked, _version_key(c.version)))
         return best.version, best.machine, best.folder
 
-    def _driver_libraries(self) -> Iterator["_Candidate"]:
-        """Every main library of the default folders, or else of the linker's cache."""
+    def _driver_libraries(self) -> Iterator[_Candidate]:
+        """Main libraries of the default folders, or else of the linker's cache."""
         paths = [path for folder in LIBRARY_FOLDERS for path in self._driver_paths(folder)]
         for path in paths or self._cached_paths():
             folder, _, name = path.rpartition("/")
@@ -260,7 +241,7 @@ class _Search:
                     yield Library(path=path, soname=library.soname)
 
     def _library_names(self, folder: str, version: str) -> list[str]:
-        """Libraries of the driver's version, then those with their own version; of two names for a file the first
+        """Libraries of the driver's version, then those with a separate version; the first of two names for a file
         wins."""
         names = sorted(self._list(folder))
         own = [name for name in names if name.endswith(f".so.{version}")]
@@ -299,7 +280,7 @@ class _Search:
         return next((found for folder in folders if (found := self._file(f"{folder}/{name}", wanted))), None)
 
     def _file(self, inside: str, wanted: _ModeTest) -> DriverFile | None:
-        """``inside`` as a file of the wanted type; its folder is watched even when it is missing."""
+        """``inside`` as a file of the wanted type; its folder is watched even if the file is missing."""
         self._watch(inside.rpartition("/")[0])
         path = self._resolve(inside)
         return DriverFile(path=path, container_path=inside) if path and self._is(path, wanted) else None
@@ -314,7 +295,7 @@ class _Search:
         return path
 
     def _list(self, folder: str) -> list[str]:
-        """Names in an inside folder; [] when it is missing or not a folder. Raises other OSErrors."""
+        """Names in an inside folder; [] when it is missing or not a folder."""
         path = self._resolve(folder)
         self._watch(path or folder)
         if path is None:

@@ -1,12 +1,8 @@
 """Names of this driver's CDI kinds, devices and files.
 
-This is the only place where a claim's UID, a device's name or a share's id becomes part of a file name or a CDI name.
-Invalid names are refused and not rewritten: replaced characters could make two names equal, and a pod would get the
-devices of another. Kubernetes already limits all of them (UIDs are UUIDs, device names DNS labels), so other forms are
-errors or attacks.
-
-Sources: the CDI specification (kind and device name grammar); NVIDIA's and the example DRA driver's
-``k8s.<driver>/<class>`` convention; a claim's device is ``<claim uid>-<device>[-<share id>]``.
+Only here do a claim's UID, a device's name or a share's id become part of a file name or CDI name. Invalid names are
+refused, not rewritten: two rewritten names could be equal. Kubernetes limits UIDs and device names already. Sources:
+the CDI specification's grammar, and the ``k8s.<driver>/<class>`` convention of NVIDIA's DRA driver.
 """
 
 import re
@@ -26,8 +22,8 @@ _DRIVER_NAME_LIMIT = 63  # resource.k8s.io: DriverNameMaxLength
 
 
 class CdiNames:
-    """Names for one driver. Immutable. Raises `ConfigurationError` unless it is a DNS subdomain of at most 63
-    characters."""
+    """Names for one driver. Immutable. Raises `ConfigurationError` unless ``driver_name`` is a DNS subdomain of at most
+    63 characters."""
 
     __slots__ = ("_claim_file", "_temporary", "claim_kind", "device_kind", "driver_name", "vendor")
 
@@ -59,12 +55,11 @@ class CdiNames:
 
     @property
     def temporary_prefix(self) -> str:
-        """Not ``spec.``, which the reference library uses in the same directory: removing stale files by that pattern
-        would delete files that other programs are writing."""
+        """Not ``spec.``, the reference library's prefix here: its files must not be removed as stale."""
         return f".{self.vendor}_"
 
     def claim_device(self, claim_uid: str, device: str, share_id: str | None = None) -> str:
-        """Device name of one prepared device. Raises `ClaimError` when a part is not of its Kubernetes form."""
+        """``<claim uid>-<device>[-<share id>]``. Raises `ClaimError` unless each part has its Kubernetes form."""
         _check_uid(claim_uid, "claim UID")
         if not _DNS_LABEL.fullmatch(device):
             raise ClaimError(
@@ -77,16 +72,16 @@ class CdiNames:
         return f"{claim_uid}-{device}-{share_id}"
 
     def claim_id(self, claim_uid: str, device: str, share_id: str | None = None) -> str:
-        """Qualified name of one prepared device: what the kubelet hands to the runtime. Raises `ClaimError`."""
+        """Qualified name of one prepared device, which the kubelet hands to the runtime. Raises `ClaimError`."""
         return f"{self.claim_kind}={self.claim_device(claim_uid, device, share_id)}"
 
     def claim_file_name(self, claim_uid: str) -> str:
-        """File name of a claim's document; never holds a path separator. Raises `ClaimError` for anything but a UID."""
+        """File name of a claim's document, without a path separator. Raises `ClaimError` for anything but a UID."""
         _check_uid(claim_uid, "claim UID")
         return f"{self.vendor}-claim_{claim_uid}.json"
 
     def uid_of(self, file_name: str) -> ClaimUid | None:
-        """The claim whose document ``file_name`` is, or None for any other file."""
+        """The claim whose document ``file_name`` is; None for any other file."""
         match = self._claim_file.fullmatch(file_name)
         return ClaimUid(match[1]) if match else None
 

@@ -1,8 +1,4 @@
-"""CDI edits for this node's GPUs, and the base document, kept up to date with drivers, modules and files.
-
-The base document is built from the files on disk, checked in every prepare, and built again after a change. The prepare
-step gets a GPU's edits here and writes the claim's document itself.
-"""
+"""CDI edits for this node's GPUs, and the base document, rebuilt when drivers, modules, hooks or files change."""
 
 import logging
 import threading
@@ -15,8 +11,7 @@ from msgspec import Struct
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.hardware.cdi import edits
-from dra_driver.hardware.cdi.edits import without_mps_programs
-from dra_driver.hardware.cdi.found_nodes import drm_nodes, partition_capabilities
+from dra_driver.hardware.cdi.edits import drm_nodes, partition_capabilities, without_mps_programs
 from dra_driver.hardware.cdi.hook import CANDIDATES, CdiHook, HookVersions, choose_hook
 from dra_driver.hardware.cdi.libraries import DriverFiles, FolderState, discover
 from dra_driver.hardware.cdi.names import CdiNames
@@ -24,13 +19,13 @@ from dra_driver.hardware.cdi.spec import CdiSpec, ContainerEdits
 from dra_driver.hardware.cdi.watch import FolderWatch, MountWatch
 from dra_driver.hardware.cdi.writer import CdiWriter
 from dra_driver.hardware.device_nodes.numbers import CONTROL_NODES, Majors, node_numbers
-from dra_driver.hardware.driver_root.detect import RootSource
 from dra_driver.hardware.driver_root.root import DriverRoot
+from dra_driver.hardware.driver_root.search import RootSource
 
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 60.0
-"""How long the watches of folders and mounts are relied on: a network file system tells them nothing."""
+"""Seconds between full checks: the watches report no changes of a network file system."""
 
 
 class _Base(Struct, frozen=True, kw_only=True):
@@ -44,7 +39,7 @@ class _Base(Struct, frozen=True, kw_only=True):
     watch: FolderWatch
 
     def is_current(self, *, thorough: bool = False) -> bool:
-        """Whether files and hook are still the same. Checks each folder when the watch reports something, or if
+        """Return whether files and hook are unchanged. Checks each folder when the watch reports a change, or if
         ``thorough``."""
         if not self.watch.is_quiet():
             self.watch.arm()
@@ -56,11 +51,11 @@ class _Base(Struct, frozen=True, kw_only=True):
 class CdiProvider:
     """Edits for one driver root, or for the one that a function finds at each search. Thread-safe.
 
-    ``proc_driver`` lists MIG capabilities (a simulated root has its own). ``hook_path`` is NVIDIA's hook on the host,
-    ``none`` for no hook, None to search for it below ``host``. ``majors`` gives the numbers for a new base document; it
-    may load modules, and raises `DriverUnavailableError`. ``remounted``: whether anything was mounted since the last
-    call. ``graphics`` adds each GPU's DRM nodes, for programs that render without a display; off by default, because
-    CUDA, video and NVML never open them, and a card node lets a container drive displays.
+    ``proc_driver`` lists MIG capabilities. ``hook_path`` is NVIDIA's hook on the host, ``none`` for no hook, None to
+    search for it below ``host``. ``majors`` returns the numbers for a new base document, may load modules, and raises
+    `DriverUnavailableError`. ``remounted``: whether the mount table changed since the last call. ``graphics`` adds each
+    GPU's DRM nodes for rendering without a display; off by default: CUDA, video and NVML never open them, and a card
+    node lets a container drive displays.
     """
 
     def __init__(
@@ -101,21 +96,18 @@ class CdiProvider:
 
     def refresh(self) -> bool:
         """Search the driver root and write the base document; True when the file changed. Raises
-        `DriverUnavailableError`, `ConfigurationError` (the chosen hook is missing) or `StorageError`; then the previous
-        document stays.
-        """
+        `DriverUnavailableError`, `ConfigurationError` (the configured hook is missing) or `StorageError`; the previous
+        document stays then."""
         with self._lock:
             return self._rebuild()[1]
 
     def ensure_base(self) -> bool:
-        """Make sure that the base file exists and is up to date; True when it was written. Called in every prepare: a
-        container does not start without it, or when a mounted file is gone. A few system calls when nothing changed.
-        Errors as `refresh`.
-        """
+        """Make sure that the base file exists and is up to date, before each prepare; True when it was written. A few
+        system calls when nothing changed. Errors as `refresh`."""
         return self._ensure_base(thorough=False)
 
     def check_base(self) -> bool:
-        """`ensure_base`, and a check of each folder after a mount and every `LOOK_S`, outside of calls."""
+        """As `ensure_base`, and check each folder after a mount and every `LOOK_S`."""
         return self._ensure_base(thorough=True)
 
     def _ensure_base(self, *, thorough: bool) -> bool:
@@ -134,20 +126,19 @@ class CdiProvider:
 
     @property
     def driver_identity(self) -> Hashable | None:
-        """What documents of claims depend on: the driver's folders and device numbers. None before the driver was
+        """The driver's folders, device numbers and hook, on which claims' documents depend. None before the driver was
         found."""
         base = self._base
         return None if base is None else (base.files.root, base.majors, base.hook)
 
     @property
     def hook_version(self) -> str | None:
-        """The version of NVIDIA's hook that documents name; None without one. Never waits for the disk."""
+        """The version of NVIDIA's hook in the base document; None without a hook. Never waits for the disk."""
         base = self._base
-        version = base.hook.version if base is not None and base.hook is not None else None
-        return str(version) if version is not None else None
+        return str(base.hook.version) if base is not None and base.hook is not None else None
 
     def edits_for(self, gpu: Gpu) -> ContainerEdits:
-        """Edits for the whole ``gpu``, without those of the base document. Errors as `refresh`."""
+        """Edits for the whole ``gpu``, without the base document's. Errors as `refresh`."""
         base = self._known_base()
         root = base.files.root
         path = f"/dev/nvidia{gpu.minor}"
@@ -159,10 +150,8 @@ class CdiProvider:
         return result
 
     def edits_for_partition(self, gpu: Gpu, *, gi_id: int, ci_id: int, uuid: str) -> ContainerEdits:
-        """Edits for one MIG partition. Its variable names the instance, so partitions of one parent keep each theirs.
-        Reads two small files, because later instances reuse ids. Errors as `refresh`, and `DeviceLostError` for a
-        missing instance.
-        """
+        """Edits for one MIG partition, with a variable for each instance. Reads two small files, because later
+        instances reuse ids. Errors as `refresh`, and `DeviceLostError` for a missing instance."""
         base = self._known_base()
         root = base.files.root
         capabilities = partition_capabilities(self._proc_driver, gpu.minor, gi_id, ci_id) if base.majors.caps else ()
@@ -171,11 +160,11 @@ class CdiProvider:
         return edits.partition_edits(gpu.minor, base.majors, root, capabilities, found=found, variable=variable)
 
     def edits_of_claim(self, claim: ClaimUid) -> ContainerEdits:
-        """What each device of that claim adds, whatever the device: nothing with real GPUs."""
+        """Edits that every device of the claim adds: none with real GPUs."""
         return edits.simulated_claim_edits(claim) if self._simulated else ContainerEdits()
 
     def edits_of_share(self) -> ContainerEdits:
-        """Edits of a share of a GPU beside those of the GPU: see `without_mps_programs`. Errors as `refresh`."""
+        """Additional edits of a share of a GPU: see `without_mps_programs`. Errors as `refresh`."""
         # The base document itself is always there when a container starts, has no secrets and is no program.
         return without_mps_programs(self._known_base().files, f"{self._writer.directory}/{self._names.base_file_name}")
 
@@ -218,7 +207,7 @@ class CdiProvider:
         return (self._hook_path,) if self._hook_path else CANDIDATES
 
     def _choose_hook(self, host: DriverRoot) -> CdiHook | None:
-        """The hook to use; a hook that must not be used is reported once."""
+        """Logs a hook that must not be used, once."""
         choice = choose_hook(host, self._hook_path, self._hook_versions)
         if choice.note and choice.note != self._hook_note:
             log.warning("CDI hook is not used", extra={"reason": choice.note})

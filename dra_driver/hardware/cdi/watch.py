@@ -1,11 +1,9 @@
 """Detect changes of many folders, and of the mount table, with one system call each.
 
-The kernel queues an inotify event before the call that makes the change returns (inotify(7)), so a prepare that asks
-afterwards sees it, as it would with a ``stat`` of each folder. inotify does not see a mount that covers a folder:
-`FolderWatch` compares the inode of two folders at each check, and `provider` compares all of them after a mount.
-
-A change of the mount table makes an open ``/proc/self/mountinfo`` report an exceptional condition once (Linux,
-fs/proc_namespace.c, ``mounts_poll``), for every mount of the process's namespace, also those of pods that start.
+The kernel queues an inotify event before the call that makes the change returns (inotify(7)), so a later check sees it.
+inotify does not report a mount over a folder: `FolderWatch` compares the inodes of two folders, and `provider` those of
+all after a mount. An open ``/proc/self/mountinfo`` reports each mount of the process's namespace once (Linux,
+fs/proc_namespace.c, ``mounts_poll``).
 """
 
 import ctypes
@@ -23,13 +21,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def _start_inotify() -> int:
-    """A new inotify instance; negative when the kernel refuses one."""
     return int(_libc.inotify_init1(_NONBLOCK_CLOEXEC))
 
 
 class FolderWatch:
-    """Watches folders; a missing one through the nearest existing folder above it. For one thread at a time. The inode
-    of ``anchors`` is compared. Without inotify `is_quiet` is always False."""
+    """Watches folders, a missing folder through its nearest existing parent. For one thread at a time. Compares the
+    inodes of ``anchors``. Without inotify `is_quiet` is always False."""
 
     def __init__(
         self, folders: Iterable[str], anchors: Iterable[str], *, start: Callable[[], int] = _start_inotify
@@ -47,14 +44,14 @@ class FolderWatch:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every folder is watched since the last `arm`."""
+        """Return whether every folder is watched since the last `arm`."""
         return self._complete
 
     def is_quiet(self) -> bool:
         return self._complete and not self._events() and all(_identity(path) == was for path, was in self._anchors)
 
     def arm(self) -> None:
-        """Watch all folders from now on; look at them after this call, and rely on `is_quiet` then."""
+        """Watch all folders from now on. Check them after this call, and rely on `is_quiet` then."""
         if self._descriptor < 0:
             return
         drained = any(not self._events() for _ in range(_MOST_READS))  # not if it cannot be read, or fills up again
@@ -95,7 +92,6 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def _open_mounts() -> int:
-    """An open mount table; negative where there is none."""
     try:
         return os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -113,5 +109,5 @@ class MountWatch:
             weakref.finalize(self, os.close, self._descriptor)
 
     def changed(self) -> bool:
-        """Whether the mount table changed since the last call, or since the start."""
+        """Return whether the mount table changed since the last call, or since the start."""
         return self._descriptor < 0 or bool(self._poll.poll(0))

@@ -1,8 +1,7 @@
 """Write and remove this driver's files in the CDI directory, atomically.
 
-A file is published by a rename within its directory, which every consumer notices immediately: containerd's CDI library
-watches for renames, removals and writes, and does not see a file that was linked or moved in from another directory
-(``pkg/cdi/cache.go``, the watch's event mask). The same rename makes the change atomic.
+A file is published by a rename within its directory: containerd's CDI library watches for renames, removals and writes,
+and misses a file linked or moved in from another directory (``pkg/cdi/cache.go``).
 """
 
 import errno
@@ -14,25 +13,18 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
-from msgspec import Struct
-
 from dra_driver.core.errors import InvalidSpecError, StorageError
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.hardware.cdi.names import CdiNames
-from dra_driver.hardware.cdi.spec import CdiSpec
-from dra_driver.hardware.cdi.validation import validate
+from dra_driver.hardware.cdi.spec import CdiSpec, validate
 
 FileIdentity = tuple[int, int, int, int, int, int]
 """Device, inode, mode, size, time of the last write, and of the last change of content or attributes."""
 
 
-class FileAge(Struct, frozen=True, kw_only=True):
-    modified_s: float
-
-
 class Files:
     def make_folder(self, folder: str) -> None:
-        """Create ``folder`` with mode 0755 whatever the umask, parents included; a folder that exists is left alone."""
+        """Create ``folder`` and its parents with mode 0755 whatever the umask, unless it exists."""
         if os.path.isdir(folder):  # noqa: PTH112
             return
         os.makedirs(folder, mode=0o755, exist_ok=True)  # noqa: PTH103
@@ -50,7 +42,6 @@ class Files:
             view = view[os.write(fd, view) :]
 
     def set_mode(self, fd: int, mode: int) -> None:
-        """Set permission bits, whatever the umask."""
         os.fchmod(fd, mode)
 
     def sync(self, fd: int) -> None:
@@ -70,7 +61,7 @@ class Files:
             os.close(fd)
 
     def read(self, path: str, limit: int) -> bytes | None:
-        """At most ``limit`` bytes of a plain file; None when it is missing, a link, a folder or anything else."""
+        """At most ``limit`` bytes of a plain file; None for anything else."""
         try:
             # Follows no link out of the folder and does not wait for a writer of a FIFO.
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -89,16 +80,16 @@ class Files:
         except FileNotFoundError:
             return []
 
-    def age(self, path: str) -> FileAge | None:
+    def modified_s(self, path: str) -> float | None:
         """When a plain file was last written; None for anything else. Links are not followed."""
         try:
             status = os.lstat(path)
         except FileNotFoundError:
             return None
-        return FileAge(modified_s=status.st_mtime) if stat.S_ISREG(status.st_mode) else None
+        return status.st_mtime if stat.S_ISREG(status.st_mode) else None
 
     def identity(self, path: str) -> FileIdentity | None:
-        """What changes with every write of the file; None when it is missing. Links are not followed."""
+        """Values that change with every write of the file; None when it is missing. Links are not followed."""
         try:
             status = os.lstat(path)
         except OSError:
@@ -106,7 +97,7 @@ class Files:
         return status.st_dev, status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
     def remove(self, path: str) -> bool:
-        """Remove a file (a link itself, never its target); False when it was already gone."""
+        """Remove a file (a link itself, never its target); False when it is already missing."""
         try:
             os.unlink(path)  # noqa: PTH108
         except FileNotFoundError:
@@ -137,18 +128,11 @@ def render(spec: CdiSpec, source: str) -> bytes:
 
 
 class CdiWriter:
-    """Writes and removes this driver's files in one CDI directory. Thread-safe without a lock, between processes too:
-    each write renames its own temporary file, so the later of two writers wins. Methods raise `StorageError` and can be
-    repeated.
-    """
+    """Writes and removes this driver's files in one CDI directory. Thread-safe without a lock, also between processes:
+    the later of two renames wins. Methods raise `StorageError` and can be repeated."""
 
     def __init__(
-        self,
-        directory: str,
-        names: CdiNames,
-        *,
-        files: Files | None = None,
-        now: Callable[[], float] = time.time,
+        self, directory: str, names: CdiNames, *, files: Files | None = None, now: Callable[[], float] = time.time
     ) -> None:
         self._directory = str(directory).rstrip("/") or "/"
         self._names = names
@@ -176,15 +160,14 @@ class CdiWriter:
 
     def write_claim(self, uid: str, spec: CdiSpec) -> bool:
         """Write ``spec`` to the claim's file; False when it is equal already. A crash leaves the old file and at most a
-        temporary one. Not synced: after a power cut the boot id is another, so the journal forgets the claim
-        (docs/decisions/0008). Raises `ClaimError` when ``uid`` is no UID, `InvalidSpecError` for a document that would
-        not load; then nothing is touched.
-        """
+        temporary one. Not synced: a power cut changes the boot id, so the journal drops the claim
+        (docs/decisions/0008). Raises `ClaimError` unless ``uid`` is a UID, `InvalidSpecError` for a document that would
+        not load; nothing is touched then."""
         name = self._names.claim_file_name(uid)
         return self._put(name, self._render(spec, name, self._names.claim_kind), durable=False)
 
     def remove_claim(self, uid: str) -> bool:
-        """Remove the claim's file; False without one. Not synced: a file that returns is an orphan. Raises
+        """Remove the claim's file; False without one. Not synced: a file that reappears is an orphan. Raises
         `ClaimError`."""
         return self._remove(self._names.claim_file_name(uid))
 
@@ -193,7 +176,7 @@ class CdiWriter:
 
     def remove_orphans(self, keep: Collection[str]) -> tuple[ClaimUid, ...]:
         """Remove claim files whose claim is not in ``keep``, and temporary files older than `STALE_AFTER_S`; returns
-        the removed claims. Files of other programs are never touched."""
+        the removed claims. Other programs' files are never touched."""
         kept = frozenset(keep)
         orphans = sorted(uid for uid in self.claim_uids() if uid not in kept)
         removed = tuple(uid for uid in orphans if self.remove_claim(uid))
@@ -207,10 +190,10 @@ class CdiWriter:
             if not self._names.is_temporary(name):
                 continue
             try:
-                age = self._files.age(self._path(name))
+                modified_s = self._files.modified_s(self._path(name))
             except OSError as error:
                 raise self._storage_error("read the age of", name, error) from error
-            if age is not None and self._now() - age.modified_s > STALE_AFTER_S:
+            if modified_s is not None and self._now() - modified_s > STALE_AFTER_S:
                 self._remove(name)
 
     def _render(self, spec: CdiSpec, name: str, kind: str) -> bytes:

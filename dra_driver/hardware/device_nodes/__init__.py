@@ -1,4 +1,2 @@
-"""Device nodes of NVIDIA's kernel modules in the host's ``/dev``, and the links to them in ``/dev/char``.
-
-Other packages import its modules: most need the device numbers alone.
-"""
+"""Device nodes of NVIDIA's kernel modules in the host's ``/dev``. Other packages import the modules: most need only the
+numbers."""

@@ -1,10 +1,9 @@
 """Names and numbers of NVIDIA's device nodes, from ``/proc/devices`` and from nodes in ``/dev``.
 
-Sources: Linux ``fs/char_dev.c`` (the "Character devices" block); NVIDIA's kernel modules register 195 as ``nvidia``
-or, before series 550, ``nvidia-frontend``, and take dynamic majors for ``nvidia-uvm`` and ``nvidia-caps``, which
-therefore change when a module is loaded again; ``nv.h`` for the fixed minors 255 (nvidiactl) and 254 (nvidia-modeset);
-NVIDIA/nvidia-modprobe a9556df9, ``modprobe-utils/nvidia-modprobe-utils.h`` and ``pci-enum.h``, for the names; NVIDIA's
-MIG User Guide, "Device Nodes and Capabilities", for ``nvidia-caps/nvidia-cap<N>``.
+Sources: Linux ``fs/char_dev.c``; NVIDIA's modules register 195 as ``nvidia`` (``nvidia-frontend`` before series 550)
+and take dynamic majors for ``nvidia-uvm`` and ``nvidia-caps``, which change when a module is loaded again;
+NVIDIA/nvidia-modprobe a9556df9, ``nvidia-modprobe-utils.h`` and ``pci-enum.h``; MIG User Guide, "Device Nodes and
+Capabilities".
 """
 
 import functools
@@ -20,18 +19,13 @@ from msgspec import Struct
 
 from dra_driver.core.errors import DriverUnavailableError
 
-CONTROL_MINOR = 255
-MODESET_MINOR = 254
-UVM_MINOR = 0
-UVM_TOOLS_MINOR = 1
-
 _LINE = re.compile(r"\s*(\d{1,10})\s+(\S+)")
 _MINORS_LIMIT: Final = 4 << 20  # 32 GPUs with 135 lines of some 25 characters are 110 kB
 _MINOR_LINE: Final = re.compile(r"^(gpu\d{1,4}/gi\d{1,4}(?:/ci\d{1,4})?)/access (\d{1,7})$", re.MULTILINE | re.ASCII)
 
 
 def _registered(text: str) -> Iterator[tuple[int, str]]:
-    """Major and name of each driver of character devices, in the text of ``/proc/devices``."""
+    """Major and name of each driver of character devices."""
     characters = text.partition("Character devices:")[2].partition("Block devices:")[0]
     for line in characters.splitlines():
         if match := _LINE.fullmatch(line.rstrip()):
@@ -39,7 +33,7 @@ def _registered(text: str) -> Iterator[tuple[int, str]]:
 
 
 def registered_names(text: str) -> dict[int, str]:
-    """Names of drivers by major of their character devices; the first of several."""
+    """The first driver name for each major in the text of ``/proc/devices``."""
     found: dict[int, str] = {}
     for major, name in _registered(text):
         found.setdefault(major, name)
@@ -56,7 +50,7 @@ def read_start(path: str, limit: int) -> str | None:
 
 
 def mig_minors(proc_driver: str) -> dict[str, int]:
-    """Minors of the capability nodes of all possible instances, such as ``gpu0/gi1/ci0``; {} where none are listed."""
+    """Minors of the capability nodes of all possible instances, such as ``gpu0/gi1/ci0``; {} without a list."""
     text = read_start(f"{proc_driver}/nvidia-caps/mig-minors", _MINORS_LIMIT) or ""
     return {instance: int(minor) for instance, minor in _MINOR_LINE.findall(text)}
 
@@ -96,7 +90,7 @@ class Majors(Struct, frozen=True, kw_only=True):
 
 
 def _content(path: Path | str) -> bytes:
-    """At most 64 KiB of a file. Without a file object, which would take twice the time: every prepare calls it."""
+    """At most 64 KiB, without a file object, which would double the time: every prepare calls it."""
     descriptor, data = os.open(path, os.O_RDONLY | os.O_CLOEXEC), b""
     try:
         while len(data) < 65536 and (more := os.read(descriptor, 65536)):
@@ -117,8 +111,8 @@ class NodeNumbers(Struct, frozen=True, kw_only=True):
 
 
 def node_numbers(path: str) -> NodeNumbers | None:
-    """Numbers of the character device at ``path``; None for anything else, a symbolic link included: to a runtime it is
-    no device node. An unreadable folder counts as missing."""
+    """Numbers of the character device at ``path``; None for anything else, also for a link, which runtimes do not
+    follow."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -150,7 +144,7 @@ class NodeKind(StrEnum):
 
 
 _FIXED: Final = {CONTROL: NodeKind.CONTROL, UVM: NodeKind.UVM, UVM_TOOLS: NodeKind.UVM, MODESET: NodeKind.MODESET}
-_MINORS: Final = {CONTROL: CONTROL_MINOR, UVM: UVM_MINOR, UVM_TOOLS: UVM_TOOLS_MINOR, MODESET: MODESET_MINOR}
+_MINORS: Final = {CONTROL: 255, UVM: 0, UVM_TOOLS: 1, MODESET: 254}  # the first and last are in nv.h
 
 
 def kind_of(path: str) -> NodeKind | None:
@@ -165,7 +159,8 @@ def kind_of(path: str) -> NodeKind | None:
 def expected_numbers(path: str, majors: Majors) -> NodeNumbers | None:
     """The kernel's numbers for the node; None for another path, and while its module is not loaded."""
     if path in _MINORS:
-        major, minor = _major(_FIXED[path], majors), _MINORS[path]
+        of_kind = {NodeKind.UVM: majors.uvm, NodeKind.MODESET: majors.modeset}
+        major, minor = of_kind.get(_FIXED[path], majors.nvidia), _MINORS[path]
     elif match := _GPU.fullmatch(path):
         major, minor = majors.nvidia, int(match[1])
     elif match := _CAPABILITY_NODE.fullmatch(path):
@@ -175,20 +170,10 @@ def expected_numbers(path: str, majors: Majors) -> NodeNumbers | None:
     return None if major is None else NodeNumbers(major=major, minor=minor)
 
 
-def _major(kind: NodeKind, majors: Majors) -> int | None:
-    match kind:
-        case NodeKind.UVM:
-            return majors.uvm
-        case NodeKind.MODESET:
-            return majors.modeset
-        case _:
-            return majors.nvidia
-
-
 def char_link(numbers: NodeNumbers) -> str:
     return f"/dev/char/{numbers.major}:{numbers.minor}"
 
 
 def char_target(path: str) -> str:
-    """What that link holds: the node's path from ``/dev/char``, as nvidia-modprobe writes it."""
+    """The target of that link: the node's path from ``/dev/char``, as nvidia-modprobe writes it."""
     return "../" + path.removeprefix("/dev/")

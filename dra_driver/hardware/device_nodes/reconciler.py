@@ -1,15 +1,10 @@
-"""Keep NVIDIA's device nodes in the host's ``/dev``, with their links in ``/dev/char``.
+"""Keep NVIDIA's device nodes in the host's ``/dev``, and their links in ``/dev/char``. Nothing is deleted.
 
-CDI documents carry the numbers of each node, so that most containers need no node on the host. Two things do:
-
-- A pod with ``hostUsers: false``: the runtime may not make nodes there and mounts the host's node of the same path
-  (opencontainers/runc 76d9cf5d, ``libcontainer/rootfs_linux.go``, ``createDevices``).
-- systemd before version 240 (RHEL 8): runtimes name devices to it as ``/dev/char/<major>:<minor>``, and when it applies
-  its rules again (``systemctl daemon-reload``), containers lose devices without such a link
-  (github.com/opencontainers/cgroups, ``devices/systemd.go``; NVIDIA/nvidia-docker#1671).
-
-So a missing node or link is a warning. A different file at a node's path is an error, because a container would get it.
-Only the names of ``numbers.py`` are made, and nothing is deleted.
+CDI documents carry device numbers, so most containers need no node on the host. Exceptions: runtimes mount the host's
+node in pods with ``hostUsers: false`` (opencontainers/runc 76d9cf5d, ``libcontainer/rootfs_linux.go``), and systemd
+before version 240 needs the links when it reloads (github.com/opencontainers/cgroups, ``devices/systemd.go``;
+NVIDIA/nvidia-docker#1671). So a missing node or link is a warning, but a different file at a node's path is an error,
+because a container would get it.
 """
 
 import logging
@@ -23,8 +18,16 @@ from typing import Final, Protocol
 from msgspec import Struct
 
 from dra_driver.core.errors import DeviceLostError, DeviceNodeError, DraError
-from dra_driver.hardware.device_nodes.ensure import ensure_link, ensure_node
-from dra_driver.hardware.device_nodes.folder import DevFolder, Found, Stamp
+from dra_driver.hardware.device_nodes.folder import (
+    DevFolder,
+    Found,
+    NodeParams,
+    Stamp,
+    ensure_link,
+    ensure_node,
+    params_path,
+    read_params,
+)
 from dra_driver.hardware.device_nodes.numbers import (
     CONTROL_NODES,
     Majors,
@@ -34,7 +37,6 @@ from dra_driver.hardware.device_nodes.numbers import (
     kind_of,
     mig_minors,
 )
-from dra_driver.hardware.device_nodes.params import NodeParams, params_path, read_params
 from dra_driver.hardware.device_nodes.tools import DriverTools
 
 
@@ -57,19 +59,17 @@ def capability_file(proc_driver: str, minor: int) -> CapabilityFile | None:
 
 
 KEEP_S: Final = 600.0
-"""A problem that a prepare found is forgotten after this time, unless it is found again."""
+"""Seconds after which a problem that a prepare found expires, unless it is found again."""
 
 
 class ProblemKind(StrEnum):
-    """What suffers is in each problem's text."""
-
     NODE = "node"
     LINK = "link"
     PERMISSION = "permission"
 
 
 class Problem(Struct, frozen=True, kw_only=True):
-    """One problem of the node at ``path``; ``text`` is a sentence with a next step."""
+    """``text`` is a sentence with a next step."""
 
     kind: ProblemKind
     path: str
@@ -98,13 +98,13 @@ class Problems:
 log = logging.getLogger(__name__)
 
 TOOLS_PAUSE_S: Final = 60.0
-"""How long nothing is asked of tools that failed: nodes are made without them."""
+"""Seconds without calls of tools that failed: nodes are made without them."""
 _CAPABILITY_MODE: Final = 0o444
 _READ_WRITE, _READ = 0o006, 0o004
 
 
 class WantedNode(Protocol):
-    """A node of a CDI document; ``path`` is the same in the container and on the host."""
+    """A node of a CDI document; the container and the host have it at the same ``path``."""
 
     @property
     def path(self) -> str: ...
@@ -118,7 +118,7 @@ class _Node(Struct, frozen=True, kw_only=True):
 
 class DeviceNodeReconciler:
     """Keeps nodes in ``dev``, which this process sees at ``folder``. Thread-safe. ``majors`` are the kernel's as last
-    read. ``tools`` are used only while ``may_use_tools``: nvidia-modprobe loads a driver that was just unloaded."""
+    read. ``tools`` run only while ``may_use_tools``: nvidia-modprobe loads a driver that was just unloaded."""
 
     def __init__(
         self,
@@ -146,20 +146,19 @@ class DeviceNodeReconciler:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """What is wrong, in the order of the paths, with what prepares found in the last minutes."""
+        """Problems by path, with those that prepares found within `KEEP_S`."""
         with self._lock:
             return self._problems.current()
 
     def ensure(self, nodes: Iterable[WantedNode]) -> None:
-        """Have these nodes, those that every container needs, and their links; skips nodes of other drivers and of
+        """Ensure these nodes, those that every container needs, and their links; skips nodes of other drivers and of
         unloaded modules. One ``lstat`` for each node that was right before. Raises `DeviceNodeError` for a different
-        file at a node's path, and `DeviceLostError` for a destroyed MIG instance. Needs of only some pods become
-        `problems`.
-        """
+        file at a node's path, `DeviceLostError` for a destroyed MIG instance. Failures that affect only some pods
+        become `problems`."""
         self._keep(node.path for node in nodes)
 
     def check(self, gpu_minors: Iterable[int]) -> None:
-        """Have the nodes of these GPUs and of every container before a claim needs them. Raises nothing."""
+        """Ensure the nodes of these GPUs and of every container before a claim needs them. Raises nothing."""
         try:
             self._keep(f"/dev/nvidia{minor}" for minor in gpu_minors)
         except DraError as error:
@@ -175,14 +174,12 @@ class DeviceNodeReconciler:
         if not nodes:
             return
         with self._lock:
-            files = {node.path: self._capability(node) for node in nodes if node.kind is NodeKind.CAPABILITY}
+            capabilities = [node for node in nodes if node.kind is NodeKind.CAPABILITY]
+            files = {node.path: capability_file(self._proc_driver, node.numbers.minor) for node in capabilities}
             self._use_tools([node for node in nodes if self._is_wrong(node)], files)
             errors = [error for node in nodes if (error := self._settle(node, files.get(node.path), majors))]
         if errors:
             raise errors[0]
-
-    def _capability(self, node: _Node) -> CapabilityFile | None:
-        return capability_file(self._proc_driver, node.numbers.minor)
 
     def _is_wrong(self, node: _Node) -> bool:
         try:
@@ -192,7 +189,7 @@ class DeviceNodeReconciler:
         return seen.found in (Found.MISSING, Found.DEVICE) and seen.numbers != node.numbers
 
     def _use_tools(self, nodes: Sequence[_Node], files: dict[str, CapabilityFile | None]) -> None:
-        """Ask the driver's tools for the nodes. What they leave undone is done afterwards."""
+        """Ask the driver's tools for the nodes; `_settle` makes the rest."""
         tools = self._tools
         if not nodes or tools is None or self._clock() < self._tools_after or not self._may_use_tools():
             return
@@ -231,9 +228,9 @@ class DeviceNodeReconciler:
     def _params(self, node: _Node, file: CapabilityFile | None) -> NodeParams:
         match node.kind:
             case NodeKind.CAPABILITY:
-                default = NodeParams(mode=_CAPABILITY_MODE)
-                return read_params(file.path, mode=_CAPABILITY_MODE) if file is not None else default
-            case NodeKind.UVM:  # nvidia-modprobe knows no parameters for them either
+                found = read_params(file.path, mode=_CAPABILITY_MODE) if file is not None else None
+                return found or NodeParams(mode=_CAPABILITY_MODE)
+            case NodeKind.UVM:  # the module has no parameters for them
                 return NodeParams()
             case _:
                 return read_params(params_path(self._proc_driver))

@@ -1,7 +1,7 @@
-"""Run a program of the driver with a deadline and bounded output, if need be with another root as its ``/``.
+"""Run a program of the driver with a deadline and bounded output, optionally with another root as its ``/``.
 
-At the deadline the program and its children are killed. NVIDIA's tools call a kernel driver that may be stuck, and a
-process that waits there cannot be killed, so the wait ends whether or not the process ends.
+At the deadline the program and its children are killed. The wait ends in any case: a process that is stuck in the
+kernel driver cannot be killed.
 """
 
 import os
@@ -22,14 +22,14 @@ _ENTER: Final = "import os, sys; os.chroot(sys.argv[1]); os.chdir('/'); os.execv
 
 
 def enter_root(root: str) -> list[str]:
-    """What comes before the program's path below ``root`` and its arguments; nothing for this process' own root."""
+    """The start of a command line below ``root``, before the program's path; [] for this process's root."""
     return [] if root in ("", "/") else [sys.executable, "-I", "-S", "-c", _ENTER, root]
 
 
 MAX_OUTPUT: Final = 16 * 1024
 MAX_SHOWN: Final = 300
 REAP_S: Final = 1.0
-"""How long to wait for the end of a process after SIGKILL."""
+"""Seconds to wait for the end of a process after SIGKILL."""
 _MAX_STDIN: Final = 4096  # fits into any pipe at once, so that writing cannot block
 _STEP_S: Final = 0.01  # between two polls where the kernel has no pidfd (before Linux 5.3)
 _MAX_WAIT_S: Final = 0.25
@@ -50,7 +50,8 @@ class Ended(Struct, frozen=True, kw_only=True):
 
 class Running:
     """One run of a program in its own process group, for one thread. ``prepare`` runs between fork and exec: only for
-    processes of one thread. Raises OSError when it cannot start. Background processes of a program that ends stay."""
+    processes of one thread. Raises OSError when it cannot start. Background processes of a program that ends keep
+    running."""
 
     def __init__(
         self,
@@ -126,7 +127,7 @@ class Running:
                 os.close(pidfd)
 
     def abandon(self) -> None:
-        """Kill it now and wait a moment for its end, without a result."""
+        """Kill it now and wait up to `_MAX_WAIT_S` for its end, without a result."""
         if self._process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

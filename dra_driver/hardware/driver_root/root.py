@@ -1,8 +1,7 @@
 """The NVIDIA driver's root as this process and the container runtime see it, and links inside it.
 
-A file has three paths: *here* is the path that this process opens (``/driver-root/usr/lib64/libcuda.so.580``), *inside*
-is the path below the driver root (``/usr/lib64/libcuda.so.580``), and *host* is the path that the runtime mounts from
-(``/run/nvidia/driver/usr/lib64/libcuda.so.580``). Containers see the inside path.
+A file has three paths: *inside* the root (``/usr/lib64/libcuda.so.580``, also its path in containers), *here* in this
+process (``/driver-root/usr/...``), and on the *host*, from which the runtime mounts (``/run/nvidia/driver/usr/...``).
 """
 
 import os
@@ -18,8 +17,8 @@ _MAX_LINKS = 40  # the kernel's MAXSYMLINKS
 
 
 class DriverRoot(Struct, frozen=True, kw_only=True):
-    """A driver's folder and the parent of its ``/dev``: ``root`` and ``dev_root`` as this process sees them, the others
-    as the runtime does, by default the same."""
+    """A driver's directory and the parent of its ``/dev``: ``root`` and ``dev_root`` as this process sees them, the
+    others as the runtime does, by default the same."""
 
     root: str = "/"
     host_root: str = ""
@@ -44,14 +43,14 @@ class DriverRoot(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def locate(cls, root: str, *, host_root: str = "", dev_root: str = "", host_dev_root: str = "") -> "DriverRoot":
-        """A root with its own device nodes when it has a ``dev`` folder, as in a driver container, else the host's."""
+        """A root with its own device nodes if it has a ``dev`` directory, as in a driver container, else the host's."""
         if not dev_root and os.path.isdir(os.path.join(root, "dev")):  # noqa: PTH112, PTH118 - see resolve()
             dev_root, host_dev_root = root, host_dev_root or host_root
         return cls(root=root, host_root=host_root, dev_root=dev_root, host_dev_root=host_dev_root)
 
     @property
     def shows_host(self) -> bool:
-        """Whether ``root`` shows the host's ``/``, so that files of the host can be found below it."""
+        """Return whether ``root`` shows the host's ``/``, so that files of the host can be found below it."""
         return self.host_root == ""
 
     def here(self, inside: str) -> str:
@@ -70,8 +69,7 @@ class DriverRoot(Struct, frozen=True, kw_only=True):
 def resolve(root: str, inside: str, known: dict[str, str] | None = None) -> str | None:
     """``inside`` with every symbolic link followed as if ``root`` were ``/``; None when missing. ``os.path.realpath``
     would follow an absolute link out of the driver root, a hostile one to any file of this process. ``known`` caches
-    resolved folders. Raises OSError for anything but a missing file.
-    """
+    resolved directories. Raises OSError for anything but a missing file."""
     known = {} if known is None else known
     todo = [part for part in reversed(inside.split("/")) if part not in ("", ".")]
     done, links = "", 0

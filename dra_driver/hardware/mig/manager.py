@@ -1,12 +1,8 @@
-"""Create and destroy partitions of a GPU, and switch MIG mode for them.
+"""Create and destroy partitions of a GPU, switch MIG mode for them, and count creations that a busy GPU refuses.
 
-A process may die between any two steps; the next call continues. The note that this driver switched MIG mode on is
-durable before the mode is on and is cleared after it is off. A GPU instance without its compute instance is removed by
-`MigManager.destroy`. The caller's journal records whether a partition belongs to this driver: hardware has no owner for
-an instance, and MIG UUIDs repeat for the same place, so no value read from the GPU proves it.
-
-Calls (nvml.h): nvmlDeviceSetMigMode, nvmlDeviceCreateGpuInstanceWithPlacement, nvmlGpuInstanceCreateComputeInstance and
-their reverse. Each is repeated while the GPU is busy, with growing pauses, until a time limit.
+A process may die between any two steps; the next call continues. Calls (nvml.h): nvmlDeviceSetMigMode,
+nvmlDeviceCreateGpuInstanceWithPlacement, nvmlGpuInstanceCreateComputeInstance and their reverse. The caller's journal
+records who owns an instance: hardware has no owner, and MIG UUIDs repeat for the same place.
 """
 
 import logging
@@ -15,6 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Protocol, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import (
@@ -39,7 +38,7 @@ Result = TypeVar("Result")
 
 
 class BusyRetry:
-    """One time limit for all steps. Several short pauses, because monitors such as dcgm open a GPU for moments."""
+    """One time limit for all steps, with several short pauses: monitors such as dcgm open a GPU for moments."""
 
     def __init__(self, within_s: float, *, sleep: Sleep, clock: Clock) -> None:
         self._sleep = sleep
@@ -56,7 +55,7 @@ class BusyRetry:
         return max(self._until - self._clock(), 0.0)
 
     def attempt(self, step: Callable[[], Result]) -> Result:
-        """Return what ``step`` returns, repeated after GpuBusyError while time is left; it runs at least once."""
+        """Return the result of ``step``, repeated after GpuBusyError while time is left; it runs at least once."""
         backoff = Backoff(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
         while True:
             try:
@@ -84,25 +83,31 @@ def _listed(instances: Sequence[MigInstance]) -> str:
 
 log = logging.getLogger(__name__)
 
-SWITCHED_ON: Final = "on"
-"""The note's value."""
+SWITCHED_ON: Final = "on"  # the note's value
 
 CLEANUP_S: Final = 2.0
 """Seconds that removing an incomplete instance may wait for a busy GPU, beyond the caller's own limit."""
 
 LONG_WAITS: Final = 4
-"""Creations that may wait for a busy GPU as long as their callers allow. One monitor holds all GPUs of a node; more
+"""Creations that may wait for a busy GPU as long as their callers allow. A monitor opens all GPUs of a node; more
 waiting creations would occupy every thread that prepares claims."""
 
 SHORT_WAIT_S: Final = 5.0
 """Seconds that every other creation may wait."""
 
+LIMIT: Final = 3
+WITHIN_S: Final = 600.0
+WITHHELD_S: Final = 600.0
+ONE_CALL_S: Final = 45.0
+"""`LIMIT` refusals within `WITHIN_S` withhold a GPU's partitions for `WITHHELD_S`. Those of one partition within
+`ONE_CALL_S` count once: a call may try several times, and the kubelet repeats it after more than a minute."""
+
 
 class CreationWatch(Protocol):
-    """Is told how creations end, from any thread. Never raises."""
+    """Receives the result of each creation, from any thread. Never raises."""
 
     def refused(self, partition: PartitionId, reason: str) -> None:
-        """A process kept the GPU from being cut for as long as creating was tried."""
+        """A process had the GPU open until the last attempt."""
         ...
 
     def created(self, partition: PartitionId) -> None: ...
@@ -111,8 +116,7 @@ class CreationWatch(Protocol):
 class MigManager:
     """Creates and destroys the partitions of all GPUs of a node. Keeps no state. The caller holds the GPU's lock,
     across processes; under it any thread may call. All raise what `GpuControl` raises, and StorageError. Waits are
-    bounded by ``within_s`` and `CLEANUP_S`; hardware calls take some seconds each.
-    """
+    bounded by ``within_s`` and `CLEANUP_S`; hardware calls take some seconds each."""
 
     def __init__(
         self,
@@ -124,7 +128,7 @@ class MigManager:
         holders: Callable[[GpuUuid], str | None] = lambda _gpu: None,
         watch: CreationWatch | None = None,
     ) -> None:
-        """``holders`` says in words who has a GPU open, and never raises. ``watch`` is told how creations end."""
+        """``holders`` describes the processes that have a GPU open, and never raises."""
         self._control = control
         self._notes = notes
         self._sleep = sleep
@@ -139,8 +143,7 @@ class MigManager:
         An existing instance in its place belongs to another program: NoRoomError. So a caller uses `find` before it
         records the creation. A failure removes everything that was created, MIG mode included, and raises the first
         error: NoRoomError, MigUnsupportedError, ResetRequiredError, GpuBusyError (after ``within_s``, or `SHORT_WAIT_S`
-        while `LONG_WAITS` others wait). Call `destroy` later when its ``left_over`` is True, and after a death
-        half-way.
+        while `LONG_WAITS` others wait). Call `destroy` later if its ``left_over`` is True, and after a death half-way.
         """
         patient = self._long_waits.acquire(blocking=False)
         try:
@@ -159,8 +162,7 @@ class MigManager:
     def destroy(self, partition: PartitionId, *, within_s: float) -> None:
         """Remove the partition, and switch MIG mode off if this driver switched it on and no instance remains. A
         missing partition is success. GpuBusyError when a process still uses it after ``within_s``. A mode that stays on
-        keeps its note.
-        """
+        keeps its note."""
         retry = self._retry(within_s)
         instance = self.find(partition)
         if instance is not None:
@@ -168,7 +170,7 @@ class MigManager:
         self._restore_mode_best_effort(partition.gpu_uuid)
 
     def find(self, partition: PartitionId) -> MigInstance | None:
-        """The partition's GPU instance as it is now, complete or not; None when it does not exist."""
+        """The partition's GPU instance, complete or not; None when it does not exist."""
         try:
             instances = self._control.mig_instances(partition.gpu_uuid)
         except MigUnsupportedError:
@@ -176,7 +178,7 @@ class MigManager:
         return next((one for one in instances if _is_at(one, partition)), None)
 
     def restore_mode(self, gpu: GpuUuid) -> bool:
-        """Switch MIG mode off if this driver switched it on and no instance remains; whether no note is left."""
+        """Switch MIG mode off if this driver switched it on and no instance remains; return whether no note is left."""
         if self._notes.gpu_note(gpu, MIG_MODE) is None:
             return True
         if self._is_on(gpu):
@@ -211,8 +213,6 @@ class MigManager:
             self._switch_off(gpu, retry)
         self.restore_mode(gpu)
 
-    # --- MIG mode ---
-
     def _is_on(self, gpu: GpuUuid) -> bool:
         try:
             return self._control.mig_mode(gpu)
@@ -220,8 +220,8 @@ class MigManager:
             return False
 
     def _switch_on(self, gpu: GpuUuid, retry: BusyRetry) -> None:
-        """Switch MIG mode on. The note comes first: a mode that is on without a note counts as an administrator's and
-        would stay on for ever, while the next `restore_mode` clears a note without the mode."""
+        """The note comes first: without a note the mode would count as an administrator's and never be switched off.
+        The next `restore_mode` clears a note without the mode."""
         if self._control.mig_mode(gpu):
             return
         if self._notes.gpu_note(gpu, MIG_MODE) is None:
@@ -250,14 +250,12 @@ class MigManager:
         return GpuBusyError(f"{problem}, tried for {waited_s:.0f} s: {error}; {advice}")
 
     def _restore_mode_best_effort(self, gpu: GpuUuid) -> None:
-        """`restore_mode` after the main work. A failure neither hides the first error nor undoes a success: the note
-        stays, and the periodic reclaim of orphans tries again."""
+        """A failure neither hides the first error nor undoes a success: the note stays for the periodic reclaim of
+        orphans."""
         try:
             self.restore_mode(gpu)
         except DraError as error:
             log.warning("MIG mode is not restored yet; will retry", extra={"gpu": gpu, "reason": error})
-
-    # --- instances ---
 
     def _switch_on_and_create(self, wanted: PartitionId, size: int, within_s: float) -> MigInstance:
         retry = self._retry(within_s)
@@ -298,7 +296,7 @@ class MigManager:
         return self._add_compute_instance(wanted, gi_id, retry)
 
     def _add_compute_instance(self, wanted: PartitionId, gi_id: int, retry: BusyRetry) -> MigInstance:
-        """Create the compute instance of the GPU instance, and return the latter as the GPU lists it then."""
+        """Return the GPU instance as the GPU lists it with its new compute instance."""
         try:
             retry.attempt(partial(self._control.create_compute_instance, wanted.gpu_uuid, gi_id))
             created = self.find(wanted)
@@ -312,8 +310,7 @@ class MigManager:
         return created
 
     def _after_cleanup(self, wanted: PartitionId, first: DraError) -> DraError:
-        """Remove the incomplete partition, which is this call's, and return ``first``, marked if it may be left
-        over."""
+        """Remove this call's incomplete partition, and return ``first``, marked if it may be left over."""
         retry = self._retry(CLEANUP_S)
         try:
             incomplete = self.find(wanted)
@@ -345,3 +342,39 @@ class MigManager:
 
 def _is_at(instance: MigInstance, partition: PartitionId) -> bool:
     return instance.profile_id == partition.profile_id and instance.start == partition.start
+
+
+class CutRefusals(Struct, frozen=True, kw_only=True):
+    """The refusals of one GPU that count, ascending, at most `LIMIT`. Claims wait for ``partitions``.
+    ``withheld_since`` is None unless partitions are withheld. Times are seconds of any clock; a jump back prolongs
+    nothing beyond the limits from then on."""
+
+    counted: tuple[tuple[float, PartitionId], ...] = ()
+    partitions: frozenset[PartitionId] = frozenset()
+    withheld_since: float | None = None
+
+    @property
+    def withheld(self) -> bool:
+        return self.withheld_since is not None
+
+
+NO_REFUSALS: Final = CutRefusals()
+
+
+def after_refusal(state: CutRefusals, partition: PartitionId, now: float) -> CutRefusals:
+    """The state after a refused creation at ``now``. It does not prolong a withholding."""
+    state = at(state, now)
+    state = replace(state, partitions=state.partitions | {partition})
+    if state.withheld or any(each == partition and now - time < ONE_CALL_S for time, each in state.counted):
+        return state
+    counted = (*state.counted, (now, partition))[-LIMIT:]
+    return replace(state, counted=counted, withheld_since=now if len(counted) == LIMIT else None)
+
+
+def at(state: CutRefusals, now: float) -> CutRefusals:
+    """The state at ``now``, without expired refusals."""
+    if state.withheld_since is not None:
+        since = min(state.withheld_since, now)
+        return NO_REFUSALS if now - since >= WITHHELD_S else replace(state, withheld_since=since)
+    counted = tuple((min(time, now), partition) for time, partition in state.counted if now - time < WITHIN_S)
+    return replace(state, counted=counted) if counted else NO_REFUSALS

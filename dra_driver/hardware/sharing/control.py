@@ -1,21 +1,16 @@
 """Run ``nvidia-cuda-mps-control`` as a daemon in its own mount namespace, and send commands to a running daemon.
 
-One program does both: with ``-f`` it is the daemon, in the foreground; without an argument it reads commands from stdin
-and passes them to the daemon whose pipes CUDA_MPS_PIPE_DIRECTORY names. The commands are those of
-nvidia-cuda-mps-control(1). Defaults of a daemon apply to servers that it starts later, so they are set before clients
-can connect. ``supervise.py`` decides when to do what.
-
-A daemon, its servers and the control program see, without following links in these folders,
+With ``-f`` the program is the daemon; without an argument it passes commands from stdin to the daemon whose pipes
+CUDA_MPS_PIPE_DIRECTORY names (nvidia-cuda-mps-control(1)). Defaults apply to servers that start later, so they are set
+before clients can connect. Daemon, servers and control program see, without following links there,
 
     /tmp/nvidia-mps      the daemon's pipes; containers see them under the same path
     /tmp/nvidia-log      the daemon's logs
-    /dev/shm             the daemon's own folder of shared memory, mounted in its clients' containers too
+    /dev/shm             the daemon's own shared memory, mounted in its clients' containers too
 
-(``unshare(2)``, ``mount_namespaces(7)``). A driver's root that is a whole system becomes ``/``. So paths stay short
-(that of a unix socket has at most 107 characters, and the kubelet's plugin directory takes half of them), all users can
-reach them (servers run as their client's user), and claims do not see each other's shared memory. Nothing is mounted
-outside of the namespace, so nothing has to be unmounted. These are raw system calls through the C library: Python has
-none of them before 3.12.
+So paths fit the 107 characters of a unix socket's, all users can reach them (servers run as their client's user), and
+claims do not see each other's shared memory. A driver's root that is a whole system becomes ``/``. Nothing is mounted
+outside the namespace (``unshare(2)``, ``mount_namespaces(7)``): raw system calls, which Python lacks before 3.12.
 """
 
 import ctypes
@@ -126,8 +121,7 @@ Users = Literal["one", "all"]
 class ControlProgram(Struct, frozen=True, kw_only=True):
     """The program below the driver's ``root``, a path or a function that finds it. ``private`` gives each daemon its
     own mount namespace; without it paths are the folders', enough for simulated drivers. ``users`` "all" is
-    ``-multiuser-server``.
-    """
+    ``-multiuser-server``."""
 
     root: str | Callable[[], str] = "/"
     private: bool = True
@@ -174,7 +168,6 @@ class ControlProgram(Struct, frozen=True, kw_only=True):
 
     @property
     def _changes_root(self) -> bool:
-        """Whether the child runs with the driver's root as ``/``, with all libraries of one system."""
         return self.private and not search.is_own(self._root) and search.has_shell(self._root)
 
     def _environment(self, folder: DaemonFolder) -> dict[str, str]:

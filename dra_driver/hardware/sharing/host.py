@@ -1,14 +1,11 @@
 """The MPS host: one process per node whose children are the MPS daemons that the node's claims need.
 
-It starts and stops daemons as the files below its root say (``mps_files.py``), and writes their status there. A lock
-file makes it the only host of the node.
+It starts and stops daemons as the files below its root request (``mps_files.py``). It has a separate DaemonSet, because
+the death of a daemon ends the CUDA contexts of its clients: the node process can restart while pods compute. The
+daemons end with it; it does not adopt those of a former host.
 
-It is a process of its own, in a DaemonSet of its own, because the death of a daemon ends the CUDA contexts of its
-clients: the node process can be updated and restarted while pods compute. The daemons are children of this process and
-end with it. It does not adopt daemons of a former host: they end with the container of that host.
-
-Start: acquire the lock; remove processes, statuses and shared memory of a former host; run the loop. Stop: tell every
-daemon to quit and kill those that do not, within `STOP_S`.
+Start: acquire the lock; remove processes, statuses and shared memory of a former host; run the loop. Stop: send quit to
+every daemon and kill those that do not end within `STOP_S`.
 """
 
 import logging
@@ -96,11 +93,7 @@ class MpsHost:
         if self._is_first_step:  # a daemon that was released since `start` had folders of a former host
             self._is_first_step = False
             self._memory.remove_unused(lambda daemon_id: daemon_id in self._running or self._is_wanted(daemon_id))
-        for daemon_id, supervised in list(self._running.items()):
-            supervised.step()
-            if supervised.is_gone:
-                del self._running[daemon_id]
-                self._remove_memory(daemon_id)
+        self._step_daemons()
         if self._clock() >= self._shorten_at:
             self._shorten_at = self._clock() + LOGS_EVERY_S
             for supervised in self._running.values():
@@ -113,11 +106,7 @@ class MpsHost:
         for supervised in self._running.values():
             supervised.end()
         while self._running and self._clock() < deadline:
-            for daemon_id, supervised in list(self._running.items()):
-                supervised.step()
-                if supervised.is_gone:
-                    del self._running[daemon_id]
-                    self._remove_memory(daemon_id)
+            self._step_daemons()
             self._sleep(BUSY_S)
         if self._lock is not None:
             self._memory.stop()
@@ -190,10 +179,13 @@ class MpsHost:
             self._folders.lock, timeout_s=timeout_s, create_mode=0o644, sleep=self._sleep, clock=self._clock
         )
 
-    def _remove_memory(self, daemon_id: str) -> None:
-        """Remove the daemon's memory, unless it is wanted again: containers have the folders mounted."""
-        if not self._is_wanted(daemon_id):
-            self._memory.remove(daemon_id)
+    def _step_daemons(self) -> None:
+        for daemon_id, supervised in list(self._running.items()):
+            supervised.step()
+            if supervised.is_gone:
+                del self._running[daemon_id]
+                if not self._is_wanted(daemon_id):  # if it is wanted again, containers have its folders mounted
+                    self._memory.remove(daemon_id)
 
     def _is_wanted(self, daemon_id: str) -> bool:
         return self._folders.of(daemon_id).read_desired() is not None

@@ -1,7 +1,5 @@
-"""``dra-driver mps-host``: the process that runs the node's MPS daemons as its children.
-
-It runs on every node with GPUs and is usually idle, so it must stay small: it imports nothing of the node process.
-"""
+"""``dra-driver mps-host``: run the node's MPS daemons as children of this process. Usually idle, it imports nothing of
+the node process to stay small."""
 
 import argparse
 import logging
@@ -42,7 +40,7 @@ def _name(text: str) -> str:
 
 
 def _size(text: str) -> int:
-    """Bytes. A parser of its own, because that of quantities is not needed here otherwise."""
+    """Bytes, parsed without the module of quantities, which would only cost memory here."""
     number, unit = text[:-2], text[-2:]
     factor = {"Mi": 2**20, "Gi": 2**30, "Ti": 2**40}.get(unit, 0)
     amount = int(number) * factor if number.isascii() and number.isdigit() and len(number) <= 7 else 0
@@ -139,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
     if args.check:
         return _check(root)
     from dra_driver.core.telemetry import logs
-    from dra_driver.hardware.driver_root.detect import Detector
+    from dra_driver.hardware.driver_root.search import Detector
     from dra_driver.hardware.sharing.control import ControlProgram
     from dra_driver.hardware.sharing.host import MpsHost
 
@@ -176,11 +174,7 @@ def _memory(settings: MpsHostSettings) -> "DaemonMemory":
     former = Path(settings.shm_dir) / folder
     if settings.namespaces != "own":
         return SharedMemory(former)
-    size = settings.tmpfs_size or _part_of_memory()
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    size = settings.tmpfs_size or max(LEAST_SIZE, memory // MEMORY_PART)
     limits = TmpfsBounds(size_bytes=size, files=settings.tmpfs_files)
     return OwnMemory(Path(settings.run_dir) / folder, former, SystemMounts(), limits)
-
-
-def _part_of_memory() -> int:
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(LEAST_SIZE, memory // MEMORY_PART)

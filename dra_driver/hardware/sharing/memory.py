@@ -2,18 +2,12 @@
 
     <run folder>/<id>/pipe, shm            a tmpfs for each daemon, with bounds on bytes and files
     <root>/daemons/<id>/pipe               a link to that pipe folder, for the node process
-    <shm folder>/<id>                      shared memory of a daemon that an earlier version started
+    <shm folder>/<id>                      shared memory of a daemon that an earlier version started, until its release
 
-A tmpfs for each daemon, because containers write there: one that fills it harms only those that use the same GPU. Not
-in ``/dev/shm``, from which logind removes the files of a user at the last logout (systemd, src/shared/clean-ipc.c).
-Mounts are raw system calls through the C library; ``/proc/self/mountinfo`` lists them (proc_pid_mountinfo(5)).
-
-A daemon that an earlier version started keeps its folders until it is released, also if it is started again: containers
-have them mounted, and a container that restarts gets them from its claim's CDI document.
-
-SELinux: files of the MPS host have a type that confined containers must not touch. NVIDIA's device plugin labels its
-folder of pipes with the same type (k8s-device-plugin, cmd/mps-control-daemon/mps/daemon.go). A file system mounted with
-``context=`` has the label on all files (mount(8)); it has no categories, so containers of all pods may use it.
+A container that fills a tmpfs harms only those that use the same GPU. Not in ``/dev/shm``: logind removes files of a
+user there at the last logout (systemd, src/shared/clean-ipc.c). ``/proc/self/mountinfo``: proc_pid_mountinfo(5). With
+SELinux, confined containers may use the files through the mount option ``context=`` (mount(8)), with the label of
+NVIDIA's device plugin (k8s-device-plugin, cmd/mps-control-daemon/mps/daemon.go), which has no categories.
 """
 
 import ctypes
@@ -25,7 +19,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import Struct
 
@@ -34,15 +28,16 @@ from dra_driver.hardware.sharing.control import checked, libc
 from dra_driver.hardware.sharing.mps_files import PIPE_MODE, DaemonFolder, check_id, make_own, storage
 from dra_driver.hardware.sharing.safe_rmtree import remove_tree
 
+log = logging.getLogger(__name__)
+
 LABEL: Final = "system_u:object_r:container_file_t:s0"
 _FOLDER: Final = Path("/sys/fs/selinux")
 _OWN: Final = Path("/proc/self/attr/current")
-_PARTS: Final = 3
-"""A label has user, role and type at least; what other security modules write there has no colons."""
+_PARTS: Final = 3  # user, role and type at least; other security modules write texts without colons there
 
 
 def container_label(folder: Path = _FOLDER, own: Path = _OWN) -> str | None:
-    """The label, None where SELinux is off or has no policy. Also containers see the folder if the kernel has it on."""
+    """The label of files for containers; None if SELinux is off or has no policy."""
     if not folder.is_dir():
         return None
     try:
@@ -52,10 +47,8 @@ def container_label(folder: Path = _FOLDER, own: Path = _OWN) -> str | None:
     return LABEL if len(label.rstrip("\0\n").split(":")) >= _PARTS else None
 
 
-log = logging.getLogger(__name__)
-
 SOURCE: Final = "dra-driver-mps"
-"""What mountinfo shows as the source of this driver's file systems."""
+"""The source of this driver's file systems in mountinfo."""
 
 # linux/mount.h
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MNT_DETACH = 2, 4, 8, 2
@@ -77,27 +70,14 @@ class Mounted(Struct, frozen=True, kw_only=True):
         return (self.kind, self.source) == ("tmpfs", SOURCE)
 
 
-class Mounts(Protocol):
-    """The mounts of this process' namespace. Methods raise OSError."""
-
-    def at(self, path: Path) -> Mounted | None:
-        """What is mounted at exactly this path, None without a mount."""
-
-    def is_shared(self, path: Path) -> bool:
-        """Whether what is mounted below the folder appears in other mount namespaces, the host's among them."""
-
-    def mount(self, path: Path, limits: TmpfsBounds) -> None:
-        """Mount an empty tmpfs on the folder, which only root can list."""
-
-    def unmount(self, path: Path) -> None:
-        """Unmount what is at the path. Containers that have a part of it mounted keep that."""
-
-
 class SystemMounts:
+    """The mounts of this process's namespace. Methods raise OSError."""
+
     def __init__(self, label: Callable[[], str | None] = container_label) -> None:
         self._label = label
 
     def at(self, path: Path) -> Mounted | None:
+        """The mount at exactly this path."""
         found = None
         for place, _, system in _mountinfo():
             if place == path:
@@ -106,12 +86,14 @@ class SystemMounts:
         return found
 
     def is_shared(self, path: Path) -> bool:
+        """Return whether mounts below the folder appear in other mount namespaces, the host's among them."""
         holding = [(len(place.parts), fields) for place, fields, _ in _mountinfo() if path.is_relative_to(place)]
         depth = max((depth for depth, _ in holding), default=0)
         last = next((fields for found, fields in reversed(holding) if found == depth), [])
         return any(field.startswith("shared:") for field in last)
 
     def mount(self, path: Path, limits: TmpfsBounds) -> None:
+        """Mount an empty tmpfs on the folder, which only root can list."""
         # 0711: any user reaches the folders in it, whose names are known.
         options = f"mode=0711,size={limits.size_bytes},nr_inodes={limits.files}"
         label = self._label()
@@ -124,6 +106,7 @@ class SystemMounts:
             _mount(path, options)
 
     def unmount(self, path: Path) -> None:
+        """Unmount the file system at the path. Containers keep the parts that they have mounted."""
         try:
             checked(libc.umount2(os.fsencode(path), 0), f"unmount {path}")
         except OSError as error:
@@ -133,7 +116,7 @@ class SystemMounts:
 
 
 def own_mounts() -> tuple[Path, ...]:
-    """Where this driver's file systems are mounted, as this process sees it."""
+    """Mount points of this driver's file systems, as this process sees them."""
     return tuple(place for place, _, system in _mountinfo() if system.split(" ")[:2] == ["tmpfs", SOURCE])
 
 
@@ -159,30 +142,8 @@ _PARENT_MODE: Final = 0o711
 _VOLUME: Final = "in a volume of the MPS host with mountPropagation Bidirectional, as the chart mounts it"
 
 
-class DaemonMemory(Protocol):
-    """The daemons' pipes and shared memory. For one thread."""
-
-    def start(self) -> None:
-        """Make the common folder. Raises StorageError."""
-
-    def shm(self, daemon_id: str) -> Path:
-        """The daemon's shared memory. The same until `remove`."""
-
-    def make(self, folder: DaemonFolder) -> None:
-        """Make the folders of a daemon that starts. Idempotent. Raises StorageError and OSError."""
-
-    def remove(self, daemon_id: str) -> None:
-        """Remove the folders of a daemon that was released. Raises nothing."""
-
-    def remove_unused(self, is_wanted: Callable[[str], bool]) -> None:
-        """Remove the folders of daemons that are not wanted. Raises nothing."""
-
-    def stop(self) -> None:
-        """Remove the common folder if it is empty. Raises nothing."""
-
-
 class SharedMemory:
-    """One folder for all daemons, which use their long paths: for simulated drivers and without privilege."""
+    """One folder for all daemons, which stays: for simulated drivers and without privilege."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -200,25 +161,26 @@ class SharedMemory:
         make_own(self._folder, SHM_MODE)
 
     def remove(self, daemon_id: str) -> None:
-        """It stays for the others."""
+        """The folder stays, here and below."""
 
     def remove_unused(self, is_wanted: Callable[[str], bool]) -> None:
-        """It stays for the others."""
+        pass
 
     def stop(self) -> None:
-        """It stays for the next host."""
+        pass
 
 
 class OwnMemory:
-    """A tmpfs for each daemon below ``run``. ``former`` has the shared memory of earlier versions."""
+    """A tmpfs for each daemon below ``run``. ``former`` has the shared memory of earlier versions. For one thread."""
 
-    def __init__(self, run: Path, former: Path, mounts: Mounts, limits: TmpfsBounds) -> None:
+    def __init__(self, run: Path, former: Path, mounts: SystemMounts, limits: TmpfsBounds) -> None:
         self._run = run
         self._former = former
         self._mounts = mounts
         self._limits = limits
 
     def start(self) -> None:
+        """Make the common folder. Raises StorageError."""
         with storage(f"make the folder for pipes and shared memory, {self._run}, {_VOLUME}"):
             make_own(self._run, _PARENT_MODE)
             if not self._mounts.is_shared(self._run):
@@ -228,9 +190,11 @@ class OwnMemory:
                 )
 
     def shm(self, daemon_id: str) -> Path:
+        """The daemon's shared memory. The same until `remove`."""
         return self._of_former(daemon_id) or self._run / check_id(daemon_id) / "shm"
 
     def make(self, folder: DaemonFolder) -> None:
+        """Make the folders of a daemon that starts. Idempotent. Raises StorageError and OSError."""
         daemon_id = folder.path.name
         former = self._of_former(daemon_id)
         if former is not None:
@@ -247,6 +211,7 @@ class OwnMemory:
         folder.link_pipe(own / "pipe")
 
     def remove(self, daemon_id: str) -> None:
+        """Remove the folders of a released daemon. Raises nothing."""
         try:
             former = self._of_former(daemon_id)
             if former is not None:
@@ -262,6 +227,7 @@ class OwnMemory:
             )
 
     def remove_unused(self, is_wanted: Callable[[str], bool]) -> None:
+        """Remove the folders of unwanted daemons. Raises nothing."""
         for parent in (*self._former_folder(), self._run):
             names: list[str] = []
             with suppress(OSError):
@@ -272,6 +238,7 @@ class OwnMemory:
                         self.remove(name)
 
     def stop(self) -> None:
+        """Remove the common folder if it is empty. Raises nothing."""
         for folder in (*self._former_folder(), self._run):
             with suppress(OSError):  # not empty while daemons are wanted, or mounted itself
                 folder.rmdir()
@@ -296,3 +263,6 @@ class OwnMemory:
             f"{own} is a mount of {found.source} ({found.kind}), which this driver did not make: expected a folder for"
             " the pipes and shared memory of an MPS daemon; unmount it"
         )
+
+
+DaemonMemory = SharedMemory | OwnMemory

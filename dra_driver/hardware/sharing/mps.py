@@ -1,12 +1,12 @@
-"""The node process's side of MPS: requests a daemon, waits until it is ready, and later releases it.
+"""The node process's side of MPS: request a daemon, wait until it is ready, and release it later.
 
-The daemon itself is started by the MPS host (``host.py``), another process that survives restarts of this one. The two
-communicate through files below one folder. A process that dies between any two steps leaves a folder, which
-`MpsClient.daemons` lists, and notes. Repeating the call, or `MpsClient.release`, continues from there.
+The MPS host (``host.py``) starts the daemon; both processes communicate through files. A process that dies between any
+two steps leaves a folder, which `MpsClient.daemons` lists, and notes: repeating the call, or `MpsClient.release`,
+continues.
 
-The limits of a claim follow the rules of NVIDIA's DRA driver (``api/nvidia.com/resource/v1beta1`` ``sharing.go``):
-memory is in whole MiB, rounded down, and a key of the per-device limits is a position in the group's sorted list of
-UUIDs, or a UUID. Two different limits of one device are refused; in that driver the order of a Go map decides.
+Limits follow NVIDIA's DRA driver (``api/nvidia.com/resource/v1beta1`` ``sharing.go``): whole MiB, rounded down; a key
+of the per-device limits is a UUID, or a position in the group's sorted list of UUIDs. Two different limits of one
+device are refused; in that driver the order of a Go map decides.
 """
 
 import hashlib
@@ -24,7 +24,6 @@ from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.core.quantity import NANO, Quantity
 from dra_driver.hardware.driver_root.process import Clock, Sleep
 from dra_driver.hardware.gpu.backend import ComputeMode, ComputeModes, GpuNotes
-from dra_driver.hardware.sharing import compute_mode
 from dra_driver.hardware.sharing.mps_files import (
     MAX_DAEMONS,
     MAX_LIMIT_MIB,
@@ -33,6 +32,7 @@ from dra_driver.hardware.sharing.mps_files import (
     MpsDaemon,
     MpsFolders,
 )
+from dra_driver.hardware.sharing.timeslice import restore_compute_mode, set_compute_mode
 
 _MIB: Final = 2**20
 _FIELD: Final = "sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit"
@@ -45,7 +45,7 @@ def shared_gpu_daemon(gpu: GpuUuid) -> MpsDaemon:
 
 
 def group_daemon_id(claim: ClaimUid, devices: Iterable[str]) -> str:
-    """The id of the daemon for one claim's devices under one config; another group of the claim has another."""
+    """The id of the daemon for one claim's devices under one config; each group of a claim has another."""
     digest = hashlib.sha256(",".join(sorted(devices)).encode()).hexdigest()
     return f"{claim}-{digest[:8]}"
 
@@ -54,7 +54,7 @@ def group_daemon(
     claim: ClaimUid, *, gpus: Sequence[GpuUuid], partitions: Sequence[str], limits: MpsLimits
 ) -> MpsDaemon:
     """The daemon for the whole GPUs and MIG devices (UUIDs) of a claim that have one config. Raises
-    InvalidParametersError, with the field's path, for an unknown per-device key and for contradicting ones."""
+    InvalidParametersError, with the field's path, for unknown and for contradicting per-device keys."""
     devices = tuple(sorted((*gpus, *partitions)))
     return MpsDaemon(
         id=group_daemon_id(claim, devices),
@@ -122,7 +122,7 @@ _STEP_S: Final = 0.05
 
 
 class MpsDirectories(Struct, frozen=True, kw_only=True):
-    """A daemon's folders as paths for the container runtime: the pipes, and the ``/dev/shm`` of daemon and clients."""
+    """A daemon's pipes, and the ``/dev/shm`` of daemon and clients, as paths for the container runtime."""
 
     pipe: Path
     shm: Path
@@ -131,8 +131,7 @@ class MpsDirectories(Struct, frozen=True, kw_only=True):
 class MpsClient:
     """Requests daemons from the node's MPS host, through files below ``root``. Keeps no state. The caller holds the
     locks of a daemon's GPUs. Methods raise MpsUnavailableError, StorageError, what `ComputeModes` raises, and
-    ValueError.
-    """
+    ValueError."""
 
     def __init__(
         self,
@@ -160,7 +159,7 @@ class MpsClient:
         try:
             folder.make()
             for gpu in daemon.gpus:
-                compute_mode.set_with_undo(self._control, self._notes, gpu, ComputeMode.EXCLUSIVE_PROCESS)
+                set_compute_mode(self._control, self._notes, gpu, ComputeMode.EXCLUSIVE_PROCESS)
             if before != daemon:
                 folder.write_desired(daemon)
             self._wait_ready(daemon, folder, deadline)
@@ -185,7 +184,7 @@ class MpsClient:
                 )
             self._sleep(_STEP_S)
         for gpu in sorted({*gpus, *(known.gpus if known else ())}):
-            compute_mode.restore(self._control, self._notes, gpu, ComputeMode.EXCLUSIVE_PROCESS)
+            restore_compute_mode(self._control, self._notes, gpu, ComputeMode.EXCLUSIVE_PROCESS)
         self._remove(folder, deadline)
         if known is not None:
             log.info("MPS daemon gone", extra={"daemon": daemon_id})
@@ -206,7 +205,7 @@ class MpsClient:
         return MpsDirectories(pipe=folder.pipe_on_host, shm=Path(status.shm))
 
     def _check_host(self, daemon: MpsDaemon, deadline: float) -> None:
-        """Raise, before anything is changed, when no host runs that would start the daemon."""
+        """Raise, before anything changes, when no host runs that would start the daemon."""
         until = min(deadline, self._clock() + HOST_GRACE_S)
         while not self._folders.host_lives():
             if self._clock() >= until:
@@ -255,7 +254,7 @@ class MpsClient:
         )
 
     def _undo(self, daemon: MpsDaemon, folder: DaemonFolder, before: MpsDaemon | None) -> None:
-        """Restore the state of before. Never raises, so that the caller reports the first error."""
+        """Never raises, so that the caller reports the first error."""
         try:
             if before is None:
                 self.release(daemon.id, daemon.gpus, within_s=UNDO_S)
@@ -265,7 +264,7 @@ class MpsClient:
             log.warning("MPS daemon is not restored yet; will retry", extra={"daemon": daemon.id, "reason": str(error)})
 
     def _remove(self, folder: DaemonFolder, deadline: float) -> None:
-        """Clients may write into the pipe folder while it is removed, so a removal that fails is repeated."""
+        """Clients may write into the pipe folder during the removal, so a failed removal is repeated."""
         while True:
             try:
                 return folder.remove(within_s=max(LEAST_REMOVE_S, deadline - self._clock()))

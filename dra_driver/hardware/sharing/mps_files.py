@@ -1,17 +1,15 @@
 """The files through which the node process and the MPS host communicate.
 
-    <root>/host.lock                      locked by the MPS host while it runs; its time is set every `BEAT_S`
+    <root>/host.lock                      locked by the MPS host while it runs; its time is set every `EVERY_S`
     <root>/daemons/<id>/desired.json      the wanted daemon, written by the node process
     <root>/daemons/<id>/released.json     the same file after the release, until the release is complete
     <root>/daemons/<id>/status.json       the running daemon, written by the host; removed with the daemon
     <root>/daemons/<id>/pipe, log         the daemon's own folders; pipe is a link where ``memory.py`` has the pipes
 
-Files instead of a socket, because either process may be restarted at any time and then reads what is wanted and what
-runs. Nothing is synced to disk: a power cut ends both daemons and claims, and files of an earlier boot only say what to
-clean up. Ids become folder names and UUIDs arguments of commands, so only the characters of real ones are accepted.
-
-``dra-driver mps-host --check`` serves a readiness probe. There is no liveness probe on purpose: it would restart the
-container, which ends the work of every MPS client of the node. The daemons of a host that hangs keep running.
+Files instead of a socket, because either process may restart at any time. Nothing is synced to disk: a power cut ends
+daemons and claims. Ids become folder names and UUIDs arguments of commands, so only the characters of real ones are
+accepted. ``dra-driver mps-host --check`` serves a readiness probe, not a liveness probe, which would end the work of
+every MPS client of the node.
 """
 
 import json
@@ -49,8 +47,7 @@ _WIRE: Final = {"default_percentage": "defaultPercentage", "memory_limits": "mem
 class MpsDaemon(Struct, frozen=True, kw_only=True, rename=_WIRE):
     """One daemon and the limits of its clients. Raises ValueError for values out of bounds. ``devices`` are the UUIDs
     that clients see, ascending; ``gpus`` the whole GPUs among them, whose compute mode becomes EXCLUSIVE_PROCESS.
-    ``default_percentage`` is 0 to 100 of the multiprocessors, ``memory_limits`` MiB per client by device.
-    """
+    ``default_percentage`` is 0 to 100 of the multiprocessors, ``memory_limits`` MiB per client by device."""
 
     id: str
     devices: tuple[str, ...]
@@ -77,9 +74,8 @@ class MpsDaemon(Struct, frozen=True, kw_only=True, rename=_WIRE):
 
     @property
     def generation(self) -> str:
-        """A checksum of all fields, by which a status names the description that it belongs to."""
-        # It distinguishes the few descriptions that one id ever has. hashlib would cost the MPS host 20 % of its
-        # memory.
+        """A checksum of all fields, by which a status names its description."""
+        # Enough for the few descriptions that one id ever has; hashlib would cost the MPS host 20 % of its memory.
         text = json.dumps(msgspec.to_builtins(self), sort_keys=True).encode()
         return f"{crc32(text):08x}{len(text):x}"
 
@@ -129,7 +125,7 @@ class DaemonFolder:
         self.log = path / "log"
 
     def make(self) -> None:
-        """Create missing folders and set the modes of all. Idempotent. A link to the pipes stays as it is."""
+        """Create missing folders and set the modes of all. Idempotent. Keeps a link to the pipes."""
         with storage(f"create the folder of an MPS daemon, {self.path}"):
             self.path.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
             for folder, mode in ((self.pipe, PIPE_MODE), (self.log, LOG_MODE)):
@@ -138,7 +134,7 @@ class DaemonFolder:
                     folder.chmod(mode)
 
     def link_pipe(self, target: Path) -> None:
-        """Let ``pipe`` be a link to the folder with the pipes. Removes pipes that are there. Idempotent."""
+        """Make ``pipe`` a link to the folder with the pipes. Removes other pipes. Idempotent."""
         with storage(f"link {self.pipe} to {target}"):
             if self.pipe.is_symlink():
                 if self.pipe.readlink() == target:
@@ -149,7 +145,7 @@ class DaemonFolder:
 
     @property
     def pipe_on_host(self) -> Path:
-        """The folder with the pipes as the container runtime sees it. This process may not see it."""
+        """The folder with the pipes as the container runtime sees it; this process may not see it."""
         return self.pipe.readlink() if self.pipe.is_symlink() else self.pipe
 
     def read_desired(self) -> MpsDaemon | None:
@@ -161,7 +157,6 @@ class DaemonFolder:
         return _daemon(self.desired) or _daemon(self.released)
 
     def write_desired(self, daemon: MpsDaemon) -> None:
-        """Want the daemon. Atomic."""
         _write(self.desired, daemon)
         with storage(f"remove {self.released}"):
             self.released.unlink(missing_ok=True)
@@ -221,7 +216,7 @@ class MpsFolders:
         return {name: stamp for name, stamp in found.items() if _is_id(name)}
 
     def host_lives(self) -> bool:
-        """Whether an MPS host runs, that is, holds the lock."""
+        """Return whether an MPS host runs, that is, holds the lock."""
         try:
             os.close(lock_file(self.lock, shared=True, create_mode=None))
         except BlockingIOError:
@@ -241,10 +236,9 @@ def storage(doing: str) -> Iterator[None]:
 
 
 def make_own(folder: Path, mode: int, *, take: bool = False) -> None:
-    """Create the folder, or check that this user owns it: any user may create folders and links in /dev/shm, and would
-    choose what containers mount and what the host removes. ``take`` takes over a folder whose owner root in a container
-    has changed. Raises OSError.
-    """
+    """Create the folder, or check that this user owns it: any user may create folders and links in /dev/shm, which
+    containers would mount and the host remove. ``take`` takes over a folder whose owner root in a container has
+    changed. Raises OSError."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -302,7 +296,7 @@ def beat(lock: int) -> None:
 
 
 def host_problem(folders: MpsFolders, *, now: Callable[[], float] = time.time) -> str | None:
-    """A sentence about what is wrong with the host; None while it works."""
+    """A sentence about a fault of the host; None while it works."""
     try:
         silent_s = now() - folders.lock.stat().st_mtime
     except OSError as error:

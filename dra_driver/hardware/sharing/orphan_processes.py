@@ -1,13 +1,8 @@
-"""Find and kill processes that an MPS host left behind.
+"""Find and kill processes that an MPS host left behind, by the daemon's folder in their environment (`control.MARK`).
 
-Every process that a host starts has the daemon's folder in its environment (`control.MARK`), and servers inherit it
-from their daemon. The kernel kills the children of a host that dies, but not the processes that they had started.
-
-The MPS host sees the processes of the whole machine. It looks into the environment of those in its own cgroup alone,
-which is that of its container: whatever a host of another container had started ended with that container. Reading the
-environment of a process that is stuck in the kernel can hang (proc(5): it takes the lock of the process' memory), so
-that is done in a thread that is abandoned; the process is not looked at again. While such a thread runs, the caller
-waits, or the thread hangs in the kernel and holds no lock: the host may fork.
+The kernel kills the children of a host that dies, but not the servers that they started. Only processes of this cgroup,
+that is, container, are read: those of another container ended with it. Reading the environment of a process that is
+stuck in the kernel can hang (proc(5)), so an abandoned thread does it; it holds no lock, so the host may fork.
 """
 
 import os
@@ -57,7 +52,7 @@ def find(mark: str, under: Path, *, proc: Path = _PROC, read_s: float = READ_S) 
 
 
 def _kill(pid: int, mark: str, under: Path) -> None:
-    """Kill the process if it is still the one that was found, and not another that got its id."""
+    """Kill the process if it is still the found one, and not another that got its id."""
     with suppress(OSError):
         descriptor = os.pidfd_open(pid)
         try:

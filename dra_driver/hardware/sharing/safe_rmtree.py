@@ -1,8 +1,7 @@
 """Remove a folder in which containers could write, with bounds on memory, open files and time.
 
-A container may have nested folders deeper than recursion or the longest path allow, and created more files than fit
-into memory. So no names are collected, at most three descriptors are open, and nested folders are moved up to the top
-and emptied there.
+Nested folders may be deeper than recursion or the longest path allow, with more files than fit into memory. So no names
+are collected, at most three descriptors are open, and nested folders are moved up to the top.
 """
 
 import errno
@@ -19,8 +18,7 @@ _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def remove_tree(path: Path, *, within_s: float = REMOVE_S, clock: Callable[[], float] = time.monotonic) -> None:
-    """Remove a folder in which others may write, following no link. OSError when a part remains; repeat the call
-    then."""
+    """Remove a folder in which others may write, following no link. OSError when a part remains: repeat the call."""
     deadline = clock() + within_s
 
     def check_time() -> None:

@@ -1,15 +1,11 @@
-"""Supervise one MPS daemon from its start to its end, in steps that do not wait.
-
-The order is: start, probe until it answers, set the defaults, ready, watch, restart when it ended, quit when it is
-released. A daemon that hangs does not delay others: each step only checks the clock and the running command. The one
-exception is the wait for processes that were just killed.
+"""Supervise one MPS daemon from its start to its end, in steps that do not wait, except for processes just killed.
 
     waiting ──▶ starting ──▶ ready ──▶ ending ──▶ gone
        ▲            │           │
        └── failed ◀─┴───────────┘   with a pause that doubles, until it was ready for a minute
 
-Daemons write their logs without a limit. A file that is too long is truncated after its end was copied to ``<name>.1``.
-It is not renamed, because the daemon has it open and would continue to write into the renamed file.
+Starting: probe until it answers, then set the defaults. Log files that are too long are truncated after their end is
+copied to ``<name>.1``, not renamed: the daemon would continue to write into the renamed file.
 """
 
 import logging
@@ -141,7 +137,7 @@ class Supervised:
         return self._phase in (_Phase.STARTING, _Phase.ENDING)
 
     def end(self) -> None:
-        """Begin to stop it for good. Idempotent."""
+        """Begin to stop it permanently. Idempotent."""
         if self._phase in (_Phase.ENDING, _Phase.GONE):
             return
         self._abandon_command()
@@ -176,7 +172,11 @@ class Supervised:
         try:
             self._memory.make(self.folder)
             self.folder.make()
-            self._spawn()
+            output = open_output(self.folder.log)
+            try:
+                self._process = self._program.start(self.daemon, self.folder, self._shm, output)
+            finally:
+                os.close(output)
         except (OSError, CommandError, StorageError) as error:
             self._fail(str(error))
             return
@@ -184,13 +184,6 @@ class Supervised:
         self._next_at = self._clock()
         self._enter(_Phase.STARTING)
         self._set_status("starting", "its program runs and has not answered yet")
-
-    def _spawn(self) -> None:
-        output = open_output(self.folder.log)
-        try:
-            self._process = self._program.start(self.daemon, self.folder, self._shm, output)
-        finally:
-            os.close(output)
 
     def _continue_start(self) -> None:
         if self._has_ended():
@@ -256,7 +249,7 @@ class Supervised:
             self._answer()
 
     def _has_ended(self) -> bool:
-        """Whether the process is gone although it should run; then it is `_fail`ed."""
+        """Whether the process ended although it should run; then it is `_fail`ed."""
         if self._process is None or self._process.poll() is None:
             return False
         status = self._process.returncode
@@ -347,8 +340,7 @@ class Supervised:
         try:
             self.folder.write_status(status)
         except StorageError as error:
-            log.warning(
-                "cannot write the status of an MPS daemon", extra={"daemon": self.daemon.id, "reason": str(error)}
-            )
-            return
-        self._written = status
+            facts = {"daemon": self.daemon.id, "reason": str(error)}
+            log.warning("cannot write the status of an MPS daemon", extra=facts)
+        else:
+            self._written = status

@@ -1,13 +1,9 @@
-"""The time slice of a GPU: how long one process keeps it while others wait.
+"""The time slice of a GPU, for which one process keeps it while others wait, and its compute mode.
 
-The setting belongs to the GPU and affects every process on it. So it is set only for a claim that requests an interval
-other than the default, and reset only when a note says that this driver set it. (NVIDIA's DRA driver runs the command
-at every prepare and unprepare of a plain GPU, which fails on GPUs that have no such setting.)
-
-``nvidia-smi compute-policy -i UUID --set-timeslice N``, N from 0 (default) to 3 (long); no NVML call does it. Processes
-cannot share a GPU in compute mode EXCLUSIVE_PROCESS, so the mode is DEFAULT while an interval is set. Below a driver
-root other than ``/``, the program runs with this process's C library and the root's ``libnvidia-ml.so.1`` preloaded, as
-in NVIDIA's own drivers: it needs no other library of the root.
+Both belong to the GPU and affect all its processes, so they change only for claims that request it and are reset only
+if a note records that this driver set them. NVIDIA's DRA driver runs the command for every plain GPU, which fails on
+GPUs without time slices. ``nvidia-smi compute-policy -i UUID --set-timeslice N``, N from 0 (default) to 3 (long): no
+NVML call exists.
 """
 
 import logging
@@ -21,16 +17,43 @@ from dra_driver.core.errors import CommandError, DraError
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Interval
 from dra_driver.hardware.driver_root import process, search
-from dra_driver.hardware.driver_root.search import find_library
-from dra_driver.hardware.gpu.backend import TIME_SLICE, ComputeMode, ComputeModes, GpuNotes
-from dra_driver.hardware.sharing import compute_mode
+from dra_driver.hardware.gpu.backend import COMPUTE_MODE, TIME_SLICE, ComputeMode, ComputeModes, GpuNotes
+
+log = logging.getLogger(__name__)
 
 SMI: Final = "nvidia-smi"
+UNDO_S: Final = 5.0
+"""Seconds that a failed call may take to restore the previous state, beyond the caller's own limit."""
+_UNSUPPORTED: Final = re.compile(r"not\s+(?:be\s+)?supported|unsupported", re.IGNORECASE)
+
+
+def set_compute_mode(control: ComputeModes, notes: GpuNotes, gpu: GpuUuid, wanted: ComputeMode) -> None:
+    """Set the GPU's mode, with a durable note of the previous one unless the GPU has the mode already. An existing note
+    is older and holds the original mode. Idempotent, also after a death half-way. The caller holds the GPU's lock.
+    Raises what `ComputeModes` raises (nvmlDeviceSetComputeMode), and StorageError."""
+    found = control.compute_mode(gpu)
+    if found is wanted:
+        return
+    if notes.gpu_note(gpu, COMPUTE_MODE) is None:
+        notes.set_gpu_note(gpu, COMPUTE_MODE, found.name)
+    control.set_compute_mode(gpu, wanted)
+
+
+def restore_compute_mode(control: ComputeModes, notes: GpuNotes, gpu: GpuUuid, expected: ComputeMode) -> None:
+    """Set the noted mode again and clear the note. A mode other than ``expected``, the one that this driver set, was
+    changed by an administrator or a reboot, and stays."""
+    noted = notes.gpu_note(gpu, COMPUTE_MODE)
+    if noted is None:
+        return
+    if control.compute_mode(gpu) is expected:
+        control.set_compute_mode(gpu, ComputeMode.__members__.get(noted, ComputeMode.DEFAULT))
+    notes.clear_gpu_note(gpu, COMPUTE_MODE)
 
 
 class Smi:
     """The ``nvidia-smi`` below ``driver_root``, a path or a function that finds it. Stateless and thread-safe.
-    ``environment`` is added to PATH, LC_ALL and LD_PRELOAD."""
+    ``environment`` is added to PATH, LC_ALL and LD_PRELOAD: below another root it runs with this process's C library
+    and the root's NVML, its only dependency there."""
 
     def __init__(
         self, driver_root: str | Callable[[], str] = "/", *, environment: Mapping[str, str] = MappingProxyType({})
@@ -65,17 +88,10 @@ class Smi:
     def _variables(self) -> dict[str, str]:
         root = search.root_of(self._given, SMI)
         variables = {"PATH": search.search_path(root), "LC_ALL": "C"}
-        library = None if search.is_own(root) else find_library(root)
+        library = None if search.is_own(root) else search.find_library(root)
         if library is not None and not set(" :").intersection(library):  # separators of LD_PRELOAD
             variables["LD_PRELOAD"] = library
         return variables | self._environment
-
-
-log = logging.getLogger(__name__)
-
-UNDO_S: Final = 5.0
-"""Seconds that a failed call may take to restore the previous state, beyond the caller's own limit."""
-_UNSUPPORTED: Final = re.compile(r"not\s+(?:be\s+)?supported|unsupported", re.IGNORECASE)
 
 
 class _NoTimeSlicesError(CommandError):
@@ -84,7 +100,8 @@ class _NoTimeSlicesError(CommandError):
 
 class TimeSlicer:
     """Sets and resets time slices of whole GPUs. Keeps no state; the caller holds the GPU's lock. Methods raise
-    CommandError, what `ComputeModes` raises, and StorageError."""
+    CommandError, what `ComputeModes` raises, and StorageError. Compute mode is DEFAULT while an interval is set:
+    processes cannot share a GPU in EXCLUSIVE_PROCESS."""
 
     def __init__(self, smi: Smi, control: ComputeModes, notes: GpuNotes) -> None:
         self._smi = smi
@@ -100,7 +117,7 @@ class TimeSlicer:
         before = self._notes.gpu_note(gpu, TIME_SLICE)
         self._notes.set_gpu_note(gpu, TIME_SLICE, interval.value)
         try:
-            compute_mode.set_with_undo(self._control, self._notes, gpu, ComputeMode.DEFAULT)
+            set_compute_mode(self._control, self._notes, gpu, ComputeMode.DEFAULT)
             self._command(gpu, interval, within_s)
         except DraError as error:
             self._undo(gpu, before, error)
@@ -109,8 +126,7 @@ class TimeSlicer:
         return None
 
     def reset(self, gpu: GpuUuid, *, within_s: float) -> None:
-        """Set the default interval and the previous compute mode, if a note says that this driver changed them.
-
+        """Set the default interval and the previous compute mode if a note records that this driver changed them.
         Idempotent. The note stays after a failure."""
         if self._notes.gpu_note(gpu, TIME_SLICE) is None:
             return
@@ -120,7 +136,7 @@ class TimeSlicer:
         log.info("time slice reset", extra={"gpu": gpu})
 
     def _undo(self, gpu: GpuUuid, before: str | None, why: DraError) -> None:
-        """Restore the state noted before. Never raises, so that the caller reports the first error."""
+        """Never raises, so that the caller reports the first error."""
         try:
             if isinstance(why, CommandError) and not isinstance(why, _NoTimeSlicesError):
                 former = Interval(before) if before in set(Interval) else Interval.DEFAULT
@@ -134,7 +150,7 @@ class TimeSlicer:
 
     def _forget(self, gpu: GpuUuid) -> None:
         # The mode first: while the note of the time slice exists, the whole reset can be repeated.
-        compute_mode.restore(self._control, self._notes, gpu, ComputeMode.DEFAULT)
+        restore_compute_mode(self._control, self._notes, gpu, ComputeMode.DEFAULT)
         self._notes.clear_gpu_note(gpu, TIME_SLICE)
 
     def _command(self, gpu: GpuUuid, interval: Interval, within_s: float) -> None:

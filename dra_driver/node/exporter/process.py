@@ -161,7 +161,7 @@ def choose(settings: ExporterSettings, plugin_dir: Path) -> UsageBackend:
             settings.simulate, settings.node_name, state_file=plugin_dir / SIMULATED_STATE
         )  # fmt: skip
         return SimulatedGpus(SimulatedUsage(gpus, plugin_dir / SIMULATED_USAGE, proc=Path(settings.proc_dir)))
-    from dra_driver.hardware.driver_root.detect import Detector  # noqa: PLC0415 - simulated GPUs do not need it
+    from dra_driver.hardware.driver_root.search import Detector  # noqa: PLC0415 - simulated GPUs do not need it
     from dra_driver.hardware.gpu.nvml.usage import NvmlUsage  # noqa: PLC0415 - same
 
     root = settings.driver_root

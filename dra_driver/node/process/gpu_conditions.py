@@ -4,7 +4,7 @@
 prepare waits for the fabric (``claims/hardware/fabric.py``); whole GPUs are tainted for longer waits. Partitions do not
 use the fabric.
 
-- `PartitionWithholding`: withholds partitions that could not be created (``hardware/mig/refusals.py``), in memory.
+- `PartitionWithholding`: withholds partitions that could not be created (``hardware/mig/manager.py``), in memory.
 """
 
 import logging
@@ -22,7 +22,7 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.core.model.terms import GpuTerms, Taint, Terms, WithheldPartitions, terms_of
 from dra_driver.core.telemetry import metrics
-from dra_driver.hardware.mig.refusals import LIMIT, NO_REFUSALS, WITHHELD_S, WITHIN_S, CutRefusals, after_refusal, at
+from dra_driver.hardware.mig.manager import LIMIT, NO_REFUSALS, WITHHELD_S, WITHIN_S, CutRefusals, after_refusal, at
 from dra_driver.node.process.node_events import Warn
 
 log = logging.getLogger(__name__)

@@ -19,12 +19,11 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.core.telemetry import metrics
 from dra_driver.hardware.cdi import DriverRoot
-from dra_driver.hardware.device_nodes.folder import RealDev
+from dra_driver.hardware.device_nodes.folder import DevFolder
 from dra_driver.hardware.device_nodes.numbers import Majors, NodeNumbers, registered_names
 from dra_driver.hardware.device_nodes.reconciler import DeviceNodeReconciler, Problem, ProblemKind, WantedNode
-from dra_driver.hardware.device_nodes.tools import DriverTools
-from dra_driver.hardware.device_nodes.uvm import UvmModule
-from dra_driver.hardware.driver_root.detect import Detector, RootSource
+from dra_driver.hardware.device_nodes.tools import DriverTools, UvmModule
+from dra_driver.hardware.driver_root.search import Detector, RootSource
 from dra_driver.hardware.gpu.backend import MIG_MODE, Backend, GpuBackend, GpuNotes
 from dra_driver.hardware.gpu.holders import GpuHolders
 from dra_driver.hardware.gpu.nvml.listings import InstanceReader
@@ -285,7 +284,7 @@ class HostDeviceNodes:
         uvm = UvmModule(lambda: Majors.read(found.proc_devices), used, may_load=may_touch)
         if found.host_dev is None:
             return cls(uvm, None, may_touch=may_touch)
-        dev = RealDev(found.host_dev) if found.has_tools else SimulatedDev(found.host_dev)
+        dev = DevFolder(found.host_dev) if found.has_tools else SimulatedDev(found.host_dev)
         keeper = DeviceNodeReconciler(
             dev,
             lambda: uvm.last,
@@ -312,11 +311,11 @@ class HostDeviceNodes:
         return self._keeper.problems
 
 
-class SimulatedDev(RealDev):
+class SimulatedDev(DevFolder):
     """A real ``/dev`` for nodes of simulated GPUs, whose dynamic majors may belong to real devices of the machine."""
 
     def make_node(self, path: str, numbers: NodeNumbers, *, mode: int, uid: int, gid: int, replace: bool) -> None:
-        """As in `RealDev`, unless the kernel gave the major to another driver."""
+        """As in `DevFolder`, unless the kernel gave the major to another driver."""
         name = registered_names(_ALL_DEVICES.read_text(encoding="ascii", errors="replace")).get(numbers.major)
         if name is not None and not name.startswith("nvidia"):
             raise OSError(errno.EBUSY, f"major {numbers.major} belongs to the driver {name} of this machine")

@@ -9,6 +9,7 @@ import yaml
 
 from tests.fakes import chart
 
+OFF = {"enabled": False}
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"mpsHosts": {"enabled": True}}, "additional properties 'mpsHosts' not allowed"),
     ({"mpsHost": {"enable": True}}, "at '/mpsHost': additional properties 'enable' not allowed"),
@@ -26,7 +27,19 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"policies": {"pool.txt": "kind: GpuPolicy"}}, "at '/policies': additional properties 'pool.txt' not allowed"),
     ({"controller": {"replicas": 0}}, "at '/controller/replicas': minimum: got 0, want 1"),
     ({"driverName": "GPU.nvidia.com"}, "at '/driverName'"),
+    ({"podToleration": {"key": 'x"] || true'}}, "at '/podToleration/key'"),  # it ends in an expression
+    *(
+        ({"node": {"settings": {name: "x"}}}, f"at '/node/settings': additional properties '{name}' not allowed")
+        for name in ("SIMULATE", "CDI_DIR", "POLL_INTERVALL")  # other values set them, and a misspelt one
+    ),
+    # Parts that would do nothing:
+    ({"eviction": {"enabled": True}, "controller": OFF}, "eviction.enabled: pods are evicted by the controller"),
+    (
+        {"eviction": {"overGrant": True}, "gpuNodes": OFF, "policyStatus": OFF},
+        "controller.enabled and gpuNodes.enabled have to be true",
+    ),
 ]
+LIFETIME = "WEBHOOK_CERTIFICATE_LIFETIME"
 REMOVED = {"webhook"}
 """Values of earlier versions, which the schema takes so that a template or the notes can name the next step."""
 
@@ -86,38 +99,24 @@ def test_every_map_of_the_schema_refuses_unknown_names() -> None:
     assert open_maps == []
 
 
-def test_settings_are_those_of_the_processes_that_no_other_value_sets() -> None:
+def test_settings_that_no_other_value_sets_are_taken() -> None:
     assert chart.refusal({"node": {"settings": {"POLL_INTERVAL": "5", "HEALTH": "false"}}}) == ""
-    for name in ("SIMULATE", "CDI_DIR", "POLL_INTERVALL"):
-        said = chart.refusal({"node": {"settings": {name: "x"}}})
-        assert f"at '/node/settings': additional properties '{name}' not allowed" in said
-
-
-def test_eviction_without_the_controller_is_refused() -> None:
-    """It would do nothing."""
-    assert "eviction.enabled: pods are evicted by the controller" in chart.refusal(
-        {"eviction": {"enabled": True}, "controller": {"enabled": False}}
-    )
 
 
 def test_status_of_policies_without_gpu_nodes_is_refused() -> None:
     """The controller would count GpuNodes that no node writes any more."""
-    off = {"enabled": False}
-    said = chart.refusal({"gpuNodes": off})
+    said = chart.refusal({"gpuNodes": OFF})
     assert "gpuNodes.enabled: without GpuNodes the status of policies" in said
     assert "policyStatus.enabled has to be false" in said
-    assert chart.refusal({"gpuNodes": off, "policyStatus": off}) == ""
-    assert chart.refusal({"gpuNodes": off, "controller": off}) == ""
+    assert chart.refusal({"gpuNodes": OFF, "policyStatus": OFF}) == ""
+    assert chart.refusal({"gpuNodes": OFF, "controller": OFF}) == ""
 
 
 @pytest.mark.parametrize(
     ("values", "field"),
     [
         ({"webhook": {"enabled": True}}, "webhook"),
-        (
-            {"controller": {"settings": {"WEBHOOK_CERTIFICATE_LIFETIME": "300"}}},
-            "controller.settings.WEBHOOK_CERTIFICATE_LIFETIME",
-        ),
+        ({"controller": {"settings": {LIFETIME: "300"}}}, f"controller.settings.{LIFETIME}"),
     ],
 )
 def test_values_of_the_former_webhook_are_refused_with_the_next_step(values: dict[str, Any], field: str) -> None:
@@ -142,14 +141,8 @@ def test_a_former_webhook_that_was_off_is_named_in_the_notes() -> None:
 
 
 FORMER_WEBHOOK = {
-    ("Secret", "dra-driver-webhook"),
-    ("Service", "dra-driver-webhook"),
-    ("Role", "dra-driver-webhook"),
-    ("RoleBinding", "dra-driver-webhook"),
-    ("ClusterRole", "dra-driver-webhook"),
-    ("ClusterRoleBinding", "dra-driver-webhook"),
-    ("ValidatingWebhookConfiguration", "dra-driver-webhook"),
-    ("NetworkPolicy", "dra-driver-webhook"),
+    *((kind, "dra-driver-webhook") for kind in ("Secret", "Service", "Role", "RoleBinding", "NetworkPolicy")),
+    *((kind, "dra-driver-webhook") for kind in ("ClusterRole", "ClusterRoleBinding", "ValidatingWebhookConfiguration")),
 }
 """All objects that the template webhook.yaml of b792d4a7 made. The controller of that version created none itself: it
 updated the Secret and the ValidatingWebhookConfiguration, and had no permission to create any."""

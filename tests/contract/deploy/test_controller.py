@@ -1,4 +1,5 @@
-"""The controller of deploy/chart: the pod has no rights on its machine, and its account those that it uses."""
+"""The controller of deploy/chart: the pod has no rights on its machine, and its account only the rights that it
+uses."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,6 +9,8 @@ import pytest
 from dra_driver.config.controller_settings import ControllerSettings
 from dra_driver.config.options import flags_of, load
 from dra_driver.controller.process import LEASE
+from dra_driver.kube.connection import Connection
+from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.kinds import NAMESPACES, POD_DISRUPTION_BUDGETS
 from dra_driver.sim.apiserver.server import ApiServer
 from dra_driver.sim.controllers.workloads import DisruptionController
@@ -16,8 +19,10 @@ from tests.fakes.extended_pods import is_leaving, make_slice, run_pod, taint_dev
 from tests.fakes.node_process import DriverProcess
 from tests.fakes.rbac import Access, Rules
 from tests.fakes.recording_proxy import RecordingProxy
+from tests.rights.use import UsageControllerLife
 
 NAMESPACE, ACCOUNT = "dra-driver", "dra-driver-controller"
+REPEATS = {("patch", "events")}  # a repeat within 10 s waits, see kube/events.py
 
 
 @pytest.fixture(scope="module")
@@ -115,30 +120,60 @@ def test_the_account_has_the_rights_that_are_used_and_no_others(
     asked = {access for request in requests_of_a_controller if (access := Access.of_request(*request)) is not None}
     assert [access for access in asked if not rules.allow(access)] == []
     used = {(access.verb, access.resource) for access in asked}
-    repeats = {("patch", "events")}  # a repeat within 10 s waits, see kube/events.py
     # Without the CustomResourceDefinitions both lists are answered with 404, and nothing more is asked.
     policies = {("watch", "gpunodes"), ("watch", "gpupolicies"), ("update", "gpupolicies/status")}
-    assert chart.granted(objects, ACCOUNT) == used | repeats | policies
+    assert chart.granted(objects, ACCOUNT) == used | REPEATS | policies
+
+
+@pytest.mark.parametrize(("namespace", "name"), [(NAMESPACE, "other"), ("kube-system", LEASE)])
+def test_no_other_lease_is_granted(objects: list[dict[str, Any]], namespace: str, name: str) -> None:
+    """The controller of a cluster's own components has one there."""
+    rules = Rules(objects, account=ACCOUNT, namespace=NAMESPACE)
+    for verb in ("get", "update"):
+        access = Access(verb=verb, group="coordination.k8s.io", resource="leases", namespace=namespace, name=name)
+        assert not rules.allow(access)
+
+
+TENANT = "team"
+
+
+@pytest.fixture(scope="module")
+def requests_for_use(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[tuple[str, str]]]:
+    folder = tmp_path_factory.mktemp("controller")
+    api = ApiServer()
+    api.start()
+    try:
+        for name in (NAMESPACE, TENANT):
+            api.store.create(NAMESPACES, {"metadata": {"name": name}})
+        kubeconfig = api.kubeconfig(folder / "admin.conf")
+        admin = RestClient(Connection.load(str(kubeconfig)))
+        with RecordingProxy(kubeconfig) as proxy:
+            yield UsageControllerLife(folder, admin, proxy, lease=NAMESPACE, tenant=TENANT, node="node-a").live()
+    finally:
+        api.stop()
+
+
+def test_evictions_because_of_use_have_the_rights_that_are_used_and_no_others(
+    requests_for_use: list[tuple[str, str]],
+) -> None:
+    """Among them no right to list pods or claims, or to delete anything."""
+    objects = chart.objects({"eviction": {"overGrant": True}, "policyStatus": {"enabled": False}})
+    asked = {access for request in requests_for_use if (access := Access.of_request(*request)) is not None}
+    rules = Rules(objects, account=ACCOUNT, namespace=NAMESPACE)
+    assert [access for access in asked if not rules.allow(access)] == []
+    assert chart.granted(objects, ACCOUNT) == {(access.verb, access.resource) for access in asked} | REPEATS
 
 
 @pytest.mark.parametrize(
-    "access",
+    ("values", "variables"),
     [
-        Access(verb="delete", group="", resource="pods", namespace="default", name="x"),
-        Access(verb="list", group="", resource="pods"),
-        Access(verb="patch", group="", resource="pods/status", namespace="default", name="x"),
-        Access(verb="get", group="", resource="secrets", namespace=NAMESPACE, name="x"),
-        Access(verb="update", group="resource.k8s.io", resource="resourceslices", name="x"),
-        Access(verb="update", group="resource.k8s.io", resource="resourceclaims", namespace="default", name="x"),
-        Access(verb="patch", group="resource.k8s.io", resource="resourceclaims/status", namespace="default", name="x"),
-        Access(verb="update", group="coordination.k8s.io", resource="leases", namespace=NAMESPACE, name="other"),
-        Access(verb="get", group="coordination.k8s.io", resource="leases", namespace="kube-system", name=LEASE),
-        Access(verb="get", group="", resource="nodes", name="x"),
-        Access(verb="update", group="gpu.dra-driver.io", resource="gpupolicies", name="x"),
-        Access(verb="update", group="gpu.dra-driver.io", resource="gpunodes", name="x"),
-        Access(verb="delete", group="gpu.dra-driver.io", resource="gpunodes", name="x"),
+        ({}, {}),
+        ({"overGrant": True}, {"EVICT_OVER_GRANT": "true"}),
+        ({"reclaimIdle": True}, {"RECLAIM_IDLE": "true"}),
     ],
-    ids=lambda access: f"{access.verb}-{access.resource}",
 )
-def test_dangerous_rights_are_not_granted(objects: list[dict[str, Any]], access: Access) -> None:
-    assert not Rules(objects, account=ACCOUNT, namespace=NAMESPACE).allow(access)
+def test_each_switch_sets_its_setting_and_is_off_as_delivered(
+    values: dict[str, bool], variables: dict[str, str]
+) -> None:
+    pod = chart.pod_spec(chart.objects({"eviction": values}), "Deployment", ACCOUNT)
+    assert {k: v for k, v in chart.environment(pod).items() if k in {"EVICT_OVER_GRANT", "RECLAIM_IDLE"}} == variables

@@ -21,15 +21,12 @@ def settings(container: dict[str, Any]) -> ExporterSettings:
     return load(ExporterSettings, {}, environ)
 
 
-def test_it_is_off_by_default() -> None:
-    names = {obj["metadata"]["name"] for obj in chart.objects({})}
-    assert "dra-driver-exporter" not in names
-
-
-def test_it_has_no_token_and_no_right_in_the_cluster() -> None:
+def test_it_has_no_token_no_host_pids_and_no_right_in_the_cluster() -> None:
     objects = chart.objects(ON)
     spec, _ = pod(ON)
     assert spec["automountServiceAccountToken"] is False
+    assert "hostPID" not in spec
+    assert pod({"exporter": {"enabled": True, "hostPID": True}})[0]["hostPID"] is True
     assert not [obj for obj in objects if "dra-driver-exporter" in str(obj.get("subjects"))]
 
 
@@ -47,11 +44,6 @@ def test_each_folder_is_mounted_where_its_setting_says() -> None:
     assert found.pod_resources_socket == f"{mounts['pod-resources']['mountPath']}/kubelet.sock"
     assert paths["pod-resources"] == "/var/lib/kubelet/pod-resources"
     assert {name for name, mount in mounts.items() if not mount.get("readOnly")} == {"findings"}
-
-
-def test_host_pids_are_a_switch() -> None:
-    assert "hostPID" not in pod(ON)[0]
-    assert pod({"exporter": {"enabled": True, "hostPID": True}})[0]["hostPID"] is True
 
 
 def test_without_real_gpus_it_has_no_privileges() -> None:

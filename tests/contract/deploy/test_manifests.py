@@ -22,18 +22,11 @@ NOT_EMBEDDED = frozenset(("MutatingAdmissionPolicy", "MutatingAdmissionPolicyBin
 """Kinds of the cluster that the embedded API server does not have."""
 CLUSTER_SCOPED = NOT_EMBEDDED | {kind.kind for kind in ALL_KINDS if not kind.namespaced}
 SWITCHES = (
-    "mpsHost",
-    "exporter",
-    "controller",
-    "eviction",
-    "claimStatus",
-    "claimEvents",
-    "drainer",
-    "networkPolicy",
-    "usageReader",
+    *("mpsHost", "exporter", "controller", "eviction", "claimStatus", "claimEvents", "drainer", "networkPolicy"),
+    *("usageReader", "resourceQuota", "openshift", "podToleration"),
 )
 EVERYTHING: Obj = {
-    **{name: {"enabled": True} for name in (*SWITCHES, "resourceQuota", "openshift", "podToleration")},
+    **{name: {"enabled": True} for name in SWITCHES},
     "metrics": {
         "podMonitor": {"enabled": True, "labels": {"a": "b"}},
         "prometheusRule": {"enabled": True},
@@ -121,29 +114,26 @@ def test_names_and_selectors_are_those_of_the_manifests_before_the_chart() -> No
     }
 
 
-def containers(objects: list[Obj]) -> list[Obj]:
+def images(objects: list[Obj]) -> set[str]:
+    return {container["image"] for spec in pods(objects) for container in spec["containers"]}
+
+
+def pods(objects: list[Obj]) -> list[Obj]:
     specs = [obj["spec"]["template"]["spec"] for obj in objects if obj["kind"] in {"DaemonSet", "Deployment"}]
-    specs += [obj["spec"] for obj in objects if obj["kind"] == "Pod"]
-    return [container for spec in specs for container in spec["containers"]]
+    return specs + [obj["spec"] for obj in objects if obj["kind"] == "Pod"]
 
 
 def test_every_image_has_a_registry_and_a_version() -> None:
     """Container runtimes complete a short name in different ways, and one that exists elsewhere may be pulled."""
-    images = {container["image"] for container in containers(chart.objects(EVERYTHING))}
-    assert images == {"localhost/dra-driver:0.1.0"}
+    assert images(chart.objects(EVERYTHING)) == {"localhost/dra-driver:0.1.0"}
     digest = "sha256:" + "a" * 64
-    values = EVERYTHING | {
-        "image": {"repository": "registry.example:5000/gpu/dra-driver", "tag": "x", "digest": digest}
-    }
-    images = {container["image"] for container in containers(chart.objects(values))}
-    assert images == {f"registry.example:5000/gpu/dra-driver:x@{digest}"}
+    values = EVERYTHING | {"image": {"repository": "registry.example:5000/gpu/dra", "tag": "x", "digest": digest}}
+    assert images(chart.objects(values)) == {f"registry.example:5000/gpu/dra:x@{digest}"}
     assert "at '/image/repository'" in chart.refusal({"image": {"repository": "dra-driver"}})
 
 
 def test_every_pod_gets_the_pull_secrets() -> None:
-    objects = chart.objects(EVERYTHING)
-    specs = [obj["spec"]["template"]["spec"] for obj in objects if obj["kind"] in {"DaemonSet", "Deployment"}]
-    specs += [obj["spec"] for obj in objects if obj["kind"] == "Pod"]
+    specs = pods(chart.objects(EVERYTHING))
     assert len(specs) == 5
     assert all(spec["imagePullSecrets"] == [{"name": "registry"}] for spec in specs)
 
@@ -216,13 +206,8 @@ def test_an_overlay_of_deploy_base_can_add_policies(tmp_path: Path) -> None:
     shutil.copytree(chart.ROOT / "deploy" / "base", tmp_path / "base")
     overlay = tmp_path / "overlay"
     overlay.mkdir()
-    generator: Obj = {
-        "name": "dra-driver-policies",
-        "namespace": "dra-driver",
-        "behavior": "merge",
-        "files": ["a.yaml"],
-    }
-    generator["options"] = {"disableNameSuffixHash": True}
+    generator: Obj = {"name": "dra-driver-policies", "namespace": "dra-driver", "behavior": "merge"}
+    generator |= {"files": ["a.yaml"], "options": {"disableNameSuffixHash": True}}
     (overlay / "a.yaml").write_text("kind: GpuPolicy\n")
     kustomization = {"resources": ["../base"], "configMapGenerator": [generator]}
     (overlay / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))

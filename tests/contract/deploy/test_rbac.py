@@ -1,14 +1,20 @@
-"""Rights that deploy/chart grants by default: every request of a node process is granted, nothing dangerous is."""
+"""Rights that deploy/chart grants: every request of a node process and of the roles for people is granted, nothing
+dangerous is."""
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dra_driver.core.errors import ConfigurationError
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
+from dra_driver.kubectl.commands.usage_source import ask_exporters
+from dra_driver.kubectl.drain.run import EVICT, needed_rights
+from dra_driver.kubectl.usage.device_use import UseReport
 from dra_driver.sim.apiserver.server import ApiServer
 from tests.fakes import chart
 from tests.fakes.dra_objects import gpu, resource_slice
@@ -136,3 +142,78 @@ def test_events_may_be_written_and_counted_in_default(rules: Rules) -> None:
     """There the API server wants events about Nodes; a repeat patches the count of the first."""
     for verb in ("create", "patch"):
         assert rules.allow(Access(verb=verb, group="", resource="events", namespace="default"))
+
+
+def test_a_drainer_has_the_rights_that_a_drain_names_and_no_others() -> None:
+    objects = chart.objects({"drainer": {"enabled": True}})
+    granted = {
+        (verb, group, resource, each["metadata"].get("namespace", ""))
+        for each in objects
+        if each["metadata"]["name"] == "dra-driver-drainer"
+        for rule in each["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    needed = (*needed_rights("gpu-a", reads_events=True), EVICT)
+    assert granted == {
+        (each.verb, each.group, "/".join(part for part in (each.resource, each.subresource) if part), each.namespace)
+        for each in needed
+    }
+
+
+def test_view_reads_the_driver_s_cluster_wide_objects() -> None:
+    """What `kubectl dra doctor` and `explain` list of cluster-wide objects, except Nodes."""
+    role = chart.found(chart.objects(), "ClusterRole", "dra-driver-viewer")
+    assert role["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
+    rules = {
+        (group, resource) for rule in role["rules"] for group in rule["apiGroups"] for resource in rule["resources"]
+    }
+    assert rules == {
+        ("gpu.dra-driver.io", "gpunodes"),
+        ("gpu.dra-driver.io", "gpupolicies"),
+        ("resource.k8s.io", "resourceslices"),
+        ("resource.k8s.io", "deviceclasses"),
+    }
+    assert {verb for rule in role["rules"] for verb in rule["verbs"]} == {"get", "list", "watch"}
+
+
+def test_the_viewer_can_be_left_out() -> None:
+    """A cluster may keep `view` as it is."""
+    names = {each["metadata"]["name"] for each in chart.objects({"viewer": {"enabled": False}})}
+    assert "dra-driver-viewer" not in names
+
+
+NAMESPACE, USAGE_READER = "gpus", "dra-driver-usage-reader"
+
+
+class Asked:
+    """An API server with one exporter, whose answer is empty; remembers the requests."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, str]] = []
+
+    def list(self, path: str, query: object = None) -> dict[str, Any]:
+        assert query == {"labelSelector": "app.kubernetes.io/component=exporter"}
+        self.requests.append(("GET", path))
+        return {"items": [{"metadata": {"name": "exporter-a"}, "spec": {"nodeName": "a"}}]}
+
+    def get_all(self, paths: Any, *, within_s: float | None = None) -> Sequence[Any]:
+        assert within_s is not None
+        self.requests += [("GET", path) for path in paths]
+        return [{"version": 1, "windowSeconds": 60, "claims": []} for _ in paths]
+
+
+def test_a_usage_reader_has_the_rights_that_the_command_asks_and_no_others() -> None:
+    api = Asked()
+    assert ask_exporters(api, NAMESPACE) == UseReport(source="1 of 1 exporters", window_s=60.0, uses=[], gaps=())
+    objects = chart.objects({"usageReader": {"enabled": True}}, NAMESPACE)
+    assert chart.found(objects, "Role", USAGE_READER)["metadata"]["namespace"] == NAMESPACE
+    asked = [access for request in api.requests if (access := Access.of_request(*request)) is not None]
+    assert {(access.verb, access.resource) for access in asked} == chart.granted(objects, USAGE_READER)
+    assert {access.namespace for access in asked} == {NAMESPACE}
+
+
+def test_a_node_without_an_exporter_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="in namespace gpus on node other: the exporter is off"):
+        ask_exporters(Asked(), NAMESPACE, node="other")

@@ -13,26 +13,14 @@ from tests.fakes import chart
 from tests.fakes.chart import Obj, environment, pod_spec
 
 NODE = ("DaemonSet", "dra-driver-node")
-ADDED: list[tuple[str, dict[str, Any], set[tuple[str, str]]]] = [
-    ("mpsHost", {}, {("ServiceAccount", "dra-driver-mps-host"), ("DaemonSet", "dra-driver-mps-host")}),
-    (
-        "claimStatus",
-        {},
-        {("ClusterRole", "dra-driver-claim-status"), ("ClusterRoleBinding", "dra-driver-claim-status")},
-    ),
-    (
-        "claimEvents",
-        {},
-        {("ClusterRole", "dra-driver-claim-events"), ("ClusterRoleBinding", "dra-driver-claim-events")},
-    ),
-    ("drainer", {}, {("ClusterRole", "dra-driver-drainer"), ("Role", "dra-driver-drainer")}),
-    ("networkPolicy", {}, {("NetworkPolicy", "dra-driver")}),
-    ("resourceQuota", {}, {("ResourceQuota", "dra-driver")}),
-    (
-        "openshift",
-        {},
-        {("RoleBinding", "dra-driver-scc-privileged"), ("RoleBinding", "dra-driver-scc-nonroot")},
-    ),
+ADDED: list[tuple[str, set[tuple[str, str]]]] = [
+    ("mpsHost", {("ServiceAccount", "dra-driver-mps-host"), ("DaemonSet", "dra-driver-mps-host")}),
+    ("claimStatus", {(kind, "dra-driver-claim-status") for kind in ("ClusterRole", "ClusterRoleBinding")}),
+    ("claimEvents", {(kind, "dra-driver-claim-events") for kind in ("ClusterRole", "ClusterRoleBinding")}),
+    ("drainer", {("ClusterRole", "dra-driver-drainer"), ("Role", "dra-driver-drainer")}),
+    ("networkPolicy", {("NetworkPolicy", "dra-driver")}),
+    ("resourceQuota", {("ResourceQuota", "dra-driver")}),
+    ("openshift", {("RoleBinding", f"dra-driver-scc-{name}") for name in ("privileged", "nonroot")}),
 ]
 
 
@@ -40,9 +28,9 @@ def identities(objects: list[Obj]) -> set[tuple[str, str]]:
     return {(obj["kind"], obj["metadata"]["name"]) for obj in objects}
 
 
-@pytest.mark.parametrize(("switch", "more", "added"), ADDED, ids=[switch for switch, _, _ in ADDED])
-def test_a_switch_adds_its_objects_and_no_others(switch: str, more: Obj, added: set[tuple[str, str]]) -> None:
-    before, after = chart.objects(), chart.objects({switch: {"enabled": True}, **more})
+@pytest.mark.parametrize(("switch", "added"), ADDED, ids=[switch for switch, _ in ADDED])
+def test_a_switch_adds_its_objects_and_no_others(switch: str, added: set[tuple[str, str]]) -> None:
+    before, after = chart.objects(), chart.objects({switch: {"enabled": True}})
     assert identities(after) - identities(before) == added
     kept = [obj for obj in after if (obj["kind"], obj["metadata"]["name"]) not in added]
     changed = [obj["metadata"]["name"] for obj, old in zip(kept, before, strict=True) if obj != old]
@@ -56,6 +44,8 @@ def test_delivered_are_the_node_process_and_a_controller_that_writes_status_alon
     assert workloads == {NODE, ("Deployment", "dra-driver-controller")}
     roles = {name for kind, name in identities(objects) if kind == "ClusterRole"}
     assert roles == {"dra-driver-node", "dra-driver-controller", "dra-driver-viewer"}
+    assert ("Role", "dra-driver-usage-reader") not in identities(objects)
+    assert not {kind for kind, _ in identities(objects) if kind.startswith("Mutating")}
     rules = chart.found(objects, "ClusterRole", "dra-driver-controller")["rules"]
     assert {resource for rule in rules for resource in rule["resources"]} == {
         *("gpunodes", "gpupolicies", "gpupolicies/status")

@@ -35,8 +35,7 @@ from msgspec import Struct
 
 from dra_driver.core.errors import DetachedError, DriverUnavailableError
 from dra_driver.hardware.device_nodes.numbers import read_start
-from dra_driver.hardware.driver_root.detect import unsupported
-from dra_driver.hardware.driver_root.search import find_library
+from dra_driver.hardware.driver_root.search import find_library, unsupported
 from dra_driver.hardware.gpu.nvml.errors import describe, driver_call
 
 log = logging.getLogger(__name__)

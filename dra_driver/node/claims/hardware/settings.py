@@ -264,7 +264,7 @@ def _daemons_of(todo: PreparePlan) -> list[MpsDaemon]:
 class ComputeModeSetting(NotedSetting):
     """The compute mode. Claims that share the GPU need it.
 
-    Time slices and MPS daemons change and restore it (`sharing.compute_mode`). This setting restores a mode whose
+    Time slices and MPS daemons change and restore it (`sharing.timeslice`). This setting restores a mode whose
     daemon or time slice ended without restoring it.
     """
 

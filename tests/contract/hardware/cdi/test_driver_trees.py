@@ -8,11 +8,10 @@ from dra_driver.hardware.cdi import edits
 from dra_driver.hardware.cdi.hook import HookVersions, choose_hook
 from dra_driver.hardware.cdi.libraries import discover
 from dra_driver.hardware.cdi.names import CdiNames
-from dra_driver.hardware.cdi.validation import validate
+from dra_driver.hardware.cdi.spec import validate
 from dra_driver.hardware.device_nodes.numbers import Majors
-from dra_driver.hardware.driver_root.detect import Detector
 from dra_driver.hardware.driver_root.root import DriverRoot
-from dra_driver.hardware.driver_root.search import CUDA, NVML, find_library, find_program
+from dra_driver.hardware.driver_root.search import CUDA, NVML, Detector, find_library, find_program
 from tests.fakes.driver_root import VERSION
 from tests.fakes.driver_trees import TREES, DriverTree
 

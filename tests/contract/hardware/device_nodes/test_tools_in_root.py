@@ -7,8 +7,7 @@ import pytest
 from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.hardware.device_nodes.numbers import Majors
 from dra_driver.hardware.device_nodes.reconciler import DeviceNodeReconciler
-from dra_driver.hardware.device_nodes.tools import DriverTools
-from dra_driver.hardware.device_nodes.uvm import UvmModule
+from dra_driver.hardware.device_nodes.tools import DriverTools, UvmModule
 from dra_driver.hardware.driver_root.root import DriverRoot
 from tests.fakes import small_root
 from tests.fakes.dev_folder import MemoryDev

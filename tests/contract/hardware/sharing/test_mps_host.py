@@ -29,6 +29,18 @@ def daemon_of(node: Node, *, percentage: int | None = 50, limit: int | None = 10
     )
 
 
+def serving(node: Node) -> "subprocess.Popen[bytes]":
+    """A host whose daemon is ready."""
+    host = node.start_host()
+    node.client.ensure(daemon_of(node), within_s=10.0)
+    return host
+
+
+def end(host: "subprocess.Popen[bytes]") -> None:
+    host.kill()
+    host.wait(timeout=5)
+
+
 def pid_of(node: Node) -> int:
     status = node.folders.of("one").read_status()
     assert status is not None
@@ -103,8 +115,7 @@ def test_several_daemons_live_side_by_side_and_end_one_by_one(node: Node) -> Non
 
 
 def test_other_limits_give_another_process(node: Node) -> None:
-    node.start_host()
-    node.client.ensure(daemon_of(node), within_s=10.0)
+    serving(node)
     before = pid_of(node)
     node.client.ensure(daemon_of(node, percentage=20), within_s=10.0)
     assert pid_of(node) != before
@@ -158,8 +169,7 @@ def test_a_default_that_the_daemon_refuses_fails_the_call(node: Node) -> None:
 
 
 def test_a_daemon_that_dies_comes_back_with_its_defaults(node: Node) -> None:
-    node.start_host()
-    node.client.ensure(daemon_of(node), within_s=10.0)
+    serving(node)
     before = pid_of(node)
     os.kill(before, signal.SIGKILL)
     until(lambda: (status := node.folders.of("one").read_status()) and status.state == "ready" and status.restarts == 1)
@@ -185,25 +195,20 @@ def test_servers_that_outlive_their_daemon_are_ended(node: Node) -> None:
 
 
 def test_daemons_die_with_a_host_that_is_killed_and_come_back_with_the_next(node: Node) -> None:
-    host = node.start_host()
-    node.client.ensure(daemon_of(node), within_s=10.0)
-    host.kill()
-    host.wait(timeout=5)
+    host = serving(node)
+    end(host)
     until(lambda: not node.processes())
     with pytest.raises(MpsUnavailableError, match="no dra-driver mps-host runs on this node"):
         node.client.ensure(daemon_of(node), within_s=2.0)
     assert node.client.daemons() == ("one",), "what others use stays wanted"
-    node.start_host()
-    node.client.ensure(daemon_of(node), within_s=10.0)
+    serving(node)
     node.client.release("one", (), within_s=10.0)
     assert is_clean(node)
 
 
 def test_a_status_of_a_former_host_is_not_taken_for_readiness(node: Node) -> None:
-    host = node.start_host()
-    node.client.ensure(daemon_of(node), within_s=10.0)
-    host.kill()
-    host.wait(timeout=5)
+    host = serving(node)
+    end(host)
     node.fault("mps-fail")
     node.start_host()
     until(lambda: "MPS host started" in node.host_log())
@@ -212,10 +217,8 @@ def test_a_status_of_a_former_host_is_not_taken_for_readiness(node: Node) -> Non
 
 
 def test_a_release_while_no_host_runs_leaves_nothing_for_the_next(node: Node) -> None:
-    host = node.start_host()
-    node.client.ensure(daemon_of(node), within_s=10.0)
-    host.kill()
-    host.wait(timeout=5)
+    host = serving(node)
+    end(host)
     node.client.release("one", (), within_s=5.0)
     node.start_host()
     time.sleep(0.5)
@@ -237,8 +240,7 @@ def test_sigterm_ends_all_daemons_in_time(node: Node) -> None:
 
 
 def test_sigterm_ends_daemons_that_neither_answer_nor_react_too(node: Node) -> None:
-    host = node.start_host()
-    node.client.ensure(daemon_of(node), within_s=10.0)
+    host = serving(node)
     node.fault("mps-hang")
     os.kill(pid_of(node), signal.SIGSTOP)
     began = time.monotonic()
@@ -287,25 +289,6 @@ def test_logs_and_folders_of_a_driver_with_another_name_are_elsewhere(node: Node
     until((node.base / "shm/other.example-mps").is_dir)
 
 
-def test_a_wrong_setting_is_status_2(node: Node) -> None:
-    host = node.start_host("--namespaces", "some")
-    assert host.wait(timeout=10) == 2
-    assert "--namespaces (MPS_NAMESPACES): 'some': expected one of own, none" in node.host_log()
-
-
-def test_a_link_in_place_of_an_earlier_versions_shared_memory_is_not_followed(node: Node) -> None:
-    """Any user may create one in /dev/shm: the host would remove its target, and containers would mount it."""
-    precious = node.base / "precious"
-    (precious / "one").mkdir(parents=True)
-    (node.base / "shm").mkdir()
-    (node.base / f"shm/{DRIVER}-mps").symlink_to(precious)
-    host = node.start_host("--namespaces", "own")
-    until(lambda: "MPS host started" in node.host_log())
-    host.terminate()
-    assert host.wait(timeout=10) == 0
-    assert (precious / "one").exists()
-
-
 def test_a_link_in_place_of_the_folder_for_memory_is_refused(node: Node) -> None:
     """The host would mount and remove behind it."""
     precious = node.base / "precious"
@@ -323,6 +306,7 @@ def test_a_link_in_place_of_the_folder_for_memory_is_refused(node: Node) -> None
 @pytest.mark.parametrize(
     ("flag", "value", "said"),
     [
+        ("--namespaces", "some", "--namespaces (MPS_NAMESPACES): 'some': expected one of own, none"),
         ("--tmpfs-size", "1Mi", "expected 16Mi to 1Ti in whole Mi, Gi or Ti, such as 4Gi"),
         ("--tmpfs-size", "2Ti", "expected 16Mi to 1Ti in whole Mi, Gi or Ti, such as 4Gi"),
         ("--tmpfs-size", "1.5Gi", "expected 16Mi to 1Ti in whole Mi, Gi or Ti, such as 4Gi"),
@@ -330,7 +314,7 @@ def test_a_link_in_place_of_the_folder_for_memory_is_refused(node: Node) -> None
         ("--tmpfs-files", "10000000", "expected 256 to 1048576"),
     ],
 )
-def test_bounds_of_memory_have_bounds(node: Node, flag: str, value: str, said: str) -> None:
+def test_a_wrong_setting_is_status_2_with_its_bounds(node: Node, flag: str, value: str, said: str) -> None:
     """Too little and no client starts; too much is no bound."""
     host = node.start_host(flag, value)
     assert host.wait(timeout=10) == 2

@@ -32,11 +32,17 @@ def devices(node: Node, number: int) -> MpsDaemon:
     return MpsDaemon(id=f"d{number}", devices=(node.gpus[number],), gpus=(node.gpus[number],))
 
 
+def started(node: Node, *more: str, daemons: int = 1) -> "subprocess.Popen[bytes]":
+    """A host with these daemons, which are ready."""
+    host = node.start_host("--namespaces", "own", *more)
+    for number in range(daemons):
+        node.client.ensure(devices(node, number), within_s=10.0)
+    return host
+
+
 def test_each_daemon_sees_its_own_folders_under_short_names(private_node: Node) -> None:
     private_node.control_script(NOSY)
-    private_node.start_host("--namespaces", "own")
-    for number in (0, 1):
-        private_node.client.ensure(devices(private_node, number), within_s=10.0)
+    started(private_node, daemons=2)
     for number in (0, 1):
         folder = private_node.folders.of(f"d{number}")
         pipe, shm = (found := private_node.client.directories(f"d{number}")).pipe, found.shm
@@ -56,8 +62,7 @@ def test_a_link_that_a_container_laid_in_a_daemons_folders_leads_nowhere(private
     precious = private_node.base / "precious"
     precious.write_text("as it was")
     private_node.control_script(NOSY.replace("echo > up", "echo 1 > control.pid; echo 2 > /dev/shm/state; echo > up"))
-    private_node.start_host("--namespaces", "own")
-    private_node.client.ensure(devices(private_node, 0), within_s=10.0)
+    started(private_node)
     found = private_node.client.directories("d0")
     links = (found.pipe / "control.pid", found.shm / "state")
     for link in links:
@@ -65,16 +70,14 @@ def test_a_link_that_a_container_laid_in_a_daemons_folders_leads_nowhere(private
         link.symlink_to(precious)
     for name in ("up", "seen"):
         (found.pipe / name).unlink()
-    other = replace(devices(private_node, 0), default_percentage=10)
-    private_node.folders.of("d0").write_desired(other)
+    private_node.folders.of("d0").write_desired(replace(devices(private_node, 0), default_percentage=10))
     until((found.pipe / "seen").exists)
     assert all(link.is_symlink() for link in links)
     assert precious.read_text() == "as it was"
 
 
 def test_shared_memory_goes_with_its_daemon(private_node: Node) -> None:
-    private_node.start_host("--namespaces", "own")
-    private_node.client.ensure(devices(private_node, 0), within_s=10.0)
+    started(private_node)
     shm = private_node.client.directories("d0").shm
     (shm / "left-by-a-client").write_text("")
     private_node.client.release("d0", (), within_s=10.0)
@@ -86,8 +89,7 @@ def test_shared_memory_goes_with_its_daemon(private_node: Node) -> None:
 
 
 def test_shared_memory_of_a_former_host_is_removed(private_node: Node) -> None:
-    host = private_node.start_host("--namespaces", "own")
-    private_node.client.ensure(devices(private_node, 0), within_s=10.0)
+    host = started(private_node)
     shm = private_node.client.directories("d0").shm
     host.kill()
     host.wait(timeout=5)
@@ -99,17 +101,14 @@ def test_shared_memory_of_a_former_host_is_removed(private_node: Node) -> None:
 
 def test_shared_memory_of_running_containers_outlives_the_host(private_node: Node) -> None:
     """They have the folder mounted: another one of the same name would be another one to them."""
-    host = private_node.start_host("--namespaces", "own")
-    private_node.client.ensure(devices(private_node, 0), within_s=10.0)
+    host = started(private_node)
     shm = private_node.client.directories("d0").shm
     (shm / "of-a-container").write_text("")
     before = shm.stat().st_ino
     host.terminate()
     assert host.wait(timeout=10) == 0
-    private_node.start_host("--namespaces", "own")
-    private_node.client.ensure(devices(private_node, 0), within_s=10.0)
-    other = MpsDaemon(id="d0", devices=(private_node.gpus[0],), gpus=(private_node.gpus[0],), default_percentage=10)
-    private_node.client.ensure(other, within_s=10.0)
+    started(private_node)
+    private_node.client.ensure(replace(devices(private_node, 0), default_percentage=10), within_s=10.0)
     assert (shm / "of-a-container").exists()
     assert shm.stat().st_ino == before
 
@@ -125,8 +124,7 @@ def test_a_root_that_is_a_system_becomes_the_daemons_root(private_node: Node) ->
     for folder in ("tmp", "dev/shm"):
         (private_node.root / folder).mkdir(parents=True)
     private_node.control_script(NOSY)
-    private_node.start_host("--namespaces", "own")
-    private_node.client.ensure(devices(private_node, 0), within_s=10.0)
+    started(private_node)
     pipe = private_node.folders.of("d0").pipe
     assert (pipe / "seen").exists()
     assert not (pipe / "system").exists(), "it sees our /etc"
@@ -141,15 +139,21 @@ def test_a_root_without_the_folders_to_mount_on_is_a_sentence(private_node: Node
     if not (private_node.root / "bin/sh").exists():
         (private_node.root / "bin").mkdir(exist_ok=True)
         (private_node.root / "bin/sh").symlink_to("/usr/bin/sh")
-    private_node.start_host("--namespaces", "own")
-    folder = private_node.folders.of("d0")
+    reason = failure(private_node)
+    assert "cannot set up the mount namespace for MPS" in reason
+    assert "No such file or directory" in reason
+
+
+def failure(node: Node) -> str:
+    """Why a host cannot start the first daemon."""
+    node.start_host("--namespaces", "own")
+    folder = node.folders.of("d0")
     folder.make()
-    folder.write_desired(devices(private_node, 0))
+    folder.write_desired(devices(node, 0))
     until(lambda: (status := folder.read_status()) and status.state == "failed")
     status = folder.read_status()
     assert status is not None
-    assert "cannot set up the mount namespace for MPS" in status.reason
-    assert "No such file or directory" in status.reason
+    return status.reason
 
 
 def fill(folder: Path, files: int) -> None:
@@ -171,8 +175,7 @@ def mounted(folder: Path, mounts: SystemMounts) -> Iterator[None]:
 
 
 def test_pipes_and_shared_memory_are_on_a_bounded_file_system_without_programs_and_devices(private_node: Node) -> None:
-    private_node.start_host("--namespaces", "own", "--tmpfs-size", "16Mi", "--tmpfs-files", "512")
-    private_node.client.ensure(devices(private_node, 0), within_s=10.0)
+    started(private_node, "--tmpfs-size", "16Mi", "--tmpfs-files", "512")
     ((path, options),) = private_node.mounts().items()
     assert path == f"{private_node.base}/run/gpu.nvidia.com-mps/d0"
     assert {"nosuid", "nodev", "noexec", "size=16384k", "nr_inodes=512", "mode=711"} <= set(options.split(","))
@@ -180,9 +183,7 @@ def test_pipes_and_shared_memory_are_on_a_bounded_file_system_without_programs_a
 
 def test_a_client_that_fills_its_folders_harms_no_other_daemons_clients(private_node: Node) -> None:
     """Neither with bytes nor with files; without bounds it would fill the node's memory or the kubelet's disk."""
-    private_node.start_host("--namespaces", "own", "--tmpfs-size", "16Mi", "--tmpfs-files", "256")
-    for number in (0, 1):
-        private_node.client.ensure(devices(private_node, number), within_s=10.0)
+    started(private_node, "--tmpfs-size", "16Mi", "--tmpfs-files", "256", daemons=2)
     greedy, modest = (private_node.client.directories(f"d{number}").shm for number in (0, 1))
     with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
         (greedy / "large").write_bytes(bytes(20 * 2**20))
@@ -195,40 +196,11 @@ def test_a_client_that_fills_its_folders_harms_no_other_daemons_clients(private_
 def test_a_host_that_starts_again_mounts_nothing_twice(private_node: Node) -> None:
     """Containers have the first one mounted."""
     for _ in range(2):
-        host = private_node.start_host("--namespaces", "own")
-        private_node.client.ensure(devices(private_node, 0), within_s=10.0)
+        host = started(private_node)
         host.kill()
         host.wait(timeout=5)
     lines = Path("/proc/self/mounts").read_text().splitlines()
     assert len([line for line in lines if f" {private_node.base}/" in line]) == 1
-
-
-def test_a_daemon_of_an_earlier_version_keeps_its_folders_until_it_is_released(private_node: Node) -> None:
-    """Its clients' containers have them mounted, and a container that restarts mounts them again."""
-    former = private_node.base / "shm/gpu.nvidia.com-mps"
-    (former / "d0").mkdir(parents=True, mode=0o711)
-    (former / "d0/of-a-container").touch()
-    private_node.folders.make()
-    folder = private_node.folders.of("d0")
-    folder.make()
-    folder.write_desired(devices(private_node, 0))
-    (folder.pipe / "of-a-container").touch()
-    for _ in range(2):
-        host = private_node.start_host("--namespaces", "own")
-        for number in (0, 1):
-            private_node.client.ensure(devices(private_node, number), within_s=10.0)
-        found = private_node.client.directories("d0")
-        assert (found.pipe, found.shm) == (folder.pipe, former / "d0")
-        assert (found.pipe / "of-a-container").exists()
-        assert (found.shm / "of-a-container").exists()
-        assert private_node.client.directories("d1").shm == private_node.base / "run/gpu.nvidia.com-mps/d1/shm"
-        host.terminate()
-        assert host.wait(timeout=10) == 0
-    private_node.start_host("--namespaces", "own")
-    private_node.client.release("d0", (), within_s=10.0)
-    until(lambda: not (former / "d0").exists())
-    private_node.client.ensure(devices(private_node, 0), within_s=10.0)
-    assert private_node.client.directories("d0").pipe == private_node.base / "run/gpu.nvidia.com-mps/d0/pipe"
 
 
 def test_a_foreign_mount_in_place_of_a_daemons_folders_is_refused(private_node: Node) -> None:
@@ -237,14 +209,8 @@ def test_a_foreign_mount_in_place_of_a_daemons_folders_is_refused(private_node: 
     own.mkdir(parents=True)
     own.chmod(0o700)
     subprocess.run(["/usr/bin/mount", "-t", "tmpfs", "-o", "mode=700", "other", str(own)], check=True)
-    private_node.start_host("--namespaces", "own")
-    folder = private_node.folders.of("d0")
-    folder.make()
-    folder.write_desired(devices(private_node, 0))
-    until(lambda: (status := folder.read_status()) and status.state == "failed")
-    status = folder.read_status()
-    assert status is not None
-    assert f"{own} is a mount of other (tmpfs), which this driver did not make" in status.reason
+    reason = failure(private_node)
+    assert f"{own} is a mount of other (tmpfs), which this driver did not make" in reason
     private_node.client.release("d0", (), within_s=10.0)
     assert (stat.S_IMODE(own.stat().st_mode), list(own.iterdir())) == (0o700, [])
 
@@ -289,16 +255,14 @@ def test_the_hosts_namespace_has_the_mounts_of_an_mps_host_in_a_container(privat
     """With Bidirectional, a container's mounts reach the host, outlive the container and are found by the next one."""
     private_node.wrapper = ("/usr/bin/unshare", "--mount", "--propagation", "unchanged")
     path = f"{private_node.base}/run/gpu.nvidia.com-mps/d0"
-    host = private_node.start_host("--namespaces", "own")
-    private_node.client.ensure(devices(private_node, 0), within_s=10.0)
+    host = started(private_node)
     assert list(private_node.mounts()) == [path]
     marker = private_node.client.directories("d0").shm / "of-a-container"
     marker.touch()
     host.kill()
     host.wait(timeout=5)
     assert list(private_node.mounts()) == [path]
-    private_node.start_host("--namespaces", "own")
-    private_node.client.ensure(devices(private_node, 0), within_s=10.0)
+    started(private_node)
     assert marker.exists()
     assert "do not start" not in private_node.host_log()
     private_node.client.release("d0", (), within_s=10.0)

@@ -1,10 +1,7 @@
 """Time slices through the simulated driver's ``nvidia-smi``, which keeps what it was told as a GPU does."""
 
-import time
-
 import pytest
 
-from dra_driver.core.errors import CommandError
 from dra_driver.core.model.terms import Interval
 from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.hardware.gpu.simulated import root as simulated_root
@@ -29,22 +26,3 @@ def test_an_interval_arrives_at_the_gpu_and_is_taken_back(node: Node, slicer: Ti
     slicer.reset(node.gpus[0], within_s=10.0)
     assert (slice_of(node), node.backend.compute_mode(node.gpus[0])) == ("0", ComputeMode.EXCLUSIVE_PROCESS)
     assert not node.notes.values
-
-
-def test_a_failing_command_says_what_it_printed(node: Node, slicer: TimeSlicer) -> None:
-    fault = node.fault("smi-fail", "Unable to determine the device handle for GPU: Unknown Error\n")
-    with pytest.raises(CommandError, match=r"status 255, .*printed: Unable to determine the device handle"):
-        slicer.set(node.gpus[0], Interval.LONG, within_s=10.0)
-    fault.unlink()
-    slicer.reset(node.gpus[0], within_s=10.0)
-    assert slice_of(node) == "0"
-    assert not node.notes.values
-
-
-def test_a_hanging_command_delays_no_other_call(node: Node, slicer: TimeSlicer) -> None:
-    node.fault("smi-hang", "300\n")
-    began = time.monotonic()
-    with pytest.raises(CommandError, match=r"did not end within 0\.2 s and was killed"):
-        Smi(str(node.root)).run(["compute-policy", "-i", node.gpus[0], "--set-timeslice", "1"], within_s=0.2)
-    assert time.monotonic() - began < 1.5
-    assert slice_of(node) == "0"

@@ -1,4 +1,4 @@
-"""The content of both documents, against files that a person can read."""
+"""The content of both documents, against golden files, and the nodes that open a MIG partition."""
 
 from pathlib import Path
 from typing import Any
@@ -6,15 +6,14 @@ from typing import Any
 import pytest
 import yaml
 
-from dra_driver.core.errors import DriverUnavailableError, InvalidSpecError
+from dra_driver.core.errors import DeviceLostError, DriverUnavailableError, InvalidSpecError
 from dra_driver.core.semver import Semver
 from dra_driver.hardware.cdi import edits
-from dra_driver.hardware.cdi.found_nodes import Capability, DrmNode
+from dra_driver.hardware.cdi.edits import Capability, DrmNode, drm_nodes, partition_capabilities
 from dra_driver.hardware.cdi.hook import CdiHook
 from dra_driver.hardware.cdi.libraries import DriverFiles, discover
 from dra_driver.hardware.cdi.names import CdiNames
-from dra_driver.hardware.cdi.spec import CdiSpec, ContainerEdits
-from dra_driver.hardware.cdi.validation import validate
+from dra_driver.hardware.cdi.spec import ContainerEdits, validate
 from dra_driver.hardware.device_nodes.numbers import Majors, NodeNumbers
 from dra_driver.hardware.driver_root.root import DriverRoot
 from tests.fakes.driver_root import debian
@@ -141,29 +140,6 @@ def test_a_partitions_nodes_are_looked_for_in_the_drivers_root() -> None:
     assert [node.file_mode for node in nodes] == [0o666, 0o400]
 
 
-def test_without_capability_numbers_no_partition_is_promised() -> None:
-    """The message names the module's option that takes them away, and the first driver that has them."""
-    with pytest.raises(DriverUnavailableError, match=r"'nvidia-caps'.*450\.80\.02.*nv_cap_enable_devfs=0"):
-        edits.partition_edits(1, Majors(nvidia=195), HOST, [Capability(minor=147)])
-
-
-@pytest.mark.parametrize("hook", [None, HOOK])
-def test_no_container_path_is_mounted_twice(files: DriverFiles, hook: CdiHook | None) -> None:
-    """Runtimes keep the last of two mounts at one path, which would hide a library."""
-    mounts = edits.base_spec(NAMES, files, MAJORS, hook).container_edits.mounts
-    targets = [mount.container_path for mount in mounts]
-    assert len(targets) == len(set(targets))
-
-
-def test_soname_mode_covers_both_default_layouts(files: DriverFiles) -> None:
-    """Debian images search one folder, RHEL images the other; vdpau drivers are looked for in a folder of their own."""
-    mounts = edits.base_spec(NAMES, files, MAJORS, None).container_edits.mounts
-    targets = {mount.container_path for mount in mounts}
-    for folder in ("/usr/lib/x86_64-linux-gnu", "/usr/lib64"):
-        assert {f"{folder}/libcuda.so.1", f"{folder}/libcuda.so", f"{folder}/libnvidia-ml.so.1"} <= targets
-        assert f"{folder}/vdpau/libvdpau_nvidia.so.1" in targets
-
-
 def test_control_nodes_follow_the_loaded_modules(files: DriverFiles) -> None:
     """nvidia-modeset is for graphics, and older modules do not list it: then a real node tells its numbers."""
     majors, modeset = Majors(nvidia=195, uvm=507), {"/dev/nvidia-modeset": NodeNumbers(major=195, minor=254)}
@@ -186,6 +162,8 @@ def test_without_any_module_in_the_list_real_nodes_count(files: DriverFiles) -> 
     control = {"nvidiactl": (195, 255), "nvidia-uvm": (510, 0), "nvidia-uvm-tools": (510, 1)}
     real = {f"/dev/{name}": NodeNumbers(major=major, minor=minor) for name, (major, minor) in control.items()}
     assert paths(edits.base_spec(NAMES, files, Majors(), None, real).container_edits) == [*real]
+    gpu = edits.gpu_edits(2, Majors(), HOST, found=NodeNumbers(major=195, minor=2)).device_nodes[0]
+    assert (gpu.major, gpu.minor) == (195, 2)
 
 
 def test_the_kernels_list_is_trusted_over_a_node(files: DriverFiles) -> None:
@@ -197,40 +175,12 @@ def test_the_kernels_list_is_trusted_over_a_node(files: DriverFiles) -> None:
     assert (gpu.major, gpu.minor) == (195, 2)
 
 
-def test_a_node_counts_where_the_list_lacks_its_module(files: DriverFiles) -> None:
-    """A module that registered under an unknown name."""
-    gpu = edits.gpu_edits(2, Majors(), HOST, found=NodeNumbers(major=195, minor=2)).device_nodes[0]
-    assert (gpu.major, gpu.minor) == (195, 2)
-
-
 def test_without_the_kernel_module_nothing_is_promised(files: DriverFiles) -> None:
     """A node with a made-up number would give a pod that starts and cannot work."""
     with pytest.raises(DriverUnavailableError, match=r"/dev/nvidiactl.*load the NVIDIA kernel module"):
         edits.base_spec(NAMES, files, Majors(), None)
     with pytest.raises(DriverUnavailableError, match=r"/dev/nvidia4.*/proc/devices lists neither"):
         edits.gpu_edits(4, Majors(uvm=510), HOST)
-
-
-def test_a_gpus_node_needs_nothing_on_the_host() -> None:
-    """Type and numbers are always given: runtimes then create it without looking."""
-    wire = edits.gpu_edits(1, MAJORS, HOST).to_wire()
-    assert wire == {
-        "deviceNodes": [
-            {"path": "/dev/nvidia1", "type": "c", "major": 195, "minor": 1, "fileMode": 438, "permissions": "rwm"}
-        ]
-    }
-
-
-def test_the_host_path_is_given_only_where_it_differs() -> None:
-    """It would raise the document to CDI 0.5.0 for nothing."""
-    assert edits.gpu_edits(1, MAJORS, HOST).device_nodes[0].host_path == ""
-    assert edits.gpu_edits(1, MAJORS, CONTAINER).device_nodes[0].host_path == "/run/nvidia/driver/dev/nvidia1"
-
-
-def test_variables_of_two_claims_do_not_replace_each_other() -> None:
-    """CDI keeps one variable per name, so each GPU has its own."""
-    env = [edits.gpu_edits(minor, MAJORS, HOST, uuid=f"GPU-{minor}").env[0] for minor in (0, 1)]
-    assert env == ["DRA_GPU_0_UUID=GPU-0", "DRA_GPU_1_UUID=GPU-1"]
 
 
 @pytest.mark.parametrize("hook", [None, HOOK])
@@ -243,34 +193,94 @@ def test_graphics_nodes_come_with_their_links_where_a_hook_can_make_them(hook: C
     result = edits.graphics_edits(nodes, HOST, "0000:65:00.0", hook)
     assert paths(result) == ["/dev/dri/card1", "/dev/dri/renderD128"]
     links = [word for made in result.hooks for word in made.args if "::" in word]
-    assert links == (
-        [
-            "../card1::/dev/dri/by-path/pci-0000:65:00.0-card",
-            "../renderD128::/dev/dri/by-path/pci-0000:65:00.0-render",
-        ]
-        if hook
-        else []
-    )
+    folder = "/dev/dri/by-path/pci-0000:65:00.0"
+    assert links == ([f"../card1::{folder}-card", f"../renderD128::{folder}-render"] if hook else [])
+    assert edits.graphics_edits([], HOST, "0000:65:00.0", hook).empty, "a hook without links would be an error"
 
 
-def test_no_graphics_nodes_no_edits() -> None:
-    """Compute-only modules; a hook without links would be an error."""
-    assert edits.graphics_edits([], HOST, "0000:65:00.0", HOOK).empty
-
-
-def test_the_same_device_twice_is_one_device() -> None:
-    """Two requests with admin access may get one GPU; two devices of one name would make the file unreadable."""
-    pair = (NAMES.claim_device(UID, "gpu-0"), edits.gpu_edits(0, MAJORS, HOST))
-    spec = edits.claim_spec(NAMES, [pair, pair])
+def test_the_same_device_twice_is_one_device_and_two_of_one_name_are_refused() -> None:
+    """Two requests with admin access may get one GPU; the driver must not guess which GPU a container gets."""
+    name, first, second = NAMES.claim_device(UID, "gpu-0"), *(edits.gpu_edits(n, MAJORS, HOST) for n in (0, 1))
+    spec = edits.claim_spec(NAMES, [(name, first), (name, first)])
     assert len(spec.devices) == 1
     validate(spec, "claim")
-
-
-def test_one_name_for_two_different_devices_is_refused() -> None:
-    """The driver must not guess which of them the container gets."""
-    name = NAMES.claim_device(UID, "gpu-0")
-    spec: CdiSpec = edits.claim_spec(
-        NAMES, [(name, edits.gpu_edits(0, MAJORS, HOST)), (name, edits.gpu_edits(1, MAJORS, HOST))]
-    )
     with pytest.raises(InvalidSpecError, match="listed 2 times"):
-        validate(spec, "claim")
+        validate(edits.claim_spec(NAMES, [(name, first), (name, second)]), "claim")
+
+
+# Lines of another form are skipped: newer modules may add to the list.
+MINORS = "config 1\n\n# 3\nfoo bar\ngpu0/gi9 many\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\ngpu1/gi1/access 147\n"
+
+
+def write(folder: Path, inside: str, text: str) -> None:
+    path = folder / inside
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def access(folder: Path, instance: str, text: str) -> None:
+    write(folder, f"nvidia/capabilities/gpu0/mig/{instance}/access", text)
+
+
+def test_minor_and_mode_are_the_kernel_modules(tmp_path: Path) -> None:
+    """An administrator may have given the nodes other modes; the file's number is decimal."""
+    access(tmp_path, "gi1", "DeviceFileMinor: 30\nDeviceFileMode: 292\nDeviceFileModify: 1\n")
+    access(tmp_path, "gi1/ci0", "DeviceFileMinor: 31\nDeviceFileMode: 438\nDeviceFileModify: 1\n")
+    found = partition_capabilities(str(tmp_path), 0, 1, 0)
+    assert found == (Capability(minor=30, mode=0o444), Capability(minor=31, mode=0o666))
+    assert found[0].path == "/dev/nvidia-caps/nvidia-cap30"
+
+
+def test_the_list_of_minors_answers_where_the_access_files_are_not_seen(tmp_path: Path) -> None:
+    """Its numbers hold whether the instance exists or not, and it has no mode."""
+    write(tmp_path, "nvidia-caps/mig-minors", MINORS)
+    assert partition_capabilities(str(tmp_path), 0, 1, 0) == (Capability(minor=12), Capability(minor=13))
+
+
+def test_an_instance_that_is_gone_is_not_looked_up_in_the_list(tmp_path: Path) -> None:
+    """Where the module lists existing instances, the number of another one would open the next instance with its id."""
+    write(tmp_path, "nvidia-caps/mig-minors", MINORS)
+    access(tmp_path, "gi1", "DeviceFileMinor: 12\n")
+    with pytest.raises(DeviceLostError, match=r"instance gi1/ci0 of /dev/nvidia0: .*/gi1/ci0/access is missing"):
+        partition_capabilities(str(tmp_path), 0, 1, 0)
+
+
+@pytest.mark.parametrize("text", ["", "no such line\n", "DeviceFileMinor: many\n", "DeviceFileMinor: 9999999999\n"])
+def test_an_access_file_that_makes_no_sense_is_not_guessed_from(tmp_path: Path, text: str) -> None:
+    """A wrong number would open the partition of another claim."""
+    access(tmp_path, "gi1", text)
+    access(tmp_path, "gi1/ci0", "DeviceFileMinor: 31\n")
+    with pytest.raises(DeviceLostError, match="has no DeviceFileMinor"):
+        partition_capabilities(str(tmp_path), 0, 1, 0)
+
+
+def test_a_module_that_tells_nothing_is_named_with_what_to_do(tmp_path: Path) -> None:
+    """Modules before 450.80.02, or a node process that does not see the node's /proc."""
+    with pytest.raises(DriverUnavailableError, match=r"/dev/nvidia0: .*/proc/driver, and .* 450\.80\.02 or newer"):
+        partition_capabilities(str(tmp_path), 0, 1, 0)
+
+
+@pytest.mark.parametrize(("gpu", "instance", "compute"), [(0, 2, 0), (0, 1, 1), (1, 1, 0), (3, 1, 0)])
+def test_an_unknown_instance_is_lost(tmp_path: Path, gpu: int, instance: int, compute: int) -> None:
+    """The next instance may have its id; nothing is made up meanwhile."""
+    write(tmp_path, "nvidia-caps/mig-minors", MINORS + "gpu3/gi1/access 1048576\n")
+    with pytest.raises(DeviceLostError, match=rf"gi{instance}.* of /dev/nvidia{gpu}: .* does not list it"):
+        partition_capabilities(str(tmp_path), gpu, instance, compute)
+
+
+def test_drm_nodes_come_from_sysfs(tmp_path: Path) -> None:
+    """The GPU's own nodes only, with the numbers that sysfs gives; connectors and damaged files are left out."""
+    folder = tmp_path / "bus/pci/devices/0000:65:00.0/drm"
+    for name, content in {"card1": "226:1\n", "renderD129": "226:129\n", "card1-DP-1": "1:1\n", "card2": "x"}.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / "dev").write_text(content)
+    assert drm_nodes("0000:65:00.0", str(tmp_path)) == (
+        DrmNode(name="card1", numbers=NodeNumbers(major=226, minor=1)),
+        DrmNode(name="renderD129", numbers=NodeNumbers(major=226, minor=129)),
+    )
+
+
+@pytest.mark.parametrize("bus_id", [None, "", "../../../etc", "0000:65:00.0/..", "0000:66:00.0"])
+def test_no_drm_nodes_without_a_gpu_of_that_address(tmp_path: Path, bus_id: str | None) -> None:
+    """Compute-only modules and hostile addresses alike."""
+    assert drm_nodes(bus_id, str(tmp_path)) == ()

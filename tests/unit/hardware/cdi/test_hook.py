@@ -10,24 +10,19 @@ from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.semver import Semver
 from dra_driver.hardware.cdi.hook import (
     CdiHook,
+    HookChoice,
     HookVersions,
     UnknownVersionError,
     base_hooks,
     choose_hook,
-    create_symlinks,
     find_hook,
     parse_version,
     print_version,
-    update_ldcache,
 )
 from dra_driver.hardware.driver_root.root import DriverRoot
 from tests.fakes.driver_root import FakeDriverRoot
 
-HOOK, OPERATOR, CTK = (
-    "/usr/bin/nvidia-cdi-hook",
-    "/usr/local/nvidia/toolkit/nvidia-cdi-hook",
-    "/usr/bin/nvidia-ctk",
-)
+HOOK, OPERATOR, CTK = "/usr/bin/nvidia-cdi-hook", "/usr/local/nvidia/toolkit/nvidia-cdi-hook", "/usr/bin/nvidia-ctk"
 
 
 def host_view(path: Path) -> DriverRoot:
@@ -55,13 +50,9 @@ def test_a_hook_that_cannot_run_is_not_used(tmp_path: Path) -> None:
 def test_a_driver_containers_root_tells_nothing_about_the_host(tmp_path: Path) -> None:
     """Its own copy of the hook is not where the runtime would look."""
     FakeDriverRoot(tmp_path).put(HOOK, b"", 0o755)
-    assert find_hook(DriverRoot(root=str(tmp_path), host_root="/run/nvidia/driver")) is None
-
-
-def test_hooks_can_be_switched_off(tmp_path: Path) -> None:
-    """With 'none' the libraries are mounted under every name instead."""
-    FakeDriverRoot(tmp_path).put(HOOK, b"", 0o755)
-    assert find_hook(host_view(tmp_path), "none") is None
+    root = DriverRoot(root=str(tmp_path), host_root="/run/nvidia/driver")
+    assert find_hook(root) is None
+    assert find_hook(root, "/opt/hook") == "/opt/hook", "the administrator knows the host"
 
 
 def test_a_chosen_hook_must_be_on_the_host(tmp_path: Path) -> None:
@@ -72,23 +63,6 @@ def test_a_chosen_hook_must_be_on_the_host(tmp_path: Path) -> None:
         find_hook(host_view(tmp_path), "/opt/other")
     with pytest.raises(ConfigurationError, match="not an absolute path"):
         find_hook(host_view(tmp_path), "nvidia-cdi-hook")
-
-
-def test_a_chosen_hook_is_believed_where_the_host_cannot_be_seen(tmp_path: Path) -> None:
-    """The administrator knows the host; this process does not."""
-    assert find_hook(DriverRoot(root=str(tmp_path), host_root="/run/nvidia/driver"), "/opt/hook") == "/opt/hook"
-
-
-@pytest.mark.parametrize(("path", "prefix"), [(HOOK, ("nvidia-cdi-hook",)), (CTK, ("nvidia-ctk", "hook"))])
-def test_hooks_are_called_as_the_program_expects(path: str, prefix: tuple[str, ...]) -> None:
-    """The first argument is the program's own name; the environment is never empty."""
-    links = create_symlinks(path, [("libcuda.so.580", "/usr/lib64/libcuda.so.1")])
-    assert links.args == (*prefix, "create-symlinks", "--link", "libcuda.so.580::/usr/lib64/libcuda.so.1")
-    cache = update_ldcache(path, ["/usr/lib64", "/usr/lib64/vdpau"])
-    assert cache.args == (*prefix, "update-ldcache", "--folder", "/usr/lib64", "--folder", "/usr/lib64/vdpau")
-    for hook in (links, cache):
-        assert (hook.hook_name, hook.path) == ("createContainer", path)
-        assert hook.env
 
 
 COMPAT, UNMODIFIED = "enable-cuda-compat", "disable-device-node-modification"
@@ -119,11 +93,9 @@ def test_a_hook_gets_the_commands_of_its_version(
     assert choice.hook == CdiHook(path=path, version=Semver.parse(version))
     assert choice.note is None
     hooks = base_hooks(choice.hook, [("a", "/b")], ["/usr/lib64"], "580.65.06")
-    words = [
-        word for hook in hooks for word in hook.args if not word.startswith(("-", "nvidia", "hook", "a::", "/usr"))
-    ]
-    assert words == commands
-    assert all(hook.env for hook in hooks)
+    prefix = ("nvidia-ctk", "hook") if path == CTK else ("nvidia-cdi-hook",)
+    assert [hook.args[: len(prefix) + 1] for hook in hooks] == [(*prefix, command) for command in commands]
+    assert all(hook.env and hook.path == path for hook in hooks)
     assert hooks[1].args[-1] == "--host-driver-version=580.65.06"
 
 
@@ -142,7 +114,7 @@ def test_a_chosen_hook_is_held_to_the_same_floor(tmp_path: Path) -> None:
     """The administrator chooses the place, not the hole."""
     FakeDriverRoot(tmp_path).put("/opt/hook", b"", 0o755)
     assert choose_hook(host_view(tmp_path), "/opt/hook", printing("NVIDIA CDI Hook version 1.17.7")).hook is None
-    assert choose_hook(host_view(tmp_path), "none", printing("NVIDIA CDI Hook version 1.18.0")).note is None
+    assert choose_hook(host_view(tmp_path), "none", printing("NVIDIA CDI Hook version 1.18.0")) == HookChoice()
 
 
 def test_a_hook_of_a_host_that_cannot_be_seen_is_not_used(tmp_path: Path) -> None:

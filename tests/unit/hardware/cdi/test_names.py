@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from dra_driver.core.errors import ClaimError, ConfigurationError
 from dra_driver.hardware.cdi.names import CdiNames
-from dra_driver.hardware.cdi.spec import CdiDevice, CdiSpec, ContainerEdits
-from dra_driver.hardware.cdi.validation import spec_problems
+from dra_driver.hardware.cdi.spec import CdiDevice, CdiSpec, ContainerEdits, spec_problems
 
 NAMES = CdiNames("gpu.nvidia.com")
 UID = "0b7f2a6e-7a3c-4c6c-9d0e-1f2a3b4c5d6e"
@@ -40,13 +39,6 @@ def test_a_hostile_uid_never_becomes_a_path_or_a_name(uid: str) -> None:
             use(uid)
 
 
-def test_the_message_of_a_huge_uid_is_short() -> None:
-    """It goes into an event, which holds 1024 bytes."""
-    with pytest.raises(ClaimError) as raised:
-        NAMES.claim_file_name("x/" * 100_000)
-    assert len(str(raised.value)) < 250
-
-
 @pytest.mark.parametrize("device", ["", "GPU", "gpu_0", "gpu/0", "gpu=0", "../gpu", "gpu-", "a" * 64, "gpu.0", "gpu\n"])
 def test_a_device_that_is_no_dns_label_is_refused(device: str) -> None:
     """Replacing characters instead would let two devices share a name."""
@@ -71,7 +63,7 @@ def test_every_accepted_name_is_valid_cdi(driver: str, uid: str, device: str, sh
     document = CdiSpec(
         kind=names.claim_kind, devices=(CdiDevice(name=name, container_edits=ContainerEdits(env=("A=1",))),)
     )
-    assert spec_problems(document) == ()
+    assert not list(spec_problems(document))
     assert document.to_wire()["cdiVersion"] in ("0.3.0", "0.5.0")
     assert names.claim_id(uid, device, share) == f"{document.kind}={name}"
     assert json.loads(json.dumps(name)) == name

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from dra_driver.core.errors import DeviceLostError, DeviceNodeError
-from dra_driver.hardware.device_nodes.ensure import Ensured, present_node
-from dra_driver.hardware.device_nodes.folder import Found, Seen
+from dra_driver.hardware.device_nodes.folder import Ensured, Found, NodeParams, Seen, present_node
 from dra_driver.hardware.device_nodes.numbers import Majors, NodeNumbers
-from dra_driver.hardware.device_nodes.params import NodeParams
 from dra_driver.hardware.device_nodes.reconciler import KEEP_S, TOOLS_PAUSE_S, DeviceNodeReconciler, ProblemKind
 from dra_driver.hardware.device_nodes.tools import DriverTools, Outcome
 from tests.fakes.dev_folder import MemoryDev
@@ -146,7 +144,7 @@ def test_a_capability_that_vanished_between_is_a_lost_device(host: Host) -> None
     assert CAP.path not in host.dev.nodes
 
 
-def test_nodes_that_are_right_cost_one_look_each(host: Host) -> None:
+def test_nodes_that_are_right_cost_one_look_each_and_a_deleted_one_is_made_again(host: Host) -> None:
     """Every prepare asks."""
     keeper = host.keeper()
     keeper.ensure([GPU0])
@@ -155,11 +153,6 @@ def test_nodes_that_are_right_cost_one_look_each(host: Host) -> None:
     keeper.ensure([GPU0])
     assert sorted(host.dev.stamps) == sorted([*CONTROL, "/dev/nvidia-modeset", "/dev/nvidia0"])
     assert host.dev.looks == []
-
-
-def test_a_node_that_was_deleted_is_made_again(host: Host) -> None:
-    keeper = host.keeper()
-    keeper.ensure([GPU0])
     del host.dev.nodes["/dev/nvidia0"]
     keeper.ensure([GPU0])
     assert "/dev/nvidia0" in host.dev.nodes
@@ -175,19 +168,17 @@ def test_stale_nodes_of_a_module_that_was_loaded_again_are_replaced(host: Host) 
     assert host.dev.links["/dev/char/509:0"] == "../nvidia-uvm"
 
 
-def test_links_and_nodes_of_others_are_left_alone(host: Host) -> None:
-    """The GPU operator's links, and nodes that are no NVIDIA's."""
-    host.dev.links["/dev/char/195:0"] = "/run/nvidia/driver/dev/nvidia0"
+@pytest.mark.parametrize(
+    ("link", "kept"),
+    [("/run/nvidia/driver/dev/nvidia0", "/run/nvidia/driver/dev/nvidia0"), ("../nvidia7", "../nvidia0")],
+)
+def test_links_and_nodes_of_others_are_left_alone(host: Host, link: str, kept: str) -> None:
+    """The GPU operator's links, and nodes that are no NVIDIA's. A link to another node is replaced."""
+    host.dev.links["/dev/char/195:0"] = link
     keeper = host.keeper()
     keeper.ensure([GPU0, Node("/dev/dri/card0", 226, 0), Node("/dev/nvidia-nvswitch0", 500, 0)])
-    assert host.dev.links["/dev/char/195:0"] == "/run/nvidia/driver/dev/nvidia0"
+    assert host.dev.links["/dev/char/195:0"] == kept
     assert set(host.numbers()) == {*CONTROL, "/dev/nvidia0"}
-
-
-def test_a_link_that_leads_to_another_node_is_replaced(host: Host) -> None:
-    host.dev.links["/dev/char/195:0"] = "../nvidia7"
-    host.keeper().ensure([GPU0])
-    assert host.dev.links["/dev/char/195:0"] == "../nvidia0"
 
 
 @pytest.mark.parametrize("what", ["link", "file"])
@@ -241,6 +232,10 @@ def test_a_read_only_dev_is_a_warning_until_it_can_be_written(host: Host) -> Non
     keeper.ensure([GPU0])
     assert {problem.path for problem in keeper.problems} == {*CONTROL, "/dev/nvidia0"}
     assert "cannot be made: Read-only file system" in keeper.problems[0].text
+    host.now += KEEP_S
+    assert keeper.problems == (), "those of old claims expire"
+    keeper.ensure([GPU0])
+    assert keeper.problems
     host.dev.fail = None
     keeper.ensure([GPU0])
     assert keeper.problems == ()
@@ -278,25 +273,12 @@ def test_a_check_before_any_claim_makes_nodes_and_raises_nothing(host: Host) -> 
     assert [problem.path for problem in keeper.problems] == ["/dev/nvidia1"]
 
 
-def test_nodes_of_modules_that_the_kernel_does_not_list_are_left_alone(host: Host) -> None:
-    """NVIDIA's mock of a driver has nodes and no module: the machine of a test must not get them."""
-    host.majors = Majors()
+@pytest.mark.parametrize("majors", [Majors(), None])
+def test_nodes_of_modules_that_the_kernel_does_not_list_are_left_alone(host: Host, majors: Majors | None) -> None:
+    """Or before its list was read. NVIDIA's mock has nodes and no module: the machine of a test must not get them."""
+    host.majors = majors
     host.keeper().ensure([GPU0, CAP])
     assert host.numbers() == {}
-
-
-def test_nothing_is_known_before_the_kernels_list_was_read(host: Host) -> None:
-    host.majors = None
-    host.keeper().check([0])
-    assert host.numbers() == {}
-
-
-def test_problems_of_old_claims_are_forgotten(host: Host) -> None:
-    keeper = host.keeper()
-    host.dev.fail = errno.EROFS
-    keeper.ensure([GPU0])
-    host.now += KEEP_S
-    assert keeper.problems == ()
 
 
 def test_the_drivers_tool_makes_the_nodes_where_it_can(host: Host) -> None:
@@ -324,20 +306,13 @@ def test_a_tool_that_failed_is_not_asked_again_for_a_minute(host: Host) -> None:
     assert len(host.tools.calls) > asked
 
 
-def test_a_tool_of_another_dev_is_not_asked(host: Host) -> None:
-    """A driver container has a /dev of its own, which user namespaces do not see."""
-    host.tools = Tools(host.dev, shared=False)
-    host.keeper().ensure([GPU0])
-    assert host.tools.calls == []
-    assert "/dev/nvidia0" in host.dev.nodes
-
-
-def test_the_tool_is_not_asked_while_the_driver_is_being_replaced(host: Host) -> None:
-    """nvidia-modprobe loads the driver that was just unloaded."""
-    tools = Tools(host.dev)
-    keeper = DeviceNodeReconciler(host.dev, lambda: host.majors, tools=tools, may_use_tools=lambda: False)
-    keeper.ensure([GPU0])
+@pytest.mark.parametrize(("shared", "allowed"), [(False, True), (True, False)])
+def test_a_tool_that_must_not_run_is_not_asked(host: Host, shared: bool, allowed: bool) -> None:
+    """It makes nodes in the /dev of a driver container, or loads the driver that was just unloaded for a new one."""
+    tools = Tools(host.dev, shared=shared)
+    DeviceNodeReconciler(host.dev, lambda: host.majors, tools=tools, may_use_tools=lambda: allowed).ensure([GPU0])
     assert tools.calls == []
+    assert "/dev/nvidia0" in host.dev.nodes
 
 
 def test_a_node_that_appears_meanwhile_is_used(host: Host) -> None:
@@ -350,43 +325,34 @@ def test_a_node_that_appears_meanwhile_is_used(host: Host) -> None:
 
 
 WANTED, OTHER = NodeNumbers(major=510, minor=0), NodeNumbers(major=509, minor=0)
-FREE, FORBIDDEN = NodeParams(), NodeParams(modify=False)
-MISSING = Seen(found=Found.MISSING)
+FREE, FORBIDDEN, WRONG = NodeParams(), NodeParams(modify=False), NodeParams(modify=False, problem="has nonsense")
+MISSING, LINK, FILE = (Seen(found=found) for found in (Found.MISSING, Found.LINK, Found.OTHER))
+RIGHT, STALE = (Seen(found=Found.DEVICE, numbers=numbers, mode=0o600) for numbers in (WANTED, OTHER))
+BY_OPTION = "the NVIDIA module was loaded with NVreg_ModifyDeviceFiles=0"
 
 
-def node(numbers: NodeNumbers) -> Seen:
-    return Seen(found=Found.DEVICE, numbers=numbers, mode=0o600)
-
-
-def test_a_right_node_is_left_alone_whatever_its_mode() -> None:
-    """An administrator may have restricted it."""
-    for params in (FREE, FORBIDDEN):
-        assert present_node(WANTED, node(WANTED), params) == Ensured(mode=0o600)
-
-
-def test_a_link_to_the_right_node_is_right() -> None:
-    assert present_node(WANTED, Seen(found=Found.LINK), FREE, WANTED) == Ensured(mode=FREE.mode)
-
-
-def test_a_missing_or_stale_node_is_made() -> None:
-    """The major of nvidia-uvm changes when the module is loaded again."""
-    assert present_node(WANTED, MISSING, FREE) is None
-    assert present_node(WANTED, node(OTHER), FREE) is None
-
-
-def test_what_the_administrator_forbids_is_not_done() -> None:
-    """A missing node is a lack; a stale one is another device."""
-    forbidden = "the NVIDIA module was loaded with NVreg_ModifyDeviceFiles=0"
-    assert present_node(WANTED, MISSING, FORBIDDEN) == Ensured(missing=f"must not be made: {forbidden}")
-    refusal = f"it has the device numbers 509:0 and must not be replaced: {forbidden}"
-    assert present_node(WANTED, node(OTHER), FORBIDDEN) == Ensured(refusal=refusal)
-
-
-def test_parameters_that_are_not_understood_are_named() -> None:
-    wrong = NodeParams(modify=False, problem="params has nonsense")
-    assert present_node(WANTED, MISSING, wrong) == Ensured(missing="must not be made: params has nonsense")
-
-
-@pytest.mark.parametrize("found", [Found.LINK, Found.OTHER])
-def test_a_foreign_file_is_never_replaced(found: Found) -> None:
-    assert present_node(WANTED, Seen(found=found), FREE, OTHER) == Ensured(refusal=f"it is a {found.value}")
+@pytest.mark.parametrize(
+    ("seen", "params", "behind", "present"),
+    [
+        (RIGHT, FREE, None, Ensured(mode=0o600)),  # an administrator may have restricted it
+        (RIGHT, FORBIDDEN, None, Ensured(mode=0o600)),
+        (LINK, FREE, WANTED, Ensured(mode=FREE.mode)),
+        (MISSING, FREE, None, None),
+        (STALE, FREE, None, None),  # the major of nvidia-uvm changes when the module is loaded again
+        (MISSING, FORBIDDEN, None, Ensured(missing=f"must not be made: {BY_OPTION}")),
+        (
+            STALE,
+            FORBIDDEN,
+            None,
+            Ensured(refusal=f"it has the device numbers 509:0 and must not be replaced: {BY_OPTION}"),
+        ),
+        (MISSING, WRONG, None, Ensured(missing="must not be made: has nonsense")),
+        (LINK, FREE, OTHER, Ensured(refusal="it is a symbolic link")),
+        (FILE, FREE, OTHER, Ensured(refusal="it is a file of another kind")),
+    ],
+)
+def test_what_is_at_a_nodes_path_decides(
+    seen: Seen, params: NodeParams, behind: NodeNumbers | None, present: Ensured | None
+) -> None:
+    """A foreign file is never replaced; None stands for a node that is made."""
+    assert present_node(WANTED, seen, params, behind) == present

@@ -1,4 +1,5 @@
-"""The driver's own tools, as shell scripts in a driver root. They run without entering it, which needs root."""
+"""The driver's own tools, as shell scripts in a driver root that they do not enter, which needs root; loading
+nvidia-uvm."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from dra_driver.core.errors import DriverUnavailableError
-from dra_driver.hardware.device_nodes.tools import DriverTools
+from dra_driver.hardware.device_nodes.numbers import Majors
+from dra_driver.hardware.device_nodes.tools import RETRY_S, UNLOADED_S, DriverTools, Outcome, UvmModule
 from dra_driver.hardware.driver_root import process
 from dra_driver.hardware.driver_root.process import Ended
 from dra_driver.hardware.driver_root.root import DriverRoot
@@ -88,14 +90,6 @@ def test_a_tool_that_hangs_is_killed_and_no_other_is_tried(driver: Driver) -> No
     assert len(driver.commands) == 1
 
 
-def test_megabytes_of_output_are_cut(driver: Driver) -> None:
-    driver.script("usr/bin/nvidia-modprobe", "head -c 4000000 /dev/zero | tr '\\0' x; exit 3")
-    outcome = driver.tools().make([0], [], modeset=False)
-    assert outcome is not None
-    assert outcome.said.startswith("nvidia-modprobe ended with status 3 and printed: xxx")
-    assert len(outcome.said) < 400
-
-
 def test_nodes_are_asked_for_in_one_run(driver: Driver) -> None:
     driver.script("usr/bin/nvidia-modprobe", "exit 0")
     access = "/proc/driver/nvidia/capabilities/gpu0/mig/gi1/access"
@@ -138,3 +132,95 @@ def test_the_tools_share_the_hosts_dev_or_have_one_of_their_own(driver: Driver, 
     """In a driver container they have their own."""
     assert driver.tools().shares(str(tmp_path / "dev"))
     assert not driver.tools().shares("/dev")
+
+
+WITHOUT, WITH, NONE = Majors(nvidia=195), Majors(nvidia=195, uvm=510), Majors()
+
+
+class Kernel(DriverTools):
+    """A kernel in which a tool loads the module, if it can, and a clock."""
+
+    def __init__(self, majors: Majors, *, can_load: bool = True) -> None:
+        self.majors = majors
+        self.can_load = can_load
+        self.calls = 0
+        self.now = 100.0
+        self.may_load = True
+        self.uvm = UvmModule(lambda: self.majors, self, may_load=lambda: self.may_load, clock=lambda: self.now)
+
+    def load_uvm(self) -> Outcome:
+        self.calls += 1
+        if self.can_load:
+            self.majors = WITH
+        return Outcome(worked=self.can_load, said="nvidia-modprobe ended with status 1")
+
+
+@pytest.mark.parametrize(("majors", "after", "calls"), [(WITHOUT, WITH, 1), (WITH, WITH, 0), (NONE, NONE, 0)])
+def test_it_is_loaded_only_where_the_driver_is_there_without_it(majors: Majors, after: Majors, calls: int) -> None:
+    """Without the driver, loading it is the business of the system."""
+    kernel = Kernel(majors)
+    assert kernel.uvm.majors() == after
+    assert (kernel.calls, kernel.uvm.problem) == (calls, None)
+
+
+def test_failed_tries_are_half_a_minute_apart() -> None:
+    """A tool that hangs must not hold up every prepare."""
+    kernel = Kernel(WITHOUT, can_load=False)
+    for _ in range(3):
+        with pytest.raises(DriverUnavailableError, match="ended with status 1; run `nvidia-modprobe -u -c0`"):
+            kernel.uvm.majors()
+    assert kernel.calls == 1
+    assert kernel.uvm.problem is not None
+    kernel.now += RETRY_S
+    with pytest.raises(DriverUnavailableError):
+        kernel.uvm.majors()
+    assert kernel.calls == 2
+
+
+def test_a_module_that_another_program_loads_is_seen_at_once() -> None:
+    kernel = Kernel(WITHOUT, can_load=False)
+    with pytest.raises(DriverUnavailableError):
+        kernel.uvm.majors()
+    kernel.majors = WITH
+    assert kernel.uvm.majors() == WITH
+    assert kernel.uvm.problem is None
+
+
+def test_a_module_that_was_unloaded_is_left_alone_for_a_minute() -> None:
+    """An administrator unloads it before the driver; loading it again would keep the driver in use."""
+    kernel = Kernel(WITH)
+    kernel.uvm.majors()
+    kernel.majors = WITHOUT
+    for _ in range(2):
+        with pytest.raises(DriverUnavailableError, match="unloaded a moment ago"):
+            kernel.uvm.majors()
+    assert kernel.calls == 0
+    kernel.now += UNLOADED_S
+    assert kernel.uvm.majors() == WITH
+
+
+def test_a_new_driver_gets_it_at_once() -> None:
+    """After an upgrade: both were unloaded, and only the driver is back."""
+    kernel = Kernel(WITH)
+    for majors in (WITH, WITHOUT, NONE, WITHOUT):
+        kernel.majors = majors
+        try:
+            kernel.uvm.majors()
+        except DriverUnavailableError:
+            assert majors is WITHOUT
+    assert kernel.uvm.last == WITH
+
+
+def test_nothing_is_loaded_while_the_driver_is_being_replaced() -> None:
+    kernel = Kernel(WITHOUT)
+    kernel.may_load = False
+    with pytest.raises(DriverUnavailableError):
+        kernel.uvm.majors()
+    assert kernel.calls == 0
+    kernel.may_load = True
+    assert kernel.uvm.majors() == WITH
+
+
+def test_where_nothing_may_be_loaded_the_sentence_says_what_to_do() -> None:
+    with pytest.raises(DriverUnavailableError, match="not nvidia-uvm, the module behind /dev/nvidia-uvm; run"):
+        UvmModule(lambda: WITHOUT, None).majors()

@@ -53,19 +53,12 @@ def test_a_link_cannot_leave_the_root(tmp_path: Path, target: str) -> None:
     assert resolve(str(tmp_path), "/libx") == "/etc/passwd"
 
 
-def test_links_in_a_circle_are_missing_files(tmp_path: Path) -> None:
-    """The search ends and goes on with the next candidate."""
-    (tmp_path / "a").symlink_to("b")
-    (tmp_path / "b").symlink_to("a")
-    assert resolve(str(tmp_path), "/a") is None
-    assert resolve(str(tmp_path), "/a/b/c") is None
-
-
 def test_what_is_missing_is_none(tmp_path: Path) -> None:
-    """Also below a file, and behind a dangling link."""
+    """Also below a file, and behind a dangling link or links in a circle."""
     (tmp_path / "file").touch()
-    (tmp_path / "dangling").symlink_to("nowhere")
-    for path in ("/nope", "/nope/deeper", "/file/below", "/dangling"):
+    for name, target in {"dangling": "nowhere", "a": "b", "b": "a"}.items():
+        (tmp_path / name).symlink_to(target)
+    for path in ("/nope", "/nope/deeper", "/file/below", "/dangling", "/a", "/a/b/c"):
         assert resolve(str(tmp_path), path) is None
 
 
@@ -74,7 +67,5 @@ def test_for_the_hosts_own_root_it_agrees_with_the_system(tmp_path: Path) -> Non
     (tmp_path / "real").mkdir()
     (tmp_path / "real/f").touch()
     (tmp_path / "link").symlink_to("real")
-    for path in (f"{tmp_path}/link/f", f"{tmp_path}/link/../link/./f", "/proc/self/../../usr", "/"):
-        if os.path.exists(path) and "self" not in path:  # noqa: PTH110
-            assert resolve("", path) == os.path.realpath(path)
-    assert resolve("", f"{tmp_path}/link/f") == f"{tmp_path}/real/f".replace(str(tmp_path), os.path.realpath(tmp_path))
+    for path in (f"{tmp_path}/link/f", f"{tmp_path}/link/../link/./f", "/"):
+        assert resolve("", path) == os.path.realpath(path)

@@ -1,4 +1,4 @@
-"""The order in which partitions are published, on every board of the catalogue."""
+"""The order in which partitions are published, on every board of the catalogue, and the slices that it strands."""
 
 import itertools
 
@@ -7,6 +7,7 @@ import pytest
 from dra_driver.core.model.mig import MigProfile
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.mig.order import placement_order
+from tests.bench.packing import KINDS, measure
 
 SEVENS = ["a100-sxm4-40gb", "a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm-141gb", "b200-180gb", "gb300"]
 FOURS = ["a30-24gb", "rtx-pro-6000-blackwell-se-96gb"]
@@ -21,19 +22,14 @@ def starts(model: str, profile_id: int) -> list[int]:
 
 
 @pytest.mark.parametrize("model", SEVENS + FOURS)
-def test_every_placement_once(model: str) -> None:
-    """Nothing is lost or doubled, whatever order the profiles come in."""
+def test_every_placement_once_small_before_large(model: str) -> None:
+    """Whatever order the profiles come in. A request that names no profile takes the least that satisfies it."""
     found = placement_order(profiles(model))
     everything = {(profile.profile_id, start) for profile in profiles(model) for start in profile.starts}
     assert len(found) == len(everything)
     assert {(profile.profile_id, start) for profile, start in found} == everything
     assert placement_order(tuple(reversed(profiles(model)))) == found
-
-
-@pytest.mark.parametrize("model", SEVENS + FOURS)
-def test_small_before_large(model: str) -> None:
-    """A request that names no profile takes the least that satisfies it."""
-    sizes = [(profile.memory_slices, profile.compute_slices) for profile, _ in placement_order(profiles(model))]
+    sizes = [(profile.memory_slices, profile.compute_slices) for profile, _ in found]
     assert sizes == sorted(sizes)
 
 
@@ -85,6 +81,24 @@ def test_up_to_three_small_ones_keep_the_largest_profile() -> None:
         assert largest_beside(board, set(listed[:count])) == best == 4
 
 
-def test_a_gpu_that_cannot_be_cut_has_no_order() -> None:
-    """No profiles, no placements."""
-    assert placement_order(()) == ()
+@pytest.mark.parametrize("kind", KINDS)
+def test_published_order_strands_less_than_order_of_names(kind: str) -> None:
+    """On boards with seven compute slices fewer slices are refused for their place alone, and larger ones stay free."""
+    tallies = measure("h100-sxm5-80gb", kind, gpus=4, sequences=400, seed=7)
+    ours, names = tallies["ours"], tallies["by name"]
+    assert ours.requests == names.requests
+    assert ours.stranded < names.stranded
+    assert ours.largest > names.largest
+
+
+def test_about_half_as_much_is_stranded_as_by_name() -> None:
+    """When a node fills up with all sizes equally often, about half as much is stranded."""
+    tallies = measure("a100-sxm4-40gb", "filling", gpus=4, sequences=200, seed=7)
+    assert tallies["ours"].stranded < 0.65 * tallies["by name"].stranded
+
+
+@pytest.mark.parametrize("model", ["a30-24gb", "rtx-pro-6000-blackwell-se-96gb"])
+def test_boards_that_divide_evenly_pack_equally_well(model: str) -> None:
+    """Every order packs them equally well; the published order is no worse."""
+    tallies = measure(model, "coming and going", gpus=4, sequences=20, seed=7)
+    assert tallies["ours"].stranded == tallies["by name"].stranded

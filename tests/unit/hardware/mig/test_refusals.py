@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import PartitionId
-from dra_driver.hardware.mig.refusals import (
+from dra_driver.hardware.mig.manager import (
     LIMIT,
     NO_REFUSALS,
     ONE_CALL_S,
@@ -30,10 +30,10 @@ def refused(*times: float) -> CutRefusals:
 
 def test_the_third_refusal_within_ten_minutes_withholds() -> None:
     """Two may be a monitor that looks for a moment."""
-    assert (LIMIT, WITHIN_S, WITHHELD_S) == (3, 600.0, 600.0)
     assert not refused(0, 1).withheld
     assert refused(0, 1, 2).withheld
     assert refused(0, 300, 599).withheld
+    assert refused(0, 0, 0).withheld, "a monitor that holds up three pods holds up the fourth, too"
 
 
 def test_tries_of_one_call_count_once() -> None:
@@ -47,11 +47,6 @@ def test_tries_of_one_call_count_once() -> None:
     assert after_refusal(state, PARTS[0], 2 * ONE_CALL_S).withheld
 
 
-def test_claims_for_several_partitions_count_each() -> None:
-    """A monitor that holds up three pods at once holds up the fourth, too."""
-    assert refused(0, 0, 0).withheld
-
-
 def test_refusals_of_more_than_ten_minutes_ago_do_not_count() -> None:
     """A node that refuses once an hour goes on offering partitions."""
     assert not refused(0, 300, 600).withheld
@@ -63,32 +58,20 @@ def test_withholding_ends_after_ten_minutes_and_starts_from_nothing() -> None:
     """Refusals of claims that were allocated before neither prolong it nor count afterwards."""
     state = refused(0, 1, 2, 100, 500, 601)
     assert at(state, 601.9).withheld
+    assert state.partitions == frozenset(PARTS[:6]), "claims wait for them, so they stay published"
     assert at(state, 602) == NO_REFUSALS
     assert not after_refusal(state, PARTS[0], 602).withheld
 
 
-def test_the_refused_partitions_are_remembered() -> None:
-    """Claims wait for them, so they stay published."""
-    assert refused(0, 1, 2, 3).partitions == frozenset(PARTS[:4])
-
-
-def test_a_clock_that_jumps_back_withholds_for_ten_minutes_at_most() -> None:
-    """From the moment at which the jump is seen."""
+def test_a_clock_that_jumps_withholds_for_ten_minutes_at_most() -> None:
+    """From the moment at which the jump is seen. Single refusals count as long."""
     state = at(refused(5000, 5001, 5002), 10.0)
     assert state.withheld
     assert at(state, 609.9).withheld
     assert at(state, 610.0) == NO_REFUSALS
-
-
-def test_a_clock_that_jumps_back_does_not_keep_refusals() -> None:
-    """They count for ten minutes from then on."""
     state = at(refused(5000, 5001), 10.0)
     assert at(state, 610.0) == NO_REFUSALS
     assert after_refusal(state, PARTS[2], 20.0).withheld
-
-
-def test_a_clock_that_jumps_forward_ends_it() -> None:
-    """A suspended machine has not refused anything meanwhile."""
     assert at(refused(0, 1, 2), 1e9) == NO_REFUSALS
 
 

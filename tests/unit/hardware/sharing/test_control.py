@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.core.errors import CommandError
 from dra_driver.hardware.driver_root import search
 from dra_driver.hardware.driver_root.process import Ended
 from dra_driver.hardware.sharing import control
 from dra_driver.hardware.sharing.control import ControlProgram
 from dra_driver.hardware.sharing.mps_files import DaemonFolder, MpsDaemon
+from tests.fakes.driver_root import FakeDriverRoot
 
 G1, G2 = "GPU-00000000-0000-0000-0000-000000000001", "GPU-00000000-0000-0000-0000-000000000002"
 FOLDER = DaemonFolder(Path("/var/lib/kubelet/plugins/gpu.nvidia.com/mps/daemons/one"))
@@ -18,10 +18,7 @@ FOLDER = DaemonFolder(Path("/var/lib/kubelet/plugins/gpu.nvidia.com/mps/daemons/
 
 def make(root: Path, *names: str) -> str:
     for name in names:
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("#!/bin/sh\n")
-        path.chmod(0o755)
+        FakeDriverRoot(root).put(name, b"#!/bin/sh\n", 0o755)
     return str(root)
 
 
@@ -35,11 +32,6 @@ def test_defaults_are_percentage_and_one_limit_for_each_device() -> None:
     assert control.defaults(MpsDaemon(id="one", devices=(G1,))) == ()
 
 
-@pytest.mark.parametrize("output", ["", "100.0\n", "1024M\n", "12345\n67890\n"])
-def test_answers_are_no_refusals(output: str) -> None:
-    assert control.refusal("ps", Ended(status=0, output=output)) is None
-
-
 @pytest.mark.parametrize(
     ("status", "output", "said"),
     [
@@ -50,13 +42,12 @@ def test_answers_are_no_refusals(output: str) -> None:
         (0, "Unrecognized command", "was refused"),
         (None, "", "was not answered in time"),
         (-11, "", "failed with status -11: nothing"),
+        *((0, answer, None) for answer in ("", "100.0\n", "1024M\n", "12345\n67890\n")),
     ],
 )
-def test_refusals_are_sentences_whatever_the_status(status: int | None, output: str, said: str) -> None:
+def test_refusals_are_sentences_whatever_the_status(status: int | None, output: str, said: str | None) -> None:
     problem = control.refusal("ps", Ended(status=status, output=output))
-    assert problem is not None
-    assert problem.startswith("`ps` ")
-    assert said in problem
+    assert problem == said or (problem is not None and problem.startswith(f"`ps` {said}"))
 
 
 def test_a_private_view_has_short_paths_and_enters_a_root_that_is_a_system(tmp_path: Path) -> None:
@@ -88,17 +79,6 @@ def test_libraries_of_a_whole_system_are_never_mixed_with_ours(tmp_path: Path) -
     root = make(tmp_path, "bin/nvidia-cuda-mps-control", "bin/sh", "usr/lib64/libcuda.so.1")
     assert "LD_LIBRARY_PATH" not in ControlProgram(root=root, private=False)._environment(FOLDER)
     assert "LD_LIBRARY_PATH" not in ControlProgram(root="/")._environment(FOLDER)
-
-
-def test_without_namespaces_the_folders_own_paths_are_used(tmp_path: Path) -> None:
-    environment = ControlProgram(root=str(tmp_path), private=False)._environment(FOLDER)
-    assert environment["CUDA_MPS_PIPE_DIRECTORY"] == str(FOLDER.pipe)
-    assert environment["CUDA_MPS_LOG_DIRECTORY"] == str(FOLDER.log)
-
-
-def test_a_missing_program_says_what_to_install(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match=f"nvidia-cuda-mps-control is not below {tmp_path} .* install .*DRIVER_ROOT"):
-        ControlProgram(root=str(tmp_path)).start(MpsDaemon(id="one", devices=(G1,)), FOLDER, tmp_path, 1)
 
 
 @pytest.mark.parametrize(("users", "arguments"), [("one", ["-f"]), ("all", ["-f", "-multiuser-server"])])

@@ -71,13 +71,6 @@ def test_a_repeat_of_either_changes_nothing(world: World) -> None:
     assert world.is_clean()
 
 
-def test_other_limits_replace_the_daemon(world: World) -> None:
-    world.client.ensure(DAEMON, within_s=10.0)
-    other = MpsDaemon(id="one", devices=DAEMON.devices, gpus=DAEMON.gpus, default_percentage=20)
-    world.client.ensure(other, within_s=10.0)
-    assert world.client.daemon("one") == other
-
-
 def test_partitions_keep_their_gpus_compute_mode(world: World) -> None:
     world.client.ensure(MpsDaemon(id="one", devices=(M1,)), within_s=10.0)
     world.client.release("one", (), within_s=10.0)
@@ -105,9 +98,12 @@ def test_a_host_that_is_being_restarted_is_waited_for(world: World) -> None:
     assert world.client.daemons() == ("one",)
 
 
-def test_a_host_that_dies_while_it_is_waited_for_is_named_as_the_cause(world: World) -> None:
-    world.clock.while_asleep = world.host.die
-    with pytest.raises(MpsUnavailableError, match="no dra-driver mps-host runs on this node"):
+@pytest.mark.parametrize(
+    ("dies", "said"), [(True, "no dra-driver mps-host runs on this node"), (False, "mps-host has not taken it up")]
+)
+def test_a_host_that_dies_or_hangs_meanwhile_is_named_as_the_cause(world: World, dies: bool, said: str) -> None:
+    world.clock.while_asleep = world.host.die if dies else lambda: None
+    with pytest.raises(MpsUnavailableError, match=said):
         world.client.ensure(DAEMON, within_s=2.0)
     assert world.is_clean()
 
@@ -128,14 +124,6 @@ def test_a_daemon_that_is_not_ready_in_time_is_taken_back(
         world.client.ensure(DAEMON, within_s=3.0)
     assert world.is_clean()
     assert world.clock.now < 1000.0 + 3.0 + mps.UNDO_S + 0.2
-
-
-def test_a_host_that_does_not_take_it_up_is_named(world: World) -> None:
-    """Its loop hangs, or its files are on another volume."""
-    world.clock.while_asleep = lambda: None
-    with pytest.raises(MpsUnavailableError, match="mps-host has not taken it up"):
-        world.client.ensure(DAEMON, within_s=1.0)
-    assert world.is_clean()
 
 
 def test_a_daemon_that_failed_again_is_not_waited_for_any_longer(world: World) -> None:
@@ -217,27 +205,15 @@ def test_a_release_waits_until_the_daemon_is_gone(world: World) -> None:
 
 
 def test_a_release_without_a_host_does_not_wait(world: World) -> None:
-    """The daemons were its children: they are gone with it."""
+    """The daemons were its children: they are gone with it. Clients wrote into the folder."""
     world.client.ensure(DAEMON, within_s=5.0)
+    (world.folder / "pipe/from-a-container").mkdir()
+    (world.folder / "pipe/from-a-container/file").write_text("x")
     world.host.die()
     now = world.clock.now
     world.client.release("one", (), within_s=5.0)
     assert world.is_clean()
     assert world.clock.now == now
-
-
-def test_the_daemons_own_file_says_which_gpus_to_give_back(world: World) -> None:
-    world.client.ensure(DAEMON, within_s=5.0)
-    world.client.release("one", (), within_s=5.0)
-    assert world.is_clean()
-
-
-def test_folders_that_clients_wrote_into_are_removed(world: World) -> None:
-    world.client.ensure(DAEMON, within_s=5.0)
-    (world.folder / "pipe/from-a-container").mkdir()
-    (world.folder / "pipe/from-a-container/file").write_text("x")
-    world.client.release("one", (), within_s=5.0)
-    assert world.is_clean()
 
 
 def test_directories_before_the_first_start_are_an_error(world: World) -> None:
@@ -331,7 +307,8 @@ def test_a_limit_is_never_more_than_was_asked_for(count: int) -> None:
     assert mib * 2**20 <= count < (mib + 1) * 2**20
 
 
-def test_the_default_is_for_all_and_what_is_said_for_one_goes_before_it() -> None:
+def test_limits_are_by_default_position_and_uuid() -> None:
+    """A position is that in the sorted list; partitions have limits and no compute mode."""
     daemon = mps.group_daemon(
         UID,
         gpus=(G2, G1),
@@ -341,13 +318,7 @@ def test_the_default_is_for_all_and_what_is_said_for_one_goes_before_it() -> Non
     assert daemon.devices == daemon.gpus == (G1, G2)
     assert daemon.default_percentage == 50
     assert daemon.memory_limits == {G1: 10240, G2: 4096}
-
-
-def test_a_device_is_named_by_position_in_the_sorted_list_or_by_uuid() -> None:
     assert mps.memory_limits(limits(per_device={"0": "1Gi", G2: "2Gi"}), (G1, G2)) == {G1: 1024, G2: 2048}
-
-
-def test_partitions_have_limits_and_no_compute_mode() -> None:
     daemon = mps.group_daemon(UID, gpus=(), partitions=(M1,), limits=limits(per_device={M1: "1Gi"}))
     assert (daemon.devices, daemon.gpus, daemon.memory_limits) == ((M1,), (), {M1: 1024})
 
@@ -373,9 +344,3 @@ def test_each_group_of_a_claim_has_a_daemon_of_its_own() -> None:
     assert one != two
     assert one.startswith(UID)
     assert mps.group_daemon_id(UID, [G1, G2]) == mps.group_daemon_id(UID, [G2, G1])
-
-
-def test_a_shared_gpu_has_one_daemon_without_limits_of_its_own() -> None:
-    daemon = mps.shared_gpu_daemon(G1)
-    assert (daemon.id, daemon.devices, daemon.gpus) == (G1, (G1,), (G1,))
-    assert (daemon.default_percentage, dict(daemon.memory_limits)) == (None, {})

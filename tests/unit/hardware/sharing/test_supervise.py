@@ -90,14 +90,11 @@ def test_short_files_links_and_folders_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_last_lines_are_the_end_of_what_was_printed_or_else_of_the_control_log(tmp_path: Path) -> None:
+    """A line that every restart repeats is shown once: Kubernetes counts events with the same text as one."""
     assert supervise.last_lines(tmp_path) == ""
     (tmp_path / "control.log").write_text("started\nstopped\n")
     assert supervise.last_lines(tmp_path) == "started stopped"
     (tmp_path / "output.log").write_text("".join(f"line {number}\n" for number in range(1000)))
     assert supervise.last_lines(tmp_path) == "line 997 line 998 line 999"
-
-
-def test_a_line_that_every_restart_repeats_is_shown_once(tmp_path: Path) -> None:
-    """Kubernetes counts events with the same text as one, so the text does not grow with the restarts."""
     (tmp_path / "output.log").write_text("no such folder\n" * 3)
     assert supervise.last_lines(tmp_path) == "no such folder"

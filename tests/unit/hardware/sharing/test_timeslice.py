@@ -1,4 +1,4 @@
-"""A GPU's time slice is changed only when asked for, and put back whatever happens."""
+"""A GPU's time slice and compute mode change only on request, and are restored after any failure."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,9 +8,10 @@ import pytest
 from dra_driver.core.errors import CommandError, DeviceLostError, StorageError
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Interval
-from dra_driver.hardware.driver_root import search
 from dra_driver.hardware.gpu.backend import COMPUTE_MODE, TIME_SLICE, ComputeMode
-from dra_driver.hardware.sharing.timeslice import Smi, TimeSlicer
+from dra_driver.hardware.sharing.timeslice import Smi, TimeSlicer, restore_compute_mode, set_compute_mode
+from tests.fakes.driver_root import FakeDriverRoot
+from tests.fakes.gpu_notes import FakeGpuNotes
 from tests.fakes.sharing import Died, FakeControl, Mortality, MortalNotes
 
 GPU = GpuUuid("GPU-00000000-0000-0000-0000-000000000001")
@@ -82,28 +83,22 @@ def test_the_default_interval_on_an_untouched_gpu_is_nothing_at_all(world: World
 def test_an_exclusive_gpu_is_opened_and_given_back(world: World) -> None:
     world.control.modes[GPU] = ComputeMode.EXCLUSIVE_PROCESS
     world.slicer.set(GPU, Interval.LONG, within_s=5.0)
-    assert world.state == (
-        3,
-        ComputeMode.DEFAULT,
-        {TIME_SLICE: "Long", COMPUTE_MODE: "EXCLUSIVE_PROCESS"},
-    )
+    assert world.state == (3, ComputeMode.DEFAULT, {TIME_SLICE: "Long", COMPUTE_MODE: "EXCLUSIVE_PROCESS"})
     world.slicer.set(GPU, Interval.DEFAULT, within_s=5.0)
     assert world.state == (0, ComputeMode.EXCLUSIVE_PROCESS, {})
 
 
 def test_the_note_is_there_before_anything_changes(world: World) -> None:
+    world.smi.missing = True
+    with pytest.raises(CommandError):
+        world.slicer.set(GPU, Interval.LONG, within_s=5.0)
+    assert world.state == CLEAN
+    world.smi.missing = False
     world.notes.full = True
     with pytest.raises(StorageError):
         world.slicer.set(GPU, Interval.LONG, within_s=5.0)
     assert world.smi.calls == []
     assert world.control.calls == []
-
-
-def test_a_missing_program_leaves_no_note(world: World) -> None:
-    world.smi.missing = True
-    with pytest.raises(CommandError):
-        world.slicer.set(GPU, Interval.LONG, within_s=5.0)
-    assert world.state == CLEAN
 
 
 def test_a_failed_command_is_taken_back(world: World) -> None:
@@ -185,27 +180,12 @@ def test_a_death_at_any_step_is_put_right_by_reset(call: str, after: bool, befor
 
 
 def script(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return path
-
-
-def test_folders_are_searched_in_the_order_of_nvidias_tools(tmp_path: Path) -> None:
-    expected = [script(tmp_path / folder.lstrip("/") / "nvidia-smi", "true") for folder in search.PROGRAM_FOLDERS]
-    for path in expected:
-        assert search.find_program(str(tmp_path), "nvidia-smi") == str(path)
-        path.unlink()
-    assert search.find_program(str(tmp_path), "nvidia-smi") is None
-
-
-def test_what_cannot_be_executed_is_no_program(tmp_path: Path) -> None:
-    script(tmp_path / "usr/bin/nvidia-smi", "true").chmod(0o644)
-    (tmp_path / "bin/nvidia-smi").mkdir(parents=True)
-    assert search.find_program(str(tmp_path), "nvidia-smi") is None
+    return FakeDriverRoot(path.parent).put(path.name, f"#!/bin/sh\n{text}\n".encode(), 0o755)
 
 
 def test_a_missing_program_says_what_to_install_and_where_it_was_looked_for(tmp_path: Path) -> None:
+    script(tmp_path / "usr/bin/nvidia-smi", "true").chmod(0o644)  # not executable
+    (tmp_path / "bin/nvidia-smi").mkdir(parents=True)
     with pytest.raises(CommandError, match=f"not below {tmp_path} .*/opt/bin, /usr/bin.* install .*--driver-root"):
         Smi(str(tmp_path)).run(["-L"], within_s=1.0)
 
@@ -248,3 +228,45 @@ def test_the_roots_library_is_preloaded_unless_the_root_is_our_own(tmp_path: Pat
     spaced = tmp_path / "with space"
     library.parent.parent.rename(spaced)
     assert "LD_PRELOAD" not in Smi(str(spaced))._variables()
+
+
+EXCLUSIVE, DEFAULT, PROHIBITED = ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.DEFAULT, ComputeMode.PROHIBITED
+
+
+@pytest.mark.parametrize("before", [DEFAULT, PROHIBITED])
+def test_the_mode_of_before_comes_back(before: ComputeMode) -> None:
+    control, notes = FakeControl(), FakeGpuNotes()
+    control.modes[GPU] = before
+    set_compute_mode(control, notes, GPU, EXCLUSIVE)
+    set_compute_mode(control, notes, GPU, EXCLUSIVE)
+    assert control.modes[GPU] is EXCLUSIVE
+    restore_compute_mode(control, notes, GPU, EXCLUSIVE)
+    restore_compute_mode(control, notes, GPU, EXCLUSIVE)
+    assert (control.modes[GPU], notes.values) == (before, {})
+
+
+def test_a_mode_that_fits_already_is_not_ours_to_give_back() -> None:
+    """Some administrators run all their GPUs in exclusive mode."""
+    control, notes = FakeControl(), FakeGpuNotes()
+    control.modes[GPU] = EXCLUSIVE
+    set_compute_mode(control, notes, GPU, EXCLUSIVE)
+    restore_compute_mode(control, notes, GPU, EXCLUSIVE)
+    assert (control.modes[GPU], control.calls, notes.log) == (EXCLUSIVE, [], [])
+
+
+@pytest.mark.parametrize(("noted", "restored"), [("PROHIBITED", PROHIBITED), ("SOMETHING_NEW", DEFAULT)])
+def test_an_older_note_is_never_overwritten(noted: str, restored: ComputeMode) -> None:
+    """After a death between note and change, or after a reboot, what was noted first is what an administrator set."""
+    control, notes = FakeControl(), FakeGpuNotes()
+    notes.set_gpu_note(GPU, COMPUTE_MODE, noted)
+    set_compute_mode(control, notes, GPU, EXCLUSIVE)
+    restore_compute_mode(control, notes, GPU, EXCLUSIVE)
+    assert control.modes[GPU] is restored
+
+
+def test_a_mode_set_by_an_administrator_stays() -> None:
+    control, notes = FakeControl(), FakeGpuNotes()
+    set_compute_mode(control, notes, GPU, EXCLUSIVE)
+    control.modes[GPU] = PROHIBITED
+    restore_compute_mode(control, notes, GPU, EXCLUSIVE)
+    assert (control.modes[GPU], notes.values) == (PROHIBITED, {})

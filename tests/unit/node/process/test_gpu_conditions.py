@@ -11,7 +11,7 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigInstance, PartitionId
 from dra_driver.core.model.terms import GpuTerms, Terms
 from dra_driver.core.telemetry import metrics
-from dra_driver.hardware.mig.refusals import LIMIT, WITHHELD_S
+from dra_driver.hardware.mig.manager import LIMIT, WITHHELD_S
 from dra_driver.node.process.gpu_conditions import (
     GRACE_S,
     KEY,

@@ -16,8 +16,7 @@ from dra_driver.core.model.terms import Interval
 from dra_driver.core.telemetry import metrics
 from dra_driver.hardware.device_nodes.numbers import Majors, NodeNumbers
 from dra_driver.hardware.device_nodes.reconciler import DeviceNodeReconciler
-from dra_driver.hardware.device_nodes.tools import DriverTools, Outcome
-from dra_driver.hardware.device_nodes.uvm import UvmModule
+from dra_driver.hardware.device_nodes.tools import DriverTools, Outcome, UvmModule
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 from dra_driver.node.process import hardware
 from dra_driver.node.process.hardware import DeviceNodeReport, HostDeviceNodes, OwnedBackend, SimulatedDev
