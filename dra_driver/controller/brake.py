@@ -18,7 +18,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from dra_driver.controller.fleet import Fleet, TaintedDevice
+from dra_driver.controller.pending_evictions import Fleet, TaintedDevice
 from dra_driver.core.model.drain import DRAINED_TAINT
 from dra_driver.core.model.terms import DETACHED_TAINT
 

@@ -5,14 +5,14 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
-from dra_driver.controller.fleet import slice_view
-from dra_driver.controller.pending_evictions import PendingEviction, PodRef
+from dra_driver.controller.pending_evictions import PendingEviction, PodRef, slice_view
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import ConflictError, KubernetesApiError, NotFoundError, ServerBusyError
 from dra_driver.core.telemetry.controller_metrics import EvictionResult
 from dra_driver.kube import paths
+from dra_driver.kube.events import EventType
 from dra_driver.kube.evictions import NO_EVICTION, Creator, causes_text, create_eviction, says_budget
-from dra_driver.kube.objects.core import Pod
+from dra_driver.kube.objects.core import ObjectReference, Pod
 from dra_driver.kube.shapes import read
 
 FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 120.0
@@ -94,3 +94,45 @@ def _of_pod(pod: Pod, case: PendingEviction) -> EvictionOutcome | None:
 def _why(error: KubernetesApiError) -> str:
     text = causes_text(error)
     return f"{error}: {text}" if text else str(error)
+
+
+EVICTED: Final = "GpuEviction"
+REFUSED: Final = "GpuEvictionRefused"
+OPTED_OUT: Final = "GpuEvictionOptedOut"
+BRAKED: Final = "GpuEvictionBraked"
+RESUMED: Final = "GpuEvictionResumed"
+ANNOUNCED: Final = "GpuEvictionAnnounced"
+
+
+class Recorder(Protocol):
+    """The part of ``kube.events.EventRecorder`` that is needed here."""
+
+    def record(self, about: ObjectReference, kind: EventType, reason: str, message: str) -> None: ...
+
+
+class PodEvents:
+    """Events of one thread. ``lease`` is the object of events about the eviction limit."""
+
+    def __init__(self, recorder: Recorder, lease: ObjectReference) -> None:
+        self._recorder, self._lease = recorder, lease
+        self._braked = False
+
+    def _record_outcome(self, pod: PodRef, result: str, evicted: str, refused: str, opted_out: str) -> None:
+        """No event for a deleted pod, and for failures, which are in the log."""
+        if result == "evicted":
+            self._about(pod, "Normal", EVICTED, evicted)
+        elif result == "refused":
+            self._about(pod, "Warning", REFUSED, f"Cannot evict the pod, although {refused}. It will be tried again")
+        elif result == "opted-out":
+            self._about(pod, "Warning", OPTED_OUT, f"Not evicted, {opted_out}")
+
+    def _record_brake(self, is_on: bool, braked: str, resumed: str) -> None:
+        """The brake, when it goes on or off."""
+        if is_on != self._braked:
+            self._braked = is_on
+            kind: EventType = "Warning" if is_on else "Normal"
+            self._recorder.record(self._lease, kind, BRAKED if is_on else RESUMED, braked if is_on else resumed)
+
+    def _about(self, pod: PodRef, kind: EventType, reason: str, text: str) -> None:
+        about = ObjectReference(api_version="v1", kind="Pod", namespace=pod.namespace, name=pod.name, uid=pod.uid)
+        self._recorder.record(about, kind, reason, text)

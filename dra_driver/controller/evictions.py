@@ -15,14 +15,28 @@ from msgspec import Struct, field
 
 from dra_driver.controller.brake import BrakeRules, BrakeState, Pace, brake_state
 from dra_driver.controller.election import Leadership
-from dra_driver.controller.eviction_api import OPTED_OUT_S, EvictionOutcome, EvictionRequests, evict, look, retries
-from dra_driver.controller.eviction_events import EvictionEvents
-from dra_driver.controller.fleet import SliceView, fleet_of
-from dra_driver.controller.pending_evictions import PendingEviction, SpecialClaim, pending_evictions
+from dra_driver.controller.eviction_api import (
+    OPTED_OUT_S,
+    EvictionOutcome,
+    EvictionRequests,
+    PodEvents,
+    evict,
+    look,
+    retries,
+)
+from dra_driver.controller.pending_evictions import (
+    PendingEviction,
+    SliceView,
+    SpecialClaim,
+    fleet_of,
+    pending_evictions,
+)
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import KubernetesApiError
 from dra_driver.core.telemetry import controller_metrics as metrics
+from dra_driver.core.time import rfc3339
 from dra_driver.core.worker import Worker
+from dra_driver.kube.evictions import NO_EVICTION
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +58,27 @@ class EvictionRules(Struct, frozen=True, kw_only=True):
 
     grace_s: float
     brake: BrakeRules
+
+
+class EvictionEvents(PodEvents):
+    def outcome(self, case: PendingEviction, outcome: EvictionOutcome) -> None:
+        why = f"device {case.device.name} of pool {case.device.pool} has the taint {case.taint}"
+        since = f"since {rfc3339(case.taint.added)}"
+        self._record_outcome(
+            case.pod,
+            outcome.result,
+            f"Evicted: {why} {since}, and the pod came by an extended resource, which cannot tolerate it",
+            f"{why}: {outcome.reason}",
+            f"because of the pod's annotation {NO_EVICTION}, although {why}",
+        )
+
+    def brake(self, state: BrakeState, *, waiting: int) -> None:
+        """The brake, when it goes on or off; ``waiting`` is the number of pods that it holds back."""
+        braked = (
+            f"No pod is evicted: {state.recent} of {state.fleet} GPUs became tainted within a short time, which is more"
+            f" than broken hardware explains. {waiting} pods wait. See docs/eviction.md"
+        )
+        self._record_brake(state.on, braked, "Pods with extended resources are evicted again")
 
 
 class _Tries(Struct):

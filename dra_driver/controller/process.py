@@ -29,10 +29,9 @@ from dra_driver.config.controller_settings import ControllerSettings
 from dra_driver.controller.brake import BrakeRules, Pace
 from dra_driver.controller.capacity import CapacityGauges, survey, survey_command
 from dra_driver.controller.election import Election, LeaseTimes, awake_clock
-from dra_driver.controller.eviction_events import EvictionEvents, UsageEvictionEvents
-from dra_driver.controller.evictions import EvictionRules, Evictions
+from dra_driver.controller.evictions import EvictionEvents, EvictionRules, Evictions
 from dra_driver.controller.policy_status import PolicyStatusWriter
-from dra_driver.controller.usage_evictions import UsageEvictionRules, UsageEvictions
+from dra_driver.controller.usage_evictions import UsageEvictionEvents, UsageEvictionRules, UsageEvictions
 from dra_driver.controller.watches import EvictionWatches, PolicyWatches, UsageWatch, Watch
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.telemetry import capacity_metrics

@@ -7,7 +7,7 @@ evictions and a brake (`usage_requests`); then the claim is read again.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -15,15 +15,33 @@ from msgspec import Struct, field
 
 from dra_driver.controller.brake import BrakeRules, Pace
 from dra_driver.controller.election import Leadership
-from dra_driver.controller.eviction_api import OPTED_OUT_S, EvictionOutcome, EvictionRequests, evict, retries
-from dra_driver.controller.eviction_events import UsageEvictionEvents
+from dra_driver.controller.eviction_api import (
+    ANNOUNCED,
+    OPTED_OUT_S,
+    EvictionOutcome,
+    EvictionRequests,
+    PodEvents,
+    evict,
+    retries,
+)
 from dra_driver.controller.pending_evictions import PodRef
-from dra_driver.controller.usage_requests import FRESH_S, CaseKey, NodeUse, UsageEvictionRequest, is_braked, usage_cases
-from dra_driver.controller.usage_revalidation import EvictionCandidates, candidates, gone, still_requested
+from dra_driver.controller.usage_requests import (
+    FRESH_S,
+    CaseKey,
+    EvictionCandidates,
+    NodeUse,
+    UsageEvictionRequest,
+    candidates,
+    gone,
+    is_braked,
+    still_requested,
+    usage_cases,
+)
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import KubernetesApiError
 from dra_driver.core.telemetry import controller_metrics as metrics
 from dra_driver.core.worker import Worker
+from dra_driver.kube.evictions import NO_EVICTION
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +63,34 @@ class UsageEvictionRules(Struct, frozen=True, kw_only=True):
     over_grant: bool
     idle: bool
     brake: BrakeRules
+
+
+class UsageEvictionEvents(PodEvents):
+    def announced(self, case: UsageEvictionRequest, pods: Iterable[PodRef]) -> None:
+        """The pods will be evicted if nothing changes."""
+        what = "Free memory" if case.kind == "over-grant" else "Use the GPU"
+        text = (
+            f"{case.why[:1].upper()}{case.why[1:]}. The pod is to be evicted if that lasts for {case.wait_s:.0f} s."
+            f' {what}, or keep the pod with the annotation {NO_EVICTION}: "true"'
+        )
+        for pod in pods:
+            self._about(pod, "Warning", ANNOUNCED, text)
+
+    def outcome(self, case: UsageEvictionRequest, pod: PodRef, outcome: EvictionOutcome) -> None:
+        self._record_outcome(
+            pod,
+            outcome.result,
+            f"Evicted: {case.why}, {case.wait_s:.0f} s after it was announced",
+            f"{case.why}: {outcome.reason}",
+            f"although {case.why}: {outcome.reason}",
+        )
+
+    def brake(self, is_on: bool, *, waiting: int) -> None:
+        braked = (
+            f"No pod is evicted because of its claim's use: {waiting} claims are over their grant or idle, more of them"
+            " at once than chance explains. See docs/usage-limits.md"
+        )
+        self._record_brake(is_on, braked, "Pods are evicted again because of their claims' use")
 
 
 class _Open(Struct):

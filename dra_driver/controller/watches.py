@@ -10,9 +10,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from dra_driver.controller.fleet import SliceView, slice_view
-from dra_driver.controller.pending_evictions import SpecialClaim, special_claim
-from dra_driver.controller.policy_totals import NodePolicies, PolicyView, node_view, policy_view
+from dra_driver.controller.pending_evictions import SliceView, SpecialClaim, slice_view, special_claim
+from dra_driver.controller.policy_status import NodePolicies, PolicyView, node_view, policy_view
 from dra_driver.controller.usage_requests import NodeUse, node_use
 from dra_driver.kube import paths
 from dra_driver.kube.reflector import Reflector, Stream

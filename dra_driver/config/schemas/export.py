@@ -12,10 +12,10 @@ from msgspec import Struct
 from msgspec.json import schema_components
 from pydantic import BaseModel
 
-from dra_driver.config.columns import NODE_COLUMNS, NODE_WIDE, POLICY_COLUMNS, POLICY_WIDE, ShownField
 from dra_driver.config.rules import RULES
 from dra_driver.config.schemas.device_config import GpuConfig, MigDeviceConfig
 from dra_driver.config.schemas.gpu_policy import GpuPolicy
+from dra_driver.config.status import NODE_COLUMNS, NODE_WIDE, POLICY_COLUMNS, POLICY_WIDE, ShownField
 from dra_driver.core.model.gpu_node import GpuNodeStatus, PolicyStatus
 from dra_driver.core.quantity import Quantity
 

@@ -9,14 +9,22 @@ from msgspec import Struct
 from dra_driver.core.model.usage_findings import UsageFindings
 from dra_driver.node.exporter.node_process import AssignmentsReader, UsageGpus
 from dra_driver.node.exporter.sources import LogLinks, PodResourcesReader, ProcReader, since_boot_s
-from dra_driver.node.usage.foreign import ForeignState, watch_foreign
-from dra_driver.node.usage.idle import IdleState, claim_uses, idle_s, watch_idle
 from dra_driver.node.usage.join import join
 from dra_driver.node.usage.ledger import UsageLedger, fold
 from dra_driver.node.usage.series import Judged
 from dra_driver.node.usage.sources import Look, Unread
 from dra_driver.node.usage.values import JoinedUsage
-from dra_driver.node.usage.watchdog import WatchdogState, share_uses, watch
+from dra_driver.node.usage.watchdog import (
+    ForeignState,
+    IdleState,
+    WatchdogState,
+    claim_uses,
+    idle_s,
+    share_uses,
+    watch,
+    watch_foreign,
+    watch_idle,
+)
 
 
 class Sources(Struct, frozen=True, kw_only=True):

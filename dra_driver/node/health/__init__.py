@@ -5,7 +5,7 @@ from here.
 """
 
 from dra_driver.core.model.health_rules import DEFAULT_RULES, HealthRules
+from dra_driver.node.health.conditions import DeviceHealth, HealthState, HealthStatus
 from dra_driver.node.health.node_health import NodeHealth
-from dra_driver.node.health.statistics import DeviceHealth, HealthState, HealthStatus
 
 __all__ = ["DEFAULT_RULES", "DeviceHealth", "HealthRules", "HealthState", "HealthStatus", "NodeHealth"]

@@ -41,8 +41,19 @@ from dra_driver.core.model.health import (
 )
 from dra_driver.core.model.health_rules import HealthRules
 from dra_driver.core.text import printable
-from dra_driver.node.health.fault import MOST_DETAIL, MOST_ID, FaultKey, FaultPhase, Faults, HealthFault, trimmed
-from dra_driver.node.health.rules import FLAP_WINDOW_S, MOST_DOUBLINGS, calm_s, severity
+from dra_driver.node.health.fault import (
+    FLAP_WINDOW_S,
+    MOST_DETAIL,
+    MOST_DOUBLINGS,
+    MOST_ID,
+    FaultKey,
+    FaultPhase,
+    Faults,
+    HealthFault,
+    calm_s,
+    severity,
+    trimmed,
+)
 from dra_driver.node.health.xids import XidRecovery, xid
 
 SETTLE_S: Final = 60.0

@@ -12,7 +12,7 @@ from dra_driver.core.errors import StorageError
 from dra_driver.core.model.health import HealthCause, HealthCondition, HealthEvent, HealthReading
 from dra_driver.core.model.health_rules import DEFAULT_RULES, HealthRules
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.node.health.conditions import conditions, unmonitored
+from dra_driver.node.health.conditions import HealthStatus, Statistics, conditions, unmonitored
 from dra_driver.node.health.fault import MOST_GPUS, FaultKey, Faults, HealthRecord
 from dra_driver.node.health.machine import (
     Moment,
@@ -23,9 +23,7 @@ from dra_driver.node.health.machine import (
     after_repair,
     after_time,
 )
-from dra_driver.node.health.merge import merged_records, same_boot, until
-from dra_driver.node.health.statistics import HealthStatus, Statistics
-from dra_driver.node.health.storage import HealthFile
+from dra_driver.node.health.storage import HealthFile, merged_records, same_boot, until
 
 log = logging.getLogger(__name__)
 

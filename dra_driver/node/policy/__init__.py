@@ -8,8 +8,7 @@ Other packages import from here.
 from dra_driver.node.policy.folder import PolicyFile, read_file, read_folder
 from dra_driver.node.policy.policy_set import MAX_POLICIES, PolicyObject, examine, kept
 from dra_driver.node.policy.resolve import resolve, survey
-from dra_driver.node.policy.source import PolicySource
-from dra_driver.node.policy.standing import PolicySets, standing_of
+from dra_driver.node.policy.source import PolicySets, PolicySource, standing_of
 
 __all__ = [
     "MAX_POLICIES",

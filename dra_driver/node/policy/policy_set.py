@@ -26,8 +26,7 @@ from dra_driver.config.schema import FieldProblem
 from dra_driver.core.errors import ConfigurationError, StorageError
 from dra_driver.core.files import remove_unfinished, replace_file
 from dra_driver.core.text import printable
-from dra_driver.node.policy.document import UnreadableError, read_documents
-from dra_driver.node.policy.folder import PolicyFile
+from dra_driver.node.policy.folder import PolicyFile, UnreadableError, read_documents
 from dra_driver.node.policy.resolve import first_of, like
 
 MAX_POLICIES: Final = 128

@@ -22,8 +22,7 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage import GpuUsage, InstanceUsage, ProcessUsage
 from dra_driver.core.model.usage_findings import UsingPod
-from dra_driver.node.usage.containers import LogIndex
-from dra_driver.node.usage.sources import Look, PodClaims, ProcessFacts, Unread
+from dra_driver.node.usage.sources import LogIndex, Look, PodClaims, ProcessFacts, Unread
 from dra_driver.node.usage.values import (
     AssignedGpu,
     AssignedUse,

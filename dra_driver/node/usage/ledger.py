@@ -20,8 +20,8 @@ from msgspec.structs import replace
 
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
-from dra_driver.node.usage.idle import device_used
 from dra_driver.node.usage.values import AssignedUse, Basis, DeviceUse, GpuUse, JoinedUsage, step_s, total
+from dra_driver.node.usage.watchdog import device_used
 
 
 class RowKey(Struct, frozen=True, order=True):

@@ -17,10 +17,22 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dra_driver.core.model.claim import ClaimRef
+from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
-from dra_driver.core.model.usage_findings import MAX_OVER_GRANT, MAX_PODS, OverGrant, UsingPod
-from dra_driver.core.model.usage_rules import DEFAULT_USAGE, OverGrantAction, UsageRules
-from dra_driver.node.usage.values import DeviceUse, JoinedUsage, SeenProcess, began, step_s, total
+from dra_driver.core.model.usage_findings import (
+    MAX_COMMAND,
+    MAX_COMMANDS,
+    MAX_IDLE,
+    MAX_OVER_GRANT,
+    MAX_PODS,
+    MAX_UNATTRIBUTED,
+    IdleClaim,
+    OverGrant,
+    Unattributed,
+    UsingPod,
+)
+from dra_driver.core.model.usage_rules import DEFAULT_USAGE, OverGrantAction, UsageRules, idle_after_min
+from dra_driver.node.usage.values import DeviceUse, GpuUse, JoinedUsage, SeenProcess, began, step_s, total
 
 CONFIRM_S: Final = 10.0
 CALM_S: Final = 30.0
@@ -165,3 +177,181 @@ def _first_told(use: ShareUse, since: datetime) -> OverGrant:
         since=since,
         action=use.rules.over_grant,
     )
+
+
+UNATTRIBUTED_CONFIRM_S: Final = 30.0
+"""A container's first processes are on the GPU before the kubelet tells whose they are."""
+GROWTH: Final = 1.1
+DRIVER_PROGRAMS: Final = frozenset({"nvidia-cuda-mps-server", "nvidia-cuda-mps-control", "nvidia-persistenced"})
+"""Programs of the driver, cut to the 15 characters of /proc/PID/comm below, which claims do not have but need."""
+_DRIVER_COMMANDS: Final = frozenset(name[:15] for name in DRIVER_PROGRAMS)
+
+
+class ForeignWatched(Struct, frozen=True, kw_only=True):
+    """Of one GPU: for how long each process was seen (s), and what is told."""
+
+    seen_s: Mapping[int, float]
+    told: Unattributed | None = None
+
+
+ForeignState = Mapping[GpuUuid, ForeignWatched]
+
+
+def watch_foreign(
+    state: ForeignState, gpus: Iterable[GpuUse], elapsed_s: float, now: datetime
+) -> tuple[ForeignState, tuple[Unattributed, ...]]:
+    """The next state by GPU, and what is told of each GPU, in the order of their names. Skips GPUs whose processes are
+    not known.
+
+    A process is reported after `UNATTRIBUTED_CONFIRM_S`. ``elapsed_s`` and ``now`` are those of `watch`.
+    """
+    counted_s = step_s(elapsed_s)
+    found = {
+        gpu.gpu_uuid: _next_unattributed(state.get(gpu.gpu_uuid), gpu, gpu.unattributed, counted_s, now)
+        for gpu in gpus
+        if gpu.unattributed is not None and gpu.device
+    }
+    told = sorted((each.told for each in found.values() if each.told is not None), key=lambda each: each.device)
+    return found, tuple(told[:MAX_UNATTRIBUTED])
+
+
+def _next_unattributed(
+    former: ForeignWatched | None, gpu: GpuUse, processes: Sequence[SeenProcess], counted_s: float, now: datetime
+) -> ForeignWatched:
+    known = former.seen_s if former is not None else {}
+    foreign = [each for each in processes if each.command[:15] not in _DRIVER_COMMANDS]
+    seen_s = {each.pid: known[each.pid] + counted_s if each.pid in known else 0.0 for each in foreign}
+    lasting = [each for each in foreign if seen_s[each.pid] >= UNATTRIBUTED_CONFIRM_S]
+    if not lasting:
+        return ForeignWatched(seen_s=seen_s)
+    before = former.told if former is not None else None
+    longest_s = max(seen_s[each.pid] for each in lasting)
+    fresh = _told_unattributed(gpu, lasting, before.since if before is not None else began(now, longest_s))
+    return ForeignWatched(seen_s=seen_s, told=_steady(before, fresh))
+
+
+def _told_unattributed(gpu: GpuUse, lasting: Sequence[SeenProcess], since: datetime) -> Unattributed:
+    by_size = sorted(lasting, key=lambda each: (-(each.memory_bytes or 0), each.pid))
+    commands = dict.fromkeys(each.command[:MAX_COMMAND] for each in by_size if each.command)
+    return Unattributed(
+        gpu_uuid=gpu.gpu_uuid,
+        device=gpu.device,
+        processes=len(lasting),
+        bytes_used=total(each.memory_bytes for each in lasting),
+        since=since,
+        commands=tuple(commands)[:MAX_COMMANDS],
+    )
+
+
+def _steady(before: Unattributed | None, fresh: Unattributed) -> Unattributed:
+    """Memory that changed by less than a tenth is told as before."""
+    if before is None or before.bytes_used is None or fresh.bytes_used is None:
+        return fresh
+    low, high = sorted((before.bytes_used, fresh.bytes_used))
+    return replace(fresh, bytes_used=before.bytes_used) if high <= low * GROWTH else fresh
+
+
+class ClaimUse(Struct, frozen=True, kw_only=True):
+    """Whether a claim used any of its devices since the last look; None: not known.
+
+    ``after_min`` are minutes without use after which it counts as idle, None for never. Of several devices with
+    different policies it is the longest, and None if one of them says never.
+    """
+
+    claim: ClaimRef
+    used: bool | None
+    after_min: int | None = None
+
+
+class IdleWatched(Struct, frozen=True, kw_only=True):
+    """For how long (s) a claim was seen without use, and since when that is told."""
+
+    idle_s: float
+    since: datetime | None = None
+
+
+IdleState = Mapping[str, IdleWatched]
+"""By claim UID; a claim whose use is not known is not in it."""
+
+
+def is_used(processes: Iterable[SeenProcess] | None, device_percent: int | None = None) -> bool | None:
+    """Whether a device is used by the claim that has it, whose ``processes`` are given; None where that is not known.
+
+    ``device_percent`` is the SM utilisation of a device that the claim has alone (a partition, with GPM), None where it
+    is not known or not the claim's alone.
+    """
+    if processes is None:
+        return None
+    percents = [each.sm_percent for each in processes]
+    if not percents:
+        return False
+    if any(percents) or device_percent:
+        return True
+    return None if None in percents and device_percent is None else False
+
+
+def used_any(devices: Iterable[bool | None]) -> bool | None:
+    """Of several devices: True if one is used, None if that is not known of one, False if none is. None without any."""
+    found = list(devices)
+    if not found or (None in found and True not in found):
+        return None
+    return True in found
+
+
+def device_used(use: DeviceUse) -> bool | None:
+    """Whether the claim used the device since the last look; None where that is not known."""
+    if use.shared_processes:
+        return None
+    alone = use.sm_percent if use.assigned.form is not Form.SHARE else None
+    if use.processes is None:
+        return True if alone else None
+    return is_used(use.processes, alone)
+
+
+def claim_uses(joined: JoinedUsage) -> list[ClaimUse]:
+    """Each claim, and whether it used any of its devices. Claims with admin access alone watch and use nothing."""
+    rules = joined.rules
+    claims: dict[ClaimRef, list[DeviceUse]] = {}
+    for use in joined.devices:
+        if not use.assigned.admin_access:
+            claims.setdefault(use.claim, []).append(use)
+    return [
+        ClaimUse(
+            claim=claim,
+            used=used_any(device_used(use) for use in uses),
+            after_min=idle_after_min([rules.get(use.assigned.gpu_uuid, DEFAULT_USAGE) for use in uses]),
+        )
+        for claim, uses in claims.items()
+    ]
+
+
+def watch_idle(
+    state: IdleState, uses: Iterable[ClaimUse], elapsed_s: float, now: datetime
+) -> tuple[IdleState, tuple[IdleClaim, ...]]:
+    """The next state, and the claims that count as idle, in the order of names.
+
+    ``elapsed_s`` and ``now`` are as those of `watchdog.watch`. Claims that are not in ``uses`` have ended.
+    """
+    counted_s = step_s(elapsed_s)
+    found: dict[str, IdleWatched] = {}
+    idle: list[IdleClaim] = []
+    for use in uses:
+        if use.used is not False:
+            continue  # used, or not known
+        former = state.get(use.claim.uid)
+        idle_s = former.idle_s + counted_s if former is not None else 0.0
+        since = former.since if former is not None else None
+        if use.after_min is not None and idle_s >= use.after_min * 60:
+            since = since or began(now, idle_s)
+            idle.append(IdleClaim(claim=use.claim, since=since))
+        found[use.claim.uid] = IdleWatched(idle_s=idle_s, since=since)
+    idle.sort(key=lambda each: (each.claim.namespace, each.claim.name))
+    return found, tuple(idle[:MAX_IDLE])
+
+
+def idle_s(state: IdleState, uid: str, used: bool | None) -> float | None:
+    """Seconds without use for the metric; 0 while it is used, None while that is not known."""
+    if used is None:
+        return None
+    watched = state.get(uid)
+    return watched.idle_s if watched is not None else 0.0

@@ -4,8 +4,14 @@ from typing import Any
 
 import pytest
 
-from dra_driver.controller.fleet import Fleet, fleet_of, slice_view
-from dra_driver.controller.pending_evictions import SpecialClaim, pending_evictions, special_claim
+from dra_driver.controller.pending_evictions import (
+    Fleet,
+    SpecialClaim,
+    fleet_of,
+    pending_evictions,
+    slice_view,
+    special_claim,
+)
 from tests.unit.controller.objects import DRIVER, at, device, resource_slice, special_claim_object, taint
 
 

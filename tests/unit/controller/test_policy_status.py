@@ -4,8 +4,14 @@ from typing import Any
 
 import pytest
 
-from dra_driver.controller.policy_status import FIRST_RETRY_S, MOST_WRITES, PERIOD_S, PolicyStatusWriter
-from dra_driver.controller.policy_totals import NodePolicies, PolicyView
+from dra_driver.controller.policy_status import (
+    FIRST_RETRY_S,
+    MOST_WRITES,
+    PERIOD_S,
+    NodePolicies,
+    PolicyStatusWriter,
+    PolicyView,
+)
 from dra_driver.core.errors import ApiUnreachableError, InvalidObjectError, NotFoundError
 from dra_driver.core.model.gpu_node import PolicyState
 from tests.unit.controller.fleets import PolicyApi, node_object, nodes, policy_object, said

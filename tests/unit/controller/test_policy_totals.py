@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dra_driver.controller.policy_totals import PolicyView, status_of, totals
+from dra_driver.controller.policy_status import PolicyView, status_of, totals
 from dra_driver.core.model.gpu_node import NodePolicy, PolicyOrigin, PolicyPlace, PolicyState, PolicyStatus
 from tests.unit.controller.fleets import node_object, nodes, policy, said
 from tests.unit.controller.objects import at

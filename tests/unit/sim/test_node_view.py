@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from dra_driver.node.exporter.sources import LogLinks, ProcReader, claims_of
-from dra_driver.node.usage.containers import LogIndex
+from dra_driver.node.usage.sources import LogIndex
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.node.kubelet_state import DeviceResponse, KubeletState, NodeClaim
 from dra_driver.sim.node.made_processes import MadeProcesses, container_id

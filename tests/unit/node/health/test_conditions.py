@@ -2,10 +2,9 @@
 
 from dra_driver.core.model.health import HealthCause, RecoveryAction, Severity
 from dra_driver.core.model.health_rules import HealthRules
-from dra_driver.node.health.conditions import conditions, unmonitored
+from dra_driver.node.health.conditions import HealthState, conditions, state, unmonitored
 from dra_driver.node.health.fault import Faults
 from dra_driver.node.health.machine import after_event, after_reading, after_repair
-from dra_driver.node.health.statistics import HealthState, state
 from tests.unit.node.health.world import GPU, WALL, at, ecc, reading, xid
 
 EVICT_79 = HealthRules(evicting_xids=frozenset({79}))

@@ -6,7 +6,7 @@ import pytest
 
 from dra_driver.core.model.health import HealthCause, RecoveryAction, Severity
 from dra_driver.core.model.health_rules import HealthRules
-from dra_driver.node.health.fault import MOST_XIDS, FaultKey, FaultPhase, Faults
+from dra_driver.node.health.fault import CALM_S, FLAP_WINDOW_S, MOST_XIDS, FaultKey, FaultPhase, Faults
 from dra_driver.node.health.machine import (
     SETTLE_S,
     after_boot,
@@ -17,7 +17,6 @@ from dra_driver.node.health.machine import (
     after_repair,
     after_time,
 )
-from dra_driver.node.health.rules import CALM_S, FLAP_WINDOW_S
 from tests.unit.node.health.world import FINE, WALL, at, ecc, fault, phase, reading, xid
 
 XID, ECC, LOST, HANG = HealthCause.XID, HealthCause.ECC, HealthCause.LOST, HealthCause.HANG

@@ -2,7 +2,7 @@
 
 from dra_driver.core.model.health import HealthCause, Severity
 from dra_driver.node.health.fault import FaultKey, HealthFault, HealthRecord
-from dra_driver.node.health.merge import until
+from dra_driver.node.health.storage import until
 from tests.unit.node.health.world import GPU, WALL
 
 KEY = FaultKey(None, HealthCause.LOST)

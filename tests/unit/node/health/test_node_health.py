@@ -11,8 +11,8 @@ from dra_driver.core.model.health import HealthCause, HealthEvent, RecoveryActio
 from dra_driver.core.model.health_rules import HealthRules
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.node.health import DeviceHealth, HealthState, NodeHealth
+from dra_driver.node.health.fault import CALM_S
 from dra_driver.node.health.node_health import UNLISTED_S
-from dra_driver.node.health.rules import CALM_S
 from tests.unit.node.health.world import FINE, GPU, OTHER, WALL, Node, reading, told, xid
 
 CALM = int(CALM_S[HealthCause.XID])

@@ -4,7 +4,7 @@ import pytest
 
 from dra_driver.core.model.health import HealthCause, Severity
 from dra_driver.core.model.health_rules import DEFAULT_RULES, HealthRules
-from dra_driver.node.health.rules import CALM_S, calm_s, severity
+from dra_driver.node.health.fault import CALM_S, calm_s, severity
 
 COUNTED, TAINTS, EVICTS = Severity.COUNTED, Severity.NO_NEW_CLAIMS, Severity.EVICT
 LOST, XID = HealthCause.LOST, HealthCause.XID

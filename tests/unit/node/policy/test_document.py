@@ -2,7 +2,7 @@
 
 import pytest
 
-from dra_driver.node.policy.document import UnreadableError, read_documents
+from dra_driver.node.policy.folder import UnreadableError, read_documents
 
 
 def read(text: str | bytes, *, is_json: bool = False) -> list[object]:

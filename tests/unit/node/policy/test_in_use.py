@@ -7,8 +7,7 @@ from msgspec.structs import replace
 
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.core.model.terms import DEFAULT_TERMS, GpuTerms, Interval, Strategy, Use
-from dra_driver.node.policy.in_use import DRAINING_TAINT
-from dra_driver.node.policy.resolve import resolve
+from dra_driver.node.policy.resolve import DRAINING_TAINT, resolve
 from tests.unit.node.policy.hardware import (
     NODE,
     ONE_G,

@@ -8,7 +8,7 @@ from dra_driver.core.model.gpu_node import NodePolicy, PolicyOrigin, PolicyState
 from dra_driver.core.model.terms import Use
 from dra_driver.node.policy.policy_set import PolicySet
 from dra_driver.node.policy.resolve import survey
-from dra_driver.node.policy.standing import PolicySets, standing_of
+from dra_driver.node.policy.source import PolicySets, standing_of
 from tests.unit.node.policy.hardware import NODE, node, uuid, whole, written
 
 

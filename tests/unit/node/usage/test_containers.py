@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_driver.core.model.usage_findings import UsingPod
-from dra_driver.node.usage.containers import CgroupPlace, index, place_of
+from dra_driver.node.usage.sources import CgroupPlace, index, place_of
 from dra_driver.node.usage.values import ContainerRef
 from tests.fakes.stand_in import present
 

@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.usage_findings import MAX_COMMAND, MAX_COMMANDS, Unattributed
-from dra_driver.node.usage.foreign import ForeignState, watch_foreign
 from dra_driver.node.usage.values import GpuUse, SeenProcess
+from dra_driver.node.usage.watchdog import ForeignState, watch_foreign
 from tests.unit.node.usage.claims import GIB, NOW
 
 PYTHON = SeenProcess(pid=10, command="python3", memory_bytes=2 * GIB)

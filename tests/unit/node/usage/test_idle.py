@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from dra_driver.core.model.usage_findings import IdleClaim
-from dra_driver.node.usage.idle import ClaimUse, IdleState, idle_s, is_used, used_any, watch_idle
 from dra_driver.node.usage.values import SeenProcess
+from dra_driver.node.usage.watchdog import ClaimUse, IdleState, idle_s, is_used, used_any, watch_idle
 from tests.unit.node.usage.claims import NOW, claim
 
 UNUSED = ClaimUse(claim=claim(), used=False, after_min=1)

@@ -11,10 +11,8 @@ from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage import GpuUsage, InstanceUsage, ProcessUsage
 from dra_driver.core.model.usage_rules import UsageRules
-from dra_driver.node.usage.containers import CgroupPlace, index
-from dra_driver.node.usage.idle import claim_uses
 from dra_driver.node.usage.join import join
-from dra_driver.node.usage.sources import ClaimedDevice, Look, PodClaims, ProcessFacts, Unread
+from dra_driver.node.usage.sources import CgroupPlace, ClaimedDevice, Look, PodClaims, ProcessFacts, Unread, index
 from dra_driver.node.usage.values import (
     AssignedClaim,
     AssignedGpu,
@@ -24,7 +22,7 @@ from dra_driver.node.usage.values import (
     DeviceUse,
     JoinedUsage,
 )
-from dra_driver.node.usage.watchdog import share_uses
+from dra_driver.node.usage.watchdog import claim_uses, share_uses
 from tests.fakes.stand_in import present
 from tests.unit.node.usage.claims import GIB, NOW, claim
 
