@@ -1,4 +1,4 @@
-"""The settings of the usage exporter: names, defaults and checks of the values alone."""
+"""Define the settings of the usage exporter."""
 
 from dataclasses import dataclass
 

@@ -1,10 +1,7 @@
 """Map a settings class to command line flags and environment variables, with errors that name both.
 
-Order of precedence: flag, environment, default. An environment variable that is set but empty counts as not set,
-because manifests often have empty ones.
-
-Settings are plain dataclasses. pydantic, which describes claims and policies, would cost 9 MiB and 80 ms in every node
-process.
+Order of precedence: flag, environment, default. An empty environment variable counts as unset, because manifests often
+have empty ones. Settings are plain dataclasses: pydantic would cost 9 MiB and 80 ms in every node process.
 """
 
 import argparse
@@ -66,8 +63,8 @@ def setting(
 ) -> Any:
     """A field of a settings class; without a default the setting is required.
 
-    ``parse`` converts the text to the value, or raises ValueError with the expected form. ``env`` is by default the
-    name of the field in capitals.
+    ``parse`` converts the text, or raises ValueError with the expected form. ``env`` is by default the name of the
+    field in capitals.
     """
     metadata = {_KEY: _Option(group, metavar, about, parse, env)}
     if default is dataclasses.MISSING:
@@ -81,7 +78,6 @@ def switch(group: str, about: str, default: bool) -> Any:
 
 
 def path(group: str, metavar: str, about: str, default: str | None, *, env: str = "") -> Any:
-    """An absolute path."""
     return setting(group, metavar, about, default, parse=absolute, env=env)
 
 
@@ -92,12 +88,10 @@ def http_endpoint(group: str) -> Any:
 
 
 def format_of_logs(group: str) -> Any:
-    """The setting LOG_FORMAT."""
     return setting(group, "FORMAT", "text (key=value) or json", "text", parse=one_of(*get_args(LogFormat)))
 
 
 def level_of_logs(group: str) -> Any:
-    """The setting LOG_LEVEL."""
     return setting(group, "LEVEL", "debug, info, warning or error", "info", parse=one_of(*get_args(LogLevel)))
 
 
@@ -161,10 +155,8 @@ def flag_name(field: str) -> str:
 
 
 def add_flags(parser: argparse.ArgumentParser, flags: Iterable[Flag], *, bare_switches: bool = False) -> None:
-    """Add one flag for each setting, below the heading of its group, with default and environment variable in the help.
-
-    With ``bare_switches`` a flag with the values ``true|false`` may stand alone and means true.
-    """
+    """Add one flag for each setting, below the heading of its group. With ``bare_switches`` a flag of ``switch`` may
+    stand without a value and means true."""
     groups: dict[str, argparse._ArgumentGroup] = {}
     for flag in flags:
         if flag.group not in groups:
@@ -178,8 +170,8 @@ def add_flags(parser: argparse.ArgumentParser, flags: Iterable[Flag], *, bare_sw
 def load(settings: type[Settings], given: Mapping[str, str | None], environ: Mapping[str, str]) -> Settings:
     """Build ``settings`` from flags (``given``, by field name, None when absent) and ``environ``.
 
-    Raises ConfigurationError with one sentence for each wrong setting, naming flag and variable. A ValueError of the
-    class's ``__post_init__`` is translated, too.
+    Raises ConfigurationError with one sentence for each wrong setting, naming flag and variable, also for a ValueError
+    of ``__post_init__``.
     """
     values: dict[str, object] = {}
     wrong: list[str] = []

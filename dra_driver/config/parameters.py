@@ -1,15 +1,11 @@
-"""Opaque parameters of claims and device classes: ``GpuConfig`` and ``MigDeviceConfig`` of resource.nvidia.com/v1beta1.
+"""Decode opaque parameters of claims and classes: ``GpuConfig`` and ``MigDeviceConfig`` of resource.nvidia.com/v1beta1.
 
-Decodes JSON of any shape strictly, to plain values (``device_config.py``) or one sentence. The schema is generated from
-the models in ``config/schemas/device_config.py``.
+Group, kinds and fields are those of NVIDIA's DRA driver (``api/nvidia.com/resource/v1beta1``). Two differences: an MPS
+section under TimeSlicing and a memory limit below 1 MiB are errors here, so that admission can refuse them; and JSON
+null means absent, as in Kubernetes. The schema is generated from ``config/schemas/device_config.py``.
 
-Group, kinds and fields are those of NVIDIA's DRA driver (``api/nvidia.com/resource/v1beta1``), so that claims written
-for it decode here. Two differences: errors that NVIDIA's driver finds only while preparing (an MPS section under
-TimeSlicing, a memory limit below 1 MiB) are found while decoding, so that admission can refuse them; and JSON null
-means absent everywhere, as in Kubernetes, so ``timeSlicingConfig: {}`` and ``interval: null`` are the default interval.
-
-Any user who may create a claim writes parameters. Their size is checked first, and an error, which ends in events and
-logs, quotes only a few short pieces of them, with unprintable characters escaped.
+Any user who may create a claim writes parameters, and errors end in events and logs. So their size is checked first,
+and an error quotes only short, escaped pieces of them.
 """
 
 from collections.abc import Mapping
@@ -28,8 +24,7 @@ class MpsLimits(Struct, frozen=True, kw_only=True):
     """Limits of the MPS daemon's clients; None and empty set no limit.
 
     ``default_percentage`` is 0 to 100 percent of the GPU's threads. Memory is canonical text of a quantity of at least
-    1Mi. Keys of ``per_device`` (as written, in canonical order) are GPU UUIDs or positions in the group's sorted list
-    of them.
+    1Mi. Keys of ``per_device`` are GPU UUIDs or positions in the group's sorted list of them.
     """
 
     default_percentage: int | None = None
@@ -46,7 +41,7 @@ class GpuSharing(Struct, frozen=True, kw_only=True):
 
     @property
     def asks_for(self) -> str | None:
-        """What must be set up, in words; None when the hardware shares like this by itself."""
+        """The required setup, in words; None if there is none."""
         if self.strategy is Strategy.MPS:
             return "sharing through MPS"
         return None if self.interval is Interval.DEFAULT else f"time-slicing with interval {self.interval}"
@@ -60,31 +55,24 @@ class MigSharing(Struct, frozen=True, kw_only=True):
 
     @property
     def asks_for(self) -> str | None:
-        """As `GpuSharing.asks_for`."""
         return "sharing through MPS" if self.strategy is Strategy.MPS else None
 
 
 class GpuConfig(Struct, frozen=True, kw_only=True):
-    """Parameters for whole GPUs."""
-
     kind: ClassVar[Literal["GpuConfig"]] = "GpuConfig"
     sharing: GpuSharing | None = None
 
     @property
     def asks_for(self) -> str | None:
-        """What must be set up, in words; None when the hardware does it by itself."""
         return self.sharing.asks_for if self.sharing else None
 
 
 class MigDeviceConfig(Struct, frozen=True, kw_only=True):
-    """Parameters for MIG devices."""
-
     kind: ClassVar[Literal["MigDeviceConfig"]] = "MigDeviceConfig"
     sharing: MigSharing | None = None
 
     @property
     def asks_for(self) -> str | None:
-        """As `GpuConfig.asks_for`."""
         return self.sharing.asks_for if self.sharing else None
 
 
@@ -101,10 +89,8 @@ Fields = Mapping[str, Any]
 
 
 def decode(parameters: object) -> DeviceConfig:
-    """Decode ``parameters`` (parsed JSON of any shape) to a config. Pure.
-
-    Raises only `InvalidParametersError`, with the paths of the first five wrong fields.
-    """
+    """Decode parsed JSON of any shape to a config. Raises only `InvalidParametersError`, with the first five
+    problems."""
     if not isinstance(parameters, Mapping):
         raise InvalidParametersError(f"parameters are {shown(parameters)}, expected an object with apiVersion and kind")
     if too_large := size_problem(parameters, max_bytes=MAX_BYTES, max_depth=MAX_DEPTH):

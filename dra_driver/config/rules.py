@@ -1,9 +1,5 @@
-"""Conditions over several fields of one object, by name.
-
-Each condition exists twice: as a function of the object as it was written (null fields are absent), and as a CEL
-expression for the API server (``x-kubernetes-validations``). A rule is evaluated only on objects whose fields are
-valid.
-"""
+"""Define conditions over several fields of one object, each as a Python function and as a CEL expression for the API
+server (``x-kubernetes-validations``). A rule is evaluated only on objects with valid fields; null is absent."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -97,7 +93,7 @@ def _reserved_taint(taint: Fields) -> bool:
 
 
 def _also(health: Fields, section: str, field: str) -> bool:
-    """Whether something that is ignored is in the section, too."""
+    """Return whether an ignored value is also in the section."""
     ignored = _inner(health, "ignore").get(field) or ()
     return bool(set(ignored) & set(_inner(health, section).get(field) or ()))
 

@@ -1,4 +1,5 @@
-"""The status of a GpuNode as the API server stores it: the lists, and in words what they say."""
+"""Encode and decode the status of a GpuNode with its summary in words, and list the columns of ``kubectl get``, which
+the CustomResourceDefinitions and the embedded API server show."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +29,7 @@ def node_status(status: GpuNodeStatus, observed_at: str) -> dict[str, Any]:
 
 
 def node_status_of(written: object) -> GpuNodeStatus | None:
-    """The status of a GpuNode object of any shape; None for one without. Entries that make no sense are skipped."""
+    """The status of a GpuNode object of any shape, without invalid entries; None for one without."""
     status = written.get("status") if isinstance(written, Mapping) else None
     try:
         return replace(from_wire(GpuNodeStatus, status), observed_at=None, summary=None)
@@ -64,7 +65,7 @@ def usage_in_words(told: ToldUsage) -> str | None:
 
 
 def _policies_in_words(policies: Sequence[NodePolicy]) -> str:
-    """Names of those in force; then the others with their state."""
+    """Names of the policies in force, after the others with their state."""
     good = [policy.name for policy in policies if policy.state is PolicyState.IN_FORCE]
     shown = (PolicyState.REFUSED, PolicyState.CONFLICTING, PolicyState.WAITING)
     bad = [f"{policy.name} ({policy.state})" for state in shown for policy in policies if policy.state is state]

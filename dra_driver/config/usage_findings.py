@@ -1,7 +1,7 @@
-"""``findings.json``: what the usage exporter tells the node process, to JSON and back. Pure.
+"""Encode and decode ``findings.json``, in which the usage exporter reports to the node process.
 
 The exporter reads processes of tenants, so the node process takes its file as it would take a tenant's: every list and
-text is cut to its bound, entries that make no sense are left out, and a file that is no JSON object counts as damaged.
+text is cut to its bound, invalid entries are omitted, and a file that is not a JSON object counts as damaged.
 """
 
 from datetime import UTC
@@ -35,12 +35,12 @@ from dra_driver.core.wire import ALWAYS, from_wire, to_wire
 
 VERSION: Final = 1
 FOLDER, FILE = "findings", "findings.json"
-"""In the folder ``usage`` of the driver's directory; the exporter may write this folder alone."""
+"""In the directory ``usage`` of the driver's directory; the exporter may write only this directory."""
 LOCK: Final = "driver.lock"
-"""In the same folder: the exporter holds a shared lock on it while it has the NVIDIA driver open."""
+"""In the same directory: the exporter holds a shared lock on it while it has the NVIDIA driver open."""
 MAX_BYTES: Final = 2**20
 RENEW_S: Final = 60.0
-"""How often the exporter writes the file anew while there is anything in it, changed or not; else on change alone."""
+"""How often the exporter rewrites a file that is not empty; else only when it changes."""
 
 
 class _Since(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -89,7 +89,6 @@ class _File(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def encode(findings: UsageFindings) -> bytes:
-    """The file's content."""
     file = _File(
         version=VERSION,
         written=findings.written,
@@ -105,7 +104,7 @@ def encode(findings: UsageFindings) -> bytes:
 
 
 def decode(content: bytes) -> UsageFindings:
-    """Raises ConfigurationError, which says what is wrong, for content that is not such a file."""
+    """Raises ConfigurationError for other content."""
     if len(content) > MAX_BYTES:
         raise ConfigurationError(f"{FILE} has {len(content)} bytes, expected at most {MAX_BYTES}")
     try:

@@ -1,13 +1,12 @@
-"""Two limits that keep a false alarm from emptying the cluster.
+"""Limit evictions, so that a false alarm cannot empty the cluster.
 
-*The pace.* At most N evictions a minute, spread evenly: one each 60/N s, and the first of a new leader 60/N s after it
-began to lead. So the limit also holds across a restart or a takeover, without any memory of earlier evictions.
+*The pace.* At most N evictions a minute, one each 60/N s, the first 60/N s after a leader began to lead. So the limit
+holds across a restart or a takeover without memory of earlier evictions.
 
-*The brake.* No eviction while more than a part of the fleet's GPUs became tainted within a window: broken hardware
-comes one by one, while a wrong rule, a wrong policy or a broken driver version comes everywhere at once. The times are
-those of the taints (``timeAdded``), so nothing is forgotten by a restart. A taint counts for at least twice its grace
-time: with a grace time of the window's length, all pods would become due just after it. At least `LEAST_GPUS` must be
-concerned: in a fleet of four GPUs one broken GPU is 25 %, and it is the ordinary case for which eviction exists. Taints
+*The brake.* No eviction while more than a part of the fleet's GPUs became tainted within a window: hardware breaks one
+by one, a wrong rule, policy or driver version everywhere at the same time. The times are those of the taints
+(``timeAdded``), which outlast a restart. A taint counts for at least twice its grace period, else all pods could become
+due just after the window. One broken GPU of a small fleet is normal, so at least `LEAST_GPUS` must be tainted. Taints
 that an administrator requested (a drain) do not count.
 """
 
@@ -46,14 +45,14 @@ class BrakeState(Struct, frozen=True, kw_only=True):
 
 
 def brake_state(fleet: Fleet, rules: BrakeRules, now: datetime) -> BrakeState:
-    """The brake at ``now``. Times ahead of ``now`` (a node's clock) count as recent."""
+    """Times ahead of ``now`` (a node's clock) count as recent."""
     ends = [end for end in _ends_by_gpu(fleet.tainted.values(), rules).values() if end > now]
     too_many = len(ends) * 100 > rules.percent * len(fleet.gpus) and len(ends) >= LEAST_GPUS
     return BrakeState(on=too_many, recent=len(ends), fleet=len(fleet.gpus), until=min(ends) if too_many else None)
 
 
 def _ends_by_gpu(devices: Iterable[TaintedDevice], rules: BrakeRules) -> dict[str, datetime]:
-    """Until when each GPU counts; a partition's taint counts for its GPU."""
+    """When each GPU stops to count; a partition's taint counts for its GPU."""
     ends: dict[str, datetime] = {}
     for device in devices:
         grace_s = rules.grace_s if device.grace_s is None else device.grace_s
@@ -65,10 +64,10 @@ def _ends_by_gpu(devices: Iterable[TaintedDevice], rules: BrakeRules) -> dict[st
 
 
 class Pace:
-    """At most ``per_minute`` evictions, spread evenly, over all threads. From any thread."""
+    """At most ``per_minute`` evictions, spread evenly, over all threads. Thread-safe."""
 
     def __init__(self, per_minute: int, led_for_s: Callable[[], float | None], clock: Callable[[], float]) -> None:
-        """``led_for_s``: for how long this replica has led, None while it does not."""
+        """``led_for_s``: how long this replica has led, None while it does not."""
         self._every_s, self._led_for_s, self._clock = 60.0 / per_minute, led_for_s, clock
         self._lock = threading.Lock()  # guards the next
         self._last_s: float | None = None
@@ -79,7 +78,7 @@ class Pace:
             return self._every_s - self._since_s()
 
     def take(self) -> bool:
-        """Whether one pod may be evicted now; if so, that counts."""
+        """Return whether one pod may be evicted now, and count it."""
         with self._lock:
             if self._since_s() < self._every_s:
                 return False
@@ -91,7 +90,7 @@ class Pace:
             self._last_s = self._clock()
 
     def forget(self) -> None:
-        """This replica does not lead any more."""
+        """This replica no longer leads."""
         with self._lock:
             self._last_s = None
 

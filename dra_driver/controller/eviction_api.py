@@ -1,4 +1,4 @@
-"""Evicts one pod through the eviction API, after a last look at the pod and at its device."""
+"""Evict one pod through the eviction API, after a last read of the pod and its device, and record events."""
 
 import random
 from typing import Final, Protocol
@@ -17,7 +17,7 @@ from dra_driver.kube.shapes import read
 
 FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 120.0
 OPTED_OUT_S: Final = 30.0
-"""How long until a pod that has opted out is read again."""
+"""Pause until a pod that has opted out is read again."""
 
 
 def retries() -> Backoff:
@@ -26,7 +26,7 @@ def retries() -> Backoff:
 
 
 class EvictionRequests(Creator, Protocol):
-    """The part of ``rest.RestClient`` that an eviction needs."""
+    """Subset of ``rest.RestClient`` that this module uses."""
 
     def get(self, path: str) -> dict[str, object]: ...
 
@@ -41,7 +41,7 @@ class EvictionOutcome(Struct, frozen=True, kw_only=True):
 
 
 def look(api: EvictionRequests, case: PendingEviction) -> EvictionOutcome | None:
-    """A reason not to evict the pod now, None if it has to go. Raises KubernetesApiError when that cannot be read."""
+    """A reason not to evict the pod now, else None. Raises KubernetesApiError when that cannot be read."""
     try:
         pod = read(Pod, api.get(paths.pod(case.pod.namespace, case.pod.name)))
         if (outcome := _of_pod(pod, case)) is not None:
@@ -74,7 +74,6 @@ def evict(api: EvictionRequests, pod: PodRef) -> EvictionOutcome:
 
 
 def has_ended(pod: Pod) -> bool:
-    """Whether the pod has finished."""
     return pod.status is not None and pod.status.phase in {"Succeeded", "Failed"}
 
 
@@ -105,7 +104,7 @@ ANNOUNCED: Final = "GpuEvictionAnnounced"
 
 
 class Recorder(Protocol):
-    """The part of ``kube.events.EventRecorder`` that is needed here."""
+    """Subset of ``kube.events.EventRecorder`` that this module uses."""
 
     def record(self, about: ObjectReference, kind: EventType, reason: str, message: str) -> None: ...
 
@@ -118,7 +117,7 @@ class PodEvents:
         self._braked = False
 
     def _record_outcome(self, pod: PodRef, result: str, evicted: str, refused: str, opted_out: str) -> None:
-        """No event for a deleted pod, and for failures, which are in the log."""
+        """No event for a deleted pod, nor for failures, which are logged."""
         if result == "evicted":
             self._about(pod, "Normal", EVICTED, evicted)
         elif result == "refused":

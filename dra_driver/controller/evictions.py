@@ -1,8 +1,7 @@
-"""Evicts pods that came by an extended resource from devices with a NoExecute taint, in a thread of its own.
+"""Evict pods that request an extended resource from devices with a NoExecute taint, in a separate thread.
 
-Kubernetes 1.36 evicts pods with claims of their own and misses these (`pending_evictions`, which decides who is due).
-One turn of the loop applies the eviction limit and the pace (`brake`), and evicts one pod after the other
-(`eviction_api`). It acts only while this replica leads and both copies are current.
+Kubernetes 1.36 misses these pods (`pending_evictions`). The thread applies the eviction limit and the pace (`brake`)
+and evicts one pod after the other, only while this replica leads and both copies are current.
 """
 
 import logging
@@ -54,7 +53,7 @@ class Copies(Protocol):
 
 
 class EvictionRules(Struct, frozen=True, kw_only=True):
-    """Settings of evictions. ``grace_s`` begins with the taint."""
+    """``grace_s`` begins with the taint."""
 
     grace_s: float
     brake: BrakeRules
@@ -73,7 +72,7 @@ class EvictionEvents(PodEvents):
         )
 
     def brake(self, state: BrakeState, *, waiting: int) -> None:
-        """The brake, when it goes on or off; ``waiting`` is the number of pods that it holds back."""
+        """An event when the brake changes; ``waiting`` is the number of pods that it holds back."""
         braked = (
             f"No pod is evicted: {state.recent} of {state.fleet} GPUs became tainted within a short time, which is more"
             f" than broken hardware explains. {waiting} pods wait. See docs/eviction.md"
@@ -82,7 +81,7 @@ class EvictionEvents(PodEvents):
 
 
 class _Tries(Struct):
-    """Of one pod: when the next try is due (s, monotonic), and the pauses between them."""
+    """When the next attempt for one pod is due (s, monotonic), and the pauses between attempts."""
 
     not_before_s: float = 0.0
     backoff: Backoff = field(default_factory=retries)
@@ -116,7 +115,7 @@ class Evictions:
         )
 
     def step(self) -> float:
-        """Evict who is due, as far as brake and pace allow. Returns seconds until the next look."""
+        """Evict due pods within brake and pace. Returns seconds until the next call."""
         if not self._leadership.leads():
             self._tries = {}
             self._pace.forget()
@@ -168,7 +167,7 @@ class Evictions:
         self._plan_next(case, outcome)
 
     def _evict(self, case: PendingEviction) -> EvictionOutcome:
-        """The write, with one more question before it, because the look may have taken seconds."""
+        """Checks the leadership once more, because the last read may have taken seconds."""
         if not self._leadership.leads():
             return EvictionOutcome(result="failed", reason="this replica does not lead any more")
         return evict(self._api, case.pod)

@@ -1,10 +1,10 @@
-"""Compute which pods to evict from tainted devices, and when each eviction is due. No I/O.
+"""Compute which pods to evict from devices with NoExecute taints, and when each eviction is due. No I/O.
 
-The claims are those that the scheduler created for a pod's extended resources. Such a claim has an annotation, its pod
-as owner and user, and one request for each container and resource, without tolerations. The pod has it in
-``status.extendedResourceClaimStatus`` and not in ``spec.resourceClaims``, and Kubernetes 1.36 checks only the latter
-when it evicts pods from tainted devices (device_taint_eviction.go podEvictionTime; kubernetes#141290). Source of the
-claim: kubernetes/kubernetes pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go.
+The claims are those that the scheduler created for a pod's extended resources (kubernetes/kubernetes
+pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go): with an annotation, the pod as owner and
+user, and requests without tolerations. The pod has it in ``status.extendedResourceClaimStatus`` and not in
+``spec.resourceClaims``, and Kubernetes 1.36 checks only the latter when it evicts pods (device_taint_eviction.go
+podEvictionTime; kubernetes#141290). As there (getTaintedDevices), slices of an older generation of a pool are skipped.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ NO_EXECUTE: Final = "NoExecute"
 # The attributes that say which GPU a device is or is part of (published/names.py, as NVIDIA's driver has them).
 _GPU_ATTRIBUTES: Final = ("parentUUID", "uuid")
 LONGEST_GRACE_S: Final = 3600
-"""What a GpuPolicy may ask for; an attribute beyond it counts as this."""
+"""The maximum of a GpuPolicy; a larger attribute counts as this."""
 
 
 class EvictingTaint(Struct, frozen=True, kw_only=True):
@@ -56,8 +56,6 @@ class TaintedDevice(Struct, frozen=True, kw_only=True):
 
 
 class SliceView(Struct, frozen=True, kw_only=True):
-    """What is kept of one slice."""
-
     pool: str
     generation: int
     gpus: frozenset[str]
@@ -65,14 +63,14 @@ class SliceView(Struct, frozen=True, kw_only=True):
 
 
 class Fleet(Struct, frozen=True, kw_only=True):
-    """All slices together: the GPUs, and the tainted devices by pool and device name."""
+    """All GPUs, and the tainted devices by pool and device name."""
 
     gpus: frozenset[str]
     tainted: Mapping[tuple[str, str], TaintedDevice]
 
 
 def slice_view(item: Mapping[str, object]) -> SliceView | None:
-    """From the API object; None if it is malformed. A taint without a time that can be read evicts nothing."""
+    """From the API object; None if it is malformed. A taint without a readable time evicts no pod."""
     try:
         found = read(ResourceSlice, item)
     except ValueError:
@@ -118,7 +116,7 @@ def _grace_s(device: Device) -> int | None:
 
 
 def _gpu(device: Device, spec: ResourceSliceSpec) -> str:
-    """A device without such an attribute counts as a GPU of its own."""
+    """A device without such an attribute counts as a GPU."""
     known = device.attributes
     found = (known.get(name) or known.get(f"{spec.driver}/{name}") for name in _GPU_ATTRIBUTES)
     uuids = (attribute.string for attribute in found if attribute is not None and attribute.string)
@@ -129,7 +127,7 @@ EXTENDED_CLAIM_ANNOTATION: Final = "resource.kubernetes.io/extended-resource-cla
 
 
 class Toleration(Struct, frozen=True, kw_only=True):
-    """A toleration that the allocation has recorded. ``seconds`` None is for ever."""
+    """A toleration that the allocation has recorded. ``seconds`` None is unlimited."""
 
     key: str
     operator: str
@@ -139,8 +137,6 @@ class Toleration(Struct, frozen=True, kw_only=True):
 
 
 class HeldDevice(Struct, frozen=True, kw_only=True):
-    """One device of a claim."""
-
     pool: str
     name: str
     tolerations: tuple[Toleration, ...] = ()
@@ -166,7 +162,7 @@ class SpecialClaim(Struct, frozen=True, kw_only=True):
 
 
 def special_claim(item: Mapping[str, object], driver: str) -> SpecialClaim | None:
-    """From the API object; None for every other claim, and for one that is malformed."""
+    """From the API object; None for other claims and for a malformed one."""
     try:
         claim = read(ResourceClaim, item)
     except ValueError:
@@ -221,7 +217,7 @@ class PendingEviction(Struct, frozen=True, kw_only=True):
 
 
 def pending_evictions(fleet: Fleet, claims: Iterable[SpecialClaim], grace_s: float) -> list[PendingEviction]:
-    """Each pod once, earliest first, then by name. ``grace_s`` is for GPUs whose policy names none."""
+    """Each pod once, earliest first, then by name. ``grace_s`` is for GPUs whose policy has none."""
     found: dict[PodRef, PendingEviction] = {}
     for claim in claims:
         for case in _cases(fleet, claim, grace_s):
@@ -234,8 +230,8 @@ def pending_evictions(fleet: Fleet, claims: Iterable[SpecialClaim], grace_s: flo
 
 
 def grace_of(taint: EvictingTaint, tolerations: Iterable[Toleration], grace_s: float) -> float | None:
-    """Seconds from the taint to the eviction; None if the claim tolerates it for ever. A longer toleration counts, the
-    shortest of several, as in Kubernetes (device_taint_eviction.go claimEvictionTime)."""
+    """Seconds from the taint to the eviction; None if the claim tolerates it without limit. A longer toleration counts,
+    the shortest of several, as in Kubernetes (device_taint_eviction.go claimEvictionTime)."""
     matching = [item.seconds for item in tolerations if _tolerates(item, taint)]
     if not matching:
         return grace_s

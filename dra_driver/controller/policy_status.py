@@ -1,10 +1,14 @@
-"""Writes the status of GpuPolicies from what nodes say in their GpuNodes, in a thread of its own.
+"""Compute the status of each GpuPolicy from the GpuNodes of all nodes, and write it, in a separate thread.
 
-Nodes never wait for it: they apply policies without the controller. One turn adds everything up from the watches'
-copies (`policy_totals`) and writes the statuses that would change, and no other. While hundreds of nodes roll out a
-policy the copies change all the time: a turn begins at most every `PERIOD_S` and writes at most `MOST_WRITES`, those
-first that were written longest ago. It acts only while this replica leads and both copies are current; a write by a
-second leader would say the same, and one by a stale copy fails by its resourceVersion.
+Each GPU that a policy selects counts once: as in force, waiting, conflicting, refused or outranked. Exception: a policy
+that conflicts with a newer one and stays in force counts as both. A node that has not read the newest spec counts with
+its previous result; ``observedGeneration`` shows it. The condition ``InForce`` is True where every selected GPU has the
+policy or is left to one of higher priority, for ``kubectl wait --for=condition=InForce``.
+
+Nodes apply policies without the controller. While hundreds of nodes roll out a policy the copies change all the time:
+an iteration begins at most every `PERIOD_S` and writes at most `MOST_WRITES`, oldest first. It acts only while this
+replica leads and both copies are current. A second leader would write the same; a write from a stale copy fails by its
+resourceVersion.
 """
 
 import logging
@@ -41,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class PolicyView(Struct, frozen=True, kw_only=True):
-    """One GpuPolicy. ``written`` is the object as it was read, which a write of its status sends back."""
+    """One GpuPolicy. ``written`` is the object as read, which a write of its status sends back."""
 
     name: str
     uid: str
@@ -55,7 +59,7 @@ class PolicyView(Struct, frozen=True, kw_only=True):
 
 
 class NodePolicies(Struct, frozen=True, kw_only=True):
-    """What one node says of the policies that are objects, by name."""
+    """One node's results for policies that are objects, by name."""
 
     name: str
     policies: Mapping[str, NodePolicy]
@@ -162,7 +166,7 @@ _KEPT: Final = "so what applied before stays"
 
 
 def status_of(policy: PolicyView, totals: PolicyStatus, now: datetime) -> dict[str, object] | None:
-    """The new ``status`` of the object; None where the present one says the same already."""
+    """The new ``status`` of the object; None if it is unchanged."""
     wanted = to_wire(totals)
     condition = _condition(policy, totals)
     listed = policy.status.get("conditions")
@@ -217,14 +221,14 @@ def _first_message(totals: PolicyStatus) -> str:
 
 
 def _for_claims(waiting: PolicyCount) -> str:
-    """`` for team/a, team/b and others to end``; the places name the first."""
+    """`` for team/a, team/b and others to end``"""
     claims = sorted({claim for place in waiting.places for claim in place.claims})
     others = " and others" if len(claims) > _SHOWN else ""
     return f" for {', '.join(claims[:_SHOWN])}{others} to end" if claims else ""
 
 
 def _of(part: PolicyCount, whole: PolicyCount) -> str:
-    """``12 of 16 GPUs of 2 nodes``."""
+    """``12 of 16 GPUs of 2 nodes``"""
     return f"{part.gpus} of {_gpus(whole)} of {counted(whole.nodes, 'node')}"
 
 
@@ -241,7 +245,7 @@ FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
 
 
 class StatusApi(Protocol):
-    """The part of ``rest.RestClient`` that is needed here. Its requests must end within ``LeaseTimes.request_s``."""
+    """Subset of ``rest.RestClient`` that this module uses. Requests must end within ``LeaseTimes.request_s``."""
 
     def update(self, path: str, body: Mapping[str, object]) -> dict[str, object]: ...
 
@@ -254,7 +258,7 @@ class PolicyCopies(Protocol):
 
 
 class _Tries(Struct):
-    """Of one policy: when it was written last and may be written next (s, monotonic), and the pauses after failures."""
+    """When one policy was last written and may be written next (s, monotonic), and the pauses after failures."""
 
     last_s: float = float("-inf")
     not_before_s: float = 0.0
@@ -287,7 +291,7 @@ class PolicyStatusWriter:
         )
 
     def step(self) -> float:
-        """Write what changed, as far as the limits allow. Returns seconds until the next look."""
+        """Write changed statuses within the limits. Returns seconds until the next call."""
         if not self._leadership.leads():
             self._tries = {}
             metrics.policies.set(0)

@@ -1,9 +1,9 @@
-"""Evicts pods of claims over their grant, and of idle claims, as nodes ask in their GpuNodes. A thread of its own.
+"""Evict pods of claims over their grant and of idle claims, as nodes request in their GpuNodes, in a separate thread.
 
-Each case is announced on its pods first, and only what still stands when its wait is over is acted on, if its node has
-renewed it meanwhile: a GpuNode stays when its node dies. The wait counts from the announcement by this process' clock:
-a new leader announces again, and no clock of a node can shorten it. One pod leaves at a time, with the pace of all
-evictions and a brake (`usage_requests`); then the claim is read again.
+Each case is announced on its pods. It is acted on after its wait if its node has renewed it since: a GpuNode stays when
+its node dies. The wait counts from the announcement by this process' clock: a new leader announces again, and no clock
+of a node can shorten it. One pod is evicted at a time, with the pace of all evictions and a brake; then the claim is
+read again.
 """
 
 import logging
@@ -57,7 +57,7 @@ class GpuNodeCopies(Protocol):
 
 
 class UsageEvictionRules(Struct, frozen=True, kw_only=True):
-    """What is switched on, and the brake. ``driver`` is this driver's name."""
+    """The enabled kinds, and the brake. ``driver`` is this driver's name."""
 
     driver: str
     over_grant: bool
@@ -67,7 +67,6 @@ class UsageEvictionRules(Struct, frozen=True, kw_only=True):
 
 class UsageEvictionEvents(PodEvents):
     def announced(self, case: UsageEvictionRequest, pods: Iterable[PodRef]) -> None:
-        """The pods will be evicted if nothing changes."""
         what = "Free memory" if case.kind == "over-grant" else "Use the GPU"
         text = (
             f"{case.why[:1].upper()}{case.why[1:]}. The pod is to be evicted if that lasts for {case.wait_s:.0f} s."
@@ -94,7 +93,8 @@ class UsageEvictionEvents(PodEvents):
 
 
 class _Open(Struct):
-    """A case announced at ``announced_s`` to these pod UIDs; the next try is due at ``not_before_s`` (monotonic)."""
+    """A case announced at ``announced_s`` to these pod UIDs; the next attempt is due at ``not_before_s``
+    (monotonic)."""
 
     announced_s: float
     not_before_s: float
@@ -129,7 +129,7 @@ class UsageEvictions:
         )
 
     def step(self) -> float:
-        """Announce what is new, and evict who is due. Returns seconds until the next look."""
+        """Announce new cases, and evict due pods. Returns seconds until the next call."""
         if not self._leadership.leads():
             self._open, self._renewed = {}, {}
             self._pace.forget()
@@ -146,7 +146,7 @@ class UsageEvictions:
         return IDLE_S if braked else self._evict_due(cases)
 
     def _current(self, nodes: Sequence[NodeUse]) -> list[UsageEvictionRequest]:
-        """The cases of nodes that renew what they ask; a node that does not may have died."""
+        """The cases of nodes that renew their requests; another node may have died."""
         now_s = self._clock()
         renewed = self._renewed
         self._renewed = {
@@ -215,7 +215,7 @@ class UsageEvictions:
         known.not_before_s = self._clock() + max(pause_s, outcome.retry_after_s)
 
     def _one(self, case: UsageEvictionRequest, known: _Open) -> tuple[PodRef | None, EvictionOutcome]:
-        """Evicts the first pod that may be, with all questions asked once more right before."""
+        """Evict the first pod that may be, after one more check of everything."""
         try:
             outcome = still_requested(self._api, case)
         except KubernetesApiError as error:

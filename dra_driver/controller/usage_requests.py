@@ -1,10 +1,11 @@
-"""Which claims nodes ask the controller to act on, and the brake that holds it back. Pure.
+"""Read which claims nodes want evicted, limit them, and check each again before a pod is evicted.
 
-A node asks in the ``status.usage`` of its GpuNode, which that node alone can write (admission policy), and it can ask
-for nothing but claims: an entry without a pod that is to leave is no case, and processes of no claim never are one.
+A node requests it in the ``status.usage`` of its GpuNode, which only that node can write (admission policy), and only
+for claims on that node: the claim has to be allocated there, the pod has to be one that the claim is reserved for, and
+it has to run there. An entry without a pod is not a case.
 
-The brake is that of taints (`brake`): claims exceed their grants one by one, while a wrong overhead, a wrong policy or
-a driver that reports wrong numbers shows everywhere at once.
+The brake is that of taints (`brake`): claims exceed their grants one by one, while a wrong overhead, policy or number
+of a driver shows everywhere at the same time.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,7 +32,7 @@ FRESH_S: Final = 180.0
 
 
 class NodeUse(Struct, frozen=True, kw_only=True):
-    """What is kept of one GpuNode: how many GPUs it has, and what it tells of their use."""
+    """The number of GPUs of one GpuNode, and their reported use."""
 
     name: str
     gpus: int
@@ -39,10 +40,8 @@ class NodeUse(Struct, frozen=True, kw_only=True):
 
 
 class UsageEvictionRequest(Struct, frozen=True, kw_only=True):
-    """A claim of ``node`` whose pods will be evicted ``wait_s`` after the announcement. ``device`` and ``pods``, the
-    one with most memory first, are those of a claim over its grant; an idle claim has "" and the pods that it is
-    reserved for.
-    """
+    """A claim of ``node`` whose pods will be evicted ``wait_s`` after the announcement. ``device`` and ``pods`` (most
+    memory first) are of a claim over its grant; an idle claim has "" and the pods that it is reserved for."""
 
     kind: CaseKind
     node: str
@@ -71,7 +70,7 @@ def node_use(item: Mapping[str, object]) -> NodeUse | None:
 
 
 def usage_cases(nodes: Iterable[NodeUse], *, over_grant: bool, idle: bool) -> list[UsageEvictionRequest]:
-    """All cases of the kinds that are switched on, each once, in the order of names."""
+    """All cases of the enabled kinds, each once, in the order of names."""
     found: dict[CaseKey, UsageEvictionRequest] = {}
     for node in nodes:
         for case in _cases(node, over_grant=over_grant, idle=idle):
@@ -86,8 +85,8 @@ def is_braked(
     rules: BrakeRules,
     now_s: float,
 ) -> bool:
-    """Whether too many cases of one kind are new, by the times in ``announced``. Each counts as one GPU of ``gpus``,
-    several on one device as one, for the window and at least twice its wait."""
+    """Return whether too many cases of one kind are new, by the times in ``announced``. Each device or idle claim
+    counts as one GPU of ``gpus``, for the window and at least twice its wait."""
     recent: dict[CaseKind, set[tuple[str, str]]] = {}
     for case in cases:
         at_s = announced.get(case.key, now_s)
@@ -146,7 +145,7 @@ def gone(reason: str) -> EvictionOutcome:
 
 
 def still_requested(api: EvictionRequests, case: UsageEvictionRequest) -> EvictionOutcome | None:
-    """None if the node still asks. Raises KubernetesApiError when that cannot be read."""
+    """None if the node still requests it. Raises KubernetesApiError when that cannot be read."""
     try:
         found = node_use(api.get(paths.gpu_nodes(case.node)))
     except NotFoundError as error:
@@ -156,7 +155,7 @@ def still_requested(api: EvictionRequests, case: UsageEvictionRequest) -> Evicti
 
 
 def candidates(api: EvictionRequests, case: UsageEvictionRequest, driver: str) -> EvictionCandidates:
-    """Who may be evicted. Raises KubernetesApiError when that cannot be read."""
+    """The pods that may be evicted. Raises KubernetesApiError when that cannot be read."""
     try:
         claim = read(ResourceClaim, api.get(paths.resource_claim(case.namespace, case.claim)))
     except NotFoundError as error:

@@ -1,9 +1,8 @@
-"""Watches of the controller, each object reduced to the fields that the controller keeps.
+"""Watch objects of the cluster, each reduced to the fields that the controller keeps.
 
-Lists are read in pages and reduced page by page, so that neither the cluster's claims nor its slices are ever in memory
-as a whole. Pods are not watched: a claim names its pod, which is read when its eviction is due. A cluster without the
-CustomResourceDefinitions answers 404: those watches then retry every half a minute, and nothing else of the controller
-depends on them.
+Lists are read and reduced page by page, so that the cluster's claims and slices are never in memory as a whole. Pods
+are read when their eviction is due. A cluster without the CustomResourceDefinitions answers 404: those watches retry
+every 30 s.
 """
 
 import threading
@@ -31,7 +30,7 @@ class PagedApi(Protocol):
 
 
 class ReducedLists(Generic[View]):
-    """Lists in pages, with each object replaced by what ``reduce`` makes of it. For a `Reflector`."""
+    """Lists in pages, with each object replaced by the result of ``reduce``. For a `Reflector`."""
 
     def __init__(self, api: PagedApi, reduce: Callable[[Mapping[str, object]], View | None]) -> None:
         self._api, self._reduce = api, reduce
@@ -47,7 +46,7 @@ class ReducedLists(Generic[View]):
         return self._api.watch(path, query, read_timeout_s)
 
     def slim(self, item: Mapping[str, Any]) -> View | None:
-        """For the reflector: an object of a watch is reduced, one of a list has been."""
+        """For the reflector: reduce an object of a watch; one of a list has been reduced."""
         if _REDUCED in item:
             reduced: View = item[_REDUCED]
             return reduced
@@ -63,7 +62,7 @@ class ReducedLists(Generic[View]):
 
 class Watch(Protocol):
     """``start`` and ``stop`` once, by one owner; the rest from any thread. ``problem`` is why a copy may be outdated or
-    is not complete yet, None while it is current."""
+    incomplete, None while it is current."""
 
     def start(self) -> None: ...
     def stop(self) -> None: ...
@@ -72,8 +71,7 @@ class Watch(Protocol):
 
 
 class ReducedWatch(Generic[View]):
-    """A `Watch`. ``on_change`` is called in its thread and must return immediately. ``what`` names the objects in
-    messages."""
+    """``on_change`` is called in its thread and must return immediately. ``what`` names the objects in messages."""
 
     def __init__(
         self,
@@ -154,7 +152,7 @@ class EvictionWatches(_Pair):
 
 
 class PolicyWatches(_Pair):
-    """All GpuPolicies and GpuNodes, reduced to what their totals need."""
+    """All GpuPolicies and GpuNodes, reduced to the fields of their totals."""
 
     def __init__(self, api: PagedApi, on_change: Callable[[], None]) -> None:
         policies = ReducedWatch(

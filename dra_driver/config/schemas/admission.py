@@ -1,11 +1,8 @@
-"""The ValidatingAdmissionPolicy for opaque parameters of claims, templates and classes, from the models. Pure.
+"""Make the ValidatingAdmissionPolicy for opaque parameters of claims, templates and classes, for ``scripts/gen.py``.
 
-It refuses what the node would refuse while it prepares a claim, with the node's sentence. Only configurations for this
-driver are looked at. Claims and templates are checked when they are made, classes also when their spec changes: a claim
-that was made before, or while the policy was away, must still be updated and deleted. The policy ignores its own
-failures, because the node checks again.
-
-`scripts/gen.py` writes it into the manifests.
+It refuses what the node would refuse at prepare, with the node's message, and only configurations for this driver.
+Claims and templates are checked on create, classes also when their spec changes: an existing claim must still be
+updated and deleted. The policy ignores its failures, because the node checks again.
 """
 
 from typing import Any, Final

@@ -1,12 +1,12 @@
-"""Translate a compact schema to a CEL expression that lists what is wrong with a value. Pure.
+"""Translate a compact schema to a CEL expression that lists the problems of a value.
 
-A *finding* is a list of text before the wrong value, the value and text after it; the last two may be missing. Findings
-are turned to sentences in one place (`sentences`), which are those of `config.schema.problems`, in the same order, for
-the types of which opaque parameters are made. Three differ: lists of several unknown fields (maps have no order in
-Kubernetes), values of more than 58 characters, and texts that hold unprintable characters or both kinds of quotes.
+A *finding* is a list of text before the wrong value, the value and text after it; the last two may be missing.
+`sentence_of` turns findings into the messages of `config.schema.problems`, in the same order, for the types of opaque
+parameters. Three differ: lists of several unknown fields (maps have no order in Kubernetes), values of more than 58
+characters, and texts with unprintable characters or both kinds of quotes.
 
-CEL has no functions and Kubernetes' CEL no ``cel.bind``, so a value is bound by a list of one:
-``[value].map(v, ...)[0]``. Only functions that Kubernetes 1.34 knows are used.
+Kubernetes' CEL has no functions and no ``cel.bind``, so a value is bound by a list of one: ``[value].map(v, ...)[0]``.
+Only functions of Kubernetes 1.34 are used.
 """
 
 import re
@@ -45,7 +45,7 @@ def findings(schema: Schema, value: str, path: Sequence[str] = ()) -> str:
 
 
 def sentence_of(found: str) -> str:
-    """The sentence of a finding: an expression of an expression."""
+    """The message of a finding: an expression of an expression."""
     return f"{found}[0] + (size({found}) > 1 ? {_shown(f'{found}[1]')} : '') + (size({found}) > 2 ? {found}[2] : '')"
 
 

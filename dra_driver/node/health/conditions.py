@@ -1,4 +1,4 @@
-"""What faults mean to those who publish them: one condition for each cause on a device, with a sentence. Pure."""
+"""Derive conditions and metrics from faults: one condition with a message per cause and device, states, counts."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -47,7 +47,7 @@ _XID_TO_DO: Final = {
 def conditions(gpu: GpuUuid, faults: Faults, at: Moment) -> tuple[HealthCondition, ...]:
     """The conditions of one GPU that taint, by instance and cause, the whole GPU first.
 
-    Of several XIDs the worst gives value, time and sentence: the strongest, then one that holds, then the oldest.
+    Of several XIDs the worst sets value, time and message: the strongest, then an open one, then the oldest.
     """
     groups: dict[tuple[int, HealthCause], list[tuple[FaultKey, HealthFault]]] = {}
     for key, fault in faults.items():
@@ -57,7 +57,7 @@ def conditions(gpu: GpuUuid, faults: Faults, at: Moment) -> tuple[HealthConditio
 
 
 def unmonitored(gpu: GpuUuid, reason: str, since: float) -> HealthCondition:
-    """The informational condition of a GPU whose events cannot be waited for."""
+    """The informational condition of a GPU whose driver cannot report events."""
     return HealthCondition(
         cause=HealthCause.UNMONITORED,
         gpu_uuid=gpu,
@@ -83,7 +83,6 @@ def _condition(gpu: GpuUuid, same: list[tuple[FaultKey, HealthFault]], at: Momen
 
 
 def _value(key: FaultKey, fault: HealthFault) -> str:
-    """The taint's value: a label value of Kubernetes."""
     if key.cause is HealthCause.XID:
         return str(key.xid)
     return fault.detail if key.cause in {HealthCause.RECOVERY_ACTION, HealthCause.ROW_REMAP} else ""
@@ -118,10 +117,10 @@ class HealthState(StrEnum):
 
 
 class DeviceHealth(Struct, frozen=True, kw_only=True):
-    """The state of one GPU (``gi_id`` None) or of a GPU instance with conditions of its own.
+    """The state of one GPU (``gi_id`` None) or of a GPU instance with conditions; ``seconds`` is the time in this
+    state.
 
-    ``seconds`` is how long it has had this state. `HealthState.RECOVERING`: recovery was seen for every condition, and
-    their calm times have not passed; the device still has its taints.
+    `HealthState.RECOVERING`: each condition has recovered, and its calm time has not passed; the taints stay.
     """
 
     gpu_uuid: GpuUuid
@@ -131,11 +130,8 @@ class DeviceHealth(Struct, frozen=True, kw_only=True):
 
 
 class HealthStatus(Struct, frozen=True, kw_only=True):
-    """Everything at one moment. ``xids`` counts XIDs since this process started, by GPU and number.
-
-    Numbers are texts: an XID that the table does not have is ``other``, so that there are few different ones.
-    ``recoveries`` counts conditions that ended after recovery was seen, by GPU and cause.
-    """
+    """Everything at one moment. ``xids`` counts XIDs since this process started; one that the table lacks is ``other``.
+    ``recoveries`` counts conditions that ended after recovery."""
 
     devices: tuple[DeviceHealth, ...] = ()
     xids: Mapping[tuple[GpuUuid, str], int]
@@ -167,7 +163,7 @@ class Statistics:
             self._xids[event.gpu_uuid, label(event.xid)] += max(event.count, 1)
 
     def count_ends(self, gpu: GpuUuid, before: Faults, after: Faults) -> None:
-        """Count the faults that tainted and are over."""
+        """Count the faults that tainted and have ended."""
         for key, fault in after.items():
             was = before.get(key)
             ended = was is not None and was.phase is not FaultPhase.OVER and fault.phase is FaultPhase.OVER
@@ -175,7 +171,7 @@ class Statistics:
                 self._recoveries[gpu, key.cause] += 1
 
     def note_states(self, gpus: Mapping[GpuUuid, Faults], now: float) -> None:
-        """Take the states of all devices at ``now``, in monotonic seconds."""
+        """``now`` is in monotonic seconds."""
         found: dict[tuple[GpuUuid, int | None], HealthState] = {}
         for gpu, faults in gpus.items():
             found[gpu, None] = state(fault for key, fault in faults.items() if key.gi_id is None)
@@ -186,7 +182,6 @@ class Statistics:
         self._states = {place: self._since(place, level, now) for place, level in found.items()}
 
     def forget(self, gpu: GpuUuid) -> None:
-        """Drop the counts of a GPU that is gone."""
         self._xids = Counter({key: count for key, count in self._xids.items() if key[0] != gpu})
         self._recoveries = Counter({key: count for key, count in self._recoveries.items() if key[0] != gpu})
 

@@ -1,11 +1,13 @@
-"""The file with the health of a node's GPUs, which two node processes may share during a rolling update.
+"""Read, merge and write the file with the health of a node's GPUs, which two node processes share in a rolling update.
 
-It is JSON that an earlier or later version of this driver wrote, or a damaged disk: everything is checked and bounded,
-and what is unknown is left out. Format 1 only grows: later versions add fields that this one does not read.
+Another version or a damaged disk may have written the JSON: everything is checked and bounded, and unknown fields are
+dropped. Format 1 only grows. Each process merges its faults with the file under a lock on a separate file, and replaces
+the file atomically, mode 0600. It is not synced: after a power failure the node reboots, and a reboot heals most
+faults.
 
-Each process adds what it knows to what the file has and takes over the rest (`merge.py`), under a lock of a file of its
-own. The file is replaced in one step, with mode 0600. It is not synced: after a power failure the node boots again, and
-a boot heals most faults and readings show the others; what a crash of the disk makes of it is moved aside.
+Each process misses events from before it listened. For each fault the later news wins: detection or recovery; at the
+same time, detection. A fault that only one process has stays, because faults are never removed to end them. The merge
+is commutative and idempotent.
 """
 
 import json
@@ -45,11 +47,11 @@ MOST_FAULTS: Final = 1024
 MAX_BYTES: Final = 8 * 1024 * 1024
 
 _LOCK_S: Final = 0.5
-"""A process has the lock for as long as it takes to write some kilobytes."""
+"""A process holds the lock while it writes some kilobytes."""
 
 
 class HealthFile:
-    """Not thread-safe: its user calls one method at a time."""
+    """Not thread-safe: the caller calls one method at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -116,8 +118,6 @@ class HealthFile:
 
 
 class _Written(HealthFault, frozen=True, kw_only=True, omit_defaults=True):
-    """A fault in the file, with its key."""
-
     cause: HealthCause
     gi: Id | None = None
     xid: Id = 0
@@ -137,7 +137,7 @@ def encode(record: HealthRecord) -> bytes:
 
 
 def decode(data: bytes) -> HealthRecord:
-    """The record. Raises ConfigurationError when the text is none; single faults that make no sense are omitted."""
+    """The record, without invalid faults. Raises ConfigurationError for other content."""
     if len(data) > MAX_BYTES:
         raise ConfigurationError(f"it has more than {MAX_BYTES // 2**20} MiB")
     try:
@@ -166,7 +166,7 @@ def _faults(written: object) -> Faults:
 
 
 def _fault(item: dict[str, object]) -> tuple[FaultKey, HealthFault] | None:
-    """The fault; a field that is null counts as absent. None for one that is damaged or of a later version."""
+    """The fault, or None if it is damaged or of a later version; a null field is absent."""
     try:
         read = msgspec.convert({name: value for name, value in item.items() if value is not None}, _Written)
     except ValueError:
@@ -180,7 +180,7 @@ def _fault(item: dict[str, object]) -> tuple[FaultKey, HealthFault] | None:
 
 
 def merged_records(own: HealthRecord, other: HealthRecord) -> HealthRecord:
-    """All that two records of one boot have; of another boot than ``own``, ``other`` has nothing to add."""
+    """All faults of two records of one boot; ``own`` if ``other`` is of another boot."""
     if not same_boot(own.boot_id, other.boot_id):
         return own
     forgotten = {gpu: max(times) for gpu in (*own.forgotten, *other.forgotten) if (times := _times(gpu, own, other))}
@@ -196,10 +196,8 @@ def merged_records(own: HealthRecord, other: HealthRecord) -> HealthRecord:
 
 
 def until(record: HealthRecord, clock: float, wall: float) -> HealthRecord:
-    """The record with no time after now, whatever became of the clocks: such a time would last for years.
-
-    Only the order of a fault's own times stays: it is seen before it recovers.
-    """
+    """The record with no time after now, whatever became of the clocks: such a time would last for years. A fault is
+    still detected before it recovers."""
     gpus = {
         gpu: {key: _until(fault, clock, wall) for key, fault in known.items()} for gpu, known in record.gpus.items()
     }
@@ -219,7 +217,7 @@ def _until(fault: HealthFault, clock: float, wall: float) -> HealthFault:
 
 
 def same_boot(first: str, second: str) -> bool:
-    """Whether two boot ids are of the same boot; one that could not be read counts as the same."""
+    """Whether two boot ids are of the same boot; an unreadable one counts as the same."""
     return first == second or not first or not second
 
 
@@ -228,7 +226,6 @@ def _times(gpu: GpuUuid, *records: HealthRecord) -> list[float]:
 
 
 def merged(first: Faults, second: Faults) -> Faults:
-    """All faults of both, each as its later news says."""
     both = {key: _newer(fault, second[key]) for key, fault in first.items() if key in second}
     return trimmed({**first, **second, **both})
 
@@ -242,7 +239,7 @@ def _newer(first: HealthFault, second: HealthFault) -> HealthFault:
 
 
 def _both_open(first: HealthFault, second: HealthFault) -> HealthFault:
-    """Open since the earlier moment, and as strong as the stronger, since that one's moment."""
+    """Open since the earlier moment, with the stronger severity and its time."""
     stronger = max((first, second), key=lambda fault: (RANK[fault.severity], -fault.since, fault.detail))
     return replace(
         max((first, second), key=lambda fault: (fault.seen, fault.detail)),
@@ -256,10 +253,7 @@ def _both_open(first: HealthFault, second: HealthFault) -> HealthFault:
 
 
 def _news(fault: HealthFault) -> tuple[float, int, float, float, float, float, int, bool, str]:
-    """When the newest thing was learnt about it; of news of the same time, that it holds is the one to go by.
-
-    The rest only makes the order total.
-    """
+    """When the newest report of it came; at the same time an open fault goes first. The rest makes the order total."""
     learnt, rank = (
         (fault.seen, 2) if fault.recovered is None else (fault.recovered, 1 if fault.ended is not None else 0)
     )

@@ -1,9 +1,12 @@
-"""Read the policy files of one folder as one consistent set, and detect that they changed.
+"""Read the policy files of one directory as one consistent set, and parse their YAML or JSON with line numbers.
 
-Policy files are ``*.yaml``, ``*.yml`` and ``*.json``, without hidden ones. A ConfigMap mount is a folder of links into
-``..data``, itself a link to a hidden folder that the kubelet replaces atomically (k8s.io/kubernetes
-``pkg/volume/util/atomic_writer.go``); there the files are read from the target of ``..data``, so that no set is half
-old and half new. In any other folder the set is read again until it does not change during the read.
+Policy files are ``*.yaml``, ``*.yml`` and ``*.json``, without hidden ones. A ConfigMap mount has links into ``..data``,
+itself a link that the kubelet replaces atomically (k8s.io/kubernetes ``pkg/volume/util/atomic_writer.go``): files are
+read from its target. Another directory is read again until it does not change during the read.
+
+The parser is stricter than YAML: no repeated keys, no anchors and aliases (a few lines of them expand to gigabytes), no
+tags, and scalars as in YAML 1.2's core schema, so that ``no`` and ``0000:17:00.0`` are text. PyYAML, which most nodes
+do not need, is imported at the first YAML text.
 """
 
 import json
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 MAX_FILES: Final = 64
 MAX_FILE_BYTES: Final = 256 * 1024
 MAX_BYTES: Final = 2 * 1024 * 1024
-"""Limit of all files together. A ConfigMap has at most 1 MiB."""
+"""All files together. A ConfigMap has at most 1 MiB."""
 _ENDINGS: Final = (".yaml", ".yml", ".json")
 _ATTEMPTS: Final = 3
 
@@ -34,7 +37,7 @@ Print = tuple[object, ...]
 
 
 class PolicyFile(Struct, frozen=True):
-    """A file's name without its folder, and its bytes."""
+    """A file's name without its directory, and its bytes."""
 
     name: str
     data: bytes
@@ -45,7 +48,7 @@ class PolicyFile(Struct, frozen=True):
 
 
 def fingerprint(folder: Path) -> Print:
-    """A value that differs when a file may have changed. Raises nothing, also for an unreadable folder."""
+    """A value that differs when a file may have changed. Raises nothing, also for an unreadable directory."""
     try:
         base = _base(folder)
         found = ((name, (base / name).stat()) for name in _names(base))
@@ -55,7 +58,7 @@ def fingerprint(folder: Path) -> Print:
 
 
 def read_folder(folder: Path) -> tuple[PolicyFile, ...]:
-    """The files by name. Raises ConfigurationError that names the folder or file."""
+    """The files by name. Raises ConfigurationError that names the directory or file."""
     for _ in range(_ATTEMPTS):
         before = fingerprint(folder)
         try:
@@ -75,7 +78,7 @@ def read_folder(folder: Path) -> tuple[PolicyFile, ...]:
 
 
 def read_file(path: Path) -> PolicyFile:
-    """One file of any name. Raises OSError, or ConfigurationError for something else than a file or a large one."""
+    """One file of any name. Raises OSError, or ConfigurationError for a special or a large file."""
     # O_NONBLOCK: opening a FIFO would wait for its writer.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -128,7 +131,7 @@ class Document(Struct, frozen=True):
 
 
 class UnreadableError(ConfigurationError):
-    """The text is not YAML or JSON that this module accepts. ``line`` is 0 when no line is known."""
+    """The text is not YAML or JSON that this module accepts. ``line`` is 0 for an unknown line."""
 
     def __init__(self, message: str, line: int = 0) -> None:
         super().__init__(message)
@@ -136,7 +139,7 @@ class UnreadableError(ConfigurationError):
 
 
 def read_documents(data: bytes, *, is_json: bool) -> list[Document]:
-    """The non-empty documents of a text. Raises UnreadableError with the problem and its line."""
+    """The non-empty documents of a text. Raises UnreadableError."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -184,7 +187,7 @@ def _yaml(text: str) -> list[Document]:
 def _value(
     event: "Event", events: "Iterator[Event]", path: tuple[Step, ...], lines: dict[tuple[Step, ...], int]
 ) -> object:
-    """The value that begins with ``event``; ``lines`` gets its line and those of what is in it."""
+    """The value that begins with ``event``; adds its lines to ``lines``."""
     import yaml  # noqa: PLC0415 - see above
 
     line = lines[path] = _line(event)
@@ -209,7 +212,7 @@ def _value(
 
 
 def _line(event: "Event") -> int:
-    """The line of an event. Raises UnreadableError for one with an anchor, an alias or a tag."""
+    """Raises UnreadableError for an event with an anchor, an alias or a tag."""
     line = event.start_mark.line + 1 if event.start_mark is not None else 0
     if getattr(event, "anchor", None):  # an alias has the name of its anchor
         raise UnreadableError("anchors and aliases are not supported: write the value out", line)

@@ -1,10 +1,20 @@
-"""Choose the policy that applies to each GPU, and derive the GPU's terms. Pure.
+"""Choose the policy that applies to each GPU, derive the GPU's terms, and keep a form in use until it is free. No I/O.
 
-The matching policy of highest priority applies, whole and alone: nothing is merged, so that one object describes a GPU.
-Two matching policies of the same highest priority conflict unless they give the same terms.
+The matching policy of highest priority applies, whole: nothing is merged. Two of the same highest priority conflict
+unless they give the same terms. Selection uses plain matchers: a CEL engine would need more memory on each node than
+the rest of this package.
 
-Selection uses plain matchers and not CEL: policies distinguish GPUs by what the node reads of them anyway, and an
-expression engine would cost each node more memory than everything else in this package.
+Newer terms never change a device of a running pod. They apply when the form in use is free:
+
+    in use as          published until it is free
+    whole, exclusive   the whole GPU, exclusive
+    all of a shared    the whole GPU, shared by the newest terms: its claim consumed all capacity, which a scheduler
+                       counts only for a shared GPU; otherwise it would allocate the GPU again
+    shared             the whole GPU, shared with the same strategy and interval; the number of shares is the newest
+    partitions         those partitions; everything else follows the newest terms
+
+Until then the remaining devices carry a taint (``gpu.dra-driver.io/draining``, NoSchedule): otherwise new claims would
+keep the GPU in use.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,10 +59,10 @@ _SPEC = {
 
 
 def resolve(policies: Sequence[GpuPolicy], snapshot: Snapshot, uses: Iterable[Use], node_name: str) -> Terms:
-    """The terms of GPUs, without those that have the default terms.
+    """The terms of GPUs, without those that have the default terms; a form in use stays until it is free.
 
-    A form in use stays until it is free (see `keep_in_use`). Raises ConfigurationError, naming policies and GPU, when
-    policies contradict each other for a GPU of this node, or one reserves all memory of a GPU.
+    Raises ConfigurationError, naming policies and GPU, when policies conflict for a GPU of this node, or one reserves
+    all memory of a GPU.
     """
     terms, conflicts = survey(policies, snapshot, uses, node_name)
     if conflicts:
@@ -61,7 +71,7 @@ def resolve(policies: Sequence[GpuPolicy], snapshot: Snapshot, uses: Iterable[Us
 
 
 def first_of(sentences: Sequence[str], most: int, noun: str = "") -> str:
-    """The first ``most`` sentences, and how many more there are."""
+    """The first ``most`` sentences, and the number of the others."""
     more = len(sentences) - most
     return "; ".join([*sentences[:most], *([f"and {more} more{noun}"] if more > 0 else [])])
 
@@ -94,7 +104,7 @@ def _in_use(wanted: Mapping[str, GpuTerms], snapshot: Snapshot, uses: Iterable[U
 
 
 def wanted_terms(policies: Sequence[GpuPolicy], gpu: Gpu, node_name: str) -> GpuTerms:
-    """The terms of a GPU by policies alone, without its uses. Raises ConfigurationError as `resolve` does."""
+    """The terms of a GPU by policies only, without its uses. Raises ConfigurationError as `resolve` does."""
     matching = sorted(
         (policy for policy in policies if matches(policy.select, gpu, node_name)),
         key=lambda policy: (-policy.priority, policy.name),
@@ -120,7 +130,7 @@ def wanted_terms(policies: Sequence[GpuPolicy], gpu: Gpu, node_name: str) -> Gpu
 
 
 def agree(policies: Sequence[GpuPolicy], gpu: Gpu) -> bool:
-    """Whether all give the GPU the same terms."""
+    """Return whether all give the GPU the same terms."""
     if len(policies) < 2:
         return True
     first = _terms(policies[0], gpu)
@@ -128,7 +138,7 @@ def agree(policies: Sequence[GpuPolicy], gpu: Gpu) -> bool:
 
 
 def matches(select: GpuSelection, gpu: Gpu, node_name: str) -> bool:
-    """Whether every field that is set matches. A property that a GPU does not report matches nothing."""
+    """Return whether every set field matches. A property that a GPU does not report matches nothing."""
     memory = gpu.memory_bytes
     return (
         like(node_name, select.node_names)
@@ -144,7 +154,7 @@ def matches(select: GpuSelection, gpu: Gpu, node_name: str) -> bool:
 
 
 def like(name: str | None, patterns: Sequence[str] | None) -> bool:
-    """Whether the name matches a shell pattern; without patterns every name does."""
+    """Return whether the name matches a shell pattern; without patterns every name does."""
     return patterns is None or (name is not None and any(fnmatchcase(name, pattern) for pattern in patterns))
 
 
@@ -173,7 +183,6 @@ def _terms(policy: GpuPolicy, gpu: Gpu) -> GpuTerms:
 
 
 def _check_reserve(terms: GpuTerms, gpu: Gpu) -> None:
-    """Refuse a policy that leaves claims nothing to share."""
     wanted = terms.sharing.reserved_bytes if terms.sharing is not None else None
     if wanted is None or gpu.memory_bytes is None or wanted < gpu.memory_bytes:
         return
@@ -254,7 +263,7 @@ def _named(gpu: Gpu, kept: frozenset[PartitionId]) -> str:
 
 
 def _next(wanted: GpuTerms, subject: str) -> str:
-    """What applies when the GPU is free."""
+    """The terms that apply when the GPU is free."""
     source = f" (policy {wanted.policy})" if wanted.policy else ""
     if not wanted.offered:
         return f"{subject} is no longer offered{source}"

@@ -1,12 +1,11 @@
-"""The policies in force on this node: those of a folder and of the API server, or the last that could be applied.
+"""Keep the policies in force on this node, from a directory and the API server, and compute the state of each.
 
-Files and objects are one set. A set is applied when all of it is valid and its policies do not contradict each other
-for the node's GPUs. Until then the last good set stays in force, and ``problem`` says why. That set is saved in a file
-for the next start. Without any good set no GPU is offered: a spelling mistake must not make a reserved GPU available to
-all. The caller polls with `check`.
+A set of files and objects is applied when all of it is valid and nothing conflicts for the node's GPUs. Until then the
+last good set, which is saved for the next start, stays in force. Without a good set no GPU is offered: a spelling
+mistake must not make a reserved GPU available to all. The caller polls with `check`.
 
-Objects that are not known (the API server is away) are those of the last good set. A start without a saved set waits
-for the first answer; that the kind is not served counts as none then, and only then.
+While the API server is unavailable, its objects are those of the last good set. A start without a saved set waits for
+the first answer; an answer that the kind is not served counts as no objects only then.
 """
 
 import logging
@@ -43,10 +42,8 @@ _NOTHING = PolicySet()
 
 
 class PolicySets(Struct, frozen=True, kw_only=True):
-    """Sets of a node: the newest that is valid (None without one), the one in force, and why the newest is not.
-
-    ``refused`` has the problem of single objects, by name.
-    """
+    """The newest valid set (None without one), the one in force, and why the newest is not. ``refused`` has problems of
+    objects by name."""
 
     newest: PolicySet | None
     in_force: PolicySet | None
@@ -59,8 +56,9 @@ def standing_of(
 ) -> tuple[NodePolicy, ...]:
     """One entry for each policy that selects a GPU of the node or is refused by name, in order of names.
 
-    ``terms`` are those in force; ``claims`` are names of the claims that have each GPU. On a GPU for which the newest
-    policies conflict, one that is in force from before is in both lists.
+    ``terms`` are those in force; ``claims`` are names of the claims of each GPU. While the newest set cannot be
+    applied, the last good one decides which policy is in force: a policy that is equal in both stays in force, although
+    it may conflict with a newer one, and so does a deleted one.
     """
     good = found.in_force or PolicySet()
     newest = found.newest if found.newest is not None else good
@@ -110,7 +108,7 @@ def standing_of(
 
 
 class _Rank(Struct, frozen=True):
-    """Of the policies that select one GPU those of the highest priority, and whether they agree."""
+    """The policies of highest priority that select one GPU, and whether they agree."""
 
     first: tuple[str, ...]
     agree: bool
@@ -146,7 +144,7 @@ class Objects(Protocol):
 class PolicySource:
     """Policies of ``folder`` and ``objects``; without both, default terms for every GPU. Thread-safe.
 
-    ``last_good`` is the file for the last set that could be applied; its folder has to exist.
+    ``last_good`` is the file for the last good set; its directory has to exist.
     """
 
     def __init__(self, folder: Path | None, last_good: Path, node_name: str, objects: Objects | None = None) -> None:
@@ -169,13 +167,13 @@ class PolicySource:
 
     @property
     def problem(self) -> str | None:
-        """Why the newest policies are not in force, and which are; None while they are. For logs and probes."""
+        """Why the newest policies are not in force, and which are; None while they are."""
         with self._lock:
             return self._problem()
 
     @property
     def remark(self) -> str | None:
-        """Why objects of the API server may be outdated; None while they are not, or where there never were any."""
+        """Why objects of the API server may be outdated; None while they are current, or where none ever existed."""
         problem = self._objects.problem if self._objects is not None else None
         if problem is None or self._objects is None:
             return None
@@ -188,18 +186,18 @@ class PolicySource:
 
     @property
     def is_known(self) -> bool:
-        """Whether it is known which policies there are: those of the API server, or those that were last in force."""
+        """Return whether the policies are known, from the API server or the last good set."""
         with self._lock:
             return not self._is_waiting
 
     @property
     def standing(self) -> PolicySets:
-        """The sets of policies as they are now, for `standing_of`. Equal ones are the same objects."""
+        """The sets of policies for `standing_of`. Equal ones are the same objects."""
         with self._lock:
             return PolicySets(newest=self._newest, in_force=self._good, problem=self._problem(), refused=self._refused)
 
     def load(self) -> None:
-        """Read the last good set and the folder. Call it once, first; raises nothing for invalid content."""
+        """Read the last good set and the directory. Call it once, first; raises nothing for invalid content."""
         if self._folder is None and self._objects is None:
             return
         with self._lock:
@@ -211,7 +209,7 @@ class PolicySource:
             self._log_problem()
 
     def check(self) -> bool:
-        """Read the policies again if files or objects changed. True when `terms` must be called again."""
+        """Read the policies again if files or objects changed. Returns whether `terms` must be called again."""
         if self._folder is None and self._objects is None:
             return False
         with self._lock:
@@ -229,8 +227,8 @@ class PolicySource:
     def terms(self, snapshot: Snapshot, uses: Iterable[Use]) -> Terms:
         """The terms of GPUs, without those that have the default terms. Forms in use stay until they are free.
 
-        Saves the newest policies as the last good ones, on disk too, when they can be applied to this node's GPUs.
-        Raises DriverUnavailableError while it is not known which policies there are.
+        Saves the newest policies as the last good ones if they can be applied to this node's GPUs. Raises
+        DriverUnavailableError while the policies are unknown.
         """
         in_use = tuple(uses)
         with self._lock:
@@ -278,7 +276,7 @@ class PolicySource:
             self._unsaved = None
 
     def _object_state(self) -> tuple[object, bool]:
-        """Differs when objects changed: they are the same value while they did not."""
+        """Equal while the objects did not change."""
         return (self._objects.current(), self._objects.is_absent) if self._objects is not None else (None, False)
 
     def _read(self) -> None:
@@ -301,7 +299,7 @@ class PolicySource:
         self._conflict = None
 
     def _known_objects(self) -> list[ReadObject] | None:
-        """None while nothing is known of objects."""
+        """None while objects are unknown."""
         listed, is_absent = self._seen_objects
         if isinstance(listed, tuple):
             return read_objects(listed)

@@ -1,4 +1,4 @@
-"""The answer to ``/usage``: one look with its window, as JSON. Pure. ``exporter_answer`` reads it."""
+"""Render the answer to ``/usage`` as JSON: one sample with its window. ``exporter_answer`` reads it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -17,7 +17,7 @@ Rows = Sequence[tuple[RowKey, Row]]
 
 
 def document(joined: JoinedUsage, ledger: UsageLedger, *, window_s: float) -> Json:
-    """``window_s`` is how much of the window was seen. Claims that have ended are not in it."""
+    """``window_s`` is the observed part of the window. Ended claims are omitted."""
     claims: dict[str, list[tuple[RowKey, Row]]] = {}
     for key, row in sorted(ledger.rows.items()):
         if row.ended_s is None:
@@ -97,7 +97,7 @@ def _device(rows: Rows, ledger: UsageLedger, readings: Readings) -> Json:
 
 
 def _granted(assigned: AssignedUse, readings: Readings) -> int | None:
-    """The grant of a share; all of a whole GPU or a partition, but with admin access, which others may have too."""
+    """The grant of a share; all of a whole GPU or a partition, except with admin access, which others may have too."""
     reading = readings.get(assigned.gpu_uuid)
     if assigned.form is Form.SHARE or assigned.admin_access or reading is None:
         return assigned.memory_bytes
@@ -107,7 +107,7 @@ def _granted(assigned: AssignedUse, readings: Readings) -> int | None:
 
 
 def _peak(rows: Rows) -> int | None:
-    """The most that all containers, or the device as a whole, had within one piece of the window."""
+    """The maximum of all containers, or of the device, within one piece of the window."""
     whole: dict[int, int] = {}
     parts: dict[int, int] = {}
     for key, row in rows:
@@ -118,7 +118,7 @@ def _peak(rows: Rows) -> int | None:
 
 
 def _sum(rows: Rows, value: Callable[[RowUse], int | None]) -> int | None:
-    """The device's own value if there is one, else the sum over its containers; None if that of one is not known."""
+    """The device's value if there is one, else the sum over its containers; None if one is unknown."""
     own = next((found for key, row in rows if not key.pod and (found := value(row.use)) is not None), None)
     parts = [value(row.use) for key, row in rows if key.pod]
     return own if own is not None or not parts else total(parts)

@@ -1,8 +1,8 @@
-"""``assignments.json``: which claims have which devices, as the node process tells the exporter. Pure.
+"""Decode ``assignments.json``, in which the node process (``node/process/assignments_file.py``) lists devices of
+claims.
 
-The node process writes the file (``node/process/assignments_file.py``). It is read as the file of another program:
-lists and texts are cut to their bounds, entries that make no sense are left out, and a file that is no JSON object of
-this version counts as damaged; the exporter goes on with the last good one.
+It is read as the file of another program: lists and texts are cut to their bounds, invalid entries are omitted. A file
+that is not a JSON object of this version counts as damaged; the exporter keeps the last good one.
 """
 
 from datetime import UTC, datetime
@@ -49,7 +49,7 @@ class _File(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def decode(content: bytes) -> Assignments:
-    """Raises ConfigurationError, which says what is wrong, for content that is not such a file."""
+    """Raises ConfigurationError for other content."""
     if len(content) > MAX_BYTES:
         raise ConfigurationError(f"{FILE} has {len(content)} bytes, expected at most {MAX_BYTES}")
     try:

@@ -1,8 +1,8 @@
-"""The metrics of the exporter, as values: names, labels and numbers of one look. Pure.
+"""Make the exporter's metrics of one sample: names, labels and numbers. No I/O.
 
-Names begin with ``dra_claim_`` (one container on one device of a claim), ``dra_gpu_`` and ``dra_gpu_instance_``. What
-is not known has no sample. ``dcgm`` has dcgm-exporter's names for values of whole GPUs that mean the same
-(etc/default-counters.csv there); beside dcgm-exporter itself every sum over them would double.
+Names begin with ``dra_claim_`` (one container on one device of a claim), ``dra_gpu_`` and ``dra_gpu_instance_``;
+unknown values have no sample. ``dcgm`` has dcgm-exporter's names (etc/default-counters.csv there) for equal values of
+whole GPUs; next to dcgm-exporter every sum over them would double.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -36,14 +36,14 @@ class Family(Struct, frozen=True, kw_only=True):
 
 
 class Judged(Struct, frozen=True, kw_only=True):
-    """What was found of claims, by UID and, for grants, device: seconds without use, bytes over what is tolerated."""
+    """Findings by UID of the claim and, for grants, device: seconds without use, bytes above the tolerated memory."""
 
     idle_s: Mapping[str, float]
     over_bytes: Mapping[tuple[str, str], int]
 
 
 def families(joined: JoinedUsage, ledger: UsageLedger, judged: Judged, *, dcgm: bool = False) -> list[Family]:
-    """All metrics of one look, each with or without samples. A claim created again replaces the one that has ended."""
+    """All metrics of one sample, each with or without values. A claim created again replaces the ended one."""
     by_age = sorted(ledger.rows.items(), key=lambda each: (each[1].ended_s is None, each[1].ended_s or 0.0, each[0]))
     by_labels = {_labels(key): (key, row) for key, row in by_age}
     rows = [by_labels[labels] for labels in sorted(by_labels)]
@@ -75,7 +75,7 @@ def _claims(rows: Rows) -> Iterator[Family]:
 
 
 def _devices(rows: Rows, judged: Judged) -> Iterator[Family]:
-    """Of a claim's device, whatever container has it."""
+    """Of a claim's device, whichever container has it."""
     devices = {
         (key.namespace, key.claim, key.request, key.device, key.share): (key, row)
         for key, row in reversed(rows)

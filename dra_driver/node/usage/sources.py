@@ -1,4 +1,20 @@
-"""What one look of the exporter has read, as values: the input of ``join``."""
+"""Hold the inputs of one sample, and find the pod and container of a process by cgroup and links of logs. No I/O.
+
+The kubelet names a pod's cgroup by the pod's UID (pkg/kubelet/cm/pod_container_manager_linux.go, GetPodContainerName):
+``pod<UID>`` with the driver cgroupfs, ``...-pod<UID with _>.slice`` with systemd. Below it the runtime names the
+container's by its id: ``<id>`` (containerd with cgroupfs), ``crio-<id>`` (CRI-O), ``cri-containerd-<id>.scope``,
+``crio-<id>.scope``, ``docker-<id>.scope`` (systemd). containerd with another setting than the kubelet has
+``...-pod<UID>.slice:cri-containerd:<id>`` in one name.
+
+cgroup v1 has a line for each hierarchy, v2 the single line ``0::PATH`` (cgroups(7)). In a cgroup namespace, paths begin
+with ``/..`` for each level above it, which may cut off the pod's slice. The first match from the root counts: a
+container may name cgroups below its own as it likes.
+
+The kubelet links ``/var/log/containers/POD_NAMESPACE_CONTAINER-ID.log`` to
+``/var/log/pods/NAMESPACE_POD_UID/CONTAINER/N.log`` (pkg/kubelet/kuberuntime/legacy.go and helpers.go), which joins a
+cgroup with a pod's name. A name is cut at 255 characters and then lacks its id: such a container is found by its pod's
+UID.
+"""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -15,19 +31,20 @@ _UID = r"(?P<uid>[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})
 _POD: Final = re.compile(rf"(?:pod|(?:[^/]*-)pod){_UID}(?:\.slice(?P<joined>:[^:]+:.+)?)?")
 _CONTAINER: Final = re.compile(r"(?:(?P<runtime>[a-z0-9][a-z0-9.-]*)-)?(?P<id>[0-9a-f]{64})(?:\.scope)?")
 _NO_CONTAINERS: Final = ("crio-conmon", "conmon")
-"""CRI-O's own process beside each container."""
+"""CRI-O's process next to each container."""
 
 
 class CgroupPlace(Struct, frozen=True, kw_only=True):
-    """Where a process runs. ``pod_uid`` is None where the path begins below the pod, ``container_id`` where the
-    runtime's names are not known; never both."""
+    """The place of a process, at least one of both: ``pod_uid`` is None for a path that begins below the pod,
+    ``container_id`` for an unknown naming scheme."""
 
     pod_uid: str | None = None
     container_id: str | None = None
 
 
 def place_of(content: str) -> CgroupPlace | None:
-    """The pod and container of a process with this ``/proc/PID/cgroup``; None for a process of no pod."""
+    """The pod and container of a process with this ``/proc/PID/cgroup``; None without a pod, or if hierarchies
+    differ."""
     places = {found for path in _paths(content) if (found := _of_path(path)) is not None}
     uids = {each.pod_uid for each in places if each.pod_uid is not None}
     ids = {each.container_id for each in places if each.container_id is not None}
@@ -62,7 +79,7 @@ def _container(part: str) -> str | None:
 
 
 MAX_LINKS: Final = 20_000
-"""Some pods of a node, each with containers that were started again."""
+"""Some pods of a node, each with restarted containers."""
 _ID: Final = re.compile(r"-(?P<id>[0-9a-f]{64})\.log")
 _TARGET: Final = re.compile(
     r"(?:.*/)?(?P<namespace>[^/_]+)_(?P<pod>[^/_]+)_(?P<uid>[0-9a-f-]{32,36})/(?P<container>[^/]+)/[^/]+"
@@ -76,7 +93,7 @@ class LogIndex(Struct, frozen=True, kw_only=True):
     by_uid: Mapping[str, frozenset[ContainerRef]]
 
     def container(self, place: CgroupPlace) -> ContainerRef | None:
-        """The container at that place; with the name "" where only its pod is known, None where not even that."""
+        """The container at that place; with the name "" if only its pod is known, None if neither is."""
         found = self.by_id.get(place.container_id) if place.container_id is not None else None
         if found is not None and place.pod_uid in (None, found.pod.uid):
             return found
@@ -88,7 +105,7 @@ class LogIndex(Struct, frozen=True, kw_only=True):
 
 
 def index(links: Iterable[tuple[str, str]]) -> LogIndex:
-    """The index of ``links``, each the name of a link and what it points to. Others than the kubelet's are left out."""
+    """``links`` are names of links and their targets; unknown forms are skipped."""
     by_id: dict[str, ContainerRef] = {}
     by_uid: dict[str, set[ContainerRef]] = {}
     for name, target in links:
@@ -104,17 +121,15 @@ def index(links: Iterable[tuple[str, str]]) -> LogIndex:
 
 
 class ProcessFacts(Struct, frozen=True, kw_only=True):
-    """A process that /proc showed after the driver had listed it. ``place`` is None for a process of no pod.
-
-    A process that ended, and one that began after the driver was asked (its PID was used again), has no facts.
-    """
+    """A process in /proc after the driver listed it. ``place`` is None for a process without a pod. A process that
+    ended, or that began after the driver's answer (its PID was reused), has no facts."""
 
     command: str
     place: CgroupPlace | None
 
 
 class ClaimedDevice(Struct, frozen=True, kw_only=True):
-    """A device of a claim in a container, as the kubelet's PodResources tell: no UIDs."""
+    """A device of a claim in a container, from the kubelet's PodResources: no UIDs."""
 
     namespace: str
     claim: str
@@ -128,20 +143,18 @@ class ClaimedDevice(Struct, frozen=True, kw_only=True):
 
 
 PodClaims = Mapping[tuple[str, str], Mapping[str, tuple[ClaimedDevice, ...]]]
-"""By namespace and name of the pod, then by name of the container. Init containers that end are not in it."""
+"""By namespace and name of the pod, then by name of the container, without ended init containers."""
 
 
 class Unread(Struct, frozen=True, kw_only=True):
-    """Why something could not be read, as a sentence."""
+    """Why a source could not be read."""
 
     reason: str
 
 
 class Look(Struct, frozen=True, kw_only=True):
-    """All that was read. ``at`` is UTC; ``elapsed_s`` is as in `JoinedUsage`.
-
-    ``assignments`` are the last good ones. ``processes`` are by PID; `Unread` where /proc cannot be read at all.
-    """
+    """All sources of one sample. ``at`` is UTC; ``elapsed_s`` is as in `JoinedUsage`. ``assignments`` are the last good
+    ones; ``processes`` are by PID."""
 
     at: datetime
     elapsed_s: float

@@ -1,12 +1,15 @@
-"""Which claims have more memory of a shared GPU than they were granted. Pure.
+"""Find claims over their memory grant, idle claims, and processes that belong to no claim. No I/O.
 
-A share is a promise per claim, and CUDA holds it per process at best: MPS limits each process
-(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT), time slices limit nothing. So the memory of all processes of a claim on a GPU is
-added up and compared with the grant and what each process may have for its context (`UsageRules.overhead_bytes`).
+CUDA enforces a share per process at best: MPS limits each process (CUDA_MPS_PINNED_DEVICE_MEM_LIMIT), time slices limit
+nothing. So the memory of all processes of a claim on a GPU is compared with the grant and the overhead of each process
+(`UsageRules.overhead_bytes`). A claim is reported after `CONFIRM_S` above it, until `CALM_S` below it. Unknown memory
+and unattributed processes never count against a claim and end a finding.
 
-A claim is told after it was over for `CONFIRM_S`, so that one allocation at the wrong moment is nothing, and forgotten
-after it was not for `CALM_S`, so that one that goes up and down is told once. Memory that is not known, and processes
-that cannot be attributed, never count against a claim: such a look ends what was found before.
+A claim is idle while it has no process, or none computes. Where the driver does not report that (MIG without GPM,
+missing permissions), the use is unknown, which restarts the time.
+
+Processes of no claim come from privileged pods with NVIDIA_VISIBLE_DEVICES, the host or the device plugin. They are
+only reported: their owner is unknown.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,15 +40,14 @@ from dra_driver.node.usage.values import DeviceUse, GpuUse, JoinedUsage, SeenPro
 CONFIRM_S: Final = 10.0
 CALM_S: Final = 30.0
 GROWTH: Final = 1.1
-"""Memory is told anew when it has grown by a tenth: each number that is told is written to the API server."""
+"""A finding changes when memory has changed by a tenth: each number is written to the API server."""
 
 
 class ShareUse(Struct, frozen=True, kw_only=True):
-    """What one claim has of one shared GPU at a look.
+    """The use of one shared GPU by one claim.
 
-    ``grant_bytes`` is the sum of the claim's shares of the device. ``used_bytes`` is the sum over ``processes``
-    processes that were attributed to ``pods`` of the claim (most memory first), and None if the memory of one of them
-    is unknown or may be another claim's.
+    ``grant_bytes`` is the sum of the claim's shares of the device. ``used_bytes`` is the memory of ``processes``
+    attributed to ``pods`` of the claim (most memory first), None if that of one is unknown or may be another claim's.
     """
 
     claim: ClaimRef
@@ -58,17 +60,17 @@ class ShareUse(Struct, frozen=True, kw_only=True):
 
     @property
     def allowed_bytes(self) -> int:
-        """What is tolerated: the grant, and the overhead of each process."""
+        """The grant, and the overhead of each process."""
         return self.grant_bytes + self.processes * self.rules.overhead_bytes
 
     @property
     def is_over(self) -> bool:
-        """Whether the claim certainly has more than is tolerated."""
+        """Return whether the claim certainly exceeds the allowed memory."""
         return self.used_bytes is not None and bool(self.pods) and self.used_bytes > self.allowed_bytes
 
 
 def share_uses(joined: JoinedUsage) -> list[ShareUse]:
-    """Each claim's shares of each GPU together; shares without a grant of memory are not judged."""
+    """Each claim's shares of each GPU together; shares without a grant of memory are skipped."""
     rules = joined.rules
     shares: dict[tuple[str, str], list[DeviceUse]] = {}
     for use in joined.devices:
@@ -102,7 +104,7 @@ def _pods(processes: Iterable[SeenProcess]) -> tuple[UsingPod, ...]:
 
 
 class Watched(Struct, frozen=True, kw_only=True):
-    """One claim on one device: for how long it was over, and since then below. ``told`` is the finding, if any."""
+    """How long one claim on one device was over its grant, and since then below it; the finding, if any."""
 
     over_s: float = 0.0
     below_s: float = 0.0
@@ -119,11 +121,8 @@ def watch(
 ) -> tuple[WatchdogState, tuple[OverGrant, ...]]:
     """The next state, and all claims over their grant, in the order of names; at most `MAX_OVER_GRANT`.
 
-    One that is not over at this very look is still told until `CALM_S` are over, with the action Report: nothing is
-    done to a claim that keeps its grant.
-
-    ``elapsed_s`` is the time since the last look by a clock that does not jump, ``now`` is UTC. Claims that are not in
-    ``uses`` have ended.
+    A finding that is below the grant in this sample has the action Report. ``elapsed_s`` is the time since the last
+    sample by a clock that does not jump, ``now`` is UTC. Claims that are not in ``uses`` have ended.
     """
     counted_s = step_s(elapsed_s)
     found: dict[Key, Watched] = {}
@@ -180,15 +179,15 @@ def _first_told(use: ShareUse, since: datetime) -> OverGrant:
 
 
 UNATTRIBUTED_CONFIRM_S: Final = 30.0
-"""A container's first processes are on the GPU before the kubelet tells whose they are."""
+"""A container's first processes are on the GPU before the kubelet reports their container."""
 GROWTH: Final = 1.1
 DRIVER_PROGRAMS: Final = frozenset({"nvidia-cuda-mps-server", "nvidia-cuda-mps-control", "nvidia-persistenced"})
-"""Programs of the driver, cut to the 15 characters of /proc/PID/comm below, which claims do not have but need."""
+"""Programs of the driver, which claims need but do not have; /proc/PID/comm has 15 characters."""
 _DRIVER_COMMANDS: Final = frozenset(name[:15] for name in DRIVER_PROGRAMS)
 
 
 class ForeignWatched(Struct, frozen=True, kw_only=True):
-    """Of one GPU: for how long each process was seen (s), and what is told."""
+    """How long each process of one GPU was seen (s), and the finding."""
 
     seen_s: Mapping[int, float]
     told: Unattributed | None = None
@@ -200,10 +199,9 @@ ForeignState = Mapping[GpuUuid, ForeignWatched]
 def watch_foreign(
     state: ForeignState, gpus: Iterable[GpuUse], elapsed_s: float, now: datetime
 ) -> tuple[ForeignState, tuple[Unattributed, ...]]:
-    """The next state by GPU, and what is told of each GPU, in the order of their names. Skips GPUs whose processes are
-    not known.
+    """The next state by GPU, and the findings in the order of device names, without GPUs whose processes are unknown.
 
-    A process is reported after `UNATTRIBUTED_CONFIRM_S`. ``elapsed_s`` and ``now`` are those of `watch`.
+    ``elapsed_s`` and ``now`` are those of `watch`.
     """
     counted_s = step_s(elapsed_s)
     found = {
@@ -244,7 +242,7 @@ def _told_unattributed(gpu: GpuUse, lasting: Sequence[SeenProcess], since: datet
 
 
 def _steady(before: Unattributed | None, fresh: Unattributed) -> Unattributed:
-    """Memory that changed by less than a tenth is told as before."""
+    """Memory that changed by less than a tenth is reported as before."""
     if before is None or before.bytes_used is None or fresh.bytes_used is None:
         return fresh
     low, high = sorted((before.bytes_used, fresh.bytes_used))
@@ -252,10 +250,10 @@ def _steady(before: Unattributed | None, fresh: Unattributed) -> Unattributed:
 
 
 class ClaimUse(Struct, frozen=True, kw_only=True):
-    """Whether a claim used any of its devices since the last look; None: not known.
+    """Whether a claim used any of its devices since the last sample; None if unknown.
 
-    ``after_min`` are minutes without use after which it counts as idle, None for never. Of several devices with
-    different policies it is the longest, and None if one of them says never.
+    ``after_min`` are minutes without use after which it counts as idle: the longest of its devices' policies, None for
+    never.
     """
 
     claim: ClaimRef
@@ -264,21 +262,20 @@ class ClaimUse(Struct, frozen=True, kw_only=True):
 
 
 class IdleWatched(Struct, frozen=True, kw_only=True):
-    """For how long (s) a claim was seen without use, and since when that is told."""
+    """How long (s) a claim was seen without use, and since when it is reported."""
 
     idle_s: float
     since: datetime | None = None
 
 
 IdleState = Mapping[str, IdleWatched]
-"""By claim UID; a claim whose use is not known is not in it."""
+"""By claim UID, without claims of unknown use."""
 
 
 def is_used(processes: Iterable[SeenProcess] | None, device_percent: int | None = None) -> bool | None:
-    """Whether a device is used by the claim that has it, whose ``processes`` are given; None where that is not known.
+    """Return whether a device is used by its claim with these ``processes``; None if unknown.
 
-    ``device_percent`` is the SM utilisation of a device that the claim has alone (a partition, with GPM), None where it
-    is not known or not the claim's alone.
+    ``device_percent`` is the SM utilization of a device that only the claim has (a partition, with GPM), else None.
     """
     if processes is None:
         return None
@@ -291,7 +288,7 @@ def is_used(processes: Iterable[SeenProcess] | None, device_percent: int | None 
 
 
 def used_any(devices: Iterable[bool | None]) -> bool | None:
-    """Of several devices: True if one is used, None if that is not known of one, False if none is. None without any."""
+    """True if one device is used, None if one is unknown or there is none, False if none is used."""
     found = list(devices)
     if not found or (None in found and True not in found):
         return None
@@ -299,7 +296,7 @@ def used_any(devices: Iterable[bool | None]) -> bool | None:
 
 
 def device_used(use: DeviceUse) -> bool | None:
-    """Whether the claim used the device since the last look; None where that is not known."""
+    """Return whether the claim used the device since the last sample; None if unknown."""
     if use.shared_processes:
         return None
     alone = use.sm_percent if use.assigned.form is not Form.SHARE else None
@@ -309,7 +306,7 @@ def device_used(use: DeviceUse) -> bool | None:
 
 
 def claim_uses(joined: JoinedUsage) -> list[ClaimUse]:
-    """Each claim, and whether it used any of its devices. Claims with admin access alone watch and use nothing."""
+    """The use of each claim, without claims that have only admin access."""
     rules = joined.rules
     claims: dict[ClaimRef, list[DeviceUse]] = {}
     for use in joined.devices:
@@ -328,10 +325,8 @@ def claim_uses(joined: JoinedUsage) -> list[ClaimUse]:
 def watch_idle(
     state: IdleState, uses: Iterable[ClaimUse], elapsed_s: float, now: datetime
 ) -> tuple[IdleState, tuple[IdleClaim, ...]]:
-    """The next state, and the claims that count as idle, in the order of names.
-
-    ``elapsed_s`` and ``now`` are as those of `watchdog.watch`. Claims that are not in ``uses`` have ended.
-    """
+    """The next state, and the idle claims in the order of names. ``elapsed_s`` and ``now`` are those of `watch`. Claims
+    that are not in ``uses`` have ended."""
     counted_s = step_s(elapsed_s)
     found: dict[str, IdleWatched] = {}
     idle: list[IdleClaim] = []
@@ -350,7 +345,7 @@ def watch_idle(
 
 
 def idle_s(state: IdleState, uid: str, used: bool | None) -> float | None:
-    """Seconds without use for the metric; 0 while it is used, None while that is not known."""
+    """Seconds without use for the metric; 0 in use, None if unknown."""
     if used is None:
         return None
     watched = state.get(uid)
