@@ -7,14 +7,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from dra_driver.core.model.gpu_node import (
-    GpuNodeStatus,
-    HealthWord,
-    NodePolicy,
-    NodeSummary,
-    PolicyState,
-    ToldUsage,
-)
+from dra_driver.core.model.gpu_node import GpuNodeStatus, HealthWord, NodePolicy, NodeSummary, PolicyState, ToldUsage
 from dra_driver.core.text import cut
 from dra_driver.core.wire import from_wire, to_wire
 

@@ -46,10 +46,7 @@ class LeaseTimes(Struct, frozen=True, kw_only=True):
     def of(cls, duration_s: float) -> "LeaseTimes":
         """The proportions of client-go's defaults: 15, 10 and 2 s."""
         return cls(
-            duration_s=duration_s,
-            renew_s=duration_s * 2 / 3,
-            retry_s=duration_s * 2 / 15,
-            request_s=duration_s / 4,
+            duration_s=duration_s, renew_s=duration_s * 2 / 3, retry_s=duration_s * 2 / 15, request_s=duration_s / 4
         )
 
 

@@ -125,12 +125,7 @@ class ControllerProcess:
         recorder.start()
         self._running.callback(recorder.stop)
         election = Election(
-            bounded,
-            namespace=settings.namespace,
-            name=LEASE,
-            identity=identity,
-            times=times,
-            on_change=self._wake,
+            bounded, namespace=settings.namespace, name=LEASE, identity=identity, times=times, on_change=self._wake
         )
         for worker, watch in self._parts(rest, bounded, election, recorder):
             self._workers.append(worker)

@@ -53,6 +53,12 @@ def text(*, longest: int, says: str = "text", shortest: int = 1, pattern: str | 
     )
 
 
+def optional(about: str, *, default: object = None, alias: str | None = None) -> Any:
+    """A field that may be absent; the schema shows ``default``."""
+    extra: Any = None if default is None else {"default": default}
+    return Field(None, description=about, alias=alias, json_schema_extra=extra)
+
+
 def _memory(least: int) -> Any:
     def check(value: object) -> object:
         quantity_of(value, least, MOST_BYTES)

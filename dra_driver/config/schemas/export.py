@@ -177,11 +177,7 @@ def _compact(written: Json, definitions: Json) -> Json:
 
 def _compact_object(schema: Json, definitions: Json) -> Json:
     fields = {name: _compact(field, definitions) for name, field in schema["properties"].items()}
-    extra = {
-        "required": schema.get("required"),
-        "rules": schema.get("x-rules"),
-        "open": schema.get("x-open"),
-    }
+    extra = {"required": schema.get("required"), "rules": schema.get("x-rules"), "open": schema.get("x-open")}
     return {"type": "object", "fields": fields} | {key: value for key, value in extra.items() if value}
 
 
