@@ -24,14 +24,6 @@ _SWITCH = "true|false"
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
 
-class _Option(Struct, frozen=True):
-    group: str
-    metavar: str
-    help: str
-    parse: Callable[[str], object]
-    env: str
-
-
 class Flag(Struct, frozen=True, kw_only=True):
     """One setting as a command line flag. ``group`` is its heading in ``--help``, ``env`` its environment variable."""
 
@@ -66,7 +58,7 @@ def setting(
     ``parse`` converts the text, or raises ValueError with the expected form. ``env`` is by default the name of the
     field in capitals.
     """
-    metadata = {_KEY: _Option(group, metavar, about, parse, env)}
+    metadata = {_KEY: {"group": group, "metavar": metavar, "help": about, "parse": parse, "env": env}}
     if default is dataclasses.MISSING:
         return dataclasses.field(metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -196,16 +188,11 @@ def load(settings: type[Settings], given: Mapping[str, str | None], environ: Map
 
 def _flag(field: "dataclasses.Field[Any]") -> Flag:
     required = field.default is dataclasses.MISSING
-    option: _Option = field.metadata[_KEY]
     return Flag(
         field=field.name,
-        group=option.group,
-        metavar=option.metavar,
-        help=option.help,
-        parse=option.parse,
-        env=option.env or field.name.upper(),
         default="" if required or field.default in (None, False) else str(field.default),
         required=required,
+        **{**field.metadata[_KEY], "env": field.metadata[_KEY]["env"] or field.name.upper()},
     )
 
 

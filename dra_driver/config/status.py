@@ -34,7 +34,9 @@ def summary_of(status: GpuNodeStatus) -> NodeSummary:
     """The lists in words: ``kubectl get`` cannot count."""
     unhealthy = [gpu for gpu in status.gpus if gpu.health is HealthWord.UNHEALTHY]
     named = "; ".join(f"{gpu.name} {', '.join(gpu.causes) or gpu.health}" for gpu in unhealthy)
-    health = f"{len(unhealthy)} of {len(status.gpus)} unhealthy: {named}" if unhealthy else str(_common_health(status))
+    is_unknown = any(gpu.health is HealthWord.UNKNOWN for gpu in status.gpus)
+    common = HealthWord.UNKNOWN if is_unknown else HealthWord.HEALTHY
+    health = f"{len(unhealthy)} of {len(status.gpus)} unhealthy: {named}" if unhealthy else str(common)
     return NodeSummary(
         gpus=min(len(status.gpus), _MOST),
         products=_counted((gpu.product_name or "unnamed" for gpu in status.gpus), times=" x "),
@@ -63,11 +65,6 @@ def _policies_in_words(policies: Sequence[NodePolicy]) -> str:
     shown = (PolicyState.REFUSED, PolicyState.CONFLICTING, PolicyState.WAITING)
     bad = [f"{policy.name} ({policy.state})" for state in shown for policy in policies if policy.state is state]
     return ", ".join([*bad, *good])
-
-
-def _common_health(status: GpuNodeStatus) -> HealthWord:
-    is_unknown = any(gpu.health is HealthWord.UNKNOWN for gpu in status.gpus)
-    return HealthWord.UNKNOWN if is_unknown else HealthWord.HEALTHY
 
 
 def _counted(words: Iterable[str], times: str) -> str:

@@ -62,7 +62,8 @@ def survey(
     except OSError as error:
         raise CommandError(f"the survey of free capacity cannot be started: {error}") from error
     try:
-        _limit_memory(child.pid, memory_mib)
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or this system forbids it
+            resource.prlimit(child.pid, resource.RLIMIT_DATA, (memory_mib << 20, memory_mib << 20))
         out, said = _waited(child, beat, clock() + limit_s, clock)
     finally:
         if child.poll() is None:
@@ -79,11 +80,6 @@ def survey(
     if len(out) > MAX_OUTPUT:
         raise CommandError(f"the survey of free capacity printed more than {MAX_OUTPUT >> 20} MiB")
     return out
-
-
-def _limit_memory(pid: int, memory_mib: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or this system forbids it
-        resource.prlimit(pid, resource.RLIMIT_DATA, (memory_mib << 20, memory_mib << 20))
 
 
 def _waited(

@@ -177,7 +177,7 @@ class Election:
         self._led = False
         self.worker = Worker(
             THREAD_NAME,
-            self._turn,
+            self.step,
             on_error=partial(metrics.internal_error, THREAD_NAME),
             after_error_s=times.retry_s,
             interrupt=self._stop_acting,
@@ -202,8 +202,8 @@ class Election:
         with self._lock:
             return self._problem
 
-    def step(self) -> None:
-        """Read the Lease and take or renew it if possible: one iteration of the thread."""
+    def step(self) -> float:
+        """Read the Lease and take or renew it if possible. Returns seconds until the next call."""
         began = self._clock()
         try:
             if self._take_or_renew():
@@ -214,6 +214,7 @@ class Election:
         except KubernetesApiError as error:
             self._report(str(error))
         self._notice_change()
+        return self._times.retry_s
 
     def release(self) -> None:
         """Write that the Lease is free, so that another replica need not wait. Best effort."""
@@ -225,10 +226,6 @@ class Election:
                 log.info("lease released", extra={"lease": self._name})
         except KubernetesApiError as error:
             log.info("lease not released; it runs out by itself", extra={"lease": self._name, "reason": error})
-
-    def _turn(self) -> float:
-        self.step()
-        return self._times.retry_s
 
     def _stop_acting(self) -> None:
         with self._lock:

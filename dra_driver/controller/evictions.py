@@ -128,7 +128,7 @@ class Evictions:
         brake = brake_state(fleet, self._rules.brake, now)
         self._publish(cases, brake)
         if brake.on:
-            return _until(brake.until, now)
+            return min(IDLE_S, (brake.until - now).total_seconds()) if brake.until is not None else IDLE_S
         return self._evict_due(cases, now)
 
     def _publish(self, cases: Sequence[PendingEviction], brake: BrakeState) -> None:
@@ -182,7 +182,3 @@ class Evictions:
     def _pause_s(self, case: PendingEviction) -> float:
         tries = self._tries.get(case.pod.uid)
         return 0.0 if tries is None else tries.not_before_s - self._clock()
-
-
-def _until(at: datetime | None, now: datetime) -> float:
-    return IDLE_S if at is None else min(IDLE_S, max(0.0, (at - now).total_seconds()))

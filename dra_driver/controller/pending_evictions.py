@@ -126,20 +126,10 @@ def _gpu(device: Device, spec: ResourceSliceSpec) -> str:
 EXTENDED_CLAIM_ANNOTATION: Final = "resource.kubernetes.io/extended-resource-claim"
 
 
-class Toleration(Struct, frozen=True, kw_only=True):
-    """A toleration that the allocation has recorded. ``seconds`` None is unlimited."""
-
-    key: str
-    operator: str
-    value: str
-    effect: str
-    seconds: int | None
-
-
 class HeldDevice(Struct, frozen=True, kw_only=True):
     pool: str
     name: str
-    tolerations: tuple[Toleration, ...] = ()
+    tolerations: tuple[DeviceToleration, ...] = ()
 
 
 class PodRef(Struct, frozen=True, kw_only=True):
@@ -169,7 +159,11 @@ def special_claim(item: Mapping[str, object], driver: str) -> SpecialClaim | Non
         return None
     if claim.metadata.annotations.get(EXTENDED_CLAIM_ANNOTATION) != "true":
         return None
-    devices = tuple(_device(result) for result in results_of(claim) if result.driver == driver)
+    devices = tuple(
+        HeldDevice(pool=each.pool, name=each.device, tolerations=each.tolerations)
+        for each in results_of(claim)
+        if each.driver == driver
+    )
     pods = tuple(pods_of(claim))
     return SpecialClaim(name=claim.metadata.name, devices=devices, pods=pods) if devices and pods else None
 
@@ -188,22 +182,6 @@ def pods_of(claim: ResourceClaim) -> list[PodRef]:
         for user in users
         if user.resource == "pods" and not user.api_group
     ]
-
-
-def _device(result: DeviceRequestAllocationResult) -> HeldDevice:
-    return HeldDevice(
-        pool=result.pool, name=result.device, tolerations=tuple(_toleration(each) for each in result.tolerations)
-    )
-
-
-def _toleration(item: DeviceToleration) -> Toleration:
-    return Toleration(
-        key=item.key,
-        operator=item.operator or "Equal",
-        value=item.value,
-        effect=item.effect,
-        seconds=None if item.toleration_seconds is None else max(0, item.toleration_seconds),
-    )
 
 
 class PendingEviction(Struct, frozen=True, kw_only=True):
@@ -229,10 +207,10 @@ def pending_evictions(fleet: Fleet, claims: Iterable[SpecialClaim], grace_s: flo
     return sorted(found.values(), key=lambda item: (item.due, item.pod.namespace, item.pod.name))
 
 
-def grace_of(taint: EvictingTaint, tolerations: Iterable[Toleration], grace_s: float) -> float | None:
+def grace_of(taint: EvictingTaint, tolerations: Iterable[DeviceToleration], grace_s: float) -> float | None:
     """Seconds from the taint to the eviction; None if the claim tolerates it without limit. A longer toleration counts,
     the shortest of several, as in Kubernetes (device_taint_eviction.go claimEvictionTime)."""
-    matching = [item.seconds for item in tolerations if _tolerates(item, taint)]
+    matching = [item.toleration_seconds for item in tolerations if _tolerates(item, taint)]
     if not matching:
         return grace_s
     if None in matching:
@@ -254,8 +232,8 @@ def _cases(fleet: Fleet, claim: SpecialClaim, grace_s: float) -> list[tuple[Tain
     return cases
 
 
-def _tolerates(toleration: Toleration, taint: EvictingTaint) -> bool:
+def _tolerates(toleration: DeviceToleration, taint: EvictingTaint) -> bool:
     """As resourceclaim/devicetoleration.go of k8s.io/dynamic-resource-allocation."""
     if toleration.effect not in {"", NO_EXECUTE} or toleration.key not in {"", taint.key}:
         return False
-    return toleration.operator == "Exists" or (toleration.operator == "Equal" and toleration.value == taint.value)
+    return toleration.operator == "Exists" or (toleration.operator in {"", "Equal"} and toleration.value == taint.value)

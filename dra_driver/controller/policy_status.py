@@ -193,11 +193,11 @@ def _condition(policy: PolicyView, totals: PolicyStatus) -> dict[str, object]:
 def _judged(policy: PolicyView, totals: PolicyStatus) -> tuple[str, str, str]:
     """Status, reason and message; of several reasons the worst."""
     done = f"in force on {_of(totals.in_force, totals.selected)}"
-    first = _first_message(totals)
+    said = next((f" ({place.message})" for place in totals.refused.places if place.message), "")
     if totals.refused.nodes:
         # An object that a node cannot read selects nothing there.
         done = f"; {done}" if totals.selected.gpus else ""
-        return "False", "Refused", f"refused by {counted(totals.refused.nodes, 'node')}{first}, {_KEPT}{done}"
+        return "False", "Refused", f"refused by {counted(totals.refused.nodes, 'node')}{said}, {_KEPT}{done}"
     if totals.conflicting.gpus:
         others = sorted({name for place in totals.conflicting.places for name in place.policies})
         with_ = f" with {', '.join(others)}" if others else ""
@@ -213,11 +213,6 @@ def _judged(policy: PolicyView, totals: PolicyStatus) -> tuple[str, str, str]:
         return "False", "Outranked", f"policies of higher priority apply to all of its {_gpus(totals.selected)}"
     left = f"; others of higher priority apply to {_gpus(totals.outranked)}" if totals.outranked.gpus else ""
     return "True", "InForce", f"{done}{left}"
-
-
-def _first_message(totals: PolicyStatus) -> str:
-    said = next((place.message for place in totals.refused.places if place.message), None)
-    return f" ({said})" if said else ""
 
 
 def _for_claims(waiting: PolicyCount) -> str:

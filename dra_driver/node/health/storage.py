@@ -183,7 +183,8 @@ def merged_records(own: HealthRecord, other: HealthRecord) -> HealthRecord:
     """All faults of two records of one boot; ``own`` if ``other`` is of another boot."""
     if not same_boot(own.boot_id, other.boot_id):
         return own
-    forgotten = {gpu: max(times) for gpu in (*own.forgotten, *other.forgotten) if (times := _times(gpu, own, other))}
+    both = (*own.forgotten, *other.forgotten)
+    forgotten = {gpu: max(own.forgotten.get(gpu, 0.0), other.forgotten.get(gpu, 0.0)) for gpu in both}
     gpus = {gpu: merged(own.gpus.get(gpu, {}), other.gpus.get(gpu, {})) for gpu in (*own.gpus, *other.gpus)}
     never = float("-inf")  # without what was known of a GPU when it was forgotten
     kept = {
@@ -219,10 +220,6 @@ def _until(fault: HealthFault, clock: float, wall: float) -> HealthFault:
 def same_boot(first: str, second: str) -> bool:
     """Whether two boot ids are of the same boot; an unreadable one counts as the same."""
     return first == second or not first or not second
-
-
-def _times(gpu: GpuUuid, *records: HealthRecord) -> list[float]:
-    return [record.forgotten[gpu] for record in records if gpu in record.forgotten]
 
 
 def merged(first: Faults, second: Faults) -> Faults:

@@ -272,21 +272,6 @@ IdleState = Mapping[str, IdleWatched]
 """By claim UID, without claims of unknown use."""
 
 
-def is_used(processes: Iterable[SeenProcess] | None, device_percent: int | None = None) -> bool | None:
-    """Return whether a device is used by its claim with these ``processes``; None if unknown.
-
-    ``device_percent`` is the SM utilization of a device that only the claim has (a partition, with GPM), else None.
-    """
-    if processes is None:
-        return None
-    percents = [each.sm_percent for each in processes]
-    if not percents:
-        return False
-    if any(percents) or device_percent:
-        return True
-    return None if None in percents and device_percent is None else False
-
-
 def used_any(devices: Iterable[bool | None]) -> bool | None:
     """True if one device is used, None if one is unknown or there is none, False if none is used."""
     found = list(devices)
@@ -302,7 +287,12 @@ def device_used(use: DeviceUse) -> bool | None:
     alone = use.sm_percent if use.assigned.form is not Form.SHARE else None
     if use.processes is None:
         return True if alone else None
-    return is_used(use.processes, alone)
+    percents = [each.sm_percent for each in use.processes]
+    if not percents:
+        return False
+    if any(percents) or alone:
+        return True
+    return None if None in percents and alone is None else False
 
 
 def claim_uses(joined: JoinedUsage) -> list[ClaimUse]:
