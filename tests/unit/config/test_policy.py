@@ -138,11 +138,7 @@ def test_usage_rules_are_taken_as_written_and_default_to_reports() -> None:
         "idle": {"afterMinutes": 30, "action": "Reclaim"},
     }
     assert decoded(policy(usage=written)).usage == UsageRules(
-        over_grant=OverGrantAction.EVICT,
-        grace_s=300,
-        overhead_bytes=0,
-        idle_after_min=30,
-        idle=IdleAction.RECLAIM,
+        over_grant=OverGrantAction.EVICT, grace_s=300, overhead_bytes=0, idle_after_min=30, idle=IdleAction.RECLAIM
     )
     nothings: list[Any] = [{}, {"overGrant": {}}, {"overGrant": None, "idle": None}, {"overGrant": {"action": None}}]
     for nothing in nothings:

@@ -134,8 +134,7 @@ def test_a_pod_that_does_not_have_the_claim_is_never_evicted(world: World) -> No
 
 
 @pytest.mark.parametrize(
-    "changed",
-    [{"claimUid": "uid-former"}, {"gpu": "gpu-1"}, {"pods": [{"name": "llm-0", "uid": "uid-former"}]}],
+    "changed", [{"claimUid": "uid-former"}, {"gpu": "gpu-1"}, {"pods": [{"name": "llm-0", "uid": "uid-former"}]}]
 )
 def test_a_later_claim_or_pod_of_the_name_is_safe(world: World, changed: dict[str, Any]) -> None:
     world.tell(over(**changed))

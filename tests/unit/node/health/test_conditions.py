@@ -1,8 +1,8 @@
 """What users and taints show of faults."""
 
-from dra_driver.core.model.health import HealthCause, RecoveryAction, Severity
+from dra_driver.core.model.health import RecoveryAction, Severity
 from dra_driver.core.model.health_rules import HealthRules
-from dra_driver.node.health.conditions import HealthState, conditions, state, unmonitored
+from dra_driver.node.health.conditions import HealthState, conditions, state
 from dra_driver.node.health.fault import Faults
 from dra_driver.node.health.machine import after_event, after_reading, after_repair
 from tests.unit.node.health.world import GPU, WALL, at, ecc, reading, xid
@@ -60,12 +60,6 @@ def test_what_the_hardware_says_is_shown_without_control_characters() -> None:
     (found,) = conditions(GPU, faults, at(2))
     assert "lost?[31m " in found.message
     assert len(found.message) < 400
-
-
-def test_a_gpu_whose_events_cannot_be_had_is_no_less_used() -> None:
-    """It is information: the effect of its taint is None."""
-    found = unmonitored(GPU, "not supported", 7.0)
-    assert (found.cause, found.severity, found.since) == (HealthCause.UNMONITORED, Severity.COUNTED, 7.0)
 
 
 def test_the_state_of_a_device_is_that_of_its_worst_fault() -> None:

@@ -5,8 +5,17 @@ from typing import Any
 import pytest
 
 from dra_driver.core.model.health import HealthCause, RecoveryAction, Severity
-from dra_driver.core.model.health_rules import HealthRules
-from dra_driver.node.health.fault import CALM_S, FLAP_WINDOW_S, MOST_XIDS, FaultKey, FaultPhase, Faults
+from dra_driver.core.model.health_rules import DEFAULT_RULES, HealthRules
+from dra_driver.node.health.fault import (
+    CALM_S,
+    FLAP_WINDOW_S,
+    MOST_XIDS,
+    FaultKey,
+    FaultPhase,
+    Faults,
+    calm_s,
+    severity,
+)
 from dra_driver.node.health.machine import (
     SETTLE_S,
     after_boot,
@@ -17,6 +26,8 @@ from dra_driver.node.health.machine import (
     after_repair,
     after_time,
 )
+from dra_driver.node.health.xids import KNOWN, ROWS, XidRecovery
+from dra_driver.node.health.xids import xid as known_xid
 from tests.unit.node.health.world import FINE, WALL, at, ecc, fault, phase, reading, xid
 
 XID, ECC, LOST, HANG = HealthCause.XID, HealthCause.ECC, HealthCause.LOST, HealthCause.HANG
@@ -26,18 +37,6 @@ RESET = RecoveryAction.GPU_RESET
 
 def looked(faults: Faults, clock: float, **fields: Any) -> Faults:
     return after_reading(faults, reading(**fields), at(clock))
-
-
-def test_an_application_error_leaves_no_fault() -> None:
-    """It is counted elsewhere; nothing has to recover."""
-    assert after_event({}, xid(31), at(1)) == {}
-
-
-def test_an_xid_holds_until_recovery_is_seen_however_long_that_takes() -> None:
-    """A GPU that needs a reset does not get well by waiting."""
-    faults = after_time(after_event({}, xid(119), at(1)), at(10**6))
-    assert phase(faults, XID, 119) is OPEN
-    assert fault(faults, XID, 119).since == WALL + 1
 
 
 @pytest.mark.parametrize(
@@ -248,3 +247,79 @@ def test_a_gpu_that_invents_xids_is_remembered_with_few_of_them_and_none_that_is
 def test_a_number_that_is_no_xid_taints_as_one_unknown_xid(number: int) -> None:
     """A damaged event is an error of the GPU, too."""
     assert list(after_event({}, xid(number, gi_id=2**40), at(1))) == [FaultKey(None, XID, 0)]
+
+
+COUNTED, TAINTS, EVICTS = Severity.COUNTED, Severity.NO_NEW_CLAIMS, Severity.EVICT
+
+
+@pytest.mark.parametrize("cause", list(HealthCause))
+def test_nothing_evicts_unless_a_policy_asks_for_it(cause: HealthCause) -> None:
+    """Kubernetes deletes evicted pods without a look at their budgets."""
+    assert severity(cause, 79, DEFAULT_RULES) is (COUNTED if cause is HealthCause.UNMONITORED else TAINTS)
+
+
+@pytest.mark.parametrize(
+    ("cause", "number", "rules", "expected"),
+    [
+        (XID, 31, HealthRules(), COUNTED),
+        (XID, 31, HealthRules(taint_xids=frozenset({31})), TAINTS),
+        (XID, 31, HealthRules(evicting_xids=frozenset({31})), EVICTS),
+        (XID, 31, HealthRules(evicting_causes=frozenset({XID})), COUNTED),
+        (XID, 31, HealthRules(taint_xids=frozenset({31}), evicting_causes=frozenset({XID})), EVICTS),
+        (XID, 79, HealthRules(ignored_xids=frozenset({79})), COUNTED),
+        (XID, 79, HealthRules(ignored_xids=frozenset({79}), evicting_causes=frozenset({XID})), COUNTED),
+        (XID, 79, HealthRules(ignored_causes=frozenset({XID})), COUNTED),
+        (XID, 79, HealthRules(ignored_causes=frozenset({XID}), evicting_xids=frozenset({79})), EVICTS),
+        (XID, 79, HealthRules(ignored_causes=frozenset({XID}), taint_xids=frozenset({79})), TAINTS),
+        (XID, 79, HealthRules(evicting_causes=frozenset({XID})), EVICTS),
+        (XID, 999, HealthRules(), TAINTS),
+        (LOST, 0, HealthRules(evicting_causes=frozenset({LOST})), EVICTS),
+        (LOST, 0, HealthRules(ignored_causes=frozenset({LOST})), COUNTED),
+        (LOST, 0, HealthRules(evicting_causes=frozenset({HealthCause.HANG})), TAINTS),
+        (HealthCause.UNMONITORED, 0, HealthRules(evicting_causes=frozenset({HealthCause.UNMONITORED})), COUNTED),
+    ],
+)
+def test_what_names_an_xid_is_stronger_than_what_names_its_cause(
+    cause: HealthCause, number: int, rules: HealthRules, expected: Severity
+) -> None:
+    """An application error evicts only where its own number is named."""
+    assert severity(cause, number, rules) is expected
+
+
+def test_the_calm_time_doubles_with_each_return_up_to_eight_times() -> None:
+    """A fault that comes and goes takes the GPU out for longer, but not for ever."""
+    assert [calm_s(LOST, repeats, DEFAULT_RULES, None) / CALM_S[LOST] for repeats in range(6)] == [1, 2, 4, 8, 8, 8]
+
+
+def test_the_calm_time_of_simulated_gpus_is_short_and_a_policys_is_as_written() -> None:
+    """A simulated GPU must not keep its users waiting; who writes a time gets it."""
+    assert [calm_s(LOST, repeats, DEFAULT_RULES, 10.0) for repeats in (0, 1, 9)] == [10.0, 10.0, 10.0]
+    assert [calm_s(LOST, repeats, HealthRules(calm_s=600.0), 10.0) for repeats in (0, 1)] == [600.0, 1200.0]
+    assert calm_s(LOST, 0, HealthRules(calm_s=0.0), None) == 0.0
+    assert all(seconds > 0 for cause, seconds in CALM_S.items() if cause is not HealthCause.UNMONITORED)
+
+
+APPLICATION_ERRORS = (13, 31, 43, 45, 68, 109)
+"""What NVIDIA's device plugin and DRA driver ignore."""
+
+
+@pytest.mark.parametrize("number", APPLICATION_ERRORS)
+def test_an_application_error_does_not_taint(number: int) -> None:
+    """A program's mistake must not take the GPU from others."""
+    assert not known_xid(number).taints
+    assert known_xid(number).recovery is XidRecovery.RESTART_APP
+    assert "L" in known_xid(number).sources
+
+
+def test_each_row_is_whole_and_stands_once_in_order() -> None:
+    """A number that stands twice would hide its first row."""
+    numbers = [row[0] for row in ROWS]
+    assert numbers == sorted(set(numbers))
+    assert len(KNOWN) == len(ROWS)
+    for number, meaning, _, since, sources in ROWS:
+        assert 0 < number < 1000
+        assert meaning
+        assert not meaning.endswith(".")
+        assert since in {0, 565, 570, 575}
+        assert sources
+        assert set(sources) <= set("CNL")

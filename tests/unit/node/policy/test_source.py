@@ -63,12 +63,6 @@ def test_without_a_folder_the_default_terms_hold(tmp_path: Path) -> None:
     assert not (tmp_path / "policies.json").exists()
 
 
-def test_an_empty_folder_is_a_set_without_policies(desk: Desk) -> None:
-    """The ConfigMap is there before the first policy is."""
-    assert desk.terms() == {}
-    assert desk.source.problem is None
-
-
 def test_a_change_is_noticed_once(desk: Desk) -> None:
     """Terms are not computed again while no file changes."""
     assert desk.write("a", written("a"))

@@ -1,6 +1,5 @@
 """What became of each policy on the GPUs of a node."""
 
-import json
 from typing import Any
 
 from dra_driver.config.policy import policy_of
@@ -107,8 +106,3 @@ def test_a_wrong_object_is_refused_and_the_last_good_ones_are_in_force() -> None
 def test_equal_policies_of_one_priority_are_both_in_force() -> None:
     found = standing(set_of(written("a"), written("b")))
     assert [entry.state for entry in found.values()] == [PolicyState.IN_FORCE] * 2
-
-
-def test_without_policies_there_is_nothing_to_say() -> None:
-    assert standing(PolicySet()) == {}
-    assert json.dumps(standing(None)) == "{}"

@@ -1,17 +1,13 @@
 """``assignments.json`` is read with bounds; what makes no sense in it is left out, and a damaged file is an error."""
 
 import json
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.core.model.ids import GpuUuid
-from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage_rules import DEFAULT_USAGE, IdleAction, OverGrantAction, UsageRules
 from dra_driver.node.usage.assignments import MAX_BYTES, decode
-from dra_driver.node.usage.values import AssignedGpu
 
 DEVICE: dict[str, Any] = {
     "request": "gpu", "pool": "n/gpu.nvidia.com", "device": "gpu-0", "form": "share", "gpu": "GPU-a", "giId": None,
@@ -29,17 +25,6 @@ DOCUMENT: dict[str, Any] = {
 
 def read(**changes: Any) -> Any:
     return decode(json.dumps(DOCUMENT | changes).encode())
-
-
-def test_a_whole_file() -> None:
-    found = read()
-    assert (found.node, found.driver, found.detached) == ("n", "gpu.nvidia.com", None)
-    assert found.process_started == datetime(2026, 7, 1, 11, tzinfo=UTC)
-    assert found.gpus == (AssignedGpu(device="gpu-0", gpu_uuid=GpuUuid("GPU-a")),)
-    (claim,) = found.claims
-    assert (claim.ref.namespace, claim.ref.name, claim.ref.uid) == ("team", "llm", "u1")
-    (device,) = claim.devices
-    assert (device.form, device.share_id, device.memory_bytes, device.percent) == (Form.SHARE, "s1", 2**30, 20)
 
 
 def test_rules_of_a_gpu() -> None:
@@ -70,10 +55,7 @@ def test_a_damaged_file_is_an_error(content: bytes) -> None:
         decode(content)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"uid": 5}, {"namespace": ""}, {"name": "a\nb"}, {"name": "x" * 300}, {"uid": None}],
-)
+@pytest.mark.parametrize("wrong", [{"uid": 5}, {"namespace": ""}, {"name": "a\nb"}, {"name": "x" * 300}, {"uid": None}])
 def test_a_claim_without_a_name_is_left_out(wrong: dict[str, Any]) -> None:
     assert [claim.ref.uid for claim in read(claims=[CLAIM | wrong, CLAIM, "x", None]).claims] == ["u1"]
 

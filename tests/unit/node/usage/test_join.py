@@ -266,12 +266,6 @@ def test_the_parts_of_a_gpu_add_up(processes: list[tuple[int, int]], used: int) 
         assert gpu.claims_bytes + (gpu.unattributed_bytes or 0) + (gpu.reserved_bytes or 0) == gpu.used_bytes
 
 
-def test_ten_thousand_processes() -> None:
-    many = [process(pid, 1) for pid in range(10_000)]
-    found = join(replace(LOOK, readings=(reading(*many),), processes=dict.fromkeys(range(10_000), facts("a"))))
-    assert len(of(found, "one").processes or ()) == 10_000
-
-
 RULES = UsageRules(idle_after_min=5)
 
 
@@ -293,14 +287,6 @@ def test_what_is_not_a_share_is_not_judged() -> None:
     """Whole GPUs end where the hardware says, and shares without a grant of memory have no limit."""
     free = replace(share(2), memory_bytes=None)
     assert share_uses(join(replace(LOOK, assignments=assigned(one=use(), two=free)))) == []
-
-
-def test_unknown_memory_is_never_over() -> None:
-    """Nor is a look without the kubelet."""
-    unknown = join(replace(LOOK, pods=Unread(reason="gone")))
-    assert [each.used_bytes for each in share_uses(unknown)] == [None, None]
-    assert [each.used for each in claim_uses(unknown)] == [None, None]
-    assert [gpu.unattributed for gpu in unknown.gpus] == [None]
 
 
 def test_claims_that_compute_and_claims_that_do_not() -> None:

@@ -107,12 +107,6 @@ def test_the_pod_is_known_where_the_container_is_not(below: str) -> None:
     assert place_of(f"0::/kubepods.slice/kubepods-pod{SLICE}.slice{below}\n") == POD
 
 
-def test_a_container_without_its_pod() -> None:
-    """A container beside the reader's own, seen from the reader's cgroup namespace."""
-    assert place_of(f"0::/../cri-containerd-{ID}.scope\n") == CgroupPlace(container_id=ID)
-    assert place_of(f"0::/../{ID}/deeper\n") == CgroupPlace(container_id=ID)
-
-
 def test_a_container_cannot_name_itself_another() -> None:
     """What it makes below its own cgroup does not count; hierarchies that contradict each other are not believed."""
     hostile = f"/kubepods/pod{UID}/{ID}/kubepods/pod{UID[::-1]}/{OTHER}"
