@@ -43,31 +43,15 @@ def test_every_wrong_setting_is_named_in_one_go() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("node_name", "UPPER"),
-        ("node_name", "-dash"),
-        ("node_name", "a..b"),
-        ("node_name", "a" * 254),
-        ("node_name", "n\n"),
-        ("driver_name", "a" * 64),
-        ("driver_name", "a/b"),
-        ("pod_uid", "../../etc"),
-        ("pod_uid", "u" * 64),
-        ("http_addr", "8080"),
-        ("http_addr", ":70000"),
-        ("http_addr", "host:http"),
-        ("http_addr", ":٨٠"),
-        ("driver_root", "relative"),
-        ("dev_root", "/nul\0"),
-        ("nvidia_cdi_hook_path", "nvidia-cdi-hook"),
-        ("poll_interval", "0"),
-        ("poll_interval", "nan"),
-        ("poll_interval", "inf"),
-        ("simulate", ""),
-        ("simulate", "x" * 5000),
-        ("log_format", "xml"),
+        ("node_name", "UPPER"), ("node_name", "-dash"), ("node_name", "a..b"), ("node_name", "a" * 254),
+        ("node_name", "n\n"), ("driver_name", "a" * 64), ("driver_name", "a/b"), ("pod_uid", "../../etc"),
+        ("pod_uid", "u" * 64), ("http_addr", "8080"), ("http_addr", ":70000"), ("http_addr", "host:http"),
+        ("http_addr", ":٨٠"), ("driver_root", "relative"), ("dev_root", "/nul\0"),
+        ("nvidia_cdi_hook_path", "nvidia-cdi-hook"), ("poll_interval", "0"), ("poll_interval", "nan"),
+        ("poll_interval", "inf"), ("simulate", ""), ("simulate", "x" * 5000), ("log_format", "xml"),
         ("log_level", "INFO"),
     ],
-)
+)  # fmt: skip
 def test_value_is_refused(field: str, value: str) -> None:
     flag = "--" + field.replace("_", "-")
     with pytest.raises(ConfigurationError, match=re.escape(flag)):
@@ -119,24 +103,12 @@ def test_the_deployed_daemonset_uses_only_variables_that_exist() -> None:
 @pytest.mark.parametrize(
     ("field", "text"),
     [
-        ("grace", "-1"),
-        ("grace", "86401"),
-        ("grace", "1e3"),
-        ("max_evictions_per_minute", "0"),
-        ("max_evictions_per_minute", "601"),
-        ("brake_percent", "0"),
-        ("brake_percent", "101"),
-        ("brake_window", "59"),
-        ("lease_duration", "2"),
-        ("lease_duration", "121"),
-        ("evict_extended_resource_pods", "yes"),
-        ("namespace", "A"),
-        ("driver_name", "a/b"),
-        ("pod_name", ""),
-        ("http_addr", "8080"),
-        ("log_level", "all"),
+        ("grace", "-1"), ("grace", "86401"), ("grace", "1e3"), ("max_evictions_per_minute", "0"),
+        ("max_evictions_per_minute", "601"), ("brake_percent", "0"), ("brake_percent", "101"), ("brake_window", "59"),
+        ("lease_duration", "2"), ("lease_duration", "121"), ("evict_extended_resource_pods", "yes"),
+        ("namespace", "A"), ("driver_name", "a/b"), ("pod_name", ""), ("http_addr", "8080"), ("log_level", "all"),
     ],
-)
+)  # fmt: skip
 def test_values_out_of_bounds_are_refused_with_the_name_of_the_flag(field: str, text: str) -> None:
     flag = next(flag.flag for flag in flags_of(ControllerSettings) if flag.field == field)
     with pytest.raises(ConfigurationError, match=flag):

@@ -188,15 +188,11 @@ def test_words_for_a_column() -> None:
 @pytest.mark.parametrize(
     ("section", "changed"),
     [
-        ("overGrant", {"claimUid": None}),
-        ("overGrant", {"graceSeconds": None}),
-        ("overGrant", {"graceSeconds": -1}),
-        ("overGrant", {"graceSeconds": 86401}),
-        ("idle", {"afterMinutes": 0}),
-        ("idle", {"afterMinutes": 10081}),
+        ("overGrant", {"claimUid": None}), ("overGrant", {"graceSeconds": None}), ("overGrant", {"graceSeconds": -1}),
+        ("overGrant", {"graceSeconds": 86401}), ("idle", {"afterMinutes": 0}), ("idle", {"afterMinutes": 10081}),
         ("unattributed", {"gpu": 7}),
     ],
-)
+)  # fmt: skip
 def test_an_entry_that_makes_no_sense_is_left_out(section: str, changed: dict[str, Any]) -> None:
     """A grace time that cannot be read is not one of 0 seconds."""
     written = valid_usage(ALL)

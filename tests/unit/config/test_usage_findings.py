@@ -102,22 +102,12 @@ def test_what_is_no_such_file_is_refused(content: bytes, expected: str) -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        {"pods": []},
-        {"pods": None},
-        {"pods": [{"namespace": "team", "name": "x"}]},
-        {"usedBytes": -1},
-        {"usedBytes": True},
-        {"usedBytes": 2**70},
-        {"grantBytes": "12Gi"},
-        {"since": "yesterday"},
-        {"since": "2026-07-01T12:00:00"},
-        {"since": "0001-01-01T00:00:00+23:59"},
-        {"claimUid": ""},
-        {"claim": "x" * 254},
-        {"namespace": "a\nb"},
-        {"device": None},
+        {"pods": []}, {"pods": None}, {"pods": [{"namespace": "team", "name": "x"}]}, {"usedBytes": -1},
+        {"usedBytes": True}, {"usedBytes": 2**70}, {"grantBytes": "12Gi"}, {"since": "yesterday"},
+        {"since": "2026-07-01T12:00:00"}, {"since": "0001-01-01T00:00:00+23:59"}, {"claimUid": ""},
+        {"claim": "x" * 254}, {"namespace": "a\nb"}, {"device": None},
     ],
-)
+)  # fmt: skip
 def test_an_entry_that_makes_no_sense_is_left_out(changed: dict[str, Any]) -> None:
     """One over its grant without a pod has nothing to go by."""
     entry = json.loads(encode(ALL))["overGrant"][0]

@@ -103,24 +103,12 @@ def written(*faults: Any, **fields: Any) -> bytes:
 @pytest.mark.parametrize(
     "change",
     [
-        {"cause": "of-a-later-version"},
-        {"cause": None},
-        {"severity": "worse"},
-        {"since": "yesterday"},
-        {"seen": float("nan")},
-        {"opened": float("inf")},
-        {"seen": -1},
-        {"seen": True},
-        {"seen": 10**400},
-        {"xid": -1},
-        {"xid": None},
-        {"xid": 2**40},
-        {"gi": "3"},
-        {"ended": 3.0},
-        {"recovered": "soon"},
+        {"cause": "of-a-later-version"}, {"cause": None}, {"severity": "worse"}, {"since": "yesterday"},
+        {"seen": float("nan")}, {"opened": float("inf")}, {"seen": -1}, {"seen": True}, {"seen": 10**400},
+        {"xid": -1}, {"xid": None}, {"xid": 2**40}, {"gi": "3"}, {"ended": 3.0}, {"recovered": "soon"},
         {"repeats": 1.5},
     ],
-)
+)  # fmt: skip
 def test_one_fault_that_makes_no_sense_does_not_take_the_others_along(change: dict[str, Any]) -> None:
     read = decode(written(GOOD | change, "x", None, GOOD | {"gi": 4}))
     assert list(read.gpus[GPU]) == [FaultKey(4, HealthCause.XID, 79)]

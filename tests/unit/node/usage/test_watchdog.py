@@ -237,18 +237,10 @@ def idle_after(*uses: ClaimUse, every_s: float = 30.0) -> tuple[IdleState, tuple
 @pytest.mark.parametrize(
     ("percents", "device", "expected"),
     [
-        (None, None, None),
-        (None, 0, None),
-        ([], None, False),
-        ([0, 0], None, False),
-        ([0, 3], None, True),
-        ([None, 3], None, True),
-        ([None, 0], None, None),
-        ([None], 0, False),
-        ([None], 7, True),
-        ([], 7, False),
+        (None, None, None), (None, 0, None), ([], None, False), ([0, 0], None, False), ([0, 3], None, True),
+        ([None, 3], None, True), ([None, 0], None, None), ([None], 0, False), ([None], 7, True), ([], 7, False),
     ],
-)
+)  # fmt: skip
 def test_use_is_computing_and_unknown_stays_unknown(
     percents: list[int | None] | None, device: int | None, expected: bool | None
 ) -> None:
