@@ -93,7 +93,9 @@ def decode(parameters: object) -> DeviceConfig:
     sharing: Fields | None = parameters.get("sharing")
     if kind == "GpuConfig":
         return GpuConfig(sharing=_gpu_sharing(sharing) if sharing is not None else None)
-    return MigDeviceConfig(sharing=_mig_sharing(sharing) if sharing is not None else None)
+    if sharing is None:
+        return MigDeviceConfig()
+    return MigDeviceConfig(sharing=MigSharing(strategy=Strategy(sharing["strategy"]), mps=_limits(sharing)))
 
 
 def _kind(parameters: Mapping[object, object]) -> str:
@@ -111,10 +113,6 @@ def _kind(parameters: Mapping[object, object]) -> str:
 def _gpu_sharing(sharing: Fields) -> GpuSharing:
     interval = (sharing.get("timeSlicingConfig") or {}).get("interval") or Interval.DEFAULT
     return GpuSharing(strategy=Strategy(sharing["strategy"]), interval=Interval(interval), mps=_limits(sharing))
-
-
-def _mig_sharing(sharing: Fields) -> MigSharing:
-    return MigSharing(strategy=Strategy(sharing["strategy"]), mps=_limits(sharing))
 
 
 def _limits(sharing: Fields) -> MpsLimits | None:

@@ -19,7 +19,6 @@ API_VERSION: Final = "gpu.dra-driver.io/v1alpha1"
 KIND: Final = "GpuPolicy"
 MAX_BYTES: Final = 64 * 1024
 MAX_DEPTH: Final = 16
-_EXCLUSIVE: Final = "Exclusive"
 
 Fields = Mapping[str, Any]
 
@@ -120,7 +119,7 @@ def _selection(select: Fields) -> GpuSelection:
 
 
 def _sharing(sharing: Fields) -> SharingTerms | None:
-    if sharing.get("strategy", _EXCLUSIVE) == _EXCLUSIVE:
+    if sharing.get("strategy", "Exclusive") == "Exclusive":
         return None
     return SharingTerms(
         strategy=Strategy(sharing["strategy"]),

@@ -51,10 +51,6 @@ def _memory_backwards(select: Fields) -> bool:
     return Quantity.parse(str(high)) < Quantity.parse(str(low))
 
 
-def _reserved_attribute(attribute: Fields) -> bool:
-    return any(re.search(pattern, str(attribute["name"])) for pattern in (_OWN_NAME, _FOREIGN_DOMAIN))
-
-
 def _attribute_twice(spec: Fields) -> bool:
     names = {str(attribute["name"]) for attribute in spec.get("attributes") or ()}
     return any(f"{OWN_ATTRIBUTE_DOMAIN}/{name}" in names for name in names)
@@ -146,7 +142,7 @@ RULES: Final[Mapping[str, SchemaRule]] = {
         "name is reserved by the driver or Kubernetes: choose another, best in a domain of your own such as"
         " example.com/team",
         f"!self.name.matches(r'{_OWN_NAME}') && !self.name.matches(r'{_FOREIGN_DOMAIN}')",
-        _reserved_attribute,
+        lambda it: any(re.search(pattern, str(it["name"])) for pattern in (_OWN_NAME, _FOREIGN_DOMAIN)),
     ),
     "attribute-once": SchemaRule(
         "an attribute is repeated: a name without a domain is in the driver's domain, so that team and"

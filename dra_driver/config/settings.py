@@ -1,8 +1,8 @@
 """Define the settings of the node process. ``node/process/preflight.py`` checks directories.
 
-Directories are those of the kubelet (``--root-dir``, by default ``/var/lib/kubelet``) and of the Container Device
-Interface (``/etc/cdi`` and ``/var/run/cdi`` are what runtimes read). Name rules: ResourceSlice ``spec.driver`` is a DNS
-subdomain of at most 63 characters, a node name one of at most 253, and a pool name has at most 253 in all.
+Directories are those of the kubelet (``--root-dir``) and of the Container Device Interface (runtimes read ``/etc/cdi``
+and ``/var/run/cdi``). Name rules: ResourceSlice ``spec.driver`` is a DNS subdomain of at most 63 characters, a node
+name one of at most 253, and a pool name has at most 253 in all.
 """
 
 import re

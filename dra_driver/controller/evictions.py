@@ -12,13 +12,16 @@ from typing import Final, Protocol
 
 from msgspec import Struct, field
 
-from dra_driver.controller.brake import BrakeRules, BrakeState, Pace, brake_state
 from dra_driver.controller.election import Leadership
 from dra_driver.controller.eviction_api import (
     OPTED_OUT_S,
+    BrakeRules,
+    BrakeState,
     EvictionOutcome,
     EvictionRequests,
+    Pace,
     PodEvents,
+    brake_state,
     evict,
     look,
     retries,

@@ -1,14 +1,12 @@
 """Compute the status of each GpuPolicy from the GpuNodes of all nodes, and write it, in a separate thread.
 
-Each GPU that a policy selects counts once: as in force, waiting, conflicting, refused or outranked. Exception: a policy
-that conflicts with a newer one and stays in force counts as both. A node that has not read the newest spec counts with
-its previous result; ``observedGeneration`` shows it. The condition ``InForce`` is True where every selected GPU has the
-policy or is left to one of higher priority, for ``kubectl wait --for=condition=InForce``.
+Each GPU that a policy selects counts once. Exception: a policy that conflicts with a newer one and stays in force
+counts as both. A node that has not read the newest spec counts with its previous result; ``observedGeneration`` shows
+it. The condition ``InForce`` is True where every selected GPU has the policy or is left to one of higher priority.
 
-Nodes apply policies without the controller. While hundreds of nodes roll out a policy the copies change all the time:
-an iteration begins at most every `PERIOD_S` and writes at most `MOST_WRITES`, oldest first. It acts only while this
-replica leads and both copies are current. A second leader would write the same; a write from a stale copy fails by its
-resourceVersion.
+While hundreds of nodes roll out a policy the copies change all the time: an iteration begins at most every `PERIOD_S`
+and writes at most `MOST_WRITES`, oldest first. It acts only while this replica leads and both copies are current. A
+second leader would write the same; a write from a stale copy fails by its resourceVersion.
 """
 
 import logging
@@ -91,9 +89,9 @@ class _Count(Struct):
     gpus: int = 0
     places: list[PolicyPlace] = field(default_factory=list)
 
-    def add(self, place: PolicyPlace, gpus: int) -> None:
+    def add(self, place: PolicyPlace) -> None:
         self.nodes += 1
-        self.gpus += gpus
+        self.gpus += len(place.gpus)
         if len(self.places) < MAX_NAMES:
             self.places.append(place)
 
@@ -115,25 +113,26 @@ def _status(policy: PolicyView, said: list[tuple[str, NodePolicy]]) -> PolicySta
     refused, conflicting, outranked = _Count(), _Count(), _Count()
     for node, found in said:
         if found.gpus:
-            selected.add(PolicyPlace(node=node, gpus=found.gpus), len(found.gpus))
+            selected.add(PolicyPlace(node=node, gpus=found.gpus))
         if found.state is PolicyState.REFUSED:
-            refused.add(PolicyPlace(node=node, gpus=found.gpus, message=found.message), len(found.gpus))
+            refused.add(PolicyPlace(node=node, gpus=found.gpus, message=found.message))
             continue
         if found.in_force:
-            in_force.add(PolicyPlace(node=node, gpus=found.in_force), len(found.in_force))
+            in_force.add(PolicyPlace(node=node, gpus=found.in_force))
         if found.waiting:
-            place = PolicyPlace(
-                node=node, gpus=found.waiting, claims=found.waiting_for, message=_said(found, "waiting")
-            )
-            waiting.add(place, len(found.waiting))
+            # A node gives one message, about its worst state.
+            message = None if found.conflicting else found.message
+            waiting.add(PolicyPlace(node=node, gpus=found.waiting, claims=found.waiting_for, message=message))
         if found.conflicting:
-            message = _said(found, "conflicting")
-            place = PolicyPlace(node=node, gpus=found.conflicting, policies=found.conflicts_with, message=message)
-            conflicting.add(place, len(found.conflicting))
-        if others := _outranked(found):
-            outranked.add(PolicyPlace(node=node, gpus=others), len(others))
+            policies, message = found.conflicts_with, found.message
+            conflicting.add(PolicyPlace(node=node, gpus=found.conflicting, policies=policies, message=message))
+        applied = {*found.in_force, *found.waiting, *found.conflicting}
+        if left := tuple(gpu for gpu in found.gpus if gpu not in applied):
+            outranked.add(PolicyPlace(node=node, gpus=left))
+    # The oldest spec that a node still has; the newest where no node has another.
+    generations = (found.generation for _, found in said if found.generation is not None)
     return PolicyStatus(
-        observed_generation=_generation(policy, said),
+        observed_generation=min([policy.generation, *generations]),
         selected=selected.made(),
         in_force=in_force.made(),
         waiting=waiting.made(),
@@ -141,22 +140,6 @@ def _status(policy: PolicyView, said: list[tuple[str, NodePolicy]]) -> PolicySta
         conflicting=conflicting.made(),
         outranked=outranked.made(),
     )
-
-
-def _outranked(found: NodePolicy) -> tuple[str, ...]:
-    other = {*found.in_force, *found.waiting, *found.conflicting}
-    return tuple(gpu for gpu in found.gpus if gpu not in other)
-
-
-def _said(found: NodePolicy, part: str) -> str | None:
-    """A node gives one message, about its worst state."""
-    worst = "conflicting" if found.conflicting else "waiting"
-    return found.message if part == worst else None
-
-
-def _generation(policy: PolicyView, said: list[tuple[str, NodePolicy]]) -> int | None:
-    """The oldest spec that a node still has; the newest where no node has another."""
-    return min([policy.generation, *(found.generation for _, found in said if found.generation is not None)])
 
 
 CONDITION: Final = "InForce"

@@ -2,9 +2,11 @@
 
 Start; only steps 1 and 2 can fail, with exit status 2:
 
-1. HTTP endpoint: reports "not ready" with reasons from the first moment 2. API clients; an unavailable API server
-delays nothing 3. events 4. enabled parts, each with its watches, in every replica, so that a takeover needs no list 5.
-election: from here on this replica may act
+1. HTTP endpoint
+2. API clients; an unavailable API server delays nothing
+3. events
+4. enabled parts, each with its watches, in every replica, so that a takeover needs no list
+5. election: from here on this replica may act
 
 Stop is the reverse in less than 10 s: all parts end before the Lease is released, so that another replica takes over
 immediately. The process keeps nothing on disk and needs no permissions on its machine.
@@ -22,9 +24,9 @@ from typing import Final
 
 from dra_driver import __version__
 from dra_driver.config.controller_settings import ControllerSettings
-from dra_driver.controller.brake import BrakeRules, Pace
 from dra_driver.controller.capacity import CapacityGauges, survey, survey_command
 from dra_driver.controller.election import Election, LeaseTimes, awake_clock
+from dra_driver.controller.eviction_api import BrakeRules, Pace
 from dra_driver.controller.evictions import EvictionEvents, EvictionRules, Evictions
 from dra_driver.controller.policy_status import PolicyStatusWriter
 from dra_driver.controller.usage_evictions import UsageEvictionEvents, UsageEvictionRules, UsageEvictions

@@ -13,13 +13,14 @@ from typing import Final, Protocol
 
 from msgspec import Struct, field
 
-from dra_driver.controller.brake import BrakeRules, Pace
 from dra_driver.controller.election import Leadership
 from dra_driver.controller.eviction_api import (
     ANNOUNCED,
     OPTED_OUT_S,
+    BrakeRules,
     EvictionOutcome,
     EvictionRequests,
+    Pace,
     PodEvents,
     evict,
     retries,

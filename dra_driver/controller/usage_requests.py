@@ -4,8 +4,7 @@ A node requests it in the ``status.usage`` of its GpuNode, which only that node 
 for claims on that node: the claim has to be allocated there, the pod has to be one that the claim is reserved for, and
 it has to run there. An entry without a pod is not a case.
 
-The brake is that of taints (`brake`): claims exceed their grants one by one, while a wrong overhead, policy or number
-of a driver shows everywhere at the same time.
+The brake is that of taints (`eviction_api`): a wrong overhead, policy or number shows everywhere at the same time.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,8 +13,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from dra_driver.config.status import node_status_of
-from dra_driver.controller.brake import LEAST_GPUS, BrakeRules
-from dra_driver.controller.eviction_api import EvictionOutcome, EvictionRequests, has_ended
+from dra_driver.controller.eviction_api import LEAST_GPUS, BrakeRules, EvictionOutcome, EvictionRequests, has_ended
 from dra_driver.controller.pending_evictions import PodRef, pods_of, results_of
 from dra_driver.core.errors import NotFoundError
 from dra_driver.core.model.gpu_node import ToldIdle, ToldOverGrant, ToldUsage

@@ -60,18 +60,9 @@ class ReducedLists(Generic[View]):
         return {"metadata": metadata, _REDUCED: reduced}
 
 
-class Watch(Protocol):
-    """``start`` and ``stop`` once, by one owner; the rest from any thread. ``problem`` is why a copy may be outdated or
-    incomplete, None while it is current."""
-
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
-    @property
-    def problem(self) -> str | None: ...
-
-
 class ReducedWatch(Generic[View]):
-    """``on_change`` is called in its thread and must return immediately. ``what`` names the objects in messages."""
+    """``start`` and ``stop`` once, by one owner; the rest from any thread. ``on_change`` is called in its thread and must
+    return immediately. ``what`` names the objects in messages."""
 
     def __init__(
         self,
@@ -101,6 +92,7 @@ class ReducedWatch(Generic[View]):
 
     @property
     def problem(self) -> str | None:
+        """Why the copy may be outdated or incomplete, None while it is current."""
         if self._reflector.problem is not None or not self._listed.is_set():
             return f"cannot watch {self._what}: {self._reflector.problem or 'they are not listed yet'}"
         return None
@@ -110,7 +102,7 @@ class ReducedWatch(Generic[View]):
 
 
 class _Pair:
-    _both: tuple[Watch, Watch]
+    _both: tuple[ReducedWatch[Any], ReducedWatch[Any]]
 
     def start(self) -> None:
         for watch in self._both:
@@ -123,6 +115,9 @@ class _Pair:
     @property
     def problem(self) -> str | None:
         return self._both[0].problem or self._both[1].problem
+
+
+Watch = ReducedWatch[Any] | _Pair
 
 
 class EvictionWatches(_Pair):

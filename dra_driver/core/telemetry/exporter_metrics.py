@@ -1,6 +1,6 @@
 """The metrics of the usage exporter, in a registry of their own. No other process loads this module.
 
-What claims use comes as values (`MetricFamily`, declared here; ``usage.series`` makes them): claims come and go. The
+What claims use comes as values (`MetricFamily`, declared here; ``usage.answers`` makes them): claims come and go. The
 exporter's own metrics are ordinary ones.
 """
 

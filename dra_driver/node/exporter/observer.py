@@ -9,9 +9,9 @@ from msgspec import Struct
 from dra_driver.core.model.usage_findings import UsageFindings
 from dra_driver.node.exporter.node_process import AssignmentsReader, UsageGpus
 from dra_driver.node.exporter.sources import LogLinks, PodResourcesReader, ProcReader, since_boot_s
+from dra_driver.node.usage.answers import Judged
 from dra_driver.node.usage.join import join
 from dra_driver.node.usage.ledger import UsageLedger, fold
-from dra_driver.node.usage.series import Judged
 from dra_driver.node.usage.sources import Look, Unread
 from dra_driver.node.usage.values import JoinedUsage
 from dra_driver.node.usage.watchdog import (

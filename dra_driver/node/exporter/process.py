@@ -27,8 +27,7 @@ from dra_driver.hardware.gpu.simulated.usage import SimulatedUsage
 from dra_driver.node.exporter.node_process import AssignmentsReader, FindingsWriter, UsageBackend, UsageGpus
 from dra_driver.node.exporter.observer import LookResult, Observer, Sources
 from dra_driver.node.exporter.sources import LogLinks, PodResourcesReader, ProcReader
-from dra_driver.node.usage.answer import document
-from dra_driver.node.usage.series import families
+from dra_driver.node.usage.answers import document, families
 
 log = logging.getLogger(__name__)
 

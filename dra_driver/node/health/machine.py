@@ -125,12 +125,11 @@ def after_repair(faults: Faults, at: Moment) -> Faults:
 
 def after_instances(faults: Faults, existing: Collection[int], at: Moment) -> Faults:
     """The faults when these GPU instances exist: faults of other instances end."""
-    gone = [
-        key
-        for key, fault in faults.items()
-        if key.gi_id is not None and key.gi_id not in existing and fault.phase is not FaultPhase.OVER
-    ]
-    return {**faults, **{key: _over(_recovered(faults[key], "its GPU instance is gone", at), at) for key in gone}}
+    found = dict(faults)
+    for key, fault in faults.items():
+        if key.gi_id is not None and key.gi_id not in existing and fault.phase is not FaultPhase.OVER:
+            found[key] = replace(_recovered(fault, "its GPU instance is gone", at), ended=at.clock)
+    return found
 
 
 def after_boot(faults: Faults, at: Moment) -> Faults:
@@ -144,7 +143,7 @@ def after_boot(faults: Faults, at: Moment) -> Faults:
         moved = replace(fault, opened=at.clock, seen=at.clock, ended=None if fault.ended is None else at.clock)
         moved = replace(moved, recovered=None if fault.recovered is None else at.clock)
         if key.gi_id is not None:
-            moved = _over(_recovered(moved, "the node was rebooted", at), at)
+            moved = replace(_recovered(moved, "the node was rebooted", at), ended=at.clock)
         elif key.cause is not HealthCause.LOST and (key.cause, fault.detail) != (HealthCause.ROW_REMAP, FAILED):
             moved = _recovered(moved, "the node was rebooted", at)
         found[key] = moved
@@ -160,7 +159,7 @@ def after_time(faults: Faults, at: Moment) -> Faults:
         judged = _judged(key, fault, at)
         calm = calm_s(key.cause, fault.repeats, at.rules, at.longest_calm_s)
         if judged.phase is FaultPhase.RECOVERING and at.clock - (judged.recovered or 0.0) >= calm:
-            judged = _over(judged, at)
+            judged = replace(judged, ended=at.clock)
         found[key] = judged
     return found
 
@@ -255,10 +254,6 @@ def _recovered(fault: HealthFault, evidence: str, at: Moment) -> HealthFault:
     """Recovery now, which is later than the fault was detected."""
     recovered = max(at.clock, nextafter(fault.seen, float("inf")))
     return replace(fault, recovered=recovered, evidence=evidence)
-
-
-def _over(fault: HealthFault, at: Moment) -> HealthFault:
-    return replace(fault, ended=at.clock)
 
 
 def _judged(key: FaultKey, fault: HealthFault, at: Moment) -> HealthFault:

@@ -45,15 +45,8 @@ from dra_driver.core.quantity import Quantity
 RESERVED_TAINT = "gpu.dra-driver.io/reserved"
 CLOSED_TERMS = GpuTerms(offered=False)
 _MAX_SHOWN_CONFLICTS = 3
-_SPEC = {
-    "availability": "availability",
-    "whole": "forms.whole",
-    "mig_profiles": "forms.migProfiles",
-    "sharing": "sharing",
-    "taints": "taints",
-    "attributes": "attributes",
-    "health": "health",
-    "usage": "usage",
+_SPEC = {"whole": "forms.whole", "mig_profiles": "forms.migProfiles"} | {
+    name: name for name in ("availability", "sharing", "taints", "attributes", "health", "usage")
 }
 """Attributes of a policy that decide terms, and their fields in its spec."""
 

@@ -1,19 +1,15 @@
 """Hold the inputs of one sample, and find the pod and container of a process by cgroup and links of logs. No I/O.
 
 The kubelet names a pod's cgroup by the pod's UID (pkg/kubelet/cm/pod_container_manager_linux.go, GetPodContainerName):
-``pod<UID>`` with the driver cgroupfs, ``...-pod<UID with _>.slice`` with systemd. Below it the runtime names the
-container's by its id: ``<id>`` (containerd with cgroupfs), ``crio-<id>`` (CRI-O), ``cri-containerd-<id>.scope``,
-``crio-<id>.scope``, ``docker-<id>.scope`` (systemd). containerd with another setting than the kubelet has
-``...-pod<UID>.slice:cri-containerd:<id>`` in one name.
-
-cgroup v1 has a line for each hierarchy, v2 the single line ``0::PATH`` (cgroups(7)). In a cgroup namespace, paths begin
-with ``/..`` for each level above it, which may cut off the pod's slice. The first match from the root counts: a
-container may name cgroups below its own as it likes.
+``pod<UID>`` with the driver cgroupfs, ``...-pod<UID with _>.slice`` with systemd. Below it are containers: ``<id>``
+(containerd with cgroupfs), ``crio-<id>``, ``cri-containerd-<id>.scope``, ``crio-<id>.scope``, ``docker-<id>.scope``.
+containerd with another setting than the kubelet has ``...-pod<UID>.slice:cri-containerd:<id>`` in one name. The first
+match from the root counts: a container may name cgroups below its own as it likes. In a cgroup namespace (cgroups(7)),
+paths begin with ``/..`` for each level above it, which may cut off the pod's slice.
 
 The kubelet links ``/var/log/containers/POD_NAMESPACE_CONTAINER-ID.log`` to
 ``/var/log/pods/NAMESPACE_POD_UID/CONTAINER/N.log`` (pkg/kubelet/kuberuntime/legacy.go and helpers.go), which joins a
-cgroup with a pod's name. A name is cut at 255 characters and then lacks its id: such a container is found by its pod's
-UID.
+cgroup with a pod's name. A name is cut at 255 characters and then lacks its id: the pod's UID finds such a container.
 """
 
 import re
@@ -45,17 +41,13 @@ class CgroupPlace(Struct, frozen=True, kw_only=True):
 def place_of(content: str) -> CgroupPlace | None:
     """The pod and container of a process with this ``/proc/PID/cgroup``; None without a pod, or if hierarchies
     differ."""
-    places = {found for path in _paths(content) if (found := _of_path(path)) is not None}
+    lines = (line.split(":", 2) for line in content.splitlines())
+    places = {found for line in lines if len(line) == 3 and (found := _of_path(line[2])) is not None}
     uids = {each.pod_uid for each in places if each.pod_uid is not None}
     ids = {each.container_id for each in places if each.container_id is not None}
     if not places or len(uids) > 1 or len(ids) > 1:
         return None
     return CgroupPlace(pod_uid=next(iter(uids), None), container_id=next(iter(ids), None))
-
-
-def _paths(content: str) -> list[str]:
-    lines = (line.split(":", 2) for line in content.splitlines())
-    return [fields[2] for fields in lines if len(fields) == 3]
 
 
 def _of_path(path: str) -> CgroupPlace | None:

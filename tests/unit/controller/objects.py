@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from dra_driver.controller.brake import Pace
+from dra_driver.controller.eviction_api import Pace
 from dra_driver.controller.pending_evictions import EXTENDED_CLAIM_ANNOTATION
 from dra_driver.core.errors import DraError, ServerBusyError
 from dra_driver.kube.objects.core import ObjectReference

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from dra_driver.controller.brake import BrakeRules, Pace, brake_state
+from dra_driver.controller.eviction_api import BrakeRules, Pace, brake_state
 from dra_driver.controller.pending_evictions import Fleet, fleet_of, slice_view
 from tests.unit.controller.objects import at, device, resource_slice, taint
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.controller.brake import BrakeRules
+from dra_driver.controller.eviction_api import BrakeRules
 from dra_driver.controller.usage_evictions import UsageEvictionEvents, UsageEvictionRules, UsageEvictions
 from dra_driver.controller.usage_requests import FRESH_S, NodeUse, node_use
 from dra_driver.core.errors import ApiUnreachableError, NotFoundError

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage import GpuUsage
-from dra_driver.node.usage.answer import document
+from dra_driver.node.usage.answers import document
 from dra_driver.node.usage.ledger import EnergyUser, Row, RowUse, UsageLedger, divided, fold, joules_since
 from dra_driver.node.usage.values import Basis, ContainerRef, DeviceUse, GpuUse, JoinedUsage, Knows, SeenProcess
 from tests.unit.node.usage.claims import GIB, NOW, claim, pod

@@ -7,10 +7,9 @@ from msgspec.structs import replace
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage import GpuUsage, InstanceUsage
 from dra_driver.kubectl.usage.device_use import decode
-from dra_driver.node.usage.answer import document
+from dra_driver.node.usage.answers import CLAIM_LABELS, Family, Judged, document, families
 from dra_driver.node.usage.join import join
 from dra_driver.node.usage.ledger import UsageLedger, fold
-from dra_driver.node.usage.series import CLAIM_LABELS, Family, Judged, families
 from dra_driver.node.usage.sources import Unread
 from dra_driver.node.usage.values import JoinedUsage
 from tests.unit.node.usage.claims import GIB, NOW
