@@ -63,8 +63,6 @@ class SliceView(Struct, frozen=True, kw_only=True):
 
 
 class Fleet(Struct, frozen=True, kw_only=True):
-    """All GPUs, and the tainted devices by pool and device name."""
-
     gpus: frozenset[str]
     tainted: Mapping[tuple[str, str], TaintedDevice]
 

@@ -83,8 +83,6 @@ def node_view(item: Mapping[str, object]) -> NodePolicies | None:
 
 
 class _Count(Struct):
-    """A `PolicyCount` in the making. Nodes come in the order of their names."""
-
     nodes: int = 0
     gpus: int = 0
     places: list[PolicyPlace] = field(default_factory=list)

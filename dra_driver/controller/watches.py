@@ -61,8 +61,8 @@ class ReducedLists(Generic[View]):
 
 
 class ReducedWatch(Generic[View]):
-    """``start`` and ``stop`` once, by one owner; the rest from any thread. ``on_change`` is called in its thread and must
-    return immediately. ``what`` names the objects in messages."""
+    """``start`` and ``stop`` once, by one owner; the rest from any thread. ``on_change`` is called in its thread and
+    must not wait. ``what`` names the objects in messages."""
 
     def __init__(
         self,

@@ -108,8 +108,6 @@ def standing_of(
 
 
 class _Rank(Struct, frozen=True):
-    """The policies of highest priority that select one GPU, and whether they agree."""
-
     first: tuple[str, ...]
     agree: bool
 

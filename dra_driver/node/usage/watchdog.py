@@ -180,7 +180,6 @@ def _first_told(use: ShareUse, since: datetime) -> OverGrant:
 
 UNATTRIBUTED_CONFIRM_S: Final = 30.0
 """A container's first processes are on the GPU before the kubelet reports their container."""
-GROWTH: Final = 1.1
 DRIVER_PROGRAMS: Final = frozenset({"nvidia-cuda-mps-server", "nvidia-cuda-mps-control", "nvidia-persistenced"})
 """Programs of the driver, which claims need but do not have; /proc/PID/comm has 15 characters."""
 _DRIVER_COMMANDS: Final = frozenset(name[:15] for name in DRIVER_PROGRAMS)

@@ -90,7 +90,6 @@ def test_memory_limits_are_quantities_as_text_or_number(limit: Any) -> None:
     ],
 )  # fmt: skip
 def test_every_mistake_is_named_by_its_path(parameters: Any, expected: str) -> None:
-    """The sentence says which field, what was seen and what is allowed."""
     assert expected in refusal(parameters)
 
 

@@ -106,7 +106,6 @@ def test_selections_are_brought_into_the_forms_of_the_inventory() -> None:
     ],
 )  # fmt: skip
 def test_every_mistake_is_named_by_its_path(written: Any, expected: str) -> None:
-    """The sentence says which field, what was seen and what is allowed."""
     assert expected in refusal(written)
 
 
@@ -152,7 +151,6 @@ def test_usage_rules_are_taken_as_written_and_default_to_reports() -> None:
 
 
 def test_policies_know_every_cause_of_bad_health() -> None:
-    """Each can be ignored; each that taints can evict."""
     spec = schemas()["GpuPolicy"]["fields"]["spec"]["fields"]["health"]["fields"]
     causes = {section: spec[section]["fields"]["causes"]["items"]["values"] for section in ("ignore", "evict")}
     assert causes["ignore"] == [cause.value for cause in HealthCause]

@@ -33,12 +33,10 @@ TEXT = {"type": "string", "min": 1, "max": 3, "pattern": "^[a-z]+$", "says": "a 
     ],
 )
 def test_what_is_wrong_is_said_in_words(value: Any, schema: Any, said: str) -> None:
-    """One sentence for the person who wrote it."""
     assert [str(problem) for problem in problems(value, schema)] == [said]
 
 
 def test_paths_read_as_people_write_them() -> None:
-    """Keys that people chose are cut, and cannot break a line."""
     assert path_text(("spec", "taints", 0, "key")) == "spec.taints[0].key"
     assert str(FieldProblem(("a\n", "b" * 100), "x")) == "a ." + "b" * 59 + "…: x"
 

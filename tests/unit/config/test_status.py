@@ -85,11 +85,8 @@ def test_the_summary_says_in_words_what_the_lists_say() -> None:
         "problems": 1,
         "problem": "GPU 0000:65:00.0 cannot be used",
     }
-
-
-def test_a_node_without_gpus_has_a_valid_status() -> None:
-    written = valid(node_status(GpuNodeStatus(driver_name="gpu.nvidia.com"), AT))
-    assert written["summary"] == {"gpus": 0, "problems": 0}
+    empty = valid(node_status(GpuNodeStatus(driver_name="gpu.nvidia.com"), AT))
+    assert empty["summary"] == {"gpus": 0, "problems": 0}
 
 
 def test_what_is_too_long_is_cut_to_what_the_api_server_stores() -> None:
@@ -168,7 +165,6 @@ def test_what_is_written_fits_and_is_read_back() -> None:
 
 
 def test_the_largest_fits_the_schema() -> None:
-    """Far below what an object may have."""
     long = replace(TOLD, namespace="n" * 253, claim="c" * 253, claim_uid="u" * 128, processes=10**9)
     pods = (ToldPod(name="p" * 253, uid="u" * 128),) * 50
     foreign = ToldForeign(gpu="gpu-0", processes=10**9, memory=None, since="x", commands=("\n" * 900, "ü" * 900) * 9)

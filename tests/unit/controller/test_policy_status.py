@@ -103,7 +103,6 @@ def test_many_policies_are_written_slowly_and_all_of_them() -> None:
 
 
 def test_one_policy_that_changes_all_the_time_does_not_keep_others_waiting() -> None:
-    """Written longest ago comes first."""
     cluster = Cluster(policies=MOST_WRITES + 1)
     for turn in range(3):
         cluster.say("a", said("pool-000", gpus=tuple(f"gpu-{n}" for n in range(turn + 1))))
@@ -202,7 +201,6 @@ def test_a_refused_policy_counts_nowhere_else() -> None:
 
 
 def test_each_gpu_counts_once() -> None:
-    """The sum of the outcomes is what is selected."""
     mixed = said(state=PolicyState.CONFLICTING, gpus=("a", "b", "c", "d"), in_force=("a",), waiting=("b",),
                  conflicting=("c",))  # fmt: skip
     found = status(node_object("a", mixed))

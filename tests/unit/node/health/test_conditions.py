@@ -37,7 +37,6 @@ def test_a_condition_in_its_calm_time_says_how_recovery_was_seen() -> None:
 
 
 def test_each_cause_on_each_device_is_one_condition_the_whole_gpu_first() -> None:
-    """One taint key for each cause."""
     faults = after_event(after_event(with_xids(119), xid(95, gi_id=2), at(1)), ecc(gi_id=2), at(1))
     down = reading(links_down=(0, 3), rows_failed=True, recovery_action=RecoveryAction.DRAIN_AND_RESET)
     found = conditions(GPU, after_reading(faults, down, at(2)), at(3))
@@ -55,7 +54,6 @@ def test_each_cause_on_each_device_is_one_condition_the_whole_gpu_first() -> Non
 
 
 def test_what_the_hardware_says_is_shown_without_control_characters() -> None:
-    """The text ends in a terminal."""
     faults = after_reading({}, reading(unreachable="lost\x1b[31m\n" + "x" * 500), at(1))
     (found,) = conditions(GPU, faults, at(2))
     assert "lost?[31m " in found.message
@@ -63,7 +61,6 @@ def test_what_the_hardware_says_is_shown_without_control_characters() -> None:
 
 
 def test_the_state_of_a_device_is_that_of_its_worst_fault() -> None:
-    """What is recovering does not hide what holds."""
     ill = with_xids(119, 79)
     healed = after_repair(ill, at(5))
     assert state({}.values()) is HealthState.HEALTHY

@@ -11,7 +11,7 @@ from dra_driver.core.model.health_rules import GRACE_ATTRIBUTE, HealthRules
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.core.model.terms import DEFAULT_TERMS, GpuTerms, Interval, SharingTerms, Strategy, Taint, Use, terms_of
 from dra_driver.core.model.usage_rules import UsageRules
-from dra_driver.node.policy.resolve import DRAINING_TAINT, resolve, survey
+from dra_driver.node.policy.resolve import DRAINING_TAINT, resolve
 from tests.unit.node.policy.hardware import (
     NODE,
     ONE_G,
@@ -73,7 +73,6 @@ def test_every_field_that_is_given_has_to_match(select: dict[str, Any], expected
 
 
 def test_the_highest_priority_counts_whole_and_alone() -> None:
-    """Nothing of a lower one shines through: one object says all about a GPU."""
     low = policy("low", taints=[{"key": "example.com/x"}], sharing=MPS)
     high = policy("high", priority=5, select={"minors": [0]}, forms={"migProfiles": []})
     terms = resolve([low, high], node(), (), NODE)
@@ -99,29 +98,12 @@ def test_a_contradiction_names_the_fields_that_differ(first: Any, second: Any, f
         resolve([policy("a", **first), policy("b", **second)], node(1), (), NODE)
 
 
-def test_two_of_the_same_priority_that_say_the_same_are_no_contradiction() -> None:
-    """The first by name is the one that is told."""
-    terms = resolve([policy("b", availability="Hidden"), policy("a", availability="Hidden")], node(1), (), NODE)
-    assert terms[uuid(0)].policy == "a"
-
-
 def test_a_contradiction_below_the_policy_that_applies_is_no_problem() -> None:
-    """It is reported when the higher policy is removed."""
     clash = [policy("a", sharing=MPS), policy("b"), policy("top", priority=1)]
     assert resolve(clash, node(1), (), NODE)[uuid(0)].policy == "top"
 
 
-def test_a_survey_withholds_only_the_gpu_that_is_contradicted() -> None:
-    """The others follow their policies."""
-    clash = [policy("a", sharing=MPS), policy("b", select={"minors": [1]})]
-    terms, conflicts = survey(clash, node(), (), NODE)
-    assert terms[uuid(0)].sharing is not None
-    assert not terms[uuid(1)].offered
-    assert len(conflicts) == 1
-
-
 def test_everything_a_policy_says_arrives_in_the_terms() -> None:
-    """Profiles as ids of this GPU's own, the rest as written."""
     told = policy(
         "all",
         availability="Reserved",
@@ -157,13 +139,11 @@ def test_the_controller_learns_another_grace_time_from_an_attribute(seconds: int
     ("patterns", "expected"), [(None, None), ([], set()), (["9g.*"], set()), (["*+me"], {ONE_G_ME})]
 )
 def test_no_list_of_profiles_allows_all_and_an_empty_one_none(patterns: Any, expected: Any) -> None:
-    """The difference between saying nothing and saying nothing is allowed."""
     found = resolve([policy("p", forms={"migProfiles": patterns})], node(1), (), NODE)
     assert terms_of(found, uuid(0)).profiles == expected
 
 
 def test_uses_of_gpus_that_are_gone_and_of_others_change_nothing() -> None:
-    """A GPU fell off the bus while a claim had it: the others go on."""
     assert resolve([], node(1), [whole(5), partition(ONE_G, minor=5)], NODE) == {}
     terms = resolve([policy("p", sharing=MPS)], node(2), [whole(1)], NODE)
     assert terms_of(terms, uuid(0)).waiting is None
@@ -171,7 +151,6 @@ def test_uses_of_gpus_that_are_gone_and_of_others_change_nothing() -> None:
 
 
 def test_a_policy_that_reserves_all_memory_of_a_gpu_is_refused() -> None:
-    """Nothing would be left for claims; the numbers say what to change."""
     greedy = policy("greedy", sharing={"strategy": "MPS", "reservedMemory": "80Gi"})
     with pytest.raises(ConfigurationError, match=r"policy greedy reserves 80Gi of gpu-0 .* which has 81559Mi"):
         resolve([greedy], node(), (), NODE)
@@ -219,7 +198,6 @@ def test_a_shared_gpu_that_one_claim_has_stays_published_as_shared_until_it_is_f
     ],
 )
 def test_a_gpu_that_a_claim_has_whole_stays_whole_and_exclusive(spec: dict[str, Any], then: str) -> None:
-    """The claim's pod goes on; the sentence says what comes when it ends, and no new claim takes the GPU before."""
     found = terms_in_use(spec, whole())
     assert (found.offered, found.whole, found.sharing) == (True, True, None)
     assert found.waiting == f"the GPU stays exclusive until it is released; {then}"
@@ -280,7 +258,6 @@ def test_a_new_number_of_shares_counts_at_once() -> None:
 
 
 def test_partitions_in_use_stay_and_the_rest_follows() -> None:
-    """Other partitions that the new terms allow can be had at once, so nothing is held back for it."""
     found = terms_in_use({"forms": {"migProfiles": ["1g.10gb"]}}, partition(THREE_G, 4), partition(ONE_G, 0))
     kept = PartitionId(uuid(0), THREE_G, 4)
     assert found.kept == {kept}
@@ -302,7 +279,6 @@ def test_when_nothing_else_is_left_to_offer_new_claims_are_kept_away(spec: dict[
 
 
 def test_a_hidden_gpu_offers_no_more_than_the_partitions_in_use() -> None:
-    """Neither the whole GPU nor the memory slices between them."""
     found = terms_in_use({"availability": "Hidden"}, *(partition(ONE_G, start) for start in range(5)))
     assert (found.whole, found.profiles, len(found.kept)) == (False, frozenset(), 5)
     assert str(found.waiting).startswith("MIG 1g.10gb at memory slice 0, 1g.10gb at memory slice 1, 1g.10gb at memory")

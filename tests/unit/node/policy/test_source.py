@@ -12,29 +12,60 @@ from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.terms import Terms, Use
 from dra_driver.node.policy.policy_set import PolicyObject, kept
 from dra_driver.node.policy.source import PolicySource
+from tests.fakes.stand_in import present
 from tests.unit.node.policy.hardware import NODE, node, share, uuid, whole, written
 
 
-class Desk:
-    """An administrator's folder and a node process that looks at it."""
+class Server:
+    """GpuPolicy objects as a node sees them."""
 
-    def __init__(self, root: Path) -> None:
-        self.folder = root / "policies"
+    def __init__(self) -> None:
+        self.problem: str | None = None
+        self.is_absent = False
+        self.found: tuple[PolicyObject, ...] | None = None
+
+    def current(self) -> tuple[PolicyObject, ...] | None:
+        return self.found
+
+    def has(self, *items: dict[str, Any]) -> None:
+        self.problem, self.is_absent = None, False
+        self.found = tuple(found for item in items if (found := kept(item, NODE, (), 128)) is not None)
+
+    def fails(self, problem: str, *, is_absent: bool = False) -> None:
+        self.problem, self.is_absent = problem, is_absent
+
+
+class Desk:
+    """A directory of policies, a node process that reads it, and the API server if it follows objects."""
+
+    def __init__(self, root: Path, server: Server | None = None) -> None:
+        self.folder, self.server = root / "policies", server
+        self.has_files = server is None
         self.folder.mkdir()
         self.last_good = root / "state" / "policies.json"
         self.last_good.parent.mkdir()
-        self.source = self.start()
+        self.start()
 
-    def start(self) -> PolicySource:
-        self.source = PolicySource(self.folder, self.last_good, NODE)
+    def start(self) -> None:
+        folder = self.folder if self.has_files else None
+        self.source = PolicySource(folder, self.last_good, NODE, self.server)
         self.source.load()
-        return self.source
+
+    def restart_while_the_api_server_is_away(self) -> None:
+        self.server = Server()
+        self.server.fails("no answer")
+        self.start()
 
     def write(self, name: str, *objects: Any) -> bool:
         fresh = self.folder / f".{name}"
         fresh.write_text("\n---\n".join(json.dumps(item) for item in objects))
         fresh.rename(self.folder / f"{name}.yaml")
         return self.source.check()
+
+    def with_file(self, name: str, **spec: Any) -> None:
+        self.has_files = True
+        self.write(name, written(name, **spec))
+        self.start()
 
     def remove(self, name: str) -> bool:
         (self.folder / f"{name}.yaml").unlink()
@@ -44,6 +75,7 @@ class Desk:
         return self.source.terms(snapshot if snapshot is not None else node(), uses)
 
     def names(self, *uses: Use) -> list[str]:
+        self.source.check()
         return [terms.policy if terms.offered else f"no {terms.policy}".strip() for terms in self.terms(*uses).values()]
 
 
@@ -64,7 +96,6 @@ def test_without_a_folder_the_default_terms_hold(tmp_path: Path) -> None:
 
 
 def test_a_change_is_noticed_once(desk: Desk) -> None:
-    """Terms are not computed again while no file changes."""
     assert desk.write("a", written("a"))
     assert desk.names() == ["a", "a"]
     assert not desk.source.check()
@@ -102,7 +133,6 @@ def test_a_contradiction_leaves_the_last_good_set_in_force(desk: Desk) -> None:
 
 
 def test_a_restart_with_a_broken_folder_keeps_the_last_good_set(desk: Desk) -> None:
-    """The node process may be restarted by anything at any time, an update of its image included."""
     desk.write("a", written("a", availability="Reserved"))
     desk.names()
     assert stat.S_IMODE(desk.last_good.stat().st_mode) == 0o600
@@ -123,14 +153,6 @@ def test_with_nothing_good_nothing_is_offered(desk: Desk) -> None:
     assert desk.names() == ["a", "a"]
 
 
-def test_a_folder_that_is_missing_is_an_error_and_not_an_empty_set(tmp_path: Path) -> None:
-    """It is a mistake in the flag or the mount, and both are found at once."""
-    source = PolicySource(tmp_path / "nowhere", tmp_path / "policies.json", NODE)
-    source.load()
-    assert not source.terms(node(), ())[uuid(0)].offered
-    assert "nowhere does not exist" in str(source.problem)
-
-
 def test_policies_are_not_taken_for_good_before_there_is_a_gpu(desk: Desk) -> None:
     """While the driver is not loaded no policies contradict each other, which says nothing about them."""
     desk.write("a", written("a"))
@@ -144,7 +166,6 @@ def test_policies_are_not_taken_for_good_before_there_is_a_gpu(desk: Desk) -> No
 
 
 def test_a_gpu_that_comes_later_and_is_contradicted_is_the_only_one_withheld(desk: Desk) -> None:
-    """The set is in force already, so the other GPUs go on as they are."""
     desk.write("a", written("a"), written("b", availability="Hidden", select={"minors": [1]}))
     assert [terms.policy for terms in desk.terms(snapshot=node(1)).values()] == ["a"]
     assert desk.names() == ["a", "no"]
@@ -154,7 +175,6 @@ def test_a_gpu_that_comes_later_and_is_contradicted_is_the_only_one_withheld(des
 
 
 def test_a_last_good_file_that_cannot_be_used_counts_as_missing(desk: Desk) -> None:
-    """Of another version, cut off, or written by hand: never an exception at start."""
     desk.write("a", {"kind": "Nonsense"})
     bad = [b"", b"{", b"[]", b'{"format": 2, "policies": []}', b'{"format": 1, "policies": [{}]}', b"[" * 100_000]
     for content in bad:
@@ -164,7 +184,6 @@ def test_a_last_good_file_that_cannot_be_used_counts_as_missing(desk: Desk) -> N
 
 
 def test_policies_that_cannot_be_saved_are_in_force_all_the_same(desk: Desk) -> None:
-    """The disk is full: the problem says so, and saving is tried again."""
     desk.last_good.parent.rmdir()
     desk.write("a", written("a"))
     assert desk.names() == ["a", "a"]
@@ -176,7 +195,6 @@ def test_policies_that_cannot_be_saved_are_in_force_all_the_same(desk: Desk) -> 
 
 
 def test_a_name_may_come_once_in_all_files(desk: Desk) -> None:
-    """No rule decides which of the two applies."""
     desk.write("a", written("same"))
     desk.write("b", written("same", priority=1))
     desk.names()
@@ -184,114 +202,68 @@ def test_a_name_may_come_once_in_all_files(desk: Desk) -> None:
 
 
 def test_new_terms_wait_for_what_is_in_use_and_then_hold(desk: Desk) -> None:
-    """From the files to the terms: never a change under a running pod."""
     desk.write("a", written("a", sharing={"strategy": "MPS"}))
     assert desk.terms(whole())[uuid(0)].waiting is not None
     assert desk.terms()[uuid(0)].sharing is not None
     assert desk.terms()[uuid(0)].waiting is None
 
 
-class Server:
-    """GpuPolicy objects as a node sees them."""
-
-    def __init__(self) -> None:
-        self.problem: str | None = None
-        self.is_absent = False
-        self.found: tuple[PolicyObject, ...] | None = None
-
-    def current(self) -> tuple[PolicyObject, ...] | None:
-        return self.found
-
-    def has(self, *items: dict[str, Any]) -> None:
-        self.problem, self.is_absent = None, False
-        self.found = tuple(found for item in items if (found := kept(item, NODE, (), 128)) is not None)
-
-    def fails(self, problem: str, *, is_absent: bool = False) -> None:
-        self.problem, self.is_absent = problem, is_absent
-
-
-class ObjectDesk:
-    """A node process that follows objects, and files where ``folder`` exists."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.folder: Path | None = None
-        self.server = Server()
-        self.start()
-
-    def start(self) -> PolicySource:
-        self.source = PolicySource(self.folder, self.root / "policies.json", NODE, self.server)
-        self.source.load()
-        return self.source
-
-    def restart_while_the_api_server_is_away(self) -> None:
-        self.server = Server()
-        self.server.fails("no answer")
-        self.start()
-
-    def with_file(self, name: str, **spec: Any) -> None:
-        self.folder = self.root / "files"
-        self.folder.mkdir(exist_ok=True)
-        (self.folder / f"{name}.json").write_text(json.dumps(written(name, **spec)))
-        self.start()
-
-    def names(self, *uses: Use) -> list[str]:
-        self.source.check()
-        terms = self.source.terms(node(), uses)
-        return [each.policy if each.offered else f"no {each.policy}".strip() for each in terms.values()]
+@pytest.fixture
+def server() -> Server:
+    return Server()
 
 
 @pytest.fixture
-def objects(tmp_path: Path) -> ObjectDesk:
-    return ObjectDesk(tmp_path)
+def objects(tmp_path: Path, server: Server) -> Desk:
+    return Desk(tmp_path, server)
 
 
-def test_objects_are_applied_and_a_change_is_noticed_once(objects: ObjectDesk) -> None:
-    objects.server.has(written("a"))
+def test_objects_are_applied_and_a_change_is_noticed_once(objects: Desk, server: Server) -> None:
+    server.has(written("a"))
     assert objects.source.check()
     assert objects.names() == ["a", "a"]
     assert not objects.source.check()
-    objects.server.has(written("a"), written("b", priority=1, select={"minors": [1]}))
+    server.has(written("a"), written("b", priority=1, select={"minors": [1]}))
     assert objects.names() == ["a", "b"]
-    objects.server.has()
+    server.has()
     assert objects.names() == []
 
 
-def test_before_the_first_answer_nothing_is_known(objects: ObjectDesk) -> None:
+def test_before_the_first_answer_nothing_is_known(objects: Desk, server: Server) -> None:
     """With the default terms a reserved GPU would be offered to all for a moment."""
     assert not objects.source.is_known
     with pytest.raises(DriverUnavailableError, match="not known which GpuPolicy objects there are"):
         objects.names()
-    objects.server.fails("GET /apis: no answer")
+    server.fails("GET /apis: no answer")
     objects.source.check()
     assert "no answer" in str(objects.source.problem)
-    objects.server.has()
+    server.has()
     assert objects.names() == []
     assert objects.source.is_known
     assert objects.source.problem is None
 
 
-def test_where_the_kind_is_not_served_there_are_none(objects: ObjectDesk) -> None:
+def test_where_the_kind_is_not_served_there_are_none(objects: Desk, server: Server) -> None:
     """The CustomResourceDefinition is optional, and its absence is no problem."""
-    objects.server.fails("404", is_absent=True)
+    server.fails("404", is_absent=True)
     assert objects.names() == []
     assert objects.source.problem is None
     assert objects.source.remark is None
 
 
-def test_a_definition_that_goes_away_keeps_the_last_good(objects: ObjectDesk) -> None:
-    objects.server.has(written("a", availability="Reserved"))
+def test_a_definition_that_goes_away_keeps_the_last_good(objects: Desk, server: Server) -> None:
+    server.has(written("a", availability="Reserved"))
     assert objects.names() == ["a", "a"]
-    objects.server.fails("404 page not found", is_absent=True)
+    server.fails("404 page not found", is_absent=True)
     assert objects.names() == ["a", "a"]
     objects.restart_while_the_api_server_is_away()
-    objects.server.fails("404 page not found", is_absent=True)
+    present(objects.server).fails("404 page not found", is_absent=True)
     assert objects.names() == ["a", "a"]
     assert "the last known 1 stay in force: 404 page not found" in str(objects.source.remark)
 
 
-def test_a_restart_without_the_api_server_uses_the_last_good(objects: ObjectDesk) -> None:
-    objects.server.has(written("a"))
+def test_a_restart_without_the_api_server_uses_the_last_good(objects: Desk, server: Server) -> None:
+    server.has(written("a"))
     objects.names()
     objects.restart_while_the_api_server_is_away()
     assert objects.source.is_known
@@ -300,41 +272,41 @@ def test_a_restart_without_the_api_server_uses_the_last_good(objects: ObjectDesk
     assert "no answer" in str(objects.source.remark)
 
 
-def test_that_there_are_none_is_remembered_too(objects: ObjectDesk) -> None:
+def test_that_there_are_none_is_remembered_too(objects: Desk, server: Server) -> None:
     """Otherwise a node without policies would wait for the API server at every start."""
-    objects.server.has()
+    server.has()
     objects.names()
     objects.restart_while_the_api_server_is_away()
     assert objects.source.is_known
     assert objects.names() == []
 
 
-def test_files_of_a_restart_are_new_and_objects_are_the_last_known(objects: ObjectDesk) -> None:
-    objects.server.has(written("a"))
+def test_files_of_a_restart_are_new_and_objects_are_the_last_known(objects: Desk, server: Server) -> None:
+    server.has(written("a"))
     objects.names()
     objects.restart_while_the_api_server_is_away()
     objects.with_file("b", priority=1, select={"minors": [0]})
     assert objects.names() == ["b", "a"]
 
 
-def test_a_file_saved_by_an_earlier_build_stays_in_force_until_the_first_answer(objects: ObjectDesk) -> None:
-    (objects.root / "policies.json").write_text(json.dumps({"format": 1, "policies": [written("a")]}))
+def test_a_file_saved_by_an_earlier_build_stays_in_force_until_the_first_answer(objects: Desk, server: Server) -> None:
+    objects.last_good.write_text(json.dumps({"format": 1, "policies": [written("a")]}))
     objects.start()
     assert objects.names() == ["a", "a"]
-    objects.server.has(written("b"))
+    server.has(written("b"))
     assert objects.names() == ["b", "b"]
 
 
-def test_what_is_saved_is_read_by_an_earlier_build(objects: ObjectDesk) -> None:
+def test_what_is_saved_is_read_by_an_earlier_build(objects: Desk, server: Server) -> None:
     """It looks at format and policies alone."""
-    objects.server.has(written("a"))
+    server.has(written("a"))
     objects.names()
-    saved = json.loads((objects.root / "policies.json").read_text())
+    saved = json.loads(objects.last_good.read_text())
     assert saved == {"format": 1, "policies": [written("a")], "objects": {"a": None}}
 
 
-def test_files_and_objects_contradict_each_other_as_files_do(objects: ObjectDesk) -> None:
-    objects.server.has(written("a"))
+def test_files_and_objects_contradict_each_other_as_files_do(objects: Desk, server: Server) -> None:
+    server.has(written("a"))
     assert objects.names() == ["a", "a"]
     objects.with_file("b", availability="Hidden")
     assert objects.names() == ["a", "a"]
@@ -343,29 +315,21 @@ def test_files_and_objects_contradict_each_other_as_files_do(objects: ObjectDesk
     )
 
 
-def test_a_wrong_object_leaves_the_last_good_set_in_force(objects: ObjectDesk) -> None:
-    objects.server.has(written("a"))
+def test_a_wrong_object_leaves_the_last_good_set_in_force(objects: Desk, server: Server) -> None:
+    server.has(written("a"))
     objects.names()
-    objects.server.has(written("a"), written("bad", sharing={"strategy": "mps"}))
+    server.has(written("a"), written("bad", sharing={"strategy": "mps"}))
     assert objects.names() == ["a", "a"]
     assert "so the previous ones stay in force: GpuPolicy bad: spec.sharing.strategy" in str(objects.source.problem)
-    objects.server.has(written("a", priority=1))
+    server.has(written("a", priority=1))
     assert objects.names() == ["a", "a"]
     assert objects.source.problem is None
 
 
-def test_a_flood_leaves_the_last_good_set_in_force(objects: ObjectDesk) -> None:
-    objects.server.has(written("a"))
-    objects.names()
-    objects.server.has(*(written(f"p{number}") for number in range(1000)))
-    assert objects.names() == ["a", "a"]
-    assert "1000 policies are for this node, at most 128 are accepted" in str(objects.source.problem)
-
-
-def test_a_broken_folder_does_not_hide_that_objects_are_known(objects: ObjectDesk) -> None:
+def test_a_broken_folder_does_not_hide_that_objects_are_known(objects: Desk, server: Server) -> None:
     """Nothing good: what is in use stays, and no claim waits for an answer that has come."""
     objects.with_file("b", sharing={"strategy": "mps"})
-    objects.server.has()
+    server.has()
     objects.source.check()
     assert objects.source.is_known
     assert objects.source.terms(node(), [whole()])[uuid(0)].offered

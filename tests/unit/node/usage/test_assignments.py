@@ -28,7 +28,6 @@ def read(**changes: Any) -> Any:
 
 
 def test_rules_of_a_gpu() -> None:
-    """What the policy says of a GPU; what it does not say is the default."""
     usage = {"onOverGrant": "Evict", "graceSeconds": 5, "overheadBytesPerProcess": 7, "idleAfterMinutes": 3}
     (gpu,) = read(gpus=[DOCUMENT["gpus"][0] | {"changing": True, "usage": usage | {"onIdle": "Reclaim"}}]).gpus
     assert gpu.changing
@@ -40,7 +39,6 @@ def test_rules_of_a_gpu() -> None:
 
 
 def test_a_detached_driver_is_left_alone_whatever_the_reason() -> None:
-    """A reason that cannot be read is a reason all the same."""
     assert read(detached="upgrade").detached == "upgrade"
     assert read(detached=7).detached
 
@@ -61,7 +59,6 @@ def test_a_claim_without_a_name_is_left_out(wrong: dict[str, Any]) -> None:
 
 
 def test_values_that_make_no_sense_are_not_known() -> None:
-    """Numbers are bounded; a device of an unknown form is left out."""
     wrong = {"giId": -1, "memoryBytes": 2**70, "percent": 101, "adminAccess": "yes"}
     (claim,) = read(claims=[CLAIM | {"devices": [DEVICE | wrong, DEVICE | {"form": "slice"}], "prepared": 5}]).claims
     (device,) = claim.devices

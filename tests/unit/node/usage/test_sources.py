@@ -95,7 +95,6 @@ def test_in_a_cgroup_namespace_the_host_and_the_reader_itself_are_no_containers(
     ],
 )  # fmt: skip
 def test_processes_of_the_host(path: str) -> None:
-    """Services, users, and containers that the kubelet did not start."""
     assert place_of(f"0::{path}\n") is None
 
 
@@ -124,7 +123,6 @@ def test_a_static_pod() -> None:
 
 @given(st.text())
 def test_any_text(content: str) -> None:
-    """No content ends the look."""
     place_of(content)
 
 
@@ -138,7 +136,6 @@ def link(container: str = "train", container_id: str = OTHER, pod: str = "llm-0"
 
 
 def test_a_container_by_its_id() -> None:
-    """With the names of pod, namespace and container; with or without the pod's UID in the cgroup."""
     found = index([link(), link("sidecar", SIDECAR)])
     train = ContainerRef(pod=LLM, container="train")
     assert found.container(CgroupPlace(pod_uid=UID, container_id=OTHER)) == train

@@ -60,7 +60,6 @@ def last(*uses: ShareUse | None, every_s: float = 10.0) -> OverGrant | None:
 
 
 def test_memory_over_the_grant_is_told_at_the_second_look() -> None:
-    """One look may have hit a moment; the finding says since when."""
     _, told = looks(OVER, OVER)
     assert told[0] == ()
     assert told[1] == (
@@ -161,7 +160,6 @@ def test_findings_are_bounded() -> None:
 def test_whatever_comes_only_who_is_over_at_that_look_may_be_evicted(
     looks_at: list[tuple[int | None, int, bool, float]],
 ) -> None:
-    """Any order of known, unknown, attributed and other looks, by any clock."""
     state: WatchdogState = {}
     for used, processes, attributed, elapsed in looks_at:
         use = replace(OVER, used_bytes=used, processes=processes, pods=(pod(),) if attributed else ())
@@ -261,7 +259,6 @@ def test_one_device_in_use_is_enough_and_one_unknown_forbids_idle(
 
 
 def test_a_claim_is_idle_after_the_minutes_of_its_policy() -> None:
-    """Counted from the first look at it; the moment it began stays the same."""
     assert idle_after(UNUSED, UNUSED)[1] == ()
     assert idle_after(UNUSED, UNUSED, UNUSED)[1] == (IdleClaim(claim=claim(), since=NOW),)
     assert idle_after(*[UNUSED] * 9)[1] == (IdleClaim(claim=claim(), since=NOW),)
@@ -269,7 +266,6 @@ def test_a_claim_is_idle_after_the_minutes_of_its_policy() -> None:
 
 @pytest.mark.parametrize("between", [USED, NOT_KNOWN])
 def test_use_and_not_knowing_both_begin_the_time_again(between: ClaimUse) -> None:
-    """Unknown is never idle."""
     assert idle_after(UNUSED, UNUSED, UNUSED, between)[1] == ()
     assert idle_after(UNUSED, UNUSED, between, UNUSED, UNUSED)[1] == ()
     assert idle_after(*[between] * 9)[1] == ()
