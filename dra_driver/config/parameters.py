@@ -62,6 +62,10 @@ class GpuConfig(Struct, frozen=True, kw_only=True):
     kind: ClassVar[Literal["GpuConfig"]] = "GpuConfig"
     sharing: GpuSharing | None = None
 
+    @property
+    def asks_for(self) -> str | None:
+        return self.sharing.asks_for if self.sharing else None
+
 
 class MigDeviceConfig(Struct, frozen=True, kw_only=True):
     kind: ClassVar[Literal["MigDeviceConfig"]] = "MigDeviceConfig"

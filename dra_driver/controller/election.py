@@ -139,8 +139,6 @@ class LeaseApi(Protocol):
 
 
 class Leadership(Protocol):
-    """Whether this replica may act."""
-
     def leads(self) -> bool: ...
 
 

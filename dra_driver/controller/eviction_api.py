@@ -98,7 +98,6 @@ class Pace:
             self._last_s = self._clock()
 
     def forget(self) -> None:
-        """This replica no longer leads."""
         with self._lock:
             self._last_s = None
 
@@ -113,7 +112,6 @@ OPTED_OUT_S: Final = 30.0
 
 
 def retries() -> Backoff:
-    """The pauses between attempts to evict one pod."""
     return Backoff(first_s=FIRST_RETRY_S, longest_s=LONGEST_RETRY_S, rand=random.random)
 
 

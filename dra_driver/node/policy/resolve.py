@@ -123,7 +123,6 @@ def wanted_terms(policies: Sequence[GpuPolicy], gpu: Gpu, node_name: str) -> Gpu
 
 
 def agree(policies: Sequence[GpuPolicy], gpu: Gpu) -> bool:
-    """Return whether all give the GPU the same terms."""
     if len(policies) < 2:
         return True
     first = _terms(policies[0], gpu)
