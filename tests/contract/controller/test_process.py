@@ -2,6 +2,8 @@
 
 import json
 import signal
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ from dra_driver.sim.apiserver.kinds import EVENTS, LEASES, NAMESPACES, POD_DISRU
 from dra_driver.sim.apiserver.server import ApiServer
 from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.controllers.disruption import DisruptionController
+from tests.contract.node.process.test_threads import documented, started, undocumented
 from tests.fakes.extended_pods import is_leaving, make_slice, run_pod, taint_device
 from tests.fakes.node_process import DriverProcess
 
@@ -183,3 +186,51 @@ def test_it_starts_without_an_api_server_and_says_so(api: ApiServer, replica: Ca
 def test_a_wrong_kubeconfig_ends_it_with_a_sentence(tmp_path: Path) -> None:
     status, text = Replica(tmp_path, tmp_path / "missing", "x").refused()
     assert (status, "kubeconfig" in text) == (2, True)
+
+
+ABSENT = (
+    "dra_driver.hardware.gpu",
+    "dra_driver.node.process",
+    "dra_driver.node.claims",
+    "dra_driver.sim",
+    "dra_driver.scheduler.cel",
+)
+ABSENT_TOO = (
+    "dra_driver.scheduler.allocation",
+    "dra_driver.kubectl.lint",
+    "dra_driver.node.slices",
+    "grpc",
+    "pynvml",
+    "pydantic",
+    "kubernetes",
+    "rich",
+)
+
+
+def test_the_controller_loads_neither_hardware_nor_kubelet() -> None:
+    """It runs anywhere without rights, and small."""
+    code = "import sys, dra_driver.controller.main, dra_driver.controller.process; print('\\n'.join(sys.modules))"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    loaded = set(answer.stdout.split())
+    assert "dra_driver.controller.evictions" in loaded
+    assert sorted(name for name in loaded if name.startswith((*ABSENT, *ABSENT_TOO))) == []
+
+
+def test_every_thread_of_a_controller_is_documented(tmp_path: Path) -> None:
+    api = ApiServer()
+    api.start()
+    api.store.create(NAMESPACES, {"metadata": {"name": "dra-driver"}})
+    flags: dict[str, str | None] = {
+        "kubeconfig": str(api.kubeconfig(tmp_path / "kubeconfig")),
+        "http_addr": "127.0.0.1:0",
+        "evict_extended_resource_pods": "true",
+        "evict_over_grant": "true",
+        "capacity_interval": "3600",
+    }
+    process = DriverProcess("controller", tmp_path, flags)
+    rows = documented("Controller")
+    with started(process.command(), process.environ) as child:
+        names = child.names()
+    api.stop()
+    assert undocumented(names, rows) == []
+    assert rows.keys() - {name.replace("-", r"\-") for name in names} == {r"http\-request"}

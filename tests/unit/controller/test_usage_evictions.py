@@ -12,8 +12,17 @@ from dra_driver.core.errors import ApiUnreachableError, NotFoundError
 from dra_driver.core.telemetry.controller_metrics import REGISTRY
 from dra_driver.kube.evictions import NO_EVICTION
 from dra_driver.kube.objects.core import ObjectReference
-from tests.unit.controller.objects import DRIVER, Stage, budget_says_no
-from tests.unit.controller.usage_objects import FOREIGN, IDLE, claim_object, gpu_node, over, pod
+from tests.unit.controller.objects import (
+    DRIVER,
+    FOREIGN,
+    IDLE,
+    Stage,
+    budget_says_no,
+    claim_object,
+    gpu_node,
+    over,
+    pod,
+)
 
 BRAKE = BrakeRules(percent=20, window_s=600)
 
