@@ -10,6 +10,7 @@ from dra_driver.config.schema import schemas
 from dra_driver.core.model.health import HealthCause
 from dra_driver.core.model.health_rules import HealthRules
 from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, UsageRules
+from tests.fakes.stand_in import present
 
 
 def policy(**spec: Any) -> dict[str, Any]:
@@ -187,6 +188,5 @@ def test_no_policy_can_say_otherwise_what_the_driver_says_itself(name: str, doma
 @pytest.mark.parametrize(("written", "reserved"), [("0", 0), (0, 0), ("1500Mi", 1500 * 2**20), (None, None)])
 def test_reserved_memory_may_be_none_at_all(written: Any, reserved: int | None) -> None:
     """0 publishes all memory, as before there was a reserve; without the field the node chooses."""
-    sharing = decoded(policy(sharing={"strategy": "MPS", "reservedMemory": written})).sharing
-    assert sharing is not None
+    sharing = present(decoded(policy(sharing={"strategy": "MPS", "reservedMemory": written})).sharing)
     assert sharing.reserved_bytes == reserved

@@ -30,6 +30,7 @@ from dra_driver.core.model.gpu_node import (
     ToldUsage,
 )
 from dra_driver.core.wire import to_wire
+from tests.fakes.stand_in import present
 from tests.unit.node.process.test_usage_report import TOLD, TOLD_FOREIGN, TOLD_NOTEBOOK
 
 AT = "2026-03-01T10:00:00Z"
@@ -125,8 +126,7 @@ def test_nonsense_is_no_status_and_entries_that_make_no_sense_are_left_out() -> 
         assert node_status_of(written) is None
     odd = {"driverName": "d", "gpus": [1, {"name": "gpu-0"}, {"name": "gpu-1", "uuid": "u", "usedAs": 3}]}
     odd |= {"policies": [{"name": "p"}, {"name": "p", "state": "New", "source": "File"}], "problems": "none"}
-    found = node_status_of({"status": odd})
-    assert found is not None
+    found = present(node_status_of({"status": odd}))
     assert [(gpu.name, gpu.health) for gpu in found.gpus] == [("gpu-1", HealthWord.UNKNOWN)]
     assert found.policies == ()
     assert found.problems == ()
@@ -153,8 +153,7 @@ def valid_usage(told: ToldUsage) -> Any:
 
 
 def read(written: object) -> ToldUsage:
-    status = node_status_of({"status": {"driverName": "d", "usage": written}})
-    assert status is not None
+    status = present(node_status_of({"status": {"driverName": "d", "usage": written}}))
     return status.usage
 
 

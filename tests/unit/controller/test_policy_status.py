@@ -17,6 +17,7 @@ from dra_driver.controller.policy_status import (
 )
 from dra_driver.core.errors import ApiUnreachableError, InvalidObjectError, NotFoundError
 from dra_driver.core.model.gpu_node import NodePolicy, PolicyOrigin, PolicyPlace, PolicyState, PolicyStatus
+from tests.fakes.stand_in import present
 from tests.unit.controller.fleets import PolicyApi, node_object, nodes, policy, policy_object, said
 from tests.unit.controller.objects import at
 
@@ -241,9 +242,7 @@ def written_status(written: PolicyView, *fleet: NodePolicy, seconds: float = 0.0
 
 
 def condition(*fleet: NodePolicy, **more: Any) -> dict[str, Any]:
-    found = written_status(policy(**more), *fleet)
-    assert found is not None
-    (only,) = found["conditions"]
+    (only,) = present(written_status(policy(**more), *fleet))["conditions"]
     return dict(only)
 
 
@@ -303,26 +302,21 @@ def test_claims_are_named_and_there_are_at_most_three() -> None:
 
 
 def test_the_time_changes_with_the_verdict_alone() -> None:
-    first = written_status(policy(), said())
-    assert first is not None
-    more = written_status(policy(**first), said(), said(), seconds=60)
-    assert more is not None
+    first = present(written_status(policy(), said()))
+    more = present(written_status(policy(**first), said(), said(), seconds=60))
     assert more["conditions"][0]["lastTransitionTime"] == "2026-11-22T12:00:00Z"
-    worse = written_status(policy(**more), WAITING, seconds=120)
-    assert worse is not None
+    worse = present(written_status(policy(**more), WAITING, seconds=120))
     assert worse["conditions"][0]["lastTransitionTime"] == "2026-11-22T12:02:00Z"
 
 
 def test_conditions_of_other_writers_stay() -> None:
     other = {"type": "Reviewed", "status": "True"}
-    found = written_status(policy(conditions=[other]), said())
-    assert found is not None
+    found = present(written_status(policy(conditions=[other]), said()))
     assert found["conditions"][0] == other
     assert written_status(policy(**found), said()) is None
 
 
 def test_a_status_of_another_shape_is_replaced() -> None:
-    found = written_status(policy(conditions="odd", selected=5, gone=True), said())
-    assert found is not None
+    found = present(written_status(policy(conditions="odd", selected=5, gone=True), said()))
     assert "gone" not in found
     assert found["selected"]["gpus"] == 2
