@@ -1,4 +1,2 @@
-"""Settings, opaque parameters of claims, and policies: decoding, checks and their generated schemas.
-
-Other packages import its modules: the MPS host loads ``options.py`` alone.
-"""
+"""Define settings, opaque parameters of claims, and policies, and check them. Other packages import its modules: the
+MPS host loads only ``options.py``."""

@@ -1,7 +1,4 @@
-"""The settings of the controller process: names, defaults and checks of the values alone.
-
-Apart from those of the node process, whose memory they would take.
-"""
+"""Define the settings of the controller process, apart from the node process's, whose memory they would take."""
 
 import re
 from dataclasses import dataclass

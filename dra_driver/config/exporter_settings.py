@@ -1,4 +1,4 @@
-"""The settings of the usage exporter: names, defaults and checks of the values alone."""
+"""Define the settings of the usage exporter."""
 
 from dataclasses import dataclass
 
@@ -67,11 +67,7 @@ class ExporterSettings:
         False,
     )
     http_addr: str = setting(
-        TELEMETRY,
-        "HOST:PORT",
-        "address that serves /metrics, /usage, /healthz and /readyz",
-        ":8082",
-        parse=http_addr,
+        TELEMETRY, "HOST:PORT", "address that serves /metrics, /usage, /healthz and /readyz", ":8082", parse=http_addr
     )
     log_format: LogFormat = format_of_logs(TELEMETRY)
     log_level: LogLevel = level_of_logs(TELEMETRY)

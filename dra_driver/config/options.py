@@ -1,10 +1,7 @@
 """Map a settings class to command line flags and environment variables, with errors that name both.
 
-Order of precedence: flag, environment, default. An environment variable that is set but empty counts as not set,
-because manifests often have empty ones.
-
-Settings are plain dataclasses. pydantic, which describes claims and policies, would cost 9 MiB and 80 ms in every node
-process.
+Order of precedence: flag, environment, default. An empty environment variable counts as unset, because manifests often
+have empty ones. Settings are plain dataclasses: pydantic would cost 9 MiB and 80 ms in every node process.
 """
 
 import argparse
@@ -25,14 +22,6 @@ Settings = TypeVar("Settings")
 _KEY = "option"
 _SWITCH = "true|false"
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-
-
-class _Option(Struct, frozen=True):
-    group: str
-    metavar: str
-    help: str
-    parse: Callable[[str], object]
-    env: str
 
 
 class Flag(Struct, frozen=True, kw_only=True):
@@ -66,10 +55,10 @@ def setting(
 ) -> Any:
     """A field of a settings class; without a default the setting is required.
 
-    ``parse`` converts the text to the value, or raises ValueError with the expected form. ``env`` is by default the
-    name of the field in capitals.
+    ``parse`` converts the text, or raises ValueError with the expected form. ``env`` is by default the name of the
+    field in capitals.
     """
-    metadata = {_KEY: _Option(group, metavar, about, parse, env)}
+    metadata = {_KEY: {"group": group, "metavar": metavar, "help": about, "parse": parse, "env": env}}
     if default is dataclasses.MISSING:
         return dataclasses.field(metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -81,7 +70,6 @@ def switch(group: str, about: str, default: bool) -> Any:
 
 
 def path(group: str, metavar: str, about: str, default: str | None, *, env: str = "") -> Any:
-    """An absolute path."""
     return setting(group, metavar, about, default, parse=absolute, env=env)
 
 
@@ -92,12 +80,10 @@ def http_endpoint(group: str) -> Any:
 
 
 def format_of_logs(group: str) -> Any:
-    """The setting LOG_FORMAT."""
     return setting(group, "FORMAT", "text (key=value) or json", "text", parse=one_of(*get_args(LogFormat)))
 
 
 def level_of_logs(group: str) -> Any:
-    """The setting LOG_LEVEL."""
     return setting(group, "LEVEL", "debug, info, warning or error", "info", parse=one_of(*get_args(LogLevel)))
 
 
@@ -161,10 +147,8 @@ def flag_name(field: str) -> str:
 
 
 def add_flags(parser: argparse.ArgumentParser, flags: Iterable[Flag], *, bare_switches: bool = False) -> None:
-    """Add one flag for each setting, below the heading of its group, with default and environment variable in the help.
-
-    With ``bare_switches`` a flag with the values ``true|false`` may stand alone and means true.
-    """
+    """Add one flag for each setting, below the heading of its group. With ``bare_switches`` a flag of ``switch`` may
+    stand without a value and means true."""
     groups: dict[str, argparse._ArgumentGroup] = {}
     for flag in flags:
         if flag.group not in groups:
@@ -178,8 +162,8 @@ def add_flags(parser: argparse.ArgumentParser, flags: Iterable[Flag], *, bare_sw
 def load(settings: type[Settings], given: Mapping[str, str | None], environ: Mapping[str, str]) -> Settings:
     """Build ``settings`` from flags (``given``, by field name, None when absent) and ``environ``.
 
-    Raises ConfigurationError with one sentence for each wrong setting, naming flag and variable. A ValueError of the
-    class's ``__post_init__`` is translated, too.
+    Raises ConfigurationError with one sentence for each wrong setting, naming flag and variable, also for a ValueError
+    of ``__post_init__``.
     """
     values: dict[str, object] = {}
     wrong: list[str] = []
@@ -204,16 +188,11 @@ def load(settings: type[Settings], given: Mapping[str, str | None], environ: Map
 
 def _flag(field: "dataclasses.Field[Any]") -> Flag:
     required = field.default is dataclasses.MISSING
-    option: _Option = field.metadata[_KEY]
     return Flag(
         field=field.name,
-        group=option.group,
-        metavar=option.metavar,
-        help=option.help,
-        parse=option.parse,
-        env=option.env or field.name.upper(),
         default="" if required or field.default in (None, False) else str(field.default),
         required=required,
+        **{**field.metadata[_KEY], "env": field.metadata[_KEY]["env"] or field.name.upper()},
     )
 
 

@@ -1,44 +1,79 @@
-"""Opaque parameters of claims and device classes: ``GpuConfig`` and ``MigDeviceConfig`` of resource.nvidia.com/v1beta1.
+"""Decode opaque parameters of claims and classes: ``GpuConfig`` and ``MigDeviceConfig`` of resource.nvidia.com/v1beta1.
 
-Decodes JSON of any shape strictly, to plain values (``device_config.py``) or one sentence. The schema is generated from
-the models in ``config/schemas/device_config.py``.
+Group, kinds and fields are those of NVIDIA's DRA driver (``api/nvidia.com/resource/v1beta1``). Two differences: an MPS
+section under TimeSlicing and a memory limit below 1 MiB are errors here, so that admission can refuse them; and JSON
+null means absent, as in Kubernetes. The schema is generated from ``config/schemas/device_config.py``.
 
-Group, kinds and fields are those of NVIDIA's DRA driver (``api/nvidia.com/resource/v1beta1``), so that claims written
-for it decode here. Two differences: errors that NVIDIA's driver finds only while preparing (an MPS section under
-TimeSlicing, a memory limit below 1 MiB) are found while decoding, so that admission can refuse them; and JSON null
-means absent everywhere, as in Kubernetes, so ``timeSlicingConfig: {}`` and ``interval: null`` are the default interval.
-
-Any user who may create a claim writes parameters. Their size is checked first, and an error, which ends in events and
-logs, quotes only a few short pieces of them, with unprintable characters escaped.
+Any user who may create a claim writes parameters, and errors end in events and logs. So their size is checked first,
+and an error quotes only short, escaped pieces of them.
 """
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Literal
 
-from dra_driver.config.device_config import (
-    DeviceConfig,
-    GpuConfig,
-    GpuSharing,
-    MigDeviceConfig,
-    MigSharing,
-    MpsLimits,
-)
+from msgspec import Struct, field
+
 from dra_driver.config.schema import problems, schemas, sentence, shown, size_problem
 from dra_driver.core.errors import InvalidParametersError
 from dra_driver.core.model.terms import Interval, Strategy
 from dra_driver.core.quantity import Quantity
 
-__all__ = [
-    "API_VERSION",
-    "DeviceConfig",
-    "GpuConfig",
-    "GpuSharing",
-    "MigDeviceConfig",
-    "MigSharing",
-    "MpsLimits",
-    "decode",
-]
+
+class MpsLimits(Struct, frozen=True, kw_only=True):
+    """Limits of the MPS daemon's clients; None and empty set no limit.
+
+    ``default_percentage`` is 0 to 100 percent of the GPU's threads. Memory is canonical text of a quantity of at least
+    1Mi. Keys of ``per_device`` are GPU UUIDs or positions in the group's sorted list of them.
+    """
+
+    default_percentage: int | None = None
+    default_memory: str | None = None
+    per_device: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+class GpuSharing(Struct, frozen=True, kw_only=True):
+    """How containers share a GPU. ``mps`` is set if and only if the strategy is MPS; it may have no limits."""
+
+    strategy: Strategy
+    interval: Interval = Interval.DEFAULT
+    mps: MpsLimits | None = None
+
+    @property
+    def asks_for(self) -> str | None:
+        """The required setup, in words; None if there is none."""
+        if self.strategy is Strategy.MPS:
+            return "sharing through MPS"
+        return None if self.interval is Interval.DEFAULT else f"time-slicing with interval {self.interval}"
+
+
+class MigSharing(Struct, frozen=True, kw_only=True):
+    """How containers share a MIG device; NVIDIA's drivers have no time-slice setting for MIG devices."""
+
+    strategy: Strategy
+    mps: MpsLimits | None = None
+
+    @property
+    def asks_for(self) -> str | None:
+        return "sharing through MPS" if self.strategy is Strategy.MPS else None
+
+
+class GpuConfig(Struct, frozen=True, kw_only=True):
+    kind: ClassVar[Literal["GpuConfig"]] = "GpuConfig"
+    sharing: GpuSharing | None = None
+
+    @property
+    def asks_for(self) -> str | None:
+        return self.sharing.asks_for if self.sharing else None
+
+
+class MigDeviceConfig(Struct, frozen=True, kw_only=True):
+    kind: ClassVar[Literal["MigDeviceConfig"]] = "MigDeviceConfig"
+    sharing: MigSharing | None = None
+
+
+DeviceConfig = GpuConfig | MigDeviceConfig
+
 
 API_VERSION: Final = "resource.nvidia.com/v1beta1"
 MAX_BYTES: Final = 10 * 1024
@@ -50,10 +85,8 @@ Fields = Mapping[str, Any]
 
 
 def decode(parameters: object) -> DeviceConfig:
-    """Decode ``parameters`` (parsed JSON of any shape) to a config. Pure.
-
-    Raises only `InvalidParametersError`, with the paths of the first five wrong fields.
-    """
+    """Decode parsed JSON of any shape to a config. Raises only `InvalidParametersError`, with the first five
+    problems."""
     if not isinstance(parameters, Mapping):
         raise InvalidParametersError(f"parameters are {shown(parameters)}, expected an object with apiVersion and kind")
     if too_large := size_problem(parameters, max_bytes=MAX_BYTES, max_depth=MAX_DEPTH):
@@ -64,7 +97,9 @@ def decode(parameters: object) -> DeviceConfig:
     sharing: Fields | None = parameters.get("sharing")
     if kind == "GpuConfig":
         return GpuConfig(sharing=_gpu_sharing(sharing) if sharing is not None else None)
-    return MigDeviceConfig(sharing=_mig_sharing(sharing) if sharing is not None else None)
+    if sharing is None:
+        return MigDeviceConfig()
+    return MigDeviceConfig(sharing=MigSharing(strategy=Strategy(sharing["strategy"]), mps=_limits(sharing)))
 
 
 def _kind(parameters: Mapping[object, object]) -> str:
@@ -82,10 +117,6 @@ def _kind(parameters: Mapping[object, object]) -> str:
 def _gpu_sharing(sharing: Fields) -> GpuSharing:
     interval = (sharing.get("timeSlicingConfig") or {}).get("interval") or Interval.DEFAULT
     return GpuSharing(strategy=Strategy(sharing["strategy"]), interval=Interval(interval), mps=_limits(sharing))
-
-
-def _mig_sharing(sharing: Fields) -> MigSharing:
-    return MigSharing(strategy=Strategy(sharing["strategy"]), mps=_limits(sharing))
 
 
 def _limits(sharing: Fields) -> MpsLimits | None:

@@ -1,7 +1,5 @@
-"""Decode ``GpuPolicy`` of gpu.dra-driver.io/v1alpha1 to plain values.
-
-The schema is generated from the model in ``config/schemas/gpu_policy.py``, which has the fields' bounds and meaning.
-"""
+"""Decode ``GpuPolicy`` of gpu.dra-driver.io/v1alpha1. The schema is generated from ``config/schemas/gpu_policy.py``,
+which documents the fields."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -21,21 +19,18 @@ API_VERSION: Final = "gpu.dra-driver.io/v1alpha1"
 KIND: Final = "GpuPolicy"
 MAX_BYTES: Final = 64 * 1024
 MAX_DEPTH: Final = 16
-_EXCLUSIVE: Final = "Exclusive"
 
 Fields = Mapping[str, Any]
 
 
 class Availability(StrEnum):
-    """Which claims may have a GPU."""
-
     OPEN = "Open"
     RESERVED = "Reserved"
     HIDDEN = "Hidden"
 
 
 class GpuSelection(Struct, frozen=True, kw_only=True):
-    """Which GPUs a policy is for: every field that is set must match. None matches all, an empty list nothing.
+    """The GPUs of a policy: every set field must match. None matches all, an empty list nothing.
 
     Names and architectures are shell patterns; UUIDs and PCI addresses are lower-case, the latter as in sysfs.
     """
@@ -68,7 +63,7 @@ class GpuPolicy(Struct, frozen=True, kw_only=True):
 
 
 def policy_problems(written: object) -> list[FieldProblem]:
-    """All problems of a policy object of any shape; empty when `policy_of` accepts it. Pure."""
+    """All problems of a policy object of any shape; empty when `policy_of` accepts it."""
     if not isinstance(written, Mapping):
         return [FieldProblem((), f"expected a {KIND} object, got {shown(written)}")]
     for name, expected in (("apiVersion", API_VERSION), ("kind", KIND)):
@@ -124,7 +119,7 @@ def _selection(select: Fields) -> GpuSelection:
 
 
 def _sharing(sharing: Fields) -> SharingTerms | None:
-    if sharing.get("strategy", _EXCLUSIVE) == _EXCLUSIVE:
+    if sharing.get("strategy", "Exclusive") == "Exclusive":
         return None
     return SharingTerms(
         strategy=Strategy(sharing["strategy"]),

@@ -1,9 +1,5 @@
-"""Conditions over several fields of one object, by name.
-
-Each condition exists twice: as a function of the object as it was written (null fields are absent), and as a CEL
-expression for the API server (``x-kubernetes-validations``). A rule is evaluated only on objects whose fields are
-valid.
-"""
+"""Define conditions over several fields of one object, each as a Python function and as a CEL expression for the API
+server (``x-kubernetes-validations``). A rule is evaluated only on objects with valid fields; null is absent."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -16,34 +12,11 @@ from dra_driver.core.quantity import Quantity
 Fields = Mapping[str, Any]
 
 OWN_ATTRIBUTES: Final = (
-    "addressingMode",
-    "architecture",
-    "brand",
-    "clique",
-    "confidentialCompute",
-    "cudaComputeCapability",
-    "cudaDriverVersion",
-    "driverVersion",
-    "index",
-    "minor",
-    "numaNode",
-    "nvlinkIsland",
-    "nvlinkIslandSize",
-    "nvlinkType",
-    "parentIndex",
-    "parentMinor",
-    "parentUUID",
-    "pciBusID",
-    "pcieBusID",
-    "pcieRoot",
-    "placementSize",
-    "placementStart",
-    "productName",
-    "profile",
-    "sharingStrategy",
-    "type",
-    "uuid",
-)
+    "addressingMode", "architecture", "brand", "clique", "confidentialCompute", "cudaComputeCapability",
+    "cudaDriverVersion", "driverVersion", "index", "minor", "numaNode", "nvlinkIsland", "nvlinkIslandSize",
+    "nvlinkType", "parentIndex", "parentMinor", "parentUUID", "pciBusID", "pcieBusID", "pcieRoot", "placementSize",
+    "placementStart", "productName", "profile", "sharingStrategy", "type", "uuid",
+)  # fmt: skip
 """Attributes that this driver publishes; a policy must not set them, in any domain."""
 OWN_ATTRIBUTE_DOMAIN: Final = "gpu.nvidia.com"
 """The driver's default name, which is the domain of an attribute without one."""
@@ -71,11 +44,6 @@ def _inner(fields: Fields, name: str) -> Fields:
     return inner
 
 
-def _shares(spec: Fields) -> bool:
-    strategy: str = _inner(spec, "sharing").get("strategy", "Exclusive")
-    return strategy != "Exclusive"
-
-
 def _memory_backwards(select: Fields) -> bool:
     low, high = select.get("minMemory"), select.get("maxMemory")
     if low is None or high is None:
@@ -83,21 +51,13 @@ def _memory_backwards(select: Fields) -> bool:
     return Quantity.parse(str(high)) < Quantity.parse(str(low))
 
 
-def _reserved_attribute(attribute: Fields) -> bool:
-    return any(re.search(pattern, str(attribute["name"])) for pattern in (_OWN_NAME, _FOREIGN_DOMAIN))
-
-
 def _attribute_twice(spec: Fields) -> bool:
     names = {str(attribute["name"]) for attribute in spec.get("attributes") or ()}
     return any(f"{OWN_ATTRIBUTE_DOMAIN}/{name}" in names for name in names)
 
 
-def _reserved_taint(taint: Fields) -> bool:
-    return str(taint["key"]).startswith(OWN_TAINT_DOMAIN)
-
-
 def _also(health: Fields, section: str, field: str) -> bool:
-    """Whether something that is ignored is in the section, too."""
+    """Return whether an ignored value is also in the section."""
     ignored = _inner(health, "ignore").get(field) or ()
     return bool(set(ignored) & set(_inner(health, section).get(field) or ()))
 
@@ -108,10 +68,6 @@ def _cel_not_also(section: str, field: str) -> str:
         f"!has(self.ignore) || !has(self.ignore.{field}) || !has(self.{section}) || !has(self.{section}.{field})"
         f" || !self.ignore.{field}.exists(ignored, ignored in self.{section}.{field})"
     )
-
-
-def _nothing_left(forms: Fields) -> bool:
-    return forms.get("whole") is False and forms.get("migProfiles") == []
 
 
 RULES: Final[Mapping[str, SchemaRule]] = {
@@ -151,12 +107,15 @@ RULES: Final[Mapping[str, SchemaRule]] = {
         "a GPU is shared as a whole: sharing.strategy TimeSlicing or MPS cannot be combined with forms.whole false",
         "!has(self.sharing) || self.sharing.strategy == 'Exclusive' || !has(self.forms) || !has(self.forms.whole)"
         " || self.forms.whole",
-        lambda it: _shares(it) and _inner(it, "forms").get("whole") is False,
+        lambda it: (
+            _inner(it, "sharing").get("strategy", "Exclusive") != "Exclusive"
+            and _inner(it, "forms").get("whole") is False
+        ),
     ),
     "something-left": SchemaRule(
         "whole false and migProfiles [] allow no form of the GPU: use availability Hidden to hide it",
         "!has(self.whole) || self.whole || !has(self.migProfiles) || size(self.migProfiles) > 0",
-        _nothing_left,
+        lambda it: it.get("whole") is False and it.get("migProfiles") == [],
     ),
     "ignored-xid": SchemaRule(
         "an XID of ignore.xids is in taint.xids or evict.xids, too: it cannot do both, remove it from one of them",
@@ -183,7 +142,7 @@ RULES: Final[Mapping[str, SchemaRule]] = {
         "name is reserved by the driver or Kubernetes: choose another, best in a domain of your own such as"
         " example.com/team",
         f"!self.name.matches(r'{_OWN_NAME}') && !self.name.matches(r'{_FOREIGN_DOMAIN}')",
-        _reserved_attribute,
+        lambda it: any(re.search(pattern, str(it["name"])) for pattern in (_OWN_NAME, _FOREIGN_DOMAIN)),
     ),
     "attribute-once": SchemaRule(
         "an attribute is repeated: a name without a domain is in the driver's domain, so that team and"
@@ -195,6 +154,6 @@ RULES: Final[Mapping[str, SchemaRule]] = {
     "taint-not-reserved": SchemaRule(
         f"keys in {OWN_TAINT_DOMAIN.rstrip('/')} are reserved for the driver; availability Reserved sets such a taint",
         f"!self.key.startsWith('{OWN_TAINT_DOMAIN}')",
-        _reserved_taint,
+        lambda it: str(it["key"]).startswith(OWN_TAINT_DOMAIN),
     ),
 }

@@ -1,13 +1,12 @@
 """Check a value against a compact schema, and name the path of every wrong field.
 
-The schemas are in ``schema.json``, which ``scripts/gen.py`` generates from the models in ``config/schemas``. Loading
-the models takes 9 MiB, which is too much for every node process. Conditions over several fields are in ``rules.py``.
-
-The recursion is as deep as the schema. Messages end in events and logs, so they quote only short, escaped pieces of the
-input. JSON null in an optional field means that it is absent, as in Kubernetes. Booleans are not numbers, numbers are
-not text, and fractions are not supported.
+``scripts/gen.py`` generates ``schema.json`` from the models in ``config/schemas``, which would take 9 MiB in every node
+process. The recursion is as deep as the schema. Messages end in events and logs, so they quote only short, escaped
+pieces of the input. JSON null in an optional field means that it is absent, as in Kubernetes. Booleans are not numbers,
+numbers are not text, and fractions are not supported.
 
 A schema is a mapping with ``type`` and, by type:
+
     object    fields, required, rules (names); ``open`` when other fields are allowed
     map       values, max (number of entries)
     list      items, max, unique (the field of an item that must not repeat)
@@ -41,7 +40,7 @@ _FILE: Final = Path(__file__).with_name("schema.json")
 
 
 class FieldProblem(Struct, frozen=True):
-    """One wrong field: its path (empty for the value itself) and the problem in words."""
+    """One wrong field: its path (empty for the value) and the problem in words."""
 
     path: tuple[Step, ...]
     text: str
@@ -52,18 +51,18 @@ class FieldProblem(Struct, frozen=True):
 
 @functools.cache
 def schemas() -> Mapping[str, Schema]:
-    """The generated schemas by kind. Immutable by convention."""
+    """The generated schemas by kind. Do not change them."""
     loaded: Mapping[str, Schema] = json.loads(_FILE.read_text(encoding="utf-8"))
     return loaded
 
 
 def problems(value: object, schema: Schema) -> list[FieldProblem]:
-    """All problems of ``value``, in the schema's order; empty when it is valid. Pure."""
+    """All problems of ``value``, in the schema's order; empty when it is valid."""
     return list(_value(value, schema, ()))
 
 
 def size_problem(value: object, *, max_bytes: int, max_depth: int) -> str | None:
-    """How ``value`` exceeds a limit of size or depth of its JSON; None when it does not. Does not recurse."""
+    """The exceeded limit of size or depth of its JSON; None if there is none. Does not recurse."""
     level: list[object] = [value]
     size = 0
     for _ in range(max_depth):
@@ -113,7 +112,7 @@ def shown(value: object) -> str:
 
 
 def _own_size(node: object) -> int:
-    """About how many characters the node has in JSON, its children apart."""
+    """About how many characters the node has in JSON without its children."""
     if isinstance(node, Mapping):
         return 2 + sum(len(str(key)) + 4 for key in node)
     if isinstance(node, int):
@@ -194,7 +193,7 @@ def _string(value: object, schema: Schema, path: tuple[Step, ...]) -> Iterator[F
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether it can be stored: JSON can escape half of a surrogate pair, which UTF-8 cannot encode."""
+    """JSON can escape half of a surrogate pair, which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -229,7 +228,7 @@ def _quantity(value: object, schema: Schema, path: tuple[Step, ...]) -> Iterator
 
 
 def quantity_of(value: object, low: int, high: int) -> Quantity:
-    """The quantity of a text or a whole number. Raises ValueError when it is none, too small or too large."""
+    """The quantity of a text or a whole number. Raises ValueError for other values and outside the bounds."""
     if not isinstance(value, str | int) or isinstance(value, bool):
         raise ValueError(f"expected a quantity such as 10Gi, got {shown(value)}")  # noqa: TRY004 - one kind of error
     if isinstance(value, int) and value.bit_length() > 128:

@@ -1,11 +1,8 @@
-"""The settings of the node process.
+"""Define the settings of the node process. ``node/process/preflight.py`` checks directories.
 
-Names, defaults and checks of the values alone. ``node/process/preflight.py`` checks that directories exist and can be
-written.
-
-Directories are those of the kubelet (``--root-dir``, by default ``/var/lib/kubelet``) and of the Container Device
-Interface (``/etc/cdi`` and ``/var/run/cdi`` are what runtimes read). Name rules: ResourceSlice ``spec.driver`` is a DNS
-subdomain of at most 63 characters, a node name one of at most 253, and a pool name has at most 253 in all.
+Directories are those of the kubelet (``--root-dir``) and of the Container Device Interface (runtimes read ``/etc/cdi``
+and ``/var/run/cdi``). Name rules: ResourceSlice ``spec.driver`` is a DNS subdomain of at most 63 characters, a node
+name one of at most 253, and a pool name has at most 253 in all.
 """
 
 import re
@@ -62,7 +59,7 @@ def _spec(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
-    """Settings of ``dra-driver kubelet-plugin``, created and checked by ``load_node_settings``."""
+    """Settings of ``dra-driver kubelet-plugin``, created by ``load_node_settings``."""
 
     node_name: str = setting(NODE, "NAME", "name of this node's Node object", parse=subdomain(253, "node-1.example"))
     kubeconfig: str | None = setting(
@@ -211,10 +208,9 @@ class NodeSettings:
 
 
 def node_flags() -> list[Flag]:
-    """The flags of ``dra-driver kubelet-plugin``."""
     return flags_of(NodeSettings)
 
 
 def load_node_settings(given: Mapping[str, str | None], environ: Mapping[str, str]) -> NodeSettings:
-    """Settings from flags and environment; ConfigurationError names each wrong one."""
+    """Settings from flags and environment. Raises ConfigurationError that names each wrong one."""
     return load(NodeSettings, given, environ)

@@ -1,4 +1,5 @@
-"""The status of a GpuNode as the API server stores it: the lists, and in words what they say."""
+"""Encode and decode the status of a GpuNode with its summary in words, and list the columns of ``kubectl get``, which
+the CustomResourceDefinitions and the embedded API server show."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,14 +7,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from dra_driver.core.model.gpu_node import (
-    GpuNodeStatus,
-    HealthWord,
-    NodePolicy,
-    NodeSummary,
-    PolicyState,
-    ToldUsage,
-)
+from dra_driver.core.model.gpu_node import GpuNodeStatus, HealthWord, NodePolicy, NodeSummary, PolicyState, ToldUsage
 from dra_driver.core.text import cut
 from dra_driver.core.wire import from_wire, to_wire
 
@@ -28,7 +22,7 @@ def node_status(status: GpuNodeStatus, observed_at: str) -> dict[str, Any]:
 
 
 def node_status_of(written: object) -> GpuNodeStatus | None:
-    """The status of a GpuNode object of any shape; None for one without. Entries that make no sense are skipped."""
+    """The status of a GpuNode object of any shape, without invalid entries; None for one without."""
     status = written.get("status") if isinstance(written, Mapping) else None
     try:
         return replace(from_wire(GpuNodeStatus, status), observed_at=None, summary=None)
@@ -40,7 +34,9 @@ def summary_of(status: GpuNodeStatus) -> NodeSummary:
     """The lists in words: ``kubectl get`` cannot count."""
     unhealthy = [gpu for gpu in status.gpus if gpu.health is HealthWord.UNHEALTHY]
     named = "; ".join(f"{gpu.name} {', '.join(gpu.causes) or gpu.health}" for gpu in unhealthy)
-    health = f"{len(unhealthy)} of {len(status.gpus)} unhealthy: {named}" if unhealthy else str(_common_health(status))
+    is_unknown = any(gpu.health is HealthWord.UNKNOWN for gpu in status.gpus)
+    common = HealthWord.UNKNOWN if is_unknown else HealthWord.HEALTHY
+    health = f"{len(unhealthy)} of {len(status.gpus)} unhealthy: {named}" if unhealthy else str(common)
     return NodeSummary(
         gpus=min(len(status.gpus), _MOST),
         products=_counted((gpu.product_name or "unnamed" for gpu in status.gpus), times=" x "),
@@ -64,17 +60,51 @@ def usage_in_words(told: ToldUsage) -> str | None:
 
 
 def _policies_in_words(policies: Sequence[NodePolicy]) -> str:
-    """Names of those in force; then the others with their state."""
+    """Names of the policies in force, after the others with their state."""
     good = [policy.name for policy in policies if policy.state is PolicyState.IN_FORCE]
     shown = (PolicyState.REFUSED, PolicyState.CONFLICTING, PolicyState.WAITING)
     bad = [f"{policy.name} ({policy.state})" for state in shown for policy in policies if policy.state is state]
     return ", ".join([*bad, *good])
 
 
-def _common_health(status: GpuNodeStatus) -> HealthWord:
-    is_unknown = any(gpu.health is HealthWord.UNKNOWN for gpu in status.gpus)
-    return HealthWord.UNKNOWN if is_unknown else HealthWord.HEALTHY
-
-
 def _counted(words: Iterable[str], times: str) -> str:
     return ", ".join(f"{count}{times}{word}" for word, count in sorted(Counter(map(str, words)).items()))
+
+
+ShownField = tuple[str, str, str]
+"""Name, type and path of a column, as in ``additionalPrinterColumns``."""
+
+POLICY_COLUMNS: Final[tuple[ShownField, ...]] = (
+    ("Priority", "integer", ".spec.priority"),
+    ("GPUs", "integer", ".status.selected.gpus"),
+    ("In Force", "integer", ".status.inForce.gpus"),
+    ("Waiting", "integer", ".status.waiting.gpus"),
+    ("Refused", "integer", ".status.refused.nodes"),
+    ("Conflicting", "integer", ".status.conflicting.gpus"),
+    ("Age", "date", ".metadata.creationTimestamp"),
+)
+POLICY_WIDE: Final[tuple[ShownField, ...]] = (
+    ("Nodes", "integer", ".status.selected.nodes"),
+    ("Availability", "string", ".spec.availability"),
+    ("Sharing", "string", ".spec.sharing.strategy"),
+    ("Shares", "integer", ".spec.sharing.maxShares"),
+    ("Message", "string", '.status.conditions[?(@.type=="InForce")].message'),
+)
+NODE_COLUMNS: Final[tuple[ShownField, ...]] = (
+    ("Driver", "string", ".status.driverVersion"),
+    ("GPUs", "integer", ".status.summary.gpus"),
+    ("Used As", "string", ".status.summary.usedAs"),
+    ("Health", "string", ".status.summary.health"),
+    ("Policies", "string", ".status.summary.policies"),
+    ("Problems", "integer", ".status.summary.problems"),
+    ("Age", "date", ".metadata.creationTimestamp"),
+)
+NODE_WIDE: Final[tuple[ShownField, ...]] = (
+    ("Products", "string", ".status.summary.products"),
+    ("CUDA", "string", ".status.cudaVersion"),
+    ("Toolkit", "string", ".status.toolkitVersion"),
+    ("Runtime", "string", ".status.containerRuntimeVersion"),
+    ("Version", "string", ".status.nodeProcessVersion"),
+    ("Usage", "string", ".status.summary.usage"),
+    ("Problem", "string", ".status.summary.problem"),
+)

@@ -1,11 +1,11 @@
-"""``findings.json``: what the usage exporter tells the node process, to JSON and back. Pure.
+"""Encode and decode ``findings.json``, in which the usage exporter reports to the node process.
 
 The exporter reads processes of tenants, so the node process takes its file as it would take a tenant's: every list and
-text is cut to its bound, entries that make no sense are left out, and a file that is no JSON object counts as damaged.
+text is cut to its bound, invalid entries are omitted, and a file that is not a JSON object counts as damaged.
 """
 
 from datetime import UTC
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from msgspec import DecodeError, Meta, Struct, json
 from msgspec.structs import force_setattr
@@ -35,12 +35,12 @@ from dra_driver.core.wire import ALWAYS, from_wire, to_wire
 
 VERSION: Final = 1
 FOLDER, FILE = "findings", "findings.json"
-"""In the folder ``usage`` of the driver's directory; the exporter may write this folder alone."""
+"""In the directory ``usage`` of the driver's directory; the exporter may write only this directory."""
 LOCK: Final = "driver.lock"
-"""In the same folder: the exporter holds a shared lock on it while it has the NVIDIA driver open."""
+"""In the same directory: the exporter holds a shared lock on it while it has the NVIDIA driver open."""
 MAX_BYTES: Final = 2**20
 RENEW_S: Final = 60.0
-"""How often the exporter writes the file anew while there is anything in it, changed or not; else on change alone."""
+"""How often the exporter rewrites a file that is not empty; else only when it changes."""
 
 
 class _Since(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -88,8 +88,12 @@ class _File(Struct, frozen=True, kw_only=True, rename="camel"):
     idle: Annotated[tuple[_OfClaim, ...], Meta(max_length=MAX_IDLE)] = ()
 
 
+# Fields that the file and the values of the process have under the same names.
+_OVER_GRANT: Final = ("since", "device", "pods", "used_bytes", "grant_bytes", "processes", "action")
+_UNATTRIBUTED: Final = ("since", "device", "processes", "commands")
+
+
 def encode(findings: UsageFindings) -> bytes:
-    """The file's content."""
     file = _File(
         version=VERSION,
         written=findings.written,
@@ -105,7 +109,7 @@ def encode(findings: UsageFindings) -> bytes:
 
 
 def decode(content: bytes) -> UsageFindings:
-    """Raises ConfigurationError, which says what is wrong, for content that is not such a file."""
+    """Raises ConfigurationError for other content."""
     if len(content) > MAX_BYTES:
         raise ConfigurationError(f"{FILE} has {len(content)} bytes, expected at most {MAX_BYTES}")
     try:
@@ -121,28 +125,9 @@ def decode(content: bytes) -> UsageFindings:
         raise ConfigurationError(f"{FILE}: {error}") from error
     return UsageFindings(
         written=file.written,
-        over_grant=tuple(
-            OverGrant(
-                claim=each.ref,
-                device=each.device,
-                pods=each.pods,
-                used_bytes=each.used_bytes,
-                grant_bytes=each.grant_bytes,
-                processes=each.processes,
-                since=each.since,
-                action=each.action,
-            )
-            for each in file.over_grant
-        ),
+        over_grant=tuple(OverGrant(claim=each.ref, **_same(each, _OVER_GRANT)) for each in file.over_grant),
         unattributed=tuple(
-            Unattributed(
-                gpu_uuid=each.gpu,
-                device=each.device,
-                processes=each.processes,
-                bytes_used=each.bytes,
-                since=each.since,
-                commands=each.commands,
-            )
+            Unattributed(gpu_uuid=each.gpu, bytes_used=each.bytes, **_same(each, _UNATTRIBUTED))
             for each in file.unattributed
         ),
         idle=tuple(IdleClaim(claim=each.ref, since=each.since) for each in file.idle),
@@ -150,26 +135,14 @@ def decode(content: bytes) -> UsageFindings:
 
 
 def _over_grant(found: OverGrant) -> _OverGrant:
-    return _OverGrant(
-        claim_uid=found.claim.uid,
-        namespace=found.claim.namespace,
-        claim=found.claim.name,
-        since=found.since,
-        device=found.device,
-        pods=found.pods,
-        used_bytes=found.used_bytes,
-        grant_bytes=found.grant_bytes,
-        processes=found.processes,
-        action=found.action,
-    )
+    claim = found.claim
+    same = _same(found, _OVER_GRANT)
+    return _OverGrant(claim_uid=claim.uid, namespace=claim.namespace, claim=claim.name, **same)
 
 
 def _unattributed(found: Unattributed) -> _Unattributed:
-    return _Unattributed(
-        gpu=found.gpu_uuid,
-        device=found.device,
-        processes=found.processes,
-        bytes=found.bytes_used,
-        since=found.since,
-        commands=found.commands,
-    )
+    return _Unattributed(gpu=found.gpu_uuid, bytes=found.bytes_used, **_same(found, _UNATTRIBUTED))
+
+
+def _same(each: Struct, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: getattr(each, name) for name in names}

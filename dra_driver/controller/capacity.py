@@ -1,13 +1,12 @@
 """Survey free, fragmented and stranded capacity, and publish it as gauges, in a separate thread.
 
-`kubectl dra capacity -o json` runs as a child process, which returns the allocator's memory when it ends: expressions,
-the allocator and every device of the cluster need ten times the memory of the controller. The child has its own limit
-(RLIMIT_DATA), so that a large cluster fails its survey and not the controller. The fields of the report are those of
-``kubectl/capacity/report.py``, whose schema only grows; entries of another shape are omitted. Models and requests are
-bounded, so that series are.
+`kubectl dra capacity -o json` runs as a child process with its own memory limit (RLIMIT_DATA): expressions, the
+allocator and every device of the cluster need ten times the memory of the controller. The fields of the report are
+those of ``kubectl/capacity/report.py``, whose schema only grows; entries of another shape are omitted, models and
+requests are bounded.
 
-Only the leader surveys the cluster: the other replicas have no series, and sums over all replicas hold. After a failed
-survey the previous numbers stay, with the time of their survey.
+Only the leader has series, so that sums over all replicas hold. After a failed survey the previous numbers stay, with
+their time.
 """
 
 import contextlib
@@ -63,7 +62,8 @@ def survey(
     except OSError as error:
         raise CommandError(f"the survey of free capacity cannot be started: {error}") from error
     try:
-        _limit_memory(child.pid, memory_mib)
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or this system forbids it
+            resource.prlimit(child.pid, resource.RLIMIT_DATA, (memory_mib << 20, memory_mib << 20))
         out, said = _waited(child, beat, clock() + limit_s, clock)
     finally:
         if child.poll() is None:
@@ -80,11 +80,6 @@ def survey(
     if len(out) > MAX_OUTPUT:
         raise CommandError(f"the survey of free capacity printed more than {MAX_OUTPUT >> 20} MiB")
     return out
-
-
-def _limit_memory(pid: int, memory_mib: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or this system forbids it
-        resource.prlimit(pid, resource.RLIMIT_DATA, (memory_mib << 20, memory_mib << 20))
 
 
 def _waited(
@@ -152,7 +147,7 @@ class ModelCount(Struct, frozen=True, kw_only=True):
 
 
 def decode(text: bytes) -> tuple[ModelCount, ...]:
-    """The models of a report. Raises ValueError where it is no report, or says that its devices are not known."""
+    """The models of a report. Raises ValueError for other content and for a report with gaps."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -179,7 +174,7 @@ def _counted(name: str, item: _Model) -> ModelCount:
 
 
 def _by_name(items: Iterable[tuple[str, _T]]) -> dict[str, _T]:
-    """The first item of each name that is not empty; names are printable and bounded."""
+    """The first item of each non-empty name; names are printable and bounded."""
     found: dict[str, _T] = {}
     for text, item in items:
         if name := printable(text[:_MAX_NAME]):
@@ -194,7 +189,7 @@ _WAITING_S: Final = 5.0
 
 
 Survey = Callable[[Callable[[], bool]], bytes]
-"""Runs one survey; the argument is called now and then, and the survey is given up when it returns False."""
+"""Runs one survey, which ends when a call of the argument returns False."""
 
 
 class CapacityGauges:
@@ -222,7 +217,7 @@ class CapacityGauges:
         )
 
     def step(self) -> float:
-        """Survey if it is due. Returns seconds until the next look: often, for the probe and for the leadership."""
+        """Survey if it is due. Returns seconds until the next call, short for the probe and the leadership."""
         if not self._leadership.leads():
             self._forget()
             return _WAITING_S
@@ -256,7 +251,7 @@ class CapacityGauges:
 
 
 def show(models: Sequence[ModelCount]) -> None:
-    """Sets every gauge to these numbers and removes the series of all other models and requests."""
+    """Set every gauge to these numbers and remove the series of all other models and requests."""
     for gauge in (
         capacity_metrics.gpus,
         capacity_metrics.memory_bytes,

@@ -1,15 +1,13 @@
 """Elect the replica that acts: hold a Lease of coordination.k8s.io/v1, in a separate thread.
 
-`Election.leads` depends on time only: True until ``renew_s`` after the *begin* of the last successful renewal, by a
-clock that continues while the process is stopped and while the machine sleeps. A leader that was stopped (SIGSTOP, a
-frozen cgroup, a suspended machine) or that cannot reach the API server therefore answers False before another replica
-may take the Lease. Parts ask `leads` right before each write, and bound the write by ``request_s``. A process that is
-stopped between the two sends its write later, so parts only send writes that are harmless twice, such as an eviction of
-a pod by its UID.
+`Election.leads` depends only on time: True until ``renew_s`` after the *begin* of the last successful renewal, by a
+clock that continues while the process or machine is stopped. So a stopped or disconnected leader answers False before
+another replica may take the Lease. Parts check `leads` right before each write, and bound the write by ``request_s``. A
+process that is stopped between the two sends its write later, so parts only send writes that are harmless twice, such
+as an eviction of a pod by its UID.
 
-The rules are those of client-go (kubernetes/client-go tools/leaderelection): no clock of another machine is trusted. A
-replica measures with its own clock how long it has seen the same record; a record that does not change for as long as
-its holder promised may be taken.
+As in client-go (kubernetes/client-go tools/leaderelection), no clock of another machine is trusted: a replica measures
+how long it has seen the same record. It may take a record that did not change for as long as its holder promised.
 """
 
 import logging
@@ -32,7 +30,7 @@ from dra_driver.kube.objects.core import LeaseSpec
 from dra_driver.kube.objects.meta import ObjectMeta
 
 LONGEST_S: Final = 300
-"""A promise beyond this is not believed: a wrong value in the Lease must not stop all replicas."""
+"""Limit of a holder's promise: a wrong value in the Lease must not stop all replicas."""
 
 
 class LeaseTimes(Struct, frozen=True, kw_only=True):
@@ -46,17 +44,14 @@ class LeaseTimes(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, duration_s: float) -> "LeaseTimes":
-        """The parts that client-go's defaults have: 15, 10 and 2 s."""
+        """The proportions of client-go's defaults: 15, 10 and 2 s."""
         return cls(
-            duration_s=duration_s,
-            renew_s=duration_s * 2 / 3,
-            retry_s=duration_s * 2 / 15,
-            request_s=duration_s / 4,
+            duration_s=duration_s, renew_s=duration_s * 2 / 3, retry_s=duration_s * 2 / 15, request_s=duration_s / 4
         )
 
 
 class LeaseRecord(Struct, frozen=True, kw_only=True):
-    """What a Lease object says. ``holder`` is "" when it was released."""
+    """The content of a Lease. ``holder`` is "" when it was released."""
 
     version: str
     holder: str
@@ -80,25 +75,25 @@ class LeaseRecord(Struct, frozen=True, kw_only=True):
 
 
 class Sighting(Struct, frozen=True, kw_only=True):
-    """A record, and when this replica first saw it so (s, its own clock)."""
+    """A record, and when this replica first saw it (s, its clock)."""
 
     record: LeaseRecord
     since_s: float
 
 
 def seen(record: LeaseRecord, before: Sighting | None, now_s: float) -> Sighting:
-    """The sighting of a record that was just read: the earlier one while nothing in it has changed."""
+    """The sighting of a record: the earlier one while the record did not change."""
     return before if before is not None and before.record == record else Sighting(record=record, since_s=now_s)
 
 
 def may_take(sighting: Sighting, identity: str, now_s: float) -> bool:
-    """Whether ``identity`` may write itself into the Lease: its own, released, or its holder's promise has run out."""
+    """Return whether ``identity`` may write itself into the Lease: its own, released, or with an expired promise."""
     record = sighting.record
     return record.holder in {"", identity} or now_s >= sighting.since_s + record.duration_s
 
 
 def held_by(identity: str, former: LeaseRecord | None, now: datetime, duration_s: float) -> dict[str, object]:
-    """The Lease's spec with which ``identity`` takes or keeps it. ``now`` is for people who read it."""
+    """The Lease's spec with which ``identity`` takes or keeps it. ``now`` is for human readers."""
     keeps = former is not None and former.holder == identity
     changes = 0 if former is None else former.transitions + (0 if keeps or not former.version else 1)
     return {
@@ -111,7 +106,7 @@ def held_by(identity: str, former: LeaseRecord | None, now: datetime, duration_s
 
 
 def released(former: LeaseRecord, now: datetime) -> dict[str, object]:
-    """The spec of a Lease that its holder gives up, so that another replica need not wait."""
+    """The spec of a Lease that its holder releases, so that another replica need not wait."""
     stamp = rfc3339_micro(now)
     return {
         "holderIdentity": "",
@@ -136,7 +131,7 @@ _LATE_S: Final = 30.0
 
 
 class LeaseApi(Protocol):
-    """The part of ``rest.RestClient`` that an election needs. Its requests must end within ``LeaseTimes.request_s``."""
+    """Subset of ``rest.RestClient`` that this module uses. Requests must end within ``LeaseTimes.request_s``."""
 
     def get(self, path: str) -> dict[str, object]: ...
     def create(self, path: str, body: Mapping[str, object]) -> dict[str, object]: ...
@@ -144,19 +139,17 @@ class LeaseApi(Protocol):
 
 
 class Leadership(Protocol):
-    """Whether this replica may act."""
-
     def leads(self) -> bool: ...
 
 
 def awake_clock() -> float:
-    """Seconds since boot, the time asleep included; CLOCK_MONOTONIC leaves that out."""
+    """Seconds since boot, including sleep, which CLOCK_MONOTONIC omits."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Election:
-    """One replica's part. ``worker`` is the thread, which releases the Lease when it stops. Methods are for any thread.
-    ``on_change`` is called in the thread when leadership changes; it must return immediately."""
+    """One replica's part. ``worker`` is the thread, which releases the Lease when it stops. Thread-safe. ``on_change``
+    is called in the thread when leadership changes; it must return immediately."""
 
     def __init__(
         self,
@@ -182,7 +175,7 @@ class Election:
         self._led = False
         self.worker = Worker(
             THREAD_NAME,
-            self._turn,
+            self.step,
             on_error=partial(metrics.internal_error, THREAD_NAME),
             after_error_s=times.retry_s,
             interrupt=self._stop_acting,
@@ -196,7 +189,7 @@ class Election:
             return self._clock() < self._leads_until
 
     def led_for_s(self) -> float | None:
-        """For how long it has led without a break; None while it does not lead."""
+        """How long it has led without a break; None while it does not lead."""
         with self._lock:
             now = self._clock()
             return now - self._since if self._since is not None and now < self._leads_until else None
@@ -207,8 +200,8 @@ class Election:
         with self._lock:
             return self._problem
 
-    def step(self) -> None:
-        """Read the Lease and take or renew it if possible. One turn of the thread; tests call it themselves."""
+    def step(self) -> float:
+        """Read the Lease and take or renew it if possible. Returns seconds until the next call."""
         began = self._clock()
         try:
             if self._take_or_renew():
@@ -219,6 +212,7 @@ class Election:
         except KubernetesApiError as error:
             self._report(str(error))
         self._notice_change()
+        return self._times.retry_s
 
     def release(self) -> None:
         """Write that the Lease is free, so that another replica need not wait. Best effort."""
@@ -230,10 +224,6 @@ class Election:
                 log.info("lease released", extra={"lease": self._name})
         except KubernetesApiError as error:
             log.info("lease not released; it runs out by itself", extra={"lease": self._name, "reason": error})
-
-    def _turn(self) -> float:
-        self.step()
-        return self._times.retry_s
 
     def _stop_acting(self) -> None:
         with self._lock:

@@ -1,8 +1,7 @@
-"""Evicts pods that came by an extended resource from devices with a NoExecute taint, in a thread of its own.
+"""Evict pods that request an extended resource from devices with a NoExecute taint, in a separate thread.
 
-Kubernetes 1.36 evicts pods with claims of their own and misses these (`pending_evictions`, which decides who is due).
-One turn of the loop applies the eviction limit and the pace (`brake`), and evicts one pod after the other
-(`eviction_api`). It acts only while this replica leads and both copies are current.
+Kubernetes 1.36 misses these pods (`pending_evictions`). The thread applies the eviction limit and the pace (`brake`)
+and evicts one pod after the other, only while this replica leads and both copies are current.
 """
 
 import logging
@@ -13,16 +12,33 @@ from typing import Final, Protocol
 
 from msgspec import Struct, field
 
-from dra_driver.controller.brake import BrakeRules, BrakeState, Pace, brake_state
 from dra_driver.controller.election import Leadership
-from dra_driver.controller.eviction_api import OPTED_OUT_S, EvictionOutcome, EvictionRequests, evict, look, retries
-from dra_driver.controller.eviction_events import EvictionEvents
-from dra_driver.controller.fleet import SliceView, fleet_of
-from dra_driver.controller.pending_evictions import PendingEviction, SpecialClaim, pending_evictions
+from dra_driver.controller.eviction_api import (
+    OPTED_OUT_S,
+    BrakeRules,
+    BrakeState,
+    EvictionOutcome,
+    EvictionRequests,
+    Pace,
+    PodEvents,
+    brake_state,
+    evict,
+    look,
+    retries,
+)
+from dra_driver.controller.pending_evictions import (
+    PendingEviction,
+    SliceView,
+    SpecialClaim,
+    fleet_of,
+    pending_evictions,
+)
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import KubernetesApiError
 from dra_driver.core.telemetry import controller_metrics as metrics
+from dra_driver.core.time import rfc3339
 from dra_driver.core.worker import Worker
+from dra_driver.kube.evictions import NO_EVICTION
 
 log = logging.getLogger(__name__)
 
@@ -40,14 +56,35 @@ class Copies(Protocol):
 
 
 class EvictionRules(Struct, frozen=True, kw_only=True):
-    """Settings of evictions. ``grace_s`` begins with the taint."""
+    """``grace_s`` begins with the taint."""
 
     grace_s: float
     brake: BrakeRules
 
 
+class EvictionEvents(PodEvents):
+    def outcome(self, case: PendingEviction, outcome: EvictionOutcome) -> None:
+        why = f"device {case.device.name} of pool {case.device.pool} has the taint {case.taint}"
+        since = f"since {rfc3339(case.taint.added)}"
+        self._record_outcome(
+            case.pod,
+            outcome.result,
+            f"Evicted: {why} {since}, and the pod came by an extended resource, which cannot tolerate it",
+            f"{why}: {outcome.reason}",
+            f"because of the pod's annotation {NO_EVICTION}, although {why}",
+        )
+
+    def brake(self, state: BrakeState, *, waiting: int) -> None:
+        """An event when the brake changes; ``waiting`` is the number of pods that it holds back."""
+        braked = (
+            f"No pod is evicted: {state.recent} of {state.fleet} GPUs became tainted within a short time, which is more"
+            f" than broken hardware explains. {waiting} pods wait. See docs/eviction.md"
+        )
+        self._record_brake(state.on, braked, "Pods with extended resources are evicted again")
+
+
 class _Tries(Struct):
-    """Of one pod: when the next try is due (s, monotonic), and the pauses between them."""
+    """When the next attempt for one pod is due (s, monotonic), and the pauses between attempts."""
 
     not_before_s: float = 0.0
     backoff: Backoff = field(default_factory=retries)
@@ -81,7 +118,7 @@ class Evictions:
         )
 
     def step(self) -> float:
-        """Evict who is due, as far as brake and pace allow. Returns seconds until the next look."""
+        """Evict due pods within brake and pace. Returns seconds until the next call."""
         if not self._leadership.leads():
             self._tries = {}
             self._pace.forget()
@@ -94,7 +131,7 @@ class Evictions:
         brake = brake_state(fleet, self._rules.brake, now)
         self._publish(cases, brake)
         if brake.on:
-            return _until(brake.until, now)
+            return min(IDLE_S, (brake.until - now).total_seconds()) if brake.until is not None else IDLE_S
         return self._evict_due(cases, now)
 
     def _publish(self, cases: Sequence[PendingEviction], brake: BrakeState) -> None:
@@ -133,7 +170,7 @@ class Evictions:
         self._plan_next(case, outcome)
 
     def _evict(self, case: PendingEviction) -> EvictionOutcome:
-        """The write, with one more question before it, because the look may have taken seconds."""
+        """Checks the leadership once more, because the last read may have taken seconds."""
         if not self._leadership.leads():
             return EvictionOutcome(result="failed", reason="this replica does not lead any more")
         return evict(self._api, case.pod)
@@ -148,7 +185,3 @@ class Evictions:
     def _pause_s(self, case: PendingEviction) -> float:
         tries = self._tries.get(case.pod.uid)
         return 0.0 if tries is None else tries.not_before_s - self._clock()
-
-
-def _until(at: datetime | None, now: datetime) -> float:
-    return IDLE_S if at is None else min(IDLE_S, max(0.0, (at - now).total_seconds()))

@@ -1,41 +1,133 @@
-"""Compute which pods to evict from tainted devices, and when each eviction is due. No I/O.
+"""Compute which pods to evict from devices with NoExecute taints, and when each eviction is due. No I/O.
 
-The claims are those that the scheduler created for a pod's extended resources. Such a claim has an annotation, its pod
-as owner and user, and one request for each container and resource, without tolerations. The pod has it in
-``status.extendedResourceClaimStatus`` and not in ``spec.resourceClaims``, and Kubernetes 1.36 checks only the latter
-when it evicts pods from tainted devices (device_taint_eviction.go podEvictionTime; kubernetes#141290). Source of the
-claim: kubernetes/kubernetes pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go.
+The claims are those that the scheduler created for a pod's extended resources (kubernetes/kubernetes
+pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go): with an annotation, the pod as owner and
+user, and requests without tolerations. The pod has it in ``status.extendedResourceClaimStatus`` and not in
+``spec.resourceClaims``, and Kubernetes 1.36 checks only the latter when it evicts pods (device_taint_eviction.go
+podEvictionTime; kubernetes#141290). As there (getTaintedDevices), slices of an older generation of a pool are skipped.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
 from msgspec import Struct
 
-from dra_driver.controller.fleet import NO_EXECUTE, EvictingTaint, Fleet, TaintedDevice
-from dra_driver.kube.objects.resource import DeviceRequestAllocationResult, DeviceToleration, ResourceClaim
+from dra_driver.core.model.health_rules import GRACE_ATTRIBUTE
+from dra_driver.core.time import parse_time
+from dra_driver.kube.objects.resource import (
+    Device,
+    DeviceRequestAllocationResult,
+    DeviceToleration,
+    ResourceClaim,
+    ResourceSlice,
+    ResourceSliceSpec,
+)
 from dra_driver.kube.shapes import read
+
+NO_EXECUTE: Final = "NoExecute"
+# The attributes that say which GPU a device is or is part of (published/names.py, as NVIDIA's driver has them).
+_GPU_ATTRIBUTES: Final = ("parentUUID", "uuid")
+LONGEST_GRACE_S: Final = 3600
+"""The maximum of a GpuPolicy; a larger attribute counts as this."""
+
+
+class EvictingTaint(Struct, frozen=True, kw_only=True):
+    """A taint with effect NoExecute; ``added`` in UTC."""
+
+    key: str
+    value: str
+    added: datetime
+
+    def __str__(self) -> str:
+        """``key=value:effect``, as kubectl writes it."""
+        return f"{self.key}={self.value}:{NO_EXECUTE}" if self.value else f"{self.key}:{NO_EXECUTE}"
+
+
+class TaintedDevice(Struct, frozen=True, kw_only=True):
+    """A published device with such taints. ``grace_s`` is that of the GPU's policy, None without it."""
+
+    pool: str
+    name: str
+    gpu: str
+    slice_name: str
+    taints: tuple[EvictingTaint, ...]
+    grace_s: int | None = None
+
+
+class SliceView(Struct, frozen=True, kw_only=True):
+    pool: str
+    generation: int
+    gpus: frozenset[str]
+    tainted: tuple[TaintedDevice, ...]
+
+
+class Fleet(Struct, frozen=True, kw_only=True):
+    gpus: frozenset[str]
+    tainted: Mapping[tuple[str, str], TaintedDevice]
+
+
+def slice_view(item: Mapping[str, object]) -> SliceView | None:
+    """From the API object; None if it is malformed. A taint without a readable time evicts no pod."""
+    try:
+        found = read(ResourceSlice, item)
+    except ValueError:
+        return None
+    spec = found.spec
+    gpus = frozenset(_gpu(device, spec) for device in spec.devices)
+    tainted = tuple(_tainted(spec, found.metadata.name))
+    return SliceView(pool=spec.pool.name, generation=spec.pool.generation or 0, gpus=gpus, tainted=tainted)
+
+
+def fleet_of(slices: Iterable[SliceView]) -> Fleet:
+    views = list(slices)
+    newest: dict[str, int] = {}
+    for view in views:
+        newest[view.pool] = max(view.generation, newest.get(view.pool, view.generation))
+    current = [view for view in views if view.generation == newest[view.pool]]
+    gpus: frozenset[str] = frozenset().union(*(view.gpus for view in current))
+    return Fleet(gpus=gpus, tainted={(found.pool, found.name): found for view in current for found in view.tainted})
+
+
+def _tainted(spec: ResourceSliceSpec, slice_name: str) -> Iterator[TaintedDevice]:
+    for device in spec.devices:
+        taints = tuple(
+            EvictingTaint(key=taint.key, value=taint.value, added=added)
+            for taint in device.taints
+            if taint.effect == NO_EXECUTE and (added := parse_time(taint.time_added)) is not None
+        )
+        if taints:
+            yield TaintedDevice(
+                pool=spec.pool.name,
+                name=device.name,
+                gpu=_gpu(device, spec),
+                slice_name=slice_name,
+                taints=taints,
+                grace_s=_grace_s(device),
+            )
+
+
+def _grace_s(device: Device) -> int | None:
+    attribute = device.attributes.get(GRACE_ATTRIBUTE)
+    seconds = attribute.int_ if attribute is not None else None
+    return min(seconds, LONGEST_GRACE_S) if seconds is not None and seconds >= 0 else None
+
+
+def _gpu(device: Device, spec: ResourceSliceSpec) -> str:
+    """A device without such an attribute counts as a GPU."""
+    known = device.attributes
+    found = (known.get(name) or known.get(f"{spec.driver}/{name}") for name in _GPU_ATTRIBUTES)
+    uuids = (attribute.string for attribute in found if attribute is not None and attribute.string)
+    return next(uuids, f"{spec.pool.name}/{device.name}")
+
 
 EXTENDED_CLAIM_ANNOTATION: Final = "resource.kubernetes.io/extended-resource-claim"
 
 
-class Toleration(Struct, frozen=True, kw_only=True):
-    """A toleration that the allocation has recorded. ``seconds`` None is for ever."""
-
-    key: str
-    operator: str
-    value: str
-    effect: str
-    seconds: int | None
-
-
 class HeldDevice(Struct, frozen=True, kw_only=True):
-    """One device of a claim."""
-
     pool: str
     name: str
-    tolerations: tuple[Toleration, ...] = ()
+    tolerations: tuple[DeviceToleration, ...] = ()
 
 
 class PodRef(Struct, frozen=True, kw_only=True):
@@ -58,14 +150,18 @@ class SpecialClaim(Struct, frozen=True, kw_only=True):
 
 
 def special_claim(item: Mapping[str, object], driver: str) -> SpecialClaim | None:
-    """From the API object; None for every other claim, and for one that is malformed."""
+    """From the API object; None for other claims and for a malformed one."""
     try:
         claim = read(ResourceClaim, item)
     except ValueError:
         return None
     if claim.metadata.annotations.get(EXTENDED_CLAIM_ANNOTATION) != "true":
         return None
-    devices = tuple(_device(result) for result in results_of(claim) if result.driver == driver)
+    devices = tuple(
+        HeldDevice(pool=each.pool, name=each.device, tolerations=each.tolerations)
+        for each in results_of(claim)
+        if each.driver == driver
+    )
     pods = tuple(pods_of(claim))
     return SpecialClaim(name=claim.metadata.name, devices=devices, pods=pods) if devices and pods else None
 
@@ -86,22 +182,6 @@ def pods_of(claim: ResourceClaim) -> list[PodRef]:
     ]
 
 
-def _device(result: DeviceRequestAllocationResult) -> HeldDevice:
-    return HeldDevice(
-        pool=result.pool, name=result.device, tolerations=tuple(_toleration(each) for each in result.tolerations)
-    )
-
-
-def _toleration(item: DeviceToleration) -> Toleration:
-    return Toleration(
-        key=item.key,
-        operator=item.operator or "Equal",
-        value=item.value,
-        effect=item.effect,
-        seconds=None if item.toleration_seconds is None else max(0, item.toleration_seconds),
-    )
-
-
 class PendingEviction(Struct, frozen=True, kw_only=True):
     """A pod with a device that it may not keep: to be evicted at ``due`` because of ``taint``."""
 
@@ -113,7 +193,7 @@ class PendingEviction(Struct, frozen=True, kw_only=True):
 
 
 def pending_evictions(fleet: Fleet, claims: Iterable[SpecialClaim], grace_s: float) -> list[PendingEviction]:
-    """Each pod once, earliest first, then by name. ``grace_s`` is for GPUs whose policy names none."""
+    """Each pod once, earliest first, then by name. ``grace_s`` is for GPUs whose policy has none."""
     found: dict[PodRef, PendingEviction] = {}
     for claim in claims:
         for case in _cases(fleet, claim, grace_s):
@@ -125,10 +205,10 @@ def pending_evictions(fleet: Fleet, claims: Iterable[SpecialClaim], grace_s: flo
     return sorted(found.values(), key=lambda item: (item.due, item.pod.namespace, item.pod.name))
 
 
-def grace_of(taint: EvictingTaint, tolerations: Iterable[Toleration], grace_s: float) -> float | None:
-    """Seconds from the taint to the eviction; None if the claim tolerates it for ever. A longer toleration counts, the
-    shortest of several, as in Kubernetes (device_taint_eviction.go claimEvictionTime)."""
-    matching = [item.seconds for item in tolerations if _tolerates(item, taint)]
+def grace_of(taint: EvictingTaint, tolerations: Iterable[DeviceToleration], grace_s: float) -> float | None:
+    """Seconds from the taint to the eviction; None if the claim tolerates it without limit. A longer toleration counts,
+    the shortest of several, as in Kubernetes (device_taint_eviction.go claimEvictionTime)."""
+    matching = [item.toleration_seconds for item in tolerations if _tolerates(item, taint)]
     if not matching:
         return grace_s
     if None in matching:
@@ -150,8 +230,8 @@ def _cases(fleet: Fleet, claim: SpecialClaim, grace_s: float) -> list[tuple[Tain
     return cases
 
 
-def _tolerates(toleration: Toleration, taint: EvictingTaint) -> bool:
+def _tolerates(toleration: DeviceToleration, taint: EvictingTaint) -> bool:
     """As resourceclaim/devicetoleration.go of k8s.io/dynamic-resource-allocation."""
     if toleration.effect not in {"", NO_EXECUTE} or toleration.key not in {"", taint.key}:
         return False
-    return toleration.operator == "Exists" or (toleration.operator == "Equal" and toleration.value == taint.value)
+    return toleration.operator == "Exists" or (toleration.operator in {"", "Equal"} and toleration.value == taint.value)

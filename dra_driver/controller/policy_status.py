@@ -1,30 +1,216 @@
-"""Writes the status of GpuPolicies from what nodes say in their GpuNodes, in a thread of its own.
+"""Compute the status of each GpuPolicy from the GpuNodes of all nodes, and write it, in a separate thread.
 
-Nodes never wait for it: they apply policies without the controller. One turn adds everything up from the watches'
-copies (`policy_totals`) and writes the statuses that would change, and no other. While hundreds of nodes roll out a
-policy the copies change all the time: a turn begins at most every `PERIOD_S` and writes at most `MOST_WRITES`, those
-first that were written longest ago. It acts only while this replica leads and both copies are current; a write by a
-second leader would say the same, and one by a stale copy fails by its resourceVersion.
+Each GPU that a policy selects counts once. Exception: a policy that conflicts with a newer one and stays in force
+counts as both. A node that has not read the newest spec counts with its previous result; ``observedGeneration`` shows
+it. The condition ``InForce`` is True where every selected GPU has the policy or is left to one of higher priority.
+
+While hundreds of nodes roll out a policy the copies change all the time: an iteration begins at most every `PERIOD_S`
+and writes at most `MOST_WRITES`, oldest first. It acts only while this replica leads and both copies are current. A
+second leader would write the same; a write from a stale copy fails by its resourceVersion.
 """
 
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final, Protocol
 
 from msgspec import Struct, field
 
+from dra_driver.config.status import node_status_of
 from dra_driver.controller.election import Leadership
-from dra_driver.controller.policy_totals import NodePolicies, PolicyView, status_of, totals
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import ConflictError, KubernetesApiError, NotFoundError
+from dra_driver.core.model.gpu_node import (
+    MAX_NAMES,
+    NodePolicy,
+    PolicyCount,
+    PolicyOrigin,
+    PolicyPlace,
+    PolicyState,
+    PolicyStatus,
+)
 from dra_driver.core.telemetry import controller_metrics as metrics
+from dra_driver.core.text import counted, printable
+from dra_driver.core.time import rfc3339
+from dra_driver.core.wire import from_wire, to_wire
 from dra_driver.core.worker import Worker
 from dra_driver.kube import paths
+from dra_driver.kube.objects.meta import ObjectMeta
 
 log = logging.getLogger(__name__)
+
+
+class PolicyView(Struct, frozen=True, kw_only=True):
+    """One GpuPolicy. ``written`` is the object as read, which a write of its status sends back."""
+
+    name: str
+    uid: str
+    generation: int
+    written: Mapping[str, object]
+
+    @property
+    def status(self) -> Mapping[str, object]:
+        status = self.written.get("status")
+        return status if isinstance(status, Mapping) else {}
+
+
+class NodePolicies(Struct, frozen=True, kw_only=True):
+    """One node's results for policies that are objects, by name."""
+
+    name: str
+    policies: Mapping[str, NodePolicy]
+
+
+def policy_view(item: Mapping[str, object]) -> PolicyView | None:
+    metadata = item.get("metadata")
+    found = from_wire(ObjectMeta, metadata) if isinstance(metadata, Mapping) else ObjectMeta()
+    if not found.name or not isinstance(metadata, Mapping):
+        return None
+    kept = {key: value for key, value in metadata.items() if key != "managedFields"}
+    return PolicyView(
+        name=found.name, uid=found.uid, generation=found.generation or 0, written={**item, "metadata": kept}
+    )
+
+
+def node_view(item: Mapping[str, object]) -> NodePolicies | None:
+    metadata, status = item.get("metadata"), node_status_of(item)
+    if status is None or not isinstance(metadata, Mapping):
+        return None
+    found = {policy.name: policy for policy in status.policies if policy.origin is PolicyOrigin.OBJECT}
+    return NodePolicies(name=str(metadata.get("name") or ""), policies=found)
+
+
+class _Count(Struct):
+    nodes: int = 0
+    gpus: int = 0
+    places: list[PolicyPlace] = field(default_factory=list)
+
+    def add(self, place: PolicyPlace) -> None:
+        self.nodes += 1
+        self.gpus += len(place.gpus)
+        if len(self.places) < MAX_NAMES:
+            self.places.append(place)
+
+    def made(self) -> PolicyCount:
+        return PolicyCount(nodes=self.nodes, gpus=self.gpus, places=tuple(self.places))
+
+
+def totals(policies: Sequence[PolicyView], nodes: Iterable[NodePolicies]) -> Mapping[str, PolicyStatus]:
+    said: dict[str, list[tuple[str, NodePolicy]]] = {policy.name: [] for policy in policies}
+    for node in sorted(nodes, key=lambda node: node.name):
+        for name, found in node.policies.items():
+            if name in said:
+                said[name].append((node.name, found))
+    return {policy.name: _status(policy, said[policy.name]) for policy in policies}
+
+
+def _status(policy: PolicyView, said: list[tuple[str, NodePolicy]]) -> PolicyStatus:
+    selected, in_force, waiting = _Count(), _Count(), _Count()
+    refused, conflicting, outranked = _Count(), _Count(), _Count()
+    for node, found in said:
+        if found.gpus:
+            selected.add(PolicyPlace(node=node, gpus=found.gpus))
+        if found.state is PolicyState.REFUSED:
+            refused.add(PolicyPlace(node=node, gpus=found.gpus, message=found.message))
+            continue
+        if found.in_force:
+            in_force.add(PolicyPlace(node=node, gpus=found.in_force))
+        if found.waiting:
+            # A node gives one message, about its worst state.
+            message = None if found.conflicting else found.message
+            waiting.add(PolicyPlace(node=node, gpus=found.waiting, claims=found.waiting_for, message=message))
+        if found.conflicting:
+            policies, message = found.conflicts_with, found.message
+            conflicting.add(PolicyPlace(node=node, gpus=found.conflicting, policies=policies, message=message))
+        applied = {*found.in_force, *found.waiting, *found.conflicting}
+        if left := tuple(gpu for gpu in found.gpus if gpu not in applied):
+            outranked.add(PolicyPlace(node=node, gpus=left))
+    # The oldest spec that a node still has; the newest where no node has another.
+    generations = (found.generation for _, found in said if found.generation is not None)
+    return PolicyStatus(
+        observed_generation=min([policy.generation, *generations]),
+        selected=selected.made(),
+        in_force=in_force.made(),
+        waiting=waiting.made(),
+        refused=refused.made(),
+        conflicting=conflicting.made(),
+        outranked=outranked.made(),
+    )
+
+
+CONDITION: Final = "InForce"
+_LONGEST: Final = 1024
+_SHOWN: Final = 3
+_KEPT: Final = "so what applied before stays"
+
+
+def status_of(policy: PolicyView, totals: PolicyStatus, now: datetime) -> dict[str, object] | None:
+    """The new ``status`` of the object; None if it is unchanged."""
+    wanted = to_wire(totals)
+    condition = _condition(policy, totals)
+    listed = policy.status.get("conditions")
+    conditions = [item for item in listed if isinstance(item, Mapping)] if isinstance(listed, list) else []
+    present = next((item for item in conditions if item.get("type") == CONDITION), {})
+    since = present.get("lastTransitionTime") if present.get("status") == condition["status"] else None
+    stamp = since if isinstance(since, str) else rfc3339(now)
+    others = [item for item in conditions if item.get("type") != CONDITION]  # of other writers
+    wanted["conditions"] = [*others, {**condition, "lastTransitionTime": stamp}]
+    return None if wanted == dict(policy.status) else wanted
+
+
+def _condition(policy: PolicyView, totals: PolicyStatus) -> dict[str, object]:
+    status, reason, message = _judged(policy, totals)
+    return {
+        "type": CONDITION,
+        "status": status,
+        "observedGeneration": totals.observed_generation or 0,
+        "reason": reason,
+        "message": printable(message)[:_LONGEST],
+    }
+
+
+def _judged(policy: PolicyView, totals: PolicyStatus) -> tuple[str, str, str]:
+    """Status, reason and message; of several reasons the worst."""
+    done = f"in force on {_of(totals.in_force, totals.selected)}"
+    said = next((f" ({place.message})" for place in totals.refused.places if place.message), "")
+    if totals.refused.nodes:
+        # An object that a node cannot read selects nothing there.
+        done = f"; {done}" if totals.selected.gpus else ""
+        return "False", "Refused", f"refused by {counted(totals.refused.nodes, 'node')}{said}, {_KEPT}{done}"
+    if totals.conflicting.gpus:
+        others = sorted({name for place in totals.conflicting.places for name in place.policies})
+        with_ = f" with {', '.join(others)}" if others else ""
+        return "False", "Conflicting", f"conflicts on {_gpus(totals.conflicting)}{with_}, {_KEPT}; {done}"
+    if (totals.observed_generation or 0) < policy.generation:
+        return "Unknown", "RollingOut", f"some nodes have not applied the newest spec yet; {done}"
+    if totals.waiting.gpus:
+        verb = "waits" if totals.waiting.gpus == 1 else "wait"
+        return "False", "Waiting", f"{_gpus(totals.waiting)} {verb}{_for_claims(totals.waiting)}; {done}"
+    if not totals.selected.gpus:
+        return "False", "NothingSelected", "selects no GPU of a node that tells its GPUs"
+    if not totals.in_force.gpus:
+        return "False", "Outranked", f"policies of higher priority apply to all of its {_gpus(totals.selected)}"
+    left = f"; others of higher priority apply to {_gpus(totals.outranked)}" if totals.outranked.gpus else ""
+    return "True", "InForce", f"{done}{left}"
+
+
+def _for_claims(waiting: PolicyCount) -> str:
+    """`` for team/a, team/b and others to end``"""
+    claims = sorted({claim for place in waiting.places for claim in place.claims})
+    others = " and others" if len(claims) > _SHOWN else ""
+    return f" for {', '.join(claims[:_SHOWN])}{others} to end" if claims else ""
+
+
+def _of(part: PolicyCount, whole: PolicyCount) -> str:
+    """``12 of 16 GPUs of 2 nodes``"""
+    return f"{part.gpus} of {_gpus(whole)} of {counted(whole.nodes, 'node')}"
+
+
+def _gpus(count: PolicyCount) -> str:
+    return counted(count.gpus, "GPU")
+
 
 THREAD_NAME: Final = "policy-status"
 PERIOD_S: Final = 5.0
@@ -35,7 +221,7 @@ FIRST_RETRY_S, LONGEST_RETRY_S = 5.0, 300.0
 
 
 class StatusApi(Protocol):
-    """The part of ``rest.RestClient`` that is needed here. Its requests must end within ``LeaseTimes.request_s``."""
+    """Subset of ``rest.RestClient`` that this module uses. Requests must end within ``LeaseTimes.request_s``."""
 
     def update(self, path: str, body: Mapping[str, object]) -> dict[str, object]: ...
 
@@ -48,7 +234,7 @@ class PolicyCopies(Protocol):
 
 
 class _Tries(Struct):
-    """Of one policy: when it was written last and may be written next (s, monotonic), and the pauses after failures."""
+    """When one policy was last written and may be written next (s, monotonic), and the pauses after failures."""
 
     last_s: float = float("-inf")
     not_before_s: float = 0.0
@@ -81,7 +267,7 @@ class PolicyStatusWriter:
         )
 
     def step(self) -> float:
-        """Write what changed, as far as the limits allow. Returns seconds until the next look."""
+        """Write changed statuses within the limits. Returns seconds until the next call."""
         if not self._leadership.leads():
             self._tries = {}
             metrics.policies.set(0)

@@ -1,17 +1,15 @@
-"""The controller process: wires its parts, starts and stops them in order, and reports readiness and liveness.
+"""Run the controller process: start and stop its parts in order, and report readiness and liveness.
 
-Start; an error that ends it with exit status 2 comes in steps 1 and 2:
+Start; only steps 1 and 2 can fail, with exit status 2:
 
-1. HTTP endpoint: reports "not ready" with reasons from the first moment
-2. API clients, from the service account or a kubeconfig; an API server that is down delays nothing
+1. HTTP endpoint
+2. API clients; an unavailable API server delays nothing
 3. events
-4. enabled parts, each with its watches: evictions, those because of use, the status of policies, the survey of free
-   capacity. They watch in every replica, so that a takeover takes no list
+4. enabled parts, each with its watches, in every replica, so that a takeover needs no list
 5. election: from here on this replica may act
 
-Stop is the reverse in less than 10 s: no part acts any more, then the Lease is released, so that another replica takes
-over at once. Two replicas run; exactly one acts (`election`). The process keeps nothing on disk and needs no rights on
-its machine.
+Stop is the reverse in less than 10 s: all parts end before the Lease is released, so that another replica takes over
+immediately. The process keeps nothing on disk and needs no permissions on its machine.
 """
 
 import logging
@@ -26,13 +24,12 @@ from typing import Final
 
 from dra_driver import __version__
 from dra_driver.config.controller_settings import ControllerSettings
-from dra_driver.controller.brake import BrakeRules, Pace
 from dra_driver.controller.capacity import CapacityGauges, survey, survey_command
 from dra_driver.controller.election import Election, LeaseTimes, awake_clock
-from dra_driver.controller.eviction_events import EvictionEvents, UsageEvictionEvents
-from dra_driver.controller.evictions import EvictionRules, Evictions
+from dra_driver.controller.eviction_api import BrakeRules, Pace
+from dra_driver.controller.evictions import EvictionEvents, EvictionRules, Evictions
 from dra_driver.controller.policy_status import PolicyStatusWriter
-from dra_driver.controller.usage_evictions import UsageEvictionRules, UsageEvictions
+from dra_driver.controller.usage_evictions import UsageEvictionEvents, UsageEvictionRules, UsageEvictions
 from dra_driver.controller.watches import EvictionWatches, PolicyWatches, UsageWatch, Watch
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.telemetry import capacity_metrics
@@ -67,7 +64,7 @@ class ControllerProcess:
         self._election: Election | None = None
 
     def start(self) -> None:
-        """Runs the steps of the module's docstring. Raises ConfigurationError after undoing the steps so far."""
+        """Run the steps of the module's docstring. Raises ConfigurationError after undoing the steps so far."""
         try:
             self._serve_http()
             self._start_parts()
@@ -80,8 +77,7 @@ class ControllerProcess:
         self._running.close()
 
     def ready(self) -> list[str]:
-        """Reasons why this replica could not act. Policies that cannot be watched are a warning: CRDs may be
-        missing."""
+        """Reasons why this replica could not act. Policies without a watch are a warning: CRDs may be missing."""
         if self._stopping.is_set():
             return ["stopping"]
         if self._election is None:
@@ -131,12 +127,7 @@ class ControllerProcess:
         recorder.start()
         self._running.callback(recorder.stop)
         election = Election(
-            bounded,
-            namespace=settings.namespace,
-            name=LEASE,
-            identity=identity,
-            times=times,
-            on_change=self._wake,
+            bounded, namespace=settings.namespace, name=LEASE, identity=identity, times=times, on_change=self._wake
         )
         for worker, watch in self._parts(rest, bounded, election, recorder):
             self._workers.append(worker)

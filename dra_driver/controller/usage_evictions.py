@@ -1,29 +1,48 @@
-"""Evicts pods of claims over their grant, and of idle claims, as nodes ask in their GpuNodes. A thread of its own.
+"""Evict pods of claims over their grant and of idle claims, as nodes request in their GpuNodes, in a separate thread.
 
-Each case is announced on its pods first, and only what still stands when its wait is over is acted on, if its node has
-renewed it meanwhile: a GpuNode stays when its node dies. The wait counts from the announcement by this process' clock:
-a new leader announces again, and no clock of a node can shorten it. One pod leaves at a time, with the pace of all
-evictions and a brake (`usage_requests`); then the claim is read again.
+Each case is announced on its pods. It is acted on after its wait if its node has renewed it since: a GpuNode stays when
+its node dies. The wait counts from the announcement by this process' clock: a new leader announces again, and no clock
+of a node can shorten it. One pod is evicted at a time, with the pace of all evictions and a brake; then the claim is
+read again.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
 from msgspec import Struct, field
 
-from dra_driver.controller.brake import BrakeRules, Pace
 from dra_driver.controller.election import Leadership
-from dra_driver.controller.eviction_api import OPTED_OUT_S, EvictionOutcome, EvictionRequests, evict, retries
-from dra_driver.controller.eviction_events import UsageEvictionEvents
+from dra_driver.controller.eviction_api import (
+    ANNOUNCED,
+    OPTED_OUT_S,
+    BrakeRules,
+    EvictionOutcome,
+    EvictionRequests,
+    Pace,
+    PodEvents,
+    evict,
+    retries,
+)
 from dra_driver.controller.pending_evictions import PodRef
-from dra_driver.controller.usage_requests import FRESH_S, CaseKey, NodeUse, UsageEvictionRequest, is_braked, usage_cases
-from dra_driver.controller.usage_revalidation import EvictionCandidates, candidates, gone, still_requested
+from dra_driver.controller.usage_requests import (
+    FRESH_S,
+    CaseKey,
+    EvictionCandidates,
+    NodeUse,
+    UsageEvictionRequest,
+    candidates,
+    gone,
+    is_braked,
+    still_requested,
+    usage_cases,
+)
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import KubernetesApiError
 from dra_driver.core.telemetry import controller_metrics as metrics
 from dra_driver.core.worker import Worker
+from dra_driver.kube.evictions import NO_EVICTION
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +58,7 @@ class GpuNodeCopies(Protocol):
 
 
 class UsageEvictionRules(Struct, frozen=True, kw_only=True):
-    """What is switched on, and the brake. ``driver`` is this driver's name."""
+    """The enabled kinds, and the brake. ``driver`` is this driver's name."""
 
     driver: str
     over_grant: bool
@@ -47,8 +66,36 @@ class UsageEvictionRules(Struct, frozen=True, kw_only=True):
     brake: BrakeRules
 
 
+class UsageEvictionEvents(PodEvents):
+    def announced(self, case: UsageEvictionRequest, pods: Iterable[PodRef]) -> None:
+        what = "Free memory" if case.kind == "over-grant" else "Use the GPU"
+        text = (
+            f"{case.why[:1].upper()}{case.why[1:]}. The pod is to be evicted if that lasts for {case.wait_s:.0f} s."
+            f' {what}, or keep the pod with the annotation {NO_EVICTION}: "true"'
+        )
+        for pod in pods:
+            self._about(pod, "Warning", ANNOUNCED, text)
+
+    def outcome(self, case: UsageEvictionRequest, pod: PodRef, outcome: EvictionOutcome) -> None:
+        self._record_outcome(
+            pod,
+            outcome.result,
+            f"Evicted: {case.why}, {case.wait_s:.0f} s after it was announced",
+            f"{case.why}: {outcome.reason}",
+            f"although {case.why}: {outcome.reason}",
+        )
+
+    def brake(self, is_on: bool, *, waiting: int) -> None:
+        braked = (
+            f"No pod is evicted because of its claim's use: {waiting} claims are over their grant or idle, more of them"
+            " at once than chance explains. See docs/usage-limits.md"
+        )
+        self._record_brake(is_on, braked, "Pods are evicted again because of their claims' use")
+
+
 class _Open(Struct):
-    """A case announced at ``announced_s`` to these pod UIDs; the next try is due at ``not_before_s`` (monotonic)."""
+    """A case announced at ``announced_s`` to these pod UIDs; the next attempt is due at ``not_before_s``
+    (monotonic)."""
 
     announced_s: float
     not_before_s: float
@@ -83,7 +130,7 @@ class UsageEvictions:
         )
 
     def step(self) -> float:
-        """Announce what is new, and evict who is due. Returns seconds until the next look."""
+        """Announce new cases, and evict due pods. Returns seconds until the next call."""
         if not self._leadership.leads():
             self._open, self._renewed = {}, {}
             self._pace.forget()
@@ -100,7 +147,7 @@ class UsageEvictions:
         return IDLE_S if braked else self._evict_due(cases)
 
     def _current(self, nodes: Sequence[NodeUse]) -> list[UsageEvictionRequest]:
-        """The cases of nodes that renew what they ask; a node that does not may have died."""
+        """The cases of nodes that renew their requests; another node may have died."""
         now_s = self._clock()
         renewed = self._renewed
         self._renewed = {
@@ -169,7 +216,7 @@ class UsageEvictions:
         known.not_before_s = self._clock() + max(pause_s, outcome.retry_after_s)
 
     def _one(self, case: UsageEvictionRequest, known: _Open) -> tuple[PodRef | None, EvictionOutcome]:
-        """Evicts the first pod that may be, with all questions asked once more right before."""
+        """Evict the first pod that may be, after one more check of everything."""
         try:
             outcome = still_requested(self._api, case)
         except KubernetesApiError as error:

@@ -1,10 +1,10 @@
-"""Which claims nodes ask the controller to act on, and the brake that holds it back. Pure.
+"""Read which claims nodes want evicted, limit them, and check each again before a pod is evicted.
 
-A node asks in the ``status.usage`` of its GpuNode, which that node alone can write (admission policy), and it can ask
-for nothing but claims: an entry without a pod that is to leave is no case, and processes of no claim never are one.
+A node requests it in the ``status.usage`` of its GpuNode, which only that node can write (admission policy), and only
+for claims on that node: the claim has to be allocated there, the pod has to be one that the claim is reserved for, and
+it has to run there. An entry without a pod is not a case.
 
-The brake is that of taints (`brake`): claims exceed their grants one by one, while a wrong overhead, a wrong policy or
-a driver that reports wrong numbers shows everywhere at once.
+The brake is that of taints (`eviction_api`): a wrong overhead, policy or number shows everywhere at the same time.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,10 +13,16 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from dra_driver.config.status import node_status_of
-from dra_driver.controller.brake import LEAST_GPUS, BrakeRules
-from dra_driver.controller.pending_evictions import PodRef
+from dra_driver.controller.eviction_api import LEAST_GPUS, BrakeRules, EvictionOutcome, EvictionRequests, has_ended
+from dra_driver.controller.pending_evictions import PodRef, pods_of, results_of
+from dra_driver.core.errors import NotFoundError
 from dra_driver.core.model.gpu_node import ToldIdle, ToldOverGrant, ToldUsage
 from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction
+from dra_driver.kube import paths
+from dra_driver.kube.evictions import NO_EVICTION
+from dra_driver.kube.objects.core import Pod
+from dra_driver.kube.objects.resource import ResourceClaim
+from dra_driver.kube.shapes import read
 
 CaseKind = Literal["over-grant", "idle"]
 FRESH_S: Final = 180.0
@@ -24,7 +30,7 @@ FRESH_S: Final = 180.0
 
 
 class NodeUse(Struct, frozen=True, kw_only=True):
-    """What is kept of one GpuNode: how many GPUs it has, and what it tells of their use."""
+    """The number of GPUs of one GpuNode, and their reported use."""
 
     name: str
     gpus: int
@@ -32,10 +38,8 @@ class NodeUse(Struct, frozen=True, kw_only=True):
 
 
 class UsageEvictionRequest(Struct, frozen=True, kw_only=True):
-    """A claim of ``node`` whose pods will be evicted ``wait_s`` after the announcement. ``device`` and ``pods``, the
-    one with most memory first, are those of a claim over its grant; an idle claim has "" and the pods that it is
-    reserved for.
-    """
+    """A claim of ``node`` whose pods will be evicted ``wait_s`` after the announcement. ``device`` and ``pods`` (most
+    memory first) are of a claim over its grant; an idle claim has "" and the pods that it is reserved for."""
 
     kind: CaseKind
     node: str
@@ -64,7 +68,7 @@ def node_use(item: Mapping[str, object]) -> NodeUse | None:
 
 
 def usage_cases(nodes: Iterable[NodeUse], *, over_grant: bool, idle: bool) -> list[UsageEvictionRequest]:
-    """All cases of the kinds that are switched on, each once, in the order of names."""
+    """All cases of the enabled kinds, each once, in the order of names."""
     found: dict[CaseKey, UsageEvictionRequest] = {}
     for node in nodes:
         for case in _cases(node, over_grant=over_grant, idle=idle):
@@ -79,8 +83,8 @@ def is_braked(
     rules: BrakeRules,
     now_s: float,
 ) -> bool:
-    """Whether too many cases of one kind are new, by the times in ``announced``. Each counts as one GPU of ``gpus``,
-    several on one device as one, for the window and at least twice its wait."""
+    """Return whether too many cases of one kind are new, by the times in ``announced``. Each device or idle claim
+    counts as one GPU of ``gpus``, for the window and at least twice its wait."""
     recent: dict[CaseKind, set[tuple[str, str]]] = {}
     for case in cases:
         at_s = announced.get(case.key, now_s)
@@ -125,3 +129,74 @@ def _of_idle(node: str, told: ToldIdle) -> UsageEvictionRequest:
         wait_s=told.after_min * 60.0,
         why=f"claim {told.claim} has not used its GPU on node {node} since {told.since}",
     )
+
+
+class EvictionCandidates(Struct, frozen=True, kw_only=True):
+    """The pods of a case that may be evicted, in their order, or the ``outcome`` that forbids it."""
+
+    pods: tuple[PodRef, ...] = ()
+    outcome: EvictionOutcome | None = None
+
+
+def gone(reason: str) -> EvictionOutcome:
+    return EvictionOutcome(result="gone", reason=reason)
+
+
+def still_requested(api: EvictionRequests, case: UsageEvictionRequest) -> EvictionOutcome | None:
+    """None if the node still requests it. Raises KubernetesApiError when that cannot be read."""
+    try:
+        found = node_use(api.get(paths.gpu_nodes(case.node)))
+    except NotFoundError as error:
+        return gone(str(error))
+    asked = usage_cases([found] if found is not None else [], over_grant=True, idle=True)
+    return None if any(each.key == case.key for each in asked) else gone(f"node {case.node} no longer asks for it")
+
+
+def candidates(api: EvictionRequests, case: UsageEvictionRequest, driver: str) -> EvictionCandidates:
+    """The pods that may be evicted. Raises KubernetesApiError when that cannot be read."""
+    try:
+        claim = read(ResourceClaim, api.get(paths.resource_claim(case.namespace, case.claim)))
+    except NotFoundError as error:
+        return EvictionCandidates(outcome=gone(str(error)))
+    except ValueError as error:
+        return EvictionCandidates(outcome=gone(f"the claim cannot be read: {error}"))
+    if not _is_of_node(claim, case, driver):
+        return EvictionCandidates(outcome=gone(f"the claim is not allocated on node {case.node}"))
+    users = pods_of(claim)
+    named = [pod for pod in case.pods if pod in users] if case.kind == "over-grant" else users
+    running: list[PodRef] = []
+    for pod in named:
+        outcome = _forbids(api, pod, case)
+        if outcome is None:
+            running.append(pod)
+        elif outcome.result != "gone":
+            return EvictionCandidates(outcome=outcome)  # a claim that keeps one of its pods is kept
+    return (
+        EvictionCandidates(pods=tuple(running))
+        if running
+        else EvictionCandidates(outcome=gone("no pod of the claim is left"))
+    )
+
+
+def _is_of_node(claim: ResourceClaim, case: UsageEvictionRequest, driver: str) -> bool:
+    pool = f"{case.node}/{driver}"  # as slices.pool_name makes it
+    mine = [each for each in results_of(claim) if each.driver == driver and each.pool == pool]
+    return claim.metadata.uid == case.claim_uid and any(case.device in {"", each.device} for each in mine)
+
+
+def _forbids(api: EvictionRequests, ref: PodRef, case: UsageEvictionRequest) -> EvictionOutcome | None:
+    try:
+        pod = read(Pod, api.get(paths.pod(ref.namespace, ref.name)))
+    except NotFoundError as error:
+        return gone(str(error))
+    except ValueError as error:
+        return EvictionOutcome(result="failed", reason=f"cannot read the pod {ref}: {error}")
+    if pod.metadata.uid != ref.uid or pod.metadata.deletion_timestamp:
+        return gone("the pod was replaced or is being deleted")
+    if has_ended(pod) or pod.spec.node_name != case.node:
+        return gone(f"the pod does not run on node {case.node}")
+    if pod.metadata.annotations.get(NO_EVICTION) == "true":
+        return EvictionOutcome(result="opted-out", reason=f"the pod {ref} has the annotation {NO_EVICTION}")
+    if case.kind == "idle" and not any(owner.controller for owner in pod.metadata.owner_references):
+        return EvictionOutcome(result="opted-out", reason=f"the pod {ref} has no controller that would make it again")
+    return None

@@ -1,18 +1,16 @@
-"""Watches of the controller, each object reduced to the fields that the controller keeps.
+"""Watch objects of the cluster, each reduced to the fields that the controller keeps.
 
-Lists are read in pages and reduced page by page, so that neither the cluster's claims nor its slices are ever in memory
-as a whole. Pods are not watched: a claim names its pod, which is read when its eviction is due. A cluster without the
-CustomResourceDefinitions answers 404: those watches then retry every half a minute, and nothing else of the controller
-depends on them.
+Lists are read and reduced page by page, so that the cluster's claims and slices are never in memory as a whole. Pods
+are read when their eviction is due. A cluster without the CustomResourceDefinitions answers 404: those watches retry
+every 30 s.
 """
 
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from dra_driver.controller.fleet import SliceView, slice_view
-from dra_driver.controller.pending_evictions import SpecialClaim, special_claim
-from dra_driver.controller.policy_totals import NodePolicies, PolicyView, node_view, policy_view
+from dra_driver.controller.pending_evictions import SliceView, SpecialClaim, slice_view, special_claim
+from dra_driver.controller.policy_status import NodePolicies, PolicyView, node_view, policy_view
 from dra_driver.controller.usage_requests import NodeUse, node_use
 from dra_driver.kube import paths
 from dra_driver.kube.reflector import Reflector, Stream
@@ -32,7 +30,7 @@ class PagedApi(Protocol):
 
 
 class ReducedLists(Generic[View]):
-    """Lists in pages, with each object replaced by what ``reduce`` makes of it. For a `Reflector`."""
+    """Lists in pages, with each object replaced by the result of ``reduce``. For a `Reflector`."""
 
     def __init__(self, api: PagedApi, reduce: Callable[[Mapping[str, object]], View | None]) -> None:
         self._api, self._reduce = api, reduce
@@ -48,7 +46,7 @@ class ReducedLists(Generic[View]):
         return self._api.watch(path, query, read_timeout_s)
 
     def slim(self, item: Mapping[str, Any]) -> View | None:
-        """For the reflector: an object of a watch is reduced, one of a list has been."""
+        """For the reflector: reduce an object of a watch; one of a list has been reduced."""
         if _REDUCED in item:
             reduced: View = item[_REDUCED]
             return reduced
@@ -62,19 +60,9 @@ class ReducedLists(Generic[View]):
         return {"metadata": metadata, _REDUCED: reduced}
 
 
-class Watch(Protocol):
-    """``start`` and ``stop`` once, by one owner; the rest from any thread. ``problem`` is why a copy may be outdated or
-    is not complete yet, None while it is current."""
-
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
-    @property
-    def problem(self) -> str | None: ...
-
-
 class ReducedWatch(Generic[View]):
-    """A `Watch`. ``on_change`` is called in its thread and must return immediately. ``what`` names the objects in
-    messages."""
+    """``start`` and ``stop`` once, by one owner; the rest from any thread. ``on_change`` is called in its thread and
+    must not wait. ``what`` names the objects in messages."""
 
     def __init__(
         self,
@@ -104,6 +92,7 @@ class ReducedWatch(Generic[View]):
 
     @property
     def problem(self) -> str | None:
+        """Why the copy may be outdated or incomplete, None while it is current."""
         if self._reflector.problem is not None or not self._listed.is_set():
             return f"cannot watch {self._what}: {self._reflector.problem or 'they are not listed yet'}"
         return None
@@ -113,7 +102,7 @@ class ReducedWatch(Generic[View]):
 
 
 class _Pair:
-    _both: tuple[Watch, Watch]
+    _both: tuple[ReducedWatch[Any], ReducedWatch[Any]]
 
     def start(self) -> None:
         for watch in self._both:
@@ -126,6 +115,9 @@ class _Pair:
     @property
     def problem(self) -> str | None:
         return self._both[0].problem or self._both[1].problem
+
+
+Watch = ReducedWatch[Any] | _Pair
 
 
 class EvictionWatches(_Pair):
@@ -155,7 +147,7 @@ class EvictionWatches(_Pair):
 
 
 class PolicyWatches(_Pair):
-    """All GpuPolicies and GpuNodes, reduced to what their totals need."""
+    """All GpuPolicies and GpuNodes, reduced to the fields of their totals."""
 
     def __init__(self, api: PagedApi, on_change: Callable[[], None]) -> None:
         policies = ReducedWatch(

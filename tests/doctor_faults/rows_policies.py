@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from dra_driver.controller.policy_totals import PolicyView, status_of
+from dra_driver.controller.policy_status import PolicyView, status_of
 from dra_driver.core.finding import Layer
 from dra_driver.core.model.gpu_node import (
     NodePolicy,

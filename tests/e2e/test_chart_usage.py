@@ -29,7 +29,7 @@ from dra_driver.hardware.gpu.simulated.usage import NAME as USAGE_FILE
 from dra_driver.kube import paths
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
-from dra_driver.node.usage.containers import place_of
+from dra_driver.node.usage.sources import place_of
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import EVENTS, PODS
 from dra_driver.sim.loop import kind_of

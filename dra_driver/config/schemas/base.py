@@ -1,8 +1,5 @@
-"""Base of the models of claims' parameters and policies: strictness, quantities and the rules of ``config/rules.py``.
-
-Only the command line, the generator and tests load these models: pydantic takes 9 MiB, and the node process uses the
-schema that is generated from them.
-"""
+"""Give the models of parameters and policies strictness, quantities and the rules of ``config/rules.py``. The node
+process loads the generated schema instead: pydantic takes 9 MiB."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final
@@ -20,10 +17,8 @@ MOST_BYTES: Final = 2**60
 
 
 class Strict(BaseModel):
-    """Unknown fields and loose types are errors; null in place of an optional field means that it is absent.
-
-    ``rules`` are names of conditions over several fields, evaluated when all fields are valid.
-    """
+    """Unknown fields and loose types are errors; null in an optional field means absent. ``rules`` are names of
+    conditions over several fields, evaluated when all fields are valid."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, alias_generator=to_camel)
     rules: ClassVar[tuple[str, ...]] = ()
@@ -58,6 +53,12 @@ def text(*, longest: int, says: str = "text", shortest: int = 1, pattern: str | 
     )
 
 
+def optional(about: str, *, default: object = None, alias: str | None = None) -> Any:
+    """A field that may be absent; the schema shows ``default``."""
+    extra: Any = None if default is None else {"default": default}
+    return Field(None, description=about, alias=alias, json_schema_extra=extra)
+
+
 def _memory(least: int) -> Any:
     def check(value: object) -> object:
         quantity_of(value, least, MOST_BYTES)
@@ -67,7 +68,7 @@ def _memory(least: int) -> Any:
 
 
 MemoryQuantity = _memory(MIB)
-"""An amount of memory of at least 1Mi, as text or as a whole number."""
+"""At least 1Mi, as text or as a whole number."""
 MemoryOrNone = _memory(0)
 """An amount of memory that may be 0."""
 

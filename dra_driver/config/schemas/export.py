@@ -1,8 +1,8 @@
-"""Translate the models to the node's compact schemas and to a CustomResourceDefinition. Pure.
+"""Translate the models to the node's compact schemas and to CustomResourceDefinitions, for ``scripts/gen.py``.
 
-``scripts/gen.py`` writes the files. The compact form is described in ``config/schema.py``; the structural schema
-follows the rules of apiextensions.k8s.io/v1: no references, no ``additionalProperties: false`` beside properties (the
-API server prunes unknown fields itself, or refuses them under ``kubectl --validate=strict``), no null alternatives.
+``config/schema.py`` describes the compact form. The structural schema follows apiextensions.k8s.io/v1: no references,
+no ``additionalProperties: false`` with properties (the API server prunes or refuses unknown fields), no null
+alternatives.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,10 @@ from msgspec import Struct
 from msgspec.json import schema_components
 from pydantic import BaseModel
 
-from dra_driver.config.columns import NODE_COLUMNS, NODE_WIDE, POLICY_COLUMNS, POLICY_WIDE, ShownField
 from dra_driver.config.rules import RULES
 from dra_driver.config.schemas.device_config import GpuConfig, MigDeviceConfig
 from dra_driver.config.schemas.gpu_policy import GpuPolicy
+from dra_driver.config.status import NODE_COLUMNS, NODE_WIDE, POLICY_COLUMNS, POLICY_WIDE, ShownField
 from dra_driver.core.model.gpu_node import GpuNodeStatus, PolicyStatus
 from dra_driver.core.quantity import Quantity
 
@@ -49,12 +49,11 @@ _CONDITIONS: Final[Json] = {
 
 
 def compact() -> Json:
-    """The compact schema of each kind, by kind."""
+    """The compact schema of each kind."""
     return {model.__name__: _compact(*_generated(model)) for model in KINDS}
 
 
 def gpu_policy_crd() -> Json:
-    """The CustomResourceDefinition of GpuPolicy."""
     schema, definitions = _generated(GpuPolicy)
     root = _structural(schema, definitions)
     longest = definitions["Metadata"]["properties"]["name"]["maxLength"]
@@ -69,7 +68,6 @@ def gpu_policy_crd() -> Json:
 
 
 def gpu_node_crd() -> Json:
-    """The CustomResourceDefinition of GpuNode."""
     root = {
         "description": "What the node process of one node knows of its GPUs. It is named like the node, and the node"
         " process alone writes it: changes by others do not last.",
@@ -137,7 +135,7 @@ def _of_struct(kind: type[Struct]) -> tuple[Json, Json]:
 
 
 def _resolved(schema: Json, definitions: Json) -> Json:
-    """The schema with references resolved and without null alternatives; keys beside a reference override it."""
+    """The schema with references resolved and without null alternatives; keys next to a reference override it."""
     own = {key: value for key, value in schema.items() if key not in {"anyOf", "$ref"}}
     if "$ref" in schema:
         return _resolved(definitions[schema["$ref"].rpartition("/")[2]], definitions) | own
@@ -179,11 +177,7 @@ def _compact(written: Json, definitions: Json) -> Json:
 
 def _compact_object(schema: Json, definitions: Json) -> Json:
     fields = {name: _compact(field, definitions) for name, field in schema["properties"].items()}
-    extra = {
-        "required": schema.get("required"),
-        "rules": schema.get("x-rules"),
-        "open": schema.get("x-open"),
-    }
+    extra = {"required": schema.get("required"), "rules": schema.get("x-rules"), "open": schema.get("x-open")}
     return {"type": "object", "fields": fields} | {key: value for key, value in extra.items() if value}
 
 
@@ -225,10 +219,8 @@ def _structural(written: Json, definitions: Json) -> Json:
 
 
 def _quantity_bounds(bounds: Mapping[str, int]) -> Json:
-    """A rule for what ``minimum`` and ``maximum`` say of numbers: Kubernetes does not look at them in a quantity.
-
-    Nodes round fractions of a byte away from zero before they compare (``Quantity.Value()``).
-    """
+    """A rule for ``minimum`` and ``maximum``, which Kubernetes ignores in a quantity. Nodes round fractions of a byte
+    away from zero before they compare (``Quantity.Value()``)."""
     low, high = (str(Quantity.from_bytes(bounds[name])) for name in ("min", "max"))
     least = f"isGreaterThan(quantity('{bounds['min'] - 1}'))" if bounds["min"] else "compareTo(quantity('0')) >= 0"
     return {

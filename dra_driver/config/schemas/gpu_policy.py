@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from dra_driver.config.schemas.base import AtMost, MemoryOrNone, MemoryQuantity, Strict, text
+from dra_driver.config.schemas.base import AtMost, MemoryOrNone, MemoryQuantity, Strict, optional, text
 
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
@@ -30,8 +30,7 @@ Uuid = Annotated[
 ]
 PciBusId = Annotated[str, text(longest=16, pattern=_PCI, says="a PCI address such as 0000:65:00.0")]
 TaintKey = Annotated[
-    str,
-    text(longest=253, pattern=rf"({_SUBDOMAIN}/)?{_LABEL_NAME}", says="a label key such as example.com/team"),
+    str, text(longest=253, pattern=rf"({_SUBDOMAIN}/)?{_LABEL_NAME}", says="a label key such as example.com/team")
 ]
 TaintValue = Annotated[str, text(longest=63, shortest=0, pattern=rf"({_LABEL_NAME})?", says="a label value")]
 AttributeName = Annotated[
@@ -58,35 +57,21 @@ class GpuSelection(Strict):
 
     rules: ClassVar[tuple[str, ...]] = ("memory-range",)
 
-    node_names: Annotated[
-        Patterns | None, Field(description="Names of nodes, as shell patterns. One of them has to match.")
-    ] = None
-    uuids: Annotated[
-        Annotated[list[Uuid], AtMost(64)] | None,
-        Field(description="UUIDs of GPUs, as nvidia-smi -L lists them."),
-    ] = None
-    minors: Annotated[
-        Annotated[list[Annotated[int, Field(ge=0, le=255)]], AtMost(64)] | None,
-        Field(description="Minor numbers: N of /dev/nvidiaN, and of the device name gpu-N."),
-    ] = None
-    pci_bus_ids: Annotated[
-        Annotated[list[PciBusId], AtMost(64)] | None,
-        Field(alias="pciBusIDs", description="PCI addresses, such as 0000:65:00.0."),
-    ] = None
-    product_names: Annotated[
-        Patterns | None, Field(description="Values of the attribute productName, as shell patterns.")
-    ] = None
-    architectures: Annotated[
-        Patterns | None, Field(description="Architectures such as Hopper or Ada Lovelace, as shell patterns.")
-    ] = None
-    min_memory: Annotated[
-        MemoryQuantity | None,
-        Field(description="The least memory. A GPU sold as 80 GB reports 79.6 Gi, so leave a margin."),
-    ] = None
-    max_memory: Annotated[MemoryQuantity | None, Field(description="The most memory.")] = None
-    mig_capable: Annotated[bool | None, Field(description="true: only GPUs that support MIG; false: only others.")] = (
-        None
+    node_names: Patterns | None = optional("Names of nodes, as shell patterns. One of them has to match.")
+    uuids: Annotated[list[Uuid], AtMost(64)] | None = optional("UUIDs of GPUs, as nvidia-smi -L lists them.")
+    minors: Annotated[list[Annotated[int, Field(ge=0, le=255)]], AtMost(64)] | None = optional(
+        "Minor numbers: N of /dev/nvidiaN, and of the device name gpu-N."
     )
+    pci_bus_ids: Annotated[list[PciBusId], AtMost(64)] | None = optional(
+        "PCI addresses, such as 0000:65:00.0.", alias="pciBusIDs"
+    )
+    product_names: Patterns | None = optional("Values of the attribute productName, as shell patterns.")
+    architectures: Patterns | None = optional("Architectures such as Hopper or Ada Lovelace, as shell patterns.")
+    min_memory: MemoryQuantity | None = optional(
+        "The least memory. A GPU sold as 80 GB reports 79.6 Gi, so leave a margin."
+    )
+    max_memory: MemoryQuantity | None = optional("The most memory.")
+    mig_capable: bool | None = optional("true: only GPUs that support MIG; false: only others.")
 
 
 class AllowedForms(Strict):
@@ -94,16 +79,11 @@ class AllowedForms(Strict):
 
     rules: ClassVar[tuple[str, ...]] = ("something-left",)
 
-    whole: Annotated[
-        bool | None, Field(description="Whether claims may have the whole GPU.", json_schema_extra={"default": True})
-    ] = None
-    mig_profiles: Annotated[
-        Annotated[list[ProfilePattern], AtMost(32)] | None,
-        Field(
-            description="MIG profiles that claims may have, as shell patterns such as 1g.*; an empty list forbids"
-            " all of them, no list allows all of them."
-        ),
-    ] = None
+    whole: bool | None = optional("Whether claims may have the whole GPU.", default=True)
+    mig_profiles: Annotated[list[ProfilePattern], AtMost(32)] | None = optional(
+        "MIG profiles that claims may have, as shell patterns such as 1g.*; an empty list forbids"
+        " all of them, no list allows all of them."
+    )
 
 
 class Sharing(Strict):
@@ -117,35 +97,24 @@ class Sharing(Strict):
         "reserved-memory-needs-sharing",
     )
 
-    strategy: Annotated[
-        Literal["Exclusive", "TimeSlicing", "MPS"],
-        Field(
-            description="Exclusive: one claim at a time. TimeSlicing: programs take turns, and memory is counted but"
-            " not enforced. MPS: programs run together under one daemon, which enforces memory and compute."
-        ),
-    ]
-    interval: Annotated[
-        Literal["Default", "Short", "Medium", "Long"] | None,
-        Field(description="TimeSlicing: how long a program keeps the GPU while others wait."),
-    ] = None
-    max_shares: Annotated[
-        Annotated[int, Field(ge=1, le=1024)] | None,
-        Field(description="The most claims at a time; without it memory and compute are the only limits."),
-    ] = None
-    default_compute_percent: Annotated[
-        Annotated[int, Field(ge=0, le=100)] | None,
-        Field(
-            description="Percent of compute that a claim consumes if it asks for memory alone: 100, the default,"
-            " leaves none for others; 0 consumes none and sets no limit."
-        ),
-    ] = None
-    reserved_memory: Annotated[
-        MemoryOrNone | None,
-        Field(
-            description="Memory that no claim gets; 0 for none. Without it, what the NVIDIA driver keeps for itself"
-            " and, with MPS, 64Mi for the MPS server."
-        ),
-    ] = None
+    strategy: Literal["Exclusive", "TimeSlicing", "MPS"] = Field(
+        description="Exclusive: one claim at a time. TimeSlicing: programs take turns, and memory is counted but"
+        " not enforced. MPS: programs run together under one daemon, which enforces memory and compute."
+    )
+    interval: Literal["Default", "Short", "Medium", "Long"] | None = optional(
+        "TimeSlicing: how long a program keeps the GPU while others wait."
+    )
+    max_shares: Annotated[int, Field(ge=1, le=1024)] | None = optional(
+        "The most claims at a time; without it memory and compute are the only limits."
+    )
+    default_compute_percent: Annotated[int, Field(ge=0, le=100)] | None = optional(
+        "Percent of compute that a claim consumes if it asks for memory alone: 100, the default,"
+        " leaves none for others; 0 consumes none and sets no limit."
+    )
+    reserved_memory: MemoryOrNone | None = optional(
+        "Memory that no claim gets; 0 for none. Without it, what the NVIDIA driver keeps for itself"
+        " and, with MPS, 64Mi for the MPS server."
+    )
 
 
 class PolicyTaint(Strict):
@@ -153,15 +122,11 @@ class PolicyTaint(Strict):
 
     rules: ClassVar[tuple[str, ...]] = ("taint-not-reserved",)
 
-    key: Annotated[TaintKey, Field(description="A label key.")]
-    value: Annotated[TaintValue | None, Field(description="A label value.")] = None
-    effect: Annotated[
-        Literal["NoSchedule"] | None,
-        Field(
-            description="NoSchedule, which leaves scheduled pods alone. To evict pods use a DeviceTaintRule.",
-            json_schema_extra={"default": "NoSchedule"},
-        ),
-    ] = None
+    key: TaintKey = Field(description="A label key.")
+    value: TaintValue | None = optional("A label value.")
+    effect: Literal["NoSchedule"] | None = optional(
+        "NoSchedule, which leaves scheduled pods alone. To evict pods use a DeviceTaintRule.", default="NoSchedule"
+    )
 
 
 class PolicyAttribute(Strict):
@@ -169,48 +134,40 @@ class PolicyAttribute(Strict):
 
     rules: ClassVar[tuple[str, ...]] = ("one-value", "attribute-not-reserved")
 
-    name: Annotated[
-        AttributeName,
-        Field(
-            description="The attribute's name, preferably with a domain; without one the driver's name is its domain."
-        ),
-    ]
-    string_value: Annotated[
-        Annotated[str, text(longest=64, shortest=0, pattern="[ -~]*", says="printable ASCII text")] | None,
-        Field(alias="string", description="The value, if it is a text."),
-    ] = None
-    int_value: Annotated[
-        Annotated[int, Field(ge=1 - 2**53, le=2**53 - 1)] | None,  # what JSON holds exactly everywhere
-        Field(alias="int", description="The value, if it is a whole number."),
-    ] = None
-    bool_value: Annotated[bool | None, Field(alias="bool", description="The value, if it is true or false.")] = None
+    name: AttributeName = Field(
+        description="The attribute's name, preferably with a domain; without one the driver's name is its domain."
+    )
+    string_value: Annotated[str, text(longest=64, shortest=0, pattern="[ -~]*", says="printable ASCII text")] | None = (
+        optional("The value, if it is a text.", alias="string")
+    )
+    # What JSON holds exactly everywhere.
+    int_value: Annotated[int, Field(ge=1 - 2**53, le=2**53 - 1)] | None = optional(
+        "The value, if it is a whole number.", alias="int"
+    )
+    bool_value: bool | None = optional("The value, if it is true or false.", alias="bool")
 
 
 class HealthAdditions(Strict):
     """What taints in addition to what does by default."""
 
-    xids: Annotated[Xids | None, Field(description="XIDs that taint, also those of application errors.")] = None
+    xids: Xids | None = optional("XIDs that taint, also those of application errors.")
 
 
 class HealthExceptions(Strict):
     """What is counted and never taints. What names an XID is stronger than what names the cause xid."""
 
-    xids: Annotated[Xids | None, Field(description="XIDs that do not taint.")] = None
-    causes: Annotated[
-        Annotated[list[Literal[_CAUSES, "unmonitored"]], AtMost(16)] | None,
-        Field(description="Causes that do not taint."),
-    ] = None
+    xids: Xids | None = optional("XIDs that do not taint.")
+    causes: Annotated[list[Literal[_CAUSES, "unmonitored"]], AtMost(16)] | None = optional("Causes that do not taint.")
 
 
 class HealthEvictions(Strict):
     """What taints with the effect NoExecute. Kubernetes deletes the pods then: it does not look at
     PodDisruptionBudgets and does not limit how many it deletes at a time."""
 
-    xids: Annotated[Xids | None, Field(description="XIDs that evict, also those that do not taint by default.")] = None
-    causes: Annotated[
-        Annotated[list[Literal[_CAUSES]], AtMost(16)] | None,
-        Field(description="Causes that evict; lost is the GPU that has vanished or does not answer."),
-    ] = None
+    xids: Xids | None = optional("XIDs that evict, also those that do not taint by default.")
+    causes: Annotated[list[Literal[_CAUSES]], AtMost(16)] | None = optional(
+        "Causes that evict; lost is the GPU that has vanished or does not answer."
+    )
 
 
 class Health(Strict):
@@ -219,76 +176,54 @@ class Health(Strict):
 
     rules: ClassVar[tuple[str, ...]] = ("ignored-xid", "ignored-cause")
 
-    taint: Annotated[HealthAdditions | None, Field(description="Errors that taint in addition.")] = None
-    ignore: Annotated[HealthExceptions | None, Field(description="Errors that do not taint.")] = None
-    evict: Annotated[HealthEvictions | None, Field(description="Errors that end pods; without it, none does.")] = None
-    calm_seconds: Annotated[
-        Annotated[int, Field(ge=0, le=86400)] | None,
-        Field(
-            description="Seconds without a new error after recovery was seen, until the taint goes; without it, the"
-            " default of the cause."
-        ),
-    ] = None
-    eviction_grace_seconds: Annotated[
-        Annotated[int, Field(ge=0, le=3600)] | None,
-        Field(
-            description="Seconds that the controller waits before it evicts a pod that came by an extended resource.",
-            json_schema_extra={"default": 60},
-        ),
-    ] = None
+    taint: HealthAdditions | None = optional("Errors that taint in addition.")
+    ignore: HealthExceptions | None = optional("Errors that do not taint.")
+    evict: HealthEvictions | None = optional("Errors that end pods; without it, none does.")
+    calm_seconds: Annotated[int, Field(ge=0, le=86400)] | None = optional(
+        "Seconds without a new error after recovery was seen, until the taint goes; without it, the"
+        " default of the cause."
+    )
+    eviction_grace_seconds: Annotated[int, Field(ge=0, le=3600)] | None = optional(
+        "Seconds that the controller waits before it evicts a pod that came by an extended resource.", default=60
+    )
 
 
 class OverGrantRule(Strict):
     """What becomes of a share whose processes together have more memory than its claim was granted. Memory of processes
     that cannot be attributed to a pod of the claim never counts. Needs the usage exporter."""
 
-    action: Annotated[
-        Literal["Report", "Evict"] | None,
-        Field(
-            description="Report: metric and events. Evict: the controller also evicts a pod of the claim after the"
-            " grace time, if its chart allows it; PodDisruptionBudgets are honoured.",
-            json_schema_extra={"default": "Report"},
-        ),
-    ] = None
-    grace_seconds: Annotated[
-        Annotated[int, Field(ge=10, le=86400)] | None,
-        Field(
-            description="Seconds from the first event until a pod is evicted.",
-            json_schema_extra={"default": 60},
-        ),
-    ] = None
-    overhead_per_process: Annotated[
-        MemoryOrNone | None,
-        Field(
-            description="Memory that each process may have beyond the grant, for its CUDA context; 512Mi without it."
-        ),
-    ] = None
+    action: Literal["Report", "Evict"] | None = optional(
+        "Report: metric and events. Evict: the controller also evicts a pod of the claim after the"
+        " grace time, if its chart allows it; PodDisruptionBudgets are honoured.",
+        default="Report",
+    )
+    grace_seconds: Annotated[int, Field(ge=10, le=86400)] | None = optional(
+        "Seconds from the first event until a pod is evicted.", default=60
+    )
+    overhead_per_process: MemoryOrNone | None = optional(
+        "Memory that each process may have beyond the grant, for its CUDA context; 512Mi without it."
+    )
 
 
 class IdleRule(Strict):
     """When a claim counts as idle: it has no process on its devices, or they do not compute. A claim whose use is not
     known is never idle. Needs the usage exporter."""
 
-    after_minutes: Annotated[
-        Annotated[int, Field(ge=1, le=10080)], Field(description="Minutes without use, from when it was first watched.")
-    ]
-    action: Annotated[
-        Literal["Report", "Reclaim"] | None,
-        Field(
-            description="Report: metric and events. Reclaim: the controller also evicts the claim's pods after as many"
-            " minutes more, if its chart allows it; never a pod without a controller of its own.",
-            json_schema_extra={"default": "Report"},
-        ),
-    ] = None
+    after_minutes: Annotated[int, Field(ge=1, le=10080)] = Field(
+        description="Minutes without use, from when it was first watched."
+    )
+    action: Literal["Report", "Reclaim"] | None = optional(
+        "Report: metric and events. Reclaim: the controller also evicts the claim's pods after as many"
+        " minutes more, if its chart allows it; never a pod without a controller of its own.",
+        default="Report",
+    )
 
 
 class Usage(Strict):
     """What becomes of claims that use more than they were granted, or nothing."""
 
-    over_grant: Annotated[
-        OverGrantRule | None, Field(description="Claims over their memory; without it, they are reported.")
-    ] = None
-    idle: Annotated[IdleRule | None, Field(description="Claims without use; without it, none counts as idle.")] = None
+    over_grant: OverGrantRule | None = optional("Claims over their memory; without it, they are reported.")
+    idle: IdleRule | None = optional("Claims without use; without it, none counts as idle.")
 
 
 class PolicySpec(Strict):
@@ -297,42 +232,27 @@ class PolicySpec(Strict):
 
     rules: ClassVar[tuple[str, ...]] = ("sharing-needs-whole", "attribute-once")
 
-    select: Annotated[
-        GpuSelection | None, Field(description="Which GPUs the policy is for; without it, every GPU.")
-    ] = None
-    priority: Annotated[
-        Annotated[int, Field(ge=-1000, le=1000)] | None,
-        Field(
-            description="Of several policies that match a GPU the one of highest priority applies. Two of the same"
-            " priority must not match one GPU unless they give the same terms.",
-            json_schema_extra={"default": 0},
-        ),
-    ] = None
-    availability: Annotated[
-        Literal["Open", "Reserved", "Hidden"] | None,
-        Field(
-            description="Open: for every claim. Reserved: only for claims that tolerate the taint"
-            " gpu.dra-driver.io/reserved=<name of the policy>. Hidden: for no claim.",
-            json_schema_extra={"default": "Open"},
-        ),
-    ] = None
-    forms: Annotated[
-        AllowedForms | None,
-        Field(description="The forms in which the GPU may be used; without it, whole or any MIG profile."),
-    ] = None
-    sharing: Annotated[Sharing | None, Field(description="How claims share the GPU; without it, they do not.")] = None
-    taints: Annotated[
-        Annotated[list[PolicyTaint], AtMost(2, unique="key")] | None,
-        Field(description="Taints of the GPU's devices."),
-    ] = None
-    attributes: Annotated[
-        Annotated[list[PolicyAttribute], AtMost(8, unique="name")] | None,
-        Field(description="Attributes of the GPU's devices in addition to the driver's own."),
-    ] = None
-    health: Annotated[
-        Health | None, Field(description="What errors of the GPU do; without it, the default rules apply.")
-    ] = None
-    usage: Annotated[Usage | None, Field(description="What claims over their grant, or without use, lead to.")] = None
+    select: GpuSelection | None = optional("Which GPUs the policy is for; without it, every GPU.")
+    priority: Annotated[int, Field(ge=-1000, le=1000)] | None = optional(
+        "Of several policies that match a GPU the one of highest priority applies. Two of the same"
+        " priority must not match one GPU unless they give the same terms.",
+        default=0,
+    )
+    availability: Literal["Open", "Reserved", "Hidden"] | None = optional(
+        "Open: for every claim. Reserved: only for claims that tolerate the taint"
+        " gpu.dra-driver.io/reserved=<name of the policy>. Hidden: for no claim.",
+        default="Open",
+    )
+    forms: AllowedForms | None = optional(
+        "The forms in which the GPU may be used; without it, whole or any MIG profile."
+    )
+    sharing: Sharing | None = optional("How claims share the GPU; without it, they do not.")
+    taints: Annotated[list[PolicyTaint], AtMost(2, unique="key")] | None = optional("Taints of the GPU's devices.")
+    attributes: Annotated[list[PolicyAttribute], AtMost(8, unique="name")] | None = optional(
+        "Attributes of the GPU's devices in addition to the driver's own."
+    )
+    health: Health | None = optional("What errors of the GPU do; without it, the default rules apply.")
+    usage: Usage | None = optional("What claims over their grant, or without use, lead to.")
 
 
 class GpuPolicy(Strict):
@@ -342,4 +262,4 @@ class GpuPolicy(Strict):
     kind: Literal["GpuPolicy"]
     metadata: Metadata
     spec: PolicySpec
-    status: Annotated[dict[str, Any] | None, Field(json_schema_extra={"x-any": True})] = None
+    status: dict[str, Any] | None = Field(None, json_schema_extra={"x-any": True})

@@ -1,5 +1,5 @@
 """Metrics of the usage exporter, in a separate registry. The usage of claims arrives as values (`MetricFamily`, made by
-``usage.series``), because claims come and go."""
+``usage.answers``), because claims come and go."""
 
 import threading
 from collections.abc import Iterator, Sequence

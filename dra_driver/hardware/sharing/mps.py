@@ -18,7 +18,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from dra_driver.config.device_config import MpsLimits
+from dra_driver.config.parameters import MpsLimits
 from dra_driver.core.errors import DraError, InvalidParametersError, MpsUnavailableError, StorageError
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.core.quantity import NANO, Quantity

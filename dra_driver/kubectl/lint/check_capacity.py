@@ -8,8 +8,7 @@ and parameters are refused is this driver's rule (``claims.planning.sharing_plan
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dra_driver.config.device_config import MpsLimits
-from dra_driver.config.parameters import GpuConfig, decode
+from dra_driver.config.parameters import GpuConfig, MpsLimits, decode
 from dra_driver.core.errors import AllocationError, InvalidParametersError
 from dra_driver.core.quantity import Quantity
 from dra_driver.kube.devices import attribute_text

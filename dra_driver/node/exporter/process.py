@@ -30,15 +30,22 @@ from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.usage import SimulatedUsage
 from dra_driver.node.exporter.node_process import AssignmentsReader, FindingsWriter, UsageBackend, UsageGpus
 from dra_driver.node.exporter.sources import LogLinks, PodResourcesReader, ProcReader, since_boot_s
-from dra_driver.node.usage.answer import document
-from dra_driver.node.usage.foreign import ForeignState, watch_foreign
-from dra_driver.node.usage.idle import IdleState, claim_uses, idle_s, watch_idle
+from dra_driver.node.usage.answers import Judged, document, families
 from dra_driver.node.usage.join import join
 from dra_driver.node.usage.ledger import UsageLedger, fold
-from dra_driver.node.usage.series import Judged, families
 from dra_driver.node.usage.sources import Look, Unread
 from dra_driver.node.usage.values import JoinedUsage
-from dra_driver.node.usage.watchdog import WatchdogState, share_uses, watch
+from dra_driver.node.usage.watchdog import (
+    ForeignState,
+    IdleState,
+    WatchdogState,
+    claim_uses,
+    idle_s,
+    share_uses,
+    watch,
+    watch_foreign,
+    watch_idle,
+)
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,16 @@ from dra_driver.core._pb.podresources_v1 import api_pb2 as pb
 from dra_driver.core.model.usage_findings import MAX_COMMAND
 from dra_driver.core.text import printable
 from dra_driver.core.unix_grpc import CallError, Peer, Service
-from dra_driver.node.usage.containers import MAX_LINKS, LogIndex, index, place_of
-from dra_driver.node.usage.sources import ClaimedDevice, PodClaims, ProcessFacts, Unread
+from dra_driver.node.usage.sources import (
+    MAX_LINKS,
+    ClaimedDevice,
+    LogIndex,
+    PodClaims,
+    ProcessFacts,
+    Unread,
+    index,
+    place_of,
+)
 
 MAX_BYTES: Final = 16 * 1024
 FRESH_S: Final = 60.0

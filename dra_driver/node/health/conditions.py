@@ -1,13 +1,17 @@
-"""What faults mean to those who publish them: one condition for each cause on a device, with a sentence. Pure."""
+"""Derive conditions and metrics from faults: one condition with a message per cause and device, states, counts."""
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from typing import Final
 
-from dra_driver.core.model.health import HealthCause, HealthCondition, Severity
+from msgspec import Struct
+
+from dra_driver.core.model.health import HealthCause, HealthCondition, HealthEvent, Severity
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.node.health.fault import RANK, FaultKey, FaultPhase, Faults, HealthFault
+from dra_driver.node.health.fault import RANK, FaultKey, FaultPhase, Faults, HealthFault, calm_s
 from dra_driver.node.health.machine import FAILED, Moment
-from dra_driver.node.health.rules import calm_s
-from dra_driver.node.health.xids import XidRecovery, xid
+from dra_driver.node.health.xids import XidRecovery, label, xid
 
 _MOST_OTHERS: Final = 5
 
@@ -43,7 +47,7 @@ _XID_TO_DO: Final = {
 def conditions(gpu: GpuUuid, faults: Faults, at: Moment) -> tuple[HealthCondition, ...]:
     """The conditions of one GPU that taint, by instance and cause, the whole GPU first.
 
-    Of several XIDs the worst gives value, time and sentence: the strongest, then one that holds, then the oldest.
+    Of several XIDs the worst sets value, time and message: the strongest, then an open one, then the oldest.
     """
     groups: dict[tuple[int, HealthCause], list[tuple[FaultKey, HealthFault]]] = {}
     for key, fault in faults.items():
@@ -53,7 +57,7 @@ def conditions(gpu: GpuUuid, faults: Faults, at: Moment) -> tuple[HealthConditio
 
 
 def unmonitored(gpu: GpuUuid, reason: str, since: float) -> HealthCondition:
-    """The informational condition of a GPU whose events cannot be waited for."""
+    """The informational condition of a GPU whose driver cannot report events."""
     return HealthCondition(
         cause=HealthCause.UNMONITORED,
         gpu_uuid=gpu,
@@ -79,7 +83,6 @@ def _condition(gpu: GpuUuid, same: list[tuple[FaultKey, HealthFault]], at: Momen
 
 
 def _value(key: FaultKey, fault: HealthFault) -> str:
-    """The taint's value: a label value of Kubernetes."""
     if key.cause is HealthCause.XID:
         return str(key.xid)
     return fault.detail if key.cause in {HealthCause.RECOVERY_ACTION, HealthCause.ROW_REMAP} else ""
@@ -102,3 +105,93 @@ def _message(key: FaultKey, fault: HealthFault, others: list[int], at: Moment) -
         )
     ends = " Running pods are evicted." if fault.severity is Severity.EVICT else ""
     return f"{seen} {do} New claims do not get the {device} until recovery was seen and {calm:g} s have passed.{ends}"
+
+
+class HealthState(StrEnum):
+    """The state of a GPU or GPU instance: that of its worst condition."""
+
+    HEALTHY = "healthy"
+    RECOVERING = "recovering"
+    NO_NEW_CLAIMS = "no-new-claims"
+    EVICT = "evict"
+
+
+class DeviceHealth(Struct, frozen=True, kw_only=True):
+    """The state of one GPU (``gi_id`` None) or of a GPU instance with conditions; ``seconds`` is the time in this
+    state.
+
+    `HealthState.RECOVERING`: each condition has recovered, and its calm time has not passed; the taints stay.
+    """
+
+    gpu_uuid: GpuUuid
+    gi_id: int | None
+    state: HealthState
+    seconds: float
+
+
+class HealthStatus(Struct, frozen=True, kw_only=True):
+    """Everything at one moment. ``xids`` counts XIDs since this process started; one that the table lacks is ``other``.
+    ``recoveries`` counts conditions that ended after recovery."""
+
+    devices: tuple[DeviceHealth, ...] = ()
+    xids: Mapping[tuple[GpuUuid, str], int]
+    recoveries: Mapping[tuple[GpuUuid, HealthCause], int]
+
+
+def state(faults: Iterable[HealthFault]) -> HealthState:
+    tainting = [
+        fault for fault in faults if fault.phase is not FaultPhase.OVER and fault.severity is not Severity.COUNTED
+    ]
+    if not tainting:
+        return HealthState.HEALTHY
+    held = [fault.severity for fault in tainting if fault.phase is FaultPhase.OPEN]
+    if not held:
+        return HealthState.RECOVERING
+    return HealthState.EVICT if Severity.EVICT in held else HealthState.NO_NEW_CLAIMS
+
+
+class Statistics:
+    """Counts for metrics. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._xids: Counter[tuple[GpuUuid, str]] = Counter()
+        self._recoveries: Counter[tuple[GpuUuid, HealthCause]] = Counter()
+        self._states: dict[tuple[GpuUuid, int | None], tuple[HealthState, float]] = {}
+
+    def count(self, event: HealthEvent) -> None:
+        if event.xid is not None:
+            self._xids[event.gpu_uuid, label(event.xid)] += max(event.count, 1)
+
+    def count_ends(self, gpu: GpuUuid, before: Faults, after: Faults) -> None:
+        """Count the faults that tainted and have ended."""
+        for key, fault in after.items():
+            was = before.get(key)
+            ended = was is not None and was.phase is not FaultPhase.OVER and fault.phase is FaultPhase.OVER
+            if ended and fault.severity is not Severity.COUNTED:
+                self._recoveries[gpu, key.cause] += 1
+
+    def note_states(self, gpus: Mapping[GpuUuid, Faults], now: float) -> None:
+        """``now`` is in monotonic seconds."""
+        found: dict[tuple[GpuUuid, int | None], HealthState] = {}
+        for gpu, faults in gpus.items():
+            found[gpu, None] = state(fault for key, fault in faults.items() if key.gi_id is None)
+            for gi_id in {key.gi_id for key in faults if key.gi_id is not None}:
+                level = state(fault for key, fault in faults.items() if key.gi_id == gi_id)
+                if level is not HealthState.HEALTHY:
+                    found[gpu, gi_id] = level
+        self._states = {place: self._since(place, level, now) for place, level in found.items()}
+
+    def forget(self, gpu: GpuUuid) -> None:
+        self._xids = Counter({key: count for key, count in self._xids.items() if key[0] != gpu})
+        self._recoveries = Counter({key: count for key, count in self._recoveries.items() if key[0] != gpu})
+
+    def status(self, now: float) -> HealthStatus:
+        devices = tuple(
+            DeviceHealth(gpu_uuid=gpu, gi_id=gi_id, state=level, seconds=max(0.0, now - since))
+            for (gpu, gi_id), (level, since) in self._states.items()
+        )
+        return HealthStatus(devices=devices, xids=dict(self._xids), recoveries=dict(self._recoveries))
+
+    def _since(self, place: tuple[GpuUuid, int | None], level: HealthState, now: float) -> tuple[HealthState, float]:
+        before = self._states.get(place)
+        return before if before is not None and before[0] is level else (level, now)

@@ -1,27 +1,26 @@
-"""The state of one GPU's health: faults and what happened in, faults out. Pure.
+"""Compute the faults of one GPU from events, readings and time. No I/O.
 
-A fault's severity never falls before recovery was seen. What counts as recovery:
+A fault's severity never falls before recovery:
 
-    cause               recovery is seen when
+    cause               recovery
     lost, hang          the GPU answers
     recovery-action     the driver reports the action "none"
     row-remap           no row is pending and none has failed
     retired-pages       no page is pending
     nvlink, fabric      no link is down; the fabric is healthy
-    xid, ecc            the GPU was reset or the node rebooted, see below; the instance of a partition is destroyed
+    xid, ecc            a reset or reboot, see below; for a partition also the end of its instance
 
-An XID is an event, and nothing reads whether it still holds. The GPU was reset, or needs no reset any more, when
+An XID is an event, and no reading shows whether it still holds. The GPU was reset, or no longer needs a reset, when
 
-- the recovery action goes back to "none" from another one;
-- the GPU answers again after it was lost: NVML's GPU_IS_LOST lasts until a reset, a hot plug or a reboot (not for
-  errors that may pass, `HealthReading.passing`);
-- pending rows or pages are not pending any more, and no remap has failed: a reset or a reboot applied them. That is not
-  enough for an XID that needs a reboot;
+- the recovery action changes to "none";
+- the GPU answers after it was lost: NVML's GPU_IS_LOST lasts until a reset, a hot plug or a reboot (not for errors that
+  may pass, `HealthReading.passing`);
+- pending rows or pages are applied and no remap has failed; not for an XID that needs a reboot;
 - the node's boot id changed; or
-- the driver reports a recovery action after this XID if one is needed (`Xid.reported`), and has reported "none" at a
-  look that is `SETTLE_S` or more after the last such XID.
+- the driver reports a recovery action for this XID if one is needed (`Xid.reported`), and reported "none" at least
+  `SETTLE_S` after the last such XID.
 
-An XID that needs no recovery of the GPU recovers when it is seen. Events of one moment may come in any order.
+An XID that needs no recovery of the GPU recovers immediately. Events of one moment may come in any order.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -41,20 +40,31 @@ from dra_driver.core.model.health import (
 )
 from dra_driver.core.model.health_rules import HealthRules
 from dra_driver.core.text import printable
-from dra_driver.node.health.fault import MOST_DETAIL, MOST_ID, FaultKey, FaultPhase, Faults, HealthFault, trimmed
-from dra_driver.node.health.rules import FLAP_WINDOW_S, MOST_DOUBLINGS, calm_s, severity
+from dra_driver.node.health.fault import (
+    FLAP_WINDOW_S,
+    MOST_DETAIL,
+    MOST_DOUBLINGS,
+    MOST_ID,
+    FaultKey,
+    FaultPhase,
+    Faults,
+    HealthFault,
+    calm_s,
+    severity,
+    trimmed,
+)
 from dra_driver.node.health.xids import XidRecovery, xid
 
 SETTLE_S: Final = 60.0
-"""Seconds after an error until the driver's word "none" about a recovery counts. The driver decides it in a work item
-after the event (open-gpu-kernel-modules, gpuRefreshRecoveryAction_KERNEL), and GSP's messages may be behind."""
+"""Seconds after an error until the driver's recovery action "none" counts. The driver sets it in a work item after the
+event (open-gpu-kernel-modules, gpuRefreshRecoveryAction_KERNEL), and messages of GSP may be late."""
 
 FAILED: Final = "failed"
 PENDING: Final = "pending"
 
 
 class Moment(Struct, frozen=True, kw_only=True):
-    """When and by which rules something is judged. ``clock``: monotonic seconds; ``wall``: seconds of the epoch."""
+    """``clock``: monotonic seconds; ``wall``: seconds of the epoch."""
 
     clock: float
     wall: float
@@ -63,14 +73,14 @@ class Moment(Struct, frozen=True, kw_only=True):
 
 
 def after_events(faults: Faults, events: Iterable[HealthEvent], at: Moment) -> Faults:
-    """The faults after the events of one moment; of more different XIDs than are remembered, the strongest."""
+    """The faults after the events of one moment, trimmed."""
     for event in events:
         faults = after_event(faults, event, at)
     return trimmed(faults)
 
 
 def after_event(faults: Faults, event: HealthEvent, at: Moment) -> Faults:
-    """The faults after an event of the hardware. An XID that does not taint by the rules leaves none."""
+    """The faults after an event. An XID that does not taint by the rules leaves none."""
     gi_id = event.gi_id if event.gi_id is None or 0 <= event.gi_id <= MOST_ID else None
     if event.kind is HealthEventKind.DOUBLE_BIT_ECC:
         return _with(faults, FaultKey(gi_id, HealthCause.ECC), "", at)
@@ -88,7 +98,7 @@ def after_event(faults: Faults, event: HealthEvent, at: Moment) -> Faults:
 
 
 def after_reading(faults: Faults, reading: HealthReading, at: Moment) -> Faults:
-    """The faults after a look at the GPU. A field that is None says nothing."""
+    """The faults after a reading of the GPU. A field that is None is unknown."""
     if reading.unreachable is not None:
         key = FaultKey(None, HealthCause.HANG if reading.hangs else HealthCause.LOST)
         before, found = faults.get(key), dict(_with(faults, key, reading.unreachable, at))
@@ -109,32 +119,31 @@ def after_reading(faults: Faults, reading: HealthReading, at: Moment) -> Faults:
 
 
 def after_repair(faults: Faults, at: Moment) -> Faults:
-    """The faults after an administrator said that the GPU was reset or repaired."""
+    """The faults after an administrator reported a reset or repair."""
     return _healed(dict(faults), "a person gave it back after a drain", at, only_reset=False)
 
 
 def after_instances(faults: Faults, existing: Collection[int], at: Moment) -> Faults:
-    """The faults when these GPU instances exist: those of other instances are over with their instance."""
-    gone = [
-        key
-        for key, fault in faults.items()
-        if key.gi_id is not None and key.gi_id not in existing and fault.phase is not FaultPhase.OVER
-    ]
-    return {**faults, **{key: _over(_recovered(faults[key], "its GPU instance is gone", at), at) for key in gone}}
+    """The faults when these GPU instances exist: faults of other instances end."""
+    found = dict(faults)
+    for key, fault in faults.items():
+        if key.gi_id is not None and key.gi_id not in existing and fault.phase is not FaultPhase.OVER:
+            found[key] = replace(_recovered(fault, "its GPU instance is gone", at), ended=at.clock)
+    return found
 
 
 def after_boot(faults: Faults, at: Moment) -> Faults:
     """The faults of an earlier boot, in this one: a reboot resets GPUs and removes MIG instances.
 
-    A lost GPU and a failed remap stay until a reading says otherwise; so do links, fabric and other readings, but only
-    until the calm time is over, because the next reading shows them again if they still hold.
+    A lost GPU and a failed remap stay until a reading shows recovery. Other readings recover and end after their calm
+    time, because the next reading shows them again if they still hold.
     """
     found = {}
     for key, fault in faults.items():
         moved = replace(fault, opened=at.clock, seen=at.clock, ended=None if fault.ended is None else at.clock)
         moved = replace(moved, recovered=None if fault.recovered is None else at.clock)
         if key.gi_id is not None:
-            moved = _over(_recovered(moved, "the node was rebooted", at), at)
+            moved = replace(_recovered(moved, "the node was rebooted", at), ended=at.clock)
         elif key.cause is not HealthCause.LOST and (key.cause, fault.detail) != (HealthCause.ROW_REMAP, FAILED):
             moved = _recovered(moved, "the node was rebooted", at)
         found[key] = moved
@@ -142,7 +151,7 @@ def after_boot(faults: Faults, at: Moment) -> Faults:
 
 
 def after_time(faults: Faults, at: Moment) -> Faults:
-    """The faults now: what was calm for long enough is over, what is long over is forgotten, rules apply."""
+    """The faults now: calm ones end, ended ones expire, and the rules of now apply."""
     found = {}
     for key, fault in faults.items():
         if fault.ended is not None and at.clock - fault.ended > FLAP_WINDOW_S:
@@ -150,13 +159,13 @@ def after_time(faults: Faults, at: Moment) -> Faults:
         judged = _judged(key, fault, at)
         calm = calm_s(key.cause, fault.repeats, at.rules, at.longest_calm_s)
         if judged.phase is FaultPhase.RECOVERING and at.clock - (judged.recovered or 0.0) >= calm:
-            judged = _over(judged, at)
+            judged = replace(judged, ended=at.clock)
         found[key] = judged
     return found
 
 
 def _levels(faults: Faults, reading: HealthReading) -> Iterator[tuple[HealthCause, str, str]]:
-    """What a reading of a GPU that answers says: cause, what is wrong ("" for nothing), and how recovery is told."""
+    """For a GPU that answers: cause, problem ("" for none), evidence of recovery."""
     yield HealthCause.LOST, "", "the GPU answers again"
     yield HealthCause.HANG, "", "the GPU answers again"
     action = reading.recovery_action
@@ -177,14 +186,12 @@ _RETIRED: Final = "the memory pages are retired"
 _RESET_CAUSES: Final = frozenset(
     {HealthCause.LOST, HealthCause.RECOVERY_ACTION, HealthCause.ROW_REMAP, HealthCause.RETIRED_PAGES}
 )
-"""Causes whose end shows that the GPU was reset, or that it needs no reset."""
+"""Causes whose end shows a reset of the GPU, or that it needs none."""
 
 
 def _remap(faults: Faults, reading: HealthReading) -> tuple[str, str]:
-    """What is wrong with the remapping of rows, and how recovery is told; "" for unknown.
-
-    NVML does not report it while MIG instances exist. A failed remap ends only when it is read that none has failed.
-    """
+    """Problem and evidence of recovery of row remapping; "" for unknown. NVML does not report it while MIG instances
+    exist; a failed remap ends only with the reading that none has failed."""
     if reading.rows_failed:
         return FAILED, ""
     before = faults.get(FaultKey(None, HealthCause.ROW_REMAP))
@@ -203,7 +210,8 @@ def _remap(faults: Faults, reading: HealthReading) -> tuple[str, str]:
 def _healed(
     faults: dict[FaultKey, HealthFault], evidence: str, at: Moment, *, only_reset: bool
 ) -> dict[FaultKey, HealthFault]:
-    """With ``evidence`` of a reset, errors that a reset heals recover; with ``only_reset``, those that need no more."""
+    """With ``evidence`` of a reset, XIDs and ECC errors recover; with ``only_reset``, only those that need no
+    reboot."""
     if evidence:
         for key, fault in faults.items():
             reboots = key.cause is HealthCause.XID and xid(key.xid).recovery is XidRecovery.NODE_REBOOT
@@ -216,7 +224,7 @@ _EVENT_CAUSES: Final = frozenset({HealthCause.XID, HealthCause.ECC})
 
 
 def _settled(faults: dict[FaultKey, HealthFault], reading: HealthReading, at: Moment) -> Faults:
-    """Errors after which the driver would report a recovery action recover when it reports none."""
+    """Errors for which the driver would report a recovery action recover when it reports none."""
     if reading.recovery_action is RecoveryAction.NONE:
         for key, fault in faults.items():
             reported = key.cause is HealthCause.ECC or (key.cause is HealthCause.XID and xid(key.xid).reported)
@@ -226,7 +234,7 @@ def _settled(faults: dict[FaultKey, HealthFault], reading: HealthReading, at: Mo
 
 
 def _with(faults: Faults, key: FaultKey, detail: str, at: Moment) -> Faults:
-    """With this fault open: a new one, the same one seen again, or one that has come back."""
+    """With this fault open: new, detected again, or returned."""
     detail, before = printable(detail[:MOST_DETAIL]), faults.get(key)
     if before is None:
         level = severity(key.cause, key.xid, at.rules)
@@ -243,17 +251,13 @@ def _with(faults: Faults, key: FaultKey, detail: str, at: Moment) -> Faults:
 
 
 def _recovered(fault: HealthFault, evidence: str, at: Moment) -> HealthFault:
-    """With recovery seen now, which is later than the fault was seen."""
+    """Recovery now, which is later than the fault was detected."""
     recovered = max(at.clock, nextafter(fault.seen, float("inf")))
     return replace(fault, recovered=recovered, evidence=evidence)
 
 
-def _over(fault: HealthFault, at: Moment) -> HealthFault:
-    return replace(fault, ended=at.clock)
-
-
 def _judged(key: FaultKey, fault: HealthFault, at: Moment) -> HealthFault:
-    """With the severity of the rules as they are now; ``since`` moves with it."""
+    """With the severity by the rules of now; ``since`` moves with it."""
     level = severity(key.cause, key.xid, at.rules)
     if level is fault.severity or fault.phase is FaultPhase.OVER:
         return fault

@@ -1,4 +1,4 @@
-"""The health of a node's GPUs: takes events and readings, answers with conditions, and keeps them in a file."""
+"""Keep the health of a node's GPUs: events and readings in, conditions out, saved in a file."""
 
 import logging
 import threading
@@ -12,7 +12,7 @@ from dra_driver.core.errors import StorageError
 from dra_driver.core.model.health import HealthCause, HealthCondition, HealthEvent, HealthReading
 from dra_driver.core.model.health_rules import DEFAULT_RULES, HealthRules
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.node.health.conditions import conditions, unmonitored
+from dra_driver.node.health.conditions import HealthStatus, Statistics, conditions, unmonitored
 from dra_driver.node.health.fault import MOST_GPUS, FaultKey, Faults, HealthRecord
 from dra_driver.node.health.machine import (
     Moment,
@@ -23,26 +23,23 @@ from dra_driver.node.health.machine import (
     after_repair,
     after_time,
 )
-from dra_driver.node.health.merge import merged_records, same_boot, until
-from dra_driver.node.health.statistics import HealthStatus, Statistics
-from dra_driver.node.health.storage import HealthFile
+from dra_driver.node.health.storage import HealthFile, merged_records, same_boot, until
 
 log = logging.getLogger(__name__)
 
 SAVES: Final = 5
-"""How many times the file is written in as many seconds at most, whatever comes."""
+"""Most writes of the file in as many seconds."""
 SAVE_SEEN_S: Final = 5.0
 """How old the saved time of the last error may be."""
 UNLISTED_S: Final = 30.0
-"""How long a GPU may not be read again after an instance was created: reads give way to changes of the GPU."""
+"""How long a GPU may not be read after the creation of an instance: reads give way to changes of the GPU."""
 
 
 class NodeHealth:
-    """Conditions of a node's GPUs. Thread-safe. No method raises for what hardware reports, or for a sick disk.
+    """Conditions of a node's GPUs. Thread-safe. No method raises for reports of the hardware or a failing disk.
 
-    A change of conditions is in the file when the method that made it returns, or, when the file was written five times
-    within five seconds or another thread is at it, after a `tick`. Memory is bounded whatever events come: by GPUs, and
-    by XIDs of each.
+    A change of conditions is in the file when the method returns, or after a `tick` when writes are limited or another
+    thread is writing. Memory is bounded by GPUs and by XIDs of each.
     """
 
     def __init__(
@@ -82,20 +79,19 @@ class NodeHealth:
         calm_s: float | None = None,
         rules: Callable[[GpuUuid], HealthRules] = lambda _gpu: DEFAULT_RULES,
     ) -> Self:
-        """The health that processes of this node saved in ``path``, judged by the boot id.
+        """The health that processes of this node saved in ``path``, whose directory has to exist.
 
-        The folder has to exist. A file that cannot be used is moved aside and logged, and health begins without it.
-        ``wall_clock`` gives seconds of the Unix epoch; ``clock`` seconds since the boot, the same in all processes of
-        the node (``time.monotonic`` on Linux). ``calm_s`` limits the default calm times, also of faults that come back,
-        for simulated GPUs; a policy's calm time is used as it is. ``rules`` gives the rules of a GPU as they are now;
-        it is called often, with a lock held and also for GPUs that are gone, and must not wait or take a lock.
+        An unusable file is moved aside and logged. ``wall_clock`` gives seconds of the Unix epoch, ``clock`` seconds
+        since the boot, the same in all processes of the node (``time.monotonic`` on Linux). ``calm_s`` limits default
+        calm times, for simulated GPUs. ``rules`` gives the rules of a GPU as they are now; it is called often, with a
+        lock held and also for GPUs that have disappeared, and must not wait or take a lock.
         """
         health = cls(path, boot_id=boot_id, wall_clock=wall_clock, clock=clock, calm_s=calm_s, rules=rules)
         health._load()
         return health
 
     def observe(self, events: Iterable[HealthEvent]) -> bool:
-        """Take events of the hardware. True when ``conditions`` changed."""
+        """Take events of the hardware. Returns whether ``conditions`` changed."""
         with self._lock:
             of_gpu: dict[GpuUuid, list[HealthEvent]] = {}
             for event in events:
@@ -110,7 +106,8 @@ class NodeHealth:
         return changed
 
     def look(self, readings: Iterable[HealthReading], unmonitored: Mapping[GpuUuid, str]) -> bool:
-        """Take one look at every GPU, and the GPUs whose events cannot be had. True when ``conditions`` changed."""
+        """Take one reading of every GPU, and the GPUs whose events are not available. Returns whether ``conditions``
+        changed."""
         with self._lock:
             for reading in readings:
                 faults, at = self._known(reading.gpu_uuid)
@@ -126,14 +123,11 @@ class NodeHealth:
         return changed
 
     def instances(self, existing: Mapping[GpuUuid, Collection[int]]) -> bool:
-        """Take the ids of the GPU instances that exist on each GPU that was read. True when ``conditions`` changed.
+        """Take the ids of the GPU instances of each GPU that was read. Returns whether ``conditions`` changed.
 
-        Conditions of instances that do not exist any more end: their memory and engines are free, and the next
-        instance with that id is another one. Readings do not have instances, so that the caller has to say: after each
-        change of instances and each look. An instance that was never listed may be a new one, which the caller has not
-        read yet: its errors stay for `UNLISTED_S` after they were seen. GPUs that are not in ``existing`` were not read
-        and keep theirs. Some drivers name instance 0 for a GPU without any: events of an instance of such a GPU are
-        about the whole GPU.
+        Conditions of other instances of these GPUs end. Call it after each change of instances and each poll. An
+        instance that was never listed may be new: its errors stay for `UNLISTED_S`. Some drivers name instance 0 for a
+        GPU without instances: events of an instance of such a GPU count for the whole GPU.
         """
         with self._lock:
             for gpu, ids in existing.items():
@@ -145,10 +139,8 @@ class NodeHealth:
         return changed
 
     def repaired(self, gpu: GpuUuid) -> bool:
-        """Take the word of an administrator that the GPU was reset or repaired, as if a reset was seen.
-
-        What readings still show stays. True when ``conditions`` changed.
-        """
+        """Take an administrator's report of a reset or repair as a reset. Faults that readings still show stay. Returns
+        whether ``conditions`` changed."""
         with self._lock:
             faults, at = self._known(gpu)
             self._put(gpu, after_repair(faults, at))
@@ -157,10 +149,8 @@ class NodeHealth:
         return changed
 
     def tick(self) -> bool:
-        """Let time pass: end conditions whose calm time is over, take what another process saved, save what waits.
-
-        Call it every second or so. True when ``conditions`` changed.
-        """
+        """End calm conditions, merge the file of another process, save pending changes. Call it about every second.
+        Returns whether ``conditions`` changed."""
         self._save_when_due(or_changed=True)
         with self._lock:
             for gpu in self._gpus:
@@ -171,9 +161,9 @@ class NodeHealth:
         return changed
 
     def conditions(self) -> tuple[HealthCondition, ...]:
-        """The conditions that taint, and the informational ones (`HealthCause.UNMONITORED`), in a stable order.
+        """The conditions that taint and the informational ones (`HealthCause.UNMONITORED`), in a stable order.
 
-        At most one for each GPU or instance and cause: its worst. ``since`` is when it reached its severity.
+        At most one for each GPU or instance and cause. ``since`` is when it reached its severity.
         """
         with self._lock:
             return self._conditions
@@ -183,7 +173,8 @@ class NodeHealth:
             return self._statistics.status(self._clock())
 
     def forget(self, gpu: GpuUuid) -> bool:
-        """Drop everything about a GPU that is gone and that no claim has. True when ``conditions`` changed."""
+        """Drop all faults of a GPU that has disappeared and that no claim has. Returns whether ``conditions``
+        changed."""
         with self._lock:
             self._unsaved = self._unsaved or bool(self._gpus.pop(gpu, None))
             self._instances.pop(gpu, None)
@@ -196,7 +187,7 @@ class NodeHealth:
         return changed
 
     def close(self) -> None:
-        """Save what waits. Call it last; never raises."""
+        """Save pending changes. Call it last; never raises."""
         with self._lock:
             waits = self._unsaved or self._unsaved_seen
         if waits:
@@ -219,7 +210,7 @@ class NodeHealth:
         self._save_when_due()
 
     def _placed(self, event: HealthEvent) -> HealthEvent:
-        """The event, of the whole GPU where it names an instance of a GPU that has none."""
+        """The event, of the whole GPU if it names an instance of a GPU without instances."""
         if event.gi_id is None or self._instances.get(event.gpu_uuid, frozenset({event.gi_id})):
             return event
         return HealthEvent(kind=event.kind, gpu_uuid=event.gpu_uuid, xid=event.xid, count=event.count)
@@ -228,7 +219,7 @@ class NodeHealth:
         return self._gpus.get(gpu, {}), self._moment(gpu)
 
     def _put(self, gpu: GpuUuid, after: Faults) -> None:
-        """Replace the faults of a GPU. More GPUs than a node can have are left out. The lock is held."""
+        """Replace the faults of a GPU, up to `MOST_GPUS`. The lock is held."""
         if gpu not in self._gpus and len(self._gpus) >= MOST_GPUS:
             return
         before, self._gpus[gpu] = self._gpus.get(gpu, {}), after
@@ -240,7 +231,7 @@ class NodeHealth:
         return Moment(clock=self._clock(), wall=self._wall_clock(), rules=self._rules(gpu), longest_calm_s=self._calm_s)
 
     def _refresh(self) -> bool:
-        """Derive conditions and states anew. The lock is held."""
+        """Derive conditions and states. The lock is held."""
         before = self._conditions
         found = [one for gpu in sorted(self._gpus) for one in conditions(gpu, self._gpus[gpu], self._moment(gpu))]
         found += [
@@ -261,7 +252,7 @@ class NodeHealth:
             self._save()
 
     def _save(self) -> None:
-        """Exchange with the file. A thread that finds another one at it leaves it to that one's next time."""
+        """Exchange with the file, unless another thread does."""
         if not self._save_lock.acquire(blocking=False):
             return
         try:
@@ -294,12 +285,12 @@ class NodeHealth:
             self._unsaved = unsaved
 
     def _record(self) -> HealthRecord:
-        """What is known now. The lock is held."""
+        """The lock is held."""
         return HealthRecord(boot_id=self._boot_id, gpus=dict(self._gpus), forgotten=dict(self._forgotten))
 
 
 def _not_listed_yet(faults: Faults, existed: Collection[int] | None, at: Moment) -> set[int]:
-    """Instances with new errors that did not exist when the GPU was read last; none before the first read."""
+    """Instances with new errors that did not exist at the last read of the GPU; none before the first read."""
     if existed is None:
         return set()
     return {
@@ -310,7 +301,7 @@ def _not_listed_yet(faults: Faults, existed: Collection[int] | None, at: Moment)
 
 
 def _lasting(faults: Faults) -> dict[FaultKey, tuple[object, ...]]:
-    """What of faults has to be saved soon: all but when they were seen last."""
+    """The fields that are saved soon: all but the time of the last detection."""
     return {
         key: (fault.severity, fault.since, fault.detail, fault.recovered, fault.ended, fault.repeats, fault.passing)
         for key, fault in faults.items()

@@ -1,21 +1,24 @@
-"""The file with the health of a node's GPUs, which two node processes may share during a rolling update.
+"""Read, merge and write the file with the health of a node's GPUs, which two node processes share in a rolling update.
 
-It is JSON that an earlier or later version of this driver wrote, or a damaged disk: everything is checked and bounded,
-and what is unknown is left out. Format 1 only grows: later versions add fields that this one does not read.
+Another version or a damaged disk may have written the JSON: everything is checked and bounded, and unknown fields are
+dropped. Format 1 only grows. Each process merges its faults with the file under a lock on a separate file, and replaces
+the file atomically, mode 0600. It is not synced: after a power failure the node reboots, and a reboot heals most
+faults.
 
-Each process adds what it knows to what the file has and takes over the rest (`merge.py`), under a lock of a file of its
-own. The file is replaced in one step, with mode 0600. It is not synced: after a power failure the node boots again, and
-a boot heals most faults and readings show the others; what a crash of the disk makes of it is moved aside.
+Each process misses events from before it listened. For each fault the later news wins: detection or recovery; at the
+same time, detection. A fault that only one process has stays, because faults are never removed to end them. The merge
+is commutative and idempotent.
 """
 
 import json
 import logging
 import os
+from math import inf, nextafter
 from pathlib import Path
 from typing import Final
 
 import msgspec
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from dra_driver.core.errors import ConfigurationError, StorageError
 from dra_driver.core.files import lock_file, remove_unfinished, replace_file
@@ -23,16 +26,18 @@ from dra_driver.core.model.health import HealthCause
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.node.health.fault import (
     MOST_DETAIL,
+    MOST_DOUBLINGS,
     MOST_GPUS,
     MOST_TIME,
+    RANK,
     FaultKey,
+    FaultPhase,
     Faults,
     HealthFault,
     HealthRecord,
     Id,
+    trimmed,
 )
-from dra_driver.node.health.merge import merged_records, until
-from dra_driver.node.health.rules import MOST_DOUBLINGS
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +47,11 @@ MOST_FAULTS: Final = 1024
 MAX_BYTES: Final = 8 * 1024 * 1024
 
 _LOCK_S: Final = 0.5
-"""A process has the lock for as long as it takes to write some kilobytes."""
+"""A process holds the lock while it writes some kilobytes."""
 
 
 class HealthFile:
-    """Not thread-safe: its user calls one method at a time."""
+    """Not thread-safe: the caller calls one method at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -113,8 +118,6 @@ class HealthFile:
 
 
 class _Written(HealthFault, frozen=True, kw_only=True, omit_defaults=True):
-    """A fault in the file, with its key."""
-
     cause: HealthCause
     gi: Id | None = None
     xid: Id = 0
@@ -134,7 +137,7 @@ def encode(record: HealthRecord) -> bytes:
 
 
 def decode(data: bytes) -> HealthRecord:
-    """The record. Raises ConfigurationError when the text is none; single faults that make no sense are omitted."""
+    """The record, without invalid faults. Raises ConfigurationError for other content."""
     if len(data) > MAX_BYTES:
         raise ConfigurationError(f"it has more than {MAX_BYTES // 2**20} MiB")
     try:
@@ -163,7 +166,7 @@ def _faults(written: object) -> Faults:
 
 
 def _fault(item: dict[str, object]) -> tuple[FaultKey, HealthFault] | None:
-    """The fault; a field that is null counts as absent. None for one that is damaged or of a later version."""
+    """The fault, or None if it is damaged or of a later version; a null field is absent."""
     try:
         read = msgspec.convert({name: value for name, value in item.items() if value is not None}, _Written)
     except ValueError:
@@ -174,3 +177,82 @@ def _fault(item: dict[str, object]) -> tuple[FaultKey, HealthFault] | None:
     fields |= {"detail": read.detail[:MOST_DETAIL], "evidence": read.evidence[:MOST_DETAIL]}
     fields["repeats"] = min(read.repeats, MOST_DOUBLINGS)
     return FaultKey(read.gi, read.cause, read.xid), HealthFault(**fields)
+
+
+def merged_records(own: HealthRecord, other: HealthRecord) -> HealthRecord:
+    """All faults of two records of one boot; ``own`` if ``other`` is of another boot."""
+    if not same_boot(own.boot_id, other.boot_id):
+        return own
+    both = (*own.forgotten, *other.forgotten)
+    forgotten = {gpu: max(own.forgotten.get(gpu, 0.0), other.forgotten.get(gpu, 0.0)) for gpu in both}
+    gpus = {gpu: merged(own.gpus.get(gpu, {}), other.gpus.get(gpu, {})) for gpu in (*own.gpus, *other.gpus)}
+    never = float("-inf")  # without what was known of a GPU when it was forgotten
+    kept = {
+        gpu: {key: fault for key, fault in faults.items() if _news(fault)[0] > forgotten.get(gpu, never)}
+        for gpu, faults in list(gpus.items())[:MOST_GPUS]
+    }
+    return HealthRecord(
+        boot_id=own.boot_id, gpus={gpu: faults for gpu, faults in kept.items() if faults}, forgotten=forgotten
+    )
+
+
+def until(record: HealthRecord, clock: float, wall: float) -> HealthRecord:
+    """The record with no time after now, whatever became of the clocks: such a time would last for years. A fault is
+    still detected before it recovers."""
+    gpus = {
+        gpu: {key: _until(fault, clock, wall) for key, fault in known.items()} for gpu, known in record.gpus.items()
+    }
+    return replace(record, gpus=gpus, forgotten={gpu: min(time, clock) for gpu, time in record.forgotten.items()})
+
+
+def _until(fault: HealthFault, clock: float, wall: float) -> HealthFault:
+    seen, recovered = min(fault.seen, clock), fault.recovered
+    return replace(
+        fault,
+        since=min(fault.since, wall),
+        opened=min(fault.opened, clock),
+        seen=seen,
+        recovered=None if recovered is None else min(recovered, max(clock, nextafter(seen, inf))),
+        ended=None if fault.ended is None else min(fault.ended, clock),
+    )
+
+
+def same_boot(first: str, second: str) -> bool:
+    """Whether two boot ids are of the same boot; an unreadable one counts as the same."""
+    return first == second or not first or not second
+
+
+def merged(first: Faults, second: Faults) -> Faults:
+    both = {key: _newer(fault, second[key]) for key, fault in first.items() if key in second}
+    return trimmed({**first, **second, **both})
+
+
+def _newer(first: HealthFault, second: HealthFault) -> HealthFault:
+    if first.phase is second.phase is FaultPhase.OPEN:
+        return _both_open(first, second)
+    newer = max((first, second), key=_news)
+    # What one of them calls a return, the other may not have noticed.
+    return replace(newer, repeats=max(first.repeats, second.repeats))
+
+
+def _both_open(first: HealthFault, second: HealthFault) -> HealthFault:
+    """Open since the earlier moment, with the stronger severity and its time."""
+    stronger = max((first, second), key=lambda fault: (RANK[fault.severity], -fault.since, fault.detail))
+    return replace(
+        max((first, second), key=lambda fault: (fault.seen, fault.detail)),
+        severity=stronger.severity,
+        since=stronger.since,
+        opened=min(first.opened, second.opened),
+        seen=max(first.seen, second.seen),
+        repeats=max(first.repeats, second.repeats),
+        passing=first.passing and second.passing,
+    )
+
+
+def _news(fault: HealthFault) -> tuple[float, int, float, float, float, float, int, bool, str]:
+    """When the newest report of it came; at the same time an open fault goes first. The rest makes the order total."""
+    learnt, rank = (
+        (fault.seen, 2) if fault.recovered is None else (fault.recovered, 1 if fault.ended is not None else 0)
+    )
+    rest = (fault.ended or 0.0, fault.seen, fault.opened, fault.since, RANK[fault.severity], fault.passing)
+    return (learnt, rank, *rest, fault.detail + fault.evidence)

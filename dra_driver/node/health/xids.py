@@ -1,28 +1,26 @@
-"""The XIDs of NVIDIA's driver: what each means, and what a GPU needs after it.
+"""List the XIDs of NVIDIA's driver with their meaning and the recovery that the GPU needs.
 
-`ROWS` is a tuple of Python and not YAML or JSON: it is compiled once and loads without a parser in the node process.
-``docs/health.md`` shows it; ``make gen`` writes it there. Sources, by letter:
+`ROWS` is a Python tuple, which needs no parser in the node process; ``make gen`` writes it to ``docs/health.md``.
+Sources, by letter:
 
     C  NVIDIA's XID catalog for Ampere and newer GPUs, column "Resolution Bucket (Immediate Action)"
        https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html (of 2026-09)
     N  NVIDIA/open-gpu-kernel-modules 595.45.04, src/common/sdk/nvidia/inc/nverror.h: the number and its name
-    L  the list of application errors that NVIDIA's device plugin (internal/rm/health.go) and NVIDIA's DRA driver up to
-       0.5.0 (cmd/gpu-kubelet-plugin/device_health.go) ignore
+    L  application errors that NVIDIA's device plugin (internal/rm/health.go) and NVIDIA's DRA driver up to 0.5.0
+       (cmd/gpu-kubelet-plugin/device_health.go) ignore
 
-The catalog's buckets RESTART_APP, IGNORE, RESET_GPU and RESTART_BM are `APP`, `NOTE`, `RESET` and `REBOOT`. Other
-buckets are taken as follows:
+The catalog's buckets RESTART_APP, IGNORE, RESET_GPU and RESTART_BM are `APP`, `NOTE`, `RESET` and `REBOOT`. Others:
 
     WORKFLOW_XID_45 and the list L   `APP`. The list wins over the catalog for 109, whose bucket is RESET_GPU since
-                                     driver 570: where a reset is needed, that driver reports a recovery action, too
+                                     driver 570: that driver also reports a recovery action if a reset is needed
     WORKFLOW_XID_48, WORKFLOW_NVLINK_ERR, WORKFLOW_NVLINK5_ERR, CHECK_UVM   `RESET`
-    RESTART_VM                       `REBOOT`: for a node that is a virtual machine it is the same
-    XID_154                          `NOTE`: the recovery action itself is read
-    CHECK_MECHANICALS, UPDATE_SWFW, CONTACT_SUPPORT, no bucket   `SUPPORT`, but `NOTE` where the catalog's text says
-                                     that the GPU goes on as it is (power smoothing, details of XID 48)
+    RESTART_VM                       `REBOOT`
+    XID_154                          `NOTE`: the driver reads the recovery action
+    CHECK_MECHANICALS, UPDATE_SWFW, CONTACT_SUPPORT, no bucket   `SUPPORT`, but `NOTE` where the catalog says that
+                                     the GPU continues (power smoothing, details of XID 48)
 
 The fourth value is the first driver branch that reports a recovery action (NVML field 230) after this XID, from the
-catalog's column "Xid 154 linkage"; 0 where the catalog links none. Drivers report that field since 565, so only 565 is
-relied on. Numbers that the catalog calls unused are left out.
+catalog's column "Xid 154 linkage", or 0. Drivers report the field since 565. Unused numbers are omitted.
 """
 
 from enum import StrEnum
@@ -153,16 +151,14 @@ ROWS: Final[tuple[tuple[int, str, str, int, str], ...]] = (
     (175, "an error of the memory subsystem", SUPPORT, 0, "N"),
     (176, "many corrected errors on PCI Express", SUPPORT, 0, "N"),
 )
-"""Number, meaning, what is needed, first driver branch that reports a recovery action after it, sources."""
+"""Number, meaning, recovery, first driver branch that reports a recovery action after it, sources."""
 
 
 _REPORTED_SINCE: Final = 565
-"""The driver branch that has NVML field 230; links of later branches cannot be relied on with every such driver."""
+"""The driver branch that has NVML field 230; a driver with the field may lack links of later branches."""
 
 
 class XidRecovery(StrEnum):
-    """What a GPU needs after an XID."""
-
     NONE = "none"
     RESTART_APP = "restart-app"
     GPU_RESET = "gpu-reset"
@@ -171,7 +167,7 @@ class XidRecovery(StrEnum):
 
 
 class Xid(Struct, frozen=True):
-    """``reported``: a driver that has the recovery action at all (NVML field 230) reports one if this XID needs it."""
+    """``reported``: a driver with NVML field 230 reports a recovery action if this XID needs one."""
 
     number: int
     meaning: str
@@ -181,7 +177,7 @@ class Xid(Struct, frozen=True):
 
     @property
     def taints(self) -> bool:
-        """Whether it taints without a rule that says so."""
+        """Whether it taints by default."""
         return self.recovery not in {XidRecovery.NONE, XidRecovery.RESTART_APP}
 
 
@@ -189,18 +185,15 @@ KNOWN: Final = {
     number: Xid(number, meaning, XidRecovery(recovery), 0 < since <= _REPORTED_SINCE, sources)
     for number, meaning, recovery, since, sources in ROWS
 }
-"""Every XID of the table."""
 
 
 def xid(number: int) -> Xid:
-    """What is known of the XID. One that the table does not have taints, as it does with NVIDIA's drivers.
-
-    An error that no document describes may be any; the taint goes after the GPU was reset or the node rebooted.
-    """
+    """The entry of the XID. An unknown XID taints, as with NVIDIA's drivers, until the GPU was reset or the node
+    rebooted."""
     known = KNOWN.get(number)
     return known or Xid(number, "it is not in this driver's table", XidRecovery.CONTACT_SUPPORT, False, "")
 
 
 def label(number: int) -> str:
-    """The XID as a metric's label: its number, or ``other`` for one that the table does not have."""
+    """The XID as a metric's label: its number, or ``other`` for an unknown XID."""
     return str(number) if number in KNOWN else "other"

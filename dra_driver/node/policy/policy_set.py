@@ -1,17 +1,11 @@
-"""All policies of a node as one value: those of files and GpuPolicy objects of the API server (`merge`).
+"""Combine the policies of a node, from files and GpuPolicy objects of the API server, to one valid set, and save it.
 
-In a set every document is a valid GpuPolicy and names are unique. Nothing here needs GPUs, so the command line can
-check files offline (`examine`).
+Nothing here needs GPUs, so the command line can check files offline (`examine`). Of each object a node keeps compact
+JSON. It drops policies whose ``select.nodeNames`` exclude it first, so that 1,000 policies of one node each are no
+flood, and keeps further ones by name only.
 
-Of each object a node keeps compact JSON. A policy whose ``select.nodeNames`` does not have this node is dropped before
-anything else is looked at, so that 1,000 policies of one node each are no flood. Of the rest a few hundred kilobytes
-are kept at most: more policies than a node accepts are kept by name alone, so that the message can name them.
-
-`save_set` keeps the last set that could be applied: a restart uses it while the policy folder is broken or the API
-server is away. The file is JSON with mode 0600, replaced atomically; a crash leaves the old one and at most a temporary
-file.
-``objects`` has the generations of policies that are objects of the API server. It is left out where those are unknown,
-and earlier builds neither write nor read it. ``source.py`` decides when a set is good.
+The file of the last good set is JSON with mode 0600, replaced atomically; a crash leaves the old one and at most a
+temporary file. ``objects`` has the generations of objects, absent if unknown.
 """
 
 import json
@@ -26,8 +20,7 @@ from dra_driver.config.schema import FieldProblem
 from dra_driver.core.errors import ConfigurationError, StorageError
 from dra_driver.core.files import remove_unfinished, replace_file
 from dra_driver.core.text import printable
-from dra_driver.node.policy.document import UnreadableError, read_documents
-from dra_driver.node.policy.folder import PolicyFile
+from dra_driver.node.policy.folder import PolicyFile, UnreadableError, read_documents
 from dra_driver.node.policy.resolve import first_of, like
 
 MAX_POLICIES: Final = 128
@@ -35,14 +28,12 @@ _MAX_SHOWN: Final = 5
 MAX_SAVED_BYTES: Final = 8 * 1024 * 1024
 _FORMAT: Final = 1
 MAX_KEPT_BYTES: Final = 1024 * 1024
-"""Limit of all objects of one node together; a ConfigMap with policy files has as much."""
+"""All objects of one node together, as much as a ConfigMap with policy files."""
 
 
 class PolicyObject(Struct, frozen=True, kw_only=True):
-    """One object. ``data`` is its JSON without status and without the metadata that nodes do not use.
-
-    ``data`` is None for an object of which only the name is kept, and ``size`` is then what it had, in bytes.
-    """
+    """One object. ``data`` is its JSON without status and unused metadata, None for an object that is kept by name;
+    ``size`` is in bytes."""
 
     name: str
     generation: int | None
@@ -60,9 +51,9 @@ class ReadObject(Struct, frozen=True, kw_only=True):
 
 
 def kept(item: Mapping[str, object], node_name: str, others: Iterable[PolicyObject], most: int) -> PolicyObject | None:
-    """What a node keeps of an object; None for one that is not for this node.
+    """The part of an object that a node keeps; None if the object is not for this node.
 
-    Beside ``most`` others with content, or more bytes than `MAX_KEPT_BYTES` in all, it is kept by name alone.
+    It is kept by name with ``most`` others with content, or more bytes than `MAX_KEPT_BYTES` in all.
     """
     metadata = _mapping(item.get("metadata"))
     name, generation = str(metadata.get("name", ""))[:253], metadata.get("generation")
@@ -111,10 +102,9 @@ def _mapping(found: object) -> Mapping[str, object]:
 
 
 class PolicySet(Struct, frozen=True):
-    """Policies in the order of their files, then those of objects. ``written`` are they as in the files or objects.
+    """Policies in the order of their files, then those of objects; ``written`` as in the files or objects.
 
-    ``generations`` has the names of those that are objects with their ``metadata.generation``; None where objects of
-    the API server are not known or not wanted.
+    ``generations`` has the ``metadata.generation`` of objects by name; None where objects are unknown or disabled.
     """
 
     policies: tuple[GpuPolicy, ...] = ()
@@ -123,7 +113,7 @@ class PolicySet(Struct, frozen=True):
 
 
 class Complaint(Struct, frozen=True):
-    """A problem in a file; ``line`` is None when it is not known."""
+    """A problem in a file; ``line`` is None if unknown."""
 
     file: str
     line: int | None
@@ -135,7 +125,7 @@ class Complaint(Struct, frozen=True):
 
 
 class RefusedSetError(ConfigurationError):
-    """Files and objects that are no set. ``reasons`` has the problem of each object that has one of its own."""
+    """Files and objects that are not a set. ``reasons`` has the problem of each wrong object."""
 
     def __init__(self, message: str, reasons: Mapping[str, str]) -> None:
         super().__init__(message)
@@ -143,7 +133,7 @@ class RefusedSetError(ConfigurationError):
 
 
 def read_set(files: Sequence[PolicyFile]) -> PolicySet:
-    """The set of the files. Raises ConfigurationError with the first problems."""
+    """Raises ConfigurationError with the first problems."""
     found, wrong = examine(files)
     if wrong:
         raise ConfigurationError(first_of([str(complaint) for complaint in wrong], _MAX_SHOWN))
@@ -153,8 +143,8 @@ def read_set(files: Sequence[PolicyFile]) -> PolicySet:
 def merge(files: PolicySet, objects: Sequence[ReadObject]) -> PolicySet:
     """Files and objects as one set. Raises RefusedSetError with the first problems.
 
-    An object that says the same as a file of its name takes the file's place, so that policies can be moved from files
-    to objects; one that says something else is refused.
+    An object that equals a file of its name replaces it, so that policies can be moved from files to objects; a
+    different one is refused.
     """
     specs = {item["metadata"]["name"]: item["spec"] for item in files.written}
     reasons: dict[str, str] = {}
@@ -184,10 +174,7 @@ def merge(files: PolicySet, objects: Sequence[ReadObject]) -> PolicySet:
 
 
 def decode_set(written: Sequence[object], generations: object = None) -> PolicySet:
-    """The set of policies that an earlier run saved. Raises ConfigurationError when they are not valid now.
-
-    ``generations`` are those of the policies that were objects, None where none were known.
-    """
+    """The set that an earlier run saved. Raises ConfigurationError if it is not valid now."""
     for item in written:
         if wrong := policy_problems(item):
             raise ConfigurationError(str(wrong[0]))
@@ -241,7 +228,7 @@ def save_set(path: Path, found: PolicySet) -> None:
 
 
 def load_set(path: Path) -> PolicySet | None:
-    """The saved set, or None. Raises StorageError or ConfigurationError for a file that cannot be used."""
+    """The saved set, or None. Raises StorageError or ConfigurationError for an unusable file."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_SAVED_BYTES + 1)

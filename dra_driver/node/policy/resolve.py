@@ -1,15 +1,26 @@
-"""Choose the policy that applies to each GPU, and derive the GPU's terms. Pure.
+"""Choose the policy that applies to each GPU, derive the GPU's terms, and keep a form in use until it is free. No I/O.
 
-The matching policy of highest priority applies, whole and alone: nothing is merged, so that one object describes a GPU.
-Two matching policies of the same highest priority conflict unless they give the same terms.
+The matching policy of highest priority applies, whole: nothing is merged. Two of the same highest priority conflict
+unless they give the same terms. Selection uses plain matchers: a CEL engine would need more memory on each node than
+the rest of this package.
 
-Selection uses plain matchers and not CEL: policies distinguish GPUs by what the node reads of them anyway, and an
-expression engine would cost each node more memory than everything else in this package.
+Newer terms never change a device of a running pod. They apply when the form in use is free:
+
+    in use as          published until it is free
+    whole, exclusive   the whole GPU, exclusive
+    all of a shared    the whole GPU, shared by the newest terms: its claim consumed all capacity, which a scheduler
+                       counts only for a shared GPU; otherwise it would allocate the GPU again
+    shared             the whole GPU, shared with the same strategy and interval; the number of shares is the newest
+    partitions         those partitions; everything else follows the newest terms
+
+Until then the remaining devices carry a taint (``gpu.dra-driver.io/draining``, NoSchedule): otherwise new claims would
+keep the GPU in use.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from types import MappingProxyType
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -17,31 +28,34 @@ from dra_driver.config.policy import Availability, GpuPolicy, GpuSelection
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.health_rules import DEFAULT_GRACE_S, GRACE_ATTRIBUTE
-from dra_driver.core.model.terms import DEFAULT_TERMS, GpuTerms, Taint, Terms, Use
+from dra_driver.core.model.mig import PartitionId
+from dra_driver.core.model.terms import (
+    DEFAULT_TERMS,
+    Form,
+    GpuTerms,
+    Interval,
+    SharingTerms,
+    Strategy,
+    Taint,
+    Terms,
+    Use,
+)
 from dra_driver.core.quantity import Quantity
-from dra_driver.node.policy.in_use import keep_in_use
 
 RESERVED_TAINT = "gpu.dra-driver.io/reserved"
 CLOSED_TERMS = GpuTerms(offered=False)
 _MAX_SHOWN_CONFLICTS = 3
-_SPEC = {
-    "availability": "availability",
-    "whole": "forms.whole",
-    "mig_profiles": "forms.migProfiles",
-    "sharing": "sharing",
-    "taints": "taints",
-    "attributes": "attributes",
-    "health": "health",
-    "usage": "usage",
+_SPEC = {"whole": "forms.whole", "mig_profiles": "forms.migProfiles"} | {
+    name: name for name in ("availability", "sharing", "taints", "attributes", "health", "usage")
 }
 """Attributes of a policy that decide terms, and their fields in its spec."""
 
 
 def resolve(policies: Sequence[GpuPolicy], snapshot: Snapshot, uses: Iterable[Use], node_name: str) -> Terms:
-    """The terms of GPUs, without those that have the default terms.
+    """The terms of GPUs, without those that have the default terms; a form in use stays until it is free.
 
-    A form in use stays until it is free (see `keep_in_use`). Raises ConfigurationError, naming policies and GPU, when
-    policies contradict each other for a GPU of this node, or one reserves all memory of a GPU.
+    Raises ConfigurationError, naming policies and GPU, when policies conflict for a GPU of this node, or one reserves
+    all memory of a GPU.
     """
     terms, conflicts = survey(policies, snapshot, uses, node_name)
     if conflicts:
@@ -50,7 +64,7 @@ def resolve(policies: Sequence[GpuPolicy], snapshot: Snapshot, uses: Iterable[Us
 
 
 def first_of(sentences: Sequence[str], most: int, noun: str = "") -> str:
-    """The first ``most`` sentences, and how many more there are."""
+    """The first ``most`` sentences, and the number of the others."""
     more = len(sentences) - most
     return "; ".join([*sentences[:most], *([f"and {more} more{noun}"] if more > 0 else [])])
 
@@ -83,7 +97,7 @@ def _in_use(wanted: Mapping[str, GpuTerms], snapshot: Snapshot, uses: Iterable[U
 
 
 def wanted_terms(policies: Sequence[GpuPolicy], gpu: Gpu, node_name: str) -> GpuTerms:
-    """The terms of a GPU by policies alone, without its uses. Raises ConfigurationError as `resolve` does."""
+    """The terms of a GPU by policies only, without its uses. Raises ConfigurationError as `resolve` does."""
     matching = sorted(
         (policy for policy in policies if matches(policy.select, gpu, node_name)),
         key=lambda policy: (-policy.priority, policy.name),
@@ -109,7 +123,6 @@ def wanted_terms(policies: Sequence[GpuPolicy], gpu: Gpu, node_name: str) -> Gpu
 
 
 def agree(policies: Sequence[GpuPolicy], gpu: Gpu) -> bool:
-    """Whether all give the GPU the same terms."""
     if len(policies) < 2:
         return True
     first = _terms(policies[0], gpu)
@@ -117,7 +130,7 @@ def agree(policies: Sequence[GpuPolicy], gpu: Gpu) -> bool:
 
 
 def matches(select: GpuSelection, gpu: Gpu, node_name: str) -> bool:
-    """Whether every field that is set matches. A property that a GPU does not report matches nothing."""
+    """Return whether every set field matches. A property that a GPU does not report matches nothing."""
     memory = gpu.memory_bytes
     return (
         like(node_name, select.node_names)
@@ -133,7 +146,7 @@ def matches(select: GpuSelection, gpu: Gpu, node_name: str) -> bool:
 
 
 def like(name: str | None, patterns: Sequence[str] | None) -> bool:
-    """Whether the name matches a shell pattern; without patterns every name does."""
+    """Return whether the name matches a shell pattern; without patterns every name does."""
     return patterns is None or (name is not None and any(fnmatchcase(name, pattern) for pattern in patterns))
 
 
@@ -162,7 +175,6 @@ def _terms(policy: GpuPolicy, gpu: Gpu) -> GpuTerms:
 
 
 def _check_reserve(terms: GpuTerms, gpu: Gpu) -> None:
-    """Refuse a policy that leaves claims nothing to share."""
     wanted = terms.sharing.reserved_bytes if terms.sharing is not None else None
     if wanted is None or gpu.memory_bytes is None or wanted < gpu.memory_bytes:
         return
@@ -170,3 +182,91 @@ def _check_reserve(terms: GpuTerms, gpu: Gpu) -> None:
         f"policy {terms.policy} reserves {Quantity.from_bytes(wanted)} of {gpu.device_name} ({gpu.uuid}), which has"
         f" {Quantity.from_bytes(gpu.memory_bytes)}: sharing.reservedMemory has to leave memory for claims"
     )
+
+
+DRAINING_TAINT: Final = "gpu.dra-driver.io/draining"
+_MAX_SHOWN: Final = 3
+_SHARED_UNTIL_FREE: Final = SharingTerms(strategy=Strategy.TIME_SLICING)
+"""For a shared GPU that one claim has as a whole, when newer terms do not share it: no claim gets a share of it."""
+
+
+def keep_in_use(wanted: GpuTerms, gpu: Gpu, uses: Sequence[Use]) -> GpuTerms:
+    """``wanted``, with the form that ``uses`` of this GPU keep; ``waiting`` says which terms wait for what."""
+    partitions = frozenset(use.partition for use in uses if use.partition is not None)
+    if any(use.form is not Form.PARTITION for use in uses):
+        held = next((use.sharing for use in uses if use.sharing is not None), None)
+        if held is None and any(use.of_shared for use in uses):
+            held = wanted.sharing or _SHARED_UNTIL_FREE
+        return _whole_in_use(replace(wanted, shares_in_use=held is not None), held, partitions)
+    return _cut_in_use(wanted, gpu, partitions) if partitions else wanted
+
+
+def _whole_in_use(wanted: GpuTerms, held: SharingTerms | None, partitions: frozenset[PartitionId]) -> GpuTerms:
+    in_use, asked = ((each.strategy, each.interval) if each is not None else None for each in (held, wanted.sharing))
+    if wanted.offered and wanted.whole and in_use == asked:
+        return wanted
+    kept = held
+    if held is not None and wanted.sharing is not None and held.strategy is wanted.sharing.strategy:
+        kept = replace(wanted.sharing, interval=held.interval)
+    last = "its last share is" if held is not None else "it is"
+    return replace(
+        wanted,
+        offered=True,
+        whole=True,
+        sharing=kept,
+        profiles=wanted.profiles if wanted.offered else frozenset(),
+        kept=partitions,
+        taints=(*wanted.taints, _draining(wanted)),
+        waiting=f"the GPU stays {_words(held)} until {last} released; then {_next(wanted, 'it')}",
+    )
+
+
+def _cut_in_use(wanted: GpuTerms, gpu: Gpu, partitions: frozenset[PartitionId]) -> GpuTerms:
+    kept = frozenset(part for part in partitions if not wanted.offered or not wanted.allows(part))
+    if not kept:
+        return wanted
+    ends = f"the GPU is only what policy {wanted.policy} allows" if wanted.offered else _next(wanted, "the GPU")
+    waiting = f"{_named(gpu, kept)} until released; then {ends}"
+    drain = not wanted.offered or wanted.profiles == frozenset()
+    return replace(
+        wanted,
+        offered=True,
+        whole=wanted.whole and wanted.offered,
+        profiles=wanted.profiles if wanted.offered else frozenset(),
+        sharing=wanted.sharing if wanted.offered else None,
+        kept=kept,
+        taints=(*wanted.taints, *((_draining(wanted),) if drain else ())),
+        waiting=waiting,
+    )
+
+
+def _draining(wanted: GpuTerms) -> Taint:
+    return Taint(key=DRAINING_TAINT, value=wanted.policy, effect="NoSchedule")
+
+
+def _named(gpu: Gpu, kept: frozenset[PartitionId]) -> str:
+    names = []
+    for part in sorted(kept):
+        profile = gpu.profile(part.profile_id)
+        names.append(f"{profile.name if profile else f'profile {part.profile_id}'} at memory slice {part.start}")
+    more = len(names) - _MAX_SHOWN
+    text = ", ".join(names[:_MAX_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return f"MIG {text} {'stays' if len(names) == 1 else 'stay'}"
+
+
+def _next(wanted: GpuTerms, subject: str) -> str:
+    """The terms that apply when the GPU is free."""
+    source = f" (policy {wanted.policy})" if wanted.policy else ""
+    if not wanted.offered:
+        return f"{subject} is no longer offered{source}"
+    if not wanted.whole:
+        return f"{subject} is offered as MIG partitions only{source}"
+    return f"{subject} is offered {_words(wanted.sharing)}{source}"
+
+
+def _words(sharing: SharingTerms | None) -> str:
+    if sharing is None:
+        return "exclusive"
+    if sharing.strategy is Strategy.MPS:
+        return "shared by MPS"
+    return "time-sliced" if sharing.interval is Interval.DEFAULT else f"time-sliced with interval {sharing.interval}"

@@ -1,23 +1,27 @@
-"""The policies in force on this node: those of a folder and of the API server, or the last that could be applied.
+"""Keep the policies in force on this node, from a directory and the API server, and compute the state of each.
 
-Files and objects are one set. A set is applied when all of it is valid and its policies do not contradict each other
-for the node's GPUs. Until then the last good set stays in force, and ``problem`` says why. That set is saved in a file
-for the next start. Without any good set no GPU is offered: a spelling mistake must not make a reserved GPU available to
-all. The caller polls with `check`.
+A set of files and objects is applied when all of it is valid and nothing conflicts for the node's GPUs. Until then the
+last good set, which is saved for the next start, stays in force. Without a good set no GPU is offered: a spelling
+mistake must not make a reserved GPU available to all. The caller polls with `check`.
 
-Objects that are not known (the API server is away) are those of the last good set. A start without a saved set waits
-for the first answer; that the kind is not served counts as none then, and only then.
+While the API server is unavailable, its objects are those of the last good set. A start without a saved set waits for
+the first answer; an answer that the kind is not served counts as no objects only then.
 """
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from msgspec import Struct
+
+from dra_driver.config.policy import GpuPolicy
 from dra_driver.core.errors import ConfigurationError, DraError, DriverUnavailableError, StorageError
-from dra_driver.core.model.gpu import Snapshot
-from dra_driver.core.model.terms import Terms, Use
+from dra_driver.core.model.gpu import Gpu, Snapshot
+from dra_driver.core.model.gpu_node import NodePolicy, PolicyOrigin, PolicyState
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.terms import Terms, Use, terms_of
 from dra_driver.node.policy.folder import Print, fingerprint, read_folder
 from dra_driver.node.policy.policy_set import (
     PolicyObject,
@@ -30,12 +34,99 @@ from dra_driver.node.policy.policy_set import (
     read_set,
     save_set,
 )
-from dra_driver.node.policy.resolve import closed, resolve, survey
-from dra_driver.node.policy.standing import PolicySets
+from dra_driver.node.policy.resolve import agree, closed, matches, resolve, survey
 
 log = logging.getLogger(__name__)
 
 _NOTHING = PolicySet()
+
+
+class PolicySets(Struct, frozen=True, kw_only=True):
+    """The newest valid set (None without one), the one in force, and why the newest is not. ``refused`` has problems of
+    objects by name."""
+
+    newest: PolicySet | None
+    in_force: PolicySet | None
+    problem: str | None
+    refused: Mapping[str, str]
+
+
+def standing_of(
+    found: PolicySets, snapshot: Snapshot, terms: Terms, node_name: str, claims: Mapping[GpuUuid, Sequence[str]]
+) -> tuple[NodePolicy, ...]:
+    """One entry for each policy that selects a GPU of the node or is refused by name, in order of names.
+
+    ``terms`` are those in force; ``claims`` are names of the claims of each GPU. While the newest set cannot be
+    applied, the last good one decides which policy is in force: a policy that is equal in both stays in force, although
+    it may conflict with a newer one, and so does a deleted one.
+    """
+    good = found.in_force or PolicySet()
+    newest = found.newest if found.newest is not None else good
+    named = {policy.name for policy in newest.policies}
+    generations = {name: value for name, value in (good.generations or {}).items() if name not in named}
+    generations |= newest.generations or {}
+    newest_ranks = _ranks(newest, snapshot, node_name)
+    good_ranks = newest_ranks if newest == good else _ranks(good, snapshot, node_name)
+
+    def entry(policy: GpuPolicy) -> NodePolicy:
+        selected = [gpu for gpu in snapshot.gpus if matches(policy.select, gpu, node_name)]
+        conflicting = [gpu for gpu in selected if newest_ranks[gpu.uuid].has(policy, agreed=False)]
+        is_applied = found.in_force is not None and policy in found.in_force.policies
+        applied = [gpu for gpu in selected if is_applied and good_ranks[gpu.uuid].has(policy, agreed=True)]
+        waiting = [gpu for gpu in applied if terms_of(terms, gpu.uuid).waiting is not None]
+        state, message = PolicyState.OUTRANKED, None
+        if conflicting:
+            state, message = PolicyState.CONFLICTING, found.problem
+        elif not is_applied:
+            state, message = PolicyState.REFUSED, found.problem
+        elif waiting:
+            state, message = PolicyState.WAITING, terms_of(terms, waiting[0].uuid).waiting
+        elif applied:
+            state = PolicyState.IN_FORCE
+        others = {name for gpu in conflicting for name in newest_ranks[gpu.uuid].first} - {policy.name}
+        return NodePolicy(
+            name=policy.name,
+            origin=PolicyOrigin.OBJECT if policy.name in generations else PolicyOrigin.FILE,
+            state=state,
+            generation=generations.get(policy.name),
+            gpus=_names(selected),
+            in_force=_names(gpu for gpu in applied if gpu not in waiting),
+            waiting=_names(waiting),
+            conflicting=_names(conflicting),
+            conflicts_with=tuple(sorted(others)),
+            waiting_for=tuple(dict.fromkeys(claim for gpu in waiting for claim in claims.get(gpu.uuid, ()))),
+            message=message,
+        )
+
+    policies = {policy.name: policy for policy in (*good.policies, *newest.policies)}
+    shown = [each for policy in policies.values() if (each := entry(policy)).gpus and each.name not in found.refused]
+    refused = [
+        NodePolicy(name=name, origin=PolicyOrigin.OBJECT, state=PolicyState.REFUSED, message=reason)
+        for name, reason in found.refused.items()
+    ]
+    return tuple(sorted([*shown, *refused], key=lambda each: each.name))
+
+
+class _Rank(Struct, frozen=True):
+    first: tuple[str, ...]
+    agree: bool
+
+    def has(self, policy: GpuPolicy, *, agreed: bool) -> bool:
+        return policy.name in self.first and self.agree is agreed
+
+
+def _ranks(policies: PolicySet, snapshot: Snapshot, node_name: str) -> Mapping[GpuUuid, _Rank]:
+    ranks = {}
+    for gpu in snapshot.gpus:
+        matching = [policy for policy in policies.policies if matches(policy.select, gpu, node_name)]
+        highest = max((policy.priority for policy in matching), default=0)
+        first = [policy for policy in matching if policy.priority == highest]
+        ranks[gpu.uuid] = _Rank(tuple(sorted(policy.name for policy in first)), agree(first, gpu))
+    return ranks
+
+
+def _names(gpus: Iterable[Gpu]) -> tuple[str, ...]:
+    return tuple(gpu.device_name for gpu in gpus)
 
 
 class Objects(Protocol):
@@ -51,7 +142,7 @@ class Objects(Protocol):
 class PolicySource:
     """Policies of ``folder`` and ``objects``; without both, default terms for every GPU. Thread-safe.
 
-    ``last_good`` is the file for the last set that could be applied; its folder has to exist.
+    ``last_good`` is the file for the last good set; its directory has to exist.
     """
 
     def __init__(self, folder: Path | None, last_good: Path, node_name: str, objects: Objects | None = None) -> None:
@@ -74,13 +165,13 @@ class PolicySource:
 
     @property
     def problem(self) -> str | None:
-        """Why the newest policies are not in force, and which are; None while they are. For logs and probes."""
+        """Why the newest policies are not in force, and which are; None while they are."""
         with self._lock:
             return self._problem()
 
     @property
     def remark(self) -> str | None:
-        """Why objects of the API server may be outdated; None while they are not, or where there never were any."""
+        """Why objects of the API server may be outdated; None while they are current, or where none ever existed."""
         problem = self._objects.problem if self._objects is not None else None
         if problem is None or self._objects is None:
             return None
@@ -93,18 +184,18 @@ class PolicySource:
 
     @property
     def is_known(self) -> bool:
-        """Whether it is known which policies there are: those of the API server, or those that were last in force."""
+        """Return whether the policies are known, from the API server or the last good set."""
         with self._lock:
             return not self._is_waiting
 
     @property
     def standing(self) -> PolicySets:
-        """The sets of policies as they are now, for `standing_of`. Equal ones are the same objects."""
+        """The sets of policies for `standing_of`. Equal ones are the same objects."""
         with self._lock:
             return PolicySets(newest=self._newest, in_force=self._good, problem=self._problem(), refused=self._refused)
 
     def load(self) -> None:
-        """Read the last good set and the folder. Call it once, first; raises nothing for invalid content."""
+        """Read the last good set and the directory. Call it once, first; raises nothing for invalid content."""
         if self._folder is None and self._objects is None:
             return
         with self._lock:
@@ -116,7 +207,7 @@ class PolicySource:
             self._log_problem()
 
     def check(self) -> bool:
-        """Read the policies again if files or objects changed. True when `terms` must be called again."""
+        """Read the policies again if files or objects changed. Returns whether `terms` must be called again."""
         if self._folder is None and self._objects is None:
             return False
         with self._lock:
@@ -134,8 +225,8 @@ class PolicySource:
     def terms(self, snapshot: Snapshot, uses: Iterable[Use]) -> Terms:
         """The terms of GPUs, without those that have the default terms. Forms in use stay until they are free.
 
-        Saves the newest policies as the last good ones, on disk too, when they can be applied to this node's GPUs.
-        Raises DriverUnavailableError while it is not known which policies there are.
+        Saves the newest policies as the last good ones if they can be applied to this node's GPUs. Raises
+        DriverUnavailableError while the policies are unknown.
         """
         in_use = tuple(uses)
         with self._lock:
@@ -183,7 +274,7 @@ class PolicySource:
             self._unsaved = None
 
     def _object_state(self) -> tuple[object, bool]:
-        """Differs when objects changed: they are the same value while they did not."""
+        """Equal while the objects did not change."""
         return (self._objects.current(), self._objects.is_absent) if self._objects is not None else (None, False)
 
     def _read(self) -> None:
@@ -206,7 +297,7 @@ class PolicySource:
         self._conflict = None
 
     def _known_objects(self) -> list[ReadObject] | None:
-        """None while nothing is known of objects."""
+        """None while objects are unknown."""
         listed, is_absent = self._seen_objects
         if isinstance(listed, tuple):
             return read_objects(listed)

@@ -1,1 +1,1 @@
-"""What claims use of their GPUs, and what is wrong about it. Pure."""
+"""Attribute the use of GPUs to claims, and find claims over their grant, idle claims and other processes. No I/O."""

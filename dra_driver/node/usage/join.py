@@ -1,4 +1,4 @@
-"""Whose processes are on which GPU: process, container, pod, claim, device. Pure.
+"""Attribute processes on GPUs to claims. No I/O.
 
     driver: PID, GPU, GPU instance, memory
     /proc/PID/cgroup: UID of the pod, id of the container
@@ -6,9 +6,9 @@
     PodResources of the kubelet: claims and devices of the container
     assignments.json: GPU, GPU instance and grant of the device
 
-A process belongs to a claim if its container has a device of the claim on that GPU (and instance). One whose container
-has devices of several claims there counts as used by claims, and by none of them. The rest is unattributed. Where a
-step is missing, `Knows` says so, and only the use of a device that a claim has alone is reported.
+A process belongs to a claim if its container has a device of the claim on that GPU (and instance). If the container has
+devices of several claims there, it counts as used by claims, and by none of them. The rest is unattributed. `Knows`
+reports missing steps; then only the use of a device that one claim has is reported.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,8 +22,7 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage import GpuUsage, InstanceUsage, ProcessUsage
 from dra_driver.core.model.usage_findings import UsingPod
-from dra_driver.node.usage.containers import LogIndex
-from dra_driver.node.usage.sources import Look, PodClaims, ProcessFacts, Unread
+from dra_driver.node.usage.sources import LogIndex, Look, PodClaims, ProcessFacts, Unread
 from dra_driver.node.usage.values import (
     AssignedGpu,
     AssignedUse,
@@ -39,13 +38,13 @@ from dra_driver.node.usage.values import (
 )
 
 HIDDEN_BYTES: Final = 2**30
-"""In use on GPUs without a process that is listed: more than the driver keeps for itself."""
+"""In use on GPUs without a listed process: more than the driver keeps for itself."""
 _DeviceKey = tuple[str, str, str, str, str | None]
 """Namespace and name of a claim, pool, device, share. Kubelets before 1.35 report no share."""
 
 
 class HeldPart(Struct, frozen=True):
-    """One device of a claim. Compared by identity where two claims have equal devices."""
+    """One device of a claim. Compared by identity, because two claims may have equal devices."""
 
     claim: ClaimRef
     device: AssignedUse
@@ -56,7 +55,7 @@ class HeldPart(Struct, frozen=True):
 
 
 class Attribution:
-    """One look in which /proc, the links of logs and the kubelet's PodResources could be read."""
+    """One sample with readable /proc, links of logs and PodResources."""
 
     def __init__(self, facts: Mapping[int, ProcessFacts], logs: LogIndex, pods: PodClaims) -> None:
         self._facts, self._logs, self._pods = facts, logs, pods
@@ -85,10 +84,10 @@ class Attribution:
         )
 
     def owners(self, process: SeenProcess, held: Sequence[HeldPart]) -> list[HeldPart]:
-        """Those of ``held``, all on the process' GPU, that it may use; those with admin access only if no other.
+        """The devices of ``held``, all on the process' GPU, that it may use; those with admin access only if no other.
 
-        ``held`` has claims of one name in the order in which they were prepared: the kubelet reports no UID, and the
-        last one is it.
+        ``held`` has claims of one name in the order of their prepare: the kubelet reports no UID, and the last one
+        counts.
         """
         if process.container is None:
             return []
@@ -103,7 +102,7 @@ class Attribution:
         return [each for each in found if last[each.claim.namespace, each.claim.name] == each.claim.uid]
 
     def _keys(self, container: ContainerRef) -> frozenset[_DeviceKey]:
-        """The container's devices. Of an init container, which the kubelet does not list, those of its pod."""
+        """The container's devices. For an init container, which the kubelet does not list, those of its pod."""
         of_pod = self._pods.get((container.pod.namespace, container.pod.name), {})
         devices = of_pod.get(container.container)
         if devices is None:
@@ -210,7 +209,7 @@ def _pods_use_gpus(look: Look) -> bool:
 
 
 def _unlinked(look: Look) -> str | None:
-    """Why no container is known: the kubelet links the log of each one, so an empty folder is another folder."""
+    """Why containers are unknown: the kubelet links the log of each one, so an empty directory is another directory."""
     if isinstance(look.logs, Unread) or look.logs.by_uid or not _pods_use_gpus(look):
         return None
     return (
@@ -220,7 +219,7 @@ def _unlinked(look: Look) -> str | None:
 
 
 def _unnamed(look: Look) -> str | None:
-    """Why no container's claims are known: it names those that are prepared from the moment that their pod begins."""
+    """Why the claims of containers are unknown: PodResources names prepared claims from the start of their pod."""
     if isinstance(look.assignments, Unread) or not look.assignments.claims or look.pods or not _pods_use_gpus(look):
         return None
     return (
@@ -230,7 +229,7 @@ def _unnamed(look: Look) -> str | None:
 
 
 def _hidden(look: Look, readings: Sequence[GpuUsage]) -> str | None:
-    """Why no GPU's processes are listed, or those that are listed are not the node's."""
+    """Why no GPU's processes are listed, or the listed ones are not the node's."""
     if readings and all(each.processes is None for each in readings):
         problem = next((each.problem for each in readings if each.problem), "no reason is told")
         return f"the NVIDIA driver does not list the processes of a GPU: {problem}"
@@ -294,13 +293,13 @@ def _use(gpu: _Gpu, held: HeldPart, processes: Sequence[SeenProcess] | None, sha
 
 
 def _alone(gpu: _Gpu, held: HeldPart) -> GpuUsage | None:
-    """The reading of a whole GPU that the claim has alone."""
+    """The reading of a whole GPU that only the claim has."""
     is_whole = held.device.form is Form.WHOLE and not held.device.admin_access
     return gpu.reading if is_whole and gpu.reading is not None and not gpu.reading.mig_enabled else None
 
 
 def _instance(gpu: _Gpu, held: HeldPart) -> InstanceUsage | None:
-    """The reading of a partition that the claim has alone."""
+    """The reading of a partition that only the claim has."""
     device = held.device
     if gpu.reading is None or device.form is not Form.PARTITION or device.gi_id is None or device.admin_access:
         return None

@@ -1,14 +1,12 @@
-"""Accumulates usage over time: peaks and energy of a window, totals, and when a claim used its devices last. No I/O.
+"""Accumulate usage: peaks and energy of a window, totals, and when a claim last used its devices. No I/O.
 
-The ledger has a row for each container and device of a claim. The row of an ended claim or container stays for a stated
-time, so that a scrape sees its last values. Time is counted by a clock that does not jump.
+The ledger has a row for each container and device of a claim; a row stays for a time after its end, so that a scrape
+gets its last values. A value that cannot be divided between containers is in a row without pod and container. Time is
+that of a clock that does not jump.
 
-Hardware counts only the energy of whole GPUs. A claim that has a GPU alone has all of it. Between several users it is
-divided in proportion to their utilisation, those that belong to no claim included; where nothing computes, or
-utilisation is unknown, by what each has of the GPU's memory. That is an estimate, and named so.
-
-A value that cannot be divided between several containers is in a row without pod and container, so that the sum over a
-claim's rows is right.
+Hardware counts only the energy of whole GPUs. A claim that is the only user of a GPU has all of it. Between several
+users, including those without a claim, it is divided by utilization, or by memory if utilization is zero or unknown,
+and marked as an estimate.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,8 +18,8 @@ from msgspec.structs import replace
 
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
-from dra_driver.node.usage.idle import device_used
 from dra_driver.node.usage.values import AssignedUse, Basis, DeviceUse, GpuUse, JoinedUsage, step_s, total
+from dra_driver.node.usage.watchdog import device_used
 
 
 class RowKey(Struct, frozen=True, order=True):
@@ -39,8 +37,7 @@ class RowKey(Struct, frozen=True, order=True):
 
 
 class RowUse(Struct, frozen=True, kw_only=True):
-    """What is in use at one look. ``sm_percent`` is of the whole GPU, and for partitions of the instance. Each None
-    where it is not known."""
+    """Use in one sample; None is unknown. ``sm_percent`` is of the whole GPU, or of the instance for a partition."""
 
     used_bytes: int | None = None
     sm_percent: int | None = None
@@ -92,12 +89,12 @@ def _part(use: DeviceUse, pod: str, container: str) -> RowUse:
 
 
 MOST_WATTS: Final = 5000.0
-"""More than a GPU takes: a counter that jumps further is not believed."""
+"""More than a GPU takes: a larger jump of a counter is ignored."""
 
 
 class EnergyUser(Struct, frozen=True, kw_only=True):
-    """One row. ``weight`` is its part of the GPU's utilisation (0 to 100), None where it is not known; ``part`` of its
-    memory (0 to 1). ``is_alone``: its claim has the whole GPU."""
+    """One row. ``weight`` is its part of the GPU's utilization (0 to 100), None if unknown; ``part`` of its memory (0
+    to 1). ``is_alone``: its claim has the whole GPU."""
 
     weight: float | None
     part: float
@@ -105,9 +102,9 @@ class EnergyUser(Struct, frozen=True, kw_only=True):
 
 
 def joules_since(before_mj: int | None, now_mj: int | None, power_mw: int | None, elapsed_s: float) -> float | None:
-    """The energy that a GPU took in ``elapsed_s``; None where nothing tells.
+    """The energy of a GPU in ``elapsed_s``; None if unknown.
 
-    A counter that went back began at 0 meanwhile: the driver was loaded anew. Without a counter, by the power now.
+    A counter that went back restarted at 0 when the driver was loaded. Without a counter, by the present power.
     """
     if now_mj is None:
         return None if power_mw is None else power_mw / 1000 * max(0.0, elapsed_s)
@@ -138,9 +135,9 @@ BUCKETS: Final = 60
 
 
 class Row(Struct, frozen=True, kw_only=True):
-    """One container on one device of a claim. ``ended_s`` is when it ended, None while it lasts.
+    """One container on one device of a claim. ``ended_s`` is None until it ends.
 
-    ``joules`` is the total since the row began, None where nothing tells; ``estimated``: it was divided. ``peaks`` and
+    ``joules`` is the total since the row began, None if unknown; ``estimated``: it was divided. ``peaks`` and
     ``window_joules`` are by piece of the window.
     """
 
@@ -163,8 +160,8 @@ DeviceKey = tuple[str, ...]
 
 
 class UsageLedger(Struct, frozen=True, kw_only=True):
-    """All rows. ``began_s`` is when the first look was; ``left_out`` rows were too many. ``unused_s`` has for how long
-    (s) a device of a claim was seen without use: 0 while it is used, and no entry where that is not known."""
+    """All rows. ``began_s`` is the time of the first sample; ``left_out`` rows were too many. ``unused_s`` has how long
+    (s) a device of a claim was seen without use: 0 in use, no entry if unknown."""
 
     rows: Mapping[RowKey, Row] = field(default_factory=dict)
     energy_mj: Mapping[GpuUuid, int] = field(default_factory=dict)
@@ -173,7 +170,7 @@ class UsageLedger(Struct, frozen=True, kw_only=True):
     left_out: int = 0
 
     def covered_s(self, now_s: float, window_s: float) -> float:
-        """How much of the window was seen."""
+        """The observed part of the window."""
         return 0.0 if self.began_s is None else min(window_s, max(0.0, now_s - self.began_s))
 
 
@@ -186,7 +183,7 @@ def fold(
     keep_ended_s: float,
     max_rows: int = MAX_ROWS,
 ) -> UsageLedger:
-    """The ledger after one more look. ``now_s`` is of a clock that does not jump."""
+    """The ledger after one more sample. ``now_s`` is of a clock that does not jump."""
     piece_s = max(window_s / BUCKETS, 1.0)
     piece = int(now_s // piece_s)
     uses = [(key, use, row) for use in joined.devices for key, row in rows_of(use).items()]
@@ -223,7 +220,7 @@ def device_of(key: RowKey) -> DeviceKey:
 
 
 def _unused(ledger: UsageLedger, devices: Mapping[DeviceKey, DeviceUse], elapsed_s: float) -> dict[DeviceKey, float]:
-    """As `idle.watch_idle` counts for claims: where nothing is known, the time begins again."""
+    """As `watch_idle` counts for claims: an unknown sample restarts the time."""
     found: dict[DeviceKey, float] = {}
     for key, use in devices.items():
         used, before = device_used(use), ledger.unused_s.get(key)
@@ -260,7 +257,7 @@ def _row(
 
 
 def _counters(ledger: UsageLedger, joined: JoinedUsage) -> dict[GpuUuid, int]:
-    """Of a GPU that does not answer now, the last one stays."""
+    """The last counter of a GPU stays while the GPU does not answer."""
     found = {gpu.gpu_uuid: gpu.reading.energy_mj for gpu in joined.gpus if gpu.reading is not None}
     known = {uuid: count for uuid, count in found.items() if count is not None}
     listed = {gpu.gpu_uuid for gpu in joined.gpus}
@@ -271,7 +268,7 @@ _Use = tuple[RowKey, DeviceUse, RowUse]
 
 
 def _joules(ledger: UsageLedger, joined: JoinedUsage, uses: Sequence[_Use]) -> dict[RowKey, tuple[float, bool]]:
-    """Energy of each row since the last look, and whether it is an estimate."""
+    """Energy of each row since the last sample, and whether it is an estimate."""
     found: dict[RowKey, tuple[float, bool]] = {}
     for gpu in joined.gpus:
         here = [
@@ -298,7 +295,7 @@ def _user(gpu: GpuUse, use: DeviceUse, seen: RowUse) -> EnergyUser:
 
 
 def _memory_part(gpu: GpuUse, use: DeviceUse) -> float:
-    """What the device is of the GPU, by memory: 0 to 1."""
+    """The device's part of the GPU's memory: 0 to 1."""
     reading, device = gpu.reading, use.assigned
     if device.form is Form.WHOLE:
         return 1.0

@@ -1,8 +1,4 @@
-"""What is in use on the GPUs of a node and whose it is, as values: the result of one look of the exporter.
-
-``join`` makes them of what the driver, /proc, the kubelet and the node process tell; the watchdog, the metrics and
-``/usage`` are made of them. None is never 0 here: it means that nothing tells.
-"""
+"""Define the use of a node's GPUs by claims and others, as values. None is never 0: it means unknown."""
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -23,10 +19,10 @@ Pool = Annotated[str, Meta(min_length=1, max_length=1024, pattern="^[!-~]+$")]
 
 
 class AssignedUse(Struct, frozen=True, kw_only=True, rename="camel"):
-    """One device of a prepared claim, as ``assignments.json`` has it.
+    """One device of a prepared claim in ``assignments.json``.
 
-    ``gi_id`` and ``uuid`` of a partition are None while it may not exist. ``uuid`` is what CUDA calls the device.
-    ``memory_bytes`` and ``percent`` are the grant of a share, None for other forms and where there is no limit.
+    ``gi_id`` and ``uuid`` of a partition are None while it may not exist. ``uuid`` is the name of the device for CUDA.
+    ``memory_bytes`` and ``percent`` are the grant of a share, None for other forms and without a limit.
     """
 
     request: Name
@@ -50,10 +46,7 @@ class AssignedClaim(Struct, frozen=True, kw_only=True):
 
 
 class AssignedGpu(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A GPU of the node. ``changing``: it is being cut or changes its mode, and must not be held open.
-
-    ``rules`` are those of the policy for this GPU.
-    """
+    """A GPU of the node. ``changing``: its partitions or mode change, and it must not be held open."""
 
     device: Name
     gpu_uuid: Annotated[GpuUuid, Meta(min_length=1, max_length=253, pattern="^[!-~]+$")] = field(name="gpu")
@@ -63,10 +56,8 @@ class AssignedGpu(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Assignments(Struct, frozen=True, kw_only=True):
-    """All that the node process tells. ``detached`` says why the NVIDIA driver must not be open; None while it may.
-
-    ``process_started`` is of the node process that wrote it.
-    """
+    """``detached`` says why the NVIDIA driver must not be open; None while it may. ``process_started`` is of the node
+    process that wrote the file."""
 
     node: str
     driver: str
@@ -77,16 +68,16 @@ class Assignments(Struct, frozen=True, kw_only=True):
 
 
 class ContainerRef(Struct, frozen=True, kw_only=True):
-    """A container of a pod. ``pod`` has the UID "" where nothing but the name tells which pod it is."""
+    """A container of a pod. ``pod`` has the UID "" if only its name is known."""
 
     pod: UsingPod
     container: str
 
 
 class SeenProcess(Struct, frozen=True, kw_only=True):
-    """One process on a GPU. ``container`` is None for one of the host, and where that is not known.
+    """One process on a GPU. ``container`` is None for a process of the host, and if unknown.
 
-    ``command`` is the name of the program as /proc tells it, which the process chooses; "" if it ended meanwhile.
+    ``command`` is the program's name in /proc, which the process chooses; "" if it ended.
     """
 
     pid: int
@@ -98,21 +89,20 @@ class SeenProcess(Struct, frozen=True, kw_only=True):
 
 
 class Basis(StrEnum):
-    """Of what a claim's use is made. ``DEVICE``: processes cannot be seen, and the claim has the device alone, so that
-    all that is in use of the device counts as the claim's."""
+    """``DEVICE``: processes are unknown, and the claim has the device alone, so that all use of the device counts as
+    its."""
 
     PROCESSES = "processes"
     DEVICE = "device"
 
 
 class DeviceUse(Struct, frozen=True, kw_only=True):
-    """What one claim has of one device. Grants, form and names are in ``assigned``.
+    """The use of one device by one claim.
 
-    ``processes`` are those that were attributed to the claim on this device; None if processes are not known.
-    ``used_bytes`` is their memory, and None if that of one of them is unknown, or if one may belong to another claim
-    as well (``shared_processes``: a container that has both). ``sm_percent`` is 0 to 100 of the whole GPU, or of the
-    instance for a partition; None where it is not known. ``containers`` have the device, with and without processes,
-    as the kubelet tells; None if it does not.
+    ``processes`` were attributed to the claim on this device; None if unknown. ``used_bytes`` is their memory, None if
+    that of one is unknown or may be another claim's (``shared_processes``: of a container that has both).
+    ``sm_percent`` is 0 to 100 of the whole GPU, or of the instance for a partition. ``containers`` have the device,
+    with and without processes, as the kubelet reports.
     """
 
     claim: ClaimRef
@@ -126,11 +116,10 @@ class DeviceUse(Struct, frozen=True, kw_only=True):
 
 
 class GpuUse(Struct, frozen=True, kw_only=True):
-    """One GPU: ``used`` = ``claims`` + ``unattributed`` + ``reserved`` bytes, each None where it is not known.
+    """One GPU: ``used`` = ``claims`` + ``unattributed`` + ``reserved`` bytes, each None if unknown.
 
-    ``reserved_bytes`` is the driver's. ``unattributed_bytes`` is all that is in use by no claim: the processes in
-    ``unattributed``, processes that ended between two reads, and what the driver attributes to no process.
-    ``unattributed`` is None if processes are not known.
+    ``reserved_bytes`` is the driver's. ``unattributed_bytes`` is the use by no claim: the processes in
+    ``unattributed``, processes that ended between two reads, and memory that the driver attributes to no process.
     """
 
     device: str
@@ -147,7 +136,7 @@ class GpuUse(Struct, frozen=True, kw_only=True):
 
 
 class Knows(Struct, frozen=True, kw_only=True):
-    """What the exporter can know on this node now. Each is None where it can, else a sentence that says why not."""
+    """The exporter's sources on this node: None for an available one, else the reason."""
 
     driver: str | None = None
     processes: str | None = None
@@ -157,8 +146,8 @@ class Knows(Struct, frozen=True, kw_only=True):
 
 
 class JoinedUsage(Struct, frozen=True, kw_only=True):
-    """One look. ``at`` is UTC, for people; ``elapsed_s`` is the time since the look before by a clock that does not
-    jump, 0 for the first. ``devices`` are sorted by namespace, claim, request and device; ``gpus`` by UUID."""
+    """One sample. ``at`` is UTC; ``elapsed_s`` is the time since the previous sample by a clock that does not jump, 0
+    for the first. ``devices`` are sorted by namespace, claim, request and device; ``gpus`` by UUID."""
 
     node: str
     at: datetime
@@ -173,12 +162,11 @@ class JoinedUsage(Struct, frozen=True, kw_only=True):
 
 
 LONGEST_STEP_S: Final = 30.0
-"""The most that a gap between two looks counts: neither a machine that was suspended nor a clock that jumps ends a
-grace time."""
+"""The most that a gap between two samples counts: a suspended machine must not end a grace period."""
 
 
 def step_s(elapsed_s: float) -> float:
-    """How much of the time since the last look counts. A clock that goes back counts as nothing."""
+    """How much of the time since the last sample counts."""
     return min(max(elapsed_s, 0.0), LONGEST_STEP_S)
 
 
@@ -189,5 +177,5 @@ def total(values: Iterable[int | None]) -> int | None:
 
 
 def began(now: datetime, observed_s: float) -> datetime:
-    """When it began, in whole seconds."""
+    """In whole seconds."""
     return (now - timedelta(seconds=observed_s)).replace(microsecond=0)

@@ -1,12 +1,15 @@
-"""Which claims have more memory of a shared GPU than they were granted. Pure.
+"""Find claims over their memory grant, idle claims, and processes that belong to no claim. No I/O.
 
-A share is a promise per claim, and CUDA holds it per process at best: MPS limits each process
-(CUDA_MPS_PINNED_DEVICE_MEM_LIMIT), time slices limit nothing. So the memory of all processes of a claim on a GPU is
-added up and compared with the grant and what each process may have for its context (`UsageRules.overhead_bytes`).
+CUDA enforces a share per process at best: MPS limits each process (CUDA_MPS_PINNED_DEVICE_MEM_LIMIT), time slices limit
+nothing. So the memory of all processes of a claim on a GPU is compared with the grant and the overhead of each process
+(`UsageRules.overhead_bytes`). A claim is reported after `CONFIRM_S` above it, until `CALM_S` below it. Unknown memory
+and unattributed processes never count against a claim and end a finding.
 
-A claim is told after it was over for `CONFIRM_S`, so that one allocation at the wrong moment is nothing, and forgotten
-after it was not for `CALM_S`, so that one that goes up and down is told once. Memory that is not known, and processes
-that cannot be attributed, never count against a claim: such a look ends what was found before.
+A claim is idle while it has no process, or none computes. Where the driver does not report that (MIG without GPM,
+missing permissions), the use is unknown, which restarts the time.
+
+Processes of no claim come from privileged pods with NVIDIA_VISIBLE_DEVICES, the host or the device plugin. They are
+only reported: their owner is unknown.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,23 +20,34 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dra_driver.core.model.claim import ClaimRef
+from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
-from dra_driver.core.model.usage_findings import MAX_OVER_GRANT, MAX_PODS, OverGrant, UsingPod
-from dra_driver.core.model.usage_rules import DEFAULT_USAGE, OverGrantAction, UsageRules
-from dra_driver.node.usage.values import DeviceUse, JoinedUsage, SeenProcess, began, step_s, total
+from dra_driver.core.model.usage_findings import (
+    MAX_COMMAND,
+    MAX_COMMANDS,
+    MAX_IDLE,
+    MAX_OVER_GRANT,
+    MAX_PODS,
+    MAX_UNATTRIBUTED,
+    IdleClaim,
+    OverGrant,
+    Unattributed,
+    UsingPod,
+)
+from dra_driver.core.model.usage_rules import DEFAULT_USAGE, OverGrantAction, UsageRules, idle_after_min
+from dra_driver.node.usage.values import DeviceUse, GpuUse, JoinedUsage, SeenProcess, began, step_s, total
 
 CONFIRM_S: Final = 10.0
 CALM_S: Final = 30.0
 GROWTH: Final = 1.1
-"""Memory is told anew when it has grown by a tenth: each number that is told is written to the API server."""
+"""A finding changes when memory has changed by a tenth: each number is written to the API server."""
 
 
 class ShareUse(Struct, frozen=True, kw_only=True):
-    """What one claim has of one shared GPU at a look.
+    """The use of one shared GPU by one claim.
 
-    ``grant_bytes`` is the sum of the claim's shares of the device. ``used_bytes`` is the sum over ``processes``
-    processes that were attributed to ``pods`` of the claim (most memory first), and None if the memory of one of them
-    is unknown or may be another claim's.
+    ``grant_bytes`` is the sum of the claim's shares of the device. ``used_bytes`` is the memory of ``processes``
+    attributed to ``pods`` of the claim (most memory first), None if that of one is unknown or may be another claim's.
     """
 
     claim: ClaimRef
@@ -46,17 +60,17 @@ class ShareUse(Struct, frozen=True, kw_only=True):
 
     @property
     def allowed_bytes(self) -> int:
-        """What is tolerated: the grant, and the overhead of each process."""
+        """The grant, and the overhead of each process."""
         return self.grant_bytes + self.processes * self.rules.overhead_bytes
 
     @property
     def is_over(self) -> bool:
-        """Whether the claim certainly has more than is tolerated."""
+        """Return whether the claim certainly exceeds the allowed memory."""
         return self.used_bytes is not None and bool(self.pods) and self.used_bytes > self.allowed_bytes
 
 
 def share_uses(joined: JoinedUsage) -> list[ShareUse]:
-    """Each claim's shares of each GPU together; shares without a grant of memory are not judged."""
+    """Each claim's shares of each GPU together; shares without a grant of memory are skipped."""
     rules = joined.rules
     shares: dict[tuple[str, str], list[DeviceUse]] = {}
     for use in joined.devices:
@@ -90,7 +104,7 @@ def _pods(processes: Iterable[SeenProcess]) -> tuple[UsingPod, ...]:
 
 
 class Watched(Struct, frozen=True, kw_only=True):
-    """One claim on one device: for how long it was over, and since then below. ``told`` is the finding, if any."""
+    """How long one claim on one device was over its grant, and since then below it; the finding, if any."""
 
     over_s: float = 0.0
     below_s: float = 0.0
@@ -107,11 +121,8 @@ def watch(
 ) -> tuple[WatchdogState, tuple[OverGrant, ...]]:
     """The next state, and all claims over their grant, in the order of names; at most `MAX_OVER_GRANT`.
 
-    One that is not over at this very look is still told until `CALM_S` are over, with the action Report: nothing is
-    done to a claim that keeps its grant.
-
-    ``elapsed_s`` is the time since the last look by a clock that does not jump, ``now`` is UTC. Claims that are not in
-    ``uses`` have ended.
+    A finding that is below the grant in this sample has the action Report. ``elapsed_s`` is the time since the last
+    sample by a clock that does not jump, ``now`` is UTC. Claims that are not in ``uses`` have ended.
     """
     counted_s = step_s(elapsed_s)
     found: dict[Key, Watched] = {}
@@ -165,3 +176,166 @@ def _first_told(use: ShareUse, since: datetime) -> OverGrant:
         since=since,
         action=use.rules.over_grant,
     )
+
+
+UNATTRIBUTED_CONFIRM_S: Final = 30.0
+"""A container's first processes are on the GPU before the kubelet reports their container."""
+DRIVER_PROGRAMS: Final = frozenset({"nvidia-cuda-mps-server", "nvidia-cuda-mps-control", "nvidia-persistenced"})
+"""Programs of the driver, which claims need but do not have; /proc/PID/comm has 15 characters."""
+_DRIVER_COMMANDS: Final = frozenset(name[:15] for name in DRIVER_PROGRAMS)
+
+
+class ForeignWatched(Struct, frozen=True, kw_only=True):
+    """How long each process of one GPU was seen (s), and the finding."""
+
+    seen_s: Mapping[int, float]
+    told: Unattributed | None = None
+
+
+ForeignState = Mapping[GpuUuid, ForeignWatched]
+
+
+def watch_foreign(
+    state: ForeignState, gpus: Iterable[GpuUse], elapsed_s: float, now: datetime
+) -> tuple[ForeignState, tuple[Unattributed, ...]]:
+    """The next state by GPU, and the findings in the order of device names, without GPUs whose processes are unknown.
+
+    ``elapsed_s`` and ``now`` are those of `watch`.
+    """
+    counted_s = step_s(elapsed_s)
+    found = {
+        gpu.gpu_uuid: _next_unattributed(state.get(gpu.gpu_uuid), gpu, gpu.unattributed, counted_s, now)
+        for gpu in gpus
+        if gpu.unattributed is not None and gpu.device
+    }
+    told = sorted((each.told for each in found.values() if each.told is not None), key=lambda each: each.device)
+    return found, tuple(told[:MAX_UNATTRIBUTED])
+
+
+def _next_unattributed(
+    former: ForeignWatched | None, gpu: GpuUse, processes: Sequence[SeenProcess], counted_s: float, now: datetime
+) -> ForeignWatched:
+    known = former.seen_s if former is not None else {}
+    foreign = [each for each in processes if each.command[:15] not in _DRIVER_COMMANDS]
+    seen_s = {each.pid: known[each.pid] + counted_s if each.pid in known else 0.0 for each in foreign}
+    lasting = [each for each in foreign if seen_s[each.pid] >= UNATTRIBUTED_CONFIRM_S]
+    if not lasting:
+        return ForeignWatched(seen_s=seen_s)
+    before = former.told if former is not None else None
+    longest_s = max(seen_s[each.pid] for each in lasting)
+    fresh = _told_unattributed(gpu, lasting, before.since if before is not None else began(now, longest_s))
+    return ForeignWatched(seen_s=seen_s, told=_steady(before, fresh))
+
+
+def _told_unattributed(gpu: GpuUse, lasting: Sequence[SeenProcess], since: datetime) -> Unattributed:
+    by_size = sorted(lasting, key=lambda each: (-(each.memory_bytes or 0), each.pid))
+    commands = dict.fromkeys(each.command[:MAX_COMMAND] for each in by_size if each.command)
+    return Unattributed(
+        gpu_uuid=gpu.gpu_uuid,
+        device=gpu.device,
+        processes=len(lasting),
+        bytes_used=total(each.memory_bytes for each in lasting),
+        since=since,
+        commands=tuple(commands)[:MAX_COMMANDS],
+    )
+
+
+def _steady(before: Unattributed | None, fresh: Unattributed) -> Unattributed:
+    """Memory that changed by less than a tenth is reported as before."""
+    if before is None or before.bytes_used is None or fresh.bytes_used is None:
+        return fresh
+    low, high = sorted((before.bytes_used, fresh.bytes_used))
+    return replace(fresh, bytes_used=before.bytes_used) if high <= low * GROWTH else fresh
+
+
+class ClaimUse(Struct, frozen=True, kw_only=True):
+    """Whether a claim used any of its devices since the last sample; None if unknown.
+
+    ``after_min`` are minutes without use after which it counts as idle: the longest of its devices' policies, None for
+    never.
+    """
+
+    claim: ClaimRef
+    used: bool | None
+    after_min: int | None = None
+
+
+class IdleWatched(Struct, frozen=True, kw_only=True):
+    """How long (s) a claim was seen without use, and since when it is reported."""
+
+    idle_s: float
+    since: datetime | None = None
+
+
+IdleState = Mapping[str, IdleWatched]
+"""By claim UID, without claims of unknown use."""
+
+
+def used_any(devices: Iterable[bool | None]) -> bool | None:
+    """True if one device is used, None if one is unknown or there is none, False if none is used."""
+    found = list(devices)
+    if not found or (None in found and True not in found):
+        return None
+    return True in found
+
+
+def device_used(use: DeviceUse) -> bool | None:
+    """Return whether the claim used the device since the last sample; None if unknown."""
+    if use.shared_processes:
+        return None
+    alone = use.sm_percent if use.assigned.form is not Form.SHARE else None
+    if use.processes is None:
+        return True if alone else None
+    percents = [each.sm_percent for each in use.processes]
+    if not percents:
+        return False
+    if any(percents) or alone:
+        return True
+    return None if None in percents and alone is None else False
+
+
+def claim_uses(joined: JoinedUsage) -> list[ClaimUse]:
+    """The use of each claim, without claims that have only admin access."""
+    rules = joined.rules
+    claims: dict[ClaimRef, list[DeviceUse]] = {}
+    for use in joined.devices:
+        if not use.assigned.admin_access:
+            claims.setdefault(use.claim, []).append(use)
+    return [
+        ClaimUse(
+            claim=claim,
+            used=used_any(device_used(use) for use in uses),
+            after_min=idle_after_min([rules.get(use.assigned.gpu_uuid, DEFAULT_USAGE) for use in uses]),
+        )
+        for claim, uses in claims.items()
+    ]
+
+
+def watch_idle(
+    state: IdleState, uses: Iterable[ClaimUse], elapsed_s: float, now: datetime
+) -> tuple[IdleState, tuple[IdleClaim, ...]]:
+    """The next state, and the idle claims in the order of names. ``elapsed_s`` and ``now`` are those of `watch`. Claims
+    that are not in ``uses`` have ended."""
+    counted_s = step_s(elapsed_s)
+    found: dict[str, IdleWatched] = {}
+    idle: list[IdleClaim] = []
+    for use in uses:
+        if use.used is not False:
+            continue  # used, or not known
+        former = state.get(use.claim.uid)
+        idle_s = former.idle_s + counted_s if former is not None else 0.0
+        since = former.since if former is not None else None
+        if use.after_min is not None and idle_s >= use.after_min * 60:
+            since = since or began(now, idle_s)
+            idle.append(IdleClaim(claim=use.claim, since=since))
+        found[use.claim.uid] = IdleWatched(idle_s=idle_s, since=since)
+    idle.sort(key=lambda each: (each.claim.namespace, each.claim.name))
+    return found, tuple(idle[:MAX_IDLE])
+
+
+def idle_s(state: IdleState, uid: str, used: bool | None) -> float | None:
+    """Seconds without use for the metric; 0 in use, None if unknown."""
+    if used is None:
+        return None
+    watched = state.get(uid)
+    return watched.idle_s if watched is not None else 0.0

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from msgspec import Struct
 
-from dra_driver.config.columns import NODE_COLUMNS, NODE_WIDE, POLICY_COLUMNS, POLICY_WIDE, ShownField
+from dra_driver.config.status import NODE_COLUMNS, NODE_WIDE, POLICY_COLUMNS, POLICY_WIDE, ShownField
 from dra_driver.core.time import parse_time
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, mapping
 

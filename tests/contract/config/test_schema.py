@@ -1,12 +1,17 @@
 """The models that people read and the schema that nodes check with are the same thing."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from dra_driver.config.rules import OWN_ATTRIBUTES
 from dra_driver.config.schema import problems, schemas
 from dra_driver.config.schemas.export import KINDS
+from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy
+from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
+from dra_driver.node.slices import ApiServerFeatures, build_devices
 from tests.contract.config import samples
 
 MODELS = {model.__name__: model for model in KINDS}
@@ -56,3 +61,19 @@ def test_both_agree_about_objects_whose_fields_are_right_by_themselves(kind: str
 def test_both_refuse_what_is_no_such_object_at_all(kind: str, value: Any) -> None:
     """Neither falls over the shape of the outermost value."""
     assert by_schema(kind, value) == by_model(kind, value) != set()
+
+
+def test_every_attribute_that_the_driver_publishes_is_its_own(tmp_path: Path) -> None:
+    """Whole, shared, placements and a partition of another manager: no policy can overwrite their attributes."""
+    spec = tmp_path / "gpus.yaml"
+    spec.write_text(
+        "gpus:\n- {model: h100-sxm5-80gb}\n"
+        "- {model: a100-sxm4-80gb, migEnabled: true, instances: [{profile: 3g.40gb, start: 0}]}\n"
+    )
+    snapshot = SimulatedBackend.from_spec(str(spec), "node-1").snapshot()
+    shared = GpuTerms(sharing=SharingTerms(strategy=Strategy.MPS))
+    features = ApiServerFeatures(counters=True, taints=True, multi_allocation=True)
+    built = build_devices(snapshot, {snapshot.gpus[0].uuid: shared}, features)
+    names = {name.rpartition("/")[2] for device in built.devices for name in device.attributes}
+    assert {"uuid", "profile", "parentUUID", "sharingStrategy", "placementStart"} <= names
+    assert names <= set(OWN_ATTRIBUTES)

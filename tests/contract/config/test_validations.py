@@ -82,15 +82,10 @@ def test_each_rule_compiles(rule: str) -> None:
 @pytest.mark.parametrize(
     ("amount", "fits"),
     [
-        ("1Mi", True),
-        (2**20, True),
-        ("1048575500m", True),
-        ("1048575", False),
-        ("-1", False),
-        ("1Ei", True),
+        ("1Mi", True), (2**20, True), ("1048575500m", True), ("1048575", False), ("-1", False), ("1Ei", True),
         ("2Ei", False),
     ],
-)
+)  # fmt: skip
 def test_amounts_of_memory_have_the_bounds_of_nodes(amount: Any, fits: bool) -> None:
     """Fractions of a byte count as a whole one."""
     select = {"minMemory": amount}

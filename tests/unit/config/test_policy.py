@@ -10,6 +10,7 @@ from dra_driver.config.schema import schemas
 from dra_driver.core.model.health import HealthCause
 from dra_driver.core.model.health_rules import HealthRules
 from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, UsageRules
+from tests.fakes.stand_in import present
 
 
 def policy(**spec: Any) -> dict[str, Any]:
@@ -106,7 +107,6 @@ def test_selections_are_brought_into_the_forms_of_the_inventory() -> None:
     ],
 )  # fmt: skip
 def test_every_mistake_is_named_by_its_path(written: Any, expected: str) -> None:
-    """The sentence says which field, what was seen and what is allowed."""
     assert expected in refusal(written)
 
 
@@ -138,11 +138,7 @@ def test_usage_rules_are_taken_as_written_and_default_to_reports() -> None:
         "idle": {"afterMinutes": 30, "action": "Reclaim"},
     }
     assert decoded(policy(usage=written)).usage == UsageRules(
-        over_grant=OverGrantAction.EVICT,
-        grace_s=300,
-        overhead_bytes=0,
-        idle_after_min=30,
-        idle=IdleAction.RECLAIM,
+        over_grant=OverGrantAction.EVICT, grace_s=300, overhead_bytes=0, idle_after_min=30, idle=IdleAction.RECLAIM
     )
     nothings: list[Any] = [{}, {"overGrant": {}}, {"overGrant": None, "idle": None}, {"overGrant": {"action": None}}]
     for nothing in nothings:
@@ -156,7 +152,6 @@ def test_usage_rules_are_taken_as_written_and_default_to_reports() -> None:
 
 
 def test_policies_know_every_cause_of_bad_health() -> None:
-    """Each can be ignored; each that taints can evict."""
     spec = schemas()["GpuPolicy"]["fields"]["spec"]["fields"]["health"]["fields"]
     causes = {section: spec[section]["fields"]["causes"]["items"]["values"] for section in ("ignore", "evict")}
     assert causes["ignore"] == [cause.value for cause in HealthCause]
@@ -193,6 +188,5 @@ def test_no_policy_can_say_otherwise_what_the_driver_says_itself(name: str, doma
 @pytest.mark.parametrize(("written", "reserved"), [("0", 0), (0, 0), ("1500Mi", 1500 * 2**20), (None, None)])
 def test_reserved_memory_may_be_none_at_all(written: Any, reserved: int | None) -> None:
     """0 publishes all memory, as before there was a reserve; without the field the node chooses."""
-    sharing = decoded(policy(sharing={"strategy": "MPS", "reservedMemory": written})).sharing
-    assert sharing is not None
+    sharing = present(decoded(policy(sharing={"strategy": "MPS", "reservedMemory": written})).sharing)
     assert sharing.reserved_bytes == reserved

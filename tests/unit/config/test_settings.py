@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dra_driver.config.settings import NodeSettings, load_node_settings, node_flags
+from dra_driver.config.controller_settings import ControllerSettings
+from dra_driver.config.options import flags_of, load
+from dra_driver.config.settings import load_node_settings, node_flags
 from dra_driver.core.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[3]
@@ -26,22 +28,6 @@ def test_empty_variable_counts_as_not_set() -> None:
     assert load_node_settings({"node_name": "n"}, {"CDI_DIR": "", "POD_UID": ""}).pod_uid is None
 
 
-def test_defaults_are_the_documented_ones() -> None:
-    assert load_node_settings({"node_name": "n"}, {}) == NodeSettings(
-        node_name="n",
-        kubeconfig=None,
-        driver_name="gpu.nvidia.com",
-        kubelet_registrar_dir="/var/lib/kubelet/plugins_registry",
-        kubelet_plugins_dir="/var/lib/kubelet/plugins",
-        pod_uid=None,
-        cdi_dir="/var/run/cdi",
-        driver_root=None,
-        host_root="/",
-        simulate=None,
-        http_addr="",
-    )
-
-
 def test_every_wrong_setting_is_named_in_one_go() -> None:
     """One restart of a DaemonSet shows all wrong settings."""
     given = {"driver_name": "Bad_Name", "poll_interval": "soon", "cdi_dir": "cdi"}
@@ -57,31 +43,15 @@ def test_every_wrong_setting_is_named_in_one_go() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("node_name", "UPPER"),
-        ("node_name", "-dash"),
-        ("node_name", "a..b"),
-        ("node_name", "a" * 254),
-        ("node_name", "n\n"),
-        ("driver_name", "a" * 64),
-        ("driver_name", "a/b"),
-        ("pod_uid", "../../etc"),
-        ("pod_uid", "u" * 64),
-        ("http_addr", "8080"),
-        ("http_addr", ":70000"),
-        ("http_addr", "host:http"),
-        ("http_addr", ":٨٠"),
-        ("driver_root", "relative"),
-        ("dev_root", "/nul\0"),
-        ("nvidia_cdi_hook_path", "nvidia-cdi-hook"),
-        ("poll_interval", "0"),
-        ("poll_interval", "nan"),
-        ("poll_interval", "inf"),
-        ("simulate", ""),
-        ("simulate", "x" * 5000),
-        ("log_format", "xml"),
+        ("node_name", "UPPER"), ("node_name", "-dash"), ("node_name", "a..b"), ("node_name", "a" * 254),
+        ("node_name", "n\n"), ("driver_name", "a" * 64), ("driver_name", "a/b"), ("pod_uid", "../../etc"),
+        ("pod_uid", "u" * 64), ("http_addr", "8080"), ("http_addr", ":70000"), ("http_addr", "host:http"),
+        ("http_addr", ":٨٠"), ("driver_root", "relative"), ("dev_root", "/nul\0"),
+        ("nvidia_cdi_hook_path", "nvidia-cdi-hook"), ("poll_interval", "0"), ("poll_interval", "nan"),
+        ("poll_interval", "inf"), ("simulate", ""), ("simulate", "x" * 5000), ("log_format", "xml"),
         ("log_level", "INFO"),
     ],
-)
+)  # fmt: skip
 def test_value_is_refused(field: str, value: str) -> None:
     flag = "--" + field.replace("_", "-")
     with pytest.raises(ConfigurationError, match=re.escape(flag)):
@@ -128,3 +98,18 @@ def test_the_deployed_daemonset_uses_only_variables_that_exist() -> None:
     assert container["args"] == ["kubelet-plugin"]
     variables = {variable["name"] for variable in container["env"]}
     assert {"NODE_NAME", "POD_UID"} <= variables <= {flag.env for flag in node_flags()}
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("grace", "-1"), ("grace", "86401"), ("grace", "1e3"), ("max_evictions_per_minute", "0"),
+        ("max_evictions_per_minute", "601"), ("brake_percent", "0"), ("brake_percent", "101"), ("brake_window", "59"),
+        ("lease_duration", "2"), ("lease_duration", "121"), ("evict_extended_resource_pods", "yes"),
+        ("namespace", "A"), ("driver_name", "a/b"), ("pod_name", ""), ("http_addr", "8080"), ("log_level", "all"),
+    ],
+)  # fmt: skip
+def test_values_out_of_bounds_are_refused_with_the_name_of_the_flag(field: str, text: str) -> None:
+    flag = next(flag.flag for flag in flags_of(ControllerSettings) if flag.field == field)
+    with pytest.raises(ConfigurationError, match=flag):
+        load(ControllerSettings, {field: text}, {})

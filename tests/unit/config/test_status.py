@@ -3,10 +3,16 @@
 import json
 from typing import Any
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import convert
+from msgspec.structs import replace
 
-from dra_driver.config.status import node_status, node_status_of
+from dra_driver.config.status import node_status, node_status_of, usage_in_words
 from dra_driver.core.model.gpu_node import (
+    MAX_TOLD,
+    NO_USAGE,
     GpuNodeStatus,
     HealthWord,
     NodeGpu,
@@ -19,8 +25,13 @@ from dra_driver.core.model.gpu_node import (
     PolicyState,
     PolicyStatus,
     PublishedForm,
+    ToldForeign,
+    ToldPod,
+    ToldUsage,
 )
 from dra_driver.core.wire import to_wire
+from tests.fakes.stand_in import present
+from tests.unit.node.process.test_usage_report import TOLD, TOLD_FOREIGN, TOLD_NOTEBOOK
 
 AT = "2026-03-01T10:00:00Z"
 GPU = NodeGpu(
@@ -75,11 +86,8 @@ def test_the_summary_says_in_words_what_the_lists_say() -> None:
         "problems": 1,
         "problem": "GPU 0000:65:00.0 cannot be used",
     }
-
-
-def test_a_node_without_gpus_has_a_valid_status() -> None:
-    written = valid(node_status(GpuNodeStatus(driver_name="gpu.nvidia.com"), AT))
-    assert written["summary"] == {"gpus": 0, "problems": 0}
+    empty = valid(node_status(GpuNodeStatus(driver_name="gpu.nvidia.com"), AT))
+    assert empty["summary"] == {"gpus": 0, "problems": 0}
 
 
 def test_what_is_too_long_is_cut_to_what_the_api_server_stores() -> None:
@@ -118,8 +126,7 @@ def test_nonsense_is_no_status_and_entries_that_make_no_sense_are_left_out() -> 
         assert node_status_of(written) is None
     odd = {"driverName": "d", "gpus": [1, {"name": "gpu-0"}, {"name": "gpu-1", "uuid": "u", "usedAs": 3}]}
     odd |= {"policies": [{"name": "p"}, {"name": "p", "state": "New", "source": "File"}], "problems": "none"}
-    found = node_status_of({"status": odd})
-    assert found is not None
+    found = present(node_status_of({"status": odd}))
     assert [(gpu.name, gpu.health) for gpu in found.gpus] == [("gpu-1", HealthWord.UNKNOWN)]
     assert found.policies == ()
     assert found.problems == ()
@@ -132,3 +139,81 @@ def test_the_status_of_a_policy_fits_its_schema() -> None:
     convert(written, PolicyStatus)
     assert written["inForce"] == {"nodes": 0, "gpus": 0}
     assert len(written["selected"]["places"]) == 20
+
+
+ALL = ToldUsage(
+    over_grant=(TOLD,), idle=(TOLD_NOTEBOOK,), unattributed=(TOLD_FOREIGN,), checked_at="2026-07-01T12:00:00Z"
+)
+
+
+def valid_usage(told: ToldUsage) -> Any:
+    written = json.loads(json.dumps(to_wire(told)))
+    convert(written, ToldUsage)
+    return written
+
+
+def read(written: object) -> ToldUsage:
+    status = present(node_status_of({"status": {"driverName": "d", "usage": written}}))
+    return status.usage
+
+
+def test_what_is_written_fits_and_is_read_back() -> None:
+    assert read(valid_usage(ALL)) == ALL
+    assert to_wire(NO_USAGE) == {}
+    assert read(None) == NO_USAGE
+
+
+def test_the_largest_fits_the_schema() -> None:
+    long = replace(TOLD, namespace="n" * 253, claim="c" * 253, claim_uid="u" * 128, processes=10**9)
+    pods = (ToldPod(name="p" * 253, uid="u" * 128),) * 50
+    foreign = ToldForeign(gpu="gpu-0", processes=10**9, memory=None, since="x", commands=("\n" * 900, "ü" * 900) * 9)
+    told = ToldUsage(
+        over_grant=(replace(long, pods=pods),) * 99, unattributed=(foreign,) * 99, idle=(TOLD_NOTEBOOK,) * 99
+    )
+    written = valid_usage(told)
+    assert [len(written[name]) for name in ("overGrant", "unattributed", "idle")] == [MAX_TOLD] * 3
+    assert len(json.dumps(written)) < 200_000
+
+
+def test_words_for_a_column() -> None:
+    assert usage_in_words(ALL) == ("1 over grant: team/llm; 1 idle: team/notebook; 1 with processes of no claim: gpu-0")
+    assert usage_in_words(NO_USAGE) is None
+
+
+@pytest.mark.parametrize(
+    ("section", "changed"),
+    [
+        ("overGrant", {"claimUid": None}), ("overGrant", {"graceSeconds": None}), ("overGrant", {"graceSeconds": -1}),
+        ("overGrant", {"graceSeconds": 86401}), ("idle", {"afterMinutes": 0}), ("idle", {"afterMinutes": 10081}),
+        ("unattributed", {"gpu": 7}),
+    ],
+)  # fmt: skip
+def test_an_entry_that_makes_no_sense_is_left_out(section: str, changed: dict[str, Any]) -> None:
+    """A grace time that cannot be read is not one of 0 seconds."""
+    written = valid_usage(ALL)
+    written[section][0] |= changed
+    found = read(written)
+    assert {"overGrant": found.over_grant, "idle": found.idle, "unattributed": found.unattributed}[section] == ()
+
+
+def test_an_unknown_action_asks_for_nothing() -> None:
+    written = valid_usage(ALL)
+    written["overGrant"][0]["action"] = written["idle"][0]["action"] = "Delete"
+    assert not read(written).asks
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["name", "uid", "pods"]), inner),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from(["overGrant", "unattributed", "idle", "checkedAt"]), st.sampled_from(["pods", "since"]), JSON)
+def test_no_value_anywhere_breaks_the_reader(section: str, field: str, value: Any) -> None:
+    """The controller reads what any node has written."""
+    read(valid_usage(ALL) | {section: value})
+    written = valid_usage(ALL)
+    if section != "checkedAt":
+        written[section][0][field] = value
+        read(written)

@@ -56,7 +56,6 @@ def test_what_was_written_is_read() -> None:
 
 
 def test_the_largest_file_that_is_written_is_read() -> None:
-    """Names of 253 characters everywhere."""
     long = ClaimRef(namespace="n" * 253, name="c" * 253, uid=ClaimUid("u" * 128))
     pods = (UsingPod(namespace="n" * 253, name="p" * 253, uid="u" * 128),) * MAX_PODS
     largest = UsageFindings(
@@ -69,7 +68,6 @@ def test_the_largest_file_that_is_written_is_read() -> None:
 
 
 def test_lists_are_cut_to_their_bounds_on_both_sides() -> None:
-    """The exporter's bound is no promise."""
     many = replace(ALL, over_grant=(replace(OVER, pods=(pod(),) * 50),) * (MAX_OVER_GRANT + 9))
     found = decode(encode(many))
     assert len(found.over_grant) == MAX_OVER_GRANT
@@ -102,22 +100,12 @@ def test_what_is_no_such_file_is_refused(content: bytes, expected: str) -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        {"pods": []},
-        {"pods": None},
-        {"pods": [{"namespace": "team", "name": "x"}]},
-        {"usedBytes": -1},
-        {"usedBytes": True},
-        {"usedBytes": 2**70},
-        {"grantBytes": "12Gi"},
-        {"since": "yesterday"},
-        {"since": "2026-07-01T12:00:00"},
-        {"since": "0001-01-01T00:00:00+23:59"},
-        {"claimUid": ""},
-        {"claim": "x" * 254},
-        {"namespace": "a\nb"},
-        {"device": None},
+        {"pods": []}, {"pods": None}, {"pods": [{"namespace": "team", "name": "x"}]}, {"usedBytes": -1},
+        {"usedBytes": True}, {"usedBytes": 2**70}, {"grantBytes": "12Gi"}, {"since": "yesterday"},
+        {"since": "2026-07-01T12:00:00"}, {"since": "0001-01-01T00:00:00+23:59"}, {"claimUid": ""},
+        {"claim": "x" * 254}, {"namespace": "a\nb"}, {"device": None},
     ],
-)
+)  # fmt: skip
 def test_an_entry_that_makes_no_sense_is_left_out(changed: dict[str, Any]) -> None:
     """One over its grant without a pod has nothing to go by."""
     entry = json.loads(encode(ALL))["overGrant"][0]
@@ -140,7 +128,6 @@ JSON = st.recursive(
 
 @given(st.sampled_from(["overGrant", "unattributed", "idle"]), JSON, st.sampled_from(["pods", "commands", "since"]))
 def test_no_value_anywhere_breaks_the_reader(section: str, value: Any, field: str) -> None:
-    """Every field may hold anything."""
     decode(document(**{section: value}))
     entry = json.loads(encode(ALL))[section][0]
     decode(document(**{section: [entry | {field: value}]}))

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dra_driver.config.status import node_status
-from dra_driver.controller.policy_totals import NodePolicies, PolicyView, node_view, policy_view
+from dra_driver.controller.policy_status import NodePolicies, PolicyView, node_view, policy_view
 from dra_driver.core.errors import ConflictError, KubernetesApiError, NotFoundError
 from dra_driver.core.model.gpu_node import GpuNodeStatus, NodePolicy, PolicyOrigin, PolicyState
 

@@ -3,18 +3,20 @@
 import pytest
 from msgspec.structs import replace
 
-from dra_driver.controller.brake import BrakeRules, Pace, brake_state
-from dra_driver.controller.fleet import Fleet, fleet_of, slice_view
-from tests.unit.controller.objects import at, device, resource_slice, taint
+from dra_driver.controller.eviction_api import BrakeRules, Pace, brake_state
+from dra_driver.controller.pending_evictions import Fleet, fleet_of, slice_view
+from tests.fakes.stand_in import present
+from tests.unit.controller.objects import Obj, at, device, resource_slice, taint
 
 RULES = BrakeRules(percent=20, window_s=600)
 
 
 def fleet(size: int, tainted: int, *, seconds: float = 0.0, key: str = "gpu.nvidia.com/xid") -> Fleet:
-    devices = [device(n, taint(seconds, key=key)) if n < tainted else device(n) for n in range(size)]
-    view = slice_view(resource_slice(*devices))
-    assert view is not None
-    return fleet_of([view])
+    return fleet_with(*(device(n, taint(seconds, key=key)) if n < tainted else device(n) for n in range(size)))
+
+
+def fleet_with(*devices: Obj) -> Fleet:
+    return fleet_of([present(slice_view(resource_slice(*devices)))])
 
 
 @pytest.mark.parametrize(
@@ -68,16 +70,12 @@ def test_taints_that_a_person_asked_for_do_not_count(key: str) -> None:
 
 def test_partitions_count_for_their_gpu_and_once() -> None:
     parts = [device(0, taint(), part=f"-mig-{n}") for n in range(10)]
-    view = slice_view(resource_slice(*parts, *(device(n) for n in range(1, 8))))
-    assert view is not None
-    state = brake_state(fleet_of([view]), RULES, at(1))
+    state = brake_state(fleet_with(*parts, *(device(n) for n in range(1, 8))), RULES, at(1))
     assert (state.recent, state.fleet, state.on) == (1, 8, False)
 
 
 def test_a_gpu_that_was_tainted_again_counts_by_its_newest_taint() -> None:
-    view = slice_view(resource_slice(*(device(n, taint(-9999), taint(0, key="k")) for n in range(4))))
-    assert view is not None
-    assert brake_state(fleet_of([view]), RULES, at(1)).on
+    assert brake_state(fleet_with(*(device(n, taint(-9999), taint(0, key="k")) for n in range(4))), RULES, at(1)).on
 
 
 def test_one_hundred_percent_switches_it_off() -> None:

@@ -6,12 +6,9 @@ from typing import Any
 
 import pytest
 
-from dra_driver.controller.brake import BrakeRules
-from dra_driver.controller.eviction_api import FIRST_RETRY_S
-from dra_driver.controller.eviction_events import EvictionEvents
-from dra_driver.controller.evictions import EvictionRules, Evictions
-from dra_driver.controller.fleet import SliceView, slice_view
-from dra_driver.controller.pending_evictions import SpecialClaim, special_claim
+from dra_driver.controller.eviction_api import FIRST_RETRY_S, BrakeRules
+from dra_driver.controller.evictions import EvictionEvents, EvictionRules, Evictions
+from dra_driver.controller.pending_evictions import SliceView, SpecialClaim, slice_view, special_claim
 from dra_driver.core.errors import (
     ApiUnreachableError,
     ConflictError,

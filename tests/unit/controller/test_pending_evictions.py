@@ -4,8 +4,15 @@ from typing import Any
 
 import pytest
 
-from dra_driver.controller.fleet import Fleet, fleet_of, slice_view
-from dra_driver.controller.pending_evictions import SpecialClaim, pending_evictions, special_claim
+from dra_driver.controller.pending_evictions import (
+    Fleet,
+    SpecialClaim,
+    fleet_of,
+    pending_evictions,
+    slice_view,
+    special_claim,
+)
+from tests.fakes.stand_in import present
 from tests.unit.controller.objects import DRIVER, at, device, resource_slice, special_claim_object, taint
 
 
@@ -14,9 +21,7 @@ def fleet(*slices: dict[str, Any]) -> Fleet:
 
 
 def claim(*numbers: int, **options: Any) -> SpecialClaim:
-    found = special_claim(special_claim_object(*numbers, **options), DRIVER)
-    assert found is not None
-    return found
+    return present(special_claim(special_claim_object(*numbers, **options), DRIVER))
 
 
 def test_a_pod_is_due_a_grace_time_after_the_taint_of_its_device() -> None:

@@ -5,16 +5,24 @@ from typing import Any
 
 import pytest
 
-from dra_driver.controller.brake import BrakeRules
-from dra_driver.controller.eviction_events import UsageEvictionEvents
-from dra_driver.controller.usage_evictions import UsageEvictionRules, UsageEvictions
+from dra_driver.controller.eviction_api import BrakeRules
+from dra_driver.controller.usage_evictions import UsageEvictionEvents, UsageEvictionRules, UsageEvictions
 from dra_driver.controller.usage_requests import FRESH_S, NodeUse, node_use
 from dra_driver.core.errors import ApiUnreachableError, NotFoundError
 from dra_driver.core.telemetry.controller_metrics import REGISTRY
 from dra_driver.kube.evictions import NO_EVICTION
 from dra_driver.kube.objects.core import ObjectReference
-from tests.unit.controller.objects import DRIVER, Stage, budget_says_no
-from tests.unit.controller.usage_objects import FOREIGN, IDLE, claim_object, gpu_node, over, pod
+from tests.unit.controller.objects import (
+    DRIVER,
+    FOREIGN,
+    IDLE,
+    Stage,
+    budget_says_no,
+    claim_object,
+    gpu_node,
+    over,
+    pod,
+)
 
 BRAKE = BrakeRules(percent=20, window_s=600)
 
@@ -101,7 +109,6 @@ def test_without_the_policys_consent_nothing_happens(world: World, action: str) 
 
 
 def test_processes_of_no_claim_never_lead_to_an_eviction(world: World) -> None:
-    """Also where the entry is dressed up as one that asks."""
     world.tell(FOREIGN | over() | {"pods": []}, FOREIGN)
     world.run_until(200)
     assert (world.evicted, world.events) == ([], [])
@@ -135,8 +142,7 @@ def test_a_pod_that_does_not_have_the_claim_is_never_evicted(world: World) -> No
 
 
 @pytest.mark.parametrize(
-    "changed",
-    [{"claimUid": "uid-former"}, {"gpu": "gpu-1"}, {"pods": [{"name": "llm-0", "uid": "uid-former"}]}],
+    "changed", [{"claimUid": "uid-former"}, {"gpu": "gpu-1"}, {"pods": [{"name": "llm-0", "uid": "uid-former"}]}]
 )
 def test_a_later_claim_or_pod_of_the_name_is_safe(world: World, changed: dict[str, Any]) -> None:
     world.tell(over(**changed))
@@ -191,7 +197,6 @@ def test_a_budget_is_honoured(world: World) -> None:
 
 
 def test_one_pod_leaves_at_a_time_the_one_with_most_memory_first(world: World) -> None:
-    """Then the claim is looked at for as long again."""
     world.claims["llm"] = claim_object("llm", pods=("llm-0", "llm-1"))
     world.pods["llm-1"] = pod("llm-1")
     world.tell(over(pods=[{"name": "llm-1", "uid": "uid-llm-1"}, {"name": "llm-0", "uid": "uid-llm-0"}]))
@@ -217,7 +222,6 @@ def test_a_pod_that_came_after_the_announcement_is_told_before_it_leaves(world: 
 
 
 def test_an_idle_claim_is_reclaimed_after_as_many_minutes_more(world: World) -> None:
-    """All of its pods, one after the other."""
     world.claims["llm"] = claim_object("llm", pods=("llm-0", "llm-1"))
     world.pods["llm-1"] = pod("llm-1")
     world.tell(IDLE, kind="idle")
@@ -256,7 +260,6 @@ def test_each_kind_has_its_switch(world: World, over_grant: bool, idle: bool, le
 
 
 def test_many_at_once_are_a_wrong_rule_and_held_by_the_brake(world: World) -> None:
-    """Two of eight GPUs within the window; when it is over, they leave at the pace."""
     world.run(names=("a", "b"))
     for name, gpu in (("a", "gpu-0"), ("b", "gpu-1")):
         world.claims[name] = claim_object(name, device=gpu)
@@ -271,7 +274,6 @@ def test_many_at_once_are_a_wrong_rule_and_held_by_the_brake(world: World) -> No
 
 
 def test_two_claims_on_one_gpu_are_one_gpu_for_the_brake(world: World) -> None:
-    """A shared GPU has many claims."""
     world.run(names=("a", "b"))
     world.tell(over("a"), over("b"))
     world.run_until(80)

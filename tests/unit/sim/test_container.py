@@ -9,7 +9,7 @@ import pytest
 
 from dra_driver.core.errors import RetryableError
 from dra_driver.node.exporter.sources import LogLinks, ProcReader, claims_of
-from dra_driver.node.usage.containers import LogIndex
+from dra_driver.node.usage.sources import LogIndex
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.node.container import (
     ContainerView,

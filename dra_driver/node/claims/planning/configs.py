@@ -13,8 +13,7 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from dra_driver.config.device_config import DeviceConfig, GpuConfig, MigDeviceConfig
-from dra_driver.config.parameters import decode
+from dra_driver.config.parameters import DeviceConfig, GpuConfig, MigDeviceConfig, decode
 from dra_driver.core.errors import InvalidParametersError
 from dra_driver.core.model.claim import AllocatedDevice, ClaimRef, OpaqueConfig
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 
-from dra_driver.config.device_config import GpuConfig, MigDeviceConfig, MpsLimits
+from dra_driver.config.parameters import GpuConfig, MigDeviceConfig, MpsLimits
 from dra_driver.core.errors import ClaimError, InvalidParametersError
 from dra_driver.core.model.claim import AllocatedDevice, ClaimRef
 from dra_driver.core.model.gpu import Gpu

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.config.device_config import MpsLimits
+from dra_driver.config.parameters import MpsLimits
 from dra_driver.core.errors import DeviceLostError, InvalidParametersError, MpsUnavailableError, StorageError
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.hardware.gpu.backend import COMPUTE_MODE, ComputeMode

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import pytest
 
-from dra_driver.config.device_config import GpuConfig, MigDeviceConfig
+from dra_driver.config.parameters import GpuConfig, MigDeviceConfig
 from dra_driver.core.errors import InvalidParametersError
 from dra_driver.core.model.claim import OpaqueConfig
 from dra_driver.node.claims.planning.configs import config_for, decode_all

@@ -13,8 +13,7 @@ from dra_driver.core.model.usage_findings import IdleClaim, UsageFindings
 from dra_driver.node.exporter.node_process import AssignmentsReader, FindingsWriter, UsageGpus
 from dra_driver.node.exporter.sources import FRESH_S, LogLinks, PodResourcesReader, ProcReader, claims_of
 from dra_driver.node.process.usage_exporter import ExporterLock
-from dra_driver.node.usage.containers import CgroupPlace, LogIndex
-from dra_driver.node.usage.sources import ProcessFacts, Unread
+from dra_driver.node.usage.sources import CgroupPlace, LogIndex, ProcessFacts, Unread
 from dra_driver.node.usage.values import AssignedGpu, Assignments
 from tests.fakes.stand_in import present
 from tests.unit.node.exporter.fakes import FakeGpus, FakeProc

@@ -1,11 +1,10 @@
 """What users and taints show of faults."""
 
-from dra_driver.core.model.health import HealthCause, RecoveryAction, Severity
+from dra_driver.core.model.health import RecoveryAction, Severity
 from dra_driver.core.model.health_rules import HealthRules
-from dra_driver.node.health.conditions import conditions, unmonitored
+from dra_driver.node.health.conditions import HealthState, conditions, state
 from dra_driver.node.health.fault import Faults
 from dra_driver.node.health.machine import after_event, after_reading, after_repair
-from dra_driver.node.health.statistics import HealthState, state
 from tests.unit.node.health.world import GPU, WALL, at, ecc, reading, xid
 
 EVICT_79 = HealthRules(evicting_xids=frozenset({79}))
@@ -38,7 +37,6 @@ def test_a_condition_in_its_calm_time_says_how_recovery_was_seen() -> None:
 
 
 def test_each_cause_on_each_device_is_one_condition_the_whole_gpu_first() -> None:
-    """One taint key for each cause."""
     faults = after_event(after_event(with_xids(119), xid(95, gi_id=2), at(1)), ecc(gi_id=2), at(1))
     down = reading(links_down=(0, 3), rows_failed=True, recovery_action=RecoveryAction.DRAIN_AND_RESET)
     found = conditions(GPU, after_reading(faults, down, at(2)), at(3))
@@ -56,21 +54,13 @@ def test_each_cause_on_each_device_is_one_condition_the_whole_gpu_first() -> Non
 
 
 def test_what_the_hardware_says_is_shown_without_control_characters() -> None:
-    """The text ends in a terminal."""
     faults = after_reading({}, reading(unreachable="lost\x1b[31m\n" + "x" * 500), at(1))
     (found,) = conditions(GPU, faults, at(2))
     assert "lost?[31m " in found.message
     assert len(found.message) < 400
 
 
-def test_a_gpu_whose_events_cannot_be_had_is_no_less_used() -> None:
-    """It is information: the effect of its taint is None."""
-    found = unmonitored(GPU, "not supported", 7.0)
-    assert (found.cause, found.severity, found.since) == (HealthCause.UNMONITORED, Severity.COUNTED, 7.0)
-
-
 def test_the_state_of_a_device_is_that_of_its_worst_fault() -> None:
-    """What is recovering does not hide what holds."""
     ill = with_xids(119, 79)
     healed = after_repair(ill, at(5))
     assert state({}.values()) is HealthState.HEALTHY

@@ -8,7 +8,7 @@ import yaml
 
 from dra_driver.config.policy import policy_of, policy_problems
 from dra_driver.core.model.health import HealthCause
-from dra_driver.node.health.rules import CALM_S
+from dra_driver.node.health.fault import CALM_S
 from dra_driver.node.health.xids import KNOWN
 from dra_driver.node.process.health_conditions import KEYS
 

@@ -5,8 +5,17 @@ from typing import Any
 import pytest
 
 from dra_driver.core.model.health import HealthCause, RecoveryAction, Severity
-from dra_driver.core.model.health_rules import HealthRules
-from dra_driver.node.health.fault import MOST_XIDS, FaultKey, FaultPhase, Faults
+from dra_driver.core.model.health_rules import DEFAULT_RULES, HealthRules
+from dra_driver.node.health.fault import (
+    CALM_S,
+    FLAP_WINDOW_S,
+    MOST_XIDS,
+    FaultKey,
+    FaultPhase,
+    Faults,
+    calm_s,
+    severity,
+)
 from dra_driver.node.health.machine import (
     SETTLE_S,
     after_boot,
@@ -17,7 +26,8 @@ from dra_driver.node.health.machine import (
     after_repair,
     after_time,
 )
-from dra_driver.node.health.rules import CALM_S, FLAP_WINDOW_S
+from dra_driver.node.health.xids import KNOWN, ROWS, XidRecovery
+from dra_driver.node.health.xids import xid as known_xid
 from tests.unit.node.health.world import FINE, WALL, at, ecc, fault, phase, reading, xid
 
 XID, ECC, LOST, HANG = HealthCause.XID, HealthCause.ECC, HealthCause.LOST, HealthCause.HANG
@@ -27,18 +37,6 @@ RESET = RecoveryAction.GPU_RESET
 
 def looked(faults: Faults, clock: float, **fields: Any) -> Faults:
     return after_reading(faults, reading(**fields), at(clock))
-
-
-def test_an_application_error_leaves_no_fault() -> None:
-    """It is counted elsewhere; nothing has to recover."""
-    assert after_event({}, xid(31), at(1)) == {}
-
-
-def test_an_xid_holds_until_recovery_is_seen_however_long_that_takes() -> None:
-    """A GPU that needs a reset does not get well by waiting."""
-    faults = after_time(after_event({}, xid(119), at(1)), at(10**6))
-    assert phase(faults, XID, 119) is OPEN
-    assert fault(faults, XID, 119).since == WALL + 1
 
 
 @pytest.mark.parametrize(
@@ -53,7 +51,6 @@ def test_an_xid_holds_until_recovery_is_seen_however_long_that_takes() -> None:
     ],
 )
 def test_a_seen_reset_heals_an_xid_after_its_calm_time(number: int, ill: Any, well: Any) -> None:
-    """The GPU is used again without a restart of anything."""
     faults = looked(after_event({}, xid(number), at(1)), 2, **ill)
     assert phase(faults, XID, number) is OPEN
     faults = looked(faults, 10, **well)
@@ -146,14 +143,12 @@ def test_what_is_read_taints_until_it_is_read_to_be_well(cause: HealthCause, ill
 
 
 def test_a_gpu_that_does_not_answer_keeps_all_its_other_faults() -> None:
-    """Nothing is read of it, so nothing recovers."""
     faults = looked({}, 1, recovery_action=RESET, links_down=(1,))
     faults = looked(faults, 2, unreachable="lost")
     assert [fault.phase for fault in faults.values()] == [OPEN] * 3
 
 
 def test_a_fault_that_comes_back_keeps_its_time_and_waits_longer() -> None:
-    """A link that comes and goes: the taint is one taint, and stays longer each time."""
     faults: Faults = {}
     for clock in (0, 10, 20):
         faults = looked(looked(faults, clock, links_down=(1,)), clock + 5, links_down=())
@@ -164,7 +159,6 @@ def test_a_fault_that_comes_back_keeps_its_time_and_waits_longer() -> None:
 
 
 def test_a_fault_that_comes_back_within_an_hour_of_its_end_waits_longer_and_later_does_not() -> None:
-    """What is an hour ago is another matter; the taint is a new one in both cases."""
     rules = HealthRules(calm_s=10)
     over = after_time(looked(looked({}, 0, links_down=(1,)), 1, links_down=()), at(11, rules))
     soon = looked(after_time(over, at(100, rules)), 100, links_down=(1,))
@@ -193,7 +187,6 @@ def test_rules_apply_to_what_is_there_and_the_time_moves_with_the_severity() -> 
 
 
 def test_a_partitions_fault_is_over_with_its_instance_and_others_stay() -> None:
-    """The next instance with that id is another one."""
     faults = after_event(after_event(after_event({}, xid(95, gi_id=3), at(1)), xid(95, gi_id=4), at(1)), xid(95), at(1))
     faults = after_instances(faults, {4}, at(2))
     assert (phase(faults, XID, 95, 3), phase(faults, XID, 95, 4), phase(faults, XID, 95)) == (OVER, OPEN, OPEN)
@@ -201,7 +194,6 @@ def test_a_partitions_fault_is_over_with_its_instance_and_others_stay() -> None:
 
 
 def test_a_reboot_heals_what_a_reboot_heals() -> None:
-    """A lost GPU and a failed remap stay until a reading says otherwise; instances are gone."""
     faults = after_event(after_event({}, xid(79), at(1)), xid(95, gi_id=3), at(1))
     faults = looked(faults, 2, recovery_action=RESET, rows_failed=True, links_down=(1,))
     faults = after_boot(looked(faults, 3, unreachable="lost"), at(0.5))
@@ -233,7 +225,6 @@ def test_an_administrators_word_heals_errors_and_not_what_is_still_read() -> Non
 
 
 def test_a_gpu_that_invents_xids_is_remembered_with_few_of_them_and_none_that_is_stronger_gives_way() -> None:
-    """Memory is bounded, and what the taint does stays as strong as the strongest XID made it."""
     rules = HealthRules(evicting_xids=frozenset({79}))
     faults = after_event({}, xid(79), at(0, rules))
     for number in range(1000, 1200, 2):
@@ -247,5 +238,76 @@ def test_a_gpu_that_invents_xids_is_remembered_with_few_of_them_and_none_that_is
 
 @pytest.mark.parametrize("number", [-1, 0, 65536, 2**63])
 def test_a_number_that_is_no_xid_taints_as_one_unknown_xid(number: int) -> None:
-    """A damaged event is an error of the GPU, too."""
     assert list(after_event({}, xid(number, gi_id=2**40), at(1))) == [FaultKey(None, XID, 0)]
+
+
+COUNTED, TAINTS, EVICTS = Severity.COUNTED, Severity.NO_NEW_CLAIMS, Severity.EVICT
+
+
+@pytest.mark.parametrize("cause", list(HealthCause))
+def test_nothing_evicts_unless_a_policy_asks_for_it(cause: HealthCause) -> None:
+    """Kubernetes deletes evicted pods without a look at their budgets."""
+    assert severity(cause, 79, DEFAULT_RULES) is (COUNTED if cause is HealthCause.UNMONITORED else TAINTS)
+
+
+@pytest.mark.parametrize(
+    ("cause", "number", "rules", "expected"),
+    [
+        (XID, 31, HealthRules(), COUNTED),
+        (XID, 31, HealthRules(taint_xids=frozenset({31})), TAINTS),
+        (XID, 31, HealthRules(evicting_xids=frozenset({31})), EVICTS),
+        (XID, 31, HealthRules(evicting_causes=frozenset({XID})), COUNTED),
+        (XID, 31, HealthRules(taint_xids=frozenset({31}), evicting_causes=frozenset({XID})), EVICTS),
+        (XID, 79, HealthRules(ignored_xids=frozenset({79})), COUNTED),
+        (XID, 79, HealthRules(ignored_xids=frozenset({79}), evicting_causes=frozenset({XID})), COUNTED),
+        (XID, 79, HealthRules(ignored_causes=frozenset({XID})), COUNTED),
+        (XID, 79, HealthRules(ignored_causes=frozenset({XID}), evicting_xids=frozenset({79})), EVICTS),
+        (XID, 79, HealthRules(ignored_causes=frozenset({XID}), taint_xids=frozenset({79})), TAINTS),
+        (XID, 79, HealthRules(evicting_causes=frozenset({XID})), EVICTS),
+        (XID, 999, HealthRules(), TAINTS),
+        (LOST, 0, HealthRules(evicting_causes=frozenset({LOST})), EVICTS),
+        (LOST, 0, HealthRules(ignored_causes=frozenset({LOST})), COUNTED),
+        (LOST, 0, HealthRules(evicting_causes=frozenset({HealthCause.HANG})), TAINTS),
+        (HealthCause.UNMONITORED, 0, HealthRules(evicting_causes=frozenset({HealthCause.UNMONITORED})), COUNTED),
+    ],
+)
+def test_what_names_an_xid_is_stronger_than_what_names_its_cause(
+    cause: HealthCause, number: int, rules: HealthRules, expected: Severity
+) -> None:
+    """An application error evicts only where its own number is named."""
+    assert severity(cause, number, rules) is expected
+
+
+def test_the_calm_time_doubles_with_each_return_up_to_eight_times() -> None:
+    assert [calm_s(LOST, repeats, DEFAULT_RULES, None) / CALM_S[LOST] for repeats in range(6)] == [1, 2, 4, 8, 8, 8]
+
+
+def test_the_calm_time_of_simulated_gpus_is_short_and_a_policys_is_as_written() -> None:
+    assert [calm_s(LOST, repeats, DEFAULT_RULES, 10.0) for repeats in (0, 1, 9)] == [10.0, 10.0, 10.0]
+    assert [calm_s(LOST, repeats, HealthRules(calm_s=600.0), 10.0) for repeats in (0, 1)] == [600.0, 1200.0]
+    assert calm_s(LOST, 0, HealthRules(calm_s=0.0), None) == 0.0
+    assert all(seconds > 0 for cause, seconds in CALM_S.items() if cause is not HealthCause.UNMONITORED)
+
+
+APPLICATION_ERRORS = (13, 31, 43, 45, 68, 109)
+"""What NVIDIA's device plugin and DRA driver ignore."""
+
+
+@pytest.mark.parametrize("number", APPLICATION_ERRORS)
+def test_an_application_error_does_not_taint(number: int) -> None:
+    assert not known_xid(number).taints
+    assert known_xid(number).recovery is XidRecovery.RESTART_APP
+    assert "L" in known_xid(number).sources
+
+
+def test_each_row_is_whole_and_stands_once_in_order() -> None:
+    numbers = [row[0] for row in ROWS]
+    assert numbers == sorted(set(numbers))
+    assert len(KNOWN) == len(ROWS)
+    for number, meaning, _, since, sources in ROWS:
+        assert 0 < number < 1000
+        assert meaning
+        assert not meaning.endswith(".")
+        assert since in {0, 565, 570, 575}
+        assert sources
+        assert set(sources) <= set("CNL")

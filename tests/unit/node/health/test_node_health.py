@@ -11,8 +11,8 @@ from dra_driver.core.model.health import HealthCause, HealthEvent, RecoveryActio
 from dra_driver.core.model.health_rules import HealthRules
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.node.health import DeviceHealth, HealthState, NodeHealth
+from dra_driver.node.health.fault import CALM_S
 from dra_driver.node.health.node_health import UNLISTED_S
-from dra_driver.node.health.rules import CALM_S
 from tests.unit.node.health.world import FINE, GPU, OTHER, WALL, Node, reading, told, xid
 
 CALM = int(CALM_S[HealthCause.XID])
@@ -33,7 +33,6 @@ def healthy(**fields: Any) -> Any:
 
 
 def test_an_xid_taints_at_once_and_goes_by_itself_after_a_reset(node: Node, health: NodeHealth) -> None:
-    """Nothing has to be restarted, and an application error does nothing."""
     assert not health.observe([xid(31)])
     assert health.observe([xid(79)])
     assert told(health) == [("xid", "79", "no-new-claims")]
@@ -69,7 +68,6 @@ def test_a_condition_survives_a_restart_with_its_time(node: Node) -> None:
 
 
 def test_a_calm_time_goes_on_over_a_restart(node: Node) -> None:
-    """It is neither begun anew nor cut short."""
     health = node.open()
     health.observe([xid(119)])
     node.now += 1
@@ -130,7 +128,6 @@ def test_a_wall_clock_that_jumps_changes_no_calm_time_and_no_time_of_a_taint(nod
 
 
 def test_a_policy_works_at_the_next_tick(node: Node, health: NodeHealth) -> None:
-    """No restart and no new error is needed, in either direction."""
     health.observe([xid(79)])
     node.rules[GPU] = HealthRules(evicting_xids=frozenset({79}))
     node.run(health, 1)
@@ -138,16 +135,6 @@ def test_a_policy_works_at_the_next_tick(node: Node, health: NodeHealth) -> None
     node.rules[GPU] = HealthRules(ignored_xids=frozenset({79}))
     assert health.tick()
     assert told(health) == []
-
-
-def test_simulated_gpus_recover_soon(node: Node) -> None:
-    """At most 30 s, also after the third time."""
-    health = node.open(calm_s=20.0)
-    for _ in range(5):
-        health.observe([xid(79)])
-        health.look([reading(unreachable="lost")], {})
-        node.run(health, 30, healthy())
-        assert told(health) == []
 
 
 def test_unmonitored_gpus_are_told_while_they_are(node: Node, health: NodeHealth) -> None:
@@ -258,7 +245,6 @@ def test_events_of_more_gpus_than_a_node_has_are_counted_out(health: NodeHealth)
 
 
 def test_a_disk_that_is_full_stops_nothing_and_is_tried_again(node: Node, health: NodeHealth) -> None:
-    """Conditions hold in memory; they are saved when there is room."""
     shutil.rmtree(node.folder)
     health.observe([xid(79)])
     assert told(health) == [("xid", "79", "no-new-claims")]
@@ -268,7 +254,6 @@ def test_a_disk_that_is_full_stops_nothing_and_is_tried_again(node: Node, health
 
 
 def test_a_file_that_is_removed_or_overwritten_with_garbage_is_written_again(node: Node, health: NodeHealth) -> None:
-    """The process that knows better writes what it knows."""
     health.observe([xid(79)])
     for spoil in (node.path.unlink, lambda: node.path.write_bytes(b"garbage")):
         spoil()
@@ -313,7 +298,6 @@ def test_a_process_that_ends_with_unsaved_news_saves_them(node: Node) -> None:
 
 
 def test_metrics_show_states_their_time_and_recoveries(node: Node, health: NodeHealth) -> None:
-    """Time in state is of this state, and a device that is well again is healthy."""
     health.look([reading(**FINE)], {})
     node.now += 7
     assert health.status().devices == (DeviceHealth(gpu_uuid=GPU, gi_id=None, state=HealthState.HEALTHY, seconds=7.0),)

@@ -10,8 +10,7 @@ from dra_driver.core.model.health import HealthCause, HealthEvent, HealthReading
 from dra_driver.core.model.health_rules import DEFAULT_RULES, HealthRules
 from dra_driver.node.health.fault import RANK, FaultKey, FaultPhase, Faults, HealthRecord
 from dra_driver.node.health.machine import Moment, after_event, after_instances, after_reading, after_repair, after_time
-from dra_driver.node.health.merge import merged
-from dra_driver.node.health.storage import decode, encode
+from dra_driver.node.health.storage import decode, encode, merged
 from tests.unit.node.health.world import GPU, WALL, Node, ecc, reading, xid
 
 RULES = st.sampled_from([

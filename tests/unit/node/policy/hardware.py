@@ -47,12 +47,7 @@ def node(count: int = 2) -> Snapshot:
 
 
 def written(name: str, **spec: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "gpu.dra-driver.io/v1alpha1",
-        "kind": "GpuPolicy",
-        "metadata": {"name": name},
-        "spec": spec,
-    }
+    return {"apiVersion": "gpu.dra-driver.io/v1alpha1", "kind": "GpuPolicy", "metadata": {"name": name}, "spec": spec}
 
 
 def policy(name: str = "p", **spec: Any) -> GpuPolicy:

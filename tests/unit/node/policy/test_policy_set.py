@@ -1,11 +1,15 @@
 """What a node keeps of GpuPolicy objects, and one set made of files and objects."""
 
 import json
+import os
+import stat
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dra_driver.config.policy import MAX_BYTES
+from dra_driver.core.errors import StorageError
 from dra_driver.node.policy.policy_set import (
     MAX_POLICIES,
     PolicyObject,
@@ -13,8 +17,10 @@ from dra_driver.node.policy.policy_set import (
     RefusedSetError,
     decode_set,
     kept,
+    load_set,
     merge,
     read_objects,
+    save_set,
 )
 from tests.fakes.stand_in import present
 from tests.unit.node.policy.hardware import NODE, written
@@ -78,13 +84,6 @@ def test_all_objects_together_are_bounded() -> None:
     assert read_objects(others[-1:])[0].problem == "the object is not kept beside so many others"
 
 
-def test_files_and_objects_are_one_set() -> None:
-    files = decode_set([written("from-file")])
-    found = merge(files, read_objects([keep(stored("from-object", 7, priority=1))]))
-    assert [policy.name for policy in found.policies] == ["from-file", "from-object"]
-    assert found.generations == {"from-object": 7}
-
-
 def test_an_object_takes_the_place_of_a_file_that_says_the_same() -> None:
     """So policies are moved from files to objects: apply them, then remove the files."""
     files = decode_set([written("a", priority=1)])
@@ -121,3 +120,56 @@ def test_generations_are_read_back_and_nonsense_is_none() -> None:
     assert decode_set([written("a")], {"a": 3, "b": "x"}).generations == {"a": 3, "b": None}
     assert decode_set([written("a")], ["a"]).generations is None
     assert decode_set([written("a")]).generations is None
+
+
+POLICY = {
+    "apiVersion": "gpu.dra-driver.io/v1alpha1",
+    "kind": "GpuPolicy",
+    "metadata": {"name": "p"},
+    "spec": {"forms": {"whole": False}},
+}
+
+
+def test_a_saved_set_is_on_disk_before_save_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut right after it must not bring back older policies, or none, which would hide every GPU."""
+    seen: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def recorded_fsync(descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        kind = "folder" if stat.S_ISDIR(status.st_mode) else "file"
+        same = os.path.samestat(status, tmp_path.stat())
+        seen.append(f"sync {kind}" if kind == "file" or same else "sync of something else")
+        assert kind == "folder" or b'"name":"p"' in Path(f"/proc/self/fd/{descriptor}").read_bytes()
+        fsync(descriptor)
+
+    def recorded_replace(source: str, target: str) -> None:
+        seen.append("rename")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "replace", recorded_replace)
+    save_set(tmp_path / "policies.json", decode_set([POLICY]))
+    assert seen == ["sync file", "rename", "sync folder"]
+
+
+def test_a_saved_set_comes_back_as_it_was(tmp_path: Path) -> None:
+    """A restart with a broken policy folder keeps it."""
+    path = tmp_path / "policies.json"
+    assert load_set(path) is None
+    save_set(path, decode_set([POLICY]))
+    assert load_set(path) == decode_set([POLICY])
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_set_that_cannot_be_saved_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "policies.json"
+    save_set(path, decode_set([POLICY]))
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageError, match=f"{path} cannot be written: No space left on device"):
+        save_set(path, decode_set([]))
+    assert load_set(path) == decode_set([POLICY])

@@ -3,14 +3,32 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.health_rules import GRACE_ATTRIBUTE, HealthRules
-from dra_driver.core.model.terms import Interval, SharingTerms, Strategy, Taint, terms_of
+from dra_driver.core.model.mig import PartitionId
+from dra_driver.core.model.terms import DEFAULT_TERMS, GpuTerms, Interval, SharingTerms, Strategy, Taint, Use, terms_of
 from dra_driver.core.model.usage_rules import UsageRules
-from dra_driver.node.policy.resolve import resolve, survey
-from tests.unit.node.policy.hardware import NODE, ONE_G, ONE_G_ME, gpu, node, partition, policy, uuid, whole
+from dra_driver.node.policy.resolve import DRAINING_TAINT, resolve
+from tests.unit.node.policy.hardware import (
+    NODE,
+    ONE_G,
+    ONE_G_ME,
+    SEVEN_G,
+    THREE_G,
+    gpu,
+    node,
+    partition,
+    policy,
+    share,
+    uuid,
+    whole,
+)
+
+MPS = {"strategy": "MPS"}
+SLICED = {"strategy": "TimeSlicing"}
 
 
 def matched(**select: Any) -> list[int]:
@@ -54,27 +72,12 @@ def test_every_field_that_is_given_has_to_match(select: dict[str, Any], expected
     assert matched(**select) == expected
 
 
-def test_without_policies_every_gpu_has_the_default_terms() -> None:
-    """Without configuration the driver offers everything it finds."""
-    assert resolve([], node(), (), NODE) == {}
-
-
 def test_the_highest_priority_counts_whole_and_alone() -> None:
-    """Nothing of a lower one shines through: one object says all about a GPU."""
-    low = policy("low", taints=[{"key": "example.com/x"}], sharing={"strategy": "MPS"})
+    low = policy("low", taints=[{"key": "example.com/x"}], sharing=MPS)
     high = policy("high", priority=5, select={"minors": [0]}, forms={"migProfiles": []})
     terms = resolve([low, high], node(), (), NODE)
     assert (terms[uuid(0)].policy, terms[uuid(0)].taints, terms[uuid(0)].sharing) == ("high", (), None)
     assert terms[uuid(1)].policy == "low"
-
-
-def test_two_of_the_same_priority_that_differ_are_refused_by_name() -> None:
-    """Either choice would surprise an administrator; the sentence says what to change and where."""
-    clash = [policy("a", sharing={"strategy": "MPS"}), policy("b", select={"minors": [1]})]
-    with pytest.raises(ConfigurationError) as caught:
-        resolve(clash, node(), (), NODE)
-    text = str(caught.value)
-    assert text.startswith(f"policies a and b both match gpu-1 ({uuid(1)}) with priority 0 and differ in spec.sharing:")
 
 
 @pytest.mark.parametrize(
@@ -82,39 +85,25 @@ def test_two_of_the_same_priority_that_differ_are_refused_by_name() -> None:
     [
         ({"health": {"evict": {"xids": [79]}}}, {"health": {"ignore": {"xids": [79]}}}, "spec.health"),
         ({"usage": {"overGrant": {"action": "Evict"}}}, {}, "spec.usage"),
+        ({"sharing": MPS}, {}, "spec.sharing"),
         ({"availability": "Reserved"}, {"availability": "Reserved"}, "spec.availability"),
         ({"forms": {"whole": False}}, {"taints": [{"key": "a"}]}, "spec.forms.whole, spec.taints"),
     ],
 )
 def test_a_contradiction_names_the_fields_that_differ(first: Any, second: Any, field: str) -> None:
     """Two reserved pools differ in the name that their taint has."""
-    with pytest.raises(ConfigurationError, match=f"differ in {field}: give"):
+    with pytest.raises(
+        ConfigurationError, match=rf"policies a and b both match gpu-0 .* with priority 0 and differ in {field}: give"
+    ):
         resolve([policy("a", **first), policy("b", **second)], node(1), (), NODE)
 
 
-def test_two_of_the_same_priority_that_say_the_same_are_no_contradiction() -> None:
-    """The first by name is the one that is told."""
-    terms = resolve([policy("b", availability="Hidden"), policy("a", availability="Hidden")], node(1), (), NODE)
-    assert terms[uuid(0)].policy == "a"
-
-
 def test_a_contradiction_below_the_policy_that_applies_is_no_problem() -> None:
-    """It is reported when the higher policy is removed."""
-    clash = [policy("a", sharing={"strategy": "MPS"}), policy("b"), policy("top", priority=1)]
+    clash = [policy("a", sharing=MPS), policy("b"), policy("top", priority=1)]
     assert resolve(clash, node(1), (), NODE)[uuid(0)].policy == "top"
 
 
-def test_a_survey_withholds_only_the_gpu_that_is_contradicted() -> None:
-    """The others follow their policies."""
-    clash = [policy("a", sharing={"strategy": "MPS"}), policy("b", select={"minors": [1]})]
-    terms, conflicts = survey(clash, node(), (), NODE)
-    assert terms[uuid(0)].sharing is not None
-    assert not terms[uuid(1)].offered
-    assert len(conflicts) == 1
-
-
 def test_everything_a_policy_says_arrives_in_the_terms() -> None:
-    """Profiles as ids of this GPU's own, the rest as written."""
     told = policy(
         "all",
         availability="Reserved",
@@ -150,23 +139,162 @@ def test_the_controller_learns_another_grace_time_from_an_attribute(seconds: int
     ("patterns", "expected"), [(None, None), ([], set()), (["9g.*"], set()), (["*+me"], {ONE_G_ME})]
 )
 def test_no_list_of_profiles_allows_all_and_an_empty_one_none(patterns: Any, expected: Any) -> None:
-    """The difference between saying nothing and saying nothing is allowed."""
     found = resolve([policy("p", forms={"migProfiles": patterns})], node(1), (), NODE)
     assert terms_of(found, uuid(0)).profiles == expected
 
 
 def test_uses_of_gpus_that_are_gone_and_of_others_change_nothing() -> None:
-    """A GPU fell off the bus while a claim had it: the others go on."""
     assert resolve([], node(1), [whole(5), partition(ONE_G, minor=5)], NODE) == {}
-    terms = resolve([policy("p", sharing={"strategy": "MPS"})], node(2), [whole(1)], NODE)
+    terms = resolve([policy("p", sharing=MPS)], node(2), [whole(1)], NODE)
     assert terms_of(terms, uuid(0)).waiting is None
     assert terms_of(terms, uuid(1)).waiting is not None
 
 
 def test_a_policy_that_reserves_all_memory_of_a_gpu_is_refused() -> None:
-    """Nothing would be left for claims; the numbers say what to change."""
     greedy = policy("greedy", sharing={"strategy": "MPS", "reservedMemory": "80Gi"})
     with pytest.raises(ConfigurationError, match=r"policy greedy reserves 80Gi of gpu-0 .* which has 81559Mi"):
         resolve([greedy], node(), (), NODE)
     modest = policy("modest", sharing={"strategy": "MPS", "reservedMemory": "79Gi"})
     assert resolve([modest], node(), (), NODE)
+
+
+def terms_in_use(spec: dict[str, Any] | None, *uses: Use) -> GpuTerms:
+    policies = [] if spec is None else [policy("p", **spec)]
+    return resolve(policies, node(1), uses, NODE).get(uuid(0), DEFAULT_TERMS)
+
+
+def drains(terms: GpuTerms) -> bool:
+    return any(taint.key == DRAINING_TAINT for taint in terms.taints)
+
+
+def all_of_a_shared_gpu() -> Use:
+    return replace(whole(), of_shared=True)
+
+
+@pytest.mark.parametrize("sharing", [MPS, SLICED])
+def test_a_claim_that_has_all_of_a_shared_gpu_leaves_its_publication_alone(sharing: dict[str, Any]) -> None:
+    """It consumed all there is to share. Published as exclusive, the GPU would look free to the scheduler."""
+    assert terms_in_use({"sharing": sharing}, all_of_a_shared_gpu()) == replace(
+        terms_in_use({"sharing": sharing}), shares_in_use=True
+    )
+
+
+@pytest.mark.parametrize("spec", [{}, {"availability": "Hidden"}, {"forms": {"whole": False}}])
+def test_a_shared_gpu_that_one_claim_has_stays_published_as_shared_until_it_is_free(spec: dict[str, Any]) -> None:
+    """Whatever the newest policy says: what was consumed of it is counted only as long as it is shared."""
+    found = terms_in_use(spec, all_of_a_shared_gpu())
+    assert (found.offered, found.whole, found.sharing is not None) == (True, True, True)
+    assert found.waiting is not None
+    assert drains(found)
+
+
+@pytest.mark.parametrize(
+    ("spec", "then"),
+    [
+        ({"sharing": MPS}, "then it is offered shared by MPS (policy p)"),
+        ({"sharing": SLICED}, "then it is offered time-sliced (policy p)"),
+        ({"availability": "Hidden"}, "then it is no longer offered (policy p)"),
+        ({"forms": {"whole": False}}, "then it is offered as MIG partitions only (policy p)"),
+    ],
+)
+def test_a_gpu_that_a_claim_has_whole_stays_whole_and_exclusive(spec: dict[str, Any], then: str) -> None:
+    found = terms_in_use(spec, whole())
+    assert (found.offered, found.whole, found.sharing) == (True, True, None)
+    assert found.waiting == f"the GPU stays exclusive until it is released; {then}"
+    assert drains(found)
+
+
+@pytest.mark.parametrize("spec", [None, {}, {"forms": {"migProfiles": []}}, {"availability": "Reserved"}])
+def test_a_whole_gpu_in_use_waits_for_nothing_that_it_fulfils(spec: dict[str, Any] | None) -> None:
+    """Profiles, taints and attributes change at once: they do not affect claims that have the GPU."""
+    found = terms_in_use(spec, whole())
+    assert found.waiting is None
+    assert not drains(found)
+
+
+@pytest.mark.parametrize(
+    ("spec", "stays", "then"),
+    [
+        ({}, "shared by MPS", "it is offered exclusive (policy p)"),
+        ({"sharing": SLICED}, "shared by MPS", "it is offered time-sliced (policy p)"),
+        (None, "shared by MPS", "it is offered exclusive"),
+        ({"availability": "Hidden"}, "shared by MPS", "it is no longer offered (policy p)"),
+    ],
+)
+def test_a_shared_gpu_keeps_its_strategy_until_the_last_share_is_gone(spec: Any, stays: str, then: str) -> None:
+    """The daemon that the shares run under must not be taken away."""
+    found = terms_in_use(spec, share(), share())
+    assert found.sharing is not None
+    assert (found.offered, found.whole, found.sharing.strategy) == (True, True, Strategy.MPS)
+    assert found.waiting == f"the GPU stays {stays} until its last share is released; then {then}"
+    assert drains(found)
+
+
+@pytest.mark.parametrize("spec", [{"sharing": MPS}, {"sharing": SLICED}, {}, {"availability": "Hidden"}])
+def test_terms_tell_that_shares_are_in_use(spec: dict[str, Any]) -> None:
+    """Kept or wanted: without them the GPU would be published as exclusive when shares cannot be, and given away."""
+    assert terms_in_use(spec, share()).shares_in_use
+    assert terms_in_use(spec, all_of_a_shared_gpu()).shares_in_use
+    assert not terms_in_use(spec, whole()).shares_in_use
+    assert not terms_in_use(spec).shares_in_use
+
+
+def test_a_time_slice_stays_while_shares_are_in_use() -> None:
+    """It is set for the GPU as a whole, so a new one would be felt by the pods that run."""
+    found = terms_in_use(
+        {"sharing": SLICED | {"interval": "Short", "maxShares": 9}}, share(Strategy.TIME_SLICING, Interval.LONG)
+    )
+    assert found.sharing is not None
+    assert (found.sharing.interval, found.sharing.max_shares) == (Interval.LONG, 9)
+    assert "time-sliced with interval Long" in str(found.waiting)
+
+
+def test_a_new_number_of_shares_counts_at_once() -> None:
+    """Only the scheduler counts with it; present shares keep what they have."""
+    found = terms_in_use({"sharing": MPS | {"maxShares": 2}}, share())
+    assert found.waiting is None
+    assert found.sharing is not None
+    assert found.sharing.max_shares == 2
+
+
+def test_partitions_in_use_stay_and_the_rest_follows() -> None:
+    found = terms_in_use({"forms": {"migProfiles": ["1g.10gb"]}}, partition(THREE_G, 4), partition(ONE_G, 0))
+    kept = PartitionId(uuid(0), THREE_G, 4)
+    assert found.kept == {kept}
+    assert found.allows(kept)
+    assert not found.allows(PartitionId(uuid(0), THREE_G, 0))
+    assert found.waiting == (
+        "MIG 3g.40gb at memory slice 4 stays until released; then the GPU is only what policy p allows"
+    )
+    assert not drains(found)
+
+
+@pytest.mark.parametrize("spec", [{"forms": {"migProfiles": []}}, {"availability": "Hidden"}])
+def test_when_nothing_else_is_left_to_offer_new_claims_are_kept_away(spec: dict[str, Any]) -> None:
+    """One claim after another on the partition that is left would keep the GPU from ever becoming what it should."""
+    found = terms_in_use(spec, partition(ONE_G, 3, made=False))
+    assert found.kept == {PartitionId(uuid(0), ONE_G, 3)}
+    assert found.offered
+    assert drains(found)
+
+
+def test_a_hidden_gpu_offers_no_more_than_the_partitions_in_use() -> None:
+    found = terms_in_use({"availability": "Hidden"}, *(partition(ONE_G, start) for start in range(5)))
+    assert (found.whole, found.profiles, len(found.kept)) == (False, frozenset(), 5)
+    assert str(found.waiting).startswith("MIG 1g.10gb at memory slice 0, 1g.10gb at memory slice 1, 1g.10gb at memory")
+    assert "and 2 more stay until released; then the GPU is no longer offered" in str(found.waiting)
+
+
+def test_partitions_that_the_terms_allow_make_nothing_wait() -> None:
+    """Terms stay the same value while claims come and go, so slices are not written again for it."""
+    assert terms_in_use({}, partition(SEVEN_G)) == terms_in_use({})
+    assert terms_in_use({"sharing": MPS}, partition(ONE_G)) == terms_in_use({"sharing": MPS})
+
+
+def test_the_newest_reserve_applies_to_a_shared_gpu_at_once() -> None:
+    """It changes no share that is allocated: only what is left for others."""
+    found = terms_in_use(
+        {"sharing": {**SLICED, "interval": "Long", "reservedMemory": "2Gi"}}, share(Strategy.TIME_SLICING)
+    )
+    assert found.sharing is not None
+    assert (found.sharing.reserved_bytes, found.sharing.interval) == (2 * 2**30, Interval.DEFAULT)

@@ -1,17 +1,13 @@
 """``assignments.json`` is read with bounds; what makes no sense in it is left out, and a damaged file is an error."""
 
 import json
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.core.model.ids import GpuUuid
-from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage_rules import DEFAULT_USAGE, IdleAction, OverGrantAction, UsageRules
 from dra_driver.node.usage.assignments import MAX_BYTES, decode
-from dra_driver.node.usage.values import AssignedGpu
 
 DEVICE: dict[str, Any] = {
     "request": "gpu", "pool": "n/gpu.nvidia.com", "device": "gpu-0", "form": "share", "gpu": "GPU-a", "giId": None,
@@ -31,19 +27,7 @@ def read(**changes: Any) -> Any:
     return decode(json.dumps(DOCUMENT | changes).encode())
 
 
-def test_a_whole_file() -> None:
-    found = read()
-    assert (found.node, found.driver, found.detached) == ("n", "gpu.nvidia.com", None)
-    assert found.process_started == datetime(2026, 7, 1, 11, tzinfo=UTC)
-    assert found.gpus == (AssignedGpu(device="gpu-0", gpu_uuid=GpuUuid("GPU-a")),)
-    (claim,) = found.claims
-    assert (claim.ref.namespace, claim.ref.name, claim.ref.uid) == ("team", "llm", "u1")
-    (device,) = claim.devices
-    assert (device.form, device.share_id, device.memory_bytes, device.percent) == (Form.SHARE, "s1", 2**30, 20)
-
-
 def test_rules_of_a_gpu() -> None:
-    """What the policy says of a GPU; what it does not say is the default."""
     usage = {"onOverGrant": "Evict", "graceSeconds": 5, "overheadBytesPerProcess": 7, "idleAfterMinutes": 3}
     (gpu,) = read(gpus=[DOCUMENT["gpus"][0] | {"changing": True, "usage": usage | {"onIdle": "Reclaim"}}]).gpus
     assert gpu.changing
@@ -55,7 +39,6 @@ def test_rules_of_a_gpu() -> None:
 
 
 def test_a_detached_driver_is_left_alone_whatever_the_reason() -> None:
-    """A reason that cannot be read is a reason all the same."""
     assert read(detached="upgrade").detached == "upgrade"
     assert read(detached=7).detached
 
@@ -70,16 +53,12 @@ def test_a_damaged_file_is_an_error(content: bytes) -> None:
         decode(content)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"uid": 5}, {"namespace": ""}, {"name": "a\nb"}, {"name": "x" * 300}, {"uid": None}],
-)
+@pytest.mark.parametrize("wrong", [{"uid": 5}, {"namespace": ""}, {"name": "a\nb"}, {"name": "x" * 300}, {"uid": None}])
 def test_a_claim_without_a_name_is_left_out(wrong: dict[str, Any]) -> None:
     assert [claim.ref.uid for claim in read(claims=[CLAIM | wrong, CLAIM, "x", None]).claims] == ["u1"]
 
 
 def test_values_that_make_no_sense_are_not_known() -> None:
-    """Numbers are bounded; a device of an unknown form is left out."""
     wrong = {"giId": -1, "memoryBytes": 2**70, "percent": 101, "adminAccess": "yes"}
     (claim,) = read(claims=[CLAIM | {"devices": [DEVICE | wrong, DEVICE | {"form": "slice"}], "prepared": 5}]).claims
     (device,) = claim.devices

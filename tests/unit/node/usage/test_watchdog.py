@@ -2,14 +2,38 @@
 
 from datetime import timedelta
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from dra_driver.core.model.usage_findings import MAX_OVER_GRANT, OverGrant
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.usage_findings import (
+    MAX_COMMAND,
+    MAX_COMMANDS,
+    MAX_OVER_GRANT,
+    IdleClaim,
+    OverGrant,
+    Unattributed,
+)
 from dra_driver.core.model.usage_rules import OverGrantAction, UsageRules
-from dra_driver.node.usage.watchdog import CALM_S, ShareUse, WatchdogState, watch
+from dra_driver.node.usage.values import DeviceUse, GpuUse, SeenProcess
+from dra_driver.node.usage.watchdog import (
+    CALM_S,
+    ClaimUse,
+    ForeignState,
+    IdleState,
+    ShareUse,
+    WatchdogState,
+    device_used,
+    idle_s,
+    used_any,
+    watch,
+    watch_foreign,
+    watch_idle,
+)
 from tests.fakes.stand_in import present
+from tests.unit.node.usage import test_join
 from tests.unit.node.usage.claims import GIB, MIB, NOW, claim, pod
 
 EVICT = UsageRules(over_grant=OverGrantAction.EVICT)
@@ -36,7 +60,6 @@ def last(*uses: ShareUse | None, every_s: float = 10.0) -> OverGrant | None:
 
 
 def test_memory_over_the_grant_is_told_at_the_second_look() -> None:
-    """One look may have hit a moment; the finding says since when."""
     _, told = looks(OVER, OVER)
     assert told[0] == ()
     assert told[1] == (
@@ -68,12 +91,8 @@ def test_unknown_memory_is_never_over_and_ends_what_was_found() -> None:
     assert last(UNKNOWN, UNKNOWN, UNKNOWN) is None
     assert last(OVER, OVER, UNKNOWN) is None
     assert last(OVER, OVER, UNKNOWN, OVER) is None
-
-
-def test_memory_without_a_pod_that_has_it_is_never_over() -> None:
-    """Without attribution there is no claim to tell."""
-    alone = replace(OVER, pods=())
-    assert last(alone, alone, alone) is None
+    unattributed = replace(OVER, pods=())
+    assert last(unattributed, unattributed, unattributed) is None
 
 
 def test_a_claim_that_keeps_its_grant_again_is_told_for_a_while_and_threatened_with_nothing() -> None:
@@ -141,7 +160,6 @@ def test_findings_are_bounded() -> None:
 def test_whatever_comes_only_who_is_over_at_that_look_may_be_evicted(
     looks_at: list[tuple[int | None, int, bool, float]],
 ) -> None:
-    """Any order of known, unknown, attributed and other looks, by any clock."""
     state: WatchdogState = {}
     for used, processes, attributed, elapsed in looks_at:
         use = replace(OVER, used_bytes=used, processes=processes, pods=(pod(),) if attributed else ())
@@ -151,3 +169,117 @@ def test_whatever_comes_only_who_is_over_at_that_look_may_be_evicted(
                 assert used is not None
                 assert attributed
                 assert used > 12 * GIB + processes * 512 * MIB
+
+
+PYTHON = SeenProcess(pid=10, command="python3", memory_bytes=2 * GIB)
+GPU = GpuUse(gpu_uuid=GpuUuid("GPU-0"), device="gpu-0", unattributed=(PYTHON,))
+
+
+def unattributed_after(*uses: GpuUse, every_s: float = 15.0) -> tuple[Unattributed, ...]:
+    state: ForeignState = {}
+    found: tuple[Unattributed, ...] = ()
+    for number, use in enumerate(uses):
+        state, found = watch_foreign(state, [use], every_s, NOW + timedelta(seconds=number * every_s))
+    return found
+
+
+def test_a_process_is_told_when_it_stays() -> None:
+    """The first looks may come before it is known whose it is."""
+    assert unattributed_after(GPU, GPU) == ()
+    assert unattributed_after(GPU, GPU, GPU) == (
+        Unattributed(
+            gpu_uuid="GPU-0", device="gpu-0", processes=1, bytes_used=2 * GIB, since=NOW, commands=("python3",)
+        ),
+    )
+    assert unattributed_after(GPU, GPU, GPU, replace(GPU, unattributed=())) == ()
+    two = replace(GPU, unattributed=(PYTHON, SeenProcess(pid=11)))
+    (found,) = unattributed_after(two, two, two)
+    assert (found.processes, found.bytes_used) == (2, None)
+
+
+def test_short_processes_and_programs_of_the_driver_are_not_reported() -> None:
+    """The MPS server has memory on each shared GPU; /proc cuts its name to 15 characters."""
+    passing = [replace(GPU, unattributed=(replace(PYTHON, pid=pid),)) for pid in range(5)]
+    assert unattributed_after(*passing) == ()
+    server = replace(GPU, unattributed=(replace(PYTHON, command="nvidia-cuda-mps"),))
+    assert unattributed_after(server, server, server) == ()
+
+
+def test_names_are_bounded_and_the_largest_come_first() -> None:
+    """A process chooses its own name."""
+    many = tuple(SeenProcess(pid=number, command=f"{number}{'x' * 200}", memory_bytes=number) for number in range(9))
+    use = replace(GPU, unattributed=many)
+    (found,) = unattributed_after(use, use, use)
+    assert len(found.commands) == MAX_COMMANDS
+    assert found.commands[0] == f"8{'x' * 200}"[:MAX_COMMAND]
+
+
+def test_memory_that_changes_little_is_told_as_before() -> None:
+    grown = [replace(GPU, unattributed=(replace(PYTHON, memory_bytes=size),)) for size in (2 * GIB + 1, 4 * GIB)]
+    assert unattributed_after(GPU, GPU, GPU, grown[0])[0].bytes_used == 2 * GIB
+    assert unattributed_after(GPU, GPU, GPU, grown[1])[0].bytes_used == 4 * GIB
+
+
+UNUSED = ClaimUse(claim=claim(), used=False, after_min=1)
+USED, NOT_KNOWN = replace(UNUSED, used=True), replace(UNUSED, used=None)
+
+
+def idle_after(*uses: ClaimUse, every_s: float = 30.0) -> tuple[IdleState, tuple[IdleClaim, ...]]:
+    state: IdleState = {}
+    found: tuple[IdleClaim, ...] = ()
+    for number, use in enumerate(uses):
+        state, found = watch_idle(state, [use], every_s, NOW + timedelta(seconds=number * every_s))
+    return state, found
+
+
+@pytest.mark.parametrize(
+    ("percents", "device", "expected"),
+    [
+        (None, None, None), (None, 0, None), ([], None, False), ([0, 0], None, False), ([0, 3], None, True),
+        ([None, 3], None, True), ([None, 0], None, None), ([None], 0, False), ([None], 7, True), ([], 7, False),
+    ],
+)  # fmt: skip
+def test_use_is_computing_and_unknown_stays_unknown(
+    percents: list[int | None] | None, device: int | None, expected: bool | None
+) -> None:
+    """A partition on a GPU without GPM has processes of which nothing is known; without processes it is not used."""
+    processes = None if percents is None else tuple(SeenProcess(pid=1, sm_percent=each) for each in percents)
+    found = DeviceUse(claim=claim(), assigned=test_join.use(), processes=processes, sm_percent=device)
+    assert device_used(found) is expected
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [([], None), ([False], False), ([False, True], True), ([None, True], True), ([None, False], None)],
+)
+def test_one_device_in_use_is_enough_and_one_unknown_forbids_idle(
+    devices: list[bool | None], expected: bool | None
+) -> None:
+    assert used_any(devices) is expected
+
+
+def test_a_claim_is_idle_after_the_minutes_of_its_policy() -> None:
+    assert idle_after(UNUSED, UNUSED)[1] == ()
+    assert idle_after(UNUSED, UNUSED, UNUSED)[1] == (IdleClaim(claim=claim(), since=NOW),)
+    assert idle_after(*[UNUSED] * 9)[1] == (IdleClaim(claim=claim(), since=NOW),)
+
+
+@pytest.mark.parametrize("between", [USED, NOT_KNOWN])
+def test_use_and_not_knowing_both_begin_the_time_again(between: ClaimUse) -> None:
+    assert idle_after(UNUSED, UNUSED, UNUSED, between)[1] == ()
+    assert idle_after(UNUSED, UNUSED, between, UNUSED, UNUSED)[1] == ()
+    assert idle_after(*[between] * 9)[1] == ()
+
+
+def test_without_minutes_no_claim_is_idle_but_its_time_is_known() -> None:
+    never = replace(UNUSED, after_min=None)
+    state, found = idle_after(*[never] * 5)
+    assert found == ()
+    assert idle_s(state, claim().uid, used=False) == 120.0
+    assert idle_s(idle_after(USED)[0], claim().uid, used=True) == 0.0
+    assert idle_s(state, claim().uid, used=None) is None
+
+
+def test_a_clock_that_jumps_makes_no_claim_idle() -> None:
+    state, _ = watch_idle({}, [UNUSED], 0.0, NOW)
+    assert watch_idle(state, [UNUSED], 86400.0, NOW)[1] == ()

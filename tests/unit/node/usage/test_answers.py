@@ -7,10 +7,9 @@ from msgspec.structs import replace
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage import GpuUsage, InstanceUsage
 from dra_driver.kubectl.usage.device_use import decode
-from dra_driver.node.usage.answer import document
+from dra_driver.node.usage.answers import CLAIM_LABELS, Family, Judged, document, families
 from dra_driver.node.usage.join import join
 from dra_driver.node.usage.ledger import UsageLedger, fold
-from dra_driver.node.usage.series import CLAIM_LABELS, Family, Judged, families
 from dra_driver.node.usage.sources import Unread
 from dra_driver.node.usage.values import JoinedUsage
 from tests.unit.node.usage.claims import GIB, NOW
@@ -29,7 +28,6 @@ def told(*, dcgm: bool = False, joined: JoinedUsage | None = None) -> dict[str, 
 
 
 def test_memory_of_each_claim_and_container() -> None:
-    """With the labels that Prometheus joins by."""
     used = told()["dra_claim_memory_used_bytes"]
     assert used.labels == CLAIM_LABELS
     assert used.samples == (
@@ -44,7 +42,6 @@ def test_memory_of_each_claim_and_container() -> None:
 
 
 def test_the_parts_of_a_gpu_add_up_in_its_series() -> None:
-    """claims + unattributed + reserved = used."""
     found = {
         part: told()[f"dra_gpu_memory_{part}_bytes"].samples[0][1]
         for part in ("claims", "unattributed", "reserved", "used")
@@ -54,7 +51,6 @@ def test_the_parts_of_a_gpu_add_up_in_its_series() -> None:
 
 
 def test_what_is_not_known_has_no_sample() -> None:
-    """No 0 stands for it."""
     found = told(joined=join(replace(LOOK, readings=Unread(reason="detached"))))
     names = ("dra_claim_memory_used_bytes", "dra_claim_processes", "dra_gpu_memory_used_bytes", "dra_gpu_power_watts")
     assert [found[name].samples for name in names] == [()] * 4

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_driver.core.model.usage_findings import UsingPod
-from dra_driver.node.usage.containers import CgroupPlace, index, place_of
+from dra_driver.node.usage.sources import CgroupPlace, index, place_of
 from dra_driver.node.usage.values import ContainerRef
 from tests.fakes.stand_in import present
 
@@ -95,7 +95,6 @@ def test_in_a_cgroup_namespace_the_host_and_the_reader_itself_are_no_containers(
     ],
 )  # fmt: skip
 def test_processes_of_the_host(path: str) -> None:
-    """Services, users, and containers that the kubelet did not start."""
     assert place_of(f"0::{path}\n") is None
 
 
@@ -105,12 +104,6 @@ def test_processes_of_the_host(path: str) -> None:
 def test_the_pod_is_known_where_the_container_is_not(below: str) -> None:
     """Of an unknown runtime, and of CRI-O's process beside a container."""
     assert place_of(f"0::/kubepods.slice/kubepods-pod{SLICE}.slice{below}\n") == POD
-
-
-def test_a_container_without_its_pod() -> None:
-    """A container beside the reader's own, seen from the reader's cgroup namespace."""
-    assert place_of(f"0::/../cri-containerd-{ID}.scope\n") == CgroupPlace(container_id=ID)
-    assert place_of(f"0::/../{ID}/deeper\n") == CgroupPlace(container_id=ID)
 
 
 def test_a_container_cannot_name_itself_another() -> None:
@@ -130,7 +123,6 @@ def test_a_static_pod() -> None:
 
 @given(st.text())
 def test_any_text(content: str) -> None:
-    """No content ends the look."""
     place_of(content)
 
 
@@ -144,7 +136,6 @@ def link(container: str = "train", container_id: str = OTHER, pod: str = "llm-0"
 
 
 def test_a_container_by_its_id() -> None:
-    """With the names of pod, namespace and container; with or without the pod's UID in the cgroup."""
     found = index([link(), link("sidecar", SIDECAR)])
     train = ContainerRef(pod=LLM, container="train")
     assert found.container(CgroupPlace(pod_uid=UID, container_id=OTHER)) == train
