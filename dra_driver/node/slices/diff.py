@@ -32,7 +32,7 @@ from msgspec.structs import replace
 
 from dra_driver.kube.objects.resource import Device, DeviceTaint, ResourcePool, ResourceSliceSpec
 from dra_driver.node.slices import untrusted_slice
-from dra_driver.node.slices.compare import digest, same
+from dra_driver.node.slices.gates import digest, same
 from dra_driver.node.slices.layout import DesiredSlice, generate_name, index_of
 
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
@@ -267,8 +267,8 @@ def known_times(slices: Iterable[Mapping[str, object]]) -> Times:
     return {
         (str(device.get("name")), str(taint.get("key")), str(taint.get("value") or ""), str(taint.get("effect"))): time
         for item in slices
-        for device in _dicts(untrusted_slice.spec(item).get("devices"))
-        for taint in _dicts(device.get("taints"))
+        for device in untrusted_slice.mappings(untrusted_slice.spec(item).get("devices"))
+        for taint in untrusted_slice.mappings(device.get("taints"))
         if isinstance(time := taint.get("timeAdded"), str) and _TIME.fullmatch(time)
     }
 
@@ -284,7 +284,3 @@ def with_times(devices: Sequence[Device], times: Times) -> tuple[Device, ...]:
         replace(device, taints=tuple(timed(device.name, taint) for taint in device.taints)) if device.taints else device
         for device in devices
     )
-
-
-def _dicts(value: object) -> list[dict[str, object]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

@@ -30,9 +30,8 @@ from dra_driver.kube.objects.resource import (
     ResourceSliceSpec,
 )
 from dra_driver.node.slices.api import SlicesApi
-from dra_driver.node.slices.compare import dropped_fields
 from dra_driver.node.slices.diff import SliceBody
-from dra_driver.node.slices.gates import ApiServerFeatures
+from dra_driver.node.slices.gates import ApiServerFeatures, dropped_fields
 from dra_driver.node.slices.layout import generate_name
 
 log = logging.getLogger(__name__)

@@ -34,7 +34,7 @@ _INDEX = re.compile(r"([0-9a-f]{5,15})-")
 class DesiredSlice(Struct, frozen=True, kw_only=True):
     """The content of one ResourceSlice of the pool: devices, counter sets or (1.34) both.
 
-    ``accepted`` is the digest (`compare.digest`) of the spec that the API server made of exactly this content before,
+    ``accepted`` is the digest (`gates.digest`) of the spec that the API server made of exactly this content before,
     when it differs: fields behind a gate that is off are dropped, newer servers may add fields. It counts as equal;
     otherwise the resource slice would be written for ever.
     """

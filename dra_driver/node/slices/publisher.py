@@ -12,11 +12,14 @@ it drops a field later, the next pass follows immediately and withdraws what nee
 """
 
 import logging
+import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection
 from typing import Literal, Protocol
 
+from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import ApiUnreachableError, KubernetesApiError, ServerBusyError
 from dra_driver.core.model.gpu import LeftOutGpu, Snapshot
 from dra_driver.core.model.terms import Terms
@@ -29,14 +32,76 @@ from dra_driver.kube.newest_version import NewestVersion
 from dra_driver.kube.objects.core import ObjectReference
 from dra_driver.kube.reflector import Reflector, ReflectorChange
 from dra_driver.kube.rest import RestClient
-from dra_driver.node.slices import neighbours, untrusted_slice
+from dra_driver.node.slices import untrusted_slice
 from dra_driver.node.slices.api import RestSlicesApi, SlicesApi
 from dra_driver.node.slices.build import NO_TERMS, pool_name
 from dra_driver.node.slices.features import FeatureWatch
 from dra_driver.node.slices.gates import NO_FEATURES, ApiServerFeatures
 from dra_driver.node.slices.layout import DesiredSlice, DesiredState
 from dra_driver.node.slices.reconcile import Reconciler, ReconcileResult
-from dra_driver.node.slices.schedule import QUICK_EDITS, Schedule
+
+# Seconds from a change by another client to the repair: at most 1.3, so that deleted resource slices are back in 2 s.
+REPAIR_S = (0.3, 1.3)
+# How many repairs within WINDOW_S are made without a longer wait. The kubelet deletes resource slices when it restarts;
+# nothing legitimate edits them.
+WINDOW_S = 300.0
+QUICK_EDITS = 3
+QUICK_DELETIONS = 8
+LONGEST_REPAIR_S = 60.0
+# A pass even when nothing happened, in case the watch lost an event.
+RESYNC_S = 600.0
+
+
+class Schedule:
+    """Not thread-safe: its owner holds a lock."""
+
+    def __init__(self, *, rand: Callable[[], float] = random.random) -> None:
+        self._rand = rand
+        self._backoff = Backoff(first_s=0.5, longest_s=30.0, rand=rand)
+        self._due: float | None = None
+        self._not_before = 0.0
+        self._deletions: deque[float] = deque(maxlen=64)
+        self._edits: deque[float] = deque(maxlen=64)
+
+    def due_s(self) -> float | None:
+        """The clock's reading at which the next pass is due; None when none is needed."""
+        return None if self._due is None else max(self._due, self._not_before)
+
+    def wanted(self, now: float) -> None:
+        """The desired state changed: a pass is due at once, even while waiting after a failure."""
+        self._due, self._not_before = now, 0.0
+
+    def disturbed(self, now: float) -> None:
+        """Another client changed the resource slices."""
+        shortest, longest = REPAIR_S
+        at = now + shortest + (longest - shortest) * self._rand()
+        last = max([*self._deletions, *self._edits], default=now)
+        at = max(at, last + self._spacing(now))
+        self._due = at if self._due is None else min(self._due, at)
+
+    def succeeded(self, now: float) -> None:
+        self._backoff.reset()
+        self._not_before = 0.0
+        self._due = now + RESYNC_S * (0.9 + 0.2 * self._rand())
+
+    def failed(self, now: float, retry_after_s: float = 0.0) -> None:
+        self._not_before = now + max(self._backoff.next_s(), retry_after_s)
+        self._due = self._not_before
+
+    def repaired(self, now: float, *, only_created: bool) -> None:
+        """A pass that another client's change caused had to write."""
+        (self._deletions if only_created else self._edits).append(now)
+
+    def edits(self, now: float) -> int:
+        """How many repairs of edited resource slices the last minutes had; deletions do not count."""
+        return sum(now - at < WINDOW_S for at in self._edits)
+
+    def _spacing(self, now: float) -> float:
+        """The least time between two repairs."""
+        deletions = sum(now - at < WINDOW_S for at in self._deletions)
+        too_many = max(self.edits(now) - QUICK_EDITS, deletions - QUICK_DELETIONS)
+        return 0.0 if too_many < 0 else float(min(LONGEST_REPAIR_S, 4.0 * 2.0 ** min(too_many, 8)))
+
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +165,7 @@ class Publisher:
             paths.resource_slices(),
             f"spec.nodeName={node}",
             publisher.notice,
-            slim=neighbours.slimmed,
+            slim=untrusted_slice.slimmed,
             newest=newest,
         )
         return publisher
@@ -141,10 +206,10 @@ class Publisher:
         """Call ``callback``, which must not block, after each of these changes. One callback at most."""
         self._on_notice = callback
 
-    def neighbours(self, gpus: Collection[str]) -> tuple[neighbours.Neighbour, ...]:
+    def neighbours(self, gpus: Collection[str]) -> tuple[untrusted_slice.Neighbour, ...]:
         """What else publishes GPUs of this node, as far as is known; ``gpus`` are the UUIDs of this node's."""
         known = self._watcher.items().values() if self._watcher is not None else ()
-        return neighbours.neighbours(known, self._driver, pool_name(self._node, self._driver), gpus)
+        return untrusted_slice.neighbours(known, self._driver, pool_name(self._node, self._driver), gpus)
 
     def start(self) -> None:
         self._worker.start()
@@ -176,7 +241,7 @@ class Publisher:
         self._on_notice()
         if change.kind == "listed":
             self._listed.set()
-        if change.item is not None and not neighbours.is_of(change.item, self._driver):
+        if change.item is not None and not untrusted_slice.is_of(change.item, self._driver):
             return
         with self._lock:
             known = change.item if change.kind != "deleted" else None

@@ -21,9 +21,8 @@ from msgspec.structs import replace
 from dra_driver.core.errors import InvalidObjectError, NotFoundError
 from dra_driver.node.slices import untrusted_slice
 from dra_driver.node.slices.api import SlicesApi, StoredSlice
-from dra_driver.node.slices.compare import dropped_fields, same
 from dra_driver.node.slices.diff import PoolIdentity, SliceBody, Writes, accepted, compute_writes, foreign_pools
-from dra_driver.node.slices.gates import lists_in, lost_with
+from dra_driver.node.slices.gates import dropped_fields, lists_in, lost_with, same
 from dra_driver.node.slices.layout import DesiredSlice
 
 log = logging.getLogger(__name__)

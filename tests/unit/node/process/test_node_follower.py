@@ -11,7 +11,7 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import GpuTerms, Taint, Terms
 from dra_driver.kube.own_node import OwnNode
 from dra_driver.node.process.node_follower import TAINT, DrainTaint, NodeFollower
-from dra_driver.node.slices.neighbours import Neighbour
+from dra_driver.node.slices.untrusted_slice import Neighbour
 from tests.fakes.stand_in import stand_in
 
 NODE = OwnNode(name="node-a")

@@ -16,7 +16,7 @@ from dra_driver.node.process.second_publisher import (
     found_in,
     judge,
 )
-from dra_driver.node.slices.neighbours import Neighbour
+from dra_driver.node.slices.untrusted_slice import Neighbour
 from tests.fakes.stand_in import stand_in
 
 FOUND = ("a device plugin",)

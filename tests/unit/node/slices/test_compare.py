@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dra_driver.node.slices.compare import digest, dropped_fields, same
+from dra_driver.node.slices.gates import digest, dropped_fields, same
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dra_driver.node.slices.neighbours import Neighbour, is_of, neighbours, slimmed
+from dra_driver.node.slices.untrusted_slice import Neighbour, is_of, neighbours, slimmed
 
 DRIVER, POOL = "gpu.nvidia.com", "node-a/gpu.nvidia.com"
 OWN = {"GPU-0", "GPU-1"}

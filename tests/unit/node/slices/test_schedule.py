@@ -1,6 +1,6 @@
 """When passes are due."""
 
-from dra_driver.node.slices.schedule import RESYNC_S, Schedule
+from dra_driver.node.slices.publisher import RESYNC_S, Schedule
 from tests.fakes.stand_in import present
 
 
