@@ -6,13 +6,11 @@ operations, `HardwareDependencies` is handed in to change GPUs, `Journal` is whe
 `GpuLocks` keeps other processes from changing a GPU, and `PrepareGate` pauses new prepares.
 """
 
-from dra_driver.node.claims.assembly import Claims, open_claims
 from dra_driver.node.claims.dependencies import HardwareDependencies
 from dra_driver.node.claims.entry import AssignedDevice, Entry
-from dra_driver.node.claims.gpu_locks import GpuLocks
 from dra_driver.node.claims.journal import Journal
-from dra_driver.node.claims.prepare_gate import PrepareGate
-from dra_driver.node.claims.workflow.service import ClaimService
+from dra_driver.node.claims.waiting import GpuLocks, PrepareGate
+from dra_driver.node.claims.workflow.service import Claims, ClaimService, open_claims
 
 __all__ = [
     "AssignedDevice",

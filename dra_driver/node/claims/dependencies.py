@@ -21,10 +21,8 @@ from dra_driver.hardware.mig.manager import MigManager
 from dra_driver.hardware.sharing.mps import MpsClient
 from dra_driver.hardware.sharing.timeslice import TimeSlicer
 from dra_driver.node.claims.entry import OwnerId
-from dra_driver.node.claims.gpu_locks import GpuLocks
 from dra_driver.node.claims.journal import Journal
-from dra_driver.node.claims.prepare_gate import PrepareGate
-from dra_driver.node.claims.waiting import ClaimLocks, MonotonicClock, RetryPolicy, WakeableClock
+from dra_driver.node.claims.waiting import ClaimLocks, GpuLocks, MonotonicClock, PrepareGate, RetryPolicy, WakeableClock
 
 Event = Literal[
     "prepared",

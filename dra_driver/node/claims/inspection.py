@@ -14,10 +14,8 @@ from dra_driver.core.errors import ConfigurationError, StorageError
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.node.claims.entry import AssignedDevice, Entry, OrphanedPartition, State
-from dra_driver.node.claims.journal import rows, values
-from dra_driver.node.claims.journal.backups import GpuStateBackup, GpuStateBackups
-from dra_driver.node.claims.journal.claim_names import FILE as NAMES_FILE
-from dra_driver.node.claims.journal.claim_names import ClaimNames
+from dra_driver.node.claims.journal import rows
+from dra_driver.node.claims.journal.backups import NAMES_FILE, ClaimNames, GpuStateBackup, GpuStateBackups
 from dra_driver.node.claims.journal.file import FAILURES, REBUILD, storage_error
 from dra_driver.node.claims.journal.gpu_notes import BACKUPS_FOLDER
 from dra_driver.node.claims.journal.schema import SCHEMA_VERSION
@@ -120,9 +118,9 @@ def _read(path: Path) -> JournalContent:
             )
         (problem,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
         if problem != "ok":
-            raise values.corruption(str(problem))
+            raise rows.corruption(str(problem))
         if not _TABLES.issubset(name for (name,) in connection.execute("SELECT name FROM sqlite_schema")):
-            raise values.corruption("tables are missing")
+            raise rows.corruption("tables are missing")
         notes = connection.execute("SELECT gpu_uuid, key, value, boot_id FROM gpu_note ORDER BY gpu_uuid, key")
         return JournalContent(
             entries=tuple(rows.entries(connection.execute(rows.SELECT + rows.BY_POSITION))),
@@ -133,5 +131,5 @@ def _read(path: Path) -> JournalContent:
 
 
 def _note(row: sqlite3.Row) -> GpuNote:
-    gpu, key, value, boot_id = (values.parse_text(name, row[name]) for name in ("gpu_uuid", "key", "value", "boot_id"))
+    gpu, key, value, boot_id = (rows.parse_text(name, row[name]) for name in ("gpu_uuid", "key", "value", "boot_id"))
     return GpuNote(gpu=GpuUuid(gpu), key=key, value=value, boot_id=boot_id)

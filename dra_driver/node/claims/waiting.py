@@ -8,9 +8,12 @@ may wait at once; the others get the error immediately.
 
 import contextlib
 import math
+import os
+import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Protocol
 
 from msgspec import Struct
@@ -24,9 +27,63 @@ from dra_driver.core.errors import (
     GpuBusyError,
     RetryableError,
     ServerBusyError,
+    StorageError,
 )
-from dra_driver.core.model.ids import ClaimUid
-from dra_driver.node.claims.prepare_gate import PreparesPausedError
+from dra_driver.core.files import lock_file
+from dra_driver.core.model.claim import ClaimRef
+from dra_driver.core.model.ids import ClaimUid, GpuUuid
+
+
+class PreparesPausedError(RetryableError):
+    """New claims are not prepared now; the message says who asked for that and how it ends."""
+
+
+class PrepareGate:
+    """Open at first. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()  # guards the fields below
+        self._closed: str | None = None
+        self._working = 0
+
+    @property
+    def closed(self) -> str | None:
+        """Why new prepares are paused, as a sentence; None while they are not."""
+        return self._closed
+
+    def close(self, reason: str) -> None:
+        """Refuse new prepares with ``reason``; a later reason replaces an earlier one."""
+        with self._changed:
+            self._closed = reason
+
+    def open(self) -> None:
+        """Let new prepares in again. Idempotent."""
+        with self._changed:
+            self._closed = None
+
+    def check(self, ref: ClaimRef) -> None:
+        """Raise `PreparesPausedError` for a claim that would be prepared now. Called inside `work`."""
+        reason = self._closed
+        if reason is not None:
+            raise PreparesPausedError(f"claim {ref} is not prepared: {reason}; the kubelet tries again")
+
+    @contextlib.contextmanager
+    def work(self) -> Iterator[None]:
+        with self._changed:
+            self._working += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._working -= 1
+                self._changed.notify_all()
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Wait up to ``timeout_s`` until no call works on claims; whether none does. Useful while the gate is closed:
+        what passed `check` before `close` is then over."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._working == 0, timeout_s)
+
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 1.0
@@ -175,3 +232,55 @@ class Deadline:
     def left_s(self, *, least_s: float = 0.0, most_s: float = math.inf) -> float:
         """Seconds until the deadline, at most ``most_s`` and at least ``least_s``."""
         return max(least_s, min(most_s, self._at - self._clock.now()))
+
+
+_NOT_IN_NAMES = re.compile(r"[^0-9A-Za-z-]")
+
+
+class GpuLocks:
+    """The locks of a node's GPUs. Thread-safe; not re-entrant. ``folder`` is created when it is needed (0700)."""
+
+    def __init__(self, folder: Path | str) -> None:
+        self._folder = Path(folder)
+        self._guard = threading.Lock()  # guards the table; never held while waiting for a GPU
+        self._table: dict[GpuUuid, threading.Lock] = {}  # at most the GPUs that this node ever had
+
+    @contextlib.contextmanager
+    def acquire(self, gpus: Iterable[GpuUuid], timeout_s: float) -> Iterator[bool]:
+        """Lock all ``gpus``. Yields False, with no lock held, when that takes longer than ``timeout_s``.
+
+        A free lock is acquired whatever the timeout. Raises `StorageError` when a lock file cannot be created.
+        """
+        deadline = time.monotonic() + timeout_s
+        with contextlib.ExitStack() as acquired:
+            for gpu in sorted(set(gpus)):
+                if not self._lock(gpu, deadline, acquired):
+                    acquired.close()
+                    yield False
+                    return
+            yield True
+
+    def _lock(self, gpu: GpuUuid, deadline: float, acquired: contextlib.ExitStack) -> bool:
+        with self._guard:
+            lock = self._table.setdefault(gpu, threading.Lock())
+        if not lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            return False
+        acquired.callback(lock.release)
+        descriptor = self._lock_file(gpu, deadline - time.monotonic())
+        if descriptor is None:
+            return False
+        acquired.callback(os.close, descriptor)
+        return True
+
+    def _lock_file(self, gpu: GpuUuid, timeout_s: float) -> int | None:
+        path = self._folder / f"{_NOT_IN_NAMES.sub('_', gpu)[:100]}.lock"
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return lock_file(path, timeout_s=timeout_s)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise StorageError(
+                f"cannot lock GPU {gpu} with {path}: {(error.strerror or str(error)).lower()}; "
+                "check the plugin directory's path, permissions and free space"
+            ) from error

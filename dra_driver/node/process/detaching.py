@@ -8,7 +8,7 @@
 
 One thread does all of this. It looks once a second while there is a request, else when it is woken: when the Node
 object or the journal changes, and when the request's file exists. What is refused and answered while the driver is
-detached: ``node/claims/prepare_gate.py``; what is published: ``inventory_publisher.py``. A request comes from:
+detached: ``node/claims/waiting.py``; what is published: ``inventory_publisher.py``. A request comes from:
 
 ===============================================================  =======================================================
 annotation ``gpu.dra-driver.io/detach: <reason>`` of the Node     at once, also while claims are prepared: a person asks

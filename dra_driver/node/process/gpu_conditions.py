@@ -1,7 +1,7 @@
 """Keeps new claims off GPUs that cannot serve them now, and reports it as events on the Node.
 
 **NVLink fabric.** CUDA fails with error 802 on a GPU whose fabric is not ready (``core/model/fabric.py``). A prepare
-waits for the fabric (``claims/hardware/fabric.py``). `FabricWatch` taints whole GPUs for what takes longer:
+waits for the fabric (``claims/hardware/apply.py``). `FabricWatch` taints whole GPUs for what takes longer:
 
 - A GPU whose fabric was ready, or whose last partition was destroyed, is probed again: it gets ``GRACE_S``.
 - At the first look at a GPU, and after a probe that failed, it is tainted immediately.

@@ -1,4 +1,4 @@
-"""Read ResourceSlices from the API server, which any client may have written, and find other pools with this node's GPUs.
+"""Read ResourceSlices from the API server, which any client may have written, and find other pools of this node.
 
 A part that is missing or has another type reads as empty. No function raises.
 """

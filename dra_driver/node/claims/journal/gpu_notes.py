@@ -16,11 +16,15 @@ from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid, DeviceName, GpuUuid
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.node.claims.entry import OrphanedPartition, OwnerId
-from dra_driver.node.claims.journal import claim_names, rows, schema, values
-from dra_driver.node.claims.journal.backups import GpuStateBackup, GpuStateBackups, NoteBackup, PartitionBackup
-from dra_driver.node.claims.journal.claim_names import ClaimNames
-from dra_driver.node.claims.journal.database import Database
-from dra_driver.node.claims.journal.file import REBUILD, OpenJournal
+from dra_driver.node.claims.journal import backups, rows, schema
+from dra_driver.node.claims.journal.backups import (
+    ClaimNames,
+    GpuStateBackup,
+    GpuStateBackups,
+    NoteBackup,
+    PartitionBackup,
+)
+from dra_driver.node.claims.journal.file import REBUILD, Database, OpenJournal
 
 log = logging.getLogger(__name__)
 
@@ -41,13 +45,13 @@ class GpuNotesStore(Database):
     ) -> None:
         super().__init__(path, opened, boot_id=boot_id, owner=owner, now=now)
         self._backups = GpuStateBackups(path.parent / BACKUPS_FOLDER)
-        self._names = ClaimNames(path.parent / claim_names.FILE)
+        self._names = ClaimNames(path.parent / backups.NAMES_FILE)
 
     def gpu_note(self, gpu: GpuUuid, key: str) -> str | None:
         with self._reading("read a GPU note") as connection:
             query = "SELECT value FROM gpu_note WHERE gpu_uuid = ? AND key = ?"
             row = connection.execute(query, (gpu, key)).fetchone()
-            return None if row is None else values.parse_text("value", row[0])
+            return None if row is None else rows.parse_text("value", row[0])
 
     def set_gpu_note(self, gpu: GpuUuid, key: str, value: str) -> None:
         """Set the note; durable on return."""
@@ -70,8 +74,8 @@ class GpuNotesStore(Database):
         found: dict[GpuUuid, frozenset[str]] = {}
         with self._reading("list GPU notes") as connection:
             for gpu, key in connection.execute("SELECT gpu_uuid, key FROM gpu_note"):
-                uuid = GpuUuid(values.parse_text("gpu_uuid", gpu))
-                found[uuid] = found.get(uuid, frozenset()) | {values.parse_text("key", key)}
+                uuid = GpuUuid(rows.parse_text("gpu_uuid", gpu))
+                found[uuid] = found.get(uuid, frozenset()) | {rows.parse_text("key", key)}
         return found
 
     def drop_older_notes(self, keys: Sequence[str]) -> None:
@@ -84,7 +88,7 @@ class GpuNotesStore(Database):
                     query = "DELETE FROM gpu_note WHERE key = ? AND boot_id NOT IN ('', ?)"
                     gone = connection.execute(f"{query} RETURNING gpu_uuid", (key, self.boot_id)).fetchall()
                     self._write_backups_best_effort(
-                        connection, [GpuUuid(values.parse_text("gpu_uuid", gpu)) for (gpu,) in gone]
+                        connection, [GpuUuid(rows.parse_text("gpu_uuid", gpu)) for (gpu,) in gone]
                     )
 
     def created_partitions(self) -> frozenset[PartitionId]:
@@ -95,9 +99,9 @@ class GpuNotesStore(Database):
         with self._reading("list created partitions") as connection:
             return frozenset(
                 PartitionId(
-                    GpuUuid(values.parse_text("gpu_uuid", gpu)),
-                    values.parse_int("profile", profile),
-                    values.parse_int("start", start),
+                    GpuUuid(rows.parse_text("gpu_uuid", gpu)),
+                    rows.parse_int("profile", profile),
+                    rows.parse_int("start", start),
                 )
                 for gpu, profile, start in connection.execute(_CREATED_IDS)
             )
@@ -155,7 +159,7 @@ class GpuNotesStore(Database):
             if is_pending(connection):
                 return
             query = "SELECT gpu_uuid FROM mig WHERE made = 1 UNION SELECT gpu_uuid FROM gpu_note"
-            gpus = [GpuUuid(values.parse_text("gpu_uuid", gpu)) for (gpu,) in connection.execute(query)]
+            gpus = [GpuUuid(rows.parse_text("gpu_uuid", gpu)) for (gpu,) in connection.execute(query)]
             self._write_backups(connection, gpus)
             self._backups.keep_only(gpus)
             self._write_names(connection)
@@ -163,7 +167,7 @@ class GpuNotesStore(Database):
     def _write_names(self, connection: sqlite3.Connection) -> None:
         """Names of all claims; those of claims that are gone stay while a partition of theirs exists."""
         claims = [rows.claim_ref(row) for row in connection.execute("SELECT uid, namespace, name FROM claim")]
-        left = {values.parse_uid(uid) for (uid,) in connection.execute("SELECT uid FROM mig WHERE made = 1")}
+        left = {rows.parse_uid(uid) for (uid,) in connection.execute("SELECT uid FROM mig WHERE made = 1")}
         self._names.keep(claims, left)
 
     def _write_backups(self, connection: sqlite3.Connection, gpus: Iterable[GpuUuid]) -> None:
@@ -186,14 +190,14 @@ class GpuNotesStore(Database):
             boot_id=self.boot_id,
             notes=tuple(
                 NoteBackup(
-                    key=values.parse_text("key", row["key"]),
-                    value=values.parse_text("value", row["value"]),
-                    boot_id=values.parse_text("boot_id", row["boot_id"]),
+                    key=rows.parse_text("key", row["key"]),
+                    value=rows.parse_text("value", row["value"]),
+                    boot_id=rows.parse_text("boot_id", row["boot_id"]),
                 )
                 for row in notes.fetchall()
             ),
             partitions=tuple(
-                PartitionBackup(orphan=orphan, device=DeviceName(values.parse_text("device", row["mig_device"])))
+                PartitionBackup(orphan=orphan, device=DeviceName(rows.parse_text("device", row["mig_device"])))
                 for row, orphan in zip(created, rows.orphaned_partitions(created), strict=True)
             ),
         )
@@ -208,6 +212,6 @@ def is_pending(connection: sqlite3.Connection) -> bool:
     return connection.execute("SELECT 1 FROM note WHERE key = ?", (REBUILD,)).fetchone() is not None
 
 
-def _mig_rows(backup: GpuStateBackup) -> Iterator[values.Parameters]:
+def _mig_rows(backup: GpuStateBackup) -> Iterator[rows.Parameters]:
     for saved in backup.partitions:
         yield rows.mig_row(saved.orphan.uid, saved.orphan.position, saved.device, saved.orphan.partition)

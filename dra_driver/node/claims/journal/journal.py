@@ -30,7 +30,7 @@ from dra_driver.node.claims.entry import (
 from dra_driver.node.claims.journal import rows
 from dra_driver.node.claims.journal.file import OpenJournal
 from dra_driver.node.claims.journal.gpu_notes import GpuNotesStore, is_pending
-from dra_driver.node.claims.journal.values import corruption, parse_text, parse_uid
+from dra_driver.node.claims.journal.rows import corruption, parse_text, parse_uid
 from dra_driver.node.claims.planning.conflicts import conflicts, overlaps
 
 # Two partial indexes, without devices of admin access: many monitoring claims make no prepare slower. Also by name: a

@@ -7,19 +7,90 @@ several daemons is refused: a container that uses the request gets all its devic
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from msgspec import Struct
 
-from dra_driver.config.device_config import GpuConfig, MigDeviceConfig, MpsLimits
+from dra_driver.config.device_config import DeviceConfig, GpuConfig, MigDeviceConfig, MpsLimits
+from dra_driver.config.parameters import decode
 from dra_driver.core.errors import ClaimError, InvalidParametersError
-from dra_driver.core.model.claim import AllocatedDevice, ClaimRef
+from dra_driver.core.model.claim import AllocatedDevice, ClaimRef, OpaqueConfig
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
-from dra_driver.core.model.terms import Interval, SharingTerms, Strategy
+from dra_driver.core.model.terms import GpuTerms, Interval, SharingTerms, Strategy
+from dra_driver.core.quantity import Quantity
 from dra_driver.hardware.sharing.mps import group_daemon, memory_limits, shared_gpu_daemon
 from dra_driver.hardware.sharing.mps_files import MpsDaemon
+from dra_driver.kube.published import (
+    ALL_PERCENT,
+    COMPUTE_PERCENT,
+    MEMORY,
+    MIB,
+    SHARES,
+    default_percent,
+    shareable_memory,
+    total_memory,
+)
 from dra_driver.node.claims.entry import AssignedPartition, AssignedShare, AssignedSharing
-from dra_driver.node.claims.planning.configs import DecodedConfig, config_for
+
+_ORDER = {"FromClass": 0, "FromClaim": 1}
+_WHAT = {GpuConfig: "a whole GPU", MigDeviceConfig: "a MIG partition"}
+
+Kind = TypeVar("Kind", GpuConfig, MigDeviceConfig)
+
+
+class DecodedConfig(Struct, frozen=True, kw_only=True):
+    """One entry with its parameters decoded; ``place`` says where it stands, for messages."""
+
+    place: str
+    requests: tuple[str, ...]
+    parameters: DeviceConfig
+
+    def names(self, result: AllocatedDevice) -> bool:
+        """Whether the entry names the result's request, in full or by its base."""
+        return result.request in self.requests or result.base_request in self.requests
+
+
+def decode_all(ref: ClaimRef, configs: Sequence[OpaqueConfig]) -> tuple[DecodedConfig, ...]:
+    """Every entry decoded, lowest precedence first.
+
+    Raises `InvalidParametersError` for the first invalid entry, even where a later entry would win: otherwise the
+    mistake would show only when the later entry is removed.
+    """
+    in_order = sorted(enumerate(configs), key=lambda item: _ORDER[item[1].source])  # stable
+    return tuple(_decoded(ref, index, config) for index, config in in_order)
+
+
+def config_for(
+    result: AllocatedDevice, configs: Sequence[DecodedConfig], kind: type[Kind]
+) -> tuple[DecodedConfig, Kind] | None:
+    """The config that applies to ``result``, whose device takes configs of ``kind``, and its parameters; or None.
+
+    An entry for all requests whose kind is for other devices is skipped: it is meant for other results of the claim.
+    Raises `InvalidParametersError` when an entry that names the request is of such a kind.
+    """
+    for config in reversed(configs):
+        named = config.names(result)
+        if not named and config.requests:
+            continue
+        if isinstance(config.parameters, kind):
+            return config, config.parameters
+        if named:
+            raise InvalidParametersError(
+                f"{config.place} is a {config.parameters.kind} for request {result.request}, "
+                f"whose device {result.device} is {_WHAT[kind]}; use kind {kind.kind}"
+            )
+    return None
+
+
+def _decoded(ref: ClaimRef, index: int, config: OpaqueConfig) -> DecodedConfig:
+    place = f"config[{index}] ({config.source}) of claim {ref}"
+    try:
+        parameters = decode(config.parameters)
+    except InvalidParametersError as error:
+        owner = "device class" if config.source == "FromClass" else "claim"
+        raise InvalidParametersError(f"{place}: {error}; correct the {owner}") from error
+    return DecodedConfig(place=place, requests=config.requests, parameters=parameters)
 
 
 class Granted(Struct, frozen=True, kw_only=True):
@@ -201,3 +272,70 @@ def _check_reachable(ref: ClaimRef, granted: Sequence[Granted], devices: Sequenc
                 f"request {request} of claim {ref} has devices under {count} MPS daemons, one for each, but a "
                 "container can talk to one only: ask for each device in a request of its own, or do not use MPS"
             )
+
+
+def share_of(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, terms: GpuTerms) -> AssignedShare | None:
+    """The share of ``gpu`` in ``result``; None when it is the whole GPU.
+
+    Raises `ClaimError` for numbers that no scheduler can have written, and for a share of a GPU that is not shared.
+    """
+    total = total_memory(gpu)
+    memory = _consumed(ref, result, MEMORY)
+    percent = _consumed(ref, result, COMPUTE_PERCENT, least=0)
+    count = _consumed(ref, result, SHARES)
+    if _is_all(memory, gpu, terms) and percent in _alone(gpu, terms):
+        return None
+    if terms.sharing is None:
+        policy = f"policy {terms.policy} does not share" if terms.policy else "no policy shares"
+        raise ClaimError(
+            f"device {result.device} of claim {ref} is a share of a GPU, but {policy} that GPU now; "
+            "delete the pod so that it is scheduled again"
+        )
+    if percent is not None and percent > ALL_PERCENT:
+        raise _broken(ref, result, f"{COMPUTE_PERCENT} is {percent}, expected 0 to {ALL_PERCENT}")
+    if memory is not None and memory < MIB:
+        raise _broken(ref, result, f"{MEMORY} is {memory} bytes, expected at least 1Mi")
+    return AssignedShare(
+        memory=memory,
+        percent=ALL_PERCENT if percent is None else percent,
+        # None where it was granted before there was a limit: the scheduler does not count it against a later one.
+        count=0 if count is None else count,
+        total_memory=total,
+        max_shares=terms.sharing.max_shares,
+    )
+
+
+def _is_all(memory: int | None, gpu: Gpu, terms: GpuTerms) -> bool:
+    """Whether it is all that the GPU has, or all that is published of it (by default, if it is not shared any more)."""
+    total = total_memory(gpu)
+    if memory is None or (total is not None and memory >= total):
+        return True
+    sharings = [terms.sharing] if terms.sharing is not None else [SharingTerms(strategy=each) for each in Strategy]
+    return any(memory == shareable_memory(gpu, sharing) for sharing in sharings)
+
+
+def _alone(gpu: Gpu, terms: GpuTerms) -> tuple[int | None, ...]:
+    """The values of ``computePercent`` with which a claim for all of the memory did not ask for a part of compute."""
+    default = default_percent(gpu, terms.sharing) if terms.sharing is not None else ALL_PERCENT
+    return (None, ALL_PERCENT, default)
+
+
+def _consumed(ref: ClaimRef, result: AllocatedDevice, name: str, *, least: int = 1) -> int | None:
+    """A consumed capacity, rounded up as the scheduler does; None when the device has no such capacity."""
+    text = result.consumed_capacity.get(name) or result.consumed_capacity.get(f"{result.driver}/{name}")
+    if text is None:
+        return None
+    try:
+        amount = Quantity.parse(text).as_int()
+    except ValueError as error:
+        raise _broken(ref, result, f"{name}: {error}") from error
+    if not least <= amount < 2**63:
+        raise _broken(ref, result, f"{name} is {text}, expected at least {least} and less than 8Ei")
+    return amount
+
+
+def _broken(ref: ClaimRef, result: AllocatedDevice, what: str) -> ClaimError:
+    return ClaimError(
+        f"the allocation of claim {ref} is invalid: consumed capacity of {result.device}: {what}; "
+        "delete the claim and create it again"
+    )

@@ -1,12 +1,22 @@
 """A claim's CDI document: what each of its devices adds to a container in its present state."""
 
+from collections.abc import Iterable
+
+from msgspec.structs import replace
+
 from dra_driver.core.errors import DeviceLostError
+from dra_driver.core.model.claim import AllocatedClaim, ClaimRef
+from dra_driver.core.model.gpu import Gpu, Snapshot
+from dra_driver.core.model.ids import DeviceName
+from dra_driver.core.model.mig import MigInstance, PartitionId, parse_partition_name
 from dra_driver.hardware.cdi import CdiSpec, ContainerEdits, claim_spec, mps_edits
 from dra_driver.hardware.sharing.mps_files import MpsDaemon
 from dra_driver.kube.published import ALL_PERCENT, MIB
 from dra_driver.node.claims.dependencies import ClaimDependencies, require_hardware
-from dra_driver.node.claims.entry import AssignedSharing
-from dra_driver.node.claims.planning.plan import PlannedDevice, PreparePlan
+from dra_driver.node.claims.entry import AssignedDevice, AssignedSharing, Entry, InstanceIds, gpus_of
+from dra_driver.node.claims.hardware.settings import settings_of
+from dra_driver.node.claims.planning.plan import PlannedDevice, PreparePlan, check_alive, restore_plan
+from dra_driver.node.claims.waiting import Deadline, GpuLockedError
 
 
 def document_of(deps: ClaimDependencies, todo: PreparePlan) -> CdiSpec:
@@ -51,3 +61,91 @@ def _mps_edits(deps: ClaimDependencies, sharing: AssignedSharing, daemon: MpsDae
         memory_limit_mib=None if memory is None else memory // MIB,
         percentage=share.percent if share and 0 < share.percent < ALL_PERCENT else None,
     )
+
+
+def places_of_claim(claim: AllocatedClaim, snapshot: Snapshot) -> list[PartitionId]:
+    """The places of partitions with admin access. Pure."""
+    found = []
+    for result in claim.results if any(result.admin_access for result in claim.results) else ():
+        part = parse_partition_name(result.device) if result.admin_access else None
+        gpu = snapshot.gpu(DeviceName(f"gpu-{part.minor}")) if part is not None else None
+        if part is not None and gpu is not None:
+            found.append(PartitionId(gpu.uuid, part.profile_id, part.start))
+    return found
+
+
+def places_of_devices(devices: Iterable[AssignedDevice]) -> list[PartitionId]:
+    """The same for a claim in the journal. Pure."""
+    return [device.partition.id for device in devices if device.admin_access and device.partition is not None]
+
+
+def fresh_snapshot(
+    deps: ClaimDependencies, ref: ClaimRef, places: Iterable[PartitionId], snapshot: Snapshot, *, within_s: float
+) -> Snapshot:
+    """The snapshot with what is at these places now.
+
+    Raises `GpuLockedError` after ``within_s`` seconds, and `HardwareError`.
+    """
+    wanted = [place for place in places if snapshot.gpu_by_uuid(place.gpu_uuid) is not None]
+    if not wanted or deps.hardware is None:
+        return snapshot
+    gpus = sorted({place.gpu_uuid for place in wanted})
+    with deps.gpu_locks.acquire(gpus, within_s) as acquired:
+        if not acquired:
+            raise GpuLockedError(
+                f"claim {ref} has admin access to a partition of {', '.join(gpus)}, which another call has locked for "
+                f"more than {within_s:.0f} s; the driver tries again"
+            )
+        found = {place: deps.hardware.mig.find(place) for place in wanted}
+    return replace(snapshot, gpus=tuple(_with(gpu, found) for gpu in snapshot.gpus))
+
+
+def _with(gpu: Gpu, found: dict[PartitionId, MigInstance | None]) -> Gpu:
+    asked = {(place.profile_id, place.start): one for place, one in found.items() if place.gpu_uuid == gpu.uuid}
+    if not asked:
+        return gpu
+    known = {(one.profile_id, one.start): one for one in gpu.mig_instances}
+    merged = known | {at: _kept(known.get(at), one) for at, one in asked.items() if one is not None}
+    left = [one for at, one in merged.items() if at not in asked or asked[at] is not None]
+    return replace(gpu, mig_instances=tuple(sorted(left, key=lambda one: one.start)))
+
+
+def _kept(before: MigInstance | None, now: MigInstance) -> MigInstance:
+    """``now``, with what the snapshot says about who created it: the hardware does not know that."""
+    return replace(now, owned=before.owned) if before is not None else now
+
+
+def verify_prepared(
+    deps: ClaimDependencies, entry: Entry, snapshot: Snapshot, *, within_s: float
+) -> tuple[PreparePlan, CdiSpec]:
+    """What was prepared, and its CDI document. Starts MPS daemons that do not run.
+
+    Waits for GPUs, and for daemons that have to start, for ``within_s`` each. Raises `DeviceLostError` when a device is
+    gone: its claim stays as it is until the pod is deleted. Also `MpsUnavailableError`, `GpuLockedError` and what
+    `cdi_document.document_of` raises.
+    """
+    snapshot = fresh_snapshot(deps, entry.ref, places_of_devices(entry.devices), snapshot, within_s=within_s)
+    prepared = restore_plan(entry, snapshot, deps.names)
+    if not prepared.changes_hardware:
+        return prepared, document_of(deps, prepared)
+    gpus = gpus_of(entry.devices)
+    with deps.gpu_locks.acquire(gpus, within_s) as acquired:
+        if not acquired:
+            raise GpuLockedError(
+                f"claim {entry.ref} cannot be verified: another call has locked {', '.join(gpus)} for more than "
+                f"{within_s:.0f} s; the driver tries again"
+            )
+        _verify_hardware(deps, prepared, within_s)
+        return prepared, document_of(deps, prepared)
+
+
+def _verify_hardware(deps: ClaimDependencies, prepared: PreparePlan, within_s: float) -> None:
+    """The same partitions exist, and the settings are in force. The caller holds the locks of the GPUs."""
+    mig = require_hardware(deps).mig
+    for device in prepared.devices:
+        if device.partition is not None and not device.admin_access:
+            found = mig.find(device.partition.id)
+            check_alive(prepared.ref, device.assigned, InstanceIds.of(found) if found else None)
+    deadline = Deadline(deps.clock, deps.clock.now() + within_s)
+    for setting in settings_of(deps):
+        setting.verify(prepared, deadline)

@@ -30,30 +30,28 @@ from dra_driver.node.claims.dependencies import (
     require_hardware,
 )
 from dra_driver.node.claims.entry import AttemptToken, Entry, State, gpus_of
-from dra_driver.node.claims.hardware.apply import apply_plan, taken_over
-from dra_driver.node.claims.hardware.fabric import require_fabric
+from dra_driver.node.claims.hardware.apply import apply_plan, require_fabric, taken_over
 from dra_driver.node.claims.hardware.partitions import inspect_partitions
 from dra_driver.node.claims.planning.plan import PreparePlan, names_of, plan_claim, recorded_answer
-from dra_driver.node.claims.prepare_gate import PreparesPausedError
 from dra_driver.node.claims.waiting import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     CallBudget,
     ClaimBusyError,
     GpuLockedError,
+    PreparesPausedError,
 )
-from dra_driver.node.claims.workflow.cdi_document import document_of
-from dra_driver.node.claims.workflow.contention import busy, resolve_conflicts
-from dra_driver.node.claims.workflow.fresh_instances import fresh_snapshot, places_of_claim
+from dra_driver.node.claims.workflow.cdi_document import document_of, fresh_snapshot, places_of_claim, verify_prepared
 from dra_driver.node.claims.workflow.rebuild import adopt
 from dra_driver.node.claims.workflow.teardown import (
     LEAST_S,
+    busy,
     is_abandoned,
     is_of_earlier_boot,
     remove_file_without_entry,
+    resolve_conflicts,
     teardown,
 )
-from dra_driver.node.claims.workflow.verify import verify_prepared
 
 log = logging.getLogger(__name__)
 

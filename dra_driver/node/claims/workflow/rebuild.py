@@ -37,8 +37,8 @@ from dra_driver.hardware.gpu.backend import TIME_SLICE
 from dra_driver.node.claims.dependencies import ClaimDependencies, require_hardware
 from dra_driver.node.claims.entry import Blocked, InstanceIds, OrphanedPartition, gpus_of
 from dra_driver.node.claims.hardware.apply import with_partition_daemons
-from dra_driver.node.claims.hardware.orphans import LOCK_S, reclaim_orphans
 from dra_driver.node.claims.hardware.partitions import is_same
+from dra_driver.node.claims.hardware.release import LOCK_S, reclaim_orphans
 from dra_driver.node.claims.planning.plan import PreparePlan, plan_claim
 from dra_driver.node.claims.waiting import GpuLockedError
 

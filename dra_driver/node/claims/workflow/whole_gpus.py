@@ -25,8 +25,7 @@ from dra_driver.core.errors import DraError
 from dra_driver.core.model.claim import AllocatedClaim, ClaimRef, PreparedDevice
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.node.claims.dependencies import ClaimDependencies
-from dra_driver.node.claims.hardware.apply import taken_over
-from dra_driver.node.claims.hardware.fabric import needs_fabric_check
+from dra_driver.node.claims.hardware.apply import needs_fabric_check, taken_over
 from dra_driver.node.claims.planning.plan import PreparePlan, names_of, plan_claim
 from dra_driver.node.claims.waiting import CallBudget
 from dra_driver.node.claims.workflow.cdi_document import document_of

@@ -25,8 +25,8 @@ from dra_driver.hardware.cdi.writer import CdiWriter
 from dra_driver.hardware.gpu.backend import GpuNotes
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.mig.manager import MigManager
-from dra_driver.node.claims.assembly import Claims, open_claims
 from dra_driver.node.claims.dependencies import HardwareDependencies
+from dra_driver.node.claims.workflow.service import Claims, open_claims
 from dra_driver.node.process.hardware import OwnedBackend
 from tests.fakes.claims import (
     NAMES,

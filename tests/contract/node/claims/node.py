@@ -17,8 +17,8 @@ from dra_driver.core.errors import ClaimReplacedError, DraError
 from dra_driver.core.model.claim import AllocatedClaim, ClaimRef
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.hardware.cdi.writer import CdiWriter
-from dra_driver.node.claims.assembly import Claims, open_claims
 from dra_driver.node.claims.waiting import RetryPolicy
+from dra_driver.node.claims.workflow.service import Claims, open_claims
 from tests.fakes.claims import NAMES, POOL, FakeCdiProvider, claim, machine, ref, result
 
 GPUS = 8

@@ -18,9 +18,8 @@ from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.mig.manager import MigManager
 from dra_driver.node.claims.dependencies import ClaimDependencies, Event, HardwareDependencies
 from dra_driver.node.claims.entry import Entry
-from dra_driver.node.claims.gpu_locks import GpuLocks
 from dra_driver.node.claims.journal import Journal
-from dra_driver.node.claims.waiting import RetryPolicy
+from dra_driver.node.claims.waiting import GpuLocks, RetryPolicy
 from dra_driver.node.claims.workflow.service import ClaimService
 from dra_driver.node.process.hardware import OwnedBackend
 from tests.fakes.claims import (

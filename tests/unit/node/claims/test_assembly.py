@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from dra_driver.core.errors import ConfigurationError, StorageError
-from dra_driver.node.claims.assembly import Claims, open_claims
 from dra_driver.node.claims.processes import read_boot_id
+from dra_driver.node.claims.workflow.service import Claims, open_claims
 from tests.fakes.claims import NAMES, POOL, FakeCdiProvider, FakeCdiWriter, FakeClaims, claim, machine, ref, uid
 
 

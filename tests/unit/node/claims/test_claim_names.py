@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from dra_driver.core.errors import ApiUnreachableError, ClaimError, DraError, ServerBusyError
 from dra_driver.core.model.claim import AllocatedClaim, ClaimRef
 from dra_driver.core.model.ids import ClaimUid
-from dra_driver.node.claims.journal.claim_names import ClaimNames
+from dra_driver.node.claims.journal.backups import ClaimNames
 from dra_driver.node.claims.workflow.rebuild import READ_AT_ONCE
 from dra_driver.node.claims.workflow.recover import recover
 from tests.fakes.claims import FakeClaims, claim, ref, result, uid

@@ -7,7 +7,7 @@ import pytest
 from dra_driver.config.device_config import GpuConfig, MigDeviceConfig
 from dra_driver.core.errors import InvalidParametersError
 from dra_driver.core.model.claim import OpaqueConfig
-from dra_driver.node.claims.planning.configs import config_for, decode_all
+from dra_driver.node.claims.planning.sharing_plan import config_for, decode_all
 from tests.fakes.claims import ref, result
 from tests.fakes.stand_in import present
 from tests.unit.node.claims.sharing import config

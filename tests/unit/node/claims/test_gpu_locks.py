@@ -8,7 +8,7 @@ import pytest
 
 from dra_driver.core.errors import StorageError
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.node.claims.gpu_locks import GpuLocks
+from dra_driver.node.claims.waiting import GpuLocks
 from tests.fakes.claims import gpu
 
 ONE, TWO = gpu(1).uuid, gpu(2).uuid

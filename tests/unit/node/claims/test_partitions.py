@@ -13,7 +13,7 @@ from dra_driver.core.errors import (
 )
 from dra_driver.node.claims.entry import State
 from dra_driver.node.claims.waiting import GpuLockedError
-from dra_driver.node.claims.workflow.fresh_instances import fresh_snapshot, places_of_claim
+from dra_driver.node.claims.workflow.cdi_document import fresh_snapshot, places_of_claim
 from dra_driver.node.claims.workflow.teardown import MOST_S
 from tests.fakes.claims import claim, ref, result, uid
 from tests.fakes.stand_in import present

@@ -7,8 +7,7 @@ from dra_driver.core.model.gpu import Snapshot
 from dra_driver.hardware.cdi import CdiSpec
 from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.node.claims.entry import State
-from dra_driver.node.claims.prepare_gate import PrepareGate, PreparesPausedError
-from dra_driver.node.claims.waiting import CallBudget, RetryPolicy
+from dra_driver.node.claims.waiting import CallBudget, PrepareGate, PreparesPausedError, RetryPolicy
 from tests.fakes.claims import claim, ref, result, share_result
 from tests.unit.node.claims.conftest import ClaimsNode, Run, simulated
 from tests.unit.node.claims.sharing import config, mode, shared, slicing

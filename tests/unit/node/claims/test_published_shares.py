@@ -7,7 +7,7 @@ from dra_driver.core.model.claim import AllocatedDevice
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy
 from dra_driver.kube.published.shares import MIB, capacity_of
-from dra_driver.node.claims.planning.shares import share_of
+from dra_driver.node.claims.planning.sharing_plan import share_of
 from tests.fakes.claims import gpu, ref, result
 from tests.fakes.dra_objects import wire
 from tests.fakes.stand_in import present

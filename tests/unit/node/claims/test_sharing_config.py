@@ -6,8 +6,7 @@ from dra_driver.core.errors import CommandError, DriverUnavailableError, Invalid
 from dra_driver.core.model.claim import AllocatedDevice
 from dra_driver.core.model.terms import Interval
 from dra_driver.hardware.gpu.backend import ComputeMode
-from dra_driver.node.claims.gpu_locks import GpuLocks
-from dra_driver.node.claims.waiting import GpuLockedError
+from dra_driver.node.claims.waiting import GpuLockedError, GpuLocks
 from dra_driver.node.claims.workflow.prepare import LOCK_S
 from tests.fakes.claims import claim, ref, result, share_result, uid
 from tests.fakes.stand_in import present

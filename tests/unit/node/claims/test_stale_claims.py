@@ -4,7 +4,7 @@ import pytest
 
 from dra_driver.core.errors import ApiUnreachableError, ClaimError, DraError, ForbiddenError
 from dra_driver.core.model.ids import ClaimUid
-from dra_driver.node.claims.workflow.stale_claims import GRACE_S, StaleClaimCollector
+from dra_driver.node.claims.workflow.recover import GRACE_S, StaleClaimCollector
 from tests.fakes.claims import claim, ref, result, uid
 from tests.unit.node.claims.conftest import Run
 

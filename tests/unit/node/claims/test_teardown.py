@@ -11,7 +11,7 @@ from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.hardware.cdi.spec import CdiSpec
 from dra_driver.node.claims.entry import State
-from dra_driver.node.claims.gpu_locks import GpuLocks
+from dra_driver.node.claims.waiting import GpuLocks
 from dra_driver.node.claims.workflow.recover import recover
 from tests.fakes.claims import FakeCdiWriter, claim, ref, result, uid
 from tests.unit.node.claims.conftest import SMALL, ClaimsNode, Run, simulated

@@ -15,8 +15,7 @@ from dra_driver.core.errors import (
 )
 from dra_driver.kube.objects.core import ObjectReference
 from dra_driver.kube.reflector import ReflectorChange
-from dra_driver.node.slices.publisher import Publisher
-from dra_driver.node.slices.publisher import Schedule
+from dra_driver.node.slices.publisher import Publisher, Schedule
 from tests.fakes.slices_api import FakeSlicesApi
 from tests.unit.node.slices.gpus import Passes, gpu, node_of, snapshot
 

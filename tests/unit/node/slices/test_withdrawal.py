@@ -14,8 +14,7 @@ from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy, Taint
 from dra_driver.kube.discovery import ServerVersion
 from dra_driver.kube.reflector import ReflectorChange
 from dra_driver.node.slices.features import FeatureWatch
-from dra_driver.node.slices.publisher import Publisher
-from dra_driver.node.slices.publisher import Schedule
+from dra_driver.node.slices.publisher import Publisher, Schedule
 from tests.fakes.slices_api import FakeSlicesApi
 from tests.unit.node.slices.gpus import A100, ALL, H100, Passes, gpu, h100s, instance, mig_gpu, snapshot
 from tests.unit.node.slices.pool_view import doubly_offered, offered
