@@ -1,9 +1,6 @@
-"""Prepares and unprepares ResourceClaims on one node, and keeps their durable record.
+"""Prepare and unprepare ResourceClaims on one node, and keep their durable record.
 
-These names are what other packages use: `open_claims` opens everything in one directory, `ClaimService` has the
-operations, `HardwareDependencies` is handed in to change GPUs, `Journal` is where it keeps its GPU notes,
-`Entry` and `AssignedDevice` are what it holds,
-`GpuLocks` keeps other processes from changing a GPU, and `PrepareGate` pauses new prepares.
+Other packages import from here, not from the modules inside.
 """
 
 from dra_driver.node.claims.dependencies import HardwareDependencies

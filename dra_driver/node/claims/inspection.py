@@ -1,4 +1,4 @@
-"""Reads a journal and its backups without changing them, while a node process has them open and while none runs."""
+"""Read a journal and its backups without changing them, with or without a running node process."""
 
 import contextlib
 import shutil
@@ -45,7 +45,7 @@ _TABLES: Final = frozenset(("claim", "device", "mig", "sharing", "gpu_note", "no
 
 
 class GpuNote(Struct, frozen=True, kw_only=True):
-    """A setting of a GPU that this driver changed: its key, its value, and the boot in which it was changed."""
+    """A GPU setting that this driver changed, and the boot in which it did."""
 
     gpu: GpuUuid
     key: str
@@ -54,7 +54,7 @@ class GpuNote(Struct, frozen=True, kw_only=True):
 
 
 class JournalContent(Struct, frozen=True, kw_only=True):
-    """All that a journal has. ``rebuild_pending``: it is new, and claims that were prepared before may be missing."""
+    """The content of a journal. ``rebuild_pending``: it is new, and claims prepared before it may be missing."""
 
     entries: tuple[Entry, ...] = ()
     notes: tuple[GpuNote, ...] = ()
@@ -63,7 +63,7 @@ class JournalContent(Struct, frozen=True, kw_only=True):
 
 
 def read_journal(path: Path, *, in_use: bool) -> JournalContent | None:
-    """The content of the journal; None when there is none.
+    """Read the journal; None when it does not exist.
 
     ``in_use``: a node process has it open. Otherwise a copy is read: opening the file itself would merge its log.
     Raises StorageError when it is damaged or cannot be read, and ConfigurationError when a newer version wrote it.
@@ -80,12 +80,12 @@ def read_journal(path: Path, *, in_use: bool) -> JournalContent | None:
 
 
 def read_backups(plugin_dir: Path) -> tuple[GpuStateBackup, ...]:
-    """The GPU state backups that can be read; others are logged."""
+    """Read the GPU state backups. A backup that cannot be read is logged and skipped."""
     return tuple(GpuStateBackups(plugin_dir / BACKUPS_FOLDER).read())
 
 
 def read_names(plugin_dir: Path, uids: frozenset[ClaimUid]) -> dict[ClaimUid, ClaimRef]:
-    """Those of the claims whose names are recorded beside the journal."""
+    """Return the claims among ``uids`` whose names are recorded next to the journal."""
     return ClaimNames(plugin_dir / NAMES_FILE).find(uids)
 
 

@@ -1,7 +1,4 @@
-"""Publishes the devices of a node as ResourceSlices: `Publisher`, and `build_devices` for what it publishes.
-
-Other packages import from here, not from the modules inside.
-"""
+"""Publish the devices of a node as ResourceSlices. Other packages import from here, not from the modules inside."""
 
 from dra_driver.node.slices.build import Built, build_devices, pool_name
 from dra_driver.node.slices.gates import ApiServerFeatures

@@ -1,6 +1,8 @@
-"""Fields of a ResourceSlice that an API server keeps only while a feature gate is on. Pure.
+"""Compare ResourceSlices as sent and as stored, to find the fields and features that an API server lacks. No I/O.
 
-Source: kubernetes/kubernetes pkg/registry/resource/resourceslice/strategy.go (dropDisabledFields).
+The API server changes a value without changing its meaning: absent, null and empty are equal; a quantity has several
+spellings; it fills in a taint's ``timeAdded`` (measured on Kubernetes 1.36; ``omitempty`` tags of resource/v1/types.go,
+apimachinery's Quantity). Gates: pkg/registry/resource/resourceslice/strategy.go (dropDisabledFields).
 """
 
 import hashlib
@@ -19,10 +21,19 @@ from dra_driver.kube.objects.resource import ResourceSliceSpec
 # {default: 1Gi}}}.
 _QUANTITY_PARENTS = frozenset({"capacity", "counters"})
 _QUANTITY_KEYS = frozenset({"value", "default", "validValues", "min", "max", "step"})
+# Field to attribute of Features.
+_FIELDS: Final = {
+    "sharedCounters": "counters",
+    "consumesCounters": "counters",
+    "taints": "taints",
+    "allowMultipleAllocations": "multi_allocation",
+    "requestPolicy": "multi_allocation",
+    "ints": "list_attributes",
+}
 
 
 def same(sent: object, found: object) -> bool:
-    """Whether ``found`` (from the API server) has the meaning of ``sent``: structs, or what JSON has."""
+    """Return whether ``found`` (from the API server) has the meaning of ``sent``: structs, or JSON values."""
     sent = decode(encode(sent))
     # The first comparison is a hundred times cheaper and nearly always decides: the driver sends values in the form in
     # which the API server prints them.
@@ -30,13 +41,13 @@ def same(sent: object, found: object) -> bool:
 
 
 def digest(value: object) -> str:
-    """The same text for values of the same meaning. Stored where a copy of the value would be large."""
+    """Return the same text for values of the same meaning."""
     text = json.dumps(normal(value), sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def normal(value: object, other: object = None, under: str = "") -> object:
-    """A form of the value in which equal meaning is equality. ``other`` is the value that it is compared with."""
+    """A form of the value in which equal meaning is equality. ``other`` is the value to compare it with."""
     if isinstance(value, dict):
         return _normal_mapping(value, other if isinstance(other, dict) else {}, under)
     if isinstance(value, list | tuple):
@@ -66,7 +77,7 @@ def _normal_mapping(value: Mapping[str, object], other: Mapping[str, object], un
 
 
 def dropped_fields(sent: object, found: object, path: str = "") -> Iterator[str]:
-    """Paths of fields that were sent and did not come back: the API server silently drops fields whose gate is off."""
+    """Paths of fields that were sent and did not come back."""
     sent = decode(encode(sent))
     sent, found = normal(sent, found), normal(found, sent)
     yield from _dropped_fields(sent, found, path)
@@ -89,26 +100,14 @@ def _dropped_fields(sent: object, found: object, path: str) -> Iterator[str]:
                 yield from _dropped_fields(child, there_list[index], f"{path}[{index}]")
 
 
-# Field to attribute of Features.
-_FIELDS: Final = {
-    "sharedCounters": "counters",
-    "consumesCounters": "counters",
-    "taints": "taints",
-    "allowMultipleAllocations": "multi_allocation",
-    "requestPolicy": "multi_allocation",
-    "ints": "list_attributes",
-}
-
-
 class ApiServerFeatures(Struct, frozen=True, kw_only=True):
-    """Which features the API server keeps: counters (KEP-4815), taints (KEP-5055), multi-allocation (KEP-5075).
+    """The features that the API server keeps: counters (KEP-4815), taints (KEP-5055), multi-allocation (KEP-5075).
 
-    - ``counters_beside_devices``: counter sets have to be in the resource slice of the devices that consume them (1.34)
+    - ``counters_beside_devices``: counter sets must be in the resource slice of the devices that consume them (1.34)
       instead of a resource slice without devices (1.35 and newer).
-    - ``counters_refused``: the gate of counters is on, but the API server accepts neither of the two; then ``counters``
-      is False.
+    - ``counters_refused``: the gate of counters is enabled, but the API server accepts neither; ``counters`` is False.
     - ``shares_hide_counters``: the scheduler does not charge the counters of devices whose shares are allocated (1.35),
-      so it would allocate partitions of a GPU beside its shares. Known by the API server's version.
+      so it would allocate partitions of a GPU next to its shares. Known by the API server's version.
     - ``list_attributes``: attributes may be lists (KEP-5491), and lists are wanted: see `features.FeatureWatch`.
     - ``taints_1_35``: taints may have effect None, and a device 16 of them instead of 4.
     """
@@ -136,9 +135,6 @@ def lists_in(spec: ResourceSliceSpec) -> Iterator[str]:
 
 
 def lost_with(paths: Iterable[str]) -> frozenset[str]:
-    """The features (attributes of `ApiServerFeatures`) that an API server lacks when it dropped these fields.
-
-    Paths are those of `dropped_fields`: ``spec.devices[3].consumesCounters``.
-    """
+    """The features (attributes of `ApiServerFeatures`) of dropped fields; paths as from `dropped_fields`."""
     last = (path.rpartition(".")[2].partition("[")[0] for path in paths)
     return frozenset(_FIELDS[name] for name in last if name in _FIELDS)

@@ -1,14 +1,9 @@
-"""Keeps the node's ResourceSlices in the API server up to date while the process lives, in one thread.
+"""Keep the node's ResourceSlices in the API server up to date while the process lives, in one thread.
 
 A stop deletes nothing: a restart must not make devices disappear, and the kubelet deletes the resource slices of a
-driver that stays away (30 s after its last connection; kubernetes/kubernetes pkg/kubelet/cm/dra/plugin).
-
-The publisher does not fight a second publisher. It reports resource slices of the same driver and node in another pool
-and leaves them; it repairs edits of its own ever more slowly and reports them. Its watch covers the resource slices of
-all drivers of the node, for ``node/process/second_publisher.py``.
-
-The API server is probed for the fields that it keeps before anything is built, and again when its version changes. When
-it drops a field later, the next pass follows immediately and withdraws what needs that field.
+driver that stays away (30 s after its last connection; kubernetes/kubernetes pkg/kubelet/cm/dra/plugin). The publisher
+reports a second publisher's resource slices and leaves them; it repairs edits of its own ever more slowly and reports
+them. When the API server drops a field, the next pass follows immediately and withdraws devices that need it.
 """
 
 import logging
@@ -40,6 +35,8 @@ from dra_driver.node.slices.gates import NO_FEATURES, ApiServerFeatures
 from dra_driver.node.slices.layout import DesiredSlice, DesiredState
 from dra_driver.node.slices.reconcile import Reconciler, ReconcileResult
 
+log = logging.getLogger(__name__)
+
 # Seconds from a change by another client to the repair: at most 1.3, so that deleted resource slices are back in 2 s.
 REPAIR_S = (0.3, 1.3)
 # How many repairs within WINDOW_S are made without a longer wait. The kubelet deletes resource slices when it restarts;
@@ -53,7 +50,12 @@ RESYNC_S = 600.0
 
 
 class Schedule:
-    """Not thread-safe: its owner holds a lock."""
+    """When the next pass is due. Not thread-safe: its owner holds a lock.
+
+    Immediately after a change of the desired state. Shortly after a change by another client: the kubelet deletes
+    resource slices one by one when it starts, and the nodes of a cluster must not all answer at the same moment. With
+    growing pauses after failures, and when the same repairs are needed again and again.
+    """
 
     def __init__(self, *, rand: Callable[[], float] = random.random) -> None:
         self._rand = rand
@@ -68,7 +70,7 @@ class Schedule:
         return None if self._due is None else max(self._due, self._not_before)
 
     def wanted(self, now: float) -> None:
-        """The desired state changed: a pass is due at once, even while waiting after a failure."""
+        """The desired state changed: a pass is due immediately, even while waiting after a failure."""
         self._due, self._not_before = now, 0.0
 
     def disturbed(self, now: float) -> None:
@@ -93,7 +95,7 @@ class Schedule:
         (self._deletions if only_created else self._edits).append(now)
 
     def edits(self, now: float) -> int:
-        """How many repairs of edited resource slices the last minutes had; deletions do not count."""
+        """Number of repairs of edited resource slices within `WINDOW_S`; deletions do not count."""
         return sum(now - at < WINDOW_S for at in self._edits)
 
     def _spacing(self, now: float) -> float:
@@ -103,13 +105,11 @@ class Schedule:
         return 0.0 if too_many < 0 else float(min(LONGEST_REPAIR_S, 4.0 * 2.0 ** min(too_many, 8)))
 
 
-log = logging.getLogger(__name__)
-
 SHOWN = 4  # of a list that may be long
 
 
 class NodeEventRecorder(Protocol):
-    """The part of ``kube.events.EventRecorder`` that reporting a problem needs."""
+    """Subset of ``kube.events.EventRecorder`` that this module uses."""
 
     def record(self, about: ObjectReference, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None: ...
 
@@ -155,7 +155,8 @@ class Publisher:
         *,
         lists: bool = False,
     ) -> "Publisher":
-        """A publisher for the API server, with a reflector that wakes it. ``lists``: numaNode becomes a list."""
+        """A publisher for the API server, with a reflector of all drivers' slices on the node that wakes it. ``lists``:
+        numaNode becomes a list."""
         newest = NewestVersion()
         api = RestSlicesApi(rest, driver, node, newest)
         features = FeatureWatch(api, lambda: server_version(rest), driver, node, lists=lists)
@@ -172,29 +173,29 @@ class Publisher:
 
     @property
     def published(self) -> bool:
-        """Whether the API server has the newest snapshot, as far as is known."""
+        """Whether the last completed pass published the newest snapshot."""
         with self._lock:
             return self._published
 
     @property
     def problem(self) -> str | None:
-        """Why the resource slices are not up to date, as a sentence for the node's owner; None without a problem."""
+        """Why the resource slices are not up to date, for the node's owner; None without a problem."""
         with self._lock:
             return self._problem
 
     @property
     def features(self) -> ApiServerFeatures:
-        """Which gated fields the API server keeps; none before it was asked."""
+        """The gated fields that the API server keeps; none before it was queried."""
         return self._features.current if self._features is not None else NO_FEATURES
 
     @property
     def left_out(self) -> tuple[LeftOutGpu, ...]:
-        """What of the GPUs is not published, with reasons; () before the first publication."""
+        """Unpublished GPUs and forms, with reasons; () before the first publication."""
         with self._lock:
             return self._desired.left_out
 
     def wait_listed(self, timeout_s: float) -> bool:
-        """Wait up to ``timeout_s`` until the node's resource slices are known; whether they are."""
+        """Wait up to ``timeout_s`` until the node's resource slices are known; return whether they are."""
         return self._listed.wait(timeout_s)
 
     @property
@@ -207,7 +208,7 @@ class Publisher:
         self._on_notice = callback
 
     def neighbours(self, gpus: Collection[str]) -> tuple[untrusted_slice.Neighbour, ...]:
-        """What else publishes GPUs of this node, as far as is known; ``gpus`` are the UUIDs of this node's."""
+        """Other pools that publish GPUs of this node; ``gpus`` are the UUIDs of this node's."""
         known = self._watcher.items().values() if self._watcher is not None else ()
         return untrusted_slice.neighbours(known, self._driver, pool_name(self._node, self._driver), gpus)
 
@@ -223,10 +224,10 @@ class Publisher:
             self._watcher.stop()
 
     def set_snapshot(self, snapshot: Snapshot, terms: Terms = NO_TERMS) -> None:
-        """Publish the GPUs of ``snapshot`` under ``terms`` as soon as possible; returns before that is done.
+        """Publish the GPUs of ``snapshot`` under ``terms`` as soon as possible; returns immediately.
 
-        Equal content causes no write, also when the snapshot differs in what is not published (a partition that was
-        created for a claim).
+        Equal content causes no write, also when the snapshot differs in unpublished parts (a partition created for a
+        claim).
         """
         with self._lock:
             if not self._desired.offer(snapshot, terms) or (self._asked and not self._desired.build(self.features)):
@@ -236,7 +237,7 @@ class Publisher:
         self._worker.wake()
 
     def notice(self, change: ReflectorChange) -> None:
-        """Take in a watch event about resource slices of this node; own writes and other drivers' are recognised."""
+        """Handle a watch event about resource slices of this node; own writes and other drivers' are recognised."""
         self._noticed += 1  # one thread notices
         self._on_notice()
         if change.kind == "listed":
@@ -250,10 +251,7 @@ class Publisher:
         self._worker.wake()
 
     def step(self) -> float | None:
-        """Run a pass when one is due. Returns the seconds until the next one, None when none is planned.
-
-        One turn of the thread; tests call it instead of starting the thread.
-        """
+        """Run a pass when one is due. Returns the seconds until the next one, None when none is planned."""
         with self._lock:
             self._sort_out_events()
             due_s = self._schedule.due_s()
@@ -304,7 +302,7 @@ class Publisher:
         self._report("; ".join([*unknown, *problems_of(done, edits, self._driver, self._node)]) or None)
 
     def _wanted(self) -> tuple[DesiredSlice, ...]:
-        """The resource slices to publish, now that the API server was asked for its features."""
+        """The resource slices to publish, now that the API server's features are known."""
         with self._lock:
             self._asked = True
             if self._desired.build(self.features):
@@ -355,7 +353,7 @@ class Publisher:
             self.warn("ResourceSliceProblem", problem)
 
     def _ask_for_features(self) -> list[str]:
-        """Problems with finding the features, for people. Raises when another try soon may help."""
+        """Problems with finding the features. Raises when another attempt soon may help."""
         if self._features is None:
             return []
         try:
@@ -369,9 +367,7 @@ class Publisher:
 
 
 def problems_of(done: ReconcileResult, edits: int, driver: str, node: str) -> list[str]:
-    """The problems that a pass found; ``edits`` is how often other clients changed the resource slices in the last
-    minutes.
-    """
+    """The problems that a pass found; ``edits``: other clients' changes of resource slices in `WINDOW_S`."""
     problems = []
     if done.foreign_pools:
         problems.append(

@@ -1,12 +1,8 @@
-"""The journal's file: created, opened, checked, and set aside when it is damaged.
+"""Open, check and access the journal's file; set it aside when it is damaged.
 
-A damaged journal does not stop a node: the file is renamed (the newest few are kept for diagnosis), and a new journal
-starts with the note that it must be rebuilt. A new file always has that note, also when the old file was deleted: until
-`recover` has asked the API server, the devices of other claims are unknown.
-
-A lock file guards the opening only, so that one of two processes that find the same damage sets the file aside. Later,
-SQLite's own locks are enough. Write-ahead logging works for processes in different containers that share the directory,
-because they share the host's kernel and page cache.
+A damaged file is renamed, and a new journal begins with the note that it must be rebuilt, as every new file does. One
+connection with a lock serves all threads: SQLite has one writer anyway, and a read takes 20 us. Write-ahead logging
+works for processes in different containers, because they share the host's kernel and page cache.
 """
 
 import contextlib
@@ -63,7 +59,7 @@ _CORRUPTION = frozenset(
 
 
 class OpenJournal(Struct, frozen=True, kw_only=True):
-    """An open connection, and where a damaged file was moved (None when there was none)."""
+    """An open connection, and the path to which a damaged file was moved, or None."""
 
     connection: sqlite3.Connection
     set_aside: Path | None
@@ -71,10 +67,10 @@ class OpenJournal(Struct, frozen=True, kw_only=True):
 
 
 class OpenFiles:
-    """The files that the connection has open: the journal and SQLite's files beside it. Immutable and thread-safe.
+    """The files that the connection has open: the journal and SQLite's files next to it. Immutable and thread-safe.
 
-    SQLite keeps using files that were removed or moved, and no other process ever sees what it writes there. SQLite
-    does not replace its files while a process has the database open.
+    SQLite keeps using files that were removed or moved, and no other process ever sees its writes there. SQLite does
+    not replace its files while a process has the database open.
     """
 
     def __init__(self, path: Path) -> None:
@@ -82,7 +78,7 @@ class OpenFiles:
         self._known = {each: found for each in beside if (found := _identity(each))}
 
     def displaced(self) -> Path | None:
-        """The first file that was removed or replaced; None when there is none, or when it cannot be checked."""
+        """Return the first file that was removed or replaced; None when none was, or none can be checked."""
         try:
             return next((path for path, known in self._known.items() if _identity(path) != known), None)
         except OSError:
@@ -115,14 +111,14 @@ def open_database(path: Path, now: Callable[[], float]) -> OpenJournal:
 
 
 def storage_error(path: Path, doing: str, error: Exception) -> StorageError:
-    """One of `FAILURES` as a `StorageError`, for a pod's event or for a failed start."""
+    """Translate one of `FAILURES`."""
     advice = _ADVICE.get(primary_code(error), str(error))
     name = getattr(error, "sqlite_errorname", type(error).__name__)
     return StorageError(f"cannot {doing} in the journal {path}: {advice} ({name})")
 
 
 def primary_code(error: Exception) -> int:
-    """SQLite's primary result code, -1 when Python's module itself raised."""
+    """SQLite's primary result code; -1 when Python's module itself raised."""
     if isinstance(error, UnicodeDecodeError):
         return sqlite3.SQLITE_CORRUPT
     code = getattr(error, "sqlite_errorcode", None)
@@ -130,7 +126,7 @@ def primary_code(error: Exception) -> int:
 
 
 def is_corruption(error: Exception) -> bool:
-    """Whether the file's content caused the error, so that another try does not help."""
+    """Return whether the file's content caused the error, so that a retry does not help."""
     return primary_code(error) in _CORRUPTION
 
 
@@ -192,11 +188,11 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _fill_log(connection: sqlite3.Connection, path: Path) -> None:
-    """Give the write-ahead log its later size, in zeros, so that commits write in place. Best effort.
+    """Give the write-ahead log its final size, in zeros, so that commits write in place. Best effort.
 
-    A commit that makes the file longer makes the file system write its own journal, too: twice the time of a sync.
-    SQLite finds the end of the log by checksums (sqlite.org/fileformat2.html, 4.1), so what follows it has no meaning.
-    Inside a transaction, because only its holder may write to the log.
+    A commit that extends the file makes the file system write its own journal too: twice the time of a sync. SQLite
+    finds the end of the log by checksums (sqlite.org/fileformat2.html, 4.1). Only the holder of a transaction may write
+    to it.
     """
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -250,14 +246,10 @@ def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
         )
     if version == 0:
         connection.executescript(SCHEMA)  # fails on a file with foreign tables, which is then moved aside
-    if not _is_complete(connection):
+    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
+    if not names.issuperset(ADDED_NAMES):
         connection.executescript(ADDED)
     _check_content(connection)
-
-
-def _is_complete(connection: sqlite3.Connection) -> bool:
-    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
-    return names.issuperset(ADDED_NAMES)
 
 
 def _check_content(connection: sqlite3.Connection) -> None:
@@ -298,8 +290,8 @@ def _set_aside(path: Path, now_s: float) -> Path:
 class Database:
     """The base of `journal.Journal`. Thread-safe; several processes may have the same file open.
 
-    Every method raises `StorageError` when the file cannot be read or written. Nothing is changed then, and the call
-    may be repeated. A call waits at most 10 s for another thread and 10 s for another process.
+    Every method raises `StorageError` when the file cannot be read or written. It then changes nothing, and can be
+    repeated. A call waits at most 10 s for another thread and 10 s for another process.
     """
 
     def __init__(
@@ -320,10 +312,8 @@ class Database:
 
     @classmethod
     def open(cls, path: Path | str, *, boot_id: str, owner: OwnerId, now: Callable[[], float] = time.time) -> Self:
-        """Open or create the journal; `file.open_database` describes errors and damaged files.
-
-        ``boot_id`` is the kernel's id of this boot, "" when unknown.
-        """
+        """Open or create the journal, see `open_database`. ``boot_id`` is the kernel's id of this boot, "" when
+        unknown."""
         path = Path(path)
         return cls(path, open_database(path, now), boot_id=boot_id, owner=owner, now=now)
 
@@ -347,7 +337,8 @@ class Database:
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Inside, no thread and no process begins, finishes or forgets a claim; this thread can still read.
+        """Keep all other threads and processes from beginning, finishing or forgetting a claim; this thread can still
+        read.
 
         For decisions such as "this claim has no entry, so its file is removed", which another process must not
         overtake.

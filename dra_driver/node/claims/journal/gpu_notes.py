@@ -1,12 +1,11 @@
 """The journal's state of GPUs: notes about changed settings, orphaned partitions, and the backup of both.
 
-The backup is written inside the transaction, before COMMIT, so no hardware change is recorded in SQLite alone. SQLite's
-lock keeps two processes from writing at once.
+Backups are written inside the transaction, before COMMIT, so no hardware change is recorded in SQLite only.
 """
 
 import logging
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import asdict
@@ -35,6 +34,9 @@ SELECT m.uid AS uid, m.position AS position, {rows.SELECT_MIG} FROM mig AS m
 WHERE m.made = 1 AND m.gpu_uuid = ? ORDER BY m.profile, m.start
 """  # noqa: S608 - columns are constants
 _CREATED_IDS = "SELECT gpu_uuid, profile, start FROM mig WHERE made = 1"
+_SET_NOTE = schema.insert("gpu_note", schema.GPU_NOTE_COLUMNS, verb="INSERT OR REPLACE")
+_KEEP_NOTE = schema.insert("gpu_note", schema.GPU_NOTE_COLUMNS, verb="INSERT OR IGNORE")
+_KEEP_PARTITION = schema.insert("mig", schema.MIG_COLUMNS, verb="INSERT OR IGNORE")
 
 
 class GpuNotesStore(Database):
@@ -66,11 +68,10 @@ class GpuNotesStore(Database):
             self._write_backups_best_effort(connection, (gpu,))
 
     def gpus_with_note(self, key: str) -> tuple[GpuUuid, ...]:
-        """The GPUs that have such a note, sorted."""
         return tuple(sorted(gpu for gpu, keys in self.noted_gpus().items() if key in keys))
 
     def noted_gpus(self) -> Mapping[GpuUuid, frozenset[str]]:
-        """The keys of the notes of every GPU that has one. At most a few per GPU, usually none."""
+        """The keys of the notes of every GPU that has one."""
         found: dict[GpuUuid, frozenset[str]] = {}
         with self._reading("list GPU notes") as connection:
             for gpu, key in connection.execute("SELECT gpu_uuid, key FROM gpu_note"):
@@ -79,9 +80,7 @@ class GpuNotesStore(Database):
         return found
 
     def drop_older_notes(self, keys: Sequence[str]) -> None:
-        """Remove notes of earlier boots about settings that do not survive a reboot; nothing when this boot's id is
-        unknown.
-        """
+        """Remove notes of earlier boots about settings that a reboot resets; none when this boot's id is unknown."""
         if self.boot_id:
             with self._writing("drop GPU notes of an earlier boot", durable=True) as connection:
                 for key in keys:
@@ -120,7 +119,7 @@ class GpuNotesStore(Database):
 
     @property
     def rebuild_pending(self) -> bool:
-        """Whether the file is new, and the claims that were prepared before are not yet known."""
+        """Whether the file is new, and the claims prepared before are still unknown."""
         with self._reading("read a note") as connection:
             return is_pending(connection)
 
@@ -132,28 +131,29 @@ class GpuNotesStore(Database):
     def restore_from_backups(self) -> None:
         """Read the backups into a journal that must be rebuilt; otherwise do nothing. Idempotent: existing rows stay.
 
-        Partitions become orphaned partitions until their claims are adopted. Partitions of an earlier boot are skipped:
-        they no longer exist, and another instance may be in their place.
+        Partitions stay orphaned until their claims are adopted. Partitions of an earlier boot are skipped: they no
+        longer exist, and another instance may be in their place.
         """
         if not self.rebuild_pending:
             return
         with self._writing("restore from backups", durable=True) as connection:
             if is_pending(connection):  # still pending: another process may have been faster
                 for backup in self._backups.read():
-                    connection.executemany(
-                        _KEEP_NOTE, [{"gpu_uuid": backup.gpu, **asdict(note)} for note in backup.notes]
-                    )
+                    notes = [{"gpu_uuid": backup.gpu, **asdict(note)} for note in backup.notes]
+                    connection.executemany(_KEEP_NOTE, notes)
                     if not self.boot_id or backup.boot_id in ("", self.boot_id):
-                        connection.executemany(_KEEP_PARTITION, _mig_rows(backup))
+                        found = ((saved.orphan, saved.device) for saved in backup.partitions)
+                        parts = [rows.mig_row(each.uid, each.position, name, each.partition) for each, name in found]
+                        connection.executemany(_KEEP_PARTITION, parts)
 
     def names_of(self, uids: Collection[ClaimUid]) -> dict[ClaimUid, ClaimRef]:
-        """The claims among ``uids`` whose names are recorded outside of this file, with or without an entry."""
+        """The claims among ``uids`` whose names are recorded outside this file, with or without an entry."""
         return self._names.find(uids)
 
     def write_all_backups(self) -> None:
-        """Make the backups equal to the journal, whatever a crash or another version left there.
+        """Make the backups equal to the journal. Raises `StorageError`.
 
-        Raises `StorageError`. Does nothing while a rebuild is pending: the backups may then hold more than the journal.
+        Does nothing while a rebuild is pending: the backups may then hold more than the journal.
         """
         with self._writing("write backups", durable=False) as connection:
             if is_pending(connection):
@@ -165,18 +165,18 @@ class GpuNotesStore(Database):
             self._write_names(connection)
 
     def _write_names(self, connection: sqlite3.Connection) -> None:
-        """Names of all claims; those of claims that are gone stay while a partition of theirs exists."""
+        """Names of all claims; the name of a deleted claim stays while a partition of it exists."""
         claims = [rows.claim_ref(row) for row in connection.execute("SELECT uid, namespace, name FROM claim")]
         left = {rows.parse_uid(uid) for (uid,) in connection.execute("SELECT uid FROM mig WHERE made = 1")}
         self._names.keep(claims, left)
 
     def _write_backups(self, connection: sqlite3.Connection, gpus: Iterable[GpuUuid]) -> None:
-        """Write the backups of the GPUs. Inside a transaction. Raises `StorageError`: nothing may be changed then."""
+        """Inside a transaction, which fails with it. Raises `StorageError`."""
         for gpu in sorted(set(gpus)):
             self._backups.write(self._backup(connection, gpu))
 
     def _write_backups_best_effort(self, connection: sqlite3.Connection, gpus: Iterable[GpuUuid]) -> None:
-        """The same after a release, which succeeds without a backup; `write_all_backups` corrects it later."""
+        """The same after a release, which needs no backup; `write_all_backups` corrects it."""
         try:
             self._write_backups(connection, gpus)
         except StorageError as error:
@@ -203,15 +203,5 @@ class GpuNotesStore(Database):
         )
 
 
-_SET_NOTE = schema.insert("gpu_note", schema.GPU_NOTE_COLUMNS, verb="INSERT OR REPLACE")
-_KEEP_NOTE = schema.insert("gpu_note", schema.GPU_NOTE_COLUMNS, verb="INSERT OR IGNORE")
-_KEEP_PARTITION = schema.insert("mig", schema.MIG_COLUMNS, verb="INSERT OR IGNORE")
-
-
 def is_pending(connection: sqlite3.Connection) -> bool:
     return connection.execute("SELECT 1 FROM note WHERE key = ?", (REBUILD,)).fetchone() is not None
-
-
-def _mig_rows(backup: GpuStateBackup) -> Iterator[rows.Parameters]:
-    for saved in backup.partitions:
-        yield rows.mig_row(saved.orphan.uid, saved.orphan.position, saved.device, saved.orphan.partition)

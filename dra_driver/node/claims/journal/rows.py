@@ -1,16 +1,16 @@
-"""Converts the journal's rows to entries and back, and detects rows that no version of this driver can have written.
+"""Convert the journal's rows to entries and back, and detect values that no version of this driver can have written.
 
-The tables ``mig`` and ``sharing`` are separate because a process of an older version may write to the same file during
-an update, and it inserts into ``claim`` and ``device`` by position. A row of ``mig`` is not deleted with its claim: the
-older version frees claims without knowing partitions, and the row is then the only record that this driver created the
-partition. A row of ``sharing`` is deleted with its device.
+SQLite detects damage to its structure, but not a flipped bit inside a value, and it stores any type in any column.
+``mig`` and ``sharing`` are separate tables because an older version inserts into ``claim`` and ``device`` by position
+during an update. It also frees claims without their partitions, so a row of ``mig`` outlives its claim.
 """
 
 import itertools
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NoReturn
+from enum import StrEnum
+from typing import NoReturn, TypeVar
 
 import msgspec
 
@@ -43,14 +43,14 @@ _LARGEST = 2**63 - 1
 
 
 def parse_uid(value: object) -> ClaimUid:
-    """A claim's UID. Raises `corruption`, as all functions below."""
+    """Parse a claim's UID. Raises `corruption`, as all functions below."""
     if not isinstance(value, str) or not _UID.fullmatch(value):
         corrupt_value("uid", value)
     return ClaimUid(value)
 
 
 def is_uid(text: str) -> bool:
-    """Whether the text can be a claim's UID, and so the name of a file."""
+    """Return whether the text can be a claim's UID, and so the name of a file."""
     return _UID.fullmatch(text) is not None
 
 
@@ -75,7 +75,6 @@ def parse_timestamp(column: str, value: object) -> float:
 
 
 def corrupt_value(column: str, value: object) -> NoReturn:
-    """Raise `corruption` for a value that this driver never wrote."""
     raise corruption(f"column {column} holds {repr(value)[:80]}, which this driver never wrote")
 
 
@@ -96,8 +95,6 @@ LEFT JOIN sharing AS s ON s.uid = d.uid AND s.position = d.position
 INSERT_MIG = schema.insert("mig", schema.MIG_COLUMNS)
 INSERT_SHARING = schema.insert("sharing", schema.SHARING_COLUMNS)
 
-_STRATEGIES = frozenset(Strategy)
-_INTERVALS = frozenset(Interval)
 _DEVICE = f"{schema.select('d', schema.DEVICE_COLUMNS[2:])}, {SELECT_MIG}, {SELECT_SHARING}"
 SELECT = f"""
 SELECT {schema.select("c", schema.CLAIM_COLUMNS)}, {_DEVICE}
@@ -115,21 +112,19 @@ WHERE m.made = 1 AND NOT EXISTS (
 """  # noqa: S608 - columns are constants
 INSERT_CLAIM = schema.insert("claim", schema.CLAIM_COLUMNS)
 INSERT_DEVICE = schema.insert("device", schema.DEVICE_COLUMNS)
-_STATES = frozenset(State)
+Choice = TypeVar("Choice", bound=StrEnum)
 
 
 def entries(rows: Iterable[Row]) -> Iterator[Entry]:
-    """Rows of `SELECT`, in order `BY_POSITION`, as entries. Raises `corruption` for an invalid row."""
+    """Convert rows of `SELECT`, in order `BY_POSITION`."""
     for _, group in itertools.groupby(rows, key=lambda row: row["uid"]):
         of_claim = list(group)
         first = of_claim[0]
-        if first["state"] not in _STATES:
-            corrupt_value("state", first["state"])
         if first["request"] is None:
             raise corruption("a claim has no device, which this driver never wrote")
         yield Entry(
             ref=claim_ref(first),
-            state=State(first["state"]),
+            state=_choice(State, "state", first["state"]),
             attempt=AttemptToken(
                 owner=OwnerId(parse_text("owner", first["owner"])),
                 number=parse_int("attempt", first["attempt"]),
@@ -141,7 +136,6 @@ def entries(rows: Iterable[Row]) -> Iterator[Entry]:
 
 
 def claim_ref(row: Row) -> ClaimRef:
-    """The claim of a row of the table ``claim``. Raises `corruption`."""
     return ClaimRef(
         namespace=parse_text("namespace", row["namespace"]),
         name=parse_text("name", row["name"]),
@@ -177,13 +171,13 @@ def device_rows(uid: ClaimUid, devices: Iterable[AssignedDevice]) -> Iterator[Pa
 
 
 def assignments(rows: Iterable[Row]) -> Iterator[Assignment]:
-    """Rows of `SELECT_ASSIGNMENTS`. Raises `corruption`."""
+    """Convert rows of `SELECT_ASSIGNMENTS`."""
     for row in rows:
         yield Assignment(uid=parse_uid(row["uid"]), device=_assigned(row))
 
 
 def orphaned_partitions(rows: Iterable[Row]) -> Iterator[OrphanedPartition]:
-    """Rows of `SELECT_ORPHANED`. Raises `corruption`."""
+    """Convert rows of `SELECT_ORPHANED`."""
     for row in rows:
         partition = _partition(row)
         if partition is None:
@@ -255,7 +249,7 @@ def sharing_rows(uid: ClaimUid, devices: Sequence[AssignedDevice]) -> Iterator[P
 
 
 def _partition(row: Row) -> AssignedPartition | None:
-    """The partition in a row that has `SELECT_MIG`; None where table ``mig`` has no row. Raises `corruption`."""
+    """From a row that has `SELECT_MIG`; None where table ``mig`` has no row."""
     if row["mig_profile"] is None:
         return None
     live = None
@@ -279,20 +273,13 @@ def _partition(row: Row) -> AssignedPartition | None:
 
 
 def _sharing(row: Row) -> AssignedSharing | None:
-    """How a device is shared, from a row that has `SELECT_SHARING`; None where table ``sharing`` has no row.
-
-    Raises `corruption`.
-    """
-    strategy, interval, daemon = row["sharing_strategy"], row["sharing_interval"], row["sharing_daemon"]
+    """From a row that has `SELECT_SHARING`; None where table ``sharing`` has no row."""
+    strategy, daemon = row["sharing_strategy"], row["sharing_daemon"]
     if strategy is None:
         return None
-    if strategy not in _STRATEGIES:
-        corrupt_value("strategy", strategy)
-    if interval not in _INTERVALS:
-        corrupt_value("interval", interval)
     return AssignedSharing(
-        strategy=Strategy(strategy),
-        interval=Interval(interval),
+        strategy=_choice(Strategy, "strategy", strategy),
+        interval=_choice(Interval, "interval", row["sharing_interval"]),
         share=_share(row) if parse_flag("share", row["sharing_share"]) else None,
         daemon=None if daemon is None else _daemon(parse_text("daemon", daemon)),
     )
@@ -306,6 +293,10 @@ def _share(row: Row) -> AssignedShare:
         total_memory=_optional("total_memory", row["sharing_total_memory"]),
         max_shares=_optional("max_shares", row["sharing_max_shares"]),
     )
+
+
+def _choice(kind: type[Choice], column: str, value: object) -> Choice:
+    return kind(value) if value in set(kind) else corrupt_value(column, value)
 
 
 def _optional(column: str, value: object) -> int | None:

@@ -1,4 +1,4 @@
-"""A claim's CDI document: what each of its devices adds to a container in its present state."""
+"""Build a claim's CDI document: from its plan, or for a prepared claim after verifying that its devices still exist."""
 
 from collections.abc import Iterable
 
@@ -20,10 +20,10 @@ from dra_driver.node.claims.waiting import Deadline, GpuLockedError
 
 
 def document_of(deps: ClaimDependencies, todo: PreparePlan) -> CdiSpec:
-    """The document, with its nodes on the host. The base document, partitions and daemons have to exist already.
+    """Build the document and ensure its nodes on the host. Base document, partitions and daemons must exist already.
 
-    A device that the claim has both by itself and with admin access is listed once: both have the same name. Raises
-    what `CdiSources`, `DeviceNodes` and `MpsControl.directories` raise.
+    A device that the claim has both normally and with admin access is listed once, under their common name. Raises as
+    `CdiSources`, `DeviceNodes` and `MpsControl.directories`.
     """
     own = {device.cdi_device for device in todo.devices if not device.admin_access}
     named = [device for device in todo.devices if not device.admin_access or device.cdi_device not in own]
@@ -52,7 +52,7 @@ def _device_edits(deps: ClaimDependencies, device: PlannedDevice) -> ContainerEd
 
 
 def _mps_edits(deps: ClaimDependencies, sharing: AssignedSharing, daemon: MpsDaemon) -> ContainerEdits:
-    """A share has limits of its own; without one the daemon's defaults apply. All of the compute is no limit."""
+    """A share has its own limits; otherwise the daemon's defaults apply. All of the compute is no limit."""
     folders, share = require_hardware(deps).mps.directories(daemon.id), sharing.share
     memory = share.memory if share else None
     return mps_edits(
@@ -64,7 +64,7 @@ def _mps_edits(deps: ClaimDependencies, sharing: AssignedSharing, daemon: MpsDae
 
 
 def places_of_claim(claim: AllocatedClaim, snapshot: Snapshot) -> list[PartitionId]:
-    """The places of partitions with admin access. Pure."""
+    """The places of partitions with admin access. No I/O."""
     found = []
     for result in claim.results if any(result.admin_access for result in claim.results) else ():
         part = parse_partition_name(result.device) if result.admin_access else None
@@ -75,16 +75,16 @@ def places_of_claim(claim: AllocatedClaim, snapshot: Snapshot) -> list[Partition
 
 
 def places_of_devices(devices: Iterable[AssignedDevice]) -> list[PartitionId]:
-    """The same for a claim in the journal. Pure."""
     return [device.partition.id for device in devices if device.admin_access and device.partition is not None]
 
 
 def fresh_snapshot(
     deps: ClaimDependencies, ref: ClaimRef, places: Iterable[PartitionId], snapshot: Snapshot, *, within_s: float
 ) -> Snapshot:
-    """The snapshot with what is at these places now.
+    """Return the snapshot with the present instances at these places of admin access.
 
-    Raises `GpuLockedError` after ``within_s`` seconds, and `HardwareError`.
+    Another claim may have created one after the snapshot was taken; the GPU's lock lets a creation in progress end
+    first. Raises `GpuLockedError` after ``within_s`` seconds, and `HardwareError`.
     """
     wanted = [place for place in places if snapshot.gpu_by_uuid(place.gpu_uuid) is not None]
     if not wanted or deps.hardware is None:
@@ -111,18 +111,18 @@ def _with(gpu: Gpu, found: dict[PartitionId, MigInstance | None]) -> Gpu:
 
 
 def _kept(before: MigInstance | None, now: MigInstance) -> MigInstance:
-    """``now``, with what the snapshot says about who created it: the hardware does not know that."""
+    """``now``, with its creator according to the snapshot: the hardware does not know it."""
     return replace(now, owned=before.owned) if before is not None else now
 
 
 def verify_prepared(
     deps: ClaimDependencies, entry: Entry, snapshot: Snapshot, *, within_s: float
 ) -> tuple[PreparePlan, CdiSpec]:
-    """What was prepared, and its CDI document. Starts MPS daemons that do not run.
+    """Return the prepared plan and its CDI document. Starts MPS daemons that do not run.
 
-    Waits for GPUs, and for daemons that have to start, for ``within_s`` each. Raises `DeviceLostError` when a device is
-    gone: its claim stays as it is until the pod is deleted. Also `MpsUnavailableError`, `GpuLockedError` and what
-    `cdi_document.document_of` raises.
+    Waits for GPUs, and for daemons that have to start, for ``within_s`` each. Raises `DeviceLostError` when a device no
+    longer exists: its claim stays as it is until the pod is deleted. Also raises `MpsUnavailableError`,
+    `GpuLockedError` and as `document_of`.
     """
     snapshot = fresh_snapshot(deps, entry.ref, places_of_devices(entry.devices), snapshot, within_s=within_s)
     prepared = restore_plan(entry, snapshot, deps.names)
@@ -140,12 +140,10 @@ def verify_prepared(
 
 
 def _verify_hardware(deps: ClaimDependencies, prepared: PreparePlan, within_s: float) -> None:
-    """The same partitions exist, and the settings are in force. The caller holds the locks of the GPUs."""
     mig = require_hardware(deps).mig
-    for device in prepared.devices:
-        if device.partition is not None and not device.admin_access:
-            found = mig.find(device.partition.id)
-            check_alive(prepared.ref, device.assigned, InstanceIds.of(found) if found else None)
+    for position, part in prepared.partitions:
+        found = mig.find(part.id)
+        check_alive(prepared.ref, prepared.devices[position], InstanceIds.of(found) if found else None)
     deadline = Deadline(deps.clock, deps.clock.now() + within_s)
     for setting in settings_of(deps):
         setting.verify(prepared, deadline)

@@ -1,10 +1,8 @@
-"""Undoes what was done for a claim, from any state, as often as needed.
+"""Undo a claim's changes from any state, repeatably, and resolve device conflicts by tearing down abandoned claims.
 
-In reverse order of prepare: record the intent, remove the CDI file, release the GPUs, remove the entry. Every step is
-repeatable. A process that dies between two of them leaves an entry in state ``unpreparing``; the next unprepare, a
-claim that needs the device, or `recover` continues.
-
-Callers hold the claim's lock, and no GPU's.
+In reverse order of prepare: record the intent, remove the CDI file, release the GPUs, remove the entry. A process that
+dies in between leaves an entry in state ``unpreparing``; the next unprepare, a claim that needs the device, or
+`recover` continues. Callers hold the claim's lock, and no GPU's.
 """
 
 import logging
@@ -28,6 +26,8 @@ LEAST_S = 3.0
 claims."""
 MOST_S = 15.0
 """Seconds after which the rest is left to the next try, so that this worker serves others (of the kubelet's 45 s)."""
+STEP_S = 5.0
+"""Seconds to wait for one leftover, and before that for its GPUs; the call tries again while its time lasts."""
 
 
 def teardown(
@@ -79,9 +79,10 @@ def _teardown_hardware(
 
 
 def _teardown_without_entry(deps: ClaimDependencies, uid: ClaimUid, within_s: float) -> None:
-    """Release what remains of a claim without an entry: the journal was lost, or an older driver version freed it.
+    """Release the remains of a claim without an entry: the journal was lost, or an older driver version freed it.
 
-    First settings of this claim alone, then its partitions. `reclaim_orphans` restores what it shared with others.
+    First settings of this claim only, then its partitions. `reclaim_orphans` restores settings shared with other
+    claims.
     """
     orphans = [orphan for orphan in deps.journal.orphaned_partitions() if orphan.uid == uid]
     if deps.hardware is None or not orphans:
@@ -114,10 +115,8 @@ def remove_file_without_entry(deps: ClaimDependencies, uid: ClaimUid) -> None:
 
 
 def is_abandoned(deps: ClaimDependencies, entry: Entry) -> bool:
-    """Whether no run works on the entry and no container needs it: incomplete work of a dead run, or an earlier boot's.
-
-    For entries of this run the caller holds the claim's lock.
-    """
+    """Return whether no run works on the entry and no container needs it: incomplete work of a dead run, or of an
+    earlier boot. For entries of this run the caller holds the claim's lock."""
     if is_of_earlier_boot(deps, entry):
         return True
     if entry.state is State.PREPARED:
@@ -126,21 +125,19 @@ def is_abandoned(deps: ClaimDependencies, entry: Entry) -> bool:
 
 
 def is_of_earlier_boot(deps: ClaimDependencies, entry: Entry) -> bool:
-    """Whether the node has rebooted since: no container of the claim runs. False while either boot is unknown."""
+    """Return whether the node has rebooted since the entry's boot. False while either boot is unknown."""
     return bool(deps.journal.boot_id) and entry.boot_id not in ("", deps.journal.boot_id)
 
 
 def unprepare_claim(deps: ClaimDependencies, ref: ClaimRef, *, budget: CallBudget) -> None:
-    """Free the claim's devices on this node (NodeUnprepareResources); a claim without any is success.
+    """Free the claim's devices on this node (NodeUnprepareResources); a claim without any is success. Thread-safe.
 
-    It needs neither the claim object nor an entry, and works without the NVIDIA driver: the rest is recorded and
-    released when the driver is back. The kubelet (``pkg/kubelet/cm/dra/manager.go``) also calls it for claims that were
-    never prepared or no longer exist. A failure keeps the pod in ``Terminating``, and the kubelet tries again after 10
-    to 60 seconds.
+    Needs neither the claim object nor an entry, and works without the NVIDIA driver, which releases the recorded rest
+    later. The kubelet (``pkg/kubelet/cm/dra/manager.go``) also calls it for claims that were never prepared or no
+    longer exist. A failure keeps the pod in ``Terminating``, and the kubelet retries after 10 to 60 seconds.
 
     Waits until ``budget.deadline`` for other calls. Raises `StorageError`, `HardwareError` or `GpuLockedError` (the
-    claim keeps its devices, call again), or `ClaimBusyError` when an earlier call for the same claim does not end. If
-    the process dies inside, the next call or the next start continues. Thread-safe.
+    claim keeps its devices, call again), or `ClaimBusyError` when an earlier call for the same claim does not end.
     """
     with deps.locks.acquire(ref.uid, budget.deadline - deps.clock.now()) as acquired, deps.gate.work():
         if not acquired:
@@ -155,16 +152,12 @@ def unprepare_claim(deps: ClaimDependencies, ref: ClaimRef, *, budget: CallBudge
             log.info("claim was not prepared, nothing to unprepare", extra={"claim": str(ref)})
 
 
-STEP_S = 5.0
-"""Seconds to wait for one leftover, and before that for its GPUs; the call tries again while its time lasts."""
-
-
 def resolve_conflicts(deps: ClaimDependencies, todo: PreparePlan, blocked: Blocked, *, within_s: float) -> None:
-    """Tear down what dead runs left of the blockers; return when that may have helped.
+    """Tear down what dead runs left of the blockers; return when that may have helped. Does not wait for a claim in
+    use.
 
     The caller holds no GPU's lock. Raises `ClaimBusyError` for the claim's own entry and while a new journal does not
-    know which claim a partition belongs to, `DeviceInUseError` naming the claim that has a device when no blocker is
-    abandoned, and what tearing one down raises.
+    know a partition's claim, `DeviceInUseError` when no blocker is abandoned, and errors of the teardown.
     """
     if blocked.by and blocked.by[0].ref.uid == todo.ref.uid:
         raise busy(blocked.by[0])
@@ -182,7 +175,6 @@ def resolve_conflicts(deps: ClaimDependencies, todo: PreparePlan, blocked: Block
 
 
 def busy(entry: Entry) -> ClaimBusyError:
-    """Another run of the driver works on the claim."""
     return ClaimBusyError(f"claim {entry.ref} is {entry.state} in another run of the driver; the kubelet tries again")
 
 

@@ -7,12 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dra_driver.core.errors import (
-    ApiUnreachableError,
-    ClaimReplacedError,
-    DeviceInUseError,
-    StorageError,
-)
+from dra_driver.core.errors import ApiUnreachableError, ClaimReplacedError, DeviceInUseError, StorageError
 from dra_driver.core.model.ids import DeviceName
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.hardware.cdi.spec import CdiSpec
