@@ -296,7 +296,7 @@ def _share(row: Row) -> AssignedShare:
 
 
 def _choice(kind: type[Choice], column: str, value: object) -> Choice:
-    return kind(value) if value in set(kind) else corrupt_value(column, value)
+    return kind(value) if isinstance(value, str) and value in set(kind) else corrupt_value(column, value)
 
 
 def _optional(column: str, value: object) -> int | None:

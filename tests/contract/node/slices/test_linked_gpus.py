@@ -9,7 +9,7 @@ from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from dra_driver.kube.published import islands_of
 from dra_driver.scheduler.allocation import Allocator
-from tests.bench.linking import BOARDS, KINDS, Node, Tally, board, orders, play, sequence
+from tests.bench.linking import BOARDS, Node, Tally, board, orders, play, sequence
 from tests.fakes.dra_objects import Obj, allocated, claim, device_class, exactly, node
 from tests.fakes.mig_cluster import NODE, built, published
 
@@ -62,9 +62,3 @@ def test_partitions_of_linked_gpus_are_not_linked() -> None:
     linked = [one for one in built(snapshot).devices if "nvlinkIsland" in one.attributes]
     assert [one.name for one in linked] == ["gpu-0", "gpu-1"]
     assert devices(published(built(snapshot)), [], 2) == ("gpu-0", "gpu-1")
-
-
-def test_every_kind_of_sequence_has_both_sizes() -> None:
-    """The model above plays one of them."""
-    for kind in KINDS:
-        assert {count for _, count, _ in sequence(kind, 8, "any")} == {1, 2}

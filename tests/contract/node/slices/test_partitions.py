@@ -15,8 +15,7 @@ from dra_driver.kube.rest import RestClient
 from dra_driver.node.slices import Publisher
 from dra_driver.node.slices.api import RestSlicesApi
 from dra_driver.sim.apiserver.server import ApiServer
-from tests.unit.node.slices.gpus import ALL, H100, h100s, instance, mig_gpu, snapshot
-from tests.unit.node.slices.pool_view import doubly_offered, offered
+from tests.unit.node.slices.gpus import ALL, doubly_offered, h100s, instance, mig_gpu, offered, snapshot
 
 NODE, DRIVER = "node-a", "gpu.nvidia.com"
 BOARDS = [key for key, model in catalog.models().items() if model.mig is not None]
@@ -102,16 +101,3 @@ def _cut(board: Gpu) -> Gpu:
     smallest = board.mig_profiles[-1]
     made = instance(board, smallest.profile_id, smallest.starts[-1])
     return replace(board, mig_enabled=True, mig_instances=(made,))
-
-
-def test_one_gpus_attribute_is_one_write_in_the_same_generation(node: Node) -> None:
-    """The other slices keep their versions, and the pool is never incomplete."""
-    node.publisher.set_snapshot(h100s(8))
-    node.publisher.start()
-    node.wait(lambda: node.publisher.published)
-    before = node.versions()
-    gpus = [mig_gpu(H100, minor) for minor in range(8)]
-    node.publisher.set_snapshot(snapshot(*gpus[:3], replace(gpus[3], addressing_mode="ATS"), *gpus[4:]))
-    node.wait(lambda: node.publisher.published)
-    after = node.versions()
-    assert len({name for name in after if after[name] != before.get(name)}) == 1

@@ -1,23 +1,25 @@
-"""What is published about a GPU."""
+"""Published devices: their content, and their wire form that the API server accepts."""
+
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.core.model.terms import GpuTerms
-from dra_driver.kube.objects.resource import DeviceAttribute
-from dra_driver.node.slices.build import build_devices, pool_name
+from dra_driver.core.model.gpu import Gpu
+from dra_driver.core.model.terms import GpuTerms, Interval, SharingTerms, Strategy, Taint
+from dra_driver.hardware.gpu import catalog
+from dra_driver.kube.objects.resource import DeviceAttribute, DeviceCapacity
+from dra_driver.node.slices.build import Built, build_devices, pool_name
+from dra_driver.node.slices.diff import PoolIdentity, compute_writes
+from dra_driver.node.slices.gates import ApiServerFeatures
+from dra_driver.node.slices.layout import split
+from dra_driver.sim.apiserver.kind import Review
+from dra_driver.sim.apiserver.rules.slices import SLICE_RULES
 from tests.fakes.dra_objects import wire
-from tests.unit.node.slices.gpus import ALL, gpu, h100s, snapshot
-
-
-def test_versions_are_strict_semver() -> None:
-    """580.65.06 as NVML prints it would make the whole slice invalid."""
-    attributes = wire(build_devices(snapshot(gpu())).devices[0].attributes)
-    assert attributes["driverVersion"] == {"version": "580.65.6"}
-    assert attributes["cudaDriverVersion"] == {"version": "13.0.0"}
-    assert attributes["cudaComputeCapability"] == {"version": "9.0.0"}
+from tests.unit.node.slices.gpus import A100, ALL, H100, NONE, RTX, gpu, h100s, instance, mig_gpu, snapshot
 
 
 def test_what_the_hardware_does_not_report_is_absent() -> None:
@@ -61,15 +63,6 @@ def test_devices_come_in_order_of_minor() -> None:
     assert [d.name for d in build_devices(snapshot(gpu(10), gpu(2), gpu(0))).devices] == ["gpu-0", "gpu-2", "gpu-10"]
 
 
-def test_devices_of_one_gpu_stay_together_after_the_whole_gpu() -> None:
-    """First fit then partitions one GPU before it uses the next."""
-    built = build_devices(h100s(2), features=ALL)
-    assert [len(group.devices) for group in built.groups] == [26, 26]
-    assert [group.devices[0].name for group in built.groups] == ["gpu-0", "gpu-1"]
-    assert [one.name for one in built.counter_sets] == ["gpu-0-counter-set", "gpu-1-counter-set"]
-    assert built.left_out == ()
-
-
 def test_terms_apply_to_their_gpu_only() -> None:
     shot = h100s(2)
     terms = {shot.gpus[0].uuid: GpuTerms(policy="hidden", offered=False)}
@@ -86,11 +79,6 @@ def test_a_gpu_in_mig_mode_and_a_double_minor_are_left_out_with_a_reason() -> No
     assert "same minor number" in reasons["GPU-other"]
 
 
-def test_the_pool_is_named_for_node_and_driver() -> None:
-    """Schedulers up to 1.36.2 mix up counters of pools with equal names, so the driver is part of it."""
-    assert pool_name("node-a.example.org", "gpu.nvidia.com") == "node-a.example.org/gpu.nvidia.com"
-
-
 @pytest.mark.parametrize(
     ("node", "driver", "message"),
     [
@@ -105,3 +93,159 @@ def test_invalid_pool_names_are_refused_at_start(node: str, driver: str, message
     """Otherwise the API server would refuse every write."""
     with pytest.raises(ConfigurationError, match=message):
         pool_name(node, driver)
+
+
+IDENTITY = PoolIdentity(driver="gpu.nvidia.com", node="node-a", node_uid="u1", pool="node-a/gpu.nvidia.com")
+EVERYTHING = GpuTerms(
+    policy="p",
+    sharing=SharingTerms(strategy=Strategy.TIME_SLICING, interval=Interval.SHORT, max_shares=4),
+    taints=(Taint(key="example.com/reserved", value="ml", effect="NoSchedule"), Taint(key="k", effect="NoExecute")),
+    attributes={f"extra{number}": number for number in range(40)},
+)
+
+
+def build(gpu: Gpu, terms: GpuTerms | None = None, features: ApiServerFeatures = ALL) -> Built:
+    return build_devices(snapshot(gpu), {gpu.uuid: terms} if terms is not None else {}, features)
+
+
+def problems(built: Built) -> list[Any]:
+    """The embedded API server's problems with the slices."""
+    found: list[Any] = []
+    for body in compute_writes(split(built), [], IDENTITY).creates:
+        found += SLICE_RULES.validate(wire(replace(body, metadata={"name": "x"})), Review())
+    return found
+
+
+@pytest.mark.parametrize("terms", [None, EVERYTHING, replace(EVERYTHING, sharing=None)], ids=["plain", "all", "taints"])
+@pytest.mark.parametrize("key", [key for key, model in catalog.models().items() if model.mig is not None])
+def test_every_board_is_valid_in_every_state(key: str, terms: GpuTerms | None) -> None:
+    """Names, numbers, policies and limits, of boards that a test machine does not have."""
+    gpu = mig_gpu(key)
+    foreign = tuple(instance(gpu, profile.profile_id, 0) for profile in gpu.mig_profiles)
+    on = replace(gpu, mig_enabled=True)
+    for state in (gpu, on, *(replace(on, mig_instances=(one,)) for one in foreign)):
+        for features in (ALL, NONE, replace(ALL, counters=False)):
+            assert problems(build(state, terms, features)) == []
+
+
+def test_beside_partitions_the_whole_gpu_has_their_capacities() -> None:
+    """A selector for 60 multiprocessors or more must match it too, and a capacity that a device of the node lacks fails
+    the claim's allocation with a CEL error.
+    """
+    built = build(mig_gpu(H100))
+    whole = built.devices[0]
+    assert wire(whole.capacity) == {
+        "multiprocessors": {"value": "132"}, "copyEngines": {"value": "8"}, "decoders": {"value": "7"},
+        "encoders": {"value": "0"}, "jpegEngines": {"value": "7"}, "ofaEngines": {"value": "1"},
+        "memory": {"value": "81559Mi"},
+    }  # fmt: skip
+    assert all(set(one.capacity) == set(whole.capacity) for one in built.devices)
+    only_whole = build(mig_gpu(H100), GpuTerms(profiles=frozenset())).devices[0]
+    assert wire(only_whole.capacity) == {"memory": {"value": "81559Mi"}}
+
+
+def test_what_no_profile_reports_is_no_capacity_of_the_whole_gpu() -> None:
+    """A guess would match a selector."""
+    gpu = mig_gpu(H100)
+    silent = tuple(replace(profile, decoders=None) for profile in gpu.mig_profiles)
+    found = build(replace(gpu, mig_profiles=silent, memory_bytes=None)).devices[0].capacity
+    assert not {"decoders", "memory"} & set(found)
+    assert found["multiprocessors"] == DeviceCapacity(value="132")
+
+
+def test_memory_slices_are_left_out_beyond_the_limit_of_entries() -> None:
+    """16 attributes, 7 capacities and 12 memory slices are over 32; the placement has the same facts."""
+    gpu = mig_gpu(RTX, mig_enabled=True, addressing_mode="HMM")
+    widest = build(replace(gpu, mig_instances=(instance(gpu, 0, 0),))).devices[0]
+    assert not any(name.startswith("memorySlice") for name in widest.capacity)
+    assert widest.attributes["placementSize"] == DeviceAttribute(int_=12)
+
+
+def test_an_instance_of_an_unlisted_profile_has_its_own_numbers() -> None:
+    """As in a vGPU guest, where the host has partitioned the GPU."""
+    gpu = mig_gpu(A100, mig_enabled=True)
+    listed, found = gpu.profile(19), instance(gpu, 19, 2)
+    assert listed is not None
+    usual = build(replace(gpu, mig_instances=(found,))).devices[0]
+    guest = replace(gpu, mig_profiles=(), mig_instances=(replace(found, profile=replace(listed, starts=())),))
+    (device,) = build(guest).devices
+    assert device.name == "gpu-0-mig-1g5gb-19-2"
+    assert device.capacity == usual.capacity
+
+
+def test_an_instance_of_unknown_size_is_left_out_with_a_reason() -> None:
+    """Without capacities it would fail the allocation of every claim whose selector compares one."""
+    gpu = mig_gpu(A100, mig_enabled=True)
+    built = build(replace(gpu, mig_profiles=(), mig_instances=(instance(gpu, 19, 2),)))
+    assert built.devices == []
+    assert (
+        "1g.5gb at memory slice 2 of gpu-0 is not offered: the NVIDIA driver reports neither"
+        in built.left_out[-1].reason
+    )
+
+
+def test_a_shared_gpu_has_its_strategy_and_allows_several_allocations() -> None:
+    """It still excludes partitions through the counters, which its first share consumes."""
+    whole = build(mig_gpu(H100), EVERYTHING).devices[0]
+    assert whole.allow_multiple_allocations
+    assert whole.attributes["sharingStrategy"] == DeviceAttribute(string="TimeSlicing")
+    assert set(whole.capacity) == {"memory", "computePercent", "shares"}
+    assert whole.consumes_counters
+    plain = build(mig_gpu(H100), EVERYTHING, replace(ALL, multi_allocation=False)).devices[0]
+    assert not plain.allow_multiple_allocations
+    assert "sharingStrategy" not in plain.attributes
+    assert plain.capacity["multiprocessors"] == DeviceCapacity(value="132")
+
+
+def test_added_attributes_beyond_the_limit_are_reported() -> None:
+    """A device has at most 32 attributes and capacities; one more would make the whole slice invalid."""
+    built = build(mig_gpu(H100), EVERYTHING)
+    assert {len(one.attributes) + len(one.capacity) for one in built.devices} == {32}
+    (reason,) = [gpu.reason for gpu in built.left_out]
+    assert "attributes that policy p adds to gpu-0 are left out" in reason
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["uuid", "type", "gpu.nvidia.com/uuid", "resource.kubernetes.io/pcieRoot", "a-b", "x" * 33, "", "B_/x", "a/"],
+)
+def test_an_added_attribute_has_a_valid_name_and_replaces_none(name: str) -> None:
+    """A policy that sets uuid would break every claim that selects a GPU by UUID."""
+    gpu = mig_gpu(H100)
+    plain = build(gpu).devices
+    built = build(gpu, GpuTerms(policy="p", attributes={name: "x"}))
+    assert built.devices == plain
+    assert repr(name) in built.left_out[0].reason
+
+
+def test_added_values_keep_their_types() -> None:
+    """A boolean is not the number one."""
+    added: dict[str, str | int | bool] = {"team": "ml", "rack": 7, "spare": True, "example.com/zone": "a"}
+    found = build(mig_gpu(A100), GpuTerms(attributes=added)).devices[0].attributes
+    assert wire([found[name] for name in added]) == [{"string": "ml"}, {"int": 7}, {"bool": True}, {"string": "a"}]
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=40) | st.from_regex(r"[a-z]{1,3}", fullmatch=True),
+        st.text(max_size=80) | st.integers(-(2**70), 2**70) | st.booleans(),
+        max_size=50,
+    ),
+    st.lists(st.tuples(st.text(max_size=70), st.text(max_size=70)), max_size=18),
+)
+def test_no_policy_makes_a_slice_invalid(extra: dict[str, Any], taints: list[tuple[str, str]]) -> None:
+    """The other GPUs of the node would be lost with it."""
+    terms = GpuTerms(
+        policy="p",
+        attributes=extra,
+        taints=tuple(Taint(key=key, value=value, effect="NoSchedule") for key, value in taints),
+    )
+    assert problems(build(mig_gpu(A100), terms)) == []
+
+
+def test_devices_of_a_gpu_share_common_parts() -> None:
+    """Separate copies for the 208 devices of a node would be megabytes."""
+    devices = build(mig_gpu(H100)).devices
+    assert devices[1].attributes["productName"] is devices[-1].attributes["productName"]
+    same_profile = [one for one in devices if one.name.startswith("gpu-0-mig-1g10gb-19-")]
+    assert len({id(one.capacity) for one in same_profile}) == 1

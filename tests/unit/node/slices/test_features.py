@@ -1,17 +1,15 @@
-"""Which gated fields an API server keeps, lists of NUMA nodes among them."""
+"""Detection of the gated fields that an API server keeps, and comparison of sent with stored values."""
 
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from dra_driver.core.errors import ForbiddenError, InvalidObjectError
 from dra_driver.kube.discovery import ServerVersion
-from dra_driver.kube.objects.resource import Device, DeviceAttribute, ResourcePool, ResourceSliceSpec
 from dra_driver.kube.published.names import NUMA_NODE
 from dra_driver.node.slices.diff import SliceBody
 from dra_driver.node.slices.features import FeatureWatch, probe
-from dra_driver.node.slices.gates import ApiServerFeatures, lists_in, lost_with
+from dra_driver.node.slices.gates import ApiServerFeatures, digest, dropped_fields, lists_in, lost_with, same
 from dra_driver.node.slices.publisher import Publisher
 from tests.fakes.slices_api import FakeSlicesApi
 from tests.unit.node.slices.gpus import node_of
@@ -22,12 +20,6 @@ ALL = ApiServerFeatures(counters=True, taints=True, taints_1_35=True, multi_allo
 @pytest.fixture
 def api() -> FakeSlicesApi:
     return FakeSlicesApi()
-
-
-def test_a_server_that_keeps_everything_has_all_features(api: FakeSlicesApi) -> None:
-    """The dry runs store nothing."""
-    assert probe(api, "gpu.nvidia.com", "node-a") == ALL
-    assert api.objects == {}
 
 
 @pytest.mark.parametrize(
@@ -184,9 +176,48 @@ def test_a_server_that_no_longer_keeps_lists_gets_a_number() -> None:
     assert numa(api) == [{"int": 0}, {"int": 0}]
 
 
-def test_a_lost_list_is_a_lost_feature() -> None:
-    """The path is as that of a dropped field."""
-    device = Device(name="x", attributes={NUMA_NODE: DeviceAttribute(ints=(1,)), "other": DeviceAttribute(int_=1)})
-    spec = ResourceSliceSpec(driver="d", pool=ResourcePool(name="p"), devices=(device,))
-    assert lost_with(lists_in(spec)) == {"list_attributes"}
-    assert not lost_with(lists_in(replace(spec, devices=(Device(name="x"),))))
+@pytest.mark.parametrize(
+    ("sent", "found"),
+    [
+        ({"devices": [{"name": "a"}]}, {"devices": [{"name": "a"}], "sharedCounters": None, "nodeName": ""}),
+        ({"capacity": {"memory": {"value": "80Gi"}}}, {"capacity": {"memory": {"value": "81920Mi"}}}),
+        ({"counters": {"memory": {"value": "1000"}}}, {"counters": {"memory": {"value": "1k"}}}),
+        ({"capacity": {"m": {"requestPolicy": {"validValues": ["1Gi"]}}}},
+         {"capacity": {"m": {"requestPolicy": {"validValues": ["1024Mi"]}}}}),
+        ({"taints": [{"key": "k"}]}, {"taints": [{"key": "k", "timeAdded": "2026-01-01T00:00:00Z"}]}),
+        ({}, {"allNodes": False}),
+    ],
+    ids=["null and empty", "quantity", "counter", "policy", "time of a taint", "false"],
+)  # fmt: skip
+def test_spellings_of_the_api_server_are_equal(sent: Any, found: Any) -> None:
+    """Taking them for changes would mean writing for ever."""
+    assert digest(sent) == digest(found)
+    assert same(sent, found)
+    assert same(found, sent)
+    assert not list(dropped_fields(sent, found))
+
+
+@pytest.mark.parametrize(
+    ("sent", "found"),
+    [
+        ({"x": {"bool": False}}, {"x": {}}),
+        ({"x": {"int": 0}}, {}),
+        ({"x": {"string": "1Gi"}}, {"x": {"string": "1024Mi"}}),
+        ([{"name": "a"}, {"name": "b"}], [{"name": "b"}, {"name": "a"}]),
+        ([{"name": "a"}], [{"name": "a"}, {"name": "b"}]),
+        ({"taints": [{"timeAdded": "1"}]}, {"taints": [{"timeAdded": "2"}]}),
+    ],
+    ids=["false is a value", "zero is a value", "only quantities are", "order", "length", "own time of a taint"],
+)
+def test_real_differences_are_found(sent: Any, found: Any) -> None:
+    """Order of devices is the order of allocation; false and zero are values."""
+    assert "timeAdded" in str(sent) or digest(sent) != digest(found)
+    assert not same(sent, found)
+    assert not same(found, sent)
+
+
+def test_dropped_fields_are_named_by_path() -> None:
+    """The node's owner must learn which gate is off."""
+    sent = {"devices": [{"name": "a", "taints": [{"key": "k"}], "consumesCounters": [{"counterSet": "c"}]}]}
+    found = {"devices": [{"name": "a", "taints": [{"key": "k"}]}]}
+    assert list(dropped_fields(sent, found, "spec")) == ["spec.devices[0].consumesCounters"]

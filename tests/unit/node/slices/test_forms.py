@@ -49,12 +49,6 @@ def test_forms_depend_on_mig_mode_and_who_switched_it(changes: dict[str, Any], w
     assert len(found.reasons) == (0 if whole else 1)
 
 
-def test_a_foreign_mig_mode_is_the_reported_reason() -> None:
-    """The node owner looks for the whole GPU."""
-    (reason,) = forms(mig_gpu(A100, mig_enabled=True)).reasons
-    assert reason.startswith("gpu-0 is in MIG mode, which this driver did not switch on")
-
-
 def test_a_foreign_instance_excludes_its_placement_and_the_whole_gpu() -> None:
     """Another manager uses it; what does not overlap is still offered."""
     gpu = mig_gpu(H100, mig_enabled=True, mig_mode_owned=True)
@@ -66,13 +60,6 @@ def test_a_foreign_instance_excludes_its_placement_and_the_whole_gpu() -> None:
         ("1g.20gb", 0), ("1g.20gb", 2), ("2g.20gb", 0), ("2g.20gb", 2), ("3g.40gb", 0), ("4g.40gb", 0),
     }  # fmt: skip
     assert "not offered whole while it has 1 MIG instances" in found.reasons[0]
-
-
-def test_an_owned_instance_changes_nothing() -> None:
-    """Slices must not be rewritten for each partition that a claim gets and releases."""
-    gpu = mig_gpu(H100)
-    cut = replace(gpu, mig_enabled=True, mig_mode_owned=True, mig_instances=(instance(gpu, 19, 6, owned=True),))
-    assert forms(cut) == forms(gpu)
 
 
 def test_an_incomplete_foreign_instance_is_left_out_with_a_reason() -> None:
@@ -90,13 +77,6 @@ def test_an_engine_of_a_foreign_instance_is_not_offered_again() -> None:
     found = forms(replace(gpu, mig_instances=(instance(gpu, 20, 0),)))
     assert not [name for name, _ in places(found) if name.endswith("+me")]
     assert ("1g.10gb", 1) in places(found)
-
-
-def test_without_counters_nothing_overlaps() -> None:
-    """Kubernetes 1.34 and 1.35 by default: the whole GPU, and the reason why there are no partitions."""
-    found = forms(mig_gpu(H100), NO_COUNTERS)
-    assert (found.whole, found.placements, found.left) == (True, (), {})
-    assert "DRAPartitionableDevices" in found.reasons[0]
 
 
 def test_counters_that_are_refused_are_no_gate_that_is_off() -> None:
@@ -189,13 +169,6 @@ def test_foreign_instances_of_a_profile_that_the_terms_exclude_are_not_published
     found = forms(replace(gpu, mig_instances=(instance(gpu, 9, 0),)), profiles=frozenset({19}))
     assert found.foreign_instances == ()
     assert places(found) == {("1g.10gb", 4), ("1g.10gb", 5), ("1g.10gb", 6)}
-
-
-def test_a_gpu_that_a_policy_hides_is_left_out_without_a_reason() -> None:
-    """Its author wants it so; a warning at each start would teach people to ignore the others."""
-    found = forms(mig_gpu(H100), offered=False)
-    assert (found.whole, found.foreign_instances, found.placements, found.reasons) == (False, (), (), ())
-    assert forms(mig_gpu(H100), NONE, offered=False) == found
 
 
 def test_a_gpu_whose_policies_are_invalid_reports_that() -> None:

@@ -1,15 +1,35 @@
-"""How devices are spread over slices, and how slices are named."""
+"""How devices are spread over slices, slice names, and counters that allow every layout of the hardware."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from dra_driver.core.model.gpu import Gpu
+from dra_driver.core.model.mig import MigProfile
+from dra_driver.core.quantity import Quantity
+from dra_driver.hardware.gpu import catalog
 from dra_driver.kube.names import is_subdomain
+from dra_driver.node.slices import counters
 from dra_driver.node.slices.build import Built, GpuGroup, build_devices
 from dra_driver.node.slices.layout import generate_name, index_of, split
-from tests.unit.node.slices.gpus import ALL, gpu, h100s, mig_gpu, node_of, snapshot, split_devices
+from tests.fakes.stand_in import present
+from tests.unit.node.slices.gpus import (
+    A100,
+    ALL,
+    H100,
+    RTX,
+    gpu,
+    h100s,
+    instance,
+    mig_gpu,
+    node_of,
+    snapshot,
+    split_devices,
+)
 
 
 def devices(count: int) -> list[Any]:
@@ -80,12 +100,6 @@ def test_a_gpu_that_changes_leaves_the_other_slices_alone() -> None:
     assert changed == [1]
 
 
-def test_a_gpu_without_anything_to_offer_keeps_its_place() -> None:
-    """It may come back; its slice is empty until then."""
-    hidden = split(build_devices(snapshot(mig_gpu(minor=0), mig_gpu(minor=1, mig_enabled=True)), features=ALL))
-    assert [len(one.devices) for one in hidden] == [0, 51]
-
-
 @given(
     st.integers(0, 0xFFFFE),  # its successor still has five digits: 64 million devices on one node
     st.from_regex(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?){0,3}", fullmatch=True),
@@ -103,3 +117,67 @@ def test_names_are_valid_ordered_and_carry_their_index(index: int, node: str) ->
 def test_other_names_have_no_index(name: str) -> None:
     """Slices of drivers for Kubernetes 1.35 and before, and of people, do not match."""
     assert index_of(name) is None
+
+
+# The RTX PRO 6000 has so many kinds of partitions that its layouts are not to be counted; its numbers are as regular.
+BOARDS = [key for key, model in catalog.models().items() if model.mig is not None and key != RTX]
+Layout = tuple[tuple[MigProfile, int], ...]
+
+
+def layouts(gpu: Gpu, start: int = 0, *, media: bool = True) -> Iterator[Layout]:
+    """Every set of placements side by side. The engines of the ``+me`` profiles exist once (``media``)."""
+    if start >= gpu.memory_slices:
+        yield ()
+        return
+    yield from layouts(gpu, start + 1, media=media)
+    for profile in gpu.mig_profiles:
+        takes = profile.name.endswith("+me")
+        if start in profile.starts and (media or not takes):
+            for rest in layouts(gpu, start + profile.memory_slices, media=media and not takes):
+                yield ((profile, start), *rest)
+
+
+@pytest.mark.parametrize("key", BOARDS)
+def test_counters_are_enough_for_every_layout_of_the_hardware(key: str) -> None:
+    """A counter that is too small would exclude a layout that the hardware allows.
+
+    Engines that exist once are the exception.
+    """
+    gpu = mig_gpu(key)
+    counter_set = counters.wire_set(gpu, counters.available(gpu, ()))
+    left = {name: amount(counter.value) for name, counter in counter_set.counters.items()}
+    uses = {profile: counters.consumed_by(profile, counter_set) for profile in gpu.mig_profiles}
+    numbers = {
+        profile: {name: amount(counter.value) for name, counter in taken.items()} for profile, taken in uses.items()
+    }
+    checked = 0
+    for layout in layouts(gpu):
+        checked += 1
+        for name, most in left.items():
+            assert sum(numbers[profile].get(name, 0) for profile, _ in layout) <= most, (key, layout, name)
+    assert checked > 20
+
+
+def amount(value: object) -> int:
+    return Quantity.parse(str(value)).as_int()
+
+
+def test_an_instance_of_an_unknown_profile_takes_its_memory_slices() -> None:
+    """A newer driver's profile, or numbers that do not add up; no counter goes below zero."""
+    gpu = mig_gpu(A100)
+    strange = replace(instance(gpu, 9, 4), profile_id=99)
+    left = counters.available(gpu, (strange, *[instance(gpu, 0, 0)] * 3))
+    assert min(left.values()) == 0
+    assert counters.available(gpu, (strange,))["multiprocessors"] == 98
+    described = replace(strange, profile=gpu.profile(9))
+    assert counters.available(gpu, (described,))["multiprocessors"] == 98 - 42
+
+
+def test_a_partition_consumes_counters_of_the_set_only() -> None:
+    """A counter that the set lacks would make the whole pool invalid to the scheduler."""
+    gpu = mig_gpu(H100, memory_bytes=None)
+    found = counters.wire_set(gpu, counters.available(gpu, ()))
+    profile = present(gpu.profile(14))
+    taken = {**counters.consumed_by(profile, found), **counters.memory_slices_taken(2, 2)}
+    assert set(taken) <= set(found.counters)
+    assert {name for name in taken if name.startswith("memory")} == {"memory-slice-2", "memory-slice-3"}

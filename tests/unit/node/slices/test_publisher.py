@@ -1,4 +1,4 @@
-"""The publisher against the API in memory, step by step on a clock that the test sets."""
+"""The publisher against the API in memory, step by step on a clock that the test sets, and its schedule."""
 
 import threading
 from typing import Any
@@ -7,7 +7,6 @@ import pytest
 
 from dra_driver.core.errors import (
     ApiUnreachableError,
-    ConfigurationError,
     ConflictError,
     ForbiddenError,
     InvalidObjectError,
@@ -58,16 +57,6 @@ class Bench(Passes):
 def bench() -> Bench:
     """Whose two GPUs are published."""
     return Bench().published()
-
-
-def test_a_snapshot_is_published_at_once() -> None:
-    bench = Bench()
-    bench.publisher.set_snapshot(node_of(2))
-    assert not bench.publisher.published
-    bench.run(0)
-    assert bench.devices() == ["gpu-0", "gpu-1"]
-    assert bench.publisher.published
-    assert bench.publisher.problem is None
 
 
 def test_before_the_first_snapshot_nothing_is_written() -> None:
@@ -122,13 +111,6 @@ def test_a_slice_deleted_during_a_write_is_repaired_too() -> None:
     bench.api.during_write = lambda: None
     bench.run(3)
     assert len(bench.devices()) == 65
-
-
-def test_an_edit_is_repaired(bench: Bench) -> None:
-    """A person changed a device by hand."""
-    bench.api.edit(bench.only, lambda item: item["spec"]["devices"].pop())
-    bench.run(2)
-    assert bench.devices() == ["gpu-0", "gpu-1"]
 
 
 def test_an_unreachable_api_server_at_start_is_retried() -> None:
@@ -297,11 +279,6 @@ def test_a_dropped_field_is_reported_and_not_written_again() -> None:
     assert [verb for verb, _ in bench.api.writes] == ["create", "update"]
 
 
-def test_names_that_cannot_be_a_pool_stop_it_before_it_starts() -> None:
-    with pytest.raises(ConfigurationError, match="driver name"):
-        Publisher(FakeSlicesApi(), "GPU", "node-a")
-
-
 def test_a_bug_in_a_pass_does_not_kill_the_thread() -> None:
     class Buggy(FakeSlicesApi):
         def list(self) -> Any:
@@ -333,3 +310,33 @@ def test_stopping_leaves_the_slices() -> None:
     publisher.stop()
     assert len(api.objects) == 1
     assert not any(thread.name == "publisher" for thread in threading.enumerate())
+
+
+def schedule(rand: float = 1.0) -> Schedule:
+    return Schedule(rand=lambda: rand)
+
+
+def test_own_changes_are_due_at_once_even_while_waiting_after_a_failure() -> None:
+    """New content may make the write succeed."""
+    compute_writes = schedule()
+    compute_writes.failed(100.0)
+    compute_writes.wanted(100.1)
+    assert compute_writes.due_s() == 100.1
+
+
+def test_more_changes_do_not_delay_a_repair() -> None:
+    """A busy client must not delay the repair for ever."""
+    compute_writes = schedule()
+    compute_writes.disturbed(100.0)
+    first = compute_writes.due_s()
+    compute_writes.disturbed(101.0)
+    assert compute_writes.due_s() == first
+
+
+def test_a_disturbance_does_not_shorten_the_wait_after_a_failure() -> None:
+    """Otherwise every event would be another attempt against an overloaded server."""
+    compute_writes = schedule(0.0)
+    for _ in range(6):
+        compute_writes.failed(100.0)
+    compute_writes.disturbed(100.0)
+    assert compute_writes.due_s() == 116.0

@@ -187,14 +187,6 @@ def test_taints_of_the_whole_gpu_are_not_on_its_partitions() -> None:
     assert set(map(str, found.values())) == {"None"}
 
 
-def test_a_shared_gpu_has_the_taints_of_the_whole_one() -> None:
-    sharing = SharingTerms(strategy=Strategy.TIME_SLICING)
-    found = taints_of(
-        build_withheld(FREE, withheld=None, profiles=frozenset(), sharing=sharing, whole_taints=(FABRIC,))
-    )
-    assert found == {"gpu-0": [{"key": FABRIC.key, "effect": "NoSchedule"}]}
-
-
 def test_without_taints_the_whole_gpu_stays_published() -> None:
     """Left out while a claim has it, its partitions would look free; a prepare waits for the fabric anyway."""
     assert "gpu-0" in taints_of(build_withheld(FREE, NO_TAINTS, withheld=None, whole_taints=(FABRIC,)))

@@ -16,8 +16,19 @@ from dra_driver.kube.reflector import ReflectorChange
 from dra_driver.node.slices.features import FeatureWatch
 from dra_driver.node.slices.publisher import Publisher, Schedule
 from tests.fakes.slices_api import FakeSlicesApi
-from tests.unit.node.slices.gpus import A100, ALL, H100, Passes, gpu, h100s, instance, mig_gpu, snapshot
-from tests.unit.node.slices.pool_view import doubly_offered, offered
+from tests.unit.node.slices.gpus import (
+    A100,
+    ALL,
+    H100,
+    Passes,
+    doubly_offered,
+    gpu,
+    h100s,
+    instance,
+    mig_gpu,
+    offered,
+    snapshot,
+)
 
 COUNTERS = {"sharedCounters", "consumesCounters"}
 TAINTED = GpuTerms(policy="p", taints=(Taint(key="example.com/reserved", effect="NoSchedule"),))
