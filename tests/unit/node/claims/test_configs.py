@@ -28,35 +28,22 @@ def winner(request: str, *configs: OpaqueConfig) -> str | None:
     return found[1].asks_for if found else None
 
 
-def test_later_wins() -> None:
-    """Of two entries that apply the later one counts, as the API promises."""
-    assert winner("gpu", entry("Short"), entry("Long")) == "time-slicing with interval Long"
-
-
-def test_a_claim_config_wins_over_a_class_config_in_any_order() -> None:
-    """A user's config always beats the administrator's default."""
-    assert winner("gpu", entry("Short"), entry("Long", source="FromClass")) == "time-slicing with interval Short"
-
-
-@pytest.mark.parametrize("named", ["main", "main/small"])
-def test_a_subrequest_is_matched_by_its_full_and_its_base_name(named: str) -> None:
-    """A config for ``main`` applies to whatever alternative of it was allocated."""
-    assert winner("main/small", entry("Short", named)) == "time-slicing with interval Short"
-
-
-@pytest.mark.parametrize("named", ["main/large", "small", "other"])
-def test_other_requests_are_not_matched(named: str) -> None:
-    assert winner("main/small", entry("Short", named)) is None
-
-
-def test_a_later_entry_for_another_request_does_not_hide_an_earlier_one() -> None:
-    """Precedence counts among the entries that apply only."""
-    assert winner("a", entry("Short", "a"), entry("Long", "b")) == "time-slicing with interval Short"
-
-
-def test_a_mig_config_for_all_requests_is_passed_over_for_a_gpu() -> None:
-    """A claim with GPUs and MIG devices may carry one config for each kind."""
-    assert winner("gpu", entry("Short"), entry("", kind="MigDeviceConfig")) == "time-slicing with interval Short"
+@pytest.mark.parametrize(
+    ("configs", "wins"),
+    [
+        ([entry("Long"), entry("Short")], True),
+        ([entry("Short"), entry("Long", source="FromClass")], True),
+        *(([entry("Short", named)], True) for named in ("main", "main/small")),
+        *(([entry("Short", named)], False) for named in ("main/large", "small", "other")),
+        ([entry("Short", "main"), entry("Long", "b")], True),
+        ([entry("Short"), entry("", kind="MigDeviceConfig")], True),
+    ],
+)
+def test_the_last_config_that_applies_wins_and_the_claims_over_the_classs(
+    configs: list[OpaqueConfig], wins: bool
+) -> None:
+    """It names the request in full, by its base, or names none; configs of another kind do not apply."""
+    assert winner("main/small", *configs) == ("time-slicing with interval Short" if wins else None)
 
 
 def test_a_mig_config_that_names_a_gpu_request_is_refused() -> None:

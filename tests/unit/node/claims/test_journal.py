@@ -72,22 +72,6 @@ def prepared(journal: Journal, number: int, *devices: AssignedDevice) -> Attempt
     return attempt
 
 
-def test_an_entry_is_read_as_it_was_written(journal: Journal) -> None:
-    """Everything that a repeated prepare, an unprepare or a person needs is in the file, with the claim's namespace and
-    name.
-    """
-    devices = (assigned(1, share=SHARES[0]), assigned(0, admin=True))
-    begun(journal, 1, *devices)
-    entry = stored(journal)
-    assert (entry.ref, entry.state, entry.boot_id, entry.changed_at, entry.devices) == (
-        ref(1),
-        State.PREPARING,
-        "boot-1",
-        1700000000.5,
-        devices,
-    )
-
-
 def test_states_follow_one_another(journal: Journal) -> None:
     attempt = begun(journal, 1)
     assert journal.finish(uid(1), attempt)
@@ -127,16 +111,6 @@ def test_admin_access_neither_blocks_nor_is_blocked(journal: Journal) -> None:
     prepared(journal, 2, assigned())
     prepared(journal, 3, assigned(admin=True))
     assert journal.count_claims() == 3
-
-
-def test_shares_exclude_whole_gpus_and_themselves_but_not_each_other(journal: Journal) -> None:
-    """A share belongs to one claim, and a GPU that is assigned whole has no shares."""
-    prepared(journal, 1, assigned(0, share=SHARES[0]))
-    prepared(journal, 2, assigned(0, share=SHARES[1]))
-    assert isinstance(journal.begin(ref(3), [assigned(0)]), Blocked)
-    assert isinstance(journal.begin(ref(3), [assigned(0, share=SHARES[0])]), Blocked)
-    prepared(journal, 4, assigned(1))
-    assert isinstance(journal.begin(ref(3), [assigned(1, share=SHARES[0])]), Blocked)
 
 
 def test_a_second_begin_of_a_claim_is_blocked_by_its_own_entry(journal: Journal, other: Journal) -> None:

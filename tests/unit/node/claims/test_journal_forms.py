@@ -131,7 +131,9 @@ def test_everything_that_unprepare_needs_comes_back(
 ) -> None:
     begun(journal, 1, *devices)
     with closing(open_journal(tmp_path, "run-2")) as again:
-        assert stored(again).devices == devices
+        entry = stored(again)
+    assert (entry.ref, entry.state, entry.devices) == (ref(1), State.PREPARING, devices)
+    assert (entry.boot_id, entry.changed_at) == ("boot-1", 1700000000.5)
 
 
 def test_details_that_become_known_are_stored_with_the_result(journal: Journal) -> None:
@@ -196,6 +198,8 @@ def test_the_use_of_a_share_has_its_terms(journal: Journal) -> None:
         (cut(partition(0, 4)), cut(partition(3)), False),
         (cut(partition(0, 4)), cut(partition(4)), True),
         (assigned(1), cut(partition()), True),
+        (assigned(share=SHARES[0]), assigned(share=SHARES[0]), False),
+        (assigned(share=SHARES[0]), assigned(share=SHARES[1]), True),
     ],
 )
 def test_a_gpu_has_one_form_at_a_time(

@@ -58,12 +58,8 @@ def test_a_failure_at_the_second_partition_removes_the_first(h100: Run) -> None:
 
 def test_a_file_that_cannot_be_written_leaves_no_partition(h100: Run) -> None:
     """A prepare that was not answered keeps nothing on the hardware."""
-    before = claim(1, result(h100.node.part(SMALL, 0)))
-    h100.prepare(before)
-    assert h100.unprepare(ref(1)) is None
-    h100.node.provider.failure = None
     h100.node.writer.failure = StorageError("the disk is full")
-    assert isinstance(h100.refusal(before), StorageError)
+    assert isinstance(h100.refusal(claim(1, result(h100.node.part(SMALL, 0)))), StorageError)
     h100.node.writer.failure = None
     h100.service.maintain()
     assert h100.node.is_whole_again()

@@ -32,7 +32,7 @@ def test_each_result_becomes_one_answer_in_order() -> None:
 
     It shows the health of each by its first CDI id, which no other device may have.
     """
-    done = planned(claim(1, result("gpu-1", request="b"), result("gpu-0", request="a")))
+    done = planned(claim(1, result("gpu-1", request="b"), result("gpu-0", request="a/small")))
     assert done.prepared == tuple(
         PreparedDevice(
             request_names=(request,),
@@ -42,11 +42,6 @@ def test_each_result_becomes_one_answer_in_order() -> None:
         )
         for minor, request in ((1, "b"), (0, "a"))
     )
-
-
-def test_a_subrequest_is_answered_under_its_base_name() -> None:
-    """Containers refer to ``main``; the kubelet would find no device for ``main/small``."""
-    assert planned(claim(1, result(request="main/small"))).prepared[0].request_names == ("main",)
 
 
 def test_a_share_is_part_of_the_name_and_of_the_answer() -> None:
@@ -67,13 +62,6 @@ def test_a_share_is_part_of_the_name_and_of_the_answer() -> None:
     assert done.devices[0].cdi_device != done.devices[1].cdi_device
 
 
-def test_the_same_gpu_with_admin_access_beside_a_normal_request_is_fine() -> None:
-    """Admin access ignores other assignments, also within a claim."""
-    done = planned(claim(1, result(request="work"), result(request="watch", admin_access=True)))
-    assert [device.cdi_device for device in done.devices] == [f"{uid(1)}-gpu-0"] * 2
-    assert [answer.request_names for answer in done.prepared] == [("work",), ("watch",)]
-
-
 def test_a_device_twice_is_refused() -> None:
     """A broken allocation must not become a document with a duplicate name."""
     error = refusal(claim(1, result(request="a"), result(request="b")))
@@ -81,18 +69,13 @@ def test_a_device_twice_is_refused() -> None:
     assert "lists device gpu-0 twice" in str(error)
 
 
-def test_an_unknown_gpu_is_refused_with_the_names_that_exist() -> None:
-    """The reader sees whether the device or the node is wrong."""
-    error = refusal(claim(1, result("gpu-7")))
+def test_an_unknown_gpu_is_refused_with_the_gpus_that_exist_and_why_one_is_missing() -> None:
+    """The reader sees whether the device or the node is wrong; a GPU that fell off the bus explains the error."""
+    snapshot = replace(machine(2), left_out=(LeftOutGpu(label="0000:65:00.0", reason="it does not answer"),))
+    error = refusal(claim(1, result("gpu-7")), snapshot)
     assert isinstance(error, UnknownDeviceError)
     assert "device gpu-7 of claim default/claim-1" in str(error)
-    assert "gpu-0, gpu-1" in str(error)
-
-
-def test_an_unknown_gpu_is_refused_with_the_reason_why_one_is_missing() -> None:
-    """A GPU that fell off the bus explains the error."""
-    snapshot = replace(machine(1), left_out=(LeftOutGpu(label="0000:65:00.0", reason="it does not answer"),))
-    assert "0000:65:00.0 is left out: it does not answer" in str(refusal(claim(1, result("gpu-1")), snapshot))
+    assert "gpu-0, gpu-1; 0000:65:00.0 is left out: it does not answer" in str(error)
 
 
 def test_another_pool_is_refused() -> None:
@@ -129,11 +112,6 @@ def test_the_number_of_devices_is_bounded(count: int) -> None:
 def test_a_config_that_asks_for_nothing_is_accepted(sharing: Any) -> None:
     """A setting that equals the hardware default is not applied."""
     assert planned(claim(1, configs=[config("GpuConfig", sharing)])) == planned(claim(1))
-
-
-def test_a_config_for_another_request_is_ignored() -> None:
-    """Only configs that apply to this driver's devices are applied."""
-    assert planned(claim(1, configs=[config("GpuConfig", {"strategy": "MPS"}, "elsewhere")])) == planned(claim(1))
 
 
 def journalled(done: PreparePlan) -> Entry:

@@ -72,11 +72,13 @@ def test_a_repeat_notices_that_the_gpu_is_gone(run: Run) -> None:
 
 
 def test_a_device_in_use_is_refused_with_the_name_of_its_claim(run: Run) -> None:
+    """Long before the kubelet's own timeout, which would not name the claim."""
     run.prepare(claim(1, name="train"))
     error = run.refusal(claim(2))
     assert isinstance(error, DeviceInUseError)
     assert f"device gpu-0 of claim default/claim-2 (uid {uid(2)}) is already prepared" in str(error)
     assert f"for claim default/train (uid {uid(1)})" in str(error)
+    assert 19.0 < sum(run.node.clock.waits) <= 21.0
     assert nothing_left(run, 2)
 
 
@@ -86,13 +88,6 @@ def test_prepare_waits_for_a_device_that_is_freed_soon(run: Run) -> None:
     run.node.clock.after(5.0, lambda: run.unprepare(ref(1)))
     run.prepare(claim(2))
     assert 5.0 <= sum(run.node.clock.waits) < 7.0
-
-
-def test_waiting_for_a_device_ends_long_before_the_kubelet_gives_up(run: Run) -> None:
-    """The answer names the claim; the kubelet's own timeout would not."""
-    run.prepare(claim(1))
-    run.refusal(claim(2))
-    assert 19.0 < sum(run.node.clock.waits) <= 21.0
 
 
 def test_only_some_calls_wait_so_that_an_unprepare_gets_a_worker(run: Run) -> None:
@@ -122,17 +117,13 @@ def test_a_claim_of_the_same_name_with_another_uid_is_another_claim(run: Run) ->
     assert run.journal.uids() == {uid(2)}
 
 
-def test_a_replaced_claim_is_refused_at_once(run: Run) -> None:
-    """The object is gone, so waiting does not help."""
+def test_a_replaced_or_unallocated_claim_is_refused_at_once(run: Run) -> None:
+    """Waiting does not help."""
     run.node.api.put(claim(2, name="same"))
     assert isinstance(run.refusal(ref(1, "same")), ClaimReplacedError)
-    assert run.node.clock.waits == []
-
-
-def test_an_unallocated_claim_is_refused_at_once(run: Run) -> None:
-    """Only devices that the scheduler allocated are prepared."""
     run.node.api.deallocate(ref(1))
     assert isinstance(run.refusal(ref(1)), ClaimNotAllocatedError)
+    assert run.node.clock.waits == []
 
 
 def test_prepare_waits_for_an_api_server_that_comes_back(run: Run) -> None:

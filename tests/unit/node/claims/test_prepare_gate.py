@@ -7,7 +7,7 @@ from dra_driver.core.model.gpu import Snapshot
 from dra_driver.hardware.cdi import CdiSpec
 from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.node.claims.entry import State
-from dra_driver.node.claims.waiting import CallBudget, PrepareGate, PreparesPausedError, RetryPolicy
+from dra_driver.node.claims.waiting import PrepareGate, PreparesPausedError
 from tests.fakes.claims import claim, ref, result, share_result
 from tests.unit.node.claims.conftest import ClaimsNode, Run, simulated
 from tests.unit.node.claims.sharing import config, mode, shared, slicing
@@ -142,12 +142,6 @@ def test_prepares_and_unprepares_count_as_work(node: ClaimsNode) -> None:
     run.unprepare(ref(1))
     assert idle == [False, False]
     assert run.deps.gate.wait_idle(0.0)
-
-
-def test_a_paused_prepare_is_waited_for_as_long_as_the_call_allows() -> None:
-    """A GPU reset takes half a minute."""
-    policy, budget = RetryPolicy(), CallBudget(started=0.0, deadline=40.0)
-    assert policy.pause_left_s(PreparesPausedError("x"), budget, 10.0) == 27.0
 
 
 def test_shares_and_settings_of_claims_that_ended_are_restored_when_the_driver_is_back(node: ClaimsNode) -> None:

@@ -42,19 +42,11 @@ def test_a_restart_changes_nothing_for_prepared_claims(node: ClaimsNode) -> None
 
 
 def test_after_a_reboot_nothing_is_prepared(node: ClaimsNode) -> None:
-    """No container survived; the kubelet prepares again, and the devices are free for any claim."""
+    """No container survived. Files that did name devices that no claim has any more."""
     node.run("run-1").prepare(claim(1))
-    node.writer.files.clear()
     run = node.run("run-2", boot_id="boot-2")
-    assert run.journal.entries() == ()
+    assert (run.journal.entries(), node.writer.files) == ((), {})
     run.prepare(claim(2))
-
-
-def test_a_cdi_directory_on_disk_is_emptied_after_a_reboot(node: ClaimsNode) -> None:
-    """Files of an earlier boot name devices that no claim has any more."""
-    node.run("run-1").prepare(claim(1))
-    node.run("run-2", boot_id="boot-2")
-    assert node.writer.files == {}
 
 
 def test_an_interrupted_prepare_is_torn_down(node: ClaimsNode) -> None:
@@ -85,13 +77,6 @@ def test_a_claim_in_another_living_run_is_left_alone(node: ClaimsNode) -> None:
     assert uid(1) in node.writer.files
 
 
-def test_missing_files_of_prepared_claims_are_written_again(two: Run) -> None:
-    """A container that restarts before the next prepare needs its file."""
-    file = two.node.writer.files.pop(uid(1))
-    assert recover(two.deps).rewritten == (uid(1),)
-    assert two.node.writer.files[uid(1)] == file
-
-
 def test_files_that_vanish_while_running_are_written_again(two: Run) -> None:
     """A container of a running pod may restart at any time, without a call of the kubelet before."""
     files = dict(two.node.writer.files)
@@ -100,16 +85,6 @@ def test_files_that_vanish_while_running_are_written_again(two: Run) -> None:
     assert two.service.rewrite_missing_files() == ()
     assert two.node.writer.files == files
     assert two.node.provider.base_checks == before + 1, "the base file may have gone the same way"
-
-
-def test_files_follow_a_driver_that_was_replaced(two: Run) -> None:
-    """A container that restarts after a driver upgrade gets the new device numbers, before any prepare."""
-    before = dict(two.node.writer.files)
-    two.node.provider.driver_identity = 511
-    assert two.service.rewrite_missing_files() == ()
-    after = two.node.writer.files
-    assert all(after[uid(number)] != before[uid(number)] for number in (1, 2))
-    assert b"511" in after[uid(1)]
 
 
 def test_files_are_not_listed_when_none_can_have_gone(two: Run) -> None:
@@ -159,16 +134,6 @@ def renumbered(run: Run) -> Snapshot:
     """The hardware of the run after its first two GPUs were bound again in another order."""
     first, second, *others = run.node.hardware.gpus
     return Snapshot(gpus=(replace(second, minor=0), replace(first, minor=1), *others))
-
-
-def test_files_follow_a_gpu_that_got_another_minor(run: Run) -> None:
-    """A container that restarts before the next prepare would get another claim's GPU."""
-    run.prepare(claim(1))
-    run.service.rewrite_missing_files()
-    assert b"/dev/nvidia0" in run.node.writer.files[uid(1)]
-    run.node.hardware = renumbered(run)
-    assert run.service.rewrite_missing_files() == ()
-    assert b"/dev/nvidia1" in run.node.writer.files[uid(1)]
 
 
 def test_files_follow_a_gpu_that_comes_back_with_another_minor(run: Run) -> None:

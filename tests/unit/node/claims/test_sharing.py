@@ -67,14 +67,6 @@ def test_a_share_that_does_not_fit_is_refused_with_numbers(run: Run) -> None:
     run.prepare(claim(4, share_result(4, "10Gi", 70)))
 
 
-def test_the_number_of_shares_is_limited(node: ClaimsNode) -> None:
-    """Time-sliced shares have no other limit that is enforced."""
-    run = shared(node, Strategy.TIME_SLICING, max_shares=2)
-    for number in (1, 2):
-        run.prepare(claim(number, one_of_some(number)))
-    assert "asks for 1 of 2 shares where 0 are left" in str(run.refusal(claim(3, one_of_some(3))))
-
-
 def test_shares_from_before_the_limit_do_not_count_against_it(node: ClaimsNode) -> None:
     """They consumed none of it, so the scheduler allocates as many beside them: the node must not refuse those pods."""
     run = shared(node, Strategy.TIME_SLICING)
@@ -163,11 +155,6 @@ def test_a_config_that_contradicts_the_policy_of_a_share_is_refused(sharing: Any
     error = run.refusal(claim(1, share_result(1, "10Gi", 10), configs=[config("GpuConfig", sharing)]))
     assert isinstance(error, InvalidParametersError)
     assert why in str(error)
-
-
-def test_a_config_that_agrees_with_the_policy_is_accepted(run: Run) -> None:
-    """A DeviceClass for shared GPUs may contain it for clusters without a policy."""
-    run.prepare(claim(1, share_result(1, "10Gi", 10), configs=[config("GpuConfig", {"strategy": "MPS"})]))
 
 
 def test_another_interval_than_the_policys_is_refused(node: ClaimsNode) -> None:

@@ -78,14 +78,6 @@ def test_an_unknown_boot_id_keeps_prepared_claims(node: ClaimsNode, before: str,
     assert uid(1) in node.writer.files
 
 
-def test_another_boot_id_tears_prepared_claims_down(node: ClaimsNode) -> None:
-    """The counterpart: no container survives a reboot."""
-    node.backend = simulated()
-    node.run("run-1", boot_id="boot-1").prepare(claim(1, result(node.part(SMALL, 0))))
-    assert state_of(node.run("run-2", boot_id="boot-2")) is None
-    assert node.is_whole_again()
-
-
 def test_no_gpu_counts_as_gone_while_no_gpu_can_be_read(prepared: Run) -> None:
     """While the NVIDIA driver is reloaded the node looks empty: the claim keeps its entry, and the call is repeated."""
     prepared.node.simulation.fail_next("destroy_compute_instance", DeviceLostError("no answer"))

@@ -9,27 +9,15 @@ from tests.fakes.claims import claim, ref, result, uid
 from tests.unit.node.claims.conftest import ClaimsNode, Run
 
 
-def test_unprepare_removes_file_entry_and_assignments(run: Run) -> None:
-    """Another claim can have the device."""
+def test_unprepare_needs_only_the_reference_and_frees_the_device(run: Run) -> None:
+    """The claim object is deleted by then; a call that waits for the device is woken."""
     run.prepare(claim(1))
-    assert run.unprepare(ref(1)) is None
-    assert run.journal.entries() == ()
-    assert run.node.writer.files == {}
-    run.prepare(claim(2))
-
-
-def test_the_claim_object_is_not_needed(run: Run) -> None:
-    """The kubelet unprepares after the claim was deleted."""
-    run.prepare(claim(1))
-    reads = run.node.api.reads
+    reads, wakes = run.node.api.reads, run.node.clock.wakes
     run.node.api.remove(ref(1))
     assert run.unprepare(ref(1)) is None
-    assert run.node.api.reads == reads
-
-
-def test_an_unknown_claim_is_a_success(run: Run) -> None:
-    """The kubelet unprepares claims that were never prepared; an error would keep the pod in Terminating."""
-    assert run.unprepare(ref(1)) is None
+    assert (run.node.api.reads, run.node.clock.wakes) == (reads, wakes + 1)
+    assert (run.journal.entries(), run.node.writer.files) == ((), {})
+    run.prepare(claim(2))
 
 
 def test_a_file_without_an_entry_is_removed(run: Run) -> None:
@@ -110,14 +98,6 @@ def test_a_defect_ends_in_the_claims_answer(run: Run, caplog: pytest.LogCaptureF
     assert "unexpected RuntimeError" in str(answers[uid(1)])
     assert metrics.internal_errors_total.labels("claims")._value.get() == counted + 3, "once together"
     assert "RuntimeError: a defect" in caplog.text
-
-
-def test_unprepare_wakes_a_call_that_waits_for_the_device(run: Run) -> None:
-    """The next claim's prepare continues at once."""
-    run.prepare(claim(1))
-    before = run.node.clock.wakes
-    run.unprepare(ref(1))
-    assert run.node.clock.wakes == before + 1
 
 
 def test_an_unprepare_behind_a_hanging_call_is_an_error(run: Run) -> None:
