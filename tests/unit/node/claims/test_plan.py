@@ -12,7 +12,7 @@ from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy
 from dra_driver.node.claims.entry import AttemptToken, Entry, OwnerId, State
 from dra_driver.node.claims.planning.plan import PreparePlan, plan_claim, restore_plan
 from tests.fakes.claims import DRIVER, NAMES, POOL, changed, claim, gpu, machine, result, uid
-from tests.unit.node.claims.sharing import config
+from tests.unit.node.claims.conftest import config
 
 SHARE = "aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"
 

@@ -1,6 +1,7 @@
-"""Preparing one claim: the order of steps, repeats, refusals, waiting."""
+"""Preparing one claim: the order of steps, repeats, refusals, waiting, device nodes."""
 
 import threading
+from collections.abc import Iterable
 
 import pytest
 from msgspec.structs import replace
@@ -11,6 +12,7 @@ from dra_driver.core.errors import (
     ClaimReplacedError,
     DeviceInUseError,
     DeviceLostError,
+    DeviceNodeError,
     DriverUnavailableError,
     ForbiddenError,
     RetryableError,
@@ -19,9 +21,11 @@ from dra_driver.core.errors import (
 )
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import ClaimUid
+from dra_driver.hardware.device_nodes.reconciler import WantedNode
 from dra_driver.hardware.gpu.backend import TIME_SLICE
 from dra_driver.node.claims.entry import State
 from dra_driver.node.claims.waiting import RetryPolicy
+from dra_driver.node.claims.workflow.service import ClaimService
 from tests.fakes.claims import changed, claim, gpu, ref, result, uid
 from tests.unit.node.claims.conftest import ClaimsNode, Run, simulated
 
@@ -330,3 +334,48 @@ def test_a_uid_that_is_a_path_touches_no_file(run: Run) -> None:
     run.node.api.put(replace(claim(1), ref=hostile))
     assert "is not a Kubernetes UID" in str(run.refusal(hostile))
     assert run.node.writer.files == {}
+
+
+class Nodes:
+    """Remembers what was asked for, and whether the claim's file existed by then."""
+
+    def __init__(self, node: ClaimsNode) -> None:
+        self.node = node
+        self.asked: list[list[str]] = []
+        self.failure: DeviceNodeError | None = None
+
+    def ensure(self, nodes: Iterable[WantedNode]) -> None:
+        self.asked.append([node.path for node in nodes])
+        assert not self.node.writer.files
+        if self.failure is not None:
+            raise self.failure
+
+
+@pytest.fixture
+def nodes(run: Run) -> Nodes:
+    """The run's service keeps them."""
+    found = Nodes(run.node)
+    run.service = ClaimService(replace(run.deps, device_nodes=found))
+    return found
+
+
+def test_the_claims_own_nodes_are_there_before_its_file(run: Run, nodes: Nodes) -> None:
+    run.prepare(claim(1, result("gpu-2")))
+    assert nodes.asked == [["/dev/nvidia2"]]
+
+
+def test_a_repeat_looks_again(run: Run, nodes: Nodes) -> None:
+    """The node may have been deleted while the pod restarts."""
+    run.prepare(claim(1))
+    run.node.writer.files.clear()
+    run.prepare(ref(1))
+    assert len(nodes.asked) == 2
+
+
+def test_a_node_that_is_something_else_refuses_the_claim_and_leaves_nothing(run: Run, nodes: Nodes) -> None:
+    nodes.failure = DeviceNodeError("the host's /dev/nvidia0 is a symbolic link")
+    assert run.refusal(claim(1)) is nodes.failure
+    assert run.journal.entry(uid(1)) is None
+    assert run.node.writer.files == {}
+    nodes.failure = None
+    assert run.prepare(claim(1))

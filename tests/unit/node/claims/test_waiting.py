@@ -1,11 +1,23 @@
-"""Locks per claim, and the clock that can be woken."""
+"""Locks of claims and GPUs, the clock that can be woken, and the gate that pauses prepares.
 
+Two `GpuLocks` in one directory act like two processes.
+"""
+
+import stat
 import threading
+from pathlib import Path
 
 import pytest
 
-from dra_driver.node.claims.waiting import ClaimLocks, MonotonicClock
-from tests.fakes.claims import uid
+from dra_driver.core.errors import DetachedError, StorageError
+from dra_driver.core.model.gpu import Snapshot
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.hardware.cdi import CdiSpec
+from dra_driver.hardware.gpu.backend import ComputeMode
+from dra_driver.node.claims.entry import State
+from dra_driver.node.claims.waiting import ClaimLocks, GpuLocks, MonotonicClock, PrepareGate, PreparesPausedError
+from tests.fakes.claims import claim, gpu, ref, result, share_result, uid
+from tests.unit.node.claims.conftest import ClaimsNode, Run, config, mode, shared, simulated, slicing
 
 
 def test_a_claim_lock_has_one_holder() -> None:
@@ -52,3 +64,245 @@ def test_wake_all_ends_a_wait() -> None:
         clock.wake_all()
         waiter.join(0.001)
     assert clock.now() - begin < 30
+
+
+ONE, TWO = gpu(1).uuid, gpu(2).uuid
+
+
+@pytest.mark.parametrize("same_process", [True, False])
+def test_a_lock_has_one_holder(tmp_path: Path, same_process: bool) -> None:
+    first = GpuLocks(tmp_path)
+    second = first if same_process else GpuLocks(tmp_path)
+    with first.acquire((ONE,), 1.0) as acquired:
+        assert acquired
+        with second.acquire((ONE,), 0.0) as also:
+            assert not also
+        with second.acquire((TWO,), 0.0) as other:
+            assert other
+    with second.acquire((ONE,), 0.0) as now:
+        assert now
+
+
+def test_several_locks_are_acquired_all_or_none(tmp_path: Path) -> None:
+    """A claim of several GPUs keeps none of them while it cannot have one."""
+    here, there = GpuLocks(tmp_path), GpuLocks(tmp_path)
+    with there.acquire((TWO,), 0.0), here.acquire((TWO, ONE, TWO), 0.0) as acquired:
+        assert not acquired
+        with there.acquire((ONE,), 0.0) as free:
+            assert free
+
+
+def test_locks_are_taken_in_one_order(tmp_path: Path) -> None:
+    """Two claims that name the same GPUs in different orders never wait for each other."""
+    with GpuLocks(tmp_path).acquire((ONE,), 0.0), GpuLocks(tmp_path).acquire((TWO, ONE), 0.0) as acquired:
+        assert not acquired
+    assert [path.name for path in tmp_path.iterdir()] == [f"{ONE}.lock"], "the second GPU was locked before the first"
+
+
+def test_a_wait_ends_when_the_lock_is_released(tmp_path: Path) -> None:
+    locks, inside, done = GpuLocks(tmp_path), threading.Event(), threading.Event()
+
+    def other() -> None:
+        with locks.acquire((ONE,), 1.0):
+            inside.set()
+            done.wait(5.0)
+
+    thread = threading.Thread(target=other, name="other")
+    thread.start()
+    assert inside.wait(5.0)
+    timer = threading.Timer(0.02, done.set)
+    timer.start()
+    with locks.acquire((ONE, TWO), 5.0) as acquired:
+        assert acquired
+    thread.join()
+    timer.join()
+
+
+def test_an_exception_releases_the_locks(tmp_path: Path) -> None:
+    locks = GpuLocks(tmp_path)
+    with pytest.raises(KeyError), locks.acquire((ONE,), 0.0):
+        raise KeyError
+    with GpuLocks(tmp_path).acquire((ONE,), 0.0) as acquired:
+        assert acquired
+
+
+def test_files_are_private_and_stay_in_their_folder(tmp_path: Path) -> None:
+    """A UUID comes from a journal that may be damaged."""
+    folder = tmp_path / "made" / "locks"
+    with GpuLocks(folder).acquire((GpuUuid("../../escape"), ONE), 0.0) as acquired:
+        assert acquired
+    assert sorted(path.name for path in folder.iterdir()) == [f"{ONE}.lock", "______escape.lock"]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_folder_that_cannot_be_created_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "locks").write_text("")
+    locks = GpuLocks(tmp_path / "locks")
+    for _ in range(2):
+        with pytest.raises(StorageError, match=f"cannot lock GPU {ONE}"), locks.acquire((ONE,), 0.0):
+            pass
+
+
+WHY = "this node gives its NVIDIA driver up (asked by annotation)"
+
+
+def test_a_new_claim_waits_in_its_call_and_is_refused_with_the_reason(run: Run) -> None:
+    """A pod that is told who asked can be explained; one whose call waits starts when the driver is back."""
+    run.deps.gate.close(WHY)
+    error = run.refusal(claim(1))
+    assert isinstance(error, PreparesPausedError)
+    assert str(error) == f"claim {ref(1)} is not prepared: {WHY}; the kubelet tries again"
+    assert (run.journal.entries(), run.node.writer.files, run.node.api.reads) == ((), {}, 0)
+    assert "waited" in run.node.events
+
+
+def test_a_claim_that_waits_is_prepared_when_the_gate_opens(run: Run) -> None:
+    """The kubelet's call ends with an answer instead of a minute's pause."""
+    run.deps.gate.close(WHY)
+    run.node.clock.after(5.0, run.deps.gate.open)
+    assert run.prepare(claim(1))
+
+
+def test_a_prepared_claim_is_answered_without_driver_and_snapshot(h100: Run) -> None:
+    """A restarted kubelet asks again while its pods run; also when this process started detached."""
+    node = h100.node
+    devices = result("gpu-0"), result(node.part("1g.10gb", 0, 1), request="part")
+    first = h100.prepare(claim(1, *devices))
+    h100.deps.gate.close(WHY)
+    assert node.simulation.detach("test")
+    detached = h100.replaced(snapshot=Snapshot)
+    assert detached.prepare(ref(1)) == first
+
+
+def test_a_prepared_claim_without_its_file_is_refused(run: Run) -> None:
+    """The container would not start; writing the file could need the driver."""
+    run.prepare(claim(1))
+    run.deps.gate.close(WHY)
+    run.node.writer.files.clear()
+    assert "its CDI file is missing" in str(run.refusal(ref(1)))
+
+
+def test_an_incomplete_entry_is_refused_and_kept(run: Run) -> None:
+    """Tearing it down would need the hardware."""
+    run.prepare(claim(1))
+    run.node.writer.failure = StorageError("read-only")
+    run.unprepare(ref(1))
+    run.node.writer.failure = None
+    run.deps.gate.close(WHY)
+    assert isinstance(run.refusal(claim(1)), PreparesPausedError)
+    assert run.entry(1).state is State.UNPREPARING
+
+
+def test_an_unprepare_of_a_whole_gpu_needs_no_driver(h100: Run) -> None:
+    """A pod that ends during a driver upgrade does not hang in Terminating."""
+    h100.prepare(claim(1))
+    h100.deps.gate.close(WHY)
+    h100.node.simulation.detach("test")
+    assert h100.unprepare(ref(1)) is None
+    assert h100.journal.entries() == ()
+
+
+def test_a_partition_of_a_claim_that_ended_is_removed_when_the_driver_is_back(h100: Run) -> None:
+    """Its pod ends at once; the partition is recorded and nothing else can have it meanwhile."""
+    node = h100.node
+    h100.prepare(claim(1, result(node.part("1g.10gb", 0))))
+    h100.deps.gate.close(WHY)
+    node.simulation.detach("test")
+    assert h100.unprepare(ref(1)) is None
+    assert (h100.journal.entries(), len(h100.journal.orphaned_partitions())) == ((), 1)
+    h100.service.reclaim_orphans()
+    assert len(h100.journal.orphaned_partitions()) == 1
+    node.simulation.reattach()
+    h100.deps.gate.open()
+    h100.service.reclaim_orphans()
+    assert h100.journal.orphaned_partitions() == ()
+    assert node.is_whole_again()
+
+
+def test_a_detach_in_the_middle_of_a_partition_leaves_nothing_behind(h100: Run) -> None:
+    """What a call created that outlasts every wait is removed after the driver is back; then the claim is prepared."""
+    node, backend = h100.node, h100.node.simulation
+    create = backend.create_compute_instance
+
+    def detached_meanwhile(gpu: object, gi_id: int) -> object:
+        backend.detach("too slow", 0.0)
+        raise DetachedError("too slow")
+
+    backend.create_compute_instance = detached_meanwhile  # type: ignore[method-assign, assignment]
+    assert isinstance(h100.answer(claim(1, result(node.part("1g.10gb", 0)))), DetachedError)
+    backend.create_compute_instance = create  # type: ignore[method-assign]
+    backend.reattach()
+    h100.prepare(ref(1))
+    h100.unprepare(ref(1))
+    assert node.is_whole_again()
+
+
+def test_the_gate_waits_for_attempts_in_work() -> None:
+    """A MIG partition is created in several calls of the driver."""
+    gate, inside, leave = PrepareGate(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        with gate.work():
+            inside.set()
+            leave.wait(5.0)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert inside.wait(5.0)
+    gate.close(WHY)
+    assert not gate.wait_idle(0.0)
+    leave.set()
+    assert gate.wait_idle(5.0)
+    thread.join()
+
+
+def test_prepares_and_unprepares_count_as_work(node: ClaimsNode) -> None:
+    """Their hardware calls come one after the other; between two of them the driver must stay."""
+    node.backend = simulated()
+    run = node.run()
+    idle: list[bool] = []
+    for name in ("create_gpu_instance", "destroy_gpu_instance"):
+        real = getattr(node.backend, name)
+
+        def seen(*args: object, real: object = real) -> object:
+            idle.append(run.deps.gate.wait_idle(0.0))
+            return real(*args)  # type: ignore[operator]
+
+        setattr(node.backend, name, seen)
+    run.prepare(claim(1, result(node.part("1g.10gb", 0))))
+    run.unprepare(ref(1))
+    assert idle == [False, False]
+    assert run.deps.gate.wait_idle(0.0)
+
+
+def test_shares_and_settings_of_claims_that_ended_are_restored_when_the_driver_is_back(node: ClaimsNode) -> None:
+    """MPS daemons and time slices need the driver for the GPU's compute mode; their pods end at once."""
+    run = shared(node)
+    run.prepare(claim(1, share_result(1, "10Gi", 10)))
+    run.prepare(claim(2, result("gpu-1"), configs=[config("GpuConfig", slicing("Long"))]))
+    run.deps.gate.close(WHY)
+    node.simulation.detach("test")
+    assert run.unprepare(ref(1)) is None
+    assert run.unprepare(ref(2)) is None
+    assert run.journal.entries() == ()
+    assert run.journal.noted_gpus(), "what needs the driver is recorded"
+    node.simulation.reattach()
+    run.deps.gate.open()
+    run.service.reclaim_orphans()
+    assert node.is_whole_again()
+    assert mode(run) is ComputeMode.DEFAULT
+
+
+def test_a_prepare_of_a_whole_gpu_counts_as_work(run: Run) -> None:
+    """Its container would start on a driver that is being unloaded."""
+    idle: list[bool] = []
+    write = run.node.writer.write_claim
+
+    def seen(of: str, spec: CdiSpec) -> bool:
+        idle.append(run.deps.gate.wait_idle(0.0))
+        return write(of, spec)
+
+    run.node.writer.write_claim = seen  # type: ignore[method-assign]
+    run.prepare(claim(1))
+    assert idle == [False]
