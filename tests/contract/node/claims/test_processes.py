@@ -21,8 +21,7 @@ from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.hardware.cdi.writer import CdiWriter
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.node.claims.entry import State
-from tests.contract.node.claims.dying import CLAIMS, DyingNode
-from tests.contract.node.claims.mixed import Node
+from tests.contract.node.claims.dying import CLAIMS, Node
 from tests.contract.node.claims.node import GPUS, open_claims_service
 from tests.fakes.claims import NAMES, claim, part, ref, result, uid
 from tests.fakes.memory import memory_folder
@@ -155,7 +154,7 @@ def test_a_kill_while_gpus_change_loses_and_leaves_nothing(lane: int) -> None:
     while True:
         with TemporaryDirectory(dir=memory_folder()) as folder:
             died, lines = killed(Path(folder), step)
-            check(DyingNode(Path(folder), 0), lines)
+            check(Node(Path(folder)), lines)
         if not died:
             break
         step, deaths = step + EVERY, deaths + 1
@@ -166,7 +165,7 @@ def numbers(lines: Sequence[str], answer: str) -> set[ClaimUid]:
     return {uid(int(line.split()[1])) for line in lines if line.startswith(f"{answer} ")}
 
 
-def check(node: DyingNode, lines: Sequence[str]) -> None:
+def check(node: Node, lines: Sequence[str]) -> None:
     """Check ``node``, which has just recovered, against the answers of the dead process."""
     journal = node.claims.journal
     kept = numbers(lines, "prepared") - numbers(lines, "unpreparing")
@@ -241,8 +240,8 @@ def test_two_processes_create_each_partition_once_and_leave_whole_gpus() -> None
         return WatchedHardware(tool, log) if isinstance(tool, SimulatedBackend) else tool
 
     with TemporaryDirectory(dir=memory_folder()) as folder:
-        nodes = [Node(Path(folder), seed, wrap=watch) for seed in (1, 2)]
-        gpus = [view.gpu for view in nodes[0].gpu_views[:2]]
+        nodes = [Node(Path(folder), watch, mps=name) for name in ("mps-1", "mps-2")]
+        gpus = nodes[0].gpus[:2]
         failures: list[str] = []
 
         def work_of(node: Node, number: int) -> Callable[[], None]:
