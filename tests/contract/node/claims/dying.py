@@ -38,56 +38,21 @@ from tests.fakes.claims import (
     result,
     share_result,
 )
+from tests.fakes.fuse import Fuse, Fused
 from tests.fakes.sharing import Clock, FakeHost
-from tests.unit.node.claims.test_kill_hardware import mps_config
+from tests.unit.node.claims.test_kill_hardware import GPU, mps_config
 
 SPEC = "8xh100-sxm5-80gb"
 SHARED = GpuTerms(policy="mps", sharing=SharingTerms(strategy=Strategy.MPS))
 CLAIMS = (1, 2)
-STEPS = frozenset(
-    (
-        "set_mig_mode",
-        "create_gpu_instance",
-        "create_compute_instance",
-        "destroy_compute_instance",
-        "destroy_gpu_instance",
-        "set_compute_mode",
-        "set_gpu_note",
-        "clear_gpu_note",
-        "write_claim",
-        "remove_claim",
-        "ensure",
-        "release",
-    )
-)
+STEPS = GPU | {"set_gpu_note", "clear_gpu_note", "write_claim", "remove_claim", "ensure", "release"}
 
 
-class Dying:
-    """Passes everything on; the process is killed before or after the chosen one of all steps."""
-
-    left = -1
-
-    def __init__(self, target: Any) -> None:
-        self._target = target
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._target, name)
-        if name not in STEPS:
-            return found
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self._step()
-            answer = found(*args, **kwargs)
-            self._step()
-            return answer
-
-        return call
-
-    @staticmethod
-    def _step() -> None:
-        if Dying.left == 0:
+class Deadly(Fuse):
+    def step(self) -> None:
+        if self.left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        Dying.left -= 1
+        super().step()
 
 
 class Node:
@@ -172,8 +137,9 @@ def say(line: str) -> None:
 
 
 def main(folder: Path, step: int) -> None:
-    node = Node(folder, wrap=Dying)
-    Dying.left = step
+    fuse = Deadly()
+    node = Node(folder, wrap=lambda each: Fused(each, fuse, STEPS))
+    fuse.left = step
     node.work()
     say("done")
 

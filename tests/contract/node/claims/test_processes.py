@@ -149,7 +149,6 @@ def killed(folder: Path, step: int) -> tuple[bool, list[str]]:
 
 @pytest.mark.parametrize("lane", [pytest.param(0, marks=pytest.mark.slow), *range(1, LANES)])
 def test_a_kill_while_gpus_change_loses_and_leaves_nothing(lane: int) -> None:
-    """The next start keeps answered claims and releases the rest: instances, mode, notes, daemons, files."""
     step, deaths = lane * EVERY // LANES, 0
     while True:
         with TemporaryDirectory(dir=memory_folder()) as folder:
@@ -233,7 +232,6 @@ class HardwareLog:
 
 
 def test_two_processes_create_each_partition_once_and_leave_whole_gpus() -> None:
-    """No MIG mode is switched by two at a time, each prepare creates one instance, and no instance is left."""
     log = HardwareLog()
 
     def watch(tool: Any) -> Any:

@@ -30,7 +30,6 @@ def holding(*taken: str) -> list[Obj]:
 
 @pytest.mark.parametrize("words", [BOARDS["4 GPUs, pairs 0-2 1-3"], BOARDS["4 GPUs, pairs 0-1 2-3"]])
 def test_two_linked_gpus_are_a_pair_whatever_is_taken(words: str) -> None:
-    """All sixteen states of a board with two bridges: a pair that is free, or nothing."""
     gpus = board(words)
     slices = published(built(Snapshot(gpus=gpus)))
     pairs = {frozenset(f"gpu-{minor}" for minor in pair) for pair in Node(gpus, islands_of(gpus)).pairs}

@@ -79,7 +79,6 @@ def test_eight_h100_are_published_in_five_writes_and_a_restart_writes_nothing(no
 
 
 def test_every_board_with_partitions_shares_and_taints_is_accepted(node: Node) -> None:
-    """Each slice of each state passes the server's validation, one after the other in the same pool."""
     terms = GpuTerms(
         policy="p",
         sharing=SharingTerms(strategy=Strategy.MPS, max_shares=1),

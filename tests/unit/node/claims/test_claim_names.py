@@ -27,7 +27,6 @@ def line(number: int) -> str:
 
 
 def test_every_recorded_claim_has_its_name_outside_of_the_journal(h100: Run) -> None:
-    """Whichever way it is prepared; the file is for root alone."""
     h100.prepare(claim(1, result("gpu-1")))
     h100.prepare(claim(2, result(h100.node.part("1g.10gb", 0))))
     assert names(h100.node) == [line(1), line(2)]
@@ -195,7 +194,6 @@ def test_a_claim_that_cannot_be_read_does_not_stop_the_others(node: ClaimsNode) 
 
 
 def test_names_that_cannot_be_written_fail_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The claim is prepared all the same; the next round tries again."""
     (tmp_path / "claim-names").mkdir()
     found = ClaimNames(tmp_path / "claim-names")
     found.add(ref(1))

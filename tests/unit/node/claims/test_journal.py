@@ -84,7 +84,6 @@ def test_states_follow_one_another(journal: Journal) -> None:
 
 
 def test_a_device_is_assigned_once_from_the_first_step_to_the_last(journal: Journal) -> None:
-    """In no state, preparing and unpreparing included, do two claims have one device."""
     attempt = begun(journal, 1)
     for step in (
         lambda: None,
@@ -106,7 +105,6 @@ def test_a_blocked_claim_gets_none_of_its_devices(journal: Journal) -> None:
 
 
 def test_admin_access_neither_blocks_nor_is_blocked(journal: Journal) -> None:
-    """In whichever order the claims come."""
     prepared(journal, 1, assigned(admin=True))
     prepared(journal, 2, assigned())
     prepared(journal, 3, assigned(admin=True))
@@ -114,7 +112,6 @@ def test_admin_access_neither_blocks_nor_is_blocked(journal: Journal) -> None:
 
 
 def test_a_second_begin_of_a_claim_is_blocked_by_its_own_entry(journal: Journal, other: Journal) -> None:
-    """Of two runs that prepare one claim at once, one finds the entry of the other."""
     begun(journal, 1)
     blocked = other.begin(ref(1), [assigned()])
     assert isinstance(blocked, Blocked)
@@ -142,7 +139,6 @@ def test_undoing_can_be_limited_to_one_attempt(journal: Journal, other: Journal)
 
 
 def test_only_entries_of_earlier_boots_are_dropped(tmp_path: Path, journal: Journal) -> None:
-    """After a reboot nothing is prepared; within one boot all entries stay."""
     prepared(journal, 1)
     assert journal.drop_older_boots() == ()
     journal.close()
@@ -161,7 +157,6 @@ def test_an_unknown_boot_drops_nothing(tmp_path: Path, journal: Journal) -> None
 
 
 def test_entries_survive_an_end_without_close(tmp_path: Path, journal: Journal) -> None:
-    """Another run sees what was committed, whatever happened to the first."""
     prepared(journal, 1)
     begun(journal, 2, assigned(1))
     with closing(open_journal(tmp_path, "run-2")) as again:
@@ -179,7 +174,6 @@ def test_inside_exclusive_the_journal_can_be_read(journal: Journal) -> None:
 
 
 def test_an_adopted_claim_does_not_get_an_assigned_device(journal: Journal) -> None:
-    """A rebuilt journal does not let two claims have one device either."""
     assert journal.adopt(ref(1), [assigned()]) is None
     blocked = journal.adopt(ref(2), [assigned()])
     assert isinstance(blocked, Blocked)

@@ -81,7 +81,6 @@ def test_only_the_owner_can_read_it(tmp_path: Path) -> None:
 
 
 def test_it_uses_write_ahead_logging_and_has_a_version(path: Path) -> None:
-    """As another connection sees it."""
     with database(path) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
@@ -196,7 +195,6 @@ def test_a_damaged_header_does_not_pass_for_another_version_or_a_read_only_file(
 
 @given(st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), min_size=1, max_size=40))
 def test_any_damage_ends_in_a_working_journal_or_a_readable_error(changes: list[tuple[int, int]]) -> None:
-    """Whatever a disk does to the file, the process starts or reports why not."""
     with TemporaryDirectory(dir=memory_folder()) as folder:
         path = Path(folder) / "state.db"
         filled(path, 2)
@@ -221,7 +219,6 @@ def test_a_broken_value_found_later_is_reported_and_remembered(
 
 
 def test_a_truncated_file_is_damage_too(tmp_path: Path) -> None:
-    """A file that a crashed disk truncated is replaced; an empty file is a new journal."""
     path = tmp_path / "state.db"
     filled(path, 3)
     os.truncate(path, 5000)

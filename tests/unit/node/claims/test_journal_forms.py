@@ -137,7 +137,6 @@ def test_everything_that_unprepare_needs_comes_back(
 
 
 def test_details_that_become_known_are_stored_with_the_result(journal: Journal) -> None:
-    """Ids of a partition are known once it is created; an attempt that was overtaken stores nothing."""
     attempt = begun(journal, 1, cut(partition(live=None)))
     assert journal.amend(uid(1), attempt, (cut(partition(created_by_driver=False, live=None)),))
     assert not journal.uses()[0].created_by_driver
@@ -246,7 +245,6 @@ def test_notes_are_separate_per_gpu_and_other_runs_see_them(journal: Journal, tm
 
 
 def test_notes_about_what_a_reboot_resets_are_dropped_after_one(journal: Journal, tmp_path: Path) -> None:
-    """MIG mode may survive, so its note does; a note of this boot stays."""
     for key in ("mig-mode", "time-slice"):
         journal.set_gpu_note(GPU, key, "x")
     journal.drop_older_notes(["time-slice"])
@@ -265,7 +263,6 @@ def test_entries_of_an_earlier_boot_that_changed_hardware_stay(journal: Journal,
 
 
 def test_a_file_of_an_older_version_is_used(tmp_path: Path) -> None:
-    """An update keeps what runs, and a downgrade stays possible."""
     path = tmp_path / "state.db"
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(OLD_SCHEMA)
@@ -292,7 +289,6 @@ def test_a_process_of_an_older_version_keeps_working(journal: Journal, older: Ol
 
 
 def test_a_partition_whose_claim_an_older_process_frees_is_orphaned(journal: Journal, older: OlderProcess) -> None:
-    """It deletes the claim; the partition still exists, and this driver created it."""
     prepared(journal, 1, cut(partition()))
     prepared(journal, 2, cut(partition(5, created_by_driver=False)))
     for number in (1, 2):

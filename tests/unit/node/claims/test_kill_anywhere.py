@@ -228,7 +228,6 @@ TestNodeHistory.settings = settings(stateful_step_count=30, suppress_health_chec
 
 
 def test_every_step_of_a_call_can_be_the_last(tmp_path: Path) -> None:
-    """Prepare and unprepare end well from a kill before and after each of their persisted steps."""
     for what in ("prepare", "unprepare"):
         steps = 0
         while True:

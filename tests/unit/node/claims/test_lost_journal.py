@@ -83,7 +83,6 @@ def is_untouched(node: ClaimsNode) -> bool:
 def test_claims_continue_and_their_end_restores_the_gpus(
     node: ClaimsNode, claims: list[AllocatedClaim], lose: Callable[[ClaimsNode], None]
 ) -> None:
-    """The new journal has what the old one had, so no partition, mode or setting stays for ever."""
     before = {each.ref.uid: node.opened[-1].entry(each.ref.uid) for each in claims}
     answers = {each.ref.uid: node.writer.files[each.ref.uid] for each in claims}
     asked = list(node.sharing.asked)
@@ -145,7 +144,6 @@ def test_a_pod_can_end_while_the_api_server_is_away(node: ClaimsNode, claims: li
 
 
 def test_a_share_that_begins_or_ends_during_a_rebuild_keeps_the_others(node: ClaimsNode) -> None:
-    """The new journal may lack other shares, so no share counts as the last one."""
     prepared(node, shares, MPS)
     node.lose_journal()
     node.api.outage = OUTAGE
@@ -220,7 +218,6 @@ def test_a_repeated_prepare_reports_a_missing_partition(node: ClaimsNode) -> Non
 
 
 def test_a_claim_without_a_file_is_adopted_by_its_partition(node: ClaimsNode) -> None:
-    """The GPU state backup is enough."""
     (wanted,) = prepared(node, one_partition)
     file = node.writer.files.pop(uid(1))
     node.lose_journal()
@@ -240,7 +237,6 @@ def test_backups_of_an_earlier_boot_do_not_count(node: ClaimsNode) -> None:
 
 
 def test_a_backup_that_cannot_be_read_is_ignored(node: ClaimsNode, caplog: pytest.LogCaptureFixture) -> None:
-    """The partition counts as foreign, as without a backup, and the log says why."""
     prepared(node, one_partition)
     node.lose_journal()
     (file,) = (node.folder / "made").iterdir()
@@ -254,7 +250,6 @@ def test_a_backup_that_cannot_be_read_is_ignored(node: ClaimsNode, caplog: pytes
 
 
 def test_a_backup_is_private_and_written_before_the_gpu_changes(node: ClaimsNode) -> None:
-    """No partition exists that only the journal records."""
     node.backend = simulated()
     run = node.run()
     seen: list[str] = []
@@ -290,7 +285,6 @@ def test_no_partition_is_created_without_space_for_its_backup(node: ClaimsNode) 
 
 
 def test_a_whole_gpu_writes_no_backup(run: Run, tmp_path: Path) -> None:
-    """Most claims change no GPU, so they write no extra file."""
     run.prepare(claim(1))
     assert run.unprepare(ref(1)) is None
     assert not (run.node.folder / "made").exists()

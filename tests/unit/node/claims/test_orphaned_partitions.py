@@ -19,7 +19,6 @@ from tests.unit.node.claims.conftest import SMALL, ClaimsNode, Run, hardware, in
 
 @pytest.mark.parametrize("left", [True, False])
 def test_after_a_reboot_partitions_are_looked_for(node: ClaimsNode, left: bool) -> None:
-    """They do not survive one; one that exists anyway is destroyed, and the claim is prepared anew."""
     node.backend = simulated()
     run = node.run()
     run.prepare(claim(1, result(node.part(SMALL, 0))))
@@ -33,7 +32,6 @@ def test_after_a_reboot_partitions_are_looked_for(node: ClaimsNode, left: bool) 
 
 
 def test_after_a_reboot_without_a_driver_entries_wait(node: ClaimsNode) -> None:
-    """An entry stays until its GPU can be inspected; a repeated prepare of the claim waits too."""
     node.backend = simulated()
     run = node.run()
     run.prepare(claim(1, result(node.part(SMALL, 0))))
@@ -71,7 +69,6 @@ def test_a_gpu_that_fails_to_answer_once_is_not_taken_for_lost(h100: Run) -> Non
 
 
 def test_after_a_reboot_without_its_gpu_a_partition_waits(node: ClaimsNode) -> None:
-    """The entry goes; the driver looks for the partition when the GPU is back."""
     node.backend = simulated()
     run = node.run()
     run.prepare(claim(1, result(node.part(SMALL, 0))))
@@ -100,7 +97,6 @@ def test_a_partition_whose_claim_an_older_version_freed_is_removed(h100: Run) ->
 
 
 def test_an_orphaned_partition_is_removed_for_a_new_claim(h100: Run) -> None:
-    """A claim that needs the GPU does not wait for maintenance."""
     h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
     h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))
     h100.prepare(claim(2))
@@ -124,7 +120,6 @@ def test_an_orphaned_partition_is_removed_for_its_engines(h100: Run) -> None:
 
 
 def test_the_error_names_a_busy_orphaned_partition_that_has_the_engines(h100: Run) -> None:
-    """The pod's event names the partition, and nothing of the attempt remains."""
     media = f"{SMALL}+me"
     h100.prepare(claim(1, result(h100.node.part(media, 3))))
     h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))
@@ -147,7 +142,6 @@ def partition_of_another(node: ClaimsNode, compute: str = "full") -> MigInstance
 
 
 def test_a_foreign_instance_is_used_and_stays(node: ClaimsNode) -> None:
-    """It existed before the claim and exists after it, and MIG mode stays on."""
     made = partition_of_another(node)
     run = node.run()
     run.prepare(claim(1, result(node.part(SMALL, 1))))
@@ -195,7 +189,6 @@ def test_a_foreign_instance_that_appears_during_prepare_stays(h100: Run) -> None
 
 
 def test_a_rebuilt_journal_without_backups_treats_partitions_as_foreign(node: ClaimsNode) -> None:
-    """The claim keeps its partition, which stays on the GPU after the claim."""
     node.backend = simulated()
     run = node.run()
     first = run.prepare(claim(1, result(node.part(SMALL, 0))))

@@ -21,7 +21,6 @@ from tests.unit.node.claims.conftest import HALF, SMALL, ClaimsNode, Run, hardwa
 
 
 def test_a_partition_is_created_and_its_container_gets_only_it(h100: Run) -> None:
-    """The ids in the CDI file and in the journal are those of the existing instance."""
     answer = h100.prepare(claim(1, result(h100.node.part(SMALL, 2))))
     (made,) = instances(h100)
     assert (made.profile_name, made.start) == (SMALL, 2)
@@ -35,7 +34,6 @@ def test_a_partition_is_created_and_its_container_gets_only_it(h100: Run) -> Non
 
 
 def test_unprepare_of_the_last_partition_switches_mig_mode_off(h100: Run) -> None:
-    """This driver switched MIG mode on, and keeps it on while a partition exists."""
     h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
     h100.prepare(claim(2, result(h100.node.part(HALF, 4))))
     assert h100.unprepare(ref(1)) is None
@@ -47,7 +45,6 @@ def test_unprepare_of_the_last_partition_switches_mig_mode_off(h100: Run) -> Non
 
 
 def test_a_failure_at_the_second_partition_removes_the_first(h100: Run) -> None:
-    """MIG mode goes off too, and the claim gets the first error."""
     hardware(h100).fail_next("create_compute_instance", NoRoomError("no engines are left"), skip=1)
     error = h100.refusal(claim(1, result(h100.node.part(SMALL, 0)), result(h100.node.part(SMALL, 1), request="b")))
     assert "no engines are left" in str(error)
@@ -67,7 +64,6 @@ def test_a_file_that_cannot_be_written_leaves_no_partition(h100: Run) -> None:
 
 
 def test_a_partition_in_use_keeps_its_claim_until_it_is_free(h100: Run) -> None:
-    """While a process uses the partition, unprepare fails and says what to look for; the next one succeeds."""
     h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
     gpu, (made,) = h100.node.gpus[0].uuid, instances(h100)
     hardware(h100).set_in_use(gpu, made.gi_id)
@@ -143,7 +139,6 @@ def test_a_whole_gpu_that_stays_busy_is_refused_and_free_again(h100: Run) -> Non
 
 
 def test_forms_of_one_gpu_exclude_each_other(h100: Run) -> None:
-    """The node enforces what counters tell the scheduler, and names the claim that has the GPU."""
     h100.prepare(claim(1, result(h100.node.part(HALF, 0)), name="train"))
     whole = h100.refusal(claim(2))
     assert isinstance(whole, DeviceInUseError)
@@ -166,7 +161,6 @@ def test_an_unknown_profile_is_refused_with_the_gpus_profiles(h100: Run) -> None
 
 
 def test_admin_access_creates_no_partition(h100: Run) -> None:
-    """It uses an existing partition of any claim and changes nothing."""
     name = h100.node.part(SMALL, 0)
     error = h100.refusal(claim(1, result(name, admin_access=True)))
     assert isinstance(error, ClaimError)
@@ -206,7 +200,6 @@ def test_admin_access_waits_for_a_partition_that_is_being_created(h100: Run) -> 
 
 
 def test_a_repeat_gives_the_same_answer_or_reports_a_missing_partition(h100: Run) -> None:
-    """A restarted container must not get the device files of a different instance."""
     wanted = claim(1, result(h100.node.part(SMALL, 0)))
     first = h100.prepare(wanted)
     del h100.node.writer.files[uid(1)]
@@ -240,7 +233,6 @@ def test_a_gpu_that_needs_a_reset_for_mig_gets_no_partition(node: ClaimsNode) ->
 
 
 def test_a_run_that_may_not_change_gpus_refuses_partitions(node: ClaimsNode) -> None:
-    """Whole GPUs are still prepared."""
     node.backend = simulated()
     run = node.run()
     bare = run.replaced(hardware=None)

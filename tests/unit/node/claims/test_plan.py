@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dra_driver.core.errors import ClaimError, DeviceLostError, DraError, UnknownDeviceError
+from dra_driver.core.errors import ClaimError, DraError, UnknownDeviceError
 from dra_driver.core.model.claim import AllocatedClaim, PreparedDevice
 from dra_driver.core.model.gpu import LeftOutGpu, Snapshot
 from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy
@@ -126,11 +126,3 @@ def test_a_plan_restored_from_the_journal_equals_the_first() -> None:
         claim(1, result("gpu-1", request="main/a", share_id=SHARE), result(admin_access=True, request="watch"))
     )
     assert restore_plan(journalled(done), machine(2), NAMES) == done
-
-
-@pytest.mark.parametrize("now", [machine(1), changed(machine(2), 1, uuid=gpu(5).uuid)])
-def test_a_missing_or_replaced_gpu_is_found_on_repeat(now: Snapshot) -> None:
-    """An equal name does not make it the GPU that the containers use."""
-    entry = journalled(planned(claim(1, result("gpu-1"))))
-    with pytest.raises(DeviceLostError, match=f"{gpu(1).uuid}, which no longer exists"):
-        restore_plan(entry, now, NAMES)

@@ -142,13 +142,6 @@ def test_prepare_waits_for_an_api_server_that_comes_back(run: Run) -> None:
     assert 12.0 <= sum(run.node.clock.waits) < 14.0
 
 
-def test_prepare_gives_up_on_the_api_server_before_the_kubelet_does(run: Run) -> None:
-    """The error arrives within the kubelet's 45 seconds."""
-    run.node.api.outage = ApiUnreachableError("connection refused")
-    assert isinstance(run.refusal(claim(1)), ApiUnreachableError)
-    assert 36.0 < sum(run.node.clock.waits) <= 40.0
-
-
 @pytest.mark.parametrize("slowest_s", [0.5, 5.0, 15.0, 60.0])
 def test_all_claims_of_a_call_are_answered_in_time_however_long_a_read_takes(run: Run, slowest_s: float) -> None:
     """After 45 s the kubelet reports its own timeout, which does not mention the API server."""

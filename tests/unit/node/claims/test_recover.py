@@ -38,17 +38,6 @@ def lost(node: ClaimsNode) -> ClaimsNode:
     return node
 
 
-def test_a_restart_changes_nothing_for_prepared_claims(node: ClaimsNode) -> None:
-    """Running pods keep what they have, files are not touched."""
-    first = node.run("run-1")
-    answer = first.prepare(claim(1))
-    files = dict(node.writer.files)
-    second = node.run("run-2")
-    assert node.writer.files == files
-    assert second.journal.entries() == first.journal.entries()
-    assert second.prepare(ref(1)) == answer
-
-
 def test_after_a_reboot_nothing_is_prepared(node: ClaimsNode) -> None:
     """No container survived. Files that did name devices that no claim has any more."""
     node.run("run-1").prepare(claim(1))
@@ -67,7 +56,6 @@ def test_an_interrupted_prepare_is_torn_down(node: ClaimsNode) -> None:
 
 
 def test_an_interrupted_unprepare_is_finished(node: ClaimsNode) -> None:
-    """The kubelet wanted the claim unprepared."""
     first = node.run("run-0")
     first.prepare(claim(1))
     first.journal.start_unprepare(uid(1))
@@ -86,7 +74,6 @@ def test_a_claim_in_another_living_run_is_left_alone(node: ClaimsNode) -> None:
 
 
 def test_files_that_vanish_while_running_are_written_again(two: Run) -> None:
-    """A container of a running pod may restart at any time, without a call of the kubelet before."""
     files = dict(two.node.writer.files)
     del two.node.writer.files[uid(1)]
     before = two.node.provider.base_checks
@@ -199,7 +186,6 @@ def test_a_lost_journal_is_rebuilt_from_files_and_claims(node: ClaimsNode) -> No
 
 
 def test_a_rebuild_removes_files_of_claims_that_are_over(node: ClaimsNode) -> None:
-    """The API server knows the claims; a file whose claim is gone or on another node is orphaned."""
     first = node.run("run-1")
     for number in (1, 2, 3):
         first.prepare(claim(number, result(f"gpu-{number}")))
@@ -211,7 +197,6 @@ def test_a_rebuild_removes_files_of_claims_that_are_over(node: ClaimsNode) -> No
 
 
 def test_without_the_api_server_files_are_kept_until_it_answers(lost: ClaimsNode) -> None:
-    """An unknown file stays, also over another restart."""
     lost.api.outage = ApiUnreachableError("down")
     run = lost.run("run-2")
     assert set(lost.writer.files) == {uid(1)}
@@ -299,7 +284,6 @@ def test_two_files_for_one_device_do_not_assign_it_twice(node: ClaimsNode) -> No
 
 
 def test_a_failure_is_reported_and_the_rest_is_done(two: Run) -> None:
-    """A start does not fail because of one claim, and a failed step is repeated later."""
     two.node.writer.files.clear()
     two.node.hardware = without_the_first()
     found = recover(two.deps)
@@ -360,7 +344,6 @@ def test_a_claim_in_use_is_never_freed(run: Run, collector: StaleClaimCollector)
 def test_a_claim_that_is_over_is_freed_at_the_second_look(
     run: Run, collector: StaleClaimCollector, ending: str
 ) -> None:
-    """The device is free, the file is gone, and the first look changes nothing."""
     match ending:
         case "gone":
             run.node.api.remove(ref(1))
@@ -431,14 +414,12 @@ def test_a_claim_that_a_call_works_on_is_not_freed(run: Run, collector: StaleCla
 
 
 def test_collecting_stops_when_the_process_stops(run: Run, collector: StaleClaimCollector) -> None:
-    """Many claims do not delay the stop."""
     reads = run.node.api.reads
     assert collector.collect(lambda: True) == ()
     assert run.node.api.reads == reads
 
 
 def test_maintenance_frees_stale_claims(run: Run) -> None:
-    """The process calls one method every ten minutes."""
     run.prepare(claim(1))
     run.node.api.remove(ref(1))
     run.service.maintain()

@@ -38,7 +38,6 @@ def run(node: ClaimsNode) -> Run:
 
 
 def test_three_mps_shares_get_their_limits_and_one_daemon(node: ClaimsNode, run: Run) -> None:
-    """Each container gets its memory and compute limits; the end of the last claim stops the daemon."""
     for number, (gib, percent) in enumerate(((10, 20), (20, 30), (30, 50)), 1):
         answer = run.prepare(claim(number, share_result(number, f"{gib}Gi", percent)))
         assert answer[0].share_id == share_result(number, "1Gi", 1).share_id
@@ -109,13 +108,6 @@ def test_admin_access_to_the_claims_own_device_is_one_cdi_device(node: ClaimsNod
     assert node.is_whole_again()
 
 
-def test_a_share_that_does_not_fit_waits_for_another_to_end(node: ClaimsNode, run: Run) -> None:
-    run.prepare(claim(1, share_result(1, "60Gi", 50)))
-    node.clock.after(3.0, lambda: run.unprepare(ref(1)))
-    run.prepare(claim(2, share_result(2, "60Gi", 50)))
-    assert node.sharing.asked.count(f"end {uuid(run, 0)}") == 1
-
-
 def test_a_claim_that_consumed_everything_has_the_gpu_alone(node: ClaimsNode, run: Run) -> None:
     """A plain claim on a GPU that could be shared gets no daemon, and its config applies."""
     run.prepare(claim(1, share_result(1, "81559Mi", 100), configs=[config("GpuConfig", slicing("Long"))]))
@@ -141,18 +133,7 @@ def test_time_sliced_shares_keep_their_interval_until_the_last_one_goes(node: Cl
     assert node.is_whole_again()
 
 
-def test_shares_exclude_whole_gpus_and_partitions_and_vice_versa(node: ClaimsNode, run: Run) -> None:
-    """A GPU has one form at a time."""
-    run.prepare(claim(1, share_result(1, "10Gi", 10)))
-    assert isinstance(run.refusal(claim(2)), DeviceInUseError)
-    assert isinstance(run.refusal(claim(3, result(node.part("1g.10gb", 0)))), DeviceInUseError)
-    assert run.unprepare(ref(1)) is None
-    run.prepare(claim(3))
-    assert isinstance(run.refusal(claim(1)), DeviceInUseError)
-
-
 def test_another_strategy_waits_until_the_gpu_is_free(node: ClaimsNode, run: Run) -> None:
-    """The policy changed while shares of the former one are in use."""
     run.prepare(claim(1, share_result(1, "10Gi", 10)))
     node.terms = {uuid(run, 0): GpuTerms(sharing=SharingTerms(strategy=Strategy.TIME_SLICING))}
     assert isinstance(run.refusal(claim(2, share_result(2, "10Gi", 10))), DeviceInUseError)
@@ -175,7 +156,6 @@ def test_a_config_that_contradicts_the_policy_of_a_share_is_refused(sharing: Any
 
 
 def test_another_interval_than_the_policys_is_refused(node: ClaimsNode) -> None:
-    """One GPU has one interval."""
     run = shared(node, Strategy.TIME_SLICING, interval=Interval.SHORT)
     for interval in ("Short", "Default"):
         configs = [config("GpuConfig", slicing(interval))]
@@ -208,24 +188,6 @@ def test_shares_of_memory_alone_share_a_gpu_without_a_limit_of_compute(node: Cla
         assert "ACTIVE_THREAD_PERCENTAGE" not in file(run, number)
 
 
-def test_a_plain_claim_gets_the_gpu_alone_whatever_the_default_of_compute(node: ClaimsNode) -> None:
-    """It asks for nothing and has neither daemon nor limits; a claim that asks for a part gets that part."""
-    run = shared(node, default_percent=10)
-    run.prepare(claim(1, share_result(1, "81559Mi", 10)))
-    assert "CUDA_MPS" not in file(run, 1)
-    run.unprepare(ref(1))
-    run.prepare(claim(2, share_result(2, "81559Mi", 25)))
-    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25" in file(run, 2)
-
-
-def test_shares_that_were_allocated_before_there_was_a_reserve_are_prepared(node: ClaimsNode) -> None:
-    """An earlier version published all of the memory: their sum is more than what is published now."""
-    run = shared(node)
-    run.prepare(claim(1, share_result(1, "41559Mi", 50)))
-    run.prepare(claim(2, share_result(2, "40000Mi", 50)))
-    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=40000M" in file(run, 2)
-
-
 def test_a_share_of_nearly_all_memory_from_before_the_reserve_leaves_the_rest_to_its_neighbour(
     node: ClaimsNode,
 ) -> None:
@@ -234,14 +196,6 @@ def test_a_share_of_nearly_all_memory_from_before_the_reserve_leaves_the_rest_to
     run.prepare(claim(1, share_result(1, "500Mi", 0)))
     run.prepare(claim(2, share_result(2, "81000Mi", 0)))
     assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=81000M" in file(run, 2)
-
-
-@pytest.mark.parametrize("memory", ["80944Mi", "81559Mi"], ids=["published", "before the reserve"])
-def test_all_that_is_published_is_the_gpu_alone(node: ClaimsNode, memory: str) -> None:
-    """81559Mi less 551Mi that the driver keeps and 64Mi for the MPS server; or all of it, from an earlier version."""
-    run = shared(node)
-    run.prepare(claim(1, share_result(1, memory, 100)))
-    assert "CUDA_MPS" not in file(run, 1)
 
 
 def test_a_claim_for_all_is_prepared_also_when_the_policy_is_gone_meanwhile(node: ClaimsNode) -> None:

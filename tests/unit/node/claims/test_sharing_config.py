@@ -167,7 +167,6 @@ def test_admin_access_sets_nothing_and_resets_nothing(h100: Run) -> None:
 
 
 def test_a_setting_that_fails_leaves_nothing(h100: Run) -> None:
-    """nvidia-smi is missing: the claim is refused and the GPU is free for others."""
     h100.node.sharing.failure = CommandError("nvidia-smi is not in the driver root")
     error = h100.refusal(claim(1, configs=[config("GpuConfig", slicing("Long"))]))
     assert isinstance(error, CommandError)
@@ -186,7 +185,6 @@ def test_a_daemon_that_is_never_ready_leaves_no_partition(h100: Run) -> None:
 
 
 def test_a_repeat_starts_a_daemon_that_is_gone(node: ClaimsNode) -> None:
-    """The MPS host's directory was emptied, and the container restarts."""
     run = shared(node)
     first = run.prepare(claim(1, share_result(1, "10Gi", 10)))
     node.sharing.running.clear()
@@ -270,7 +268,6 @@ def test_a_time_slice_is_reset_after_and_not_during_mig_mode(h100: Run) -> None:
 
 @pytest.mark.parametrize("kind", ["GpuConfig", "MigDeviceConfig"])
 def test_a_pod_under_mps_ends_without_a_driver(h100: Run, kind: str) -> None:
-    """Compute mode and partition are restored when the driver is back."""
     device = "gpu-0" if kind == "GpuConfig" else h100.node.part("1g.10gb", 0)
     h100.prepare(claim(1, result(device), configs=[config(kind, mps())]))
     hardware = present(h100.node.backend)

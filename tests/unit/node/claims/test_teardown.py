@@ -69,7 +69,6 @@ def test_a_prepare_after_a_failed_unprepare_begins_anew(run: Run) -> None:
 
 
 def test_what_another_run_prepared_is_unprepared_here(node: ClaimsNode) -> None:
-    """After an update the new run gets the calls for the old one's claims."""
     node.run("run-1").prepare(claim(1))
     assert node.run("run-2", alive=("run-1",)).unprepare(ref(1)) is None
     assert node.writer.files == {}
@@ -94,7 +93,6 @@ def test_each_claim_of_a_call_has_its_own_answer(run: Run) -> None:
 
 
 def test_a_defect_ends_in_the_claims_answer(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    """An unexpected exception becomes the claim's error and a counted log line; the call succeeds."""
     run.prepare(claim(1))
 
     def broken(of: str) -> bool:
@@ -155,7 +153,6 @@ class OvertakenLocks(GpuLocks):
 
 
 def test_an_overtaken_teardown_leaves_the_claim_that_was_prepared_anew(prepared: Run) -> None:
-    """While an unprepare waits for a GPU, another run finishes it and prepares the claim again: that one stays."""
     node = prepared.node
     other = node.run("run-2", alive=("run-1",))
 

@@ -158,7 +158,6 @@ def test_a_new_claim_waits_in_its_call_and_is_refused_with_the_reason(run: Run) 
 
 
 def test_a_claim_that_waits_is_prepared_when_the_gate_opens(run: Run) -> None:
-    """The kubelet's call ends with an answer instead of a minute's pause."""
     run.deps.gate.close(WHY)
     run.node.clock.after(5.0, run.deps.gate.open)
     assert run.prepare(claim(1))
@@ -204,7 +203,6 @@ def test_an_unprepare_of_a_whole_gpu_needs_no_driver(h100: Run) -> None:
 
 
 def test_a_partition_of_a_claim_that_ended_is_removed_when_the_driver_is_back(h100: Run) -> None:
-    """Its pod ends at once; the partition is recorded and nothing else can have it meanwhile."""
     node = h100.node
     h100.prepare(claim(1, result(node.part("1g.10gb", 0))))
     h100.deps.gate.close(WHY)
@@ -221,7 +219,6 @@ def test_a_partition_of_a_claim_that_ended_is_removed_when_the_driver_is_back(h1
 
 
 def test_a_detach_in_the_middle_of_a_partition_leaves_nothing_behind(h100: Run) -> None:
-    """What a call created that outlasts every wait is removed after the driver is back; then the claim is prepared."""
     node, backend = h100.node, h100.node.simulation
     create = backend.create_compute_instance
 

@@ -47,7 +47,6 @@ def test_all_claims_of_a_call_share_one_transaction(run: Run) -> None:
 
 
 def test_each_claim_of_a_call_gets_its_own_answer(run: Run) -> None:
-    """A claim that is gone, one that is taken and one that is prepared already leave the others alone."""
     api = run.node.api
     repeated = run.prepare(claim(1, result("gpu-1")))
     for number, device in ((2, "gpu-2"), (3, "gpu-2"), (4, "gpu-3"), (6, "gpu-9")):
@@ -90,7 +89,6 @@ def test_a_claim_whose_turn_comes_late_is_read_again(node: ClaimsNode) -> None:
 
 
 def test_no_file_is_left_when_it_cannot_be_written(run: Run) -> None:
-    """The record is undone, and the error is the kubelet's answer."""
     run.node.writer.failure = FULL
     assert isinstance(run.refusal(claim(1)), StorageError)
     assert run.journal.uids() == {uid(1)}, "its file could not be removed either"

@@ -50,8 +50,6 @@ def test_a_long_product_name_is_cut_between_characters_and_a_long_identifier_is_
 @given(st.text(max_size=200), st.text(max_size=200))
 def test_no_text_breaks_the_limits(name: str, version: str) -> None:
     """One value over the limit and the API server refuses all GPUs of the node."""
-    from msgspec.structs import replace
-
     shot = replace(snapshot(gpu(product_name=name, addressing_mode=name, brand=name)), driver_version=version)
     for attribute in build_devices(shot).devices[0].attributes.values():
         text = attribute.string or attribute.version or "1"
@@ -71,7 +69,6 @@ def test_terms_apply_to_their_gpu_only() -> None:
 
 
 def test_a_gpu_in_mig_mode_and_a_double_minor_are_left_out_with_a_reason() -> None:
-    """Neither can be used whole, and two devices of one name make the whole pool invalid."""
     shot = snapshot(gpu(0), gpu(1, mig_enabled=True), gpu(2), gpu(2, uuid="GPU-other"))
     assert [device.name for device in build_devices(shot).devices] == ["gpu-0", "gpu-2"]
     reasons = {gpu.label: gpu.reason for gpu in build_devices(shot).left_out}
@@ -119,7 +116,6 @@ def problems(built: Built) -> list[Any]:
 @pytest.mark.parametrize("terms", [None, EVERYTHING, replace(EVERYTHING, sharing=None)], ids=["plain", "all", "taints"])
 @pytest.mark.parametrize("key", [key for key, model in catalog.models().items() if model.mig is not None])
 def test_every_board_is_valid_in_every_state(key: str, terms: GpuTerms | None) -> None:
-    """Names, numbers, policies and limits, of boards that a test machine does not have."""
     gpu = mig_gpu(key)
     foreign = tuple(instance(gpu, profile.profile_id, 0) for profile in gpu.mig_profiles)
     on = replace(gpu, mig_enabled=True)
@@ -219,7 +215,6 @@ def test_an_added_attribute_has_a_valid_name_and_replaces_none(name: str) -> Non
 
 
 def test_added_values_keep_their_types() -> None:
-    """A boolean is not the number one."""
     added: dict[str, str | int | bool] = {"team": "ml", "rack": 7, "spare": True, "example.com/zone": "a"}
     found = build(mig_gpu(A100), GpuTerms(attributes=added)).devices[0].attributes
     assert wire([found[name] for name in added]) == [{"string": "ml"}, {"int": 7}, {"bool": True}, {"string": "a"}]

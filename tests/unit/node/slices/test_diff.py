@@ -87,7 +87,6 @@ def test_growing_and_shrinking_keep_the_count_right() -> None:
 
 
 def test_a_slice_that_disappeared_is_created_again_alone() -> None:
-    """The others have not changed, so they need no write."""
     pool = published(["a"], ["b"])
     del pool[min(pool)]
     writes = compute_writes(desired(["a"], ["b"]), pool.values(), IDENTITY)
@@ -200,7 +199,6 @@ def test_a_new_node_object_becomes_the_owner_and_other_owners_stay() -> None:
 
 
 def test_what_the_server_stored_of_the_same_content_is_equal() -> None:
-    """A dropped field must not be written again and again; changed content is still written."""
     pool = published(["a"])
     item = next(iter(pool.values()))
     item["spec"]["devices"] = wire(devices("a"))
@@ -252,7 +250,6 @@ def _disturb(pool: Pool, draw: st.DataObject) -> Pool:
 def test_any_state_becomes_the_desired_one_in_one_round(
     before: list[str], after: list[str], per_slice: int, data: st.DataObject
 ) -> None:
-    """After one round nothing remains to do; slices are complete, ordered, and of one generation, which never falls."""
     start = apply(compute_writes(split_devices(devices(*before), per_slice=per_slice), [], IDENTITY), {})
     disturbed = _disturb(start, data)
     want = split_devices(devices(*after), per_slice=per_slice)
@@ -268,7 +265,6 @@ def test_any_state_becomes_the_desired_one_in_one_round(
 
 @given(_names, st.integers(1, 5), st.data())
 def test_as_many_writes_as_slices_that_differ(names: list[str], per_slice: int, data: st.DataObject) -> None:
-    """With an unchanged number of slices: none differs, no write; one differs, one write; otherwise one for each."""
     start = apply(compute_writes(split_devices(devices(*names), per_slice=per_slice), [], IDENTITY), {})
     want = list(split_devices(devices(*names), per_slice=per_slice))
     changed = data.draw(st.sets(st.sampled_from(range(len(want)))))
@@ -320,8 +316,6 @@ def test_a_malformed_slice_has_no_times(item: dict[str, Any]) -> None:
 
 
 def test_an_update_for_another_reason_keeps_the_time() -> None:
-    """A second GPU comes, and the first one's taint stays as old as it was."""
-
     def wanted(*gpus: Any) -> Any:
         shown: Snapshot = snapshot(*gpus)
         terms = {one.uuid: GpuTerms(policy="p", taints=(RESERVED,)) for one in gpus[:1]}
@@ -361,7 +355,6 @@ def found(*items: dict[str, Any]) -> tuple[Neighbour, ...]:
 
 
 def test_only_names_versions_and_uuids_are_kept() -> None:
-    """The devices of eight GPUs in all their partitions are megabytes."""
     assert slimmed(slice_of("other", "p", uuid("GPU-0"), uuid("GPU-0", "parentUUID"), uuid("MIG-1"))) == {
         "metadata": {"name": "a", "resourceVersion": "7"},
         "spec": {"driver": "other", "pool": {"name": "p"}},
@@ -385,7 +378,6 @@ def test_other_pools_with_gpus_of_this_node_are_found() -> None:
 
 
 def test_objects_of_any_shape_are_read() -> None:
-    """Any client may write resource slices."""
     wrong: list[dict[str, Any]] = [
         {},
         {"metadata": None, "spec": None},

@@ -115,7 +115,6 @@ def test_a_server_that_arranges_counters_in_a_third_way_is_told_from_a_gate_that
     ],
 )
 def test_a_dropped_field_shows_which_feature_is_missing(path: str, lost: set[str]) -> None:
-    """Other dropped fields are reported, and nothing is withdrawn for them."""
     assert lost_with([path]) == lost
 
 
@@ -166,7 +165,6 @@ def test_the_api_server_is_asked_for_lists_only_if_they_are_wanted() -> None:
 
 
 def test_a_server_that_no_longer_keeps_lists_gets_a_number() -> None:
-    """Its version is the same, so it is not asked; the refused write says it."""
     api = Gated()
     publisher, _ = publisher_of(api, lists=True)
     api.gate = False
@@ -210,7 +208,6 @@ def test_spellings_of_the_api_server_are_equal(sent: Any, found: Any) -> None:
     ids=["false is a value", "zero is a value", "only quantities are", "order", "length", "own time of a taint"],
 )
 def test_real_differences_are_found(sent: Any, found: Any) -> None:
-    """Order of devices is the order of allocation; false and zero are values."""
     assert "timeAdded" in str(sent) or digest(sent) != digest(found)
     assert not same(sent, found)
     assert not same(found, sent)

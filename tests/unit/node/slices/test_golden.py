@@ -100,7 +100,6 @@ def test_slices_are_as_in_the_file(name: str) -> None:
 
 
 def test_every_file_is_compared() -> None:
-    """A file that no test reads proves nothing."""
     assert {path.name for path in GOLDEN.glob("*.yaml")} == set(CASES)
 
 

@@ -69,7 +69,6 @@ def test_in_1_34_a_counter_set_is_beside_its_devices() -> None:
 
 
 def test_in_1_34_a_gpu_that_may_be_cut_keeps_its_slice_while_it_is_not() -> None:
-    """So one GPU's change is one write."""
     groups = (group(0, 26), group(1, 0, max_devices=26, counted=False), group(2, 1, counted=False))
     before = split(Built(groups=groups), counters_beside_devices=True)
     assert [(len(one.counter_sets), len(one.devices)) for one in before] == [(1, 26), (0, 0), (0, 1)]

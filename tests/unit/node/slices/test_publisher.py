@@ -91,7 +91,6 @@ def test_a_changed_gpu_is_one_update(bench: Bench) -> None:
 
 
 def test_slices_that_the_kubelet_deletes_are_back_within_two_seconds() -> None:
-    """It deletes all of them when it starts."""
     bench = Bench().published(65)
     assert len(bench.api.objects) == 2
     bench.api.remove_all()
@@ -114,7 +113,6 @@ def test_a_slice_deleted_during_a_write_is_repaired_too() -> None:
 
 
 def test_an_unreachable_api_server_at_start_is_retried() -> None:
-    """With growing pauses, and a problem that people can read meanwhile."""
     bench = Bench()
     bench.api.failures = [DOWN] * 6
     bench.publisher.set_snapshot(node_of(1))
@@ -150,7 +148,6 @@ def test_retry_after_is_respected() -> None:
 
 
 def test_a_conflict_is_retried_on_a_new_list(bench: Bench) -> None:
-    """Another client wrote between the list and the update."""
     raced: list[object] = []
 
     def race() -> None:
@@ -195,7 +192,6 @@ def test_a_node_that_does_not_exist_is_a_problem_until_it_does() -> None:
 
 
 def test_a_recreated_node_object_owns_the_new_slices(bench: Bench) -> None:
-    """Garbage collection deleted the old slices with the old node."""
     bench.api.uid = "node-uid-2"
     bench.api.remove_all()
     bench.run(3)
@@ -233,8 +229,6 @@ def test_changes_of_other_drivers_count_as_noticed() -> None:
 
 
 def test_a_second_publisher_in_the_same_pool_is_not_fought(bench: Bench) -> None:
-    """It answers each write; repairs slow down to about one a minute and are reported."""
-
     def stranger(change: Any) -> None:
         devices = (change.item or {}).get("spec", {}).get("devices", [])
         if change.kind == "modified" and [device["name"] for device in devices] == ["gpu-0", "gpu-1"]:

@@ -45,7 +45,6 @@ def test_a_gpus_condition_taints_all_of_its_forms() -> None:
 
 
 def test_a_gpus_condition_taints_its_shares() -> None:
-    """They are published as one device."""
     built = build(FREE, profiles=frozenset(), condition_taints=(XID,),
                   sharing=SharingTerms(strategy=Strategy.TIME_SLICING))  # fmt: skip
     assert keys(built) == {"gpu-0": [XID.key]}
@@ -53,7 +52,6 @@ def test_a_gpus_condition_taints_its_shares() -> None:
 
 @pytest.mark.parametrize(("gpu", "name", "place"), [(OWN, MINE, (19, 6)), (FOREIGN, FOREIGN_NAME, (9, 4))])
 def test_a_partitions_condition_taints_that_partition_alone(gpu: Gpu, name: str, place: tuple[int, int]) -> None:
-    """The error was contained in it."""
     found = keys(build(gpu, partition_taints={PartitionId(gpu.uuid, *place): (XID,)}))
     assert found.pop(name) == [XID.key]
     assert set(map(tuple, found.values())) == {()}
@@ -83,7 +81,6 @@ def test_what_does_not_fit_never_hides_that_a_device_is_not_healthy(features: Ap
 
 
 def test_an_informational_taint_takes_no_place_of_another() -> None:
-    """It keeps nothing away."""
     assert chosen(asked(4), (UNMONITORED,), 4, informational=True) == asked(4)
 
 
@@ -102,12 +99,10 @@ def test_without_taints_a_gpu_that_is_not_healthy_is_withdrawn() -> None:
 
 
 def test_without_taints_an_informational_condition_withdraws_nothing() -> None:
-    """The GPU may be used."""
     assert build(FREE, NO_TAINTS, condition_taints=(UNMONITORED,)) == build(FREE, NO_TAINTS)
 
 
 def test_without_taints_a_foreign_partition_that_is_not_healthy_is_withdrawn() -> None:
-    """It uses no counters; the others stay."""
     built = build(FOREIGN, NO_TAINTS, partition_taints={PartitionId(FREE.uuid, 9, 4): (XID,)})
     assert keys(built).keys() == keys(build(FOREIGN, NO_TAINTS)).keys() - {FOREIGN_NAME}
     assert "MIG instance 3g.40gb at memory slice 4 of gpu-0 is not offered while it is not healthy" in str(built)

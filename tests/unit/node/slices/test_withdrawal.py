@@ -80,7 +80,6 @@ def server() -> Server:
 
 
 def test_the_server_is_asked_before_anything_is_written(server: Server) -> None:
-    """Five dry runs, then counters and devices."""
     asked_first: list[int] = []
     server.api.during_write = lambda: asked_first.append(server.api.asked)
     server.show(h100s(2))
@@ -115,7 +114,6 @@ def test_a_server_without_counters_gets_whole_gpus_with_a_reason(server: Server)
 
 
 def test_counters_that_come_with_a_new_version_are_used_and_those_that_go_are_withdrawn(server: Server) -> None:
-    """An upgrade and a downgrade: the next pass notices both, and no intermediate state is offered."""
     server.api.drops = COUNTERS
     server.show(h100s(1))
     server.api.drops, server.minor = set(), 37
@@ -255,7 +253,6 @@ def test_without_the_right_to_probe_only_ungated_forms_are_published(server: Ser
 
 @pytest.mark.parametrize("minor", [34, 37])
 def test_a_pass_that_dies_half_way_is_finished_by_the_next_process(minor: int) -> None:
-    """At every single write from whole to partitioned and back; nothing is offered twice."""
     for after in range(8):
         server = Server()
         server.api.drops = COUNTERS
