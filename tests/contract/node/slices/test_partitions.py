@@ -5,20 +5,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
-from dra_driver.core.model.gpu import Gpu
-from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy, Taint
-from dra_driver.hardware.gpu import catalog
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from dra_driver.node.slices import Publisher
 from dra_driver.node.slices.api import RestSlicesApi
 from dra_driver.sim.apiserver.server import ApiServer
-from tests.unit.node.slices.gpus import ALL, doubly_offered, h100s, instance, mig_gpu, offered, snapshot
+from tests.unit.node.slices.gpus import ALL, doubly_offered, h100s, offered
 
 NODE, DRIVER = "node-a", "gpu.nvidia.com"
-BOARDS = [key for key, model in catalog.models().items() if model.mig is not None]
 
 
 class Node:
@@ -76,27 +71,3 @@ def test_eight_h100_are_published_in_five_writes_and_a_restart_writes_nothing(no
     again.step()
     assert again.published
     assert node.versions() == versions
-
-
-def test_every_board_with_partitions_shares_and_taints_is_accepted(node: Node) -> None:
-    terms = GpuTerms(
-        policy="p",
-        sharing=SharingTerms(strategy=Strategy.MPS, max_shares=1),
-        taints=(Taint(key="example.com/reserved", effect="None"),),
-        attributes={"team": "ml"},
-    )
-    boards = [mig_gpu(key, minor) for minor, key in enumerate(BOARDS)]
-    node.publisher.start()
-    for gpus in (boards, [_cut(board) for board in boards]):
-        for agreed in ({}, {gpu.uuid: terms for gpu in gpus}):
-            node.publisher.set_snapshot(snapshot(*gpus), agreed)
-            node.wait(lambda: node.publisher.published)
-            assert node.publisher.problem is None
-            names = node.names()
-            assert len([name for name in names if "-mig-" not in name]) == (len(boards) if gpus is boards else 0)
-
-
-def _cut(board: Gpu) -> Gpu:
-    smallest = board.mig_profiles[-1]
-    made = instance(board, smallest.profile_id, smallest.starts[-1])
-    return replace(board, mig_enabled=True, mig_instances=(made,))

@@ -36,8 +36,10 @@ from tests.fakes.claims import (
     FakeProcessRegistry,
     FakeSharing,
     FakeSlicer,
+    claim,
     machine,
     part,
+    result,
     share_result,
     uid,
 )
@@ -257,3 +259,10 @@ def one_of_some(number: int, memory: str = "1Gi", percent: int = 1, **more: Any)
     """A share of a GPU whose policy limits their number."""
     share = share_result(number, memory, percent, **more)
     return replace(share, consumed_capacity={**share.consumed_capacity, "shares": "1"})
+
+
+@pytest.fixture
+def partitioned(h100: Run) -> Run:
+    """The same, with claim 1 prepared: a small partition of the first GPU."""
+    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
+    return h100

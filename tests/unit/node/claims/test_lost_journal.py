@@ -192,16 +192,15 @@ def test_a_replaced_partition_is_not_adopted_as_the_drivers_own(node: ClaimsNode
     assert run.journal.uses() == ()
 
 
-def test_a_foreign_instance_in_a_partitions_place_survives_unprepare(h100: Run) -> None:
+def test_a_foreign_instance_in_a_partitions_place_survives_unprepare(partitioned: Run) -> None:
     """Without any loss, too: unprepare destroys only what prepare created."""
-    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
-    (device,) = h100.entry(1).devices
+    (device,) = partitioned.entry(1).devices
     partition = present(device.partition)
     moved = replace(partition, live=replace(present(partition.live), gi_id=40))
-    h100.journal.forget(uid(1), present(h100.journal.start_unprepare(uid(1))))
-    assert h100.journal.adopt(ref(1), [replace(device, partition=moved)]) is None
-    assert h100.unprepare(ref(1)) is None
-    assert len(h100.node.gpus[0].mig_instances) == 1
+    partitioned.journal.forget(uid(1), present(partitioned.journal.start_unprepare(uid(1))))
+    assert partitioned.journal.adopt(ref(1), [replace(device, partition=moved)]) is None
+    assert partitioned.unprepare(ref(1)) is None
+    assert len(partitioned.node.gpus[0].mig_instances) == 1
 
 
 def test_a_repeated_prepare_reports_a_missing_partition(node: ClaimsNode) -> None:

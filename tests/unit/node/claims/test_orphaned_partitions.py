@@ -31,82 +31,74 @@ def test_after_a_reboot_partitions_are_looked_for(node: ClaimsNode, left: bool) 
     assert len(instances(again)) == 1
 
 
-def test_after_a_reboot_without_a_driver_entries_wait(node: ClaimsNode) -> None:
-    node.backend = simulated()
-    run = node.run()
-    run.prepare(claim(1, result(node.part(SMALL, 0))))
-    node.backend.fail_next("mig_instances", DriverUnavailableError("not loaded"), times=0)
+def test_after_a_reboot_without_a_driver_entries_wait(partitioned: Run) -> None:
+    node = partitioned.node
+    node.simulation.fail_next("mig_instances", DriverUnavailableError("not loaded"), times=0)
     again = node.run("run-2", boot_id="boot-2")
     assert again.journal.entry(uid(1)) is not None
     assert isinstance(again.refusal(ref(1)), DriverUnavailableError)
-    node.backend.clear_faults()
+    node.simulation.clear_faults()
     again.service.maintain()
     assert again.journal.entries() == ()
     assert node.is_whole_again()
 
 
-def test_a_lost_gpu_does_not_keep_its_pods_from_ending(h100: Run) -> None:
+def test_a_lost_gpu_does_not_keep_its_pods_from_ending(partitioned: Run) -> None:
     """The GPU does not answer before a reset; if it returns with the partition, the driver removes that one."""
-    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
-    hardware(h100).mark_lost(0, "fallen off the bus")
-    assert h100.unprepare(ref(1)) is None
-    assert h100.journal.entries() == ()
-    assert h100.journal.uses()[0].created_by_driver
-    hardware(h100).restore(0)
-    h100.service.maintain()
-    assert h100.node.is_whole_again()
-    assert h100.journal.uses() == ()
+    hardware(partitioned).mark_lost(0, "fallen off the bus")
+    assert partitioned.unprepare(ref(1)) is None
+    assert partitioned.journal.entries() == ()
+    assert partitioned.journal.uses()[0].created_by_driver
+    hardware(partitioned).restore(0)
+    partitioned.service.maintain()
+    assert partitioned.node.is_whole_again()
+    assert partitioned.journal.uses() == ()
 
 
-def test_a_gpu_that_fails_to_answer_once_is_not_taken_for_lost(h100: Run) -> None:
+def test_a_gpu_that_fails_to_answer_once_is_not_taken_for_lost(partitioned: Run) -> None:
     """Otherwise its partition would stay until the next maintenance."""
-    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
-    hardware(h100).fail_next("destroy_compute_instance", DeviceLostError("no answer"))
-    assert isinstance(h100.unprepare(ref(1)), DeviceLostError)
-    assert h100.unprepare(ref(1)) is None
-    assert h100.node.is_whole_again()
-    assert h100.journal.uses() == ()
+    hardware(partitioned).fail_next("destroy_compute_instance", DeviceLostError("no answer"))
+    assert isinstance(partitioned.unprepare(ref(1)), DeviceLostError)
+    assert partitioned.unprepare(ref(1)) is None
+    assert partitioned.node.is_whole_again()
+    assert partitioned.journal.uses() == ()
 
 
-def test_after_a_reboot_without_its_gpu_a_partition_waits(node: ClaimsNode) -> None:
-    node.backend = simulated()
-    run = node.run()
-    run.prepare(claim(1, result(node.part(SMALL, 0))))
+def test_after_a_reboot_without_its_gpu_a_partition_waits(partitioned: Run) -> None:
+    node = partitioned.node
     for minor in range(2):
-        node.backend.mark_lost(minor, "fallen off the bus")
+        node.simulation.mark_lost(minor, "fallen off the bus")
     again = node.run("run-2", boot_id="boot-2")
     assert again.journal.entries() == ()
     assert isinstance(again.refusal(ref(1)), UnknownDeviceError)
     for minor in range(2):
-        node.backend.restore(minor)
+        node.simulation.restore(minor)
     again.service.maintain()
     assert again.journal.entries() == ()
     assert node.is_whole_again()
 
 
-def test_a_partition_whose_claim_an_older_version_freed_is_removed(h100: Run) -> None:
+def test_a_partition_whose_claim_an_older_version_freed_is_removed(partitioned: Run) -> None:
     """An older version, running beside this one in an update, deletes only the claim's row in the journal."""
-    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
-    h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))
-    assert h100.journal.entries() == ()
-    (use,) = h100.journal.uses()
+    partitioned.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))
+    assert partitioned.journal.entries() == ()
+    (use,) = partitioned.journal.uses()
     assert (use.form, use.created_by_driver) == (Form.PARTITION, True)
-    h100.service.maintain()
-    assert h100.node.is_whole_again()
-    assert h100.journal.orphaned_partitions() == ()
+    partitioned.service.maintain()
+    assert partitioned.node.is_whole_again()
+    assert partitioned.journal.orphaned_partitions() == ()
 
 
-def test_an_orphaned_partition_is_removed_for_a_new_claim(h100: Run) -> None:
-    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
-    h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))
-    h100.prepare(claim(2))
-    assert h100.node.is_whole_again()
-    assert h100.unprepare(ref(2)) is None
-    h100.prepare(claim(3, result(h100.node.part(SMALL, 0))))
-    h100.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(3),))
-    h100.prepare(claim(3, result(h100.node.part(SMALL, 0))))
-    assert h100.unprepare(ref(3)) is None
-    assert h100.node.is_whole_again()
+def test_an_orphaned_partition_is_removed_for_a_new_claim(partitioned: Run) -> None:
+    partitioned.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(1),))
+    partitioned.prepare(claim(2))
+    assert partitioned.node.is_whole_again()
+    assert partitioned.unprepare(ref(2)) is None
+    partitioned.prepare(claim(3, result(partitioned.node.part(SMALL, 0))))
+    partitioned.journal._connection.execute("DELETE FROM claim WHERE uid = ?", (uid(3),))
+    partitioned.prepare(claim(3, result(partitioned.node.part(SMALL, 0))))
+    assert partitioned.unprepare(ref(3)) is None
+    assert partitioned.node.is_whole_again()
 
 
 def test_an_orphaned_partition_is_removed_for_its_engines(h100: Run) -> None:
@@ -192,9 +184,7 @@ def test_a_rebuilt_journal_without_backups_treats_partitions_as_foreign(node: Cl
     node.backend = simulated()
     run = node.run()
     first = run.prepare(claim(1, result(node.part(SMALL, 0))))
-    run.journal.close()
-    for path in node.folder.glob("state.db*"):
-        path.unlink()
+    node.lose_journal()
     shutil.rmtree(node.folder / "made")
     again = node.run("run-2")
     assert not again.journal.rebuild_pending

@@ -33,15 +33,14 @@ def test_a_partition_is_created_and_its_container_gets_only_it(h100: Run) -> Non
     assert not h100.node.gpus[1].mig_enabled
 
 
-def test_unprepare_of_the_last_partition_switches_mig_mode_off(h100: Run) -> None:
-    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
-    h100.prepare(claim(2, result(h100.node.part(HALF, 4))))
-    assert h100.unprepare(ref(1)) is None
-    assert [one.profile_name for one in instances(h100)] == [HALF]
-    assert h100.unprepare(ref(2)) is None
-    assert h100.node.is_whole_again()
-    assert h100.journal.uses() == ()
-    assert uid(2) not in h100.node.writer.files
+def test_unprepare_of_the_last_partition_switches_mig_mode_off(partitioned: Run) -> None:
+    partitioned.prepare(claim(2, result(partitioned.node.part(HALF, 4))))
+    assert partitioned.unprepare(ref(1)) is None
+    assert [one.profile_name for one in instances(partitioned)] == [HALF]
+    assert partitioned.unprepare(ref(2)) is None
+    assert partitioned.node.is_whole_again()
+    assert partitioned.journal.uses() == ()
+    assert uid(2) not in partitioned.node.writer.files
 
 
 def test_a_failure_at_the_second_partition_removes_the_first(h100: Run) -> None:
@@ -63,20 +62,19 @@ def test_a_file_that_cannot_be_written_leaves_no_partition(h100: Run) -> None:
     assert h100.journal.entries() == ()
 
 
-def test_a_partition_in_use_keeps_its_claim_until_it_is_free(h100: Run) -> None:
-    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
-    gpu, (made,) = h100.node.gpus[0].uuid, instances(h100)
-    hardware(h100).set_in_use(gpu, made.gi_id)
-    error = h100.unprepare(ref(1))
+def test_a_partition_in_use_keeps_its_claim_until_it_is_free(partitioned: Run) -> None:
+    gpu, (made,) = partitioned.node.gpus[0].uuid, instances(partitioned)
+    hardware(partitioned).set_in_use(gpu, made.gi_id)
+    error = partitioned.unprepare(ref(1))
     assert isinstance(error, GpuBusyError)
     assert "nvidia-smi" in str(error)
-    assert h100.entry(1).state is State.UNPREPARING
-    busy = h100.refusal(claim(2))
+    assert partitioned.entry(1).state is State.UNPREPARING
+    busy = partitioned.refusal(claim(2))
     assert isinstance(busy, GpuBusyError)
     assert f"devices that claim default/claim-1 (uid {uid(1)}) no longer needs cannot be freed yet" in str(busy)
-    hardware(h100).set_in_use(gpu, made.gi_id, False)
-    assert h100.unprepare(ref(1)) is None
-    assert h100.node.is_whole_again()
+    hardware(partitioned).set_in_use(gpu, made.gi_id, False)
+    assert partitioned.unprepare(ref(1)) is None
+    assert partitioned.node.is_whole_again()
 
 
 def test_many_partitions_in_use_take_no_longer_than_one(h100: Run) -> None:
@@ -91,51 +89,47 @@ def test_many_partitions_in_use_take_no_longer_than_one(h100: Run) -> None:
     assert len(instances(h100)) == len(parts) - 1  # the unused partition is destroyed
 
 
-def test_maintenance_frees_a_partition_that_was_busy(h100: Run) -> None:
+def test_maintenance_frees_a_partition_that_was_busy(partitioned: Run) -> None:
     """The kubelet tries again too, unless the pod was deleted by force."""
-    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
-    gpu, (made,) = h100.node.gpus[0].uuid, instances(h100)
-    hardware(h100).set_in_use(gpu, made.gi_id)
-    assert isinstance(h100.unprepare(ref(1)), GpuBusyError)
-    hardware(h100).set_in_use(gpu, made.gi_id, False)
-    h100.service.maintain()
-    assert h100.node.is_whole_again()
-    assert h100.journal.entries() == ()
+    gpu, (made,) = partitioned.node.gpus[0].uuid, instances(partitioned)
+    hardware(partitioned).set_in_use(gpu, made.gi_id)
+    assert isinstance(partitioned.unprepare(ref(1)), GpuBusyError)
+    hardware(partitioned).set_in_use(gpu, made.gi_id, False)
+    partitioned.service.maintain()
+    assert partitioned.node.is_whole_again()
+    assert partitioned.journal.entries() == ()
 
 
-def test_a_mode_that_could_not_be_switched_off_is_switched_off_later(h100: Run) -> None:
+def test_a_mode_that_could_not_be_switched_off_is_switched_off_later(partitioned: Run) -> None:
     """A monitor that has the GPU open does not keep the pod from ending."""
-    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
-    gpu = h100.node.gpus[0].uuid
-    hardware(h100).set_busy(gpu, "dcgm")
-    assert h100.unprepare(ref(1)) is None
-    assert h100.node.gpus[0].mig_enabled
-    assert h100.journal.gpus_with_note("mig-mode") == (gpu,)
-    hardware(h100).set_busy(gpu, None)
-    h100.service.maintain()
-    assert h100.node.is_whole_again()
+    gpu = partitioned.node.gpus[0].uuid
+    hardware(partitioned).set_busy(gpu, "dcgm")
+    assert partitioned.unprepare(ref(1)) is None
+    assert partitioned.node.gpus[0].mig_enabled
+    assert partitioned.journal.gpus_with_note("mig-mode") == (gpu,)
+    hardware(partitioned).set_busy(gpu, None)
+    partitioned.service.maintain()
+    assert partitioned.node.is_whole_again()
 
 
-def test_a_whole_gpu_claim_switches_a_leftover_mig_mode_off(h100: Run) -> None:
+def test_a_whole_gpu_claim_switches_a_leftover_mig_mode_off(partitioned: Run) -> None:
     """The scheduler may allocate the whole GPU as soon as the last partition is gone."""
-    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
-    gpu = h100.node.gpus[0].uuid
-    hardware(h100).set_busy(gpu, "dcgm")
-    assert h100.unprepare(ref(1)) is None
-    h100.node.clock.after(1.0, lambda: hardware(h100).set_busy(gpu, None))
-    h100.prepare(claim(2))
-    assert not h100.node.gpus[0].mig_enabled
-    assert h100.journal.noted_gpus() == {}
+    gpu = partitioned.node.gpus[0].uuid
+    hardware(partitioned).set_busy(gpu, "dcgm")
+    assert partitioned.unprepare(ref(1)) is None
+    partitioned.node.clock.after(1.0, lambda: hardware(partitioned).set_busy(gpu, None))
+    partitioned.prepare(claim(2))
+    assert not partitioned.node.gpus[0].mig_enabled
+    assert partitioned.journal.noted_gpus() == {}
 
 
-def test_a_whole_gpu_that_stays_busy_is_refused_and_free_again(h100: Run) -> None:
+def test_a_whole_gpu_that_stays_busy_is_refused_and_free_again(partitioned: Run) -> None:
     """Nothing runs on a whole GPU in MIG mode, so no container gets one."""
-    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
-    hardware(h100).set_busy(h100.node.gpus[0].uuid, "dcgm")
-    assert h100.unprepare(ref(1)) is None
-    assert isinstance(h100.refusal(claim(2)), GpuBusyError)
-    assert h100.journal.entry(uid(2)) is None
-    assert uid(2) not in h100.node.writer.files
+    hardware(partitioned).set_busy(partitioned.node.gpus[0].uuid, "dcgm")
+    assert partitioned.unprepare(ref(1)) is None
+    assert isinstance(partitioned.refusal(claim(2)), GpuBusyError)
+    assert partitioned.journal.entry(uid(2)) is None
+    assert uid(2) not in partitioned.node.writer.files
 
 
 def test_forms_of_one_gpu_exclude_each_other(h100: Run) -> None:
@@ -213,14 +207,13 @@ def test_a_repeat_gives_the_same_answer_or_reports_a_missing_partition(h100: Run
     assert h100.node.is_whole_again()
 
 
-def test_a_missing_file_is_not_written_for_a_partition_that_is_gone(h100: Run) -> None:
+def test_a_missing_file_is_not_written_for_a_partition_that_is_gone(partitioned: Run) -> None:
     """It would name the device nodes of the next instance in that place."""
-    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
-    h100.node.writer.files.clear()
-    hardware(h100).foreign_destroy(h100.node.gpus[0].uuid, instances(h100)[0].gi_id)
-    (problem,) = h100.service.rewrite_missing_files()
+    partitioned.node.writer.files.clear()
+    hardware(partitioned).foreign_destroy(partitioned.node.gpus[0].uuid, instances(partitioned)[0].gi_id)
+    (problem,) = partitioned.service.rewrite_missing_files()
     assert "which no longer exists" in problem
-    assert h100.node.writer.files == {}
+    assert partitioned.node.writer.files == {}
 
 
 def test_a_gpu_that_needs_a_reset_for_mig_gets_no_partition(node: ClaimsNode) -> None:

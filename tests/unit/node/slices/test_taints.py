@@ -154,17 +154,10 @@ def test_without_taints_all_but_the_refused_ones_are_left_out() -> None:
     assert found.left_out[0].reason == "gpu-0 cannot be cut"
 
 
-def test_the_reason_is_reported_once() -> None:
+def test_only_partitions_that_do_not_exist_are_withheld_with_one_reason() -> None:
     assert [one.reason for one in build_withheld(FREE).left_out] == ["gpu-0 cannot be cut"]
-
-
-def test_a_gpu_without_partitions_is_not_affected() -> None:
     assert build_withheld(FREE, profiles=frozenset()) == build_withheld(FREE, profiles=frozenset(), withheld=None)
-
-
-def test_foreign_instances_are_not_withheld() -> None:
-    foreign = replace(FREE, mig_enabled=True, mig_instances=(instance(FREE, 9, 4),))
-    assert taints_of(build_withheld(foreign))["gpu-0-mig-3g40gb-9-4"] is None
+    assert taints_of(build_withheld(FOREIGN))[FOREIGN_NAME] is None
 
 
 def test_a_policys_taints_stay() -> None:

@@ -231,15 +231,6 @@ def test_a_gpu_that_cannot_be_shared_is_exclusive(server: Server) -> None:
     assert server.publisher.published
 
 
-def test_a_server_that_does_not_answer_is_asked_again_before_anything_is_published(server: Server) -> None:
-    """A guess would be too little for hours, or too much for a moment."""
-    server.api.failures = [ApiUnreachableError("connection refused")] * 3
-    server.show(h100s(1))
-    assert server.names() == []
-    server.run(60)
-    assert len(server.names()) == 26
-
-
 def test_without_the_right_to_probe_only_ungated_forms_are_published(server: Server) -> None:
     """A missing right must not remove the node's GPUs; the problem is reported."""
     server.api.failures = [ForbiddenError("403: dry runs are not allowed", status=403)]
