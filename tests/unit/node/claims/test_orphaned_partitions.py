@@ -160,22 +160,15 @@ def test_a_foreign_instance_that_appears_during_prepare_stays(h100: Run) -> None
     gpu, profile = h100.node.gpus[0], h100.node.profile(SMALL)
     backend = hardware(h100)
 
-    class Racing:
-        """Creates a foreign instance between the inspection and the creation."""
+    switch = backend.set_mig_mode
 
-        def __getattr__(self, name: str) -> object:
-            if name == "set_mig_mode":
-                return self._switched
-            return getattr(backend, name)
+    def race(of: object, enabled: bool) -> None:
+        switch(gpu.uuid, enabled)
+        if enabled:
+            backend.foreign_create(gpu.uuid, profile.profile_id, 0)
 
-        def _switched(self, of: object, enabled: bool) -> None:
-            backend.set_mig_mode(gpu.uuid, enabled)
-            if enabled:
-                backend.foreign_create(gpu.uuid, profile.profile_id, 0)
-
-    deps = h100.node.hardware_dependencies(Racing(), h100.journal)  # type: ignore[arg-type]
-    racing = h100.replaced(hardware=deps)
-    assert isinstance(racing.refusal(claim(1, result(h100.node.part(SMALL, 0)))), NoRoomError)
+    backend.set_mig_mode = race  # type: ignore[method-assign, assignment]
+    assert isinstance(h100.refusal(claim(1, result(h100.node.part(SMALL, 0)))), NoRoomError)
     assert len(instances(h100)) == 1
     assert h100.journal.entries() == ()
 

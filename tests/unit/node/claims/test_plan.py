@@ -1,7 +1,5 @@
 """Plans of allocations, and the errors for allocations that are refused."""
 
-from typing import Any
-
 import pytest
 from msgspec.structs import replace
 
@@ -12,7 +10,6 @@ from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy
 from dra_driver.node.claims.entry import AttemptToken, Entry, OwnerId, State
 from dra_driver.node.claims.planning.plan import PreparePlan, plan_claim, restore_plan
 from tests.fakes.claims import DRIVER, NAMES, POOL, changed, claim, gpu, machine, result, uid
-from tests.unit.node.claims.conftest import config
 
 SHARE = "aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"
 
@@ -103,15 +100,6 @@ def test_the_number_of_devices_is_bounded(count: int) -> None:
     results = tuple(result(f"gpu-{minor}") for minor in range(count))
     error = refusal(replace(claim(1), results=results), machine(40))
     assert f"has {count} devices of this driver, expected 1 to 32" in str(error)
-
-
-@pytest.mark.parametrize(
-    "sharing",
-    [None, {"strategy": "TimeSlicing"}, {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Default"}}],
-)
-def test_a_config_that_asks_for_nothing_is_accepted(sharing: Any) -> None:
-    """A setting that equals the hardware default is not applied."""
-    assert planned(claim(1, configs=[config("GpuConfig", sharing)])) == planned(claim(1))
 
 
 def journalled(done: PreparePlan) -> Entry:

@@ -1,21 +1,22 @@
 """Unprepare needs only the reference; teardown under doubt: an overtaken attempt, an unknown boot, a second process."""
 
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 
 import pytest
 
 from dra_driver.core.errors import DeviceLostError, DraError, StorageError
 from dra_driver.core.model.gpu import Snapshot
-from dra_driver.core.model.ids import ClaimUid, GpuUuid
+from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.telemetry import metrics
-from dra_driver.hardware.cdi.spec import CdiSpec
 from dra_driver.node.claims.entry import State
 from dra_driver.node.claims.waiting import GpuLocks
 from dra_driver.node.claims.workflow.recover import recover
-from tests.fakes.claims import FakeCdiWriter, claim, ref, result, uid
+from tests.fakes.claims import claim, ref, result, uid
+from tests.fakes.fuse import Fuse, Fused
 from tests.unit.node.claims.conftest import SMALL, ClaimsNode, Run, simulated
+from tests.unit.node.claims.test_kill_hardware import FILES
 
 
 def test_unprepare_needs_only_the_reference_and_frees_the_device(run: Run) -> None:
@@ -190,28 +191,15 @@ def test_no_gpu_counts_as_gone_while_no_gpu_can_be_read(prepared: Run) -> None:
     assert prepared.node.is_whole_again()
 
 
-class WatchingWriter(FakeCdiWriter):
-    """CDI files; ``locked`` says for each change whether another process could have begun a claim meanwhile."""
+class LockWatch(Fuse):
+    """Records at each step whether another process could not begin a claim."""
 
     def __init__(self, node: ClaimsNode) -> None:
         super().__init__()
-        self.files = node.writer.files
         self.locked: list[bool] = []
         self._journal = node.folder / "state.db"
 
-    def remove_claim(self, of: str) -> bool:
-        self._look()
-        return super().remove_claim(of)
-
-    def remove_orphans(self, keep: Collection[str]) -> tuple[ClaimUid, ...]:
-        self._look()
-        return super().remove_orphans(keep)
-
-    def write_claim(self, of: str, spec: CdiSpec) -> bool:
-        self._look()
-        return super().write_claim(of, spec)
-
-    def _look(self) -> None:
+    def step(self) -> None:
         with closing(sqlite3.connect(self._journal, timeout=0, isolation_level=None)) as other:
             try:
                 other.execute("BEGIN IMMEDIATE")
@@ -224,21 +212,22 @@ class WatchingWriter(FakeCdiWriter):
 def test_files_change_only_while_no_other_process_can_begin_a_claim(run: Run) -> None:
     """Otherwise a file that another process writes between the look at the entry and the change would be lost."""
     run.prepare(claim(1))
-    writer = WatchingWriter(run.node)
+    watch = LockWatch(run.node)
+    writer = Fused(run.node.writer, watch, FILES)
     watched = run.replaced(writer=writer).deps
 
     writer.files[uid(2)] = b"without an entry"
     assert run.replaced(writer=writer).unprepare(ref(2)) is None
     assert uid(2) not in writer.files
-    assert writer.locked
-    assert all(writer.locked), "removing the file of a claim without an entry"
+    assert watch.locked
+    assert all(watch.locked), "removing the file of a claim without an entry"
 
-    writer.locked.clear()
+    watch.locked.clear()
     writer.files[uid(3)] = b"orphan"
     assert recover(watched).orphans == (uid(3),)
-    assert writer.locked[0], "removing orphaned files"
+    assert watch.locked[0], "removing orphaned files"
 
-    writer.locked.clear()
+    watch.locked.clear()
     del writer.files[uid(1)]
     assert recover(watched).rewritten == (uid(1),)
-    assert writer.locked[0], "writing a missing file"
+    assert watch.locked[0], "writing a missing file"

@@ -124,22 +124,6 @@ def test_every_board_is_valid_in_every_state(key: str, terms: GpuTerms | None) -
             assert problems(build(state, terms, features)) == []
 
 
-def test_beside_partitions_the_whole_gpu_has_their_capacities() -> None:
-    """A selector for 60 multiprocessors or more must match it too, and a capacity that a device of the node lacks fails
-    the claim's allocation with a CEL error.
-    """
-    built = build(mig_gpu(H100))
-    whole = built.devices[0]
-    assert wire(whole.capacity) == {
-        "multiprocessors": {"value": "132"}, "copyEngines": {"value": "8"}, "decoders": {"value": "7"},
-        "encoders": {"value": "0"}, "jpegEngines": {"value": "7"}, "ofaEngines": {"value": "1"},
-        "memory": {"value": "81559Mi"},
-    }  # fmt: skip
-    assert all(set(one.capacity) == set(whole.capacity) for one in built.devices)
-    only_whole = build(mig_gpu(H100), GpuTerms(profiles=frozenset())).devices[0]
-    assert wire(only_whole.capacity) == {"memory": {"value": "81559Mi"}}
-
-
 def test_what_no_profile_reports_is_no_capacity_of_the_whole_gpu() -> None:
     """A guess would match a selector."""
     gpu = mig_gpu(H100)
@@ -178,19 +162,6 @@ def test_an_instance_of_unknown_size_is_left_out_with_a_reason() -> None:
         "1g.5gb at memory slice 2 of gpu-0 is not offered: the NVIDIA driver reports neither"
         in built.left_out[-1].reason
     )
-
-
-def test_a_shared_gpu_has_its_strategy_and_allows_several_allocations() -> None:
-    """It still excludes partitions through the counters, which its first share consumes."""
-    whole = build(mig_gpu(H100), EVERYTHING).devices[0]
-    assert whole.allow_multiple_allocations
-    assert whole.attributes["sharingStrategy"] == DeviceAttribute(string="TimeSlicing")
-    assert set(whole.capacity) == {"memory", "computePercent", "shares"}
-    assert whole.consumes_counters
-    plain = build(mig_gpu(H100), EVERYTHING, replace(ALL, multi_allocation=False)).devices[0]
-    assert not plain.allow_multiple_allocations
-    assert "sharingStrategy" not in plain.attributes
-    assert plain.capacity["multiprocessors"] == DeviceCapacity(value="132")
 
 
 def test_added_attributes_beyond_the_limit_are_reported() -> None:

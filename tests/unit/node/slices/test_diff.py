@@ -24,9 +24,7 @@ from dra_driver.node.slices.build import build_devices
 from dra_driver.node.slices.diff import (
     PoolIdentity,
     Writes,
-    accepted,
     compute_writes,
-    foreign_pools,
     known_times,
     with_times,
 )
@@ -174,15 +172,6 @@ def test_of_two_slices_for_one_index_the_right_one_stays() -> None:
     assert len(writes) == 1
 
 
-def test_other_pools_are_reported_and_never_changed() -> None:
-    """They belong to NVIDIA's driver or to a second publisher; only their publisher knows what they mean."""
-    foreign = copy.deepcopy(next(iter(published(["z"]).values())))
-    foreign["spec"]["pool"]["name"] = "node-a"
-    pool = published(["a"])
-    assert not compute_writes(desired(["a"]), [*pool.values(), foreign], IDENTITY)
-    assert foreign_pools([*pool.values(), foreign], IDENTITY) == ("node-a",)
-
-
 def test_a_new_node_object_becomes_the_owner_and_other_owners_stay() -> None:
     """A slice without an existing owner is garbage-collected."""
     pool = published(["a"])
@@ -196,16 +185,6 @@ def test_a_new_node_object_becomes_the_owner_and_other_owners_stay() -> None:
     metadata = wire(writes.updates[0].metadata)
     assert [owner["uid"] for owner in metadata["ownerReferences"]] == ["c", "u1"]
     assert metadata["labels"] == {"added": "by-another-client"}
-
-
-def test_what_the_server_stored_of_the_same_content_is_equal() -> None:
-    pool = published(["a"])
-    item = next(iter(pool.values()))
-    item["spec"]["devices"] = wire(devices("a"))
-    item["spec"]["devices"][0].pop("attributes")
-    want = DesiredSlice(index=0, devices=devices("a"), accepted=accepted(item["spec"]))
-    assert not compute_writes([want], [item], IDENTITY)
-    assert compute_writes([DesiredSlice(index=0, devices=devices("a"))], [item], IDENTITY)
 
 
 def test_malformed_slices_do_no_harm() -> None:

@@ -211,10 +211,3 @@ def test_real_differences_are_found(sent: Any, found: Any) -> None:
     assert "timeAdded" in str(sent) or digest(sent) != digest(found)
     assert not same(sent, found)
     assert not same(found, sent)
-
-
-def test_dropped_fields_are_named_by_path() -> None:
-    """The node's owner must learn which gate is off."""
-    sent = {"devices": [{"name": "a", "taints": [{"key": "k"}], "consumesCounters": [{"counterSet": "c"}]}]}
-    found = {"devices": [{"name": "a", "taints": [{"key": "k"}]}]}
-    assert list(dropped_fields(sent, found, "spec")) == ["spec.devices[0].consumesCounters"]

@@ -181,11 +181,7 @@ def test_foreign_instances_of_a_profile_that_the_terms_exclude_are_not_published
     assert places(found) == {("1g.10gb", 4), ("1g.10gb", 5), ("1g.10gb", 6)}
 
 
-def test_sharing_needs_the_whole_gpu_and_a_server_that_keeps_it() -> None:
-    assert forms_of(mig_gpu(H100), SHARED, ALL).sharing == SHARED.sharing
-    plain = forms_of(mig_gpu(H100), SHARED, replace(ALL, multi_allocation=False))
-    assert (plain.whole, plain.sharing) == (True, None)
-    assert "DRAConsumableCapacity" in plain.reasons[0]
+def test_sharing_needs_the_whole_gpu() -> None:
     assert forms_of(mig_gpu(H100), replace(SHARED, whole=False), ALL).sharing is None
 
 

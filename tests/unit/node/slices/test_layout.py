@@ -22,12 +22,10 @@ from tests.unit.node.slices.gpus import (
     ALL,
     H100,
     RTX,
-    gpu,
     h100s,
     instance,
     mig_gpu,
     node_of,
-    snapshot,
     split_devices,
 )
 
@@ -56,16 +54,6 @@ def test_counter_sets_come_first_eight_to_a_slice_and_never_beside_devices() -> 
     slices = split(build_devices(h100s(16), features=ALL))
     assert [(len(one.counter_sets), len(one.devices)) for one in slices] == [(8, 0), (8, 0), *[(0, 52)] * 8]
     assert [one.index for one in slices] == list(range(10))
-
-
-def test_in_1_34_a_counter_set_is_beside_its_devices() -> None:
-    """Elsewhere the API server refuses it; and two sets of 16 counters would fill a slice."""
-    slices = split(build_devices(snapshot(*h100s(2).gpus, gpu(2), gpu(3)), features=ALL), counters_beside_devices=True)
-    assert [(len(one.counter_sets), len(one.devices)) for one in slices] == [(1, 26), (1, 26), (0, 2)]
-    assert [one.index for one in slices] == [0, 1, 2]
-    for one in slices[:2]:
-        names = {counter_set.name for counter_set in one.counter_sets}
-        assert {taken.counter_set for device in one.devices for taken in device.consumes_counters} == names
 
 
 def test_in_1_34_a_gpu_that_may_be_cut_keeps_its_slice_while_it_is_not() -> None:

@@ -132,14 +132,6 @@ def taints_of(built: Built) -> dict[str, Any]:
     return {device.name: wire(device.taints) or None for device in built.devices}
 
 
-@pytest.mark.parametrize("features", [ALL, NO_TAINTS], ids=["taints", "no taints"])
-def test_existing_instances_and_the_whole_gpu_are_not_withheld(features: ApiServerFeatures) -> None:
-    """A claim may get an instance that exists, and the whole GPU needs none."""
-    found = taints_of(build_withheld(OWN, features))
-    assert found["gpu-0"] is None
-    assert found[MINE] is None
-
-
 def test_other_partitions_are_tainted() -> None:
     """They stay published with their counters: a claim that waits for one keeps the whole GPU from looking free."""
     found = taints_of(build_withheld(OWN))
