@@ -81,7 +81,6 @@ def test_a_kill_at_any_moment_loses_no_answered_claim(tmp_path: Path) -> None:
 
 
 def test_one_of_two_processes_gets_a_gpu(tmp_path: Path) -> None:
-    """During a rolling update two runs serve, and only the journal separates them."""
     state, cdi, go = tmp_path / "state", tmp_path / "cdi", tmp_path / "go"
     go.mkdir()
     with node(state, cdi, "race", 1, go, ROUNDS) as one, node(state, cdi, "race", 2, go, ROUNDS) as two:

@@ -43,7 +43,6 @@ def test_two_linked_gpus_are_a_pair_whatever_is_taken(words: str) -> None:
 
 @pytest.mark.parametrize("name", list(BOARDS))
 def test_the_model_of_the_bench_places_claims_as_the_allocator_does(name: str) -> None:
-    """What the table of stranded pairs is computed with."""
     gpus = board(BOARDS[name])
     slices, order = published(built(Snapshot(gpus=gpus))), orders(gpus)["ours"]
     claims = sequence("filling", len(gpus), "contract") or [(0, 2, 1.0)]
@@ -56,7 +55,6 @@ def test_the_model_of_the_bench_places_claims_as_the_allocator_does(name: str) -
 
 
 def test_partitions_of_linked_gpus_are_not_linked() -> None:
-    """They reach no other GPU, so none of them satisfies the constraint; whole GPUs beside them do."""
     snapshot = SimulatedBackend(parse_groups("2xh100-sxm5-80gb", "n")).snapshot()
     linked = [one for one in built(snapshot).devices if "nvlinkIsland" in one.attributes]
     assert [one.name for one in linked] == ["gpu-0", "gpu-1"]

@@ -33,7 +33,6 @@ def test_every_recorded_claim_has_its_name_outside_of_the_journal(h100: Run) -> 
 
 
 def test_names_of_claims_that_are_gone_are_forgotten_later(run: Run) -> None:
-    """Not in the call: that would cost a new file."""
     run.prepare(claim(1))
     run.prepare(claim(2, result("gpu-1")))
     run.unprepare(ref(1))
@@ -43,7 +42,6 @@ def test_names_of_claims_that_are_gone_are_forgotten_later(run: Run) -> None:
 
 
 def test_a_start_writes_the_names_that_an_earlier_version_did_not(node: ClaimsNode) -> None:
-    """So the journal may be lost any time after the upgrade."""
     node.run("run-1").prepare(claim(1))
     (node.folder / "claim-names").unlink()
     node.run("run-2").journal.close()

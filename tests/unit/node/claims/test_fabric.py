@@ -38,7 +38,6 @@ def test_a_whole_gpu_waits_for_the_fabric(board: Run) -> None:
 
 
 def test_the_wait_is_limited(board: Run) -> None:
-    """The error says what to look for, the kubelet tries again, and nothing of the claim remains."""
     set_fabric(board, IN_PROGRESS)
     error = board.refusal(claim(1))
     assert isinstance(error, FabricNotReadyError)

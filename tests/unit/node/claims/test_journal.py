@@ -98,7 +98,6 @@ def test_a_device_is_assigned_once_from_the_first_step_to_the_last(journal: Jour
 
 
 def test_a_blocked_claim_gets_none_of_its_devices(journal: Journal) -> None:
-    """Two claims that want the same two GPUs must not end with one each."""
     prepared(journal, 1, assigned(0))
     assert isinstance(journal.begin(ref(2), [assigned(1), assigned(0)]), Blocked)
     prepared(journal, 3, assigned(1))
@@ -131,7 +130,6 @@ def test_an_attempt_that_was_overtaken_finishes_nothing(journal: Journal, other:
 
 
 def test_undoing_can_be_limited_to_one_attempt(journal: Journal, other: Journal) -> None:
-    """A cleanup after a failure must not undo what another run has done since."""
     first = begun(journal, 1)
     assert journal.start_unprepare(uid(1), only=AttemptToken(owner=OwnerId("run-9"), number=1)) is None
     assert stored(journal).state is State.PREPARING
@@ -148,7 +146,6 @@ def test_only_entries_of_earlier_boots_are_dropped(tmp_path: Path, journal: Jour
 
 
 def test_an_unknown_boot_drops_nothing(tmp_path: Path, journal: Journal) -> None:
-    """Running pods may use the devices."""
     prepared(journal, 1)
     with closing(open_journal(tmp_path, "run-2", boot_id="")) as unknown:
         assert unknown.drop_older_boots() == ()
@@ -165,7 +162,6 @@ def test_entries_survive_an_end_without_close(tmp_path: Path, journal: Journal) 
 
 
 def test_inside_exclusive_the_journal_can_be_read(journal: Journal) -> None:
-    """A decision about files needs the entries of that moment."""
     prepared(journal, 1)
     with journal.exclusive():
         assert journal.uids() == {uid(1)}
@@ -181,7 +177,6 @@ def test_an_adopted_claim_does_not_get_an_assigned_device(journal: Journal) -> N
 
 
 def test_a_new_journal_has_its_rebuild_pending(tmp_path: Path, journal: Journal) -> None:
-    """Until a rebuild, files without an entry may belong to prepared claims; the note survives a restart."""
     assert journal.rebuild_pending
     with closing(open_journal(tmp_path, "run-2")) as again:
         assert again.rebuild_pending
@@ -190,7 +185,6 @@ def test_a_new_journal_has_its_rebuild_pending(tmp_path: Path, journal: Journal)
 
 
 def test_a_closed_journal_raises_a_storage_error(journal: Journal) -> None:
-    """A call that comes while the process stops gets a readable error."""
     journal.close()
     journal.close()
     with pytest.raises(StorageError, match="cannot look up a claim in the journal"):
@@ -198,7 +192,6 @@ def test_a_closed_journal_raises_a_storage_error(journal: Journal) -> None:
 
 
 def test_tidying_up_loses_nothing_and_empties_the_log(tmp_path: Path, journal: Journal) -> None:
-    """The log is checkpointed at a quiet moment, so that no call has to do it."""
     prepared(journal, 1)
     before = (tmp_path / "state.db").read_bytes()
     journal.tidy()
@@ -207,7 +200,6 @@ def test_tidying_up_loses_nothing_and_empties_the_log(tmp_path: Path, journal: J
 
 
 def test_hostile_text_stays_text(journal: Journal) -> None:
-    """Names are values to the database, never part of a statement."""
     name = "x'); DROP TABLE claim; --"
     assert isinstance(journal.begin(ref(1, name), [assigned()]), AttemptToken)
     assert stored(journal).ref.name == name

@@ -150,7 +150,6 @@ def test_details_that_become_known_are_stored_with_the_result(journal: Journal) 
 
 
 def test_uses_include_every_state_but_no_admin_access(journal: Journal) -> None:
-    """A GPU that is being prepared or unprepared is not free for another form."""
     begun(journal, 1, cut(partition()))
     prepared(journal, 2, assigned(1))
     prepared(journal, 3, cut(partition(3, created_by_driver=False), admin=True))
@@ -182,7 +181,6 @@ def test_created_partitions_are_listed_from_the_intent_until_they_are_destroyed(
 
 
 def test_the_use_of_a_share_has_its_terms(journal: Journal) -> None:
-    """A newer policy waits for these."""
     begun(journal, 1, shared(Strategy.TIME_SLICING))
     terms = SharingTerms(strategy=Strategy.TIME_SLICING, interval=Interval.LONG, max_shares=4)
     assert journal.uses() == (Use(gpu_uuid=GPU, form=shared().form, sharing=terms),)
@@ -216,7 +214,6 @@ def test_a_gpu_has_one_form_at_a_time(
 
 
 def test_a_claims_own_shares_count_against_it(journal: Journal) -> None:
-    """Two results of one claim come out of the same GPU."""
     big = replace(TENTH, memory=50 * 2**30)
     sharing = AssignedSharing(strategy=Strategy.TIME_SLICING, share=big)
     both = [
@@ -279,7 +276,6 @@ def test_a_file_of_an_older_version_is_used(tmp_path: Path) -> None:
 
 
 def test_a_process_of_an_older_version_keeps_working(journal: Journal, older: OlderProcess) -> None:
-    """During an update it prepares and frees whole GPUs in the same file."""
     prepared(journal, 1, cut(partition()))
     older.prepare(2, "gpu-1")
     assert isinstance(journal.begin(ref(3), [assigned(1)]), Blocked)
@@ -307,7 +303,6 @@ def test_a_partition_whose_claim_an_older_process_frees_is_orphaned(journal: Jou
 
 
 def test_an_orphaned_partition_that_its_claim_has_again_is_not_forgotten(journal: Journal) -> None:
-    """Another thread may have prepared the claim again between listing and forgetting."""
     prepared(journal, 1, cut(partition()))
     row = journal._connection.execute("SELECT * FROM device").fetchone()
     journal._connection.execute("DELETE FROM claim")

@@ -225,7 +225,6 @@ class Recorder:
 def test_begin_is_durable_before_hardware_changes(
     tmp_path: Path, wanted: Callable[[ClaimsNode], AllocatedClaim]
 ) -> None:
-    """After a power cut the journal knows what may have been changed."""
     calls: list[tuple[str, dict[str, Any]]] = []
     node = ClaimsNode(tmp_path, backend=simulated(), wrap=lambda each: Recorder(each, calls))
     node.terms = {node.gpus[1].uuid: GpuTerms(sharing=SharingTerms(strategy=Strategy.MPS))}

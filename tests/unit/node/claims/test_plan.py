@@ -60,7 +60,6 @@ def test_a_share_is_part_of_the_name_and_of_the_answer() -> None:
 
 
 def test_a_device_twice_is_refused() -> None:
-    """A broken allocation must not become a document with a duplicate name."""
     error = refusal(claim(1, result(request="a"), result(request="b")))
     assert isinstance(error, ClaimError)
     assert "lists device gpu-0 twice" in str(error)
@@ -83,7 +82,6 @@ def test_another_pool_is_refused() -> None:
 
 
 def test_another_kind_of_device_is_refused_as_such() -> None:
-    """The name may be another driver's, or a newer version's."""
     assert "of a kind that this version of the driver does not prepare" in str(refusal(claim(1, result("vfio-0"))))
 
 
@@ -96,7 +94,6 @@ def test_a_gpu_in_mig_mode_is_refused_but_not_for_admin_access() -> None:
 
 @pytest.mark.parametrize("count", [0, 33])
 def test_the_number_of_devices_is_bounded(count: int) -> None:
-    """Neither an empty answer nor a document of unlimited size is created."""
     results = tuple(result(f"gpu-{minor}") for minor in range(count))
     error = refusal(replace(claim(1), results=results), machine(40))
     assert f"has {count} devices of this driver, expected 1 to 32" in str(error)

@@ -37,7 +37,6 @@ def nothing_left(run: Run, number: int) -> bool:
 
 
 def test_an_answered_claim_has_an_entry_and_a_file(run: Run) -> None:
-    """The answer to the kubelet is backed by the disk."""
     devices = run.prepare(claim(1, result("gpu-2")))
     entry = run.entry(1)
     assert (entry.state, entry.ref, entry.devices[0].gpu_uuid) == (State.PREPARED, ref(1), gpu(2).uuid)
@@ -57,7 +56,6 @@ def test_a_repeat_answers_the_same_without_the_api_server(run: Run) -> None:
 
 @pytest.mark.parametrize("damage", [None, b"{}"])
 def test_a_repeat_rewrites_a_missing_or_changed_file(run: Run, damage: bytes | None) -> None:
-    """The CDI directory is in memory and may be emptied while the node process runs."""
     first = run.prepare(claim(1))
     file = run.node.writer.files.pop(uid(1))
     if damage is not None:
@@ -182,7 +180,6 @@ def test_no_read_begins_without_time_for_its_answer(run: Run) -> None:
 
 
 def test_retry_after_of_a_busy_api_server_is_honoured(run: Run) -> None:
-    """The next read comes after that time, within the budget."""
     run.node.api.outage = ServerBusyError("try later", status=429, retry_after_s=7.0)
     run.refusal(claim(1))
     assert run.node.clock.waits[1] == 7.0
@@ -197,7 +194,6 @@ def test_a_refusal_of_the_api_server_is_not_retried(run: Run) -> None:
 
 
 def test_prepare_waits_for_a_driver_that_is_being_loaded(run: Run) -> None:
-    """A node that has just started gets its GPUs a moment after its first pod."""
     ready, run.node.hardware = run.node.hardware, Snapshot()
 
     def loaded() -> None:
@@ -215,7 +211,6 @@ def test_a_missing_driver_fails_with_its_reason(run: Run) -> None:
 
 
 def test_the_next_claim_tears_down_what_a_failing_disk_left(run: Run) -> None:
-    """The teardown may fail too; the entry does not keep the device for ever."""
     run.node.writer.failure = FULL
     run.refusal(claim(1))
     assert run.journal.entry(uid(1)) is not None
@@ -235,7 +230,6 @@ def left_preparing(node: ClaimsNode, number: int, owner: str = "run-0") -> None:
 
 
 def test_a_device_left_by_a_dead_run_is_taken_over(node: ClaimsNode) -> None:
-    """A crash in the middle of a prepare blocks no claim."""
     run = node.run("run-1")
     left_preparing(node, 1)
     run.prepare(claim(2))
@@ -322,7 +316,6 @@ def test_the_same_gpu_normally_and_as_admin_is_one_device_in_the_file(run: Run) 
 
 
 def test_a_uid_that_is_a_path_touches_no_file(run: Run) -> None:
-    """A caller that sends one is mistaken or hostile."""
     hostile = replace(ref(1), uid=ClaimUid("../../etc/passwd"))
     run.node.api.put(replace(claim(1), ref=hostile))
     assert "is not a Kubernetes UID" in str(run.refusal(hostile))
@@ -358,7 +351,6 @@ def test_the_claims_own_nodes_are_there_before_its_file(run: Run, nodes: Nodes) 
 
 
 def test_a_repeat_looks_again(run: Run, nodes: Nodes) -> None:
-    """The node may have been deleted while the pod restarts."""
     run.prepare(claim(1))
     run.node.writer.files.clear()
     run.prepare(ref(1))

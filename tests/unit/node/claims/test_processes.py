@@ -25,7 +25,6 @@ def test_a_run_is_alive_until_it_ends(tmp_path: Path) -> None:
 
 
 def test_concurrent_checks_do_not_make_a_dead_run_look_alive(tmp_path: Path) -> None:
-    """Several runs may check at once."""
     dead = tmp_path / "owner-dead.lock"
     asker, other = ProcessRegistry.register(tmp_path, "one"), ProcessRegistry.register(tmp_path, "two")
     dead.write_text("")
@@ -93,7 +92,6 @@ def open_at(folder: Path, api: FakeClaims, writer: FakeCdiWriter) -> Claims:
 
 
 def test_a_closed_service_opens_again_with_all_claims(tmp_path: Path) -> None:
-    """Files are where the documentation says, and only the journal and its backup stay."""
     api, writer = FakeClaims(claim(1)), FakeCdiWriter()
     folder = tmp_path / "plugins" / "gpu.nvidia.com"
     first = open_at(folder, api, writer)
@@ -110,7 +108,6 @@ def test_a_closed_service_opens_again_with_all_claims(tmp_path: Path) -> None:
 
 
 def test_a_start_that_fails_leaves_no_living_run_behind(tmp_path: Path) -> None:
-    """The next start must not count the failed one as alive."""
     (tmp_path / "state.db").mkdir()
     with pytest.raises((StorageError, ConfigurationError)):
         open_at(tmp_path, FakeClaims(), FakeCdiWriter())
@@ -118,7 +115,6 @@ def test_a_start_that_fails_leaves_no_living_run_behind(tmp_path: Path) -> None:
 
 
 def test_the_boot_id_is_read_from_the_kernel(tmp_path: Path) -> None:
-    """It is the same within a boot, and empty when it cannot be read."""
     assert read_boot_id() == read_boot_id() != ""
     assert read_boot_id(tmp_path / "missing") == ""
     (tmp_path / "odd").write_bytes(b"\xff\xfe")

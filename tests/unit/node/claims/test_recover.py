@@ -47,7 +47,6 @@ def test_after_a_reboot_nothing_is_prepared(node: ClaimsNode) -> None:
 
 
 def test_an_interrupted_prepare_is_torn_down(node: ClaimsNode) -> None:
-    """The kubelet got no answer, so it prepares again or unprepares; the device is free."""
     left_preparing(node, 1)
     node.writer.files[uid(1)] = b"half done"
     run = node.run("run-1")
@@ -65,7 +64,6 @@ def test_an_interrupted_unprepare_is_finished(node: ClaimsNode) -> None:
 
 
 def test_a_claim_in_another_living_run_is_left_alone(node: ClaimsNode) -> None:
-    """A rolling update starts the new run while the old one serves its last calls."""
     left_preparing(node, 1)
     node.writer.files[uid(1)] = b"being written"
     run = node.run("run-1", alive=("run-0",))
@@ -94,7 +92,6 @@ def test_files_are_not_listed_when_none_can_have_gone(two: Run) -> None:
 
 
 def test_files_follow_a_driver_that_changed_before_the_start(node: ClaimsNode) -> None:
-    """Every prepared claim is checked once after a start."""
     node.run("run-1").prepare(claim(1))
     node.provider.driver_identity = 511
     second = node.run("run-2")
@@ -116,7 +113,6 @@ def test_a_file_that_cannot_be_checked_now_is_checked_later(run: Run) -> None:
 
 
 def test_a_claim_whose_gpu_is_gone_keeps_its_file(two: Run, caplog: pytest.LogCaptureFixture) -> None:
-    """There is nothing to write; it is said once, and other claims are served."""
     two.node.provider.driver_identity = 511
     two.node.hardware = Snapshot(gpus=tuple(one for one in two.node.hardware.gpus if one.minor != 0))
     for _ in range(2):
@@ -132,7 +128,6 @@ def renumbered(run: Run) -> Snapshot:
 
 
 def test_files_follow_a_gpu_that_comes_back_with_another_minor(run: Run) -> None:
-    """It was away for some looks, as it is while a driver is upgraded."""
     run.prepare(claim(1))
     run.service.rewrite_missing_files()
     after = renumbered(run)
@@ -144,7 +139,6 @@ def test_files_follow_a_gpu_that_comes_back_with_another_minor(run: Run) -> None
 
 
 def test_files_that_cannot_be_written_are_logged_once(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    """Readiness reports the problem while it lasts; the log has it once."""
     run.prepare(claim(1))
     run.node.writer.files.clear()
     run.node.writer.failure = StorageError("read-only")
@@ -165,7 +159,6 @@ def test_a_claim_that_is_being_prepared_gets_no_file(node: ClaimsNode) -> None:
 
 
 def test_orphaned_files_are_removed(node: ClaimsNode) -> None:
-    """With an orphaned file a container could still be started with the GPU."""
     run = node.run("run-1")
     run.prepare(claim(1))
     node.writer.files[uid(2)] = b"orphan"
@@ -209,7 +202,6 @@ def test_without_the_api_server_files_are_kept_until_it_answers(lost: ClaimsNode
 
 
 def test_a_pending_rebuild_is_retried_within_half_a_minute(lost: ClaimsNode) -> None:
-    """Until it is complete a device could be assigned twice."""
     lost.api.outage = ApiUnreachableError("down")
     run = lost.run("run-2")
     for _ in range(40):
@@ -394,7 +386,6 @@ def test_a_claim_that_comes_back_is_not_suspected_any_more(run: Run, collector: 
 
 
 def test_a_claim_prepared_anew_starts_without_suspicion(run: Run, collector: StaleClaimCollector) -> None:
-    """A suspicion belongs to one attempt at preparing a claim."""
     run.node.api.remove(ref(1))
     looks(run, collector, 1)
     run.unprepare(ref(1))
@@ -430,7 +421,6 @@ def test_maintenance_frees_stale_claims(run: Run) -> None:
 
 
 def test_maintenance_outlives_a_closed_journal(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    """The thread that calls it survives errors of the disk."""
     run.journal.close()
     run.service.maintain()
     assert "maintenance of claims failed" in caplog.text

@@ -109,7 +109,6 @@ def test_admin_access_to_the_claims_own_device_is_one_cdi_device(node: ClaimsNod
 
 
 def test_a_claim_that_consumed_everything_has_the_gpu_alone(node: ClaimsNode, run: Run) -> None:
-    """A plain claim on a GPU that could be shared gets no daemon, and its config applies."""
     run.prepare(claim(1, share_result(1, "81559Mi", 100), configs=[config("GpuConfig", slicing("Long"))]))
     assert node.sharing.running == {}
     assert node.sharing.slices == {uuid(run, 0): Interval.LONG}
@@ -120,7 +119,6 @@ def test_a_claim_that_consumed_everything_has_the_gpu_alone(node: ClaimsNode, ru
 
 
 def test_time_sliced_shares_keep_their_interval_until_the_last_one_goes(node: ClaimsNode) -> None:
-    """The time slice is a setting of the GPU, not of a claim."""
     run = shared(node, Strategy.TIME_SLICING, interval=Interval.SHORT)
     for number in (1, 2):
         run.prepare(claim(number, share_result(number, "10Gi", 40)))
@@ -166,7 +164,6 @@ def test_another_interval_than_the_policys_is_refused(node: ClaimsNode) -> None:
 
 
 def test_a_share_of_a_gpu_that_is_not_shared_any_more_is_refused(node: ClaimsNode, run: Run) -> None:
-    """The policy was removed between scheduling and prepare, so nothing would enforce the share."""
     node.terms = {}
     error = run.refusal(claim(1, share_result(1, "10Gi", 10)))
     assert isinstance(error, ClaimError)

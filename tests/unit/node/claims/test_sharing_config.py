@@ -193,7 +193,6 @@ def test_a_repeat_starts_a_daemon_that_is_gone(node: ClaimsNode) -> None:
 
 
 def test_settings_of_a_claim_that_an_older_version_freed_are_restored(node: ClaimsNode) -> None:
-    """An older version does not know daemons, time slices and compute modes; the notes record them."""
     run = shared(node)
     run.prepare(claim(1, share_result(1, "10Gi", 10)))
     run.prepare(claim(2, result("gpu-1"), configs=[config("GpuConfig", slicing("Long"))]))
@@ -204,7 +203,6 @@ def test_settings_of_a_claim_that_an_older_version_freed_are_restored(node: Clai
 
 
 def test_a_whole_gpu_claim_restores_leftover_settings(node: ClaimsNode) -> None:
-    """The next claim does not wait for maintenance, and does not get the previous claim's compute mode."""
     run = shared(node)
     run.prepare(claim(1, share_result(1, "10Gi", 10)))
     run.journal._connection.execute("DELETE FROM claim")
@@ -238,7 +236,6 @@ def test_verifying_many_daemons_takes_no_longer_than_one(node: ClaimsNode) -> No
 
 
 def test_a_pod_ends_without_nvidia_smi_and_its_time_slice_is_reset_later(h100: Run) -> None:
-    """The next claim waits until the GPU is restored; the pod that ends does not."""
     h100.prepare(claim(1, configs=[config("GpuConfig", slicing("Long"))]))
     h100.node.sharing.failure = CommandError("nvidia-smi did not end in time")
     assert h100.unprepare(ref(1)) is None

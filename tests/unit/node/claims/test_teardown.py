@@ -76,7 +76,6 @@ def test_what_another_run_prepared_is_unprepared_here(node: ClaimsNode) -> None:
 
 
 def test_each_claim_of_a_call_has_its_own_answer(run: Run) -> None:
-    """One claim's error does not keep another pod's device."""
     run.prepare(claim(1))
     run.prepare(claim(2, result("gpu-1")))
     remove = run.node.writer.remove_claim
@@ -191,43 +190,36 @@ def test_no_gpu_counts_as_gone_while_no_gpu_can_be_read(prepared: Run) -> None:
     assert prepared.node.is_whole_again()
 
 
-class LockWatch(Fuse):
-    """Records at each step whether another process could not begin a claim."""
-
-    def __init__(self, node: ClaimsNode) -> None:
-        super().__init__()
-        self.locked: list[bool] = []
-        self._journal = node.folder / "state.db"
-
-    def step(self) -> None:
-        with closing(sqlite3.connect(self._journal, timeout=0, isolation_level=None)) as other:
-            try:
-                other.execute("BEGIN IMMEDIATE")
-            except sqlite3.OperationalError:
-                self.locked.append(True)
-            else:
-                self.locked.append(False)
-
-
 def test_files_change_only_while_no_other_process_can_begin_a_claim(run: Run) -> None:
     """Otherwise a file that another process writes between the look at the entry and the change would be lost."""
     run.prepare(claim(1))
-    watch = LockWatch(run.node)
-    writer = Fused(run.node.writer, watch, FILES)
+    fuse, locked = Fuse(), list[bool]()
+
+    def look() -> None:
+        with closing(sqlite3.connect(run.node.folder / "state.db", timeout=0, isolation_level=None)) as other:
+            try:
+                other.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                locked.append(True)
+            else:
+                locked.append(False)
+
+    fuse.step = look  # type: ignore[method-assign]
+    writer = Fused(run.node.writer, fuse, FILES)
     watched = run.replaced(writer=writer).deps
 
     writer.files[uid(2)] = b"without an entry"
     assert run.replaced(writer=writer).unprepare(ref(2)) is None
     assert uid(2) not in writer.files
-    assert watch.locked
-    assert all(watch.locked), "removing the file of a claim without an entry"
+    assert locked
+    assert all(locked), "removing the file of a claim without an entry"
 
-    watch.locked.clear()
+    locked.clear()
     writer.files[uid(3)] = b"orphan"
     assert recover(watched).orphans == (uid(3),)
-    assert watch.locked[0], "removing orphaned files"
+    assert locked[0], "removing orphaned files"
 
-    watch.locked.clear()
+    locked.clear()
     del writer.files[uid(1)]
     assert recover(watched).rewritten == (uid(1),)
-    assert watch.locked[0], "writing a missing file"
+    assert locked[0], "writing a missing file"

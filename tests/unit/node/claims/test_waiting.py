@@ -12,11 +12,11 @@ import pytest
 from dra_driver.core.errors import DetachedError, StorageError
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.hardware.cdi import CdiSpec
 from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.node.claims.entry import State
 from dra_driver.node.claims.waiting import ClaimLocks, GpuLocks, MonotonicClock, PrepareGate, PreparesPausedError
 from tests.fakes.claims import claim, gpu, ref, result, share_result, uid
+from tests.fakes.fuse import Fuse, Fused
 from tests.unit.node.claims.conftest import ClaimsNode, Run, config, mode, shared, simulated, slicing
 
 
@@ -37,7 +37,6 @@ def test_a_claim_lock_has_one_holder() -> None:
 
 
 def test_no_lock_stays_behind() -> None:
-    """The table does not grow with the claims of a node's life."""
     locks = ClaimLocks()
     with locks.acquire(uid(1), 0.0), locks.acquire(uid(1), 0.0) as second:
         assert not second
@@ -46,7 +45,6 @@ def test_no_lock_stays_behind() -> None:
 
 
 def test_a_lock_is_released_when_the_work_fails() -> None:
-    """An error of one call does not block the next."""
     locks = ClaimLocks()
     with pytest.raises(ZeroDivisionError), locks.acquire(uid(1), 0.0):
         _ = 1 / 0
@@ -55,7 +53,6 @@ def test_a_lock_is_released_when_the_work_fails() -> None:
 
 
 def test_wake_all_ends_a_wait() -> None:
-    """After an unprepare, a call that waits for the device continues at once."""
     clock = MonotonicClock()
     begin = clock.now()
     waiter = threading.Thread(target=clock.wait, args=(60.0,))
@@ -148,7 +145,6 @@ WHY = "this node gives its NVIDIA driver up (asked by annotation)"
 
 
 def test_a_new_claim_waits_in_its_call_and_is_refused_with_the_reason(run: Run) -> None:
-    """A pod that is told who asked can be explained; one whose call waits starts when the driver is back."""
     run.deps.gate.close(WHY)
     error = run.refusal(claim(1))
     assert isinstance(error, PreparesPausedError)
@@ -255,21 +251,16 @@ def test_the_gate_waits_for_attempts_in_work() -> None:
 
 
 def test_prepares_and_unprepares_count_as_work(node: ClaimsNode) -> None:
-    """Their hardware calls come one after the other; between two of them the driver must stay."""
+    """Between two of their hardware calls the driver must stay, and a container must not start without it."""
+    fuse, idle = Fuse(), list[bool]()
     node.backend = simulated()
+    node.wrap = lambda each: Fused(each, fuse, {"create_gpu_instance", "destroy_gpu_instance", "write_claim"})
     run = node.run()
-    idle: list[bool] = []
-    for name in ("create_gpu_instance", "destroy_gpu_instance"):
-        real = getattr(node.backend, name)
-
-        def seen(*args: object, real: object = real) -> object:
-            idle.append(run.deps.gate.wait_idle(0.0))
-            return real(*args)  # type: ignore[operator]
-
-        setattr(node.backend, name, seen)
+    fuse.step = lambda: idle.append(run.deps.gate.wait_idle(0.0))  # type: ignore[method-assign]
     run.prepare(claim(1, result(node.part("1g.10gb", 0))))
     run.unprepare(ref(1))
-    assert idle == [False, False]
+    run.prepare(claim(2))
+    assert idle == [False] * 8
     assert run.deps.gate.wait_idle(0.0)
 
 
@@ -289,17 +280,3 @@ def test_shares_and_settings_of_claims_that_ended_are_restored_when_the_driver_i
     run.service.reclaim_orphans()
     assert node.is_whole_again()
     assert mode(run) is ComputeMode.DEFAULT
-
-
-def test_a_prepare_of_a_whole_gpu_counts_as_work(run: Run) -> None:
-    """Its container would start on a driver that is being unloaded."""
-    idle: list[bool] = []
-    write = run.node.writer.write_claim
-
-    def seen(of: str, spec: CdiSpec) -> bool:
-        idle.append(run.deps.gate.wait_idle(0.0))
-        return write(of, spec)
-
-    run.node.writer.write_claim = seen  # type: ignore[method-assign]
-    run.prepare(claim(1))
-    assert idle == [False]

@@ -33,7 +33,6 @@ class Statements:
 
 
 def test_all_claims_of_a_call_share_one_transaction(run: Run) -> None:
-    """Each commit waits for the disk; a pod with eight claims waits once, and so does its end."""
     refs = [run.node.api.put(claim(number, result(f"gpu-{number}"))).ref for number in range(4)]
     statements = Statements(run)
     answers = run.service.prepare(refs)
@@ -160,13 +159,11 @@ def test_what_stands_against_a_claim_leaves_it_to_the_long_way(run: Run, standin
 
 
 def test_admin_access_stands_against_nothing(run: Run) -> None:
-    """Monitoring claims have every GPU beside its user."""
     claims = [(ref(1), [whole(0)]), (ref(2), [whole(0, admin=True)]), (ref(3), [whole(0, admin=True)])]
     assert set(run.journal.record_prepared(claims)) == {uid(1), uid(2), uid(3)}
 
 
 def test_no_claim_is_new_while_a_rebuild_is_pending(node: ClaimsNode) -> None:
-    """An entry that is missing from a new journal may still be found by the rebuild."""
     node.api.outage = ApiUnreachableError("down")
     node.writer.files[uid(5)] = b"{}"
     run = node.run()
@@ -195,7 +192,6 @@ def test_only_prepared_claims_for_whole_gpus_are_forgotten_at_once(run: Run) -> 
 
 @pytest.mark.parametrize("failure", ["file", "transaction"])
 def test_an_unprepare_that_fails_leaves_the_claim_prepared(run: Run, failure: str) -> None:
-    """The kubelet calls again; until then the device stays the claim's."""
     run.prepare(claim(1))
     if failure == "file":
         run.node.writer.failure = FULL

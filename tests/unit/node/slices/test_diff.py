@@ -93,7 +93,6 @@ def test_a_slice_that_disappeared_is_created_again_alone() -> None:
 
 
 def test_old_generations_duplicates_and_unknown_names_are_deleted() -> None:
-    """An earlier process may have left them half done."""
     pool = published(["a"])
     name = next(iter(pool))
     for other, generation in (("00000-gpu.nvidia.com-node-a-zzzzz", 1), ("00000-old", 0), ("node-a-gpu-x", 1)):
@@ -140,7 +139,6 @@ def test_a_change_that_was_written_in_part_is_continued_in_place(count: int) -> 
 
 
 def test_a_change_that_was_written_in_part_and_is_outdated_is_replaced_in_place() -> None:
-    """Slices of two changes must not be mixed; those of the generation before are of use all the same."""
     start = apply(compute_writes(counted("a", "b", "c"), [], IDENTITY), {})
     half = in_part(compute_writes(counted("x", "y", "z"), start.values(), IDENTITY), start, 2)
     writes = compute_writes(counted("1", "2", "3"), half.values(), IDENTITY)
@@ -282,11 +280,14 @@ def test_another_taint_and_a_given_time_do_not_get_the_known_time(changes: dict[
     assert found.taints[0].time_added == time
 
 
+MALFORMED: tuple[object, ...] = (None, [], {"devices": 5}, {"devices": [5, {"taints": {"a": 1}}]})
+
+
 @pytest.mark.parametrize(
     "item",
     [
         *(stored(timeAdded=time) for time in ("yesterday", 5, None, "2026-11-22T10:00:00Z and more")),
-        *({"spec": spec} for spec in (None, [], {"devices": 5}, {"devices": [5, {"taints": {"a": 1}}]})),
+        *({"spec": spec} for spec in MALFORMED),
     ],
 )
 def test_a_malformed_slice_has_no_times(item: dict[str, Any]) -> None:

@@ -35,7 +35,6 @@ def test_a_dropped_field_is_a_missing_feature(dropped: str, missing: str, api: F
 
 
 def test_a_refused_canary_is_a_missing_feature_and_a_forbidden_one_an_error(api: FakeSlicesApi) -> None:
-    """Invalid is an answer; forbidden is none."""
     api.failures = [InvalidObjectError("422", status=422)]
     assert not probe(api, "gpu.nvidia.com", "node-a").taints
     api.failures = [ForbiddenError("403", status=403)]
@@ -44,7 +43,6 @@ def test_a_refused_canary_is_a_missing_feature_and_a_forbidden_one_an_error(api:
 
 
 def test_the_server_is_asked_again_only_when_its_version_changes(api: FakeSlicesApi) -> None:
-    """Gates change with a restart, and new versions have other defaults."""
     versions = [ServerVersion(git_version=text, major=1, minor=36) for text in ("v1.36.2", "v1.36.2", "v1.37.0")]
     watch = FeatureWatch(api, lambda: versions.pop(0), "gpu.nvidia.com", "node-a")
     assert watch.current == ApiServerFeatures()
@@ -89,8 +87,6 @@ def test_a_server_of_1_34_has_counters_beside_devices(drops: set[str], api: Fake
 
 
 def test_a_server_that_arranges_counters_in_a_third_way_is_told_from_a_gate_that_is_off() -> None:
-    """The sentence for people must not ask them to switch on a gate that is on."""
-
     class Future(FakeSlicesApi):
         def create(self, body: SliceBody, *, dry_run: bool = False) -> dict[str, Any]:
             if any(device.consumes_counters for device in body.spec.devices):

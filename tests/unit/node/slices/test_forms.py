@@ -159,7 +159,6 @@ def test_without_counters_a_partitioned_gpu_offers_existing_partitions() -> None
 
 
 def test_terms_exclude_forms_without_a_reason() -> None:
-    """The author of the policy knows."""
     gpu = mig_gpu(H100)
     only_small = forms(gpu, profiles=frozenset({19}), whole=False)
     assert (only_small.whole, {name for name, _ in places(only_small)}) == (False, {"1g.10gb"})
@@ -200,7 +199,6 @@ def test_a_gpu_with_shares_in_use_is_not_published_as_exclusive(counters: bool) 
 
 
 def test_shares_in_use_change_nothing_while_they_are_kept() -> None:
-    """Slices must not be rewritten for each share that comes and goes."""
     assert forms_of(mig_gpu(H100), replace(SHARED, shares_in_use=True), ALL) == forms_of(mig_gpu(H100), SHARED, ALL)
 
 
@@ -215,7 +213,6 @@ def test_partitions_are_not_offered_beside_shares_that_the_scheduler_does_not_ch
 
 
 def test_more_than_64_devices_are_left_out_with_a_reason() -> None:
-    """A slice has no room for them; the last in the order are the least useful."""
     gpu = mig_gpu(RTX)
     profiles = tuple(
         replace(profile, profile_id=profile.profile_id + 1000 * turn)
@@ -228,7 +225,6 @@ def test_more_than_64_devices_are_left_out_with_a_reason() -> None:
 
 
 def test_max_devices_depends_on_the_terms_only() -> None:
-    """It decides which GPUs share a slice, which must not change with every instance."""
     gpu = mig_gpu(H100)
     cut = replace(gpu, mig_enabled=True, mig_instances=(instance(gpu, 9, 4),))
     assert forms(gpu).max_devices == forms(cut).max_devices == 26

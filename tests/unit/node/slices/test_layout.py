@@ -80,7 +80,6 @@ def test_a_gpu_is_never_split_and_no_slice_is_too_long(sizes: list[tuple[int, in
 
 
 def test_a_gpu_that_changes_leaves_the_other_slices_alone() -> None:
-    """Places are reserved for what it may become, so one GPU's change is one write in the same generation."""
     before = split(Built(groups=(group(0, 26), group(1, 26), group(2, 26), group(3, 26))))
     after = split(Built(groups=(group(0, 26), group(1, 0, max_devices=26), group(2, 26), group(3, 26, max_devices=26))))
     changed = [one.index for one, other in zip(before, after, strict=True) if one.devices != other.devices]
@@ -150,7 +149,6 @@ def amount(value: object) -> int:
 
 
 def test_an_instance_of_an_unknown_profile_takes_its_memory_slices() -> None:
-    """A newer driver's profile, or numbers that do not add up; no counter goes below zero."""
     gpu = mig_gpu(A100)
     strange = replace(instance(gpu, 9, 4), profile_id=99)
     left = counters.available(gpu, (strange, *[instance(gpu, 0, 0)] * 3))

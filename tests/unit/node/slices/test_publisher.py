@@ -70,7 +70,6 @@ def test_before_the_first_snapshot_nothing_is_written() -> None:
 
 
 def test_a_restart_and_a_repeated_snapshot_write_nothing() -> None:
-    """A rolling update of the driver must cost the API server nothing."""
     first = Bench().published(8)
     first.publisher.set_snapshot(node_of(8))
     first.run(1)
@@ -82,7 +81,6 @@ def test_a_restart_and_a_repeated_snapshot_write_nothing() -> None:
 
 
 def test_a_changed_gpu_is_one_update(bench: Bench) -> None:
-    """And own writes, seen again through the watch, cause no further pass."""
     lists = bench.api.lists
     bench.publisher.set_snapshot(snapshot(gpu(0), gpu(1, numa_node=1)))
     bench.run(60)
@@ -102,7 +100,6 @@ def test_slices_that_the_kubelet_deletes_are_back_within_two_seconds() -> None:
 
 
 def test_a_slice_deleted_during_a_write_is_repaired_too() -> None:
-    """The event arrives before the version of the own write is known."""
     bench = Bench()
     bench.publisher.set_snapshot(node_of(65))
     bench.api.during_write = bench.api.remove_all
@@ -126,7 +123,6 @@ def test_an_unreachable_api_server_at_start_is_retried() -> None:
 
 
 def test_an_unreachable_api_server_is_asked_rarely(bench: Bench) -> None:
-    """An hour of downtime is some hundred requests."""
     bench.api.failures = [DOWN] * 10_000
     bench.api.remove_all()
     bench.run(3600)
@@ -180,7 +176,6 @@ def test_a_refusal_is_a_problem_that_people_can_read(error: Exception, bench: Be
 
 
 def test_a_node_that_does_not_exist_is_a_problem_until_it_does() -> None:
-    """Slices are owned by the Node object; a wrong --node-name is reported and does not crash."""
     bench = Bench()
     bench.api.uid = None
     bench.publisher.set_snapshot(node_of(1))
@@ -200,7 +195,6 @@ def test_a_recreated_node_object_owns_the_new_slices(bench: Bench) -> None:
 
 
 def test_a_second_publisher_in_another_pool_is_reported_and_left_alone(bench: Bench) -> None:
-    """NVIDIA's driver, or slices that it left behind: two pools would offer each GPU twice."""
     foreign = bench.api.add(
         {"metadata": {}, "spec": {"driver": "gpu.nvidia.com", "nodeName": "node-a", "pool": {"name": "node-a"}}}
     )
@@ -247,7 +241,6 @@ def test_a_second_publisher_in_the_same_pool_is_not_fought(bench: Bench) -> None
 
 
 def test_two_processes_that_publish_the_same_do_not_disturb_each_other() -> None:
-    """During a rolling update the old and the new plugin both publish."""
     first = Bench().published()
     second = Bench(first.api)
     second.publisher.set_snapshot(node_of(2))
@@ -258,7 +251,6 @@ def test_two_processes_that_publish_the_same_do_not_disturb_each_other() -> None
 
 
 def test_a_dropped_field_is_reported_and_not_written_again() -> None:
-    """A gate is off: the stored slice is accepted until the desired content changes."""
     bench = Bench()
     bench.api.drops = {"capacity"}
     bench.publisher.set_snapshot(node_of(1))
@@ -292,7 +284,6 @@ def test_a_bug_in_a_pass_does_not_kill_the_thread() -> None:
 
 
 def test_stopping_leaves_the_slices() -> None:
-    """A restart must not make the node's devices disappear."""
     api = FakeSlicesApi()
     done = threading.Event()
     api.listeners.append(lambda change: done.set())
@@ -311,7 +302,6 @@ def schedule(rand: float = 1.0) -> Schedule:
 
 
 def test_own_changes_are_due_at_once_even_while_waiting_after_a_failure() -> None:
-    """New content may make the write succeed."""
     compute_writes = schedule()
     compute_writes.failed(100.0)
     compute_writes.wanted(100.1)
@@ -319,7 +309,6 @@ def test_own_changes_are_due_at_once_even_while_waiting_after_a_failure() -> Non
 
 
 def test_more_changes_do_not_delay_a_repair() -> None:
-    """A busy client must not delay the repair for ever."""
     compute_writes = schedule()
     compute_writes.disturbed(100.0)
     first = compute_writes.due_s()

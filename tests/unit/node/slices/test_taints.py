@@ -38,7 +38,6 @@ def asked(count: int) -> tuple[Taint, ...]:
 
 
 def test_a_gpus_condition_taints_all_of_its_forms() -> None:
-    """Its partitions are parts of the same chip."""
     found = keys(build(FREE, condition_taints=(XID,)))
     assert len(found) > 20
     assert set(map(tuple, found.values())) == {(XID.key,)}
@@ -85,7 +84,6 @@ def test_an_informational_taint_takes_no_place_of_another() -> None:
 
 
 def test_one_taint_per_key_the_strongest() -> None:
-    """A GPU and its partition may have the same cause."""
     evicting = replace(XID, effect="NoExecute", value="48")
     assert chosen((), (XID, evicting), 4, informational=True) == (evicting,)
 
@@ -133,7 +131,6 @@ def taints_of(built: Built) -> dict[str, Any]:
 
 
 def test_other_partitions_are_tainted() -> None:
-    """They stay published with their counters: a claim that waits for one keeps the whole GPU from looking free."""
     found = taints_of(build_withheld(OWN))
     assert {name for name, taint in found.items() if taint == [WIRE]} == set(found) - {"gpu-0", MINE}
     assert build_withheld(OWN).counter_sets == build_withheld(OWN, withheld=None).counter_sets

@@ -91,7 +91,6 @@ def test_the_server_is_asked_before_anything_is_written(server: Server) -> None:
 
 
 def test_partitions_that_claims_get_and_release_cost_no_request(server: Server) -> None:
-    """Ten thousand a day on a busy node."""
     server.show(h100s(1))
     lists = server.api.lists
     board = mig_gpu(H100, mig_enabled=True, mig_mode_owned=True)
@@ -125,7 +124,6 @@ def test_counters_that_come_with_a_new_version_are_used_and_those_that_go_are_wi
 
 
 def test_partitions_survive_an_upgrade_from_1_34_to_1_35_and_back() -> None:
-    """Counter sets move out of the slices of devices, and back; no intermediate state is offered twice."""
     server = Server(34)
     server.show(h100s(2))
     before = {str(device) for device in offered(server.api.objects)}
@@ -212,7 +210,6 @@ def test_a_deleted_slice_of_partitions_comes_back_before_its_counters(server: Se
 
 
 def test_a_gpu_whose_taint_is_dropped_is_withdrawn(server: Server) -> None:
-    """Without its taint, any claim could get a reserved GPU."""
     server.show(snapshot(gpu(0)))
     server.api.drops = {"taints"}
     server.show(snapshot(gpu(0)), TAINTED)
@@ -232,7 +229,6 @@ def test_a_gpu_that_cannot_be_shared_is_exclusive(server: Server) -> None:
 
 
 def test_without_the_right_to_probe_only_ungated_forms_are_published(server: Server) -> None:
-    """A missing right must not remove the node's GPUs; the problem is reported."""
     server.api.failures = [ForbiddenError("403: dry runs are not allowed", status=403)]
     server.show(h100s(1))
     assert server.names() == ["gpu-0"]
