@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from dra_driver.core.errors import (
     ApiUnreachableError,
@@ -213,12 +213,9 @@ class ClaimLocks:
             return len(self._table)
 
 
-class _Slot:
-    __slots__ = ("lock", "users")
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.users = 0
+class _Slot(Struct):
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    users: int = 0
 
 
 class Deadline:

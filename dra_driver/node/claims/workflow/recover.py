@@ -59,9 +59,6 @@ class RecoveryResult(Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
 
-_NONE: tuple[ClaimUid, ...] = ()
-
-
 def recover(deps: ClaimDependencies) -> RecoveryResult:
     """Carry out everything above. Run it before the kubelet is answered; safe at any later time, and repeatable.
 
@@ -69,7 +66,8 @@ def recover(deps: ClaimDependencies) -> RecoveryResult:
     traces of claims exist.
     """
     problems: list[str] = []
-    earlier = undone = adopted = rewritten = orphans = _NONE
+    earlier: tuple[ClaimUid, ...] = ()
+    undone = adopted = rewritten = orphans = earlier
     with _reported(problems):
         deps.journal.drop_older_notes(LOST_AT_REBOOT)
         earlier = deps.journal.drop_older_boots()

@@ -40,8 +40,6 @@ from dra_driver.node.claims.workflow.teardown import unprepare_claim
 from dra_driver.node.claims.workflow.whole_gpus import Beginning, Prepared, forget_whole_gpus, prepare_whole_gpus
 
 log = logging.getLogger(__name__)
-JOURNAL = "state.db"
-LOCKS = "locks"
 
 READ_FOR_S = 2.0
 """For how long what the short way read of a claim is used. A turn that comes later reads again: meanwhile the claim's
@@ -253,7 +251,7 @@ def open_claims(
     owners = ProcessRegistry.register(directory, os.urandom(16).hex())
     try:
         boot = read_boot_id(boot_id_file) if boot_id is None else boot_id
-        journal = Journal.open(directory / JOURNAL, boot_id=boot, owner=owners.own)
+        journal = Journal.open(directory / "state.db", boot_id=boot, owner=owners.own)
     except BaseException:
         owners.close()
         raise
@@ -267,7 +265,7 @@ def open_claims(
         device_nodes=device_nodes or NoDeviceNodes(),
         owners=owners,
         snapshot=snapshot,
-        gpu_locks=GpuLocks(directory / LOCKS),
+        gpu_locks=GpuLocks(directory / "locks"),
         hardware=hardware(journal) if hardware else None,
         terms=terms,
         count=count,

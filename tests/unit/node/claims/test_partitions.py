@@ -187,7 +187,6 @@ def test_admin_access_finds_a_partition_that_was_created_a_moment_ago(h100: Run)
 
 
 def test_admin_access_waits_for_a_partition_that_is_being_created(h100: Run) -> None:
-    """Its GPU is locked meanwhile."""
     wanted, deps = claim(1, result(h100.node.part(SMALL, 0), admin_access=True)), h100.deps
     places = places_of_claim(wanted, deps.snapshot())
     with deps.gpu_locks.acquire([h100.node.gpus[0].uuid], 0.0), pytest.raises(GpuLockedError):

@@ -86,7 +86,6 @@ def test_another_kind_of_device_is_refused_as_such() -> None:
 
 
 def test_a_gpu_in_mig_mode_is_refused_but_not_for_admin_access() -> None:
-    """A whole GPU in MIG mode runs nothing; monitoring works in any mode."""
     snapshot = changed(machine(1), 0, mig_enabled=True)
     assert "in MIG mode" in str(refusal(claim(1), snapshot))
     assert planned(claim(1, result(admin_access=True)), snapshot).devices[0].gpu.mig_enabled

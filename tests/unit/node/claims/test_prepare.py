@@ -66,7 +66,6 @@ def test_a_repeat_rewrites_a_missing_or_changed_file(run: Run, damage: bytes | N
 
 
 def test_a_repeat_notices_that_the_gpu_is_gone(run: Run) -> None:
-    """A container must not start with a missing device, nor with another of the same name."""
     run.prepare(claim(1))
     run.node.hardware = changed(run.node.hardware, 0, uuid=gpu(9).uuid)
     assert isinstance(run.refusal(ref(1)), DeviceLostError)
@@ -85,7 +84,6 @@ def test_a_device_in_use_is_refused_with_the_name_of_its_claim(run: Run) -> None
 
 
 def test_prepare_waits_for_a_device_that_is_freed_soon(run: Run) -> None:
-    """A failed prepare costs the pod more than a minute; the previous claim's unprepare comes within seconds."""
     run.prepare(claim(1))
     run.node.clock.after(5.0, lambda: run.unprepare(ref(1)))
     run.prepare(claim(2))
@@ -111,7 +109,6 @@ def test_only_some_calls_wait_so_that_an_unprepare_gets_a_worker(run: Run) -> No
 
 
 def test_a_claim_of_the_same_name_with_another_uid_is_another_claim(run: Run) -> None:
-    """A re-created claim gets its own devices while the old one waits to be unprepared."""
     run.prepare(claim(1, result("gpu-0"), name="same"))
     run.prepare(claim(2, result("gpu-1"), name="same"))
     assert run.unprepare(ref(1, "same")) is None
@@ -120,7 +117,6 @@ def test_a_claim_of_the_same_name_with_another_uid_is_another_claim(run: Run) ->
 
 
 def test_a_replaced_or_unallocated_claim_is_refused_at_once(run: Run) -> None:
-    """Waiting does not help."""
     run.node.api.put(claim(2, name="same"))
     assert isinstance(run.refusal(ref(1, "same")), ClaimReplacedError)
     run.node.api.deallocate(ref(1))
@@ -187,7 +183,6 @@ def test_retry_after_of_a_busy_api_server_is_honoured(run: Run) -> None:
 
 
 def test_a_refusal_of_the_api_server_is_not_retried(run: Run) -> None:
-    """Missing rights do not appear within seconds."""
     run.node.api.outage = ForbiddenError("not allowed", status=403)
     assert isinstance(run.refusal(claim(1)), ForbiddenError)
     assert run.node.clock.waits == []

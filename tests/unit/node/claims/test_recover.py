@@ -81,8 +81,6 @@ def test_files_that_vanish_while_running_are_written_again(two: Run) -> None:
 
 
 def test_files_are_not_listed_when_none_can_have_gone(two: Run) -> None:
-    """Listing them and the journal every few seconds costs most of what a node at rest does; a driver that was
-    replaced has to be followed all the same."""
     del two.node.writer.files[uid(1)]
     two.service.rewrite_missing_files(may_miss=False)
     assert uid(1) not in two.node.writer.files
@@ -167,7 +165,6 @@ def test_orphaned_files_are_removed(node: ClaimsNode) -> None:
 
 
 def test_a_lost_journal_is_rebuilt_from_files_and_claims(node: ClaimsNode) -> None:
-    """Prepared claims keep their devices, and a double allocation is still noticed."""
     answer = node.run("run-1").prepare(claim(1, result(request="main/small")))
     node.api.put(claim(2, result("gpu-1")))
     node.lose_journal()

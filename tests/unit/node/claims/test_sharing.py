@@ -95,7 +95,6 @@ def test_shares_from_before_the_limit_do_not_count_against_it(node: ClaimsNode) 
 
 
 def test_admin_access_to_the_claims_own_device_is_one_cdi_device(node: ClaimsNode) -> None:
-    """Both results have the same name in the claim's CDI file, and a name can occur once."""
     node.backend = simulated()
     run = node.run()
     watched = result("gpu-0", request="watch", admin_access=True)
@@ -177,7 +176,6 @@ def test_two_mps_shares_in_one_claim_are_refused(run: Run) -> None:
 
 
 def test_shares_of_memory_alone_share_a_gpu_without_a_limit_of_compute(node: ClaimsNode) -> None:
-    """Under a policy by which a claim that asks for no compute consumes none."""
     run = shared(node, default_percent=0)
     for number in (1, 2):
         run.prepare(claim(number, share_result(number, "12Gi", 0)))
@@ -196,7 +194,6 @@ def test_a_share_of_nearly_all_memory_from_before_the_reserve_leaves_the_rest_to
 
 
 def test_a_claim_for_all_is_prepared_also_when_the_policy_is_gone_meanwhile(node: ClaimsNode) -> None:
-    """What it consumed was all that was published when it was allocated."""
     run = shared(node)
     node.terms = {}
     run.prepare(claim(1, share_result(1, "80944Mi", 100)))

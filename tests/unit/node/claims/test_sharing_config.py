@@ -75,7 +75,6 @@ def test_a_wrong_config_is_refused_even_when_another_wins() -> None:
 
 
 def test_a_config_sets_a_time_slice_and_unprepare_resets_it(h100: Run) -> None:
-    """Two containers of one claim take turns with the requested interval."""
     h100.prepare(claim(1, configs=[config("GpuConfig", slicing("Medium"))]))
     assert h100.node.sharing.slices == {uuid(h100, 0): Interval.MEDIUM}
     assert h100.unprepare(ref(1)) is None
@@ -84,7 +83,6 @@ def test_a_config_sets_a_time_slice_and_unprepare_resets_it(h100: Run) -> None:
 
 
 def test_the_default_interval_runs_no_command(h100: Run) -> None:
-    """Not every GPU has the setting."""
     h100.prepare(claim(1, configs=[config("GpuConfig", slicing("Default"))]))
     h100.prepare(claim(2, result("gpu-1"), configs=[config("GpuConfig", {"strategy": "TimeSlicing"})]))
     assert h100.unprepare(ref(1)) is None
@@ -158,7 +156,6 @@ def test_limits_for_unknown_devices_are_refused_before_any_change(h100: Run, kin
 
 
 def test_admin_access_sets_nothing_and_resets_nothing(h100: Run) -> None:
-    """The GPU's settings belong to the claim that has the GPU."""
     h100.prepare(claim(1, configs=[config("GpuConfig", slicing("Long"))]))
     asked = list(h100.node.sharing.asked)
     h100.prepare(claim(2, result(admin_access=True), configs=[config("GpuConfig", mps())]))

@@ -87,14 +87,6 @@ def test_a_claim_whose_turn_comes_late_is_read_again(node: ClaimsNode) -> None:
     assert [answers[uid(number)][0].device for number in (1, 2)] == ["gpu-1", "gpu-3"]  # type: ignore[index]
 
 
-def test_no_file_is_left_when_it_cannot_be_written(run: Run) -> None:
-    run.node.writer.failure = FULL
-    assert isinstance(run.refusal(claim(1)), StorageError)
-    assert run.journal.uids() == {uid(1)}, "its file could not be removed either"
-    run.node.writer.failure = None
-    assert isinstance(run.prepare(ref(1)), tuple)
-
-
 def test_a_claim_whose_file_alone_fails_is_undone(node: ClaimsNode) -> None:
     def fails(_: Run, of: str) -> None:
         raise FULL
@@ -179,7 +171,6 @@ def test_nothing_is_recorded_in_a_file_that_was_removed(run: Run) -> None:
 
 
 def test_only_prepared_claims_for_whole_gpus_are_forgotten_at_once(run: Run) -> None:
-    """The others have hardware to release, or another run works on them."""
     assert isinstance(run.journal.begin(ref(1), [whole(0)]), AttemptToken)
     assert run.journal.adopt(ref(2), [partition(1)]) is None
     assert run.journal.adopt(ref(3), [whole(2)]) is None

@@ -186,7 +186,6 @@ def test_a_new_node_object_becomes_the_owner_and_other_owners_stay() -> None:
 
 
 def test_malformed_slices_do_no_harm() -> None:
-    """Any client with the right may write anything; nothing in a slice is trusted."""
     damaged: list[dict[str, Any]] = [
         {},
         {"metadata": None, "spec": None},

@@ -64,7 +64,6 @@ def test_the_scheduler_of_1_35_does_not_charge_shares(minor: int, hides: bool) -
 
 
 def test_a_feature_that_a_write_lost_stays_off_until_the_version_changes(api: FakeSlicesApi) -> None:
-    """The answer to a write counts more than the dry run."""
     versions = [ServerVersion(git_version=text, major=1, minor=36) for text in ("v1.36.2", "v1.36.2", "v1.36.3")]
     watch = FeatureWatch(api, lambda: versions.pop(0), "gpu.nvidia.com", "node-a")
     watch.refresh()

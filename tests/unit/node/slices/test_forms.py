@@ -128,7 +128,6 @@ def test_an_incomplete_foreign_instance_is_left_out_with_a_reason() -> None:
 
 
 def test_an_engine_of_a_foreign_instance_is_not_offered_again() -> None:
-    """The OFA exists once: beside a foreign +me instance no other +me instance can be created."""
     gpu = mig_gpu(H100, mig_enabled=True)
     found = forms(replace(gpu, mig_instances=(instance(gpu, 20, 0),)))
     assert not [name for name, _ in places(found) if name.endswith("+me")]

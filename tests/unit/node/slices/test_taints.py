@@ -137,7 +137,6 @@ def test_other_partitions_are_tainted() -> None:
 
 
 def test_without_taints_all_but_the_refused_ones_are_left_out() -> None:
-    """New claims must not get them; those that were refused are allocated to a claim already."""
     found = build_withheld(OWN, NO_TAINTS)
     assert [device.name for device in found.devices] == ["gpu-0", MINE, REFUSED]
     assert found.left_out[0].reason == "gpu-0 cannot be cut"
