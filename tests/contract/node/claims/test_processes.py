@@ -54,7 +54,6 @@ def lines(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
 
 
 def test_a_kill_at_any_moment_loses_no_answered_claim(tmp_path: Path) -> None:
-    """After a restart answered claims are prepared, interrupted ones are torn down, and no file is orphaned."""
     state, cdi = tmp_path / "state", tmp_path / "cdi"
     dice = random.Random(7)  # noqa: S311 - moments to kill at, not a secret
     cut_off = 0

@@ -66,7 +66,6 @@ def test_a_torn_line_is_no_name_and_hides_none(tmp_path: Path, torn: str) -> Non
 
 
 def test_a_claim_without_a_name_keeps_its_files_until_its_pod_ends(node: ClaimsNode) -> None:
-    """An earlier version prepared it and the journal was lost before this one had seen it."""
     first = node.run("run-1")
     first.prepare(claim(1))
     first.prepare(claim(2, result("gpu-1")))
@@ -186,7 +185,6 @@ def test_names_that_cannot_be_written_fail_nothing(tmp_path: Path, caplog: pytes
 
 
 def test_no_other_text_becomes_a_line(tmp_path: Path) -> None:
-    """UIDs come from the kubelet; a claim with another form of it is refused elsewhere."""
     found = ClaimNames(tmp_path / "claim-names")
     found.add(ClaimRef(namespace="default", name="x", uid=ClaimUid("../a\nb")))
     assert (tmp_path / "claim-names").read_text() == "\n"

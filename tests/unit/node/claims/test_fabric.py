@@ -66,7 +66,6 @@ def test_a_claim_that_does_not_need_the_probe_does_not_wait(board: Run, fabric: 
 
 
 def test_a_snapshot_from_before_the_last_partition_is_not_believed(board: Run) -> None:
-    """It shows the fabric as it was before it was suspended."""
     board.prepare(claim(1, result(board.node.part(SMALL, 0))))
     old = board.deps.snapshot()
     assert old.gpus[0].fabric == COMPLETED
@@ -79,7 +78,6 @@ def test_a_snapshot_from_before_the_last_partition_is_not_believed(board: Run) -
 
 
 def test_a_leftover_mig_mode_is_switched_off_before_the_fabric_is_looked_at(board: Run) -> None:
-    """The probe may need the mode to be off."""
     board.prepare(claim(1, result(board.node.part(SMALL, 0))))
     gpu = board.node.gpus[0].uuid
     hardware(board).set_busy(gpu, "dcgm")

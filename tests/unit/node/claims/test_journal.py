@@ -118,7 +118,6 @@ def test_a_second_begin_of_a_claim_is_blocked_by_its_own_entry(journal: Journal,
 
 
 def test_an_attempt_that_was_overtaken_finishes_nothing(journal: Journal, other: Journal) -> None:
-    """A slow prepare must not restore what another run has unprepared meanwhile."""
     slow = begun(journal, 1)
     undoing = present(other.start_unprepare(uid(1)))
     assert not journal.finish(uid(1), slow)

@@ -171,7 +171,6 @@ def test_a_partition_of_an_unknown_claim_stays_until_the_claim_is_known(node: Cl
 
 
 def test_a_replaced_partition_is_not_adopted_as_the_drivers_own(node: ClaimsNode) -> None:
-    """Its ids differ from the backup's: the claim waits for its unprepare, and the driver does not destroy it."""
     prepared(node, lambda node: [claim(1, result(node.part(SMALL, 0))), claim(2, result(node.part(SMALL, 1)))])
     node.lose_journal()
     node.api.remove(ref(2))

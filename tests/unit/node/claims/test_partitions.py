@@ -260,7 +260,6 @@ def test_after_a_reboot_without_a_driver_entries_wait(partitioned: Run) -> None:
 
 
 def test_a_lost_gpu_does_not_keep_its_pods_from_ending(partitioned: Run) -> None:
-    """The GPU does not answer before a reset; if it returns with the partition, the driver removes that one."""
     hardware(partitioned).mark_lost(0, "fallen off the bus")
     assert partitioned.unprepare(ref(1)) is None
     assert partitioned.journal.entries() == ()

@@ -232,7 +232,6 @@ def test_a_device_left_by_a_dead_run_is_taken_over(node: ClaimsNode) -> None:
 
 
 def test_a_device_that_a_living_run_is_preparing_is_not_taken(node: ClaimsNode) -> None:
-    """During a rolling update two runs serve; one never takes the other's device."""
     run = node.run("run-1", alive=("run-0",))
     left_preparing(node, 1)
     assert "already preparing for claim" in str(run.refusal(claim(2)))

@@ -72,7 +72,6 @@ def test_containers_with_a_gpu_or_mps_of_their_own_have_the_control_program(run:
 
 
 def test_a_share_that_does_not_fit_is_refused_with_numbers(run: Run) -> None:
-    """Scheduler and node may differ for a moment; no claim gets more memory than the GPU has."""
     run.prepare(claim(1, share_result(1, "60Gi", 30), name="train"))
     error = run.refusal(claim(2, share_result(2, "30Gi", 30)))
     assert isinstance(error, DeviceInUseError)

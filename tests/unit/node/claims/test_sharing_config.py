@@ -121,7 +121,6 @@ def test_each_config_has_its_own_group(h100: Run) -> None:
 
 
 def test_partitions_under_mps_get_a_daemon_each(h100: Run) -> None:
-    """A daemon serves one MIG device; the compute mode stays unchanged."""
     parts = [result(h100.node.part("1g.10gb", start), request=f"r{start}") for start in (0, 1)]
     limits = mps(defaultPinnedDeviceMemoryLimit="2Gi", defaultPerDevicePinnedMemoryLimit={"0": "1Gi"})
     h100.prepare(claim(1, *parts, configs=[config("MigDeviceConfig", limits)]))
@@ -209,7 +208,6 @@ def test_a_whole_gpu_claim_restores_leftover_settings(node: ClaimsNode) -> None:
 
 
 def test_after_a_reboot_daemons_are_released_and_notes_dropped(node: ClaimsNode) -> None:
-    """Files on disk survive a reboot; the GPU's modes do not."""
     run = shared(node)
     run.prepare(claim(1, share_result(1, "10Gi", 10)))
     run.prepare(claim(2, result("gpu-1"), configs=[config("GpuConfig", slicing("Long"))]))

@@ -48,7 +48,6 @@ def test_a_missing_file_does_not_matter(run: Run) -> None:
 
 
 def test_a_read_only_disk_is_an_error_and_the_next_call_continues(run: Run) -> None:
-    """The device stays assigned until its file is gone: a container must not start from it."""
     run.prepare(claim(1))
     run.node.writer.failure = StorageError("read-only")
     assert isinstance(run.unprepare(ref(1)), StorageError)

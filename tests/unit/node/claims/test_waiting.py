@@ -278,7 +278,6 @@ def test_prepares_and_unprepares_count_as_work(node: ClaimsNode) -> None:
 
 
 def test_shares_and_settings_of_claims_that_ended_are_restored_when_the_driver_is_back(node: ClaimsNode) -> None:
-    """MPS daemons and time slices need the driver for the GPU's compute mode; their pods end at once."""
     run = shared(node)
     run.prepare(claim(1, share_result(1, "10Gi", 10)))
     run.prepare(claim(2, result("gpu-1"), configs=[config("GpuConfig", slicing("Long"))]))

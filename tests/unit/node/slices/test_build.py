@@ -156,7 +156,6 @@ def test_memory_slices_are_left_out_beyond_the_limit_of_entries() -> None:
 
 
 def test_an_instance_of_an_unlisted_profile_has_its_own_numbers() -> None:
-    """As in a vGPU guest, where the host has partitioned the GPU."""
     gpu = mig_gpu(A100, mig_enabled=True)
     listed, found = gpu.profile(19), instance(gpu, 19, 2)
     assert listed is not None

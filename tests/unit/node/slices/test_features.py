@@ -77,7 +77,6 @@ def test_a_feature_that_a_write_lost_stays_off_until_the_version_changes(api: Fa
 
 @pytest.mark.parametrize("drops", [set(), {"sharedCounters", "consumesCounters"}])
 def test_a_server_of_1_34_has_counters_beside_devices(drops: set[str], api: FakeSlicesApi) -> None:
-    """Counters arranged otherwise are not a gate that is off: partitions are published there, too."""
     api.is_1_34, api.drops = True, drops
     on = not drops
     assert probe(api, "gpu.nvidia.com", "node-a") == ApiServerFeatures(
@@ -150,13 +149,6 @@ def test_a_list_is_published_where_it_is_wanted_and_kept(gate: bool, lists: bool
     api = Gated()
     api.gate = gate
     assert publisher_of(api, lists=lists)[1] == [expected]
-
-
-def test_the_api_server_is_asked_for_lists_only_if_they_are_wanted() -> None:
-    with_lists, without = Gated(), Gated()
-    assert probe(with_lists, "gpu.nvidia.com", "node-a", lists=True).list_attributes
-    assert not probe(without, "gpu.nvidia.com", "node-a").list_attributes
-    assert with_lists.asked == without.asked + 1
 
 
 def test_a_server_that_no_longer_keeps_lists_gets_a_number() -> None:

@@ -42,9 +42,6 @@ def places(found: Forms) -> set[tuple[str, int]]:
     ids=["off", "owned", "foreign", "needs a reset", "unknown", "needs a reset but is on", "no profiles"],
 )
 def test_forms_depend_on_mig_mode_and_who_switched_it(changes: dict[str, Any], whole: bool, placements: int) -> None:
-    """Both forms are offered only where this driver can switch the mode; switching it on changes nothing that is
-    published.
-    """
     found = forms(mig_gpu(H100, **changes))
     assert (found.whole, len(found.placements)) == (whole, placements)
     assert len(found.reasons) == (0 if whole else 1)

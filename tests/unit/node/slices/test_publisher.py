@@ -213,7 +213,6 @@ def test_a_second_publisher_in_another_pool_is_reported_and_left_alone(bench: Be
 
 
 def test_changes_of_other_drivers_count_as_noticed() -> None:
-    """What asks for neighbours asks again only after one."""
     publisher = Bench().publisher
     item = {"metadata": {"name": "theirs"}, "spec": {"driver": "other.example.com"}}
     for change in (ReflectorChange("listed"), ReflectorChange("added", "theirs", item), ReflectorChange("deleted")):

@@ -57,7 +57,6 @@ def test_a_partitions_condition_taints_that_partition_alone(gpu: Gpu, name: str,
 
 
 def test_the_time_of_a_condition_is_published() -> None:
-    """Eviction counts from it."""
     built = build(FREE, condition_taints=(XID, LOST))
     assert wire(built.devices[0].taints) == [
         {"key": LOST.key, "effect": "NoExecute", "timeAdded": SINCE},
@@ -89,7 +88,6 @@ def test_one_taint_per_key_the_strongest() -> None:
 
 
 def test_without_taints_a_gpu_that_is_not_healthy_is_withdrawn() -> None:
-    """In all of its forms with their counters, so that what claims have of it frees nothing."""
     built = build(FREE, NO_TAINTS, condition_taints=(XID,))
     assert (built.devices, built.counter_sets) == ([], [])
     (left_out,) = built.left_out

@@ -154,7 +154,6 @@ def test_in_1_34_a_gpu_that_gets_partitions_gets_its_counters_first() -> None:
 
 @pytest.mark.parametrize("minor", [34, 36])
 def test_counters_that_a_write_loses_are_withdrawn_at_once(minor: int) -> None:
-    """The gate went off without a new version: the first answer shows it; the pool is incomplete until all is right."""
     server = Server(minor)
     server.show(snapshot(mig_gpu(A100)))
     server.api.drops = COUNTERS
