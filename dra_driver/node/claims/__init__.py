@@ -1,18 +1,13 @@
-"""Prepares and unprepares ResourceClaims on one node, and keeps their durable record.
+"""Prepare and unprepare ResourceClaims on one node, and keep their durable record.
 
-These names are what other packages use: `open_claims` opens everything in one directory, `ClaimService` has the
-operations, `HardwareDependencies` is handed in to change GPUs, `Journal` is where it keeps its GPU notes,
-`Entry` and `AssignedDevice` are what it holds,
-`GpuLocks` keeps other processes from changing a GPU, and `PrepareGate` pauses new prepares.
+Other packages import from here, not from the modules inside.
 """
 
-from dra_driver.node.claims.assembly import Claims, open_claims
 from dra_driver.node.claims.dependencies import HardwareDependencies
 from dra_driver.node.claims.entry import AssignedDevice, Entry
-from dra_driver.node.claims.gpu_locks import GpuLocks
 from dra_driver.node.claims.journal import Journal
-from dra_driver.node.claims.prepare_gate import PrepareGate
-from dra_driver.node.claims.workflow.service import ClaimService
+from dra_driver.node.claims.waiting import GpuLocks, PrepareGate
+from dra_driver.node.claims.workflow.service import Claims, ClaimService, open_claims
 
 __all__ = [
     "AssignedDevice",

@@ -1,8 +1,4 @@
-"""Everything that the claim workflow gets from other components.
-
-A function of ``workflow/`` or ``hardware/`` takes the one `ClaimDependencies` of the process as ``deps``. A Protocol
-stands where tests have another implementation.
-"""
+"""The components that the claim workflow uses, passed as ``deps``. A Protocol has a second implementation in tests."""
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Literal, Protocol
@@ -21,10 +17,8 @@ from dra_driver.hardware.mig.manager import MigManager
 from dra_driver.hardware.sharing.mps import MpsClient
 from dra_driver.hardware.sharing.timeslice import TimeSlicer
 from dra_driver.node.claims.entry import OwnerId
-from dra_driver.node.claims.gpu_locks import GpuLocks
 from dra_driver.node.claims.journal import Journal
-from dra_driver.node.claims.prepare_gate import PrepareGate
-from dra_driver.node.claims.waiting import ClaimLocks, MonotonicClock, RetryPolicy, WakeableClock
+from dra_driver.node.claims.waiting import ClaimLocks, GpuLocks, MonotonicClock, PrepareGate, RetryPolicy, WakeableClock
 
 Event = Literal[
     "prepared",
@@ -41,10 +35,10 @@ Event = Literal[
 
 
 class ClaimReader(Protocol):
-    """Reads one claim from the API server. Errors: `ClaimError` and its subclasses, `KubernetesApiError`.
+    """Reads claims from the API server. Errors: `ClaimError` and its subclasses, `KubernetesApiError`.
 
-    With ``within_s`` the call returns or raises within so many seconds. ``read_all`` reads claims side by side and
-    returns errors in place of raising them.
+    With ``within_s`` a call ends within that many seconds. ``read_all`` reads in parallel and returns errors instead of
+    raising them.
     """
 
     def read(self, ref: ClaimRef, *, within_s: float | None = None) -> AllocatedClaim: ...
@@ -54,9 +48,9 @@ class ClaimReader(Protocol):
 
 
 class CdiSources(Protocol):
-    """Container edits, and the base document. Errors: `DriverUnavailableError`, `ConfigurationError`, `StorageError`.
+    """Container edits and the base document. Errors: `DriverUnavailableError`, `ConfigurationError`, `StorageError`.
 
-    ``driver_identity`` is equal while the edits stay the same; None before the driver was found.
+    ``driver_identity`` stays equal while the edits do; None before the driver is found.
     """
 
     @property
@@ -69,20 +63,19 @@ class CdiSources(Protocol):
 
 
 class DeviceNodes(Protocol):
-    """Nodes on the host, see `DeviceNodeReconciler`. Errors: `DeviceNodeError`, `DeviceLostError`."""
+    """Subset of `DeviceNodeReconciler` that prepare uses. Errors: `DeviceNodeError`, `DeviceLostError`."""
 
     def ensure(self, nodes: Iterable[WantedNode]) -> None: ...
 
 
 class NoDeviceNodes:
-    """Leaves the host's nodes alone."""
+    """Leaves the host's nodes unchanged."""
 
-    def ensure(self, nodes: Iterable[WantedNode]) -> None:
-        """Nothing."""
+    def ensure(self, nodes: Iterable[WantedNode]) -> None: ...
 
 
 class RunLiveness(Protocol):
-    """Which runs of the node process are alive, see `processes.ProcessRegistry`."""
+    """Liveness of runs of the node process: `processes.ProcessRegistry`."""
 
     @property
     def own(self) -> OwnerId: ...
@@ -90,10 +83,9 @@ class RunLiveness(Protocol):
 
 
 class HardwareDependencies(Struct, frozen=True, kw_only=True):
-    """Changes GPUs; the caller holds the GPU's lock. Errors: `HardwareError`, `StorageError`.
+    """The components that change GPUs; the caller holds the GPU's lock. Errors: `HardwareError`, `StorageError`.
 
-    ``changed`` is called after every change that a new snapshot would show; ``fabric`` reads the state of a GPU in the
-    NVLink fabric (`gpu.backend.GpuControl`).
+    ``changed`` is called after each change that a new snapshot shows. ``fabric`` reads a GPU's NVLink fabric state.
     """
 
     mig: MigManager
@@ -104,10 +96,9 @@ class HardwareDependencies(Struct, frozen=True, kw_only=True):
 
 
 class ClaimDependencies(Struct, frozen=True, kw_only=True):
-    """Everything that the claim service uses.
+    """All components of the claim service.
 
-    ``pool`` is this node's pool name. ``hardware`` is None in a process that may not change GPUs: it prepares whole
-    GPUs only. ``terms`` returns the terms in force.
+    ``hardware`` is None in a process that may not change GPUs: it prepares whole GPUs only.
     """
 
     pool: PoolName
@@ -130,7 +121,7 @@ class ClaimDependencies(Struct, frozen=True, kw_only=True):
 
 
 def require_hardware(deps: ClaimDependencies) -> HardwareDependencies:
-    """What changes GPUs. Raises `NotPermittedError` in a process that was started without it."""
+    """Return ``deps.hardware``. Raises `NotPermittedError` in a process without it."""
     if deps.hardware is None:
         raise NotPermittedError(
             "this node process was started without permission to change GPUs, so it prepares only whole GPUs in their "

@@ -1,9 +1,7 @@
-"""One claim in the journal, as values: its state and its devices.
+r"""The journal's values: a claim's state and devices, and all that is needed to undo a prepare.
 
-An entry holds everything that is needed to undo a prepare. `journal` stores entries; the states are:
-
-    (no entry) --begin--> preparing --finish--> prepared --start_unprepare--> unpreparing --forget--> (no entry)
-                              \\____________________ teardown ____________________/
+(no entry) --begin--> preparing --finish--> prepared --start_unprepare--> unpreparing --forget--> (no entry)
+                          \____________________ teardown ____________________/
 """
 
 from collections.abc import Iterable
@@ -23,7 +21,7 @@ OwnerId = NewType("OwnerId", str)
 
 
 class State(StrEnum):
-    """How far a claim is. Only ``prepared`` was ever answered to the kubelet."""
+    """A claim's progress. The kubelet got an answer only for ``prepared``."""
 
     PREPARING = "preparing"
     PREPARED = "prepared"
@@ -31,7 +29,7 @@ class State(StrEnum):
 
 
 class InstanceIds(Struct, frozen=True, kw_only=True):
-    """The ids of a partition that exists; the names of its device files are made from them."""
+    """The ids of an existing partition; its device files are named after them."""
 
     gi_id: int
     ci_id: int
@@ -49,8 +47,8 @@ class InstanceIds(Struct, frozen=True, kw_only=True):
 class AssignedPartition(Struct, frozen=True, kw_only=True):
     """A partition that is assigned to a claim. ``size`` is in memory slices.
 
-    ``created_by_driver``: this driver creates the partition for the claim and destroys it afterwards. Otherwise another
-    manager created it, and the claim only uses it. ``live`` is None while the partition may not exist yet.
+    ``created_by_driver``: the driver destroys it with the claim; otherwise another manager created it. ``live`` is None
+    while the partition may not exist yet.
     """
 
     id: PartitionId
@@ -67,10 +65,10 @@ class AssignedPartition(Struct, frozen=True, kw_only=True):
 
 
 class AssignedShare(Struct, frozen=True, kw_only=True):
-    """What one share of a GPU consumes, and how much the GPU had to share when the claim was prepared.
+    """The amounts that one share consumes, and the GPU's totals when the claim was prepared.
 
-    Memory is in bytes, None on a GPU without memory of its own. ``percent`` is 0 to 100; 0 is a share that asked for no
-    compute and has no limit of it. ``max_shares`` None sets no limit.
+    Memory is in bytes, None on a GPU without memory of its own. ``percent`` is 0 to 100; 0 requests no compute and has
+    no compute limit. ``max_shares`` None: no limit.
     """
 
     memory: int | None
@@ -93,9 +91,9 @@ class AssignedSharing(Struct, frozen=True, kw_only=True):
 
 
 class AssignedDevice(Struct, frozen=True, kw_only=True):
-    """One result of a claim's allocation as it was prepared. ``request`` is the base request.
+    """One result of a claim's allocation as prepared. ``request`` is the base request.
 
-    ``share_id`` alone does not make it a share: a claim that consumes all of a shared GPU has the whole GPU.
+    A claim that consumes all of a shared GPU has a ``share_id`` and the whole GPU.
     """
 
     request: str
@@ -143,17 +141,14 @@ def gpus_of(devices: Iterable[AssignedDevice]) -> tuple[GpuUuid, ...]:
 
 
 class AttemptToken(Struct, frozen=True, kw_only=True):
-    """Which process works on an entry, and in which of its attempts.
-
-    A process compares it to notice that another process took the entry over.
-    """
+    """The process that works on an entry, and its attempt. Differs once another process took the entry over."""
 
     owner: OwnerId
     number: int
 
 
 class Entry(Struct, frozen=True, kw_only=True):
-    """One claim in the journal. ``changed_at`` is in seconds since the epoch, for people only."""
+    """One claim in the journal. ``changed_at``: seconds since the epoch, informational."""
 
     ref: ClaimRef
     state: State
@@ -178,8 +173,7 @@ class Assignment(Struct, frozen=True, kw_only=True):
 class OrphanedPartition(Struct, frozen=True, kw_only=True):
     """A partition that this driver created for a claim that is no longer in the journal.
 
-    An older version of the driver, which runs beside this one during an update, removes claims but knows no partitions;
-    the record of a partition that was created outlives the claim's entry.
+    An older version of the driver, running in parallel during an update, removes claims but not their partitions.
     """
 
     uid: ClaimUid
@@ -190,8 +184,8 @@ class OrphanedPartition(Struct, frozen=True, kw_only=True):
 class Conflict(Struct, frozen=True, kw_only=True):
     """``wanted`` cannot be assigned while the ``holders`` have their devices.
 
-    ``other`` is the first device that excludes it. It is None when the sum of all shares is too large; ``shortage``
-    then says in half a sentence what is short.
+    ``other`` is the first device that excludes it; None when the sum of all shares is too large, described by
+    ``shortage`` in half a sentence.
     """
 
     wanted: AssignedDevice
@@ -201,11 +195,11 @@ class Conflict(Struct, frozen=True, kw_only=True):
 
 
 class Blocked(Struct, frozen=True, kw_only=True):
-    """Why a claim could not be begun.
+    """Why a claim could not begin.
 
-    ``by``: entries of claims with conflicting devices, or the claim's own entry. ``orphaned_partitions``: overlapping
-    partitions without a claim. ``conflict``: the first conflict; None for the claim's own entry, and when only orphaned
-    partitions block it.
+    ``by``: entries of claims with conflicting devices, or the claim's own entry. ``orphaned_partitions`` overlap its
+    devices. ``conflict``: the first conflict; None for the claim's own entry, and when only orphaned partitions block
+    it.
     """
 
     by: tuple[Entry, ...] = ()

@@ -1,4 +1,4 @@
-"""Reads a journal and its backups without changing them, while a node process has them open and while none runs."""
+"""Read a journal and its backups without changing them, with or without a running node process."""
 
 import contextlib
 import shutil
@@ -14,10 +14,8 @@ from dra_driver.core.errors import ConfigurationError, StorageError
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.node.claims.entry import AssignedDevice, Entry, OrphanedPartition, State
-from dra_driver.node.claims.journal import rows, values
-from dra_driver.node.claims.journal.backups import GpuStateBackup, GpuStateBackups
-from dra_driver.node.claims.journal.claim_names import FILE as NAMES_FILE
-from dra_driver.node.claims.journal.claim_names import ClaimNames
+from dra_driver.node.claims.journal import rows
+from dra_driver.node.claims.journal.backups import NAMES_FILE, ClaimNames, GpuStateBackup, GpuStateBackups
 from dra_driver.node.claims.journal.file import FAILURES, REBUILD, storage_error
 from dra_driver.node.claims.journal.gpu_notes import BACKUPS_FOLDER
 from dra_driver.node.claims.journal.schema import SCHEMA_VERSION
@@ -47,7 +45,7 @@ _TABLES: Final = frozenset(("claim", "device", "mig", "sharing", "gpu_note", "no
 
 
 class GpuNote(Struct, frozen=True, kw_only=True):
-    """A setting of a GPU that this driver changed: its key, its value, and the boot in which it was changed."""
+    """A GPU setting that this driver changed, and the boot in which it did."""
 
     gpu: GpuUuid
     key: str
@@ -56,7 +54,7 @@ class GpuNote(Struct, frozen=True, kw_only=True):
 
 
 class JournalContent(Struct, frozen=True, kw_only=True):
-    """All that a journal has. ``rebuild_pending``: it is new, and claims that were prepared before may be missing."""
+    """The content of a journal. ``rebuild_pending``: it is new, and claims prepared before it may be missing."""
 
     entries: tuple[Entry, ...] = ()
     notes: tuple[GpuNote, ...] = ()
@@ -65,7 +63,7 @@ class JournalContent(Struct, frozen=True, kw_only=True):
 
 
 def read_journal(path: Path, *, in_use: bool) -> JournalContent | None:
-    """The content of the journal; None when there is none.
+    """Read the journal; None when it does not exist.
 
     ``in_use``: a node process has it open. Otherwise a copy is read: opening the file itself would merge its log.
     Raises StorageError when it is damaged or cannot be read, and ConfigurationError when a newer version wrote it.
@@ -82,12 +80,12 @@ def read_journal(path: Path, *, in_use: bool) -> JournalContent | None:
 
 
 def read_backups(plugin_dir: Path) -> tuple[GpuStateBackup, ...]:
-    """The GPU state backups that can be read; others are logged."""
+    """Read the GPU state backups. A backup that cannot be read is logged and skipped."""
     return tuple(GpuStateBackups(plugin_dir / BACKUPS_FOLDER).read())
 
 
 def read_names(plugin_dir: Path, uids: frozenset[ClaimUid]) -> dict[ClaimUid, ClaimRef]:
-    """Those of the claims whose names are recorded beside the journal."""
+    """Return the claims among ``uids`` whose names are recorded next to the journal."""
     return ClaimNames(plugin_dir / NAMES_FILE).find(uids)
 
 
@@ -120,9 +118,9 @@ def _read(path: Path) -> JournalContent:
             )
         (problem,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
         if problem != "ok":
-            raise values.corruption(str(problem))
+            raise rows.corruption(str(problem))
         if not _TABLES.issubset(name for (name,) in connection.execute("SELECT name FROM sqlite_schema")):
-            raise values.corruption("tables are missing")
+            raise rows.corruption("tables are missing")
         notes = connection.execute("SELECT gpu_uuid, key, value, boot_id FROM gpu_note ORDER BY gpu_uuid, key")
         return JournalContent(
             entries=tuple(rows.entries(connection.execute(rows.SELECT + rows.BY_POSITION))),
@@ -133,5 +131,5 @@ def _read(path: Path) -> JournalContent:
 
 
 def _note(row: sqlite3.Row) -> GpuNote:
-    gpu, key, value, boot_id = (values.parse_text(name, row[name]) for name in ("gpu_uuid", "key", "value", "boot_id"))
+    gpu, key, value, boot_id = (rows.parse_text(name, row[name]) for name in ("gpu_uuid", "key", "value", "boot_id"))
     return GpuNote(gpu=GpuUuid(gpu), key=key, value=value, boot_id=boot_id)

@@ -1,8 +1,7 @@
-"""Which runs of the node process are alive: one locked file per run.
+"""Detect which runs of the node process are alive, by one locked file per run.
 
-A claim that another run has begun is left alone while that run lives, and cleaned up when it is dead. An age or a
-process id could not decide this (a slow disk; two containers with the same pid). The kernel drops a ``flock`` when its
-process dies, and shows it to all containers that share the directory.
+A claim that another run began is cleaned up only when that run is dead. An age or a process id cannot decide this (a
+slow disk; two containers with the same pid). The kernel releases a ``flock`` when its process dies, in all containers.
 """
 
 import contextlib
@@ -26,7 +25,7 @@ _TRIES = 100
 class ProcessRegistry:
     """The lock of this run, and the check of other runs' locks. Thread-safe.
 
-    A new run removes the files of dead runs, so their number is bounded by the crashes in between.
+    A new run removes the files of dead runs.
     """
 
     def __init__(self, directory: Path, own: OwnerId, fd: int) -> None:
@@ -36,10 +35,7 @@ class ProcessRegistry:
 
     @classmethod
     def register(cls, directory: Path | str, own: str) -> "ProcessRegistry":
-        """Register this run as ``own``, an id never used before.
-
-        Raises StorageError when its file cannot be created.
-        """
+        """Register this run as ``own``, a new id. Raises StorageError when its file cannot be created."""
         directory = Path(directory)
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -53,7 +49,7 @@ class ProcessRegistry:
         return cls(directory, OwnerId(own), fd)
 
     def is_alive(self, owner: OwnerId) -> bool:
-        """Whether the run is alive. True when its file cannot be checked."""
+        """Return whether the run is alive; True when its file cannot be checked."""
         if owner == self.own:
             return True
         try:
@@ -73,7 +69,7 @@ class ProcessRegistry:
 
 
 def living_runs(directory: Path) -> frozenset[OwnerId]:
-    """The runs of the node process that are alive in ``directory``. One whose file cannot be checked counts."""
+    """Return the live runs of the node process in ``directory``. A run whose file cannot be checked counts."""
     found: set[OwnerId] = set()
     for path in directory.glob(f"{_PREFIX}*{_SUFFIX}"):
         with contextlib.suppress(FileNotFoundError):
@@ -87,7 +83,7 @@ def living_runs(directory: Path) -> frozenset[OwnerId]:
 
 
 def _take(path: Path) -> int:
-    """Create and lock the file at ``path``; repeat when the sweep of another run removed it before it was locked."""
+    """Create and lock the file; repeat when another run's sweep removed it before it was locked."""
     for _ in range(_TRIES):
         try:
             fd = lock_file(path)
@@ -108,7 +104,7 @@ def _sweep(directory: Path) -> None:
 
 
 def _is_free(path: Path) -> bool:
-    """Whether no run has the lock. A shared lock is tried, so that two checks do not see each other as a run."""
+    """Whether no run has the lock. A shared lock, so that two checks do not see each other as a run."""
     try:
         with _locked(path, shared=True):
             return True
@@ -118,7 +114,7 @@ def _is_free(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _locked(path: Path, *, shared: bool) -> Iterator[None]:
-    """Raises BlockingIOError at once when another descriptor has the lock."""
+    """Raises BlockingIOError immediately when another descriptor has the lock."""
     fd = lock_file(path, shared=shared, create_mode=None)
     try:
         yield
@@ -127,7 +123,7 @@ def _locked(path: Path, *, shared: bool) -> Iterator[None]:
 
 
 def read_boot_id(path: Path = BOOT_ID) -> str:
-    """The boot id; "" when it cannot be read. No entry then counts as one of an earlier boot."""
+    """Read the boot id; "" when it cannot be read, which makes no entry count as one of an earlier boot."""
     try:
         return path.read_text(encoding="ascii").strip()[:64]
     except (OSError, UnicodeDecodeError):

@@ -1,7 +1,7 @@
 """Taint or withhold devices of GPUs that cannot serve new claims now.
 
 - `FabricWatch`: CUDA fails with error 802 on a GPU whose NVLink fabric is not ready (``core/model/fabric.py``). A
-prepare waits for the fabric (``claims/hardware/fabric.py``); whole GPUs are tainted for longer waits. Partitions do not
+prepare waits for the fabric (``claims/hardware/apply.py``); whole GPUs are tainted for longer waits. Partitions do not
 use the fabric.
 
 - `PartitionWithholding`: withholds partitions that could not be created (``hardware/mig/manager.py``), in memory.

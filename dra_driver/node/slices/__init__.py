@@ -1,12 +1,9 @@
-"""Publishes the devices of a node as ResourceSlices: `Publisher`, and `build_devices` for what it publishes.
-
-Other packages import from here, not from the modules inside.
-"""
+"""Publish the devices of a node as ResourceSlices. Other packages import from here, not from the modules inside."""
 
 from dra_driver.node.slices.build import Built, build_devices, pool_name
 from dra_driver.node.slices.gates import ApiServerFeatures
 from dra_driver.node.slices.layout import split
-from dra_driver.node.slices.neighbours import Neighbour
 from dra_driver.node.slices.publisher import Publisher
+from dra_driver.node.slices.untrusted_slice import Neighbour
 
 __all__ = ["ApiServerFeatures", "Built", "Neighbour", "Publisher", "build_devices", "pool_name", "split"]

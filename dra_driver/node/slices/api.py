@@ -1,4 +1,4 @@
-"""The part of the Kubernetes API that publishing needs, as an interface (which tests fake) and over REST."""
+"""The subset of the Kubernetes API that publishing uses: an interface, and its implementation over REST."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,16 +19,13 @@ class SlicesApi(Protocol):
     """This driver's ResourceSlices on this node. Raises subclasses of `errors.KubernetesApiError`."""
 
     def list(self) -> list[StoredSlice]:
-        """All ResourceSlices of the driver and node, at least as new as what this client has written or noticed."""
+        """All ResourceSlices of the driver and node, at least as new as this client's last write or notice."""
 
     def create(self, body: SliceBody, *, dry_run: bool = False) -> StoredSlice:
-        """The ResourceSlice as stored, or as it would be stored in a dry run."""
+        """The ResourceSlice as stored, or as a dry run would store it."""
 
     def update(self, body: SliceBody) -> StoredSlice:
-        """The ResourceSlice as stored.
-
-        ConflictError when another client wrote first, NotFoundError when it does not exist.
-        """
+        """The ResourceSlice as stored. ConflictError when it changed, NotFoundError when it does not exist."""
 
     def delete(self, slice_: Delete) -> None:
         """ConflictError when it changed, NotFoundError when it does not exist."""
@@ -38,7 +35,7 @@ class SlicesApi(Protocol):
 
 
 class RestSlicesApi:
-    """``SlicesApi`` against an API server. Thread-safe."""
+    """`SlicesApi` against an API server. Thread-safe."""
 
     def __init__(self, rest: RestClient, driver: str, node: str, newest: NewestVersion | None = None) -> None:
         """``newest`` is shared with the reflector that notices changes."""

@@ -1,10 +1,7 @@
-"""Builds the devices and counter sets of a node from a snapshot, terms and the API server's features. Pure.
+"""Build the devices and counter sets of a node from a snapshot, terms and the API server's features. No I/O.
 
-Devices share parts with each other, so the dicts in them must not be changed.
-
-A device gets the taints of the GPU's terms (its policy, a drain, a detach) and those of its condition. When there are
-more than fit, all that was asked for is kept but the last, in whose place the strongest taint of the condition stays: a
-device that is not healthy is never published as if it were.
+A device gets the taints of the GPU's terms (policy, drain, detach) and of its condition. When they do not all fit, the
+strongest taint of the condition replaces the last one of the terms: an unhealthy device is never published as healthy.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,7 +31,7 @@ _STRENGTH: Final = {"NoExecute": 0, "NoSchedule": 1, "None": 2}
 
 
 class GpuTaints:
-    """The taints that the devices of one GPU have."""
+    """The taints of the devices of one GPU."""
 
     def __init__(self, terms: GpuTerms, features: ApiServerFeatures) -> None:
         self._terms, self._features = terms, features
@@ -44,7 +41,7 @@ class GpuTaints:
         self._withheld = self._wire((*terms.taints, *withheld), terms.condition_taints)
 
     def of(self, partition: PartitionId, *, withheld: bool = False) -> tuple[DeviceTaint, ...]:
-        """Those of a partition; ``withheld``: it does not exist and cannot be created now."""
+        """The taints of a partition; ``withheld``: it does not exist and cannot be created now."""
         own = self._terms.partition_taints.get(partition)
         if own and not withheld:
             return self._wire(self._terms.taints, (*self._terms.condition_taints, *own))
@@ -62,7 +59,7 @@ class GpuTaints:
 
 
 def chosen(asked: Sequence[Taint], condition: Iterable[Taint], most: int, *, informational: bool) -> tuple[Taint, ...]:
-    """At most ``most`` of them: one of the condition per key, the strongest; with effect None if ``informational``."""
+    """At most ``most`` taints: of the condition, the strongest per key; effect None only if ``informational``."""
     strongest: dict[str, Taint] = {}
     for taint in sorted(condition, key=lambda taint: _STRENGTH[taint.effect]):
         if informational or blocks(taint):
@@ -74,7 +71,7 @@ def chosen(asked: Sequence[Taint], condition: Iterable[Taint], most: int, *, inf
 
 
 class GpuDevices:
-    """Builds the devices of one GPU. ``notes`` are sentences about what did not fit, complete after ``build``."""
+    """Builds the devices of one GPU."""
 
     def __init__(
         self,
@@ -95,12 +92,12 @@ class GpuDevices:
         self._policy = terms.policy
 
     def build(self) -> tuple[Device, ...]:
-        """The devices in the order in which the scheduler is to try them (1.36: in the order of the list)."""
+        """The devices in the order in which the scheduler tries them (1.36: the order of the list)."""
         return tuple(self._devices())
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Empty when everything that the terms ask for is published."""
+        """What did not fit, as messages; complete after ``build``."""
         if not self._left_out:
             return ()
         names = ", ".join(repr(name[:MAX_NAME_SHOWN]) for name in sorted(self._left_out)[:4])
@@ -144,7 +141,7 @@ class GpuDevices:
             )
 
     def _finished(self, device: Device, taken: dict[str, Counter] | None, taints: tuple[DeviceTaint, ...]) -> Device:
-        """The device with the policy's attributes, its taints and, unless None, the counters that it consumes."""
+        """The device with the policy's attributes, its taints and, unless None, its consumed counters."""
         found = device.attributes
         if self._extra:
             left = limits.MAX_ATTRIBUTES_AND_CAPACITIES - len(found) - len(device.capacity)
@@ -159,7 +156,7 @@ class GpuDevices:
 class GpuGroup(Struct, frozen=True, kw_only=True):
     """The devices of one GPU, which stay together in one ResourceSlice.
 
-    ``max_devices`` is how many devices the GPU may get later without moving other GPUs to other ResourceSlices.
+    ``max_devices``: devices that the GPU may get later without moving other GPUs to other ResourceSlices.
     """
 
     devices: tuple[Device, ...] = ()
@@ -168,7 +165,7 @@ class GpuGroup(Struct, frozen=True, kw_only=True):
 
 
 class Built(Struct, frozen=True, kw_only=True):
-    """What a node publishes, GPUs in the order of `published.in_order`, and what it does not publish, with reasons.
+    """The published devices of a node, GPUs in the order of `published.in_order`, and the unpublished, with reasons.
 
     Devices share parts with each other, so the dicts in them must not be changed.
     """
@@ -182,12 +179,11 @@ class Built(Struct, frozen=True, kw_only=True):
 
     @property
     def counter_sets(self) -> list[CounterSet]:
-        """All counter sets: those of GPUs that offer partitions."""
         return [group.counter_set for group in self.groups if group.counter_set is not None]
 
 
 def build_devices(snapshot: Snapshot, terms: Terms = NO_TERMS, features: ApiServerFeatures = NO_FEATURES) -> Built:
-    """What is published. Without ``features``, nothing that needs a gated field."""
+    """Build the published devices; without ``features``, nothing that needs a gated field."""
     groups: list[GpuGroup] = []
     left_out: list[LeftOutGpu] = []
     taken: dict[DeviceName, Gpu] = {}
@@ -208,7 +204,7 @@ def build_devices(snapshot: Snapshot, terms: Terms = NO_TERMS, features: ApiServ
 
 
 def pool_name(node: str, driver: str) -> PoolName:
-    """``<node>/<driver>``: unique over drivers, because schedulers up to 1.36.2 keep counters by pool name alone.
+    """Return ``<node>/<driver>``: unique over drivers, because schedulers up to 1.36.2 keep counters by pool name only.
 
     Raises ConfigurationError when one of the names cannot be part of a pool name.
     """

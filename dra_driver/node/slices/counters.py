@@ -1,10 +1,8 @@
-"""The counter set of a GPU, and what each partition consumes of it (KEP-4815). Pure.
+"""Compute the counter set of a GPU, and the amounts that each partition consumes (KEP-4815). No I/O.
 
-Names and values are those of NVIDIA's DRA driver but for memory, which is the GPU's real total here.
-
-Memory slices make partitions exclude each other: each is a counter of one, and a placement consumes the memory slices
-that it covers. The other counters must not exclude a layout that the hardware allows, and must run out where an engine
-exists once (the OFA of the ``+me`` profiles).
+Names and values equal those of NVIDIA's DRA driver, except for memory: the GPU's real total. Memory slices make
+partitions exclude each other. The other counters must not exclude a layout that the hardware allows, and must run out
+where an engine exists once (the OFA of the ``+me`` profiles).
 """
 
 from collections.abc import Iterable
@@ -26,7 +24,6 @@ _ONE: Final = Counter(value="1")
 
 
 def set_name(gpu: Gpu) -> str:
-    """``gpu-0-counter-set``, as in NVIDIA's driver."""
     return f"{gpu.device_name}-counter-set"
 
 
@@ -36,7 +33,7 @@ def profile_of(gpu: Gpu, instance: MigInstance) -> MigProfile | None:
 
 
 def available(gpu: Gpu, taken: Iterable[MigInstance]) -> Amounts:
-    """What remains of the GPU for partitions beside the instances in ``taken``. Never negative."""
+    """The GPU's remaining amounts for partitions next to the instances in ``taken``. Never negative."""
     left = _totals(gpu)
     for instance in taken:
         profile = profile_of(gpu, instance)
@@ -56,26 +53,25 @@ def wire_set(gpu: Gpu, left: Amounts) -> CounterSet:
 
 
 def consumed_by(profile: MigProfile, counters: CounterSet) -> dict[str, Counter]:
-    """What any partition of the profile consumes beside memory slices; only counters that the set has."""
+    """The amounts, except memory slices, that any partition of the profile consumes of the set's counters."""
     known = _use(profile).items()
     return {name: Counter(value=amount_text(name, value)) for name, value in known if name in counters.counters}
 
 
 def memory_slices_taken(start: int, size: int) -> dict[str, Counter]:
-    """The memory slices that a placement consumes."""
     return {_memory_slice(index): _ONE for index in range(start, start + size)}
 
 
 def leaves_enough(profile: MigProfile, start: int, left: Amounts) -> bool:
-    """Whether ``left`` is enough: an engine that exists once may be in use although the memory slices are free."""
+    """Return whether ``left`` suffices: a unique engine may be in use although the memory slices are free."""
     wanted = {**_use(profile), **{_memory_slice(index): 1 for index in range(start, start + profile.memory_slices)}}
     return all(left[name] >= value for name, value in wanted.items() if name in left)
 
 
 def placements_within(placements: Iterable[tuple[MigProfile, int]], left: Amounts, maximum: int, *, whole: bool) -> int:
-    """How many of the placements, from the first on, consume at most ``maximum`` counters together.
+    """Count the placements, from the first on, that consume at most ``maximum`` counters together, by name of counter.
 
-    Counted are names of counters, not amounts. The whole GPU, where it is offered too, consumes each of ``left``.
+    The whole GPU, where it is offered too, consumes each of ``left``.
     """
     used, found = len(left) if whole else 0, 0
     for profile, _ in placements:
@@ -105,10 +101,7 @@ def _totals(gpu: Gpu) -> Amounts:
 
 
 def _total(gpu: Gpu, dimension: Dimension) -> int | None:
-    """None when no profile reports it.
-
-    When the profile of the whole GPU does not report it, the most that a layout can have.
-    """
+    """The whole GPU's profile, else the most that a layout can have; None when no profile reports it."""
     known = [value for profile in gpu.mig_profiles if (value := dimension.of(profile)) is not None]
     if not known:
         return None

@@ -1,26 +1,18 @@
-"""Which writes turn the existing ResourceSlices into the desired ones: as few as possible. Pure.
+"""Compute the fewest writes that turn the existing ResourceSlices, edited by any client, into the desired ones. No I/O.
 
-Source: kubernetes/dynamic-resource-allocation resourceslice/resourceslicecontroller.go, syncPool (1.36): resource
-slices are matched by the index in their name, older generations are obsolete, obsolete resource slices are deleted
-first, and the generation stays when at most one resource slice changes in place. One step further here: a resource
-slice that only disappeared is created again in the generation of the others, because the pool then has its former
-meaning again. And after a generation that was written in part, because an API server had no time for the rest, the rest
-is written in place: those of the older generation are updated where client-go deletes and creates them.
+Source: kubernetes/dynamic-resource-allocation resourceslice/resourceslicecontroller.go, syncPool (1.36): slices are
+matched by the index in their name, obsolete ones are deleted first, and the generation stays when at most one slice
+changes in place. Beyond syncPool, a slice that only disappeared is recreated in the generation of the others, and a
+generation that was written in part is completed in place.
 
-Resource slices of counter sets are written last. An API server whose gate was switched off silently drops counters, and
-overlapping devices would be allocated side by side. So the write that completes a pool never has devices that need
-counters: these writes came before, and their answers had the counters. A pool without its counter sets is invalid to
-the scheduler, which is safe. Besides, the scheduler (1.36) considers resource slices with counters relevant on every
-node: a new generation that begins with them would look incomplete to the whole cluster.
+Slices of counter sets are written last, so the write that completes a pool never has devices that need counters: an API
+server whose gate was disabled silently drops counters, and overlapping devices would be allocated. A pool without its
+counter sets is invalid to the scheduler, which is safe. The scheduler (1.36) also considers slices with counters on
+every node: a new generation that begins with them would look incomplete to the whole cluster. The scheduler of 1.34
+allocates devices of incomplete pools; `reconcile` writes its slices in two steps.
 
-Where counter sets are beside the devices (1.34), that would protect nothing: the scheduler of 1.34 allocates devices of
-incomplete pools. `reconcile` writes such a resource slice in two steps.
-
-Existing resource slices come from the API server and may have been edited by any client: nothing in them is trusted.
-
-The API server sets a missing ``timeAdded`` of a taint at each update (resource/v1 defaults.go,
-SetDefaults_DeviceTaint), and eviction counts ``tolerationSeconds`` from it: any other change of the slice would begin
-that time again. So an update keeps the times of taints that are sent without one.
+An update keeps the times of taints that are sent without one: the API server sets a missing ``timeAdded`` at each
+update (resource/v1 defaults.go, SetDefaults_DeviceTaint), and eviction counts ``tolerationSeconds`` from it.
 """
 
 import re
@@ -32,7 +24,7 @@ from msgspec.structs import replace
 
 from dra_driver.kube.objects.resource import Device, DeviceTaint, ResourcePool, ResourceSliceSpec
 from dra_driver.node.slices import untrusted_slice
-from dra_driver.node.slices.compare import digest, same
+from dra_driver.node.slices.gates import digest, same
 from dra_driver.node.slices.layout import DesiredSlice, generate_name, index_of
 
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
@@ -59,7 +51,7 @@ class Delete(Struct, frozen=True, kw_only=True):
 
 
 class SliceBody(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A ResourceSlice as it is sent. ``metadata`` is raw, so that an update keeps the fields of other clients."""
+    """A ResourceSlice as sent. ``metadata`` is raw, so that an update keeps the fields of other clients."""
 
     api_version: str = "resource.k8s.io/v1"
     kind: str = "ResourceSlice"
@@ -75,7 +67,7 @@ class Writes(Struct, frozen=True, kw_only=True):
     """The writes: ``deletes`` first, then ``in_order``.
 
     The pool is incomplete until the last write, in the generation that the scheduler uses, so none of its devices is
-    allocated. The exception is a single update in place, of which an API server drops no field that existed before.
+    allocated. The exception is a single update in place, of which an API server drops no existing field.
     """
 
     deletes: tuple[Delete, ...] = ()
@@ -84,7 +76,7 @@ class Writes(Struct, frozen=True, kw_only=True):
     generation: int = 1
 
     def in_order(self) -> list[SliceBody]:
-        """Updates and creates (those without a name): those with devices by index, then the others by index."""
+        """Updates and creates (those without a name): slices with devices by index, then the rest by index."""
         return sorted((*self.updates, *self.creates), key=lambda body: (not body.spec.devices, body.index or 0))
 
     def __len__(self) -> int:
@@ -97,7 +89,7 @@ class Writes(Struct, frozen=True, kw_only=True):
 def compute_writes(
     desired: Sequence[DesiredSlice], actual: Iterable[Mapping[str, object]], identity: PoolIdentity
 ) -> Writes:
-    """The writes for one pool; resource slices of other pools in ``actual`` are ignored, see `foreign_pools`."""
+    """Compute the writes for one pool; resource slices of other pools in ``actual`` are ignored."""
     own = [item for item in actual if belongs_to_pool(item, identity)]
     generation = max((untrusted_slice.generation(item) for item in own), default=0)
     kept, older, obsolete = _match(desired, own, generation)
@@ -132,10 +124,7 @@ def compute_writes(
 
 
 def belongs_to_pool(item: Mapping[str, object], identity: PoolIdentity) -> bool:
-    """Whether a resource slice belongs to the pool.
-
-    Driver, pool name and node name of a resource slice are immutable.
-    """
+    """Return whether a resource slice belongs to the pool. Driver, pool and node names are immutable."""
     spec = untrusted_slice.spec(item)
     return (
         spec.get("driver") == identity.driver
@@ -147,7 +136,7 @@ def belongs_to_pool(item: Mapping[str, object], identity: PoolIdentity) -> bool:
 def foreign_pools(actual: Iterable[Mapping[str, object]], identity: PoolIdentity) -> tuple[str, ...]:
     """Names of other pools with devices of this driver on this node: of a second publisher, or left behind by one.
 
-    Their resource slices are never changed: only their publisher knows what they mean.
+    Their resource slices are never changed: only their publisher knows their meaning.
     """
     names = {
         str(untrusted_slice.pool(item).get("name"))
@@ -165,10 +154,8 @@ _ByIndex = dict[int, Mapping[str, object]]
 def _match(
     desired: Sequence[DesiredSlice], own: Sequence[Mapping[str, object]], generation: int
 ) -> tuple[_ByIndex, _ByIndex, list[Mapping[str, object]]]:
-    """Existing resource slices by index: of this generation, those of older ones where it has none, and the rest.
-
-    The rest is obsolete: an index that is not wanted, or a duplicate.
-    """
+    """Existing resource slices by index: of this generation, those of older ones where it has none, and the obsolete
+    rest (an unwanted index, or a duplicate)."""
     wanted = {want.index: want for want in desired}
     found: _ByIndex = {}
     obsolete = []
@@ -190,7 +177,7 @@ def _match(
 
 
 def _rank(item: Mapping[str, object], want: DesiredSlice) -> tuple[int, bool]:
-    """By generation; of one generation, the one whose content is the desired one."""
+    """By generation; within one, the slice with the desired content."""
     spec = untrusted_slice.spec(item)
     has_devices = same(want.devices, spec.get("devices") or [])
     has_both = has_devices and same(want.counter_sets, spec.get("sharedCounters") or [])
@@ -200,7 +187,7 @@ def _rank(item: Mapping[str, object], want: DesiredSlice) -> tuple[int, bool]:
 def _is_current(
     item: Mapping[str, object], want: DesiredSlice, identity: PoolIdentity, generation: int, count: int
 ) -> bool:
-    """Whether the Node owns it and the spec is the desired one, or what the API server made of that before."""
+    """Whether the Node owns it and the spec is the desired one, or the API server's earlier version of it."""
     owner = _owner(identity).items()
     if not any(all(each.get(key) == value for key, value in owner) for each in untrusted_slice.owners(item)):
         return False
@@ -211,7 +198,6 @@ def _is_current(
 
 
 def accepted(spec: Mapping[str, object]) -> str:
-    """The digest of a spec without its pool, see `DesiredSlice.accepted`."""
     return digest({key: value for key, value in spec.items() if key != "pool"})
 
 
@@ -228,8 +214,8 @@ def _updated(
 ) -> SliceBody:
     """Labels, annotations and owners of other clients stay; the spec is replaced.
 
-    ``resourceVersion`` stays, so that the API server answers with a conflict when the resource slice changed in
-    between. managedFields are left out: the API server then keeps its own.
+    ``resourceVersion`` stays: the API server answers with a conflict when the slice changed in between. managedFields
+    are omitted: the API server then keeps its own.
     """
     metadata = {key: value for key, value in untrusted_slice.metadata(item).items() if key != "managedFields"}
     others = [
@@ -263,18 +249,18 @@ def _delete(item: Mapping[str, object]) -> Delete:
 
 
 def known_times(slices: Iterable[Mapping[str, object]]) -> Times:
-    """The times in existing resource slices, which any client may have written."""
+    """The times in existing resource slices."""
     return {
         (str(device.get("name")), str(taint.get("key")), str(taint.get("value") or ""), str(taint.get("effect"))): time
         for item in slices
-        for device in _dicts(untrusted_slice.spec(item).get("devices"))
-        for taint in _dicts(device.get("taints"))
+        for device in untrusted_slice.mappings(untrusted_slice.spec(item).get("devices"))
+        for taint in untrusted_slice.mappings(device.get("taints"))
         if isinstance(time := taint.get("timeAdded"), str) and _TIME.fullmatch(time)
     }
 
 
 def with_times(devices: Sequence[Device], times: Times) -> tuple[Device, ...]:
-    """The devices, in which each taint without a time has the known one."""
+    """The devices, with the known time in each taint without one."""
 
     def timed(device: str, taint: DeviceTaint) -> DeviceTaint:
         time = times.get((device, taint.key, taint.value, taint.effect), "")
@@ -284,7 +270,3 @@ def with_times(devices: Sequence[Device], times: Times) -> tuple[Device, ...]:
         replace(device, taints=tuple(timed(device.name, taint) for taint in device.taints)) if device.taints else device
         for device in devices
     )
-
-
-def _dicts(value: object) -> list[dict[str, object]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

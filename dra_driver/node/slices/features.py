@@ -1,13 +1,11 @@
-"""Which gated fields of a ResourceSlice the API server keeps.
+"""Detect which gated fields of a ResourceSlice the API server keeps.
 
-A field whose feature gate is off is silently dropped, or the object is refused; no endpoint shows which gates are on.
-So a canary for each feature is created with ``dryRun=All``, which runs defaulting, dropping and validation and stores
-nothing, and the answer is compared. Source: kubernetes/kubernetes pkg/registry/resource/resourceslice/strategy.go
-(dropDisabledFields).
+A field whose feature gate is disabled is silently dropped, or the object is refused; no endpoint reports gates. So a
+canary per feature is created with ``dryRun=All``, and the answer compared. Source: kubernetes/kubernetes
+pkg/registry/resource/resourceslice/strategy.go (dropDisabledFields).
 
-Where counter sets belong has changed: since 1.35 into resource slices without devices, in 1.34 into the resource slice
-of the devices that consume them (pkg/apis/resource/validation/validation.go, validateResourceSliceSpec). Each version
-refuses the other's arrangement, so the canaries tell "gate off" from "arranged otherwise".
+Counter sets belong into resource slices without devices since 1.35, and into the slice of their devices in 1.34
+(pkg/apis/resource/validation/validation.go, validateResourceSliceSpec). Each version refuses the other arrangement.
 """
 
 import logging
@@ -30,9 +28,8 @@ from dra_driver.kube.objects.resource import (
     ResourceSliceSpec,
 )
 from dra_driver.node.slices.api import SlicesApi
-from dra_driver.node.slices.compare import dropped_fields
 from dra_driver.node.slices.diff import SliceBody
-from dra_driver.node.slices.gates import ApiServerFeatures
+from dra_driver.node.slices.gates import ApiServerFeatures, dropped_fields
 from dra_driver.node.slices.layout import generate_name
 
 log = logging.getLogger(__name__)
@@ -62,8 +59,7 @@ _LIST = Device(name="canary", attributes={"canary": DeviceAttribute(ints=(0,))})
 
 
 def probe(api: SlicesApi, driver: str, node: str, *, lists: bool = False) -> ApiServerFeatures:
-    """Ask the API server, in up to six dry runs, and another one for ``lists``. Raises KubernetesApiError when it does
-    not answer."""
+    """Query the API server, in up to six dry runs, and another one for ``lists``. Raises KubernetesApiError."""
 
     def keeps(device: Device | None, counter_set: CounterSet | None = None) -> bool:
         spec = ResourceSliceSpec(
@@ -94,7 +90,7 @@ def probe(api: SlicesApi, driver: str, node: str, *, lists: bool = False) -> Api
 
 
 class FeatureWatch:
-    """Keeps the answer, and asks again when the API server's version changes. Only reading is thread-safe.
+    """Keeps the answer, and probes again when the API server's version changes. Only reading is thread-safe.
 
     Without ``lists``, list attributes count as a feature that the API server lacks.
     """
@@ -114,11 +110,10 @@ class FeatureWatch:
 
     @property
     def is_known(self) -> bool:
-        """Whether the server answered at least once."""
         return self._asked is not None
 
     def refresh(self) -> bool:
-        """Ask if needed; True when the answer changed. On KubernetesApiError the old answer stays."""
+        """Probe if needed; True when the answer changed. On KubernetesApiError the old answer stays."""
         version = self._version()
         if version == self._asked:
             return False
@@ -131,9 +126,9 @@ class FeatureWatch:
         return before != self._features
 
     def lose(self, names: Iterable[str]) -> bool:
-        """Switch features off until the server's version changes: a write showed that the server drops their fields.
+        """Disable features until the server's version changes: a write showed that the server drops their fields.
 
-        False when they were off before. API servers behind one address may differ in their gates; the one that drops
+        False when they were disabled before. API servers behind one address may differ in their gates; one that drops
         fields counts.
         """
         before, self._features = self._features, replace(self._features, **dict.fromkeys(names, False))

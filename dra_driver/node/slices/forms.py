@@ -1,17 +1,14 @@
-"""What a GPU is published as: whole, shared, as partitions that can be created, as existing foreign partitions. Pure.
+"""Decide a GPU's published forms: whole, shared, partitions that can be created, unmanaged partitions. No I/O.
 
-============================  ======================================================================================
-MIG mode off                  whole; also every placement where the mode can be switched while the node runs
-on, switched by this driver   the same, so that ResourceSlices do not change while partitions come and go
-on, switched by others        placements only: the driver does not switch off a mode that it did not switch on
-============================  ======================================================================================
+============================ ====================================================================================== MIG
+mode off whole; also every placement where the mode can be switched while the node runs on, switched by this driver the
+same, so that ResourceSlices do not change while partitions come and go on, switched by others placements only: the
+driver does not switch off a mode that it did not switch on ============================
+======================================================================================
 
-A foreign instance is published as it is, excludes its placement and everything that overlaps it, and withholds the
-whole GPU. Forms that exclude each other are only published while counters enforce it, and a GPU with shares in use only
-as a shared one.
-
-What the terms do not allow is left out without a reason, because their author knows; unless the terms allow something
-and nothing at all is left. Everything else that is left out has a reason.
+An unmanaged instance is published as it is, excludes overlapping placements, and withholds the whole GPU. Forms that
+exclude each other are published only while counters enforce it, and a GPU with shares in use only as shared. Each
+omitted form has a reason, except forms that the terms do not allow while they allow another one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,11 +25,11 @@ from dra_driver.node.slices.gates import ApiServerFeatures
 
 
 class Forms(Struct, frozen=True, kw_only=True):
-    """The forms of one GPU, in the order in which they are published, and why there are not more.
+    """The forms of one GPU, in the order in which they are published, and reasons for omitted ones.
 
     ``sharing`` belongs to the whole GPU. ``left`` are the counters of ``placements``, empty when there are none.
-    ``withheld`` are those of the placements that are tainted, because they do not exist and cannot be created now.
-    ``max_devices`` is the greatest number of devices that these terms allow, whatever happens on the hardware.
+    ``withheld`` placements are tainted, because they do not exist and cannot be created now. ``max_devices`` is the
+    most that these terms allow, whatever happens on the hardware.
     """
 
     whole: bool = False
@@ -46,7 +43,7 @@ class Forms(Struct, frozen=True, kw_only=True):
 
 
 def forms_of(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> Forms:
-    """The forms of ``gpu``. Deterministic; placements are in the order in which they are to be used."""
+    """Decide the forms of ``gpu``. Deterministic; placements are in the order in which they are to be used."""
     if terms.policy and not terms.offered:
         return Forms(left={})  # hidden, as its policy says
     withheld = _withheld(gpu, terms, features)
@@ -109,20 +106,18 @@ def forms_of(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> Forms:
 
 
 class _Reasons:
-    """Collects the reasons why a form is left out."""
-
     def __init__(self) -> None:
         self.found: list[str] = []
 
     def allowed_unless(self, sentence: str | None) -> bool:
-        """True without a reason; otherwise the reason is kept."""
+        """True without a reason; otherwise keep the reason."""
         if sentence is not None:
             self.found.append(sentence)
         return sentence is None
 
 
 def _withheld(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> str | None:
-    """Why nothing of the GPU is published at all."""
+    """Why nothing of the GPU is published."""
     by = _source(terms)
     if not terms.offered:
         return f"{gpu.device_name} is not offered, because its policies cannot be used; the log says why"
@@ -247,8 +242,8 @@ def _is_usable(gpu: Gpu, instance: MigInstance, reasons: _Reasons) -> bool:
 
 
 def _why_unhealthy(gpu: Gpu, instance: MigInstance, terms: GpuTerms, features: ApiServerFeatures) -> str | None:
-    """For a foreign instance that cannot be tainted. It uses no counters, so leaving it out frees nothing else; one of
-    this driver's own is a claim's, and stays published so that its placement counts as taken."""
+    """For an unmanaged instance that cannot be tainted; it uses no counters. An instance of this driver belongs to a
+    claim, and stays published so that its placement counts as taken."""
     taints = terms.partition_taints.get(PartitionId(gpu.uuid, instance.profile_id, instance.start), ())
     if features.taints or not (shown := _blocking(taints)):
         return None
@@ -260,7 +255,7 @@ def _why_unhealthy(gpu: Gpu, instance: MigInstance, terms: GpuTerms, features: A
 
 
 def blocks(taint: Taint) -> bool:
-    """Whether it keeps new claims away."""
+    """Return whether it keeps new claims away."""
     return taint.effect != "None"
 
 

@@ -1,13 +1,9 @@
-"""How devices are spread over the ResourceSlices of a pool, and how the resource slices are named. Pure.
+"""Spread devices over the ResourceSlices of a pool, and name the resource slices. No I/O.
 
 Source: kubernetes/dynamic-resource-allocation resourceslice/resourceslicecontroller.go (1.36: name order is allocation
-order, and resource slices are matched by the index in their name), and the limits in `published.limits`.
-
-Since 1.35 a resource slice has counter sets or devices, not both. Counter sets come first. All devices of one GPU are
-in one resource slice, and a GPU keeps its place when its own devices come and go, so one GPU's change is one write.
-
-Kubernetes 1.34 wants a counter set and its devices in one resource slice, which has room for 32 counters. There, each
-GPU that may be cut has a resource slice of its own.
+order, and resource slices are matched by the index in their name). Since 1.35 a resource slice has counter sets, which
+come first, or devices. All devices of one GPU are in one slice, and a GPU keeps its place, so one GPU's change is one
+write. Kubernetes 1.34 wants a counter set and its devices in one slice: one for each GPU that may be partitioned.
 """
 
 import itertools
@@ -24,6 +20,8 @@ from dra_driver.kube.published import limits
 from dra_driver.node.slices.build import Built, GpuGroup, build_devices
 from dra_driver.node.slices.gates import NO_FEATURES, ApiServerFeatures
 
+log = logging.getLogger(__name__)
+
 # The API server cuts generateName to 58 characters and adds 5 random ones (apiserver storage/names). Cut here too, so
 # that the validated text (at most 253 characters) is the one that is used.
 MAX_GENERATE_NAME = 58
@@ -34,9 +32,9 @@ _INDEX = re.compile(r"([0-9a-f]{5,15})-")
 class DesiredSlice(Struct, frozen=True, kw_only=True):
     """The content of one ResourceSlice of the pool: devices, counter sets or (1.34) both.
 
-    ``accepted`` is the digest (`compare.digest`) of the spec that the API server made of exactly this content before,
-    when it differs: fields behind a gate that is off are dropped, newer servers may add fields. It counts as equal;
-    otherwise the resource slice would be written for ever.
+    ``accepted`` is the digest (`gates.digest`) of the spec that the API server made of exactly this content before,
+    when it differs: it drops gated fields, newer servers may add fields. It counts as equal; otherwise the resource
+    slice would be written forever.
     """
 
     index: int
@@ -46,7 +44,7 @@ class DesiredSlice(Struct, frozen=True, kw_only=True):
 
     @property
     def needs_counters(self) -> bool:
-        """Whether devices in it exclude each other only through counters of another resource slice."""
+        """Whether its devices exclude each other only through counters of another resource slice."""
         return not self.counter_sets and any(device.consumes_counters for device in self.devices)
 
     def says_the_same(self, other: "DesiredSlice") -> bool:
@@ -56,7 +54,7 @@ class DesiredSlice(Struct, frozen=True, kw_only=True):
 def split(
     built: Built, *, per_slice: int = limits.MAX_DEVICES, counters_beside_devices: bool = False
 ) -> tuple[DesiredSlice, ...]:
-    """The resource slices of a pool, at least one: an empty one says "no devices", none says "not yet known".
+    """The resource slices of a pool, at least one: an empty one means "no devices", none "not yet known".
 
     ``counters_beside_devices``: see `ApiServerFeatures`.
     """
@@ -72,7 +70,7 @@ def split(
 
 
 def _beside(groups: Sequence[GpuGroup], per_slice: int) -> Iterator[DesiredSlice]:
-    """As Kubernetes 1.34 wants it: a resource slice for each GPU that may be cut, and the others together."""
+    """For Kubernetes 1.34: a resource slice for each GPU that may be partitioned, and one for the rest."""
     index = itertools.count()
     uncut: list[GpuGroup] = []
     for group in groups:
@@ -90,7 +88,7 @@ def _may_be_cut(group: GpuGroup) -> bool:
 
 
 def _by_max_devices(groups: Sequence[GpuGroup], per_slice: int) -> Iterator[tuple[Device, ...]]:
-    """Fills resource slices in order by the greatest number of devices of each GPU, not by the present number."""
+    """Fills resource slices in order by the greatest number of devices of each GPU, not by the present one."""
     devices: list[Device] = []
     reserved = 0
     for group in groups:
@@ -104,17 +102,14 @@ def _by_max_devices(groups: Sequence[GpuGroup], per_slice: int) -> Iterator[tupl
 
 
 def generate_name(index: int, driver: str, node: str) -> str:
-    """``00000-gpu.nvidia.com-node-a-``; the API server appends a unique suffix."""
+    """Return ``00000-gpu.nvidia.com-node-a-``; the API server appends a unique suffix."""
     return f"{index:05x}-{driver}-{node}-"[:MAX_GENERATE_NAME]
 
 
 def index_of(name: str) -> int | None:
-    """The index in a resource slice's name; None for a name of another form (drivers of Kubernetes 1.35 and before)."""
+    """The index in a resource slice's name; None for a name of another form (drivers up to Kubernetes 1.35)."""
     match = _INDEX.match(name)
     return int(match.group(1), 16) if match else None
-
-
-log = logging.getLogger(__name__)
 
 
 class DesiredState:
@@ -128,7 +123,6 @@ class DesiredState:
 
     @property
     def has_inventory(self) -> bool:
-        """Whether an inventory was offered."""
         return self._inventory is not None
 
     def offer(self, snapshot: Snapshot, terms: Terms) -> bool:
@@ -141,7 +135,7 @@ class DesiredState:
     def build(self, features: ApiServerFeatures = NO_FEATURES) -> bool:
         """Update ``slices``. True when they changed: most changes of an inventory are not published.
 
-        Unchanged resource slices stay the same object. Logs what is omitted when that changed.
+        Unchanged resource slices stay the same object. Logs the unpublished forms when they changed.
         """
         if self._inventory is None or self._built == (self._inventory, features):
             return False

@@ -1,22 +1,20 @@
-"""Keeps the node's ResourceSlices in the API server up to date while the process lives, in one thread.
+"""Keep the node's ResourceSlices in the API server up to date while the process lives, in one thread.
 
 A stop deletes nothing: a restart must not make devices disappear, and the kubelet deletes the resource slices of a
-driver that stays away (30 s after its last connection; kubernetes/kubernetes pkg/kubelet/cm/dra/plugin).
-
-The publisher does not fight a second publisher. It reports resource slices of the same driver and node in another pool
-and leaves them; it repairs edits of its own ever more slowly and reports them. Its watch covers the resource slices of
-all drivers of the node, for ``node/process/node_follower.py``.
-
-The API server is probed for the fields that it keeps before anything is built, and again when its version changes. When
-it drops a field later, the next pass follows immediately and withdraws what needs that field.
+driver that stays away (30 s after its last connection; kubernetes/kubernetes pkg/kubelet/cm/dra/plugin). The publisher
+reports a second publisher's resource slices and leaves them; it repairs edits of its own ever more slowly and reports
+them. When the API server drops a field, the next pass follows immediately and withdraws devices that need it.
 """
 
 import logging
+import random
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection
 from typing import Literal, Protocol
 
+from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import ApiUnreachableError, KubernetesApiError, ServerBusyError
 from dra_driver.core.model.gpu import LeftOutGpu, Snapshot
 from dra_driver.core.model.terms import Terms
@@ -28,22 +26,89 @@ from dra_driver.kube.discovery import server_version
 from dra_driver.kube.objects.core import ObjectReference
 from dra_driver.kube.reflector import NewestVersion, Reflector, ReflectorChange
 from dra_driver.kube.rest import RestClient
-from dra_driver.node.slices import neighbours, untrusted_slice
+from dra_driver.node.slices import untrusted_slice
 from dra_driver.node.slices.api import RestSlicesApi, SlicesApi
 from dra_driver.node.slices.build import NO_TERMS, pool_name
 from dra_driver.node.slices.features import FeatureWatch
 from dra_driver.node.slices.gates import NO_FEATURES, ApiServerFeatures
 from dra_driver.node.slices.layout import DesiredSlice, DesiredState
 from dra_driver.node.slices.reconcile import Reconciler, ReconcileResult
-from dra_driver.node.slices.schedule import QUICK_EDITS, Schedule
 
 log = logging.getLogger(__name__)
+
+# Seconds from a change by another client to the repair: at most 1.3, so that deleted resource slices are back in 2 s.
+REPAIR_S = (0.3, 1.3)
+# How many repairs within WINDOW_S are made without a longer wait. The kubelet deletes resource slices when it restarts;
+# nothing legitimate edits them.
+WINDOW_S = 300.0
+QUICK_EDITS = 3
+QUICK_DELETIONS = 8
+LONGEST_REPAIR_S = 60.0
+# A pass even when nothing happened, in case the watch lost an event.
+RESYNC_S = 600.0
+
+
+class Schedule:
+    """When the next pass is due. Not thread-safe: its owner holds a lock.
+
+    Immediately after a change of the desired state. Shortly after a change by another client: the kubelet deletes
+    resource slices one by one when it starts, and the nodes of a cluster must not all answer at the same moment. With
+    growing pauses after failures, and when the same repairs are needed again and again.
+    """
+
+    def __init__(self, *, rand: Callable[[], float] = random.random) -> None:
+        self._rand = rand
+        self._backoff = Backoff(first_s=0.5, longest_s=30.0, rand=rand)
+        self._due: float | None = None
+        self._not_before = 0.0
+        self._deletions: deque[float] = deque(maxlen=64)
+        self._edits: deque[float] = deque(maxlen=64)
+
+    def due_s(self) -> float | None:
+        """The clock's reading at which the next pass is due; None when none is needed."""
+        return None if self._due is None else max(self._due, self._not_before)
+
+    def wanted(self, now: float) -> None:
+        """The desired state changed: a pass is due immediately, even while waiting after a failure."""
+        self._due, self._not_before = now, 0.0
+
+    def disturbed(self, now: float) -> None:
+        """Another client changed the resource slices."""
+        shortest, longest = REPAIR_S
+        at = now + shortest + (longest - shortest) * self._rand()
+        last = max([*self._deletions, *self._edits], default=now)
+        at = max(at, last + self._spacing(now))
+        self._due = at if self._due is None else min(self._due, at)
+
+    def succeeded(self, now: float) -> None:
+        self._backoff.reset()
+        self._not_before = 0.0
+        self._due = now + RESYNC_S * (0.9 + 0.2 * self._rand())
+
+    def failed(self, now: float, retry_after_s: float = 0.0) -> None:
+        self._not_before = now + max(self._backoff.next_s(), retry_after_s)
+        self._due = self._not_before
+
+    def repaired(self, now: float, *, only_created: bool) -> None:
+        """A pass that another client's change caused had to write."""
+        (self._deletions if only_created else self._edits).append(now)
+
+    def edits(self, now: float) -> int:
+        """Number of repairs of edited resource slices within `WINDOW_S`; deletions do not count."""
+        return sum(now - at < WINDOW_S for at in self._edits)
+
+    def _spacing(self, now: float) -> float:
+        """The least time between two repairs."""
+        deletions = sum(now - at < WINDOW_S for at in self._deletions)
+        too_many = max(self.edits(now) - QUICK_EDITS, deletions - QUICK_DELETIONS)
+        return 0.0 if too_many < 0 else float(min(LONGEST_REPAIR_S, 4.0 * 2.0 ** min(too_many, 8)))
+
 
 SHOWN = 4  # of a list that may be long
 
 
 class NodeEventRecorder(Protocol):
-    """The part of ``kube.events.EventRecorder`` that reporting a problem needs."""
+    """Subset of ``kube.events.EventRecorder`` that this module uses."""
 
     def record(self, about: ObjectReference, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None: ...
 
@@ -89,7 +154,8 @@ class Publisher:
         *,
         lists: bool = False,
     ) -> "Publisher":
-        """A publisher for the API server, with a reflector that wakes it. ``lists``: numaNode becomes a list."""
+        """A publisher for the API server, with a reflector of all drivers' slices on the node that wakes it. ``lists``:
+        numaNode becomes a list."""
         newest = NewestVersion()
         api = RestSlicesApi(rest, driver, node, newest)
         features = FeatureWatch(api, lambda: server_version(rest), driver, node, lists=lists)
@@ -99,36 +165,36 @@ class Publisher:
             paths.resource_slices(),
             f"spec.nodeName={node}",
             publisher.notice,
-            slim=neighbours.slimmed,
+            slim=untrusted_slice.slimmed,
             newest=newest,
         )
         return publisher
 
     @property
     def published(self) -> bool:
-        """Whether the API server has the newest snapshot, as far as is known."""
+        """Whether the last completed pass published the newest snapshot."""
         with self._lock:
             return self._published
 
     @property
     def problem(self) -> str | None:
-        """Why the resource slices are not up to date, as a sentence for the node's owner; None without a problem."""
+        """Why the resource slices are not up to date, for the node's owner; None without a problem."""
         with self._lock:
             return self._problem
 
     @property
     def features(self) -> ApiServerFeatures:
-        """Which gated fields the API server keeps; none before it was asked."""
+        """The gated fields that the API server keeps; none before it was queried."""
         return self._features.current if self._features is not None else NO_FEATURES
 
     @property
     def left_out(self) -> tuple[LeftOutGpu, ...]:
-        """What of the GPUs is not published, with reasons; () before the first publication."""
+        """Unpublished GPUs and forms, with reasons; () before the first publication."""
         with self._lock:
             return self._desired.left_out
 
     def wait_listed(self, timeout_s: float) -> bool:
-        """Wait up to ``timeout_s`` until the node's resource slices are known; whether they are."""
+        """Wait up to ``timeout_s`` until the node's resource slices are known; return whether they are."""
         return self._listed.wait(timeout_s)
 
     @property
@@ -140,10 +206,10 @@ class Publisher:
         """Call ``callback``, which must not block, after each of these changes. One callback at most."""
         self._on_notice = callback
 
-    def neighbours(self, gpus: Collection[str]) -> tuple[neighbours.Neighbour, ...]:
-        """What else publishes GPUs of this node, as far as is known; ``gpus`` are the UUIDs of this node's."""
+    def neighbours(self, gpus: Collection[str]) -> tuple[untrusted_slice.Neighbour, ...]:
+        """Other pools that publish GPUs of this node; ``gpus`` are the UUIDs of this node's."""
         known = self._watcher.items().values() if self._watcher is not None else ()
-        return neighbours.neighbours(known, self._driver, pool_name(self._node, self._driver), gpus)
+        return untrusted_slice.neighbours(known, self._driver, pool_name(self._node, self._driver), gpus)
 
     def start(self) -> None:
         self._worker.start()
@@ -157,10 +223,10 @@ class Publisher:
             self._watcher.stop()
 
     def set_snapshot(self, snapshot: Snapshot, terms: Terms = NO_TERMS) -> None:
-        """Publish the GPUs of ``snapshot`` under ``terms`` as soon as possible; returns before that is done.
+        """Publish the GPUs of ``snapshot`` under ``terms`` as soon as possible; returns immediately.
 
-        Equal content causes no write, also when the snapshot differs in what is not published (a partition that was
-        created for a claim).
+        Equal content causes no write, also when the snapshot differs in unpublished parts (a partition created for a
+        claim).
         """
         with self._lock:
             if not self._desired.offer(snapshot, terms) or (self._asked and not self._desired.build(self.features)):
@@ -170,12 +236,12 @@ class Publisher:
         self._worker.wake()
 
     def notice(self, change: ReflectorChange) -> None:
-        """Take in a watch event about resource slices of this node; own writes and other drivers' are recognised."""
+        """Handle a watch event about resource slices of this node; own writes and other drivers' are recognised."""
         self._noticed += 1  # one thread notices
         self._on_notice()
         if change.kind == "listed":
             self._listed.set()
-        if change.item is not None and not neighbours.is_of(change.item, self._driver):
+        if change.item is not None and not untrusted_slice.is_of(change.item, self._driver):
             return
         with self._lock:
             known = change.item if change.kind != "deleted" else None
@@ -184,10 +250,7 @@ class Publisher:
         self._worker.wake()
 
     def step(self) -> float | None:
-        """Run a pass when one is due. Returns the seconds until the next one, None when none is planned.
-
-        One turn of the thread; tests call it instead of starting the thread.
-        """
+        """Run a pass when one is due. Returns the seconds until the next one, None when none is planned."""
         with self._lock:
             self._sort_out_events()
             due_s = self._schedule.due_s()
@@ -238,7 +301,7 @@ class Publisher:
         self._report("; ".join([*unknown, *problems_of(done, edits, self._driver, self._node)]) or None)
 
     def _wanted(self) -> tuple[DesiredSlice, ...]:
-        """The resource slices to publish, now that the API server was asked for its features."""
+        """The resource slices to publish, now that the API server's features are known."""
         with self._lock:
             self._asked = True
             if self._desired.build(self.features):
@@ -289,7 +352,7 @@ class Publisher:
             self.warn("ResourceSliceProblem", problem)
 
     def _ask_for_features(self) -> list[str]:
-        """Problems with finding the features, for people. Raises when another try soon may help."""
+        """Problems with finding the features. Raises when another attempt soon may help."""
         if self._features is None:
             return []
         try:
@@ -303,9 +366,7 @@ class Publisher:
 
 
 def problems_of(done: ReconcileResult, edits: int, driver: str, node: str) -> list[str]:
-    """The problems that a pass found; ``edits`` is how often other clients changed the resource slices in the last
-    minutes.
-    """
+    """The problems that a pass found; ``edits``: other clients' changes of resource slices in `WINDOW_S`."""
     problems = []
     if done.foreign_pools:
         problems.append(

@@ -1,14 +1,11 @@
-"""One pass: list the existing ResourceSlices, compute the writes, write, and compare the answers.
+"""Run one pass: list the existing ResourceSlices, compute the writes, write, and compare the answers.
 
-Each pass lists the resource slices again: one request, only when something happened. A cache would lag behind own
-writes (client-go's slice controller keeps a mutation cache for that).
+Each pass lists the resource slices: a cache would lag behind own writes. It stops at the first answer that lacks a
+gated field: without counters the scheduler would allocate a whole GPU and its partitions. The pool stays incomplete
+(see ``diff.py``), so none of its devices is allocated until the next pass.
 
-A pass stops at the first answer that lacks a gated field: without counters the scheduler would allocate a whole GPU and
-its partitions side by side. The pool stays incomplete (see ``diff.py``), so none of its devices is allocated until the
-next pass has written what the server does keep.
-
-A resource slice that is to have counter sets beside devices (1.34) is first written with the counter sets alone: an
-update of a resource slice that has counters keeps all of them, whatever the gate of the API server
+A resource slice with counter sets and devices (1.34) is first written with the counter sets only: an update of a
+resource slice that has counters keeps all of them, whatever the gate of the API server
 (dropDisabledDRAPartitionableDevicesFields in pkg/registry/resource/resourceslice/strategy.go).
 """
 
@@ -21,9 +18,8 @@ from msgspec.structs import replace
 from dra_driver.core.errors import InvalidObjectError, NotFoundError
 from dra_driver.node.slices import untrusted_slice
 from dra_driver.node.slices.api import SlicesApi, StoredSlice
-from dra_driver.node.slices.compare import dropped_fields, same
 from dra_driver.node.slices.diff import PoolIdentity, SliceBody, Writes, accepted, compute_writes, foreign_pools
-from dra_driver.node.slices.gates import lists_in, lost_with
+from dra_driver.node.slices.gates import dropped_fields, lists_in, lost_with, same
 from dra_driver.node.slices.layout import DesiredSlice
 
 log = logging.getLogger(__name__)
@@ -32,11 +28,8 @@ MAX_DROPPED = 16  # paths that are kept per resource slice, for people; a resour
 
 
 class ReconcileResult(Struct, frozen=True, kw_only=True):
-    """The result of one pass. ``dropped`` are paths of fields that the API server did not keep.
-
-    ``lost`` are features (``gates.ApiServerFeatures``) that the server turned out to lack; the pass then stopped
-    half-way.
-    """
+    """The result of one pass. ``dropped`` are paths of fields that the API server did not keep; ``lost`` are features
+    (``gates.ApiServerFeatures``) that it turned out to lack: the pass then stopped half-way."""
 
     writes: int
     created: int
@@ -47,7 +40,7 @@ class ReconcileResult(Struct, frozen=True, kw_only=True):
 
 
 class _Accepted(Struct, frozen=True, kw_only=True):
-    """The API server stored something else than was sent: the desired content, and what the server made of it."""
+    """The API server stored a changed version: the desired content, and the server's version."""
 
     want: DesiredSlice
     digest: str
@@ -87,7 +80,7 @@ class Reconciler:
         return self._node_uid
 
     def is_own_write(self, name: str, version: str | None) -> bool:
-        """Whether a watch event reports a state that the last pass read or wrote; ``version`` None is a deletion."""
+        """Return whether an event reports a state that the last pass read or wrote; ``version`` None: deleted."""
         return self._versions.get(name) == version
 
     def _planned(self, desired: Sequence[DesiredSlice], actual: Iterable[StoredSlice]) -> Writes:

@@ -1,1 +1,1 @@
-"""Changes GPUs as claims need them, and restores them. The caller holds the locks of the GPUs."""
+"""Change GPUs as claims need them, and restore them. The caller holds the locks of the GPUs."""

@@ -1,12 +1,11 @@
-"""Inspects, creates and removes the partitions of claims.
+"""Inspect, create and remove the partitions of claims.
 
-An instance that exists before the claim's intent is recorded is foreign: the claim uses it, and the driver never
-destroys it. A partition that could not be created is therefore recorded as not created, so that a foreign instance that
-appears in its place later is not taken for the driver's own.
+An instance that exists before the claim's intent is recorded is used and never destroyed. A partition that could not be
+created is recorded as not created, so that an instance that appears there later is not taken for the driver's own.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
@@ -15,11 +14,7 @@ from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.core.model.mig import MigInstance
 from dra_driver.hardware.mig.manager import MigManager
 from dra_driver.node.claims.dependencies import ClaimDependencies, require_hardware
-from dra_driver.node.claims.entry import (
-    AssignedPartition,
-    AttemptToken,
-    InstanceIds,
-)
+from dra_driver.node.claims.entry import AssignedPartition, AttemptToken, InstanceIds
 from dra_driver.node.claims.journal import Journal
 from dra_driver.node.claims.planning.plan import PreparePlan
 from dra_driver.node.claims.waiting import Deadline
@@ -31,22 +26,19 @@ STEP_S = 5.0
 
 
 def inspect_partitions(deps: ClaimDependencies, todo: PreparePlan) -> PreparePlan:
-    """The plan with, for each partition, whether it exists already. Changes nothing.
+    """Return the plan with, for each partition, whether it exists already. Changes nothing.
 
-    Raises `NoRoomError` for a foreign instance that no program can use. For an instance of this driver the journal's
-    ``begin`` reports the claim that has it, whatever is found here.
+    Raises `NoRoomError` for an unusable instance that the driver did not create. For an instance of this driver, the
+    journal's ``begin`` reports its claim.
     """
-    for position, device in enumerate(todo.devices):
-        part = device.partition
-        if part is None or device.admin_access:
-            continue
+    for position, part in todo.partitions:
         found = require_hardware(deps).mig.find(part.id)
         live = InstanceIds.of(found) if found else None
         if found is not None and live is None and not _is_recorded_as_created(deps.journal, part):
             raise NoRoomError(
-                f"{device.device} of claim {todo.ref} cannot be created: GPU instance {found.gi_id} is in its place, "
-                "incomplete or divided into smaller compute instances, and was not created by this driver; remove it "
-                "(nvidia-smi mig -dci, -dgi) or delete the pod"
+                f"{todo.devices[position].device} of claim {todo.ref} cannot be created: GPU instance {found.gi_id} is "
+                "in its place, incomplete or divided into smaller compute instances, and was not created by this "
+                "driver; remove it (nvidia-smi mig -dci, -dgi) or delete the pod"
             )
         todo = todo.with_device(position, partition=replace(part, created_by_driver=live is None, live=live))
     return todo
@@ -55,13 +47,10 @@ def inspect_partitions(deps: ClaimDependencies, todo: PreparePlan) -> PreparePla
 def create_partitions(
     deps: ClaimDependencies, todo: PreparePlan, attempt: AttemptToken, deadline: Deadline
 ) -> PreparePlan:
-    """Create the partitions that do not exist, in the order of the allocation. Returns the plan with their ids."""
+    """Create the missing partitions in the order of the allocation. Returns the plan with their ids."""
     hardware = require_hardware(deps)
-    to_create = [at for at, part in _partitions(todo) if part.created_by_driver]
-    for count, position in enumerate(to_create):
-        part = todo.devices[position].partition
-        if part is None:
-            continue
+    to_create = [(position, part) for position, part in todo.partitions if part.created_by_driver]
+    for count, (position, part) in enumerate(to_create):
         try:
             created = _create_partition(deps, part, deadline)
         except DraError as error:
@@ -79,8 +68,8 @@ def remove_orphaned_partitions(
 ) -> None:
     """Remove the GPU's partitions whose claim has no entry, or only those of claim ``of``.
 
-    The caller holds the GPU's lock, and knows that the journal is complete or that the claim is over. Raises as
-    `MigManager`. Waits ``within_s`` for all of them together.
+    The caller holds the GPU's lock, and knows that the journal is complete or that the claim has ended. Waits
+    ``within_s`` for all of them together. Raises as `MigManager`.
     """
     hardware, deadline = require_hardware(deps), Deadline(deps.clock, deps.clock.now() + within_s)
     for orphan in deps.journal.orphaned_partitions():
@@ -95,10 +84,10 @@ def remove_orphaned_partitions(
 
 
 def _create_partition(deps: ClaimDependencies, part: AssignedPartition, deadline: Deadline) -> MigInstance:
-    """Create it; after `NoRoomError` remove the GPU's orphaned partitions and try once more.
+    """Create it; after `NoRoomError` remove the GPU's orphaned partitions and retry once.
 
-    Orphans that overlap it were removed before. Another orphan may still have engines that it needs (one ``+me`` has
-    those of another), and the scheduler counts both as free.
+    Overlapping orphans are already removed, but another orphan may have engines that it needs (``+me`` profiles). The
+    scheduler counts both as free.
     """
     mig = require_hardware(deps).mig
     try:
@@ -117,27 +106,21 @@ def _create_partition(deps: ClaimDependencies, part: AssignedPartition, deadline
     return mig.create(part.id, part.size, within_s=deadline.left_s())
 
 
-def _mark_not_created(journal: Journal, todo: PreparePlan, attempt: AttemptToken, positions: list[int]) -> None:
-    """Record that these partitions were not created. When that fails they stay recorded as created, and teardown looks
-    for them; that only matters to a foreign instance that appears in such a place before the teardown."""
-    for position in positions:
-        part = todo.devices[position].partition
-        if part is not None:
-            todo = todo.with_device(position, partition=replace(part, created_by_driver=False))
+def _mark_not_created(
+    journal: Journal, todo: PreparePlan, attempt: AttemptToken, parts: Iterable[tuple[int, AssignedPartition]]
+) -> None:
+    """Record that these partitions were not created. If that fails, teardown looks for them, which matters only to an
+    instance that another manager creates there before the teardown."""
+    for position, part in parts:
+        todo = todo.with_device(position, partition=replace(part, created_by_driver=False))
     try:
         journal.amend(todo.ref.uid, attempt, todo.assigned)
     except DraError:
         return  # the first error is the one to report
 
 
-def _partitions(todo: PreparePlan) -> Iterator[tuple[int, AssignedPartition]]:
-    for position, device in enumerate(todo.devices):
-        if device.partition is not None and not device.admin_access:
-            yield position, device.partition
-
-
 def _is_recorded_as_created(journal: Journal, part: AssignedPartition) -> bool:
-    """Whether the driver created this partition for a claim, with an entry or without: the instance is that one."""
+    """Whether the driver created this partition for a claim, with an entry or without."""
     recorded = [assigned.device.partition for assigned in journal.assignments(part.id.gpu_uuid)]
     recorded += [orphan.partition for orphan in journal.orphaned_partitions()]
     return any(each is not None and each.created_by_driver and each.id == part.id for each in recorded)
@@ -146,15 +129,15 @@ def _is_recorded_as_created(journal: Journal, part: AssignedPartition) -> bool:
 def is_same(found: MigInstance, recorded: AssignedPartition) -> bool:
     """Return whether ``found`` can be ``recorded``. An incomplete instance has no UUID to compare.
 
-    MIG UUIDs are made from the ids of GPU, GPU instance and compute instance, so they repeat with the ids. Equal UUIDs
-    prove little, but different ones prove that the driver's instance is gone and that this one is foreign.
+    MIG UUIDs derive from the ids of GPU, GPU instance and compute instance, so they repeat with the ids. Different
+    UUIDs prove that the driver's instance no longer exists.
     """
     ids, device = recorded.live, found.device
     return ids is None or (found.gi_id == ids.gi_id and (device is None or device.uuid == ids.uuid))
 
 
 def destroy_if_owned(mig: MigManager, partition: AssignedPartition, *, within_s: float) -> None:
-    """Destroy the partition; a foreign instance in its place stays, and MIG mode with it.
+    """Destroy the partition. An instance of another manager in its place stays, and MIG mode with it.
 
     The caller holds the GPU's lock. Raises as `MigManager.destroy`.
     """

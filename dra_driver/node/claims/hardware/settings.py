@@ -1,7 +1,7 @@
-"""Defines the GPU settings that claims change: when each is applied, released and restored.
+"""The GPU settings that claims change: when each is applied, released and restored.
 
-``hardware/mig/`` and ``hardware/sharing/`` change a setting on the hardware. A new setting is one more class here and
-one more entry in `SETTINGS`.
+``hardware/mig/`` and ``hardware/sharing/`` change the hardware. A new setting is one class here and a line in
+`SETTINGS`.
 """
 
 import logging
@@ -36,10 +36,10 @@ START_S = 25.0
 
 
 class GpuSetting:
-    """One kind of setting: for a claim it is applied and released, without a claim it is restored.
+    """One kind of setting: applied and released for a claim, restored without one.
 
-    The caller holds the locks of the GPUs. All methods may be repeated, and raise `HardwareError` and `StorageError`.
-    The defaults do nothing: a new setting overrides what it needs and is listed in `settings.SETTINGS`.
+    The caller holds the locks of the GPUs. All methods are repeatable and raise `HardwareError` and `StorageError`. The
+    defaults do nothing.
     """
 
     def __init__(self, deps: ClaimDependencies) -> None:
@@ -48,32 +48,30 @@ class GpuSetting:
         self._gpu_locks = deps.gpu_locks
 
     def apply(self, todo: PreparePlan, deadline: Deadline) -> None:
-        """Change the setting as the plan's devices need it. The intent is durable in the journal already."""
+        """Change the setting as the plan's devices need it. The intent is already durable in the journal."""
 
     def verify(self, prepared: PreparePlan, deadline: Deadline) -> None:
-        """Check that a prepared claim still has the setting, and bring back what can be brought back."""
+        """Check that a prepared claim still has the setting, and repair it where possible."""
 
     def release_steps(self, entry: Entry, deadline: Deadline) -> Iterator[ReleaseStep]:  # noqa: ARG002 - a default
         """Steps that restore what was changed for the entry's claim and no other claim needs."""
         yield from ()
 
     def release_without_entry(self, uid: ClaimUid, *, within_s: float) -> None:
-        """Restore what was changed for one claim alone that has no entry any more: its journal was lost."""
+        """Restore changes for one claim that has no entry any more: its journal was lost."""
 
     def has_orphans(self) -> bool:
-        """Whether changes exist that no claim needs and no GPU note records."""
         return False
 
     def remove_orphans(self, locked: Collection[GpuUuid]) -> None:
-        """Undo the changes of `has_orphans`. The caller holds the locks of all GPUs of the node."""
+        """Undo changes that no claim needs and no GPU note records. The caller has locked all GPUs."""
 
 
 class NotedSetting(GpuSetting, ABC):
-    """A setting that this driver records in a GPU note before it changes it.
+    """A setting that this driver records in the GPU note ``note_key`` before it changes it.
 
-    ``note_key`` is the note's key. ``survives_reboot``: the GPU keeps the setting, so the note stays valid after a
-    reboot. ``shared_by_claims``: several claims of one GPU may need it at once, so it stays while another claim has the
-    GPU.
+    ``survives_reboot``: the GPU keeps the setting, and the note stays valid. ``shared_by_claims``: several claims of
+    one GPU may need it, so it stays while another claim has the GPU.
     """
 
     note_key: ClassVar[str]
@@ -82,22 +80,22 @@ class NotedSetting(GpuSetting, ABC):
 
     @abstractmethod
     def is_needed(self, assignments: Sequence[Assignment]) -> bool:
-        """Whether one of the claims that have a part of the GPU needs the setting as it is."""
+        """Whether one of the claims that have a part of the GPU needs the setting."""
 
     @abstractmethod
     def restore(self, gpu: GpuUuid, locked: Collection[GpuUuid]) -> None:
-        """Restore the GPU, whose note exists and whose claims do not need the setting. ``locked`` are locked GPUs."""
+        """Restore the GPU, whose note exists and whose claims do not need the setting. ``locked``: locked GPUs."""
 
     def restore_for_claim(self, gpu: GpuUuid, locked: Collection[GpuUuid], deadline: Deadline) -> None:  # noqa: ARG002
-        """`restore` for a claim that is about to use the GPU. Raises when the GPU cannot be restored now."""
+        """`restore` for a claim about to use the GPU. Raises when the GPU cannot be restored now."""
         self.restore(gpu, locked)
 
 
 class MigModeSetting(NotedSetting):
-    """MIG mode. Partitions need it. A claim for a whole GPU or a share of it cannot begin while it is on.
+    """MIG mode. Partitions need it; a claim for a whole GPU or a share cannot begin while it is enabled.
 
-    Creating a GPU's first partition enables it and destroying the last one disables it (`MigManager`). This setting
-    restores a mode that could not be disabled then, because a process had the GPU open.
+    `MigManager` enables it with a GPU's first partition and disables it with the last. This setting restores a mode
+    that could not be disabled then, because a process had the GPU open.
     """
 
     note_key = MIG_MODE
@@ -108,12 +106,12 @@ class MigModeSetting(NotedSetting):
         return any(assigned.device.partition for assigned in assignments)
 
     def restore(self, gpu: GpuUuid, locked: Collection[GpuUuid]) -> None:  # noqa: ARG002 - see `GpuSetting`
-        """Switch the mode off; it stays on, and its note stays, while instances exist or a process uses the GPU."""
+        """Disable the mode; mode and note stay while instances exist or a process uses the GPU."""
         if self._hardware.mig.restore_mode(gpu):
             self._hardware.changed()
 
     def restore_for_claim(self, gpu: GpuUuid, locked: Collection[GpuUuid], deadline: Deadline) -> None:  # noqa: ARG002
-        """Switch the mode off. Raises `GpuBusyError` when that is impossible before the deadline."""
+        """Disable the mode. Raises `GpuBusyError` when that is impossible before the deadline."""
         try:
             self._hardware.mig.ensure_whole(gpu, within_s=deadline.left_s(most_s=ENSURE_WHOLE_S))
         finally:
@@ -121,10 +119,7 @@ class MigModeSetting(NotedSetting):
 
 
 class TimeSliceSetting(NotedSetting):
-    """The time slice of a whole GPU (`sharing.timeslice.TimeSlicer`).
-
-    Claims that share a GPU by time slicing need it; all of them have the same interval.
-    """
+    """The time slice of a whole GPU, the same for all claims that share it by time slicing."""
 
     note_key = TIME_SLICE
 
@@ -138,7 +133,7 @@ class TimeSliceSetting(NotedSetting):
                 self._hardware.slicer.set(device.gpu.uuid, sharing.interval, within_s=deadline.left_s(most_s=STEP_S))
 
     def release_steps(self, entry: Entry, deadline: Deadline) -> Iterator[ReleaseStep]:
-        """Reset GPUs that no other claim shares by time slicing. While a rebuild is pending, claims may be missing."""
+        """Reset GPUs that no other claim shares by time slicing; none while a rebuild is pending."""
         uid = entry.ref.uid
         devices = [device for device in reversed(entry.devices) if device.changes_hardware]
         sliced = (d.gpu_uuid for d in devices if d.sharing is not None and d.sharing.strategy is Strategy.TIME_SLICING)
@@ -158,22 +153,22 @@ class TimeSliceSetting(NotedSetting):
     def restore(self, gpu: GpuUuid, locked: Collection[GpuUuid]) -> None:  # noqa: ARG002 - see `GpuSetting`
         """Reset the interval, and the compute mode that was changed for it.
 
-        Does nothing while this driver has the GPU in MIG mode: nvidia-smi does not set time slices then, and answers as
-        a GPU without this setting does. The note stays until the mode is off.
+        Does nothing while this driver has the GPU in MIG mode: nvidia-smi then answers as for a GPU without this
+        setting.
         """
         if self._journal.gpu_note(gpu, MIG_MODE) is None:
             self._hardware.slicer.reset(gpu, within_s=STEP_S)
 
     def _is_set(self, uid: ClaimUid, gpu: GpuUuid, interval: Interval) -> bool:
-        """Whether another prepared claim has the interval already. The command takes up to a second on hardware."""
+        """Whether another prepared claim has set the interval; nvidia-smi takes up to a second."""
         if self._journal.gpu_note(gpu, TIME_SLICE) != interval:
             return False
         others = (self._journal.entry(other.uid) for other in self._journal.assignments(gpu) if other.uid != uid)
         return any(other is not None and other.state is State.PREPARED for other in others)
 
     def _reset_best_effort(self, gpu: GpuUuid, within_s: float) -> None:
-        """Reset; a missing or hanging nvidia-smi does not keep a pod from ending. The note stays, the periodic reclaim
-        tries again, and no claim gets the whole GPU or a share before it is reset."""
+        """Reset; a missing or hanging nvidia-smi does not keep a pod from ending. The note stays, `reclaim_orphans`
+        retries, and no claim gets the whole GPU or a share before."""
         try:
             self._hardware.slicer.reset(gpu, within_s=within_s)
         except CommandError as error:
@@ -181,9 +176,9 @@ class TimeSliceSetting(NotedSetting):
 
 
 class MpsDaemonSetting(GpuSetting):
-    """MPS daemons (`sharing.mps.MpsClient`). The record of a daemon is its directory, not a GPU note.
+    """MPS daemons. The record of a daemon is its directory, not a GPU note.
 
-    The daemon of a shared GPU has the GPU's UUID as id and serves several claims; others serve one claim each.
+    The daemon of a shared GPU has the GPU's UUID as id and serves several claims; other daemons serve one claim each.
     """
 
     def apply(self, todo: PreparePlan, deadline: Deadline) -> None:
@@ -200,7 +195,7 @@ class MpsDaemonSetting(GpuSetting):
             yield next(iter(gpus), GpuUuid("")), partial(self._hardware.mps.release, daemon_id, gpus, within_s=within_s)
 
     def release_without_entry(self, uid: ClaimUid, *, within_s: float) -> None:
-        """Stop daemons that serve this claim alone: their ids begin with its UID."""
+        """Stop daemons that serve only this claim: their ids begin with its UID."""
         for daemon in [each for each in self._hardware.mps.daemons() if each.startswith(f"{uid}-")]:
             self._hardware.mps.release(daemon, (), within_s=within_s)
 
@@ -208,8 +203,7 @@ class MpsDaemonSetting(GpuSetting):
         return bool(tuple(self._orphans()))
 
     def remove_orphans(self, locked: Collection[GpuUuid], gpu: GpuUuid | None = None) -> None:
-        """Stop every daemon that no entry needs, or with ``gpu`` those that may use it: a MIG device's daemon does not
-        say which GPU it uses."""
+        """Stop daemons that no entry needs; with ``gpu``, daemons that may use it (a MIG daemon names none)."""
         mps = self._hardware.mps
         for daemon_id in self._orphans():
             daemon = mps.daemon(daemon_id)
@@ -237,7 +231,7 @@ class MpsDaemonSetting(GpuSetting):
 
     def _daemons_to_stop(self, entry: Entry) -> dict[str, tuple[GpuUuid, ...]]:
         """Ids with the GPUs whose compute mode the daemon changed. A shared GPU's daemon stays while a rebuild is
-        pending: claims that use it may be missing in the journal."""
+        pending."""
         used = {
             device.sharing.daemon.id: (device.gpu_uuid, device.sharing.daemon.gpus)
             for device in reversed(entry.devices)
@@ -262,10 +256,9 @@ def _daemons_of(todo: PreparePlan) -> list[MpsDaemon]:
 
 
 class ComputeModeSetting(NotedSetting):
-    """The compute mode. Claims that share the GPU need it.
+    """The compute mode, which time slices and MPS daemons change and restore (`sharing.compute_mode`).
 
-    Time slices and MPS daemons change and restore it (`sharing.timeslice`). This setting restores a mode whose
-    daemon or time slice ended without restoring it.
+    This setting restores a mode whose daemon or time slice ended without restoring it.
     """
 
     note_key = COMPUTE_MODE
@@ -294,5 +287,5 @@ LOST_AT_REBOOT = tuple(
 
 
 def settings_of(deps: ClaimDependencies) -> tuple[GpuSetting, ...]:
-    """One object per setting, in the order of `SETTINGS`. Raises `NotPermittedError` without hardware."""
+    """Return one object per setting, in the order of `SETTINGS`. Raises `NotPermittedError` without hardware."""
     return tuple(kind(deps) for kind in SETTINGS)

@@ -1,7 +1,4 @@
-"""The journal of claims in SQLite, and the backup of what the driver changed on GPUs: `Journal`.
-
-Other packages import from here, not from the modules inside.
-"""
+"""The journal of claims in SQLite, and the backup of the driver's changes on GPUs. Other packages import from here."""
 
 from dra_driver.node.claims.journal.journal import Journal
 

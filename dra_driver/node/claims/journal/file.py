@@ -1,27 +1,26 @@
-"""The journal's file: created, opened, checked, and set aside when it is damaged.
+"""Open, check and access the journal's file; set it aside when it is damaged.
 
-A damaged journal does not stop a node: the file is renamed (the newest few are kept for diagnosis), and a new journal
-starts with the note that it must be rebuilt. A new file always has that note, also when the old file was deleted: until
-`recover` has asked the API server, the devices of other claims are unknown.
-
-A lock file guards the opening only, so that one of two processes that find the same damage sets the file aside. Later,
-SQLite's own locks are enough. Write-ahead logging works for processes in different containers that share the directory,
-because they share the host's kernel and page cache.
+A damaged file is renamed, and a new journal begins with the note that it must be rebuilt, as every new file does. One
+connection with a lock serves all threads: SQLite has one writer anyway, and a read takes 20 us. Write-ahead logging
+works for processes in different containers, because they share the host's kernel and page cache.
 """
 
 import contextlib
 import logging
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Self
 
 from msgspec import Struct
 
 from dra_driver.core.errors import ConfigurationError, StorageError
 from dra_driver.core.files import lock_file
-from dra_driver.node.claims.journal import rows, values
+from dra_driver.node.claims.entry import OwnerId
+from dra_driver.node.claims.journal import rows
 from dra_driver.node.claims.journal.schema import ADDED, ADDED_NAMES, SCHEMA, SCHEMA_VERSION
 
 log = logging.getLogger(__name__)
@@ -60,7 +59,7 @@ _CORRUPTION = frozenset(
 
 
 class OpenJournal(Struct, frozen=True, kw_only=True):
-    """An open connection, and where a damaged file was moved (None when there was none)."""
+    """An open connection, and the path to which a damaged file was moved, or None."""
 
     connection: sqlite3.Connection
     set_aside: Path | None
@@ -68,10 +67,10 @@ class OpenJournal(Struct, frozen=True, kw_only=True):
 
 
 class OpenFiles:
-    """The files that the connection has open: the journal and SQLite's files beside it. Immutable and thread-safe.
+    """The files that the connection has open: the journal and SQLite's files next to it. Immutable and thread-safe.
 
-    SQLite keeps using files that were removed or moved, and no other process ever sees what it writes there. SQLite
-    does not replace its files while a process has the database open.
+    SQLite keeps using files that were removed or moved, and no other process ever sees its writes there. SQLite does
+    not replace its files while a process has the database open.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,7 +78,7 @@ class OpenFiles:
         self._known = {each: found for each in beside if (found := _identity(each))}
 
     def displaced(self) -> Path | None:
-        """The first file that was removed or replaced; None when there is none, or when it cannot be checked."""
+        """Return the first file that was removed or replaced; None when none was, or none can be checked."""
         try:
             return next((path for path, known in self._known.items() if _identity(path) != known), None)
         except OSError:
@@ -112,14 +111,14 @@ def open_database(path: Path, now: Callable[[], float]) -> OpenJournal:
 
 
 def storage_error(path: Path, doing: str, error: Exception) -> StorageError:
-    """One of `FAILURES` as a `StorageError`, for a pod's event or for a failed start."""
+    """Translate one of `FAILURES`."""
     advice = _ADVICE.get(primary_code(error), str(error))
     name = getattr(error, "sqlite_errorname", type(error).__name__)
     return StorageError(f"cannot {doing} in the journal {path}: {advice} ({name})")
 
 
 def primary_code(error: Exception) -> int:
-    """SQLite's primary result code, -1 when Python's module itself raised."""
+    """SQLite's primary result code; -1 when Python's module itself raised."""
     if isinstance(error, UnicodeDecodeError):
         return sqlite3.SQLITE_CORRUPT
     code = getattr(error, "sqlite_errorcode", None)
@@ -127,7 +126,7 @@ def primary_code(error: Exception) -> int:
 
 
 def is_corruption(error: Exception) -> bool:
-    """Whether the file's content caused the error, so that another try does not help."""
+    """Return whether the file's content caused the error, so that a retry does not help."""
     return primary_code(error) in _CORRUPTION
 
 
@@ -189,11 +188,11 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _fill_log(connection: sqlite3.Connection, path: Path) -> None:
-    """Give the write-ahead log its later size, in zeros, so that commits write in place. Best effort.
+    """Give the write-ahead log its final size, in zeros, so that commits write in place. Best effort.
 
-    A commit that makes the file longer makes the file system write its own journal, too: twice the time of a sync.
-    SQLite finds the end of the log by checksums (sqlite.org/fileformat2.html, 4.1), so what follows it has no meaning.
-    Inside a transaction, because only its holder may write to the log.
+    A commit that extends the file makes the file system write its own journal too: twice the time of a sync. SQLite
+    finds the end of the log by checksums (sqlite.org/fileformat2.html, 4.1). Only the holder of a transaction may write
+    to it.
     """
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -239,7 +238,7 @@ def _configure(connection: sqlite3.Connection, path: Path) -> None:
 def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if not 0 <= version <= _HIGHEST_PLAUSIBLE_VERSION:
-        raise values.corruption(f"the schema's version is {version}")
+        raise rows.corruption(f"the schema's version is {version}")
     if version > SCHEMA_VERSION:
         raise ConfigurationError(
             f"the journal {path} was written by a newer version of the driver (schema {version}, this one knows "
@@ -247,33 +246,29 @@ def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
         )
     if version == 0:
         connection.executescript(SCHEMA)  # fails on a file with foreign tables, which is then moved aside
-    if not _is_complete(connection):
+    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
+    if not names.issuperset(ADDED_NAMES):
         connection.executescript(ADDED)
     _check_content(connection)
-
-
-def _is_complete(connection: sqlite3.Connection) -> bool:
-    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
-    return names.issuperset(ADDED_NAMES)
 
 
 def _check_content(connection: sqlite3.Connection) -> None:
     """Read everything once as it will be read later, so that damage is found here, where it can be repaired."""
     (problem,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if problem != "ok":
-        raise values.corruption(str(problem))
+        raise rows.corruption(str(problem))
     # A device without its claim would be blocked for ever.
     if connection.execute("PRAGMA foreign_key_check").fetchone() is not None:
-        raise values.corruption("a device has no claim")
+        raise rows.corruption("a device has no claim")
     for _ in rows.entries(connection.execute(rows.SELECT + rows.BY_POSITION)):
         pass
     for _ in rows.orphaned_partitions(connection.execute(rows.SELECT_ORPHANED)):
         pass
     for note in connection.execute("SELECT gpu_uuid, key, value, boot_id FROM gpu_note"):
         for column in note:
-            values.parse_text("of a GPU's note", column)
+            rows.parse_text("of a GPU's note", column)
     if connection.execute("SELECT 1 FROM note WHERE key <> ? LIMIT 1", (REBUILD,)).fetchone() is not None:
-        raise values.corruption("table note has a key that this driver never wrote")
+        raise rows.corruption("table note has a key that this driver never wrote")
     connection.execute("BEGIN IMMEDIATE")
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")  # fails on a file that can only be read
     connection.execute("ROLLBACK")
@@ -290,3 +285,114 @@ def _set_aside(path: Path, now_s: float) -> Path:
         for suffix in ("", "-wal", "-shm"):
             old.with_name(old.name + suffix).unlink(missing_ok=True)
     return target
+
+
+class Database:
+    """The base of `journal.Journal`. Thread-safe; several processes may have the same file open.
+
+    Every method raises `StorageError` when the file cannot be read or written. It then changes nothing, and can be
+    repeated. A call waits at most 10 s for another thread and 10 s for another process.
+    """
+
+    def __init__(
+        self, path: Path, opened: OpenJournal, *, boot_id: str, owner: OwnerId, now: Callable[[], float]
+    ) -> None:
+        self._path = path
+        self._connection = opened.connection
+        self._files = opened.files
+        self.set_aside = opened.set_aside
+        """Where a damaged file was moved when the journal was opened, or None."""
+        self.boot_id = boot_id
+        self.owner = owner
+        self._now = now
+        # Guards the connection; re-entrant so that reads work inside ``exclusive``.
+        self._lock = threading.RLock()
+        self._synced = True
+        self._damaged = False
+
+    @classmethod
+    def open(cls, path: Path | str, *, boot_id: str, owner: OwnerId, now: Callable[[], float] = time.time) -> Self:
+        """Open or create the journal, see `open_database`. ``boot_id`` is the kernel's id of this boot, "" when
+        unknown."""
+        path = Path(path)
+        return cls(path, open_database(path, now), boot_id=boot_id, owner=owner, now=now)
+
+    def close(self) -> None:
+        """Close the file. Idempotent; other methods raise StorageError afterwards."""
+        with self._lock:
+            self._connection.close()
+
+    @property
+    def problem(self) -> str | None:
+        """A problem that only a restart of the process solves, or None. Cheap; never raises."""
+        if self._damaged:
+            return f"the journal {self._path} is damaged: restart the node process, which rebuilds it"
+        displaced = self._files.displaced()
+        if displaced is None:
+            return None
+        return (
+            f"the journal's file {displaced} was removed or replaced while it was in use, so changes since then are "
+            "lost when this process ends: restart the node process, which rebuilds the journal"
+        )
+
+    @contextlib.contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Keep all other threads and processes from beginning, finishing or forgetting a claim; this thread can still
+        read.
+
+        For decisions such as "this claim has no entry, so its file is removed", which another process must not
+        overtake.
+        """
+        with self._writing("lock", durable=False):
+            yield
+
+    def tidy(self) -> None:
+        """Checkpoint the write-ahead log, so that no call has to. Does nothing while another process reads."""
+        with self._reading("tidy up") as connection:
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+
+    @contextlib.contextmanager
+    def _reading(self, doing: str) -> Iterator[sqlite3.Connection]:
+        with self._translated(doing), self._locked(doing):
+            yield self._connection
+
+    @contextlib.contextmanager
+    def _writing(self, doing: str, *, durable: bool) -> Iterator[sqlite3.Connection]:
+        with self._translated(doing), self._locked(doing):
+            self._sync_commits(durable)
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            finally:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+
+    def _sync_commits(self, durable: bool) -> None:
+        if durable != self._synced:
+            self._connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            self._synced = durable
+
+    @contextlib.contextmanager
+    def _locked(self, doing: str) -> Iterator[None]:
+        if not self._lock.acquire(timeout=BUSY_TIMEOUT_S):
+            raise StorageError(
+                f"cannot {doing} in the journal {self._path}: another call has waited for the disk for more than "
+                f"{BUSY_TIMEOUT_S:g} s; look at the node's disk"
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    @contextlib.contextmanager
+    def _translated(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except FAILURES as error:
+            # SQLITE_ERROR at this point is "no such table": the file was replaced by another database.
+            found = storage_error(self._path, doing, error)
+            if is_corruption(error):
+                self._damaged = True
+                raise found from error
+            raise StorageError(f"{found}; it is tried again") from error

@@ -1,12 +1,11 @@
 """The journal's state of GPUs: notes about changed settings, orphaned partitions, and the backup of both.
 
-The backup is written inside the transaction, before COMMIT, so no hardware change is recorded in SQLite alone. SQLite's
-lock keeps two processes from writing at once.
+Backups are written inside the transaction, before COMMIT, so no hardware change is recorded in SQLite only.
 """
 
 import logging
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import asdict
@@ -16,11 +15,15 @@ from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid, DeviceName, GpuUuid
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.node.claims.entry import OrphanedPartition, OwnerId
-from dra_driver.node.claims.journal import claim_names, rows, schema, values
-from dra_driver.node.claims.journal.backups import GpuStateBackup, GpuStateBackups, NoteBackup, PartitionBackup
-from dra_driver.node.claims.journal.claim_names import ClaimNames
-from dra_driver.node.claims.journal.database import Database
-from dra_driver.node.claims.journal.file import REBUILD, OpenJournal
+from dra_driver.node.claims.journal import backups, rows, schema
+from dra_driver.node.claims.journal.backups import (
+    ClaimNames,
+    GpuStateBackup,
+    GpuStateBackups,
+    NoteBackup,
+    PartitionBackup,
+)
+from dra_driver.node.claims.journal.file import REBUILD, Database, OpenJournal
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +34,9 @@ SELECT m.uid AS uid, m.position AS position, {rows.SELECT_MIG} FROM mig AS m
 WHERE m.made = 1 AND m.gpu_uuid = ? ORDER BY m.profile, m.start
 """  # noqa: S608 - columns are constants
 _CREATED_IDS = "SELECT gpu_uuid, profile, start FROM mig WHERE made = 1"
+_SET_NOTE = schema.insert("gpu_note", schema.GPU_NOTE_COLUMNS, verb="INSERT OR REPLACE")
+_KEEP_NOTE = schema.insert("gpu_note", schema.GPU_NOTE_COLUMNS, verb="INSERT OR IGNORE")
+_KEEP_PARTITION = schema.insert("mig", schema.MIG_COLUMNS, verb="INSERT OR IGNORE")
 
 
 class GpuNotesStore(Database):
@@ -41,13 +47,13 @@ class GpuNotesStore(Database):
     ) -> None:
         super().__init__(path, opened, boot_id=boot_id, owner=owner, now=now)
         self._backups = GpuStateBackups(path.parent / BACKUPS_FOLDER)
-        self._names = ClaimNames(path.parent / claim_names.FILE)
+        self._names = ClaimNames(path.parent / backups.NAMES_FILE)
 
     def gpu_note(self, gpu: GpuUuid, key: str) -> str | None:
         with self._reading("read a GPU note") as connection:
             query = "SELECT value FROM gpu_note WHERE gpu_uuid = ? AND key = ?"
             row = connection.execute(query, (gpu, key)).fetchone()
-            return None if row is None else values.parse_text("value", row[0])
+            return None if row is None else rows.parse_text("value", row[0])
 
     def set_gpu_note(self, gpu: GpuUuid, key: str, value: str) -> None:
         """Set the note; durable on return."""
@@ -62,29 +68,26 @@ class GpuNotesStore(Database):
             self._write_backups_best_effort(connection, (gpu,))
 
     def gpus_with_note(self, key: str) -> tuple[GpuUuid, ...]:
-        """The GPUs that have such a note, sorted."""
         return tuple(sorted(gpu for gpu, keys in self.noted_gpus().items() if key in keys))
 
     def noted_gpus(self) -> Mapping[GpuUuid, frozenset[str]]:
-        """The keys of the notes of every GPU that has one. At most a few per GPU, usually none."""
+        """The keys of the notes of every GPU that has one."""
         found: dict[GpuUuid, frozenset[str]] = {}
         with self._reading("list GPU notes") as connection:
             for gpu, key in connection.execute("SELECT gpu_uuid, key FROM gpu_note"):
-                uuid = GpuUuid(values.parse_text("gpu_uuid", gpu))
-                found[uuid] = found.get(uuid, frozenset()) | {values.parse_text("key", key)}
+                uuid = GpuUuid(rows.parse_text("gpu_uuid", gpu))
+                found[uuid] = found.get(uuid, frozenset()) | {rows.parse_text("key", key)}
         return found
 
     def drop_older_notes(self, keys: Sequence[str]) -> None:
-        """Remove notes of earlier boots about settings that do not survive a reboot; nothing when this boot's id is
-        unknown.
-        """
+        """Remove notes of earlier boots about settings that a reboot resets; none when this boot's id is unknown."""
         if self.boot_id:
             with self._writing("drop GPU notes of an earlier boot", durable=True) as connection:
                 for key in keys:
                     query = "DELETE FROM gpu_note WHERE key = ? AND boot_id NOT IN ('', ?)"
                     gone = connection.execute(f"{query} RETURNING gpu_uuid", (key, self.boot_id)).fetchall()
                     self._write_backups_best_effort(
-                        connection, [GpuUuid(values.parse_text("gpu_uuid", gpu)) for (gpu,) in gone]
+                        connection, [GpuUuid(rows.parse_text("gpu_uuid", gpu)) for (gpu,) in gone]
                     )
 
     def created_partitions(self) -> frozenset[PartitionId]:
@@ -95,9 +98,9 @@ class GpuNotesStore(Database):
         with self._reading("list created partitions") as connection:
             return frozenset(
                 PartitionId(
-                    GpuUuid(values.parse_text("gpu_uuid", gpu)),
-                    values.parse_int("profile", profile),
-                    values.parse_int("start", start),
+                    GpuUuid(rows.parse_text("gpu_uuid", gpu)),
+                    rows.parse_int("profile", profile),
+                    rows.parse_int("start", start),
                 )
                 for gpu, profile, start in connection.execute(_CREATED_IDS)
             )
@@ -116,7 +119,7 @@ class GpuNotesStore(Database):
 
     @property
     def rebuild_pending(self) -> bool:
-        """Whether the file is new, and the claims that were prepared before are not yet known."""
+        """Whether the file is new, and the claims prepared before are still unknown."""
         with self._reading("read a note") as connection:
             return is_pending(connection)
 
@@ -128,51 +131,52 @@ class GpuNotesStore(Database):
     def restore_from_backups(self) -> None:
         """Read the backups into a journal that must be rebuilt; otherwise do nothing. Idempotent: existing rows stay.
 
-        Partitions become orphaned partitions until their claims are adopted. Partitions of an earlier boot are skipped:
-        they no longer exist, and another instance may be in their place.
+        Partitions stay orphaned until their claims are adopted. Partitions of an earlier boot are skipped: they no
+        longer exist, and another instance may be in their place.
         """
         if not self.rebuild_pending:
             return
         with self._writing("restore from backups", durable=True) as connection:
             if is_pending(connection):  # still pending: another process may have been faster
                 for backup in self._backups.read():
-                    connection.executemany(
-                        _KEEP_NOTE, [{"gpu_uuid": backup.gpu, **asdict(note)} for note in backup.notes]
-                    )
+                    notes = [{"gpu_uuid": backup.gpu, **asdict(note)} for note in backup.notes]
+                    connection.executemany(_KEEP_NOTE, notes)
                     if not self.boot_id or backup.boot_id in ("", self.boot_id):
-                        connection.executemany(_KEEP_PARTITION, _mig_rows(backup))
+                        found = ((saved.orphan, saved.device) for saved in backup.partitions)
+                        parts = [rows.mig_row(each.uid, each.position, name, each.partition) for each, name in found]
+                        connection.executemany(_KEEP_PARTITION, parts)
 
     def names_of(self, uids: Collection[ClaimUid]) -> dict[ClaimUid, ClaimRef]:
-        """The claims among ``uids`` whose names are recorded outside of this file, with or without an entry."""
+        """The claims among ``uids`` whose names are recorded outside this file, with or without an entry."""
         return self._names.find(uids)
 
     def write_all_backups(self) -> None:
-        """Make the backups equal to the journal, whatever a crash or another version left there.
+        """Make the backups equal to the journal. Raises `StorageError`.
 
-        Raises `StorageError`. Does nothing while a rebuild is pending: the backups may then hold more than the journal.
+        Does nothing while a rebuild is pending: the backups may then hold more than the journal.
         """
         with self._writing("write backups", durable=False) as connection:
             if is_pending(connection):
                 return
             query = "SELECT gpu_uuid FROM mig WHERE made = 1 UNION SELECT gpu_uuid FROM gpu_note"
-            gpus = [GpuUuid(values.parse_text("gpu_uuid", gpu)) for (gpu,) in connection.execute(query)]
+            gpus = [GpuUuid(rows.parse_text("gpu_uuid", gpu)) for (gpu,) in connection.execute(query)]
             self._write_backups(connection, gpus)
             self._backups.keep_only(gpus)
             self._write_names(connection)
 
     def _write_names(self, connection: sqlite3.Connection) -> None:
-        """Names of all claims; those of claims that are gone stay while a partition of theirs exists."""
+        """Names of all claims; the name of a deleted claim stays while a partition of it exists."""
         claims = [rows.claim_ref(row) for row in connection.execute("SELECT uid, namespace, name FROM claim")]
-        left = {values.parse_uid(uid) for (uid,) in connection.execute("SELECT uid FROM mig WHERE made = 1")}
+        left = {rows.parse_uid(uid) for (uid,) in connection.execute("SELECT uid FROM mig WHERE made = 1")}
         self._names.keep(claims, left)
 
     def _write_backups(self, connection: sqlite3.Connection, gpus: Iterable[GpuUuid]) -> None:
-        """Write the backups of the GPUs. Inside a transaction. Raises `StorageError`: nothing may be changed then."""
+        """Inside a transaction, which fails with it. Raises `StorageError`."""
         for gpu in sorted(set(gpus)):
             self._backups.write(self._backup(connection, gpu))
 
     def _write_backups_best_effort(self, connection: sqlite3.Connection, gpus: Iterable[GpuUuid]) -> None:
-        """The same after a release, which succeeds without a backup; `write_all_backups` corrects it later."""
+        """The same after a release, which needs no backup; `write_all_backups` corrects it."""
         try:
             self._write_backups(connection, gpus)
         except StorageError as error:
@@ -186,28 +190,18 @@ class GpuNotesStore(Database):
             boot_id=self.boot_id,
             notes=tuple(
                 NoteBackup(
-                    key=values.parse_text("key", row["key"]),
-                    value=values.parse_text("value", row["value"]),
-                    boot_id=values.parse_text("boot_id", row["boot_id"]),
+                    key=rows.parse_text("key", row["key"]),
+                    value=rows.parse_text("value", row["value"]),
+                    boot_id=rows.parse_text("boot_id", row["boot_id"]),
                 )
                 for row in notes.fetchall()
             ),
             partitions=tuple(
-                PartitionBackup(orphan=orphan, device=DeviceName(values.parse_text("device", row["mig_device"])))
+                PartitionBackup(orphan=orphan, device=DeviceName(rows.parse_text("device", row["mig_device"])))
                 for row, orphan in zip(created, rows.orphaned_partitions(created), strict=True)
             ),
         )
 
 
-_SET_NOTE = schema.insert("gpu_note", schema.GPU_NOTE_COLUMNS, verb="INSERT OR REPLACE")
-_KEEP_NOTE = schema.insert("gpu_note", schema.GPU_NOTE_COLUMNS, verb="INSERT OR IGNORE")
-_KEEP_PARTITION = schema.insert("mig", schema.MIG_COLUMNS, verb="INSERT OR IGNORE")
-
-
 def is_pending(connection: sqlite3.Connection) -> bool:
     return connection.execute("SELECT 1 FROM note WHERE key = ?", (REBUILD,)).fetchone() is not None
-
-
-def _mig_rows(backup: GpuStateBackup) -> Iterator[values.Parameters]:
-    for saved in backup.partitions:
-        yield rows.mig_row(saved.orphan.uid, saved.orphan.position, saved.device, saved.orphan.partition)

@@ -1,11 +1,8 @@
-"""The journal of the claims on this node, durable and shared by overlapping node processes.
+"""The durable journal of the claims on this node, shared by overlapping node processes. Assigns each device once.
 
-All reads and writes of entries, and the rule that a device is assigned once.
-
-Durability: what was answered to the kubelet (``finish``, ``forget``) is synced to disk before the call returns, one
-sync per claim. ``begin`` and ``start_unprepare`` are not synced unless asked: they must survive the death of the
-process, which they do, and the sync of the next step covers them. Where a step in between changes hardware in a way
-that outlives a power cut, ``durable=True`` pays for a second sync.
+``finish`` and ``forget`` are synced to disk before the kubelet gets its answer, one sync per claim. ``begin`` and
+``start_unprepare`` must only survive the process; the sync of the next step covers them. ``durable=True`` adds a sync
+where a step in between changes hardware beyond a power cut.
 """
 
 import itertools
@@ -30,7 +27,7 @@ from dra_driver.node.claims.entry import (
 from dra_driver.node.claims.journal import rows
 from dra_driver.node.claims.journal.file import OpenJournal
 from dra_driver.node.claims.journal.gpu_notes import GpuNotesStore, is_pending
-from dra_driver.node.claims.journal.values import corruption, parse_text, parse_uid
+from dra_driver.node.claims.journal.rows import corruption, parse_text, parse_uid
 from dra_driver.node.claims.planning.conflicts import conflicts, overlaps
 
 # Two partial indexes, without devices of admin access: many monitoring claims make no prepare slower. Also by name: a
@@ -57,7 +54,7 @@ _STILL = "SELECT 1 FROM claim WHERE uid = ? AND owner = ? AND attempt = ? AND st
 
 
 class Journal(GpuNotesStore):
-    """One open journal; see `database.Database` for opening, closing, errors and waits."""
+    """One open journal; see `file.Database` for opening, closing, errors and waits."""
 
     def __init__(
         self, path: Path, opened: OpenJournal, *, boot_id: str, owner: OwnerId, now: Callable[[], float]
@@ -73,10 +70,7 @@ class Journal(GpuNotesStore):
             )
 
     def entries(self) -> tuple[Entry, ...]:
-        """All entries, by UID.
-
-        For the start, collection and people, not for calls: it grows with the number of claims.
-        """
+        """All entries, by UID. Grows with the number of claims: not for calls of the kubelet."""
         with self._reading("list claims") as connection:
             return tuple(rows.entries(connection.execute(rows.SELECT + rows.BY_POSITION)))
 
@@ -97,7 +91,7 @@ class Journal(GpuNotesStore):
             return tuple(rows.assignments(connection.execute(f"{rows.SELECT_ASSIGNMENTS} AND d.gpu_uuid = ?", (gpu,))))
 
     def uses(self) -> tuple[Use, ...]:
-        """The use of every GPU in use. Orphaned partitions count: this driver has to destroy them."""
+        """The use of every GPU in use, including orphaned partitions."""
         with self._reading("list uses of GPUs"):
             # In this order: a partition that loses its claim in between is then listed twice, and not missed.
             assigned = tuple(holding.device.use for holding in self.assignments())
@@ -111,9 +105,8 @@ class Journal(GpuNotesStore):
     ) -> AttemptToken | Blocked:
         """Record the intent to prepare ``ref`` and assign its devices, or return what blocks it.
 
-        Check and record are one transaction: of two processes that begin at once, one is blocked. That only holds when
-        both use the same file, so nothing begins in a file that was removed or replaced; entries in it can still be
-        finished and undone.
+        Check and record are one transaction, so one of two concurrent processes is blocked. Raises `StorageError` in a
+        file that was removed or replaced, which no other process sees.
         """
         if problem := self.problem:
             raise StorageError(f"claim {ref} cannot be recorded: {problem}")
@@ -124,7 +117,7 @@ class Journal(GpuNotesStore):
     def amend(self, uid: ClaimUid, attempt: AttemptToken, devices: Sequence[AssignedDevice]) -> bool:
         """Replace the details of the devices of a claim that is being prepared; not synced.
 
-        ``devices`` are those of ``begin`` with other details. False when the entry is no longer this attempt's.
+        ``devices`` are those of ``begin`` with other details. False when the entry belongs to another attempt.
         """
         with self._writing("amend a claim", durable=False) as connection:
             own = connection.execute(
@@ -136,9 +129,9 @@ class Journal(GpuNotesStore):
             return own is not None
 
     def finish(self, uid: ClaimUid, attempt: AttemptToken, devices: Sequence[AssignedDevice] = ()) -> bool:
-        """Record that the claim is prepared; durable on return. False when the entry is no longer this attempt's.
+        """Record that the claim is prepared; durable on return. False when the entry belongs to another attempt.
 
-        ``devices``, when given, are those of ``begin`` with the details that became known.
+        ``devices``, when given, are those of ``begin`` with the details that are known now.
         """
         with self._writing("finish a claim", durable=True) as connection:
             changed = self._change(
@@ -156,7 +149,7 @@ class Journal(GpuNotesStore):
     ) -> AttemptToken | None:
         """Record that the claim is being undone, and take over its entry from any other attempt.
 
-        None without an entry; with ``only``, also when the entry is another attempt's.
+        None without an entry; with ``only``, also when the entry belongs to another attempt.
         """
         with self._writing("start to unprepare a claim", durable=durable) as connection:
             attempt = self._next_attempt()
@@ -170,10 +163,10 @@ class Journal(GpuNotesStore):
             return attempt if changed else None
 
     def forget(self, uid: ClaimUid, attempt: AttemptToken, *, partitions_left: bool = False) -> bool:
-        """Remove the entry and free its devices; durable. False when the entry is no longer this attempt's.
+        """Remove the entry and free its devices; durable. False when the entry belongs to another attempt.
 
-        Partitions that were created for it must be destroyed before: no record of them remains. With
-        ``partitions_left`` they may still exist, and become `orphaned_partitions`.
+        Its partitions must be destroyed before: no record of them remains. With ``partitions_left`` they may still
+        exist, and become `orphaned_partitions`.
         """
         with self._writing("forget a claim", durable=True) as connection:
             changed = self._change(
@@ -190,7 +183,7 @@ class Journal(GpuNotesStore):
     def adopt(self, ref: ClaimRef, devices: Sequence[AssignedDevice]) -> Blocked | None:
         """Record as prepared a claim that a lost journal had; return what blocks it when this journal differs.
 
-        Orphaned partitions that were created for this very claim become its own again and do not block it.
+        Orphaned partitions that were created for this claim become its own again and do not block it.
         """
         with self._writing("adopt a claim", durable=True) as connection:
             blocked = self._blocked(connection, ref, devices, adopting=True)
@@ -199,9 +192,10 @@ class Journal(GpuNotesStore):
             return blocked
 
     def drop_older_boots(self) -> tuple[ClaimUid, ...]:
-        """Remove entries of earlier boots that have files alone, and return their UIDs.
+        """Remove entries of earlier boots that only have files, and return their UIDs; none when this boot's id is
+        unknown.
 
-        Entries that changed hardware stay until the hardware was checked. Removes none when this boot's id is unknown.
+        Entries that changed hardware stay until the hardware was checked.
         """
         if not self.boot_id:
             return ()
@@ -220,7 +214,7 @@ class Journal(GpuNotesStore):
     # leaves the claim to `begin` and `start_unprepare`, which resolve it.
 
     def unrecorded(self, uids: Collection[ClaimUid]) -> frozenset[ClaimUid]:
-        """Those of ``uids`` that have no entry; none while a rebuild is pending, when an entry may be missing."""
+        """The claims among ``uids`` without an entry; none while a rebuild is pending."""
         with self._reading("look up claims") as connection:
             if is_pending(connection):
                 return frozenset()
@@ -229,10 +223,9 @@ class Journal(GpuNotesStore):
     def record_prepared(
         self, claims: Sequence[tuple[ClaimRef, Sequence[AssignedDevice]]]
     ) -> dict[ClaimUid, AttemptToken]:
-        """Record claims for whole GPUs as prepared, those that nothing stands against; durable on return.
+        """Record claims for whole GPUs as prepared, if nothing blocks them; durable on return.
 
-        The others are not in the answer and are not recorded. Two processes that record at once are kept apart by the
-        transaction, as in `journal.Journal.begin`. Nothing is recorded in a file that was removed or replaced.
+        Blocked claims are missing in the answer. Errors and concurrency as in ``begin``.
         """
         if problem := self.problem:
             raise StorageError(f"claims cannot be recorded: {problem}")
@@ -253,10 +246,10 @@ class Journal(GpuNotesStore):
     def forget_prepared(
         self, uids: Collection[ClaimUid], remove_file: Callable[[ClaimUid], object]
     ) -> frozenset[ClaimUid]:
-        """Remove the files and entries of prepared claims for whole GPUs; durable on return. Returns these claims.
+        """Remove files and entries of prepared claims for whole GPUs; durable on return. Returns these claims.
 
         ``remove_file`` is called inside the transaction: no other run can write the file of a claim whose entry is
-        about to go. A claim whose file cannot be removed stays as it is.
+        being removed. A claim whose file cannot be removed stays.
         """
         with self._writing("forget prepared claims", durable=True) as connection:
             gone = frozenset(uid for uid in uids if _finds(connection, _PREPARED, uid) and _succeeds(remove_file, uid))
@@ -303,7 +296,7 @@ class Journal(GpuNotesStore):
     def _rivals(
         self, connection: sqlite3.Connection, ref: ClaimRef, devices: Sequence[AssignedDevice]
     ) -> list[Assignment]:
-        """What other claims have of the wanted GPUs, or under the wanted names."""
+        """Assignments of other claims on the requested GPUs, or under the requested names."""
         wanted = dict.fromkeys((d.gpu_uuid, d.pool, d.device) for d in devices if not d.admin_access)
         found = (
             assigned for each in wanted for assigned in rows.assignments(connection.execute(_RIVALS, (ref.uid, *each)))
@@ -342,10 +335,7 @@ class Journal(GpuNotesStore):
     def _replace_details(
         self, connection: sqlite3.Connection, uid: ClaimUid, devices: Sequence[AssignedDevice]
     ) -> None:
-        """Replace rows of ``mig`` and ``sharing``.
-
-        Rows of an earlier claim with this UID that only used a partition go too.
-        """
+        """Also deletes rows of an earlier claim with this UID that only used a partition."""
         if any(device.partition or device.sharing for device in devices):
             connection.execute("DELETE FROM mig WHERE uid = ?", (uid,))
             connection.execute("DELETE FROM sharing WHERE uid = ?", (uid,))

@@ -1,13 +1,16 @@
-"""Converts the journal's rows to entries and back, and detects rows that no version of this driver can have written.
+"""Convert the journal's rows to entries and back, and detect values that no version of this driver can have written.
 
-The tables ``mig`` and ``sharing`` are separate because a process of an older version may write to the same file during
-an update, and it inserts into ``claim`` and ``device`` by position. A row of ``mig`` is not deleted with its claim: the
-older version frees claims without knowing partitions, and the row is then the only record that this driver created the
-partition. A row of ``sharing`` is deleted with its device.
+SQLite detects damage to its structure, but not a flipped bit inside a value, and it stores any type in any column.
+``mig`` and ``sharing`` are separate tables because an older version inserts into ``claim`` and ``device`` by position
+during an update. It also frees claims without their partitions, so a row of ``mig`` outlives its claim.
 """
 
 import itertools
+import re
+import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
+from typing import NoReturn, TypeVar
 
 import msgspec
 
@@ -30,8 +33,58 @@ from dra_driver.node.claims.entry import (
     OwnerId,
     State,
 )
-from dra_driver.node.claims.journal import schema, values
-from dra_driver.node.claims.journal.values import Parameters, Row, corruption, parse_uid
+from dra_driver.node.claims.journal import schema
+
+Row = sqlite3.Row
+Parameters = dict[str, object]
+
+_UID = re.compile(r"[0-9A-Za-z-]{1,64}")  # the check of CDI file names accepts no other
+_LARGEST = 2**63 - 1
+
+
+def parse_uid(value: object) -> ClaimUid:
+    """Parse a claim's UID. Raises `corruption`, as all functions below."""
+    if not isinstance(value, str) or not _UID.fullmatch(value):
+        corrupt_value("uid", value)
+    return ClaimUid(value)
+
+
+def is_uid(text: str) -> bool:
+    """Return whether the text can be a claim's UID, and so the name of a file."""
+    return _UID.fullmatch(text) is not None
+
+
+def parse_text(column: str, value: object) -> str:
+    return value if isinstance(value, str) else corrupt_value(column, value)
+
+
+def parse_int(column: str, value: object, *, least: int = 0, most: int = _LARGEST) -> int:
+    good = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+    return value if good and isinstance(value, int) else corrupt_value(column, value)
+
+
+def parse_flag(column: str, value: object) -> bool:
+    if value not in (0, 1):
+        corrupt_value(column, value)
+    return value == 1
+
+
+def parse_timestamp(column: str, value: object) -> float:
+    """Seconds since the epoch."""
+    return value if isinstance(value, float) else corrupt_value(column, value)
+
+
+def corrupt_value(column: str, value: object) -> NoReturn:
+    raise corruption(f"column {column} holds {repr(value)[:80]}, which this driver never wrote")
+
+
+def corruption(reason: str) -> sqlite3.DatabaseError:
+    """The error that SQLite raises for a damaged file, for damage that SQLite does not detect."""
+    error = sqlite3.DatabaseError(reason)
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    error.sqlite_errorname = "SQLITE_CORRUPT"
+    return error
+
 
 SELECT_MIG = schema.select("m", schema.MIG_COLUMNS, prefix="mig_")
 SELECT_SHARING = schema.select("s", schema.SHARING_COLUMNS, prefix="sharing_")
@@ -42,8 +95,6 @@ LEFT JOIN sharing AS s ON s.uid = d.uid AND s.position = d.position
 INSERT_MIG = schema.insert("mig", schema.MIG_COLUMNS)
 INSERT_SHARING = schema.insert("sharing", schema.SHARING_COLUMNS)
 
-_STRATEGIES = frozenset(Strategy)
-_INTERVALS = frozenset(Interval)
 _DEVICE = f"{schema.select('d', schema.DEVICE_COLUMNS[2:])}, {SELECT_MIG}, {SELECT_SHARING}"
 SELECT = f"""
 SELECT {schema.select("c", schema.CLAIM_COLUMNS)}, {_DEVICE}
@@ -61,36 +112,33 @@ WHERE m.made = 1 AND NOT EXISTS (
 """  # noqa: S608 - columns are constants
 INSERT_CLAIM = schema.insert("claim", schema.CLAIM_COLUMNS)
 INSERT_DEVICE = schema.insert("device", schema.DEVICE_COLUMNS)
-_STATES = frozenset(State)
+Choice = TypeVar("Choice", bound=StrEnum)
 
 
 def entries(rows: Iterable[Row]) -> Iterator[Entry]:
-    """Rows of `SELECT`, in order `BY_POSITION`, as entries. Raises `corruption` for an invalid row."""
+    """Convert rows of `SELECT`, in order `BY_POSITION`."""
     for _, group in itertools.groupby(rows, key=lambda row: row["uid"]):
         of_claim = list(group)
         first = of_claim[0]
-        if first["state"] not in _STATES:
-            values.corrupt_value("state", first["state"])
         if first["request"] is None:
             raise corruption("a claim has no device, which this driver never wrote")
         yield Entry(
             ref=claim_ref(first),
-            state=State(first["state"]),
+            state=_choice(State, "state", first["state"]),
             attempt=AttemptToken(
-                owner=OwnerId(values.parse_text("owner", first["owner"])),
-                number=values.parse_int("attempt", first["attempt"]),
+                owner=OwnerId(parse_text("owner", first["owner"])),
+                number=parse_int("attempt", first["attempt"]),
             ),
-            boot_id=values.parse_text("boot_id", first["boot_id"]),
-            changed_at=values.parse_timestamp("changed_at", first["changed_at"]),
+            boot_id=parse_text("boot_id", first["boot_id"]),
+            changed_at=parse_timestamp("changed_at", first["changed_at"]),
             devices=tuple(_assigned(row) for row in of_claim),
         )
 
 
 def claim_ref(row: Row) -> ClaimRef:
-    """The claim of a row of the table ``claim``. Raises `corruption`."""
     return ClaimRef(
-        namespace=values.parse_text("namespace", row["namespace"]),
-        name=values.parse_text("name", row["name"]),
+        namespace=parse_text("namespace", row["namespace"]),
+        name=parse_text("name", row["name"]),
         uid=parse_uid(row["uid"]),
     )
 
@@ -123,34 +171,34 @@ def device_rows(uid: ClaimUid, devices: Iterable[AssignedDevice]) -> Iterator[Pa
 
 
 def assignments(rows: Iterable[Row]) -> Iterator[Assignment]:
-    """Rows of `SELECT_ASSIGNMENTS`. Raises `corruption`."""
+    """Convert rows of `SELECT_ASSIGNMENTS`."""
     for row in rows:
         yield Assignment(uid=parse_uid(row["uid"]), device=_assigned(row))
 
 
 def orphaned_partitions(rows: Iterable[Row]) -> Iterator[OrphanedPartition]:
-    """Rows of `SELECT_ORPHANED`. Raises `corruption`."""
+    """Convert rows of `SELECT_ORPHANED`."""
     for row in rows:
         partition = _partition(row)
         if partition is None:
-            values.corrupt_value("profile", None)
+            corrupt_value("profile", None)
         yield OrphanedPartition(
-            uid=parse_uid(row["uid"]), position=values.parse_int("position", row["position"]), partition=partition
+            uid=parse_uid(row["uid"]), position=parse_int("position", row["position"]), partition=partition
         )
 
 
 def _assigned(row: Row) -> AssignedDevice:
-    name = DeviceName(values.parse_text("device", row["device"]))
+    name = DeviceName(parse_text("device", row["device"]))
     partition = _partition(row)
     if partition is None and parse_partition_name(name) is not None:
         raise corruption(f"table mig has no row for partition {name}")
     return AssignedDevice(
-        request=values.parse_text("request", row["request"]),
-        pool=PoolName(values.parse_text("pool", row["pool"])),
+        request=parse_text("request", row["request"]),
+        pool=PoolName(parse_text("pool", row["pool"])),
         device=name,
-        share_id=values.parse_text("share_id", row["share_id"]) or None,
-        admin_access=values.parse_flag("admin", row["admin"]),
-        gpu_uuid=GpuUuid(values.parse_text("gpu_uuid", row["gpu_uuid"])),
+        share_id=parse_text("share_id", row["share_id"]) or None,
+        admin_access=parse_flag("admin", row["admin"]),
+        gpu_uuid=GpuUuid(parse_text("gpu_uuid", row["gpu_uuid"])),
         partition=partition,
         sharing=_sharing(row),
     )
@@ -201,65 +249,62 @@ def sharing_rows(uid: ClaimUid, devices: Sequence[AssignedDevice]) -> Iterator[P
 
 
 def _partition(row: Row) -> AssignedPartition | None:
-    """The partition in a row that has `SELECT_MIG`; None where table ``mig`` has no row. Raises `values.corruption`."""
+    """From a row that has `SELECT_MIG`; None where table ``mig`` has no row."""
     if row["mig_profile"] is None:
         return None
     live = None
     if row["mig_mig_uuid"] is not None:
         live = InstanceIds(
-            gi_id=values.parse_int("gi", row["mig_gi"]),
-            ci_id=values.parse_int("ci", row["mig_ci"]),
-            uuid=MigUuid(values.parse_text("mig_uuid", row["mig_mig_uuid"])),
+            gi_id=parse_int("gi", row["mig_gi"]),
+            ci_id=parse_int("ci", row["mig_ci"]),
+            uuid=MigUuid(parse_text("mig_uuid", row["mig_mig_uuid"])),
         )
     return AssignedPartition(
         id=PartitionId(
-            GpuUuid(values.parse_text("gpu_uuid", row["mig_gpu_uuid"])),
-            values.parse_int("profile", row["mig_profile"]),
-            values.parse_int("start", row["mig_start"]),
+            GpuUuid(parse_text("gpu_uuid", row["mig_gpu_uuid"])),
+            parse_int("profile", row["mig_profile"]),
+            parse_int("start", row["mig_start"]),
         ),
-        profile_name=values.parse_text("profile_name", row["mig_profile_name"]),
-        size=values.parse_int("size", row["mig_size"], least=1),
-        created_by_driver=values.parse_flag("made", row["mig_made"]),
+        profile_name=parse_text("profile_name", row["mig_profile_name"]),
+        size=parse_int("size", row["mig_size"], least=1),
+        created_by_driver=parse_flag("made", row["mig_made"]),
         live=live,
     )
 
 
 def _sharing(row: Row) -> AssignedSharing | None:
-    """How a device is shared, from a row that has `SELECT_SHARING`; None where table ``sharing`` has no row.
-
-    Raises `values.corruption`.
-    """
-    strategy, interval, daemon = row["sharing_strategy"], row["sharing_interval"], row["sharing_daemon"]
+    """From a row that has `SELECT_SHARING`; None where table ``sharing`` has no row."""
+    strategy, daemon = row["sharing_strategy"], row["sharing_daemon"]
     if strategy is None:
         return None
-    if strategy not in _STRATEGIES:
-        values.corrupt_value("strategy", strategy)
-    if interval not in _INTERVALS:
-        values.corrupt_value("interval", interval)
     return AssignedSharing(
-        strategy=Strategy(strategy),
-        interval=Interval(interval),
-        share=_share(row) if values.parse_flag("share", row["sharing_share"]) else None,
-        daemon=None if daemon is None else _daemon(values.parse_text("daemon", daemon)),
+        strategy=_choice(Strategy, "strategy", strategy),
+        interval=_choice(Interval, "interval", row["sharing_interval"]),
+        share=_share(row) if parse_flag("share", row["sharing_share"]) else None,
+        daemon=None if daemon is None else _daemon(parse_text("daemon", daemon)),
     )
 
 
 def _share(row: Row) -> AssignedShare:
     return AssignedShare(
         memory=_optional("memory", row["sharing_memory"]),
-        percent=values.parse_int("percent", row["sharing_percent"], least=0, most=ALL_PERCENT),
-        count=values.parse_int("shares", row["sharing_shares"]),
+        percent=parse_int("percent", row["sharing_percent"], least=0, most=ALL_PERCENT),
+        count=parse_int("shares", row["sharing_shares"]),
         total_memory=_optional("total_memory", row["sharing_total_memory"]),
         max_shares=_optional("max_shares", row["sharing_max_shares"]),
     )
 
 
+def _choice(kind: type[Choice], column: str, value: object) -> Choice:
+    return kind(value) if isinstance(value, str) and value in set(kind) else corrupt_value(column, value)
+
+
 def _optional(column: str, value: object) -> int | None:
-    return None if value is None else values.parse_int(column, value)
+    return None if value is None else parse_int(column, value)
 
 
 def _daemon(text: str) -> MpsDaemon:
     try:
         return msgspec.json.decode(text, type=MpsDaemon)
     except (ValueError, RecursionError):
-        values.corrupt_value("daemon", text)
+        corrupt_value("daemon", text)

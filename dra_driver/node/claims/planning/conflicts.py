@@ -1,8 +1,8 @@
-"""Which assignments of one GPU exclude each other. Pure.
+"""Detect assignments of one GPU that exclude each other. No I/O.
 
 A GPU is assigned whole to one claim, or as partitions that do not overlap, or as shares of one strategy that fit
-together. The scheduler keeps the same rule with counters and consumable capacity (KEP-4815, KEP-5075). This check is
-for moments in which the scheduler's state and the node's state differ. Admin access never conflicts.
+together. The scheduler enforces the same with counters and consumable capacity (KEP-4815, KEP-5075); this check is for
+moments in which its state and the node's differ. Admin access never conflicts.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ from dra_driver.node.claims.entry import AssignedDevice, AssignedPartition, Assi
 
 
 def conflicts(wanted: Sequence[AssignedDevice], assignments: Sequence[Assignment]) -> Iterator[Conflict]:
-    """What of ``wanted``, one claim's devices, cannot be assigned beside the ``assignments`` of other claims."""
+    """The devices of ``wanted``, one claim's devices, that exclude ``assignments`` of other claims."""
     devices = [device for device in wanted if not device.admin_access]
     for device in devices:
         rivals = [assigned for assigned in assignments if _excludes(device, assigned.device)]
@@ -26,9 +26,9 @@ def conflicts(wanted: Sequence[AssignedDevice], assignments: Sequence[Assignment
 
 
 def self_conflict(wanted: Sequence[AssignedDevice]) -> str | None:
-    """Why the claim's own devices exclude each other, as the end of a sentence that begins with "claim x has"; or None.
+    """Why the claim's own devices exclude each other, to follow "claim x has"; or None.
 
-    Counts shares too: a claim that asks for more than the GPU has never fits, whatever other claims release.
+    Includes shares: a claim that requests more than the GPU has never fits.
     """
     devices = [device for device in wanted if not device.admin_access]
     for position, device in enumerate(devices):
@@ -42,7 +42,7 @@ def self_conflict(wanted: Sequence[AssignedDevice]) -> str | None:
 
 
 def overlaps(wanted: Sequence[AssignedDevice], partition: AssignedPartition) -> bool:
-    """Whether the orphaned ``partition`` must be destroyed before ``wanted`` can be assigned."""
+    """Return whether the orphaned ``partition`` must be destroyed before ``wanted`` can be assigned."""
     on_its_gpu = [each for each in wanted if not each.admin_access and each.gpu_uuid == partition.id.gpu_uuid]
     return any(each.partition is None or each.partition.overlaps(partition) for each in on_its_gpu)
 
@@ -62,7 +62,7 @@ def _excludes(one: AssignedDevice, other: AssignedDevice) -> bool:
 def _too_much(
     wanted: AssignedDevice, own: Sequence[AssignedDevice], assignments: Sequence[Assignment]
 ) -> Iterator[Conflict]:
-    """A conflict when this share and all others of its GPU, also the claim's own, exceed what the GPU has."""
+    """A conflict when this share and all other shares of its GPU, also the claim's own, exceed the GPU."""
     others = [assigned for assigned in assignments if assigned.device.gpu_uuid == wanted.gpu_uuid]
     beside = [*(assigned.device for assigned in others), *(each for each in own if each is not wanted)]
     if why := _shortage(_sharing(wanted), _shares_of(wanted.gpu_uuid, beside)):

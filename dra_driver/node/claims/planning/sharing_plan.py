@@ -1,25 +1,95 @@
-"""How each device of a claim will be shared: shares by their policy, all other devices by their config. Pure.
+"""Plan how each device of a claim is shared: shares by their policy, all other devices by their config. No I/O.
 
-An MPS daemon serves the GPU of one share, or all whole GPUs of a claim to which one config applies, or one partition. A
-container can talk to one daemon only (``CUDA_MPS_PIPE_DIRECTORY`` is one path). So a request whose devices are under
-several daemons is refused: a container that uses the request gets all its devices.
+Configs of the device class come first, and a later config wins (kubernetes/dynamic-resource-allocation
+``resourceclaim/resourceclaim.go``, ConfigForResult). An MPS daemon serves the GPU of one share, or all whole GPUs of a
+claim under one config, or one partition. A container reaches one daemon only (``CUDA_MPS_PIPE_DIRECTORY`` is one path).
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from msgspec import Struct
 
-from dra_driver.config.parameters import GpuConfig, MigDeviceConfig, MpsLimits
+from dra_driver.config.parameters import DeviceConfig, GpuConfig, GpuSharing, MigDeviceConfig, MpsLimits, decode
 from dra_driver.core.errors import ClaimError, InvalidParametersError
-from dra_driver.core.model.claim import AllocatedDevice, ClaimRef
+from dra_driver.core.model.claim import AllocatedDevice, ClaimRef, OpaqueConfig
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
-from dra_driver.core.model.terms import Interval, SharingTerms, Strategy
+from dra_driver.core.model.terms import GpuTerms, Interval, SharingTerms, Strategy
+from dra_driver.core.quantity import Quantity
 from dra_driver.hardware.sharing.mps import group_daemon, memory_limits, shared_gpu_daemon
 from dra_driver.hardware.sharing.mps_files import MpsDaemon
+from dra_driver.kube.published import (
+    ALL_PERCENT,
+    COMPUTE_PERCENT,
+    MEMORY,
+    MIB,
+    SHARES,
+    default_percent,
+    shareable_memory,
+    total_memory,
+)
 from dra_driver.node.claims.entry import AssignedPartition, AssignedShare, AssignedSharing
-from dra_driver.node.claims.planning.configs import DecodedConfig, config_for
+
+_ORDER = {"FromClass": 0, "FromClaim": 1}
+_WHAT = {GpuConfig: "a whole GPU", MigDeviceConfig: "a MIG partition"}
+
+Kind = TypeVar("Kind", GpuConfig, MigDeviceConfig)
+
+
+class DecodedConfig(Struct, frozen=True, kw_only=True):
+    """One config with its parameters decoded; ``place`` is its location, for messages."""
+
+    place: str
+    requests: tuple[str, ...]
+    parameters: DeviceConfig
+
+    def names(self, result: AllocatedDevice) -> bool:
+        """Whether the config names the result's request, in full (``main/sub``) or by its base (``main``)."""
+        return result.request in self.requests or result.base_request in self.requests
+
+
+def decode_all(ref: ClaimRef, configs: Sequence[OpaqueConfig]) -> tuple[DecodedConfig, ...]:
+    """Decode every config, lowest precedence first.
+
+    Raises `InvalidParametersError` for the first invalid config, even where a later one would win: otherwise the
+    mistake would show only when the later config is removed.
+    """
+    in_order = sorted(enumerate(configs), key=lambda item: _ORDER[item[1].source])  # stable
+    return tuple(_decoded(ref, index, config) for index, config in in_order)
+
+
+def config_for(
+    result: AllocatedDevice, configs: Sequence[DecodedConfig], kind: type[Kind]
+) -> tuple[DecodedConfig, Kind] | None:
+    """Return the config of ``kind`` that applies to ``result``, and its parameters; or None.
+
+    A config for all requests whose kind is for other devices is skipped. Raises `InvalidParametersError` when a config
+    that names the request is of such a kind.
+    """
+    for config in reversed(configs):
+        named = config.names(result)
+        if not named and config.requests:
+            continue
+        if isinstance(config.parameters, kind):
+            return config, config.parameters
+        if named:
+            raise InvalidParametersError(
+                f"{config.place} is a {config.parameters.kind} for request {result.request}, "
+                f"whose device {result.device} is {_WHAT[kind]}; use kind {kind.kind}"
+            )
+    return None
+
+
+def _decoded(ref: ClaimRef, index: int, config: OpaqueConfig) -> DecodedConfig:
+    place = f"config[{index}] ({config.source}) of claim {ref}"
+    try:
+        parameters = decode(config.parameters)
+    except InvalidParametersError as error:
+        owner = "device class" if config.source == "FromClass" else "claim"
+        raise InvalidParametersError(f"{place}: {error}; correct the {owner}") from error
+    return DecodedConfig(place=place, requests=config.requests, parameters=parameters)
 
 
 class Granted(Struct, frozen=True, kw_only=True):
@@ -33,24 +103,21 @@ class Granted(Struct, frozen=True, kw_only=True):
 
 
 class PartitionGroup(Struct, frozen=True, kw_only=True):
-    """Partitions (positions in the claim) under one MPS config.
-
-    Their daemons need UUIDs, which exist once the partitions do.
-    """
+    """Partitions (positions in the claim) under one MPS config. Their daemons need the UUIDs of existing partitions."""
 
     positions: tuple[int, ...]
     limits: MpsLimits
 
 
 class SharingPlan(Struct, frozen=True, kw_only=True):
-    """How each device is shared, in the order of the results; None where nothing has to be set up."""
+    """How each device is shared, in the order of the results; None where nothing must be set up."""
 
     devices: tuple[AssignedSharing | None, ...]
     partition_groups: tuple[PartitionGroup, ...] = ()
 
 
 class _Wish(Struct, frozen=True, kw_only=True):
-    """What a config asks for one device beyond the default."""
+    """A config's request for one device beyond the default."""
 
     position: int
     config: DecodedConfig
@@ -60,7 +127,7 @@ class _Wish(Struct, frozen=True, kw_only=True):
 
 
 def sharing_plan(ref: ClaimRef, granted: Sequence[Granted], configs: Sequence[DecodedConfig]) -> SharingPlan:
-    """What to set up for the claim's devices. With admin access nothing is set up, whatever a config says.
+    """Plan the sharing of the claim's devices. Admin access sets nothing up, whatever its config.
 
     Raises `InvalidParametersError` (a config of the wrong kind, one that contradicts the policy, limits that fit no
     device) and `ClaimError` (a container would have to reach several daemons).
@@ -109,30 +176,19 @@ def _shares(granted: Sequence[Granted], configs: Sequence[DecodedConfig]) -> Ite
 
 
 def _wish(position: int, each: Granted, configs: Sequence[DecodedConfig]) -> _Wish | None:
-    """What its config asks for a device that is not shared by policy; None for the default."""
+    """The request of its config for a device that is not shared by policy; None for the default."""
     if each.share is not None:
         return None
+    found: tuple[DecodedConfig, GpuConfig | MigDeviceConfig] | None
     if each.partition is not None:
-        of_partition = config_for(each.result, configs, MigDeviceConfig)
-        if of_partition is None or each.result.admin_access:
-            return None
-        shared = of_partition[1].sharing
-        if shared is None or shared.asks_for is None:
-            return None
-        return _Wish(position=position, config=of_partition[0], strategy=shared.strategy, mps=shared.mps)
-    of_gpu = config_for(each.result, configs, GpuConfig)
-    if of_gpu is None or each.result.admin_access:
+        found = config_for(each.result, configs, MigDeviceConfig)
+    else:
+        found = config_for(each.result, configs, GpuConfig)
+    sharing = found[1].sharing if found is not None and not each.result.admin_access else None
+    if found is None or sharing is None or sharing.asks_for is None:
         return None
-    sharing = of_gpu[1].sharing
-    if sharing is None or sharing.asks_for is None:
-        return None
-    return _Wish(
-        position=position,
-        config=of_gpu[0],
-        strategy=sharing.strategy,
-        interval=sharing.interval,
-        mps=sharing.mps,
-    )
+    interval = sharing.interval if isinstance(sharing, GpuSharing) else Interval.DEFAULT
+    return _Wish(position=position, config=found[0], strategy=sharing.strategy, interval=interval, mps=sharing.mps)
 
 
 def _groups(wishes: Iterable[_Wish]) -> list[list[_Wish]]:
@@ -152,7 +208,7 @@ def _gpu_daemon(claim: ClaimUid, config: DecodedConfig, gpus: Sequence[GpuUuid],
 def _check_limits(
     config: DecodedConfig, limits: MpsLimits, granted: Sequence[Granted], positions: Sequence[int]
 ) -> None:
-    """Refuse before anything is created what `partition_daemons` would refuse. Names stand for UUIDs to come."""
+    """Refuse before anything is created limits that `partition_daemons` refuses. Names replace future UUIDs."""
     parts = (granted[at].partition for at in positions)
     names = [part.live.uuid if part and part.live else f"MIG-{at}" for part, at in zip(parts, positions, strict=True)]
     try:
@@ -164,7 +220,7 @@ def _check_limits(
 def _check_share_config(
     result: AllocatedDevice, terms: SharingTerms, found: tuple[DecodedConfig, GpuConfig] | None
 ) -> None:
-    """Refuse a config that would change how the policy shares the GPU: other claims use the GPU too."""
+    """Refuse a config that would change how the policy shares the GPU with other claims."""
     if found is None or found[1].sharing is None:
         return
     config, sharing = found[0], found[1].sharing
@@ -201,3 +257,73 @@ def _check_reachable(ref: ClaimRef, granted: Sequence[Granted], devices: Sequenc
                 f"request {request} of claim {ref} has devices under {count} MPS daemons, one for each, but a "
                 "container can talk to one only: ask for each device in a request of its own, or do not use MPS"
             )
+
+
+def share_of(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, terms: GpuTerms) -> AssignedShare | None:
+    """Read the share of ``gpu`` from the capacity that the scheduler wrote as consumed; None when it is the whole GPU.
+
+    Source: ``consumedCapacity`` of ``DeviceRequestAllocationResult`` (KEP-5075). Published capacity is less than the
+    GPU's memory by a reserve that a policy or another NVIDIA driver changes, so a share may exceed the capacity
+    published now. Raises `ClaimError` for numbers that no scheduler can have written, and for a share of a GPU that is
+    not shared.
+    """
+    total = total_memory(gpu)
+    memory = _consumed(ref, result, MEMORY)
+    percent = _consumed(ref, result, COMPUTE_PERCENT, least=0)
+    count = _consumed(ref, result, SHARES)
+    if _is_all(memory, gpu, terms) and percent in _alone(gpu, terms):
+        return None
+    if terms.sharing is None:
+        policy = f"policy {terms.policy} does not share" if terms.policy else "no policy shares"
+        raise ClaimError(
+            f"device {result.device} of claim {ref} is a share of a GPU, but {policy} that GPU now; "
+            "delete the pod so that it is scheduled again"
+        )
+    if percent is not None and percent > ALL_PERCENT:
+        raise _broken(ref, result, f"{COMPUTE_PERCENT} is {percent}, expected 0 to {ALL_PERCENT}")
+    if memory is not None and memory < MIB:
+        raise _broken(ref, result, f"{MEMORY} is {memory} bytes, expected at least 1Mi")
+    return AssignedShare(
+        memory=memory,
+        percent=ALL_PERCENT if percent is None else percent,
+        # None where it was granted before there was a limit: the scheduler does not count it against a later one.
+        count=0 if count is None else count,
+        total_memory=total,
+        max_shares=terms.sharing.max_shares,
+    )
+
+
+def _is_all(memory: int | None, gpu: Gpu, terms: GpuTerms) -> bool:
+    """Whether it is all of the GPU, or all that is published of it (by default, if it is no longer shared)."""
+    total = total_memory(gpu)
+    if memory is None or (total is not None and memory >= total):
+        return True
+    sharings = [terms.sharing] if terms.sharing is not None else [SharingTerms(strategy=each) for each in Strategy]
+    return any(memory == shareable_memory(gpu, sharing) for sharing in sharings)
+
+
+def _alone(gpu: Gpu, terms: GpuTerms) -> tuple[int | None, ...]:
+    """The values of ``computePercent`` with which a claim for all memory requests no part of compute."""
+    default = default_percent(gpu, terms.sharing) if terms.sharing is not None else ALL_PERCENT
+    return (None, ALL_PERCENT, default)
+
+
+def _consumed(ref: ClaimRef, result: AllocatedDevice, name: str, *, least: int = 1) -> int | None:
+    """A consumed capacity, rounded up as the scheduler does; None when the device has no such capacity."""
+    text = result.consumed_capacity.get(name) or result.consumed_capacity.get(f"{result.driver}/{name}")
+    if text is None:
+        return None
+    try:
+        amount = Quantity.parse(text).as_int()
+    except ValueError as error:
+        raise _broken(ref, result, f"{name}: {error}") from error
+    if not least <= amount < 2**63:
+        raise _broken(ref, result, f"{name} is {text}, expected at least {least} and less than 8Ei")
+    return amount
+
+
+def _broken(ref: ClaimRef, result: AllocatedDevice, what: str) -> ClaimError:
+    return ClaimError(
+        f"the allocation of claim {ref} is invalid: consumed capacity of {result.device}: {what}; "
+        "delete the claim and create it again"
+    )

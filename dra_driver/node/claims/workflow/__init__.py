@@ -1,1 +1,1 @@
-"""What happens to a claim, step by step. `service.ClaimService` has the operations."""
+"""Operations on claims, step by step: `service.ClaimService`."""

@@ -1,19 +1,15 @@
-"""NodePrepareResources for one claim.
+"""Prepare one claim (NodePrepareResources).
 
     1. an entry in state ``prepared``: verify devices and files, answer from it; no API call
-    2. GET the claim, make the plan; while a rebuild is pending, a claim that was prepared before is adopted
+    2. GET the claim, make the plan; while a rebuild is pending, adopt a claim that was prepared before
     3. journal: begin (takes the devices, or names the claims that have them)   on failure: forget
     4. change GPUs as the claim needs them                                      on failure: release them
     5. write the claim's CDI file                                               on failure: remove it
     6. journal: finish; from here on the claim is prepared, also if the process dies
 
-Most claims are for whole GPUs in their present state, and `whole_gpus` has prepared them before this is reached. Those
-that come here skip step 4 unless a note says that a setting has to be restored; their ``begin`` is not synced, and no
-GPU is locked, because the journal keeps other claims away. For the others steps 3 to 6 run under the locks of the
-claim's GPUs, and ``begin`` is durable before hardware changes.
-
-A failure in 4 to 6 is torn down at once. What a dead process left in state ``preparing`` was never answered to the
-kubelet; the next call for the claim, a claim that needs the device, or `recover` tears it down.
+`whole_gpus` prepares most claims earlier. Other claims for whole GPUs skip step 4 unless a note requires a restore. For
+all other claims steps 3 to 6 run under the locks of the GPUs, and ``begin`` is durable before hardware changes. An
+entry that a dead process left is torn down by the next call for the claim, a claim that needs the device, or `recover`.
 """
 
 import logging
@@ -25,35 +21,30 @@ from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import DraError, DriverUnavailableError, RetryableError, ServerBusyError
 from dra_driver.core.model.claim import AllocatedClaim, ClaimRef, PreparedDevice
 from dra_driver.core.model.gpu import Snapshot
-from dra_driver.node.claims.dependencies import (
-    ClaimDependencies,
-    require_hardware,
-)
+from dra_driver.node.claims.dependencies import ClaimDependencies, require_hardware
 from dra_driver.node.claims.entry import AttemptToken, Entry, State, gpus_of
-from dra_driver.node.claims.hardware.apply import apply_plan, taken_over
-from dra_driver.node.claims.hardware.fabric import require_fabric
+from dra_driver.node.claims.hardware.apply import apply_plan, require_fabric, taken_over
 from dra_driver.node.claims.hardware.partitions import inspect_partitions
 from dra_driver.node.claims.planning.plan import PreparePlan, names_of, plan_claim, recorded_answer
-from dra_driver.node.claims.prepare_gate import PreparesPausedError
 from dra_driver.node.claims.waiting import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     CallBudget,
     ClaimBusyError,
     GpuLockedError,
+    PreparesPausedError,
 )
-from dra_driver.node.claims.workflow.cdi_document import document_of
-from dra_driver.node.claims.workflow.contention import busy, resolve_conflicts
-from dra_driver.node.claims.workflow.fresh_instances import fresh_snapshot, places_of_claim
+from dra_driver.node.claims.workflow.cdi_document import document_of, fresh_snapshot, places_of_claim, verify_prepared
 from dra_driver.node.claims.workflow.rebuild import adopt
 from dra_driver.node.claims.workflow.teardown import (
     LEAST_S,
+    busy,
     is_abandoned,
     is_of_earlier_boot,
     remove_file_without_entry,
+    resolve_conflicts,
     teardown,
 )
-from dra_driver.node.claims.workflow.verify import verify_prepared
 
 log = logging.getLogger(__name__)
 
@@ -65,10 +56,6 @@ LOCK_S = 10.0
 Read = Callable[[], AllocatedClaim | DraError | None]
 
 
-def _not_read() -> None:
-    return None
-
-
 class Preparer:
     """Prepares claims, one call per claim at a time. Thread-safe."""
 
@@ -76,14 +63,14 @@ class Preparer:
         self._deps = deps
         self._slots = threading.BoundedSemaphore(max(1, deps.retry_policy.waiting))
 
-    def prepare(self, ref: ClaimRef, *, budget: CallBudget, read: Read = _not_read) -> tuple[PreparedDevice, ...]:
+    def prepare(self, ref: ClaimRef, *, budget: CallBudget, read: Read = lambda: None) -> tuple[PreparedDevice, ...]:
         """Prepare the claim and return its devices, by ``budget.deadline`` unless disk or hardware itself hangs.
 
-        ``read`` returns what reading the claim gave a moment ago in this call; None when it was not read, or long ago.
+        ``read`` returns the claim, or the error, that this call read a moment ago; else None.
 
-        Idempotent: a repeat returns an equal answer. Raises a `DraError` whose message says what to do, after waiting
-        while the error may pass by itself (`waiting.RetryPolicy`). After an error nothing of the claim remains on disk
-        or on a GPU, except when removing it fails too; then the entry keeps the devices until the next call or start.
+        Idempotent: a repeat returns an equal answer. Raises a `DraError` whose message names the next step, after
+        waiting for temporary errors (`waiting.RetryPolicy`). After an error nothing of the claim remains on disk or on
+        a GPU, unless removing it fails too; then the entry keeps the devices until the next call or start.
         """
         try:
             return self._attempt(ref, budget, read)
@@ -97,8 +84,7 @@ class Preparer:
             self._slots.release()
 
     def _retry(self, ref: ClaimRef, budget: CallBudget, last: DraError) -> tuple[PreparedDevice, ...]:
-        """Try again until it works, an error cannot pass by itself, or time is over: then the ``last`` error says why,
-        and not that there was no time for one more try."""
+        """Retry until it works, an error is not temporary, or time is over: then raise the ``last`` error."""
         clock, backoff = self._deps.clock, Backoff(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
         pause_s = backoff.next_s()
         self._deps.count("waited")
@@ -119,7 +105,7 @@ class Preparer:
     def _pause_left_s(self, error: DraError, budget: CallBudget) -> float:
         return self._deps.retry_policy.pause_left_s(error, budget, self._deps.clock.now())
 
-    def _attempt(self, ref: ClaimRef, budget: CallBudget, read: Read = _not_read) -> tuple[PreparedDevice, ...]:
+    def _attempt(self, ref: ClaimRef, budget: CallBudget, read: Read = lambda: None) -> tuple[PreparedDevice, ...]:
         # The lock is not kept between attempts, so that an unprepare of the same claim can run.
         deps = self._deps
         with deps.locks.acquire(ref.uid, self._left_s(budget)) as acquired, deps.gate.work():
@@ -135,7 +121,7 @@ class Preparer:
         return budget.deadline - self._deps.clock.now()
 
     def _current_entry(self, ref: ClaimRef, budget: CallBudget) -> Entry | None:
-        """The claim's entry if it is prepared; None without an entry, and after tearing down an abandoned one."""
+        """The claim's entry if it is prepared; None without one, and after tearing down an abandoned one."""
         deps = self._deps
         entry = deps.journal.entry(ref.uid)
         if entry is not None and entry.state is State.PREPARED and not is_of_earlier_boot(deps, entry):
@@ -150,7 +136,6 @@ class Preparer:
         return None
 
     def _prepare_again(self, entry: Entry, budget: CallBudget) -> tuple[PreparedDevice, ...]:
-        """Answer from the journal, after verifying devices and files; no API call."""
         deps = self._deps
         if deps.gate.closed is not None:
             return self._answer_while_paused(entry)
@@ -164,7 +149,7 @@ class Preparer:
         return again.prepared
 
     def _answer_while_paused(self, entry: Entry) -> tuple[PreparedDevice, ...]:
-        """Answer from the journal alone: verifying could open the driver that this process is about to give up."""
+        """Answer from the journal only: verifying could open the driver that is being closed."""
         if entry.ref.uid not in self._deps.writer.claim_uids():
             raise PreparesPausedError(
                 f"claim {entry.ref} is prepared, but its CDI file is missing and is not written again now: "
@@ -193,7 +178,7 @@ class Preparer:
         return done.prepared
 
     def _prepare_unchanged(self, todo: PreparePlan, budget: CallBudget) -> PreparePlan:
-        """Prepare whole GPUs, which are changed only if a note says that a setting has to be restored."""
+        """Prepare whole GPUs, which are changed only if a note requires a restore."""
         deps = self._deps
         document = document_of(deps, todo)
         attempt = self._begin(todo, budget)
@@ -249,7 +234,7 @@ class Preparer:
             teardown(self._deps, todo.ref.uid, only=attempt, within_s=max(LEAST_S, self._left_s(budget)))
 
     def _begin(self, todo: PreparePlan, budget: CallBudget) -> AttemptToken:
-        """Take the claim's devices. Raises `DeviceInUseError` naming the claim that has one, or `ClaimBusyError`."""
+        """Take the claim's devices. Raises as `resolve_conflicts`."""
         for _ in range(_ROUNDS):
             result = self._deps.journal.begin(todo.ref, todo.assigned)
             if isinstance(result, AttemptToken):

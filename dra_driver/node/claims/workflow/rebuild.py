@@ -1,17 +1,11 @@
-"""Fills a new journal from the CDI files and partitions on the node and the claims that the API server knows.
+"""Rebuild a new journal from the node's CDI files and partitions and from claims in the API server.
 
-A partition is adopted as created by this driver where the GPU state backup says so (a new journal begins with the
-backups' content as orphaned partitions) and the present instance does not contradict it; else as a foreign one that the
-claim uses: destroying a foreign partition would be worse than leaving one of the driver's own. What is backed up and
-belongs to no claim is removed after the rebuild is complete, not before.
+A partition is adopted as created by this driver where the GPU state backup says so and the present instance does not
+contradict it; otherwise the claim only uses it, because destroying another manager's partition would be worse than
+leaving one behind. Backed-up state without a claim is removed after the rebuild is complete.
 
-Claims are read one by one, by the names that `journal.claim_names` keeps: listing would need the right to read all
-claims of the cluster, and their whole list can be larger than this process may be.
-
-Until then in-use checks may miss a running claim, so the rebuild does not wait for the ten-minute rounds. While the API
-server does not answer, a try costs it nothing and comes every half minute. When it answers and a claim still cannot be
-adopted (its GPU is missing, its device is in use), every try reads the node's claims again, and the pauses grow to ten
-minutes.
+Claims are read one by one, by the names in `journal.backups`: listing all claims of the cluster would need a permission
+and unbounded memory.
 """
 
 import logging
@@ -37,8 +31,8 @@ from dra_driver.hardware.gpu.backend import TIME_SLICE
 from dra_driver.node.claims.dependencies import ClaimDependencies, require_hardware
 from dra_driver.node.claims.entry import Blocked, InstanceIds, OrphanedPartition, gpus_of
 from dra_driver.node.claims.hardware.apply import with_partition_daemons
-from dra_driver.node.claims.hardware.orphans import LOCK_S, reclaim_orphans
 from dra_driver.node.claims.hardware.partitions import is_same
+from dra_driver.node.claims.hardware.release import LOCK_S, reclaim_orphans
 from dra_driver.node.claims.planning.plan import PreparePlan, plan_claim
 from dra_driver.node.claims.waiting import GpuLockedError
 
@@ -52,7 +46,12 @@ LONGEST_PAUSE_S = 600.0
 
 
 class RebuildRetry:
-    """Retries a pending rebuild with growing pauses. For one thread; the first pause begins with the object."""
+    """Retries a pending rebuild. For one thread.
+
+    In-use checks may miss a running claim until then. An attempt is cheap while the API server does not answer, and
+    comes every half minute. While a claim cannot be adopted, every attempt reads the node's claims, and pauses grow to
+    10 min.
+    """
 
     def __init__(self, deps: ClaimDependencies) -> None:
         self._deps = deps
@@ -74,7 +73,7 @@ class RebuildRetry:
         self._due = self._deps.clock.now() + pause_s
 
     def _try(self) -> list[str]:
-        """Sentences about what could not be adopted although the API server answered."""
+        """Messages about claims that cannot be adopted although the API server answers."""
         if not self._deps.journal.rebuild_pending:
             return []
         problems: list[str] = []
@@ -93,10 +92,9 @@ class RebuildRetry:
 def rebuild(deps: ClaimDependencies, problems: list[str]) -> tuple[ClaimUid, ...]:
     """Adopt into a new journal the claims that were prepared before; return those adopted now.
 
-    A claim is adopted as prepared when it has a CDI file of this driver or completely created partitions, is allocated
-    from this pool and fits the hardware. A claim with neither may not have been prepared; the kubelet calls again for
-    it. Until every trace is explained, files and hardware stay as they are, and in-use checks know only claims that
-    were adopted or prepared since. Appends sentences about claims that cannot be adopted to ``problems``. Raises
+    A claim is adopted when it has a CDI file of this driver or completely created partitions, is allocated from this
+    pool and fits the hardware. The kubelet calls again for other claims. Until every trace is explained, files and
+    hardware stay as they are. Appends messages about claims that cannot be adopted to ``problems``. Raises
     `KubernetesApiError` when the API server does not answer.
     """
     if not deps.journal.rebuild_pending:
@@ -112,10 +110,10 @@ def rebuild(deps: ClaimDependencies, problems: list[str]) -> tuple[ClaimUid, ...
 
 
 def _read(deps: ClaimDependencies, named: Mapping[ClaimUid, ClaimRef], failures: list[str]) -> Iterator[AllocatedClaim]:
-    """The claims that are allocated from this pool. A claim that is malformed is logged and left out.
+    """The claims that are allocated from this pool. A malformed claim is logged and omitted.
 
-    One that the API server cannot serve, such as one that it cannot decrypt, becomes one of ``failures``; where it
-    serves none of those that are read at once, the first error is raised.
+    A claim that the API server cannot serve, such as one that it cannot decrypt, becomes one of ``failures``; when it
+    serves none of those read at the same time, the first error is raised.
     """
     refs = [named[uid] for uid in sorted(named)]
     for at in range(0, len(refs), READ_AT_ONCE):
@@ -146,7 +144,7 @@ def _nameless(deps: ClaimDependencies, uid: ClaimUid) -> str:
 
 
 def _claims_with_traces(deps: ClaimDependencies) -> frozenset[ClaimUid]:
-    """Claims that have a CDI file, or partitions that were created and have all ids."""
+    """Claims that have a CDI file, or created partitions with all ids."""
     created = (orphan.uid for orphan in deps.journal.orphaned_partitions() if orphan.partition.live is not None)
     return frozenset(deps.writer.claim_uids()).union(created)
 
@@ -163,11 +161,11 @@ def _adopt_if_idle(deps: ClaimDependencies, claim: AllocatedClaim, failures: lis
 
 
 def adopt(deps: ClaimDependencies, claim: AllocatedClaim) -> bool:
-    """Enter the claim into the journal as prepared; False when it has an entry, or no trace says it was prepared.
+    """Enter the claim into the journal as prepared; False when it has an entry, or no trace shows that it was prepared.
 
-    The caller holds the claim's lock. Raises as `plan_claim`, `DeviceInUseError` when another claim has a device of it,
-    and `GpuLockedError`. Preparing it anew instead would be wrong: a failure would then tear down what its containers
-    use.
+    The caller holds the claim's lock. Preparing it again instead would be wrong: a failure would tear down devices that
+    its containers use. Raises as `plan_claim`, `DeviceInUseError` when another claim has its device, and
+    `GpuLockedError`.
     """
     uid = claim.ref.uid
     if deps.journal.entry(uid) is not None or uid not in _claims_with_traces(deps):
@@ -191,7 +189,7 @@ def _partitions_of(deps: ClaimDependencies, uid: ClaimUid) -> list[OrphanedParti
 
 
 def _is_complete(deps: ClaimDependencies, claim: AllocatedClaim) -> bool:
-    """Whether all backed-up partitions of a claim without a file exist; else its prepare or unprepare was cut off."""
+    """Whether all backed-up partitions of a claim without a file exist; else its last call was interrupted."""
     backed_up = [orphan.partition for orphan in _partitions_of(deps, claim.ref.uid)]
     found = [require_hardware(deps).mig.find(partition.id) for partition in backed_up]
     return all(
@@ -212,7 +210,7 @@ def _adopt_as_found(deps: ClaimDependencies, claim: AllocatedClaim) -> Blocked |
 
 
 def _terms_as_found(deps: ClaimDependencies, snapshot: Snapshot) -> Terms:
-    """The terms in force, with sharing as it is on the GPUs: claims keep theirs when a policy changes."""
+    """The terms in force, with sharing as on the GPUs: claims keep theirs when a policy changes."""
     terms = dict(deps.terms())
     for gpu in snapshot.gpus if deps.hardware is not None else ():
         now, found = terms_of(terms, gpu.uuid), _sharing_as_found(deps, gpu.uuid)
@@ -231,22 +229,19 @@ def _sharing_as_found(deps: ClaimDependencies, gpu: GpuUuid) -> SharingTerms | N
 
 
 def _as_found(deps: ClaimDependencies, todo: PreparePlan) -> PreparePlan:
-    """The plan with its partitions as hardware and backups show them; a backed-up partition that is gone keeps its ids.
+    """The plan with its partitions according to hardware and backups; a backed-up partition that is gone keeps its ids.
 
     The caller holds the locks of the GPUs. Raises `HardwareError`, and `DeviceLostError` for a partition that does not
     exist and has no backup.
     """
     backups = {orphan.partition.id: orphan.partition for orphan in _partitions_of(deps, todo.ref.uid)}
-    for position, device in enumerate(todo.devices):
-        part = device.partition
-        if part is None or device.admin_access:
-            continue
+    for position, part in todo.partitions:
         instance, backup = require_hardware(deps).mig.find(part.id), backups.get(part.id)
         live = InstanceIds.of(instance) if instance else None
         created = backup is not None and (instance is None or is_same(instance, backup))
         if created and backup is not None:
             live = backup.live or live
         if live is None:
-            raise DeviceLostError(f"partition {device.device} does not exist any more")
+            raise DeviceLostError(f"partition {todo.devices[position].device} does not exist any more")
         todo = todo.with_device(position, partition=replace(part, created_by_driver=created, live=live))
     return with_partition_daemons(todo)

@@ -1,38 +1,41 @@
-"""Makes journal, CDI files and hardware agree: at start, and periodically.
+"""Make journal, CDI files and hardware agree: at start, and periodically.
 
-An entry or a file is removed only when it is known that no claim needs it.
+An entry or a file is removed only when no claim can need it.
 
-- *An earlier boot.* Its entries are removed. No container survives a reboot; the kubelet prepares again for pods whose
-  sandbox it creates anew (it does not remember across its own restart what was prepared) and unprepares the others, for
-  which "not prepared" is success. Partitions, compute modes and time slices do not survive one either, but the driver
-  does not rely on that: entries that changed hardware are torn down, which looks for partitions and stops daemons whose
-  files exist.
-- *Incomplete.* Entries in state ``preparing`` or ``unpreparing`` whose run of the driver is dead are torn down: the
-  kubelet never got an answer for the first kind, and wanted the second kind removed.
-- *Orphaned.* MIG modes, settings, daemons and partitions of this driver that no entry needs: see `reclaim_orphans`. Not
-  before a new journal is rebuilt: until then a claim that the journal does not know may need them.
-- *Prepared, but no CDI file.* The file is written again, so that a container that restarts before the next prepare
-  starts.
-- *A CDI file, but no entry.* Removed, unless the journal itself is new: then the files are the only record, and
-  `rebuild.rebuild` asks the API server for their claims.
+- *Earlier boot.* No container, and no partition or setting, survives a reboot. Entries with files only are removed;
+  entries that changed hardware are torn down, which checks the hardware. The kubelet prepares again for pods whose
+  sandbox it recreates, and unprepares the other pods.
+- *Incomplete.* Entries in state ``preparing`` or ``unpreparing`` of a dead run are torn down.
+- *Orphaned.* `reclaim_orphans`, but not before a new journal is rebuilt.
+- *Prepared, without a CDI file.* The file is written again, for containers that restart before the next prepare.
+- *CDI file without an entry.* Removed, unless the journal itself is new: then `rebuild.rebuild` uses the files.
+- *Stale.* `StaleClaimCollector` frees claims that ended without the kubelet's call.
 """
 
 import logging
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 
 from msgspec import Struct
 
-from dra_driver.core.errors import ClaimError, DeviceLostError, DraError
+from dra_driver.core.errors import (
+    ClaimError,
+    ClaimNotAllocatedError,
+    ClaimReplacedError,
+    DeviceLostError,
+    DraError,
+    HardwareError,
+)
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.node.claims.dependencies import ClaimDependencies
-from dra_driver.node.claims.entry import Entry, State
-from dra_driver.node.claims.hardware.orphans import reclaim_orphans
+from dra_driver.node.claims.entry import AttemptToken, Entry, State
+from dra_driver.node.claims.hardware.release import reclaim_orphans
 from dra_driver.node.claims.hardware.settings import LOST_AT_REBOOT
+from dra_driver.node.claims.waiting import GpuLockedError
+from dra_driver.node.claims.workflow.cdi_document import verify_prepared
 from dra_driver.node.claims.workflow.rebuild import rebuild
 from dra_driver.node.claims.workflow.teardown import is_abandoned, is_of_earlier_boot, teardown
-from dra_driver.node.claims.workflow.verify import verify_prepared
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +45,11 @@ VERIFY_S = 1.0
 MOST_S = 10.0
 """Seconds after which the rest of a list is left to the next round: the kubelet has to be answered soon after a start,
 and an MPS host or NVIDIA driver that hangs costs every claim its second."""
+GRACE_S = 600.0
 
 
 class RecoveryResult(Struct, frozen=True, kw_only=True):
-    """What was found and done. ``problems`` are sentences about what failed and will be tried again."""
+    """The claims changed. ``problems`` are messages about failures that will be retried."""
 
     earlier_boot: tuple[ClaimUid, ...] = ()
     undone: tuple[ClaimUid, ...] = ()
@@ -55,17 +59,15 @@ class RecoveryResult(Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
 
-_NONE: tuple[ClaimUid, ...] = ()
-
-
 def recover(deps: ClaimDependencies) -> RecoveryResult:
     """Carry out everything above. Run it before the kubelet is answered; safe at any later time, and repeatable.
 
-    Errors of the `DraError` tree become ``problems`` for the caller to report. Reads claims from the API server only
-    when the journal is new and traces of claims exist.
+    Errors of the `DraError` tree become ``problems``. Reads claims from the API server only when the journal is new and
+    traces of claims exist.
     """
     problems: list[str] = []
-    earlier = undone = adopted = rewritten = orphans = _NONE
+    earlier: tuple[ClaimUid, ...] = ()
+    undone = adopted = rewritten = orphans = earlier
     with _reported(problems):
         deps.journal.drop_older_notes(LOST_AT_REBOOT)
         earlier = deps.journal.drop_older_boots()
@@ -120,10 +122,9 @@ def teardown_abandoned(deps: ClaimDependencies, problems: list[str]) -> Iterator
 
 
 def rewrite_files(deps: ClaimDependencies, problems: list[str]) -> Iterator[ClaimUid]:
-    """Write the CDI files of prepared claims that have none. A repeated prepare checks files that exist.
+    """Write the missing CDI files of prepared claims. A repeated prepare checks files that exist.
 
-    Cheap when none is missing (it lists the directory and the journal's UIDs), so it can run every few seconds. Ends
-    after about `MOST_S`.
+    Cheap when none is missing (it lists the directory and the journal's UIDs). Ends after about `MOST_S`.
     """
     deadline = deps.clock.now() + MOST_S
     without = deps.journal.uids() - frozenset(deps.writer.claim_uids())
@@ -168,7 +169,7 @@ def _rewrite(deps: ClaimDependencies, entry: Entry) -> bool:
 
 @contextmanager
 def _reported(problems: list[str]) -> Iterator[None]:
-    """Add an error of the `DraError` tree to ``problems``; the later steps still run."""
+    """Add an error of the `DraError` tree to ``problems``; later steps still run."""
     try:
         yield
     except DraError as error:
@@ -188,14 +189,12 @@ def _report(found: RecoveryResult) -> None:
 
 
 class OutdatedFiles:
-    """Writes CDI files of prepared claims again after the driver's folder or its device numbers have changed.
+    """Rewrites CDI files of prepared claims after the driver's directory or device numbers changed. Used by one thread.
 
-    A claim's document names device nodes by the driver root's path and by numbers that the kernel gives out when a
-    module is loaded (``nvidia-uvm`` and ``nvidia-caps`` have no fixed major) or a GPU is bound
-    (``/dev/nvidia<minor>``). A driver that was upgraded or moved while a claim was prepared, or GPUs that were bound
-    again in another order, make the document wrong: a container of the pod that restarts before the next prepare would
-    not start, or would get other devices. Containers that run are not affected. Used by one thread. A new run checks
-    every prepared claim once, because the driver may have changed before it.
+    A claim's document has the driver root's path and numbers that the kernel assigns when a module is loaded
+    (``nvidia-uvm`` and ``nvidia-caps`` have no fixed major) or a GPU is bound (``/dev/nvidia<minor>``). A container
+    that restarts with an outdated document would not start, or would get other devices. A new run checks every prepared
+    claim once.
     """
 
     def __init__(self, deps: ClaimDependencies) -> None:
@@ -206,10 +205,10 @@ class OutdatedFiles:
         self._todo: frozenset[ClaimUid] = frozenset()
 
     def rewrite(self) -> Iterator[ClaimUid]:
-        """Write the files that differ, for about `recover.MOST_S`; the others follow at the next call.
+        """Write the files that differ, for about `recover.MOST_S`; the other files follow at the next call.
 
         Cheap while driver and GPUs stay the same. A claim that cannot be checked now (its GPU is locked, the driver is
-        detached) is checked at the next call; one whose device is gone, when a GPU comes. Raises `StorageError`.
+        detached) is checked at the next call; a claim without its device, when a GPU appears. Raises `StorageError`.
         """
         driver, gpus = self._deps.provider.driver_identity, self._deps.snapshot()
         if driver is None or (gpus is self._gpus and driver == self._driver and not self._todo):
@@ -240,3 +239,77 @@ class OutdatedFiles:
         except DraError as error:
             log.debug("CDI file of a prepared claim is checked later", extra={"uid": uid, "reason": error})
             return False, False
+
+
+class StaleClaimCollector:
+    """Frees prepared claims that ended according to the API server and are unknown to the kubelet. For one thread.
+
+    The kubelet unprepares claims until it succeeds, unless it lost its own record (a wiped node directory, a pod
+    deleted by force while the driver was away). A claim is freed when at two checks at least ``grace_s`` apart the API
+    server reports it deleted, replaced, not allocated, or allocated other devices. An error is no evidence. The grace
+    period is for containers that outlive a pod deleted by force; it restarts with the process.
+    """
+
+    def __init__(self, deps: ClaimDependencies, *, grace_s: float = GRACE_S) -> None:
+        self._deps = deps
+        self._grace_s = grace_s
+        self._suspected: dict[ClaimUid, tuple[AttemptToken, float]] = {}  # the attempt, and since when on the clock
+
+    def collect(self, stopping: Callable[[], bool] = lambda: False) -> tuple[ClaimUid, ...]:
+        """Check every prepared claim once, with one API read each; return the claims freed. Ends early when
+        ``stopping``.
+
+        Raises `StorageError` when the journal cannot be read or written; claims freed until then stay freed.
+        """
+        entries = [entry for entry in self._deps.journal.entries() if entry.state is State.PREPARED]
+        self._suspected = {entry.ref.uid: s for entry in entries if (s := self._suspected.get(entry.ref.uid))}
+        freed: list[ClaimUid] = []
+        for entry in entries:
+            if stopping():
+                break
+            try:
+                reason = self._why_over(entry)
+            except DraError as error:
+                facts = {"claim": str(entry.ref), "reason": str(error)}
+                log.debug("prepared claim cannot be checked; will retry", extra=facts)
+                continue
+            if self._is_due(entry, reason) and self._free(entry, reason or ""):
+                freed.append(entry.ref.uid)
+        return tuple(freed)
+
+    def _why_over(self, entry: Entry) -> str | None:
+        """Why the claim is over, None when it is not. Raises when that is unknown."""
+        try:
+            claim = self._deps.reader.read(entry.ref)
+        except (ClaimReplacedError, ClaimNotAllocatedError) as error:
+            return str(error)
+        allocated = {(result.pool, result.device, result.share_id) for result in claim.results}
+        assigned = {(device.pool, device.device, device.share_id) for device in entry.devices}
+        return None if assigned <= allocated else f"claim {entry.ref} is allocated to other devices now"
+
+    def _is_due(self, entry: Entry, reason: str | None) -> bool:
+        if reason is None:
+            self._suspected.pop(entry.ref.uid, None)
+            return False
+        now = self._deps.clock.now()
+        known = self._suspected.get(entry.ref.uid)
+        if known is None or known[0] != entry.attempt:
+            self._suspected[entry.ref.uid] = entry.attempt, now
+            return False
+        return now - known[1] >= self._grace_s
+
+    def _free(self, entry: Entry, reason: str) -> bool:
+        with self._deps.locks.acquire(entry.ref.uid, 0.0) as acquired:
+            if not acquired:
+                return False  # a call works on it, so the kubelet knows it
+            try:
+                if not teardown(self._deps, entry.ref.uid, only=entry.attempt):
+                    return False
+            except (HardwareError, GpuLockedError) as error:
+                # Its state is ``unpreparing`` now, from which `recover` continues.
+                log.warning("stale claim is not freed yet; will retry", extra={"reason": str(error)})
+                return False
+        del self._suspected[entry.ref.uid]
+        self._deps.count("collected")
+        log.warning("stale claim freed", extra={"claim": str(entry.ref), "reason": reason})
+        return True

@@ -1,26 +1,43 @@
-"""All operations on the node's claims, as the kubelet plugin and the node process call them.
-
-Every claim of a call gets its own answer: one claim's error or defect does not affect the others.
-"""
+"""All operations on the node's claims, for the kubelet plugin and the node process."""
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from dra_driver.core.errors import DraError, RetryableError
-from dra_driver.core.model.claim import AllocatedClaim, ClaimRef, PreparedDevice
-from dra_driver.core.model.ids import ClaimUid
+from dra_driver.core.model.claim import AllocatedClaim, ClaimRef
+from dra_driver.core.model.gpu import Snapshot
+from dra_driver.core.model.ids import ClaimUid, PoolName
+from dra_driver.core.model.terms import Terms
 from dra_driver.core.telemetry import metrics
-from dra_driver.node.claims.dependencies import ClaimDependencies
-from dra_driver.node.claims.hardware.orphans import reclaim_orphans
-from dra_driver.node.claims.waiting import CallBudget
+from dra_driver.hardware.cdi import CdiNames, CdiWriter
+from dra_driver.node.claims.dependencies import (
+    CdiSources,
+    ClaimDependencies,
+    ClaimReader,
+    DeviceNodes,
+    Event,
+    HardwareDependencies,
+    NoDeviceNodes,
+)
+from dra_driver.node.claims.hardware.release import reclaim_orphans
+from dra_driver.node.claims.journal import Journal
+from dra_driver.node.claims.processes import BOOT_ID, ProcessRegistry, read_boot_id
+from dra_driver.node.claims.waiting import CallBudget, GpuLocks, PrepareGate, RetryPolicy
 from dra_driver.node.claims.workflow.prepare import Preparer
 from dra_driver.node.claims.workflow.rebuild import RebuildRetry
-from dra_driver.node.claims.workflow.recover import OutdatedFiles, RecoveryResult, recover, rewrite_files
-from dra_driver.node.claims.workflow.stale_claims import StaleClaimCollector
+from dra_driver.node.claims.workflow.recover import (
+    OutdatedFiles,
+    RecoveryResult,
+    StaleClaimCollector,
+    recover,
+    rewrite_files,
+)
 from dra_driver.node.claims.workflow.teardown import unprepare_claim
-from dra_driver.node.claims.workflow.whole_gpus import Beginning, forget_whole_gpus, prepare_whole_gpus
+from dra_driver.node.claims.workflow.whole_gpus import Beginning, Prepared, forget_whole_gpus, prepare_whole_gpus
 
 log = logging.getLogger(__name__)
 
@@ -29,16 +46,15 @@ READ_FOR_S = 2.0
 pod may have ended, and the scheduler may have allocated other devices to the same claim."""
 
 Answer = TypeVar("Answer")
-Prepared = tuple[PreparedDevice, ...]
 
 
 class ClaimService:
-    """Prepares, unprepares, recovers and collects claims.
+    """Prepares, unprepares, recovers and collects claims. One claim's error or defect does not affect other claims.
 
     Call ``recover`` before the first call of the kubelet. Then call, from one thread, ``maintain`` every ten minutes,
     ``reclaim_orphans`` every half minute and ``finish_rebuild`` every few seconds, and from the same or another thread
-    ``rewrite_missing_files`` every few seconds; ``prepare`` and ``unprepare`` from any number of threads. The service
-    needs no stop: calls end by themselves within `waiting.RetryPolicy.call_s`.
+    ``rewrite_missing_files`` every few seconds; ``prepare`` and ``unprepare`` from any number of threads. Calls end
+    within `waiting.RetryPolicy.call_s`; the service needs no stop.
     """
 
     def __init__(self, deps: ClaimDependencies) -> None:
@@ -53,11 +69,11 @@ class ClaimService:
     def prepare(
         self, refs: Sequence[ClaimRef], *, within_s: float | None = None
     ) -> dict[ClaimUid, Prepared | DraError]:
-        """Prepare the claims; each one's devices, or its error. Idempotent per claim; see `prepare.Preparer.prepare`.
+        """Prepare the claims; returns each one's devices, or its error. Idempotent per claim.
 
-        Claims for whole GPUs are prepared together, see `whole_gpus`, the others one after the other, within
-        `waiting.RetryPolicy.call_s`, or less when the caller waits only ``within_s`` more seconds. A claim whose turn
-        comes after that gets an error and stays unchanged.
+        Claims for whole GPUs are prepared together (`whole_gpus`), other claims one after the other, within
+        `waiting.RetryPolicy.call_s`, or less when the caller waits only ``within_s`` more seconds. A claim that does
+        not get its turn by then gets an error and stays unchanged.
         """
         budget = self._budget(within_s)
         begun = _begun(lambda: prepare_whole_gpus(self._deps, refs, budget), Beginning())
@@ -73,7 +89,7 @@ class ClaimService:
         return begun.answers | self._answers(prepare, rest, "prepared", budget)
 
     def unprepare(self, refs: Sequence[ClaimRef], *, within_s: float | None = None) -> dict[ClaimUid, DraError | None]:
-        """Unprepare the claims; None for each that has nothing any more, else its error. Time as in ``prepare``."""
+        """Unprepare the claims; returns None, or the error, for each. Time as in ``prepare``."""
         budget = self._budget(within_s)
         gone = _begun(lambda: forget_whole_gpus(self._deps, refs), frozenset[ClaimUid]())
         rest = [ref for ref in refs if ref.uid not in gone]
@@ -87,11 +103,11 @@ class ClaimService:
             return recover(self._deps)
 
     def rewrite_missing_files(self, *, may_miss: bool = True) -> tuple[str, ...]:
-        """Write CDI files of prepared claims that are missing, or outdated because the driver has changed.
+        """Write CDI files of prepared claims that are missing, or outdated because the driver has changed. Makes no API
+        call.
 
-        For containers that restart before their next prepare. Makes no API call. The caller may know that no file has
-        gone: without ``may_miss``, files are not listed, and nothing is done while the driver stays the same.
-        Returns a sentence for each missing file that cannot be written, and logs new ones.
+        ``may_miss`` False: no file was removed, so files are not listed. Returns a message for each missing file that
+        cannot be written, and logs new ones.
         """
         problems: list[str] = []
         try:
@@ -101,43 +117,33 @@ class ClaimService:
                 log.warning("driver changed; CDI file of a prepared claim was written again", extra={"uid": uid})
         except DraError as error:
             problems.append(str(error))
-        before, self._file_problems = self._file_problems, tuple(problems)
-        for problem in self._file_problems:
-            if problem not in before:
-                log.warning("CDI file cannot be restored; will retry", extra={"reason": problem})
+        _log_new(problems, self._file_problems, "CDI file cannot be restored; will retry")
+        self._file_problems = tuple(problems)
         return self._file_problems
 
     @property
     def rebuild_pending(self) -> bool:
-        """Whether a new journal may not have all claims yet that were prepared before it. Raises `StorageError`."""
+        """Whether a new journal may lack claims that were prepared before it. Raises `StorageError`."""
         return self._deps.journal.rebuild_pending
 
     def finish_rebuild(self) -> None:
-        """Rebuild a new journal if that is pending and due, see `rebuild.RebuildRetry`. Logs errors.
-
-        Calls the API server, so it may take half a minute or more; for the thread that ``maintain`` uses.
-        """
+        """Rebuild a new journal if that is pending and due. Logs errors. Calls the API server, so it can take half a
+        minute."""
         self._rebuild.try_if_due()
 
     def reclaim_orphans(self) -> None:
-        """Restore GPUs that no claim needs in their changed state, see `orphans.reclaim_orphans`.
-
-        For every half minute, and cheap while no GPU has a note: a MIG mode that could not be switched off, because a
-        process had the GPU open, keeps whole-GPU claims from the GPU. Logs new problems.
-        """
+        """Restore GPUs that no claim needs in their changed state. Cheap while no GPU has a note. Logs new problems."""
         problems: list[str] = []
         try:
             with self._deps.gate.work():
                 reclaim_orphans(self._deps, problems)
         except DraError as error:
             problems.append(str(error))
-        before, self._orphan_problems = self._orphan_problems, tuple(problems)
-        for problem in self._orphan_problems:
-            if problem not in before:
-                log.warning("GPU settings are not restored yet; will retry", extra={"reason": problem})
+        _log_new(problems, self._orphan_problems, "GPU settings are not restored yet; will retry")
+        self._orphan_problems = tuple(problems)
 
     def maintain(self, stopping: Callable[[], bool] = lambda: False) -> None:
-        """The work of every ten minutes: `recover`, free stale claims, compact the journal. Logs errors."""
+        """Run the work of every ten minutes: `recover`, free stale claims, compact the journal. Logs errors."""
         try:
             for problem in self.recover().problems:
                 log.warning("claims are not fully recovered; will retry", extra={"reason": problem})
@@ -159,8 +165,14 @@ class ClaimService:
         return answers
 
 
+def _log_new(problems: Sequence[str], before: Sequence[str], message: str) -> None:
+    for problem in problems:
+        if problem not in before:
+            log.warning(message, extra={"reason": problem})
+
+
 def _begun(work: Callable[[], Answer], nothing: Answer) -> Answer:
-    """The short way for all claims of a call; after a defect in it, every claim goes the long way by itself."""
+    """The short way for all claims of a call; after a defect in it, each claim goes the long way."""
     try:
         return work()
     except Exception:  # a fence: the answers come all the same
@@ -187,3 +199,77 @@ def _guarded(work: Callable[[ClaimRef], Answer], ref: ClaimRef, what: str) -> An
         return DraError(
             f"claim {ref} could not be {what}: unexpected {type(error).__name__}; the driver's log has the details"
         )
+
+
+class Claims:
+    """An open `ClaimService` with the journal and process registry that are closed after it.
+
+    Call ``close`` after the last call is answered; it leaves journal, files and prepared claims as they are.
+    """
+
+    def __init__(self, service: ClaimService, journal: Journal, owners: ProcessRegistry) -> None:
+        self.service = service
+        self.journal = journal
+        self._owners = owners
+
+    @property
+    def problem(self) -> str | None:
+        """Why only a restart of the process helps, else None. Cheap enough for probes."""
+        return self.journal.problem
+
+    def close(self) -> None:
+        """Close the journal and unregister this process. Idempotent."""
+        self.journal.close()
+        self._owners.close()
+
+
+def open_claims(
+    directory: Path | str,
+    *,
+    pool: PoolName,
+    names: CdiNames,
+    reader: ClaimReader,
+    writer: CdiWriter,
+    provider: CdiSources,
+    snapshot: Callable[[], Snapshot],
+    device_nodes: DeviceNodes | None = None,
+    hardware: Callable[[Journal], HardwareDependencies] | None = None,
+    terms: Callable[[], Terms] = dict,
+    count: Callable[[Event], None] = lambda _event: None,
+    boot_id: str | None = None,
+    boot_id_file: Path = BOOT_ID,
+    retry_policy: RetryPolicy | None = None,
+    gate: PrepareGate | None = None,
+) -> Claims:
+    """Open the journal in ``directory`` (created with mode 0700 when missing) and build the service on it.
+
+    Files there: ``state.db`` (the journal), ``owner-*.lock`` (one per running node process), ``locks`` (one file per
+    GPU). ``hardware`` is called with the journal, which stores the notes about GPUs (`gpu.notes.GpuNotes`). Call
+    ``service.recover()`` before the kubelet may call. Raises `StorageError` and `ConfigurationError` as `Journal.open`.
+    """
+    directory = Path(directory)
+    owners = ProcessRegistry.register(directory, os.urandom(16).hex())
+    try:
+        boot = read_boot_id(boot_id_file) if boot_id is None else boot_id
+        journal = Journal.open(directory / "state.db", boot_id=boot, owner=owners.own)
+    except BaseException:
+        owners.close()
+        raise
+    deps = ClaimDependencies(
+        pool=pool,
+        names=names,
+        reader=reader,
+        journal=journal,
+        writer=writer,
+        provider=provider,
+        device_nodes=device_nodes or NoDeviceNodes(),
+        owners=owners,
+        snapshot=snapshot,
+        gpu_locks=GpuLocks(directory / "locks"),
+        hardware=hardware(journal) if hardware else None,
+        terms=terms,
+        count=count,
+        retry_policy=retry_policy or RetryPolicy(),
+        gate=gate or PrepareGate(),
+    )
+    return Claims(ClaimService(deps), journal, owners)

@@ -1,22 +1,22 @@
-"""Undoes what was done for a claim, from any state, as often as needed.
+"""Undo a claim's changes from any state, repeatably, and resolve device conflicts by tearing down abandoned claims.
 
-In reverse order of prepare: record the intent, remove the CDI file, release the GPUs, remove the entry. Every step is
-repeatable. A process that dies between two of them leaves an entry in state ``unpreparing``; the next unprepare, a
-claim that needs the device, or `recover` continues.
-
-Callers hold the claim's lock, and no GPU's.
+In reverse order of prepare: record the intent, remove the CDI file, release the GPUs, remove the entry. A process that
+dies in between leaves an entry in state ``unpreparing``; the next unprepare, a claim that needs the device, or
+`recover` continues. Callers hold the claim's lock, and no GPU's.
 """
 
 import logging
 from collections.abc import Collection
 
+from dra_driver.core.errors import DeviceInUseError, GpuBusyError
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.node.claims.dependencies import ClaimDependencies
-from dra_driver.node.claims.entry import AttemptToken, Entry, State, gpus_of
+from dra_driver.node.claims.entry import AttemptToken, Blocked, Entry, State, gpus_of
 from dra_driver.node.claims.hardware.partitions import remove_orphaned_partitions
-from dra_driver.node.claims.hardware.release import release
+from dra_driver.node.claims.hardware.release import ownership_unknown, release
 from dra_driver.node.claims.hardware.settings import settings_of
+from dra_driver.node.claims.planning.plan import PreparePlan
 from dra_driver.node.claims.waiting import CallBudget, ClaimBusyError, GpuLockedError
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,8 @@ LEAST_S = 3.0
 claims."""
 MOST_S = 15.0
 """Seconds after which the rest is left to the next try, so that this worker serves others (of the kubelet's 45 s)."""
+STEP_S = 5.0
+"""Seconds to wait for one leftover, and before that for its GPUs; the call tries again while its time lasts."""
 
 
 def teardown(
@@ -77,9 +79,10 @@ def _teardown_hardware(
 
 
 def _teardown_without_entry(deps: ClaimDependencies, uid: ClaimUid, within_s: float) -> None:
-    """Release what remains of a claim without an entry: the journal was lost, or an older driver version freed it.
+    """Release the remains of a claim without an entry: the journal was lost, or an older driver version freed it.
 
-    First settings of this claim alone, then its partitions. `reclaim_orphans` restores what it shared with others.
+    First settings of this claim only, then its partitions. `reclaim_orphans` restores settings shared with other
+    claims.
     """
     orphans = [orphan for orphan in deps.journal.orphaned_partitions() if orphan.uid == uid]
     if deps.hardware is None or not orphans:
@@ -112,10 +115,8 @@ def remove_file_without_entry(deps: ClaimDependencies, uid: ClaimUid) -> None:
 
 
 def is_abandoned(deps: ClaimDependencies, entry: Entry) -> bool:
-    """Whether no run works on the entry and no container needs it: incomplete work of a dead run, or an earlier boot's.
-
-    For entries of this run the caller holds the claim's lock.
-    """
+    """Return whether no run works on the entry and no container needs it: incomplete work of a dead run, or of an
+    earlier boot. For entries of this run the caller holds the claim's lock."""
     if is_of_earlier_boot(deps, entry):
         return True
     if entry.state is State.PREPARED:
@@ -124,21 +125,19 @@ def is_abandoned(deps: ClaimDependencies, entry: Entry) -> bool:
 
 
 def is_of_earlier_boot(deps: ClaimDependencies, entry: Entry) -> bool:
-    """Whether the node has rebooted since: no container of the claim runs. False while either boot is unknown."""
+    """Return whether the node has rebooted since the entry's boot. False while either boot is unknown."""
     return bool(deps.journal.boot_id) and entry.boot_id not in ("", deps.journal.boot_id)
 
 
 def unprepare_claim(deps: ClaimDependencies, ref: ClaimRef, *, budget: CallBudget) -> None:
-    """Free the claim's devices on this node (NodeUnprepareResources); a claim without any is success.
+    """Free the claim's devices on this node (NodeUnprepareResources); a claim without any is success. Thread-safe.
 
-    It needs neither the claim object nor an entry, and works without the NVIDIA driver: the rest is recorded and
-    released when the driver is back. The kubelet (``pkg/kubelet/cm/dra/manager.go``) also calls it for claims that were
-    never prepared or no longer exist. A failure keeps the pod in ``Terminating``, and the kubelet tries again after 10
-    to 60 seconds.
+    Needs neither the claim object nor an entry, and works without the NVIDIA driver, which releases the recorded rest
+    later. The kubelet (``pkg/kubelet/cm/dra/manager.go``) also calls it for claims that were never prepared or no
+    longer exist. A failure keeps the pod in ``Terminating``, and the kubelet retries after 10 to 60 seconds.
 
     Waits until ``budget.deadline`` for other calls. Raises `StorageError`, `HardwareError` or `GpuLockedError` (the
-    claim keeps its devices, call again), or `ClaimBusyError` when an earlier call for the same claim does not end. If
-    the process dies inside, the next call or the next start continues. Thread-safe.
+    claim keeps its devices, call again), or `ClaimBusyError` when an earlier call for the same claim does not end.
     """
     with deps.locks.acquire(ref.uid, budget.deadline - deps.clock.now()) as acquired, deps.gate.work():
         if not acquired:
@@ -151,3 +150,69 @@ def unprepare_claim(deps: ClaimDependencies, ref: ClaimRef, *, budget: CallBudge
             log.info("claim unprepared", extra={"claim": str(ref)})
         else:
             log.info("claim was not prepared, nothing to unprepare", extra={"claim": str(ref)})
+
+
+def resolve_conflicts(deps: ClaimDependencies, todo: PreparePlan, blocked: Blocked, *, within_s: float) -> None:
+    """Tear down what dead runs left of the blockers; return when that may have helped. Does not wait for a claim in
+    use.
+
+    The caller holds no GPU's lock. Raises `ClaimBusyError` for the claim's own entry and while a new journal does not
+    know a partition's claim, `DeviceInUseError` when no blocker is abandoned, and errors of the teardown.
+    """
+    if blocked.by and blocked.by[0].ref.uid == todo.ref.uid:
+        raise busy(blocked.by[0])
+    if blocked.orphaned_partitions and deps.journal.rebuild_pending:
+        partition = blocked.orphaned_partitions[0].partition.id
+        raise ownership_unknown(f"which claim {partition} belongs to, which overlaps a device of claim {todo.ref}")
+    within_s = min(within_s, STEP_S)
+    for gpu in sorted({orphan.partition.id.gpu_uuid for orphan in blocked.orphaned_partitions}):
+        with deps.gpu_locks.acquire((gpu,), within_s) as acquired:
+            if not acquired:
+                raise ClaimBusyError(f"{gpu}, which claim {todo.ref} needs, is being changed; the kubelet tries again")
+            remove_orphaned_partitions(deps, gpu, within_s=within_s)
+    if blocked.by and not [entry for entry in blocked.by if _teardown_if_abandoned(deps, entry, within_s)]:
+        raise in_use(todo, blocked)
+
+
+def busy(entry: Entry) -> ClaimBusyError:
+    return ClaimBusyError(f"claim {entry.ref} is {entry.state} in another run of the driver; the kubelet tries again")
+
+
+def in_use(todo: PreparePlan, blocked: Blocked) -> DeviceInUseError:
+    conflict, holder = blocked.conflict, blocked.by[0]
+    if conflict is None:
+        return DeviceInUseError(
+            f"a device of claim {todo.ref} was taken by claim {holder.ref}; the kubelet tries again"
+        )
+    wanted, other = conflict.wanted.device, conflict.other
+    if other is None:
+        claims = f"claim {holder.ref}" + (f" and {len(blocked.by) - 1} more" if len(blocked.by) > 1 else "")
+        return DeviceInUseError(
+            f"the share of {wanted} for claim {todo.ref} {conflict.shortage}, beside the shares of {claims}; "
+            "it fits when the kubelet has unprepared some of them, which it does after their pods have ended"
+        )
+    how = "" if other.device == wanted else f", which has no room for it beside {other.device}:"
+    what = "is already" if not how else "that one is"
+    return DeviceInUseError(
+        f"device {wanted} of claim {todo.ref}{how} {what} {holder.state} for claim {holder.ref}; "
+        "it is free when the kubelet has unprepared that claim, which it does after its pod has ended"
+    )
+
+
+def _teardown_if_abandoned(deps: ClaimDependencies, blocker: Entry, within_s: float) -> bool:
+    """Tear down another claim's entry if it is abandoned; False when it is in use."""
+    if not is_abandoned(deps, blocker):
+        return False
+    with deps.locks.acquire(blocker.ref.uid, 0.0) as acquired:  # does not wait: two claims could wait for each other
+        now = deps.journal.entry(blocker.ref.uid) if acquired else blocker
+        if now is None:
+            return True
+        if not acquired or not is_abandoned(deps, now):
+            return False
+        try:
+            teardown(deps, now.ref.uid, only=now.attempt, within_s=within_s)
+        except GpuBusyError as error:
+            raise GpuBusyError(f"devices that claim {now.ref} no longer needs cannot be freed yet: {error}") from error
+    deps.count("undone")
+    log.warning("abandoned claim torn down", extra={"claim": str(blocker.ref)})
+    return True

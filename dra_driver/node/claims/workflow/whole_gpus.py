@@ -1,18 +1,14 @@
-"""Prepares and unprepares claims for whole GPUs in their present state, all claims of a call together.
+"""Prepare and unprepare claims for whole GPUs in their present state, all claims of a call together.
 
-    prepare:    GET the claims side by side, make the plans
+    prepare:    GET the claims in parallel, make the plans
                 journal: record them as prepared, in one durable transaction
                 write their CDI files
-                look whether another run has taken a claim over meanwhile
+                check whether another run has taken a claim over
     unprepare:  journal: in one durable transaction, remove the files and the entries
 
-Most claims of most clusters go this way. Nothing here waits, changes hardware or resolves a conflict: a claim that is
-recorded already, that another call works on, whose GPU has a note, a partition or a claim, whose GPU may not be ready
-in the NVLink fabric, or that fails in any way is left to `prepare.Preparer` and `unprepare`, which begin anew with what
-was read here.
-
-A process that dies in between leaves claims that are recorded and lack their file: `recover` writes it, and the
-kubelet, which got no answer, prepares or unprepares again.
+Most claims go this way. Nothing here waits, changes hardware or resolves a conflict: an unusual or failing claim is
+left to `prepare.Preparer` and `unprepare`. A process that dies in between leaves recorded claims without a file;
+`recover` writes it, and the kubelet, which got no answer, prepares or unprepares again.
 """
 
 import logging
@@ -25,8 +21,7 @@ from dra_driver.core.errors import DraError
 from dra_driver.core.model.claim import AllocatedClaim, ClaimRef, PreparedDevice
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.node.claims.dependencies import ClaimDependencies
-from dra_driver.node.claims.hardware.apply import taken_over
-from dra_driver.node.claims.hardware.fabric import needs_fabric_check
+from dra_driver.node.claims.hardware.apply import needs_fabric_check, taken_over
 from dra_driver.node.claims.planning.plan import PreparePlan, names_of, plan_claim
 from dra_driver.node.claims.waiting import CallBudget
 from dra_driver.node.claims.workflow.cdi_document import document_of
@@ -38,14 +33,14 @@ Prepared = tuple[PreparedDevice, ...]
 
 
 class Beginning(Struct, frozen=True, kw_only=True):
-    """What came of the short way: final answers, and what was read of the claims that are left."""
+    """The final answers of the short way, and the claims read for the long way."""
 
     answers: dict[ClaimUid, Prepared | DraError] = field(default_factory=dict)
     read: dict[ClaimUid, AllocatedClaim | DraError] = field(default_factory=dict)
 
 
 def prepare_whole_gpus(deps: ClaimDependencies, refs: Sequence[ClaimRef], budget: CallBudget) -> Beginning:
-    """Prepare the claims that need nothing but a record and a file. Raises nothing of the `DraError` tree."""
+    """Prepare the claims that only need a record and a file. Raises nothing of the `DraError` tree."""
     found = Beginning()
     left_s = budget.deadline - deps.clock.now()
     if left_s < deps.retry_policy.read_s:
@@ -67,7 +62,7 @@ def prepare_whole_gpus(deps: ClaimDependencies, refs: Sequence[ClaimRef], budget
 
 
 def _plans(deps: ClaimDependencies, claims: Collection[AllocatedClaim | DraError]) -> list[PreparePlan]:
-    """The plans of claims for whole GPUs. A claim that cannot be planned is left out."""
+    """The plans of claims for whole GPUs. A claim that cannot be planned is omitted."""
     found: list[PreparePlan] = []
     for claim in claims:
         with suppress(DraError):
@@ -80,7 +75,7 @@ def _plans(deps: ClaimDependencies, claims: Collection[AllocatedClaim | DraError
 def _prepare(
     deps: ClaimDependencies, plans: Sequence[PreparePlan], answers: dict[ClaimUid, Prepared | DraError]
 ) -> None:
-    """Record the claims and write their files; ``answers`` gets the devices of each that is prepared then."""
+    """Record the claims and write their files; ``answers`` gets the devices of each prepared claim."""
     documents = [(plan, document_of(deps, plan)) for plan in plans]
     tokens = deps.journal.record_prepared([(plan.ref, plan.assigned) for plan in plans])
     recorded = [(plan, document) for plan, document in documents if plan.ref.uid in tokens]
@@ -103,7 +98,7 @@ def _prepare(
 
 
 def forget_whole_gpus(deps: ClaimDependencies, refs: Sequence[ClaimRef]) -> frozenset[ClaimUid]:
-    """Unprepare the claims that need no more than that file and entry go; the others stay as they are.
+    """Unprepare the claims that only need the removal of file and entry; other claims stay as they are.
 
     Raises nothing of the `DraError` tree.
     """

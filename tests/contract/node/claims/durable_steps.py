@@ -14,14 +14,14 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from dra_driver.core.files import replace_file
-from dra_driver.core.model.ids import DeviceName, MigUuid
-from dra_driver.core.model.mig import PartitionId
+from dra_driver.core.model.ids import DeviceName
 from dra_driver.hardware.cdi.spec import CdiDevice, CdiSpec, ContainerEdits
 from dra_driver.hardware.cdi.writer import CdiWriter
-from dra_driver.node.claims.entry import AssignedDevice, AssignedPartition, AttemptToken, InstanceIds, OwnerId
+from dra_driver.node.claims.entry import AssignedDevice, AttemptToken, OwnerId
 from dra_driver.node.claims.journal import Journal
 from dra_driver.node.policy.policy_set import PolicySet, save_set
-from tests.fakes.claims import NAMES, POOL, gpu, ref, uid
+from tests.fakes import entries
+from tests.fakes.claims import NAMES, gpu, ref, uid
 from tests.fakes.syscalls import MARK
 
 GPU = gpu(0).uuid
@@ -35,22 +35,9 @@ def mark(name: str) -> None:
 
 def device(number: int, *, live: bool = False) -> AssignedDevice:
     """A partition created for a claim; of a GPU of its own, so that claims do not exclude each other."""
-    ids = InstanceIds(gi_id=number, ci_id=0, uuid=MigUuid(f"MIG-{number}")) if live else None
-    return AssignedDevice(
-        request="gpu",
-        pool=POOL,
-        device=DeviceName(f"gpu-{number}-mig"),
-        share_id=None,
-        admin_access=False,
-        gpu_uuid=gpu(number).uuid,
-        partition=AssignedPartition(
-            id=PartitionId(gpu(number).uuid, 19, 0),
-            profile_name="1g.10gb",
-            size=1,
-            created_by_driver=True,
-            live=ids,
-        ),
-    )
+    uuid = gpu(number).uuid
+    part = entries.partition(gpu=uuid, gi_id=number if live else None)
+    return entries.device(device=DeviceName(f"gpu-{number}-mig"), gpu_uuid=uuid, partition=part)
 
 
 def begin(journal: Journal, number: int, *, durable: bool = False) -> AttemptToken:

@@ -10,24 +10,23 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from dra_driver.core.errors import ClaimReplacedError, DraError
 from dra_driver.core.model.claim import AllocatedClaim, ClaimRef
-from dra_driver.core.model.ids import ClaimUid
 from dra_driver.hardware.cdi.writer import CdiWriter
-from dra_driver.node.claims.assembly import Claims, open_claims
 from dra_driver.node.claims.waiting import RetryPolicy
-from tests.fakes.claims import NAMES, POOL, FakeCdiProvider, claim, machine, ref, result
+from dra_driver.node.claims.workflow.service import Claims, open_claims
+from tests.fakes.claims import NAMES, POOL, FakeCdiProvider, FakeClaims, claim, machine, ref, result
 
 GPUS = 8
 
 
-class EveryClaim:
+class EveryClaim(FakeClaims):
     """Every claim whose UID starts with its number exists."""
 
     def __init__(self, gpus: int) -> None:
+        super().__init__()
         self._gpus = gpus
 
     def read(self, of: ClaimRef, *, within_s: float | None = None) -> AllocatedClaim:
@@ -36,25 +35,13 @@ class EveryClaim:
             raise ClaimReplacedError(f"claim {of} does not exist any more")
         return claim(number, result(f"gpu-{number % self._gpus}"))
 
-    def read_all(
-        self, refs: Sequence[ClaimRef], *, within_s: float | None = None
-    ) -> dict[ClaimUid, AllocatedClaim | DraError]:
-        found: dict[ClaimUid, AllocatedClaim | DraError] = {}
-        for each in refs:
-            try:
-                found[each.uid] = self.read(each)
-            except DraError as error:
-                found[each.uid] = error
-        return found
-
 
 def open_claims_service(state: str, cdi: str, *, gpus: int = GPUS) -> Claims:
-    api = EveryClaim(gpus)
     return open_claims(
         state,
         pool=POOL,
         names=NAMES,
-        reader=api,
+        reader=EveryClaim(gpus),
         writer=CdiWriter(cdi, NAMES),
         provider=FakeCdiProvider(),
         snapshot=lambda: machine(GPUS),
@@ -67,11 +54,8 @@ def churn(claims: Claims, start: int) -> None:
     """Prepare and unprepare eight claims for ever; print a line before and after each call."""
     number = start
     while True:
-        call, what = (
-            (claims.service.prepare, "prepare")
-            if (number // GPUS) % 2 == 0
-            else (claims.service.unprepare, "unprepare")
-        )
+        what = "unprepare" if (number // GPUS) % 2 else "prepare"
+        call = getattr(claims.service, what)
         of = ref(number % GPUS)
         say({"begin": what, "claim": number % GPUS})
         answer = call([of])[of.uid]
@@ -105,12 +89,8 @@ def small_files(claims: Claims, limit: int) -> None:
     say({"errors": errors, "prepared": len(claims.journal.entries())})
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, hard))
     again = [claims.service.prepare([ref(number)])[ref(number).uid] for number in range(GPUS)]
-    say(
-        {
-            "errors": [str(answer) for answer in again if isinstance(answer, DraError)],
-            "prepared": len(claims.journal.entries()),
-        }
-    )
+    errors = [str(answer) for answer in again if isinstance(answer, DraError)]
+    say({"errors": errors, "prepared": len(claims.journal.entries())})
 
 
 def say(line: dict[str, object]) -> None:

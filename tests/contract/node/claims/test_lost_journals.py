@@ -234,7 +234,6 @@ class History:
     [*range(HISTORIES), *(pytest.param(n, marks=pytest.mark.slow) for n in range(HISTORIES, MORE_HISTORIES))],
 )
 def test_answered_claims_stay_prepared_and_nothing_is_left(seed: int) -> None:
-    """For any number of lost journals, alone or with other failures."""
     with TemporaryDirectory(dir=memory_folder()) as folder:
         history = History(Path(folder), seed)
         try:

@@ -1,23 +1,36 @@
-"""Journal and CDI writer in real processes: killed at any moment, two at once, and without disk space."""
+"""Node processes that are killed at any moment, work on the same GPUs at once, or have no disk space."""
 
 import json
 import random
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
+
+from dra_driver.core.errors import DraError
+from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.hardware.cdi.writer import CdiWriter
+from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.node.claims.entry import State
+from tests.contract.node.claims.dying import CLAIMS, Node
 from tests.contract.node.claims.node import GPUS, open_claims_service
-from tests.fakes.claims import NAMES, ref, uid
+from tests.fakes.claims import NAMES, claim, part, ref, result, uid
+from tests.fakes.memory import memory_folder
 
 KILLS = 12
 ROUNDS = 40
+EVERY = 6
+LANES = 2
+SWITCH_S = 0.002  # a switch of MIG mode takes long enough for the other process to come in between
 
 
 @contextmanager
@@ -41,7 +54,6 @@ def lines(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
 
 
 def test_a_kill_at_any_moment_loses_no_answered_claim(tmp_path: Path) -> None:
-    """After a restart answered claims are prepared, interrupted ones are torn down, and no file is orphaned."""
     state, cdi = tmp_path / "state", tmp_path / "cdi"
     dice = random.Random(7)  # noqa: S311 - moments to kill at, not a secret
     cut_off = 0
@@ -68,7 +80,6 @@ def test_a_kill_at_any_moment_loses_no_answered_claim(tmp_path: Path) -> None:
 
 
 def test_one_of_two_processes_gets_a_gpu(tmp_path: Path) -> None:
-    """During a rolling update two runs serve, and only the journal separates them."""
     state, cdi, go = tmp_path / "state", tmp_path / "cdi", tmp_path / "go"
     go.mkdir()
     with node(state, cdi, "race", 1, go, ROUNDS) as one, node(state, cdi, "race", 2, go, ROUNDS) as two:
@@ -123,3 +134,139 @@ def test_a_journal_can_be_read_while_it_is_used(tmp_path: Path) -> None:
     assert claims.service.unprepare([ref(3)]) == {uid(3): None}
     reader.close()
     claims.close()
+
+
+def killed(folder: Path, step: int) -> tuple[bool, list[str]]:
+    """Whether the process died at that step (False when it ended before), and the lines that it printed."""
+    command = [sys.executable, "-m", "tests.contract.node.claims.dying", str(folder), str(step)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    lines = ended.stdout.splitlines()
+    assert ended.returncode == -9 or (ended.returncode, lines[-1]) == (0, "done"), ended.stderr
+    return ended.returncode == -9, lines
+
+
+@pytest.mark.parametrize("lane", [pytest.param(0, marks=pytest.mark.slow), *range(1, LANES)])
+def test_a_kill_while_gpus_change_loses_and_leaves_nothing(lane: int) -> None:
+    step, deaths = lane * EVERY // LANES, 0
+    while True:
+        with TemporaryDirectory(dir=memory_folder()) as folder:
+            died, lines = killed(Path(folder), step)
+            check(Node(Path(folder)), lines)
+        if not died:
+            break
+        step, deaths = step + EVERY, deaths + 1
+    assert deaths >= 3
+
+
+def numbers(lines: Sequence[str], answer: str) -> set[ClaimUid]:
+    return {uid(int(line.split()[1])) for line in lines if line.startswith(f"{answer} ")}
+
+
+def check(node: Node, lines: Sequence[str]) -> None:
+    """Check ``node``, which has just recovered, against the answers of the dead process."""
+    journal = node.claims.journal
+    kept = numbers(lines, "prepared") - numbers(lines, "unpreparing")
+    assert kept <= journal.uids(), "the kubelet was told that they are prepared"
+    assert kept <= set(CdiWriter(str(node.folder / "cdi"), NAMES).claim_uids())
+    assert not numbers(lines, "unprepared") & journal.uids()
+    assert {entry.state for entry in journal.entries()} <= {State.PREPARED}
+    parts = [assigned.device.partition for assigned in journal.assignments() if assigned.device.partition is not None]
+    there = [one.gi_id for gpu in node.backend.snapshot().gpus for one in gpu.mig_instances]
+    assert sorted(part.live.gi_id for part in parts if part.live is not None) == sorted(there)
+    assert node.backend.snapshot().gpus[0].mig_enabled == bool(there)
+    for number in CLAIMS:
+        assert node.claims.service.unprepare([ref(number)]) == {ref(number).uid: None}
+    assert list((node.folder / "mps" / "daemons").iterdir()) == []
+    node.finish()
+
+
+CALLS, THREADS = 6, 6
+
+
+class WatchedHardware:
+    """Simulated hardware of one process; ``log`` is shared by both and counts what they do to each GPU."""
+
+    def __init__(self, backend: SimulatedBackend, log: "HardwareLog") -> None:
+        self._backend = backend
+        self._log = log
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def set_mig_mode(self, gpu: GpuUuid, enabled: bool) -> None:
+        with self._log.switching(gpu):
+            time.sleep(SWITCH_S)
+            found = self._backend.snapshot().gpu_by_uuid(gpu)
+            assert found is not None
+            assert found.mig_enabled is not enabled, f"MIG mode of {gpu} is already {enabled}"
+            self._backend.set_mig_mode(gpu, enabled)
+
+    def create_gpu_instance(self, gpu: GpuUuid, profile_id: int, start: int) -> int:
+        created = self._backend.create_gpu_instance(gpu, profile_id, start)
+        self._log.created[gpu, start] += 1
+        return created
+
+
+class HardwareLog:
+    """Instances created by GPU and start, and GPUs whose MIG mode two processes switched at the same time."""
+
+    def __init__(self) -> None:
+        self.created: Counter[tuple[str, int]] = Counter()
+        self.overlaps: list[str] = []
+        self._lock = threading.Lock()  # guards the set
+        self._switching: set[str] = set()
+
+    @contextmanager
+    def switching(self, gpu: str) -> Iterator[None]:
+        with self._lock:
+            if gpu in self._switching:
+                self.overlaps.append(gpu)
+            self._switching.add(gpu)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._switching.discard(gpu)
+
+
+def test_two_processes_create_each_partition_once_and_leave_whole_gpus() -> None:
+    log = HardwareLog()
+
+    def watch(tool: Any) -> Any:
+        return WatchedHardware(tool, log) if isinstance(tool, SimulatedBackend) else tool
+
+    with TemporaryDirectory(dir=memory_folder()) as folder:
+        nodes = [Node(Path(folder), watch, mps=name) for name in ("mps-1", "mps-2")]
+        gpus = nodes[0].gpus[:2]
+        failures: list[str] = []
+
+        def work_of(node: Node, number: int) -> Callable[[], None]:
+            """Claims for one partition of each of the two GPUs, in an order that differs between threads."""
+            profile = next(p for p in gpus[0].mig_profiles if p.name == "1g.10gb")
+            minors = (0, 1) if number % 2 else (1, 0)
+            wanted = claim(number, *(result(part(m, profile, number), request=f"r{m}") for m in minors))
+            node.api.put(wanted)
+
+            def work() -> None:
+                for _ in range(CALLS):
+                    for call in (node.claims.service.prepare, node.claims.service.unprepare):
+                        answer = call([ref(number)])[ref(number).uid]
+                        if isinstance(answer, DraError):
+                            failures.append(str(answer))
+
+            return work
+
+        threads = [
+            threading.Thread(target=work_of(nodes[number % 2], number), name=f"kubelet-{number}", daemon=True)
+            for number in range(THREADS)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert [thread.name for thread in threads if thread.is_alive()] == []
+        assert failures == []
+        assert log.overlaps == []
+        assert log.created == {(gpu.uuid, start): CALLS for gpu in gpus for start in range(THREADS)}
+        for node in nodes:
+            node.finish()

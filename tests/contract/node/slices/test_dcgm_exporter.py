@@ -36,7 +36,6 @@ def devices(terms: GpuTerms | None = None) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("terms", [None, SHARED], ids=["whole and partitions", "shared"])
 def test_every_device_leads_to_its_gpu(terms: GpuTerms | None) -> None:
-    """Whole GPUs, shared ones, and partitions that do not exist yet; their profile is told."""
     found = devices(terms)
     assert found
     assert all(each["spec"]["driver"] == DRIVER == "gpu.nvidia.com" for each in slices(1))
@@ -49,14 +48,12 @@ def test_every_device_leads_to_its_gpu(terms: GpuTerms | None) -> None:
 
 
 def test_the_uuid_of_a_partition_that_is_made_at_prepare_is_not_published() -> None:
-    """docs/usage.md says why, and how it is attributed all the same."""
     migs = [mig for _, mig in map(device_info, devices()) if mig is not None]
     assert migs
     assert {mig["uuid"] for mig in migs} == {""}
 
 
 def test_a_partition_of_another_manager_has_its_uuid() -> None:
-    """It exists, and stays as it is."""
     backend = SimulatedBackend.from_spec("1xh100-sxm5-80gb", "node-a")
     gpu = backend.snapshot().gpus[0].uuid
     backend.set_mig_mode(gpu, True)

@@ -9,7 +9,7 @@ from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from dra_driver.kube.published import islands_of
 from dra_driver.scheduler.allocation import Allocator
-from tests.bench.linking import BOARDS, KINDS, Node, Tally, board, orders, play, sequence
+from tests.bench.linking import BOARDS, Node, Tally, board, orders, play, sequence
 from tests.fakes.dra_objects import Obj, allocated, claim, device_class, exactly, node
 from tests.fakes.mig_cluster import NODE, built, published
 
@@ -30,7 +30,6 @@ def holding(*taken: str) -> list[Obj]:
 
 @pytest.mark.parametrize("words", [BOARDS["4 GPUs, pairs 0-2 1-3"], BOARDS["4 GPUs, pairs 0-1 2-3"]])
 def test_two_linked_gpus_are_a_pair_whatever_is_taken(words: str) -> None:
-    """All sixteen states of a board with two bridges: a pair that is free, or nothing."""
     gpus = board(words)
     slices = published(built(Snapshot(gpus=gpus)))
     pairs = {frozenset(f"gpu-{minor}" for minor in pair) for pair in Node(gpus, islands_of(gpus)).pairs}
@@ -44,7 +43,6 @@ def test_two_linked_gpus_are_a_pair_whatever_is_taken(words: str) -> None:
 
 @pytest.mark.parametrize("name", list(BOARDS))
 def test_the_model_of_the_bench_places_claims_as_the_allocator_does(name: str) -> None:
-    """What the table of stranded pairs is computed with."""
     gpus = board(BOARDS[name])
     slices, order = published(built(Snapshot(gpus=gpus))), orders(gpus)["ours"]
     claims = sequence("filling", len(gpus), "contract") or [(0, 2, 1.0)]
@@ -57,14 +55,7 @@ def test_the_model_of_the_bench_places_claims_as_the_allocator_does(name: str) -
 
 
 def test_partitions_of_linked_gpus_are_not_linked() -> None:
-    """They reach no other GPU, so none of them satisfies the constraint; whole GPUs beside them do."""
     snapshot = SimulatedBackend(parse_groups("2xh100-sxm5-80gb", "n")).snapshot()
     linked = [one for one in built(snapshot).devices if "nvlinkIsland" in one.attributes]
     assert [one.name for one in linked] == ["gpu-0", "gpu-1"]
     assert devices(published(built(snapshot)), [], 2) == ("gpu-0", "gpu-1")
-
-
-def test_every_kind_of_sequence_has_both_sizes() -> None:
-    """The model above plays one of them."""
-    for kind in KINDS:
-        assert {count for _, count, _ in sequence(kind, 8, "any")} == {1, 2}

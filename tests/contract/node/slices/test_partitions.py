@@ -1,117 +1,41 @@
-"""Partitions, shares and counters against the embedded API server, which validates as 1.36 does."""
+"""Partitions and counters against the embedded API server, which validates as 1.36 does."""
 
 import time
-from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
-import pytest
-from msgspec.structs import replace
-
-from dra_driver.core.model.gpu import Gpu
-from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy, Taint
-from dra_driver.hardware.gpu import catalog
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from dra_driver.node.slices import Publisher
 from dra_driver.node.slices.api import RestSlicesApi
 from dra_driver.sim.apiserver.server import ApiServer
-from tests.unit.node.slices.gpus import ALL, H100, h100s, instance, mig_gpu, snapshot
-from tests.unit.node.slices.pool_view import doubly_offered, offered
+from tests.unit.node.slices.gpus import ALL, doubly_offered, h100s, offered
 
 NODE, DRIVER = "node-a", "gpu.nvidia.com"
-BOARDS = [key for key, model in catalog.models().items() if model.mig is not None]
 
 
-class Node:
-    """One node's publisher, and its slices in the API server."""
-
-    def __init__(self, server: ApiServer, rest: RestClient) -> None:
-        self.server, self.rest = server, rest
-        self.api = RestSlicesApi(rest, DRIVER, NODE)
-        self.publisher = Publisher.connect(rest, DRIVER, NODE)
-
-    def wait(self, true: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 10
-        while not true():
-            assert time.monotonic() < deadline, self.publisher.problem or "did not happen in time"
-            time.sleep(0.01)
-
-    def versions(self) -> dict[str, str]:
-        return {item["metadata"]["name"]: item["metadata"]["resourceVersion"] for item in self.api.list()}
-
-    def names(self) -> list[str]:
-        objects = {item["metadata"]["name"]: item for item in self.api.list()}
-        assert doubly_offered(objects) == []
-        return [device["name"] for device in offered(objects)]
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
+def test_eight_h100_are_published_in_five_writes_and_a_restart_writes_nothing(tmp_path: Path) -> None:
+    """The API server's version, four dry runs and five slices, each of which is sent once."""
     server = ApiServer(port=0)
     server.start()
-    connection = Connection.load(str(server.kubeconfig(tmp_path / "kubeconfig")))
-    rest = RestClient(connection)
-    rest.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
-    one = Node(server, rest)
-    try:
-        yield one
-    finally:
-        one.publisher.stop()
-        connection.close()
-        server.stop()
-
-
-def test_eight_h100_are_published_in_five_writes_and_a_restart_writes_nothing(node: Node) -> None:
-    """The API server's version, four dry runs and five slices, each of which is sent once."""
-    before = node.server.store.revision
-    node.publisher.set_snapshot(h100s(8))
-    node.publisher.start()
-    node.wait(lambda: node.publisher.published)
-    assert node.server.store.revision - before == 5
-    assert node.publisher.features == ALL
-    assert len(node.names()) == 208
-    versions = node.versions()
-    node.publisher.stop()
-    again = Publisher.connect(node.rest, DRIVER, NODE)
-    again.set_snapshot(h100s(8))
-    again.step()
-    assert again.published
-    assert node.versions() == versions
-
-
-def test_every_board_with_partitions_shares_and_taints_is_accepted(node: Node) -> None:
-    """Each slice of each state passes the server's validation, one after the other in the same pool."""
-    terms = GpuTerms(
-        policy="p",
-        sharing=SharingTerms(strategy=Strategy.MPS, max_shares=1),
-        taints=(Taint(key="example.com/reserved", effect="None"),),
-        attributes={"team": "ml"},
-    )
-    boards = [mig_gpu(key, minor) for minor, key in enumerate(BOARDS)]
-    node.publisher.start()
-    for gpus in (boards, [_cut(board) for board in boards]):
-        for agreed in ({}, {gpu.uuid: terms for gpu in gpus}):
-            node.publisher.set_snapshot(snapshot(*gpus), agreed)
-            node.wait(lambda: node.publisher.published)
-            assert node.publisher.problem is None
-            names = node.names()
-            assert len([name for name in names if "-mig-" not in name]) == (len(boards) if gpus is boards else 0)
-
-
-def _cut(board: Gpu) -> Gpu:
-    smallest = board.mig_profiles[-1]
-    made = instance(board, smallest.profile_id, smallest.starts[-1])
-    return replace(board, mig_enabled=True, mig_instances=(made,))
-
-
-def test_one_gpus_attribute_is_one_write_in_the_same_generation(node: Node) -> None:
-    """The other slices keep their versions, and the pool is never incomplete."""
-    node.publisher.set_snapshot(h100s(8))
-    node.publisher.start()
-    node.wait(lambda: node.publisher.published)
-    before = node.versions()
-    gpus = [mig_gpu(H100, minor) for minor in range(8)]
-    node.publisher.set_snapshot(snapshot(*gpus[:3], replace(gpus[3], addressing_mode="ATS"), *gpus[4:]))
-    node.wait(lambda: node.publisher.published)
-    after = node.versions()
-    assert len({name for name in after if after[name] != before.get(name)}) == 1
+    with closing(Connection.load(str(server.kubeconfig(tmp_path / "kubeconfig")))) as connection:
+        rest = RestClient(connection)
+        rest.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
+        before = server.store.revision
+        publisher = Publisher.connect(rest, DRIVER, NODE)
+        publisher.set_snapshot(h100s(8))
+        publisher.start()
+        deadline = time.monotonic() + 10
+        while not publisher.published:
+            assert time.monotonic() < deadline, publisher.problem
+            time.sleep(0.01)
+        publisher.stop()
+        assert (server.store.revision - before, publisher.features) == (5, ALL)
+        objects = {item["metadata"]["name"]: item for item in RestSlicesApi(rest, DRIVER, NODE).list()}
+        assert (len(offered(objects)), doubly_offered(objects)) == (208, [])
+        again = Publisher.connect(rest, DRIVER, NODE)
+        again.set_snapshot(h100s(8))
+        again.step()
+        assert again.published
+        assert server.store.revision - before == 5
+    server.stop()

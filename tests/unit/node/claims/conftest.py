@@ -1,6 +1,6 @@
 """A claims service over fakes and a real journal in a temporary directory."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,18 +9,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from dra_driver.config.parameters import API_VERSION
 from dra_driver.core.errors import DraError
-from dra_driver.core.model.claim import AllocatedClaim, ClaimRef, PreparedDevice
+from dra_driver.core.model.claim import AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig, PreparedDevice
 from dra_driver.core.model.gpu import Gpu, Snapshot
+from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigInstance, MigProfile
-from dra_driver.core.model.terms import Terms
+from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy, Terms
+from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.mig.manager import MigManager
 from dra_driver.node.claims.dependencies import ClaimDependencies, Event, HardwareDependencies
 from dra_driver.node.claims.entry import Entry
-from dra_driver.node.claims.gpu_locks import GpuLocks
 from dra_driver.node.claims.journal import Journal
-from dra_driver.node.claims.waiting import RetryPolicy
+from dra_driver.node.claims.waiting import GpuLocks, RetryPolicy
 from dra_driver.node.claims.workflow.service import ClaimService
 from dra_driver.node.process.hardware import OwnedBackend
 from tests.fakes.claims import (
@@ -34,8 +36,11 @@ from tests.fakes.claims import (
     FakeProcessRegistry,
     FakeSharing,
     FakeSlicer,
+    claim,
     machine,
     part,
+    result,
+    share_result,
     uid,
 )
 from tests.fakes.memory import memory_folder
@@ -214,3 +219,50 @@ def h100(node: ClaimsNode) -> Run:
     """A run on a node with two H100."""
     node.backend = simulated()
     return node.run()
+
+
+def shared(node: ClaimsNode, strategy: Strategy = Strategy.MPS, **more: Any) -> Run:
+    """A run on a node with two H100, the first of which is shared."""
+    node.backend = simulated()
+    terms = SharingTerms(strategy=strategy, **more)
+    node.terms = {node.gpus[0].uuid: GpuTerms(policy="shared-gpus", sharing=terms)}
+    return node.run()
+
+
+def config(kind: str, sharing: Mapping[str, Any], *requests: str, source: Any = "FromClaim") -> OpaqueConfig:
+    return OpaqueConfig(
+        source=source, requests=requests, parameters={"apiVersion": API_VERSION, "kind": kind, "sharing": sharing}
+    )
+
+
+def mps(**limits: Any) -> dict[str, Any]:
+    return {"strategy": "MPS", "mpsConfig": limits}
+
+
+def slicing(interval: str) -> dict[str, Any]:
+    return {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": interval}}
+
+
+def mode(run: Run, minor: int = 0) -> ComputeMode:
+    return run.node.simulation.compute_mode(run.node.gpus[minor].uuid)
+
+
+def file(run: Run, number: int) -> str:
+    return run.node.writer.files[uid(number)].decode()
+
+
+def uuid(run: Run, minor: int) -> GpuUuid:
+    return run.node.gpus[minor].uuid
+
+
+def one_of_some(number: int, memory: str = "1Gi", percent: int = 1, **more: Any) -> AllocatedDevice:
+    """A share of a GPU whose policy limits their number."""
+    share = share_result(number, memory, percent, **more)
+    return replace(share, consumed_capacity={**share.consumed_capacity, "shares": "1"})
+
+
+@pytest.fixture
+def partitioned(h100: Run) -> Run:
+    """The same, with claim 1 prepared: a small partition of the first GPU."""
+    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
+    return h100

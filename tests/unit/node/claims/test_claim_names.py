@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from dra_driver.core.errors import ApiUnreachableError, ClaimError, DraError, ServerBusyError
 from dra_driver.core.model.claim import AllocatedClaim, ClaimRef
 from dra_driver.core.model.ids import ClaimUid
-from dra_driver.node.claims.journal.claim_names import ClaimNames
+from dra_driver.node.claims.journal.backups import ClaimNames
 from dra_driver.node.claims.workflow.rebuild import READ_AT_ONCE
 from dra_driver.node.claims.workflow.recover import recover
 from tests.fakes.claims import FakeClaims, claim, ref, result, uid
@@ -27,7 +26,6 @@ def line(number: int) -> str:
 
 
 def test_every_recorded_claim_has_its_name_outside_of_the_journal(h100: Run) -> None:
-    """Whichever way it is prepared; the file is for root alone."""
     h100.prepare(claim(1, result("gpu-1")))
     h100.prepare(claim(2, result(h100.node.part("1g.10gb", 0))))
     assert names(h100.node) == [line(1), line(2)]
@@ -35,7 +33,6 @@ def test_every_recorded_claim_has_its_name_outside_of_the_journal(h100: Run) -> 
 
 
 def test_names_of_claims_that_are_gone_are_forgotten_later(run: Run) -> None:
-    """Not in the call: that would cost a new file."""
     run.prepare(claim(1))
     run.prepare(claim(2, result("gpu-1")))
     run.unprepare(ref(1))
@@ -45,7 +42,6 @@ def test_names_of_claims_that_are_gone_are_forgotten_later(run: Run) -> None:
 
 
 def test_a_start_writes_the_names_that_an_earlier_version_did_not(node: ClaimsNode) -> None:
-    """So the journal may be lost any time after the upgrade."""
     node.run("run-1").prepare(claim(1))
     (node.folder / "claim-names").unlink()
     node.run("run-2").journal.close()
@@ -70,7 +66,6 @@ def test_a_torn_line_is_no_name_and_hides_none(tmp_path: Path, torn: str) -> Non
 
 
 def test_a_claim_without_a_name_keeps_its_files_until_its_pod_ends(node: ClaimsNode) -> None:
-    """An earlier version prepared it and the journal was lost before this one had seen it."""
     first = node.run("run-1")
     first.prepare(claim(1))
     first.prepare(claim(2, result("gpu-1")))
@@ -146,56 +141,41 @@ def test_a_rebuild_asks_no_more_after_an_error_of_the_api_server(node: ClaimsNod
     assert counting.at_once == [READ_AT_ONCE]
 
 
-def test_a_malformed_claim_does_not_stop_a_rebuild(node: ClaimsNode) -> None:
-    """It cannot be adopted now or later."""
-    first = node.run("run-1")
-    first.prepare(claim(1))
-    first.prepare(claim(2, result("gpu-1")))
-    node.lose_journal()
+class Failing(FakeClaims):
+    """Answers reads of claim 0 with ``error`` while it is set."""
 
-    class Malformed(FakeClaims):
-        def read(self, of: ClaimRef, *, within_s: float | None = None) -> AllocatedClaim:
-            if of == ref(1):
-                raise ClaimError("claim is malformed")
-            return node.api.read(of, within_s=within_s)
+    error: DraError | None = None
 
-    node.api.outage = ApiUnreachableError("down")
-    run = node.run("run-2")
-    node.api.outage = None
-    found = recover(replace(run.deps, reader=Malformed()))
-    assert (found.adopted, found.problems) == ((uid(2),), ())
+    def read(self, of: ClaimRef, *, within_s: float | None = None) -> AllocatedClaim:
+        if self.error is not None and of == ref(0):
+            raise self.error
+        return super().read(of, within_s=within_s)
 
 
-def test_a_claim_that_cannot_be_read_does_not_stop_the_others(node: ClaimsNode) -> None:
-    """The API server answers 500 for an object that it cannot decrypt, and serves all others."""
-    count, odd = 2 * READ_AT_ONCE, ref(0)
-
-    class Undecryptable(FakeClaims):
-        broken = False
-
-        def read(self, of: ClaimRef, *, within_s: float | None = None) -> AllocatedClaim:
-            if self.broken and of == odd:
-                raise ServerBusyError(f"GET claim {of}: 500 no matching key was found", status=500)
-            return super().read(of, within_s=within_s)
-
-    node.api = api = Undecryptable()
+@pytest.mark.parametrize(
+    ("error", "stays"),
+    [
+        (ClaimError("claim is malformed"), False),  # it cannot be adopted now or later
+        (ServerBusyError("GET claim: 500 no matching key was found", status=500), True),  # it cannot be decrypted
+    ],
+)
+def test_a_claim_that_cannot_be_read_does_not_stop_the_others(node: ClaimsNode, error: DraError, stays: bool) -> None:
+    node.api = api = Failing()
     run = node.run("run-1")
-    for number in range(count):
+    for number in range(2 * READ_AT_ONCE):
         run.prepare(claim(number, result("gpu-0", admin_access=True)))
     node.lose_journal()
-    api.broken = True
+    api.error = error
     again = node.run("run-2")
-    assert again.journal.uids() == {uid(number) for number in range(1, count)}
-    assert again.journal.rebuild_pending
-    assert node.writer.claim_uids() >= {odd.uid}, "its pod may run"
-    assert "no matching key" in str(again.service.recover().problems)
-    api.broken = False
+    assert again.journal.uids() == {uid(number) for number in range(1, 2 * READ_AT_ONCE)}
+    assert (again.journal.rebuild_pending, uid(0) in node.writer.claim_uids()) == (stays, stays), "its pod may run"
+    assert ("no matching key" in str(again.service.recover().problems)) is stays
+    api.error = None
     again.service.recover()
-    assert (again.journal.rebuild_pending, odd.uid in again.journal.uids()) == (False, True)
+    assert (again.journal.rebuild_pending, uid(0) in again.journal.uids()) == (False, stays)
 
 
 def test_names_that_cannot_be_written_fail_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The claim is prepared all the same; the next round tries again."""
     (tmp_path / "claim-names").mkdir()
     found = ClaimNames(tmp_path / "claim-names")
     found.add(ref(1))
@@ -205,7 +185,6 @@ def test_names_that_cannot_be_written_fail_nothing(tmp_path: Path, caplog: pytes
 
 
 def test_no_other_text_becomes_a_line(tmp_path: Path) -> None:
-    """UIDs come from the kubelet; a claim with another form of it is refused elsewhere."""
     found = ClaimNames(tmp_path / "claim-names")
     found.add(ClaimRef(namespace="default", name="x", uid=ClaimUid("../a\nb")))
     assert (tmp_path / "claim-names").read_text() == "\n"

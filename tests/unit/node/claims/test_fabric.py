@@ -38,7 +38,6 @@ def test_a_whole_gpu_waits_for_the_fabric(board: Run) -> None:
 
 
 def test_the_wait_is_limited(board: Run) -> None:
-    """The error says what to look for, the kubelet tries again, and nothing of the claim remains."""
     set_fabric(board, IN_PROGRESS)
     error = board.refusal(claim(1))
     assert isinstance(error, FabricNotReadyError)
@@ -51,39 +50,22 @@ def test_the_wait_is_limited(board: Run) -> None:
     assert board.node.writer.files == {}
 
 
-def test_other_gpus_are_not_waited_for(board: Run) -> None:
-    """Each GPU registers by itself."""
-    set_fabric(board, IN_PROGRESS)
-    board.prepare(claim(1, result("gpu-1")))
+@pytest.mark.parametrize(
+    ("fabric", "device"),
+    [
+        (IN_PROGRESS, "gpu-1"),
+        (NOT_STARTED, None),  # a partition, which does not use NVLink
+        (FAILED, "gpu-0"),  # CUDA works on the GPU alone; a taint keeps new claims away
+    ],
+    ids=["another GPU", "partition", "failed probe"],
+)
+def test_a_claim_that_does_not_need_the_probe_does_not_wait(board: Run, fabric: Fabric, device: str | None) -> None:
+    set_fabric(board, fabric)
+    board.prepare(claim(1, result(device or board.node.part(SMALL, 0))))
     assert waited_s(board) == 0
-
-
-def test_a_partition_does_not_wait(board: Run) -> None:
-    """Instances do not use NVLink; the driver skips the fabric for a GPU in MIG mode."""
-    set_fabric(board, NOT_STARTED)
-    board.prepare(claim(1, result(board.node.part(SMALL, 0))))
-    assert waited_s(board) == 0
-
-
-def test_a_probe_that_failed_is_not_waited_for(board: Run) -> None:
-    """It does not change by itself. CUDA works on the GPU alone; new claims are kept away by a taint."""
-    set_fabric(board, FAILED)
-    board.prepare(claim(1))
-    assert waited_s(board) == 0
-
-
-def test_the_whole_gpu_after_its_last_partition_waits(board: Run) -> None:
-    """The driver probes the fabric again when the last instance is gone: the scheduler may be faster."""
-    set_fabric(board, COMPLETED, after_mig=IN_PROGRESS)
-    board.prepare(claim(1, result(board.node.part(SMALL, 0))))
-    assert board.unprepare(ref(1)) is None
-    board.node.clock.after(3.0, lambda: set_fabric(board, COMPLETED))
-    board.prepare(claim(2))
-    assert 3.0 <= waited_s(board) < 5.0
 
 
 def test_a_snapshot_from_before_the_last_partition_is_not_believed(board: Run) -> None:
-    """It shows the fabric as it was before it was suspended."""
     board.prepare(claim(1, result(board.node.part(SMALL, 0))))
     old = board.deps.snapshot()
     assert old.gpus[0].fabric == COMPLETED
@@ -96,7 +78,6 @@ def test_a_snapshot_from_before_the_last_partition_is_not_believed(board: Run) -
 
 
 def test_a_leftover_mig_mode_is_switched_off_before_the_fabric_is_looked_at(board: Run) -> None:
-    """The probe may need the mode to be off."""
     board.prepare(claim(1, result(board.node.part(SMALL, 0))))
     gpu = board.node.gpus[0].uuid
     hardware(board).set_busy(gpu, "dcgm")

@@ -72,22 +72,6 @@ def prepared(journal: Journal, number: int, *devices: AssignedDevice) -> Attempt
     return attempt
 
 
-def test_an_entry_is_read_as_it_was_written(journal: Journal) -> None:
-    """Everything that a repeated prepare, an unprepare or a person needs is in the file, with the claim's namespace and
-    name.
-    """
-    devices = (assigned(1, share=SHARES[0]), assigned(0, admin=True))
-    begun(journal, 1, *devices)
-    entry = stored(journal)
-    assert (entry.ref, entry.state, entry.boot_id, entry.changed_at, entry.devices) == (
-        ref(1),
-        State.PREPARING,
-        "boot-1",
-        1700000000.5,
-        devices,
-    )
-
-
 def test_states_follow_one_another(journal: Journal) -> None:
     attempt = begun(journal, 1)
     assert journal.finish(uid(1), attempt)
@@ -100,7 +84,6 @@ def test_states_follow_one_another(journal: Journal) -> None:
 
 
 def test_a_device_is_assigned_once_from_the_first_step_to_the_last(journal: Journal) -> None:
-    """In no state, preparing and unpreparing included, do two claims have one device."""
     attempt = begun(journal, 1)
     for step in (
         lambda: None,
@@ -115,32 +98,19 @@ def test_a_device_is_assigned_once_from_the_first_step_to_the_last(journal: Jour
 
 
 def test_a_blocked_claim_gets_none_of_its_devices(journal: Journal) -> None:
-    """Two claims that want the same two GPUs must not end with one each."""
     prepared(journal, 1, assigned(0))
     assert isinstance(journal.begin(ref(2), [assigned(1), assigned(0)]), Blocked)
     prepared(journal, 3, assigned(1))
 
 
 def test_admin_access_neither_blocks_nor_is_blocked(journal: Journal) -> None:
-    """In whichever order the claims come."""
     prepared(journal, 1, assigned(admin=True))
     prepared(journal, 2, assigned())
     prepared(journal, 3, assigned(admin=True))
     assert journal.count_claims() == 3
 
 
-def test_shares_exclude_whole_gpus_and_themselves_but_not_each_other(journal: Journal) -> None:
-    """A share belongs to one claim, and a GPU that is assigned whole has no shares."""
-    prepared(journal, 1, assigned(0, share=SHARES[0]))
-    prepared(journal, 2, assigned(0, share=SHARES[1]))
-    assert isinstance(journal.begin(ref(3), [assigned(0)]), Blocked)
-    assert isinstance(journal.begin(ref(3), [assigned(0, share=SHARES[0])]), Blocked)
-    prepared(journal, 4, assigned(1))
-    assert isinstance(journal.begin(ref(3), [assigned(1, share=SHARES[0])]), Blocked)
-
-
 def test_a_second_begin_of_a_claim_is_blocked_by_its_own_entry(journal: Journal, other: Journal) -> None:
-    """Of two runs that prepare one claim at once, one finds the entry of the other."""
     begun(journal, 1)
     blocked = other.begin(ref(1), [assigned()])
     assert isinstance(blocked, Blocked)
@@ -148,7 +118,6 @@ def test_a_second_begin_of_a_claim_is_blocked_by_its_own_entry(journal: Journal,
 
 
 def test_an_attempt_that_was_overtaken_finishes_nothing(journal: Journal, other: Journal) -> None:
-    """A slow prepare must not restore what another run has unprepared meanwhile."""
     slow = begun(journal, 1)
     undoing = present(other.start_unprepare(uid(1)))
     assert not journal.finish(uid(1), slow)
@@ -160,7 +129,6 @@ def test_an_attempt_that_was_overtaken_finishes_nothing(journal: Journal, other:
 
 
 def test_undoing_can_be_limited_to_one_attempt(journal: Journal, other: Journal) -> None:
-    """A cleanup after a failure must not undo what another run has done since."""
     first = begun(journal, 1)
     assert journal.start_unprepare(uid(1), only=AttemptToken(owner=OwnerId("run-9"), number=1)) is None
     assert stored(journal).state is State.PREPARING
@@ -168,7 +136,6 @@ def test_undoing_can_be_limited_to_one_attempt(journal: Journal, other: Journal)
 
 
 def test_only_entries_of_earlier_boots_are_dropped(tmp_path: Path, journal: Journal) -> None:
-    """After a reboot nothing is prepared; within one boot all entries stay."""
     prepared(journal, 1)
     assert journal.drop_older_boots() == ()
     journal.close()
@@ -178,7 +145,6 @@ def test_only_entries_of_earlier_boots_are_dropped(tmp_path: Path, journal: Jour
 
 
 def test_an_unknown_boot_drops_nothing(tmp_path: Path, journal: Journal) -> None:
-    """Running pods may use the devices."""
     prepared(journal, 1)
     with closing(open_journal(tmp_path, "run-2", boot_id="")) as unknown:
         assert unknown.drop_older_boots() == ()
@@ -187,7 +153,6 @@ def test_an_unknown_boot_drops_nothing(tmp_path: Path, journal: Journal) -> None
 
 
 def test_entries_survive_an_end_without_close(tmp_path: Path, journal: Journal) -> None:
-    """Another run sees what was committed, whatever happened to the first."""
     prepared(journal, 1)
     begun(journal, 2, assigned(1))
     with closing(open_journal(tmp_path, "run-2")) as again:
@@ -196,7 +161,6 @@ def test_entries_survive_an_end_without_close(tmp_path: Path, journal: Journal) 
 
 
 def test_inside_exclusive_the_journal_can_be_read(journal: Journal) -> None:
-    """A decision about files needs the entries of that moment."""
     prepared(journal, 1)
     with journal.exclusive():
         assert journal.uids() == {uid(1)}
@@ -205,7 +169,6 @@ def test_inside_exclusive_the_journal_can_be_read(journal: Journal) -> None:
 
 
 def test_an_adopted_claim_does_not_get_an_assigned_device(journal: Journal) -> None:
-    """A rebuilt journal does not let two claims have one device either."""
     assert journal.adopt(ref(1), [assigned()]) is None
     blocked = journal.adopt(ref(2), [assigned()])
     assert isinstance(blocked, Blocked)
@@ -213,7 +176,6 @@ def test_an_adopted_claim_does_not_get_an_assigned_device(journal: Journal) -> N
 
 
 def test_a_new_journal_has_its_rebuild_pending(tmp_path: Path, journal: Journal) -> None:
-    """Until a rebuild, files without an entry may belong to prepared claims; the note survives a restart."""
     assert journal.rebuild_pending
     with closing(open_journal(tmp_path, "run-2")) as again:
         assert again.rebuild_pending
@@ -222,7 +184,6 @@ def test_a_new_journal_has_its_rebuild_pending(tmp_path: Path, journal: Journal)
 
 
 def test_a_closed_journal_raises_a_storage_error(journal: Journal) -> None:
-    """A call that comes while the process stops gets a readable error."""
     journal.close()
     journal.close()
     with pytest.raises(StorageError, match="cannot look up a claim in the journal"):
@@ -230,7 +191,6 @@ def test_a_closed_journal_raises_a_storage_error(journal: Journal) -> None:
 
 
 def test_tidying_up_loses_nothing_and_empties_the_log(tmp_path: Path, journal: Journal) -> None:
-    """The log is checkpointed at a quiet moment, so that no call has to do it."""
     prepared(journal, 1)
     before = (tmp_path / "state.db").read_bytes()
     journal.tidy()
@@ -239,7 +199,6 @@ def test_tidying_up_loses_nothing_and_empties_the_log(tmp_path: Path, journal: J
 
 
 def test_hostile_text_stays_text(journal: Journal) -> None:
-    """Names are values to the database, never part of a statement."""
     name = "x'); DROP TABLE claim; --"
     assert isinstance(journal.begin(ref(1, name), [assigned()]), AttemptToken)
     assert stored(journal).ref.name == name

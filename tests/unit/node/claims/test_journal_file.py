@@ -81,7 +81,6 @@ def test_only_the_owner_can_read_it(tmp_path: Path) -> None:
 
 
 def test_it_uses_write_ahead_logging_and_has_a_version(path: Path) -> None:
-    """As another connection sees it."""
     with database(path) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
@@ -123,7 +122,6 @@ def change(path: Path, statement: str, *values: object) -> None:
 
 @pytest.mark.parametrize("damage", [damage_header, damage_content, drop_table, foreign_database])
 def test_a_damaged_file_is_moved_aside_and_a_new_one_works(damage: Callable[[Path], None], tmp_path: Path) -> None:
-    """A bad disk block must not stop a node; the old file stays for diagnosis."""
     path = tmp_path / "state.db"
     filled(path, 3)
     damage(path)
@@ -196,7 +194,6 @@ def test_a_damaged_header_does_not_pass_for_another_version_or_a_read_only_file(
 
 @given(st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), min_size=1, max_size=40))
 def test_any_damage_ends_in_a_working_journal_or_a_readable_error(changes: list[tuple[int, int]]) -> None:
-    """Whatever a disk does to the file, the process starts or reports why not."""
     with TemporaryDirectory(dir=memory_folder()) as folder:
         path = Path(folder) / "state.db"
         filled(path, 2)
@@ -221,7 +218,6 @@ def test_a_broken_value_found_later_is_reported_and_remembered(
 
 
 def test_a_truncated_file_is_damage_too(tmp_path: Path) -> None:
-    """A file that a crashed disk truncated is replaced; an empty file is a new journal."""
     path = tmp_path / "state.db"
     filled(path, 3)
     os.truncate(path, 5000)
@@ -232,7 +228,6 @@ def test_a_truncated_file_is_damage_too(tmp_path: Path) -> None:
 
 
 def test_only_the_newest_damaged_files_are_kept(tmp_path: Path) -> None:
-    """A disk that damages every file must not fill up with copies."""
     path = tmp_path / "state.db"
     for day in range(5):
         path.write_bytes(b"no database at all" * 300)
@@ -243,7 +238,6 @@ def test_only_the_newest_damaged_files_are_kept(tmp_path: Path) -> None:
 
 
 def test_damage_found_later_is_reported_and_remembered(path: Path, journal: Journal) -> None:
-    """The process keeps answering with an error, and liveness can request the restart that repairs it."""
     assert journal.problem is None
     drop_table(path)
     with pytest.raises(StorageError, match="restart the node process, which rebuilds it"):
@@ -306,7 +300,6 @@ def test_a_journal_that_another_process_replaced_is_noticed(tmp_path: Path, path
 
 
 def test_other_processes_coming_and_going_leave_the_files_in_place(path: Path, journal: Journal) -> None:
-    """A rolling update, a repeated one, and a checkpoint are no reason for a restart."""
     for number in range(3):
         with closing(open_at(path)) as other:
             prepared(other, 10 + number, assigned(10 + number))
@@ -326,7 +319,6 @@ def test_commits_write_into_a_log_that_has_its_size_already(tmp_path: Path) -> N
 
 
 def test_a_second_process_fills_nothing_over_the_first_ones_log(tmp_path: Path) -> None:
-    """During an update two processes have the log open: what one wrote stays readable for both."""
     path = tmp_path / "state.db"
     with closing(open_at(path, owner="one")) as first:
         first.set_gpu_note(gpu(0).uuid, "key", "first")
@@ -337,7 +329,6 @@ def test_a_second_process_fills_nothing_over_the_first_ones_log(tmp_path: Path) 
 
 
 def test_zeros_after_the_log_are_no_commits(tmp_path: Path) -> None:
-    """After a kill the next process reads the log up to its last commit."""
     path, copy = tmp_path / "state.db", tmp_path / "copy"
     copy.mkdir()
     with closing(open_at(path, owner="one")) as journal:

@@ -131,11 +131,12 @@ def test_everything_that_unprepare_needs_comes_back(
 ) -> None:
     begun(journal, 1, *devices)
     with closing(open_journal(tmp_path, "run-2")) as again:
-        assert stored(again).devices == devices
+        entry = stored(again)
+    assert (entry.ref, entry.state, entry.devices) == (ref(1), State.PREPARING, devices)
+    assert (entry.boot_id, entry.changed_at) == ("boot-1", 1700000000.5)
 
 
 def test_details_that_become_known_are_stored_with_the_result(journal: Journal) -> None:
-    """Ids of a partition are known once it is created; an attempt that was overtaken stores nothing."""
     attempt = begun(journal, 1, cut(partition(live=None)))
     assert journal.amend(uid(1), attempt, (cut(partition(created_by_driver=False, live=None)),))
     assert not journal.uses()[0].created_by_driver
@@ -149,7 +150,6 @@ def test_details_that_become_known_are_stored_with_the_result(journal: Journal) 
 
 
 def test_uses_include_every_state_but_no_admin_access(journal: Journal) -> None:
-    """A GPU that is being prepared or unprepared is not free for another form."""
     begun(journal, 1, cut(partition()))
     prepared(journal, 2, assigned(1))
     prepared(journal, 3, cut(partition(3, created_by_driver=False), admin=True))
@@ -181,7 +181,6 @@ def test_created_partitions_are_listed_from_the_intent_until_they_are_destroyed(
 
 
 def test_the_use_of_a_share_has_its_terms(journal: Journal) -> None:
-    """A newer policy waits for these."""
     begun(journal, 1, shared(Strategy.TIME_SLICING))
     terms = SharingTerms(strategy=Strategy.TIME_SLICING, interval=Interval.LONG, max_shares=4)
     assert journal.uses() == (Use(gpu_uuid=GPU, form=shared().form, sharing=terms),)
@@ -196,6 +195,8 @@ def test_the_use_of_a_share_has_its_terms(journal: Journal) -> None:
         (cut(partition(0, 4)), cut(partition(3)), False),
         (cut(partition(0, 4)), cut(partition(4)), True),
         (assigned(1), cut(partition()), True),
+        (assigned(share=SHARES[0]), assigned(share=SHARES[0]), False),
+        (assigned(share=SHARES[0]), assigned(share=SHARES[1]), True),
     ],
 )
 def test_a_gpu_has_one_form_at_a_time(
@@ -213,7 +214,6 @@ def test_a_gpu_has_one_form_at_a_time(
 
 
 def test_a_claims_own_shares_count_against_it(journal: Journal) -> None:
-    """Two results of one claim come out of the same GPU."""
     big = replace(TENTH, memory=50 * 2**30)
     sharing = AssignedSharing(strategy=Strategy.TIME_SLICING, share=big)
     both = [
@@ -242,7 +242,6 @@ def test_notes_are_separate_per_gpu_and_other_runs_see_them(journal: Journal, tm
 
 
 def test_notes_about_what_a_reboot_resets_are_dropped_after_one(journal: Journal, tmp_path: Path) -> None:
-    """MIG mode may survive, so its note does; a note of this boot stays."""
     for key in ("mig-mode", "time-slice"):
         journal.set_gpu_note(GPU, key, "x")
     journal.drop_older_notes(["time-slice"])
@@ -261,7 +260,6 @@ def test_entries_of_an_earlier_boot_that_changed_hardware_stay(journal: Journal,
 
 
 def test_a_file_of_an_older_version_is_used(tmp_path: Path) -> None:
-    """An update keeps what runs, and a downgrade stays possible."""
     path = tmp_path / "state.db"
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(OLD_SCHEMA)
@@ -278,7 +276,6 @@ def test_a_file_of_an_older_version_is_used(tmp_path: Path) -> None:
 
 
 def test_a_process_of_an_older_version_keeps_working(journal: Journal, older: OlderProcess) -> None:
-    """During an update it prepares and frees whole GPUs in the same file."""
     prepared(journal, 1, cut(partition()))
     older.prepare(2, "gpu-1")
     assert isinstance(journal.begin(ref(3), [assigned(1)]), Blocked)
@@ -288,7 +285,6 @@ def test_a_process_of_an_older_version_keeps_working(journal: Journal, older: Ol
 
 
 def test_a_partition_whose_claim_an_older_process_frees_is_orphaned(journal: Journal, older: OlderProcess) -> None:
-    """It deletes the claim; the partition still exists, and this driver created it."""
     prepared(journal, 1, cut(partition()))
     prepared(journal, 2, cut(partition(5, created_by_driver=False)))
     for number in (1, 2):
@@ -307,7 +303,6 @@ def test_a_partition_whose_claim_an_older_process_frees_is_orphaned(journal: Jou
 
 
 def test_an_orphaned_partition_that_its_claim_has_again_is_not_forgotten(journal: Journal) -> None:
-    """Another thread may have prepared the claim again between listing and forgetting."""
     prepared(journal, 1, cut(partition()))
     row = journal._connection.execute("SELECT * FROM device").fetchone()
     journal._connection.execute("DELETE FROM claim")

@@ -55,7 +55,6 @@ def test_columns_of_a_newer_version_are_ignored(folder: Path, device: AssignedDe
 
 
 def test_notes_and_backups_ignore_columns_of_a_newer_version(folder: Path) -> None:
-    """GPU notes and the partitions that this driver created are found, in the file and in the backup of it."""
     with closing(open_journal(folder, "run-1")) as journal:
         journal.note_rebuilt()
         journal.set_gpu_note(GPU, "mig-mode", "off")
@@ -78,7 +77,6 @@ def recorded(tmp_path: Path) -> Path:
 
 
 def test_journal_of_the_former_version_is_read(recorded: Path) -> None:
-    """Whole GPU, partitions, time slice, MPS shares, and a claim that was being prepared."""
     claims = json.loads((RECORDING.parent / "claims.json").read_text())
     with closing(open_journal(recorded, "run-2")) as journal:
         assert journal.set_aside is None
@@ -96,7 +94,6 @@ def test_journal_of_the_former_version_is_read(recorded: Path) -> None:
 
 
 def test_backups_of_the_former_version_are_read_when_its_journal_is_lost(recorded: Path) -> None:
-    """The partitions and notes that the lost journal had are in the new one."""
     with closing(open_journal(recorded, "run-2")) as before:
         created, noted = before.created_partitions(), before.noted_gpus()
     for file in recorded.glob("state.db*"):

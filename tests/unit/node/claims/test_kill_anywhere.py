@@ -22,20 +22,9 @@ from tests.fakes.claims import claim, machine, ref, result, uid
 from tests.fakes.fuse import Fuse, Fused, Killed
 from tests.fakes.memory import memory_folder
 from tests.unit.node.claims.conftest import ClaimsNode, Run
+from tests.unit.node.claims.test_kill_hardware import FILES, JOURNAL, MAINTENANCE
 
-JOURNAL_STEPS = [
-    "record_prepared",
-    "forget_prepared",
-    "begin",
-    "finish",
-    "start_unprepare",
-    "forget",
-    "adopt",
-    "drop_older_boots",
-    "note_rebuilt",
-]
-FILE_STEPS = ["write_claim", "remove_claim", "remove_orphans"]
-STEPS = frozenset([*JOURNAL_STEPS, *FILE_STEPS])
+STEPS = JOURNAL | MAINTENANCE | FILES | {"record_prepared", "forget_prepared"}
 CLAIMS = st.integers(1, 6)
 GPUS = 3
 
@@ -125,10 +114,7 @@ class NodeHistory(RuleBasedStateMachine):
 
     @rule()
     def journal_lost(self) -> None:
-        for journal in self.node.opened:
-            journal.close()
-        for path in self.folder.glob("state.db*"):
-            path.unlink()
+        self.node.lose_journal()
         for prepared in [each for each in self.answers if each not in self.node.writer.files]:
             self._forget(prepared)  # no trace of the claim is left on the node
         self.run = self._start()
@@ -228,7 +214,6 @@ TestNodeHistory.settings = settings(stateful_step_count=30, suppress_health_chec
 
 
 def test_every_step_of_a_call_can_be_the_last(tmp_path: Path) -> None:
-    """Prepare and unprepare end well from a kill before and after each of their persisted steps."""
     for what in ("prepare", "unprepare"):
         steps = 0
         while True:

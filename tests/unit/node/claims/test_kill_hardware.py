@@ -1,7 +1,8 @@
 """The process is killed between any two steps that are persisted or change a GPU: nothing is lost, doubled or left.
 
 Killing is an exception that nothing in the driver catches, raised before or after a chosen step; afterwards a new run
-opens the same journal and finds the same hardware, as after ``kill -9``.
+opens the same journal and finds the same hardware, as after ``kill -9``. A power cut loses more, so the intent is
+durable first (tests/contract/node/claims/test_durability.py shows the syncs).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +19,7 @@ from dra_driver.node.claims.entry import State
 from tests.fakes.claims import claim, ref, result, share_result, uid
 from tests.fakes.fuse import Fuse, Fused, Killed
 from tests.fakes.memory import memory_folder
-from tests.unit.node.claims.conftest import ClaimsNode, Run, simulated
-from tests.unit.node.claims.sharing import config, slicing
+from tests.unit.node.claims.conftest import ClaimsNode, Run, config, simulated, slicing
 
 JOURNAL = {"begin", "amend", "finish", "start_unprepare", "forget", "adopt", "set_gpu_note", "clear_gpu_note"}
 MAINTENANCE = {"drop_older_boots", "drop_older_notes", "forget_orphaned_partition", "note_rebuilt", "write_all_backups"}
@@ -34,6 +34,7 @@ GPU = {
 }
 SHARING = {"set", "reset", "ensure", "release"}
 STEPS = frozenset(JOURNAL | MAINTENANCE | FILES | GPU | SHARING)
+HARDWARE = GPU | SHARING
 
 
 def mps_config(kind: str) -> OpaqueConfig:
@@ -190,3 +191,46 @@ def test_every_step_can_be_the_last(  # noqa: PLR0917 - pytest hands them over b
             journal.close()
         steps += 1
     assert steps >= 7, "intent, file and result each have a before and an after"
+
+
+class Recorder:
+    """Passes every call on to ``target``; ``calls`` has the name and the keyword arguments of each, in order."""
+
+    def __init__(self, target: Any, calls: list[tuple[str, dict[str, Any]]]) -> None:
+        self._target = target
+        self._calls = calls
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._target, name)
+        if not callable(found):
+            return found
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._calls.append((name, kwargs))
+            return found(*args, **kwargs)
+
+        return call
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        lambda node: claim(1, result(node.part("1g.10gb", 0))),
+        lambda node: claim(1, result("gpu-0"), configs=[mps_config("GpuConfig")]),
+        lambda node: claim(1, configs=[slice_config()]),
+        lambda node: claim(1, share_result(1, "10Gi", 10, device="gpu-1")),
+    ],
+    ids=["partition", "GPU under MPS", "time-sliced GPU", "share"],
+)
+def test_begin_is_durable_before_hardware_changes(
+    tmp_path: Path, wanted: Callable[[ClaimsNode], AllocatedClaim]
+) -> None:
+    calls: list[tuple[str, dict[str, Any]]] = []
+    node = ClaimsNode(tmp_path, backend=simulated(), wrap=lambda each: Recorder(each, calls))
+    node.terms = {node.gpus[1].uuid: GpuTerms(sharing=SharingTerms(strategy=Strategy.MPS))}
+    node.run().prepare(wanted(node))
+    names = [name for name, _ in calls]
+    begin = names.index("begin")
+    assert calls[begin][1] == {"durable": True}
+    assert begin < min(at for at, name in enumerate(names) if name in HARDWARE)
+    node.opened[0].close()

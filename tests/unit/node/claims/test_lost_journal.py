@@ -13,6 +13,7 @@ from dra_driver.core.model.terms import GpuTerms, Interval, SharingTerms, Strate
 from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.node.claims.waiting import ClaimBusyError
 from tests.fakes.claims import claim, ref, result, share_result, uid
+from tests.fakes.fuse import Fuse, Fused
 from tests.fakes.stand_in import present
 from tests.unit.node.claims.conftest import HALF, SMALL, ClaimsNode, Run, simulated
 from tests.unit.node.claims.test_kill_hardware import gpu_with_a_time_slice, gpus_under_mps, partition_under_mps
@@ -83,7 +84,6 @@ def is_untouched(node: ClaimsNode) -> bool:
 def test_claims_continue_and_their_end_restores_the_gpus(
     node: ClaimsNode, claims: list[AllocatedClaim], lose: Callable[[ClaimsNode], None]
 ) -> None:
-    """The new journal has what the old one had, so no partition, mode or setting stays for ever."""
     before = {each.ref.uid: node.opened[-1].entry(each.ref.uid) for each in claims}
     answers = {each.ref.uid: node.writer.files[each.ref.uid] for each in claims}
     asked = list(node.sharing.asked)
@@ -101,7 +101,6 @@ def test_claims_continue_and_their_end_restores_the_gpus(
 
 
 def test_a_start_reclaims_what_no_claim_needs(node: ClaimsNode, claims: list[AllocatedClaim]) -> None:
-    """The pods and their claims ended while the node was away."""
     for each in claims:
         node.api.remove(each.ref)
     node.lose_journal()
@@ -131,7 +130,6 @@ def test_nothing_is_reclaimed_while_the_api_server_does_not_answer(
 
 
 def test_a_pod_can_end_while_the_api_server_is_away(node: ClaimsNode, claims: list[AllocatedClaim]) -> None:
-    """Its partitions go at once; shared settings go when it is known that no claim uses them."""
     node.lose_journal()
     node.api.outage = OUTAGE
     run = node.run("run-2")
@@ -145,7 +143,6 @@ def test_a_pod_can_end_while_the_api_server_is_away(node: ClaimsNode, claims: li
 
 
 def test_a_share_that_begins_or_ends_during_a_rebuild_keeps_the_others(node: ClaimsNode) -> None:
-    """The new journal may lack other shares, so no share counts as the last one."""
     prepared(node, shares, MPS)
     node.lose_journal()
     node.api.outage = OUTAGE
@@ -160,7 +157,6 @@ def test_a_share_that_begins_or_ends_during_a_rebuild_keeps_the_others(node: Cla
 
 
 def test_a_partition_of_an_unknown_claim_stays_until_the_claim_is_known(node: ClaimsNode) -> None:
-    """It is neither destroyed under a container nor is its place given to another claim."""
     prepared(node, partitions)
     node.lose_journal()
     node.api.outage = OUTAGE
@@ -175,7 +171,6 @@ def test_a_partition_of_an_unknown_claim_stays_until_the_claim_is_known(node: Cl
 
 
 def test_a_replaced_partition_is_not_adopted_as_the_drivers_own(node: ClaimsNode) -> None:
-    """Its ids differ from the backup's: the claim waits for its unprepare, and the driver does not destroy it."""
     prepared(node, lambda node: [claim(1, result(node.part(SMALL, 0))), claim(2, result(node.part(SMALL, 1)))])
     node.lose_journal()
     node.api.remove(ref(2))
@@ -194,16 +189,14 @@ def test_a_replaced_partition_is_not_adopted_as_the_drivers_own(node: ClaimsNode
     assert run.journal.uses() == ()
 
 
-def test_a_foreign_instance_in_a_partitions_place_survives_unprepare(h100: Run) -> None:
-    """Without any loss, too: unprepare destroys only what prepare created."""
-    h100.prepare(claim(1, result(h100.node.part(SMALL, 0))))
-    (device,) = h100.entry(1).devices
+def test_a_foreign_instance_in_a_partitions_place_survives_unprepare(partitioned: Run) -> None:
+    (device,) = partitioned.entry(1).devices
     partition = present(device.partition)
     moved = replace(partition, live=replace(present(partition.live), gi_id=40))
-    h100.journal.forget(uid(1), present(h100.journal.start_unprepare(uid(1))))
-    assert h100.journal.adopt(ref(1), [replace(device, partition=moved)]) is None
-    assert h100.unprepare(ref(1)) is None
-    assert len(h100.node.gpus[0].mig_instances) == 1
+    partitioned.journal.forget(uid(1), present(partitioned.journal.start_unprepare(uid(1))))
+    assert partitioned.journal.adopt(ref(1), [replace(device, partition=moved)]) is None
+    assert partitioned.unprepare(ref(1)) is None
+    assert len(partitioned.node.gpus[0].mig_instances) == 1
 
 
 def test_a_repeated_prepare_reports_a_missing_partition(node: ClaimsNode) -> None:
@@ -220,7 +213,6 @@ def test_a_repeated_prepare_reports_a_missing_partition(node: ClaimsNode) -> Non
 
 
 def test_a_claim_without_a_file_is_adopted_by_its_partition(node: ClaimsNode) -> None:
-    """The GPU state backup is enough."""
     (wanted,) = prepared(node, one_partition)
     file = node.writer.files.pop(uid(1))
     node.lose_journal()
@@ -240,7 +232,6 @@ def test_backups_of_an_earlier_boot_do_not_count(node: ClaimsNode) -> None:
 
 
 def test_a_backup_that_cannot_be_read_is_ignored(node: ClaimsNode, caplog: pytest.LogCaptureFixture) -> None:
-    """The partition counts as foreign, as without a backup, and the log says why."""
     prepared(node, one_partition)
     node.lose_journal()
     (file,) = (node.folder / "made").iterdir()
@@ -254,31 +245,18 @@ def test_a_backup_that_cannot_be_read_is_ignored(node: ClaimsNode, caplog: pytes
 
 
 def test_a_backup_is_private_and_written_before_the_gpu_changes(node: ClaimsNode) -> None:
-    """No partition exists that only the journal records."""
+    fuse, seen, made = Fuse(), list[str](), node.folder / "made"
     node.backend = simulated()
+    node.wrap = lambda each: Fused(each, fuse, {"set_mig_mode", "create_gpu_instance"})
     run = node.run()
-    seen: list[str] = []
-
-    class Watching:
-        def __init__(self, target: object) -> None:
-            self._target = target
-
-        def __getattr__(self, name: str) -> object:
-            if name in {"set_mig_mode", "create_gpu_instance"}:
-                seen.append("".join(path.read_text() for path in (node.folder / "made").iterdir()))
-            return getattr(self._target, name)
-
-    node.wrap = Watching
-    run = node.run("run-2")
+    fuse.step = lambda: seen.append("".join(file.read_text() for file in made.iterdir()))  # type: ignore[method-assign]
     run.prepare(claim(1, result(node.part(SMALL, 0))))
-    assert all(str(uid(1)) in text and "mig-mode" in text for text in seen)
-    assert len(seen) == 2
-    (file,) = (node.folder / "made").iterdir()
-    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    assert [str(uid(1)) in text and "mig-mode" in text for text in seen] == [True] * 4
+    (file,) = made.iterdir()
+    assert (file.stat().st_mode & 0o777, made.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
 def test_no_partition_is_created_without_space_for_its_backup(node: ClaimsNode) -> None:
-    """A release needs no space and succeeds."""
     node.backend = simulated()
     run = node.run()
     (node.folder / "made").write_text("in the way")
@@ -290,14 +268,12 @@ def test_no_partition_is_created_without_space_for_its_backup(node: ClaimsNode) 
 
 
 def test_a_whole_gpu_writes_no_backup(run: Run, tmp_path: Path) -> None:
-    """Most claims change no GPU, so they write no extra file."""
     run.prepare(claim(1))
     assert run.unprepare(ref(1)) is None
     assert not (run.node.folder / "made").exists()
 
 
 def test_wrong_backups_are_rewritten_from_a_good_journal(node: ClaimsNode) -> None:
-    """An older version, a crash or a full disk may leave wrong ones."""
     prepared(node, one_partition)
     (file,) = (node.folder / "made").iterdir()
     good = file.read_bytes()

@@ -1,13 +1,21 @@
-"""Recovery at start: reboots, interrupted calls, missing files, lost journals."""
+"""Recovery: reboots, interrupted calls, missing files, lost journals, stale claims."""
 
 import pytest
 from msgspec.structs import replace
 
-from dra_driver.core.errors import ApiUnreachableError, DriverUnavailableError, StorageError
+from dra_driver.core.errors import (
+    ApiUnreachableError,
+    ClaimError,
+    DraError,
+    DriverUnavailableError,
+    ForbiddenError,
+    StorageError,
+)
 from dra_driver.core.model.claim import AllocatedClaim, ClaimRef
 from dra_driver.core.model.gpu import Snapshot
+from dra_driver.core.model.ids import ClaimUid
 from dra_driver.node.claims.entry import State
-from dra_driver.node.claims.workflow.recover import MOST_S, recover
+from dra_driver.node.claims.workflow.recover import GRACE_S, MOST_S, StaleClaimCollector, recover
 from tests.fakes.claims import FakeClaims, claim, gpu, machine, ref, result, uid
 from tests.unit.node.claims.conftest import ClaimsNode, Run, simulated
 from tests.unit.node.claims.test_prepare import left_preparing
@@ -30,35 +38,14 @@ def lost(node: ClaimsNode) -> ClaimsNode:
     return node
 
 
-def test_a_restart_changes_nothing_for_prepared_claims(node: ClaimsNode) -> None:
-    """Running pods keep what they have, files are not touched."""
-    first = node.run("run-1")
-    answer = first.prepare(claim(1))
-    files = dict(node.writer.files)
-    second = node.run("run-2")
-    assert node.writer.files == files
-    assert second.journal.entries() == first.journal.entries()
-    assert second.prepare(ref(1)) == answer
-
-
 def test_after_a_reboot_nothing_is_prepared(node: ClaimsNode) -> None:
-    """No container survived; the kubelet prepares again, and the devices are free for any claim."""
     node.run("run-1").prepare(claim(1))
-    node.writer.files.clear()
     run = node.run("run-2", boot_id="boot-2")
-    assert run.journal.entries() == ()
+    assert (run.journal.entries(), node.writer.files) == ((), {})
     run.prepare(claim(2))
 
 
-def test_a_cdi_directory_on_disk_is_emptied_after_a_reboot(node: ClaimsNode) -> None:
-    """Files of an earlier boot name devices that no claim has any more."""
-    node.run("run-1").prepare(claim(1))
-    node.run("run-2", boot_id="boot-2")
-    assert node.writer.files == {}
-
-
 def test_an_interrupted_prepare_is_torn_down(node: ClaimsNode) -> None:
-    """The kubelet got no answer, so it prepares again or unprepares; the device is free."""
     left_preparing(node, 1)
     node.writer.files[uid(1)] = b"half done"
     run = node.run("run-1")
@@ -67,7 +54,6 @@ def test_an_interrupted_prepare_is_torn_down(node: ClaimsNode) -> None:
 
 
 def test_an_interrupted_unprepare_is_finished(node: ClaimsNode) -> None:
-    """The kubelet wanted the claim unprepared."""
     first = node.run("run-0")
     first.prepare(claim(1))
     first.journal.start_unprepare(uid(1))
@@ -77,7 +63,6 @@ def test_an_interrupted_unprepare_is_finished(node: ClaimsNode) -> None:
 
 
 def test_a_claim_in_another_living_run_is_left_alone(node: ClaimsNode) -> None:
-    """A rolling update starts the new run while the old one serves its last calls."""
     left_preparing(node, 1)
     node.writer.files[uid(1)] = b"being written"
     run = node.run("run-1", alive=("run-0",))
@@ -85,15 +70,7 @@ def test_a_claim_in_another_living_run_is_left_alone(node: ClaimsNode) -> None:
     assert uid(1) in node.writer.files
 
 
-def test_missing_files_of_prepared_claims_are_written_again(two: Run) -> None:
-    """A container that restarts before the next prepare needs its file."""
-    file = two.node.writer.files.pop(uid(1))
-    assert recover(two.deps).rewritten == (uid(1),)
-    assert two.node.writer.files[uid(1)] == file
-
-
 def test_files_that_vanish_while_running_are_written_again(two: Run) -> None:
-    """A container of a running pod may restart at any time, without a call of the kubelet before."""
     files = dict(two.node.writer.files)
     del two.node.writer.files[uid(1)]
     before = two.node.provider.base_checks
@@ -102,19 +79,7 @@ def test_files_that_vanish_while_running_are_written_again(two: Run) -> None:
     assert two.node.provider.base_checks == before + 1, "the base file may have gone the same way"
 
 
-def test_files_follow_a_driver_that_was_replaced(two: Run) -> None:
-    """A container that restarts after a driver upgrade gets the new device numbers, before any prepare."""
-    before = dict(two.node.writer.files)
-    two.node.provider.driver_identity = 511
-    assert two.service.rewrite_missing_files() == ()
-    after = two.node.writer.files
-    assert all(after[uid(number)] != before[uid(number)] for number in (1, 2))
-    assert b"511" in after[uid(1)]
-
-
 def test_files_are_not_listed_when_none_can_have_gone(two: Run) -> None:
-    """Listing them and the journal every few seconds costs most of what a node at rest does; a driver that was
-    replaced has to be followed all the same."""
     del two.node.writer.files[uid(1)]
     two.service.rewrite_missing_files(may_miss=False)
     assert uid(1) not in two.node.writer.files
@@ -124,7 +89,6 @@ def test_files_are_not_listed_when_none_can_have_gone(two: Run) -> None:
 
 
 def test_files_follow_a_driver_that_changed_before_the_start(node: ClaimsNode) -> None:
-    """Every prepared claim is checked once after a start."""
     node.run("run-1").prepare(claim(1))
     node.provider.driver_identity = 511
     second = node.run("run-2")
@@ -133,7 +97,6 @@ def test_files_follow_a_driver_that_changed_before_the_start(node: ClaimsNode) -
 
 
 def test_a_file_that_cannot_be_checked_now_is_checked_later(run: Run) -> None:
-    """A driver that is away while its replacement starts does not leave an outdated file for ever."""
     run.prepare(claim(1))
     run.service.rewrite_missing_files()
     run.node.provider.driver_identity = 511
@@ -146,7 +109,6 @@ def test_a_file_that_cannot_be_checked_now_is_checked_later(run: Run) -> None:
 
 
 def test_a_claim_whose_gpu_is_gone_keeps_its_file(two: Run, caplog: pytest.LogCaptureFixture) -> None:
-    """There is nothing to write; it is said once, and other claims are served."""
     two.node.provider.driver_identity = 511
     two.node.hardware = Snapshot(gpus=tuple(one for one in two.node.hardware.gpus if one.minor != 0))
     for _ in range(2):
@@ -161,18 +123,7 @@ def renumbered(run: Run) -> Snapshot:
     return Snapshot(gpus=(replace(second, minor=0), replace(first, minor=1), *others))
 
 
-def test_files_follow_a_gpu_that_got_another_minor(run: Run) -> None:
-    """A container that restarts before the next prepare would get another claim's GPU."""
-    run.prepare(claim(1))
-    run.service.rewrite_missing_files()
-    assert b"/dev/nvidia0" in run.node.writer.files[uid(1)]
-    run.node.hardware = renumbered(run)
-    assert run.service.rewrite_missing_files() == ()
-    assert b"/dev/nvidia1" in run.node.writer.files[uid(1)]
-
-
 def test_files_follow_a_gpu_that_comes_back_with_another_minor(run: Run) -> None:
-    """It was away for some looks, as it is while a driver is upgraded."""
     run.prepare(claim(1))
     run.service.rewrite_missing_files()
     after = renumbered(run)
@@ -184,7 +135,6 @@ def test_files_follow_a_gpu_that_comes_back_with_another_minor(run: Run) -> None
 
 
 def test_files_that_cannot_be_written_are_logged_once(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    """Readiness reports the problem while it lasts; the log has it once."""
     run.prepare(claim(1))
     run.node.writer.files.clear()
     run.node.writer.failure = StorageError("read-only")
@@ -205,7 +155,6 @@ def test_a_claim_that_is_being_prepared_gets_no_file(node: ClaimsNode) -> None:
 
 
 def test_orphaned_files_are_removed(node: ClaimsNode) -> None:
-    """With an orphaned file a container could still be started with the GPU."""
     run = node.run("run-1")
     run.prepare(claim(1))
     node.writer.files[uid(2)] = b"orphan"
@@ -214,7 +163,6 @@ def test_orphaned_files_are_removed(node: ClaimsNode) -> None:
 
 
 def test_a_lost_journal_is_rebuilt_from_files_and_claims(node: ClaimsNode) -> None:
-    """Prepared claims keep their devices, and a double allocation is still noticed."""
     answer = node.run("run-1").prepare(claim(1, result(request="main/small")))
     node.api.put(claim(2, result("gpu-1")))
     node.lose_journal()
@@ -226,7 +174,6 @@ def test_a_lost_journal_is_rebuilt_from_files_and_claims(node: ClaimsNode) -> No
 
 
 def test_a_rebuild_removes_files_of_claims_that_are_over(node: ClaimsNode) -> None:
-    """The API server knows the claims; a file whose claim is gone or on another node is orphaned."""
     first = node.run("run-1")
     for number in (1, 2, 3):
         first.prepare(claim(number, result(f"gpu-{number}")))
@@ -238,7 +185,6 @@ def test_a_rebuild_removes_files_of_claims_that_are_over(node: ClaimsNode) -> No
 
 
 def test_without_the_api_server_files_are_kept_until_it_answers(lost: ClaimsNode) -> None:
-    """An unknown file stays, also over another restart."""
     lost.api.outage = ApiUnreachableError("down")
     run = lost.run("run-2")
     assert set(lost.writer.files) == {uid(1)}
@@ -251,7 +197,6 @@ def test_without_the_api_server_files_are_kept_until_it_answers(lost: ClaimsNode
 
 
 def test_a_pending_rebuild_is_retried_within_half_a_minute(lost: ClaimsNode) -> None:
-    """Until it is complete a device could be assigned twice."""
     lost.api.outage = ApiUnreachableError("down")
     run = lost.run("run-2")
     for _ in range(40):
@@ -326,7 +271,6 @@ def test_two_files_for_one_device_do_not_assign_it_twice(node: ClaimsNode) -> No
 
 
 def test_a_failure_is_reported_and_the_rest_is_done(two: Run) -> None:
-    """A start does not fail because of one claim, and a failed step is repeated later."""
     two.node.writer.files.clear()
     two.node.hardware = without_the_first()
     found = recover(two.deps)
@@ -361,3 +305,110 @@ def test_a_start_does_not_wait_for_every_claim(node: ClaimsNode) -> None:
     run = node.run("run-2")
     assert node.clock.now() - before < 2 * MOST_S
     assert len(run.journal.entries()) == count
+
+
+@pytest.fixture
+def collector(run: Run) -> StaleClaimCollector:
+    run.prepare(claim(1))
+    return StaleClaimCollector(run.deps)
+
+
+def looks(run: Run, collector: StaleClaimCollector, times: int = 2) -> list[tuple[ClaimUid, ...]]:
+    """Looks ten minutes apart."""
+    found = []
+    for _ in range(times):
+        found.append(collector.collect())
+        run.node.clock.time += GRACE_S
+    return found
+
+
+@pytest.mark.parametrize("ending", ["gone", "replaced", "deallocated", "moved"])
+def test_a_claim_that_is_over_is_freed_at_the_second_look(
+    run: Run, collector: StaleClaimCollector, ending: str
+) -> None:
+    match ending:
+        case "gone":
+            run.node.api.remove(ref(1))
+        case "replaced":
+            run.node.api.put(claim(2, name="claim-1"))
+        case "deallocated":
+            run.node.api.deallocate(ref(1))
+        case "moved":
+            run.node.api.put(claim(1, result("gpu-0", pool="node-b/gpu.nvidia.com")))
+    first, second = looks(run, collector)
+    assert first == ()
+    assert second == (uid(1),)
+    assert run.journal.entries() == ()
+    assert run.node.writer.files == {}
+
+
+def test_two_looks_in_a_row_are_not_enough(run: Run, collector: StaleClaimCollector) -> None:
+    run.node.api.remove(ref(1))
+    collector.collect()
+    run.node.clock.time += GRACE_S - 1
+    assert collector.collect() == ()
+
+
+@pytest.mark.parametrize(
+    "outage", [ApiUnreachableError("down"), ForbiddenError("no", status=403), ClaimError("malformed")]
+)
+def test_an_error_is_no_evidence(run: Run, collector: StaleClaimCollector, outage: DraError) -> None:
+    run.node.api.outage = outage
+    assert looks(run, collector) == [(), ()]
+    run.node.api.outage = None
+    run.node.api.remove(ref(1))
+    collector.collect()
+    run.node.api.outage = outage
+    run.node.clock.time += GRACE_S
+    assert collector.collect() == ()
+
+
+def test_a_claim_that_comes_back_is_not_suspected_any_more(run: Run, collector: StaleClaimCollector) -> None:
+    """The grace period begins anew, for example with an API server that was restored from a backup."""
+    run.node.api.remove(ref(1))
+    looks(run, collector, 1)
+    run.node.api.put(claim(1))
+    looks(run, collector, 1)
+    run.node.api.remove(ref(1))
+    assert looks(run, collector, 1)[0] == ()
+
+
+def test_a_claim_prepared_anew_starts_without_suspicion(run: Run, collector: StaleClaimCollector) -> None:
+    run.node.api.remove(ref(1))
+    looks(run, collector, 1)
+    run.unprepare(ref(1))
+    run.prepare(claim(1))
+    run.node.api.remove(ref(1))
+    assert looks(run, collector, 1)[0] == ()
+
+
+def test_a_claim_that_a_call_works_on_is_not_freed(run: Run, collector: StaleClaimCollector) -> None:
+    """The kubelet knows the claim, as its call shows."""
+    run.node.api.remove(ref(1))
+    collector.collect()
+    run.node.clock.time += GRACE_S
+    with run.deps.locks.acquire(uid(1), 0.0):
+        assert collector.collect() == ()
+    assert collector.collect() == (uid(1),)
+
+
+def test_collecting_stops_when_the_process_stops(run: Run, collector: StaleClaimCollector) -> None:
+    reads = run.node.api.reads
+    assert collector.collect(lambda: True) == ()
+    assert run.node.api.reads == reads
+
+
+def test_maintenance_frees_stale_claims(run: Run) -> None:
+    run.prepare(claim(1))
+    run.node.api.remove(ref(1))
+    run.service.maintain()
+    run.node.clock.time += GRACE_S
+    run.service.maintain()
+    assert run.journal.entries() == ()
+    assert "collected" in run.node.events
+
+
+def test_maintenance_outlives_a_closed_journal(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    run.journal.close()
+    run.service.maintain()
+    assert "maintenance of claims failed" in caplog.text

@@ -1,4 +1,4 @@
-"""Claims share a GPU by its policy: what they get, by which defaults, and what is refused."""
+"""Claims share a GPU by its policy: amounts, defaults, refusals, and consumed capacities as they are published."""
 
 from typing import Any
 
@@ -6,12 +6,29 @@ import pytest
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ClaimError, DeviceInUseError, InvalidParametersError
+from dra_driver.core.model.claim import AllocatedDevice
+from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.terms import Form, GpuTerms, Interval, SharingTerms, Strategy
 from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.kube.published import ALL_PERCENT
-from tests.fakes.claims import CONTROL_PROGRAM, claim, ref, result, share_result
-from tests.unit.node.claims.conftest import ClaimsNode, Run, simulated
-from tests.unit.node.claims.sharing import config, file, mode, mps, one_of_some, shared, slicing, uuid
+from dra_driver.kube.published.shares import MIB, capacity_of
+from dra_driver.node.claims.planning.sharing_plan import share_of
+from tests.fakes.claims import CONTROL_PROGRAM, claim, gpu, ref, result, share_result
+from tests.fakes.dra_objects import wire
+from tests.fakes.stand_in import present
+from tests.unit.node.claims.conftest import (
+    ClaimsNode,
+    Run,
+    config,
+    file,
+    mode,
+    mps,
+    one_of_some,
+    shared,
+    simulated,
+    slicing,
+    uuid,
+)
 
 
 @pytest.fixture
@@ -21,7 +38,6 @@ def run(node: ClaimsNode) -> Run:
 
 
 def test_three_mps_shares_get_their_limits_and_one_daemon(node: ClaimsNode, run: Run) -> None:
-    """Each container gets its memory and compute limits; the end of the last claim stops the daemon."""
     for number, (gib, percent) in enumerate(((10, 20), (20, 30), (30, 50)), 1):
         answer = run.prepare(claim(number, share_result(number, f"{gib}Gi", percent)))
         assert answer[0].share_id == share_result(number, "1Gi", 1).share_id
@@ -56,7 +72,6 @@ def test_containers_with_a_gpu_or_mps_of_their_own_have_the_control_program(run:
 
 
 def test_a_share_that_does_not_fit_is_refused_with_numbers(run: Run) -> None:
-    """Scheduler and node may differ for a moment; no claim gets more memory than the GPU has."""
     run.prepare(claim(1, share_result(1, "60Gi", 30), name="train"))
     error = run.refusal(claim(2, share_result(2, "30Gi", 30)))
     assert isinstance(error, DeviceInUseError)
@@ -65,14 +80,6 @@ def test_a_share_that_does_not_fit_is_refused_with_numbers(run: Run) -> None:
     error = run.refusal(claim(3, share_result(3, "10Gi", 71)))
     assert f"asks for 71 percent of compute where 70 of {ALL_PERCENT} are left" in str(error)
     run.prepare(claim(4, share_result(4, "10Gi", 70)))
-
-
-def test_the_number_of_shares_is_limited(node: ClaimsNode) -> None:
-    """Time-sliced shares have no other limit that is enforced."""
-    run = shared(node, Strategy.TIME_SLICING, max_shares=2)
-    for number in (1, 2):
-        run.prepare(claim(number, one_of_some(number)))
-    assert "asks for 1 of 2 shares where 0 are left" in str(run.refusal(claim(3, one_of_some(3))))
 
 
 def test_shares_from_before_the_limit_do_not_count_against_it(node: ClaimsNode) -> None:
@@ -87,7 +94,6 @@ def test_shares_from_before_the_limit_do_not_count_against_it(node: ClaimsNode) 
 
 
 def test_admin_access_to_the_claims_own_device_is_one_cdi_device(node: ClaimsNode) -> None:
-    """Both results have the same name in the claim's CDI file, and a name can occur once."""
     node.backend = simulated()
     run = node.run()
     watched = result("gpu-0", request="watch", admin_access=True)
@@ -100,15 +106,7 @@ def test_admin_access_to_the_claims_own_device_is_one_cdi_device(node: ClaimsNod
     assert node.is_whole_again()
 
 
-def test_a_share_that_does_not_fit_waits_for_another_to_end(node: ClaimsNode, run: Run) -> None:
-    run.prepare(claim(1, share_result(1, "60Gi", 50)))
-    node.clock.after(3.0, lambda: run.unprepare(ref(1)))
-    run.prepare(claim(2, share_result(2, "60Gi", 50)))
-    assert node.sharing.asked.count(f"end {uuid(run, 0)}") == 1
-
-
 def test_a_claim_that_consumed_everything_has_the_gpu_alone(node: ClaimsNode, run: Run) -> None:
-    """A plain claim on a GPU that could be shared gets no daemon, and its config applies."""
     run.prepare(claim(1, share_result(1, "81559Mi", 100), configs=[config("GpuConfig", slicing("Long"))]))
     assert node.sharing.running == {}
     assert node.sharing.slices == {uuid(run, 0): Interval.LONG}
@@ -119,7 +117,6 @@ def test_a_claim_that_consumed_everything_has_the_gpu_alone(node: ClaimsNode, ru
 
 
 def test_time_sliced_shares_keep_their_interval_until_the_last_one_goes(node: ClaimsNode) -> None:
-    """The time slice is a setting of the GPU, not of a claim."""
     run = shared(node, Strategy.TIME_SLICING, interval=Interval.SHORT)
     for number in (1, 2):
         run.prepare(claim(number, share_result(number, "10Gi", 40)))
@@ -132,18 +129,7 @@ def test_time_sliced_shares_keep_their_interval_until_the_last_one_goes(node: Cl
     assert node.is_whole_again()
 
 
-def test_shares_exclude_whole_gpus_and_partitions_and_vice_versa(node: ClaimsNode, run: Run) -> None:
-    """A GPU has one form at a time."""
-    run.prepare(claim(1, share_result(1, "10Gi", 10)))
-    assert isinstance(run.refusal(claim(2)), DeviceInUseError)
-    assert isinstance(run.refusal(claim(3, result(node.part("1g.10gb", 0)))), DeviceInUseError)
-    assert run.unprepare(ref(1)) is None
-    run.prepare(claim(3))
-    assert isinstance(run.refusal(claim(1)), DeviceInUseError)
-
-
 def test_another_strategy_waits_until_the_gpu_is_free(node: ClaimsNode, run: Run) -> None:
-    """The policy changed while shares of the former one are in use."""
     run.prepare(claim(1, share_result(1, "10Gi", 10)))
     node.terms = {uuid(run, 0): GpuTerms(sharing=SharingTerms(strategy=Strategy.TIME_SLICING))}
     assert isinstance(run.refusal(claim(2, share_result(2, "10Gi", 10))), DeviceInUseError)
@@ -165,13 +151,7 @@ def test_a_config_that_contradicts_the_policy_of_a_share_is_refused(sharing: Any
     assert why in str(error)
 
 
-def test_a_config_that_agrees_with_the_policy_is_accepted(run: Run) -> None:
-    """A DeviceClass for shared GPUs may contain it for clusters without a policy."""
-    run.prepare(claim(1, share_result(1, "10Gi", 10), configs=[config("GpuConfig", {"strategy": "MPS"})]))
-
-
 def test_another_interval_than_the_policys_is_refused(node: ClaimsNode) -> None:
-    """One GPU has one interval."""
     run = shared(node, Strategy.TIME_SLICING, interval=Interval.SHORT)
     for interval in ("Short", "Default"):
         configs = [config("GpuConfig", slicing(interval))]
@@ -182,7 +162,6 @@ def test_another_interval_than_the_policys_is_refused(node: ClaimsNode) -> None:
 
 
 def test_a_share_of_a_gpu_that_is_not_shared_any_more_is_refused(node: ClaimsNode, run: Run) -> None:
-    """The policy was removed between scheduling and prepare, so nothing would enforce the share."""
     node.terms = {}
     error = run.refusal(claim(1, share_result(1, "10Gi", 10)))
     assert isinstance(error, ClaimError)
@@ -196,30 +175,11 @@ def test_two_mps_shares_in_one_claim_are_refused(run: Run) -> None:
 
 
 def test_shares_of_memory_alone_share_a_gpu_without_a_limit_of_compute(node: ClaimsNode) -> None:
-    """Under a policy by which a claim that asks for no compute consumes none."""
     run = shared(node, default_percent=0)
     for number in (1, 2):
         run.prepare(claim(number, share_result(number, "12Gi", 0)))
         assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=12288M" in file(run, number)
         assert "ACTIVE_THREAD_PERCENTAGE" not in file(run, number)
-
-
-def test_a_plain_claim_gets_the_gpu_alone_whatever_the_default_of_compute(node: ClaimsNode) -> None:
-    """It asks for nothing and has neither daemon nor limits; a claim that asks for a part gets that part."""
-    run = shared(node, default_percent=10)
-    run.prepare(claim(1, share_result(1, "81559Mi", 10)))
-    assert "CUDA_MPS" not in file(run, 1)
-    run.unprepare(ref(1))
-    run.prepare(claim(2, share_result(2, "81559Mi", 25)))
-    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25" in file(run, 2)
-
-
-def test_shares_that_were_allocated_before_there_was_a_reserve_are_prepared(node: ClaimsNode) -> None:
-    """An earlier version published all of the memory: their sum is more than what is published now."""
-    run = shared(node)
-    run.prepare(claim(1, share_result(1, "41559Mi", 50)))
-    run.prepare(claim(2, share_result(2, "40000Mi", 50)))
-    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=40000M" in file(run, 2)
 
 
 def test_a_share_of_nearly_all_memory_from_before_the_reserve_leaves_the_rest_to_its_neighbour(
@@ -232,16 +192,7 @@ def test_a_share_of_nearly_all_memory_from_before_the_reserve_leaves_the_rest_to
     assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=81000M" in file(run, 2)
 
 
-@pytest.mark.parametrize("memory", ["80944Mi", "81559Mi"], ids=["published", "before the reserve"])
-def test_all_that_is_published_is_the_gpu_alone(node: ClaimsNode, memory: str) -> None:
-    """81559Mi less 551Mi that the driver keeps and 64Mi for the MPS server; or all of it, from an earlier version."""
-    run = shared(node)
-    run.prepare(claim(1, share_result(1, memory, 100)))
-    assert "CUDA_MPS" not in file(run, 1)
-
-
 def test_a_claim_for_all_is_prepared_also_when_the_policy_is_gone_meanwhile(node: ClaimsNode) -> None:
-    """What it consumed was all that was published when it was allocated."""
     run = shared(node)
     node.terms = {}
     run.prepare(claim(1, share_result(1, "80944Mi", 100)))
@@ -290,3 +241,37 @@ def test_amounts_that_no_scheduler_wrote_are_refused_with_the_valid_range(
     assert isinstance(error, ClaimError)
     assert f"consumed capacity of gpu-0: {why}" in str(error)
     assert node.is_whole_again()
+
+
+MEMORIES = (None, 0, MIB, 2 * MIB - 1, 2 * MIB, 80 * 2**30 + 5)
+SHARE = "aaaaaaaa-0000-0000-0000-000000000000"
+
+
+def terms(default_percent: int) -> GpuTerms:
+    return GpuTerms(policy="p", sharing=SharingTerms(strategy=Strategy.MPS, default_percent=default_percent))
+
+
+def consumed(one: Gpu, default_percent: int, **asked: str) -> AllocatedDevice:
+    """What the scheduler writes for a claim that asks for ``asked``: the published defaults elsewhere."""
+    sharing = present(terms(default_percent).sharing)
+    published = capacity_of(one, sharing)
+    amounts = {name: asked.get(name, wire(each)["requestPolicy"]["default"]) for name, each in published.items()}
+    return replace(result(), share_id=SHARE, consumed_capacity=amounts)
+
+
+@pytest.mark.parametrize("default_percent", [0, 10, 100])
+@pytest.mark.parametrize("memory_bytes", MEMORIES)
+def test_claim_that_asks_for_no_amount_gets_the_gpu_alone(memory_bytes: int | None, default_percent: int) -> None:
+    """Whatever the policy's default of compute is, and also on a GPU without memory of its own."""
+    one = replace(gpu(0), memory_bytes=memory_bytes)
+    assert share_of(ref(1), consumed(one, default_percent), one, terms(default_percent)) is None
+
+
+@pytest.mark.parametrize("memory_bytes", MEMORIES)
+def test_claim_that_asks_for_less_compute_than_its_default_has_a_share(memory_bytes: int | None) -> None:
+    """On a GPU without published memory the default is 100, so 10 percent is a share there too."""
+    one = replace(gpu(0), memory_bytes=memory_bytes)
+    share = present(share_of(ref(1), consumed(one, 10, computePercent="5"), one, terms(10)))
+    assert share.percent == 5
+    if memory_bytes is None or memory_bytes < 2 * MIB:
+        assert share_of(ref(1), consumed(one, 10, computePercent="10"), one, terms(10)) is not None

@@ -1,22 +1,80 @@
-"""The containers of one claim share its devices by the claim's config; daemons and settings when claims have ended."""
+"""Configs: precedence, daemons and settings of one claim's devices, and their end with the claim."""
+
+from typing import Any, Literal
 
 import pytest
 
+from dra_driver.config.parameters import GpuConfig, MigDeviceConfig
 from dra_driver.core.errors import CommandError, DriverUnavailableError, InvalidParametersError, MpsUnavailableError
-from dra_driver.core.model.claim import AllocatedDevice
+from dra_driver.core.model.claim import AllocatedDevice, OpaqueConfig
 from dra_driver.core.model.terms import Interval
 from dra_driver.hardware.gpu.backend import ComputeMode
-from dra_driver.node.claims.gpu_locks import GpuLocks
-from dra_driver.node.claims.waiting import GpuLockedError
+from dra_driver.node.claims.planning.sharing_plan import config_for, decode_all
+from dra_driver.node.claims.waiting import GpuLockedError, GpuLocks
 from dra_driver.node.claims.workflow.prepare import LOCK_S
 from tests.fakes.claims import claim, ref, result, share_result, uid
 from tests.fakes.stand_in import present
-from tests.unit.node.claims.conftest import ClaimsNode, Run, simulated
-from tests.unit.node.claims.sharing import config, file, mode, mps, shared, slicing, uuid
+from tests.unit.node.claims.conftest import ClaimsNode, Run, config, file, mode, mps, shared, simulated, slicing, uuid
+
+Source = Literal["FromClass", "FromClaim"]
+
+
+def entry(interval: str, *requests: str, source: Source = "FromClaim", kind: str = "GpuConfig") -> OpaqueConfig:
+    sharing: dict[str, Any] = {"strategy": "TimeSlicing"}
+    if kind == "GpuConfig":
+        sharing["timeSlicingConfig"] = {"interval": interval}
+    return config(kind, sharing, *requests, source=source)
+
+
+def winner(request: str, *configs: OpaqueConfig) -> str | None:
+    """The setting of the config that applies to ``request``."""
+    found = config_for(result(request=request), decode_all(ref(1), configs), GpuConfig)
+    return found[1].asks_for if found else None
+
+
+@pytest.mark.parametrize(
+    ("configs", "wins"),
+    [
+        ([entry("Long"), entry("Short")], True),
+        ([entry("Short"), entry("Long", source="FromClass")], True),
+        *(([entry("Short", named)], True) for named in ("main", "main/small")),
+        *(([entry("Short", named)], False) for named in ("main/large", "small", "other")),
+        ([entry("Short", "main"), entry("Long", "b")], True),
+        ([entry("Short"), entry("", kind="MigDeviceConfig")], True),
+    ],
+)
+def test_the_last_config_that_applies_wins_and_the_claims_over_the_classs(
+    configs: list[OpaqueConfig], wins: bool
+) -> None:
+    """It names the request in full, by its base, or names none; configs of another kind do not apply."""
+    assert winner("main/small", *configs) == ("time-slicing with interval Short" if wins else None)
+
+
+def test_a_mig_config_that_names_a_gpu_request_is_refused() -> None:
+    """Naming the request says that it was meant, and it cannot be done."""
+    with pytest.raises(InvalidParametersError, match="whole GPU; use kind GpuConfig"):
+        winner("gpu", entry("", "gpu", kind="MigDeviceConfig"))
+
+
+def test_a_gpu_config_is_passed_over_for_a_partition_and_refused_where_it_is_named() -> None:
+    """As for MIG configs: a class default for whole GPUs does not exclude partitions."""
+    part = result("gpu-0-mig-1g10gb-19-0")
+    meant = entry("", kind="MigDeviceConfig")
+    found = present(config_for(part, decode_all(ref(1), [meant, entry("Short")]), MigDeviceConfig))
+    assert found[1].kind == "MigDeviceConfig"
+    with pytest.raises(InvalidParametersError, match="is a MIG partition; use kind MigDeviceConfig"):
+        config_for(part, decode_all(ref(1), [entry("Short", "gpu")]), MigDeviceConfig)
+
+
+def test_a_wrong_config_is_refused_even_when_another_wins() -> None:
+    wrong = OpaqueConfig(source="FromClass", requests=(), parameters={"kind": "GpuConfig"})
+    with pytest.raises(InvalidParametersError) as caught:
+        decode_all(ref(1), [wrong, entry("Short")])
+    assert "config[0] (FromClass) of claim default/claim-1" in str(caught.value)
+    assert str(caught.value).endswith("correct the device class")
 
 
 def test_a_config_sets_a_time_slice_and_unprepare_resets_it(h100: Run) -> None:
-    """Two containers of one claim take turns with the requested interval."""
     h100.prepare(claim(1, configs=[config("GpuConfig", slicing("Medium"))]))
     assert h100.node.sharing.slices == {uuid(h100, 0): Interval.MEDIUM}
     assert h100.unprepare(ref(1)) is None
@@ -25,7 +83,6 @@ def test_a_config_sets_a_time_slice_and_unprepare_resets_it(h100: Run) -> None:
 
 
 def test_the_default_interval_runs_no_command(h100: Run) -> None:
-    """Not every GPU has the setting."""
     h100.prepare(claim(1, configs=[config("GpuConfig", slicing("Default"))]))
     h100.prepare(claim(2, result("gpu-1"), configs=[config("GpuConfig", {"strategy": "TimeSlicing"})]))
     assert h100.unprepare(ref(1)) is None
@@ -64,7 +121,6 @@ def test_each_config_has_its_own_group(h100: Run) -> None:
 
 
 def test_partitions_under_mps_get_a_daemon_each(h100: Run) -> None:
-    """A daemon serves one MIG device; the compute mode stays unchanged."""
     parts = [result(h100.node.part("1g.10gb", start), request=f"r{start}") for start in (0, 1)]
     limits = mps(defaultPinnedDeviceMemoryLimit="2Gi", defaultPerDevicePinnedMemoryLimit={"0": "1Gi"})
     h100.prepare(claim(1, *parts, configs=[config("MigDeviceConfig", limits)]))
@@ -99,7 +155,6 @@ def test_limits_for_unknown_devices_are_refused_before_any_change(h100: Run, kin
 
 
 def test_admin_access_sets_nothing_and_resets_nothing(h100: Run) -> None:
-    """The GPU's settings belong to the claim that has the GPU."""
     h100.prepare(claim(1, configs=[config("GpuConfig", slicing("Long"))]))
     asked = list(h100.node.sharing.asked)
     h100.prepare(claim(2, result(admin_access=True), configs=[config("GpuConfig", mps())]))
@@ -108,7 +163,6 @@ def test_admin_access_sets_nothing_and_resets_nothing(h100: Run) -> None:
 
 
 def test_a_setting_that_fails_leaves_nothing(h100: Run) -> None:
-    """nvidia-smi is missing: the claim is refused and the GPU is free for others."""
     h100.node.sharing.failure = CommandError("nvidia-smi is not in the driver root")
     error = h100.refusal(claim(1, configs=[config("GpuConfig", slicing("Long"))]))
     assert isinstance(error, CommandError)
@@ -127,7 +181,6 @@ def test_a_daemon_that_is_never_ready_leaves_no_partition(h100: Run) -> None:
 
 
 def test_a_repeat_starts_a_daemon_that_is_gone(node: ClaimsNode) -> None:
-    """The MPS host's directory was emptied, and the container restarts."""
     run = shared(node)
     first = run.prepare(claim(1, share_result(1, "10Gi", 10)))
     node.sharing.running.clear()
@@ -136,7 +189,6 @@ def test_a_repeat_starts_a_daemon_that_is_gone(node: ClaimsNode) -> None:
 
 
 def test_settings_of_a_claim_that_an_older_version_freed_are_restored(node: ClaimsNode) -> None:
-    """An older version does not know daemons, time slices and compute modes; the notes record them."""
     run = shared(node)
     run.prepare(claim(1, share_result(1, "10Gi", 10)))
     run.prepare(claim(2, result("gpu-1"), configs=[config("GpuConfig", slicing("Long"))]))
@@ -147,7 +199,6 @@ def test_settings_of_a_claim_that_an_older_version_freed_are_restored(node: Clai
 
 
 def test_a_whole_gpu_claim_restores_leftover_settings(node: ClaimsNode) -> None:
-    """The next claim does not wait for maintenance, and does not get the previous claim's compute mode."""
     run = shared(node)
     run.prepare(claim(1, share_result(1, "10Gi", 10)))
     run.journal._connection.execute("DELETE FROM claim")
@@ -157,7 +208,6 @@ def test_a_whole_gpu_claim_restores_leftover_settings(node: ClaimsNode) -> None:
 
 
 def test_after_a_reboot_daemons_are_released_and_notes_dropped(node: ClaimsNode) -> None:
-    """Files on disk survive a reboot; the GPU's modes do not."""
     run = shared(node)
     run.prepare(claim(1, share_result(1, "10Gi", 10)))
     run.prepare(claim(2, result("gpu-1"), configs=[config("GpuConfig", slicing("Long"))]))
@@ -181,7 +231,6 @@ def test_verifying_many_daemons_takes_no_longer_than_one(node: ClaimsNode) -> No
 
 
 def test_a_pod_ends_without_nvidia_smi_and_its_time_slice_is_reset_later(h100: Run) -> None:
-    """The next claim waits until the GPU is restored; the pod that ends does not."""
     h100.prepare(claim(1, configs=[config("GpuConfig", slicing("Long"))]))
     h100.node.sharing.failure = CommandError("nvidia-smi did not end in time")
     assert h100.unprepare(ref(1)) is None
@@ -211,7 +260,6 @@ def test_a_time_slice_is_reset_after_and_not_during_mig_mode(h100: Run) -> None:
 
 @pytest.mark.parametrize("kind", ["GpuConfig", "MigDeviceConfig"])
 def test_a_pod_under_mps_ends_without_a_driver(h100: Run, kind: str) -> None:
-    """Compute mode and partition are restored when the driver is back."""
     device = "gpu-0" if kind == "GpuConfig" else h100.node.part("1g.10gb", 0)
     h100.prepare(claim(1, result(device), configs=[config(kind, mps())]))
     hardware = present(h100.node.backend)

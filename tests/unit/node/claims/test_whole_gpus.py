@@ -7,12 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dra_driver.core.errors import (
-    ApiUnreachableError,
-    ClaimReplacedError,
-    DeviceInUseError,
-    StorageError,
-)
+from dra_driver.core.errors import ApiUnreachableError, ClaimReplacedError, DeviceInUseError, StorageError
 from dra_driver.core.model.ids import DeviceName
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.hardware.cdi.spec import CdiSpec
@@ -38,7 +33,6 @@ class Statements:
 
 
 def test_all_claims_of_a_call_share_one_transaction(run: Run) -> None:
-    """Each commit waits for the disk; a pod with eight claims waits once, and so does its end."""
     refs = [run.node.api.put(claim(number, result(f"gpu-{number}"))).ref for number in range(4)]
     statements = Statements(run)
     answers = run.service.prepare(refs)
@@ -52,7 +46,6 @@ def test_all_claims_of_a_call_share_one_transaction(run: Run) -> None:
 
 
 def test_each_claim_of_a_call_gets_its_own_answer(run: Run) -> None:
-    """A claim that is gone, one that is taken and one that is prepared already leave the others alone."""
     api = run.node.api
     repeated = run.prepare(claim(1, result("gpu-1")))
     for number, device in ((2, "gpu-2"), (3, "gpu-2"), (4, "gpu-3"), (6, "gpu-9")):
@@ -92,15 +85,6 @@ def test_a_claim_whose_turn_comes_late_is_read_again(node: ClaimsNode) -> None:
         run.journal.begin(ref(10 + number), [whole(number)])  # an attempt that did not end: not for the short way
     answers = run.service.prepare([ref(1), ref(2)])
     assert [answers[uid(number)][0].device for number in (1, 2)] == ["gpu-1", "gpu-3"]  # type: ignore[index]
-
-
-def test_no_file_is_left_when_it_cannot_be_written(run: Run) -> None:
-    """The record is undone, and the error is the kubelet's answer."""
-    run.node.writer.failure = FULL
-    assert isinstance(run.refusal(claim(1)), StorageError)
-    assert run.journal.uids() == {uid(1)}, "its file could not be removed either"
-    run.node.writer.failure = None
-    assert isinstance(run.prepare(ref(1)), tuple)
 
 
 def test_a_claim_whose_file_alone_fails_is_undone(node: ClaimsNode) -> None:
@@ -167,13 +151,11 @@ def test_what_stands_against_a_claim_leaves_it_to_the_long_way(run: Run, standin
 
 
 def test_admin_access_stands_against_nothing(run: Run) -> None:
-    """Monitoring claims have every GPU beside its user."""
     claims = [(ref(1), [whole(0)]), (ref(2), [whole(0, admin=True)]), (ref(3), [whole(0, admin=True)])]
     assert set(run.journal.record_prepared(claims)) == {uid(1), uid(2), uid(3)}
 
 
 def test_no_claim_is_new_while_a_rebuild_is_pending(node: ClaimsNode) -> None:
-    """An entry that is missing from a new journal may still be found by the rebuild."""
     node.api.outage = ApiUnreachableError("down")
     node.writer.files[uid(5)] = b"{}"
     run = node.run()
@@ -189,7 +171,6 @@ def test_nothing_is_recorded_in_a_file_that_was_removed(run: Run) -> None:
 
 
 def test_only_prepared_claims_for_whole_gpus_are_forgotten_at_once(run: Run) -> None:
-    """The others have hardware to release, or another run works on them."""
     assert isinstance(run.journal.begin(ref(1), [whole(0)]), AttemptToken)
     assert run.journal.adopt(ref(2), [partition(1)]) is None
     assert run.journal.adopt(ref(3), [whole(2)]) is None
@@ -202,7 +183,6 @@ def test_only_prepared_claims_for_whole_gpus_are_forgotten_at_once(run: Run) -> 
 
 @pytest.mark.parametrize("failure", ["file", "transaction"])
 def test_an_unprepare_that_fails_leaves_the_claim_prepared(run: Run, failure: str) -> None:
-    """The kubelet calls again; until then the device stays the claim's."""
     run.prepare(claim(1))
     if failure == "file":
         run.node.writer.failure = FULL

@@ -23,7 +23,7 @@ from dra_driver.node.process.node_follower import (
     found_in,
     judge,
 )
-from dra_driver.node.slices.neighbours import Neighbour
+from dra_driver.node.slices.untrusted_slice import Neighbour
 from tests.fakes.stand_in import stand_in
 
 NODE = OwnNode(name="node-a")

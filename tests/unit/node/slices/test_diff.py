@@ -1,4 +1,4 @@
-"""The fewest writes, the right generations, the desired state afterwards, and the times of taints."""
+"""The fewest writes, the right generations, times of taints, and other pools with this node's GPUs."""
 
 import copy
 import itertools
@@ -24,13 +24,12 @@ from dra_driver.node.slices.build import build_devices
 from dra_driver.node.slices.diff import (
     PoolIdentity,
     Writes,
-    accepted,
     compute_writes,
-    foreign_pools,
     known_times,
     with_times,
 )
 from dra_driver.node.slices.layout import DesiredSlice, split
+from dra_driver.node.slices.untrusted_slice import Neighbour, is_of, neighbours, slimmed
 from tests.fakes.dra_objects import wire
 from tests.unit.node.slices.gpus import ALL, gpu, snapshot, split_devices
 
@@ -77,32 +76,6 @@ def generations(pool: Pool) -> set[int]:
     return {item["spec"]["pool"]["generation"] for item in pool.values()}
 
 
-def test_the_first_publication_is_generation_one() -> None:
-    pool = published(["a"], ["b"])
-    assert generations(pool) == {1}
-    for item in pool.values():
-        assert item["spec"]["pool"]["resourceSliceCount"] == 2
-        assert item["metadata"]["ownerReferences"][0]["uid"] == "u1"
-
-
-def test_nothing_is_written_when_nothing_changed() -> None:
-    """On thousands of nodes each needless write is a storm."""
-    assert not compute_writes(desired(["a"], ["b"]), published(["a"], ["b"]).values(), IDENTITY)
-
-
-def test_one_changed_gpu_is_one_update_in_the_same_generation() -> None:
-    """The other slices stay as they are, and the pool is never incomplete."""
-    writes = compute_writes(desired(["a"], ["b", "c"]), published(["a"], ["b"]).values(), IDENTITY)
-    assert (len(writes.deletes), len(writes.updates), len(writes.creates)) == (0, 1, 0)
-    assert writes.generation == 1
-
-
-def test_two_changed_slices_start_a_new_generation_for_all() -> None:
-    """The scheduler must not allocate from a mixture of old and new."""
-    writes = compute_writes(desired(["x"], ["y"], ["c"]), published(["a"], ["b"], ["c"]).values(), IDENTITY)
-    assert (len(writes.updates), writes.generation) == (3, 2)
-
-
 def test_growing_and_shrinking_keep_the_count_right() -> None:
     """resourceSliceCount tells the scheduler when it has seen everything."""
     grown = compute_writes(desired(["a"], ["b"]), published(["a"]).values(), IDENTITY)
@@ -112,7 +85,6 @@ def test_growing_and_shrinking_keep_the_count_right() -> None:
 
 
 def test_a_slice_that_disappeared_is_created_again_alone() -> None:
-    """The others have not changed, so they need no write."""
     pool = published(["a"], ["b"])
     del pool[min(pool)]
     writes = compute_writes(desired(["a"], ["b"]), pool.values(), IDENTITY)
@@ -121,7 +93,6 @@ def test_a_slice_that_disappeared_is_created_again_alone() -> None:
 
 
 def test_old_generations_duplicates_and_unknown_names_are_deleted() -> None:
-    """An earlier process may have left them half done."""
     pool = published(["a"])
     name = next(iter(pool))
     for other, generation in (("00000-gpu.nvidia.com-node-a-zzzzz", 1), ("00000-old", 0), ("node-a-gpu-x", 1)):
@@ -168,7 +139,6 @@ def test_a_change_that_was_written_in_part_is_continued_in_place(count: int) -> 
 
 
 def test_a_change_that_was_written_in_part_and_is_outdated_is_replaced_in_place() -> None:
-    """Slices of two changes must not be mixed; those of the generation before are of use all the same."""
     start = apply(compute_writes(counted("a", "b", "c"), [], IDENTITY), {})
     half = in_part(compute_writes(counted("x", "y", "z"), start.values(), IDENTITY), start, 2)
     writes = compute_writes(counted("1", "2", "3"), half.values(), IDENTITY)
@@ -200,15 +170,6 @@ def test_of_two_slices_for_one_index_the_right_one_stays() -> None:
     assert len(writes) == 1
 
 
-def test_other_pools_are_reported_and_never_changed() -> None:
-    """They belong to NVIDIA's driver or to a second publisher; only their publisher knows what they mean."""
-    foreign = copy.deepcopy(next(iter(published(["z"]).values())))
-    foreign["spec"]["pool"]["name"] = "node-a"
-    pool = published(["a"])
-    assert not compute_writes(desired(["a"]), [*pool.values(), foreign], IDENTITY)
-    assert foreign_pools([*pool.values(), foreign], IDENTITY) == ("node-a",)
-
-
 def test_a_new_node_object_becomes_the_owner_and_other_owners_stay() -> None:
     """A slice without an existing owner is garbage-collected."""
     pool = published(["a"])
@@ -224,19 +185,7 @@ def test_a_new_node_object_becomes_the_owner_and_other_owners_stay() -> None:
     assert metadata["labels"] == {"added": "by-another-client"}
 
 
-def test_what_the_server_stored_of_the_same_content_is_equal() -> None:
-    """A dropped field must not be written again and again; changed content is still written."""
-    pool = published(["a"])
-    item = next(iter(pool.values()))
-    item["spec"]["devices"] = wire(devices("a"))
-    item["spec"]["devices"][0].pop("attributes")
-    want = DesiredSlice(index=0, devices=devices("a"), accepted=accepted(item["spec"]))
-    assert not compute_writes([want], [item], IDENTITY)
-    assert compute_writes([DesiredSlice(index=0, devices=devices("a"))], [item], IDENTITY)
-
-
 def test_malformed_slices_do_no_harm() -> None:
-    """Any client with the right may write anything; nothing in a slice is trusted."""
     damaged: list[dict[str, Any]] = [
         {},
         {"metadata": None, "spec": None},
@@ -277,7 +226,6 @@ def _disturb(pool: Pool, draw: st.DataObject) -> Pool:
 def test_any_state_becomes_the_desired_one_in_one_round(
     before: list[str], after: list[str], per_slice: int, data: st.DataObject
 ) -> None:
-    """After one round nothing remains to do; slices are complete, ordered, and of one generation, which never falls."""
     start = apply(compute_writes(split_devices(devices(*before), per_slice=per_slice), [], IDENTITY), {})
     disturbed = _disturb(start, data)
     want = split_devices(devices(*after), per_slice=per_slice)
@@ -293,7 +241,6 @@ def test_any_state_becomes_the_desired_one_in_one_round(
 
 @given(_names, st.integers(1, 5), st.data())
 def test_as_many_writes_as_slices_that_differ(names: list[str], per_slice: int, data: st.DataObject) -> None:
-    """With an unchanged number of slices: none differs, no write; one differs, one write; otherwise one for each."""
     start = apply(compute_writes(split_devices(devices(*names), per_slice=per_slice), [], IDENTITY), {})
     want = list(split_devices(devices(*names), per_slice=per_slice))
     changed = data.draw(st.sets(st.sampled_from(range(len(want)))))
@@ -318,40 +265,36 @@ def device(**changes: str) -> Device:
     return Device(name="gpu-0", taints=(replace(taint, **changes),))
 
 
-def test_a_taint_keeps_its_time() -> None:
-    """The API server would begin it again with each update."""
-    (found,) = with_times([device()], known_times([stored()]))
-    assert found.taints[0].time_added == THEN
-
-
-@pytest.mark.parametrize("changes", [{"value": "other"}, {"effect": "NoSchedule"}, {"key": "example.com/other"}])
-def test_another_taint_has_another_time(changes: dict[str, str]) -> None:
-    """It begins when it is published."""
+@pytest.mark.parametrize(
+    ("changes", "time"),
+    [
+        ({"value": "other"}, ""),
+        ({"effect": "NoSchedule"}, ""),
+        ({"key": "example.com/other"}, ""),
+        ({"time_added": LATER}, LATER),
+    ],
+)
+def test_another_taint_and_a_given_time_do_not_get_the_known_time(changes: dict[str, str], time: str) -> None:
     (found,) = with_times([device(**changes)], known_times([stored()]))
-    assert not found.taints[0].time_added
+    assert found.taints[0].time_added == time
 
 
-def test_a_time_that_is_given_stays() -> None:
-    """The condition knows when it began."""
-    (found,) = with_times([device(time_added=LATER)], known_times([stored()]))
-    assert found.taints[0].time_added == LATER
+MALFORMED: tuple[object, ...] = (None, [], {"devices": 5}, {"devices": [5, {"taints": {"a": 1}}]})
 
 
-@pytest.mark.parametrize("time", ["yesterday", 5, None, "2026-11-22T10:00:00Z and more"])
-def test_what_another_client_wrote_is_not_trusted(time: object) -> None:
-    """One wrong field makes the whole slice invalid."""
-    assert known_times([stored(timeAdded=time)]) == {}
-
-
-@pytest.mark.parametrize("spec", [None, [], {"devices": 5}, {"devices": [5, {"taints": {"a": 1}}]}])
-def test_malformed_slices_have_no_times(spec: object) -> None:
-    """Any client may have written them."""
-    assert known_times([{"spec": spec}]) == {}
+@pytest.mark.parametrize(
+    "item",
+    [
+        *(stored(timeAdded=time) for time in ("yesterday", 5, None, "2026-11-22T10:00:00Z and more")),
+        *({"spec": spec} for spec in MALFORMED),
+    ],
+)
+def test_a_malformed_slice_has_no_times(item: dict[str, Any]) -> None:
+    """Any client may have written it, and one wrong field makes the whole slice invalid."""
+    assert known_times([item]) == {}
 
 
 def test_an_update_for_another_reason_keeps_the_time() -> None:
-    """A second GPU comes, and the first one's taint stays as old as it was."""
-
     def wanted(*gpus: Any) -> Any:
         shown: Snapshot = snapshot(*gpus)
         terms = {one.uuid: GpuTerms(policy="p", taints=(RESERVED,)) for one in gpus[:1]}
@@ -365,3 +308,62 @@ def test_an_update_for_another_reason_keeps_the_time() -> None:
     (update,) = compute_writes(wanted(gpu(0), gpu(1)), [existing], IDENTITY).updates
     assert update.spec.devices[0].taints[0].time_added == THEN
     assert not update.spec.devices[1].taints
+
+
+DRIVER, POOL = IDENTITY.driver, IDENTITY.pool
+OWN = {"GPU-0", "GPU-1"}
+
+
+def slice_of(driver: str, pool: str, *attributes: dict[str, Any], name: str = "a") -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "resourceVersion": "7", "managedFields": [{}]},
+        "spec": {
+            "driver": driver,
+            "pool": {"name": pool, "generation": 1},
+            "devices": [{"name": "d", "attributes": own, "capacity": {}} for own in attributes],
+        },
+    }
+
+
+def uuid(value: str, name: str = "uuid") -> dict[str, Any]:
+    return {name: {"string": value}}
+
+
+def found(*items: dict[str, Any]) -> tuple[Neighbour, ...]:
+    return neighbours([slimmed(item) for item in items], DRIVER, POOL, OWN)
+
+
+def test_only_names_versions_and_uuids_are_kept() -> None:
+    assert slimmed(slice_of("other", "p", uuid("GPU-0"), uuid("GPU-0", "parentUUID"), uuid("MIG-1"))) == {
+        "metadata": {"name": "a", "resourceVersion": "7"},
+        "spec": {"driver": "other", "pool": {"name": "p"}},
+        "gpus": ("GPU-0",),
+    }
+
+
+def test_other_pools_with_gpus_of_this_node_are_found() -> None:
+    """NVIDIA's driver has this driver's default name; its pool is the node's name.
+
+    A GPU counts whole or as the parent of partitions, with or without a domain in the attribute's name.
+    """
+    nic = {"nearestGpu": {"string": "GPU-0"}, "uuid": {"string": "nic-1"}}
+    others = [slice_of(DRIVER, POOL, uuid("GPU-0")), slice_of("nic", "p", nic), slice_of("other", "p", uuid("GPU-9"))]
+    assert found(*others) == ()
+    theirs = [slice_of("other", "p", uuid("GPU-0")), slice_of("other", "p", uuid("GPU-1", "other/parentUUID"))]
+    assert found(*others, *theirs, slice_of(DRIVER, "node-a", uuid("GPU-0"))) == (
+        Neighbour(driver=DRIVER, pool="node-a", gpus=frozenset({"GPU-0"})),
+        Neighbour(driver="other", pool="p", gpus=frozenset({"GPU-0", "GPU-1"})),
+    )
+
+
+def test_objects_of_any_shape_are_read() -> None:
+    wrong: list[dict[str, Any]] = [
+        {},
+        {"metadata": None, "spec": None},
+        {"spec": {"devices": [None, {"attributes": {"uuid": None}}], "pool": 3}},
+        {"spec": {"devices": {"uuid": "GPU-0"}}},
+        slice_of("other", "p", {"uuid": {"int": 3}}),
+    ]
+    assert found(*wrong) == ()
+    assert not is_of(slimmed({}), DRIVER)
+    assert is_of(slimmed(slice_of(DRIVER, "x")), DRIVER)

@@ -93,14 +93,12 @@ CASES: dict[str, tuple[str, Snapshot, GpuTerms, ApiServerFeatures]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_slices_are_as_in_the_file(name: str) -> None:
-    """Selectors and dashboards in use rely on names, types and values."""
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     documents = yaml.load_all((GOLDEN / name).read_text(), Loader=loader)
     assert slices_of(name) == list(documents)
 
 
 def test_every_file_is_compared() -> None:
-    """A file that no test reads proves nothing."""
     assert {path.name for path in GOLDEN.glob("*.yaml")} == set(CASES)
 
 

@@ -1,4 +1,4 @@
-"""The publisher against the API in memory, step by step on a clock that the test sets."""
+"""The publisher against the API in memory, step by step on a clock that the test sets, and its schedule."""
 
 import threading
 from typing import Any
@@ -7,7 +7,6 @@ import pytest
 
 from dra_driver.core.errors import (
     ApiUnreachableError,
-    ConfigurationError,
     ConflictError,
     ForbiddenError,
     InvalidObjectError,
@@ -15,8 +14,7 @@ from dra_driver.core.errors import (
 )
 from dra_driver.kube.objects.core import ObjectReference
 from dra_driver.kube.reflector import ReflectorChange
-from dra_driver.node.slices.publisher import Publisher
-from dra_driver.node.slices.schedule import Schedule
+from dra_driver.node.slices.publisher import Publisher, Schedule
 from tests.fakes.slices_api import FakeSlicesApi
 from tests.unit.node.slices.gpus import Passes, gpu, node_of, snapshot
 
@@ -61,16 +59,6 @@ def bench() -> Bench:
     return Bench().published()
 
 
-def test_a_snapshot_is_published_at_once() -> None:
-    bench = Bench()
-    bench.publisher.set_snapshot(node_of(2))
-    assert not bench.publisher.published
-    bench.run(0)
-    assert bench.devices() == ["gpu-0", "gpu-1"]
-    assert bench.publisher.published
-    assert bench.publisher.problem is None
-
-
 def test_before_the_first_snapshot_nothing_is_written() -> None:
     """What an earlier process published stays while the NVIDIA driver is not ready yet."""
     api = FakeSlicesApi()
@@ -82,7 +70,6 @@ def test_before_the_first_snapshot_nothing_is_written() -> None:
 
 
 def test_a_restart_and_a_repeated_snapshot_write_nothing() -> None:
-    """A rolling update of the driver must cost the API server nothing."""
     first = Bench().published(8)
     first.publisher.set_snapshot(node_of(8))
     first.run(1)
@@ -94,7 +81,6 @@ def test_a_restart_and_a_repeated_snapshot_write_nothing() -> None:
 
 
 def test_a_changed_gpu_is_one_update(bench: Bench) -> None:
-    """And own writes, seen again through the watch, cause no further pass."""
     lists = bench.api.lists
     bench.publisher.set_snapshot(snapshot(gpu(0), gpu(1, numa_node=1)))
     bench.run(60)
@@ -103,7 +89,6 @@ def test_a_changed_gpu_is_one_update(bench: Bench) -> None:
 
 
 def test_slices_that_the_kubelet_deletes_are_back_within_two_seconds() -> None:
-    """It deletes all of them when it starts."""
     bench = Bench().published(65)
     assert len(bench.api.objects) == 2
     bench.api.remove_all()
@@ -115,7 +100,6 @@ def test_slices_that_the_kubelet_deletes_are_back_within_two_seconds() -> None:
 
 
 def test_a_slice_deleted_during_a_write_is_repaired_too() -> None:
-    """The event arrives before the version of the own write is known."""
     bench = Bench()
     bench.publisher.set_snapshot(node_of(65))
     bench.api.during_write = bench.api.remove_all
@@ -125,15 +109,7 @@ def test_a_slice_deleted_during_a_write_is_repaired_too() -> None:
     assert len(bench.devices()) == 65
 
 
-def test_an_edit_is_repaired(bench: Bench) -> None:
-    """A person changed a device by hand."""
-    bench.api.edit(bench.only, lambda item: item["spec"]["devices"].pop())
-    bench.run(2)
-    assert bench.devices() == ["gpu-0", "gpu-1"]
-
-
 def test_an_unreachable_api_server_at_start_is_retried() -> None:
-    """With growing pauses, and a problem that people can read meanwhile."""
     bench = Bench()
     bench.api.failures = [DOWN] * 6
     bench.publisher.set_snapshot(node_of(1))
@@ -147,7 +123,6 @@ def test_an_unreachable_api_server_at_start_is_retried() -> None:
 
 
 def test_an_unreachable_api_server_is_asked_rarely(bench: Bench) -> None:
-    """An hour of downtime is some hundred requests."""
     bench.api.failures = [DOWN] * 10_000
     bench.api.remove_all()
     bench.run(3600)
@@ -169,7 +144,6 @@ def test_retry_after_is_respected() -> None:
 
 
 def test_a_conflict_is_retried_on_a_new_list(bench: Bench) -> None:
-    """Another client wrote between the list and the update."""
     raced: list[object] = []
 
     def race() -> None:
@@ -202,7 +176,6 @@ def test_a_refusal_is_a_problem_that_people_can_read(error: Exception, bench: Be
 
 
 def test_a_node_that_does_not_exist_is_a_problem_until_it_does() -> None:
-    """Slices are owned by the Node object; a wrong --node-name is reported and does not crash."""
     bench = Bench()
     bench.api.uid = None
     bench.publisher.set_snapshot(node_of(1))
@@ -214,7 +187,6 @@ def test_a_node_that_does_not_exist_is_a_problem_until_it_does() -> None:
 
 
 def test_a_recreated_node_object_owns_the_new_slices(bench: Bench) -> None:
-    """Garbage collection deleted the old slices with the old node."""
     bench.api.uid = "node-uid-2"
     bench.api.remove_all()
     bench.run(3)
@@ -223,7 +195,6 @@ def test_a_recreated_node_object_owns_the_new_slices(bench: Bench) -> None:
 
 
 def test_a_second_publisher_in_another_pool_is_reported_and_left_alone(bench: Bench) -> None:
-    """NVIDIA's driver, or slices that it left behind: two pools would offer each GPU twice."""
     foreign = bench.api.add(
         {"metadata": {}, "spec": {"driver": "gpu.nvidia.com", "nodeName": "node-a", "pool": {"name": "node-a"}}}
     )
@@ -242,7 +213,6 @@ def test_a_second_publisher_in_another_pool_is_reported_and_left_alone(bench: Be
 
 
 def test_changes_of_other_drivers_count_as_noticed() -> None:
-    """What asks for neighbours asks again only after one."""
     publisher = Bench().publisher
     item = {"metadata": {"name": "theirs"}, "spec": {"driver": "other.example.com"}}
     for change in (ReflectorChange("listed"), ReflectorChange("added", "theirs", item), ReflectorChange("deleted")):
@@ -252,8 +222,6 @@ def test_changes_of_other_drivers_count_as_noticed() -> None:
 
 
 def test_a_second_publisher_in_the_same_pool_is_not_fought(bench: Bench) -> None:
-    """It answers each write; repairs slow down to about one a minute and are reported."""
-
     def stranger(change: Any) -> None:
         devices = (change.item or {}).get("spec", {}).get("devices", [])
         if change.kind == "modified" and [device["name"] for device in devices] == ["gpu-0", "gpu-1"]:
@@ -272,7 +240,6 @@ def test_a_second_publisher_in_the_same_pool_is_not_fought(bench: Bench) -> None
 
 
 def test_two_processes_that_publish_the_same_do_not_disturb_each_other() -> None:
-    """During a rolling update the old and the new plugin both publish."""
     first = Bench().published()
     second = Bench(first.api)
     second.publisher.set_snapshot(node_of(2))
@@ -283,7 +250,6 @@ def test_two_processes_that_publish_the_same_do_not_disturb_each_other() -> None
 
 
 def test_a_dropped_field_is_reported_and_not_written_again() -> None:
-    """A gate is off: the stored slice is accepted until the desired content changes."""
     bench = Bench()
     bench.api.drops = {"capacity"}
     bench.publisher.set_snapshot(node_of(1))
@@ -296,11 +262,6 @@ def test_a_dropped_field_is_reported_and_not_written_again() -> None:
     bench.run(10)
     assert bench.publisher.problem is None
     assert [verb for verb, _ in bench.api.writes] == ["create", "update"]
-
-
-def test_names_that_cannot_be_a_pool_stop_it_before_it_starts() -> None:
-    with pytest.raises(ConfigurationError, match="driver name"):
-        Publisher(FakeSlicesApi(), "GPU", "node-a")
 
 
 def test_a_bug_in_a_pass_does_not_kill_the_thread() -> None:
@@ -322,7 +283,6 @@ def test_a_bug_in_a_pass_does_not_kill_the_thread() -> None:
 
 
 def test_stopping_leaves_the_slices() -> None:
-    """A restart must not make the node's devices disappear."""
     api = FakeSlicesApi()
     done = threading.Event()
     api.listeners.append(lambda change: done.set())
@@ -334,3 +294,31 @@ def test_stopping_leaves_the_slices() -> None:
     publisher.stop()
     assert len(api.objects) == 1
     assert not any(thread.name == "publisher" for thread in threading.enumerate())
+
+
+def schedule(rand: float = 1.0) -> Schedule:
+    return Schedule(rand=lambda: rand)
+
+
+def test_own_changes_are_due_at_once_even_while_waiting_after_a_failure() -> None:
+    compute_writes = schedule()
+    compute_writes.failed(100.0)
+    compute_writes.wanted(100.1)
+    assert compute_writes.due_s() == 100.1
+
+
+def test_more_changes_do_not_delay_a_repair() -> None:
+    compute_writes = schedule()
+    compute_writes.disturbed(100.0)
+    first = compute_writes.due_s()
+    compute_writes.disturbed(101.0)
+    assert compute_writes.due_s() == first
+
+
+def test_a_disturbance_does_not_shorten_the_wait_after_a_failure() -> None:
+    """Otherwise every event would be another attempt against an overloaded server."""
+    compute_writes = schedule(0.0)
+    for _ in range(6):
+        compute_writes.failed(100.0)
+    compute_writes.disturbed(100.0)
+    assert compute_writes.due_s() == 116.0

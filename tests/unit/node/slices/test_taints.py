@@ -38,14 +38,12 @@ def asked(count: int) -> tuple[Taint, ...]:
 
 
 def test_a_gpus_condition_taints_all_of_its_forms() -> None:
-    """Its partitions are parts of the same chip."""
     found = keys(build(FREE, condition_taints=(XID,)))
     assert len(found) > 20
     assert set(map(tuple, found.values())) == {(XID.key,)}
 
 
 def test_a_gpus_condition_taints_its_shares() -> None:
-    """They are published as one device."""
     built = build(FREE, profiles=frozenset(), condition_taints=(XID,),
                   sharing=SharingTerms(strategy=Strategy.TIME_SLICING))  # fmt: skip
     assert keys(built) == {"gpu-0": [XID.key]}
@@ -53,14 +51,12 @@ def test_a_gpus_condition_taints_its_shares() -> None:
 
 @pytest.mark.parametrize(("gpu", "name", "place"), [(OWN, MINE, (19, 6)), (FOREIGN, FOREIGN_NAME, (9, 4))])
 def test_a_partitions_condition_taints_that_partition_alone(gpu: Gpu, name: str, place: tuple[int, int]) -> None:
-    """The error was contained in it."""
     found = keys(build(gpu, partition_taints={PartitionId(gpu.uuid, *place): (XID,)}))
     assert found.pop(name) == [XID.key]
     assert set(map(tuple, found.values())) == {()}
 
 
 def test_the_time_of_a_condition_is_published() -> None:
-    """Eviction counts from it."""
     built = build(FREE, condition_taints=(XID, LOST))
     assert wire(built.devices[0].taints) == [
         {"key": LOST.key, "effect": "NoExecute", "timeAdded": SINCE},
@@ -83,18 +79,15 @@ def test_what_does_not_fit_never_hides_that_a_device_is_not_healthy(features: Ap
 
 
 def test_an_informational_taint_takes_no_place_of_another() -> None:
-    """It keeps nothing away."""
     assert chosen(asked(4), (UNMONITORED,), 4, informational=True) == asked(4)
 
 
 def test_one_taint_per_key_the_strongest() -> None:
-    """A GPU and its partition may have the same cause."""
     evicting = replace(XID, effect="NoExecute", value="48")
     assert chosen((), (XID, evicting), 4, informational=True) == (evicting,)
 
 
 def test_without_taints_a_gpu_that_is_not_healthy_is_withdrawn() -> None:
-    """In all of its forms with their counters, so that what claims have of it frees nothing."""
     built = build(FREE, NO_TAINTS, condition_taints=(XID,))
     assert (built.devices, built.counter_sets) == ([], [])
     (left_out,) = built.left_out
@@ -102,12 +95,10 @@ def test_without_taints_a_gpu_that_is_not_healthy_is_withdrawn() -> None:
 
 
 def test_without_taints_an_informational_condition_withdraws_nothing() -> None:
-    """The GPU may be used."""
     assert build(FREE, NO_TAINTS, condition_taints=(UNMONITORED,)) == build(FREE, NO_TAINTS)
 
 
 def test_without_taints_a_foreign_partition_that_is_not_healthy_is_withdrawn() -> None:
-    """It uses no counters; the others stay."""
     built = build(FOREIGN, NO_TAINTS, partition_taints={PartitionId(FREE.uuid, 9, 4): (XID,)})
     assert keys(built).keys() == keys(build(FOREIGN, NO_TAINTS)).keys() - {FOREIGN_NAME}
     assert "MIG instance 3g.40gb at memory slice 4 of gpu-0 is not offered while it is not healthy" in str(built)
@@ -137,39 +128,22 @@ def taints_of(built: Built) -> dict[str, Any]:
     return {device.name: wire(device.taints) or None for device in built.devices}
 
 
-@pytest.mark.parametrize("features", [ALL, NO_TAINTS], ids=["taints", "no taints"])
-def test_existing_instances_and_the_whole_gpu_are_not_withheld(features: ApiServerFeatures) -> None:
-    """A claim may get an instance that exists, and the whole GPU needs none."""
-    found = taints_of(build_withheld(OWN, features))
-    assert found["gpu-0"] is None
-    assert found[MINE] is None
-
-
 def test_other_partitions_are_tainted() -> None:
-    """They stay published with their counters: a claim that waits for one keeps the whole GPU from looking free."""
     found = taints_of(build_withheld(OWN))
     assert {name for name, taint in found.items() if taint == [WIRE]} == set(found) - {"gpu-0", MINE}
     assert build_withheld(OWN).counter_sets == build_withheld(OWN, withheld=None).counter_sets
 
 
 def test_without_taints_all_but_the_refused_ones_are_left_out() -> None:
-    """New claims must not get them; those that were refused are allocated to a claim already."""
     found = build_withheld(OWN, NO_TAINTS)
     assert [device.name for device in found.devices] == ["gpu-0", MINE, REFUSED]
     assert found.left_out[0].reason == "gpu-0 cannot be cut"
 
 
-def test_the_reason_is_reported_once() -> None:
+def test_only_partitions_that_do_not_exist_are_withheld_with_one_reason() -> None:
     assert [one.reason for one in build_withheld(FREE).left_out] == ["gpu-0 cannot be cut"]
-
-
-def test_a_gpu_without_partitions_is_not_affected() -> None:
     assert build_withheld(FREE, profiles=frozenset()) == build_withheld(FREE, profiles=frozenset(), withheld=None)
-
-
-def test_foreign_instances_are_not_withheld() -> None:
-    foreign = replace(FREE, mig_enabled=True, mig_instances=(instance(FREE, 9, 4),))
-    assert taints_of(build_withheld(foreign))["gpu-0-mig-3g40gb-9-4"] is None
+    assert taints_of(build_withheld(FOREIGN))[FOREIGN_NAME] is None
 
 
 def test_a_policys_taints_stay() -> None:
@@ -185,14 +159,6 @@ def test_taints_of_the_whole_gpu_are_not_on_its_partitions() -> None:
     found = taints_of(build_withheld(FREE, withheld=None, whole_taints=(FABRIC,)))
     assert found.pop("gpu-0") == [{"key": FABRIC.key, "effect": "NoSchedule"}]
     assert set(map(str, found.values())) == {"None"}
-
-
-def test_a_shared_gpu_has_the_taints_of_the_whole_one() -> None:
-    sharing = SharingTerms(strategy=Strategy.TIME_SLICING)
-    found = taints_of(
-        build_withheld(FREE, withheld=None, profiles=frozenset(), sharing=sharing, whole_taints=(FABRIC,))
-    )
-    assert found == {"gpu-0": [{"key": FABRIC.key, "effect": "NoSchedule"}]}
 
 
 def test_without_taints_the_whole_gpu_stays_published() -> None:

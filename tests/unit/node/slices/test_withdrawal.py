@@ -14,11 +14,21 @@ from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy, Taint
 from dra_driver.kube.discovery import ServerVersion
 from dra_driver.kube.reflector import ReflectorChange
 from dra_driver.node.slices.features import FeatureWatch
-from dra_driver.node.slices.publisher import Publisher
-from dra_driver.node.slices.schedule import Schedule
+from dra_driver.node.slices.publisher import Publisher, Schedule
 from tests.fakes.slices_api import FakeSlicesApi
-from tests.unit.node.slices.gpus import A100, ALL, H100, Passes, gpu, h100s, instance, mig_gpu, snapshot
-from tests.unit.node.slices.pool_view import doubly_offered, offered
+from tests.unit.node.slices.gpus import (
+    A100,
+    ALL,
+    H100,
+    Passes,
+    doubly_offered,
+    gpu,
+    h100s,
+    instance,
+    mig_gpu,
+    offered,
+    snapshot,
+)
 
 COUNTERS = {"sharedCounters", "consumesCounters"}
 TAINTED = GpuTerms(policy="p", taints=(Taint(key="example.com/reserved", effect="NoSchedule"),))
@@ -70,7 +80,6 @@ def server() -> Server:
 
 
 def test_the_server_is_asked_before_anything_is_written(server: Server) -> None:
-    """Five dry runs, then counters and devices."""
     asked_first: list[int] = []
     server.api.during_write = lambda: asked_first.append(server.api.asked)
     server.show(h100s(2))
@@ -82,7 +91,6 @@ def test_the_server_is_asked_before_anything_is_written(server: Server) -> None:
 
 
 def test_partitions_that_claims_get_and_release_cost_no_request(server: Server) -> None:
-    """Ten thousand a day on a busy node."""
     server.show(h100s(1))
     lists = server.api.lists
     board = mig_gpu(H100, mig_enabled=True, mig_mode_owned=True)
@@ -105,7 +113,6 @@ def test_a_server_without_counters_gets_whole_gpus_with_a_reason(server: Server)
 
 
 def test_counters_that_come_with_a_new_version_are_used_and_those_that_go_are_withdrawn(server: Server) -> None:
-    """An upgrade and a downgrade: the next pass notices both, and no intermediate state is offered."""
     server.api.drops = COUNTERS
     server.show(h100s(1))
     server.api.drops, server.minor = set(), 37
@@ -117,7 +124,6 @@ def test_counters_that_come_with_a_new_version_are_used_and_those_that_go_are_wi
 
 
 def test_partitions_survive_an_upgrade_from_1_34_to_1_35_and_back() -> None:
-    """Counter sets move out of the slices of devices, and back; no intermediate state is offered twice."""
     server = Server(34)
     server.show(h100s(2))
     before = {str(device) for device in offered(server.api.objects)}
@@ -148,7 +154,6 @@ def test_in_1_34_a_gpu_that_gets_partitions_gets_its_counters_first() -> None:
 
 @pytest.mark.parametrize("minor", [34, 36])
 def test_counters_that_a_write_loses_are_withdrawn_at_once(minor: int) -> None:
-    """The gate went off without a new version: the first answer shows it; the pool is incomplete until all is right."""
     server = Server(minor)
     server.show(snapshot(mig_gpu(A100)))
     server.api.drops = COUNTERS
@@ -204,7 +209,6 @@ def test_a_deleted_slice_of_partitions_comes_back_before_its_counters(server: Se
 
 
 def test_a_gpu_whose_taint_is_dropped_is_withdrawn(server: Server) -> None:
-    """Without its taint, any claim could get a reserved GPU."""
     server.show(snapshot(gpu(0)))
     server.api.drops = {"taints"}
     server.show(snapshot(gpu(0)), TAINTED)
@@ -223,17 +227,7 @@ def test_a_gpu_that_cannot_be_shared_is_exclusive(server: Server) -> None:
     assert server.publisher.published
 
 
-def test_a_server_that_does_not_answer_is_asked_again_before_anything_is_published(server: Server) -> None:
-    """A guess would be too little for hours, or too much for a moment."""
-    server.api.failures = [ApiUnreachableError("connection refused")] * 3
-    server.show(h100s(1))
-    assert server.names() == []
-    server.run(60)
-    assert len(server.names()) == 26
-
-
 def test_without_the_right_to_probe_only_ungated_forms_are_published(server: Server) -> None:
-    """A missing right must not remove the node's GPUs; the problem is reported."""
     server.api.failures = [ForbiddenError("403: dry runs are not allowed", status=403)]
     server.show(h100s(1))
     assert server.names() == ["gpu-0"]
@@ -245,7 +239,6 @@ def test_without_the_right_to_probe_only_ungated_forms_are_published(server: Ser
 
 @pytest.mark.parametrize("minor", [34, 37])
 def test_a_pass_that_dies_half_way_is_finished_by_the_next_process(minor: int) -> None:
-    """At every single write from whole to partitioned and back; nothing is offered twice."""
     for after in range(8):
         server = Server()
         server.api.drops = COUNTERS
