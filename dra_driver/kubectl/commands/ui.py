@@ -73,8 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _reader_of_past(args: argparse.Namespace) -> "Callable[[], Sequence[UseSample]]":
     """Asks Prometheus for the last hour. Raises ConfigurationError for an address that is none."""
-    from dra_driver.kubectl.commands.prometheus import PrometheusError
-    from dra_driver.kubectl.commands.usage_source import prometheus_of
+    from dra_driver.kubectl.commands.usage_source import PrometheusError, prometheus_of
     from dra_driver.kubectl.web.use_history import past_of
 
     if args.cluster_state:

@@ -1,24 +1,28 @@
-"""Flags and readers that ``kubectl dra usage``, ``idle`` and ``quota`` share."""
+"""Flags and readers that ``kubectl dra usage``, ``idle``, ``quota`` and ``ui`` share: of exporters and Prometheus."""
 
 import argparse
 import csv
+import json
 import re
 import sys
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+from typing import Any, Final, Protocol
+from urllib.parse import urlencode, urlsplit
 
 from msgspec import Struct
 
-from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ForbiddenError, KubernetesApiError
+from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, DraError, ForbiddenError, KubernetesApiError
 from dra_driver.core.text import UNKNOWN, printable
 from dra_driver.kube import paths
 from dra_driver.kube.shapes import MetadataPart, read_all
 from dra_driver.kubectl.commands.source import Progress, add_kubeconfig, client, kubeconfig_of
 from dra_driver.kubectl.usage.device_use import UseReport, decode
 from dra_driver.kubectl.usage.history import History, queries
-
-if TYPE_CHECKING:
-    from dra_driver.kubectl.commands.prometheus import Prometheus
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 MAX_WINDOW_S: Final = 366 * 86_400
@@ -47,6 +51,86 @@ def add_usage_source(parser: argparse.ArgumentParser, *, window: str) -> None:
     )
 
 
+# --- Prometheus over its HTTP API ("HTTP API", instant queries), with limits on time and size, without redirects.
+#
+# It is not part of the cluster's trust: ``usage/history.py`` validates its answers.
+
+MAX_ANSWER: Final = 64 << 20
+QUERY_S: Final = 30.0
+_CHUNK: Final = 1 << 16
+_MAX_TOKEN: Final = 16_384
+
+
+class PrometheusError(DraError):
+    """Prometheus did not answer, refused the question, or answered what cannot be read."""
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect would carry the token to another host."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+class Prometheus:
+    """One server. ``url`` is its address with the path before ``/api/v1``. Raises ConfigurationError for others."""
+
+    def __init__(self, url: str, token_file: str | None = None, *, timeout_s: float = QUERY_S) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ConfigurationError(f"--prometheus {url[:80]!r}: expected an address such as http://localhost:9090")
+        if parts.username or parts.password:
+            raise ConfigurationError("--prometheus: other users of this machine see the password: use a token's file")
+        self.url = printable(url.rstrip("/"))
+        self._timeout_s = timeout_s
+        self._headers = {"Accept": "application/json"}
+        if token_file is not None:
+            self._headers["Authorization"] = f"Bearer {_token(token_file)}"
+        self._opener = urllib.request.build_opener(_NoRedirects)
+
+    def ask(self, query: str) -> object:
+        """The parsed answer of an instant query. Raises PrometheusError."""
+        body = urlencode({"query": query, "timeout": f"{self._timeout_s:g}s"}).encode()
+        request = urllib.request.Request(f"{self.url}/api/v1/query", data=body, headers=self._headers)  # noqa: S310 - http(s), see above
+        until = time.monotonic() + self._timeout_s
+        try:
+            with self._opener.open(request, timeout=self._timeout_s) as answer:
+                return json.loads(self._body(answer, until))
+        except urllib.error.HTTPError as error:
+            with error:
+                said = error.read(400).decode("utf-8", "replace")
+            raise PrometheusError(f"{self.url} answered {error.code}: {printable(said)[:300]}") from error
+        except (OSError, HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            raise PrometheusError(
+                f"no answer from {self.url}: {printable(str(reason))[:200]}; check the address, or leave --prometheus "
+                "out: the exporters know their own short window"
+            ) from error
+        except (ValueError, RecursionError) as error:
+            raise PrometheusError(f"{self.url} answered what is not JSON: is it a Prometheus?") from error
+
+    def _body(self, answer: HTTPResponse, until: float) -> bytes:
+        found = bytearray()
+        while chunk := answer.read1(_CHUNK):
+            found += chunk
+            if len(found) > MAX_ANSWER:
+                raise PrometheusError(f"{self.url}: its answer is larger than {MAX_ANSWER >> 20} MiB; refused")
+            if time.monotonic() > until:
+                raise PrometheusError(f"{self.url}: its answer did not end within {self._timeout_s:g} s")
+        return bytes(found)
+
+
+def _token(path: str) -> str:
+    try:
+        with Path(path).open(encoding="ascii") as file:
+            found = file.read(_MAX_TOKEN).strip()
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"--prometheus-token-file {path}: cannot be read: {error}") from error
+    if not found or not found.isprintable() or " " in found:
+        raise ConfigurationError(f"--prometheus-token-file {path}: expected one token")
+    return found
+
+
 def window_s(args: argparse.Namespace, default: str) -> int:
     if args.window and not args.prometheus:
         raise ConfigurationError("--window: the exporters know their own short window alone; give --prometheus, too")
@@ -71,16 +155,12 @@ def read_use(args: argparse.Namespace, default_window: str, *, node: str = "") -
         return ask_exporters(client(kubeconfig_of(args)), args.driver_namespace, node=node)
 
 
-def prometheus_of(args: argparse.Namespace) -> "Prometheus":
-    from dra_driver.kubectl.commands.prometheus import Prometheus
-
+def prometheus_of(args: argparse.Namespace) -> Prometheus:
     return Prometheus(args.prometheus, args.prometheus_token_file)
 
 
-def _from_prometheus(server: "Prometheus", window: int, *, node: str = "") -> UseReport:
+def _from_prometheus(server: Prometheus, window: int, *, node: str = "") -> UseReport:
     """What Prometheus recorded over the window. Raises PrometheusError."""
-    from dra_driver.kubectl.commands.prometheus import PrometheusError
-
     history = History(window)
     for field, query in queries(window).items():
         with Progress(f"asking Prometheus for {field}"):

@@ -1,9 +1,10 @@
-"""``kubectl dra drain``: taint, say who has the GPUs, evict on request, wait until they are free, detach.
+"""Drain and undrain GPUs of a node: taint, report who has the GPUs, evict on request, wait, detach.
 
-Every step can be repeated, and the state between two of them is one that the node can stay in.
+Every step can be repeated, and the node can stay in the state between two steps.
 """
 
-from collections.abc import Sequence
+import secrets
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -16,12 +17,11 @@ from dra_driver.core.errors import (
     NotFoundError,
     ServerBusyError,
 )
-from dra_driver.core.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION, DrainRequest
+from dra_driver.core.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION, MAX_LENGTH, DrainRequest, clean
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.kube.evictions import causes_text, create_eviction
-from dra_driver.kube.node_annotation import node_metadata
+from dra_driver.kube.node_annotation import Annotations, NodeApi, change_annotation, node_metadata
 from dra_driver.kube.rights import NeededRight, Reviewer, missing
-from dra_driver.kubectl.drain import marks
 from dra_driver.kubectl.drain.report import DrainReport, Say, line
 from dra_driver.kubectl.drain.view import DeviceHolder, DrainApi, DrainWait, HolderPod, NodeView, selected
 
@@ -92,7 +92,7 @@ class _Drain:
                 f"node {node} does not publish {', '.join(unknown)}: fallen off the bus, or no GPU of this node; check "
                 "the UUID"
             )
-        text, changed = marks.change_drain(self._api, node, lambda asked: asked.joined(self._gpus))
+        text, changed = change_drain(self._api, node, lambda asked: asked.joined(self._gpus))
         self._report.annotation = text
         self._say(f"node {node}: annotation {DRAIN_ANNOTATION}={text}{'' if changed else ' (it was there)'}")
 
@@ -123,7 +123,7 @@ class _Drain:
         """Until the node process has closed the NVIDIA driver."""
         node = self._options.node
         self._report.detach_asked = True
-        reason = marks.ask_detach(self._api, node, self._gpus)
+        reason = ask_detach(self._api, node, self._gpus)
         self._say(f"node {node}: asked to give the NVIDIA driver up ({reason})")
         said = f": {reason})"
         self._report.detached = self._patience.wait_for(
@@ -234,11 +234,11 @@ def undrain(api: DrainApi, options: DrainOptions, report: DrainReport, patience:
             "then drain the others"
         )
     report.gpus = gpus or tuple(gpu.uuid for gpu in published)
-    text, changed = marks.change_drain(api, node, lambda found: found.without(gpus))
+    text, changed = change_drain(api, node, lambda found: found.without(gpus))
     report.annotation = text
     left = f"is {text}" if text else "is gone"
     say(f"node {node}: annotation {DRAIN_ANNOTATION} {left}{'' if changed else ' (as before)'}")
-    detach = marks.end_detach(api, node)
+    detach = end_detach(api, node)
     stays = detach.foreign is not None or bool(detach.needed_by)
     if detach.ended:
         say(f"node {node}: the NVIDIA driver may be used again")
@@ -263,6 +263,89 @@ def undrain(api: DrainApi, options: DrainOptions, report: DrainReport, patience:
         )
     report.result, report.detached = "done", stays
     say("new claims get these GPUs again" if not stays else "the taint of the drain is gone")
+
+
+# --- The annotations of a Node that request a drain and a detach.
+
+DETACH_REASON: Final = "kubectl dra drain"
+"""How the reason of a detach begins that ``drain`` asks for; ``undrain`` ends only those. A number follows, and the
+UUIDs of the GPUs where it was asked for single ones: it stays until the last of them is given back."""
+
+
+def change_drain(api: NodeApi, node: str, change: Callable[[DrainRequest], DrainRequest]) -> tuple[str | None, bool]:
+    """The drain annotation's value after ``change``, and whether it was another one before."""
+
+    def decide(found: Annotations) -> str | None:
+        text = change(DrainRequest.of(found.get(DRAIN_ANNOTATION))).text
+        if text is not None and len(text) >= MAX_LENGTH:
+            raise ConfigurationError(f"--gpu: too many GPUs for annotation {DRAIN_ANNOTATION}; drain the whole node")
+        return text
+
+    return change_annotation(api, node, DRAIN_ANNOTATION, decide)
+
+
+class DetachEnd(Struct, frozen=True, kw_only=True):
+    """What became of a detach. ``ended``: it was of ``drain`` and is over. ``foreign`` is the reason of one that stays
+    because something else asked for it; ``needed_by`` are the drained GPUs for which one of ``drain`` stays."""
+
+    ended: bool
+    foreign: str | None = None
+    needed_by: tuple[GpuUuid, ...] = ()
+
+
+def ask_detach(api: NodeApi, node: str, gpus: Iterable[GpuUuid] | None) -> str:
+    """Ask for a detach for these GPUs (None: the whole node), unless something else asks for one.
+
+    Returns the reason that is in force, as events tell it. One of this command gets a new number each time, by which
+    its event is known.
+    """
+    fresh = f"{DETACH_REASON} {secrets.token_hex(4)}"
+
+    def decide(found: Annotations) -> str:
+        foreign = _foreign_reason(found)
+        if foreign is not None:
+            return foreign  # an empty one asks as well
+        return fresh if gpus is None else f"{fresh} {','.join(sorted({*gpus, *_needed_by(found)}))}"
+
+    reason, _ = change_annotation(api, node, DETACH_ANNOTATION, decide)
+    return clean(reason or "")
+
+
+def end_detach(api: NodeApi, node: str) -> DetachEnd:
+    """End a detach that ``drain`` asked for, unless it is needed by a GPU that is still drained."""
+    needed_by: tuple[GpuUuid, ...] = ()
+
+    def decide(found: Annotations) -> str | None:
+        nonlocal needed_by
+        needed_by = _needed_by(found)
+        return found[DETACH_ANNOTATION] if needed_by else _foreign_reason(found)
+
+    left, changed = change_annotation(api, node, DETACH_ANNOTATION, decide)
+    foreign = None if left is None or needed_by else clean(left)
+    return DetachEnd(ended=changed, foreign=foreign, needed_by=needed_by)
+
+
+def _needed_by(found: Annotations) -> tuple[GpuUuid, ...]:
+    """The drained GPUs for which ``drain`` asked for a detach.
+
+    A reason without GPUs, as older versions wrote it for single ones too, counts for all that are drained.
+    """
+    reason = found.get(DETACH_ANNOTATION, "")
+    if not reason.startswith(DETACH_REASON):
+        return ()
+    drained = DrainRequest.of(found.get(DRAIN_ANNOTATION)).gpus
+    asked = DrainRequest.of(reason.rpartition(" ")[2]).gpus
+    return tuple(sorted(drained & asked if asked else drained))
+
+
+def _foreign_reason(found: Annotations) -> str | None:
+    reason = found.get(DETACH_ANNOTATION)
+    if reason is None or reason.lower() == "false" or reason.startswith(DETACH_REASON):
+        return None
+    return reason
+
+
+# --- The permissions of the user.
 
 
 class MissingRightsError(DraError):

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import pytest
 
 from dra_driver.kubectl.commands import kubectl
-from dra_driver.kubectl.commands.prometheus import Prometheus, PrometheusError
+from dra_driver.kubectl.commands.usage_source import Prometheus, PrometheusError
 from tests.fakes.scripted_http import Exchange, ScriptedServer
 
 GIB = 2**30

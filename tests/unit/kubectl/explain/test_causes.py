@@ -8,8 +8,8 @@ import pytest
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.explain import claim_subject, explain, pod_subject
+from dra_driver.kubectl.explain.evaluation import scheduler_of
 from dra_driver.kubectl.explain.report import Answer
-from dra_driver.kubectl.explain.scheduler import scheduler_of
 from dra_driver.kubectl.explain.subject import subject_of
 from tests.fakes.dra_objects import DRIVER, claim, device_class, exactly, gpu, node, resource_slice
 from tests.unit.kubectl.explain.clusters import (

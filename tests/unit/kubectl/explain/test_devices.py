@@ -1,7 +1,6 @@
 """Why devices are rejected: each of the allocator's reasons, counted, with the values found."""
 
-from dra_driver.kubectl.explain.report import Answer
-from dra_driver.kubectl.explain.text import render
+from dra_driver.kubectl.explain.report import Answer, render
 from tests.fakes.dra_objects import DRIVER, device_class, exactly, resource_slice
 from tests.unit.kubectl.explain.clusters import (
     MEMORY,

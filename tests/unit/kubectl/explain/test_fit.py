@@ -4,7 +4,7 @@ from dra_driver.diagnose.smoke.objects import PodSettings, claim, job, labels_of
 from dra_driver.diagnose.smoke.planning import ClusterView, Fit
 from dra_driver.diagnose.smoke.report import TryKind, claim_spec
 from dra_driver.kube.state import ClusterState
-from dra_driver.kubectl.explain.fit import fits_under
+from dra_driver.kubectl.commands.smoke import fits_under
 from tests.unit.diagnose.smoke.fake_api import DRIVER, WHOLE, device, resource_slice, result
 from tests.unit.diagnose.smoke.test_planning import MIG, Wire, node, partition, state
 

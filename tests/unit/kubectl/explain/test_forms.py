@@ -7,9 +7,9 @@ import pytest
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy, Taint
 from dra_driver.kubectl.explain import explain_pods
+from dra_driver.kubectl.explain.evaluation import gates_of, scheduler_of
 from dra_driver.kubectl.explain.manifests import MAX_PODS, pods_in
 from dra_driver.kubectl.explain.report import Answer, Explanation
-from dra_driver.kubectl.explain.scheduler import gates_of, scheduler_of
 from tests.fakes.dra_objects import claim, exactly, gpu, resource_slice
 from tests.fakes.published import h100, having, share, slice_name, slices
 from tests.unit.kubectl.explain.clusters import A, cluster, explained, pod, template

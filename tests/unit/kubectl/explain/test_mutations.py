@@ -15,9 +15,8 @@ from dra_driver.kube.state import ClusterState
 from dra_driver.kube.state_file import load
 from dra_driver.kubectl.explain import explain, explain_pods
 from dra_driver.kubectl.explain.manifests import pods_in
-from dra_driver.kubectl.explain.report import to_wire
+from dra_driver.kubectl.explain.report import render, to_wire
 from dra_driver.kubectl.explain.subject import subject_of, subject_of_claim
-from dra_driver.kubectl.explain.text import render
 
 Obj = dict[str, Any]
 SEED = 20261121
