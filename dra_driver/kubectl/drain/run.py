@@ -25,22 +25,17 @@ from dra_driver.kube.rights import NeededRight, Reviewer, missing
 from dra_driver.kubectl.drain.report import DrainReport, Say, line
 from dra_driver.kubectl.drain.view import DeviceHolder, DrainApi, DrainWait, HolderPod, NodeView, selected
 
-TAINT_S: Final = 60.0
-"""How long a node process may take to taint; it takes about a second."""
-DETACH_S: Final = 60.0
-"""How long a detach may take at least, whatever is left of the timeout: calls in work end within 45 s."""
-
-
-RETRY_S: Final = 5.0
-"""Between two tries of one pod; ``kubectl drain`` waits as long."""
+TAINT_S: Final = 60.0  # a node process taints in about a second
+DETACH_S: Final = 60.0  # at least, whatever is left of the timeout: calls in progress end within 45 s
+RETRY_S: Final = 5.0  # between two requests for one pod, as in ``kubectl drain``
 
 
 class DrainFailedError(DraError):
-    """A step did not come to its end in time; the message says which, what was seen and what to do."""
+    """A step did not finish in time."""
 
 
 class DrainOptions(Struct, frozen=True, kw_only=True):
-    """``gpus`` are UUIDs or names of the node's GPUs, empty for all. ``detach`` None: for the whole node alone."""
+    """``gpus`` are UUIDs or names of the node's GPUs, empty for all. ``detach`` None: only for the whole node."""
 
     node: str
     driver: str
@@ -55,7 +50,7 @@ class DrainOptions(Struct, frozen=True, kw_only=True):
 
 
 def drain(api: DrainApi, options: DrainOptions, report: DrainReport, patience: DrainWait, say: Say) -> None:
-    """Fills ``report``. Raises ConfigurationError, MissingRightsError, KubernetesApiError and DrainFailedError."""
+    """Fill ``report``. Raises ConfigurationError, MissingRightsError, KubernetesApiError and DrainFailedError."""
     run = _Drain(api, options, report, patience, say)
     run.mark()
     run.await_taint()
@@ -78,7 +73,7 @@ class _Drain:
         self._free_looks = 0
 
     def mark(self) -> None:
-        """The annotation that asks the node process to taint."""
+        """Write the annotation that requests the taint from the node process."""
         node = self._options.node
         optional = [EVICT] if self._options.evict else []
         check_rights(self._api, needed_rights(node, reads_events=self._options.detaches), optional)
@@ -97,7 +92,6 @@ class _Drain:
         self._say(f"node {node}: annotation {DRAIN_ANNOTATION}={text}{'' if changed else ' (it was there)'}")
 
     def await_taint(self) -> None:
-        """Until no new claim gets the GPUs."""
         if not self._patience.wait_for(self._is_tainted, least_s=TAINT_S, most_s=TAINT_S):
             raise DrainFailedError(
                 f"node {self._options.node}: after {TAINT_S:.0f} s its devices have no taint. Its node process does "
@@ -113,14 +107,13 @@ class _Drain:
         )
 
     def await_free(self) -> None:
-        """Until no claim has the GPUs, evicting pods where that is asked for."""
+        """Wait until no claim has the GPUs; evict pods if the options request it."""
         self._report.free = self._patience.wait_for(self._is_free)
         if not self._report.free:
             raise DrainFailedError(self._still_held())
         self._say("free: no claim has these GPUs")
 
     def detach(self) -> None:
-        """Until the node process has closed the NVIDIA driver."""
         node = self._options.node
         self._report.detach_asked = True
         reason = ask_detach(self._api, node, self._gpus)
@@ -144,7 +137,7 @@ class _Drain:
         return all(gpu.drained for gpu in published if self._gpus is None or gpu.uuid in self._gpus)
 
     def _is_free(self) -> bool:
-        """Twice in a row: a scheduler that had not seen the taint may just have allocated."""
+        """Twice in a row: a scheduler without knowledge of the taint may just have allocated."""
         holders = self._view.holders(self._gpus, self._view.gpus(), force=self._options.force)
         self._show(holders)
         self._report.holders = holders
@@ -156,7 +149,6 @@ class _Drain:
         return self._free_looks > 1
 
     def _show(self, holders: tuple[DeviceHolder, ...]) -> None:
-        """A line for each holder that is new, and for each that has ended."""
         now = {f"{one.namespace}/{one.claim} {one.device}": one for one in holders}
         for key, text in list(self._shown.items()):
             if key not in now:
@@ -168,7 +160,7 @@ class _Drain:
                 self._say(f"{'in use: ' if holder.counts else 'beside: '} {self._shown[key]}")
 
     def _evict(self, pod: HolderPod) -> None:
-        """One request, repeated at the earliest after `RETRY_S`. Raises KubernetesApiError without an answer."""
+        """Request an eviction, again at the earliest after `RETRY_S`. Raises KubernetesApiError without an answer."""
         if pod.ending or not pod.found or self._patience.now < self._asked_at.get(pod.uid, 0.0):
             return
         if pod.kept:
@@ -222,7 +214,7 @@ def _next_steps(options: DrainOptions, report: DrainReport) -> Sequence[str]:
 
 
 def undrain(api: DrainApi, options: DrainOptions, report: DrainReport, patience: DrainWait, say: Say) -> None:
-    """Fills ``report``. Raises as ``run.drain``; of ``options`` node, driver and GPUs count."""
+    """Fill ``report``. Raises as `drain`; of ``options`` only node, driver and GPUs count."""
     node, view = options.node, NodeView(api, options.node, options.driver)
     check_rights(api, needed_rights(node, reads_events=False, reads_holders=False))
     asked = DrainRequest.of(node_metadata(api, node).annotations.get(DRAIN_ANNOTATION))
@@ -268,12 +260,12 @@ def undrain(api: DrainApi, options: DrainOptions, report: DrainReport, patience:
 # --- The annotations of a Node that request a drain and a detach.
 
 DETACH_REASON: Final = "kubectl dra drain"
-"""How the reason of a detach begins that ``drain`` asks for; ``undrain`` ends only those. A number follows, and the
-UUIDs of the GPUs where it was asked for single ones: it stays until the last of them is given back."""
+"""Start of the reason of a detach that ``drain`` requests; ``undrain`` ends only those. A number follows, and for
+single GPUs their UUIDs: the detach stays until the last of them is undrained."""
 
 
 def change_drain(api: NodeApi, node: str, change: Callable[[DrainRequest], DrainRequest]) -> tuple[str | None, bool]:
-    """The drain annotation's value after ``change``, and whether it was another one before."""
+    """Return the drain annotation's value after ``change``, and whether it is a new one."""
 
     def decide(found: Annotations) -> str | None:
         text = change(DrainRequest.of(found.get(DRAIN_ANNOTATION))).text
@@ -285,8 +277,8 @@ def change_drain(api: NodeApi, node: str, change: Callable[[DrainRequest], Drain
 
 
 class DetachEnd(Struct, frozen=True, kw_only=True):
-    """What became of a detach. ``ended``: it was of ``drain`` and is over. ``foreign`` is the reason of one that stays
-    because something else asked for it; ``needed_by`` are the drained GPUs for which one of ``drain`` stays."""
+    """State of a detach. ``ended``: a request of ``drain`` was removed. ``foreign`` is the reason of another request,
+    which stays; ``needed_by`` are the drained GPUs for which a request of ``drain`` stays."""
 
     ended: bool
     foreign: str | None = None
@@ -294,10 +286,9 @@ class DetachEnd(Struct, frozen=True, kw_only=True):
 
 
 def ask_detach(api: NodeApi, node: str, gpus: Iterable[GpuUuid] | None) -> str:
-    """Ask for a detach for these GPUs (None: the whole node), unless something else asks for one.
+    """Request a detach for these GPUs (None: the whole node), unless another request exists.
 
-    Returns the reason that is in force, as events tell it. One of this command gets a new number each time, by which
-    its event is known.
+    Returns the reason in force, as events report it. Each request has a new number, which identifies its event.
     """
     fresh = f"{DETACH_REASON} {secrets.token_hex(4)}"
 
@@ -312,7 +303,7 @@ def ask_detach(api: NodeApi, node: str, gpus: Iterable[GpuUuid] | None) -> str:
 
 
 def end_detach(api: NodeApi, node: str) -> DetachEnd:
-    """End a detach that ``drain`` asked for, unless it is needed by a GPU that is still drained."""
+    """End a detach that ``drain`` requested, unless a GPU that is still drained needs it."""
     needed_by: tuple[GpuUuid, ...] = ()
 
     def decide(found: Annotations) -> str | None:
@@ -326,10 +317,7 @@ def end_detach(api: NodeApi, node: str) -> DetachEnd:
 
 
 def _needed_by(found: Annotations) -> tuple[GpuUuid, ...]:
-    """The drained GPUs for which ``drain`` asked for a detach.
-
-    A reason without GPUs, as older versions wrote it for single ones too, counts for all that are drained.
-    """
+    """Return the drained GPUs for which ``drain`` requested a detach; without UUIDs (older versions) all drained."""
     reason = found.get(DETACH_ANNOTATION, "")
     if not reason.startswith(DETACH_REASON):
         return ()
@@ -345,18 +333,15 @@ def _foreign_reason(found: Annotations) -> str | None:
     return reason
 
 
-# --- The permissions of the user.
-
-
 class MissingRightsError(DraError):
-    """The user lacks rights; the message names each of them."""
+    """The user lacks permissions; the message names each of them."""
 
 
 EVICT: Final = NeededRight(verb="create", resource="pods", subresource="eviction")
 
 
 def needed_rights(node: str, *, reads_events: bool, reads_holders: bool = True) -> tuple[NeededRight, ...]:
-    """What a drain or undrain of ``node`` has to be allowed to do."""
+    """Permissions that a drain or undrain of ``node`` needs."""
     group = "resource.k8s.io"
     found = [
         NeededRight(verb="get", resource="nodes", name=node),
@@ -372,7 +357,7 @@ def needed_rights(node: str, *, reads_events: bool, reads_holders: bool = True) 
 
 
 def check_rights(api: Reviewer, rights: Sequence[NeededRight], optional: Sequence[NeededRight] = ()) -> None:
-    """Raise MissingRightsError unless the user has ``rights``. ``optional`` ones are named with them, not required."""
+    """Raise MissingRightsError unless the user has ``rights``; its message names missing ``optional`` ones, too."""
     if not (lacking := missing(api, rights)):
         return
     lacking += missing(api, optional)

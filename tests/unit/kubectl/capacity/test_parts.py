@@ -7,8 +7,7 @@ import pytest
 from dra_driver.core.model.terms import SharingTerms, Strategy
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity import Options, survey
-from dra_driver.kubectl.capacity.fit_count import MAX_FITS
-from dra_driver.kubectl.capacity.report import Gpus
+from dra_driver.kubectl.capacity.report import MAX_FITS, Gpus
 from dra_driver.scheduler.allocation import V1_37, Allocator, SchedulerFeatures
 from tests.fakes.dra_objects import DRIVER, Obj, claim, device_class, exactly, gpu, node, resource_slice
 from tests.fakes.published import h100, share
