@@ -122,8 +122,6 @@ class DeviceRow(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class ClaimDevice(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A device of a claim, and the request that it serves."""
-
     request: str
     driver: str
     pool: str

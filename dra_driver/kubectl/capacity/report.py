@@ -12,15 +12,8 @@ from msgspec import Struct, field
 
 from dra_driver.core.quantity import NANO, Quantity
 from dra_driver.kube.published import MEMORY
-from dra_driver.kubectl.capacity.units import (
-    DeviceKind,
-    Sums,
-    SyntheticRequest,
-    Unit,
-    UnitSupply,
-    consumed_by_share,
-    is_tainted,
-)
+from dra_driver.kubectl.capacity import units
+from dra_driver.kubectl.capacity.units import DeviceKind, Sums, SyntheticRequest, Unit
 from dra_driver.scheduler.allocation import MAX_DEVICES
 
 MAX_FITS: Final = 256
@@ -88,8 +81,6 @@ class NodeCapacity(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class StrandedShape(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A request that fits nowhere although the total would suffice."""
-
     driver: str
     model: str
     request: str
@@ -122,7 +113,7 @@ class FitCounts(Struct, frozen=True, kw_only=True):
 
     fits: Mapping[SyntheticRequest, int]
     empty: Mapping[SyntheticRequest, int]
-    supply: UnitSupply
+    supply: units.UnitSupply
     capped: frozenset[SyntheticRequest] = frozenset()
     problem: str = ""
 
@@ -276,7 +267,7 @@ def _line(unit: Unit, counted: FitCounts, request: SyntheticRequest, *, usable: 
     line = _Line(in_use=supply.in_use.get(kind, 0))
     demand = supply.demands.get(kind)
     if request.share:
-        line.demand = Counter(consumed_by_share(supply.shared[kind], request.share, request.extra))
+        line.demand = Counter(units.consumed_by_share(supply.shared[kind], request.share, request.extra))
     else:
         line.demand = demand.copy() if demand else Counter({_DEVICES: 1})
     if not usable:
@@ -341,6 +332,6 @@ def _gpus(states: Counter[str]) -> Gpus:
 def offers(unit: Unit, kind: DeviceKind) -> bool:
     """Return whether the unit has a device of the kind that is not allocated and not tainted."""
     return any(
-        of == kind and not device.allocated and not is_tainted(device.wire)
+        of == kind and not device.allocated and not units.is_tainted(device.wire)
         for device, of in zip(unit.offered, unit.kinds, strict=True)
     )

@@ -16,28 +16,11 @@ from dra_driver.core.quantity import Format, Quantity
 from dra_driver.kube.devices import Wire, newest_slices
 from dra_driver.kube.published import MEMORY
 from dra_driver.kube.state import ClusterState
+from dra_driver.kubectl.capacity import units
 from dra_driver.kubectl.capacity.report import MAX_FITS, Aggregate, CapacityReport, FitCounts, NodeCapacity
-from dra_driver.kubectl.capacity.units import (
-    DeviceKind,
-    SyntheticRequest,
-    Unit,
-    extra_for,
-    node_problem,
-    supply_of,
-    units_of,
-    units_of_devices,
-)
+from dra_driver.kubectl.capacity.units import DeviceKind, SyntheticRequest, Unit
 from dra_driver.scheduler import allocation
-from dra_driver.scheduler.allocation import (
-    V1_36,
-    Pool,
-    PoolDevice,
-    PoolKey,
-    PoolSlice,
-    SchedulerFeatures,
-    SchedulerQuirks,
-    guarded,
-)
+from dra_driver.scheduler.allocation import Pool, PoolDevice, PoolKey, PoolSlice
 
 _NODE: Final = "node"
 _POOL: Final = "pool"
@@ -56,8 +39,8 @@ _KEPT: Final = (
 class Options(Struct, frozen=True, kw_only=True):
     """The scheduler's features and quirks, the shares to try, and the time limit of all trials together."""
 
-    features: SchedulerFeatures = field(default_factory=SchedulerFeatures)
-    quirks: SchedulerQuirks = V1_36
+    features: allocation.SchedulerFeatures = field(default_factory=allocation.SchedulerFeatures)
+    quirks: allocation.SchedulerQuirks = allocation.V1_36
     shares: Sequence[str] = ("10Gi",)
     timeout_s: float = 60.0
     clock: Callable[[], float] = time.monotonic
@@ -79,7 +62,7 @@ class FitCounter:
         return self._counts_by_signature[key]
 
     def _count_fits(self, unit: Unit) -> FitCounts:
-        supply = supply_of(unit)
+        supply = units.supply_of(unit)
         if self._options.clock() > self._end:
             problem = f"not counted within {self._options.timeout_s:g} s"
             return FitCounts(fits={}, empty={}, supply=supply, problem=problem)
@@ -99,7 +82,7 @@ class FitCounter:
         for kind, device in {kind: device for device, kind in zip(unit.offered, unit.kinds, strict=True)}.items():
             found.append(SyntheticRequest(kind=kind))
             for share in self._options.shares if kind.shared else ():
-                found.append(SyntheticRequest(kind=kind, share=share, extra=extra_for(device.wire, share)))
+                found.append(SyntheticRequest(kind=kind, share=share, extra=units.extra_for(device.wire, share)))
         return found
 
     def _count(self, unit: Unit, request: SyntheticRequest) -> int:
@@ -188,7 +171,7 @@ def survey(state: ClusterState, options: Options = _DEFAULTS, *, driver: str = "
     Raises AllocationError for objects that no API server returns. Runs about ``options.timeout_s`` at most.
     """
     wires = {"slices": state.slices, "allocated": state.claims}
-    return guarded(lambda: _Survey(state, options, driver, node).report(), wires)
+    return allocation.guarded(lambda: _Survey(state, options, driver, node).report(), wires)
 
 
 class _Survey:
@@ -243,7 +226,7 @@ class _Survey:
         for node in self._state.nodes:
             known.add(node["metadata"]["name"])
             if self._only_node in ("", node["metadata"]["name"]):
-                yield node, node_problem(node)
+                yield node, units.node_problem(node)
         missing = "no-such-node" if known else ""
         for item in self._state.slices:
             spec = item["spec"]
@@ -269,7 +252,7 @@ class _Survey:
                 self._count(pool, name, problem)
 
     def _count(self, pool: Pool, node: str, problem: str) -> None:
-        for unit in units_of(pool, shares=self._shares):
+        for unit in units.units_of(pool, shares=self._shares):
             local = unit.is_local()
             if not local:
                 # Other nodes reach it, too: it is counted once, with the first usable node.
@@ -285,7 +268,6 @@ class _Survey:
         self._places.setdefault(place, Aggregate()).add(unit, counted, problem)
 
     def _count_broken(self) -> None:
-        """Count the devices of pools that the scheduler ignores."""
         if not self._broken:
             return
         uses = allocation.pool_uses(self._state.claims, shares=self._shares)
@@ -299,7 +281,7 @@ class _Survey:
                 if not self._only_node or node in (ANYWHERE, self._only_node):
                     by_place.setdefault((item.key, node), []).append(device)
         for (key, node), devices in by_place.items():
-            for unit in units_of_devices(key[0], devices, shares=self._shares):
+            for unit in units.units_of_devices(key[0], devices, shares=self._shares):
                 self._add(unit, node, f"{self._broken[key]}-pool")
 
     def _wanted(self, key: PoolKey) -> bool:

@@ -128,7 +128,6 @@ def _state(rows: Sequence[DeviceRow]) -> str:
 
 
 def _linked(rows: Sequence[TopologyRow]) -> Iterator[TopologyRow]:
-    """Yield the rows of one node with the members of their islands."""
     members: dict[str, list[str]] = {}
     for row in rows:
         members.setdefault(row.island, []).append(row.device)

@@ -321,7 +321,6 @@ def _sum(entries: Sequence[Wire] | None) -> Sums:
 
 
 def _memory(unit: Unit, left: Sums, total: Sums) -> tuple[int, int]:
-    """Return the unit's memory and the rest of it."""
     # A device in shares has consumed its counters completely; what its shares leave is available to other shares.
     for_shares = sum(left_by_shares(device).get(MEMORY, 0) for device in unit.offered if device.shared)
     if MEMORY in total:

@@ -1,4 +1,4 @@
-"""``kubectl dra smoke``: runs a pod for each kind of device and compares what it sees with what it was allocated."""
+"""``kubectl dra smoke``: run a pod for each kind of device and compare its devices with its allocation."""
 
 import argparse
 import json
@@ -149,8 +149,8 @@ def _step(result: TryResult, done: int, total: int) -> str:
 
 # --- Would a pod be placed on a node? Busy devices are not a failure.
 
+# Codes of `explain`: devices of another kind, and busy ones.
 _OTHER_KIND: Final = frozenset({"classSelector", "requestSelector", "nodeSelection"})
-"""Codes of `explain` for devices that are of another kind."""
 _BUSY: Final = {
     "inUse": "allocated",
     "takenByThisPod": "allocated",

@@ -29,7 +29,7 @@ MAX_WINDOW_S: Final = 366 * 86_400
 
 
 def add_usage_source(parser: argparse.ArgumentParser, *, window: str) -> None:
-    """Adds the flags that say who is asked. ``window`` is the default with Prometheus."""
+    """Add the flags of the source. ``window`` is the default with Prometheus."""
     add_kubeconfig(parser)
     parser.add_argument(
         "--driver-namespace",
@@ -62,7 +62,7 @@ _MAX_TOKEN: Final = 16_384
 
 
 class PrometheusError(DraError):
-    """Prometheus did not answer, refused the question, or answered what cannot be read."""
+    """Prometheus did not answer, refused the query, or sent an unreadable answer."""
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -73,7 +73,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class Prometheus:
-    """One server. ``url`` is its address with the path before ``/api/v1``. Raises ConfigurationError for others."""
+    """One server. ``url`` has the path before ``/api/v1``. Raises ConfigurationError for a wrong address or token."""
 
     def __init__(self, url: str, token_file: str | None = None, *, timeout_s: float = QUERY_S) -> None:
         parts = urlsplit(url)
@@ -89,7 +89,7 @@ class Prometheus:
         self._opener = urllib.request.build_opener(_NoRedirects)
 
     def ask(self, query: str) -> object:
-        """The parsed answer of an instant query. Raises PrometheusError."""
+        """Return the parsed answer of an instant query. Raises PrometheusError."""
         body = urlencode({"query": query, "timeout": f"{self._timeout_s:g}s"}).encode()
         request = urllib.request.Request(f"{self.url}/api/v1/query", data=body, headers=self._headers)  # noqa: S310 - http(s), see above
         until = time.monotonic() + self._timeout_s
@@ -138,7 +138,7 @@ def window_s(args: argparse.Namespace, default: str) -> int:
 
 
 def seconds(text: str, flag: str, *, least: int = 1) -> int:
-    """A time such as 90m in seconds. Raises ConfigurationError, which names the flag."""
+    """Return a time such as 90m in seconds. Raises ConfigurationError, which names the flag."""
     match = re.fullmatch(r"([0-9]{1,7})([smhdw])", text)
     found = int(match[1]) * _UNITS[match[2]] if match else 0
     if not least <= found <= MAX_WINDOW_S:
@@ -147,7 +147,7 @@ def seconds(text: str, flag: str, *, least: int = 1) -> int:
 
 
 def read_use(args: argparse.Namespace, default_window: str, *, node: str = "") -> UseReport:
-    """What the flags ask for, from exporters or Prometheus. Raises ConfigurationError and DraError."""
+    """Read the report from exporters or Prometheus. Raises ConfigurationError and DraError."""
     if args.prometheus:
         return _from_prometheus(prometheus_of(args), window_s(args, default_window), node=node)
     window_s(args, default_window)
@@ -160,7 +160,6 @@ def prometheus_of(args: argparse.Namespace) -> Prometheus:
 
 
 def _from_prometheus(server: Prometheus, window: int, *, node: str = "") -> UseReport:
-    """What Prometheus recorded over the window. Raises PrometheusError."""
     history = History(window)
     for field, query in queries(window).items():
         with Progress(f"asking Prometheus for {field}"):
@@ -177,27 +176,26 @@ def _from_prometheus(server: Prometheus, window: int, *, node: str = "") -> UseR
 
 
 def tell_source(report: UseReport) -> None:
-    """Says on standard error who told it, over which time, and what is missing."""
+    """Print the source, the window and gaps on standard error."""
     print(f"from {printable(report.source)}, window {_window_text(report.window_s)}", file=sys.stderr)
     for gap in report.gaps:
         print(f"note: {printable(gap)}", file=sys.stderr)
 
 
 def note_of(kind: str) -> Callable[[str], None]:
-    """Says on standard error which object `read_all` has lost."""
+    """Return a function that reports on standard error which object `read_all` has lost."""
     return lambda said: print(f"note: {printable(f'{kind} {said}')}", file=sys.stderr)
 
 
 def _window_text(window: float) -> str:
-    """``90 s``, ``15 min``, ``24 h``, ``7 d``."""
+    """Return ``90 s``, ``15 min``, ``24 h``, ``7 d``."""
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if window >= 2 * size or window == size:
             return f"{window / size:g} {unit}" if window % size == 0 else f"{window / size:.1f} {unit}"
     return f"{window:.0f} s"
 
 
-Cell = str | int | float | None
-"""A value of a table; None is not known."""
+Cell = str | int | float | None  # of a table; None is unknown
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -206,7 +204,7 @@ def percent(ratio: float | None) -> str:
 
 
 def energy(joules: float | None, *, estimated: bool = False) -> str:
-    """``1.25 kWh``; ``~`` marks an estimate."""
+    """Return ``1.25 kWh``; ``~`` marks an estimate."""
     if joules is None:
         return UNKNOWN
     mark = "~" if estimated else ""
@@ -218,7 +216,7 @@ def number(value: Cell) -> str:
 
 
 def print_csv(headings: Sequence[str], rows: Iterable[Iterable[Cell]]) -> None:
-    """Plain values, with an empty cell for what is not known. Names begin with no sign that a spreadsheet computes."""
+    """Print plain values, empty if unknown. No name begins with a character that a spreadsheet computes."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(headings)
     writer.writerows(map(_cell, row) for row in rows)
@@ -237,8 +235,7 @@ def _cell(value: Cell) -> str | int:
 
 SELECTOR: Final = "app.kubernetes.io/component=exporter"
 PORT: Final = 8082
-ALL_S: Final = 120.0
-"""All nodes together: 1,000 exporters that answer at once take about half of it."""
+ALL_S: Final = 120.0  # all nodes together: 1,000 responsive exporters take about half of it
 _GROUP: Final = 64
 _MAX_GAPS: Final = 10
 
@@ -253,7 +250,7 @@ class _ExporterPod(Struct, frozen=True):
 
 
 class ExporterApi(Protocol):
-    """The part of ``rest.RestClient`` that is needed here."""
+    """Subset of ``rest.RestClient``."""
 
     def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
     def get_all(
@@ -262,8 +259,8 @@ class ExporterApi(Protocol):
 
 
 def ask_exporters(api: ExporterApi, namespace: str, *, node: str = "") -> UseReport:
-    """What the exporters of all nodes, or of one, know. Raises ConfigurationError where there are none, and
-    ForbiddenError where the user may not ask any of them, ApiUnreachableError where none answers."""
+    """Read the exporters of all nodes, or of one. Raises ConfigurationError without an exporter, ForbiddenError without
+    the permission to query one, ApiUnreachableError without an answer."""
     gaps: list[str] = []
     items = api.list(paths.pods(namespace), {"labelSelector": SELECTOR})["items"]
     every = read_all(_ExporterPod, items, lambda said: gaps.append(f"exporter pod {said}"))

@@ -37,18 +37,11 @@ class DrainReport(Struct, kw_only=True):
 
 
 def to_wire(report: DrainReport) -> dict[str, object]:
+    state = ("node", "driver", "result", "message", "gpus", "annotation", "tainted", "free", "detached")
     return {
         "schemaVersion": 1,
         "kind": "NodeDrain" if report.command == "drain" else "NodeUndrain",
-        "node": report.node,
-        "driver": report.driver,
-        "result": report.result,
-        "message": report.message,
-        "gpus": list(report.gpus),
-        "annotation": report.annotation,
-        "tainted": report.tainted,
-        "free": report.free,
-        "detached": report.detached,
+        **{name: getattr(report, name) for name in state},
         "holders": [
             {
                 **{name: getattr(holder, name) for name in ("namespace", "claim", "gpu", "device", "form")},

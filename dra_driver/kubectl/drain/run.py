@@ -9,14 +9,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from dra_driver.core.errors import (
-    ConfigurationError,
-    ConflictError,
-    DraError,
-    ForbiddenError,
-    NotFoundError,
-    ServerBusyError,
-)
+from dra_driver.core import errors
+from dra_driver.core.errors import ConfigurationError, DraError
 from dra_driver.core.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION, MAX_LENGTH, DrainRequest, clean
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.kube.evictions import causes_text, create_eviction
@@ -169,11 +163,11 @@ class _Drain:
         after_s = RETRY_S
         try:
             create_eviction(self._api, pod.namespace, pod.name, pod.uid)
-        except (NotFoundError, ConflictError):
+        except (errors.NotFoundError, errors.ConflictError):
             pass  # it is gone
-        except ForbiddenError:
+        except errors.ForbiddenError:
             self._refused(pod, f"this user may not create pods/eviction in namespace {pod.namespace}")
-        except ServerBusyError as error:
+        except errors.ServerBusyError as error:
             after_s = max(RETRY_S, error.retry_after_s)
             self._refused(pod, causes_text(error) or str(error))
         else:

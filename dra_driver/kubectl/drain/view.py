@@ -17,7 +17,8 @@ from dra_driver.core.model.terms import DETACHED_TAINT
 from dra_driver.core.wire import from_wire
 from dra_driver.kube import paths
 from dra_driver.kube.devices import Consumer, HeldClaim, HeldMeta, HeldResult, attribute_text, held_claim
-from dra_driver.kube.evictions import NO_EVICTION
+from dra_driver.kube.evictions import NO_EVICTION, Creator
+from dra_driver.kube.node_annotation import NodeApi
 from dra_driver.kube.published import names
 
 _S = TypeVar("_S", bound=Struct)
@@ -296,13 +297,8 @@ TRIES: Final = 5
 """Consecutive failed polls that end a drain."""
 
 
-class DrainApi(Protocol):
-    """Subset of ``kube.rest.RestClient``."""
-
-    def get(self, path: str) -> Mapping[str, object]: ...
+class DrainApi(NodeApi, Creator, Protocol):
     def list(self, path: str, query: Mapping[str, str] | None = None) -> Mapping[str, Any]: ...
-    def create(self, path: str, body: Mapping[str, object]) -> dict[str, object]: ...
-    def merge_patch(self, path: str, body: Mapping[str, object]) -> object: ...
 
 
 class NodeView:
@@ -346,8 +342,6 @@ class NodeView:
 
 
 class DrainWait:
-    """Polls until a condition holds or the time ends."""
-
     def __init__(self, timeout_s: float, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
         self._until, self._clock, self._sleep = clock() + timeout_s, clock, sleep
         self._failed = 0

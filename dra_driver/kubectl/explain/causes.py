@@ -11,24 +11,11 @@ from dra_driver.core.text import listed
 from dra_driver.kube.devices import allocation_results, attribute_text, results_of, users_of
 from dra_driver.kube.published import names
 from dra_driver.kube.state import ClusterState
+from dra_driver.kubectl.explain import subject as subjects
 from dra_driver.kubectl.explain.evaluation import NodeResult
 from dra_driver.kubectl.explain.reasons import is_selected_by
 from dra_driver.kubectl.explain.report import Cause, CauseCode
-from dra_driver.kubectl.explain.subject import (
-    RequestSpec,
-    Subject,
-    Wire,
-    allocation_of,
-    condition_of,
-    gap_of,
-    is_reserved_for,
-    label_of,
-    name_of,
-    namespace_of,
-    spec_of,
-    status_of,
-    uid_of,
-)
+from dra_driver.kubectl.explain.subject import RequestSpec, Subject, Wire, name_of, namespace_of, spec_of, status_of
 from dra_driver.scheduler.allocation import V1_37, SchedulerFeatures, SchedulerQuirks
 
 # --- Fields that the API server dropped because a feature gate is off, by the annotation of ``kubectl apply``.
@@ -149,7 +136,6 @@ def unpublished_forms(
 
 
 def _kinds(slices: Sequence[Wire]) -> Iterable[tuple[str, Wire]]:
-    """Return driver and device, one for each driver, type and sharing strategy."""
     found: dict[tuple[str, ...], tuple[str, Wire]] = {}
     for item in slices:
         driver = str(spec_of(item).get("driver"))
@@ -260,7 +246,8 @@ _MAX_TEXT: Final = 600
 
 def scheduler_message(pod: Wire) -> str:
     """Return the scheduler's message about a pod that is not scheduled, "" without one."""
-    condition = condition_of(pod, "PodScheduled")
+    conditions: Sequence[Wire] = status_of(pod).get("conditions") or ()
+    condition: Wire = next((item for item in conditions if item.get("type") == "PodScheduled"), {})
     return str(condition.get("message") or "")[:_MAX_TEXT] if condition.get("status") == "False" else ""
 
 
@@ -290,7 +277,7 @@ def before_scheduling(state: ClusterState, pod: Wire) -> Iterator[Cause]:
 
 def _volumes(state: ClusterState, pod: Wire) -> Iterator[Cause]:
     known = {name_of(item): item for item in state.pvcs if namespace_of(item) == namespace_of(pod)}
-    unreadable = bool(gap_of(state, "persistentvolumeclaims"))
+    unreadable = bool(subjects.gap_of(state, "persistentvolumeclaims"))
     for volume in spec_of(pod).get("volumes") or ():
         name = (volume.get("persistentVolumeClaim") or {}).get("claimName")
         if not name or (unreadable and name not in known):
@@ -317,7 +304,7 @@ def _volumes(state: ClusterState, pod: Wire) -> Iterator[Cause]:
 
 
 def missing_classes(state: ClusterState, specs: Sequence[RequestSpec]) -> Iterator[Cause]:
-    unreadable = gap_of(state, "deviceclasses")
+    unreadable = subjects.gap_of(state, "deviceclasses")
     missing = dict.fromkeys(spec.class_name for spec in specs if spec.device_class is None and spec.class_name)
     for name in missing:
         known_names = listed(sorted(name_of(item) for item in state.classes), 5)
@@ -349,7 +336,7 @@ def silent_drivers(state: ClusterState, specs: Sequence[RequestSpec]) -> Iterato
     if not state.slices:
         yield Cause(
             code=CauseCode.NO_SLICES,
-            message=gap_of(state, "resourceslices")
+            message=subjects.gap_of(state, "resourceslices")
             or "no driver has published devices: the cluster has no ResourceSlices",
             fix="check that the driver's pods run on the nodes with devices, and read their logs",
         )
@@ -384,21 +371,22 @@ def causes_on_node(state: ClusterState, subject: Subject) -> Iterator[Cause]:
 
 
 def _causes_of_placed_claim(state: ClusterState, pod: Wire, node: str, claim: Wire) -> Iterator[Cause]:
-    where = f"claim/{name_of(claim)}"
-    if allocation_of(claim) is None:
+    where, label = f"claim/{name_of(claim)}", subjects.label_of(claim)
+    if subjects.allocation_of(claim) is None:
         yield Cause(
             code=CauseCode.CLAIM_NOT_ALLOCATED,
-            message=f"the pod is on node {node}, but its claim {label_of(claim)} has no devices: spec.nodeName was not "
-            "set by the scheduler",
+            message=f"the pod is on node {node}, but its claim {label} has no devices: spec.nodeName was not set by "
+            "the scheduler",
             fix="remove spec.nodeName from the pod; select the node with spec.nodeSelector instead",
             object=where,
         )
         return
-    if not is_reserved_for(claim, pod):
+    if not subjects.is_reserved_for(claim, pod):
         users = listed([str(user.get("name")) for user in users_of(claim)])
         yield Cause(
             code=CauseCode.CLAIM_NOT_RESERVED,
-            message=f"claim {label_of(claim)} is not reserved for this pod" + (f", but for {users}" if users else ""),
+            message=f"claim {subjects.label_of(claim)} is not reserved for this pod"
+            + (f", but for {users}" if users else ""),
             fix="remove spec.nodeName from the pod, so that the scheduler reserves the claim for it",
             object=where,
         )
@@ -424,7 +412,11 @@ def _latest_event(state: ClusterState, pod: Wire, reasons: Sequence[str]) -> Wir
     for event in state.events:
         about: Wire = event.get("involvedObject") or {}
         same = about.get("name") == name_of(pod) and about.get("namespace", "default") == namespace_of(pod)
-        if same and event.get("reason") in reasons and (not uid_of(pod) or about.get("uid") in (None, uid_of(pod))):
+        if (
+            same
+            and event.get("reason") in reasons
+            and (not subjects.uid_of(pod) or about.get("uid") in (None, subjects.uid_of(pod)))
+        ):
             found.append(event)
     times = ("lastTimestamp", "eventTime", "firstTimestamp")  # RFC 3339 in UTC compares as text
     return max(found, key=lambda event: next((str(event[name]) for name in times if event.get(name)), ""), default=None)

@@ -218,8 +218,6 @@ class Details(Struct):
 
 
 class _Inspected(Struct, frozen=True):
-    """Findings on a node, counted again for nodes like it."""
-
     message: str
     devices: int
     rejections: Sequence[tuple[Funnel, NodeRejections]]

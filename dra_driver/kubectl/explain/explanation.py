@@ -11,39 +11,13 @@ from dra_driver.core.text import counted, listed
 from dra_driver.kube.devices import results_of, users_of
 from dra_driver.kube.state import ClusterState, with_objects
 from dra_driver.kubectl.explain import causes as other
+from dra_driver.kubectl.explain import subject as subjects
 from dra_driver.kubectl.explain.causes import dropped_fields, gaps_that_matter, scheduler_message
 from dra_driver.kubectl.explain.details import Details, inspect_nodes, node_detail
 from dra_driver.kubectl.explain.evaluation import Evaluation, Holders, NodeResult, SchedulerModel
 from dra_driver.kubectl.explain.manifests import claim_with_defaults, with_defaults
-from dra_driver.kubectl.explain.report import (
-    FINAL_CODES,
-    Answer,
-    Cause,
-    CauseCode,
-    Explanation,
-    NodeDetail,
-    Verdict,
-    cel_cause,
-)
-from dra_driver.kubectl.explain.subject import (
-    RequestSpec,
-    Subject,
-    SubjectClaim,
-    Wire,
-    allocation_of,
-    by_name,
-    claim_for,
-    gap_of,
-    is_deleted,
-    is_finished,
-    is_reserved_for,
-    label_of,
-    name_of,
-    requests_of,
-    spec_of,
-    status_of,
-    subject_of,
-)
+from dra_driver.kubectl.explain.report import Answer, Cause, CauseCode, Explanation, NodeDetail, Verdict
+from dra_driver.kubectl.explain.subject import RequestSpec, Subject, SubjectClaim, Wire, allocation_of, name_of, spec_of
 from dra_driver.scheduler.allocation import Allocator, NodeUsage, SchedulerQuirks, unmodelled_constraints, usage_by_node
 
 
@@ -54,10 +28,10 @@ def past_scheduling_report(state: ClusterState, subject: Subject) -> Explanation
         return _allocated(state, subject, claim) if allocation_of(claim) is not None else None
     pod = subject.pod
     node = str(spec_of(pod).get("nodeName") or "")
-    phase = str(status_of(pod).get("phase") or "Pending")
-    if is_finished(pod):
+    phase = str(subjects.status_of(pod).get("phase") or "Pending")
+    if phase in ("Succeeded", "Failed"):
         return _report(state, subject, Answer.FINISHED, f"has finished ({phase})")
-    if is_deleted(pod):
+    if subjects.is_deleted(pod):
         cause = Cause(code=CauseCode.BEING_DELETED, message="the pod is being deleted and will not be scheduled")
         return _report(state, subject, Answer.CANNOT_FIT, "is being deleted", causes=(cause,))
     if not node:
@@ -102,6 +76,20 @@ def _report(
 
 
 _MAX_NODES: Final = 10
+_FINAL_CODES: Final = frozenset(
+    {
+        CauseCode.CLAIM_MISSING,
+        CauseCode.CLAIM_DELETED,
+        CauseCode.CLAIM_NOT_OWNED,
+        CauseCode.CLAIM_FULL,
+        CauseCode.TEMPLATE_MISSING,
+        CauseCode.CLASS_MISSING,
+        CauseCode.NO_SLICES,
+        CauseCode.NO_NODES,
+        CauseCode.RESOURCE_UNKNOWN,
+    }
+)
+"""Causes after which no node needs to be evaluated."""
 
 # Parts of scheduler messages about rules that this package does not check.
 _UNCHECKED: Final = ("affinity rules", "topology spread", "volume", "persistentvolumeclaim", "Insufficient ephemeral")
@@ -124,7 +112,7 @@ def explain_pods(
     reports = []
     current = with_defaults(state)
     for pod in pods:
-        subject = subject_of(current, pod)
+        subject = subjects.subject_of(current, pod)
         report, place = _explained(current, subject, node, scheduler or SchedulerModel())
         reports.append(report)
         if place is not None:
@@ -176,7 +164,7 @@ class _Explainer:
     def run(self) -> tuple[Explanation, NodeResult | None]:
         self._find_other_causes()
         results: list[NodeResult] = []
-        if not any(cause.code in FINAL_CODES for cause in self._causes if cause.blocks):
+        if not any(cause.code in _FINAL_CODES for cause in self._causes if cause.blocks):
             results = self._evaluate(self._allocated, self._unallocated, self._state.claims)
             if results and not any(result.fits for result in results):
                 results = self._evaluate_released() or results
@@ -227,7 +215,7 @@ class _Explainer:
         for claim in self._unallocated:
             self._causes += self._fields_dropped_from(claim)
         if not self._state.nodes:
-            unreadable = gap_of(self._state, "nodes")
+            unreadable = subjects.gap_of(self._state, "nodes")
             self._causes.append(Cause(code=CauseCode.NO_NODES, message=unreadable or "the cluster has no nodes"))
 
     def _fields_dropped_from(self, claim: SubjectClaim) -> list[Cause]:
@@ -250,7 +238,7 @@ class _Explainer:
             self._evaluation = self._evaluation_of(allocated, unallocated, claims, self._scheduler.quirks)
             return self._evaluation.nodes()
         except (CelSyntaxError, CelEvaluationError) as error:
-            self._causes.append(cel_cause(error))
+            self._causes.append(_cel_cause(error))
         except AllocationError as error:
             self._causes.append(
                 Cause(
@@ -308,12 +296,12 @@ class _Explainer:
         released: list[SubjectClaim] = []
         for item in self._allocated:
             claim = item.claim or {}
-            alone = not users_of(claim) or (len(users_of(claim)) == 1 and is_reserved_for(claim, pod or {}))
+            alone = not users_of(claim) or (len(users_of(claim)) == 1 and subjects.is_reserved_for(claim, pod or {}))
             (released if alone and pod is not None else kept).append(item)
         if not released:
             return []
-        labels = {label_of(item.claim or {}) for item in released}
-        others = [claim for claim in self._state.claims if label_of(claim) not in labels]
+        labels = {subjects.label_of(item.claim or {}) for item in released}
+        others = [claim for claim in self._state.claims if subjects.label_of(claim) not in labels]
         before = self._evaluation
         results = self._evaluate(kept, [*released, *self._unallocated], others)
         if not any(result.fits for result in results):
@@ -365,17 +353,17 @@ class _Explainer:
         # Cached per set of claims: only the claim for extended resources differs between nodes.
         key = tuple(str(claim["spec"]) for claim in result.claims)
         if key not in self._requests_by_claims:
-            self._requests_by_claims[key] = requests_of(result.claims, result.labels, by_name(self._state.classes))
+            self._requests_by_claims[key] = subjects.requests_of(result.claims, result.labels, self._state.classes)
         return self._requests_by_claims[key]
 
     def _all_requests(self) -> list[RequestSpec]:
         claims = [item.claim for item in self._unallocated if item.claim is not None]
         labels = [item.label for item in self._unallocated if item.claim is not None]
         pod = self._subject.pod
-        extended = claim_for(pod, self._subject.extended_requests, None) if pod is not None else None
+        extended = subjects.claim_for(pod, self._subject.extended_requests, None) if pod is not None else None
         if extended is not None:
             claims, labels = [*claims, extended], [*labels, "extended resources"]
-        return requests_of(claims, labels, by_name(self._state.classes))
+        return subjects.requests_of(claims, labels, self._state.classes)
 
     def _verdict(self, results: Sequence[NodeResult], details: Details) -> Verdict:
         fitting = sum(result.fits for result in results)
@@ -391,3 +379,14 @@ class _Explainer:
         else:
             sentence = f"cannot fit: {blocking.message}"
         return Verdict(answer=answer, sentence=sentence, nodes_fit=fitting, nodes_total=total)
+
+
+def _cel_cause(error: CelSyntaxError | CelEvaluationError) -> Cause:
+    syntax = isinstance(error, CelSyntaxError)
+    return Cause(
+        code=CauseCode.CEL_ERROR,
+        message=f"the scheduler rejects the pod on every node: {error}",
+        fix="correct the expression"
+        if syntax
+        else 'begin the expression with device.driver == "…" &&, and read optional attributes with has() or .?',
+    )

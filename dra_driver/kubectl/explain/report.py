@@ -11,7 +11,6 @@ from typing import Any, Final
 from msgspec import Struct, field, to_builtins
 from msgspec.structs import replace
 
-from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
 from dra_driver.core.text import one_line, wrapped
 
 
@@ -52,33 +51,6 @@ class Cause(Struct, frozen=True, kw_only=True, rename="camel"):
     fix: str = ""
     object: str = ""
     blocks: bool = True
-
-
-FINAL_CODES: Final = frozenset(
-    {
-        CauseCode.CLAIM_MISSING,
-        CauseCode.CLAIM_DELETED,
-        CauseCode.CLAIM_NOT_OWNED,
-        CauseCode.CLAIM_FULL,
-        CauseCode.TEMPLATE_MISSING,
-        CauseCode.CLASS_MISSING,
-        CauseCode.NO_SLICES,
-        CauseCode.NO_NODES,
-        CauseCode.RESOURCE_UNKNOWN,
-    }
-)
-"""Causes after which no node needs to be evaluated."""
-
-
-def cel_cause(error: CelSyntaxError | CelEvaluationError) -> Cause:
-    syntax = isinstance(error, CelSyntaxError)
-    return Cause(
-        code=CauseCode.CEL_ERROR,
-        message=f"the scheduler rejects the pod on every node: {error}",
-        fix="correct the expression"
-        if syntax
-        else 'begin the expression with device.driver == "…" &&, and read optional attributes with has() or .?',
-    )
 
 
 SCHEMA_VERSION: Final = 1
@@ -161,8 +133,6 @@ class DeviceLine(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class NodeDetail(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Output of ``--node``. ``allocation`` has the devices that would be allocated, as ``request=device``."""
-
     name: str
     fits: bool
     message: str
@@ -223,11 +193,7 @@ def render(report: Explanation, style: Style = plain) -> str:
     if report.scheduler:
         lines += ["", style("Scheduler message", "head"), *wrapped(f"  {report.scheduler}", "  ")]
     if report.notes:
-        lines += [
-            "",
-            style("Notes", "head"),
-            *(line for note in report.notes for line in wrapped(f"  {note}", "  ")),
-        ]
+        lines += ["", style("Notes", "head"), *(line for note in report.notes for line in wrapped(f"  {note}", "  "))]
     return "\n".join(lines) + "\n"
 
 

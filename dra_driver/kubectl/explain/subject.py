@@ -40,10 +40,6 @@ def is_deleted(item: Wire) -> bool:
     return bool((item.get("metadata") or {}).get("deletionTimestamp"))
 
 
-def is_finished(pod: Wire) -> bool:
-    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-
-
 def spec_of(item: Wire) -> Wire:
     spec: Wire = item.get("spec") or {}
     return spec
@@ -63,11 +59,6 @@ def is_reserved_for(claim: Wire, pod: Wire) -> bool:
     """Compare by UID; by name if the pod has no UID, as in manifests."""
     uid = uid_of(pod)
     return any(user.get("uid") == uid if uid else user.get("name") == name_of(pod) for user in users_of(claim))
-
-
-def condition_of(pod: Wire, kind: str) -> Wire:
-    conditions: Sequence[Wire] = status_of(pod).get("conditions") or ()
-    return next((item for item in conditions if item.get("type") == kind), {})
 
 
 _GUARD: Final = re.compile(r"""device\.driver\s*==\s*["']([a-z0-9.-]{1,253})["']""")
@@ -99,15 +90,16 @@ class RequestSpec(Struct, frozen=True, kw_only=True):
         return frozenset(name for text in (*self.class_selectors, *self.selectors) for name in _GUARD.findall(text))
 
 
-def requests_of(claims: Sequence[Wire], labels: Sequence[str], classes: Mapping[str, Wire]) -> list[RequestSpec]:
+def requests_of(claims: Sequence[Wire], labels: Sequence[str], classes: Sequence[Wire]) -> list[RequestSpec]:
+    by_name = {name_of(item): item for item in classes}
     found = []
     for index, claim in enumerate(claims):
         for request in (spec_of(claim).get("devices") or {}).get("requests") or ():
             name = str(request.get("name"))
             if request.get("exactly"):
-                found.append(_spec(index, labels[index], name, request["exactly"], classes))
+                found.append(_spec(index, labels[index], name, request["exactly"], by_name))
             for sub in request.get("firstAvailable") or ():
-                found.append(_spec(index, labels[index], f"{name}/{sub.get('name')}", sub, classes))
+                found.append(_spec(index, labels[index], f"{name}/{sub.get('name')}", sub, by_name))
     return found
 
 
@@ -133,10 +125,6 @@ def _expressions(owner: Wire) -> tuple[str, ...]:
     return tuple(
         str((item.get("cel") or {}).get("expression") or "") for item in owner.get("selectors") or () if item.get("cel")
     )
-
-
-def by_name(classes: Sequence[Wire]) -> dict[str, Wire]:
-    return {name_of(item): item for item in classes}
 
 
 # --- The claim for the extended resources of containers (``resources.requests: {example.com/gpu: 1}``), KEP-5004.

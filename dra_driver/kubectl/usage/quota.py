@@ -104,8 +104,6 @@ class QuotaRow(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class UnlimitedClass(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Devices of a namespace that no quota counts."""
-
     namespace: str
     device_class: str
     devices: int

@@ -17,8 +17,6 @@ from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, text
 
 
 class WasteFinding(Enum):
-    """The values are those of the JSON output."""
-
     IDLE = "idle"
     OVERSIZE = "oversize"
     UNKNOWN = "unknown"
