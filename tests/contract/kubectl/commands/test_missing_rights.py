@@ -77,7 +77,6 @@ def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 @pytest.fixture
 def signals() -> Iterator[None]:
-    """Commands that run pods catch signals."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in before.items():
@@ -87,7 +86,6 @@ def signals() -> Iterator[None]:
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 @pytest.mark.usefixtures("kubeconfig", "signals")
 def test_the_missing_right_is_named(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """As RBAC names it, with the verb, so that an administrator can grant it."""
     status = kubectl.main(list(COMMANDS[name]))
     printed = capsys.readouterr()
     said = printed.out + printed.err
@@ -101,7 +99,6 @@ def test_the_missing_right_is_named(name: str, capsys: pytest.CaptureFixture[str
 def test_a_pod_is_looked_for_in_the_namespace_of_the_context(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of the one that is chosen; the current one of this user has none, so that it is not found there."""
     kubectl.main([*words, "--context", "team"])
     found = capsys.readouterr()
     kubectl.main(list(words))

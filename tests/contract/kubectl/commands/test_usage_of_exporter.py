@@ -19,13 +19,11 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 def has_looked_twice(node: Node) -> bool:
-    """Utilisation and energy are about the time between two looks."""
     answer = node.usage()
     return set(used(answer)) == {"claim-a", "claim-b"} and all(use.energy_joules for use in decode(answer).uses)
 
 
 def test_each_value_of_a_claim_arrives(node: Node) -> None:
-    """Two claims share a GPU, and both compute."""
     node.exporter().wait_for(lambda: has_looked_twice(node))
     told = decode(node.usage())
     first, second = told.uses

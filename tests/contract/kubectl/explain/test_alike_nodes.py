@@ -35,10 +35,7 @@ USES = {"idle": 0.0, "some": 0.4, "busy": 1.0}
 def test_the_explanation_is_the_same(question: str, use: str, tmp_path: Path) -> None:
     """A state that stores equal slices once is explained word for word as the same state with all slices in full."""
     state = _state(random.Random(f"{question} {use}"), QUESTIONS[question], USES[use])  # noqa: S311  a repeatable cluster
-    dump(state, tmp_path / "state.json")
-    stored_once = load(tmp_path / "state.json")
-    expected = to_wire(explain(state, claim_subject(state, "default", "claim"), node="node-3"))
-    assert to_wire(explain(stored_once, claim_subject(stored_once, "default", "claim"), node="node-3")) == expected
+    _assert_same(state, tmp_path, node="node-3")
 
 
 @pytest.mark.parametrize("attribute", ["parentUUID", "productName"])
@@ -47,10 +44,7 @@ def test_constraints_compare_the_values_of_each_node(attribute: str, tmp_path: P
     constraint = {"requests": [], "matchAttribute": f"gpu.nvidia.com/{attribute}"}
     question = {"class_name": "mig.nvidia.com", "count": 3, "constraints": [constraint]}
     state = _state(random.Random(attribute), question, 0.5)  # noqa: S311  a repeatable cluster
-    dump(state, tmp_path / "state.json")
-    stored_once = load(tmp_path / "state.json")
-    expected = to_wire(explain(state, claim_subject(state, "default", "claim")))
-    assert to_wire(explain(stored_once, claim_subject(stored_once, "default", "claim"))) == expected
+    _assert_same(state, tmp_path)
 
 
 def test_a_node_with_other_devices_is_not_taken_for_its_neighbour(tmp_path: Path) -> None:
@@ -73,11 +67,7 @@ def test_one_claim_is_not_taken_for_two(tmp_path: Path) -> None:
     held = [_holding(0, every), _holding(1, every[:4]), _holding(1, every[4:])]
     held[2]["metadata"] = {"name": "second", "namespace": "default", "uid": "second"}
     held += [_holding(index, every) for index in range(2, NODES)]
-    state = replace(state, claims=(*held, _claim()))
-    dump(state, tmp_path / "state.json")
-    stored_once = load(tmp_path / "state.json")
-    expected = to_wire(explain(state, claim_subject(state, "default", "claim")))
-    assert to_wire(explain(stored_once, claim_subject(stored_once, "default", "claim"))) == expected
+    _assert_same(replace(state, claims=(*held, _claim())), tmp_path)
 
 
 def test_the_file_is_small(tmp_path: Path) -> None:
@@ -105,6 +95,13 @@ def _state(chance: random.Random, question: dict[str, Any], use: float, nodes: i
         claims=(*held, _claim(**question)),
         server_version="v1.36.2",
     )
+
+
+def _assert_same(state: ClusterState, folder: Path, *, node: str = "") -> None:
+    dump(state, folder / "state.json")
+    stored_once = load(folder / "state.json")
+    expected = to_wire(explain(state, claim_subject(state, "default", "claim"), node=node))
+    assert to_wire(explain(stored_once, claim_subject(stored_once, "default", "claim"), node=node)) == expected
 
 
 def _holding(index: int, devices: list[str]) -> dict[str, Any]:
