@@ -23,7 +23,6 @@ NODE_ONLY = ("grpcio", "protobuf", "nvidia-ml-py", "trustme")
 
 
 def with_their_own(wanted: Iterable[str]) -> set[str]:
-    """The packages and all that they need here."""
     found: set[str] = set()
     todo = [Requirement(line) for line in wanted]
     while todo:

@@ -11,9 +11,10 @@ import pytest
 
 from dra_driver.kubectl.commands import kubectl
 from dra_driver.kubectl.commands.usage_source import Prometheus, PrometheusError
+from dra_driver.kubectl.usage.device_use import decode
+from tests.contract.node.exporter.test_process import GIB, Node, used
 from tests.fakes.scripted_http import Exchange, ScriptedServer
 
-GIB = 2**30
 HOSTILE = "\x1b[2J=cmd"
 PROXY = "/api/v1/namespaces/dra-driver/pods/exporter-a:8082/proxy/usage"
 EXPORTER = {"metadata": {"name": "exporter-a", "namespace": "dra-driver"}, "spec": {"nodeName": "gpu-a"}}
@@ -225,12 +226,6 @@ def test_a_sum_and_a_mean_that_lack_a_part_say_so(capsys: Printed) -> None:
     assert " 50%? " in line
 
 
-def test_a_missing_right_to_ask_exporters_is_named(server: Served, capsys: Printed) -> None:
-    server[0].usage = refusal(403, "Forbidden", 'User "u" cannot get pods/proxy')
-    assert kubectl.main(["usage"]) == 1
-    assert "kubectl auth can-i get pods --subresource proxy -n dra-driver" in capsys.readouterr().err
-
-
 def refusal(code: int, reason: str, message: str) -> tuple[int, dict[str, Any]]:
     return code, {"kind": "Status", "code": code, "reason": reason, "message": message}
 
@@ -247,6 +242,9 @@ def test_an_exporter_that_does_not_answer_is_a_gap_and_the_others_count(server: 
 
 
 def test_a_cluster_of_which_nothing_is_known_is_no_empty_table(server: Served, capsys: Printed) -> None:
+    server[0].usage = refusal(403, "Forbidden", 'User "u" cannot get pods/proxy')
+    assert kubectl.main(["usage"]) == 1
+    assert "kubectl auth can-i get pods --subresource proxy -n dra-driver" in capsys.readouterr().err
     server[0].usage = refusal(503, "ServiceUnavailable", "connection refused")
     assert kubectl.main(["usage"]) == 1
     out, err = capsys.readouterr()
@@ -361,3 +359,31 @@ def test_a_prometheus_that_drips_is_given_up(server: Served) -> None:
     stage.prometheus = (200, b" " * 4096)
     with pytest.raises(PrometheusError, match=r"did not end within|no answer from"):
         Prometheus(url, timeout_s=1e-6).ask("up")
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    found = Node(tmp_path)
+    yield found
+    found.kubelet.stop()
+    if found.process is not None:
+        found.process.kill()
+
+
+def has_looked_twice(node: Node) -> bool:
+    answer = node.usage()
+    return set(used(answer)) == {"claim-a", "claim-b"} and all(use.energy_joules for use in decode(answer).uses)
+
+
+def test_each_value_of_a_claim_arrives(node: Node) -> None:
+    node.exporter().wait_for(lambda: has_looked_twice(node))
+    told = decode(node.usage())
+    first, second = told.uses
+    assert (first.namespace, first.claim, first.node, first.device) == ("team", "claim-a", "node-a", "gpu-0")
+    assert (first.request, first.share, first.pods) == ("gpu", "sa", ("pod-a",))
+    assert (first.used_bytes, first.granted_bytes, first.processes) == (4 * GIB, 20 * GIB, 1)
+    assert (second.used_bytes, second.peak_bytes, second.sm_ratio) == (30 * GIB, 30 * GIB, 0.2)
+    assert second.idle_s == 0.0
+    assert second.energy_estimated
+    assert told.window_s >= 0
+    assert told.gaps == []

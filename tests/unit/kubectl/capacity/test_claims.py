@@ -47,13 +47,8 @@ def test_allocated_claim_shows_devices_nodes_and_pods() -> None:
 
 
 def test_pending_claim_shows_its_requests() -> None:
-    both = {
-        "name": "any",
-        "firstAvailable": [
-            {"name": "big", "deviceClassName": "big", "allocationMode": "All"},
-            {"name": "small", "deviceClassName": "small", "count": 2},
-        ],
-    }
+    big = {"name": "big", "deviceClassName": "big", "allocationMode": "All"}
+    both = {"name": "any", "firstAvailable": [big, {"name": "small", "deviceClassName": "small", "count": 2}]}
     (row,) = claims_of(ClusterState(claims=[claim("waits", exactly("gpu", count=3), both)]), NOW)
     assert (row.state, row.devices) == ("pending", ())
     assert row.requests == ("gpu: 3 x gpu.nvidia.com", "any: all big or 2 x small")
@@ -156,7 +151,6 @@ def node(name: str, spec: str) -> Obj:
 
 
 def card(name: str, root: str) -> Obj:
-    """A network card of another driver, and one that does not say where it is."""
     devices = [
         {"name": "nic-0", "attributes": {"resource.kubernetes.io/pcieRoot": {"string": root}}},
         {"name": "nic-1", "attributes": {"speed": {"int": 400}}},
@@ -249,7 +243,6 @@ def sample() -> list[list[Obj]]:
 
 
 def look(slices: Any, claims: Any, nodes: Any) -> int:
-    """Returns how many of the three functions return without an error."""
     state = ClusterState(slices=slices, claims=claims, nodes=nodes)
     answered = 0
     for function in (survey, devices_of, lambda of: claims_of(of, NOW)):
@@ -274,7 +267,6 @@ TEXT = (Path(__file__).parents[4] / "docs/capacity.md").read_text()
 
 
 def blocks(command: str) -> list[str]:
-    """Returns the output below a command line of the page, without indentation."""
     found = re.findall(rf"^    \$ {re.escape(command)}\n((?:    .*\n|\n)*)", TEXT, re.MULTILINE)
     return ["\n".join(line.removeprefix("    ") for line in block.splitlines()).strip() for block in found]
 

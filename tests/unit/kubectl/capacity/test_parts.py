@@ -85,9 +85,11 @@ def _allocated_count(state: ClusterState, profile: str) -> int:
         count += 1
 
 
-def test_without_the_feature_gate_partitions_do_not_fit() -> None:
+def test_without_its_feature_gate_a_form_does_not_fit() -> None:
     report = survey(cluster(slices()), Options(features=SchedulerFeatures(partitionable_devices=False)))
     assert {item.fits for item in only(report).requests} == {0}
+    report = survey(cluster([shared("a")]), Options(features=SchedulerFeatures(consumable_capacity=False)))
+    assert [(item.request, item.fits) for item in only(report).requests] == [("1 GPU", 1)]
 
 
 def test_shares_fit_until_memory_runs_out_on_each_gpu() -> None:
@@ -117,11 +119,6 @@ def test_shares_that_consume_nothing_are_unlimited() -> None:
     device = {"name": "x", "allowMultipleAllocations": True}
     found = request(survey(cluster([resource_slice("a", device)])), "1 shared device")
     assert (found.fits, found.at_least) == (MAX_FITS, True)
-
-
-def test_without_the_feature_gate_a_shared_gpu_is_a_whole_one() -> None:
-    report = survey(cluster([shared("a")]), Options(features=SchedulerFeatures(consumable_capacity=False)))
-    assert [(item.request, item.fits) for item in only(report).requests] == [("1 GPU", 1)]
 
 
 def test_after_the_time_limit_a_note_names_uncounted_units() -> None:
@@ -164,18 +161,13 @@ def test_the_number_of_shares_is_limited() -> None:
 
 
 def test_both_missing_capacities_of_a_share_are_named() -> None:
-    claims = [share("x", memory="75Gi", percent="5"), having_of_second("y", memory="1Gi", percent="95")]
+    claims = [share("x", memory="75Gi", percent="5"), share("y", memory="1Gi", percent="95")]
+    claims[1]["status"]["allocation"]["devices"]["results"][0]["device"] = "gpu-1"
     state = h100(2, sharing=SharingTerms(strategy=Strategy.MPS), claims=claims)
     shape = next(item for item in survey(state).stranded_shapes if item.request.startswith("share"))
     assert shape.why == (
         "84064Mi of memory and 100 of computePercent are free, but no GPU has 10Gi of memory and 12 of computePercent"
     )
-
-
-def having_of_second(name: str, *, memory: str, percent: str) -> Obj:
-    found = share(name, memory=memory, percent=percent)
-    found["status"]["allocation"]["devices"]["results"][0]["device"] = "gpu-1"
-    return found
 
 
 TAINT = {"key": "gpu.nvidia.com/lost", "effect": "NoExecute"}

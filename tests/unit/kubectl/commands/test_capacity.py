@@ -92,7 +92,9 @@ def test_a_closed_output_ends_the_command_without_a_message(state: str) -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_tables_have_colours_only_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_is_aligned_and_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = ["A       LONG", "value   <none>", "?[31m   b"]
+    assert render(("A", "LONG"), [("value", ""), ("\x1b[31m", "b")]).splitlines() == plain
     show(("A",), [("x\x1b[31m[bold]",), ("",)], colour=True)
     shown = capsys.readouterr().out
     assert "x?[31m[bold]" in shown
@@ -180,11 +182,3 @@ def test_unused_placements_of_a_profile_share_a_line() -> None:
     assert names[:3] == ["gpu-0", slice_name(6), "gpu-0-mig-1g10gb-19-* (6)"]
     assert names.count("gpu-0-mig-3g40gb-9-0") == names.count("gpu-0-mig-3g40gb-9-4") == 1
     assert len(rows(found, every=True)) == len(found) == 26
-
-
-def test_table_is_aligned_and_escapes_control_characters() -> None:
-    assert render(("A", "LONG"), [("value", ""), ("\x1b[31m", "b")]).splitlines() == [
-        "A       LONG",
-        "value   <none>",
-        "?[31m   b",
-    ]

@@ -122,24 +122,18 @@ PROGRAMS = {"kubectl dra": (kubectl.ABOUT, kubectl.SUBCOMMANDS), "dra-driver": (
 PLAIN = {"kubectl dra version", "dra-driver version"}
 
 
-def commands() -> Iterator[tuple[str, argparse.ArgumentParser, argparse.ArgumentParser]]:
-    """Name, the program's parser, and the command's own parser; of commands below others too."""
-    for program, (about, subcommands) in PROGRAMS.items():
-        top, _ = main.parser_of(program, about, subcommands, subcommands)
-        yield from leaves(top, top)
-
-
-def leaves(
-    top: argparse.ArgumentParser, parser: argparse.ArgumentParser
-) -> Iterator[tuple[str, argparse.ArgumentParser, argparse.ArgumentParser]]:
+def leaves(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
     below = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     if not below:
-        yield parser.prog, top, parser
+        yield parser.prog, parser
     for each in below[0].values() if below else ():
-        yield from leaves(top, each)
+        yield from leaves(each)
 
 
-FOUND = {name: (top, parser) for name, top, parser in commands() if name not in PLAIN}
+FOUND: dict[str, tuple[argparse.ArgumentParser, argparse.ArgumentParser]] = {}
+for program, (about, subcommands) in PROGRAMS.items():
+    whole, _ = main.parser_of(program, about, subcommands, subcommands)
+    FOUND |= {name: (whole, parser) for name, parser in leaves(whole) if name not in PLAIN}
 
 
 def examples(name: str, parser: argparse.ArgumentParser) -> list[list[str]]:

@@ -89,12 +89,8 @@ def test_the_reserved_gpu_has_its_taint(capsys: pytest.CaptureFixture[str], tmp_
 
 
 def test_every_problem_is_shown_with_file_line_and_field(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    text = (
-        (EXAMPLES / "mps-pool.yaml")
-        .read_text()
-        .replace("strategy: MPS", "strategy: mps")
-        .replace("spec:", "spec:\n  x: 1")
-    )
+    text = (EXAMPLES / "mps-pool.yaml").read_text().replace("strategy: MPS", "strategy: mps")
+    text = text.replace("spec:", "spec:\n  x: 1")
     (tmp_path / "p.yaml").write_text(text)
     status, lines = check(capsys, str(tmp_path))
     assert status == 1

@@ -135,25 +135,20 @@ def test_a_field_that_the_api_server_dropped_is_named_with_its_gate() -> None:
     assert "DRAConsumableCapacity" in cause.message
 
 
+HELD = allocated_claim("c", "gpu-0", on="a", users=("train",))
+UNPREPARED = {
+    "reason": "FailedPrepareDynamicResources",
+    "message": "DRA driver gpu.nvidia.com is not registered",
+    "involvedObject": {"kind": "Pod", "name": "train", "namespace": "default"},
+}
+
+
 @pytest.mark.parametrize(
     ("state", "wanted", "code"),
     [
         (cluster(claims=[claim("c")]), _bound(), "claimNotAllocated"),
         (cluster(claims=[allocated_claim("c", "gpu-0", on="a", users=("other",))]), _bound(), "claimNotReserved"),
-        (
-            cluster(
-                claims=[allocated_claim("c", "gpu-0", on="a", users=("train",))],
-                events=[
-                    {
-                        "reason": "FailedPrepareDynamicResources",
-                        "message": "DRA driver gpu.nvidia.com is not registered",
-                        "involvedObject": {"kind": "Pod", "name": "train", "namespace": "default"},
-                    }
-                ],
-            ),
-            _bound(),
-            "prepareFailing",
-        ),
+        (cluster(claims=[HELD], events=[UNPREPARED]), _bound(), "prepareFailing"),
     ],
 )
 def test_a_placed_pod_that_does_not_start_has_a_cause(state: ClusterState, wanted: dict[str, Any], code: str) -> None:
@@ -163,9 +158,7 @@ def test_a_placed_pod_that_does_not_start_has_a_cause(state: ClusterState, wante
 
 
 def test_a_driver_that_publishes_nothing_on_the_pods_node_is_named() -> None:
-    state = cluster(
-        claims=[allocated_claim("c", "gpu-0", on="a", users=("train",))], slices=[resource_slice("b", a100(0))]
-    )
+    state = cluster(claims=[HELD], slices=[resource_slice("b", a100(0))])
     assert [str(cause.code) for cause in explained(state, _bound()).causes] == ["driverNotOnNode"]
 
 
@@ -173,8 +166,7 @@ def test_a_driver_that_publishes_nothing_on_the_pods_node_is_named() -> None:
     ("phase", "answer"), [("Running", Answer.RUNNING), ("Succeeded", Answer.FINISHED), ("Pending", Answer.PLACED)]
 )
 def test_pods_past_scheduling_are_not_evaluated(phase: str, answer: Answer) -> None:
-    state = cluster(claims=[allocated_claim("c", "gpu-0", on="a", users=("train",))])
-    assert explained(state, pod(claim="c", nodeName="a", status={"phase": phase})).verdict.answer is answer
+    assert explained(cluster(claims=[HELD]), _bound(phase=phase)).verdict.answer is answer
 
 
 def test_a_single_claim_is_evaluated_or_shows_its_devices() -> None:
