@@ -19,9 +19,9 @@ from dra_driver.kube.rest import RestClient, Timeouts
 from dra_driver.kube.state import KINDS, read_cluster, with_objects
 from dra_driver.kube.state_file import objects_of
 from dra_driver.kubectl.explain import Explanation, explain, explain_pods, pod_subject
+from dra_driver.kubectl.explain.evaluation import scheduler_of
 from dra_driver.kubectl.explain.manifests import pods_in
 from dra_driver.kubectl.explain.report import Answer
-from dra_driver.kubectl.explain.scheduler import scheduler_of
 from dra_driver.sim.apiserver.jsonvalue import dig, entries
 from tests.e2e.cluster import RealCluster, wait
 from tests.e2e.gates import EXTENDED, PARTITIONS, SHARES, TAINTS, missing

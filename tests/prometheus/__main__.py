@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from dra_driver.kubectl.commands.prometheus import Prometheus
+from dra_driver.kubectl.commands.usage_source import Prometheus
 from dra_driver.kubectl.web.use_history import past_of
 from tests.prometheus import dashboards
 from tests.prometheus.stage import Monitoring, Stage

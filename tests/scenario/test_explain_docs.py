@@ -10,7 +10,7 @@ from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from dra_driver.kube.state import ClusterState, read_cluster, with_objects
 from dra_driver.kubectl.explain import explain, explain_pods, pod_subject
-from dra_driver.kubectl.explain.text import render
+from dra_driver.kubectl.explain.report import render
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import NODES, PODS
 from dra_driver.sim.cluster import Cluster

@@ -1,6 +1,5 @@
-"""Free capacity: ``survey(state)``. Devices and claims with their users: ``devices_of``, ``claims_of``."""
+"""Free capacity: `survey`. Devices and claims with their users: `devices_of`, `claims_of`, `topology_of`."""
 
-from dra_driver.kubectl.capacity.fit_count import Options
 from dra_driver.kubectl.capacity.holdings import (
     ClaimDevice,
     ClaimRow,
@@ -11,7 +10,7 @@ from dra_driver.kubectl.capacity.holdings import (
     with_claim_gaps,
 )
 from dra_driver.kubectl.capacity.report import CapacityReport, ModelCapacity, NodeCapacity
-from dra_driver.kubectl.capacity.survey import survey
+from dra_driver.kubectl.capacity.survey import Options, survey
 from dra_driver.kubectl.capacity.topology import NOWHERE, GpuPlace, TopologyRow, place_of, topology_of
 from dra_driver.kubectl.capacity.units import node_problem
 

@@ -1,7 +1,7 @@
-"""Lists every published device with the claims that use it, and every claim with its devices.
+"""List every published device with the claims that use it, and every claim with its devices.
 
-The rows of `kubectl dra devices` and `kubectl dra claims`. Only the newest generation of a pool counts (resource/v1
-``ResourcePool.generation``). Admin access is listed and marked, but it reserves nothing.
+Only the newest generation of a pool counts (resource/v1 ``ResourcePool.generation``). Admin access is listed and
+marked, but it reserves nothing.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,11 +20,10 @@ from dra_driver.kube.shapes import problem_of
 from dra_driver.kube.state import ClusterState
 from dra_driver.scheduler.allocation import amount, guarded, nano
 
-# --- Computes the state of published devices from allocations and from the counters that they consume.
+# --- States of devices by allocations and counters.
 #
-# A GPU that is published whole, in partitions and shared is one piece of hardware: a device without an allocation may
-# still be blocked, because others have used its counters (KEP-4815). Selectors, taints and nodes are ignored here;
-# `kubectl dra explain` and `kubectl dra capacity` take them into account.
+# A GPU that is published whole, in partitions and shared is one piece of hardware: a device without an allocation is
+# blocked while others use its counters (KEP-4815). Selectors, taints and nodes are ignored.
 
 DeviceKey = tuple[str, str, str]
 Counters = dict[tuple[str, str, str, str], int]
@@ -38,7 +37,7 @@ UNKNOWN: Final = ""
 
 
 def counters_left(slices: Iterable[Wire], allocated: Collection[DeviceKey]) -> Counters:
-    """Returns what allocated devices leave of every counter. ``slices`` must be those of the newest generations."""
+    """Return the rest of every counter. ``slices`` must be those of the newest generations."""
     every = [item["spec"] for item in slices]
     left: Counters = {}
     for spec in every:
@@ -55,14 +54,14 @@ def counters_left(slices: Iterable[Wire], allocated: Collection[DeviceKey]) -> C
 
 
 def state_of(device: Wire, pool: tuple[str, str], left: Counters, *, allocated: bool, in_shares: bool) -> str:
-    """Returns ``free``, ``in use``, ``in shares`` (the rest is available) or ``blocked`` (its counters are used up)."""
+    """Return ``free``, ``in use``, ``in shares`` (the rest is available) or ``blocked`` (its counters are used up)."""
     if allocated:
         return SHARED if in_shares else IN_USE
     return BLOCKED if any(left.get(key, 0) < value for key, value in _counters_of(device, *pool)) else FREE
 
 
 def remaining_capacity(device: Wire, consumed: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Returns what shares leave of each capacity of a device that allows several allocations."""
+    """Return the rest of each capacity of a device that allows several allocations."""
     shares = list(consumed)
     found = {}
     for name, capacity in (device.get("capacity") or {}).items():
@@ -84,10 +83,9 @@ DELETING: Final = "deleting"
 
 
 class Holder(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A claim that has a device or a share of it.
+    """A claim that has a device, or a share that consumes ``consumed``.
 
-    ``pods`` are the pods for which it is reserved (other users as ``resource/name``); ``consumed`` is what a share
-    consumes.
+    ``pods`` are the pods for which it is reserved (other users as ``resource/name``).
     """
 
     namespace: str
@@ -99,12 +97,10 @@ class Holder(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class DeviceRow(Struct, frozen=True, kw_only=True, rename="camel"):
-    """One device. ``node`` is "" when the device is not bound to a node.
+    """One device, which may be allocated and no longer ``published``. ``node`` is "" if it is not bound to one.
 
-    ``published`` is False for an allocated device that no slice contains any more. ``holders`` is None when claims
-    could not be read. ``state`` is one of those above, "" when unknown. Several claims can use a ``shared`` device;
-    ``left`` is the rest of its capacities. ``sharing`` is the sharing strategy and ``parent`` the UUID of the GPU that
-    contains it, if the driver publishes them.
+    ``holders`` is None when claims could not be read. Several claims can use a ``shared`` device; ``left`` is the rest
+    of its capacities. ``sharing`` is the strategy and ``parent`` the UUID of the GPU, if published.
     """
 
     node: str
@@ -126,8 +122,6 @@ class DeviceRow(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class ClaimDevice(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A device of a claim, and the request that it serves. ``consumed`` is what a share consumes."""
-
     request: str
     driver: str
     pool: str
@@ -138,10 +132,7 @@ class ClaimDevice(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class ClaimRow(Struct, frozen=True, kw_only=True, rename="camel"):
-    """One claim. ``state`` is ``pending``, ``allocated`` or ``deleting``; ``requests`` describe its requests.
-
-    ``age_s`` is None when the creation time is unknown.
-    """
+    """One claim, ``pending``, ``allocated`` or ``deleting``. ``age_s`` is None when the creation time is unknown."""
 
     namespace: str
     name: str
@@ -180,13 +171,11 @@ class _ClaimSpec(Struct, frozen=True, kw_only=True):
 
 
 class _ListedClaim(HeldClaim, frozen=True, kw_only=True):
-    """A claim with what it asks for, whatever else is in it."""
-
     spec: _ClaimSpec = _ClaimSpec()
 
 
 def with_claim_gaps(state: ClusterState) -> ClusterState:
-    """The state with a gap for each claim of which a part is not shown. Raises like `devices_of`."""
+    """Return the state with a gap for each claim of which a part is not shown. Raises like `devices_of`."""
     gaps = guarded(lambda: [*filter(None, map(_gap, state.claims))], {"claims": state.claims})
     return replace(state, gaps=(*state.gaps, *gaps)) if gaps else state
 
@@ -199,7 +188,7 @@ def _gap(item: Wire) -> str:
 
 
 def devices_of(state: ClusterState, *, node: str = "", driver: str = "", namespace: str = "") -> list[DeviceRow]:
-    """Returns devices by node, driver and slice order. ``namespace`` selects those used by its claims.
+    """Return devices by node, driver and slice order. ``namespace`` selects those used by its claims.
 
     Raises AllocationError for objects that no API server returns.
     """
@@ -214,7 +203,7 @@ def devices_of(state: ClusterState, *, node: str = "", driver: str = "", namespa
 
 
 def claims_of(state: ClusterState, now: datetime, *, node: str = "", namespace: str = "") -> list[ClaimRow]:
-    """Returns claims by namespace and name. ``node`` selects those with devices there. Raises like `devices_of`."""
+    """Return claims by namespace and name. ``node`` selects those with devices there. Raises like `devices_of`."""
     rows = guarded(lambda: _claims(state, now), {"slices": state.slices, "claims": state.claims})
     found = [row for row in rows if namespace in ("", row.namespace) and (not node or node in row.nodes)]
     return sorted(found, key=lambda row: (row.namespace, row.name))
@@ -325,7 +314,6 @@ def _claim(claim: _ListedClaim, places: Mapping[DeviceKey, str], now: datetime) 
 
 
 def _holders(claim: HeldClaim) -> list[tuple[HeldResult, Holder]]:
-    """Returns each device of the claim, and the claim as its holder."""
     users = _users(claim)
     return [
         (
@@ -344,7 +332,7 @@ def _holders(claim: HeldClaim) -> list[tuple[HeldResult, Holder]]:
 
 
 def _node_of(claim: HeldClaim) -> str:
-    """Returns the node of the claim's allocation; "" if several nodes can use it."""
+    """Return the node of the claim's allocation; "" if several nodes can use it."""
     allocation = claim.status.allocation
     for term in allocation.node_selector.node_selector_terms if allocation else ():
         for item in term.match_fields:
@@ -354,7 +342,7 @@ def _node_of(claim: HeldClaim) -> str:
 
 
 def _asked(request: _Request) -> str:
-    """Returns ``gpu: 2 x gpu.nvidia.com (memory 10Gi)``; alternatives are joined with "or"."""
+    """Return ``gpu: 2 x gpu.nvidia.com (memory 10Gi)``; alternatives are joined with "or"."""
     texts = []
     for way in request.first_available or ([request.exactly] if request.exactly != _Way() else ()):
         count = "all" if way.allocation_mode == "All" else f"{way.count or 1} x"

@@ -1,6 +1,6 @@
-"""What is near what on each node: islands of linked GPUs, PCIe roots, NUMA nodes, and who holds it. From slices alone.
+"""Read from slices which devices of a node are linked or near: NVLink islands, PCIe roots, NUMA nodes.
 
-A row is a GPU with all its partitions, or a device of another driver that says where it is, such as a network card.
+A row is a GPU with all its partitions, or a device of another driver that publishes its place, such as a network card.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,10 +21,7 @@ IN_PARTS: Final = "in parts"
 
 
 class GpuPlace(Struct, frozen=True, kw_only=True):
-    """Where a GPU is: NUMA nodes, PCIe root, NVLink island with the kind of its links, clique of a fabric.
-
-    Empty where the driver publishes nothing.
-    """
+    """Place of a GPU; ``link`` is the kind of the island's links. Empty where the driver publishes nothing."""
 
     numa: Sequence[int] = ()
     pcie_root: str = ""
@@ -42,7 +39,7 @@ _MAX_NUMA: Final = 64
 
 
 def place_of(device: Wire, driver: str, shown: Callable[[Wire, str, str], str] = attribute_text) -> GpuPlace:
-    """Where a published device is. A driver may publish a list of NUMA nodes (DRAListTypeAttributes)."""
+    """Return the place of a published device. A driver may publish a list of NUMA nodes (DRAListTypeAttributes)."""
     attributes = device.get("attributes") or {}
     text, value = partial(shown, attributes, driver), attributes.get(names.NUMA_NODE) or {}
     numa = [value["int"]] if "int" in value else value.get("ints") or ()
@@ -59,9 +56,8 @@ def place_of(device: Wire, driver: str, shown: Callable[[Wire, str, str], str] =
 class TopologyRow(Struct, frozen=True, kw_only=True, rename="camel"):
     """A GPU, or a device of another driver. Texts are "" and ``numa`` is () where the driver publishes nothing.
 
-    ``island`` is the name of its NVLink island, ``linked`` the devices of that island on the node, itself included.
-    ``state`` is `FREE`, `IN_USE`, `IN_PARTS` (partitions or shares), or `UNKNOWN` when claims could not be read.
-    ``claims`` are ``namespace/name``.
+    ``linked`` are the devices of its NVLink ``island`` on the node, itself included. ``state`` is `FREE`, `IN_USE`,
+    `IN_PARTS` (partitions or shares), or `UNKNOWN` when claims could not be read.
     """
 
     node: str
@@ -81,7 +77,7 @@ class TopologyRow(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def topology_of(state: ClusterState, *, node: str = "") -> list[TopologyRow]:
-    """Rows by node, PCIe root, driver and device. Raises as `devices_of`."""
+    """Return rows sorted by node, PCIe root, driver and device. Raises as `devices_of`."""
     rows = [row for row in devices_of(state, node=node) if row.published and row.node]
     wires = {
         (*pool_of(item), device["name"]): device
@@ -99,7 +95,7 @@ def topology_of(state: ClusterState, *, node: str = "") -> list[TopologyRow]:
 
 
 def _row(unit: Sequence[tuple[DeviceRow, Wire]]) -> Iterator[TopologyRow]:
-    """The unit's row, unless it says nothing about where it is."""
+    """Yield the unit's row, unless its place is unknown."""
     first, wire = next((one for one in unit if not one[0].parent), unit[0])
     place, whole = place_of(wire, first.driver, attribute_shown), not first.parent
     if first.type not in (names.TYPE_GPU, names.TYPE_MIG) and not place.pcie_root and not place.numa:
@@ -132,7 +128,6 @@ def _state(rows: Sequence[DeviceRow]) -> str:
 
 
 def _linked(rows: Sequence[TopologyRow]) -> Iterator[TopologyRow]:
-    """The rows of one node with the members of their islands."""
     members: dict[str, list[str]] = {}
     for row in rows:
         members.setdefault(row.island, []).append(row.device)

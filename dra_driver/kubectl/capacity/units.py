@@ -1,7 +1,6 @@
-"""Splits pools into units: devices that affect each other, usually one GPU in all its forms.
+"""Split pools into units: devices that consume the same counter set, or have the UUID of the same GPU.
 
-Devices belong to one unit when they consume the same counter set or have the UUID of the same GPU. Allocating a device
-of one unit does not affect other units, so units are counted separately, and equal units only once.
+An allocation in one unit does not affect other units, so units are counted separately, and equal units only once.
 """
 
 import re
@@ -19,16 +18,10 @@ from dra_driver.kube.published import MEMORY, names
 from dra_driver.scheduler.allocation import Pool, PoolDevice, consumption, nano, untolerated
 
 # --- Kinds of devices that claims can request: whole devices of a model, MIG profiles, shares.
-#
-# Devices are classified by the attributes that NVIDIA's driver and this one publish (``type``, ``productName``,
-# ``profile``, ``uuid``, ``parentUUID``). Devices of other drivers are classified by those of them that they have.
 
 
 class DeviceKind(NamedTuple):
-    """Devices that serve the same claims. ``profile`` is "" for whole devices; ``shared`` allows several allocations.
-
-    It is a tuple, because kinds are compared once for every device of a cluster.
-    """
+    """Devices that serve the same claims. ``profile`` is "" for whole ones; ``shared`` allows several allocations."""
 
     driver: str
     model: str
@@ -38,10 +31,7 @@ class DeviceKind(NamedTuple):
 
 
 class SyntheticRequest(NamedTuple):
-    """A request that is tried: ``count`` devices of a kind, or a share.
-
-    A share requests ``share`` of the memory and ``extra`` of other capacities (pairs of name and amount).
-    """
+    """A request to try: ``count`` devices of a kind, or ``share`` of the memory and ``extra`` of other capacities."""
 
     kind: DeviceKind
     count: int = 1  # type: ignore[assignment]  # hides tuple.count, which is not used
@@ -50,10 +40,7 @@ class SyntheticRequest(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Returns ``2 GPUs``, ``3g.40gb`` or ``share of 10Gi, 12 computePercent``.
-
-        ``1 shared GPU`` is a claim that names no amounts, on a GPU published for shares.
-        """
+        """``2 GPUs``, ``3g.40gb``, ``share of 10Gi, 12 computePercent``; ``1 shared GPU``: a claim without amounts."""
         if self.share:
             return ", ".join([f"share of {self.share}", *(f"{amount} {name}" for name, amount in self.extra)])
         noun = "GPU" if self.kind.type == "gpu" else self.kind.type or "device"
@@ -64,7 +51,7 @@ class SyntheticRequest(NamedTuple):
 
 
 def node_problem(node: Wire) -> str:
-    """Returns why ordinary pods are not placed on the node: ``deleting``, ``cordoned``, ``not-ready`` or ""."""
+    """Return why ordinary pods are not placed on the node: ``deleting``, ``cordoned``, ``not-ready`` or ""."""
     if (node.get("metadata") or {}).get("deletionTimestamp"):
         return "deleting"
     if (node.get("spec") or {}).get("unschedulable"):
@@ -75,7 +62,7 @@ def node_problem(node: Wire) -> str:
 
 
 def kind_of(device: Wire, driver: str, *, shares: bool) -> DeviceKind:
-    """Returns the kind of a device. Without ``shares`` (gate DRAConsumableCapacity off) no device is shared."""
+    """Return the kind of a device. Without ``shares`` (gate DRAConsumableCapacity off) no device is shared."""
     text = partial(attribute_shown, device.get("attributes"), driver)
     found, profile = text(names.TYPE), text(names.PROFILE)
     model = text(names.PRODUCT_NAME) or found or "device"
@@ -84,7 +71,7 @@ def kind_of(device: Wire, driver: str, *, shares: bool) -> DeviceKind:
 
 @lru_cache(maxsize=1024)
 def _kind(driver: str, model: str, found: str, profile: str, shared: bool) -> DeviceKind:
-    """Returns the same object for equal kinds, which makes comparisons fast."""
+    # Equal kinds are one object, which makes comparisons fast.
     return DeviceKind(driver=driver, model=model, type=found, profile=profile, shared=shared)
 
 
@@ -103,17 +90,16 @@ class Unit(Struct, kw_only=True, eq=False):
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Identifies the unit, independent of the node that reaches it."""
+        """Identity of the unit, independent of the node that reaches it."""
         return (*self.offered[0].slice.key, self.offered[0].name)
 
     @property
     def gpu_count(self) -> int:
-        """Number of GPUs (or other whole devices); at least one."""
+        """Number of whole devices; at least one."""
         return max(1, sum(not kind.profile for kind in self.kinds))
 
     @property
     def main_kind(self) -> DeviceKind:
-        """Kind of the first whole device, or of the first device."""
         return next((kind for kind in self.kinds if not kind.profile), self.kinds[0])
 
     def is_local(self) -> bool:
@@ -127,7 +113,7 @@ class Unit(Struct, kw_only=True, eq=False):
         return bool(self.elsewhere) or self.overdrawn or any(one.allocated or one.shared for one in self.offered)
 
     def signature(self) -> Hashable:
-        """Returns a key that is equal for units in which every request fits equally often."""
+        """Return a key that is equal for units in which every request fits equally often."""
         numbers = {entry["name"]: index for index, entry in enumerate(self.sets)}
         return (
             self.overdrawn,
@@ -140,7 +126,7 @@ class Unit(Struct, kw_only=True, eq=False):
 
 
 def units_of(pool: Pool, *, shares: bool) -> list[Unit]:
-    """Returns the units of a usable pool, in the order of their first devices."""
+    """Return the units of a usable pool, in the order of their first devices."""
     units = units_of_devices(pool.key[0], pool.devices, shares=shares)
     if not pool.counter_slices:
         return units
@@ -215,17 +201,17 @@ def _counter_signature(wire: Wire, numbers: Mapping[str, int]) -> Hashable:
 
 
 def is_tainted(device: Wire) -> bool:
-    """Whether the device has a taint that a claim without tolerations does not tolerate."""
+    """Return whether the device has a taint that a claim without tolerations does not tolerate."""
     return bool(device.get("taints")) and untolerated(device["taints"], ()) is not None
 
 
 def memory_nano(device: Wire) -> int:
-    """Returns the device's memory in billionths of a byte; 0 when it is not published."""
+    """Return billionths of a byte; 0 without published memory."""
     found = (device.get("capacity") or {}).get(names.MEMORY)
     return nano(found["value"]) if found else 0
 
 
-# --- What a share of a device requests besides memory, what it consumes, and what is left for others.
+# --- Requests and consumption of shares.
 #
 # A share of a tenth of the memory also requests a tenth of each capacity that a claim would otherwise take all of.
 
@@ -234,10 +220,10 @@ Extra = tuple[tuple[str, str], ...]
 
 
 def extra_for(device: Wire, share: str) -> Extra:
-    """Returns the part of each other capacity that corresponds to the memory: whole units, rounded down, at least min.
+    """Return the part of each other capacity that corresponds to the memory: whole units, rounded down, at least min.
 
-    Only capacities whose default is all of them are included; for others the policy has set the default of a share.
-    Empty when the device does not publish its memory.
+    Only capacities with a default of all of them: of others the policy has set the share's default. Empty without
+    published memory.
     """
     capacities: Mapping[str, Wire] = device.get("capacity") or {}
     total = nano((capacities.get(MEMORY) or {}).get("value", "0"))
@@ -256,20 +242,20 @@ def extra_for(device: Wire, share: str) -> Extra:
 
 
 def consumed_by_share(device: Wire, share: str, extra: Extra) -> dict[str, int]:
-    """Returns the billionths of each capacity that such a share consumes. Raises ValueError on invalid quantities."""
+    """Return the billionths of each capacity that such a share consumes. Raises ValueError for invalid quantities."""
     requests = {MEMORY: share, **dict(extra)}
     found = consumption(requests, device.get("capacity") or {})
     return {name: amount.nano for name, amount in found.items()}
 
 
 def left_by_shares(device: PoolDevice) -> dict[str, int]:
-    """Returns the billionths of each capacity that no share consumes."""
+    """Return the billionths of each capacity that no share consumes."""
     capacities: Mapping[str, Wire] = device.wire.get("capacity") or {}
     consumed = device.consumed or {}
     return {name: max(0, nano(item["value"]) - consumed.get(name, 0)) for name, item in capacities.items()}
 
 
-# --- Sums up what is left of a unit: counters, memory and devices, regardless of their position.
+# --- The rest of a unit: counters, memory and devices, regardless of their position.
 
 Sums = Counter[str]
 """Stem of counters (``memory-slice`` for ``memory-slice-3``) -> billionths."""
@@ -278,10 +264,10 @@ _NUMBER: Final = re.compile(r"-?\d+\Z")
 
 
 class UnitSupply(Struct, frozen=True, kw_only=True):
-    """Sums of one unit, in billionths (memory in billionths of a byte).
+    """Sums of one unit, in billionths.
 
-    ``demands`` is the minimum that a device of each kind consumes of the counters; kinds without counters have none.
-    ``share_left`` is what shares have not consumed, by capacity; ``shared`` has one device of each shared kind.
+    ``demands``: the minimum that a device of each kind with counters consumes. ``share_left``: the rest that shares
+    leave, by capacity. ``shared``: one device of each shared kind.
     """
 
     left: Mapping[str, int]
@@ -297,7 +283,7 @@ class UnitSupply(Struct, frozen=True, kw_only=True):
 
 
 def supply_of(unit: Unit) -> UnitSupply:
-    """Returns the sums of a unit. Raises ValueError on invalid quantities."""
+    """Raises ValueError for invalid quantities."""
     pairs = list(zip(unit.offered, unit.kinds, strict=True))
     total = _sum(unit.sets)
     left = total.copy()
@@ -327,7 +313,6 @@ def supply_of(unit: Unit) -> UnitSupply:
 
 
 def _sum(entries: Sequence[Wire] | None) -> Sums:
-    """Returns the sum of counter sets, or of what a device consumes of them."""
     found: Sums = Counter()
     for entry in entries or ():
         for name, counter in (entry.get("counters") or {}).items():
@@ -336,7 +321,6 @@ def _sum(entries: Sequence[Wire] | None) -> Sums:
 
 
 def _memory(unit: Unit, left: Sums, total: Sums) -> tuple[int, int]:
-    """Returns the unit's memory and what is left of it."""
     # A device in shares has consumed its counters completely; what its shares leave is available to other shares.
     for_shares = sum(left_by_shares(device).get(MEMORY, 0) for device in unit.offered if device.shared)
     if MEMORY in total:

@@ -1,4 +1,4 @@
-"""``kubectl dra capacity``: how many more claims for GPUs, MIG profiles and shares fit, and what is stranded."""
+"""``kubectl dra capacity``: count the claims for GPUs, MIG profiles and shares that still fit, and stranded ones."""
 
 import argparse
 import sys
@@ -70,7 +70,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _share(text: str) -> str:
-    """Checks a share's memory: the API server refuses text that is not a quantity."""
     try:
         amount = Quantity.parse(text)
     except ValueError as error:
@@ -118,7 +117,7 @@ def _requests(model: ModelCapacity) -> Iterator[Sequence[str]]:
 
 
 def _nodes(nodes: Sequence[NodeCapacity]) -> list[Sequence[str]]:
-    """Returns a row per node and model; nodes with equal values share a row."""
+    """Return a row per node and model; nodes with equal values share a row."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for node in nodes:
         for model in node.models:

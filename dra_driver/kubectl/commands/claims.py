@@ -1,4 +1,4 @@
-"""``kubectl dra claims``: lists claims with their state, requests, devices and pods."""
+"""``kubectl dra claims``: list claims with their state, requests, devices and pods."""
 
 import argparse
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ def row(claim: ClaimRow) -> Sequence[str]:
 
 
 def age(seconds: int | None) -> str:
-    """Returns the age in the largest unit: ``3d``, ``4h``, ``12m``; "?" when unknown."""
+    """Return the age in the largest unit: ``3d``, ``4h``, ``12m``; "?" when unknown."""
     if seconds is None:
         return "?"
     return next((f"{seconds // size}{unit}" for unit, size in _UNITS if seconds >= size), "0s")

@@ -1,4 +1,4 @@
-"""``kubectl dra classes``: one DeviceClass per MIG profile and way of sharing that the fleet publishes."""
+"""``kubectl dra classes``: keep one DeviceClass per published MIG profile and way of sharing."""
 
 import argparse
 from collections.abc import Sequence
@@ -33,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints what there is or what was done, and returns 1 if something was left undone."""
     rest = client(kubeconfig_of(args))
     offered = offers(
         rest.list(paths.resource_slices(), {"fieldSelector": f"spec.driver={args.driver}"})["items"], args.driver

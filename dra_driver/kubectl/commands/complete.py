@@ -1,8 +1,7 @@
-"""``kubectl_complete-dra``: what kubectl's own shell completion runs for ``kubectl dra`` in bash, zsh and fish.
+"""``kubectl_complete-dra``: complete the last of the words after ``kubectl dra`` in bash, zsh and fish.
 
-kubectl calls it with the words behind ``kubectl dra``, of which the last is the one to complete and may be empty. It
-prints one candidate a line, a tab before its description, and a last line ``:N`` with cobra's directive.
-Source: kubectl, pkg/cmd/plugin/plugin_completion.go (1.26 and later); cobra, completions.go (ShellCompDirective).
+Prints one candidate a line, a tab before its description, and a last line ``:N`` with cobra's directive. Source:
+kubectl, pkg/cmd/plugin/plugin_completion.go (1.26 and later); cobra, completions.go (ShellCompDirective).
 """
 
 import argparse
@@ -29,7 +28,7 @@ MOST: Final = 500
 
 
 def names_in_cluster(kind: str, namespace: str, kubeconfig: str, context: str = "") -> list[str]:
-    """Names of the nodes, namespaces, pods, claims or contexts, at most `MOST`; what is "" is chosen as kubectl does.
+    """Return at most `MOST` names of nodes, namespaces, pods, claims or contexts. "" is chosen as by kubectl.
 
     Raises DraError.
     """
@@ -39,13 +38,9 @@ def names_in_cluster(kind: str, namespace: str, kubeconfig: str, context: str = 
         return chosen.names(os.environ)
     rest = RestClient(Connection.load(chosen.path, context=chosen.context), timeouts=_TIMEOUTS)
     namespace = namespace or chosen.namespace(os.environ, SERVICE_ACCOUNT_DIR)
-    page = next(pages(rest.get, _path(kind, namespace), limit=MOST))
+    known = {"node": paths.nodes(), "namespace": paths.namespaces(), "pod": paths.pods(namespace)}
+    page = next(pages(rest.get, known.get(kind) or paths.resource_claims(namespace), limit=MOST))
     return [str(item["metadata"]["name"]) for item in page["items"]]
-
-
-def _path(kind: str, namespace: str) -> str:
-    every = {"node": paths.nodes(), "namespace": paths.namespaces(), "pod": paths.pods(namespace)}
-    return every.get(kind) or paths.resource_claims(namespace)
 
 
 NO_FILES: Final = 4
@@ -58,20 +53,18 @@ Candidates = tuple[list[tuple[str, str]], int]
 
 
 class AskedCluster(Struct, frozen=True, kw_only=True):
-    """Where the line looks for objects: the values of these options so far, "" where it has none."""
+    """The values of these options in the line, "" without one."""
 
     namespace: str = ""
     kubeconfig: str = ""
     context: str = ""
 
     def after(self, option: argparse.Action, value: str) -> "AskedCluster":
-        """With the value of an option that says where."""
         return replace(self, **{option.dest: value}) if option.dest in ("namespace", "kubeconfig", "context") else self
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the candidates. Whatever goes wrong gives none: a shell must not show a traceback at a prompt."""
-
+    """Print the candidates, none after any error: a shell must not show a traceback at a prompt."""
     words = list(sys.argv[1:] if argv is None else argv) or [""]
     try:
         found, directive = candidates(words, lambda kind, at: names_in_cluster(kind, **asdict(at)))
@@ -84,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def candidates(words: Sequence[str], names: Names) -> Candidates:
-    """Candidates with their descriptions, and the directive. ``names`` lists the objects of a kind."""
+    """Return candidates with their descriptions, and the directive. ``names`` lists the objects of a kind."""
     *before, last = words
     command = next((word for word in before if not word.startswith("-")), None)
     top, _ = parser_of("kubectl dra", ABOUT, SUBCOMMANDS, {command})
@@ -106,7 +99,7 @@ def candidates(words: Sequence[str], names: Names) -> Candidates:
 def _walk(
     parser: argparse.ArgumentParser, words: Iterable[str]
 ) -> tuple[argparse.ArgumentParser, argparse.Action | None, argparse.Action | None, AskedCluster]:
-    """Where the words lead: parser, next positional argument, the option that waits for a value, and the cluster."""
+    """Return the parser, the next positional argument, the option that waits for a value, and the cluster."""
     positionals, waiting, cluster = _positionals(parser), None, AskedCluster()
     for word in words:
         if waiting is not None:
@@ -164,7 +157,7 @@ def _values(action: argparse.Action, prefix: str, names: Names, cluster: AskedCl
 
 
 def _objects(kinds: Sequence[str], prefix: str, names: Names, cluster: AskedCluster) -> Candidates:
-    """``pod/NAME``: the kinds first, and once one is written its objects."""
+    """Complete ``pod/NAME``: the kinds, and after one of them its objects."""
     kind, slash, _ = prefix.partition("/")
     if not slash:
         return _beginning(prefix, ((f"{each}/", "") for each in kinds)), NO_SPACE_NO_FILES

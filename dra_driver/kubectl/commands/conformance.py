@@ -1,4 +1,4 @@
-"""``dra-driver conformance``: tests a DRA driver on its sockets, as a kubelet would use it."""
+"""``dra-driver conformance``: test a DRA driver on its sockets, as a kubelet would use it."""
 
 import argparse
 import os
@@ -170,7 +170,7 @@ def _bench(args: argparse.Namespace) -> "Iterator[Bench]":
 
 @contextmanager
 def _api_server(kubeconfig: Path, node: str) -> Iterator[None]:
-    """The embedded API server with a Node, and its kubeconfig for as long as it runs."""
+    """Run the embedded API server with a Node; the kubeconfig is removed at the end."""
     from dra_driver.sim.apiserver.kinds import NODES
     from dra_driver.sim.apiserver.server import ApiServer
 

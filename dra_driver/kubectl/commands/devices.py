@@ -1,4 +1,4 @@
-"""``kubectl dra devices``: lists the published devices of all drivers, and the claims and pods that use them."""
+"""``kubectl dra devices``: list the published devices of all drivers, and the claims and pods that use them."""
 
 import argparse
 import os
@@ -19,8 +19,7 @@ DESCRIPTION: Final = (
 UNKNOWN: Final = "?"
 HEADINGS: Final = ("NODE", "DRIVER", "DEVICE", "TYPE", "PRODUCT", "MEMORY", "STATE", "TAINTS", "CLAIMS", "PODS")
 _FIELDS: Final = ("claims", "slices", "taint_rules")
-_SHARE_COUNT: Final = "shares"
-"""Capacity that counts shares: each share consumes one."""
+_SHARE_COUNT: Final = "shares"  # a capacity of which each share consumes one
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,11 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def rows(devices: Sequence[DeviceRow], *, every: bool) -> list[Sequence[str]]:
-    """Returns a row for each device.
-
-    Without ``every``, the unused placements of one profile on one GPU share a row if they are in the same state; the
-    row shows the common prefix of their names.
-    """
+    """Return a row for each device; without ``every``, unused placements of one profile on one GPU share a row."""
     groups: dict[Hashable, list[tuple[str, Sequence[str]]]] = {}
     for number, device in enumerate(devices):
         cells = row(device)
@@ -89,13 +84,13 @@ def row(device: DeviceRow) -> Sequence[str]:
 
 
 def amounts(capacities: Mapping[str, str]) -> str:
-    """Returns ``memory 50Gi, computePercent 70``, memory first."""
+    """Return ``memory 50Gi, computePercent 70``, memory first."""
     names = sorted(capacities, key=lambda name: (name != "memory", name))
     return ", ".join(f"{name} {capacities[name]}" for name in names)
 
 
 def use_text(name: str, use: Holder | ClaimDevice) -> str:
-    """Returns the name with what a share consumes, without the count of shares, which is always one."""
+    """Return the name with the capacities that a share consumes."""
     consumed = {name: value for name, value in use.consumed.items() if name != _SHARE_COUNT}
     about = "admin access" if use.admin_access else amounts(consumed)
     return f"{name} ({about})" if about else name

@@ -1,8 +1,4 @@
-"""``kubectl dra doctor``: which layer between a GPU and a container is broken first, and what to do about it.
-
-Exit status: 0 every layer that was looked at works, perhaps with warnings; 1 a layer is broken; 2 the API server does
-not answer, or nothing is broken and some questions have no answer.
-"""
+"""``kubectl dra doctor``: find the first broken layer between a GPU and a container, and the next step."""
 
 import argparse
 import json
@@ -108,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def facts_of(args: argparse.Namespace) -> "tuple[ClusterFacts, float]":
-    """The facts that the flags select, and the seconds that reading took. Raises ConfigurationError."""
+    """Return the selected facts, and the seconds of reading. Raises ConfigurationError."""
     if not 1 <= args.timeout <= MOST_TIMEOUT_S:
         raise ConfigurationError(f"--timeout {args.timeout:g}: expected 1 to {MOST_TIMEOUT_S:.0f} seconds")
     if args.snapshot:
@@ -138,7 +134,7 @@ def facts_of(args: argparse.Namespace) -> "tuple[ClusterFacts, float]":
 
 
 def _explained(facts: "ClusterFacts", scope: "DoctorScope") -> "tuple[Finding, str, dict[str, object]] | None":
-    """What `explain` says of the pod or claim, as a finding, text and JSON; None where the facts do not have it."""
+    """Return the answer of `explain` as a finding, text and JSON; None without pods or claims in the facts."""
     from dra_driver.core.finding import Finding, Layer, Status
     from dra_driver.kubectl.explain import claim_subject, explain, pod_subject, render, scheduler_for, to_wire
 
@@ -165,7 +161,6 @@ def _explained(facts: "ClusterFacts", scope: "DoctorScope") -> "tuple[Finding, s
 
 
 def add_driver_namespace(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--driver-namespace`` for a reader of the driver's DaemonSets."""
     parser.add_argument(
         "--driver-namespace",
         default="dra-driver",
@@ -175,7 +170,6 @@ def add_driver_namespace(parser: argparse.ArgumentParser) -> None:
 
 
 def add_pod_flags(parser: argparse._ActionsContainer) -> None:
-    """How the pod is made, and whether it stays."""
     parser.add_argument(
         "--daemonset", metavar="NAME", default="dra-driver-node", help="of the node process (default: dra-driver-node)"
     )
@@ -183,7 +177,7 @@ def add_pod_flags(parser: argparse._ActionsContainer) -> None:
 
 
 def report_of_node(args: argparse.Namespace, scope: "DoctorScope") -> "DoctorReport":
-    """What the node of the scope says of itself; with an unknown finding where it cannot be asked.
+    """Return the report of the scope's node, with an unknown finding if its pod fails.
 
     Raises ConfigurationError where node, pod or DaemonSet do not exist.
     """

@@ -1,4 +1,4 @@
-"""``kubectl dra drain NODE``: frees GPUs of a node for maintenance."""
+"""``kubectl dra drain NODE``: free GPUs of a node for maintenance."""
 
 import argparse
 import json
@@ -54,12 +54,7 @@ def run(args: argparse.Namespace) -> int:
     if args.force and not args.evict:
         raise ConfigurationError("--force: only with --evict")
     options = DrainOptions(
-        node=args.node,
-        driver=args.driver,
-        gpus=tuple(args.gpu),
-        evict=args.evict,
-        force=args.force,
-        detach=args.detach,
+        node=args.node, driver=args.driver, gpus=tuple(args.gpu), evict=args.evict, force=args.force, detach=args.detach
     )
     report = DrainReport(command="drain", node=args.node, driver=args.driver)
     api, limit = client(kubeconfig_of(args)), wait_at_most(seconds(args.timeout))
@@ -67,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def say_for(args: argparse.Namespace) -> Callable[[str], None]:
-    """Prints steps as they come; with JSON to stderr."""
+    """Return a function that prints steps immediately; with JSON to stderr."""
     stream = sys.stderr if args.output == "json" else sys.stdout
 
     def say(text: str) -> None:
@@ -77,7 +72,7 @@ def say_for(args: argparse.Namespace) -> Callable[[str], None]:
 
 
 def finish(args: argparse.Namespace, report: DrainReport, work: Callable[[], None]) -> int:
-    """Runs ``work`` and shows what it came to, also when it fails or is interrupted. Raises ConfigurationError."""
+    """Run ``work`` and show the report, also when it fails or is interrupted. Raises ConfigurationError."""
     status = 0
     try:
         work()
@@ -100,7 +95,7 @@ def finish(args: argparse.Namespace, report: DrainReport, work: Callable[[], Non
 
 
 def seconds(text: str) -> float:
-    """The seconds that ``90s``, ``10m``, ``2h`` or a plain number means. Raises ConfigurationError."""
+    """Return the seconds of ``90s``, ``10m``, ``2h`` or a plain number. Raises ConfigurationError."""
     unit = _UNITS.get(text[-1:], 1.0)
     number = text[:-1] if text[-1:] in _UNITS else text
     try:

@@ -1,4 +1,4 @@
-"""``kubectl dra explain``: why a pod or claim waits, or what would happen to a manifest.
+"""``kubectl dra explain``: explain why a pod or claim waits, or whether a manifest would fit.
 
 Exit status: 0 when everything fits, runs or has finished, 1 otherwise.
 """
@@ -14,29 +14,10 @@ from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.finding import coloured
 from dra_driver.kube.state import with_objects
 from dra_driver.kube.state_file import flat, objects_of, read_documents
-from dra_driver.kubectl.commands.source import (
-    Progress,
-    add_source,
-    files_in,
-    namespace_of,
-    split_target,
-    state_of,
-    text_of,
-    wants_colour,
-)
-from dra_driver.kubectl.explain import (
-    Answer,
-    Explanation,
-    claim_subject,
-    explain,
-    explain_pods,
-    pod_subject,
-    pods_in,
-    render,
-    scheduler_for,
-    subject_of_claim,
-    to_wire,
-)
+from dra_driver.kubectl import explain
+from dra_driver.kubectl.commands import source
+from dra_driver.kubectl.commands.source import Progress, namespace_of, state_of
+from dra_driver.kubectl.explain import Explanation, scheduler_for
 
 DESCRIPTION: Final = """\
 Explain why a pod or a claim has no devices, with the scheduler's own rules: the verdict first, then for each request
@@ -67,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="A=true,B=false",
         help="feature gates of the scheduler that differ from the defaults of its version",
     )
-    add_source(parser)
+    source.add_source(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,48 +64,50 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _of_target(args: argparse.Namespace, progress: Progress) -> Explanation:
-    kind, name = split_target(args.target, "pod", "claim", default="pod")
+    kind, name = source.split_target(args.target, "pod", "claim", default="pod")
     namespace = namespace_of(args)
     state = state_of(args, namespace=namespace)
     progress.say(_EXPLAINING)
-    subject = (pod_subject if kind == "pod" else claim_subject)(state, namespace, name)
-    return explain(state, subject, node=args.node, scheduler=scheduler_for(state, args.feature_gates))
+    subject = (explain.pod_subject if kind == "pod" else explain.claim_subject)(state, namespace, name)
+    return explain.explain(state, subject, node=args.node, scheduler=scheduler_for(state, args.feature_gates))
 
 
 def _of_manifests(args: argparse.Namespace, progress: Progress) -> list[Explanation]:
     namespace = namespace_of(args)
     documents, objects = [], []
     for name in args.filename:
-        for file in files_in(name):
-            found = list(flat(list(read_documents(file, text_of(name))), str(file)))
+        for file in source.files_in(name):
+            found = list(flat(list(read_documents(file, source.text_of(name))), str(file)))
             documents += found
             objects += objects_of([item for item in found if item.get("kind") != "Pod"], str(file), namespace)
     where = ", ".join(args.filename)
-    pods = pods_in(documents, namespace, where)
+    pods = explain.pods_in(documents, namespace, where)
     state = with_objects(state_of(args), objects)
     scheduler = scheduler_for(state, args.feature_gates)
     progress.say(_EXPLAINING)
     if pods:
-        return explain_pods(state, pods, node=args.node, scheduler=scheduler)
+        return explain.explain_pods(state, pods, node=args.node, scheduler=scheduler)
     claims = [item for item in objects if item["kind"] == "ResourceClaim"]
     if not claims:
         raise ConfigurationError(f"{where}: contains no Pod, no workload that creates pods, and no ResourceClaim")
-    return [explain(state, subject_of_claim(item), node=args.node, scheduler=scheduler) for item in claims]
+    return [
+        explain.explain(state, explain.subject_of_claim(item), node=args.node, scheduler=scheduler) for item in claims
+    ]
 
 
 def _print_text(reports: Sequence[Explanation]) -> None:
-    """Prints the explanations; if there are several, those that fit without the list of other nodes."""
-    colour = wants_colour()
+    """Print the explanations; of several, those that fit without the list of other nodes."""
+    colour = source.wants_colour()
     shown: list[str] = []
     for report in reports:
-        short = len(reports) > 1 and report.verdict.answer is Answer.FITS and report.node is None
+        short = len(reports) > 1 and report.verdict.answer is explain.Answer.FITS and report.node is None
         cut = replace(report, nodes=()) if short else report
-        shown.append(render(cut, coloured) if colour else render(cut))
+        shown.append(explain.render(cut, coloured) if colour else explain.render(cut))
     print("\n".join(shown), end="")
 
 
 def _print_data(reports: Sequence[Explanation], form: str) -> None:
-    found = [to_wire(report) for report in reports]
+    found = [explain.to_wire(report) for report in reports]
     data: object = found[0] if len(found) == 1 else {"schemaVersion": 1, "kind": "ExplanationList", "items": found}
     if form == "json":
         print(json.dumps(data, indent=2, ensure_ascii=False))

@@ -1,4 +1,4 @@
-"""``kubectl dra idle``: claims that are not used, and claims that have more than they need."""
+"""``kubectl dra idle``: list claims that are not used or larger than they need to be."""
 
 import argparse
 import sys
@@ -8,16 +8,9 @@ from typing import Final
 from dra_driver.core.errors import ConfigurationError, KubernetesApiError
 from dra_driver.core.text import gib, printable, span
 from dra_driver.kube import paths
+from dra_driver.kubectl.commands import usage_source
 from dra_driver.kubectl.commands.source import client, kubeconfig_of, print_json, print_table
-from dra_driver.kubectl.commands.usage_source import (
-    Cell,
-    add_usage_source,
-    note_of,
-    print_csv,
-    read_use,
-    seconds,
-    tell_source,
-)
+from dra_driver.kubectl.commands.usage_source import Cell, print_csv
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, camel
 from dra_driver.kubectl.usage.waste import DeviceSize, WasteFinding, WasteRow, judge, sizes_in
 
@@ -40,15 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--node", metavar="NAME", default="", help="only this node")
     parser.add_argument("--idle-for", metavar="TIME", default="30m", help="how long a claim is unused (default: 30m)")
     parser.add_argument("--all", action="store_true", help="also claims that are used and not too large")
-    add_usage_source(parser, window=_WINDOW)
+    usage_source.add_usage_source(parser, window=_WINDOW)
     parser.add_argument("-o", "--output", choices=("table", "json", "csv"), default="table", help="default: table")
 
 
 def run(args: argparse.Namespace) -> int:
-    after_s = seconds(args.idle_for, "--idle-for")
-    report = read_use(args, _WINDOW, node=args.node)
+    after_s = usage_source.seconds(args.idle_for, "--idle-for")
+    report = usage_source.read_use(args, _WINDOW, node=args.node)
     uses = [use for use in report.uses if args.namespace in (None, use.namespace)]
-    tell_source(report)
+    usage_source.tell_source(report)
     rows = judge(uses, idle_after_s=after_s, size_of=_sizes(args) if uses else lambda _: DeviceSize())
     shown = [row for row in rows if args.all or row.finding is not WasteFinding.USED]
     if args.output == "json":
@@ -65,13 +58,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sizes(args: argparse.Namespace) -> Callable[[ClaimDeviceUse], DeviceSize]:
-    """What the API server says of devices; nothing, with a note, where it refuses: then shares alone are judged."""
+    """Return published sizes; none, with a note, if the API server refuses: then only shares are judged."""
     try:
         items = client(kubeconfig_of(args)).list(paths.resource_slices())["items"]
     except (KubernetesApiError, ConfigurationError) as error:
         print(f"note: how large devices are is not known: {printable(str(error))}", file=sys.stderr)
         items = []
-    return sizes_in(items, note_of("the size of devices is not known: ResourceSlice or device"))
+    return sizes_in(items, usage_source.note_of("the size of devices is not known: ResourceSlice or device"))
 
 
 def _cells(row: WasteRow) -> Sequence[str]:

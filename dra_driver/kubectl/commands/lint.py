@@ -1,4 +1,4 @@
-"""``kubectl dra lint``: checks manifests before they are applied, or the objects of a cluster."""
+"""``kubectl dra lint``: check manifests before they are applied, or the objects of a cluster."""
 
 import argparse
 import os
@@ -9,15 +9,9 @@ from typing import Final
 from dra_driver import __version__
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.kube.state import ClusterState
+from dra_driver.kubectl import lint
 from dra_driver.kubectl.commands.source import add_kubeconfig, kubeconfig_of, live_state, state_in_file, tell_gaps
-from dra_driver.kubectl.lint import (
-    ManifestSource,
-    collect,
-    known_from_catalog,
-    known_from_cluster,
-    lint,
-    sources_from_objects,
-)
+from dra_driver.kubectl.lint import ManifestSource
 from dra_driver.kubectl.lint.finding import LintReport, as_github, as_json, as_sarif, as_text
 
 DESCRIPTION: Final = """\
@@ -48,10 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     state = _state(args)
-    known = known_from_cluster(state) if state is not None else known_from_catalog()
+    known = lint.known_from_cluster(state) if state is not None else lint.known_from_catalog()
     sources: Iterable[ManifestSource]
-    sources = collect(args.paths, sys.stdin.buffer.read) if args.paths else _stored(state, args.namespace)
-    report = lint(sources, known)
+    sources = lint.collect(args.paths, sys.stdin.buffer.read) if args.paths else _stored(state, args.namespace)
+    report = lint.lint(sources, known)
     if state is not None:
         tell_gaps(state)
     print(_shown(report.strict() if args.strict else report, args.output))
@@ -70,7 +64,7 @@ def _state(args: argparse.Namespace) -> ClusterState | None:
 
 
 def _stored(state: ClusterState | None, namespace: str | None) -> Iterable[ManifestSource]:
-    """Returns the cluster's objects as texts, without objects that a controller has created from other objects."""
+    """Return the cluster's objects as texts, without objects that a controller created from other objects."""
     if state is None:
         return ()
     found = []
@@ -87,7 +81,7 @@ def _stored(state: ClusterState | None, namespace: str | None) -> Iterable[Manif
                 continue
             kept = {key: value for key, value in item.items() if key != "status"}
             found.append({"apiVersion": version, "kind": kind, **kept})
-    return sources_from_objects(found, "cluster")
+    return lint.sources_from_objects(found, "cluster")
 
 
 def _shown(report: LintReport, form: str) -> str:

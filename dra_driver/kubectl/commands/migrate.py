@@ -1,4 +1,4 @@
-"""``kubectl dra migrate``: set-ups of the device plugin, the GPU Operator and mig-parted as objects for this driver."""
+"""``kubectl dra migrate``: translate set-ups of the device plugin, the GPU Operator and mig-parted for this driver."""
 
 import argparse
 import itertools
@@ -82,7 +82,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _documents(args: argparse.Namespace, problems: list[str]) -> Iterator[InputDocument]:
-    """The documents of all sources; what cannot be read is added to ``problems``."""
     for source in collect(args.paths, sys.stdin.buffer.read) if args.paths else ():
         yield from _of_source(source, problems)
     if args.from_cluster:
@@ -99,7 +98,6 @@ def _of_source(source: ManifestSource, problems: list[str]) -> Iterable[InputDoc
 
 
 def _read_text(text: str, where: str) -> Sequence[InputDocument]:
-    """The documents of a text inside another document. Raises ConfigurationError."""
     problems: list[str] = []
     found = list(_of_source(ManifestSource(name=where, text=text), problems))
     if problems:
@@ -108,8 +106,6 @@ def _read_text(text: str, where: str) -> Sequence[InputDocument]:
 
 
 def _as_yaml(found: Translation) -> str:
-    """Documents that can be applied, and the chart's values as a comment: they are no object."""
-
     text = "".join(f"---\n{dump(each)}" for each in found.objects)
     if found.values:
         lines = dump(found.values).splitlines()
@@ -130,15 +126,10 @@ def _mebibytes(text: str | None) -> int:
     return found
 
 
-# --- What ``kubectl dra migrate --from-cluster`` reads: ClusterPolicies, ConfigMaps, nodes, quotas and workloads.
-#
-# Objects that another object owns are left out: changing the owner changes them. A kind that may not be read is named
-# with the right that is missing, and the others are read.
+# --- The objects that ``--from-cluster`` reads, without those that another object owns.
 
 
 class _Kind(NamedTuple):
-    """A kind to read. ``optional``: not every cluster serves it."""
-
     plural: str
     kind: str
     group: str = ""
@@ -164,15 +155,15 @@ _MARKS: Final = ("mig-configs", "migStrategy", "timeSlicing", "sharing")
 
 
 class Lister(Protocol):
-    """The part of ``kube.rest.RestClient`` that is needed here."""
+    """Subset of ``kube.rest.RestClient``."""
 
     def list(self, path: str, /) -> Wire: ...
 
 
 def cluster_documents(rest: Lister, namespace: str | None, problems: list[str]) -> Iterator[InputDocument]:
-    """The objects; rights that are missing are added to ``problems``. Raises KubernetesApiError if nothing answers.
+    """Yield the objects; add missing permissions to ``problems``. Raises KubernetesApiError without an API server.
 
-    ``namespace`` is for workloads and quotas; ConfigMaps of the device plugin are read in all namespaces.
+    ``namespace`` is for workloads and quotas; ConfigMaps are read in all namespaces.
     """
     for kind in KINDS:
         where = namespace if kind.namespaced and kind.plural != "configmaps" else None
@@ -205,7 +196,7 @@ def _list_kind(rest: Lister, kind: _Kind, namespace: str | None, problems: list[
 
 
 def _matters(kind: _Kind, item: Wire) -> bool:
-    """Objects that nothing owns; of ConfigMaps those that look like configurations; of pods those that go on."""
+    """Return whether nothing owns the object, a ConfigMap looks like a configuration, and a pod has not ended."""
     if (item.get("metadata") or {}).get("ownerReferences") and kind.kind not in {"ConfigMap", "Node"}:
         return False
     if kind.kind == "ConfigMap":
@@ -214,7 +205,7 @@ def _matters(kind: _Kind, item: Wire) -> bool:
 
 
 def _tidy(item: Wire) -> dict[str, object]:
-    """Without what a pod got when it was created: its node, the token that is mounted, its tolerations for the node."""
+    """Remove fields that a pod gets when it is created: its node, priority and mounted token."""
     spec = item.get("spec") or {}
     if "containers" not in spec:
         return dict(item)
@@ -236,16 +227,13 @@ def _untoken(container: Wire, tokens: set[str]) -> dict[str, object]:
 
 
 def check_folder(folder: Path) -> None:
-    """Raises ConfigurationError unless the folder is new or empty: nothing is ever overwritten."""
+    """Raise ConfigurationError unless the directory is new or empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(f"--output {folder}: expected a new or an empty folder")
 
 
 def write_folder(folder: Path, found: Translation) -> None:
-    """Writes the objects by kind, each input's workloads under its name, the chart's values and the report.
-
-    Raises ConfigurationError.
-    """
+    """Write objects by kind, workloads by input, the chart's values and the report. Raises ConfigurationError."""
     files: dict[str, str] = {}
     groups = {"1-policies.yaml": found.policies, "2-classes.yaml": found.classes, "3-templates.yaml": found.templates}
     for name, objects in groups.items():
@@ -272,7 +260,7 @@ def write_folder(folder: Path, found: Translation) -> None:
 
 
 def write_report(path: Path, found: Translation) -> None:
-    """Writes the report, as JSON if the name ends in .json. Raises ConfigurationError."""
+    """Raises ConfigurationError."""
     text = json.dumps(as_json(found), indent=2) if path.suffix == ".json" else as_text(found)
     try:
         _write(path, text + "\n")
@@ -281,7 +269,7 @@ def write_report(path: Path, found: Translation) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """For the owner alone, whatever the umask: environments of containers may have secrets. ``path`` may be a pipe."""
+    """Write for the owner only, despite the umask: environments may have secrets. ``path`` may be a pipe."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -290,7 +278,6 @@ def _write(path: Path, text: str) -> None:
 
 
 def dump(value: object) -> str:
-    """The value as YAML, with no line wrapped."""
     import yaml
 
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)

@@ -1,4 +1,4 @@
-"""``kubectl dra hardware-check NODE``: runs the hardware check as a pod on a node and brings the report back."""
+"""``kubectl dra hardware-check NODE``: run the hardware check as a pod on a node and fetch its report."""
 
 import argparse
 from pathlib import Path
@@ -31,7 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs to the pod's end. Raises ConfigurationError, KubernetesApiError and PodFailedError."""
     from dra_driver.diagnose.hardware import storage
     from dra_driver.diagnose.hardware.remote import run_on_node
     from dra_driver.kube.pod_run import PodPlace
@@ -45,13 +44,11 @@ def run(args: argparse.Namespace) -> int:
         keep=args.keep,
     )
     interrupt_once()  # so that the pod is deleted
-    report = run_on_node(client(kubeconfig_of(args)), place, passed_on(args), _say)
+    report = run_on_node(
+        client(kubeconfig_of(args)), place, passed_on(args), lambda line: print(printable(line), flush=True)
+    )
     path = Path(args.output or f"hardware-check-{args.node}.json")
     storage.write(path, report)
     print(f"report: {path}")
     advise(report)
     return report.exit_status
-
-
-def _say(line: str) -> None:
-    print(printable(line), flush=True)

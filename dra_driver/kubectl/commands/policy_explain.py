@@ -1,4 +1,4 @@
-"""``kubectl dra policy explain``: which policy gives which field of one GPU."""
+"""``kubectl dra policy explain``: name the policy of each field of one GPU."""
 
 import argparse
 import json
@@ -22,7 +22,7 @@ _NO_POLICY: Final = "no policy applies: all fields have their defaults"
 
 
 class ObjectReader(Protocol):
-    """The part of ``kube.rest.RestClient`` that is needed here."""
+    """Subset of ``kube.rest.RestClient``."""
 
     def get(self, path: str) -> Wire: ...
 
@@ -40,7 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the explanation; 1 if no policy can be applied to the GPU."""
     node, slash, gpu = args.gpu.partition("/")
     if not (node and slash and gpu) or "/" in gpu:
         raise ConfigurationError(f"{args.gpu[:80]!r}: expected NODE/GPU, such as gpu-a/gpu-0")
@@ -52,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def explain_gpu(rest: ObjectReader, node: str, name: str) -> int:
-    """Prints what a cluster says of the GPU. Raises ConfigurationError for one that is not known."""
+    """Print the explanation from a cluster; 1 if no policy applies. Raises ConfigurationError for an unknown GPU."""
     try:
         written = rest.get(paths.gpu_nodes(node))
     except NotFoundError as error:
@@ -81,7 +80,7 @@ def explain_gpu(rest: ObjectReader, node: str, name: str) -> int:
 
 
 def _say_fields(rest: ObjectReader, gpu: NodeGpu, applied: NodePolicy | None) -> bool:
-    """Prints the table; True if the fields cannot be told."""
+    """Print the table; return whether the fields are unknown."""
     if not gpu.policy:
         _table({}, "")
         return False
@@ -107,7 +106,7 @@ def _say_others(rows: Sequence[Sequence[str]]) -> None:
 
 
 def _state(policy: NodePolicy, gpu: str) -> str:
-    """Of this GPU; a node gives the worst of all."""
+    """Return the state on this GPU; the policy has the worst of all."""
     for names, word in ((policy.conflicting, "Conflicting"), (policy.waiting, "Waiting"), (policy.in_force, "InForce")):
         if gpu in names:
             return word
@@ -135,9 +134,7 @@ def _offline(paths: Sequence[str], spec: str, node: str, name: str) -> int:
     return 0
 
 
-# --- The fields of a policy's spec with what each says, and which of them it leaves to the default.
-#
-# A policy applies alone, so a field of a GPU comes from the one policy that applies to it or from nowhere else.
+# --- The fields of a policy's spec. Only one policy applies to a GPU.
 
 SPEC_FIELDS: Final = {
     "availability": "Open",
@@ -161,7 +158,7 @@ SPEC_FIELDS: Final = {
     "usage.idle.afterMinutes": "never",
     "usage.idle.action": "Report",
 }
-"""Each field below ``spec`` that decides what a GPU may be used as, and what holds without it."""
+"""Each field below ``spec`` that decides the use of a GPU, with its default."""
 _OF_STRATEGY: Final = {
     "sharing.interval": {"TimeSlicing"},
     "sharing.maxShares": {"TimeSlicing", "MPS"},
@@ -171,15 +168,13 @@ _OF_STRATEGY: Final = {
 
 
 class FieldValue(NamedTuple):
-    """One field; ``given`` is False where the default holds."""
-
     field: str
     value: str
     given: bool
 
 
 def field_values(spec: Mapping[str, object]) -> list[FieldValue]:
-    """All fields that mean something with this spec, in the order of the documentation. Null is absent."""
+    """Return all fields that apply to this spec, in the order of the documentation. Null is absent."""
     strategy = _field_value(spec, "sharing.strategy") or "Exclusive"
     found = []
     for name, default in SPEC_FIELDS.items():

@@ -1,4 +1,4 @@
-"""``kubectl dra quota``: what namespaces may have of GPUs by their ResourceQuotas, and what they have."""
+"""``kubectl dra quota``: compare the ResourceQuotas of namespaces with the GPUs that they have."""
 
 import argparse
 import sys
@@ -11,26 +11,11 @@ from msgspec import to_builtins
 from dra_driver.core.errors import NotFoundError
 from dra_driver.kube import paths
 from dra_driver.kube.shapes import read_all
+from dra_driver.kubectl.commands import usage_source
 from dra_driver.kubectl.commands.source import client, kubeconfig_of, print_json, print_table
-from dra_driver.kubectl.commands.usage_source import (
-    Cell,
-    add_usage_source,
-    note_of,
-    number,
-    print_csv,
-    read_use,
-    seconds,
-    tell_source,
-)
+from dra_driver.kubectl.commands.usage_source import Cell, note_of
 from dra_driver.kubectl.usage import quota
-from dra_driver.kubectl.usage.quota import (
-    CountedClaim,
-    ExtendedClass,
-    QuotaRow,
-    ResourceQuota,
-    UnlimitedClass,
-    classes_held,
-)
+from dra_driver.kubectl.usage.quota import CountedClaim, QuotaRow, UnlimitedClass
 from dra_driver.kubectl.usage.waste import DeviceSize, WasteFinding, judge
 
 if TYPE_CHECKING:
@@ -48,17 +33,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--namespace", metavar="NAME", help="only this namespace (default: all)")
     parser.add_argument("--idle", action="store_true", help="ask the exporters, or --prometheus, which claims are idle")
     parser.add_argument("--idle-for", metavar="TIME", default="30m", help="how long a claim is unused (default: 30m)")
-    add_usage_source(parser, window="24h")
+    usage_source.add_usage_source(parser, window="24h")
     parser.add_argument("-o", "--output", choices=("table", "json", "csv"), default="table", help="default: table")
 
 
 def run(args: argparse.Namespace) -> int:
-    after_s = seconds(args.idle_for, "--idle-for")
+    after_s = usage_source.seconds(args.idle_for, "--idle-for")
     api = client(kubeconfig_of(args))
     items = _quotas(api, args.namespace)
-    quotas = read_all(ResourceQuota, items, note_of("ResourceQuota"))
+    quotas = read_all(quota.ResourceQuota, items, note_of("ResourceQuota"))
     claims = read_all(CountedClaim, api.list(paths.resource_claims(args.namespace))["items"], note_of("ResourceClaim"))
-    classes = read_all(ExtendedClass, api.list(paths.device_classes())["items"], note_of("DeviceClass"))
+    classes = read_all(quota.ExtendedClass, api.list(paths.device_classes())["items"], note_of("DeviceClass"))
     extended = (each.spec.extended_resource_name for each in classes)
     idle = _idle(args, claims, after_s) if args.idle else None
     rows = quota.rows(quotas, filter(None, extended), idle)
@@ -70,9 +55,11 @@ def run(args: argparse.Namespace) -> int:
         told = [{**to_builtins(row), "left": row.left} for row in rows]
         print_json("QuotaReport", {"items": told, "unlimited": to_builtins(free)})
     elif args.output == "csv":
-        print_csv([*map(str.lower, _HEADINGS)], [_values(row) for row in rows] + [_unlimited(each) for each in free])
+        usage_source.print_csv(
+            [*map(str.lower, _HEADINGS)], [_values(row) for row in rows] + [_unlimited(each) for each in free]
+        )
     elif rows or free:
-        cells = [[number(cell) for cell in row] for row in map(_values, rows)]
+        cells = [[usage_source.number(cell) for cell in row] for row in map(_values, rows)]
         cells += [[str(cell) for cell in _unlimited(each)] for each in free]
         print_table(_HEADINGS, cells)
     else:
@@ -81,7 +68,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _quotas(api: "RestClient", namespace: str | None) -> Sequence[object]:
-    """None, with a note, from an API server that does not serve them."""
     try:
         found: Sequence[object] = api.list(paths.resource_quotas(namespace))["items"]
     except NotFoundError:
@@ -91,9 +77,8 @@ def _quotas(api: "RestClient", namespace: str | None) -> Sequence[object]:
 
 
 def _idle(args: argparse.Namespace, claims: Sequence[CountedClaim], after_s: int) -> Counter[tuple[str, str]]:
-    """Devices of idle claims by namespace and class."""
-    report = read_use(args, "24h")
-    tell_source(report)
+    report = usage_source.read_use(args, "24h")
+    usage_source.tell_source(report)
     rows = judge(report.uses, idle_after_s=after_s, size_of=lambda _: DeviceSize())
     idle = {(row.use.namespace, row.use.claim) for row in rows if row.finding is WasteFinding.IDLE}
     if not report.uses:
@@ -102,7 +87,7 @@ def _idle(args: argparse.Namespace, claims: Sequence[CountedClaim], after_s: int
         (claim.metadata.namespace, name)
         for claim in claims
         if (claim.metadata.namespace, claim.metadata.name) in idle
-        for name in classes_held(claim)
+        for name in quota.classes_held(claim)
     )
 
 

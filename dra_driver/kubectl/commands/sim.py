@@ -1,5 +1,5 @@
-"""``dra-driver sim``: runs an embedded cluster with simulated GPUs (``up``), or a demonstration in it (``demo``); makes
-simulated GPUs of any cluster ill (``inject``) and well again (``recover``)."""
+"""``dra-driver sim``: run an embedded cluster with simulated GPUs (``up``) or a demonstration in it (``demo``); inject
+faults into simulated GPUs of any cluster (``inject``) and end them (``recover``)."""
 
 import argparse
 import signal
@@ -17,16 +17,8 @@ from msgspec import Struct
 from dra_driver.core.errors import ConfigurationError, DraError, ForbiddenError
 from dra_driver.core.text import printable
 from dra_driver.hardware.gpu.catalog import suggest
-from dra_driver.hardware.gpu.simulated.faults import (
-    ANNOTATION,
-    FaultOrder,
-    format_orders,
-    is_partition,
-    parse_orders,
-    with_order,
-    without_device,
-    without_order,
-)
+from dra_driver.hardware.gpu.simulated import faults
+from dra_driver.hardware.gpu.simulated.faults import ANNOTATION, FaultOrder
 from dra_driver.kube import paths
 from dra_driver.kube.node_annotation import Annotations, NodeApi, change_annotation, node_metadata
 from dra_driver.kube.shapes import MetadataPart, read_all
@@ -37,8 +29,6 @@ Run a Kubernetes cluster in this process: an API server on loopback for kubectl,
 node a kubelet and the real node process with simulated GPUs. Containers are not started: a container's log shows what
 its nvidia-smi would list.
 """
-
-_EVICT_BY_USE = ("--evict-over-grant", "true", "--reclaim-idle", "true")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -120,7 +110,7 @@ def _up(args: argparse.Namespace) -> int:
                 print(f"exporter     {node.exporter.url}/usage and /metrics, its log: {node.folders.exporter_log}")
         if args.controller:
             log = cluster.folder / "controller.log"
-            evict = _EVICT_BY_USE if args.usage else ()
+            evict = ("--evict-over-grant", "true", "--reclaim-idle", "true") if args.usage else ()
             controller = ControllerSubprocess(cluster.kubeconfig, log, evict)
             controller.start()
             children.callback(controller.stop)
@@ -139,8 +129,6 @@ def _up(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _page(kubeconfig: Path, log: Path) -> Iterator[None]:
-    """The page as a child process, which ends with this one; prints its address. Raises ConfigurationError."""
-
     command = [sys.executable, "-m", "dra_driver.kubectl.commands.kubectl", "ui", "--kubeconfig", str(kubeconfig)]
     with (
         log.open("wb") as errors,
@@ -169,10 +157,7 @@ def _demo(args: argparse.Namespace) -> int:
     return 0 if good else 1
 
 
-# --- ``dra-driver sim inject`` and ``sim recover``: make a simulated GPU of a node ill, and well again.
-#
-# The fault is written into an annotation of the Node; the node process follows it when it was started with --simulate.
-# That is seen by its events on the Node and by the taints of the device, so the command waits for one of them.
+# --- ``inject`` and ``recover``: write an annotation of the Node, and wait for the node process' event or the taint.
 
 INJECT_ABOUT: Final = """\
 Make a simulated GPU, or an existing partition of it, ill until `dra-driver sim recover`. On the embedded cluster and on
@@ -194,15 +179,10 @@ to see refusals, on events in namespace default.
 REFUSED: Final = "SimulatedFaultRefused"
 REASONS: Final = frozenset({"SimulatedFault", REFUSED})
 WAIT_S: Final = 15.0
-TAINT_S: Final = 5.0
-"""How long a taint is waited for once the node process has said that it follows."""
+TAINT_S: Final = 5.0  # wait for a taint after the event of the node process
 LOOK_S: Final = 0.2
 MAX_WAIT_S: Final = 600.0
-NAMESPACE: Final = "default"
-
-
-UNREADABLE: Final = "nothing changes"
-"""In the message about an annotation that cannot be read at all."""
+UNREADABLE: Final = "nothing changes"  # part of the message about an unreadable annotation
 
 
 class _RefusedError(DraError):
@@ -210,7 +190,7 @@ class _RefusedError(DraError):
 
 
 class Api(NodeApi, Protocol):
-    """The part of ``kube.rest.RestClient`` that is needed here."""
+    """Subset of ``kube.rest.RestClient``."""
 
     def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
 
@@ -292,11 +272,10 @@ class FaultCommand:
     ) -> None:
         self._api, self._node = api, node
         self._say, self._clock, self._sleep = say, clock, sleep
-        self._lost: set[str] = set()
-        """Objects that cannot be read. Each is told once."""
+        self._lost: set[str] = set()  # unreadable objects; each is reported once
 
     def inject(self, device: str, fault: str, wait_s: float) -> None:
-        """Raises ConfigurationError for a device or fault that cannot be, DraError when nothing reacts."""
+        """Raises ConfigurationError for an unknown device or fault, DraError without a reaction."""
         try:
             order = FaultOrder.parse(device, fault)
         except ValueError as error:
@@ -305,19 +284,19 @@ class FaultCommand:
         if device not in taints:
             raise ConfigurationError(self._unknown(device, taints))
         before = self._events()
-        self._change(lambda orders: with_order(orders, order))
+        self._change(lambda orders: faults.with_order(orders, order))
         self._say(f"{device} of {self._node}: {order.fault} injected")
         try:
             self._await(f"{order}", device, before, taints[device], wait_s)
         except _RefusedError:
-            self._change(lambda orders: without_order(orders, order))
+            self._change(lambda orders: faults.without_order(orders, order))
             raise
 
     def recover(self, device: str | None, wait_s: float) -> None:
-        """Raises as ``inject``; nothing to recover is no error."""
+        """Raises as ``inject``; no injected fault is not an error."""
         before = self._events()
         what = device or "all devices"
-        if not self._change(lambda orders: without_device(orders, device) if device else ()):
+        if not self._change(lambda orders: faults.without_device(orders, device) if device else ()):
             self._say(f"{what} of {self._node}: no fault was injected")
             return
         self._say(f"{what} of {self._node}: the injected faults end")
@@ -325,11 +304,11 @@ class FaultCommand:
         self._say("taints go once recovery was seen and the calm time is over, 30 s by default")
 
     def _change(self, change: Callable[[tuple[FaultOrder, ...]], tuple[FaultOrder, ...]]) -> bool:
-        """Whether the annotation had to be changed. Others may change it at the same time."""
+        """Return whether the annotation changed. Other writers may change it at the same time."""
 
         def decide(found: Annotations) -> str | None:
             try:
-                return format_orders(change(parse_orders(found.get(ANNOTATION, "")))) or None
+                return faults.format_orders(change(faults.parse_orders(found.get(ANNOTATION, "")))) or None
             except ValueError as error:
                 raise ConfigurationError(
                     f"annotation {ANNOTATION} of node {self._node}: {error}; to begin anew: kubectl annotate node "
@@ -341,7 +320,7 @@ class FaultCommand:
     def _await(
         self, what: str, device: str | None, before: Mapping[str, object], taints: frozenset[str], wait_s: float
     ) -> None:
-        """Wait until the node process has followed. Raises DraError when it refuses or does not."""
+        """Wait until the node process reacts. Raises DraError when it refuses or does not."""
         until, followed = self._clock() + wait_s, False
         while self._clock() < until:
             new = [event for name, event in self._events().items() if before.get(name) != event]
@@ -366,7 +345,6 @@ class FaultCommand:
             )
 
     def _taints(self) -> Mapping[str, frozenset[str]]:
-        """The taints of each device of the node, as ``key=value:effect``."""
         items = self._api.list(paths.resource_slices(), {"fieldSelector": f"spec.nodeName={self._node}"})["items"]
         return {
             device.name: frozenset(f"{taint.key}={taint.value}:{taint.effect}" for taint in device.taints)
@@ -380,10 +358,10 @@ class FaultCommand:
             self._say(f"note: of {self._node}: {printable(said)}")
 
     def _events(self) -> Mapping[str, tuple[str, str, object]]:
-        """Reason, message and count by name; empty without the right to read them."""
+        """Return reason, message and count by name; empty without the permission to list events."""
         query = {"fieldSelector": f"involvedObject.kind=Node,involvedObject.name={self._node}"}
         try:
-            events = read_all(_Event, self._api.list(paths.events(NAMESPACE), query)["items"], self._note)
+            events = read_all(_Event, self._api.list(paths.events("default"), query)["items"], self._note)
         except ForbiddenError:
             return {}
         return {
@@ -398,5 +376,5 @@ class FaultCommand:
             return f"node {self._node} has no device {device!r:.80} that can be read: see the notes above"
         if not known:
             return f"node {self._node} publishes no devices: its node process has to run, with --simulate"
-        names = [name for name in known if is_partition(name) == is_partition(device)]
+        names = [name for name in known if faults.is_partition(name) == faults.is_partition(device)]
         return f"node {self._node} has no device {device!r:.80}; {suggest(device, names or known)}"

@@ -1,18 +1,22 @@
-"""``kubectl dra smoke``: runs a pod for each kind of device and compares what it sees with what it was allocated."""
+"""``kubectl dra smoke``: run a pod for each kind of device and compare its devices with its allocation."""
 
 import argparse
 import json
 import signal
 import sys
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping
+from typing import Final
 
 from dra_driver.core.command_line.table import show
-from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.errors import ConfigurationError, DraError
+from dra_driver.core.text import one_line
+from dra_driver.diagnose import smoke
+from dra_driver.diagnose.smoke import WORDS, Fit, SmokeOptions, SmokeReport, TryKind, TryResult
+from dra_driver.kube.devices import Wire
+from dra_driver.kube.rest import RestClient
+from dra_driver.kube.state import ClusterState, with_objects
 from dra_driver.kubectl.commands.source import Progress, add_kubeconfig, client, kubeconfig_of, wants_colour
-
-if TYPE_CHECKING:
-    from dra_driver.diagnose.smoke import SmokeOptions, SmokeReport, TryResult
-    from dra_driver.kube.rest import RestClient
+from dra_driver.kubectl.explain import Answer, Explanation, SchedulerModel, explain_pods, scheduler_for
 
 DESCRIPTION: Final = """\
 Try whether pods get their devices: for each kind of device that a node publishes (whole GPU, each MIG profile, share),
@@ -68,11 +72,8 @@ def run(args: argparse.Namespace) -> int:
     options, rest = _options(args), client(kubeconfig_of(args))
     if args.cleanup:
         return _clean_up(rest, options.namespace)
-    from dra_driver.diagnose.smoke import SmokeRun
-    from dra_driver.kubectl.explain.fit import fits_under
-
     with Progress("looking at the cluster") as progress:
-        work = SmokeRun(rest, options, fits_under, lambda *news: progress.say(_step(*news)))
+        work = smoke.SmokeRun(rest, options, fits_under, lambda *news: progress.say(_step(*news)))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the run deletes its objects, then ends
             signal.signal(number, lambda *_: work.stop())
         report = work.run()
@@ -80,9 +81,7 @@ def run(args: argparse.Namespace) -> int:
     return report.exit_status
 
 
-def _options(args: argparse.Namespace) -> "SmokeOptions":
-    from dra_driver.diagnose.smoke import FORMS, SmokeOptions
-
+def _options(args: argparse.Namespace) -> SmokeOptions:
     for flag, value, least, most in (
         ("--timeout", args.timeout, 1, _LONGEST_S),
         ("--parallel", args.parallel, 1, _MOST_PARALLEL),
@@ -99,7 +98,7 @@ def _options(args: argparse.Namespace) -> "SmokeOptions":
         driver=args.driver,
         nodes=tuple(args.node),
         all_nodes=args.all_nodes,
-        forms=tuple(form for form in FORMS if not args.kind or form in args.kind),
+        forms=tuple(form for form in smoke.FORMS if not args.kind or form in args.kind),
         image=args.image,
         daemon_set=args.daemonset,
         driver_namespace=args.driver_namespace,
@@ -110,10 +109,8 @@ def _options(args: argparse.Namespace) -> "SmokeOptions":
     )
 
 
-def _clean_up(rest: "RestClient", namespace: str) -> int:
-    from dra_driver.diagnose.smoke import clean_up
-
-    found, left = clean_up(rest, namespace)
+def _clean_up(rest: RestClient, namespace: str) -> int:
+    found, left = smoke.clean_up(rest, namespace)
     for name in found:
         print(f"deleted: {name}")
     if not found:
@@ -123,12 +120,9 @@ def _clean_up(rest: "RestClient", namespace: str) -> int:
     return 1 if left else 0
 
 
-def _print(report: "SmokeReport", form: str) -> None:
-    from dra_driver.core.text import one_line
-    from dra_driver.diagnose.smoke import to_wire
-
+def _print(report: SmokeReport, form: str) -> None:
     if form == "json":
-        print(json.dumps(to_wire(report), indent=2))
+        print(json.dumps(smoke.to_wire(report), indent=2))
         return
     show(("NODE", "KIND", "RESULT", "DEVICE", "DETAIL"), [_row(item) for item in report.tries], colour=wants_colour())
     for item in report.tries:
@@ -143,15 +137,81 @@ def _print(report: "SmokeReport", form: str) -> None:
     print(f"\n{report.summary}{'; interrupted' if report.interrupted else ''}")
 
 
-def _row(item: "TryResult") -> tuple[str, ...]:
-    from dra_driver.diagnose.smoke import WORDS
-
+def _row(item: TryResult) -> tuple[str, ...]:
     result = f"{WORDS[item.status]}{f' ({item.finding.layer})' if item.finding.layer else ''}"
     detail = item.finding.seen or ", ".join(item.seen)
     return item.node, str(item.kind or "all"), result, item.device or "-", detail or "-"
 
 
-def _step(result: "TryResult", done: int, total: int) -> str:
-    from dra_driver.diagnose.smoke import WORDS
-
+def _step(result: TryResult, done: int, total: int) -> str:
     return f"{done} of {total}: {result.node} {result.kind}: {WORDS[result.status]}"
+
+
+# --- Would a pod be placed on a node? Busy devices are not a failure.
+
+# Codes of `explain`: devices of another kind, and busy ones.
+_OTHER_KIND: Final = frozenset({"classSelector", "requestSelector", "nodeSelection"})
+_BUSY: Final = {
+    "inUse": "allocated",
+    "takenByThisPod": "allocated",
+    "capacityShort": "allocated to others",
+    "counterShort": "in use in another form",
+}
+
+
+def fits_under(whole: ClusterState) -> Callable[[ClusterState, Wire, Wire, TryKind], Fit]:
+    """Return `fit_of` for parts of the cluster ``whole``, with its scheduler's version and features."""
+    scheduler = scheduler_for(whole)
+    return lambda state, pod, claim, kind: fit_of(state, pod, claim, kind, scheduler)
+
+
+def fit_of(state: ClusterState, pod: Wire, claim: Wire, kind: TryKind, scheduler: SchedulerModel) -> Fit:
+    """Return whether the pod with its claim would be placed on the only node of ``state`` now."""
+    try:
+        found = explain_pods(with_objects(state, [claim]), [pod], scheduler=scheduler)[0]
+    except DraError as error:
+        return Fit(fits=False, answer=str(error))
+    if found.verdict.answer is Answer.FITS:
+        return Fit(fits=True)
+    return Fit(fits=False, busy=_busy(found, kind), answer=_answer(found))
+
+
+def _busy(found: Explanation, kind: TryKind) -> str:
+    """Return a reason if only the use or taints of devices, or the node's other pods, prevent it."""
+    if any(cause.blocks for cause in found.causes):
+        return ""
+    other = [reason.message for reason in found.nodes if not reason.by_devices]
+    if other:
+        return f"no pod is placed there: {other[0]}"
+    counts: dict[str, int] = {}
+    tainted = ""
+    for reason in (reason for request in found.requests for reason in request.reasons):
+        if reason.code in _OTHER_KIND:
+            continue
+        if reason.code == "tainted":
+            tainted, word = reason.message, "tainted"
+        elif reason.code in _BUSY:
+            word = _BUSY[reason.code]
+        else:
+            return ""
+        counts[word] = counts.get(word, 0) + reason.devices
+    return _counted(kind, counts, tainted) if counts else ""
+
+
+def _counted(kind: TryKind, counts: Mapping[str, int], tainted: str) -> str:
+    total = sum(counts.values())
+    if set(counts) == {"allocated"} and kind.form == "gpu":
+        return f"all {total} GPUs are allocated" if total > 1 else "its only GPU is allocated"
+    listed = ", ".join(f"{count} {word}" for word, count in counts.items())
+    noun = {"gpu": "GPUs", "mig": f"places for {kind.name}", "shared": "shared GPUs"}[kind.form]
+    why = f" ({tainted})" if tainted else ""
+    return f"none of {total} {noun} is free: {listed}{why}" if total > 1 else f"not free: {listed}{why}"
+
+
+def _answer(found: Explanation) -> str:
+    text = found.verdict.sentence
+    more = [cause.message for cause in found.causes if cause.blocks]
+    more += [found.nearest_miss.fix] if found.nearest_miss is not None else []
+    for part in more:
+        text = text if part in text else f"{text}; {part}"
+    return text

@@ -1,7 +1,4 @@
-"""``kubectl dra snapshot``: writes the objects that explain, lint and capacity read to a file, without secrets.
-
-``dra_driver.kube.state_parts`` decides what is kept of each object.
-"""
+"""``kubectl dra snapshot``: write the cluster's state to a file, without secrets (see ``kube/state_parts.py``)."""
 
 import argparse
 import sys

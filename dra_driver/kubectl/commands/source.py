@@ -1,4 +1,4 @@
-"""Where a command reads from: flags of kubeconfig, namespace and state file, the client, and the line of progress."""
+"""The source of a command: flags of kubeconfig, namespace and state file, the client, and the line of progress."""
 
 import argparse
 import gc
@@ -27,7 +27,7 @@ SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 def add_kubeconfig(parser: argparse.ArgumentParser, group: argparse._ActionsContainer | None = None) -> None:
-    """Adds ``--kubeconfig``, to ``group`` if there is one, and ``--context``."""
+    """Add ``--kubeconfig``, to ``group`` if there is one, and ``--context``."""
     (group or parser).add_argument(
         "--kubeconfig", metavar="FILE", help="how to reach the API server (default: as kubectl does)"
     )
@@ -37,7 +37,7 @@ def add_kubeconfig(parser: argparse.ArgumentParser, group: argparse._ActionsCont
 
 
 def kubeconfig_of(args: argparse.Namespace) -> Kubeconfig:
-    """What these flags choose. Raises ConfigurationError for a context that does not exist."""
+    """Raises ConfigurationError for a context that does not exist."""
     found = Kubeconfig(path=args.kubeconfig, context=args.context)
     if found.context is not None:
         found.check(os.environ)
@@ -45,7 +45,7 @@ def kubeconfig_of(args: argparse.Namespace) -> Kubeconfig:
 
 
 def namespace_of(args: argparse.Namespace) -> str:
-    """That of ``-n``, else the kubeconfig's; of a file of the cluster's state ``default``. As `kubeconfig_of`."""
+    """Return that of ``-n``, else the kubeconfig's; for a state file ``default``. Raises as `kubeconfig_of`."""
     if args.namespace or any(getattr(args, name, None) for name in ("cluster_state", "snapshot")):
         return str(args.namespace or DEFAULT)
     return kubeconfig_of(args).namespace(os.environ, SERVICE_ACCOUNT_DIR)
@@ -58,9 +58,9 @@ _CLEAR: Final = "\r\x1b[K"
 
 
 class Progress:
-    """A context: the line appears on standard error after two seconds, with the seconds so far, and goes at the end.
+    """A context that shows a line with the elapsed seconds on standard error, after two seconds, until it ends.
 
-    What the command itself prints has to come after the context, or between `hide` and the next `say`.
+    Other output must come after the context, or between `hide` and the next `say`.
     """
 
     def __init__(self, text: str, *, stream: TextIO | None = None, after_s: float = AFTER_S) -> None:
@@ -86,7 +86,7 @@ class Progress:
             self._text = text
 
     def hide(self) -> None:
-        """Take the line away, so that other output can be written; it comes back within half a second of a `say`."""
+        """Remove the line; it returns within half a second of a `say`."""
         with self._lock:
             if self._is_shown:
                 self._stream.write(_CLEAR)
@@ -103,7 +103,6 @@ class Progress:
 
 
 def line(text: str, seconds: float, width: Callable[[], int] = lambda: shutil.get_terminal_size().columns) -> str:
-    """The text and the seconds, in one line of the terminal."""
     shown = printable(text)
     end = f" ... {seconds:.0f} s"
     return f"{shown[: max(0, width() - len(end) - 1)]}{end}"
@@ -115,7 +114,7 @@ _MAX_STDIN = 16 << 20
 def add_source(
     parser: argparse.ArgumentParser, namespace_help: str = "default: that of the kubeconfig's context, else default"
 ) -> None:
-    """Adds ``--kubeconfig``, ``--context``, ``--cluster-state`` and, unless its help is empty, ``-n``."""
+    """Add ``--kubeconfig``, ``--context``, ``--cluster-state`` and, unless its help is empty, ``-n``."""
     if namespace_help:
         parser.add_argument("-n", "--namespace", metavar="NAME", help=namespace_help)
     source = parser.add_mutually_exclusive_group()
@@ -129,10 +128,7 @@ def add_source(
 
 
 def state_of(args: argparse.Namespace, *, namespace: str | None = None, only: Sequence[str] = ()) -> "ClusterState":
-    """Returns the state that the flags select; of a live cluster ``only`` these fields.
-
-    Raises ConfigurationError and KubernetesApiError.
-    """
+    """Return the state, of a live cluster ``only`` these fields. Raises ConfigurationError and KubernetesApiError."""
     # The process runs for a few seconds and keeps all objects to its end: garbage collection would take a third of it.
     gc.disable()
     if args.cluster_state:
@@ -141,7 +137,6 @@ def state_of(args: argparse.Namespace, *, namespace: str | None = None, only: Se
 
 
 def live_state(kubeconfig: Kubeconfig, namespace: str | None, *, only: Sequence[str] = ()) -> "ClusterState":
-    """The state of the cluster; on a terminal with what is being read. Raises as `state_of`."""
     from dra_driver.kube.state import read_cluster
 
     with Progress("reading the cluster") as progress:
@@ -149,7 +144,7 @@ def live_state(kubeconfig: Kubeconfig, namespace: str | None, *, only: Sequence[
 
 
 def state_in_file(path: str) -> "ClusterState":
-    """The state in a file of `kubectl dra snapshot` or `kubectl dra support-bundle`. Raises ConfigurationError."""
+    """Read a file of `kubectl dra snapshot` or `kubectl dra support-bundle`. Raises ConfigurationError."""
     from dra_driver.diagnose.doctor import bundle
     from dra_driver.kube.state_file import load
 
@@ -158,18 +153,18 @@ def state_in_file(path: str) -> "ClusterState":
 
 
 def tell_gaps(state: "ClusterState") -> None:
-    """Says on standard error what could not be read: a table that lacks it would look complete."""
+    """Report gaps on standard error: a table without the missing objects would look complete."""
     for gap in state.gaps:
         print(f"not read: {printable(gap)}", file=sys.stderr)
 
 
 def is_unread(state: "ClusterState", resource: str) -> bool:
-    """Whether objects of this kind (``resourceslices``) could not be read: none of them means unknown then."""
+    """Return whether objects of this kind (``resourceslices``) could not be read."""
     return any(gap.startswith(f"{resource}:") for gap in state.gaps)
 
 
 def client(kubeconfig: Kubeconfig) -> "RestClient":
-    """Returns a client of the API server; the library logs errors only, so its log does not mix with the output."""
+    """Return a client that logs only errors, so that its log does not mix with the output."""
     from dra_driver.core.telemetry import logs
     from dra_driver.kube.connection import Connection
     from dra_driver.kube.rest import RestClient
@@ -179,12 +174,10 @@ def client(kubeconfig: Kubeconfig) -> "RestClient":
 
 
 def print_json(kind: str, fields: Mapping[str, object]) -> None:
-    """Prints one document with its kind and a schema version."""
     print(json.dumps({"schemaVersion": 1, "kind": kind, **fields}, indent=2))
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints a table, in colours on a terminal."""
     show(headings, rows, colour=wants_colour())
 
 
@@ -196,7 +189,7 @@ _KINDS: Final = {
 
 
 def split_target(target: str, *kinds: str, default: str = "") -> tuple[str, str]:
-    """Splits ``pods/train`` into (pod, train). ``default`` is the kind of a plain name. Raises ConfigurationError."""
+    """Split ``pods/train`` into (pod, train). ``default`` is the kind of a plain name. Raises ConfigurationError."""
     kind, slash, name = target.partition("/")
     if default and not slash:
         kind, name = default, target
@@ -208,7 +201,7 @@ def split_target(target: str, *kinds: str, default: str = "") -> tuple[str, str]
 
 
 def text_of(path: str) -> str | None:
-    """Returns the text of standard input for ``-``, of limited size; None for a file, which its reader opens."""
+    """Return the text of standard input for ``-``, of limited size; None for a file, which its reader opens."""
     if path != "-":
         return None
     text = sys.stdin.read(_MAX_STDIN + 1)
@@ -218,12 +211,12 @@ def text_of(path: str) -> str | None:
 
 
 def wants_colour() -> bool:
-    """Whether output is a terminal and NO_COLOR (https://no-color.org) is not set."""
+    """Return whether output is a terminal and NO_COLOR (https://no-color.org) is not set."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def files_in(path: str) -> list[Path]:
-    """Returns the manifests of a file, a folder (without subfolders) or standard input. Raises ConfigurationError."""
+    """Return the manifests of a file, a directory (not its subdirectories) or ``-``. Raises ConfigurationError."""
     place = Path(path)
     if path == "-" or not place.is_dir():
         return [place]

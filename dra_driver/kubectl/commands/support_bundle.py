@@ -1,6 +1,6 @@
-"""``kubectl dra support-bundle``: writes what others need to help to one file, without secrets.
+"""``kubectl dra support-bundle``: write the state, logs and the doctor's report to one file, without secrets.
 
-Exit status: 0 written, also where some questions had no answer; 1 the API server does not answer: nothing is written.
+Exit status: 0 written, also with unanswered questions; 1 nothing written, as the API server does not answer.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""``kubectl dra topology``: which GPUs are linked, which share a PCIe root or a NUMA node, and who holds them."""
+"""``kubectl dra topology``: show linked GPUs, GPUs of one PCIe root or NUMA node, and the claims that hold them."""
 
 import argparse
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def row(one: TopologyRow) -> Sequence[str]:
 
 
 def linked(one: TopologyRow) -> str:
-    """Returns ``pair: gpu-0 gpu-1``, ``switch: 8 GPUs`` or "" for a GPU in no island."""
+    """Return ``pair: gpu-0 gpu-1``, ``switch: 8 GPUs`` or "" for a GPU without an island."""
     if not one.linked:
         return ""
     kind = "pair" if len(one.linked) == 2 and one.link_type == "direct" else one.link_type or "linked"

@@ -1,4 +1,4 @@
-"""``kubectl dra ui``: shows the fleet in a browser, served on loopback with the user's own rights."""
+"""``kubectl dra ui``: serve the web UI on loopback, with the user's permissions."""
 
 import argparse
 import os
@@ -72,9 +72,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _reader_of_past(args: argparse.Namespace) -> "Callable[[], Sequence[UseSample]]":
-    """Asks Prometheus for the last hour. Raises ConfigurationError for an address that is none."""
-    from dra_driver.kubectl.commands.prometheus import PrometheusError
-    from dra_driver.kubectl.commands.usage_source import prometheus_of
+    """Return a function that queries Prometheus for the last hour. Raises ConfigurationError for a wrong address."""
+    from dra_driver.kubectl.commands.usage_source import PrometheusError, prometheus_of
     from dra_driver.kubectl.web.use_history import past_of
 
     if args.cluster_state:

@@ -1,4 +1,4 @@
-"""``kubectl dra undrain NODE``: gives drained GPUs back to new claims."""
+"""``kubectl dra undrain NODE``: undrain GPUs, so that new claims get them."""
 
 import argparse
 from typing import Final

@@ -1,4 +1,4 @@
-"""``kubectl dra usage``: what claims, pods, namespaces and nodes use of their GPUs."""
+"""``kubectl dra usage``: show the use of GPUs by claims, pods, namespaces and nodes."""
 
 import argparse
 import sys
@@ -11,29 +11,11 @@ from dra_driver.core.errors import ConfigurationError, KubernetesApiError
 from dra_driver.core.text import gib, printable, span
 from dra_driver.kube import paths
 from dra_driver.kube.shapes import read_all
+from dra_driver.kubectl.commands import usage_source
 from dra_driver.kubectl.commands.source import client, kubeconfig_of, print_json, print_table
-from dra_driver.kubectl.commands.usage_source import (
-    add_usage_source,
-    energy,
-    note_of,
-    number,
-    percent,
-    print_csv,
-    read_use,
-    tell_source,
-)
-from dra_driver.kubectl.usage.device_use import (
-    GONE,
-    GONE_OR_UNREAD,
-    KEYS,
-    ClaimDeviceUse,
-    LabelledClaim,
-    LabelledPod,
-    UseSum,
-    claim_labels,
-    summed,
-    value_in,
-)
+from dra_driver.kubectl.commands.usage_source import energy, note_of, number, percent, print_csv
+from dra_driver.kubectl.usage import device_use
+from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, LabelledClaim, LabelledPod, UseSum, summed
 
 DESCRIPTION: Final = """\
 Show memory used against granted, utilisation, energy and idleness of each claim's devices, or of pods, namespaces or
@@ -66,16 +48,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-n", "--namespace", metavar="NAME", help="only claims of this namespace (default: all)")
     parser.add_argument("--node", metavar="NAME", default="", help="only this node")
-    add_usage_source(parser, window=_WINDOW)
+    usage_source.add_usage_source(parser, window=_WINDOW)
     parser.add_argument("-o", "--output", choices=("table", "json", "csv"), default="table", help="default: table")
 
 
 def run(args: argparse.Namespace) -> int:
     key = _label_of(args.by)
-    report = read_use(args, _WINDOW, node=args.node)
+    report = usage_source.read_use(args, _WINDOW, node=args.node)
     uses = [use for use in report.uses if args.namespace in (None, use.namespace)]
-    sums = [] if args.by == "device" else _labelled(args, uses, key) if key else summed(uses, KEYS[args.by])
-    tell_source(report)
+    sums = [] if args.by == "device" else _labelled(args, uses, key) if key else summed(uses, device_use.KEYS[args.by])
+    usage_source.tell_source(report)
     if args.output == "json":
         about = {"source": report.source, "windowSeconds": report.window_s, "gaps": report.gaps, "by": args.by}
         print_json("UsageReport", {**about, "items": to_builtins(uses if args.by == "device" else sums)})
@@ -87,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _label_of(by: str) -> str:
-    """The key of ``label:KEY``, "" for other kinds. Raises ConfigurationError."""
+    """Return the key of ``label:KEY``, "" for other kinds. Raises ConfigurationError."""
     key = by.removeprefix(_BY_LABEL) if by.startswith(_BY_LABEL) else ""
     if not key and by not in _KINDS:
         raise ConfigurationError(f"--by {by[:60]!r}: expected {', '.join(_KINDS)} or label:KEY")
@@ -95,7 +77,6 @@ def _label_of(by: str) -> str:
 
 
 def _labelled(args: argparse.Namespace, uses: Sequence[ClaimDeviceUse], key: str) -> list[UseSum]:
-    """Sums by a label. Raises KubernetesApiError when the claims cannot be read: such a sum says nothing then."""
     api = client(kubeconfig_of(args))
     items, pods = api.list(paths.resource_claims(args.namespace))["items"], list[LabelledPod]()
     claims = read_all(LabelledClaim, items, note_of("ResourceClaim"))
@@ -104,8 +85,9 @@ def _labelled(args: argparse.Namespace, uses: Sequence[ClaimDeviceUse], key: str
     except KubernetesApiError as error:
         said = f"labels of pods are not known, only those of claims: {error}"
         print(f"note: {printable(said)}", file=sys.stderr)
-    labels, missing = claim_labels(claims, pods), GONE if len(claims) == len(items) else GONE_OR_UNREAD
-    return summed(uses, lambda use: (value_in(labels.get((use.namespace, use.claim)), key, missing),))
+    labels = device_use.claim_labels(claims, pods)
+    missing = device_use.GONE if len(claims) == len(items) else device_use.GONE_OR_UNREAD
+    return summed(uses, lambda use: (device_use.value_in(labels.get((use.namespace, use.claim)), key, missing),))
 
 
 def _print_devices(uses: Sequence[ClaimDeviceUse], output: str) -> None:
@@ -137,7 +119,8 @@ def _print_sums(sums: Sequence[UseSum], keys: Sequence[str], output: str) -> Non
             *each.key,
             *(str(each.claims), str(each.devices)),
             *(_part(each, "used_bytes", gib(each.used_bytes)), _part(each, "granted_bytes", gib(each.granted_bytes))),
-            *(_part(each, "peak_bytes", gib(each.peak_bytes)), _mean(each)),
+            _part(each, "peak_bytes", gib(each.peak_bytes)),
+            f"{percent(each.sm_ratio)}{'?' if 'sm_ratio' in each.partial else ''}",  # a mean over some devices
             _part(each, "energy_joules", energy(each.energy_joules, estimated=each.energy_estimated)),
             *(_part(each, "processes", number(each.processes)), span(each.idle_s)),
         )
@@ -147,13 +130,8 @@ def _print_sums(sums: Sequence[UseSum], keys: Sequence[str], output: str) -> Non
 
 
 def _part(each: UseSum, name: str, shown: str) -> str:
-    """A sum that lacks devices whose value is not known begins with ``>=``."""
+    """Mark a sum without devices of an unknown value with ``>=``."""
     return f">={shown}" if name in each.partial else shown
-
-
-def _mean(each: UseSum) -> str:
-    """A mean over the devices of which it is known, and not over all, ends with ``?``."""
-    return f"{percent(each.sm_ratio)}{'?' if 'sm_ratio' in each.partial else ''}"
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -1,15 +1,22 @@
-"""Flags and readers that ``kubectl dra usage``, ``idle`` and ``quota`` share."""
+"""Flags and readers that ``kubectl dra usage``, ``idle``, ``quota`` and ``ui`` share: of exporters and Prometheus."""
 
 import argparse
 import csv
+import json
 import re
 import sys
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+from typing import Any, Final, Protocol
+from urllib.parse import urlencode, urlsplit
 
 from msgspec import Struct
 
-from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ForbiddenError, KubernetesApiError
+from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, DraError, ForbiddenError, KubernetesApiError
 from dra_driver.core.text import UNKNOWN, printable
 from dra_driver.kube import paths
 from dra_driver.kube.shapes import MetadataPart, read_all
@@ -17,15 +24,12 @@ from dra_driver.kubectl.commands.source import Progress, add_kubeconfig, client,
 from dra_driver.kubectl.usage.device_use import UseReport, decode
 from dra_driver.kubectl.usage.history import History, queries
 
-if TYPE_CHECKING:
-    from dra_driver.kubectl.commands.prometheus import Prometheus
-
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 MAX_WINDOW_S: Final = 366 * 86_400
 
 
 def add_usage_source(parser: argparse.ArgumentParser, *, window: str) -> None:
-    """Adds the flags that say who is asked. ``window`` is the default with Prometheus."""
+    """Add the flags of the source. ``window`` is the default with Prometheus."""
     add_kubeconfig(parser)
     parser.add_argument(
         "--driver-namespace",
@@ -47,6 +51,86 @@ def add_usage_source(parser: argparse.ArgumentParser, *, window: str) -> None:
     )
 
 
+# --- Prometheus over its HTTP API ("HTTP API", instant queries), with limits on time and size, without redirects.
+#
+# It is not part of the cluster's trust: ``usage/history.py`` validates its answers.
+
+MAX_ANSWER: Final = 64 << 20
+QUERY_S: Final = 30.0
+_CHUNK: Final = 1 << 16
+_MAX_TOKEN: Final = 16_384
+
+
+class PrometheusError(DraError):
+    """Prometheus did not answer, refused the query, or sent an unreadable answer."""
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect would carry the token to another host."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+class Prometheus:
+    """One server. ``url`` has the path before ``/api/v1``. Raises ConfigurationError for a wrong address or token."""
+
+    def __init__(self, url: str, token_file: str | None = None, *, timeout_s: float = QUERY_S) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ConfigurationError(f"--prometheus {url[:80]!r}: expected an address such as http://localhost:9090")
+        if parts.username or parts.password:
+            raise ConfigurationError("--prometheus: other users of this machine see the password: use a token's file")
+        self.url = printable(url.rstrip("/"))
+        self._timeout_s = timeout_s
+        self._headers = {"Accept": "application/json"}
+        if token_file is not None:
+            self._headers["Authorization"] = f"Bearer {_token(token_file)}"
+        self._opener = urllib.request.build_opener(_NoRedirects)
+
+    def ask(self, query: str) -> object:
+        """Return the parsed answer of an instant query. Raises PrometheusError."""
+        body = urlencode({"query": query, "timeout": f"{self._timeout_s:g}s"}).encode()
+        request = urllib.request.Request(f"{self.url}/api/v1/query", data=body, headers=self._headers)  # noqa: S310 - http(s), see above
+        until = time.monotonic() + self._timeout_s
+        try:
+            with self._opener.open(request, timeout=self._timeout_s) as answer:
+                return json.loads(self._body(answer, until))
+        except urllib.error.HTTPError as error:
+            with error:
+                said = error.read(400).decode("utf-8", "replace")
+            raise PrometheusError(f"{self.url} answered {error.code}: {printable(said)[:300]}") from error
+        except (OSError, HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            raise PrometheusError(
+                f"no answer from {self.url}: {printable(str(reason))[:200]}; check the address, or leave --prometheus "
+                "out: the exporters know their own short window"
+            ) from error
+        except (ValueError, RecursionError) as error:
+            raise PrometheusError(f"{self.url} answered what is not JSON: is it a Prometheus?") from error
+
+    def _body(self, answer: HTTPResponse, until: float) -> bytes:
+        found = bytearray()
+        while chunk := answer.read1(_CHUNK):
+            found += chunk
+            if len(found) > MAX_ANSWER:
+                raise PrometheusError(f"{self.url}: its answer is larger than {MAX_ANSWER >> 20} MiB; refused")
+            if time.monotonic() > until:
+                raise PrometheusError(f"{self.url}: its answer did not end within {self._timeout_s:g} s")
+        return bytes(found)
+
+
+def _token(path: str) -> str:
+    try:
+        with Path(path).open(encoding="ascii") as file:
+            found = file.read(_MAX_TOKEN).strip()
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"--prometheus-token-file {path}: cannot be read: {error}") from error
+    if not found or not found.isprintable() or " " in found:
+        raise ConfigurationError(f"--prometheus-token-file {path}: expected one token")
+    return found
+
+
 def window_s(args: argparse.Namespace, default: str) -> int:
     if args.window and not args.prometheus:
         raise ConfigurationError("--window: the exporters know their own short window alone; give --prometheus, too")
@@ -54,7 +138,7 @@ def window_s(args: argparse.Namespace, default: str) -> int:
 
 
 def seconds(text: str, flag: str, *, least: int = 1) -> int:
-    """A time such as 90m in seconds. Raises ConfigurationError, which names the flag."""
+    """Return a time such as 90m in seconds. Raises ConfigurationError, which names the flag."""
     match = re.fullmatch(r"([0-9]{1,7})([smhdw])", text)
     found = int(match[1]) * _UNITS[match[2]] if match else 0
     if not least <= found <= MAX_WINDOW_S:
@@ -63,7 +147,7 @@ def seconds(text: str, flag: str, *, least: int = 1) -> int:
 
 
 def read_use(args: argparse.Namespace, default_window: str, *, node: str = "") -> UseReport:
-    """What the flags ask for, from exporters or Prometheus. Raises ConfigurationError and DraError."""
+    """Read the report from exporters or Prometheus. Raises ConfigurationError and DraError."""
     if args.prometheus:
         return _from_prometheus(prometheus_of(args), window_s(args, default_window), node=node)
     window_s(args, default_window)
@@ -71,16 +155,11 @@ def read_use(args: argparse.Namespace, default_window: str, *, node: str = "") -
         return ask_exporters(client(kubeconfig_of(args)), args.driver_namespace, node=node)
 
 
-def prometheus_of(args: argparse.Namespace) -> "Prometheus":
-    from dra_driver.kubectl.commands.prometheus import Prometheus
-
+def prometheus_of(args: argparse.Namespace) -> Prometheus:
     return Prometheus(args.prometheus, args.prometheus_token_file)
 
 
-def _from_prometheus(server: "Prometheus", window: int, *, node: str = "") -> UseReport:
-    """What Prometheus recorded over the window. Raises PrometheusError."""
-    from dra_driver.kubectl.commands.prometheus import PrometheusError
-
+def _from_prometheus(server: Prometheus, window: int, *, node: str = "") -> UseReport:
     history = History(window)
     for field, query in queries(window).items():
         with Progress(f"asking Prometheus for {field}"):
@@ -97,27 +176,26 @@ def _from_prometheus(server: "Prometheus", window: int, *, node: str = "") -> Us
 
 
 def tell_source(report: UseReport) -> None:
-    """Says on standard error who told it, over which time, and what is missing."""
+    """Print the source, the window and gaps on standard error."""
     print(f"from {printable(report.source)}, window {_window_text(report.window_s)}", file=sys.stderr)
     for gap in report.gaps:
         print(f"note: {printable(gap)}", file=sys.stderr)
 
 
 def note_of(kind: str) -> Callable[[str], None]:
-    """Says on standard error which object `read_all` has lost."""
+    """Return a function that reports on standard error which object `read_all` has lost."""
     return lambda said: print(f"note: {printable(f'{kind} {said}')}", file=sys.stderr)
 
 
 def _window_text(window: float) -> str:
-    """``90 s``, ``15 min``, ``24 h``, ``7 d``."""
+    """Return ``90 s``, ``15 min``, ``24 h``, ``7 d``."""
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if window >= 2 * size or window == size:
             return f"{window / size:g} {unit}" if window % size == 0 else f"{window / size:.1f} {unit}"
     return f"{window:.0f} s"
 
 
-Cell = str | int | float | None
-"""A value of a table; None is not known."""
+Cell = str | int | float | None  # of a table; None is unknown
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -126,7 +204,7 @@ def percent(ratio: float | None) -> str:
 
 
 def energy(joules: float | None, *, estimated: bool = False) -> str:
-    """``1.25 kWh``; ``~`` marks an estimate."""
+    """Return ``1.25 kWh``; ``~`` marks an estimate."""
     if joules is None:
         return UNKNOWN
     mark = "~" if estimated else ""
@@ -138,7 +216,7 @@ def number(value: Cell) -> str:
 
 
 def print_csv(headings: Sequence[str], rows: Iterable[Iterable[Cell]]) -> None:
-    """Plain values, with an empty cell for what is not known. Names begin with no sign that a spreadsheet computes."""
+    """Print plain values, empty if unknown. No name begins with a character that a spreadsheet computes."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(headings)
     writer.writerows(map(_cell, row) for row in rows)
@@ -157,8 +235,7 @@ def _cell(value: Cell) -> str | int:
 
 SELECTOR: Final = "app.kubernetes.io/component=exporter"
 PORT: Final = 8082
-ALL_S: Final = 120.0
-"""All nodes together: 1,000 exporters that answer at once take about half of it."""
+ALL_S: Final = 120.0  # all nodes together: 1,000 responsive exporters take about half of it
 _GROUP: Final = 64
 _MAX_GAPS: Final = 10
 
@@ -173,7 +250,7 @@ class _ExporterPod(Struct, frozen=True):
 
 
 class ExporterApi(Protocol):
-    """The part of ``rest.RestClient`` that is needed here."""
+    """Subset of ``rest.RestClient``."""
 
     def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
     def get_all(
@@ -182,8 +259,8 @@ class ExporterApi(Protocol):
 
 
 def ask_exporters(api: ExporterApi, namespace: str, *, node: str = "") -> UseReport:
-    """What the exporters of all nodes, or of one, know. Raises ConfigurationError where there are none, and
-    ForbiddenError where the user may not ask any of them, ApiUnreachableError where none answers."""
+    """Read the exporters of all nodes, or of one. Raises ConfigurationError without an exporter, ForbiddenError without
+    the permission to query one, ApiUnreachableError without an answer."""
     gaps: list[str] = []
     items = api.list(paths.pods(namespace), {"labelSelector": SELECTOR})["items"]
     every = read_all(_ExporterPod, items, lambda said: gaps.append(f"exporter pod {said}"))

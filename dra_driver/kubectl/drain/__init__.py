@@ -1,4 +1,4 @@
-"""Frees GPUs of a node for maintenance, and gives them back: ``drain`` and ``undrain`` (``kubectl dra drain``)."""
+"""Free GPUs of a node for maintenance, and undrain them."""
 
 from dra_driver.kubectl.drain.report import DrainReport, state_left, to_wire
 from dra_driver.kubectl.drain.run import DrainOptions, drain, undrain

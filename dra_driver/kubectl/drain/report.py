@@ -1,4 +1,4 @@
-"""What a drain or undrain has done so far, for people and as JSON."""
+"""The progress of a drain or undrain, for people and as JSON."""
 
 from collections.abc import Callable
 from typing import Final, Literal
@@ -14,10 +14,9 @@ _FORMS: Final = {"whole": "whole GPU", "partition": "partition", "share": "share
 
 
 class DrainReport(Struct, kw_only=True):
-    """Filled step by step, so that it is right whenever the command ends.
+    """Filled step by step, so that it is right whenever the command ends. ``gpus`` are UUIDs.
 
-    ``gpus`` are the UUIDs in question. ``annotation`` is the value that the Node has now. ``free`` and ``detached`` are
-    None while that was not looked at or not asked for.
+    ``annotation`` is the Node's current value. ``free`` and ``detached`` are None while unknown or not requested.
     """
 
     command: Literal["drain", "undrain"]
@@ -38,18 +37,11 @@ class DrainReport(Struct, kw_only=True):
 
 
 def to_wire(report: DrainReport) -> dict[str, object]:
+    state = ("node", "driver", "result", "message", "gpus", "annotation", "tainted", "free", "detached")
     return {
         "schemaVersion": 1,
         "kind": "NodeDrain" if report.command == "drain" else "NodeUndrain",
-        "node": report.node,
-        "driver": report.driver,
-        "result": report.result,
-        "message": report.message,
-        "gpus": list(report.gpus),
-        "annotation": report.annotation,
-        "tainted": report.tainted,
-        "free": report.free,
-        "detached": report.detached,
+        **{name: getattr(report, name) for name in state},
         "holders": [
             {
                 **{name: getattr(holder, name) for name in ("namespace", "claim", "gpu", "device", "form")},
@@ -69,7 +61,7 @@ def to_wire(report: DrainReport) -> dict[str, object]:
 
 
 def line(holder: DeviceHolder) -> str:
-    """A holder in a line: ``gpu-0-mig-1g10gb-19-0 (partition): claim team-a/train, pod train-0 (Job/train)``."""
+    """Return ``gpu-0-mig-1g10gb-19-0 (partition): claim team-a/train, pod train-0 (Job/train)``."""
     form = f"{_FORMS[holder.form]}{', extended resource' if holder.extended else ''}"
     pods = [f"pod {pod.name}{f' ({pod.controller})' if pod.controller else ''}" for pod in holder.pods]
     users = [*pods, *holder.users] or ["no pod"]
@@ -77,7 +69,7 @@ def line(holder: DeviceHolder) -> str:
 
 
 def state_left(report: DrainReport) -> list[str]:
-    """What stays as it is when a command ends before it is done, and what to do."""
+    """Return the state that an unfinished command leaves, and what to do."""
     if report.command == "undrain":
         return [f"undrain may be repeated: kubectl dra undrain {report.node}"]
     if report.annotation is None:

@@ -1,46 +1,35 @@
-"""``kubectl dra drain``: taint, say who has the GPUs, evict on request, wait until they are free, detach.
+"""Drain and undrain GPUs of a node: taint, report who has the GPUs, evict on request, wait, detach.
 
-Every step can be repeated, and the state between two of them is one that the node can stay in.
+Every step can be repeated, and the node can stay in the state between two steps.
 """
 
-from collections.abc import Sequence
+import secrets
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from msgspec import Struct
 
-from dra_driver.core.errors import (
-    ConfigurationError,
-    ConflictError,
-    DraError,
-    ForbiddenError,
-    NotFoundError,
-    ServerBusyError,
-)
-from dra_driver.core.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION, DrainRequest
+from dra_driver.core import errors
+from dra_driver.core.errors import ConfigurationError, DraError
+from dra_driver.core.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION, MAX_LENGTH, DrainRequest, clean
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.kube.evictions import causes_text, create_eviction
-from dra_driver.kube.node_annotation import node_metadata
+from dra_driver.kube.node_annotation import Annotations, NodeApi, change_annotation, node_metadata
 from dra_driver.kube.rights import NeededRight, Reviewer, missing
-from dra_driver.kubectl.drain import marks
 from dra_driver.kubectl.drain.report import DrainReport, Say, line
 from dra_driver.kubectl.drain.view import DeviceHolder, DrainApi, DrainWait, HolderPod, NodeView, selected
 
-TAINT_S: Final = 60.0
-"""How long a node process may take to taint; it takes about a second."""
-DETACH_S: Final = 60.0
-"""How long a detach may take at least, whatever is left of the timeout: calls in work end within 45 s."""
-
-
-RETRY_S: Final = 5.0
-"""Between two tries of one pod; ``kubectl drain`` waits as long."""
+TAINT_S: Final = 60.0  # a node process taints in about a second
+DETACH_S: Final = 60.0  # at least, whatever is left of the timeout: calls in progress end within 45 s
+RETRY_S: Final = 5.0  # between two requests for one pod, as in ``kubectl drain``
 
 
 class DrainFailedError(DraError):
-    """A step did not come to its end in time; the message says which, what was seen and what to do."""
+    """A step did not finish in time."""
 
 
 class DrainOptions(Struct, frozen=True, kw_only=True):
-    """``gpus`` are UUIDs or names of the node's GPUs, empty for all. ``detach`` None: for the whole node alone."""
+    """``gpus`` are UUIDs or names of the node's GPUs, empty for all. ``detach`` None: only for the whole node."""
 
     node: str
     driver: str
@@ -55,7 +44,7 @@ class DrainOptions(Struct, frozen=True, kw_only=True):
 
 
 def drain(api: DrainApi, options: DrainOptions, report: DrainReport, patience: DrainWait, say: Say) -> None:
-    """Fills ``report``. Raises ConfigurationError, MissingRightsError, KubernetesApiError and DrainFailedError."""
+    """Fill ``report``. Raises ConfigurationError, MissingRightsError, KubernetesApiError and DrainFailedError."""
     run = _Drain(api, options, report, patience, say)
     run.mark()
     run.await_taint()
@@ -78,7 +67,7 @@ class _Drain:
         self._free_looks = 0
 
     def mark(self) -> None:
-        """The annotation that asks the node process to taint."""
+        """Write the annotation that requests the taint from the node process."""
         node = self._options.node
         optional = [EVICT] if self._options.evict else []
         check_rights(self._api, needed_rights(node, reads_events=self._options.detaches), optional)
@@ -92,12 +81,11 @@ class _Drain:
                 f"node {node} does not publish {', '.join(unknown)}: fallen off the bus, or no GPU of this node; check "
                 "the UUID"
             )
-        text, changed = marks.change_drain(self._api, node, lambda asked: asked.joined(self._gpus))
+        text, changed = change_drain(self._api, node, lambda asked: asked.joined(self._gpus))
         self._report.annotation = text
         self._say(f"node {node}: annotation {DRAIN_ANNOTATION}={text}{'' if changed else ' (it was there)'}")
 
     def await_taint(self) -> None:
-        """Until no new claim gets the GPUs."""
         if not self._patience.wait_for(self._is_tainted, least_s=TAINT_S, most_s=TAINT_S):
             raise DrainFailedError(
                 f"node {self._options.node}: after {TAINT_S:.0f} s its devices have no taint. Its node process does "
@@ -113,17 +101,16 @@ class _Drain:
         )
 
     def await_free(self) -> None:
-        """Until no claim has the GPUs, evicting pods where that is asked for."""
+        """Wait until no claim has the GPUs; evict pods if the options request it."""
         self._report.free = self._patience.wait_for(self._is_free)
         if not self._report.free:
             raise DrainFailedError(self._still_held())
         self._say("free: no claim has these GPUs")
 
     def detach(self) -> None:
-        """Until the node process has closed the NVIDIA driver."""
         node = self._options.node
         self._report.detach_asked = True
-        reason = marks.ask_detach(self._api, node, self._gpus)
+        reason = ask_detach(self._api, node, self._gpus)
         self._say(f"node {node}: asked to give the NVIDIA driver up ({reason})")
         said = f": {reason})"
         self._report.detached = self._patience.wait_for(
@@ -144,7 +131,7 @@ class _Drain:
         return all(gpu.drained for gpu in published if self._gpus is None or gpu.uuid in self._gpus)
 
     def _is_free(self) -> bool:
-        """Twice in a row: a scheduler that had not seen the taint may just have allocated."""
+        """Twice in a row: a scheduler without knowledge of the taint may just have allocated."""
         holders = self._view.holders(self._gpus, self._view.gpus(), force=self._options.force)
         self._show(holders)
         self._report.holders = holders
@@ -156,7 +143,6 @@ class _Drain:
         return self._free_looks > 1
 
     def _show(self, holders: tuple[DeviceHolder, ...]) -> None:
-        """A line for each holder that is new, and for each that has ended."""
         now = {f"{one.namespace}/{one.claim} {one.device}": one for one in holders}
         for key, text in list(self._shown.items()):
             if key not in now:
@@ -168,7 +154,7 @@ class _Drain:
                 self._say(f"{'in use: ' if holder.counts else 'beside: '} {self._shown[key]}")
 
     def _evict(self, pod: HolderPod) -> None:
-        """One request, repeated at the earliest after `RETRY_S`. Raises KubernetesApiError without an answer."""
+        """Request an eviction, again at the earliest after `RETRY_S`. Raises KubernetesApiError without an answer."""
         if pod.ending or not pod.found or self._patience.now < self._asked_at.get(pod.uid, 0.0):
             return
         if pod.kept:
@@ -177,11 +163,11 @@ class _Drain:
         after_s = RETRY_S
         try:
             create_eviction(self._api, pod.namespace, pod.name, pod.uid)
-        except (NotFoundError, ConflictError):
+        except (errors.NotFoundError, errors.ConflictError):
             pass  # it is gone
-        except ForbiddenError:
+        except errors.ForbiddenError:
             self._refused(pod, f"this user may not create pods/eviction in namespace {pod.namespace}")
-        except ServerBusyError as error:
+        except errors.ServerBusyError as error:
             after_s = max(RETRY_S, error.retry_after_s)
             self._refused(pod, causes_text(error) or str(error))
         else:
@@ -222,7 +208,7 @@ def _next_steps(options: DrainOptions, report: DrainReport) -> Sequence[str]:
 
 
 def undrain(api: DrainApi, options: DrainOptions, report: DrainReport, patience: DrainWait, say: Say) -> None:
-    """Fills ``report``. Raises as ``run.drain``; of ``options`` node, driver and GPUs count."""
+    """Fill ``report``. Raises as `drain`; of ``options`` only node, driver and GPUs count."""
     node, view = options.node, NodeView(api, options.node, options.driver)
     check_rights(api, needed_rights(node, reads_events=False, reads_holders=False))
     asked = DrainRequest.of(node_metadata(api, node).annotations.get(DRAIN_ANNOTATION))
@@ -234,11 +220,11 @@ def undrain(api: DrainApi, options: DrainOptions, report: DrainReport, patience:
             "then drain the others"
         )
     report.gpus = gpus or tuple(gpu.uuid for gpu in published)
-    text, changed = marks.change_drain(api, node, lambda found: found.without(gpus))
+    text, changed = change_drain(api, node, lambda found: found.without(gpus))
     report.annotation = text
     left = f"is {text}" if text else "is gone"
     say(f"node {node}: annotation {DRAIN_ANNOTATION} {left}{'' if changed else ' (as before)'}")
-    detach = marks.end_detach(api, node)
+    detach = end_detach(api, node)
     stays = detach.foreign is not None or bool(detach.needed_by)
     if detach.ended:
         say(f"node {node}: the NVIDIA driver may be used again")
@@ -265,15 +251,91 @@ def undrain(api: DrainApi, options: DrainOptions, report: DrainReport, patience:
     say("new claims get these GPUs again" if not stays else "the taint of the drain is gone")
 
 
+# --- The annotations of a Node that request a drain and a detach.
+
+DETACH_REASON: Final = "kubectl dra drain"
+"""Start of the reason of a detach that ``drain`` requests; ``undrain`` ends only those. A number follows, and for
+single GPUs their UUIDs: the detach stays until the last of them is undrained."""
+
+
+def change_drain(api: NodeApi, node: str, change: Callable[[DrainRequest], DrainRequest]) -> tuple[str | None, bool]:
+    """Return the drain annotation's value after ``change``, and whether it is a new one."""
+
+    def decide(found: Annotations) -> str | None:
+        text = change(DrainRequest.of(found.get(DRAIN_ANNOTATION))).text
+        if text is not None and len(text) >= MAX_LENGTH:
+            raise ConfigurationError(f"--gpu: too many GPUs for annotation {DRAIN_ANNOTATION}; drain the whole node")
+        return text
+
+    return change_annotation(api, node, DRAIN_ANNOTATION, decide)
+
+
+class DetachEnd(Struct, frozen=True, kw_only=True):
+    """State of a detach. ``ended``: a request of ``drain`` was removed. ``foreign`` is the reason of another request,
+    which stays; ``needed_by`` are the drained GPUs for which a request of ``drain`` stays."""
+
+    ended: bool
+    foreign: str | None = None
+    needed_by: tuple[GpuUuid, ...] = ()
+
+
+def ask_detach(api: NodeApi, node: str, gpus: Iterable[GpuUuid] | None) -> str:
+    """Request a detach for these GPUs (None: the whole node), unless another request exists.
+
+    Returns the reason in force, as events report it. Each request has a new number, which identifies its event.
+    """
+    fresh = f"{DETACH_REASON} {secrets.token_hex(4)}"
+
+    def decide(found: Annotations) -> str:
+        foreign = _foreign_reason(found)
+        if foreign is not None:
+            return foreign  # an empty one asks as well
+        return fresh if gpus is None else f"{fresh} {','.join(sorted({*gpus, *_needed_by(found)}))}"
+
+    reason, _ = change_annotation(api, node, DETACH_ANNOTATION, decide)
+    return clean(reason or "")
+
+
+def end_detach(api: NodeApi, node: str) -> DetachEnd:
+    """End a detach that ``drain`` requested, unless a GPU that is still drained needs it."""
+    needed_by: tuple[GpuUuid, ...] = ()
+
+    def decide(found: Annotations) -> str | None:
+        nonlocal needed_by
+        needed_by = _needed_by(found)
+        return found[DETACH_ANNOTATION] if needed_by else _foreign_reason(found)
+
+    left, changed = change_annotation(api, node, DETACH_ANNOTATION, decide)
+    foreign = None if left is None or needed_by else clean(left)
+    return DetachEnd(ended=changed, foreign=foreign, needed_by=needed_by)
+
+
+def _needed_by(found: Annotations) -> tuple[GpuUuid, ...]:
+    """Return the drained GPUs for which ``drain`` requested a detach; without UUIDs (older versions) all drained."""
+    reason = found.get(DETACH_ANNOTATION, "")
+    if not reason.startswith(DETACH_REASON):
+        return ()
+    drained = DrainRequest.of(found.get(DRAIN_ANNOTATION)).gpus
+    asked = DrainRequest.of(reason.rpartition(" ")[2]).gpus
+    return tuple(sorted(drained & asked if asked else drained))
+
+
+def _foreign_reason(found: Annotations) -> str | None:
+    reason = found.get(DETACH_ANNOTATION)
+    if reason is None or reason.lower() == "false" or reason.startswith(DETACH_REASON):
+        return None
+    return reason
+
+
 class MissingRightsError(DraError):
-    """The user lacks rights; the message names each of them."""
+    """The user lacks permissions; the message names each of them."""
 
 
 EVICT: Final = NeededRight(verb="create", resource="pods", subresource="eviction")
 
 
 def needed_rights(node: str, *, reads_events: bool, reads_holders: bool = True) -> tuple[NeededRight, ...]:
-    """What a drain or undrain of ``node`` has to be allowed to do."""
+    """Permissions that a drain or undrain of ``node`` needs."""
     group = "resource.k8s.io"
     found = [
         NeededRight(verb="get", resource="nodes", name=node),
@@ -289,7 +351,7 @@ def needed_rights(node: str, *, reads_events: bool, reads_holders: bool = True) 
 
 
 def check_rights(api: Reviewer, rights: Sequence[NeededRight], optional: Sequence[NeededRight] = ()) -> None:
-    """Raise MissingRightsError unless the user has ``rights``. ``optional`` ones are named with them, not required."""
+    """Raise MissingRightsError unless the user has ``rights``; its message names missing ``optional`` ones, too."""
     if not (lacking := missing(api, rights)):
         return
     lacking += missing(api, optional)

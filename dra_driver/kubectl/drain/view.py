@@ -1,6 +1,6 @@
-"""Reads what a drain looks at: the GPUs that a node publishes, who has them, and events of the Node.
+"""Read the GPUs that a node publishes, their claims and pods, and events of the Node, for minutes.
 
-A drain looks for minutes, so a single answer that fails does not end it.
+A single failed answer does not end a drain.
 """
 
 import time
@@ -17,7 +17,8 @@ from dra_driver.core.model.terms import DETACHED_TAINT
 from dra_driver.core.wire import from_wire
 from dra_driver.kube import paths
 from dra_driver.kube.devices import Consumer, HeldClaim, HeldMeta, HeldResult, attribute_text, held_claim
-from dra_driver.kube.evictions import NO_EVICTION
+from dra_driver.kube.evictions import NO_EVICTION, Creator
+from dra_driver.kube.node_annotation import NodeApi
 from dra_driver.kube.published import names
 
 _S = TypeVar("_S", bound=Struct)
@@ -74,12 +75,12 @@ class _Event(Struct, frozen=True, kw_only=True):
 
 
 def _read(kind: type[_S], items: Iterable[object]) -> list[_S]:
-    """Only these fields are read, and what does not fit is omitted: no object of others ends a drain."""
+    """Skip objects that do not fit: no odd object ends a drain."""
     return [from_wire(kind, item) for item in items if isinstance(item, Mapping)]
 
 
 class PublishedGpu(Struct, frozen=True, kw_only=True):
-    """One GPU in all of its forms. ``name`` is that of the whole GPU, ``devices`` are the names of all forms.
+    """One GPU in all of its forms: the name of the whole GPU, and ``devices``, the names of all forms.
 
     ``drained``: all devices have the taint of a drain, ``marked``: some have; ``detached``: some have that of a detach.
     """
@@ -93,7 +94,7 @@ class PublishedGpu(Struct, frozen=True, kw_only=True):
 
 
 def newest_specs(slices: Iterable[object], node: str, driver: str) -> list[SliceSpec]:
-    """What ``driver`` publishes on ``node``: the newest generation of each pool."""
+    """Return the newest generation of each pool that ``driver`` publishes on ``node``."""
     own = [each.spec for each in _read(_Slice, slices) if (each.spec.driver, each.spec.node_name) == (driver, node)]
     newest: dict[str, int] = {}
     for spec in own:
@@ -102,7 +103,6 @@ def newest_specs(slices: Iterable[object], node: str, driver: str) -> list[Slice
 
 
 def gpus_of(specs: Iterable[SliceSpec]) -> tuple[PublishedGpu, ...]:
-    """The GPUs of these slices, by name."""
     found: dict[str, list[_Device]] = {}
     for spec in specs:
         for device in spec.devices:
@@ -115,7 +115,7 @@ def gpus_of(specs: Iterable[SliceSpec]) -> tuple[PublishedGpu, ...]:
 
 
 def is_settled(specs: Iterable[SliceSpec]) -> bool:
-    """Whether each pool has all resource slices of its newest generation: a change in several steps is over."""
+    """Return whether each pool has all resource slices of its newest generation."""
     pools: dict[str, list[int]] = {}
     for spec in specs:
         pools.setdefault(spec.pool.name, []).append(spec.pool.resource_slice_count)
@@ -123,9 +123,9 @@ def is_settled(specs: Iterable[SliceSpec]) -> bool:
 
 
 def selected(gpus: Sequence[PublishedGpu], wanted: Sequence[str]) -> tuple[GpuUuid, ...]:
-    """The UUIDs that ``wanted`` (UUIDs or names such as ``gpu-3``) means. Raises ConfigurationError.
+    """Return the UUIDs of ``wanted`` (UUIDs or names such as ``gpu-3``). Raises ConfigurationError for a wrong name.
 
-    A UUID that is not published is taken as it is: a GPU that fell off the bus is published no more.
+    A UUID need not be published: a GPU that fell off the bus is not.
     """
     by_name = {gpu.name: gpu.uuid for gpu in gpus}
     unknown = [text for text in wanted if text not in by_name and not text.startswith("GPU-")]
@@ -149,9 +149,9 @@ def _gpu(uuid: GpuUuid, devices: Sequence[_Device]) -> PublishedGpu:
     )
 
 
-# --- Who has the GPUs: claims with their devices and pods, whatever the form. From claims and pods; pure.
+# --- The holders of the GPUs: claims with their devices and pods, in any form.
 #
-# A pod that came by an extended resource (``nvidia.com/gpu: 1``) has a claim, too, which the scheduler made for it.
+# A pod that requests an extended resource (``nvidia.com/gpu: 1``) has a claim, too, which the scheduler creates.
 
 HeldForm = Literal["whole", "partition", "share", "admin"]
 EXTENDED_CLAIM: Final = "resource.kubernetes.io/extended-resource-claim"
@@ -161,9 +161,9 @@ _OVER: Final = ("Succeeded", "Failed")
 
 
 class HolderPod(Struct, frozen=True, kw_only=True):
-    """A pod for which a claim is reserved. ``controller`` is ``ReplicaSet/web``, "" for a pod without one.
+    """A pod for which a claim is reserved, not ``found`` if the API server does not list it.
 
-    ``kept`` says in a phrase why it is not evicted, "" for no reason. ``found`` is False for a pod that is not listed.
+    ``controller`` is ``ReplicaSet/web``, "" without one. ``kept`` is the reason not to evict it, "" without one.
     """
 
     namespace: str
@@ -180,7 +180,7 @@ class HolderPod(Struct, frozen=True, kw_only=True):
 
 
 class DeviceHolder(Struct, frozen=True, kw_only=True):
-    """One device of one claim. ``gpu`` is the GPU's name; ``users`` are others than pods, as ``resource/name``."""
+    """One device of one claim. ``gpu`` is the GPU's name; ``users`` are no pods, as ``resource/name``."""
 
     namespace: str
     claim: str
@@ -193,12 +193,12 @@ class DeviceHolder(Struct, frozen=True, kw_only=True):
 
     @property
     def counts(self) -> bool:
-        """Whether the GPU is in use by it. Admin access holds nothing, and a drain does not wait for it."""
+        """Return whether a drain waits for it. Admin access reserves nothing."""
         return self.form != "admin"
 
 
 class DrainScope(Struct, frozen=True, kw_only=True):
-    """The GPUs that are drained: ``gpus`` of a driver and pool, None for all of them."""
+    """The drained GPUs: ``gpus`` of a driver and pool, None for all of them."""
 
     driver: str
     pool: str
@@ -206,7 +206,7 @@ class DrainScope(Struct, frozen=True, kw_only=True):
     published: Sequence[PublishedGpu]
 
     def has(self, result: HeldResult) -> bool:
-        """Whether the device is one of these GPUs. One that is not published, of an unknown GPU, counts as one."""
+        """Return whether the device is of one of these GPUs, or of an unknown GPU."""
         if (result.driver or self.driver, result.pool or self.pool) != (self.driver, self.pool):
             return False
         if self.gpus is None:
@@ -219,9 +219,9 @@ class DrainScope(Struct, frozen=True, kw_only=True):
 def holders_of(
     claims: Iterable[object], pods: Iterable[object], scope: DrainScope, *, force: bool
 ) -> tuple[DeviceHolder, ...]:
-    """The holders of the scope's GPUs, by GPU, namespace and claim. ``force``: bare pods may be evicted.
+    """Return the holders of the scope's GPUs, sorted by GPU. ``force``: bare pods may be evicted.
 
-    A claim that names the pool, in a way that cannot be read, is a holder of device ``?``.
+    A claim that names the pool in an unreadable way is a holder of device ``?``.
     """
     by_uid = {str(pod.metadata.uid): pod for pod in _read(_Pod, pods)}
     found = []
@@ -292,22 +292,17 @@ def _kept(metadata: HeldMeta, *, has_controller: bool, force: bool) -> str:
 
 
 LOOK_S: Final = 1.0
-"""Between two looks, and at least five times as long as one takes: a list of all claims of a cluster may be large."""
+"""Between two polls; at least five times the duration of one, as a list of all claims may be large."""
 TRIES: Final = 5
-"""Failed looks in a row before a drain gives up."""
+"""Consecutive failed polls that end a drain."""
 
 
-class DrainApi(Protocol):
-    """The part of ``kube.rest.RestClient`` that a drain needs."""
-
-    def get(self, path: str) -> Mapping[str, object]: ...
+class DrainApi(NodeApi, Creator, Protocol):
     def list(self, path: str, query: Mapping[str, str] | None = None) -> Mapping[str, Any]: ...
-    def create(self, path: str, body: Mapping[str, object]) -> dict[str, object]: ...
-    def merge_patch(self, path: str, body: Mapping[str, object]) -> object: ...
 
 
 class NodeView:
-    """One node and driver, as the API server shows them. Raises KubernetesApiError."""
+    """One node and driver, as the API server returns them. Raises KubernetesApiError."""
 
     def __init__(self, api: DrainApi, node: str, driver: str) -> None:
         self._api, self._node, self._driver = api, node, driver
@@ -316,21 +311,20 @@ class NodeView:
         return gpus_of(self._specs())
 
     def settled_gpus(self) -> tuple[PublishedGpu, ...] | None:
-        """The same; None while the node is in the middle of publishing them."""
+        """As `gpus`; None while the node is publishing them."""
         specs = self._specs()
         return gpus_of(specs) if is_settled(specs) else None
 
     def holders(
         self, gpus: Collection[GpuUuid] | None, published: Sequence[PublishedGpu], *, force: bool
     ) -> tuple[DeviceHolder, ...]:
-        """Who has these GPUs (None: any of the node)."""
         pool = f"{self._node}/{self._driver}"
         scope = DrainScope(driver=self._driver, pool=pool, gpus=gpus, published=published)
         claims = self._items(paths.resource_claims())
         return holders_of(claims, self._items(paths.pods(), f"spec.nodeName={self._node}"), scope, force=force)
 
     def said(self, reason: str, text: str) -> bool:
-        """Whether an event of the Node with this reason has the text."""
+        """Return whether an event of the Node with this reason has the text."""
         selector = f"involvedObject.kind=Node,involvedObject.name={self._node},reason={reason}"
         return any(text in event.message for event in _read(_Event, self._items(paths.events("default"), selector)))
 
@@ -348,8 +342,6 @@ class NodeView:
 
 
 class DrainWait:
-    """Looks again and again until something is so, or the time is over."""
-
     def __init__(self, timeout_s: float, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
         self._until, self._clock, self._sleep = clock() + timeout_s, clock, sleep
         self._failed = 0
@@ -359,9 +351,9 @@ class DrainWait:
         return self._clock()
 
     def wait_for(self, look: Callable[[], bool], *, least_s: float = 0.0, most_s: float | None = None) -> bool:
-        """Whether ``look`` became true in time: before the end of all, but within ``most_s``, and with ``least_s``.
+        """Return whether ``look`` became true before the end of the timeout, at least ``least_s``, at most ``most_s``.
 
-        Raises KubernetesApiError when looks fail `TRIES` times in a row, or are refused.
+        Raises KubernetesApiError after `TRIES` consecutive failures, and for a refusal.
         """
         until = max(self._until, self._clock() + least_s)
         if most_s is not None:

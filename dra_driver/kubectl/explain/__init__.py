@@ -1,12 +1,11 @@
 """Explains why a pod or a claim has no devices: ``explain(state, subject)`` returns an `Explanation`."""
 
 from dra_driver.kubectl.explain.causes import gaps_that_matter
+from dra_driver.kubectl.explain.evaluation import SchedulerModel, scheduler_for
 from dra_driver.kubectl.explain.explanation import explain, explain_pods
 from dra_driver.kubectl.explain.manifests import pods_in, with_defaults
-from dra_driver.kubectl.explain.report import SCHEMA_VERSION, Answer, Explanation, to_wire
-from dra_driver.kubectl.explain.scheduler import SchedulerModel, scheduler_for
+from dra_driver.kubectl.explain.report import SCHEMA_VERSION, Answer, Explanation, render, to_wire
 from dra_driver.kubectl.explain.subject import Subject, claim_subject, pod_subject, subject_of_claim
-from dra_driver.kubectl.explain.text import render
 
 __all__ = [
     "SCHEMA_VERSION",

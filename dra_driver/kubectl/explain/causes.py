@@ -1,7 +1,4 @@
-"""Causes that need no device to be evaluated: in the pod, its claims, classes, volumes, gates and the node's driver.
-
-Also reads what the control plane reported itself (conditions and events).
-"""
+"""Find causes that need no evaluated device: in the pod, its claims, classes, volumes, gates and the node's driver."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,30 +11,16 @@ from dra_driver.core.text import listed
 from dra_driver.kube.devices import allocation_results, attribute_text, results_of, users_of
 from dra_driver.kube.published import names
 from dra_driver.kube.state import ClusterState
+from dra_driver.kubectl.explain import subject as subjects
 from dra_driver.kubectl.explain.evaluation import NodeResult
 from dra_driver.kubectl.explain.reasons import is_selected_by
 from dra_driver.kubectl.explain.report import Cause, CauseCode
-from dra_driver.kubectl.explain.subject import (
-    RequestSpec,
-    Subject,
-    Wire,
-    allocation_of,
-    condition_of,
-    gap_of,
-    is_reserved_for,
-    label_of,
-    name_of,
-    namespace_of,
-    spec_of,
-    status_of,
-    uid_of,
-)
+from dra_driver.kubectl.explain.subject import RequestSpec, Subject, Wire, name_of, namespace_of, spec_of, status_of
 from dra_driver.scheduler.allocation import V1_37, SchedulerFeatures, SchedulerQuirks
 
-# --- Finds fields that the API server dropped because a feature gate is off.
+# --- Fields that the API server dropped because a feature gate is off, by the annotation of ``kubectl apply``.
 #
-# Compares an object with its annotation ``kubectl.kubernetes.io/last-applied-configuration``; objects without it cannot
-# be checked. Which gate a field belongs to: kubernetes/kubernetes pkg/registry/resource/*/strategy.go.
+# The gate of a field: kubernetes/kubernetes pkg/registry/resource/*/strategy.go.
 
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 _MAX_LAST_APPLIED: Final = 512 * 1024
@@ -52,7 +35,7 @@ _GATES: Final = {
 
 
 def dropped_fields(kind: str, item: Wire) -> Iterator[Cause]:
-    """Yields a cause for each gated field that was applied but is not stored."""
+    """Yield a cause for each gated field that was applied but is not stored."""
     applied = _applied(item)
     for path, field in _missing(applied.get("spec"), item.get("spec"), "spec", 0):
         gate = _GATES[field]
@@ -91,16 +74,15 @@ def _missing(applied: object, stored: object, path: str, depth: int) -> Iterator
             yield from _missing(one, other, f"{path}[{index}]", depth + 1)
 
 
-# --- Finds classes that match nothing because the API server does not keep what their devices need.
+# --- Classes that match nothing because the API server does not keep the fields of their devices.
 #
-# A driver publishes MIG partitions that do not exist yet only while the API server keeps counters, and GPUs for several
-# claims only while it keeps the fields of shared devices. Both feature gates are off by default before 1.36
-# (pkg/features/kube_features.go). A class of such devices is recognised by its selectors: they match a published whole
-# GPU once its attributes are those of a partition, or of a shared GPU.
+# MIG partitions that do not exist yet need counters, GPUs for several claims need the fields of shared devices. Both
+# gates are off by default before 1.36 (pkg/features/kube_features.go). The selectors of a class of such devices match a
+# published whole GPU once its attributes are those of a partition or of a shared GPU.
 
 
 class _Form(NamedTuple):
-    """Devices that need a gate: what they are, and the attributes that distinguish them from a whole GPU."""
+    """Devices that need a gate, and the attributes that distinguish them from a whole GPU."""
 
     what: str
     gate: str
@@ -127,7 +109,7 @@ _SHARED: Final = tuple(
 def unpublished_forms(
     state: ClusterState, specs: Sequence[RequestSpec], features: SchedulerFeatures
 ) -> Iterator[Cause]:
-    """Yields a cause for each class that matches no published device, and would if a feature gate were on."""
+    """Yield a cause for each class that matches no published device, and would if a feature gate were on."""
     forms = [] if features.partitionable_devices else [_PARTITION]
     forms += [] if features.consumable_capacity else _SHARED
     if not forms:
@@ -154,7 +136,6 @@ def unpublished_forms(
 
 
 def _kinds(slices: Sequence[Wire]) -> Iterable[tuple[str, Wire]]:
-    """Driver and device, one for each driver, type and sharing strategy."""
     found: dict[tuple[str, ...], tuple[str, Wire]] = {}
     for item in slices:
         driver = str(spec_of(item).get("driver"))
@@ -177,13 +158,9 @@ def _would_select(spec: RequestSpec, form: _Form, driver: str, device: Wire) -> 
     return _selects(spec, driver, {**changed, "allowMultipleAllocations": True} if form.shared else changed)
 
 
-# --- Detects that only a defect of this scheduler version keeps the subject pending.
-#
-# Evaluates a node again without any of the defects in ``allocation.scheduler_quirks``, then without one at a time, and
-# compares the results. At most `MAX_NODES` nodes are tried.
+# --- Defects of this scheduler version that keep the subject pending: nodes that fit without one of its quirks.
 
 MAX_NODES: Final = 20
-
 _QUIRKS: Final[Mapping[str, str]] = {
     "counters_stay_charged": "a device rejected by a constraint, taint or capacity stays charged to its GPU's counters "
     "for the rest of the attempt",
@@ -211,10 +188,9 @@ Retry = Callable[[SchedulerQuirks, NodeResult], NodeResult]
 def scheduler_fault(
     quirks: SchedulerQuirks, results: Sequence[NodeResult], again: Retry, slices: Sequence[Wire]
 ) -> Cause | None:
-    """Returns the defect without which a node would take the subject; None when there is none.
+    """Return the defect without which one of the ``results``, nodes that do not fit, would take the subject.
 
-    ``results`` are nodes that do not fit, ``slices`` those of the cluster. The cause does not block by itself: it
-    explains the blocking one.
+    The cause does not block: it explains the blocking one.
     """
     if quirks == V1_37:
         return None
@@ -246,7 +222,7 @@ def _retried(again: Retry, quirks: SchedulerQuirks, result: NodeResult) -> NodeR
 
 
 def _fix(slices: Sequence[Wire], assigned: Sequence[Wire]) -> str:
-    """Devices excluded by selectors are never charged to counters, so selecting the free GPU avoids the defect."""
+    # Devices excluded by selectors are never charged to counters, so selecting the free GPU avoids the defect.
     wanted = {(item["driver"], item["pool"], item["device"]) for item in assigned}
     parents = {
         (spec["driver"], attribute_text(device.get("attributes"), "", names.PARENT_UUID))
@@ -261,7 +237,7 @@ def _fix(slices: Sequence[Wire], assigned: Sequence[Wire]) -> str:
     return f"add {selector} to the selectors of each request (excluded devices are not charged), or free other GPUs"
 
 
-# --- Finds causes in the pod, its claims, classes, volumes and the node's driver.
+# --- Causes in the pod, its claims, classes, volumes and the node's driver.
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 _PREPARE_REASONS: Final = ("FailedPrepareDynamicResources", "FailedToPrepareDynamicResources")
@@ -269,13 +245,14 @@ _MAX_TEXT: Final = 600
 
 
 def scheduler_message(pod: Wire) -> str:
-    """Returns the scheduler's message about a pod that is not scheduled, "" when there is none."""
-    condition = condition_of(pod, "PodScheduled")
+    """Return the scheduler's message about a pod that is not scheduled, "" without one."""
+    conditions: Sequence[Wire] = status_of(pod).get("conditions") or ()
+    condition: Wire = next((item for item in conditions if item.get("type") == "PodScheduled"), {})
     return str(condition.get("message") or "")[:_MAX_TEXT] if condition.get("status") == "False" else ""
 
 
 def gaps_that_matter(state: ClusterState, pod: Wire | None) -> list[str]:
-    """Returns what could not be read; gaps about volumes only when the pod has volumes."""
+    """Return the gaps; those about volumes only for a pod with volumes."""
     volumes = any(item.get("persistentVolumeClaim") for item in spec_of(pod or {}).get("volumes") or ())
     return [gap for gap in state.gaps if volumes or not gap.startswith(("persistentvolumeclaims:", "storageclasses:"))]
 
@@ -300,7 +277,7 @@ def before_scheduling(state: ClusterState, pod: Wire) -> Iterator[Cause]:
 
 def _volumes(state: ClusterState, pod: Wire) -> Iterator[Cause]:
     known = {name_of(item): item for item in state.pvcs if namespace_of(item) == namespace_of(pod)}
-    unreadable = bool(gap_of(state, "persistentvolumeclaims"))
+    unreadable = bool(subjects.gap_of(state, "persistentvolumeclaims"))
     for volume in spec_of(pod).get("volumes") or ():
         name = (volume.get("persistentVolumeClaim") or {}).get("claimName")
         if not name or (unreadable and name not in known):
@@ -327,8 +304,7 @@ def _volumes(state: ClusterState, pod: Wire) -> Iterator[Cause]:
 
 
 def missing_classes(state: ClusterState, specs: Sequence[RequestSpec]) -> Iterator[Cause]:
-    """Yields a cause for each DeviceClass that a request names and that does not exist."""
-    unreadable = gap_of(state, "deviceclasses")
+    unreadable = subjects.gap_of(state, "deviceclasses")
     missing = dict.fromkeys(spec.class_name for spec in specs if spec.device_class is None and spec.class_name)
     for name in missing:
         known_names = listed(sorted(name_of(item) for item in state.classes), 5)
@@ -341,7 +317,6 @@ def missing_classes(state: ClusterState, specs: Sequence[RequestSpec]) -> Iterat
 
 
 def unknown_resources(state: ClusterState, subject: Subject) -> Iterator[Cause]:
-    """Yields a cause for each extended resource that no node offers and no DeviceClass provides."""
     for request in subject.extended_requests:
         offered = any((status_of(node).get("allocatable") or {}).get(request.resource) for node in state.nodes)
         if request.class_name is None and not offered:
@@ -355,13 +330,13 @@ def unknown_resources(state: ClusterState, subject: Subject) -> Iterator[Cause]:
 
 
 def silent_drivers(state: ClusterState, specs: Sequence[RequestSpec]) -> Iterator[Cause]:
-    """Yields a cause for each driver that requests name and that has published no devices."""
+    """Yield a cause for each driver that a request names and that has published no devices."""
     if not specs:
         return
     if not state.slices:
         yield Cause(
             code=CauseCode.NO_SLICES,
-            message=gap_of(state, "resourceslices")
+            message=subjects.gap_of(state, "resourceslices")
             or "no driver has published devices: the cluster has no ResourceSlices",
             fix="check that the driver's pods run on the nodes with devices, and read their logs",
         )
@@ -396,21 +371,22 @@ def causes_on_node(state: ClusterState, subject: Subject) -> Iterator[Cause]:
 
 
 def _causes_of_placed_claim(state: ClusterState, pod: Wire, node: str, claim: Wire) -> Iterator[Cause]:
-    where = f"claim/{name_of(claim)}"
-    if allocation_of(claim) is None:
+    where, label = f"claim/{name_of(claim)}", subjects.label_of(claim)
+    if subjects.allocation_of(claim) is None:
         yield Cause(
             code=CauseCode.CLAIM_NOT_ALLOCATED,
-            message=f"the pod is on node {node}, but its claim {label_of(claim)} has no devices: spec.nodeName was not "
-            "set by the scheduler",
+            message=f"the pod is on node {node}, but its claim {label} has no devices: spec.nodeName was not set by "
+            "the scheduler",
             fix="remove spec.nodeName from the pod; select the node with spec.nodeSelector instead",
             object=where,
         )
         return
-    if not is_reserved_for(claim, pod):
+    if not subjects.is_reserved_for(claim, pod):
         users = listed([str(user.get("name")) for user in users_of(claim)])
         yield Cause(
             code=CauseCode.CLAIM_NOT_RESERVED,
-            message=f"claim {label_of(claim)} is not reserved for this pod" + (f", but for {users}" if users else ""),
+            message=f"claim {subjects.label_of(claim)} is not reserved for this pod"
+            + (f", but for {users}" if users else ""),
             fix="remove spec.nodeName from the pod, so that the scheduler reserves the claim for it",
             object=where,
         )
@@ -431,16 +407,16 @@ def _causes_of_placed_claim(state: ClusterState, pod: Wire, node: str, claim: Wi
 
 
 def _latest_event(state: ClusterState, pod: Wire, reasons: Sequence[str]) -> Wire | None:
-    """Returns the newest event with one of these reasons about the pod; matched by UID if the pod has one."""
+    """Return the newest event with one of these reasons about the pod; matched by UID if the pod has one."""
     found = []
     for event in state.events:
         about: Wire = event.get("involvedObject") or {}
         same = about.get("name") == name_of(pod) and about.get("namespace", "default") == namespace_of(pod)
-        if same and event.get("reason") in reasons and (not uid_of(pod) or about.get("uid") in (None, uid_of(pod))):
+        if (
+            same
+            and event.get("reason") in reasons
+            and (not subjects.uid_of(pod) or about.get("uid") in (None, subjects.uid_of(pod)))
+        ):
             found.append(event)
-    return max(found, key=_moment, default=None)
-
-
-def _moment(event: Wire) -> str:
-    """Time of an event. RFC 3339 in UTC compares as text."""
-    return str(event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp") or "")
+    times = ("lastTimestamp", "eventTime", "firstTimestamp")  # RFC 3339 in UTC compares as text
+    return max(found, key=lambda event: next((str(event[name]) for name in times if event.get(name)), ""), default=None)

@@ -1,7 +1,6 @@
-"""Inspects the nodes that cannot take the subject device by device, and summarizes the reasons.
+"""Inspect nodes that cannot take the subject, count the reasons of their devices, and find the nearest miss.
 
-Counts the reasons over nodes and chooses the headline of the verdict. At most ``evaluation.MAX_DETAILED`` devices are
-inspected one by one; the verdict covers all devices.
+At most `MAX_DETAILED` devices are inspected one by one; the verdict covers all devices.
 """
 
 from collections import Counter
@@ -13,8 +12,8 @@ from msgspec import Struct, field
 from dra_driver.core.errors import AllocationError
 from dra_driver.core.text import counted, listed
 from dra_driver.kube.devices import allocation_results
-from dra_driver.kubectl.explain.evaluation import MAX_DETAILED, Evaluation, NodeResult
-from dra_driver.kubectl.explain.holders import Holders, NodeHolders
+from dra_driver.kubectl.explain import report
+from dra_driver.kubectl.explain.evaluation import Evaluation, Holders, NodeHolders, NodeResult
 from dra_driver.kubectl.explain.reasons import (
     Funnel,
     NodeRejections,
@@ -23,37 +22,21 @@ from dra_driver.kubectl.explain.reasons import (
     rejection_of,
     selector_rejections,
 )
-from dra_driver.kubectl.explain.report import (
-    Cause,
-    CauseCode,
-    DeviceLine,
-    NearestMiss,
-    NodeDetail,
-    NodeReason,
-    RequestSummary,
-)
 from dra_driver.kubectl.explain.subject import RequestSpec
-from dra_driver.scheduler.allocation import Cause as DeviceCause
-from dra_driver.scheduler.allocation import (
-    ConstraintBroken,
-    CounterShort,
-    GateOff,
-    NotOnNode,
-    PoolDevice,
-    shortage,
-    untolerated,
-)
+from dra_driver.scheduler import allocation
+from dra_driver.scheduler.allocation import PoolDevice
 
-# --- Finds the node and devices that come closest to satisfying a request, and what has to change.
+# --- The nearest miss.
 #
-# The distance of a node is the sum over as many of its nearest devices as the request lacks. Each reason that rejects a
-# device adds to its distance; a class selector that does not match adds most.
+# A node's distance is the sum over as many of its nearest devices as the request lacks. Each reason that rejects a
+# device adds to the device's distance.
 
+MAX_DETAILED: Final = 150_000  # devices inspected one by one, over all nodes and requests
 MAX_CANDIDATES: Final = 5_000
 
 
 class _Code(NamedTuple):
-    """A code of rejected devices: how far it is from fitting, what to do, and how the verdict counts such devices."""
+    """A code of rejected devices: its distance, what to do, and how the verdict counts such devices."""
 
     distance: int
     fix: str
@@ -79,17 +62,19 @@ _CODES: Final = {
     "classSelector": _Code(20, "request another DeviceClass"),
 }
 _SELECTOR_CODES: Final = ("classSelector", "requestSelector")
+_NOT_CHECKED_HERE: Final = (
+    *(allocation.CounterShort, allocation.ConstraintBroken),
+    *(allocation.GateOff, allocation.NotOnNode),
+)
 
 
 class Candidate(NamedTuple):
-    """A rejected device and the allocator's cause."""
-
     device: PoolDevice
-    cause: DeviceCause
+    cause: allocation.Cause
 
 
 class Shortfall(NamedTuple):
-    """A node on which a request got only ``fitting`` devices, and the devices that were rejected."""
+    """A node on which a request got only ``fitting`` devices, and the rejected devices."""
 
     spec: RequestSpec
     node: str
@@ -107,12 +92,11 @@ class _RankedCandidate(NamedTuple):
 
     @property
     def reason_key(self) -> list[tuple[str, str]]:
-        """Codes and messages, equal for devices rejected for the same reasons."""
         return [(reason.code, reason.message) for reason in self.reasons]
 
 
-def nearest_miss(places: Iterable[Shortfall], holders: Holders) -> NearestMiss | None:
-    """The closest place among the first MAX_CANDIDATES devices; of equally close ones the first. None when none is."""
+def nearest_miss(places: Iterable[Shortfall], holders: Holders) -> report.NearestMiss | None:
+    """Return the closest of the first MAX_CANDIDATES devices, None without any; of equally close ones the first."""
     best: tuple[int, Shortfall, list[_RankedCandidate], int] | None = None
     inspected = 0
     for place in places:
@@ -127,10 +111,7 @@ def nearest_miss(places: Iterable[Shortfall], holders: Holders) -> NearestMiss |
 
 
 def _chosen(place: Shortfall, holders: Holders) -> tuple[list[_RankedCandidate], int]:
-    """Returns as many of the nearest devices as are missing, and how many others are as near as the last one.
-
-    The list is empty when the node has fewer devices than are missing.
-    """
+    """Return as many of the nearest devices as are missing, none if there are fewer, and the number of ties."""
     near = [
         _RankedCandidate(candidate.device.name, _all_rejections(place.spec, candidate, holders))
         for candidate in place.candidates[:MAX_CANDIDATES]
@@ -151,29 +132,28 @@ def _chosen(place: Shortfall, holders: Holders) -> tuple[list[_RankedCandidate],
 
 
 def _all_rejections(spec: RequestSpec, candidate: Candidate, holders: Holders) -> list[RejectionReason]:
-    """Returns every reason that rejects the device, not only the first one that the allocator met."""
+    """Return every reason that rejects the device, not only the first one that the allocator met."""
     device, cause = candidate
     found = list(selector_rejections(spec, device))
     if device.allocated and not spec.admin_access:
         found.append(RejectionReason("inUse", "in use", holder_labels(holders.claims(device.id), holders)))
-    taint = untolerated(device.wire.get("taints") or (), spec.tolerations)
+    taint = allocation.untolerated(device.wire.get("taints") or (), spec.tolerations)
     if taint is not None:
         found.append(rejection_of(spec, device, taint, holders))
     found += [rejection_of(spec, device, short, holders) for short in _capacity(spec.capacity, device)]
-    if isinstance(cause, CounterShort | ConstraintBroken | GateOff | NotOnNode) or not found:
+    if isinstance(cause, _NOT_CHECKED_HERE) or not found:
         found.append(rejection_of(spec, device, cause, holders))
     return found
 
 
-def _capacity(requests: Mapping[str, object], device: PoolDevice) -> list[DeviceCause]:
-    """Returns every capacity that is short, not only the first."""
-    found: list[DeviceCause] = []
+def _capacity(requests: Mapping[str, object], device: PoolDevice) -> list[allocation.Cause]:
+    found: list[allocation.Cause] = []
     capacities = device.wire.get("capacity") or {}
     for name in dict.fromkeys([*requests, *capacities]):
         asked = {name: requests[name]} if name in requests else None
         own = {name: capacities[name]} if name in capacities else {}
         try:
-            short = shortage(asked, own, device.consumed, None)
+            short = allocation.shortage(asked, own, device.consumed, None)
         except (AllocationError, ValueError):
             continue
         if short is not None:
@@ -181,14 +161,14 @@ def _capacity(requests: Mapping[str, object], device: PoolDevice) -> list[Device
     return found
 
 
-def _miss(place: Shortfall, chosen: list[_RankedCandidate], more: int) -> NearestMiss:
+def _miss(place: Shortfall, chosen: list[_RankedCandidate], more: int) -> report.NearestMiss:
     sentences: dict[str, list[str]] = {}
     for near in chosen:
         for reason in near.reasons:
             sentence = f"{reason.message} ({reason.seen})" if reason.seen else reason.message
             sentences.setdefault(sentence, []).append(near.device)
     several = len(chosen) > 1
-    return NearestMiss(
+    return report.NearestMiss(
         device=listed([near.device for near in chosen], 8),
         node=place.node,
         request=place.spec.request,
@@ -201,7 +181,6 @@ def _miss(place: Shortfall, chosen: list[_RankedCandidate], more: int) -> Neares
 
 
 def _fixes(reasons: Sequence[RejectionReason], more: int) -> str:
-    """Joins everything that has to be done, the alternatives, and the number of devices that are as near."""
     text = "; and ".join(dict.fromkeys(_fix(reason) for reason in reasons))
     instead = " and ".join(dict.fromkeys(reason.instead for reason in reasons if reason.instead))
     text += f"; or {instead}" if instead else ""
@@ -228,27 +207,23 @@ _MAX_POOLS: Final = 5
 
 
 class Details(Struct):
-    """Result of the inspection. ``headline`` completes the sentence "cannot fit: …"."""
+    """Result of the inspection. ``headline`` completes "cannot fit: …"."""
 
-    requests: Sequence[RequestSummary] = ()
-    miss: NearestMiss | None = None
-    nodes: Sequence[NodeReason] = ()
-    causes: list[Cause] = field(default_factory=list)
+    requests: Sequence[report.RequestSummary] = ()
+    miss: report.NearestMiss | None = None
+    nodes: Sequence[report.NodeReason] = ()
+    causes: list[report.Cause] = field(default_factory=list)
     headline: str = ""
     note: str = ""
 
 
 class _Inspected(Struct, frozen=True):
-    """What the inspection of a node has found, to be counted again for nodes like it."""
-
     message: str
     devices: int
     rejections: Sequence[tuple[Funnel, NodeRejections]]
 
 
 class _NodeCounts(Struct):
-    """Counts collected over all nodes."""
-
     funnels: dict[tuple[int, str], Funnel] = field(default_factory=dict)
     places: list[Shortfall] = field(default_factory=list)
     pools: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -290,10 +265,10 @@ def inspect_nodes(
 
 def node_detail(
     evaluation: Evaluation, result: NodeResult, specs: Sequence[RequestSpec], holders: Holders
-) -> NodeDetail:
-    """Lists every device of a node for every request, at most _MAX_LINES lines."""
-    lines: list[DeviceLine] = []
-    assigned = [item for allocation in result.allocations for item in allocation_results(allocation)]
+) -> report.NodeDetail:
+    """List every device of a node for every request, at most _MAX_LINES lines."""
+    lines: list[report.DeviceLine] = []
+    assigned = [item for each in result.allocations for item in allocation_results(each)]
     taken = {(item["request"], item["pool"], item["device"]) for item in assigned}
     if result.claims:
         observed = evaluation.observed(result)
@@ -308,10 +283,10 @@ def node_detail(
                 else:
                     found = RejectionReason("free", "not needed" if result.fits else "not rejected", "")
                 text = f"{found.message} ({found.seen})" if found.seen else found.message
-                lines.append(DeviceLine(request=spec.request, device=device.name, code=found.code, message=text))
+                lines.append(report.DeviceLine(request=spec.request, device=device.name, code=found.code, message=text))
                 if len(lines) >= _MAX_LINES:
                     break
-    return NodeDetail(
+    return report.NodeDetail(
         name=result.name,
         fits=result.fits,
         message=result.message or "fits",
@@ -362,7 +337,7 @@ def _inspect_devices(
 
 
 def _count_like(evaluation: Evaluation, result: NodeResult, holders: Holders, counts: _NodeCounts) -> bool:
-    """Counts the node like one that was inspected; returns False when there is none."""
+    """Count the node like one that was inspected; return False without one."""
     if not counts.inspected_like:
         return False
     on_node = NodeHolders(holders, evaluation.own_pools(result))
@@ -382,7 +357,7 @@ def _details(counts: _NodeCounts, almost_fitting: NodeResult | None, holders: Ho
     found = Details(
         requests=tuple(_summary(funnel) for funnel in short),
         nodes=tuple(
-            NodeReason(message=message, nodes=len(names), by_devices=by_devices, examples=tuple(names[:3]))
+            report.NodeReason(message=message, nodes=len(names), by_devices=by_devices, examples=tuple(names[:3]))
             for (message, by_devices), names in sorted(counts.nodes.items(), key=lambda item: (-len(item[1]), item[0]))
         ),
         causes=_pool_causes(counts.pools),
@@ -392,7 +367,7 @@ def _details(counts: _NodeCounts, almost_fitting: NodeResult | None, holders: Ho
     if almost_fitting is None:
         found.miss = nearest_miss(places, holders)
     else:
-        found.miss = NearestMiss(
+        found.miss = report.NearestMiss(
             device="",
             node=almost_fitting.name,
             request="",
@@ -407,10 +382,10 @@ def _details(counts: _NodeCounts, almost_fitting: NodeResult | None, holders: Ho
     return found
 
 
-def _pool_causes(pools: Mapping[tuple[str, str], str]) -> list[Cause]:
+def _pool_causes(pools: Mapping[tuple[str, str], str]) -> list[report.Cause]:
     return [
-        Cause(
-            code=CauseCode.POOL_UNUSABLE,
+        report.Cause(
+            code=report.CauseCode.POOL_UNUSABLE,
             message=f"the scheduler ignores the devices of pool {pool} of {driver}: the pool is {why}",
             fix="the driver has to publish the pool again; see the log of its pod on that node",
             object=f"pool/{pool}",
@@ -420,8 +395,8 @@ def _pool_causes(pools: Mapping[tuple[str, str], str]) -> list[Cause]:
     ]
 
 
-def _summary(funnel: Funnel) -> RequestSummary:
-    return RequestSummary(
+def _summary(funnel: Funnel) -> report.RequestSummary:
+    return report.RequestSummary(
         claim=funnel.spec.claim_label,
         request=funnel.spec.request,
         class_name=funnel.spec.class_name,
@@ -443,7 +418,7 @@ def _headline(found: Details, counts: _NodeCounts) -> str:
     return _headline_of(request) if request is not None else "no node has devices for all requests together"
 
 
-def _headline_of(request: RequestSummary) -> str:
+def _headline_of(request: report.RequestSummary) -> str:
     if not request.devices:
         return f"no devices are published for request {request.request}"
     lost = sum(reason.devices for reason in request.reasons if reason.code in _SELECTORS)
@@ -463,8 +438,7 @@ def _headline_of(request: RequestSummary) -> str:
     return f"{matches}: {shortages}{left}".replace(": ,", ":")
 
 
-def _short_capacities(request: RequestSummary) -> str:
-    """Returns `` (memory)``: the capacities that are short."""
+def _short_capacities(request: report.RequestSummary) -> str:
     start = "not enough "
     messages = [reason.message for reason in request.reasons if reason.code == "capacityShort"]
     names = [message.removeprefix(start).partition(":")[0] for message in messages if message.startswith(start)]

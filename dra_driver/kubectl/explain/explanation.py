@@ -1,8 +1,4 @@
-"""Explains one subject: first the causes other than allocation, then every node, then the devices.
-
-Defines the order of these steps and the verdict. The reasons of devices come from the allocator's own events
-(``evaluation.py``, ``reasons.py``), the other causes from ``causes.py``.
-"""
+"""Explain one subject: find causes other than allocation, evaluate every node, inspect devices, give the verdict."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -14,73 +10,35 @@ from dra_driver.core.errors import AllocationError, CelEvaluationError, CelSynta
 from dra_driver.core.text import counted, listed
 from dra_driver.kube.devices import results_of, users_of
 from dra_driver.kube.state import ClusterState, with_objects
-from dra_driver.kubectl.explain.causes import (
-    before_scheduling,
-    causes_on_node,
-    dropped_fields,
-    gaps_that_matter,
-    missing_classes,
-    scheduler_fault,
-    scheduler_message,
-    silent_drivers,
-    unknown_resources,
-    unpublished_forms,
-)
+from dra_driver.kubectl.explain import causes as other
+from dra_driver.kubectl.explain import subject as subjects
+from dra_driver.kubectl.explain.causes import dropped_fields, gaps_that_matter, scheduler_message
 from dra_driver.kubectl.explain.details import Details, inspect_nodes, node_detail
-from dra_driver.kubectl.explain.evaluation import Evaluation, NodeResult
-from dra_driver.kubectl.explain.holders import Holders
+from dra_driver.kubectl.explain.evaluation import Evaluation, Holders, NodeResult, SchedulerModel
 from dra_driver.kubectl.explain.manifests import claim_with_defaults, with_defaults
-from dra_driver.kubectl.explain.report import (
-    FINAL_CODES,
-    Answer,
-    Cause,
-    CauseCode,
-    Explanation,
-    NodeDetail,
-    Verdict,
-    cel_cause,
-)
-from dra_driver.kubectl.explain.scheduler import SchedulerModel
-from dra_driver.kubectl.explain.subject import (
-    RequestSpec,
-    Subject,
-    SubjectClaim,
-    Wire,
-    allocation_of,
-    by_name,
-    claim_for,
-    gap_of,
-    is_deleted,
-    is_finished,
-    is_reserved_for,
-    label_of,
-    name_of,
-    requests_of,
-    spec_of,
-    status_of,
-    subject_of,
-)
+from dra_driver.kubectl.explain.report import Answer, Cause, CauseCode, Explanation, NodeDetail, Verdict
+from dra_driver.kubectl.explain.subject import RequestSpec, Subject, SubjectClaim, Wire, allocation_of, name_of, spec_of
 from dra_driver.scheduler.allocation import Allocator, NodeUsage, SchedulerQuirks, unmodelled_constraints, usage_by_node
 
 
 def past_scheduling_report(state: ClusterState, subject: Subject) -> Explanation | None:
-    """Returns the report, or None when the subject waits for the scheduler."""
+    """Return the report, or None when the subject waits for the scheduler."""
     if subject.pod is None:
         claim = subject.claims[0].claim or {}
         return _allocated(state, subject, claim) if allocation_of(claim) is not None else None
     pod = subject.pod
     node = str(spec_of(pod).get("nodeName") or "")
-    phase = str(status_of(pod).get("phase") or "Pending")
-    if is_finished(pod):
+    phase = str(subjects.status_of(pod).get("phase") or "Pending")
+    if phase in ("Succeeded", "Failed"):
         return _report(state, subject, Answer.FINISHED, f"has finished ({phase})")
-    if is_deleted(pod):
+    if subjects.is_deleted(pod):
         cause = Cause(code=CauseCode.BEING_DELETED, message="the pod is being deleted and will not be scheduled")
         return _report(state, subject, Answer.CANNOT_FIT, "is being deleted", causes=(cause,))
     if not node:
         return None
     if phase == "Running":
         return _report(state, subject, Answer.RUNNING, f"runs on {node}")
-    causes = tuple(causes_on_node(state, subject))
+    causes = tuple(other.causes_on_node(state, subject))
     why = f": {causes[0].message}" if causes else "; no problem with its devices is known"
     return _report(state, subject, Answer.PLACED, f"is on {node} and has not started{why}", causes=causes)
 
@@ -118,6 +76,20 @@ def _report(
 
 
 _MAX_NODES: Final = 10
+_FINAL_CODES: Final = frozenset(
+    {
+        CauseCode.CLAIM_MISSING,
+        CauseCode.CLAIM_DELETED,
+        CauseCode.CLAIM_NOT_OWNED,
+        CauseCode.CLAIM_FULL,
+        CauseCode.TEMPLATE_MISSING,
+        CauseCode.CLASS_MISSING,
+        CauseCode.NO_SLICES,
+        CauseCode.NO_NODES,
+        CauseCode.RESOURCE_UNKNOWN,
+    }
+)
+"""Causes after which no node needs to be evaluated."""
 
 # Parts of scheduler messages about rules that this package does not check.
 _UNCHECKED: Final = ("affinity rules", "topology spread", "volume", "persistentvolumeclaim", "Insufficient ephemeral")
@@ -126,7 +98,7 @@ _UNCHECKED: Final = ("affinity rules", "topology spread", "volume", "persistentv
 def explain(
     state: ClusterState, subject: Subject, *, node: str = "", scheduler: SchedulerModel | None = None
 ) -> Explanation:
-    """Explains why the subject waits, or states that it fits. ``node`` adds a list of that node's devices.
+    """Explain why the subject waits, or state that it fits. ``node`` adds a list of that node's devices.
 
     Raises ConfigurationError when the node does not exist. The allocator's limits bound the work per node.
     """
@@ -136,11 +108,11 @@ def explain(
 def explain_pods(
     state: ClusterState, pods: Sequence[Wire], *, node: str = "", scheduler: SchedulerModel | None = None
 ) -> list[Explanation]:
-    """Explains what would happen if these pods were created one after another; each sees the earlier ones placed."""
+    """Explain the result of creating these pods one after another; each sees the earlier ones placed."""
     reports = []
     current = with_defaults(state)
     for pod in pods:
-        subject = subject_of(current, pod)
+        subject = subjects.subject_of(current, pod)
         report, place = _explained(current, subject, node, scheduler or SchedulerModel())
         reports.append(report)
         if place is not None:
@@ -163,7 +135,6 @@ def _explained(
 
 
 def _with_placed(state: ClusterState, pod: Wire, place: NodeResult) -> ClusterState:
-    """Returns the state after the scheduler has bound the pod, with all its claims as objects."""
     claims = []
     user = {"resource": "pods", "name": name_of(pod), "uid": ""}
     for claim, allocation in zip(place.claims, place.allocations, strict=False):
@@ -174,7 +145,7 @@ def _with_placed(state: ClusterState, pod: Wire, place: NodeResult) -> ClusterSt
 
 
 class _Explainer:
-    """Explains one subject that waits for the scheduler. Used once."""
+    """Explain one subject that waits for the scheduler. Used once."""
 
     def __init__(self, state: ClusterState, subject: Subject, node: str, scheduler: SchedulerModel) -> None:
         self._state = state
@@ -193,7 +164,7 @@ class _Explainer:
     def run(self) -> tuple[Explanation, NodeResult | None]:
         self._find_other_causes()
         results: list[NodeResult] = []
-        if not any(cause.code in FINAL_CODES for cause in self._causes if cause.blocks):
+        if not any(cause.code in _FINAL_CODES for cause in self._causes if cause.blocks):
             results = self._evaluate(self._allocated, self._unallocated, self._state.claims)
             if results and not any(result.fits for result in results):
                 results = self._evaluate_released() or results
@@ -227,18 +198,16 @@ class _Explainer:
             place = self._with_allocations(place)
         return report, place
 
-    # --- the steps ---
-
     def _find_other_causes(self) -> None:
         pod = self._subject.pod
         if pod is not None:
-            self._causes += before_scheduling(self._state, pod)
+            self._causes += other.before_scheduling(self._state, pod)
         self._causes += [item.problem for item in self._subject.claims if item.problem is not None]
         specs = self._all_requests()
-        self._causes += missing_classes(self._state, specs)
-        self._causes += unknown_resources(self._state, self._subject)
-        self._causes += silent_drivers(self._state, specs)
-        self._causes += unpublished_forms(self._state, specs, self._scheduler.features)
+        self._causes += other.missing_classes(self._state, specs)
+        self._causes += other.unknown_resources(self._state, self._subject)
+        self._causes += other.silent_drivers(self._state, specs)
+        self._causes += other.unpublished_forms(self._state, specs, self._scheduler.features)
         used = {spec.class_name for spec in specs}
         for item in self._state.classes:
             if name_of(item) in used:
@@ -246,7 +215,7 @@ class _Explainer:
         for claim in self._unallocated:
             self._causes += self._fields_dropped_from(claim)
         if not self._state.nodes:
-            unreadable = gap_of(self._state, "nodes")
+            unreadable = subjects.gap_of(self._state, "nodes")
             self._causes.append(Cause(code=CauseCode.NO_NODES, message=unreadable or "the cluster has no nodes"))
 
     def _fields_dropped_from(self, claim: SubjectClaim) -> list[Cause]:
@@ -269,7 +238,7 @@ class _Explainer:
             self._evaluation = self._evaluation_of(allocated, unallocated, claims, self._scheduler.quirks)
             return self._evaluation.nodes()
         except (CelSyntaxError, CelEvaluationError) as error:
-            self._causes.append(cel_cause(error))
+            self._causes.append(_cel_cause(error))
         except AllocationError as error:
             self._causes.append(
                 Cause(
@@ -296,16 +265,11 @@ class _Explainer:
             quirks=quirks,
         )
         return Evaluation(
-            self._state,
-            self._subject,
-            allocator,
-            usage=self._usage,
-            allocated=allocated,
-            unallocated=unallocated,
+            self._state, self._subject, allocator, usage=self._usage, allocated=allocated, unallocated=unallocated
         )
 
     def _find_scheduler_fault(self, results: Sequence[NodeResult]) -> None:
-        """Adds a cause if only a defect of this scheduler version keeps the pod pending."""
+        """Add a cause if only a defect of this scheduler version keeps the pod pending."""
         if any(result.fits for result in results):
             return
 
@@ -313,7 +277,7 @@ class _Explainer:
         def evaluation(quirks: SchedulerQuirks) -> Evaluation:
             return self._evaluation_of(self._allocated, self._unallocated, self._state.claims, quirks)
 
-        found = scheduler_fault(
+        found = other.scheduler_fault(
             self._scheduler.quirks,
             results,
             lambda quirks, result: evaluation(quirks).node(result.wire),
@@ -322,22 +286,22 @@ class _Explainer:
         self._causes += [found] if found is not None else []
 
     def _evaluate_released(self) -> list[NodeResult]:
-        """Evaluates again without claims that the scheduler would deallocate.
+        """Evaluate again without claims that the scheduler would deallocate.
 
-        It deallocates a claim that no other pod uses when the claim keeps the pod from every node (PostFilter of
-        kubernetes/kubernetes pkg/scheduler/framework/plugins/dynamicresources).
+        These are claims of no other pod, if they keep the pod from every node (PostFilter of kubernetes/kubernetes
+        pkg/scheduler/framework/plugins/dynamicresources).
         """
         pod = self._subject.pod
         kept: list[SubjectClaim] = []
         released: list[SubjectClaim] = []
         for item in self._allocated:
             claim = item.claim or {}
-            alone = not users_of(claim) or (len(users_of(claim)) == 1 and is_reserved_for(claim, pod or {}))
+            alone = not users_of(claim) or (len(users_of(claim)) == 1 and subjects.is_reserved_for(claim, pod or {}))
             (released if alone and pod is not None else kept).append(item)
         if not released:
             return []
-        labels = {label_of(item.claim or {}) for item in released}
-        others = [claim for claim in self._state.claims if label_of(claim) not in labels]
+        labels = {subjects.label_of(item.claim or {}) for item in released}
+        others = [claim for claim in self._state.claims if subjects.label_of(claim) not in labels]
         before = self._evaluation
         results = self._evaluate(kept, [*released, *self._unallocated], others)
         if not any(result.fits for result in results):
@@ -350,7 +314,7 @@ class _Explainer:
         return results
 
     def _use_scheduler_message(self, results: Sequence[NodeResult]) -> None:
-        """Uses the scheduler's own message for rules that this package does not check."""
+        """Use the scheduler's own message for rules that this package does not check."""
         pod = self._subject.pod
         if pod is None or not any(result.fits for result in results):
             return
@@ -372,7 +336,7 @@ class _Explainer:
         return node_detail(self._evaluation, result, self._requests_on(result), self._holders)
 
     def _with_allocations(self, result: NodeResult) -> NodeResult:
-        """Allocates again where the result was taken from a node like this one."""
+        """Allocate again where the result comes from a node like this one."""
         if self._evaluation is None or not result.fits or not result.claims or result.allocations:
             return result
         return self._evaluation.node(result.wire)
@@ -385,25 +349,21 @@ class _Explainer:
                 f"no node {self._node}; known nodes: {known}{' and more' if len(names) > 8 else ''}"
             )
 
-    # --- requests ---
-
     def _requests_on(self, result: NodeResult) -> list[RequestSpec]:
-        """Cached per set of claims: only the claim for extended resources differs between nodes."""
+        # Cached per set of claims: only the claim for extended resources differs between nodes.
         key = tuple(str(claim["spec"]) for claim in result.claims)
         if key not in self._requests_by_claims:
-            self._requests_by_claims[key] = requests_of(result.claims, result.labels, by_name(self._state.classes))
+            self._requests_by_claims[key] = subjects.requests_of(result.claims, result.labels, self._state.classes)
         return self._requests_by_claims[key]
 
     def _all_requests(self) -> list[RequestSpec]:
         claims = [item.claim for item in self._unallocated if item.claim is not None]
         labels = [item.label for item in self._unallocated if item.claim is not None]
         pod = self._subject.pod
-        extended = claim_for(pod, self._subject.extended_requests, None) if pod is not None else None
+        extended = subjects.claim_for(pod, self._subject.extended_requests, None) if pod is not None else None
         if extended is not None:
             claims, labels = [*claims, extended], [*labels, "extended resources"]
-        return requests_of(claims, labels, by_name(self._state.classes))
-
-    # --- the verdict ---
+        return subjects.requests_of(claims, labels, self._state.classes)
 
     def _verdict(self, results: Sequence[NodeResult], details: Details) -> Verdict:
         fitting = sum(result.fits for result in results)
@@ -419,3 +379,14 @@ class _Explainer:
         else:
             sentence = f"cannot fit: {blocking.message}"
         return Verdict(answer=answer, sentence=sentence, nodes_fit=fitting, nodes_total=total)
+
+
+def _cel_cause(error: CelSyntaxError | CelEvaluationError) -> Cause:
+    syntax = isinstance(error, CelSyntaxError)
+    return Cause(
+        code=CauseCode.CEL_ERROR,
+        message=f"the scheduler rejects the pod on every node: {error}",
+        fix="correct the expression"
+        if syntax
+        else 'begin the expression with device.driver == "…" &&, and read optional attributes with has() or .?',
+    )

@@ -1,4 +1,8 @@
-"""Extracts from manifests the pods that they would create, directly or through a workload (Deployment, Job, ...)."""
+"""Extract the pods that manifests would create, and complete objects as the API server would return them.
+
+Sources: the defaults of resource.k8s.io/v1 claims (pkg/apis/resource/v1/defaults.go), and the effect of
+DeviceTaintRules on slices (k8s.io/dynamic-resource-allocation resourceslice/tracker).
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -10,15 +14,9 @@ from dra_driver.kube.shapes import misfit
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.explain.subject import Wire, name_of, namespace_of, spec_of
 
-# --- Completes objects from manifests as the API server would return them: defaults filled in, numbers as quantities.
-#
-# Implements the defaults of resource.k8s.io/v1 claims (pkg/apis/resource/v1/defaults.go) and the effect of
-# DeviceTaintRules on slices (k8s.io/dynamic-resource-allocation resourceslice/tracker). Objects read from a live
-# cluster pass unchanged.
-
 
 def with_defaults(state: ClusterState) -> ClusterState:
-    """Fills in the defaults of claims and templates, and adds the taints of DeviceTaintRules to the slices."""
+    """Fill in the defaults of claims and templates, and add the taints of DeviceTaintRules to the slices."""
     return replace(
         state,
         claims=tuple(claim_with_defaults(item) for item in state.claims),
@@ -28,7 +26,6 @@ def with_defaults(state: ClusterState) -> ClusterState:
 
 
 def claim_with_defaults(claim: Wire) -> Wire:
-    """Fills in allocation mode, count and quantities as the API server writes them."""
     devices = spec_of(claim).get("devices") or {}
     requests = list(devices.get("requests") or ())
     done = [_request(item) for item in requests]
@@ -56,7 +53,6 @@ def _exact_request(exact: Wire) -> Wire:
 
 
 def _tainted(item: Wire, rules: Sequence[Wire]) -> Wire:
-    """Adds the taints of the rules that select devices of this slice, after the devices' own taints."""
     spec = spec_of(item)
     here = {"driver": spec.get("driver"), "pool": (spec.get("pool") or {}).get("name")}
     matching = [rule for rule in rules if _selects(rule, here)]
@@ -79,8 +75,6 @@ def _with_taints(device: Wire, rules: Sequence[Wire]) -> Wire:
 
 
 MAX_PODS: Final = 64
-"""Limit of pods from manifests that are tried one after another."""
-
 _COUNTS: Final = {
     **dict.fromkeys(("Deployment", "ReplicaSet", "ReplicationController", "StatefulSet"), "replicas"),
     "Job": "parallelism",
@@ -92,9 +86,9 @@ _STEPS: Final = (("spec", "template"), ("spec", "jobTemplate", "spec", "template
 
 
 def pods_in(documents: Iterable[Wire], namespace: str, where: str) -> list[dict[str, Any]]:
-    """Returns the pods of Pods and workloads, named ``WORKLOAD-INDEX``, at most MAX_PODS in total.
+    """Return the pods of Pods and workloads, named ``WORKLOAD-INDEX``, at most MAX_PODS in total.
 
-    Objects without a namespace get ``namespace``. Raises ConfigurationError on a pod whose fields have wrong types.
+    Objects without a namespace get ``namespace``. Raises ConfigurationError for a pod with fields of wrong types.
     """
     found: list[dict[str, Any]] = []
     for document in documents:

@@ -1,7 +1,6 @@
-"""Turns the allocator's events into reasons, grouped and counted.
+"""Turn the allocator's events into reasons, grouped and counted.
 
-The allocator checks "in use" before selectors. A device that is in use and does not match the selectors is counted
-under its selector, because freeing it would not help.
+A device that is in use and does not match the selectors counts under its selector: freeing it would not help.
 """
 
 from collections import Counter
@@ -16,22 +15,11 @@ from dra_driver.core.model.drain import DRAINED_TAINT
 from dra_driver.core.model.terms import DETACHED_TAINT
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.text import cut, listed
-from dra_driver.kubectl.explain.holders import Holders
+from dra_driver.kubectl.explain.evaluation import Holders
 from dra_driver.kubectl.explain.report import Reason
 from dra_driver.kubectl.explain.subject import RequestSpec, Wire
-from dra_driver.scheduler.allocation import (
-    CapacityShort,
-    Cause,
-    ConstraintBroken,
-    CounterShort,
-    DeviceId,
-    GateOff,
-    InUse,
-    NotOnNode,
-    NotSelected,
-    PoolDevice,
-    Tainted,
-)
+from dra_driver.scheduler import allocation
+from dra_driver.scheduler.allocation import CapacityShort, ConstraintBroken, CounterShort, InUse, PoolDevice, Tainted
 from dra_driver.scheduler.cel import AttributeRefs, DeviceView, compile_selector, find_attribute_refs, split_conjuncts
 
 _MAX_SHOWN: Final = 160
@@ -39,7 +27,7 @@ _MAX_VALUES: Final = 4
 
 
 def is_selected_by(expression: str, driver: str, device: Wire) -> bool | None:
-    """Whether the expression selects the device; None when it cannot be evaluated."""
+    """Return whether the expression selects the device; None when it cannot be evaluated."""
     try:
         return compile_selector(expression).evaluate(DeviceView(driver, device, lists=True))
     except (CelSyntaxError, CelEvaluationError, ValueError):
@@ -47,7 +35,7 @@ def is_selected_by(expression: str, driver: str, device: Wire) -> bool | None:
 
 
 def _signature(expressions: Sequence[str], driver: str, device: Wire) -> Hashable | None:
-    """Returns a key that is equal for devices the expressions cannot distinguish; None when that is unknown."""
+    """Return a key that is equal for devices the expressions cannot distinguish; None when that is unknown."""
     found: list[Hashable] = [driver, device.get("allowMultipleAllocations")]
     attributes, capacity = device.get("attributes") or {}, device.get("capacity") or {}
     for expression in expressions:
@@ -84,7 +72,7 @@ def _values_read(part: str, driver: str, device: Wire) -> str:
 
 
 def _value(values: Wire | None, driver: str, name: tuple[str, str]) -> str:
-    """Returns ``memory = 80Gi``. An attribute has one value of some type, a capacity has ``value``."""
+    """Return ``memory = 80Gi``. An attribute has one value of some type, a capacity has ``value``."""
     domain, identifier = name
     known = values or {}
     found = known.get(f"{domain}/{identifier}") or (known.get(identifier) if domain == driver else None)
@@ -115,10 +103,7 @@ _PASSING: Final = {
 
 
 class RejectionReason(Struct, frozen=True):
-    """Why one device was rejected. Devices are grouped by ``code`` and ``message``; ``seen`` differs within a group.
-
-    ``fix`` is what to do, if more is known than the code says; ``instead`` is an alternative to it.
-    """
+    """Why one device was rejected. ``fix`` replaces that of the code; ``instead`` is an alternative to it."""
 
     code: str
     message: str
@@ -127,8 +112,8 @@ class RejectionReason(Struct, frozen=True):
     instead: str = ""
 
 
-def rejection_of(spec: RequestSpec, device: PoolDevice, cause: Cause, holders: Holders) -> RejectionReason:
-    if isinstance(cause, NotSelected) or (isinstance(cause, InUse) and cause.holders):
+def rejection_of(spec: RequestSpec, device: PoolDevice, cause: allocation.Cause, holders: Holders) -> RejectionReason:
+    if isinstance(cause, allocation.NotSelected) or (isinstance(cause, InUse) and cause.holders):
         false_clauses = selector_rejections(spec, device)
         if false_clauses:
             return false_clauses[0]
@@ -145,19 +130,16 @@ def rejection_of(spec: RequestSpec, device: PoolDevice, cause: Cause, holders: H
             return _counter(cause, spec, device, holders)
         case ConstraintBroken():
             return _constraint(cause)
-        case NotOnNode():
+        case allocation.NotOnNode():
             return RejectionReason("nodeSelection", "the device's node selector excludes this node", "")
-        case GateOff():
+        case allocation.GateOff():
             return RejectionReason("gateOff", f"needs feature gate {cause.gate}, which is off in the scheduler", "")
-        case NotSelected():
+        case allocation.NotSelected():
             return RejectionReason("requestSelector", cause.expression, "")
 
 
 def holder_labels(claims: tuple[str, ...] | list[str], holders: Holders) -> str:
     return " and ".join(holders.label_with_pods(claim) for claim in dict.fromkeys(claims))
-
-
-# --- taints ---
 
 
 def _taint(cause: Tainted, users: list[str]) -> RejectionReason:
@@ -174,9 +156,6 @@ def _taint(cause: Tainted, users: list[str]) -> RejectionReason:
         fix = f"wait: {policy} reconfigures the GPU as soon as the claims that use it now have ended"
         fix += f": {listed(users)}" if users else ""
     return RejectionReason("tainted", message, "", fix)
-
-
-# --- capacity ---
 
 
 def _capacity(cause: CapacityShort, spec: RequestSpec, device: PoolDevice, holders: Holders) -> RejectionReason:
@@ -217,14 +196,10 @@ def _capacity(cause: CapacityShort, spec: RequestSpec, device: PoolDevice, holde
 
 
 def _nano(amount: str, *, otherwise: int) -> int:
-    """The amount in billionths; ``otherwise`` where it is no quantity."""
     try:
         return Quantity.parse(amount).nano
     except ValueError:
         return otherwise
-
-
-# --- counters ---
 
 
 def _counter(cause: CounterShort, spec: RequestSpec, device: PoolDevice, holders: Holders) -> RejectionReason:
@@ -244,7 +219,9 @@ def _counter(cause: CounterShort, spec: RequestSpec, device: PoolDevice, holders
     seen = f"{cause.counter_set}: {cause.counter} short by {short} ({cause.wanted} needed, {cause.free} left){by}"
     users = "the workload that uses"
     if len(claims) > 1:
-        users = "all workloads that use" if _needs_everything(cause, device) else "workloads that use"
+        most = max((_consumed(wire, cause) for wire in device.slice.spec.get("devices") or ()), default=0)
+        needs_all = _nano(cause.wanted, otherwise=-1) >= max(most, _nano(cause.free, otherwise=0))
+        users = "all workloads that use" if needs_all else "workloads that use"
     fix = f"end {users} the GPU: {listed(claims)}" if claims else "request less in one pod, or another GPU"
     if spec.admin_access:
         message += ", and the scheduler charges them for admin access, too"
@@ -253,7 +230,6 @@ def _counter(cause: CounterShort, spec: RequestSpec, device: PoolDevice, holders
 
 
 def _label_users(allocated: list[tuple[str, list[str]]], holders: Holders) -> str:
-    """Lists the first claims, each with its devices."""
     by_claim: dict[str, list[str]] = {}
     for device, claims in allocated:
         by_claim.setdefault(holders.label_with_pods(claims[0]) if claims else "", []).append(device)
@@ -264,37 +240,25 @@ def _label_users(allocated: list[tuple[str, list[str]]], holders: Holders) -> st
     return listed(names, 2)
 
 
-def _needs_everything(cause: CounterShort, device: PoolDevice) -> bool:
-    """Whether the device consumes the whole counter, so that every user of it has to end."""
-    most = max((_consumed(wire, cause) for wire in device.slice.spec.get("devices") or ()), default=0)
-    return _nano(cause.wanted, otherwise=-1) >= max(most, _nano(cause.free, otherwise=0))
-
-
 def _consumers(device: PoolDevice, cause: CounterShort, holders: Holders) -> list[tuple[str, list[str]]]:
-    """Returns the allocated devices of the same pool that consume the counter, each with its claims.
-
-    Only the device's own slice is searched: a GPU's devices are published in one slice.
-    """
+    """Return allocated devices that consume the counter, with their claims. A GPU's devices are in one slice."""
     driver, pool = device.slice.key
     allocated = set(holders.allocated_in(driver, pool))
     return [
-        (str(wire["name"]), holders.claims(DeviceId(driver, pool, wire["name"])))
+        (str(wire["name"]), holders.claims(allocation.DeviceId(driver, pool, wire["name"])))
         for wire in (device.slice.spec.get("devices") or () if allocated else ())
         if wire["name"] in allocated and _consumed(wire, cause) > 0
     ]
 
 
 def _consumed(wire: Wire, cause: CounterShort) -> int:
-    """Returns billionths; 0 when the value cannot be parsed (reported elsewhere)."""
+    """Return billionths; 0 for an invalid value, which is reported elsewhere."""
     entries = [entry for entry in wire.get("consumesCounters") or () if entry.get("counterSet") == cause.counter_set]
     values = [(entry.get("counters") or {}).get(cause.counter) for entry in entries]
     try:
         return sum(Quantity.parse(value["value"]).nano for value in values if value)
     except (ValueError, KeyError, TypeError):
         return 0
-
-
-# --- constraints ---
 
 
 def _constraint(cause: ConstraintBroken) -> RejectionReason:
@@ -323,15 +287,13 @@ _MAX_DISTINCT: Final = 2000
 
 
 class Group(Struct):
-    """Devices with the same code and message."""
-
     devices: int = 0
     nodes: set[str] = field(default_factory=set)
     seen: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
 
     def add(self, node: str, found: "Group", named: Callable[[str], str]) -> None:
-        """Adds the devices of one node, whose ``examples`` are names of devices."""
+        """Add the devices of one node; the ``examples`` of ``found`` are only device names."""
         self.devices += found.devices
         self.nodes.add(node)
         for mark, count in found.seen.items():
@@ -343,14 +305,13 @@ class Group(Struct):
 
 
 class NodeRejections(Struct, frozen=True):
-    """The devices that one request did not get on one node, grouped as in `Funnel`. Nodes that are alike share it."""
+    """Devices that one request did not get on one node, grouped by code and message. Nodes that are alike share it."""
 
     devices: int
     groups: Mapping[tuple[str, str], Group]
 
     @classmethod
     def of(cls, rejections: Sequence[tuple[str, RejectionReason]]) -> "NodeRejections":
-        """Groups the rejected devices, given as name and reason."""
         groups: dict[tuple[str, str], Group] = {}
         for device, rejection in rejections:
             group = groups.setdefault((rejection.code, rejection.message), Group())
@@ -363,10 +324,7 @@ class NodeRejections(Struct, frozen=True):
 
 
 def selector_rejections(spec: RequestSpec, device: PoolDevice) -> Sequence[RejectionReason]:
-    """Returns the clauses of class and request that are false for the device, in order.
-
-    Results are cached in ``spec`` for devices that the selectors cannot distinguish.
-    """
+    """Return the clauses of class and request that are false for the device, in order; cached in ``spec``."""
     key = _signature((*spec.class_selectors, *spec.selectors), device.slice.key[0], device.wire)
     if key is None:
         return tuple(_selector_rejections(spec, device))
@@ -377,7 +335,6 @@ def selector_rejections(spec: RequestSpec, device: PoolDevice) -> Sequence[Rejec
 
 
 def _selector_rejections(spec: RequestSpec, device: PoolDevice) -> Iterator[RejectionReason]:
-    """The whole expression is named where no single clause of it is false."""
     driver, wire = device.slice.key[0], device.wire
     for code, where, expressions in (
         ("classSelector", f"class {spec.class_name}", spec.class_selectors),
@@ -397,7 +354,7 @@ def _selector_rejections(spec: RequestSpec, device: PoolDevice) -> Iterator[Reje
 
 
 class Funnel:
-    """Counts what happened to all devices for one request, over any number of nodes."""
+    """Counts of the devices of one request, over any number of nodes."""
 
     def __init__(self, spec: RequestSpec) -> None:
         self.spec = spec
@@ -407,7 +364,7 @@ class Funnel:
         self._groups: dict[tuple[str, str], Group] = {}
 
     def add(self, node: str, total: int, rejected: "NodeRejections", named: Callable[[str], str]) -> None:
-        """Adds one node: the number of devices it reaches, and the rejected ones. ``named`` puts in names of claims."""
+        """Add a node that reaches ``total`` devices. ``named`` puts in names of claims."""
         fitting = total - rejected.devices
         self.devices += total
         self.fitting += fitting
@@ -416,7 +373,7 @@ class Funnel:
             self._groups.setdefault(key, Group()).add(node, on_node, named)
 
     def reasons(self) -> list[Reason]:
-        """Returns the groups in the order of the allocator's checks, larger groups first within one check."""
+        """Return the groups in the order of the allocator's checks, larger groups first within one check."""
         ranked = sorted(self._groups.items(), key=lambda item: (ORDER.index(item[0][0]), -item[1].devices, item[0][1]))
         return [
             Reason(

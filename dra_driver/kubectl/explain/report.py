@@ -1,24 +1,21 @@
-"""The explanation as data, which `text.py` renders and ``-o json|yaml`` prints, and the causes that involve no device.
+"""An explanation as data (the JSON and YAML output) and as text for one screen.
 
-The fields and codes are the schema of the output: later versions may add some, but never rename or remove one while
-``schemaVersion`` stays the same. Without content, lists are empty and texts are "".
+The fields and codes are the schema of the output: a ``schemaVersion`` may gain some, but never renames or removes one.
+Without content, lists are empty and texts are "".
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
 from msgspec import Struct, field, to_builtins
+from msgspec.structs import replace
 
-from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
-
-# --- Causes that prevent scheduling without involving a single device, and their codes.
-#
-# The codes are part of the output schema: new ones may be added, existing ones are never renamed.
+from dra_driver.core.text import one_line, wrapped
 
 
 class CauseCode(StrEnum):
-    """Code of a cause. The codes of single devices are in ``reasons.py``."""
+    """Code of a cause that involves no single device; the codes of devices are in ``reasons.py``."""
 
     CLAIM_MISSING = "claimMissing"
     CLAIM_DELETED = "claimDeleted"
@@ -47,10 +44,7 @@ class CauseCode(StrEnum):
 
 
 class Cause(Struct, frozen=True, kw_only=True, rename="camel"):
-    """``message`` is a sentence, ``fix`` what to do about it (may be empty), ``object`` the object concerned.
-
-    With ``blocks`` the pod cannot be placed before this changes; otherwise the cause is only additional information.
-    """
+    """A cause of ``object``. With ``blocks`` the pod cannot be placed before it changes; ``fix`` may be ""."""
 
     code: CauseCode
     message: str
@@ -59,42 +53,11 @@ class Cause(Struct, frozen=True, kw_only=True, rename="camel"):
     blocks: bool = True
 
 
-FINAL_CODES: Final = frozenset(
-    {
-        CauseCode.CLAIM_MISSING,
-        CauseCode.CLAIM_DELETED,
-        CauseCode.CLAIM_NOT_OWNED,
-        CauseCode.CLAIM_FULL,
-        CauseCode.TEMPLATE_MISSING,
-        CauseCode.CLASS_MISSING,
-        CauseCode.NO_SLICES,
-        CauseCode.NO_NODES,
-        CauseCode.RESOURCE_UNKNOWN,
-    }
-)
-"""Causes after which no node needs to be evaluated."""
-
-
-def cel_cause(error: CelSyntaxError | CelEvaluationError) -> Cause:
-    syntax = isinstance(error, CelSyntaxError)
-    return Cause(
-        code=CauseCode.CEL_ERROR,
-        message=f"the scheduler rejects the pod on every node: {error}",
-        fix="correct the expression"
-        if syntax
-        else 'begin the expression with device.driver == "…" &&, and read optional attributes with has() or .?',
-    )
-
-
 SCHEMA_VERSION: Final = 1
 
 
 class Answer(StrEnum):
-    """The verdict in one word.
-
-    ``fits``: the scheduler can place the pod now. ``cannotFit``: it cannot. ``placed``: the pod is on a node and has
-    not started. ``running``, ``finished``: nothing to explain. ``allocated``: a claim that has its devices.
-    """
+    """The verdict in one word. ``placed``: the pod is on a node and has not started."""
 
     FITS = "fits"
     CANNOT_FIT = "cannotFit"
@@ -105,13 +68,11 @@ class Answer(StrEnum):
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing keeps the subject from its devices."""
+        """Return whether nothing keeps the subject from its devices."""
         return self not in (Answer.CANNOT_FIT, Answer.PLACED)
 
 
 class Verdict(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The verdict; ``nodes_fit`` of ``nodes_total`` nodes can take the subject."""
-
     answer: Answer
     sentence: str
     nodes_fit: int
@@ -119,7 +80,7 @@ class Verdict(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Reason(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Why a group of devices was rejected. ``seen`` are values found, most frequent first; ``examples`` are devices."""
+    """Reason for which devices were rejected. ``seen``: found values, most frequent first; ``examples``: devices."""
 
     code: str
     message: str
@@ -130,10 +91,9 @@ class Reason(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class RequestSummary(Struct, frozen=True, kw_only=True, rename="camel"):
-    """One request of one claim (``request`` is ``main`` or ``main/sub``) and what happened to the devices.
+    """One request of one claim; ``request`` is ``main`` or ``main/sub``, ``count`` a number or ``all``.
 
-    ``devices`` were checked on all nodes together, ``fitting`` of them were not rejected. ``nodes_short`` is the number
-    of nodes on which fewer fit than ``count`` (a number, or ``all``).
+    ``fitting`` of all checked ``devices`` were not rejected. On ``nodes_short`` nodes fewer than ``count`` fit.
     """
 
     claim: str
@@ -147,8 +107,6 @@ class RequestSummary(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class NearestMiss(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The device or node that comes closest, the reasons that reject it, and the fix."""
-
     device: str
     node: str
     request: str
@@ -157,7 +115,7 @@ class NearestMiss(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class NodeReason(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Nodes that cannot take the pod for one reason. ``by_devices`` is False if the reason is unrelated to devices."""
+    """Nodes that cannot take the pod for one reason. ``by_devices``: the reason concerns devices."""
 
     message: str
     nodes: int
@@ -166,7 +124,7 @@ class NodeReason(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class DeviceLine(Struct, frozen=True, kw_only=True, rename="camel"):
-    """One device of a node. ``code`` is the code of a reason, or ``given``, or ``free``."""
+    """One device of a node. ``code`` is that of a reason, or ``given``, or ``free``."""
 
     request: str
     device: str
@@ -175,8 +133,6 @@ class DeviceLine(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class NodeDetail(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Output of ``--node``. ``allocation`` lists the devices that would be allocated, as request=device."""
-
     name: str
     fits: bool
     message: str
@@ -185,7 +141,7 @@ class NodeDetail(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Explanation(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The whole explanation. ``scheduler`` is the scheduler's last message from the pod's condition."""
+    """An explanation. ``scheduler`` is the scheduler's last message, of the pod's condition."""
 
     subject: str
     kind: str = field(name="subjectKind")
@@ -204,3 +160,124 @@ class Explanation(Struct, frozen=True, kw_only=True, rename="camel"):
 
 def to_wire(report: Explanation) -> dict[str, Any]:
     return {"schemaVersion": SCHEMA_VERSION, "kind": "Explanation", **to_builtins(report)}
+
+
+_MAX_REASONS: Final = 8
+_MAX_REQUESTS: Final = 6
+_MAX_NODES: Final = 6
+_MAX_DEVICES: Final = 200
+
+Style = Callable[[str, str], str]
+"""(text, kind) -> text with colours. The kinds are good, bad, head and dim."""
+
+
+def plain(text: str, _what: str) -> str:
+    return text
+
+
+def render(report: Explanation, style: Style = plain) -> str:
+    """Return the verdict, causes and fixes, with long lists cut and control characters replaced."""
+    report = _on_one_line(report)
+    first, *rest = wrapped(f"{report.subject} {report.verdict.sentence}", "  ")
+    lines = [style(first, "good" if report.verdict.answer.is_good else "bad"), *rest]
+    if report.fitting_nodes and report.verdict.answer is Answer.FITS:
+        more = report.verdict.nodes_fit - len(report.fitting_nodes)
+        shown = ", ".join(report.fitting_nodes) + (f" and {more} more" if more else "")
+        lines += wrapped(f"  on {shown}", "    ")
+    lines += _causes(report, style)
+    lines += _requests(report, style)
+    lines += _nodes(report, style)
+    lines += _miss(report, style)
+    if report.node is not None:
+        lines += _detail(report.node, style)
+    if report.scheduler:
+        lines += ["", style("Scheduler message", "head"), *wrapped(f"  {report.scheduler}", "  ")]
+    if report.notes:
+        lines += ["", style("Notes", "head"), *(line for note in report.notes for line in wrapped(f"  {note}", "  "))]
+    return "\n".join(lines) + "\n"
+
+
+def _causes(report: Explanation, style: Style) -> Iterator[str]:
+    sentence = report.verdict.sentence
+    for cause in report.causes:
+        if cause.message not in sentence:
+            yield from wrapped(f"  {'' if cause.blocks else 'also: '}{cause.message}", "    ")
+        if cause.fix:
+            yield from wrapped(f"  {style('fix:', 'dim')} {cause.fix}", "    ")
+
+
+def _requests(report: Explanation, style: Style) -> Iterator[str]:
+    for request in report.requests[:_MAX_REQUESTS]:
+        yield ""
+        yield style(
+            f"{request.claim}, request {request.request}: {request.count} of class {request.class_name}", "head"
+        )
+        yield from _funnel(request, style)
+    if len(report.requests) > _MAX_REQUESTS:
+        yield f"  and {len(report.requests) - _MAX_REQUESTS} more requests (-o json shows all)"
+
+
+def _funnel(request: RequestSummary, style: Style) -> Iterator[str]:
+    width = max(len(str(request.devices)), 3)
+    yield f"  {request.devices:>{width}} device{'' if request.devices == 1 else 's'} checked"
+    for reason in request.reasons[:_MAX_REASONS]:
+        yield from wrapped(f"  {-reason.devices:>{width}} {reason.message}", " " * (width + 5))
+        for seen in reason.seen:
+            yield from wrapped(f"  {'':>{width}}   {style('seen:', 'dim')} {seen}", " " * (width + 7))
+    if len(request.reasons) > _MAX_REASONS:
+        yield f"  {'':>{width}} and {len(request.reasons) - _MAX_REASONS} more reasons (-o json shows all)"
+    yield f"  {request.fitting:>{width}} left"
+
+
+def _nodes(report: Explanation, style: Style) -> Iterator[str]:
+    if not report.nodes:
+        return
+    yield ""
+    yield style("Nodes that cannot take it", "head")
+    width = max(len(str(reason.nodes)) for reason in report.nodes)
+    for reason in report.nodes[:_MAX_NODES]:
+        names = ", ".join(reason.examples) + (", …" if reason.nodes > len(reason.examples) else "")
+        yield from wrapped(f"  {reason.nodes:>{width}} {reason.message}: {names}", " " * (width + 4))
+    if len(report.nodes) > _MAX_NODES:
+        yield f"  {'':>{width}} and {len(report.nodes) - _MAX_NODES} more reasons (-o json shows all)"
+
+
+def _miss(report: Explanation, style: Style) -> Iterator[str]:
+    miss = report.nearest_miss
+    if miss is None:
+        return
+    yield ""
+    yield style("Nearest miss", "head")
+    what = f"{miss.device} on {miss.node} for request {miss.request}" if miss.device else f"node {miss.node}"
+    yield from wrapped(f"  {what}: {'; '.join(miss.faults)}", "    ")
+    yield from wrapped(f"  {style('fix:', 'dim')} {miss.fix}", "    ")
+
+
+def _detail(detail: NodeDetail, style: Style) -> Iterator[str]:
+    yield ""
+    yield style(f"Node {detail.name}: {detail.message}", "head")
+    for given in detail.allocation:
+        yield f"  would be allocated {given}"
+    shown: Sequence[str] = [line.device for line in detail.devices[:_MAX_DEVICES]]
+    width = max(map(len, shown), default=0)
+    request = ""
+    for line in detail.devices[:_MAX_DEVICES]:
+        if line.request != request:
+            request = line.request
+            yield f"  request {request}"
+        yield from wrapped(f"    {line.device:<{width}}  {line.message}", " " * (width + 8))
+    if len(detail.devices) > _MAX_DEVICES:
+        yield f"    and {len(detail.devices) - _MAX_DEVICES} more (-o json shows all)"
+
+
+def _on_one_line(value: Any) -> Any:
+    # Texts of objects must not control the terminal.
+    if isinstance(value, StrEnum):
+        return value
+    if isinstance(value, str):
+        return one_line(value)
+    if isinstance(value, tuple | list):
+        return tuple(_on_one_line(item) for item in value)
+    if isinstance(value, Struct):
+        return replace(value, **{name: _on_one_line(getattr(value, name)) for name in value.__struct_fields__})
+    return value

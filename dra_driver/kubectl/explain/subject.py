@@ -1,7 +1,6 @@
 """The subject of an explanation: a pod with the claims that it has or would get, or a single claim.
 
-Finds a pod's claims: named, generated from a template, or not generated yet. Follows kubernetes/kubernetes
-pkg/controller/resourceclaim (which claims it generates) and
+Sources: kubernetes/kubernetes pkg/controller/resourceclaim (which claims it generates) and
 staging/src/k8s.io/dynamic-resource-allocation/resourceclaim (which claim belongs to a pod).
 """
 
@@ -41,10 +40,6 @@ def is_deleted(item: Wire) -> bool:
     return bool((item.get("metadata") or {}).get("deletionTimestamp"))
 
 
-def is_finished(pod: Wire) -> bool:
-    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-
-
 def spec_of(item: Wire) -> Wire:
     spec: Wire = item.get("spec") or {}
     return spec
@@ -61,25 +56,16 @@ def allocation_of(claim: Wire) -> Wire | None:
 
 
 def is_reserved_for(claim: Wire, pod: Wire) -> bool:
-    """Compares by UID; by name if the pod has no UID, as in manifests."""
+    """Compare by UID; by name if the pod has no UID, as in manifests."""
     uid = uid_of(pod)
     return any(user.get("uid") == uid if uid else user.get("name") == name_of(pod) for user in users_of(claim))
-
-
-def condition_of(pod: Wire, kind: str) -> Wire:
-    """Returns the condition of that type, or an empty mapping."""
-    conditions: Sequence[Wire] = status_of(pod).get("conditions") or ()
-    return next((item for item in conditions if item.get("type") == kind), {})
 
 
 _GUARD: Final = re.compile(r"""device\.driver\s*==\s*["']([a-z0-9.-]{1,253})["']""")
 
 
 class RequestSpec(Struct, frozen=True, kw_only=True):
-    """One request or subrequest. ``count`` is None for all devices. ``device_class`` is None when it does not exist.
-
-    ``selector_cache`` is for those who look at many devices with it.
-    """
+    """One request or subrequest. ``count`` is None for all devices, ``device_class`` when it does not exist."""
 
     claim: int
     claim_label: str
@@ -100,19 +86,20 @@ class RequestSpec(Struct, frozen=True, kw_only=True):
 
     @property
     def drivers(self) -> frozenset[str]:
-        """Drivers that the selectors compare ``device.driver`` with; empty when any driver may match."""
+        """Drivers that the selectors compare ``device.driver`` with; empty without such a comparison."""
         return frozenset(name for text in (*self.class_selectors, *self.selectors) for name in _GUARD.findall(text))
 
 
-def requests_of(claims: Sequence[Wire], labels: Sequence[str], classes: Mapping[str, Wire]) -> list[RequestSpec]:
+def requests_of(claims: Sequence[Wire], labels: Sequence[str], classes: Sequence[Wire]) -> list[RequestSpec]:
+    by_name = {name_of(item): item for item in classes}
     found = []
     for index, claim in enumerate(claims):
         for request in (spec_of(claim).get("devices") or {}).get("requests") or ():
             name = str(request.get("name"))
             if request.get("exactly"):
-                found.append(_spec(index, labels[index], name, request["exactly"], classes))
+                found.append(_spec(index, labels[index], name, request["exactly"], by_name))
             for sub in request.get("firstAvailable") or ():
-                found.append(_spec(index, labels[index], f"{name}/{sub.get('name')}", sub, classes))
+                found.append(_spec(index, labels[index], f"{name}/{sub.get('name')}", sub, by_name))
     return found
 
 
@@ -140,25 +127,19 @@ def _expressions(owner: Wire) -> tuple[str, ...]:
     )
 
 
-def by_name(classes: Sequence[Wire]) -> dict[str, Wire]:
-    return {name_of(item): item for item in classes}
-
-
-# --- Turns extended resources of containers (``resources.requests: {example.com/gpu: 1}``) into a claim for devices.
+# --- The claim for the extended resources of containers (``resources.requests: {example.com/gpu: 1}``), KEP-5004.
 #
-# Follows kubernetes/kubernetes pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go (KEP-5004):
-# on a node where a device plugin offers the resource, the device plugin takes precedence, so the claim depends on the
-# node.
+# A device plugin that offers the resource on a node takes precedence there, so the claim depends on the node. Source:
+# kubernetes/kubernetes pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go.
 
 IMPLICIT: Final = "deviceclass.resource.kubernetes.io/"
 """Prefix of the resource name that every DeviceClass has implicitly."""
-
 EXTENDED_CLAIM_ANNOTATION: Final = "resource.kubernetes.io/extended-resource-claim"
 _MAX_CONTAINERS: Final = 1000
 
 
 class ExtendedRequest(Struct, frozen=True, kw_only=True):
-    """One extended resource of one container, and the DeviceClass that provides it (None: no class does)."""
+    """One extended resource of one container, and the DeviceClass that provides it, if any."""
 
     request: str
     resource: str
@@ -167,7 +148,7 @@ class ExtendedRequest(Struct, frozen=True, kw_only=True):
 
 
 def class_names(classes: Iterable[Wire]) -> dict[str, str]:
-    """Maps resource names to classes. Of several classes the newest wins; among equally old ones, the first by name."""
+    """Map resource names to classes. Of several classes the newest wins, then the first by name."""
     found: dict[str, tuple[str, str]] = {}
     for item in sorted(classes, key=name_of):
         created = str((item.get("metadata") or {}).get("creationTimestamp") or "")
@@ -179,7 +160,7 @@ def class_names(classes: Iterable[Wire]) -> dict[str, str]:
 
 
 def extended_requests_of(pod: Wire, classes: Iterable[Wire]) -> list[ExtendedRequest]:
-    """Returns the containers' extended resources, in the order and with the request names of the scheduler."""
+    """Return the containers' extended resources, in the order and with the request names of the scheduler."""
     known = class_names(classes)
     containers = [*(spec_of(pod).get("initContainers") or ()), *(spec_of(pod).get("containers") or ())]
     found = []
@@ -198,7 +179,7 @@ def extended_requests_of(pod: Wire, classes: Iterable[Wire]) -> list[ExtendedReq
 
 
 def is_extended(resource: str) -> bool:
-    """Whether a resource name is an extended resource (pkg/apis/core/v1/helper, IsExtendedResourceName)."""
+    """As IsExtendedResourceName of pkg/apis/core/v1/helper."""
     if resource.startswith(IMPLICIT):
         return True
     domain, slash, _ = resource.partition("/")
@@ -210,7 +191,7 @@ def is_offered(node: Wire, resource: str) -> bool:
 
 
 def claim_for(pod: Wire, extended_requests: Sequence[ExtendedRequest], node: Wire | None) -> Wire | None:
-    """Returns the claim that the scheduler would create for the pod on the node; None when it needs no device there."""
+    """Return the claim that the scheduler would create for the pod on the node; None without a device from a class."""
     requests = [
         {
             "name": item.request,
@@ -243,9 +224,9 @@ MAX_USERS: Final = 256
 
 
 class SubjectClaim(Struct, frozen=True, kw_only=True):
-    """One claim of the subject. ``entry`` is its name in the pod; ``claim`` is None when it cannot be determined.
+    """One claim of the subject, None when it cannot be determined. ``entry`` is its name in the pod.
 
-    ``source`` is ``claim``, ``template`` or ``extended``. With ``exists`` the claim is an object of the cluster.
+    ``source`` is ``claim`` or ``template``. With ``exists`` the claim is an object of the cluster.
     """
 
     entry: str
@@ -257,7 +238,7 @@ class SubjectClaim(Struct, frozen=True, kw_only=True):
 
 
 class Subject(Struct, frozen=True, kw_only=True):
-    """``pod`` is None for a claim alone. The claim for ``extended_requests`` depends on the node."""
+    """``pod`` is None for a single claim. The claim for ``extended_requests`` depends on the node."""
 
     kind: str
     namespace: str
@@ -271,12 +252,12 @@ class Subject(Struct, frozen=True, kw_only=True):
 
 
 def pod_subject(state: ClusterState, namespace: str, name: str) -> Subject:
-    """Returns the pod of that name as subject. Raises ConfigurationError when it does not exist."""
+    """Raises ConfigurationError when the pod does not exist."""
     return subject_of(state, _existing(state, "pods", f"pod {name}", namespace, name))
 
 
 def claim_subject(state: ClusterState, namespace: str, name: str) -> Subject:
-    """Returns the claim of that name as subject. Raises ConfigurationError when it does not exist."""
+    """Raises ConfigurationError when the claim does not exist."""
     return subject_of_claim(_existing(state, "resourceclaims", f"ResourceClaim {name}", namespace, name))
 
 
@@ -345,7 +326,6 @@ def _claim_of_entry(
 
 
 def _problem(state: ClusterState, pod: Wire, claim: Wire | None, name: str, source: str) -> Cause | None:
-    """Why the pod cannot use the claim that it names, or that was generated for it."""
     where = f"claim/{name}"
     if claim is None and source == "claim":
         return Cause(
@@ -394,7 +374,7 @@ def _find(items: Sequence[Wire], namespace: str, name: str) -> Wire | None:
 
 
 def gap_of(state: ClusterState, resource: str) -> str:
-    """Returns why objects of the resource could not be read, "" if they were."""
+    """Return why objects of the resource could not be read, "" if they were."""
     return next((gap for gap in state.gaps if gap.startswith(f"{resource}:")), "")
 
 

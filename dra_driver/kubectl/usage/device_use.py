@@ -1,6 +1,6 @@
-"""What a claim used of one of its devices over a window, as exporters or Prometheus told it, and sums of it. Pure.
+"""A claim's use of its devices over a window, as exporters and Prometheus report it, and sums of it.
 
-Everything is None where it is not known, and a sum with an unknown part has ``partial``: no number is made up.
+Unknown values are None, and a sum with an unknown part has ``partial``.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,18 +14,16 @@ from dra_driver.kube.shapes import MetadataPart
 
 
 def camel(name: str) -> str:
-    """The name of a field in JSON: ``idleSeconds`` for ``idle_s``."""
+    """Return the name in JSON: ``idleSeconds`` for ``idle_s``."""
     first, *rest = name.split("_")
     return first + "".join({"s": "Seconds"}.get(part, part.capitalize()) for part in rest)
 
 
 class ClaimDeviceUse(Struct, frozen=True, kw_only=True, rename=camel):
-    """One device of one claim. Memory is in bytes, energy in joules, times in seconds; ``sm_ratio`` is 0 to 1 of the
-    device: the last value, or the mean over the window where Prometheus has it.
+    """One device of one claim. ``sm_ratio`` is 0 to 1: the last value, or from Prometheus the mean over the window.
 
-    ``peak_bytes`` is the most that all processes of the claim had at once within the window. ``idle_s`` is how long it
-    is not used, 0 while it is. ``held_s`` is how long it was seen within the window. ``share`` is "" where the claim
-    has the device for itself.
+    ``peak_bytes`` is the maximum of all processes together within the window. ``idle_s`` is 0 while the device is in
+    use. ``held_s`` is the observed time within the window. ``share`` is "" for an exclusive device.
     """
 
     namespace: str
@@ -47,8 +45,7 @@ class ClaimDeviceUse(Struct, frozen=True, kw_only=True, rename=camel):
 
 
 class GpuMemory(Struct, frozen=True, kw_only=True):
-    """Who uses the memory of one GPU, in bytes: claims, processes of no claim, and what the driver reserves. Together
-    they are ``used_bytes`` where all are known."""
+    """Memory of one GPU. Claims, unattributed processes and the driver's reserve add up to ``used_bytes``."""
 
     node: str
     device: str
@@ -63,8 +60,8 @@ class GpuMemory(Struct, frozen=True, kw_only=True):
 
 
 class UseReport(Struct, frozen=True, kw_only=True):
-    """What one source told. ``window_s`` is what peaks, energy and idleness are about; ``gaps`` are sentences about
-    what could not be read or cannot be true. ``gpus`` are those whose whole use it tells."""
+    """The report of one source. ``window_s`` applies to peaks, energy and idleness; ``gaps`` are messages about
+    unreadable and impossible values."""
 
     source: str
     window_s: float
@@ -74,7 +71,7 @@ class UseReport(Struct, frozen=True, kw_only=True):
 
 
 class UseSum(Struct, frozen=True, kw_only=True, rename=camel):
-    """The devices of one claim, pod, namespace or node together. ``partial`` names the fields that lack a part."""
+    """Sum over the devices of one claim, pod, namespace or node. ``partial`` names the fields that lack a part."""
 
     key: tuple[str, ...]
     claims: int
@@ -99,7 +96,7 @@ KEYS: Final[Mapping[str, Callable[[ClaimDeviceUse], tuple[str, ...]]]] = {
 
 
 def summed(uses: Iterable[ClaimDeviceUse], key_of: Callable[[ClaimDeviceUse], tuple[str, ...]]) -> list[UseSum]:
-    """One sum for each key, in the order of keys. Utilisation is the mean over devices, idleness the shortest."""
+    """Return one sum for each key, sorted. Utilisation is the mean over devices, idleness the shortest."""
     groups: dict[tuple[str, ...], list[ClaimDeviceUse]] = {}
     for use in uses:
         groups.setdefault(key_of(use), []).append(use)
@@ -136,15 +133,14 @@ def _sum(key: tuple[str, ...], uses: Sequence[ClaimDeviceUse]) -> UseSum:
     )
 
 
-# --- What the exporter of one node answers under ``/usage``, as values.
+# --- The answer of a node's exporter to ``/usage``.
 #
-# The exporter runs beside tenants' pods and its answer names their objects, so nothing in it is believed blindly: names
-# are cut, numbers that cannot be are unknown, and what has another shape is left out.
+# The exporter runs alongside tenants' pods, so the answer is validated: names are cut, impossible numbers are unknown,
+# and entries of another shape are omitted.
 
 MAX_CLAIMS: Final = 10_000
 MAX_NAME: Final = 253
-MAX_BYTES: Final = 2**50
-"""More memory than a GPU has: a number above it is a mistake."""
+MAX_BYTES: Final = 2**50  # no GPU has more memory
 
 Bytes = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
 Count = Annotated[int, Meta(ge=0, le=1_000_000)]
@@ -194,10 +190,7 @@ class _Answer(Struct, frozen=True, rename="camel"):
 
 
 def decode(document: Mapping[str, object], node: str = "") -> UseReport:
-    """What the exporter of a node knows; ``gaps`` say what it does not.
-
-    Raises ValueError for what is no answer of an exporter, or one of a version that this program does not know.
-    """
+    """Return the report of a node's exporter. Raises ValueError for another document or an unknown version."""
     if document.get("version") != 1:
         raise ValueError(f"its version is {str(document.get('version'))[:20]!r}, expected 1")
     answer = from_wire(_Answer, document)
@@ -253,7 +246,7 @@ def _use(claim: _Claim, device: _Device, node: str) -> ClaimDeviceUse:
 
 
 def text(value: object) -> str:
-    """A name on one line, cut; "" for what is no text."""
+    """Return a name on one line, cut; "" for a value of another type."""
     return printable(value[:MAX_NAME]) if isinstance(value, str) else ""
 
 
@@ -261,10 +254,9 @@ def _ratio(percent: float | None) -> float | None:
     return None if percent is None else percent / 100
 
 
-# --- Labels of claims for sums by label: a claim's own, and where it has none, those of the pods that have it.
+# --- Labels of claims: their own, and where a claim has none, those of its pods.
 #
-# People label pods; a claim that Kubernetes makes of a template has the labels of the template's ``spec.metadata``
-# alone.
+# Users label pods. A claim that Kubernetes creates of a template has only labels of the template's ``spec.metadata``.
 
 
 class _Labelled(MetadataPart, frozen=True):
@@ -285,15 +277,11 @@ class _Users(Struct, frozen=True, rename="camel"):
 
 
 class LabelledClaim(Struct, frozen=True):
-    """The labels of a ResourceClaim, and who uses it."""
-
     metadata: _Labelled = _Labelled()
     status: _Users = _Users()
 
 
 class LabelledPod(Struct, frozen=True):
-    """The labels of a Pod."""
-
     metadata: _Labelled = _Labelled()
 
 
@@ -305,13 +293,15 @@ GONE_OR_UNREAD: Final = "(the claim is gone or cannot be read)"
 
 
 def value_in(labels: Mapping[str, object] | None, name: str, missing: str = GONE) -> str:
-    """What a sum by the label is called. ``labels`` is None for a claim that is ``missing``."""
+    """Return the key of a sum by the label. ``labels`` is None for a claim that is ``missing``."""
     return missing if labels is None else text(labels.get(name)) or WITHOUT
 
 
 def claim_labels(claims: Iterable[LabelledClaim], pods: Iterable[LabelledPod]) -> Labels:
-    """The claim's own labels come first. A label of pods counts where all pods of the claim have it with one value;
-    none does while one of them is not in ``pods``."""
+    """Return labels by claim: its own first, then those that all of its pods have with one value.
+
+    No label of pods counts while one of the claim's pods is not in ``pods``.
+    """
     by_uid = {pod.metadata.uid: pod.metadata.pairs() for pod in pods if pod.metadata.uid}
     found = {}
     for claim in claims:

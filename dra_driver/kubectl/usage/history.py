@@ -1,8 +1,7 @@
-"""What Prometheus recorded of the exporters' metrics over a window: the questions, and its answers as values. Pure.
+"""Query Prometheus for the exporters' metrics over a window, and validate its answers.
 
-An answer that cannot be true (a negative number, a utilisation of 7, more hours than the window has) is left out and
-said: a store that many write to can hold anything. Series of one claim are joined by ``KEY``; a label that the scrape
-adds, ``node``, tells claims of one name on two nodes apart where it is there.
+An impossible value (negative, a utilisation of 7, more hours than the window has) is omitted and reported: a store with
+many writers can hold anything. Series of one claim are joined by ``KEY``; ``node`` is a label that the scrape adds.
 """
 
 import math
@@ -22,7 +21,7 @@ _MAX_SAID: Final = 3
 
 
 def queries(window_s: int) -> dict[str, str]:
-    """PromQL by the field of `ClaimDeviceUse` that it answers. At most about 500 steps, of a minute or more."""
+    """Return PromQL by field of `ClaimDeviceUse`, with at most about 500 steps of a minute or more."""
     step = max(60, window_s // 500)
     over, window = f"[{window_s}s:{step}s]", f"[{window_s}s]"
     return {
@@ -40,13 +39,12 @@ def queries(window_s: int) -> dict[str, str]:
 
 
 def most_of(field: str, window_s: float) -> float:
-    """The most that a value can truthfully be."""
     limits = {"sm_ratio": 1.5, "energy_joules": 1e15, "processes": 1e6, "held_s": window_s * 1.1 + 120, "pods": 1e9}
     return limits.get(field, 1e11 if field == "idle_s" else float(MAX_BYTES))
 
 
 class History:
-    """Joins the answers. ``add`` each, then `uses` and `gaps`."""
+    """Joins answers: `add` each, then read `uses` and `gaps`."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
@@ -54,7 +52,7 @@ class History:
         self._impossible: list[str] = []
 
     def add(self, field: str, answer: object) -> None:
-        """One answer of ``/api/v1/query``. Raises ValueError where it is none, or Prometheus refused the question."""
+        """Add an answer of ``/api/v1/query``. Raises ValueError for a refusal or another document."""
         for series in series_of(answer, "vector"):
             key = tuple(text(series.metric.get(name)) for name in KEY)
             value = finite(series.value[1] if len(series.value) > 1 else None)
@@ -78,11 +76,9 @@ class History:
         return replace(use, **{field: int(value) if whole else value})
 
     def uses(self) -> list[ClaimDeviceUse]:
-        """Every device that was in use within the window."""
         return [use for _, use in sorted(self._found.items())]
 
     def gaps(self) -> list[str]:
-        """What was omitted, in a sentence."""
         first = "; ".join(self._impossible[:_MAX_SAID])
         said = f"{len(self._impossible)} values of Prometheus cannot be and are left out: {first}"
         return [said] if first else []
@@ -111,7 +107,7 @@ _FORMS: Final = {"vector": "no vector", "matrix": "no range of values"}
 
 
 def series_of(answer: object, form: Literal["vector", "matrix"]) -> Sequence[Series]:
-    """The series that can be read. Raises ValueError for a refusal, and for what is no answer of this form."""
+    """Return the readable series. Raises ValueError for a refusal or an answer of another form."""
     found = from_wire(_PrometheusAnswer, answer if isinstance(answer, dict) else {})
     if found.status != "success":
         raise ValueError(f"it refused the question: {text(found.error) or 'it does not say why'}")
@@ -123,7 +119,7 @@ def series_of(answer: object, form: Literal["vector", "matrix"]) -> Sequence[Ser
 
 
 def finite(value: object) -> float | None:
-    """The number that a text or a number says; None for what is none, or not finite."""
+    """Return a finite number, of text or a number; None for another value."""
     try:
         found = float(value) if isinstance(value, str | int | float) else math.nan
     except (ValueError, OverflowError):

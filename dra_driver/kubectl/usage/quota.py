@@ -1,8 +1,8 @@
-"""What each namespace may have by its ResourceQuotas, and what it has. Pure.
+"""Compare the ResourceQuotas of namespaces about devices and claims with the devices that they have.
 
-Kubernetes counts what claims request, by class: ``<class>.deviceclass.resource.k8s.io/devices`` (also through a class'
-extended resource, ``requests.<name>``), and objects: ``count/resourceclaims.resource.k8s.io``. Source:
-kubernetes/kubernetes pkg/quota/v1/evaluator/core/resource_claims.go.
+Kubernetes counts requests by class, ``<class>.deviceclass.resource.k8s.io/devices`` or a class' extended resource
+``requests.<name>``, and claims, ``count/resourceclaims.resource.k8s.io``. Source: kubernetes/kubernetes
+pkg/quota/v1/evaluator/core/resource_claims.go.
 """
 
 from collections import Counter
@@ -21,20 +21,14 @@ _REQUESTS: Final = "requests."
 
 
 class QuotaSpec(Struct, frozen=True):
-    """What a quota allows, by name."""
-
     hard: dict[str, object] = {}
 
 
 class QuotaStatus(Struct, frozen=True):
-    """What Kubernetes has counted, by name."""
-
     used: dict[str, object] = {}
 
 
 class ResourceQuota(Struct, frozen=True):
-    """The parts of a ResourceQuota that count."""
-
     metadata: MetadataPart = MetadataPart()
     spec: QuotaSpec = QuotaSpec()
     status: QuotaStatus = QuotaStatus()
@@ -77,7 +71,7 @@ class _ClaimStatus(Struct, frozen=True):
 
 
 class CountedClaim(Struct, frozen=True):
-    """The parts of a ResourceClaim that say which devices of which classes it has."""
+    """Subset of a ResourceClaim: its devices and their classes."""
 
     metadata: MetadataPart = MetadataPart()
     spec: _ClaimSpec = _ClaimSpec()
@@ -89,14 +83,12 @@ class _ClassSpec(Struct, frozen=True, rename="camel"):
 
 
 class ExtendedClass(Struct, frozen=True):
-    """The extended resource of a DeviceClass."""
-
     spec: _ClassSpec = _ClassSpec()
 
 
 class QuotaRow(Struct, frozen=True, kw_only=True, rename="camel"):
-    """One limit of one quota. ``hard`` and ``used`` are counts, ``used`` None until Kubernetes has counted; ``idle``
-    are devices of idle claims that count against it, None where that is not known."""
+    """One limit of one quota. ``used`` is None until Kubernetes has counted. ``idle`` are devices of idle claims that
+    count against it, None if unknown."""
 
     namespace: str
     quota: str
@@ -108,13 +100,10 @@ class QuotaRow(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def left(self) -> int | None:
-        """What may still be requested; None while that is not known."""
         return None if self.used is None else max(0, self.hard - self.used)
 
 
 class UnlimitedClass(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Devices of a class that a namespace has, and no quota counts."""
-
     namespace: str
     device_class: str
     devices: int
@@ -123,8 +112,8 @@ class UnlimitedClass(Struct, frozen=True, kw_only=True, rename="camel"):
 def rows(
     quotas: Iterable[ResourceQuota], extended: Iterable[str], idle: Mapping[tuple[str, str], int] | None = None
 ) -> list[QuotaRow]:
-    """The limits about devices and claims. ``extended`` are names of extended resources that classes map; ``idle``
-    counts devices of idle claims by namespace and class."""
+    """Return the limits about devices and claims. ``extended`` are the extended resources of classes; ``idle`` counts
+    devices of idle claims by namespace and class."""
     wanted = {CLAIMS, *(f"{_REQUESTS}{name}" for name in extended)}
     found = []
     for quota in quotas:
@@ -149,7 +138,7 @@ def rows(
 
 
 def unlimited(claims: Iterable[CountedClaim], found: Sequence[QuotaRow]) -> list[UnlimitedClass]:
-    """Classes of which a namespace has devices without any limit, in the order of names."""
+    """Return the classes of which a namespace has devices without any limit, sorted."""
     limited = {(row.namespace, row.device_class) for row in found}
     counts = Counter(
         (text(claim.metadata.namespace) or "default", name) for claim in claims for name in classes_held(claim)
@@ -162,9 +151,9 @@ def unlimited(claims: Iterable[CountedClaim], found: Sequence[QuotaRow]) -> list
 
 
 def classes_held(claim: CountedClaim) -> list[str]:
-    """The class of each device that the claim has, without those of admin access.
+    """Return the class of each device, without admin access; "" for a device of an unknown request.
 
-    A request with alternatives is named ``request/alternative``; "" where the claim has no such request.
+    The device of an alternative names ``request/alternative``.
     """
     classes: dict[str, str] = {}
     for request in claim.spec.devices.requests:

@@ -1,7 +1,6 @@
-"""Which claims are idle, and which have more than they need, over a window. Pure.
+"""Find claims that are idle or larger than they need to be, over a window.
 
-Unknown is never idle: a claim whose use is not known is listed as such. A claim is idle when all of its devices are,
-for at least the time that was asked for; one that was seen for less time is not known yet.
+A claim is idle when all of its devices are known to be, for at least the requested time.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,8 +17,6 @@ from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, text
 
 
 class WasteFinding(Enum):
-    """What is said of a claim's device; the values are those of the JSON output."""
-
     IDLE = "idle"
     OVERSIZE = "oversize"
     UNKNOWN = "unknown"
@@ -27,8 +24,7 @@ class WasteFinding(Enum):
 
 
 class WasteRow(Struct, frozen=True, kw_only=True):
-    """One device of one claim, and what was found. ``held_bytes`` is what it has; ``enough`` what would have fitted,
-    for `WasteFinding.OVERSIZE`."""
+    """The finding on one device of one claim, ``enough`` only for `WasteFinding.OVERSIZE`."""
 
     use: ClaimDeviceUse
     finding: WasteFinding
@@ -37,7 +33,7 @@ class WasteRow(Struct, frozen=True, kw_only=True):
 
 
 class DeviceSize(Struct, frozen=True, kw_only=True):
-    """How large a claim's device is, None where that is not known, and the MIG profiles of its GPU."""
+    """The size of a claim's device, None if unknown, and the MIG profiles of its GPU."""
 
     memory_bytes: int | None = None
     profiles: Sequence[Profile] = ()
@@ -46,8 +42,7 @@ class DeviceSize(Struct, frozen=True, kw_only=True):
 def judge(
     uses: Iterable[ClaimDeviceUse], *, idle_after_s: float, size_of: Callable[[ClaimDeviceUse], DeviceSize]
 ) -> list[WasteRow]:
-    """A row for each device, in the order of ``uses``. ``size_of`` is about the device that a claim has in whole: of a
-    share the grant counts."""
+    """Return a row for each device, by claim. ``size_of`` is about the whole device: of a share the grant counts."""
     claims: dict[tuple[str, str, str], list[ClaimDeviceUse]] = {}
     for use in uses:
         claims.setdefault((use.namespace, use.claim, use.node), []).append(use)
@@ -59,7 +54,7 @@ def judge(
 
 
 def claim_idle_s(devices: Sequence[ClaimDeviceUse]) -> float | None:
-    """How long none of the devices is used; None where that is not known of one, unless another is used."""
+    """Return the shortest idle time; None if that of one device is unknown, unless another device is in use."""
     known = [use.idle_s for use in devices if use.idle_s is not None]
     if any(value == 0 for value in known):
         return 0.0
@@ -109,8 +104,10 @@ class _Slice(Struct, frozen=True):
 
 
 def sizes_in(slices: Iterable[object], lost: Callable[[str], None]) -> Callable[[ClaimDeviceUse], DeviceSize]:
-    """How large the device of a use is, and the MIG profiles of its GPU, the smallest first, as far as published.
-    ``lost`` is called for each slice and device that cannot be read."""
+    """Return a function for the published size of a device and the MIG profiles of its GPU, smallest first.
+
+    ``lost`` is called for each slice and device that cannot be read.
+    """
     memory: dict[tuple[str, str], int] = {}
     profiles: dict[tuple[str, str], dict[str, Profile]] = {}
     for spec in (item.spec for item in read_all(_Slice, slices, lost)):

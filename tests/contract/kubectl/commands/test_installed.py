@@ -16,14 +16,13 @@ from dra_driver.kubectl.commands import complete, kubectl
 from dra_driver.kubectl.commands.kubectl import SUBCOMMANDS
 from tests.fakes.node_image import ROOT, normal, packages_folder
 from tests.fakes.scripted_http import Exchange, ScriptedServer
-from tests.ui.terminal import COMMANDS, PICTURES, as_svg, printed
+from tests.ui.terminal import COMMANDS, PICTURES
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 NODE_ONLY = ("grpcio", "protobuf", "nvidia-ml-py", "trustme")
 
 
 def with_their_own(wanted: Iterable[str]) -> set[str]:
-    """The packages and all that they need here."""
     found: set[str] = set()
     todo = [Requirement(line) for line in wanted]
     while todo:
@@ -64,7 +63,6 @@ def test_every_command_loads(packages: Path) -> None:
 
 
 def test_manifests_are_checked_and_completed(packages: Path) -> None:
-    """Expressions with every function, the schemas, tables, and a client of the cluster."""
     checked = run(packages, "dra_driver.kubectl.commands.kubectl", "lint", "examples")
     assert (checked.returncode, checked.stderr) == (0, "")
     asked = run(packages, "dra_driver.kubectl.commands.kubectl", "devices")
@@ -82,7 +80,6 @@ def test_what_needs_more_says_what_to_install(packages: Path, arguments: list[st
 
 
 def test_the_image_has_what_a_node_wants_and_the_extra_brings_the_rest() -> None:
-    """The group is locked for the image; the extra is for those who install by pip."""
     project = PROJECT["project"]
     shared = {"msgspec", "prometheus-client", "pyyaml", "google-re2"}
     group = {normal(Requirement(line).name): line for line in PROJECT["dependency-groups"]["node"]}
@@ -96,7 +93,6 @@ def test_the_image_has_what_a_node_wants_and_the_extra_brings_the_rest() -> None
 def test_the_cluster_of_the_line_is_asked_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``--kubeconfig`` is stronger than KUBECONFIG, as in the command that is being written."""
 
     def nodes(exchange: Exchange) -> None:
         exchange.json({"items": [{"metadata": {"name": "far-away"}}]})
@@ -108,15 +104,6 @@ def test_the_cluster_of_the_line_is_asked_and_no_other(
         assert complete.main(["drain", "--kubeconfig", str(file), ""]) == 0
     assert capsys.readouterr().out == "far-away\n:4\n"
     assert [seen.path for seen in server.requests] == ["/api/v1/nodes"]
-
-
-def test_a_picture_has_what_a_terminal_shows_and_loads_nothing() -> None:
-    code = "import sys; print('\\x1b[31mred\\x1b[0m', sys.stdout.isatty())"
-    svg = as_svg("a command", printed([sys.executable, "-c", code]))
-    assert ">red<" in svg
-    assert "True" in svg
-    assert "@font-face" not in svg
-    assert "url(http" not in svg
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -15,24 +15,16 @@ LOCAL = ("pods", "resourceclaims", "resourceclaimtemplates", "events", "persiste
 NOT_ASKED = frozenset({"version", "migrate", "ui"})
 """Commands that ask no API server for objects: the version, manifests of files, a page that runs on."""
 COMMANDS = {
-    "devices": ("devices",),
-    "topology": ("topology",),
-    "claims": ("claims",),
-    "capacity": ("capacity",),
-    "usage": ("usage",),
-    "idle": ("idle",),
-    "quota": ("quota",),
+    **{name: (name,) for name in ("devices", "topology", "claims", "capacity", "usage", "idle", "quota")},
+    "doctor": ("doctor",),
+    "smoke": ("smoke",),
     "classes": ("classes", "list"),
     "policy": ("policy", "explain", "gpu-a/gpu-0"),
     "lint": ("lint", "--cluster"),
     "explain": ("explain", "pod/train", "-n", NAMESPACE),
-    "doctor": ("doctor",),
     "support-bundle": ("support-bundle", "bundle.tar.gz"),
     "snapshot": ("snapshot", "-n", NAMESPACE, "cluster.json"),
-    "drain": ("drain", "gpu-a"),
-    "undrain": ("undrain", "gpu-a"),
-    "smoke": ("smoke",),
-    "hardware-check": ("hardware-check", "gpu-a"),
+    **{name: (name, "gpu-a") for name in ("drain", "undrain", "hardware-check")},
 }
 
 
@@ -77,7 +69,6 @@ def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 @pytest.fixture
 def signals() -> Iterator[None]:
-    """Commands that run pods catch signals."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in before.items():
@@ -87,7 +78,6 @@ def signals() -> Iterator[None]:
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 @pytest.mark.usefixtures("kubeconfig", "signals")
 def test_the_missing_right_is_named(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """As RBAC names it, with the verb, so that an administrator can grant it."""
     status = kubectl.main(list(COMMANDS[name]))
     printed = capsys.readouterr()
     said = printed.out + printed.err
@@ -101,7 +91,6 @@ def test_the_missing_right_is_named(name: str, capsys: pytest.CaptureFixture[str
 def test_a_pod_is_looked_for_in_the_namespace_of_the_context(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of the one that is chosen; the current one of this user has none, so that it is not found there."""
     kubectl.main([*words, "--context", "team"])
     found = capsys.readouterr()
     kubectl.main(list(words))
@@ -117,5 +106,4 @@ CLUSTER_WIDE = (
 
 
 def test_every_command_is_tried() -> None:
-    """A new command has to be added above."""
     assert set(COMMANDS) | NOT_ASKED == set(kubectl.SUBCOMMANDS)

@@ -10,10 +10,11 @@ from urllib.parse import unquote
 import pytest
 
 from dra_driver.kubectl.commands import kubectl
-from dra_driver.kubectl.commands.prometheus import Prometheus, PrometheusError
+from dra_driver.kubectl.commands.usage_source import Prometheus, PrometheusError
+from dra_driver.kubectl.usage.device_use import decode
+from tests.contract.node.exporter.test_process import GIB, Node, used
 from tests.fakes.scripted_http import Exchange, ScriptedServer
 
-GIB = 2**30
 HOSTILE = "\x1b[2J=cmd"
 PROXY = "/api/v1/namespaces/dra-driver/pods/exporter-a:8082/proxy/usage"
 EXPORTER = {"metadata": {"name": "exporter-a", "namespace": "dra-driver"}, "spec": {"nodeName": "gpu-a"}}
@@ -168,7 +169,6 @@ def test_sums_are_printed_in_every_form(by: str, output: str, capsys: Printed) -
 
 
 def test_use_is_summed_by_a_label_of_claims_and_their_pods(server: Served, capsys: Printed) -> None:
-    """The exporter knows no labels; pods that may not be listed are a note."""
     stage, _ = server
     rest = {"metadata": {"name": "rest", "namespace": "team-a"}, "spec": {}, "status": {"reservedFor": [USER]}}
     stage.lists["/apis/resource.k8s.io/v1/resourceclaims"].append(rest)
@@ -190,7 +190,6 @@ def test_use_is_summed_by_a_label_of_claims_and_their_pods(server: Served, capsy
 
 
 def test_a_claim_that_cannot_be_read_is_not_told_as_gone(server: Served, capsys: Printed) -> None:
-    """A note names it. One with a user without uid keeps its label."""
     stage, _ = server
     bare = {**CLAIM, "status": {"reservedFor": [{"resource": "pods", "name": "p"}]}}
     rest = {"metadata": {"name": "rest", "namespace": "team-a"}, "status": 5}
@@ -221,17 +220,10 @@ def test_an_exporter_whose_pod_cannot_be_read_is_a_gap_and_counts(server: Served
 
 @pytest.mark.usefixtures("server")
 def test_a_sum_and_a_mean_that_lack_a_part_say_so(capsys: Printed) -> None:
-    """A mean over some devices is no lower bound."""
     assert kubectl.main(["usage", "--by", "namespace", "-n", "team-b"]) == 0
     line = capsys.readouterr().out.splitlines()[1]
     assert ">=6 GiB" in line
     assert " 50%? " in line
-
-
-def test_a_missing_right_to_ask_exporters_is_named(server: Served, capsys: Printed) -> None:
-    server[0].usage = refusal(403, "Forbidden", 'User "u" cannot get pods/proxy')
-    assert kubectl.main(["usage"]) == 1
-    assert "kubectl auth can-i get pods --subresource proxy -n dra-driver" in capsys.readouterr().err
 
 
 def refusal(code: int, reason: str, message: str) -> tuple[int, dict[str, Any]]:
@@ -250,6 +242,9 @@ def test_an_exporter_that_does_not_answer_is_a_gap_and_the_others_count(server: 
 
 
 def test_a_cluster_of_which_nothing_is_known_is_no_empty_table(server: Served, capsys: Printed) -> None:
+    server[0].usage = refusal(403, "Forbidden", 'User "u" cannot get pods/proxy')
+    assert kubectl.main(["usage"]) == 1
+    assert "kubectl auth can-i get pods --subresource proxy -n dra-driver" in capsys.readouterr().err
     server[0].usage = refusal(503, "ServiceUnavailable", "connection refused")
     assert kubectl.main(["usage"]) == 1
     out, err = capsys.readouterr()
@@ -275,16 +270,6 @@ def test_idle_lists_idle_oversize_and_unknown_claims(capsys: Printed) -> None:
     assert " idle " in found["rest"]
     assert "would fit 1g.10gb or a share of 8 GiB" in out
     assert " unknown " in found["hidden"]
-
-
-def test_a_slice_that_cannot_be_read_is_noted(server: Served, capsys: Printed) -> None:
-    server[0].lists["/apis/resource.k8s.io/v1/resourceslices"].append({"metadata": {"name": "bad"}, "spec": 5})
-    assert kubectl.main(["idle"]) == 0
-    assert "size of devices is not known: ResourceSlice or device bad cannot be read" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("server")
-def test_nothing_is_idle_for_longer_than_the_exporters_say(capsys: Printed) -> None:
     assert kubectl.main(["idle", "--idle-for", "2h", "-o", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [item["finding"] for item in document["items"]] == ["oversize", "unknown"]
@@ -292,11 +277,7 @@ def test_nothing_is_idle_for_longer_than_the_exporters_say(capsys: Printed) -> N
 
 def test_history_comes_from_prometheus(server: Served, capsys: Printed) -> None:
     stage, url = server
-    stage.said = {
-        "count_over_time": "7200",
-        "energy": "3.6e6",
-        "max_over_time(sum": str(GIB),
-    }
+    stage.said = {"count_over_time": "7200", "energy": "3.6e6", "max_over_time(sum": str(GIB)}
     assert kubectl.main(["usage", "--prometheus", url, "--window", "2h"]) == 0
     out, err = capsys.readouterr()
     assert f"from Prometheus at {url}, window 2 h" in err
@@ -308,7 +289,6 @@ def test_history_comes_from_prometheus(server: Served, capsys: Printed) -> None:
 
 
 def test_an_api_server_without_quotas_still_says_what_namespaces_have(server: Served, capsys: Printed) -> None:
-    """That of `dra-driver sim up`."""
     del server[0].lists["/api/v1/resourcequotas"]
     assert kubectl.main(["quota"]) == 0
     out, err = capsys.readouterr()
@@ -323,7 +303,6 @@ def test_quota_tells_what_is_left_and_idle(capsys: Printed) -> None:
 
 
 def test_an_odd_entry_of_a_quota_hides_no_other_and_an_odd_claim_counts(server: Served, capsys: Printed) -> None:
-    """What cannot be read is named, and no class is told as one without a limit then."""
     lists = server[0].lists
     odd = {"hard": {**QUOTA["spec"]["hard"], "x": [], "cpu": 1.5}}
     lists["/api/v1/resourcequotas"] = [{**QUOTA, "spec": odd}]
@@ -369,17 +348,7 @@ def test_a_prometheus_that_answers_something_else_is_named(
     assert len(stage.asked) == 1, "a redirect is not followed"
 
 
-def test_a_prometheus_that_lies_changes_no_number_silently(server: Served, capsys: Printed) -> None:
-    stage, url = server
-    stage.said = {"count_over_time": "3600", "sm_utilization": "7", "dra_claim_memory_used": "-1"}
-    assert kubectl.main(["usage", "--prometheus", url, "-o", "json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["items"][0]["smRatio"] is None
-    assert "cannot be and are left out" in document["gaps"][0]
-
-
 def test_a_prometheus_that_is_away_is_not_replaced_by_another_source(server: Served, capsys: Printed) -> None:
-    """Another window would answer another question."""
     del server
     assert kubectl.main(["usage", "--prometheus", "http://127.0.0.1:1"]) == 1
     assert "leave --prometheus out" in capsys.readouterr().err
@@ -392,20 +361,29 @@ def test_a_prometheus_that_drips_is_given_up(server: Served) -> None:
         Prometheus(url, timeout_s=1e-6).ask("up")
 
 
-@pytest.mark.usefixtures("server")
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["usage", "--prometheus", "ftp://x"],
-        ["usage", "--prometheus", "http://user:secret@x"],
-        ["usage", "--window", "1h"],
-        ["usage", "--prometheus", "http://x", "--window", "1y"],
-        ["usage", "--prometheus", "http://x", "--window", "1s"],
-        ["idle", "--idle-for", "soon"],
-        ["usage", "--by", "colour"],
-        ["usage", "--prometheus", "http://x", "--prometheus-token-file", "none"],
-    ],
-)
-def test_wrong_flags_are_told_apart(words: list[str], capsys: Printed) -> None:
-    assert kubectl.main(words) == 2
-    assert next(word for word in reversed(words) if word.startswith("--")) in capsys.readouterr().err
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    found = Node(tmp_path)
+    yield found
+    found.kubelet.stop()
+    if found.process is not None:
+        found.process.kill()
+
+
+def has_looked_twice(node: Node) -> bool:
+    answer = node.usage()
+    return set(used(answer)) == {"claim-a", "claim-b"} and all(use.energy_joules for use in decode(answer).uses)
+
+
+def test_each_value_of_a_claim_arrives(node: Node) -> None:
+    node.exporter().wait_for(lambda: has_looked_twice(node))
+    told = decode(node.usage())
+    first, second = told.uses
+    assert (first.namespace, first.claim, first.node, first.device) == ("team", "claim-a", "node-a", "gpu-0")
+    assert (first.request, first.share, first.pods) == ("gpu", "sa", ("pod-a",))
+    assert (first.used_bytes, first.granted_bytes, first.processes) == (4 * GIB, 20 * GIB, 1)
+    assert (second.used_bytes, second.peak_bytes, second.sm_ratio) == (30 * GIB, 30 * GIB, 0.2)
+    assert second.idle_s == 0.0
+    assert second.energy_estimated
+    assert told.window_s >= 0
+    assert told.gaps == []

@@ -33,28 +33,19 @@ USES = {"idle": 0.0, "some": 0.4, "busy": 1.0}
 @pytest.mark.parametrize("use", ["some", *(pytest.param(use, marks=pytest.mark.slow) for use in ("idle", "busy"))])
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_the_explanation_is_the_same(question: str, use: str, tmp_path: Path) -> None:
-    """A state that stores equal slices once is explained word for word as the same state with all slices in full."""
     state = _state(random.Random(f"{question} {use}"), QUESTIONS[question], USES[use])  # noqa: S311  a repeatable cluster
-    dump(state, tmp_path / "state.json")
-    stored_once = load(tmp_path / "state.json")
-    expected = to_wire(explain(state, claim_subject(state, "default", "claim"), node="node-3"))
-    assert to_wire(explain(stored_once, claim_subject(stored_once, "default", "claim"), node="node-3")) == expected
+    _assert_same(state, tmp_path, node="node-3")
 
 
 @pytest.mark.parametrize("attribute", ["parentUUID", "productName"])
 def test_constraints_compare_the_values_of_each_node(attribute: str, tmp_path: Path) -> None:
-    """A constraint on an attribute whose values differ between nodes is answered as with all slices in full."""
     constraint = {"requests": [], "matchAttribute": f"gpu.nvidia.com/{attribute}"}
     question = {"class_name": "mig.nvidia.com", "count": 3, "constraints": [constraint]}
     state = _state(random.Random(attribute), question, 0.5)  # noqa: S311  a repeatable cluster
-    dump(state, tmp_path / "state.json")
-    stored_once = load(tmp_path / "state.json")
-    expected = to_wire(explain(state, claim_subject(state, "default", "claim")))
-    assert to_wire(explain(stored_once, claim_subject(stored_once, "default", "claim"))) == expected
+    _assert_same(state, tmp_path)
 
 
 def test_a_node_with_other_devices_is_not_taken_for_its_neighbour(tmp_path: Path) -> None:
-    """A node whose slices lack the profile is not counted as fitting because six others fit."""
     state = _state(random.Random(1), QUESTIONS["profile"], 0.0)  # noqa: S311  a repeatable cluster
     for item in state.slices:
         spec: Any = item["spec"]
@@ -67,21 +58,15 @@ def test_a_node_with_other_devices_is_not_taken_for_its_neighbour(tmp_path: Path
 
 
 def test_one_claim_is_not_taken_for_two(tmp_path: Path) -> None:
-    """Nodes with the same devices in use, by one claim here and two there, get their own sentences."""
     state = _state(random.Random(1), QUESTIONS["whole"], 0.0)  # noqa: S311  a repeatable cluster
     every = [f"gpu-{minor}" for minor in range(8)]
     held = [_holding(0, every), _holding(1, every[:4]), _holding(1, every[4:])]
     held[2]["metadata"] = {"name": "second", "namespace": "default", "uid": "second"}
     held += [_holding(index, every) for index in range(2, NODES)]
-    state = replace(state, claims=(*held, _claim()))
-    dump(state, tmp_path / "state.json")
-    stored_once = load(tmp_path / "state.json")
-    expected = to_wire(explain(state, claim_subject(state, "default", "claim")))
-    assert to_wire(explain(stored_once, claim_subject(stored_once, "default", "claim"))) == expected
+    _assert_same(replace(state, claims=(*held, _claim())), tmp_path)
 
 
 def test_the_file_is_small(tmp_path: Path) -> None:
-    """The devices of a second node of the same kind take less than 3 KiB in a state file."""
     sizes = []
     for nodes in (2, 3):
         state = _state(random.Random(1), {}, 0.0, nodes)  # noqa: S311  a repeatable cluster
@@ -105,6 +90,13 @@ def _state(chance: random.Random, question: dict[str, Any], use: float, nodes: i
         claims=(*held, _claim(**question)),
         server_version="v1.36.2",
     )
+
+
+def _assert_same(state: ClusterState, folder: Path, *, node: str = "") -> None:
+    dump(state, folder / "state.json")
+    stored_once = load(folder / "state.json")
+    expected = to_wire(explain(state, claim_subject(state, "default", "claim"), node=node))
+    assert to_wire(explain(stored_once, claim_subject(stored_once, "default", "claim"), node=node)) == expected
 
 
 def _holding(index: int, devices: list[str]) -> dict[str, Any]:

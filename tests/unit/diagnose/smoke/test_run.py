@@ -6,7 +6,7 @@ from dra_driver.core.errors import ConfigurationError, ForbiddenError
 from dra_driver.diagnose.smoke.report import SmokeOptions
 from dra_driver.diagnose.smoke.run import SmokeRun, check_namespace
 from dra_driver.kube import paths
-from dra_driver.kubectl.explain.fit import fits_under
+from dra_driver.kubectl.commands.smoke import fits_under
 from tests.unit.diagnose.smoke.fake_api import FakeSmokeApi, Wire
 
 

@@ -1,6 +1,9 @@
-"""The list of claims."""
+"""The lists of claims and devices, near devices, damaged objects, and the examples of the documentation."""
 
+import copy
 import json
+import random
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from dra_driver.core.errors import DraError
+from dra_driver.core.model.terms import SharingTerms, Strategy
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from dra_driver.kube.state import ClusterState
@@ -17,8 +22,9 @@ from dra_driver.kubectl.commands.claims import row
 from dra_driver.kubectl.commands.kubectl import main
 from dra_driver.node.slices import ApiServerFeatures, build_devices
 from tests.fakes.dra_objects import DRIVER, Obj, claim, exactly, resource_slice, wire
-from tests.fakes.published import h100, share
-from tests.unit.kubectl.capacity.helpers import cluster, holding, whole
+from tests.fakes.published import h100, having, share, slices
+from tests.unit.kubectl.capacity.helpers import cluster, holding, shared, whole
+from tests.unit.kubectl.explain.test_mutations import mutated
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -41,13 +47,8 @@ def test_allocated_claim_shows_devices_nodes_and_pods() -> None:
 
 
 def test_pending_claim_shows_its_requests() -> None:
-    both = {
-        "name": "any",
-        "firstAvailable": [
-            {"name": "big", "deviceClassName": "big", "allocationMode": "All"},
-            {"name": "small", "deviceClassName": "small", "count": 2},
-        ],
-    }
+    big = {"name": "big", "deviceClassName": "big", "allocationMode": "All"}
+    both = {"name": "any", "firstAvailable": [big, {"name": "small", "deviceClassName": "small", "count": 2}]}
     (row,) = claims_of(ClusterState(claims=[claim("waits", exactly("gpu", count=3), both)]), NOW)
     assert (row.state, row.devices) == ("pending", ())
     assert row.requests == ("gpu: 3 x gpu.nvidia.com", "any: all big or 2 x small")
@@ -55,22 +56,15 @@ def test_pending_claim_shows_its_requests() -> None:
 
 def test_node_of_an_unpublished_device_comes_from_the_allocation() -> None:
     held = holding("train", "a", "gpu-9")
+    held["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     field = {"key": "metadata.name", "operator": "In", "values": ["a"]}
     held["status"]["allocation"]["nodeSelector"] = {"nodeSelectorTerms": [{"matchFields": [field]}]}
-    assert claims_of(ClusterState(claims=[held]), NOW)[0].nodes == ("a",)
-
-
-def test_claim_that_is_being_deleted_has_that_state() -> None:
-    going = holding("old", "a", "gpu-0")
-    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert claims_of(ClusterState(claims=[going]), NOW)[0].state == "deleting"
+    (row,) = claims_of(ClusterState(claims=[held]), NOW)
+    assert (row.nodes, row.state) == (("a",), "deleting")
 
 
 def test_filters_by_node_and_namespace_and_sorts_by_name() -> None:
-    state = cluster(
-        [whole("a"), whole("b")],
-        [claim("z"), holding("x", "b", "gpu-0"), claim("y", namespace="team")],
-    )
+    state = cluster([whole("a"), whole("b")], [claim("z"), holding("x", "b", "gpu-0"), claim("y", namespace="team")])
     assert [row.name for row in claims_of(state, NOW)] == ["x", "z", "y"]
     assert [row.name for row in claims_of(state, NOW, node="b")] == ["x"]
     assert [row.name for row in claims_of(state, NOW, namespace="team")] == ["y"]
@@ -140,7 +134,6 @@ def test_a_request_that_cannot_be_read_is_a_gap() -> None:
 
 
 def test_attributes_of_any_type_are_shown_as_text() -> None:
-    """Other drivers publish names as versions and numbers."""
     own = {"type": {"version": "1.2.3"}, "productName": {"int": 7}, "resource.kubernetes.io/pcieRoot": {"int": 3}}
     item = resource_slice("a", {"name": "x", "attributes": {**own, "parentUUID": {"int": 9}, "profile": "odd"}})
     (found,) = devices_of(cluster([item]))
@@ -153,13 +146,11 @@ FEATURES = ApiServerFeatures(counters=True, taints=True, multi_allocation=True)
 
 
 def node(name: str, spec: str) -> Obj:
-    """The devices of a simulated node, in one slice."""
     snapshot = SimulatedBackend(parse_groups(spec, name)).snapshot()
     return resource_slice(name, *wire(build_devices(snapshot, {}, FEATURES).devices))
 
 
 def card(name: str, root: str) -> Obj:
-    """A network card of another driver, and one that does not say where it is."""
     devices = [
         {"name": "nic-0", "attributes": {"resource.kubernetes.io/pcieRoot": {"string": root}}},
         {"name": "nic-1", "attributes": {"speed": {"int": 400}}},
@@ -175,7 +166,6 @@ def rows(*slices: Obj, claims: tuple[Obj, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def test_pairs_and_who_holds_them() -> None:
-    """By node and PCIe root."""
     found = rows(node("a", "4xa100-pcie-80gb+pairs"), claims=(holding("x", "a", "gpu-0"), holding("y", "a", "gpu-2")))
     assert found == [
         ("a", "gpu-0", "pci0000:00", ("gpu-0", "gpu-1"), "in use", ("default/x",)),
@@ -186,7 +176,6 @@ def test_pairs_and_who_holds_them() -> None:
 
 
 def test_a_gpu_and_its_partitions_are_one_row() -> None:
-    """A board that is published in all forms, and one that is published as partitions alone."""
     held = holding("x", "a", "gpu-0-mig-1g10gb-19-6")
     assert rows(node("a", "2xh100-sxm5-80gb"), claims=(held,)) == [
         ("a", "gpu-0", "pci0000:00", ("gpu-0", "gpu-1"), "in parts", ("default/x",)),
@@ -197,7 +186,6 @@ def test_a_gpu_and_its_partitions_are_one_row() -> None:
 
 
 def test_devices_of_other_drivers_are_there_if_they_say_where_they_are() -> None:
-    """A network card stands beside the GPUs of its PCIe root."""
     found = rows(node("a", "4xl4-24gb"), card("a", "pci0000:08"))
     assert [row[1:3] for row in found] == [
         ("gpu-0", "pci0000:00"), ("gpu-1", "pci0000:00"),
@@ -206,7 +194,6 @@ def test_devices_of_other_drivers_are_there_if_they_say_where_they_are() -> None
 
 
 def test_an_island_does_not_reach_other_nodes() -> None:
-    """Its name differs there."""
     found = topology_of(cluster([node("a", "8xh100-sxm5-80gb"), node("b", "8xh100-sxm5-80gb")]))
     assert {len(row.linked) for row in found} == {8}
     assert {row.link_type for row in found} == {"switch"}
@@ -214,7 +201,6 @@ def test_an_island_does_not_reach_other_nodes() -> None:
 
 
 def test_a_list_of_numa_nodes_is_read_too() -> None:
-    """As drivers publish it behind DRAListTypeAttributes."""
     item = node("a", "1xl4-24gb")
     item["spec"]["devices"][0]["attributes"]["resource.kubernetes.io/numaNode"] = {"ints": [0, 1]}
     assert topology_of(cluster([item]))[0].numa == (0, 1)
@@ -229,7 +215,6 @@ def state(tmp_path: Path) -> str:
 
 
 def test_the_table_names_the_gpus_of_a_pair(state: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Islands of more than four GPUs are counted."""
     assert main(["topology", "--cluster-state", state]) == 0
     shown = capsys.readouterr().out
     assert "pair: gpu-0 gpu-1" in shown
@@ -247,3 +232,66 @@ def test_json_has_a_schema(state: str, capsys: pytest.CaptureFixture[str]) -> No
         "node", "driver", "device", "type", "product", "uuid", "pcieRoot", "numa", "island", "linkType", "linked",
         "clique", "state", "claims",
     }  # fmt: skip
+
+
+def sample() -> list[list[Obj]]:
+    state = cluster(
+        [*slices(), shared("b"), whole("c", 2)],
+        [holding("x", "a", "gpu-0-mig-1g10gb-19-0"), holding("y", "b", "gpu-0", shares="10Gi"), claim("z")],
+    )
+    return [[copy.deepcopy(dict(item)) for item in items] for items in (state.slices, state.claims, state.nodes)]
+
+
+def look(slices: Any, claims: Any, nodes: Any) -> int:
+    state = ClusterState(slices=slices, claims=claims, nodes=nodes)
+    answered = 0
+    for function in (survey, devices_of, lambda of: claims_of(of, NOW)):
+        try:
+            function(state)
+        except DraError:
+            continue
+        answered += 1
+    return answered
+
+
+@pytest.mark.parametrize("seed", [*range(60), *(pytest.param(n, marks=pytest.mark.slow) for n in range(60, 300))])
+def test_damaged_objects_give_a_result_or_an_error(seed: int) -> None:
+    look(*mutated(random.Random(seed), sample()))  # noqa: S311  not a secret
+
+
+def test_undamaged_objects_give_three_results() -> None:
+    assert look(*sample()) == 3
+
+
+TEXT = (Path(__file__).parents[4] / "docs/capacity.md").read_text()
+
+
+def blocks(command: str) -> list[str]:
+    found = re.findall(rf"^    \$ {re.escape(command)}\n((?:    .*\n|\n)*)", TEXT, re.MULTILINE)
+    return ["\n".join(line.removeprefix("    ") for line in block.splitlines()).strip() for block in found]
+
+
+def clusters() -> dict[str, ClusterState]:
+    """Two H100 in all forms, with one small device in each half of the first; and one that two claims share."""
+    held = {"a": "gpu-0-mig-1g10gb-19-1", "b": "gpu-0-mig-1g10gb-19-5", "c": "gpu-1-mig-4g40gb-5-0"}
+    claims = [having(name, device, users=(name,)) for name, device in (held | {"d": "gpu-1-mig-1g20gb-15-4"}).items()]
+    shares = [
+        share("one", memory="50Gi", percent="70", users=("one",)),
+        share("two", memory="5Gi", percent="10", users=("two",)),
+    ]
+    sharing = SharingTerms(strategy=Strategy.MPS, max_shares=8)
+    return {"mig": h100(2, claims=claims), "shares": h100(sharing=sharing, claims=shares)}
+
+
+@pytest.mark.parametrize("command", ["capacity", "devices"])
+@pytest.mark.parametrize("name", ["mig", "shares"])
+def test_examples_are_real_output(name: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / f"{name}.json"
+    dump(clusters()[name], path)
+    assert main([command, "--cluster-state", str(path)]) == 0
+    assert blocks(f"kubectl dra {command} --cluster-state {name}.json") == [capsys.readouterr().out.strip()]
+
+
+def test_every_term_of_the_tables_is_explained() -> None:
+    for word in ("free", "used", "fragmented", "unavailable", "fits", "by sum", "stranded", "in use"):
+        assert f"| {word} |" in TEXT

@@ -4,15 +4,14 @@ import random
 
 import pytest
 
-from dra_driver.core.model.terms import SharingTerms, Strategy
+from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity import Options, survey
-from dra_driver.kubectl.capacity.fit_count import MAX_FITS
-from dra_driver.kubectl.capacity.report import Gpus
-from dra_driver.scheduler.allocation import V1_37, Allocator, SchedulerFeatures
+from dra_driver.kubectl.capacity.report import MAX_FITS, Gpus
+from dra_driver.scheduler.allocation import Allocator, SchedulerFeatures
 from tests.fakes.dra_objects import DRIVER, Obj, claim, device_class, exactly, gpu, node, resource_slice
-from tests.fakes.published import h100, share
-from tests.unit.kubectl.capacity.helpers import A100, H100, cluster, holding, mig, only, request, shared, whole
+from tests.fakes.published import h100, share, slices
+from tests.unit.kubectl.capacity.helpers import H100, cluster, holding, only, request, shared, whole
 
 SMALL = "gpu-{}-mig-1g10gb-19-{}"
 
@@ -21,24 +20,10 @@ def counts(state: ClusterState) -> dict[str, tuple[int, int]]:
     return {item.request: (item.fits, item.stranded) for item in only(survey(state)).requests}
 
 
-def test_unused_gpu_fits_as_many_of_each_profile_as_the_hardware() -> None:
-    found = counts(cluster(mig("a")))
-    assert found == {
-        "1 GPU": (1, 0),
-        "1g.10gb": (7, 0),
-        "1g.10gb+me": (7, 0),
-        "1g.20gb": (4, 0),
-        "2g.20gb": (3, 0),
-        "3g.40gb": (2, 0),
-        "4g.40gb": (1, 0),
-        "7g.80gb": (1, 0),
-    }
-
-
 def test_profile_without_contiguous_slices_is_stranded() -> None:
     """One small device in each half leaves six memory slices, but no four contiguous ones."""
     claims = [holding("x", "a", SMALL.format(0, 1)), holding("y", "a", SMALL.format(0, 5))]
-    report = survey(cluster(mig("a"), claims))
+    report = survey(cluster(slices(), claims))
     assert only(report).gpus == Gpus(total=1, fragmented=1)
     assert (request(report, "3g.40gb").fits, request(report, "3g.40gb").by_sum) == (0, 1)
     shape = next(item for item in report.stranded_shapes if item.request == "3g.40gb")
@@ -46,26 +31,8 @@ def test_profile_without_contiguous_slices_is_stranded() -> None:
 
 
 def test_memory_left_beside_mig_devices_is_fragmented_not_free() -> None:
-    memory = only(survey(cluster(mig("a"), [holding("x", "a", SMALL.format(0, 0))]))).memory_bytes
-    assert (memory.total, memory.free, memory.fragmented) == (81152 << 20, 0, (81152 - 9984) << 20)
-
-
-def test_free_parts_of_several_gpus_are_stranded() -> None:
-    claims = [holding(f"x{number}", "a", SMALL.format(number, 0)) for number in range(2)]
-    found = request(survey(cluster(mig("a", 2), claims)), "1 GPU")
-    assert (found.fits, found.by_sum, found.stranded) == (0, 1, 1)
-
-
-def test_whole_gpu_in_use_leaves_nothing_for_profiles() -> None:
-    report = survey(cluster(mig("a", 2), [holding("x", "a", "gpu-0")]))
-    assert only(report).gpus == Gpus(total=2, free=1, used=1)
-    assert request(report, "1g.10gb").fits == 7
-
-
-def test_gpu_that_is_only_published_in_parts_is_free_while_none_is_allocated() -> None:
-    report = survey(cluster(mig("a", key="a100-sxm4-80gb", whole_too=False)))
-    assert (only(report).model, only(report).gpus) == (A100, Gpus(total=1, free=1))
-    assert request(report, "3g.40gb").fits == 2
+    memory = only(survey(cluster(slices(), [holding("x", "a", SMALL.format(0, 0))]))).memory_bytes
+    assert (memory.total, memory.free, memory.fragmented) == (81559 << 20, 0, (81559 - 9984) << 20)
 
 
 def test_mig_devices_that_exist_already_make_one_gpu() -> None:
@@ -88,25 +55,16 @@ def test_mig_devices_that_exist_already_make_one_gpu() -> None:
     assert (request(report, "1g.10gb").fits, only(report).memory_bytes.fragmented) == (6, 60 << 30)
 
 
-def test_fragmented_gpus_of_an_unusable_node_are_used() -> None:
-    state = cluster(mig("a"), [holding("x", "a", SMALL.format(0, 0))], [{"metadata": {"name": "b"}}])
-    report = survey(state)
-    assert only(report).gpus == Gpus(total=1, used=1)
-    assert request(report, "1g.10gb").fits == 0
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_counts_agree_with_the_allocator_on_the_whole_node(seed: int) -> None:
-    """Counting each GPU separately gives the same as allocating on the whole node."""
     chance = random.Random(seed)  # noqa: S311  not a secret
-    slices = mig("a", 2)
     claims = [
         holding(f"x{gpu}-{start}", "a", SMALL.format(gpu, start))
         for gpu in range(2)
         for start in range(7)
         if chance.random() < 0.25
     ]
-    state = cluster(slices, claims)
+    state = cluster(slices(2), claims)
     report = survey(state)
     for profile in ("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"):
         assert request(report, profile).fits == _allocated_count(state, profile), profile
@@ -127,21 +85,11 @@ def _allocated_count(state: ClusterState, profile: str) -> int:
         count += 1
 
 
-def test_overdrawn_counters_block_their_pool() -> None:
-    """A claim from before a change of the layout may overcommit counters; the scheduler then allocates nothing."""
-    claims = [holding("x", "a", SMALL.format(0, 0)), holding("y", "a", "gpu-0")]
-    report = survey(cluster(mig("a", 2), claims))
-    assert request(report, "1g.10gb").fits == 0
-    assert only(report).gpus.reasons == {"other": 1}
-
-
-def test_without_the_feature_gate_partitions_do_not_fit() -> None:
-    report = survey(cluster(mig("a")), Options(features=SchedulerFeatures(partitionable_devices=False)))
+def test_without_its_feature_gate_a_form_does_not_fit() -> None:
+    report = survey(cluster(slices()), Options(features=SchedulerFeatures(partitionable_devices=False)))
     assert {item.fits for item in only(report).requests} == {0}
-
-
-def test_version_of_the_scheduler_does_not_change_the_counts() -> None:
-    assert survey(cluster(mig("a", 2)), Options(quirks=V1_37)).models == survey(cluster(mig("a", 2))).models
+    report = survey(cluster([shared("a")]), Options(features=SchedulerFeatures(consumable_capacity=False)))
+    assert [(item.request, item.fits) for item in only(report).requests] == [("1 GPU", 1)]
 
 
 def test_shares_fit_until_memory_runs_out_on_each_gpu() -> None:
@@ -154,17 +102,10 @@ def test_shares_fit_until_memory_runs_out_on_each_gpu() -> None:
 
 
 def test_whole_gpus_and_shared_ones_have_requests_of_their_own() -> None:
-    """Metrics have one series for each name, and a reader of the table sees which is which."""
     report = survey(cluster([shared("a"), whole("b", 2)]))
     assert sorted(item.request for item in only(report).requests) == [
         *("1 GPU", "1 shared GPU", "2 GPUs", "share of 10Gi")
     ]
-
-
-def test_gpu_with_memory_left_for_a_share_is_fragmented() -> None:
-    report = survey(cluster([shared("a")], [holding("x", "a", "gpu-0", shares="60Gi")]))
-    assert only(report).gpus == Gpus(total=1, fragmented=1)
-    assert only(report).memory_bytes.fragmented == 20 << 30
 
 
 def test_share_that_fits_nowhere_although_the_total_suffices_is_named() -> None:
@@ -180,33 +121,16 @@ def test_shares_that_consume_nothing_are_unlimited() -> None:
     assert (found.fits, found.at_least) == (MAX_FITS, True)
 
 
-def test_tiny_shares_are_counted_up_to_the_limit() -> None:
-    found = request(survey(cluster([shared("a")]), Options(shares=("1Mi",))), "share of 1Mi")
-    assert (found.fits, found.at_least) == (MAX_FITS, True)
-
-
-def test_without_the_feature_gate_a_shared_gpu_is_a_whole_one() -> None:
-    report = survey(cluster([shared("a")]), Options(features=SchedulerFeatures(consumable_capacity=False)))
-    assert [(item.request, item.fits) for item in only(report).requests] == [("1 GPU", 1)]
-
-
 def test_after_the_time_limit_a_note_names_uncounted_units() -> None:
-    """The time limit is reached before the first unit."""
     times = iter(range(0, 10_000, 100))
-    report = survey(cluster(mig("a")), Options(clock=lambda: float(next(times))))
+    report = survey(cluster(slices()), Options(clock=lambda: float(next(times))))
     assert only(report).gpus.reasons == {"other": 1}
     assert "not counted within 60 s" in report.notes[0]
 
 
-def test_unused_gpus_have_nothing_stranded() -> None:
-    """Two H100 have counters for three 4g.40gb, but only two placements; the third is not stranded."""
-    report = survey(cluster(mig("a", 2)))
-    assert {item.stranded for item in only(report).requests} == {0}
-    assert report.stranded_shapes == ()
-
-
 def test_published_partitions_fit_as_often_as_in_nvidias_table() -> None:
-    """The counts from the driver's own slices equal NVIDIA's table for an H100."""
+    """Two H100 have counters for three 4g.40gb, but only two placements; the third is not stranded."""
+    assert survey(h100(2)).stranded_shapes == ()
     assert counts(h100()) == {
         "1 GPU": (1, 0), "1g.10gb": (7, 0), "1g.10gb+me": (1, 0), "1g.20gb": (4, 0), "2g.20gb": (3, 0),
         "3g.40gb": (2, 0), "4g.40gb": (1, 0), "7g.80gb": (1, 0),
@@ -214,7 +138,6 @@ def test_published_partitions_fit_as_often_as_in_nvidias_table() -> None:
 
 
 def test_a_share_of_memory_includes_its_part_of_the_compute() -> None:
-    """Otherwise it would take all of the compute, and only one share would fit."""
     sharing = SharingTerms(strategy=Strategy.MPS)
     assert counts(h100(sharing=sharing))["share of 10Gi, 12 computePercent"] == (7, 0)
     state = h100(sharing=sharing, claims=[share("x", memory="50Gi", percent="70")])
@@ -225,7 +148,6 @@ def test_a_share_of_memory_includes_its_part_of_the_compute() -> None:
 
 
 def test_where_memory_alone_is_a_share_nothing_else_is_requested() -> None:
-    """The policy sets the default of the compute."""
     sharing = SharingTerms(strategy=Strategy.MPS, default_percent=0)
     assert counts(h100(sharing=sharing))["share of 10Gi"] == (7, 0)
 
@@ -239,8 +161,8 @@ def test_the_number_of_shares_is_limited() -> None:
 
 
 def test_both_missing_capacities_of_a_share_are_named() -> None:
-    """One GPU has too little memory, the other too little compute."""
-    claims = [share("x", memory="75Gi", percent="5"), having_of_second("y", memory="1Gi", percent="95")]
+    claims = [share("x", memory="75Gi", percent="5"), share("y", memory="1Gi", percent="95")]
+    claims[1]["status"]["allocation"]["devices"]["results"][0]["device"] = "gpu-1"
     state = h100(2, sharing=SharingTerms(strategy=Strategy.MPS), claims=claims)
     shape = next(item for item in survey(state).stranded_shapes if item.request.startswith("share"))
     assert shape.why == (
@@ -248,18 +170,47 @@ def test_both_missing_capacities_of_a_share_are_named() -> None:
     )
 
 
-def having_of_second(name: str, *, memory: str, percent: str) -> Obj:
-    found = share(name, memory=memory, percent=percent)
-    found["status"]["allocation"]["devices"]["results"][0]["device"] = "gpu-1"
-    return found
-
-
 TAINT = {"key": "gpu.nvidia.com/lost", "effect": "NoExecute"}
+HARMLESS = {**TAINT, "effect": "None"}
+SHORT = resource_slice("a", gpu("gpu-0", productName=H100), count=2)
+TWICE = resource_slice("a", gpu("gpu-0", productName=H100), gpu("gpu-0", productName=H100))
+OLD = resource_slice("a", gpu("gpu-0", productName=H100), name="old")
+NEW = resource_slice("a", gpu("gpu-0", productName=H100), generation=2, count=2, name="new")
+PARTS = slices(terms=GpuTerms(whole=False))
+OTHER_NODE = [{"metadata": {"name": "b"}}]
+ADMIN = holding("x", "a", "gpu-0", adminAccess=True)
+PART, FIRST = holding("x", "a", SMALL.format(0, 0)), holding("y", "a", "gpu-0")
+
+
+@pytest.mark.parametrize(
+    ("state", "gpus", "note"),
+    [
+        (cluster(slices(2), [FIRST]), Gpus(total=2, free=1, used=1), ""),
+        (cluster(PARTS), Gpus(total=1, free=1), ""),  # only partitions are published
+        (cluster(slices(), [PART], OTHER_NODE), Gpus(total=1, used=1), ""),  # nothing fits on an unusable node
+        # A claim from before a change of the layout may overcommit counters; the scheduler then allocates nothing.
+        (cluster(slices(2), [PART, FIRST]), Gpus(total=2, used=1, unavailable=1, reasons={"other": 1}), ""),
+        (cluster([whole("a", 2, taints=[TAINT])]), Gpus(total=2, unavailable=2, reasons={"tainted": 2}), ""),
+        (cluster([whole("a", 1, taints=[HARMLESS])]), Gpus(total=1, free=1), ""),
+        (cluster([whole("a", 1, taints=[TAINT])], [FIRST]), Gpus(total=1, used=1), ""),
+        (cluster([whole("a", 1)], [ADMIN]), Gpus(total=1, free=1), ""),
+        (cluster([SHORT]), Gpus(total=1, unavailable=1, reasons={"incomplete-pool": 1}), "1 of 2 slices"),
+        (cluster([TWICE]), Gpus(total=2, unavailable=2, reasons={"invalid-pool": 2}), "duplicate device name gpu-0"),
+        (cluster([OLD, NEW]), Gpus(total=1, unavailable=1, reasons={"incomplete-pool": 1}), "1 of 2 slices"),
+        (cluster([whole("a", 2)], nodes=[]), Gpus(total=2, free=2), ""),  # a file with only ResourceSlices
+    ],
+)
+def test_the_state_of_each_gpu_is_counted(state: ClusterState, gpus: Gpus, note: str) -> None:
+    report = survey(state)
+    assert only(report).gpus == gpus
+    assert note in "".join(report.notes)
 
 
 def test_free_and_used_add_up_per_node_and_in_total() -> None:
-    report = survey(cluster([whole("a", 4), whole("b", 4)], [holding("x", "a", "gpu-0", "gpu-1", "gpu-2")]))
+    claims = [holding("x", "a", "gpu-0", "gpu-1", "gpu-2"), claim("waits")]
+    report = survey(cluster([whole("a", 4), whole("b", 4)], claims))
     assert only(report).gpus == Gpus(total=8, free=5, used=3)
+    assert (only(report).memory_bytes.total, only(report).memory_bytes.free) == (640 << 30, 400 << 30)
     assert [(item.node, item.models[0].gpus.free) for item in report.nodes] == [("a", 1), ("b", 4)]
 
 
@@ -267,59 +218,7 @@ def test_claims_for_several_gpus_count_per_node() -> None:
     report = survey(cluster([whole("a", 4), whole("b", 4)], [holding("x", "a", "gpu-0")]))
     found = {item.request: (item.fits, item.by_sum, item.stranded) for item in only(report).requests}
     assert found == {"1 GPU": (7, 7, 0), "2 GPUs": (3, 3, 0), "4 GPUs": (1, 1, 0)}
-
-
-def test_request_that_fits_nowhere_although_enough_are_free_is_named() -> None:
-    """Two free GPUs on each of four nodes cannot serve a claim for four."""
-    nodes = "abcd"
-    claims = [holding(f"x{name}", name, "gpu-0", "gpu-3") for name in nodes]
-    report = survey(cluster([whole(name, 4) for name in nodes], claims))
-    (shape,) = report.stranded_shapes
-    assert (shape.request, shape.by_sum) == ("4 GPUs", 2)
-    assert shape.why == "8 are free, but at most 2 on one node"
-    assert request(report, "4 GPUs").stranded == 2
-
-
-def test_a_claim_larger_than_every_node_is_not_stranded() -> None:
-    report = survey(cluster([whole("a", 2), whole("b", 2)]))
-    assert [item.count for item in only(report).requests] == [1, 2]
     assert report.stranded_shapes == ()
-
-
-def test_tainted_gpus_are_not_free_unless_the_taint_does_not_block() -> None:
-    report = survey(cluster([whole("a", 2, taints=[TAINT]), whole("b", 1, taints=[{**TAINT, "effect": "None"}])]))
-    assert only(report).gpus == Gpus(total=3, free=1, unavailable=2, reasons={"tainted": 2})
-    assert request(report, "1 GPU").fits == 1
-
-
-def test_allocated_gpu_counts_as_used_in_spite_of_taints() -> None:
-    report = survey(cluster([whole("a", 1, taints=[TAINT])], [holding("x", "a", "gpu-0")]))
-    assert only(report).gpus == Gpus(total=1, used=1)
-
-
-def test_admin_access_does_not_count_as_allocation() -> None:
-    report = survey(cluster([whole("a", 1)], [holding("x", "a", "gpu-0", adminAccess=True)]))
-    assert only(report).gpus.free == 1
-
-
-def test_incomplete_pool_is_unavailable_with_a_note() -> None:
-    short = resource_slice("a", gpu("gpu-0", productName=H100), count=2)
-    report = survey(cluster([short, whole("b", 1)]))
-    assert only(report).gpus == Gpus(total=2, free=1, unavailable=1, reasons={"incomplete-pool": 1})
-    assert "1 of 2 slices" in report.notes[0]
-
-
-def test_invalid_pool_is_unavailable_with_a_note() -> None:
-    twice = resource_slice("a", gpu("gpu-0", productName=H100), gpu("gpu-0", productName=H100))
-    report = survey(cluster([twice]))
-    assert only(report).gpus.reasons == {"invalid-pool": 2}
-    assert "duplicate device name gpu-0" in report.notes[0]
-
-
-def test_only_the_newest_generation_of_a_broken_pool_is_counted() -> None:
-    old = resource_slice("a", gpu("gpu-0", productName=H100), name="old")
-    new = resource_slice("a", gpu("gpu-0", productName=H100), generation=2, count=2, name="new")
-    assert only(survey(cluster([old, new]))).gpus == Gpus(total=1, unavailable=1, reasons={"incomplete-pool": 1})
 
 
 def test_gpus_of_unusable_nodes_are_unavailable() -> None:
@@ -333,11 +232,6 @@ def test_gpus_of_unusable_nodes_are_unavailable() -> None:
     expected = {"cordoned": 1, "not-ready": 1, "deleting": 1, "no-such-node": 1}
     assert only(report).gpus == Gpus(total=5, free=1, unavailable=4, reasons=expected)
     assert {item.node: item.problem for item in report.nodes}["e"] == "no-such-node"
-
-
-def test_state_without_nodes_uses_those_that_slices_name() -> None:
-    """A file with only `kubectl get resourceslices -o yaml` suffices."""
-    assert only(survey(cluster([whole("a", 2)], nodes=[]))).gpus.free == 2
 
 
 def test_devices_that_every_node_reaches_are_counted_once() -> None:
@@ -355,17 +249,3 @@ def test_one_node_or_one_driver_can_be_selected() -> None:
     state = cluster([whole("a", 2), whole("b", 3), other])
     assert [item.driver for item in survey(state).models] == [DRIVER, "nic.example"]
     assert only(survey(state, driver=DRIVER, node="b")).gpus.total == 3
-
-
-def test_device_without_attributes_is_a_separate_model() -> None:
-    report = survey(cluster([resource_slice("a", {"name": "x"}, {"name": "y"})]))
-    assert (only(report).model, request(report, "2 device").fits) == ("device", 1)
-
-
-def test_pending_claims_use_nothing() -> None:
-    assert only(survey(cluster([whole("a", 1)], [claim("waits")]))).gpus.free == 1
-
-
-def test_memory_is_summed_in_bytes() -> None:
-    memory = only(survey(cluster([whole("a", 2)], [holding("x", "a", "gpu-0")]))).memory_bytes
-    assert (memory.total, memory.free, memory.fragmented) == (160 << 30, 80 << 30, 0)

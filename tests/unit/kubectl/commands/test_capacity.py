@@ -5,14 +5,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dra_driver.core.command_line.table import show
+from dra_driver.core.command_line.table import render, show
+from dra_driver.kube.state import ClusterState
 from dra_driver.kube.state_file import dump
+from dra_driver.kubectl.capacity import devices_of
 from dra_driver.kubectl.commands.claims import age
+from dra_driver.kubectl.commands.devices import row, rows
 from dra_driver.kubectl.commands.kubectl import main
-from tests.fakes.dra_objects import claim
+from tests.fakes.dra_objects import DRIVER, Obj, claim, resource_slice
+from tests.fakes.published import h100, having, slice_name
 from tests.unit.kubectl.capacity.helpers import cluster, holding, whole
 
 ROOT = Path(__file__).parents[4]
@@ -52,22 +57,6 @@ def test_capacity_as_json_has_a_schema(state: str, capsys: pytest.CaptureFixture
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--node", "nope"], "--node 'nope': none of the 4 nodes has this name"),
-        (["--share", "lots"], "--share: 'lots' is not a quantity"),
-        (["--share=-1Gi"], "expected an amount greater than zero"),
-        (["--feature-gates", "X"], "expected NAME=true"),
-    ],
-)
-def test_wrong_flags_are_refused_with_a_sentence(
-    state: str, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["capacity", "--cluster-state", state, *flags]) == 2
-    assert said in capsys.readouterr().err
-
-
 def test_lists_as_json_have_a_schema(state: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["devices", "--cluster-state", state, "-o", "json", "-n", "default"]) == 0
     devices = json.loads(capsys.readouterr().out)
@@ -95,7 +84,6 @@ def test_capacity_of_an_empty_cluster_is_no_error(tmp_path: Path, capsys: pytest
 
 
 def test_a_closed_output_ends_the_command_without_a_message(state: str) -> None:
-    """`kubectl dra devices | head -1` prints no error."""
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "dra_driver.kubectl.commands.kubectl", "devices", "--cluster-state", state]
@@ -104,8 +92,9 @@ def test_a_closed_output_ends_the_command_without_a_message(state: str) -> None:
     assert (done.returncode, done.stderr) == (141, b"")
 
 
-def test_tables_have_colours_only_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    """Control characters in cells are replaced with rich, too."""
+def test_a_table_is_aligned_and_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = ["A       LONG", "value   <none>", "?[31m   b"]
+    assert render(("A", "LONG"), [("value", ""), ("\x1b[31m", "b")]).splitlines() == plain
     show(("A",), [("x\x1b[31m[bold]",), ("",)], colour=True)
     shown = capsys.readouterr().out
     assert "x?[31m[bold]" in shown
@@ -114,3 +103,82 @@ def test_tables_have_colours_only_when_asked(capsys: pytest.CaptureFixture[str])
 
 def test_ages_are_printed_in_the_largest_unit() -> None:
     assert [age(seconds) for seconds in (0, 59, 60, 7200, 200_000, None)] == ["0s", "59s", "1m", "2h", "2d", "?"]
+
+
+def slice_of(node: str, *names: str, generation: int = 1, driver: str = DRIVER, **device: Any) -> Obj:
+    found = resource_slice(node, *({"name": name, **device} for name in names), generation=generation, name=f"{names}")
+    found["spec"] |= {"driver": driver, "pool": {**found["spec"]["pool"], "name": f"{node}/{driver}"}}
+    return found
+
+
+def test_row_shows_device_state_and_users() -> None:
+    item = slice_of(
+        "n",
+        "gpu-0",
+        attributes={"type": {"string": "gpu"}, "productName": {"string": "NVIDIA L4"}},
+        capacity={"memory": {"value": "23034Mi"}},
+        taints=[{"key": "gpu.nvidia.com/lost", "effect": "NoExecute"}],
+    )
+    held = holding("train", "n", "gpu-0")
+    held["status"]["reservedFor"] = [{"resource": "pods", "name": "train-0", "uid": "1"}]
+    (found,) = devices_of(ClusterState(slices=[item], claims=[held]))
+    assert row(found) == (
+        *("n", "gpu.nvidia.com", "gpu-0", "gpu", "NVIDIA L4", "23034Mi", "in use", "gpu.nvidia.com/lost:NoExecute"),
+        *("default/train", "train-0"),
+    )
+
+
+def test_only_the_newest_generation_of_a_pool_counts() -> None:
+    slices = [slice_of("n", "gpu-0", generation=1), slice_of("n", "gpu-1", generation=2)]
+    assert [found.device for found in devices_of(ClusterState(slices=slices))] == ["gpu-1"]
+
+
+def test_devices_of_other_drivers_are_shown_without_gpu_attributes() -> None:
+    found = devices_of(ClusterState(slices=[slice_of("b", "x"), slice_of("a", "nic-0", driver="nic.example")]))
+    assert [(item.node, item.driver, item.product) for item in found] == [
+        ("a", "nic.example", ""),
+        ("b", "gpu.nvidia.com", ""),
+    ]
+
+
+def test_an_allocated_device_that_is_no_longer_published_is_listed() -> None:
+    (found,) = devices_of(ClusterState(claims=[holding("train", "n", "gpu-9")]))
+    assert (found.device, found.published, row(found)[3]) == ("gpu-9", False, "(not published)")
+
+
+def test_without_the_right_to_list_claims_holders_are_unknown() -> None:
+    (found,) = devices_of(ClusterState(slices=[slice_of("n", "gpu-0")], gaps=["resourceclaims: forbidden"]))
+    assert found.holders is None
+    assert (row(found)[6], *row(found)[8:]) == ("?", "?", "?")
+
+
+def test_filters_by_node_driver_and_namespace_of_the_claim() -> None:
+    state = ClusterState(
+        slices=[slice_of("n", "gpu-0"), slice_of("m", "gpu-0"), slice_of("n", "nic-0", driver="nic.example")],
+        claims=[holding("train", "n", "gpu-0")],
+    )
+    assert len(devices_of(state, node="n")) == 2
+    assert len(devices_of(state, node="n", driver="nic.example")) == 1
+    assert [item.node for item in devices_of(state, namespace="default")] == ["n"]
+
+
+def test_long_lists_of_holders_are_cut() -> None:
+    claims = [claim("waits"), *(holding(f"c{number}", "n", "gpu-0", shareID=str(number)) for number in range(5))]
+    (found,) = devices_of(ClusterState(slices=[slice_of("n", "gpu-0")], claims=claims))
+    assert row(found)[8] == "default/c0, default/c1, default/c2 and 2 more"
+
+
+def test_admin_access_consumes_no_counters() -> None:
+    watching = having("x", "gpu-0")
+    watching["status"]["allocation"]["devices"]["results"][0]["adminAccess"] = True
+    found = devices_of(h100(claims=[watching]))
+    assert {each.state for each in found} == {"free"}
+    assert row(found[0])[8] == "default/x (admin access)"
+
+
+def test_unused_placements_of_a_profile_share_a_line() -> None:
+    found = devices_of(h100(claims=[having("x", slice_name(6))]))
+    names = [cells[2] for cells in rows(found, every=False)]
+    assert names[:3] == ["gpu-0", slice_name(6), "gpu-0-mig-1g10gb-19-* (6)"]
+    assert names.count("gpu-0-mig-3g40gb-9-0") == names.count("gpu-0-mig-3g40gb-9-4") == 1
+    assert len(rows(found, every=True)) == len(found) == 26

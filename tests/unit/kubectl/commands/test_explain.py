@@ -1,20 +1,26 @@
-"""``kubectl dra explain`` and ``snapshot`` with a state file."""
+"""``kubectl dra explain`` with a state file, ``doctor`` and other commands with a support bundle."""
 
 import io
 import json
+import time
 from pathlib import Path
 
 import pytest
 import yaml
 
+from dra_driver.diagnose.doctor import bundle
+from dra_driver.diagnose.doctor.cluster import DoctorScope, diagnose
+from dra_driver.diagnose.doctor.reading import read_facts
+from dra_driver.diagnose.doctor.report import to_wire
 from dra_driver.kube.state_file import dump
+from dra_driver.kubectl.commands import kubectl
 from dra_driver.kubectl.commands.kubectl import main
+from tests.doctor_faults.cluster import SERVER, Cluster, by_template, workload
 from tests.unit.kubectl.explain.clusters import allocated_claim, cluster, pod, template
 
 
 @pytest.fixture
 def state(tmp_path: Path) -> str:
-    """Pod train waits because all devices are in use."""
     file = tmp_path / "state.json"
     claims = [
         allocated_claim("one", "gpu-0", "gpu-1", "gpu-2", "gpu-3", on="a"),
@@ -26,8 +32,9 @@ def state(tmp_path: Path) -> str:
 
 def test_verdict_comes_first_and_decides_the_exit_status(state: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "pod/train", "--cluster-state", state]) == 1
-    first = capsys.readouterr().out.splitlines()[0]
-    assert first == "pod default/train cannot fit: 6 devices match request gpu: 6 in use"
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown
+    assert shown.splitlines()[0] == "pod default/train cannot fit: 6 devices match request gpu: 6 in use"
     assert main(["explain", "claim/one", "--cluster-state", state]) == 0
 
 
@@ -35,7 +42,6 @@ def test_verdict_comes_first_and_decides_the_exit_status(state: str, capsys: pyt
 def test_the_schema_of_the_output_is_stable(
     state: str, capsys: pytest.CaptureFixture[str], form: str, parse: object
 ) -> None:
-    """Removing a name would break scripts that read it."""
     main(["explain", "train", "--cluster-state", state, "-o", form, "--node", "a"])
     found = parse(capsys.readouterr().out)  # type: ignore[operator]
     assert list(found) == [
@@ -70,7 +76,6 @@ def test_manifests_are_explained_without_being_applied(
 def test_a_folder_of_manifests_replaces_what_the_cluster_has(
     state: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Objects without a namespace get the one of -n; a class has none."""
     folder = tmp_path / "manifests"
     folder.mkdir()
     parts = cluster()
@@ -81,25 +86,46 @@ def test_a_folder_of_manifests_replaces_what_the_cluster_has(
     assert capsys.readouterr().out.startswith("pod team/new fits on 2 of 2 nodes")
 
 
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    """A bundle of a healthy cluster with a pod whose template is in another namespace."""
+    cluster = Cluster()
+    cluster.templates.append(template("gpus"))
+    cluster.pods.append(workload(**by_template("gpus")))
+    facts = read_facts(cluster, server=SERVER)
+    report = diagnose(facts, DoctorScope(), clock=time.monotonic)
+    path = tmp_path / "b.tar.gz"
+    bundle.write(
+        bundle.SupportBundle(
+            facts=facts, created_at="now", program_version="0.1.0", report=to_wire(report), report_text="text"
+        ),
+        path,
+    )
+    return str(path)
+
+
+def test_a_pod_of_a_bundle_with_the_answer_of_explain(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert kubectl.main(["doctor", "pod/train", "-n", "team-a", "--snapshot", file]) == 1
+    printed = capsys.readouterr().out
+    first = " ".join(printed.splitlines()[:2])
+    assert first.startswith("pod/team-a/train: the first broken layer is workload: pod/team-a/train: names Resource")
+    assert "pod team-a/train cannot fit" in printed
+
+
+def test_json_has_report_and_explanation(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert kubectl.main(["doctor", "pod/train", "-n", "team-a", "--snapshot", file, "-o", "json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert (document["kind"], document["exitStatus"]) == ("DoctorReport", 1)
+    assert document["firstBroken"]["check"] == "claims-and-templates-exist"
+    assert document["explanation"]["kind"] == "Explanation"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["explain"], "expected either pod/NAME or claim/NAME, or manifests with -f"),
-        (["explain", "deployment/x"], "expected pod/NAME or claim/NAME"),
-        (["explain", "pod/missing"], "no pod missing in namespace default"),
-        (["explain", "claim/missing", "-n", "team"], "no ResourceClaim missing in namespace team"),
-        (["explain", "train", "--node", "nowhere"], "no node nowhere; known nodes: a, b"),
-        (["explain", "train", "--feature-gates", "X"], "expected NAME=true or NAME=false"),
-        (["explain", "-f", "/nowhere.yaml"], "cannot read /nowhere.yaml"),
-    ],
+    "command", [["explain", "pod/train", "-n", "team-a"], ["capacity"], ["devices"], ["claims"], ["lint"]]
 )
-def test_wrong_arguments_get_a_sentence_and_status_2(
-    state: str, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
-) -> None:
-    assert main([*arguments, "--cluster-state", state]) == 2
-    assert said in capsys.readouterr().err
-
-
-def test_output_to_a_pipe_has_no_colours(state: str, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["explain", "train", "--cluster-state", state])
-    assert "\x1b" not in capsys.readouterr().out
+def test_other_commands_read_a_bundle(command: list[str], file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status = kubectl.main([*command, "--cluster-state", file])
+    printed = capsys.readouterr()
+    assert status in (0, 1), printed.err
+    assert printed.out
+    assert not printed.err

@@ -31,27 +31,29 @@ def manifest(tmp_path: Path) -> str:
 
 
 def test_objects_are_on_stdout_and_the_report_on_stderr(manifest: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """So that `> migrated.yaml` shows the report; the chart's values are a comment, as they are no object."""
     assert main(["migrate", manifest]) == 0
     out, err = capsys.readouterr()
     kinds = [each["kind"] for each in yaml.safe_load_all(out) if each]
     assert kinds == ["GpuPolicy", "ResourceClaimTemplate", "Pod"]
     assert "#   mpsHost:\n#     enabled: true\n" in out
     assert "CARRIED OVER" in err
+    assert main(["migrate", manifest, "-o", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (len(document["objects"]), document["report"]["schemaVersion"]) == (3, 1)
 
 
 def test_a_folder_has_a_file_for_each_kind(manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Numbered in the order in which they are applied."""
     folder = tmp_path / "out"
     assert main(["migrate", manifest, "--output", str(folder)]) == 0
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["1-policies.yaml", "3-templates.yaml", "4-pod.yaml", "report.txt", "values.yaml"]
     assert yaml.safe_load((folder / "values.yaml").read_text()) == {"mpsHost": {"enabled": True}}
     assert "2 documents: 1 policy" in capsys.readouterr().out
+    assert main(["migrate", manifest, "--output", str(folder)]) == 2
+    assert "expected a new or an empty folder" in capsys.readouterr().err
 
 
 def test_what_is_written_is_for_its_owner_alone(manifest: str, tmp_path: Path) -> None:
-    """In a folder that was there, and over a file that others could read: manifests may hold secrets."""
     folder, report = tmp_path / "out", tmp_path / "report.txt"
     folder.mkdir(mode=0o755)
     report.touch(mode=0o644)
@@ -61,14 +63,7 @@ def test_what_is_written_is_for_its_owner_alone(manifest: str, tmp_path: Path) -
     }
 
 
-def test_a_folder_with_files_is_refused(manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is overwritten."""
-    assert main(["migrate", manifest, "--output", str(tmp_path)]) == 2
-    assert "expected a new or an empty folder" in capsys.readouterr().err
-
-
 def test_the_report_as_json(manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With file, line, field, outcome and reason; standard error has one line."""
     report = tmp_path / "report.json"
     assert main(["migrate", manifest, "--report", str(report)]) == 0
     note = next(
@@ -78,36 +73,13 @@ def test_the_report_as_json(manifest: str, tmp_path: Path, capsys: pytest.Captur
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_all_in_one_document(manifest: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """For programs."""
-    assert main(["migrate", manifest, "-o", "json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (len(found["objects"]), found["report"]["schemaVersion"]) == (3, 1)
-
-
 def test_an_input_that_cannot_be_read_is_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The other documents are translated."""
     path = tmp_path / "bad.yaml"
     path.write_text(f"{POD}---\na: [\n")
     assert main(["migrate", str(path)]) == 1
     out, err = capsys.readouterr()
     assert "kind: Pod" in out
     assert "cannot be read: " in err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        ([], "nothing to translate"),
-        (["missing.yaml"], "no such file or folder"),
-        (["-", "--gpu-memory", "lots"], "--gpu-memory"),
-        (["-", "--gpu-memory", "1"], "expected 256Mi to 4Ti"),
-    ],
-)
-def test_wrong_usage_is_status_2(arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """With one sentence."""
-    assert main(["migrate", *arguments]) == 2
-    assert problem in capsys.readouterr().err
 
 
 class Lists:
@@ -124,33 +96,24 @@ class Lists:
         return {"items": answer}
 
 
-def test_owned_objects_are_left_out() -> None:
-    """Changing their owner changes them; pods that have ended are over."""
+def test_owned_objects_and_mounted_tokens_are_left_out() -> None:
     owned = {"metadata": {"name": "a", "ownerReferences": [{}]}, "spec": {"containers": []}}
     ended = {"metadata": {"name": "b"}, "spec": {"containers": []}, "status": {"phase": "Succeeded"}}
-    free = {"metadata": {"name": "c"}, "spec": {"containers": [{"name": "c"}], "nodeName": "n"}}
+    mount = {"name": "kube-api-access-x2k4f", "mountPath": "/var/run/secrets"}
+    spec = {"volumes": [{"name": mount["name"]}], "containers": [{"name": "c", "volumeMounts": [mount]}]}
+    free = {"metadata": {"name": "c"}, "spec": {**spec, "nodeName": "n"}}
     found = list(cluster_documents(Lists(pods=[owned, ended, free], replicasets=[owned]), None, []))
     assert [each.label for each in found] == ["Pod c"]
     assert at(found[0].value, "spec") == {"containers": [{"name": "c"}]}
     assert found[0].api_version == "v1"
 
 
-def test_tokens_that_were_mounted_are_left_out() -> None:
-    """The new pod gets its own."""
-    mount = {"name": "kube-api-access-x2k4f", "mountPath": "/var/run/secrets"}
-    spec = {"volumes": [{"name": mount["name"]}], "containers": [{"name": "c", "volumeMounts": [mount]}]}
-    (found,) = cluster_documents(Lists(pods=[{"metadata": {"name": "p"}, "spec": spec}]), None, [])
-    assert at(found.value, "spec") == {"containers": [{"name": "c"}]}
-
-
 def test_config_maps_that_are_no_configuration_are_not_read() -> None:
-    """A cluster has hundreds."""
     maps = [{"metadata": {"name": "a"}, "data": {"x": "y"}}, {"metadata": {"name": "b"}, "data": {"c": CONFIG}}]
     assert [each.name for each in cluster_documents(Lists(configmaps=maps), "team-a", [])] == ["b"]
 
 
 def test_a_missing_right_is_named_and_the_rest_is_read() -> None:
-    """A user with rights in one namespace gets its workloads."""
     lists, problems = Lists(nodes=ForbiddenError("no"), pods=[{"metadata": {"name": "p"}, "spec": {}}]), list[str]()
     assert [each.name for each in cluster_documents(lists, "team-a", problems)] == ["p"]
     assert problems == ["cluster: you may not list nodes; the right to list them is missing, so they are left out"]
@@ -158,7 +121,6 @@ def test_a_missing_right_is_named_and_the_rest_is_read() -> None:
 
 
 def test_a_cluster_without_the_operator_has_no_clusterpolicies() -> None:
-    """The kind is not served, which is no problem."""
     problems: list[str] = []
     lists = Lists(clusterpolicies=NotFoundError("not served"))
     assert list(cluster_documents(lists, None, problems)) == []
@@ -166,6 +128,5 @@ def test_a_cluster_without_the_operator_has_no_clusterpolicies() -> None:
 
 
 def test_an_api_server_that_does_not_answer_ends_the_command() -> None:
-    """Half of a cluster would look like all of it."""
     with pytest.raises(ApiUnreachableError):
         list(cluster_documents(Lists(nodes=ApiUnreachableError("refused")), None, []))

@@ -5,24 +5,21 @@ from typing import Any
 
 import pytest
 
-from dra_driver.core.errors import ConfigurationError, ConflictError, DraError, ForbiddenError, NotFoundError
+from dra_driver.core.errors import ConfigurationError, ConflictError, DraError, ForbiddenError
 from dra_driver.hardware.gpu.simulated.faults import ANNOTATION
 from dra_driver.kubectl.commands.sim import FaultCommand
+from tests.unit.kubectl.drain.cluster import NODE, FakeApi
 
-NODE = "gpu-a"
 PART = "gpu-1-mig-1g10gb-19-0"
 
 
-class Cluster:
+class Cluster(FakeApi):
     """A Node, its slices and its events; ``react`` runs whenever the command looks again."""
 
     def __init__(self) -> None:
-        self.annotations: dict[str, str] = {}
-        self.version = 1
+        super().__init__()
         self.taints: dict[str, list[dict[str, str]]] = {"gpu-0": [], "gpu-1": [], PART: []}
         self.odd: list[object] = []
-        self.events: list[dict[str, Any]] = []
-        self.conflicts = 0
         self.events_forbidden = False
         self.now = 0.0
         self.said: list[str] = []
@@ -35,11 +32,6 @@ class Cluster:
         self.now += seconds
         self.react()
 
-    def get(self, path: str) -> dict[str, Any]:
-        if not path.endswith(f"/{NODE}"):
-            raise NotFoundError("no such node")
-        return {"metadata": {"name": NODE, "resourceVersion": str(self.version), "annotations": dict(self.annotations)}}
-
     def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
         if path.endswith("/events"):
             if self.events_forbidden:
@@ -47,21 +39,6 @@ class Cluster:
             return {"items": [dict(event) for event in self.events]}
         devices = [{"name": name, "taints": list(taints)} for name, taints in self.taints.items()]
         return {"items": [{"spec": {"devices": [*self.odd, *devices]}}, {"spec": {}}] if devices or self.odd else []}
-
-    def merge_patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        assert path.endswith(f"/{NODE}")
-        if self.conflicts:
-            self.conflicts -= 1
-            self.version += 1
-            raise ConflictError("changed meanwhile")
-        assert body["metadata"]["resourceVersion"] == str(self.version)
-        self.version += 1
-        text = body["metadata"]["annotations"][ANNOTATION]
-        if text is None:
-            self.annotations.pop(ANNOTATION, None)
-        else:
-            self.annotations[ANNOTATION] = text
-        return {}
 
     def record(self, reason: str, message: str = "", count: int = 1) -> None:
         about = {"kind": "Node", "name": NODE}
@@ -81,7 +58,6 @@ def cluster() -> Cluster:
 
 
 def test_the_fault_is_added_to_the_annotation_and_the_taint_that_follows_is_told(cluster: Cluster) -> None:
-    """Others that are injected stay."""
     cluster.annotations[ANNOTATION] = "gpu-1 ecc"
     cluster.react = lambda: cluster.taint("gpu-0")
     cluster.command().inject("gpu-0", "xid=79", 15)
@@ -91,16 +67,7 @@ def test_the_fault_is_added_to_the_annotation_and_the_taint_that_follows_is_told
     assert cluster.annotations[ANNOTATION] == "gpu-1 ecc, gpu-0 xid=79*2"
 
 
-def test_a_fault_that_is_counted_only_is_told_as_such(cluster: Cluster) -> None:
-    """An error of a program taints nothing."""
-    cluster.react = lambda: cluster.record("SimulatedFault")
-    cluster.command().inject("gpu-0", "xid=13", 600)
-    assert "counted only" in cluster.said[-1]
-    assert cluster.now < 10
-
-
 def test_when_nothing_reacts_the_command_fails_and_says_why_that_may_be(cluster: Cluster) -> None:
-    """A node process with real GPUs ignores the annotation. Old events and taints are no reaction."""
     cluster.record("SimulatedFault")
     cluster.taint("gpu-0")
     with pytest.raises(DraError, match="started without --simulate and ignores the annotation"):
@@ -110,7 +77,6 @@ def test_when_nothing_reacts_the_command_fails_and_says_why_that_may_be(cluster:
 
 
 def test_a_repeated_event_with_a_higher_count_is_a_reaction(cluster: Cluster) -> None:
-    """Kubernetes counts equal events as one."""
     cluster.record("SimulatedFault", "simulated faults: none", count=1)
     cluster.annotations[ANNOTATION] = "gpu-0 lost"
     cluster.react = lambda: cluster.record("SimulatedFault", "simulated faults: none", count=2)
@@ -119,8 +85,6 @@ def test_a_repeated_event_with_a_higher_count_is_a_reaction(cluster: Cluster) ->
 
 
 def test_a_refusal_of_the_node_process_fails_the_command_with_its_words(cluster: Cluster) -> None:
-    """A partition that does not exist now cannot be ill. The fault is taken back, or each later command would hear of
-    it."""
     cluster.annotations[ANNOTATION] = "gpu-0 xid=95"
     cluster.react = lambda: cluster.record("SimulatedFaultRefused", f"{PART} ecc: this partition does not exist now")
     with pytest.raises(DraError, match="this partition does not exist now"):
@@ -129,14 +93,13 @@ def test_a_refusal_of_the_node_process_fails_the_command_with_its_words(cluster:
 
 
 def test_a_refusal_of_another_fault_is_not_taken_for_this_one(cluster: Cluster) -> None:
-    """An annotation that a person wrote may ask for more."""
     cluster.react = lambda: cluster.record("SimulatedFaultRefused", f"{PART} ecc: this partition does not exist now")
-    cluster.command().inject("gpu-0", "xid=13", 15)
+    cluster.command().inject("gpu-0", "xid=13", 600)
     assert "counted only" in cluster.said[-1]
+    assert cluster.now < 10
 
 
 def test_without_the_right_to_read_events_taints_are_waited_for(cluster: Cluster) -> None:
-    """They are in the slices."""
     cluster.events_forbidden = True
     cluster.react = lambda: cluster.taint("gpu-0")
     cluster.command().inject("gpu-0", "xid=79", 15)
@@ -144,7 +107,6 @@ def test_without_the_right_to_read_events_taints_are_waited_for(cluster: Cluster
 
 
 def test_a_change_by_another_person_at_the_same_time_is_kept(cluster: Cluster) -> None:
-    """Two who inject at once."""
     cluster.conflicts = 2
     cluster.command().inject("gpu-0", "lost", 0)
     assert cluster.annotations[ANNOTATION] == "gpu-0 lost"
@@ -166,21 +128,18 @@ def test_a_change_by_another_person_at_the_same_time_is_kept(cluster: Cluster) -
 def test_a_wrong_argument_is_refused_before_anything_is_changed(
     cluster: Cluster, node: str, device: str, fault: str, expected: str
 ) -> None:
-    """With what is expected."""
     with pytest.raises(ConfigurationError, match=expected.replace("?", r"\?")):
         cluster.command(node).inject(device, fault, 0)
     assert cluster.annotations == {}
 
 
 def test_a_node_without_devices_is_told_apart(cluster: Cluster) -> None:
-    """Its node process does not run."""
     cluster.taints.clear()
     with pytest.raises(ConfigurationError, match="publishes no devices"):
         cluster.command().inject("gpu-0", "ecc", 0)
 
 
 def test_a_gpu_recovers_with_its_partitions_and_all_recover_when_none_is_named(cluster: Cluster) -> None:
-    """The annotation goes with the last fault."""
     cluster.annotations[ANNOTATION] = f"gpu-1 lost, {PART} ecc, gpu-0 ecc"
     cluster.command().recover("gpu-1", 0)
     assert cluster.annotations[ANNOTATION] == "gpu-0 ecc"
@@ -191,23 +150,15 @@ def test_a_gpu_recovers_with_its_partitions_and_all_recover_when_none_is_named(c
 
 
 def test_an_annotation_that_cannot_be_read_is_not_overwritten(cluster: Cluster) -> None:
-    """It says how to begin anew."""
     cluster.annotations[ANNOTATION] = "garbage"
     with pytest.raises(ConfigurationError, match=f"kubectl annotate node {NODE} {ANNOTATION}-"):
         cluster.command().inject("gpu-0", "ecc", 0)
 
 
 def test_a_device_that_cannot_be_read_is_told_once_and_the_others_are_there(cluster: Cluster) -> None:
-    """It is not told as one that the node does not have."""
-    cluster.odd = [{"name": "gpu-7", "taints": 5}]
-    cluster.command().inject("gpu-0", "ecc", 0)
+    cluster.odd = [{"name": "gpu-7", "taints": 5}, {"name": "gpu-8", "capacity": {"memory": 5}}]
+    cluster.command().inject("gpu-8", "ecc", 0)
     with pytest.raises(ConfigurationError, match="has no device 'gpu-7' that can be read: see the notes above"):
         cluster.command().inject("gpu-7", "ecc", 0)
     note = "note: of gpu-a: gpu-7 cannot be read: taints: expected a list, got a number: '5'"
-    assert cluster.said == [note, "gpu-0 of gpu-a: ecc injected", note]
-
-
-def test_what_else_is_odd_in_a_slice_hides_no_device(cluster: Cluster) -> None:
-    cluster.odd = [{"name": "gpu-7", "capacity": {"memory": 5}}]
-    cluster.command().inject("gpu-7", "ecc", 0)
-    assert cluster.annotations[ANNOTATION] == "gpu-7 ecc"
+    assert cluster.said == [note, "gpu-8 of gpu-a: ecc injected", note]

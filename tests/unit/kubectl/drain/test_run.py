@@ -1,20 +1,44 @@
-"""Draining and giving back, step by step, against a cluster in memory."""
+"""Draining and undraining, step by step, and the holders of GPUs, against a cluster in memory."""
 
 import pytest
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ForbiddenError
 from dra_driver.core.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION
+from dra_driver.core.model.ids import GpuUuid
 from dra_driver.kubectl.drain import DrainOptions, DrainReport, drain, state_left, to_wire, undrain
+from dra_driver.kubectl.drain.report import line
 from dra_driver.kubectl.drain.run import DrainFailedError, MissingRightsError
-from dra_driver.kubectl.drain.view import TRIES, DrainWait
-from tests.unit.kubectl.drain.cluster import DRIVER, NODE, FakeApi, budget, claim, pod
+from dra_driver.kubectl.drain.view import (
+    TRIES,
+    DeviceHolder,
+    DrainScope,
+    DrainWait,
+    SliceSpec,
+    gpus_of,
+    holders_of,
+    is_settled,
+    newest_specs,
+    selected,
+)
+from tests.unit.kubectl.drain.cluster import (
+    DRIVER,
+    NODE,
+    POOL,
+    FakeApi,
+    Wire,
+    budget,
+    claim,
+    device,
+    pod,
+    resource_slice,
+)
 
 ALL = DrainOptions(node=NODE, driver=DRIVER)
 
 
 class Run:
-    """One command with a clock that sleeps by itself; ``at`` changes the cluster at a time."""
+    """One command with a clock that advances only by sleeping."""
 
     def __init__(self, api: FakeApi, options: DrainOptions, timeout_s: float = 100.0) -> None:
         self.api, self.options, self.timeout_s = api, options, timeout_s
@@ -41,7 +65,6 @@ class Run:
 
 
 def test_a_free_node_is_tainted_and_then_detached() -> None:
-    """The order matters: new claims could come while the driver is given up."""
     api = FakeApi()
     report = Run(api, ALL).drain()
     assert [request.partition("=")[0] for request in api.requests] == [DRAIN_ANNOTATION, DETACH_ANNOTATION]
@@ -51,7 +74,6 @@ def test_a_free_node_is_tainted_and_then_detached() -> None:
 
 
 def test_odd_objects_end_no_drain() -> None:
-    """Of others and of events; a pod that cannot be read is not evicted, and its claim is waited for."""
     api = FakeApi()
     api.pods = [pod("a"), {"metadata": {"uid": 7, "labels": {"a": 7}}, "status": "x"}, {"metadata": {"uid": 8}}]
     api.pods[0]["metadata"]["ownerReferences"].append("x")
@@ -61,19 +83,7 @@ def test_odd_objects_end_no_drain() -> None:
     assert (report.result, report.detached, report.evicted) == ("done", True, ["team/a"])
 
 
-def test_it_waits_for_pods_to_end_without_touching_them() -> None:
-    """Eviction is on request only."""
-    api = FakeApi()
-    api.pods, api.claims = [pod("a")], [claim("ends-by-itself", "gpu-0", "a")]
-    run = Run(api, ALL)
-    run.drain()
-    assert 10 < run.now < 20
-    assert not [request for request in api.requests if request.startswith("evict")]
-    assert any(text.startswith("ended:") for text in run.said)
-
-
 def test_pods_are_evicted_as_budgets_allow() -> None:
-    """A pod behind a budget is tried again every five seconds; what is said about it is said once."""
     api = FakeApi()
     api.pods = [pod("a"), pod("b"), pod("bare", controller="")]
     api.claims = [
@@ -98,7 +108,6 @@ def test_pods_are_evicted_as_budgets_allow() -> None:
 
 
 def test_a_user_who_may_not_evict_is_told_where() -> None:
-    """The rest of the drain goes on."""
     api = FakeApi()
     api.pods, api.claims = [pod("a")], [claim("one", "gpu-0", "a")]
     api.budgets["a"] = ForbiddenError("403", status=403)
@@ -109,7 +118,6 @@ def test_a_user_who_may_not_evict_is_told_where() -> None:
 
 
 def test_a_claim_that_was_allocated_while_the_taint_was_written_is_waited_for() -> None:
-    """The scheduler had not seen the taint yet."""
     api = FakeApi()
     run = Run(api, ALL)
     found, late = run.sleep, [claim("ends-by-itself", "gpu-0", "a")]
@@ -121,11 +129,12 @@ def test_a_claim_that_was_allocated_while_the_taint_was_written_is_waited_for() 
 
     run.sleep = sleep  # type: ignore[method-assign]
     run.drain()
-    assert run.now > 10
+    assert 10 < run.now < 20
+    assert not [request for request in api.requests if request.startswith("evict")], "on request only"
+    assert any(text.startswith("ended:") for text in run.said)
 
 
 def test_single_gpus_are_added_and_the_driver_stays_in_use() -> None:
-    """A second drain does not end the first one."""
     api = FakeApi()
     api.annotations[DRAIN_ANNOTATION] = "GPU-1"
     api.claims, api.pods = [claim("one", "gpu-1", "a")], [pod("a")]
@@ -136,7 +145,6 @@ def test_single_gpus_are_added_and_the_driver_stays_in_use() -> None:
 
 
 def test_all_missing_rights_are_named_before_anything_is_changed() -> None:
-    """The token of a tenant: he reads what to ask an administrator for, in one go."""
     api = FakeApi()
     api.denied = {
         ("patch", "nodes"),
@@ -161,7 +169,6 @@ def test_all_missing_rights_are_named_before_anything_is_changed() -> None:
 
 
 def test_a_node_process_that_does_not_answer_is_named() -> None:
-    """The annotation stays: a node process that comes back obeys it."""
     api = FakeApi()
     api.node_process = False
     run = Run(api, ALL)
@@ -172,16 +179,7 @@ def test_a_node_process_that_does_not_answer_is_named() -> None:
     assert any("stays" in text for text in state_left(run.report))
 
 
-def test_a_detach_that_another_person_asked_for_is_waited_for() -> None:
-    """Its reason is known by the event, and it stays as it is."""
-    api = FakeApi()
-    api.annotations[DETACH_ANNOTATION] = "driver 580"
-    assert Run(api, ALL).drain().detached is True
-    assert api.annotations[DETACH_ANNOTATION] == "driver 580"
-
-
 def test_a_detach_that_is_not_confirmed_is_a_failure() -> None:
-    """A person who unloads the driver after a guess meets a busy module."""
     api = FakeApi()
     api.is_silent = True
     run = Run(api, ALL)
@@ -192,14 +190,12 @@ def test_a_detach_that_is_not_confirmed_is_a_failure() -> None:
 
 
 def test_other_writers_are_not_undone() -> None:
-    """Each change holds for one version of the Node; after a conflict it is decided anew."""
     api = FakeApi()
     api.conflicts = 3
     assert Run(api, ALL).drain().result == "done"
 
 
 def test_single_failed_answers_end_nothing() -> None:
-    """A drain looks for minutes; an API server that stays away ends it."""
     api = FakeApi()
     run = Run(api, ALL)
     api.failures = [ApiUnreachableError("refused")]
@@ -219,21 +215,15 @@ def test_single_failed_answers_end_nothing() -> None:
 
 
 def test_a_node_that_does_not_exist_is_a_mistake() -> None:
-    """Nothing is written."""
     with pytest.raises(ConfigurationError, match="'gpu-z' does not exist"):
         Run(FakeApi(), replace(ALL, node="gpu-z")).drain()
 
 
 def test_undrain_ends_what_drain_began() -> None:
-    """And leaves the request of another person, with the command that ends it."""
     api = FakeApi()
     Run(api, ALL).drain()
     report = Run(api, ALL).undrain()
     assert (api.annotations, report.result) == ({}, "done")
-    api.annotations = {DRAIN_ANNOTATION: "all", DETACH_ANNOTATION: "driver 580"}
-    report = Run(api, ALL).undrain()
-    assert (api.annotations, report.detached) == ({DETACH_ANNOTATION: "driver 580"}, True)
-    assert f"{DETACH_ANNOTATION}-" in report.next_steps[0]
 
 
 def test_single_gpus_are_given_back() -> None:
@@ -247,7 +237,6 @@ def test_single_gpus_are_given_back() -> None:
 
 
 def test_a_detach_ends_with_the_last_gpu_it_was_asked_for() -> None:
-    """A reset of the other one is in progress; the driver would be loaded under it."""
     api = FakeApi()
     first, second = (replace(ALL, gpus=(name,), detach=True) for name in ("gpu-0", "gpu-1"))
     Run(api, first).drain()
@@ -263,7 +252,6 @@ def test_a_detach_ends_with_the_last_gpu_it_was_asked_for() -> None:
 
 
 def test_a_gpu_that_is_drained_without_a_detach_needs_none() -> None:
-    """The driver is used again, and the GPU stays drained."""
     api = FakeApi()
     Run(api, replace(ALL, gpus=("gpu-1",))).drain()
     only = replace(ALL, gpus=("gpu-0",), detach=True)
@@ -285,7 +273,6 @@ def test_a_detach_of_an_older_version_stays_while_a_gpu_is_drained() -> None:
 
 @pytest.mark.parametrize("reason", ["", "driver  580\n", "long " * 100])
 def test_every_reason_of_another_person_is_kept_and_known_by_its_event(reason: str) -> None:
-    """An annotation asks whatever it contains, and the node process tells its reason as one short line."""
     api = FakeApi()
     api.annotations[DETACH_ANNOTATION] = reason
     assert Run(api, ALL).drain().detached is True
@@ -295,7 +282,126 @@ def test_every_reason_of_another_person_is_kept_and_known_by_its_event(reason: s
 
 
 def test_a_gpu_that_is_not_published_is_named() -> None:
-    """A lost GPU can be drained, and a mistyped UUID must not pass for a free GPU without a word."""
     run = Run(FakeApi(), replace(ALL, gpus=("gpu-0", "GPU-typo")))
     run.drain()
     assert [text for text in run.said if "does not publish GPU-typo:" in text]
+
+
+def specs(slices: list[Wire], node: str = NODE) -> list[SliceSpec]:
+    return newest_specs(slices, node, DRIVER)
+
+
+SLICES = [
+    resource_slice(device("gpu-0", "GPU-0", taint=True), device("gpu-0-mig-1g10gb-19-0", "GPU-0"), generation=2),
+    resource_slice(device("gpu-1", "GPU-1", taint=True), generation=2),
+    resource_slice(device("gpu-9", "GPU-9"), generation=1),
+    resource_slice(device("gpu-7", "GPU-7"), node="other"),
+    resource_slice(device("gpu-8", "GPU-8"), driver="other"),
+]
+PUBLISHED = gpus_of(specs(SLICES))
+
+
+def test_gpus_are_those_of_the_newest_generation_on_this_node() -> None:
+    assert [(gpu.name, gpu.uuid, len(gpu.devices)) for gpu in PUBLISHED] == [
+        ("gpu-0", "GPU-0", 2),
+        ("gpu-1", "GPU-1", 1),
+    ]
+    assert [(gpu.drained, gpu.marked) for gpu in PUBLISHED] == [(False, True), (True, True)]
+
+
+def test_a_pool_in_the_middle_of_a_change_is_not_settled() -> None:
+    """A taint would seem to be gone, or to be there, while half of the resource slices are of the old generation."""
+    half = [resource_slice(device("gpu-0", "GPU-0"), generation=2, of=2)]
+    whole = [*half, resource_slice(device("gpu-1", "GPU-1"), generation=2, of=2)]
+    old = resource_slice(device("gpu-1", "GPU-1"), generation=1, of=2)
+    assert not is_settled(specs([*half, old]))
+    assert is_settled(specs([*whole, old]))
+    assert is_settled(specs([]))
+    assert is_settled(specs(half, "other"))
+
+
+def test_gpus_are_chosen_by_uuid_or_name() -> None:
+    assert selected(PUBLISHED, ["gpu-1", "GPU-0", "GPU-1", "GPU-lost"]) == ("GPU-1", "GPU-0", "GPU-lost")
+    with pytest.raises(ConfigurationError, match=r"gpu-5.*gpu-0 \(GPU-0\)"):
+        selected(PUBLISHED, ["gpu-5"])
+
+
+def held(claims: list[Wire], pods: list[Wire], gpus: set[str] | None = None, *, force: bool) -> list[DeviceHolder]:
+    chosen = None if gpus is None else {GpuUuid(gpu) for gpu in gpus}
+    scope = DrainScope(driver=DRIVER, pool=POOL, gpus=chosen, published=PUBLISHED)
+    return list(holders_of(claims, pods, scope, force=force))
+
+
+def lines(*claims: Wire, gpus: set[str] | None = None) -> list[str]:
+    pods = [pod("a"), pod("bare", controller="")]
+    return [line(holder) for holder in held(list(claims), pods, gpus, force=False)]
+
+
+def test_every_form_is_found() -> None:
+    extended = claim("made", "gpu-1", "a")
+    extended["metadata"]["annotations"] = {"resource.kubernetes.io/extended-resource-claim": "true"}
+    found = lines(
+        claim("part", "gpu-0-mig-1g10gb-19-0", "bare"),
+        claim("share", "gpu-0", "a", shareID="x"),
+        extended,
+        claim("watch", "gpu-1", "a", adminAccess=True),
+        claim("unused", "gpu-0"),
+    )
+    assert found == [
+        "gpu-0 (share): claim team/share, pod a (ReplicaSet/web)",
+        "gpu-0 (whole GPU): claim team/unused, no pod",
+        "gpu-0-mig-1g10gb-19-0 (partition): claim team/part, pod bare",
+        "gpu-1 (whole GPU, extended resource): claim team/made, pod a (ReplicaSet/web)",
+        "gpu-1 (admin access): claim team/watch, pod a (ReplicaSet/web)",
+    ]
+
+
+def test_only_the_chosen_gpus_count() -> None:
+    """A device that is published no more is taken for one of them by the GPU in its name, else for any."""
+    claims = [
+        claim("zero", "gpu-0"),
+        claim("one", "gpu-1"),
+        claim("gone", "gpu-0-mig-2g20gb-14-0"),
+        claim("lost", "gpu-5"),
+        claim("elsewhere", "gpu-0", pool="other/gpu.nvidia.com"),
+    ]
+    assert [text.rpartition("/")[2] for text in lines(*claims, gpus={"GPU-0"})] == [
+        "zero, no pod",
+        "gone, no pod",
+        "lost, no pod",
+    ]
+
+
+def test_some_pods_are_not_evicted() -> None:
+    pods = [
+        pod("bare", controller=""),
+        pod("static", **{"kubernetes.io/config.mirror": "x"}),
+        pod("asks", **{"gpu.dra-driver.io/no-eviction": "true"}),
+        pod("plain"),
+    ]
+    claims = [claim("c", "gpu-0", "bare", "static", "asks", "plain")]
+    for force, kept in ((False, ["bare", "static", "asks"]), (True, ["static", "asks"])):
+        (holder,) = held(claims, pods, force=force)
+        assert [one.name for one in holder.pods if one.kept] == kept
+
+
+def test_an_odd_claim_of_this_pool_stays_a_holder() -> None:
+    labelled, unnamed, broken = claim("labelled", "gpu-0", "a"), claim("unnamed", "gpu-0"), claim("broken", "gpu-0")
+    labelled["metadata"]["labels"] = {"a": 7}
+    del labelled["status"]["reservedFor"][0]["uid"]
+    unnamed["status"]["allocation"]["devices"]["results"][0]["device"] = 7
+    broken["status"]["allocation"]["devices"]["results"] = {"0": {"driver": DRIVER, "pool": POOL, "device": "gpu-0"}}
+    other = claim("other", "gpu-0", pool="other")
+    other["status"]["allocation"]["devices"]["results"].append("x")
+    assert lines(labelled, unnamed, broken, other, {"metadata": None, "status": None}) == [
+        "? (whole GPU): claim team/broken, no pod",
+        "? (whole GPU): claim team/unnamed, no pod",
+        "gpu-0 (whole GPU): claim team/labelled, pod a",
+    ]
+
+
+def test_an_odd_device_hides_no_other() -> None:
+    odd: Wire = {"name": "gpu-1", "attributes": {"uuid": {"string": "GPU-1"}, "other": 7}, "capacity": 7}
+    item = resource_slice(device("gpu-0", "GPU-0"), odd, {"name": 7}, {"name": "gpu-2", "attributes": {"uuid": 7}})
+    item["metadata"] = {"labels": {"a": 7}}
+    assert [gpu.name for gpu in gpus_of(specs([item, {"spec": 7}]))] == ["gpu-0", "gpu-1"]

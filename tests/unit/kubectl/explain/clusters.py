@@ -16,19 +16,18 @@ def a100(index: int, **fields: Any) -> Obj:
     return {**gpu(f"gpu-{index}", memory="40Gi", productName="A100"), **fields}
 
 
-def h100(index: int, **fields: Any) -> Obj:
+def h100_gpu(index: int, **fields: Any) -> Obj:
     return {**gpu(f"gpu-{index}", memory="80Gi", productName="H100"), **fields}
 
 
 def cluster(**parts: Any) -> ClusterState:
-    """Node a with four A100, node b with two H100, one class for both."""
     return ClusterState(
         **{
             "nodes": [node("a"), node("b")],
             "classes": [device_class()],
             "slices": [
                 resource_slice("a", *[a100(index) for index in range(4)]),
-                resource_slice("b", h100(0), h100(1)),
+                resource_slice("b", h100_gpu(0), h100_gpu(1)),
             ],
             **parts,
         }
@@ -53,7 +52,6 @@ def pod(name: str = "train", *, template: str = "", claim: str = "", status: Obj
 
 
 def allocated_claim(name: str, *devices: str, on: str, users: tuple[str, ...] = (), **fields: Any) -> Obj:
-    """An allocated claim."""
     results = [{"request": "gpu", "driver": DRIVER, "pool": f"{on}/{DRIVER}", "device": each} for each in devices]
     only = {"key": "metadata.name", "operator": "In", "values": [on]}
     return {
@@ -70,16 +68,13 @@ def allocated_claim(name: str, *devices: str, on: str, users: tuple[str, ...] = 
 
 
 def explained(state: ClusterState, wanted: Obj | None = None, **options: Any) -> Explanation:
-    """Explains a pod, by default one that uses the template ``t``."""
     return explain(state, subject_of(state, wanted or pod(template="t")), **options)
 
 
 def asked(*requests: Obj, node: str = "", **parts: Any) -> Explanation:
-    """Explains a pod with one claim of these requests, by default one for a GPU, in `cluster` with these parts."""
     return explained(cluster(templates=[template("t", *requests)], **parts), node=node)
 
 
 def codes(report: Explanation) -> list[str]:
-    """Returns the codes of blocking causes and of devices' reasons."""
     found = [str(cause.code) for cause in report.causes if cause.blocks]
     return found + [reason.code for request in report.requests for reason in request.reasons]

@@ -5,24 +5,13 @@ from typing import Any
 
 import pytest
 
-from dra_driver.core.errors import ConfigurationError
 from dra_driver.kube.state import ClusterState
-from dra_driver.kubectl.explain import claim_subject, explain, pod_subject
+from dra_driver.kubectl.explain import claim_subject, explain
+from dra_driver.kubectl.explain.evaluation import scheduler_of
 from dra_driver.kubectl.explain.report import Answer
-from dra_driver.kubectl.explain.scheduler import scheduler_of
 from dra_driver.kubectl.explain.subject import subject_of
 from tests.fakes.dra_objects import DRIVER, claim, device_class, exactly, gpu, node, resource_slice
-from tests.unit.kubectl.explain.clusters import (
-    A,
-    a100,
-    allocated_claim,
-    asked,
-    cluster,
-    codes,
-    explained,
-    pod,
-    template,
-)
+from tests.unit.kubectl.explain.clusters import A, a100, allocated_claim, cluster, codes, explained, pod, template
 
 
 def _bound(**status: Any) -> dict[str, Any]:
@@ -30,12 +19,10 @@ def _bound(**status: Any) -> dict[str, Any]:
 
 
 def limited(resource: str, count: int) -> dict[str, Any]:
-    """A pod with an extended resource."""
     return pod(containers=[{"name": "main", "resources": {"limits": {resource: str(count)}}}])
 
 
 def generated(claim: str) -> dict[str, Any]:
-    """A pod for whose template a claim was made."""
     return pod(template="t", status={"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": claim}]})
 
 
@@ -69,7 +56,6 @@ WITH_TEMPLATE = cluster(templates=[template("t")])
     ],
 )
 def test_cause_is_recognised(state: ClusterState, wanted: dict[str, Any], code: str) -> None:
-    """The verdict repeats the message of the cause."""
     report = explained(state, wanted)
     assert report.verdict.answer is Answer.CANNOT_FIT
     assert codes(report)[0] == code
@@ -98,7 +84,6 @@ def test_a_volume_bound_after_scheduling_does_not_block(mode: str, answer: Answe
 
 
 def test_missing_cpu_is_not_caused_by_devices() -> None:
-    """Running pods use CPU; finished ones do not."""
     big = [{"name": "main", "resources": {"requests": {"cpu": "3"}}}]
     nodes = [{**node("a"), "status": {"allocatable": {"cpu": "4", "memory": "1Gi", "pods": "110"}}}]
     others = [pod("other", nodeName="a", containers=big, status={"phase": "Running"})]
@@ -110,7 +95,6 @@ def test_missing_cpu_is_not_caused_by_devices() -> None:
 
 
 def test_a_claim_in_use_binds_a_pod_to_the_node_of_its_devices() -> None:
-    """A claim that another pod uses cannot be reallocated."""
     state = cluster(claims=[allocated_claim("c", "gpu-0", on="a", users=("other",))])
     report = explained(state, pod(claim="c", nodeSelector={"kubernetes.io/hostname": "b"}))
     assert report.verdict.answer is Answer.CANNOT_FIT
@@ -141,7 +125,6 @@ def test_a_device_plugin_on_the_node_takes_precedence() -> None:
 
 
 def test_a_field_that_the_api_server_dropped_is_named_with_its_gate() -> None:
-    """The annotation of kubectl apply shows which field the API server dropped."""
     applied = template("t", exactly(capacity={"requests": {"memory": "1Gi"}}))
     stored = template("t", exactly())
     stored["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": json.dumps(applied)}
@@ -152,25 +135,20 @@ def test_a_field_that_the_api_server_dropped_is_named_with_its_gate() -> None:
     assert "DRAConsumableCapacity" in cause.message
 
 
+HELD = allocated_claim("c", "gpu-0", on="a", users=("train",))
+UNPREPARED = {
+    "reason": "FailedPrepareDynamicResources",
+    "message": "DRA driver gpu.nvidia.com is not registered",
+    "involvedObject": {"kind": "Pod", "name": "train", "namespace": "default"},
+}
+
+
 @pytest.mark.parametrize(
     ("state", "wanted", "code"),
     [
         (cluster(claims=[claim("c")]), _bound(), "claimNotAllocated"),
         (cluster(claims=[allocated_claim("c", "gpu-0", on="a", users=("other",))]), _bound(), "claimNotReserved"),
-        (
-            cluster(
-                claims=[allocated_claim("c", "gpu-0", on="a", users=("train",))],
-                events=[
-                    {
-                        "reason": "FailedPrepareDynamicResources",
-                        "message": "DRA driver gpu.nvidia.com is not registered",
-                        "involvedObject": {"kind": "Pod", "name": "train", "namespace": "default"},
-                    }
-                ],
-            ),
-            _bound(),
-            "prepareFailing",
-        ),
+        (cluster(claims=[HELD], events=[UNPREPARED]), _bound(), "prepareFailing"),
     ],
 )
 def test_a_placed_pod_that_does_not_start_has_a_cause(state: ClusterState, wanted: dict[str, Any], code: str) -> None:
@@ -180,9 +158,7 @@ def test_a_placed_pod_that_does_not_start_has_a_cause(state: ClusterState, wante
 
 
 def test_a_driver_that_publishes_nothing_on_the_pods_node_is_named() -> None:
-    state = cluster(
-        claims=[allocated_claim("c", "gpu-0", on="a", users=("train",))], slices=[resource_slice("b", a100(0))]
-    )
+    state = cluster(claims=[HELD], slices=[resource_slice("b", a100(0))])
     assert [str(cause.code) for cause in explained(state, _bound()).causes] == ["driverNotOnNode"]
 
 
@@ -190,8 +166,7 @@ def test_a_driver_that_publishes_nothing_on_the_pods_node_is_named() -> None:
     ("phase", "answer"), [("Running", Answer.RUNNING), ("Succeeded", Answer.FINISHED), ("Pending", Answer.PLACED)]
 )
 def test_pods_past_scheduling_are_not_evaluated(phase: str, answer: Answer) -> None:
-    state = cluster(claims=[allocated_claim("c", "gpu-0", on="a", users=("train",))])
-    assert explained(state, pod(claim="c", nodeName="a", status={"phase": phase})).verdict.answer is answer
+    assert explained(cluster(claims=[HELD]), _bound(phase=phase)).verdict.answer is answer
 
 
 def test_a_single_claim_is_evaluated_or_shows_its_devices() -> None:
@@ -199,13 +174,6 @@ def test_a_single_claim_is_evaluated_or_shows_its_devices() -> None:
     assert explain(state, claim_subject(state, "default", "waits")).verdict.answer is Answer.FITS
     report = explain(state, claim_subject(state, "default", "has"))
     assert report.verdict.sentence == f"has gpu-0 of a/{DRIVER}; reserved for p"
-
-
-def test_a_missing_subject_is_an_error_that_names_the_namespace() -> None:
-    with pytest.raises(ConfigurationError, match="no pod missing in namespace default"):
-        pod_subject(cluster(), "default", "missing")
-    with pytest.raises(ConfigurationError, match="no node nowhere"):
-        asked(node="nowhere")
 
 
 def test_the_schedulers_message_decides_about_rules_that_are_not_checked() -> None:
@@ -240,7 +208,6 @@ def messages(selector: str, version: str, *devices: Any, gates: dict[str, bool] 
 
 @pytest.mark.parametrize(("selector", "gate"), [(MIG, "DRAPartitionableDevices"), (SHARED, "DRAConsumableCapacity")])
 def test_a_class_of_unpublished_devices_names_the_gate(selector: str, gate: str) -> None:
-    """Asking for another class would not help: no class of partitions matches anything on this cluster."""
     (message,) = messages(selector, "v1.35.6")
     assert "DeviceClass wanted matches no published device" in message
     assert f"enable {gate} in the API server" in message
@@ -249,14 +216,12 @@ def test_a_class_of_unpublished_devices_names_the_gate(selector: str, gate: str)
 
 
 def test_a_class_that_matches_or_would_never_match_is_not_the_gates_fault() -> None:
-    """An instance that exists is published; a class of another driver has nothing to do with this."""
     instance = {**gpu("gpu-0-mig-1"), "attributes": {"type": {"string": "mig"}, "uuid": {"string": "MIG-1"}}}
     assert messages(MIG, "v1.35.6", WHOLE, instance) == []
     assert messages('device.driver == "other.example.com"', "v1.35.6") == []
 
 
 def test_fields_that_the_api_server_kept_show_gates_that_are_on() -> None:
-    """Kubernetes 1.35 with its alpha gates on needs no --feature-gates."""
     tainted = {**WHOLE, "taints": [{"key": "x", "effect": "NoSchedule"}]}
     counted = {**resource_slice("a"), "spec": {"sharedCounters": [{"name": "s", "counters": {}}]}}
     found = scheduler_of("v1.35.6", {}, [resource_slice("a", tainted), counted]).features

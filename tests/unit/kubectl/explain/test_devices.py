@@ -1,8 +1,17 @@
-"""Why devices are rejected: each of the allocator's reasons, counted, with the values found."""
+"""Why devices are rejected, whole, in partitions and shared: each of the allocator's reasons, with the found values."""
 
-from dra_driver.kubectl.explain.report import Answer
-from dra_driver.kubectl.explain.text import render
-from tests.fakes.dra_objects import DRIVER, device_class, exactly, resource_slice
+from typing import Any
+
+import pytest
+
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy, Taint
+from dra_driver.kubectl.explain import explain_pods
+from dra_driver.kubectl.explain.evaluation import gates_of, scheduler_of
+from dra_driver.kubectl.explain.manifests import MAX_PODS, pods_in
+from dra_driver.kubectl.explain.report import Answer, Explanation, render
+from tests.fakes.dra_objects import DRIVER, claim, device_class, exactly, gpu, resource_slice
+from tests.fakes.published import h100, having, share, slice_name, slices
 from tests.unit.kubectl.explain.clusters import (
     MEMORY,
     A,
@@ -12,21 +21,13 @@ from tests.unit.kubectl.explain.clusters import (
     cluster,
     codes,
     explained,
-    h100,
+    h100_gpu,
     pod,
     template,
 )
 
 
-def test_a_pod_that_fits_names_the_nodes() -> None:
-    report = asked(exactly("gpu", f'{A}.productName == "H100"'))
-    assert report.verdict.answer is Answer.FITS
-    assert report.verdict.sentence == "fits on 1 of 2 nodes"
-    assert report.fitting_nodes == ("b",)
-
-
 def test_the_false_clause_is_named_with_the_value_found() -> None:
-    """Of ``a && b`` only the false part is shown, with the device's value."""
     expression = f'{A}.productName == "H100" && {MEMORY}.compareTo(quantity("100Gi")) >= 0'
     report = asked(exactly("gpu", expression))
     (request,) = report.requests
@@ -60,7 +61,6 @@ def test_devices_in_use_name_the_claim_and_its_pods() -> None:
 
 
 def test_a_device_in_use_that_does_not_match_counts_under_its_selector() -> None:
-    """Freeing an A100 does not help a request for an H900."""
     claims = [allocated_claim("one", "gpu-0", on="a")]
     assert codes(asked(exactly("gpu", f'{A}.productName == "H900"'), claims=claims)) == ["requestSelector"]
 
@@ -79,34 +79,6 @@ def test_taints_of_rules_count_like_taints_of_devices() -> None:
     rule = {"metadata": {"name": "r"}, "spec": {"deviceSelector": selector, "taint": taint}}
     report = asked(exactly(count=2), slices=[resource_slice("a", a100(0), a100(1))], taint_rules=[rule])
     assert [(reason.code, reason.devices) for reason in report.requests[0].reasons] == [("tainted", 1)]
-
-
-def _partitioned(*sizes: str) -> list[dict[str, object]]:
-    counters = resource_slice("a", count=2, name="counters")
-    del counters["spec"]["devices"]
-    counters["spec"]["sharedCounters"] = [{"name": "gpu-0", "counters": {"memory": {"value": "40Gi"}}}]
-    parts = [
-        a100(index, consumesCounters=[{"counterSet": "gpu-0", "counters": {"memory": {"value": size}}}])
-        for index, size in enumerate(sizes)
-    ]
-    return [counters, resource_slice("a", *parts, count=2, name="devices")]
-
-
-def test_a_short_counter_shows_the_missing_amount_and_its_users() -> None:
-    claims = [allocated_claim("one", "gpu-0", on="a", users=("p",))]
-    reason = asked(slices=_partitioned("20Gi", "30Gi"), claims=claims).requests[0].reasons[-1]
-    seen = "gpu-0: memory short by 10Gi (30Gi needed, 20Gi left), used by gpu-0 of default/one (pod p)"
-    assert (reason.code, reason.seen) == ("counterShort", (seen,))
-
-
-def test_remaining_capacity_is_shown() -> None:
-    shared = {**a100(0), "allowMultipleAllocations": True}
-    claim = allocated_claim("one", "gpu-0", on="a")
-    claim["status"]["allocation"]["devices"]["results"][0] |= {"shareID": "1", "consumedCapacity": {"memory": "30Gi"}}
-    wanted = exactly(capacity={"requests": {"memory": "16Gi"}})
-    (reason,) = asked(wanted, slices=[resource_slice("a", shared)], claims=[claim]).requests[0].reasons
-    seen = "gpu-0 has 10Gi of 40Gi free: default/one (no pod) has 30Gi"
-    assert (reason.code, reason.seen) == ("capacityShort", (seen,))
 
 
 def test_constraints_name_attribute_and_values() -> None:
@@ -136,7 +108,6 @@ def test_too_few_on_each_node_although_the_sum_suffices() -> None:
 
 
 def test_requests_that_fit_alone_but_not_together() -> None:
-    """Two requests of one claim never share a device."""
     report = asked(exactly("one", count=3), exactly("two", count=3))
     assert report.verdict.answer is Answer.CANNOT_FIT
     assert {request.request for request in report.requests} <= {"one", "two"}
@@ -176,7 +147,7 @@ def test_one_node_in_detail_lists_every_device() -> None:
 
 def test_many_devices_fit_on_one_screen() -> None:
     count = 20
-    devices = [h100(index) for index in range(64)]
+    devices = [h100_gpu(index) for index in range(64)]
     slices = [resource_slice(f"n{number}", *devices) for number in range(count)]
     nodes = [{"metadata": {"name": f"n{number}"}} for number in range(count)]
     wanted = exactly("gpu", f'{A}.productName == "A100"')
@@ -189,3 +160,242 @@ def test_text_of_objects_cannot_move_the_cursor() -> None:
     state = cluster(templates=[template("t")], slices=[])
     text = render(explained(state, pod("evil\x1b[2J", template="t")))
     assert "\x1b" not in text
+
+
+MPS = SharingTerms(strategy=Strategy.MPS, max_shares=3)
+
+
+def whole(**fields: Any) -> dict[str, Any]:
+    return exactly(deviceClassName="gpu.nvidia.com", **fields)
+
+
+def part(profile: str = "1g.10gb", name: str = "gpu") -> dict[str, Any]:
+    return exactly(name, f'{A}.profile == "{profile}"', deviceClassName="mig.nvidia.com")
+
+
+def asking(**amounts: str) -> dict[str, Any]:
+    return whole(capacity={"requests": amounts})
+
+
+def asked_of_h100(*requests: dict[str, Any], **parts: Any) -> Explanation:
+    return explained(h100(templates=[template("t", *requests)], **parts))
+
+
+def fix(report: Explanation) -> str:
+    assert report.nearest_miss is not None
+    return report.nearest_miss.fix
+
+
+def seen(report: Explanation) -> str:
+    return report.requests[0].reasons[-1].seen[0]
+
+
+def test_partitions_in_use_that_are_equally_near_are_counted() -> None:
+    claims = [having(f"c{start}", slice_name(start), users=(f"p{start}",)) for start in range(7)]
+    report = asked_of_h100(part(), claims=claims)
+    assert "7 devices match request gpu: 7 in use" in report.verdict.sentence
+    assert fix(report).endswith("; 6 other devices are equally near")
+    assert report.causes == ()
+
+
+def test_a_whole_gpu_waits_for_all_claims_with_parts_of_it() -> None:
+    claims = [having(f"c{start}", slice_name(start), users=(f"p{start}",)) for start in range(2)]
+    report = asked_of_h100(whole(), claims=claims)
+    assert "1 on GPUs whose shared counters are used up" in report.verdict.sentence
+    assert seen(report).startswith("gpu-0-counter-set: multiprocessors short by 32 (132 needed, 100 left), used by ")
+    assert report.requests[0].reasons[-1].code == "counterShort"
+    assert fix(report) == "end all workloads that use the GPU: default/c1 (pod p1), default/c0 (pod p0)"
+
+
+def test_a_partition_waits_only_for_claims_that_use_its_counters() -> None:
+    """A slice in the lower half blocks a 4g partition there; a slice in the upper half does not."""
+    claims = [having("low", slice_name(0), users=("p",)), having("high", slice_name(6), users=("q",))]
+    report = asked_of_h100(part("4g.40gb"), claims=claims)
+    assert "memory-slice-0 short by 1" in seen(report)
+    assert fix(report) == "end the workload that uses the GPU: default/low (pod p)"
+
+
+def test_a_share_that_is_too_large_shows_what_is_left_and_the_other_users() -> None:
+    claims = [share("one", memory="50Gi", percent="70", users=("p",))]
+    report = asked_of_h100(asking(memory="40Gi", computePercent="5"), sharing=MPS, claims=claims)
+    assert "1 without enough capacity (memory)" in report.verdict.sentence
+    assert report.requests[0].reasons[-1].message == "not enough memory: 40Gi requested"
+    assert seen(report) == "gpu-0 has 29744Mi of 80944Mi free: default/one (pod p) has 50Gi"
+    assert fix(report) == "request at most 29744Mi of memory; or end the workload that uses it: default/one (pod p)"
+
+
+def test_the_default_of_a_capacity_that_is_not_requested_is_named() -> None:
+    """A share that requests only memory also needs all of the compute."""
+    claims = [share("one", memory="50Gi", percent="70")]
+    report = asked_of_h100(asking(memory="10Gi"), sharing=MPS, claims=claims)
+    message = "not enough computePercent: 100 requested (the default of a request that does not name it)"
+    assert report.requests[0].reasons[-1].message == message
+    less = "request capacity.requests.computePercent: 30 or less"
+    assert fix(report).startswith(f"{less}; or end the workload that uses it")
+
+
+def test_every_capacity_that_a_share_lacks_is_named() -> None:
+    claims = [share("one", memory="50Gi", percent="70")]
+    report = asked_of_h100(whole(), sharing=MPS, claims=claims)
+    assert "computePercent: 30 or less; and request capacity.requests.memory: 29744Mi or less; or end" in fix(report)
+
+
+def test_without_a_free_share_a_smaller_request_is_not_suggested() -> None:
+    claims = [share(f"c{number}", memory="1Gi", percent="1") for number in range(3)]
+    wanted = asking(memory="1Gi", computePercent="1")
+    report = asked_of_h100(wanted, sharing=MPS, claims=claims)
+    assert seen(report).startswith("gpu-0 has 0 of 3 free: default/c0 (no pod) has 1, ")
+    assert fix(report).startswith("end the workload that uses it: default/c0 (no pod), default/c1")
+
+
+def test_an_amount_that_the_policy_refuses_names_the_bounds() -> None:
+    report = asked_of_h100(asking(memory="1Gi", computePercent="150"), sharing=MPS)
+    assert fix(report) == "request at least 1, at most 100, in steps of 1"
+
+
+def test_a_share_of_an_exclusive_gpu_points_to_a_policy() -> None:
+    report = asked_of_h100(asking(memory="1Gi", computePercent="10"))
+    message = report.requests[0].reasons[-1].message
+    assert message == "has no capacity computePercent, but 10 are requested: the device is not shared"
+    assert "GpuPolicy" in fix(report)
+
+
+def test_admin_access_to_a_gpu_in_use_names_the_counters() -> None:
+    claims = [having("one", "gpu-0", users=("p",))]
+    report = asked_of_h100(whole(adminAccess=True), claims=claims)
+    assert report.requests[0].reasons[-1].message.endswith("the scheduler charges them for admin access, too")
+    assert "migProfiles: []" in fix(report)
+
+
+def test_a_scheduler_defect_is_explained_with_its_workaround() -> None:
+    """Two parts of one parent beside a partly used GPU: 1.36 refuses them, and a selector on the free GPU helps."""
+    both = [{"matchAttribute": "gpu.nvidia.com/parentUUID"}]
+    claims = [having("one", "gpu-0-mig-3g40gb-9-4", users=("p",))]
+    state = h100(
+        2, claims=claims, templates=[template("t", part("3g.40gb", "a"), part("3g.40gb", "b"), constraints=both)]
+    )
+    report = explained(state, scheduler=scheduler_of("v1.36.2", {}))
+    (fault,) = [cause for cause in report.causes if cause.code == "schedulerFault"]
+    assert "a has the devices (a=gpu-1-mig-3g40gb-9-4, b=gpu-1-mig-3g40gb-9-0)" in fault.message
+    assert "stays charged" in fault.message
+    clause = fault.fix.removeprefix("add ").partition(" to the selectors")[0]
+    pinned = [exactly(name, f'{A}.profile == "3g.40gb" && {clause}', deviceClassName="mig.nvidia.com") for name in "ab"]
+    helped = h100(2, claims=claims, templates=[template("t", *pinned, constraints=both)])
+    assert explained(helped, scheduler=scheduler_of("v1.36.2", {})).verdict.answer is Answer.FITS
+    assert explained(state, scheduler=scheduler_of("v1.37.0", {})).verdict.answer is Answer.FITS
+
+
+def test_a_share_behind_a_gpu_that_is_not_shared_is_excluded_by_a_defect_of_1_34() -> None:
+    whole, capacity = gpu("gpu-0", memory="24Gi"), {"memory": {"value": "24Gi"}, "computePercent": {"value": "100"}}
+    shared = {**gpu("gpu-1"), "allowMultipleAllocations": True, "capacity": capacity}
+    wanted = exactly(capacity={"requests": {"computePercent": "10"}})
+    state = cluster(slices=[resource_slice("a", whole, shared)], templates=[template("t", wanted)])
+    gates = {"DRAConsumableCapacity": True}
+    report = explained(state, scheduler=scheduler_of("v1.34.9", gates, state.slices))
+    (fault,) = [cause for cause in report.causes if cause.code == "schedulerFault"]
+    assert "fixed in 1.35, excludes them: the capacity of the first devices" in fault.message
+    assert "share all GPUs of the node" in fault.fix
+    assert explained(state, scheduler=scheduler_of("v1.35.6", gates, state.slices)).verdict.answer is Answer.FITS
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("reserved", "team-a", "value: team-a, effect: NoSchedule}]; add it"),
+        ("draining", "team-a", "wait: GpuPolicy team-a reconfigures the GPU"),
+        ("drained", "team-a", "kubectl dra undrain ends that"),
+        ("detached", "team-a", "events DriverDetached and SecondPublisher"),
+        # Conditions of the hardware that pass.
+        ("fabric-not-ready", "probing", "wait: Fabric Manager has not registered the GPU"),
+        ("creation-refused", "in-use", "the Node's event PartitionsWithheld names it"),
+    ],
+)
+def test_a_taint_of_the_driver_says_what_to_do(key: str, value: str, expected: str) -> None:
+    taints = (Taint(key=f"gpu.dra-driver.io/{key}", value=value, effect="NoSchedule"),)
+    terms = GpuTerms(policy="team-a", taints=taints)
+    if value != "team-a":
+        terms = GpuTerms(whole_taints=taints, profiles=frozenset())
+    assert expected in fix(asked_of_h100(whole(), slices=slices(terms=terms)))
+
+
+Obj = dict[str, Any]
+
+
+def workload(kind: str, **spec: Any) -> Obj:
+    inner = {"metadata": {"labels": {"a": "b"}}, "spec": pod(template="t")["spec"]}
+    body = {"jobTemplate": {"spec": {"template": inner}}} if kind == "CronJob" else {"template": inner}
+    return {"kind": kind, "metadata": {"name": "w"}, "spec": {**body, **spec}}
+
+
+@pytest.mark.parametrize(
+    ("document", "count"),
+    [
+        (workload("Deployment"), 1),
+        (workload("Deployment", replicas=3), 3),
+        (workload("StatefulSet", replicas=10**9), MAX_PODS),
+        (workload("Deployment", replicas=0), 0),
+        (workload("Deployment", replicas="many"), 1),
+        (workload("Job", parallelism=2, completions=9), 2),
+        (workload("CronJob"), 1),
+        (workload("DaemonSet"), 1),
+        ({"kind": "Service", "metadata": {"name": "s"}}, 0),
+        ({"kind": "Deployment", "metadata": {"name": "empty"}, "spec": {}}, 0),
+    ],
+)
+def test_workloads_become_pods(document: Obj, count: int) -> None:
+    assert len(pods_in([document], "team", "x.yaml")) == count
+
+
+def test_a_malformed_pod_is_refused_with_the_field() -> None:
+    with pytest.raises(ConfigurationError, match=r"x\.yaml: Pod p: spec\.containers: expected a list"):
+        pods_in([{"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": {}}}], "d", "x.yaml")
+
+
+def test_each_pod_sees_the_earlier_ones_placed() -> None:
+    state = cluster(templates=[template("t", exactly(count=2))])
+    pods = [pod(f"p{index}", template="t") for index in range(4)]
+    answers = [report.verdict.answer for report in explain_pods(state, pods)]
+    assert answers == [Answer.FITS] * 3 + [Answer.CANNOT_FIT]
+
+
+def test_pods_that_share_a_claim_go_to_the_same_node() -> None:
+    shared = claim("c", exactly(count=4))
+    reports = explain_pods(cluster(claims=[shared]), [pod("p", claim="c"), pod("q", claim="c")])
+    assert [report.fitting_nodes for report in reports] == [("a",), ("a",)]
+
+
+def test_defaults_of_manifests_are_filled_in() -> None:
+    exact = {"deviceClassName": "gpu.nvidia.com", "capacity": {"requests": {"memory": 1024}}}
+    request = {"name": "gpu", "exactly": exact}
+    (report,) = explain_pods(cluster(templates=[template("t", request)]), [pod(template="t")])
+    assert report.verdict.answer is Answer.FITS
+
+
+LISTED = resource_slice("a", {"name": "gpu-0", "attributes": {"numaNode": {"ints": [0]}}})
+OTHER = {**resource_slice("b", {"name": "nic-0"})}
+OTHER["spec"] = {**OTHER["spec"], "driver": "nic.example.com"}
+
+
+@pytest.mark.parametrize(
+    ("version", "gates", "found", "feature", "on"),
+    [
+        ("v1.34.1", {}, [], "consumable_capacity", False),
+        ("v1.34.1", {"DRAConsumableCapacity": True}, [], "consumable_capacity", True),
+        ("", {}, [], "consumable_capacity", True),
+        ("v1.36.2", {}, [LISTED], "list_attributes", True),
+        ("v1.36.2", {"DRAListTypeAttributes": False}, [LISTED], "list_attributes", False),
+        ("v1.36.2", {}, [OTHER] * 100 + [LISTED], "list_attributes", True),  # another driver's come first
+    ],
+)
+def test_features_follow_version_gates_and_slices(
+    version: str, gates: dict[str, bool], found: list[Obj], feature: str, on: bool
+) -> None:
+    assert getattr(scheduler_of(version, gates, found).features, feature) is on
+
+
+def test_quirks_follow_the_version_and_gates_are_parsed() -> None:
+    assert scheduler_of("v1.36.2+k3s1", {}).quirks.counters_by_pool_name
+    assert not scheduler_of("v1.37.0", {}).quirks.counters_by_pool_name
+    assert gates_of("A=true, B=FALSE,") == {"A": True, "B": False}
+    with pytest.raises(ConfigurationError, match="'A=1'"):
+        gates_of("A=1")

@@ -15,9 +15,8 @@ from dra_driver.kube.state import ClusterState
 from dra_driver.kube.state_file import load
 from dra_driver.kubectl.explain import explain, explain_pods
 from dra_driver.kubectl.explain.manifests import pods_in
-from dra_driver.kubectl.explain.report import to_wire
+from dra_driver.kubectl.explain.report import render, to_wire
 from dra_driver.kubectl.explain.subject import subject_of, subject_of_claim
-from dra_driver.kubectl.explain.text import render
 
 Obj = dict[str, Any]
 SEED = 20261121
@@ -32,12 +31,10 @@ EVERYTHING: list[Obj] = list(yaml.safe_load_all(Path(__file__).with_name("everyt
 
 
 def objects() -> list[Obj]:
-    """Returns one object of each kind, referring to each other."""
     return copy.deepcopy(EVERYTHING)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yields the path of every value in a document."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in items:
         yield (*path, key)
@@ -45,13 +42,11 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def alike(value: Any) -> list[Any]:
-    """Returns strange values of the same type."""
     return [item for item in STRANGE if type(item) is type(value)] or STRANGE
 
 
-def mutated(source: random.Random) -> list[Obj]:
-    """Changes, removes or duplicates one to three values."""
-    found = objects()
+def mutated(source: random.Random, found: list[Any]) -> list[Any]:
+    """One to three values changed, removed or duplicated."""
     for _ in range(source.randint(1, 3)):
         path = source.choice(list(places(found)))
         parent: Any = found
@@ -80,7 +75,6 @@ def explain_all(state: ClusterState, documents: list[Obj]) -> int:
 
 
 def test_unmutated_objects_are_explained(tmp_path: Path) -> None:
-    """Without mutations every object gets an explanation."""
     file = tmp_path / "x.json"
     file.write_text(json.dumps({"kind": "List", "items": objects()}))
     assert explain_all(load(file), objects()) == 8
@@ -92,7 +86,7 @@ def test_mutants_get_an_explanation_or_an_error(tmp_path: Path, part: int) -> No
     source = random.Random(SEED + part)  # noqa: S311  repeatable, not secret
     answered = refused = 0
     for _ in range(MUTANTS // 4):
-        documents = mutated(source)
+        documents = mutated(source, objects())
         file = tmp_path / "x.json"
         try:
             file.write_text(json.dumps({"kind": "List", "items": documents}))

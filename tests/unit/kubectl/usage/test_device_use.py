@@ -1,14 +1,14 @@
-"""Sums of what claims use: one with an unknown part says so, and a claim with an unknown device is not idle."""
+"""The use of claims as exporters and Prometheus report it, its sums, and labels for them."""
 
 import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.kube.shapes import read_all
 from dra_driver.kubectl.usage.device_use import (
-    GONE,
     KEYS,
     MAX_CLAIMS,
     MAX_NAME,
@@ -22,19 +22,17 @@ from dra_driver.kubectl.usage.device_use import (
     summed,
     value_in,
 )
+from dra_driver.kubectl.usage.history import History, queries
 
-ONE = ClaimDeviceUse(
-    namespace="a", claim="x", node="n", device="gpu-0", pods=("p", "q"), used_bytes=2, granted_bytes=8, idle_s=9.0
-)
-TWO = ClaimDeviceUse(
-    namespace="a", claim="x", node="n", device="gpu-1", pods=("p", "q"), used_bytes=3, granted_bytes=8, idle_s=4.0
-)
-OTHER = ClaimDeviceUse(namespace="b", claim="y", node="n", device="gpu-2", used_bytes=None, granted_bytes=8)
+OTHER = ClaimDeviceUse(namespace="b", claim="y", node="n", device="gpu-2", granted_bytes=8)
+ONE = replace(OTHER, namespace="a", claim="x", device="gpu-0", pods=("p", "q"), used_bytes=2, idle_s=9.0, sm_ratio=0.25)
+TWO = replace(ONE, device="gpu-1", used_bytes=3, idle_s=4.0, sm_ratio=0.75)
 
 
 def test_a_claim_is_the_sum_of_its_devices_and_idle_as_long_as_all_of_them() -> None:
     first, second = summed([TWO, OTHER, ONE], KEYS["claim"])
     assert (first.key, first.used_bytes, first.granted_bytes, first.idle_s) == (("a", "x"), 5, 16, 4.0)
+    assert first.sm_ratio == 0.5
     assert (second.key, second.used_bytes, second.idle_s) == (("b", "y"), None, None)
     assert (first.claims, first.devices, first.partial) == (1, 2, ())
 
@@ -42,22 +40,12 @@ def test_a_claim_is_the_sum_of_its_devices_and_idle_as_long_as_all_of_them() -> 
 def test_a_sum_with_an_unknown_part_names_it() -> None:
     (node,) = summed([ONE, OTHER], KEYS["node"])
     assert (node.key, node.used_bytes, node.claims, node.idle_s) == (("n",), 2, 2, None)
-    assert node.partial == ("idle_s", "used_bytes") or set(node.partial) == {"used_bytes", "idle_s"}
+    assert set(node.partial) == {"used_bytes", "idle_s", "sm_ratio"}
 
 
 def test_pods_of_one_claim_are_one_line() -> None:
-    """What each of them uses is not told apart, so neither gets all of it."""
     assert [each.key for each in summed([ONE, TWO], KEYS["pod"])] == [("a", "p,q")]
     assert [each.key for each in summed([ONE, OTHER], KEYS["namespace"])] == [("a",), ("b",)]
-
-
-def test_the_mean_of_utilisation_is_over_devices() -> None:
-    one, two = (
-        ClaimDeviceUse(namespace="a", claim="x", device=str(at), sm_ratio=value) for at, value in enumerate((0.2, 0.6))
-    )
-    (found,) = summed([one, two], KEYS["claim"])
-    assert found.sm_ratio is not None
-    assert abs(found.sm_ratio - 0.4) < 1e-9
 
 
 DEVICE: dict[str, Any] = {
@@ -187,30 +175,20 @@ def team(item: Obj, *pods: Obj) -> str:
     return value_in(labels_of([item], pods, pytest.fail).get(("a", "x")), "team")
 
 
-def test_a_claims_own_label_comes_first() -> None:
-    assert team(claim({"team": "ml"}, "p"), pod("p", team="web")) == "ml"
-
-
 def test_a_label_of_pods_counts_if_all_of_them_agree() -> None:
-    """Otherwise one team would pay for another's."""
     both = claim({"app": "x"}, "p", "q")
     assert team(both, pod("p", team="web"), pod("q", team="web", app="y")) == "web"
     assert team(both, pod("p", team="web"), pod("q", team="ml")) == WITHOUT
     assert team(both, pod("p", team="web"), pod("q")) == WITHOUT
+    assert team(claim({"team": "ml"}, "p"), pod("p", team="web")) == "ml"
 
 
 def test_a_pod_that_is_not_known_may_have_another_label() -> None:
-    """As where pods of another namespace may not be listed."""
     assert team(claim({}, "p", "gone"), pod("p", team="web")) == WITHOUT
     assert team(claim({}), pod("p", team="web")) == WITHOUT
 
 
-def test_a_claim_that_is_gone_has_no_labels() -> None:
-    assert value_in(None, "team") == GONE
-
-
 def test_wrong_objects_have_no_labels() -> None:
-    """They come from a file or a server that is none. Claims that name no namespace are in default."""
     lost: list[str] = []
     claims: list[Obj] = [{"metadata": None}, {"metadata": {"labels": ["x"]}}]
     assert labels_of(claims, [{"metadata": 5}], lost.append) == {("default", ""): {}}
@@ -221,3 +199,84 @@ def test_a_user_without_a_uid_has_no_labels_and_the_claim_keeps_its_own() -> Non
     users = {"reservedFor": [{"resource": "pods", "name": "p"}]}
     assert team({**claim({"team": "ml"}), "status": users}, pod("", team="web")) == "ml"
     assert team({**claim({}), "status": users}, pod("", team="web")) == WITHOUT
+
+
+LABELS = {"namespace": "a", "claim": "x", "node": "n", "request": "gpu", "device": "gpu-0", "share": "s"}
+
+
+def recorded(*series: tuple[dict[str, str], Any]) -> dict[str, Any]:
+    result = [{"metric": labels, "value": [1.0, value]} for labels, value in series]
+    return {"status": "success", "data": {"resultType": "vector", "result": result}}
+
+
+def test_answers_are_joined_by_claim_and_device() -> None:
+    history = History(3600)
+    for field, value in {"used_bytes": "10", "peak_bytes": "15", "sm_ratio": "0.5", "held_s": "3660"}.items():
+        history.add(field, recorded((LABELS, value)))
+    history.add(
+        "energy_joules", recorded(({**LABELS, "estimated": "true"}, "5"), ({**LABELS, "estimated": "false"}, "1"))
+    )
+    history.add("pods", recorded(({**LABELS, "pod": "q"}, "1"), ({**LABELS, "pod": "p"}, "1")))
+    (use,) = history.uses()
+    assert (use.namespace, use.claim, use.node, use.device, use.share) == ("a", "x", "n", "gpu-0", "s")
+    assert (use.used_bytes, use.peak_bytes, use.sm_ratio, use.pods) == (10, 15, 0.5, ("p", "q"))
+    assert (use.energy_joules, use.energy_estimated) == (6.0, True)
+    assert use.held_s == 3600, "a claim is not charged for more hours than the window has"
+    assert (use.granted_bytes, use.idle_s) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("used_bytes", "-5"),
+        ("sm_ratio", "7"),
+        ("held_s", "9999999"),
+        ("peak_bytes", "NaN"),
+        ("idle_s", "+Inf"),
+        ("energy_joules", "1e300"),
+        pytest.param("used_bytes", 10**400, id="larger than a float"),
+    ],
+)
+def test_a_value_that_cannot_be_is_left_out_and_said(field: str, value: str) -> None:
+    history = History(3600)
+    history.add("processes", recorded((LABELS, "1")))
+    history.add(field, recorded((LABELS, value)))
+    (use,) = history.uses()
+    assert getattr(use, field) is None
+    (gap,) = history.gaps()
+    assert gap.startswith(f"1 values of Prometheus cannot be and are left out: {field} of a/x on gpu-0")
+
+
+def test_series_without_a_claim_and_odd_items_are_left_out() -> None:
+    history = History(3600)
+    odd: dict[str, Any] = recorded(({"namespace": "a"}, "1"))
+    odd["data"]["result"] += [None, 7, {"metric": []}, {"value": [1, "1"]}]
+    history.add("processes", odd)
+    assert history.uses() == []
+
+
+REFUSAL = {"status": "error", "error": "parse\nerror"}
+MATRIX = {"status": "success", "data": {"resultType": "matrix", "result": []}}
+
+
+@pytest.mark.parametrize("wrong", [None, [], {}, REFUSAL, MATRIX])
+def test_what_is_no_answer_is_refused(wrong: Any) -> None:
+    with pytest.raises(ValueError, match=r"refused the question|is no vector"):
+        History(60).add("processes", wrong)
+
+
+def test_names_of_labels_are_made_printable() -> None:
+    history = History(3600)
+    history.add("processes", recorded(({**LABELS, "claim": "\x1b]0;x\x07" + "y" * 999, "pod": "p"}, "1")))
+    (use,) = history.uses()
+    assert use.claim.isprintable()
+    assert len(use.claim) == 253
+
+
+def test_a_long_window_has_bounded_steps() -> None:
+    """Prometheus refuses a subquery of more than 11,000 points."""
+    for window in (300, 86_400, 366 * 86_400):
+        query = queries(window)["peak_bytes"]
+        step = int(query.rpartition(":")[2].partition("s")[0])
+        assert window / step <= 505
+        assert step >= 60

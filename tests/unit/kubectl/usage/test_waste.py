@@ -72,7 +72,6 @@ def test_profiles_are_those_that_the_gpu_publishes() -> None:
 
 
 def test_a_whole_gpu_is_as_large_as_it_is_published_and_a_share_as_its_grant() -> None:
-    """Whole GPUs and partitions have no grant."""
     size_of = sizes_in(published({"name": "gpu-0", "capacity": {"memory": {"value": "80Gi"}}}), pytest.fail)
     whole, share = use(peak=6, granted=None), replace(use(peak=6, granted=None), share="s")
     found = judge([whole], idle_after_s=600, size_of=size_of) + judge([share], idle_after_s=600, size_of=size_of)
@@ -83,7 +82,6 @@ def test_a_whole_gpu_is_as_large_as_it_is_published_and_a_share_as_its_grant() -
 
 
 def test_a_device_that_cannot_be_read_is_named_and_the_others_have_their_size() -> None:
-    """Of what is read nothing but the memory and the profile matters."""
     good = {"name": "gpu-0", "capacity": {"memory": {"value": "80Gi"}, "cores": 5}, "taints": 5}
     lost: list[str] = []
     size_of = sizes_in([{"spec": 5}, *published({"name": "gpu-1", "capacity": 5}, good)], lost.append)

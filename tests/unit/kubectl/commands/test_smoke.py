@@ -4,7 +4,7 @@ from dra_driver.diagnose.smoke.objects import PodSettings, claim, job, labels_of
 from dra_driver.diagnose.smoke.planning import ClusterView, Fit
 from dra_driver.diagnose.smoke.report import TryKind, claim_spec
 from dra_driver.kube.state import ClusterState
-from dra_driver.kubectl.explain.fit import fits_under
+from dra_driver.kubectl.commands.smoke import fits_under
 from tests.unit.diagnose.smoke.fake_api import DRIVER, WHOLE, device, resource_slice, result
 from tests.unit.diagnose.smoke.test_planning import MIG, Wire, node, partition, state
 
@@ -35,17 +35,16 @@ def test_a_free_device_fits() -> None:
     slices = [resource_slice(device(), device("gpu-1"))]
     assert fit_on(state(node("gpu-a"), slices=slices, claims=held("gpu-0"))).fits
     assert fit_on(state(node("gpu-a"), slices=slices, claims=held("gpu-0", "gpu-1", run="0"))).fits
+    assert fit_on(state(slices=slices)).fits, "without the right to list nodes"
 
 
 def test_allocated_devices_are_busy() -> None:
-    """The count is of the kind's devices alone."""
     slices = [resource_slice(device(), device("gpu-1"), partition())]
     fit = fit_on(state(node("gpu-a"), slices=slices, claims=held("gpu-0", "gpu-1")))
     assert (fit.fits, fit.busy) == (False, "all 2 GPUs are allocated")
 
 
 def test_tainted_devices_are_busy_with_their_taint() -> None:
-    """A GPU that is drained or ill is not tried, and the taint is named."""
     ill = {**device(), "taints": [{"key": "gpu.dra-driver.io/drained", "effect": "NoSchedule"}]}
     fit = fit_on(state(node("gpu-a"), slices=[resource_slice(ill)]))
     assert fit.busy.startswith("not free: 1 tainted (")
@@ -53,16 +52,10 @@ def test_tainted_devices_are_busy_with_their_taint() -> None:
 
 
 def test_a_missing_class_is_not_busy() -> None:
-    """It is a failure, which explain names."""
     found = state(node("gpu-a"), slices=[resource_slice(device())])
     fit = fit_on(ClusterState(nodes=found.nodes, slices=found.slices, server_version="v1.36.2"))
     assert (fit.fits, fit.busy) == (False, "")
     assert fit.answer.count("DeviceClass gpu.nvidia.com does not exist") == 1
-
-
-def test_a_node_that_may_not_be_read_is_believed_to_have_room() -> None:
-    """A user without the right to list nodes can try what slices name."""
-    assert fit_on(state(slices=[resource_slice(device())])).fits
 
 
 def test_a_profile_is_found_beside_whole_gpus() -> None:
