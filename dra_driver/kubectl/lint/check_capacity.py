@@ -147,10 +147,7 @@ class CapacityChecker:
         elif strategy not in strategies:
             text = f"a policy shares the GPU by {' or '.join(sorted(strategies))}; strategy {strategy} is refused"
         elif len(strategies) > 1:
-            text, severity = (
-                f"refused for a share of a GPU that a policy does not share by {strategy}",
-                "warning",
-            )
+            text, severity = f"refused for a share of a GPU that a policy does not share by {strategy}", "warning"
         else:
             return
         hint = "remove the sharing section: the policy decides how claims share a GPU"

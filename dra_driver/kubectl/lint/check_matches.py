@@ -24,9 +24,7 @@ from dra_driver.kubectl.lint.scope import ClassInfo, Scope
 from dra_driver.scheduler.cel import COST_LIMIT
 
 OTHER_DRIVER_DEVICE: Final = KnownDevice(
-    driver="other-driver.example.com",
-    label="a device of another driver",
-    wire={"name": "device-0"},
+    driver="other-driver.example.com", label="a device of another driver", wire={"name": "device-0"}
 )
 COSTLY: Final = 100_000
 TOTAL_BUDGET: Final = 5_000_000
@@ -126,11 +124,7 @@ class MatchChecker:
                 self._reporter.add("DRA014", item.spot, message, hint=hint, offset=offset)
 
     def _devices(
-        self,
-        chain: Sequence[ParsedSelector],
-        devices: Sequence[KnownDevice],
-        *,
-        of_cluster: bool = True,
+        self, chain: Sequence[ParsedSelector], devices: Sequence[KnownDevice], *, of_cluster: bool = True
     ) -> None:
         results = evaluate_chain(chain, devices)
         failing = [result for result in results if result.verdict == "fails"]

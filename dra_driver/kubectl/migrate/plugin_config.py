@@ -46,10 +46,7 @@ NAMED: Final = unless_empty((CARRIED, "read where this ConfigMap is among the in
 INLINE: Final = unless_empty((CARRIED, "read as if it were the ConfigMap"))
 SURGE: Final[Rule] = (CHANGED, "the new pod of a node registers before the old one stops (maxSurge: 1)")
 TOLERATED: Final[Rule] = (CARRIED, "the chart's DaemonSets tolerate every taint")
-MPS_FOLDER: Final = (
-    CHANGED,
-    "the MPS host keeps its folders in /run/gpu.nvidia.com-mps (its setting MPS_RUN_DIR)",
-)
+MPS_FOLDER: Final = (CHANGED, "the MPS host keeps its folders in /run/gpu.nvidia.com-mps (its setting MPS_RUN_DIR)")
 NOT_USED: Final[Rule] = (CARRIED, "the chart does not use it")
 _HOST: Final = (None, "", "/")
 _GFD: Final = "GPU Feature Discovery's own; it may go on beside this driver"
@@ -134,11 +131,7 @@ def translate(document: InputDocument, name: str, gathered: Gathered) -> tuple[M
             gathered.renamed[_qualified(renamed)] = pattern
     apply({key: item for key, item in value.items() if key != "sharing"}, _OTHERS, ledger, gathered)
     gathered.plugin_configs[name] = PluginConfig(
-        name=name,
-        mig_strategy=str(mig or ""),
-        strategy=strategy,
-        several_refused=refused,
-        replicated=replicated,
+        name=name, mig_strategy=str(mig or ""), strategy=strategy, several_refused=refused, replicated=replicated
     )
     return ledger.close()
 
@@ -354,8 +347,7 @@ CHART_VALUES: Final[Rules] = {
         (CHANGED, "not needed: the node process reads the driver's libraries on the host")
     ),
     "devicePlugin.enabled": switch(
-        (CHANGED, "keep it off the nodes that are given to this driver, and uninstall it at the end"),
-        OFF,
+        (CHANGED, "keep it off the nodes that are given to this driver, and uninstall it at the end"), OFF
     ),
     "devicePlugin.enableHostNetwork": switch((LOST, "the node process is in no host network")),
     "gfd": (LOST, _GFD),

@@ -21,16 +21,7 @@ from dra_driver.core.text import gib
 from dra_driver.kube.devices import Wire, attribute_of, attribute_text, newest_slices
 from dra_driver.kube.published import names
 from dra_driver.kubectl.capacity import NOWHERE, ClaimDevice, ClaimRow, GpuPlace, node_problem, place_of
-from dra_driver.kubectl.web.gpus import (
-    PARTITION,
-    SHARE,
-    WHOLE,
-    GpuRow,
-    NodeRow,
-    Part,
-    SeenFleet,
-    Totals,
-)
+from dra_driver.kubectl.web.gpus import PARTITION, SHARE, WHOLE, GpuRow, NodeRow, Part, SeenFleet, Totals
 
 Key = tuple[str, str, str]
 Grants = Mapping[Key, Sequence[tuple[ClaimRow, ClaimDevice]]]

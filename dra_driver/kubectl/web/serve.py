@@ -69,11 +69,7 @@ def serve(
         keys = Keys()
         sources = PageSources(
             cluster=Periodic(
-                "page-cluster",
-                lambda: read_without_collection(source),
-                interval_s,
-                same=same_cluster,
-                rest=heap.sweep,
+                "page-cluster", lambda: read_without_collection(source), interval_s, same=same_cluster, rest=heap.sweep
             ),
             derived=Derived(),
             about=about,

@@ -330,9 +330,7 @@ def test_pages_can_be_used_without_a_mouse_and_without_seeing(site: Site, browse
 
 def _tried(site: Site, browser: "TestClient", text: str) -> str:
     answer = browser.post(
-        f"{site.base}/what-if",
-        data={"manifest": text, "namespace": "team"},
-        headers={"origin": f"http://{HOST}"},
+        f"{site.base}/what-if", data={"manifest": text, "namespace": "team"}, headers={"origin": f"http://{HOST}"}
     )
     assert "</html>" in answer.text
     return re.sub("<textarea.*</textarea>", "", answer.text, flags=re.DOTALL)
