@@ -14,8 +14,7 @@ from typing import Any, Protocol
 from msgspec import Struct, field
 
 from dra_driver.conformance import cdi_folder
-from dra_driver.conformance.claims import CheckClaim, ClaimTemplate, Scheduler
-from dra_driver.conformance.cluster import ClusterObjects, JsonObject
+from dra_driver.conformance.cluster import CheckClaim, ClaimTemplate, ClusterObjects, JsonObject, Scheduler, incomplete
 from dra_driver.conformance.plugin import (
     DRA_SERVICES,
     AnsweredDevice,
@@ -29,7 +28,6 @@ from dra_driver.conformance.plugin import (
     notify,
     sockets,
 )
-from dra_driver.conformance.published import incomplete
 from dra_driver.conformance.values import TimeLimits, UnableError, ViolationError
 from dra_driver.core.errors import KubernetesApiError
 from dra_driver.core.unix_grpc import CallError

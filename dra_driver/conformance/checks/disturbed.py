@@ -9,11 +9,9 @@ from typing import Final
 from dra_driver.conformance import cdi_folder
 from dra_driver.conformance.bench import Bench
 from dra_driver.conformance.checks.prepare import HELPER, OTHER_DRIVER
-from dra_driver.conformance.checks.slices import CONTROLLER
-from dra_driver.conformance.claims import CheckClaim
-from dra_driver.conformance.cluster import JsonObject, Wire
+from dra_driver.conformance.checks.registration import CONTROLLER
+from dra_driver.conformance.cluster import CheckClaim, JsonObject, Wire, devices, incomplete, taints
 from dra_driver.conformance.plugin import served_socket
-from dra_driver.conformance.published import devices, incomplete, taints
 from dra_driver.conformance.values import UnableError, ViolationError, full
 from dra_driver.core.errors import ConflictError
 from dra_driver.core.unix_grpc import is_served

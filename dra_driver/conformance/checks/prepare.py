@@ -6,8 +6,7 @@ from typing import Final
 from dra_driver.conformance import cdi_folder
 from dra_driver.conformance.bench import Bench
 from dra_driver.conformance.cdi_folder import is_qualified
-from dra_driver.conformance.claims import CheckClaim
-from dra_driver.conformance.cluster import NAMESPACE, JsonObject
+from dra_driver.conformance.cluster import NAMESPACE, CheckClaim, JsonObject
 from dra_driver.conformance.plugin import AnsweredDevice, ClaimKey
 from dra_driver.conformance.values import ViolationError, basic
 from dra_driver.core.unix_grpc import shown

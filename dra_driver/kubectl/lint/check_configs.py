@@ -1,25 +1,30 @@
-"""Rules DRA035 to DRA037 and DRA040 for opaque parameters: those that are refused or have no effect.
+"""Rules DRA035 to DRA037 and DRA040 to DRA044 for parameters and capacities of requests, DRA060 for GpuPolicy objects.
 
-The parameters are decoded by the code that the driver runs (``config.parameters``).
-"""
+Parameters and policies are decoded by the driver's own code. Capacities are tried on known devices with the scheduler's
+check: for a shared device the amount is consumed, for another it is a lower bound (KEP-5075)."""
 
 import json
 import re
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-from dra_driver.config.parameters import API_VERSION, decode
+from dra_driver.config.device_config import MpsLimits
+from dra_driver.config.parameters import API_VERSION, GpuConfig, decode
 from dra_driver.config.policy import API_VERSION as POLICY_API
 from dra_driver.config.policy import KIND, policy_problems
 from dra_driver.config.schema import Step, path_text
-from dra_driver.core.errors import InvalidParametersError
+from dra_driver.core.errors import AllocationError, InvalidParametersError
+from dra_driver.core.quantity import Quantity
 from dra_driver.kube.devices import attribute_text
-from dra_driver.kube.published import names
-from dra_driver.kubectl.lint.catalog_devices import DRIVER
+from dra_driver.kube.published import COMPUTE_PERCENT, MEMORY, names
+from dra_driver.kube.published.names import SHARING_STRATEGY
+from dra_driver.kubectl.lint.catalog_devices import DRIVER, LARGEST_MEMORY, OTHER_CAPACITIES, KnownDevice
+from dra_driver.kubectl.lint.expressions import ParsedSelector, evaluate_chain
+from dra_driver.kubectl.lint.finding import Reporter, Severity
 from dra_driver.kubectl.lint.manifest import Manifest, Spot
 from dra_driver.kubectl.lint.reading import plain
-from dra_driver.kubectl.lint.reporter import Reporter
-from dra_driver.kubectl.lint.scope import ClassInfo, Scope
+from dra_driver.kubectl.lint.scope import ClassInfo, Scope, did_you_mean
+from dra_driver.scheduler.allocation import CapacityShort, consumption, shortage
 
 MAX_BYTES: Final = 10 * 1024
 _TYPE_OF_KIND: Final = {"GpuConfig": "gpu", "MigDeviceConfig": "mig"}
@@ -183,3 +188,173 @@ def _nearest(spot: Spot, path: Sequence[Step]) -> Spot:
             break
         spot = found[0]
     return spot
+
+
+class CapacityChecker:
+    """Checks the capacities of requests. Keeps the devices that can serve each request of the current claim."""
+
+    def __init__(self, reporter: Reporter, scope: Scope) -> None:
+        self._reporter = reporter
+        self._of_cluster = bool(scope.cluster_devices)
+        self._devices_by_request: dict[int, list[KnownDevice]] = {}
+
+    def request(self, part: Spot, chain: Sequence[ParsedSelector], of_class: ClassInfo | None) -> None:
+        """Checks DRA041 and DRA042 for one request or subrequest whose selectors are valid."""
+        if of_class is None or not of_class.devices:
+            return
+        matching = [
+            a.device for a in evaluate_chain(chain, of_class.devices) if a.verdict == "yes" and not a.device.bare
+        ]
+        spot = part.get("capacity", "requests")
+        wanted = _amounts(spot) if spot is not None else {}
+        suitable = [device for device in matching if _problem(device, wanted) is None]
+        self._devices_by_request[id(part.node)] = suitable
+        if spot is None or not wanted or not matching:
+            return
+        if not suitable:
+            self._report_unavailable(spot, wanted, matching)
+        elif MEMORY in wanted and COMPUTE_PERCENT not in wanted:
+            self._report_full_compute(spot, wanted, suitable)
+
+    def claim(self, devices: Spot, parts: Sequence[tuple[str, Spot]]) -> None:
+        """Checks DRA043 and DRA044, after `request` was called for all ``parts`` (name and content of each request)."""
+        shares = [(name, part, found) for name, part in parts if (found := self._strategies_of(part))]
+        self._check_several_shares(devices, shares)
+        for config in devices.each("config"):
+            named = {str(spot.node.value) for spot in config.each("requests")}
+            of_config = [item for item in shares if not named or named & {item[0], request_of(item[0])}]
+            if of_config and config.string("opaque", "driver") == DRIVER:
+                self._check_sharing_of_share(config, of_config)
+
+    def _strategies_of(self, part: Spot) -> set[str]:
+        """Returns the sharing strategies of the devices for a request; empty if an exclusive device may serve it."""
+        found = self._devices_by_request.get(id(part.node)) or []
+        if part.flag("adminAccess") or not all(device.shared and device.driver == DRIVER for device in found):
+            return set()
+        return {attribute_text(device.wire["attributes"], DRIVER, SHARING_STRATEGY) for device in found}
+
+    # --- capacities that no device provides ---
+
+    def _report_unavailable(self, spot: Spot, wanted: Mapping[str, str], matching: Sequence[KnownDevice]) -> None:
+        problems = [(device, problem) for device in matching if (problem := _problem(device, wanted)) is not None]
+        device, problem = max(problems, key=_closeness)
+        where = spot.get(problem.capacity) or spot
+        severity: Severity = "error" if self._of_cluster else "warning"
+        own = (device.wire.get("capacity") or {}).get(problem.capacity) or {}
+        hint = ""
+        if problem.why == "undefined":
+            text = f"no matching device has a capacity {problem.capacity!r}"
+            known = {name for one in matching for name in one.wire.get("capacity") or {}} | OTHER_CAPACITIES
+            severity = severity if problem.capacity in known else "error"
+            hint = (
+                did_you_mean(problem.capacity, known)
+                or f"known capacities: {', '.join(sorted(device.wire.get('capacity') or {}))}"
+            )
+        elif problem.why == "policy":
+            span = (own.get("requestPolicy") or {}).get("validRange") or {}
+            text = f"{device.label} provides at most {span.get('max', own.get('value'))} of {problem.capacity}, "
+            text += f"{wanted.get(problem.capacity, problem.wanted)} is requested"
+            severity = "error" if problem.capacity == COMPUTE_PERCENT else severity
+            hint = "a claim that does not request it gets all of it"
+        else:
+            text = f"no matching device has {problem.wanted} of {problem.capacity}; "
+            text += f"the largest is {device.label} with {own.get('value')}"
+        self._reporter.add("DRA041", where, text, hint=hint, severity=severity)
+
+    def _report_full_compute(self, spot: Spot, wanted: Mapping[str, str], suitable: Sequence[KnownDevice]) -> None:
+        whole = [device for device in suitable if device.shared and _takes_all(device, wanted)]
+        known = [device for device in whole if device.nodes] if self._of_cluster else whole
+        if not known:
+            return
+        text = (
+            "on a shared GPU this takes all of the compute, unless the policy sets a default: no other claim fits there"
+        )
+        if any(not device.shared for device in suitable):
+            text += "; a GPU that is not shared is allocated as a whole"
+        hint = f"also request {COMPUTE_PERCENT}, or add `# dra-lint: allow DRA042` if this is intended"
+        self._reporter.add("DRA042", spot.get(MEMORY) or spot, text, hint=hint)
+
+    # --- invalid uses of shares ---
+
+    def _check_several_shares(self, devices: Spot, shares: Sequence[tuple[str, Spot, set[str]]]) -> None:
+        """Counts shares. Only one alternative of a request is chosen, so the one with the fewest shares counts."""
+        counts: dict[str, tuple[int, bool]] = {}
+        for name, part, strategies in shares:
+            if "MPS" not in strategies:
+                continue
+            found = (part.number("count") or 1, strategies == {"MPS"})
+            counts[request_of(name)] = min(counts.get(request_of(name), found), found)
+        if sum(count for count, _ in counts.values()) < 2:
+            return
+        sure = all(only for _, only in counts.values())
+        text = "the claim requests several shares; the driver refuses this " + (
+            "under MPS" if sure else "where GPUs are shared by MPS"
+        )
+        hint = "a container uses one MPS daemon: request one larger share, or the other shares in other pods"
+        spot = devices.get("requests") or devices
+        self._reporter.add("DRA043", spot, text, hint=hint, severity="error" if sure else "warning")
+
+    def _check_sharing_of_share(self, config: Spot, shares: Sequence[tuple[str, Spot, set[str]]]) -> None:
+        parameters = config.get("opaque", "parameters")
+        try:
+            decoded = decode(plain(parameters.node)) if parameters is not None else None
+        except (InvalidParametersError, ValueError):
+            return  # reported by DRA035
+        sharing = decoded.sharing if isinstance(decoded, GpuConfig) else None
+        if sharing is None or parameters is None:
+            return
+        strategies = set[str]().union(*(found for _, _, found in shares))
+        strategy = str(sharing.strategy)
+        severity: Severity = "error"
+        if sharing.mps is not None and sharing.mps != MpsLimits():
+            text = f"the limits of a share are the {MEMORY} and {COMPUTE_PERCENT} that it requests; others are refused"
+        elif strategy not in strategies:
+            text = f"a policy shares the GPU by {' or '.join(sorted(strategies))}; strategy {strategy} is refused"
+        elif len(strategies) > 1:
+            text, severity = f"refused for a share of a GPU that a policy does not share by {strategy}", "warning"
+        else:
+            return
+        hint = "remove the sharing section: the policy decides how claims share a GPU"
+        spot = parameters.get("sharing") or parameters
+        self._reporter.add("DRA044", spot, text, hint=hint, severity=severity)
+
+
+def _amounts(spot: Spot) -> dict[str, str]:
+    """Returns the requested amounts that are valid quantities; invalid ones are reported by DRA004."""
+    found = {}
+    for key, value in spot.pairs():
+        try:
+            Quantity.parse(value.node.text)
+        except ValueError:
+            continue
+        found[key.text] = value.node.text
+    return found
+
+
+def _problem(device: KnownDevice, wanted: Mapping[str, str]) -> CapacityShort | None:
+    """Returns why the unused device does not satisfy the request. Capacities without a catalog value suffice."""
+    capacities = dict(device.wire.get("capacity") or {})
+    if MEMORY in device.unsure:
+        capacities[MEMORY] = {"value": LARGEST_MEMORY}
+    sure = {name: value for name, value in wanted.items() if name == MEMORY or name not in device.unsure}
+    try:
+        return shortage(sure, capacities, None, None)
+    except (AllocationError, ValueError):
+        return None
+
+
+def _takes_all(device: KnownDevice, wanted: Mapping[str, str]) -> bool:
+    capacities: Mapping[str, Any] = device.wire.get("capacity") or {}
+    if COMPUTE_PERCENT not in capacities:
+        return False
+    sure = {name: value for name, value in wanted.items() if name in capacities}
+    taken = consumption(sure, {COMPUTE_PERCENT: capacities[COMPUTE_PERCENT]})[COMPUTE_PERCENT].quantity
+    return bool(taken == Quantity.parse(capacities[COMPUTE_PERCENT]["value"]))
+
+
+def _closeness(item: tuple[KnownDevice, CapacityShort]) -> tuple[int, int]:
+    """Sort key: a device with too little is nearer than one without the capacity; among equals, the largest is."""
+    device, problem = item
+    own = (device.wire.get("capacity") or {}).get(problem.capacity) or {}
+    most = Quantity.parse(own["value"]).nano if "value" in own else 0
+    return ("undefined", "short", "policy").index(problem.why), most

@@ -15,8 +15,8 @@ from msgspec import Struct
 from dra_driver.core.quantity import Quantity
 from dra_driver.kube.objects import core, meta, resource
 from dra_driver.kube.shapes import described
+from dra_driver.kubectl.lint.finding import Reporter
 from dra_driver.kubectl.lint.manifest import Spot
-from dra_driver.kubectl.lint.reporter import Reporter
 
 _ALPHA: Final = {"derivedAttributes": ("[]any", False)}
 """Fields of Kubernetes 1.37."""

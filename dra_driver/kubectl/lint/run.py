@@ -7,14 +7,12 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from dra_driver.core.errors import DraError
-from dra_driver.kubectl.lint.check_claims import ClaimChecker
+from dra_driver.kubectl.lint.check_claims import ClaimChecker, PodChecker
 from dra_driver.kubectl.lint.check_configs import check_policy
-from dra_driver.kubectl.lint.check_pods import PodChecker
 from dra_driver.kubectl.lint.fields import FieldChecker
-from dra_driver.kubectl.lint.finding import LintReport
+from dra_driver.kubectl.lint.finding import LintReport, Reporter, text_of
 from dra_driver.kubectl.lint.manifest import MAX_OBJECTS, Manifest, ManifestSource, objects_of, pod_specs
 from dra_driver.kubectl.lint.reading import YamlProblem, read
-from dra_driver.kubectl.lint.reporter import Reporter, text_of
 from dra_driver.kubectl.lint.scope import KnownObjects, Scope
 
 _CHECKED: Final = frozenset({"DeviceClass", "ResourceClaim", "ResourceClaimTemplate"})

@@ -23,8 +23,8 @@ from dra_driver.core.text import gib, printable
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity import ClaimRow
 from dra_driver.kubectl.web.answers import EXAMPLE, MAX_BYTES, explain_pod, in_thread, survey_of, tried
+from dra_driver.kubectl.web.fleet import NodeRow, SeenFleet, clique_of, island_of, islands_of, spots_of
 from dra_driver.kubectl.web.gate import BrowserGate, Keys
-from dra_driver.kubectl.web.gpus import NodeRow, SeenFleet, clique_of, island_of, islands_of, spots_of
 from dra_driver.kubectl.web.reading import Derived, Periodic, SeenCluster, WorkedOut
 from dra_driver.kubectl.web.rows import (
     Uses,

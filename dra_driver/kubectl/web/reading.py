@@ -28,8 +28,7 @@ from dra_driver.kube.devices import Wire
 from dra_driver.kube.state import KINDS, ClusterState, StateReader, read_cluster, read_in_namespace
 from dra_driver.kubectl.capacity import ClaimRow, claims_of, with_claim_gaps
 from dra_driver.kubectl.explain import gaps_that_matter
-from dra_driver.kubectl.web.fleet import fleet_of
-from dra_driver.kubectl.web.gpus import SeenFleet
+from dra_driver.kubectl.web.fleet import SeenFleet, fleet_of
 from dra_driver.kubectl.web.rows import event_rows, waiting_pods
 
 # --- Keeps garbage collection from walking what the page has for long, while a request waits.

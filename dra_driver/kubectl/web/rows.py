@@ -15,7 +15,7 @@ from dra_driver.kube.shapes import MetadataPart, read_all
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity import ClaimRow
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
-from dra_driver.kubectl.web.gpus import GpuRow, Part, SeenFleet
+from dra_driver.kubectl.web.fleet import GpuRow, Part, SeenFleet
 
 
 class ClaimDeviceRow(Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ import pytest
 
 from dra_driver.conformance import control as control_module
 from dra_driver.conformance.control import ChildControl, CommandControl
-from dra_driver.conformance.session import check_folder
+from dra_driver.conformance.suite import check_folder
 from dra_driver.conformance.values import UnableError
 from dra_driver.core.command_line.main import main
 from dra_driver.core.errors import ConfigurationError

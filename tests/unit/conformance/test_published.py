@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dra_driver.conformance.published import counters, devices, incomplete, narrowed, together
+from dra_driver.conformance.cluster import counters, devices, incomplete, narrowed, together
 
 Wire = dict[str, Any]
 

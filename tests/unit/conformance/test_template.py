@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.conformance.claims import read_template
+from dra_driver.conformance.cluster import read_template
 from dra_driver.core.errors import ConfigurationError
 
 SPEC = "devices: {requests: [{name: a, exactly: {deviceClassName: c}}]}"

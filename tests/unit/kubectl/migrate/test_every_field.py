@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from dra_driver.kubectl.migrate import InputDocument, Translation
-from dra_driver.kubectl.migrate.formats import items
 from dra_driver.kubectl.migrate.ledger import UNCHANGED, UNKNOWN, Path, at, children, list_at, path_text
+from dra_driver.kubectl.migrate.translation import items
 from tests.unit.kubectl.migrate.helpers import NAMES, documents, inputs, linted, migrated, of_inputs
 
 TOGETHER = ("cluster-policy", "plugin-configmap", "mig-parted", "nodes", "workloads", "quotas")

@@ -6,8 +6,7 @@ from typing import Any, TypeVar
 from dra_driver.core.model.gpu_node import GpuNodeStatus, HealthWord, NodeGpu, NodeProblem
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity import claims_of
-from dra_driver.kubectl.web.fleet import fleet_of
-from dra_driver.kubectl.web.gpus import SeenFleet
+from dra_driver.kubectl.web.fleet import SeenFleet, fleet_of
 from dra_driver.kubectl.web.reading import SeenCluster
 
 T = TypeVar("T")

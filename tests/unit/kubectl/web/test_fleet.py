@@ -5,7 +5,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from dra_driver.kubectl.capacity import place_of
-from dra_driver.kubectl.web.gpus import GpuRow, NodeRow, SeenFleet, clique_of, island_of, islands_of, spots_of
+from dra_driver.kubectl.web.fleet import GpuRow, NodeRow, SeenFleet, clique_of, island_of, islands_of, spots_of
 from tests.unit.kubectl.web.objects import (
     DRIVER,
     UNHEALTHY,
