@@ -1,7 +1,7 @@
 """The API server as the suite uses it: published devices, and claims that the suite creates and allocates.
 
-All created objects are in `NAMESPACE` or have its name as a prefix. Claims are reserved for an object that is not a pod,
-because the claim controller of a cluster deallocates claims of pods that do not exist.
+All created objects are in `NAMESPACE` or have its name as a prefix. Claims are reserved for an object that is not a
+pod, because the claim controller of a cluster deallocates claims of pods that do not exist.
 """
 
 import time
@@ -85,7 +85,6 @@ class ClusterObjects:
         return list(self._rest.list(CLASSES)["items"])
 
     def claims(self) -> list[JsonObject]:
-        """All claims of the cluster, whose devices are in use."""
         return list(self._rest.list(paths.resource_claims())["items"])
 
     def create_claim(self, spec: Wire, name: str = "") -> JsonObject:
@@ -94,13 +93,12 @@ class ClusterObjects:
         return self._rest.create(paths.resource_claims(NAMESPACE), {**body, "spec": deepcopy(dict(spec))})
 
     def allocate(self, claim: Wire, allocation: Wire) -> None:
-        """Write the allocation as the scheduler does."""
         reserved = [{**RESERVED_FOR, "uid": str(uuid.uuid4())}]
         status = {"allocation": deepcopy(dict(allocation)), "reservedFor": reserved}
         self._rest.update(self._claim(claim) + "/status", {**claim, "status": status})
 
     def delete_claim(self, claim: Wire) -> None:
-        """Deallocate the claim and delete it; nothing happens if it is gone."""
+        """Deallocate and delete the claim, if it exists."""
         path = self._claim(claim)
         with suppress(NotFoundError):
             for _ in range(ATTEMPTS):
@@ -118,12 +116,12 @@ class ClusterObjects:
         self._rest.update(paths.resource_slices(item["metadata"]["name"]), item)
 
     def delete_slice(self, item: Wire) -> None:
-        """Delete the slice; nothing happens if it is gone."""
+        """Delete the slice, if it exists."""
         with suppress(NotFoundError):
             self._rest.delete(paths.resource_slices(item["metadata"]["name"]))
 
     def _ensure(self, collection: str, body: Wire) -> None:
-        """Create the object unless it exists. One that an earlier run has deleted is waited for."""
+        """Create the object unless it exists. Waits while one from an earlier run is being deleted."""
         path = f"{collection}/{body['metadata']['name']}"
         until = time.monotonic() + DELETION_S
         while True:
@@ -153,7 +151,7 @@ BLOCKING: Final = ("NoSchedule", "NoExecute")
 
 
 class PublishedDevice(Struct, frozen=True, kw_only=True):
-    """A device and the pool that it is in. ``wire`` is the device as published."""
+    """A device and its pool. ``wire`` is the device as published."""
 
     pool: str
     wire: Wire
@@ -176,12 +174,11 @@ class PublishedDevice(Struct, frozen=True, kw_only=True):
 
     @property
     def is_blocked(self) -> bool:
-        """Whether a taint keeps ordinary claims from it."""
         return any(taint.get("effect") in BLOCKING for taint in self.wire.get("taints") or ())
 
     @property
     def charges(self) -> dict[tuple[str, str, str], Quantity]:
-        """What it consumes, by pool, counter set and counter."""
+        """The counters that it consumes, by pool, counter set and counter."""
         return {
             (self.pool, use["counterSet"], name): Quantity.parse(counter["value"])
             for use in self.wire.get("consumesCounters") or ()
@@ -190,7 +187,7 @@ class PublishedDevice(Struct, frozen=True, kw_only=True):
 
 
 def newest(slices: Sequence[Wire]) -> dict[str, list[Wire]]:
-    """The slices of each pool that have its highest generation."""
+    """Return the slices of each pool with its highest generation (resource/v1 types.go)."""
     pools: dict[str, list[Wire]] = {}
     for item in slices:
         pools.setdefault(item["spec"]["pool"]["name"], []).append(item)
@@ -201,7 +198,7 @@ def newest(slices: Sequence[Wire]) -> dict[str, list[Wire]]:
 
 
 def incomplete(slices: Sequence[Wire]) -> str:
-    """What is missing of the pools, as a sentence; empty if they are complete."""
+    """Return what is missing in the pools; "" if all have as many slices as they declare (resource/v1 types.go)."""
     pools = newest(slices)
     if not pools:
         return "the driver has published no ResourceSlice for this node"
@@ -252,16 +249,12 @@ def together(slices: Sequence[Wire], candidates: Sequence[PublishedDevice], most
 
 def narrowed(slices: Sequence[Wire], keep: set[tuple[str, str]]) -> list[Wire]:
     """The slices with these devices only, and with all of their counters."""
-    return [_narrow(item, keep) for item in slices]
-
-
-def _narrow(item: Wire, keep: set[tuple[str, str]]) -> Wire:
-    spec = item["spec"]
-    if "devices" not in spec:
-        return item
-    pool = spec["pool"]["name"]
-    kept = [device for device in spec["devices"] or () if (pool, device["name"]) in keep]
-    return {**item, "spec": {**spec, "devices": kept}}
+    found = []
+    for item in slices:
+        spec = item["spec"]
+        kept = [device for device in spec.get("devices") or () if (spec["pool"]["name"], device["name"]) in keep]
+        found.append({**item, "spec": {**spec, "devices": kept}} if "devices" in spec else item)
+    return found
 
 
 def _highest(slices: Sequence[Wire]) -> int:
@@ -269,7 +262,7 @@ def _highest(slices: Sequence[Wire]) -> int:
 
 
 def size(device: PublishedDevice) -> tuple[int, str]:
-    """For sorting: how much the device consumes of its counters, then its name."""
+    """Sort key: the amount that the device consumes of its counters, then its name."""
     return sum(amount.as_int() for amount in device.charges.values()), device.name
 
 
@@ -325,9 +318,6 @@ def _documents(path: Path) -> list[object]:
         raise ConfigurationError(f"--claim-template {path} cannot be read: {error}") from error
 
 
-DeviceKey = tuple[str, str]
-
-
 class CheckClaim(Struct, frozen=True, kw_only=True):
     """A claim in the API server. ``results`` are its allocated devices, of all drivers."""
 
@@ -335,7 +325,7 @@ class CheckClaim(Struct, frozen=True, kw_only=True):
     wire: Wire
     results: tuple[Wire, ...] = ()
 
-    def devices(self) -> set[DeviceKey]:
+    def devices(self) -> set[tuple[str, str]]:
         return {(result["pool"], result["device"]) for result in self.results}
 
 
@@ -351,7 +341,6 @@ class Scheduler:
         return devices(self._slices())
 
     def usable(self) -> list[PublishedDevice]:
-        """The devices without a taint that keeps ordinary claims away."""
         return [device for device in self.devices() if not device.is_blocked]
 
     def create(self, spec: Wire | None = None) -> CheckClaim:
@@ -360,7 +349,7 @@ class Scheduler:
     def allocate(
         self,
         *,
-        keys: Collection[DeviceKey] | None = None,
+        keys: Collection[tuple[str, str]] | None = None,
         count: int = 1,
         spec: Wire | None = None,
         busy: bool = False,
@@ -368,11 +357,10 @@ class Scheduler:
         change: Callable[[JsonObject], None] | None = None,
         **fields: object,
     ) -> CheckClaim:
-        """A claim with an allocation.
+        """Return a claim with an allocation.
 
-        ``keys`` restricts the devices; with ``busy`` devices of other claims count as free. ``spec`` is the claim's
-        spec, by default the template, or a request for ``count`` devices with ``fields``. ``change`` edits the
-        allocation before it is written. ``name`` is by default a new one.
+        ``keys`` restricts the devices; with ``busy``, devices of other claims count as free. ``spec`` is by default the
+        template, or a request for ``count`` devices with ``fields``. ``change`` edits the allocation before the write.
         """
         chosen = spec or self._spec(keys, count, fields)
         created = self._cluster.create_claim(chosen, name)
@@ -391,7 +379,7 @@ class Scheduler:
             return self._template.spec
         return default_spec(self._cluster.class_name, count=count, **fields)
 
-    def _choose(self, claim: Wire, keys: Collection[DeviceKey] | None, *, busy: bool) -> JsonObject:
+    def _choose(self, claim: Wire, keys: Collection[tuple[str, str]] | None, *, busy: bool) -> JsonObject:
         slices: list[Wire] = list(self._slices())
         if keys is not None:
             slices = narrowed(slices, set(keys))

@@ -3,7 +3,7 @@
 Limits of the API: k8s.io/api resource/v1, kubernetes/kubernetes pkg/apis/resource/validation. Pods: core/v1
 PodSpec.resourceClaims and ResourceRequirements.claims; extended resources as in KEP-5004."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from dra_driver.kube.names import is_label
@@ -16,21 +16,13 @@ from dra_driver.kubectl.lint.manifest import DEFAULT_NAMESPACE, Manifest, Spot, 
 from dra_driver.kubectl.lint.scope import WELL_KNOWN, ClassInfo, Scope, did_you_mean
 
 ADMIN_LABEL: Final = "resource.kubernetes.io/admin-access"
-_LIMITS: Final[Mapping[str, int]] = {
-    "requests": 32,
-    "constraints": 32,
-    "config": 32,
-    "selectors": 32,
-    "firstAvailable": 8,
-}
+_LIMITS: Final = {"requests": 32, "constraints": 32, "config": 32, "selectors": 32, "firstAvailable": 8}
 _MAX_TOLERATIONS: Final = 16
 
 Requests = dict[str, set[str]]
 
 
 class ClaimChecker:
-    """Checks classes and claims."""
-
     def __init__(self, reporter: Reporter, scope: Scope) -> None:
         self._reporter = reporter
         self._scope = scope
@@ -56,9 +48,7 @@ class ClaimChecker:
         self._limits(devices, ("requests", "constraints", "config"))
         names = request_names(devices)
         self._unique(devices.each("requests"), "request")
-        total = 0
-        for request in devices.each("requests"):
-            total += self._request(request)
+        total = sum(self._request(request) for request in devices.each("requests"))
         if total > MAX_RESULTS:
             message = f"the claim requests {total} devices; the limit is {MAX_RESULTS}"
             self._reporter.add("DRA032", devices, message, hint="split it into several claims")
@@ -71,7 +61,7 @@ class ClaimChecker:
         self._capacity.claim(devices, parts_of(devices))
 
     def _request(self, request: Spot) -> int:
-        """Checks a request and returns the smallest number of devices that it takes."""
+        """Check a request; return the smallest number of devices that it takes."""
         alternatives = request.each("firstAvailable")
         exactly = exact_part(request)
         if exactly is not None and alternatives:
@@ -151,15 +141,10 @@ class ClaimChecker:
             if not slash:
                 message = f"{field} {name!r} has no domain; an attribute name needs one"
                 self._reporter.add("DRA034", spot, message, hint=f"write {DRIVER}/{name}")
-            else:
-                self._known_attribute(spot, domain, short)
-
-    def _known_attribute(self, spot: Spot, domain: str, name: str) -> None:
-        known = self._selectors.attributes_of(domain)
-        if known and name not in known:
-            message = f"no device of {domain} has attribute {name!r}, so no device satisfies the constraint"
-            hint = did_you_mean(name, known)
-            self._reporter.add("DRA016", spot, message, hint=hint, severity="warning")
+            elif (known := self._selectors.attributes_of(domain)) and short not in known:
+                message = f"no device of {domain} has attribute {short!r}, so no device satisfies the constraint"
+                hint = did_you_mean(short, known)
+                self._reporter.add("DRA016", spot, message, hint=hint, severity="warning")
 
     def _references(self, owner: Spot, names: Requests, what: str) -> None:
         full = [*names, *(f"{request}/{sub}" for request, subs in names.items() for sub in subs)]
@@ -186,10 +171,8 @@ class ClaimChecker:
     def _name(self, owner: Spot) -> None:
         spot, name = owner.get("name"), owner.string("name")
         if spot is not None and name and not is_label(name):
-            message = (
-                f"{name[:80]!r} is not a valid name: expected up to 63 lower-case letters, digits and inner dashes"
-            )
-            self._invalid(spot, message)
+            expected = "expected up to 63 lower-case letters, digits and inner dashes"
+            self._invalid(spot, f"{name[:80]!r} is not a valid name: {expected}")
 
     def _unique(self, entries: list[Spot], what: str) -> None:
         seen: set[str] = set()
@@ -224,8 +207,6 @@ _KINDS: Final = {"resourceClaimName": "ResourceClaim", "resourceClaimTemplateNam
 
 
 class PodChecker:
-    """Checks one pod specification at a time."""
-
     def __init__(self, reporter: Reporter, scope: Scope) -> None:
         self._reporter = reporter
         self._scope = scope
@@ -241,9 +222,8 @@ class PodChecker:
                 message = f"two claims of the pod are named {name[:80]!r}"
                 self._reporter.add("DRA006", entry.get("name") or entry, message)
             declared[name] = devices = self._target(entry)
-            classes |= (
-                {part.string("deviceClassName") for _, part in parts_of(devices)} if devices is not None else set()
-            )
+            if devices is not None:
+                classes |= {part.string("deviceClassName") for _, part in parts_of(devices)}
         used = {name for container in _containers(pod) for name in self._uses(container, declared, fields)}
         for entry in pod.each("resourceClaims"):
             name = entry.string("name")
@@ -254,7 +234,7 @@ class PodChecker:
         self._extended(pod, classes - {""})
 
     def _target(self, entry: Spot) -> Spot | None:
-        """Returns ``devices`` of the claim or template that an entry names; None when it is not found."""
+        """Return ``devices`` of the claim or template that an entry names; None if it is not found."""
         given = [field for field in _KINDS if entry.get(field) is not None]
         if len(given) != 1:
             message = "needs exactly one of resourceClaimName and resourceClaimTemplateName"
@@ -314,10 +294,9 @@ class PodChecker:
             if (info := self._scope.class_info(name)) is not None and info.extended_resource
         }
         for container in _containers(pod):
-            parts = [
-                part for field in ("limits", "requests") if (part := container.get("resources", field)) is not None
-            ]
-            for name, value in {key.text: value for part in parts for key, value in part.pairs()}.items():
+            parts = (container.get("resources", field) for field in ("limits", "requests"))
+            amounts = {key.text: value for part in parts if part is not None for key, value in part.pairs()}
+            for name, value in amounts.items():
                 implied = name.removeprefix(_IMPLICIT) if name.startswith(_IMPLICIT) else ""
                 target = implied or resources.get(name) or _USUAL.get(name, "")
                 if target in classes and value.node.value not in {0, "0"}:

@@ -19,7 +19,7 @@ from dra_driver.kube.devices import attribute_text
 from dra_driver.kube.published import COMPUTE_PERCENT, MEMORY, names
 from dra_driver.kube.published.names import SHARING_STRATEGY
 from dra_driver.kubectl.lint.catalog_devices import DRIVER, LARGEST_MEMORY, OTHER_CAPACITIES, KnownDevice
-from dra_driver.kubectl.lint.expressions import ParsedSelector, evaluate_chain
+from dra_driver.kubectl.lint.expressions import ParsedSelector, matching_devices
 from dra_driver.kubectl.lint.finding import Reporter, Severity
 from dra_driver.kubectl.lint.manifest import Manifest, Spot
 from dra_driver.kubectl.lint.reading import plain
@@ -32,25 +32,25 @@ _PATH: Final = re.compile(r"([A-Za-z][\w.-]*): ")
 
 
 class ConfigChecker:
-    """Checks the configurations of claims and classes."""
-
     def __init__(self, reporter: Reporter, scope: Scope) -> None:
         self._reporter = reporter
         self._scope = scope
 
     def of_class(self, spec: Spot) -> None:
-        """Checks the configurations of a DeviceClass, which apply to the devices that it selects."""
         classes = [found for found in [self._scope.class_info(spec.manifest.name)] if found is not None]
         for config in spec.each("config"):
             self._config(config, classes, named=False)
 
     def of_claim(self, devices: Spot) -> None:
-        """Checks the configurations of a claim, which apply to the requests that they name, or to all."""
         for config in devices.each("config"):
             named = {str(spot.node.value) for spot in config.each("requests")}
             parts = [part for name, part in parts_of(devices) if not named or named & {name, request_of(name)}]
-            if parts and all(part.flag("adminAccess") for part in parts):
-                self._without_effect(config)
+            sharing = config.get("opaque", "parameters", "sharing")
+            is_ours = config.string("opaque", "driver") == DRIVER
+            if sharing is not None and is_ours and parts and all(part.flag("adminAccess") for part in parts):
+                message = "all requests of this configuration have admin access, "
+                message += "which never changes how a device is shared"
+                self._reporter.add("DRA040", sharing, message, hint="remove the section")
             found = [self._scope.class_info(part.string("deviceClassName")) for part in parts]
             known = [info for info in found if info is not None]
             self._config(config, known if len(known) == len(found) else [], named=bool(named))
@@ -67,12 +67,6 @@ class ConfigChecker:
             self._driver_parameters(parameters, classes, named=named)
         elif parameters is not None:
             self._other_parameters(parameters)
-
-    def _without_effect(self, config: Spot) -> None:
-        sharing = config.get("opaque", "parameters", "sharing")
-        if sharing is not None and config.string("opaque", "driver") == DRIVER:
-            message = "all requests of this configuration have admin access, which never changes how a device is shared"
-            self._reporter.add("DRA040", sharing, message, hint="remove the section")
 
     def _driver_parameters(self, parameters: Spot, classes: list[ClassInfo], *, named: bool) -> None:
         try:
@@ -116,19 +110,18 @@ class ConfigChecker:
 
 
 def exact_part(request: Spot) -> Spot | None:
-    """Returns the content of a request: below ``exactly``, or (v1beta1) in the request itself."""
+    """Return the content of a request: below ``exactly``, or (v1beta1) in the request itself."""
     if request.manifest.version == "v1beta1":
         return request if request.get("deviceClassName") is not None else None
     return request.get("exactly")
 
 
 def request_of(name: str) -> str:
-    """The request of ``request/subrequest``."""
     return name.partition("/")[0]
 
 
 def parts_of(devices: Spot) -> list[tuple[str, Spot]]:
-    """Returns the content of each request and subrequest with its name, ``request`` or ``request/subrequest``."""
+    """Return the content of each request and subrequest with its name, ``request`` or ``request/subrequest``."""
     found = []
     for request in devices.each("requests"):
         name = request.string("name")
@@ -156,16 +149,11 @@ def _hint(problem: str, path: str) -> str:
     return "check spelling and indentation; names are case-sensitive" if "unknown field" in problem else ""
 
 
-# --- Rule DRA060 for GpuPolicy objects: policies that a node would refuse.
-#
-# Policies are checked by the code that the node process runs (``config.policy``). Whether two policies conflict depends
-# on the GPUs; ``dra-driver policy check --gpus`` finds such conflicts.
-
 _GROUP: Final = POLICY_API.partition("/")[0]
 
 
 def check_policy(manifest: Manifest, reporter: Reporter) -> None:
-    """Reports every invalid field; ignores objects of other kinds."""
+    """Report every invalid field of a GpuPolicy. Conflicts of two policies depend on the GPUs: not found here."""
     if manifest.group != _GROUP or manifest.kind != KIND:
         return
     try:
@@ -180,7 +168,6 @@ def check_policy(manifest: Manifest, reporter: Reporter) -> None:
 
 
 def _nearest(spot: Spot, path: Sequence[Step]) -> Spot:
-    """Returns the value at a path, or its nearest existing parent."""
     for step in path:
         below = [value for key, value in spot.pairs() if key.text == step]
         found = spot.each()[step : step + 1] if isinstance(step, int) else below[-1:]
@@ -191,7 +178,7 @@ def _nearest(spot: Spot, path: Sequence[Step]) -> Spot:
 
 
 class CapacityChecker:
-    """Checks the capacities of requests. Keeps the devices that can serve each request of the current claim."""
+    """Checks capacities. Keeps the devices that can serve each request of the current claim."""
 
     def __init__(self, reporter: Reporter, scope: Scope) -> None:
         self._reporter = reporter
@@ -199,12 +186,10 @@ class CapacityChecker:
         self._devices_by_request: dict[int, list[KnownDevice]] = {}
 
     def request(self, part: Spot, chain: Sequence[ParsedSelector], of_class: ClassInfo | None) -> None:
-        """Checks DRA041 and DRA042 for one request or subrequest whose selectors are valid."""
+        """Check DRA041 and DRA042 for one request or subrequest whose selectors are valid."""
         if of_class is None or not of_class.devices:
             return
-        matching = [
-            a.device for a in evaluate_chain(chain, of_class.devices) if a.verdict == "yes" and not a.device.bare
-        ]
+        matching = [device for device in matching_devices(chain, of_class.devices) if not device.bare]
         spot = part.get("capacity", "requests")
         wanted = _amounts(spot) if spot is not None else {}
         suitable = [device for device in matching if _problem(device, wanted) is None]
@@ -217,7 +202,7 @@ class CapacityChecker:
             self._report_full_compute(spot, wanted, suitable)
 
     def claim(self, devices: Spot, parts: Sequence[tuple[str, Spot]]) -> None:
-        """Checks DRA043 and DRA044, after `request` was called for all ``parts`` (name and content of each request)."""
+        """Check DRA043 and DRA044, after `request` was called for all ``parts`` (name and content of each request)."""
         shares = [(name, part, found) for name, part in parts if (found := self._strategies_of(part))]
         self._check_several_shares(devices, shares)
         for config in devices.each("config"):
@@ -227,7 +212,7 @@ class CapacityChecker:
                 self._check_sharing_of_share(config, of_config)
 
     def _strategies_of(self, part: Spot) -> set[str]:
-        """Returns the sharing strategies of the devices for a request; empty if an exclusive device may serve it."""
+        """Return the sharing strategies of the devices for a request; empty if an exclusive device may serve it."""
         found = self._devices_by_request.get(id(part.node)) or []
         if part.flag("adminAccess") or not all(device.shared and device.driver == DRIVER for device in found):
             return set()
@@ -263,12 +248,10 @@ class CapacityChecker:
 
     def _report_full_compute(self, spot: Spot, wanted: Mapping[str, str], suitable: Sequence[KnownDevice]) -> None:
         whole = [device for device in suitable if device.shared and _takes_all(device, wanted)]
-        known = [device for device in whole if device.nodes] if self._of_cluster else whole
-        if not known:
+        if not any(device.nodes or not self._of_cluster for device in whole):
             return
-        text = (
-            "on a shared GPU this takes all of the compute, unless the policy sets a default: no other claim fits there"
-        )
+        text = "on a shared GPU this takes all of the compute, unless the policy sets a default: "
+        text += "no other claim fits there"
         if any(not device.shared for device in suitable):
             text += "; a GPU that is not shared is allocated as a whole"
         hint = f"also request {COMPUTE_PERCENT}, or add `# dra-lint: allow DRA042` if this is intended"
@@ -320,7 +303,7 @@ class CapacityChecker:
 
 
 def _amounts(spot: Spot) -> dict[str, str]:
-    """Returns the requested amounts that are valid quantities; invalid ones are reported by DRA004."""
+    """Return the requested amounts that are valid quantities; DRA004 reports the others."""
     found = {}
     for key, value in spot.pairs():
         try:

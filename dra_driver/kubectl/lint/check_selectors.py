@@ -3,6 +3,7 @@
 Expressions are evaluated by the scheduler's rules on devices of the catalog, of the cluster, and on one device of an
 unknown driver."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -19,6 +20,7 @@ from dra_driver.kubectl.lint.expressions import (
     ParsedSelector,
     Reference,
     evaluate_chain,
+    matching_devices,
     nearest,
     parse_selector,
     values_seen,
@@ -33,8 +35,6 @@ _SHOWN_TYPE: Final = {"string": "text", "int": "a number", "bool": "true or fals
 
 
 class SelectorChecker:
-    """Checks expressions against the known attributes and capacities."""
-
     def __init__(self, reporter: Reporter, scope: Scope) -> None:
         self._reporter = reporter
         self._tables = _tables(scope.devices)
@@ -42,7 +42,7 @@ class SelectorChecker:
         self._version = scope.known.version
 
     def chain(self, entries: Sequence[Spot]) -> tuple[list[ParsedSelector], bool]:
-        """Returns the selectors that compile, and whether all of them compile without any error."""
+        """Return the selectors that compile, and whether all of them compile without any error."""
         found, valid = [], True
         for entry in entries:
             spot = entry.get("cel", "expression")
@@ -60,7 +60,7 @@ class SelectorChecker:
         return found, valid
 
     def attributes_of(self, domain: str) -> Mapping[str, str]:
-        """Returns the attributes in a domain if all of them are known, otherwise an empty mapping."""
+        """Return the attributes in a domain if all of them are known, otherwise an empty mapping."""
         return self._tables.get(("attributes", domain), {})
 
     def _compile(self, spot: Spot, text: str) -> ParsedSelector | None:
@@ -73,8 +73,7 @@ class SelectorChecker:
             return parse_selector(spot, text)
         except CelSyntaxError as error:
             offset = _offset(text, error.line, error.column)
-            hint = _hint(error.problem)
-            self._reporter.add("DRA010", spot, error.problem, hint=hint, offset=offset)
+            self._reporter.add("DRA010", spot, error.problem, hint=_hint(error.problem), offset=offset)
         except RecursionError:
             self._reporter.add("DRA010", spot, "nested too deeply")
         return None
@@ -108,10 +107,8 @@ class SelectorChecker:
             what = "a capacity" if other == "capacity" else "an attribute"
             hint = f'{reference.name} is {what}: device.{other}["{reference.domain}"].{reference.name}'
         else:
-            hint = (
-                did_you_mean(reference.name, known)
-                or f"known names: {', '.join(sorted(set(known) - OTHER_ATTRIBUTES))}"
-            )
+            names = ", ".join(sorted(set(known) - OTHER_ATTRIBUTES))
+            hint = did_you_mean(reference.name, known) or f"known names: {names}"
         message = f"no device of {reference.domain} has {word} {reference.name!r}"
         message += "" if reference.tested else "; reading it fails, and the pod is not scheduled on any node"
         severity: Severity = "warning" if reference.tested else "error"
@@ -158,7 +155,7 @@ class SelectorChecker:
 
 
 def _tables(devices: Iterable[KnownDevice]) -> dict[tuple[str, str], dict[str, str]]:
-    """Returns known names with their types by table and domain; the type is "" where only the name is known."""
+    """Return known names with their types by table and domain; the type is "" if only the name is known."""
     tables: dict[tuple[str, str], dict[str, str]] = {}
     drivers = set()
     for device in devices:
@@ -177,7 +174,7 @@ def _tables(devices: Iterable[KnownDevice]) -> dict[tuple[str, str], dict[str, s
 
 
 def _offset(text: str, line: int, column: int) -> int | None:
-    """Returns the offset of the compiler's position; None when it reports no position."""
+    """Return the offset of the compiler's position; None if it reports none."""
     if not line:
         return None
     start = 0
@@ -210,27 +207,24 @@ TYPICAL_GPUS: Final = 8
 """GPUs of a common machine, used to estimate the devices of an unknown node."""
 Misuses = Sequence[tuple[MatchResult, ParsedClause]]
 """Devices with the clause that compares their memory with the gigabytes of the product's name."""
-_SCALES: Final = {"Gi": 2**30, "G": 10**9}
+_SCALES: Final = (2**30, 10**9)
+_STOPS: Final = "; one failure stops the scheduling of the pod on all nodes"
 
 
 class MatchChecker:
-    """Evaluates chains of selectors."""
-
     def __init__(self, reporter: Reporter, scope: Scope) -> None:
         self._reporter = reporter
         self._scope = scope
         self._spent = 0
 
     def device_class(self, spot: Spot, chain: Sequence[ParsedSelector]) -> None:
-        if self._is_costly(chain):
-            return
-        if not self._has_driver_guard(chain, spot, subject="class"):
+        if self._is_costly(chain) or not self._has_driver_guard(chain, spot, subject="class"):
             return
         # A class for hardware that the cluster does not have yet is valid, so a match in the catalog suffices.
         self._devices(chain, self._scope.devices, of_cluster=False)
 
     def request(self, spot: Spot, chain: Sequence[ParsedSelector], of_class: ClassInfo | None) -> bool:
-        """Checks a request's selectors on the devices that its class selects; False if they cannot be evaluated."""
+        """Check a request's selectors on the devices of its class; False if they cannot be evaluated."""
         if self._is_costly(chain) or of_class is None or of_class.selectors is None:
             return False
         if chain and evaluate_chain([*of_class.selectors, *chain], [OTHER_DRIVER_DEVICE])[0].verdict == "fails":
@@ -250,7 +244,7 @@ class MatchChecker:
         return True
 
     def _is_costly(self, chain: Sequence[ParsedSelector]) -> bool:
-        """Reports costly expressions; they are not evaluated on devices, because that would take too long."""
+        """Report costly expressions, which are not evaluated on devices: that would take too long."""
         costly = False
         sample = self._scope.devices[0] if self._scope.devices else OTHER_DRIVER_DEVICE
         for item in chain:
@@ -269,14 +263,12 @@ class MatchChecker:
         return costly
 
     def _has_driver_guard(self, chain: Sequence[ParsedSelector], spot: Spot, *, subject: str) -> bool:
-        """Whether the chain can be evaluated on devices of other drivers without an error."""
+        """Return whether the chain can be evaluated on devices of other drivers without an error."""
         result = evaluate_chain(chain, [OTHER_DRIVER_DEVICE])[0]
-        driver = _driver_of(chain)
+        domains = [domain for item in chain for domain, _ in item.reads.domains if domain != STANDARD_DOMAIN]
+        driver = domains[0] if domains else DRIVER
         if result.verdict == "fails" and result.selector is not None:
-            message = (
-                f"the expression fails on {result.device.label}: {_why(result)}; "
-                "one failure stops the scheduling of the pod on all nodes"
-            )
+            message = f"the expression fails on {result.device.label}: {_why(result)}{_STOPS}"
             hint = f'begin with device.driver == "{driver}" &&'
             self._reporter.add("DRA013", result.selector.spot, message, hint=hint)
             return False
@@ -309,7 +301,8 @@ class MatchChecker:
         real = [result for result in results if not result.device.bare]
         if not real or any("vfio" in item.reads.constants for item in chain):
             return
-        subjects = _subjects(chain)
+        named = {driver for item in chain for driver, _ in item.reads.drivers}
+        subjects = named or {domain for item in chain for domain, _ in item.reads.domains} - {STANDARD_DOMAIN}
         if subjects and subjects.isdisjoint(result.device.driver for result in real):
             return  # the devices of this driver are not known
         misuses = _label_gigabytes_misuses(real)
@@ -324,8 +317,7 @@ class MatchChecker:
             return
         every = len(failing) == len(results)
         message = (
-            f"the expression fails on {'every known device' if every else shown.device.label}: {_why(shown)}; "
-            "one failure stops the scheduling of the pod on all nodes"
+            f"the expression fails on {'every known device' if every else shown.device.label}: {_why(shown)}{_STOPS}"
         )
         hint = ""
         if shown.missing:
@@ -391,18 +383,12 @@ class MatchChecker:
         )  # fmt: skip
 
     def _check_all_mode(self, spot: Spot, chain: Sequence[ParsedSelector]) -> None:
-        """Reports that more than 32 matching devices of a node cannot be allocated to one claim."""
         where = spot.get("allocationMode") or spot
-        matching = [
-            a.device for a in evaluate_chain(chain, self._scope.devices) if a.verdict == "yes" and not a.device.bare
-        ]
-        per_node: dict[str, int] = {}
-        per_model: dict[str, int] = {}
-        for device in matching:
-            for node, count in device.nodes.items():
-                per_node[node] = per_node.get(node, 0) + count
-            if device.model:
-                per_model[device.model] = per_model.get(device.model, 0) + device.per_gpu * TYPICAL_GPUS
+        per_node, per_model = Counter[str](), Counter[str]()
+        for device in matching_devices(chain, self._scope.devices):
+            if not device.bare:
+                per_node.update(device.nodes)
+                per_model[device.model] += device.per_gpu * TYPICAL_GPUS if device.model else 0
         hint = "select whole GPUs only, or request a count"
         node = max(per_node, key=lambda name: per_node[name], default="")
         model = max(per_model, key=lambda name: per_model[name], default="")
@@ -421,20 +407,8 @@ def _why(result: MatchResult) -> str:
     return f"it has no {result.missing}" if result.missing else result.problem.rpartition(": ")[2]
 
 
-def _driver_of(chain: Sequence[ParsedSelector]) -> str:
-    """Returns the driver that the expressions are about: the first domain that they read."""
-    domains = [domain for item in chain for domain, _ in item.reads.domains if domain != "resource.kubernetes.io"]
-    return domains[0] if domains else "gpu.nvidia.com"
-
-
-def _subjects(chain: Sequence[ParsedSelector]) -> set[str]:
-    """Returns the drivers that the chain names, directly or as a domain; empty if it names none."""
-    named = {driver for item in chain for driver, _ in item.reads.drivers}
-    return named or {domain for item in chain for domain, _ in item.reads.domains} - {"resource.kubernetes.io"}
-
-
 def _label_gigabytes_misuses(results: Sequence[MatchResult]) -> list[tuple[MatchResult, ParsedClause]]:
-    """Returns devices excluded only by a clause that requires the memory suggested by their product name."""
+    """Return devices that only a clause excludes which requires the gigabytes in their product name."""
     found = []
     for result in results:
         device = result.device
@@ -449,7 +423,7 @@ def _label_gigabytes_misuses(results: Sequence[MatchResult]) -> list[tuple[Match
             wanted = Quantity.parse(clause.quantities[0]).as_int()
         except ValueError:
             continue
-        labelled = {device.label_gigabytes * scale for scale in _SCALES.values()}
+        labelled = {device.label_gigabytes * scale for scale in _SCALES}
         if wanted in labelled and Quantity.parse(memory).as_int() < wanted:
             found.append((result, clause))
     return found

@@ -18,17 +18,12 @@ from dra_driver.core.text import counted, cut, printable
 from dra_driver.kubectl.lint.manifest import ManifestText, Spot
 from dra_driver.kubectl.lint.reading import YamlNode, line_and_column, line_at, offset_in_text
 
-# --- The rules of lint: identifier, name, severity and summary.
-#
-# Identifiers never change their meaning, because comments and pipelines refer to them. ``docs/lint.md`` explains each
-# rule with an example and a fix.
-
 Severity = Literal["error", "warning", "info"]
 RANK: Final[Mapping[Severity, int]] = MappingProxyType({"error": 0, "warning": 1, "info": 2})
 
 
 class LintRule(Struct, frozen=True):
-    """One rule. ``severity`` is the default; a check may choose another when it has more information."""
+    """A rule. ``severity`` is the default; a check may choose another when it has more information."""
 
     id: str
     name: str
@@ -36,6 +31,7 @@ class LintRule(Struct, frozen=True):
     summary: str
 
 
+# Identifiers never change their meaning, because comments and pipelines refer to them. docs/lint.md explains each rule.
 _ALL: Final = (
     # Files and objects
     LintRule("DRA001", "unreadable", "error", "The file is not readable YAML or JSON."),
@@ -103,10 +99,10 @@ SCHEMA_VERSION: Final = 1
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One violation of a rule. ``line`` and ``column`` count from 1; they are 0 without a position.
+    """A violation of a rule. ``line`` and ``column`` count from 1; they are 0 without a position.
 
-    ``object`` is ``Kind namespace/name``, ``path`` the field (``spec.devices.requests[0].exactly``), ``hint`` what to
-    do; each may be empty. ``excerpt`` is the line of text, ``caret`` the column in it (from 0) to point at.
+    ``object`` is ``Kind namespace/name``, ``path`` the field (``spec.devices.requests[0].exactly``), ``hint`` the
+    action; each may be empty. ``excerpt`` is the line of text, ``caret`` the column in it (from 0).
     """
 
     rule: str
@@ -146,7 +142,7 @@ class LintReport(Struct, frozen=True, kw_only=True):
         return replace(self, findings=tuple(raised))
 
     def to_wire(self) -> dict[str, object]:
-        """Returns the document of ``-o json``; fields may be added, but are never renamed or removed."""
+        """Return the document of ``-o json``; fields may be added, but are never renamed or removed."""
         summary: dict[str, int] = {"files": self.files, "objects": self.objects, "leftOut": self.left_out}
         return {
             "schemaVersion": SCHEMA_VERSION,
@@ -161,7 +157,6 @@ _COMMANDS: Final = {"error": "error", "warning": "warning", "info": "notice"}
 
 
 def as_text(report: LintReport, *, colour: bool = False) -> str:
-    """Lists findings by file with the line and a caret, and a summary."""
     blocks = [
         "\n".join([_painted(file, "1", colour), *(line for finding in found for line in _lines(finding, colour))])
         for file, found in groupby(report.findings, lambda finding: finding.file)
@@ -174,7 +169,7 @@ def as_json(report: LintReport) -> str:
 
 
 def as_github(report: LintReport) -> str:
-    """Returns one workflow command per finding, such as ``::error file=a.yaml,line=3,col=5,title=DRA010::...``."""
+    """Return one workflow command per finding, such as ``::error file=a.yaml,line=3,col=5,title=DRA010::...``."""
     return "\n".join(_command(finding) for finding in report.findings)
 
 
@@ -261,7 +256,6 @@ _ALLOW: Final = re.compile(
 
 
 def text_of(name: str, text: str) -> ManifestText:
-    """Returns the text with the rules that its comments suppress."""
     everywhere: set[str] = set()
     lines: dict[int, frozenset[str]] = {}
     line = counted = 0
@@ -296,7 +290,7 @@ class Reporter:
         offset: int | None = None,
         at: YamlNode | None = None,
     ) -> None:
-        """Adds a finding at a value; ``offset`` is a character of it, ``at`` another node to point at (a key)."""
+        """Add a finding at a value; ``offset`` is a character of it, ``at`` another node to point at (a key)."""
         node, text = at or spot.node, spot.manifest.text
         line, column = node.line, node.column
         if offset is None and node.style in {"|", ">"}:
@@ -331,7 +325,7 @@ class Reporter:
         hint: str = "",
         severity: Severity | None = None,
     ) -> None:
-        """Adds a finding at a position of a text, unless a comment suppresses it or it was added before."""
+        """Add a finding at a position of a text, unless a comment suppresses it or it is there already."""
         key = (rule, text.name, line, column, message)
         if rule in text.allowed_in_file or rule in text.allowed.get(line, ()) or key in self._seen:
             return
@@ -358,7 +352,7 @@ class Reporter:
         )
 
     def in_order(self) -> tuple[Finding, ...]:
-        """Returns the findings by file in the order of reading, then by position."""
+        """Return the findings by file in the order of reading, then by position."""
         order = {name: index for index, name in enumerate(self._per_file)}
         return tuple(sorted(self.findings, key=lambda f: (order[f.file], f.line, f.column, RANK[f.severity], f.rule)))
 

@@ -1,7 +1,8 @@
-"""Fields of the GPU Operator: the spec of its ClusterPolicy (nvidia.com/v1) and the values of its chart. Pure.
+"""Rules for fields of the GPU Operator's ClusterPolicy (nvidia.com/v1) and chart, and of the chart of NVIDIA's DRA
+driver.
 
 Source: NVIDIA/gpu-operator api/nvidia/v1/clusterpolicy_types.go and deployments/gpu-operator/values.yaml, v26.7. The
-operator goes on beside this driver for everything but handing out GPUs, so most of its fields are not carried over.
+operator keeps running for everything but the allocation of GPUs, so most of its fields are not carried over.
 """
 
 from typing import Final
@@ -78,8 +79,6 @@ def _default_config(value: object, path: Path, ledger: Ledger, gathered: Gathere
 
 
 _DEFAULT: Final = when(("", None, {}), (CARRIED, "empty: nodes without a label have no configuration"), _default_config)
-_VIRTUAL: Final = component("GPUs are not given to virtual machines; it goes on for them on other nodes")
-_VGPU: Final = component("vGPU is not known to this driver; it goes on for it on other nodes")
 SPEC: Final[Rules] = {
     "operator": (LOST, STAYS),
     "daemonsets.tolerations": when(([], None), (CARRIED, "empty"), TOLERATED),
@@ -155,7 +154,7 @@ SPEC: Final[Rules] = {
     "hostPaths.kubeletRootDir": to_value("kubelet", "rootDir"),
 }
 
-_VALUES_ONLY: Final[Rules] = {
+VALUES: Final[Rules] = {
     "platform.openshift": to_value("openshift", "enabled"),
     **dict.fromkeys(("nfd", "node-feature-discovery"), NFD),
     "clusterPolicy": (LOST, STAYS),
@@ -163,11 +162,12 @@ _VALUES_ONLY: Final[Rules] = {
     "draDriver": (LOST, "NVIDIA's own DRA driver has this driver's name: its GPU part must stay off"),
     "extraObjects": unless_empty((LOST, "objects that the chart makes beside; give them to this command as manifests")),
     "global": NOT_USED,
+    **SPEC,
 }
-VALUES: Final[Rules] = {**_VALUES_ONLY, **SPEC}
 VALUE_KEYS: Final = frozenset(key.partition(".")[0] for key in VALUES)
-OWN_KEYS: Final = frozenset({"migManager", "toolkit", "dcgmExporter", "vgpuManager", "sandboxWorkloads", "ccManager",
-                             "driver", "operator"})  # fmt: skip
+OWN_KEYS: Final = frozenset(
+    {"migManager", "toolkit", "dcgmExporter", "vgpuManager", "sandboxWorkloads", "ccManager", "driver", "operator"}
+)
 """Keys that no other chart of this command has."""
 
 

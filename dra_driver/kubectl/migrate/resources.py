@@ -26,11 +26,11 @@ _COMPUTE: Final = re.compile(r"nvidia\.com/mig-[0-9]+c\..*")
 
 
 class NoDeviceError(Exception):
-    """No device of this driver is what the resource was; the message is the reason."""
+    """No device of this driver corresponds to the resource; the message is the reason."""
 
 
 class ResourceMeaning(Struct, frozen=True, kw_only=True):
-    """What one unit of a resource is. ``strategy`` and ``replicas`` (units of each GPU) are of a share."""
+    """Meaning of one unit of a resource. ``strategy`` and ``replicas`` (units of each GPU) are of a share."""
 
     form: DeviceForm
     device_class: str
@@ -41,13 +41,13 @@ class ResourceMeaning(Struct, frozen=True, kw_only=True):
 
 
 class KnownResources(Struct, frozen=True, kw_only=True):
-    """What the configurations among the inputs say. ``of`` maps names that they share or rename to their meaning."""
+    """Resources that the configurations among the inputs share or rename (``of``), by name."""
 
     driver: str
     of: Mapping[str, ResourceMeaning] = field(default_factory=dict)
 
     def meaning(self, resource: str, spec: object) -> ResourceMeaning:
-        """What ``resource`` was to a pod with ``spec``, whose labels may say it. Raises NoDeviceError."""
+        """Return what ``resource`` was to a pod with ``spec``, whose labels take precedence. Raises NoDeviceError."""
         said = said_by_labels(spec)
         base = resource.removesuffix(SHARED)
         if resource.startswith(f"{GPU[:-3]}mig-"):
@@ -82,7 +82,6 @@ def share_meaning(strategy: str, replicas: int, *, several_refused: bool = False
 
 
 def partition_meaning(profile: str, driver: str) -> ResourceMeaning:
-    """A MIG device of a profile, by the class that `kubectl dra classes` keeps for it."""
     return ResourceMeaning(form=DeviceForm(form="partition", profile=profile), device_class=class_name(profile, driver))
 
 
@@ -91,7 +90,7 @@ def class_name(profile: str, driver: str) -> str:
 
 
 def said_by_labels(spec: object) -> DeviceForm | None:
-    """The form that a pod's product labels name by their suffix; None where they name none or several."""
+    """Return the form that a pod's product labels name by their suffix; None if they name none or several."""
     said = set()
     for key, value in _required_labels(spec):
         if key == f"{GPU}.product":
@@ -104,7 +103,7 @@ def said_by_labels(spec: object) -> DeviceForm | None:
 
 
 def _required_labels(spec: object) -> Iterable[tuple[str, str]]:
-    """Pairs of key and value that a node must have one of."""
+    """Yield pairs of key and value, one of which a node must have."""
     yield from ((key, str(value)) for key, value in mapping_at(spec, "nodeSelector").items())
     required = ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms")
     for term in list_at(spec, *required):
@@ -114,7 +113,7 @@ def _required_labels(spec: object) -> Iterable[tuple[str, str]]:
 
 
 def amount(value: object) -> int:
-    """The number of devices. Raises NoDeviceError for what is no whole number from 0 to 32."""
+    """Return the number of devices. Raises NoDeviceError unless it is a whole number from 0 to 32."""
     try:
         found = Quantity.parse(str(value)).as_int()
     except ValueError as error:
@@ -127,23 +126,23 @@ def amount(value: object) -> int:
 
 _MPS_SERVER_MIB: Final = 64
 _PERCENT, _LEAST_MIB, _MOST_MIB = 3, 256, 1024
-"""What the NVIDIA driver keeps where it is not known, as ``kube/published/shares.py`` estimates it."""
+"""Estimate of the NVIDIA driver's reserve, as in ``kube/published/shares.py``."""
 
 
 class MemoryKnowledge(Struct, frozen=True, kw_only=True):
-    """``said_mib``: as the user says, 0 if not. ``least_mib``: the least of the nodes that are among the inputs."""
+    """Memory of a GPU: ``said_mib`` by the user (0 if not), ``least_mib`` of the nodes among the inputs."""
 
     said_mib: int = 0
     least_mib: int = 0
 
     def of_pod(self, spec: object) -> int:
-        """MiB that the shares of one GPU can have together; 0 where it is not known."""
+        """Return the MiB of all shares of one GPU; 0 if unknown."""
         total = self.said_mib or _of_labels(mapping_at(spec, "nodeSelector")) or self.least_mib
         return shareable(total) if total else 0
 
 
 def shareable(total_mib: int) -> int:
-    """What a policy with MPS publishes of ``total_mib`` where the driver reports no reserve of its own."""
+    """Return what a policy with MPS publishes of ``total_mib`` if the driver reports no reserve."""
     reserve = min(max(total_mib * _PERCENT // 100, _LEAST_MIB), _MOST_MIB) + _MPS_SERVER_MIB
     return max(2, total_mib - min(reserve, total_mib // 2))
 
@@ -178,13 +177,13 @@ class DeviceWish(Struct, frozen=True, kw_only=True):
 
 
 class TemplateBook(Struct):
-    """The templates of a run, by namespace and content. ``profiles`` are the MIG profiles that anything asks for."""
+    """Templates of a run, by namespace and content, and the requested MIG profiles."""
 
     profiles: set[str] = field(default_factory=set)
     _made: dict[tuple[str, str], dict[str, object]] = field(default_factory=dict)
 
     def template(self, namespace: str, wishes: dict[str, DeviceWish], terms: NodeTerms, driver: str) -> str:
-        """The name of the template with one request for each of ``wishes``, which is made if there is none yet."""
+        """Return the name of the template with one request for each of ``wishes``; creates it if missing."""
         requests = [request(name, wish, terms, driver) for name, wish in wishes.items()]
         self.profiles |= {wish.meaning.form.profile for wish in wishes.values()} - {""}
         key = (namespace, json.dumps(requests, sort_keys=True))
@@ -201,7 +200,7 @@ class TemplateBook(Struct):
 
 
 def request(name: str, wish: DeviceWish, terms: NodeTerms, driver: str) -> dict[str, object]:
-    """One request of a claim; with preferred conditions, alternatives that are tried in their order."""
+    """Return one request of a claim; preferred conditions become alternatives in their order."""
     form = wish.meaning.form
     required = [*_inherent(wish.meaning, driver), *terms.required.get(form, ())]
     preferred = [each for each in terms.preferred.get(form, ()) if each]
@@ -217,10 +216,10 @@ def request(name: str, wish: DeviceWish, terms: NodeTerms, driver: str) -> dict[
 
 
 def share_amounts(wish: DeviceWish) -> dict[str, str]:
-    """What a share consumes: as much as the device plugin's replicas stood for.
+    """Return the consumption of a share: as much as the device plugin's replicas stood for.
 
-    Time-slicing replicas have no memory of their own, so a share asks for the least that can be asked for; the policy's
-    ``maxShares`` bounds their number. A client of the plugin's MPS has an equal part of memory and compute.
+    Time-slicing replicas have no memory, so a share requests the minimum, and the policy's ``maxShares`` bounds their
+    number. A client of the plugin's MPS has an equal part of memory and compute.
     """
     amounts = {names.MEMORY: "1Mi"}
     if wish.meaning.strategy == "MPS":
@@ -247,7 +246,7 @@ def _exactly(wish: DeviceWish, conditions: Sequence[str]) -> dict[str, object]:
 
 
 def _inherent(meaning: ResourceMeaning, driver: str) -> list[str]:
-    """Conditions that the resource itself implies: a share must not take a GPU that nothing shares."""
+    """Return conditions that the resource implies: a share must not take a GPU that is not shared."""
     if meaning.selector:
         return [meaning.selector]
     if meaning.form.form != "share":
@@ -258,7 +257,7 @@ def _inherent(meaning: ResourceMeaning, driver: str) -> list[str]:
 
 
 def _name(wishes: Sequence[DeviceWish], requests: Sequence[dict[str, object]]) -> str:
-    """Plain where the words say all; otherwise with a part of the content's hash, the same in each run."""
+    """Return the words if they say all; otherwise add a part of the content's hash, the same in each run."""
     first = wishes[0]
     words = first.words if len(wishes) == 1 else f"gpus-{len(wishes)}"
     if len(wishes) == 1 and "exactly" in requests[0] and first.meaning.strategy != "MPS" and not first.meaning.selector:

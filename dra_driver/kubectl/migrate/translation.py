@@ -9,7 +9,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.kubectl.migrate import mig_parted, plugin_config, policies, workloads
+from dra_driver.kubectl.migrate import plugin_config, policies, workloads
 from dra_driver.kubectl.migrate.ledger import (
     CARRIED,
     LOST,
@@ -23,7 +23,6 @@ from dra_driver.kubectl.migrate.ledger import (
     at,
     mapping_at,
 )
-from dra_driver.kubectl.migrate.mig_parted import is_mig_parted
 from dra_driver.kubectl.migrate.node_terms import keeps_labels
 from dra_driver.kubectl.migrate.operator_fields import (
     DRA_DRIVER_KEYS,
@@ -45,9 +44,9 @@ from dra_driver.kubectl.migrate.policies import PolicyDraft, ambiguity, classes,
 from dra_driver.kubectl.migrate.resources import TemplateBook
 from dra_driver.kubectl.migrate.workloads import PodOptions
 
-# --- ConfigMaps with configs of the device plugin or of mig-parted, and the same within values of a chart.
+# --- Configs in ConfigMaps and in values of a chart.
 #
-# The device plugin's ConfigMap has a config for each key; the node label nvidia.com/device-plugin.config names the key.
+# The device plugin's ConfigMap has a config for each key, which the node label nvidia.com/device-plugin.config names.
 # mig-parted's has one file with all layouts; the node label nvidia.com/mig.config names the layout.
 
 ReadText = Callable[[str, str], Sequence[InputDocument]]
@@ -59,7 +58,7 @@ _MARKS: Final = ("mig-configs:", "sharing:", "migStrategy", "flags:", '"sharing"
 def contents(
     document: InputDocument, read_text: ReadText
 ) -> tuple[list[tuple[str, InputDocument]], tuple[MigrationNote, ...]]:
-    """The configs in a ConfigMap by their keys, and notes about the ConfigMap. Raises ConfigurationError."""
+    """Return the configs in a ConfigMap by their keys, and notes about the ConfigMap. Raises ConfigurationError."""
     found = _read(document, ("data",), read_text)
     if not found:
         return [], untouched(document)
@@ -74,18 +73,18 @@ def untouched(document: InputDocument) -> tuple[MigrationNote, ...]:
 
 
 def inline(document: InputDocument, read_text: ReadText) -> list[tuple[str, InputDocument]]:
-    """The configs that values of a chart contain, by their keys. Raises ConfigurationError."""
+    """Return the configs in values of a chart by their keys. Raises ConfigurationError."""
     return [each for path in _INLINE for each in _read(document, path, read_text)]
 
 
 def translate_config(document: InputDocument, key: str, gathered: Gathered) -> tuple[MigrationNote, ...]:
-    if mig_parted.is_mig_parted(document.value):
-        return mig_parted.translate(document, gathered)
+    if policies.is_mig_parted(document.value):
+        return policies.read_layouts(document, gathered)
     return plugin_config.translate(document, key, gathered)
 
 
 def translate_file(document: InputDocument, gathered: Gathered) -> tuple[MigrationNote, ...]:
-    """A config of the device plugin that is a file of its own: no label chooses it, so it is for all nodes."""
+    """Translate a config of the device plugin that is a file: no label chooses it, so it is for all nodes."""
     stem = PurePath(document.source).stem
     name = stem if stem.isprintable() and stem not in {"", "-", "<stdin>"} else "config"
     gathered.standalone.add(name)
@@ -102,7 +101,7 @@ def _read(document: InputDocument, path: Sequence[str], read_text: ReadText) -> 
             continue
         where = f"{document.source}:{document.line_of((*path, key))}: {document.label}, {'.'.join(path)}.{key}"
         for each in read_text(text, where):
-            if mig_parted.is_mig_parted(each.value) or plugin_config.is_plugin_config(each.value):
+            if policies.is_mig_parted(each.value) or plugin_config.is_plugin_config(each.value):
                 found.append((key, replace(each, number=document.number, inside=where)))
     return found
 
@@ -112,7 +111,7 @@ _OPERATOR_GROUP: Final = "nvidia.com/"
 
 
 def format_of(document: InputDocument) -> str:
-    """The format's name. Raises ConfigurationError for what no translator can read."""
+    """Return the format's name. Raises ConfigurationError for an unknown format."""
     value = document.value
     if not isinstance(value, dict):
         seen = "nothing" if value is None else "a list" if isinstance(value, list) else f"the text {str(value)[:40]!r}"
@@ -121,14 +120,14 @@ def format_of(document: InputDocument) -> str:
         return _format_of_object(document)
     if "{{" in str(value.get("kind")) or any("{{" in str(key) for key in value):
         raise ConfigurationError(f"{document.place}: a Helm template; render it first (helm template RELEASE CHART)")
-    if is_mig_parted(value):
+    if policies.is_mig_parted(value):
         return "mig-parted"
     if is_plugin_config(value):
         return "plugin-config"
     keys = set(value)
     if keys & DRA_DRIVER_KEYS:
         return "dra-driver-values"
-    if len(keys & OWN_KEYS) >= 1 and keys <= VALUE_KEYS | {"daemonsets"}:
+    if keys & OWN_KEYS and keys <= VALUE_KEYS | {"daemonsets"}:
         return "operator-values"
     if keys & CHART_OWN_KEYS and len(keys & CHART_VALUE_KEYS) * 2 > len(keys):
         return "plugin-values"
@@ -161,9 +160,7 @@ def _format_of_object(document: InputDocument) -> str:
 
 
 def items(document: InputDocument) -> Iterator[InputDocument]:
-    """The document, or the items of a list."""
-    waiting = [document]
-    count = 0
+    waiting, count = [document], 0
     while waiting:
         each = waiting.pop()
         inside = at(each.value, "items")
@@ -224,9 +221,8 @@ ApiObject = dict[str, Any]
 
 
 class MigrateOptions(Struct, frozen=True, kw_only=True):
-    """``driver``: the DRA driver's name. ``keep``: leave pods as they are that can go on through extended resources.
-
-    ``gpu_memory_mib``: the memory of one GPU that replicas share, 0 if it is not given.
+    """``driver`` is the DRA driver's name. ``keep``: pods that extended resources can serve stay. ``gpu_memory_mib`` is
+    of a shared GPU, or 0.
     """
 
     driver: str = "gpu.nvidia.com"
@@ -235,7 +231,7 @@ class MigrateOptions(Struct, frozen=True, kw_only=True):
 
 
 class Translation(Struct):
-    """What came of all inputs. ``workloads`` are changed objects with the file that they came from."""
+    """Result of all inputs. ``workloads`` are changed objects with their files."""
 
     policies: list[ApiObject] = field(default_factory=list)
     classes: list[ApiObject] = field(default_factory=list)
@@ -255,7 +251,7 @@ class Translation(Struct):
 
 
 def translate(documents: Iterable[InputDocument], options: MigrateOptions, read_text: ReadText) -> Translation:
-    """Translates all documents. One that cannot be read is a problem, and the others are translated."""
+    """Translate all documents. One that cannot be read becomes a problem; the others are translated."""
     found, gathered = Translation(), Gathered()
     later: list[tuple[str, InputDocument]] = []
     for document in documents:
@@ -307,7 +303,7 @@ def _first(
     later: list[tuple[str, InputDocument]],
     read_text: ReadText,
 ) -> None:
-    """Configurations; what depends on them is put off."""
+    """Translate configurations; the objects that depend on them go to ``later``."""
     name = format_of(document)
     match name:
         case "quota" | "limit-range" | "object":
@@ -318,7 +314,7 @@ def _first(
             for key, each in inside:
                 found.notes += translate_config(each, key, gathered)
         case "mig-parted":
-            found.notes += mig_parted.translate(document, gathered)
+            found.notes += policies.read_layouts(document, gathered)
         case "plugin-config":
             found.notes += translate_file(document, gathered)
         case "node":
@@ -360,7 +356,7 @@ def _second(name: str, document: InputDocument, options: PodOptions, book: Templ
 
 def _hints(gathered: Gathered, drafts: Sequence[PolicyDraft], found: Translation, *, keep: bool) -> list[str]:
     hints = [f"chart values: {conflict}" for conflict in gathered.value_conflicts]
-    hints += [told] if (told := ambiguity(gathered)) and found.templates else []
+    hints += [found_ambiguity] if (found_ambiguity := ambiguity(gathered)) and found.templates else []
     everywhere = [draft.name for draft in drafts if draft.nodes is None and not draft.priority]
     if everywhere[1:]:
         hints.append(f"{' and '.join(everywhere)} are each for every GPU and contradict each other: keep one of them")

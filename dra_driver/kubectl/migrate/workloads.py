@@ -35,17 +35,17 @@ from dra_driver.kubectl.migrate.resources import (
     amount,
 )
 
-# --- What a pod says to NVIDIA's container runtime: RuntimeClass and environment.
+# --- Settings of a pod for NVIDIA's container runtime: RuntimeClass and environment.
 #
-# Devices of a claim come by CDI, which the container runtime itself applies, and which sets NVIDIA_VISIBLE_DEVICES=void
-# so that NVIDIA's runtime, where it is the default, adds nothing. A value of the pod would be an offer to that runtime.
+# CDI sets NVIDIA_VISIBLE_DEVICES=void, so that NVIDIA's runtime, if it is the default, adds no devices. A value of the
+# pod would override that.
 
 _RUNTIME_CLASSES: Final = frozenset({"nvidia", "nvidia-cdi", "nvidia-legacy"})
 _ALL: Final = re.compile(r"all|[0-9,]+|GPU-.*")
 
 
 def _tidy(spec: dict[str, object], with_devices: Collection[tuple[str, int]], base: Path, ledger: Ledger) -> None:
-    """Removes what would make NVIDIA's runtime add devices; ``with_devices`` are containers by list and index."""
+    """Remove settings that make NVIDIA's runtime add devices; ``with_devices`` are containers by list and index."""
     if spec.get("runtimeClassName") in _RUNTIME_CLASSES:
         del spec["runtimeClassName"]
         text = "removed: the container runtime itself applies CDI, and the RuntimeClass goes with NVIDIA's toolkit"
@@ -61,7 +61,7 @@ def _tidy(spec: dict[str, object], with_devices: Collection[tuple[str, int]], ba
 
 
 def _note_all_gpus(spec: object, base: Path, ledger: Ledger) -> None:
-    """Notes containers that ask for no GPU and get all of them through NVIDIA's runtime."""
+    """Note containers that request no GPU and get all of them through NVIDIA's runtime."""
     for list_name, index, container in _containers(spec):
         for number, each in enumerate(list_at(container, "env")):
             if text_at(each, "name") == "NVIDIA_VISIBLE_DEVICES" and _ALL.fullmatch(str(at(each, "value") or "")):
@@ -95,7 +95,7 @@ UNKNOWN_MEMORY: Final = (
 
 
 class PodOptions(Struct, frozen=True, kw_only=True):
-    """``driver`` is the name of the DRA driver. ``keep``: pods that could go on unchanged are left as they are."""
+    """``driver`` is the name of the DRA driver. ``keep``: pods that can run unchanged stay."""
 
     driver: str
     keep: bool
@@ -116,14 +116,12 @@ class _Ask(Struct, frozen=True, kw_only=True):
 
 
 def _resource_names(spec: object, known: KnownResources) -> set[str]:
-    """The resources of NVIDIA's device plugin that the pod's containers ask for."""
     return {name for _, _, container in _containers(spec) for name in _counts(container, known)}
 
 
 def _can_stay(spec: object, options: PodOptions) -> bool:
-    """Whether the pod can go on unchanged through classes with an extendedResourceName.
-
-    An extended resource cannot say how much of a shared GPU is wanted, and names a whole GPU where it was a partition.
+    """Return whether classes with an extendedResourceName can serve the pod: not shares, nor partitions under a GPU's
+    name.
     """
     try:
         meanings = [options.resources.meaning(name, spec) for name in _resource_names(spec, options.resources)]
@@ -132,16 +130,10 @@ def _can_stay(spec: object, options: PodOptions) -> bool:
     return not any(meaning.form.form == "share" or meaning.form.single for meaning in meanings)
 
 
-def _profiles(spec: object, options: PodOptions) -> set[str]:
-    """The MIG profiles that a pod asks for by extended resources, all of which have a meaning."""
-    names = _resource_names(spec, options.resources)
-    return {options.resources.meaning(name, spec).form.profile for name in names} - {""}
-
-
 def _translate_pod(
     spec: dict[str, object], base: Path, ledger: Ledger, *, namespace: str, options: PodOptions, book: TemplateBook
 ) -> bool:
-    """Changes ``spec`` so that its containers have claims; notes each field. Returns whether it was changed."""
+    """Change ``spec`` so that its containers have claims; note each field. Return whether it was changed."""
     asks = list(_asks(spec, base, options, ledger))
     if not asks:
         return False
@@ -152,9 +144,8 @@ def _translate_pod(
     for ask, request in requests.items():
         container = mapping_at(spec, ask.list_name, ask.index)
         _forget(container, ask.resource)
-        resources = mapping_at(container, "resources")
         use = {"name": claim, **({"request": request} if several else {})}
-        claims = list_in(resources, "claims")
+        claims = list_in(mapping_at(container, "resources"), "claims")
         if use not in claims:
             claims.append(use)
         later = next((each for each in requests if requests[each] == request and not each.reusable), None)
@@ -215,11 +206,11 @@ def _wish(resource: str, count: int, spec: object, options: PodOptions) -> Devic
 
 
 def _requests(asks: list[_Ask]) -> dict[_Ask, str]:
-    """The request of each ask, of those with one request the largest first: an init container uses that of a later
-    container, or of another init container, where it is enough."""
+    """Return the request of each ask. An init container uses that of a later container, or of another init container,
+    if it is enough; of those with one request the largest is first.
+    """
     found: dict[_Ask, str] = {}
-    own = [ask for ask in asks if not ask.reusable]
-    for ask in own:
+    for ask in (each for each in asks if not each.reusable):
         found[ask] = _request_name(ask, found)
     for ask in sorted((each for each in asks if each.reusable), key=lambda each: -each.wish.count):
         enough = [
@@ -259,8 +250,8 @@ def _note(ask: _Ask, request: str, claim: str, base: Path, ledger: Ledger, *, la
         "share": f"{wish.count} shares of one GPU" if wish.count > 1 else "a share of a GPU",
     }[form.form]
     text = f"became a request for {what} in the claim {claim}{f', request {request}' if request else ''}"
-    paths = [(*base, ask.list_name, ask.index, "resources", part, ask.resource) for part in ask.parts]
-    for path in paths:
+    for part in ask.parts:
+        path = (*base, ask.list_name, ask.index, "resources", part, ask.resource)
         if ask.reusable and later is not None and later.wish.count > wish.count:
             ledger.changed(
                 path, f"uses the request of container {later.container}: it sees {later.wish.count}, not {wish.count}"
@@ -276,7 +267,7 @@ def _note(ask: _Ask, request: str, claim: str, base: Path, ledger: Ledger, *, la
 
 
 def _counts(container: object, known: KnownResources) -> dict[str, tuple[object, list[Path]]]:
-    """For each resource its amount, limits before requests, and the paths below the container."""
+    """Return for each resource its amount, limits before requests, and the paths below the container."""
     found: dict[str, tuple[object, list[Path]]] = {}
     for part in _RESOURCES:
         for name, value in mapping_at(container, "resources", part).items():
@@ -300,14 +291,14 @@ _IMMUTABLE: Final = {
     "Pod": "a pod's containers cannot be changed: delete it before",
     "Job": "a Job's pods cannot be changed: delete it before",
 }
-_JOB_LABELS: Final = frozenset({"controller-uid", "batch.kubernetes.io/controller-uid", "job-name",
-                                "batch.kubernetes.io/job-name"})  # fmt: skip
+_JOB_LABELS: Final = {
+    f"{prefix}{name}" for prefix in ("", "batch.kubernetes.io/") for name in ("controller-uid", "job-name")
+}
 
 
 class TranslatedObject(Struct, frozen=True, kw_only=True):
-    """``value`` is the changed object, None where it stays as it is.
-
-    ``can_stay``: it asks for devices, and classes with an extended resource could serve it unchanged.
+    """``value`` is the changed object, None if it stays. ``can_stay``: classes with an extended resource could serve it
+    unchanged.
     """
 
     value: dict[str, object] | None = None
@@ -316,7 +307,7 @@ class TranslatedObject(Struct, frozen=True, kw_only=True):
 
 
 def pod_specs(value: object) -> Iterator[tuple[Path, dict[str, object]]]:
-    """Each mapping with a list ``containers``, with its path."""
+    """Yield each mapping with a list ``containers``, with its path."""
     waiting: list[tuple[Path, object]] = [((), value)]
     looked_at = 0
     while waiting and looked_at < _SEARCHED:
@@ -340,7 +331,8 @@ def translate(document: InputDocument, options: PodOptions, book: TemplateBook) 
     can_stay = bool(asking) and all(_can_stay(spec, options) for _, spec in asking)
     if options.keep and can_stay:
         for path, spec in asking:
-            book.profiles |= _profiles(spec, options)
+            known = _resource_names(spec, options.resources)
+            book.profiles |= {options.resources.meaning(name, spec).form.profile for name in known} - {""}
             ledger.carried(path, "stays as it is: classes of this driver have its extended resources")
         return TranslatedObject(notes=ledger.close(CARRIED, UNCHANGED), can_stay=True)
     changed = [
@@ -360,7 +352,7 @@ def _finished(value: dict[str, object], ledger: Ledger, *, changed: bool, can_st
 
 
 def _forget_server_fields(value: dict[str, object], ledger: Ledger) -> None:
-    """Removes what the API server sets, from an object that was read from a cluster."""
+    """Remove fields that the API server sets from an object that was read from a cluster."""
     text = "left out: the API server sets it"
     metadata, annotations = mapping_at(value, "metadata"), mapping_at(value, "metadata", "annotations")
     for key in _SERVER_SET:
@@ -386,17 +378,14 @@ def _forget_server_fields(value: dict[str, object], ledger: Ledger) -> None:
                 ledger.carried((*base, key), text)
 
 
-# --- ResourceQuota and LimitRange with resources of the device plugin.
-#
-# A quota for claims counts devices by class: ``<class>.deviceclass.resource.k8s.io/devices`` (core/v1, quotas).
-
+# A quota for claims counts devices by class: <class>.deviceclass.resource.k8s.io/devices (core/v1, quotas).
 _SUFFIX: Final = "deviceclass.resource.k8s.io/devices"
 _PARTS: Final = ("default", "defaultRequest", "max", "min", "maxLimitRequestRatio")
 _BOTH: Final = "the line stays for pods that are not moved yet; remove it at the end, as a namespace may use up both"
 
 
 def translate_quota(document: InputDocument, known: KnownResources) -> TranslatedObject:
-    """The quota with a line for each class."""
+    """Add a line for each class to the quota."""
     ledger, value, changed = Ledger(document), copy.deepcopy(mapping_at(document.value)), False
     hard = mapping_at(value, "spec", "hard")
     for name, limit in list(hard.items()):
@@ -421,7 +410,7 @@ def translate_quota(document: InputDocument, known: KnownResources) -> Translate
 
 
 def translate_limit_range(document: InputDocument, known: KnownResources) -> TranslatedObject:
-    """The LimitRange without the resources: a default would give every container a GPU beside its claim."""
+    """Remove the resources: a default would give every container a GPU in addition to its claim."""
     ledger, value, changed = Ledger(document), copy.deepcopy(mapping_at(document.value)), False
     for index, limits in enumerate(list_at(value, "spec", "limits")):
         for part in _PARTS:

@@ -19,17 +19,11 @@ from dra_driver.kube.devices import Wire, attribute_of, attribute_text, newest_s
 from dra_driver.kube.published import names
 from dra_driver.kubectl.capacity import NOWHERE, ClaimDevice, ClaimRow, GpuPlace, node_problem, place_of
 
-FREE: Final = "free"
-WHOLE: Final = "whole"
-PARTITION: Final = "partition"
-SHARE: Final = "share"
+FREE, WHOLE, PARTITION, SHARE = "free", "whole", "partition", "share"
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """What one claim has of a GPU: ``start`` and ``width`` in percent of the GPU, ``form`` one of the above.
-
-    ``memory_bytes`` is what the claim was granted, 0 where it is not published. ``device`` is the published device.
-    """
+    """A claim's part of a GPU: ``start`` and ``width`` in percent; ``memory_bytes`` of the grant, or 0."""
 
     form: str
     device: str
@@ -45,10 +39,9 @@ class Part(Struct, frozen=True, kw_only=True):
 
 
 class GpuRow(Struct, frozen=True, kw_only=True):
-    """One GPU of a node. ``slices`` is the number of memory slices of MIG, 0 where it is not published.
+    """A GPU of a node. ``slices`` counts its memory slices of MIG, 0 if not published.
 
-    ``offers`` are the forms that claims could get now (``whole``, ``3g.40gb``, ``share``); ``health`` is "" where
-    nothing tells it. ``used_percent`` is how much of it claims hold.
+    ``offers`` are the forms that claims can get (``whole``, ``3g.40gb``, ``share``); ``health`` is "" if it is unknown.
     """
 
     node: str
@@ -85,7 +78,7 @@ class GpuRow(Struct, frozen=True, kw_only=True):
 
 
 class NodeRow(Struct, frozen=True, kw_only=True):
-    """One node with its GPUs. ``problem`` is why it takes no ordinary pods, "" without one."""
+    """A node with its GPUs. ``problem`` is why it takes no ordinary pods, or ""."""
 
     name: str
     gpus: Sequence[GpuRow]
@@ -105,8 +98,6 @@ class NodeRow(Struct, frozen=True, kw_only=True):
 
 
 class Totals(Struct, frozen=True, kw_only=True):
-    """Of the whole fleet, in GPUs and nodes."""
-
     nodes: int = 0
     gpus: int = 0
     free: int = 0
@@ -117,8 +108,6 @@ class Totals(Struct, frozen=True, kw_only=True):
 
 
 class SeenFleet(Struct, frozen=True, kw_only=True):
-    """All nodes that have GPUs, by name."""
-
     nodes: Sequence[NodeRow] = ()
     totals: Totals = Totals()
 
@@ -131,14 +120,14 @@ class SeenFleet(Struct, frozen=True, kw_only=True):
 
 
 class LinkedGpus(Struct, frozen=True, kw_only=True):
-    """GPUs of one node of which each reaches each other by NVLink; ``kind`` is in words."""
+    """GPUs of one node that reach each other by NVLink; ``kind`` is in words."""
 
     kind: str
     gpus: Sequence[GpuRow]
 
 
 class NearGpus(Struct, frozen=True, kw_only=True):
-    """GPUs of one node with one NUMA node and PCIe root; both are "" where they are not published."""
+    """GPUs of one node with one NUMA node and PCIe root; both are "" if they are not published."""
 
     numa: str
     pcie_root: str
@@ -146,7 +135,6 @@ class NearGpus(Struct, frozen=True, kw_only=True):
 
 
 def islands_of(node: NodeRow) -> list[LinkedGpus]:
-    """In the order of the first GPU of each."""
     found: dict[str, list[GpuRow]] = {}
     for gpu in node.gpus:
         if gpu.place.island:
@@ -155,14 +143,13 @@ def islands_of(node: NodeRow) -> list[LinkedGpus]:
 
 
 def island_of(gpu: GpuRow, fleet: SeenFleet) -> LinkedGpus | None:
-    """The island of the GPU, itself included; None without one."""
     node = fleet.node(gpu.node)
     found = islands_of(node) if node and gpu.place.island else ()
     return next((each for each in found if each.gpus[0].place.island == gpu.place.island), None)
 
 
 def spots_of(node: NodeRow) -> list[NearGpus]:
-    """GPUs that are near each other; none if the node's GPUs do not say where they are."""
+    """Return GPUs that are near each other; none if their places are not published."""
     found: dict[tuple[str, str], list[GpuRow]] = {}
     for gpu in node.gpus:
         found.setdefault((gpu.place.numa_text, gpu.place.pcie_root), []).append(gpu)
@@ -171,7 +158,7 @@ def spots_of(node: NodeRow) -> list[NearGpus]:
 
 
 def clique_of(gpu: GpuRow, fleet: SeenFleet) -> list[GpuRow]:
-    """All GPUs of the fabric's clique, which may span nodes; none where the GPU is in no clique."""
+    """Return all GPUs of the fabric's clique, which may span nodes."""
     clique = gpu.place.clique
     return [each for node in fleet.nodes for each in node.gpus if each.place.clique == clique] if clique else []
 
@@ -191,7 +178,7 @@ _PROBLEMS: Final = {"deleting": "being deleted", "not-ready": "not ready"}
 
 
 class _Found(Struct, kw_only=True):
-    """One GPU while its slices are read. ``counters`` is its counter set."""
+    """A GPU while its slices are read. ``counters`` is its counter set."""
 
     name: str
     driver: str
@@ -209,7 +196,7 @@ class _Found(Struct, kw_only=True):
 def fleet_of(
     slices: Sequence[Wire], nodes: Sequence[Wire], claims: Iterable[ClaimRow], told: Mapping[str, GpuNodeStatus]
 ) -> SeenFleet:
-    """The fleet. ``claims`` are rows of ``capacity.claims_of``; ``told`` is what GpuNodes say, by node."""
+    """``claims`` are rows of ``capacity.claims_of``; ``told`` is the status of GpuNodes, by node."""
     grants: dict[Key, list[tuple[ClaimRow, ClaimDevice]]] = {}
     for claim in claims:
         for device in claim.devices:
@@ -250,7 +237,7 @@ def _read_slice(spec: Wire, grants: Grants, by_node: dict[str, dict[tuple[str, s
 
 
 def _gpu_of(attributes: Wire, driver: str) -> tuple[str, bool]:
-    """UUID of the GPU, and whether the device is the whole of it; ("", False) for devices that are no GPUs."""
+    """Return the UUID of the GPU, and whether the device is all of it; ("", False) if it is not a GPU."""
     kind = attribute_text(attributes, driver, names.TYPE)
     if kind == names.TYPE_MIG:
         return attribute_text(attributes, driver, names.PARENT_UUID), False
@@ -333,7 +320,6 @@ def _gpu(node: str, found: _Found, counters: Mapping[Key, int], told: NodeGpu | 
 
 
 def _told(row: GpuRow, told: NodeGpu | None) -> GpuRow:
-    """The row with what the node's GpuNode says of the GPU."""
     if told is None:
         return row
     health, message = told.health.value, told.message or ""
@@ -343,7 +329,7 @@ def _told(row: GpuRow, told: NodeGpu | None) -> GpuRow:
 
 
 def _parts(found: _Found, total: int, slices: int) -> Iterator[Part]:
-    """Parts in the order of their place; shares have no place and stand one after the other."""
+    """Yield parts in the order of their place; shares have no place and stand one after the other."""
     at = 0.0
     for device, grants in found.held:
         for claim, grant in sorted(grants, key=lambda each: (each[0].namespace, each[0].name)):
@@ -357,8 +343,7 @@ def _part(
 ) -> Part:
     attributes = device.get("attributes") or {}
     form, start, width = WHOLE, 0.0, 100.0
-    memory, label = total, "whole GPU"
-    percent = None
+    memory, label, percent = total, "whole GPU", None
     if not _gpu_of(attributes, found.driver)[1]:
         form, label = PARTITION, attribute_text(attributes, found.driver, names.PROFILE)
         memory = _published_memory(device)
@@ -410,7 +395,7 @@ def _published_memory(device: Wire) -> int:
 
 
 def _bytes(quantity: str | None) -> int:
-    """0 for what is no quantity, or a negative one."""
+    """Return 0 for a negative or invalid quantity."""
     try:
         return max(0, Quantity.parse(str(quantity or "0")).as_int())
     except ValueError:
@@ -419,24 +404,17 @@ def _bytes(quantity: str | None) -> int:
 
 def _natural(name: str) -> list[tuple[int, int | str]]:
     """``gpu-10`` comes after ``gpu-2``."""
-    return [
-        (0, int(part)) if part.isdigit() and part.isascii() else (1, part) for part in re.split(r"([0-9]{1,18})", name)
-    ]
+    parts = re.split(r"([0-9]{1,18})", name)
+    return [(0, int(part)) if part.isdigit() and part.isascii() else (1, part) for part in parts]
 
 
 def use_of_gpu(usage: ToldUsage, gpu: str) -> Iterator[str]:
-    """Claims over their grant on ``gpu`` (``gpu-0``), and processes of no claim."""
-    yield from (_sentence(each) for each in _of_gpus(usage) if each.gpu == gpu)
+    yield from (_sentence(each) for each in (*usage.over_grant, *usage.unattributed) if each.gpu == gpu)
 
 
 def use_of_node(usage: ToldUsage) -> Iterator[str]:
-    """All of the node, with the names of the GPUs, and idle claims."""
-    yield from (f"{each.gpu}: {_sentence(each)}" for each in _of_gpus(usage))
+    yield from (f"{each.gpu}: {_sentence(each)}" for each in (*usage.over_grant, *usage.unattributed))
     yield from map(_sentence, usage.idle)
-
-
-def _of_gpus(usage: ToldUsage) -> Sequence[ToldOverGrant | ToldForeign]:
-    return *usage.over_grant, *usage.unattributed
 
 
 def _sentence(found: ToldOverGrant | ToldForeign | ToldIdle) -> str:

@@ -1,4 +1,4 @@
-"""What claims use, as the exporters told it since the page was started: a short memory for charts."""
+"""Use of claims since the start of the page, as exporters report it: a short memory for charts."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ MAX_POINTS: Final = 500_000
 
 
 class Point(Struct, frozen=True):
-    """Bytes and a ratio from 0 to 1 at a time; None is not known."""
+    """Bytes and a ratio from 0 to 1 at a time; None if unknown."""
 
     at: datetime
     used_bytes: int | None
@@ -27,7 +27,7 @@ class Point(Struct, frozen=True):
 
 
 class UseSample(NamedTuple):
-    """What was in use at a time: devices by claim, and whole GPUs by node and name."""
+    """Use at a time: devices by claim, and whole GPUs by node and name."""
 
     at: datetime
     uses: Uses
@@ -65,7 +65,7 @@ class UseNow(Struct, frozen=True, kw_only=True):
 
 
 class UseHistory:
-    """Asks ``read`` and remembers. Used by one thread; what it returns is never changed."""
+    """Calls ``read`` and keeps samples. Used by one thread; its results are never changed."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class UseHistory:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         past: Callable[[], Sequence[UseSample]] = tuple,
     ) -> None:
-        """``past`` is asked once, at the first look, for what was before it; it may raise DraError."""
+        """``past`` is called once, at the first `read`, for earlier samples; it may raise DraError."""
         self._read = read
         self._past: Callable[[], Sequence[UseSample]] | None = past
         self._gaps: tuple[str, ...] = ()
@@ -99,9 +99,7 @@ class UseHistory:
             self._gaps = (f"charts begin now: {error}",)
 
 
-# --- What Prometheus recorded before the page was started: questions, and answers as samples for charts.
-#
-# Its answers are believed as little as in ``kubectl/usage/history.py``: a value that cannot be is left out.
+# --- Use that Prometheus recorded before the start of the page. Impossible values are skipped.
 
 WINDOW_S: Final = 3600
 STEP_S: Final = 60
@@ -112,9 +110,8 @@ _MAX_POINTS: Final = 400_000
 
 
 def past_of(ask: Callable[[str], object]) -> list[UseSample]:
-    """Samples of the last hour, oldest first. ``ask`` answers an instant query.
-
-    Raises what ``ask`` raises, and ValueError for answers that are none.
+    """Return samples of the last hour, oldest first. ``ask`` answers an instant query. Raises what ``ask`` raises, and
+    ValueError for an invalid answer.
     """
     past = _Past()
     claims, gpus = ", ".join(KEY), "node, device"
@@ -126,8 +123,6 @@ def past_of(ask: Callable[[str], object]) -> list[UseSample]:
 
 
 class _Past:
-    """The answers so far, by time."""
-
     def __init__(self) -> None:
         self._uses: dict[int, dict[Key, ClaimDeviceUse]] = {}
         self._gpus: dict[int, dict[tuple[str, str], GpuMemory]] = {}
@@ -170,9 +165,8 @@ HEIGHT: Final = 120
 
 
 class UseChart(Struct, frozen=True, kw_only=True):
-    """Lines of one chart, each "" where nothing is known. ``top`` is the memory in bytes at its upper edge.
-
-    ``limit`` is where the grant is, from the upper edge; None when the grant is the top.
+    """Lines of a chart, "" if unknown. ``top`` is the memory in bytes at the upper edge, ``limit`` the distance of the
+    grant from it, None if the grant is the top.
     """
 
     since: datetime
@@ -183,9 +177,8 @@ class UseChart(Struct, frozen=True, kw_only=True):
 
 
 def drawn(points: Sequence[Point], granted: int) -> UseChart | None:
-    """Memory against what was granted, and utilisation; None without two values of either.
-
-    Use over the grant stays inside: the top is then the most that was used.
+    """Return memory against the grant, and utilisation; None without two values of either. If use exceeds the grant,
+    the top is the most that was used.
     """
     most = max((each.used_bytes for each in points if each.used_bytes is not None), default=0)
     over = granted > 0 and most > granted

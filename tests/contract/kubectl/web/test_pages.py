@@ -11,7 +11,7 @@ from dra_driver.core.model.gpu_node import ToldForeign, ToldIdle, ToldOverGrant,
 from dra_driver.core.model.usage_rules import OverGrantAction
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, GpuMemory
-from dra_driver.kubectl.web.answers import EXAMPLE, MAX_BYTES
+from dra_driver.kubectl.web.rows import EXAMPLE, MAX_BYTES
 from tests.contract.kubectl.web.conftest import HOST, Site
 from tests.unit.kubectl.web.objects import (
     DRIVER,
