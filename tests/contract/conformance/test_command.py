@@ -21,17 +21,12 @@ from tests.fakes.subject.driver import SubjectDriver
 TEMPLATE = """\
 apiVersion: resource.k8s.io/v1
 kind: DeviceClass
-metadata:
-  name: template.example.com
-spec:
-  selectors:
-    - cel:
-        expression: device.driver == "template.example.com"
+metadata: {name: template.example.com}
+spec: {selectors: [{cel: {expression: device.driver == "template.example.com"}}]}
 ---
 apiVersion: resource.k8s.io/v1
 kind: ResourceClaimTemplate
-metadata:
-  name: two
+metadata: {name: two}
 spec:
   spec:
     devices:
@@ -41,9 +36,7 @@ spec:
             deviceClassName: template.example.com
             allocationMode: ExactCount
             count: 2
-            selectors:
-              - cel:
-                  expression: '"unit-7" != "absent"'
+            selectors: [{cel: {expression: '"unit-7" != "absent"'}}]
 """
 
 

@@ -3,13 +3,10 @@
 import json
 from xml.etree import ElementTree
 
-import pytest
-
 from dra_driver.conformance import report, suite
 from dra_driver.conformance.bench import Bench
 from dra_driver.conformance.checks import CHECKS
 from dra_driver.conformance.values import CAPABILITIES, Check, CheckOutcome
-from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.finding import Finding, Status
 
 
@@ -37,33 +34,18 @@ def test_a_line_has_verdict_rule_source_and_what_was_seen() -> None:
     ]
 
 
-def test_the_summary_counts_verdicts() -> None:
-    outcomes = [outcome(Status.OK), outcome(Status.OK), outcome(Status.UNKNOWN)]
-    assert report.summary(outcomes) == "3 checks: 2 passed, 1 unable"
-
-
 def test_json_has_every_check() -> None:
     document = json.loads(report.as_json("d.example.com", "full", [outcome(status) for status in STATUSES]))
     assert document["driver"] == "d.example.com"
-    assert [check["verdict"] for check in document["checks"]] == [
-        "passed",
-        "failed",
-        "advice",
-        "not applicable",
-        "unable",
-    ]
+    verdicts = [check["verdict"] for check in document["checks"]]
+    assert verdicts == ["passed", "failed", "advice", "not applicable", "unable"]
     assert document["checks"][0]["source"] == "file.go:1"
 
 
 def test_junit_counts_failures_errors_and_skips() -> None:
     outcomes = [outcome(status, "\x00<seen>") for status in STATUSES]
     root = ElementTree.fromstring(report.as_junit("d.example.com", outcomes))  # noqa: S314 - our own text
-    assert {name: root.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
-        "tests": "5",
-        "failures": "1",
-        "errors": "1",
-        "skipped": "1",
-    }
+    assert [root.get(name) for name in ("tests", "failures", "errors", "skipped")] == ["5", "1", "1", "1"]
     failure = root.find("./testcase/failure")
     assert failure is not None
     assert (failure.get("message"), failure.text) == ("?<seen>", "It must. [file.go:1]")
@@ -78,11 +60,6 @@ def test_the_basic_profile_is_a_part_of_the_full_one() -> None:
 def test_checks_are_chosen_by_pattern_whatever_the_profile() -> None:
     chosen = suite.select("basic", ["restart-*", "slices-count"])
     assert {check.id.partition("-")[0] for check in chosen} == {"restart", "slices"}
-
-
-def test_a_pattern_without_a_check_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="--only prepair"):
-        suite.select("full", ["prepair"])
 
 
 def test_checks_have_unique_ids_rules_and_sources() -> None:

@@ -1,6 +1,6 @@
 """What was read, computed and shown is freed when the next state replaces it, without garbage collection.
 
-A collection of everything stops the page (``web/collection.py``), so nothing may need one.
+A collection of everything stops the page (`web.reading.Heap`), so nothing may need one.
 """
 
 import gc
@@ -42,31 +42,20 @@ def test_an_old_state_is_freed_without_collection(site: Site, browser: "TestClie
 
 def _read_and_look(site: Site, browser: "TestClient") -> dict[str, "weakref.ref[Watched]"]:
     devices = whole("gpu-0", "GPU-0", counter_set="c"), partition("gpu-0-mig-1", "GPU-0", "1g.10gb", (6, 1), "c")
+    pod = waiting_pod("w")
+    pod["spec"]["resourceClaims"][0]["resourceClaimName"] = "w"
     found = {
         "slice": Watched(slice_of("n", *devices, of=2)),
         "claim": Watched(claim("a", "n", share("gpu-0", "20Gi"))),
         "waiting claim": Watched(claim("w", "n")),
-        "pod": Watched(_pod_with("w")),
+        "pod": Watched(pod),
     }
     counters = slice_of("n", sets=("c",), of=2)
-    site.read(
-        small_state(
-            found["claim"],
-            found["waiting claim"],
-            slices=(counters, found["slice"]),
-            pods=(found["pod"],),
-            classes=(CLASS,),
-        )
-    )
+    parts: dict[str, Any] = {"slices": (counters, found["slice"]), "pods": (found["pod"],), "classes": (CLASS,)}
+    site.read(small_state(found["claim"], found["waiting claim"], **parts))
     for _ in range(2):
         for path in PAGES:
             browser.get(f"{site.base}{path}")
         site.read(site.state)
     assert "gpu-0" in browser.get(f"{site.base}/pending/team/w").text
     return {kind: weakref.ref(each) for kind, each in found.items()}
-
-
-def _pod_with(name: str) -> dict[str, Any]:
-    pod = waiting_pod(name)
-    pod["spec"]["resourceClaims"][0]["resourceClaimName"] = name
-    return pod

@@ -1,8 +1,12 @@
-"""Pools, devices and counters of published slices."""
+"""Published pools, devices and counters, and the file of --claim-template."""
 
+from pathlib import Path
 from typing import Any
 
-from dra_driver.conformance.cluster import counters, devices, incomplete, narrowed, together
+import pytest
+
+from dra_driver.conformance.cluster import counters, devices, incomplete, narrowed, read_template, together
+from dra_driver.core.errors import ConfigurationError
 
 Wire = dict[str, Any]
 
@@ -19,15 +23,9 @@ def uses(name: str, amount: str) -> Wire:
 CARD = slice_of("b", count=2, sharedCounters=[{"name": "card", "counters": {"memory": {"value": "8Gi"}}}])
 
 
-def test_a_pool_with_all_of_its_slices_is_complete() -> None:
+def test_pools_without_all_of_their_slices_are_named() -> None:
     assert incomplete([slice_of("a", count=2, devices=[]), CARD]) == ""
-
-
-def test_a_pool_lacks_a_slice() -> None:
     assert "has 1 slices of its newest generation 1, and they say that there are 2" in incomplete([CARD])
-
-
-def test_a_driver_without_slices_is_told_so() -> None:
     assert incomplete([]) == "the driver has published no ResourceSlice for this node"
 
 
@@ -55,3 +53,30 @@ def test_narrowed_slices_keep_their_counters() -> None:
     assert [device.name for device in devices(kept)] == ["part-1"]
     assert counters(kept) == counters(slices)
     assert len(devices(slices)) == 2  # the original is not changed
+
+
+SPEC = "devices: {requests: [{name: a, exactly: {deviceClassName: c}}]}"
+CLAIM = f"kind: ResourceClaim\nspec: {{{SPEC}}}\n"
+TEMPLATE = f"kind: ResourceClaimTemplate\nspec: {{spec: {{{SPEC}}}}}\n"
+CLASS = "kind: DeviceClass\nmetadata: {name: c}\nspec: {}\n"
+
+
+@pytest.mark.parametrize("text", [CLAIM, TEMPLATE, f"{CLASS}---\n{TEMPLATE}---\n"])
+def test_a_claim_or_template_is_read(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "t.yaml"
+    path.write_text(text)
+    template = read_template(path)
+    assert template.spec["devices"]["requests"][0]["name"] == "a"
+    assert len(template.classes) == text.count("DeviceClass\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "kind: Pod\n", f"{CLAIM}---\n{CLAIM}", "kind: ResourceClaim\nspec: 1\n", "a: [", "- 1\n", CLASS, None],
+)
+def test_other_files_are_refused_by_name(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "t.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigurationError, match=r"--claim-template .*t\.yaml"):
+        read_template(path)
