@@ -5,7 +5,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,6 @@ def published(driver: str, node: str, node_uid: str, faults: Collection[str], ge
     return [_slice(driver, node, node_uid, pool, faults, at, content) for at, content in enumerate(_contents(faults))]
 
 
-def shared_names() -> set[str]:
-    return {"shared-0"}
-
-
 def _contents(faults: Collection[str]) -> list[Wire]:
     if "one-device" in faults:  # no fault: the smallest driver
         return [{"devices": [{"name": "unit-0"}]}, {"devices": []}]
@@ -39,33 +35,24 @@ def _contents(faults: Collection[str]) -> list[Wire]:
         return [{"devices": [{"name": f"unit-{at}"} for at in range(100)]}, {"devices": [{"name": "last"}]}]
     if "repeated-device-name" in faults:
         return [{"devices": [{"name": "unit-0"}]}, {"devices": [{"name": "unit-0"}]}]
-    return [{"devices": _devices(faults)}, {"sharedCounters": [_counter_set(faults)]}]
+    name = "forgotten" if "missing-counters" in faults else "card"
+    counters = {"name": name, "counters": {"memory": {"value": "8Gi"}}}
+    return [{"devices": _devices(faults)}, {"sharedCounters": [counters]}]
 
 
 def _devices(faults: Collection[str]) -> list[Wire]:
-    shared = {"name": "shared-0", "allowMultipleAllocations": True, "capacity": {"memory": _memory()}}
+    memory = {"value": "8Gi", "requestPolicy": {"default": "1Gi", "validRange": {"min": "1Gi", "step": "1Gi"}}}
+    shared = {"name": "shared-0", "allowMultipleAllocations": True, "capacity": {"memory": memory}}
+    use = {"counterSet": "card", "counters": {"memory": {"value": "4Gi"}}}
     taint = {"key": "conformance.example.com/ill", "value": "1", "effect": "NoExecute", "timeAdded": SINCE}
     if "new-taint-times" in faults:
         taint["timeAdded"] = f"2026-01-02T03:04:{next(_seconds) % 60:02}Z"
     return [
         *({"name": f"unit-{at}"} for at in range(PLAIN - ("restarted" in faults))),
         shared,
-        *({"name": f"part-{at}", "consumesCounters": [_use()]} for at in range(2)),
+        *({"name": f"part-{at}", "consumesCounters": [use]} for at in range(2)),
         {"name": "ill-0", "taints": [taint]},
     ]
-
-
-def _memory() -> Wire:
-    return {"value": "8Gi", "requestPolicy": {"default": "1Gi", "validRange": {"min": "1Gi", "step": "1Gi"}}}
-
-
-def _use() -> Wire:
-    return {"counterSet": "card", "counters": {"memory": {"value": "4Gi"}}}
-
-
-def _counter_set(faults: Collection[str]) -> Wire:
-    name = "forgotten" if "missing-counters" in faults else "card"
-    return {"name": name, "counters": {"memory": {"value": "8Gi"}}}
 
 
 def _slice(driver: str, node: str, node_uid: str, pool: Wire, faults: Collection[str], at: int, content: Wire) -> Wire:  # noqa: PLR0917 - all parts of one slice
@@ -99,9 +86,7 @@ class Claims:
         self._rest = rest
         self._driver = driver
         self._faults = frozenset(faults)
-        self._names = {
-            device["name"] for item in published(driver, node, "", ()) for device in item["spec"].get("devices") or ()
-        }
+        self._names = {device["name"] for device in _devices(())}
         self._lock = threading.Lock()  # guards the state and its file
         self._state: dict[str, list[Wire]] = {}
         if self._file.exists() and not self.has("forgets-claims"):
@@ -194,19 +179,20 @@ class Claims:
         self.stopped.wait(60.0)
 
     def _planned(self, namespace: str, name: str, uid: str) -> list[Wire]:
-        if self.has("trusts-missing-claim"):
-            try:
-                claim = self._claim(namespace, name, uid)
-            except Refused:
-                return []
-        else:
+        try:
             claim = self._claim(namespace, name, uid)
+        except Refused:
+            if self.has("trusts-missing-claim"):
+                return []
+            raise
         allocation = (claim.get("status") or {}).get("allocation")
         if allocation is None:
             if self.has("ignores-allocation"):
                 return []
             raise Refused(f"claim {namespace}/{name} is not allocated")
-        self._check_config(allocation["devices"])
+        for entry in allocation["devices"].get("config") or ():
+            if entry["opaque"]["driver"] != self._driver and self.has("refuses-foreign-config"):
+                raise Refused("unknown configuration")
         if self.has("few-devices") and len(allocation["devices"]["results"]) > 8:
             raise Refused("too many devices")
         results = [
@@ -231,11 +217,6 @@ class Claims:
             raise Refused(f"claim {namespace}/{name} is another object")
         return claim
 
-    def _check_config(self, devices: Wire) -> None:
-        for entry in devices.get("config") or ():
-            if entry["opaque"]["driver"] != self._driver and self.has("refuses-foreign-config"):
-                raise Refused("unknown configuration")
-
     def _check_device(self, result: Wire) -> None:
         if result["driver"] != self._driver:
             return
@@ -244,7 +225,7 @@ class Claims:
         admin, takes = bool(result.get("adminAccess")), self.has("admin-takes-device")
         if (admin and not (self.has("admin-needs-free-device") or takes)) or self.has("double-grant"):
             return
-        if result["device"] in shared_names() and not self.has("exclusive-shares"):
+        if result["device"] == "shared-0" and not self.has("exclusive-shares"):
             return
         for uid, devices in self._state.items():
             if any(one["device"] == result["device"] and (takes or not one["admin"]) for one in devices):
@@ -267,11 +248,8 @@ class Claims:
             return
         edits = {} if self.has("invalid-cdi-file") else {"env": [f"CLAIM={uid}"]}
         names = [one.partition("=")[2] or one for device in devices for one in device["cdi"]]
-        document = {
-            "cdiVersion": "0.5.0",
-            "kind": f"{self._driver}/device",
-            "devices": [{"name": name, "containerEdits": edits} for name in names],
-        }
+        devices = [{"name": name, "containerEdits": edits} for name in names]
+        document = {"cdiVersion": "0.5.0", "kind": f"{self._driver}/device", "devices": devices}
         if self.has("piles-up-files"):
             (self._cdi / f"extra-{time.monotonic_ns()}.json").write_text("{}")
         replace_file(self._cdi / f"{self._driver}-{uid}.json", json.dumps(document).encode())
@@ -284,13 +262,3 @@ class Claims:
     def _save(self) -> None:
         if not self.stopped.is_set():  # a killed process writes nothing
             replace_file(self._file, json.dumps(self._state).encode())
-
-
-def until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Whether the condition came true in time."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True

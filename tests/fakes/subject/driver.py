@@ -3,9 +3,10 @@
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +85,9 @@ class Calls:
 
 
 def health_stream(
-    messages: Any, version: str, claims: Claims, calls: Calls, context: grpc.ServicerContext
+    messages: Any, version: str, claims: Claims, calls: Calls, _request: Any, context: grpc.ServicerContext
 ) -> Iterator[Any]:
-    """Reports the devices of prepared claims again and again."""
+    """Report the devices of prepared claims again and again."""
     calls.streams += 1
     first = calls.streams
     try:
@@ -136,12 +137,8 @@ class SubjectDriver:
             (folder / name).mkdir(exist_ok=True)
         self.registrar_dir, self.cdi_dir = folder / "reg", folder / "cdi"
         self._servers: list[grpc.Server] = []
-        self._registrations = 0
-        self._infos = 0
-        self._refused = False
-        self._starts = 0
-        self._published = False
-        self._updated = False
+        self._registrations = self._infos = self._starts = 0
+        self._refused = self._published = self._updated = False
 
     def start(self) -> "SubjectDriver":
         self._starts += 1
@@ -151,12 +148,14 @@ class SubjectDriver:
         self._publisher = threading.Thread(target=self._keep_published, name="subject-slices", daemon=True)
         self._publisher.start()
         dra = {"NodePrepareResources": self._prepare, "NodeUnprepareResources": self._unprepare}
-        modules = [v1beta1] if self.has("lies-about-v1") else [v1, v1beta1]
         handlers = [
-            _handlers(module, "DRAPlugin", {name: _bound(method, module) for name, method in dra.items()})
-            for module in modules
+            _handlers(module, "DRAPlugin", {name: partial(method, module) for name, method in dra.items()})
+            for module in ([v1beta1] if self.has("lies-about-v1") else [v1, v1beta1])
         ]
-        handlers += self._health_handlers()
+        for version, module in {"v1": health_v1, "v1alpha1": health_v1alpha1}.items():
+            if not self.has("no-health-service") and not (version == "v1" and self.has("lies-about-health")):
+                stream = partial(health_stream, module, version, self.claims, self.calls)
+                handlers.append(_handlers(module, "DRAResourceHealth", {"NodeWatchResources": stream}))
         again = self._starts > 1
         if not self.has("endpoint-not-served") and not (again and self.has("late-endpoint")):
             self._serve(self.folder / "plugin" / "dra.sock", handlers)
@@ -201,14 +200,6 @@ class SubjectDriver:
         server.add_insecure_port(f"unix:{path}")
         server.start()
         self._servers.append(server)
-
-    def _health_handlers(self) -> list[grpc.GenericRpcHandler]:
-        served = {"v1": health_v1, "v1alpha1": health_v1alpha1}
-        if self.has("lies-about-health"):
-            del served["v1"]
-        if self.has("no-health-service"):
-            served.clear()
-        return [_health(module, version, self) for version, module in served.items()]
 
     # Registration.
 
@@ -285,15 +276,13 @@ class SubjectDriver:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "registered already")
         if self.has("few-claims") and len(request.claims) > 16:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "too many claims")
-        if operation == "prepare":
-            if self.has("prepare-hangs") and request.claims:
-                self.claims.hang()
-            if self.has("fails-without-claims") and not request.claims:
-                context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no claims")
-            if self.has("one-claim-per-call") and len(request.claims) > 1:
-                context.abort(grpc.StatusCode.INVALID_ARGUMENT, "more than one claim")
-        elif self.has("unprepare-fails-without-claims") and not request.claims:
+        prepares = operation == "prepare"
+        if prepares and self.has("prepare-hangs") and request.claims:
+            self.claims.hang()
+        if self.has("fails-without-claims" if prepares else "unprepare-fails-without-claims") and not request.claims:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no claims")
+        if prepares and self.has("one-claim-per-call") and len(request.claims) > 1:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "more than one claim")
 
     # Slices.
 
@@ -349,52 +338,28 @@ class SubjectDriver:
                 self._rest.delete(paths.resource_slices(item["metadata"]["name"]))
 
     def _own_slices(self) -> list[dict[str, Any]]:
-        items: list[dict[str, Any]] = self._rest.list(
-            paths.resource_slices(), {"fieldSelector": f"spec.driver={self.driver}"}
-        )["items"]
-        return items
+        found = self._rest.list(paths.resource_slices(), {"fieldSelector": f"spec.driver={self.driver}"})
+        return list(found["items"])
 
 
 def _names(item: dict[str, Any]) -> list[str]:
     return [device["name"] for device in item["spec"].get("devices") or ()]
 
 
-def _health(messages: Any, version: str, driver: SubjectDriver) -> grpc.GenericRpcHandler:
-    descriptor = messages.DESCRIPTOR.services_by_name["DRAResourceHealth"]
-    made: dict[str, Any] = {
-        "NodeWatchResources": grpc.unary_stream_rpc_method_handler(
-            lambda _, context: health_stream(messages, version, driver.claims, driver.calls, context),
-            request_deserializer=messages.NodeWatchResourcesRequest.FromString,
-            response_serializer=lambda answer: answer.SerializeToString(),
-        )
-    }
-    return grpc.method_handlers_generic_handler(descriptor.full_name, made)
-
-
-def _bound(method: Any, messages: Any) -> Callable[[Any, grpc.ServicerContext], Any]:
-    return lambda request, context: method(messages, request, context)
-
-
 def _handlers(messages: Any, service: str, methods: dict[str, Any]) -> grpc.GenericRpcHandler:
     descriptor = messages.DESCRIPTOR.services_by_name[service]
-    made: dict[str, Any] = {
-        name: grpc.unary_unary_rpc_method_handler(
-            method,
-            request_deserializer=getattr(messages, descriptor.methods_by_name[name].input_type.name).FromString,
-            response_serializer=lambda answer: answer.SerializeToString(),
-        )
-        for name, method in methods.items()
-    }
+    made: dict[str, Any] = {}
+    for name, method in methods.items():
+        found = descriptor.methods_by_name[name]
+        make = grpc.unary_stream_rpc_method_handler if found.server_streaming else grpc.unary_unary_rpc_method_handler
+        request = getattr(messages, found.input_type.name)
+        made[name] = make(method, request.FromString, lambda answer: answer.SerializeToString())
     return grpc.method_handlers_generic_handler(descriptor.full_name, made)
 
 
 def _device(messages: Any, device: dict[str, Any]) -> Any:
-    message = messages.Device(
-        request_names=device["requests"],
-        pool_name=device["pool"],
-        device_name=device["device"],
-        cdi_device_ids=device["cdi"],
-    )
+    names = {"pool_name": device["pool"], "device_name": device["device"]}
+    message = messages.Device(request_names=device["requests"], cdi_device_ids=device["cdi"], **names)
     if device["share"] and hasattr(message, "share_id"):
         message.share_id = device["share"]
     return message

@@ -1,6 +1,9 @@
-"""What the pages show, of good, absent and hostile objects."""
+"""The pages: content of good, absent and hostile objects, and no object that only garbage collection would free."""
 
+import gc
 import re
+import weakref
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +21,7 @@ from tests.unit.kubectl.web.objects import (
     GIB,
     UNHEALTHY,
     claim,
+    partition,
     share,
     slice_of,
     small_state,
@@ -30,6 +34,9 @@ from tests.unit.kubectl.web.test_fleet import placed
 
 if TYPE_CHECKING:
     from starlette.testclient import TestClient
+if TYPE_CHECKING:
+    from starlette.testclient import TestClient
+
 
 LISTS = ("/", "/claims", "/pending", "/capacity", "/events", "/what-if")
 PAGES = (*LISTS, "/nodes/n", "/nodes/n/gpu-0", "/claims/team/a", "/pending/team/w")
@@ -295,3 +302,46 @@ def _tried(site: Site, browser: "TestClient", text: str) -> str:
     answer = _posted(site, browser, manifest=text, namespace="team")
     assert "</html>" in answer.text
     return re.sub("<textarea.*</textarea>", "", answer.text, flags=re.DOTALL)
+
+
+class Watched(dict[str, Any]):
+    """An object of the cluster to which weak references can be made."""
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_an_old_state_is_freed_without_collection(site: Site, browser: "TestClient") -> None:
+    """Slices, claims and pods, after every page showed them; capacity and explanations were computed of them."""
+    watched = _read_and_look(site, browser)
+    site.read(small_state())
+    for path in PAGES:
+        browser.get(f"{site.base}{path}")
+    site.read(small_state(claim("other", "n")))
+    assert [kind for kind, found in watched.items() if found() is not None] == []
+
+
+def _read_and_look(site: Site, browser: "TestClient") -> dict[str, "weakref.ref[Watched]"]:
+    devices = whole("gpu-0", "GPU-0", counter_set="c"), partition("gpu-0-mig-1", "GPU-0", "1g.10gb", (6, 1), "c")
+    pod = waiting_pod("w")
+    pod["spec"]["resourceClaims"][0]["resourceClaimName"] = "w"
+    found = {
+        "slice": Watched(slice_of("n", *devices, of=2)),
+        "claim": Watched(claim("a", "n", share("gpu-0", "20Gi"))),
+        "waiting claim": Watched(claim("w", "n")),
+        "pod": Watched(pod),
+    }
+    counters = slice_of("n", sets=("c",), of=2)
+    parts: dict[str, Any] = {"slices": (counters, found["slice"]), "pods": (found["pod"],), "classes": (CLASS,)}
+    site.read(small_state(found["claim"], found["waiting claim"], **parts))
+    for _ in range(2):
+        for path in PAGES:
+            browser.get(f"{site.base}{path}")
+        site.read(site.state)
+    assert "gpu-0" in browser.get(f"{site.base}/pending/team/w").text
+    return {kind: weakref.ref(each) for kind, each in found.items()}
