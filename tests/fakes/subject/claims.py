@@ -133,9 +133,8 @@ class Claims:
         self._half("half-unprepared", uid)
         with self._lock:
             self._end_others(uid)
-            if uid not in self._state and (
-                self.has("unprepare-unknown-fails") or (self.has("unprepare-once") and uid in self._ended)
-            ):
+            refuses = self.has("unprepare-unknown-fails") or (self.has("unprepare-once") and uid in self._ended)
+            if uid not in self._state and refuses:
                 raise Refused(f"claim {uid} is not prepared")
             self._ended.add(uid)
             if not self.has("keeps-device"):
@@ -195,11 +194,8 @@ class Claims:
                 raise Refused("unknown configuration")
         if self.has("few-devices") and len(allocation["devices"]["results"]) > 8:
             raise Refused("too many devices")
-        results = [
-            result
-            for result in allocation["devices"].get("results") or ()
-            if result["driver"] == self._driver or self.has("takes-all-results")
-        ]
+        every, takes_all = allocation["devices"].get("results") or (), self.has("takes-all-results")
+        results = [result for result in every if result["driver"] == self._driver or takes_all]
         for result in results:
             self._check_device(result)
         if self.has("one-share-per-claim"):

@@ -131,9 +131,8 @@ def test_shapes_that_no_exporter_answers_are_left_out(site: Site, browser: "Test
     for name in ("node", "time", "windowSeconds", "knows", "gpus", "claims"):
         give(site, {**good, name: wrong})
     device = dict.fromkeys(("usedBytes", "peakBytes", "grantBytes", "percent", "processes", "energyJoules"), wrong)
-    gpu = dict.fromkeys(
-        ("memoryTotalBytes", "memoryUsedBytes", "percent", "powerWatts", "unattributedProcesses"), wrong
-    )
+    names = ("memoryTotalBytes", "memoryUsedBytes", "percent", "powerWatts", "unattributedProcesses")
+    gpu = dict.fromkeys(names, wrong)
     claims = [{**good["claims"][0], "devices": [{"device": "gpu-0", **device}]}]
     give(site, {**good, "claims": claims, "gpus": [{"device": "gpu-0", **gpu}]})
     for _ in range(2):

@@ -93,11 +93,8 @@ def test_the_memory_of_a_gpu_is_told_as_a_sum(site: Site, browser: "TestClient")
 
 
 def test_the_use_of_a_whole_gpu_is_drawn_over_time(site: Site, browser: "TestClient") -> None:
-    site.memory = [
-        GpuMemory(
-            node="n", device="gpu-0", total_bytes=80 * GIB, used_bytes=20 * GIB, busy_ratio=0.5, power_watts=320.4
-        )
-    ]
+    used: dict[str, Any] = {"used_bytes": 20 * GIB, "busy_ratio": 0.5, "power_watts": 320.4}
+    site.memory = [GpuMemory(node="n", device="gpu-0", total_bytes=80 * GIB, **used)]
     for _ in range(2):
         site.read(plain_state())
     text = browser.get(f"{site.base}/nodes/n/gpu-0").text
@@ -264,9 +261,7 @@ def test_the_pasted_text_comes_back_as_it_was(site: Site, browser: "TestClient")
 
 
 def test_a_form_that_is_too_large_is_refused(site: Site, browser: "TestClient") -> None:
-    answer = browser.post(
-        f"{site.base}/what-if", content=b"manifest=" + b"x" * 300_000, headers={"origin": f"http://{HOST}"}
-    )
+    answer = _posted(site, browser, manifest="x" * 300_000)
     assert answer.status_code == 413
 
 

@@ -45,9 +45,8 @@ def test_partitions_have_the_names_and_types_that_slices_publish(key: str) -> No
     for known in (d for d in catalog_devices() if d.model == key and not d.bare and "profile" in d.wire["attributes"]):
         profile = known.wire["attributes"]["profile"]
         published = next(d for d in devices if d["attributes"]["profile"] == profile)
-        assert {name: list(value) for name, value in _described(known, published).items()} == {
-            name: list(value) for name, value in published["attributes"].items()
-        }
+        described = {name: list(value) for name, value in _described(known, published).items()}
+        assert described == {name: list(value) for name, value in published["attributes"].items()}
         assert known.wire["attributes"]["placementSize"] == published["attributes"]["placementSize"]
 
 
@@ -197,10 +196,8 @@ def test_a_default_of_the_clusters_policy_is_respected() -> None:
 
 
 def test_alternatives_count_as_one_share() -> None:
-    alternatives = "".join(
-        f"\n  - {{name: {name}, deviceClassName: gpu.nvidia.com, capacity: {{requests: {{{SHARE}}}}}}}"
-        for name in ("a", "b")
-    )
+    share = f"deviceClassName: gpu.nvidia.com, capacity: {{requests: {{{SHARE}}}}}"
+    alternatives = "".join(f"\n  - {{name: {name}, {share}}}" for name in ("a", "b"))
     assert rules(template(f"- name: gpu\n  firstAvailable:{alternatives}")) == []
 
 

@@ -69,9 +69,7 @@ def test_each_mistake_is_one_finding(text: str, rule: str) -> None:
 
 def test_sharing_for_admin_access_alone_has_no_effect() -> None:
     parameters = f"{{{GPU_CONFIG}, sharing: {{strategy: MPS}}}}"
-    text = config(parameters).replace(
-        "deviceClassName: gpu.nvidia.com", "deviceClassName: gpu.nvidia.com, adminAccess: true"
-    )
+    text = config(parameters).replace("gpu.nvidia.com}", "gpu.nvidia.com, adminAccess: true}")
     assert "DRA040" in rules(text)
     mixed = text.replace("- {name: gpu,", f"{PLAIN.replace('name: gpu', 'name: other')}\n      - {{name: gpu,")
     assert "DRA040" not in rules(mixed)

@@ -144,11 +144,8 @@ def test_a_function_that_older_clusters_lack_is_named(version: str, severity: st
 
 
 def test_with_a_cluster_its_devices_have_to_match() -> None:
-    device = {
-        "name": "gpu-0",
-        "attributes": {"type": {"string": "gpu"}, "productName": {"string": "NVIDIA L4"}},
-        "capacity": {"memory": {"value": "23034Mi"}},
-    }
+    attributes = {"type": {"string": "gpu"}, "productName": {"string": "NVIDIA L4"}}
+    device = {"name": "gpu-0", "attributes": attributes, "capacity": {"memory": {"value": "23034Mi"}}}
     known = known_from_cluster(ClusterState(slices=[wire_slice("n1", [device])], classes=[_gpu_class()]))
     found = one(selecting(f"{D}.productName == 'NVIDIA H200'"), "DRA018", known)
     assert "no device of the cluster matches (in the catalog: NVIDIA H200)" in found.message

@@ -84,18 +84,10 @@ def _of_gpu(resource: str, model: GpuModel, suffix: str) -> dict[str, str]:
 
 
 def _of_partition(resource: str, model: GpuModel, profile: CatalogProfile) -> dict[str, str]:
-    engines = profile.engines
-    numbers = {
-        "memory": profile.memory_mib,
-        "multiprocessors": profile.multiprocessors,
-        "slices.gi": profile.compute_slices,
-        "slices.ci": profile.compute_slices,
-        "engines.copy": engines.copy,
-        "engines.decoder": engines.decoder,
-        "engines.encoder": engines.encoder,
-        "engines.jpeg": engines.jpeg,
-        "engines.ofa": engines.ofa,
-    }
+    numbers = {"memory": profile.memory_mib, "multiprocessors": profile.multiprocessors}
+    numbers |= dict.fromkeys(("slices.gi", "slices.ci"), profile.compute_slices)
+    kinds = ("copy", "decoder", "encoder", "jpeg", "ofa")
+    numbers |= {f"engines.{kind}": getattr(profile.engines, kind) for kind in kinds}
     name = f"{_label(model.product_name)}-MIG-{profile.name.replace('+', '.')}"
     found = {f"{resource}.product": name, f"{resource}.sharing-strategy": "none"}
     return found | {f"{resource}.{key}": str(value) for key, value in numbers.items() if value is not None}
@@ -134,11 +126,12 @@ def whole() -> tuple[Pair, ...]:
 
 @cache
 def shares(renamed: bool) -> tuple[Pair, ...]:
-    strategies = {"TimeSlicing": "time-slicing", "MPS": "mps"}
-    return tuple(
-        Pair(device, labels(catalog.models()[device.model], sharing=strategies[_text(device)], renamed=renamed))
-        for device in _of_type("gpu", shared=True)
-    )
+    found = []
+    for device in _of_type("gpu", shared=True):
+        strategy = device.wire["attributes"]["sharingStrategy"]["string"]
+        sharing = {"TimeSlicing": "time-slicing", "MPS": "mps"}[strategy]
+        found.append(Pair(device, labels(catalog.models()[device.model], sharing=sharing, renamed=renamed)))
+    return tuple(found)
 
 
 @cache
@@ -154,15 +147,8 @@ def partitions(profile: str, strategy: Callable[[GpuModel, CatalogProfile], dict
 
 
 def _of_type(name: str, *, shared: bool) -> list[KnownDevice]:
-    return [
-        device
-        for device in catalog_devices()
-        if device.model and device.wire["attributes"]["type"]["string"] == name and device.shared is shared
-    ]
-
-
-def _text(device: KnownDevice) -> str:
-    return str(device.wire["attributes"]["sharingStrategy"]["string"])
+    found = [device for device in catalog_devices() if device.model and device.shared is shared]
+    return [device for device in found if device.wire["attributes"]["type"]["string"] == name]
 
 
 def questions(pairs: tuple[Pair, ...]) -> Iterator[tuple[str, str, list[str]]]:

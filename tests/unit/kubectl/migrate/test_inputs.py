@@ -29,11 +29,8 @@ def leaves(value: object, path: Path = ()) -> Iterator[tuple[Path, object]]:
 
 
 def noted(found: Translation, document: InputDocument) -> dict[Path, str]:
-    return {
-        note.path: note.text
-        for note in found.notes
-        if note.source == document.source and note.subject == document.label and note.document == document.number
-    }
+    of = (document.source, document.label, document.number)
+    return {note.path: note.text for note in found.notes if (note.source, note.subject, note.document) == of}
 
 
 @pytest.mark.parametrize("names", [*((name,) for name in NAMES), TOGETHER])

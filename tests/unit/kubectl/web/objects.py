@@ -100,9 +100,8 @@ def fleet(state: ClusterState, **said: GpuNodeStatus) -> SeenFleet:
 
 
 def seen(state: ClusterState, **said: GpuNodeStatus) -> SeenCluster:
-    return SeenCluster(
-        state=state, told=said, claims=claims_of(state, NOW), fleet=fleet(state, **said), gaps=state.gaps
-    )
+    claims = claims_of(state, NOW)
+    return SeenCluster(state=state, told=said, claims=claims, fleet=fleet(state, **said), gaps=state.gaps)
 
 
 UNHEALTHY = HealthWord.UNHEALTHY

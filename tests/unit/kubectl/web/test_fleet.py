@@ -31,9 +31,8 @@ def test_a_free_gpu_says_what_it_is_published_as() -> None:
 def test_partitions_lie_where_nvml_places_them() -> None:
     """Start and width are placements in memory slices."""
     state = small_state(claim("a", "n", {"device": "gpu-0-mig-1g10gb-19-6"}, {"device": "gpu-0-mig-3g40gb-9-0"}))
-    parts = {
-        part.label: (part.start, part.width, part.memory_bytes >> 30) for part in fleet(state).nodes[0].gpus[0].parts
-    }
+    found = fleet(state).nodes[0].gpus[0].parts
+    parts = {part.label: (part.start, part.width, part.memory_bytes >> 30) for part in found}
     assert parts == {"1g.10gb": (75.0, 12.5, 10), "3g.40gb": (0.0, 50.0, 40)}
 
 
@@ -41,10 +40,8 @@ def test_shares_stand_one_after_the_other_by_their_memory() -> None:
     """A share's width is its part of the memory; order is by name, so that it does not jump."""
     state = small_state(claim("b", "n", share("gpu-0", "20Gi")), claim("a", "n", share("gpu-0", "40Gi", "50")))
     gpu = fleet(state).nodes[0].gpus[0]
-    assert [(part.claim, part.start, part.width, part.percent) for part in gpu.parts] == [
-        ("a", 0.0, 50.0, 50),
-        ("b", 50.0, 25.0, 20),
-    ]
+    parts = [(part.claim, part.start, part.width, part.percent) for part in gpu.parts]
+    assert parts == [("a", 0.0, 50.0, 50), ("b", 50.0, 25.0, 20)]
     assert (gpu.used_as, gpu.used_percent) == ("share", 75.0)
 
 
@@ -64,10 +61,8 @@ def test_health_policy_and_unpublished_gpus_come_from_the_gpu_node() -> None:
     ill = told_gpu("gpu-1", "GPU-1", health=UNHEALTHY, causes=("lost",), message="it fell off the bus")
     said = told(told_gpu("gpu-0", "GPU-0", policy="pool"), ill, problem="a policy cannot be read")
     node = fleet(small_state(), n=said).nodes[0]
-    assert [(gpu.name, gpu.policy, gpu.is_sick, gpu.message) for gpu in node.gpus] == [
-        ("gpu-0", "pool", False, ""),
-        ("gpu-1", "", True, "it fell off the bus"),
-    ]
+    gpus = [(gpu.name, gpu.policy, gpu.is_sick, gpu.message) for gpu in node.gpus]
+    assert gpus == [("gpu-0", "pool", False, ""), ("gpu-1", "", True, "it fell off the bus")]
     assert (node.problems, node.is_sick) == (("a policy cannot be read",), True)
 
 
@@ -122,11 +117,8 @@ def test_linked_gpus_are_an_island_with_its_kind_in_words() -> None:
     )
     found = fleet_with(n=devices)
     kinds = [(island.kind, names(island.gpus)) for island in islands_of(found.nodes[0])]
-    assert kinds == [
-        ("pair", ["gpu-0", "gpu-1"]),
-        ("pair", ["gpu-2", "gpu-3"]),
-        ("NVSwitch", ["gpu-4", "gpu-5", "gpu-6"]),
-    ]
+    pairs = [("pair", ["gpu-0", "gpu-1"]), ("pair", ["gpu-2", "gpu-3"])]
+    assert kinds == [*pairs, ("NVSwitch", ["gpu-4", "gpu-5", "gpu-6"])]
     second, last = (given(found.gpu("n", name)) for name in ("gpu-2", "gpu-7"))
     assert names(given(island_of(second, found)).gpus) == ["gpu-2", "gpu-3"]
     assert island_of(last, found) is None

@@ -42,11 +42,6 @@ def test_a_claim_with_one_unmeasured_device_has_no_sum() -> None:
     assert views(small_state(both), USE)[0].used_bytes is None
 
 
-def test_a_pending_claim_has_no_devices() -> None:
-    view = views(small_state(claim("a", "n")))[0]
-    assert (view.devices, view.claim.requests) == ((), ("gpu: 1 x gpu.nvidia.com",))
-
-
 def test_a_device_that_vanished_keeps_its_name() -> None:
     view = views(small_state(claim("a", "n", {"device": "gpu-7"})))[0]
     assert [(each.device, each.gpu, each.part) for each in view.devices] == [("gpu-7", "", None)]
