@@ -84,9 +84,6 @@ class Bench:
                 self.cluster.delete_claim(claim.wire)
         self._claims.clear()
 
-    def close(self) -> None:
-        self.reconnect()
-
     def left_s(self, most_s: float) -> float:
         """Return ``most_s``, or the time left to the check. Raises ViolationError when none is left."""
         left = self._deadline - time.monotonic()

@@ -62,7 +62,7 @@ def open_bench(target: SuiteTarget, rest: RestClient) -> Iterator[Bench]:
         cluster.prepare(target.template.classes if target.template else ())
         yield bench
     finally:
-        bench.close()
+        bench.reconnect()
         cluster.clean()
 
 

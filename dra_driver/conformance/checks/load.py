@@ -130,7 +130,7 @@ def _shared(bench: Bench) -> PublishedDevice:
 
 
 def _smallest(device: PublishedDevice) -> JsonObject:
-    """The part of a request that asks for the smallest share."""
+    """Return the part of a request for the smallest share."""
     amounts = {}
     for name, capacity in (device.wire.get("capacity") or {}).items():
         policy = capacity.get("requestPolicy") or {}
@@ -140,7 +140,7 @@ def _smallest(device: PublishedDevice) -> JsonObject:
 
 
 def _exclusive(bench: Bench) -> CheckClaim:
-    """A claim for the largest device: a small one may be a partition that only a claim makes, and admin access not."""
+    """Claim the largest device: a small one may be a partition that only a claim creates, and admin access does not."""
     found = [one for one in bench.scheduler.devices() if not one.is_shared and not one.is_blocked]
     if not found:
         raise NotApplicableError("every device is shared or has a taint")
@@ -148,7 +148,6 @@ def _exclusive(bench: Bench) -> CheckClaim:
 
 
 def _check_ids(claim: CheckClaim, devices: tuple[AnsweredDevice, ...]) -> None:
-    """Raise ViolationError unless the answer has the share id of every result."""
     wanted = sorted(str(result.get("shareID", "none")) for result in claim.results)
     found = sorted(device.share_id or "none" for device in devices)
     if wanted != found:
@@ -232,18 +231,13 @@ def nothing_piles_up(bench: Bench) -> None:
 
     UnprepareResourceClaims must undo whatever work PrepareResourceClaims did.
     """
-    _one_claim(bench)
+    bench.finish(bench.prepared_claim())
     before = len(cdi_folder.files(bench.subject.cdi_dirs))
     for _ in range(ROUNDS):
-        _one_claim(bench)
+        bench.finish(bench.prepared_claim())
     after = len(cdi_folder.files(bench.subject.cdi_dirs))
     if after >= before + ROUNDS:
         raise ViolationError(f"the CDI folders had {before} files before {ROUNDS} claims and have {after} after them")
-
-
-def _one_claim(bench: Bench) -> None:
-    claim = bench.prepared_claim()
-    bench.finish(claim)
 
 
 def _all(bench: Bench, pending: Sequence[PendingCall]) -> list[dict[str, PrepareAnswer]]:

@@ -5,7 +5,6 @@ from typing import Final
 
 from dra_driver.conformance import cdi_folder
 from dra_driver.conformance.bench import Bench
-from dra_driver.conformance.cdi_folder import is_qualified
 from dra_driver.conformance.cluster import NAMESPACE, CheckClaim, JsonObject
 from dra_driver.conformance.plugin import AnsweredDevice, ClaimKey
 from dra_driver.conformance.values import ViolationError, basic
@@ -72,7 +71,7 @@ def cdi_ids_are_qualified(bench: Bench) -> None:
     """
     for device in bench.prepared(bench.claim()):
         for name in device.cdi_ids:
-            if not is_qualified(name):
+            if not cdi_folder.is_qualified(name):
                 raise ViolationError(f"device {device.device} has CDI id {shown(name)!r}, expected vendor/class=name")
 
 

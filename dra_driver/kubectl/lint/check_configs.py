@@ -231,10 +231,8 @@ class CapacityChecker:
             text = f"no matching device has a capacity {problem.capacity!r}"
             known = {name for one in matching for name in one.wire.get("capacity") or {}} | OTHER_CAPACITIES
             severity = severity if problem.capacity in known else "error"
-            hint = (
-                did_you_mean(problem.capacity, known)
-                or f"known capacities: {', '.join(sorted(device.wire.get('capacity') or {}))}"
-            )
+            names = ", ".join(sorted(device.wire.get("capacity") or {}))
+            hint = did_you_mean(problem.capacity, known) or f"known capacities: {names}"
         elif problem.why == "policy":
             span = (own.get("requestPolicy") or {}).get("validRange") or {}
             text = f"{device.label} provides at most {span.get('max', own.get('value'))} of {problem.capacity}, "
@@ -270,9 +268,8 @@ class CapacityChecker:
         if sum(count for count, _ in counts.values()) < 2:
             return
         sure = all(only for _, only in counts.values())
-        text = "the claim requests several shares; the driver refuses this " + (
-            "under MPS" if sure else "where GPUs are shared by MPS"
-        )
+        where = "under MPS" if sure else "where GPUs are shared by MPS"
+        text = f"the claim requests several shares; the driver refuses this {where}"
         hint = "a container uses one MPS daemon: request one larger share, or the other shares in other pods"
         spot = devices.get("requests") or devices
         self._reporter.add("DRA043", spot, text, hint=hint, severity="error" if sure else "warning")

@@ -139,9 +139,8 @@ class SelectorChecker:
         if is_old and self._version is not None:
             message += f"; this cluster has {self._version[0]}.{self._version[1]} and refuses it"
         hint = "compare with == or in, which every version has"
-        self._reporter.add(
-            "DRA022", item.spot, message, hint=hint, offset=offset, severity="error" if is_old else "warning"
-        )
+        severity: Severity = "error" if is_old else "warning"
+        self._reporter.add("DRA022", item.spot, message, hint=hint, offset=offset, severity=severity)
 
     def _constant(self, item: ParsedSelector, name: str, value: str, offset: int) -> None:
         try:
@@ -316,19 +315,16 @@ class MatchChecker:
         if shown.selector is None:
             return
         every = len(failing) == len(results)
-        message = (
-            f"the expression fails on {'every known device' if every else shown.device.label}: {_why(shown)}{_STOPS}"
-        )
+        where = "every known device" if every else shown.device.label
+        message = f"the expression fails on {where}: {_why(shown)}{_STOPS}"
         hint = ""
         if shown.missing:
             hint = f"check it with has(...{shown.missing}) && or read it as .?{shown.missing}.orValue(...)"
             if shown.missing in {"profile", "parentUUID"}:
                 hint = 'check the type first: device.attributes["gpu.nvidia.com"].type == "mig" &&'
         offset = next((r.offset for r in shown.selector.reads.references if r.name == shown.missing), None)
-        self._reporter.add(
-            "DRA015", shown.selector.spot, message, hint=hint, offset=offset,
-            severity="error" if every else "warning",
-        )  # fmt: skip
+        severity: Severity = "error" if every else "warning"
+        self._reporter.add("DRA015", shown.selector.spot, message, hint=hint, offset=offset, severity=severity)
 
     def _report_no_match(self, results: Sequence[MatchResult], misuses: Misuses) -> None:
         best = nearest(results)
@@ -345,10 +341,8 @@ class MatchChecker:
             f"no device of {where} matches; the nearest is {best.device.label}, for which {shown} is false"
             f"{': ' + seen if seen else ''}"
         )
-        self._reporter.add(
-            "DRA018", best.selector.spot, message, offset=clause.offset,
-            severity="error" if cluster else "warning",
-        )  # fmt: skip
+        severity: Severity = "error" if cluster else "warning"
+        self._reporter.add("DRA018", best.selector.spot, message, offset=clause.offset, severity=severity)
 
     def _report_partial_match(self, results: Sequence[MatchResult], misuses: Misuses) -> None:
         mine = [result for result in results if result.device.nodes]
@@ -377,10 +371,8 @@ class MatchChecker:
             f"{clause.quantities[0]}{more}: the gigabytes in a product name are not the memory of the device"
         )
         hint = f'compare with quantity("{memory}") or less, or select the profile or product by name'
-        self._reporter.add(
-            "DRA019", result.selector.spot, message, hint=hint, offset=clause.offset,
-            severity="error" if nothing else "warning",
-        )  # fmt: skip
+        severity: Severity = "error" if nothing else "warning"
+        self._reporter.add("DRA019", result.selector.spot, message, hint=hint, offset=clause.offset, severity=severity)
 
     def _check_all_mode(self, spot: Spot, chain: Sequence[ParsedSelector]) -> None:
         where = spot.get("allocationMode") or spot

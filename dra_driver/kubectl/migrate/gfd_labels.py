@@ -107,9 +107,8 @@ class ProductLabel(Struct, frozen=True, kw_only=True):
 
 
 def is_gfd(key: str) -> bool:
-    return key.startswith((f"{PREFIX}gpu.", f"{PREFIX}mig", f"{PREFIX}cuda.", f"{PREFIX}vgpu.")) or (
-        key.removeprefix(PREFIX) in OF_NODES and key.startswith(PREFIX)
-    )
+    name = key.removeprefix(PREFIX)
+    return name != key and (name.startswith(("gpu.", "mig", "cuda.", "vgpu.")) or name in OF_NODES)
 
 
 def sanitised(product_name: str) -> str:
@@ -230,10 +229,16 @@ def _family(capability: str, value: str) -> str:
     return _FAMILIES[value].format(capability)
 
 
-def _part(version: str, part: str) -> _Label:
+def _whole_number(value: str) -> int:
+    if not _NUMBER.fullmatch(value):
+        raise UntranslatableLabelError(f"{value[:40]!r} is no number as GFD writes it")
+    return int(value)
+
+
+def _part(version: str, part: str, parsed: Callable[[str], int] = _whole_number) -> _Label:
     call = f"{version}.{part}()"
     return _Label(
-        equals=lambda value: f"{call} == {_whole_number(value)}",
+        equals=lambda value: f"{call} == {parsed(value)}",
         number=lambda greater, limit: f"{call} {'>' if greater else '<'} {limit}",
     )
 
@@ -275,10 +280,7 @@ def _versions(attributes: str) -> Mapping[str, _Label]:
     for part in ("major", "minor"):
         found[f"cuda.driver.{part}"] = found[f"cuda.driver-version.{part}"] = _part(driver, part)
         found[f"cuda.runtime.{part}"] = found[f"cuda.runtime-version.{part}"] = _part(cuda, part)
-    revision = _Label(
-        equals=lambda value: f"{driver}.patch() == {_revision(value)}",
-        number=lambda greater, limit: f"{driver}.patch() {'>' if greater else '<'} {limit}",
-    )
+    revision = _part(driver, "patch", _revision)
     found["cuda.driver.rev"] = found["cuda.driver-version.revision"] = revision
     found["cuda.driver-version.full"] = _Label(equals=lambda value: _same_version(driver, value))
     found["cuda.runtime-version.full"] = _Label(equals=lambda value: _same_version(cuda, value))
@@ -290,12 +292,6 @@ def _same_version(attribute: str, value: str) -> str:
     if version is None:
         raise UntranslatableLabelError(f"{value[:40]!r} is no version")
     return f'{attribute}.compareTo(semver("{version}")) == 0'
-
-
-def _whole_number(value: str) -> int:
-    if not _NUMBER.fullmatch(value):
-        raise UntranslatableLabelError(f"{value[:40]!r} is no number as GFD writes it")
-    return int(value)
 
 
 def _revision(value: str) -> int:

@@ -35,12 +35,9 @@ class NodeTerms(Struct, frozen=True, kw_only=True):
     preferred: Mapping[DeviceForm, tuple[str, ...]] = field(default_factory=dict)
 
 
-def take(spec: dict[str, object], forms: Sequence[DeviceForm], driver: str, ledger: Ledger, base: Path) -> NodeTerms:
-    """Remove the conditions that devices can meet from a pod's ``spec`` at path ``base``, and return them."""
-    return _NodeConditions(spec, forms, driver, ledger, base).take()
+class NodeConditions:
+    """The conditions of one pod, whose ``spec`` is at path ``base``."""
 
-
-class _NodeConditions:
     def __init__(
         self, spec: dict[str, object], forms: Sequence[DeviceForm], driver: str, ledger: Ledger, base: Path
     ) -> None:
@@ -51,6 +48,7 @@ class _NodeConditions:
         self._found: dict[DeviceForm, list[str]] = {form: [] for form in forms}
 
     def take(self) -> NodeTerms:
+        """Remove the conditions that devices can meet from the spec, and return them."""
         self._selector()
         self._required()
         preferred = self._preferred()

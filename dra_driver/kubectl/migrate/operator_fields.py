@@ -40,6 +40,8 @@ from dra_driver.kubectl.migrate.plugin_config import (
 )
 
 STAYS: Final = "the GPU Operator's own: it goes on with it beside this driver"
+_VIRTUAL: Final = "GPUs are not given to virtual machines; it goes on for them on other nodes"
+_VGPU: Final = "vGPU is not known to this driver; it goes on for it on other nodes"
 _IMAGE: Final = "of the device plugin's image, which this driver does not use"
 DEFAULT_INSTALL_DIR: Final = "/run/nvidia/driver"
 
@@ -136,14 +138,8 @@ SPEC: Final[Rules] = {
     "gds": component("GPUDirect Storage's devices are not given to containers"),
     "gdrcopy": component("GDRCopy's device is not given to containers"),
     "sandboxWorkloads": component("GPUs are not given to virtual machines (VFIO, vGPU)"),
-    **dict.fromkeys(
-        ("vfioManager", "sandboxDevicePlugin", "kataSandboxDevicePlugin"),
-        component("GPUs are not given to virtual machines; it goes on for them on other nodes"),
-    ),
-    **dict.fromkeys(
-        ("vgpuManager", "vgpuDeviceManager"),
-        component("vGPU is not known to this driver; it goes on for it on other nodes"),
-    ),
+    **dict.fromkeys(("vfioManager", "sandboxDevicePlugin", "kataSandboxDevicePlugin"), component(_VIRTUAL)),
+    **dict.fromkeys(("vgpuManager", "vgpuDeviceManager"), component(_VGPU)),
     "kataManager": component("Kata containers are not known to this driver"),
     "ccManager": component(f"{STAYS}: it sets the confidential computing mode"),
     "cdi": (CHANGED, "claims always come by CDI; containerd 1.7 needs enable_cdi, newer ones have it on"),
@@ -232,6 +228,4 @@ DRA_DRIVER_VALUES: Final[Rules] = {
     "maskNvidiaDriverParams": (CARRIED, "containers always see the driver's parameters as the node process makes them"),
     "global": NOT_USED,
 }
-DRA_DRIVER_KEYS: Final = frozenset(
-    {"gpuResourcesEnabledOverride", "kubeletPlugin", "nvidiaCDIHookPath", "altProcDevices"}
-)
+DRA_DRIVER_KEYS: Final = {"gpuResourcesEnabledOverride", "kubeletPlugin", "nvidiaCDIHookPath", "altProcDevices"}

@@ -198,10 +198,8 @@ def known_resources(gathered: Gathered, driver: str) -> KnownResources:
     found: dict[str, ResourceMeaning] = {}
     # The default config comes first, and the first meaning of a name stays.
     configs = sorted(gathered.plugin_configs.values(), key=lambda config: config.name != gathered.default_config)
-    everywhere = bool(configs) and (
-        all(_shares_gpus(each) for each in configs)
-        or (configs[0].name == gathered.default_config and _shares_gpus(configs[0]))
-    )
+    decisive = configs[:1] if configs and configs[0].name == gathered.default_config else configs
+    everywhere = bool(configs) and all(map(_shares_gpus, decisive))
     for config in configs:
         for each in config.replicated:
             if each.name != GPU or not each.replicas:

@@ -75,10 +75,8 @@ class KnownResources(Struct, frozen=True, kw_only=True):
 
 
 def share_meaning(strategy: str, replicas: int, *, several_refused: bool = False) -> ResourceMeaning:
-    return ResourceMeaning(
-        form=DeviceForm(form="share"), device_class="gpu.nvidia.com", strategy=strategy, replicas=replicas,
-        several_refused=several_refused,
-    )  # fmt: skip
+    meaning = ResourceMeaning(form=DeviceForm(form="share"), device_class="gpu.nvidia.com", strategy=strategy)
+    return replace(meaning, replicas=replicas, several_refused=several_refused)
 
 
 def partition_meaning(profile: str, driver: str) -> ResourceMeaning:

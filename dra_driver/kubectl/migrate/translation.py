@@ -1,7 +1,7 @@
 """Translate all inputs: configurations first, then the objects that depend on them."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -18,7 +18,6 @@ from dra_driver.kubectl.migrate.ledger import (
     Ledger,
     MigrationNote,
     Path,
-    Rules,
     apply,
     at,
     mapping_at,
@@ -154,9 +153,8 @@ def _format_of_object(document: InputDocument) -> str:
         raise ConfigurationError(f"{document.place}: a Helm template; render it first (helm template RELEASE CHART)")
     if is_plugin_daemonset(document.value):
         return "plugin-daemonset"
-    return {"ConfigMap": "config-map", "Node": "node", "ResourceQuota": "quota", "LimitRange": "limit-range"}.get(
-        document.kind, "object"
-    )
+    formats = {"ConfigMap": "config-map", "Node": "node", "ResourceQuota": "quota", "LimitRange": "limit-range"}
+    return formats.get(document.kind, "object")
 
 
 def items(document: InputDocument) -> Iterator[InputDocument]:
@@ -185,11 +183,7 @@ def items(document: InputDocument) -> Iterator[InputDocument]:
 
 _ODD: Final = (AttributeError, TypeError, KeyError, IndexError, ValueError)
 """What a value of an unexpected type leads to: lists for mappings, numbers for texts."""
-_TABLES: Final[Mapping[str, Rules]] = {
-    "operator-values": VALUES,
-    "plugin-values": CHART_VALUES,
-    "dra-driver-values": DRA_DRIVER_VALUES,
-}
+_TABLES = {"operator-values": VALUES, "plugin-values": CHART_VALUES, "dra-driver-values": DRA_DRIVER_VALUES}
 _OPERATOR: Final = {
     "NVIDIADriver": "the GPU Operator goes on installing the NVIDIA driver",
     "GPUCluster": "it deploys NVIDIA's own DRA driver, which has this driver's name: one of the two on a node",

@@ -11,7 +11,6 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dra_driver.kubectl.migrate import node_terms
 from dra_driver.kubectl.migrate.ledger import (
     CARRIED,
     UNCHANGED,
@@ -26,6 +25,7 @@ from dra_driver.kubectl.migrate.ledger import (
     mapping_at,
     text_at,
 )
+from dra_driver.kubectl.migrate.node_terms import NodeConditions
 from dra_driver.kubectl.migrate.resources import (
     DeviceWish,
     KnownResources,
@@ -150,7 +150,7 @@ def _translate_pod(
             claims.append(use)
         later = next((each for each in requests if requests[each] == request and not each.reusable), None)
         _note(ask, request if several else "", claim, base, ledger, later=later)
-    terms = node_terms.take(spec, forms, options.driver, ledger, base)
+    terms = NodeConditions(spec, forms, options.driver, ledger, base).take()
     wishes: dict[str, DeviceWish] = {}
     for ask, request in requests.items():  # the one with most devices is the first of a request
         wishes.setdefault(request if several else "gpu", ask.wish)
@@ -287,10 +287,6 @@ def _containers(spec: object) -> Iterator[tuple[str, int, dict[str, object]]]:
 _SEARCHED: Final = 20_000
 _SERVER_SET: Final = ("uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "selfLink")
 _APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
-_IMMUTABLE: Final = {
-    "Pod": "a pod's containers cannot be changed: delete it before",
-    "Job": "a Job's pods cannot be changed: delete it before",
-}
 _JOB_LABELS: Final = {
     f"{prefix}{name}" for prefix in ("", "batch.kubernetes.io/") for name in ("controller-uid", "job-name")
 }
@@ -335,13 +331,13 @@ def translate(document: InputDocument, options: PodOptions, book: TemplateBook) 
             book.profiles |= {options.resources.meaning(name, spec).form.profile for name in known} - {""}
             ledger.carried(path, "stays as it is: classes of this driver have its extended resources")
         return TranslatedObject(notes=ledger.close(CARRIED, UNCHANGED), can_stay=True)
-    changed = [
-        _translate_pod(spec, path, ledger, namespace=document.namespace, options=options, book=book)
-        for path, spec in asking
-    ]
-    if any(changed) and document.kind in _IMMUTABLE:
-        ledger.changed(("kind",), _IMMUTABLE[document.kind])
-    return _finished(value, ledger, changed=any(changed), can_stay=can_stay)
+    changed = False
+    for path, spec in asking:
+        changed |= _translate_pod(spec, path, ledger, namespace=document.namespace, options=options, book=book)
+    if changed and document.kind in ("Pod", "Job"):
+        owner = "a pod's containers" if document.kind == "Pod" else "a Job's pods"
+        ledger.changed(("kind",), f"{owner} cannot be changed: delete it before")
+    return _finished(value, ledger, changed=changed, can_stay=can_stay)
 
 
 def _finished(value: dict[str, object], ledger: Ledger, *, changed: bool, can_stay: bool = False) -> TranslatedObject:

@@ -150,9 +150,8 @@ def waiting_pods(state: ClusterState, lost: Lost = lambda _: None) -> list[Waiti
             metadata = pod.metadata
             owner = next((f"{each.kind}/{each.name}" for each in metadata.owner_references), "")
             namespace, name = metadata.namespace or "default", metadata.name
-            waiting = Waiting(
-                namespace=namespace, name=name, owner=owner, count=1, since=metadata.creation_timestamp, pod=item
-            )
+            since = metadata.creation_timestamp
+            waiting = Waiting(namespace=namespace, name=name, owner=owner, count=1, since=since, pod=item)
             groups.setdefault((namespace, owner or f"pod/{name}"), []).append(waiting)
     firsts = (
         replace(min(group, key=lambda each: (each.since, each.name)), count=len(group)) for group in groups.values()
@@ -163,9 +162,8 @@ def waiting_pods(state: ClusterState, lost: Lost = lambda _: None) -> list[Waiti
 def _waits(pod: _Pod) -> bool:
     if pod.status.phase not in ("", "Pending") or pod.metadata.deletion_timestamp:
         return False
-    return bool(pod.spec.resource_claims) or any(
-        "/" in name for each in pod.spec.containers for name in each.resources.requests
-    )
+    requests = (name for each in pod.spec.containers for name in each.resources.requests)
+    return bool(pod.spec.resource_claims) or any("/" in name for name in requests)
 
 
 class EventRow(Struct, frozen=True, kw_only=True):

@@ -48,20 +48,12 @@ class UseNow(Struct, frozen=True, kw_only=True):
 
     def points(self, use: ClaimDeviceUse) -> list[Point]:
         key = (use.namespace, use.claim, use.node, use.device)
-        return [
-            Point(at, found.used_bytes, found.sm_ratio)
-            for at, uses, _ in self.samples
-            for found in [uses.get(key)]
-            if found is not None
-        ]
+        found = [(at, uses[key]) for at, uses, _ in self.samples if key in uses]
+        return [Point(at, each.used_bytes, each.sm_ratio) for at, each in found]
 
     def points_of_gpu(self, node: str, device: str) -> list[Point]:
-        return [
-            Point(at, found.used_bytes, found.busy_ratio)
-            for at, _, gpus in self.samples
-            for found in [gpus.get((node, device))]
-            if found is not None
-        ]
+        found = [(at, gpus[node, device]) for at, _, gpus in self.samples if (node, device) in gpus]
+        return [Point(at, each.used_bytes, each.busy_ratio) for at, each in found]
 
 
 class UseHistory:
