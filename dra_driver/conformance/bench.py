@@ -184,7 +184,7 @@ class Bench:
     # Claims.
 
     def claim(self, **wanted: Any) -> CheckClaim:
-        """A new claim with devices of this driver; see `Scheduler.allocate` for what can be wanted."""
+        """Raises UnableError; see `Scheduler.allocate` for ``wanted``."""
         claim = self.scheduler.allocate(**wanted)
         self._claims.append(claim)
         return claim
@@ -203,7 +203,7 @@ class Bench:
         return claim
 
     def finish(self, claim: CheckClaim) -> None:
-        """Unprepare and delete a claim before the end of its check, so that its devices are free."""
+        """Unprepare and delete a claim before the end of its check."""
         self.unprepared(claim.key)
         self.cluster.delete_claim(claim.wire)
         self._claims.remove(claim)

@@ -59,7 +59,8 @@ class ClusterObjects:
         metadata = {"name": NAMESPACE, "labels": {ADMIN_LABEL: "true"}}
         self._ensure(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
         selector = {"cel": {"expression": f'device.driver == "{self.driver}"'}}
-        for item in (device_class(self.class_name, {"selectors": [selector]}), *extra_classes):
+        ours = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": self.class_name}}
+        for item in ({**ours, "spec": {"selectors": [selector]}}, *extra_classes):
             self._ensure(CLASSES, item)
 
     def clean(self) -> None:
@@ -116,7 +117,6 @@ class ClusterObjects:
         self._rest.update(paths.resource_slices(item["metadata"]["name"]), item)
 
     def delete_slice(self, item: Wire) -> None:
-        """Delete the slice, if it exists."""
         with suppress(NotFoundError):
             self._rest.delete(paths.resource_slices(item["metadata"]["name"]))
 
@@ -139,10 +139,6 @@ class ClusterObjects:
     @staticmethod
     def _claim(claim: Wire) -> str:
         return paths.resource_claim(claim["metadata"]["namespace"], claim["metadata"]["name"])
-
-
-def device_class(name: str, spec: Wire) -> JsonObject:
-    return {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": name}, "spec": dict(spec)}
 
 
 MANY: Final = 32
@@ -213,7 +209,6 @@ def incomplete(slices: Sequence[Wire]) -> str:
 
 
 def devices(slices: Sequence[Wire]) -> list[PublishedDevice]:
-    """All devices of the newest generations, in published order."""
     return [
         PublishedDevice(pool=name, wire=device)
         for name, found in newest(slices).items()
@@ -284,7 +279,6 @@ class ClaimTemplate(Struct, frozen=True, kw_only=True):
 
 
 def default_spec(class_name: str, *, count: int = 1, **fields: object) -> JsonObject:
-    """A claim for ``count`` devices; ``fields`` are further fields of the request, such as ``adminAccess``."""
     exactly = {"deviceClassName": class_name, "allocationMode": "ExactCount", "count": count, **fields}
     return {"devices": {"requests": [{"name": "device", "exactly": exactly}]}}
 

@@ -68,15 +68,11 @@ class ChildControl:
 
     def start(self) -> None:
         """Raises ConfigurationError if the command cannot be started."""
+        quiet = subprocess.DEVNULL
         try:
             with self._log.open("ab") as log:
                 self._child = subprocess.Popen(
-                    self._command,
-                    env=self._environ,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
+                    self._command, env=self._environ, stdin=quiet, stdout=log, stderr=log, start_new_session=True
                 )
         except OSError as error:
             raise ConfigurationError(f"the driver {self._command[0]} cannot be started: {error}") from error
@@ -111,24 +107,15 @@ class ChildControl:
 POLICIES: Final = """\
 apiVersion: gpu.dra-driver.io/v1alpha1
 kind: GpuPolicy
-metadata:
-  name: tainted
+metadata: {name: tainted}
 spec:
-  select:
-    minors: [0]
-  taints:
-    - key: conformance.dra-driver.io/tainted
-      value: "yes"
+  select: {minors: [0]}
+  taints: [{key: conformance.dra-driver.io/tainted, value: "yes"}]
 ---
 apiVersion: gpu.dra-driver.io/v1alpha1
 kind: GpuPolicy
-metadata:
-  name: shared
-spec:
-  select:
-    minors: [1]
-  sharing:
-    strategy: TimeSlicing
+metadata: {name: shared}
+spec: {select: {minors: [1]}, sharing: {strategy: TimeSlicing}}
 """
 
 

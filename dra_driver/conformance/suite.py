@@ -8,9 +8,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
-from msgspec import Struct
+from msgspec.structs import replace
 
-from dra_driver.conformance.bench import Bench, Control, TestedDriver
+from dra_driver.conformance.bench import Bench, TestedDriver
 from dra_driver.conformance.checks import CHECKS
 from dra_driver.conformance.checks.health import reports_something
 from dra_driver.conformance.cluster import MANY, ClaimTemplate, ClusterObjects, taints, together
@@ -32,16 +32,12 @@ from dra_driver.kube import paths
 from dra_driver.kube.rest import RestClient
 
 
-class SuiteTarget(Struct, frozen=True, kw_only=True):
+class SuiteTarget(TestedDriver, frozen=True, kw_only=True):
     """The driver to test. The suite finds ``driver`` and ``node`` if they are empty."""
 
-    registrar_dir: Path
-    cdi_dirs: tuple[Path, ...]
     driver: str = ""
     node: str = ""
-    control: Control | None = None
     template: ClaimTemplate | None = None
-    limits: TimeLimits
 
 
 @contextmanager
@@ -49,15 +45,8 @@ def open_bench(target: SuiteTarget, rest: RestClient) -> Iterator[Bench]:
     """Yield the bench, and remove its objects at the end. Raises ConfigurationError and KubernetesApiError."""
     driver = target.driver or _find_driver(target)
     node = target.node or _find_node(rest, driver, target.limits)
-    subject = TestedDriver(
-        driver=driver,
-        registrar_dir=target.registrar_dir,
-        cdi_dirs=target.cdi_dirs,
-        control=target.control,
-        limits=target.limits,
-    )
     cluster = ClusterObjects(rest, node=node, driver=driver)
-    bench = Bench(subject, cluster, target.template)
+    bench = Bench(replace(target, driver=driver), cluster, target.template)
     try:
         cluster.prepare(target.template.classes if target.template else ())
         yield bench

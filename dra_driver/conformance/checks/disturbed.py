@@ -9,14 +9,12 @@ from typing import Final
 from dra_driver.conformance import cdi_folder
 from dra_driver.conformance.bench import Bench
 from dra_driver.conformance.checks.prepare import HELPER, OTHER_DRIVER
-from dra_driver.conformance.checks.registration import CONTROLLER
+from dra_driver.conformance.checks.registration import CONTROLLER, MANAGER
 from dra_driver.conformance.cluster import CheckClaim, JsonObject, Wire, devices, incomplete, taints
 from dra_driver.conformance.plugin import served_socket
 from dra_driver.conformance.values import UnableError, ViolationError, full
 from dra_driver.core.errors import ConflictError
 from dra_driver.core.unix_grpc import is_served
-
-MANAGER: Final = "pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go"
 
 
 @full(
@@ -156,7 +154,6 @@ def _differing(before: Wire, after: Wire) -> str:
 
 
 def _wait_for(bench: Bench, before: list[JsonObject], what: str) -> None:
-    """Wait until complete pools have all earlier devices."""
     wanted = {device.key for device in devices(before)}
 
     def missing() -> str:
@@ -311,7 +308,6 @@ def other_sockets_stay(bench: Bench) -> None:
 
 
 def _use(bench: Bench, ended: CheckClaim) -> None:
-    """The devices of an ended claim must work for another one."""
     other = bench.claim(keys=ended.devices(), busy=True)
     bench.prepared(other)
     bench.finish(other)
@@ -324,7 +320,6 @@ def _moments(typical_s: float) -> list[float]:
 
 
 def _typical_s(bench: Bench) -> tuple[float, float]:
-    """Return the durations of one prepare and one unprepare."""
     claim = bench.exclusive_claim()
     begin = time.monotonic()
     bench.prepared(claim)

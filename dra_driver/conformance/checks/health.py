@@ -11,6 +11,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from dra_driver.conformance.bench import Bench
+from dra_driver.conformance.checks.registration import MANAGER
 from dra_driver.conformance.plugin import HEALTH_SERVICES
 from dra_driver.conformance.values import NotApplicableError, ViolationError, full
 from dra_driver.core.unix_grpc import CallError, HealthStream
@@ -20,7 +21,6 @@ LONGEST_TIMEOUT_S: Final = 120.0
 MAX_DEVICES: Final = 4096
 PROTO: Final = "staging/src/k8s.io/kubelet/pkg/apis/dra-health/v1alpha1/api.proto"
 HEALTH_INFO: Final = "pkg/kubelet/cm/dra/healthinfo.go"
-MANAGER: Final = "pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go"
 MAX_MESSAGE: Final = 1024
 STREAMS: Final = 3
 _OPEN_S: Final = 1.0

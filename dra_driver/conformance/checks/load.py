@@ -6,7 +6,8 @@ from typing import Final
 
 from dra_driver.conformance import cdi_folder
 from dra_driver.conformance.bench import Bench
-from dra_driver.conformance.checks.prepare import HELPER, KUBELET, PROTO, TYPES, check_devices
+from dra_driver.conformance.checks.prepare import HELPER, KUBELET, PROTO, check_devices
+from dra_driver.conformance.checks.registration import TYPES
 from dra_driver.conformance.cluster import (
     MANY,
     NAMESPACE,
@@ -130,7 +131,6 @@ def _shared(bench: Bench) -> PublishedDevice:
 
 
 def _smallest(device: PublishedDevice) -> JsonObject:
-    """Return the part of a request for the smallest share."""
     amounts = {}
     for name, capacity in (device.wire.get("capacity") or {}).items():
         policy = capacity.get("requestPolicy") or {}

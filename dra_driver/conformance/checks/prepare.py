@@ -5,6 +5,7 @@ from typing import Final
 
 from dra_driver.conformance import cdi_folder
 from dra_driver.conformance.bench import Bench
+from dra_driver.conformance.checks.registration import TYPES
 from dra_driver.conformance.cluster import NAMESPACE, CheckClaim, JsonObject
 from dra_driver.conformance.plugin import AnsweredDevice, ClaimKey
 from dra_driver.conformance.values import ViolationError, basic
@@ -13,7 +14,6 @@ from dra_driver.core.unix_grpc import shown
 PROTO: Final = "staging/src/k8s.io/kubelet/pkg/apis/dra/v1/api.proto"
 HELPER: Final = "staging/src/k8s.io/dynamic-resource-allocation/kubeletplugin/draplugin.go"
 KUBELET: Final = "pkg/kubelet/cm/dra/manager.go"
-TYPES: Final = "staging/src/k8s.io/api/resource/v1/types.go"
 OTHER_DRIVER: Final = "other.conformance.dra-driver.io"
 
 

@@ -234,7 +234,6 @@ class PodChecker:
         self._extended(pod, classes - {""})
 
     def _target(self, entry: Spot) -> Spot | None:
-        """Return ``devices`` of the claim or template that an entry names; None if it is not found."""
         given = [field for field in _KINDS if entry.get(field) is not None]
         if len(given) != 1:
             message = "needs exactly one of resourceClaimName and resourceClaimTemplateName"

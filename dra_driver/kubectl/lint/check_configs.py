@@ -28,6 +28,7 @@ from dra_driver.scheduler.allocation import CapacityShort, consumption, shortage
 
 MAX_BYTES: Final = 10 * 1024
 _TYPE_OF_KIND: Final = {"GpuConfig": "gpu", "MigDeviceConfig": "mig"}
+_SPELLING: Final = "check spelling and indentation; names are case-sensitive"
 _PATH: Final = re.compile(r"([A-Za-z][\w.-]*): ")
 
 
@@ -75,7 +76,9 @@ class ConfigChecker:
             for path, problem in _problems(str(error)):
                 spot = _nearest(parameters, path.split("."))
                 text = f"{path}: {problem}" if path else problem
-                self._reporter.add("DRA035", spot, text, hint=_hint(problem, path))
+                hint = _SPELLING if "unknown field" in problem else ""
+                hint = f"write apiVersion: {API_VERSION}" if path == "apiVersion" else hint
+                self._reporter.add("DRA035", spot, text, hint=hint)
             return
         except ValueError as error:
             self._reporter.add("DRA035", parameters, f"the parameters {error}")
@@ -143,12 +146,6 @@ def _problems(text: str) -> list[tuple[str, str]]:
     return found
 
 
-def _hint(problem: str, path: str) -> str:
-    if path == "apiVersion":
-        return f"write apiVersion: {API_VERSION}"
-    return "check spelling and indentation; names are case-sensitive" if "unknown field" in problem else ""
-
-
 _GROUP: Final = POLICY_API.partition("/")[0]
 
 
@@ -163,7 +160,7 @@ def check_policy(manifest: Manifest, reporter: Reporter) -> None:
         return
     for problem in policy_problems(written):
         text = f"{path_text(problem.path)}: {problem.text}" if problem.path else problem.text
-        hint = "check spelling and indentation; names are case-sensitive" if problem.text == "unknown field" else ""
+        hint = _SPELLING if problem.text == "unknown field" else ""
         reporter.add("DRA060", _nearest(manifest.spot, problem.path), text, hint=hint)
 
 

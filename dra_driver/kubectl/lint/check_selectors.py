@@ -243,7 +243,6 @@ class MatchChecker:
         return True
 
     def _is_costly(self, chain: Sequence[ParsedSelector]) -> bool:
-        """Report costly expressions, which are not evaluated on devices: that would take too long."""
         costly = False
         sample = self._scope.devices[0] if self._scope.devices else OTHER_DRIVER_DEVICE
         for item in chain:
@@ -262,7 +261,6 @@ class MatchChecker:
         return costly
 
     def _has_driver_guard(self, chain: Sequence[ParsedSelector], spot: Spot, *, subject: str) -> bool:
-        """Return whether the chain can be evaluated on devices of other drivers without an error."""
         result = evaluate_chain(chain, [OTHER_DRIVER_DEVICE])[0]
         domains = [domain for item in chain for domain, _ in item.reads.domains if domain != STANDARD_DOMAIN]
         driver = domains[0] if domains else DRIVER
@@ -400,7 +398,6 @@ def _why(result: MatchResult) -> str:
 
 
 def _label_gigabytes_misuses(results: Sequence[MatchResult]) -> list[tuple[MatchResult, ParsedClause]]:
-    """Return devices that only a clause excludes which requires the gigabytes in their product name."""
     found = []
     for result in results:
         device = result.device

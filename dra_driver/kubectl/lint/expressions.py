@@ -152,8 +152,9 @@ def _clauses(text: str) -> list[ParsedClause]:
 
 
 def _is_driver(node: Expr) -> bool:
-    is_field = isinstance(node, Select) and node.field == "driver"
-    return is_field and isinstance(node.operand, Ident) and node.operand.name == "device"
+    if not isinstance(node, Select) or node.field != "driver":
+        return False
+    return isinstance(node.operand, Ident) and node.operand.name == "device"
 
 
 def _constants(node: Expr) -> tuple[object, ...]:

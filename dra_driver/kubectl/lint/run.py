@@ -99,7 +99,6 @@ def _version(manifest: Manifest, reporter: Reporter) -> bool:
 
 
 def _duplicates(manifests: Sequence[Manifest], reporter: Reporter) -> None:
-    """Report the second of two objects with the same identity. Generated names do not count."""
     seen: dict[tuple[str, str, str, str], Manifest] = {}
     for manifest in manifests:
         name = manifest.spot.string("metadata", "name")

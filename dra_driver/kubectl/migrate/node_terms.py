@@ -98,7 +98,6 @@ class NodeConditions:
         self._keep_terms([rest])
 
     def _preferred(self) -> list[Texts]:
-        """Return conditions of the preferred terms that are only of GPUs, the heaviest first; the others stay."""
         terms = list_at(self._spec, *_PREFERRED)
         kept: list[object] = []
         found: list[tuple[int, Texts]] = []
@@ -170,7 +169,6 @@ class NodeConditions:
             mapping_at(self._spec, *_AFFINITY).pop(_REQUIRED[-1])
 
     def _drop_empty(self, *path: str) -> None:
-        """Remove an empty mapping or list below ``path``, and those above it that become empty."""
         for length in range(len(path), 0, -1):
             parent = mapping_at(self._spec, *path[: length - 1])
             if not parent.get(path[length - 1], True):

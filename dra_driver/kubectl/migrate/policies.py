@@ -123,7 +123,6 @@ def _profiles(document: InputDocument, path: Path, enabled: bool) -> dict[str, i
 
 
 def _products(document: InputDocument, path: Path, ledger: Ledger) -> tuple[tuple[str, ...], bool]:
-    """Return the product names of the filter, and whether the entry is for a known product."""
     wanted = at(document.value, *path, "device-filter")
     if wanted is None or wanted in ([], ""):
         if wanted is not None:
@@ -263,7 +262,6 @@ def _class_of_renamed(resource: str) -> str:
 
 
 def _renamed(resource: str, pattern: str, driver: str) -> dict[str, object]:
-    """Return a class for GPUs whose product name matches a pattern of the plugin's field ``resources``."""
     attributes = f'device.attributes["{driver}"]'
     regex = ".*".join(re.escape(part).replace("\\ ", " ").replace("\\-", "-") for part in pattern.split("*"))
     quoted = f"^{regex}$".replace("\\", "\\\\").replace('"', '\\"')
@@ -321,8 +319,8 @@ def objects(found: Sequence[PolicyDraft]) -> list[dict[str, object]]:
     made = []
     for draft in found:
         several = draft.nodes or ()
-        starts = range(0, len(several), _MOST_PATTERNS)
-        for nodes in [several[first : first + _MOST_PATTERNS] for first in starts] or [draft.nodes]:
+        for first in range(0, max(1, len(several)), _MOST_PATTERNS):
+            nodes = several[first : first + _MOST_PATTERNS] or draft.nodes
             numbered = (f"{draft.name[:58].rstrip('-')}-{number}" for number in range(2, 1000))
             name = next(each for each in (draft.name, *numbered) if each not in taken)
             taken.add(name)

@@ -101,7 +101,6 @@ def said_by_labels(spec: object) -> DeviceForm | None:
 
 
 def _required_labels(spec: object) -> Iterable[tuple[str, str]]:
-    """Yield pairs of key and value, one of which a node must have."""
     yield from ((key, str(value)) for key, value in mapping_at(spec, "nodeSelector").items())
     required = ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms")
     for term in list_at(spec, *required):

@@ -72,7 +72,6 @@ def untouched(document: InputDocument) -> tuple[MigrationNote, ...]:
 
 
 def inline(document: InputDocument, read_text: ReadText) -> list[tuple[str, InputDocument]]:
-    """Return the configs in values of a chart by their keys. Raises ConfigurationError."""
     return [each for path in _INLINE for each in _read(document, path, read_text)]
 
 
@@ -240,7 +239,6 @@ class Translation(Struct):
 
     @property
     def objects(self) -> list[ApiObject]:
-        """All objects in the order in which they can be applied."""
         return [*self.policies, *self.classes, *self.templates, *(value for _, value in self.workloads)]
 
 
@@ -297,7 +295,6 @@ def _first(
     later: list[tuple[str, InputDocument]],
     read_text: ReadText,
 ) -> None:
-    """Translate configurations; the objects that depend on them go to ``later``."""
     name = format_of(document)
     match name:
         case "quota" | "limit-range" | "object":

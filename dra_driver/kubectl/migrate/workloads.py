@@ -45,7 +45,6 @@ _ALL: Final = re.compile(r"all|[0-9,]+|GPU-.*")
 
 
 def _tidy(spec: dict[str, object], with_devices: Collection[tuple[str, int]], base: Path, ledger: Ledger) -> None:
-    """Remove settings that make NVIDIA's runtime add devices; ``with_devices`` are containers by list and index."""
     if spec.get("runtimeClassName") in _RUNTIME_CLASSES:
         del spec["runtimeClassName"]
         text = "removed: the container runtime itself applies CDI, and the RuntimeClass goes with NVIDIA's toolkit"
@@ -61,7 +60,6 @@ def _tidy(spec: dict[str, object], with_devices: Collection[tuple[str, int]], ba
 
 
 def _note_all_gpus(spec: object, base: Path, ledger: Ledger) -> None:
-    """Note containers that request no GPU and get all of them through NVIDIA's runtime."""
     for list_name, index, container in _containers(spec):
         for number, each in enumerate(list_at(container, "env")):
             if text_at(each, "name") == "NVIDIA_VISIBLE_DEVICES" and _ALL.fullmatch(str(at(each, "value") or "")):
@@ -348,7 +346,6 @@ def _finished(value: dict[str, object], ledger: Ledger, *, changed: bool, can_st
 
 
 def _forget_server_fields(value: dict[str, object], ledger: Ledger) -> None:
-    """Remove fields that the API server sets from an object that was read from a cluster."""
     text = "left out: the API server sets it"
     metadata, annotations = mapping_at(value, "metadata"), mapping_at(value, "metadata", "annotations")
     for key in _SERVER_SET:
@@ -381,7 +378,6 @@ _BOTH: Final = "the line stays for pods that are not moved yet; remove it at the
 
 
 def translate_quota(document: InputDocument, known: KnownResources) -> TranslatedObject:
-    """Add a line for each class to the quota."""
     ledger, value, changed = Ledger(document), copy.deepcopy(mapping_at(document.value)), False
     hard = mapping_at(value, "spec", "hard")
     for name, limit in list(hard.items()):

@@ -409,12 +409,16 @@ def _natural(name: str) -> list[tuple[int, int | str]]:
 
 
 def use_of_gpu(usage: ToldUsage, gpu: str) -> Iterator[str]:
-    yield from (_sentence(each) for each in (*usage.over_grant, *usage.unattributed) if each.gpu == gpu)
+    yield from (_sentence(each) for each in _of_gpus(usage) if each.gpu == gpu)
 
 
 def use_of_node(usage: ToldUsage) -> Iterator[str]:
-    yield from (f"{each.gpu}: {_sentence(each)}" for each in (*usage.over_grant, *usage.unattributed))
+    yield from (f"{each.gpu}: {_sentence(each)}" for each in _of_gpus(usage))
     yield from map(_sentence, usage.idle)
+
+
+def _of_gpus(usage: ToldUsage) -> Sequence[ToldOverGrant | ToldForeign]:
+    return *usage.over_grant, *usage.unattributed
 
 
 def _sentence(found: ToldOverGrant | ToldForeign | ToldIdle) -> str:

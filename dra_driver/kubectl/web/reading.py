@@ -55,7 +55,7 @@ class Heap:
 
     def __init__(self, collector: Collector = gc) -> None:
         self._collector = collector
-        self._lock = threading.Lock()  # guards the two below
+        self._lock = threading.RLock()  # guards the two below
         self._building = self._built = 0
 
     @contextmanager
@@ -74,17 +74,14 @@ class Heap:
                 if not self._building:
                     self._collector.enable()
                 if self._built >= BUILT_BEFORE_SWEEP:
-                    self._sweep()
+                    self.sweep()
 
     def sweep(self) -> None:
         with self._lock:
-            self._sweep()
-
-    def _sweep(self) -> None:
-        self._built = 0
-        self._collector.unfreeze()
-        self._collector.collect()
-        self._collector.freeze()
+            self._built = 0
+            self._collector.unfreeze()
+            self._collector.collect()
+            self._collector.freeze()
 
 
 heap: Final = Heap()
@@ -117,7 +114,7 @@ class Derived:
         self._wanted: dict[Hashable, tuple[int, Callable[[], object]]] = {}
         self.changes = 0
         """How many answers were computed."""
-        self._worker = Worker("page-answers", self._turn)
+        self._worker = Worker("page-answers", lambda: 0.0 if self.compute_one() else None)
 
     def start(self) -> None:
         self._worker.start()
@@ -153,9 +150,6 @@ class Derived:
                 self._answers.pop(next(iter(self._answers)))
             self.changes += 1
         return True
-
-    def _turn(self) -> float | None:
-        return 0.0 if self.compute_one() else None
 
 
 def _sentence(error: Exception) -> str:

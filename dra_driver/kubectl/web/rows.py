@@ -340,9 +340,8 @@ def tried(state: ClusterState, text: str, namespace: str = "default") -> list[Ex
     if not pods and not claims:
         raise ConfigurationError("there is no Pod, no workload that creates pods, and no ResourceClaim in it")
     if len(pods) > MAX_PODS or len(claims) > MAX_CLAIMS:
-        raise ConfigurationError(
-            f"{len(pods)} pods and {len(claims)} claims: at most {MAX_PODS} of each are tried here"
-        )
+        given = f"{len(pods)} pods and {len(claims)} claims"
+        raise ConfigurationError(f"{given}: at most {MAX_PODS} of each are tried here")
     state = with_objects(state, objects)
     scheduler = scheduler_for(state)
     if pods:

@@ -73,7 +73,11 @@ class UseHistory:
         self._samples: deque[UseSample] = deque(maxlen=MAX_SAMPLES)
 
     def read(self) -> UseNow:
-        self._remember()
+        past, self._past = self._past, None
+        try:
+            self._samples.extend(past()[-MAX_SAMPLES:] if past else ())
+        except DraError as error:
+            self._gaps = (f"charts begin now: {error}",)
         report = self._read()
         report = replace(report, gaps=(*self._gaps, *report.gaps)) if self._gaps else report
         uses: Mapping[tuple[str, str, str, str], ClaimDeviceUse] = uses_by_device(report.uses)
@@ -82,13 +86,6 @@ class UseHistory:
         while len(self._samples) > 1 and sum(each.size for each in self._samples) > MAX_POINTS:
             self._samples.popleft()
         return UseNow(report=report, uses=uses, gpus=gpus, samples=tuple(self._samples))
-
-    def _remember(self) -> None:
-        past, self._past = self._past, None
-        try:
-            self._samples.extend(past()[-MAX_SAMPLES:] if past else ())
-        except DraError as error:
-            self._gaps = (f"charts begin now: {error}",)
 
 
 # --- Use that Prometheus recorded before the start of the page. Impossible values are skipped.

@@ -64,7 +64,6 @@ def _slice(driver: str, node: str, node_uid: str, pool: Wire, faults: Collection
     return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": metadata, "spec": spec}
 
 
-Wire = dict[str, Any]
 _UID = re.compile(r"[0-9a-f-]{36}")
 HUGE = "x" * (16 << 20)
 
