@@ -234,9 +234,7 @@ _MISSING: Final = re.compile(r"no such key: (\S+)\Z")
 
 
 class MatchResult(Struct, frozen=True, kw_only=True):
-    """Result of a chain on a device: ``selector`` is the first with verdict ``no`` or ``fails``; ``failed`` are all
-    false clauses.
-    """
+    """Result of a chain on a device: ``selector`` is the first that is not true; ``failed`` are all false clauses."""
 
     device: KnownDevice
     verdict: Literal["yes", "no", "fails"]

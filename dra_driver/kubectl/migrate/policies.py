@@ -234,9 +234,7 @@ def memory_of(gathered: Gathered, said_mib: int) -> MemoryKnowledge:
 
 
 def classes(gathered: Gathered, asked_for: Iterable[str], driver: str) -> list[dict[str, object]]:
-    """Return DeviceClasses for profiles and renamed resources, as `kubectl dra classes` keeps them; the chart has the
-    others.
-    """
+    """Return classes for profiles, as `kubectl dra classes` keeps them, and for renamed resources."""
     entries = [entry for layout in gathered.layouts.values() for entry in layout.entries]
     profiles = {profile for entry in entries for profile in entry.profiles or ()} | set(asked_for)
     made = [class_of(Offer(names.PROFILE, each), driver) for each in sorted(profiles) if "c." not in each]

@@ -214,8 +214,8 @@ ApiObject = dict[str, Any]
 
 
 class MigrateOptions(Struct, frozen=True, kw_only=True):
-    """``driver`` is the DRA driver's name. ``keep``: pods that extended resources can serve stay. ``gpu_memory_mib`` is
-    of a shared GPU, or 0.
+    """``driver`` is the DRA driver. ``keep``: pods that can run unchanged stay. ``gpu_memory_mib`` is of a shared GPU,
+    or 0.
     """
 
     driver: str = "gpu.nvidia.com"

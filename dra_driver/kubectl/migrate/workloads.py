@@ -204,8 +204,8 @@ def _wish(resource: str, count: int, spec: object, options: PodOptions) -> Devic
 
 
 def _requests(asks: list[_Ask]) -> dict[_Ask, str]:
-    """Return the request of each ask. An init container uses that of a later container, or of another init container,
-    if it is enough; of those with one request the largest is first.
+    """Return the request of each ask, of those with one request the largest first; init containers reuse one that is
+    enough.
     """
     found: dict[_Ask, str] = {}
     for ask in (each for each in asks if not each.reusable):
@@ -291,9 +291,7 @@ _JOB_LABELS: Final = {
 
 
 class TranslatedObject(Struct, frozen=True, kw_only=True):
-    """``value`` is the changed object, None if it stays. ``can_stay``: classes with an extended resource could serve it
-    unchanged.
-    """
+    """``value`` is None if the object stays. ``can_stay``: classes with an extended resource could serve it."""
 
     value: dict[str, object] | None = None
     notes: tuple[MigrationNote, ...]

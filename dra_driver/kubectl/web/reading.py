@@ -258,9 +258,7 @@ class Periodic(Generic[Value]):
 
 
 class SeenCluster(Struct, frozen=True, kw_only=True):
-    """One reading of the cluster: its objects, the status of GpuNodes, and both as the page shows them. ``gaps`` are
-    messages about what could not be read, if it matters.
-    """
+    """A reading of the cluster: its objects, GpuNodes' status (``told``), page rows, and ``gaps`` that matter."""
 
     state: ClusterState
     told: Mapping[str, GpuNodeStatus]
@@ -322,8 +320,8 @@ MAX_NODES: Final = 20_000
 
 
 class LiveSource:
-    """The cluster of a kubeconfig. Used by one thread. Kinds that the user may not list in all namespaces are read from
-    ``namespace``.
+    """The cluster of a kubeconfig; reads from ``namespace`` if the user may not list all namespaces. Used by one
+    thread.
     """
 
     def __init__(self, api: StateReader, namespace: str = "") -> None:

@@ -57,9 +57,7 @@ def serve(
     interval_s: float = CLUSTER_S,
     use_interval_s: float = USE_S,
 ) -> None:
-    """Serve until SIGINT or SIGTERM. ``say`` gets the address; ``read_past`` returns earlier use. Raises
-    ConfigurationError if the port is taken.
-    """
+    """Serve until SIGINT or SIGTERM; ``say`` gets the address. Raises ConfigurationError if the port is taken."""
     listening = _listening(port)
     with listening:
         port = listening.getsockname()[1]

@@ -99,8 +99,8 @@ _MAX_POINTS: Final = 400_000
 
 
 def past_of(ask: Callable[[str], object]) -> list[UseSample]:
-    """Return samples of the last hour, oldest first. ``ask`` answers an instant query. Raises what ``ask`` raises, and
-    ValueError for an invalid answer.
+    """Return samples of the last hour, oldest first. ``ask`` answers an instant query. Raises ValueError for an invalid
+    answer.
     """
     past = _Past()
     claims, gpus = ", ".join(KEY), "node, device"
@@ -154,9 +154,7 @@ HEIGHT: Final = 120
 
 
 class UseChart(Struct, frozen=True, kw_only=True):
-    """Lines of a chart, "" if unknown. ``top`` is the memory in bytes at the upper edge, ``limit`` the distance of the
-    grant from it, None if the grant is the top.
-    """
+    """Lines, "" if unknown. ``top`` is the memory (bytes) at the upper edge, ``limit`` the grant's distance from it."""
 
     since: datetime
     memory: str
@@ -166,9 +164,7 @@ class UseChart(Struct, frozen=True, kw_only=True):
 
 
 def drawn(points: Sequence[Point], granted: int) -> UseChart | None:
-    """Return memory against the grant, and utilisation; None without two values of either. If use exceeds the grant,
-    the top is the most that was used.
-    """
+    """Return memory against the grant, and utilisation; None without two values of either."""
     most = max((each.used_bytes for each in points if each.used_bytes is not None), default=0)
     over = granted > 0 and most > granted
     top = 1.05 * most if over else float(granted)

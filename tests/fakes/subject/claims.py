@@ -124,7 +124,6 @@ class Claims:
         return devices
 
     def unprepare(self, namespace: str, name: str, uid: str) -> None:
-        """Raises Refused."""
         if self.has("unprepare-needs-claim"):
             self._claim(namespace, name, uid)
         if self.has("unprepare-by-same-process") and uid in self._before:
@@ -154,7 +153,6 @@ class Claims:
             note.unlink()
 
     def _end_others(self, uid: str) -> None:
-        """The faults that end claims which have the same device."""
         own = {device["device"]: device for device in self._state.get(uid, ())}
         for other, devices in list(self._state.items()):
             for device in devices:
@@ -164,7 +162,6 @@ class Claims:
                     self._remove_cdi(other)
 
     def prepared_devices(self) -> list[Wire]:
-        """The devices of all prepared claims."""
         with self._lock:
             return [device for devices in self._state.values() for device in devices]
 
@@ -173,7 +170,6 @@ class Claims:
             return uid in self._state
 
     def hang(self) -> None:
-        """As long as the driver lives."""
         self.stopped.wait(60.0)
 
     def _planned(self, namespace: str, name: str, uid: str) -> list[Wire]:

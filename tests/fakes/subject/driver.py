@@ -39,7 +39,6 @@ class Calls:
 
     @contextmanager
     def prepare(self, uid: str, context: grpc.ServicerContext) -> Iterator[None]:
-        """Raises Refused with the faults of overlapping calls."""
         with self._lock:
             same, other = uid in self._busy, bool(self._busy - {uid})
             if (same and "busy-with-claim" in self._faults) or (other and "busy-with-another" in self._faults):
@@ -87,7 +86,6 @@ class Calls:
 def health_stream(
     messages: Any, version: str, claims: Claims, calls: Calls, _request: Any, context: grpc.ServicerContext
 ) -> Iterator[Any]:
-    """Report the devices of prepared claims again and again."""
     calls.streams += 1
     first = calls.streams
     try:
@@ -173,7 +171,6 @@ class SubjectDriver:
         self.start()
 
     def kill(self) -> None:
-        """End at once, as SIGKILL does: calls in flight get no answer."""
         self._stop.set()
         self.claims.stopped.set()
         for server in self._servers:
@@ -182,7 +179,6 @@ class SubjectDriver:
         self._publisher.join(5.0)
 
     def end(self) -> None:
-        """Stop and remove the folder and the slices."""
         self.kill()
         for item in self._own_slices():
             with suppress(KubernetesApiError):

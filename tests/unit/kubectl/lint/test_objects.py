@@ -83,16 +83,13 @@ def test_a_policy_is_checked_like_on_a_node() -> None:
     assert found.message == "spec.sharing.maxShares: expected a whole number from 1 to 1024, got 0"
 
 
-def test_similar_names_are_suggested() -> None:
+def test_similar_names_and_other_kinds_of_the_name_are_suggested() -> None:
     found = one(template("- {name: gpu, exactly: {deviceClassName: gpu.nvida.com}}"), "DRA030")
     assert found.hint.startswith("did you")
     missing = one(TEMPLATE + "---\n" + pod(USES.replace(": t}", ": tt}")), "DRA050")
     assert (missing.severity, missing.hint) == ("error", "did you mean 't'?")
-
-
-def test_a_template_used_as_a_claim_gets_a_hint() -> None:
-    found = one(TEMPLATE + "---\n" + pod("[{name: gpu, resourceClaimName: t}]"), "DRA050")
-    assert "use resourceClaimTemplateName" in found.hint
+    other = one(TEMPLATE + "---\n" + pod("[{name: gpu, resourceClaimName: t}]"), "DRA050")
+    assert "use resourceClaimTemplateName" in other.hint
 
 
 def test_requests_of_v1beta1_are_checked_with_their_own_shape() -> None:

@@ -68,14 +68,12 @@ def test_configurations_become_policies(inputs: list[str], name: str, spec: dict
     assert policy(migrated("\n---\n".join(inputs)), name) == spec
 
 
-def test_mps_needs_the_mps_host() -> None:
-    assert migrated(MPS).values == {"mpsHost": {"enabled": True}}
-
-
-def test_mps_wins_over_time_slicing() -> None:
+def test_mps_wins_over_time_slicing_and_needs_the_mps_host() -> None:
     both = yaml.safe_load(MPS)
     both["sharing"] |= yaml.safe_load(SHARED)["sharing"]
-    assert policy(migrated(yaml.safe_dump(both)), "device-plugin-input")["sharing"]["strategy"] == "MPS"
+    found = migrated(yaml.safe_dump(both))
+    assert policy(found, "device-plugin-input")["sharing"]["strategy"] == "MPS"
+    assert found.values == {"mpsHost": {"enabled": True}}
 
 
 def test_without_nodes_such_a_policy_is_for_none() -> None:

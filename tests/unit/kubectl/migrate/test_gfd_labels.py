@@ -6,8 +6,8 @@ The labels of GPU Feature Discovery are written down a second time here, from NV
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import pytest
 
@@ -111,8 +111,7 @@ DRIVER = "gpu.nvidia.com"
 WHOLE, SHARE = DeviceForm(), DeviceForm(form="share")
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """A device of the catalog, and the labels of a node that has such devices."""
 
     device: KnownDevice

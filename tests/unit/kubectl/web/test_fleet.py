@@ -50,13 +50,6 @@ def test_admin_access_holds_nothing() -> None:
     assert (gpu.parts, [part.claim for part in gpu.admins]) == ((), ["admin"])
 
 
-def test_only_the_newest_generation_of_a_pool_counts() -> None:
-    old = slice_of("n", whole("gpu-9", "GPU-9"), generation=1)
-    new = slice_of("n", whole("gpu-0", "GPU-0"), generation=2)
-    state = replace(small_state(), slices=(old, new))
-    assert [gpu.name for gpu in fleet(state).nodes[0].gpus] == ["gpu-0"]
-
-
 def test_health_policy_and_unpublished_gpus_come_from_the_gpu_node() -> None:
     ill = told_gpu("gpu-1", "GPU-1", health=UNHEALTHY, causes=("lost",), message="it fell off the bus")
     said = told(told_gpu("gpu-0", "GPU-0", policy="pool"), ill, problem="a policy cannot be read")

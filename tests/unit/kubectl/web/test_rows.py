@@ -62,15 +62,12 @@ def test_pods_without_devices_do_not_wait_here() -> None:
     assert [each.name for each in waiting_pods(ClusterState(pods=(plain, extended)))] == ["extended"]
 
 
-def test_events_are_newest_first() -> None:
+def test_events_are_newest_first_and_count_their_series() -> None:
     events = [
         {"reason": "Old", "firstTimestamp": "2026-01-02T10:00:00Z", "involvedObject": {"kind": "Node", "name": "n"}},
         {"reason": "New", "eventTime": "2026-01-02T11:00:00Z", "involvedObject": {"namespace": "a", "name": "b"}},
     ]
     assert [(each.reason, each.about) for each in event_rows(events)] == [("New", " a/b"), ("Old", "Node n")]
-
-
-def test_an_event_counts_its_series() -> None:
     (found,) = event_rows([{"series": {"count": 7}, "count": 1, "metadata": {"labels": 5}}])
     assert found.count == 7
 
