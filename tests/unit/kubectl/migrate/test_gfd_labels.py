@@ -16,10 +16,12 @@ from dra_driver.hardware.gpu.catalog import CatalogProfile, GpuModel
 from dra_driver.hardware.gpu.simulated.spec import DEFAULT_CUDA_VERSION, DEFAULT_DRIVER_VERSION
 from dra_driver.kubectl.lint.catalog_devices import KnownDevice, catalog_devices
 from dra_driver.kubectl.migrate.gfd_labels import (
+    OF_NODES,
     DeviceForm,
     UntranslatableLabelError,
     condition,
     is_gfd,
+    product_label,
     sanitised,
 )
 from dra_driver.scheduler.cel import DeviceView, compile_selector
@@ -246,3 +248,15 @@ def test_the_presence_of_a_gpu_is_implied() -> None:
     assert condition("nvidia.com/gpu.present", "In", ["true"], WHOLE, DRIVER) == ""
     assert not is_gfd("kubernetes.io/hostname")
     assert not is_gfd("feature.node.kubernetes.io/pci-10de.present")
+
+
+@pytest.mark.parametrize("name", sorted(OF_NODES))
+def test_labels_of_nodes_are_refused_with_a_reason(name: str) -> None:
+    assert is_gfd(f"nvidia.com/{name}")
+    with pytest.raises(UntranslatableLabelError, match=r"\w{3}"):
+        condition(f"nvidia.com/{name}", "In", ["8"], WHOLE, DRIVER)
+
+
+def test_a_product_label_of_a_shared_partition_is_taken_apart() -> None:
+    found = product_label("NVIDIA-H100-80GB-HBM3-MIG-3g.40gb-SHARED")
+    assert (found.name, found.profile, found.shared) == ("NVIDIA-H100-80GB-HBM3", "3g.40gb", True)
