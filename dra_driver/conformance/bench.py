@@ -1,7 +1,7 @@
-"""What checks work with: the suite as the kubelet and the scheduler of one node.
+"""Tools of the checks: the suite as the kubelet and the scheduler of one node.
 
-Every step has a time limit: its own, and what is left of the check's. A step that fails because the driver breaks the
-kubelet's expectation raises ViolationError; one that cannot be done raises UnableError.
+Each step has a time limit. A step raises ViolationError if the driver breaks the kubelet's expectation, and UnableError
+if the suite cannot do it.
 """
 
 import math
@@ -14,8 +14,7 @@ from typing import Any, Protocol
 from msgspec import Struct, field
 
 from dra_driver.conformance import cdi_folder
-from dra_driver.conformance.claims import CheckClaim, ClaimTemplate, Scheduler
-from dra_driver.conformance.cluster import ClusterObjects, JsonObject
+from dra_driver.conformance.cluster import CheckClaim, ClaimTemplate, ClusterObjects, JsonObject, Scheduler, incomplete
 from dra_driver.conformance.plugin import (
     DRA_SERVICES,
     AnsweredDevice,
@@ -29,7 +28,6 @@ from dra_driver.conformance.plugin import (
     notify,
     sockets,
 )
-from dra_driver.conformance.published import incomplete
 from dra_driver.conformance.values import TimeLimits, UnableError, ViolationError
 from dra_driver.core.errors import KubernetesApiError
 from dra_driver.core.unix_grpc import CallError
@@ -47,7 +45,7 @@ class Control(Protocol):
 
 
 class TestedDriver(Struct, frozen=True, kw_only=True):
-    """Where the driver is and what may be done to it."""
+    """Places of the driver, and the way to restart it."""
 
     driver: str
     registrar_dir: Path
@@ -57,7 +55,7 @@ class TestedDriver(Struct, frozen=True, kw_only=True):
 
 
 class Bench:
-    """The tools of one run. One thread; `begin` before each check and `clean` after it."""
+    """Tools of one run. One thread; `begin` before each check and `clean` after it."""
 
     def __init__(self, subject: TestedDriver, cluster: ClusterObjects, template: ClaimTemplate | None = None) -> None:
         self.subject = subject
@@ -67,7 +65,7 @@ class Bench:
         self._plugin: Plugin | None = None
         self._claims: list[CheckClaim] = []
         self._deadline = 0.0
-        # What did not happen once is waited for only briefly from then on, or a dead driver would take hours.
+        # After a first timeout the suite waits only briefly, or a dead driver would take hours.
         self._silent = self._unpublished = self._slow = False
 
     # One check.
@@ -76,7 +74,7 @@ class Bench:
         self._deadline = time.monotonic() + self.limits.check_s
 
     def clean(self) -> None:
-        """Unprepare and delete the claims of the check; failures are those of other checks."""
+        """Unprepare and delete the claims of the check. Ignores failures, which other checks report."""
         self._deadline = max(self._deadline, time.monotonic() + GRACE_S)
         for claim in self._claims:
             with suppress(CallError, ViolationError, UnableError):
@@ -86,11 +84,8 @@ class Bench:
                 self.cluster.delete_claim(claim.wire)
         self._claims.clear()
 
-    def close(self) -> None:
-        self.reconnect()
-
     def left_s(self, most_s: float) -> float:
-        """``most_s``, or what is left of the check's time. Raises ViolationError when nothing is."""
+        """Return ``most_s``, or the time left to the check. Raises ViolationError when none is left."""
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise ViolationError(
@@ -128,7 +123,7 @@ class Bench:
         )
 
     def info(self) -> PluginInfo:
-        """The driver's answer to GetInfo; repeated as the kubelet does. Raises UnableError."""
+        """Return the driver's answer to GetInfo; repeats the call as the kubelet does. Raises UnableError."""
         answer: list[PluginInfo] = []
 
         def asked() -> str:
@@ -189,28 +184,26 @@ class Bench:
     # Claims.
 
     def claim(self, **wanted: Any) -> CheckClaim:
-        """A new claim with devices of this driver; see `Scheduler.allocate` for what can be wanted."""
+        """Raises UnableError; see `Scheduler.allocate` for ``wanted``."""
         claim = self.scheduler.allocate(**wanted)
         self._claims.append(claim)
         return claim
 
     def exclusive_claim(self) -> CheckClaim:
-        """A claim for devices that it does not share."""
         return self.claim(keys={device.key for device in self.scheduler.usable() if not device.is_shared})
 
     def prepared_claim(self) -> CheckClaim:
-        """A new claim that is prepared. Raises ViolationError."""
         claim = self.claim()
         self.prepared(claim)
         return claim
 
     def adopt(self, claim: CheckClaim) -> CheckClaim:
-        """Clean this claim up with the others."""
+        """Delete this claim at the end of the check, too."""
         self._claims.append(claim)
         return claim
 
     def finish(self, claim: CheckClaim) -> None:
-        """Unprepare and delete a claim before the end of its check, so that its devices are free."""
+        """Unprepare and delete a claim before the end of its check."""
         self.unprepared(claim.key)
         self.cluster.delete_claim(claim.wire)
         self._claims.remove(claim)
@@ -232,10 +225,7 @@ class Bench:
         return answer.sorted()
 
     def refusal(self, claim: ClaimKey, *, waits: bool = False) -> str:
-        """Why the driver does not prepare a claim, per claim or for the whole call; empty if it does.
-
-        With ``waits``, a driver that is still waiting after a while has not prepared it either.
-        """
+        """Return why the driver does not prepare a claim; "" if it does. With ``waits``, a timeout is a refusal."""
         try:
             found = self.plugin().prepare([claim], min(self._call_s(), self.limits.in_use_s if waits else math.inf))
         except CallError as error:
@@ -262,7 +252,6 @@ class Bench:
         return self.left_s(min(self.limits.call_s, SLOW_CALL_S if self._slow else math.inf))
 
     def _broken(self, error: CallError) -> ViolationError:
-        """The violation that a failed call is."""
         self._slow = self._slow or error.code == "DEADLINE_EXCEEDED"
         return ViolationError(str(error))
 
@@ -285,7 +274,6 @@ class Bench:
         return found
 
     def unresolved(self, devices: Sequence[AnsweredDevice]) -> str:
-        """Which CDI ids of these devices do not resolve, as a sentence; empty if all do."""
         ids = [name for device in devices for name in device.cdi_ids]
         return "; ".join(cdi_folder.unresolved(self.subject.cdi_dirs, ids)[:3])
 

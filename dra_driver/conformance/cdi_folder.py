@@ -1,13 +1,12 @@
-"""Reads CDI folders as a container runtime does: which device ids resolve, and which files appeared.
+"""Resolve CDI device ids as a container runtime does (cncf-tags/container-device-interface SPEC.md, pkg/cdi).
 
-Follows the CDI specification (cncf-tags/container-device-interface, SPEC.md and pkg/cdi): later folders win, and a
-name that two files of one folder define does not resolve. Any driver's files are read, JSON and YAML, so this does not
-use `dra_driver.hardware.cdi`, which writes such files: a shared mistake would hide itself.
+Later directories win; a name in two files of one directory does not resolve. Does not use `dra_driver.hardware.cdi`,
+which writes such files: a shared mistake would hide itself.
 """
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +31,6 @@ class CdiFile(Struct, frozen=True, kw_only=True):
 
 
 def is_qualified(name: str) -> bool:
-    """Whether a device id has the form ``vendor/class=name``."""
     return QUALIFIED.fullmatch(name) is not None
 
 
@@ -51,15 +49,16 @@ def files(folders: Sequence[Path]) -> dict[Path, tuple[int, int]]:
 
 
 def unresolved(folders: Sequence[Path], names: Sequence[str]) -> list[str]:
-    """Why these device ids do not resolve, one sentence for each."""
+    """Return a message for each device id that does not resolve."""
     known, conflicts, broken = _index(folders)
-    missing = [name for name in dict.fromkeys(names) if name not in known]
-    hints = [f"{one.path}: {one.problem}" for one in broken][:3]
-    reasons = []
-    for name in missing:
-        why = f"{len(conflicts[name])} files of one folder define it" if name in conflicts else "no file defines it"
-        reasons.append(f"{name}: {why}" + (f" ({'; '.join(hints)})" if hints and name not in conflicts else ""))
-    return reasons
+    hint = f" ({'; '.join(f'{one.path}: {one.problem}' for one in broken[:3])})" if broken else ""
+    return [
+        f"{name}: {len(conflicts[name])} files of one folder define it"
+        if name in conflicts
+        else f"{name}: no file defines it{hint}"
+        for name in dict.fromkeys(names)
+        if name not in known
+    ]
 
 
 def _index(folders: Sequence[Path]) -> tuple[set[str], dict[str, list[Path]], list[CdiFile]]:
@@ -85,7 +84,7 @@ def _index(folders: Sequence[Path]) -> tuple[set[str], dict[str, list[Path]], li
 
 
 def read(path: Path) -> CdiFile:
-    """One file, of which a runtime uses all or nothing."""
+    """Read one file, of which a runtime uses all or nothing."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -94,8 +93,7 @@ def read(path: Path) -> CdiFile:
         document = json.loads(data) if path.suffix == ".json" else yaml.safe_load(data)
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         return CdiFile(path=path, problem=f"cannot be read: {type(error).__name__}")
-    problem = _problem(document)
-    if problem:
+    if problem := _problem(document):
         return CdiFile(path=path, problem=problem)
     names = tuple(f"{document['kind']}={device['name']}" for device in document["devices"])
     return CdiFile(path=path, devices=names)
@@ -113,10 +111,6 @@ def _problem(document: object) -> str:
     for name, device in zip(names, devices, strict=True):
         if not isinstance(name, str) or not is_qualified(f"{document.get('kind')}={name}"):
             return f"{str(document.get('kind'))[:80]}={str(name)[:80]} is not vendor/class=name"
-        if not _edits(device):
+        if not isinstance(device.get("containerEdits"), dict) or not device["containerEdits"]:
             return f"device {name} has no containerEdits"
     return "" if len(set(names)) == len(names) else "a device is defined twice"
-
-
-def _edits(holder: Mapping[str, object]) -> bool:
-    return isinstance(holder.get("containerEdits"), dict) and bool(holder["containerEdits"])

@@ -1,20 +1,34 @@
-"""The objects that a run needs in the API server: a namespace, a DeviceClass, claims with allocations, slices.
+"""The API server as the suite uses it: published devices, and claims that the suite creates and allocates.
 
-Everything that the suite creates has its own namespace or the prefix of `NAMESPACE` in its name, and is deleted at the
-end. Claims are reserved for an object that is no pod: the claim controller of a cluster would take a claim back from a
-pod that does not exist.
+All created objects are in `NAMESPACE` or have its name as a prefix. Claims are reserved for an object that is not a
+pod, because the claim controller of a cluster deallocates claims of pods that do not exist.
 """
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
+from pathlib import Path
 from typing import Any, Final
 
-from dra_driver.core.errors import AlreadyExistsError, ConflictError, KubernetesApiError, NotFoundError
+import yaml
+from msgspec import Struct
+
+from dra_driver.conformance.plugin import ClaimKey
+from dra_driver.conformance.values import UnableError
+from dra_driver.core.errors import (
+    AllocationError,
+    AlreadyExistsError,
+    ConfigurationError,
+    ConflictError,
+    KubernetesApiError,
+    NotFoundError,
+)
+from dra_driver.core.quantity import Quantity
 from dra_driver.kube import paths
 from dra_driver.kube.rest import RestClient
+from dra_driver.scheduler.allocation import Allocator
 
 Wire = Mapping[str, Any]
 JsonObject = dict[str, Any]
@@ -45,7 +59,8 @@ class ClusterObjects:
         metadata = {"name": NAMESPACE, "labels": {ADMIN_LABEL: "true"}}
         self._ensure(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
         selector = {"cel": {"expression": f'device.driver == "{self.driver}"'}}
-        for item in (device_class(self.class_name, {"selectors": [selector]}), *extra_classes):
+        ours = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": self.class_name}}
+        for item in ({**ours, "spec": {"selectors": [selector]}}, *extra_classes):
             self._ensure(CLASSES, item)
 
     def clean(self) -> None:
@@ -71,7 +86,6 @@ class ClusterObjects:
         return list(self._rest.list(CLASSES)["items"])
 
     def claims(self) -> list[JsonObject]:
-        """All claims of the cluster, whose devices are in use."""
         return list(self._rest.list(paths.resource_claims())["items"])
 
     def create_claim(self, spec: Wire, name: str = "") -> JsonObject:
@@ -80,13 +94,12 @@ class ClusterObjects:
         return self._rest.create(paths.resource_claims(NAMESPACE), {**body, "spec": deepcopy(dict(spec))})
 
     def allocate(self, claim: Wire, allocation: Wire) -> None:
-        """Write the allocation as the scheduler does."""
         reserved = [{**RESERVED_FOR, "uid": str(uuid.uuid4())}]
         status = {"allocation": deepcopy(dict(allocation)), "reservedFor": reserved}
         self._rest.update(self._claim(claim) + "/status", {**claim, "status": status})
 
     def delete_claim(self, claim: Wire) -> None:
-        """Deallocate the claim and delete it; nothing happens if it is gone."""
+        """Deallocate and delete the claim, if it exists."""
         path = self._claim(claim)
         with suppress(NotFoundError):
             for _ in range(ATTEMPTS):
@@ -104,12 +117,11 @@ class ClusterObjects:
         self._rest.update(paths.resource_slices(item["metadata"]["name"]), item)
 
     def delete_slice(self, item: Wire) -> None:
-        """Delete the slice; nothing happens if it is gone."""
         with suppress(NotFoundError):
             self._rest.delete(paths.resource_slices(item["metadata"]["name"]))
 
     def _ensure(self, collection: str, body: Wire) -> None:
-        """Create the object unless it exists. One that an earlier run has deleted is waited for."""
+        """Create the object unless it exists. Waits while one from an earlier run is being deleted."""
         path = f"{collection}/{body['metadata']['name']}"
         until = time.monotonic() + DELETION_S
         while True:
@@ -129,5 +141,255 @@ class ClusterObjects:
         return paths.resource_claim(claim["metadata"]["namespace"], claim["metadata"]["name"])
 
 
-def device_class(name: str, spec: Wire) -> JsonObject:
-    return {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": name}, "spec": dict(spec)}
+MANY: Final = 32
+"""The largest number of devices of a claim (types.go:1749)."""
+BLOCKING: Final = ("NoSchedule", "NoExecute")
+
+
+class PublishedDevice(Struct, frozen=True, kw_only=True):
+    """A device and its pool. ``wire`` is the device as published."""
+
+    pool: str
+    wire: Wire
+
+    @property
+    def name(self) -> str:
+        return str(self.wire["name"])
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.pool, self.name
+
+    @property
+    def is_shared(self) -> bool:
+        return bool(self.wire.get("allowMultipleAllocations"))
+
+    @property
+    def is_partition(self) -> bool:
+        return bool(self.wire.get("consumesCounters"))
+
+    @property
+    def is_blocked(self) -> bool:
+        return any(taint.get("effect") in BLOCKING for taint in self.wire.get("taints") or ())
+
+    @property
+    def charges(self) -> dict[tuple[str, str, str], Quantity]:
+        """The counters that it consumes, by pool, counter set and counter."""
+        return {
+            (self.pool, use["counterSet"], name): Quantity.parse(counter["value"])
+            for use in self.wire.get("consumesCounters") or ()
+            for name, counter in use["counters"].items()
+        }
+
+
+def newest(slices: Sequence[Wire]) -> dict[str, list[Wire]]:
+    """Return the slices of each pool with its highest generation (resource/v1 types.go)."""
+    pools: dict[str, list[Wire]] = {}
+    for item in slices:
+        pools.setdefault(item["spec"]["pool"]["name"], []).append(item)
+    return {
+        name: [item for item in found if item["spec"]["pool"]["generation"] == _highest(found)]
+        for name, found in pools.items()
+    }
+
+
+def incomplete(slices: Sequence[Wire]) -> str:
+    """Return what is missing in the pools; "" if all have as many slices as they declare (resource/v1 types.go)."""
+    pools = newest(slices)
+    if not pools:
+        return "the driver has published no ResourceSlice for this node"
+    for name, found in pools.items():
+        counts = {item["spec"]["pool"]["resourceSliceCount"] for item in found}
+        if counts != {len(found)}:
+            return (
+                f"pool {name} has {len(found)} slices of its newest generation {_highest(found)}, "
+                f"and they say that there are {' or '.join(map(str, sorted(counts)))}"
+            )
+    return ""
+
+
+def devices(slices: Sequence[Wire]) -> list[PublishedDevice]:
+    return [
+        PublishedDevice(pool=name, wire=device)
+        for name, found in newest(slices).items()
+        for item in sorted(found, key=lambda one: str(one["metadata"]["name"]))
+        for device in item["spec"].get("devices") or ()
+    ]
+
+
+def counters(slices: Sequence[Wire]) -> dict[tuple[str, str, str], Quantity]:
+    return {
+        (name, one["name"], counter): Quantity.parse(value["value"])
+        for name, found in newest(slices).items()
+        for item in found
+        for one in item["spec"].get("sharedCounters") or ()
+        for counter, value in one["counters"].items()
+    }
+
+
+def together(slices: Sequence[Wire], candidates: Sequence[PublishedDevice], most: int) -> list[PublishedDevice]:
+    """Up to ``most`` of the candidates that do not exclude each other, small ones first. Shares are left out."""
+    left = counters(slices)
+    chosen: list[PublishedDevice] = []
+    for device in sorted((one for one in candidates if not one.is_shared), key=size):
+        charges = device.charges
+        if len(chosen) == most:
+            break
+        if all(key in left and not left[key] < amount for key, amount in charges.items()):
+            chosen.append(device)
+            for key, amount in charges.items():
+                left[key] = left[key] - amount
+    return chosen
+
+
+def narrowed(slices: Sequence[Wire], keep: set[tuple[str, str]]) -> list[Wire]:
+    """The slices with these devices only, and with all of their counters."""
+    found = []
+    for item in slices:
+        spec = item["spec"]
+        kept = [device for device in spec.get("devices") or () if (spec["pool"]["name"], device["name"]) in keep]
+        found.append({**item, "spec": {**spec, "devices": kept}} if "devices" in spec else item)
+    return found
+
+
+def _highest(slices: Sequence[Wire]) -> int:
+    return max(int(item["spec"]["pool"]["generation"]) for item in slices)
+
+
+def size(device: PublishedDevice) -> tuple[int, str]:
+    """Sort key: the amount that the device consumes of its counters, then its name."""
+    return sum(amount.as_int() for amount in device.charges.values()), device.name
+
+
+def taints(slices: Sequence[Wire]) -> Iterator[tuple[PublishedDevice, Wire]]:
+    for device in devices(slices):
+        for taint in device.wire.get("taints") or ():
+            yield device, taint
+
+
+MAX_BYTES: Final = 1 << 20
+_CLAIM_KINDS: Final = ("ResourceClaimTemplate", "ResourceClaim")
+
+
+class ClaimTemplate(Struct, frozen=True, kw_only=True):
+    """The spec of a claim, and the DeviceClasses of the same file."""
+
+    spec: JsonObject
+    classes: tuple[JsonObject, ...] = ()
+
+
+def default_spec(class_name: str, *, count: int = 1, **fields: object) -> JsonObject:
+    exactly = {"deviceClassName": class_name, "allocationMode": "ExactCount", "count": count, **fields}
+    return {"devices": {"requests": [{"name": "device", "exactly": exactly}]}}
+
+
+def read_template(path: Path) -> ClaimTemplate:
+    """A file with one ResourceClaimTemplate or ResourceClaim, and any DeviceClasses. Raises ConfigurationError."""
+    documents = [one for one in _documents(path) if one is not None]
+    claims = [one for one in documents if isinstance(one, dict) and one.get("kind") in _CLAIM_KINDS]
+    classes = [one for one in documents if isinstance(one, dict) and one.get("kind") == "DeviceClass"]
+    if len(claims) != 1 or len(claims) + len(classes) != len(documents):
+        raise ConfigurationError(
+            f"--claim-template {path}: expected one ResourceClaimTemplate or ResourceClaim, and DeviceClasses that it "
+            f"needs; it has {len(documents)} documents, {len(claims)} of them claims or templates"
+        )
+    spec = claims[0].get("spec")
+    if isinstance(spec, dict) and claims[0]["kind"] == "ResourceClaimTemplate":
+        spec = spec.get("spec")
+    if not isinstance(spec, dict) or not isinstance(spec.get("devices"), dict):
+        raise ConfigurationError(f"--claim-template {path}: the {claims[0]['kind']} has no spec with devices")
+    return ClaimTemplate(spec=spec, classes=tuple(classes))
+
+
+def _documents(path: Path) -> list[object]:
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_BYTES + 1)
+        if len(text) > MAX_BYTES:
+            raise ConfigurationError(f"--claim-template {path} is larger than {MAX_BYTES >> 20} MiB")
+        return list(yaml.safe_load_all(text))
+    except (OSError, yaml.YAMLError, RecursionError) as error:
+        raise ConfigurationError(f"--claim-template {path} cannot be read: {error}") from error
+
+
+class CheckClaim(Struct, frozen=True, kw_only=True):
+    """A claim in the API server. ``results`` are its allocated devices, of all drivers."""
+
+    key: ClaimKey
+    wire: Wire
+    results: tuple[Wire, ...] = ()
+
+    def devices(self) -> set[tuple[str, str]]:
+        return {(result["pool"], result["device"]) for result in self.results}
+
+
+class Scheduler:
+    """Creates claims and allocates them. Raises UnableError when no free device fits, and API errors."""
+
+    def __init__(self, cluster: ClusterObjects, slices: Callable[[], list[JsonObject]], template: ClaimTemplate | None):
+        self._cluster = cluster
+        self._slices = slices
+        self._template = template
+
+    def devices(self) -> list[PublishedDevice]:
+        return devices(self._slices())
+
+    def usable(self) -> list[PublishedDevice]:
+        return [device for device in self.devices() if not device.is_blocked]
+
+    def create(self, spec: Wire | None = None) -> CheckClaim:
+        return _check_claim(self._cluster.create_claim(spec or self._spec(None, 1, {})))
+
+    def allocate(
+        self,
+        *,
+        keys: Collection[tuple[str, str]] | None = None,
+        count: int = 1,
+        spec: Wire | None = None,
+        busy: bool = False,
+        name: str = "",
+        change: Callable[[JsonObject], None] | None = None,
+        **fields: object,
+    ) -> CheckClaim:
+        """Return a claim with an allocation.
+
+        ``keys`` restricts the devices; with ``busy``, devices of other claims count as free. ``spec`` is by default the
+        template, or a request for ``count`` devices with ``fields``. ``change`` edits the allocation before the write.
+        """
+        chosen = spec or self._spec(keys, count, fields)
+        created = self._cluster.create_claim(chosen, name)
+        try:
+            allocation = self._choose(created, keys, busy=busy)
+            if change is not None:
+                change(allocation)
+            self._cluster.allocate(created, allocation)
+        except BaseException:
+            self._cluster.delete_claim(created)
+            raise
+        return _check_claim(created, allocation)
+
+    def _spec(self, keys: object, count: int, fields: Wire) -> Wire:
+        if self._template is not None and keys is None and count == 1 and not fields:
+            return self._template.spec
+        return default_spec(self._cluster.class_name, count=count, **fields)
+
+    def _choose(self, claim: Wire, keys: Collection[tuple[str, str]] | None, *, busy: bool) -> JsonObject:
+        slices: list[Wire] = list(self._slices())
+        if keys is not None:
+            slices = narrowed(slices, set(keys))
+        try:
+            outcome = Allocator(
+                slices=slices, classes=self._cluster.classes(), allocated=[] if busy else self._cluster.claims()
+            ).allocate(self._cluster.node_object(), [claim])
+        except (AllocationError, ConfigurationError) as error:
+            raise UnableError(f"no devices can be chosen for the claim: {error}") from error
+        if outcome.allocations is None:
+            raise UnableError(f"no devices can be chosen for the claim: {outcome.reason}")
+        return dict(outcome.allocations[0])
+
+
+def _check_claim(wire: Wire, allocation: Wire | None = None) -> CheckClaim:
+    metadata = wire["metadata"]
+    key = ClaimKey(namespace=metadata["namespace"], name=metadata["name"], uid=metadata["uid"])
+    results = ((allocation or {}).get("devices") or {}).get("results") or ()
+    return CheckClaim(key=key, wire=wire, results=tuple(results))

@@ -1,7 +1,7 @@
-"""Ways to end a driver without warning and to start it again: a command of the user, or a child of this process.
+"""Kill and start a driver: by a command of the user, or as a child of this process; and run this project's own driver.
 
-Also the command that runs this project's own driver with simulated GPUs. Two policies make it show more: the first GPU
-has a taint, and the second one is shared as well."""
+Of its simulated GPUs, policies taint the first and share the second.
+"""
 
 import os
 import shlex
@@ -22,7 +22,7 @@ MAX_OUTPUT: Final = 400
 
 
 class CommandControl:
-    """--restart-command: ends the driver with SIGKILL and starts it again. Its exit status has to be 0."""
+    """``--restart-command``: kills the driver and starts it again. The command must exit with 0."""
 
     def __init__(self, command: str) -> None:
         """Raises ConfigurationError for a command that cannot be split into words."""
@@ -35,8 +35,8 @@ class CommandControl:
 
     def restart(self) -> None:
         # A file and not a pipe: the driver that the command starts in the background may keep it and write to it.
-        with tempfile.TemporaryFile() as said:
-            self._run(said)
+        with tempfile.TemporaryFile() as output:
+            self._run(output)
 
     def _run(self, said: IO[bytes]) -> None:
         quiet = subprocess.DEVNULL
@@ -58,7 +58,7 @@ class CommandControl:
 
 
 class ChildControl:
-    """A command that runs the driver in the foreground, as a child of this process. `stop` it at the end."""
+    """Run the driver in the foreground as a child of this process; `stop` it at the end."""
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
         self._command = list(command)
@@ -68,15 +68,11 @@ class ChildControl:
 
     def start(self) -> None:
         """Raises ConfigurationError if the command cannot be started."""
+        quiet = subprocess.DEVNULL
         try:
             with self._log.open("ab") as log:
                 self._child = subprocess.Popen(
-                    self._command,
-                    env=self._environ,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
+                    self._command, env=self._environ, stdin=quiet, stdout=log, stderr=log, start_new_session=True
                 )
         except OSError as error:
             raise ConfigurationError(f"the driver {self._command[0]} cannot be started: {error}") from error
@@ -111,29 +107,20 @@ class ChildControl:
 POLICIES: Final = """\
 apiVersion: gpu.dra-driver.io/v1alpha1
 kind: GpuPolicy
-metadata:
-  name: tainted
+metadata: {name: tainted}
 spec:
-  select:
-    minors: [0]
-  taints:
-    - key: conformance.dra-driver.io/tainted
-      value: "yes"
+  select: {minors: [0]}
+  taints: [{key: conformance.dra-driver.io/tainted, value: "yes"}]
 ---
 apiVersion: gpu.dra-driver.io/v1alpha1
 kind: GpuPolicy
-metadata:
-  name: shared
-spec:
-  select:
-    minors: [1]
-  sharing:
-    strategy: TimeSlicing
+metadata: {name: shared}
+spec: {select: {minors: [1]}, sharing: {strategy: TimeSlicing}}
 """
 
 
 def own_driver(program: Sequence[str], spec: str, folder: Path, *, kubeconfig: str, node: str) -> list[str]:
-    """The command line; makes the folders that it names, of which ``reg`` and ``cdi`` matter to the suite."""
+    """Return the command line. Creates the directories that it names."""
     for name in ("reg", "plugins", "cdi", "policies"):
         (folder / name).mkdir(exist_ok=True)
     (folder / "policies" / "policies.yaml").write_text(POLICIES)

@@ -1,12 +1,12 @@
 """The kubelet's side of a plugin: its registration socket, prepare, unprepare, and the health stream.
 
-The registry follows pkg/kubelet/pluginmanager/pluginwatcher/plugin_watcher.go: every socket at any depth counts, except
-hidden names."""
+Every socket at any depth counts, except hidden names (pkg/kubelet/pluginmanager/pluginwatcher/plugin_watcher.go).
+"""
 
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -23,12 +23,12 @@ from dra_driver.core.unix_grpc import CallError, HealthStream, Peer, PendingCall
 
 REGISTRATION: Final = Service(pb, "Registration")
 MAX_SOCKETS: Final = 64
-"""A node has a handful of plugins; a folder with more is not searched to its end."""
+"""A node has a handful of plugins; the search ends at this number."""
 MAX_VERSIONS: Final = 64
 
 
 class PluginInfo(Struct, frozen=True, kw_only=True):
-    """What a plugin says of itself, with bounded lengths."""
+    """A plugin's answer to GetInfo, with bounded lengths."""
 
     type: str
     name: str
@@ -63,7 +63,7 @@ def sockets(folder: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
 
 @contextmanager
 def served_socket(path: Path) -> Iterator[None]:
-    """A socket of a plugin that accepts connections and says nothing."""
+    """Serve a plugin socket that accepts connections and does not answer."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(path))
         try:
@@ -84,27 +84,24 @@ def ask(path: Path, identity: tuple[int, int], limits: TimeLimits) -> Registrar:
         return Registrar(path=path, identity=identity, problem=f"{path}: {error}")
     finally:
         peer.close()
-    return Registrar(path=path, identity=identity, info=_info(answer, path))
+    info = PluginInfo(
+        type=shown(answer.type),
+        name=shown(answer.name),
+        endpoint=str(answer.endpoint)
+        or str(path),  # an empty one is the registration socket (operation_generator.go:111)
+        versions=tuple(shown(version) for version in answer.supported_versions[:MAX_VERSIONS]),
+    )
+    return Registrar(path=path, identity=identity, info=info)
 
 
 def notify(path: Path, limits: TimeLimits, *, registered: bool, error: str = "") -> None:
-    """Tell the plugin whether it is registered. Raises CallError."""
+    """Report to the plugin whether it is registered. Raises CallError."""
     peer = Peer(str(path))
     try:
         status = pb.RegistrationStatus(plugin_registered=registered, error=error)
         peer.call(REGISTRATION, "NotifyRegistrationStatus", status, limits.notify_s)
     finally:
         peer.close()
-
-
-def _info(answer: Any, path: Path) -> PluginInfo:
-    """An empty endpoint means the registration socket (operation_generator.go:111)."""
-    return PluginInfo(
-        type=shown(answer.type),
-        name=shown(answer.name),
-        endpoint=str(answer.endpoint) or str(path),
-        versions=tuple(shown(version) for version in answer.supported_versions[:MAX_VERSIONS]),
-    )
 
 
 DRA_SERVICES: Final = {"v1.DRAPlugin": Service(v1, "DRAPlugin"), "v1beta1.DRAPlugin": Service(v1beta1, "DRAPlugin")}
@@ -118,7 +115,7 @@ MAX_ENTRIES: Final = 8
 
 
 class ClaimKey(Struct, frozen=True, kw_only=True, order=True):
-    """What the kubelet says of a claim."""
+    """A claim as the kubelet names it."""
 
     namespace: str
     name: str
@@ -145,15 +142,11 @@ class PrepareAnswer(Struct, frozen=True, kw_only=True):
     error: str = ""
 
     def sorted(self) -> tuple[AnsweredDevice, ...]:
-        """The devices in an order that two answers can be compared by."""
         return tuple(sorted(self.devices, key=lambda device: (device.pool, device.device, device.share_id or "")))
 
 
 class Plugin:
-    """The connection to a plugin's DRA socket, in the version that a kubelet would choose. Thread-safe.
-
-    With ``as_kubelet`` (the embedded cluster's), calls do not wait for a connection, and errors have their full length.
-    """
+    """Connection to a plugin's DRA socket. With ``as_kubelet``, calls fail fast and errors are not cut. Thread-safe."""
 
     def __init__(self, info: PluginInfo, version: str, call_s: float, *, as_kubelet: bool = False) -> None:
         self.info = info
@@ -167,24 +160,20 @@ class Plugin:
         self.peer.close()
 
     def prepare(self, claims: Sequence[ClaimKey], timeout_s: float | None = None) -> dict[str, PrepareAnswer]:
-        """NodePrepareResources: an answer per UID, unjudged. Raises CallError."""
-        request = self._service.messages.NodePrepareResourcesRequest(claims=self._claims(claims))
-        answer = self.peer.call(self._service, "NodePrepareResources", request, timeout_s or self._call_s)
+        """Call NodePrepareResources; return the answer per UID, unchecked. Raises CallError."""
+        answer = self.peer.call(self._service, *self._call("NodePrepareResources", claims, timeout_s))
         return _answers(answer, self._shown)
 
     def begin_prepare(self, claims: Sequence[ClaimKey], timeout_s: float | None = None) -> PendingCall:
-        request = self._service.messages.NodePrepareResourcesRequest(claims=self._claims(claims))
-        return self.peer.begin(self._service, "NodePrepareResources", request, timeout_s or self._call_s)
+        return self.peer.begin(self._service, *self._call("NodePrepareResources", claims, timeout_s))
 
     def unprepare(self, claims: Sequence[ClaimKey], timeout_s: float | None = None) -> dict[str, str]:
-        """NodeUnprepareResources: an error per UID, empty for success. Raises CallError."""
-        request = self._service.messages.NodeUnprepareResourcesRequest(claims=self._claims(claims))
-        answer = self.peer.call(self._service, "NodeUnprepareResources", request, timeout_s or self._call_s)
+        """Call NodeUnprepareResources; return an error per UID, "" for success. Raises CallError."""
+        answer = self.peer.call(self._service, *self._call("NodeUnprepareResources", claims, timeout_s))
         return {str(uid): self._shown(entry.error) for uid, entry in answer.claims.items()}
 
     def begin_unprepare(self, claims: Sequence[ClaimKey]) -> PendingCall:
-        request = self._service.messages.NodeUnprepareResourcesRequest(claims=self._claims(claims))
-        return self.peer.begin(self._service, "NodeUnprepareResources", request, self._call_s)
+        return self.peer.begin(self._service, *self._call("NodeUnprepareResources", claims, None))
 
     def watch_health(self, version: str, timeout_s: float | None) -> HealthStream:
         """Open the health stream of one version, by its name in supported_versions."""
@@ -192,10 +181,10 @@ class Plugin:
         request = service.messages.NodeWatchResourcesRequest()
         return self.peer.stream(service, "NodeWatchResources", request, timeout_s)
 
-    def _claims(self, claims: Iterable[ClaimKey]) -> list[Any]:
-        return [
-            self._service.messages.Claim(namespace=claim.namespace, uid=claim.uid, name=claim.name) for claim in claims
-        ]
+    def _call(self, method: str, claims: Sequence[ClaimKey], timeout_s: float | None) -> tuple[str, Any, float]:
+        messages = self._service.messages
+        sent = [messages.Claim(namespace=claim.namespace, uid=claim.uid, name=claim.name) for claim in claims]
+        return method, getattr(messages, f"{method}Request")(claims=sent), timeout_s or self._call_s
 
 
 def read_prepared(pending: PendingCall) -> dict[str, PrepareAnswer]:

@@ -1,4 +1,4 @@
-"""A run as a table for people, as JSON, and as JUnit XML."""
+"""Report a run as a table, as JSON, and as JUnit XML."""
 
 import json
 from collections import Counter
@@ -25,7 +25,7 @@ _INDENT: Final = " " * 8
 
 
 def line(outcome: CheckOutcome) -> str:
-    """One check for people: verdict, id and title, the rule with its source, and what was seen."""
+    """Return one check for people: verdict, id and title, the rule with its source, and the detail."""
     check = outcome.check
     head = f"{_WORDS[outcome.finding.status]:<7} {check.id:<28} {check.title} ({outcome.seconds:.1f} s)"
     parts = [head, _wrapped(f"{check.rule} [{check.source}]")]
@@ -35,14 +35,12 @@ def line(outcome: CheckOutcome) -> str:
 
 
 def summary(outcomes: Sequence[CheckOutcome]) -> str:
-    """How many checks had each verdict."""
     counts = Counter(outcome.verdict for outcome in outcomes)
     listed = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS.values() if counts[verdict])
     return f"{len(outcomes)} checks: {listed or 'none ran'}"
 
 
 def listing(checks: Sequence[Check]) -> str:
-    """The checks without verdicts."""
     return "\n".join(
         f"{check.id:<28} {check.profile:<6} {check.level:<7} {','.join(check.needs) or '-':<22} {check.title}"
         for check in checks
@@ -50,7 +48,6 @@ def listing(checks: Sequence[Check]) -> str:
 
 
 def as_json(driver: str, profile: str, outcomes: Sequence[CheckOutcome]) -> str:
-    """One object: the driver, the suite's version, and every check with its verdict."""
     document = {
         "driver": driver,
         "profile": profile,
@@ -76,7 +73,7 @@ def as_json(driver: str, profile: str, outcomes: Sequence[CheckOutcome]) -> str:
 
 
 def as_junit(driver: str, outcomes: Sequence[CheckOutcome]) -> str:
-    """JUnit XML as CI systems read it: advice passes with a text, what is not applicable is skipped."""
+    """Return JUnit XML as CI systems read it: advice passes with a text, "not applicable" is skipped."""
     counts = Counter(outcome.verdict for outcome in outcomes)
     suite = ElementTree.Element(
         "testsuite",
@@ -95,8 +92,7 @@ def as_junit(driver: str, outcomes: Sequence[CheckOutcome]) -> str:
 
 def _case(driver: str, outcome: CheckOutcome) -> ElementTree.Element:
     case = ElementTree.Element("testcase", classname=driver, name=outcome.check.id, time=f"{outcome.seconds:.3f}")
-    detail = outcome.detail
-    text = f"{outcome.check.rule} [{outcome.check.source}]"
+    detail, text = outcome.detail, f"{outcome.check.rule} [{outcome.check.source}]"
     match outcome.finding.status:
         case Status.FAIL:
             ElementTree.SubElement(case, "failure", message=detail).text = text
@@ -106,8 +102,6 @@ def _case(driver: str, outcome: CheckOutcome) -> ElementTree.Element:
             ElementTree.SubElement(case, "skipped", message=detail)
         case Status.WARN:
             ElementTree.SubElement(case, "system-out").text = f"{detail}; {text}"
-        case _:
-            pass
     return case
 
 

@@ -1,4 +1,4 @@
-"""The values of a conformance run: a check, its verdict, how long the suite waits, and the errors that end a check."""
+"""Values of a conformance run: a check, its verdict, the time limits, and the errors that end a check."""
 
 from collections.abc import Callable
 from functools import partial
@@ -41,23 +41,22 @@ CAPABILITIES: Final[dict[Capability, str]] = {
 
 
 class ViolationError(DraError):
-    """The driver breaks the rule of the check; the message says what was seen and what was expected."""
+    """The driver breaks the rule of the check; the message has the observed and the expected behaviour."""
 
 
 class NotApplicableError(DraError):
-    """The driver does not have what the check is about."""
+    """The driver lacks what the check needs."""
 
 
 class UnableError(DraError):
-    """The check could not be carried out, for a reason that is not this check's rule."""
+    """The suite cannot do the check, for a reason that is not this check's rule."""
 
 
 class Check(Struct, frozen=True, kw_only=True):
-    """One check: a function whose docstring is the title and, as the second paragraph, the rule.
+    """A check: a function whose docstring is the title and, as the second paragraph, the rule of the specification.
 
-    The rule is the sentence of the specification and ``source`` where it stands; a source without a repository is a
-    file of kubernetes/kubernetes v1.36.2. ``run`` raises one of the errors above, or returns. ``id`` is stable: reports
-    are compared by it.
+    A ``source`` without a repository is a file of kubernetes/kubernetes v1.36.2. ``run`` raises an error of this
+    module, or returns. ``id`` is stable, because reports are compared by it.
     """
 
     id: str
@@ -103,12 +102,12 @@ class CheckOutcome(Struct, frozen=True, kw_only=True):
 
 
 class TimeLimits(Struct, frozen=True, kw_only=True):
-    """Time limits in seconds. The first four are the kubelet's own.
+    """Time limits in seconds. The first four are the kubelet's.
 
     Sources: pkg/kubelet/pluginmanager/operationexecutor/operation_generator.go:41-95 and
-    pkg/kubelet/cm/dra/plugin/dra_plugin.go:42. ``publish_s`` is the delay of upstream's slice controller and the time
-    that it trusts its own writes, one after the other (resourceslicecontroller.go:57-69). A driver may wait for a
-    device that is in use; after ``in_use_s`` the suite takes that for a refusal.
+    pkg/kubelet/cm/dra/plugin/dra_plugin.go:42. ``publish_s`` is the delay of upstream's slice controller plus the time
+    that it trusts its own writes (resourceslicecontroller.go:57-69). A driver may wait for a device in use; after
+    ``in_use_s`` that counts as a refusal.
     """
 
     dial_s: float = 10.0

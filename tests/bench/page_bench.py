@@ -21,7 +21,6 @@ from msgspec.structs import replace
 
 from dra_driver.kube.state import ClusterState
 from dra_driver.kube.state_file import dump, load
-from dra_driver.kubectl.web.answers import EXAMPLE
 from dra_driver.kubectl.web.app import PageSources, application
 from dra_driver.kubectl.web.gate import Keys
 from dra_driver.kubectl.web.reading import (
@@ -32,6 +31,7 @@ from dra_driver.kubectl.web.reading import (
     read_without_collection,
     same_cluster,
 )
+from dra_driver.kubectl.web.rows import EXAMPLE
 from tests.bench import allocation_cluster as cluster
 
 BUDGET_MS = 200.0

@@ -9,16 +9,12 @@ from typing import Final
 from dra_driver.conformance import cdi_folder
 from dra_driver.conformance.bench import Bench
 from dra_driver.conformance.checks.prepare import HELPER, OTHER_DRIVER
-from dra_driver.conformance.checks.slices import CONTROLLER
-from dra_driver.conformance.claims import CheckClaim
-from dra_driver.conformance.cluster import JsonObject, Wire
+from dra_driver.conformance.checks.registration import CONTROLLER, MANAGER
+from dra_driver.conformance.cluster import CheckClaim, JsonObject, Wire, devices, incomplete, taints
 from dra_driver.conformance.plugin import served_socket
-from dra_driver.conformance.published import devices, incomplete, taints
 from dra_driver.conformance.values import UnableError, ViolationError, full
 from dra_driver.core.errors import ConflictError
 from dra_driver.core.unix_grpc import is_served
-
-MANAGER: Final = "pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go"
 
 
 @full(
@@ -139,7 +135,7 @@ def deleted_after_a_write(bench: Bench) -> None:
 
 
 def _change(bench: Bench) -> list[JsonObject]:
-    """Make the driver write its slices: remove a device from one and wait until it is back."""
+    """Make the driver write its slices: remove a device from one and wait for it."""
     before = bench.slices()
     for _ in range(5):
         changed = next(item for item in bench.slices() if item["spec"].get("devices"))
@@ -152,13 +148,12 @@ def _change(bench: Bench) -> list[JsonObject]:
 
 
 def _differing(before: Wire, after: Wire) -> str:
-    """The first field that is not the same; the time counts where pods are evicted by it."""
+    """Return the first field that differs; the time counts if pods are evicted by it."""
     fields = ("value", "effect", "timeAdded") if before.get("effect") == "NoExecute" else ("value", "effect")
     return next((name for name in fields if before.get(name) != after.get(name)), "")
 
 
 def _wait_for(bench: Bench, before: list[JsonObject], what: str) -> None:
-    """Wait until complete pools have all devices of before."""
     wanted = {device.key for device in devices(before)}
 
     def missing() -> str:
@@ -313,20 +308,18 @@ def other_sockets_stay(bench: Bench) -> None:
 
 
 def _use(bench: Bench, ended: CheckClaim) -> None:
-    """The devices of a claim that has ended have to work for another one."""
     other = bench.claim(keys=ended.devices(), busy=True)
     bench.prepared(other)
     bench.finish(other)
 
 
 def _moments(typical_s: float) -> list[float]:
-    """When to kill, in seconds after the call: a random moment in each part of one and a half calls."""
+    """Return when to kill, in seconds after the call: a random moment in each part of 1.5 calls."""
     part = LATEST * typical_s / KILLS
     return [part * random.uniform(at, at + 1) for at in range(KILLS)]  # noqa: S311 - any moment will do
 
 
 def _typical_s(bench: Bench) -> tuple[float, float]:
-    """How long one prepare and one unprepare take."""
     claim = bench.exclusive_claim()
     begin = time.monotonic()
     bench.prepared(claim)

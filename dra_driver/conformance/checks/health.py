@@ -1,7 +1,6 @@
-"""The health stream (KEP-4680): that it stays open, what it names, and how often it repeats itself.
+"""The health stream (KEP-4680), read as the kubelet does (pkg/kubelet/cm/dra/healthinfo.go).
 
-Reads it as the kubelet does (pkg/kubelet/cm/dra/healthinfo.go): a device that is not reported again within its timeout
-(30 s if it names none) decays to Unknown. The number of devices that are kept is bounded.
+A device that is not reported again within its timeout (30 s by default) becomes Unknown. Kept devices are bounded.
 """
 
 import time
@@ -12,6 +11,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from dra_driver.conformance.bench import Bench
+from dra_driver.conformance.checks.registration import MANAGER
 from dra_driver.conformance.plugin import HEALTH_SERVICES
 from dra_driver.conformance.values import NotApplicableError, ViolationError, full
 from dra_driver.core.unix_grpc import CallError, HealthStream
@@ -21,14 +21,13 @@ LONGEST_TIMEOUT_S: Final = 120.0
 MAX_DEVICES: Final = 4096
 PROTO: Final = "staging/src/k8s.io/kubelet/pkg/apis/dra-health/v1alpha1/api.proto"
 HEALTH_INFO: Final = "pkg/kubelet/cm/dra/healthinfo.go"
-MANAGER: Final = "pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go"
 MAX_MESSAGE: Final = 1024
 STREAMS: Final = 3
 _OPEN_S: Final = 1.0
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """The newest report of one device; ``reports`` counts those of this stream, ``gap_s`` is the longest pause."""
+    """The newest report of a device; ``reports`` counts those of this stream, ``gap_s`` is the longest pause."""
 
     health: int
     timeout_s: float
@@ -63,8 +62,7 @@ def devices_exist(bench: Bench) -> None:
     DeviceIdentifier uniquely identifies a device within the scope of a driver: pool_name and device_name.
     """
     published = {device.key for device in bench.scheduler.devices()}
-    unknown = sorted(key for key in _first(bench) if key not in published)
-    if unknown:
+    if unknown := sorted(set(_first(bench)) - published):
         raise ViolationError(f"the stream reports device {unknown[0][0]}/{unknown[0][1]}, which is not published")
 
 
@@ -108,11 +106,9 @@ def reopened(bench: Bench) -> None:
 
     should automatically reconnect both DRA and Health API after connection drop
     """
-    bench.prepared(bench.claim())
-    before = _read_first(bench)
+    before = _first(bench)
     after = _read_first(bench)
-    lost = sorted(set(before) - set(after))
-    if lost:
+    if lost := sorted(set(before) - set(after)):
         raise ViolationError(f"a stream that was opened again does not report device {lost[0][1]}")
 
 
@@ -150,13 +146,11 @@ def beside_prepare(bench: Bench) -> None:
 
 
 def reports_something(bench: Bench) -> str:
-    """Why the driver does not report health, as a sentence; empty if it does."""
+    """Return why the driver does not report health; "" if it does."""
     bench.prepared(bench.claim())
     try:
         found = _read_first(bench)
-    except CallError as error:
-        return str(error)
-    except NotApplicableError as error:
+    except (CallError, NotApplicableError) as error:
         return str(error)
     finally:
         bench.clean()
@@ -169,7 +163,7 @@ def _first(bench: Bench) -> Reports:
 
 
 def _read_first(bench: Bench, version: str = "") -> Reports:
-    """The first report of a new stream. Raises NotApplicableError if there is none."""
+    """Return the first report of a new stream. Raises NotApplicableError if there is none."""
     reports: Reports = {}
     with _stream(bench, version or _version(bench)) as stream:
         if not read_until(stream, bool, bench.left_s(bench.limits.health_s), reports):
@@ -178,7 +172,7 @@ def _read_first(bench: Bench, version: str = "") -> Reports:
 
 
 def _version(bench: Bench) -> str:
-    """The newest advertised version; v1alpha1, which kubelets up to 1.36 open without asking, if there is none."""
+    """Return the newest advertised version, or v1alpha1, which kubelets up to 1.36 always open."""
     advertised = bench.plugin().info.versions
     return next((one for one in HEALTH_SERVICES if one in advertised), "v1alpha1.DRAResourceHealth")
 
@@ -197,7 +191,7 @@ def _brief(found: dict[tuple[str, str], int]) -> str:
 
 
 def read_until(stream: HealthStream, enough: Callable[[Reports], bool], within_s: float, reports: Reports) -> bool:
-    """Add what the stream says to ``reports`` until ``enough``; False if that takes longer. Raises CallError."""
+    """Add the stream's answers to ``reports`` until ``enough``; False on a timeout. Raises CallError."""
 
     def seen(message: Any) -> bool:
         now = time.monotonic()
@@ -211,7 +205,6 @@ def read_until(stream: HealthStream, enough: Callable[[Reports], bool], within_s
 
 
 def longest_wait_s(reports: Reports) -> float:
-    """How long a repetition of every device may take."""
     return min(max((report.timeout_s for report in reports.values()), default=0.0), LONGEST_TIMEOUT_S)
 
 

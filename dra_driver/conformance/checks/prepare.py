@@ -5,9 +5,8 @@ from typing import Final
 
 from dra_driver.conformance import cdi_folder
 from dra_driver.conformance.bench import Bench
-from dra_driver.conformance.cdi_folder import is_qualified
-from dra_driver.conformance.claims import CheckClaim
-from dra_driver.conformance.cluster import NAMESPACE, JsonObject
+from dra_driver.conformance.checks.registration import TYPES
+from dra_driver.conformance.cluster import NAMESPACE, CheckClaim, JsonObject
 from dra_driver.conformance.plugin import AnsweredDevice, ClaimKey
 from dra_driver.conformance.values import ViolationError, basic
 from dra_driver.core.unix_grpc import shown
@@ -15,7 +14,6 @@ from dra_driver.core.unix_grpc import shown
 PROTO: Final = "staging/src/k8s.io/kubelet/pkg/apis/dra/v1/api.proto"
 HELPER: Final = "staging/src/k8s.io/dynamic-resource-allocation/kubeletplugin/draplugin.go"
 KUBELET: Final = "pkg/kubelet/cm/dra/manager.go"
-TYPES: Final = "staging/src/k8s.io/api/resource/v1/types.go"
 OTHER_DRIVER: Final = "other.conformance.dra-driver.io"
 
 
@@ -73,7 +71,7 @@ def cdi_ids_are_qualified(bench: Bench) -> None:
     """
     for device in bench.prepared(bench.claim()):
         for name in device.cdi_ids:
-            if not is_qualified(name):
+            if not cdi_folder.is_qualified(name):
                 raise ViolationError(f"device {device.device} has CDI id {shown(name)!r}, expected vendor/class=name")
 
 

@@ -121,9 +121,9 @@ def _check_usage(args: argparse.Namespace) -> None:
 
 @contextmanager
 def _bench(args: argparse.Namespace) -> "Iterator[Bench]":
-    from dra_driver.conformance.claims import read_template
+    from dra_driver.conformance.cluster import read_template
     from dra_driver.conformance.control import ChildControl, CommandControl, own_driver
-    from dra_driver.conformance.session import SuiteTarget, check_folder, open_bench
+    from dra_driver.conformance.suite import SuiteTarget, check_folder, open_bench
     from dra_driver.conformance.values import TimeLimits
     from dra_driver.kube.connection import Connection
     from dra_driver.kube.rest import RestClient

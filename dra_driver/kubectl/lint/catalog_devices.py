@@ -1,7 +1,7 @@
-"""The devices of the catalog of GPU models, as the driver would publish them.
+"""Devices of the catalog of GPU models as the driver publishes them: whole, shared by a policy, and one for each MIG
+profile.
 
-Whole GPUs, whole GPUs that a policy shares, and one MIG device for each profile. `KnownDevice` also says which of its
-values differ between machines, so that lint never relies on an invented value.
+`KnownDevice` names the values that differ between machines, so that lint does not rely on an invented value.
 """
 
 import re
@@ -54,14 +54,13 @@ _LABEL: Final = re.compile(r"(\d+)gb")
 
 
 class KnownDevice(Struct, frozen=True, kw_only=True, dict=True):
-    """A device on which expressions are evaluated.
+    """A device on which expressions are evaluated. ``label`` is its name in messages.
 
-    ``label`` is its name in messages. The values of ``varying`` attributes are invented. ``unsure`` are names that
-    devices have but the catalog has no value for. If memory is unknown, ``extremes`` are the device with very little
-    and with very much memory; an expression counts as false only if it is false for both. ``label_gigabytes`` are the
-    gigabytes in the product name. ``bare`` devices have no optional attributes and only show which expressions then
-    fail. Several claims can use a ``shared`` device. ``per_gpu`` is the number of such devices on a GPU of ``model``,
-    0 for another form of a device that is already counted. ``nodes`` counts the devices of this shape per node.
+    The values of ``varying`` attributes are invented. Devices have the names in ``unsure``, but the catalog lacks their
+    values. If the memory is unknown, ``extremes`` have very little and very much memory; an expression is false only if
+    it is false for both. ``label_gigabytes`` are those in the product name. ``bare`` devices lack optional attributes
+    and only show which expressions then fail. Several claims can use a ``shared`` device. ``per_gpu`` counts such
+    devices on a GPU of ``model``, 0 for another form of a counted device; ``nodes`` counts this shape per node.
     """
 
     driver: str
@@ -79,13 +78,13 @@ class KnownDevice(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def view(self) -> DeviceView:
-        """The device as expressions see it. Raises ValueError and errors of wrong types for a malformed device."""
+        """The device as expressions see it. Raises ValueError, TypeError and others for a malformed device."""
         return DeviceView(self.driver, self.wire, lists=True)  # a published list shows that its gate is on
 
 
 @cache
 def catalog_devices() -> tuple[KnownDevice, ...]:
-    """Returns every whole GPU, exclusive and shared, and every MIG profile of the catalog. Cached; immutable."""
+    """Return all forms of all models of the catalog. Cached; immutable."""
     models = list(catalog.models().values())
     found = [device for model in models for device in _of_model(model)]
     first = next(model for model in models if model.mig is not None)
@@ -95,14 +94,13 @@ def catalog_devices() -> tuple[KnownDevice, ...]:
 
 def _of_model(model: catalog.GpuModel) -> Iterator[KnownDevice]:
     gpu, island = _linked(model, invent(model, 0, "catalog"))
-    board = attributes.board(
-        gpu,
-        Snapshot(
-            driver_version=DEFAULT_DRIVER_VERSION,
-            cuda_driver_version=DEFAULT_CUDA_VERSION,
-            confidential_compute=ConfidentialCompute.OFF if model.cuda_compute_capability >= (9, 0) else None,
-        ),
+    confidential = ConfidentialCompute.OFF if model.cuda_compute_capability >= (9, 0) else None
+    snapshot = Snapshot(
+        driver_version=DEFAULT_DRIVER_VERSION,
+        cuda_driver_version=DEFAULT_CUDA_VERSION,
+        confidential_compute=confidential,
     )
+    board = attributes.board(gpu, snapshot)
     gigabytes = _gigabytes(model.key)
     # Next to its partitions where MIG mode can be switched while the node runs.
     beside = bool(gpu.mig_profiles) and bool(gpu.mig_resetless)
@@ -124,7 +122,7 @@ def _of_model(model: catalog.GpuModel) -> Iterator[KnownDevice]:
 
 
 def _linked(model: catalog.GpuModel, gpu: Gpu) -> tuple[Gpu, Island | None]:
-    """The GPU as a member of an island, where its board has NVLinks; on real machines it may be in none."""
+    """Return the GPU as a member of an island if its board has NVLinks; on real machines it may be in none."""
     if model.nvlink is None:
         return gpu, None
     kind = SWITCH if model.nvlink.to_switches else DIRECT
@@ -140,16 +138,14 @@ def _known(
     described = {names.ADDRESSING_MODE: {"string": "None"}, **sent["attributes"]}
     wire = {**sent, "attributes": described, "capacity": sent.get("capacity", {})}
     memories = ("1Gi", LARGEST_MEMORY) if names.MEMORY in unsure else ()
+    with_memory = ({**wire, "capacity": {**wire["capacity"], names.MEMORY: {"value": memory}}} for memory in memories)
     return KnownDevice(
         driver=DRIVER,
         label=label,
         wire=wire,
         varying=VARYING,
         unsure=unsure,
-        extremes=tuple(
-            DeviceView(DRIVER, {**wire, "capacity": {**wire["capacity"], names.MEMORY: {"value": memory}}})
-            for memory in memories
-        ),
+        extremes=tuple(DeviceView(DRIVER, each) for each in with_memory),
         label_gigabytes=gigabytes,
         shared=device.allow_multiple_allocations,
         model=model,
@@ -174,10 +170,7 @@ def _gigabytes(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-# --- Catalog devices with the attributes that GpuPolicy objects of the input add to them.
-#
-# An attribute that a policy adds is known with its type and value, but only some GPUs have it. Which GPUs the policy
-# selects is not evaluated.
+# --- Attributes of GpuPolicy objects of the input. Which GPUs a policy selects is not evaluated.
 
 MAX_POLICIES: Final = 8
 """Limit of policies whose attributes are used; each one doubles the devices on which selectors are evaluated."""
@@ -213,11 +206,8 @@ def _attributes(policy: Manifest) -> dict[str, dict[str, object]]:
     }
 
 
-# --- Why a cluster may have no device of a class that the catalog has: a feature gate of its API server is off.
-#
-# A node publishes MIG partitions that do not exist yet only while the API server keeps counters, and shared GPUs only
-# while it keeps their fields (kubernetes/kubernetes pkg/registry/resource/resourceslice/strategy.go).
-
+# Without these feature gates the API server drops counters and the fields of shared GPUs, and nodes do not publish such
+# devices (kubernetes/kubernetes pkg/registry/resource/resourceslice/strategy.go).
 _HINT = (
     "{what} are published only while feature gate {gate} is on (off by default before Kubernetes 1.36), and no device "
     "of the cluster shows that it is"
@@ -225,7 +215,7 @@ _HINT = (
 
 
 def gate_hint(wanted: Sequence[KnownDevice], cluster: Sequence[KnownDevice]) -> str:
-    """For a class that selects ``wanted``, none of which the cluster has; "" when no gate can be the reason."""
+    """Return why the cluster has none of the devices ``wanted`` by a class; "" if no gate can be the reason."""
     if not wanted:
         return ""
     if all(attribute_text(device.wire.get("attributes"), "", names.TYPE) == names.TYPE_MIG for device in wanted):

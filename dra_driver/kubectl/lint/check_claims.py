@@ -1,39 +1,28 @@
-"""Rules for DeviceClasses, ResourceClaims and their templates, except expressions and parameters.
+"""Rules for DeviceClasses, claims, templates and pods, except expressions and parameters.
 
-Checks the limits of the API (k8s.io/api resource/v1 and kubernetes/kubernetes pkg/apis/resource/validation), references
-between requests, constraints and configurations, missing classes, and admin access.
-"""
+Limits of the API: k8s.io/api resource/v1, kubernetes/kubernetes pkg/apis/resource/validation. Pods: core/v1
+PodSpec.resourceClaims and ResourceRequirements.claims; extended resources as in KEP-5004."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import Final
 
 from dra_driver.kube.shapes import is_label
 from dra_driver.kubectl.lint.catalog_devices import DRIVER
-from dra_driver.kubectl.lint.check_capacity import CapacityChecker
-from dra_driver.kubectl.lint.check_configs import ConfigChecker, exact_part, parts_of
-from dra_driver.kubectl.lint.check_matches import MAX_RESULTS, MatchChecker
-from dra_driver.kubectl.lint.check_selectors import SelectorChecker
-from dra_driver.kubectl.lint.finding import Severity
+from dra_driver.kubectl.lint.check_configs import CapacityChecker, ConfigChecker, exact_part, parts_of
+from dra_driver.kubectl.lint.check_selectors import MAX_RESULTS, MatchChecker, SelectorChecker
+from dra_driver.kubectl.lint.fields import FieldChecker
+from dra_driver.kubectl.lint.finding import Reporter, Severity
 from dra_driver.kubectl.lint.manifest import DEFAULT_NAMESPACE, Manifest, Spot, claim_devices
-from dra_driver.kubectl.lint.reporter import Reporter
 from dra_driver.kubectl.lint.scope import WELL_KNOWN, ClassInfo, Scope, did_you_mean
 
 ADMIN_LABEL: Final = "resource.kubernetes.io/admin-access"
-_LIMITS: Final[Mapping[str, int]] = {
-    "requests": 32,
-    "constraints": 32,
-    "config": 32,
-    "selectors": 32,
-    "firstAvailable": 8,
-}
+_LIMITS: Final = {"requests": 32, "constraints": 32, "config": 32, "selectors": 32, "firstAvailable": 8}
 _MAX_TOLERATIONS: Final = 16
 
 Requests = dict[str, set[str]]
 
 
 class ClaimChecker:
-    """Checks classes and claims."""
-
     def __init__(self, reporter: Reporter, scope: Scope) -> None:
         self._reporter = reporter
         self._scope = scope
@@ -59,9 +48,7 @@ class ClaimChecker:
         self._limits(devices, ("requests", "constraints", "config"))
         names = request_names(devices)
         self._unique(devices.each("requests"), "request")
-        total = 0
-        for request in devices.each("requests"):
-            total += self._request(request)
+        total = sum(self._request(request) for request in devices.each("requests"))
         if total > MAX_RESULTS:
             message = f"the claim requests {total} devices; the limit is {MAX_RESULTS}"
             self._reporter.add("DRA032", devices, message, hint="split it into several claims")
@@ -74,7 +61,7 @@ class ClaimChecker:
         self._capacity.claim(devices, parts_of(devices))
 
     def _request(self, request: Spot) -> int:
-        """Checks a request and returns the smallest number of devices that it takes."""
+        """Check a request; return the smallest number of devices that it takes."""
         alternatives = request.each("firstAvailable")
         exactly = exact_part(request)
         if exactly is not None and alternatives:
@@ -154,15 +141,10 @@ class ClaimChecker:
             if not slash:
                 message = f"{field} {name!r} has no domain; an attribute name needs one"
                 self._reporter.add("DRA034", spot, message, hint=f"write {DRIVER}/{name}")
-            else:
-                self._known_attribute(spot, domain, short)
-
-    def _known_attribute(self, spot: Spot, domain: str, name: str) -> None:
-        known = self._selectors.attributes_of(domain)
-        if known and name not in known:
-            message = f"no device of {domain} has attribute {name!r}, so no device satisfies the constraint"
-            hint = did_you_mean(name, known)
-            self._reporter.add("DRA016", spot, message, hint=hint, severity="warning")
+            elif (known := self._selectors.attributes_of(domain)) and short not in known:
+                message = f"no device of {domain} has attribute {short!r}, so no device satisfies the constraint"
+                hint = did_you_mean(short, known)
+                self._reporter.add("DRA016", spot, message, hint=hint, severity="warning")
 
     def _references(self, owner: Spot, names: Requests, what: str) -> None:
         full = [*names, *(f"{request}/{sub}" for request, subs in names.items() for sub in subs)]
@@ -189,10 +171,8 @@ class ClaimChecker:
     def _name(self, owner: Spot) -> None:
         spot, name = owner.get("name"), owner.string("name")
         if spot is not None and name and not is_label(name):
-            message = (
-                f"{name[:80]!r} is not a valid name: expected up to 63 lower-case letters, digits and inner dashes"
-            )
-            self._invalid(spot, message)
+            expected = "expected up to 63 lower-case letters, digits and inner dashes"
+            self._invalid(spot, f"{name[:80]!r} is not a valid name: {expected}")
 
     def _unique(self, entries: list[Spot], what: str) -> None:
         seen: set[str] = set()
@@ -219,3 +199,110 @@ def request_names(devices: Spot) -> Requests:
         request.string("name"): {sub.string("name") for sub in request.each("firstAvailable")}
         for request in devices.each("requests")
     }
+
+
+_IMPLICIT: Final = "deviceclass.resource.kubernetes.io/"
+_USUAL: Final = {"nvidia.com/gpu": "gpu.nvidia.com"}
+_KINDS: Final = {"resourceClaimName": "ResourceClaim", "resourceClaimTemplateName": "ResourceClaimTemplate"}
+
+
+class PodChecker:
+    def __init__(self, reporter: Reporter, scope: Scope) -> None:
+        self._reporter = reporter
+        self._scope = scope
+
+    def check(self, pod: Spot) -> None:
+        fields = FieldChecker(self._reporter)
+        declared: dict[str, Spot | None] = {}
+        classes: set[str] = set()
+        for entry in pod.each("resourceClaims"):
+            fields.check(entry, "PodResourceClaim")
+            name = entry.string("name")
+            if name and name in declared:
+                message = f"two claims of the pod are named {name[:80]!r}"
+                self._reporter.add("DRA006", entry.get("name") or entry, message)
+            declared[name] = devices = self._target(entry)
+            if devices is not None:
+                classes |= {part.string("deviceClassName") for _, part in parts_of(devices)}
+        used = {name for container in _containers(pod) for name in self._uses(container, declared, fields)}
+        for entry in pod.each("resourceClaims"):
+            name = entry.string("name")
+            if name and name not in used:
+                message = f"no container uses the pod's claim {name[:80]!r}, so no container gets its devices"
+                hint = f"add `claims: [{{name: {name[:60]}}}]` to the resources of a container"
+                self._reporter.add("DRA053", entry, message, hint=hint)
+        self._extended(pod, classes - {""})
+
+    def _target(self, entry: Spot) -> Spot | None:
+        given = [field for field in _KINDS if entry.get(field) is not None]
+        if len(given) != 1:
+            message = "needs exactly one of resourceClaimName and resourceClaimTemplateName"
+            self._reporter.add("DRA004", entry, message)
+            return None
+        kind, name = _KINDS[given[0]], entry.string(given[0])
+        spot = entry.get(given[0])
+        if spot is None or not name:
+            return None
+        found = self._scope.find(kind, entry.manifest.namespace, name)
+        if found is None:
+            self._missing(spot, kind, name)
+            return None
+        return claim_devices(found)
+
+    def _missing(self, spot: Spot, kind: str, name: str) -> None:
+        namespace, complete = spot.manifest.namespace, kind in self._scope.known.complete
+        close = did_you_mean(name, self._scope.names(kind, namespace))
+        message = f"{kind} {name[:80]!r} is not defined in namespace {namespace}"
+        message += ", neither in the input nor in the cluster" if complete else " in the input"
+        hint = close
+        other = "ResourceClaim" if kind == "ResourceClaimTemplate" else "ResourceClaimTemplate"
+        elsewhere = sorted({m.namespace for m in self._scope.of_kind(kind) if m.name == name})
+        if self._scope.find(other, namespace, name) is not None:
+            field = next(field for field, target in _KINDS.items() if target == other)
+            hint = f"a {other} has this name: use {field}"
+        elif elsewhere:
+            hint = f"it exists in namespace {', '.join(elsewhere[:3])}; pods can only use claims of their own namespace"
+        is_error = complete or bool(hint)
+        hint = hint or "it has to exist before the pod can start"
+        self._reporter.add("DRA050", spot, message, hint=hint, severity="error" if is_error else "warning")
+
+    def _uses(self, container: Spot, declared: dict[str, Spot | None], fields: FieldChecker) -> Iterator[str]:
+        for use in container.each("resources", "claims"):
+            fields.check(use, "ContainerClaim")
+            name, request = use.string("name"), use.string("request")
+            yield name
+            if not name:
+                continue
+            if name not in declared:
+                message = f"the pod has no claim {name[:80]!r}"
+                hint = did_you_mean(name, declared) or "declare it in the pod's resourceClaims"
+                self._reporter.add("DRA051", use.get("name") or use, message, hint=hint)
+                continue
+            devices = declared[name]
+            if request and devices is not None and request not in (names := request_names(devices)):
+                message = f"claim {name[:80]!r} has no request {request[:80]!r}"
+                hint = did_you_mean(request, names) or f"its requests are {', '.join(names)}"
+                if "/" in request:
+                    hint = "use the name of the request without the subrequest"
+                self._reporter.add("DRA052", use.get("request") or use, message, hint=hint)
+
+    def _extended(self, pod: Spot, classes: set[str]) -> None:
+        resources = {
+            info.extended_resource: name
+            for name in self._scope.names("DeviceClass")
+            if (info := self._scope.class_info(name)) is not None and info.extended_resource
+        }
+        for container in _containers(pod):
+            parts = (container.get("resources", field) for field in ("limits", "requests"))
+            amounts = {key.text: value for part in parts if part is not None for key, value in part.pairs()}
+            for name, value in amounts.items():
+                implied = name.removeprefix(_IMPLICIT) if name.startswith(_IMPLICIT) else ""
+                target = implied or resources.get(name) or _USUAL.get(name, "")
+                if target in classes and value.node.value not in {0, "0"}:
+                    message = f"the pod requests {name} and has a claim for DeviceClass {target}: it gets both"
+                    hint = "remove either the extended resource or the claim"
+                    self._reporter.add("DRA054", value, message, hint=hint)
+
+
+def _containers(pod: Spot) -> list[Spot]:
+    return [*pod.each("initContainers"), *pod.each("containers")]

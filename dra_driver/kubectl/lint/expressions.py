@@ -48,10 +48,10 @@ class Comparison(Struct, frozen=True):
 
 
 class ExpressionReads(Struct):
-    """What an expression reads and names, each with its offset.
+    """References and names in an expression, each with its offset.
 
-    ``drivers`` are the names that ``device.driver`` is compared with; ``constructors`` are calls of quantity() and
-    semver() with a constant; ``younger`` are calls of functions that not every version of Kubernetes has.
+    ``drivers`` are compared with ``device.driver``; ``constructors`` are calls of quantity() and semver() with a
+    constant; ``younger`` are calls of functions that some versions of Kubernetes lack.
     """
 
     references: list[Reference] = field(default_factory=list)
@@ -70,7 +70,7 @@ class ExpressionReads(Struct):
         return found
 
     def visit(self, node: Expr, names: dict[str, Expr]) -> None:
-        """Visits a node. ``names`` maps names bound by ``cel.bind`` to their expressions."""
+        """``names`` maps names bound by ``cel.bind`` to their expressions."""
         if isinstance(node, Constant) and isinstance(node.value, str):
             self.constants.add(node.value)
         if (domain := _domain(node, names)) is not None:
@@ -133,7 +133,7 @@ class ParsedSelector(Struct, frozen=True):
 
 
 def parse_selector(spot: Spot, text: str) -> ParsedSelector:
-    """Parses an expression. Raises CelSyntaxError when it does not compile."""
+    """Raises CelSyntaxError when the expression does not compile."""
     return ParsedSelector(spot, text, compile_selector(text), ExpressionReads.of(text), _clauses(text))
 
 
@@ -151,16 +151,13 @@ def _clauses(text: str) -> list[ParsedClause]:
 
 
 def _is_driver(node: Expr) -> bool:
-    return (
-        isinstance(node, Select)
-        and node.field == "driver"
-        and isinstance(node.operand, Ident)
-        and node.operand.name == "device"
-    )
+    if not isinstance(node, Select) or node.field != "driver":
+        return False
+    return isinstance(node.operand, Ident) and node.operand.name == "device"
 
 
 def _constants(node: Expr) -> tuple[object, ...]:
-    """The constants; for a number, whose text is not parsed yet, any number of its type."""
+    """Return the constants; for a number, whose text is not parsed yet, any number of its type."""
     nodes = node.elements if isinstance(node, ListLiteral) else [node]
     found = [item for item in nodes if isinstance(item, Constant)]
     if len(found) < len(nodes):
@@ -218,7 +215,7 @@ def _reference(node: Expr, names: dict[str, Expr]) -> Reference | None:
 
 
 def _is_optional(node: Expr, names: dict[str, Expr]) -> bool:
-    """Whether an earlier access is optional, which makes all later ones optional."""
+    """Return whether an earlier access is optional, which makes all later ones optional."""
     while (step := _steps(node, names)) is not None:
         inner = _resolved(node, names)
         if isinstance(inner, Call) and inner.function in {"_?._", "_[?_]"}:
@@ -227,22 +224,16 @@ def _is_optional(node: Expr, names: dict[str, Expr]) -> bool:
     return False
 
 
-# --- Evaluates selectors on known devices, and finds the nearest device.
-#
-# On a catalog device, a clause that reads a value which differs between machines counts as true. Costly expressions are
-# evaluated on fewer devices; the limit is in cost units, so that equal runs give equal results.
+# --- Evaluation on known devices. On catalog devices a clause that reads a value of one machine is true.
 
 COST_BUDGET: Final = 1_000_000
-"""Limit of cost units for one expression over all devices; at most about two seconds."""
+"""Limit for one expression over all devices, about 2 s; in cost units, so that equal runs give equal results."""
 
 _MISSING: Final = re.compile(r"no such key: (\S+)\Z")
 
 
 class MatchResult(Struct, frozen=True, kw_only=True):
-    """Result of a chain of selectors on a device.
-
-    ``selector`` is the first one with the verdict ``no`` or ``fails``; ``failed`` are all false clauses.
-    """
+    """Result of a chain on a device: ``selector`` is the first that is not true; ``failed`` are all false clauses."""
 
     device: KnownDevice
     verdict: Literal["yes", "no", "fails"]
@@ -252,20 +243,21 @@ class MatchResult(Struct, frozen=True, kw_only=True):
 
     @property
     def missing(self) -> str:
-        """The name of the missing attribute or capacity, if that is why the evaluation fails."""
+        """The missing attribute or capacity, if that is why the evaluation fails."""
         found = _MISSING.search(self.problem)
         return found[1] if found else ""
 
 
 def evaluate_chain(selectors: Sequence[ParsedSelector], devices: Sequence[KnownDevice]) -> list[MatchResult]:
-    """Evaluates the chain on the devices; a selector is evaluated only if all earlier ones are true.
-
-    Costly expressions are evaluated on fewer devices, but at least on one.
-    """
+    """Evaluate the chain on the devices; costly expressions on fewer of them, but at least on one."""
     if not devices:
         return []
     cost = max((item.program.cost(devices[0].view) for item in selectors), default=0)
     return [_evaluate_chain(selectors, device) for device in devices[: max(1, COST_BUDGET // max(1, cost))]]
+
+
+def matching_devices(selectors: Sequence[ParsedSelector], devices: Sequence[KnownDevice]) -> list[KnownDevice]:
+    return [result.device for result in evaluate_chain(selectors, devices) if result.verdict == "yes"]
 
 
 def _evaluate_chain(selectors: Sequence[ParsedSelector], device: KnownDevice) -> MatchResult:
@@ -315,18 +307,16 @@ def _is_unknown_in_catalog(problem: str, device: KnownDevice) -> bool:
 
 
 def nearest(results: Sequence[MatchResult]) -> MatchResult | None:
-    """Returns the nearest device that does not match: fewest false clauses, then the smallest gap."""
+    """Return the nearest device that does not match: fewest false clauses, then the smallest gap."""
     candidates = [result for result in results if result.verdict == "no" and not result.device.bare and result.failed]
     return min(candidates, key=lambda result: (len(result.failed), _gap(result)), default=None)
 
 
 def _gap(result: MatchResult) -> float:
-    """Returns the distance of the values, 0 to 1 for each clause."""
-    total = 0.0
-    for clause in result.failed:
-        gaps = [_distance(seen(reference, result.device), clause) for reference in clause.reads.references]
-        total += min(gaps, default=1.0)
-    return total
+    return sum(
+        min((_distance(seen(each, result.device), clause) for each in clause.reads.references), default=1.0)
+        for clause in result.failed
+    )
 
 
 def _distance(value: object, clause: ParsedClause) -> float:
@@ -343,7 +333,6 @@ def _distance(value: object, clause: ParsedClause) -> float:
 
 
 def seen(reference: Reference, device: KnownDevice) -> object:
-    """Returns the device's value, None if it has none."""
     entry = (device.wire.get(reference.table) or {}).get(reference.full_name(device.driver))
     if not isinstance(entry, dict):
         return None

@@ -1,4 +1,4 @@
-"""Checks the fields of DRA objects: unknown fields, missing fields and wrong types.
+"""Check the fields of DRA objects: unknown fields, missing fields and wrong types.
 
 Types are the structs of ``kube/objects/`` (1.36), with alpha fields of 1.37, and v1beta1 where it differs. Of pods only
 the fields that name claims are checked.
@@ -15,8 +15,8 @@ from msgspec import Struct
 from dra_driver.core.quantity import Quantity
 from dra_driver.kube.objects import core, meta, resource
 from dra_driver.kube.shapes import described
+from dra_driver.kubectl.lint.finding import Reporter
 from dra_driver.kubectl.lint.manifest import Spot
-from dra_driver.kubectl.lint.reporter import Reporter
 
 _ALPHA: Final = {"derivedAttributes": ("[]any", False)}
 """Fields of Kubernetes 1.37."""
@@ -42,7 +42,7 @@ _KINDS: Final = {str: "str", int: "int", bool: "bool", dict[str, str]: "map", di
 
 @cache
 def _fields(type_name: str) -> Mapping[str, tuple[str, bool]]:
-    """Maps each field to its type and whether it is required."""
+    """Map each field to its type and whether it is required."""
     if type_name == "FlatRequest":  # of v1beta1
         flat = {name: (kind, False) for name, (kind, _) in _fields("ExactDeviceRequest").items()}
         return {name: found for name, found in _fields("DeviceRequest").items() if name != "exactly"} | flat
@@ -63,8 +63,6 @@ def _kind(hint: Any) -> str:
 
 
 class FieldChecker:
-    """Checks one object against its type."""
-
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
 

@@ -1,9 +1,11 @@
-"""Findings of lint and their report, as ``text``, ``json`` (a stable schema), ``github`` and ``sarif``.
+"""Findings of lint: the rules, their collection with position and excerpt, and reports.
 
-``github`` are workflow commands, which other CI systems also read; ``sarif`` is OASIS SARIF 2.1.0.
-"""
+A report is ``text``, ``json`` (a stable schema), ``github`` (workflow commands) or ``sarif`` (OASIS SARIF 2.1.0).
+``# dra-lint: allow DRA018`` suppresses a rule on its line or the next, ``# dra-lint: allow-file DRA018`` in a file."""
 
 import json
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from types import MappingProxyType
@@ -12,19 +14,16 @@ from typing import Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dra_driver.core.text import counted
-
-# --- The rules of lint: identifier, name, severity and summary.
-#
-# Identifiers never change their meaning, because comments and pipelines refer to them. ``docs/lint.md`` explains each
-# rule with an example and a fix.
+from dra_driver.core.text import counted, cut, printable
+from dra_driver.kubectl.lint.manifest import ManifestText, Spot
+from dra_driver.kubectl.lint.reading import YamlNode, line_and_column, line_at, offset_in_text
 
 Severity = Literal["error", "warning", "info"]
 RANK: Final[Mapping[Severity, int]] = MappingProxyType({"error": 0, "warning": 1, "info": 2})
 
 
 class LintRule(Struct, frozen=True):
-    """One rule. ``severity`` is the default; a check may choose another when it has more information."""
+    """A rule. ``severity`` is the default; a check may choose another when it has more information."""
 
     id: str
     name: str
@@ -32,77 +31,66 @@ class LintRule(Struct, frozen=True):
     summary: str
 
 
-_ALL: Final = (
+# Identifiers never change their meaning, because comments and pipelines refer to them. docs/lint.md explains each rule.
+_ALL: Final[tuple[tuple[str, str, Severity, str], ...]] = (
     # Files and objects
-    LintRule("DRA001", "unreadable", "error", "The file is not readable YAML or JSON."),
-    LintRule("DRA002", "duplicate-key", "error", "A key occurs twice in one mapping; one of the values is lost."),
-    LintRule("DRA003", "unknown-field", "error", "A field that the API does not have."),
-    LintRule("DRA004", "invalid-value", "error", "A value that the API server refuses."),
-    LintRule("DRA005", "deprecated-api", "warning", "An API version that newer clusters do not serve."),
-    LintRule("DRA006", "duplicate-name", "error", "Two objects, requests or claims have the same name."),
-    LintRule("DRA007", "too-many", "error", "More entries than the API allows."),
+    ("DRA001", "unreadable", "error", "The file is not readable YAML or JSON."),
+    ("DRA002", "duplicate-key", "error", "A key occurs twice in one mapping; one of the values is lost."),
+    ("DRA003", "unknown-field", "error", "A field that the API does not have."),
+    ("DRA004", "invalid-value", "error", "A value that the API server refuses."),
+    ("DRA005", "deprecated-api", "warning", "An API version that newer clusters do not serve."),
+    ("DRA006", "duplicate-name", "error", "Two objects, requests or claims have the same name."),
+    ("DRA007", "too-many", "error", "More entries than the API allows."),
     # Expressions
-    LintRule("DRA010", "cel-error", "error", "The expression does not compile."),
-    LintRule("DRA011", "cel-too-long", "error", "The expression is longer than the API allows."),
-    LintRule("DRA012", "cel-cost", "error", "Evaluating the expression is costly or exceeds the limit."),
-    LintRule("DRA013", "missing-driver-guard", "error", "The expression fails on devices of other drivers."),
-    LintRule("DRA014", "guard-not-first", "info", "The driver check is not the first condition."),
-    LintRule("DRA015", "may-fail-at-run-time", "warning", "The expression fails on devices that lack an attribute."),
-    LintRule("DRA016", "unknown-attribute", "error", "The driver publishes no such attribute or capacity."),
-    LintRule("DRA017", "wrong-type", "error", "A comparison of values of different types is never true."),
-    LintRule("DRA018", "no-device-matches", "warning", "No known device matches."),
-    LintRule("DRA019", "label-gigabytes", "warning", "The gigabytes in a product name are not its memory."),
-    LintRule("DRA020", "unknown-driver", "warning", "No driver with that name is known."),
-    LintRule("DRA021", "invalid-constant", "error", "The constant is not a valid quantity or version."),
-    LintRule("DRA022", "younger-function", "warning", "Not every supported version of Kubernetes has the function."),
+    ("DRA010", "cel-error", "error", "The expression does not compile."),
+    ("DRA011", "cel-too-long", "error", "The expression is longer than the API allows."),
+    ("DRA012", "cel-cost", "error", "Evaluating the expression is costly or exceeds the limit."),
+    ("DRA013", "missing-driver-guard", "error", "The expression fails on devices of other drivers."),
+    ("DRA014", "guard-not-first", "info", "The driver check is not the first condition."),
+    ("DRA015", "may-fail-at-run-time", "warning", "The expression fails on devices that lack an attribute."),
+    ("DRA016", "unknown-attribute", "error", "The driver publishes no such attribute or capacity."),
+    ("DRA017", "wrong-type", "error", "A comparison of values of different types is never true."),
+    ("DRA018", "no-device-matches", "warning", "No known device matches."),
+    ("DRA019", "label-gigabytes", "warning", "The gigabytes in a product name are not its memory."),
+    ("DRA020", "unknown-driver", "warning", "No driver with that name is known."),
+    ("DRA021", "invalid-constant", "error", "The constant is not a valid quantity or version."),
+    ("DRA022", "younger-function", "warning", "Not every supported version of Kubernetes has the function."),
     # Classes, claims and templates
-    LintRule("DRA030", "unknown-class", "info", "The DeviceClass is not defined in the input."),
-    LintRule("DRA031", "all-over-32", "warning", "More devices match allocationMode All than a claim can have."),
-    LintRule("DRA032", "too-many-devices", "error", "The claim requests more than 32 devices."),
-    LintRule(
-        "DRA033", "unknown-request", "error", "A constraint or configuration names a request that does not exist."
-    ),
-    LintRule("DRA034", "attribute-without-domain", "error", "A constraint's attribute needs a domain."),
-    LintRule("DRA035", "invalid-parameters", "error", "The driver refuses the opaque parameters."),
-    LintRule(
-        "DRA036", "parameters-unused", "warning", "The parameters are for a driver whose devices are not requested."
-    ),
-    LintRule("DRA037", "parameters-of-wrong-kind", "error", "The parameters are for another type of device."),
-    LintRule("DRA038", "admin-access", "warning", "Admin access needs a label on the namespace."),
+    ("DRA030", "unknown-class", "info", "The DeviceClass is not defined in the input."),
+    ("DRA031", "all-over-32", "warning", "More devices match allocationMode All than a claim can have."),
+    ("DRA032", "too-many-devices", "error", "The claim requests more than 32 devices."),
+    ("DRA033", "unknown-request", "error", "A constraint or configuration names a request that does not exist."),
+    ("DRA034", "attribute-without-domain", "error", "A constraint's attribute needs a domain."),
+    ("DRA035", "invalid-parameters", "error", "The driver refuses the opaque parameters."),
+    ("DRA036", "parameters-unused", "warning", "The parameters are for a driver whose devices are not requested."),
+    ("DRA037", "parameters-of-wrong-kind", "error", "The parameters are for another type of device."),
+    ("DRA038", "admin-access", "warning", "Admin access needs a label on the namespace."),
     # DRA039 reported that an early version of the driver did not apply sharing; the identifier is not reused.
-    LintRule("DRA040", "sharing-with-admin-access", "warning", "Sharing parameters have no effect on admin access."),
-    LintRule("DRA041", "capacity-not-given", "warning", "No known device provides the requested capacity."),
-    LintRule(
-        "DRA042", "share-takes-all-compute", "info", "A share that requests only memory takes all of the compute."
-    ),
-    LintRule("DRA043", "several-mps-shares", "error", "The driver refuses several shares in a claim under MPS."),
-    LintRule("DRA044", "sharing-of-a-share", "error", "The sharing section of a share contradicts its policy."),
+    ("DRA040", "sharing-with-admin-access", "warning", "Sharing parameters have no effect on admin access."),
+    ("DRA041", "capacity-not-given", "warning", "No known device provides the requested capacity."),
+    ("DRA042", "share-takes-all-compute", "info", "A share that requests only memory takes all of the compute."),
+    ("DRA043", "several-mps-shares", "error", "The driver refuses several shares in a claim under MPS."),
+    ("DRA044", "sharing-of-a-share", "error", "The sharing section of a share contradicts its policy."),
     # Pods
-    LintRule(
-        "DRA050", "missing-claim", "warning", "The claim or template that a pod names is not defined in the input."
-    ),
-    LintRule("DRA051", "unknown-pod-claim", "error", "A container uses a claim that its pod does not declare."),
-    LintRule(
-        "DRA052", "unknown-container-request", "error", "A container uses a request that the claim does not have."
-    ),
-    LintRule("DRA053", "unused-pod-claim", "warning", "No container uses a claim of the pod."),
-    LintRule(
-        "DRA054", "claim-and-extended-resource", "warning", "A pod requests devices by claim and by extended resource."
-    ),
+    ("DRA050", "missing-claim", "warning", "The claim or template that a pod names is not defined in the input."),
+    ("DRA051", "unknown-pod-claim", "error", "A container uses a claim that its pod does not declare."),
+    ("DRA052", "unknown-container-request", "error", "A container uses a request that the claim does not have."),
+    ("DRA053", "unused-pod-claim", "warning", "No container uses a claim of the pod."),
+    ("DRA054", "claim-and-extended-resource", "warning", "A pod requests devices by claim and by extended resource."),
     # Policies
-    LintRule("DRA060", "invalid-policy", "error", "Nodes refuse the GpuPolicy."),
+    ("DRA060", "invalid-policy", "error", "Nodes refuse the GpuPolicy."),
 )
-RULES: Final = MappingProxyType({rule.id: rule for rule in _ALL})
+RULES: Final = MappingProxyType({row[0]: LintRule(*row) for row in _ALL})
 
 
 SCHEMA_VERSION: Final = 1
 
 
 class Finding(Struct, frozen=True, kw_only=True):
-    """One violation of a rule. ``line`` and ``column`` count from 1; they are 0 without a position.
+    """A violation of a rule. ``line`` and ``column`` count from 1; they are 0 without a position.
 
-    ``object`` is ``Kind namespace/name``, ``path`` the field (``spec.devices.requests[0].exactly``), ``hint`` what to
-    do; each may be empty. ``excerpt`` is the line of text, ``caret`` the column in it (from 0) to point at.
+    ``object`` is ``Kind namespace/name``, ``path`` the field (``spec.devices.requests[0].exactly``), ``hint`` the
+    action; each may be empty. ``excerpt`` is the line of text, ``caret`` the column in it (from 0).
     """
 
     rule: str
@@ -142,7 +130,7 @@ class LintReport(Struct, frozen=True, kw_only=True):
         return replace(self, findings=tuple(raised))
 
     def to_wire(self) -> dict[str, object]:
-        """Returns the document of ``-o json``; fields may be added, but are never renamed or removed."""
+        """Return the document of ``-o json``; fields may be added, but are never renamed or removed."""
         summary: dict[str, int] = {"files": self.files, "objects": self.objects, "leftOut": self.left_out}
         return {
             "schemaVersion": SCHEMA_VERSION,
@@ -157,7 +145,6 @@ _COMMANDS: Final = {"error": "error", "warning": "warning", "info": "notice"}
 
 
 def as_text(report: LintReport, *, colour: bool = False) -> str:
-    """Lists findings by file with the line and a caret, and a summary."""
     blocks = [
         "\n".join([_painted(file, "1", colour), *(line for finding in found for line in _lines(finding, colour))])
         for file, found in groupby(report.findings, lambda finding: finding.file)
@@ -170,19 +157,15 @@ def as_json(report: LintReport) -> str:
 
 
 def as_github(report: LintReport) -> str:
-    """Returns one workflow command per finding, such as ``::error file=a.yaml,line=3,col=5,title=DRA010::...``."""
+    """Return one workflow command per finding, such as ``::error file=a.yaml,line=3,col=5,title=DRA010::...``."""
     return "\n".join(_command(finding) for finding in report.findings)
 
 
 def as_sarif(report: LintReport, version: str) -> str:
     rules = [
-        {
-            "id": rule.id,
-            "name": rule.name,
-            "shortDescription": {"text": rule.summary},
-            "defaultConfiguration": {"level": _LEVELS[rule.severity]},
-        }
-        for rule in RULES.values()
+        {"id": identifier, "name": name, "shortDescription": {"text": summary}}
+        | {"defaultConfiguration": {"level": _LEVELS[severity]}}
+        for identifier, name, severity, summary in _ALL
     ]
     driver = {"name": "kubectl-dra-lint", "version": version, "rules": rules}
     log = {
@@ -246,3 +229,121 @@ def _result(finding: Finding) -> dict[str, object]:
         "message": {"text": text},
         "locations": [{"physicalLocation": location}],
     }
+
+
+MAX_PER_FILE: Final = 200
+_MAX_MESSAGE: Final = 600
+_SHOWN_WIDTH: Final = 160
+_ALLOW: Final = re.compile(
+    r"^(?P<before>.*?)#\s*dra-lint:\s*allow(?P<file>-file)?\s+(?P<ids>DRA\d+(?:[\s,]+DRA\d+)*)", re.M
+)
+
+
+def text_of(name: str, text: str) -> ManifestText:
+    everywhere: set[str] = set()
+    lines: dict[int, frozenset[str]] = {}
+    line = counted = 0
+    for found in _ALLOW.finditer(text):
+        line, counted = line + text.count("\n", counted, found.start()), found.start()
+        ids = frozenset(re.findall(r"DRA\d+", found["ids"]))
+        if found["file"]:
+            everywhere |= ids
+            continue
+        for covered in (line + 1, *(() if found["before"].strip() else (line + 2,))):
+            lines[covered] = lines.get(covered, frozenset()) | ids
+    return ManifestText(name, text, lines, frozenset(everywhere))
+
+
+class Reporter:
+    """Findings of one run. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+        self.left_out = 0
+        self._per_file: Counter[str] = Counter()
+        self._seen: set[tuple[str, str, int, int, str]] = set()
+
+    def add(
+        self,
+        rule: str,
+        spot: Spot,
+        message: str,
+        *,
+        hint: str = "",
+        severity: Severity | None = None,
+        offset: int | None = None,
+        at: YamlNode | None = None,
+    ) -> None:
+        """Add a finding at a value; ``offset`` is a character of it, ``at`` another node to point at (a key)."""
+        node, text = at or spot.node, spot.manifest.text
+        line, column = node.line, node.column
+        if offset is None and node.style in {"|", ">"}:
+            offset = 0  # point at the first character of a block, not at its indicator
+        position = offset_in_text(text.text, node, offset) if offset is not None else None
+        if position is not None:
+            line, column = line_and_column(text.text, node, position)
+        self.put(
+            rule,
+            text,
+            message,
+            line=line,
+            column=column,
+            position=node.start if position is None else position,
+            about=spot.manifest.label,
+            path=spot.path,
+            hint=hint,
+            severity=severity,
+        )
+
+    def put(
+        self,
+        rule: str,
+        text: ManifestText,
+        message: str,
+        *,
+        line: int = 0,
+        column: int = 0,
+        position: int | None = None,
+        about: str = "",
+        path: str = "",
+        hint: str = "",
+        severity: Severity | None = None,
+    ) -> None:
+        """Add a finding at a position of a text, unless a comment suppresses it or it is there already."""
+        key = (rule, text.name, line, column, message)
+        if rule in text.allowed_in_file or rule in text.allowed.get(line, ()) or key in self._seen:
+            return
+        self._seen.add(key)
+        self._per_file[text.name] += 1
+        if self._per_file[text.name] > MAX_PER_FILE:
+            self.left_out += 1
+            return
+        excerpt, caret = _excerpt(text.text, position)
+        self.findings.append(
+            Finding(
+                rule=rule,
+                severity=severity or RULES[rule].severity,
+                message=printable(cut(message, _MAX_MESSAGE)),
+                file=text.name,
+                line=line,
+                column=column,
+                object=printable(about[:200]),
+                path=printable(path[:300]),
+                hint=printable(hint),
+                excerpt=excerpt,
+                caret=caret,
+            )
+        )
+
+    def in_order(self) -> tuple[Finding, ...]:
+        """Return the findings by file in the order of reading, then by position."""
+        order = {name: index for index, name in enumerate(self._per_file)}
+        return tuple(sorted(self.findings, key=lambda f: (order[f.file], f.line, f.column, RANK[f.severity], f.rule)))
+
+
+def _excerpt(text: str, position: int | None) -> tuple[str, int]:
+    if position is None or not text:
+        return "", 0
+    line, column = line_at(text, min(position, len(text)))
+    cut = max(0, column - _SHOWN_WIDTH // 2) if len(line) > _SHOWN_WIDTH else 0
+    return printable(line[cut : cut + _SHOWN_WIDTH]), column - cut

@@ -1,4 +1,4 @@
-"""Kubernetes objects in a text, and the parts of them that lint checks: claims, classes, and pods in any kind."""
+"""Find Kubernetes objects in texts, and the parts of them that lint checks: claims, classes, and pods in any kind."""
 
 import os
 from bisect import bisect_left, bisect_right
@@ -30,8 +30,6 @@ class ManifestText(Struct, frozen=True):
 
 
 class Manifest(Struct, frozen=True):
-    """One object. ``namespace`` is ``default`` when it has none."""
-
     text: ManifestText
     node: YamlNode
     path: str = ""
@@ -59,7 +57,7 @@ class Manifest(Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """Returns ``ResourceClaim team-a/gpu`` for messages."""
+        """``ResourceClaim team-a/gpu`` for messages."""
         namespace = self.spot.string("metadata", "namespace")
         return f"{self.kind} {namespace + '/' if namespace else ''}{self.name or '(no name)'}"
 
@@ -72,7 +70,7 @@ class Spot(Struct, frozen=True):
     path: str = ""
 
     def get(self, *keys: str) -> "Spot | None":
-        """Returns the value below; None if it is missing or null."""
+        """Return the value below; None if it is missing or null."""
         spot = self
         for key in keys:
             found = spot.node.get(key)
@@ -82,7 +80,7 @@ class Spot(Struct, frozen=True):
         return spot
 
     def each(self, *keys: str) -> list["Spot"]:
-        """Returns the elements of the list below; empty if it is no list."""
+        """Return the elements of the list below; empty if it is not a list."""
         spot = self.get(*keys)
         if spot is None:
             return []
@@ -93,12 +91,10 @@ class Spot(Struct, frozen=True):
             yield key, Spot(self.manifest, value, f"{self.path}.{key.text}" if self.path else key.text)
 
     def string(self, *keys: str) -> str:
-        """Returns the text below; "" if it is no text."""
         spot = self.get(*keys)
         return spot.node.value if spot is not None and isinstance(spot.node.value, str) else ""
 
     def number(self, *keys: str) -> int | None:
-        """Returns the whole number below; None if it is none."""
         spot = self.get(*keys)
         value = spot.node.value if spot is not None else None
         return value if isinstance(value, int) and not isinstance(value, bool) else None
@@ -109,7 +105,7 @@ class Spot(Struct, frozen=True):
 
 
 def objects_of(text: ManifestText, root: YamlNode) -> Iterator[Manifest]:
-    """Yields the object of a document, or the items of a list; nothing if it is no Kubernetes object."""
+    """Yield the object of a document, or the items of a list; nothing if it is not a Kubernetes object."""
     waiting = [Manifest(text, root)]
     for one in waiting:
         spot = one.spot
@@ -134,9 +130,8 @@ def claim_devices(manifest: Manifest) -> Spot | None:
 
 
 def pod_specs(manifest: Manifest) -> Iterator[Spot]:
-    """Yields pod specifications in an object of any kind: mappings with a list ``containers``.
-
-    This finds pods in Deployments, Jobs and the custom resources of training operators.
+    """Yield each mapping with a list ``containers`` in an object of any kind: Deployments, Jobs, training operators'
+    kinds.
     """
     if manifest.is_dra:
         return
@@ -158,7 +153,7 @@ _SUFFIXES: Final = frozenset({".yaml", ".yml", ".json"})
 
 
 class ManifestSource(Struct, frozen=True, kw_only=True):
-    """A text and its name. ``problem`` says why there is no text. ``named_by_user``: not found in a folder."""
+    """A text and its name. ``problem`` is why there is no text. ``named_by_user``: not found in a directory."""
 
     name: str
     text: str = ""
@@ -167,9 +162,8 @@ class ManifestSource(Struct, frozen=True, kw_only=True):
 
 
 def collect(paths: Sequence[str], read_stdin: Callable[[], bytes]) -> Iterator[ManifestSource]:
-    """Yields the texts of ``paths`` in order; folders are searched recursively, in the order of names.
-
-    Raises ConfigurationError for a path that does not exist, before it reads anything.
+    """Yield the texts of ``paths`` in order; searches directories recursively, by name. Raises ConfigurationError for a
+    missing path, before it reads anything.
     """
     for path in paths:
         if path != STDIN and not Path(path).exists():
@@ -184,7 +178,6 @@ def collect(paths: Sequence[str], read_stdin: Callable[[], bytes]) -> Iterator[M
 
 
 def sources_from_objects(objects: Sequence[Mapping[str, object]], origin: str) -> Iterator[ManifestSource]:
-    """Yields each object of a cluster as a text with the object's name."""
     dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     for item in objects:
         name = "/".join(filter(None, identity(item)))
@@ -193,7 +186,7 @@ def sources_from_objects(objects: Sequence[Mapping[str, object]], origin: str) -
 
 
 def _manifests_below(folder: Path) -> Iterator[Path]:
-    """Yields the manifests in a folder; links to folders are not followed, so there are no cycles."""
+    """Yield the manifests in a directory; does not follow links to directories, so there are no cycles."""
     count = 0
     for place, folders, files in os.walk(folder):
         folders.sort()
@@ -230,17 +223,12 @@ def _decoded(name: str, data: bytes, *, named_by_user: bool) -> ManifestSource:
     return ManifestSource(name=name, text=text, problem=problem, named_by_user=named_by_user)
 
 
-# --- Documents as plain values with the line of each value, for commands that translate manifests.
-#
-# The same reader as for checks: size, depth and aliases are limited, tags have no effect, and after an error the next
-# document is read.
-
 MAX_DOCUMENTS: Final = 5_000
 _HELM: Final = "; a Helm template must be rendered first (helm template RELEASE CHART)"
 
 
 class PlainDocument(Struct, frozen=True, kw_only=True):
-    """One document: its number in the text from 1, the line it begins at, and the line of each value by its path."""
+    """A document: its number in the text (from 1), its first line, and the line of each value by its path."""
 
     number: int
     line: int
@@ -249,10 +237,7 @@ class PlainDocument(Struct, frozen=True, kw_only=True):
 
 
 def plain_documents(source: ManifestSource, most: int = MAX_DOCUMENTS) -> tuple[list[PlainDocument], list[str]]:
-    """The documents of a text, and sentences about what could not be read, with file and line. Never raises.
-
-    No more than ``most`` documents are read.
-    """
+    """Return up to ``most`` documents of a text as plain values, and messages with file and line. Never raises."""
     if source.problem:
         return [], [f"{source.name}: the file {source.problem}"]
     problems: list[str] = []
@@ -277,7 +262,7 @@ def plain_documents(source: ManifestSource, most: int = MAX_DOCUMENTS) -> tuple[
 
 
 def _separators(text: str) -> list[int]:
-    """The lines from 1 that begin another document; a separator above the first document is none."""
+    """Return the lines (from 1) that begin another document; a separator above the first document does not."""
     found = []
     begun = False
     for number, line in enumerate(text.split("\n"), start=1):

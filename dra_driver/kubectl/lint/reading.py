@@ -1,8 +1,8 @@
-"""Reads YAML text into trees with positions.
+"""Read YAML text into trees with positions.
 
-Uses the events of the parser, not its objects, so that size, depth and aliases are limited before memory grows (a few
-bytes of aliases can expand to gigabytes). Scalars are resolved like in Kubernetes' YAML library (sigs.k8s.io/yaml,
-YAML 1.1), except that times stay text. After an error, reading continues at the next ``---``.
+Uses the events of the parser, so that size, depth and aliases are limited before memory grows (a few bytes of aliases
+can expand to gigabytes). Scalars are resolved like in sigs.k8s.io/yaml (YAML 1.1), except that times stay text. After
+an error, reading continues at the next ``---``.
 """
 
 import re
@@ -14,10 +14,6 @@ from msgspec import Struct, field
 
 from dra_driver.core.text import cut
 
-# --- A YAML document as a tree with the position of each value.
-#
-# Accessors never raise: they return None or nothing when a value has another shape.
-
 MAX_PLAIN_NODES: Final = 20_000
 
 Scalar = None | bool | int | float | str
@@ -27,8 +23,8 @@ Place = tuple[str | int, ...]
 class YamlNode(Struct, eq=False):
     """A mapping, list or scalar at ``line`` and ``column`` (from 1); ``start`` and ``end`` are offsets in the text.
 
-    ``pairs`` contain the key nodes, too; duplicate keys are kept. ``value`` is the scalar as in JSON. ``size`` is the
-    number of nodes in the tree below, with aliases expanded.
+    ``pairs`` have the key nodes and keep duplicate keys. ``value`` is the scalar as in JSON. ``size`` counts the nodes
+    of the tree with aliases expanded. Accessors return None or nothing when a value has another shape.
     """
 
     kind: Literal["map", "list", "scalar"]
@@ -44,7 +40,7 @@ class YamlNode(Struct, eq=False):
     size: int = 1
 
     def get(self, key: str) -> "YamlNode | None":
-        """Returns the value of a key of a mapping (the last one, like decoders do), else None."""
+        """Return the value of a key of a mapping (the last one, like decoders), else None."""
         return next((value for name, value in reversed(self.pairs) if name.text == key), None)
 
     @property
@@ -66,14 +62,14 @@ class YamlNode(Struct, eq=False):
 
 
 def plain(node: YamlNode) -> object:
-    """Converts the tree to dicts, lists and scalars. Raises ValueError above MAX_PLAIN_NODES values."""
+    """Convert the tree to dicts, lists and scalars. Raises ValueError above `MAX_PLAIN_NODES` values."""
     if node.size > MAX_PLAIN_NODES:
         raise ValueError(f"has {node.size} values; at most {MAX_PLAIN_NODES} are supported")
     return plain_with_lines(node, (), {})
 
 
 def plain_with_lines(node: YamlNode, path: Place, lines: dict[Place, int]) -> object:
-    """The value of a node, whose lines are added by path. The reader bounds depth and size, and so the recursion."""
+    """Return the value of a node and add its lines by path. The reader bounds depth and size."""
     lines[path] = node.line
     if node.kind == "map":
         return {key.text: plain_with_lines(value, (*path, key.text), lines) for key, value in node.pairs}
@@ -103,8 +99,6 @@ _WORDS: Final[dict[str, Scalar]] = {
 
 
 class YamlProblem(Struct, frozen=True):
-    """A problem in the YAML text. ``duplicate`` marks a duplicate key."""
-
     line: int
     column: int
     message: str
@@ -121,7 +115,7 @@ class _StopReading(Exception):  # noqa: N818 - ends the reading of one document
 
 
 def read(text: str, report: Callable[[YamlProblem], None]) -> Iterator[YamlNode]:
-    """Yields the documents of a text that are not empty, in order. Problems are passed to ``report``."""
+    """Yield the documents of a text that are not empty, in order. Calls ``report`` with each problem."""
     offset = lines = 0
     last = False
     for _ in range(_MAX_ERRORS):
@@ -162,7 +156,7 @@ def _sentence(error: yaml.YAMLError) -> str:
 
 
 def _next_document(text: str, offset: int, line: int) -> int | None:
-    """Returns the offset of the first line from ``line`` (counted from ``offset``) that begins another document."""
+    """Return the offset of the first line from ``line`` (counted from ``offset``) that begins another document."""
     at = offset
     for _ in range(max(1, line)):
         at = text.find("\n", at) + 1
@@ -282,7 +276,7 @@ class _Reader:
 
 
 def _resolved(event: _Event) -> Scalar:
-    """Returns the scalar's value. Numbers with too many digits stay text."""
+    """Return the scalar's value. Numbers with too many digits stay text."""
     text: str = event.value
     if event.tag == _STR or event.style in {"'", '"', "|", ">"}:
         return text
@@ -299,11 +293,10 @@ def _resolved(event: _Event) -> Scalar:
     return float(text) if _FLOAT.match(text) else text
 
 
-# --- Finds the position in the file of a character of a scalar's value.
+# --- Position in the file of a character of a scalar's value.
 #
-# Quoting, escapes, folding and indentation change the text between file and value. Folding changes only white space, so
-# the n-th character of the value that is not white space is the n-th such character of the source without quotes,
-# escapes and the header of a block. If the characters do not agree, the result is None.
+# Folding changes only white space, so the n-th other character of the value is the n-th other character of the source
+# without quotes, escapes and the header of a block. If the characters do not agree, the result is None.
 
 _SPACE: Final = frozenset(" \t\r\n\x85\u2028\u2029\xa0")
 _PIECES: Final = {
@@ -337,7 +330,6 @@ def line_and_column(text: str, node: YamlNode, offset: int) -> tuple[int, int]:
 
 
 def line_at(text: str, offset: int) -> tuple[str, int]:
-    """Returns the line around an offset, and the offset in it."""
     starts = [found.end() for found in _BREAK.finditer(text, max(0, offset - 10_000), offset)]
     start = starts[-1] if starts else max(0, offset - 10_000) if offset > 10_000 else 0
     end = _BREAK.search(text, offset)
@@ -345,7 +337,7 @@ def line_at(text: str, offset: int) -> tuple[str, int]:
 
 
 def _characters(text: str, node: YamlNode) -> list[tuple[int, str]]:
-    """Returns the characters of the source that are part of the value, without white space, with their offsets."""
+    """Return the characters of the source that are part of the value, without white space, with their offsets."""
     start, end = node.start, node.end
     if pieces := _PIECES.get(node.style):
         inside = pieces.finditer(text, text.find(node.style, start) + 1, end - 1)
@@ -360,7 +352,6 @@ def _characters(text: str, node: YamlNode) -> list[tuple[int, str]]:
 
 
 def _unescaped(piece: str) -> str:
-    """The character that a piece of a quoted scalar stands for; white space for an escaped line break."""
     if len(piece) == 1 or piece == "''":
         return piece[0]
     value: str = yaml.safe_load(f'"{piece}"')

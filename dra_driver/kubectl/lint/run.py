@@ -1,20 +1,15 @@
-"""Runs lint: reads texts, checks their objects and returns a report.
-
-Implements the rules about files and whole objects (DRA001, DRA002, DRA005, DRA006).
-"""
+"""Run lint: read texts, check their objects, and report on files and whole objects (DRA001, DRA002, DRA005, DRA006)."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 from dra_driver.core.errors import DraError
-from dra_driver.kubectl.lint.check_claims import ClaimChecker
+from dra_driver.kubectl.lint.check_claims import ClaimChecker, PodChecker
 from dra_driver.kubectl.lint.check_configs import check_policy
-from dra_driver.kubectl.lint.check_pods import PodChecker
 from dra_driver.kubectl.lint.fields import FieldChecker
-from dra_driver.kubectl.lint.finding import LintReport
+from dra_driver.kubectl.lint.finding import LintReport, Reporter, text_of
 from dra_driver.kubectl.lint.manifest import MAX_OBJECTS, Manifest, ManifestSource, objects_of, pod_specs
 from dra_driver.kubectl.lint.reading import YamlProblem, read
-from dra_driver.kubectl.lint.reporter import Reporter, text_of
 from dra_driver.kubectl.lint.scope import KnownObjects, Scope
 
 _CHECKED: Final = frozenset({"DeviceClass", "ResourceClaim", "ResourceClaimTemplate"})
@@ -22,7 +17,7 @@ _BETA: Final = frozenset({"v1beta1", "v1beta2"})
 
 
 def lint(sources: Iterable[ManifestSource], known: KnownObjects) -> LintReport:
-    """Checks the texts. Never raises because of their content."""
+    """Check the texts. Never raises because of their content."""
     reporter = Reporter()
     manifests: list[Manifest] = []
     files = 0
@@ -82,7 +77,7 @@ def _check(manifest: Manifest, reporter: Reporter, claims: ClaimChecker, pods: P
 
 
 def _version(manifest: Manifest, reporter: Reporter) -> bool:
-    """Reports old API versions and returns whether the object's shape is supported."""
+    """Report old API versions; return whether the object's shape is supported."""
     spot = manifest.spot.get("apiVersion") or manifest.spot
     version = manifest.version
     if version == "v1" or (manifest.kind not in _CHECKED and manifest.kind != "ResourceSlice"):
@@ -104,7 +99,6 @@ def _version(manifest: Manifest, reporter: Reporter) -> bool:
 
 
 def _duplicates(manifests: Sequence[Manifest], reporter: Reporter) -> None:
-    """Reports the second of two objects with the same identity. Generated names do not count."""
     seen: dict[tuple[str, str, str, str], Manifest] = {}
     for manifest in manifests:
         name = manifest.spot.string("metadata", "name")

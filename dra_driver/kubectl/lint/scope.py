@@ -1,4 +1,4 @@
-"""Looks up names in the objects of the input and of the cluster, and resolves what classes select."""
+"""Look up names in the objects of the input and of the cluster, and resolve the devices of classes."""
 
 import difflib
 import json
@@ -12,13 +12,9 @@ from msgspec.structs import replace
 from dra_driver.core.errors import CelSyntaxError
 from dra_driver.kube.state import KINDS, ClusterState, Wire, identity
 from dra_driver.kubectl.lint.catalog_devices import DRIVER, VARYING, KnownDevice, catalog_devices, devices_under
-from dra_driver.kubectl.lint.expressions import ParsedSelector, evaluate_chain, parse_selector
+from dra_driver.kubectl.lint.expressions import ParsedSelector, matching_devices, parse_selector
 from dra_driver.kubectl.lint.manifest import DEFAULT_NAMESPACE, Manifest, ManifestText, Spot
-from dra_driver.kubectl.lint.reading import YamlNode, plain
-
-# --- Objects and devices that lint checks against: those of a cluster, and the devices of the catalog.
-#
-# Equal devices of a cluster are kept once, so each is evaluated only once.
+from dra_driver.kubectl.lint.reading import MAX_PLAIN_NODES, YamlNode, plain
 
 MAX_SHAPES: Final = 2_000
 _IDENTITY: Final = VARYING - (
@@ -27,10 +23,10 @@ _IDENTITY: Final = VARYING - (
 
 
 class KnownObjects(Struct, frozen=True, kw_only=True):
-    """Known objects by kind, namespace ("default" without one) and name.
+    """Known objects by kind, namespace (``default`` without one) and name.
 
-    Objects of the kinds in ``complete`` that are not listed here do not exist in the cluster. ``version`` of the API
-    server is (1, 36), None when it is unknown.
+    Unlisted objects of the kinds in ``complete`` do not exist. ``version`` of the API server is (1, 36), None if
+    unknown.
     """
 
     complete: frozenset[str] = frozenset()
@@ -45,7 +41,7 @@ def known_from_catalog() -> KnownObjects:
 
 
 def known_from_cluster(state: ClusterState) -> KnownObjects:
-    """Returns what is known from a cluster. Kinds that could not be read are not in ``complete``."""
+    """Return the objects of a cluster. Kinds that could not be read are not in ``complete``."""
     missing = {gap.partition(":")[0] for gap in state.gaps}
     return KnownObjects(
         complete=frozenset(kind.kind for kind in KINDS if kind.resource not in missing),
@@ -66,7 +62,7 @@ def _version(text: str) -> tuple[int, int] | None:
 
 
 def devices_of(slices: Iterable[object]) -> tuple[KnownDevice, ...]:
-    """Returns one device per shape; attributes that identify a single device, such as its UUID, do not count."""
+    """Return one device per shape, so that each is evaluated once. UUIDs and other identities do not count."""
     shapes: dict[str, KnownDevice] = {}
     for item in slices:
         spec = item.get("spec") if isinstance(item, Mapping) else None
@@ -110,9 +106,10 @@ WELL_KNOWN: Final[Mapping[str, str]] = {
 
 
 class ClassInfo(Struct, frozen=True, kw_only=True):
-    """A DeviceClass. ``selectors`` is None when one does not compile; ``devices`` are the known ones that it selects.
+    """A DeviceClass. ``selectors`` is None when one does not compile.
 
-    ``drivers`` are the drivers that its selectors name, or else those of ``devices``.
+    ``devices`` are the known devices that it selects; ``drivers`` are named by its selectors, or else those of
+    ``devices``.
     """
 
     name: str
@@ -131,7 +128,7 @@ class Scope:
         self._by_kind: dict[str, dict[tuple[str, str], Manifest]] = {}
         for manifest in manifests:
             self._by_kind.setdefault(manifest.kind, {}).setdefault((manifest.namespace, manifest.name), manifest)
-        slices = [_plain(m) for m in self.of_kind("ResourceSlice")]
+        slices = [plain(m.spot.node) for m in self.of_kind("ResourceSlice") if m.spot.node.size <= MAX_PLAIN_NODES]
         self.cluster_devices = (*known.cluster_devices, *devices_of(slices))
         under_policies = devices_under(self.of_kind("GpuPolicy"), known.devices)
         self.devices = (*known.devices, *under_policies, *self.cluster_devices)
@@ -141,7 +138,7 @@ class Scope:
         return self._by_kind.get(kind, {}).values()
 
     def find(self, kind: str, namespace: str, name: str) -> Manifest | None:
-        """Returns the object from the input or else the cluster."""
+        """Return the object from the input or else the cluster."""
         found = self._by_kind.get(kind, {}).get((namespace, name))
         stored = self.known.objects.get(kind, {}).get((namespace, name))
         if found is not None or stored is None:
@@ -149,12 +146,11 @@ class Scope:
         return _manifest_of(kind, stored)
 
     def names(self, kind: str, namespace: str | None = None) -> list[str]:
-        """Returns the names of a kind in the input and in the cluster."""
         places = [*self._by_kind.get(kind, {}), *self.known.objects.get(kind, {})]
         return [name for space, name in places if namespace in {None, space}]
 
     def class_info(self, name: str) -> ClassInfo | None:
-        """Returns the class from the input, the cluster or WELL_KNOWN; None when it is in none of them."""
+        """Return the class from the input, the cluster or `WELL_KNOWN`; None if none of them has it."""
         if name not in self._classes:
             self._classes[name] = self._class_info(name)
         return self._classes[name]
@@ -169,9 +165,7 @@ class Scope:
             return None
         spot = manifest.spot
         chain = compiled(spot.each("spec", "selectors"))
-        devices = (
-            [a.device for a in evaluate_chain(chain, self.devices) if a.verdict == "yes"] if chain is not None else []
-        )
+        devices = matching_devices(chain, self.devices) if chain is not None else []
         named = {driver for item in chain or () for driver, _ in item.reads.drivers}
         drivers = frozenset(named or {device.driver for device in devices})
         resource = spot.string("spec", "extendedResourceName")
@@ -179,7 +173,7 @@ class Scope:
 
 
 def compiled(entries: Sequence[Spot]) -> list[ParsedSelector] | None:
-    """Returns the selectors of a list; None when one does not compile."""
+    """Return the selectors of a list; None when one does not compile."""
     chain = []
     for entry in entries:
         spot = entry.get("cel", "expression")
@@ -198,21 +192,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def _manifest_of(kind: str, item: Wire) -> Manifest:
-    """An object of a cluster."""
     return Manifest(ManifestText("cluster", "", {}), as_node(item), api_version="resource.k8s.io/v1", kind=kind)
 
 
 def as_node(value: object) -> YamlNode:
-    """Converts a JSON value to a tree without positions."""
+    """Convert a JSON value to a tree without positions."""
     if isinstance(value, Mapping):
         return YamlNode("map", pairs=[(as_node(str(key)), as_node(item)) for key, item in value.items()])
     if isinstance(value, list | tuple):
         return YamlNode("list", items=[as_node(item) for item in value])
     return YamlNode("scalar", value=value, text="" if value is None else str(value))
-
-
-def _plain(manifest: Manifest) -> object:
-    try:
-        return plain(manifest.spot.node)
-    except ValueError:
-        return None

@@ -1,8 +1,7 @@
-"""Node labels of GPU Feature Discovery (GFD), and the CEL conditions on a device that say the same. Pure.
+"""Translate node labels of GPU Feature Discovery (GFD) to CEL conditions on a device.
 
-Source of the labels: NVIDIA/k8s-device-plugin internal/lm (resource.go, mig-strategy.go, nvml.go), v0.20. A label is of
-a node, a condition is of a device: on a node whose GPUs differ, the label names one of them, and the condition holds
-for those that it names.
+Source: NVIDIA/k8s-device-plugin internal/lm (resource.go, mig-strategy.go, nvml.go), v0.20. If the GPUs of a node
+differ, the label names one of them, and the condition holds for those.
 """
 
 import functools
@@ -53,7 +52,7 @@ _ENGINES: Final = {
     "engines.jpeg": "jpegEngines",
     "engines.ofa": "ofaEngines",
 }
-# What is known of a node and of no device.
+# Labels that no attribute of a device corresponds to.
 OF_NODES: Final[Mapping[str, str]] = {
     "gpu.count": "the number of GPUs of a node is no property of a device",
     "gpu.replicas": "the number of replicas of a node's device plugin is no property of a device",
@@ -74,14 +73,14 @@ OF_NODES: Final[Mapping[str, str]] = {
 
 
 class UntranslatableLabelError(Exception):
-    """No condition on a device says what the label says; the message is the reason."""
+    """No condition on a device corresponds to the label; the message is the reason."""
 
 
 class DeviceForm(Struct, frozen=True, kw_only=True):
-    """What a container's devices are: ``whole``, ``partition`` of a profile such as ``1g.10gb+me``, or ``share``.
+    """The devices of a container: ``whole``, ``partition`` of a profile such as ``1g.10gb+me``, or ``share``.
 
-    ``single``: partitions that the device plugin offers as ``nvidia.com/gpu`` (MIG strategy ``single``), so that the
-    labels ``gpu.*`` are of the partition.
+    ``single``: the device plugin offers partitions as ``nvidia.com/gpu`` (MIG strategy ``single``), so the labels
+    ``gpu.*`` are of the partition.
     """
 
     form: str = "whole"
@@ -90,9 +89,8 @@ class DeviceForm(Struct, frozen=True, kw_only=True):
 
 
 class _Label(Struct, frozen=True, kw_only=True):
-    """A label: ``equals`` gives the condition for a value, ``present`` the condition that there is a label.
-
-    ``number`` gives the condition for "greater than" (True) or "less than" (False) a number.
+    """Conditions of a label: for a value (``equals``), for any value, for "greater than" (True) or "less than" a
+    number.
     """
 
     equals: Callable[[str], str]
@@ -101,7 +99,7 @@ class _Label(Struct, frozen=True, kw_only=True):
 
 
 class ProductLabel(Struct, frozen=True, kw_only=True):
-    """The parts of a value of ``gpu.product``: ``NVIDIA-A100-SXM4-40GB-MIG-1g.5gb`` or ``Tesla-T4-SHARED``."""
+    """Parts of a value of ``gpu.product``: ``NVIDIA-A100-SXM4-40GB-MIG-1g.5gb`` or ``Tesla-T4-SHARED``."""
 
     name: str
     profile: str = ""
@@ -109,14 +107,12 @@ class ProductLabel(Struct, frozen=True, kw_only=True):
 
 
 def is_gfd(key: str) -> bool:
-    """Whether GFD, or a GPU operator beside it, writes labels of this key."""
-    return key.startswith((f"{PREFIX}gpu.", f"{PREFIX}mig", f"{PREFIX}cuda.", f"{PREFIX}vgpu.")) or (
-        key.removeprefix(PREFIX) in OF_NODES and key.startswith(PREFIX)
-    )
+    name = key.removeprefix(PREFIX)
+    return name != key and (name.startswith(("gpu.", "mig", "cuda.", "vgpu.")) or name in OF_NODES)
 
 
 def sanitised(product_name: str) -> str:
-    """The product name as GFD writes it into a label (resource.go, sanitise)."""
+    """Return the product name as GFD writes it into a label (resource.go, sanitise)."""
     return "-".join(_UNWANTED.sub("", product_name).split())
 
 
@@ -128,13 +124,14 @@ def product_label(value: str) -> ProductLabel:
 
 
 def plus(profile: str) -> str:
-    """``1g.5gb.me`` as NVML writes it, ``1g.5gb+me``: a "+" is no character of a label or resource name."""
+    """Return ``1g.5gb.me`` as NVML writes it, ``1g.5gb+me``: names of labels and resources cannot have a "+"."""
     head, gigabytes, attributes = profile.partition("gb.")
     return f"{head}gb+{attributes}" if gigabytes and attributes else profile
 
 
 def condition(key: str, operator: str, values: Sequence[str], wanted: DeviceForm, driver: str) -> str:
-    """The CEL condition on a device for one expression on a node's label; "" where every device of ``wanted`` meets it.
+    """Return the CEL condition on a device for one expression on a node's label; "" if every device of ``wanted`` meets
+    it.
 
     ``operator`` is one of a node selector's: In, NotIn, Exists, DoesNotExist, Gt, Lt. Raises UntranslatableLabelError.
     """
@@ -180,7 +177,7 @@ def _label(key: str, wanted: DeviceForm, driver: str) -> _Label:
 
 
 def _of_resource(suffix: str, wanted: DeviceForm, driver: str, *, own: bool) -> _Label:
-    """A label ``<resource>.<suffix>``. ``own``: of what the pod asks for, not of the GPU it is part of."""
+    """A label ``<resource>.<suffix>``. ``own``: of the requested device, not of the GPU that contains it."""
     attributes, capacity = f'device.attributes["{driver}"]', f'device.capacity["{driver}"]'
     if suffix == "product":
         return _Label(equals=lambda value: _product(attributes, value, wanted))
@@ -214,7 +211,8 @@ def _product(attributes: str, value: str, wanted: DeviceForm) -> str:
         return f'{attributes}.productName == "{names[0]}"'
     # What GFD does to a name: characters that a label cannot have are left out, and words are joined by "-".
     kept = f'{attributes}.productName.findAll("[A-Za-z0-9_. -]+").join("")'
-    return f'{kept}.findAll("[^ ]+").join("-") == "{_quoted(parts.name)}"'
+    quoted = parts.name.replace("\\", "\\\\").replace('"', '\\"')
+    return f'{kept}.findAll("[^ ]+").join("-") == "{quoted}"'
 
 
 @functools.cache
@@ -231,10 +229,16 @@ def _family(capability: str, value: str) -> str:
     return _FAMILIES[value].format(capability)
 
 
-def _part(version: str, part: str) -> _Label:
+def _whole_number(value: str) -> int:
+    if not _NUMBER.fullmatch(value):
+        raise UntranslatableLabelError(f"{value[:40]!r} is no number as GFD writes it")
+    return int(value)
+
+
+def _part(version: str, part: str, parsed: Callable[[str], int] = _whole_number) -> _Label:
     call = f"{version}.{part}()"
     return _Label(
-        equals=lambda value: f"{call} == {_whole_number(value)}",
+        equals=lambda value: f"{call} == {parsed(value)}",
         number=lambda greater, limit: f"{call} {'>' if greater else '<'} {limit}",
     )
 
@@ -271,16 +275,12 @@ def _sharing(attributes: str, value: str) -> str:
 
 
 def _versions(attributes: str) -> Mapping[str, _Label]:
-    """Labels of the NVIDIA driver's version, and of the CUDA version that it supports ("runtime" to GFD)."""
     driver, cuda = f"{attributes}.driverVersion", f"{attributes}.cudaDriverVersion"
     found: dict[str, _Label] = {}
     for part in ("major", "minor"):
         found[f"cuda.driver.{part}"] = found[f"cuda.driver-version.{part}"] = _part(driver, part)
         found[f"cuda.runtime.{part}"] = found[f"cuda.runtime-version.{part}"] = _part(cuda, part)
-    revision = _Label(
-        equals=lambda value: f"{driver}.patch() == {_revision(value)}",
-        number=lambda greater, limit: f"{driver}.patch() {'>' if greater else '<'} {limit}",
-    )
+    revision = _part(driver, "patch", _revision)
     found["cuda.driver.rev"] = found["cuda.driver-version.revision"] = revision
     found["cuda.driver-version.full"] = _Label(equals=lambda value: _same_version(driver, value))
     found["cuda.runtime-version.full"] = _Label(equals=lambda value: _same_version(cuda, value))
@@ -294,18 +294,8 @@ def _same_version(attribute: str, value: str) -> str:
     return f'{attribute}.compareTo(semver("{version}")) == 0'
 
 
-def _whole_number(value: str) -> int:
-    if not _NUMBER.fullmatch(value):
-        raise UntranslatableLabelError(f"{value[:40]!r} is no number as GFD writes it")
-    return int(value)
-
-
 def _revision(value: str) -> int:
     """``06`` of 580.65.06; "" of a version with two numbers."""
     if value and not _REVISION.fullmatch(value):
         raise UntranslatableLabelError(f"{value[:40]!r} is no revision as NVIDIA writes it, with two digits")
     return int(value or 0)
-
-
-def _quoted(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"')

@@ -1,7 +1,7 @@
-"""Documents as they were read, and what became of each of their fields, and why.
+"""Input documents, and the outcome of each of their fields with its reason.
 
-A translator notes what it did with a path; a note counts for everything below it. `Ledger.close` adds a note for every
-field without one, so that no field is lost without being named.
+A note holds for everything below its path. `Ledger.close` adds a note for every field without one, so that each field
+is named.
 """
 
 import re
@@ -21,10 +21,10 @@ _PLAIN_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class InputDocument(Struct, frozen=True, kw_only=True):
-    """One document of a file, as plain values.
+    """A document of a file, as plain values. ``number`` counts the file's documents from 1.
 
-    ``number`` counts the file's documents from 1. ``lines`` has the line of each value where it is known. ``inside`` is
-    where in another document this one was a text, as in a ConfigMap.
+    ``lines`` has the line of each value where it is known. ``inside`` is the place in another document, such as a
+    ConfigMap, that has this one as a text.
     """
 
     source: str
@@ -52,7 +52,7 @@ class InputDocument(Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """``Deployment team-a/train`` for messages; the number of the document where it is no object."""
+        """``Deployment team-a/train`` for messages; the number of the document if it is not an object."""
         if not self.kind:
             return f"document {self.number}{f' in {self.inside}' if self.inside else ''}"
         return f"{self.kind} {self.namespace + '/' if self.namespace else ''}{self.name or '(no name)'}"
@@ -62,7 +62,7 @@ class InputDocument(Struct, frozen=True, kw_only=True):
         return f"{self.source}:{self.line}: document {self.number}"
 
     def line_of(self, path: Path) -> int:
-        """The line of the value, or of the nearest value above it."""
+        """Return the line of the value, or of the nearest value above it."""
         for length in range(len(path), -1, -1):
             if path[:length] in self.lines:
                 return self.lines[path[:length]]
@@ -75,7 +75,7 @@ class InputDocument(Struct, frozen=True, kw_only=True):
 
 
 def at(value: object, *path: str | int) -> object:
-    """The value below ``path``; None where there is none."""
+    """Return the value below ``path``, or None."""
     for step in path:
         if isinstance(step, str):
             value = value.get(step) if isinstance(value, dict) else None
@@ -85,25 +85,25 @@ def at(value: object, *path: str | int) -> object:
 
 
 def text_at(value: object, *path: str | int) -> str:
-    """The text below ``path``; "" where there is none."""
+    """Return the text below ``path``, or ""."""
     found = at(value, *path)
     return found if isinstance(found, str) else ""
 
 
 def mapping_at(value: object, *path: str | int) -> dict[str, object]:
-    """The mapping below ``path`` itself, not a copy; an empty one where there is none."""
+    """Return the mapping below ``path``, not a copy; an empty one if there is none."""
     found = at(value, *path)
     return found if isinstance(found, dict) else {}
 
 
 def list_at(value: object, *path: str | int) -> list[object]:
-    """The list below ``path`` itself, not a copy; an empty one where there is none."""
+    """Return the list below ``path``, not a copy; an empty one if there is none."""
     found = at(value, *path)
     return found if isinstance(found, list) else []
 
 
 def list_in(parent: dict[str, object], key: str) -> list[object]:
-    """The list under ``key``, made if there is none. Raises TypeError for another value, which would be lost."""
+    """Return the list under ``key``, created if missing. Raises TypeError for another value, which would be lost."""
     found = parent.setdefault(key, [])
     if not isinstance(found, list):
         raise TypeError(f"{key} is no list")
@@ -111,7 +111,6 @@ def list_in(parent: dict[str, object], key: str) -> list[object]:
 
 
 def children(value: object) -> list[tuple[str | int, object]]:
-    """The values of a mapping or list with their keys or indexes; none of a scalar."""
     if isinstance(value, dict):
         return list(value.items())
     return list(enumerate(value)) if isinstance(value, list) else []
@@ -135,7 +134,7 @@ MIG_LABEL = "nvidia.com/mig.config"
 
 
 class ReplicatedResource(Struct, frozen=True, kw_only=True):
-    """A resource that the device plugin offers several times. ``renamed`` is the name that it gives it, if any."""
+    """A resource that the device plugin offers several times, under the name ``renamed`` if it has one."""
 
     name: str
     replicas: int
@@ -143,7 +142,7 @@ class ReplicatedResource(Struct, frozen=True, kw_only=True):
 
 
 class PluginConfig(Struct, frozen=True, kw_only=True):
-    """The part of a device plugin's config that policies are made of. ``strategy``: MPS, TimeSlicing or empty."""
+    """Subset of a device plugin's config for policies. ``strategy`` is MPS, TimeSlicing or ""."""
 
     name: str
     mig_strategy: str = ""
@@ -153,9 +152,8 @@ class PluginConfig(Struct, frozen=True, kw_only=True):
 
 
 class GpuLayout(Struct, frozen=True, kw_only=True):
-    """One entry of a mig-parted config: which GPUs, and their profiles with counts; None where MIG is off.
-
-    ``minors`` None: all GPUs. ``products`` empty: of any product.
+    """An entry of a mig-parted config. ``minors`` None: all GPUs; ``products`` empty: any product; ``profiles`` None:
+    MIG is off.
     """
 
     minors: tuple[int, ...] | None
@@ -164,8 +162,6 @@ class GpuLayout(Struct, frozen=True, kw_only=True):
 
 
 class MigLayout(Struct, frozen=True, kw_only=True):
-    """A named config of mig-parted."""
-
     name: str
     entries: Sequence[GpuLayout]
 
@@ -173,9 +169,8 @@ class MigLayout(Struct, frozen=True, kw_only=True):
 class Gathered(Struct):
     """Filled by the translators of configurations.
 
-    ``values`` are those of the chart, by the keys that lead to each. ``plugin_default`` and ``mig_default`` are the
-    configs of nodes without a label. ``standalone``: names of plugin configs that were files of their own, so that no
-    label chooses among them.
+    ``values`` are those of the chart, by their keys. ``plugin_default`` and ``mig_default`` are the configs of nodes
+    without a label. ``standalone`` are plugin configs that were files, so that no label chooses among them.
     """
 
     values: dict[tuple[str, ...], object] = field(default_factory=dict)
@@ -190,7 +185,7 @@ class Gathered(Struct):
     renamed: dict[str, str] = field(default_factory=dict)
 
     def set_value(self, keys: Sequence[str], value: object) -> None:
-        """Sets a value of the chart; another value for the same key is a conflict, and the first one stays."""
+        """Set a value of the chart; the first value of a key stays, and another one is a conflict."""
         first = self.values.setdefault(tuple(keys), value)
         if first != value:
             self.value_conflicts.append(f"{'.'.join(keys)}: {first!r} stays, {value!r} is another input's")
@@ -205,17 +200,16 @@ class Gathered(Struct):
         return next(iter(self.plugin_configs)) if len(self.plugin_configs) == 1 else ""
 
     def nodes_with(self, label: str, value: str) -> tuple[str, ...]:
-        """Names of the nodes among the inputs whose label has the value."""
+        """Return the names of the nodes among the inputs whose label has the value."""
         return tuple(sorted(name for name, labels in self.node_labels.items() if labels.get(label) == value))
 
 
-_SHOWN: Final = 60
 UNKNOWN: Final = "no translator knows this field"
 UNCHANGED: Final = "stays as it is"
 
 
 class FieldOutcome(StrEnum):
-    """``CARRIED``: the same holds afterwards. ``CHANGED``: something near it does. ``NOT_CARRIED``: nothing does."""
+    """``CARRIED``: the same holds afterwards. ``CHANGED``: something similar does. ``NOT_CARRIED``: nothing does."""
 
     CARRIED = "carried over"
     CHANGED = "changed meaning"
@@ -228,7 +222,7 @@ LOST: Final = FieldOutcome.NOT_CARRIED
 
 
 class MigrationNote(Struct, frozen=True, kw_only=True):
-    """What became of one field, or of all fields below it. ``path`` leads to it from the top of the document."""
+    """Outcome of one field, or of all fields below it. ``path`` leads to it from the top of the document."""
 
     outcome: FieldOutcome
     source: str
@@ -245,7 +239,7 @@ class MigrationNote(Struct, frozen=True, kw_only=True):
 
 
 class Ledger:
-    """Collects the notes about one document."""
+    """Notes about one document."""
 
     def __init__(self, document: InputDocument) -> None:
         self._document = document
@@ -261,7 +255,7 @@ class Ledger:
         self.note(LOST, path, text)
 
     def close(self, rest: FieldOutcome = LOST, text: str = UNKNOWN) -> tuple[MigrationNote, ...]:
-        """All notes, in the order of paths; fields without one get ``rest`` and ``text``."""
+        """Return all notes in the order of paths; fields without one get ``rest`` and ``text``."""
         noted = {note.path for note in self._notes}
         above = {path[:length] for path in noted for length in range(len(path))}
         waiting: list[tuple[Path, object]] = [((), self._document.value)]
@@ -292,16 +286,13 @@ class Ledger:
 
 
 def _shown(value: object) -> str:
-    """The value in short; "" for mappings and lists."""
     if isinstance(value, dict | list) or value is None:
         return ""
     text = str(value).lower() if isinstance(value, bool) else " ".join(str(value).split())
-    return cut(text, _SHOWN)
+    return cut(text, 60)
 
 
-# --- Tables of fields: what becomes of each field of a configuration.
-#
-# A rule is found by the field's path, "*" standing for any key or index; it counts for everything below it.
+# --- Tables of fields. A rule is found by the field's path ("*" is any key or index) and holds for everything below it.
 
 Act = Callable[[object, Path, Ledger, Gathered], None]
 Rule = tuple[FieldOutcome, str] | Act
@@ -313,7 +304,7 @@ _EMPTY: Final[tuple[object, ...]] = (None, "", {}, [])
 
 
 def apply(value: object, rules: Rules, ledger: Ledger, gathered: Gathered, base: Path = ()) -> None:
-    """Applies the rule of each field of ``value``; fields without a rule are left to `Ledger.close`."""
+    """Apply the rule of each field of ``value``; fields without a rule are left to `Ledger.close`."""
     split = [(tuple(pattern.split(".")), rule) for pattern, rule in rules.items()]
     waiting: list[tuple[Path, object]] = [((), value)]
     while waiting:
@@ -330,10 +321,7 @@ def apply(value: object, rules: Rules, ledger: Ledger, gathered: Gathered, base:
 
 
 def to_value(*keys: str, text: str = "") -> Act:
-    """The field's value becomes the chart's value ``keys``; an empty one is the default there as well.
-
-    A key ``{key}`` is the field's own name.
-    """
+    """Return a rule: the value becomes ``keys`` of the chart; a key ``{key}`` is the field's own name."""
 
     def act(value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:
         if value in _EMPTY:
@@ -347,7 +335,7 @@ def to_value(*keys: str, text: str = "") -> Act:
 
 
 def switch(when_on: Rule, when_off: Rule | None = None) -> Act:
-    """``when_on`` for a field that is true; ``when_off`` otherwise, by default nothing to carry."""
+    """Return ``when_on`` for a field that is true, else ``when_off`` or "nothing to carry over"."""
 
     def act(value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:
         on = value is True or str(value).lower() == "true"
@@ -358,8 +346,6 @@ def switch(when_on: Rule, when_off: Rule | None = None) -> Act:
 
 
 def when(values: Collection[object], rule: Rule, otherwise: Rule) -> Act:
-    """``rule`` for a field with one of the values."""
-
     def act(value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:
         use(rule if value in values else otherwise, value, path, ledger, gathered)
 
@@ -367,7 +353,6 @@ def when(values: Collection[object], rule: Rule, otherwise: Rule) -> Act:
 
 
 def unless_empty(rule: Rule) -> Act:
-    """``rule`` for a field with a value; an empty one has nothing to carry."""
     return when(_EMPTY, NOTHING, rule)
 
 

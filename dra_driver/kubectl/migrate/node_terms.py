@@ -1,4 +1,4 @@
-"""Conditions on nodes in a pod (nodeSelector, node affinity), split into conditions on devices and the rest. Pure.
+"""Split a pod's conditions on nodes (nodeSelector, node affinity) into conditions on devices and the rest.
 
 Source: core/v1 types.go NodeSelector, NodeAffinity: terms are alternatives, the expressions of a term all hold.
 """
@@ -24,30 +24,19 @@ Texts = Mapping[DeviceForm, str]
 
 
 def keeps_labels(path: Path, text: str) -> bool:
-    """Whether a note says that a pod still requires labels of GPU Feature Discovery; a preference holds up no pod."""
+    """Return whether a note says that a pod still requires GFD labels; a preference does not block a pod."""
     return KEPT in text and _PREFERRED[-1] not in path
 
 
 class NodeTerms(Struct, frozen=True, kw_only=True):
-    """What a pod's conditions on nodes became, for each form of device that it asks for.
-
-    ``required`` all hold. ``preferred`` are tried first, in this order.
-    """
+    """Conditions on devices by form, from a pod's conditions on nodes. ``preferred`` are tried first, in this order."""
 
     required: Mapping[DeviceForm, tuple[str, ...]] = field(default_factory=dict)
     preferred: Mapping[DeviceForm, tuple[str, ...]] = field(default_factory=dict)
 
 
-def take(spec: dict[str, object], forms: Sequence[DeviceForm], driver: str, ledger: Ledger, base: Path) -> NodeTerms:
-    """Removes from a pod's ``spec`` what conditions on devices replace, and returns these.
-
-    ``base`` is the path of the spec in the document of ``ledger``.
-    """
-    return _NodeConditions(spec, forms, driver, ledger, base).take()
-
-
-class _NodeConditions:
-    """Takes the conditions out of one pod."""
+class NodeConditions:
+    """The conditions of one pod, whose ``spec`` is at path ``base``."""
 
     def __init__(
         self, spec: dict[str, object], forms: Sequence[DeviceForm], driver: str, ledger: Ledger, base: Path
@@ -59,6 +48,7 @@ class _NodeConditions:
         self._found: dict[DeviceForm, list[str]] = {form: [] for form in forms}
 
     def take(self) -> NodeTerms:
+        """Remove the conditions that devices can meet from the spec, and return them."""
         self._selector()
         self._required()
         preferred = self._preferred()
@@ -108,7 +98,6 @@ class _NodeConditions:
         self._keep_terms([rest])
 
     def _preferred(self) -> list[Texts]:
-        """Conditions of the preferred terms that are of GPUs alone, the heaviest first; the others stay."""
         terms = list_at(self._spec, *_PREFERRED)
         kept: list[object] = []
         found: list[tuple[int, Texts]] = []
@@ -141,7 +130,7 @@ class _NodeConditions:
         return [texts for _, texts in sorted(found, key=lambda each: -each[0])]
 
     def _split(self, term: object) -> tuple[dict[str, object], Texts]:
-        """What a term says of nodes, and the condition on devices that all its other expressions make."""
+        """Return the part of a term about nodes, and the condition on devices that all its other expressions make."""
         expressions = list_at(term, "matchExpressions")
         rest = [each for each in expressions if not is_gfd(text_at(each, "key"))]
         found = [self._condition(each) for each in expressions if is_gfd(text_at(each, "key"))]
@@ -155,7 +144,7 @@ class _NodeConditions:
         return {form: condition(key, operator, values, form, self._driver) for form in self._found}
 
     def _translated(self, expression: object, path: Path) -> bool:
-        """Adds the condition on devices of one expression; False, with a note, where there is none."""
+        """Add the condition on devices of one expression; False, with a note, if there is none."""
         try:
             self._keep(self._condition(expression), path)
         except UntranslatableLabelError as error:
@@ -170,7 +159,6 @@ class _NodeConditions:
         self._ledger.carried(path, f"{_became(texts)}{more}")
 
     def _keep_terms(self, terms: Sequence[object]) -> None:
-        """The required terms without empty ones and empty expressions."""
         kept = [
             {key: value for key, value in mapping_at(term).items() if value or key != "matchExpressions"}
             for term in terms
@@ -181,7 +169,6 @@ class _NodeConditions:
             mapping_at(self._spec, *_AFFINITY).pop(_REQUIRED[-1])
 
     def _drop_empty(self, *path: str) -> None:
-        """Removes a mapping or list below ``path`` that has become empty, and those above it."""
         for length in range(len(path), 0, -1):
             parent = mapping_at(self._spec, *path[: length - 1])
             if not parent.get(path[length - 1], True):
@@ -195,7 +182,7 @@ def _all_of(texts: Sequence[str]) -> str:
 
 
 def _alternatives(texts: Sequence[str]) -> str:
-    """One of ``texts``; "" where one of them always holds."""
+    """Return one of ``texts``; "" if one of them always holds."""
     if "" in texts:
         return ""
     distinct = list(dict.fromkeys(texts))

@@ -1,7 +1,8 @@
-"""Fields of the GPU Operator: the spec of its ClusterPolicy (nvidia.com/v1) and the values of its chart. Pure.
+"""Rules for fields of the GPU Operator's ClusterPolicy (nvidia.com/v1) and chart, and of the chart of NVIDIA's DRA
+driver.
 
 Source: NVIDIA/gpu-operator api/nvidia/v1/clusterpolicy_types.go and deployments/gpu-operator/values.yaml, v26.7. The
-operator goes on beside this driver for everything but handing out GPUs, so most of its fields are not carried over.
+operator keeps running for everything but the allocation of GPUs, so most of its fields are not carried over.
 """
 
 from typing import Final
@@ -39,6 +40,8 @@ from dra_driver.kubectl.migrate.plugin_config import (
 )
 
 STAYS: Final = "the GPU Operator's own: it goes on with it beside this driver"
+_VIRTUAL: Final = "GPUs are not given to virtual machines; it goes on for them on other nodes"
+_VGPU: Final = "vGPU is not known to this driver; it goes on for it on other nodes"
 _IMAGE: Final = "of the device plugin's image, which this driver does not use"
 DEFAULT_INSTALL_DIR: Final = "/run/nvidia/driver"
 
@@ -78,8 +81,6 @@ def _default_config(value: object, path: Path, ledger: Ledger, gathered: Gathere
 
 
 _DEFAULT: Final = when(("", None, {}), (CARRIED, "empty: nodes without a label have no configuration"), _default_config)
-_VIRTUAL: Final = component("GPUs are not given to virtual machines; it goes on for them on other nodes")
-_VGPU: Final = component("vGPU is not known to this driver; it goes on for it on other nodes")
 SPEC: Final[Rules] = {
     "operator": (LOST, STAYS),
     "daemonsets.tolerations": when(([], None), (CARRIED, "empty"), TOLERATED),
@@ -137,14 +138,8 @@ SPEC: Final[Rules] = {
     "gds": component("GPUDirect Storage's devices are not given to containers"),
     "gdrcopy": component("GDRCopy's device is not given to containers"),
     "sandboxWorkloads": component("GPUs are not given to virtual machines (VFIO, vGPU)"),
-    **dict.fromkeys(
-        ("vfioManager", "sandboxDevicePlugin", "kataSandboxDevicePlugin"),
-        component("GPUs are not given to virtual machines; it goes on for them on other nodes"),
-    ),
-    **dict.fromkeys(
-        ("vgpuManager", "vgpuDeviceManager"),
-        component("vGPU is not known to this driver; it goes on for it on other nodes"),
-    ),
+    **dict.fromkeys(("vfioManager", "sandboxDevicePlugin", "kataSandboxDevicePlugin"), component(_VIRTUAL)),
+    **dict.fromkeys(("vgpuManager", "vgpuDeviceManager"), component(_VGPU)),
     "kataManager": component("Kata containers are not known to this driver"),
     "ccManager": component(f"{STAYS}: it sets the confidential computing mode"),
     "cdi": (CHANGED, "claims always come by CDI; containerd 1.7 needs enable_cdi, newer ones have it on"),
@@ -155,7 +150,7 @@ SPEC: Final[Rules] = {
     "hostPaths.kubeletRootDir": to_value("kubelet", "rootDir"),
 }
 
-_VALUES_ONLY: Final[Rules] = {
+VALUES: Final[Rules] = {
     "platform.openshift": to_value("openshift", "enabled"),
     **dict.fromkeys(("nfd", "node-feature-discovery"), NFD),
     "clusterPolicy": (LOST, STAYS),
@@ -163,11 +158,12 @@ _VALUES_ONLY: Final[Rules] = {
     "draDriver": (LOST, "NVIDIA's own DRA driver has this driver's name: its GPU part must stay off"),
     "extraObjects": unless_empty((LOST, "objects that the chart makes beside; give them to this command as manifests")),
     "global": NOT_USED,
+    **SPEC,
 }
-VALUES: Final[Rules] = {**_VALUES_ONLY, **SPEC}
 VALUE_KEYS: Final = frozenset(key.partition(".")[0] for key in VALUES)
-OWN_KEYS: Final = frozenset({"migManager", "toolkit", "dcgmExporter", "vgpuManager", "sandboxWorkloads", "ccManager",
-                             "driver", "operator"})  # fmt: skip
+OWN_KEYS: Final = frozenset(
+    {"migManager", "toolkit", "dcgmExporter", "vgpuManager", "sandboxWorkloads", "ccManager", "driver", "operator"}
+)
 """Keys that no other chart of this command has."""
 
 
@@ -232,6 +228,4 @@ DRA_DRIVER_VALUES: Final[Rules] = {
     "maskNvidiaDriverParams": (CARRIED, "containers always see the driver's parameters as the node process makes them"),
     "global": NOT_USED,
 }
-DRA_DRIVER_KEYS: Final = frozenset(
-    {"gpuResourcesEnabledOverride", "kubeletPlugin", "nvidiaCDIHookPath", "altProcDevices"}
-)
+DRA_DRIVER_KEYS: Final = {"gpuResourcesEnabledOverride", "kubeletPlugin", "nvidiaCDIHookPath", "altProcDevices"}

@@ -1,4 +1,5 @@
-"""The config file of NVIDIA's device plugin (api/config/v1, version v1). Pure.
+"""Translate the config file of NVIDIA's device plugin (api/config/v1, version v1), its chart's values and its
+DaemonSet.
 
 Source: NVIDIA/k8s-device-plugin api/config/v1 (config.go, flags.go, sharing.go, replicas.go, resources.go), v0.20. The
 plugin ignores ``resources``, ``rename`` and ``devices`` with a warning (DisableResourceNamingInConfig).
@@ -46,10 +47,7 @@ NAMED: Final = unless_empty((CARRIED, "read where this ConfigMap is among the in
 INLINE: Final = unless_empty((CARRIED, "read as if it were the ConfigMap"))
 SURGE: Final[Rule] = (CHANGED, "the new pod of a node registers before the old one stops (maxSurge: 1)")
 TOLERATED: Final[Rule] = (CARRIED, "the chart's DaemonSets tolerate every taint")
-MPS_FOLDER: Final = (
-    CHANGED,
-    "the MPS host keeps its folders in /run/gpu.nvidia.com-mps (its setting MPS_RUN_DIR)",
-)
+MPS_FOLDER: Final = (CHANGED, "the MPS host keeps its folders in /run/gpu.nvidia.com-mps (its setting MPS_RUN_DIR)")
 NOT_USED: Final[Rule] = (CARRIED, "the chart does not use it")
 _HOST: Final = (None, "", "/")
 _GFD: Final = "GPU Feature Discovery's own; it may go on beside this driver"
@@ -107,13 +105,12 @@ _OTHERS: Final[Rules] = {
 
 
 def is_plugin_config(value: object) -> bool:
-    """Whether a document is a config of the device plugin rather than another file with a version."""
     keys = set(mapping_at(value))
     return not {"kind", "mig-configs"} & keys and (bool({"flags", "sharing", "imex"} & keys) or keys == {"version"})
 
 
 def translate(document: InputDocument, name: str, gathered: Gathered) -> tuple[MigrationNote, ...]:
-    """Adds what the config ``name`` says to ``gathered``. Raises ConfigurationError."""
+    """Add the content of config ``name`` to ``gathered``. Raises ConfigurationError."""
     value = mapping_at(document.value)
     version = value.get("version", "v1")
     if version != "v1":
@@ -124,8 +121,7 @@ def translate(document: InputDocument, name: str, gathered: Gathered) -> tuple[M
     mig = at(value, "flags", "migStrategy")
     if mig is not None:
         if mig not in MIG_STRATEGIES:
-            expected = f"expected none, single or mixed, got {str(mig)[:40]!r}"
-            raise document.error(("flags", "migStrategy"), expected)
+            raise document.error(("flags", "migStrategy"), f"expected none, single or mixed, got {str(mig)[:40]!r}")
         _note_mig_strategy(mig, ("flags", "migStrategy"), ledger)
     # Custom resource names: a class of its own for each pattern of product names.
     for each in list_at(value, "resources", "gpus"):
@@ -134,17 +130,13 @@ def translate(document: InputDocument, name: str, gathered: Gathered) -> tuple[M
             gathered.renamed[_qualified(renamed)] = pattern
     apply({key: item for key, item in value.items() if key != "sharing"}, _OTHERS, ledger, gathered)
     gathered.plugin_configs[name] = PluginConfig(
-        name=name,
-        mig_strategy=str(mig or ""),
-        strategy=strategy,
-        several_refused=refused,
-        replicated=replicated,
+        name=name, mig_strategy=str(mig or ""), strategy=strategy, several_refused=refused, replicated=replicated
     )
     return ledger.close()
 
 
 def mig_strategy(otherwise: Rule) -> Act:
-    """The strategy of every node without a config; ``otherwise`` for a value that is none of them."""
+    """Return a rule for the strategy of nodes without a config; ``otherwise`` is for an unknown value."""
 
     def act(value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:
         gathered.mig_strategy = str(value)
@@ -170,7 +162,7 @@ def _qualified(resource: str) -> str:
 def _sharing(
     document: InputDocument, ledger: Ledger, gathered: Gathered, name: str
 ) -> tuple[str, list[ReplicatedResource], bool]:
-    """Strategy, replicated resources, and whether more than one replica is refused. MPS wins, as in sharing.go."""
+    """Return strategy, replicated resources, and whether several replicas are refused. MPS wins, as in sharing.go."""
     value = document.value
     parts = {key: at(value, "sharing", key) for key in ("timeSlicing", "mps")}
     used = "mps" if parts["mps"] is not None else "timeSlicing" if parts["timeSlicing"] else ""
@@ -242,7 +234,7 @@ def policy_name(config: str) -> str:
 
 
 def dns_name(text: str) -> str:
-    """``text`` as a DNS label of at most 63 characters."""
+    """Return ``text`` as a DNS label of at most 63 characters."""
     kept = "".join(char if char.isascii() and (char.isalnum() or char == "-") else "-" for char in text.lower())
     return "-".join(part for part in kept.split("-") if part)[:63].rstrip("-") or "policy"
 
@@ -275,7 +267,7 @@ def environment(value: object, path: Path, ledger: Ledger, gathered: Gathered) -
 
 
 def arguments(container: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:
-    """Each ``--flag=value`` of a container's command and args."""
+    """Apply the rule of each ``--flag=value`` in a container's command and args."""
     for key in ("command", "args"):
         for index, each in enumerate(list_at(container, key)):
             flag, equals, value = str(each).partition("=")
@@ -309,7 +301,6 @@ def _affinity(value: object, path: Path, ledger: Ledger, _gathered: Gathered) ->
 
 
 def _keys(value: object) -> set[str]:
-    """The keys of all expressions in an affinity."""
     keys = {str(at(value, "key"))} if {"key", "operator"} <= mapping_at(value).keys() else set()
     return keys.union(*(_keys(item) for _, item in children(value)))
 
@@ -321,11 +312,6 @@ def _hook(value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None
         ledger.note(CHANGED if value else CARRIED, path, "NVIDIA's CDI hook is searched on the host")
 
 
-_BY_FLAG: Final[Rules] = {
-    **{name: unless_empty(FLAGS[name]) for name in ("failOnInitError", "gdrcopyEnabled", "gdsEnabled", "mofedEnabled")},
-    **{name: FLAGS[name] for name in ("nvidiaDriverRoot", "deviceDiscoveryStrategy")},
-    **{name: unless_empty(FLAGS[f"plugin.{name}"]) for name in ("deviceListStrategy", "deviceIDStrategy")},
-}
 CHART_VALUES: Final[Rules] = {
     "config.name": NAMED,
     "config.map": INLINE,
@@ -333,7 +319,9 @@ CHART_VALUES: Final[Rules] = {
     "config.fallbackStrategies": (CHANGED, "a node without a label gets the default, or the config that is alone"),
     "compatWithCPUManager": (CARRIED, "the kubelet's CPU manager does not change the devices of claims"),
     "migStrategy": mig_strategy((CARRIED, "empty: the default")),
-    **_BY_FLAG,
+    **{name: unless_empty(FLAGS[name]) for name in ("failOnInitError", "gdrcopyEnabled", "gdsEnabled", "mofedEnabled")},
+    **{name: FLAGS[name] for name in ("nvidiaDriverRoot", "deviceDiscoveryStrategy")},
+    **{name: unless_empty(FLAGS[f"plugin.{name}"]) for name in ("deviceListStrategy", "deviceIDStrategy")},
     **dict.fromkeys(OVERRIDES, unless_empty((LOST, _HELM))),
     "allowDefaultNamespace": (LOST, _HELM),
     "imagePullSecrets": unless_empty(
@@ -354,8 +342,7 @@ CHART_VALUES: Final[Rules] = {
         (CHANGED, "not needed: the node process reads the driver's libraries on the host")
     ),
     "devicePlugin.enabled": switch(
-        (CHANGED, "keep it off the nodes that are given to this driver, and uninstall it at the end"),
-        OFF,
+        (CHANGED, "keep it off the nodes that are given to this driver, and uninstall it at the end"), OFF
     ),
     "devicePlugin.enableHostNetwork": switch((LOST, "the node process is in no host network")),
     "gfd": (LOST, _GFD),
@@ -375,7 +362,7 @@ CHART_OWN_KEYS: Final = frozenset(
 
 
 def is_plugin_daemonset(value: object) -> bool:
-    """Whether an object is the DaemonSet of the device plugin, of GFD or of the plugin's MPS daemon."""
+    """Return whether an object is the DaemonSet of the device plugin, of GFD or of the plugin's MPS daemon."""
     return text_at(value, "kind") == "DaemonSet" and any(
         "k8s-device-plugin" in text_at(each, "image") or "gpu-feature-discovery" in text_at(each, "image")
         for each in list_at(value, "spec", "template", "spec", "containers")
@@ -383,7 +370,7 @@ def is_plugin_daemonset(value: object) -> bool:
 
 
 def translate_daemonset(document: InputDocument, gathered: Gathered) -> tuple[MigrationNote, ...]:
-    """Settings of the device plugin in its container's environment and arguments."""
+    """Translate settings of the device plugin in its container's environment and arguments."""
     ledger = Ledger(document)
     base = ("spec", "template", "spec")
     for index, container in enumerate(list_at(document.value, *base, "containers")):

@@ -1,21 +1,34 @@
-"""GpuPolicies from device plugin configs and MIG layouts. Pure.
+"""GpuPolicies and DeviceClasses from configs of the device plugin and layouts of mig-parted.
 
-A policy applies alone, and of those that match a GPU the one of the highest priority: so where a layout leaves
-GPUs whole that a config shares, their policies are joined.
+Of the policies that match a GPU only the one of the highest priority applies. So if a layout leaves GPUs whole that a
+config shares, their policies are joined.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dra_driver.hardware.gpu import catalog
 from dra_driver.kube.published import names
 from dra_driver.kube.published.device_classes import API_VERSION, MANAGED_BY, Offer, class_of
 from dra_driver.kubectl.migrate.gfd_labels import DeviceForm
-from dra_driver.kubectl.migrate.ledger import MIG_LABEL, PLUGIN_LABEL, Gathered, GpuLayout, PluginConfig
-from dra_driver.kubectl.migrate.mig_parted import layout_policy_name
+from dra_driver.kubectl.migrate.ledger import (
+    MIG_LABEL,
+    PLUGIN_LABEL,
+    Gathered,
+    GpuLayout,
+    InputDocument,
+    Ledger,
+    MigLayout,
+    MigrationNote,
+    Path,
+    PluginConfig,
+    at,
+    mapping_at,
+)
 from dra_driver.kubectl.migrate.plugin_config import dns_name, policy_name
 from dra_driver.kubectl.migrate.resources import (
     GPU,
@@ -27,22 +40,165 @@ from dra_driver.kubectl.migrate.resources import (
     share_meaning,
 )
 
+_ENTRY: Final = frozenset({"device-filter", "devices", "mig-enabled", "mig-devices"})
+_PROFILE: Final = re.compile(r"(?:[1-9]c\.)?[1-9]g\.[1-9][0-9]*gb(?:[+-][a-z.]+(?:,[a-z.]+)*)?")
+_MINORS: Final = (
+    "became select.minors of the policy: N of /dev/nvidiaN, which is NVML's index unless the kernel numbers the devices"
+    " in another order; compare with `nvidia-smi -q`"
+)
+_DEVICE_ID: Final = re.compile(r"0x([0-9A-Fa-f]{4})10DE", re.IGNORECASE)
+
+
+def is_mig_parted(value: object) -> bool:
+    return "mig-configs" in mapping_at(value) and "kind" not in mapping_at(value)
+
+
+# --- The config of mig-parted, version v1 (NVIDIA/mig-parted api/spec/v1/spec.go and pkg/types).
+#
+# Unknown fields are refused. Device ids such as 0x233010DE are PCI device, then vendor. GPUs are numbered as in NVML.
+
+
+def read_layouts(document: InputDocument, gathered: Gathered) -> tuple[MigrationNote, ...]:
+    """Add the layouts to ``gathered``. Raises ConfigurationError if mig-parted would refuse the file."""
+    ledger = Ledger(document)
+    value = mapping_at(document.value)
+    if value.get("version") != "v1":
+        seen = str(value.get("version"))[:40] if "version" in value else "none"
+        raise document.error(("version",), f"expected version v1 of mig-parted's config, got {seen}")
+    ledger.carried(("version",), "the version of the format")
+    if unexpected := sorted(set(value) - {"version", "mig-configs"}):
+        raise document.error((unexpected[0],), f"mig-parted knows no field {unexpected[0]!r} here")
+    configs = value["mig-configs"]
+    if not isinstance(configs, dict) or not configs:
+        raise document.error(("mig-configs",), "expected a mapping of names to lists of GPUs")
+    for name, entries in configs.items():
+        path = ("mig-configs", name)
+        if not isinstance(entries, list) or not entries:
+            raise document.error(path, "expected a list with at least one entry")
+        found = [_entry(document, (*path, index), str(name), ledger) for index in range(len(entries))]
+        gathered.layouts[str(name)] = MigLayout(name=str(name), entries=[each for each in found if each is not None])
+    return ledger.close()
+
+
+def _entry(document: InputDocument, path: Path, name: str, ledger: Ledger) -> GpuLayout | None:
+    entry = at(document.value, *path)
+    if not isinstance(entry, dict):
+        raise document.error(path, "expected a mapping")
+    for missing in sorted({"devices", "mig-enabled"} - set(entry)):
+        raise document.error(path, f"the required field {missing} is missing")
+    if unexpected := sorted(set(entry) - _ENTRY):
+        raise document.error((*path, unexpected[0]), f"mig-parted knows no field {unexpected[0]!r} here")
+    enabled = entry["mig-enabled"]
+    if not isinstance(enabled, bool):
+        raise document.error((*path, "mig-enabled"), "expected true or false")
+    profiles = _profiles(document, path, enabled)
+    products, usable = _products(document, path, ledger)
+    minors = _minors(document, path, ledger)
+    if not usable:
+        for key in ("mig-enabled", "mig-devices"):
+            if key in entry:
+                ledger.lost((*path, key), "without a product that is known, its policy would be for all GPUs")
+        return None
+    _note_profiles(entry, path, dns_name(f"mig-{name}"), profiles, ledger)
+    return GpuLayout(minors=minors, products=products, profiles=profiles)
+
+
+def _profiles(document: InputDocument, path: Path, enabled: bool) -> dict[str, int] | None:
+    place = (*path, "mig-devices")
+    devices = at(document.value, *place)
+    if enabled and devices is None:
+        raise document.error(path, "the required field mig-devices is missing where mig-enabled is true")
+    if devices is not None and not isinstance(devices, dict):
+        raise document.error(place, "expected a mapping of profiles to counts")
+    for profile, count in (devices or {}).items():
+        if not _PROFILE.fullmatch(str(profile)):
+            raise document.error((*place, profile), f"{str(profile)[:40]!r} is no MIG profile")
+        if not _is_count(count, most=64):
+            raise document.error((*place, profile), f"expected a count from 0 to 64, got {str(count)[:40]!r}")
+    if not enabled and devices:
+        raise document.error(place, "MIG devices where mig-enabled is false")
+    if devices and not any(devices.values()):
+        raise document.error(place, "all counts are 0")
+    return {str(key): count for key, count in devices.items() if count} if enabled and devices is not None else None
+
+
+def _products(document: InputDocument, path: Path, ledger: Ledger) -> tuple[tuple[str, ...], bool]:
+    wanted = at(document.value, *path, "device-filter")
+    if wanted is None or wanted in ([], ""):
+        if wanted is not None:
+            ledger.carried((*path, "device-filter"), "empty: GPUs of any product")
+        return (), True
+    place: Path = (*path, "device-filter")
+    ids = {(*place, index): each for index, each in enumerate(wanted)} if isinstance(wanted, list) else {place: wanted}
+    if not all(isinstance(each, str) for each in ids.values()):
+        raise document.error(place, f"expected PCI ids as texts, got {str(wanted)[:40]}")
+    known = {model.pci_device_id: model.product_name for model in catalog.models().values()}
+    found: list[str] = []
+    for place, each in ids.items():
+        match = _DEVICE_ID.fullmatch(str(each))
+        product = known.get(int(match[1], 16)) if match else None
+        if product is None:
+            ledger.lost(place, f"no board of the catalog has the PCI id {str(each)[:40]}; add its product name, as"
+                               " nvidia-smi -L prints it, to select.productNames of the policy")  # fmt: skip
+        else:
+            found.append(product)
+            ledger.carried(place, f"became select.productNames {product!r} of the policy")
+    return tuple(dict.fromkeys(found)), bool(found)
+
+
+def _minors(document: InputDocument, path: Path, ledger: Ledger) -> tuple[int, ...] | None:
+    place = (*path, "devices")
+    devices = at(document.value, *place)
+    if devices == "all":
+        ledger.carried(place, "the policy is for all of these GPUs")
+        return None
+    if not isinstance(devices, list) or len(devices) > 64 or not all(_is_count(each, most=255) for each in devices):
+        raise document.error(place, f"expected all or a list of GPU indexes, got {str(devices)[:40]!r}")
+    ledger.changed(place, _MINORS)
+    return tuple(sorted(set(devices)))
+
+
+def _is_count(value: object, *, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
+
+
+def _note_profiles(
+    entry: dict[str, object], path: Path, policy: str, profiles: Mapping[str, int] | None, ledger: Ledger
+) -> None:
+    if profiles is None:
+        ledger.carried((*path, "mig-enabled"), f"became policy {policy}: whole GPUs alone (forms.migProfiles: [])")
+        if "mig-devices" in entry:
+            ledger.carried((*path, "mig-devices"), "empty: there is nothing to carry over")
+        return
+    text = f"became policy {policy}: the GPU is cut when claims come, and restored; no layout is kept"
+    ledger.changed((*path, "mig-enabled"), text)
+    if not entry["mig-devices"]:
+        ledger.carried((*path, "mig-devices"), "none: the policy offers these GPUs to no claim (availability: Hidden)")
+    for profile, count in mapping_at(entry, "mig-devices").items():
+        place = (*path, "mig-devices", profile)
+        if re.match(r"[1-9]c\.", str(profile)):
+            ledger.lost(place, "this driver makes no compute instance that is smaller than its GPU instance")
+        elif not count:
+            ledger.carried(place, "none of this profile")
+        else:
+            text = f"became forms.migProfiles of policy {policy} and a DeviceClass; as many as claims ask for and fit"
+            ledger.changed(place, f"{text}, where there were {count}")
+
+
 MANAGER: Final = "dra-driver-migrate"
 
 
 def known_resources(gathered: Gathered, driver: str) -> KnownResources:
-    """What the names of resources mean under the gathered configurations.
+    """Return the meaning of resource names under the gathered configurations.
 
-    A resource that only some of several configs share is what the default config says, without one a whole GPU, unless
-    a pod's labels say otherwise.
+    If only some of several configs share a resource, the default config decides, without one it is a whole GPU; a pod's
+    labels take precedence.
     """
     found: dict[str, ResourceMeaning] = {}
     # The default config comes first, and the first meaning of a name stays.
     configs = sorted(gathered.plugin_configs.values(), key=lambda config: config.name != gathered.default_config)
-    everywhere = bool(configs) and (
-        all(_shares_gpus(each) for each in configs)
-        or (configs[0].name == gathered.default_config and _shares_gpus(configs[0]))
-    )
+    decisive = configs[:1] if configs and configs[0].name == gathered.default_config else configs
+    everywhere = bool(configs) and all(map(_shares_gpus, decisive))
     for config in configs:
         for each in config.replicated:
             if each.name != GPU or not each.replicas:
@@ -59,7 +215,7 @@ def known_resources(gathered: Gathered, driver: str) -> KnownResources:
 
 
 def ambiguity(gathered: Gathered) -> str:
-    """A sentence where ``nvidia.com/gpu`` is a share under some configs and a GPU under others; "" otherwise."""
+    """Return a message if ``nvidia.com/gpu`` is a share under some configs and a GPU under others, else ""."""
     shared = sorted(name for name, config in gathered.plugin_configs.items() if _shares_gpus(config))
     whole = sorted(set(gathered.plugin_configs) - set(shared))
     if not shared or not whole:
@@ -72,25 +228,16 @@ def ambiguity(gathered: Gathered) -> str:
 
 
 def memory_of(gathered: Gathered, said_mib: int) -> MemoryKnowledge:
-    """The memory of GPUs: as said, or the least of the nodes among the inputs."""
     labels = (found.get(f"{GPU}.memory", "") for found in gathered.node_labels.values())
     known = [int(value[:9]) for value in labels if value.isdigit()]
     return MemoryKnowledge(said_mib=said_mib, least_mib=min(known, default=0))
 
 
 def classes(gathered: Gathered, asked_for: Iterable[str], driver: str) -> list[dict[str, object]]:
-    """DeviceClasses for the profiles of layouts and of ``asked_for``, and for renamed resources.
-
-    Those of profiles are the ones that `kubectl dra classes` keeps; the chart has the others.
-    """
-    profiles = {
-        profile for layout in gathered.layouts.values() for entry in layout.entries for profile in entry.profiles or ()
-    }
-    made = [
-        class_of(Offer(names.PROFILE, profile), driver)
-        for profile in sorted(profiles | set(asked_for))
-        if "c." not in profile
-    ]
+    """Return classes for profiles, as `kubectl dra classes` keeps them, and for renamed resources."""
+    entries = [entry for layout in gathered.layouts.values() for entry in layout.entries]
+    profiles = {profile for entry in entries for profile in entry.profiles or ()} | set(asked_for)
+    made = [class_of(Offer(names.PROFILE, each), driver) for each in sorted(profiles) if "c." not in each]
     return [*made, *(_renamed(*each, driver) for each in sorted(gathered.renamed.items()))]
 
 
@@ -99,7 +246,7 @@ def _shares_gpus(config: PluginConfig) -> bool:
 
 
 def _single_profile(gathered: Gathered) -> str:
-    """The profile of ``nvidia.com/gpu`` where every node has the MIG strategy ``single`` and one layout; else ""."""
+    """Return the profile of ``nvidia.com/gpu`` if all nodes have MIG strategy ``single`` and one layout, else ""."""
     strategies = {config.mig_strategy for config in gathered.plugin_configs.values() if config.mig_strategy}
     layout = gathered.layouts.get(gathered.mig_default)
     if (strategies or {gathered.mig_strategy}) != {"single"} or layout is None:
@@ -113,7 +260,6 @@ def _class_of_renamed(resource: str) -> str:
 
 
 def _renamed(resource: str, pattern: str, driver: str) -> dict[str, object]:
-    """A class for whole GPUs whose product name matches a pattern of the plugin's field ``resources``."""
     attributes = f'device.attributes["{driver}"]'
     regex = ".*".join(re.escape(part).replace("\\ ", " ").replace("\\-", "-") for part in pattern.split("*"))
     quoted = f"^{regex}$".replace("\\", "\\\\").replace('"', '\\"')
@@ -138,7 +284,7 @@ _JOINED_PRIORITY: Final = 50
 
 
 class PolicyDraft(Struct, frozen=True, kw_only=True):
-    """A policy before it is written. ``nodes``: names, None for all nodes; ``label`` chose them before."""
+    """A policy before it is written. ``nodes`` are names, None for all nodes; ``label`` selected them before."""
 
     name: str
     priority: int
@@ -154,29 +300,25 @@ class PolicyDraft(Struct, frozen=True, kw_only=True):
 
 
 def drafts(gathered: Gathered) -> list[PolicyDraft]:
-    """The policies of all configs and layouts, those of layouts joined with the sharing of the same nodes."""
+    """Return the policies of all configs and layouts, those of layouts joined with the sharing of the same nodes."""
     # The strategy of a ClusterPolicy or of the chart's values is for nodes without a config, too.
     configs = list(gathered.plugin_configs.values()) or [PluginConfig(name="")]
     shared = [draft for config in configs for draft in _of_config(config, gathered)]
-    layouts = [
-        draft for layout in gathered.layouts.values() for draft in _of_layout(layout.name, layout.entries, gathered)
-    ]
     joined: list[PolicyDraft] = []
-    for draft in layouts:
-        joined += _joined(draft, shared) if draft.whole and not draft.hidden else [draft]
+    for layout in gathered.layouts.values():
+        for draft in _of_layout(layout.name, layout.entries, gathered):
+            joined += _joined(draft, shared) if draft.whole and not draft.hidden else [draft]
     return [*shared, *joined]
 
 
 def objects(found: Sequence[PolicyDraft]) -> list[dict[str, object]]:
-    """GpuPolicy objects with distinct names; those for many nodes are several."""
+    """Return GpuPolicy objects with distinct names; a policy for more than 32 nodes becomes several."""
     taken: set[str] = set()
     made = []
     for draft in found:
         several = draft.nodes or ()
-        groups: list[tuple[str, ...] | None] = [
-            several[first : first + _MOST_PATTERNS] for first in range(0, len(several), _MOST_PATTERNS)
-        ]
-        for nodes in groups or [draft.nodes]:
+        for first in range(0, max(1, len(several)), _MOST_PATTERNS):
+            nodes = several[first : first + _MOST_PATTERNS] or draft.nodes
             numbered = (f"{draft.name[:58].rstrip('-')}-{number}" for number in range(2, 1000))
             name = next(each for each in (draft.name, *numbered) if each not in taken)
             taken.add(name)
@@ -185,7 +327,7 @@ def objects(found: Sequence[PolicyDraft]) -> list[dict[str, object]]:
 
 
 def needs_names(draft: PolicyDraft) -> bool:
-    """Whether the nodes of a policy are not known, so that it matches none until their names are written into it."""
+    """Return whether the nodes are unknown, so that the policy matches none until their names are written into it."""
     return draft.nodes == ()
 
 
@@ -214,7 +356,7 @@ def _of_layout(name: str, entries: Sequence[GpuLayout], gathered: Gathered) -> I
     for index, entry in enumerate(entries):
         profiles = None if entry.profiles is None else tuple(each for each in entry.profiles if "c." not in each)
         yield PolicyDraft(
-            name=dns_name(layout_policy_name(name) + (f"-{index + 1}" if len(entries) > 1 else "")),
+            name=dns_name(dns_name(f"mig-{name}") + (f"-{index + 1}" if len(entries) > 1 else "")),
             priority=_LAYOUT_PRIORITY + (_DEFAULT_PRIORITY if everywhere else 2 * _NAMED_PRIORITY) + min(index, 9),
             nodes=nodes,
             label=f"{MIG_LABEL}={name}",
@@ -227,7 +369,7 @@ def _of_layout(name: str, entries: Sequence[GpuLayout], gathered: Gathered) -> I
 
 
 def _joined(draft: PolicyDraft, shared: Sequence[PolicyDraft]) -> list[PolicyDraft]:
-    """The draft, and beside it one for each way of sharing of a part of its nodes; whole GPUs stay shared."""
+    """Return the draft, and one for each way of sharing of some of its nodes; whole GPUs stay shared."""
     found = [draft]
     for config in shared:
         if not config.strategy or needs_names(config):

@@ -1,4 +1,4 @@
-"""The report of a migration, as text and as JSON. Pure."""
+"""Report a migration as text and as JSON."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,6 @@ _ORDER: Final = (FieldOutcome.NOT_CARRIED, FieldOutcome.CHANGED, FieldOutcome.CA
 
 
 def counts(translation: Translation) -> Mapping[FieldOutcome, int]:
-    """The number of notes by outcome."""
     return {outcome: sum(note.outcome is outcome for note in translation.notes) for outcome in FieldOutcome}
 
 
@@ -32,25 +31,21 @@ def summary(translation: Translation) -> str:
 
 
 def as_text(translation: Translation) -> str:
-    """For people: what needs attention first. Notes that say the same of several fields are one.
-
-    Names and values of the inputs cannot begin a line, and none of their control characters reaches the terminal.
+    """Return the report with the most urgent notes first. Names and values of inputs cannot begin a line or reach the
+    terminal raw.
     """
-    lines = []
-    for problem in translation.problems:
-        lines.append(f"cannot be read: {problem}")
+    lines = [f"cannot be read: {problem}" for problem in translation.problems]
     for outcome in _ORDER:
         notes = [note for note in translation.notes if note.outcome is outcome]
         if notes:
-            lines += ["", f"{outcome.upper()} ({len(notes)})"]
-            lines += _by_document(notes)
+            lines += ["", f"{outcome.upper()} ({len(notes)})", *_by_document(notes)]
     if translation.hints:
         lines += ["", "BEFORE YOU APPLY IT", *(f"  - {hint}" for hint in translation.hints)]
     return "\n".join(printable(line) for line in [*lines, "", summary(translation)]).lstrip("\n")
 
 
 def as_json(translation: Translation) -> dict[str, object]:
-    """For programs; fields are added and never renamed."""
+    """Fields may be added, but are never renamed."""
     return {
         "schemaVersion": SCHEMA_VERSION,
         "summary": {str(outcome): count for outcome, count in counts(translation).items()},

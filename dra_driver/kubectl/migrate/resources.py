@@ -1,7 +1,9 @@
-"""What the names of extended resources mean: nvidia.com/gpu, nvidia.com/mig-1g.10gb, nvidia.com/gpu.shared. Pure."""
+"""Meaning of extended resources such as nvidia.com/gpu, and the ResourceClaimTemplates that replace them."""
 
+import hashlib
+import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct, field
@@ -12,7 +14,8 @@ from dra_driver.hardware.gpu import catalog
 from dra_driver.kube.published import names
 from dra_driver.kube.published.device_classes import Offer, class_of
 from dra_driver.kubectl.migrate.gfd_labels import DeviceForm, plus, product_label, sanitised
-from dra_driver.kubectl.migrate.ledger import at, list_at, mapping_at
+from dra_driver.kubectl.migrate.ledger import at, list_at, mapping_at, text_at
+from dra_driver.kubectl.migrate.node_terms import NodeTerms
 
 GPU: Final = "nvidia.com/gpu"
 SHARED: Final = ".shared"
@@ -23,11 +26,11 @@ _COMPUTE: Final = re.compile(r"nvidia\.com/mig-[0-9]+c\..*")
 
 
 class NoDeviceError(Exception):
-    """No device of this driver is what the resource was; the message is the reason."""
+    """No device of this driver corresponds to the resource; the message is the reason."""
 
 
 class ResourceMeaning(Struct, frozen=True, kw_only=True):
-    """What one unit of a resource is. ``strategy`` and ``replicas`` (units of each GPU) are of a share."""
+    """Meaning of one unit of a resource. ``strategy`` and ``replicas`` (units of each GPU) are of a share."""
 
     form: DeviceForm
     device_class: str
@@ -38,13 +41,13 @@ class ResourceMeaning(Struct, frozen=True, kw_only=True):
 
 
 class KnownResources(Struct, frozen=True, kw_only=True):
-    """What the configurations among the inputs say. ``of`` maps names that they share or rename to their meaning."""
+    """Resources that the configurations among the inputs share or rename (``of``), by name."""
 
     driver: str
     of: Mapping[str, ResourceMeaning] = field(default_factory=dict)
 
     def meaning(self, resource: str, spec: object) -> ResourceMeaning:
-        """What ``resource`` was to a pod with ``spec``, whose labels may say it. Raises NoDeviceError."""
+        """Return what ``resource`` was to a pod with ``spec``, whose labels take precedence. Raises NoDeviceError."""
         said = said_by_labels(spec)
         base = resource.removesuffix(SHARED)
         if resource.startswith(f"{GPU[:-3]}mig-"):
@@ -72,14 +75,11 @@ class KnownResources(Struct, frozen=True, kw_only=True):
 
 
 def share_meaning(strategy: str, replicas: int, *, several_refused: bool = False) -> ResourceMeaning:
-    return ResourceMeaning(
-        form=DeviceForm(form="share"), device_class="gpu.nvidia.com", strategy=strategy, replicas=replicas,
-        several_refused=several_refused,
-    )  # fmt: skip
+    meaning = ResourceMeaning(form=DeviceForm(form="share"), device_class="gpu.nvidia.com", strategy=strategy)
+    return replace(meaning, replicas=replicas, several_refused=several_refused)
 
 
 def partition_meaning(profile: str, driver: str) -> ResourceMeaning:
-    """A MIG device of a profile, by the class that `kubectl dra classes` keeps for it."""
     return ResourceMeaning(form=DeviceForm(form="partition", profile=profile), device_class=class_name(profile, driver))
 
 
@@ -88,7 +88,7 @@ def class_name(profile: str, driver: str) -> str:
 
 
 def said_by_labels(spec: object) -> DeviceForm | None:
-    """The form that a pod's product labels name by their suffix; None where they name none or several."""
+    """Return the form that a pod's product labels name by their suffix; None if they name none or several."""
     said = set()
     for key, value in _required_labels(spec):
         if key == f"{GPU}.product":
@@ -101,7 +101,6 @@ def said_by_labels(spec: object) -> DeviceForm | None:
 
 
 def _required_labels(spec: object) -> Iterable[tuple[str, str]]:
-    """Pairs of key and value that a node must have one of."""
     yield from ((key, str(value)) for key, value in mapping_at(spec, "nodeSelector").items())
     required = ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms")
     for term in list_at(spec, *required):
@@ -111,7 +110,7 @@ def _required_labels(spec: object) -> Iterable[tuple[str, str]]:
 
 
 def amount(value: object) -> int:
-    """The number of devices. Raises NoDeviceError for what is no whole number from 0 to 32."""
+    """Return the number of devices. Raises NoDeviceError unless it is a whole number from 0 to 32."""
     try:
         found = Quantity.parse(str(value)).as_int()
     except ValueError as error:
@@ -124,23 +123,23 @@ def amount(value: object) -> int:
 
 _MPS_SERVER_MIB: Final = 64
 _PERCENT, _LEAST_MIB, _MOST_MIB = 3, 256, 1024
-"""What the NVIDIA driver keeps where it is not known, as ``kube/published/shares.py`` estimates it."""
+"""Estimate of the NVIDIA driver's reserve, as in ``kube/published/shares.py``."""
 
 
 class MemoryKnowledge(Struct, frozen=True, kw_only=True):
-    """``said_mib``: as the user says, 0 if not. ``least_mib``: the least of the nodes that are among the inputs."""
+    """Memory of a GPU: ``said_mib`` by the user (0 if not), ``least_mib`` of the nodes among the inputs."""
 
     said_mib: int = 0
     least_mib: int = 0
 
     def of_pod(self, spec: object) -> int:
-        """MiB that the shares of one GPU can have together; 0 where it is not known."""
+        """Return the MiB of all shares of one GPU; 0 if unknown."""
         total = self.said_mib or _of_labels(mapping_at(spec, "nodeSelector")) or self.least_mib
         return shareable(total) if total else 0
 
 
 def shareable(total_mib: int) -> int:
-    """What a policy with MPS publishes of ``total_mib`` where the driver reports no reserve of its own."""
+    """Return what a policy with MPS publishes of ``total_mib`` if the driver reports no reserve."""
     reserve = min(max(total_mib * _PERCENT // 100, _LEAST_MIB), _MOST_MIB) + _MPS_SERVER_MIB
     return max(2, total_mib - min(reserve, total_mib // 2))
 
@@ -152,3 +151,115 @@ def _of_labels(labels: Mapping[str, object]) -> int:
     name = product_label(str(labels.get("nvidia.com/gpu.product", ""))).name
     found = [model.memory_mib or 0 for model in catalog.models().values() if sanitised(model.product_name) == name]
     return min(found, default=0)
+
+
+API: Final = "resource.k8s.io/v1"
+_MAX_SELECTORS: Final = 32
+_MIB: Final = 2**20
+
+
+class DeviceWish(Struct, frozen=True, kw_only=True):
+    """``count`` units of a resource for one request of a claim; ``memory_mib`` is of one whole GPU, for shares."""
+
+    meaning: ResourceMeaning
+    count: int
+    memory_mib: int = 0
+
+    @property
+    def words(self) -> str:
+        """``gpu``, ``gpu-x2``, ``mig-1g.10gb``, ``gpu-share``: for names of templates."""
+        profile = self.meaning.form.profile.replace("+", ".")
+        word = {"partition": f"mig-{profile}", "share": "gpu-share", "whole": "gpu"}[self.meaning.form.form]
+        return f"{word}-x{self.count}" if self.count > 1 else word
+
+
+class TemplateBook(Struct):
+    """Templates of a run, by namespace and content, and the requested MIG profiles."""
+
+    profiles: set[str] = field(default_factory=set)
+    _made: dict[tuple[str, str], dict[str, object]] = field(default_factory=dict)
+
+    def template(self, namespace: str, wishes: dict[str, DeviceWish], terms: NodeTerms, driver: str) -> str:
+        """Return the name of the template with one request for each of ``wishes``; creates it if missing."""
+        requests = [request(name, wish, terms, driver) for name, wish in wishes.items()]
+        self.profiles |= {wish.meaning.form.profile for wish in wishes.values()} - {""}
+        key = (namespace, json.dumps(requests, sort_keys=True))
+        if key not in self._made:
+            name = _name(list(wishes.values()), requests)
+            metadata = {"name": name, **({"namespace": namespace} if namespace else {})}
+            spec = {"spec": {"devices": {"requests": requests}}}
+            self._made[key] = {"apiVersion": API, "kind": "ResourceClaimTemplate", "metadata": metadata, "spec": spec}
+        return text_at(self._made[key], "metadata", "name")
+
+    @property
+    def templates(self) -> list[dict[str, object]]:
+        return list(self._made.values())
+
+
+def request(name: str, wish: DeviceWish, terms: NodeTerms, driver: str) -> dict[str, object]:
+    """Return one request of a claim; preferred conditions become alternatives in their order."""
+    form = wish.meaning.form
+    required = [*_inherent(wish.meaning, driver), *terms.required.get(form, ())]
+    preferred = [each for each in terms.preferred.get(form, ()) if each]
+    plain = _exactly(wish, required)
+    if not preferred:
+        return {"name": name, "exactly": plain}
+    several = len(preferred) > 1
+    alternatives = [
+        {"name": f"preferred-{number}" if several else "preferred", **_exactly(wish, [*required, each])}
+        for number, each in enumerate(preferred, start=1)
+    ]
+    return {"name": name, "firstAvailable": [*alternatives, {"name": "any", **plain}]}
+
+
+def share_amounts(wish: DeviceWish) -> dict[str, str]:
+    """Return the consumption of a share: as much as the device plugin's replicas stood for.
+
+    Time-slicing replicas have no memory, so a share requests the minimum, and the policy's ``maxShares`` bounds their
+    number. A client of the plugin's MPS has an equal part of memory and compute.
+    """
+    amounts = {names.MEMORY: "1Mi"}
+    if wish.meaning.strategy == "MPS":
+        parts = max(1, wish.meaning.replicas)
+        amounts = {
+            names.MEMORY: f"{max(1, wish.memory_mib * wish.count // parts)}Mi",
+            names.COMPUTE_PERCENT: str(max(1, names.ALL_PERCENT * wish.count // parts)),
+        }
+    return {**amounts, **({names.SHARES: str(wish.count)} if wish.count > 1 else {})}
+
+
+def _exactly(wish: DeviceWish, conditions: Sequence[str]) -> dict[str, object]:
+    found: dict[str, object] = {"deviceClassName": wish.meaning.device_class}
+    if conditions:
+        kept = list(conditions[: _MAX_SELECTORS - 1])
+        if conditions[_MAX_SELECTORS - 1 :]:
+            kept.append(" && ".join(f"({each})" for each in conditions[_MAX_SELECTORS - 1 :]))
+        found["selectors"] = [{"cel": {"expression": each}} for each in kept]
+    if wish.meaning.form.form == "share":
+        found["capacity"] = {"requests": share_amounts(wish)}
+    elif wish.count > 1:
+        found["count"] = wish.count
+    return found
+
+
+def _inherent(meaning: ResourceMeaning, driver: str) -> list[str]:
+    """Return conditions that the resource implies: a share must not take a GPU that is not shared."""
+    if meaning.selector:
+        return [meaning.selector]
+    if meaning.form.form != "share":
+        return []
+    attributes = f'device.attributes["{driver}"]'
+    strategy = f'{attributes}.{names.SHARING_STRATEGY} == "{meaning.strategy}"'
+    return [f'"{names.SHARING_STRATEGY}" in {attributes} && {strategy}']
+
+
+def _name(wishes: Sequence[DeviceWish], requests: Sequence[dict[str, object]]) -> str:
+    """Return the words if they say all; otherwise add a part of the content's hash, the same in each run."""
+    first = wishes[0]
+    words = first.words if len(wishes) == 1 else f"gpus-{len(wishes)}"
+    if len(wishes) == 1 and "exactly" in requests[0] and first.meaning.strategy != "MPS" and not first.meaning.selector:
+        selectors = list_at(requests[0], "exactly", "selectors")
+        if len(selectors) == (1 if first.meaning.form.form == "share" else 0):
+            return words
+    digest = hashlib.sha256(json.dumps(requests, sort_keys=True).encode()).hexdigest()[:6]
+    return f"{words}-{digest}"

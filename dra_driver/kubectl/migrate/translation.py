@@ -1,23 +1,15 @@
-"""All inputs to all outputs: configurations first, then the objects that depend on what they say. Pure."""
+"""Translate all inputs: configurations first, then the objects that depend on them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import PurePath
 from typing import Any, Final
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.kubectl.migrate import mig_parted, policies, workloads
-from dra_driver.kubectl.migrate.claims import TemplateBook
-from dra_driver.kubectl.migrate.formats import (
-    ReadText,
-    contents,
-    format_of,
-    inline,
-    items,
-    translate_config,
-    translate_file,
-    untouched,
-)
+from dra_driver.kubectl.migrate import plugin_config, policies, workloads
 from dra_driver.kubectl.migrate.ledger import (
     CARRIED,
     LOST,
@@ -25,23 +17,172 @@ from dra_driver.kubectl.migrate.ledger import (
     InputDocument,
     Ledger,
     MigrationNote,
-    Rules,
+    Path,
     apply,
+    at,
     mapping_at,
 )
 from dra_driver.kubectl.migrate.node_terms import keeps_labels
-from dra_driver.kubectl.migrate.operator_fields import DRA_DRIVER_VALUES, SPEC, VALUES
-from dra_driver.kubectl.migrate.plugin_config import CHART_VALUES, translate_daemonset
-from dra_driver.kubectl.migrate.pods import PodOptions
+from dra_driver.kubectl.migrate.operator_fields import (
+    DRA_DRIVER_KEYS,
+    DRA_DRIVER_VALUES,
+    OWN_KEYS,
+    SPEC,
+    VALUE_KEYS,
+    VALUES,
+)
+from dra_driver.kubectl.migrate.plugin_config import (
+    CHART_OWN_KEYS,
+    CHART_VALUE_KEYS,
+    CHART_VALUES,
+    is_plugin_config,
+    is_plugin_daemonset,
+    translate_daemonset,
+)
 from dra_driver.kubectl.migrate.policies import PolicyDraft, ambiguity, classes, known_resources, memory_of
+from dra_driver.kubectl.migrate.resources import TemplateBook
+from dra_driver.kubectl.migrate.workloads import PodOptions
+
+# --- Configs in ConfigMaps and in values of a chart.
+#
+# The device plugin's ConfigMap has a config for each key, which the node label nvidia.com/device-plugin.config names.
+# mig-parted's has one file with all layouts; the node label nvidia.com/mig.config names the layout.
+
+ReadText = Callable[[str, str], Sequence[InputDocument]]
+"""Reads the documents of a text that is in another document; the second argument says where."""
+_INLINE: Final = (("config", "map"), ("devicePlugin", "config", "data"), ("migManager", "config", "data"))
+_MARKS: Final = ("mig-configs:", "sharing:", "migStrategy", "flags:", '"sharing"', '"mig-configs"', '"flags"')
+
+
+def contents(
+    document: InputDocument, read_text: ReadText
+) -> tuple[list[tuple[str, InputDocument]], tuple[MigrationNote, ...]]:
+    """Return the configs in a ConfigMap by their keys, and notes about the ConfigMap. Raises ConfigurationError."""
+    found = _read(document, ("data",), read_text)
+    if not found:
+        return [], untouched(document)
+    ledger = Ledger(document)
+    for key, _ in found:
+        ledger.carried(("data", key), "read as a configuration; its fields follow")
+    return found, ledger.close(CARRIED, "stays as it is, for the nodes of the device plugin")
+
+
+def untouched(document: InputDocument) -> tuple[MigrationNote, ...]:
+    return Ledger(document).close(CARRIED, "stays as it is and is not printed: it asks for no GPU")
+
+
+def inline(document: InputDocument, read_text: ReadText) -> list[tuple[str, InputDocument]]:
+    return [each for path in _INLINE for each in _read(document, path, read_text)]
+
+
+def translate_config(document: InputDocument, key: str, gathered: Gathered) -> tuple[MigrationNote, ...]:
+    if policies.is_mig_parted(document.value):
+        return policies.read_layouts(document, gathered)
+    return plugin_config.translate(document, key, gathered)
+
+
+def translate_file(document: InputDocument, gathered: Gathered) -> tuple[MigrationNote, ...]:
+    """Translate a config of the device plugin that is a file: no label chooses it, so it is for all nodes."""
+    stem = PurePath(document.source).stem
+    name = stem if stem.isprintable() and stem not in {"", "-", "<stdin>"} else "config"
+    gathered.standalone.add(name)
+    return plugin_config.translate(document, name, gathered)
+
+
+def _read(document: InputDocument, path: Sequence[str], read_text: ReadText) -> list[tuple[str, InputDocument]]:
+    found = []
+    for key, text in mapping_at(document.value, *path).items():
+        if isinstance(text, dict):  # values may have a mapping in place of a text
+            found.append((key, replace(document, value=text, lines={}, inside=f"{'.'.join(path)}.{key}")))
+            continue
+        if not isinstance(text, str) or not any(mark in text for mark in _MARKS):
+            continue
+        where = f"{document.source}:{document.line_of((*path, key))}: {document.label}, {'.'.join(path)}.{key}"
+        for each in read_text(text, where):
+            if policies.is_mig_parted(each.value) or plugin_config.is_plugin_config(each.value):
+                found.append((key, replace(each, number=document.number, inside=where)))
+    return found
+
+
+_MOST_ITEMS: Final = 20_000
+_OPERATOR_GROUP: Final = "nvidia.com/"
+
+
+def format_of(document: InputDocument) -> str:
+    """Return the format's name. Raises ConfigurationError for an unknown format."""
+    value = document.value
+    if not isinstance(value, dict):
+        seen = "nothing" if value is None else "a list" if isinstance(value, list) else f"the text {str(value)[:40]!r}"
+        raise ConfigurationError(f"{document.place}: expected an object or a configuration, got {seen}")
+    if document.kind:
+        return _format_of_object(document)
+    if "{{" in str(value.get("kind")) or any("{{" in str(key) for key in value):
+        raise ConfigurationError(f"{document.place}: a Helm template; render it first (helm template RELEASE CHART)")
+    if policies.is_mig_parted(value):
+        return "mig-parted"
+    if is_plugin_config(value):
+        return "plugin-config"
+    keys = set(value)
+    if keys & DRA_DRIVER_KEYS:
+        return "dra-driver-values"
+    if keys & OWN_KEYS and keys <= VALUE_KEYS | {"daemonsets"}:
+        return "operator-values"
+    if keys & CHART_OWN_KEYS and len(keys & CHART_VALUE_KEYS) * 2 > len(keys):
+        return "plugin-values"
+    if len(keys & VALUE_KEYS) * 2 > len(keys):
+        return "operator-values"
+    shown = ", ".join(str(key)[:30] for key in list(value)[:5])
+    raise ConfigurationError(
+        f"{document.place}: a format that is not known (it begins with {shown}); expected Kubernetes objects, a config"
+        " of the device plugin or of mig-parted, or the values of the device plugin's or the GPU Operator's chart"
+    )
+
+
+def _format_of_object(document: InputDocument) -> str:
+    version = document.api_version
+    if document.kind == "ClusterPolicy" and version.startswith(_OPERATOR_GROUP):
+        if version != "nvidia.com/v1":
+            raise ConfigurationError(
+                f"{document.place}: ClusterPolicy of {version[:40]} is not known; expected nvidia.com/v1"
+            )
+        return "cluster-policy"
+    if version.startswith(_OPERATOR_GROUP):
+        return "operator-object"
+    if "{{" in document.name or "{{" in document.kind or "{{" in version:
+        raise ConfigurationError(f"{document.place}: a Helm template; render it first (helm template RELEASE CHART)")
+    if is_plugin_daemonset(document.value):
+        return "plugin-daemonset"
+    formats = {"ConfigMap": "config-map", "Node": "node", "ResourceQuota": "quota", "LimitRange": "limit-range"}
+    return formats.get(document.kind, "object")
+
+
+def items(document: InputDocument) -> Iterator[InputDocument]:
+    waiting, count = [document], 0
+    while waiting:
+        each = waiting.pop()
+        inside = at(each.value, "items")
+        if not each.kind.endswith("List") or not isinstance(inside, list):
+            yield each
+            continue
+        count += len(inside)
+        if count > _MOST_ITEMS:
+            raise ConfigurationError(f"{document.place}: a list of more than {_MOST_ITEMS} objects; split it")
+        # One pass over the lines, as lists have thousands of items.
+        lines: defaultdict[object, dict[Path, int]] = defaultdict(dict)
+        for path, line in each.lines.items():
+            if path[:1] == ("items",) and path[1:]:
+                lines[path[1]][path[2:]] = line
+        # A typed list has kind and version once; in a plain List every item has them.
+        usual = {"apiVersion": each.api_version, "kind": kind} if (kind := each.kind.removesuffix("List")) else {}
+        for index, item in reversed(list(enumerate(inside))):
+            value = {**usual, **item} if isinstance(item, dict) and "kind" not in item else item
+            line = each.line_of(("items", index))
+            waiting.append(replace(each, value=value, line=line, lines=lines[index]))
+
 
 _ODD: Final = (AttributeError, TypeError, KeyError, IndexError, ValueError)
 """What a value of an unexpected type leads to: lists for mappings, numbers for texts."""
-_TABLES: Final[Mapping[str, Rules]] = {
-    "operator-values": VALUES,
-    "plugin-values": CHART_VALUES,
-    "dra-driver-values": DRA_DRIVER_VALUES,
-}
+_TABLES = {"operator-values": VALUES, "plugin-values": CHART_VALUES, "dra-driver-values": DRA_DRIVER_VALUES}
 _OPERATOR: Final = {
     "NVIDIADriver": "the GPU Operator goes on installing the NVIDIA driver",
     "GPUCluster": "it deploys NVIDIA's own DRA driver, which has this driver's name: one of the two on a node",
@@ -73,9 +214,8 @@ ApiObject = dict[str, Any]
 
 
 class MigrateOptions(Struct, frozen=True, kw_only=True):
-    """``driver``: the DRA driver's name. ``keep``: leave pods as they are that can go on through extended resources.
-
-    ``gpu_memory_mib``: the memory of one GPU that replicas share, 0 if it is not given.
+    """``driver`` is the DRA driver. ``keep``: pods that can run unchanged stay. ``gpu_memory_mib`` is of a shared GPU,
+    or 0.
     """
 
     driver: str = "gpu.nvidia.com"
@@ -84,7 +224,7 @@ class MigrateOptions(Struct, frozen=True, kw_only=True):
 
 
 class Translation(Struct):
-    """What came of all inputs. ``workloads`` are changed objects with the file that they came from."""
+    """Result of all inputs. ``workloads`` are changed objects with their files."""
 
     policies: list[ApiObject] = field(default_factory=list)
     classes: list[ApiObject] = field(default_factory=list)
@@ -99,12 +239,11 @@ class Translation(Struct):
 
     @property
     def objects(self) -> list[ApiObject]:
-        """All objects in the order in which they can be applied."""
         return [*self.policies, *self.classes, *self.templates, *(value for _, value in self.workloads)]
 
 
 def translate(documents: Iterable[InputDocument], options: MigrateOptions, read_text: ReadText) -> Translation:
-    """Translates all documents. One that cannot be read is a problem, and the others are translated."""
+    """Translate all documents. One that cannot be read becomes a problem; the others are translated."""
     found, gathered = Translation(), Gathered()
     later: list[tuple[str, InputDocument]] = []
     for document in documents:
@@ -156,7 +295,6 @@ def _first(
     later: list[tuple[str, InputDocument]],
     read_text: ReadText,
 ) -> None:
-    """Configurations; what depends on them is put off."""
     name = format_of(document)
     match name:
         case "quota" | "limit-range" | "object":
@@ -167,7 +305,7 @@ def _first(
             for key, each in inside:
                 found.notes += translate_config(each, key, gathered)
         case "mig-parted":
-            found.notes += mig_parted.translate(document, gathered)
+            found.notes += policies.read_layouts(document, gathered)
         case "plugin-config":
             found.notes += translate_file(document, gathered)
         case "node":
@@ -209,7 +347,7 @@ def _second(name: str, document: InputDocument, options: PodOptions, book: Templ
 
 def _hints(gathered: Gathered, drafts: Sequence[PolicyDraft], found: Translation, *, keep: bool) -> list[str]:
     hints = [f"chart values: {conflict}" for conflict in gathered.value_conflicts]
-    hints += [told] if (told := ambiguity(gathered)) and found.templates else []
+    hints += [found_ambiguity] if (found_ambiguity := ambiguity(gathered)) and found.templates else []
     everywhere = [draft.name for draft in drafts if draft.nodes is None and not draft.priority]
     if everywhere[1:]:
         hints.append(f"{' and '.join(everywhere)} are each for every GPU and contradict each other: keep one of them")

@@ -1,16 +1,16 @@
-"""Workloads: objects of any kind that contain pod specifications. Pure.
+"""Translate pods in objects of any kind, ResourceQuotas and LimitRanges: extended resources become claims.
 
-Fields that only the API server sets are left out, so that what was read from a cluster can be applied.
-"""
+Each container has its request in the one claim of its pod. An init container that ends before the others start names
+the request of another container if that has enough devices: the kubelet reused its devices (devicemanager)."""
 
 import copy
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from dra_driver.kubectl.migrate import pods
-from dra_driver.kubectl.migrate.claims import TemplateBook
 from dra_driver.kubectl.migrate.ledger import (
     CARRIED,
     UNCHANGED,
@@ -21,27 +21,277 @@ from dra_driver.kubectl.migrate.ledger import (
     at,
     children,
     list_at,
+    list_in,
     mapping_at,
+    text_at,
 )
-from dra_driver.kubectl.migrate.pods import RESOURCE_PREFIX, PodOptions
-from dra_driver.kubectl.migrate.resources import KnownResources, NoDeviceError
+from dra_driver.kubectl.migrate.node_terms import NodeConditions
+from dra_driver.kubectl.migrate.resources import (
+    DeviceWish,
+    KnownResources,
+    MemoryKnowledge,
+    NoDeviceError,
+    TemplateBook,
+    amount,
+)
+
+# --- Settings of a pod for NVIDIA's container runtime: RuntimeClass and environment.
+#
+# CDI sets NVIDIA_VISIBLE_DEVICES=void, so that NVIDIA's runtime, if it is the default, adds no devices. A value of the
+# pod would override that.
+
+_RUNTIME_CLASSES: Final = frozenset({"nvidia", "nvidia-cdi", "nvidia-legacy"})
+_ALL: Final = re.compile(r"all|[0-9,]+|GPU-.*")
+
+
+def _tidy(spec: dict[str, object], with_devices: Collection[tuple[str, int]], base: Path, ledger: Ledger) -> None:
+    if spec.get("runtimeClassName") in _RUNTIME_CLASSES:
+        del spec["runtimeClassName"]
+        text = "removed: the container runtime itself applies CDI, and the RuntimeClass goes with NVIDIA's toolkit"
+        ledger.changed((*base, "runtimeClassName"), text)
+    for list_name, index in sorted(with_devices):
+        container = mapping_at(spec, list_name, index)
+        if "env" in container:
+            place = (*base, list_name, index, "env")
+            variables = enumerate(list_at(container, "env"))
+            container["env"] = [each for number, each in variables if _stays(each, (*place, number), ledger)]
+            if not container["env"]:
+                del container["env"]
+
+
+def _note_all_gpus(spec: object, base: Path, ledger: Ledger) -> None:
+    for list_name, index, container in _containers(spec):
+        for number, each in enumerate(list_at(container, "env")):
+            if text_at(each, "name") == "NVIDIA_VISIBLE_DEVICES" and _ALL.fullmatch(str(at(each, "value") or "")):
+                ledger.lost(
+                    (*base, list_name, index, "env", number),
+                    "the container gets GPUs from NVIDIA's runtime without being allocated any; it stays as it is."
+                    " A monitor can have a claim with adminAccess instead (examples/admin-access.yaml)",
+                )
+
+
+def _stays(variable: object, path: Path, ledger: Ledger) -> bool:
+    name = text_at(variable, "name")
+    if name == "NVIDIA_VISIBLE_DEVICES":
+        ledger.changed(path, "removed: the claim decides which GPUs the container sees")
+        return False
+    if name == "NVIDIA_DRIVER_CAPABILITIES":
+        ledger.changed(path, "stays and has no effect: containers with a claim have all of the driver's libraries")
+    if name.startswith("NVIDIA_REQUIRE_"):
+        ledger.changed(path, "stays and has no effect: nothing compares it with the driver; a selector on"
+                             " cudaDriverVersion or driverVersion would keep the pod off older drivers")  # fmt: skip
+    return True
+
+
+RESOURCE_PREFIX: Final = "nvidia.com/"
+_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?")
+_RESOURCES: Final = ("limits", "requests")
+UNKNOWN_MEMORY: Final = (
+    "the plugin's MPS gives each replica an equal part of the GPU's memory, which is not known here; say --gpu-memory,"
+    " or add `kubectl get nodes -o yaml` to the inputs"
+)
+
+
+class PodOptions(Struct, frozen=True, kw_only=True):
+    """``driver`` is the name of the DRA driver. ``keep``: pods that can run unchanged stay."""
+
+    driver: str
+    keep: bool
+    resources: KnownResources
+    memory: MemoryKnowledge
+
+
+class _Ask(Struct, frozen=True, kw_only=True):
+    """One resource of one container. ``reusable``: of an init container that ends before the others start."""
+
+    list_name: str
+    index: int
+    container: str
+    resource: str
+    wish: DeviceWish
+    parts: tuple[str, ...]
+    reusable: bool
+
+
+def _resource_names(spec: object, known: KnownResources) -> set[str]:
+    return {name for _, _, container in _containers(spec) for name in _counts(container, known)}
+
+
+def _can_stay(spec: object, options: PodOptions) -> bool:
+    """Return whether classes with an extendedResourceName can serve the pod: not shares, nor partitions under a GPU's
+    name.
+    """
+    try:
+        meanings = [options.resources.meaning(name, spec) for name in _resource_names(spec, options.resources)]
+    except NoDeviceError:
+        return False
+    return not any(meaning.form.form == "share" or meaning.form.single for meaning in meanings)
+
+
+def _translate_pod(
+    spec: dict[str, object], base: Path, ledger: Ledger, *, namespace: str, options: PodOptions, book: TemplateBook
+) -> bool:
+    """Change ``spec`` so that its containers have claims; note each field. Return whether it was changed."""
+    asks = list(_asks(spec, base, options, ledger))
+    if not asks:
+        return False
+    forms = list(dict.fromkeys(ask.wish.meaning.form for ask in asks))
+    requests = _requests(asks)
+    claim = _free("gpu", {text_at(each, "name") for each in list_at(spec, "resourceClaims")})
+    several = len(set(requests.values())) > 1
+    for ask, request in requests.items():
+        container = mapping_at(spec, ask.list_name, ask.index)
+        _forget(container, ask.resource)
+        use = {"name": claim, **({"request": request} if several else {})}
+        claims = list_in(mapping_at(container, "resources"), "claims")
+        if use not in claims:
+            claims.append(use)
+        later = next((each for each in requests if requests[each] == request and not each.reusable), None)
+        _note(ask, request if several else "", claim, base, ledger, later=later)
+    terms = NodeConditions(spec, forms, options.driver, ledger, base).take()
+    wishes: dict[str, DeviceWish] = {}
+    for ask, request in requests.items():  # the one with most devices is the first of a request
+        wishes.setdefault(request if several else "gpu", ask.wish)
+    name = book.template(namespace, wishes, terms, options.driver)
+    list_in(spec, "resourceClaims").append({"name": claim, "resourceClaimTemplateName": name})
+    _tidy(spec, {(ask.list_name, ask.index) for ask in asks}, base, ledger)
+    return True
+
+
+def _asks(spec: dict[str, object], base: Path, options: PodOptions, ledger: Ledger) -> Iterator[_Ask]:
+    for list_name, index, container in _containers(spec):
+        for resource, (value, paths) in _counts(container, options.resources).items():
+            places = [(*base, list_name, index, *path) for path in paths]
+            try:
+                count = amount(value)
+                if count == 0:
+                    for place in places:
+                        ledger.carried(place, "none was asked for")
+                    _forget(container, resource)
+                    continue
+                wish = _wish(resource, count, spec, options)
+            except NoDeviceError as error:
+                for place in places:
+                    ledger.lost(place, f"{error}; it stays as it is, and only a device plugin can fulfil it")
+                continue
+            yield _Ask(
+                list_name=list_name,
+                index=index,
+                container=str(container.get("name") or index),
+                resource=resource,
+                wish=wish,
+                parts=tuple(str(path[1]) for path in paths),
+                reusable=list_name == "initContainers" and container.get("restartPolicy") != "Always",
+            )
+
+
+def _wish(resource: str, count: int, spec: object, options: PodOptions) -> DeviceWish:
+    meaning = options.resources.meaning(resource, spec)
+    if meaning.form.form != "share":
+        return DeviceWish(meaning=meaning, count=count)
+    if meaning.several_refused and count > 1:
+        raise NoDeviceError("the device plugin refuses more than one replica (failRequestsGreaterThanOne)")
+    if meaning.replicas and count > meaning.replicas:
+        raise NoDeviceError(f"shares of one claim are of one GPU, which has {meaning.replicas} of them")
+    memory = 0
+    if meaning.strategy == "MPS":
+        if not meaning.replicas:
+            raise NoDeviceError("how many replicas share a GPU is not known; add the plugin's config to the inputs")
+        memory = options.memory.of_pod(spec)
+        if not memory:
+            raise NoDeviceError(UNKNOWN_MEMORY)
+    return DeviceWish(meaning=meaning, count=count, memory_mib=memory)
+
+
+def _requests(asks: list[_Ask]) -> dict[_Ask, str]:
+    """Return the request of each ask, of those with one request the largest first; init containers reuse one that is
+    enough.
+    """
+    found: dict[_Ask, str] = {}
+    for ask in (each for each in asks if not each.reusable):
+        found[ask] = _request_name(ask, found)
+    for ask in sorted((each for each in asks if each.reusable), key=lambda each: -each.wish.count):
+        enough = [
+            other
+            for other in found
+            if other.container != ask.container
+            and other.wish.count >= ask.wish.count
+            and replace(other.wish, count=ask.wish.count) == ask.wish
+        ]
+        least = min(enough, key=lambda other: other.wish.count, default=None)
+        found[ask] = found[least] if least is not None else _request_name(ask, found)
+    return found
+
+
+def _request_name(ask: _Ask, taken: Mapping[_Ask, str]) -> str:
+    return _free(ask.container if _LABEL.fullmatch(ask.container) else "gpu", taken.values())
+
+
+def _free(base: str, taken: Collection[str]) -> str:
+    return next(name for name in (base, *(f"{base}-{number}" for number in range(2, 100))) if name not in taken)
+
+
+def _forget(container: object, resource: str) -> None:
+    resources = mapping_at(container, "resources")
+    for part in _RESOURCES:
+        if isinstance(amounts := resources.get(part), dict):
+            amounts.pop(resource, None)
+            if not amounts:
+                del resources[part]
+
+
+def _note(ask: _Ask, request: str, claim: str, base: Path, ledger: Ledger, *, later: _Ask | None) -> None:
+    form, wish = ask.wish.meaning.form, ask.wish
+    what = {
+        "whole": "whole GPUs" if wish.count > 1 else "a whole GPU",
+        "partition": f"MIG devices of profile {form.profile}" if wish.count > 1 else f"a MIG device {form.profile}",
+        "share": f"{wish.count} shares of one GPU" if wish.count > 1 else "a share of a GPU",
+    }[form.form]
+    text = f"became a request for {what} in the claim {claim}{f', request {request}' if request else ''}"
+    for part in ask.parts:
+        path = (*base, ask.list_name, ask.index, "resources", part, ask.resource)
+        if ask.reusable and later is not None and later.wish.count > wish.count:
+            ledger.changed(
+                path, f"uses the request of container {later.container}: it sees {later.wish.count}, not {wish.count}"
+            )
+        elif ask.reusable and later is None:
+            ledger.changed(path, f"{text}, which the pod holds until it ends, not until the init container has ended")
+        elif form.form == "share" and wish.meaning.strategy == "MPS":
+            ledger.changed(path, f"{text}; memory and compute are limited for each process of the container")
+        elif form.form == "share" and wish.count > 1:
+            ledger.changed(path, f"{text}; the device plugin's replicas could be of several GPUs")
+        else:
+            ledger.carried(path, text)
+
+
+def _counts(container: object, known: KnownResources) -> dict[str, tuple[object, list[Path]]]:
+    """Return for each resource its amount, limits before requests, and the paths below the container."""
+    found: dict[str, tuple[object, list[Path]]] = {}
+    for part in _RESOURCES:
+        for name, value in mapping_at(container, "resources", part).items():
+            if name.startswith((f"{RESOURCE_PREFIX}gpu", f"{RESOURCE_PREFIX}mig-")) or name in known.of:
+                kept, paths = found.get(name, (value, []))
+                found[name] = (kept, [*paths, ("resources", part, name)])
+    return found
+
+
+def _containers(spec: object) -> Iterator[tuple[str, int, dict[str, object]]]:
+    for list_name in ("containers", "initContainers"):
+        for index, container in enumerate(list_at(spec, list_name)):
+            if isinstance(container, dict):
+                yield list_name, index, container
+
 
 _SEARCHED: Final = 20_000
 _SERVER_SET: Final = ("uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "selfLink")
 _APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
-_IMMUTABLE: Final = {
-    "Pod": "a pod's containers cannot be changed: delete it before",
-    "Job": "a Job's pods cannot be changed: delete it before",
+_JOB_LABELS: Final = {
+    f"{prefix}{name}" for prefix in ("", "batch.kubernetes.io/") for name in ("controller-uid", "job-name")
 }
-_JOB_LABELS: Final = frozenset({"controller-uid", "batch.kubernetes.io/controller-uid", "job-name",
-                                "batch.kubernetes.io/job-name"})  # fmt: skip
 
 
 class TranslatedObject(Struct, frozen=True, kw_only=True):
-    """``value`` is the changed object, None where it stays as it is.
-
-    ``can_stay``: it asks for devices, and classes with an extended resource could serve it unchanged.
-    """
+    """``value`` is None if the object stays. ``can_stay``: classes with an extended resource could serve it."""
 
     value: dict[str, object] | None = None
     notes: tuple[MigrationNote, ...]
@@ -49,7 +299,7 @@ class TranslatedObject(Struct, frozen=True, kw_only=True):
 
 
 def pod_specs(value: object) -> Iterator[tuple[Path, dict[str, object]]]:
-    """Each mapping with a list ``containers``, with its path."""
+    """Yield each mapping with a list ``containers``, with its path."""
     waiting: list[tuple[Path, object]] = [((), value)]
     looked_at = 0
     while waiting and looked_at < _SEARCHED:
@@ -66,23 +316,24 @@ def translate(document: InputDocument, options: PodOptions, book: TemplateBook) 
     value = copy.deepcopy(mapping_at(document.value))
     asking: list[tuple[Path, dict[str, object]]] = []
     for path, spec in pod_specs(value):
-        if pods.resource_names(spec, options.resources):
+        if _resource_names(spec, options.resources):
             asking.append((path, spec))
         else:
-            pods.sees_all_gpus(spec, path, ledger)
-    can_stay = bool(asking) and all(pods.can_stay(spec, options) for _, spec in asking)
+            _note_all_gpus(spec, path, ledger)
+    can_stay = bool(asking) and all(_can_stay(spec, options) for _, spec in asking)
     if options.keep and can_stay:
         for path, spec in asking:
-            book.profiles |= pods.profiles(spec, options)
+            known = _resource_names(spec, options.resources)
+            book.profiles |= {options.resources.meaning(name, spec).form.profile for name in known} - {""}
             ledger.carried(path, "stays as it is: classes of this driver have its extended resources")
         return TranslatedObject(notes=ledger.close(CARRIED, UNCHANGED), can_stay=True)
-    changed = [
-        pods.translate(spec, path, ledger, namespace=document.namespace, options=options, book=book)
-        for path, spec in asking
-    ]
-    if any(changed) and document.kind in _IMMUTABLE:
-        ledger.changed(("kind",), _IMMUTABLE[document.kind])
-    return _finished(value, ledger, changed=any(changed), can_stay=can_stay)
+    changed = False
+    for path, spec in asking:
+        changed |= _translate_pod(spec, path, ledger, namespace=document.namespace, options=options, book=book)
+    if changed and document.kind in ("Pod", "Job"):
+        owner = "a pod's containers" if document.kind == "Pod" else "a Job's pods"
+        ledger.changed(("kind",), f"{owner} cannot be changed: delete it before")
+    return _finished(value, ledger, changed=changed, can_stay=can_stay)
 
 
 def _finished(value: dict[str, object], ledger: Ledger, *, changed: bool, can_stay: bool = False) -> TranslatedObject:
@@ -93,7 +344,6 @@ def _finished(value: dict[str, object], ledger: Ledger, *, changed: bool, can_st
 
 
 def _forget_server_fields(value: dict[str, object], ledger: Ledger) -> None:
-    """Removes what the API server sets, from an object that was read from a cluster."""
     text = "left out: the API server sets it"
     metadata, annotations = mapping_at(value, "metadata"), mapping_at(value, "metadata", "annotations")
     for key in _SERVER_SET:
@@ -119,17 +369,13 @@ def _forget_server_fields(value: dict[str, object], ledger: Ledger) -> None:
                 ledger.carried((*base, key), text)
 
 
-# --- ResourceQuota and LimitRange with resources of the device plugin.
-#
-# A quota for claims counts devices by class: ``<class>.deviceclass.resource.k8s.io/devices`` (core/v1, quotas).
-
+# A quota for claims counts devices by class: <class>.deviceclass.resource.k8s.io/devices (core/v1, quotas).
 _SUFFIX: Final = "deviceclass.resource.k8s.io/devices"
 _PARTS: Final = ("default", "defaultRequest", "max", "min", "maxLimitRequestRatio")
 _BOTH: Final = "the line stays for pods that are not moved yet; remove it at the end, as a namespace may use up both"
 
 
 def translate_quota(document: InputDocument, known: KnownResources) -> TranslatedObject:
-    """The quota with a line for each class."""
     ledger, value, changed = Ledger(document), copy.deepcopy(mapping_at(document.value)), False
     hard = mapping_at(value, "spec", "hard")
     for name, limit in list(hard.items()):
@@ -154,7 +400,7 @@ def translate_quota(document: InputDocument, known: KnownResources) -> Translate
 
 
 def translate_limit_range(document: InputDocument, known: KnownResources) -> TranslatedObject:
-    """The LimitRange without the resources: a default would give every container a GPU beside its claim."""
+    """Remove the resources: a default would give every container a GPU in addition to its claim."""
     ledger, value, changed = Ledger(document), copy.deepcopy(mapping_at(document.value)), False
     for index, limits in enumerate(list_at(value, "spec", "limits")):
         for part in _PARTS:

@@ -1,4 +1,4 @@
-"""The pages: routes, what each template is given, and the stream that says when to look again."""
+"""Pages of the web UI: routes, the values of each template, and the stream that reports changes."""
 
 import asyncio
 import logging
@@ -22,18 +22,23 @@ from dra_driver.core.errors import DraError
 from dra_driver.core.text import gib, printable
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity import ClaimRow
-from dra_driver.kubectl.web.answers import EXAMPLE, MAX_BYTES, explain_pod, in_thread, survey_of, tried
+from dra_driver.kubectl.web.fleet import NodeRow, SeenFleet, clique_of, island_of, islands_of, spots_of
 from dra_driver.kubectl.web.gate import BrowserGate, Keys
-from dra_driver.kubectl.web.gpus import NodeRow, SeenFleet, clique_of, island_of, islands_of, spots_of
 from dra_driver.kubectl.web.reading import Derived, Periodic, SeenCluster, WorkedOut
 from dra_driver.kubectl.web.rows import (
+    EXAMPLE,
+    MAX_BYTES,
     Uses,
     ago,
     claim_views,
     event_rows,
+    explain_pod,
+    in_thread,
     matching,
     page_of,
     query_string,
+    survey_of,
+    tried,
     waiting_pods,
 )
 from dra_driver.kubectl.web.use_history import HEIGHT, WIDTH, UseNow, drawn
@@ -57,7 +62,7 @@ _NOTHING: Final = SeenCluster(state=ClusterState(), told={}, claims=(), fleet=Se
 
 
 class PageSources(Struct, frozen=True, kw_only=True):
-    """What the pages show. ``use`` is None where no exporter can be asked; ``about`` names the cluster."""
+    """Sources of the pages. ``use`` is None if no exporter can be asked; ``about`` names the cluster."""
 
     cluster: Periodic[SeenCluster]
     derived: Derived
@@ -110,8 +115,6 @@ class Pages:
         self._templates = templates()
         self._streams = 0
         self._tries = threading.Semaphore(TRIES_AT_ONCE)  # explanations of pasted manifests that run now
-
-    # --- pages ---
 
     async def fleet(self, request: Request) -> Response:
         query, show = _query(request), request.query_params.get("show", "")
@@ -170,11 +173,9 @@ class Pages:
         if not found:
             return self._gone(request, f"There is no claim {name} in namespace {namespace} now.")
         view = claim_views(found, self._seen().fleet, self._uses())[0]
-        events = [
-            each
-            for each in event_rows(self._seen().state.events)
-            if (each.kind, each.namespace, each.name) == ("ResourceClaim", namespace, name)
-        ]
+        about = ("ResourceClaim", namespace, name)
+        rows = event_rows(self._seen().state.events)
+        events = [each for each in rows if (each.kind, each.namespace, each.name) == about]
         return self._page(request, "claim.html", view=view, events=events[:20])
 
     async def pending(self, request: Request) -> Response:
@@ -230,8 +231,6 @@ class Pages:
             "This page failed; the terminal of the command, or its log, has the error.\n", 500, media_type="text/plain"
         )
 
-    # --- what pages are made of ---
-
     def _seen(self) -> SeenCluster:
         reading = self._sources.cluster.asked()
         return reading.value if reading else _NOTHING
@@ -282,8 +281,6 @@ class Pages:
             **values,
         )
         return str(shown)
-
-    # --- streams ---
 
     async def _tried(self, request: Request, head: str, tail: str, text: str, namespace: str) -> AsyncIterator[str]:
         yield head
@@ -342,14 +339,14 @@ class Pages:
 
 
 def _visible(value: object) -> object:
-    """Texts without characters that change how others are shown, such as the direction; lines stay."""
+    """Replace characters that change how others are shown, such as the direction; lines stay."""
     if not isinstance(value, str) or hasattr(value, "__html__") or value.isprintable():
         return value
     return "".join(each if each.isprintable() or each in "\r\n\t" else "?" for each in value)
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """The fields of a small form. Raises ValueError for one that is too large."""
+    """Return the fields of a small form. Raises ValueError for one that is too large."""
     most, body = 4 * MAX_BYTES, bytearray()  # each byte may be three in the encoding of forms
     try:
         async for chunk in request.stream():

@@ -1,10 +1,7 @@
-"""From the cluster's objects to nodes and GPUs. Pure.
+"""Nodes and GPUs as the web UI shows them, derived from the cluster's objects. No I/O.
 
-A GPU is found by its published forms: the whole one, or partitions, which name the GPU that contains them. A GPU that
-publishes nothing (hidden by a policy, ill) is known from the node's GpuNode alone. Only allocated partitions are read
-in full: a thousand nodes publish 200,000 of them. Source of names: ``kube/published/names.py``; placements are in
-memory slices, as NVML counts them.
-"""
+A whole GPU or its partitions identify a GPU; a hidden or unhealthy GPU is known only from the node's GpuNode. Only
+allocated partitions are read in full: a thousand nodes publish 200,000 of them. Placements are in memory slices."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,16 +18,157 @@ from dra_driver.core.text import gib
 from dra_driver.kube.devices import Wire, attribute_of, attribute_text, newest_slices
 from dra_driver.kube.published import names
 from dra_driver.kubectl.capacity import NOWHERE, ClaimDevice, ClaimRow, GpuPlace, node_problem, place_of
-from dra_driver.kubectl.web.gpus import (
-    PARTITION,
-    SHARE,
-    WHOLE,
-    GpuRow,
-    NodeRow,
-    Part,
-    SeenFleet,
-    Totals,
-)
+
+FREE, WHOLE, PARTITION, SHARE = "free", "whole", "partition", "share"
+
+
+class Part(Struct, frozen=True, kw_only=True):
+    """A claim's part of a GPU: ``start`` and ``width`` in percent; ``memory_bytes`` of the grant, or 0."""
+
+    form: str
+    device: str
+    label: str
+    start: float
+    width: float
+    namespace: str
+    claim: str
+    pods: Sequence[str] = ()
+    memory_bytes: int = 0
+    percent: int | None = None
+    admin: bool = False
+
+
+class GpuRow(Struct, frozen=True, kw_only=True):
+    """A GPU of a node. ``slices`` counts its memory slices of MIG, 0 if not published.
+
+    ``offers`` are the forms that claims can get (``whole``, ``3g.40gb``, ``share``); ``health`` is "" if it is unknown.
+    """
+
+    node: str
+    name: str
+    driver: str
+    uuid: str = ""
+    product: str = ""
+    memory_bytes: int = 0
+    slices: int = 0
+    parts: Sequence[Part] = ()
+    admins: Sequence[Part] = ()
+    offers: Sequence[str] = ()
+    sharing: str = ""
+    policy: str = ""
+    waiting: str = ""
+    health: str = ""
+    causes: Sequence[str] = ()
+    message: str = ""
+    found_use: Sequence[str] = ()
+    taints: Sequence[str] = ()
+    place: GpuPlace = NOWHERE
+
+    @property
+    def used_percent(self) -> float:
+        return min(100.0, sum(part.width for part in self.parts))
+
+    @property
+    def used_as(self) -> str:
+        return self.parts[0].form if self.parts else FREE
+
+    @property
+    def is_sick(self) -> bool:
+        return self.health == "Unhealthy" or (not self.health and bool(self.taints))
+
+
+class NodeRow(Struct, frozen=True, kw_only=True):
+    """A node with its GPUs. ``problem`` is why it takes no ordinary pods, or ""."""
+
+    name: str
+    gpus: Sequence[GpuRow]
+    problem: str = ""
+    problems: Sequence[str] = ()
+    found_use: Sequence[str] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    policies: Sequence[tuple[str, str]] = ()
+
+    @property
+    def is_sick(self) -> bool:
+        return bool(self.problem or self.problems) or any(gpu.is_sick for gpu in self.gpus)
+
+    @property
+    def has_free(self) -> bool:
+        return any(not gpu.parts and not gpu.is_sick for gpu in self.gpus)
+
+
+class Totals(Struct, frozen=True, kw_only=True):
+    nodes: int = 0
+    gpus: int = 0
+    free: int = 0
+    whole: int = 0
+    partition: int = 0
+    share: int = 0
+    sick: int = 0
+
+
+class SeenFleet(Struct, frozen=True, kw_only=True):
+    nodes: Sequence[NodeRow] = ()
+    totals: Totals = Totals()
+
+    def node(self, name: str) -> NodeRow | None:
+        return next((node for node in self.nodes if node.name == name), None)
+
+    def gpu(self, node: str, name: str) -> GpuRow | None:
+        found = self.node(node)
+        return next((gpu for gpu in found.gpus if gpu.name == name), None) if found else None
+
+
+class LinkedGpus(Struct, frozen=True, kw_only=True):
+    """GPUs of one node that reach each other by NVLink; ``kind`` is in words."""
+
+    kind: str
+    gpus: Sequence[GpuRow]
+
+
+class NearGpus(Struct, frozen=True, kw_only=True):
+    """GPUs of one node with one NUMA node and PCIe root; both are "" if they are not published."""
+
+    numa: str
+    pcie_root: str
+    gpus: Sequence[GpuRow]
+
+
+def islands_of(node: NodeRow) -> list[LinkedGpus]:
+    found: dict[str, list[GpuRow]] = {}
+    for gpu in node.gpus:
+        if gpu.place.island:
+            found.setdefault(gpu.place.island, []).append(gpu)
+    return [LinkedGpus(kind=_kind(gpus), gpus=gpus) for gpus in found.values()]
+
+
+def island_of(gpu: GpuRow, fleet: SeenFleet) -> LinkedGpus | None:
+    node = fleet.node(gpu.node)
+    found = islands_of(node) if node and gpu.place.island else ()
+    return next((each for each in found if each.gpus[0].place.island == gpu.place.island), None)
+
+
+def spots_of(node: NodeRow) -> list[NearGpus]:
+    """Return GPUs that are near each other; none if their places are not published."""
+    found: dict[tuple[str, str], list[GpuRow]] = {}
+    for gpu in node.gpus:
+        found.setdefault((gpu.place.numa_text, gpu.place.pcie_root), []).append(gpu)
+    spots = [NearGpus(numa=numa, pcie_root=root, gpus=gpus) for (numa, root), gpus in sorted(found.items())]
+    return spots if any(spot.numa or spot.pcie_root for spot in spots) else []
+
+
+def clique_of(gpu: GpuRow, fleet: SeenFleet) -> list[GpuRow]:
+    """Return all GPUs of the fabric's clique, which may span nodes."""
+    clique = gpu.place.clique
+    return [each for node in fleet.nodes for each in node.gpus if each.place.clique == clique] if clique else []
+
+
+def _kind(gpus: Sequence[GpuRow]) -> str:
+    link = gpus[0].place.link
+    if link == "direct":
+        return "pair" if len(gpus) == 2 else "direct links"
+    return "NVSwitch" if link == "switch" else link or "linked"
+
 
 Key = tuple[str, str, str]
 Grants = Mapping[Key, Sequence[tuple[ClaimRow, ClaimDevice]]]
@@ -40,7 +178,7 @@ _PROBLEMS: Final = {"deleting": "being deleted", "not-ready": "not ready"}
 
 
 class _Found(Struct, kw_only=True):
-    """One GPU while its slices are read. ``counters`` is its counter set."""
+    """A GPU while its slices are read. ``counters`` is its counter set."""
 
     name: str
     driver: str
@@ -58,7 +196,7 @@ class _Found(Struct, kw_only=True):
 def fleet_of(
     slices: Sequence[Wire], nodes: Sequence[Wire], claims: Iterable[ClaimRow], told: Mapping[str, GpuNodeStatus]
 ) -> SeenFleet:
-    """The fleet. ``claims`` are rows of ``capacity.claims_of``; ``told`` is what GpuNodes say, by node."""
+    """``claims`` are rows of ``capacity.claims_of``; ``told`` is the status of GpuNodes, by node."""
     grants: dict[Key, list[tuple[ClaimRow, ClaimDevice]]] = {}
     for claim in claims:
         for device in claim.devices:
@@ -99,7 +237,7 @@ def _read_slice(spec: Wire, grants: Grants, by_node: dict[str, dict[tuple[str, s
 
 
 def _gpu_of(attributes: Wire, driver: str) -> tuple[str, bool]:
-    """UUID of the GPU, and whether the device is the whole of it; ("", False) for devices that are no GPUs."""
+    """Return the UUID of the GPU, and whether the device is all of it; ("", False) if it is not a GPU."""
     kind = attribute_text(attributes, driver, names.TYPE)
     if kind == names.TYPE_MIG:
         return attribute_text(attributes, driver, names.PARENT_UUID), False
@@ -182,7 +320,6 @@ def _gpu(node: str, found: _Found, counters: Mapping[Key, int], told: NodeGpu | 
 
 
 def _told(row: GpuRow, told: NodeGpu | None) -> GpuRow:
-    """The row with what the node's GpuNode says of the GPU."""
     if told is None:
         return row
     health, message = told.health.value, told.message or ""
@@ -192,7 +329,7 @@ def _told(row: GpuRow, told: NodeGpu | None) -> GpuRow:
 
 
 def _parts(found: _Found, total: int, slices: int) -> Iterator[Part]:
-    """Parts in the order of their place; shares have no place and stand one after the other."""
+    """Yield parts in the order of their place; shares have no place and stand one after the other."""
     at = 0.0
     for device, grants in found.held:
         for claim, grant in sorted(grants, key=lambda each: (each[0].namespace, each[0].name)):
@@ -206,8 +343,7 @@ def _part(
 ) -> Part:
     attributes = device.get("attributes") or {}
     form, start, width = WHOLE, 0.0, 100.0
-    memory, label = total, "whole GPU"
-    percent = None
+    memory, label, percent = total, "whole GPU", None
     if not _gpu_of(attributes, found.driver)[1]:
         form, label = PARTITION, attribute_text(attributes, found.driver, names.PROFILE)
         memory = _published_memory(device)
@@ -259,7 +395,7 @@ def _published_memory(device: Wire) -> int:
 
 
 def _bytes(quantity: str | None) -> int:
-    """0 for what is no quantity, or a negative one."""
+    """Return 0 for a negative or invalid quantity."""
     try:
         return max(0, Quantity.parse(str(quantity or "0")).as_int())
     except ValueError:
@@ -268,18 +404,15 @@ def _bytes(quantity: str | None) -> int:
 
 def _natural(name: str) -> list[tuple[int, int | str]]:
     """``gpu-10`` comes after ``gpu-2``."""
-    return [
-        (0, int(part)) if part.isdigit() and part.isascii() else (1, part) for part in re.split(r"([0-9]{1,18})", name)
-    ]
+    parts = re.split(r"([0-9]{1,18})", name)
+    return [(0, int(part)) if part.isdigit() and part.isascii() else (1, part) for part in parts]
 
 
 def use_of_gpu(usage: ToldUsage, gpu: str) -> Iterator[str]:
-    """Claims over their grant on ``gpu`` (``gpu-0``), and processes of no claim."""
     yield from (_sentence(each) for each in _of_gpus(usage) if each.gpu == gpu)
 
 
 def use_of_node(usage: ToldUsage) -> Iterator[str]:
-    """All of the node, with the names of the GPUs, and idle claims."""
     yield from (f"{each.gpu}: {_sentence(each)}" for each in _of_gpus(usage))
     yield from map(_sentence, usage.idle)
 

@@ -1,11 +1,10 @@
-"""Who may ask: the browser that opened the printed address, and no page of another origin. An ASGI middleware.
+"""ASGI middleware that admits only the browser that opened the printed address, and no page of another origin.
 
-Other users of the machine reach the port, so everything but the printed address needs a cookie. The address carries a
-code that works once. Names other than the loopback address are refused (DNS rebinding), and so is an ``Origin`` that is
-not this page's. All pages are below a folder of random name: cookies of one host go to every port of it, also to a
-server of another user, but only for paths below the one of the cookie.
+Other users of the machine reach the port, so all other addresses need a cookie; the printed one carries a code that
+works once. Hosts other than loopback are refused (DNS rebinding). All pages are below a random folder: a browser sends
+the cookies of a host to every port of it, but only for paths below the cookie's (RFC 6265 8.5).
 
-Sources: RFC 6265 8.5 (ports do not separate cookies), Fetch standard ("Origin" of navigations), CSP level 3.
+Sources: Fetch standard ("Origin" of navigations), CSP level 3.
 """
 
 import secrets
@@ -21,17 +20,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 COOKIE: Final = "dra_ui"
 _SAFE: Final = ("GET", "HEAD")
-_POLICY: Final = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self'",
-        "connect-src 'self'",
-        "form-action 'self'",
-        "base-uri 'none'",
-        "frame-ancestors 'none'",
-    )
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
 )
 HEADERS: Final = {
     "content-security-policy": _POLICY,
@@ -46,7 +37,7 @@ HEADERS: Final = {
 
 
 class Keys:
-    """The secrets of one run: the folder of all pages, the code of the printed address, the cookie."""
+    """Secrets of one run: the folder of all pages, the code of the printed address, the cookie."""
 
     def __init__(self) -> None:
         self.folder = secrets.token_urlsafe(12)
@@ -55,11 +46,11 @@ class Keys:
 
     @property
     def code(self) -> str:
-        """The code, "" after it was used."""
+        """The code, "" after its use."""
         return self._code or ""
 
     def take(self, code: str) -> str | None:
-        """The cookie for the right code, once."""
+        """Return the cookie for the right code, once."""
         if self._code is None or not compare_digest(code.encode(), self._code.encode()):
             return None
         self._code = None
@@ -70,7 +61,7 @@ class Keys:
 
 
 class BrowserGate:
-    """Lets requests with the cookie through to ``app`` and answers all others."""
+    """Pass requests with the cookie to ``app`` and refuse all others."""
 
     def __init__(self, app: ASGIApp, keys: Keys, hosts: Iterable[str]) -> None:
         self._app = app
@@ -78,20 +69,18 @@ class BrowserGate:
         self._hosts = frozenset(hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self._app(scope, receive, send)
-            return
-        sealed = _sealed(send)
-        answer = self._answer(scope)
-        await (answer or self._app)(scope, receive, sealed)
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await (self._answer(scope) or self._app)(scope, receive, _sealed(send))
 
     def _answer(self, scope: Scope) -> Response | None:
-        """The answer to a request that does not reach the app; None lets it through."""
+        """Return the answer to a request that does not reach the app, None to pass it."""
         headers = Headers(scope=scope)
         if headers.getlist("host") not in [[host] for host in self._hosts]:
             return _refused(421, "This address is not served here: open the address that was printed.")
-        if not self._is_own_origin(headers, scope["method"]):
+        origins = headers.getlist("origin")
+        if origins != [f"http://{headers.get('host')}"] and (origins or scope["method"] not in _SAFE):
             return _refused(403, "Requests from other pages are refused.")
         if scope["path"] == "/favicon.ico":  # browsers ask for it beside the page of the code
             return Response(status_code=204)
@@ -104,12 +93,6 @@ class BrowserGate:
                 "works once. For another browser, start the command again.",
             )
         return None
-
-    def _is_own_origin(self, headers: Headers, method: str) -> bool:
-        origins = headers.getlist("origin")
-        if not origins:
-            return method in _SAFE
-        return origins == [f"http://{headers.get('host')}"]
 
     def _open(self, scope: Scope) -> Response:
         if scope["method"] != "GET":

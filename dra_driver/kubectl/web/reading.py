@@ -1,8 +1,8 @@
-"""Reads the cluster again and again while a page is open, and keeps the last good state.
+"""Read the cluster periodically while a page is open, and keep the last good state.
 
-One `Periodic` is one thread that calls one function. It reads while a page was asked for within the last minute, and
-rests for at least three times as long as the last reading took: the API server of a large cluster is not kept busy. A
-failed reading leaves the last value, with the sentence of the failure and since when it fails.
+A `Periodic` reads while a page was requested within the last minute, and rests for at least three times as long as the
+last reading took, to spare the API server of a large cluster. A failed reading keeps the last value, with a message and
+the time since when readings fail.
 """
 
 import gc
@@ -28,23 +28,20 @@ from dra_driver.kube.devices import Wire
 from dra_driver.kube.state import KINDS, ClusterState, StateReader, read_cluster, read_in_namespace
 from dra_driver.kubectl.capacity import ClaimRow, claims_of, with_claim_gaps
 from dra_driver.kubectl.explain import gaps_that_matter
-from dra_driver.kubectl.web.fleet import fleet_of
-from dra_driver.kubectl.web.gpus import SeenFleet
+from dra_driver.kubectl.web.fleet import SeenFleet, fleet_of
 from dra_driver.kubectl.web.rows import event_rows, waiting_pods
 
-# --- Keeps garbage collection from walking what the page has for long, while a request waits.
-#
-# A state of a large cluster is millions of objects. They hardly have cycles, so they are freed when the next state
-# replaces them, but a full collection walks all of them: 223 ms with 8,000 GPUs. So nothing is collected while a state
-# or an answer is worked out, and what is alive then is exempt (``gc.freeze``). Cycles that end in what is exempt are
-# found by `sweep` alone: when no page is open, and after `BUILT_BEFORE_SWEEP` at the latest.
+# --- Garbage collection. A state of a large cluster is millions of objects with few cycles, but a full collection walks
+# all of them: 223 ms with 8,000 GPUs, while a request waits. So nothing is collected while a state or answer is built,
+# and the result is exempt (gc.freeze). Only `sweep` finds cycles of exempt objects: when no page is open, and at the
+# latest after `BUILT_BEFORE_SWEEP`.
 
 BUILT_BEFORE_SWEEP: Final = 500
-"""About an hour of a large cluster that changes all the time; a sweep delays the requests of that moment."""
+"""About an hour of a large cluster that changes all the time; a sweep delays requests."""
 
 
 class Collector(Protocol):
-    """The part of the module ``gc`` that is needed here."""
+    """Subset of the module ``gc`` that `Heap` uses."""
 
     def disable(self) -> None: ...
     def enable(self) -> None: ...
@@ -54,16 +51,16 @@ class Collector(Protocol):
 
 
 class Heap:
-    """Of this process, which has one. Thread-safe."""
+    """Controls garbage collection of this process. Thread-safe."""
 
     def __init__(self, collector: Collector = gc) -> None:
         self._collector = collector
-        self._lock = threading.Lock()  # guards the two below
+        self._lock = threading.RLock()  # guards the two below
         self._building = self._built = 0
 
     @contextmanager
     def building(self) -> Iterator[None]:
-        """Something large is worked out inside the block, which is kept for long."""
+        """Build something large inside the block that lives for long."""
         with self._lock:
             self._building += 1
             self._collector.disable()
@@ -77,26 +74,21 @@ class Heap:
                 if not self._building:
                     self._collector.enable()
                 if self._built >= BUILT_BEFORE_SWEEP:
-                    self._sweep()
+                    self.sweep()
 
     def sweep(self) -> None:
         with self._lock:
-            self._sweep()
-
-    def _sweep(self) -> None:
-        self._built = 0
-        self._collector.unfreeze()
-        self._collector.collect()
-        self._collector.freeze()
+            self._built = 0
+            self._collector.unfreeze()
+            self._collector.collect()
+            self._collector.freeze()
 
 
 heap: Final = Heap()
 
 
-# --- Answers that take longer than a page may: computed in one thread of their own, kept until the state has changed.
-#
-# A page asks, gets the last answer at once (of an earlier state, or none yet), and is sent again when the next is
-# there. Only what was requested within the last minute is computed again.
+# --- Answers that take longer than a page may: computed in one thread, kept until the state changes. A page immediately
+# gets the last answer (of an earlier state, or none yet), and is sent again after the next.
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +114,7 @@ class Derived:
         self._wanted: dict[Hashable, tuple[int, Callable[[], object]]] = {}
         self.changes = 0
         """How many answers were computed."""
-        self._worker = Worker("page-answers", self._turn)
+        self._worker = Worker("page-answers", lambda: 0.0 if self.compute_one() else None)
 
     def start(self) -> None:
         self._worker.start()
@@ -131,7 +123,7 @@ class Derived:
         self._worker.stop(_STOP_S)
 
     def ask(self, key: Hashable, number: int, compute: Callable[[], object]) -> WorkedOut | None:
-        """The last answer for ``key``. If it is not of state ``number``, it is computed soon."""
+        """Return the last answer for ``key``. If it is not of state ``number``, it is computed soon."""
         with self._lock:
             known = self._answers.get(key)
             if known is None or known.number != number:
@@ -140,7 +132,7 @@ class Derived:
             return known
 
     def compute_one(self) -> bool:
-        """Computes what waits longest; False when nothing waits."""
+        """Compute the longest waiting answer; False when none waits."""
         with self._lock:
             if not self._wanted:
                 return False
@@ -159,12 +151,9 @@ class Derived:
             self.changes += 1
         return True
 
-    def _turn(self) -> float | None:
-        return 0.0 if self.compute_one() else None
-
 
 def _sentence(error: Exception) -> str:
-    """What the page says of a failure; one that is not expected is logged with its traceback."""
+    """Return the page's message about a failure; logs an unexpected one with its traceback."""
     if isinstance(error, ForbiddenError):
         return missing_right(error)
     if isinstance(error, DraError):
@@ -181,14 +170,12 @@ Value = TypeVar("Value")
 
 
 class ReadFailure(Struct, frozen=True, kw_only=True):
-    """Why the last reading failed, and since when readings fail."""
-
     sentence: str
     since: datetime
 
 
 class LastRead(Struct, Generic[Value], frozen=True, kw_only=True):
-    """A value, when it was read last and how long that took. ``number`` counts values that differ."""
+    """A value, the time and duration of its last reading. ``number`` counts values that differ."""
 
     value: Value
     at: datetime
@@ -197,7 +184,7 @@ class LastRead(Struct, Generic[Value], frozen=True, kw_only=True):
 
 
 class Periodic(Generic[Value]):
-    """Calls ``read`` in a thread of its own. ``start`` and ``stop`` once, by one owner; the rest from any thread."""
+    """Calls ``read`` in a thread. ``start`` and ``stop`` once, by one owner; the rest from any thread."""
 
     def __init__(
         self,
@@ -232,23 +219,19 @@ class Periodic(Generic[Value]):
         self._worker.stop(_STOP_S)
 
     def asked(self) -> "LastRead[Value] | None":
-        """The last reading; keeps the thread reading for another minute."""
+        """Return the last reading; keeps the thread reading for another minute."""
         self._asked_at = self._clock()
         self._worker.wake()
         return self._reading
 
     def once(self) -> None:
-        """Reads once, in the caller's thread."""
         begun = self._clock()
         try:
             value = self._read()
-        except Exception as error:  # noqa: BLE001 - the thread goes on, and the page says it
+        except Exception as error:  # noqa: BLE001 - the thread keeps running, and the page shows it
             self._fail(_sentence(error))
-        else:
-            self._keep(value, self._clock() - begun)
-
-    def _keep(self, value: Value, took_s: float) -> None:
-        last = self._reading
+            return
+        took_s, last = self._clock() - begun, self._reading
         same = last is not None and self._same(last.value, value)
         number = (last.number if last else 0) + (not same)
         kept = last.value if same and last is not None else value
@@ -275,10 +258,7 @@ class Periodic(Generic[Value]):
 
 
 class SeenCluster(Struct, frozen=True, kw_only=True):
-    """What one reading of the cluster found: its objects, what GpuNodes say, and both as the page shows them.
-
-    ``gaps`` are sentences about what could not be read, as far as it matters.
-    """
+    """A reading of the cluster: its objects, GpuNodes' status (``told``), page rows, and ``gaps`` that matter."""
 
     state: ClusterState
     told: Mapping[str, GpuNodeStatus]
@@ -288,31 +268,26 @@ class SeenCluster(Struct, frozen=True, kw_only=True):
 
 
 def same_cluster(one: SeenCluster, other: SeenCluster) -> bool:
-    """Whether the objects are equal; one by one, so that other threads run in between."""
+    """Return whether the objects are equal; compares one by one, so that other threads run in between."""
     if one.told != other.told or one.state.gaps != other.state.gaps:
         return False
     for kind in KINDS:
         before, after = getattr(one.state, kind.field), getattr(other.state, kind.field)
         if len(before) != len(after):
             return False
-        for first, second in zip(before, after, strict=True):
-            if first != second:
-                return False
+        if any(first != second for first, second in zip(before, after, strict=True)):
+            return False
     return True
 
 
 class ReadsCluster(Protocol):
-    """Where the objects come from. Raises DraError."""
+    """Raises DraError."""
 
     def state(self) -> ClusterState: ...
     def gpu_nodes(self, gaps: list[str]) -> Mapping[str, GpuNodeStatus]: ...
 
 
 def read_without_collection(source: ReadsCluster) -> SeenCluster:
-    """`read_from` without garbage collection: it would walk millions of objects, again and again, and pages wait.
-
-    See `heap`.
-    """
     with heap.building():
         return read_from(source)
 
@@ -334,7 +309,7 @@ def read_from(source: ReadsCluster, now: Callable[[], datetime] = lambda: dateti
 
 
 def _gaps_that_matter(state: ClusterState) -> list[str]:
-    """Without those about volumes while no waiting pod has one."""
+    """Return the gaps without those about volumes while no waiting pod has one."""
     matter = set(gaps_that_matter(state, None))
     for each in waiting_pods(state) if len(matter) < len(state.gaps) else ():
         matter.update(gaps_that_matter(state, each.pod))
@@ -345,9 +320,8 @@ MAX_NODES: Final = 20_000
 
 
 class LiveSource:
-    """The cluster of a kubeconfig. Used by one thread.
-
-    What the user may not list in all namespaces is read from ``namespace`` alone.
+    """The cluster of a kubeconfig; reads from ``namespace`` if the user may not list all namespaces. Used by one
+    thread.
     """
 
     def __init__(self, api: StateReader, namespace: str = "") -> None:
@@ -368,7 +342,7 @@ class LiveSource:
         return replace(found, gaps=tuple(gaps), **own) if own else found
 
     def gpu_nodes(self, gaps: list[str]) -> Mapping[str, GpuNodeStatus]:
-        """What GpuNodes say; a cluster without them (an older chart) is no failure."""
+        """A cluster without GpuNodes (an older chart) is a gap, not a failure."""
         try:
             items = self._api.list(paths.gpu_nodes())["items"]
         except NotFoundError:
@@ -382,7 +356,7 @@ class LiveSource:
 
 
 class FileSource:
-    """A state that was read once, from a file."""
+    """A state from a file."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state

@@ -1,25 +1,41 @@
-"""Rows of the tables: claims, waiting pods, events. Pure."""
+"""Contents of the pages: rows of claims, waiting pods and events, explanations and capacity."""
 
+import asyncio
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
+from pathlib import Path
 from typing import Final, Generic, TypeVar
 from urllib.parse import urlencode
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.text import span
 from dra_driver.core.time import parse_time
 from dra_driver.kube.devices import Wire
 from dra_driver.kube.shapes import MetadataPart, read_all
-from dra_driver.kube.state import ClusterState
-from dra_driver.kubectl.capacity import ClaimRow
+from dra_driver.kube.state import ClusterState, with_objects
+from dra_driver.kube.state_file import flat, objects_of, read_documents
+from dra_driver.kubectl.capacity import CapacityReport, ClaimRow, Options, survey
+from dra_driver.kubectl.explain import (
+    Explanation,
+    explain,
+    explain_pods,
+    pod_subject,
+    pods_in,
+    scheduler_for,
+    subject_of_claim,
+    with_defaults,
+)
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
-from dra_driver.kubectl.web.gpus import GpuRow, Part, SeenFleet
+from dra_driver.kubectl.web.fleet import Part, SeenFleet
 
 
 class ClaimDeviceRow(Struct, frozen=True, kw_only=True):
-    """A device of a claim; ``gpu`` is "" where the GPU is not known. ``use`` is None where it is not measured."""
+    """A device of a claim; ``gpu`` is "" if the GPU is unknown, ``use`` None if it is not measured."""
 
     request: str
     device: str
@@ -30,8 +46,6 @@ class ClaimDeviceRow(Struct, frozen=True, kw_only=True):
 
 
 class ClaimOnPage(Struct, frozen=True, kw_only=True):
-    """A claim with its devices."""
-
     claim: ClaimRow
     devices: Sequence[ClaimDeviceRow]
 
@@ -55,31 +69,29 @@ def uses_by_device(uses: Iterable[ClaimDeviceUse]) -> Uses:
 
 
 def claim_views(claims: Iterable[ClaimRow], fleet: SeenFleet, uses: Uses) -> list[ClaimOnPage]:
-    """Claims with what their devices are on GPUs."""
-    places: dict[Key, tuple[GpuRow, Part]] = {}
-    for node in fleet.nodes:
-        for gpu in node.gpus:
-            for part in (*gpu.parts, *gpu.admins):
-                places[part.namespace, part.claim, node.name, part.device] = (gpu, part)
+    places = {
+        (part.namespace, part.claim, node.name, part.device): (gpu.name, part)
+        for node in fleet.nodes
+        for gpu in node.gpus
+        for part in (*gpu.parts, *gpu.admins)
+    }
     return [_view(claim, places, uses) for claim in claims]
 
 
-def _view(claim: ClaimRow, places: Mapping[Key, tuple[GpuRow, Part]], uses: Uses) -> ClaimOnPage:
+def _view(claim: ClaimRow, places: Mapping[Key, tuple[str, Part]], uses: Uses) -> ClaimOnPage:
     devices = []
-    for device in claim.devices:
-        key = (claim.namespace, claim.name, device.node, device.device)
-        gpu, part = places.get(key, (None, None))
-        name = gpu.name if gpu else ""
-        devices.append(
-            ClaimDeviceRow(
-                request=device.request, device=device.device, node=device.node, gpu=name, part=part, use=uses.get(key)
-            )
+    for each in claim.devices:
+        key = (claim.namespace, claim.name, each.node, each.device)
+        gpu, part = places.get(key, ("", None))
+        row = ClaimDeviceRow(
+            request=each.request, device=each.device, node=each.node, gpu=gpu, part=part, use=uses.get(key)
         )
+        devices.append(row)
     return ClaimOnPage(claim=claim, devices=tuple(devices))
 
 
 class Waiting(Struct, frozen=True, kw_only=True):
-    """Pods that wait, of one owner: they have one reason, and the first is explained."""
+    """Waiting pods of one owner: they have one reason, so only the first is explained."""
 
     namespace: str
     name: str
@@ -124,13 +136,11 @@ class _Pod(Struct, frozen=True):
 Lost = Callable[[str], None]
 
 
-def _told(said: str) -> None:
-    """The gaps of the reading name it."""
+def waiting_pods(state: ClusterState, lost: Lost = lambda _: None) -> list[Waiting]:
+    """Return pods without a node that request devices, by owner, the longest waiting first.
 
-
-def waiting_pods(state: ClusterState, lost: Lost = _told) -> list[Waiting]:
-    """Pods with claims or extended resources that are on no node, by owner, those that wait longest first. ``lost`` is
-    called for each that cannot be read."""
+    Calls ``lost`` for each that cannot be read.
+    """
     groups: dict[tuple[str, str], list[Waiting]] = {}
     for item in state.pods:
         spec = item.get("spec")
@@ -140,27 +150,23 @@ def waiting_pods(state: ClusterState, lost: Lost = _told) -> list[Waiting]:
             metadata = pod.metadata
             owner = next((f"{each.kind}/{each.name}" for each in metadata.owner_references), "")
             namespace, name = metadata.namespace or "default", metadata.name
-            waiting = Waiting(
-                namespace=namespace, name=name, owner=owner, count=1, since=metadata.creation_timestamp, pod=item
-            )
+            since = metadata.creation_timestamp
+            waiting = Waiting(namespace=namespace, name=name, owner=owner, count=1, since=since, pod=item)
             groups.setdefault((namespace, owner or f"pod/{name}"), []).append(waiting)
-    found = [
+    firsts = (
         replace(min(group, key=lambda each: (each.since, each.name)), count=len(group)) for group in groups.values()
-    ]
-    return sorted(found, key=lambda each: (each.since, each.namespace, each.name))
+    )
+    return sorted(firsts, key=lambda each: (each.since, each.namespace, each.name))
 
 
 def _waits(pod: _Pod) -> bool:
     if pod.status.phase not in ("", "Pending") or pod.metadata.deletion_timestamp:
         return False
-    return bool(pod.spec.resource_claims) or any(
-        "/" in name for each in pod.spec.containers for name in each.resources.requests
-    )
+    requests = (name for each in pod.spec.containers for name in each.resources.requests)
+    return bool(pod.spec.resource_claims) or any("/" in name for name in requests)
 
 
 class EventRow(Struct, frozen=True, kw_only=True):
-    """One warning of the cluster."""
-
     at: str
     reason: str
     about: str
@@ -196,8 +202,8 @@ class _Event(Struct, frozen=True, rename="camel"):
     source: _Source = _Source()
 
 
-def event_rows(events: Iterable[Wire], lost: Lost = _told) -> list[EventRow]:
-    """The newest first. ``lost`` is called for each that cannot be read."""
+def event_rows(events: Iterable[Wire], lost: Lost = lambda _: None) -> list[EventRow]:
+    """Return the newest first. Calls ``lost`` for each that cannot be read."""
     return sorted(map(_event, read_all(_Event, events, lost)), key=lambda each: each.at, reverse=True)
 
 
@@ -218,14 +224,12 @@ def _event(event: _Event) -> EventRow:
 
 
 def ago(moment: str, now: datetime) -> str:
-    """How long ago a time of RFC 3339 is; "" for what is none."""
+    """Return the age of an RFC 3339 time; "" if it is not one."""
     then = parse_time(moment)
     return span(max(0.0, (now - then).total_seconds())) if then is not None else ""
 
 
 MAX_QUERY: Final = 100
-
-
 Row = TypeVar("Row")
 
 
@@ -245,7 +249,7 @@ class Page(Struct, Generic[Row], frozen=True, kw_only=True):
 
 
 def page_of(rows: Sequence[Row], number: str, size: int, *, of: int | None = None) -> Page[Row]:
-    """The page; a number that is none is the first, one beyond the end the last."""
+    """Return a page; one beyond the end is the last, one that is not a number the first."""
     pages = max(1, -(-len(rows) // size))
     wanted = int(number) if number.isascii() and number.isdigit() and len(number) < 7 else 1
     at = min(max(1, wanted), pages)
@@ -255,12 +259,91 @@ def page_of(rows: Sequence[Row], number: str, size: int, *, of: int | None = Non
 
 
 def matching(rows: Sequence[Row], query: str, texts: Callable[[Row], str]) -> list[Row]:
-    """Rows whose texts contain every word of the query, without regard to case."""
+    """Return rows whose texts contain every word of the query, ignoring case."""
     words = query[:MAX_QUERY].casefold().split()
     return [row for row in rows if all(word in texts(row).casefold() for word in words)] if words else list(rows)
 
 
 def query_string(**fields: str | int) -> str:
-    """``?q=a&page=2`` without empty fields; "" when all are."""
+    """Return ``?q=a&page=2`` without empty fields, or ""."""
     given = {name: value for name, value in fields.items() if value}
     return f"?{urlencode(given)}" if given else ""
+
+
+T = TypeVar("T")
+
+
+def in_thread(compute: Callable[[], T], done: Callable[[], object]) -> "asyncio.Future[T]":
+    """Compute in a daemon thread, which calls ``done`` at the end."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def tell(settle: Callable[[], None]) -> None:
+        if not future.done():
+            settle()
+
+    def run() -> None:
+        try:
+            settle = partial(future.set_result, compute())
+        except Exception as error:  # noqa: BLE001  raised where the answer is awaited
+            settle = partial(future.set_exception, error)
+        finally:
+            done()
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(tell, settle)
+
+    threading.Thread(target=run, name="page-what-if", daemon=True).start()
+    return future
+
+
+def survey_of(state: ClusterState) -> CapacityReport:
+    state = with_defaults(state)
+    scheduler = scheduler_for(state)
+    return survey(state, Options(features=scheduler.features, quirks=scheduler.quirks))
+
+
+def explain_pod(state: ClusterState, namespace: str, name: str) -> Explanation:
+    return explain(state, pod_subject(state, namespace, name), scheduler=scheduler_for(state))
+
+
+MAX_BYTES: Final = 64 << 10
+MAX_PODS: Final = 8
+MAX_CLAIMS: Final = 8
+_WHERE: Final = Path("the pasted text")
+
+EXAMPLE: Final = """\
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata:
+  name: trial
+spec:
+  devices:
+    requests:
+    - name: gpu
+      exactly:
+        deviceClassName: gpu.nvidia.com
+        selectors:
+        - cel:
+            expression: device.capacity["gpu.nvidia.com"].memory.compareTo(quantity("40Gi")) >= 0
+"""
+
+
+def tried(state: ClusterState, text: str, namespace: str = "default") -> list[Explanation]:
+    """Explain each pod in the manifests; without pods, each claim. Raises ConfigurationError."""
+    if len(text.encode()) > MAX_BYTES:
+        raise ConfigurationError(f"more than {MAX_BYTES >> 10} KiB: paste fewer objects")
+    documents = list(flat(list(read_documents(_WHERE, text)), str(_WHERE)))
+    others = [item for item in documents if item.get("kind") != "Pod"]
+    objects = objects_of(others, str(_WHERE), namespace)
+    pods = pods_in(documents, namespace, str(_WHERE))
+    claims = [item for item in objects if item["kind"] == "ResourceClaim"]
+    if not pods and not claims:
+        raise ConfigurationError("there is no Pod, no workload that creates pods, and no ResourceClaim in it")
+    if len(pods) > MAX_PODS or len(claims) > MAX_CLAIMS:
+        given = f"{len(pods)} pods and {len(claims)} claims"
+        raise ConfigurationError(f"{given}: at most {MAX_PODS} of each are tried here")
+    state = with_objects(state, objects)
+    scheduler = scheduler_for(state)
+    if pods:
+        return explain_pods(state, pods, scheduler=scheduler)
+    return [explain(state, subject_of_claim(item), scheduler=scheduler) for item in claims]

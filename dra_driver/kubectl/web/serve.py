@@ -1,4 +1,4 @@
-"""Starts and stops the page: 1. socket on loopback, 2. readers, 3. address printed, 4. server until a signal.
+"""Start and stop the web UI: 1. socket on loopback, 2. readers, 3. address printed, 4. server until a signal.
 
 Stop: 1. server (open streams end within a second), 2. readers; their threads do not keep the process.
 """
@@ -18,14 +18,12 @@ from dra_driver.kubectl.web.gate import Keys
 from dra_driver.kubectl.web.reading import Derived, Periodic, ReadsCluster, heap, read_without_collection, same_cluster
 from dra_driver.kubectl.web.use_history import UseHistory, UseSample
 
-# --- One connection of a browser: as uvicorn has it, and closed when nothing is asked on it.
-#
-# The page has a bounded number of connections, and every user of the machine may open some: without an end, those on
-# which nothing was ever asked, or a request was begun and not ended, would keep all others out.
-
 
 class BoundedConnection(H11Protocol):
-    """Ends when no request was complete and none is being answered for ``idle_s`` to twice that time."""
+    """A connection that ends after ``idle_s`` to twice that time without a complete request or an answer in progress.
+
+    Connections are limited, and every user of the machine can open some: idle ones would keep all others out.
+    """
 
     idle_s: ClassVar[float] = 10.0
 
@@ -34,7 +32,7 @@ class BoundedConnection(H11Protocol):
         self.loop.call_later(self.idle_s, self.look, None)
 
     def look(self, former: RequestResponseCycle | None) -> None:
-        """``former`` is the request that there was at the look before."""
+        """``former`` is the request at the previous call."""
         if self.transport.is_closing():
             return
         if self.cycle is former and (former is None or former.response_complete):
@@ -59,21 +57,14 @@ def serve(
     interval_s: float = CLUSTER_S,
     use_interval_s: float = USE_S,
 ) -> None:
-    """Serves until SIGINT or SIGTERM. ``say`` is given the address, ``read_past`` what was used before.
-
-    Raises ConfigurationError if the port is taken.
-    """
+    """Serve until SIGINT or SIGTERM; ``say`` gets the address. Raises ConfigurationError if the port is taken."""
     listening = _listening(port)
     with listening:
         port = listening.getsockname()[1]
         keys = Keys()
         sources = PageSources(
             cluster=Periodic(
-                "page-cluster",
-                lambda: read_without_collection(source),
-                interval_s,
-                same=same_cluster,
-                rest=heap.sweep,
+                "page-cluster", lambda: read_without_collection(source), interval_s, same=same_cluster, rest=heap.sweep
             ),
             derived=Derived(),
             about=about,

@@ -1,4 +1,4 @@
-"""What claims use, as the exporters told it since the page was started: a short memory for charts."""
+"""Use of claims since the start of the page, as exporters report it: a short memory for charts."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ MAX_POINTS: Final = 500_000
 
 
 class Point(Struct, frozen=True):
-    """Bytes and a ratio from 0 to 1 at a time; None is not known."""
+    """Bytes and a ratio from 0 to 1 at a time; None if unknown."""
 
     at: datetime
     used_bytes: int | None
@@ -27,7 +27,7 @@ class Point(Struct, frozen=True):
 
 
 class UseSample(NamedTuple):
-    """What was in use at a time: devices by claim, and whole GPUs by node and name."""
+    """Use at a time: devices by claim, and whole GPUs by node and name."""
 
     at: datetime
     uses: Uses
@@ -48,24 +48,16 @@ class UseNow(Struct, frozen=True, kw_only=True):
 
     def points(self, use: ClaimDeviceUse) -> list[Point]:
         key = (use.namespace, use.claim, use.node, use.device)
-        return [
-            Point(at, found.used_bytes, found.sm_ratio)
-            for at, uses, _ in self.samples
-            for found in [uses.get(key)]
-            if found is not None
-        ]
+        found = [(at, uses[key]) for at, uses, _ in self.samples if key in uses]
+        return [Point(at, each.used_bytes, each.sm_ratio) for at, each in found]
 
     def points_of_gpu(self, node: str, device: str) -> list[Point]:
-        return [
-            Point(at, found.used_bytes, found.busy_ratio)
-            for at, _, gpus in self.samples
-            for found in [gpus.get((node, device))]
-            if found is not None
-        ]
+        found = [(at, gpus[node, device]) for at, _, gpus in self.samples if (node, device) in gpus]
+        return [Point(at, each.used_bytes, each.busy_ratio) for at, each in found]
 
 
 class UseHistory:
-    """Asks ``read`` and remembers. Used by one thread; what it returns is never changed."""
+    """Calls ``read`` and keeps samples. Used by one thread; its results are never changed."""
 
     def __init__(
         self,
@@ -73,7 +65,7 @@ class UseHistory:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         past: Callable[[], Sequence[UseSample]] = tuple,
     ) -> None:
-        """``past`` is asked once, at the first look, for what was before it; it may raise DraError."""
+        """``past`` is called once, at the first `read`, for earlier samples; it may raise DraError."""
         self._read = read
         self._past: Callable[[], Sequence[UseSample]] | None = past
         self._gaps: tuple[str, ...] = ()
@@ -81,7 +73,11 @@ class UseHistory:
         self._samples: deque[UseSample] = deque(maxlen=MAX_SAMPLES)
 
     def read(self) -> UseNow:
-        self._remember()
+        past, self._past = self._past, None
+        try:
+            self._samples.extend(past()[-MAX_SAMPLES:] if past else ())
+        except DraError as error:
+            self._gaps = (f"charts begin now: {error}",)
         report = self._read()
         report = replace(report, gaps=(*self._gaps, *report.gaps)) if self._gaps else report
         uses: Mapping[tuple[str, str, str, str], ClaimDeviceUse] = uses_by_device(report.uses)
@@ -91,17 +87,8 @@ class UseHistory:
             self._samples.popleft()
         return UseNow(report=report, uses=uses, gpus=gpus, samples=tuple(self._samples))
 
-    def _remember(self) -> None:
-        past, self._past = self._past, None
-        try:
-            self._samples.extend(past()[-MAX_SAMPLES:] if past else ())
-        except DraError as error:
-            self._gaps = (f"charts begin now: {error}",)
 
-
-# --- What Prometheus recorded before the page was started: questions, and answers as samples for charts.
-#
-# Its answers are believed as little as in ``kubectl/usage/history.py``: a value that cannot be is left out.
+# --- Use that Prometheus recorded before the start of the page. Impossible values are skipped.
 
 WINDOW_S: Final = 3600
 STEP_S: Final = 60
@@ -112,9 +99,8 @@ _MAX_POINTS: Final = 400_000
 
 
 def past_of(ask: Callable[[str], object]) -> list[UseSample]:
-    """Samples of the last hour, oldest first. ``ask`` answers an instant query.
-
-    Raises what ``ask`` raises, and ValueError for answers that are none.
+    """Return samples of the last hour, oldest first. ``ask`` answers an instant query. Raises ValueError for an invalid
+    answer.
     """
     past = _Past()
     claims, gpus = ", ".join(KEY), "node, device"
@@ -126,8 +112,6 @@ def past_of(ask: Callable[[str], object]) -> list[UseSample]:
 
 
 class _Past:
-    """The answers so far, by time."""
-
     def __init__(self) -> None:
         self._uses: dict[int, dict[Key, ClaimDeviceUse]] = {}
         self._gpus: dict[int, dict[tuple[str, str], GpuMemory]] = {}
@@ -170,10 +154,7 @@ HEIGHT: Final = 120
 
 
 class UseChart(Struct, frozen=True, kw_only=True):
-    """Lines of one chart, each "" where nothing is known. ``top`` is the memory in bytes at its upper edge.
-
-    ``limit`` is where the grant is, from the upper edge; None when the grant is the top.
-    """
+    """Lines, "" if unknown. ``top`` is the memory (bytes) at the upper edge, ``limit`` the grant's distance from it."""
 
     since: datetime
     memory: str
@@ -183,10 +164,7 @@ class UseChart(Struct, frozen=True, kw_only=True):
 
 
 def drawn(points: Sequence[Point], granted: int) -> UseChart | None:
-    """Memory against what was granted, and utilisation; None without two values of either.
-
-    Use over the grant stays inside: the top is then the most that was used.
-    """
+    """Return memory against the grant, and utilisation; None without two values of either."""
     most = max((each.used_bytes for each in points if each.used_bytes is not None), default=0)
     over = granted > 0 and most > granted
     top = 1.05 * most if over else float(granted)

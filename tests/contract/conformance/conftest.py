@@ -75,7 +75,7 @@ def bench_for(api_rest: RestClient) -> Iterator[MakeBench]:
         cluster = ClusterObjects(api_rest, node=NODE, driver=name)
         cluster.prepare()
         bench = Bench(subject, cluster)
-        ended.extend((driver.end, cluster.clean, bench.close))
+        ended.extend((driver.end, cluster.clean, bench.reconnect))
         return bench
 
     yield make

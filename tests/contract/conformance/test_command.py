@@ -10,7 +10,7 @@ import pytest
 
 from dra_driver.conformance import control as control_module
 from dra_driver.conformance.control import ChildControl, CommandControl
-from dra_driver.conformance.session import check_folder
+from dra_driver.conformance.suite import check_folder
 from dra_driver.conformance.values import UnableError
 from dra_driver.core.command_line.main import main
 from dra_driver.core.errors import ConfigurationError
@@ -21,17 +21,12 @@ from tests.fakes.subject.driver import SubjectDriver
 TEMPLATE = """\
 apiVersion: resource.k8s.io/v1
 kind: DeviceClass
-metadata:
-  name: template.example.com
-spec:
-  selectors:
-    - cel:
-        expression: device.driver == "template.example.com"
+metadata: {name: template.example.com}
+spec: {selectors: [{cel: {expression: device.driver == "template.example.com"}}]}
 ---
 apiVersion: resource.k8s.io/v1
 kind: ResourceClaimTemplate
-metadata:
-  name: two
+metadata: {name: two}
 spec:
   spec:
     devices:
@@ -41,9 +36,7 @@ spec:
             deviceClassName: template.example.com
             allocationMode: ExactCount
             count: 2
-            selectors:
-              - cel:
-                  expression: '"unit-7" != "absent"'
+            selectors: [{cel: {expression: '"unit-7" != "absent"'}}]
 """
 
 

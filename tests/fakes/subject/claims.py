@@ -1,10 +1,11 @@
-"""Prepare and unprepare of the driver under test, with its faults. The state is one JSON file."""
+"""Prepare and unprepare of the driver under test, with its faults, and its slices. The state is one JSON file."""
 
+import itertools
 import json
 import re
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,57 @@ from dra_driver.core.errors import KubernetesApiError, NotFoundError
 from dra_driver.core.files import replace_file
 from dra_driver.kube import paths
 from dra_driver.kube.rest import RestClient
-from tests.fakes.subject.devices import published, shared_names
 
 Wire = dict[str, Any]
+PLAIN = 34
+_seconds = itertools.count()
+SINCE = "2026-01-02T03:04:05Z"
+
+
+def published(driver: str, node: str, node_uid: str, faults: Collection[str], generation: int = 1) -> list[Wire]:
+    """The slices of the node's pool: devices, then counters."""
+    pool_name = node if "pool-named-like-node" in faults else f"{node}/{driver}"
+    count = 3 if "wrong-slice-count" in faults else 2
+    pool = {"name": pool_name, "generation": generation, "resourceSliceCount": count}
+    return [_slice(driver, node, node_uid, pool, faults, at, content) for at, content in enumerate(_contents(faults))]
+
+
+def _contents(faults: Collection[str]) -> list[Wire]:
+    if "one-device" in faults:  # no fault: the smallest driver
+        return [{"devices": [{"name": "unit-0"}]}, {"devices": []}]
+    if "too-many-devices" in faults:
+        return [{"devices": [{"name": f"unit-{at}"} for at in range(100)]}, {"devices": [{"name": "last"}]}]
+    if "repeated-device-name" in faults:
+        return [{"devices": [{"name": "unit-0"}]}, {"devices": [{"name": "unit-0"}]}]
+    name = "forgotten" if "missing-counters" in faults else "card"
+    counters = {"name": name, "counters": {"memory": {"value": "8Gi"}}}
+    return [{"devices": _devices(faults)}, {"sharedCounters": [counters]}]
+
+
+def _devices(faults: Collection[str]) -> list[Wire]:
+    memory = {"value": "8Gi", "requestPolicy": {"default": "1Gi", "validRange": {"min": "1Gi", "step": "1Gi"}}}
+    shared = {"name": "shared-0", "allowMultipleAllocations": True, "capacity": {"memory": memory}}
+    use = {"counterSet": "card", "counters": {"memory": {"value": "4Gi"}}}
+    taint = {"key": "conformance.example.com/ill", "value": "1", "effect": "NoExecute", "timeAdded": SINCE}
+    if "new-taint-times" in faults:
+        taint["timeAdded"] = f"2026-01-02T03:04:{next(_seconds) % 60:02}Z"
+    return [
+        *({"name": f"unit-{at}"} for at in range(PLAIN - ("restarted" in faults))),
+        shared,
+        *({"name": f"part-{at}", "consumesCounters": [use]} for at in range(2)),
+        {"name": "ill-0", "taints": [taint]},
+    ]
+
+
+def _slice(driver: str, node: str, node_uid: str, pool: Wire, faults: Collection[str], at: int, content: Wire) -> Wire:  # noqa: PLR0917 - all parts of one slice
+    owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid, "controller": True}
+    metadata: Wire = {"name": f"{at:05x}-{driver}-{node}"}
+    if "no-owner" not in faults:
+        metadata["ownerReferences"] = [owner]
+    spec = {"driver": driver, "pool": pool, "nodeName": node, **content}
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": metadata, "spec": spec}
+
+
 _UID = re.compile(r"[0-9a-f-]{36}")
 HUGE = "x" * (16 << 20)
 
@@ -36,9 +85,7 @@ class Claims:
         self._rest = rest
         self._driver = driver
         self._faults = frozenset(faults)
-        self._names = {
-            device["name"] for item in published(driver, node, "", ()) for device in item["spec"].get("devices") or ()
-        }
+        self._names = {device["name"] for device in _devices(())}
         self._lock = threading.Lock()  # guards the state and its file
         self._state: dict[str, list[Wire]] = {}
         if self._file.exists() and not self.has("forgets-claims"):
@@ -77,7 +124,6 @@ class Claims:
         return devices
 
     def unprepare(self, namespace: str, name: str, uid: str) -> None:
-        """Raises Refused."""
         if self.has("unprepare-needs-claim"):
             self._claim(namespace, name, uid)
         if self.has("unprepare-by-same-process") and uid in self._before:
@@ -85,9 +131,8 @@ class Claims:
         self._half("half-unprepared", uid)
         with self._lock:
             self._end_others(uid)
-            if uid not in self._state and (
-                self.has("unprepare-unknown-fails") or (self.has("unprepare-once") and uid in self._ended)
-            ):
+            refuses = self.has("unprepare-unknown-fails") or (self.has("unprepare-once") and uid in self._ended)
+            if uid not in self._state and refuses:
                 raise Refused(f"claim {uid} is not prepared")
             self._ended.add(uid)
             if not self.has("keeps-device"):
@@ -108,7 +153,6 @@ class Claims:
             note.unlink()
 
     def _end_others(self, uid: str) -> None:
-        """The faults that end claims which have the same device."""
         own = {device["device"]: device for device in self._state.get(uid, ())}
         for other, devices in list(self._state.items()):
             for device in devices:
@@ -118,7 +162,6 @@ class Claims:
                     self._remove_cdi(other)
 
     def prepared_devices(self) -> list[Wire]:
-        """The devices of all prepared claims."""
         with self._lock:
             return [device for devices in self._state.values() for device in devices]
 
@@ -127,30 +170,27 @@ class Claims:
             return uid in self._state
 
     def hang(self) -> None:
-        """As long as the driver lives."""
         self.stopped.wait(60.0)
 
     def _planned(self, namespace: str, name: str, uid: str) -> list[Wire]:
-        if self.has("trusts-missing-claim"):
-            try:
-                claim = self._claim(namespace, name, uid)
-            except Refused:
-                return []
-        else:
+        try:
             claim = self._claim(namespace, name, uid)
+        except Refused:
+            if self.has("trusts-missing-claim"):
+                return []
+            raise
         allocation = (claim.get("status") or {}).get("allocation")
         if allocation is None:
             if self.has("ignores-allocation"):
                 return []
             raise Refused(f"claim {namespace}/{name} is not allocated")
-        self._check_config(allocation["devices"])
+        for entry in allocation["devices"].get("config") or ():
+            if entry["opaque"]["driver"] != self._driver and self.has("refuses-foreign-config"):
+                raise Refused("unknown configuration")
         if self.has("few-devices") and len(allocation["devices"]["results"]) > 8:
             raise Refused("too many devices")
-        results = [
-            result
-            for result in allocation["devices"].get("results") or ()
-            if result["driver"] == self._driver or self.has("takes-all-results")
-        ]
+        every, takes_all = allocation["devices"].get("results") or (), self.has("takes-all-results")
+        results = [result for result in every if result["driver"] == self._driver or takes_all]
         for result in results:
             self._check_device(result)
         if self.has("one-share-per-claim"):
@@ -168,11 +208,6 @@ class Claims:
             raise Refused(f"claim {namespace}/{name} is another object")
         return claim
 
-    def _check_config(self, devices: Wire) -> None:
-        for entry in devices.get("config") or ():
-            if entry["opaque"]["driver"] != self._driver and self.has("refuses-foreign-config"):
-                raise Refused("unknown configuration")
-
     def _check_device(self, result: Wire) -> None:
         if result["driver"] != self._driver:
             return
@@ -181,7 +216,7 @@ class Claims:
         admin, takes = bool(result.get("adminAccess")), self.has("admin-takes-device")
         if (admin and not (self.has("admin-needs-free-device") or takes)) or self.has("double-grant"):
             return
-        if result["device"] in shared_names() and not self.has("exclusive-shares"):
+        if result["device"] == "shared-0" and not self.has("exclusive-shares"):
             return
         for uid, devices in self._state.items():
             if any(one["device"] == result["device"] and (takes or not one["admin"]) for one in devices):
@@ -204,11 +239,8 @@ class Claims:
             return
         edits = {} if self.has("invalid-cdi-file") else {"env": [f"CLAIM={uid}"]}
         names = [one.partition("=")[2] or one for device in devices for one in device["cdi"]]
-        document = {
-            "cdiVersion": "0.5.0",
-            "kind": f"{self._driver}/device",
-            "devices": [{"name": name, "containerEdits": edits} for name in names],
-        }
+        devices = [{"name": name, "containerEdits": edits} for name in names]
+        document = {"cdiVersion": "0.5.0", "kind": f"{self._driver}/device", "devices": devices}
         if self.has("piles-up-files"):
             (self._cdi / f"extra-{time.monotonic_ns()}.json").write_text("{}")
         replace_file(self._cdi / f"{self._driver}-{uid}.json", json.dumps(document).encode())
@@ -221,13 +253,3 @@ class Claims:
     def _save(self) -> None:
         if not self.stopped.is_set():  # a killed process writes nothing
             replace_file(self._file, json.dumps(self._state).encode())
-
-
-def until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Whether the condition came true in time."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True

@@ -1,10 +1,12 @@
-"""The process of the driver under test: two gRPC servers and the thread that keeps its slices published."""
+"""The process of the driver under test: two gRPC servers and the thread that publishes its slices."""
 
 import shutil
 import threading
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,104 @@ from dra_driver.core._pb.pluginregistration import api_pb2 as registration
 from dra_driver.core.errors import KubernetesApiError
 from dra_driver.kube import paths
 from dra_driver.kube.rest import RestClient
-from tests.fakes.subject.calls import Calls, health_stream
-from tests.fakes.subject.claims import HUGE, Claims, Crash, Refused
-from tests.fakes.subject.devices import published
+from tests.fakes.subject.claims import HUGE, Claims, Crash, Refused, published
+
+EVERY_S = 0.05
+WORK_S = 0.15
+
+
+class Calls:
+    """Calls in flight. Thread-safe."""
+
+    def __init__(self, faults: Collection[str]) -> None:
+        self._faults = faults
+        self._lock = threading.Lock()  # guards the sets and the count
+        self._busy: set[str] = set()
+        self._stuck: set[str] = set()
+        self.streams = 0
+
+    @contextmanager
+    def prepare(self, uid: str, context: grpc.ServicerContext) -> Iterator[None]:
+        with self._lock:
+            same, other = uid in self._busy, bool(self._busy - {uid})
+            if (same and "busy-with-claim" in self._faults) or (other and "busy-with-another" in self._faults):
+                raise Refused("busy")
+            if self.streams > 1 and "health-blocks" in self._faults:
+                raise Refused("health streams are open")
+            self._busy.add(uid)
+        try:
+            if {"busy-with-claim", "busy-with-another"} & set(self._faults):
+                time.sleep(WORK_S)
+            if "stuck-when-given-up" in self._faults:
+                self._stick(uid, context)
+            yield
+        finally:
+            with self._lock:
+                self._busy.discard(uid)
+
+    def _stick(self, uid: str, context: grpc.ServicerContext) -> None:
+        """Work for a while; a claim whose caller gives up meanwhile is lost for all later calls."""
+        end = time.monotonic() + 2 * WORK_S
+        while context.is_active() and time.monotonic() < end:
+            time.sleep(0.005)
+        with self._lock:
+            if not context.is_active():
+                self._stuck.add(uid)
+            if uid in self._stuck:
+                raise Refused("the claim is being prepared")
+
+    @contextmanager
+    def unprepare(self, uid: str) -> Iterator[None]:
+        key = f"unprepare {uid}"
+        with self._lock:
+            if key in self._busy and "busy-with-unprepare" in self._faults:
+                raise Refused("busy")
+            self._busy.add(key)
+        try:
+            if "busy-with-unprepare" in self._faults:
+                time.sleep(WORK_S)
+            yield
+        finally:
+            with self._lock:
+                self._busy.discard(key)
+
+
+def health_stream(
+    messages: Any, version: str, claims: Claims, calls: Calls, _request: Any, context: grpc.ServicerContext
+) -> Iterator[Any]:
+    calls.streams += 1
+    first = calls.streams
+    try:
+        while context.is_active() and not claims.stopped.wait(0 if claims.has("health-flood") else EVERY_S):
+            if reported := claims.prepared_devices():
+                yield _message(messages, version, claims, reported, first)
+                if claims.has("health-once"):
+                    claims.stopped.wait(5.0)
+    finally:
+        calls.streams -= not claims.has("health-first-stream-only")
+
+
+def _message(messages: Any, version: str, claims: Claims, reported: list[dict[str, Any]], number: int) -> Any:
+    answer = messages.NodeWatchResourcesResponse()
+    ill = claims.has("health-versions-differ") and version == "v1alpha1"
+    for device in reported:
+        name = device["device"]
+        if claims.has("health-of-unknown-device"):
+            name = "never-published"
+        if claims.has("health-flood"):
+            name = f"flood-{time.monotonic_ns()}"
+        if claims.has("health-first-stream-only") and number % 2 == 0:
+            name = "unit-33"
+        answer.devices.append(
+            messages.DeviceHealth(
+                device=messages.DeviceIdentifier(pool_name=device["pool"], device_name=name),
+                health=2 if ill else 1,
+                health_check_timeout_seconds=1 if claims.has("health-once") or claims.has("health-flood") else 30,
+                message="x" * 5000 if claims.has("long-health-message") else "",
+            )
+        )
+    return answer
+
 
 VERSIONS = ["v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"]
 SYNC_S = 0.05
@@ -38,12 +135,8 @@ class SubjectDriver:
             (folder / name).mkdir(exist_ok=True)
         self.registrar_dir, self.cdi_dir = folder / "reg", folder / "cdi"
         self._servers: list[grpc.Server] = []
-        self._registrations = 0
-        self._infos = 0
-        self._refused = False
-        self._starts = 0
-        self._published = False
-        self._updated = False
+        self._registrations = self._infos = self._starts = 0
+        self._refused = self._published = self._updated = False
 
     def start(self) -> "SubjectDriver":
         self._starts += 1
@@ -53,12 +146,14 @@ class SubjectDriver:
         self._publisher = threading.Thread(target=self._keep_published, name="subject-slices", daemon=True)
         self._publisher.start()
         dra = {"NodePrepareResources": self._prepare, "NodeUnprepareResources": self._unprepare}
-        modules = [v1beta1] if self.has("lies-about-v1") else [v1, v1beta1]
         handlers = [
-            _handlers(module, "DRAPlugin", {name: _bound(method, module) for name, method in dra.items()})
-            for module in modules
+            _handlers(module, "DRAPlugin", {name: partial(method, module) for name, method in dra.items()})
+            for module in ([v1beta1] if self.has("lies-about-v1") else [v1, v1beta1])
         ]
-        handlers += self._health_handlers()
+        for version, module in {"v1": health_v1, "v1alpha1": health_v1alpha1}.items():
+            if not self.has("no-health-service") and not (version == "v1" and self.has("lies-about-health")):
+                stream = partial(health_stream, module, version, self.claims, self.calls)
+                handlers.append(_handlers(module, "DRAResourceHealth", {"NodeWatchResources": stream}))
         again = self._starts > 1
         if not self.has("endpoint-not-served") and not (again and self.has("late-endpoint")):
             self._serve(self.folder / "plugin" / "dra.sock", handlers)
@@ -76,7 +171,6 @@ class SubjectDriver:
         self.start()
 
     def kill(self) -> None:
-        """End at once, as SIGKILL does: calls in flight get no answer."""
         self._stop.set()
         self.claims.stopped.set()
         for server in self._servers:
@@ -85,7 +179,6 @@ class SubjectDriver:
         self._publisher.join(5.0)
 
     def end(self) -> None:
-        """Stop and remove the folder and the slices."""
         self.kill()
         for item in self._own_slices():
             with suppress(KubernetesApiError):
@@ -103,14 +196,6 @@ class SubjectDriver:
         server.add_insecure_port(f"unix:{path}")
         server.start()
         self._servers.append(server)
-
-    def _health_handlers(self) -> list[grpc.GenericRpcHandler]:
-        served = {"v1": health_v1, "v1alpha1": health_v1alpha1}
-        if self.has("lies-about-health"):
-            del served["v1"]
-        if self.has("no-health-service"):
-            served.clear()
-        return [_health(module, version, self) for version, module in served.items()]
 
     # Registration.
 
@@ -187,15 +272,13 @@ class SubjectDriver:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "registered already")
         if self.has("few-claims") and len(request.claims) > 16:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "too many claims")
-        if operation == "prepare":
-            if self.has("prepare-hangs") and request.claims:
-                self.claims.hang()
-            if self.has("fails-without-claims") and not request.claims:
-                context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no claims")
-            if self.has("one-claim-per-call") and len(request.claims) > 1:
-                context.abort(grpc.StatusCode.INVALID_ARGUMENT, "more than one claim")
-        elif self.has("unprepare-fails-without-claims") and not request.claims:
+        prepares = operation == "prepare"
+        if prepares and self.has("prepare-hangs") and request.claims:
+            self.claims.hang()
+        if self.has("fails-without-claims" if prepares else "unprepare-fails-without-claims") and not request.claims:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no claims")
+        if prepares and self.has("one-claim-per-call") and len(request.claims) > 1:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "more than one claim")
 
     # Slices.
 
@@ -251,52 +334,28 @@ class SubjectDriver:
                 self._rest.delete(paths.resource_slices(item["metadata"]["name"]))
 
     def _own_slices(self) -> list[dict[str, Any]]:
-        items: list[dict[str, Any]] = self._rest.list(
-            paths.resource_slices(), {"fieldSelector": f"spec.driver={self.driver}"}
-        )["items"]
-        return items
+        found = self._rest.list(paths.resource_slices(), {"fieldSelector": f"spec.driver={self.driver}"})
+        return list(found["items"])
 
 
 def _names(item: dict[str, Any]) -> list[str]:
     return [device["name"] for device in item["spec"].get("devices") or ()]
 
 
-def _health(messages: Any, version: str, driver: SubjectDriver) -> grpc.GenericRpcHandler:
-    descriptor = messages.DESCRIPTOR.services_by_name["DRAResourceHealth"]
-    made: dict[str, Any] = {
-        "NodeWatchResources": grpc.unary_stream_rpc_method_handler(
-            lambda _, context: health_stream(messages, version, driver.claims, driver.calls, context),
-            request_deserializer=messages.NodeWatchResourcesRequest.FromString,
-            response_serializer=lambda answer: answer.SerializeToString(),
-        )
-    }
-    return grpc.method_handlers_generic_handler(descriptor.full_name, made)
-
-
-def _bound(method: Any, messages: Any) -> Callable[[Any, grpc.ServicerContext], Any]:
-    return lambda request, context: method(messages, request, context)
-
-
 def _handlers(messages: Any, service: str, methods: dict[str, Any]) -> grpc.GenericRpcHandler:
     descriptor = messages.DESCRIPTOR.services_by_name[service]
-    made: dict[str, Any] = {
-        name: grpc.unary_unary_rpc_method_handler(
-            method,
-            request_deserializer=getattr(messages, descriptor.methods_by_name[name].input_type.name).FromString,
-            response_serializer=lambda answer: answer.SerializeToString(),
-        )
-        for name, method in methods.items()
-    }
+    made: dict[str, Any] = {}
+    for name, method in methods.items():
+        found = descriptor.methods_by_name[name]
+        make = grpc.unary_stream_rpc_method_handler if found.server_streaming else grpc.unary_unary_rpc_method_handler
+        request = getattr(messages, found.input_type.name)
+        made[name] = make(method, request.FromString, lambda answer: answer.SerializeToString())
     return grpc.method_handlers_generic_handler(descriptor.full_name, made)
 
 
 def _device(messages: Any, device: dict[str, Any]) -> Any:
-    message = messages.Device(
-        request_names=device["requests"],
-        pool_name=device["pool"],
-        device_name=device["device"],
-        cdi_device_ids=device["cdi"],
-    )
+    names = {"pool_name": device["pool"], "device_name": device["device"]}
+    message = messages.Device(request_names=device["requests"], cdi_device_ids=device["cdi"], **names)
     if device["share"] and hasattr(message, "share_id"):
         message.share_id = device["share"]
     return message

@@ -1,7 +1,6 @@
 """Every fault of the broken driver, the check that has to find it, and what the driver does."""
 
 FAULTS: dict[str, tuple[str, str]] = {
-    # registration
     "get-info-hangs": ("registration-answers", "GetInfo never answers"),
     "wrong-type": ("registration-type", "GetInfo says type DevicePlugin"),
     "wrong-name": ("registration-name", "GetInfo names another driver"),
@@ -13,7 +12,6 @@ FAULTS: dict[str, tuple[str, str]] = {
     "info-changes": ("registration-repeated", "each GetInfo lists other versions"),
     "dies-when-refused": ("registration-after-refusal", "a refused registration ends the registration service"),
     "registers-once": ("registration-kubelet-restart", "calls fail after a second registration"),
-    # slices
     "publishes-nothing": ("slices-published", "no slice is written"),
     "wrong-slice-count": ("slices-count", "resourceSliceCount is one too high"),
     "old-generation-stays": ("slices-generation", "a slice of the previous generation is never deleted"),
@@ -23,7 +21,6 @@ FAULTS: dict[str, tuple[str, str]] = {
     "no-owner": ("slices-owner", "slices have no owner"),
     "pool-named-like-node": ("slices-pool-name", "the pool with counters has the name of the node"),
     "writes-without-need": ("slices-quiet", "slices are written again and again"),
-    # prepare
     "fails-without-claims": ("prepare-nothing", "a call without claims is an error"),
     "prepare-hangs": ("prepare-answers", "NodePrepareResources never answers"),
     "prepare-skips": ("prepare-answers", "the answer has no entry for the claim"),
@@ -46,7 +43,6 @@ FAULTS: dict[str, tuple[str, str]] = {
     "takes-all-results": ("prepare-other-results", "results of other drivers are answered"),
     "refuses-foreign-config": ("prepare-other-configuration", "configuration of another driver is an error"),
     "crashes-on-bad-uid": ("prepare-malformed", "a malformed UID ends the process"),
-    # unprepare
     "unprepare-fails-without-claims": ("unprepare-nothing", "a call without claims is an error"),
     "unprepare-skips": ("unprepare-answers", "the answer has no entry for the claim"),
     "unprepare-once": ("unprepare-repeated", "a second unprepare is an error"),
@@ -57,7 +53,6 @@ FAULTS: dict[str, tuple[str, str]] = {
     "answers-from-cache": ("unprepare-then-prepare", "a prepare after unprepare writes no CDI file"),
     "removes-all-files": ("unprepare-others-stay", "unprepare removes the CDI files of all claims"),
     "leaves-files": ("unprepare-files", "CDI files stay"),
-    # shares and admin access
     "no-share-id": ("share-ids", "the answer for a share has no share id"),
     "exclusive-shares": ("share-two-claims", "a second share of a device is refused"),
     "one-share-per-claim": ("share-twice", "a claim gets one entry for two shares of a device"),
@@ -65,7 +60,6 @@ FAULTS: dict[str, tuple[str, str]] = {
     "admin-needs-free-device": ("admin-beside-user", "admin access to a device in use is refused"),
     "admin-takes-device": ("admin-leaves-device-free", "admin access counts as use of the device"),
     "admin-ends-user": ("admin-ends", "the end of admin access ends the claim that has the device"),
-    # calls in parallel, and large ones
     "busy-with-claim": ("parallel-same-claim", "a call that overlaps another one for the same claim is an error"),
     "busy-with-another": ("parallel-claims", "a call that overlaps any other one is an error"),
     "stuck-when-given-up": ("parallel-given-up", "a claim whose caller gave up is never prepared"),
@@ -74,7 +68,6 @@ FAULTS: dict[str, tuple[str, str]] = {
     "few-devices": ("large-32-devices", "a claim with more than 8 devices is an error"),
     "few-claims": ("large-100-claims", "a call with more than 16 claims is an error"),
     "short-names": ("large-name", "a claim with a name of more than 100 characters is an error"),
-    # health
     "no-health-service": ("health-v1alpha1", "the health stream is not implemented"),
     "health-of-unknown-device": ("health-devices", "a device is reported that is not published"),
     "long-health-message": ("health-message", "a message has 5000 characters"),
@@ -83,7 +76,6 @@ FAULTS: dict[str, tuple[str, str]] = {
     "health-first-stream-only": ("health-reopened", "a second stream reports another device"),
     "health-versions-differ": ("health-versions", "v1alpha1 reports every device as unhealthy"),
     "health-blocks": ("health-beside-prepare", "a prepare fails while two health streams are open"),
-    # disturbances
     "trusts-files": ("disturbed-cdi-files", "a repeated prepare does not look for its CDI file"),
     "publishes-once": ("disturbed-all-slices", "slices are never published again"),
     "repairs-all-only": ("disturbed-one-slice", "a slice is published again only when all are gone"),
@@ -91,7 +83,6 @@ FAULTS: dict[str, tuple[str, str]] = {
     "trusts-its-write": ("disturbed-after-write", "slices that are deleted after an update stay away"),
     "deletes-other-slices": ("disturbed-other-slices", "slices of other drivers on the node are deleted"),
     "new-taint-times": ("disturbed-taints", "a NoExecute taint gets a new time whenever its slice is published"),
-    # restarts
     "no-second-start": ("restart-registers", "the registration socket is not made again"),
     "late-endpoint": ("restart-endpoint", "after a restart, the DRA socket is not served"),
     "new-ids-after-restart": ("restart-claims", "CDI ids have the number of the process in them"),

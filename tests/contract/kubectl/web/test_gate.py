@@ -1,4 +1,4 @@
-"""Who may ask the page."""
+"""The permissions of the page: which requests it answers, and what it shows without a permission in the cluster."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,10 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dra_driver.core.errors import ForbiddenError
+from dra_driver.kube.state import KINDS
+from dra_driver.kubectl.web.reading import LiveSource, read_from
 from tests.contract.kubectl.web.conftest import HOST, Site
+from tests.unit.kubectl.web.objects import claim, share, small_state, waiting_pod
 
 if TYPE_CHECKING:
     from starlette.testclient import TestClient
+if TYPE_CHECKING:
+    from starlette.testclient import TestClient
+
 
 OTHER = "http://127.0.0.1:9999"
 
@@ -21,7 +28,6 @@ def test_without_the_cookie_everything_is_refused(site: Site) -> None:
 
 
 def test_the_code_works_once(site: Site) -> None:
-    """The second browser with the same address is refused, and the first stays."""
     first = site.opened()
     assert site.browser().get(f"/open?code={site.code}").status_code == 403
     assert first.get(f"{site.base}/").status_code == 200
@@ -29,7 +35,6 @@ def test_the_code_works_once(site: Site) -> None:
 
 
 def test_a_wrong_code_opens_nothing_and_does_not_use_the_right_one_up(site: Site) -> None:
-    """Nor does a HEAD request, which a preview of links sends."""
     for code in ("", "wrong", "%ff%00", site.code[:-1], "ä", "x&a=1&b=2&c=3&d=4"):
         assert site.browser().get(f"/open?code={code}").status_code == 403
     assert site.browser().head(f"/open?code={site.code}").status_code == 405
@@ -46,7 +51,6 @@ def test_the_cookie_is_for_this_page_alone(site: Site) -> None:
 
 
 def test_a_wrong_cookie_is_refused(site: Site) -> None:
-    """Also one that is no cookie."""
     for cookie in ("dra_ui=wrong", "dra_ui=", "dra_ui=\xe4", ";;=;", "x" * 5000):
         answer = site.browser().get(f"{site.base}/", headers={b"cookie": cookie.encode("latin-1")})
         assert answer.status_code == 403
@@ -59,7 +63,6 @@ def test_other_names_of_the_host_are_refused(site: Site, browser: "TestClient") 
 
 
 def test_requests_of_other_origins_are_refused(site: Site, browser: "TestClient") -> None:
-    """Even with the cookie; a form needs an origin, and it has to be this page."""
     assert browser.get(f"{site.base}/", headers={"origin": OTHER}).status_code == 403
     for headers in ({}, {"origin": "null"}, {"origin": OTHER}, {"origin": f"https://{HOST}"}):
         assert browser.post(f"{site.base}/what-if", headers=headers).status_code == 403, headers
@@ -67,7 +70,6 @@ def test_requests_of_other_origins_are_refused(site: Site, browser: "TestClient"
 
 
 def test_every_answer_has_the_headers(site: Site, browser: "TestClient") -> None:
-    """Pages, files, refusals and the page of the code: no script and no style in texts, nothing from elsewhere."""
     answers = [browser.get(f"{site.base}{path}") for path in ("/", "/nope", "/static/live.js")]
     for answer in (*answers, site.browser().get("/"), site.browser().get("/open?code=x")):
         policy = answer.headers["content-security-policy"]
@@ -79,7 +81,6 @@ def test_every_answer_has_the_headers(site: Site, browser: "TestClient") -> None
 
 
 def test_nothing_but_forms_is_posted(site: Site, browser: "TestClient") -> None:
-    """The page reads only."""
     headers = {"origin": f"http://{HOST}"}
     for path in ("/", "/claims", "/capacity", "/nodes/n"):
         assert browser.post(f"{site.base}{path}", headers=headers).status_code == 405
@@ -129,7 +130,6 @@ def test_a_connection_on_which_nothing_is_asked_ends(sent: bytes) -> None:
 
 @pytest.mark.parametrize("more", [b"", b"G"])
 def test_a_connection_ends_some_time_after_its_answer(more: bytes) -> None:
-    """Also one that began another request."""
     assert talk(REQUEST + more).endswith(b"ok")
 
 
@@ -143,3 +143,78 @@ def test_an_answer_that_takes_long_is_not_cut_off() -> None:
         await app(scope, receive, send)
 
     assert talk(REQUEST, slow, lambda: looks.append(1)).endswith(b"ok")
+
+
+OWN = "team"
+LISTS = {"/": "resourceslices", "/claims": "resourceclaims", "/pending": "pods", "/capacity": "resourceslices"}
+
+
+class OneNamespace:
+    """An API server that lets the user list what is in one namespace, and nothing else."""
+
+    def __init__(self, allowed: bool = True) -> None:
+        self._allowed = allowed
+        self._state = small_state(claim("mine", "n", share("gpu-0", "20Gi")), pods=(waiting_pod("waits"),))
+
+    def get(self, path: str, query: Any = None) -> dict[str, Any]:
+        return {"gitVersion": "v1.36.2", "major": "1", "minor": "36"}
+
+    def list(self, path: str, query: Any = None) -> dict[str, Any]:
+        kind = next((kind for kind in KINDS if path.endswith(f"/namespaces/{OWN}/{kind.resource}")), None)
+        if kind is None or not self._allowed:
+            raise ForbiddenError(f'GET {path} failed: 403 Forbidden: User "u" cannot list there')
+        return {"items": list(getattr(self._state, kind.field))}
+
+
+def pages(site: Site, browser: "TestClient") -> dict[str, str]:
+    site.read()
+    for path in LISTS:
+        browser.get(f"{site.base}{path}")
+    site.read()
+    return {path: browser.get(f"{site.base}{path}").text for path in LISTS}
+
+
+def test_a_namespace_is_shown_with_the_rights_that_are_missing(site: Site, browser: "TestClient") -> None:
+    site.source = LiveSource(OneNamespace(), OWN)
+    found = pages(site, browser)
+    assert "team/mine" in found["/claims"]
+    assert "team/waits" in found["/pending"]
+    assert "Which GPUs there are is not known" in found["/"]
+    assert "Which devices are published is not known" in found["/capacity"]
+    for page in found.values():
+        assert "this user may not list resourceslices.resource.k8s.io (403)" in page
+        assert "kubectl auth can-i list nodes" in page
+        assert "list pods in all namespaces (403)" in page
+        assert page.count("; those of namespace team are shown") >= 2
+
+
+def test_without_any_right_every_page_says_which(site: Site, browser: "TestClient") -> None:
+    site.source = LiveSource(OneNamespace(allowed=False), OWN)
+    for path, page in pages(site, browser).items():
+        assert f"may not list {LISTS[path]}" in page, path
+        assert "not known" in page
+        assert "are shown" not in page
+
+
+def test_the_right_to_ask_exporters_is_named(site: Site, browser: "TestClient") -> None:
+    path = "/api/v1/namespaces/dra-driver/pods/exporter-a:8082/proxy/usage"
+    site.use_failure = ForbiddenError(f"GET {path} failed: 403 Forbidden: no")
+    site.read(small_state(claim("a", "n", share("gpu-0", "20Gi"))))
+    for page in ("/claims", "/nodes/n/gpu-0"):
+        text = browser.get(f"{site.base}{page}").text
+        assert "this user may not get pods/proxy exporter-a:8082 in namespace dra-driver (403)" in text
+
+
+@pytest.mark.parametrize("has_volume", [True, False])
+def test_volumes_that_cannot_be_read_matter_to_pods_that_have_some(has_volume: bool) -> None:
+    pod = waiting_pod("waits")
+    pod["spec"]["volumes"] = [{"name": "v", "persistentVolumeClaim": {"claimName": "v"}}] if has_volume else []
+
+    class Api(OneNamespace):
+        def list(self, path: str, query: Any = None) -> dict[str, Any]:
+            if "persistentvolumeclaims" in path or "storageclasses" in path:
+                raise ForbiddenError(f"GET {path} failed: 403 Forbidden: no")
+            return {"items": [pod] if path.endswith("/pods") else []}
+
+    gaps = read_from(LiveSource(Api())).gaps
+    assert len(gaps) == (2 if has_volume else 0), gaps

@@ -82,7 +82,6 @@ def test_texts_of_status_usage_are_text(site: Site, browser: "TestClient", text:
 
 
 def test_texts_of_an_exporter_are_text(site: Site, browser: "TestClient") -> None:
-    """Also of one that names claims, devices and nodes that do not exist; a name is cut."""
     give(site, answer_in(HOSTILE, namespace="team", claim="a", device="gpu-0"))
     give(site, answer_in(LONG, namespace=LONG, claim=LONG, device=LONG))
     assert max(len(use.claim) for use in site.uses) == MAX_NAME
@@ -96,7 +95,6 @@ def test_texts_of_an_exporter_are_text(site: Site, browser: "TestClient") -> Non
 
 
 def test_a_gpu_of_a_hostile_name_has_its_page(site: Site, browser: "TestClient") -> None:
-    """Name, claim and use together, as text in the page and in its links."""
     name = HOSTILE.replace("/", "")  # no name in Kubernetes has a slash, and none such has a page
     site.read(hostile_state(name), **{name: node_with(told_in(HOSTILE, name), name, name)})
     give(site, answer_in(HOSTILE, namespace=name, claim=name, device=name) | {"node": name})
@@ -113,7 +111,6 @@ def test_a_gpu_of_a_hostile_name_has_its_page(site: Site, browser: "TestClient")
 
 @pytest.mark.parametrize("wrong", [7, "text", [], [None], [[]], {"a": 1}, [{"gpu": {}}], True, [{}] * 10_000])
 def test_shapes_that_no_node_process_writes_are_left_out(site: Site, browser: "TestClient", wrong: Any) -> None:
-    """Of the whole, of each list and of each entry's fields."""
     usages = [
         wrong,
         dict.fromkeys(("overGrant", "unattributed", "idle", "checkedAt"), wrong),
@@ -134,9 +131,8 @@ def test_shapes_that_no_exporter_answers_are_left_out(site: Site, browser: "Test
     for name in ("node", "time", "windowSeconds", "knows", "gpus", "claims"):
         give(site, {**good, name: wrong})
     device = dict.fromkeys(("usedBytes", "peakBytes", "grantBytes", "percent", "processes", "energyJoules"), wrong)
-    gpu = dict.fromkeys(
-        ("memoryTotalBytes", "memoryUsedBytes", "percent", "powerWatts", "unattributedProcesses"), wrong
-    )
+    names = ("memoryTotalBytes", "memoryUsedBytes", "percent", "powerWatts", "unattributedProcesses")
+    gpu = dict.fromkeys(names, wrong)
     claims = [{**good["claims"][0], "devices": [{"device": "gpu-0", **device}]}]
     give(site, {**good, "claims": claims, "gpus": [{"device": "gpu-0", **gpu}]})
     for _ in range(2):

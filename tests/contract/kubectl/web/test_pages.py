@@ -1,6 +1,9 @@
-"""What the pages show, of good, absent and hostile objects."""
+"""The pages: content of good, absent and hostile objects, and no object that only garbage collection would free."""
 
+import gc
 import re
+import weakref
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,13 +14,14 @@ from dra_driver.core.model.gpu_node import ToldForeign, ToldIdle, ToldOverGrant,
 from dra_driver.core.model.usage_rules import OverGrantAction
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, GpuMemory
-from dra_driver.kubectl.web.answers import EXAMPLE, MAX_BYTES
+from dra_driver.kubectl.web.rows import EXAMPLE, MAX_BYTES
 from tests.contract.kubectl.web.conftest import HOST, Site
 from tests.unit.kubectl.web.objects import (
     DRIVER,
     GIB,
     UNHEALTHY,
     claim,
+    partition,
     share,
     slice_of,
     small_state,
@@ -30,21 +34,21 @@ from tests.unit.kubectl.web.test_fleet import placed
 
 if TYPE_CHECKING:
     from starlette.testclient import TestClient
+if TYPE_CHECKING:
+    from starlette.testclient import TestClient
+
 
 LISTS = ("/", "/claims", "/pending", "/capacity", "/events", "/what-if")
 PAGES = (*LISTS, "/nodes/n", "/nodes/n/gpu-0", "/claims/team/a", "/pending/team/w")
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}\u202e"
 CLASS = {"metadata": {"name": DRIVER}, "spec": {"selectors": [{"cel": {"expression": f"device.driver == '{DRIVER}'"}}]}}
-EVENT = {
-    "reason": "FailedScheduling",
-    "message": "no",
-    "involvedObject": {"kind": "Pod", "namespace": "team", "name": "w"},
-}
+ABOUT = {"kind": "Pod", "namespace": "team", "name": "w"}
+EVENT = {"reason": "FailedScheduling", "message": "no", "involvedObject": ABOUT, "metadata": {}}
 
 
 def full_state() -> ClusterState:
     held = claim("a", "n", share("gpu-0", "20Gi"))
-    return small_state(held, pods=(waiting_pod("w"),), events=({**EVENT, "metadata": {}},), classes=(CLASS,))
+    return small_state(held, pods=(waiting_pod("w"),), events=(EVENT,), classes=(CLASS,))
 
 
 def test_every_page_is_there(site: Site, browser: "TestClient") -> None:
@@ -66,10 +70,8 @@ def test_every_page_is_there(site: Site, browser: "TestClient") -> None:
 
 
 def test_use_is_shown_against_the_grant(site: Site, browser: "TestClient") -> None:
-    """Of the grant, not of the GPU; over the grant it is marked."""
-    site.uses = [
-        ClaimDeviceUse(namespace="team", claim="a", node="n", device="gpu-0", used_bytes=25 * GIB, sm_ratio=0.5)
-    ]
+    use = ClaimDeviceUse(namespace="team", claim="a", node="n", device="gpu-0", used_bytes=25 * GIB, sm_ratio=0.5)
+    site.uses = [use]
     site.read(full_state())
     text = browser.get(f"{site.base}/nodes/n/gpu-0").text
     assert "25 GiB" in text
@@ -78,7 +80,6 @@ def test_use_is_shown_against_the_grant(site: Site, browser: "TestClient") -> No
 
 
 def test_the_memory_of_a_gpu_is_told_as_a_sum(site: Site, browser: "TestClient") -> None:
-    """What no claim explains and what is not known are named, too."""
     site.memory = [
         GpuMemory(
             node="n", device="gpu-0", total_bytes=80 * GIB, used_bytes=23 * GIB, claims_bytes=20 * GIB,
@@ -92,12 +93,8 @@ def test_the_memory_of_a_gpu_is_told_as_a_sum(site: Site, browser: "TestClient")
 
 
 def test_the_use_of_a_whole_gpu_is_drawn_over_time(site: Site, browser: "TestClient") -> None:
-    """Also of a GPU that no claim holds: memory in use, utilisation, power."""
-    site.memory = [
-        GpuMemory(
-            node="n", device="gpu-0", total_bytes=80 * GIB, used_bytes=20 * GIB, busy_ratio=0.5, power_watts=320.4
-        )
-    ]
+    used: dict[str, Any] = {"used_bytes": 20 * GIB, "busy_ratio": 0.5, "power_watts": 320.4}
+    site.memory = [GpuMemory(node="n", device="gpu-0", total_bytes=80 * GIB, **used)]
     for _ in range(2):
         site.read(plain_state())
     text = browser.get(f"{site.base}/nodes/n/gpu-0").text
@@ -109,7 +106,6 @@ def test_the_use_of_a_whole_gpu_is_drawn_over_time(site: Site, browser: "TestCli
 
 
 def test_what_is_not_known_about_use_is_said(site: Site, browser: "TestClient") -> None:
-    """Where use is shown."""
     site.gaps = [f"node n: its exporter does not answer {HOSTILE}"]
     site.read(full_state())
     for path in ("/claims", "/nodes/n/gpu-0"):
@@ -118,7 +114,6 @@ def test_what_is_not_known_about_use_is_said(site: Site, browser: "TestClient") 
 
 
 def test_linked_gpus_and_their_places_are_shown(site: Site, browser: "TestClient") -> None:
-    """On the GPU's page its peers, on the node's all islands and what is on one NUMA node."""
     pair = (placed(f"gpu-{number}", island="A", numa=number, clique="fabric.1") for number in range(2))
     site.read(small_state(slices=(slice_of("n", *pair),)))
     gpu, node = (browser.get(f"{site.base}{path}").text for path in ("/nodes/n/gpu-0", "/nodes/n"))
@@ -149,7 +144,6 @@ def test_what_the_watchdog_found_stands_on_gpu_and_node(site: Site, browser: "Te
 
 
 def test_pages_of_objects_that_are_gone_say_so(site: Site, browser: "TestClient") -> None:
-    """With a way back, and status 404."""
     site.read(full_state())
     for path in ("/nodes/x", "/nodes/n/gpu-9", "/claims/team/x", "/pending/team/x", "/nope"):
         answer = browser.get(f"{site.base}{path}")
@@ -158,7 +152,6 @@ def test_pages_of_objects_that_are_gone_say_so(site: Site, browser: "TestClient"
 
 
 def test_a_server_that_is_away_is_told_and_the_last_state_stays(site: Site, browser: "TestClient") -> None:
-    """With since when; it goes when the server is back."""
     site.read(full_state())
     site.failure = ApiUnreachableError("connection refused <b>")
     site.sources.cluster.once()
@@ -172,16 +165,9 @@ def test_a_server_that_is_away_is_told_and_the_last_state_stays(site: Site, brow
 
 
 def test_before_the_first_reading_every_page_says_so(site: Site, browser: "TestClient") -> None:
-    """No page fails without a state."""
     for path in PAGES:
         assert browser.get(f"{site.base}{path}").status_code in (200, 404)
     assert "for the first time" in browser.get(f"{site.base}/").text
-
-
-def test_what_could_not_be_read_is_said(site: Site, browser: "TestClient") -> None:
-    """A gap in what the pages show is a banner."""
-    site.read(small_state(gaps=("resourceclaims: you may not list them",)))
-    assert "you may not list them" in browser.get(f"{site.base}/").text
 
 
 def plain_state() -> ClusterState:
@@ -210,31 +196,14 @@ def hostile(site: Site, browser: "TestClient") -> "tuple[Site, TestClient]":
 
 
 def test_hostile_names_are_text(hostile: "tuple[Site, TestClient]") -> None:
-    """No object of the cluster can put an element or an attribute into a page."""
     site, browser = hostile
-    links = {
-        "/",
-        "/claims",
-        "/pending",
-        "/capacity",
-        "/events",
-        f"/?q={HOSTILE}",
-        f"/claims?q={HOSTILE}&show={HOSTILE}",
-    }
+    links = {*LISTS[:5], f"/?q={HOSTILE}", f"/claims?q={HOSTILE}&show={HOSTILE}"}
     pages = [browser.get(f"{site.base}{path}") for path in links]
     site.read(site.state, **site.told)
     found = {link for page in pages for link in re.findall(r'href="([^"]+)"', page.text) if "alert" in link}
     pages += [browser.get(link.replace("&amp;", "&")) for link in found]
-    pages.append(
-        browser.post(
-            f"{site.base}/what-if",
-            data={
-                "manifest": f"kind: ResourceClaim\nmetadata: {{name: '{HOSTILE.replace(chr(39), '')}'}}",
-                "namespace": HOSTILE,
-            },
-            headers={"origin": f"http://{HOST}"},
-        )
-    )
+    manifest = f"kind: ResourceClaim\nmetadata: {{name: '{HOSTILE.replace(chr(39), '')}'}}"
+    pages.append(_posted(site, browser, manifest=manifest, namespace=HOSTILE))
     assert len(found) >= 4
     for page in pages:
         assert page.status_code in (200, 404)
@@ -248,14 +217,12 @@ def test_hostile_names_are_text(hostile: "tuple[Site, TestClient]") -> None:
 
 
 def test_what_if_answers_like_explain(site: Site, browser: "TestClient") -> None:
-    """A claim that fits, one that does not, and a pod."""
     site.read(plain_state())
     assert "fits" in _tried(site, browser, EXAMPLE)
     assert "cannot fit" in _tried(site, browser, EXAMPLE.replace("40Gi", "400Gi"))
 
 
 def test_a_trial_that_fails_for_a_reason_of_its_own_still_has_an_end(site: Site, browser: "TestClient") -> None:
-    """Here: a class of the cluster whose shape an API server would have refused."""
     site.read(replace(plain_state(), classes=({"metadata": {"name": "gpu.nvidia.com"}, "spec": 7},)))
     page = _tried(site, browser, EXAMPLE)
     assert "This trial failed" in page
@@ -280,31 +247,25 @@ def test_a_trial_that_fails_for_a_reason_of_its_own_still_has_an_end(site: Site,
     ],
 )
 def test_what_if_refuses_nonsense_in_a_sentence(site: Site, browser: "TestClient", text: str, sentence: str) -> None:
-    """Never a traceback, never much work."""
     site.read(plain_state())
     assert sentence in _tried(site, browser, text)
 
 
 def test_the_pasted_text_comes_back_as_it_was(site: Site, browser: "TestClient") -> None:
-    """Browsers send lines of forms with a carriage return, tabs stay, and what turns texts is seen."""
     site.read(plain_state())
     text = "kind: Pod\r\nmetadata:\t{name: \u202ea}\r\n"
-    answer = browser.post(f"{site.base}/what-if", data={"manifest": text}, headers={"origin": f"http://{HOST}"})
+    answer = _posted(site, browser, manifest=text)
     shown = re.search(r"<textarea[^>]*>(.*?)</textarea>", answer.text, re.DOTALL)
     assert shown is not None
     assert shown[1] == text.replace("\u202e", "?")
 
 
 def test_a_form_that_is_too_large_is_refused(site: Site, browser: "TestClient") -> None:
-    """It is not read to its end."""
-    answer = browser.post(
-        f"{site.base}/what-if", content=b"manifest=" + b"x" * 300_000, headers={"origin": f"http://{HOST}"}
-    )
+    answer = _posted(site, browser, manifest="x" * 300_000)
     assert answer.status_code == 413
 
 
 def test_lists_are_paged_and_searched(site: Site, browser: "TestClient") -> None:
-    """A hundred claims on two pages, one by name, none by another."""
     site.read(small_state(*(claim(f"claim-{number:03}", "n") for number in range(100))))
     first, last = browser.get(f"{site.base}/claims").text, browser.get(f"{site.base}/claims?page=2").text
     assert ("claim-049" in first, "claim-050" in first, "claim-050" in last) == (True, False, True)
@@ -328,11 +289,54 @@ def test_pages_can_be_used_without_a_mouse_and_without_seeing(site: Site, browse
         assert all(f'for="{field}"' in text for field in fields)
 
 
+def _posted(site: Site, browser: "TestClient", **data: str) -> Any:
+    return browser.post(f"{site.base}/what-if", data=data, headers={"origin": f"http://{HOST}"})
+
+
 def _tried(site: Site, browser: "TestClient", text: str) -> str:
-    answer = browser.post(
-        f"{site.base}/what-if",
-        data={"manifest": text, "namespace": "team"},
-        headers={"origin": f"http://{HOST}"},
-    )
+    answer = _posted(site, browser, manifest=text, namespace="team")
     assert "</html>" in answer.text
     return re.sub("<textarea.*</textarea>", "", answer.text, flags=re.DOTALL)
+
+
+class Watched(dict[str, Any]):
+    """An object of the cluster to which weak references can be made."""
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_an_old_state_is_freed_without_collection(site: Site, browser: "TestClient") -> None:
+    """Slices, claims and pods, after every page showed them; capacity and explanations were computed of them."""
+    watched = _read_and_look(site, browser)
+    site.read(small_state())
+    for path in PAGES:
+        browser.get(f"{site.base}{path}")
+    site.read(small_state(claim("other", "n")))
+    assert [kind for kind, found in watched.items() if found() is not None] == []
+
+
+def _read_and_look(site: Site, browser: "TestClient") -> dict[str, "weakref.ref[Watched]"]:
+    devices = whole("gpu-0", "GPU-0", counter_set="c"), partition("gpu-0-mig-1", "GPU-0", "1g.10gb", (6, 1), "c")
+    pod = waiting_pod("w")
+    pod["spec"]["resourceClaims"][0]["resourceClaimName"] = "w"
+    found = {
+        "slice": Watched(slice_of("n", *devices, of=2)),
+        "claim": Watched(claim("a", "n", share("gpu-0", "20Gi"))),
+        "waiting claim": Watched(claim("w", "n")),
+        "pod": Watched(pod),
+    }
+    counters = slice_of("n", sets=("c",), of=2)
+    parts: dict[str, Any] = {"slices": (counters, found["slice"]), "pods": (found["pod"],), "classes": (CLASS,)}
+    site.read(small_state(found["claim"], found["waiting claim"], **parts))
+    for _ in range(2):
+        for path in PAGES:
+            browser.get(f"{site.base}{path}")
+        site.read(site.state)
+    assert "gpu-0" in browser.get(f"{site.base}/pending/team/w").text
+    return {kind: weakref.ref(each) for kind, each in found.items()}

@@ -13,7 +13,6 @@ GUARD = 'device.driver == "gpu.nvidia.com"'
 
 
 def report(text: str, known: KnownObjects | None = None) -> LintReport:
-    """Returns the report on one file."""
     source = ManifestSource(name="m.yaml", text=textwrap.dedent(text).lstrip("\n"))
     return lint([source], known or known_from_catalog())
 
@@ -23,7 +22,6 @@ def findings(text: str, known: KnownObjects | None = None) -> list[Finding]:
 
 
 def rules(text: str, known: KnownObjects | None = None) -> list[str]:
-    """Returns the rules of all findings, in order."""
     return [finding.rule for finding in findings(text, known)]
 
 
@@ -36,23 +34,15 @@ def one(text: str, rule: str, known: KnownObjects | None = None) -> Finding:
 
 def template(requests: str, *, rest: str = "", name: str = "t") -> str:
     """Returns a ResourceClaimTemplate; ``requests`` and ``rest`` are YAML with any indentation."""
-    return (
-        f"apiVersion: resource.k8s.io/v1\nkind: ResourceClaimTemplate\nmetadata: {{name: {name}}}\n"
-        "spec:\n  spec:\n    devices:\n      requests:\n"
-        + textwrap.indent(textwrap.dedent(requests).strip("\n"), "      ")
-        + "\n"
-        + textwrap.indent(textwrap.dedent(rest).strip("\n"), "      ")
-        + "\n"
-    )
+    below = "\n".join(textwrap.indent(textwrap.dedent(each).strip("\n"), "      ") for each in (requests, rest))
+    head = f"apiVersion: resource.k8s.io/v1\nkind: ResourceClaimTemplate\nmetadata: {{name: {name}}}\n"
+    return f"{head}spec:\n  spec:\n    devices:\n      requests:\n{below}\n"
 
 
 def selecting(expression: str, *, class_name: str = "gpu.nvidia.com") -> str:
     """Returns a template with one request and one selector, written as a literal block."""
-    block = textwrap.indent(expression, "        ")
-    return template(
-        f"- name: gpu\n  exactly:\n    deviceClassName: {class_name}\n    selectors:\n    - cel:\n"
-        f"        expression: |-\n{textwrap.indent(block, '    ')}\n"
-    )
+    head = f"- name: gpu\n  exactly:\n    deviceClassName: {class_name}\n    selectors:\n    - cel:\n"
+    return template(f"{head}        expression: |-\n{textwrap.indent(expression, ' ' * 12)}\n")
 
 
 def device_class(expression: str, *, name: str = "mine", rest: str = "") -> str:
@@ -70,14 +60,7 @@ def pod(claims: str, uses: str = "[{name: gpu}]", *, limits: str = "{}") -> str:
 
 
 def wire_slice(node: str, devices: list[dict[str, Any]], driver: str = "gpu.nvidia.com") -> dict[str, Any]:
-    return {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceSlice",
-        "metadata": {"name": f"{node}-0"},
-        "spec": {
-            "driver": driver,
-            "nodeName": node,
-            "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
-            "devices": devices,
-        },
-    }
+    pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": driver, "nodeName": node, "pool": pool, "devices": devices}
+    metadata = {"name": f"{node}-0"}
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": metadata, "spec": spec}

@@ -1,17 +1,95 @@
-"""Rules for requested capacities and shares."""
+"""Catalog devices equal published devices; requested capacities and shares are checked on them."""
+
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from dra_driver.core.model.gpu import Snapshot
+from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy
 from dra_driver.hardware.gpu import catalog
 from dra_driver.hardware.gpu.simulated.spec import DEFAULT_CUDA_VERSION, DEFAULT_DRIVER_VERSION, invent
-from dra_driver.kubectl.lint.scope import KnownObjects, devices_of, known_from_catalog
+from dra_driver.kubectl.lint.catalog_devices import OPTIONAL, VARYING, KnownDevice, catalog_devices
+from dra_driver.kubectl.lint.scope import WELL_KNOWN, KnownObjects, devices_of
 from dra_driver.node.slices import ApiServerFeatures, build_devices
+from dra_driver.scheduler.cel import compile_selector
 from tests.fakes.dra_objects import wire
-from tests.unit.kubectl.lint.helpers import D, findings, one, rules, template, wire_slice
+from tests.unit.kubectl.lint.helpers import D, one, rules, template, wire_slice
 
-SHARE = 'memory: 10Gi, computePercent: "20"'
+
+@pytest.mark.parametrize("key", list(catalog.models()))
+def test_whole_gpus_are_as_slices_publish_them(key: str) -> None:
+    gpu = replace(invent(catalog.model(key), 0, "catalog"), mig_enabled=False)
+    published = wire(build_devices(_snapshot(gpu), {}, ApiServerFeatures(counters=True)).devices[0])
+    found = next(d for d in catalog_devices() if d.model == key and d.wire["attributes"]["type"]["string"] == "gpu")
+    assert _described(found, published) == published["attributes"]
+    assert found.wire["capacity"] == published.get("capacity", {})
+
+
+@pytest.mark.parametrize("strategy", list(Strategy))
+@pytest.mark.parametrize("key", list(catalog.models()))
+def test_shared_gpus_are_as_slices_publish_them(key: str, strategy: Strategy) -> None:
+    gpu = replace(invent(catalog.model(key), 0, "catalog"), mig_enabled=False)
+    terms = {gpu.uuid: GpuTerms(policy="p", sharing=SharingTerms(strategy=strategy))}
+    published = wire(build_devices(_snapshot(gpu), terms, ApiServerFeatures(multi_allocation=True)).devices[0])
+    found = next(d for d in catalog_devices() if d.model == key and d.shared and strategy.value in d.label)
+    assert _described(found, published) == published["attributes"]
+    assert found.wire["capacity"] == published["capacity"]
+    assert found.wire["allowMultipleAllocations"] is published["allowMultipleAllocations"] is True
+
+
+@pytest.mark.parametrize("key", ["a100-sxm4-40gb", "h100-sxm5-80gb", "b200-180gb"])
+def test_partitions_have_the_names_and_types_that_slices_publish(key: str) -> None:
+    gpu = replace(invent(catalog.model(key), 0, "catalog"), mig_enabled=False, mig_resetless=True)
+    devices = wire(build_devices(_snapshot(gpu), {}, ApiServerFeatures(counters=True)).devices[1:])
+    for known in (d for d in catalog_devices() if d.model == key and not d.bare and "profile" in d.wire["attributes"]):
+        profile = known.wire["attributes"]["profile"]
+        published = next(d for d in devices if d["attributes"]["profile"] == profile)
+        described = {name: list(value) for name, value in _described(known, published).items()}
+        assert described == {name: list(value) for name, value in published["attributes"].items()}
+        assert known.wire["attributes"]["placementSize"] == published["attributes"]["placementSize"]
+
+
+def _snapshot(gpu: Gpu) -> Snapshot:
+    return Snapshot(driver_version=DEFAULT_DRIVER_VERSION, cuda_driver_version=DEFAULT_CUDA_VERSION, gpus=(gpu,))
+
+
+def _described(known: KnownDevice, published: dict[str, Any]) -> dict[str, Any]:
+    """Returns the attributes of a catalog device, without optional ones that are invented."""
+    invented = OPTIONAL - published["attributes"].keys()
+    return {name: value for name, value in known.wire["attributes"].items() if name not in invented}
+
+
+def test_boards_with_nvlinks_know_the_attributes_of_an_island() -> None:
+    """So that lint takes selectors and constraints on them; boards without NVLinks and partitions have none."""
+    real = [device for device in catalog_devices() if not device.bare]
+    with_islands = {device.model for device in real if "nvlinkIsland" in device.wire["attributes"]}
+    assert {"a100-pcie-80gb", "h100-sxm5-80gb"} <= with_islands
+    assert "l4-24gb" not in with_islands
+    assert not any("profile" in d.wire["attributes"] and "nvlinkIsland" in d.wire["attributes"] for d in real)
+
+
+def test_every_form_of_every_model_is_there() -> None:
+    profiles = sum(len(model.mig.profiles) if model.mig else 0 for model in catalog.models().values())
+    real = [device for device in catalog_devices() if not device.bare]
+    assert len(real) == 3 * len(catalog.models()) + profiles
+    assert len({device.label for device in real}) == len(real)
+
+
+def test_well_known_classes_divide_them_by_type() -> None:
+    for name, kind in (("gpu.nvidia.com", "gpu"), ("mig.nvidia.com", "mig")):
+        program = compile_selector(WELL_KNOWN[name])
+        for device in catalog_devices():
+            assert program.evaluate(device.view) == (device.wire["attributes"]["type"]["string"] == kind)
+
+
+def test_bare_devices_lack_exactly_what_is_optional() -> None:
+    for device in catalog_devices():
+        assert OPTIONAL.isdisjoint(device.wire["attributes"]) == device.bare
+    assert OPTIONAL <= VARYING
+
+
+SHARE, LIMIT = 'memory: 10Gi, computePercent: "20"', "{defaultActiveThreadPercentage: 50}"
 
 
 def asking(capacity: str, *, of: str = "gpu.nvidia.com", selector: str = "", count: int = 1, rest: str = "") -> str:
@@ -28,11 +106,10 @@ def config(sharing: str) -> str:
 def cluster(terms: SharingTerms | None) -> KnownObjects:
     """A cluster with one H100, published under these terms."""
     gpu = invent(catalog.model("h100-sxm5-80gb"), 0, "a")
-    snapshot = Snapshot(driver_version=DEFAULT_DRIVER_VERSION, cuda_driver_version=DEFAULT_CUDA_VERSION, gpus=(gpu,))
     features = ApiServerFeatures(counters=True, multi_allocation=True)
-    built = build_devices(snapshot, {gpu.uuid: GpuTerms(policy="p", sharing=terms)}, features)
+    built = build_devices(_snapshot(gpu), {gpu.uuid: GpuTerms(policy="p", sharing=terms)}, features)
     devices = devices_of([wire_slice("a", wire(built.devices))])
-    return KnownObjects(devices=known_from_catalog().devices, cluster_devices=devices)
+    return KnownObjects(devices=catalog_devices(), cluster_devices=devices)
 
 
 MULTI = "device.allowMultipleAllocations"
@@ -72,11 +149,7 @@ def test_rules_that_a_request_breaks(text: str, expected: list[str]) -> None:
         (asking(SHARE, count=2), "DRA043", "warning"),
         (asking(SHARE, count=2, selector=MPS), "DRA043", "error"),
         # Parameters that contradict every policy are an error, those that contradict some policies a warning.
-        (
-            asking(SHARE, rest=config("{strategy: MPS, mpsConfig: {defaultActiveThreadPercentage: 50}}")),
-            "DRA044",
-            "error",
-        ),
+        (asking(SHARE, rest=config(f"{{strategy: MPS, mpsConfig: {LIMIT}}}")), "DRA044", "error"),
         (asking(SHARE, rest=config("{strategy: MPS}")), "DRA044", "warning"),
         (asking(SHARE, selector=MPS, rest=config("{strategy: TimeSlicing}")), "DRA044", "error"),
     ],
@@ -102,8 +175,8 @@ def test_capacity_that_no_known_device_provides(capacity: str, of: str, severity
 
 def test_capacity_that_no_device_of_the_cluster_provides_is_an_error() -> None:
     """A share without a sharing policy keeps every pod pending."""
-    found = [f for f in findings(asking(SHARE), cluster(None)) if f.rule == "DRA041"]
-    assert found == []  # a device of the catalog could serve it, after a policy is added
+    # A device of the catalog could serve it, after a policy is added.
+    assert "DRA041" not in rules(asking(SHARE), cluster(None))
     alone = KnownObjects(devices=cluster(None).cluster_devices, cluster_devices=cluster(None).cluster_devices)
     assert one(asking(SHARE), "DRA041", alone).severity == "error"
 
@@ -123,10 +196,8 @@ def test_a_default_of_the_clusters_policy_is_respected() -> None:
 
 
 def test_alternatives_count_as_one_share() -> None:
-    alternatives = "".join(
-        f"\n  - {{name: {name}, deviceClassName: gpu.nvidia.com, capacity: {{requests: {{{SHARE}}}}}}}"
-        for name in ("a", "b")
-    )
+    share = f"deviceClassName: gpu.nvidia.com, capacity: {{requests: {{{SHARE}}}}}"
+    alternatives = "".join(f"\n  - {{name: {name}, {share}}}" for name in ("a", "b"))
     assert rules(template(f"- name: gpu\n  firstAvailable:{alternatives}")) == []
 
 
@@ -140,7 +211,6 @@ spec: {select: {}, attributes: [{name: example.com/pool, string: inference}, {na
 
 
 def test_attributes_of_policies_in_the_input_are_known() -> None:
-    """Their type and value are checked, and a warning says that GPUs without the policy do not have them."""
     pool = 'device.attributes["example.com"]'
     guarded = "has(" + pool + ".pool) && " + pool + '.pool == "inference"'
     assert rules(asking(SHARE, selector=guarded) + POLICY) == []

@@ -1,6 +1,7 @@
-"""The command's input, output and exit status; and the project's own manifests."""
+"""The command's input, output and exit status, the project's own manifests, and damaged ones."""
 
 import json
+import random
 import re
 from pathlib import Path
 
@@ -9,14 +10,18 @@ import pytest
 from dra_driver.kube import state_file
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.commands import kubectl
-from dra_driver.kubectl.lint.finding import RULES, as_text
-from tests.unit.kubectl.lint.helpers import D, device_class, pod, report, rules, selecting, template
+from dra_driver.kubectl.lint import lint
+from dra_driver.kubectl.lint.finding import RULES, as_github, as_json, as_sarif, as_text
+from dra_driver.kubectl.lint.manifest import ManifestSource
+from dra_driver.kubectl.lint.scope import known_from_catalog
+from tests.unit.kubectl.lint.helpers import GUARD, C, D, device_class, pod, report, rules, selecting, template
 
 ROOT = Path(__file__).parents[4]
+TEXT = (ROOT / "docs/lint.md").read_text()
 BAD = device_class(f"{D}.type == 'gpu'") + "---\n" + pod("[{name: gpu, resourceClaimName: x}]")
 
 
-def lint(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     status = kubectl.main(["lint", *arguments])
     return status, capsys.readouterr().out
 
@@ -31,13 +36,13 @@ def bad(tmp_path: Path) -> str:
 def test_examples_and_deployment_are_clean(capsys: pytest.CaptureFixture[str]) -> None:
     """deploy/base is the rendering of the chart, whose templates are no manifests."""
     folders = [str(ROOT / folder) for folder in ("examples", "deploy/base", "deploy/cleanup")]
-    status, out = lint(capsys, "--strict", *folders)
+    status, out = run(capsys, "--strict", *folders)
     assert status == 0
     assert re.fullmatch(r"\d+ objects in \d+ files: no findings\n", out)
 
 
 def test_text_output(capsys: pytest.CaptureFixture[str], bad: str) -> None:
-    status, out = lint(capsys, bad)
+    status, out = run(capsys, bad)
     assert status == 1
     lines = out.splitlines()
     assert lines[0] == bad
@@ -47,39 +52,37 @@ def test_text_output(capsys: pytest.CaptureFixture[str], bad: str) -> None:
 
 
 def test_json_has_a_stable_schema(capsys: pytest.CaptureFixture[str], bad: str) -> None:
-    _, out = lint(capsys, bad, "-o", "json")
+    _, out = run(capsys, bad, "-o", "json")
     document = json.loads(out)
     assert document["schemaVersion"] == 1
     assert document["summary"] == {"files": 1, "objects": 2, "leftOut": 0, "error": 1, "warning": 1, "info": 0}
     first = document["findings"][0]
-    assert list(first) == [
-        "rule", "name", "severity", "message", "hint", "file", "line", "column", "object", "path"
-    ]  # fmt: skip
+    assert " ".join(first) == "rule name severity message hint file line column object path"
     assert (first["rule"], first["object"]) == ("DRA013", "DeviceClass mine")
     assert first["path"] == "spec.selectors[0].cel.expression"
 
 
 def test_annotations_are_one_line_each_and_escaped(capsys: pytest.CaptureFixture[str], bad: str) -> None:
-    _, out = lint(capsys, bad, "-o", "github")
+    _, out = run(capsys, bad, "-o", "github")
     lines = out.splitlines()
     assert [line.partition(" ")[0] for line in lines] == ["::error", "::warning"]
     assert lines[0].startswith("::error file=" + bad.replace(",", "%2C") + ",line=8,col=9,title=DRA013 ")
 
 
 def test_sarif_names_every_rule(capsys: pytest.CaptureFixture[str], bad: str) -> None:
-    _, out = lint(capsys, bad, "-o", "sarif")
-    run = json.loads(out)["runs"][0]
-    assert {rule["id"] for rule in run["tool"]["driver"]["rules"]} == set(RULES)
-    assert run["results"][0]["locations"][0]["physicalLocation"]["region"] == {"startLine": 8, "startColumn": 9}
+    _, out = run(capsys, bad, "-o", "sarif")
+    made = json.loads(out)["runs"][0]
+    assert {rule["id"] for rule in made["tool"]["driver"]["rules"]} == set(RULES)
+    assert made["results"][0]["locations"][0]["physicalLocation"]["region"] == {"startLine": 8, "startColumn": 9}
 
 
 def test_exit_status(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Warnings fail only with --strict; a missing file is wrong usage."""
     (tmp_path / "p.yaml").write_text(pod("[{name: gpu, resourceClaimName: x}]"))
-    assert lint(capsys, str(tmp_path))[0] == 0
-    assert lint(capsys, "--strict", str(tmp_path))[0] == 1
-    assert lint(capsys, str(tmp_path / "missing.yaml"))[0] == 2
-    assert lint(capsys, str(tmp_path), "--cluster", "--cluster-state", "x")[0] == 2
+    assert run(capsys, str(tmp_path))[0] == 0
+    assert run(capsys, "--strict", str(tmp_path))[0] == 1
+    assert run(capsys, str(tmp_path / "missing.yaml"))[0] == 2
+    assert run(capsys, str(tmp_path), "--cluster", "--cluster-state", "x")[0] == 2
 
 
 def test_without_paths_the_cluster_state_is_checked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -92,31 +95,28 @@ def test_without_paths_the_cluster_state_is_checked(capsys: pytest.CaptureFixtur
     ]
     file = tmp_path / "state.json"
     state_file.dump(ClusterState(claims=claims), file)
-    status, out = lint(capsys, "--cluster-state", str(file))
+    status, out = run(capsys, "--cluster-state", str(file))
     assert status == 1
     assert "cluster: ResourceClaim a/mine" in out
     assert "generated" not in out
-    assert lint(capsys, "--cluster-state", str(file), "-n", "b")[0] == 0
+    assert run(capsys, "--cluster-state", str(file), "-n", "b")[0] == 0
 
 
 def test_control_sequences_of_a_manifest_do_not_reach_the_terminal() -> None:
     text = as_text(report(selecting("device.driver == '\\u001b[31m' && x")))
     assert "\x1b" not in text
-    evil = (
-        'apiVersion: v1\nkind: Pod\nmetadata: {name: "\\e[31m"}\nspec: {containers: [], resourceClaims: [{name: a}]}\n'
-    )
+    evil = pod("[{name: a}]").replace("name: p}", 'name: "\\e[31m"}')
     assert "\x1b" not in as_text(report(evil))
     assert "\x1b[31m" in as_text(report(evil), colour=True)
 
 
 def test_every_rule_is_documented_and_tested() -> None:
-    documented = re.findall(r"^### (DRA\d+) ([a-z0-9-]+)$", (ROOT / "docs/lint.md").read_text(), re.MULTILINE)
+    documented = re.findall(r"^### (DRA\d+) ([a-z0-9-]+)$", TEXT, re.MULTILINE)
     assert documented == [(rule.id, rule.name) for rule in RULES.values()]
     tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py") if path != Path(__file__))
     assert {rule for rule in RULES if rule not in tests} == set()
 
 
-TEXT = (Path(__file__).parents[4] / "docs/lint.md").read_text()
 PLAIN = "- {name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}"
 
 
@@ -139,10 +139,85 @@ def manifest(body: str) -> str:
 
 @pytest.mark.parametrize(("rule", "verdict", "text"), examples())
 def test_examples_of_the_document(rule: str, verdict: str, text: str) -> None:
-    """The wrong example breaks the rule; the right one has no findings."""
     found = rules(text)
     assert rule in found if verdict == "wrong" else found == []
 
 
 def test_the_document_has_examples() -> None:
     assert len(examples()) > 40
+
+
+SEED = 20261
+PIECES = """
+null [] {} '' - : ? & * ! | > @ % --- ... <<: *a &a {{ }} true 0 -1 1e999 0x 1Gi .nan ~ " ' #
+exactly firstAvailable requests deviceClassName selectors cel expression count allocationMode All items
+kind: List resource.k8s.io/v1beta1 resource.k8s.io/v1 device.driver && || ! == in has( quantity(' .?
+semver(' [? cel.bind( .all(x, lists.range(99999) 9999999999999999999999
+"""
+WORDS = [*PIECES.split(), "é", "\u2028", "\x85", "\x00", "\ud800", "\ufeff", "\t", "\r", "\r\n"]
+
+
+def seeds() -> list[str]:
+    texts = [path.read_text() for path in sorted((ROOT / "examples").glob("*.yaml"))]
+    texts += [(ROOT / "deploy/base/deviceclasses.yaml").read_text(), device_class(f"{GUARD} && {D}.type == 'mig'")]
+    texts.append(selecting(f"cel.bind(a, {D}, a.?x.orValue('') == '') || {C}.memory.compareTo(quantity('5Gi')) > 0"))
+    parameters = "{apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig, sharing: {strategy: MPS, mpsConfig: {}}}"
+    config = f"{{opaque: {{driver: gpu.nvidia.com, parameters: {parameters}}}}}"
+    rest = f"constraints: [{{matchAttribute: a/b}}]\nconfig: [{config}]"
+    requests = "- {name: a, firstAvailable: [{name: b, deviceClassName: mig.nvidia.com, allocationMode: All}]}"
+    texts.append(template(requests, rest=rest) + "---\n" + pod("[{name: gpu, resourceClaimTemplateName: t}]"))
+    return texts
+
+
+def mutated(text: str, chance: random.Random, others: list[str]) -> str:
+    """Removes, repeats, inserts or replaces some lines, words and characters."""
+    for _ in range(chance.randint(1, 4)):
+        lines = text.split("\n")
+        at = chance.randrange(len(lines))
+        place = chance.randrange(len(text) + 1)
+        end = min(len(text), place + chance.randint(1, 30))
+        match chance.randrange(8):
+            case 0:
+                del lines[at]
+                text = "\n".join(lines)
+            case 1:
+                lines.insert(chance.randrange(len(lines) + 1), lines[at])
+                text = "\n".join(lines)
+            case 2:
+                text = text[:place] + chance.choice(WORDS) + text[place:]
+            case 3:
+                text = text[:place] + text[end:]
+            case 4:
+                text = text[:place] + chance.choice(WORDS) + text[end:]
+            case 5:
+                lines[at] = " " * chance.randint(0, 6) + lines[at].lstrip(" ")
+                text = "\n".join(lines)
+            case 6:
+                head, colon, _ = lines[at].partition(":")
+                lines[at] = f"{head}{colon} {chance.choice(WORDS)}"
+                text = "\n".join(lines)
+            case _:
+                other = chance.choice(others)
+                text = text[:place] + other[chance.randrange(len(other)) :]
+    return text
+
+
+def check(text: str) -> int:
+    """Returns the number of findings, after checking their positions and every output format."""
+    report = lint([ManifestSource(name="m.yaml", text=text)], known_from_catalog())
+    lines = text.count("\n") + text.count("\r") + text.count("\x85") + text.count("\u2028") + text.count("\u2029") + 2
+    for finding in report.findings:
+        assert 0 <= finding.line <= lines
+        assert finding.column >= 0
+        assert finding.caret >= 0
+        assert finding.message
+    for shown in (as_text(report), as_json(report), as_github(report), as_sarif(report, "0")):
+        shown.encode("utf-8")
+    return len(report.findings)
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(5_000, marks=pytest.mark.slow)])
+def test_damaged_manifests_never_end_in_a_traceback(count: int) -> None:
+    texts, chance = seeds(), random.Random(SEED)  # noqa: S311  not for secrets
+    found = sum(check(mutated(chance.choice(texts), chance, texts)) > 0 for _ in range(count))
+    assert found > count / 2

@@ -68,16 +68,12 @@ def test_configurations_become_policies(inputs: list[str], name: str, spec: dict
     assert policy(migrated("\n---\n".join(inputs)), name) == spec
 
 
-def test_mps_needs_the_mps_host() -> None:
-    """Without it no claim under MPS is prepared."""
-    assert migrated(MPS).values == {"mpsHost": {"enabled": True}}
-
-
-def test_mps_wins_over_time_slicing() -> None:
-    """As in the plugin's sharing.go."""
+def test_mps_wins_over_time_slicing_and_needs_the_mps_host() -> None:
     both = yaml.safe_load(MPS)
     both["sharing"] |= yaml.safe_load(SHARED)["sharing"]
-    assert policy(migrated(yaml.safe_dump(both)), "device-plugin-input")["sharing"]["strategy"] == "MPS"
+    found = migrated(yaml.safe_dump(both))
+    assert policy(found, "device-plugin-input")["sharing"]["strategy"] == "MPS"
+    assert found.values == {"mpsHost": {"enabled": True}}
 
 
 def test_without_nodes_such_a_policy_is_for_none() -> None:
@@ -96,7 +92,6 @@ def test_the_default_config_is_for_every_node(configs: dict[str, str]) -> None:
 
 
 def test_a_clusterpolicy_names_the_default_configs() -> None:
-    """Of both ConfigMaps."""
     found = of_inputs("cluster-policy", "plugin-configmap", "mig-parted", "nodes")
     assert policy(found, "device-plugin-shared-4").get("select") is None
     assert policy(found, "mig-all-disabled")["priority"] == 20
@@ -112,7 +107,6 @@ def test_many_nodes_are_several_policies() -> None:
 
 
 def test_a_layout_allows_its_profiles_and_has_their_classes() -> None:
-    """For the GPUs that its filter names."""
     entry = '{device-filter: ["0x233010DE"], devices: [4, 5], mig-enabled: true, mig-devices: {1g.10gb: 2, 3g.40gb: 1}}'
     found = migrated(layout("half", entry))
     spec = policy(found, "mig-half")
@@ -123,7 +117,6 @@ def test_a_layout_allows_its_profiles_and_has_their_classes() -> None:
 
 
 def test_a_filter_for_unknown_boards_makes_no_policy() -> None:
-    """Its policy would be for all boards."""
     entry = '{device-filter: "0x99AA10DE", devices: all, mig-enabled: true, mig-devices: {1g.10gb: 7}}'
     found = migrated(layout("new", entry))
     assert found.policies == []
@@ -131,7 +124,6 @@ def test_a_filter_for_unknown_boards_makes_no_policy() -> None:
 
 
 def test_a_layout_and_a_config_of_some_of_its_nodes_are_joined() -> None:
-    """For those nodes alone."""
     found = migrated("\n---\n".join([NAMED, OFF, node("a", mig="off", plugin="shared"), node("b", mig="off")]))
     joined = policy(found, "mig-off-device-plugin-shared")
     assert joined["select"] == {"nodeNames": ["a"]}
@@ -154,7 +146,6 @@ def test_policies_that_come_out_are_valid_and_do_not_contradict(names: tuple[str
 
 
 def test_two_configs_for_all_nodes_are_told() -> None:
-    """Their policies contradict each other; only the user knows which one is in use."""
     one, other = documents(SHARED, "one.yaml"), documents(MPS, "two.yaml")
     found = translate([*one, *other], MigrateOptions(), documents)
     assert any("device-plugin-one and device-plugin-two" in hint for hint in found.hints)
@@ -176,14 +167,12 @@ def test_values_of_the_charts_are_carried(name: str, path: tuple[str, ...], valu
 
 
 def test_two_inputs_that_want_different_values_are_told() -> None:
-    """The first one stays."""
     found = migrated("nvidiaDriverRoot: /a\nmigStrategy: mixed\n---\nnvidiaDriverRoot: /b\nmigStrategy: mixed\n")
     assert found.values["driver"]["root"] == "/a"
     assert any("driver.root" in hint for hint in found.hints)
 
 
 def test_a_renamed_resource_gets_a_class_for_its_products() -> None:
-    """The pattern of product names becomes a regular expression."""
     found = migrated('version: v1\nresources: {gpus: [{pattern: "Tesla T4*", name: t4}]}\nflags: {}\n')
     (made,) = found.classes
     assert made["spec"]["extendedResourceName"] == "nvidia.com/t4"

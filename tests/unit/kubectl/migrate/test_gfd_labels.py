@@ -1,12 +1,18 @@
-"""A condition on devices holds for exactly those devices whose node has the label, for every model of the catalog."""
+"""A condition on devices holds for exactly those devices whose node has the label, for every model of the catalog.
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+The labels of GPU Feature Discovery are written down a second time here, from NVIDIA/k8s-device-plugin internal/lm
+(resource.go, mig-strategy.go, nvml.go), v0.20.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from typing import NamedTuple
 
 import pytest
 
 from dra_driver.hardware.gpu import catalog
+from dra_driver.hardware.gpu.catalog import CatalogProfile, GpuModel
 from dra_driver.hardware.gpu.simulated.spec import DEFAULT_CUDA_VERSION, DEFAULT_DRIVER_VERSION
 from dra_driver.kubectl.lint.catalog_devices import KnownDevice, catalog_devices
 from dra_driver.kubectl.migrate.gfd_labels import (
@@ -15,19 +21,99 @@ from dra_driver.kubectl.migrate.gfd_labels import (
     UntranslatableLabelError,
     condition,
     is_gfd,
-    plus,
     product_label,
     sanitised,
 )
 from dra_driver.scheduler.cel import DeviceView, compile_selector
-from tests.unit.kubectl.migrate import gfd
+
+
+def labels(model: GpuModel, *, sharing: str = "none", renamed: bool = False) -> dict[str, str]:
+    """A node whose GPUs are whole, or shared by ``time-slicing`` or ``mps``."""
+    shared = sharing != "none"
+    found = _versions() | _of_gpu("nvidia.com/gpu", model, suffix="-SHARED" if shared and not renamed else "")
+    found["nvidia.com/gpu.sharing-strategy"] = sharing
+    return found
+
+
+def single(model: GpuModel, profile: CatalogProfile) -> dict[str, str]:
+    """A node under the MIG strategy ``single``: labels of the partition take the place of those of the GPU."""
+    of_gpu = _of_gpu("nvidia.com/gpu", model, suffix="")
+    of_gpu.pop("nvidia.com/gpu.memory", None)  # always that of the partition, which the catalog does not always know
+    return _versions() | of_gpu | _of_partition("nvidia.com/gpu", model, profile)
+
+
+def mixed(model: GpuModel, profile: CatalogProfile) -> dict[str, str]:
+    """A node under the MIG strategy ``mixed``: labels of the partition beside those of the GPU."""
+    found = _versions() | _of_gpu("nvidia.com/gpu", model, suffix="")
+    return found | _of_partition(f"nvidia.com/mig-{profile.name.replace('+', '.')}", model, profile)
+
+
+def matches(found: Mapping[str, str], key: str, operator: str, values: Sequence[str]) -> bool:
+    """A node selector's requirement (k8s.io/apimachinery pkg/labels, Requirement.Matches)."""
+    value = found.get(key)
+    if operator in {"Exists", "DoesNotExist"}:
+        return (value is not None) is (operator == "Exists")
+    if operator in {"In", "NotIn"}:
+        return (value is not None and value in values) is (operator == "In")
+    if value is None or not re.fullmatch(r"[-+]?\d+", value):
+        return False
+    return int(value) > int(values[0]) if operator == "Gt" else int(value) < int(values[0])
+
+
+def _versions() -> dict[str, str]:
+    major, minor, revision = DEFAULT_DRIVER_VERSION.split(".")
+    cuda_major, cuda_minor = map(str, DEFAULT_CUDA_VERSION)
+    found = {"driver-version.full": DEFAULT_DRIVER_VERSION, "runtime-version.full": f"{cuda_major}.{cuda_minor}"}
+    for suffix in ("", "-version"):
+        found |= {f"driver{suffix}.major": major, f"driver{suffix}.minor": minor}
+        found |= {f"runtime{suffix}.major": cuda_major, f"runtime{suffix}.minor": cuda_minor}
+    found |= {"driver.rev": revision, "driver-version.revision": revision}
+    return {f"nvidia.com/cuda.{name}": value for name, value in found.items()}
+
+
+def _of_gpu(resource: str, model: GpuModel, suffix: str) -> dict[str, str]:
+    major, minor = model.cuda_compute_capability
+    found = {
+        f"{resource}.product": _label(model.product_name) + suffix,
+        f"{resource}.family": _family(major, minor),
+        f"{resource}.compute.major": str(major),
+        f"{resource}.compute.minor": str(minor),
+        f"{resource}.sharing-strategy": "none",
+    }
+    if model.memory_mib:
+        found[f"{resource}.memory"] = str(model.memory_mib)
+    return found
+
+
+def _of_partition(resource: str, model: GpuModel, profile: CatalogProfile) -> dict[str, str]:
+    numbers = {"memory": profile.memory_mib, "multiprocessors": profile.multiprocessors}
+    numbers |= dict.fromkeys(("slices.gi", "slices.ci"), profile.compute_slices)
+    kinds = ("copy", "decoder", "encoder", "jpeg", "ofa")
+    numbers |= {f"engines.{kind}": getattr(profile.engines, kind) for kind in kinds}
+    name = f"{_label(model.product_name)}-MIG-{profile.name.replace('+', '.')}"
+    found = {f"{resource}.product": name, f"{resource}.sharing-strategy": "none"}
+    return found | {f"{resource}.{key}": str(value) for key, value in numbers.items() if value is not None}
+
+
+def _label(name: str) -> str:
+    """Characters that a label cannot have go; words are joined by a hyphen."""
+    kept = "".join(each for each in name if each.isascii() and (each.isalnum() or each in "-_. "))
+    return "-".join(kept.split())
+
+
+def _family(major: int, minor: int) -> str:
+    if major == 7:
+        return "volta" if minor < 5 else "turing"
+    if major == 8:
+        return "ampere" if minor < 9 else "ada-lovelace"
+    return {9: "hopper", 10: "blackwell", 12: "blackwell"}[major]
+
 
 DRIVER = "gpu.nvidia.com"
 WHOLE, SHARE = DeviceForm(), DeviceForm(form="share")
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """A device of the catalog, and the labels of a node that has such devices."""
 
     device: KnownDevice
@@ -36,40 +122,34 @@ class Pair:
 
 @cache
 def whole() -> tuple[Pair, ...]:
-    return tuple(Pair(device, gfd.labels(catalog.models()[device.model])) for device in _of_type("gpu", shared=False))
+    return tuple(Pair(device, labels(catalog.models()[device.model])) for device in _of_type("gpu", shared=False))
 
 
 @cache
 def shares(renamed: bool) -> tuple[Pair, ...]:
-    strategies = {"TimeSlicing": "time-slicing", "MPS": "mps"}
-    return tuple(
-        Pair(device, gfd.labels(catalog.models()[device.model], sharing=strategies[_text(device)], renamed=renamed))
-        for device in _of_type("gpu", shared=True)
-    )
+    found = []
+    for device in _of_type("gpu", shared=True):
+        strategy = device.wire["attributes"]["sharingStrategy"]["string"]
+        sharing = {"TimeSlicing": "time-slicing", "MPS": "mps"}[strategy]
+        found.append(Pair(device, labels(catalog.models()[device.model], sharing=sharing, renamed=renamed)))
+    return tuple(found)
 
 
 @cache
-def partitions(profile: str, strategy: str) -> tuple[Pair, ...]:
+def partitions(profile: str, strategy: Callable[[GpuModel, CatalogProfile], dict[str, str]]) -> tuple[Pair, ...]:
     found = []
     for device in _of_type("mig", shared=False):
         model = catalog.models()[device.model]
         of_device = device.wire["attributes"]["profile"]["string"]
         if model.mig is not None and of_device == profile:
             named = next(each for each in model.mig.profiles if each.name == profile)
-            found.append(Pair(device, getattr(gfd, strategy)(model, named)))
+            found.append(Pair(device, strategy(model, named)))
     return tuple(found)
 
 
 def _of_type(name: str, *, shared: bool) -> list[KnownDevice]:
-    return [
-        device
-        for device in catalog_devices()
-        if device.model and device.wire["attributes"]["type"]["string"] == name and device.shared is shared
-    ]
-
-
-def _text(device: KnownDevice) -> str:
-    return str(device.wire["attributes"]["sharingStrategy"]["string"])
+    found = [device for device in catalog_devices() if device.model and device.shared is shared]
+    return [device for device in found if device.wire["attributes"]["type"]["string"] == name]
 
 
 def questions(pairs: tuple[Pair, ...]) -> Iterator[tuple[str, str, list[str]]]:
@@ -99,7 +179,7 @@ def compared(pairs: tuple[Pair, ...], wanted: DeviceForm, *, refused: frozenset[
         assert key not in refused, key
         program = compile_selector(text or "true")
         for pair in pairs:
-            expected = gfd.matches(pair.labels, key, operator, values)
+            expected = matches(pair.labels, key, operator, values)
             assert program.evaluate(pair.device.view) is expected, (key, operator, values, pair.device.label, text)
             count += 1
     return count
@@ -113,14 +193,7 @@ def translated(key: str, operator: str, values: list[str], wanted: DeviceForm) -
         return None
 
 
-def test_the_versions_are_those_of_catalog_devices() -> None:
-    """Otherwise the labels of versions would be compared with other versions."""
-    assert gfd.DRIVER == DEFAULT_DRIVER_VERSION
-    assert tuple(int(part) for part in gfd.CUDA.split(".")) == DEFAULT_CUDA_VERSION
-
-
 def test_whole_gpus() -> None:
-    """Every label of GFD on nodes with whole GPUs, every operator, every model."""
     assert len(whole()) == len(catalog.models())
     assert compared(whole(), WHOLE) > 5_000
 
@@ -136,20 +209,17 @@ PROFILES = sorted({each.name for model in catalog.models().values() if model.mig
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_partitions_under_the_strategy_mixed(profile: str) -> None:
-    """Labels of the partition and of its GPU."""
     wanted = DeviceForm(form="partition", profile=profile)
-    assert compared(partitions(profile, "mixed"), wanted, refused=frozenset({"nvidia.com/gpu.memory"})) > 50
+    assert compared(partitions(profile, mixed), wanted, refused=frozenset({"nvidia.com/gpu.memory"})) > 50
 
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_partitions_under_the_strategy_single(profile: str) -> None:
-    """Labels of the GPU are those of the partition, where both exist."""
     wanted = DeviceForm(form="partition", profile=profile, single=True)
-    assert compared(partitions(profile, "single"), wanted) > 50
+    assert compared(partitions(profile, single), wanted) > 50
 
 
 def test_a_product_of_no_catalog_is_compared_as_gfd_writes_it() -> None:
-    """Characters that a label cannot have, and several spaces."""
     text = condition("nvidia.com/gpu.product", "In", ["Quadro-RTX-60008000"], WHOLE, DRIVER)
     device = _renamed(whole()[0].device, "Quadro  RTX 6000/8000")
     assert sanitised("Quadro  RTX 6000/8000") == "Quadro-RTX-60008000"
@@ -174,40 +244,19 @@ def test_memory_is_compared_in_whole_mebibytes(kibibytes: int, label: int) -> No
         assert program.evaluate(view) is (value == label)
 
 
-@pytest.mark.parametrize(
-    ("value", "name", "profile", "shared"),
-    [
-        ("NVIDIA-A100-SXM4-40GB", "NVIDIA-A100-SXM4-40GB", "", False),
-        ("Tesla-T4-SHARED", "Tesla-T4", "", True),
-        ("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", "NVIDIA-A100-SXM4-40GB", "1g.5gb", False),
-        ("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb.me", "NVIDIA-A100-SXM4-40GB", "1g.5gb+me", False),
-        ("NVIDIA-H100-80GB-HBM3-MIG-3g.40gb-SHARED", "NVIDIA-H100-80GB-HBM3", "3g.40gb", True),
-    ],
-)
-def test_product_labels_are_taken_apart(value: str, name: str, profile: str, shared: bool) -> None:
-    """Suffixes say which form the devices have."""
-    found = product_label(value)
-    assert (found.name, found.profile, found.shared) == (name, profile, shared)
-
-
-def test_profiles_get_their_plus_back() -> None:
-    """A resource or label name has a dot in place of the plus."""
-    assert [plus(each) for each in ("1g.10gb", "1g.10gb.me", "1g.24gb.me.all", "4g.96gb.gfx")] == [
-        "1g.10gb", "1g.10gb+me", "1g.24gb+me.all", "4g.96gb+gfx"
-    ]  # fmt: skip
+def test_the_presence_of_a_gpu_is_implied() -> None:
+    assert condition("nvidia.com/gpu.present", "In", ["true"], WHOLE, DRIVER) == ""
+    assert not is_gfd("kubernetes.io/hostname")
+    assert not is_gfd("feature.node.kubernetes.io/pci-10de.present")
 
 
 @pytest.mark.parametrize("name", sorted(OF_NODES))
 def test_labels_of_nodes_are_refused_with_a_reason(name: str) -> None:
-    """They would have to be guessed."""
-    key = f"nvidia.com/{name}"
-    assert is_gfd(key)
+    assert is_gfd(f"nvidia.com/{name}")
     with pytest.raises(UntranslatableLabelError, match=r"\w{3}"):
-        condition(key, "In", ["8"], WHOLE, DRIVER)
+        condition(f"nvidia.com/{name}", "In", ["8"], WHOLE, DRIVER)
 
 
-def test_the_presence_of_a_gpu_is_implied() -> None:
-    """Every claim for a GPU brings the pod to a node with one."""
-    assert condition("nvidia.com/gpu.present", "In", ["true"], WHOLE, DRIVER) == ""
-    assert not is_gfd("kubernetes.io/hostname")
-    assert not is_gfd("feature.node.kubernetes.io/pci-10de.present")
+def test_a_product_label_of_a_shared_partition_is_taken_apart() -> None:
+    found = product_label("NVIDIA-H100-80GB-HBM3-MIG-3g.40gb-SHARED")
+    assert (found.name, found.profile, found.shared) == ("NVIDIA-H100-80GB-HBM3", "3g.40gb", True)

@@ -8,10 +8,9 @@ import yaml
 from dra_driver.kubectl.migrate import Translation
 from tests.unit.kubectl.migrate.helpers import migrated, of_inputs, said
 
-SHARED = (
-    "version: v1\nsharing: {timeSlicing: {renameByDefault: %s, resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
-)
-MPS = "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
+FOUR = "resources: [{name: nvidia.com/gpu, replicas: 4}]"
+SHARED = f"version: v1\nsharing: {{timeSlicing: {{renameByDefault: %s, {FOUR}}}}}\n"
+MPS = f"version: v1\nsharing: {{mps: {{{FOUR}}}}}\n"
 
 
 def container(name: str = "main", **resources: Any) -> dict[str, Any]:
@@ -46,7 +45,6 @@ def affinity(*terms: list[tuple[str, str, list[str]]]) -> dict[str, Any]:
 
 
 def test_a_count_becomes_a_count() -> None:
-    """One request, one template, and nothing of the resource is left."""
     found = migrated(pod(container(gpu=2)))
     assert requests(found) == [{"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 2}}]
     assert spec_of(found)["containers"][0]["resources"] == {"claims": [{"name": "gpu"}]}
@@ -93,21 +91,17 @@ def test_an_init_container_that_needs_less_uses_it_too(containers: list[tuple[st
 
 
 def test_a_sidecar_has_its_own_device() -> None:
-    """It goes on while the others run."""
-    found = migrated(
-        pod(container("a", gpu=1), initContainers=[{**container("side", gpu=1), "restartPolicy": "Always"}])
-    )
+    sidecar = {**container("side", gpu=1), "restartPolicy": "Always"}
+    found = migrated(pod(container("a", gpu=1), initContainers=[sidecar]))
     assert len(requests(found)) == 2
 
 
 def test_equal_templates_of_a_namespace_are_one() -> None:
-    """A hundred manifests need one."""
     found = migrated(pod(container(gpu=1)) + "---\n" + pod(container(gpu=1)))
     assert [each["metadata"]["name"] for each in found.templates] == ["gpu"]
 
 
 def test_a_mig_resource_names_the_class_of_its_profile() -> None:
-    """`kubectl dra classes` keeps these classes."""
     found = migrated(pod(container(mig_1g_10gb=1)).replace("mig-1g-10gb", "mig-1g.10gb.me"))
     assert requests(found)[0]["exactly"] == {"deviceClassName": "mig-1g.10gb.me.nvidia.com"}
     assert found.classes[0]["spec"]["extendedResourceName"] == "nvidia.com/mig-1g.10gb.me"
@@ -124,7 +118,6 @@ def test_a_replica_of_time_slicing_is_a_share_without_memory(renamed: str, resou
 
 @pytest.mark.parametrize(("default", "form"), [("shared", "capacity"), ("plain", "deviceClassName")])
 def test_where_only_some_configs_share_the_default_one_decides(default: str, form: str) -> None:
-    """And the report says that both are possible."""
     data = {"shared": SHARED % "false", "plain": "version: v1\nflags: {}\n"}
     maps = yaml.safe_dump({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": data})
     policy = "apiVersion: nvidia.com/v1\nkind: ClusterPolicy\nmetadata: {name: c}\n"
@@ -135,13 +128,11 @@ def test_where_only_some_configs_share_the_default_one_decides(default: str, for
 
 
 def test_beside_a_renamed_share_the_gpu_is_whole() -> None:
-    """nvidia.com/gpu and nvidia.com/gpu.shared are two resources."""
     found = migrated(pod(container(gpu=1), before=SHARED % "true"))
     assert requests(found)[0]["exactly"] == {"deviceClassName": "gpu.nvidia.com"}
 
 
 def test_a_share_of_mps_has_its_part_of_memory_and_compute() -> None:
-    """Each replica had an equal part; the memory is the least of the nodes, or as the user says."""
     found = migrated(pod(container(gpu=1), before=MPS), gpu_memory_mib=40960)
     amounts = requests(found)[0]["exactly"]["capacity"]["requests"]
     assert amounts == {"memory": f"{(40960 - 1024 - 64) // 4}Mi", "computePercent": "25"}
@@ -158,7 +149,6 @@ def test_a_share_of_mps_has_its_part_of_memory_and_compute() -> None:
     ],
 )
 def test_what_no_device_is_stays_and_is_named(resource: str, count: int, before: str, memory: int, reason: str) -> None:
-    """A pod that waits is seen; a pod with another device is not."""
     text = pod(container(gpu=count), before=before).replace("nvidia.com/gpu:", f"nvidia.com/{resource}:")
     found = migrated(text, gpu_memory_mib=memory)
     assert found.workloads == []
@@ -166,7 +156,6 @@ def test_what_no_device_is_stays_and_is_named(resource: str, count: int, before:
 
 
 def test_product_labels_with_a_profile_say_that_the_gpu_was_a_mig_device() -> None:
-    """MIG strategy single: nvidia.com/gpu is a partition."""
     labels = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", "nvidia.com/gpu.memory": "4864"}
     found = migrated(pod(container(gpu=1), nodeSelector=labels))
     exactly = requests(found)[0]["exactly"]
@@ -191,38 +180,29 @@ def test_pods_that_keep_labels_are_told_of_before_they_are_applied(spec: str, to
 
 
 def test_labels_that_no_device_has_stay() -> None:
-    """Where GPU Feature Discovery goes on, they still hold; without it the pod waits and says why."""
-    found = migrated(
-        pod(container(gpu=1), nodeSelector={"nvidia.com/gpu.count": "8", "nvidia.com/gpu.family": "hopper"})
-    )
+    selector = {"nvidia.com/gpu.count": "8", "nvidia.com/gpu.family": "hopper"}
+    found = migrated(pod(container(gpu=1), nodeSelector=selector))
     assert spec_of(found)["nodeSelector"] == {"nvidia.com/gpu.count": "8"}
     assert len(requests(found)[0]["exactly"]["selectors"]) == 1
 
 
 ZONE, HOPPER = ("zone", "In", ["a"]), ("nvidia.com/gpu.family", "In", ["hopper"])
 AMPERE = [("nvidia.com/gpu.memory", "Gt", ["70000"]), ("nvidia.com/gpu.compute.major", "In", ["8"])]
-ZONES = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]
 
 
 @pytest.mark.parametrize(
     ("terms", "kept"),
-    [([[HOPPER], AMPERE], None), ([[ZONE, HOPPER], [ZONE, *AMPERE]], ZONES)],
+    [([[HOPPER], AMPERE], None), ([[ZONE, HOPPER], [ZONE, *AMPERE]], affinity([ZONE]))],
     ids=["GPUs alone", "the same zone, which stays"],
 )
 def test_alternatives_of_gpus_become_one_selector(terms: list[list[tuple[str, str, list[str]]]], kept: object) -> None:
-    """Terms of an affinity are alternatives; what all of them say of nodes holds for each."""
     found = migrated(pod(container(gpu=1), affinity=affinity(*terms)))
     (selector,) = requests(found)[0]["exactly"]["selectors"]
     assert selector["cel"]["expression"].count(" || ") == 1
-    assert spec_of(found).get("affinity") == (
-        {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": kept}}}
-        if kept
-        else None
-    )
+    assert spec_of(found).get("affinity") == kept
 
 
 def test_alternatives_that_mix_nodes_and_gpus_stay() -> None:
-    """An alternative between a zone and a GPU has no form in a claim."""
     found = migrated(pod(container(gpu=1), affinity=affinity([ZONE], [HOPPER])))
     assert "affinity" in spec_of(found)
     assert "selectors" not in requests(found)[0]["exactly"]
@@ -230,7 +210,6 @@ def test_alternatives_that_mix_nodes_and_gpus_stay() -> None:
 
 
 def test_preferences_become_alternatives_in_their_order() -> None:
-    """The heaviest first, and last any device."""
     (template,) = [each for each in of_inputs("workloads").templates if each["metadata"]["name"].startswith("gpus-2")]
     main = next(each for each in template["spec"]["spec"]["devices"]["requests"] if each["name"] == "main")
     assert [each["name"] for each in main["firstAvailable"]] == ["preferred-1", "preferred-2", "any"]
@@ -239,7 +218,6 @@ def test_preferences_become_alternatives_in_their_order() -> None:
 
 
 def test_what_speaks_to_nvidias_runtime_is_removed() -> None:
-    """Beside a claim it would add devices that the claim does not have."""
     spec = made("workloads", "Deployment")["spec"]["template"]["spec"]
     assert "runtimeClassName" not in spec
     names = [each["name"] for each in spec["containers"][0]["env"]]
@@ -247,14 +225,12 @@ def test_what_speaks_to_nvidias_runtime_is_removed() -> None:
 
 
 def test_a_pod_that_sees_all_gpus_without_asking_stays_and_is_named() -> None:
-    """Monitors do this; a claim with admin access is the way."""
     found = of_inputs("workloads")
     assert not any(value["metadata"]["name"] == "monitor" for _, value in found.workloads)
     assert any("adminAccess" in note.text and note.subject == "DaemonSet monitor" for note in found.notes)
 
 
 def test_pods_in_objects_of_other_kinds_are_found() -> None:
-    """Training operators have kinds of their own."""
     worker = made("workloads", "PyTorchJob")["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     assert worker["resourceClaims"] == [{"name": "gpu", "resourceClaimTemplateName": "gpu-x8"}]
 
@@ -268,23 +244,19 @@ def test_what_the_api_server_set_is_left_out() -> None:
 
 
 def test_workloads_can_stay_where_classes_have_their_resources() -> None:
-    """With what it costs; shares cannot."""
-    found = migrated(
-        pod(container(gpu=1)) + "---\n" + pod(container(gpu=1)).replace("gpu: 1", "gpu.shared: 1"), keep=True
-    )
+    one = pod(container(gpu=1))
+    found = migrated(f"{one}---\n{one.replace('gpu: 1', 'gpu.shared: 1')}", keep=True)
     assert len(found.workloads) == 1
     assert found.values == {"eviction": {"enabled": True}}
     assert any("1 workloads stay as they are. Kubernetes 1.36" in hint for hint in found.hints)
 
 
 def test_a_kept_mig_pod_has_its_class() -> None:
-    """The class maps the resource's name."""
     found = migrated(pod(container(gpu=1)).replace("nvidia.com/gpu", "nvidia.com/mig-2g.20gb"), keep=True)
     assert (found.workloads, [each["metadata"]["name"] for each in found.classes]) == ([], ["mig-2g.20gb.nvidia.com"])
 
 
 def test_a_quota_counts_claims_by_class() -> None:
-    """Beside the line for pods that are not moved yet."""
     hard = made("quotas", "ResourceQuota")["spec"]["hard"]
     assert hard["gpu.nvidia.com.deviceclass.resource.k8s.io/devices"] == "8"
     assert hard["mig-1g.10gb.nvidia.com.deviceclass.resource.k8s.io/devices"] == "4"
@@ -292,7 +264,5 @@ def test_a_quota_counts_claims_by_class() -> None:
 
 
 def test_a_default_of_a_limit_range_goes() -> None:
-    """It would give every container a GPU beside its claim."""
-    assert made("quotas", "LimitRange")["spec"]["limits"] == [
-        {"type": "Container", "default": {"cpu": "1"}, "max": {"memory": "64Gi"}}
-    ]
+    (limits,) = made("quotas", "LimitRange")["spec"]["limits"]
+    assert limits == {"type": "Container", "default": {"cpu": "1"}, "max": {"memory": "64Gi"}}

@@ -6,8 +6,7 @@ from typing import Any, TypeVar
 from dra_driver.core.model.gpu_node import GpuNodeStatus, HealthWord, NodeGpu, NodeProblem
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity import claims_of
-from dra_driver.kubectl.web.fleet import fleet_of
-from dra_driver.kubectl.web.gpus import SeenFleet
+from dra_driver.kubectl.web.fleet import SeenFleet, fleet_of
 from dra_driver.kubectl.web.reading import SeenCluster
 
 T = TypeVar("T")
@@ -27,13 +26,9 @@ def whole(name: str, uuid: str, memory: str = "80Gi", counter_set: str = "", **m
 def partition(name: str, parent: str, profile: str, place: tuple[int, int], counter_set: str = "") -> dict[str, Any]:
     """A MIG device; ``place`` is its start and its size in memory slices."""
     start, size = place
-    attributes = {
-        "type": {"string": "mig"},
-        "parentUUID": {"string": parent},
-        "profile": {"string": profile},
-        "placementStart": {"int": start},
-        "placementSize": {"int": size},
-    }
+    texts = {"type": "mig", "parentUUID": parent, "profile": profile}
+    attributes: dict[str, Any] = {name: {"string": value} for name, value in texts.items()}
+    attributes |= {"placementStart": {"int": start}, "placementSize": {"int": size}}
     consumes = [{"counterSet": counter_set, "counters": {"memory": {"value": "10Gi"}}}]
     memory = {"memory": {"value": f"{10 * size}Gi"}}
     return {"name": name, "attributes": attributes, "capacity": memory, "consumesCounters": consumes}
@@ -54,18 +49,11 @@ def slice_of(
 def claim(name: str, node: str, *results: dict[str, Any], namespace: str = "team") -> dict[str, Any]:
     """An allocated claim; without results a pending one."""
     found = [{"request": "gpu", "driver": DRIVER, "pool": node, **result} for result in results]
-    status = {
-        "allocation": {"devices": {"results": found}},
-        "reservedFor": [{"resource": "pods", "name": f"{name}-pod"}],
-    }
+    pods = [{"resource": "pods", "name": f"{name}-pod"}]
+    status = {"allocation": {"devices": {"results": found}}, "reservedFor": pods}
     metadata = {"name": name, "namespace": namespace, "creationTimestamp": "2026-01-02T11:00:00Z"}
-    request = {"name": "gpu", "exactly": {"deviceClassName": DRIVER}}
-    return {
-        "kind": "ResourceClaim",
-        "metadata": metadata,
-        "spec": {"devices": {"requests": [request]}},
-        "status": status if results else {},
-    }
+    spec = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER}}]}}
+    return {"kind": "ResourceClaim", "metadata": metadata, "spec": spec, "status": status if results else {}}
 
 
 def share(device: str, memory: str, percent: str = "20") -> dict[str, Any]:
@@ -81,7 +69,6 @@ def waiting_pod(name: str, namespace: str = "team", owner: str = "") -> dict[str
 
 
 def given(value: T | None) -> T:
-    """The value, which is there."""
     assert value is not None
     return value
 
@@ -113,9 +100,8 @@ def fleet(state: ClusterState, **said: GpuNodeStatus) -> SeenFleet:
 
 
 def seen(state: ClusterState, **said: GpuNodeStatus) -> SeenCluster:
-    return SeenCluster(
-        state=state, told=said, claims=claims_of(state, NOW), fleet=fleet(state, **said), gaps=state.gaps
-    )
+    claims = claims_of(state, NOW)
+    return SeenCluster(state=state, told=said, claims=claims, fleet=fleet(state, **said), gaps=state.gaps)
 
 
 UNHEALTHY = HealthWord.UNHEALTHY

@@ -5,15 +5,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from dra_driver.kubectl.capacity import place_of
-from dra_driver.kubectl.web.gpus import (
-    GpuRow,
-    NodeRow,
-    SeenFleet,
-    clique_of,
-    island_of,
-    islands_of,
-    spots_of,
-)
+from dra_driver.kubectl.web.fleet import GpuRow, NodeRow, SeenFleet, clique_of, island_of, islands_of, spots_of
 from tests.unit.kubectl.web.objects import (
     DRIVER,
     UNHEALTHY,
@@ -31,7 +23,6 @@ from tests.unit.kubectl.web.objects import (
 
 
 def test_a_free_gpu_says_what_it_is_published_as() -> None:
-    """Without claims a GPU has no parts and names its forms."""
     gpu = fleet(small_state()).nodes[0].gpus[0]
     assert (gpu.parts, gpu.used_as, gpu.offers) == ((), "free", ("share", "1g.10gb", "3g.40gb"))
     assert (gpu.name, gpu.slices, gpu.memory_bytes) == ("gpu-0", 8, 80 << 30)
@@ -40,9 +31,8 @@ def test_a_free_gpu_says_what_it_is_published_as() -> None:
 def test_partitions_lie_where_nvml_places_them() -> None:
     """Start and width are placements in memory slices."""
     state = small_state(claim("a", "n", {"device": "gpu-0-mig-1g10gb-19-6"}, {"device": "gpu-0-mig-3g40gb-9-0"}))
-    parts = {
-        part.label: (part.start, part.width, part.memory_bytes >> 30) for part in fleet(state).nodes[0].gpus[0].parts
-    }
+    found = fleet(state).nodes[0].gpus[0].parts
+    parts = {part.label: (part.start, part.width, part.memory_bytes >> 30) for part in found}
     assert parts == {"1g.10gb": (75.0, 12.5, 10), "3g.40gb": (0.0, 50.0, 40)}
 
 
@@ -50,68 +40,43 @@ def test_shares_stand_one_after_the_other_by_their_memory() -> None:
     """A share's width is its part of the memory; order is by name, so that it does not jump."""
     state = small_state(claim("b", "n", share("gpu-0", "20Gi")), claim("a", "n", share("gpu-0", "40Gi", "50")))
     gpu = fleet(state).nodes[0].gpus[0]
-    assert [(part.claim, part.start, part.width, part.percent) for part in gpu.parts] == [
-        ("a", 0.0, 50.0, 50),
-        ("b", 50.0, 25.0, 20),
-    ]
+    parts = [(part.claim, part.start, part.width, part.percent) for part in gpu.parts]
+    assert parts == [("a", 0.0, 50.0, 50), ("b", 50.0, 25.0, 20)]
     assert (gpu.used_as, gpu.used_percent) == ("share", 75.0)
 
 
 def test_admin_access_holds_nothing() -> None:
-    """A claim with admin access is listed, and the GPU stays free."""
     gpu = fleet(small_state(claim("admin", "n", {"device": "gpu-0", "adminAccess": True}))).nodes[0].gpus[0]
     assert (gpu.parts, [part.claim for part in gpu.admins]) == ((), ["admin"])
 
 
-def test_only_the_newest_generation_of_a_pool_counts() -> None:
-    """An old slice that still exists adds no GPU."""
-    old = slice_of("n", whole("gpu-9", "GPU-9"), generation=1)
-    new = slice_of("n", whole("gpu-0", "GPU-0"), generation=2)
-    state = replace(small_state(), slices=(old, new))
-    assert [gpu.name for gpu in fleet(state).nodes[0].gpus] == ["gpu-0"]
-
-
-def test_a_gpu_that_is_only_offered_in_partitions_is_one_gpu() -> None:
-    """Its name is that of its partitions before ``-mig-``."""
-    parts = [partition(f"gpu-3-mig-1g10gb-19-{at}", "GPU-3", "1g.10gb", (at, 1), "c") for at in range(2)]
-    state = replace(small_state(), slices=(slice_of("n", *parts),))
-    assert [(gpu.name, gpu.offers) for gpu in fleet(state).nodes[0].gpus] == [("gpu-3", ("1g.10gb",))]
-
-
 def test_health_policy_and_unpublished_gpus_come_from_the_gpu_node() -> None:
-    """A GPU that publishes nothing is shown with the node's own words."""
     ill = told_gpu("gpu-1", "GPU-1", health=UNHEALTHY, causes=("lost",), message="it fell off the bus")
     said = told(told_gpu("gpu-0", "GPU-0", policy="pool"), ill, problem="a policy cannot be read")
     node = fleet(small_state(), n=said).nodes[0]
-    assert [(gpu.name, gpu.policy, gpu.is_sick, gpu.message) for gpu in node.gpus] == [
-        ("gpu-0", "pool", False, ""),
-        ("gpu-1", "", True, "it fell off the bus"),
-    ]
+    gpus = [(gpu.name, gpu.policy, gpu.is_sick, gpu.message) for gpu in node.gpus]
+    assert gpus == [("gpu-0", "pool", False, ""), ("gpu-1", "", True, "it fell off the bus")]
     assert (node.problems, node.is_sick) == (("a policy cannot be read",), True)
 
 
 def test_totals_count_each_gpu_once() -> None:
-    """Free, whole, partitioned, shared and ill."""
     state = small_state(claim("a", "n", share("gpu-0", "20Gi")))
     totals = fleet(state, n=told(told_gpu("gpu-1", "GPU-1", health=UNHEALTHY))).totals
     assert (totals.nodes, totals.gpus, totals.free, totals.share, totals.sick) == (1, 2, 0, 1, 1)
 
 
 def test_devices_that_are_no_gpus_are_left_out() -> None:
-    """A NIC of another driver is no GPU."""
     nic = {"name": "nic-0", "attributes": {"type": {"string": "nic"}}}
     assert fleet(replace(small_state(), slices=(slice_of("n", nic),))).nodes == ()
 
 
 def test_nodes_and_gpus_are_in_natural_order() -> None:
-    """gpu-10 comes after gpu-2."""
     names = [f"gpu-{number}" for number in (10, 2, 0)]
     state = replace(small_state(), slices=(slice_of("n", *(whole(name, name) for name in names)),))
     assert [gpu.name for gpu in fleet(state).nodes[0].gpus] == ["gpu-0", "gpu-2", "gpu-10"]
 
 
 def test_a_quantity_that_is_none_is_no_memory() -> None:
-    """Another driver may publish anything."""
     state = replace(small_state(), slices=(slice_of("n", whole("gpu-0", "GPU-0", memory="much")),))
     assert fleet(state).nodes[0].gpus[0].memory_bytes == 0
 
@@ -138,7 +103,6 @@ def names(gpus: Any) -> list[str]:
 
 
 def test_linked_gpus_are_an_island_with_its_kind_in_words() -> None:
-    """Two by bridges are a pair; a GPU without links is in none."""
     devices = (
         *(placed(f"gpu-{number}", island="A" if number < 2 else "B") for number in range(4)),
         *(placed(f"gpu-{number}", island="C", link="switch") for number in range(4, 7)),
@@ -146,18 +110,14 @@ def test_linked_gpus_are_an_island_with_its_kind_in_words() -> None:
     )
     found = fleet_with(n=devices)
     kinds = [(island.kind, names(island.gpus)) for island in islands_of(found.nodes[0])]
-    assert kinds == [
-        ("pair", ["gpu-0", "gpu-1"]),
-        ("pair", ["gpu-2", "gpu-3"]),
-        ("NVSwitch", ["gpu-4", "gpu-5", "gpu-6"]),
-    ]
+    pairs = [("pair", ["gpu-0", "gpu-1"]), ("pair", ["gpu-2", "gpu-3"])]
+    assert kinds == [*pairs, ("NVSwitch", ["gpu-4", "gpu-5", "gpu-6"])]
     second, last = (given(found.gpu("n", name)) for name in ("gpu-2", "gpu-7"))
     assert names(given(island_of(second, found)).gpus) == ["gpu-2", "gpu-3"]
     assert island_of(last, found) is None
 
 
 def test_gpus_with_one_numa_node_and_root_stand_together() -> None:
-    """A node that publishes neither has no such table."""
     found = fleet_with(n=tuple(placed(f"gpu-{number}", numa=number % 2) for number in range(4)))
     spots = [(spot.numa, spot.pcie_root, names(spot.gpus)) for spot in spots_of(found.nodes[0])]
     assert spots == [("0", "pci0000:00", ["gpu-0", "gpu-2"]), ("1", "pci0000:10", ["gpu-1", "gpu-3"])]
@@ -165,7 +125,6 @@ def test_gpus_with_one_numa_node_and_root_stand_together() -> None:
 
 
 def test_a_clique_spans_nodes() -> None:
-    """GPUs of other cliques and of none are not in it."""
     both = placed("gpu-0", clique="a.1"), placed("gpu-1", clique="a.2")
     found = fleet_with(one=both, other=(placed("gpu-0", clique="a.1"), placed("gpu-1")))
     first, last = given(found.gpu("one", "gpu-0")), given(found.gpu("other", "gpu-1"))
@@ -174,15 +133,13 @@ def test_a_clique_spans_nodes() -> None:
 
 
 def test_numa_nodes_may_be_a_list_and_nonsense_is_nothing() -> None:
-    """Kubernetes keeps lists behind a gate; other drivers publish what they like."""
     assert place_of({"attributes": {NUMA: {"ints": [0, 1]}}}, DRIVER).numa_text == "0, 1"
     nonsense = {NUMA: {"string": "x"}, ROOT: {"int": 3}, "nvlinkIsland": {"bool": True}}
     assert place_of({"attributes": nonsense}, DRIVER) == place_of({}, DRIVER)
 
 
-def test_a_gpu_of_which_only_partitions_are_published_is_at_its_place() -> None:
-    """They have no links, but the PCIe root and the NUMA node of their GPU."""
-    part = partition("gpu-0-mig-1", "GPU-0", "1g.10gb", (0, 1), "c")
-    part["attributes"][NUMA] = {"int": 1}
-    gpu = fleet_with(n=(part,)).nodes[0].gpus[0]
-    assert gpu.place.numa_text == "1"
+def test_a_gpu_of_which_only_partitions_are_published_has_their_name_and_place() -> None:
+    parts = [partition(f"gpu-3-mig-1g10gb-19-{at}", "GPU-3", "1g.10gb", (at, 1), "c") for at in range(2)]
+    parts[0]["attributes"][NUMA] = {"int": 1}
+    (gpu,) = fleet_with(n=tuple(parts)).nodes[0].gpus
+    assert (gpu.name, gpu.offers, gpu.place.numa_text) == ("gpu-3", ("1g.10gb",), "1")

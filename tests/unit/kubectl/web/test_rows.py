@@ -36,30 +36,18 @@ def test_a_claim_has_its_gpu_and_its_use() -> None:
     assert (view.devices[0].gpu, view.used_bytes, view.granted_bytes) == ("gpu-0", 5 * GIB, 20 * GIB)
 
 
-def test_claim_without_a_measurement_has_no_use() -> None:
-    assert views(small_state(claim("a", "n", share("gpu-0", "20Gi"))))[0].used_bytes is None
-
-
 def test_a_claim_with_one_unmeasured_device_has_no_sum() -> None:
     """A sum of some would look like the whole."""
     both = claim("a", "n", share("gpu-0", "20Gi"), {"device": "gpu-0-mig-1g10gb-19-6"})
     assert views(small_state(both), USE)[0].used_bytes is None
 
 
-def test_a_pending_claim_has_no_devices() -> None:
-    """It is listed with what it asks for."""
-    view = views(small_state(claim("a", "n")))[0]
-    assert (view.devices, view.claim.requests) == ((), ("gpu: 1 x gpu.nvidia.com",))
-
-
 def test_a_device_that_vanished_keeps_its_name() -> None:
-    """A claim may have a device that no slice contains any more."""
     view = views(small_state(claim("a", "n", {"device": "gpu-7"})))[0]
     assert [(each.device, each.gpu, each.part) for each in view.devices] == [("gpu-7", "", None)]
 
 
 def test_pods_of_one_owner_wait_together() -> None:
-    """The first of them stands for all; pods that are placed do not wait."""
     pods = [waiting_pod(f"web-{number}", owner="web") for number in range(3)]
     placed = waiting_pod("placed")
     placed["spec"]["nodeName"] = "n"
@@ -68,29 +56,23 @@ def test_pods_of_one_owner_wait_together() -> None:
 
 
 def test_pods_without_devices_do_not_wait_here() -> None:
-    """A pod that waits for CPU alone is no matter of this page; one with an extended resource is."""
     plain, extended = waiting_pod("plain"), waiting_pod("extended")
     del plain["spec"]["resourceClaims"], extended["spec"]["resourceClaims"]
     extended["spec"]["containers"][0]["resources"] = {"requests": {"nvidia.com/gpu": "1"}}
     assert [each.name for each in waiting_pods(ClusterState(pods=(plain, extended)))] == ["extended"]
 
 
-def test_events_are_newest_first() -> None:
-    """Whatever field has their time."""
+def test_events_are_newest_first_and_count_their_series() -> None:
     events = [
         {"reason": "Old", "firstTimestamp": "2026-01-02T10:00:00Z", "involvedObject": {"kind": "Node", "name": "n"}},
         {"reason": "New", "eventTime": "2026-01-02T11:00:00Z", "involvedObject": {"namespace": "a", "name": "b"}},
     ]
     assert [(each.reason, each.about) for each in event_rows(events)] == [("New", " a/b"), ("Old", "Node n")]
-
-
-def test_an_event_counts_its_series() -> None:
     (found,) = event_rows([{"series": {"count": 7}, "count": 1, "metadata": {"labels": 5}}])
     assert found.count == 7
 
 
 def test_a_pod_with_an_odd_field_waits_and_one_that_cannot_be_read_is_named() -> None:
-    """What else is odd in it does not say that it does not wait."""
     odd, lost = waiting_pod("odd"), list[str]()
     odd["spec"]["topologySpreadConstraints"] = [{}]
     pods = (odd, {"metadata": {"name": "bad", "namespace": "team"}, "spec": 5})
@@ -99,7 +81,6 @@ def test_a_pod_with_an_odd_field_waits_and_one_that_cannot_be_read_is_named() ->
 
 
 def test_search_needs_every_word_and_no_case() -> None:
-    """``team H100`` finds rows with both."""
     rows = ["Team a h100", "team b", "h100"]
     assert matching(rows, " team H100 ", str) == ["Team a h100"]
     assert matching(rows, "", str) == rows
@@ -115,12 +96,10 @@ def test_pages_have_bounds() -> None:
 
 
 def test_links_escape_what_people_typed() -> None:
-    """Empty fields are left out."""
     assert query_string(q="a&b=<c>", page=2, show="") == "?q=a%26b%3D%3Cc%3E&page=2"
 
 
 def test_age_is_short() -> None:
-    """In one unit; "" for what is no time."""
     assert ago("2026-01-02T11:00:00Z", NOW + timedelta(hours=1)) == "2h"
     assert ago("yesterday", NOW) == ""
 
@@ -143,7 +122,6 @@ def answers(**values: list[Any]) -> Any:
 
 
 def test_values_of_one_time_are_one_sample() -> None:
-    """Memory and utilisation of claims and of whole GPUs, oldest first."""
     ask = answers(
         dra_claim_memory_used_bytes=[[AT + STEP_S, str(4 * GIB)], [AT, str(3 * GIB)]],
         dra_claim_sm_utilization_ratio=[[AT + 1.5, "0.5"]],
@@ -169,7 +147,6 @@ def test_values_that_cannot_be_are_left_out() -> None:
 
 @pytest.mark.parametrize("answer", [None, [], {"status": "error"}, {"status": "success", "data": {"result": []}}])
 def test_an_answer_that_is_none_is_refused(answer: Any) -> None:
-    """Never a traceback."""
     with pytest.raises(ValueError, match=r"no range|refused"):
         past_of(lambda _: answer)
 
@@ -181,7 +158,6 @@ def report() -> UseReport:
 
 
 def test_charts_begin_with_the_past() -> None:
-    """Asked once; its newest samples are kept where it has too many."""
     calls = itertools.count()
     gpus = {("n", "gpu-0"): GpuMemory(node="n", device="gpu-0", used_bytes=1)}
 
@@ -199,8 +175,6 @@ def test_charts_begin_with_the_past() -> None:
 
 
 def test_without_the_past_charts_begin_now_and_say_so() -> None:
-    """The exporters' answer is shown as ever."""
-
     def past() -> list[UseSample]:
         raise ApiUnreachableError("no Prometheus there")
 

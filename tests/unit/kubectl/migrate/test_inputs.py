@@ -1,12 +1,100 @@
-"""What cannot be read is named with file, line and document, and everything else is translated."""
+"""No field of an input is lost without a note, the output is valid, and unreadable input is named by file and line."""
+
+from collections.abc import Iterator
 
 import pytest
 import yaml
 
 from dra_driver.kubectl.lint import ManifestSource, plain_documents
 from dra_driver.kubectl.lint.manifest import MAX_DOCUMENTS
-from dra_driver.kubectl.migrate import as_text
-from tests.unit.kubectl.migrate.helpers import migrated
+from dra_driver.kubectl.migrate import InputDocument, Translation, as_text
+from dra_driver.kubectl.migrate.ledger import UNCHANGED, UNKNOWN, Path, at, children, list_at, path_text
+from dra_driver.kubectl.migrate.translation import items
+from tests.unit.kubectl.migrate.helpers import NAMES, documents, inputs, linted, migrated, of_inputs
+
+TOGETHER = ("cluster-policy", "plugin-configmap", "mig-parted", "nodes", "workloads", "quotas")
+
+
+def objects_of(names: tuple[str, ...]) -> list[InputDocument]:
+    return [item for document in inputs(*names) for item in items(document)]
+
+
+def leaves(value: object, path: Path = ()) -> Iterator[tuple[Path, object]]:
+    """Each scalar and each empty mapping or list, with its path."""
+    below = children(value)
+    for step, item in below:
+        yield from leaves(item, (*path, step))
+    if not below:
+        yield path, value
+
+
+def noted(found: Translation, document: InputDocument) -> dict[Path, str]:
+    of = (document.source, document.label, document.number)
+    return {note.path: note.text for note in found.notes if (note.source, note.subject, note.document) == of}
+
+
+@pytest.mark.parametrize("names", [*((name,) for name in NAMES), TOGETHER])
+def test_every_leaf_of_every_format_is_named(names: tuple[str, ...]) -> None:
+    """Each scalar of each input is at or below a field that the report names, and a translator knows it."""
+    found = of_inputs(*names)
+    assert not found.problems
+    for document in objects_of(names):
+        notes = noted(found, document)
+        for path, value in leaves(document.value):
+            above = [path[:length] for length in range(len(path) + 1) if path[:length] in notes]
+            assert above, f"{document.label}: {path_text(path)} = {value!r} is not in the report"
+            assert notes[above[-1]] != UNKNOWN, f"{document.label}: {path_text(path)}: {UNKNOWN}"
+
+
+def test_what_stays_as_it_is_does() -> None:
+    """A field that the report calls unchanged has the same value in the object that comes out."""
+    found, checked = of_inputs("workloads"), 0
+    made = {(value["kind"], value["metadata"]["name"]): value for _, value in found.workloads}
+    for document in objects_of(("workloads",)):
+        value = made.get((document.kind, document.name))
+        if value is None:
+            continue
+        notes = noted(found, document)
+        for path, before in leaves(document.value):
+            above = [path[:length] for length in range(len(path) + 1) if path[:length] in notes]
+            if notes[above[-1]] == UNCHANGED:
+                assert _same_place(value, path, before), f"{document.label}: {path_text(path)}"
+                checked += 1
+    assert checked > 60
+
+
+def _same_place(value: object, path: Path, before: object) -> bool:
+    """Whether ``before`` is at ``path``, or at another index of the same lists where elements were removed."""
+    if at(value, *path) == before:
+        return True
+    for position, step in enumerate(path):
+        if isinstance(step, int):
+            return any(_same_place(each, path[position + 1 :], before) for each in list_at(value, *path[:position]))
+    return False
+
+
+@pytest.mark.parametrize("names", [*((name,) for name in NAMES), TOGETHER])
+def test_objects_that_come_out_pass_lint(names: tuple[str, ...]) -> None:
+    found = of_inputs(*names)
+    kinds = {value["kind"] for value in found.objects}
+    assert names != TOGETHER or kinds >= {"GpuPolicy", "DeviceClass", "ResourceClaimTemplate", "Job"}
+    assert [finding for finding in linted(found).findings if finding.severity == "error"] == []
+
+
+def test_a_field_that_no_translator_knows_is_named() -> None:
+    found = migrated("version: v1\nflags: {migStrategy: none, brandNew: {a: 1, b: 2}}\n")
+    assert [(note.field, note.text) for note in found.notes if note.text == UNKNOWN] == [("flags.brandNew", UNKNOWN)]
+
+
+def test_a_list_is_its_items() -> None:
+    """`kubectl get -o yaml` prints a List; lines are those of the file."""
+    text = "apiVersion: v1\nkind: PodList\nitems:\n- metadata: {name: a}\n  spec:\n    containers:\n    - name: c\n"
+    text += "      resources: {limits: {nvidia.com/gpu: 1}}\n"
+    found = migrated(text)
+    assert [value["kind"] for _, value in found.workloads] == ["Pod"]
+    assert next(note.line for note in found.notes if "nvidia.com/gpu" in note.field) == 8
+    assert documents(text)[0].kind == "PodList"
+
 
 POD = """\
 apiVersion: v1
@@ -37,7 +125,6 @@ BOMB = "\n".join(
     ],
 )  # fmt: skip
 def test_text_that_cannot_be_read_is_named(text: str, count: int, place: str, words: str) -> None:
-    """With its file, line and document; the documents after it are read."""
     documents, problems = plain_documents(ManifestSource(name="in.yaml", text=text))
     assert len(documents) == count
     (told,) = problems
@@ -50,7 +137,6 @@ def test_text_that_cannot_be_read_is_named(text: str, count: int, place: str, wo
     ["kind: '{{ .Values.kind }}'\napiVersion: v1\n", "kind: Pod\napiVersion: v1\nmetadata: {name: '{{ .x }}'}\n"],
 )
 def test_a_template_that_is_valid_yaml_is_refused(text: str) -> None:
-    """Its objects would have braces in their names."""
     assert "a Helm template; render it first" in migrated(text).problems[0]
 
 
@@ -68,14 +154,12 @@ def test_tags_make_no_objects() -> None:
 
 
 def test_documents_are_numbered_as_they_stand() -> None:
-    """With comments and a separator above the first one, and one that begins beside its separator."""
     text = "# c\n---\na: 1\n---\n# empty\n---\nb: 2\n--- {c: 3}\n"
     documents, _ = plain_documents(ManifestSource(name="in.yaml", text=text))
     assert [(each.number, each.line) for each in documents] == [(1, 3), (3, 7), (4, 8)]
 
 
 def test_documents_are_bounded() -> None:
-    """A file of separators must not fill the memory."""
     assert MAX_DOCUMENTS <= 5_000
     source = ManifestSource(name="in.yaml", text="---\na: 1\n" * 4)
     documents, problems = plain_documents(source, most=3)
@@ -104,7 +188,6 @@ def test_documents_are_bounded() -> None:
     ],
 )  # fmt: skip
 def test_other_formats_and_versions_are_refused_by_name(text: str, problem: str) -> None:
-    """And the pod in the same file is translated."""
     found = migrated(f"{text}---\n{POD}")
     (told,) = found.problems
     assert problem in told
@@ -114,7 +197,6 @@ def test_other_formats_and_versions_are_refused_by_name(text: str, problem: str)
 
 
 def test_a_broken_config_inside_a_configmap_is_named_with_its_key() -> None:
-    """The file alone would not say which of many."""
     data = {"good": "version: v1\nflags: {migStrategy: none}\n", "bad": "version: v1\nsharing: {timeSlicing: [\n"}
     found = migrated(yaml.safe_dump({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": data}))
     assert "ConfigMap c, data.bad" in found.problems[0]
@@ -138,7 +220,6 @@ def test_a_pod_with_odd_parts_does_not_end_the_run(spec: str) -> None:
 
 
 def test_names_cannot_write_lines_or_commands_to_the_terminal() -> None:
-    """The report shows them on one line, without control characters."""
     hostile = POD.replace("name: p", r'name: "p\e[31m\nCARRIED OVER (9)"').replace("gpu: 1", r'gpu: "\e[2J1"')
     text = as_text(migrated(hostile))
     assert "\x1b" not in text
