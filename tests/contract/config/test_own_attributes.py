@@ -4,8 +4,8 @@ from pathlib import Path
 
 from dra_driver.config.rules import OWN_ATTRIBUTES
 from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.node.slices import ApiServerFeatures, build_devices
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 
 def test_every_attribute_that_the_driver_publishes_is_its_own(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from dra_driver.core.errors import ConfigurationError, DetachedError, DeviceLost
 from dra_driver.core.files import lock_file
 from dra_driver.core.model.gpu import Gpu, LeftOutGpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.hardware.gpu.backend import Backend, ComputeModes, GpuControl, HealthSource
 from dra_driver.hardware.gpu.simulated import faults
 from dra_driver.hardware.gpu.simulated import mig as rules
 from dra_driver.hardware.gpu.simulated.faults import FailureMode
@@ -111,12 +110,6 @@ log = logging.getLogger(__name__)
 MAX_FILE_BYTES = 1024 * 1024
 MAX_DELAY_S = 600.0
 EVENT_POLL_S = 1.0  # how soon a change by another process is noticed; a check is one stat()
-METHODS = frozenset(
-    name
-    for part in (Backend, GpuControl, ComputeModes, HealthSource)
-    for name in vars(part)
-    if not name.startswith("_")
-)
 _Stamp = tuple[int, int, int]
 T = TypeVar("T")
 
@@ -143,7 +136,6 @@ class SimulatedHardware:
         self._file = file
         self._node_name = node_name
         self._stamp: _Stamp | None = None
-        self._lost: dict[int, str] = {}
         self._store = StateStore(state_file)
         self._attachment = Attachment(state_file)
         self._on_change = on_change
@@ -152,15 +144,9 @@ class SimulatedHardware:
         self._seen_state: object = None
         with contextlib.suppress(DriverUnavailableError):  # the next call raises it
             self._has_changed()
-        self._changed = (
-            threading.Condition()
-        )  # notified of each change; guards the number below; no other lock is acquired inside
+        # Notified of each change; guards the number below; no other lock is acquired inside.
+        self._changed = threading.Condition()
         self._change_count = 0
-
-    def await_change(self, timeout_s: float) -> bool:
-        """Wait up to ``timeout_s`` for a change of a GPU since the last answer True; whether there was one. Also
-        False at once when the GPUs are detached meanwhile."""
-        return self._await(lambda: self._has_changed() or None, timeout_s) is not None
 
     def _await(self, look: Callable[[], T | None], timeout_s: float) -> T | None:
         """What ``look`` finds now or after a change; None after ``timeout_s``, and while the GPUs are detached."""
@@ -176,67 +162,10 @@ class SimulatedHardware:
                 if change_count == self._change_count:
                     self._changed.wait(left_s if self._store.file is None else min(left_s, EVENT_POLL_S))
 
-    def mark_lost(self, minor: int, reason: str) -> None:
-        """Let the GPU ``minor`` stop answering to this object. A repeated call replaces the reason."""
-        with self._lock:
-            self._lost[minor] = reason
-            self._announce()
-
-    def restore(self, minor: int) -> None:
-        """Undo ``mark_lost``; ``lost`` in the spec file stays. Idempotent."""
-        with self._lock:
-            self._lost.pop(minor, None)
-            self._announce()
-
-    def replace_node(self, node: NodeSpec) -> None:
-        """Give the node other hardware, as after a hot-plug. Raises ConfigurationError when a file describes it."""
-        with self._lock:
-            if self._file is not None:
-                raise ConfigurationError(f"the node's GPUs are described by {self._file}: change that file")
-            self._node = node
-            self._announce()
-
     def announce(self) -> None:
         """Call ``on_change`` with the present snapshot, in order with all calls of it by any process."""
         with self._lock, self._store.locked():
             self._announce()
-
-    def fail_next(
-        self,
-        method: str,
-        error: DraError | None = None,
-        *,
-        gpu: GpuUuid | None = None,
-        skip: int = 0,
-        times: int = 1,
-        delay_s: float = 0.0,
-        after: bool = False,
-    ) -> None:
-        """Let the next ``times`` calls of ``method`` (0: all) of any process fail, after ``skip`` good ones: wait
-        ``delay_s`` and raise ``error``, before the work or ``after`` it. ``gpu`` limits the fault."""
-        if method not in METHODS or (error is not None and _error_class(type(error).__name__) is None):
-            raise ValueError(
-                f"cannot let {method} fail with {error!r}: expected a HardwareError and one of the methods"
-                f" {', '.join(sorted(METHODS))}"
-            )
-        fault = Fault(
-            method=method,
-            gpu=gpu,
-            error=None if error is None else type(error).__name__,
-            message=str(error or ""),
-            skip=skip,
-            times=times,
-            delay_s=delay_s,
-            after=after,
-        )
-        with self._store.locked():
-            changes = self._store.read()
-            self._store.write(replace(changes, faults=(*changes.faults, fault)))
-
-    def clear_faults(self) -> None:
-        """Remove all faults of ``fail_next``. Lost and busy GPUs stay as they are."""
-        with self._store.locked():
-            self._store.write(replace(self._store.read(), faults=()))
 
     def _call(self, method: str, gpu: GpuUuid | None, work: Callable[[], T]) -> T:
         with self._attachment.use():
@@ -270,8 +199,7 @@ class SimulatedHardware:
 
     def _lost_reason(self, item: SimulatedGpu, changes: Changes) -> str | None:
         """Why the GPU does not answer; None while it does."""
-        injected = faults.health_of(changes.injected_into(item.gpu.uuid)).lost
-        return self._lost.get(item.gpu.minor, item.lost) or injected
+        return item.lost or faults.health_of(changes.injected_into(item.gpu.uuid)).lost
 
     def _strike(self, method: str, gpu: GpuUuid | None) -> Fault | None:
         if not self._store.read().faults:
@@ -387,15 +315,12 @@ class SimulatedHardware:
         self._stamp = stamp
 
 
-def _error_class(name: str) -> type[DraError] | None:
-    found = getattr(errors, name, None)
-    return found if isinstance(found, type) and issubclass(found, errors.HardwareError) else None
-
-
 def _raise(fault: Fault) -> None:
     if fault.error is None:
         return
-    kind = _error_class(fault.error) or DriverUnavailableError
+    kind = getattr(errors, fault.error, None)
+    if not isinstance(kind, type) or not issubclass(kind, errors.HardwareError):
+        kind = DriverUnavailableError
     raise kind(fault.message or f"{fault.method} failed with the injected {fault.error}")
 
 

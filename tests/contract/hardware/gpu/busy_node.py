@@ -11,11 +11,11 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.usage import GpuUsage
 from dra_driver.hardware.gpu.backend import Detachable, UsageSource
 from dra_driver.hardware.gpu.nvml.usage import NvmlUsage
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec
 from dra_driver.hardware.gpu.simulated.usage import SimulatedUsage, SimulatedUse, UseStep, change_uses
 from tests.fakes.nvml import state as codes
 from tests.fakes.nvml.state import State
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 START = 1_000_000.0
 SAMPLE_US = 4_000_000_000_000_000

@@ -11,11 +11,11 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.gpu.backend import GpuBackend
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 from dra_driver.hardware.gpu.nvml.call_locks import THREAD_NAME, Patience
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec, parse_groups
 from tests.fakes.nvml import library
 from tests.fakes.nvml.state import ENVIRONMENT, State
 from tests.fakes.nvml.sysfs import write_sysfs
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 Opened = Callable[[NodeSpec], tuple[NvmlBackend, State]]
 WAIT = "nvmlEventSetWait_v2"

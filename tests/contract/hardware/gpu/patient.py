@@ -3,9 +3,9 @@
 from dra_driver.core.model.health import HealthEvent, HealthReading, RecoveryAction
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.gpu.backend import GpuBackend
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.faults import FailureMode
 from tests.fakes.nvml.state import DOUBLE_BIT_ECC, NOT_SUPPORTED, State
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 ACTIONS = {RecoveryAction.GPU_RESET: 1, RecoveryAction.NODE_REBOOT: 2, RecoveryAction.DRAIN_AND_RESET: 4}
 ROUTE_UNHEALTHY = 1 << 4

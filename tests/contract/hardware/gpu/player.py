@@ -1,8 +1,8 @@
 """Other programs that act on a node's GPUs, for the fake NVML library and for the simulation."""
 
 from dra_driver.hardware.gpu.backend import GpuBackend
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from tests.fakes.nvml.state import State
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 
 class Player:

@@ -10,11 +10,11 @@ from dra_driver.core.model.gpu import Snapshot
 from dra_driver.hardware.gpu.backend import Backend, ComputeMode, GpuBackend
 from dra_driver.hardware.gpu.catalog import models
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.faults import FailureMode
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec, parse_document
 from tests.fakes.nvml.state import State
 from tests.fakes.nvml.sysfs import bind_in_sysfs, unbind_in_sysfs, write_sysfs
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 
 class Hardware:

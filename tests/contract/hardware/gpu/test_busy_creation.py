@@ -9,12 +9,12 @@ from dra_driver.core.errors import GpuBusyError
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.hardware.gpu.backend import GpuBackend
 from dra_driver.hardware.gpu.holders import GpuHolders
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from dra_driver.hardware.mig.manager import MigManager
 from tests.contract.hardware.gpu.conftest import Opened
 from tests.fakes.gpu_notes import FakeGpuNotes
 from tests.fakes.nvml.state import FOR_EVER, IN_USE
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 SMALL = 19
 Refuse = Callable[[str, int], None]

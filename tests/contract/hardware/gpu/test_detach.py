@@ -11,9 +11,9 @@ from dra_driver.core.errors import DetachedError, DriverUnavailableError
 from dra_driver.hardware.gpu.backend import ComputeMode, GpuBackend
 from dra_driver.hardware.gpu.inventory import Inventory
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from tests.contract.hardware.gpu.conftest import until
 from tests.fakes.nvml.state import State
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 WAIT_S = 10.0
 REASON = "a driver upgrade is announced"

@@ -5,10 +5,10 @@ from msgspec.structs import replace
 
 from dra_driver.core.model.fabric import Fabric, FabricState
 from dra_driver.hardware.gpu.backend import GpuBackend
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec, SimulatedGpu, parse_groups
 from tests.contract.hardware.gpu.conftest import Opened
 from tests.fakes.nvml import state as codes
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 NOT_STARTED, IN_PROGRESS, COMPLETED = (Fabric(state=state) for state in FabricState)
 FAILED = Fabric(state=FabricState.COMPLETED, status=codes.NOT_SUPPORTED)

@@ -11,10 +11,10 @@ from dra_driver.core.model.fabric import Fabric, FabricState
 from dra_driver.core.model.health import HealthEvent, HealthEventKind, HealthReading, RecoveryAction
 from dra_driver.hardware.gpu.backend import GpuBackend
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec
 from tests.contract.hardware.gpu.patient import Patient
 from tests.fakes.nvml.state import State
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 H100, L4, V100 = 0, 2, 3
 Sick = Callable[..., Patient]

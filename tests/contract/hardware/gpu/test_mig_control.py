@@ -16,10 +16,10 @@ from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigInstance
 from dra_driver.hardware.gpu.backend import ComputeMode, GpuBackend
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from tests.contract.hardware.gpu.conftest import Opened
 from tests.contract.hardware.gpu.player import Player
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 H100, A100_ON, A100, L4 = range(4)
 SPEC = "1xh100-sxm5-80gb,1xa100-sxm4-40gb+mig,1xa100-sxm4-40gb,1xl4-24gb"

@@ -6,11 +6,11 @@ from dra_driver.core.model.gpu import ConfidentialCompute
 from dra_driver.core.model.nvlink import NvLinkPeer, NvLinks
 from dra_driver.hardware.gpu.nvml import properties
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.spec import parse_document, parse_groups
 from dra_driver.kube.published import islands_of
 from tests.contract.hardware.gpu.conftest import Opened
 from tests.fakes.nvml import state as codes
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 STATE, TYPE, END = (
     "nvmlDeviceGetNvLinkState",

@@ -23,7 +23,6 @@ from dra_driver.core.model.mig import MigProfile
 from dra_driver.core.model.terms import Form, GpuTerms, Interval, SharingTerms, Strategy, Terms
 from dra_driver.hardware.cdi.writer import CdiWriter
 from dra_driver.hardware.gpu.backend import GpuNotes
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.mig.manager import MigManager
 from dra_driver.node.claims.assembly import Claims, open_claims
 from dra_driver.node.claims.dependencies import HardwareDependencies
@@ -43,6 +42,7 @@ from tests.fakes.claims import (
     share_result,
 )
 from tests.fakes.memory import memory_folder
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 SPEC = "8xh100-sxm5-80gb"
 MOST_CLAIMS = 40

@@ -11,10 +11,10 @@ from typing import Any
 
 from dra_driver.core.errors import DraError
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from tests.contract.node.claims.mixed import Node
 from tests.fakes.claims import claim, part, ref, result
 from tests.fakes.memory import memory_folder
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 ROUNDS, THREADS = 6, 6
 SWITCH_S = 0.002  # a switch of MIG mode takes long enough for the other process to come in between

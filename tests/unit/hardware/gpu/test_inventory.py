@@ -11,7 +11,7 @@ from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.telemetry import metrics
 from dra_driver.hardware.gpu.inventory import THREAD_NAME, Inventory
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 WAIT_S = 10.0
 NEVER_S = 3600.0

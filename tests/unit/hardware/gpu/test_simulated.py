@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from dra_driver.core.errors import ConfigurationError, DriverUnavailableError
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 
 def test_a_gpu_marked_lost_is_left_out_until_it_is_restored() -> None:

@@ -13,7 +13,6 @@ from dra_driver.core.model.health import HealthEvent, HealthEventKind, RecoveryA
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.hardware.gpu.simulated import faults
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.faults import (
     MAX_LENGTH,
     MAX_ORDERS,
@@ -32,6 +31,7 @@ from dra_driver.hardware.gpu.simulated.faults import (
 from dra_driver.hardware.gpu.simulated.hardware import is_open
 from dra_driver.hardware.gpu.simulated.spec import parse_document, parse_groups
 from dra_driver.kube.own_node import MAX_VALUE
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "simulated-gpus.md"
 GPU = GpuUuid("GPU-1")

@@ -20,8 +20,8 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigInstance, MigProfile
 from dra_driver.hardware.gpu.backend import ComputeMode, GpuBackend
 from dra_driver.hardware.gpu.catalog import models
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.spec import parse_document
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 MIG_MODELS = sorted(key for key, model in models().items() if model.mig is not None)
 ENGINES = ("copy_engines", "decoders", "encoders", "jpeg_engines", "ofa_engines")

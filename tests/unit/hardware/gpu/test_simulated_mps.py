@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dra_driver.hardware.gpu.simulated import root as simulated_root
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 SHELLS = [["dash"], ["busybox", "sh"], ["bash", "--posix"]]
 LIMIT_S = 20

@@ -14,8 +14,8 @@ from dra_driver.core.errors import ConfigurationError, StorageError
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.hardware.driver_root.search import find_library
 from dra_driver.hardware.gpu.simulated import root as simulated_root
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.root import LIBRARIES, shared_object
+from tests.fakes.simulated_gpus import SimulatedBackend
 from tests.unit.hardware.gpu.conftest import MIG_DOCUMENT, snapshot
 
 

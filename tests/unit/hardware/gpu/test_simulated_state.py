@@ -18,9 +18,9 @@ from dra_driver.core.errors import (
     StorageError,
 )
 from dra_driver.core.model.gpu import Snapshot
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec, parse_groups
 from dra_driver.hardware.gpu.simulated.state import StateStore
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 SPEC = "2xh100-sxm5-80gb+mig"
 

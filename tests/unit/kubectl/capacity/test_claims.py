@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from dra_driver.kube.state import ClusterState
 from dra_driver.kube.state_file import dump
@@ -18,6 +17,7 @@ from dra_driver.kubectl.commands.kubectl import main
 from dra_driver.node.slices import ApiServerFeatures, build_devices
 from tests.fakes.dra_objects import DRIVER, Obj, claim, exactly, resource_slice, wire
 from tests.fakes.published import h100, share
+from tests.fakes.simulated_gpus import SimulatedBackend
 from tests.unit.kubectl.capacity.helpers import cluster, holding, whole
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

@@ -14,7 +14,6 @@ from dra_driver.core.model.claim import AllocatedClaim, ClaimRef, PreparedDevice
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.mig import MigInstance, MigProfile
 from dra_driver.core.model.terms import Terms
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.mig.manager import MigManager
 from dra_driver.node.claims.dependencies import ClaimDependencies, Event, HardwareDependencies
 from dra_driver.node.claims.entry import Entry
@@ -39,6 +38,7 @@ from tests.fakes.claims import (
     uid,
 )
 from tests.fakes.memory import memory_folder
+from tests.fakes.simulated_gpus import SimulatedBackend
 from tests.fakes.stand_in import present
 
 SMALL, HALF = "1g.10gb", "3g.40gb"

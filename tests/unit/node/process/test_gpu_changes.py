@@ -10,7 +10,6 @@ from dra_driver.core.errors import GpuBusyError
 from dra_driver.core.files import lock_file
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.gpu.backend import ComputeMode
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.node.process.gpu_changes import (
     COOLDOWN_S,
     RETRY_AFTER_TIMEOUT_S,
@@ -19,6 +18,7 @@ from dra_driver.node.process.gpu_changes import (
     GpuChangeTracker,
     TrackedGpuControl,
 )
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 GPU = GpuUuid("GPU-a")
 
