@@ -1,7 +1,7 @@
-"""Raw NVML queries, each answered with a value or with NVML's code, and its duration.
+"""Ask raw NVML queries; each answer has a value or NVML's code, and its duration.
 
-For ``dra-driver hardware-check`` and tests on real GPUs: the backend asks fewer questions and hides the codes. No query
-changes a setting. The caller opens the session (``NvmlBackend.open``). The node process never imports this module.
+For ``dra-driver hardware-check`` and tests on real GPUs. No query changes a setting. The caller opens the session
+(``NvmlBackend.open``). The node process never imports this module.
 """
 
 import ctypes

@@ -1,10 +1,7 @@
-"""Simulated GPUs with the interface of real ones, for the embedded cluster and tests.
+"""Provide simulated GPUs with the interface of real ones, for the embedded cluster and tests.
 
-Parses the spec (``spec.py``), applies the rules of MIG (``mig.py``) and keeps state, locks and faults (``hardware.py``,
-``state.py``). Contract tests compare it with the NVML backend over a fake NVML library that is made from the same spec.
-
-Health events are reported to each process separately, as NVML does; those of the time before this object was created,
-or while the GPUs were detached, are lost.
+Health events are reported to each process separately, as NVML does; events from before this object was created, or
+while the GPUs were detached, are lost.
 """
 
 import time
@@ -35,7 +32,7 @@ NO_EVENTS = "the simulated driver has no events of this GPU"
 class SimulatedHealth(SimulatedHardware):
     """A ``backend.HealthSource``. One thread waits for events at a time; everything else from any thread."""
 
-    _told: Counter[HealthEvent] | None = None  # what the waiting thread has told, or was too late to tell
+    _told: Counter[HealthEvent] | None = None  # events that the waiting thread has reported, or missed
     _look = False
     _seen_faults: tuple[GpuFault, ...] | None = None
     _seen_at: tuple[object, object] | None = None  # what `_new_events` last saw
@@ -80,7 +77,7 @@ class SimulatedHealth(SimulatedHardware):
         return tuple(one for one in self._store.read().injected if one.source == source)
 
     def devices(self) -> Mapping[DeviceName, tuple[GpuUuid, int | None]]:
-        """UUID and, for an existing partition, the id of its GPU instance, by device name; also of GPUs that do not
+        """By device name the UUID and, of an existing partition, the id of its GPU instance; also of GPUs that do not
         answer. Raises DriverUnavailableError."""
         with self._lock:
             node, changes = self._current(), self._store.read()
@@ -102,8 +99,7 @@ class SimulatedHealth(SimulatedHardware):
                 self._announce()
 
     def _may_have_events(self) -> bool:
-        """Whether description or state changed since `_new_events` looked: between two changes this is all that is
-        done, once a second."""
+        """Whether description or state changed since the last `_new_events`; a wait calls it once a second."""
         with self._lock:
             now = (self._current(), self._store.marker())
         return self._told is None or now != self._seen_at
@@ -158,8 +154,8 @@ class SimulatedBackend(SimulatedHealth):
         state_file: Path | None = None,
         on_change: Callable[[Snapshot], None] | None = None,
     ) -> Self:
-        """``8xh100-sxm5-80gb``, ``4xa100-sxm4-40gb+mig,2xl4-24gb``, or the path of a .yaml file (``spec.py``). UUIDs
-        are stable per node name and minor. Raises ConfigurationError."""
+        """``8xh100-sxm5-80gb`` or the path of a .yaml file (``spec.py``). UUIDs are stable per node name and minor.
+        Raises ConfigurationError."""
         path = Path(spec) if "/" in spec or spec.endswith((".yaml", ".yml")) else None
         node = NodeSpec() if path is not None else parse_groups(spec, node_name)
         backend = cls(node, file=path, node_name=node_name, state_file=state_file, on_change=on_change)

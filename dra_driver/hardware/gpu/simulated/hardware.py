@@ -1,7 +1,7 @@
-"""Mutable part of simulated GPUs: the reread spec file, lost GPUs, injected faults, state changes and notifications.
+"""Keep the mutable part of simulated GPUs: the reread spec file, injected faults, state changes and notifications.
 
 With a state file, a process that uses the GPUs keeps ``<state file>.open`` locked, as a real one keeps device files
-open. ``backend.py`` adds the calls of the interface.
+open.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from dra_driver.hardware.gpu.simulated import mig as rules
 from dra_driver.hardware.gpu.simulated.faults import FailureMode
 from dra_driver.hardware.gpu.simulated.mig import GpuState
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec, SimulatedGpu, parse_document
-from dra_driver.hardware.gpu.simulated.state import Changes, Fault, StateStore
+from dra_driver.hardware.gpu.simulated.state import Changes, Fault, StateStore, stamp_of
 
 
 def is_open(state_file: Path) -> bool:
@@ -129,8 +129,7 @@ class SimulatedHardware:
     ) -> None:
         """``file`` is read again whenever it changes. ``state_file`` outlives this process and is shared with others of
         the same spec. ``on_change`` runs inside each call that changes something, one at a time over all processes; it
-        must not wait for a thread that calls this object. Its DraErrors are logged.
-        """
+        must not wait for a thread that calls this object. Its DraErrors are logged."""
         self._lock = threading.RLock()  # guards everything below; held while on_change runs
         self._node = node
         self._file = file
@@ -149,7 +148,7 @@ class SimulatedHardware:
         self._change_count = 0
 
     def _await(self, look: Callable[[], T | None], timeout_s: float) -> T | None:
-        """What ``look`` finds now or after a change; None after ``timeout_s``, and while the GPUs are detached."""
+        """The first result of ``look``, now or after a change; None after ``timeout_s``, and when detached."""
         deadline = time.monotonic() + timeout_s
         while True:
             change_count = self._change_count  # before `detached`, which raises it
@@ -169,23 +168,20 @@ class SimulatedHardware:
 
     def _call(self, method: str, gpu: GpuUuid | None, work: Callable[[], T]) -> T:
         with self._attachment.use():
-            return self._attached_call(method, gpu, work)
-
-    def _attached_call(self, method: str, gpu: GpuUuid | None, work: Callable[[], T]) -> T:
-        with self._lock:
-            self._current()
-            fault = self._strike(method, gpu)
-        if fault is not None:
-            self._sleep(min(fault.delay_s, MAX_DELAY_S))  # outside the lock, so that other calls go on
-        if fault is not None and not fault.after:
-            _raise(fault)
-        if gpu is not None:
-            faults.meet_failure_modes(method, gpu, lambda: self.troubles(gpu), self._sleep)
-        with self._lock:
-            answer = work()
-        if fault is not None:
-            _raise(fault)
-        return answer
+            with self._lock:
+                self._current()
+                fault = self._strike(method, gpu)
+            if fault is not None:
+                self._sleep(min(fault.delay_s, MAX_DELAY_S))  # outside the lock, so that other calls go on
+                if not fault.after:
+                    _raise(fault)
+            if gpu is not None:
+                faults.meet_failure_modes(method, gpu, lambda: self.troubles(gpu), self._sleep)
+            with self._lock:
+                answer = work()
+            if fault is not None:
+                _raise(fault)
+            return answer
 
     def troubles(self, gpu: GpuUuid) -> frozenset[FailureMode]:
         """The GPU's troubles, described or set; none of a GPU that is not on this node."""
@@ -303,11 +299,10 @@ class SimulatedHardware:
         if self._file is None:
             return
         try:
-            stamp = _stamp(self._file)
+            stamp = stamp_of(self._file.stat())
             if stamp == self._stamp:
                 return
-            text = _read(self._file)
-            self._node = parse_document(text, self._node_name)
+            self._node = parse_document(_read(self._file), self._node_name)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"cannot read the simulated GPUs from {self._file}: {error}") from error
         except ConfigurationError as error:
@@ -322,11 +317,6 @@ def _raise(fault: Fault) -> None:
     if not isinstance(kind, type) or not issubclass(kind, errors.HardwareError):
         kind = DriverUnavailableError
     raise kind(fault.message or f"{fault.method} failed with the injected {fault.error}")
-
-
-def _stamp(file: Path) -> _Stamp:
-    status = file.stat()
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _read(file: Path) -> str:

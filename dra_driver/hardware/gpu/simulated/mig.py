@@ -5,7 +5,6 @@ nvmlDeviceCreateGpuInstanceWithPlacement, nvmlGpuInstanceDestroy, nvmlDeviceSetC
 """
 
 import uuid
-from collections.abc import Iterable
 from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -118,11 +117,6 @@ def name_based(gpu: GpuUuid, name: str) -> uuid.UUID:
     return uuid.uuid5(uuid.UUID(gpu.removeprefix("GPU-")), name)
 
 
-def gpu_instance_id(gpu: Gpu, start: int, size: int) -> int:
-    """0 for the whole, then halves, quarters and so on from the left, as drivers number them on A30, A100 and H100."""
-    return gpu.memory_slices // size - 1 + start // size
-
-
 def compute_instance(gpu: Gpu, gi_id: int, *, ci_id: int = COMPUTE_INSTANCE_ID, spans: bool = True) -> ComputeInstance:
     return ComputeInstance(ci_id=ci_id, uuid=mig_uuid(gpu.uuid, gi_id, ci_id), spans=spans)
 
@@ -153,12 +147,14 @@ def add_instance(gpu: Gpu, state: GpuState, profile_id: int, start: int) -> tupl
         raise MigUnsupportedError(f"no GPU instance can be created on {gpu.uuid}: its MIG mode is off")
     profile = gpu.profile(profile_id)
     if profile is None or start not in profile.starts:
-        offered = "no such profile" if profile is None else f"{profile.name} begins at {_numbers(profile.starts)}"
+        starts = ", ".join(map(str, profile.starts)) if profile is not None else ""
+        offered = "no such profile" if profile is None else f"{profile.name} begins at {starts}"
         raise MigUnsupportedError(f"{gpu.uuid} has no MIG profile {profile_id} at memory slice {start}: {offered}")
     require_room(gpu, instances(gpu, state), profile, start)
     if state.busy_on_create is not None and not state.instances:
         raise GpuBusyError(f"no first GPU instance can be created on {gpu.uuid}: in use by {state.busy_on_create}")
-    gi_id = gpu_instance_id(gpu, start, profile.memory_slices)
+    # 0 for the whole, then halves, quarters and so on from the left, as drivers number them on A30, A100 and H100.
+    gi_id = gpu.memory_slices // profile.memory_slices - 1 + start // profile.memory_slices
     made = InstanceState(profile=profile_id, start=start, gi=gi_id)
     ordered = sorted((*state.instances, made), key=lambda instance: instance.start)
     return replace(state, instances=tuple(ordered)), gi_id
@@ -219,8 +215,9 @@ def require_room(gpu: Gpu, existing: tuple[MigInstance, ...], profile: MigProfil
     if same >= profile.max_instances:
         raise NoRoomError(f"{what}: {same} of at most {profile.max_instances} such instances exist")
     made = [found for instance in existing if (found := gpu.profile(instance.profile_id)) is not None]
+    whole = max(gpu.mig_profiles, key=lambda profile: (profile.memory_slices, profile.compute_slices))
     for resource in ("compute_slices", *ENGINES):
-        _require(what, resource, [*made, profile], _whole(gpu))
+        _require(what, resource, [*made, profile], whole)
 
 
 def _require(what: str, resource: str, wanted: list[MigProfile], whole: MigProfile) -> None:
@@ -232,14 +229,6 @@ def _require(what: str, resource: str, wanted: list[MigProfile], whole: MigProfi
         raise NoRoomError(f"{what}: it needs {own} {word} and {max(0, total - needed + own)} of {total} are free")
 
 
-def _whole(gpu: Gpu) -> MigProfile:
-    return max(gpu.mig_profiles, key=lambda profile: (profile.memory_slices, profile.compute_slices))
-
-
 def _slices(instance: MigInstance) -> str:
     last = instance.start + instance.size - 1
     return f"memory slice {last}" if instance.size == 1 else f"memory slices {instance.start} to {last}"
-
-
-def _numbers(values: Iterable[int]) -> str:
-    return ", ".join(map(str, values))

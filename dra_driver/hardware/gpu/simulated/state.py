@@ -1,35 +1,7 @@
-"""The state file of simulated GPUs: format, lock and change detection.
+"""Keep the state file of simulated GPUs (docs/simulated-gpus.md): format, lock and change detection.
 
-The state outlives the process, as that of real hardware does. Without a file it is kept in memory.
-
-The file is JSON, replaced by a rename and changed under ``flock`` of ``<file>.lock``, so that any number of processes
-share one node's hardware and a reader sees the state before or after a change. It is not synced: a crash of the machine
-also ends real MIG instances. Deleting it acts as a reboot. People and tests may edit it::
-
-    {"version": 1,
-     "changes": 12,                               counts up; only a change of the value matters
-     "gpus": {"GPU-…": {                          GPUs in the state of their spec are not listed
-        "described": "…",                         digest of the spec: when the spec changes, this entry is ignored;
-                                                  without the digest it never is
-        "migMode": true,
-        "computeMode": 0,
-        "busy": null,                             or the program that has the GPU open, which keeps its MIG mode
-        "busyOnCreate": null,                     or the program that keeps its first instance from being created
-        "fabric": null,                           or {"state": "in progress", "status": 0}, see ``core/model/fabric.py``
-        "fabricAfterMig": null,                   or what it becomes when the last instance is destroyed
-        "troubles": [],                           or names of ``faults.py``
-        "instances": [{"profile": 19, "start": 6, "gi": 13, "compute": [{"ci": 0, "spans": true}], "inUse": false}]}},
-     "faults": [{"method": "create_compute_instance", "gpu": "GPU-…", "error": "NoRoomError", "message": "…",
-                 "skip": 0, "times": 1, "delayS": 0, "after": false}],
-     "injected": [{"gpu": "GPU-…", "fault": "xid=79", "gi": null, "source": ""}]}
-
-Removing or adding an instance's line acts as another program that destroys or creates it. A fault applies to calls of
-``method`` (a name of ``GpuBackend``) for ``gpu`` (null: any) after ``skip`` of them, ``times`` times (0: always): the
-call waits ``delayS`` seconds and raises ``error`` (a HardwareError of ``errors.py``; null: none), with ``after`` when
-it has done its work.
-
-Adding a line to ``injected`` makes the GPU, or its GPU instance ``gi``, ill as ``faults.py`` says; removing it is the
-repair. XIDs and ECC errors are told once for each line, and again when the line's count (``xid=13*2``) goes up.
+The file is JSON, replaced by a rename and changed under ``flock`` of ``<file>.lock``: any number of processes share one
+node's hardware. It is not synced: a crash of the machine also ends real MIG instances. Without a file, memory serves.
 """
 
 import contextlib
@@ -58,7 +30,9 @@ _Stamp = tuple[int, int, int] | None
 
 
 class Fault(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A fault of a call; see the module docstring."""
+    """Applies to ``times`` calls (0: all) of ``method``, of ``GpuBackend``, for ``gpu`` (None: any) after ``skip`` of
+    them: the call waits ``delay_s`` and raises ``error`` (a HardwareError of ``errors.py``; None: none), with ``after``
+    when it has done its work."""
 
     method: str
     gpu: str | None = None
@@ -175,7 +149,7 @@ class StateStore:
                 written = replace_file(self.file, _encode(changes))
             except OSError as error:
                 raise DriverUnavailableError(f"simulated driver: cannot write {self.file}: {error}") from error
-            self._stamp = _stamp_of(written)
+            self._stamp = stamp_of(written)
         self._changes = changes
 
     def marker(self) -> object:
@@ -198,12 +172,12 @@ class StateStore:
 
 def _stamp(file: Path) -> _Stamp:
     try:
-        return _stamp_of(file.stat())
+        return stamp_of(file.stat())
     except OSError:
         return None
 
 
-def _stamp_of(status: os.stat_result) -> _Stamp:
+def stamp_of(status: os.stat_result) -> _Stamp:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 

@@ -8,8 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from dra_driver.hardware.gpu.backend import ComputeMode
-from dra_driver.hardware.gpu.nvml import renewals
-from dra_driver.hardware.gpu.nvml.backend import NvmlBackend, open_device_files
+from dra_driver.hardware.gpu.nvml.backend import LEFT_OUT_LOOKS, NvmlBackend, open_device_files
 from dra_driver.hardware.gpu.nvml.session import Session
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec
 from tests.contract.hardware.gpu.conftest import Call, until, waiting
@@ -161,7 +160,7 @@ def test_a_gpu_that_got_another_minor_is_published_under_it(nvml: NvmlBackend, s
 
 def test_a_session_is_kept_while_nothing_changes(nvml: NvmlBackend, state: State) -> None:
     """Opening one initialises GPUs, which takes seconds without persistence mode."""
-    for _ in range(renewals.LEFT_OUT_LOOKS + 1):
+    for _ in range(LEFT_OUT_LOOKS + 1):
         nvml.snapshot()
     assert sessions(state) == 1
 
@@ -173,11 +172,11 @@ def test_a_gpu_that_stays_left_out_is_looked_for_in_new_sessions_ever_more_rarel
     nvml.snapshot()
     state.inject("nvmlDeviceGetMinorNumber", codes.GPU_IS_LOST, device=0)
     counts = []
-    for _ in range(3 * renewals.LEFT_OUT_LOOKS + 1):
+    for _ in range(3 * LEFT_OUT_LOOKS + 1):
         nvml.snapshot()
         counts.append(sessions(state))
     first, second = counts.index(2), counts.index(3)
-    assert (first, second) == (renewals.LEFT_OUT_LOOKS, 3 * renewals.LEFT_OUT_LOOKS)
+    assert (first, second) == (LEFT_OUT_LOOKS, 3 * LEFT_OUT_LOOKS)
 
 
 def test_a_gpu_that_only_a_new_session_sees_comes_back(nvml: NvmlBackend, state: State) -> None:
@@ -186,7 +185,7 @@ def test_a_gpu_that_only_a_new_session_sees_comes_back(nvml: NvmlBackend, state:
     state.unbind(3)
     state.bind(3)
     assert before.gpus[3].uuid == nvml.snapshot().left_out[0].label
-    for _ in range(renewals.LEFT_OUT_LOOKS):
+    for _ in range(LEFT_OUT_LOOKS):
         found = nvml.snapshot()
     assert found == before
 
