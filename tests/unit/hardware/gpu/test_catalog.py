@@ -52,28 +52,6 @@ def test_a_larger_profile_never_has_less(model: GpuModel) -> None:
         assert (smaller.memory_mib or 0) <= (larger.memory_mib or 10**9)
 
 
-def test_profile_numbers_are_those_of_nvidia() -> None:
-    """Spot checks from the MIG user guide: H100 80GB and the twelve-unit RTX PRO 6000."""
-    h100 = catalog.model("h100-sxm5-80gb").mig
-    rtx = catalog.model("rtx-pro-6000-blackwell-se-96gb").mig
-    assert h100 is not None
-    assert rtx is not None
-    by_name = {profile.name: profile for profile in h100.profiles}
-    double = by_name["1g.20gb"]
-    assert (double.profile_id, double.enum, double.memory_slices, double.starts) == (15, 9, 2, (0, 2, 4, 6))
-    assert (double.multiprocessors, double.compute_instance_enum) == (26, 7)
-    assert (by_name["3g.40gb"].profile_id, by_name["3g.40gb"].starts) == (9, (0, 4))
-    assert by_name["7g.80gb"].engines.copy == 8
-    assert (rtx.memory_slices, rtx.max_devices) == (12, 4)
-    assert {p.name: p.starts for p in rtx.profiles}["2g.48gb"] == (0, 6)
-
-
-def test_boards_without_mig_have_no_table() -> None:
-    """NVML answers NotSupported for them, not an empty list."""
-    assert catalog.model("l4-24gb").mig is None
-    assert catalog.model("t4-16gb").product_name == "Tesla T4"
-
-
 @pytest.mark.parametrize(
     ("wrong", "offered"),
     [

@@ -126,18 +126,6 @@ def test_a_refresh_looks_before_the_interval_is_over(start: Start) -> None:
     assert [gpu.minor for gpu in heard.get(timeout=WAIT_S).gpus] == [1]
 
 
-def test_an_event_of_the_hardware_brings_the_next_look_at_once(start: Start) -> None:
-    """A MIG device that an administrator creates is offered before the next poll is due."""
-    backend = ScriptedBackend(ONE)
-    inventory = start(backend)
-    told: queue.Queue[Snapshot] = queue.Queue()
-    inventory.subscribe(told.put)
-    assert told.get(timeout=WAIT_S) == ONE
-    backend.answers = [TWO]
-    backend.events.put(True)
-    assert told.get(timeout=WAIT_S) == TWO
-
-
 def counted(place: metrics.Place) -> float:
     return float(metrics.internal_errors_total.labels(place)._value.get())
 

@@ -6,21 +6,10 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.hardware.gpu.catalog import models
 from dra_driver.hardware.gpu.simulated.spec import MAX_GPUS, parse_document, parse_groups
-
-
-def test_the_short_form_counts_through_the_groups() -> None:
-    """Minors run on over the comma."""
-    node = parse_groups("2xa100-sxm4-40gb, 1xl4-24gb", "n")
-    assert [(item.gpu.minor, item.gpu.product_name) for item in node.gpus] == [
-        (0, "NVIDIA A100-SXM4-40GB"),
-        (1, "NVIDIA A100-SXM4-40GB"),
-        (2, "NVIDIA L4"),
-    ]
 
 
 def test_uuids_are_the_same_every_time_and_different_on_every_node() -> None:
@@ -140,24 +129,6 @@ def test_the_file_form_sets_every_field() -> None:
     assert [item.gpu.minor for item in node.gpus] == [5, 6, 7]
 
 
-def test_null_takes_a_property_away() -> None:
-    """Boards with unified memory have no memory size, virtual machines no NUMA node."""
-    text = "gpus: [{model: gh200-96gb, memoryMiB: null, numaNode: null, pcieRoot: null, addressingMode: null}]"
-    gpu = parse_document(text, "n").gpus[0].gpu
-    assert (gpu.memory_bytes, gpu.numa_node, gpu.pcie_root, gpu.addressing_mode) == (None, None, None, None)
-
-
-def test_gpus_are_sorted_by_minor_however_they_are_written() -> None:
-    """The order of a snapshot is part of its meaning."""
-    node = parse_document("gpus: [{model: l4-24gb, minor: 7}, {model: l4-24gb, minor: 2}]", "n")
-    assert [item.gpu.minor for item in node.gpus] == [2, 7]
-
-
-def test_a_node_without_gpus_is_written_as_an_empty_list() -> None:
-    """Forgetting the list is a mistake, leaving it empty is not."""
-    assert parse_document("gpus: []", "n").gpus == ()
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -207,13 +178,6 @@ def test_a_wrong_file_is_refused_with_the_path_of_the_field(text: str, message: 
     assert message in str(caught.value)
 
 
-def test_the_short_form_switches_mig_mode_on() -> None:
-    """A node that an administrator has prepared, as Ampere has to be."""
-    first, second = (item.gpu for item in parse_groups("1xa100-sxm4-40gb+mig,1xa100-sxm4-40gb", "n").gpus)
-    assert (first.mig_enabled, second.mig_enabled) == (True, False)
-    assert replace(first, mig_enabled=False, uuid=second.uuid).mig_profiles == second.mig_profiles
-
-
 def test_instances_that_exist_are_written_with_profile_and_place() -> None:
     """Instances of other programs, whole, incomplete or divided, on each GPU of the entry."""
     cuts = "{profile: 3g.40gb, start: 4}, {profile: 1g.10gb, start: 2, compute: none}, "
@@ -228,14 +192,3 @@ def test_instances_that_exist_are_written_with_profile_and_place() -> None:
             ("3g.40gb", 4, 4, 2, 1),
         ]
         assert [i.device is not None for i in found] == [False, False, True]
-
-
-def test_profiles_come_from_the_catalogue_and_what_is_not_known_stays_none() -> None:
-    """In order of id; a number that was not seen on hardware stays unknown."""
-    gpu = parse_groups("1xb300", "n").gpus[0].gpu
-    assert [profile.profile_id for profile in gpu.mig_profiles] == [0, 5, 9, 14, 15, 19, 20]
-    smallest = next(profile for profile in gpu.mig_profiles if profile.name == "1g.34gb")
-    assert (smallest.memory_bytes, smallest.multiprocessors, smallest.copy_engines, smallest.ofa_engines) == (None,) * 4
-    assert (smallest.encoders, smallest.starts, smallest.max_instances) == (0, (0, 1, 2, 3, 4, 5, 6), 7)
-    known = parse_groups("1xh100-sxm5-80gb", "n").gpus[0].gpu.mig_profiles[5]
-    assert (known.name, known.memory_bytes, known.multiprocessors) == ("1g.10gb", 9984 * 2**20, 16)
