@@ -62,15 +62,6 @@ def test_a_detached_backend_refuses_every_use_and_says_why(backend: GpuBackend) 
         assert caught.value.reason == REASON
 
 
-def test_after_reattach_the_next_use_works_as_before(backend: GpuBackend) -> None:
-    """Without a restart of the process."""
-    before = backend.snapshot()
-    assert backend.detach(REASON)
-    backend.reattach()
-    assert backend.detached is None
-    assert backend.snapshot() == before
-
-
 def test_detach_and_reattach_may_be_repeated_in_any_state(backend: GpuBackend) -> None:
     """The node's label is read again and again."""
     backend.reattach()

@@ -46,14 +46,6 @@ def xid(patient: Patient, number: int, gi_id: int | None = None, count: int = 1)
     )
 
 
-def test_an_xid_of_a_gpu_is_told_once_and_names_no_instance(patient: Patient) -> None:
-    """The whole GPU is meant, in all of its forms."""
-    patient.listen()
-    patient.xid(95)
-    assert patient.events() == (xid(patient, 95),)
-    assert patient.events(0.01) == ()
-
-
 def test_an_xid_of_an_instance_names_it(patient: Patient) -> None:
     """Only that partition is ill. NVML's ids are those that the inventory lists."""
     backend, uuid = patient.backend, patient.uuid
@@ -108,6 +100,7 @@ def test_events_of_the_time_while_detached_are_lost_and_those_after_it_are_told(
     patient.listen()
     patient.xid(95)
     assert patient.events() == (xid(patient, 95),)
+    assert patient.events(0.01) == (), "each is told once"
 
 
 def test_a_gpu_without_events_is_unmonitored_with_a_reason_and_the_others_are_heard(

@@ -18,12 +18,55 @@ from dra_driver.core.model.mig import MigInstance
 from dra_driver.hardware.gpu.backend import ComputeMode, GpuBackend
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from tests.contract.hardware.gpu.conftest import Opened
-from tests.contract.hardware.gpu.player import Player
+from tests.fakes.nvml.state import State
 from tests.fakes.simulated_gpus import SimulatedBackend
 
 H100, A100_ON, A100, L4 = range(4)
 SPEC = "1xh100-sxm5-80gb,1xa100-sxm4-40gb+mig,1xa100-sxm4-40gb,1xl4-24gb"
 MIG_BOARDS = ("a30-24gb", "a100-sxm4-40gb", "a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm-141gb", "b200-180gb")
+
+
+class Player:
+    """Plays the hardware and other people on the node, for either backend, by the GPU's minor."""
+
+    def __init__(self, backend: GpuBackend, state: State | None) -> None:
+        self.backend, self.state = backend, state
+        self.uuids = [gpu.uuid for gpu in backend.snapshot().gpus]
+
+    @property
+    def simulated(self) -> SimulatedBackend:
+        assert isinstance(self.backend, SimulatedBackend)
+        return self.backend
+
+    def set_busy(self, minor: int, busy: bool) -> None:
+        if self.state is not None:
+            self.state.configure(minor, clients=int(busy))
+        else:
+            self.simulated.set_busy(self.uuids[minor], "another process" if busy else None)
+
+    def use(self, minor: int, gi_id: int, in_use: bool) -> None:
+        if self.state is not None:
+            self.state.use(minor, gi_id, in_use)
+        else:
+            self.simulated.set_in_use(self.uuids[minor], gi_id, in_use)
+
+    def create(self, minor: int, profile_id: int, start: int, compute: str = "full") -> None:
+        if self.state is not None:
+            self.state.foreign_create(minor, profile_id, start, compute)
+        else:
+            self.simulated.foreign_create(self.uuids[minor], profile_id, start, compute)
+
+    def destroy(self, minor: int, gi_id: int) -> None:
+        if self.state is not None:
+            self.state.foreign_destroy(minor, gi_id)
+        else:
+            self.simulated.foreign_destroy(self.uuids[minor], gi_id)
+
+    def lose(self, minor: int) -> None:
+        if self.state is not None:
+            self.state.lose(minor)
+        else:
+            self.simulated.mark_lost(minor, "lost on purpose")
 
 
 @pytest.fixture

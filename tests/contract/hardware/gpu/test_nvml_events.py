@@ -4,21 +4,12 @@ import time
 
 import pytest
 
-from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from tests.contract.hardware.gpu.conftest import until, waiting
 from tests.fakes.nvml import state as codes
 from tests.fakes.nvml.state import State
-
-
-def test_a_change_by_another_program_ends_the_wait(nvml: NvmlBackend, state: State) -> None:
-    """An administrator's partition is published at once."""
-    state.foreign_mode(0, True)
-    waiter = waiting(nvml, state)
-    state.foreign_create(0, 19, 0)
-    assert waiter.result() is True
 
 
 def test_a_mode_switched_by_another_program_ends_the_wait_and_events_go_on_after_the_next_look(
@@ -95,15 +86,6 @@ def test_a_gpu_that_is_lost_ends_the_wait_and_does_not_end_the_events_of_the_oth
     assert waiter.result() is True
 
 
-def test_a_wait_that_fails_is_not_repeated_in_a_hurry(nvml: NvmlBackend, state: State) -> None:
-    """A driver that fails every wait at once would cost a core."""
-    state.inject("nvmlEventSetWait_v2", codes.UNKNOWN)
-    begin = time.monotonic()
-    assert nvml.wait_for_event(0.3) is False
-    assert state.calls("nvmlEventSetWait_v2") == 1
-    assert time.monotonic() - begin >= 0.3
-
-
 def test_event_sets_are_freed(nvml: NvmlBackend, state: State) -> None:
     """Each is an open file in the driver, and a new one is made after every change of a mode."""
     for enabled in (True, False) * 10:
@@ -122,16 +104,3 @@ def test_closing_ends_the_wait_and_the_session_stays_closed(nvml: NvmlBackend, s
     opened = state.calls("nvmlInitWithFlags")
     time.sleep(0.01)
     assert state.calls("nvmlInitWithFlags") == opened == 1
-
-
-def test_trouble_of_the_driver_ends_the_wait_and_the_next_one_begins_a_new_session(
-    nvml: NvmlBackend, state: State
-) -> None:
-    """A driver upgrade in the middle of a wait."""
-    waiter = waiting(nvml, state)
-    state.inject("(waiting)", codes.LIB_RM_VERSION_MISMATCH, times=1)
-    assert isinstance(waiter.result(), DriverUnavailableError)
-    waiter = waiting(nvml, state)
-    state.foreign_mode(0, True)
-    assert waiter.result() is True
-    assert state.calls("nvmlInitWithFlags") == 2

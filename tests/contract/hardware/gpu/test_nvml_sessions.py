@@ -50,16 +50,6 @@ def sessions(state: State) -> int:
     return state.calls("nvmlInitWithFlags")
 
 
-def test_gpus_that_are_bound_after_the_start_appear(nvml: NvmlBackend, state: State, bus: Bus, node: NodeSpec) -> None:
-    """The pod may start before the GPUs are bound: 0 GPUs, then all."""
-    for index in range(7):
-        bus.unbind(index)
-    assert nvml.snapshot().gpus == ()
-    for index in range(7):
-        bus.bind(index)
-    assert nvml.snapshot().gpus == tuple(item.gpu for item in node.gpus)
-
-
 def test_without_sysfs_gpus_that_are_bound_after_the_start_appear_at_the_look_after_the_next(
     nvml_library: Path, state: State, node: NodeSpec
 ) -> None:
