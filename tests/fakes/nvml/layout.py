@@ -3,6 +3,7 @@
 import ctypes
 
 from tests.fakes.nvml import state_mig
+from tests.fakes.nvml.state_mig import each
 
 MAX_GPUS, MAX_FAULTS, MAX_COUNTERS, MAX_EVENTS, MAX_LINKS = 64, 32, 128, 4096, 18
 MAGIC, VERSION = 0x4C4D564E, 5
@@ -22,46 +23,22 @@ class Gpu(ctypes.Structure):
         ("bus_id", ctypes.c_char * 32),
         ("memory_bytes", ctypes.c_int64),
         ("reserved_bytes", ctypes.c_int64),
-        ("minor", ctypes.c_int32),
-        ("brand", ctypes.c_int32),
-        ("architecture", ctypes.c_int32),
-        ("capability_major", ctypes.c_int32),
-        ("capability_minor", ctypes.c_int32),
-        ("addressing_mode", ctypes.c_int32),
-        ("mig_current", ctypes.c_int32),
-        ("mig_pending", ctypes.c_int32),
-        ("pci_device_id", ctypes.c_uint32),
-        ("lost", ctypes.c_uint32),
-        ("identity", ctypes.c_uint32),
-        ("forgets", ctypes.c_uint32),
-        ("unbound", ctypes.c_uint32),
-        ("resetless", ctypes.c_int32),
-        ("virtualization", ctypes.c_int32),
-        ("compute_mode", ctypes.c_int32),
-        ("mode_status", ctypes.c_uint32),
-        ("clients", ctypes.c_uint32),
-        ("profiles_need_mode", ctypes.c_uint32),
-        ("first_refusals", ctypes.c_uint32),
+        *each(
+            ctypes.c_int32,
+            "minor brand architecture capability_major capability_minor addressing_mode mig_current mig_pending",
+        ),
+        *each(ctypes.c_uint32, "pci_device_id lost identity forgets unbound"),
+        *each(ctypes.c_int32, "resetless virtualization compute_mode"),
+        *each(ctypes.c_uint32, "mode_status clients profiles_need_mode first_refusals"),
         ("fabric_state", ctypes.c_int32),
         ("fabric_status", ctypes.c_int32),
-        ("fabric_probing", ctypes.c_uint32),
-        ("fabric_reprobe", ctypes.c_uint32),
-        ("event_types", ctypes.c_uint32),
-        ("flood", ctypes.c_uint32),
-        ("rows_pending", ctypes.c_int32),
-        ("rows_failed", ctypes.c_int32),
-        ("pages_pending", ctypes.c_int32),
-        ("recovery_action", ctypes.c_int32),
-        ("links", ctypes.c_uint32),
-        ("links_down", ctypes.c_uint32),
-        ("fabric_health", ctypes.c_uint32),
+        *each(ctypes.c_uint32, "fabric_probing fabric_reprobe event_types flood"),
+        *each(ctypes.c_int32, "rows_pending rows_failed pages_pending recovery_action"),
+        *each(ctypes.c_uint32, "links links_down fabric_health"),
         ("link_types", ctypes.c_int32 * MAX_LINKS),
         ("link_ends", LinkEnds),
         ("fabric_cluster", ctypes.c_uint8 * 16),
-        ("fabric_clique", ctypes.c_uint32),
-        ("binding", ctypes.c_uint32),
-        ("serial", ctypes.c_uint32),
-        ("profile_count", ctypes.c_uint32),
+        *each(ctypes.c_uint32, "fabric_clique binding serial profile_count"),
         ("profiles", state_mig.Profiles),
         ("gis", state_mig.Gi * state_mig.MAX_GIS),
         ("mig_uuids", state_mig.Uuids),
@@ -73,9 +50,7 @@ class Fault(ctypes.Structure):
         ("function", ctypes.c_char * 64),
         ("device", ctypes.c_int32),
         ("code", ctypes.c_int32),
-        ("latency_ms", ctypes.c_uint32),
-        ("left", ctypes.c_uint32),
-        ("skip", ctypes.c_uint32),
+        *each(ctypes.c_uint32, "latency_ms left skip"),
     )
 
 
@@ -87,10 +62,7 @@ class Event(ctypes.Structure):
     _fields_ = (
         ("type", ctypes.c_uint64),
         ("data", ctypes.c_uint64),
-        ("identity", ctypes.c_uint32),
-        ("binding", ctypes.c_uint32),
-        ("gi", ctypes.c_uint32),
-        ("ci", ctypes.c_uint32),
+        *each(ctypes.c_uint32, "identity binding gi ci"),
     )
 
 
@@ -98,10 +70,7 @@ class Layout(ctypes.Structure):
     """The whole file."""
 
     _fields_ = (
-        ("magic", ctypes.c_uint32),
-        ("version", ctypes.c_uint32),
-        ("gpu_count", ctypes.c_uint32),
-        ("cuda_version", ctypes.c_uint32),
+        *each(ctypes.c_uint32, "magic version gpu_count cuda_version"),
         ("conf_compute", ctypes.c_int32),
         ("conf_devtools", ctypes.c_int32),
         ("driver_version", ctypes.c_char * 80),
@@ -110,7 +79,5 @@ class Layout(ctypes.Structure):
         ("counters", Counter * MAX_COUNTERS),
         ("event_count", ctypes.c_uint32),
         ("events", Event * MAX_EVENTS),
-        ("identities", ctypes.c_uint32),
-        ("releases", ctypes.c_uint32),
-        ("changes", ctypes.c_uint32),
+        *each(ctypes.c_uint32, "identities releases changes"),
     )

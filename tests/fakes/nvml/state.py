@@ -7,6 +7,7 @@ layout. The file is changed while other processes look at it.
 import ctypes
 import fcntl
 import mmap
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,9 +19,10 @@ from dra_driver.core.model.mig import ComputeInstance, MigInstance
 from dra_driver.hardware.gpu.simulated.faults import GpuHealth, links_of, reading_of
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec, SimulatedGpu
 from tests.fakes.nvml import layout, state_mig
-from tests.fakes.nvml.futex import wake
 
 ENVIRONMENT = "FAKE_NVML_STATE"
+FUTEX, FUTEX_WAKE, EVERYONE = {"x86_64": 202, "aarch64": 98}, 1, 2**31 - 1  # numbers of the system call: asm/unistd.h
+_libc = ctypes.CDLL(None, use_errno=True)
 MIG_CONFIG_CHANGE, UNKNOWN_ID = 0x100, 0xFFFFFFFF
 XID, DOUBLE_BIT_ECC, RECOVERY_ACTION = 0x8, 0x2, 0x8000  # nvmlEventType*
 EVENT_TYPES = 0x1 | DOUBLE_BIT_ECC | XID | RECOVERY_ACTION
@@ -318,7 +320,9 @@ class State:
             yield self._state
         finally:
             self._state.changes += 1
-            wake(ctypes.addressof(self._state) + layout.Layout.changes.offset)
+            address = ctypes.c_void_p(ctypes.addressof(self._state) + layout.Layout.changes.offset)
+            # Threads of any process wait in the C library for a change of the file.
+            _libc.syscall(ctypes.c_long(FUTEX[platform.machine()]), address, FUTEX_WAKE, EVERYONE, None, None, 0)
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
 

@@ -7,6 +7,7 @@ from the catalogue.
 import ctypes
 import functools
 import uuid
+from typing import Any
 
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.mig import MigInstance, MigProfile
@@ -23,6 +24,11 @@ COMPUTE_NUMBERS = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4}
 DOUBLE, WHOLE_NVL = 7, 8
 
 
+def each(kind: Any, names: str) -> list[tuple[str, Any]]:
+    """Fields of one type, in this order."""
+    return [(name, kind) for name in names.split()]
+
+
 class ComputeProfile(ctypes.Structure):
     _fields_ = (("number", ctypes.c_uint32), ("slices", ctypes.c_uint32), ("multiprocessors", ctypes.c_uint32))
 
@@ -31,12 +37,7 @@ class Profile(ctypes.Structure):
     _fields_ = (
         ("name", ctypes.c_char * 32),
         ("memory_mb", ctypes.c_uint64),
-        ("number", ctypes.c_uint32),
-        ("id", ctypes.c_uint32),
-        ("compute_slices", ctypes.c_uint32),
-        ("memory_slices", ctypes.c_uint32),
-        ("max_instances", ctypes.c_uint32),
-        ("multiprocessors", ctypes.c_uint32),
+        *each(ctypes.c_uint32, "number id compute_slices memory_slices max_instances multiprocessors"),
         ("engines", ctypes.c_uint32 * 5),
         ("start_count", ctypes.c_uint32),
         ("starts", ctypes.c_uint32 * MAX_STARTS),
@@ -46,24 +47,12 @@ class Profile(ctypes.Structure):
 
 
 class Ci(ctypes.Structure):
-    _fields_ = (
-        ("used", ctypes.c_uint32),
-        ("serial", ctypes.c_uint32),
-        ("id", ctypes.c_uint32),
-        ("profile", ctypes.c_uint32),
-        ("start", ctypes.c_uint32),
-        ("in_use", ctypes.c_uint32),
-    )
+    _fields_ = (*each(ctypes.c_uint32, "used serial id profile start in_use"),)
 
 
 class Gi(ctypes.Structure):
     _fields_ = (
-        ("used", ctypes.c_uint32),
-        ("serial", ctypes.c_uint32),
-        ("id", ctypes.c_uint32),
-        ("profile", ctypes.c_uint32),
-        ("start", ctypes.c_uint32),
-        ("in_use", ctypes.c_uint32),
+        *each(ctypes.c_uint32, "used serial id profile start in_use"),
         ("subscribers", ctypes.c_uint32 * MAX_SUBSCRIBERS),
         ("cis", Ci * MAX_CIS),
     )

@@ -12,7 +12,7 @@ from dra_driver.core.model.health import HealthEvent, HealthEventKind, HealthRea
 from dra_driver.hardware.gpu.backend import GpuBackend
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec
-from tests.contract.hardware.gpu.patient import Patient
+from tests.contract.hardware.gpu.conftest import Patient
 from tests.fakes.nvml.state import State
 from tests.fakes.simulated_gpus import SimulatedBackend
 

@@ -294,17 +294,6 @@ def test_instances_of_others_are_listed_with_what_is_in_them(backend: GpuBackend
     assert [one.device is not None for one in seen] == [False, False, True]
 
 
-def test_a_partition_that_another_program_destroys_is_missing_in_the_next_snapshot(
-    backend: GpuBackend, player: Player, h100: GpuUuid
-) -> None:
-    """Listings come from the hardware, never from memory."""
-    backend.set_mig_mode(h100, True)
-    first, second = make(backend, h100, 19, 0), make(backend, h100, 19, 1)
-    player.destroy(H100, first.gi_id)
-    assert backend.mig_instances(h100) == (second,)
-    assert look(backend, h100).mig_instances == (second,)
-
-
 def test_a_lost_gpu_answers_every_call_with_that_and_harms_no_other(
     backend: GpuBackend, player: Player, h100: GpuUuid
 ) -> None:

@@ -188,23 +188,15 @@ def test_a_compute_instance_whose_creation_fails_leaves_the_gpu_instance_as_it_w
 
 
 @pytest.mark.parametrize(("profile_id", "multiprocessors"), [(15, 26), (19, 16), (9, 60), (0, 132)])
-def test_the_compute_instance_gets_all_multiprocessors_of_the_partition(
-    nvml: NvmlBackend, uuid: GpuUuid, profile_id: int, multiprocessors: int
+def test_the_compute_instance_gets_all_multiprocessors_of_the_partition_at_the_first_try(
+    nvml: NvmlBackend, state: State, uuid: GpuUuid, profile_id: int, multiprocessors: int
 ) -> None:
-    """The obvious compute profile of a double-memory slice wastes ten of them, and the obvious one of seven slices is
-    listed twice, once to be refused."""
+    """The obvious compute profile of a double-memory slice wastes ten of them. Boards list 7_SLICE_NVL next to 7_SLICE
+    and refuse it, which leaves lines in the kernel log."""
     nvml.set_mig_mode(uuid, True)
     nvml.create_compute_instance(uuid, nvml.create_gpu_instance(uuid, profile_id, 0))
     handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(pynvml.nvmlDeviceGetHandleByIndex(0), 0)
     assert pynvml.nvmlDeviceGetAttributes(handle).multiprocessorCount == multiprocessors
-
-
-def test_the_compute_profile_that_boards_refuse_is_not_even_tried(
-    nvml: NvmlBackend, state: State, uuid: GpuUuid
-) -> None:
-    """7_SLICE_NVL is as wide as 7_SLICE; a refusal leaves lines in the kernel log."""
-    nvml.set_mig_mode(uuid, True)
-    nvml.create_compute_instance(uuid, nvml.create_gpu_instance(uuid, 0, 0))
     assert state.calls("nvmlGpuInstanceCreateComputeInstance") == 1
 
 

@@ -220,57 +220,46 @@ def test_waiting_for_events_does_not_keep_an_outdated_session(nvml: NvmlBackend,
     assert waiter.result() is True
 
 
-def replace_driver(folder: Path, library: Path, version: str) -> None:
-    """Put the file of that release in place; the old file stays mapped where it is in use."""
-    target = folder / f"libnvidia-ml.so.{version}"
-    target.write_bytes(library.read_bytes())
-    fresh = folder / "fresh"
-    fresh.symlink_to(target.name)
-    fresh.rename(folder / "libnvidia-ml.so.1")
+class Driver:
+    """A driver root and sysfs whose release changes."""
+
+    def __init__(self, folder: Path, library: Path, node: NodeSpec) -> None:
+        self.root, self.sysfs, self._library = folder / "root", write_sysfs(folder / "sys", node), library
+        (self.root / "usr/lib64").mkdir(parents=True)
+        (self.sysfs / "module/nvidia").mkdir(parents=True)
+        self.install("580.65.06")
+        self.load("580.65.06")
+
+    def install(self, version: str) -> None:
+        """Put the file of that release in place; the old file stays mapped where it is in use."""
+        target = self.root / f"usr/lib64/libnvidia-ml.so.{version}"
+        target.write_bytes(self._library.read_bytes())
+        fresh = target.with_name("fresh")
+        fresh.symlink_to(target.name)
+        fresh.rename(target.with_name("libnvidia-ml.so.1"))
+
+    def load(self, version: str) -> None:
+        (self.sysfs / "module/nvidia/version").write_text(f"{version}\n")
 
 
-def load_module(sysfs: Path, version: str) -> None:
-    (sysfs / "module/nvidia").mkdir(parents=True, exist_ok=True)
-    (sysfs / "module/nvidia/version").write_text(f"{version}\n")
-
-
-def test_a_driver_that_was_replaced_whole_is_used_at_the_next_look(
-    nvml_library: Path, state: State, node: NodeSpec, tmp_path: Path
-) -> None:
-    """The session works as before and would go on with the former library for ever."""
-    folder = tmp_path / "root/usr/lib64"
-    folder.mkdir(parents=True)
-    sysfs = write_sysfs(tmp_path / "sys", node)
-    replace_driver(folder, nvml_library, "580.65.06")
-    load_module(sysfs, "580.65.06")
-    backend = NvmlBackend(driver_root=str(tmp_path / "root"), sysfs_root=str(sysfs))
-    before = backend.snapshot()
-    replace_driver(folder, nvml_library, "610.43.02")
-    load_module(sysfs, "610.43.02")
-    assert backend.snapshot() == before
-    assert sessions(state) == 2
-    backend.snapshot()
-    assert sessions(state) == 2
-    backend.close()
-
-
-def test_a_library_without_its_kernel_module_is_reported_and_not_used(
+def test_a_driver_that_was_replaced_is_used_when_its_kernel_module_is_loaded(
     nvml_library: Path, state: State, node: NodeSpec, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A package upgrade replaces files while the module is loaded: a new session would fail, this one works."""
-    folder = tmp_path / "root/usr/lib64"
-    folder.mkdir(parents=True)
-    sysfs = write_sysfs(tmp_path / "sys", node)
-    replace_driver(folder, nvml_library, "580.65.06")
-    load_module(sysfs, "580.65.06")
-    backend = NvmlBackend(driver_root=str(tmp_path / "root"), sysfs_root=str(sysfs))
-    backend.snapshot()
-    replace_driver(folder, nvml_library, "610.43.02")
+    """With the former module a new session would fail, and this one works; later it would use the former library."""
+    driver = Driver(tmp_path, nvml_library, node)
+    backend = NvmlBackend(driver_root=str(driver.root), sysfs_root=str(driver.sysfs))
+    before = backend.snapshot()
+    driver.install("610.43.02")
     backend.snapshot()
     backend.snapshot()
     assert sessions(state) == 1
     (record,) = [one for one in caplog.records if "library was replaced" in one.getMessage()]
     assert (vars(record)["library"], vars(record)["loaded"]) == ("610.43.02", "580.65.06")
+    driver.load("610.43.02")
+    assert backend.snapshot() == before
+    assert sessions(state) == 2
+    backend.snapshot()
+    assert sessions(state) == 2
     backend.close()
 
 

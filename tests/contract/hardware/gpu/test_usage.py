@@ -205,6 +205,8 @@ def test_a_process_that_ends_leaves(busy: BusyNode) -> None:
 def test_in_mig_mode_instances_tell_and_gpus_do_not(busy: BusyNode, index: int, percent: int | None) -> None:
     """GPM has the utilisation of an instance from Hopper on; none has that of a process."""
     gi_id = busy.cut(index)
+    busy.run()
+    assert [(each.gi_id, each.memory_used) for each in busy.look(index).instances] == [(gi_id, 0)]
     busy.run(Job(index=index, pid=7, memory=GI, percent=60, gi_id=gi_id))
     first = busy.look(index)
     assert (first.gpu_percent, first.memory_percent, first.memory_used) == (None, None, GI)
@@ -213,14 +215,6 @@ def test_in_mig_mode_instances_tell_and_gpus_do_not(busy: BusyNode, index: int, 
     assert (instance.gi_id, instance.memory_used, instance.sm_percent) == (gi_id, GI, percent)
     assert instance.uuid is not None
     assert instance.memory_total is not None
-
-
-def test_an_instance_without_processes_uses_nothing(busy: BusyNode) -> None:
-    """Beside one that is used; each has its own."""
-    gi_id = busy.cut(CUT)
-    busy.run()
-    (instance,) = busy.look(CUT).instances
-    assert (instance.gi_id, instance.memory_used) == (gi_id, 0)
 
 
 def test_energy_grows_and_numbers_have_their_units(busy: BusyNode) -> None:
