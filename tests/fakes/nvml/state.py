@@ -1,7 +1,6 @@
 """The state file behind the C library: what GPUs there are, how they are cut, and which calls fail.
 
-Has the translation of a simulated node into NVML's codes; ``state_mig.py`` has that of MIG, ``layout.py`` the byte
-layout. The file is changed while other processes look at it.
+Translates a simulated node into NVML's codes; ``layout.py`` has the bytes. Other processes read the file meanwhile.
 """
 
 import ctypes
@@ -18,7 +17,7 @@ from dra_driver.core.model.gpu import ConfidentialCompute, Gpu, Snapshot
 from dra_driver.core.model.mig import ComputeInstance, MigInstance
 from dra_driver.hardware.gpu.simulated.faults import GpuHealth, links_of, reading_of
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec, SimulatedGpu
-from tests.fakes.nvml import layout, state_mig
+from tests.fakes.nvml import layout
 
 ENVIRONMENT = "FAKE_NVML_STATE"
 FUTEX, FUTEX_WAKE, EVERYONE = {"x86_64": 202, "aarch64": 98}, 1, 2**31 - 1  # numbers of the system call: asm/unistd.h
@@ -240,7 +239,7 @@ class State:
             self._tell(state, index)
             gpu.mig_current = gpu.mig_pending = int(enabled)
             gpu.binding += 1
-            gpu.gis = (state_mig.Gi * state_mig.MAX_GIS)()
+            gpu.gis = (layout.Gi * layout.MAX_GIS)()
 
     def foreign_create(self, index: int, profile_id: int, start: int, compute: str = "full") -> int:
         """Create an instance as another program, ``compute``: full, partial or none; returns its id. Checks no
@@ -260,7 +259,7 @@ class State:
                 compute=cis,
             )
             slot = next(gi for gi in gpu.gis if not gi.used)
-            gpu.serial = state_mig.wire_instance(slot, number, profile, made, gpu.serial + 1)
+            gpu.serial = layout.wire_instance(slot, number, profile, made, gpu.serial + 1)
             self._tell(state, index, gi_id)
             return gi_id
 
@@ -280,8 +279,8 @@ class State:
             gis = [gi for gi in state.gpus[index].gis if gi.used]
             return len(gis), sum(bool(ci.used) for gi in gis for ci in gi.cis)
 
-    def _instance(self, state: layout.Layout, index: int, gi_id: int) -> state_mig.Gi:
-        found: state_mig.Gi = next(gi for gi in state.gpus[index].gis if gi.used and gi.id == gi_id)
+    def _instance(self, state: layout.Layout, index: int, gi_id: int) -> layout.Gi:
+        found: layout.Gi = next(gi for gi in state.gpus[index].gis if gi.used and gi.id == gi_id)
         return found
 
     def xid(self, index: int, number: int, *, gi_id: int = UNKNOWN_ID, ci_id: int = UNKNOWN_ID, times: int = 1) -> None:
@@ -329,7 +328,7 @@ class State:
 def _wire_gpu(item: SimulatedGpu) -> layout.Gpu:
     gpu = item.gpu
     major, minor = gpu.cuda_compute_capability or (ABSENT, ABSENT)
-    profiles = state_mig.wire_profiles(gpu.mig_profiles) if gpu.mig_profiles else ()
+    profiles = layout.wire_profiles(gpu.mig_profiles) if gpu.mig_profiles else ()
     said = reading_of(gpu, GpuHealth())
     link_types, link_ends = _wire_links(gpu)
     wired = layout.Gpu(
@@ -358,15 +357,15 @@ def _wire_gpu(item: SimulatedGpu) -> layout.Gpu:
         link_types=link_types,
         link_ends=link_ends,
         profile_count=len(profiles),
-        profiles=state_mig.Profiles(*profiles),
+        profiles=layout.Profiles(*profiles),
     )
     if profiles:
-        for gi_id, uuid in enumerate(state_mig.uuids(gpu)):
+        for gi_id, uuid in enumerate(layout.uuids(gpu)):
             wired.mig_uuids[gi_id].value = uuid
     ids = [profile.id for profile in profiles]
     for slot, instance in enumerate(gpu.mig_instances):
         number = ids.index(instance.profile_id)
-        wired.serial = state_mig.wire_instance(wired.gis[slot], number, profiles[number], instance, wired.serial + 1)
+        wired.serial = layout.wire_instance(wired.gis[slot], number, profiles[number], instance, wired.serial + 1)
     return wired
 
 

@@ -146,29 +146,20 @@ def test_the_inventory_keeps_the_last_snapshot_and_does_not_count_a_failure(back
     assert (inventory.current(), inventory.problem) == (before, None)
 
 
-def test_nvml_is_not_called_while_detached(nvml: NvmlBackend, state: State) -> None:
-    """Each call would open the device files again."""
+def test_no_device_file_is_open_and_nvml_is_not_called_while_detached(nvml: NvmlBackend, state: State) -> None:
+    """The kernel module can then be removed, and a GPU unbound and reset; each call would open the files again."""
     uuid = nvml.snapshot().gpus[0].uuid
     nvml.wait_for_event(0.01)
-    nvml.detach(REASON)
+    assert state.opened() == {"nvidiactl", *(f"nvidia{minor}" for minor in range(7))}
+    assert nvml.detach(REASON)
+    assert state.opened() == set()
     assert state.calls("nvmlEventSetCreate") == state.calls("nvmlEventSetFree") == 1
     called = {name: state.calls(name) for name in state.functions()}
     nvml.wait_for_event(0.05)
     with pytest.raises(DetachedError):
         nvml.mig_mode(uuid)
-    assert {name: state.calls(name) for name in state.functions()} == called
-
-
-def test_no_device_file_is_open_while_detached(nvml: NvmlBackend, state: State) -> None:
-    """The kernel module can then be removed, and a GPU unbound and reset."""
-    nvml.snapshot()
-    nvml.wait_for_event(0.01)
-    assert state.opened() == {"nvidiactl", *(f"nvidia{minor}" for minor in range(7))}
-    assert nvml.detach(REASON)
-    assert state.opened() == set()
-    nvml.wait_for_event(0.05)
-    assert state.opened() == set()
     nvml.reattach()
+    assert {name: state.calls(name) for name in state.functions()} == called
     assert state.opened() == set(), "opened by the next use only"
     nvml.snapshot()
     assert "nvidia0" in state.opened()

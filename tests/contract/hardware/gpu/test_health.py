@@ -46,27 +46,18 @@ def xid(patient: Patient, number: int, gi_id: int | None = None, count: int = 1)
     )
 
 
-def test_an_xid_of_an_instance_names_it(patient: Patient) -> None:
-    """Only that partition is ill. NVML's ids are those that the inventory lists."""
+@pytest.mark.parametrize("is_named", [True, False])
+def test_an_xid_of_a_divided_gpu_names_its_instance_or_the_whole_gpu(patient: Patient, is_named: bool) -> None:
+    """With NVML's ids of the instance, only that partition is ill; without them, all partitions are."""
     backend, uuid = patient.backend, patient.uuid
     backend.set_mig_mode(uuid, True)
     gi_id = backend.create_gpu_instance(uuid, 19, 2)
     backend.create_compute_instance(uuid, gi_id)
     backend.snapshot()
     patient.listen()
-    patient.xid(94, gi_id=gi_id)
-    assert patient.events() == (xid(patient, 94, gi_id),)
-
-
-def test_an_xid_of_a_divided_gpu_that_names_no_instance_is_about_the_whole_gpu(patient: Patient) -> None:
-    """All of its partitions are ill then; a driver that looks for an instance with such ids misses it."""
-    backend, uuid = patient.backend, patient.uuid
-    backend.set_mig_mode(uuid, True)
-    backend.create_compute_instance(uuid, backend.create_gpu_instance(uuid, 19, 2))
-    backend.snapshot()
-    patient.listen()
-    patient.xid(79)
-    assert patient.events() == (xid(patient, 79),)
+    named = gi_id if is_named else None
+    patient.xid(94, gi_id=named)
+    assert patient.events() == (xid(patient, 94, named),)
 
 
 def test_a_double_bit_error_is_told(patient: Patient) -> None:

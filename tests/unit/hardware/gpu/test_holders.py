@@ -42,13 +42,6 @@ def test_a_removed_device_node_counts(tmp_path: Path) -> None:
     assert [one.pid for one in scan(tmp_path, 3).holders] == [7]
 
 
-def test_this_process_does_not_name_itself(tmp_path: Path) -> None:
-    """It always has the GPU open, and is not what keeps it from being changed."""
-    process(tmp_path, 7, "dra-driver", "/dev/nvidia0")
-    (tmp_path / "self").symlink_to("7")
-    assert scan(tmp_path, 0).holders == ()
-
-
 @pytest.mark.parametrize("gone", ["fd", "comm", "all"])
 def test_a_process_that_ends_during_the_scan_is_passed_over(tmp_path: Path, gone: str) -> None:
     """Between listing and reading, processes end all the time."""

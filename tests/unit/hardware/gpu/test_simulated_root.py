@@ -3,7 +3,6 @@
 import ctypes
 import os
 import platform
-import struct
 import subprocess
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from dra_driver.core.errors import ConfigurationError, StorageError
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.hardware.driver_root.search import find_library
 from dra_driver.hardware.gpu.simulated import root as simulated_root
-from dra_driver.hardware.gpu.simulated.root import LIBRARIES, shared_object
+from dra_driver.hardware.gpu.simulated.root import LIBRARIES
 from dra_driver.hardware.gpu.simulated.spec import parse_document
 from tests.fakes.simulated_gpus import SimulatedBackend
 
@@ -162,13 +161,6 @@ def test_what_it_cannot_do_is_refused_with_2(
     assert message in output
 
 
-def test_an_empty_inventory_makes_a_script_that_finds_nothing(shell: list[str], tmp_path: Path) -> None:
-    """A node whose GPUs all went away."""
-    simulated_root.write(tmp_path / "root", snapshot("gpus: []"))
-    (tmp_path / "view").mkdir()
-    assert Smi(tmp_path / "root", shell, tmp_path / "view", (0,))("-L") == (6, "No devices were found\n")
-
-
 def test_the_libraries_load_and_have_their_sonames(root: Path) -> None:
     """dlopen("libcuda.so.1") in a container has to find the mounted file under that name."""
     folder = root / f"usr/lib/{platform.machine()}-linux-gnu"
@@ -177,12 +169,6 @@ def test_the_libraries_load_and_have_their_sonames(root: Path) -> None:
         assert (folder / f"{name}.so.{number}").readlink() == Path(f"{name}.so.580.65.06")
         assert f"{name}.so.{number}\0".encode() in (folder / f"{name}.so.580.65.06").read_bytes()
     assert find_library(str(root)) == str(folder / "libnvidia-ml.so.580.65.06")
-
-
-def test_majors_are_registered_as_on_a_node_with_a_driver(root: Path) -> None:
-    """CDI edits take the major numbers from proc/devices."""
-    lines = {tuple(line.split()) for line in (root / "proc/devices").read_text().splitlines()}
-    assert {("195", "nvidia"), ("237", "nvidia-caps"), ("510", "nvidia-uvm")} <= lines
 
 
 def test_writing_again_touches_nothing_and_an_upgrade_leaves_one_version(tmp_path: Path) -> None:
@@ -308,24 +294,6 @@ def test_a_root_follows_the_instances_inside_the_calls_that_change_them(tmp_path
     assert {path: time for path, time in after.items() if path != smi} == {
         path: time for path, time in before.items() if path != smi
     }
-
-
-@pytest.mark.parametrize(("machine", "number"), [("x86_64", 62), ("aarch64", 183)])
-def test_headers_describe_the_whole_file_and_the_soname(machine: str, number: int) -> None:
-    """What ldconfig and CDI discovery read: machine, one load segment, DT_SONAME through DT_STRTAB."""
-    data = shared_object("libcuda.so.1", machine)
-    assert data[:6] == b"\x7fELF\x02\x01"
-    assert struct.unpack_from("<HH", data, 16) == (3, number)
-    (offset,) = struct.unpack_from("<Q", data, 32)
-    size, count = struct.unpack_from("<HH", data, 54)
-    segments = [struct.unpack_from("<IIQQQQQQ", data, offset + size * index) for index in range(count)]
-    load = next(segment for segment in segments if segment[0] == 1)
-    assert load[2:7] == (0, 0, 0, len(data), len(data))
-    assert all(segment[1] & 1 == 0 for segment in segments), "nothing is executable"
-    dynamic = next(segment for segment in segments if segment[0] == 2)
-    entries = dict(struct.unpack_from("<qQ", data, at) for at in range(dynamic[2], dynamic[2] + dynamic[5], 16))
-    at = entries[5] + entries[14]
-    assert data[at : data.index(b"\0", at)] == b"libcuda.so.1"
 
 
 def settings(folder: Path) -> list[str | None]:

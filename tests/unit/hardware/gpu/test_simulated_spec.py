@@ -240,23 +240,6 @@ def test_a_larger_profile_never_has_less(model: GpuModel) -> None:
         assert (smaller.memory_mib or 0) <= (larger.memory_mib or 10**9)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "offered"),
-    [
-        ("h100", "h100-nvl-94gb or h100-pcie-80gb or h100-sxm5-80gb"),
-        ("a100-sxm-40gb", "a100-sxm4-40gb"),
-        ("H200-SXM-141GB", "h200-sxm-141gb"),
-        ("zzz", "known are a10-24gb"),
-        ("", "known are a10-24gb"),
-    ],
-)
-def test_an_unknown_model_is_refused_with_the_nearest_names(wrong: str, offered: str) -> None:
-    """Users confuse sxm4 and sxm5."""
-    with pytest.raises(ConfigurationError) as caught:
-        catalog.model(wrong)
-    assert offered in str(caught.value)
-
-
 def test_broken_yaml_is_a_configuration_error_on_one_line() -> None:
     """The message ends up in an event."""
     with pytest.raises(ConfigurationError) as caught:
