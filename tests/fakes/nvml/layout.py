@@ -160,14 +160,8 @@ def uuids(gpu: model.Gpu) -> list[bytes]:
 
 def wire_instance(gi: Gi, profile_index: int, profile: Profile, instance: MigInstance, serial: int) -> int:
     """Fill a slot with ``instance``; returns the next serial."""
-    gi.used, gi.serial, gi.id, gi.profile, gi.start, gi.in_use = (
-        1,
-        serial,
-        instance.gi_id,
-        profile_index,
-        instance.start,
-        0,
-    )
+    gi.used, gi.serial, gi.id = 1, serial, instance.gi_id
+    gi.profile, gi.start, gi.in_use = profile_index, instance.start, 0
     gi.subscribers = (ctypes.c_uint32 * MAX_SUBSCRIBERS)()
     gi.cis = (Ci * MAX_CIS)()
     for slot, compute in enumerate(instance.compute):

@@ -32,24 +32,11 @@ INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, DRIVER_NOT_LOADED, FU
 TIMEOUT = 10
 GPU_IS_LOST, RESET_REQUIRED, LIB_RM_VERSION_MISMATCH, IN_USE, INSUFFICIENT_RESOURCES, UNKNOWN = 15, 16, 18, 19, 23, 999
 # Calls about a GPU that nvml.h documents with NVML_ERROR_NOT_SUPPORTED, of those that this project makes.
-NOT_ALWAYS_SUPPORTED = (
-    "nvmlDeviceGetBrand",
-    "nvmlDeviceGetArchitecture",
-    "nvmlDeviceGetMemoryInfo",
-    "nvmlDeviceGetMemoryInfo_v2",
-    "nvmlDeviceGetAddressingMode",
-    "nvmlDeviceGetVirtualizationMode",
-    "nvmlDeviceGetFieldValues",
-    "nvmlDeviceGetGpuFabricInfoV",
-    "nvmlDeviceGetNvLinkState",
-    "nvmlDeviceGetNvLinkRemoteDeviceType",
-    "nvmlDeviceGetNvLinkRemotePciInfo_v2",
-    "nvmlDeviceGetGpuInstanceProfileInfoV",
-    "nvmlDeviceGetGpuInstancePossiblePlacements_v2",
-    "nvmlDeviceGetSupportedEventTypes",
-    "nvmlDeviceRegisterEvents",
-    "nvmlDeviceGetComputeMode",
-)
+NOT_ALWAYS_SUPPORTED = frozenset(
+    {"Brand", "Architecture", "MemoryInfo", "MemoryInfo_v2", "AddressingMode", "VirtualizationMode", "FieldValues"}
+    | {"GpuFabricInfoV", "NvLinkState", "NvLinkRemoteDeviceType", "NvLinkRemotePciInfo_v2", "GpuInstanceProfileInfoV"}
+    | {"GpuInstancePossiblePlacements_v2", "SupportedEventTypes", "ComputeMode"}
+)  # each after nvmlDeviceGet
 VGPU_GUEST = 2  # nvmlGpuVirtualizationMode_t
 LINK_TO_GPU, LINK_TO_SWITCH = 0, 2  # nvmlIntNvLinkDeviceType_t
 FABRIC_NOT_SUPPORTED, FABRIC_NOT_STARTED, FABRIC_IN_PROGRESS, FABRIC_COMPLETED = 0, 1, 2, 3  # nvmlGpuFabricState_t
@@ -165,10 +152,7 @@ class State:
         self, function: str, code: int, *, device: int = ABSENT, latency_ms: int = 0, times: int = 0, skip: int = 0
     ) -> None:
         """Answer ``function`` (its exported name) with ``code``, for one NVML index or all, ``times`` calls or always,
-        after ``skip`` calls that succeed.
-
-        Code 13 looks to pynvml like a symbol that the library lacks. Code 0 with a latency only makes the call slow.
-        """
+        after ``skip`` calls that succeed. Code 13 looks to pynvml like a missing symbol."""
         with self._locked() as state:
             free = next(fault for fault in state.faults if not fault.function)
             free.device, free.code, free.latency_ms, free.left, free.skip = device, code, latency_ms, times, skip
@@ -176,7 +160,7 @@ class State:
 
     def reports_little(self, device: int = ABSENT) -> None:
         """Answer NOT_SUPPORTED wherever nvml.h allows it for a usable GPU, for one GPU or all."""
-        for function in NOT_ALWAYS_SUPPORTED:
+        for function in (*(f"nvmlDeviceGet{name}" for name in NOT_ALWAYS_SUPPORTED), "nvmlDeviceRegisterEvents"):
             self.inject(function, NOT_SUPPORTED, device=device)
 
     def hang(self, function: str, *, device: int = ABSENT, seconds: float = 30.0, times: int = 1) -> None:
@@ -250,27 +234,17 @@ class State:
             slices = max(p.memory_slices for p in gpu.profiles)
             gi_id: int = slices // profile.memory_slices - 1 + start // profile.memory_slices
             cis = () if compute == "none" else (ComputeInstance(ci_id=0, uuid=None, spans=compute == "full"),)
-            made = MigInstance(
-                gi_id=gi_id,
-                profile_id=profile_id,
-                profile_name="",
-                start=start,
-                size=profile.memory_slices,
-                compute=cis,
-            )
+            size = profile.memory_slices
+            made = MigInstance(gi_id=gi_id, profile_id=profile_id, profile_name="", start=start, size=size, compute=cis)
             slot = next(gi for gi in gpu.gis if not gi.used)
             gpu.serial = layout.wire_instance(slot, number, profile, made, gpu.serial + 1)
             self._tell(state, index, gi_id)
             return gi_id
 
-    def foreign_destroy(self, index: int, gi_id: int, ci_id: int | None = None) -> None:
-        """Destroy an instance and its content as another program, or only one of its compute instances."""
+    def foreign_destroy(self, index: int, gi_id: int) -> None:
+        """Destroy an instance and its content as another program."""
         with self._locked() as state:
-            gi = self._instance(state, index, gi_id)
-            if ci_id is None:
-                gi.used = 0
-            else:
-                next(ci for ci in gi.cis if ci.used and ci.id == ci_id).used = 0
+            self._instance(state, index, gi_id).used = 0
             self._tell(state, index, gi_id)
 
     def count(self, index: int) -> tuple[int, int]:
@@ -288,14 +262,7 @@ class State:
         self.tell(index, XID, number, gi_id=gi_id, ci_id=ci_id, times=times)
 
     def tell(
-        self,
-        index: int,
-        kind: int,
-        data: int = 0,
-        *,
-        gi_id: int = UNKNOWN_ID,
-        ci_id: int = UNKNOWN_ID,
-        times: int = 1,
+        self, index: int, kind: int, data: int = 0, *, gi_id: int = UNKNOWN_ID, ci_id: int = UNKNOWN_ID, times: int = 1
     ) -> None:
         """The GPU reports an event of that type, such as `DOUBLE_BIT_ECC`."""
         with self._locked() as state:

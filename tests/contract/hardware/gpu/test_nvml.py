@@ -76,30 +76,6 @@ def test_a_driver_without_mig_calls_gives_gpus_that_cannot_do_mig(nvml: NvmlBack
     assert {(gpu.mig_capable, gpu.mig_enabled) for gpu in nvml.snapshot().gpus} == {(False, False)}
 
 
-@pytest.mark.parametrize(
-    ("function", "code"),
-    [
-        ("nvmlDeviceGetHandleByIndex_v2", codes.NO_PERMISSION),
-        ("nvmlDeviceGetHandleByIndex_v2", codes.GPU_IS_LOST),
-        ("nvmlDeviceGetUUID", codes.UNKNOWN),
-        ("nvmlDeviceGetMinorNumber", codes.NOT_SUPPORTED),
-        ("nvmlDeviceGetMemoryInfo", codes.GPU_IS_LOST),
-        ("nvmlDeviceGetMigMode", codes.UNKNOWN),
-        ("nvmlDeviceGetBrand", codes.RESET_REQUIRED),
-    ],
-)
-def test_a_gpu_whose_call_fails_is_left_out_with_the_call_and_the_code(
-    nvml: NvmlBackend, state: State, function: str, code: int
-) -> None:
-    """The reason has to help the person who looks for the broken GPU."""
-    state.inject(function, code, device=3)
-    snapshot = nvml.snapshot()
-    assert [gpu.minor for gpu in snapshot.gpus] == [0, 1, 2, 4, 5, 6]
-    (left_out,) = snapshot.left_out
-    assert left_out.reason.startswith(f"{function} failed: ")
-    assert f"(NVML code {code})" in left_out.reason
-
-
 def test_names_of_lost_gpus_are_forgotten_when_the_numbering_changes(
     nvml: NvmlBackend, state: State, tmp_path: Path
 ) -> None:

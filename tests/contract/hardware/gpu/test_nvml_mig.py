@@ -48,20 +48,6 @@ def test_profiles_have_the_same_names_where_the_driver_tells_none(
     assert sum(len(gpu.mig_profiles) for gpu in told.gpus) > 80
 
 
-def test_profiles_are_read_once_a_session(nvml: NvmlBackend, state: State) -> None:
-    """A look every few seconds must stay cheap, and they do not change while the driver runs."""
-    nvml.snapshot()
-    calls = state.calls("nvmlDeviceGetGpuInstanceProfileInfoV")
-    assert calls > 0
-    before = first(nvml)
-    nvml.set_mig_mode(before.uuid, True)
-    nvml.snapshot()
-    assert state.calls("nvmlDeviceGetGpuInstanceProfileInfoV") == calls
-    nvml.close()
-    nvml.snapshot()
-    assert state.calls("nvmlDeviceGetGpuInstanceProfileInfoV") == 2 * calls
-
-
 def test_reserved_memory_is_that_of_the_gpu_without_instances(nvml: NvmlBackend, state: State, node: NodeSpec) -> None:
     """Instances change it: it would change the published memory of a shared GPU with every partition."""
     before = first(nvml).reserved_bytes

@@ -116,7 +116,7 @@ def test_a_failing_optional_call_changes_nothing_that_is_known(
     assert any(one.getMessage() == "GPU property can be read again" for one in caplog.records)
 
 
-@pytest.mark.parametrize("function", sorted(CONSTANT))
+@pytest.mark.parametrize("function", sorted({*CONSTANT, *FACTS}))
 def test_what_cannot_change_in_a_session_is_read_once_in_it(nvml: NvmlBackend, state: State, function: str) -> None:
     """The next session asks again; trouble then keeps the value, and a lost GPU shows."""
     before = nvml.snapshot()
@@ -266,14 +266,12 @@ def test_mig_facts_that_could_not_be_read_are_read_again(
 
 
 @pytest.mark.parametrize("code", [codes.GPU_IS_LOST, codes.RESET_REQUIRED])
-@pytest.mark.parametrize("function", [*sorted({*PROPERTIES, MODE, *WHOLE, *INSTANCES} - CONSTANT), *FACTS])
+@pytest.mark.parametrize("function", sorted({*PROPERTIES, MODE, *WHOLE, *INSTANCES} - CONSTANT))
 def test_a_lost_gpu_and_one_that_needs_a_reset_are_left_out_at_once(
     nvml: NvmlBackend, state: State, function: str, code: int
 ) -> None:
     """Nothing can run there, so no pod may be sent."""
     before = nvml.snapshot()
-    if function in FACTS:
-        nvml.close()
     state.inject(function, code, device=0)
     found = nvml.snapshot()
     assert (found.gpus, found.left_out[0].label) == (before.gpus[1:], before.gpus[0].uuid)

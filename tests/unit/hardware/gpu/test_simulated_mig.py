@@ -18,8 +18,8 @@ MIG_MODELS = sorted(key for key, model in models().items() if model.mig is not N
 ENGINES = ("copy_engines", "decoders", "encoders", "jpeg_engines", "ofa_engines")
 
 
-def board(key: str, mig: bool = True) -> tuple[SimulatedBackend, Gpu]:
-    backend = SimulatedBackend.from_spec(f"1x{key}{'+mig' if mig else ''}", "n")
+def board(key: str) -> tuple[SimulatedBackend, Gpu]:
+    backend = SimulatedBackend.from_spec(f"1x{key}+mig", "n")
     return backend, backend.snapshot().gpus[0]
 
 

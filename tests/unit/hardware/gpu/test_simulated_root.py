@@ -127,17 +127,6 @@ def test_one_gpu_can_be_asked_for(root: Path, shell: list[str], tmp_path: Path, 
     assert (status, output) == (0, f"GPU 1: NVIDIA L4 (UUID: {gpu.uuid})\n")
 
 
-def test_without_arguments_it_prints_a_table(root: Path, shell: list[str], tmp_path: Path) -> None:
-    """People type nvidia-smi first."""
-    status, output = Smi(root, shell, tmp_path)()
-    lines = output.splitlines()
-    assert status == 0
-    assert len({len(line) for line in lines}) == 1
-    assert "Driver Version: 580.65.06   CUDA Version: 13.0" in lines[1]
-    assert [line.split()[1] for line in lines if "GPU-" in line] == ["0", "1", "2"]
-    assert "81559 MiB" in output
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
