@@ -44,16 +44,13 @@ DETACH_TIMEOUT_S = 10.0
 
 
 class Detachable(Protocol):
-    """Detach from the GPUs while the process runs: a driver upgrade and a GPU reset need every client gone.
-    Meanwhile methods raise DetachedError, and ``wait_for_event`` waits and returns False. Call ``Inventory.refresh``
-    afterwards.
-    """
+    """Detach from the GPUs while the process runs: a driver upgrade and a GPU reset need every client gone. While
+    detached, methods raise DetachedError, and ``wait_for_event`` returns False. Then call ``Inventory.refresh``."""
 
     def detach(self, reason: str, timeout_s: float = DETACH_TIMEOUT_S) -> bool:
         """Close every handle, event set, session and device file, and open none until ``reattach``. Waits up to
         ``timeout_s`` for running calls. False: a call has not returned, or a device file is open; the rest closes when
-        the call returns. Idempotent; never raises.
-        """
+        the call returns. Idempotent; never raises."""
 
     def reattach(self) -> None:
         """Let the next call that needs the driver open it again. Idempotent, also when not detached."""
@@ -100,8 +97,7 @@ class GpuControl(ComputeModes, Protocol):
         """Destroy an empty GPU instance; a missing one is success. Raises GpuBusyError while it is in use."""
 
     def fabric(self, gpu: GpuUuid) -> Fabric | None:
-        """The GPU's state in the NVLink fabric now; None without NVSwitches. Probed again after the last GPU
-        instance."""
+        """The GPU's state in the NVLink fabric, probed again after the last GPU instance; None without NVSwitches."""
 
 
 class HealthSource(Protocol):
@@ -109,9 +105,7 @@ class HealthSource(Protocol):
 
     def wait_for_health_events(self, timeout_s: float) -> tuple[HealthEvent, ...]:
         """The events since the last call, equal ones as one with a count, at most 256; () after ``timeout_s``, and
-        earlier when `health_look_wanted`. Uses its own event set; events of the time without one are lost. Raises
-        DriverUnavailableError.
-        """
+        earlier when `health_look_wanted`. Events without an event set are lost. Raises DriverUnavailableError."""
 
     def health_look_wanted(self) -> bool:
         """Whether, since the last call, something ended a wait that only ``health_readings`` tells: a GPU was lost, or

@@ -59,8 +59,7 @@ class Scan(Struct, frozen=True, kw_only=True):
 
 
 def scan(proc: Path, minor: int, *, clock: Callable[[], float] = time.monotonic, most: int = MAX_PROCESSES) -> Scan:
-    """The other processes in ``proc`` that have ``/dev/nvidia<minor>`` open, known programs first. Ends after `SCAN_S`
-    or ``most`` processes. Raises OSError."""
+    """Other processes that have ``/dev/nvidia<minor>`` open, known ones first. Ends after `SCAN_S`. Raises OSError."""
     deadline, looked = clock() + SCAN_S, 0
     own = _own_pid(proc)
     found: list[GpuHolder] = []

@@ -96,8 +96,7 @@ class Inventory:
 
     @property
     def failing(self) -> bool:
-        """Whether the last poll failed. False before the first poll, which may be slow, has returned, and while the
-        GPUs are detached."""
+        """Whether the last poll failed. False before the first poll has returned, and while detached."""
         with self._lock:
             return self._backoff.failures > 0
 

@@ -147,8 +147,7 @@ class _Reader(Generic[T]):
         self.thread.start()
 
     def wait(self, limits_s: Sequence[float]) -> list[T | Exception]:
-        """The answers in order, fewer than there are calls when one took longer than its limit: then the thread does
-        no further call."""
+        """The answers in order. After a call that takes longer than its limit, the thread does no further call."""
         shortest_s = left_s = min(limits_s)
         while not self._ended.wait(left_s):
             with self._lock:

@@ -112,8 +112,7 @@ class EventSet:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """No event set is open inside the block. The caller does not use the session. Raises DeviceLostError when a
-        wait does not return."""
+        """No event set is open inside the block. Not while the caller uses the session. Raises DeviceLostError."""
         with self._gate:
             self._paused += 1
             self._go.clear()
@@ -215,8 +214,7 @@ class EventSet:
         self._again_at = min(self._again_at, at)
 
     def _free(self) -> None:
-        """Free the set, so that the next wait creates one; with its session it is freed anyway. The caller holds the
-        lock and does not use the session."""
+        """Free the set; the next wait creates one. The caller holds the lock and does not use the session."""
         self._stale.set()
         with contextlib.suppress(SessionEndedError), self._session.use(self._generation):
             self._give_back()

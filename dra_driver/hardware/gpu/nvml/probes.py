@@ -88,8 +88,7 @@ Handle = c_nvmlDevice_t
 
 
 def ask(call: Callable[[], Any]) -> Answer:
-    """``{"value": ..., "ms": ...}`` or ``{"error": ..., "code": 3, "ms": ...}``; ``code`` is None for an unreadable
-    answer."""
+    """``{"value": ..., "ms": ...}`` or ``{"error": ..., "code": 3, "ms": ...}``, code None for an unreadable answer."""
     begin = time.perf_counter()
     try:
         answer: Answer = {"value": plain(call())}
@@ -170,8 +169,7 @@ def fabric_state(handle: Handle) -> Answer:
 
 
 def fields(handle: Handle) -> dict[str, Any]:
-    """By id ``{"type", "value", "uint"}`` (``uint``: as the backend reads it) or ``{"code"}``; of a failed call its
-    answer."""
+    """By id ``{"type", "value", "uint"}`` (``uint``: as the backend reads it) or ``{"code"}``; or the call's error."""
     begin = time.perf_counter()
     try:
         values = pynvml.nvmlDeviceGetFieldValues(handle, list(FIELDS))

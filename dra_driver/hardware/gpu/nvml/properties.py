@@ -85,10 +85,6 @@ _STATES: Final = {
 }
 _OLDER: Final = frozenset({pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH, pynvml.NVML_ERROR_INVALID_ARGUMENT})
 _Info = pynvml.c_nvmlGpuFabricInfo_v3_t | pynvml.c_nvmlGpuFabricInfo_v2_t
-_VERSIONS: Final[tuple[Callable[[], _Info], ...]] = (
-    pynvml.c_nvmlGpuFabricInfo_v3_t,
-    pynvml.c_nvmlGpuFabricInfo_v2_t,
-)
 
 
 def read_fabric(handle: pynvml.c_nvmlDevice_t) -> Fabric | None:
@@ -103,14 +99,13 @@ def read_fabric(handle: pynvml.c_nvmlDevice_t) -> Fabric | None:
 def read_info(handle: pynvml.c_nvmlDevice_t) -> _Info:
     """The newest structure that the driver fills: version 3 comes with driver 580, version 2 with 550. NVML writes
     ``state`` as one byte where pynvml declares four. Raises as `read_fabric`."""
-    newest, older = _VERSIONS
-    info = newest()
+    info: _Info = pynvml.c_nvmlGpuFabricInfo_v3_t()
     try:
         pynvml.nvmlDeviceGetGpuFabricInfoV(handle, byref(info))
     except pynvml.NVMLError as error:
         if error.value not in _OLDER:
             raise
-        info = older()
+        info = pynvml.c_nvmlGpuFabricInfo_v2_t()
         pynvml.nvmlDeviceGetGpuFabricInfoV(handle, byref(info))
     return info
 

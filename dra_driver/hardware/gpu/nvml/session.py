@@ -106,9 +106,8 @@ _MAX_VERSION = 64
 
 
 class DriverEnvironment(Struct, frozen=True, kw_only=True):
-    """The bound GPUs as address and inode of their link (a GPU that was bound again has a new inode), the stamp of
-    the ``library``'s file, the ``release`` in its name, and the version of the loaded kernel ``module``; None if
-    unknown."""
+    """The bound GPUs as address and inode of their link (new when a GPU is bound again), the stamp of the ``library``'s
+    file, the ``release`` in its name, and the version of the loaded kernel ``module``; None if unknown."""
 
     bound: frozenset[tuple[str, int]] | None = None
     library: tuple[int, int, int, int] | None = None
@@ -205,8 +204,7 @@ class Session:
         self.waits = Waits()  # for those who only wait for events
 
     def before_end(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` right before the session ends: no other NVML call runs then, and it must not use this
-        object."""
+        """Call ``callback`` right before the session ends, without other NVML calls. It must not use this object."""
         self._before_end.append(callback)
 
     def open(self) -> None:
@@ -269,8 +267,7 @@ class Session:
     def use(self, generation: int | None = None, *, waits: bool = False, joins: bool = False) -> Iterator[int]:
         """Keep the session open inside the block, opening one if necessary; yields its number. Raises SessionEndedError
         when session ``generation`` has ended, else DetachedError. A DriverUnavailableError that leaves the block ends
-        it. ``waits``: it only waits for events. ``joins``: another user of this generation stays until this one has
-        entered."""
+        it. ``waits``: it only waits for events. ``joins``: another user of this generation stays until it enters."""
         with self._turn:
             if generation is None:
                 self._begin()
@@ -292,8 +289,7 @@ class Session:
                 self._end_if_unused()
 
     def _await_end(self, ended: Callable[[], bool], timeout_s: float) -> bool:
-        """Interrupt waits for events until the session ends or ``timeout_s`` passes; whether it ended. The caller holds
-        the lock."""
+        """Interrupt waits until the session ends, up to ``timeout_s``; whether it ended. The caller holds the lock."""
         deadline = time.monotonic() + timeout_s
         while not self._turn.wait_for(ended, min(REPEAT_S, timeout_s)):
             if time.monotonic() >= deadline:

@@ -161,14 +161,8 @@ def read_processes(
         memory = process.usedGpuMemory
         former = found.get(key)
         found[key] = former if memory is None else max(int(memory), former or 0)
-    return tuple(
-        _process(pid, gi, found[pid, gi], utilisation) for pid, gi in sorted(found, key=_order)[:MAX_PROCESSES]
-    )
-
-
-def _order(key: tuple[int, int | None]) -> tuple[int, int]:
-    pid, gi = key
-    return pid, -1 if gi is None else gi
+    ordered = sorted(found, key=lambda key: (key[0], -1 if key[1] is None else key[1]))
+    return tuple(_process(pid, gi, found[pid, gi], utilisation) for pid, gi in ordered[:MAX_PROCESSES])
 
 
 def _process(

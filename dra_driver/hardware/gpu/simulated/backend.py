@@ -77,8 +77,7 @@ class SimulatedHealth(SimulatedHardware):
         return tuple(one for one in self._store.read().injected if one.source == source)
 
     def devices(self) -> Mapping[DeviceName, tuple[GpuUuid, int | None]]:
-        """By device name the UUID and, of an existing partition, the id of its GPU instance; also of GPUs that do not
-        answer. Raises DriverUnavailableError."""
+        """UUID and, of a partition, the id of its GPU instance; also of lost GPUs. Raises DriverUnavailableError."""
         with self._lock:
             node, changes = self._current(), self._store.read()
         found: dict[DeviceName, tuple[GpuUuid, int | None]] = {}
@@ -154,8 +153,7 @@ class SimulatedBackend(SimulatedHealth):
         state_file: Path | None = None,
         on_change: Callable[[Snapshot], None] | None = None,
     ) -> Self:
-        """``8xh100-sxm5-80gb`` or the path of a .yaml file (``spec.py``). UUIDs are stable per node name and minor.
-        Raises ConfigurationError."""
+        """``8xh100-sxm5-80gb`` or the path of a .yaml file (``spec.py``). Raises ConfigurationError."""
         path = Path(spec) if "/" in spec or spec.endswith((".yaml", ".yml")) else None
         node = NodeSpec() if path is not None else parse_groups(spec, node_name)
         backend = cls(node, file=path, node_name=node_name, state_file=state_file, on_change=on_change)

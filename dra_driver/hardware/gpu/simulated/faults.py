@@ -5,6 +5,7 @@ lists ``gpu-0 xid=79, gpu-1-mig-1g10gb-19-0 ecc``. A `FailureMode` is how a GPU 
 NVML library. Sources: NVIDIA's XID catalogue; nvml.h for the reports of a board.
 """
 
+import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -126,7 +127,7 @@ class HardwareFault(Struct, frozen=True):
         if not 1 <= count <= MAX_COUNT:
             raise ValueError(f"{kind}: 1 to {MAX_COUNT} times expected, not {count}")
         value = match[2] or _DEFAULTS.get(kind, "")
-        if not _VALUES.get(kind, _has_none)(value):
+        if not _VALUES.get(kind, operator.not_)(value):
             raise ValueError(f"{_EXPECTED.get(kind, f'{kind} without a value')} expected, not {text!r:.60}")
         return cls(kind, value, count)
 
@@ -202,10 +203,6 @@ def links_of(gpu: Gpu) -> int:
     """How many NVLinks are connected, as described or as the board is sold."""
     known = gpu.nvlinks.switch_links + sum(peer.links for peer in gpu.nvlinks.peers)
     return known or LINKS.get(gpu.product_name or "", 0)
-
-
-def _has_none(value: str) -> bool:
-    return not value
 
 
 def _after_xid(health: GpuHealth, value: str) -> GpuHealth:

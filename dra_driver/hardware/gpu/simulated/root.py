@@ -159,9 +159,8 @@ Block devices:
 
 def write(root: Path, snapshot: Snapshot) -> None:
     """Make ``root`` the driver root of ``snapshot``. Idempotent; correct files are not touched, others replaced by a
-    rename, obsolete ones removed last, records over 1 MiB rotated. One writer at a time
-    (``SimulatedBackend.announce``). Raises ConfigurationError without a driver version or on an unknown machine, and
-    StorageError."""
+    rename, obsolete ones removed last, records over 1 MiB rotated. One writer at a time, see ``announce``. Raises
+    ConfigurationError without a driver version or on an unknown machine, and StorageError."""
     version = snapshot.driver_version
     machine = platform.machine()
     if version is None or re.fullmatch(r"\d+(\.\d+)+", version) is None:

@@ -64,8 +64,7 @@ def parse_groups(spec: str, node_name: str) -> NodeSpec:
             raise ConfigurationError(
                 f"simulated GPUs {spec!r}: cannot read {part.strip()!r}; expected <count>x<model> "
                 "such as 8xh100-sxm5-80gb (4xa100-sxm4-40gb+mig with MIG mode on, 4xa30-24gb+pairs with bridges), "
-                "several joined by commas, "
-                "or the path of a .yaml file"
+                "several joined by commas, or the path of a .yaml file"
             )
         count = int(match[1])
         if not 1 <= count <= MAX_GPUS - len(boards):
