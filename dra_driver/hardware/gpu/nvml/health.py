@@ -255,7 +255,9 @@ class HealthLooks:
             passes = is_passing(problem) and seen.failed_looks <= KEPT_LOOKS
             return (None if passes else str(problem)), False
         hangs = self._node.hangs(known, index) or self._reads.stuck_s(index) >= self._patience.stuck_s
-        return (self._node.call_lock(uuid).why_stuck(), True) if problem is not None and hangs else (None, False)
+        if problem is None or not hangs:
+            return None, False
+        return self._node.call_lock(uuid).why_stuck(), True
 
     def _is_on_bus(self, bus_id: str | None) -> bool | None:
         """None where sysfs does not show PCI devices."""

@@ -62,9 +62,8 @@ class LastValues:
         name: str | None = None,
     ) -> T | None:
         """The answer of ``call``, else the last good one; None for a missing property (a code of ``ABSENT``, unless
-        this session has read it) or one that was never read. A ``needed`` one gets ``FIRST_TRIES`` attempts. ``name``
-        as in ``errors.optional``. Raises DeviceLostError for a code of ``WITHDRAWS`` or a needed property, and
-        DriverUnavailableError."""
+        this session has read it) or one that was never read. A ``needed`` one gets ``FIRST_TRIES`` attempts. Raises
+        DriverUnavailableError, and DeviceLostError for a code of ``WITHDRAWS`` or a needed property."""
         function = name or exported_name(call)
         for left in reversed(range(FIRST_TRIES if needed and function not in self._values else 1)):
             try:

@@ -1,7 +1,6 @@
 """Keep the mutable part of simulated GPUs: the reread spec file, injected faults, state changes and notifications.
 
-With a state file, a process that uses the GPUs keeps ``<state file>.open`` locked, as a real one keeps device files
-open.
+A process that uses the GPUs keeps ``<state file>.open`` locked, as a real one keeps device files open.
 """
 
 import contextlib
