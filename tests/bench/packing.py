@@ -25,8 +25,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dra_driver.core.model.mig import MigProfile, partition_name
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.mig.order import Placement, placement_order
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 MODELS = (
     "a30-24gb",

@@ -11,9 +11,9 @@ from pathlib import Path
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.mig import parse_partition_name
 from dra_driver.hardware.gpu.backend import ComputeMode
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.root import RECORDS, TIMESLICE
 from dra_driver.hardware.sharing.mps_files import MpsFolders
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 STATE = "simulated-gpus.json"
 ROOT = "simulated-root"

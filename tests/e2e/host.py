@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.node.policy.folder import read_folder
 from dra_driver.node.policy.policy_set import read_set
 from dra_driver.node.policy.resolve import resolve
@@ -21,6 +20,7 @@ from tests.e2e.hardware import Hardware
 from tests.e2e.node import CDI_DIR, KUBELET_ROOT, STATE_DIR
 from tests.fakes.dra_objects import wire
 from tests.fakes.node_process import MpsHostProcess, NodeProcess
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 # H100 first: the policies of the examples are about GPU 0.
 GPUS = "2xh100-sxm5-80gb,2xa100-sxm4-40gb"

@@ -3,13 +3,13 @@
 import pytest
 
 from dra_driver.core.model.mig import MigInstance
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.sim.apiserver.jsonvalue import dig
 from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import RealCluster, wait
 from tests.e2e.forms import Forms, slice_of
 from tests.e2e.gates import PARTITIONS
 from tests.e2e.host import Host
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 PROFILE = "2g.10gb"
 REQUIREMENTS = Requirements(nodes=(("gpu-a", "1xa100-sxm4-40gb+mig"),))

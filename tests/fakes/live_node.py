@@ -21,7 +21,6 @@ from typing import Any
 import grpc
 
 from dra_driver.hardware.gpu.backend import ComputeMode
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.root import TIMESLICE
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NAMESPACES, NODES, RESOURCE_SLICES
 from dra_driver.sim.apiserver.server import ApiServer
@@ -30,6 +29,7 @@ from dra_driver.sim.node.node import NodeFolders
 from dra_driver.sim.node.node_process import SIMULATED_ROOT, MpsHostSubprocess, NodeSubprocess
 from tests.fakes.kubelet import DraClient, dial
 from tests.fakes.memory import memory_folder
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 DRIVER = "gpu.nvidia.com"
 NAMESPACE = "claims"

@@ -22,7 +22,6 @@ from urllib.parse import urlencode
 
 import yaml
 
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.kinds import NAMESPACES, NODES
@@ -30,6 +29,7 @@ from dra_driver.sim.apiserver.server import ApiServer
 from tests.contract.node.exporter.test_process import Node as ExporterNode
 from tests.fakes.kubelet import DraClient, dial, register
 from tests.fakes.node_process import DriverProcess, NodeProcess
+from tests.fakes.simulated_gpus import SimulatedBackend
 from tests.harness.claims_api import CLAIMS, NAMESPACE, SLICES, ClaimMaker
 from tests.harness.servers import free_port
 

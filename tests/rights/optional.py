@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from dra_driver.core.errors import AlreadyExistsError
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.kube import paths
 from dra_driver.kube.rest import RestClient
 from dra_driver.node.process.health_conditions import RECOVERED, UNHEALTHY
@@ -17,6 +16,7 @@ from tests.fakes.dra_objects import DRIVER
 from tests.fakes.kubelet import DraClient, dial
 from tests.fakes.node_process import NodeProcess
 from tests.fakes.recording_proxy import RecordingProxy
+from tests.fakes.simulated_gpus import SimulatedBackend
 from tests.harness.claims_api import NAMESPACE, ClaimMaker
 from tests.rights.accounts import pod_on
 from tests.rights.evictions import is_leaving

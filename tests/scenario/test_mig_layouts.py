@@ -24,13 +24,13 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import PartitionId, parse_partition_name
 from dra_driver.hardware.gpu import catalog
 from dra_driver.hardware.gpu.catalog import CatalogProfile
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.mig.manager import MigManager
 from dra_driver.scheduler.allocation import V1_36, V1_37
 from dra_driver.scheduler.allocation.devices import CounterAccount, read_supply
 from tests.fakes.dra_objects import wire
 from tests.fakes.gpu_notes import FakeGpuNotes
 from tests.fakes.mig_cluster import Scheduler, built, partition, published
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 ENGINES = ("copy", "decoder", "encoder", "jpeg", "ofa")
 Place = tuple[CatalogProfile, int]

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dra_driver.core.errors import DraError
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import (
     DEVICE_CLASSES,
@@ -31,6 +30,7 @@ from dra_driver.sim.loop import load
 from dra_driver.sim.objects import is_ready
 from tests.fakes.live_claims import Obj as Request
 from tests.fakes.live_claims import gpu, partition, share
+from tests.fakes.simulated_gpus import SimulatedBackend
 from tests.harness.figures import rss_mib
 from tests.soak.facts import grants
 from tests.soak.figures import Memory

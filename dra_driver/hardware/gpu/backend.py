@@ -26,21 +26,17 @@ class Backend(Protocol):
     def open(self) -> None:
         """Connect to the driver. Idempotent. Raises DriverUnavailableError (call again later), and ConfigurationError
         for settings that can never work."""
-        ...
 
     def snapshot(self) -> Snapshot:
         """Read the whole inventory, sorted by minor; opens the backend if necessary. A GPU that does not answer is in
         ``left_out``; a property that is not reported is None. Raises DriverUnavailableError when no GPU can be read."""
-        ...
 
     def close(self) -> None:
         """Disconnect from the driver. Idempotent; ``open`` works again afterwards."""
-        ...
 
     def wait_for_event(self, timeout_s: float) -> bool:
         """Whether the hardware changed, such as a MIG change by any process. Waits ``timeout_s``, give or take a
         second; False without hardware events. Raises DriverUnavailableError."""
-        ...
 
 
 DETACH_TIMEOUT_S = 10.0
@@ -48,26 +44,20 @@ DETACH_TIMEOUT_S = 10.0
 
 
 class Detachable(Protocol):
-    """Detach from the GPUs while the process runs: a driver upgrade and a GPU reset need every client gone.
-    Meanwhile methods raise DetachedError, and ``wait_for_event`` waits and returns False. Call ``Inventory.refresh``
-    afterwards.
-    """
+    """Detach from the GPUs while the process runs: a driver upgrade and a GPU reset need every client gone. While
+    detached, methods raise DetachedError, and ``wait_for_event`` returns False. Then call ``Inventory.refresh``."""
 
     def detach(self, reason: str, timeout_s: float = DETACH_TIMEOUT_S) -> bool:
         """Close every handle, event set, session and device file, and open none until ``reattach``. Waits up to
         ``timeout_s`` for running calls. False: a call has not returned, or a device file is open; the rest closes when
-        the call returns. Idempotent; never raises.
-        """
-        ...
+        the call returns. Idempotent; never raises."""
 
     def reattach(self) -> None:
         """Let the next call that needs the driver open it again. Idempotent, also when not detached."""
-        ...
 
     @property
     def detached(self) -> str | None:
         """The reason given to ``detach``; None while the GPUs may be used."""
-        ...
 
 
 class ComputeModes(Protocol):
@@ -77,7 +67,6 @@ class ComputeModes(Protocol):
 
     def set_compute_mode(self, gpu: GpuUuid, mode: ComputeMode) -> None:
         """Set the compute mode. It does not survive a reboot."""
-        ...
 
 
 class GpuControl(ComputeModes, Protocol):
@@ -86,38 +75,29 @@ class GpuControl(ComputeModes, Protocol):
 
     def mig_mode(self, gpu: GpuUuid) -> bool:
         """Whether MIG mode is on. Raises MigUnsupportedError for a GPU without MIG."""
-        ...
 
     def set_mig_mode(self, gpu: GpuUuid, enabled: bool) -> None:
         """Switch MIG mode; it is in effect on return, which may take seconds. GpuBusyError when a client has the GPU
         open, ResetRequiredError when it needs a reset; then no change stays pending."""
-        ...
 
     def mig_instances(self, gpu: GpuUuid) -> tuple[MigInstance, ...]:
         """Existing GPU instances by ``start``, incomplete ones too; () with MIG mode off. ``owned`` is always False."""
-        ...
 
     def create_gpu_instance(self, gpu: GpuUuid, profile_id: int, start: int) -> int:
         """Create a GPU instance and return its id. NoRoomError when placement or engines are taken, MigUnsupportedError
         for an unknown profile or placement, GpuBusyError when a process keeps the first instance from being created."""
-        ...
 
     def create_compute_instance(self, gpu: GpuUuid, gi_id: int) -> ComputeInstance:
         """Create the compute instance that spans the GPU instance. Raises NoRoomError when one exists."""
-        ...
 
     def destroy_compute_instance(self, gpu: GpuUuid, gi_id: int, ci_id: int) -> None:
         """Destroy a compute instance; a missing one is success. Raises GpuBusyError while a process uses it."""
-        ...
 
     def destroy_gpu_instance(self, gpu: GpuUuid, gi_id: int) -> None:
         """Destroy an empty GPU instance; a missing one is success. Raises GpuBusyError while it is in use."""
-        ...
 
     def fabric(self, gpu: GpuUuid) -> Fabric | None:
-        """The GPU's state in the NVLink fabric now; None without NVSwitches. Probed again after the last GPU
-        instance."""
-        ...
+        """The GPU's state in the NVLink fabric, probed again after the last GPU instance; None without NVSwitches."""
 
 
 class HealthSource(Protocol):
@@ -125,28 +105,21 @@ class HealthSource(Protocol):
 
     def wait_for_health_events(self, timeout_s: float) -> tuple[HealthEvent, ...]:
         """The events since the last call, equal ones as one with a count, at most 256; () after ``timeout_s``, and
-        earlier when `health_look_wanted`. Uses its own event set; events of the time without one are lost. Raises
-        DriverUnavailableError.
-        """
-        ...
+        earlier when `health_look_wanted`. Events without an event set are lost. Raises DriverUnavailableError."""
 
     def health_look_wanted(self) -> bool:
         """Whether, since the last call, something ended a wait that only ``health_readings`` tells: a GPU was lost, or
         NVML's recovery action changed. To be asked after each wait."""
-        ...
 
     def health_unmonitored(self) -> Mapping[GpuUuid, str]:
         """GPUs whose events cannot be waited for, with the reason, without unreachable and changing ones."""
-        ...
 
     def health_readings(self) -> tuple[HealthReading, ...]:
         """Read every GPU of the node, by UUID; one that this process has seen and the driver no longer lists is
         unreachable until ``forget_gpu``. Raises DriverUnavailableError when no GPU can be read."""
-        ...
 
     def forget_gpu(self, gpu: GpuUuid) -> None:
         """Leave a GPU that is gone out of later readings. Idempotent; one that comes back is read again."""
-        ...
 
 
 class UsageSource(Protocol):
@@ -155,7 +128,6 @@ class UsageSource(Protocol):
     def usage(self) -> tuple[GpuUsage, ...]:
         """Read every GPU, in order of UUID; one that does not answer is unreadable. Percentages are averages since the
         previous call, which the first one lacks for processes. Raises DriverUnavailableError."""
-        ...
 
 
 class GpuBackend(Backend, GpuControl, Detachable, HealthSource, Protocol):

@@ -1,7 +1,7 @@
-"""The boards that can be simulated, as values read from ``models.yaml``.
+"""Read the boards that can be simulated from ``models.yaml``.
 
-Real GPUs never use these values: NVML reports names, sizes and MIG profiles, and they differ between driver releases.
-The file and the YAML library are loaded at the first call, so a node with real GPUs loads neither.
+Real GPUs never use these values: NVML reports names, sizes and MIG profiles, which differ between driver releases. File
+and YAML library are loaded at the first call, so a node with real GPUs loads neither.
 """
 
 import functools

@@ -1,12 +1,8 @@
-"""Names the processes that have a GPU open, for the error of a change that the GPU refuses because it is in use.
+"""Name the processes that have a GPU open, for the error of a change that the GPU refuses because it is in use.
 
-NVML names processes that compute; what keeps a GPU from being changed are open files, a monitor's among them. They are
-read from a proc file system: the one below a mounted host root shows the processes of the node's first PID namespace,
-also to a container with a PID namespace of its own (proc(5); reading ``fd`` of another user's process takes
-CAP_SYS_PTRACE, which a privileged container has). Only link texts are read: opening or inspecting the file itself could
-hang on a network file system.
-
-The scan runs after a failure only, ends after ``SCAN_S`` and ``MAX_PROCESSES``, and never raises.
+NVML names processes that compute, but open files keep a GPU from being changed. They are read from a proc file system:
+below a mounted host root it shows the processes of the node's first PID namespace (proc(5); reading ``fd`` of another
+user's process takes CAP_SYS_PTRACE). Only link texts are read: opening a file could hang on a network file system.
 """
 
 import logging
@@ -45,7 +41,7 @@ ADVICE: Final = {
 
 
 class GpuHolder(Struct, frozen=True, kw_only=True):
-    """A process that has a GPU open. ``capabilities``: it has device nodes of MIG instances open, too."""
+    """``capabilities``: it has device nodes of MIG instances open, too."""
 
     pid: int
     name: str
@@ -63,7 +59,7 @@ class Scan(Struct, frozen=True, kw_only=True):
 
 
 def scan(proc: Path, minor: int, *, clock: Callable[[], float] = time.monotonic, most: int = MAX_PROCESSES) -> Scan:
-    """The other processes in ``proc`` that have ``/dev/nvidia<minor>`` open, known programs first. Raises OSError."""
+    """Other processes that have ``/dev/nvidia<minor>`` open, known ones first. Ends after `SCAN_S`. Raises OSError."""
     deadline, looked = clock() + SCAN_S, 0
     own = _own_pid(proc)
     found: list[GpuHolder] = []
@@ -89,7 +85,7 @@ def describe(found: Scan) -> str:
 
 
 class GpuHolders:
-    """Answers who has a GPU open. Thread-safe; keeps nothing between calls."""
+    """Thread-safe; keeps nothing between calls."""
 
     def __init__(self, procs: Callable[[], Iterable[Path]], minor: Callable[[str], int | None]) -> None:
         """``procs`` are candidates, best first: the first that lists a process is read. ``minor`` is that of a UUID."""
@@ -97,7 +93,7 @@ class GpuHolders:
         self._minor = minor
 
     def __call__(self, gpu: str) -> str | None:
-        """Who has it open, as part of a sentence; None when that cannot be found out. Never raises."""
+        """The processes that have it open, as part of a message; None when /proc cannot be read. Never raises."""
         try:
             minor = self._minor(gpu)
             if minor is None:

@@ -1,10 +1,8 @@
-"""The node's GPU inventory: polls the backend, keeps the last good snapshot and notifies subscribers of changes.
+"""Poll the backend for the node's GPUs, keep the last good snapshot and notify subscribers of changes.
 
 It polls because events report neither a removed GPU nor one that came back, and because reading eight GPUs takes a few
-milliseconds. An event (any process created or destroyed a MIG device) only makes the next poll come at once.
-
-Detaching the GPUs (``gpu.backend.Detachable``) is asked of the backend and not of the inventory: call ``refresh`` after
-it, and after ``reattach``. While detached, the last snapshot stays current; that is not a failure.
+milliseconds. An event only makes the next poll come immediately. While the backend is detached, the last snapshot stays
+current; call ``refresh`` after ``detach`` and ``reattach``.
 """
 
 import logging
@@ -98,8 +96,7 @@ class Inventory:
 
     @property
     def failing(self) -> bool:
-        """Whether the last poll failed. False before the first poll, which may be slow, has returned, and while the
-        GPUs are detached."""
+        """Whether the last poll failed. False before the first poll has returned, and while detached."""
         with self._lock:
             return self._backoff.failures > 0
 

@@ -10,9 +10,9 @@ from dra_driver.config.rules import OWN_ATTRIBUTES
 from dra_driver.config.schema import problems, schemas
 from dra_driver.config.schemas.export import KINDS
 from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.node.slices import ApiServerFeatures, build_devices
 from tests.contract.config import samples
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 MODELS = {model.__name__: model for model in KINDS}
 ROUNDS = 4000

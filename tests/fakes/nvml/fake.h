@@ -1,4 +1,4 @@
-/* The state that all processes share and the frame of a call. In step with state.py and state_mig.py. */
+/* The state that all processes share and the frame of a call. In step with state.py and layout.py. */
 #ifndef FAKE_NVML_H
 #define FAKE_NVML_H
 

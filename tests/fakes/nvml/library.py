@@ -16,21 +16,11 @@ def reason_why_not() -> str | None:
 
 
 def build(folder: Path, environment: str = ENVIRONMENT) -> Path:
-    """``folder/libnvidia-ml.so.1``, compiled without a warning. Takes about 0.3 s.
-
-    ``environment`` names the variable that holds the path of its state file: a library with another one plays another
-    release of the driver.
-    """
+    """``folder/libnvidia-ml.so.1``, in about 0.3 s. ``environment`` names the variable that holds the path of its state
+    file: a library with another one plays another release of the driver."""
     library = folder / "libnvidia-ml.so.1"
-    command = [
-        "gcc",
-        *FLAGS,
-        "-Wl,-soname,libnvidia-ml.so.1",
-        f'-DSTATE_ENVIRONMENT="{environment}"',
-        "-o",
-        str(library),
-        *map(str, SOURCES),
-    ]
+    options = [*FLAGS, "-Wl,-soname,libnvidia-ml.so.1", f'-DSTATE_ENVIRONMENT="{environment}"', "-o", str(library)]
+    command = ["gcc", *options, *map(str, SOURCES)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return library

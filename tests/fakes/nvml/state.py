@@ -1,12 +1,12 @@
 """The state file behind the C library: what GPUs there are, how they are cut, and which calls fail.
 
-Has the translation of a simulated node into NVML's codes; ``state_mig.py`` has that of MIG, ``layout.py`` the byte
-layout. The file is changed while other processes look at it.
+Translates a simulated node into NVML's codes; ``layout.py`` has the bytes. Other processes read the file meanwhile.
 """
 
 import ctypes
 import fcntl
 import mmap
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,10 +17,11 @@ from dra_driver.core.model.gpu import ConfidentialCompute, Gpu, Snapshot
 from dra_driver.core.model.mig import ComputeInstance, MigInstance
 from dra_driver.hardware.gpu.simulated.faults import GpuHealth, links_of, reading_of
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec, SimulatedGpu
-from tests.fakes.nvml import layout, state_mig
-from tests.fakes.nvml.futex import wake
+from tests.fakes.nvml import layout
 
 ENVIRONMENT = "FAKE_NVML_STATE"
+FUTEX, FUTEX_WAKE, EVERYONE = {"x86_64": 202, "aarch64": 98}, 1, 2**31 - 1  # numbers of the system call: asm/unistd.h
+_libc = ctypes.CDLL(None, use_errno=True)
 MIG_CONFIG_CHANGE, UNKNOWN_ID = 0x100, 0xFFFFFFFF
 XID, DOUBLE_BIT_ECC, RECOVERY_ACTION = 0x8, 0x2, 0x8000  # nvmlEventType*
 EVENT_TYPES = 0x1 | DOUBLE_BIT_ECC | XID | RECOVERY_ACTION
@@ -31,24 +32,11 @@ INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND, DRIVER_NOT_LOADED, FU
 TIMEOUT = 10
 GPU_IS_LOST, RESET_REQUIRED, LIB_RM_VERSION_MISMATCH, IN_USE, INSUFFICIENT_RESOURCES, UNKNOWN = 15, 16, 18, 19, 23, 999
 # Calls about a GPU that nvml.h documents with NVML_ERROR_NOT_SUPPORTED, of those that this project makes.
-NOT_ALWAYS_SUPPORTED = (
-    "nvmlDeviceGetBrand",
-    "nvmlDeviceGetArchitecture",
-    "nvmlDeviceGetMemoryInfo",
-    "nvmlDeviceGetMemoryInfo_v2",
-    "nvmlDeviceGetAddressingMode",
-    "nvmlDeviceGetVirtualizationMode",
-    "nvmlDeviceGetFieldValues",
-    "nvmlDeviceGetGpuFabricInfoV",
-    "nvmlDeviceGetNvLinkState",
-    "nvmlDeviceGetNvLinkRemoteDeviceType",
-    "nvmlDeviceGetNvLinkRemotePciInfo_v2",
-    "nvmlDeviceGetGpuInstanceProfileInfoV",
-    "nvmlDeviceGetGpuInstancePossiblePlacements_v2",
-    "nvmlDeviceGetSupportedEventTypes",
-    "nvmlDeviceRegisterEvents",
-    "nvmlDeviceGetComputeMode",
-)
+NOT_ALWAYS_SUPPORTED = frozenset(
+    {"Brand", "Architecture", "MemoryInfo", "MemoryInfo_v2", "AddressingMode", "VirtualizationMode", "FieldValues"}
+    | {"GpuFabricInfoV", "NvLinkState", "NvLinkRemoteDeviceType", "NvLinkRemotePciInfo_v2", "GpuInstanceProfileInfoV"}
+    | {"GpuInstancePossiblePlacements_v2", "SupportedEventTypes", "ComputeMode"}
+)  # each after nvmlDeviceGet
 VGPU_GUEST = 2  # nvmlGpuVirtualizationMode_t
 LINK_TO_GPU, LINK_TO_SWITCH = 0, 2  # nvmlIntNvLinkDeviceType_t
 FABRIC_NOT_SUPPORTED, FABRIC_NOT_STARTED, FABRIC_IN_PROGRESS, FABRIC_COMPLETED = 0, 1, 2, 3  # nvmlGpuFabricState_t
@@ -164,10 +152,7 @@ class State:
         self, function: str, code: int, *, device: int = ABSENT, latency_ms: int = 0, times: int = 0, skip: int = 0
     ) -> None:
         """Answer ``function`` (its exported name) with ``code``, for one NVML index or all, ``times`` calls or always,
-        after ``skip`` calls that succeed.
-
-        Code 13 looks to pynvml like a symbol that the library lacks. Code 0 with a latency only makes the call slow.
-        """
+        after ``skip`` calls that succeed. Code 13 looks to pynvml like a missing symbol."""
         with self._locked() as state:
             free = next(fault for fault in state.faults if not fault.function)
             free.device, free.code, free.latency_ms, free.left, free.skip = device, code, latency_ms, times, skip
@@ -175,7 +160,7 @@ class State:
 
     def reports_little(self, device: int = ABSENT) -> None:
         """Answer NOT_SUPPORTED wherever nvml.h allows it for a usable GPU, for one GPU or all."""
-        for function in NOT_ALWAYS_SUPPORTED:
+        for function in (*(f"nvmlDeviceGet{name}" for name in NOT_ALWAYS_SUPPORTED), "nvmlDeviceRegisterEvents"):
             self.inject(function, NOT_SUPPORTED, device=device)
 
     def hang(self, function: str, *, device: int = ABSENT, seconds: float = 30.0, times: int = 1) -> None:
@@ -238,7 +223,7 @@ class State:
             self._tell(state, index)
             gpu.mig_current = gpu.mig_pending = int(enabled)
             gpu.binding += 1
-            gpu.gis = (state_mig.Gi * state_mig.MAX_GIS)()
+            gpu.gis = (layout.Gi * layout.MAX_GIS)()
 
     def foreign_create(self, index: int, profile_id: int, start: int, compute: str = "full") -> int:
         """Create an instance as another program, ``compute``: full, partial or none; returns its id. Checks no
@@ -249,27 +234,17 @@ class State:
             slices = max(p.memory_slices for p in gpu.profiles)
             gi_id: int = slices // profile.memory_slices - 1 + start // profile.memory_slices
             cis = () if compute == "none" else (ComputeInstance(ci_id=0, uuid=None, spans=compute == "full"),)
-            made = MigInstance(
-                gi_id=gi_id,
-                profile_id=profile_id,
-                profile_name="",
-                start=start,
-                size=profile.memory_slices,
-                compute=cis,
-            )
+            size = profile.memory_slices
+            made = MigInstance(gi_id=gi_id, profile_id=profile_id, profile_name="", start=start, size=size, compute=cis)
             slot = next(gi for gi in gpu.gis if not gi.used)
-            gpu.serial = state_mig.wire_instance(slot, number, profile, made, gpu.serial + 1)
+            gpu.serial = layout.wire_instance(slot, number, profile, made, gpu.serial + 1)
             self._tell(state, index, gi_id)
             return gi_id
 
-    def foreign_destroy(self, index: int, gi_id: int, ci_id: int | None = None) -> None:
-        """Destroy an instance and its content as another program, or only one of its compute instances."""
+    def foreign_destroy(self, index: int, gi_id: int) -> None:
+        """Destroy an instance and its content as another program."""
         with self._locked() as state:
-            gi = self._instance(state, index, gi_id)
-            if ci_id is None:
-                gi.used = 0
-            else:
-                next(ci for ci in gi.cis if ci.used and ci.id == ci_id).used = 0
+            self._instance(state, index, gi_id).used = 0
             self._tell(state, index, gi_id)
 
     def count(self, index: int) -> tuple[int, int]:
@@ -278,8 +253,8 @@ class State:
             gis = [gi for gi in state.gpus[index].gis if gi.used]
             return len(gis), sum(bool(ci.used) for gi in gis for ci in gi.cis)
 
-    def _instance(self, state: layout.Layout, index: int, gi_id: int) -> state_mig.Gi:
-        found: state_mig.Gi = next(gi for gi in state.gpus[index].gis if gi.used and gi.id == gi_id)
+    def _instance(self, state: layout.Layout, index: int, gi_id: int) -> layout.Gi:
+        found: layout.Gi = next(gi for gi in state.gpus[index].gis if gi.used and gi.id == gi_id)
         return found
 
     def xid(self, index: int, number: int, *, gi_id: int = UNKNOWN_ID, ci_id: int = UNKNOWN_ID, times: int = 1) -> None:
@@ -287,14 +262,7 @@ class State:
         self.tell(index, XID, number, gi_id=gi_id, ci_id=ci_id, times=times)
 
     def tell(
-        self,
-        index: int,
-        kind: int,
-        data: int = 0,
-        *,
-        gi_id: int = UNKNOWN_ID,
-        ci_id: int = UNKNOWN_ID,
-        times: int = 1,
+        self, index: int, kind: int, data: int = 0, *, gi_id: int = UNKNOWN_ID, ci_id: int = UNKNOWN_ID, times: int = 1
     ) -> None:
         """The GPU reports an event of that type, such as `DOUBLE_BIT_ECC`."""
         with self._locked() as state:
@@ -318,14 +286,16 @@ class State:
             yield self._state
         finally:
             self._state.changes += 1
-            wake(ctypes.addressof(self._state) + layout.Layout.changes.offset)
+            address = ctypes.c_void_p(ctypes.addressof(self._state) + layout.Layout.changes.offset)
+            # Threads of any process wait in the C library for a change of the file.
+            _libc.syscall(ctypes.c_long(FUTEX[platform.machine()]), address, FUTEX_WAKE, EVERYONE, None, None, 0)
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
 
 def _wire_gpu(item: SimulatedGpu) -> layout.Gpu:
     gpu = item.gpu
     major, minor = gpu.cuda_compute_capability or (ABSENT, ABSENT)
-    profiles = state_mig.wire_profiles(gpu.mig_profiles) if gpu.mig_profiles else ()
+    profiles = layout.wire_profiles(gpu.mig_profiles) if gpu.mig_profiles else ()
     said = reading_of(gpu, GpuHealth())
     link_types, link_ends = _wire_links(gpu)
     wired = layout.Gpu(
@@ -354,15 +324,15 @@ def _wire_gpu(item: SimulatedGpu) -> layout.Gpu:
         link_types=link_types,
         link_ends=link_ends,
         profile_count=len(profiles),
-        profiles=state_mig.Profiles(*profiles),
+        profiles=layout.Profiles(*profiles),
     )
     if profiles:
-        for gi_id, uuid in enumerate(state_mig.uuids(gpu)):
+        for gi_id, uuid in enumerate(layout.uuids(gpu)):
             wired.mig_uuids[gi_id].value = uuid
     ids = [profile.id for profile in profiles]
     for slot, instance in enumerate(gpu.mig_instances):
         number = ids.index(instance.profile_id)
-        wired.serial = state_mig.wire_instance(wired.gis[slot], number, profiles[number], instance, wired.serial + 1)
+        wired.serial = layout.wire_instance(wired.gis[slot], number, profiles[number], instance, wired.serial + 1)
     return wired
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from dra_driver.hardware.gpu.backend import ComputeMode
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.store import Store
 from dra_driver.sim.cluster import incomplete
 from dra_driver.sim.node.node import NodeFolders
 from dra_driver.sim.node.node_process import DRIVER, ClusterNode
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 
 @pytest.fixture

@@ -1,17 +1,16 @@
-"""Real GPUs, read and changed through NVML (libnvidia-ml.so.1).
+"""Read and change real GPUs through NVML (libnvidia-ml.so.1).
 
-NVML handles never leave this package. They are looked up for each read and each change, by index and not by UUID: a
-lookup by UUID wakes other GPUs and takes seconds on a busy node, and a handle is invalid after its session and after a
-change of MIG mode. A failing property or read never withdraws a GPU (``last_values.py``), a GPU that does not answer
-does not delay the others (``call_locks.py``), and an outdated session is ended (``renewals.py``).
+Handles are looked up by index for each call: a lookup by UUID wakes other GPUs and takes seconds on a busy node, and a
+handle becomes invalid with its session and with a change of MIG mode. They never leave this package.
 """
 
 import contextlib
 import logging
+import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pynvml
@@ -33,41 +32,119 @@ from dra_driver.hardware.gpu.nvml.listings import Listings
 from dra_driver.hardware.gpu.nvml.mig import read_instances
 from dra_driver.hardware.gpu.nvml.node import Known, Node
 from dra_driver.hardware.gpu.nvml.properties import FABRIC, read_fabric
-from dra_driver.hardware.gpu.nvml.renewals import Renewals
-from dra_driver.hardware.gpu.nvml.session import Session
-
-OWN_DESCRIPTORS = "/proc/self/fd"
-_DEVICE_FILE = re.compile(r"/dev/nvidia[^/]*(/.*)?$")  # also nvidia-caps/…, and below another root than /
-
-
-def open_device_files(descriptors: str | Path = OWN_DESCRIPTORS) -> tuple[str, ...]:
-    """Paths of the driver's device files behind the links in ``descriptors``, sorted; () where that cannot be read."""
-    found = set()
-    try:
-        links = list(Path(descriptors).iterdir())
-    except OSError:
-        return ()
-    for link in links:
-        try:
-            path = str(link.readlink())
-        except OSError:  # closed meanwhile
-            continue
-        if _DEVICE_FILE.search(path):
-            found.add(path)
-    return tuple(sorted(found))
-
+from dra_driver.hardware.gpu.nvml.session import DriverEnvironment, Session
 
 __all__ = ["NvmlBackend", "find_library"]
 
 log = logging.getLogger(__name__)
 
+OWN_DESCRIPTORS = "/proc/self/fd"
+_DEVICE_FILE = re.compile(r"/dev/nvidia[^/]*(/.*)?$")  # also nvidia-caps/…, and below another root than /
 MODE_TIMEOUT_S = 10.0  # from NVML's success until the mode reads back, while the GPU is bound again
 MODE_PAUSE_S = 0.1
+LEFT_OUT_LOOKS = 6  # a minute at the default poll interval
+MAX_LOOKS = 360  # an hour
+
+
+def open_device_files(descriptors: str | Path = OWN_DESCRIPTORS) -> tuple[str, ...]:
+    """Paths of the driver's device files behind the links in ``descriptors``, sorted; () where that cannot be read."""
+    paths = set()
+    with contextlib.suppress(OSError):  # no such directory
+        for link in Path(descriptors).iterdir():
+            with contextlib.suppress(OSError):  # closed in between
+                paths.add(str(link.readlink()))
+    return tuple(sorted(path for path in paths if _DEVICE_FILE.search(path)))
+
+
+@contextlib.contextmanager
+def keep_initialized(minors: Iterable[int], dev_folder: str) -> Iterator[None]:
+    """Have ``<dev_folder>/nvidia<minor>`` open inside the block, where possible. Never raises. Without persistence
+    mode, the kernel module stops a GPU and drops its settings when the last one is closed (nv.c, nv_close_device)."""
+    descriptors = []
+    try:
+        for minor in minors:
+            with contextlib.suppress(OSError):
+                # NONBLOCK: the kernel module does not wait for a GPU that is being started (nv.c, nvidia_open).
+                flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
+                descriptors.append(os.open(f"{dev_folder}/nvidia{minor}", flags))
+        yield
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+class Renewals:
+    """Ends a session that no longer shows the node: GPUs were bound or unbound, the driver was replaced, NVML counted
+    no GPU, or a GPU was left out of ``LEFT_OUT_LOOKS`` reads. The last repeats at twice the number of reads each time,
+    because a new session does not repair a broken board."""
+
+    def __init__(self, session: Session, dev_folder: str) -> None:
+        self._session = session
+        self._dev_folder = dev_folder
+        self._last: Snapshot | None = None
+        self._left_out: frozenset[str] = frozenset()
+        self._looks = 0
+        self._limit = LEFT_OUT_LOOKS
+        self._replaced = False
+        self._reason: str | None = None  # of the last renewal, which repeats at every look of a node without GPUs
+
+    @contextlib.contextmanager
+    def before_look(self) -> Iterator[None]:
+        """End an outdated session, with GPUs kept initialised inside the block. Some ten calls of stat."""
+        outlook = self._session.outlook()
+        reason = None
+        if outlook is not None:
+            generation, began, now = outlook
+            self._report_library(began, now)
+            reason = began.outdated(now) or self._why_renew()
+        if outlook is None or reason is None:
+            self._reason = None
+            yield
+            return
+        addresses = None if now.bound is None else {address for address, _ in now.bound}
+        gpus = () if self._last is None else self._last.gpus
+        minors = [one.minor for one in gpus if addresses is None or one.pci_bus_id in addresses]
+        with keep_initialized(minors, self._dev_folder):
+            if self._session.renew(generation):
+                level = logging.DEBUG if reason == self._reason else logging.INFO
+                log.log(level, "NVML session is outdated and begins again", extra={"reason": reason})
+                self._reason = reason
+                self._renewed()
+            yield
+
+    def after_look(self, found: Snapshot) -> None:
+        missing = frozenset(gpu.label for gpu in found.left_out)
+        if missing - self._left_out or not missing:
+            self._looks, self._limit = 0, LEFT_OUT_LOOKS
+        self._left_out = missing
+        self._looks += bool(missing)
+        self._last = found
+
+    def _why_renew(self) -> str | None:
+        if self._last is not None and not self._last.gpus and not self._left_out:
+            return "NVML counted no GPU"  # without GPUs it opens in milliseconds
+        if self._looks >= self._limit:
+            return f"left out for {self._looks} looks: {', '.join(sorted(self._left_out))}"
+        return None
+
+    def _renewed(self) -> None:
+        if self._looks >= self._limit:
+            self._looks, self._limit = 0, min(2 * self._limit, MAX_LOOKS)
+
+    def _report_library(self, began: DriverEnvironment, now: DriverEnvironment) -> None:
+        replaced = began.replaced(now) and began.outdated(now) is None
+        if replaced and not self._replaced:
+            log.warning(
+                "the driver's library was replaced while its kernel module is in use: finish the upgrade or reboot the "
+                "node; the NVML session goes on with the former library",
+                extra={"library": now.release, "loaded": now.module},
+            )
+        self._replaced = replaced
 
 
 class NvmlBackend:
-    """A ``backend.GpuBackend`` over ``libnvidia-ml.so.1``. Thread-safe: one call per GPU at a time, GPUs in parallel.
-    One per process: pynvml keeps the library in a global. It holds device files open until it is detached."""
+    """A ``backend.GpuBackend``. Thread-safe: one call per GPU at a time, GPUs in parallel. One per process, as pynvml
+    keeps the library in a global. It holds device files open until it is detached."""
 
     def __init__(
         self,
@@ -80,9 +157,7 @@ class NvmlBackend:
         patience: Patience | None = None,
     ) -> None:
         """Every session searches the library again: ``library_path``, else below ``driver_root`` (or the function that
-        finds it), else the dynamic linker's, also for ``/``. ``dev_folder`` has the device files that NVML opens.
-        ``reads_instances``: see ``listings.py``.
-        """
+        finds it), else the dynamic linker's, also for ``/``. ``reads_instances``: see ``listings.py``."""
         patience = patience or Patience()
         self._session = Session(library_path, driver_root, sysfs_root, end_timeout_s=patience.end_s)
         self.listings = Listings(reads_instances)

@@ -1,12 +1,4 @@
-"""Serialize NVML calls per GPU, and bound the time that a call inside the driver can cost.
-
-A call inside the driver cannot be cancelled. Two measures keep a GPU that hangs from blocking others:
-
-- `CallLock`: one call at a time per GPU. Changes take precedence over reads, all waits are bounded, and a call that
-  does not return is reported. A GPU that hangs therefore occupies one thread.
-- `Reads`: one thread reads GPU after GPU. When one does not answer in time, that thread is left behind and a new thread
-  reads the rest. A GPU whose thread has not returned is not read again.
-"""
+"""Serialize NVML calls per GPU and bound their cost: a call inside the driver cannot be cancelled."""
 
 import contextlib
 import threading
@@ -20,10 +12,9 @@ from dra_driver.core.errors import DeviceLostError
 
 
 class Patience(Struct, frozen=True, kw_only=True):
-    """How long NVML may take, in seconds. ``look_s``: one read of a GPU; ``first_look_s``: its first one, which may
-    initialise it. ``stuck_s``: an older call hangs. ``change_s``: the wait of a change for the lock, below the
-    kubelet's 45 s; ``read_s``: that of a read. ``end_s``: the wait for the end of a session.
-    """
+    """How long NVML may take. ``look_s``: one read of a GPU; ``first_look_s``: its first read, which may initialise it.
+    ``stuck_s``: an older call hangs. ``change_s``: the wait of a change for the lock, below the kubelet's 45 s;
+    ``read_s``: that of a read. ``end_s``: the wait for the end of a session."""
 
     look_s: float = 5.0
     first_look_s: float = 15.0
@@ -38,7 +29,7 @@ class YieldToWriter(Exception):  # noqa: N818 - no error: the read is repeated
 
 
 class CallLock:
-    """The lock of one GPU. Thread-safe, not re-entrant."""
+    """The lock of one GPU. Changes take precedence over reads, all waits are bounded. Thread-safe, not re-entrant."""
 
     def __init__(self, name: str, patience: Patience) -> None:
         self._name = name
@@ -113,11 +104,13 @@ class NoAnswerError(Exception):
 
 
 class Reads(Generic[T]):
+    """Reads GPU after GPU in one thread. A thread whose call does not return in time is left behind, and a new thread
+    reads the rest; the GPU is not read again until the call returns."""
+
     def __init__(self) -> None:
         self._stuck: dict[int, tuple[threading.Thread, float]] = {}  # since when, by index
 
     def is_stuck(self, index: int) -> bool:
-        """Whether the read of the GPU at ``index`` has not returned in time, and not since."""
         return self.stuck_s(index) > 0
 
     def stuck_s(self, index: int) -> float:
@@ -147,26 +140,20 @@ class _Reader(Generic[T]):
         self._calls = calls
         self._lock = threading.Lock()  # guards the fields below; never held during a call
         self._answers: list[T | Exception] = []
-        self._began = time.monotonic()  # when the call began that runs
+        self.began = time.monotonic()  # start of the present or last call
         self._left_behind = False
         self._ended = threading.Event()
         self.thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         self.thread.start()
 
-    @property
-    def began(self) -> float:
-        """When the last call began, by the monotonic clock."""
-        return self._began
-
     def wait(self, limits_s: Sequence[float]) -> list[T | Exception]:
-        """The answers in order, fewer than there are calls when one took longer than its limit: then the thread does
-        no further call."""
+        """The answers in order. After a call that takes longer than its limit, the thread does no further call."""
         shortest_s = left_s = min(limits_s)
         while not self._ended.wait(left_s):
             with self._lock:
                 if len(self._answers) == len(limits_s):
                     break
-                left_s = min(self._began + limits_s[len(self._answers)] - time.monotonic(), shortest_s)
+                left_s = min(self.began + limits_s[len(self._answers)] - time.monotonic(), shortest_s)
                 if left_s <= 0:
                     self._left_behind = True
                     break
@@ -182,5 +169,5 @@ class _Reader(Generic[T]):
                 if self._left_behind:
                     return
                 self._answers.append(answer)
-                self._began = time.monotonic()
+                self.began = time.monotonic()
         self._ended.set()

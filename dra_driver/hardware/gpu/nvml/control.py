@@ -1,10 +1,8 @@
-"""Changes of a real GPU through NVML, on a handle that the caller has looked up.
+"""Change a real GPU through NVML. The caller looks up the handle and holds the locks.
 
-Each function cleans up after its own failure and does not retry. Locks and the journal are the caller's.
-
-Sources, all in nvml.h: nvmlDeviceSetMigMode (returns its outcome as a value and may leave a mode pending until the next
-reset), nvmlDeviceCreateGpuInstanceWithPlacement (one code for "taken" and "exists already"),
-nvmlGpuInstanceCreateComputeInstance, nvmlGpuInstanceDestroy, nvmlDeviceSetComputeMode.
+Each function cleans up after its own failure and does not retry. Sources, all in nvml.h: nvmlDeviceSetMigMode (returns
+its outcome as a value and may leave a mode pending until the next reset), nvmlDeviceCreateGpuInstanceWithPlacement (one
+code for "taken" and "exists already"), nvmlGpuInstanceCreateComputeInstance, nvmlDeviceSetComputeMode.
 """
 
 import contextlib
@@ -40,11 +38,8 @@ Instance = TypeVar("Instance")
 
 
 def mig_mode(handle: Handle, gpu: GpuUuid) -> bool:
-    """Whether MIG mode is on. Raises MigUnsupportedError.
-
-    A missing permission raises DeviceLostError and is not reported as a GPU without MIG: callers that release
-    partitions rely on the answer.
-    """
+    """Raises MigUnsupportedError for a GPU without MIG, but DeviceLostError for a missing permission: callers that
+    release partitions rely on the answer."""
     known = ABSENT - {pynvml.NVML_ERROR_NO_PERMISSION}
     mode = optional(pynvml.nvmlDeviceGetMigMode, handle, absent=known)
     if mode is None:
@@ -53,8 +48,7 @@ def mig_mode(handle: Handle, gpu: GpuUuid) -> bool:
 
 
 def set_mig_mode(handle: Handle, gpu: GpuUuid, enabled: bool, instances: tuple[MigInstance, ...]) -> None:
-    """Request the mode; after a refusal no change stays pending. Afterwards ``handle`` is invalid, and the mode must be
-    checked."""
+    """Request the mode. After a refusal no change stays pending. Then ``handle`` is invalid; check the mode."""
     word = "on" if enabled else "off"
     doing = f"switching MIG mode of GPU {gpu} {word}"
     if instances:  # nvml.h does not say whether NVML refuses or destroys them
@@ -151,7 +145,7 @@ def destroy_gpu_instance(handle: Handle, gpu: GpuUuid, gi_id: int) -> None:
 
 
 def compute_mode(handle: Handle) -> ComputeMode:
-    """The GPU's compute mode. Also raises DeviceLostError for a mode that nvml.h does not define."""
+    """Raises DeviceLostError also for a mode that nvml.h does not define."""
     mode = required(pynvml.nvmlDeviceGetComputeMode, handle)
     try:
         return ComputeMode(mode)

@@ -1,13 +1,8 @@
 """Wait for NVML events: changes of MIG instances (nvmlEventMigConfigChange), XIDs and double-bit ECC errors (nvml.h).
 
-An event set is registered for each session, waited for in slices, and freed while a GPU is changed: an open set counts
-as a client and keeps a GPU from changing its MIG mode. NVML does not repeat events of the time without a set. A lost
-GPU ends every wait; the set is then created without the GPUs that do not answer, and those are tried every `AGAIN_S`.
-
-A MIG event does not say what changed: the next poll finds out. For health, the parent GPU is registered, as handles of
-MIG devices cannot be. An event names its GPU by handle, whose UUID is known from its registration, because a GPU that
-is being lost no longer reports it, and an instance by ids, 0xFFFFFFFF for none. Equal events are counted. A GPU that
-reports more than `FLOOD` events a second is left out for `AGAIN_S`: reading on would cost a core and delay other GPUs.
+NVML does not repeat events of the time without a set, and an open set counts as a client that keeps a GPU from changing
+its MIG mode. A lost GPU ends every wait: the set is then created without GPUs that do not answer, which are tried every
+`AGAIN_S`. So are GPUs with more than `FLOOD` events a second: reading on would cost a core and delay other GPUs.
 """
 
 import contextlib
@@ -51,7 +46,7 @@ MORE_MS = 1  # the wait for a further event after one
 
 
 class NotNow(Exception):  # noqa: N818 - no error: the GPU is registered later
-    """The GPU is to be registered at that time of the monotonic clock. Never leaves the backend."""
+    """Register the GPU at ``until`` of the monotonic clock. Never leaves the backend."""
 
     def __init__(self, until: float) -> None:
         super().__init__()
@@ -59,8 +54,8 @@ class NotNow(Exception):  # noqa: N818 - no error: the GPU is registered later
 
 
 Add = Callable[[int, int, pynvml.c_nvmlEventSet_t], bool]
-"""Registers the GPU of that session and NVML index; whether it has such events. YieldToWriter, DeviceLostError and
-NotNow mean: try again later."""
+"""Registers the GPU of that session and NVML index; whether it has such events. To retry, it raises YieldToWriter,
+DeviceLostError or NotNow."""
 Take = Callable[[pynvml.c_nvmlEventData_t], bool]
 """Takes an event in; whether to look for another one at once."""
 
@@ -117,8 +112,7 @@ class EventSet:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """No event set is open inside the block. Not while the session is in use. DeviceLostError when a wait does not
-        return."""
+        """No event set is open inside the block. Not while the caller uses the session. Raises DeviceLostError."""
         with self._gate:
             self._paused += 1
             self._go.clear()
@@ -170,10 +164,7 @@ class EventSet:
         return generation, code == pynvml.NVML_ERROR_GPU_IS_LOST
 
     def _receive(self, events: pynvml.c_nvmlEventSet_t, slice_s: float) -> int:
-        """The code of a wait in which nothing came, or SUCCESS when what came was taken in.
-
-        Raises DriverUnavailableError when the driver as a whole fails.
-        """
+        """The code of a wait without events, or SUCCESS. Raises DriverUnavailableError."""
         took, goes_on, timeout_ms = False, True, max(1, int(slice_s * 1000))
         while goes_on:
             try:
@@ -223,8 +214,7 @@ class EventSet:
         self._again_at = min(self._again_at, at)
 
     def _free(self) -> None:
-        """Free the set, so that the next wait creates one; with its session it is freed anyway. The caller holds the
-        lock and does not use the session."""
+        """Free the set; the next wait creates one. The caller holds the lock and does not use the session."""
         self._stale.set()
         with contextlib.suppress(SessionEndedError), self._session.use(self._generation):
             self._give_back()
@@ -257,7 +247,7 @@ TakeCallLock = Callable[[int, int], AbstractContextManager[None]]
 
 
 def mig_events(session: Session, reading: TakeCallLock, renewed: Callable[[], None]) -> EventSet:
-    """The set. ``renewed`` is called when GPUs have been registered: their events before that are lost."""
+    """The set for changes of MIG instances. An event does not say what changed."""
 
     def add(generation: int, index: int, events: pynvml.c_nvmlEventSet_t) -> bool:
         with reading(generation, index):
@@ -286,15 +276,17 @@ MAX_DIFFERENT = 256
 FLOOD = 1000
 WINDOW_S = 1.0
 GAP_S = 10.0
-"""A flood that begins again within this time after the GPU was left out is told as one."""
+"""A flood that begins again within this time after the GPU was left out is reported as one."""
 GATHER_S = 0.25
-"""How long events that do not end are gathered before they are told."""
+"""How long events that do not end are gathered before they are returned."""
 NO_INSTANCE = 0xFFFFFFFF
 _FLOODS = f"it reports over {FLOOD} errors a second; most of them are not looked at"
 
 
 class HealthEvents:
-    """One thread waits at a time; ``paused``, ``renew`` and ``unmonitored`` are for any thread."""
+    """Events of parent GPUs: handles of MIG devices cannot be registered. An event names its GPU by the handle of its
+    registration, because a lost GPU no longer reports its UUID, and an instance by ids. One thread waits at a time;
+    ``paused``, ``renew`` and ``unmonitored`` are for any thread."""
 
     def __init__(
         self,

@@ -1,10 +1,7 @@
-"""Health of real GPUs (nvml.h, by function; docs/health.md says how the answers are used).
+"""Read the health of real GPUs (nvml.h, by function); docs/health.md describes its use.
 
-Each GPU is read in a thread that is left behind when a call does not return, and under the GPU's lock
-(``call_locks.py``). Handles are looked up by index at each read, which answers GPU_IS_LOST for a lost GPU: a kept one
-is invalid after a change of MIG mode. Each property is optional, as boards and drivers lack some. A property that fails
-once keeps its last value, except that no recovery is needed. So do remapped rows, which NVML does not report while GPU
-instances exist.
+Each property is optional, as boards and drivers lack some. A property that fails keeps its last value, except "no
+recovery needed". So do remapped rows, which NVML does not report while GPU instances exist.
 """
 
 import logging
@@ -160,14 +157,14 @@ class HealthLooks:
 
     @property
     def known(self) -> Collection[GpuUuid]:
-        """The GPUs that were seen and not forgotten. Any thread may read it."""
+        """GPUs that were read and not forgotten. For any thread."""
         return tuple(self._seen)
 
     def forget(self, gpu: GpuUuid) -> None:
         self._seen.pop(gpu, None)
 
     def read(self, generation: int) -> tuple[HealthReading, ...]:
-        """See ``HealthSource.health_readings``; the caller uses session ``generation``."""
+        """The caller uses session ``generation``."""
         known = self._node.knowledge(generation)
         count = driver_call(pynvml.nvmlDeviceGetCount)
         answers = self._answers(known, count)
@@ -185,7 +182,7 @@ class HealthLooks:
         )
 
     def _answers(self, known: Known, count: int) -> Mapping[int, GpuUuid | Exception]:
-        """The UUID of each GPU that was read, by index, or why it was not."""
+        """By index, the UUID of each GPU that was read, or the error."""
         stuck = [index for index in range(count) if self._node.is_stuck(index)]
         jobs = [
             (index, partial(self._look, known, index), self._patience.look_s)
@@ -201,7 +198,6 @@ class HealthLooks:
         return answers
 
     def _look(self, known: Known, index: int) -> GpuUuid:
-        """Runs in a thread of its own. Raises as ``Node.opened``."""
         with self._session.use(known.generation, joins=True), self._node.opened(known, index) as (uuid, handle):
             seen = self._seen.setdefault(uuid, _Seen())
             if seen.bus_id is None:
@@ -238,7 +234,7 @@ class HealthLooks:
         return HealthReading(
             gpu_uuid=uuid,
             on_bus=on_bus,
-            # An old word that no recovery is needed would heal errors that came after it.
+            # An outdated "none" would clear errors that came after it.
             recovery_action=action if answered or action is not RecoveryAction.NONE else None,
             rows_pending=pending,
             rows_failed=failed,
@@ -258,12 +254,10 @@ class HealthLooks:
             seen.failed_looks += 1
             passes = is_passing(problem) and seen.failed_looks <= KEPT_LOOKS
             return (None if passes else str(problem)), False
-        if problem is None or not self._hangs(known, index):
+        hangs = self._node.hangs(known, index) or self._reads.stuck_s(index) >= self._patience.stuck_s
+        if problem is None or not hangs:
             return None, False
         return self._node.call_lock(uuid).why_stuck(), True
-
-    def _hangs(self, known: Known, index: int) -> bool:
-        return self._node.hangs(known, index) or self._reads.stuck_s(index) >= self._patience.stuck_s
 
     def _is_on_bus(self, bus_id: str | None) -> bool | None:
         """None where sysfs does not show PCI devices."""

@@ -1,13 +1,7 @@
-"""Last good answers about one GPU, used while NVML does not give a new one.
+"""Keep the last good answers about one GPU for the time when NVML does not give new ones.
 
 A GPU under load, or with trouble in its firmware (GSP), answers single calls with UNKNOWN or TIMEOUT. Withdrawing it
-for that would take its devices from the scheduler and return them seconds later. So:
-
-- a property that cannot be read keeps its last value as long as the trouble lasts, or stays absent;
-- a GPU that cannot be read at all keeps its last description for ``KEPT_LOOKS`` reads in a row;
-- NVML's codes for a lost GPU and for a needed reset withdraw it at once; codes of ``DRIVER_TROUBLE`` fail the read.
-
-The first failure of each property is logged, and the end of the trouble; every failure is counted.
+for that would take its devices from the scheduler and return them seconds later.
 """
 
 import logging
@@ -43,8 +37,9 @@ GROWING_LOOKS = frozenset({1, 4, 16})
 
 
 class LastValues:
-    """The last good answers about one GPU, or with an empty name about the driver. ``read`` and ``mig_facts`` need the
-    GPU's lock; ``kept_gpu`` and the driver's values are for the thread that takes a snapshot."""
+    """The last good answers about one GPU, or with an empty name about the driver. Logs the first failure of each
+    property and its end, and counts every failure. ``read`` and ``mig_facts`` need the GPU's lock; ``kept_gpu`` and the
+    driver's values are for the thread that takes a snapshot."""
 
     def __init__(self, gpu: str) -> None:
         self.gpu: Gpu | None = None  # as the last good read described it; a new one ends the count of failed reads
@@ -67,10 +62,8 @@ class LastValues:
         name: str | None = None,
     ) -> T | None:
         """The answer of ``call``, else the last good one; None for a missing property (a code of ``ABSENT``, unless
-        this session has read it) or one that was never read. With ``needed``, it is tried ``FIRST_TRIES`` times.
-        ``name`` as in ``errors.optional``. Raises DeviceLostError for a code of ``WITHDRAWS`` or a needed property, and
-        DriverUnavailableError.
-        """
+        this session has read it) or one that was never read. A ``needed`` one gets ``FIRST_TRIES`` attempts. Raises
+        DriverUnavailableError, and DeviceLostError for a code of ``WITHDRAWS`` or a needed property."""
         function = name or exported_name(call)
         for left in reversed(range(FIRST_TRIES if needed and function not in self._values else 1)):
             try:
@@ -89,9 +82,7 @@ class LastValues:
                 if withdraws(error) or (needed and function not in self._values and not left):
                     raise
                 reason = str(error)
-            except (
-                pynvml.NVMLLibraryMismatchError
-            ):  # not an NVMLError: a wrapper found only an older form of the symbol
+            except pynvml.NVMLLibraryMismatchError:  # not an NVMLError: see `errors.optional`
                 return None
             except ValueError as error:
                 # A damaged board may report a name that is not UTF-8 or a bus id that is no number.
@@ -105,7 +96,7 @@ class LastValues:
         return None if known is None else cast("T", known[1])
 
     def constant(self, call: Callable[[*Arguments], T], *arguments: *Arguments, name: str | None = None) -> T | None:
-        """As ``read``, for a property that cannot change while a session lasts: its answer is not asked for again."""
+        """As ``read``, but once per session, for a property that cannot change in it."""
         function = name or exported_name(call)
         known = self._values.get(function)
         if known is not None and known[0] == self._generation:
@@ -113,8 +104,8 @@ class LastValues:
         return self.read(call, *arguments, name=function)
 
     def growing(self, function: str, call: Callable[[], T], join: Callable[[T, T], T], *, every: int) -> T | None:
-        """As ``read``, for a property that is never taken back: ``join`` adds an answer to the last one, which also
-        outlives sessions. Asked at the looks 1, 4 and 16, and each time after ``every`` of them."""
+        """As ``read``, for a property that only grows: ``join`` adds an answer to the last one, which also outlives
+        sessions. Read at the looks 1, 4 and 16, and at every ``every``-th."""
         looks = self._reads[function] = self._reads.get(function, 0) + 1
         known = self._values.get(function)
         if known is None:

@@ -1,16 +1,9 @@
 """Decide at which reads the MIG instances of a GPU are listed, and by which of two node processes.
 
-A listing walks every profile, GPU instance and compute instance, some ten seconds under load, and each query may take
-a subscription of the instance: another process can then not destroy it (open-gpu-kernel-modules,
-gpu_instance_subscription.c and kernel_mig_manager.c). So they are listed when something may have changed: after an NVML
-event (nvmlEventMigConfigChange), after this process's own change, in a new session, and for safety at every
-``LIST_EVERY``-th read. A GPU without events is listed at every read: nothing else would find a change by others.
-
-Two node processes overlap during a rolling update. Only the newer one keeps its list up to date, because the kubelet
-calls the driver that registered last. The older one lists only unknown instances and its own changes, and ends its
-session afterwards, which releases its subscriptions. The newer process takes a lock over from the older one, which
-releases it at its next read; when the newer one ends first, the older one takes the lock back. Both are ``flock``s,
-which end with their process: on ``<file>`` by the process that reads, on ``<file>.next`` by the one that waits.
+A listing takes some ten seconds under load, and each of its queries may subscribe to an instance, which another process
+then cannot destroy (open-gpu-kernel-modules, gpu_instance_subscription.c and kernel_mig_manager.c). Two node processes
+overlap during a rolling update: the newer one keeps its list up to date, because the kubelet calls the driver that
+registered last. The older one lists only unknown instances and its own changes, and then ends its session.
 """
 
 import logging
@@ -27,8 +20,11 @@ log = logging.getLogger(__name__)
 
 
 class InstanceReader:
+    """Two ``flock``s, which end with their process: on ``<file>`` by the process that reads, on ``<file>.next`` by the
+    process that waits. The reader releases the first at its next read, and takes it back after the newer process."""
+
     def __init__(self, file: Path) -> None:
-        """``file``: in a folder that both processes share. Created when needed (0600) and never removed."""
+        """``file``: in a directory that both processes share. Created when needed (0600) and never removed."""
         self._file = file
         self._next = file.with_name(f"{file.name}.next")
         self._lock = threading.Lock()  # guards the fields below
@@ -38,8 +34,7 @@ class InstanceReader:
         self._failed = False
 
     def __call__(self) -> bool:
-        """Whether this process reads. Also True when the files cannot be used: then it may get in another's way, and
-        would otherwise not see changes. Costs one or two system calls."""
+        """Whether this process reads; also True when the files cannot be used, as it would miss changes otherwise."""
         with self._lock:
             try:
                 return self._keep() if self._held is not None else self._take()
@@ -91,6 +86,9 @@ Token = tuple[int, int, int]
 
 
 class Listings:
+    """Instances are listed after an event (nvmlEventMigConfigChange) and after this process's own change, in a new
+    session, at every ``LIST_EVERY``-th read, and for a GPU without events at each read."""
+
     def __init__(self, may_read: Callable[[], bool]) -> None:
         self.may_read = may_read
         self._lock = threading.Lock()  # guards the fields below

@@ -1,12 +1,9 @@
 """Read the MIG profiles, placements and instances of a GPU through NVML. ``control.py`` changes them.
 
-Names, ids, sizes and placements are read from NVML and never computed: boards break every rule.
-
-Sources, all in nvml.h: nvmlDeviceGetGpuInstanceProfileInfoV (profiles are numbered, InvalidArgument ends the list);
-nvmlDeviceGetGpuInstancePossiblePlacements_v2 (starts and sizes are memory slices; answers with MIG mode off, too);
-nvmlDeviceGetGpuInstances, which also finds instances without a compute instance (they have no MIG device);
-nvmlComputeInstanceGetInfo_v2, whose ``device`` is the handle of the MIG device (walking all of them takes seconds on a
-busy node); nvmlDeviceGetAttributes_v2, which reports the size of a profile that the GPU does not list.
+Names, ids, sizes and placements are read and never computed: boards break every rule. Sources, all in nvml.h:
+nvmlDeviceGetGpuInstanceProfileInfoV (InvalidArgument ends the list), nvmlDeviceGetGpuInstancePossiblePlacements_v2
+(also with MIG mode off), nvmlDeviceGetGpuInstances (also without compute instance), nvmlComputeInstanceGetInfo_v2 (has
+the MIG device; walking all of them takes seconds on a busy node), nvmlDeviceGetAttributes_v2 (size of an unlisted one).
 """
 
 import ctypes
@@ -59,12 +56,10 @@ class ComputeProfile(Struct, frozen=True):
 
 
 class MigFacts(Struct, kw_only=True):
-    """Constant facts about a GPU with MIG, read once per session, again unless ``complete``. ``profiles`` are those
-    that can be created; ``names`` and ``slices`` (of compute), by id, also have profiles without placements, so that
-    their instances are found. ``trouble`` is the first failure. ``capable`` is False for boards that cannot have MIG
-    whatever NVML answers. ``compute`` and ``unlisted`` (sizes that devices of unlisted profiles report) are filled
-    later.
-    """
+    """Constant facts about a GPU with MIG, read once per session, again unless ``complete``. ``profiles`` can be
+    created; ``names`` and ``slices`` (of compute), by id, also have profiles without placements, so that their
+    instances are found. ``trouble`` is the first failure. ``capable`` is False for boards that cannot have MIG,
+    whatever NVML answers. ``compute`` and ``unlisted`` (sizes that devices of unlisted profiles report) come later."""
 
     profiles: tuple[MigProfile, ...] = ()
     names: dict[int, str] = field(default_factory=dict)
@@ -78,8 +73,7 @@ class MigFacts(Struct, kw_only=True):
 
 
 def read_facts(handle: pynvml.c_nvmlDevice_t) -> MigFacts:
-    """Read the facts of a GPU with MIG, as far as they can be read. Raises DriverUnavailableError and
-    DeviceLostError."""
+    """The readable facts of a GPU with MIG. Raises DriverUnavailableError and DeviceLostError."""
     facts = MigFacts()
     architecture = _read(facts, pynvml.nvmlDeviceGetArchitecture, handle)
     facts.resetless = _resetless(handle, architecture, facts)
@@ -112,8 +106,7 @@ def read_facts(handle: pynvml.c_nvmlDevice_t) -> MigFacts:
 
 
 def computed_name(profile: MigProfile, flavour: str, slices: int, memory_bytes: int | None) -> str:
-    """``1g.5gb`` as nvidia-smi writes it: the memory in GiB, rounded up, times the share of ``slices``, rounded to
-    nearest."""
+    """``1g.5gb`` as nvidia-smi writes it: GiB of memory, rounded up, times the share of ``slices``, rounded."""
     if memory_bytes is None:  # with MIG mode on, only root can read it
         if profile.memory_bytes is None:
             return f"{profile.compute_slices}g{flavour}"
@@ -266,9 +259,7 @@ def _note(facts: MigFacts, error: DeviceLostError) -> None:
 
 KNOWN_COMPUTE_PROFILES = 9  # NVML_COMPUTE_INSTANCE_PROFILE_COUNT of nvml.h 13.3; a gap below it does not end the list
 MAX_COMPUTE_PROFILES = 32  # ends it when a library never does
-MAX_INSTANCES = (
-    64  # size of result buffers; NVML's own instanceCount is wrong on A30 and would make the buffer too small
-)
+MAX_INSTANCES = 64  # of result buffers: NVML's instanceCount is wrong on A30 and would make them too small
 VANISHED = GONE | {pynvml.NVML_ERROR_INVALID_ARGUMENT}  # the instance of a listed handle is gone
 
 
@@ -320,8 +311,7 @@ def compute_profiles(
 def spanning(profiles: Sequence[ComputeProfile], slices: int | None) -> tuple[ComputeProfile, ...]:
     """Profiles that span ``slices`` compute slices, best first. The most multiprocessors win: on Hopper only compute
     profile 7 (1_SLICE_REV1) gets all of a 1g instance of double memory. Then the lower number: 7_SLICE (4) before
-    7_SLICE_NVL (8), which boards list and then refuse.
-    """
+    7_SLICE_NVL (8), which boards list and then refuse."""
     if slices is None:
         slices = max((profile.slices for profile in profiles), default=0)
     full = [profile for profile in profiles if profile.slices == slices]
@@ -406,10 +396,8 @@ def _read_unlisted_profile(instance: pynvml.c_nvmlGpuInstance_t, known: MigInsta
 
 
 def _read_compute_profiles(instance: pynvml.c_nvmlGpuInstance_t) -> Iterator[ComputeProfile]:
-    function, shared = (
-        "nvmlGpuInstanceGetComputeInstanceProfileInfo",
-        pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED,
-    )
+    function = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
+    shared = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
     for number in range(MAX_COMPUTE_PROFILES):
 
         def ask(version: int, number: int = number) -> ComputeInfo:

@@ -1,4 +1,4 @@
-"""Reads all GPUs of the node through NVML, one after another, and knows what the present session has found."""
+"""Read all GPUs of the node through NVML, one after another, and keep what the session found."""
 
 import contextlib
 from collections.abc import Iterator
@@ -53,8 +53,7 @@ class Node:
         return known
 
     def facts(self, known: Known, gpu: GpuUuid, handle: pynvml.c_nvmlDevice_t) -> MigFacts:
-        """Read once per session, some forty calls, under the GPU's lock; again while the last complete facts stand
-        in."""
+        """Read once per session, some forty calls, under the GPU's lock; again while they are incomplete."""
         facts = known.facts.get(gpu)
         if facts is None or not facts.complete:
             facts = read_facts(handle)
@@ -92,10 +91,8 @@ class Node:
 
     @contextlib.contextmanager
     def opened(self, known: Known, index: int) -> Iterator[tuple[GpuUuid, pynvml.c_nvmlDevice_t]]:
-        """UUID and handle of the GPU at ``index``, under its lock. The caller uses the session.
-
-        Raises DeviceLostError, YieldToWriter while the GPU is being changed, and DriverUnavailableError.
-        """
+        """UUID and handle of the GPU at ``index``, under its lock. The caller uses the session. Raises DeviceLostError,
+        YieldToWriter while the GPU is being changed, and DriverUnavailableError."""
         for _ in range(3):
             label = _label(known, index)
             with self.call_lock(label).read():
@@ -113,11 +110,9 @@ class Node:
         return self._known.generation == generation and gpu in self._found and not self._known.modes.get(gpu, False)
 
     def hangs(self, known: Known, index: int) -> bool:
-        """Whether a call for the GPU has not returned for so long that it hangs."""
         return self._hangs(index, _label(known, index))
 
     def is_stuck(self, index: int) -> bool:
-        """Whether the last read of the GPU at ``index`` has not returned in time, and not since."""
         return self._reads.is_stuck(index)
 
     def modes_changed(self) -> bool:
@@ -202,7 +197,7 @@ class Node:
         return f"GPU {label} has not been read yet: NVML has not answered in time"
 
     def _read_gpu(self, index: int, known: Known, has_events: bool) -> Gpu:
-        """The GPU at ``index``. Runs in a thread of its own. Raises as ``opened``."""
+        """Raises as ``opened``."""
         with self._session.use(known.generation, joins=True), self.opened(known, index) as (uuid, handle):
             values = self._values(known, uuid)
             token = self._listings.token(uuid, known.generation)

@@ -1,7 +1,7 @@
-"""Raw NVML queries, each answered with a value or with NVML's code, and its duration.
+"""Ask raw NVML queries; each answer has a value or NVML's code, and its duration.
 
-For ``dra-driver hardware-check`` and tests on real GPUs: the backend asks fewer questions and hides the codes. No query
-changes a setting. The caller opens the session (``NvmlBackend.open``). The node process never imports this module.
+For ``dra-driver hardware-check`` and tests on real GPUs. No query changes a setting. The caller opens the session
+(``NvmlBackend.open``). The node process never imports this module.
 """
 
 import ctypes
@@ -88,8 +88,7 @@ Handle = c_nvmlDevice_t
 
 
 def ask(call: Callable[[], Any]) -> Answer:
-    """``{"value": ..., "ms": ...}`` or ``{"error": ..., "code": 3, "ms": ...}``; ``code`` is None for an unreadable
-    answer."""
+    """``{"value": ..., "ms": ...}`` or ``{"error": ..., "code": 3, "ms": ...}``, code None for an unreadable answer."""
     begin = time.perf_counter()
     try:
         answer: Answer = {"value": plain(call())}
@@ -170,8 +169,7 @@ def fabric_state(handle: Handle) -> Answer:
 
 
 def fields(handle: Handle) -> dict[str, Any]:
-    """By id ``{"type", "value", "uint"}`` (``uint``: as the backend reads it) or ``{"code"}``; of a failed call its
-    answer."""
+    """By id ``{"type", "value", "uint"}`` (``uint``: as the backend reads it) or ``{"code"}``; or the call's error."""
     begin = time.perf_counter()
     try:
         values = pynvml.nvmlDeviceGetFieldValues(handle, list(FIELDS))

@@ -1,15 +1,10 @@
 """Read the properties of one GPU: through NVML, and its PCIe root and NUMA node from sysfs.
 
-The strings for brand, architecture and addressing mode are those that NVIDIA's DRA driver publishes (go-nvlib's names),
-so that device classes and CEL expressions written for it keep working.
-
-- The PCIe root is the first component below ``/sys/devices`` of the device's resolved link, the rule of the standard
-  attribute ``resource.kubernetes.io/pcieRoot`` (k8s.io/dynamic-resource-allocation/deviceattribute).
-- Confidential computing: nvmlSystemGetConfComputeState (R535). A node-wide mode that changes only with a GPU reset.
-- NVLink fabric: nvmlDeviceGetGpuFabricInfoV, Hopper and newer; version 3 of its structure comes with driver 580,
-  version 2 with 550. NVML writes the state as one byte where pynvml declares four, so the other three are ignored.
-- NVLinks: nvmlDeviceGetNvLinkState, RemoteDeviceType, RemotePciInfo_v2. Missing calls and silent links shrink the
-  answer.
+Brand, architecture and addressing mode are the strings of NVIDIA's DRA driver (go-nvlib), so that device classes and
+CEL expressions written for it keep working. The PCIe root is the first component below ``/sys/devices`` of the device's
+resolved link (k8s.io/dynamic-resource-allocation/deviceattribute). Confidential computing:
+nvmlSystemGetConfComputeState (R535), a node-wide mode. NVLinks: nvmlDeviceGetNvLinkState, RemoteDeviceType and
+RemotePciInfo_v2; missing calls and silent links shrink the answer.
 """
 
 import re
@@ -89,10 +84,6 @@ _STATES: Final = {
 }
 _OLDER: Final = frozenset({pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH, pynvml.NVML_ERROR_INVALID_ARGUMENT})
 _Info = pynvml.c_nvmlGpuFabricInfo_v3_t | pynvml.c_nvmlGpuFabricInfo_v2_t
-_VERSIONS: Final[tuple[Callable[[], _Info], ...]] = (
-    pynvml.c_nvmlGpuFabricInfo_v3_t,
-    pynvml.c_nvmlGpuFabricInfo_v2_t,
-)
 
 
 def read_fabric(handle: pynvml.c_nvmlDevice_t) -> Fabric | None:
@@ -105,15 +96,15 @@ def read_fabric(handle: pynvml.c_nvmlDevice_t) -> Fabric | None:
 
 
 def read_info(handle: pynvml.c_nvmlDevice_t) -> _Info:
-    """The newest structure that the driver fills; its ``state`` is one byte. Raises as `read_fabric`."""
-    newest, older = _VERSIONS
-    info = newest()
+    """The newest structure that the driver fills: version 3 comes with driver 580, version 2 with 550. NVML writes
+    ``state`` as one byte where pynvml declares four. Raises as `read_fabric`."""
+    info: _Info = pynvml.c_nvmlGpuFabricInfo_v3_t()
     try:
         pynvml.nvmlDeviceGetGpuFabricInfoV(handle, byref(info))
     except pynvml.NVMLError as error:
         if error.value not in _OLDER:
             raise
-        info = older()
+        info = pynvml.c_nvmlGpuFabricInfo_v2_t()
         pynvml.nvmlDeviceGetGpuFabricInfoV(handle, byref(info))
     return info
 
@@ -240,8 +231,7 @@ def describe_gpu(
 ) -> Gpu:
     """All properties of a GPU, under its lock; a property that cannot be read keeps its last value. Without
     ``list_instances``, so do MIG instances. ``proceed`` may raise to end a listing. Raises DriverUnavailableError, and
-    DeviceLostError for a lost GPU, without a minor number or a known MIG state.
-    """
+    DeviceLostError for a lost GPU, without a minor number or a known MIG state."""
     minor = required(pynvml.nvmlDeviceGetMinorNumber, handle)
     brand = values.constant(pynvml.nvmlDeviceGetBrand, handle)
     architecture = values.constant(pynvml.nvmlDeviceGetArchitecture, handle)
@@ -288,10 +278,8 @@ def _reserved(handle: pynvml.c_nvmlDevice_t, values: LastValues, mig_enabled: bo
     may change it, and with it the published memory of the GPU."""
     if mig_enabled and values.gpu is not None and values.gpu.reserved_bytes is not None:
         return values.gpu.reserved_bytes
-
-    memory = values.read(
-        pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2, name="nvmlDeviceGetMemoryInfo_v2"
-    )
+    name = "nvmlDeviceGetMemoryInfo_v2"
+    memory = values.read(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2, name=name)
     return None if memory is None else memory.reserved
 
 

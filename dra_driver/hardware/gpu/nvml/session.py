@@ -1,20 +1,11 @@
-"""The process's NVML session: loads the library, opens and ends the session, and interrupts waits in it.
+"""Load the NVML library, open and end the process's NVML session, and interrupt waits in it.
 
-NVML is thread-safe (its documentation, and ctypes releases the interpreter lock), so any number of calls run at once.
-Only opening and ending a session exclude other calls: pynvml keeps library and symbols in globals, and handles become
-invalid with the session. A call that never returns keeps the session from ending, so each wait for the end is bounded
-(``Patience.end_s``), and uses fail while it lasts.
-
-NVML counts and numbers the GPUs once per session; NVIDIA's DCGM restarts its session at every bind and unbind (DCGM,
-DcgmHostEngineHandler.cpp). A GPU that is unbound even waits for this session to end: its link below
-/sys/bus/pci/drivers/nvidia disappears immediately (Linux, drivers/base/dd.c), and the kernel module waits until the
-GPU's use count is 0 (open-gpu-kernel-modules, kernel-open/nvidia/nv-pci.c). `DriverEnvironment` records what a session
-began with, and ``renewals.py`` ends an outdated session. A library that was replaced keeps working as it is mapped; the
-new one needs a kernel module of its release, so the session continues until that is loaded.
-
-nvmlEventSetWait_v2 cannot be cancelled, and returns NVML_ERROR_TIMEOUT when an interrupt arrives (nvml.h). `Waits`
-sends a signal whose handler does nothing, so that waits may be long: each costs an idle node CPU. Not tried with
-NVIDIA's library yet: if a wait continues after a signal, all later ones are short.
+NVML is thread-safe. Only opening and ending a session exclude other calls: pynvml keeps library and symbols in globals,
+and handles end with the session. NVML counts and numbers the GPUs once per session; NVIDIA's DCGM restarts its session
+at every bind and unbind (DcgmHostEngineHandler.cpp). A GPU that is unbound even waits for the end of this session: its
+link below /sys/bus/pci/drivers/nvidia disappears immediately (Linux, drivers/base/dd.c), and the kernel module waits
+until its use count is 0 (open-gpu-kernel-modules, kernel-open/nvidia/nv-pci.c). A replaced library keeps working as it
+is mapped; the new one needs a kernel module of its release.
 """
 
 import _ctypes
@@ -54,7 +45,9 @@ PATIENCE_S = 1.0
 
 
 class Waits:
-    """The threads that wait in NVML now. Thread-safe."""
+    """The threads that wait in NVML now. Thread-safe. nvmlEventSetWait_v2 returns NVML_ERROR_TIMEOUT when an interrupt
+    arrives (nvml.h), so a signal whose handler does nothing allows long waits; each wait costs an idle node CPU. Not
+    tried with NVIDIA's library: if a wait continues after a signal, later ones are short."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Handlers can be installed in the main thread only; from any other, interrupting does nothing."""
@@ -112,10 +105,8 @@ _MAX_VERSION = 64
 
 
 class DriverEnvironment(Struct, frozen=True, kw_only=True):
-    """The bound GPUs as address and inode of their link (a GPU that was bound again has a new inode), the stamp of
-    the ``library``'s file, the ``release`` in its name, and the version of the loaded kernel ``module``; None if
-    unknown.
-    """
+    """The bound GPUs as address and inode of their link (new when a GPU is bound again), the stamp of the ``library``'s
+    file, the ``release`` in its name, and the version of the loaded kernel ``module``; None if unknown."""
 
     bound: frozenset[tuple[str, int]] | None = None
     library: tuple[int, int, int, int] | None = None
@@ -124,7 +115,7 @@ class DriverEnvironment(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, sysfs_root: str, library_path: str | None) -> Self:
-        """Look now. Never raises."""
+        """Never raises."""
         return cls(
             bound=_bound(sysfs_root),
             library=_stamp(library_path),
@@ -133,7 +124,7 @@ class DriverEnvironment(Struct, frozen=True, kw_only=True):
         )
 
     def outdated(self, now: "DriverEnvironment") -> str | None:
-        """Why a session that began in these is outdated, and a new one would work; None while neither is known."""
+        """Why a session that began in this environment is outdated and a new one would work; None otherwise."""
         if now.bound is not None and now.bound != self.bound:
             came = sorted({address for address, _ in now.bound - (self.bound or frozenset())})
             gone = sorted({address for address, _ in (self.bound or frozenset()) - now.bound})
@@ -212,8 +203,7 @@ class Session:
         self.waits = Waits()  # for those who only wait for events
 
     def before_end(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` right before the session ends: no other NVML call runs then, and it must not use this
-        object."""
+        """Call ``callback`` right before the session ends, without other NVML calls. It must not use this object."""
         self._before_end.append(callback)
 
     def open(self) -> None:
@@ -276,9 +266,7 @@ class Session:
     def use(self, generation: int | None = None, *, waits: bool = False, joins: bool = False) -> Iterator[int]:
         """Keep the session open inside the block, opening one if necessary; yields its number. Raises SessionEndedError
         when session ``generation`` has ended, else DetachedError. A DriverUnavailableError that leaves the block ends
-        it. ``waits``: it only waits for events. ``joins``: another user of this generation stays until this one has
-        entered.
-        """
+        it. ``waits``: it only waits for events. ``joins``: another user of this generation stays until it enters."""
         with self._turn:
             if generation is None:
                 self._begin()
@@ -300,8 +288,7 @@ class Session:
                 self._end_if_unused()
 
     def _await_end(self, ended: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait up to ``timeout_s`` for the end, and interrupt waits for events meanwhile; whether it came. The caller
-        holds the lock."""
+        """Interrupt waits until the session ends, up to ``timeout_s``; whether it ended. The caller holds the lock."""
         deadline = time.monotonic() + timeout_s
         while not self._turn.wait_for(ended, min(REPEAT_S, timeout_s)):
             if time.monotonic() >= deadline:
@@ -346,7 +333,7 @@ class Session:
             self._turn.notify_all()
 
     def _load(self) -> DriverEnvironment:
-        """Initialise NVML; what it found. Before the call: what changes during it must be noticed later."""
+        """Initialise NVML; its environment, read before the call, so that a change during it is noticed later."""
         path = self._find()
         surroundings = DriverEnvironment.read(self._sysfs_root, path)
         use_library(path)
@@ -398,9 +385,7 @@ class Session:
 def use_library(path: str | None) -> None:
     """Make pynvml use the library at ``path``; with None it searches at the next init. No NVML call may run. pynvml
     keeps library and symbols, also in 13.615; unless both are cleared, calls go to the driver before an upgrade. The
-    former library is unloaded, as go-nvml does (pkg/nvml/lib.go:137): the dynamic linker does not open the file of a
-    loaded path.
-    """
+    former library is unloaded, as go-nvml does (pkg/nvml/lib.go:137): the linker does not reopen a loaded path."""
     former = pynvml.nvmlLib
     pynvml._nvmlGetFunctionPointer_cache.clear()
     pynvml.nvmlLib = None

@@ -1,11 +1,9 @@
-"""Usage of real GPUs: a ``backend.UsageSource`` with its own session, for a process that does nothing else with them.
+"""Read the usage of real GPUs: a ``backend.UsageSource`` with its own session, in a process that only reads usage.
 
-A GPU whose call does not return does not delay the others (``call_locks.py``). The session holds device files open, and
-one that has listed MIG devices keeps them from being destroyed; ``detach`` ends it while GPUs are partitioned.
-Everything is optional: boards, drivers and permissions differ.
-
-SM utilisation of GPU instances comes from GPU performance monitoring (Hopper and newer, 525+): nvmlGpmMigSampleGet
-fills a sample, and nvmlGpmMetricsGet computes metrics from two of one instance at least 100 ms apart (nvml.h).
+The session holds device files open, and one that has listed MIG devices keeps them from being destroyed: ``detach``
+ends it while GPUs are partitioned. Every value is optional: boards, drivers and permissions differ. SM utilisation of
+GPU instances comes from GPM (Hopper and newer, 525+): nvmlGpmMigSampleGet fills a sample, nvmlGpmMetricsGet compares
+two samples of one instance, at least 100 ms apart (nvml.h).
 """
 
 import contextlib
@@ -42,7 +40,7 @@ class GpmMeter:
         self._samples: dict[tuple[int, str], tuple[_Sample, float]] = {}  # and when it was taken
 
     def read(self, handle: Handle, gi_id: int, uuid: str) -> int | None:
-        """Percent since the last call for that instance; None at the first, and where nothing tells."""
+        """Percent since the last call for that instance; None at the first, and where GPM is missing."""
         if not self._supports(handle):
             return None
         key = gi_id, uuid
@@ -163,14 +161,8 @@ def read_processes(
         memory = process.usedGpuMemory
         former = found.get(key)
         found[key] = former if memory is None else max(int(memory), former or 0)
-    return tuple(
-        _process(pid, gi, found[pid, gi], utilisation) for pid, gi in sorted(found, key=_order)[:MAX_PROCESSES]
-    )
-
-
-def _order(key: tuple[int, int | None]) -> tuple[int, int]:
-    pid, gi = key
-    return pid, -1 if gi is None else gi
+    ordered = sorted(found, key=lambda key: (key[0], -1 if key[1] is None else key[1]))
+    return tuple(_process(pid, gi, found[pid, gi], utilisation) for pid, gi in ordered[:MAX_PROCESSES])
 
 
 def _process(
@@ -188,8 +180,7 @@ class Utilisation:
         self._since_us: int | None = None
 
     def read(self, handle: Handle) -> Mapping[int, tuple[int, int]] | None:
-        """SM and memory percent by PID of active processes since the last call; None at the first call and without
-        data."""
+        """SM and memory percent by PID of active processes since the last call; None at the first and without data."""
         since = self._since_us
         # Samples are stamped with the CPU's time in microseconds since 1970.
         samples = _samples(handle, since if since is not None else self._now_us())
@@ -266,7 +257,7 @@ class _Meters(Struct):
 
 
 class NvmlUsage:
-    """Looks through ``libnvidia-ml.so.1``. Open at most one in a process, and no `NvmlBackend` beside it."""
+    """Open at most one in a process, and no `NvmlBackend` next to it."""
 
     def __init__(
         self,
@@ -325,7 +316,7 @@ class NvmlUsage:
         return None if uuid is None else GpuUsage(gpu_uuid=uuid, unreadable=reason)
 
     def _look(self, generation: int, index: int) -> GpuUsage:
-        """Runs in a thread of its own. Raises DeviceLostError and DriverUnavailableError."""
+        """Raises DeviceLostError and DriverUnavailableError."""
         meters = self._meters[index]
         with self._session.use(generation, joins=True):
             handle = required(pynvml.nvmlDeviceGetHandleByIndex, index)

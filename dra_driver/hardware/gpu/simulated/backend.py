@@ -1,16 +1,14 @@
-"""Simulated GPUs with the interface of real ones, for the embedded cluster and tests.
+"""Provide simulated GPUs with the interface of real ones, for the embedded cluster and tests.
 
-Parses the spec (``spec.py``), applies the rules of MIG (``mig.py``) and keeps state, locks and faults (``hardware.py``,
-``state.py``). Contract tests compare it with the NVML backend over a fake NVML library that is made from the same spec.
-
-Health events are reported to each process separately, as NVML does; those of the time before this object was created,
-or while the GPUs were detached, are lost.
+Health events are reported to each process separately, as NVML does; events from before this object was created, or
+while the GPUs were detached, are lost.
 """
 
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Self
 
 from msgspec.structs import replace
 
@@ -22,9 +20,8 @@ from dra_driver.core.model.mig import ComputeInstance, MigInstance, partition_na
 from dra_driver.hardware.gpu.backend import DETACH_TIMEOUT_S, ComputeMode
 from dra_driver.hardware.gpu.simulated import faults
 from dra_driver.hardware.gpu.simulated import mig as rules
-from dra_driver.hardware.gpu.simulated.faults import FailureMode, GpuFault, HardwareFault
+from dra_driver.hardware.gpu.simulated.faults import FailureMode, GpuFault
 from dra_driver.hardware.gpu.simulated.hardware import SimulatedHardware
-from dra_driver.hardware.gpu.simulated.mig import GpuState
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec, SimulatedGpu, parse_groups
 from dra_driver.hardware.gpu.simulated.state import Changes
 
@@ -35,7 +32,7 @@ NO_EVENTS = "the simulated driver has no events of this GPU"
 class SimulatedHealth(SimulatedHardware):
     """A ``backend.HealthSource``. One thread waits for events at a time; everything else from any thread."""
 
-    _told: Counter[HealthEvent] | None = None  # what the waiting thread has told, or was too late to tell
+    _told: Counter[HealthEvent] | None = None  # events that the waiting thread has reported, or missed
     _look = False
     _seen_faults: tuple[GpuFault, ...] | None = None
     _seen_at: tuple[object, object] | None = None  # what `_new_events` last saw
@@ -71,15 +68,6 @@ class SimulatedHealth(SimulatedHardware):
         with self._lock:
             self._known = {uuid: found for uuid, found in self._known.items() if uuid != gpu}
 
-    def inject(self, gpu: GpuUuid, *found: str, gi_id: int | None = None) -> None:
-        """Add faults to the GPU, or to one of its GPU instances: ``xid=79`` and so on. Raises ValueError."""
-        added = tuple(GpuFault(gpu=gpu, fault=HardwareFault.parse(text), gi_id=gi_id) for text in found)
-        self._edit(lambda injected: (*injected, *added))
-
-    def recover(self, gpu: GpuUuid) -> None:
-        """Remove all injected faults of the GPU and its GPU instances. Idempotent."""
-        self._edit(lambda injected: tuple(one for one in injected if one.gpu != gpu))
-
     def replace_injected(self, source: str, found: Iterable[GpuFault]) -> None:
         """Let ``found`` be all faults of that source. Nothing is written when they are already."""
         added = tuple(replace(one, source=source) for one in found)
@@ -89,14 +77,13 @@ class SimulatedHealth(SimulatedHardware):
         return tuple(one for one in self._store.read().injected if one.source == source)
 
     def devices(self) -> Mapping[DeviceName, tuple[GpuUuid, int | None]]:
-        """UUID and, for an existing partition, the id of its GPU instance, by device name; also of GPUs that do not
-        answer. Raises DriverUnavailableError."""
+        """UUID and, of a partition, the id of its GPU instance; also of lost GPUs. Raises DriverUnavailableError."""
         with self._lock:
             node, changes = self._current(), self._store.read()
         found: dict[DeviceName, tuple[GpuUuid, int | None]] = {}
         for gpu in (item.gpu for item in node.gpus):
             found[gpu.device_name] = gpu.uuid, None
-            for one in changes.state(gpu).instances:
+            for one in rules.instances(gpu, changes.state(gpu)):
                 found[partition_name(gpu.minor, one.profile_name, one.profile_id, one.start)] = gpu.uuid, one.gi_id
         return found
 
@@ -111,8 +98,7 @@ class SimulatedHealth(SimulatedHardware):
                 self._announce()
 
     def _may_have_events(self) -> bool:
-        """Whether description or state changed since `_new_events` looked: between two changes this is all that is
-        done, once a second."""
+        """Whether description or state changed since the last `_new_events`; a wait calls it once a second."""
         with self._lock:
             now = (self._current(), self._store.marker())
         return self._told is None or now != self._seen_at
@@ -145,8 +131,7 @@ class SimulatedHealth(SimulatedHardware):
         found = self._troubles(item, changes)
         unreachable = self._lost_reason(item, changes) or faults.why_left_out(item.gpu.uuid, found)
         health = replace(health, hangs=FailureMode.HANGS in found and self._lost_reason(item, changes) is None)
-        gpu = replace(item.gpu, fabric=changes.state(item.gpu).fabric)
-        return faults.reading_of(gpu, health, unreachable)
+        return faults.reading_of(rules.apply(item.gpu, changes.state(item.gpu)), health, unreachable)
 
 
 def _gone(gpu: Gpu) -> HealthReading:
@@ -158,8 +143,7 @@ def _gone(gpu: Gpu) -> HealthReading:
 
 
 class SimulatedBackend(SimulatedHealth):
-    """A ``backend.GpuBackend`` over a described node. Thread-safe. Tests and the command line use the methods from
-    ``foreign_create`` on to act as an administrator, as another program, or as failing hardware."""
+    """A ``backend.GpuBackend`` over a described node. Thread-safe."""
 
     @classmethod
     def from_spec(
@@ -168,9 +152,8 @@ class SimulatedBackend(SimulatedHealth):
         node_name: str,
         state_file: Path | None = None,
         on_change: Callable[[Snapshot], None] | None = None,
-    ) -> "SimulatedBackend":
-        """``8xh100-sxm5-80gb``, ``4xa100-sxm4-40gb+mig,2xl4-24gb``, or the path of a .yaml file (``spec.py``). UUIDs
-        are stable per node name and minor. Raises ConfigurationError."""
+    ) -> Self:
+        """``8xh100-sxm5-80gb`` or the path of a .yaml file (``spec.py``). Raises ConfigurationError."""
         path = Path(spec) if "/" in spec or spec.endswith((".yaml", ".yml")) else None
         node = NodeSpec() if path is not None else parse_groups(spec, node_name)
         backend = cls(node, file=path, node_name=node_name, state_file=state_file, on_change=on_change)
@@ -193,7 +176,7 @@ class SimulatedBackend(SimulatedHealth):
         if not self._attachment.wait_attached(timeout_s):
             return False
         self._call("wait_for_event", None, lambda: None)
-        return self.await_change(deadline - time.monotonic())
+        return self._await(lambda: self._has_changed() or None, deadline - time.monotonic()) is not None
 
     def detach(self, reason: str, timeout_s: float = DETACH_TIMEOUT_S) -> bool:
         """See ``Detachable.detach``. Other processes go on with the same GPUs."""
@@ -215,7 +198,7 @@ class SimulatedBackend(SimulatedHealth):
         self._change("set_mig_mode", gpu, lambda found, state: (rules.set_mode(found, state, enabled), None))
 
     def mig_instances(self, gpu: GpuUuid) -> tuple[MigInstance, ...]:
-        return self._read("mig_instances", gpu, lambda _, state: state.instances)
+        return self._read("mig_instances", gpu, rules.instances)
 
     def create_gpu_instance(self, gpu: GpuUuid, profile_id: int, start: int) -> int:
         return self._change(
@@ -238,7 +221,7 @@ class SimulatedBackend(SimulatedHealth):
         self._change("destroy_gpu_instance", gpu, lambda found, state: (rules.drop_instance(found, state, gi_id), None))
 
     def fabric(self, gpu: GpuUuid) -> Fabric | None:
-        return self._read("fabric", gpu, lambda _, state: state.fabric)
+        return self._read("fabric", gpu, lambda found, state: rules.apply(found, state).fabric)
 
     def compute_mode(self, gpu: GpuUuid) -> ComputeMode:
         return self._read("compute_mode", gpu, lambda _, state: state.compute_mode)
@@ -246,47 +229,3 @@ class SimulatedBackend(SimulatedHealth):
     def set_compute_mode(self, gpu: GpuUuid, mode: ComputeMode) -> None:
         """See ``GpuControl``. MigUnsupportedError while MIG mode is on."""
         self._change("set_compute_mode", gpu, lambda found, state: (rules.set_compute_mode(found, state, mode), None))
-
-    def foreign_create(self, gpu: GpuUuid, profile_id: int, start: int, compute: str = "full") -> MigInstance:
-        """Create an instance as another program; ``compute``: full, partial or none. The rules of MIG apply."""
-
-        def step(found: Gpu, state: GpuState) -> tuple[GpuState, MigInstance]:
-            state, gi_id = rules.add_instance(found, state, profile_id, start)
-            if compute != "none":
-                state, _ = rules.add_compute(found, state, gi_id, spans=compute == "full")
-            return state, next(instance for instance in state.instances if instance.gi_id == gi_id)
-
-        return self._change(None, gpu, step)
-
-    def foreign_destroy(self, gpu: GpuUuid, gi_id: int) -> None:
-        """Destroy an instance and its content as another program, in use or not."""
-        self._change(None, gpu, lambda found, state: (rules.drop_instance(found, state, gi_id, forced=True), None))
-
-    def foreign_mig_mode(self, gpu: GpuUuid, enabled: bool) -> None:
-        """Switch MIG mode as an administrator, with a GPU reset where needed. Raises GpuBusyError."""
-        self._change(None, gpu, lambda found, state: (rules.set_mode(found, state, enabled, by_reset=True), None))
-
-    def set_busy(self, gpu: GpuUuid, who: str | None) -> None:
-        """Let ``who`` have the GPU open, so that its MIG mode cannot be switched; None ends that."""
-        self._change(None, gpu, lambda _, state: (replace(state, busy=who), None))
-
-    def set_busy_on_create(self, gpu: GpuUuid, who: str | None) -> None:
-        """Let ``who`` keep the GPU's first instance from being created; None ends that."""
-        self._change(None, gpu, lambda _, state: (replace(state, busy_on_create=who), None))
-
-    def set_fabric(self, gpu: GpuUuid, fabric: Fabric | None, *, after_mig: Fabric | None = None) -> None:
-        """Set the state of the NVLink fabric, and what it becomes when the last GPU instance is destroyed."""
-        self._change(None, gpu, lambda _, state: (replace(state, fabric=fabric, fabric_after_mig=after_mig), None))
-
-    def set_troubles(self, gpu: GpuUuid, *names: FailureMode) -> None:
-        """Let the GPU have these troubles and no others but those of its spec."""
-        self._change(None, gpu, lambda _, state: (replace(state, troubles=frozenset(names)), None))
-
-    def set_in_use(self, gpu: GpuUuid, gi_id: int, in_use: bool = True) -> None:
-        """Let a process run in the GPU instance, so that it cannot be destroyed; or end that."""
-        ids = frozenset({gi_id})
-        self._change(
-            None,
-            gpu,
-            lambda _, state: (replace(state, in_use=state.in_use | ids if in_use else state.in_use - ids), None),
-        )

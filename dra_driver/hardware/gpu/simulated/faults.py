@@ -1,18 +1,11 @@
-"""Faults of simulated GPUs by name, their effect on a GPU's health, and the annotation that requests them. No I/O.
+"""Name faults of simulated GPUs, and compute their effect on a GPU's health (docs/simulated-gpus.md). No I/O.
 
-A fault is written ``xid=79``, ``ecc``, ``lost``, ``hang``, ``row-remap`` (or ``row-remap=failed``), ``retired-pages``,
-``recovery-action`` (or ``recovery-action=node-reboot``), ``nvlink`` (or ``nvlink=3``, the number of a link) and
-``fabric``; the suffix ``*5`` means five times, which counts for events. It stays until it is removed, which stands for
-the repair, the reset or the reboot. A node process with simulated GPUs reads them from an annotation of its Node,
-``gpu-0 xid=79, gpu-1-mig-1g10gb-19-0 ecc``: all that are present are listed.
-
-A `FailureMode` is how a GPU fails its calls. The fake NVML library of the contract tests has the same ones.
-docs/simulated-gpus.md lists both with NVML's behaviour.
-
-Sources: NVIDIA's XID catalogue (79: the GPU has fallen off the bus; 13, 31, 43, 45, 68 and 109 are errors of the
-program); nvml.h for what a board reports.
+A fault is written ``xid=79`` or ``row-remap=failed*2`` (two times, which counts for events); the annotation of a Node
+lists ``gpu-0 xid=79, gpu-1-mig-1g10gb-19-0 ecc``. A `FailureMode` is how a GPU fails its calls, here and in the fake
+NVML library. Sources: NVIDIA's XID catalogue; nvml.h for the reports of a board.
 """
 
+import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -29,7 +22,7 @@ from dra_driver.core.model.health import HealthEvent, HealthEventKind, HealthRea
 from dra_driver.core.model.ids import DeviceName, GpuUuid
 
 HANG_S = 15.0
-"""How long a call for a GPU that hangs is waited for: as long as for a real one (``nvml/call_locks.py``)."""
+"""The wait for a call of a GPU that hangs, as for a real one (``nvml/call_locks.py``)."""
 HANG_POLL_S = 0.05
 
 
@@ -60,8 +53,8 @@ def why_left_out(gpu: GpuUuid, troubles: Collection[FailureMode]) -> str | None:
 def meet_failure_modes(
     method: str, gpu: GpuUuid, troubles: Callable[[], Collection[FailureMode]], sleep: Callable[[float], None]
 ) -> None:
-    """Fail or delay a call of ``method`` as the GPU's modes demand, which ``troubles`` reads again. Raises
-    DeviceLostError, and GpuBusyError for subscribed instances. Waits at most ``HANG_S``."""
+    """Fail or delay a call of ``method`` as the GPU's modes demand, which ``troubles`` reads. Raises DeviceLostError,
+    and GpuBusyError for subscribed instances. Waits at most ``HANG_S``."""
     found = troubles()
     if FailureMode.UNBOUND in found:
         raise DeviceLostError(f"GPU {gpu} is not on this node")
@@ -134,7 +127,7 @@ class HardwareFault(Struct, frozen=True):
         if not 1 <= count <= MAX_COUNT:
             raise ValueError(f"{kind}: 1 to {MAX_COUNT} times expected, not {count}")
         value = match[2] or _DEFAULTS.get(kind, "")
-        if not _VALUES.get(kind, _has_none)(value):
+        if not _VALUES.get(kind, operator.not_)(value):
             raise ValueError(f"{_EXPECTED.get(kind, f'{kind} without a value')} expected, not {text!r:.60}")
         return cls(kind, value, count)
 
@@ -187,8 +180,7 @@ def events_of(faults: Iterable[GpuFault]) -> Counter[HealthEvent]:
 
 
 def reading_of(gpu: Gpu, health: GpuHealth, unreachable: str | None = None) -> HealthReading:
-    """What is read of the health of ``gpu``; None for what its board does not report. ``unreachable`` says why it does
-    not answer."""
+    """The health of ``gpu``; None for values that its board does not report. ``unreachable``: why it is lost."""
     on_bus = None if gpu.pci_bus_id is None else True
     reason = unreachable or health.lost
     if reason is not None:
@@ -211,10 +203,6 @@ def links_of(gpu: Gpu) -> int:
     """How many NVLinks are connected, as described or as the board is sold."""
     known = gpu.nvlinks.switch_links + sum(peer.links for peer in gpu.nvlinks.peers)
     return known or LINKS.get(gpu.product_name or "", 0)
-
-
-def _has_none(value: str) -> bool:
-    return not value
 
 
 def _after_xid(health: GpuHealth, value: str) -> GpuHealth:
@@ -285,7 +273,7 @@ _EXAMPLES: Final[Mapping[FaultKind, str]] = {
 
 ANNOTATION: Final = "gpu.dra-driver.io/simulate-fault"
 MAX_LENGTH: Final = 1000
-"""Characters of the annotation: fewer than are kept of any (``kube/own_node.py``), so that it is never cut."""
+"""Characters of the annotation: below the limit of ``kube/own_node.py``, which truncates longer ones."""
 MAX_ORDERS: Final = 32
 OF_PARTITIONS: Final = frozenset({FaultKind.XID, FaultKind.ECC})
 _DEVICE: Final = re.compile(r"gpu-\d{1,3}(-mig-[a-z0-9-]{1,48})?")

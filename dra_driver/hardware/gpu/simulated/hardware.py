@@ -1,7 +1,6 @@
-"""Mutable part of simulated GPUs: the reread spec file, lost GPUs, injected faults, state changes and notifications.
+"""Keep the mutable part of simulated GPUs: the reread spec file, injected faults, state changes and notifications.
 
-With a state file, a process that uses the GPUs keeps ``<state file>.open`` locked, as a real one keeps device files
-open. ``backend.py`` adds the calls of the interface.
+A process that uses the GPUs keeps ``<state file>.open`` locked, as a real one keeps device files open.
 """
 
 import contextlib
@@ -20,13 +19,12 @@ from dra_driver.core.errors import ConfigurationError, DetachedError, DeviceLost
 from dra_driver.core.files import lock_file
 from dra_driver.core.model.gpu import Gpu, LeftOutGpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.hardware.gpu.backend import Backend, ComputeModes, GpuControl, HealthSource
 from dra_driver.hardware.gpu.simulated import faults
 from dra_driver.hardware.gpu.simulated import mig as rules
 from dra_driver.hardware.gpu.simulated.faults import FailureMode
 from dra_driver.hardware.gpu.simulated.mig import GpuState
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec, SimulatedGpu, parse_document
-from dra_driver.hardware.gpu.simulated.state import Changes, Fault, StateStore
+from dra_driver.hardware.gpu.simulated.state import Changes, Fault, StateStore, stamp_of
 
 
 def is_open(state_file: Path) -> bool:
@@ -111,12 +109,6 @@ log = logging.getLogger(__name__)
 MAX_FILE_BYTES = 1024 * 1024
 MAX_DELAY_S = 600.0
 EVENT_POLL_S = 1.0  # how soon a change by another process is noticed; a check is one stat()
-METHODS = frozenset(
-    name
-    for part in (Backend, GpuControl, ComputeModes, HealthSource)
-    for name in vars(part)
-    if not name.startswith("_")
-)
 _Stamp = tuple[int, int, int]
 T = TypeVar("T")
 
@@ -136,14 +128,12 @@ class SimulatedHardware:
     ) -> None:
         """``file`` is read again whenever it changes. ``state_file`` outlives this process and is shared with others of
         the same spec. ``on_change`` runs inside each call that changes something, one at a time over all processes; it
-        must not wait for a thread that calls this object. Its DraErrors are logged.
-        """
+        must not wait for a thread that calls this object. Its DraErrors are logged."""
         self._lock = threading.RLock()  # guards everything below; held while on_change runs
         self._node = node
         self._file = file
         self._node_name = node_name
         self._stamp: _Stamp | None = None
-        self._lost: dict[int, str] = {}
         self._store = StateStore(state_file)
         self._attachment = Attachment(state_file)
         self._on_change = on_change
@@ -152,18 +142,12 @@ class SimulatedHardware:
         self._seen_state: object = None
         with contextlib.suppress(DriverUnavailableError):  # the next call raises it
             self._has_changed()
-        self._changed = (
-            threading.Condition()
-        )  # notified of each change; guards the number below; no other lock is acquired inside
+        # Notified of each change; guards the number below; no other lock is acquired inside.
+        self._changed = threading.Condition()
         self._change_count = 0
 
-    def await_change(self, timeout_s: float) -> bool:
-        """Wait up to ``timeout_s`` for a change of a GPU since the last answer True; whether there was one. Also
-        False at once when the GPUs are detached meanwhile."""
-        return self._await(lambda: self._has_changed() or None, timeout_s) is not None
-
     def _await(self, look: Callable[[], T | None], timeout_s: float) -> T | None:
-        """What ``look`` finds now or after a change; None after ``timeout_s``, and while the GPUs are detached."""
+        """The first result of ``look``, now or after a change; None after ``timeout_s``, and when detached."""
         deadline = time.monotonic() + timeout_s
         while True:
             change_count = self._change_count  # before `detached`, which raises it
@@ -176,87 +160,27 @@ class SimulatedHardware:
                 if change_count == self._change_count:
                     self._changed.wait(left_s if self._store.file is None else min(left_s, EVENT_POLL_S))
 
-    def mark_lost(self, minor: int, reason: str) -> None:
-        """Let the GPU ``minor`` stop answering to this object. A repeated call replaces the reason."""
-        with self._lock:
-            self._lost[minor] = reason
-            self._announce()
-
-    def restore(self, minor: int) -> None:
-        """Undo ``mark_lost``; ``lost`` in the spec file stays. Idempotent."""
-        with self._lock:
-            self._lost.pop(minor, None)
-            self._announce()
-
-    def replace_node(self, node: NodeSpec) -> None:
-        """Give the node other hardware, as after a hot-plug. Raises ConfigurationError when a file describes it."""
-        with self._lock:
-            if self._file is not None:
-                raise ConfigurationError(f"the node's GPUs are described by {self._file}: change that file")
-            self._node = node
-            self._announce()
-
     def announce(self) -> None:
         """Call ``on_change`` with the present snapshot, in order with all calls of it by any process."""
         with self._lock, self._store.locked():
             self._announce()
 
-    def fail_next(
-        self,
-        method: str,
-        error: DraError | None = None,
-        *,
-        gpu: GpuUuid | None = None,
-        skip: int = 0,
-        times: int = 1,
-        delay_s: float = 0.0,
-        after: bool = False,
-    ) -> None:
-        """Let the next ``times`` calls of ``method`` (0: all) of any process fail, after ``skip`` good ones: wait
-        ``delay_s`` and raise ``error``, before the work or ``after`` it. ``gpu`` limits the fault."""
-        if method not in METHODS or (error is not None and _error_class(type(error).__name__) is None):
-            raise ValueError(
-                f"cannot let {method} fail with {error!r}: expected a HardwareError and one of the methods"
-                f" {', '.join(sorted(METHODS))}"
-            )
-        fault = Fault(
-            method=method,
-            gpu=gpu,
-            error=None if error is None else type(error).__name__,
-            message=str(error or ""),
-            skip=skip,
-            times=times,
-            delay_s=delay_s,
-            after=after,
-        )
-        with self._store.locked():
-            changes = self._store.read()
-            self._store.write(replace(changes, faults=(*changes.faults, fault)))
-
-    def clear_faults(self) -> None:
-        """Remove all faults of ``fail_next``. Lost and busy GPUs stay as they are."""
-        with self._store.locked():
-            self._store.write(replace(self._store.read(), faults=()))
-
     def _call(self, method: str, gpu: GpuUuid | None, work: Callable[[], T]) -> T:
         with self._attachment.use():
-            return self._attached_call(method, gpu, work)
-
-    def _attached_call(self, method: str, gpu: GpuUuid | None, work: Callable[[], T]) -> T:
-        with self._lock:
-            self._current()
-            fault = self._strike(method, gpu)
-        if fault is not None:
-            self._sleep(min(fault.delay_s, MAX_DELAY_S))  # outside the lock, so that other calls go on
-        if fault is not None and not fault.after:
-            _raise(fault)
-        if gpu is not None:
-            faults.meet_failure_modes(method, gpu, lambda: self.troubles(gpu), self._sleep)
-        with self._lock:
-            answer = work()
-        if fault is not None:
-            _raise(fault)
-        return answer
+            with self._lock:
+                self._current()
+                fault = self._strike(method, gpu)
+            if fault is not None:
+                self._sleep(min(fault.delay_s, MAX_DELAY_S))  # outside the lock, so that other calls go on
+                if not fault.after:
+                    _raise(fault)
+            if gpu is not None:
+                faults.meet_failure_modes(method, gpu, lambda: self.troubles(gpu), self._sleep)
+            with self._lock:
+                answer = work()
+            if fault is not None:
+                _raise(fault)
+            return answer
 
     def troubles(self, gpu: GpuUuid) -> frozenset[FailureMode]:
         """The GPU's troubles, described or set; none of a GPU that is not on this node."""
@@ -270,8 +194,7 @@ class SimulatedHardware:
 
     def _lost_reason(self, item: SimulatedGpu, changes: Changes) -> str | None:
         """Why the GPU does not answer; None while it does."""
-        injected = faults.health_of(changes.injected_into(item.gpu.uuid)).lost
-        return self._lost.get(item.gpu.minor, item.lost) or injected
+        return item.lost or faults.health_of(changes.injected_into(item.gpu.uuid)).lost
 
     def _strike(self, method: str, gpu: GpuUuid | None) -> Fault | None:
         if not self._store.read().faults:
@@ -375,11 +298,10 @@ class SimulatedHardware:
         if self._file is None:
             return
         try:
-            stamp = _stamp(self._file)
+            stamp = stamp_of(self._file.stat())
             if stamp == self._stamp:
                 return
-            text = _read(self._file)
-            self._node = parse_document(text, self._node_name)
+            self._node = parse_document(_read(self._file), self._node_name)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"cannot read the simulated GPUs from {self._file}: {error}") from error
         except ConfigurationError as error:
@@ -387,21 +309,13 @@ class SimulatedHardware:
         self._stamp = stamp
 
 
-def _error_class(name: str) -> type[DraError] | None:
-    found = getattr(errors, name, None)
-    return found if isinstance(found, type) and issubclass(found, errors.HardwareError) else None
-
-
 def _raise(fault: Fault) -> None:
     if fault.error is None:
         return
-    kind = _error_class(fault.error) or DriverUnavailableError
+    kind = getattr(errors, fault.error, None)
+    if not isinstance(kind, type) or not issubclass(kind, errors.HardwareError):
+        kind = DriverUnavailableError
     raise kind(fault.message or f"{fault.method} failed with the injected {fault.error}")
-
-
-def _stamp(file: Path) -> _Stamp:
-    status = file.stat()
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _read(file: Path) -> str:

@@ -1,16 +1,8 @@
 """Write the driver root of simulated GPUs: the files that CDI discovery finds and that containers see.
 
-Needs no privilege and creates no device nodes: the container runtime creates a CDI device node with type, major and
-minor. The root contains
-
-- empty libraries with the names, versions and SONAMEs of NVIDIA's, and ``proc/devices`` with the device majors;
-- ``proc/driver/nvidia/capabilities`` and ``proc/driver/nvidia-caps/mig-minors``, which describe MIG capability nodes
-  ``/dev/nvidia-caps/nvidia-cap<N>``, numbered in fixed steps (NVIDIA's MIG user guide, "Device Nodes and
-  Capabilities");
-- programs: an ``nvidia-smi`` that lists the GPUs that a container sees, ``nvidia-cuda-mps-control`` and
-  ``nvidia-cuda-mps-server``. They record their calls below ``var/log/nvidia-stub``, and hang or fail when one of the
-  files of FAULTS exists below ``etc/nvidia-stub``; the head of each script says more;
-- ``var/lib/nvidia-stub``, where ``nvidia-smi`` keeps settings, one file per GPU.
+It has empty libraries with NVIDIA's names and SONAMEs, ``proc/devices``, the MIG capability files below ``proc/driver``
+(numbered in fixed steps: NVIDIA's MIG user guide, "Device Nodes and Capabilities"), and programs, described at the head
+of each script. Needs no privilege and creates no device nodes: the container runtime does.
 """
 
 import functools
@@ -167,10 +159,8 @@ Block devices:
 
 def write(root: Path, snapshot: Snapshot) -> None:
     """Make ``root`` the driver root of ``snapshot``. Idempotent; correct files are not touched, others replaced by a
-    rename, obsolete ones removed last, records over 1 MiB rotated. One writer at a time: see
-    ``SimulatedBackend.announce``. Raises ConfigurationError without a driver version or on an unknown machine, and
-    StorageError.
-    """
+    rename, obsolete ones removed last, records over 1 MiB rotated. One writer at a time, see ``announce``. Raises
+    ConfigurationError without a driver version or on an unknown machine, and StorageError."""
     version = snapshot.driver_version
     machine = platform.machine()
     if version is None or re.fullmatch(r"\d+(\.\d+)+", version) is None:

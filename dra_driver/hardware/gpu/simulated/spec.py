@@ -1,31 +1,6 @@
-"""Parse the description of a simulated node: ``8xh100-sxm5-80gb`` or a YAML file.
+"""Parse the description of a simulated node: ``8xh100-sxm5-80gb`` or a YAML file (docs/simulated-gpus.md).
 
-Checks the fields and assigns UUID, PCI address, NUMA node and NVLinks to each GPU. ``hardware.py`` reads the file again
-when it changes.
-
-The short form is ``<count>x<model>`` joined by commas, with ``+mig`` behind a model for MIG mode on
-(``4xa100-sxm4-40gb+mig``), and ``+pairs`` for bridges between every two (``4xa30-24gb+pairs``). The file form::
-
-    driverVersion: 580.65.06          # optional, like everything but gpus and model
-    cudaDriverVersion: "13.0"
-    confidentialCompute: "on"         # off or devtools; left out: not supported
-    driverUnavailable: why            # the driver as a whole cannot be used
-    gpus:
-    - model: h100-sxm5-80gb
-      count: 4                        # not together with minor, uuid and pciBusId
-    - model: l4-24gb
-      minor: 6                        # default: the highest so far plus one
-      lost: fell off the bus          # listed, but does not answer
-      memoryMiB: null                 # null: not reported, as on unified-memory boards
-    - model: a100-sxm4-40gb
-      migEnabled: true
-      instances:                      # created by an administrator; needs migEnabled
-      - {profile: 3g.20gb, start: 4}
-      - {profile: 2g.10gb, start: 0, compute: none}  # or partial: smaller than the GPU instance
-
-Further per GPU: reservedMiB, uuid, productName, pciBusId, pcieRoot, numaNode, addressingMode, troubles (a list of
-names, see docs/simulated-gpus.md), on boards with NVSwitches fabric: not started, in progress, or completed, and on
-boards with NVLink nvlink: none, switch, pairs, or bridge-NAME on each GPU that one bridge connects.
+Checks the fields and assigns UUID, PCI address, NUMA node and NVLinks to each GPU.
 """
 
 import functools
@@ -88,8 +63,7 @@ def parse_groups(spec: str, node_name: str) -> NodeSpec:
             raise ConfigurationError(
                 f"simulated GPUs {spec!r}: cannot read {part.strip()!r}; expected <count>x<model> "
                 "such as 8xh100-sxm5-80gb (4xa100-sxm4-40gb+mig with MIG mode on, 4xa30-24gb+pairs with bridges), "
-                "several joined by commas, "
-                "or the path of a .yaml file"
+                "several joined by commas, or the path of a .yaml file"
             )
         count = int(match[1])
         if not 1 <= count <= MAX_GPUS - len(boards):

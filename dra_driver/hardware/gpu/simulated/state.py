@@ -1,35 +1,7 @@
-"""The state file of simulated GPUs: format, lock and change detection.
+"""Keep the state file of simulated GPUs (docs/simulated-gpus.md): format, lock and change detection.
 
-The state outlives the process, as that of real hardware does. Without a file it is kept in memory.
-
-The file is JSON, replaced by a rename and changed under ``flock`` of ``<file>.lock``, so that any number of processes
-share one node's hardware and a reader sees the state before or after a change. It is not synced: a crash of the machine
-also ends real MIG instances. Deleting it acts as a reboot. People and tests may edit it::
-
-    {"version": 1,
-     "changes": 12,                               counts up; only a change of the value matters
-     "gpus": {"GPU-…": {                          GPUs in the state of their spec are not listed
-        "described": "…",                         digest of the spec: when the spec changes, this entry is ignored;
-                                                  without the digest it never is
-        "migMode": true,
-        "computeMode": 0,
-        "busy": null,                             or the program that has the GPU open, which keeps its MIG mode
-        "busyOnCreate": null,                     or the program that keeps its first instance from being created
-        "fabric": null,                           or {"state": "in progress", "status": 0}, see ``core/model/fabric.py``
-        "fabricAfterMig": null,                   or what it becomes when the last instance is destroyed
-        "troubles": [],                           or names of ``faults.py``
-        "instances": [{"profile": 19, "start": 6, "gi": 13, "compute": [{"ci": 0, "spans": true}], "inUse": false}]}},
-     "faults": [{"method": "create_compute_instance", "gpu": "GPU-…", "error": "NoRoomError", "message": "…",
-                 "skip": 0, "times": 1, "delayS": 0, "after": false}],
-     "injected": [{"gpu": "GPU-…", "fault": "xid=79", "gi": null, "source": ""}]}
-
-Removing or adding an instance's line acts as another program that destroys or creates it. A fault applies to calls of
-``method`` (a name of ``GpuBackend``) for ``gpu`` (null: any) after ``skip`` of them, ``times`` times (0: always): the
-call waits ``delayS`` seconds and raises ``error`` (a HardwareError of ``errors.py``; null: none), with ``after`` when
-it has done its work.
-
-Adding a line to ``injected`` makes the GPU, or its GPU instance ``gi``, ill as ``faults.py`` says; removing it is the
-repair. XIDs and ECC errors are told once for each line, and again when the line's count (``xid=13*2``) goes up.
+The file is JSON, replaced by a rename and changed under ``flock`` of ``<file>.lock``: any number of processes share one
+node's hardware. It is not synced: a crash of the machine also ends real MIG instances. Without a file, memory serves.
 """
 
 import contextlib
@@ -37,34 +9,30 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType, field
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.core.files import lock_file, replace_file
-from dra_driver.core.model.fabric import Fabric
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.core.model.mig import MigInstance
-from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.hardware.gpu.simulated import mig as simulated_mig
-from dra_driver.hardware.gpu.simulated.faults import FailureMode, GpuFault, HardwareFault
-from dra_driver.hardware.gpu.simulated.mig import GpuState
+from dra_driver.hardware.gpu.simulated.faults import GpuFault, HardwareFault
+from dra_driver.hardware.gpu.simulated.mig import GiId, GpuState
 
 MAX_BYTES = 4 * 1024 * 1024
 MAX_INJECTED = 256
 LOCK_TIMEOUT_S = 20.0
 _Stamp = tuple[int, int, int] | None
-# The kernel module has device numbers for no more.
-_GiId = Annotated[int, Meta(ge=0, le=14)]
-_CiId = Annotated[int, Meta(ge=0, le=7)]
 
 
 class Fault(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A fault of a call; see the module docstring."""
+    """Applies to ``times`` calls (0: all) of ``method``, of ``GpuBackend``, for ``gpu`` (None: any) after ``skip`` of
+    them: the call waits ``delay_s`` and raises ``error`` (a HardwareError of ``errors.py``; None: none), with ``after``
+    when it has done its work."""
 
     method: str
     gpu: str | None = None
@@ -76,44 +44,17 @@ class Fault(Struct, frozen=True, kw_only=True, rename="camel"):
     after: bool = False
 
 
-class _Compute(Struct, frozen=True, kw_only=True):
-    ci: _CiId
-    spans: bool = True
-
-
-class _Instance(Struct, frozen=True, kw_only=True, rename="camel"):
-    profile: int
-    start: int
-    gi: _GiId
-    compute: tuple[_Compute, ...] = ()
-    in_use: bool = False
-
-
-class GpuRecord(Struct, frozen=True, kw_only=True, rename="camel"):
-    """The state of one GPU as the file has it."""
-
-    described: str | None = None
-    mig_mode: bool
-    compute_mode: ComputeMode = ComputeMode.DEFAULT
-    busy: str | None = None
-    busy_on_create: str | None = None
-    fabric: Fabric | UnsetType | None = UNSET
-    fabric_after_mig: Fabric | None = None
-    troubles: frozenset[FailureMode] = frozenset()
-    instances: tuple[_Instance, ...]
-
-
 class _Injected(Struct, frozen=True, kw_only=True):
     gpu: GpuUuid
     fault: str
-    gi: _GiId | None = None
+    gi: GiId | None = None
     source: str = ""
 
 
 class _File(Struct, frozen=True, kw_only=True):
     version: Literal[1] = 1
     changes: int = 0
-    gpus: Mapping[str, GpuRecord] = field(default_factory=dict)
+    gpus: Mapping[str, GpuState] = field(default_factory=dict)
     faults: tuple[Fault, ...] = ()
     injected: tuple[_Injected, ...] = ()
 
@@ -122,7 +63,7 @@ class Changes(Struct, frozen=True, kw_only=True):
     """Differences from the spec. ``gpus`` are by UUID."""
 
     count: int = 0
-    gpus: Mapping[str, GpuRecord] = field(default_factory=dict)
+    gpus: Mapping[str, GpuState] = field(default_factory=dict)
     faults: tuple[Fault, ...] = ()
     injected: tuple[GpuFault, ...] = ()
 
@@ -135,43 +76,12 @@ class Changes(Struct, frozen=True, kw_only=True):
         found = self.gpus.get(gpu.uuid)
         if found is None or found.described not in (None, _digest(gpu)):
             return simulated_mig.described(gpu)
-        instances = sorted(found.instances, key=lambda instance: instance.start)
-        return GpuState(
-            mig_enabled=found.mig_mode,
-            instances=tuple(_instance(gpu, instance) for instance in instances),
-            in_use=frozenset(instance.gi for instance in instances if instance.in_use),
-            busy=found.busy,
-            busy_on_create=found.busy_on_create,
-            fabric=gpu.fabric if found.fabric is UNSET else found.fabric,
-            fabric_after_mig=found.fabric_after_mig,
-            troubles=found.troubles,
-            compute_mode=found.compute_mode,
-        )
+        simulated_mig.instances(gpu, found)
+        return replace(found, instances=tuple(sorted(found.instances, key=lambda instance: instance.start)))
 
     def with_state(self, gpu: Gpu, state: GpuState) -> "Changes":
         """A copy with another state of ``gpu``."""
-        instances = tuple(
-            _Instance(
-                profile=one.profile_id,
-                start=one.start,
-                gi=one.gi_id,
-                compute=tuple(_Compute(ci=compute.ci_id, spans=compute.spans) for compute in one.compute),
-                in_use=one.gi_id in state.in_use,
-            )
-            for one in state.instances
-        )
-        record = GpuRecord(
-            described=_digest(gpu),
-            mig_mode=state.mig_enabled,
-            compute_mode=state.compute_mode,
-            busy=state.busy,
-            busy_on_create=state.busy_on_create,
-            fabric=state.fabric,
-            fabric_after_mig=state.fabric_after_mig,
-            troubles=state.troubles,
-            instances=instances,
-        )
-        return replace(self, gpus={**self.gpus, gpu.uuid: record})
+        return replace(self, gpus={**self.gpus, gpu.uuid: replace(state, described=_digest(gpu))})
 
     def strike(self, method: str, gpu: str | None) -> tuple["Changes", Fault | None]:
         """The faults left after a call of ``method`` for ``gpu``, and the fault of this call, if any."""
@@ -239,7 +149,7 @@ class StateStore:
                 written = replace_file(self.file, _encode(changes))
             except OSError as error:
                 raise DriverUnavailableError(f"simulated driver: cannot write {self.file}: {error}") from error
-            self._stamp = _stamp_of(written)
+            self._stamp = stamp_of(written)
         self._changes = changes
 
     def marker(self) -> object:
@@ -262,12 +172,12 @@ class StateStore:
 
 def _stamp(file: Path) -> _Stamp:
     try:
-        return _stamp_of(file.stat())
+        return stamp_of(file.stat())
     except OSError:
         return None
 
 
-def _stamp_of(status: os.stat_result) -> _Stamp:
+def stamp_of(status: os.stat_result) -> _Stamp:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
@@ -306,20 +216,3 @@ def _decode(data: bytes) -> Changes:
         for one in file.injected[:MAX_INJECTED]
     )
     return Changes(count=file.changes, gpus=file.gpus, faults=file.faults, injected=tuple(injected))
-
-
-def _instance(gpu: Gpu, found: _Instance) -> MigInstance:
-    profile = gpu.profile(found.profile)
-    if profile is None:
-        raise DriverUnavailableError(
-            f"simulated driver: the state of {gpu.uuid} cannot be decoded: no MIG profile {found.profile}"
-        )
-    compute = (simulated_mig.compute_instance(gpu, found.gi, ci_id=one.ci, spans=one.spans) for one in found.compute)
-    return MigInstance(
-        gi_id=found.gi,
-        profile_id=profile.profile_id,
-        profile_name=profile.name,
-        start=found.start,
-        size=profile.memory_slices,
-        compute=tuple(sorted(compute, key=lambda made: made.ci_id)),
-    )

@@ -1,26 +1,8 @@
-"""Usage of simulated GPUs: a ``backend.UsageSource``, the file that it reads, and the annotation of a claim.
+"""Report usage of simulated GPUs: a ``backend.UsageSource``, its file, and the annotation of a claim.
 
-    sim.gpu.dra-driver.io/usage: '[{"memory": "12Gi", "utilization": 60}, {"after": "30s", "memory": "20Gi"}]'
-
-A step begins ``after`` a time (default 0s) since the claim was prepared and holds until the next one, or ``for`` a
-time; then its processes end. ``memory`` (default 0) and ``utilization`` (0 to 100 percent, default 0) are those of all
-its ``processes`` (default 1) together, on each device of the claim. A real node reads no such annotation.
-
-The file is ``simulated-usage.json`` beside the state file::
-
-    {"version": 1,
-     "uses": [{"key": "…",                        names the entry: a claim's UID and a container
-               "gpu": "GPU-…", "gi": null,        or the id of the GPU instance
-               "since": 1763800000.0,             when the use began, in seconds since 1970
-               "pids": [4711],                    of its processes, the first ones of a step use the GPU
-               "claim": null,                     or a claim's UID: then its processes are found in /proc
-               "steps": [{"memory": "12Gi", "utilization": 60}]}]}
-
-It is replaced by a rename, and changed under ``flock`` of ``<file>.lock``. Users and tests may edit it; wrong entries
-are left out and named. It is not synced: a crash ends processes, too.
-
-Power rises from `IDLE_MW` to `BUSY_MW` with utilisation; energy is its sum since this object was created. As on real
-GPUs, processes have no utilisation at the first read and in MIG mode, where GPM reports it per instance from Hopper on.
+docs/simulated-gpus.md has both formats. The file is replaced by a rename, and changed under ``flock`` of
+``<file>.lock``. It is not synced: a crash ends processes, too. Wrong entries are omitted and reported. As on real GPUs,
+processes have no utilisation at the first read and in MIG mode, where GPM reports it per instance from Hopper on.
 """
 
 import json
@@ -56,7 +38,7 @@ _STEP_FIELDS: Final = frozenset({"memory", "utilization", "after", "for", "proce
 
 
 class UseStep(Struct, frozen=True, kw_only=True):
-    """What all processes of a container use of one device from ``after_s`` on; ``for_s`` None: until the next step."""
+    """Use of one device by all processes of a container from ``after_s`` on; ``for_s`` None: until the next step."""
 
     after_s: float = 0.0
     for_s: float | None = None
@@ -151,7 +133,7 @@ _Pid = Annotated[int, Meta(gt=0, le=MAX_PID)]
 
 
 class SimulatedUse(Struct, frozen=True, kw_only=True, rename=_WIRE):
-    """What one container uses of one device; fields as in the module docstring."""
+    """One container's use of one device. ``since`` is in seconds since 1970; ``pids`` or ``claim_uid`` are used."""
 
     key: str = ""
     gpu_uuid: GpuUuid
@@ -229,8 +211,6 @@ MAX_STEP_S: Final = 3600.0
 
 
 class SnapshotSource(Protocol):
-    """The part of ``gpu.backend.Backend`` that is needed here."""
-
     def snapshot(self) -> Snapshot: ...
 
 

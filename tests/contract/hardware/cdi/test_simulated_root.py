@@ -16,8 +16,8 @@ from dra_driver.hardware.cdi.spec import decode
 from dra_driver.hardware.cdi.writer import CdiWriter
 from dra_driver.hardware.driver_root.root import DriverRoot
 from dra_driver.hardware.gpu.simulated import root as simulated_root
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.sim.node.container import ContainerView
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 NAMES = CdiNames("gpu.nvidia.com")
 UID = "0b7f2a6e-7a3c-4c6c-9d0e-1f2a3b4c5d6e"

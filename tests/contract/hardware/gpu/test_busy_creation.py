@@ -1,6 +1,8 @@
-"""A GPU that refuses instances because a process has it open, seen through both backends and the manager of MIG."""
+"""Processes that have a GPU open: as the kernel shows them, and instances that the GPU refuses because of them."""
 
-from collections.abc import Callable
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -8,13 +10,13 @@ import pytest
 from dra_driver.core.errors import GpuBusyError
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.hardware.gpu.backend import GpuBackend
-from dra_driver.hardware.gpu.holders import GpuHolders
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
+from dra_driver.hardware.gpu.holders import GpuHolder, GpuHolders, scan
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from dra_driver.hardware.mig.manager import MigManager
 from tests.contract.hardware.gpu.conftest import Opened
 from tests.fakes.gpu_notes import FakeGpuNotes
 from tests.fakes.nvml.state import FOR_EVER, IN_USE
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 SMALL = 19
 Refuse = Callable[[str, int], None]
@@ -77,3 +79,33 @@ def test_a_creation_that_stays_refused_leaves_a_whole_gpu(
     assert backend.mig_instances(gpu.uuid) == ()
     assert not backend.mig_mode(gpu.uuid)
     assert notes.values == {}
+
+
+MINOR = 7777777777
+"""No GPU has it."""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """Another process that has a file open whose name ends as that of a GPU's device node."""
+    node = tmp_path / f"nvidia{MINOR}"
+    node.touch()
+    with node.open() as file, subprocess.Popen([shutil.which("sleep") or "sleep", "60"], stdin=file) as process:
+        yield process
+        process.kill()
+
+
+def test_another_process_is_found(holder: "subprocess.Popen[bytes]") -> None:
+    """By what /proc says about its open files; this process has the file open as well and is passed over."""
+    assert scan(Path("/proc"), MINOR).holders == (GpuHolder(pid=holder.pid, name="sleep"),)
+
+
+def test_a_process_that_has_ended_is_not_named(holder: "subprocess.Popen[bytes]") -> None:
+    """Not even before its parent has collected it: a zombie has no open files."""
+    holder.kill()
+    with Path(f"/proc/{holder.pid}/stat").open() as stat:
+        while stat.read().rpartition(")")[2].split()[0] != "Z":
+            stat.seek(0)
+    answer = GpuHolders(lambda: [Path("/proc")], lambda _: MINOR)("GPU-0")
+    assert answer is not None
+    assert answer.startswith("no other process has it open")

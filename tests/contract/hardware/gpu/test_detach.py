@@ -11,9 +11,9 @@ from dra_driver.core.errors import DetachedError, DriverUnavailableError
 from dra_driver.hardware.gpu.backend import ComputeMode, GpuBackend
 from dra_driver.hardware.gpu.inventory import Inventory
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from tests.contract.hardware.gpu.conftest import until
 from tests.fakes.nvml.state import State
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 WAIT_S = 10.0
 REASON = "a driver upgrade is announced"
@@ -60,15 +60,6 @@ def test_a_detached_backend_refuses_every_use_and_says_why(backend: GpuBackend) 
             use()
         assert isinstance(caught.value, DriverUnavailableError)
         assert caught.value.reason == REASON
-
-
-def test_after_reattach_the_next_use_works_as_before(backend: GpuBackend) -> None:
-    """Without a restart of the process."""
-    before = backend.snapshot()
-    assert backend.detach(REASON)
-    backend.reattach()
-    assert backend.detached is None
-    assert backend.snapshot() == before
 
 
 def test_detach_and_reattach_may_be_repeated_in_any_state(backend: GpuBackend) -> None:
@@ -155,29 +146,20 @@ def test_the_inventory_keeps_the_last_snapshot_and_does_not_count_a_failure(back
     assert (inventory.current(), inventory.problem) == (before, None)
 
 
-def test_nvml_is_not_called_while_detached(nvml: NvmlBackend, state: State) -> None:
-    """Each call would open the device files again."""
+def test_no_device_file_is_open_and_nvml_is_not_called_while_detached(nvml: NvmlBackend, state: State) -> None:
+    """The kernel module can then be removed, and a GPU unbound and reset; each call would open the files again."""
     uuid = nvml.snapshot().gpus[0].uuid
     nvml.wait_for_event(0.01)
-    nvml.detach(REASON)
+    assert state.opened() == {"nvidiactl", *(f"nvidia{minor}" for minor in range(7))}
+    assert nvml.detach(REASON)
+    assert state.opened() == set()
     assert state.calls("nvmlEventSetCreate") == state.calls("nvmlEventSetFree") == 1
     called = {name: state.calls(name) for name in state.functions()}
     nvml.wait_for_event(0.05)
     with pytest.raises(DetachedError):
         nvml.mig_mode(uuid)
-    assert {name: state.calls(name) for name in state.functions()} == called
-
-
-def test_no_device_file_is_open_while_detached(nvml: NvmlBackend, state: State) -> None:
-    """The kernel module can then be removed, and a GPU unbound and reset."""
-    nvml.snapshot()
-    nvml.wait_for_event(0.01)
-    assert state.opened() == {"nvidiactl", *(f"nvidia{minor}" for minor in range(7))}
-    assert nvml.detach(REASON)
-    assert state.opened() == set()
-    nvml.wait_for_event(0.05)
-    assert state.opened() == set()
     nvml.reattach()
+    assert {name: state.calls(name) for name in state.functions()} == called
     assert state.opened() == set(), "opened by the next use only"
     nvml.snapshot()
     assert "nvidia0" in state.opened()

@@ -11,10 +11,10 @@ from dra_driver.core.model.fabric import Fabric, FabricState
 from dra_driver.core.model.health import HealthEvent, HealthEventKind, HealthReading, RecoveryAction
 from dra_driver.hardware.gpu.backend import GpuBackend
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec
-from tests.contract.hardware.gpu.patient import Patient
+from tests.contract.hardware.gpu.conftest import Patient
 from tests.fakes.nvml.state import State
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 H100, L4, V100 = 0, 2, 3
 Sick = Callable[..., Patient]
@@ -46,35 +46,18 @@ def xid(patient: Patient, number: int, gi_id: int | None = None, count: int = 1)
     )
 
 
-def test_an_xid_of_a_gpu_is_told_once_and_names_no_instance(patient: Patient) -> None:
-    """The whole GPU is meant, in all of its forms."""
-    patient.listen()
-    patient.xid(95)
-    assert patient.events() == (xid(patient, 95),)
-    assert patient.events(0.01) == ()
-
-
-def test_an_xid_of_an_instance_names_it(patient: Patient) -> None:
-    """Only that partition is ill. NVML's ids are those that the inventory lists."""
+@pytest.mark.parametrize("is_named", [True, False])
+def test_an_xid_of_a_divided_gpu_names_its_instance_or_the_whole_gpu(patient: Patient, is_named: bool) -> None:
+    """With NVML's ids of the instance, only that partition is ill; without them, all partitions are."""
     backend, uuid = patient.backend, patient.uuid
     backend.set_mig_mode(uuid, True)
     gi_id = backend.create_gpu_instance(uuid, 19, 2)
     backend.create_compute_instance(uuid, gi_id)
     backend.snapshot()
     patient.listen()
-    patient.xid(94, gi_id=gi_id)
-    assert patient.events() == (xid(patient, 94, gi_id),)
-
-
-def test_an_xid_of_a_divided_gpu_that_names_no_instance_is_about_the_whole_gpu(patient: Patient) -> None:
-    """All of its partitions are ill then; a driver that looks for an instance with such ids misses it."""
-    backend, uuid = patient.backend, patient.uuid
-    backend.set_mig_mode(uuid, True)
-    backend.create_compute_instance(uuid, backend.create_gpu_instance(uuid, 19, 2))
-    backend.snapshot()
-    patient.listen()
-    patient.xid(79)
-    assert patient.events() == (xid(patient, 79),)
+    named = gi_id if is_named else None
+    patient.xid(94, gi_id=named)
+    assert patient.events() == (xid(patient, 94, named),)
 
 
 def test_a_double_bit_error_is_told(patient: Patient) -> None:
@@ -108,6 +91,7 @@ def test_events_of_the_time_while_detached_are_lost_and_those_after_it_are_told(
     patient.listen()
     patient.xid(95)
     assert patient.events() == (xid(patient, 95),)
+    assert patient.events(0.01) == (), "each is told once"
 
 
 def test_a_gpu_without_events_is_unmonitored_with_a_reason_and_the_others_are_heard(

@@ -5,13 +5,11 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.core.model.gpu import Snapshot
@@ -47,20 +45,6 @@ def python(script: str, *arguments: str, **environment: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=variables).stdout
 
 
-def test_another_process_sees_the_same_node(nvml: NvmlBackend, nvml_library: Path, tmp_path: Path) -> None:
-    """Two plugin processes live side by side during a rolling update."""
-    assert python(OTHER_PROCESS, str(nvml_library), str(tmp_path / "sys")).strip() == str(nvml.snapshot())
-
-
-def test_a_fault_set_by_another_process_shows_at_the_next_snapshot(nvml: NvmlBackend, state: State) -> None:
-    """The fake is one node for all processes of a test."""
-    assert nvml.snapshot().left_out == ()
-    python(MANIPULATOR, str(state.path), str(codes.RESET_REQUIRED))
-    (left_out,) = nvml.snapshot().left_out
-    assert "nvmlDeviceGetMemoryInfo failed" in left_out.reason
-    assert "nvidia-smi --gpu-reset" in left_out.reason
-
-
 def test_a_gpu_with_garbage_for_a_name_and_a_bus_id_harms_no_other(
     nvml: NvmlBackend, state: State, node: NodeSpec
 ) -> None:
@@ -72,31 +56,6 @@ def test_a_gpu_with_garbage_for_a_name_and_a_bus_id_harms_no_other(
     assert (found.gpus[0].product_name, found.gpus[0].pci_bus_id) == (None, None)
     (left_out,) = found.left_out
     assert "nvmlDeviceGetUUID" in left_out.reason
-
-
-@pytest.mark.parametrize("code", [codes.NOT_SUPPORTED, codes.FUNCTION_NOT_FOUND, codes.NO_PERMISSION])
-@pytest.mark.parametrize(
-    ("function", "field"),
-    [
-        ("nvmlDeviceGetName", "product_name"),
-        ("nvmlDeviceGetBrand", "brand"),
-        ("nvmlDeviceGetArchitecture", "architecture"),
-        ("nvmlDeviceGetCudaComputeCapability", "cuda_compute_capability"),
-        ("nvmlDeviceGetMemoryInfo", "memory_bytes"),
-        ("nvmlDeviceGetMemoryInfo_v2", "reserved_bytes"),
-        ("nvmlDeviceGetPciInfo_v3", "pci_bus_id"),
-        ("nvmlDeviceGetAddressingMode", "addressing_mode"),
-    ],
-)
-def test_a_property_that_nvml_does_not_offer_is_absent_and_the_gpu_stays(
-    nvml: NvmlBackend, state: State, function: str, field: str, code: int
-) -> None:
-    """An older driver, a unified-memory board or missing rights cost one attribute, not the GPU."""
-    state.inject(function, code, device=0)
-    snapshot = nvml.snapshot()
-    assert getattr(snapshot.gpus[0], field) is None
-    assert getattr(snapshot.gpus[1], field) is not None
-    assert snapshot.left_out == ()
 
 
 def test_a_gpu_that_reports_as_little_as_nvml_allows_is_still_published(nvml: NvmlBackend, state: State) -> None:
@@ -115,36 +74,6 @@ def test_a_driver_without_mig_calls_gives_gpus_that_cannot_do_mig(nvml: NvmlBack
     """Drivers before 450 lack nvmlDeviceGetMigMode."""
     state.inject("nvmlDeviceGetMigMode", codes.FUNCTION_NOT_FOUND)
     assert {(gpu.mig_capable, gpu.mig_enabled) for gpu in nvml.snapshot().gpus} == {(False, False)}
-
-
-@pytest.mark.parametrize(
-    ("function", "code"),
-    [
-        ("nvmlDeviceGetHandleByIndex_v2", codes.NO_PERMISSION),
-        ("nvmlDeviceGetHandleByIndex_v2", codes.GPU_IS_LOST),
-        ("nvmlDeviceGetUUID", codes.UNKNOWN),
-        ("nvmlDeviceGetMinorNumber", codes.NOT_SUPPORTED),
-        ("nvmlDeviceGetMemoryInfo", codes.GPU_IS_LOST),
-        ("nvmlDeviceGetMigMode", codes.UNKNOWN),
-        ("nvmlDeviceGetBrand", codes.RESET_REQUIRED),
-    ],
-)
-def test_a_gpu_whose_call_fails_is_left_out_with_the_call_and_the_code(
-    nvml: NvmlBackend, state: State, function: str, code: int
-) -> None:
-    """The reason has to help the person who looks for the broken GPU."""
-    state.inject(function, code, device=3)
-    snapshot = nvml.snapshot()
-    assert [gpu.minor for gpu in snapshot.gpus] == [0, 1, 2, 4, 5, 6]
-    (left_out,) = snapshot.left_out
-    assert left_out.reason.startswith(f"{function} failed: ")
-    assert f"(NVML code {code})" in left_out.reason
-
-
-def test_a_gpu_lost_before_the_first_read_is_named_by_its_index(nvml: NvmlBackend, state: State) -> None:
-    """No better name is known then."""
-    state.lose(0)
-    assert nvml.snapshot().left_out[0].label == "NVML index 0"
 
 
 def test_names_of_lost_gpus_are_forgotten_when_the_numbering_changes(
@@ -187,14 +116,6 @@ def test_driver_trouble_in_the_middle_ends_the_session_and_the_next_look_starts_
     with pytest.raises(pynvml.NVMLError_Uninitialized):
         pynvml.nvmlDeviceGetCount()
     assert nvml.snapshot() == before
-
-
-def test_driver_trouble_at_the_first_look_is_no_trouble_of_a_gpu(nvml: NvmlBackend, state: State) -> None:
-    """No index has a name yet."""
-    state.inject("nvmlDeviceGetUUID", codes.LIB_RM_VERSION_MISMATCH, times=1)
-    with pytest.raises(DriverUnavailableError, match="nvmlDeviceGetUUID"):
-        nvml.snapshot()
-    assert len(nvml.snapshot().gpus) == 7
 
 
 def test_the_library_of_an_upgraded_driver_is_used_after_reopening(
@@ -248,26 +169,6 @@ def test_a_file_that_is_no_library_is_a_driver_problem(tmp_path: Path) -> None:
         NvmlBackend(str(tmp_path / "libnvidia-ml.so.1")).open()
 
 
-def test_gpus_come_in_order_of_minor_whatever_the_numbering_of_the_driver(
-    nvml: NvmlBackend, state: State, node: NodeSpec
-) -> None:
-    """NVML's index order changes over reboots, device names must not."""
-    before = nvml.snapshot()
-    state.set_node(replace(node, gpus=tuple(reversed(node.gpus))))
-    assert nvml.snapshot() == before
-    assert [gpu.minor for gpu in before.gpus] == [0, 1, 2, 3, 4, 5, 6]
-
-
-def test_handles_of_an_ended_session_are_refused_by_the_library(nvml: NvmlBackend, nvml_library: Path) -> None:
-    """The fake must detect a backend that keeps handles over a restart of the session."""
-    nvml.open()
-    old = pynvml.nvmlDeviceGetHandleByIndex(0)
-    nvml.close()
-    nvml.open()
-    with pytest.raises(pynvml.NVMLError_InvalidArgument):
-        pynvml.nvmlDeviceGetUUID(old)
-
-
 def test_eight_threads_get_equal_snapshots_while_one_opens_and_closes(nvml: NvmlBackend) -> None:
     """Publishing, preparing and the health endpoint ask at the same time."""
     expected = nvml.snapshot()
@@ -288,14 +189,6 @@ def test_eight_threads_get_equal_snapshots_while_one_opens_and_closes(nvml: Nvml
     for thread in threads:
         thread.join(60)
     assert wrong == []
-
-
-def test_a_slow_gpu_delays_the_look_but_nothing_is_lost(nvml: NvmlBackend, state: State) -> None:
-    """The first handle of a GPU without persistence mode takes seconds."""
-    state.inject("nvmlDeviceGetHandleByIndex_v2", 0, device=1, latency_ms=30, times=1)
-    begin = time.monotonic()
-    assert len(nvml.snapshot().gpus) == 7
-    assert time.monotonic() - begin >= 0.03
 
 
 def test_looking_at_the_simulated_node_does_not_load_nvml() -> None:

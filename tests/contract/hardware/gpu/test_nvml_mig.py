@@ -1,4 +1,4 @@
-"""MIG through NVML when calls fail, answer late or are missing: cases that only the real library has."""
+"""MIG through NVML when calls fail, answer late or are missing, and in a guest of a vGPU."""
 
 import threading
 from collections.abc import Callable
@@ -46,20 +46,6 @@ def test_profiles_have_the_same_names_where_the_driver_tells_none(
     state.inject("nvmlDeviceGetGpuInstanceProfileInfoV", missing)
     assert nvml.snapshot() == told
     assert sum(len(gpu.mig_profiles) for gpu in told.gpus) > 80
-
-
-def test_profiles_are_read_once_a_session(nvml: NvmlBackend, state: State) -> None:
-    """A look every few seconds must stay cheap, and they do not change while the driver runs."""
-    nvml.snapshot()
-    calls = state.calls("nvmlDeviceGetGpuInstanceProfileInfoV")
-    assert calls > 0
-    before = first(nvml)
-    nvml.set_mig_mode(before.uuid, True)
-    nvml.snapshot()
-    assert state.calls("nvmlDeviceGetGpuInstanceProfileInfoV") == calls
-    nvml.close()
-    nvml.snapshot()
-    assert state.calls("nvmlDeviceGetGpuInstanceProfileInfoV") == 2 * calls
 
 
 def test_reserved_memory_is_that_of_the_gpu_without_instances(nvml: NvmlBackend, state: State, node: NodeSpec) -> None:
@@ -130,24 +116,6 @@ def test_the_need_of_a_reset_follows_from_the_architecture_when_nvml_does_not_re
     assert first(nvml).mig_resetless is False
 
 
-@pytest.mark.parametrize("code", [codes.NO_PERMISSION, codes.UNKNOWN])
-@pytest.mark.parametrize(
-    "function", ["nvmlDeviceGetGpuInstances", "nvmlGpuInstanceGetInfo", "nvmlComputeInstanceGetInfo_v2"]
-)
-def test_a_gpu_whose_instances_cannot_be_read_is_left_out_and_the_others_stay(
-    nvml: NvmlBackend, state: State, function: str, code: int
-) -> None:
-    """What exists is not known, so nothing may be published as free."""
-    for index in (0, 1):
-        state.foreign_mode(index, True)
-        state.foreign_create(index, 19, 0)
-    state.inject(function, code, device=0)
-    snapshot = nvml.snapshot()
-    assert [len(gpu.mig_instances) for gpu in snapshot.gpus if gpu.mig_capable] == [1, 0, 0, 0]
-    (left_out,) = snapshot.left_out
-    assert function in left_out.reason
-
-
 def test_an_instance_that_goes_away_during_the_look_is_left_out_alone(nvml: NvmlBackend, state: State) -> None:
     """Another program destroys one while they are listed."""
     state.foreign_mode(0, True)
@@ -206,23 +174,15 @@ def test_a_compute_instance_whose_creation_fails_leaves_the_gpu_instance_as_it_w
 
 
 @pytest.mark.parametrize(("profile_id", "multiprocessors"), [(15, 26), (19, 16), (9, 60), (0, 132)])
-def test_the_compute_instance_gets_all_multiprocessors_of_the_partition(
-    nvml: NvmlBackend, uuid: GpuUuid, profile_id: int, multiprocessors: int
+def test_the_compute_instance_gets_all_multiprocessors_of_the_partition_at_the_first_try(
+    nvml: NvmlBackend, state: State, uuid: GpuUuid, profile_id: int, multiprocessors: int
 ) -> None:
-    """The obvious compute profile of a double-memory slice wastes ten of them, and the obvious one of seven slices is
-    listed twice, once to be refused."""
+    """The obvious compute profile of a double-memory slice wastes ten of them. Boards list 7_SLICE_NVL next to 7_SLICE
+    and refuse it, which leaves lines in the kernel log."""
     nvml.set_mig_mode(uuid, True)
     nvml.create_compute_instance(uuid, nvml.create_gpu_instance(uuid, profile_id, 0))
     handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(pynvml.nvmlDeviceGetHandleByIndex(0), 0)
     assert pynvml.nvmlDeviceGetAttributes(handle).multiprocessorCount == multiprocessors
-
-
-def test_the_compute_profile_that_boards_refuse_is_not_even_tried(
-    nvml: NvmlBackend, state: State, uuid: GpuUuid
-) -> None:
-    """7_SLICE_NVL is as wide as 7_SLICE; a refusal leaves lines in the kernel log."""
-    nvml.set_mig_mode(uuid, True)
-    nvml.create_compute_instance(uuid, nvml.create_gpu_instance(uuid, 0, 0))
     assert state.calls("nvmlGpuInstanceCreateComputeInstance") == 1
 
 
@@ -315,15 +275,6 @@ def test_a_change_that_we_may_not_make_says_so(
     assert (state.modes(0), state.count(0)) == (before, count)
 
 
-def test_a_compute_mode_that_is_not_supported_is_not_blamed_on_mig_alone(
-    nvml: NvmlBackend, state: State, uuid: GpuUuid
-) -> None:
-    """NVML has one code for a GPU in MIG mode and for a GPU without the setting."""
-    state.inject("nvmlDeviceSetComputeMode", codes.NOT_SUPPORTED)
-    with pytest.raises(MigUnsupportedError, match="in its present MIG mode, or not at all"):
-        nvml.set_compute_mode(uuid, ComputeMode.EXCLUSIVE_PROCESS)
-
-
 def test_existing_instances_are_named_when_there_is_no_room(nvml: NvmlBackend, uuid: GpuUuid) -> None:
     """NVML has one code for everything that does not fit."""
     nvml.set_mig_mode(uuid, True)
@@ -408,3 +359,58 @@ def test_threads_that_cut_all_gpus_at_once_do_not_disturb_each_other(
         thread.join(30)
     assert problems == []
     assert [state.count(item.gpu.minor) for item in node.gpus] == [(0, 0)] * 7
+
+
+def test_a_virtual_gpu_cannot_be_partitioned_but_shows_how_its_host_has_divided_it(
+    nvml: NvmlBackend, state: State, uuid: GpuUuid
+) -> None:
+    """In a vGPU guest the geometry is the host's."""
+    state.foreign_mode(0, True)
+    state.foreign_create(0, 9, 0)
+    state.configure(0, virtualization=codes.VGPU_GUEST)
+    gpu = first(nvml)
+    assert (gpu.mig_profiles, gpu.mig_resetless) == ((), False)
+    assert [one.profile_name for one in gpu.mig_instances] == ["3g.40gb"]
+    with pytest.raises(MigUnsupportedError):
+        nvml.create_gpu_instance(uuid, 9, 4)
+
+
+@pytest.mark.parametrize("profile_id", [0, 9, 14, 15, 19, 20])
+def test_the_size_of_a_partition_with_an_unlisted_profile_is_read_from_its_device(
+    nvml: NvmlBackend, state: State, profile_id: int
+) -> None:
+    """In a vGPU guest: published without its memory, one selector on it would end the allocation of claims."""
+    listed = first(nvml).profile(profile_id)
+    assert listed is not None
+    state.foreign_mode(0, True)
+    state.foreign_create(0, profile_id, 0)
+    assert [one.profile for one in first(nvml).mig_instances] == [None]
+    nvml.close()
+    state.configure(0, virtualization=codes.VGPU_GUEST)
+    for _ in range(2):
+        (found,) = first(nvml).mig_instances
+        assert found.profile == replace(listed, starts=(), max_instances=1)
+    assert state.calls("nvmlDeviceGetAttributes_v2") == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "code"),
+    [
+        ("nvmlDeviceGetAttributes_v2", codes.NOT_SUPPORTED),
+        ("nvmlDeviceGetAttributes_v2", codes.FUNCTION_NOT_FOUND),
+        ("nvmlDeviceGetAttributes_v2", codes.NOT_FOUND),
+        ("nvmlGpuInstanceGetComputeInstanceById", codes.NOT_FOUND),
+    ],
+)
+def test_a_partition_without_a_reported_size_is_listed_without_it(
+    nvml: NvmlBackend, state: State, function: str, code: int
+) -> None:
+    """The partition is listed anyway, and a later answer is used."""
+    state.foreign_mode(0, True)
+    state.foreign_create(0, 9, 0)
+    state.configure(0, virtualization=codes.VGPU_GUEST)
+    state.inject(function, code, times=1)
+    (poor,), (rich,) = first(nvml).mig_instances, first(nvml).mig_instances
+    assert poor.profile is None
+    assert rich.profile is not None
+    assert replace(rich, profile=None) == poor

@@ -8,8 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from dra_driver.hardware.gpu.backend import ComputeMode
-from dra_driver.hardware.gpu.nvml import renewals
-from dra_driver.hardware.gpu.nvml.backend import NvmlBackend, open_device_files
+from dra_driver.hardware.gpu.nvml.backend import LEFT_OUT_LOOKS, NvmlBackend, open_device_files
 from dra_driver.hardware.gpu.nvml.session import Session
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec
 from tests.contract.hardware.gpu.conftest import Call, until, waiting
@@ -49,16 +48,6 @@ def bus(state: State, node: NodeSpec, tmp_path: Path) -> Bus:
 
 def sessions(state: State) -> int:
     return state.calls("nvmlInitWithFlags")
-
-
-def test_gpus_that_are_bound_after_the_start_appear(nvml: NvmlBackend, state: State, bus: Bus, node: NodeSpec) -> None:
-    """The pod may start before the GPUs are bound: 0 GPUs, then all."""
-    for index in range(7):
-        bus.unbind(index)
-    assert nvml.snapshot().gpus == ()
-    for index in range(7):
-        bus.bind(index)
-    assert nvml.snapshot().gpus == tuple(item.gpu for item in node.gpus)
 
 
 def test_without_sysfs_gpus_that_are_bound_after_the_start_appear_at_the_look_after_the_next(
@@ -161,7 +150,7 @@ def test_a_gpu_that_got_another_minor_is_published_under_it(nvml: NvmlBackend, s
 
 def test_a_session_is_kept_while_nothing_changes(nvml: NvmlBackend, state: State) -> None:
     """Opening one initialises GPUs, which takes seconds without persistence mode."""
-    for _ in range(renewals.LEFT_OUT_LOOKS + 1):
+    for _ in range(LEFT_OUT_LOOKS + 1):
         nvml.snapshot()
     assert sessions(state) == 1
 
@@ -173,11 +162,11 @@ def test_a_gpu_that_stays_left_out_is_looked_for_in_new_sessions_ever_more_rarel
     nvml.snapshot()
     state.inject("nvmlDeviceGetMinorNumber", codes.GPU_IS_LOST, device=0)
     counts = []
-    for _ in range(3 * renewals.LEFT_OUT_LOOKS + 1):
+    for _ in range(3 * LEFT_OUT_LOOKS + 1):
         nvml.snapshot()
         counts.append(sessions(state))
     first, second = counts.index(2), counts.index(3)
-    assert (first, second) == (renewals.LEFT_OUT_LOOKS, 3 * renewals.LEFT_OUT_LOOKS)
+    assert (first, second) == (LEFT_OUT_LOOKS, 3 * LEFT_OUT_LOOKS)
 
 
 def test_a_gpu_that_only_a_new_session_sees_comes_back(nvml: NvmlBackend, state: State) -> None:
@@ -186,7 +175,7 @@ def test_a_gpu_that_only_a_new_session_sees_comes_back(nvml: NvmlBackend, state:
     state.unbind(3)
     state.bind(3)
     assert before.gpus[3].uuid == nvml.snapshot().left_out[0].label
-    for _ in range(renewals.LEFT_OUT_LOOKS):
+    for _ in range(LEFT_OUT_LOOKS):
         found = nvml.snapshot()
     assert found == before
 
@@ -231,57 +220,46 @@ def test_waiting_for_events_does_not_keep_an_outdated_session(nvml: NvmlBackend,
     assert waiter.result() is True
 
 
-def replace_driver(folder: Path, library: Path, version: str) -> None:
-    """Put the file of that release in place; the old file stays mapped where it is in use."""
-    target = folder / f"libnvidia-ml.so.{version}"
-    target.write_bytes(library.read_bytes())
-    fresh = folder / "fresh"
-    fresh.symlink_to(target.name)
-    fresh.rename(folder / "libnvidia-ml.so.1")
+class Driver:
+    """A driver root and sysfs whose release changes."""
+
+    def __init__(self, folder: Path, library: Path, node: NodeSpec) -> None:
+        self.root, self.sysfs, self._library = folder / "root", write_sysfs(folder / "sys", node), library
+        (self.root / "usr/lib64").mkdir(parents=True)
+        (self.sysfs / "module/nvidia").mkdir(parents=True)
+        self.install("580.65.06")
+        self.load("580.65.06")
+
+    def install(self, version: str) -> None:
+        """Put the file of that release in place; the old file stays mapped where it is in use."""
+        target = self.root / f"usr/lib64/libnvidia-ml.so.{version}"
+        target.write_bytes(self._library.read_bytes())
+        fresh = target.with_name("fresh")
+        fresh.symlink_to(target.name)
+        fresh.rename(target.with_name("libnvidia-ml.so.1"))
+
+    def load(self, version: str) -> None:
+        (self.sysfs / "module/nvidia/version").write_text(f"{version}\n")
 
 
-def load_module(sysfs: Path, version: str) -> None:
-    (sysfs / "module/nvidia").mkdir(parents=True, exist_ok=True)
-    (sysfs / "module/nvidia/version").write_text(f"{version}\n")
-
-
-def test_a_driver_that_was_replaced_whole_is_used_at_the_next_look(
-    nvml_library: Path, state: State, node: NodeSpec, tmp_path: Path
-) -> None:
-    """The session works as before and would go on with the former library for ever."""
-    folder = tmp_path / "root/usr/lib64"
-    folder.mkdir(parents=True)
-    sysfs = write_sysfs(tmp_path / "sys", node)
-    replace_driver(folder, nvml_library, "580.65.06")
-    load_module(sysfs, "580.65.06")
-    backend = NvmlBackend(driver_root=str(tmp_path / "root"), sysfs_root=str(sysfs))
-    before = backend.snapshot()
-    replace_driver(folder, nvml_library, "610.43.02")
-    load_module(sysfs, "610.43.02")
-    assert backend.snapshot() == before
-    assert sessions(state) == 2
-    backend.snapshot()
-    assert sessions(state) == 2
-    backend.close()
-
-
-def test_a_library_without_its_kernel_module_is_reported_and_not_used(
+def test_a_driver_that_was_replaced_is_used_when_its_kernel_module_is_loaded(
     nvml_library: Path, state: State, node: NodeSpec, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A package upgrade replaces files while the module is loaded: a new session would fail, this one works."""
-    folder = tmp_path / "root/usr/lib64"
-    folder.mkdir(parents=True)
-    sysfs = write_sysfs(tmp_path / "sys", node)
-    replace_driver(folder, nvml_library, "580.65.06")
-    load_module(sysfs, "580.65.06")
-    backend = NvmlBackend(driver_root=str(tmp_path / "root"), sysfs_root=str(sysfs))
-    backend.snapshot()
-    replace_driver(folder, nvml_library, "610.43.02")
+    """With the former module a new session would fail, and this one works; later it would use the former library."""
+    driver = Driver(tmp_path, nvml_library, node)
+    backend = NvmlBackend(driver_root=str(driver.root), sysfs_root=str(driver.sysfs))
+    before = backend.snapshot()
+    driver.install("610.43.02")
     backend.snapshot()
     backend.snapshot()
     assert sessions(state) == 1
     (record,) = [one for one in caplog.records if "library was replaced" in one.getMessage()]
     assert (vars(record)["library"], vars(record)["loaded"]) == ("610.43.02", "580.65.06")
+    driver.load("610.43.02")
+    assert backend.snapshot() == before
+    assert sessions(state) == 2
+    backend.snapshot()
+    assert sessions(state) == 2
     backend.close()
 
 

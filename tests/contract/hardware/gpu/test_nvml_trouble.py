@@ -93,14 +93,14 @@ def test_the_table_has_every_call_of_a_snapshot(nvml: NvmlBackend, state: State)
 
 
 @pytest.mark.parametrize("code", CODES)
-@pytest.mark.parametrize("function", [one for one in OPTIONAL if one not in CONSTANT])
+@pytest.mark.parametrize("function", [RESERVED, *(one for one in OPTIONAL if one not in CONSTANT)])
 def test_a_failing_optional_call_changes_nothing_that_is_known(
     nvml: NvmlBackend, state: State, caplog: pytest.LogCaptureFixture, function: str, code: int
 ) -> None:
     """The GPU stays as it was, the log names GPU, call and code, and the failure is counted."""
     caplog.set_level(logging.INFO)
     before = nvml.snapshot()
-    device = codes.ABSENT if function in DRIVER else 0
+    device = codes.ABSENT if function in DRIVER else int(function == RESERVED)
     with counted("property") as failures:
         state.inject(function, code, device=device, times=1)
         assert nvml.snapshot() == before
@@ -110,13 +110,13 @@ def test_a_failing_optional_call_changes_nothing_that_is_known(
     (record,) = warnings(caplog, "GPU property cannot be read")
     assert f"(NVML code {code})" in vars(record)["reason"]
     assert function in (vars(record)["function"], vars(record)["reason"].partition(" ")[0])
-    assert vars(record)["gpu"] == ("all" if function in DRIVER else before.gpus[0].uuid)
+    assert vars(record)["gpu"] == ("all" if function in DRIVER else before.gpus[device].uuid)
     assert vars(record)["last_value"] == "kept"
     assert nvml.snapshot() == before
     assert any(one.getMessage() == "GPU property can be read again" for one in caplog.records)
 
 
-@pytest.mark.parametrize("function", sorted(CONSTANT))
+@pytest.mark.parametrize("function", sorted({*CONSTANT, *FACTS}))
 def test_what_cannot_change_in_a_session_is_read_once_in_it(nvml: NvmlBackend, state: State, function: str) -> None:
     """The next session asks again; trouble then keeps the value, and a lost GPU shows."""
     before = nvml.snapshot()
@@ -131,17 +131,6 @@ def test_what_cannot_change_in_a_session_is_read_once_in_it(nvml: NvmlBackend, s
     state.inject(function, codes.GPU_IS_LOST, device=0)
     found = nvml.snapshot()
     assert (found.gpus, found.left_out[0].label) == (before.gpus[1:], before.gpus[0].uuid)
-
-
-@pytest.mark.parametrize("code", CODES)
-def test_trouble_with_the_reserved_memory_keeps_gpu_and_value(nvml: NvmlBackend, state: State, code: int) -> None:
-    """GPU 1, without MIG mode, is asked at every look."""
-    before = nvml.snapshot()
-    with counted("property") as failures:
-        state.inject(RESERVED, code, device=1, times=1)
-        assert nvml.snapshot() == before
-    assert failures() == 1
-    assert before.gpus[1].reserved_bytes == 551 * 2**20
 
 
 @pytest.mark.parametrize("function", [*OPTIONAL, *FACTS, COMPUTE])
@@ -274,18 +263,6 @@ def test_mig_facts_that_could_not_be_read_are_read_again(
         "GPU property cannot be read",
         "GPU property can be read again",
     ]
-
-
-@pytest.mark.parametrize("function", FACTS)
-def test_a_gpu_that_is_lost_while_its_mig_facts_are_read_is_left_out(
-    nvml: NvmlBackend, state: State, function: str
-) -> None:
-    """They are read at the start of a session."""
-    before = nvml.snapshot()
-    nvml.close()
-    state.inject(function, codes.GPU_IS_LOST, device=0)
-    found = nvml.snapshot()
-    assert (found.gpus, found.left_out[0].label) == (before.gpus[1:], before.gpus[0].uuid)
 
 
 @pytest.mark.parametrize("code", [codes.GPU_IS_LOST, codes.RESET_REQUIRED])

@@ -1,18 +1,148 @@
-"""One suite for what is in use on GPUs: NVML over the C library and the simulation must tell the same."""
+"""Usage of GPUs: one suite for NVML over the C library and for the simulation; then answers that only NVML has."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.errors import DetachedError, DriverUnavailableError
+from dra_driver.core.model.gpu import Snapshot
+from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.usage import GpuUsage, InstanceUsage, ProcessUsage
+from dra_driver.hardware.gpu.backend import Detachable, UsageSource
+from dra_driver.hardware.gpu.nvml.usage import NvmlUsage
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec, parse_groups
-from tests.contract.hardware.gpu.busy_node import BusyNode, Job, NvmlNode, SimulatedNode
+from dra_driver.hardware.gpu.simulated.usage import SimulatedUsage, SimulatedUse, UseStep, change_uses
+from tests.fakes.nvml import state as codes
+from tests.fakes.nvml.state import State
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 SPEC = "1xh100-sxm5-80gb,1xh100-sxm5-80gb+mig,1xa100-sxm4-40gb+mig"
 CARD, CUT, OLD = range(3)
 GI = 2**30
+NOT_KNOWN = 2**64 - 1
+LISTS = [f"nvmlDeviceGet{kind}RunningProcesses_v3" for kind in ("Compute", "Graphics", "MPSCompute")]
+START = 1_000_000.0
+SAMPLE_US = 4_000_000_000_000_000
+"""Microseconds since 1970: after any look, whose window ends now."""
+ONE_GPU_INSTANCE = 19
+"""The profile id of 1g."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A process on the GPU at that index. ``percent`` is of the GPU, in MIG mode of its instance."""
+
+    index: int
+    pid: int
+    memory: int
+    percent: int = 0
+    gi_id: int | None = None
+
+
+class Busy:
+    """One node of a kind of GPUs, read by ``source``. Indices are those of ``node.gpus``."""
+
+    source: UsageSource
+
+    def __init__(self, node: NodeSpec) -> None:
+        self.node = node
+        self.jobs: tuple[Job, ...] = ()
+
+    def uuid(self, index: int) -> GpuUuid:
+        return self.node.gpus[index].gpu.uuid
+
+    def look(self, index: int) -> GpuUsage:
+        return next(each for each in self.source.usage() if each.gpu_uuid == self.uuid(index))
+
+    def run(self, *jobs: Job) -> None:
+        """These processes run from now on, and no others."""
+        self.jobs = jobs
+        self.go_on()
+
+    def go_on(self) -> None:
+        raise NotImplementedError
+
+
+class NvmlNode(Busy):
+    """Our C library in the place of NVML, which reads what is in use from a file."""
+
+    def __init__(self, node: NodeSpec, state: State, library: Path, folder: Path) -> None:
+        super().__init__(node)
+        self.state, self.file = state, folder / "state.use"
+        self.source = self.nvml = NvmlUsage(str(library), str(folder / "sys"))
+        self.at_us, self.energy = SAMPLE_US, 0
+
+    def go_on(self) -> None:
+        self.at_us, self.energy = self.at_us + 1_000_000, self.energy + 100_000
+        lines = []
+        for index in range(len(self.node.gpus)):
+            percent = min(100, sum(job.percent for job in self.jobs if job.index == index))
+            lines.append(f"gpu {index} {percent} {percent // 2} 60000 {self.energy} 40 1980 2619")
+        for job in self.jobs:
+            gi = -1 if job.gi_id is None else job.gi_id
+            at_us = self.at_us if job.percent else 0
+            lines.append(f"process {job.index} c {job.pid} {gi} {job.memory} {job.percent} {job.percent // 2} {at_us}")
+            if job.gi_id is not None:
+                lines.append(f"instance {job.index} {job.gi_id} {job.percent}")
+        self.file.write_text("".join(f"{line}\n" for line in lines))
+
+    def cut(self, index: int) -> int:
+        return self.state.foreign_create(index, ONE_GPU_INSTANCE, 0)
+
+    def lose(self, index: int) -> None:
+        self.state.lose(index)
+
+    def unload(self) -> None:
+        self.nvml.close()
+        self.state.inject("nvmlInitWithFlags", codes.DRIVER_NOT_LOADED)
+
+    def detachable(self) -> Detachable:
+        return self.nvml
+
+
+class SimulatedNode(Busy):
+    """The simulation, and the file of its uses."""
+
+    def __init__(self, node: NodeSpec, folder: Path) -> None:
+        super().__init__(node)
+        self.gpus, self.file, self.now = SimulatedBackend(node), folder / "uses.json", START
+        self.source = SimulatedUsage(self, self.file, now=lambda: self.now, clock=lambda: self.now)
+
+    def snapshot(self) -> Snapshot:
+        return self.gpus.snapshot()
+
+    def go_on(self) -> None:
+        self.now += 1.0
+        uses = tuple(
+            SimulatedUse(
+                key=f"{job.pid}",
+                gpu_uuid=self.uuid(job.index),
+                since=START,
+                steps=(UseStep(memory_bytes=job.memory, percent=job.percent),),
+                gi_id=job.gi_id,
+                pids=(job.pid,),
+            )
+            for job in self.jobs
+        )
+        change_uses(self.file, lambda _: uses)
+
+    def cut(self, index: int) -> int:
+        return self.gpus.foreign_create(self.uuid(index), ONE_GPU_INSTANCE, 0).gi_id
+
+    def lose(self, index: int) -> None:
+        self.gpus.inject(self.uuid(index), "lost")
+
+    def unload(self) -> None:
+        self.gpus = SimulatedBackend(replace(self.node, unavailable="it is not loaded"))
+
+    def detachable(self) -> Detachable:
+        return self.gpus
+
+
+BusyNode = NvmlNode | SimulatedNode
 
 
 @pytest.fixture
@@ -43,13 +173,6 @@ def test_every_gpu_is_told_once_in_order_of_uuid(busy: BusyNode, node: NodeSpec)
         assert (one.mig_enabled, one.instances, one.problem) == (index != CARD, (), None)
 
 
-def test_an_idle_gpu_has_zeros_and_not_unknowns(busy: BusyNode) -> None:
-    """Nothing runs, which is known."""
-    busy.run()
-    found = busy.look(CARD)
-    assert (found.processes, found.memory_used, found.gpu_percent, found.memory_percent) == ((), 0, 0, 0)
-
-
 def test_processes_have_what_they_use_and_the_gpu_their_sum(busy: BusyNode) -> None:
     """Bytes and percent, by PID; a process without work has 0."""
     busy.run(
@@ -69,14 +192,6 @@ def test_processes_have_what_they_use_and_the_gpu_their_sum(busy: BusyNode) -> N
     assert busy.look(CUT).processes == ()
 
 
-def test_the_first_look_has_no_utilisation_of_processes(busy: BusyNode) -> None:
-    """There is no time since the previous one; that of the GPU is known."""
-    busy.run(Job(index=CARD, pid=7, memory=GI, percent=20))
-    found = busy.look(CARD)
-    assert found.processes == (ProcessUsage(pid=7, memory_bytes=GI),)
-    assert found.gpu_percent == 20
-
-
 def test_a_process_that_ends_leaves(busy: BusyNode) -> None:
     """With its memory."""
     busy.run(Job(index=CARD, pid=7, memory=GI, percent=20))
@@ -90,6 +205,8 @@ def test_a_process_that_ends_leaves(busy: BusyNode) -> None:
 def test_in_mig_mode_instances_tell_and_gpus_do_not(busy: BusyNode, index: int, percent: int | None) -> None:
     """GPM has the utilisation of an instance from Hopper on; none has that of a process."""
     gi_id = busy.cut(index)
+    busy.run()
+    assert [(each.gi_id, each.memory_used) for each in busy.look(index).instances] == [(gi_id, 0)]
     busy.run(Job(index=index, pid=7, memory=GI, percent=60, gi_id=gi_id))
     first = busy.look(index)
     assert (first.gpu_percent, first.memory_percent, first.memory_used) == (None, None, GI)
@@ -98,27 +215,6 @@ def test_in_mig_mode_instances_tell_and_gpus_do_not(busy: BusyNode, index: int, 
     assert (instance.gi_id, instance.memory_used, instance.sm_percent) == (gi_id, GI, percent)
     assert instance.uuid is not None
     assert instance.memory_total is not None
-
-
-def test_an_instance_without_processes_uses_nothing(busy: BusyNode) -> None:
-    """Beside one that is used; each has its own."""
-    gi_id = busy.cut(CUT)
-    busy.run()
-    (instance,) = busy.look(CUT).instances
-    assert (instance.gi_id, instance.memory_used) == (gi_id, 0)
-
-
-def test_energy_grows_and_numbers_have_their_units(busy: BusyNode) -> None:
-    """Millijoules, milliwatts, degrees and megahertz."""
-    busy.run(Job(index=CARD, pid=7, memory=GI, percent=20))
-    first = numbers(busy.look(CARD))
-    busy.go_on()
-    second = numbers(busy.look(CARD))
-    assert second[0] > first[0]
-    assert second[1] >= 10_000
-    assert 0 < second[2] < 120
-    assert second[3] >= 100
-    assert second[4] >= 100
 
 
 def test_a_lost_gpu_is_unreadable_and_tells_nothing_else(busy: BusyNode, node: NodeSpec) -> None:
@@ -131,15 +227,6 @@ def test_a_lost_gpu_is_unreadable_and_tells_nothing_else(busy: BusyNode, node: N
     assert found == GpuUsage(gpu_uuid=busy.uuid(CUT), unreadable=found.unreadable)
     assert busy.look(CARD).memory_used == GI
     assert len(busy.source.usage()) == len(node.gpus)
-
-
-def test_gpus_that_are_all_lost_are_all_told(busy: BusyNode, node: NodeSpec) -> None:
-    """The driver answers; none of them does."""
-    busy.run()
-    busy.source.usage()
-    for index in range(len(node.gpus)):
-        busy.lose(index)
-    assert [bool(each.unreadable) for each in busy.source.usage()] == [True] * len(node.gpus)
 
 
 def test_without_a_driver_it_says_so(busy: BusyNode) -> None:
@@ -171,8 +258,122 @@ def second_sample(busy: BusyNode, index: int) -> InstanceUsage:
     return found
 
 
-def numbers(found: GpuUsage) -> list[int]:
-    values = (found.energy_mj, found.power_mw, found.temperature_c, found.sm_clock_mhz, found.memory_clock_mhz)
-    known = [value for value in values if value is not None]
-    assert len(known) == len(values)
-    return known
+@pytest.fixture
+def source(nvml_library: Path, state: State, tmp_path: Path) -> Iterator[NvmlUsage]:
+    found = NvmlUsage(str(nvml_library), str(tmp_path / "sys"), look_s=5.0)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def look(source: NvmlUsage, node: NodeSpec) -> Callable[[int], GpuUsage]:
+    """One look, and what it says of the GPU at that index."""
+
+    def found(index: int) -> GpuUsage:
+        uuid = node.gpus[index].gpu.uuid
+        return next(each for each in source.usage() if each.gpu_uuid == uuid)
+
+    return found
+
+
+@pytest.fixture
+def write(tmp_path: Path, state: State) -> Callable[..., None]:
+    def lines(*found: str) -> None:
+        (tmp_path / "state.use").write_text("".join(f"{line}\n" for line in found))
+
+    return lines
+
+
+Look = Callable[[int], GpuUsage]
+Write = Callable[..., None]
+
+
+def test_a_gpu_tells_all(look: Look, write: Write) -> None:
+    """In bytes, percent, milliwatts and millijoules."""
+    write("gpu 0 70 35 312000 987654321 55 1980 2619", f"process 0 c 7 -1 {5 * GI} 40 20 1")
+    found = look(CARD)
+    assert (found.gpu_percent, found.memory_percent) == (70, 35)
+    assert (found.power_mw, found.energy_mj, found.temperature_c) == (312000, 987654321, 55)
+    assert (found.sm_clock_mhz, found.memory_clock_mhz) == (1980, 2619)
+    assert found.memory_used == 5 * GI
+    assert found.memory_total is not None
+    assert found.memory_reserved
+    assert not found.mig_enabled
+    assert found.problem is None
+
+
+def test_what_the_driver_does_not_report_is_none(look: Look, state: State) -> None:
+    """Nothing in the file: no question is supported."""
+    for function in LISTS:
+        state.inject(function, codes.NOT_SUPPORTED)
+    found = look(CARD)
+    numbers = (found.gpu_percent, found.power_mw, found.energy_mj, found.temperature_c, found.sm_clock_mhz)
+    assert (numbers, found.processes) == ((None,) * 5, None)
+    assert "does not list processes" in str(found.problem)
+
+
+def test_processes_of_all_kinds_are_listed_once(look: Look, write: Write) -> None:
+    """A client of MPS is in two lists with the same memory; memory that is not told stays unknown."""
+    write(
+        "gpu 0 70 35 1 1 1 1 1",
+        f"process 0 c 9 -1 {GI} 0 0 1",
+        f"process 0 m 9 -1 {2 * GI} 0 0 1",
+        f"process 0 g 5 -1 {NOT_KNOWN} 0 0 1",
+    )
+    found = look(CARD).processes
+    assert found == (ProcessUsage(pid=5, memory_bytes=None), ProcessUsage(pid=9, memory_bytes=2 * GI))
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_utilisation_of_processes_is_that_since_the_last_look(
+    look: Look, write: Write, state: State, is_old: bool
+) -> None:
+    """The first look has none; a process without a sample used nothing; more samples are averaged."""
+    if is_old:
+        state.inject("nvmlDeviceGetProcessesUtilizationInfo", codes.FUNCTION_NOT_FOUND)
+    board = "gpu 0 70 35 1 1 1 1 1"
+    write(board, f"process 0 c 7 -1 {GI} 90 90 {SAMPLE_US}", f"process 0 c 8 -1 {GI} 0 0 0")
+    assert [each.sm_percent for each in look(CARD).processes or ()] == [None, None]
+    later = SAMPLE_US + 5_000_000
+    write(board, f"process 0 c 7 -1 {GI} 40 20 {later}", f"process 0 c 8 -1 {GI} 0 0 0")
+    assert [(each.sm_percent, each.memory_percent) for each in look(CARD).processes or ()] == [(40, 20), (0, 0)]
+    assert [each.sm_percent for each in look(CARD).processes or ()] == [0, 0]
+
+
+def test_a_driver_without_samples_of_processes_leaves_them_unknown(look: Look, write: Write, state: State) -> None:
+    """Which is not the same as a process that does nothing."""
+    for function in ("nvmlDeviceGetProcessesUtilizationInfo", "nvmlDeviceGetProcessUtilization"):
+        state.inject(function, codes.NOT_SUPPORTED)
+    write("gpu 0 70 35 1 1 1 1 1", f"process 0 c 7 -1 {GI} 40 20 {SAMPLE_US}")
+    look(CARD)
+    assert [each.sm_percent for each in look(CARD).processes or ()] == [None]
+
+
+def test_a_gpu_that_hangs_holds_up_no_other(
+    nvml_library: Path, state: State, tmp_path: Path, node: NodeSpec, write: Write
+) -> None:
+    """Its call stays with one thread; the look goes on."""
+    source = NvmlUsage(str(nvml_library), str(tmp_path / "sys"), look_s=0.2)
+    write("gpu 0 70 35 1 1 1 1 1")
+    source.usage()
+    with_hang = GpuUuid(node.gpus[CUT].gpu.uuid)
+    state.hang("nvmlDeviceGetMigMode", device=CUT)
+    try:
+        found = {each.gpu_uuid: each for each in source.usage()}
+        assert found[with_hang].unreadable == "a call of the NVIDIA driver has not returned"
+        assert found[node.gpus[CARD].gpu.uuid].gpu_percent == 70
+    finally:
+        state.release()
+        source.close()
+
+
+def test_while_detached_nothing_is_open(source: NvmlUsage, state: State) -> None:
+    """A GPU can be cut then; the next look opens a session again."""
+    source.usage()
+    assert state.opened()
+    assert source.detach("a GPU is cut")
+    with pytest.raises(DetachedError, match="a GPU is cut"):
+        source.usage()
+    assert not state.opened()
+    source.reattach()
+    assert source.usage()

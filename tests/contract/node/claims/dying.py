@@ -19,7 +19,6 @@ from dra_driver.core.model.claim import AllocatedClaim
 from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy
 from dra_driver.hardware.cdi.writer import CdiWriter
 from dra_driver.hardware.gpu.backend import GpuNotes
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.mig.manager import MigManager
 from dra_driver.hardware.sharing.mps import MpsClient
 from dra_driver.node.claims.dependencies import HardwareDependencies
@@ -40,6 +39,7 @@ from tests.fakes.claims import (
 )
 from tests.fakes.fuse import Fuse, Fused
 from tests.fakes.sharing import Clock, FakeHost
+from tests.fakes.simulated_gpus import SimulatedBackend
 from tests.unit.node.claims.test_kill_hardware import GPU, mps_config
 
 SPEC = "8xh100-sxm5-80gb"

@@ -19,12 +19,12 @@ import pytest
 from dra_driver.core.errors import DraError
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.hardware.cdi.writer import CdiWriter
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.node.claims.entry import State
 from tests.contract.node.claims.dying import CLAIMS, Node
 from tests.contract.node.claims.node import GPUS, open_claims_service
 from tests.fakes.claims import NAMES, claim, part, ref, result, uid
 from tests.fakes.memory import memory_folder
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 KILLS = 12
 ROUNDS = 40

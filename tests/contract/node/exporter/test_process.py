@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from tests.contract.node.process.processes import ask
 from tests.fakes.node_process import DriverProcess
 from tests.fakes.pod_resources import FakePodResources
+from tests.fakes.simulated_gpus import SimulatedBackend
 from tests.harness.servers import free_port
 from tests.unit.node.exporter.fakes import FakeProc
 

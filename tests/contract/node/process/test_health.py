@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.kube.rest import RestClient
 from tests.contract.node.process.processes import DRIVER, NODE, Node, claim_maker, devices, events, taints
 from tests.fakes.kubelet import dial, watch_health
+from tests.fakes.simulated_gpus import SimulatedBackend
 from tests.harness.claims_api import CLAIMS, NAMESPACE
 
 Start = Callable[..., Node]

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.sim.apiserver.kinds import NODES
 from dra_driver.sim.apiserver.server import ApiServer
 from tests.contract.node.process.processes import Node
 from tests.fakes.kubelet import DraClient, dial, register, watch_health
 from tests.fakes.node_process import MpsHostProcess
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 ROOT = Path(__file__).parents[4]
 DRIVER = "gpu.nvidia.com"

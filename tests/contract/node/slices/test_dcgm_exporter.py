@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.node.slices import build_devices
 from tests.fakes.dra_objects import DRIVER
 from tests.fakes.published import slices
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 SHARED = GpuTerms(sharing=SharingTerms(strategy=Strategy.TIME_SLICING))
 

@@ -11,7 +11,7 @@ from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.telemetry import metrics
 from dra_driver.hardware.gpu.inventory import THREAD_NAME, Inventory
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 WAIT_S = 10.0
 NEVER_S = 3600.0
@@ -124,18 +124,6 @@ def test_a_refresh_looks_before_the_interval_is_over(start: Start) -> None:
     backend.mark_lost(0, "gone")
     inventory.refresh()
     assert [gpu.minor for gpu in heard.get(timeout=WAIT_S).gpus] == [1]
-
-
-def test_an_event_of_the_hardware_brings_the_next_look_at_once(start: Start) -> None:
-    """A MIG device that an administrator creates is offered before the next poll is due."""
-    backend = ScriptedBackend(ONE)
-    inventory = start(backend)
-    told: queue.Queue[Snapshot] = queue.Queue()
-    inventory.subscribe(told.put)
-    assert told.get(timeout=WAIT_S) == ONE
-    backend.answers = [TWO]
-    backend.events.put(True)
-    assert told.get(timeout=WAIT_S) == TWO
 
 
 def counted(place: metrics.Place) -> float:

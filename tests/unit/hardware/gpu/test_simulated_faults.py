@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 
 import pytest
@@ -13,25 +14,23 @@ from dra_driver.core.model.health import HealthEvent, HealthEventKind, RecoveryA
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.hardware.gpu.simulated import faults
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.faults import (
     MAX_LENGTH,
     MAX_ORDERS,
     FailureMode,
     FaultKind,
-    FaultOrder,
     GpuFault,
     HardwareFault,
     events_of,
     format_orders,
     health_of,
     parse_orders,
-    with_order,
     without_device,
 )
 from dra_driver.hardware.gpu.simulated.hardware import is_open
 from dra_driver.hardware.gpu.simulated.spec import parse_document, parse_groups
 from dra_driver.kube.own_node import MAX_VALUE
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "simulated-gpus.md"
 GPU = GpuUuid("GPU-1")
@@ -101,11 +100,11 @@ def test_an_error_of_a_program_needs_no_recovery_and_others_need_a_reset() -> No
     assert found[95].recovery_action is RecoveryAction.GPU_RESET
 
 
-def test_the_table_of_faults_in_the_documentation_is_complete() -> None:
-    """And lists no other name."""
-    section = DOCUMENT.read_text().partition("| fault |")[2].partition("\n\n")[0]
-    named = re.findall(r"^\| `([a-z-]+)` \|", section, re.M)
-    assert sorted(named) == sorted(FaultKind)
+@pytest.mark.parametrize(("head", "names"), [("| fault |", FaultKind), ("| trouble |", FailureMode)])
+def test_the_tables_in_the_documentation_are_complete(head: str, names: type[StrEnum]) -> None:
+    """And list no other name."""
+    section = DOCUMENT.read_text().partition(head)[2].partition("\n\n")[0]
+    assert sorted(re.findall(r"^\| `([a-z -]+)` \|", section, re.M)) == sorted(names)
 
 
 class Counted(SimulatedBackend):
@@ -168,22 +167,11 @@ def test_an_annotation_that_was_cut_is_never_read() -> None:
     assert MAX_LENGTH < MAX_VALUE
 
 
-def test_the_same_fault_once_more_counts_up_and_another_one_is_added() -> None:
-    """So the error is told again."""
-    orders = with_order(
-        with_order(parse_orders("gpu-0 xid=79"), FaultOrder.parse("gpu-0", "xid=79")), FaultOrder.parse(PART, "ecc")
-    )
-    assert format_orders(orders) == f"gpu-0 xid=79*2, {PART} ecc"
-
-
 def test_a_gpu_recovers_with_its_partitions_and_a_partition_alone() -> None:
     """And gpu-1 is not gpu-12."""
     orders = parse_orders(f"gpu-1 lost, {PART} ecc, gpu-12 ecc")
     assert format_orders(without_device(orders, "gpu-1")) == "gpu-12 ecc"
     assert format_orders(without_device(orders, PART)) == "gpu-1 lost, gpu-12 ecc"
-
-
-NODE_WITH_MODES = Path(__file__).parents[4] / "docs/simulated-gpus.md"
 
 
 @pytest.fixture
@@ -211,46 +199,23 @@ def test_a_gpu_that_hangs_is_left_out_and_its_calls_wait_a_bounded_time() -> Non
     assert backend.compute_mode(found.gpus[0].uuid) is ComputeMode.DEFAULT
 
 
-def test_a_call_that_hangs_returns_when_the_trouble_ends() -> None:
-    """A GPU comes back by itself."""
-    node = parse_groups("1xl4-24gb", "n")
-    gpu = node.gpus[0].gpu.uuid
-
-    def recover(_seconds: float) -> None:
-        hanging.set_troubles(gpu)
-
-    hanging = SimulatedBackend(node, sleep=recover)
-    hanging.set_troubles(gpu, FailureMode.HANGS)
-    assert hanging.compute_mode(gpu) is ComputeMode.DEFAULT
-
-
-def test_calls_may_fail_while_the_gpu_is_seen(backend: SimulatedBackend, gpu: GpuUuid) -> None:
-    """As with UNKNOWN or TIMEOUT under trouble of the firmware."""
+def test_a_gpu_with_trouble_is_seen_and_fails_as_its_trouble_says(backend: SimulatedBackend, gpu: GpuUuid) -> None:
+    """UNKNOWN of the firmware, an instance that a second process subscribed to, placements that are Not Supported."""
+    gi_id = backend.create_gpu_instance(gpu, 19, 0)
     before = backend.snapshot()
     backend.set_troubles(gpu, FailureMode.CALLS_FAIL)
     assert backend.snapshot() == before
     with pytest.raises(DeviceLostError, match=r"compute_mode of GPU .* 999"):
         backend.compute_mode(gpu)
-
-
-def test_an_instance_that_another_process_has_asked_for_is_not_destroyed(
-    backend: SimulatedBackend, gpu: GpuUuid
-) -> None:
-    """During a rolling update, or beside a monitor."""
-    gi_id = backend.create_gpu_instance(gpu, 19, 0)
     backend.set_troubles(gpu, FailureMode.SUBSCRIBED)
     with pytest.raises(GpuBusyError, match="another process"):
         backend.destroy_gpu_instance(gpu, gi_id)
-    backend.set_troubles(gpu)
-    backend.destroy_gpu_instance(gpu, gi_id)
-
-
-def test_a_gpu_without_placements_has_no_profiles(backend: SimulatedBackend, gpu: GpuUuid) -> None:
-    """Not Supported is a legal answer."""
     backend.set_troubles(gpu, FailureMode.NO_PLACEMENTS)
-    first, second = backend.snapshot().gpus
-    assert (first.mig_capable, first.mig_profiles) == (True, ())
-    assert second.mig_profiles
+    backend.destroy_gpu_instance(gpu, gi_id)
+    assert [(one.mig_capable, bool(one.mig_profiles)) for one in backend.snapshot().gpus] == [
+        (True, False),
+        (True, True),
+    ]
 
 
 def test_troubles_can_be_described_and_are_added_to_those_that_are_set() -> None:
@@ -273,14 +238,6 @@ def test_an_unknown_trouble_is_refused_with_the_known_ones(tmp_path: Path) -> No
         backend.snapshot()
 
 
-def test_troubles_are_shared_by_processes_and_outlive_them(tmp_path: Path) -> None:
-    """As other state of hardware."""
-    file = tmp_path / "state.json"
-    first = SimulatedBackend(parse_groups("1xl4-24gb", "n"), state_file=file)
-    first.set_troubles(first.snapshot().gpus[0].uuid, FailureMode.HANGS)
-    assert SimulatedBackend(parse_groups("1xl4-24gb", "n"), state_file=file).snapshot().gpus == ()
-
-
 @pytest.mark.parametrize("give_up", [lambda b: b.detach("upgrade"), lambda b: b.close()])
 def test_the_driver_is_in_use_until_the_last_process_gives_it_up(
     tmp_path: Path, give_up: Callable[[SimulatedBackend], object]
@@ -301,10 +258,3 @@ def test_the_driver_is_in_use_until_the_last_process_gives_it_up(
     backends[0].snapshot()
     assert is_open(file)
     backends[0].close()
-
-
-def test_the_table_of_troubles_in_the_documentation_is_complete() -> None:
-    """And lists no other name."""
-    section = NODE_WITH_MODES.read_text().partition("| trouble |")[2].partition("\n\n")[0]
-    named = re.findall(r"^\| `([a-z ]+)` \|", section, re.M)
-    assert sorted(named) == sorted(FailureMode)

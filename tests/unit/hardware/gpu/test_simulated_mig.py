@@ -2,33 +2,24 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import pytest
 
 from dra_driver.core.errors import (
-    DeviceLostError,
-    DriverUnavailableError,
-    GpuBusyError,
-    HardwareError,
-    MigUnsupportedError,
     NoRoomError,
-    ResetRequiredError,
 )
 from dra_driver.core.model.gpu import Gpu
-from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigInstance, MigProfile
-from dra_driver.hardware.gpu.backend import ComputeMode, GpuBackend
 from dra_driver.hardware.gpu.catalog import models
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
-from dra_driver.hardware.gpu.simulated.spec import parse_document
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 MIG_MODELS = sorted(key for key, model in models().items() if model.mig is not None)
 ENGINES = ("copy_engines", "decoders", "encoders", "jpeg_engines", "ofa_engines")
 
 
-def board(key: str, mig: bool = True) -> tuple[SimulatedBackend, Gpu]:
-    backend = SimulatedBackend.from_spec(f"1x{key}{'+mig' if mig else ''}", "n")
+def board(key: str) -> tuple[SimulatedBackend, Gpu]:
+    backend = SimulatedBackend.from_spec(f"1x{key}+mig", "n")
     return backend, backend.snapshot().gpus[0]
 
 
@@ -146,89 +137,3 @@ def test_gpu_instances_get_the_ids_that_drivers_give(key: str, name: str, ids: d
     """Ids are in device files and capability numbers, and are not 0, 1, 2."""
     backend, gpu = board(key)
     assert {start: make(backend, gpu, name, start) for start in ids} == ids
-
-
-def test_boards_that_want_a_reset_refuse_the_switch_and_an_administrator_makes_it() -> None:
-    """Ampere: only an administrator may reset a GPU."""
-    backend, gpu = board("a100-sxm4-40gb", mig=False)
-    with pytest.raises(ResetRequiredError):
-        backend.set_mig_mode(gpu.uuid, True)
-    assert not backend.mig_mode(gpu.uuid)
-    backend.set_mig_mode(gpu.uuid, False)
-    backend.foreign_mig_mode(gpu.uuid, True)
-    assert backend.mig_mode(gpu.uuid)
-    with pytest.raises(ResetRequiredError):
-        backend.set_mig_mode(gpu.uuid, False)
-
-
-def refused(kind: type[HardwareError], message: str, call: Callable[..., object], *arguments: object) -> None:
-    with pytest.raises(kind, match=message):
-        call(*arguments)
-
-
-def test_each_refusal_names_what_is_in_the_way() -> None:
-    """Messages of the simulation. The contract tests check the kind of each error and the state after it."""
-    backend, gpu = board("h100-sxm5-80gb", mig=False)
-    uuid = gpu.uuid
-    refused(MigUnsupportedError, "MIG mode is off", backend.create_gpu_instance, uuid, 19, 0)
-    backend.set_busy(uuid, "dcgm")
-    refused(GpuBusyError, "dcgm", backend.set_mig_mode, uuid, True)
-    backend.set_busy(uuid, None)
-    backend.set_compute_mode(uuid, ComputeMode.EXCLUSIVE_PROCESS)
-    backend.set_mig_mode(uuid, True)
-    assert backend.compute_mode(uuid) is ComputeMode.DEFAULT
-    refused(MigUnsupportedError, "compute mode", backend.set_compute_mode, uuid, ComputeMode.PROHIBITED)
-    refused(MigUnsupportedError, "no such profile", backend.create_gpu_instance, uuid, 4711, 0)
-    refused(MigUnsupportedError, r"2g\.20gb begins at 0, 2, 4", backend.create_gpu_instance, uuid, 14, 1)
-    refused(DeviceLostError, "GPU instance 7", backend.create_compute_instance, uuid, 7)
-    gi_id = make(backend, gpu, "1g.10gb", 0)
-    refused(GpuBusyError, "1 GPU instances exist", backend.set_mig_mode, uuid, False)
-    refused(NoRoomError, "compute instance already", backend.create_compute_instance, uuid, gi_id)
-    refused(GpuBusyError, "has a compute instance", backend.destroy_gpu_instance, uuid, gi_id)
-    backend.set_in_use(uuid, gi_id)
-    refused(GpuBusyError, "in use by a process", backend.destroy_compute_instance, uuid, gi_id, 0)
-    plain, l4 = board("l4-24gb", mig=False)
-    refused(MigUnsupportedError, "does not support MIG", plain.mig_mode, l4.uuid)
-    assert (plain.mig_instances(l4.uuid), l4.memory_slices) == ((), 0)
-
-
-def calls(backend: GpuBackend, gpu: GpuUuid) -> list[object]:
-    return [
-        lambda: backend.mig_mode(gpu),
-        lambda: backend.set_mig_mode(gpu, True),
-        lambda: backend.mig_instances(gpu),
-        lambda: backend.create_gpu_instance(gpu, 19, 0),
-        lambda: backend.create_compute_instance(gpu, 7),
-        lambda: backend.destroy_compute_instance(gpu, 7, 0),
-        lambda: backend.destroy_gpu_instance(gpu, 7),
-        lambda: backend.compute_mode(gpu),
-        lambda: backend.set_compute_mode(gpu, ComputeMode.DEFAULT),
-    ]
-
-
-@pytest.mark.parametrize("number", range(9))
-def test_every_call_reports_a_missing_gpu_or_driver(number: int) -> None:
-    """No call answers for hardware that is not there."""
-    backend, gpu = board("h100-sxm5-80gb")
-    for uuid in (GpuUuid("GPU-00000000-0000-0000-0000-000000000000"), gpu.uuid):
-        backend.mark_lost(0, "XID 79")
-        with pytest.raises(DeviceLostError, match="XID 79" if uuid == gpu.uuid else "is not on this node"):
-            calls(backend, uuid)[number]()  # type: ignore[operator]
-    backend.replace_node(parse_document("driverUnavailable: gone\ngpus: []", "n"))
-    with pytest.raises(DriverUnavailableError, match="gone"):
-        calls(backend, gpu.uuid)[number]()  # type: ignore[operator]
-
-
-def test_other_programs_are_bound_by_the_same_rules() -> None:
-    """An instance of another program is like one of this driver: whole, divided or incomplete."""
-    backend, gpu = board("a100-sxm4-40gb")
-    full = backend.foreign_create(gpu.uuid, 14, 0)
-    partial = backend.foreign_create(gpu.uuid, 9, 4, "partial")
-    empty = backend.foreign_create(gpu.uuid, 19, 2, "none")
-    assert full.device is not None
-    assert partial.device is None
-    assert partial.compute[0].uuid is not None
-    assert empty.compute == ()
-    assert backend.mig_instances(gpu.uuid) == (full, empty, partial)
-    with pytest.raises(HardwareError):
-        backend.foreign_create(gpu.uuid, 14, 0)

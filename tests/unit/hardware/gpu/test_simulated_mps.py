@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from dra_driver.hardware.gpu.simulated import root as simulated_root
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
+from tests.fakes.simulated_gpus import SimulatedBackend
 
-SHELLS = [["dash"], ["busybox", "sh"], ["bash", "--posix"]]
 LIMIT_S = 20
 
 
@@ -25,9 +24,7 @@ class Mps:
         simulated_root.write(self.root, SimulatedBackend.from_spec("2xh100-sxm5-80gb", "n").snapshot())
         self.pipe.mkdir()
         self.logs.mkdir()
-        program = shutil.which(shell[0])
-        assert program is not None
-        self.command = [program, *shell[1:], str(self.root / "usr/bin/nvidia-cuda-mps-control")]
+        self.command = [*shell, str(self.root / "usr/bin/nvidia-cuda-mps-control")]
         self.environment = {
             "PATH": os.defpath,
             "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe),
@@ -59,9 +56,6 @@ class Mps:
         text = file.read_text() if file.exists() else ""
         return int(text) if text else None
 
-    def fault(self, name: str, content: str = "") -> None:
-        (self.root / simulated_root.FAULTS / name).write_text(content)
-
     def log(self) -> list[str]:
         return (self.logs / "control.log").read_text().splitlines()
 
@@ -72,11 +66,9 @@ def until(condition: bool) -> bool:
     return condition
 
 
-@pytest.fixture(params=SHELLS, ids=" ".join)
-def mps(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Mps]:
-    if shutil.which(request.param[0]) is None:
-        pytest.skip(f"{request.param[0]} is not installed")
-    stub = Mps(tmp_path, request.param)
+@pytest.fixture
+def mps(shell: list[str], tmp_path: Path) -> Iterator[Mps]:
+    stub = Mps(tmp_path, shell)
     yield stub
     pid = stub.pid()
     if pid is not None:
@@ -183,35 +175,3 @@ def test_what_a_killed_daemon_leaves_does_not_stop_the_next(mps: Mps) -> None:
         assert mps.ask("get_server_list")[0] == 1
         assert mps.run("-d") == (0, "")
         assert mps.ask("quit")[0] == 0
-
-
-def test_faults_are_for_all_daemons_or_for_those_of_some_devices(mps: Mps) -> None:
-    """Tests of other packages switch them on with a file."""
-    mps.fault("mps-fail")
-    assert mps.run("-d")[0] == mps.run("-f")[0] == 1
-    mps.fault("mps-fail", "GPU-x GPU-y\n")
-    mps.fault("mps-never-ready", "GPU-z GPU-b\n")
-    assert mps.run("-d") == (0, "")
-    assert mps.ask("get_server_list") == (1, "Cannot find MPS control daemon process\n")
-    pid = mps.pid()
-    assert pid is not None
-    os.kill(pid, 0)
-
-
-def test_commands_hang_on_request(mps: Mps) -> None:
-    """A supervisor must bound its wait."""
-    mps.fault("mps-hang")
-    with subprocess.Popen(mps.command, env=mps.environment, stdin=subprocess.DEVNULL) as client:
-        with pytest.raises(subprocess.TimeoutExpired):
-            client.wait(0.2)
-        client.kill()
-
-
-def test_it_requires_both_folders_and_a_known_argument(mps: Mps) -> None:
-    """Defaults of the real one are shared by all of a node, which is never wanted here."""
-    mps.environment["CUDA_MPS_LOG_DIRECTORY"] = ""
-    assert mps.run("-d")[0] == 1
-    mps.environment["CUDA_MPS_LOG_DIRECTORY"] = str(mps.logs)
-    assert mps.run("-x") == (1, "Usage: nvidia-cuda-mps-control [-d | -f]\n")
-    server = subprocess.run([mps.root / "usr/bin/nvidia-cuda-mps-server"], capture_output=True, check=False, timeout=5)
-    assert server.returncode == 1

@@ -1,10 +1,8 @@
-"""The simulated driver root as containers and CDI discovery meet it; the ELF files, read back by their headers."""
+"""The simulated driver root: its nvidia-smi in containers and on the node, its files, and ELF headers."""
 
 import ctypes
 import os
 import platform
-import shutil
-import struct
 import subprocess
 from pathlib import Path
 
@@ -14,36 +12,73 @@ from dra_driver.core.errors import ConfigurationError, StorageError
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.hardware.driver_root.search import find_library
 from dra_driver.hardware.gpu.simulated import root as simulated_root
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
-from dra_driver.hardware.gpu.simulated.root import LIBRARIES, shared_object
-from tests.unit.hardware.gpu.conftest import MIG_DOCUMENT, snapshot
+from dra_driver.hardware.gpu.simulated.root import LIBRARIES
+from dra_driver.hardware.gpu.simulated.spec import parse_document
+from tests.fakes.simulated_gpus import SimulatedBackend
+
+DOCUMENT = """
+gpus:
+- model: h100-sxm5-80gb
+- model: l4-24gb
+  minor: 3
+- model: b300
+  minor: 12
+  productName: It's a "GPU" $HOME `id` \\\\n
+"""
+MIG_DOCUMENT = """
+gpus:
+- model: l4-24gb
+- model: h100-sxm5-80gb
+  migEnabled: true
+  instances:
+  - {profile: 1g.10gb+me, start: 0}
+  - {profile: 2g.20gb, start: 2, compute: partial}
+  - {profile: 3g.40gb, start: 4}
+  - {profile: 1g.10gb, start: 1, compute: none}
+- model: h100-sxm5-80gb
+  migEnabled: true
+  instances: [{profile: 7g.80gb, start: 0}]
+"""
 
 
-class Container:
-    """Runs the root's nvidia-smi with nothing on PATH, over a folder that has the device files of ``minors``."""
+def snapshot(text: str = DOCUMENT) -> Snapshot:
+    node = parse_document(text, "n")
+    return Snapshot(
+        driver_version=node.driver_version,
+        cuda_driver_version=node.cuda_driver_version,
+        gpus=tuple(item.gpu for item in node.gpus),
+    )
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("root")
+    simulated_root.write(folder, snapshot())
+    return folder
+
+
+class Smi:
+    """Runs a root's nvidia-smi: on the node, or with a ``view`` in a container that sees these device files."""
 
     def __init__(
-        self, root: Path, shell: list[str], view: Path, minors: tuple[int, ...] = (0, 3, 12), caps: tuple[int, ...] = ()
+        self,
+        root: Path,
+        shell: list[str],
+        view: Path | None = None,
+        minors: tuple[int, ...] = (0, 3, 12),
+        caps: tuple[int, ...] = (),
     ) -> None:
-        (view / "dev/nvidia-caps").mkdir(parents=True)
-        for minor in minors:
-            (view / f"dev/nvidia{minor}").touch()
-        for cap in caps:
-            (view / f"dev/nvidia-caps/nvidia-cap{cap}").touch()
-        program = shutil.which(shell[0])
-        assert program is not None
-        self.command = [program, *shell[1:], str(root / "usr/bin/nvidia-smi")]
-        self.environment = {"DRA_SIM_SYSROOT": str(view), "PATH": "/nonexistent"}
+        self.command = [*shell, str(root / "usr/bin/nvidia-smi")]
+        self.environment = {"PATH": os.defpath}
+        if view is not None:
+            self.environment = {"DRA_SIM_SYSROOT": str(view), "PATH": "/nonexistent"}
+            (view / "dev/nvidia-caps").mkdir(parents=True)
+            for name in (*(f"nvidia{minor}" for minor in minors), *(f"nvidia-caps/nvidia-cap{cap}" for cap in caps)):
+                (view / "dev" / name).touch()
 
-    def smi(self, *arguments: str) -> tuple[int, str]:
-        done = subprocess.run(
-            [*self.command, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=False,
-            env=self.environment,
-        )
+    def __call__(self, *arguments: str) -> tuple[int, str]:
+        command = [*self.command, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False, env=self.environment)
         assert done.stderr == ""
         return done.returncode, done.stdout
 
@@ -53,7 +88,7 @@ def test_list_shows_exactly_the_devices_of_the_container_numbered_from_zero(
 ) -> None:
     """The proof that a pod got its GPU and no other; the format is the real one's."""
     uuids = [gpu.uuid for gpu in snapshot().gpus]
-    status, output = Container(root, shell, tmp_path, (3, 12, 99)).smi("-L")
+    status, output = Smi(root, shell, tmp_path, (3, 12, 99))("-L")
     assert status == 0
     assert output.splitlines() == [
         f"GPU 0: NVIDIA L4 (UUID: {uuids[1]})",
@@ -63,21 +98,21 @@ def test_list_shows_exactly_the_devices_of_the_container_numbered_from_zero(
 
 def test_without_a_device_it_says_so_and_exits_with_6(root: Path, shell: list[str], tmp_path: Path) -> None:
     """Scripts look at the status."""
-    container = Container(root, shell, tmp_path, ())
+    smi = Smi(root, shell, tmp_path, ())
     for arguments in ((), ("-L",), ("--query-gpu=uuid", "--format=csv")):
-        assert container.smi(*arguments) == (6, "No devices were found\n")
+        assert smi(*arguments) == (6, "No devices were found\n")
 
 
 def test_queries_print_csv(root: Path, shell: list[str], tmp_path: Path) -> None:
     """Header and units as the real one prints them, [N/A] for what is not known."""
     uuids = [gpu.uuid for gpu in snapshot().gpus]
-    container = Container(root, shell, tmp_path)
-    assert container.smi("--query-gpu=index,uuid,memory.total", "--format=csv") == (
+    smi = Smi(root, shell, tmp_path)
+    assert smi("--query-gpu=index,uuid,memory.total", "--format=csv") == (
         0,
         f"index, uuid, memory.total [MiB]\n0, {uuids[0]}, 81559 MiB\n1, {uuids[1]}, 23034 MiB\n2, {uuids[2]}, [N/A]\n",
     )
     fields = "--query-gpu=name,memory.total,pci.bus_id,compute_cap,driver_version,count"
-    assert container.smi("-i", "0", fields, "--format=csv,noheader,nounits") == (
+    assert smi("-i", "0", fields, "--format=csv,noheader,nounits") == (
         0,
         "NVIDIA H100 80GB HBM3, 81559, 00000000:01:00.0, 9.0, 580.65.06, 3\n",
     )
@@ -88,19 +123,8 @@ def test_one_gpu_can_be_asked_for(root: Path, shell: list[str], tmp_path: Path, 
     """By the number that -L shows, the UUID or the bus id."""
     gpu = snapshot().gpus[1]
     wanted = {"index": "1", "uuid": gpu.uuid, "bus id": f"0000{gpu.pci_bus_id}".upper()}[by]
-    status, output = Container(root, shell, tmp_path).smi("-L", f"--id={wanted}")
+    status, output = Smi(root, shell, tmp_path)("-L", f"--id={wanted}")
     assert (status, output) == (0, f"GPU 1: NVIDIA L4 (UUID: {gpu.uuid})\n")
-
-
-def test_without_arguments_it_prints_a_table(root: Path, shell: list[str], tmp_path: Path) -> None:
-    """People type nvidia-smi first."""
-    status, output = Container(root, shell, tmp_path).smi()
-    lines = output.splitlines()
-    assert status == 0
-    assert len({len(line) for line in lines}) == 1
-    assert "Driver Version: 580.65.06   CUDA Version: 13.0" in lines[1]
-    assert [line.split()[1] for line in lines if "GPU-" in line] == ["0", "1", "2"]
-    assert "81559 MiB" in output
 
 
 @pytest.mark.parametrize(
@@ -121,16 +145,9 @@ def test_what_it_cannot_do_is_refused_with_2(
     root: Path, shell: list[str], tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     """A script must not take the silence of a simulation for an answer."""
-    status, output = Container(root, shell, tmp_path).smi(*arguments)
+    status, output = Smi(root, shell, tmp_path)(*arguments)
     assert status == 2
     assert message in output
-
-
-def test_an_empty_inventory_makes_a_script_that_finds_nothing(shell: list[str], tmp_path: Path) -> None:
-    """A node whose GPUs all went away."""
-    simulated_root.write(tmp_path / "root", snapshot("gpus: []"))
-    (tmp_path / "view").mkdir()
-    assert Container(tmp_path / "root", shell, tmp_path / "view", (0,)).smi("-L") == (6, "No devices were found\n")
 
 
 def test_the_libraries_load_and_have_their_sonames(root: Path) -> None:
@@ -141,12 +158,6 @@ def test_the_libraries_load_and_have_their_sonames(root: Path) -> None:
         assert (folder / f"{name}.so.{number}").readlink() == Path(f"{name}.so.580.65.06")
         assert f"{name}.so.{number}\0".encode() in (folder / f"{name}.so.580.65.06").read_bytes()
     assert find_library(str(root)) == str(folder / "libnvidia-ml.so.580.65.06")
-
-
-def test_majors_are_registered_as_on_a_node_with_a_driver(root: Path) -> None:
-    """CDI edits take the major numbers from proc/devices."""
-    lines = {tuple(line.split()) for line in (root / "proc/devices").read_text().splitlines()}
-    assert {("195", "nvidia"), ("237", "nvidia-caps"), ("510", "nvidia-uvm")} <= lines
 
 
 def test_writing_again_touches_nothing_and_an_upgrade_leaves_one_version(tmp_path: Path) -> None:
@@ -209,15 +220,15 @@ def test_mig_devices_are_listed_below_their_gpu_when_both_their_nodes_are_there(
     root, found = cut
     uuids = mig_uuids(found.gpus[1])
     only_gi_of_first = caps(1, 7)[:1]
-    container = Container(root, shell, tmp_path, (1, 2), (*only_gi_of_first, *caps(1, 4), *caps(1, 2)))
-    assert container.smi("-L") == (
+    smi = Smi(root, shell, tmp_path, (1, 2), (*only_gi_of_first, *caps(1, 4), *caps(1, 2)))
+    assert smi("-L") == (
         0,
         f"GPU 0: NVIDIA H100 80GB HBM3 (UUID: {found.gpus[1].uuid})\n"
         f"  MIG 3g.40gb     Device  0: (UUID: {uuids[4]})\n"
         f"  MIG 1c.2g.20gb  Device  1: (UUID: {uuids[2]})\n"
         f"GPU 1: NVIDIA H100 80GB HBM3 (UUID: {found.gpus[2].uuid})\n",
     )
-    status, table = container.smi()
+    status, table = smi()
     assert status == 0
     assert len({len(line) for line in table.splitlines()}) == 1
     assert uuids[4] in table
@@ -225,9 +236,9 @@ def test_mig_devices_are_listed_below_their_gpu_when_both_their_nodes_are_there(
 
 def test_nodes_of_another_gpu_show_nothing(cut: tuple[Path, Snapshot], shell: list[str], tmp_path: Path) -> None:
     """A MIG device without its GPU's node cannot be used."""
-    container = Container(cut[0], shell, tmp_path, (0,), caps(1, 2))
-    assert container.smi("-L") == (0, f"GPU 0: NVIDIA L4 (UUID: {cut[1].gpus[0].uuid})\n")
-    assert container.smi("--query-gpu=mig.mode.current", "--format=csv,noheader") == (0, "[N/A]\n")
+    smi = Smi(cut[0], shell, tmp_path, (0,), caps(1, 2))
+    assert smi("-L") == (0, f"GPU 0: NVIDIA L4 (UUID: {cut[1].gpus[0].uuid})\n")
+    assert smi("--query-gpu=mig.mode.current", "--format=csv,noheader") == (0, "[N/A]\n")
 
 
 def test_the_kernel_modules_files_list_every_existing_instance(cut: tuple[Path, Snapshot]) -> None:
@@ -274,25 +285,73 @@ def test_a_root_follows_the_instances_inside_the_calls_that_change_them(tmp_path
     }
 
 
-@pytest.mark.parametrize(("machine", "number"), [("x86_64", 62), ("aarch64", 183)])
-def test_headers_describe_the_whole_file_and_the_soname(machine: str, number: int) -> None:
-    """What ldconfig and CDI discovery read: machine, one load segment, DT_SONAME through DT_STRTAB."""
-    data = shared_object("libcuda.so.1", machine)
-    assert data[:6] == b"\x7fELF\x02\x01"
-    assert struct.unpack_from("<HH", data, 16) == (3, number)
-    (offset,) = struct.unpack_from("<Q", data, 32)
-    size, count = struct.unpack_from("<HH", data, 54)
-    segments = [struct.unpack_from("<IIQQQQQQ", data, offset + size * index) for index in range(count)]
-    load = next(segment for segment in segments if segment[0] == 1)
-    assert load[2:7] == (0, 0, 0, len(data), len(data))
-    assert all(segment[1] & 1 == 0 for segment in segments), "nothing is executable"
-    dynamic = next(segment for segment in segments if segment[0] == 2)
-    entries = dict(struct.unpack_from("<qQ", data, at) for at in range(dynamic[2], dynamic[2] + dynamic[5], 16))
-    at = entries[5] + entries[14]
-    assert data[at : data.index(b"\0", at)] == b"libcuda.so.1"
+def settings(folder: Path) -> list[str | None]:
+    files = [folder / gpu.uuid for gpu in snapshot().gpus]
+    return [file.read_text() if file.exists() else None for file in files]
 
 
-def test_an_unknown_machine_is_not_guessed() -> None:
-    """A library of the wrong machine would fail in the container instead of here."""
-    with pytest.raises(KeyError):
-        shared_object("libcuda.so.1", "riscv64")
+def test_on_the_node_it_sees_all_gpus_sets_time_slices_and_records_it(shell: list[str], tmp_path: Path) -> None:
+    """There is no NVML call for it, so the driver has to run this program."""
+    simulated_root.write(tmp_path, snapshot())
+    smi = Smi(tmp_path, shell)
+    uuid = snapshot().gpus[1].uuid
+    assert smi("compute-policy", "-i", uuid, "--set-timeslice", "2") == (
+        0,
+        "Set timeslice to Medium for GPU 00000000:0A:00.0.\n",
+    )
+    assert settings(tmp_path / simulated_root.TIMESLICE) == [None, "2\n", None]
+    status, listed = smi("compute-policy", "--list")
+    assert status == 0
+    assert [line.split()[1:3] for line in listed.splitlines()[4:-1]] == [
+        ["0", "Default"],
+        ["1", "Medium"],
+        ["2", "Default"],
+    ]
+    assert smi("compute-policy", f"--id={uuid}", "--set-timeslice=0")[0] == 0
+    assert settings(tmp_path / simulated_root.TIMESLICE)[1] == "0\n"
+    assert (tmp_path / simulated_root.RECORDS / "nvidia-smi.log").read_text().splitlines() == [
+        f"nvidia-smi compute-policy -i {uuid} --set-timeslice 2",
+        "nvidia-smi compute-policy --list",
+        f"nvidia-smi compute-policy --id={uuid} --set-timeslice=0",
+    ]
+
+
+def test_the_compute_mode_is_set_by_name_or_number(shell: list[str], tmp_path: Path) -> None:
+    """As NVIDIA's own driver does it."""
+    simulated_root.write(tmp_path, snapshot())
+    smi = Smi(tmp_path, shell)
+    assert smi("-i", snapshot().gpus[0].uuid, "-c", "EXCLUSIVE_PROCESS") == (
+        0,
+        "Set compute mode to EXCLUSIVE_PROCESS for GPU 00000000:01:00.0.\nAll done.\n",
+    )
+    assert smi("-c", "0")[0] == 0
+    assert settings(tmp_path / simulated_root.COMPUTE_MODE) == ["DEFAULT\n"] * 3
+
+
+def test_a_gpu_in_mig_mode_has_neither_time_slices_nor_a_compute_mode(shell: list[str], tmp_path: Path) -> None:
+    """A caller that tries has confused whole GPUs and partitions."""
+    simulated_root.write(tmp_path, snapshot(MIG_DOCUMENT))
+    smi = Smi(tmp_path, shell)
+    uuid = snapshot(MIG_DOCUMENT).gpus[1].uuid
+    assert smi("compute-policy", "-i", uuid, "--set-timeslice", "1")[0] == 3
+    assert smi("-i", uuid, "-c", "DEFAULT")[0] == 3
+    assert smi("compute-policy", "-i", "GPU-none", "--set-timeslice", "1") == (6, "No devices were found\n")
+
+
+def test_a_container_cannot_change_a_gpu(root: Path, shell: list[str], tmp_path: Path) -> None:
+    """Settings are the node's business."""
+    smi = Smi(root, shell, tmp_path)
+    assert smi("compute-policy", "--set-timeslice", "1")[0] == 4
+    assert smi("-c", "DEFAULT")[0] == 4
+
+
+def test_long_records_are_rotated(tmp_path: Path) -> None:
+    """A node that runs for weeks must not fill its disk."""
+    simulated_root.write(tmp_path, snapshot())
+    log = tmp_path / simulated_root.RECORDS / "nvidia-smi.log"
+    log.write_bytes(b"x" * simulated_root.MAX_RECORD_BYTES)
+    simulated_root.write(tmp_path, snapshot())
+    assert log.exists()
+    log.write_bytes(b"x" * (simulated_root.MAX_RECORD_BYTES + 1))
+    simulated_root.write(tmp_path, snapshot())
+    assert not log.exists()

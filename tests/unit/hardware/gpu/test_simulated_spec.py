@@ -1,26 +1,17 @@
-"""Descriptions of simulated GPUs, and the messages for wrong ones."""
+"""Descriptions of simulated GPUs, the catalogue of boards, and the messages for wrong ones."""
 
 import json
 import re
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.hardware.gpu.catalog import models
+from dra_driver.hardware.gpu import catalog
+from dra_driver.hardware.gpu.catalog import GpuModel, models
 from dra_driver.hardware.gpu.simulated.spec import MAX_GPUS, parse_document, parse_groups
-
-
-def test_the_short_form_counts_through_the_groups() -> None:
-    """Minors run on over the comma."""
-    node = parse_groups("2xa100-sxm4-40gb, 1xl4-24gb", "n")
-    assert [(item.gpu.minor, item.gpu.product_name) for item in node.gpus] == [
-        (0, "NVIDIA A100-SXM4-40GB"),
-        (1, "NVIDIA A100-SXM4-40GB"),
-        (2, "NVIDIA L4"),
-    ]
 
 
 def test_uuids_are_the_same_every_time_and_different_on_every_node() -> None:
@@ -28,10 +19,6 @@ def test_uuids_are_the_same_every_time_and_different_on_every_node() -> None:
     first, again, other = ([item.gpu.uuid for item in parse_groups("8xl4-24gb", name).gpus] for name in ("a", "a", "b"))
     assert first == again
     assert len({*first, *other}) == 16
-
-
-def test_adding_gpus_changes_nothing_about_those_before_them() -> None:
-    """Addresses do not depend on how many there are."""
     assert parse_groups("8xl4-24gb", "n").gpus[:3] == parse_groups("3xl4-24gb", "n").gpus
 
 
@@ -140,24 +127,6 @@ def test_the_file_form_sets_every_field() -> None:
     assert [item.gpu.minor for item in node.gpus] == [5, 6, 7]
 
 
-def test_null_takes_a_property_away() -> None:
-    """Boards with unified memory have no memory size, virtual machines no NUMA node."""
-    text = "gpus: [{model: gh200-96gb, memoryMiB: null, numaNode: null, pcieRoot: null, addressingMode: null}]"
-    gpu = parse_document(text, "n").gpus[0].gpu
-    assert (gpu.memory_bytes, gpu.numa_node, gpu.pcie_root, gpu.addressing_mode) == (None, None, None, None)
-
-
-def test_gpus_are_sorted_by_minor_however_they_are_written() -> None:
-    """The order of a snapshot is part of its meaning."""
-    node = parse_document("gpus: [{model: l4-24gb, minor: 7}, {model: l4-24gb, minor: 2}]", "n")
-    assert [item.gpu.minor for item in node.gpus] == [2, 7]
-
-
-def test_a_node_without_gpus_is_written_as_an_empty_list() -> None:
-    """Forgetting the list is a mistake, leaving it empty is not."""
-    assert parse_document("gpus: []", "n").gpus == ()
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -207,13 +176,6 @@ def test_a_wrong_file_is_refused_with_the_path_of_the_field(text: str, message: 
     assert message in str(caught.value)
 
 
-def test_the_short_form_switches_mig_mode_on() -> None:
-    """A node that an administrator has prepared, as Ampere has to be."""
-    first, second = (item.gpu for item in parse_groups("1xa100-sxm4-40gb+mig,1xa100-sxm4-40gb", "n").gpus)
-    assert (first.mig_enabled, second.mig_enabled) == (True, False)
-    assert replace(first, mig_enabled=False, uuid=second.uuid).mig_profiles == second.mig_profiles
-
-
 def test_instances_that_exist_are_written_with_profile_and_place() -> None:
     """Instances of other programs, whole, incomplete or divided, on each GPU of the entry."""
     cuts = "{profile: 3g.40gb, start: 4}, {profile: 1g.10gb, start: 2, compute: none}, "
@@ -230,12 +192,54 @@ def test_instances_that_exist_are_written_with_profile_and_place() -> None:
         assert [i.device is not None for i in found] == [False, False, True]
 
 
-def test_profiles_come_from_the_catalogue_and_what_is_not_known_stays_none() -> None:
-    """In order of id; a number that was not seen on hardware stays unknown."""
-    gpu = parse_groups("1xb300", "n").gpus[0].gpu
-    assert [profile.profile_id for profile in gpu.mig_profiles] == [0, 5, 9, 14, 15, 19, 20]
-    smallest = next(profile for profile in gpu.mig_profiles if profile.name == "1g.34gb")
-    assert (smallest.memory_bytes, smallest.multiprocessors, smallest.copy_engines, smallest.ofa_engines) == (None,) * 4
-    assert (smallest.encoders, smallest.starts, smallest.max_instances) == (0, (0, 1, 2, 3, 4, 5, 6), 7)
-    known = parse_groups("1xh100-sxm5-80gb", "n").gpus[0].gpu.mig_profiles[5]
-    assert (known.name, known.memory_bytes, known.multiprocessors) == ("1g.10gb", 9984 * 2**20, 16)
+MODELS = list(catalog.models().values())
+MIG_MODELS = [model for model in MODELS if model.mig is not None]
+
+
+def named(model: GpuModel) -> str:
+    return model.key
+
+
+@pytest.mark.parametrize("model", MODELS, ids=named)
+def test_a_model_is_complete_enough_to_be_simulated(model: GpuModel) -> None:
+    """Only memory and SM count may be unknown."""
+    assert model.key == model.key.lower()
+    assert 1 <= len(model.product_name) <= 95
+    assert 0 < model.pci_device_id <= 0xFFFF
+    assert (7, 0) <= model.cuda_compute_capability <= (12, 9)
+    assert model.memory_mib is None or 10_000 < model.memory_mib < 300_000
+
+
+@pytest.mark.parametrize("model", MIG_MODELS, ids=named)
+def test_every_placement_fits_the_board_and_no_profile_takes_more_than_the_whole(model: GpuModel) -> None:
+    """A typing error in the tables would become an impossible device in the API."""
+    table = model.mig
+    assert table is not None
+    for profile in table.profiles:
+        assert all(start + profile.memory_slices <= table.memory_slices for start in profile.starts), profile.name
+        assert profile.compute_slices <= table.compute_slices
+        assert profile.max_instances <= len(profile.starts)
+        assert profile.memory_mib is None or model.memory_mib is None or profile.memory_mib <= model.memory_mib
+        assert profile.multiprocessors is None or profile.multiprocessors <= (model.multiprocessors or 0)
+    assert len({profile.profile_id for profile in table.profiles}) == len(table.profiles)
+    assert len({profile.enum for profile in table.profiles}) == len(table.profiles)
+    assert len({profile.name for profile in table.profiles}) == len(table.profiles)
+
+
+@pytest.mark.parametrize("model", MIG_MODELS, ids=named)
+def test_a_larger_profile_never_has_less(model: GpuModel) -> None:
+    """Swapped rows would be noticed."""
+    assert model.mig is not None
+    plain = [profile for profile in model.mig.profiles if "+" not in profile.name and "-" not in profile.name]
+    for smaller, larger in pairwise(plain):
+        assert (smaller.compute_slices, smaller.memory_slices) < (larger.compute_slices, larger.memory_slices)
+        assert (smaller.memory_mib or 0) <= (larger.memory_mib or 10**9)
+
+
+def test_broken_yaml_is_a_configuration_error_on_one_line() -> None:
+    """The message ends up in an event."""
+    with pytest.raises(ConfigurationError) as caught:
+        catalog.load_yaml("a: [1\nb: {")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigurationError, match="not valid YAML: line 1: nested more than 100 levels deep"):
+        catalog.load_yaml("[" * 60_000)

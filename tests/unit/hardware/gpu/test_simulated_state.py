@@ -1,4 +1,4 @@
-"""Simulated hardware outlives processes, is shared by them, reports changes, and fails on request."""
+"""Simulated hardware outlives processes, is shared by them, reports changes, fails on request, and follows its spec."""
 
 import json
 import stat
@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from dra_driver.core.errors import (
-    ClaimError,
-    CommandError,
+    ConfigurationError,
     DraError,
     DriverUnavailableError,
     GpuBusyError,
@@ -18,9 +17,9 @@ from dra_driver.core.errors import (
     StorageError,
 )
 from dra_driver.core.model.gpu import Snapshot
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec, parse_groups
 from dra_driver.hardware.gpu.simulated.state import StateStore
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 SPEC = "2xh100-sxm5-80gb+mig"
 
@@ -74,16 +73,6 @@ def test_the_file_is_made_at_the_first_change_and_deleting_it_is_a_reboot(file: 
     backend.create_gpu_instance(UUID, 19, 0)
     file.unlink()
     assert backend.snapshot() == described
-
-
-def test_processes_see_each_others_changes_and_cannot_make_the_same_instance_twice(file: Path) -> None:
-    """An old and a new node process in a rolling update."""
-    one, two = attach(file), attach(file)
-    one.create_gpu_instance(UUID, 19, 0)
-    with pytest.raises(NoRoomError):
-        two.create_gpu_instance(UUID, 19, 0)
-    two.create_gpu_instance(UUID, 19, 1)
-    assert [instance.start for instance in one.mig_instances(UUID)] == [0, 1]
 
 
 def test_of_many_at_once_each_placement_is_made_by_one(file: Path) -> None:
@@ -168,7 +157,7 @@ def test_a_state_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("in_file", [True, False])
 def test_faults_strike_the_calls_that_they_name_and_then_are_gone(file: Path, in_file: bool) -> None:
-    """The second creation on one GPU fails, twice."""
+    """The second creation on one GPU fails, twice; then one fails after its work."""
     backend = SimulatedBackend(node(), state_file=file if in_file else None)
     backend.fail_next("create_gpu_instance", NoRoomError("on order"), gpu=UUID, skip=1, times=2)
     backend.create_gpu_instance(UUID, 19, 0)
@@ -177,16 +166,10 @@ def test_faults_strike_the_calls_that_they_name_and_then_are_gone(file: Path, in
         with pytest.raises(NoRoomError, match="on order"):
             backend.create_gpu_instance(UUID, 19, 1)
     assert len(backend.mig_instances(UUID)) == 1
-    backend.create_gpu_instance(UUID, 19, 1)
-
-
-def test_a_fault_can_strike_after_the_work_is_done() -> None:
-    """The worst kind: an error for an instance that exists all the same."""
-    backend = SimulatedBackend(node())
     backend.fail_next("create_gpu_instance", DriverUnavailableError("connection lost"), after=True)
     with pytest.raises(DriverUnavailableError, match="connection lost"):
-        backend.create_gpu_instance(UUID, 19, 0)
-    assert len(backend.mig_instances(UUID)) == 1
+        backend.create_gpu_instance(UUID, 19, 1)
+    assert len(backend.mig_instances(UUID)) == 2
 
 
 def test_lasting_faults_end_when_they_are_cleared_and_slow_calls_only_wait() -> None:
@@ -202,13 +185,6 @@ def test_lasting_faults_end_when_they_are_cleared_and_slow_calls_only_wait() -> 
     slept.clear()
     assert len(backend.snapshot().gpus) == 2
     assert slept == [2.5]
-
-
-@pytest.mark.parametrize(("method", "error"), [("create", CommandError("x")), ("snapshot", ClaimError("x"))])
-def test_orders_that_could_never_be_carried_out_are_refused(method: str, error: DraError) -> None:
-    """A misspelt method would make a test pass for nothing."""
-    with pytest.raises(ValueError, match="cannot let"):
-        SimulatedBackend(node()).fail_next(method, error)
 
 
 def test_listeners_run_before_the_call_returns_and_only_after_a_change() -> None:
@@ -273,3 +249,59 @@ def test_a_lock_that_is_never_released_ends_in_an_error(file: Path) -> None:
     expected = pytest.raises(DriverUnavailableError, match=r"kept .* locked for 0\.01 s")
     with StateStore(file).locked(), expected, impatient.locked():
         pytest.fail("two processes hold the lock")
+
+
+def test_the_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
+    """GPUs are added, removed and lost while the process runs."""
+    file = tmp_path / "node.yaml"
+    file.write_text("gpus: [{model: l4-24gb, count: 2}]")
+    backend = SimulatedBackend.from_spec(str(file), "n")
+    first = backend.snapshot()
+    assert len(first.gpus) == 2
+    file.write_text("gpus: [{model: l4-24gb}, {model: l4-24gb, lost: gone}, {model: t4-16gb}]")
+    second = backend.snapshot()
+    assert [gpu.minor for gpu in second.gpus] == [0, 2]
+    assert second.gpus[0] == first.gpus[0]
+    assert second.left_out[0].label == first.gpus[1].uuid
+
+
+@pytest.mark.parametrize(
+    "broken", ["gpus: [", "gpus: [{model: nothing}]", None, "driverUnavailable: why not\ngpus: []"]
+)
+def test_a_file_that_breaks_while_running_is_a_driver_that_went_away(tmp_path: Path, broken: str | None) -> None:
+    """The process must keep the last inventory and try again, not end."""
+    file = tmp_path / "node.yaml"
+    file.write_text("gpus: [{model: l4-24gb}]")
+    backend = SimulatedBackend.from_spec(str(file), "n")
+    good = backend.snapshot()
+    if broken is None:
+        file.unlink()
+    else:
+        file.write_text(broken)
+    for look in (backend.snapshot, backend.open):
+        with pytest.raises(DriverUnavailableError, match="simulated driver: "):
+            look()
+    file.write_text("gpus: [{model: l4-24gb}] # right again")
+    assert backend.snapshot() == good
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot read the simulated GPUs from"),
+        (b"gpus: [{model: x}]", "gpus[0].model: unknown"),
+        (b"\xff\xfe", "cannot read the simulated GPUs from"),
+        (b"# " + b"x" * 1024 * 1024, "more than 1048576 characters"),
+    ],
+)
+def test_a_wrong_file_at_start_is_a_configuration_error_with_its_name(
+    tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    """Only at start, when an administrator can correct it."""
+    file = tmp_path / "node.yaml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigurationError) as caught:
+        SimulatedBackend.from_spec(str(file), "n")
+    assert message in str(caught.value)
+    assert str(file) in str(caught.value)

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.usage import (
     BUSY_MW,
     CLAIM_VARIABLE,
@@ -20,6 +19,7 @@ from dra_driver.hardware.gpu.simulated.usage import (
     read_uses,
     step_at,
 )
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 GI = 2**30
 START = 1_000_000.0

@@ -5,9 +5,9 @@ import itertools
 import pytest
 
 from dra_driver.core.model.mig import MigProfile
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.mig.order import placement_order
 from tests.bench.packing import KINDS, measure
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 SEVENS = ["a100-sxm4-40gb", "a100-sxm4-80gb", "h100-sxm5-80gb", "h200-sxm-141gb", "b200-180gb", "gb300"]
 FOURS = ["a30-24gb", "rtx-pro-6000-blackwell-se-96gb"]

@@ -13,7 +13,6 @@ import pytest
 
 from dra_driver.core.errors import DraError
 from dra_driver.core.model.terms import SharingTerms, Strategy
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from dra_driver.kube.state import ClusterState
 from dra_driver.kube.state_file import dump
@@ -23,6 +22,7 @@ from dra_driver.kubectl.commands.kubectl import main
 from dra_driver.node.slices import ApiServerFeatures, build_devices
 from tests.fakes.dra_objects import DRIVER, Obj, claim, exactly, resource_slice, wire
 from tests.fakes.published import h100, having, share, slices
+from tests.fakes.simulated_gpus import SimulatedBackend
 from tests.unit.kubectl.capacity.helpers import cluster, holding, shared, whole
 from tests.unit.kubectl.explain.test_mutations import mutated
 

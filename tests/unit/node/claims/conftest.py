@@ -17,7 +17,6 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigInstance, MigProfile
 from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy, Terms
 from dra_driver.hardware.gpu.backend import ComputeMode
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.mig.manager import MigManager
 from dra_driver.node.claims.dependencies import ClaimDependencies, Event, HardwareDependencies
 from dra_driver.node.claims.entry import Entry
@@ -44,6 +43,7 @@ from tests.fakes.claims import (
     uid,
 )
 from tests.fakes.memory import memory_folder
+from tests.fakes.simulated_gpus import SimulatedBackend
 from tests.fakes.stand_in import present
 
 SMALL, HALF = "1g.10gb", "3g.40gb"

@@ -11,7 +11,6 @@ from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import DETACHED_TAINT, GpuTerms, Taint, Terms
 from dra_driver.core.telemetry import metrics
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.node.process.inventory_publisher import (
     FIRST_S,
     KEEP_S,
@@ -20,6 +19,7 @@ from dra_driver.node.process.inventory_publisher import (
     InventoryPublisher,
 )
 from dra_driver.node.process.terms_resolver import DetachTaint
+from tests.fakes.simulated_gpus import SimulatedBackend
 from tests.fakes.stand_in import stand_in
 
 SNAPSHOT = SimulatedBackend.from_spec("2xh100-sxm5-80gb", "node-a").snapshot()

@@ -12,7 +12,6 @@ from dra_driver.core.errors import StorageError
 from dra_driver.core.model.fabric import Fabric, FabricState
 from dra_driver.core.model.gpu import Gpu, LeftOutGpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.node.process.missing_gpus import (
     GRACE_S,
     KEEP_S,
@@ -25,6 +24,7 @@ from dra_driver.node.process.missing_gpus import (
 )
 from dra_driver.node.slices.build import build_devices
 from dra_driver.node.slices.gates import ApiServerFeatures
+from tests.fakes.simulated_gpus import SimulatedBackend
 from tests.unit.node.slices.gpus import H100, instance, mig_gpu
 
 EIGHT = SimulatedBackend.from_spec("8xh100-sxm5-80gb", "node-a").snapshot()

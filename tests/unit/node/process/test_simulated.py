@@ -15,7 +15,6 @@ from dra_driver.hardware.cdi.edits import SIMULATED_CLAIM, simulated_claim_edits
 from dra_driver.hardware.cdi.provider import CdiProvider
 from dra_driver.hardware.driver_root.root import DriverRoot
 from dra_driver.hardware.gpu.simulated import faults
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from dra_driver.hardware.gpu.simulated.usage import (
     ANNOTATION,
@@ -31,6 +30,7 @@ from dra_driver.kube.own_node import OwnNode
 from dra_driver.node.claims.entry import Entry, State
 from dra_driver.node.process.simulated import SOURCE, SimulatedFaults, SimulatedUses
 from tests.fakes.entries import GPU, device, entry, partition
+from tests.fakes.simulated_gpus import SimulatedBackend
 from tests.fakes.stand_in import stand_in
 
 

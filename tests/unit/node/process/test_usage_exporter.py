@@ -14,7 +14,6 @@ from dra_driver.core.model.ids import DeviceName, GpuUuid
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, UsageRules
 from dra_driver.hardware.gpu.backend import ComputeMode
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.node.claims.entry import Entry, State
 from dra_driver.node.process.usage_exporter import (
     CHECK_S,
@@ -34,6 +33,7 @@ from dra_driver.node.process.usage_exporter import (
 from dra_driver.node.usage import assignments
 from dra_driver.node.usage.values import Assignments
 from tests.fakes.entries import GPU, device, entry, partition, sharing
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 RULES = UsageRules(
     over_grant=OverGrantAction.EVICT, grace_s=5, overhead_bytes=9, idle_after_min=3, idle=IdleAction.RECLAIM

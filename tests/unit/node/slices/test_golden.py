@@ -13,13 +13,13 @@ from msgspec.structs import replace
 
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy, Taint
-from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.spec import parse_document
 from dra_driver.node.slices.build import build_devices, pool_name
 from dra_driver.node.slices.diff import PoolIdentity, compute_writes
 from dra_driver.node.slices.gates import ApiServerFeatures
 from dra_driver.node.slices.layout import split
 from tests.fakes.dra_objects import wire
+from tests.fakes.simulated_gpus import SimulatedBackend
 from tests.unit.node.slices.gpus import A100, ALL, H100, NONE, gpu, instance, mig_gpu, node_of, snapshot
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "slices"
