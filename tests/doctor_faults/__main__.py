@@ -20,7 +20,7 @@ from typing import Any
 
 from dra_driver.core.finding import Finding
 from tests.doctor_faults import ROWS
-from tests.doctor_faults.row import examined, first_of
+from tests.doctor_faults.cluster import examined, first_of
 from tests.fakes.broken_node import BrokenNode
 from tests.fakes.node_faults import FAULTS, Fault
 

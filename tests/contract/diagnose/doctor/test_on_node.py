@@ -30,7 +30,6 @@ def ended(log: str) -> Statuses:
 
 
 def test_the_nodes_report_arrives_and_the_pod_is_gone(api: ApiServer, cluster: RestClient) -> None:
-    """Other lines of the log, such as warnings of libraries, do no harm."""
     log = f"a warning\n{json.dumps(to_wire(REPORT))}\nlibnvidia: bye\n"
     said: list[str] = []
     with Kubelet(api, cluster, ended(log)).running() as kubelet:
@@ -53,7 +52,6 @@ def test_a_pod_without_a_report_says_why_and_is_deleted(api: ApiServer, cluster:
 
 
 def test_a_report_of_another_version_is_refused(api: ApiServer, cluster: RestClient) -> None:
-    """The image may be newer than the command."""
     log = json.dumps(to_wire(REPORT) | {"schemaVersion": 7}) + "\n"
     with Kubelet(api, cluster, ended(log)).running(), pytest.raises(ConfigurationError, match="of schemaVersion 7"):
         visit_node(cluster, PLACE, print)
@@ -88,7 +86,6 @@ def test_a_log_that_cannot_be_read_is_no_log_without_a_report(api: ApiServer, cl
 
 
 def test_a_refusal_by_pod_security_names_namespace_and_label(cluster: RestClient) -> None:
-    """It looks like a missing right, and no right would help."""
     refusal = ForbiddenError('pods "x" is forbidden: violates PodSecurity "baseline:latest": privileged', status=403)
     with pytest.raises(PodFailedError) as caught:
         visit_node(Refuses(cluster, refusal), PLACE, print)
@@ -97,7 +94,6 @@ def test_a_refusal_by_pod_security_names_namespace_and_label(cluster: RestClient
 
 
 def test_a_missing_right_is_named(cluster: RestClient) -> None:
-    """With the command that needs it."""
     with pytest.raises(
         ForbiddenError, match="doctor --on-node` needs the right to create pods in namespace dra-driver"
     ):
@@ -106,7 +102,6 @@ def test_a_missing_right_is_named(cluster: RestClient) -> None:
 
 @pytest.mark.parametrize("loss", [KeyboardInterrupt(), ApiUnreachableError("no answer")], ids=["ctrl-c", "lost"])
 def test_nothing_is_left_when_the_answer_to_creating_the_pod_is_lost(cluster: RestClient, loss: BaseException) -> None:
-    """It has the privileges of the node process."""
     with pytest.raises(type(loss)):
         visit_node(Refuses(cluster, loss, creates=True), PLACE, print)
     assert all("deletionTimestamp" in pod["metadata"] for pod in cluster.list(PODS)["items"])
@@ -140,7 +135,6 @@ def test_what_a_killed_command_left_is_deleted_by_the_next_one(
 
 
 def test_a_node_that_does_not_exist_is_refused(cluster: RestClient) -> None:
-    """The pod would wait for ever."""
     with pytest.raises(ConfigurationError, match="no node 'node-9'"):
         visit_node(cluster, PodPlace(command="x", node="node-9"), print)
 
@@ -149,7 +143,6 @@ def test_a_node_that_does_not_exist_is_refused(cluster: RestClient) -> None:
 def test_the_command_adds_what_the_node_says(
     api: ApiServer, cluster: RestClient, kubeconfig: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One report: the node's finding stands in the layer where it belongs."""
     with Kubelet(api, cluster, ended(json.dumps(to_wire(REPORT)) + "\n")).running():
         status = main(["doctor", "node/node-7", "--on-node", "-o", "json", "--kubeconfig", kubeconfig])
     wire = json.loads(capsys.readouterr().out)
@@ -163,7 +156,6 @@ def test_the_command_adds_what_the_node_says(
 def test_a_node_that_cannot_be_looked_at_leaves_the_rest_of_the_report(
     api: ApiServer, cluster: RestClient, kubeconfig: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the API server says is worth reading all the same."""
     with Kubelet(api, cluster, ended("no report\n")).running():
         main(["doctor", "node/node-7", "--on-node", "-o", "json", "--kubeconfig", kubeconfig])
     wire = json.loads(capsys.readouterr().out)
@@ -175,13 +167,11 @@ def test_a_node_that_cannot_be_looked_at_leaves_the_rest_of_the_report(
 @pytest.mark.parametrize("target", [[], ["claim/x"]])
 @pytest.mark.usefixtures("signals", "cluster")
 def test_a_look_at_a_node_needs_a_node(kubeconfig: str, capsys: pytest.CaptureFixture[str], target: list[str]) -> None:
-    """There is no node of a cluster."""
     assert main(["doctor", *target, "--on-node", "--kubeconfig", kubeconfig]) == 2
     assert "--on-node needs" in capsys.readouterr().err
 
 
 def test_the_node_of_a_pod_is_where_it_runs(cluster: RestClient) -> None:
-    """One that waits has none."""
     leave(cluster, "dra-doctor-old")
     assert node_of_pod(cluster, NAMESPACE, "dra-doctor-old") == "node-7"
     with pytest.raises(ConfigurationError, match="no pod 'other'"):

@@ -68,7 +68,6 @@ def test_a_pod_without_a_report_says_why_and_is_deleted(
 def test_an_image_that_cannot_be_pulled_does_not_wait_for_the_deadline(
     api: ApiServer, cluster: RestClient, check: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the kubelet's words."""
     waiting = {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}
     with Kubelet(api, cluster, [(state("Pending", waiting=waiting), "")]).running():
         assert check() == 1
@@ -78,7 +77,6 @@ def test_an_image_that_cannot_be_pulled_does_not_wait_for_the_deadline(
 def test_a_pod_can_be_kept(
     api: ApiServer, cluster: RestClient, check: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its name is told."""
     with Kubelet(api, cluster, [(ENDED, f"{storage.pack(REPORT)}\n")]).running() as kubelet:
         check("--keep")
     (pod,) = cluster.list(PODS)["items"]
@@ -98,16 +96,8 @@ def test_a_pod_can_be_kept(
 def test_a_wrong_name_is_one_sentence(
     check: Callable[..., int], capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
 ) -> None:
-    """Before a pod is created."""
     assert check(*arguments) == 2
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("cluster")
-def test_a_node_that_does_not_exist_is_refused(kubeconfig: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The pod would wait for ever."""
-    assert main(["hardware-check", "node-9", "--kubeconfig", kubeconfig]) == 2
-    assert "no node 'node-9' in this cluster" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -118,7 +108,6 @@ def test_a_node_that_does_not_exist_is_refused(kubeconfig: str, capsys: pytest.C
     ],
 )
 def test_a_missing_right_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: str, right: str) -> None:
-    """So that an administrator can grant it; nodes need not be readable."""
 
     def answer(exchange: Exchange) -> None:
         seen = f"{exchange.seen.method} {exchange.seen.path}"
@@ -139,7 +128,6 @@ def test_a_missing_right_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_a_pod_is_deleted_although_the_answer_to_creating_it_was_lost(
     cluster: RestClient, loss: BaseException, keep: bool
 ) -> None:
-    """It is privileged, and its name would not be known."""
     place = PodPlace(command="kubectl dra hardware-check", node="node-7", keep=keep)
     said: list[str] = []
     with pytest.raises(type(loss)):
@@ -151,7 +139,6 @@ def test_a_pod_is_deleted_although_the_answer_to_creating_it_was_lost(
 def test_signals_while_the_pod_is_deleted_change_nothing(
     api: ApiServer, cluster: RestClient, kubeconfig: str, tmp_path: Path
 ) -> None:
-    """Impatient users press Ctrl-C twice."""
     script = (
         "import os, signal, sys\n"
         "from dra_driver.kube.rest import RestClient\n"

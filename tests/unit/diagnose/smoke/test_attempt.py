@@ -16,7 +16,6 @@ def both_deleted(api: FakeSmokeApi) -> bool:
 
 
 def test_a_container_that_sees_its_device_is_ok() -> None:
-    """The result has the device and both sides of the comparison; nothing is left."""
     api = FakeSmokeApi(waiting(), ended())
     found, attempt = tried(api)
     assert (found.status, found.device, found.expected, found.seen) == (Status.OK, "gpu-0", (UUID,), (UUID,))
@@ -37,7 +36,6 @@ def test_a_container_that_sees_its_device_is_ok() -> None:
     ],
 )
 def test_a_failure_names_its_layer(pod: dict[str, object], log: str, layer: Layer, part: str) -> None:
-    """With the words of the container or its runtime, and the command that says more."""
     api = FakeSmokeApi(waiting(), pod, log=log)
     found, _ = tried(api)
     assert (found.status, found.finding.layer, found.finding.fix) == (
@@ -60,7 +58,6 @@ def test_a_failed_prepare_is_named_with_its_event() -> None:
 
 
 def test_a_pending_pod_has_the_answer_of_explain() -> None:
-    """And the scheduler's own words."""
     found, _ = tried(FakeSmokeApi(unplaced("0/1 nodes are available: 1 cannot allocate all claims.")))
     assert found.finding.layer is Layer.SCHEDULING
     assert "explain's answer" in found.finding.seen
@@ -76,7 +73,6 @@ def test_a_device_that_was_taken_meanwhile_is_not_tried() -> None:
 
 
 def test_a_refused_claim_is_no_lost_job() -> None:
-    """A quota that refuses the claim fails the try, and the Job is deleted."""
     api = FakeSmokeApi(waiting())
     api.refused["create resourceclaims"] = ForbiddenError("exceeded quota: gpus", status=403)
     found, _ = tried(api)
@@ -105,7 +101,6 @@ def test_a_job_without_a_pod_says_why() -> None:
 
 
 def test_a_job_that_another_client_deletes_ends_the_try() -> None:
-    """Such as `kubectl dra smoke --cleanup` of another person."""
     api = FakeSmokeApi()
     api.forgets = True
     found, _ = tried(api)
@@ -114,7 +109,6 @@ def test_a_job_that_another_client_deletes_ends_the_try() -> None:
 
 
 def test_an_interrupted_try_deletes_its_objects() -> None:
-    """Within the moment in which the command is told to stop."""
     api = FakeSmokeApi(waiting())
     found, _ = tried(api, waits=3)
     assert (found.status, found.finding.seen) == (Status.SKIPPED, "interrupted")
@@ -147,6 +141,5 @@ def test_a_device_that_is_not_given_back_is_a_failure() -> None:
 
 
 def test_an_unseen_allocation_compares_nothing() -> None:
-    """No allocation is no success, whatever the container lists."""
     found, _ = tried(FakeSmokeApi(ended()), allocated=())
     assert (found.status, found.finding.layer) == (Status.FAIL, Layer.SLICES)

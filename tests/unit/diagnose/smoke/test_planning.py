@@ -89,7 +89,6 @@ def test_all_nodes_tries_every_kind_on_every_node() -> None:
 
 
 def test_a_cordoned_node_is_tried_when_it_is_named() -> None:
-    """After maintenance, before it is given back."""
     found = state(node("d", cordoned=True), slices=[resource_slice(device(), node="d")])
     assert planned(found, nodes=("d",)).tries == {"d": [WHOLE]}
     with pytest.raises(ConfigurationError, match="no node 'x' in this cluster"):
@@ -97,7 +96,6 @@ def test_a_cordoned_node_is_tried_when_it_is_named() -> None:
 
 
 def test_without_nodes_each_kind_is_tried_once() -> None:
-    """On the first node that has one to spare."""
     slices = [resource_slice(device(), partition(), node=name) for name in ("a", "b")]
 
     def fit(name: str, kind: TryKind) -> Fit:
@@ -109,7 +107,6 @@ def test_without_nodes_each_kind_is_tried_once() -> None:
 
 
 def test_a_kind_that_is_busy_everywhere_is_not_tried() -> None:
-    """With the reason of one node."""
     found = state(node("a"), slices=[resource_slice(device(), node="a")])
     plan = planned(found, lambda _node, _kind: Fit(fits=False, busy="its only GPU is allocated"))
     assert not plan.tries
@@ -117,7 +114,6 @@ def test_a_kind_that_is_busy_everywhere_is_not_tried() -> None:
 
 
 def test_the_number_of_nodes_can_be_limited() -> None:
-    """And the report says so."""
     names = ("a", "b", "c")
     found = state(*map(node, names), slices=[resource_slice(device(), node=name) for name in names])
     plan = planned(found, all_nodes=True, most_nodes=2)
@@ -126,6 +122,5 @@ def test_the_number_of_nodes_can_be_limited() -> None:
 
 
 def test_older_generations_of_a_pool_do_not_count() -> None:
-    """A pool that is being replaced has slices of both generations."""
     view = ClusterView(state(slices=[resource_slice(partition()), resource_slice(device(), generation=2)]), DRIVER)
     assert list(view.kinds("gpu-a", ("gpu", "mig", "shared"))) == [WHOLE]
