@@ -17,14 +17,7 @@ import yaml
 from dra_driver.config.status import node_status
 from dra_driver.core.errors import ForbiddenError, InvalidObjectError, KubernetesApiError, NotFoundError
 from dra_driver.core.finding import Finding, Layer, Status
-from dra_driver.core.model.gpu_node import (
-    GpuNodeStatus,
-    HealthWord,
-    NodeGpu,
-    NodePolicy,
-    NodeProblem,
-    PublishedForm,
-)
+from dra_driver.core.model.gpu_node import GpuNodeStatus, HealthWord, NodeGpu, NodePolicy, NodeProblem, PublishedForm
 from dra_driver.core.request_rights import right_of
 from dra_driver.diagnose.doctor.cluster import DoctorScope, diagnose
 from dra_driver.diagnose.doctor.reading import read_facts
@@ -155,18 +148,15 @@ class Cluster:
 
 @lru_cache
 def base(name: str) -> list[Obj]:
-    """The objects of a file of deploy/base."""
     return [item for item in yaml.safe_load_all((BASE / name).read_text()) if item]
 
 
 def named(name: str, namespace: str = "", **fields: Any) -> Obj:
-    """An object with that name."""
     place = {"namespace": namespace} if namespace else {}
     return {"metadata": {"name": name, **place}, **fields}
 
 
 def plain_node(name: str) -> Obj:
-    """A ready Node without GPUs."""
     return {
         "metadata": {"name": name, "uid": f"uid-of-{name}", "labels": {"kubernetes.io/os": "linux"}},
         "spec": {},
@@ -187,19 +177,13 @@ def gpu_node(name: str) -> Obj:
 
 
 def daemonset(namespace: str = NAMESPACE, desired: int = 2) -> Obj:
-    """The DaemonSet of deploy/base, all pods ready."""
     found = copy.deepcopy(base("daemonset.yaml")[0])
     found["metadata"]["namespace"] = namespace
-    found["status"] = {
-        "desiredNumberScheduled": desired,
-        "currentNumberScheduled": desired,
-        "numberReady": desired,
-    }
+    found["status"] = {"desiredNumberScheduled": desired, "currentNumberScheduled": desired, "numberReady": desired}
     return found
 
 
 def driver_pod(node: str) -> Obj:
-    """A ready pod of the DaemonSet."""
     image = base("daemonset.yaml")[0]["spec"]["template"]["spec"]["containers"][0]["image"]
     return {
         "metadata": {
@@ -285,13 +269,11 @@ def by_template(template: str) -> dict[str, Any]:
 
 
 def template(name: str, *, namespace: str = "team-a", device_class: str = DRIVER) -> Obj:
-    """A claim template for one device of a class."""
     spec = {"devices": {"requests": [exactly(deviceClassName=device_class)]}}
     return named(name, namespace, spec={"spec": spec})
 
 
 def event(reason: str, about: Obj, message: str, *, kind: str = "Pod", component: str = "kubelet") -> Obj:
-    """A warning about an object."""
     metadata = about["metadata"]
     namespace = metadata.get("namespace", "")
     return {
@@ -317,7 +299,6 @@ class BrokenSetup:
     edits: Mapping[str, Any] = field(default_factory=dict)
 
     def cluster(self) -> Cluster:
-        """The broken cluster."""
         found = Cluster()
         for path, value in self.edits.items():
             _put(found.__dict__, path.split(">"), copy.deepcopy(value) if value is not GONE else GONE)
@@ -357,7 +338,6 @@ def _put(place: Any, path: list[str], value: object) -> None:
 
 
 def examined(row: BrokenSetup) -> DoctorReport:
-    """What the doctor says of the broken cluster."""
     cluster = row.cluster()
     began = time.monotonic()
     facts = read_facts(cluster, server=SERVER, namespace="team-a")

@@ -192,9 +192,7 @@ ROWS = rows(
             f"logs>{CONTROLLER}": "/opt/python: error while loading shared libraries: libpython3.11.so.1.0\n",
         },
         fail("node process out of memory", Layer.DAEMONSET, "OOMKilled", "137"): container(
-            restartCount=3,
-            state={"running": {}},
-            lastState={"terminated": {"exitCode": 137, "reason": "OOMKilled"}},
+            restartCount=3, state={"running": {}}, lastState={"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
         ),
         fail(
             "host folder cannot be mounted", Layer.DAEMONSET, "CreateContainerError", "read-only file system"
@@ -325,10 +323,7 @@ ROWS = rows(
         },
         fail("GPU with XID 79", Layer.GPUS, "gpu/gpu-a/gpu-0", "xid-79", "bus"): {
             "gpu_nodes>0": told(
-                "gpu-a",
-                health=HealthWord.UNHEALTHY,
-                causes=("xid-79",),
-                message="XID 79: GPU has fallen off the bus",
+                "gpu-a", health=HealthWord.UNHEALTHY, causes=("xid-79",), message="XID 79: GPU has fallen off the bus"
             )
         },
         fail("kubelet does not register the driver", Layer.REGISTRATION, "not registered", "gpu-a"): {

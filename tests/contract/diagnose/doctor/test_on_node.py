@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ForbiddenError, ServerBusyError
+from dra_driver.core.errors import ConfigurationError, ForbiddenError, ServerBusyError
 from dra_driver.core.finding import Finding, Layer, Status, finding_to_wire
 from dra_driver.diagnose.doctor.on_node import node_of_pod, visit_node
 from dra_driver.diagnose.doctor.report import DoctorReport, to_wire
@@ -25,7 +25,6 @@ PLACE = PodPlace(command="kubectl dra doctor --on-node", node="node-7")
 
 
 def ended(log: str) -> Statuses:
-    """The pod wrote ``log`` and ended."""
     return [(state("Failed", terminated={"exitCode": 1}), log)]
 
 
@@ -93,22 +92,7 @@ def test_a_refusal_by_pod_security_names_namespace_and_label(cluster: RestClient
     assert "pod-security.kubernetes.io/enforce=privileged" in str(caught.value)
 
 
-def test_a_missing_right_is_named(cluster: RestClient) -> None:
-    with pytest.raises(
-        ForbiddenError, match="doctor --on-node` needs the right to create pods in namespace dra-driver"
-    ):
-        visit_node(Refuses(cluster, ForbiddenError("no", status=403)), PLACE, print)
-
-
-@pytest.mark.parametrize("loss", [KeyboardInterrupt(), ApiUnreachableError("no answer")], ids=["ctrl-c", "lost"])
-def test_nothing_is_left_when_the_answer_to_creating_the_pod_is_lost(cluster: RestClient, loss: BaseException) -> None:
-    with pytest.raises(type(loss)):
-        visit_node(Refuses(cluster, loss, creates=True), PLACE, print)
-    assert all("deletionTimestamp" in pod["metadata"] for pod in cluster.list(PODS)["items"])
-
-
 def leave(cluster: RestClient, name: str, component: str = "doctor") -> None:
-    """A pod that a command left."""
     labels = {"app.kubernetes.io/name": "dra-driver", "app.kubernetes.io/component": component}
     container = {"name": component, "image": "x"}
     spec = {"containers": [container], "nodeName": "node-7"}

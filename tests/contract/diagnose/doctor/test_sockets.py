@@ -100,8 +100,6 @@ def test_a_runtime_without_an_answer_is_one_sentence(folder: Path) -> None:
 
 
 class Crio(http.server.BaseHTTPRequestHandler):
-    """The part of CRI-O's socket that speaks HTTP."""
-
     def do_GET(self) -> None:
         body = b'[crio.runtime]\ncdi_spec_dirs = ["/etc/cdi"]\n'
         self.send_response(200 if self.path == "/config" else 404)

@@ -20,7 +20,7 @@ from dra_driver.diagnose.hardware.cuda_probe import ClaimView
 from dra_driver.diagnose.hardware.values import HardwareReport, Reading
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from dra_driver.node.claims import GpuLocks
-from tests.contract.diagnose.hardware.conftest import ROOT, SPEC, Command
+from tests.contract.diagnose.conftest import ROOT, SPEC, Command
 from tests.fakes import small_root
 from tests.fakes.nvml.state import IN_USE, UNKNOWN, State
 
@@ -101,7 +101,6 @@ def test_a_hanging_call_does_not_hang_the_command(
 
 
 def processes_with(path: Path) -> list[str]:
-    """Names of processes whose environment has the path."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

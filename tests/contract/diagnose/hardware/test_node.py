@@ -54,17 +54,6 @@ def test_lines_and_report_of_the_node_arrive_and_the_pod_is_gone(
     assert lines[3].startswith("report: ")
 
 
-def test_a_pod_without_a_report_says_why_and_is_deleted(
-    api: ApiServer, cluster: RestClient, check: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Killed for memory, for example."""
-    script: Statuses = [(state("Failed", terminated={"exitCode": 137, "reason": "OOMKilled"}), "one line\n")]
-    with Kubelet(api, cluster, script).running():
-        assert check() == 1
-    assert "the pod failed (OOMKilled, exit status 137)" in capsys.readouterr().err
-    assert cluster.list(PODS)["items"] == []
-
-
 def test_an_image_that_cannot_be_pulled_does_not_wait_for_the_deadline(
     api: ApiServer, cluster: RestClient, check: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from dra_driver.diagnose.hardware import storage
 from dra_driver.diagnose.hardware.session import judged_again
-from tests.contract.diagnose.hardware.conftest import ROOT, Command
+from tests.contract.diagnose.conftest import ROOT, Command
 from tests.contract.node.process.test_nvidia_mock import BOARDS, ROOTS
 from tests.fakes.nvml import recorded
 from tests.fakes.nvml.state import NOT_SUPPORTED, UNKNOWN, State

@@ -14,7 +14,7 @@ from dra_driver.diagnose.hardware import storage
 from dra_driver.diagnose.hardware.values import CheckRecord
 from dra_driver.hardware.driver_root.search import find_library
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
-from tests.contract.diagnose.hardware.conftest import ROOT, SPEC, Command
+from tests.contract.diagnose.conftest import ROOT, SPEC, Command
 from tests.fakes.nvml.state import UNKNOWN, State
 
 REPORT = "hardware-check-report.json"

@@ -26,7 +26,6 @@ JWT = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJub2RlIn0.c2lnbmF0dXJl"
 
 
 def written(cluster: Cluster, path: Path) -> bundle.SupportBundle:
-    """A bundle of the cluster in the file."""
     facts = read_facts(cluster, server=SERVER)
     report = diagnose(facts, DoctorScope(), clock=time.monotonic)
     logs, _ = read_logs(cluster, facts, within_s=1.0)
@@ -43,7 +42,6 @@ def written(cluster: Cluster, path: Path) -> bundle.SupportBundle:
 
 
 def contents(path: Path) -> str:
-    """All files of the bundle as one text."""
     with tarfile.open(path) as tar:
         return "".join(file.read().decode() for each in tar if (file := tar.extractfile(each)) is not None)
 

@@ -215,7 +215,6 @@ def test_a_snapshot_with_templates_is_judged_like_its_objects(tmp_path: Path) ->
 
 @cache
 def seen(row: BrokenSetup) -> DoctorReport:
-    """Each set-up is examined once."""
     return examined(row)
 
 

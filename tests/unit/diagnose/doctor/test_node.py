@@ -21,7 +21,6 @@ VIEW = HostView(settings=NodeSettings(node_name="node-1"))
 
 
 def found_by(check: str, facts: LocalFacts) -> Finding:
-    """The only finding of a check."""
     (finding,) = next(each for each in NODE_CHECKS if each.name == check).run(facts, f"node/{facts.node}")
     return finding
 

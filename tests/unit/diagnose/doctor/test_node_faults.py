@@ -54,8 +54,6 @@ def test_the_fault_is_named_first(node: BrokenNode, fault: Fault) -> None:
 
 
 def having(**values: Any) -> Break:
-    """Set attributes of the node."""
-
     def change(node: BrokenNode) -> None:
         for name, value in values.items():
             setattr(node, name, value)

@@ -45,7 +45,6 @@ def test_facts_as_the_driver_assumes_them_are_right(number: int) -> None:
     assert finding.meaning
 
 
-BUSY = {"error": "GpuBusyError", "code": 19, "text": "in use", "ms": 1.0}
 LOST = {"error": "DeviceLostError", "code": 999, "text": "unknown", "ms": 1.0}
 WRONG: list[tuple[int, str, Any, str]] = [
     (1, "container>cuInit", 999, "cuInit: 999"),
@@ -108,9 +107,9 @@ WRONG: list[tuple[int, str, Any, str]] = [
         "ended with status 1",
     ),
     (12, "create beside client", LOST, "create beside client: DeviceLostError (code 999)"),
-    (12, "create alone", BUSY, "create alone"),
+    (12, "create alone", facts.BUSY, "create alone"),
     (12, "after", {"mode": True, "instances": []}, "before {'mode': False"),
-    (13, "destroy alone", BUSY, "destroy alone"),
+    (13, "destroy alone", facts.BUSY, "destroy alone"),
     (13, "destroy beside client", LOST, "destroy beside client"),
     (13, "after", {"mode": True, "instances": [7]}, "afterwards {'mode': True, 'instances': [7]}"),
     (14, "fabric after", [[0.0, 2]], "expected 3 (completed)"),
@@ -211,7 +210,6 @@ def test_every_function_that_describes_a_gpu_is_asked() -> None:
 
 
 def places(found: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place in facts, with or without content."""
     if path:
         yield path
     if isinstance(found, dict | list):

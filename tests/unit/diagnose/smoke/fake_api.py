@@ -111,28 +111,18 @@ class FakeSmokeApi:
         del self.made[path]
 
 
-class Clock:
-    """Time that passes only by waiting."""
+class StopAfter(threading.Event):
+    """Set after so many waits, none of which takes time; with the clock that waits move."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+    def __init__(self, waits: int) -> None:
+        super().__init__()
+        self.now, self._left = 0.0, waits
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
-
-class StopAfter(threading.Event):
-    """Set after so many waits, none of which takes time."""
-
-    def __init__(self, clock: Clock, waits: int) -> None:
-        super().__init__()
-        self._clock, self._left = clock, waits
-
     def wait(self, timeout: float | None = None) -> bool:
-        self._clock.now += timeout or 0.0
+        self.sleep(timeout or 0.0)
         self._left -= 1
         if self._left < 0:
             self.set()
@@ -147,8 +137,7 @@ def tried(
     waits: int = 10_000,
     slices: Sequence[Wire] = (resource_slice(device()),),
 ) -> tuple[TryResult, Attempt]:
-    """One try of a whole GPU."""
-    clock = Clock()
+    stopping = StopAfter(waits)
     task = TryTask(name=NAME, node=NODE, kind=WHOLE, spec=claim_spec(WHOLE, device(), DRIVER), slices=slices)
     tools = Tools(
         api=api,
@@ -156,9 +145,9 @@ def tried(
         settings=PodSettings(namespace="dra-driver", image="example.com/driver:1"),
         allocated=lambda _name: allocated,
         fit=lambda _task: fit or Fit(fits=False, answer="explain's answer"),
-        stopping=StopAfter(clock, waits),
-        clock=clock,
-        sleep=clock.sleep,
+        stopping=stopping,
+        clock=lambda: stopping.now,
+        sleep=stopping.sleep,
     )
     attempt = Attempt(tools, task)
     return attempt.result(), attempt

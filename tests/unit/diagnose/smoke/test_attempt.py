@@ -2,13 +2,24 @@
 
 import pytest
 
-from dra_driver.core.errors import ApiUnreachableError, ForbiddenError, NotFoundError
+from dra_driver.core.errors import ApiUnreachableError, ForbiddenError, KubernetesApiError, NotFoundError
 from dra_driver.core.finding import Layer, Status
 from dra_driver.diagnose.smoke.planning import Fit
 from tests.unit.diagnose.smoke.fake_api import LOG, UUID, FakeSmokeApi, ended, tried, unplaced, waiting
 
 OTHER = LOG.replace("0001)", "0002)")
 NOT_FOUND = 'exec: "nvidia-smi": executable file not found in $PATH'
+
+
+REFUSED_POD, FORGETFUL = FakeSmokeApi(), FakeSmokeApi()
+REFUSED_POD.events = [{"type": "Warning", "reason": "FailedCreate", "message": "violates PodSecurity"}]
+FORGETFUL.forgets = True
+
+
+def refusing(request: str, error: KubernetesApiError) -> FakeSmokeApi:
+    api = FakeSmokeApi(waiting())
+    api.refused[request] = error
+    return api
 
 
 def both_deleted(api: FakeSmokeApi) -> bool:
@@ -72,40 +83,22 @@ def test_a_device_that_was_taken_meanwhile_is_not_tried() -> None:
     assert both_deleted(api)
 
 
-def test_a_refused_claim_is_no_lost_job() -> None:
-    api = FakeSmokeApi(waiting())
-    api.refused["create resourceclaims"] = ForbiddenError("exceeded quota: gpus", status=403)
-    found, _ = tried(api)
-    assert (found.finding.layer, found.finding.seen) == (Layer.WORKLOAD, "exceeded quota: gpus")
-    assert not api.made
-
-
-def test_a_namespace_that_is_missing_is_named_to_a_user_who_may_not_look_at_namespaces() -> None:
-    """The API server answers 404 for the Job that it was asked to create, which sounds like a missing Job."""
-    api = FakeSmokeApi()
-    api.refused["create jobs"] = NotFoundError("POST jobs: 404", status=404)
-    found, _ = tried(api)
-    message = "namespace dra-driver does not exist: name one with -n"
-    assert (found.finding.layer, found.finding.seen) == (Layer.WORKLOAD, message)
-
-
-def test_a_job_without_a_pod_says_why() -> None:
-    """Pod Security and quotas refuse pods in the Job controller's hands: its events say so."""
-    api = FakeSmokeApi()
-    api.events = [{"type": "Warning", "reason": "FailedCreate", "message": "violates PodSecurity"}]
-    found, _ = tried(api)
-    assert (found.finding.layer, found.finding.seen) == (
-        Layer.WORKLOAD,
-        "the Job has no pod: FailedCreate: violates PodSecurity",
-    )
-
-
-def test_a_job_that_another_client_deletes_ends_the_try() -> None:
-    api = FakeSmokeApi()
-    api.forgets = True
+@pytest.mark.parametrize(
+    ("api", "seen"),
+    [
+        (refusing("create resourceclaims", ForbiddenError("exceeded quota: gpus", status=403)), "exceeded quota: gpus"),
+        # Without the permission to read namespaces, only a 404 for the new Job shows that the namespace is missing.
+        (refusing("create jobs", NotFoundError("POST jobs: 404", status=404)), "namespace dra-driver does not exist"),
+        (REFUSED_POD, "the Job has no pod: FailedCreate: violates PodSecurity"),
+        (FORGETFUL, "deleted by another client"),
+    ],
+    ids=["claim", "namespace", "pod", "deleted"],
+)
+def test_a_job_or_claim_that_is_refused_or_deleted_ends_the_try(api: FakeSmokeApi, seen: str) -> None:
     found, _ = tried(api)
     assert found.finding.layer is Layer.WORKLOAD
-    assert "deleted by another client" in found.finding.seen
+    assert seen in found.finding.seen
+    assert not api.made or api.forgets
 
 
 def test_an_interrupted_try_deletes_its_objects() -> None:

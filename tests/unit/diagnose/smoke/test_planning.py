@@ -104,11 +104,7 @@ def test_without_nodes_each_kind_is_tried_once() -> None:
     plan = planned(state(node("a"), node("b"), slices=slices), fit)
     assert plan.tries == {"a": [MIG], "b": [WHOLE]}
     assert not plan.settled
-
-
-def test_a_kind_that_is_busy_everywhere_is_not_tried() -> None:
-    found = state(node("a"), slices=[resource_slice(device(), node="a")])
-    plan = planned(found, lambda _node, _kind: Fit(fits=False, busy="its only GPU is allocated"))
+    plan = planned(state(node("a"), slices=[resource_slice(device(), node="a")]), fit)
     assert not plan.tries
     assert [(item.node, item.finding.seen) for item in plan.settled] == [("a", "its only GPU is allocated")]
 
