@@ -156,7 +156,6 @@ def _unpacked(value: object, where: str, present: object) -> object:
 
 
 def _files_in(path: Path, where: str) -> Iterator[tuple[str, bytes]]:
-    """The JSON files of the bundle by name; logs and text are for people."""
     try:
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:

@@ -214,7 +214,6 @@ class ClusterFacts(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def own_devices(self) -> Mapping[str, list[Wire]]:
-        """Devices by node."""
         found: dict[str, list[Wire]] = {}
         for item in self.own_slices:
             found.setdefault(text(item, "spec", "nodeName"), []).extend(dicts(item, "spec", "devices"))

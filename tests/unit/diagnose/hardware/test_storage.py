@@ -11,9 +11,9 @@ import pytest
 from dra_driver.core.errors import ConfigurationError, StorageError
 from dra_driver.core.finding import Finding, Layer, Status
 from dra_driver.diagnose.hardware import storage
-from dra_driver.diagnose.hardware.place import host_names
 from dra_driver.diagnose.hardware.storage import Hasher
 from dra_driver.diagnose.hardware.values import CheckRecord, HardwareReport, Reading
+from dra_driver.diagnose.node_settings import host_names
 from tests.unit.diagnose.hardware import facts
 from tests.unit.diagnose.hardware.facts import UUID
 
