@@ -77,12 +77,9 @@ class TryTask(Struct, frozen=True, kw_only=True):
 
 
 class Tools(Struct, frozen=True, kw_only=True):
-    """What all tries of a run share.
-
-    ``allocated`` returns the allocation results that a claim of this name has or had: a claim is deallocated in the
-    moment in which its pod ends. ``fit`` asks with a fresh state whether the task's pod would be placed. ``stopping``
-    ends the looks at a pod, and ``sleep`` pauses between those at objects that are being deleted.
-    """
+    """Shared by all tries of a run. ``allocated`` returns the allocation results that a claim of this name has or had:
+    it is deallocated when its pod ends. ``fit`` asks with a fresh state whether the task's pod would be placed.
+    ``stopping`` ends polls of a pod, ``sleep`` pauses between polls of objects that are being deleted."""
 
     api: SmokeApi
     run: str

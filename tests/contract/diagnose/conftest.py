@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -59,6 +59,21 @@ def signals() -> Iterator[None]:
 SPEC = "2xh100-sxm5-80gb,1xl4-24gb,1xa100-sxm4-40gb"
 ROOT = Path(__file__).parents[3]
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
+MAIN = ("-m", "dra_driver.core.command_line.main")
+
+
+def run_python(
+    *arguments: str, environment: Mapping[str, str] = os.environ, cwd: Path = ROOT, timeout: float = 90
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
 
 
 @pytest.fixture(scope="session")
@@ -84,9 +99,7 @@ mounts.plain_dev(Path("/dev"))
 @pytest.fixture(scope="session")
 def mounts_work() -> None:
     """Root in a container may lack the rights to mount and to make device nodes."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=30, check=False, cwd=ROOT
-    )
+    done = run_python("-c", PROBE, timeout=30)
     if done.returncode != 0:
         pytest.skip(f"no mount namespaces here: {done.stderr.splitlines()[-1]}")
 
@@ -140,14 +153,6 @@ def command(environment: dict[str, str], tmp_path: Path) -> Command:
     """Runs ``dra-driver hardware-check`` with arguments, in the test's folder."""
 
     def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, "-m", "dra_driver.core.command_line.main", "hardware-check", *arguments],
-            env={**environment, "PYTHONPATH": str(ROOT)},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=90,
-            check=False,
-        )
+        return run_python(*MAIN, "hardware-check", *arguments, environment=environment, cwd=tmp_path)
 
     return run

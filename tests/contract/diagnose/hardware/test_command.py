@@ -20,7 +20,7 @@ from dra_driver.diagnose.hardware.cuda_probe import ClaimView
 from dra_driver.diagnose.hardware.values import HardwareReport, Reading
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from dra_driver.node.claims import GpuLocks
-from tests.contract.diagnose.conftest import ROOT, SPEC, Command
+from tests.contract.diagnose.conftest import MAIN, ROOT, SPEC, Command, run_python
 from tests.fakes import small_root
 from tests.fakes.nvml.state import IN_USE, UNKNOWN, State
 
@@ -87,15 +87,7 @@ def test_a_hanging_call_does_not_hang_the_command(
         f"task = Task(reader='nvml:read_described', folder='', library={str(next(driver_root.rglob('*.so.1')))!r})\n"
         "reading = runner.run(task, 2.0); print(reading.problem, reading.seconds)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_python("-c", script, environment=environment, timeout=60)
     assert "no end within 2 s; the last NVML call was nvmlDeviceGetBrand" in done.stdout, done.stderr
     assert processes_with(state.path) == []
 
@@ -230,7 +222,7 @@ def changing(environment: dict[str, str], state: State, tmp_path: Path) -> "subp
     state.inject("nvmlDeviceGetGpuInstances", 0, latency_ms=300)
     arguments = ("--i-own-this-gpu", "--gpu", "1", "--only", "13", "--output", str(tmp_path / REPORT))
     process = subprocess.Popen(
-        [sys.executable, "-m", "dra_driver.core.command_line.main", "hardware-check", *arguments],
+        [sys.executable, *MAIN, "hardware-check", *arguments],
         env={**environment, "PYTHONPATH": str(ROOT)},
         cwd=tmp_path,
         stdout=subprocess.PIPE,

@@ -97,7 +97,6 @@ def test_a_wrong_name_is_one_sentence(
     ],
 )
 def test_a_missing_right_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: str, right: str) -> None:
-
     def answer(exchange: Exchange) -> None:
         seen = f"{exchange.seen.method} {exchange.seen.path}"
         if seen.startswith((refused, "GET /api/v1/nodes")):

@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ import pytest
 
 from dra_driver.diagnose.hardware import storage
 from dra_driver.diagnose.hardware.session import judged_again
-from tests.contract.diagnose.conftest import ROOT, Command
+from tests.contract.diagnose.conftest import MAIN, Command, run_python
 from tests.contract.node.process.test_nvidia_mock import BOARDS, ROOTS
 from tests.fakes.nvml import recorded
 from tests.fakes.nvml.state import NOT_SUPPORTED, UNKNOWN, State
@@ -105,15 +103,9 @@ def test_the_mock_is_what_the_driver_assumes_as_far_as_it_goes(board: str, tmp_p
     root, path = Path(os.environ[ROOTS], board), tmp_path / "report.json"
     if not root.is_dir():
         pytest.skip(f"${ROOTS} has no driver root of that board")
-    command = [sys.executable, "-m", "dra_driver.core.command_line.main", "hardware-check", "--driver-root", str(root)]
-    done = subprocess.run(
-        [*command, "--only", "1,2,3,4,5,8,9,10", "--output", str(path)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "KUBELET_PLUGINS_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    arguments = ("--driver-root", str(root), "--only", "1,2,3,4,5,8,9,10", "--output", str(path))
+    environment = {**os.environ, "KUBELET_PLUGINS_DIR": str(tmp_path)}
+    done = run_python(*MAIN, "hardware-check", *arguments, environment=environment, timeout=100)
     verdicts = {record.number: record.verdict for record in storage.load(path).records}
     assert {number: verdicts[number] for number in (1, 2, 5, 8, 9, 10)} == {
         1: "skipped",

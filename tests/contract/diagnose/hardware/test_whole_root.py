@@ -3,7 +3,6 @@
 import json
 import os
 import sqlite3
-import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +13,7 @@ from dra_driver.diagnose.hardware import storage
 from dra_driver.diagnose.hardware.values import CheckRecord
 from dra_driver.hardware.driver_root.search import find_library
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
-from tests.contract.diagnose.conftest import ROOT, SPEC, Command
+from tests.contract.diagnose.conftest import MAIN, SPEC, Command, run_python
 from tests.fakes.nvml.state import UNKNOWN, State
 
 REPORT = "hardware-check-report.json"
@@ -157,14 +156,7 @@ def test_nodes_that_are_missing_in_a_private_dev_do_not_touch_the_machines(on_ro
 @pytest.mark.usefixtures("on_root")
 def test_the_doctor_has_the_read_only_checks_as_a_layer(environment: dict[str, str], state: State) -> None:
     state.inject("nvmlDeviceGetBrand", UNKNOWN, device=1)
-    done = subprocess.run(
-        [sys.executable, "-m", "dra_driver.core.command_line.main", "doctor", "--output", "json", "--node-name", "n"],
-        env={**environment, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
+    done = run_python(*MAIN, "doctor", "--output", "json", "--node-name", "n", environment=environment)
     findings = json.loads(done.stdout)["findings"]
     assert "NVML counts 4 GPUs" in [each["seen"] for each in findings if each["check"] == "nvml"]
     hardware = {each["seen"].partition(",")[0]: each for each in findings if each["layer"] == "hardware"}

@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,10 @@ class SlowCluster(Cluster):
         return super().list(path, query)
 
 
+def judged(cluster: Cluster, **scope: Any) -> DoctorReport:
+    return diagnose(read_facts(cluster, server=SERVER), DoctorScope(**scope), clock=time.monotonic)
+
+
 def test_all_questions_end_within_the_time() -> None:
     """A slow API server is asked what fits; the rest is said to be open, and the answers that came are used."""
     cluster = SlowCluster()
@@ -91,9 +96,7 @@ def test_where_not_all_namespaces_may_be_read_the_named_one_is() -> None:
 def test_a_node_is_judged_without_the_others() -> None:
     cluster = Cluster()
     cluster.slices = cluster.slices[:1]
-    facts = read_facts(cluster, server=SERVER)
-    good = diagnose(facts, DoctorScope(kind="node", name="gpu-a"), clock=time.monotonic)
-    bad = diagnose(facts, DoctorScope(kind="node", name="gpu-b"), clock=time.monotonic)
+    good, bad = (judged(cluster, kind="node", name=name) for name in ("gpu-a", "gpu-b"))
     assert (good.exit_status, good.target) == (0, "node/gpu-a")
     assert bad.first_broken is not None
     assert bad.first_broken.layer is Layer.SLICES
@@ -110,7 +113,7 @@ def test_a_node_is_judged_without_claims_of_other_nodes() -> None:
     cluster.claims[-1]["status"]["reservedFor"] = []
     facts = narrowed(read_facts(cluster, server=SERVER), DoctorScope(kind="node", name="gpu-a"))
     assert [item["metadata"]["name"] for item in facts.items("claims")] == ["here", "fabric"]
-    report = diagnose(read_facts(cluster, server=SERVER), DoctorScope(kind="node", name="gpu-b"), clock=time.monotonic)
+    report = judged(cluster, kind="node", name="gpu-b")
     assert "claims-end" not in {finding.check for finding in report.findings}
 
 
@@ -120,8 +123,7 @@ def test_a_pod_or_claim_whose_node_is_gone_is_judged(scope: str) -> None:
     cluster.pods.append(workload("pod-lost", node="gpu-z", resourceClaims=[{"name": "g", "resourceClaimName": "lost"}]))
     cluster.claims.append(_ending("lost", "gpu-z"))
     kind, namespace, name = scope.split("/")
-    asked = DoctorScope(kind=kind, namespace=namespace, name=name)
-    first = diagnose(read_facts(cluster, server=SERVER), asked, clock=time.monotonic).first_broken
+    first = judged(cluster, kind=kind, namespace=namespace, name=name).first_broken
     assert first is not None
     assert (first.layer, first.object) == (Layer.NODE, "node/gpu-z")
     assert "no longer exists" in first.seen
@@ -139,13 +141,9 @@ def test_a_pod_is_judged_with_its_claims_and_its_node_alone() -> None:
     cluster = Cluster()
     cluster.templates.append(template("gpus"))
     cluster.pods += [workload(**by_template("gpus")), workload("other", **by_template("missing"))]
-    facts = read_facts(cluster, server=SERVER)
-    chosen = narrowed(facts, DoctorScope(kind="pod", namespace="team-a", name="train"))
+    chosen = narrowed(read_facts(cluster, server=SERVER), DoctorScope(kind="pod", namespace="team-a", name="train"))
     assert [pod["metadata"]["name"] for pod in chosen.items("pods")] == ["train"]
-    assert (
-        diagnose(facts, DoctorScope(kind="pod", namespace="team-a", name="train"), clock=time.monotonic).exit_status
-        == 0
-    )
+    assert judged(cluster, kind="pod", namespace="team-a", name="train").exit_status == 0
 
 
 @pytest.mark.parametrize(
@@ -182,7 +180,7 @@ def test_objects_of_any_shape_end_no_report() -> None:
     cluster = Cluster()
     for items in (cluster.nodes, cluster.pods, cluster.slices, cluster.gpu_nodes, cluster.daemonsets, cluster.events):
         items.append({"metadata": {"name": "odd", "labels": [], "namespace": "team-a"}, "spec": 1, "status": ["x"]})
-    report = diagnose(read_facts(cluster, server=SERVER), DoctorScope(), clock=time.monotonic)
+    report = judged(cluster)
     assert len(report.findings) > 10
     assert not [finding for finding in report.findings if "check failed" in finding.seen]
 
@@ -232,7 +230,7 @@ def test_a_broken_setup_is_named_first(row: BrokenSetup) -> None:
 
 
 def test_a_healthy_cluster_has_no_finding_but_good_ones() -> None:
-    report = diagnose(read_facts(Cluster(), server=SERVER), DoctorScope(), clock=time.monotonic)
+    report = judged(Cluster())
     assert [finding for finding in report.findings if finding.status is not Status.OK] == []
     assert report.exit_status == 0
 
@@ -245,7 +243,7 @@ def test_devices_of_other_drivers_are_no_concern() -> None:
     card = claim("card", namespace="team-a")
     card["status"] = {"devices": [device]}
     cluster.claims.append(card)
-    report = diagnose(read_facts(cluster, server=SERVER), DoctorScope(), clock=time.monotonic)
+    report = judged(cluster)
     assert report.first_broken is None
 
 
@@ -263,7 +261,7 @@ def test_pods_of_other_drivers_are_no_concern() -> None:
     cluster.pods += [waiting, failing]
     said = "Failed to prepare dynamic resources: DRA driver net.example.com is not registered"
     cluster.events.append(event("FailedPrepareDynamicResources", failing, said))
-    report = diagnose(read_facts(cluster, server=SERVER), DoctorScope(), clock=time.monotonic)
+    report = judged(cluster)
     assert [str(each) for each in report.findings if each.status is not Status.OK] == []
 
 
@@ -272,13 +270,11 @@ def test_what_a_pod_of_unknown_purpose_lacks_is_a_warning_of_the_cluster() -> No
     cluster = Cluster()
     cluster.pods.append(workload(resourceClaims=[{"name": "card", "resourceClaimName": "card"}]))
     cluster.claims.append(claim("uplink", exactly(deviceClassName="nets"), namespace="team-a"))
-    facts = read_facts(cluster, server=SERVER)
-    of_all = diagnose(facts, DoctorScope(), clock=time.monotonic)
+    of_all = judged(cluster)
     warned = [each.check for each in of_all.findings if each.status is Status.WARN]
     assert (of_all.exit_status, sorted(warned)) == (0, ["claims-and-templates-exist", "classes-of-claims-exist"])
     for scope in (("pod", "train"), ("claim", "uplink")):
-        asked = DoctorScope(kind=scope[0], namespace="team-a", name=scope[1])
-        assert diagnose(facts, asked, clock=time.monotonic).exit_status == 1, scope
+        assert judged(cluster, kind=scope[0], namespace="team-a", name=scope[1]).exit_status == 1, scope
 
 
 def test_names_of_rows_and_checks_are_unique() -> None:

@@ -212,7 +212,6 @@ def test_a_difference_of_the_hardware_is_a_warning(node: BrokenNode) -> None:
 
 
 def test_a_dev_that_cannot_be_read_is_unknown(node: BrokenNode) -> None:
-
     def refuse(_path: str) -> None:
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 

@@ -19,11 +19,6 @@ def report(*findings: Finding) -> DoctorReport:
     return DoctorReport(target="cluster", findings=findings)
 
 
-def test_the_first_broken_layer_is_the_lowest_and_not_the_first_of_the_list() -> None:
-    low, high = finding(Layer.CRDS, Status.FAIL), finding(Layer.SLICES, Status.FAIL)
-    assert report(high, finding(Layer.API, Status.WARN), low).first_broken == low
-
-
 @pytest.mark.parametrize(
     ("statuses", "expected"),
     [
@@ -41,7 +36,6 @@ def test_exit_status(statuses: tuple[Status, ...], expected: int) -> None:
 
 
 def test_a_check_that_misses_a_fact_or_breaks_stops_no_other() -> None:
-
     def unanswered(_: dict[str, Any]) -> list[Finding]:
         raise UnansweredError("the list of nodes was refused", "Ask for the right to list nodes.")
 
@@ -101,8 +95,8 @@ def test_merged_reports_are_in_the_order_of_layers() -> None:
     assert (both.source, both.took_s) == ("api; node a", 1.5)
 
 
-def test_text_begins_with_the_first_broken_layer_and_what_to_do() -> None:
-    text = render(report(finding(Layer.CRDS, Status.FAIL, seen="no gpunodes"), finding(Layer.SLICES, Status.FAIL)))
+def test_text_begins_with_the_lowest_broken_layer_and_what_to_do() -> None:
+    text = render(report(finding(Layer.SLICES, Status.FAIL), finding(Layer.CRDS, Status.FAIL, seen="no gpunodes")))
     first, expected, do, *rest = text.splitlines()
     assert first == "cluster: the first broken layer is crds: node/a: no gpunodes"
     assert (expected.strip(), do.strip()) == ("expected: it is not", "do: Change it.")
