@@ -9,6 +9,7 @@ from dra_driver.diagnose.smoke.attempt import Attempt, Tools, TryTask
 from dra_driver.diagnose.smoke.objects import PodSettings
 from dra_driver.diagnose.smoke.planning import Fit
 from dra_driver.diagnose.smoke.report import TryKind, TryResult, claim_spec
+from tests.fakes import dra_objects
 
 NODE: Final = "gpu-a"
 DRIVER: Final = "gpu.nvidia.com"
@@ -21,14 +22,11 @@ Wire = dict[str, Any]
 
 
 def device(name: str = "gpu-0", **attributes: str) -> Wire:
-    texts = {"type": "gpu", "uuid": UUID, **attributes}
-    return {"name": name, "attributes": {key: {"string": value} for key, value in texts.items()}}
+    return dra_objects.gpu(name, **{"uuid": UUID, **attributes})
 
 
 def resource_slice(*devices: Wire, node: str = NODE, generation: int = 1) -> Wire:
-    pool = {"name": f"{node}/{DRIVER}", "generation": generation, "resourceSliceCount": 1}
-    spec = {"driver": DRIVER, "nodeName": node, "pool": pool, "devices": list(devices)}
-    return {"metadata": {"name": f"s-{node}"}, "spec": spec}
+    return dra_objects.resource_slice(node, *devices, generation=generation)
 
 
 def result(name: str = "gpu-0") -> Wire:

@@ -10,6 +10,7 @@ from dra_driver.core.finding import Layer, Status
 from dra_driver.diagnose.smoke.planning import PRESENT_LABEL, ClusterView, Fit, SmokePlan, plan_of
 from dra_driver.diagnose.smoke.report import SmokeOptions, TryKind, claim_spec, kinds_of
 from dra_driver.kube.state import ClusterState
+from tests.fakes.dra_objects import device_class, gpu
 from tests.unit.diagnose.smoke.fake_api import DRIVER, UUID, WHOLE, device, resource_slice
 
 MIG = TryKind("mig", "1g.10gb")
@@ -18,10 +19,7 @@ Wire = dict[str, Any]
 
 
 def partition(name: str = "gpu-0-mig-1g10gb-19-0") -> Wire:
-    return {
-        "name": name,
-        "attributes": {"type": {"string": "mig"}, "profile": {"string": "1g.10gb"}, "parentUUID": {"string": UUID}},
-    }
+    return gpu(name, type="mig", profile="1g.10gb", parentUUID=UUID)
 
 
 def node(name: str, *, ready: str = "True", cordoned: bool = False, labelled: bool = True) -> Wire:
@@ -37,8 +35,7 @@ def node(name: str, *, ready: str = "True", cordoned: bool = False, labelled: bo
 
 
 def state(*nodes: Wire, slices: Sequence[Wire], claims: Sequence[Wire] = ()) -> ClusterState:
-    selected = [{"cel": {"expression": f'device.driver == "{DRIVER}"'}}]
-    classes = [{"metadata": {"name": f"{name}.nvidia.com"}, "spec": {"selectors": selected}} for name in ("gpu", "mig")]
+    classes = [device_class(f"{name}.nvidia.com", expression=f'device.driver == "{DRIVER}"') for name in ("gpu", "mig")]
     return ClusterState(nodes=nodes, slices=slices, claims=claims, classes=classes, server_version="v1.36.2")
 
 
