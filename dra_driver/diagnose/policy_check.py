@@ -1,7 +1,4 @@
-"""``dra-driver policy check``: checks policy files, and shows how GPUs are published under them.
-
-Uses the same code as the node process (``dra_driver.node.policy``).
-"""
+"""``dra-driver policy check``: check policy files and show published GPUs, with the code of the node process."""
 
 import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -74,11 +71,8 @@ def policy_files(paths: Sequence[str]) -> Iterator["PolicyFile"]:
 
 
 class GpuTrial(Struct, frozen=True, kw_only=True):
-    """Policy files applied to one simulated GPU, None while the files have problems of their own.
-
-    ``policy`` is the one that applies, "" without one, and ``spec`` what it says; ``outranked`` are the others that
-    match, with their priorities.
-    """
+    """Policy files applied to one simulated GPU, None while the files have problems. ``policy`` is the one that
+    applies, "" without one, with ``spec``; ``outranked`` are other matches, with their priorities."""
 
     gpu: "Gpu | None" = None
     problems: Sequence[str] = ()

@@ -20,7 +20,7 @@ from typing import Any
 
 from dra_driver.core.finding import Finding
 from tests.doctor_faults import ROWS
-from tests.doctor_faults.row import examined, first_of
+from tests.doctor_faults.cluster import examined, first_of
 from tests.fakes.broken_node import BrokenNode
 from tests.fakes.node_faults import FAULTS, Fault
 
@@ -34,7 +34,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write docs/doctor/last-run.json; then run make gen")
     arguments = parser.parse_args()
     about = f"Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}."
-    cluster, node = list(of_cluster()), list(of_node())
+    cluster, node = list(of_cluster()), list(map(_examined_node, FAULTS))
     found = {"about": about, "cluster": cluster, "node": node}
     for row in (*cluster, *node):
         print(f"{row['name']}: {row['layer']} {row['status']} {row['ms']} ms: {row['subject']}: {row['seen']}")
@@ -44,16 +44,9 @@ def main() -> int:
 
 
 def of_cluster() -> Iterator[dict[str, Any]]:
-    """What is said of each broken cluster."""
     for row in ROWS:
         report = examined(row)
         yield said(row.name, first_of(report), report.took_s)
-
-
-def of_node() -> Iterator[dict[str, Any]]:
-    """What is said of each broken node."""
-    for fault in FAULTS:
-        yield _examined_node(fault)
 
 
 def name_of(fault: Fault) -> str:

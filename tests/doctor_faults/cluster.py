@@ -1,8 +1,13 @@
-"""A cluster of two GPU nodes as API objects, and an API server that answers with them: what the broken set-ups "
-"break."""
+"""A healthy cluster of two GPU nodes as API objects, an API server that answers with them, and edits that break it.
+
+An edit is a path into `Cluster` and a value to put there. ``>`` separates the parts of a path, ``*`` stands for each
+item of a list, ``-`` appends to it, and the value `GONE` removes what is there.
+"""
 
 import copy
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,16 +16,13 @@ import yaml
 
 from dra_driver.config.status import node_status
 from dra_driver.core.errors import ForbiddenError, InvalidObjectError, KubernetesApiError, NotFoundError
-from dra_driver.core.model.gpu_node import (
-    GpuNodeStatus,
-    HealthWord,
-    NodeGpu,
-    NodePolicy,
-    NodeProblem,
-    PublishedForm,
-)
+from dra_driver.core.finding import Finding, Layer, Status
+from dra_driver.core.model.gpu_node import GpuNodeStatus, HealthWord, NodeGpu, NodePolicy, NodeProblem, PublishedForm
 from dra_driver.core.request_rights import right_of
-from tests.fakes.dra_objects import DRIVER, Obj, claim, exactly, gpu, resource_slice
+from dra_driver.diagnose.doctor.cluster import DoctorScope, diagnose
+from dra_driver.diagnose.doctor.reading import read_facts
+from dra_driver.diagnose.doctor.report import DoctorReport
+from tests.fakes.dra_objects import DRIVER, Obj, exactly, gpu, resource_slice
 
 BASE = Path(__file__).resolve().parents[2] / "deploy" / "base"
 GPU_NODES = ("gpu-a", "gpu-b")
@@ -32,6 +34,8 @@ GATES = (
     "DRADeviceTaints",
     "DRAExtendedResource",
 )
+CLUSTER = DoctorScope()
+GONE = object()
 SERVER = {"address": "https://10.0.0.1:6443", "source": "kubeconfig test"}
 
 
@@ -144,18 +148,15 @@ class Cluster:
 
 @lru_cache
 def base(name: str) -> list[Obj]:
-    """The objects of a file of deploy/base."""
     return [item for item in yaml.safe_load_all((BASE / name).read_text()) if item]
 
 
 def named(name: str, namespace: str = "", **fields: Any) -> Obj:
-    """An object with that name."""
     place = {"namespace": namespace} if namespace else {}
     return {"metadata": {"name": name, **place}, **fields}
 
 
 def plain_node(name: str) -> Obj:
-    """A ready Node without GPUs."""
     return {
         "metadata": {"name": name, "uid": f"uid-of-{name}", "labels": {"kubernetes.io/os": "linux"}},
         "spec": {},
@@ -176,19 +177,13 @@ def gpu_node(name: str) -> Obj:
 
 
 def daemonset(namespace: str = NAMESPACE, desired: int = 2) -> Obj:
-    """The DaemonSet of deploy/base, all pods ready."""
     found = copy.deepcopy(base("daemonset.yaml")[0])
     found["metadata"]["namespace"] = namespace
-    found["status"] = {
-        "desiredNumberScheduled": desired,
-        "currentNumberScheduled": desired,
-        "numberReady": desired,
-    }
+    found["status"] = {"desiredNumberScheduled": desired, "currentNumberScheduled": desired, "numberReady": desired}
     return found
 
 
 def driver_pod(node: str) -> Obj:
-    """A ready pod of the DaemonSet."""
     image = base("daemonset.yaml")[0]["spec"]["template"]["spec"]["containers"][0]["image"]
     return {
         "metadata": {
@@ -274,13 +269,11 @@ def by_template(template: str) -> dict[str, Any]:
 
 
 def template(name: str, *, namespace: str = "team-a", device_class: str = DRIVER) -> Obj:
-    """A claim template for one device of a class."""
     spec = {"devices": {"requests": [exactly(deviceClassName=device_class)]}}
     return named(name, namespace, spec={"spec": spec})
 
 
 def event(reason: str, about: Obj, message: str, *, kind: str = "Pod", component: str = "kubelet") -> Obj:
-    """A warning about an object."""
     metadata = about["metadata"]
     namespace = metadata.get("namespace", "")
     return {
@@ -294,4 +287,67 @@ def event(reason: str, about: Obj, message: str, *, kind: str = "Pod", component
     }
 
 
-__all__ = ["DRIVER", "Obj", "claim", "exactly", "gpu"]
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class BrokenSetup:
+    """``edits`` break a healthy cluster; the first thing that the doctor reports has this layer, status and words."""
+
+    name: str
+    layer: Layer
+    says: tuple[str, ...]
+    status: Status
+    scope: DoctorScope
+    edits: Mapping[str, Any] = field(default_factory=dict)
+
+    def cluster(self) -> Cluster:
+        found = Cluster()
+        for path, value in self.edits.items():
+            _put(found.__dict__, path.split(">"), copy.deepcopy(value) if value is not GONE else GONE)
+        return found
+
+
+def fail(name: str, layer: Layer, *says: str, scope: DoctorScope = CLUSTER) -> BrokenSetup:
+    return BrokenSetup(name=name, layer=layer, says=says, status=Status.FAIL, scope=scope)
+
+
+def warn(name: str, layer: Layer, *says: str, scope: DoctorScope = CLUSTER) -> BrokenSetup:
+    return BrokenSetup(name=name, layer=layer, says=says, status=Status.WARN, scope=scope)
+
+
+def unknown(name: str, layer: Layer, *says: str) -> BrokenSetup:
+    return BrokenSetup(name=name, layer=layer, says=says, status=Status.UNKNOWN, scope=CLUSTER)
+
+
+def rows(table: Mapping[BrokenSetup, Mapping[str, Any]]) -> tuple[BrokenSetup, ...]:
+    """The rows of a table: what is reported, by the edits that break the cluster."""
+    return tuple(replace(row, edits=edits) for row, edits in table.items())
+
+
+def _put(place: Any, path: list[str], value: object) -> None:
+    key: Any = path[0] if isinstance(place, dict) or path[0] in "*-" else int(path[0])
+    if key == "*":
+        for index in range(len(place)):
+            _put(place, [str(index), *path[1:]], value)
+    elif path[1:]:
+        _put(place[key], path[1:], value)
+    elif key == "-":
+        place.append(value)
+    elif value is not GONE:
+        place[key] = value
+    elif not isinstance(place, dict) or key in place:
+        del place[key]
+
+
+def examined(row: BrokenSetup) -> DoctorReport:
+    cluster = row.cluster()
+    began = time.monotonic()
+    facts = read_facts(cluster, server=SERVER, namespace="team-a")
+    return diagnose(facts, row.scope, clock=time.monotonic, took_s=time.monotonic() - began)
+
+
+def first_of(report: DoctorReport) -> Finding | None:
+    """What is said first: the first broken layer; else the first warning; else the first question without an answer."""
+    for status in (Status.FAIL, Status.WARN, Status.UNKNOWN):
+        found = next((finding for finding in report.findings if finding.status is status), None)
+        if found is not None:
+            return found
+    return None

@@ -54,7 +54,6 @@ def model_of(gpu: Gpu) -> GpuModel | None:
 
 
 def test_the_inventory_has_every_gpu_with_well_formed_properties(snapshot: Snapshot, report: dict[str, Any]) -> None:
-    """What would be published for this node."""
     report["snapshot"] = [str(gpu) for gpu in snapshot.gpus]
     report["left_out"] = [str(gpu) for gpu in snapshot.left_out]
     report["versions"] = [snapshot.driver_version, snapshot.cuda_driver_version]
@@ -111,61 +110,6 @@ def test_opening_and_looking_are_fast_enough_to_poll(backend: NvmlBackend, repor
     assert warm[25] < 100 * len(backend.snapshot().gpus)
 
 
-def test_eight_threads_see_the_same(backend: NvmlBackend, snapshot: Snapshot, report: dict[str, Any]) -> None:
-    """NVML is thread-safe by its documentation; the backend's lock and pynvml's globals must be, too."""
-    different: list[object] = []
-
-    def look() -> None:
-        different.extend(seen for seen in (backend.snapshot() for _ in range(50)) if seen != snapshot)
-
-    threads = [threading.Thread(target=look) for _ in range(8)]
-    begin = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    report["400 looks by 8 threads, s"] = round(time.perf_counter() - begin, 3)
-    assert not any(thread.is_alive() for thread in threads)
-    assert different == []
-
-
-def test_nvml_calls_answer_or_fail_in_known_ways(handles: list[Any], report: dict[str, Any]) -> None:
-    """Every question ends in a value or in an NVML error; the report is the golden data for the simulation."""
-    report["system"] = probes.system()
-    report["devices"] = [probes.device(handle) for handle in handles]
-    report["fields"] = [probes.fields(handle) for handle in handles]
-    for answers in report["devices"]:
-        assert {"nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMigMode"} <= answers.keys()
-        assert all("value" in answer or answer["error"].startswith("NVML") for answer in answers.values())
-
-
-def test_mig_profiles_agree_with_the_catalogue(handles: list[Any], snapshot: Snapshot, report: dict[str, Any]) -> None:
-    """Where the driver lists them (perhaps only with MIG mode on), profile ids and placements equal the catalog's."""
-    report["mig"] = [probes.profiles(handle) for handle in handles]
-    compared = 0
-    by_uuid = {str(gpu.uuid): model_of(gpu) for gpu in snapshot.gpus}
-    for handle, rows in zip(handles, report["mig"], strict=True):
-        model = by_uuid.get(pynvml.nvmlDeviceGetUUID(handle))
-        if model is None or model.mig is None:
-            continue
-        ours = {profile.enum: profile for profile in model.mig.profiles}
-        for row in rows:
-            info = row["v2"].get("value") or row["v1"].get("value")
-            if info is None or row["number"] not in ours:
-                continue
-            compared += 1
-            profile = ours[row["number"]]
-            assert (info["id"], info["sliceCount"]) == (profile.profile_id, profile.compute_slices)
-            if "value" in row["v2"]:  # version 1, the only one with MIG mode off on some drivers, has no name
-                assert info["name"].removeprefix("MIG ") == profile.name
-            if "value" in row["placements"]:
-                places = [f"{start}:{profile.memory_slices}" for start in profile.starts]
-                assert row["placements"]["value"] == places
-    report["mig profiles compared"] = compared
-    if compared == 0:
-        pytest.skip("the driver lists no MIG profile of a board that is in the catalog")
-
-
 def test_the_inventory_lists_profiles_as_nvml_does(
     handles: list[Any], snapshot: Snapshot, report: dict[str, Any]
 ) -> None:
@@ -198,7 +142,6 @@ def test_the_inventory_lists_profiles_as_nvml_does(
 
 
 def test_reads_of_control_agree_with_the_inventory(backend: NvmlBackend, snapshot: Snapshot) -> None:
-    """They look a GPU up by its UUID themselves."""
     for gpu in snapshot.gpus:
         if not gpu.mig_enabled:  # nvml.h: compute modes are not supported while MIG mode is on
             assert backend.compute_mode(gpu.uuid) in ComputeMode
@@ -208,7 +151,6 @@ def test_reads_of_control_agree_with_the_inventory(backend: NvmlBackend, snapsho
 
 
 def test_the_backend_waits_for_events_beside_looks(backend: NvmlBackend, report: dict[str, Any]) -> None:
-    """Reads must not wait for it."""
     answers: list[bool] = []
     waiter = threading.Thread(target=lambda: answers.append(backend.wait_for_event(1.0)))
     waiter.start()

@@ -1,8 +1,8 @@
 """Support bundles: the facts of a cluster, the driver's logs and the doctor's report, in one file without secrets.
 
-A ``.tar.gz`` of JSON and text files; `MANIFEST` is first and has the version. ``state.json`` is a cluster state as
-`kube.state_file` writes it. Reading takes nothing to disk and trusts no file: sizes are bounded before anything is
-decompressed further, and members with other names are skipped."""
+A ``.tar.gz`` of JSON and text files; `MANIFEST` is first and has the version. Reading writes nothing to disk, bounds
+sizes before anything is decompressed further, and skips members with other names.
+"""
 
 import gzip
 import io
@@ -157,7 +157,6 @@ def _unpacked(value: object, where: str, present: object) -> object:
 
 
 def _files_in(path: Path, where: str) -> Iterator[tuple[str, bytes]]:
-    """The JSON files of the bundle by name; logs and text are for people."""
     try:
         size = path.stat().st_size
         if size > MAX_FILE_BYTES:
@@ -223,11 +222,8 @@ class LogApi(Protocol):
 
 
 def read_logs(api: LogApi, facts: ClusterFacts, *, within_s: float) -> tuple[dict[str, str], list[str]]:
-    """Logs by ``namespace/pod/container``, and sentences about those that are left out.
-
-    Pods that are not ready come first. Of a container that ended before, the log of that run is read as well.
-    ``within_s`` bounds each request.
-    """
+    """Logs by ``namespace/pod/container``, of pods that are not ready first and of ended runs too, and messages about
+    omitted ones. ``within_s`` bounds each request."""
     pods = sorted(
         facts.items_or_none(fact.DRIVER_PODS), key=lambda pod: (is_ready(pod), namespace_of(pod), name_of(pod))
     )

@@ -21,7 +21,7 @@ from dra_driver.diagnose.doctor.facts import (
     subject_of,
     text,
 )
-from dra_driver.diagnose.doctor.sentences import last_warning, layer_of
+from dra_driver.diagnose.doctor.views import last_warning, layer_of
 from dra_driver.kube.state import Wire
 
 _PULL: Final = frozenset(
@@ -117,7 +117,6 @@ def _pods(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _judged(pod: Wire, facts: ClusterFacts) -> Finding:
-    """Why a pod is not ready."""
     node = text(pod, "spec", "nodeName")
     subject = subject_of("pod", pod) + (f" on node/{node}" if node else "")
     for status in dicts(pod, "status", "containerStatuses"):

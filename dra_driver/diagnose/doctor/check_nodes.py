@@ -21,9 +21,9 @@ from dra_driver.diagnose.doctor.facts import (
     subject_of,
     text,
 )
-from dra_driver.diagnose.doctor.sentences import layer_of
 from dra_driver.diagnose.doctor.views import (
     label_of,
+    layer_of,
     node_of_claim,
     plugin_offers,
 )

@@ -97,7 +97,6 @@ def _nvidias_driver(facts: ClusterFacts) -> Iterator[Finding]:
 
 @check("gpus-published-twice", Layer.SECOND_PUBLISHER, "GPUs in two pools")
 def _same_gpus(facts: ClusterFacts) -> Iterator[Finding]:
-    """The same UUID in two pools of one node."""
     by_place: dict[str, dict[str, list[Wire]]] = {}
     for item in facts.items("slices"):
         place = f"driver {text(item, 'spec', 'driver')}, pool {text(item, 'spec', 'pool', 'name')}"

@@ -14,13 +14,13 @@ from dra_driver.diagnose.doctor.facts import (
     subject_of,
     text,
 )
-from dra_driver.diagnose.doctor.sentences import layer_of
 from dra_driver.diagnose.doctor.views import (
     claim_names,
     concerns,
     extended_resources,
     gpu_names,
     key_of,
+    layer_of,
     plugin_offers,
     template_names,
     used_classes,

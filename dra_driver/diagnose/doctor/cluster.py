@@ -37,10 +37,8 @@ class DoctorScope(Struct, frozen=True, kw_only=True):
 
 
 def narrowed(facts: ClusterFacts, scope: DoctorScope) -> ClusterFacts:
-    """The facts without other nodes and other workloads; all of them for the cluster.
-
-    Raises ConfigurationError where the named object is known not to exist.
-    """
+    """The facts without other nodes and other workloads; all of them for the cluster. Raises ConfigurationError where
+    the named object is known not to exist."""
     if scope.kind == CLUSTER:
         return facts
     known = {name_of(item) for item in facts.items_or_none("nodes")}
@@ -126,10 +124,8 @@ CHECKS: Final = (
 def diagnose(
     facts: ClusterFacts, scope: DoctorScope, *, clock: Callable[[], float], took_s: float = 0.0
 ) -> DoctorReport:
-    """The report of all checks over the part of the facts that ``scope`` is about.
-
-    ``took_s`` is the time that reading took. Raises ConfigurationError for an object that is known not to exist.
-    """
+    """The report of all checks on the facts within ``scope``; ``took_s`` is the time of reading them. Raises
+    ConfigurationError for an object that is known not to exist."""
     began = clock()
     findings = run_all(CHECKS, narrowed(facts, scope))
     return DoctorReport(target=str(scope), findings=findings, source=facts.source, took_s=took_s + clock() - began)

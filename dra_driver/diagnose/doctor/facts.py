@@ -135,10 +135,8 @@ class Unanswered(Struct, frozen=True, kw_only=True):
 
 
 class ClusterFacts(Struct, frozen=True, kw_only=True, dict=True):
-    """Answers by the name of the fact: a list of objects, an object, or `Unanswered`. ``source`` is for people.
-
-    The properties are the driver as its objects show it. Each raises UnansweredError where its facts are missing.
-    """
+    """Answers by the name of the fact: a list of objects, an object, or `Unanswered`. ``source`` is for users.
+    Properties describe the driver, and raise UnansweredError where their facts are missing."""
 
     answers: Mapping[str, object]
     source: str = ""
@@ -214,7 +212,6 @@ class ClusterFacts(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def own_devices(self) -> Mapping[str, list[Wire]]:
-        """Devices by node."""
         found: dict[str, list[Wire]] = {}
         for item in self.own_slices:
             found.setdefault(text(item, "spec", "nodeName"), []).extend(dicts(item, "spec", "devices"))

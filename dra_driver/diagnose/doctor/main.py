@@ -46,7 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the report; returns the exit status."""
     from dra_driver.diagnose.doctor.node import examine
     from dra_driver.diagnose.doctor.node_view import HostView
     from dra_driver.diagnose.doctor.report import render, to_wire

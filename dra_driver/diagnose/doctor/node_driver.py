@@ -13,9 +13,9 @@ from dra_driver.core.text import listed
 from dra_driver.diagnose.doctor.node_view import HostView, names, text
 from dra_driver.diagnose.hardware import runner
 from dra_driver.diagnose.hardware.child import Task
-from dra_driver.diagnose.hardware.place import task_of
 from dra_driver.diagnose.hardware.session import read_only
 from dra_driver.diagnose.hardware.values import CheckRecord
+from dra_driver.diagnose.node_settings import task_of
 from dra_driver.hardware.device_nodes.numbers import Majors
 from dra_driver.hardware.driver_root.search import CANDIDATES, NVML, find_library, unsupported
 
@@ -141,7 +141,6 @@ def _module_version(view: HostView) -> str | None:
 
 
 def _modules(view: HostView) -> frozenset[str]:
-    """Loaded modules that have to do with GPUs."""
     lines = (text(f"{view.proc}/modules") or "").splitlines()
     loaded = {line.split()[0] for line in lines if line.strip()}
     return frozenset(
@@ -150,7 +149,6 @@ def _modules(view: HostView) -> frozenset[str]:
 
 
 def _minors(view: HostView) -> tuple[int, ...]:
-    """Minors of the GPUs that the kernel module has."""
     folder = f"{view.proc}/driver/nvidia/gpus"
     found = (_MINOR.search(text(f"{folder}/{name}/information") or "") for name in names(folder) or ())
     return tuple(sorted(int(match[1]) for match in found if match))

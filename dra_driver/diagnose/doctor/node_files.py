@@ -61,8 +61,6 @@ class HookFacts(Struct, frozen=True, kw_only=True):
 
 
 class FileFacts(Struct, frozen=True, kw_only=True):
-    """All of them."""
-
     cdi: CdiFacts = field(default_factory=CdiFacts)
     disks: tuple[DiskFacts, ...] = ()
     hook: HookFacts = field(default_factory=HookFacts)
@@ -191,8 +189,6 @@ def _read_container(client: CriClient, name: str, container_id: str) -> Containe
 
 
 class _Rule(Struct, frozen=True):
-    """A rule of the device cgroup that allows devices."""
-
     type: object = None
     major: int | None = None
     minor: int | None = None

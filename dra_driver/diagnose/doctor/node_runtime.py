@@ -1,13 +1,11 @@
 """The container runtime of a node: whether it answers by CRI, injects CDI devices, and from which directories.
 
-Only questions: Version, Status, ListContainers and ContainerStatus of RuntimeService. The messages are those fields
-of kubernetes/kubernetes v1.36, staging/src/k8s.io/cri-api/pkg/apis/runtime/v1/api.proto that are read here.
-
-The kubelet names CDI devices in a field of CreateContainer. containerd reads it since 1.7.0 (`enable_cdi`: off, on
-since 2.0.0) and prints its CRI configuration as JSON in ``Status(verbose).info["config"]`` (``pkg/cri/config`` of 1.6
-and 1.7, ``internal/cri/config`` of 2.x). CRI-O reads it since 1.28.0, always. Its Status does not report CDI, but its
-socket answers HTTP as well: ``GET /config`` returns the configuration in force as TOML (cri-o, server/inspect.go),
-which ``crio status config`` prints."""
+It reads with Version, Status, ListContainers and ContainerStatus of RuntimeService (kubernetes/kubernetes v1.36,
+staging/src/k8s.io/cri-api/pkg/apis/runtime/v1/api.proto). The kubelet names CDI devices in CreateContainer. containerd
+reads them since 1.7.0 (`enable_cdi`: off, on since 2.0.0) and prints its configuration as JSON in
+``Status(verbose).info["config"]`` (``pkg/cri/config`` of 1.6 and 1.7, ``internal/cri/config`` of 2.x). CRI-O always
+reads them since 1.28.0; its socket returns the configuration as TOML for ``GET /config`` (cri-o, server/inspect.go).
+"""
 
 import http.client
 import json
@@ -102,8 +100,6 @@ class CriClient:
 
 
 class _UnixConnection(http.client.HTTPConnection):
-    """HTTP over a unix socket."""
-
     def __init__(self, path: str, timeout_s: float) -> None:
         super().__init__("localhost", timeout=timeout_s)
         self._path = path

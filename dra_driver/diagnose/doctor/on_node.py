@@ -1,9 +1,8 @@
-"""Runs `dra-driver doctor` as a pod on a node and returns its report.
+"""Run `dra-driver doctor` as a pod on a node and return its report.
 
-The pod is made from the DaemonSet of the node process. It has the places and the privileges of the node process,
-because NVML opens device nodes, and a doctor with other permissions would see another node; but every mount of the host
-is read-only. In addition it has the host's ``/``, below which it finds a driver that the DaemonSet's settings miss, the
-kubelet's configuration and process, and the socket of the container runtime, which the node process does not use."""
+The pod is made from the DaemonSet of the node process, with the same privileges, because NVML opens device nodes. Every
+mount of the host is read-only. The host's ``/`` is added, to find drivers, kubelets and runtime sockets elsewhere.
+"""
 
 import json
 import secrets
@@ -51,13 +50,10 @@ def visit_node(
     clock: Callable[[], float] = time.monotonic,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
 ) -> DoctorReport:
-    """The report of the node, with what it says of ``pods`` (``namespace/name``).
+    """Return the report of the node, with findings about ``pods`` (``namespace/name``).
 
-    The pod is deleted in any case, unless it is to be kept; what an earlier command left, because it was killed, is
-    deleted first.
-
-    Raises ConfigurationError (no such node or DaemonSet, or a report of another version), KubernetesApiError and
-    PodFailedError.
+    Pods that a killed command left are deleted first; its own pod afterwards, unless it is to be kept. Raises
+    ConfigurationError (no such node or DaemonSet, another report version), KubernetesApiError and PodFailedError.
     """
     daemon_set = read_daemon_set(api, place)
     _clean_up(api, place.namespace, said, now() - timedelta(seconds=_SURELY_OVER_S))

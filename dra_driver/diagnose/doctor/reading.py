@@ -165,8 +165,6 @@ class _WithinTime:
 
 
 class _Reader:
-    """One reading."""
-
     def __init__(self, api: _WithinTime, namespace: str, driver_namespace: str) -> None:
         self._api, self._namespace, self._driver_namespace = api, namespace, driver_namespace
         self._answers: dict[str, object] = {}
@@ -196,7 +194,6 @@ class _Reader:
         return self._answers
 
     def _asked(self, question: Callable[[], T]) -> "T | list[Wire] | Unanswered":
-        """The answer, or why there is none."""
         try:
             return question()
         except NotFoundError:
@@ -276,7 +273,6 @@ class _Reader:
 
 
 def _each(found: Iterable[Wire] | Unanswered, reduce: Callable[[Wire], Wire | None]) -> list[Wire] | Unanswered:
-    """The reduced objects; the reason where there is no answer."""
     if isinstance(found, Unanswered):
         return found
     return [item for each in found if (item := reduce(each)) is not None]

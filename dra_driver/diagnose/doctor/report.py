@@ -1,8 +1,5 @@
-"""The doctor's report: verdict, exit status, text, JSON and back.
-
-A report travels as JSON from a node to `kubectl dra doctor` and in a support bundle, so its reader checks it. The text
-names the first broken layer, other problems, and one line for each layer.
-"""
+"""The doctor's report: verdict, exit status, text, JSON and back. It travels in support bundles and from nodes, so its
+reader validates it."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final

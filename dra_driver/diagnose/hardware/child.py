@@ -1,12 +1,10 @@
-"""One check in a process of its own: ``python -m dra_driver.diagnose.hardware.child``.
+"""Run one check in a separate process: ``python -m dra_driver.diagnose.hardware.child``.
 
-A call of NVML or CUDA may hang for ever, and a check may replace its mounts or its root; neither affects the command.
-The child gets its `Task` as JSON on stdin and writes one JSON line per topic to the descriptor ``--lines``. The name of
-each NVML function that it calls goes to the start of the file ``--calls`` first, so that the command can name the call
-that hangs.
-
-SIGTERM raises `Stopped` in the reader, whose ``finally`` restores what it changed; the kernel sends it when the command
-dies."""
+A call of NVML or CUDA can hang, and a check can replace its mounts or its root. The child gets its `Task` as JSON on
+stdin and writes one JSON line per topic to the descriptor ``--lines``. It writes the name of each NVML function to the
+start of the file ``--calls`` before the call. SIGTERM, which the kernel sends when the command dies, raises `Stopped`
+in the reader, whose ``finally`` restores its changes.
+"""
 
 import ctypes
 import json
@@ -35,10 +33,9 @@ class ChosenGpu(Struct, frozen=True, kw_only=True):
 
 
 class Task(Struct, frozen=True, kw_only=True):
-    """What a reader gets. ``root`` and the other paths are as this process sees them; ``folder`` is an empty one for
-    the check alone. ``plugin_dir`` is the node process' own folder. ``stop_s`` is how long the
-    process may take to end after SIGTERM. ``facts`` are those of an earlier reading, for
-    readers that restore."""
+    """Input of a reader. Paths are as this process sees them; ``folder`` is empty and for this check only,
+    ``plugin_dir`` is that of the node process. ``stop_s`` is the time to end after SIGTERM, ``facts`` an earlier
+    reading to restore."""
 
     reader: str
     folder: str

@@ -1,8 +1,8 @@
 """A second NVML client for checks 12 and 13, ``python -m dra_driver.diagnose.hardware.client``, and its owner's side.
 
-The client gets a JSON task on stdin's first line. It opens NVML, holds a handle of every GPU (and an event set, as
-monitors do), lists the instances of one GPU on request, and prints one JSON line for each line on stdin. It ends at the
-end of stdin."""
+After a JSON task on the first line of stdin, the client holds a handle of every GPU (and an event set, like monitors).
+For each further line it prints the instances of one GPU as a JSON line. It ends at the end of stdin.
+"""
 
 import json
 import os

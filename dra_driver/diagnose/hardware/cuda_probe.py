@@ -1,9 +1,8 @@
 """A CUDA program without a runtime: ``python -m dra_driver.diagnose.hardware.cuda_probe``, a `ClaimView` on its stdin.
 
-Enters the view (a root of nothing but the named mounts and device nodes, as a container has them), opens CUDA's driver
-library and makes a context on its first device. Prints one JSON object: each call's code by its name, and what it
-returned. Codes are those of cuda.h (CUresult): 0 success, 2 out of memory, 100 no device, 304 operating system call
-failed, 999 unknown.
+It enters the view (a root with only the named mounts and device nodes, like a container), makes a context on the first
+device and prints one JSON object: the code of each call by name (CUresult of cuda.h: 0 success, 2 out of memory,
+100 no device, 304 operating system call failed, 999 unknown), and the returned values.
 """
 
 import ctypes

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.diagnose.hardware.place import load_places, place_flags
-from dra_driver.diagnose.node_settings import add_options
+from dra_driver.diagnose.node_settings import add_options, host_names, load_places, place_flags, task_of
 
 if TYPE_CHECKING:
     from dra_driver.diagnose.hardware.child import Task
@@ -88,15 +87,15 @@ def run(args: argparse.Namespace) -> int:
     settings = load_places({flag.field: getattr(args, flag.field) for flag in place_flags()}, os.environ)
     from dra_driver.core.command_line.main import interrupt_once
     from dra_driver.core.text import one_line
-    from dra_driver.diagnose.hardware import child, place, runner, session, storage
+    from dra_driver.diagnose.hardware import child, runner, session, storage
     from dra_driver.diagnose.hardware.storage import Hasher
     from dra_driver.diagnose.hardware.survey import Consent
     from dra_driver.diagnose.hardware.values import CheckRecord, HardwareReport, Reading
 
-    task, no_driver = place.task_of(settings)
+    task, no_driver = task_of(settings)
     consent = Consent(owner=args.i_own_this_gpu, gpu=args.gpu)
     plan = session.Plan(task=task, consent=consent, only=numbers(args.only))
-    hasher = None if args.keep_identities else Hasher(place.host_names(os.environ))
+    hasher = None if args.keep_identities else Hasher(host_names(os.environ))
 
     def shown(text: str) -> str:
         return text if hasher is None else hasher.text(text)

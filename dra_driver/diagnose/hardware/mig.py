@@ -1,8 +1,8 @@
-"""Changes MIG mode and instances of one GPU beside a second NVML client, and restores them (checks 12 to 14).
+"""Change MIG mode and instances of one GPU beside a second NVML client, and restore them (checks 12 to 14).
 
-Only with the consent of the GPU's owner. Each reader notes the former state first (topic ``before``), restores it in
-its own ``finally``, and notes the state afterwards (topic ``after``); `restore` does the same in a new process where
-the first one did not get there. The GPU's lock keeps the node process from changing it meanwhile. The judges do no I/O.
+Needs the consent of the GPU's owner. Each reader records the former state (topic ``before``), restores it in its
+``finally`` and records the result (``after``); else `restore` does so in a new process. The GPU's lock excludes the
+node process. The judges do no I/O.
 """
 
 import time

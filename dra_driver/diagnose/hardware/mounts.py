@@ -1,7 +1,6 @@
-"""A private mount namespace for a check's process: raw system calls, which Python lacks before 3.12.
+"""A private mount namespace that ends with a check's process, by raw system calls (Python lacks them before 3.12).
 
-Nothing is mounted outside of the namespace, so nothing has to be unmounted. Sources: unshare(2), mount(2),
-mount_namespaces(7).
+Sources: unshare(2), mount(2), mount_namespaces(7).
 """
 
 import ctypes

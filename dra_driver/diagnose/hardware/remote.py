@@ -1,7 +1,4 @@
-"""Runs the hardware check as a pod on a node, follows its lines, and returns the report.
-
-The pod is made from the DaemonSet of the node process: with the same image, environment, volumes and privileges it sees
-what the node process sees."""
+"""Run the hardware check as a pod that is made from the DaemonSet of the node process, and return its report."""
 
 import secrets
 import time
@@ -49,8 +46,7 @@ def run_on_node(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> HardwareReport:
-    """Create the pod, pass on its lines as they come, and return its report. The pod is deleted in any case, unless it
-    is to be kept. ``arguments`` are flags of ``dra-driver hardware-check``.
+    """See `run_pod`. ``arguments`` are flags of ``dra-driver hardware-check``.
 
     Raises ConfigurationError (no such node or DaemonSet), KubernetesApiError, and PodFailedError.
     """

@@ -1,8 +1,7 @@
-"""Runs one reader in a child process, within its time limit, and returns what it read.
+"""Run one reader in a child process, within its time limit, and return what it read.
 
-The child writes its lines to a file, so a child that hangs loses none of them. At the limit it gets SIGTERM and
-``task.stop_s`` to restore what it changed, then SIGKILL with everything that it started. A process that waits in the
-kernel cannot even be killed; then the command goes on without it.
+The child writes to a file, so that a child that hangs loses no lines. At the limit it gets SIGTERM and ``task.stop_s``
+to restore its changes, then SIGKILL with its children. A child stuck in the kernel is left behind.
 """
 
 import json

@@ -76,10 +76,7 @@ def run_all(
     clock: Callable[[], float] = time.monotonic,
 ) -> HardwareReport:
     """Run the plan. ``said`` gets each record as soon as there is one, ``surveyed`` the survey before.
-
-    KeyboardInterrupt ends it: the rest is skipped, and the report has what was read so far. Raises ConfigurationError
-    for a GPU that cannot be chosen.
-    """
+    KeyboardInterrupt ends it: the rest is skipped. Raises ConfigurationError for a GPU that cannot be chosen."""
     begin, records, stopped = clock(), list[CheckRecord](), False
     survey = Reading(skipped="interrupted")
     choice = GpuChoice()

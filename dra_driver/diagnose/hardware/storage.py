@@ -1,9 +1,8 @@
-"""Reports as files and as lines of a log, and hashing of what identifies a machine in them.
+"""Reports as files and as lines of a log, with hashes in place of UUIDs, serial numbers and host names.
 
-Files are readable by their owner only (0600); a log has the report packed between two markers. UUIDs, serial numbers
-and host names are hashed. Within one report a value always has the same hash, so that facts can be compared; the salt
-is drawn for each report and kept nowhere, so that two reports cannot be compared and values cannot be guessed. The form
-stays: a hashed UUID still looks like one. PCI addresses and minors stay: they say which slot and not which machine.
+Files are readable by their owner only (0600); a log has the report packed between two markers. Within one report equal
+values have equal hashes, and a hashed UUID keeps its form. The salt is random for each report and not stored: values
+cannot be guessed or compared between reports. PCI addresses and minors stay: they name a slot, not a machine.
 """
 
 import base64

@@ -190,11 +190,8 @@ class GpuChoice(Struct, frozen=True, kw_only=True):
 
 
 def choose(survey: Facts, consent: Consent) -> GpuChoice:
-    """The GPU that was named, else the first free one.
-
-    Raises ConfigurationError when the named GPU does not exist, and when the owner's consent does not say for which of
-    several GPUs.
-    """
+    """The named GPU, else the first free one. Raises ConfigurationError where the named GPU does not exist, or the
+    owner's consent does not name one of several GPUs."""
     found = survey_gpus(survey)
     if consent.gpu:
         found = [gpu for gpu in found if consent.gpu in {str(gpu["index"]), _value(gpu, "nvmlDeviceGetUUID")}]

@@ -27,10 +27,10 @@ SCHEMA_VERSION: Final = 1
 class HardwareCheck(Struct, frozen=True, kw_only=True):
     """One check. ``expected`` is the assumption of the code that it tests.
 
-    ``reader`` is ``module:function`` in this package: a function from a `Task` (``child.py``) to pairs of topic and
-    value. ``judge`` does no I/O, and gets what the reader read and what the survey read. ``needs``: "root" (user 0 with
-    the right to mount), "free GPU" (a GPU without processes and claims, or the owner's consent), "owner" (only with
-    ``--i-own-this-gpu``, because it changes MIG mode or instances).
+    ``reader`` is ``module:function`` in this package, from a `Task` to pairs of topic and value. ``judge`` does no I/O
+    and gets the results of reader and survey. ``needs``: "root" (user 0 with the right to mount), "free GPU" (no
+    processes and claims, or the owner's consent), "owner" (only with ``--i-own-this-gpu``, as it changes MIG mode or
+    instances).
     """
 
     number: int

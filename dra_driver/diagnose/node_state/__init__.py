@@ -1,7 +1,6 @@
-"""What this driver has on a node, shown, checked, repaired and removed, for the commands ``state`` and ``cleanup``.
+"""Show, check, repair and remove what this driver has on a node, for the commands ``state`` and ``cleanup``.
 
-Other packages import from here: `read_state` reads without changing anything, `find_disagreements` is pure, `repair`
-and `clean_up` open the claims as a node process does, and refuse while one runs.
+`repair` and `clean_up` open the claims as a node process does, and refuse while one runs.
 """
 
 from dra_driver.diagnose.node_state.cleanup import clean_up

@@ -1,11 +1,11 @@
-"""Removes every trace of this driver from a node: changes of GPUs are undone, then files, sockets and mounts go.
+"""Remove every trace of this driver from a node: undo changes of GPUs, then remove files, sockets and mounts.
 
-It refuses while a node process or an MPS host runs, while a claim is prepared in this boot, and while that is not known
-(the journal is damaged or new, and there are CDI files of claims). Nothing is removed in these cases. Changes of a GPU
-that cannot be undone, because its driver is missing, also stop it: the journal has the permission to undo them.
+It refuses, and removes nothing, while a node process or an MPS host runs, or a claim is prepared in this boot or could
+be (the journal is damaged or new, and claims have CDI files), or a change of a GPU cannot be undone.
 
-Only names that a version of this driver writes are removed: another driver may share the folders, NVIDIA's the plugin
-folder itself. Device nodes in /dev stay: they are the NVIDIA driver's, also those that this driver made."""
+It removes only names that a version of this driver writes, because NVIDIA's driver can share the directories. Device
+nodes in /dev stay: they belong to the NVIDIA driver.
+"""
 
 import logging
 import os

@@ -33,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the state and what disagrees; returns the exit status."""
     from dra_driver.diagnose.node_state import find_disagreements, read_state, repair
     from dra_driver.diagnose.node_state.stopped import look_at_hardware
 

@@ -1,6 +1,4 @@
-"""State of this driver on a node: where it has files, sockets and mounts, and what is there.
-
-Reading changes nothing, and works while a node process runs and while none does."""
+"""State of this driver on a node: its files, sockets and mounts, and their contents. Reading changes nothing."""
 
 import json
 import os

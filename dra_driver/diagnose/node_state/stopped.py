@@ -1,7 +1,7 @@
-"""Opens a node's claims as a node process does, on a node where none runs: for repair and cleanup.
+"""Open a node's claims as a node process does, on a node where none runs: for repair and cleanup.
 
-The caller holds the lock of the node process (`no_node_process`), so that none starts meanwhile; one that tries ends
-with status 2 and is started again."""
+The caller holds the lock of the node process (`no_node_process`); one that starts meanwhile exits with status 2.
+"""
 
 import os
 from collections.abc import Callable, Iterator, Sequence

@@ -1,13 +1,12 @@
-"""The objects of a smoke test: for each try a Job of one pod, and a claim that the Job owns. Pure.
+"""Objects of a smoke test: for each try a Job of one pod, and a claim that the Job owns. No I/O.
 
-Nothing needs this command to be removed: the Job ends by its deadline, Kubernetes deletes it seconds later, and with it
-its pod and its claim. So whatever ends the command, SIGKILL included, all objects are gone soon. The Job comes first,
-because the claim names it as its owner; its pod waits meanwhile, as the scheduler does not place a pod without its
-claim. Source: pkg/controller/job, pkg/controller/ttlafterfinished and pkg/controller/garbagecollector of kubernetes.
+The Job ends by its deadline and Kubernetes deletes it seconds later with its pod and claim, also after a SIGKILL of the
+command. The Job is created before the claim that names it as owner; the scheduler does not place its pod until then.
+Source: pkg/controller/job, pkg/controller/ttlafterfinished and pkg/controller/garbagecollector of kubernetes.
 
-The pod meets the Pod Security Standard "restricted", runs as no root and has no token. Node affinity and not
-``nodeName`` binds it to its node, because only a pod that went through the scheduler gets devices allocated. It
-tolerates all taints of nodes, as a DaemonSet's pods do, and none of devices.
+The pod meets the Pod Security Standard "restricted". Node affinity instead of ``nodeName`` binds it to its node: only
+pods that the scheduler placed get devices. It tolerates all taints of nodes, like a DaemonSet's pods, and no device
+taint.
 """
 
 from collections.abc import Sequence

@@ -96,11 +96,9 @@ _RESOURCE: Final = "resource.k8s.io"
 
 
 class SmokeOptions(Struct, frozen=True, kw_only=True):
-    """``nodes`` are names; without any and without ``all_nodes``, each kind is tried once, on one of its nodes.
-
-    ``image`` is "" for that of the DaemonSet. ``parallel`` is the number of nodes at the same time, ``most_nodes`` the
-    number of nodes in all (0: no limit), ``timeout_s`` what one pod may take.
-    """
+    """``nodes`` are names; without any and without ``all_nodes``, each kind is tried once. ``image`` is "" for that of
+    the DaemonSet. ``parallel`` nodes run at the same time, at most ``most_nodes`` in all (0: no limit), ``timeout_s``
+    per pod."""
 
     namespace: str
     driver: str = "gpu.nvidia.com"
@@ -153,11 +151,11 @@ WORDS: Final = {Status.OK: "ok", Status.FAIL: "failed", Status.SKIPPED: "not tri
 
 
 class TryResult(Struct, frozen=True, kw_only=True):
-    """One kind on one node. ``kind`` is None for the whole node.
+    """One kind on one node; ``kind`` is None for the whole node. Skipped: nothing was free, or the command ended
+    before.
 
-    The status skipped means that nothing was free, or that the command ended before: no failure. ``device`` is the
-    allocated device, ``expected`` and ``seen`` are UUIDs (a partition that exists only for its claim as ``PROFILE of
-    GPU-…``), ``lines`` the words of the container or of an event.
+    ``expected`` and ``seen`` are UUIDs (``PROFILE of GPU-…`` for a partition that exists only for its claim), ``lines``
+    the words of the container or of an event.
     """
 
     node: str

@@ -1,7 +1,6 @@
-"""Runs a smoke test: several nodes at the same time, and on each the kinds one after another.
+"""Run a smoke test: several nodes at the same time, and on each node one device at a time, as forms exclude each other.
 
-The forms of a GPU exclude each other, and so a node allocates one device at a time. When the run ends, by a signal too,
-all its objects are deleted.
+When the run ends, by a signal too, all its objects are deleted.
 """
 
 import secrets
@@ -318,11 +317,8 @@ def check_namespace(api: SmokeApi, namespace: str) -> None:
 
 
 def clean_up(rest: Any, namespace: str) -> tuple[list[str], list[str]]:
-    """Deletes the objects of all smoke tests in a namespace, running ones too, and waits until they are gone.
-
-    Returns the names of what was found, and of what is still there after `CLEANUP_S`. Raises ConfigurationError and
-    KubernetesApiError.
-    """
+    """Delete the objects of all smoke tests in a namespace, running ones too; return the names found, and those that
+    still exist after `CLEANUP_S`. Raises ConfigurationError and KubernetesApiError."""
     check_rights(rest, cleanup_rights(namespace))
     found = delete(rest, list(of_namespace(rest, namespace)))
     until, pause = time.monotonic() + CLEANUP_S, threading.Event()

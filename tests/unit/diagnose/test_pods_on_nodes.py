@@ -41,7 +41,6 @@ def test_it_ends_by_itself_and_belongs_to_no_daemon_set(make: Made, deadline_s: 
 
 @pytest.mark.parametrize("make", [made, hardware_pod])
 def test_another_daemon_set_is_refused(make: Made) -> None:
-    """The MPS host's, for example."""
     other = copy.deepcopy(DEPLOYED)
     other["spec"]["template"]["spec"]["containers"][0]["args"] = ["mps-host"]
     with pytest.raises(ConfigurationError, match=r"does not run the node process: none of its containers \(node\)"):
@@ -50,8 +49,9 @@ def test_another_daemon_set_is_refused(make: Made) -> None:
 
 def test_every_folder_of_the_host_is_read_only() -> None:
     """The node process' own are writable in its pod; the scratch folder is no folder of the host."""
-    pod = made()
+    pod = made(pods=("team-a/x", "team-b/y"), cri_socket="/run/x.sock")
     (container,) = pod["spec"]["containers"]
+    assert container["args"][5:] == ["--cri-socket", "/run/x.sock", "--pod", "team-a/x", "--pod", "team-b/y"]
     of_host = {each["name"] for each in pod["spec"]["volumes"] if "hostPath" in each}
     mounts = [each for each in container["volumeMounts"] if each["name"] in of_host]
     assert {"/host", "/dev", "/var/lib/kubelet/plugins_registry"} <= {each["mountPath"] for each in mounts}
@@ -60,6 +60,7 @@ def test_every_folder_of_the_host_is_read_only() -> None:
         assert mount["recursiveReadOnly"] == "IfPossible"
         assert "mountPropagation" not in mount, "the API server refuses both together"
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container["terminationMessagePath"] == "/run/termination-log", "the default is in /dev, which is the host's"
 
 
 def test_it_has_image_namespace_and_privileges_of_the_node_process_and_no_more() -> None:
@@ -83,17 +84,6 @@ def test_what_may_be_missing_in_a_broken_cluster_is_not_mounted() -> None:
     assert {each["name"] for each in pod["spec"]["containers"][0]["volumeMounts"]} == names
 
 
-def test_the_message_of_its_end_is_not_written_into_the_hosts_dev() -> None:
-    """The default path is in /dev, which is the host's in this pod."""
-    assert made()["spec"]["containers"][0]["terminationMessagePath"] == "/run/termination-log"
-
-
-def test_pods_and_socket_are_passed_on() -> None:
-    """As flags of the command in the pod."""
-    args = made(pods=("team-a/x", "team-b/y"), cri_socket="/run/x.sock")["spec"]["containers"][0]["args"]
-    assert args[5:] == ["--cri-socket", "/run/x.sock", "--pod", "team-a/x", "--pod", "team-b/y"]
-
-
 def test_only_old_pods_are_left_behind() -> None:
     """One without a time is new."""
     pods = [
@@ -105,7 +95,6 @@ def test_only_old_pods_are_left_behind() -> None:
 
 
 def test_the_pod_has_image_places_and_privileges_of_the_deployed_node_process() -> None:
-    """Taken from deploy/base itself."""
     pod = hardware_pod(DEPLOYED, "--only", "3")
     (container,), original = pod["spec"]["containers"], TEMPLATE["containers"][0]
     for field in ("image", "env", "securityContext"):
@@ -116,12 +105,8 @@ def test_the_pod_has_image_places_and_privileges_of_the_deployed_node_process() 
     assert (scratch["emptyDir"], container["volumeMounts"][-1]["mountPath"]) == ({"sizeLimit": "256Mi"}, "/tmp")
     assert pod["spec"]["serviceAccountName"] == TEMPLATE["serviceAccountName"]
     assert container["args"] == ["hardware-check", "--print-report", "--only", "3"]
+    assert pod["spec"]["terminationGracePeriodSeconds"] >= 60, "time to restore a GPU"
     assert not {"livenessProbe", "readinessProbe", "startupProbe", "ports"} & container.keys()
-
-
-def test_a_hardware_check_has_time_to_restore_a_gpu() -> None:
-    """MIG mode and instances take seconds each."""
-    assert hardware_pod()["spec"]["terminationGracePeriodSeconds"] >= 60
 
 
 def test_a_command_in_place_of_arguments_is_replaced_at_the_same_word() -> None:
@@ -130,11 +115,8 @@ def test_a_command_in_place_of_arguments_is_replaced_at_the_same_word() -> None:
     container = other["spec"]["template"]["spec"]["containers"][0]
     container["command"] = ["/opt/bin/dra-driver", "kubelet-plugin", "--log-level=debug"]
     container["args"] = []
-    assert hardware_pod(other)["spec"]["containers"][0]["command"] == [
-        "/opt/bin/dra-driver",
-        "hardware-check",
-        "--print-report",
-    ]
+    found = hardware_pod(other)["spec"]["containers"][0]
+    assert found["command"] == ["/opt/bin/dra-driver", "hardware-check", "--print-report"]
     container |= {"command": ["/opt/bin/dra-driver"], "args": ["kubelet-plugin", "--driver-name=x"]}
     found = hardware_pod(other)["spec"]["containers"][0]
     assert (found["command"], found["args"]) == (["/opt/bin/dra-driver"], ["hardware-check", "--print-report"])
@@ -168,18 +150,12 @@ def with_state(phase: str, state: dict[str, Any] | None = None, **status: Any) -
     ],
 )
 def test_a_pod_that_cannot_give_a_report_says_why(pod: dict[str, Any], text: str) -> None:
-    """And one that may still start says nothing."""
     assert why_not_running(pod, NAME) == text
 
 
 def test_a_log_is_read_from_the_start_of_the_container_to_the_end_of_the_pod() -> None:
-    """Before, the API server refuses it."""
     assert not has_started(with_state("Pending", {"waiting": {"reason": "ContainerCreating"}}), NAME)
     assert has_started(with_state("Running", {"running": {}}), NAME)
     assert has_started(with_state("Failed"), NAME)
-    assert [is_over(with_state(phase)) for phase in ("Pending", "Running", "Succeeded", "Failed")] == [
-        False,
-        False,
-        True,
-        True,
-    ]
+    assert not any(is_over(with_state(phase)) for phase in ("Pending", "Running"))
+    assert all(is_over(with_state(phase)) for phase in ("Succeeded", "Failed"))

@@ -60,7 +60,6 @@ def serving(path: Path, service: str, messages: Any, answers: Mapping[str, Any])
 
 
 def test_a_runtime_tells_version_configuration_and_containers(folder: Path) -> None:
-    """With the names and numbers of fields that the Container Runtime Interface gives them."""
     path = folder / "cri.sock"
     config = {"enableCDI": True, "cdiSpecDirs": ["/etc/cdi", "/var/run/cdi"]}
     status = cri.StatusResponse(info={"config": json.dumps(config)})
@@ -93,7 +92,6 @@ def test_a_runtime_tells_version_configuration_and_containers(folder: Path) -> N
 
 
 def test_a_runtime_without_an_answer_is_one_sentence(folder: Path) -> None:
-    """An old runtime does not know the version of the interface."""
     path = folder / "cri.sock"
     with serving(path, "runtime.v1.RuntimeService", cri, {}):
         facts = read_runtime(HostView(settings=NodeSettings(node_name="n"), cri_socket=str(path)), None)
@@ -102,8 +100,6 @@ def test_a_runtime_without_an_answer_is_one_sentence(folder: Path) -> None:
 
 
 class Crio(http.server.BaseHTTPRequestHandler):
-    """The part of CRI-O's socket that speaks HTTP."""
-
     def do_GET(self) -> None:
         body = b'[crio.runtime]\ncdi_spec_dirs = ["/etc/cdi"]\n'
         self.send_response(200 if self.path == "/config" else 404)
@@ -119,7 +115,6 @@ class Crio(http.server.BaseHTTPRequestHandler):
 
 
 def test_crio_tells_its_configuration_by_http(folder: Path) -> None:
-    """On the socket of its gRPC service."""
     path = folder / "crio.sock"
     with socketserver.UnixStreamServer(str(path), Crio) as server:
         thread = threading.Thread(target=server.serve_forever, name="crio", daemon=True)

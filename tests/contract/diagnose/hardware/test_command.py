@@ -11,13 +11,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from dra_driver.diagnose.hardware import storage
+from dra_driver.diagnose.hardware import files, runner, storage
+from dra_driver.diagnose.hardware.child import Task, own_module
+from dra_driver.diagnose.hardware.cuda import run_probe
+from dra_driver.diagnose.hardware.cuda_probe import ClaimView
 from dra_driver.diagnose.hardware.values import HardwareReport, Reading
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from dra_driver.node.claims import GpuLocks
-from tests.contract.diagnose.hardware.conftest import ROOT, SPEC, Command
-from tests.fakes.nvml.state import IN_USE, NOT_SUPPORTED, UNKNOWN, State
+from tests.contract.diagnose.conftest import MAIN, ROOT, SPEC, Command, run_python
+from tests.fakes import small_root
+from tests.fakes.nvml.state import IN_USE, UNKNOWN, State
 
 REPORT = "hardware-check-report.json"
 NVML_CHECKS = "3,4,5,9"
@@ -35,7 +40,6 @@ def facts(path: Path, number: int) -> dict[str, object]:
 def test_what_nvml_answers_is_right_on_the_library_that_the_driver_was_tested_with(
     command: Command, tmp_path: Path
 ) -> None:
-    """A line per check as it ends, a private report, and status 0."""
     done = command("--only", NVML_CHECKS)
     assert done.returncode == 0, done.stdout + done.stderr
     first, *lines, last = done.stdout.splitlines()
@@ -50,7 +54,6 @@ def test_what_nvml_answers_is_right_on_the_library_that_the_driver_was_tested_wi
 def test_a_report_is_judged_again_without_hardware(
     command: Command, tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    """The same lines and the same status."""
     done = command("--only", "3")
     environment |= {"DRIVER_ROOT": "/nonexistent"}
     again = command("--replay", str(tmp_path / REPORT))
@@ -59,7 +62,6 @@ def test_a_report_is_judged_again_without_hardware(
 
 
 def test_a_report_cannot_steer_the_terminal(command: Command, tmp_path: Path) -> None:
-    """It comes from other people."""
     report = HardwareReport(about={"at": "\x1b]0;x\x07", "kernel": "a\nb"}, survey=Reading(), records=())
     storage.write(tmp_path / "report.json", report)
     (line,) = command("--replay", "report.json").stdout.splitlines()
@@ -67,7 +69,6 @@ def test_a_report_cannot_steer_the_terminal(command: Command, tmp_path: Path) ->
 
 
 def test_a_code_that_the_driver_does_not_provide_for_is_a_difference(command: Command, state: State) -> None:
-    """Status 1, and how to report it."""
     state.inject("nvmlDeviceGetBrand", UNKNOWN, device=1)
     done = command("--only", "5")
     assert done.returncode == 1
@@ -76,18 +77,9 @@ def test_a_code_that_the_driver_does_not_provide_for_is_a_difference(command: Co
     assert "Check 5 differs from what dra-driver assumes. Please report it with the JSON file" in done.stderr
 
 
-def test_profiles_of_version_1_alone_are_right(command: Command, state: State) -> None:
-    """nvml.h: version 2 may be Not Supported while MIG mode is off."""
-    state.inject("nvmlDeviceGetGpuInstanceProfileInfoV", NOT_SUPPORTED)
-    done = command("--only", "4")
-    assert done.returncode == 0, done.stdout
-    assert "0 profiles by version 2 and 7 by version 1" in done.stdout
-
-
 def test_a_hanging_call_does_not_hang_the_command(
     state: State, environment: dict[str, str], tmp_path: Path, driver_root: Path
 ) -> None:
-    """The check cannot tell, and names the call; the process is gone."""
     state.inject("nvmlDeviceGetBrand", 0, latency_ms=600_000)
     script = (
         "import sys; from dra_driver.diagnose.hardware import runner\n"
@@ -95,21 +87,12 @@ def test_a_hanging_call_does_not_hang_the_command(
         f"task = Task(reader='nvml:read_described', folder='', library={str(next(driver_root.rglob('*.so.1')))!r})\n"
         "reading = runner.run(task, 2.0); print(reading.problem, reading.seconds)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_python("-c", script, environment=environment, timeout=60)
     assert "no end within 2 s; the last NVML call was nvmlDeviceGetBrand" in done.stdout, done.stderr
     assert processes_with(state.path) == []
 
 
 def processes_with(path: Path) -> list[str]:
-    """Names of processes whose environment has the path."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -139,7 +122,6 @@ def test_identities_are_hashed_unless_they_are_to_be_kept(
 def test_a_machine_without_a_driver_gets_a_sentence_for_each_check(
     command: Command, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """Status 2, no traceback, and a report all the same."""
     environment |= {"DRIVER_ROOT": str(tmp_path)}
     done = command()
     assert done.returncode == 2
@@ -151,16 +133,7 @@ def test_a_machine_without_a_driver_gets_a_sentence_for_each_check(
     assert set(verdicts(tmp_path / REPORT).values()) == {"skipped"}
 
 
-def test_a_driver_whose_module_is_not_loaded_is_no_gpu_either(command: Command, state: State) -> None:
-    """NVML is there and says so."""
-    state.inject("nvmlInitWithFlags", 9)
-    done = command()
-    assert done.returncode == 2
-    assert "load the NVIDIA kernel module" in done.stdout.splitlines()[0]
-
-
 def test_a_report_is_printed_in_lines_for_a_log(command: Command, tmp_path: Path) -> None:
-    """Instead of a file."""
     done = command("--only", "3", "--print-report")
     report = storage.unpack(done.stdout)
     assert report is not None
@@ -179,7 +152,6 @@ def test_a_report_is_printed_in_lines_for_a_log(command: Command, tmp_path: Path
     ],
 )
 def test_wrong_usage_is_one_sentence(command: Command, arguments: tuple[str, ...], message: str) -> None:
-    """No traceback, no check."""
     done = command(*arguments)
     assert done.returncode in {1, 2}
     assert message in done.stderr
@@ -218,7 +190,6 @@ def test_the_node_process_keeps_a_gpu_that_it_is_changing(
 
 @needs_root
 def test_a_mode_that_needs_a_reset_is_left_alone(command: Command, state: State, tmp_path: Path) -> None:
-    """An A100."""
     done = command("--i-own-this-gpu", "--gpu", "3", "--only", "12")
     assert "switching it needs a reset of the GPU" in done.stdout
     assert verdicts(tmp_path / REPORT) == {12: "skipped"}
@@ -226,7 +197,6 @@ def test_a_mode_that_needs_a_reset_is_left_alone(command: Command, state: State,
 
 @needs_root
 def test_instances_that_exist_are_left_alone(command: Command, state: State, tmp_path: Path) -> None:
-    """Even with consent."""
     state.foreign_mode(1, True)
     state.foreign_create(1, 19, 0)
     done = command("--i-own-this-gpu", "--gpu", "1", "--only", "12")
@@ -252,7 +222,7 @@ def changing(environment: dict[str, str], state: State, tmp_path: Path) -> "subp
     state.inject("nvmlDeviceGetGpuInstances", 0, latency_ms=300)
     arguments = ("--i-own-this-gpu", "--gpu", "1", "--only", "13", "--output", str(tmp_path / REPORT))
     process = subprocess.Popen(
-        [sys.executable, "-m", "dra_driver.core.command_line.main", "hardware-check", *arguments],
+        [sys.executable, *MAIN, "hardware-check", *arguments],
         env={**environment, "PYTHONPATH": str(ROOT)},
         cwd=tmp_path,
         stdout=subprocess.PIPE,
@@ -275,7 +245,6 @@ def within(seconds: float, holds: Callable[[], bool]) -> bool:
 def test_an_interrupted_change_of_mig_is_restored(
     environment: dict[str, str], state: State, tmp_path: Path, number: int
 ) -> None:
-    """While the instance exists; the report says that it was interrupted."""
     process = changing(environment, state, tmp_path)
     assert processes_with(state.path).count("dra-hw-check") >= 2, "the command and its check; a client may just start"
     process.send_signal(number)
@@ -286,3 +255,35 @@ def test_an_interrupted_change_of_mig_is_restored(
     report = storage.load(tmp_path / REPORT)
     assert report.about["interrupted"] is True
     assert report.records[0].reading.facts["after"] == {"mode": False, "instances": []}
+
+
+def test_no_module_is_taken_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command runs as root, and the folder may belong to anybody."""
+    (tmp_path / "dra_driver").mkdir()
+    (tmp_path / "dra_driver/__init__.py").write_text("open('taken', 'w')")
+    monkeypatch.chdir(tmp_path)
+    task = Task(reader="files:read_kernel", folder="", proc_devices="/dev/null")
+    reading = runner.run(task, 30.0)
+    client = subprocess.run(own_module("client"), input="", capture_output=True, text=True, check=False)
+    assert str(run_probe(ClaimView(library="/nonexistent"))["error"]).startswith("cannot load /nonexistent")
+    assert "json.decoder" in client.stderr
+    assert (reading.problem, reading.facts["proc_devices"]) == ("", "")
+    assert not (tmp_path / "taken").exists()
+
+
+def test_the_hosts_program_is_read_whatever_it_logs_and_however_much_it_prints(tmp_path: Path) -> None:
+    """It logs to stderr, and lists hundreds of files; the host's root may be mounted read-only."""
+    host, folder = tmp_path / "host", tmp_path / "folder"
+    for path in (host / "usr/bin", folder):
+        path.mkdir(parents=True)
+    small_root.make(host)
+    mounts = [
+        {"hostPath": f"/usr/lib/{number:040}", "containerPath": f"/usr/lib/{number:040}"} for number in range(500)
+    ]
+    (host / "document").write_text(json.dumps({"containerEdits": {"mounts": mounts}}) + "\n")
+    program = host / "usr/bin/nvidia-ctk"
+    program.write_text('#!/bin/sh\necho "level=info" >&2\nwhile read -r line; do echo "$line"; done </document\n')
+    program.chmod(0o755)
+    found = files._ctk(replace(Task(reader="", folder=str(folder)), host=str(host)))
+    assert "error" not in found, found
+    assert len(found["mounts"]) == 500

@@ -1,5 +1,6 @@
-"""A report becomes a fixture: the C library plays the GPUs of the machine that wrote it."""
+"""A report becomes a fixture: the C library plays the GPUs of the machine that wrote it; NVIDIA's mock of NVML."""
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,8 @@ import pytest
 
 from dra_driver.diagnose.hardware import storage
 from dra_driver.diagnose.hardware.session import judged_again
-from tests.contract.diagnose.hardware.conftest import Command
+from tests.contract.diagnose.conftest import MAIN, Command, run_python
+from tests.contract.node.process.test_nvidia_mock import BOARDS, ROOTS
 from tests.fakes.nvml import recorded
 from tests.fakes.nvml.state import NOT_SUPPORTED, UNKNOWN, State
 
@@ -57,7 +59,6 @@ def test_a_played_report_gives_the_same_facts(
 
 
 def test_a_code_of_a_real_machine_is_played(command: Command, state: State, tmp_path: Path) -> None:
-    """So that a report becomes a test that fails until the driver provides for it."""
     state.inject("nvmlDeviceGetAddressingMode", UNKNOWN, device=2)
     read(command, tmp_path, "first.json", "4,5")
     report = storage.load(tmp_path / "first.json")
@@ -77,7 +78,6 @@ def test_recorded_reports_are_judged_as_they_were(path: Path) -> None:
 
 @pytest.mark.parametrize("path", REPORTS, ids=[path.stem for path in REPORTS])
 def test_recorded_machines_are_played(path: Path, command: Command, state: State, tmp_path: Path) -> None:
-    """Their GPUs are read as they were."""
     report = storage.load(path)
     recorded.play(report, state)
     facts, _ = read(command, tmp_path, "played.json")
@@ -86,3 +86,35 @@ def test_recorded_machines_are_played(path: Path, command: Command, state: State
         index: gpu["rows"] for index, gpu in was[4].items()
     }
     assert facts[5]["0"]["nvmlDeviceGetUUID"] == was[5]["0"]["nvmlDeviceGetUUID"]
+
+
+WITH_MIG = {"a100", "b200", "gb200", "gb300", "h100"}
+
+
+@pytest.mark.skipif(
+    ROOTS not in os.environ, reason=f"${ROOTS} is not set; it names driver roots with the mock NVML of NVIDIA"
+)
+@pytest.mark.parametrize("board", BOARDS)
+def test_the_mock_is_what_the_driver_assumes_as_far_as_it_goes(board: str, tmp_path: Path) -> None:
+    """The mock opens no device file and has no profiles, nvidia-ctk, libcuda and MPS: these are not called right.
+
+    See tests/contract/node/process/test_nvidia_mock.py.
+    """
+    root, path = Path(os.environ[ROOTS], board), tmp_path / "report.json"
+    if not root.is_dir():
+        pytest.skip(f"${ROOTS} has no driver root of that board")
+    arguments = ("--driver-root", str(root), "--only", "1,2,3,4,5,8,9,10", "--output", str(path))
+    environment = {**os.environ, "KUBELET_PLUGINS_DIR": str(tmp_path)}
+    done = run_python(*MAIN, "hardware-check", *arguments, environment=environment, timeout=100)
+    verdicts = {record.number: record.verdict for record in storage.load(path).records}
+    assert {number: verdicts[number] for number in (1, 2, 5, 8, 9, 10)} == {
+        1: "skipped",
+        2: "cannot tell",
+        5: "ok",
+        8: "ok",
+        9: "ok",
+        10: "skipped",
+    }, done.stdout
+    assert verdicts[4] == ("cannot tell" if board in WITH_MIG else "skipped")
+    assert verdicts[3] == "ok"
+    assert done.returncode == 3

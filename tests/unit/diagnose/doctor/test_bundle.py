@@ -1,4 +1,4 @@
-"""Support bundles: what is in them, that it is no secret, and that what is read back is checked."""
+"""Support bundles: contents, removed secrets, and validation of bundles that are read back."""
 
 import gzip
 import io
@@ -16,16 +16,16 @@ from dra_driver.diagnose.doctor import bundle
 from dra_driver.diagnose.doctor.bundle import read_logs
 from dra_driver.diagnose.doctor.cluster import DoctorScope, diagnose
 from dra_driver.diagnose.doctor.reading import read_facts
+from dra_driver.diagnose.doctor.reduce import redacted
 from dra_driver.diagnose.doctor.report import render, to_wire
-from tests.doctor_faults.cluster import DRIVER, SERVER, Cluster, Obj, claim, named, template, unready, workload
-from tests.fakes.dra_objects import allocated
+from tests.doctor_faults.cluster import SERVER, Cluster, named, template, unready, workload
+from tests.fakes.dra_objects import DRIVER, Obj, allocated, claim
 
 SECRET = "hunter2-hunter2"
 JWT = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJub2RlIn0.c2lnbmF0dXJl"
 
 
 def written(cluster: Cluster, path: Path) -> bundle.SupportBundle:
-    """A bundle of the cluster in the file."""
     facts = read_facts(cluster, server=SERVER)
     report = diagnose(facts, DoctorScope(), clock=time.monotonic)
     logs, _ = read_logs(cluster, facts, within_s=1.0)
@@ -42,7 +42,6 @@ def written(cluster: Cluster, path: Path) -> bundle.SupportBundle:
 
 
 def contents(path: Path) -> str:
-    """All files of the bundle as one text."""
     with tarfile.open(path) as tar:
         return "".join(file.read().decode() for each in tar if (file := tar.extractfile(each)) is not None)
 
@@ -65,7 +64,6 @@ def manifest(**changed: Any) -> Obj:
 
 
 def test_what_is_read_back_gives_the_same_report(tmp_path: Path) -> None:
-    """Those who help see what the doctor saw, failures and unanswered questions included."""
     cluster = Cluster()
     cluster.refused = {"list daemonsets.apps in all namespaces", "list nodes"}
     cluster.gpu_api = ["gpunodes"]
@@ -75,11 +73,6 @@ def test_what_is_read_back_gives_the_same_report(tmp_path: Path) -> None:
     assert to_wire(again)["findings"] == before.report["findings"]
     assert facts.state().server_version == "v1.36.2"
     assert bundle.is_bundle(tmp_path / "b.tar.gz")
-
-
-def test_the_file_is_for_its_owner_alone(tmp_path: Path) -> None:
-    """Names of pods and claims concern no other user of the machine."""
-    written(Cluster(), tmp_path / "b.tar.gz")
     assert stat.S_IMODE((tmp_path / "b.tar.gz").stat().st_mode) == 0o600
 
 
@@ -152,7 +145,6 @@ def test_parameters_of_other_drivers_do_not_get_into_it(tmp_path: Path) -> None:
 def test_a_bundle_of_another_shape_is_refused_with_a_sentence(
     files: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    """It may be from a newer version, or from nowhere."""
     with pytest.raises(ConfigurationError, match=message):
         bundle.read(packed(tmp_path / "b.tar.gz", **files))
 
@@ -163,14 +155,12 @@ def test_a_bundle_of_another_shape_is_refused_with_a_sentence(
     ids=["two bytes", "no gzip", "no archive"],
 )
 def test_a_file_that_is_no_archive_is_refused(data: bytes, tmp_path: Path) -> None:
-    """Truncated downloads are common."""
     (tmp_path / "b.tar.gz").write_bytes(data)
     with pytest.raises(ConfigurationError, match=r"b\.tar\.gz"):
         bundle.read(tmp_path / "b.tar.gz")
 
 
 def test_a_truncated_bundle_is_refused(tmp_path: Path) -> None:
-    """Half of a bundle is none."""
     written(Cluster(), tmp_path / "b.tar.gz")
     data = (tmp_path / "b.tar.gz").read_bytes()
     (tmp_path / "b.tar.gz").write_bytes(data[: len(data) // 2])
@@ -185,23 +175,50 @@ def test_nothing_outside_is_written_by_reading(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["b.tar.gz"]
 
 
-def test_a_header_of_gigabytes_is_not_read(tmp_path: Path) -> None:
-    """A file of some megabytes may claim a name of any length, which `tarfile` would read into memory."""
-    header = tarfile.TarInfo("x")
-    header.type, header.size = tarfile.XHDTYPE, 3 << 30
+@pytest.mark.parametrize(
+    ("name", "kind", "size", "message"),
+    [
+        ("x", tarfile.XHDTYPE, 3 << 30, "no support bundle that can be read: a header of it has 3221225472 bytes"),
+        ("logs/x", tarfile.REGTYPE, 4 << 30, "more than 3072 MiB when it is decompressed"),
+    ],
+)
+def test_members_of_gigabytes_are_not_read(tmp_path: Path, name: str, kind: bytes, size: int, message: str) -> None:
+    """`tarfile` reads a header of any length into memory, and decompresses skipped members."""
+    member = tarfile.TarInfo(name)
+    member.type, member.size = kind, size
     path = tmp_path / "b.tar.gz"
-    path.write_bytes(gzip.compress(header.tobuf(format=tarfile.USTAR_FORMAT) + bytes(10_240)))
-    with pytest.raises(
-        ConfigurationError, match=r"no support bundle that can be read: a header of it has 3221225472 bytes"
-    ):
+    path.write_bytes(gzip.compress(member.tobuf(format=tarfile.USTAR_FORMAT) + bytes(10_240)))
+    with pytest.raises(ConfigurationError, match=message):
         bundle.read(path)
 
 
-def test_what_is_passed_over_is_bounded_too(tmp_path: Path) -> None:
-    """Members with other names are decompressed on the way to the next one."""
-    other = tarfile.TarInfo("logs/x")
-    other.size = 4 << 30
-    path = tmp_path / "b.tar.gz"
-    path.write_bytes(gzip.compress(other.tobuf(format=tarfile.USTAR_FORMAT) + bytes(10_240)))
-    with pytest.raises(ConfigurationError, match="more than 3072 MiB when it is decompressed"):
-        bundle.read(path)
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "Authorization: Bearer abcdefgh12345678",
+        '{"token": "abcdefgh12345678"}',
+        "password=abcdefgh12345678",
+        "AWS_SECRET_ACCESS_KEY=abcdefgh12345678",
+        "api-key: abcdefgh12345678",
+        "https://user:abcdefgh12345678@registry.example/v2",
+        "-----BEGIN RSA PRIVATE KEY-----\nabcdefgh12345678\n-----END RSA PRIVATE KEY-----",
+        "-----BEGIN PRIVATE KEY-----\nabcdefgh12345678",
+        "eyJhbGciOiJSUzI1NiJ9.eyJhbGciOiJSUzI1NiJ9.abcdefgh12345678",
+        "ghp_abcdefgh12345678",
+        "hf_abcdefgh12345678",
+    ],
+)
+def test_secrets_go_and_the_rest_stays(secret: str) -> None:
+    text = redacted(f"before {secret} \nafter", 1000)
+    assert "abcdefgh12345678" not in text
+    assert text.startswith("before ")
+    assert text.endswith("after") or "BEGIN" in secret
+
+
+@pytest.mark.parametrize("text", ["claim team-a/train prepared", "GPU-5e1b8f0a-3c44", "no token was mounted", "a: b"])
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert redacted(text, 1000) == text
+
+
+def test_long_texts_are_cut() -> None:
+    assert len(redacted("x" * 10_000, 100)) == 100

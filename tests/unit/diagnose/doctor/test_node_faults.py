@@ -34,7 +34,6 @@ def node() -> Iterator[BrokenNode]:
 
 
 def test_a_healthy_node_has_nothing_to_tell(node: BrokenNode) -> None:
-    """Every finding is ok, so that a fault stands out; and the exit status is 0."""
     report = node.report()
     assert [finding for finding in report.findings if finding.status is not Status.OK] == []
     assert report.exit_status == 0
@@ -43,7 +42,6 @@ def test_a_healthy_node_has_nothing_to_tell(node: BrokenNode) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.breaks.__name__)
 def test_the_fault_is_named_first(node: BrokenNode, fault: Fault) -> None:
-    """The first broken layer is the cause and none of its consequences."""
     fault.breaks(node)
     report = node.report()
     first = report.first_broken
@@ -56,8 +54,6 @@ def test_the_fault_is_named_first(node: BrokenNode, fault: Fault) -> None:
 
 
 def having(**values: Any) -> Break:
-    """Set attributes of the node."""
-
     def change(node: BrokenNode) -> None:
         for name, value in values.items():
             setattr(node, name, value)
@@ -137,7 +133,6 @@ def test_what_may_work_is_a_warning(node: BrokenNode, check: str, seen: str, bre
 
 
 def test_where_nothing_is_installed_every_layer_says_so(node: BrokenNode) -> None:
-    """A laptop: what was seen, what was expected, what to do."""
     nothing_installed(node)
     report = node.report()
     failed = {finding.check for finding in report.findings if finding.status is Status.FAIL}
@@ -166,7 +161,6 @@ def test_a_process_that_does_not_see_the_host_gives_no_verdict_about_it(node: Br
 
 
 def test_simulated_gpus_need_no_driver(node: BrokenNode) -> None:
-    """A node process that simulates its GPUs works on a node without any."""
     nothing_of_nvidia = ("usr/lib", "sys", "proc/driver")
     for folder in nothing_of_nvidia:
         node.remove(folder)
@@ -176,7 +170,6 @@ def test_simulated_gpus_need_no_driver(node: BrokenNode) -> None:
 
 
 def test_a_container_with_its_device_is_well(node: BrokenNode) -> None:
-    """The names that the kubelet asked for, the CDI files and the container agree."""
     node.pods = ("default/train",)
     node.runtime.running = {"main": container([node.claim("aa-11")], ["/dev/nvidia0"])}
     report = node.report()
@@ -219,8 +212,6 @@ def test_a_difference_of_the_hardware_is_a_warning(node: BrokenNode) -> None:
 
 
 def test_a_dev_that_cannot_be_read_is_unknown(node: BrokenNode) -> None:
-    """A look that needs root says so, and is no verdict about the node."""
-
     def refuse(_path: str) -> None:
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
@@ -233,7 +224,6 @@ def test_a_dev_that_cannot_be_read_is_unknown(node: BrokenNode) -> None:
 
 
 def test_a_runtime_of_an_unknown_kind_is_unknown(node: BrokenNode) -> None:
-    """A new runtime may well have CDI."""
     node.runtime = replace(node.runtime, name="youki-cri", release="0.1")
     assert [finding.check for finding in node.report().unknown] == ["cdi-switch"]
 

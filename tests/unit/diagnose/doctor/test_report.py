@@ -19,12 +19,6 @@ def report(*findings: Finding) -> DoctorReport:
     return DoctorReport(target="cluster", findings=findings)
 
 
-def test_the_first_broken_layer_is_the_lowest_and_not_the_first_of_the_list() -> None:
-    """What follows from a broken layer is not named before it."""
-    low, high = finding(Layer.CRDS, Status.FAIL), finding(Layer.SLICES, Status.FAIL)
-    assert report(high, finding(Layer.API, Status.WARN), low).first_broken == low
-
-
 @pytest.mark.parametrize(
     ("statuses", "expected"),
     [
@@ -38,16 +32,10 @@ def test_the_first_broken_layer_is_the_lowest_and_not_the_first_of_the_list() ->
 def test_exit_status(statuses: tuple[Status, ...], expected: int) -> None:
     """0 for all is well, 1 for a failure, 2 where not everything could be seen."""
     assert report(*(finding(Layer.API, status) for status in statuses)).exit_status == expected
-
-
-def test_an_api_server_that_does_not_answer_is_no_failure_of_the_cluster() -> None:
-    """From elsewhere it may answer."""
-    assert report(finding(Layer.API_SERVER, Status.FAIL)).exit_status == 2
+    assert report(finding(Layer.API_SERVER, Status.FAIL)).exit_status == 2, "it may answer from another machine"
 
 
 def test_a_check_that_misses_a_fact_or_breaks_stops_no_other() -> None:
-    """The right that is missing is in the finding; a defect of a check is, too."""
-
     def unanswered(_: dict[str, Any]) -> list[Finding]:
         raise UnansweredError("the list of nodes was refused", "Ask for the right to list nodes.")
 
@@ -69,7 +57,6 @@ def test_a_check_that_misses_a_fact_or_breaks_stops_no_other() -> None:
 
 
 def test_json_there_and_back() -> None:
-    """A node's report travels as JSON."""
     whole = report(finding(Layer.API, Status.OK), finding(Layer.CDI, Status.FAIL))
     wire = json.loads(json.dumps(to_wire(whole)))
     assert wire["exitStatus"] == 1
@@ -90,20 +77,17 @@ def test_json_there_and_back() -> None:
     ],
 )
 def test_a_report_of_another_shape_is_refused(changed: dict[str, Any], message: str) -> None:
-    """The file may be from another version, or from nowhere."""
     with pytest.raises(ConfigurationError, match=message):
         from_wire({**to_wire(report()), **changed}, "report.json")
 
 
 def test_texts_of_a_report_are_bounded() -> None:
-    """It comes from a node or from a file."""
     long = {"layer": "api", "status": "fail", "seen": "x" * 9000, "do": "y" * 9000}
     (found,) = from_wire({**to_wire(report()), "findings": [long]}, "report.json").findings
     assert (len(found.seen), len(found.fix)) == (4000, 4000)
 
 
 def test_merged_reports_are_in_the_order_of_layers() -> None:
-    """The node's findings stand between those of the cluster."""
     cluster = DoctorReport(target="cluster", findings=(finding(Layer.SLICES, Status.FAIL),), source="api", took_s=1.0)
     node = DoctorReport(target="node/a", findings=(finding(Layer.DRIVER, Status.FAIL),), source="node a", took_s=0.5)
     both = merged("node/a", [cluster, node])
@@ -111,9 +95,8 @@ def test_merged_reports_are_in_the_order_of_layers() -> None:
     assert (both.source, both.took_s) == ("api; node a", 1.5)
 
 
-def test_text_begins_with_the_first_broken_layer_and_what_to_do() -> None:
-    """People read the first lines."""
-    text = render(report(finding(Layer.CRDS, Status.FAIL, seen="no gpunodes"), finding(Layer.SLICES, Status.FAIL)))
+def test_text_begins_with_the_lowest_broken_layer_and_what_to_do() -> None:
+    text = render(report(finding(Layer.SLICES, Status.FAIL), finding(Layer.CRDS, Status.FAIL, seen="no gpunodes")))
     first, expected, do, *rest = text.splitlines()
     assert first == "cluster: the first broken layer is crds: node/a: no gpunodes"
     assert (expected.strip(), do.strip()) == ("expected: it is not", "do: Change it.")
@@ -121,7 +104,6 @@ def test_text_begins_with_the_first_broken_layer_and_what_to_do() -> None:
 
 
 def test_terminal_commands_of_objects_do_not_reach_the_terminal() -> None:
-    """Names and messages are written by others."""
     text = render(report(finding(Layer.API, Status.FAIL, seen="a\x1b[2Jb\nc", object="node/\x07")))
     assert "\x1b" not in text
     assert "\x07" not in text
@@ -142,7 +124,6 @@ def test_a_question_without_an_answer_is_shown_once_with_the_layers_that_need_it
 
 
 def test_a_silent_api_server_is_not_repeated_for_every_question() -> None:
-    """The first line says all."""
     down = finding(Layer.API_SERVER, Status.FAIL, seen="no answer")
     text = render(report(down, finding(Layer.NODE, Status.UNKNOWN, seen="not asked")))
     assert "Could not be looked at" not in text

@@ -9,6 +9,7 @@ UUID = "GPU-7fff86ef-8c16-a98c-945a-2541fc35b20d"
 NOT_SUPPORTED = {"error": "NVMLError_NotSupported", "code": 3, "ms": 0.1}
 NOT_FOUND = {"error": "NVMLError_NotFound", "code": 6, "ms": 0.1}
 UNKNOWN = {"error": "NVMLError_Unknown", "code": 999, "ms": 0.1}
+BUSY = {"error": "GpuBusyError", "code": 19, "text": "in use", "ms": 1.0}
 INVALID = {"error": "NVMLError_InvalidArgument", "code": 2, "ms": 0.1}
 
 
@@ -17,7 +18,6 @@ def answer(value: Any) -> dict[str, Any]:
 
 
 def survey(**changes: Any) -> dict[str, Any]:
-    """One free GPU."""
     gpu = {
         "index": 0,
         "answers": {
@@ -175,16 +175,11 @@ def files() -> dict[str, Any]:
 
 def contexts() -> dict[str, Any]:
     worked = {
-        "cuDriverGetVersion": 0,
+        **dict.fromkeys(("cuDriverGetVersion", "cuInit", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetUuid"), 0),
+        **dict.fromkeys(("cuCtxCreate_v2", "cuMemAlloc 64 MiB"), 0),
         "version": 13000,
-        "cuInit": 0,
-        "cuDeviceGetCount": 0,
         "count": 1,
-        "cuDeviceGet": 0,
-        "cuDeviceGetUuid": 0,
         "uuid": UUID.removeprefix("GPU-"),
-        "cuCtxCreate_v2": 0,
-        "cuMemAlloc 64 MiB": 0,
     }
     return {
         "edits": {"nodes": ["/dev/nvidia0"], "files": ["/usr/lib64/libcuda.so.1"]},
@@ -201,10 +196,7 @@ def daemon() -> dict[str, Any]:
     return {
         "commands": [command("get_default_active_thread_percentage", "100.0\n"), command("quit", "")],
         "client": {
-            "cuInit": 0,
-            "cuDeviceGet": 0,
-            "cuCtxCreate_v2": 0,
-            "cuMemAlloc 64 MiB": 0,
+            **dict.fromkeys(("cuInit", "cuDeviceGet", "cuCtxCreate_v2", "cuMemAlloc 64 MiB"), 0),
             "cuMemAlloc 2048 MiB": 2,
         },
         "end": {"status": 0},
@@ -213,12 +205,11 @@ def daemon() -> dict[str, Any]:
 
 
 def first_create() -> dict[str, Any]:
-    busy = {"error": "GpuBusyError", "code": 19, "text": "in use", "ms": 1.0}
     return {
         "before": {"mode": False, "instances": []},
-        "mode beside client": busy,
+        "mode beside client": BUSY,
         "mode alone": {"value": None, "ms": 900.0},
-        "create beside client": busy,
+        "create beside client": BUSY,
         "create alone": {"gi": 7, "ms": 100.0},
         "after": {"mode": False, "instances": []},
     }
@@ -229,7 +220,7 @@ def subscriptions() -> dict[str, Any]:
         "before": {"mode": True, "instances": []},
         "mode": {"value": None, "ms": 0.0},
         "create": {"gi": 7, "ms": 100.0},
-        "destroy beside client": {"error": "GpuBusyError", "code": 19, "text": "in use", "ms": 1.0},
+        "destroy beside client": BUSY,
         "destroy alone": {"value": None, "ms": 1000.0},
         "after": {"mode": True, "instances": []},
     }

@@ -1,18 +1,23 @@
-"""One run: order, limits, interruption and restoring, with scripted readings."""
+"""One run with scripted readings: order, limits, interruption, restoring; and the processes of checks."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 from msgspec.structs import replace
 
 from dra_driver.core.finding import Status
-from dra_driver.diagnose.hardware import session
+from dra_driver.diagnose.hardware import child, session
 from dra_driver.diagnose.hardware.child import Task
+from dra_driver.diagnose.hardware.cuda import client_environment
 from dra_driver.diagnose.hardware.runner import InterruptedReading
 from dra_driver.diagnose.hardware.session import CHECKS, RESTORE, SURVEY
 from dra_driver.diagnose.hardware.survey import Consent
 from dra_driver.diagnose.hardware.values import CheckRecord, HardwareReport, Reading
+from dra_driver.hardware.sharing.mps_files import DaemonFolder
 from tests.unit.diagnose.hardware import facts
 
 NUMBERS = {check.reader: check.number for check in CHECKS}
@@ -52,7 +57,6 @@ def verdicts(report: HardwareReport) -> dict[int, str]:
 
 
 def test_a_machine_on_which_all_is_right_ends_with_status_0() -> None:
-    """Each record is said when it is there; the checks that change MIG are skipped."""
     machine = Machine()
     report = machine.report()
     assert list(report.records) == machine.said
@@ -62,7 +66,6 @@ def test_a_machine_on_which_all_is_right_ends_with_status_0() -> None:
 
 
 def test_a_difference_ends_with_status_1_and_an_unanswered_check_with_3() -> None:
-    """The difference counts more."""
     machine = Machine()
     machine.answers["nvml:read_described"] = lambda: Reading(problem="no end within 45 s")
     assert machine.report().exit_status == 3
@@ -74,18 +77,11 @@ def test_a_difference_ends_with_status_1_and_an_unanswered_check_with_3() -> Non
 
 @pytest.mark.parametrize("survey", [{}, {"machine": {"uid": 0}}])
 def test_without_a_gpu_nothing_is_read_and_the_status_is_2(survey: dict[str, Any]) -> None:
-    """All checks are skipped."""
     machine = Machine(survey)
     report = machine.report()
     assert machine.readers == [SURVEY]
     assert set(verdicts(report).values()) == {"skipped"}
     assert report.exit_status == 2
-
-
-def test_only_the_chosen_checks_run() -> None:
-    """In order."""
-    machine = Machine()
-    assert list(verdicts(machine.report(only=(4, 3)))) == [3, 4]
 
 
 def test_no_check_begins_when_the_time_is_over() -> None:
@@ -98,7 +94,6 @@ def test_no_check_begins_when_the_time_is_over() -> None:
 
 
 def test_an_interrupted_run_keeps_what_it_has() -> None:
-    """The rest is skipped; the child has ended."""
     machine = Machine()
 
     def interrupted() -> Reading:
@@ -136,7 +131,6 @@ def test_a_gpu_that_a_check_left_changed_is_restored_by_another_process(interrup
 
 
 def test_a_gpu_that_a_check_restored_is_left_alone() -> None:
-    """A second restoring would be another change."""
     machine = Machine()
     assert verdicts(machine.report(only=(12, 13, 14), owner=True)) == {12: "ok", 13: "ok", 14: "ok"}
     assert RESTORE not in machine.readers
@@ -153,17 +147,35 @@ def test_facts_of_a_report_are_judged_again() -> None:
 
 
 def test_each_check_is_one_printable_line() -> None:
-    """Whatever a driver's program printed."""
     machine = Machine()
     machine.answers["files:read_files"] = lambda: Reading(problem="it said\n\x1b[31mred\nand more")
-    (line,) = session.lines(machine.report(only=(8,)).records)
+    (record,) = machine.report(only=(8,)).records
+    (line,) = session.lines([record])
     assert line.startswith(" 8  files of the driver")
     assert "cannot tell" in line
-    assert line.isprintable()
+    forged = replace(record, finding=replace(record.finding, check="\x1b]0;title\x07\n 1  forged"))
+    assert all(each.isprintable() for each in (line, *session.lines([forged])))
 
 
-def test_the_name_of_a_check_in_a_report_is_printable_too() -> None:
-    """Reports come from other people."""
-    (record,) = Machine().report(only=(8,)).records
-    (line,) = session.lines([replace(record, finding=replace(record.finding, check="\x1b]0;title\x07\n 1  forged"))])
-    assert line.isprintable()
+def test_a_reading_fills_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file ends one byte after the limit, by which the command knows that something is omitted."""
+    traced = "_nvmlGetFunctionPointer"  # which the emitter replaces
+    monkeypatch.setattr(pynvml, traced, vars(pynvml)[traced])
+    with (tmp_path / "lines").open("w+b") as lines, (tmp_path / "calls").open("w+b") as calls:
+        emitter = child.Emitter(lines.fileno(), calls.fileno())
+        emitter.write(topic="small", value=1)
+        for _ in range(5):
+            emitter.write(topic="large", value="x" * (4 << 20))
+    first, *_ = (tmp_path / "lines").read_bytes().split(b"\n", 1)
+    assert json.loads(first) == {"topic": "small", "value": 1}
+    assert (tmp_path / "lines").stat().st_size == (16 << 20) + 1
+
+
+def test_a_whole_systems_libraries_are_not_searched(tmp_path: Path) -> None:
+    """A program with two versions of the C library in turn does not even start."""
+    folder, library = DaemonFolder(tmp_path / "daemon"), str(tmp_path / "root/lib/libcuda.so.1")
+    root = tmp_path / "root"
+    (root / "bin").mkdir(parents=True)
+    assert client_environment(folder, str(root), library)["LD_LIBRARY_PATH"] == str(root / "lib")
+    (root / "bin/sh").touch(mode=0o755)
+    assert client_environment(folder, str(root), library).get("LD_LIBRARY_PATH") != str(root / "lib")

@@ -36,13 +36,18 @@ def two(**first: Any) -> dict[str, Any]:
     return survey
 
 
+def with_mig_mode(answer: dict[str, Any]) -> dict[str, Any]:
+    survey = facts.survey()
+    survey["gpus"][0]["answers"]["nvmlDeviceGetMigMode"] = answer
+    return survey
+
+
 WITH_PROCESS = facts.answer([{"pid": 77, "name": "python3"}])
 
 WITH_OPENER = {"complete": True, "processes": [{"pid": 5, "name": "train", "minors": [0]}]}
 
 
 def test_the_first_free_gpu_is_used() -> None:
-    """The other one has a process."""
     choice = choose(two(Compute=WITH_PROCESS), Consent())
     assert choice.gpu is not None
     assert (choice.gpu.index, choice.gpu.uuid, choice.gpu.minor, choice.gpu.has_mig) == (1, OTHER, 1, True)
@@ -62,22 +67,14 @@ def test_the_first_free_gpu_is_used() -> None:
         ),
         (facts.survey(claims={"held": {facts.UUID: 2}}), "has 2 devices of claims prepared"),
         (facts.survey(claims={"error": "state.db cannot be read"}), "may have claims: state.db cannot be read"),
+        (with_mig_mode(facts.answer([1, 1])), "is in MIG mode"),
     ],
 )
 def test_processes_and_claims_make_a_gpu_busy_and_so_does_not_knowing(survey: dict[str, Any], reason: str) -> None:
-    """A CUDA context beside someone's work could fail it."""
     assert reason in busy(survey["gpus"][0], survey)
 
 
-def test_a_gpu_in_mig_mode_is_not_free() -> None:
-    """A whole GPU cannot be used then."""
-    survey = facts.survey()
-    survey["gpus"][0]["answers"]["nvmlDeviceGetMigMode"] = facts.answer([1, 1])
-    assert busy(survey["gpus"][0], survey) == "is in MIG mode"
-
-
 def test_a_busy_gpu_is_used_with_its_owners_consent_alone() -> None:
-    """With the reason otherwise."""
     survey = facts.survey()
     survey["gpus"][0]["processes"]["Compute"] = WITH_PROCESS
     refused = choose(survey, Consent())
@@ -87,7 +84,6 @@ def test_a_busy_gpu_is_used_with_its_owners_consent_alone() -> None:
 
 
 def test_consent_without_a_name_is_refused_where_there_are_several_gpus() -> None:
-    """It would change one that was not meant."""
     with pytest.raises(ConfigurationError, match=r"2 GPUs; name the one that may be changed with --gpu INDEX"):
         choose(two(), Consent(owner=True))
     for name in ("1", OTHER):
@@ -96,16 +92,11 @@ def test_consent_without_a_name_is_refused_where_there_are_several_gpus() -> Non
         assert chosen.index == 1
 
 
-def test_a_gpu_that_does_not_exist_is_refused() -> None:
-    """Before any check runs."""
+def test_a_gpu_that_does_not_exist_or_answer_is_not_chosen() -> None:
     with pytest.raises(ConfigurationError, match=r"--gpu 7: no such GPU; name an index from 0 to 1"):
         choose(two(), Consent(gpu="7"))
-
-
-def test_a_gpu_that_does_not_answer_is_not_chosen() -> None:
-    """It has no UUID."""
-    survey = facts.survey(gpus=[{"index": 0, "error": {"code": 15}}])
-    assert choose(survey, Consent()) == GpuChoice(reason="no free GPU: none answers")
+    unanswered = facts.survey(gpus=[{"index": 0, "error": {"code": 15}}])
+    assert choose(unanswered, Consent()) == GpuChoice(reason="no free GPU: none answers")
 
 
 def test_checks_are_skipped_for_what_they_need() -> None:
@@ -121,16 +112,13 @@ def test_checks_are_skipped_for_what_they_need() -> None:
 
 
 def test_changes_of_mig_are_skipped_on_a_gpu_without_it() -> None:
-    """With the reason."""
-    survey = facts.survey()
-    survey["gpus"][0]["answers"]["nvmlDeviceGetMigMode"] = dict(facts.NOT_SUPPORTED)
+    survey = with_mig_mode(dict(facts.NOT_SUPPORTED))
     owner = Consent(owner=True)
     assert skip_reason(BY_NUMBER[12], survey, owner, choose(survey, owner)) == "GPU 0 has no MIG"
 
 
 @pytest.mark.parametrize("survey", [{}, {"gpus": []}])
 def test_without_a_gpu_every_check_says_what_stays_open(survey: dict[str, Any]) -> None:
-    """A sentence for each."""
     reasons = {skip_reason(check, survey, Consent(), choose(survey, Consent())) for check in CHECKS}
     assert len(reasons) == len(CHECKS)
     assert all(reason.startswith("without a usable NVIDIA GPU it stays open whether ") for reason in reasons)
@@ -174,7 +162,6 @@ def test_the_first_root_with_the_nodes_processes_is_read(tmp_path: Path) -> None
 
 
 def test_a_process_that_cannot_be_read_is_not_passed_over_in_silence(tmp_path: Path) -> None:
-    """It may compute."""
     process(tmp_path, 2, "kthreadd")
     process(tmp_path, 9, "train", "/dev/nvidia-uvm", "/dev/nvidia0")
 
@@ -187,7 +174,6 @@ def test_a_process_that_cannot_be_read_is_not_passed_over_in_silence(tmp_path: P
 
 
 def test_a_process_with_more_files_than_are_read_is_not_passed_over_in_silence(tmp_path: Path) -> None:
-    """The GPU may be the last one."""
     process(tmp_path, 2, "kthreadd")
     assert openers((str(tmp_path),), links=lambda _: ["/dev/null"] * (MAX_FILES - 1))["complete"] is True
     assert openers((str(tmp_path),), links=lambda _: ["/dev/null"] * MAX_FILES)["complete"] is False

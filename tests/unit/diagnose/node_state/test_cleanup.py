@@ -1,4 +1,4 @@
-"""When cleanup refuses, and what it removes where the plugin folder is gone."""
+"""Files that cleanup removes, and its refusals."""
 
 import os
 from pathlib import Path
@@ -8,16 +8,71 @@ import pytest
 from dra_driver.config.settings import NodeSettings, load_node_settings
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.files import lock_file
-from dra_driver.diagnose.node_state.cleanup import clean_up
+from dra_driver.diagnose.node_state.cleanup import clean_up, find_leftovers, foreign_files
 from dra_driver.diagnose.node_state.state import Places
 from dra_driver.diagnose.node_state.stopped import no_mps_host
 from tests.fakes.sharing import FakeHost
-from tests.unit.diagnose.node_state.test_leftovers import places_in
+
+OWN = (
+    "claim-status.json",
+    "state.db",
+    "state.db-wal",
+    "state.db.damaged-20260101T000000Z",
+    "claim-names",
+    ".claim-names.0a1b2c3d.tmp",
+    "health.json",
+    "second-publisher.json",
+    "owner-1.lock",
+    "process.lock",
+)
+FOREIGN = ("checkpoint.json", "state.db2", ".other.tmp", "owner-1.txt")
 
 
 @pytest.fixture
 def places(tmp_path: Path) -> Places:
-    return places_in(tmp_path)
+    paths = {name: tmp_path / name for name in ("plugin", "registry", "cdi", "run", "shm")}
+    for path in paths.values():
+        path.mkdir()
+    return Places(driver="gpu.nvidia.com", **paths)
+
+
+def names(places: Places) -> list[str]:
+    return [each.path.name for each in find_leftovers(places, lambda _: None)]
+
+
+def test_files_of_other_programs_stay_and_keep_the_folder(places: Places) -> None:
+    """NVIDIA's own driver has the same name, and so the same folder."""
+    for name in (*OWN, *FOREIGN):
+        (places.plugin / name).write_text("")
+    (places.plugin / "made").mkdir()
+    (places.plugin / "usage").mkdir()
+    (places.cdi / "k8s.gpu.nvidia.com-claim_1.json").write_text("")
+    (places.cdi / "k8s.gpu.nvidia.com-other.json").write_text("")
+    (places.cdi / "nvidia.yaml").write_text("")
+    (places.registry / "gpu.nvidia.com-reg.sock").write_text("no socket")
+    assert sorted(names(places)) == sorted([*OWN, "made", "usage", "k8s.gpu.nvidia.com-claim_1.json", "run", "shm"])
+    assert sorted(path.name for path in foreign_files(places)) == sorted(FOREIGN)
+    for name in FOREIGN:
+        (places.plugin / name).unlink()
+    assert names(places)[-1] == "plugin"
+    for each in list(find_leftovers(places, lambda _: None)):
+        each.remove()
+    assert not places.plugin.exists()
+
+
+def test_locks_are_removed_last(places: Places) -> None:
+    """Until then no node process starts on what is half removed."""
+    for name in OWN:
+        (places.plugin / name).write_text("")
+    found = names(places)
+    assert found.index("process.lock") > max(found.index(name) for name in OWN if not name.endswith(".lock"))
+
+
+def test_a_link_in_shared_memory_is_not_followed(places: Places) -> None:
+    """Any user makes files there; cleanup runs as root."""
+    places.shm.rmdir()
+    places.shm.symlink_to(places.cdi)
+    assert "shm" not in names(places)
 
 
 def settings_of(places: Places) -> NodeSettings:

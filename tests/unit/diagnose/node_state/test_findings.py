@@ -1,4 +1,4 @@
-"""What counts as a disagreement on a node; all values, nothing is read."""
+"""Disagreements between the records of a node, and files that cannot be read."""
 
 from pathlib import Path
 
@@ -17,7 +17,9 @@ from dra_driver.diagnose.node_state.state import (
     JournalState,
     MpsState,
     NodeState,
+    Places,
     SocketState,
+    read_state,
 )
 from dra_driver.hardware.gpu.backend import MIG_MODE
 from dra_driver.hardware.sharing.mps_files import MpsDaemon
@@ -155,7 +157,6 @@ JOURNAL = node(None).journal.path
     ],
 )
 def test_each_disagreement_is_one_problem(state: NodeState, seen: str) -> None:
-    """With what was seen; what is also wrong because of it is not said twice."""
     problems = [found for found in find_disagreements(state) if found.status is Status.WARN]
     assert [found for found in problems if seen in found.seen], problems
     assert len(problems) == 1, problems
@@ -169,7 +170,6 @@ def test_claims_without_names_are_told_while_the_journal_is_rebuilt() -> None:
 
 
 def test_remarks_are_no_problems() -> None:
-    """Nothing has to be done about them."""
     remarks = [
         node(ONE, named=frozenset()),
         node(JournalContent(), journal=replace(node(JournalContent()).journal, set_aside=(Path("/state.db.damaged"),))),
@@ -185,3 +185,26 @@ def test_no_restart_is_advised_for_a_host_that_hangs() -> None:
         mps = replace(READY, host_problem="it has not gone on", host_lives=lives)
         (found,) = [each for each in find_disagreements(node(UNDER_MPS, mps=mps)) if each.status is Status.WARN]
         assert found.fix.startswith(advice)
+
+
+@pytest.mark.parametrize(
+    ("text", "sick", "has_problem"),
+    [
+        pytest.param(None, None, False, id="no file"),
+        pytest.param('{"gpus": {}}', 0, False, id="no faults"),
+        pytest.param('{"gpus": {"a": []}}', 1, False, id="one"),
+        pytest.param('{"gpus": 5}', None, True, id="another type"),
+        pytest.param('{"gpus": []}', None, True, id="a list"),
+        pytest.param("{}", None, True, id="no GPUs"),
+        pytest.param("{", None, True, id="no JSON"),
+    ],
+)
+def test_saved_faults_that_cannot_be_read_are_a_problem(
+    tmp_path: Path, text: str | None, sick: int | None, has_problem: bool
+) -> None:
+    folders = dict.fromkeys(("plugin", "registry", "cdi", "run", "shm"), tmp_path)
+    places = Places(driver="gpu.example.com", **folders)
+    if text is not None:
+        places.health.write_text(text)
+    state = read_state(places)
+    assert (state.sick_gpus, bool(state.health_problem)) == (sick, has_problem)

@@ -9,6 +9,7 @@ from dra_driver.diagnose.smoke.attempt import Attempt, Tools, TryTask
 from dra_driver.diagnose.smoke.objects import PodSettings
 from dra_driver.diagnose.smoke.planning import Fit
 from dra_driver.diagnose.smoke.report import TryKind, TryResult, claim_spec
+from tests.fakes import dra_objects
 
 NODE: Final = "gpu-a"
 DRIVER: Final = "gpu.nvidia.com"
@@ -21,14 +22,11 @@ Wire = dict[str, Any]
 
 
 def device(name: str = "gpu-0", **attributes: str) -> Wire:
-    texts = {"type": "gpu", "uuid": UUID, **attributes}
-    return {"name": name, "attributes": {key: {"string": value} for key, value in texts.items()}}
+    return dra_objects.gpu(name, **{"uuid": UUID, **attributes})
 
 
 def resource_slice(*devices: Wire, node: str = NODE, generation: int = 1) -> Wire:
-    pool = {"name": f"{node}/{DRIVER}", "generation": generation, "resourceSliceCount": 1}
-    spec = {"driver": DRIVER, "nodeName": node, "pool": pool, "devices": list(devices)}
-    return {"metadata": {"name": f"s-{node}"}, "spec": spec}
+    return dra_objects.resource_slice(node, *devices, generation=generation)
 
 
 def result(name: str = "gpu-0") -> Wire:
@@ -111,28 +109,18 @@ class FakeSmokeApi:
         del self.made[path]
 
 
-class Clock:
-    """Time that passes only by waiting."""
+class StopAfter(threading.Event):
+    """Set after so many waits, none of which takes time; with the clock that waits move."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+    def __init__(self, waits: int) -> None:
+        super().__init__()
+        self.now, self._left = 0.0, waits
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
-
-class StopAfter(threading.Event):
-    """Set after so many waits, none of which takes time."""
-
-    def __init__(self, clock: Clock, waits: int) -> None:
-        super().__init__()
-        self._clock, self._left = clock, waits
-
     def wait(self, timeout: float | None = None) -> bool:
-        self._clock.now += timeout or 0.0
+        self.sleep(timeout or 0.0)
         self._left -= 1
         if self._left < 0:
             self.set()
@@ -147,8 +135,7 @@ def tried(
     waits: int = 10_000,
     slices: Sequence[Wire] = (resource_slice(device()),),
 ) -> tuple[TryResult, Attempt]:
-    """One try of a whole GPU."""
-    clock = Clock()
+    stopping = StopAfter(waits)
     task = TryTask(name=NAME, node=NODE, kind=WHOLE, spec=claim_spec(WHOLE, device(), DRIVER), slices=slices)
     tools = Tools(
         api=api,
@@ -156,9 +143,9 @@ def tried(
         settings=PodSettings(namespace="dra-driver", image="example.com/driver:1"),
         allocated=lambda _name: allocated,
         fit=lambda _task: fit or Fit(fits=False, answer="explain's answer"),
-        stopping=StopAfter(clock, waits),
-        clock=clock,
-        sleep=clock.sleep,
+        stopping=stopping,
+        clock=lambda: stopping.now,
+        sleep=stopping.sleep,
     )
     attempt = Attempt(tools, task)
     return attempt.result(), attempt

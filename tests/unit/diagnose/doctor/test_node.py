@@ -1,4 +1,4 @@
-"""Readers of a node: small parsers, and what they make of unexpected input."""
+"""Checks and readers of a node with facts and texts that no directory of a test has."""
 
 import json
 from pathlib import Path
@@ -6,22 +6,105 @@ from pathlib import Path
 import pytest
 
 from dra_driver.config.settings import NodeSettings
+from dra_driver.core.finding import Finding, Layer, Status
+from dra_driver.diagnose.doctor.node import NODE_CHECKS, LocalFacts
+from dra_driver.diagnose.doctor.node_files import DiskFacts, FileFacts
 from dra_driver.diagnose.doctor.node_files import parsed as parsed_container
-from dra_driver.diagnose.doctor.node_kubelet import flags_of, read_kubelet
+from dra_driver.diagnose.doctor.node_kubelet import SocketFacts, flags_of, read_kubelet
 from dra_driver.diagnose.doctor.node_runtime import RuntimeFacts, with_config, with_crio_config
 from dra_driver.diagnose.doctor.node_view import HostView, parse_version
+from dra_driver.diagnose.node_state.state import CdiState, JournalState, MpsState, NodeState, SocketState
+from dra_driver.node.claims.inspection import JournalContent
+
+OK, WARN, FAIL = Status.OK, Status.WARN, Status.FAIL
+VIEW = HostView(settings=NodeSettings(node_name="node-1"))
+
+
+def found_by(check: str, facts: LocalFacts) -> Finding:
+    (finding,) = next(each for each in NODE_CHECKS if each.name == check).run(facts, f"node/{facts.node}")
+    return finding
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "free_files", "status", "seen"),
+    [
+        (100 * 1024, 1000, FAIL, "/plugins has 100 KiB free"),
+        (1 << 30, 3, FAIL, "/plugins has 3 inodes free"),
+        (8 << 20, 1000, WARN, "/plugins has 8 MiB free"),
+        (1 << 30, 1000, OK, "/plugins has 1024 MiB free"),
+        (1 << 30, None, OK, "/plugins has 1024 MiB free"),
+    ],
+)
+def test_a_full_disk_is_named_with_what_is_left(
+    free_bytes: int, free_files: int | None, status: Status, seen: str
+) -> None:
+    """Some file systems count no inodes."""
+    disk = DiskFacts(folder="/plugins", what="the journal", free_bytes=free_bytes, free_files=free_files)
+    finding = found_by("disk", LocalFacts(node="node-1", view=VIEW, files=FileFacts(disks=(disk,))))
+    assert finding.status is status
+    assert finding.seen.startswith(seen)
+    assert (status is OK) == (not finding.fix)
+
+
+@pytest.mark.parametrize(
+    ("check", "facts"),
+    [
+        ("plugin-folders", LocalFacts(node="n", view=VIEW, sockets=SocketFacts(problem="/reg: Permission denied"))),
+        ("device-plugin", LocalFacts(node="n", view=VIEW, sockets=SocketFacts(device_plugins=None))),
+        ("runtime-answers", LocalFacts(node="n", view=VIEW, runtime=RuntimeFacts(socket="/run/x.sock", denied=True))),
+    ],
+)
+def test_what_only_root_may_see_is_unknown(check: str, facts: LocalFacts) -> None:
+    finding = found_by(check, facts)
+    assert (finding.status, finding.fix) == (Status.UNKNOWN, "Run it as root.")
+
+
+PLUGIN = Path("/plugins/gpu.nvidia.com")
+
+
+def records(*, exists: bool = True, problem: str | None = None) -> NodeState:
+    """A state whose socket is dead and whose CDI folder has a broken file: other checks report both."""
+    return NodeState(
+        plugin=PLUGIN,
+        exists=exists,
+        boot_id="b",
+        journal=JournalState(path=PLUGIN / "state.db", content=JournalContent()),
+        cdi=CdiState(folder=Path("/cdi"), problems=("no CDI file",)),
+        mps=MpsState(),
+        sockets=(SocketState(path=PLUGIN / "dra.sock", served=False),),
+        health_problem=problem,
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "seen"),
+    [
+        (records(), OK, "journal, backups and daemons agree, 0 claims in the journal"),
+        (records(problem="not JSON"), WARN, "health of GPUs: not JSON"),
+        (
+            PermissionError(13, "Permission denied", "/plugins"),
+            Status.UNKNOWN,
+            "/plugins cannot be read: Permission denied",
+        ),
+    ],
+)
+def test_records_warn_at_most(found: NodeState | OSError, status: Status, seen: str) -> None:
+    """The node process repairs its records, so they do not keep GPUs from working."""
+    finding = found_by("records", LocalFacts(node="n", view=VIEW, records=found))
+    assert (finding.status, finding.layer, finding.seen) == (status, Layer.PREPARE, seen)
+    assert finding.fix[:1].isupper() or status is OK
+
+
+def test_a_node_without_the_drivers_folder_has_no_records() -> None:
+    (check,) = [each for each in NODE_CHECKS if each.name == "records"]
+    assert check.run(LocalFacts(node="n", view=VIEW, records=records(exists=False))) == ()
 
 
 def test_flags_in_both_spellings() -> None:
-    """As a kubelet takes them; a switch has no value."""
     words = ("kubelet", "--root-dir=/data", "--config", "/etc/k.yaml", "--fail-swap-on", "-v=2", "--config", "/b.yaml")
     assert flags_of("\0".join(words)) == {"root-dir": "/data", "config": "/b.yaml", "fail-swap-on": "", "v": "2"}
-
-
-@pytest.mark.parametrize("text", ["", "kubelet", "kubelet\0--", "\0\0--x"])
-def test_flags_of_odd_command_lines(text: str) -> None:
-    """Nothing is raised."""
-    assert all(value == "" for value in flags_of(text).values())
+    for odd in ("", "kubelet", "kubelet\0--", "\0\0--x"):
+        assert all(value == "" for value in flags_of(odd).values())
 
 
 def write(folder: Path, files: dict[str, str]) -> HostView:
@@ -52,13 +135,11 @@ def test_a_kubelets_gates_come_from_files_and_flags(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["[1, 2]", "a: [", "\0\1", "featureGates: yes", "&a [*a]"])
 def test_a_configuration_of_another_form_tells_nothing(tmp_path: Path, text: str) -> None:
-    """A kubelet would not have started with it; the doctor goes on."""
     view = write(tmp_path, {"proc/7/comm": "kubelet", "proc/7/cmdline": "kubelet\0--config=/k.yaml", "k.yaml": text})
     assert read_kubelet(view, lambda _view, _pid: None).gates == {}
 
 
 def test_a_missing_configuration_is_named(tmp_path: Path) -> None:
-    """Not every process may read it."""
     view = write(tmp_path, {"proc/7/comm": "kubelet", "proc/7/cmdline": "kubelet\0--config=/k.yaml"})
     assert read_kubelet(view, lambda _view, _pid: None).config_problem == "/k.yaml cannot be read"
 
@@ -71,13 +152,11 @@ def test_a_runtimes_configuration_of_another_form(config: str) -> None:
 
 @pytest.mark.parametrize("config", ["", "= 3", "crio = 3", "[crio]\nruntime = 3", "[crio.runtime]\ncdi_spec_dirs = 3"])
 def test_crios_configuration_of_another_form(config: str) -> None:
-    """Its folders are unknown."""
     assert with_crio_config(RuntimeFacts(name="cri-o"), config).cdi_dirs is None
 
 
 @pytest.mark.parametrize("config", ["crio = 3", "[crio]\nruntime = 3"])
 def test_a_crio_that_tells_nothing_of_its_runtime(config: str) -> None:
-    """Nothing is judged by the default directories then."""
     assert not with_crio_config(RuntimeFacts(name="cri-o"), config).tells_config
 
 
@@ -110,6 +189,7 @@ def container_info(*nodes: object, rules: list[object] | None = None, **more: ob
         pytest.param(container_info(_NODE | {"major": "195"}), None, id="a number as text"),
         pytest.param(container_info(_NODE | {"major": 195.0}), None, id="a number with a fraction"),
         pytest.param(container_info(_NODE, rules=[{"allow": False, "major": "x"}, _RULE]), None, id="an odd denial"),
+        pytest.param(container_info(_NODE, rules=[{"allow": True, "access": "rwm"}]), None, id="privileged"),
         pytest.param(container_info(_NODE, odd={"\ud800": "\ud800"}), None, id="half of a surrogate pair"),
         pytest.param(container_info(_NODE, odd=float("nan")), None, id="a number that JSON lacks"),
     ],
@@ -127,30 +207,13 @@ def test_odd_fields_of_a_container_hide_nothing_else(info: str, asked: tuple[str
         pytest.param(container_info({"path": "/dev/nvidia0", "type": "c", "minor": 0}), id="a node without its major"),
         pytest.param(container_info({"type": "c", "major": 195, "minor": 0}), id="a node without a path"),
         pytest.param(container_info(_NODE, rules=[_RULE | {"major": "x"}]), id="a rule with an odd major"),
+        *("", "[]", "{}", '{"runtimeSpec": null}', '{"runtimeSpec": {"linux": {"devices": [3]}}}'),
     ],
 )
 def test_a_container_is_unknown_where_its_devices_are(info: str) -> None:
     """Not a device 0:0 that its cgroup does not allow."""
     read = parsed_container("main", info)
     assert (bool(read.problem), read.nodes) == (True, ())
-
-
-@pytest.mark.parametrize(
-    "info", ["", "[]", "{}", '{"runtimeSpec": null}', '{"runtimeSpec": {"linux": {"devices": [3]}}}']
-)
-def test_a_containers_information_of_another_form(info: str) -> None:
-    """It is a problem of this container alone."""
-    assert parsed_container("main", info).problem is not None
-
-
-def test_a_rule_without_numbers_allows_every_device() -> None:
-    """Privileged containers have such a rule."""
-    linux = {
-        "devices": [{"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0}],
-        "resources": {"devices": [{"allow": True, "access": "rwm"}]},
-    }
-    (node,) = parsed_container("main", json.dumps({"runtimeSpec": {"linux": linux}})).nodes
-    assert node.allowed
 
 
 @pytest.mark.parametrize(

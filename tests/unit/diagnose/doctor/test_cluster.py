@@ -1,21 +1,42 @@
-"""Reading the facts of a cluster: within a time, as far as allowed, and narrowed to what is asked for."""
+"""Reading and judging a cluster: time limit, missing permissions, narrowed scope, and every broken set-up."""
 
+import json
 import time
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ServerBusyError
 from dra_driver.core.finding import Layer, Status
 from dra_driver.diagnose.doctor import facts as fact
-from dra_driver.diagnose.doctor.cluster import DoctorScope, diagnose, narrowed
+from dra_driver.diagnose.doctor.cluster import CHECKS, DoctorScope, diagnose, narrowed
 from dra_driver.diagnose.doctor.facts import facts_of_state
+from dra_driver.diagnose.doctor.node import NODE_CHECKS
 from dra_driver.diagnose.doctor.reading import read_facts
+from dra_driver.diagnose.doctor.report import DoctorReport
 from dra_driver.kube.state import ClusterState
 from dra_driver.kube.state_file import dump, load
-from tests.doctor_faults.cluster import SERVER, Cluster, Obj, by_template, claim, devices, gpu_node, template, workload
-from tests.fakes.dra_objects import allocated, resource_slice
+from tests.doctor_faults import ROWS
+from tests.doctor_faults.__main__ import DATA, name_of
+from tests.doctor_faults.cluster import (
+    SERVER,
+    BrokenSetup,
+    Cluster,
+    by_template,
+    devices,
+    event,
+    examined,
+    first_of,
+    gpu_node,
+    named,
+    template,
+    workload,
+)
+from tests.fakes.dra_objects import Obj, allocated, claim, exactly, resource_slice
+from tests.fakes.node_faults import FAULTS
 
 
 class SlowCluster(Cluster):
@@ -30,6 +51,10 @@ class SlowCluster(Cluster):
         self.allowed_s.append(within_s or 0.0)
         self.now_s += 10.0
         return super().list(path, query)
+
+
+def judged(cluster: Cluster, **scope: Any) -> DoctorReport:
+    return diagnose(read_facts(cluster, server=SERVER), DoctorScope(**scope), clock=time.monotonic)
 
 
 def test_all_questions_end_within_the_time() -> None:
@@ -56,7 +81,6 @@ def test_after_an_api_server_that_is_down_nothing_is_asked() -> None:
 
 
 def test_where_not_all_namespaces_may_be_read_the_named_one_is() -> None:
-    """Enough for one's own pod; and the report says what it is not enough for."""
     cluster = Cluster()
     cluster.pods.append(workload())
     cluster.refused = {"list pods in all namespaces", "list events in all namespaces"}
@@ -70,12 +94,9 @@ def test_where_not_all_namespaces_may_be_read_the_named_one_is() -> None:
 
 
 def test_a_node_is_judged_without_the_others() -> None:
-    """What is broken on another node does not hide that this one works."""
     cluster = Cluster()
     cluster.slices = cluster.slices[:1]
-    facts = read_facts(cluster, server=SERVER)
-    good = diagnose(facts, DoctorScope(kind="node", name="gpu-a"), clock=time.monotonic)
-    bad = diagnose(facts, DoctorScope(kind="node", name="gpu-b"), clock=time.monotonic)
+    good, bad = (judged(cluster, kind="node", name=name) for name in ("gpu-a", "gpu-b"))
     assert (good.exit_status, good.target) == (0, "node/gpu-a")
     assert bad.first_broken is not None
     assert bad.first_broken.layer is Layer.SLICES
@@ -92,19 +113,17 @@ def test_a_node_is_judged_without_claims_of_other_nodes() -> None:
     cluster.claims[-1]["status"]["reservedFor"] = []
     facts = narrowed(read_facts(cluster, server=SERVER), DoctorScope(kind="node", name="gpu-a"))
     assert [item["metadata"]["name"] for item in facts.items("claims")] == ["here", "fabric"]
-    report = diagnose(read_facts(cluster, server=SERVER), DoctorScope(kind="node", name="gpu-b"), clock=time.monotonic)
+    report = judged(cluster, kind="node", name="gpu-b")
     assert "claims-end" not in {finding.check for finding in report.findings}
 
 
 @pytest.mark.parametrize("scope", ["pod/team-a/pod-lost", "claim/team-a/lost"])
 def test_a_pod_or_claim_whose_node_is_gone_is_judged(scope: str) -> None:
-    """The node no longer exists and its name is right: the report says so."""
     cluster = Cluster()
     cluster.pods.append(workload("pod-lost", node="gpu-z", resourceClaims=[{"name": "g", "resourceClaimName": "lost"}]))
     cluster.claims.append(_ending("lost", "gpu-z"))
     kind, namespace, name = scope.split("/")
-    asked = DoctorScope(kind=kind, namespace=namespace, name=name)
-    first = diagnose(read_facts(cluster, server=SERVER), asked, clock=time.monotonic).first_broken
+    first = judged(cluster, kind=kind, namespace=namespace, name=name).first_broken
     assert first is not None
     assert (first.layer, first.object) == (Layer.NODE, "node/gpu-z")
     assert "no longer exists" in first.seen
@@ -119,17 +138,12 @@ def _ending(name: str, node: str) -> Obj:
 
 
 def test_a_pod_is_judged_with_its_claims_and_its_node_alone() -> None:
-    """Other pods' mistakes are not this pod's."""
     cluster = Cluster()
     cluster.templates.append(template("gpus"))
     cluster.pods += [workload(**by_template("gpus")), workload("other", **by_template("missing"))]
-    facts = read_facts(cluster, server=SERVER)
-    chosen = narrowed(facts, DoctorScope(kind="pod", namespace="team-a", name="train"))
+    chosen = narrowed(read_facts(cluster, server=SERVER), DoctorScope(kind="pod", namespace="team-a", name="train"))
     assert [pod["metadata"]["name"] for pod in chosen.items("pods")] == ["train"]
-    assert (
-        diagnose(facts, DoctorScope(kind="pod", namespace="team-a", name="train"), clock=time.monotonic).exit_status
-        == 0
-    )
+    assert judged(cluster, kind="pod", namespace="team-a", name="train").exit_status == 0
 
 
 @pytest.mark.parametrize(
@@ -141,7 +155,6 @@ def test_a_pod_is_judged_with_its_claims_and_its_node_alone() -> None:
     ],
 )
 def test_a_name_that_does_not_exist_is_refused_with_those_that_do(scope: DoctorScope, message: str) -> None:
-    """A typing mistake is no broken layer."""
     cluster = Cluster()
     cluster.pods.append(workload())
     cluster.claims.append(claim("shared", namespace="team-a"))
@@ -164,11 +177,10 @@ def test_a_snapshot_leaves_open_what_it_does_not_have() -> None:
 
 
 def test_objects_of_any_shape_end_no_report() -> None:
-    """What is not as it should be ends one check at most."""
     cluster = Cluster()
     for items in (cluster.nodes, cluster.pods, cluster.slices, cluster.gpu_nodes, cluster.daemonsets, cluster.events):
         items.append({"metadata": {"name": "odd", "labels": [], "namespace": "team-a"}, "spec": 1, "status": ["x"]})
-    report = diagnose(read_facts(cluster, server=SERVER), DoctorScope(), clock=time.monotonic)
+    report = judged(cluster)
     assert len(report.findings) > 10
     assert not [finding for finding in report.findings if "check failed" in finding.seen]
 
@@ -197,3 +209,92 @@ def test_a_snapshot_with_templates_is_judged_like_its_objects(tmp_path: Path) ->
     assert seen[0] == seen[1]
     assert any("16 devices of 4 nodes" in finding.seen for finding in seen[0])
     assert any("2 GPUs are published twice" in finding.seen for finding in seen[1])
+
+
+@cache
+def seen(row: BrokenSetup) -> DoctorReport:
+    return examined(row)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_broken_setup_is_named_first(row: BrokenSetup) -> None:
+    report = seen(row)
+    first = first_of(report)
+    assert first is not None
+    said = f"{first.object} {first.seen} {first.expected} {first.fix}"
+    assert (first.layer, first.status) == (row.layer, row.status), said
+    missing = [words for words in row.says if words not in said]
+    assert not missing, said
+    assert first.expected or first.status is Status.UNKNOWN
+    assert first.fix
+
+
+def test_a_healthy_cluster_has_no_finding_but_good_ones() -> None:
+    report = judged(Cluster())
+    assert [finding for finding in report.findings if finding.status is not Status.OK] == []
+    assert report.exit_status == 0
+
+
+def test_devices_of_other_drivers_are_no_concern() -> None:
+    """A network card that is not ready, in a claim of its own driver."""
+    cluster = Cluster()
+    condition = {"type": "Ready", "status": "False", "reason": "NoLink", "message": "no link"}
+    device = {"driver": "net.example.com", "pool": "p", "device": "eth0", "conditions": [condition]}
+    card = claim("card", namespace="team-a")
+    card["status"] = {"devices": [device]}
+    cluster.claims.append(card)
+    report = judged(cluster)
+    assert report.first_broken is None
+
+
+def test_pods_of_other_drivers_are_no_concern() -> None:
+    """One is not scheduled, one is not prepared: both have a network driver's claim alone."""
+    cluster = Cluster()
+    guard = 'device.driver == "net.example.com"'
+    cluster.classes.append(named("nets", spec={"selectors": [{"cel": {"expression": guard}}]}))
+    cluster.templates.append(template("cards", device_class="nets"))
+    waiting, failing = (
+        workload("waits", **by_template("cards")),
+        workload("fails", node="gpu-a", **by_template("cards")),
+    )
+    waiting["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "message": "no card"}]
+    cluster.pods += [waiting, failing]
+    said = "Failed to prepare dynamic resources: DRA driver net.example.com is not registered"
+    cluster.events.append(event("FailedPrepareDynamicResources", failing, said))
+    report = judged(cluster)
+    assert [str(each) for each in report.findings if each.status is not Status.OK] == []
+
+
+def test_what_a_pod_of_unknown_purpose_lacks_is_a_warning_of_the_cluster() -> None:
+    """A network driver's pod whose claim is missing breaks no GPU; who asks about the pod or claim is told it fails."""
+    cluster = Cluster()
+    cluster.pods.append(workload(resourceClaims=[{"name": "card", "resourceClaimName": "card"}]))
+    cluster.claims.append(claim("uplink", exactly(deviceClassName="nets"), namespace="team-a"))
+    of_all = judged(cluster)
+    warned = [each.check for each in of_all.findings if each.status is Status.WARN]
+    assert (of_all.exit_status, sorted(warned)) == (0, ["claims-and-templates-exist", "classes-of-claims-exist"])
+    for scope in (("pod", "train"), ("claim", "uplink")):
+        assert judged(cluster, kind=scope[0], namespace="team-a", name=scope[1]).exit_status == 1, scope
+
+
+def test_names_of_rows_and_checks_are_unique() -> None:
+    names = [row.name for row in ROWS]
+    assert len(set(names)) == len(names)
+    for checks in (CHECKS, NODE_CHECKS):
+        assert len({check.name for check in checks}) == len(checks)
+
+
+def test_every_check_that_can_fail_is_the_first_to_speak_in_some_row() -> None:
+    """A check that no broken set-up needs is not known to work."""
+    spoke = {finding.check for row in ROWS for finding in seen(row).findings if finding.status is not Status.OK}
+    silent = {check.name for check in CHECKS} - spoke
+    assert silent == set()
+
+
+def test_every_broken_set_up_is_recorded_with_its_layer() -> None:
+    """The page is made from the record; a new or changed set-up needs `python -m tests.doctor_faults --write`."""
+    found = json.loads(DATA.read_text())
+    assert [(row["name"], row["layer"], row["status"]) for row in found["cluster"]] == [
+        (row.name, row.layer, row.status) for row in ROWS
+    ]
+    assert [(row["name"], row["layer"]) for row in found["node"]] == [(name_of(each), each.layer) for each in FAULTS]

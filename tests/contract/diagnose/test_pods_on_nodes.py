@@ -1,9 +1,12 @@
-"""``--on-node`` against the embedded API server, with a kubelet that plays the pod."""
+"""``doctor --on-node`` and ``hardware-check NODE`` on the embedded API server, with a kubelet that plays the pod."""
 
 import contextlib
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -11,11 +14,15 @@ from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, Forb
 from dra_driver.core.finding import Finding, Layer, Status, finding_to_wire
 from dra_driver.diagnose.doctor.on_node import node_of_pod, visit_node
 from dra_driver.diagnose.doctor.report import DoctorReport, to_wire
+from dra_driver.diagnose.hardware import storage
+from dra_driver.diagnose.hardware.remote import run_on_node
+from dra_driver.diagnose.hardware.values import HardwareReport, Reading
 from dra_driver.kube.pod_run import PodFailedError, PodPlace
 from dra_driver.kube.rest import RestClient
 from dra_driver.kubectl.commands.kubectl import main
 from dra_driver.sim.apiserver.server import ApiServer
-from tests.fakes.pods_on_nodes import NAMESPACE, PODS, Kubelet, Refuses, Statuses, state
+from tests.fakes.pods_on_nodes import DEPLOYED, NAMESPACE, PODS, Kubelet, Refuses, Statuses, state
+from tests.fakes.scripted_http import Exchange, ScriptedServer
 
 FINDING = Finding(
     check="uvm", layer=Layer.UVM, status=Status.FAIL, object="node/node-7", seen="not loaded", fix="Load it."
@@ -25,12 +32,10 @@ PLACE = PodPlace(command="kubectl dra doctor --on-node", node="node-7")
 
 
 def ended(log: str) -> Statuses:
-    """The pod wrote ``log`` and ended."""
     return [(state("Failed", terminated={"exitCode": 1}), log)]
 
 
 def test_the_nodes_report_arrives_and_the_pod_is_gone(api: ApiServer, cluster: RestClient) -> None:
-    """Other lines of the log, such as warnings of libraries, do no harm."""
     log = f"a warning\n{json.dumps(to_wire(REPORT))}\nlibnvidia: bye\n"
     said: list[str] = []
     with Kubelet(api, cluster, ended(log)).running() as kubelet:
@@ -53,7 +58,6 @@ def test_a_pod_without_a_report_says_why_and_is_deleted(api: ApiServer, cluster:
 
 
 def test_a_report_of_another_version_is_refused(api: ApiServer, cluster: RestClient) -> None:
-    """The image may be newer than the command."""
     log = json.dumps(to_wire(REPORT) | {"schemaVersion": 7}) + "\n"
     with Kubelet(api, cluster, ended(log)).running(), pytest.raises(ConfigurationError, match="of schemaVersion 7"):
         visit_node(cluster, PLACE, print)
@@ -88,7 +92,6 @@ def test_a_log_that_cannot_be_read_is_no_log_without_a_report(api: ApiServer, cl
 
 
 def test_a_refusal_by_pod_security_names_namespace_and_label(cluster: RestClient) -> None:
-    """It looks like a missing right, and no right would help."""
     refusal = ForbiddenError('pods "x" is forbidden: violates PodSecurity "baseline:latest": privileged', status=403)
     with pytest.raises(PodFailedError) as caught:
         visit_node(Refuses(cluster, refusal), PLACE, print)
@@ -96,24 +99,7 @@ def test_a_refusal_by_pod_security_names_namespace_and_label(cluster: RestClient
     assert "pod-security.kubernetes.io/enforce=privileged" in str(caught.value)
 
 
-def test_a_missing_right_is_named(cluster: RestClient) -> None:
-    """With the command that needs it."""
-    with pytest.raises(
-        ForbiddenError, match="doctor --on-node` needs the right to create pods in namespace dra-driver"
-    ):
-        visit_node(Refuses(cluster, ForbiddenError("no", status=403)), PLACE, print)
-
-
-@pytest.mark.parametrize("loss", [KeyboardInterrupt(), ApiUnreachableError("no answer")], ids=["ctrl-c", "lost"])
-def test_nothing_is_left_when_the_answer_to_creating_the_pod_is_lost(cluster: RestClient, loss: BaseException) -> None:
-    """It has the privileges of the node process."""
-    with pytest.raises(type(loss)):
-        visit_node(Refuses(cluster, loss, creates=True), PLACE, print)
-    assert all("deletionTimestamp" in pod["metadata"] for pod in cluster.list(PODS)["items"])
-
-
 def leave(cluster: RestClient, name: str, component: str = "doctor") -> None:
-    """A pod that a command left."""
     labels = {"app.kubernetes.io/name": "dra-driver", "app.kubernetes.io/component": component}
     container = {"name": component, "image": "x"}
     spec = {"containers": [container], "nodeName": "node-7"}
@@ -140,7 +126,6 @@ def test_what_a_killed_command_left_is_deleted_by_the_next_one(
 
 
 def test_a_node_that_does_not_exist_is_refused(cluster: RestClient) -> None:
-    """The pod would wait for ever."""
     with pytest.raises(ConfigurationError, match="no node 'node-9'"):
         visit_node(cluster, PodPlace(command="x", node="node-9"), print)
 
@@ -149,7 +134,6 @@ def test_a_node_that_does_not_exist_is_refused(cluster: RestClient) -> None:
 def test_the_command_adds_what_the_node_says(
     api: ApiServer, cluster: RestClient, kubeconfig: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One report: the node's finding stands in the layer where it belongs."""
     with Kubelet(api, cluster, ended(json.dumps(to_wire(REPORT)) + "\n")).running():
         status = main(["doctor", "node/node-7", "--on-node", "-o", "json", "--kubeconfig", kubeconfig])
     wire = json.loads(capsys.readouterr().out)
@@ -163,7 +147,6 @@ def test_the_command_adds_what_the_node_says(
 def test_a_node_that_cannot_be_looked_at_leaves_the_rest_of_the_report(
     api: ApiServer, cluster: RestClient, kubeconfig: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the API server says is worth reading all the same."""
     with Kubelet(api, cluster, ended("no report\n")).running():
         main(["doctor", "node/node-7", "--on-node", "-o", "json", "--kubeconfig", kubeconfig])
     wire = json.loads(capsys.readouterr().out)
@@ -175,14 +158,146 @@ def test_a_node_that_cannot_be_looked_at_leaves_the_rest_of_the_report(
 @pytest.mark.parametrize("target", [[], ["claim/x"]])
 @pytest.mark.usefixtures("signals", "cluster")
 def test_a_look_at_a_node_needs_a_node(kubeconfig: str, capsys: pytest.CaptureFixture[str], target: list[str]) -> None:
-    """There is no node of a cluster."""
     assert main(["doctor", *target, "--on-node", "--kubeconfig", kubeconfig]) == 2
     assert "--on-node needs" in capsys.readouterr().err
 
 
 def test_the_node_of_a_pod_is_where_it_runs(cluster: RestClient) -> None:
-    """One that waits has none."""
     leave(cluster, "dra-doctor-old")
     assert node_of_pod(cluster, NAMESPACE, "dra-doctor-old") == "node-7"
     with pytest.raises(ConfigurationError, match="no pod 'other'"):
         node_of_pod(cluster, NAMESPACE, "other")
+
+
+HARDWARE_REPORT = HardwareReport(about={"version": "1", "interrupted": False}, survey=Reading(), records=())
+CREATING = state("Pending", waiting={"reason": "ContainerCreating"})
+RUNNING = state("Running", running={})
+ENDED = state("Failed", terminated={"exitCode": 2})
+
+
+@pytest.fixture
+def check(kubeconfig: str, tmp_path: Path) -> Callable[..., int]:
+    def run(*arguments: str) -> int:
+        output = ["--output", str(tmp_path / "report.json")]
+        return main(["hardware-check", "node-7", "--kubeconfig", kubeconfig, *output, *arguments])
+
+    return run
+
+
+def test_lines_and_report_of_the_node_arrive_and_the_pod_is_gone(
+    api: ApiServer, cluster: RestClient, check: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exit status is that of the check: 2, as the node has no GPU."""
+    script: Statuses = [
+        (CREATING, ""),
+        (RUNNING, "no usable NVIDIA GPU: none\n 1  CUDA\n"),
+        (ENDED, f" 2  held\n{storage.pack(HARDWARE_REPORT)}\n"),
+    ]
+    with Kubelet(api, cluster, script).running() as kubelet:
+        assert check("--only", "3,4", "--gpu", "0") == 2
+    assert storage.load(tmp_path / "report.json") == HARDWARE_REPORT
+    assert cluster.list(PODS)["items"] == []
+    (pod,) = kubelet.pods
+    assert pod["spec"]["nodeName"] == "node-7"
+    assert pod["spec"]["containers"][0]["args"] == ["hardware-check", "--print-report", "--gpu", "0", "--only", "3,4"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == ["no usable NVIDIA GPU: none", " 1  CUDA", " 2  held"]
+    assert lines[3].startswith("report: ")
+
+
+def test_an_image_that_cannot_be_pulled_does_not_wait_for_the_deadline(
+    api: ApiServer, cluster: RestClient, check: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    waiting = {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}
+    with Kubelet(api, cluster, [(state("Pending", waiting=waiting), "")]).running():
+        assert check() == 1
+    assert "cannot start (ImagePullBackOff): Back-off pulling image" in capsys.readouterr().err
+
+
+def test_a_pod_can_be_kept(
+    api: ApiServer, cluster: RestClient, check: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Kubelet(api, cluster, [(ENDED, f"{storage.pack(HARDWARE_REPORT)}\n")]).running() as kubelet:
+        check("--keep")
+    (pod,) = cluster.list(PODS)["items"]
+    assert f"kept: pod {pod['metadata']['name']} in namespace {NAMESPACE}" in capsys.readouterr().out
+    assert kubelet.pods[0]["metadata"]["name"] == pod["metadata"]["name"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--daemonset", "other"), "no DaemonSet other in namespace dra-driver"),
+        (("-n", "other"), "no DaemonSet dra-driver-node in namespace other"),
+        (("--only", "x"), "--only x: expected numbers"),
+    ],
+)
+@pytest.mark.usefixtures("cluster")
+def test_a_wrong_name_is_one_sentence(
+    check: Callable[..., int], capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    assert check(*arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("refused", "right"),
+    [
+        ("GET /apis/apps", "needs the right to get daemonsets.apps in namespace dra-driver"),
+        ("POST /api/v1", "needs the right to create pods in namespace dra-driver"),
+    ],
+)
+def test_a_missing_right_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: str, right: str) -> None:
+    def answer(exchange: Exchange) -> None:
+        seen = f"{exchange.seen.method} {exchange.seen.path}"
+        if seen.startswith((refused, "GET /api/v1/nodes")):
+            exchange.json({"kind": "Status", "code": 403, "reason": "Forbidden", "message": "no"}, 403)
+        else:
+            exchange.json(DEPLOYED)
+
+    with ScriptedServer(answer) as server:
+        path = tmp_path / "kubeconfig"
+        path.write_text(server.kubeconfig())
+        assert main(["hardware-check", "node-7", "--kubeconfig", str(path)]) == 1
+    assert right in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("loss", [KeyboardInterrupt(), ApiUnreachableError("no answer")], ids=["ctrl-c", "lost"])
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_pod_is_deleted_although_the_answer_to_creating_it_was_lost(
+    cluster: RestClient, loss: BaseException, keep: bool
+) -> None:
+    place = PodPlace(command="kubectl dra hardware-check", node="node-7", keep=keep)
+    said: list[str] = []
+    with pytest.raises(type(loss)):
+        run_on_node(Refuses(cluster, loss, creates=True), place, (), said.append)
+    assert all("deletionTimestamp" in pod["metadata"] for pod in cluster.list(PODS)["items"])  # the kubelet's turn
+    assert said == []
+
+
+def test_signals_while_the_pod_is_deleted_change_nothing(
+    api: ApiServer, cluster: RestClient, kubeconfig: str, tmp_path: Path
+) -> None:
+    script = (
+        "import os, signal, sys\n"
+        "from dra_driver.kube.rest import RestClient\n"
+        "delete = RestClient.delete\n"
+        "def slow(*arguments):\n"
+        "    os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return delete(*arguments)\n"
+        "RestClient.delete = slow\n"
+        "from dra_driver.kube import pod_run\n"
+        "pod_run.STEP_S = 0.1\n"
+        "get = RestClient.get_text\n"
+        "def text(*arguments):\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return get(*arguments)\n"
+        "RestClient.get_text = text\n"
+        "from dra_driver.kubectl.commands.kubectl import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    with Kubelet(api, cluster, [(RUNNING, "one line\n")]).running():
+        command = [sys.executable, "-c", script, "hardware-check", "node-7", "--kubeconfig", kubeconfig]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 130, done.stderr
+    assert all("deletionTimestamp" in pod["metadata"] for pod in cluster.list(PODS)["items"])
