@@ -80,7 +80,6 @@ def still_there(rest: RestClient, path: str) -> str | None:
 
 @contextmanager
 def crd_served(rest: RestClient, plural: str) -> Iterator[None]:
-    """The CustomResourceDefinition exists; it is deleted again, with its finalizer, if it did not before."""
     crd = yaml.safe_load((ROOT / "crds" / f"gpu.dra-driver.io_{plural}.yaml").read_text())
     path = f"{CRDS}/{crd['metadata']['name']}"
     is_new = unread(rest, path) is not None
@@ -109,27 +108,22 @@ class RealCluster:
 
     @cached_property
     def gates(self) -> dict[str, bool]:
-        """The API server's feature gates."""
         return read_gates(self.rest.get_text("/metrics"))
 
     def slices(self) -> list[Obj]:
-        """This driver's slices, of all nodes."""
         return [item for item in self.client.list(RESOURCE_SLICES, "") if item["spec"]["driver"] == DRIVER]
 
     def devices(self) -> list[Obj]:
-        """The devices of all of these slices."""
         return [device for item in self.slices() for device in entries(item, "spec", "devices")]
 
     def nodes(self) -> list[Obj]:
         return self.client.list(NODES, "")
 
     def claim_uids(self) -> set[str]:
-        """UIDs of all claims of all namespaces."""
         return {item["metadata"]["uid"] for item in self.client.list(RESOURCE_CLAIMS, "")}
 
     @contextmanager
     def classes(self) -> Iterator[None]:
-        """Create the project's DeviceClasses; those that did not exist before are deleted again."""
         missing = [obj for obj in load(CLASSES) if self.client.find(kind_of(obj), obj["metadata"]["name"], "") is None]
         for obj in missing:
             self.client.create(obj, "")
@@ -138,7 +132,6 @@ class RealCluster:
             self.client.delete(kind_of(obj), obj["metadata"]["name"], "")
 
     def make_namespace(self, title: str) -> str:
-        """Create a namespace for one test, ready for pods."""
         stem = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:40]
         name = f"e2e-{stem}-{os.urandom(3).hex()}"
         self._create_namespace({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
@@ -191,7 +184,6 @@ class RealCluster:
         self.client.delete(NAMESPACES, name, "")
 
     def dropped(self) -> None:
-        """Wait until all namespaces created here are deleted."""
         wait(lambda: ", ".join(n for n in self._namespaces if self.client.find(NAMESPACES, n, "")), GONE_S)
 
     def pod(self, name: str, namespace: str) -> Obj:
@@ -219,12 +211,10 @@ class RealCluster:
         return found
 
     def all_logs(self, pod: Obj) -> dict[str, str]:
-        """The logs of all of the pod's containers."""
         namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
         return {item["name"]: self.client.log(namespace, name, item["name"]) for item in pod["spec"]["containers"]}
 
     def warnings(self, namespace: str, reason: str | None = None) -> list[str]:
-        """Messages of warning events in a namespace, for a test's failure message."""
         return [
             f"{dig(event, 'involvedObject', 'name')}: {event.get('reason')}: {event.get('message')}"
             for event in self.client.list(EVENTS, namespace)

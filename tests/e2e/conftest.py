@@ -65,7 +65,6 @@ def kubeconfig() -> str:
 
 @pytest.fixture(scope="session")
 def gates(kubeconfig: str) -> dict[str, bool]:
-    """The API server's feature gates."""
     return read_gates(RestClient(Connection.load(kubeconfig)).get_text("/metrics"))
 
 
@@ -120,7 +119,6 @@ def host(
 
 @pytest.fixture
 def say(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
-    """Prints what happened, for people who run the test with a real cluster."""
     start = time.monotonic()
 
     def write(text: str) -> None:
@@ -196,7 +194,6 @@ def forms(cluster: RealCluster, own_host: Host, namespace: str) -> Iterator[Form
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Short, for the sockets in it."""
     made = Path(tempfile.mkdtemp(prefix="dra-"))
     yield made
     shutil.rmtree(made, ignore_errors=True)

@@ -22,12 +22,10 @@ def whole() -> Obj:
 
 
 def slice_of(profile: str) -> Obj:
-    """A request for one MIG device."""
     return _request("mig.nvidia.com", f'device.attributes["gpu.nvidia.com"].profile == "{profile}"')
 
 
 def share(memory: str, percent: int) -> Obj:
-    """A request for a part of one GPU."""
     asked = {"memory": memory, "computePercent": str(percent)}
     return _request("gpu.nvidia.com", SHAREABLE) | {"capacity": {"requests": asked}}
 
@@ -48,8 +46,6 @@ PODS = {
 
 
 class Forms:
-    """Creates and observes pods; a pod's template has the pod's name."""
-
     def __init__(self, cluster: RealCluster, namespace: str) -> None:
         self.cluster, self.namespace = cluster, namespace
 
@@ -70,7 +66,6 @@ class Forms:
     def run(
         self, name: str, request: Obj, command: str = LIST, *, host_users: bool = True, exists: bool = False
     ) -> None:
-        """Create the pod, and wait until it is ready."""
         self.create(name, request, command, host_users=host_users, exists=exists)
         self.wait_ready(name)
 
@@ -78,7 +73,6 @@ class Forms:
         return self.cluster.pod(name, self.namespace)
 
     def delete(self, *names: str) -> None:
-        """Delete the pods and wait until they and their claims are removed."""
         for name in names:
             self.cluster.client.delete(kinds.PODS, name, self.namespace)
         wait(lambda: self._left(names), GONE_S)
@@ -98,7 +92,6 @@ class Forms:
         return self._log(name)
 
     def wait_line(self, name: str, line: str) -> None:
-        """Wait until the log has the line."""
         wait(lambda: None if line in self._log(name).splitlines() else f"{name} logs {self._log(name)}", 30.0)
 
     def sees(self, name: str) -> Devices:
@@ -109,7 +102,6 @@ class Forms:
         return observed_devices(self.log(name))
 
     def partition(self, name: str) -> str:
-        """UUID of the only MIG device that the pod sees."""
         (only,) = self.sees(name).partitions
         return only.uuid
 

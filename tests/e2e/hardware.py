@@ -28,15 +28,12 @@ class Hardware:
     state: Path
 
     def as_described(self) -> Snapshot:
-        """The GPUs as their specification describes them."""
         return SimulatedBackend.from_spec(self.spec, self.node).snapshot()
 
     def backend(self) -> SimulatedBackend:
-        """The current GPUs, for tests that act as an administrator or inject faults."""
         return SimulatedBackend.from_spec(self.spec, self.node, state_file=self.state / STATE)
 
     def faults(self) -> list[object]:
-        """Faults that were injected and have not occurred yet."""
         found: list[object] = json.loads((self.state / STATE).read_text())["faults"]
         return found
 
@@ -68,7 +65,6 @@ class Hardware:
         return path.read_text().splitlines() if path.exists() else []
 
     def daemons(self) -> tuple[str, ...]:
-        """Ids of all MPS daemons that have a folder, in any state."""
         return MpsFolders(self.state / "mps").ids()
 
     def traces(self) -> str:

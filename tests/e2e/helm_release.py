@@ -65,14 +65,12 @@ class Release:
         self._config.uninstall(NAME, timeout=TIMEOUT_S, ignore_not_found=True, wait="watcher")
 
     def history(self) -> list[tuple[int, str, str]]:
-        """Revision, chart and status of each revision, oldest first."""
         rows = self._config.history(NAME)
         return [(row.get("revision", row.get("version")), row.get("chart", ""), row.get("status", "")) for row in rows]
 
 
 @contextmanager
 def release(kubeconfig: str) -> Iterator[Release]:
-    """The release is uninstalled in the end."""
     made = Release(kubeconfig)
     try:
         yield made

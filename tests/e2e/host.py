@@ -61,7 +61,6 @@ class Host:
         self.mps.wait_for(lambda: MPS_READY in self.mps.text)
 
     def stop(self) -> None:
-        """Stop both processes; one that does not stop in time is killed and reported."""
         try:
             for process in (self.process, self.mps):
                 if process.lives:
@@ -71,7 +70,6 @@ class Host:
             self.mps.kill()
 
     def restart(self) -> None:
-        """Start the node process again, after it ended, and wait until it is registered with the kubelet."""
         before = self.process.text.count(REGISTERED) if self.process.log.exists() else 0
         self.process.start()
         self.process.wait_for(lambda: self.process.text.count(REGISTERED) > before, START_S)
@@ -97,7 +95,6 @@ class Host:
         (STATE_DIR / "last-known-gpus.json").unlink(missing_ok=True)
 
     def put_policy(self, name: str, text: str) -> None:
-        """Write a policy file, by a rename."""
         path = self.policies / f".{name}.new"
         path.write_text(text)
         path.replace(self.policies / name)
@@ -117,7 +114,6 @@ class Host:
         return f"slices have {sorted(found - wanted)}, and have not {sorted(wanted - found)}; {self.process.text}"
 
     def _wanted(self) -> set[tuple[str, ...]]:
-        """The slices of untouched GPUs under the policies in the folder."""
         snapshot = SimulatedBackend.from_spec(str(self.process.flags["simulate"]), self._node).snapshot()
         policies = read_set(read_folder(self.policies)).policies
         kept = features.probe(RestSlicesApi(self._cluster.rest, DRIVER, self._node), DRIVER, self._node)

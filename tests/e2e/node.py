@@ -19,8 +19,6 @@ _CLAIM_FILE = f"k8s.{DRIVER}-claim_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folders:
-    """The folders of this host's node process."""
-
     cdi: Path
     state: Path
 
@@ -57,6 +55,5 @@ def driver_runs_here() -> bool:
 
 
 def folders(node: str | None) -> Folders | None:
-    """The folders of the node process, if this process can read them."""
     given = "E2E_CDI_DIR" in os.environ and "E2E_STATE_DIR" in os.environ
     return Folders(cdi=CDI_DIR, state=STATE_DIR) if given or node is not None else None

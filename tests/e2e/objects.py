@@ -9,14 +9,12 @@ STAY = "trap 'exit 0' TERM; sleep infinity & wait"
 
 
 def template(name: str, request: Obj, **metadata: Any) -> Obj:
-    """A claim template with one request, of the name ``device``."""
     devices = {"requests": [{"name": "device", "exactly": request}]}
     header = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"name": name}}
     return {**header, "spec": {"spec": {"devices": devices}, **({"metadata": metadata} if metadata else {})}}
 
 
 def pod_spec(of_template: str, command: str = STAY, **spec: Any) -> Obj:
-    """One container with the device of a claim from the template."""
     container = {
         "name": "main",
         "image": IMAGE,
@@ -32,7 +30,6 @@ def pod(name: str, spec: Obj) -> Obj:
 
 
 def deployment(name: str, spec: Obj) -> Obj:
-    """One replica; its pods have the label ``app``."""
     labels = {"app": name}
     pods = {"metadata": {"labels": labels}, "spec": spec}
     made = {"replicas": 1, "selector": {"matchLabels": labels}, "template": pods}
@@ -40,7 +37,6 @@ def deployment(name: str, spec: Obj) -> Obj:
 
 
 def budget(name: str, app: str) -> Obj:
-    """A PodDisruptionBudget that lets no pod of ``app`` go."""
     spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": app}}}
     return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": name}, "spec": spec}
 

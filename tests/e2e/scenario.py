@@ -46,7 +46,6 @@ def check_partitions(cluster: RealCluster, hardware: Hardware, namespace: str) -
 
 
 def _hold(cluster: RealCluster, namespace: str, expectations: Sequence[Expectation]) -> None:
-    """Check the expectations again a moment later."""
     time.sleep(PENDING_S if any(e.state == "Pending" for e in expectations) else SETTLE_S)
     assert unmet(expectations, cluster.client, namespace) is None
 

@@ -79,7 +79,6 @@ def identities(objects: list[chart.Obj]) -> set[Identity]:
 
 
 def test_an_uninstall_leaves_the_crds_alone(installed: Release, rest: RestClient) -> None:
-    """Policies are the work of people; a reinstall finds them. A stated command removes them."""
     notes = installed.install()
     assert "rollout status daemonset/dra-driver-node" in notes
     assert "pod-security.kubernetes.io/enforce=privileged" in notes
@@ -128,7 +127,6 @@ def names(items: list[dict[str, Any]]) -> set[str]:
 
 
 def next_chart(folder: Path) -> Path:
-    """A copy of the chart with the next version."""
     path = folder / "chart"
     shutil.copytree(chart.CHART, path)
     about = yaml.safe_load((path / "Chart.yaml").read_text())
@@ -140,7 +138,6 @@ def next_chart(folder: Path) -> Path:
 def test_an_upgrade_and_its_rollback_change_what_the_values_say_and_nothing_else(
     installed: Release, rest: RestClient, tmp_path: Path
 ) -> None:
-    """The first revision's objects come back with their identity."""
     installed.install()
     first = of_driver(rest)
     installed.upgrade(

@@ -69,8 +69,6 @@ def forms(cluster: RealCluster, own_host: Host, namespace: str, node_name: str) 
 
 
 class Drains:
-    """Runs the commands as people do, with JSON."""
-
     def __init__(self, node: str, kubeconfig: str, capsys: pytest.CaptureFixture[str]) -> None:
         self._node, self._flags, self._capsys = node, ["--kubeconfig", kubeconfig, "-o", "json"], capsys
 
@@ -110,7 +108,6 @@ def drained(cluster: RealCluster) -> set[str]:
 def test_a_node_is_drained_of_every_form_as_budgets_allow(
     forms: Forms, drains: Drains, namespace: str, driver_file: Path
 ) -> None:
-    """Whole, partition, share, extended resource; then another driver is installed, and the node is given back."""
     cluster = forms.cluster
     forms.create("whole", whole())
     forms.create("share", share("4Gi", 10))
@@ -146,7 +143,6 @@ def test_a_node_is_drained_of_every_form_as_budgets_allow(
 
 @pytest.mark.needs(TAINTS)
 def test_one_gpu_is_reset_while_others_compute(forms: Forms, drains: Drains, node_name: str) -> None:
-    """The pods of the other GPUs go on with the same containers; new ones wait while the driver is given up."""
     cluster = forms.cluster
     names = ("first", "second")
     for name in names:
@@ -192,7 +188,6 @@ def test_a_drained_node_stays_drained_over_a_reboot(
 
 @pytest.mark.needs(PARTITIONS)
 def test_a_drained_driver_is_removed_without_a_trace(own_host: Host, forms: Forms, drains: Drains) -> None:
-    """No pod hangs in Terminating; the kubelet deletes the slices. Installed again, it serves as ever."""
     cluster = forms.cluster
     forms.run("before", slice_of("1g.10gb"))
     assert drains.run("drain", "--evict", "--force", "--no-detach", "--timeout", "2m")[0] == 0
@@ -213,7 +208,6 @@ def test_a_drained_driver_is_removed_without_a_trace(own_host: Host, forms: Form
 def test_the_role_for_people_who_drain_suffices_and_a_tenant_reads_what_is_missing(
     forms: Forms, node_name: str, kubeconfig: str, namespace: str
 ) -> None:
-    """Every right is asked for before anything is changed."""
     cluster = forms.cluster
     forms.run("first", whole())
     options = DrainOptions(node=node_name, driver=DRIVER, evict=True, force=True)

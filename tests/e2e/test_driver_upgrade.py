@@ -36,7 +36,6 @@ WHOLE = tuple(f"whole-{number}" for number in range(7))
 
 @pytest.fixture
 def driver_file(tmp_path: Path) -> Path:
-    """What is installed: 9 GPUs with the older driver."""
     path = tmp_path / "gpus.yaml"
     path.write_text(GPUS.format("580.65.06"))
     return path
@@ -57,7 +56,6 @@ def replace_driver(path: Path, text: str) -> None:
 def test_ten_pods_run_on_while_the_driver_is_replaced(
     own_host: Host, forms: Forms, node_name: str, driver_file: Path, node_folders: Folders
 ) -> None:
-    """Same containers, logs, journal and claims' CDI files; new pods wait for the taint and run on the new driver."""
     cluster = forms.cluster
     for name in SLICES:
         forms.create(name, slice_of("1g.10gb"))

@@ -36,7 +36,6 @@ REQUIREMENTS = Requirements(nodes=(("host", GPUS),), policies=(ROOT / POLICY,))
 
 @pytest.fixture
 def account(cluster: RealCluster, namespace: str, kubeconfig: str, tmp_path: Path) -> Iterator[Path]:
-    """A kubeconfig with a token of the controller's account, whose objects are in the test's namespace."""
     rendered = chart.objects({"eviction": {"enabled": True}})
     own = [obj for obj in rendered if obj["kind"] in RIGHTS and obj["metadata"]["name"] == ACCOUNT]
     objects = [moved(obj, namespace) for obj in own]
@@ -49,7 +48,6 @@ def account(cluster: RealCluster, namespace: str, kubeconfig: str, tmp_path: Pat
 
 
 def moved(obj: Obj, namespace: str) -> Obj:
-    """The object in the test's namespace; cluster-wide ones get its name."""
     for subject in obj.get("subjects", ()):
         subject["namespace"] = namespace
     if "namespace" in obj["metadata"]:
@@ -63,7 +61,6 @@ def moved(obj: Obj, namespace: str) -> Obj:
 
 @pytest.fixture
 def replica(account: Path, namespace: str, tmp_path: Path) -> Iterator[Callable[[str], DriverProcess]]:
-    """Starts a controller with that account."""
     made: list[DriverProcess] = []
 
     def start(name: str) -> DriverProcess:
@@ -86,8 +83,6 @@ def replica(account: Path, namespace: str, tmp_path: Path) -> Iterator[Callable[
 
 
 class World:
-    """Pods on GPUs that fall ill."""
-
     def __init__(self, cluster: RealCluster, namespace: str, node: str) -> None:
         self.cluster, self.namespace, self._node = cluster, namespace, node
 
@@ -136,7 +131,6 @@ class World:
 
 
 def load_extended() -> list[Obj]:
-    """The pod of examples/extended-resources.yaml that asks for a whole GPU."""
     objects = load(ROOT / "examples" / "extended-resources.yaml")
     return [obj for obj in objects if obj["metadata"]["name"] == "plugin-style-whole"]
 
@@ -182,7 +176,6 @@ def test_pods_of_both_kinds_leave_budgets_are_honoured_and_a_second_replica_take
 
 
 def guard(world: World, name: str) -> None:
-    """A budget that lets no pod of ``name`` go."""
     world.cluster.client.create(budget("guard", name), world.namespace)
 
     def counted() -> str | None:
@@ -193,7 +186,6 @@ def guard(world: World, name: str) -> None:
 
 
 def wait_settled(holds: Callable[[], bool]) -> None:
-    """It holds now, and a moment later."""
     assert holds()
     with pytest.raises(AssertionError, match="not within"):
         wait(lambda: "still so" if holds() else None, SETTLE_S)

@@ -32,7 +32,6 @@ def requirements(path: Path) -> Requirements:
     "path", [pytest.param(path, id=path.stem, marks=pytest.mark.needs(*gates_of(load(path)))) for path in EXAMPLES]
 )
 def test_example(cluster: RealCluster, host: Host | None, namespace: str, path: Path) -> None:
-    """State, number of GPUs and MIG devices, and in each log exactly the allocated ones."""
     with reached(cluster, path, namespace, read_expectations(path)) as home:
         logs = cluster.logs(home, phase="Succeeded")
         seen = {pod: len(observed_devices(log).listed) for pod, log in logs.items()}

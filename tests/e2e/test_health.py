@@ -40,8 +40,6 @@ pytestmark = pytest.mark.needs(SHARES, TAINTS, POD_HEALTH)
 
 
 class Sickness:
-    """What the hardware, the slices and the pods show."""
-
     def __init__(self, cluster: RealCluster, host: Host, forms: Forms, node: str) -> None:
         self.cluster, self.host, self.forms, self.node = cluster, host, forms, node
         self.backend = host.hardware.backend()
@@ -73,11 +71,9 @@ class Sickness:
         return {each["key"]: (each["effect"], each["timeAdded"]) for each in entries(found, "taints")}
 
     def clean(self) -> None:
-        """Wait until no device is tainted."""
         wait(lambda: str({each["name"] for each in self.cluster.devices() if each.get("taints")} or ""), BACK_S)
 
     def health(self, pod: str) -> list[Obj]:
-        """What the kubelet says of the pod's devices."""
         found: list[Obj] = []
         for status in entries(self.forms.get(pod), "status", "containerStatuses"):
             for resource in entries(status, "allocatedResourcesStatus"):
@@ -91,7 +87,6 @@ class Sickness:
         return lambda: None if [each.get("health") for each in self.health(pod)] == [state] else str(self.health(pod))
 
     def owner(self, app: str) -> Obj | None:
-        """The running pod of a deployment."""
         pods = [pod for pod in self.cluster.pods(self.forms.namespace) if dig(pod, "metadata", "labels", "app") == app]
         ready = [pod for pod in pods if is_ready(pod) and not dig(pod, "metadata", "deletionTimestamp")]
         return ready[0] if len(ready) == 1 else None
@@ -107,7 +102,6 @@ class Sickness:
 
 @pytest.fixture
 def sickness(cluster: RealCluster, own_host: Host, namespace: str, node: str | None) -> Iterator[Sickness]:
-    """With pods on shares of two GPUs, which must not notice anything."""
     assert node is not None
     forms = Forms(cluster, namespace)
     names = [f"share-{number}" for number in range(SHARERS)]
@@ -128,7 +122,6 @@ def sickness(cluster: RealCluster, own_host: Host, namespace: str, node: str | N
 
 
 def test_an_error_is_a_taint_within_two_seconds_and_in_the_pods_status_until_it_recovers(sickness: Sickness) -> None:
-    """The pod goes on: nothing ends it but its owner."""
     forms = sickness.forms
     forms.run("pod", whole(), "true")
     (device,) = sickness.cluster.granted_devices(forms.get("pod"))
@@ -149,7 +142,6 @@ def test_an_error_is_a_taint_within_two_seconds_and_in_the_pods_status_until_it_
 
 
 def test_a_gpu_that_fell_off_the_bus_loses_its_pods_and_gets_new_ones_after_its_recovery(sickness: Sickness) -> None:
-    """Killed processes and rolling updates in between change no taint."""
     cluster, process = sickness.cluster, sickness.host.process
     spec = pod_spec("app", terminationGracePeriodSeconds=1)
     cluster.apply([template("app", whole()), deployment("app", spec)], sickness.forms.namespace)
@@ -183,7 +175,6 @@ def test_a_gpu_that_fell_off_the_bus_loses_its_pods_and_gets_new_ones_after_its_
 
 
 def stays(seen: Callable[[], object], before: object, seconds: float = 5.0) -> None:
-    """It is the same for a while, in which a process that starts has published."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         assert seen() == before
@@ -208,7 +199,6 @@ def rolling_update(process: NodeProcess) -> Iterator[None]:
 
 
 def start(process: NodeProcess) -> None:
-    """And wait until it is registered with the kubelet."""
     count = process.text.count(REGISTERED)
     process.start()
     process.wait_for(lambda: process.text.count(REGISTERED) > count, START_S)

@@ -46,7 +46,6 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def mock(own_host: Host, root: Path, namespace: str, tmp_path: Path) -> Iterator[NodeProcess]:
-    """The node process on the mock's eight GPUs, in place of the one with simulated GPUs."""
     folder = tmp_path / "mock"
     folder.mkdir()
     flags = {name: value for name, value in own_host.process.flags.items() if name not in ("simulate", "policy_dir")}
@@ -87,7 +86,6 @@ def published(version: str) -> str:
 
 
 def install(root: Path, version: str) -> None:
-    """Another version of the driver, in place of the one that is there."""
     folder, config = root / LIBRARIES, root / "usr/config/config.yaml"
     (before,) = folder.glob("libnvidia-ml.so.*.*")
     shutil.copy2(before, folder / f"libnvidia-ml.so.{version}")
@@ -102,7 +100,6 @@ def install(root: Path, version: str) -> None:
 def test_pods_run_on_while_another_driver_is_installed(
     mock: NodeProcess, forms: Forms, node: str, root: Path, node_folders: Folders
 ) -> None:
-    """Each pod has one GPU of its own; the next one waits, and has the new driver's library. No pod is restarted."""
     cluster = forms.cluster
     for name in NAMES:
         forms.create(name, whole(), LOOK)

@@ -55,7 +55,6 @@ def manifests() -> list[Obj]:
 
 @pytest.fixture(scope="module")
 def admin(kubeconfig: str, manifests: list[Obj]) -> Iterator[RestClient]:
-    """The administrator of a cluster with the chart's rights, two Nodes and a tenant."""
     rest = RestClient(Connection.load(kubeconfig))
     if server_version(rest).minor < LEAST_MINOR:
         pytest.skip(f"the chart refuses claimStatus before Kubernetes 1.{LEAST_MINOR}")
@@ -86,7 +85,6 @@ def clean(rest: RestClient) -> None:
 def test_a_node_process_tells_claims_with_the_rights_that_it_uses(
     admin: RestClient, kubeconfig: str, manifests: list[Obj], folder: Path, figures: Figures
 ) -> None:
-    """And its token writes neither what is not of its claims nor what is not of its driver."""
     account = account_on(admin, "dra-driver-node", NAMESPACE, OWN)
     with RecordingProxy(account.kubeconfig(Path(kubeconfig), folder / "token.conf")) as proxy:
         node = TellingNode(folder, admin, proxy, OWN)
@@ -107,7 +105,6 @@ def test_a_node_process_tells_claims_with_the_rights_that_it_uses(
 
 
 def stolen_status(claim: dict[str, str], admin: RestClient) -> Iterator[Request]:
-    """Writes of claims' status that no node may make."""
     path = f"{paths.resource_claim(claim['namespace'], claim['name'])}/status"
     stored = admin.get(path.removesuffix("/status"))["status"]
     written = stored["devices"][0]
@@ -141,7 +138,6 @@ def node_selector(node: str) -> Obj:
 
 
 def another_claim(admin: RestClient, like: Obj) -> str:
-    """A claim that is allocated on another node; its path."""
     body = {"apiVersion": like["apiVersion"], "kind": like["kind"], "spec": like["spec"]}
     made = admin.create(paths.resource_claims(CLAIMS), {**body, "metadata": {"generateName": "other-"}})
     path = paths.resource_claim(CLAIMS, made["metadata"]["name"])
@@ -156,7 +152,6 @@ def another_claim(admin: RestClient, like: Obj) -> str:
 def test_a_drain_has_the_rights_that_it_uses(
     admin: RestClient, kubeconfig: str, manifests: list[Obj], folder: Path, figures: Figures
 ) -> None:
-    """``kubectl dra drain --evict`` and ``undrain`` by an account with the chart's roles."""
     account = Account(name=DRAINER, namespace=NAMESPACE, token=token(admin, DRAINER, NAMESPACE))
     with RecordingProxy(account.kubeconfig(Path(kubeconfig), folder / "token.conf")) as proxy:
         requests = Drainer(folder, admin, Path(kubeconfig), proxy, OTHER).live()
@@ -174,7 +169,6 @@ def test_a_drain_has_the_rights_that_it_uses(
 def test_a_controller_that_evicts_because_of_use_has_the_rights_that_it_uses(
     admin: RestClient, kubeconfig: str, manifests: list[Obj], folder: Path, figures: Figures
 ) -> None:
-    """It reads single claims and pods, and can neither list nor delete them."""
     account = account_on(admin, "dra-driver-controller", NAMESPACE, OTHER)
     with RecordingProxy(account.kubeconfig(Path(kubeconfig), folder / "token.conf")) as proxy:
         life = UsageControllerLife(folder, admin, proxy, lease=NAMESPACE, tenant=TENANT, node=OTHER, protected="stays")

@@ -26,7 +26,6 @@ ACTIVE_WITHIN_S = 30.0
 
 @pytest.fixture(scope="module")
 def api(kubeconfig: str) -> Iterator[RestClient]:
-    """With deploy/base's policy under a name of this run."""
     rest = RestClient(Connection.load(kubeconfig))
     text = (ROOT / "deploy" / "base" / "parameters-policy.yaml").read_text()
     policy, binding = yaml.safe_load_all(text)
@@ -59,7 +58,6 @@ def _answer(request: Any) -> str | None:
 
 
 def _wait_until_active(rest: RestClient, name: str) -> None:
-    """The API server reads a new policy a moment after it was created."""
     wrong = next(item for item in opaque.manifests() if opaque.lints(item) and item["apiVersion"].endswith("/v1"))
     deadline = time.monotonic() + ACTIVE_WITHIN_S
     while name not in (create(rest, wrong) or ""):
@@ -68,7 +66,6 @@ def _wait_until_active(rest: RestClient, name: str) -> None:
 
 
 def test_a_hundred_manifests_get_the_answers_of_lint(api: RestClient) -> None:
-    """A user who applies a claim reads at once what the pod's events would say later."""
     refused = 0
     for manifest in opaque.manifests():
         said = create(api, manifest)
@@ -91,7 +88,6 @@ def _same_sentence(said: str, expected: str) -> None:
 
 
 def _problems(sentence: str) -> list[str]:
-    """Without the place and the kind."""
     below = sentence.partition(": ")[2]
     return below.removeprefix("GpuConfig: ").removeprefix("MigDeviceConfig: ").split("; ")
 
@@ -104,7 +100,6 @@ def test_the_policy_has_no_type_problems(api: RestClient) -> None:
 
 
 def test_a_wrong_class_keeps_its_labels_writable(api: RestClient) -> None:
-    """An object from before the policy is not stuck with it."""
     classes, name = "/apis/resource.k8s.io/v1/deviceclasses", f"e2e-opaque-{SUFFIX}"
     wrong = {"opaque": {"driver": "other.example", "parameters": {"any": "thing"}}}
     header = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": name}}

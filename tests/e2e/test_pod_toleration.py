@@ -27,7 +27,6 @@ ACTIVE_WITHIN_S = 30.0
 
 @pytest.fixture(scope="module")
 def api(kubeconfig: str) -> Iterator[RestClient]:
-    """With the policy under a name of this run, for pods with a label of this run."""
     rest = RestClient(Connection.load(kubeconfig))
     values = {"podToleration": {"enabled": True, "podSelector": {"matchLabels": {"e2e": SUFFIX}}}}
     made = []
@@ -57,7 +56,6 @@ def api(kubeconfig: str) -> Iterator[RestClient]:
 
 
 def added(rest: RestClient, **spec: Any) -> list[dict[str, Any]]:
-    """The tolerations for GPU nodes of a new pod with a claim."""
     body = {
         "apiVersion": "v1",
         "kind": "Pod",

@@ -20,7 +20,6 @@ ROUNDS = 300
 
 @pytest.fixture(scope="module")
 def api(kubeconfig: str) -> Iterator[RestClient]:
-    """With the CustomResourceDefinition, which is deleted again if it did not exist before."""
     rest = RestClient(Connection.load(kubeconfig))
     with crd_served(rest, "gpupolicies"):
         yield rest
@@ -35,7 +34,6 @@ def refusal(api: RestClient, policy: Any) -> str | None:
 
 
 def test_the_api_server_refuses_what_nodes_refuse_and_nothing_else(api: RestClient) -> None:
-    """Bounds, patterns and conditions on several fields: the user who applies a policy sees a mistake at once."""
     refused = 0
     for seed in range(ROUNDS):
         policy = samples.broken("GpuPolicy", seed)
@@ -118,7 +116,6 @@ USAGE: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("usage", "expected"), USAGE, ids=lambda value: value if isinstance(value, str) else "")
 def test_usage_rules_that_cannot_be_followed_are_refused(api: RestClient, usage: dict[str, Any], expected: str) -> None:
-    """As nodes refuse them; ``expected`` is part of what the API server says, empty where it accepts them."""
     policy = objects.policy("e2e-usage", usage=usage)
     said = refusal(api, policy) or ""
     assert expected in said
@@ -129,7 +126,6 @@ def test_usage_rules_that_cannot_be_followed_are_refused(api: RestClient, usage:
 def test_usage_rules_mean_the_same_with_and_without_the_api_servers_defaults(
     api: RestClient, usage: dict[str, Any]
 ) -> None:
-    """A policy object comes back with its defaults; a policy file on a node has none."""
     policy = objects.policy("e2e-usage", usage=usage)
     stored = api.create(POLICIES, policy, dry_run=True)
     assert policy_of(stored).usage == policy_of(policy).usage

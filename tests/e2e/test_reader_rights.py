@@ -42,7 +42,6 @@ def manifests() -> list[Obj]:
 
 @pytest.fixture(scope="module")
 def admin(kubeconfig: str, manifests: list[Obj]) -> Iterator[RestClient]:
-    """The administrator of a cluster with the chart's rights, and a Node."""
     rest = RestClient(Connection.load(kubeconfig))
     with installed(rest, manifests, NAMESPACE, SUFFIX):
         rest.create(paths.nodes(), {"apiVersion": "v1", "kind": "Node", "metadata": {"name": OWN}})
@@ -68,7 +67,6 @@ def beside(rules: Rules, requests: Iterator[Request]) -> list[Request]:
 def test_a_controller_that_surveys_capacity_has_the_rights_that_it_uses(
     admin: RestClient, kubeconfig: str, manifests: list[Obj], folder: Path, figures: Figures
 ) -> None:
-    """It lists, and can neither watch, nor read single objects, nor write."""
     account = account_on(admin, "dra-driver-controller", NAMESPACE, OWN)
     with RecordingProxy(account.kubeconfig(Path(kubeconfig), folder / "token.conf")) as proxy:
         asked = accesses(readers.SurveyingController(folder, proxy, NAMESPACE).live())

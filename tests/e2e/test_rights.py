@@ -47,7 +47,6 @@ def admin_file(kubeconfig: str) -> Path:
 
 @pytest.fixture(scope="module")
 def admin(kubeconfig: str, manifests: list[Obj]) -> Iterator[RestClient]:
-    """The administrator of a cluster with the chart's rights, two Nodes and a tenant with a claim and a pod ``x``."""
     rest = RestClient(Connection.load(kubeconfig))
     tenant = f"/api/v1/namespaces/{TENANT}"
     with installed(rest, manifests, NAMESPACE, SUFFIX):

@@ -54,7 +54,6 @@ def user_namespaces(cluster: RealCluster, node: str | None) -> None:
 
 
 def nvidia_files() -> set[Path]:
-    """NVIDIA's nodes in ``/dev``, and links to them."""
     nodes = {*DEV.glob("nvidia*"), *DEV.glob("nvidia-caps/*")}
     links = {path for path in DEV.glob("char/*") if "/nvidia" in str(path.readlink())}
     return nodes | links
@@ -62,7 +61,6 @@ def nvidia_files() -> set[Path]:
 
 @pytest.fixture
 def host_dev(own_host: Host, namespace: str) -> Iterator[Path]:
-    """This host's ``/dev`` with the simulated GPUs' nodes, which the node process makes."""
     if nvidia_files():
         pytest.skip("this host has device nodes of NVIDIA GPUs, which the test would change")
     had_links = (DEV / "char").is_dir()
@@ -90,7 +88,6 @@ def forms(cluster: RealCluster, host_dev: Path, namespace: str) -> Iterator[Form
 
 
 def lines(log: str, first: str) -> list[str]:
-    """The rest of the lines that begin with ``first``."""
     return [line.removeprefix(f"{first} ") for line in log.splitlines() if line.startswith(f"{first} ")]
 
 
@@ -108,8 +105,6 @@ def cdi_nodes(folders: Folders) -> dict[str, str]:
 @pytest.mark.needs(PARTITIONS)
 @pytest.mark.usefixtures("user_namespaces")
 def test_a_pod_in_a_user_namespace_opens_its_gpu_and_no_other(forms: Forms, node_folders: Folders) -> None:
-    """A whole GPU and a partition: the pod's root is another user of the host, sees the host's nodes and may open
-    them."""
     forms.create("whole", whole(), COMMAND, host_users=False)
     forms.create("part", slice_of("1g.10gb"), COMMAND, host_users=False)
     forms.wait_ready("whole", "part")
@@ -133,7 +128,6 @@ def test_a_pod_in_a_user_namespace_opens_its_gpu_and_no_other(forms: Forms, node
 def test_a_share_in_a_user_namespace_has_the_daemons_folders_and_cannot_remove_its_files(
     own_host: Host, forms: Forms
 ) -> None:
-    """Its root is not the node's: it writes pipes and shared memory of its own, and the daemon's files stay."""
     forms.run("share", share("10Gi", 20), f"{LIST}; {SHARED}", host_users=False)
     forms.wait_line("share", "done")
     assert len(own_host.hardware.daemons()) == 1
@@ -161,7 +155,6 @@ def test_the_nodes_of_a_prepared_claim_are_on_the_host_with_links_in_dev_char(
 def test_a_node_that_was_deleted_on_the_host_comes_back_with_the_next_claim(
     forms: Forms, host_dev: Path, node_folders: Folders
 ) -> None:
-    """Within seconds, or at the latest before a claim is answered."""
     wait(lambda: None if (host_dev / "nvidiactl").exists() else "there is no /dev/nvidiactl", 15.0)
     (host_dev / "nvidiactl").unlink()
     forms.run("whole", whole(), COMMAND)

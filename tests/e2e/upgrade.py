@@ -15,13 +15,11 @@ NOTICED_S: Final = 30.0
 
 
 def mark(cluster: RealCluster, node: str, kind: str, name: str, value: str | None) -> None:
-    """Set an annotation or label of the Node, None to remove it."""
     cluster.rest.merge_patch(paths.node(node), {"metadata": {kind: {name: value}}})
 
 
 @contextmanager
 def marked(cluster: RealCluster, node: str, kind: str, name: str, value: str) -> Iterator[None]:
-    """The Node has this annotation or label inside the body, or until `mark` removes it."""
     mark(cluster, node, kind, name, value)
     try:
         yield
@@ -42,13 +40,11 @@ def tainted(cluster: RealCluster) -> dict[str, bool]:
 
 
 def events(cluster: RealCluster, node: str, reason: str) -> int:
-    """How often the Node has an event of that reason."""
     found = [one for one in cluster.client.list(EVENTS, "default") if one.get("reason") == reason]
     return sum(int(one.get("count") or 1) for one in found if dig(one, "involvedObject", "name") == node)
 
 
 def holds(condition: Callable[[], bool]) -> None:
-    """Fails when the condition becomes false within `SETTLE_S`."""
     deadline = time.monotonic() + SETTLE_S
     while time.monotonic() < deadline:
         assert condition()

@@ -48,7 +48,6 @@ def handles(backend: NvmlBackend) -> list[Any]:
 
 @pytest.fixture(scope="session")
 def report() -> dict[str, Any]:
-    """Where checks put what they saw, by topic."""
     return seen
 
 

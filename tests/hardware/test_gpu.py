@@ -35,7 +35,6 @@ def snapshot(backend: NvmlBackend) -> Snapshot:
 
 @pytest.fixture(autouse=True)
 def settings_stay(backend: NvmlBackend) -> Iterator[None]:
-    """No check may leave a GPU with other settings than it had."""
     backend.open()
     before = [probes.settings(handle) for handle in probes.handles()]
     yield
@@ -54,7 +53,6 @@ def model_of(gpu: Gpu) -> GpuModel | None:
 
 
 def test_the_inventory_has_every_gpu_with_well_formed_properties(snapshot: Snapshot, report: dict[str, Any]) -> None:
-    """What would be published for this node."""
     report["snapshot"] = [str(gpu) for gpu in snapshot.gpus]
     report["left_out"] = [str(gpu) for gpu in snapshot.left_out]
     report["versions"] = [snapshot.driver_version, snapshot.cuda_driver_version]
@@ -198,7 +196,6 @@ def test_the_inventory_lists_profiles_as_nvml_does(
 
 
 def test_reads_of_control_agree_with_the_inventory(backend: NvmlBackend, snapshot: Snapshot) -> None:
-    """They look a GPU up by its UUID themselves."""
     for gpu in snapshot.gpus:
         if not gpu.mig_enabled:  # nvml.h: compute modes are not supported while MIG mode is on
             assert backend.compute_mode(gpu.uuid) in ComputeMode
@@ -208,7 +205,6 @@ def test_reads_of_control_agree_with_the_inventory(backend: NvmlBackend, snapsho
 
 
 def test_the_backend_waits_for_events_beside_looks(backend: NvmlBackend, report: dict[str, Any]) -> None:
-    """Reads must not wait for it."""
     answers: list[bool] = []
     waiter = threading.Thread(target=lambda: answers.append(backend.wait_for_event(1.0)))
     waiter.start()
@@ -219,14 +215,12 @@ def test_the_backend_waits_for_events_beside_looks(backend: NvmlBackend, report:
 
 
 def test_waiting_for_an_event_that_does_not_come_ends_in_time(handles: list[Any], report: dict[str, Any]) -> None:
-    """A health thread has to come back to look at its stop flag."""
     answers = [probes.event_wait(handle, 200) for handle in handles]
     report["event wait of 200 ms"] = answers
     assert all(answer["ms"] < 2000 for answer in answers)
 
 
 def test_nvidia_smi_lists_the_gpus_of_the_inventory(snapshot: Snapshot, report: dict[str, Any]) -> None:
-    """In the format that the simulated one imitates. The other sub-commands only list."""
     program = shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path="/usr/local/nvidia/bin")
     if program is None:
         pytest.skip("nvidia-smi is not on PATH")

@@ -66,8 +66,6 @@ def token(admin: RestClient, account: str, namespace: str, bound: Mapping[str, s
 
 
 class Impersonation(Connection):
-    """The administrator's connection in the name of another user."""
-
     headers: Mapping[str, str] = {}
 
     def auth_headers(self) -> dict[str, str]:

@@ -30,7 +30,6 @@ def evictable_pods(admin: RestClient, namespace: str, node: str, goes: str, stay
 
 
 def protect(admin: RestClient, namespace: str, pod: str) -> None:
-    """Make a PodDisruptionBudget that keeps the pod."""
     budget = {"selector": {"matchLabels": {"name": pod}}, "minAvailable": 1}
     body = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "kept"}, "spec": budget}
     admin.create(f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets", body)

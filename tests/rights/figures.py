@@ -48,14 +48,11 @@ class Figures:
         assert unused == [], "these rights are granted, and the process never asked for them"
 
     def refuse_all(self, who: str, rest: RestClient, requests: Sequence[Request], plain: Plain) -> None:
-        """Each request is answered with 403."""
         said = {request.what: refusal(rest, request) for request in requests}
         self.refused[who] = [{"what": what, "said": plain(text)} for what, text in said.items()]
 
 
 def without_names(names: Mapping[str, str], suffix: str) -> Plain:
-    """Replaces names of a run, and removes the suffix of all others."""
-
     def plain(text: str) -> str:
         for name, stands_for in {**names, f"-{suffix}": ""}.items():
             text = text.replace(name, stands_for)
@@ -65,7 +62,6 @@ def without_names(names: Mapping[str, str], suffix: str) -> Plain:
 
 
 def accesses(requests: Sequence[tuple[str, str]]) -> list[Access]:
-    """Those about resources."""
     return [access for request in requests if (access := Access.of_request(*request)) is not None]
 
 

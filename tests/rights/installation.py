@@ -78,7 +78,6 @@ def installed(admin: RestClient, objects: Iterable[Obj], namespace: str, suffix:
 
 
 def until(complaint: Callable[[], str], timeout_s: float = ACTIVE_WITHIN_S) -> None:
-    """Wait until there is no complaint; an error of the API server is one, too."""
     deadline = time.monotonic() + timeout_s
     while said := _said(complaint):
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {said}"

@@ -41,7 +41,6 @@ class Life:
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """The process runs until the end of the block, and ends well; it is killed when a step fails."""
         try:
             self._process.start()
             yield
@@ -58,7 +57,6 @@ class Life:
 
 
 def controller(folder: Path, proxy: RecordingProxy, namespace: str, **flags: str) -> DriverProcess:
-    """A controller behind the proxy, with its Lease in the namespace."""
     own = {"namespace": namespace, "pod_name": "rights", "lease_duration": "3", **flags}
     return DriverProcess("controller", folder, {"kubeconfig": str(proxy.kubeconfig(folder / "proxied.conf")), **own})
 
@@ -97,7 +95,6 @@ class NodeLife(Life):
         super().__init__(process, proxy)
 
     def live(self) -> list[tuple[str, str]]:
-        """All requests. Waits at most a minute for each step."""
         self._admin.create(paths.gpu_policies(), POLICY)
         for number in range(3):
             leftover = resource_slice(self._node, gpu("gpu-0"), name=f"rights-{self._node}-{number}")
@@ -114,7 +111,6 @@ class NodeLife(Life):
         return list(self._proxy.requests)
 
     def _edit_a_slice(self) -> None:
-        """The driver puts back what another client changes."""
         edited = next(item for item in slices_of(self._admin, self._node) if item["spec"].get("devices"))
         edited["spec"]["devices"].pop()
         self._admin.update(f"{SLICES}/{edited['metadata']['name']}", edited)

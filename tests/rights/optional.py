@@ -42,7 +42,6 @@ class TellingNode(Life):
         super().__init__(process, proxy)
 
     def live(self) -> list[tuple[str, str]]:
-        """All requests. The claim stays."""
         with self._running():
             self.claim = prepared_claim(self._process, self._admin, self._node)
             self._wait(lambda: self._asked("PATCH", f"resourceclaims/{self.claim['name']}/status"))
@@ -62,7 +61,6 @@ class TellingNode(Life):
             self._wait(lambda before=well: self._told(RECOVERED) > before, TWICE_S)  # type: ignore[misc]
 
     def _told(self, reason: str) -> int:
-        """How often, on the claim."""
         events = self._admin.list(paths.events(NAMESPACE))["items"]
         return sum(each.get("count", 1) for each in events if each["reason"] == reason)
 
@@ -78,7 +76,6 @@ class Drainer(Life):
         super().__init__(NodeProcess(folder, node_name=node, kubeconfig=str(admin_file)), proxy)
 
     def live(self) -> list[tuple[str, str]]:
-        """All requests of the two commands."""
         with self._running():
             claim = prepared_claim(self._process, self._admin, self._node)
             pod = self._user_of(claim)
@@ -88,7 +85,6 @@ class Drainer(Life):
         return list(self._proxy.requests)
 
     def _user_of(self, claim: dict[str, str]) -> str:
-        """The name of a pod for which the claim is reserved."""
         account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
         with suppress(AlreadyExistsError):  # a controller makes it where one runs
             self._admin.create(f"/api/v1{CLAIMS}serviceaccounts", account)

@@ -22,15 +22,12 @@ SURVEYED = 'dra_driver_capacity_surveys_total{result="done"} 1.0'
 
 
 class SurveyingController(Life):
-    """A controller that takes its Lease, surveys free capacity once, and releases the Lease."""
-
     def __init__(self, folder: Path, proxy: RecordingProxy, namespace: str) -> None:
         self._port = free_port()
         flags = {"policy_status": "false", "capacity_interval": "60", "http_addr": f"127.0.0.1:{self._port}"}
         super().__init__(controller(folder, proxy, namespace, **flags), proxy)
 
     def live(self) -> list[tuple[str, str]]:
-        """All requests."""
         with self._running():
             self._wait(self._surveyed, WAIT_S)
         return list(self._proxy.requests)
@@ -44,7 +41,6 @@ class SurveyingController(Life):
 
 
 def usage(config: Path, namespace: str) -> str:
-    """What ``kubectl dra usage`` prints, with the kubeconfig."""
     command = [sys.executable, "-m", "dra_driver.kubectl.commands.kubectl", "usage", "--driver-namespace", namespace]
     done = subprocess.run(
         [*command, "--kubeconfig", str(config)], capture_output=True, text=True, timeout=WAIT_S, check=False

@@ -21,7 +21,6 @@ class Request:
     query: Mapping[str, str] = field(default_factory=dict)
 
     def send(self, rest: RestClient) -> None:
-        """Raises ForbiddenError, or another error of the API server."""
         match self.verb:
             case "GET":
                 rest.get(self.path, dict(self.query) or None)

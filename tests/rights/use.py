@@ -39,7 +39,6 @@ class UsageControllerLife(Life):
         super().__init__(controller(folder, proxy, lease, **flags), proxy)
 
     def live(self) -> list[tuple[str, str]]:
-        """All requests. Waits at most a minute for each step."""
         claims = [self._claim_in_use(name) for name in ("goes", self._protected) if name]
         if self._protected:
             protect(self._admin, self._tenant, self._protected)
@@ -54,7 +53,6 @@ class UsageControllerLife(Life):
         return list(self._proxy.requests)
 
     def _claim_in_use(self, pod: str) -> Obj:
-        """A claim with a share of gpu-0 of the node, reserved for a pod that runs there."""
         body = pod_on(self._node, "default", self._tenant, pod)
         body["metadata"]["labels"] = {"name": pod}
         made = self._admin.create(paths.pods(self._tenant), body)
@@ -71,7 +69,6 @@ class UsageControllerLife(Life):
         return {"claim": claim["metadata"]["uid"], "pod": pod, "podUid": made["metadata"]["uid"]}
 
     def _ask(self, claims: list[Obj], checked_at: str) -> None:
-        """As the node process of the node writes it."""
         entries = [
             {
                 "namespace": self._tenant,

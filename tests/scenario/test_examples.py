@@ -22,14 +22,12 @@ EXAMPLES = [path for group in group_examples(sorted((ROOT / "examples").glob("*.
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ClusterPool]:
-    """The clusters that examples require, one at a time."""
     with ClusterPool(NODES, lambda started: started.apply(ROOT / demo.CLASSES)) as made:
         yield made
 
 
 @pytest.fixture
 def cluster(pool: ClusterPool) -> Cluster:
-    """The cluster for examples without requirements."""
     return pool.cluster(Requirements())
 
 
@@ -39,7 +37,6 @@ def test_there_are_examples() -> None:
 
 
 def test_examples_run_over_the_network_too(cluster: Cluster) -> None:
-    """The same scenario passes through the REST interface alone, as against a real cluster."""
     client = RestClusterClient(RestClient(Connection.load(str(cluster.kubeconfig))))
     scenario = Scenario(client, leftovers=cluster.leftovers, reach_s=20.0, delete_s=20.0)
     result = scenario.run(ROOT / "examples" / "two-containers-one-claim.yaml", namespace="over-rest")
@@ -48,7 +45,6 @@ def test_examples_run_over_the_network_too(cluster: Cluster) -> None:
 
 
 def test_an_example_with_an_unmet_expectation_fails(cluster: Cluster, tmp_path: Path) -> None:
-    """An example that expects two GPUs and gets one is reported with what it saw."""
     text = (ROOT / "examples" / "one-gpu.yaml").read_text().replace("sees 1 GPU", "sees 2 GPUs")
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(text)
@@ -60,7 +56,6 @@ def test_an_example_with_an_unmet_expectation_fails(cluster: Cluster, tmp_path: 
 @pytest.mark.slow
 @pytest.mark.timeout(420)
 def test_the_demo_succeeds() -> None:
-    """`make demo`, which `.ci/run` runs too, exits with status 0 and prints every example."""
     command = [sys.executable, "-m", "dra_driver.core.command_line.main", "sim", "demo", "--root", str(ROOT)]
     done = run(command, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

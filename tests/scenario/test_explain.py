@@ -41,7 +41,6 @@ def wait_rejected(cluster: Cluster, pods: Pods, name: str) -> None:
 def test_a_pod_that_waits_for_a_gpu_in_use_is_explained_and_starts_when_it_is_free(
     cluster: Cluster, namespace: str, pods: Pods
 ) -> None:
-    """The cluster has two A100: the third pod waits for one of the first two, and explain names them."""
     template = make_template(cluster, namespace, selectors=[A100])
     pods.create("one", template=template)
     pods.create("two", template=template)

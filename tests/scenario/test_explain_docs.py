@@ -53,7 +53,6 @@ def pod(name: str, of_template: str, **spec: Any) -> Obj:
 
 @pytest.fixture(scope="module")
 def printed() -> Iterator[dict[str, str]]:
-    """Output of the command in the clusters of the page, by its arguments."""
     with cluster_of(dict(demo.NODES_OF_DEMO) | {"gpu-a": "4xa100-sxm4-40gb"}) as cluster:
         found = _printed(cluster)
     with cluster_of(demo_forms.NODES, policies=[ROOT / demo_forms.POLICY]) as cluster:
@@ -61,8 +60,6 @@ def printed() -> Iterator[dict[str, str]]:
 
 
 class Outputs(dict[str, str]):
-    """Creates pods and keeps what the command prints about each."""
-
     def __init__(self, cluster: Cluster) -> None:
         super().__init__()
         self.cluster = cluster
@@ -76,7 +73,6 @@ class Outputs(dict[str, str]):
 
 
 def _printed_of_forms(cluster: Cluster) -> dict[str, str]:
-    """Outputs for one H100 that is published whole, in partitions and shared."""
     outputs = Outputs(cluster)
     profile = f'{A}.profile == "1g.10gb"'
     outputs(
@@ -123,7 +119,6 @@ def _unsaid(cluster: Cluster, name: str, wanted: str) -> str | None:
 
 
 def plain(text: str) -> str:
-    """Removes what differs between runs: generated names, and line breaks that depend on them."""
     return re.sub(r"-gpu-[a-z0-9]{5}\b", "-gpu-xxxxx", " ".join(text.split()))
 
 

@@ -11,13 +11,11 @@ SPEC = "4xh100-sxm5-80gb"
 
 
 def lose(node: LiveNode) -> None:
-    """Delete the journal, as a person does who takes it for a cache."""
     for path in node.plugin.glob("state.db*"):
         path.unlink()
 
 
 def damage(node: LiveNode) -> None:
-    """Overwrite the journal, as a failing disk does."""
     for path in node.plugin.glob("state.db-*"):
         path.unlink()
     (node.plugin / "state.db").write_bytes(b"\x00damaged" * 2048)
@@ -30,7 +28,6 @@ def damage_one_entry(node: LiveNode) -> None:
 
 @pytest.mark.parametrize("break_journal", [lose, damage, damage_one_entry])
 def test_nothing_is_left_on_gpus_whose_journal_was_lost(break_journal: Callable[[LiveNode], None]) -> None:
-    """Running claims keep their devices and daemons; after the last one, the GPUs are as they were."""
     with LiveNode(SPEC, policy=MPS_ON_GPU_3, mps=True) as node:
         scheduler = Scheduler(node)
         slicing = parameters("GpuConfig", strategy="TimeSlicing", timeSlicingConfig={"interval": "Long"})

@@ -36,7 +36,6 @@ def pool() -> Iterator[ClusterPool]:
 
 
 def test_every_example_is_run_or_known() -> None:
-    """A new one needs a line above."""
     assert {path.stem for path in RUN} == set(SEEN)
 
 

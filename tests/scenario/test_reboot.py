@@ -15,8 +15,6 @@ SOON_S = 10.0
 
 
 class Rebooting(LiveNode):
-    """A node whose boot id is in a file."""
-
     def __init__(self) -> None:
         super().__init__(SPEC, policy=MPS_ON_GPU_3, mps=True)
         self.boot_id = self.root / "boot_id"
@@ -70,7 +68,6 @@ def claims(node: Rebooting) -> dict[str, Obj]:
 
 
 def test_after_a_reboot_pods_that_restart_are_prepared_anew(node: Rebooting, claims: dict[str, Obj]) -> None:
-    """And what the others had is free: no entry, file, note or daemon of the first boot is left."""
     before = len(node.instances()), node.gpus_in_mig_mode(), sorted(key for _, key in node.notes())
     assert before[0] == 2
     node.power_off()
@@ -90,7 +87,6 @@ def test_after_a_reboot_pods_that_restart_are_prepared_anew(node: Rebooting, cla
 
 
 def test_the_kubelet_may_call_before_anything_else_after_a_reboot(node: Rebooting, claims: dict[str, Obj]) -> None:
-    """It unprepares what it finds no pod for, and prepares other claims for the same GPUs."""
     node.power_off()
     node.power_on()
     for name in ("larger", "sliced"):

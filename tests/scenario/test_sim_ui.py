@@ -12,7 +12,6 @@ import pytest
 
 
 def test_the_page_of_an_embedded_cluster_opens_and_ends_with_it() -> None:
-    """The printed address answers, and nothing listens there afterwards."""
     pytest.importorskip("jinja2", reason="jinja2 is in requirements/dev.txt and not installed: run make")
     command = [
         sys.executable,

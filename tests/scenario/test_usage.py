@@ -16,7 +16,6 @@ GIB = 2**30
 
 
 def claims(exporter: ExporterSubprocess) -> dict[str, Obj]:
-    """The device of each pod's claim; {} while the exporter does not answer."""
     try:
         found = exporter.usage().get("claims", [])
     except RetryableError:
@@ -26,7 +25,6 @@ def claims(exporter: ExporterSubprocess) -> dict[str, Obj]:
 
 @pytest.mark.slow
 def test_each_share_shows_its_own_use_and_the_gpu_adds_up(cluster: Cluster, namespace: str) -> None:
-    """Made processes are joined with pods by cgroup, links and PodResources; a new kubelet changes nothing."""
     cluster.apply(EXAMPLE, namespace)
     node = cluster.nodes["gpu-a"]
     assert node.exporter is not None

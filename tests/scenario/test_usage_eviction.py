@@ -25,14 +25,12 @@ EVICTED_S = 120.0
 
 
 def found_by_exporter(cluster: Cluster) -> list[str]:
-    """Pods of claims over their grant, from the file of the exporter."""
     path = cluster.nodes[NODE].folders.plugins / DRIVER / "usage" / "findings" / "findings.json"
     document = json.loads(path.read_text()) if path.exists() else {"overGrant": []}
     return [pod["name"] for each in document["overGrant"] for pod in each["pods"]]
 
 
 def told_by_node(cluster: Cluster) -> list[str]:
-    """The same from the GpuNode."""
     status = (cluster.store.find(GPU_NODES, NODE) or {}).get("status") or {}
     return [pod["name"] for each in (status.get("usage") or {}).get("overGrant", ()) for pod in each["pods"]]
 

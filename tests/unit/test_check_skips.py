@@ -13,7 +13,6 @@ LIMITS = {r"no kubectl .*": 2}
 
 
 def report(folder: Path, *reasons: str, passed: int = 1) -> Path:
-    """A report of tests that passed and one for each reason."""
     cases = "".join(f'<testcase name="t"><skipped type="pytest.skip" message="{text}"/></testcase>' for text in reasons)
     path = folder / "report.xml"
     cases += '<testcase name="ok"/>' * passed
@@ -22,7 +21,6 @@ def report(folder: Path, *reasons: str, passed: int = 1) -> Path:
 
 
 def test_listed_reasons_pass_up_to_their_count(tmp_path: Path) -> None:
-    """The count that the list allows passes, one more is named with both numbers."""
     total, reasons = script.read_report(report(tmp_path, *["no kubectl on PATH"] * 2))
     assert (total, dict(reasons)) == (3, {"no kubectl on PATH": 2})
     assert list(script.breaches(total, reasons, LIMITS)) == []
@@ -33,7 +31,6 @@ def test_listed_reasons_pass_up_to_their_count(tmp_path: Path) -> None:
 
 
 def test_other_reasons_and_empty_reports_are_named() -> None:
-    """The pattern has to match the whole reason."""
     found = list(script.breaches(0, {"there is no kubectl on PATH": 1}, LIMITS))
     assert [text.partition(":")[0] for text in found] == [
         "The report has 0 tests",
@@ -42,7 +39,6 @@ def test_other_reasons_and_empty_reports_are_named() -> None:
 
 
 def test_the_gate_fails_on_what_the_list_lacks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Reasons are printed with their counts whether the gate passes or not."""
     older = "/usr/bin/kubectl is older than 1.34, which does not know resource.k8s.io/v1"
     assert script.main(["check_skips.py", str(report(tmp_path, older, passed=20_000))]) == 0
     assert f"     1 {older}\n" in capfd.readouterr().out

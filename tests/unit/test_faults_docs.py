@@ -17,7 +17,6 @@ ROW = '[[fault]]\nid = "{}"\ngroup = "Disk"\nwhat = "w"\ndoes = "d"\nwhere = "ro
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A repository with one row, its test, and a run of it."""
     for folder in ("docs/faults", "tests/chaos"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "docs/faults/faults.toml").write_text(ROW.format("one"))
@@ -34,7 +33,6 @@ def test_a_row_has_its_figure(tree: Path) -> None:
 
 
 def test_a_row_that_was_not_run_says_so(tree: Path) -> None:
-    """A figure is measured or missing, never thought."""
     (tree / "docs/faults/chaos.json").unlink()
     docs.generate(tree, tree)
     assert "| **not run** |" in (tree / "docs/faults.md").read_text()
@@ -51,14 +49,12 @@ def test_a_row_that_was_not_run_says_so(tree: Path) -> None:
     ids=["row without a test", "row twice", "test without a row", "figure without a test"],
 )
 def test_what_does_not_agree_is_named(tree: Path, change: Callable[[Path], object], complaint: str) -> None:
-    """`make check` fails with the sentence."""
     change(tree)
     with pytest.raises(SystemExit, match=complaint):
         docs.generate(tree, tree)
 
 
 def test_markers_inside_parametrize_count(tree: Path) -> None:
-    """One function may have a row for each of its parameters."""
     text = '@pytest.mark.parametrize("x", [pytest.param(1, marks=pytest.mark.fault("one"))])\ndef test_it(x): ...\n'
     (tree / "tests/chaos/test_x.py").write_text(text)
     assert docs.tests_by_fault(tree) == {"one": ["tests/chaos/test_x.py::test_it"]}

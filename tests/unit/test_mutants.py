@@ -17,7 +17,6 @@ TEXT = """class A:
 
 
 def test_every_mutation_applies() -> None:
-    """In its function exactly once, and leaves Python behind."""
     assert {each.name: problem for each in mutants.read() if (problem := each.problem(SCRIPTS.parent))} == {}
 
 

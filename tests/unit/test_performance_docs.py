@@ -13,7 +13,6 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_a_figure_over_its_budget_is_not_called_held() -> None:
-    """The page is read by those who choose a driver; it must not flatter."""
     found = json.loads((ROOT / docs.DATA).read_text())
     for kind, value in (("ours", 7.0), ("go", 10.0)):
         for figures in found[kind]:
@@ -24,7 +23,6 @@ def test_a_figure_over_its_budget_is_not_called_held() -> None:
 
 
 def test_a_figure_of_this_driver_alone_has_its_budget_and_the_load(tmp_path: Path) -> None:
-    """The same machine gives other figures when it is busy."""
     report = Report()
     report.line("idle CPU, 128 claims", 0.234, "%", 0.2, "over 60 s")
     report.line("memory, RSS", 57.0, "MiB", 60.0)
@@ -38,20 +36,17 @@ def test_a_figure_of_this_driver_alone_has_its_budget_and_the_load(tmp_path: Pat
 
 
 def test_figures_of_another_bench_stay(tmp_path: Path) -> None:
-    """Three benches write one file, at different times."""
     for bench in ("node", "idle_bench"):
         Report().save(tmp_path / "alone.json", bench)
     assert set(json.loads((tmp_path / "alone.json").read_text())) == {"node", "idle_bench"}
 
 
 def test_the_page_names_no_path_of_a_machine() -> None:
-    """It is the same for every reader."""
     text = docs.page(json.loads((ROOT / docs.DATA).read_text()), json.loads((ROOT / docs.ALONE).read_text()))
     assert not [path for path in ("/home/", "/tmp/", "/root/", "/usr/") if path in text]
 
 
 def test_plots_are_well_formed() -> None:
-    """A browser shows nothing of a broken one."""
     drawn = docs.plots(json.loads((ROOT / docs.DATA).read_text()))
     assert set(drawn) == {"prepare.svg", "memory.svg", "explain.svg"}
     for text in drawn.values():

@@ -12,13 +12,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_a_test_that_passes_alone_is_named_and_passes(capfd: pytest.CaptureFixture[str]) -> None:
-    """It is printed, so that it is mended."""
     assert script.judge(["a", "b"], 2, lambda test: True) == 0
     assert capfd.readouterr().out.count("Unsteady") == 2
 
 
 def test_a_test_that_fails_again_fails() -> None:
-    """Also when another one passes."""
     assert script.judge(["a", "b"], 2, lambda test: test == "a") == 1
 
 

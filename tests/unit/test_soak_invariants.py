@@ -22,7 +22,6 @@ GOOD = Facts(
 
 
 def test_facts_that_agree_have_no_breach() -> None:
-    """Or each soak would fail."""
     assert breaches(GOOD) == []
 
 
@@ -49,7 +48,6 @@ def test_a_partition_that_the_journal_notes_for_destruction_is_no_leak() -> None
     ],
 )
 def test_each_place_that_disagrees_is_named(changed: dict[str, Any], sentence: str) -> None:
-    """Journal, CDI files, hardware and API server, each in both directions where there are two."""
     assert sentence in breaches(replace(GOOD, **changed))
 
 
@@ -77,7 +75,6 @@ def share(uid: str, memory: int, percent: int) -> Grant:
     ids=["whole", "whole and part", "overlap", "share and whole", "one share", "memory", "compute"],
 )
 def test_a_device_granted_twice_is_named(grants: list[Grant], sentence: str) -> None:
-    """In whatever forms the two claims have it."""
     answered = {str(number): [grant.device] for number, grant in enumerate(grants)}
     api = {str(number): [grant] for number, grant in enumerate(grants)}
     found = breaches(replace(GOOD, answered=answered, api=api))
@@ -85,7 +82,6 @@ def test_a_device_granted_twice_is_named(grants: list[Grant], sentence: str) -> 
 
 
 def test_neighbours_and_admins_are_no_double_grant() -> None:
-    """Partitions side by side, shares that fit, and a monitor with admin access."""
     grants = [
         Grant(pool=POOL, device="gpu-1-mig-3g40gb-9-4", size=4),
         Grant(pool=POOL, device=CUT, size=1),
@@ -101,7 +97,6 @@ def test_neighbours_and_admins_are_no_double_grant() -> None:
 
 
 def test_memory_that_grows_is_named_and_flat_memory_is_not() -> None:
-    """Of the last process, without its first claims."""
     at = range(0, 20 * EARLY_CLAIMS, EARLY_CLAIMS // 2)
     leaking = [Memory(claims=claims, pid=1, mib=50 + claims / 1000) for claims in at]
     assert "grew from" in grown(leaking)[0]
@@ -110,6 +105,5 @@ def test_memory_that_grows_is_named_and_flat_memory_is_not() -> None:
 
 
 def test_calls_that_become_slower_are_named() -> None:
-    """Anything that grows with the number of claims served."""
     assert slower("prepare", [5.0] * PER + [20.0] * PER) != []
     assert slower("prepare", [5.0] * PER + [6.0] * PER) == []

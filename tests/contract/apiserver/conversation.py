@@ -87,7 +87,6 @@ def _unverified() -> ssl.SSLContext:
 
 
 def fill(text: str | None, known: dict[str, str]) -> Any:
-    """Replace ``${name}`` by the value captured under that name."""
     if text is None:
         return None
     for name, value in known.items():
@@ -144,7 +143,6 @@ def _stable_text(text: str, key: str) -> str:
 
 
 def _plain_table(table: dict[str, Any]) -> dict[str, Any]:
-    """A table without descriptions and ages."""
     columns = table.get("columnDefinitions") or []
     kept = [{key: value for key, value in column.items() if key != "description"} for column in columns]
     rows = [
@@ -169,7 +167,6 @@ def _remove(value: Any, path: list[str]) -> None:
 
 
 def hold(server: Server, name: str) -> dict[str, dict[str, Any]]:
-    """Run the whole conversation; returns comparable replies by step name, in order."""
     known: dict[str, str] = {}
     answers: dict[str, dict[str, Any]] = {}
     for step in load(name):

@@ -17,7 +17,6 @@ from tests.contract.apiserver.conversation import RECORDED, STEPS, Server, hold
 
 
 def main() -> None:
-    """Hold every conversation, or those named, and write the replies to files."""
     config = yaml.safe_load(Path(os.environ["KUBECONFIG"]).read_text(encoding="utf-8"))
     url = urlsplit(config["clusters"][0]["cluster"]["server"])
     server = Server(url.hostname or "", url.port or 443, config["users"][0]["user"]["token"])

@@ -118,7 +118,6 @@ def test_a_port_in_use_is_an_error_with_the_port(api: ApiServer) -> None:
 
 
 def test_a_successor_takes_over_address_token_and_objects(api: ApiServer) -> None:
-    """Clients of a restarted server see an outage and no other difference."""
     api.store.create(CONFIG_MAPS, config_map("a"))
     api.stop()
     again = ApiServer(successor_of=api)

@@ -26,7 +26,6 @@ METRIC = re.compile(r"\b(?:dra_[a-z_]+|up)\b(?!:)")
 
 
 def metrics_of(text: str) -> set[str]:
-    """Names of metrics in an expression or in the code of a text."""
     return set(METRIC.findall(re.sub(r'"[^"]*"|\[\w+\]', "", text)))
 
 
@@ -48,7 +47,6 @@ def test_an_alert_is_about_the_metrics_of_its_line(alert: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
 def test_a_case_has_a_series_that_must_not_fire_and_all_labels_that_the_texts_name(alert: dict[str, Any]) -> None:
-    """A label that the expression drops would leave a gap in the sentence."""
     (case,) = [case for case in CASES if case["name"] == alert["alert"]]
     before, after = case["promql_expr_test"]
     assert len(case["input_series"]) > len(after["exp_samples"])
@@ -61,7 +59,6 @@ def test_a_case_has_a_series_that_must_not_fire_and_all_labels_that_the_texts_na
 
 
 def test_every_recording_rule_has_a_line_and_a_case_for_promtool() -> None:
-    """A rule that is not documented is a series that costs and serves nothing."""
     names = [record["record"] for record in RECORDS]
     assert re.findall(r"^\| `([a-z_:]+)`", RECORDED, re.MULTILINE) == names
     cases = yaml.safe_load(RECORD_CASES_FILE.read_text())["tests"]
@@ -70,7 +67,6 @@ def test_every_recording_rule_has_a_line_and_a_case_for_promtool() -> None:
 
 
 def test_cost_rules_read_documented_metrics() -> None:
-    """promtool, which also evaluates them, is not on every machine."""
     names = metrics_of(re.sub(r"\w+(:\w+)+", "", COST_RULES.read_text()))
     assert [name for name in names if f"| `{name}`" not in DOCUMENTED] == []
     assert len(names) == 4

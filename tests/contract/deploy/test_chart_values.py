@@ -84,7 +84,6 @@ def test_every_value_of_the_schema_has_a_default_and_a_comment() -> None:
 
 
 def test_every_map_of_the_schema_refuses_unknown_names() -> None:
-    """A misspelt value that is dropped without a word is the most usual mistake with charts."""
     schema = json.loads((chart.CHART / "values.schema.json").read_text())
     open_maps: list[str] = []
 
@@ -104,7 +103,6 @@ def test_settings_that_no_other_value_sets_are_taken() -> None:
 
 
 def test_status_of_policies_without_gpu_nodes_is_refused() -> None:
-    """The controller would count GpuNodes that no node writes any more."""
     said = chart.refusal({"gpuNodes": OFF})
     assert "gpuNodes.enabled: without GpuNodes the status of policies" in said
     assert "policyStatus.enabled has to be false" in said

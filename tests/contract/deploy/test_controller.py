@@ -27,13 +27,11 @@ REPEATS = {("patch", "events")}  # a repeat within 10 s waits, see kube/events.p
 
 @pytest.fixture(scope="module")
 def objects() -> list[dict[str, Any]]:
-    """With evictions enabled."""
     return chart.objects({"eviction": {"enabled": True}})
 
 
 @pytest.fixture
 def deployment() -> dict[str, Any]:
-    """As delivered."""
     spec: dict[str, Any] = chart.found(chart.objects(), "Deployment", ACCOUNT)["spec"]
     return spec
 
@@ -75,7 +73,6 @@ def test_every_setting_is_known_and_nothing_is_evicted_as_delivered(deployment: 
 
 @pytest.fixture(scope="module")
 def requests_of_a_controller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[tuple[str, str]]]:
-    """It takes the Lease, evicts a pod, is refused another one until it repeats an event, and releases the Lease."""
     folder = tmp_path_factory.mktemp("controller")
     api = ApiServer()
     api.start()
@@ -127,7 +124,6 @@ def test_the_account_has_the_rights_that_are_used_and_no_others(
 
 @pytest.mark.parametrize(("namespace", "name"), [(NAMESPACE, "other"), ("kube-system", LEASE)])
 def test_no_other_lease_is_granted(objects: list[dict[str, Any]], namespace: str, name: str) -> None:
-    """The controller of a cluster's own components has one there."""
     rules = Rules(objects, account=ACCOUNT, namespace=NAMESPACE)
     for verb in ("get", "update"):
         access = Access(verb=verb, group="coordination.k8s.io", resource="leases", namespace=namespace, name=name)
@@ -156,7 +152,6 @@ def requests_for_use(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[
 def test_evictions_because_of_use_have_the_rights_that_are_used_and_no_others(
     requests_for_use: list[tuple[str, str]],
 ) -> None:
-    """Among them no right to list pods or claims, or to delete anything."""
     objects = chart.objects({"eviction": {"overGrant": True}, "policyStatus": {"enabled": False}})
     asked = {access for request in requests_for_use if (access := Access.of_request(*request)) is not None}
     rules = Rules(objects, account=ACCOUNT, namespace=NAMESPACE)

@@ -41,7 +41,6 @@ def test_a_query_is_about_metrics_that_exist(query: PanelQuery) -> None:
 
 @pytest.mark.parametrize("name", BOARDS)
 def test_a_query_uses_the_variables_of_its_dashboard_and_all_of_them_are_used(name: str) -> None:
-    """A node that is chosen and changes nothing misleads."""
     defined = {item["name"] for item in BOARDS[name]["templating"]["list"]} - {"datasource"}
     used = {
         variable

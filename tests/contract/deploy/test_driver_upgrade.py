@@ -31,7 +31,6 @@ def pod(name: str, preset: str = "plain-nodes") -> dict[str, Any]:
 
 
 def runs(name: str, **labels: str) -> bool:
-    """Whether the DaemonSet has a pod on a node with these labels."""
     metadata = {"name": "node-a", "labels": {"kubernetes.io/os": "linux", **labels}}
     node = {"metadata": metadata, "status": {"allocatable": {"cpu": "8", "memory": "64Gi", "pods": "110"}}}
     return not unfit_reason(pod(name), node, NodeUsage())

@@ -10,7 +10,6 @@ ON: dict[str, Any] = {"exporter": {"enabled": True}}
 
 
 def pod(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The pod and its container."""
     spec = chart.found(chart.objects(values), "DaemonSet", "dra-driver-exporter")["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     return spec, container
@@ -31,7 +30,6 @@ def test_it_has_no_token_no_host_pids_and_no_right_in_the_cluster() -> None:
 
 
 def test_each_folder_is_mounted_where_its_setting_says() -> None:
-    """And read-only, but for the one in which it writes."""
     spec, container = pod(ON)
     found = settings(container)
     mounts = {each["name"]: each for each in container["volumeMounts"]}
@@ -47,7 +45,6 @@ def test_each_folder_is_mounted_where_its_setting_says() -> None:
 
 
 def test_without_real_gpus_it_has_no_privileges() -> None:
-    """Nor where NVIDIA's runtime gives it the GPUs."""
     simulated = {"drop": ["ALL"], "add": ["SYS_PTRACE"]}  # to read the environment of the processes of pods
     for more, capabilities in (
         ({"simulate": "1xh100-sxm5-80gb"}, simulated),
@@ -60,7 +57,6 @@ def test_without_real_gpus_it_has_no_privileges() -> None:
 
 
 def test_the_node_process_writes_for_it_where_it_runs() -> None:
-    """USAGE comes with the exporter, and not without."""
     for values, wanted in (({}, False), (ON, True)):
         spec = chart.found(chart.objects(values), "DaemonSet", "dra-driver-node")["spec"]["template"]["spec"]
         assert ({"name": "USAGE", "value": "true"} in spec["containers"][0]["env"]) is wanted

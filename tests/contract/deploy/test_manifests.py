@@ -65,7 +65,6 @@ def collection(obj: Obj) -> str | None:
 
 @pytest.mark.parametrize("preset", [None, *NAMES])
 def test_the_api_server_knows_every_field(api: RestClient, preset: str | None) -> None:
-    """A misspelt field is dropped without a word by a real one."""
     objects = chart.objects(EVERYTHING) if preset is None else rendered(preset)
     unserved = set()
     for obj in sorted(objects, key=lambda obj: bool(obj["kind"] != "Namespace")):

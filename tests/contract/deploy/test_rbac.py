@@ -36,7 +36,6 @@ def rules(request: pytest.FixtureRequest) -> Rules:
 
 @pytest.fixture(scope="module")
 def requests_of_a_node_process() -> Iterator[list[tuple[str, str]]]:
-    """A node process publishes, replaces and deletes slices, prepares a claim, loses its journal and warns."""
     folder = Path(tempfile.mkdtemp(prefix="dra-"))
     api = ApiServer()
     api.start()
@@ -81,7 +80,6 @@ def prepare_a_claim(rest: RestClient, process: NodeProcess) -> None:
 
 
 def edit_a_slice(rest: RestClient) -> None:
-    """The driver puts back what another client changes in its slices."""
     edited = next(item for item in rest.list(SLICES)["items"] if item["spec"].get("devices"))
     edited["spec"]["devices"].pop()
     rest.update(f"{SLICES}/{edited['metadata']['name']}", edited)
@@ -97,7 +95,6 @@ def lose_the_journal(process: NodeProcess) -> None:
 def test_every_request_of_a_node_process_is_granted(
     rules: Rules, requests_of_a_node_process: list[tuple[str, str]]
 ) -> None:
-    """A missing rule is noticed on the first real cluster, and some rules are needed once in a year."""
     asked = {access for request in requests_of_a_node_process if (access := Access.of_request(*request)) is not None}
     made = {(access.verb, access.resource) for access in asked}
     slices = {(verb, "resourceslices") for verb in ("list", "watch", "create", "update", "delete")}
@@ -163,7 +160,6 @@ def test_a_drainer_has_the_rights_that_a_drain_names_and_no_others() -> None:
 
 
 def test_view_reads_the_driver_s_cluster_wide_objects() -> None:
-    """What `kubectl dra doctor` and `explain` list of cluster-wide objects, except Nodes."""
     role = chart.found(chart.objects(), "ClusterRole", "dra-driver-viewer")
     assert role["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
     rules = {
@@ -179,7 +175,6 @@ def test_view_reads_the_driver_s_cluster_wide_objects() -> None:
 
 
 def test_the_viewer_can_be_left_out() -> None:
-    """A cluster may keep `view` as it is."""
     names = {each["metadata"]["name"] for each in chart.objects({"viewer": {"enabled": False}})}
     assert "dra-driver-viewer" not in names
 
@@ -188,8 +183,6 @@ NAMESPACE, USAGE_READER = "gpus", "dra-driver-usage-reader"
 
 
 class Asked:
-    """An API server with one exporter, whose answer is empty; remembers the requests."""
-
     def __init__(self) -> None:
         self.requests: list[tuple[str, str]] = []
 

@@ -38,7 +38,6 @@ def test_a_switch_adds_its_objects_and_no_others(switch: str, added: set[tuple[s
 
 
 def test_delivered_are_the_node_process_and_a_controller_that_writes_status_alone() -> None:
-    """Neither a second privileged process on every node, nor anything that evicts pods."""
     objects = chart.objects()
     workloads = {each for each in identities(objects) if each[0] in {"DaemonSet", "Deployment", "Pod", "Job"}}
     assert workloads == {NODE, ("Deployment", "dra-driver-controller")}
@@ -67,7 +66,6 @@ def test_a_right_comes_with_the_setting_that_uses_it(switch: str, variable: str)
 
 
 def test_claim_status_allows_no_more_than_own_entries_of_own_claims() -> None:
-    """The right to write a claim's status is narrowed by the driver's name and the node of the token."""
     objects = chart.objects({"claimStatus": {"enabled": True}})
     role = chart.found(objects, "ClusterRole", "dra-driver-claim-status")
     rules = {rule["resources"][0]: (rule["verbs"], rule.get("resourceNames")) for rule in role["rules"]}
@@ -164,7 +162,6 @@ def test_a_label_may_have_a_value() -> None:
 
 
 def test_another_driver_name_is_everywhere() -> None:
-    """One that stays behind publishes devices that no class selects, or slices that the policy refuses."""
     every = {"enabled": True}
     values: Obj = {"mpsHost": every, "controller": every, "claimStatus": every}
     made = [obj for obj in chart.objects(values | {"driverName": "other.example"}) if obj["kind"] != "ConfigMap"]
