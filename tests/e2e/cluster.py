@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Final
 
 import yaml
 
 from dra_driver.core.errors import DraError, NotFoundError
+from dra_driver.kube import paths
 from dra_driver.kube.paths import GPU_API
 from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
@@ -228,3 +230,54 @@ def containers(pod: Obj) -> list[tuple[str, str, int]]:
         (item["name"], str(item.get("containerID")), int(item["restartCount"]))
         for item in entries(pod, "status", "containerStatuses")
     )
+
+
+ASKED: Final = "gpu.dra-driver.io/detach"
+NOTICED_S: Final = 30.0
+
+
+def mark(cluster: RealCluster, node: str, kind: str, name: str, value: str | None) -> None:
+    cluster.rest.merge_patch(paths.node(node), {"metadata": {kind: {name: value}}})
+
+
+@contextmanager
+def marked(cluster: RealCluster, node: str, kind: str, name: str, value: str) -> Iterator[None]:
+    mark(cluster, node, kind, name, value)
+    try:
+        yield
+    finally:
+        mark(cluster, node, kind, name, None)
+
+
+def versions(cluster: RealCluster) -> set[str]:
+    return {str(dig(one, "attributes", "driverVersion", "version")) for one in cluster.devices()}
+
+
+def tainted(cluster: RealCluster) -> dict[str, bool]:
+    """Device name -> whether no new claim may have it."""
+    return {
+        one["name"]: any(taint["effect"] == "NoSchedule" for taint in entries(one, "taints"))
+        for one in cluster.devices()
+    }
+
+
+def events(cluster: RealCluster, node: str, reason: str) -> int:
+    found = [one for one in cluster.client.list(EVENTS, "default") if one.get("reason") == reason]
+    return sum(int(one.get("count") or 1) for one in found if dig(one, "involvedObject", "name") == node)
+
+
+def holds(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SETTLE_S
+    while time.monotonic() < deadline:
+        assert condition()
+        time.sleep(POLL_S)
+
+
+def wait_given_up(cluster: RealCluster, node: str, before: int) -> None:
+    wait(lambda: None if all(tainted(cluster).values()) else f"devices without a taint: {tainted(cluster)}", NOTICED_S)
+    wait(lambda: None if events(cluster, node, "DriverDetached") > before else "no event DriverDetached", NOTICED_S)
+
+
+def wait_taken(cluster: RealCluster, version: str) -> None:
+    wait(lambda: None if versions(cluster) == {version} else f"published versions {versions(cluster)}", NOTICED_S)
+    wait(lambda: None if not any(tainted(cluster).values()) else f"taints: {tainted(cluster)}", NOTICED_S)

@@ -31,8 +31,7 @@ from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import GONE_S, RealCluster, wait
 from tests.e2e.forms import Forms
 from tests.e2e.gates import read_gates, why_skipped
-from tests.e2e.host import Host
-from tests.e2e.node import Folders, driver_runs_here, folders, local_node
+from tests.e2e.host import Folders, Host, driver_runs_here, folders, local_node
 from tests.fakes.node_process import NodeProcess
 from tests.rights.figures import Figures
 

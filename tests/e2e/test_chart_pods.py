@@ -19,11 +19,10 @@ from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import NAMESPACES
 from tests.e2e.cluster import CRDS, DRIVER, RealCluster, containers, wait
-from tests.e2e.forms import slice_of
+from tests.e2e.forms import STAY, pod, pod_spec, policy, slice_of, template
 from tests.e2e.gates import PARTITIONS
 from tests.e2e.helm_release import NAMESPACE, Release, release
-from tests.e2e.node import CDI_DIR, KUBELET_ROOT
-from tests.e2e.objects import STAY, pod, pod_spec, policy, template
+from tests.e2e.host import CDI_DIR, KUBELET_ROOT
 from tests.e2e.test_chart import next_chart
 from tests.fakes import chart
 

@@ -33,12 +33,12 @@ from dra_driver.node.usage.sources import place_of
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import EVENTS, PODS
 from dra_driver.sim.loop import kind_of
-from tests.e2e import objects, test_chart_pods
+from tests.e2e import forms, test_chart_pods
 from tests.e2e.cluster import DRIVER, KUBECTL_DRA, RealCluster, containers, wait
+from tests.e2e.forms import policy
 from tests.e2e.gates import PARTITIONS, SHARES, why_skipped
 from tests.e2e.helm_release import NAMESPACE, Release, release
-from tests.e2e.node import STATE_DIR, local_node
-from tests.e2e.objects import policy
+from tests.e2e.host import STATE_DIR, local_node
 from tests.rights.accounts import Account, token
 
 GIB: Final = 2**30
@@ -71,7 +71,7 @@ _CONTAINER: Final = re.compile(r"containerd://([0-9a-f]{64})")
 
 
 def template(name: str, steps: list[dict[str, Any]], request: Obj) -> Obj:
-    return objects.template(name, request, annotations={ANNOTATION: json.dumps(steps)}, labels={"team": name})
+    return forms.template(name, request, annotations={ANNOTATION: json.dumps(steps)}, labels={"team": name})
 
 
 def share(memory: str) -> Obj:
@@ -109,7 +109,7 @@ def pod_spec(**templates: str) -> Obj:
 
 
 def pod(name: str, **templates: str) -> Obj:
-    return objects.pod(name, pod_spec(**templates))
+    return forms.pod(name, pod_spec(**templates))
 
 
 class UsedCluster:
@@ -215,7 +215,7 @@ SLEEPY: Final[list[dict[str, Any]]] = [{"memory": "2Gi", "utilization": 0}]
 
 
 def deployment(name: str, memory: str, steps: list[dict[str, Any]]) -> list[Obj]:
-    return [template(name, steps, share(memory)), objects.deployment(name, pod_spec(gpu=name))]
+    return [template(name, steps, share(memory)), forms.deployment(name, pod_spec(gpu=name))]
 
 
 def job(name: str, memory: str, steps: list[dict[str, Any]]) -> list[Obj]:

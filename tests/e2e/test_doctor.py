@@ -14,8 +14,8 @@ import pytest
 from dra_driver.kubectl.commands import kubectl
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES
 from tests.e2e.cluster import RealCluster
+from tests.e2e.forms import pod, pod_spec, template
 from tests.e2e.host import Host
-from tests.e2e.objects import pod, pod_spec, template
 
 Obj = dict[str, Any]
 CLASS = "gpu.nvidia.com"

@@ -25,13 +25,10 @@ from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import DEPLOYMENTS
 from dra_driver.sim.demo.requirements import Requirements
 from dra_driver.sim.objects import is_ready
-from tests.e2e.cluster import DRIVER, GONE_S, ROOT, RealCluster, containers, wait
-from tests.e2e.forms import Forms, share, slice_of, whole
+from tests.e2e.cluster import DRIVER, GONE_S, ROOT, RealCluster, containers, events, holds, versions, wait
+from tests.e2e.forms import Forms, budget, deployment, pod, pod_spec, share, slice_of, template, whole
 from tests.e2e.gates import EXTENDED, PARTITIONS, SHARES, TAINTS
-from tests.e2e.host import Host
-from tests.e2e.node import CDI_DIR, STATE_DIR
-from tests.e2e.objects import budget, deployment, pod, pod_spec, template
-from tests.e2e.upgrade import events, holds, versions
+from tests.e2e.host import CDI_DIR, STATE_DIR, Host
 from tests.fakes import chart
 from tests.rights.accounts import acting_as
 from tests.rights.forbidden import RBAC

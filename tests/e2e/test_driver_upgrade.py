@@ -9,22 +9,23 @@ from pathlib import Path
 import pytest
 
 from dra_driver.sim.demo.requirements import Requirements
-from tests.e2e.cluster import GONE_S, containers, wait
-from tests.e2e.forms import Forms, slice_of, whole
-from tests.e2e.gates import PARTITIONS, TAINTS
-from tests.e2e.host import Host
-from tests.e2e.node import Folders
-from tests.e2e.upgrade import (
+from tests.e2e.cluster import (
     ASKED,
+    GONE_S,
     NOTICED_S,
+    containers,
     events,
     holds,
     marked,
     tainted,
     versions,
+    wait,
     wait_given_up,
     wait_taken,
 )
+from tests.e2e.forms import Forms, slice_of, whole
+from tests.e2e.gates import PARTITIONS, TAINTS
+from tests.e2e.host import Folders, Host
 
 DRA_LABEL = "nvidia.com/gpu.deploy.dra-driver"
 OLD, NEW = "580.65.6", "590.44.1"  # as versions are published

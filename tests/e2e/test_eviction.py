@@ -18,9 +18,9 @@ from dra_driver.sim.demo.requirements import Requirements
 from dra_driver.sim.loop import kind_of, load
 from dra_driver.sim.objects import is_ready
 from tests.e2e.cluster import REACH_S, ROOT, SETTLE_S, RealCluster, wait
+from tests.e2e.forms import budget
 from tests.e2e.gates import EXTENDED, TAINTS
 from tests.e2e.host import Host
-from tests.e2e.objects import budget
 from tests.fakes import chart
 from tests.fakes.node_process import DriverProcess
 from tests.rights.accounts import Account, token

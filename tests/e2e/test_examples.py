@@ -9,9 +9,9 @@ from dra_driver.sim.demo.expectations import read_expectations
 from dra_driver.sim.demo.requirements import Requirements, group_examples, read_requirements
 from dra_driver.sim.loop import load
 from tests.e2e.cluster import ROOT, RealCluster
+from tests.e2e.forms import check_partitions, reached
 from tests.e2e.gates import gates_of
 from tests.e2e.host import Host
-from tests.e2e.scenario import check_partitions, reached
 
 # Those with the same needs follow each other, so that GPUs and policies are changed seldom.
 FOUND = sorted((ROOT / "examples").glob("*.yaml"))

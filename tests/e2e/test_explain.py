@@ -24,8 +24,8 @@ from dra_driver.kubectl.explain.manifests import pods_in
 from dra_driver.kubectl.explain.report import Answer
 from dra_driver.sim.apiserver.jsonvalue import dig, entries
 from tests.e2e.cluster import RealCluster, wait
+from tests.e2e.forms import pod
 from tests.e2e.gates import EXTENDED, PARTITIONS, SHARES, TAINTS, missing
-from tests.e2e.objects import pod
 
 Obj = dict[str, Any]
 

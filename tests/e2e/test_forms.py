@@ -14,10 +14,9 @@ import pytest
 from dra_driver.sim.apiserver.kinds import PODS
 from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import GONE_S, KUBECTL_DRA, RealCluster, containers, wait
-from tests.e2e.forms import Forms, share, slice_of, whole
+from tests.e2e.forms import PENDING_S, Forms, check_partitions, share, slice_of, whole
 from tests.e2e.gates import PARTITIONS, SHARES
 from tests.e2e.host import Host
-from tests.e2e.scenario import PENDING_S, check_partitions
 
 ONE_H100 = (("gpu-a", "1xh100-sxm5-80gb"),)
 REQUIREMENTS = Requirements(nodes=ONE_H100)

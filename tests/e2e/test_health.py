@@ -16,13 +16,11 @@ from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import DEPLOYMENTS
 from dra_driver.sim.demo.requirements import Requirements
 from dra_driver.sim.objects import is_ready
-from tests.e2e.cluster import POLL_S, REACH_S, RealCluster, containers, wait
-from tests.e2e.forms import Forms, share, whole
+from tests.e2e.cluster import POLL_S, REACH_S, RealCluster, containers, events, wait
+from tests.e2e.forms import Forms, deployment, pod_spec, share, template, whole
 from tests.e2e.gates import POD_HEALTH, SHARES, TAINTS
 from tests.e2e.host import REGISTERED, START_S, Host
-from tests.e2e.objects import deployment, pod_spec, template
 from tests.e2e.test_drain import POLICY
-from tests.e2e.upgrade import events
 from tests.fakes.node_process import NodeProcess
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from dra_driver.sim.demo.commands import MANIFEST as DEMO_MANIFEST
 from dra_driver.sim.demo.expectations import read_expectations
 from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import ROOT, RealCluster, crd_served
+from tests.e2e.forms import reached
 from tests.e2e.gates import EXTENDED, PARTITIONS, SHARES
-from tests.e2e.scenario import reached
 from tests.unit.kubectl.migrate.helpers import NAMES, migrated, of_inputs
 
 MANIFEST: Final = ROOT / DEMO_MANIFEST

@@ -18,8 +18,7 @@ from dra_driver.sim.apiserver.kinds import PODS
 from dra_driver.sim.loop import load
 from tests.e2e.cluster import GONE_S, REACH_S, ROOT, RealCluster, containers, wait
 from tests.e2e.forms import Forms
-from tests.e2e.host import REGISTERED
-from tests.e2e.node import Folders
+from tests.e2e.host import REGISTERED, Folders
 from tests.fakes.node_process import NodeProcess
 
 KUBELET_RESTART = os.environ.get("E2E_KUBELET_RESTART")

@@ -12,12 +12,23 @@ from pathlib import Path
 import pytest
 
 from dra_driver.hardware.gpu.simulated.root import PROC_DEVICES
-from tests.e2e.cluster import RealCluster, containers, wait
+from tests.e2e.cluster import (
+    ASKED,
+    NOTICED_S,
+    RealCluster,
+    containers,
+    events,
+    holds,
+    marked,
+    tainted,
+    versions,
+    wait,
+    wait_given_up,
+    wait_taken,
+)
 from tests.e2e.forms import Forms, whole
 from tests.e2e.gates import TAINTS
-from tests.e2e.host import REGISTERED, START_S, Host
-from tests.e2e.node import Folders
-from tests.e2e.upgrade import ASKED, NOTICED_S, events, holds, marked, tainted, versions, wait_given_up, wait_taken
+from tests.e2e.host import REGISTERED, START_S, Folders, Host
 from tests.fakes.node_process import NodeProcess
 
 ROOTS, BOARD = "NVIDIA_MOCK_ROOTS", "h100"

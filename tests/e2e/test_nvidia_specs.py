@@ -19,10 +19,9 @@ from dra_driver.sim.demo.expectations import parse_expectation
 from dra_driver.sim.demo.requirements import Requirements
 from dra_driver.sim.loop import load
 from tests.e2e.cluster import RealCluster
+from tests.e2e.forms import check_partitions, reached
 from tests.e2e.gates import gates_of
-from tests.e2e.hardware import Hardware
-from tests.e2e.host import Host
-from tests.e2e.scenario import check_partitions, reached
+from tests.e2e.host import Hardware, Host
 
 ANY = Requirements()
 POLICIES = Path(__file__).parent / "policies"

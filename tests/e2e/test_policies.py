@@ -24,8 +24,8 @@ from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from dra_driver.node.process.policy_watch import HOLD_S
 from tests.e2e.cluster import still_there, unread, wait
+from tests.e2e.forms import policy
 from tests.e2e.gates import SHARES
-from tests.e2e.objects import policy
 from tests.fakes import chart
 from tests.fakes.dra_objects import DRIVER
 from tests.fakes.kubelet import DraClient, dial

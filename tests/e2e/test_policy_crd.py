@@ -11,7 +11,7 @@ from dra_driver.core.errors import InvalidObjectError
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from tests.contract.config import samples
-from tests.e2e import objects
+from tests.e2e import forms
 from tests.e2e.cluster import ROOT, crd_served
 
 POLICIES = "/apis/gpu.dra-driver.io/v1alpha1/gpupolicies"
@@ -40,7 +40,7 @@ def test_the_api_server_refuses_what_nodes_refuse_and_nothing_else(api: RestClie
         if not isinstance(policy.get("spec"), dict):
             continue
         # Metadata and status are the API server's own business.
-        policy = {**objects.policy("e2e-sample"), "spec": policy["spec"]}
+        policy = {**forms.policy("e2e-sample"), "spec": policy["spec"]}
         problems = policy_problems(policy)
         if any(problem.text == "unknown field" for problem in problems):
             continue  # dropped, or refused, as the client asks for
@@ -82,7 +82,7 @@ def test_health_rules_are_refused_where_they_contradict_themselves(
     api: RestClient, health: dict[str, Any], expected: str
 ) -> None:
     """As nodes refuse them; ``expected`` is part of what the API server says, empty where it accepts them."""
-    policy = objects.policy("e2e-health", health=health)
+    policy = forms.policy("e2e-health", health=health)
     said = refusal(api, policy) or ""
     assert expected in said
     assert bool(said) == bool(expected) == bool(policy_problems(policy))
@@ -116,7 +116,7 @@ USAGE: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("usage", "expected"), USAGE, ids=lambda value: value if isinstance(value, str) else "")
 def test_usage_rules_that_cannot_be_followed_are_refused(api: RestClient, usage: dict[str, Any], expected: str) -> None:
-    policy = objects.policy("e2e-usage", usage=usage)
+    policy = forms.policy("e2e-usage", usage=usage)
     said = refusal(api, policy) or ""
     assert expected in said
     assert bool(said) == bool(expected) == bool(policy_problems(policy))
@@ -126,6 +126,6 @@ def test_usage_rules_that_cannot_be_followed_are_refused(api: RestClient, usage:
 def test_usage_rules_mean_the_same_with_and_without_the_api_servers_defaults(
     api: RestClient, usage: dict[str, Any]
 ) -> None:
-    policy = objects.policy("e2e-usage", usage=usage)
+    policy = forms.policy("e2e-usage", usage=usage)
     stored = api.create(POLICIES, policy, dry_run=True)
     assert policy_of(stored).usage == policy_of(policy).usage

@@ -19,8 +19,7 @@ from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import GONE_S, RealCluster, containers, wait
 from tests.e2e.forms import PODS, Forms, slice_of, whole
 from tests.e2e.gates import PARTITIONS, SHARES
-from tests.e2e.host import Host
-from tests.e2e.node import CDI_DIR, KUBELET_ROOT, STATE_DIR, Folders
+from tests.e2e.host import CDI_DIR, KUBELET_ROOT, STATE_DIR, Folders, Host
 from tests.fakes.node_process import DriverProcess
 
 THREE_H100 = (("gpu-a", "3xh100-sxm5-80gb"),)

@@ -16,8 +16,7 @@ from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import GONE_S, RealCluster, containers, wait
 from tests.e2e.forms import PODS, Forms, share, slice_of
 from tests.e2e.gates import PARTITIONS, SHARES
-from tests.e2e.host import MPS_READY, REGISTERED, START_S, Host
-from tests.e2e.node import Folders
+from tests.e2e.host import MPS_READY, REGISTERED, START_S, Folders, Host
 from tests.fakes.node_process import DriverProcess
 
 OLD_PYTHON = os.environ.get("E2E_OLD_PYTHON", "")

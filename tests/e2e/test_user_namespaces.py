@@ -18,8 +18,7 @@ from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import RealCluster, wait
 from tests.e2e.forms import LIST, Forms, share, slice_of, whole
 from tests.e2e.gates import PARTITIONS, SHARES
-from tests.e2e.host import Host
-from tests.e2e.node import Folders
+from tests.e2e.host import Folders, Host
 
 DEV = Path("/dev")
 NODES = "stat -c 'node %n %Hr:%Lr' /dev/nvidia* /dev/nvidia-caps/* | grep -v ' 0:0'"

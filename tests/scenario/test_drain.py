@@ -11,7 +11,7 @@ from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, EVENTS, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.cluster import DRIVER, Cluster
 from dra_driver.sim.objects import is_ready
-from tests.e2e.objects import deployment, pod_spec
+from tests.e2e.forms import deployment, pod_spec
 from tests.scenario.conftest import ROOT, TIMEOUT_S, Pods, devices, make_template
 
 NODE = "gpu-a"

@@ -10,7 +10,7 @@ from dra_driver.sim.apiserver.kinds import NODES, POD_DISRUPTION_BUDGETS, PODS
 from dra_driver.sim.cluster import Cluster
 from dra_driver.sim.demo import health
 from dra_driver.sim.node.node_process import ControllerSubprocess
-from tests.e2e.objects import budget
+from tests.e2e.forms import budget
 from tests.scenario.conftest import ROOT, TIMEOUT_S, Pods, devices, make_template, untold
 
 CLUSTER = {"nodes": {"gpu-a": "4xa100-sxm4-40gb", "gpu-b": "8xh100-sxm5-80gb"}, "policies": [ROOT / health.POLICY]}

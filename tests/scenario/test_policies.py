@@ -11,7 +11,7 @@ from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import EVENTS, GPU_NODES, GPU_POLICIES, PODS
 from dra_driver.sim.cluster import Cluster
 from dra_driver.sim.objects import is_ready
-from tests.e2e.objects import policy
+from tests.e2e.forms import policy
 from tests.scenario.conftest import ROOT, TIMEOUT_S, cluster_of
 from tests.scenario.conftest import devices as all_devices
 

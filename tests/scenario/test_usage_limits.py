@@ -19,7 +19,7 @@ from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, GPU_NODES, PODS, RESOURC
 from dra_driver.sim.cluster import DRIVER, Cluster
 from dra_driver.sim.node.node_process import ControllerSubprocess
 from dra_driver.sim.objects import is_ready
-from tests.e2e.objects import deployment, pod_spec
+from tests.e2e.forms import deployment, pod_spec
 from tests.scenario.conftest import ROOT, TIMEOUT_S, cluster_of, make_template, untold
 
 POLICY = ROOT / "examples" / "usage" / "shares-that-hold.yaml"
