@@ -160,11 +160,7 @@ class Cluster:
                 needs=frozenset({TAINTS}),
             ),
             Case("extended", resources={"limits": {self.resource: "1"}}, needs=frozenset({EXTENDED})),
-            Case(
-                "part",
-                requests=[self.request(self.part, f'{named} == "part-a"')],
-                needs=frozenset({PARTITIONS}),
-            ),
+            Case("part", requests=[self.request(self.part, f'{named} == "part-a"')], needs=frozenset({PARTITIONS})),
         ]
 
     def pending(self) -> list[Case]:

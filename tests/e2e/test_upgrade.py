@@ -84,12 +84,7 @@ def old(own_host: Host, cluster: RealCluster, namespace: str, tmp_path: Path) ->
 
 
 def test_pods_of_the_older_version_do_not_notice_the_new_one(  # noqa: PLR0917 - fixtures
-    own_host: Host,
-    cluster: RealCluster,
-    namespace: str,
-    pods: dict[str, Obj],
-    old: OldProcess,
-    node_folders: Folders,
+    own_host: Host, cluster: RealCluster, namespace: str, pods: dict[str, Obj], old: OldProcess, node_folders: Folders
 ) -> None:
     assert version(OLD_PYTHON, "-P") != version(own_host.process.command()[0])
     forms = Forms(cluster, namespace)
@@ -119,12 +114,7 @@ def test_pods_of_the_older_version_do_not_notice_the_new_one(  # noqa: PLR0917 -
 
 
 def test_pods_survive_a_rollback_to_the_older_version_and_back(  # noqa: PLR0917 - fixtures
-    own_host: Host,
-    cluster: RealCluster,
-    namespace: str,
-    pods: dict[str, Obj],
-    tmp_path: Path,
-    node_folders: Folders,
+    own_host: Host, cluster: RealCluster, namespace: str, pods: dict[str, Obj], tmp_path: Path, node_folders: Folders
 ) -> None:
     forms = Forms(cluster, namespace)
     for name, request in pods.items():

@@ -225,8 +225,7 @@ def test_published_is_what_the_table_has(model: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "model",
-    ["a30-24gb", *(pytest.param(model, marks=pytest.mark.slow) for model in ("a100-sxm4-40gb", "b200-180gb"))],
+    "model", ["a30-24gb", *(pytest.param(model, marks=pytest.mark.slow) for model in ("a100-sxm4-40gb", "b200-180gb"))]
 )
 def test_beside_a_foreign_instance(model: str) -> None:
     board = Board(model)

@@ -161,11 +161,7 @@ def test_evictions_because_of_use_have_the_rights_that_are_used_and_no_others(
 
 @pytest.mark.parametrize(
     ("values", "variables"),
-    [
-        ({}, {}),
-        ({"overGrant": True}, {"EVICT_OVER_GRANT": "true"}),
-        ({"reclaimIdle": True}, {"RECLAIM_IDLE": "true"}),
-    ],
+    [({}, {}), ({"overGrant": True}, {"EVICT_OVER_GRANT": "true"}), ({"reclaimIdle": True}, {"RECLAIM_IDLE": "true"})],
 )
 def test_each_switch_sets_its_setting_and_is_off_as_delivered(
     values: dict[str, bool], variables: dict[str, str]
