@@ -33,7 +33,7 @@ from tests.e2e.forms import Forms
 from tests.e2e.gates import read_gates, why_skipped
 from tests.e2e.host import Folders, Host, driver_runs_here, folders, local_node
 from tests.fakes.node_process import NodeProcess
-from tests.rights.figures import Figures
+from tests.rights.request import Figures
 
 HERE = Path(__file__).parent
 TEST_TIMEOUT_S = 600

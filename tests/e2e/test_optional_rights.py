@@ -23,12 +23,10 @@ from tests.fakes.rbac import Access, Rules
 from tests.fakes.recording_proxy import RecordingProxy
 from tests.harness.claims_api import NAMESPACE as CLAIMS
 from tests.rights import forbidden
-from tests.rights.accounts import Account, account_on, token
-from tests.rights.figures import Figures, accesses, without_names
-from tests.rights.installation import bound, installed, until
+from tests.rights.accounts import Account, account_on, bound, installed, token, until
+from tests.rights.lives import UsageControllerLife
 from tests.rights.optional import Drainer, TellingNode
-from tests.rights.request import Obj, Request
-from tests.rights.use import UsageControllerLife
+from tests.rights.request import Figures, Obj, Request, accesses, without_names
 
 SUFFIX = os.urandom(3).hex()
 OWN, OTHER, ELSEWHERE = (f"optional-{name}-{SUFFIX}" for name in ("own", "other", "elsewhere"))

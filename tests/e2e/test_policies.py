@@ -32,8 +32,7 @@ from tests.fakes.kubelet import DraClient, dial
 from tests.fakes.node_process import DriverProcess, NodeProcess
 from tests.harness.claims_api import ClaimMaker, ensure_namespace
 from tests.rights import forbidden
-from tests.rights.accounts import Account, account_on
-from tests.rights.installation import installed
+from tests.rights.accounts import Account, account_on, installed
 from tests.rights.request import Obj, Request, refusal
 
 SUFFIX = os.urandom(3).hex()

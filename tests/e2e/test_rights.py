@@ -19,12 +19,9 @@ from tests.fakes.dra_objects import DRIVER
 from tests.fakes.rbac import Rules
 from tests.fakes.recording_proxy import RecordingProxy
 from tests.rights import forbidden
-from tests.rights.accounts import Account, account_on, acting_as, pod_on, token
-from tests.rights.evictions import evictable_pods, is_leaving
-from tests.rights.figures import Figures, accesses, without_names
-from tests.rights.installation import installed, until
-from tests.rights.lives import ControllerLife, NodeLife
-from tests.rights.request import Obj, Request
+from tests.rights.accounts import Account, account_on, acting_as, installed, pod_on, token, until
+from tests.rights.lives import ControllerLife, NodeLife, evictable_pods, is_leaving
+from tests.rights.request import Figures, Obj, Request, accesses, without_names
 
 SUFFIX = os.urandom(3).hex()
 OWN, OTHER, IDLE = (f"rights-{name}-{SUFFIX}" for name in ("own", "other", "idle"))

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -106,3 +107,32 @@ def test_up_serves_until_it_is_stopped(running: subprocess.Popen[str], tmp_path:
 def test_wrong_usage_starts_nothing(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sim", "up", *flags]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_page_of_an_embedded_cluster_opens_and_ends_with_it() -> None:
+    pytest.importorskip("jinja2", reason="jinja2 is in requirements/dev.txt and not installed: run make")
+    command = [
+        sys.executable,
+        "-m",
+        "dra_driver.core.command_line.main",
+        "sim",
+        "up",
+        "--ui",
+        "--node",
+        "gpu-a=1xa100-sxm4-40gb",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sim:
+        try:
+            assert sim.stdout is not None
+            told = next(line for line in sim.stdout if line.startswith("page "))
+            address, log = told.split()[1], Path(told.split()[-1])
+            assert log.is_file()
+            with urllib.request.urlopen(address, timeout=30) as answer:  # noqa: S310  the address is loopback
+                assert answer.status == 200
+                assert "HttpOnly" in answer.headers["set-cookie"]
+        finally:
+            sim.send_signal(signal.SIGTERM)
+            sim.wait(60)
+    port = int(re.findall(r":(\d+)/", address)[0])
+    with socket.socket() as other:
+        assert other.connect_ex(("127.0.0.1", port)) != 0

@@ -19,7 +19,7 @@ from tests.fakes.extended_pods import is_leaving, make_slice, run_pod, taint_dev
 from tests.fakes.node_process import DriverProcess
 from tests.fakes.rbac import Access, Rules
 from tests.fakes.recording_proxy import RecordingProxy
-from tests.rights.use import UsageControllerLife
+from tests.rights.lives import UsageControllerLife
 
 NAMESPACE, ACCOUNT = "dra-driver", "dra-driver-controller"
 REPEATS = {("patch", "events")}  # a repeat within 10 s waits, see kube/events.py

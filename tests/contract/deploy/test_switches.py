@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
+from dra_driver.config.exporter_settings import ExporterSettings
+from dra_driver.config.options import load
 from dra_driver.config.settings import load_node_settings
+from dra_driver.node.process.detaching import LABELS, PAUSED
+from dra_driver.scheduler.allocation.nodes import NodeUsage, unfit_reason
 from tests.fakes import chart
 from tests.fakes.chart import Obj, environment, pod_spec
 
@@ -172,3 +176,116 @@ def test_another_driver_name_is_everywhere() -> None:
     for name in ("dra-driver-node", "dra-driver-mps-host"):
         assert environment(pod_spec(objects, "DaemonSet", name))["DRIVER_NAME"] == "other.example"
     assert environment(pod_spec(objects, "Deployment", "dra-driver-controller"))["DRIVER_NAME"] == "other.example"
+
+
+CLIENT, DRA = LABELS
+NAMES = ("dra-driver-node", "dra-driver-mps-host")
+GPU_LABELS = (
+    "nvidia.com/gpu.present",
+    "feature.node.kubernetes.io/pci-10de.present",
+    "feature.node.kubernetes.io/pci-0302_10de.present",
+    "feature.node.kubernetes.io/pci-0300_10de.present",
+)
+
+
+def pod(name: str, preset: str = "plain-nodes") -> dict[str, Any]:
+    objects = chart.objects(
+        chart.preset(preset) | {"mpsHost": chart.preset(preset).get("mpsHost", {}) | {"enabled": True}}
+    )
+    template: dict[str, Any] = chart.found(objects, "DaemonSet", name)["spec"]["template"]
+    return template
+
+
+def runs(name: str, **labels: str) -> bool:
+    metadata = {"name": "node-a", "labels": {"kubernetes.io/os": "linux", **labels}}
+    node = {"metadata": metadata, "status": {"allocatable": {"cpu": "8", "memory": "64Gi", "pods": "110"}}}
+    return not unfit_reason(pod(name), node, NodeUsage())
+
+
+@pytest.mark.parametrize("gpu_label", GPU_LABELS)
+def test_the_mps_host_leaves_a_node_whose_driver_is_upgraded(gpu_label: str) -> None:
+    """It runs programs of the driver; on nodes without a GPU operator the label does not exist."""
+    own = {gpu_label: "true"}
+    assert runs("dra-driver-mps-host", **own)
+    assert runs("dra-driver-mps-host", **own, **{CLIENT: "true"})
+    assert runs("dra-driver-mps-host", **own, **{CLIENT: ""})
+    assert not runs("dra-driver-mps-host", **own, **{CLIENT: PAUSED})
+    assert not runs("dra-driver-mps-host", **own, **{CLIENT: "false"})
+
+
+@pytest.mark.parametrize("gpu_label", GPU_LABELS)
+def test_the_node_process_stays_until_the_last_claim_has_ended(gpu_label: str) -> None:
+    """Pods that have claims are evicted after these labels are set; without it they would hang in Terminating."""
+    assert runs("dra-driver-node", **{gpu_label: "true", CLIENT: PAUSED, DRA: PAUSED})
+
+
+def test_with_the_preset_the_driver_manager_waits_for_the_mps_host() -> None:
+    """It finds pods by the key of their nodeSelector alone (internal/kubernetes/client.go:194)."""
+    assert CLIENT not in pod("dra-driver-mps-host")["spec"]["nodeSelector"]
+    waited_for = [name for name in NAMES if CLIENT in pod(name, "gpu-operator")["spec"]["nodeSelector"]]
+    assert waited_for == ["dra-driver-mps-host"]
+
+
+ON: dict[str, Any] = {"exporter": {"enabled": True}}
+
+
+def exporter_pod(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    spec = chart.found(chart.objects(values), "DaemonSet", "dra-driver-exporter")["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    return spec, container
+
+
+def settings(container: dict[str, Any]) -> ExporterSettings:
+    environ = {each["name"]: each.get("value", "node-a") for each in container["env"]}
+    return load(ExporterSettings, {}, environ)
+
+
+def test_it_has_no_token_no_host_pids_and_no_right_in_the_cluster() -> None:
+    objects = chart.objects(ON)
+    spec, _ = exporter_pod(ON)
+    assert spec["automountServiceAccountToken"] is False
+    assert "hostPID" not in spec
+    assert exporter_pod({"exporter": {"enabled": True, "hostPID": True}})[0]["hostPID"] is True
+    assert not [obj for obj in objects if "dra-driver-exporter" in str(obj.get("subjects"))]
+
+
+def test_each_folder_is_mounted_where_its_setting_says() -> None:
+    spec, container = exporter_pod(ON)
+    found = settings(container)
+    mounts = {each["name"]: each for each in container["volumeMounts"]}
+    paths = {each["name"]: each["hostPath"]["path"] for each in spec["volumes"]}
+    own = f"{found.kubelet_plugins_dir}/{found.driver_name}/usage"
+    assert mounts["own"]["mountPath"] == paths["own"] == own
+    assert mounts["findings"]["mountPath"] == paths["findings"] == f"{own}/findings"
+    assert (mounts["proc"]["mountPath"], paths["proc"]) == (found.proc_dir, "/proc")
+    assert (mounts["logs"]["mountPath"], paths["logs"]) == (found.log_dir, "/var/log/containers")
+    assert found.pod_resources_socket == f"{mounts['pod-resources']['mountPath']}/kubelet.sock"
+    assert paths["pod-resources"] == "/var/lib/kubelet/pod-resources"
+    assert {name for name, mount in mounts.items() if not mount.get("readOnly")} == {"findings"}
+
+
+def test_without_real_gpus_it_has_no_privileges() -> None:
+    simulated = {"drop": ["ALL"], "add": ["SYS_PTRACE"]}  # to read the environment of the processes of pods
+    for more, capabilities in (
+        ({"simulate": "1xh100-sxm5-80gb"}, simulated),
+        ({"node": {"privileged": False}}, {"drop": ["ALL"]}),
+    ):
+        context = exporter_pod(ON | more)[1]["securityContext"]
+        assert context["capabilities"] == capabilities
+        assert (context["privileged"], context["allowPrivilegeEscalation"]) == (False, False)
+        assert context["readOnlyRootFilesystem"] is True
+
+
+def test_the_node_process_writes_for_it_where_it_runs() -> None:
+    for values, wanted in (({}, False), (ON, True)):
+        spec = chart.found(chart.objects(values), "DaemonSet", "dra-driver-node")["spec"]["template"]["spec"]
+        assert ({"name": "USAGE", "value": "true"} in spec["containers"][0]["env"]) is wanted
+
+
+def test_another_kubelet_and_another_driver_name() -> None:
+    values = ON | {"kubelet": {"rootDir": "/var/lib/k0s/kubelet"}, "driverName": "gpu.example.com"}
+    spec, container = exporter_pod(values)
+    found = settings(container)
+    assert found.kubelet_plugins_dir == "/var/lib/k0s/kubelet/plugins"
+    assert found.driver_name == "gpu.example.com"
+    assert "/var/lib/k0s/kubelet/pod-resources" in str(spec["volumes"])
