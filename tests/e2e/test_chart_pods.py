@@ -21,9 +21,8 @@ from dra_driver.sim.apiserver.kinds import NAMESPACES
 from tests.e2e.cluster import CRDS, DRIVER, RealCluster, containers, wait
 from tests.e2e.forms import STAY, pod, pod_spec, policy, slice_of, template
 from tests.e2e.gates import PARTITIONS
-from tests.e2e.helm_release import NAMESPACE, Release, release
 from tests.e2e.host import CDI_DIR, KUBELET_ROOT
-from tests.e2e.test_chart import next_chart
+from tests.e2e.test_chart import NAMESPACE, Release, next_chart, release
 from tests.fakes import chart
 
 Trace = tuple[str, str, str]

@@ -37,8 +37,8 @@ from tests.e2e import forms, test_chart_pods
 from tests.e2e.cluster import DRIVER, KUBECTL_DRA, RealCluster, containers, wait
 from tests.e2e.forms import policy
 from tests.e2e.gates import PARTITIONS, SHARES, why_skipped
-from tests.e2e.helm_release import NAMESPACE, Release, release
 from tests.e2e.host import STATE_DIR, local_node
+from tests.e2e.test_chart import NAMESPACE, Release, release
 from tests.rights.accounts import Account, token
 
 GIB: Final = 2**30

@@ -1,18 +1,23 @@
 """A conversation with an API server: requests from a file, and replies in a comparable form.
 
-The same conversation is held with a real kube-apiserver (``python -m tests.contract.apiserver.record``) and with the
-embedded one (``test_recorded.py``). Values that differ from run to run (UIDs, revisions, times, random suffixes, ages)
-are replaced by a marker.
+The same conversation is held with a real kube-apiserver, which records its replies (Kubernetes 1.36.2 with default
+feature gates and without controllers), and with the embedded one (``test_server.py``). Values that differ from run to
+run (UIDs, revisions, times, random suffixes, ages) are replaced by a marker. To record again:
+``KUBECONFIG=... python -m tests.contract.apiserver.conversation [conversation ...]``. Use a cluster without valuable
+data, with a token or no client certificate in its kubeconfig; the recorded files have no host names.
 """
 
 import http.client
 import json
+import os
 import re
 import ssl
+import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -174,3 +179,18 @@ def hold(server: Server, name: str) -> dict[str, dict[str, Any]]:
         capture(step, answer, known)
         answers[step["name"]] = comparable(step, answer)
     return answers
+
+
+def record() -> None:
+    config = yaml.safe_load(Path(os.environ["KUBECONFIG"]).read_text(encoding="utf-8"))
+    url = urlsplit(config["clusters"][0]["cluster"]["server"])
+    server = Server(url.hostname or "", url.port or 443, config["users"][0]["user"]["token"])
+    for name in sys.argv[1:] or sorted(path.stem for path in STEPS.glob("*.yaml")):
+        answers = hold(server, name)
+        text = json.dumps(answers, indent=1, ensure_ascii=False, sort_keys=False)
+        (RECORDED / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+        sys.stderr.write(f"{name}: {len(answers)} answers\n")
+
+
+if __name__ == "__main__":
+    record()
