@@ -6,8 +6,8 @@ directly, not through the driver, the API server or logs."""
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Mapping, Set
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import DRIVER, RealCluster, wait
 from tests.fakes.dra_objects import wire
-from tests.fakes.node_process import MpsHostProcess, NodeProcess
+from tests.fakes.node_process import DriverProcess, MpsHostProcess, NodeProcess
 from tests.fakes.simulated_gpus import SimulatedBackend
 
 # H100 first: the policies of the examples are about GPU 0.
@@ -154,6 +154,28 @@ class Hardware:
         return ", ".join(found)
 
 
+def restart(process: NodeProcess) -> None:
+    """Start the node process, again after it ended, and wait until it is registered with the kubelet."""
+    before = process.text.count(REGISTERED) if process.log.exists() else 0
+    process.start()
+    process.wait_for(lambda: process.text.count(REGISTERED) > before, START_S)
+
+
+@contextmanager
+def controllers(folder: Path, flags: Mapping[str, str | None]) -> Iterator[Callable[[str], DriverProcess]]:
+    """Yields what starts a controller with these flags as the pod of a name."""
+    made: list[DriverProcess] = []
+
+    def start(name: str) -> DriverProcess:
+        (folder / name).mkdir()
+        made.append(DriverProcess("controller", folder / name, {**flags, "pod_name": name}).start())
+        return made[-1]
+
+    yield start
+    for process in made:
+        process.kill()
+
+
 class Host:
     """The processes on this host for ``node``. Not thread-safe; `start` and `stop` once."""
 
@@ -194,9 +216,7 @@ class Host:
             self.mps.kill()
 
     def restart(self) -> None:
-        before = self.process.text.count(REGISTERED) if self.process.log.exists() else 0
-        self.process.start()
-        self.process.wait_for(lambda: self.process.text.count(REGISTERED) > before, START_S)
+        restart(self.process)
 
     def provide(self, requirements: Requirements) -> None:
         """Wait until slices offer the required GPUs under their policies, and none is in use. Skips if this host

@@ -20,7 +20,7 @@ from dra_driver.sim.objects import is_ready
 from tests.e2e.cluster import REACH_S, ROOT, SETTLE_S, RealCluster, wait
 from tests.e2e.forms import budget
 from tests.e2e.gates import EXTENDED, TAINTS
-from tests.e2e.host import Host
+from tests.e2e.host import Host, controllers
 from tests.fakes import chart
 from tests.fakes.node_process import DriverProcess
 from tests.rights.accounts import Account, token
@@ -61,25 +61,10 @@ def moved(obj: Obj, namespace: str) -> Obj:
 
 @pytest.fixture
 def replica(account: Path, namespace: str, tmp_path: Path) -> Iterator[Callable[[str], DriverProcess]]:
-    made: list[DriverProcess] = []
-
-    def start(name: str) -> DriverProcess:
-        folder = tmp_path / name
-        folder.mkdir()
-        flags: dict[str, str | None] = {
-            "kubeconfig": str(account),
-            "namespace": namespace,
-            "pod_name": name,
-            "lease_duration": str(LEASE_S),
-            "max_evictions_per_minute": "600",
-            "evict_extended_resource_pods": "true",
-        }
-        made.append(DriverProcess("controller", folder, flags).start())
-        return made[-1]
-
-    yield start
-    for process in made:
-        process.kill()
+    flags = {"kubeconfig": str(account), "namespace": namespace, "lease_duration": str(LEASE_S)}
+    flags |= {"max_evictions_per_minute": "600", "evict_extended_resource_pods": "true"}
+    with controllers(tmp_path, flags) as start:
+        yield start
 
 
 class World:

@@ -15,8 +15,8 @@ import pytest
 from tests.chaos.conftest import fault
 from tests.chaos.record import FaultRecord
 from tests.e2e.cluster import REACH_S, RealCluster, wait
-from tests.e2e.host import Folders
-from tests.e2e.test_node_process import KUBELET_RESTART, Pods, pods, restart, steady
+from tests.e2e.host import Folders, restart
+from tests.e2e.test_node_process import KUBELET_RESTART, Pods, pods, steady
 from tests.fakes.node_process import NodeProcess
 
 __all__ = ["fault", "pods", "steady"]  # fixtures

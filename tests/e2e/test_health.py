@@ -19,7 +19,7 @@ from dra_driver.sim.objects import is_ready
 from tests.e2e.cluster import POLL_S, REACH_S, RealCluster, containers, events, wait
 from tests.e2e.forms import Forms, deployment, pod_spec, share, template, whole
 from tests.e2e.gates import POD_HEALTH, SHARES, TAINTS
-from tests.e2e.host import REGISTERED, START_S, Host
+from tests.e2e.host import START_S, Host, restart
 from tests.e2e.test_drain import POLICY
 from tests.fakes.node_process import NodeProcess
 
@@ -186,17 +186,11 @@ def rolling_update(process: NodeProcess) -> Iterator[None]:
     both = [NodeProcess(process.folder, environ=process.environ, **{**process.flags, "pod_uid": uid}) for uid in "ab"]
     try:
         for each in both:
-            start(each)
+            restart(each)
         both[0].end()
         yield
         both[1].end()
     finally:
         for each in both:
             each.kill()
-        start(process)
-
-
-def start(process: NodeProcess) -> None:
-    count = process.text.count(REGISTERED)
-    process.start()
-    process.wait_for(lambda: process.text.count(REGISTERED) > count, START_S)
+        restart(process)

@@ -18,7 +18,7 @@ from dra_driver.sim.apiserver.kinds import PODS
 from dra_driver.sim.loop import load
 from tests.e2e.cluster import GONE_S, REACH_S, ROOT, RealCluster, containers, wait
 from tests.e2e.forms import Forms
-from tests.e2e.host import REGISTERED, Folders
+from tests.e2e.host import Folders, restart
 from tests.fakes.node_process import NodeProcess
 
 KUBELET_RESTART = os.environ.get("E2E_KUBELET_RESTART")
@@ -49,12 +49,6 @@ class Pods(Forms):
     def wait_warning(self, reason: str) -> str:
         wait(lambda: None if self.cluster.warnings(self.namespace, reason) else f"no event {reason}", REACH_S)
         return self.cluster.warnings(self.namespace, reason)[0]
-
-
-def restart(process: NodeProcess) -> None:
-    before = process.text.count(REGISTERED)
-    process.start()
-    process.wait_for(lambda: process.text.count(REGISTERED) > before, 30.0)
 
 
 @pytest.fixture

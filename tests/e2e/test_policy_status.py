@@ -18,6 +18,7 @@ from dra_driver.kube import paths
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from tests.e2e.cluster import CRDS, crd_served, unread
+from tests.e2e.host import controllers
 from tests.fakes.node_process import DriverProcess
 from tests.unit.controller.fleets import said
 
@@ -42,18 +43,9 @@ def crds(api: RestClient) -> Iterator[Callable[[], object]]:
 
 @pytest.fixture
 def replica(kubeconfig: str, tmp_path: Path) -> Iterator[Callable[[str], DriverProcess]]:
-    made: list[DriverProcess] = []
-
-    def start(name: str) -> DriverProcess:
-        folder = tmp_path / name
-        folder.mkdir()
-        flags: dict[str, str | None] = {"kubeconfig": kubeconfig, "namespace": "default", "lease_duration": "3"}
-        made.append(DriverProcess("controller", folder, {**flags, "pod_name": name}).start())
-        return made[-1]
-
-    yield start
-    for process in made:
-        process.kill()
+    flags = {"kubeconfig": kubeconfig, "namespace": "default", "lease_duration": "3"}
+    with controllers(tmp_path, flags) as start:
+        yield start
 
 
 def _node(number: int) -> str:

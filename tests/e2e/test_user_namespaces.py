@@ -19,6 +19,7 @@ from tests.e2e.cluster import RealCluster, wait
 from tests.e2e.forms import LIST, Forms, share, slice_of, whole
 from tests.e2e.gates import PARTITIONS, SHARES
 from tests.e2e.host import Folders, Host
+from tests.e2e.test_container_view import MPS_POLICY, words
 
 DEV = Path("/dev")
 NODES = "stat -c 'node %n %Hr:%Lr' /dev/nvidia* /dev/nvidia-caps/* | grep -v ' 0:0'"
@@ -31,7 +32,6 @@ LET_IN = "No such device or address"
 
 TWO_H100 = (("gpu-a", "2xh100-sxm5-80gb"),)
 REQUIREMENTS = Requirements(nodes=TWO_H100)
-MPS_POLICY = Path(__file__).parent / "policies" / "mps-h100.yaml"
 PIPES = "/tmp/nvidia-mps"
 SHARED = (
     f"cat {PIPES}/nvidia-cuda-mps-control.pid | sed 's/^/pid /'; touch {PIPES}/mine /dev/shm/mine && echo writable; "
@@ -86,10 +86,6 @@ def forms(cluster: RealCluster, host_dev: Path, namespace: str) -> Iterator[Form
         yield found
 
 
-def lines(log: str, first: str) -> list[str]:
-    return [line.removeprefix(f"{first} ") for line in log.splitlines() if line.startswith(f"{first} ")]
-
-
 def cdi_nodes(folders: Folders) -> dict[str, str]:
     """Path -> major:minor of all device nodes in this driver's CDI files: every GPU container's, and claims'."""
     found: dict[str, str] = {}
@@ -111,12 +107,12 @@ def test_a_pod_in_a_user_namespace_opens_its_gpu_and_no_other(forms: Forms, node
         forms.wait_line(name, "done")
         log = forms.log(name)
         forms.sees(name)
-        (mapped,) = lines(log, "uids")
+        (mapped,) = words(log, "uids")
         assert mapped.split()[:2] != ["0", "0"]
-        seen = dict(line.split() for line in lines(log, "node"))
+        seen = dict(line.split() for line in words(log, "node"))
         assert seen.items() <= cdi_nodes(node_folders).items()
         assert len([path for path in seen if path.removeprefix("/dev/nvidia").isdigit()]) == 1
-        assert lines(log, "opened") == [LET_IN] * len(seen)
+        assert words(log, "opened") == [LET_IN] * len(seen)
         capabilities = [path for path in seen if path.startswith("/dev/nvidia-caps/")]
         assert len(capabilities) == (2 if name == "part" else 0)
 
@@ -132,7 +128,7 @@ def test_a_share_in_a_user_namespace_has_the_daemons_folders_and_cannot_remove_i
     assert len(own_host.hardware.daemons()) == 1
     log = forms.log("share").splitlines()
     assert {"writable", "not removed"} < set(log)
-    assert len(lines(forms.log("share"), "pid")) == 1
+    assert len(words(forms.log("share"), "pid")) == 1
 
 
 @pytest.mark.needs(PARTITIONS)
