@@ -15,6 +15,7 @@ import yaml
 
 from dra_driver.core.errors import KubernetesApiError
 from dra_driver.kube import paths
+from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import NAMESPACES
@@ -131,9 +132,6 @@ def namespace(real: RealCluster) -> Iterator[str]:
 
 @pytest.fixture
 def real(kubeconfig: str) -> RealCluster:
-    from dra_driver.kube.connection import Connection
-    from dra_driver.kube.rest import RestClient
-
     return RealCluster(RestClient(Connection.load(kubeconfig)))
 
 

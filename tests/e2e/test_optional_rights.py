@@ -17,13 +17,14 @@ from dra_driver.kube.connection import Connection
 from dra_driver.kube.discovery import server_version
 from dra_driver.kube.rest import RestClient
 from dra_driver.node.process.claim_reports import LEAST_MINOR
+from tests.e2e.cluster import wait
 from tests.fakes import chart
 from tests.fakes.dra_objects import DRIVER
 from tests.fakes.rbac import Access, Rules
 from tests.fakes.recording_proxy import RecordingProxy
 from tests.harness.claims_api import NAMESPACE as CLAIMS
 from tests.rights import forbidden
-from tests.rights.accounts import Account, account_on, bound, installed, token, until
+from tests.rights.accounts import Account, account_on, bound, installed, token
 from tests.rights.lives import UsageControllerLife
 from tests.rights.optional import Drainer, TellingNode
 from tests.rights.request import Figures, Obj, Request, accesses, without_names
@@ -61,7 +62,7 @@ def admin(kubeconfig: str, manifests: list[Obj]) -> Iterator[RestClient]:
             rest.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": TENANT}})
             for name in (OWN, OTHER):
                 rest.create(paths.nodes(), {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
-            until(lambda: "" if rest.get(paths.gpu_nodes()) else "GpuNodes are not served")
+            wait(lambda: "" if rest.get(paths.gpu_nodes()) else "GpuNodes are not served", 30.0)
             yield rest
         finally:
             clean(rest)

@@ -1,8 +1,7 @@
 """The chart's rights on a real API server, its ServiceAccounts, and tokens as the kubelet asks for them."""
 
 import json
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from dra_driver.core.errors import AlreadyExistsError, DraError
+from dra_driver.core.errors import AlreadyExistsError
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 
@@ -96,7 +95,6 @@ KINDS = {
     "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
 }
 NAMED = ("ServiceAccount", "CustomResourceDefinition")
-ACTIVE_WITHIN_S = 30.0
 
 
 def collection(obj: Obj) -> str:
@@ -149,17 +147,3 @@ def installed(admin: RestClient, objects: Iterable[Obj], namespace: str, suffix:
     finally:
         for path in reversed(made):
             admin.delete(path)
-
-
-def until(complaint: Callable[[], str], timeout_s: float = ACTIVE_WITHIN_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while said := _said(complaint):
-        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {said}"
-        time.sleep(0.2)
-
-
-def _said(complaint: Callable[[], str]) -> str:
-    try:
-        return complaint()
-    except DraError as error:
-        return str(error)

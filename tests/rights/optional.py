@@ -13,6 +13,7 @@ from dra_driver.kube.rest import RestClient
 from dra_driver.kube.state import TAINT_RULE_APIS
 from dra_driver.node.process.health_conditions import RECOVERED, UNHEALTHY
 from tests.contract.node.process.processes import ask
+from tests.e2e.cluster import wait
 from tests.fakes.dra_objects import DRIVER
 from tests.fakes.kubelet import DraClient, dial
 from tests.fakes.node_process import NodeProcess
@@ -20,7 +21,7 @@ from tests.fakes.recording_proxy import RecordingProxy
 from tests.fakes.simulated_gpus import SimulatedBackend
 from tests.harness.claims_api import NAMESPACE, ClaimMaker
 from tests.harness.servers import free_port
-from tests.rights.accounts import pod_on, until
+from tests.rights.accounts import pod_on
 from tests.rights.forbidden import RESOURCE, World, event, slice_of
 from tests.rights.lives import WAIT_S, Life, controller, is_leaving, prepared_claim
 from tests.rights.request import Obj, Request
@@ -130,7 +131,7 @@ class Drainer(Life):
             maker.drop(claim)
             return ""
 
-        until(dropped)  # where controllers run, they write it, too
+        wait(dropped, 30.0)  # where controllers run, they write it, too
 
     def _run(self, *arguments: str) -> None:
         command = [sys.executable, "-m", "dra_driver.kubectl.commands.kubectl", *arguments]

@@ -163,10 +163,7 @@ def _remove(value: Any, path: list[str]) -> None:
             for item in value if isinstance(value, list) else list(value.values()):
                 _remove(item, path[path.index(part) + 1 :])
             return
-        if isinstance(value, list):
-            value = value[int(part)] if int(part) < len(value) else None
-        elif isinstance(value, dict):
-            value = value.get(part)
+        value = _at(value, part)
     if isinstance(value, dict):
         value.pop(path[-1], None)
 
