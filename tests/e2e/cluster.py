@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Final
 
 import yaml
 
 from dra_driver.core.errors import DraError, NotFoundError
+from dra_driver.kube import paths
 from dra_driver.kube.paths import GPU_API
 from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
@@ -80,7 +82,6 @@ def still_there(rest: RestClient, path: str) -> str | None:
 
 @contextmanager
 def crd_served(rest: RestClient, plural: str) -> Iterator[None]:
-    """The CustomResourceDefinition exists; it is deleted again, with its finalizer, if it did not before."""
     crd = yaml.safe_load((ROOT / "crds" / f"gpu.dra-driver.io_{plural}.yaml").read_text())
     path = f"{CRDS}/{crd['metadata']['name']}"
     is_new = unread(rest, path) is not None
@@ -109,27 +110,22 @@ class RealCluster:
 
     @cached_property
     def gates(self) -> dict[str, bool]:
-        """The API server's feature gates."""
         return read_gates(self.rest.get_text("/metrics"))
 
     def slices(self) -> list[Obj]:
-        """This driver's slices, of all nodes."""
         return [item for item in self.client.list(RESOURCE_SLICES, "") if item["spec"]["driver"] == DRIVER]
 
     def devices(self) -> list[Obj]:
-        """The devices of all of these slices."""
         return [device for item in self.slices() for device in entries(item, "spec", "devices")]
 
     def nodes(self) -> list[Obj]:
         return self.client.list(NODES, "")
 
     def claim_uids(self) -> set[str]:
-        """UIDs of all claims of all namespaces."""
         return {item["metadata"]["uid"] for item in self.client.list(RESOURCE_CLAIMS, "")}
 
     @contextmanager
     def classes(self) -> Iterator[None]:
-        """Create the project's DeviceClasses; those that did not exist before are deleted again."""
         missing = [obj for obj in load(CLASSES) if self.client.find(kind_of(obj), obj["metadata"]["name"], "") is None]
         for obj in missing:
             self.client.create(obj, "")
@@ -138,7 +134,6 @@ class RealCluster:
             self.client.delete(kind_of(obj), obj["metadata"]["name"], "")
 
     def make_namespace(self, title: str) -> str:
-        """Create a namespace for one test, ready for pods."""
         stem = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:40]
         name = f"e2e-{stem}-{os.urandom(3).hex()}"
         self._create_namespace({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
@@ -191,7 +186,6 @@ class RealCluster:
         self.client.delete(NAMESPACES, name, "")
 
     def dropped(self) -> None:
-        """Wait until all namespaces created here are deleted."""
         wait(lambda: ", ".join(n for n in self._namespaces if self.client.find(NAMESPACES, n, "")), GONE_S)
 
     def pod(self, name: str, namespace: str) -> Obj:
@@ -219,12 +213,10 @@ class RealCluster:
         return found
 
     def all_logs(self, pod: Obj) -> dict[str, str]:
-        """The logs of all of the pod's containers."""
         namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
         return {item["name"]: self.client.log(namespace, name, item["name"]) for item in pod["spec"]["containers"]}
 
     def warnings(self, namespace: str, reason: str | None = None) -> list[str]:
-        """Messages of warning events in a namespace, for a test's failure message."""
         return [
             f"{dig(event, 'involvedObject', 'name')}: {event.get('reason')}: {event.get('message')}"
             for event in self.client.list(EVENTS, namespace)
@@ -238,3 +230,54 @@ def containers(pod: Obj) -> list[tuple[str, str, int]]:
         (item["name"], str(item.get("containerID")), int(item["restartCount"]))
         for item in entries(pod, "status", "containerStatuses")
     )
+
+
+ASKED: Final = "gpu.dra-driver.io/detach"
+NOTICED_S: Final = 30.0
+
+
+def mark(cluster: RealCluster, node: str, kind: str, name: str, value: str | None) -> None:
+    cluster.rest.merge_patch(paths.node(node), {"metadata": {kind: {name: value}}})
+
+
+@contextmanager
+def marked(cluster: RealCluster, node: str, kind: str, name: str, value: str) -> Iterator[None]:
+    mark(cluster, node, kind, name, value)
+    try:
+        yield
+    finally:
+        mark(cluster, node, kind, name, None)
+
+
+def versions(cluster: RealCluster) -> set[str]:
+    return {str(dig(one, "attributes", "driverVersion", "version")) for one in cluster.devices()}
+
+
+def tainted(cluster: RealCluster) -> dict[str, bool]:
+    """Device name -> whether no new claim may have it."""
+    return {
+        one["name"]: any(taint["effect"] == "NoSchedule" for taint in entries(one, "taints"))
+        for one in cluster.devices()
+    }
+
+
+def events(cluster: RealCluster, node: str, reason: str) -> int:
+    found = [one for one in cluster.client.list(EVENTS, "default") if one.get("reason") == reason]
+    return sum(int(one.get("count") or 1) for one in found if dig(one, "involvedObject", "name") == node)
+
+
+def holds(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SETTLE_S
+    while time.monotonic() < deadline:
+        assert condition()
+        time.sleep(POLL_S)
+
+
+def wait_given_up(cluster: RealCluster, node: str, before: int) -> None:
+    wait(lambda: None if all(tainted(cluster).values()) else f"devices without a taint: {tainted(cluster)}", NOTICED_S)
+    wait(lambda: None if events(cluster, node, "DriverDetached") > before else "no event DriverDetached", NOTICED_S)
+
+
+def wait_taken(cluster: RealCluster, version: str) -> None:
+    wait(lambda: None if versions(cluster) == {version} else f"published versions {versions(cluster)}", NOTICED_S)
+    wait(lambda: None if not any(tainted(cluster).values()) else f"taints: {tainted(cluster)}", NOTICED_S)

@@ -31,10 +31,9 @@ from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import GONE_S, RealCluster, wait
 from tests.e2e.forms import Forms
 from tests.e2e.gates import read_gates, why_skipped
-from tests.e2e.host import Host
-from tests.e2e.node import Folders, driver_runs_here, folders, local_node
+from tests.e2e.host import Folders, Host, driver_runs_here, folders, local_node
 from tests.fakes.node_process import NodeProcess
-from tests.rights.figures import Figures
+from tests.rights.request import Figures
 
 HERE = Path(__file__).parent
 TEST_TIMEOUT_S = 600
@@ -65,7 +64,6 @@ def kubeconfig() -> str:
 
 @pytest.fixture(scope="session")
 def gates(kubeconfig: str) -> dict[str, bool]:
-    """The API server's feature gates."""
     return read_gates(RestClient(Connection.load(kubeconfig)).get_text("/metrics"))
 
 
@@ -120,7 +118,6 @@ def host(
 
 @pytest.fixture
 def say(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
-    """Prints what happened, for people who run the test with a real cluster."""
     start = time.monotonic()
 
     def write(text: str) -> None:
@@ -196,7 +193,6 @@ def forms(cluster: RealCluster, own_host: Host, namespace: str) -> Iterator[Form
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Short, for the sockets in it."""
     made = Path(tempfile.mkdtemp(prefix="dra-"))
     yield made
     shutil.rmtree(made, ignore_errors=True)

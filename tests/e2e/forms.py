@@ -1,16 +1,20 @@
-"""Pods that request MIG devices, shares and whole GPUs, in one namespace."""
+"""Objects that the tests create, pods that request GPUs in every form, and manifests with expectations."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 from dra_driver.kube.published.listing import Devices, difference, observed_devices
 from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver import kinds
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
-from dra_driver.sim.demo.expectations import allocated_devices, why_unscheduled
+from dra_driver.sim.demo.expectations import Expectation, allocated_devices, unmet, why_unscheduled
+from dra_driver.sim.loop import load
 from dra_driver.sim.objects import is_ready
-from tests.e2e.cluster import GONE_S, REACH_S, RealCluster, wait
-from tests.e2e.objects import STAY, pod, pod_spec, template
+from tests.e2e.cluster import GONE_S, REACH_S, SETTLE_S, RealCluster, wait
+from tests.e2e.host import Hardware
 
 LIST = "nvidia-smi -L; env | grep ^CUDA_MPS"
 SHAREABLE = "device.allowMultipleAllocations"
@@ -22,12 +26,10 @@ def whole() -> Obj:
 
 
 def slice_of(profile: str) -> Obj:
-    """A request for one MIG device."""
     return _request("mig.nvidia.com", f'device.attributes["gpu.nvidia.com"].profile == "{profile}"')
 
 
 def share(memory: str, percent: int) -> Obj:
-    """A request for a part of one GPU."""
     asked = {"memory": memory, "computePercent": str(percent)}
     return _request("gpu.nvidia.com", SHAREABLE) | {"capacity": {"requests": asked}}
 
@@ -48,8 +50,6 @@ PODS = {
 
 
 class Forms:
-    """Creates and observes pods; a pod's template has the pod's name."""
-
     def __init__(self, cluster: RealCluster, namespace: str) -> None:
         self.cluster, self.namespace = cluster, namespace
 
@@ -70,7 +70,6 @@ class Forms:
     def run(
         self, name: str, request: Obj, command: str = LIST, *, host_users: bool = True, exists: bool = False
     ) -> None:
-        """Create the pod, and wait until it is ready."""
         self.create(name, request, command, host_users=host_users, exists=exists)
         self.wait_ready(name)
 
@@ -78,7 +77,6 @@ class Forms:
         return self.cluster.pod(name, self.namespace)
 
     def delete(self, *names: str) -> None:
-        """Delete the pods and wait until they and their claims are removed."""
         for name in names:
             self.cluster.client.delete(kinds.PODS, name, self.namespace)
         wait(lambda: self._left(names), GONE_S)
@@ -98,7 +96,6 @@ class Forms:
         return self._log(name)
 
     def wait_line(self, name: str, line: str) -> None:
-        """Wait until the log has the line."""
         wait(lambda: None if line in self._log(name).splitlines() else f"{name} logs {self._log(name)}", 30.0)
 
     def sees(self, name: str) -> Devices:
@@ -109,7 +106,6 @@ class Forms:
         return observed_devices(self.log(name))
 
     def partition(self, name: str) -> str:
-        """UUID of the only MIG device that the pod sees."""
         (only,) = self.sees(name).partitions
         return only.uuid
 
@@ -133,3 +129,89 @@ class Forms:
         found = [obj["metadata"]["name"] for kind in lists for obj in self.cluster.client.list(kind, self.namespace)]
         # The name of a generated claim is that of its pod, of its entry in the pod, and five letters.
         return ", ".join(one for one in found if one in names or one.rsplit("-device-", 1)[0] in names)
+
+
+IMAGE = "ubuntu:24.04"
+STAY = "trap 'exit 0' TERM; sleep infinity & wait"
+
+
+def template(name: str, request: Obj, **metadata: Any) -> Obj:
+    devices = {"requests": [{"name": "device", "exactly": request}]}
+    header = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"name": name}}
+    return {**header, "spec": {"spec": {"devices": devices}, **({"metadata": metadata} if metadata else {})}}
+
+
+def pod_spec(of_template: str, command: str = STAY, **spec: Any) -> Obj:
+    container = {
+        "name": "main",
+        "image": IMAGE,
+        "command": ["bash", "-c", command],
+        "resources": {"claims": [{"name": "device"}]},
+    }
+    claims = [{"name": "device", "resourceClaimTemplateName": of_template}]
+    return {"containers": [container], "resourceClaims": claims, **spec}
+
+
+def pod(name: str, spec: Obj) -> Obj:
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+
+
+def deployment(name: str, spec: Obj) -> Obj:
+    labels = {"app": name}
+    pods = {"metadata": {"labels": labels}, "spec": spec}
+    made = {"replicas": 1, "selector": {"matchLabels": labels}, "template": pods}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": made}
+
+
+def budget(name: str, app: str) -> Obj:
+    spec = {"minAvailable": 1, "selector": {"matchLabels": {"app": app}}}
+    return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": name}, "spec": spec}
+
+
+def policy(name: str, **spec: Any) -> Obj:
+    header = {"apiVersion": "gpu.dra-driver.io/v1alpha1", "kind": "GpuPolicy", "metadata": {"name": name}}
+    return {**header, "spec": spec}
+
+
+# The scheduler has looked at a pod, and again, well within this time; a pod that is Pending after it is not just slow.
+PENDING_S = 5.0
+
+
+@contextmanager
+def reached(cluster: RealCluster, path: Path, namespace: str, expectations: Sequence[Expectation]) -> Iterator[str]:
+    """The body runs while the expectations of ``path`` hold; after it the objects are deleted, and nothing is left.
+
+    Yields their namespace: ``namespace``, or the one among the objects.
+    """
+    objects = load(path)
+    home = cluster.home(objects, namespace)
+    try:
+        cluster.apply(objects, namespace)
+        wait(lambda: _unmet(cluster, home, expectations), REACH_S)
+        _hold(cluster, home, expectations)
+        yield home
+    finally:
+        cluster.remove(objects, home)
+
+
+def check_partitions(cluster: RealCluster, hardware: Hardware, namespace: str) -> None:
+    """Each pod's logs list exactly the MIG devices of the hardware at the placements of its claims, and the hardware
+    has no other."""
+    everybody: set[str] = set()
+    for pod in cluster.pods(namespace):
+        granted = hardware.uuids_of(cluster.granted_devices(pod))
+        logs = cluster.all_logs(pod) if granted else {}
+        seen = {part.uuid for log in logs.values() for part in observed_devices(log).partitions}
+        assert seen == granted, f"{pod['metadata']['name']} sees {seen}, was granted {granted}"
+        everybody |= granted
+    assert set(hardware.made().values()) == everybody
+
+
+def _hold(cluster: RealCluster, namespace: str, expectations: Sequence[Expectation]) -> None:
+    time.sleep(PENDING_S if any(e.state == "Pending" for e in expectations) else SETTLE_S)
+    assert unmet(expectations, cluster.client, namespace) is None
+
+
+def _unmet(cluster: RealCluster, namespace: str, expectations: Sequence[Expectation]) -> str | None:
+    complaint = unmet(expectations, cluster.client, namespace)
+    return None if complaint is None else f"{complaint}; warnings: {cluster.warnings(namespace)}"

@@ -1,15 +1,16 @@
-"""The Helm chart on a real API server: install, taking over `kubectl apply -k`, upgrade, rollback, uninstall.
+"""The Helm chart on a real API server, by Helm's own code (helm-python-sdk): install, taking over, upgrade, uninstall.
 
 Only the objects count here, so a control plane is enough; ``test_chart_pods.py`` looks at running pods. Environment:
 KUBECTL (for ``kubectl apply -k``), E2E_OLD_BASE (deploy/base of an earlier commit, for the way over from it; else the
-rendering of now is taken over).
-"""
+rendering of now is taken over)."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,78 @@ from dra_driver.kube.rest import RestClient
 from tests.contract.deploy.test_manifests import EVERYTHING
 from tests.contract.deploy.test_presets import NAMES, rendered
 from tests.e2e.cluster import CRDS, still_there, unread, wait
-from tests.e2e.helm_release import NAME, NAMESPACE, Release, release
 from tests.fakes import chart
+
+NAME = NAMESPACE = "dra-driver"
+TIMEOUT_S = 240
+
+
+class Release:
+    """The release ``dra-driver``. Not thread-safe; errors are Helm's own (HelmError)."""
+
+    def __init__(self, kubeconfig: str) -> None:
+        self._helm = chart.renderer().helm_python
+        self._config = self._helm.Config(kubeconfig_path=kubeconfig, namespace=NAMESPACE)
+
+    def close(self) -> None:
+        self._config.close()
+
+    def install(
+        self,
+        values: Mapping[str, Any] | None = None,
+        *,
+        path: Path = chart.CHART,
+        take_ownership: bool = False,
+        wait: bool = False,
+    ) -> str:
+        """As ``helm install --create-namespace``; returns the notes."""
+        options: dict[str, Any] = {"namespace": NAMESPACE, "create_namespace": True, "timeout_seconds": TIMEOUT_S}
+        if take_ownership:
+            options |= {"take_ownership": True, "force_conflicts": True}
+        return self._run("helm_install", path, values, options, wait)
+
+    def upgrade(self, values: Mapping[str, Any] | None = None, *, path: Path = chart.CHART, wait: bool = False) -> str:
+        options: dict[str, Any] = {"namespace": NAMESPACE, "timeout_seconds": TIMEOUT_S}
+        return self._run("helm_upgrade", path, values, options, wait)
+
+    def _run(
+        self, function: str, path: Path, values: Mapping[str, Any] | None, options: dict[str, Any], wait: bool
+    ) -> str:
+        """With options that the package's own methods do not have: --take-ownership."""
+        native = self._helm._native
+        given = options | ({"wait": "watcher"} if wait else {})
+        answer = native.call_string(
+            function,
+            self._config._raw(),
+            native.HANDLE(0),
+            native.HANDLE(0),
+            str(path),
+            NAME,
+            json.dumps(values or {}),
+            json.dumps(given),
+        )
+        return str(json.loads(answer).get("notes", ""))
+
+    def rollback(self, revision: int, *, wait: bool = False) -> None:
+        self._config.rollback(NAME, version=revision, timeout=TIMEOUT_S, wait="watcher" if wait else None)
+
+    def uninstall(self) -> None:
+        self._config.uninstall(NAME, timeout=TIMEOUT_S, ignore_not_found=True, wait="watcher")
+
+    def history(self) -> list[tuple[int, str, str]]:
+        rows = self._config.history(NAME)
+        return [(row.get("revision", row.get("version")), row.get("chart", ""), row.get("status", "")) for row in rows]
+
+
+@contextmanager
+def release(kubeconfig: str) -> Iterator[Release]:
+    made = Release(kubeconfig)
+    try:
+        yield made
+    finally:
+        made.uninstall()
+        made.close()
+
 
 LISTS = {
     "DaemonSet": "/apis/apps/v1/daemonsets",
@@ -79,7 +150,6 @@ def identities(objects: list[chart.Obj]) -> set[Identity]:
 
 
 def test_an_uninstall_leaves_the_crds_alone(installed: Release, rest: RestClient) -> None:
-    """Policies are the work of people; a reinstall finds them. A stated command removes them."""
     notes = installed.install()
     assert "rollout status daemonset/dra-driver-node" in notes
     assert "pod-security.kubernetes.io/enforce=privileged" in notes
@@ -128,7 +198,6 @@ def names(items: list[dict[str, Any]]) -> set[str]:
 
 
 def next_chart(folder: Path) -> Path:
-    """A copy of the chart with the next version."""
     path = folder / "chart"
     shutil.copytree(chart.CHART, path)
     about = yaml.safe_load((path / "Chart.yaml").read_text())
@@ -140,7 +209,6 @@ def next_chart(folder: Path) -> Path:
 def test_an_upgrade_and_its_rollback_change_what_the_values_say_and_nothing_else(
     installed: Release, rest: RestClient, tmp_path: Path
 ) -> None:
-    """The first revision's objects come back with their identity."""
     installed.install()
     first = of_driver(rest)
     installed.upgrade(

@@ -15,16 +15,15 @@ import yaml
 
 from dra_driver.core.errors import KubernetesApiError
 from dra_driver.kube import paths
+from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import NAMESPACES
 from tests.e2e.cluster import CRDS, DRIVER, RealCluster, containers, wait
-from tests.e2e.forms import slice_of
+from tests.e2e.forms import STAY, pod, pod_spec, policy, slice_of, template
 from tests.e2e.gates import PARTITIONS
-from tests.e2e.helm_release import NAMESPACE, Release, release
-from tests.e2e.node import CDI_DIR, KUBELET_ROOT
-from tests.e2e.objects import STAY, pod, pod_spec, policy, template
-from tests.e2e.test_chart import next_chart
+from tests.e2e.host import CDI_DIR, KUBELET_ROOT
+from tests.e2e.test_chart import NAMESPACE, Release, next_chart, release
 from tests.fakes import chart
 
 Trace = tuple[str, str, str]
@@ -133,9 +132,6 @@ def namespace(real: RealCluster) -> Iterator[str]:
 
 @pytest.fixture
 def real(kubeconfig: str) -> RealCluster:
-    from dra_driver.kube.connection import Connection
-    from dra_driver.kube.rest import RestClient
-
     return RealCluster(RestClient(Connection.load(kubeconfig)))
 
 
@@ -158,7 +154,6 @@ def test_pods_run_through_upgrade_rollback_and_a_policy_and_nothing_stays(
     namespace: str,
     tmp_path: Path,
 ) -> None:
-    """No container is restarted, no prepare fails, and after the cleanup the node has no trace."""
     objects_before, kinds = objects(real.rest)
     files_before = host_files()
     installed.install(values, wait=True)
@@ -214,7 +209,6 @@ def test_pods_run_while_helm_takes_over_what_kubectl_applied(
     namespace: str,
     tmp_path: Path,
 ) -> None:
-    """The objects stay the same, the node process is replaced once, and no pod notices."""
     manifest = tmp_path / "driver.yaml"
     manifest.write_text("---\n".join(chart.texts(values).values()), encoding="utf-8")
     real.client.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}, "")
@@ -245,7 +239,6 @@ def remove(
 
 
 def node_processes(real: RealCluster) -> set[str]:
-    """Names of the pods that are not about to end."""
     return {
         p["metadata"]["name"]
         for p in real.pods(NAMESPACE)
@@ -271,7 +264,6 @@ def undisturbed(real: RealCluster, namespace: str, before: dict[str, Any]) -> No
 
 
 def follow_a_policy(real: RealCluster, say: Callable[[str], None]) -> None:
-    """Applied and changed under the running pods."""
     real.rest.create(paths.gpu_policies(), POLICY)
     wait(lambda: None if in_force(real, "a") else "the policy is in force nowhere", READY_S)
     wait(lambda: condition_is_not_true(real, 1), READY_S)
@@ -284,7 +276,6 @@ def follow_a_policy(real: RealCluster, say: Callable[[str], None]) -> None:
 
 
 def condition_is_not_true(real: RealCluster, generation: int) -> str | None:
-    """What the controller says of the policy, until it is in force as of that generation."""
     status = real.rest.get(paths.gpu_policies("e2e-chart")).get("status")
     states = [item["status"] for item in entries(status, "conditions")]
     if states == ["True"] and dig(status, "observedGeneration") == generation:

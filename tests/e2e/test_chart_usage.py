@@ -33,12 +33,12 @@ from dra_driver.node.usage.sources import place_of
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import EVENTS, PODS
 from dra_driver.sim.loop import kind_of
-from tests.e2e import objects, test_chart_pods
+from tests.e2e import forms, test_chart_pods
 from tests.e2e.cluster import DRIVER, KUBECTL_DRA, RealCluster, containers, wait
+from tests.e2e.forms import policy
 from tests.e2e.gates import PARTITIONS, SHARES, why_skipped
-from tests.e2e.helm_release import NAMESPACE, Release, release
-from tests.e2e.node import STATE_DIR, local_node
-from tests.e2e.objects import policy
+from tests.e2e.host import STATE_DIR, local_node
+from tests.e2e.test_chart import NAMESPACE, Release, release
 from tests.rights.accounts import Account, token
 
 GIB: Final = 2**30
@@ -71,8 +71,7 @@ _CONTAINER: Final = re.compile(r"containerd://([0-9a-f]{64})")
 
 
 def template(name: str, steps: list[dict[str, Any]], request: Obj) -> Obj:
-    """A claim template whose pods use what the steps say."""
-    return objects.template(name, request, annotations={ANNOTATION: json.dumps(steps)}, labels={"team": name})
+    return forms.template(name, request, annotations={ANNOTATION: json.dumps(steps)}, labels={"team": name})
 
 
 def share(memory: str) -> Obj:
@@ -94,7 +93,6 @@ def _of(product: str) -> Obj:
 
 
 def pod_spec(**templates: str) -> Obj:
-    """A container for each claim template, of its name, with three processes of its own."""
     return {
         "containers": [
             {
@@ -111,7 +109,7 @@ def pod_spec(**templates: str) -> Obj:
 
 
 def pod(name: str, **templates: str) -> Obj:
-    return objects.pod(name, pod_spec(**templates))
+    return forms.pod(name, pod_spec(**templates))
 
 
 class UsedCluster:
@@ -121,7 +119,6 @@ class UsedCluster:
         self.real, self.namespace, self.node, self.installed = real, namespace, node, installed
 
     def exporter(self) -> Obj:
-        """The exporter's pod; the cluster has one node."""
         (found,) = [
             each
             for each in self.real.pods(NAMESPACE)
@@ -141,7 +138,6 @@ class UsedCluster:
         return self.real.rest.get_text(self._page(page))
 
     def used(self) -> dict[tuple[str, str], float]:
-        """GiB in use by pod and container, as /metrics reports."""
         samples = self.samples("dra_claim_memory_used_bytes")
         return {(labels["pod"], labels["container"]): value / GIB for labels, value in samples}
 
@@ -162,12 +158,10 @@ class UsedCluster:
         return {each["device"]: each for each in self.usage().get("gpus", ())}
 
     def gpu_node(self) -> Obj:
-        """``status.usage`` of the node's GpuNode."""
         found: Obj = dig(self.real.rest.get(paths.gpu_nodes(self.node)), "status", "usage") or {}
         return found
 
     def claim_names(self) -> dict[tuple[str, str], str]:
-        """Name of the claim by pod and container."""
         return {
             (each["metadata"]["name"], status["name"]): status["resourceClaimName"]
             for each in self.real.pods(self.namespace)
@@ -192,7 +186,6 @@ def host_process(gpu_uuid: str) -> Iterator[int]:
 
 
 def pids_of(pod: Obj) -> list[int]:
-    """Processes of the pod's first container on this host, by their cgroups."""
     found = _CONTAINER.fullmatch(entries(pod, "status", "containerStatuses")[0]["containerID"])
     assert found is not None
     return sorted(
@@ -222,8 +215,7 @@ SLEEPY: Final[list[dict[str, Any]]] = [{"memory": "2Gi", "utilization": 0}]
 
 
 def deployment(name: str, memory: str, steps: list[dict[str, Any]]) -> list[Obj]:
-    """A Deployment of one pod with a share of ``memory``, and its template."""
-    return [template(name, steps, share(memory)), objects.deployment(name, pod_spec(gpu=name))]
+    return [template(name, steps, share(memory)), forms.deployment(name, pod_spec(gpu=name))]
 
 
 def job(name: str, memory: str, steps: list[dict[str, Any]]) -> list[Obj]:
@@ -276,14 +268,11 @@ class Reader:
         return [*KUBECTL_DRA, *arguments, "--kubeconfig", str(self.kubeconfig)]
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
-        """Exit status, standard output and standard error."""
         done = subprocess.run(self.command(*arguments), capture_output=True, text=True, timeout=60, check=False)
         return done.returncode, done.stdout, done.stderr
 
 
 class PageReader:
-    """A browser without a window. ``process`` is ``kubectl dra ui``, which has just been started."""
-
     def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         self._address = process.stdout.readline().strip()
@@ -294,7 +283,6 @@ class PageReader:
         self._cookie = f"{cookie.key}={cookie.value}"
 
     def text(self, path: str) -> str:
-        """The page, which has to answer 200, without its tags."""
         answer = urllib3.request(
             "GET", self._base + path, headers={"Cookie": self._cookie}, timeout=30.0, retries=False
         )
@@ -324,7 +312,6 @@ PROCESSES = {("pair", "left"): 1, ("pair", "right"): 2, ("cut", "slice"): 1, ("a
 
 @pytest.fixture(scope="module")
 def used(kubeconfig: str, gates: dict[str, bool]) -> Iterator[UsedCluster]:
-    """The release, and pods on three GPUs with a process of the host beside them."""
     if reason := why_skipped([SHARES, PARTITIONS], gates):
         pytest.skip(reason)
     values = test_chart_pods.image_values() | VALUES
@@ -354,7 +341,6 @@ def is_shared(real: RealCluster) -> bool:
 
 
 def test_each_process_counts_for_its_claim_and_every_gpu_adds_up(used: UsedCluster) -> None:
-    """Two containers of one pod share a GPU with a process of the host."""
     wait(lambda: None if used.used() == USED else str(used.used()), TOLD_S)
     names = used.claim_names()
     told = used.samples("dra_claim_memory_used_bytes")
@@ -398,7 +384,6 @@ def test_a_process_of_the_host_is_told(used: UsedCluster) -> None:
 
 
 def test_it_can_write_one_folder_and_sees_nothing_of_the_hosts_processes_but_its_proc(used: UsedCluster) -> None:
-    """As the kernel has its mounts; its own PID is 1."""
     (process, *others) = pids_of(used.exporter())
     assert not others
     mounts = mounts_of(process)
@@ -439,7 +424,6 @@ def cpu_seconds(pid: int) -> float:
 
 @pytest.fixture
 def reader(used: UsedCluster, kubeconfig: str, tmp_path: Path) -> Iterator[Reader]:
-    """A person without any right of their own, in a namespace of their own."""
     namespace = used.real.make_namespace("reader")
     yield Reader(used.real, namespace, Path(kubeconfig), tmp_path)
     used.real.drop_namespace(namespace)
@@ -518,7 +502,6 @@ def untold(page: PageReader, path: str, *texts: str) -> str | None:
 
 
 def test_a_pod_over_its_grant_leaves_and_its_neighbours_stay(used: UsedCluster, say: Callable[[str], None]) -> None:
-    """Told by the Node's event and the GpuNode, announced to the pod, evicted; the ReplicaSet makes another."""
     namespace, real = used.namespace, used.real
     before = {each["metadata"]["name"]: containers(each) for each in real.pods(namespace)}
     objects = deployment("greedy", "12Gi", GREEDY)
@@ -549,7 +532,6 @@ def greedy_pods(used: UsedCluster) -> list[Obj]:
 
 
 def running(used: UsedCluster, prefix: str) -> list[Obj]:
-    """Pods of such names that run and are not about to end."""
     found = [each for each in used.real.pods(used.namespace) if each["metadata"]["name"].startswith(prefix)]
     alive = [each for each in found if "deletionTimestamp" not in each["metadata"]]
     return [each for each in alive if dig(each, "status", "phase") == "Running"]

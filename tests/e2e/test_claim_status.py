@@ -25,7 +25,6 @@ pytestmark = pytest.mark.needs(DRIVER_STATUS)
 
 @pytest.fixture
 def forms(cluster: RealCluster, own_host: Host, namespace: str) -> Iterator[Forms]:
-    """With a node process that writes the status of claims."""
     process = own_host.process
     process.end()
     process.flags["claim_status"] = "true"
@@ -69,13 +68,11 @@ def ready(forms: Forms) -> str:
 
 
 def taints(forms: Forms) -> set[str]:
-    """The keys on all devices."""
     return {str(taint["key"]) for device in forms.cluster.devices() for taint in entries(device, "taints")}
 
 
 @pytest.mark.needs(PARTITIONS)
 def test_a_claims_status_has_uuid_placement_and_health(forms: Forms, own_host: Host) -> None:
-    """And follows the health of the GPU."""
     forms.run("pod", slice_of("1g.10gb"), "true")
     wait(lambda: "" if ready(forms) == "True" else ready(forms), SHOWN_S)
     (device,) = entries(claim_of(forms), "status", "devices")
@@ -94,7 +91,6 @@ def test_a_claims_status_has_uuid_placement_and_health(forms: Forms, own_host: H
 def test_the_components_rights_are_for_claims_of_the_own_node(
     forms: Forms, rights: None, kubeconfig: str, node: str
 ) -> None:
-    """Neither another node's token nor another field is accepted."""
     forms.run("pod", whole(), "true")
     wait(lambda: "" if ready(forms) == "True" else ready(forms), SHOWN_S)
     claim = claim_of(forms)

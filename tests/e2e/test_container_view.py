@@ -35,12 +35,10 @@ shared_gpu = pytest.mark.parametrize(
 
 
 def words(log: str, first: str) -> list[str]:
-    """The rest of the lines that begin with ``first``."""
     return [line.removeprefix(f"{first} ") for line in log.splitlines() if line.startswith(f"{first} ")]
 
 
 def capabilities(own_host: Host, uuid: str) -> list[int]:
-    """The minors of the two device nodes that open the MIG device."""
     (gpu,) = own_host.hardware.backend().snapshot().gpus
     (instance,) = (one for one in gpu.mig_instances if one.device and one.device.uuid == uuid)
     return [instance_minor(gpu.minor, instance.gi_id), instance_minor(gpu.minor, instance.gi_id, 0)]
@@ -69,7 +67,6 @@ def test_a_slices_container_has_its_two_capability_nodes_and_can_open_no_other(o
 @pytest.mark.needs(SHARES)
 @shared_gpu
 def test_shares_containers_have_one_daemons_pipes_and_shared_memory(own_host: Host, forms: Forms) -> None:
-    """All shares of a GPU have the same two folders, writable, with the daemon's files in them."""
     names = ("one", "other")
     for name in names:
         forms.run(name, share("10Gi", 20), f"{LIST}; {MPS}; echo done")

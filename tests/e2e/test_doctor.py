@@ -14,29 +14,25 @@ import pytest
 from dra_driver.kubectl.commands import kubectl
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES
 from tests.e2e.cluster import RealCluster
+from tests.e2e.forms import pod, pod_spec, template
 from tests.e2e.host import Host
-from tests.e2e.objects import pod, pod_spec, template
 
 Obj = dict[str, Any]
 CLASS = "gpu.nvidia.com"
 
 
 class Doctor:
-    """Runs the command as a user runs it."""
-
     def __init__(self, kubeconfig: str, printed: pytest.CaptureFixture[str]) -> None:
         self._kubeconfig, self._printed = kubeconfig, printed
         self.status = 0
 
     def ask(self, *words: str) -> list[Obj]:
-        """Findings that are not good, the first broken layer first."""
         self._printed.readouterr()
         self.status = kubectl.main(["doctor", *words, "-o", "json", "--kubeconfig", self._kubeconfig])
         found: list[Obj] = json.loads(self._printed.readouterr().out)["findings"]
         return [each for each in found if each["status"] != "ok"]
 
     def failures(self, *words: str) -> list[tuple[str, str]]:
-        """Layer and subject of what is broken."""
         return [(each["layer"], each["subject"]) for each in self.ask(*words) if each["status"] == "fail"]
 
 
@@ -53,7 +49,6 @@ def namespace(cluster: RealCluster) -> Iterator[str]:
 
 
 def test_a_cluster_that_works_has_nothing_broken(doctor: Doctor) -> None:
-    """And no question without an answer."""
     found = doctor.ask()
     assert [each for each in found if each["status"] != "warn"] == []
     assert doctor.status == 0
@@ -80,7 +75,6 @@ def test_a_class_that_cannot_be_evaluated_is_named(doctor: Doctor, cluster: Real
 
 
 def test_a_missing_class_is_the_first_broken_layer(doctor: Doctor, cluster: RealCluster) -> None:
-    """And is made again."""
     stored = cluster.client.find(DEVICE_CLASSES, CLASS, "")
     assert stored is not None
     cluster.client.delete(DEVICE_CLASSES, CLASS, "")
@@ -96,7 +90,6 @@ def test_a_missing_class_is_the_first_broken_layer(doctor: Doctor, cluster: Real
 
 
 def test_a_template_of_another_namespace_is_found(doctor: Doctor, cluster: RealCluster, namespace: str) -> None:
-    """The pod waits, and Kubernetes says of it that the template does not exist; the doctor says where it is."""
     other = cluster.make_namespace("doctor")
     try:
         elsewhere = template("elsewhere", {"deviceClassName": CLASS})

@@ -25,13 +25,10 @@ from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import DEPLOYMENTS
 from dra_driver.sim.demo.requirements import Requirements
 from dra_driver.sim.objects import is_ready
-from tests.e2e.cluster import DRIVER, GONE_S, ROOT, RealCluster, containers, wait
-from tests.e2e.forms import Forms, share, slice_of, whole
+from tests.e2e.cluster import DRIVER, GONE_S, ROOT, RealCluster, containers, events, holds, versions, wait
+from tests.e2e.forms import Forms, budget, deployment, pod, pod_spec, share, slice_of, template, whole
 from tests.e2e.gates import EXTENDED, PARTITIONS, SHARES, TAINTS
-from tests.e2e.host import Host
-from tests.e2e.node import CDI_DIR, STATE_DIR
-from tests.e2e.objects import budget, deployment, pod, pod_spec, template
-from tests.e2e.upgrade import events, holds, versions
+from tests.e2e.host import CDI_DIR, STATE_DIR, Host
 from tests.fakes import chart
 from tests.rights.accounts import acting_as
 from tests.rights.forbidden import RBAC
@@ -69,8 +66,6 @@ def forms(cluster: RealCluster, own_host: Host, namespace: str, node_name: str) 
 
 
 class Drains:
-    """Runs the commands as people do, with JSON."""
-
     def __init__(self, node: str, kubeconfig: str, capsys: pytest.CaptureFixture[str]) -> None:
         self._node, self._flags, self._capsys = node, ["--kubeconfig", kubeconfig, "-o", "json"], capsys
 
@@ -110,7 +105,6 @@ def drained(cluster: RealCluster) -> set[str]:
 def test_a_node_is_drained_of_every_form_as_budgets_allow(
     forms: Forms, drains: Drains, namespace: str, driver_file: Path
 ) -> None:
-    """Whole, partition, share, extended resource; then another driver is installed, and the node is given back."""
     cluster = forms.cluster
     forms.create("whole", whole())
     forms.create("share", share("4Gi", 10))
@@ -146,7 +140,6 @@ def test_a_node_is_drained_of_every_form_as_budgets_allow(
 
 @pytest.mark.needs(TAINTS)
 def test_one_gpu_is_reset_while_others_compute(forms: Forms, drains: Drains, node_name: str) -> None:
-    """The pods of the other GPUs go on with the same containers; new ones wait while the driver is given up."""
     cluster = forms.cluster
     names = ("first", "second")
     for name in names:
@@ -192,7 +185,6 @@ def test_a_drained_node_stays_drained_over_a_reboot(
 
 @pytest.mark.needs(PARTITIONS)
 def test_a_drained_driver_is_removed_without_a_trace(own_host: Host, forms: Forms, drains: Drains) -> None:
-    """No pod hangs in Terminating; the kubelet deletes the slices. Installed again, it serves as ever."""
     cluster = forms.cluster
     forms.run("before", slice_of("1g.10gb"))
     assert drains.run("drain", "--evict", "--force", "--no-detach", "--timeout", "2m")[0] == 0
@@ -213,7 +205,6 @@ def test_a_drained_driver_is_removed_without_a_trace(own_host: Host, forms: Form
 def test_the_role_for_people_who_drain_suffices_and_a_tenant_reads_what_is_missing(
     forms: Forms, node_name: str, kubeconfig: str, namespace: str
 ) -> None:
-    """Every right is asked for before anything is changed."""
     cluster = forms.cluster
     forms.run("first", whole())
     options = DrainOptions(node=node_name, driver=DRIVER, evict=True, force=True)

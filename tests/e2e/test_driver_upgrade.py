@@ -9,22 +9,23 @@ from pathlib import Path
 import pytest
 
 from dra_driver.sim.demo.requirements import Requirements
-from tests.e2e.cluster import GONE_S, containers, wait
-from tests.e2e.forms import Forms, slice_of, whole
-from tests.e2e.gates import PARTITIONS, TAINTS
-from tests.e2e.host import Host
-from tests.e2e.node import Folders
-from tests.e2e.upgrade import (
+from tests.e2e.cluster import (
     ASKED,
+    GONE_S,
     NOTICED_S,
+    containers,
     events,
     holds,
     marked,
     tainted,
     versions,
+    wait,
     wait_given_up,
     wait_taken,
 )
+from tests.e2e.forms import Forms, slice_of, whole
+from tests.e2e.gates import PARTITIONS, TAINTS
+from tests.e2e.host import Folders, Host
 
 DRA_LABEL = "nvidia.com/gpu.deploy.dra-driver"
 OLD, NEW = "580.65.6", "590.44.1"  # as versions are published
@@ -36,7 +37,6 @@ WHOLE = tuple(f"whole-{number}" for number in range(7))
 
 @pytest.fixture
 def driver_file(tmp_path: Path) -> Path:
-    """What is installed: 9 GPUs with the older driver."""
     path = tmp_path / "gpus.yaml"
     path.write_text(GPUS.format("580.65.06"))
     return path
@@ -57,7 +57,6 @@ def replace_driver(path: Path, text: str) -> None:
 def test_ten_pods_run_on_while_the_driver_is_replaced(
     own_host: Host, forms: Forms, node_name: str, driver_file: Path, node_folders: Folders
 ) -> None:
-    """Same containers, logs, journal and claims' CDI files; new pods wait for the taint and run on the new driver."""
     cluster = forms.cluster
     for name in SLICES:
         forms.create(name, slice_of("1g.10gb"))

@@ -18,9 +18,9 @@ from dra_driver.sim.demo.requirements import Requirements
 from dra_driver.sim.loop import kind_of, load
 from dra_driver.sim.objects import is_ready
 from tests.e2e.cluster import REACH_S, ROOT, SETTLE_S, RealCluster, wait
+from tests.e2e.forms import budget
 from tests.e2e.gates import EXTENDED, TAINTS
-from tests.e2e.host import Host
-from tests.e2e.objects import budget
+from tests.e2e.host import Host, controllers
 from tests.fakes import chart
 from tests.fakes.node_process import DriverProcess
 from tests.rights.accounts import Account, token
@@ -36,7 +36,6 @@ REQUIREMENTS = Requirements(nodes=(("host", GPUS),), policies=(ROOT / POLICY,))
 
 @pytest.fixture
 def account(cluster: RealCluster, namespace: str, kubeconfig: str, tmp_path: Path) -> Iterator[Path]:
-    """A kubeconfig with a token of the controller's account, whose objects are in the test's namespace."""
     rendered = chart.objects({"eviction": {"enabled": True}})
     own = [obj for obj in rendered if obj["kind"] in RIGHTS and obj["metadata"]["name"] == ACCOUNT]
     objects = [moved(obj, namespace) for obj in own]
@@ -49,7 +48,6 @@ def account(cluster: RealCluster, namespace: str, kubeconfig: str, tmp_path: Pat
 
 
 def moved(obj: Obj, namespace: str) -> Obj:
-    """The object in the test's namespace; cluster-wide ones get its name."""
     for subject in obj.get("subjects", ()):
         subject["namespace"] = namespace
     if "namespace" in obj["metadata"]:
@@ -63,31 +61,13 @@ def moved(obj: Obj, namespace: str) -> Obj:
 
 @pytest.fixture
 def replica(account: Path, namespace: str, tmp_path: Path) -> Iterator[Callable[[str], DriverProcess]]:
-    """Starts a controller with that account."""
-    made: list[DriverProcess] = []
-
-    def start(name: str) -> DriverProcess:
-        folder = tmp_path / name
-        folder.mkdir()
-        flags: dict[str, str | None] = {
-            "kubeconfig": str(account),
-            "namespace": namespace,
-            "pod_name": name,
-            "lease_duration": str(LEASE_S),
-            "max_evictions_per_minute": "600",
-            "evict_extended_resource_pods": "true",
-        }
-        made.append(DriverProcess("controller", folder, flags).start())
-        return made[-1]
-
-    yield start
-    for process in made:
-        process.kill()
+    flags = {"kubeconfig": str(account), "namespace": namespace, "lease_duration": str(LEASE_S)}
+    flags |= {"max_evictions_per_minute": "600", "evict_extended_resource_pods": "true"}
+    with controllers(tmp_path, flags) as start:
+        yield start
 
 
 class World:
-    """Pods on GPUs that fall ill."""
-
     def __init__(self, cluster: RealCluster, namespace: str, node: str) -> None:
         self.cluster, self.namespace, self._node = cluster, namespace, node
 
@@ -136,7 +116,6 @@ class World:
 
 
 def load_extended() -> list[Obj]:
-    """The pod of examples/extended-resources.yaml that asks for a whole GPU."""
     objects = load(ROOT / "examples" / "extended-resources.yaml")
     return [obj for obj in objects if obj["metadata"]["name"] == "plugin-style-whole"]
 
@@ -182,7 +161,6 @@ def test_pods_of_both_kinds_leave_budgets_are_honoured_and_a_second_replica_take
 
 
 def guard(world: World, name: str) -> None:
-    """A budget that lets no pod of ``name`` go."""
     world.cluster.client.create(budget("guard", name), world.namespace)
 
     def counted() -> str | None:
@@ -193,7 +171,6 @@ def guard(world: World, name: str) -> None:
 
 
 def wait_settled(holds: Callable[[], bool]) -> None:
-    """It holds now, and a moment later."""
     assert holds()
     with pytest.raises(AssertionError, match="not within"):
         wait(lambda: "still so" if holds() else None, SETTLE_S)

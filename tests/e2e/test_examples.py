@@ -9,9 +9,9 @@ from dra_driver.sim.demo.expectations import read_expectations
 from dra_driver.sim.demo.requirements import Requirements, group_examples, read_requirements
 from dra_driver.sim.loop import load
 from tests.e2e.cluster import ROOT, RealCluster
+from tests.e2e.forms import check_partitions, reached
 from tests.e2e.gates import gates_of
 from tests.e2e.host import Host
-from tests.e2e.scenario import check_partitions, reached
 
 # Those with the same needs follow each other, so that GPUs and policies are changed seldom.
 FOUND = sorted((ROOT / "examples").glob("*.yaml"))
@@ -32,7 +32,6 @@ def requirements(path: Path) -> Requirements:
     "path", [pytest.param(path, id=path.stem, marks=pytest.mark.needs(*gates_of(load(path)))) for path in EXAMPLES]
 )
 def test_example(cluster: RealCluster, host: Host | None, namespace: str, path: Path) -> None:
-    """State, number of GPUs and MIG devices, and in each log exactly the allocated ones."""
     with reached(cluster, path, namespace, read_expectations(path)) as home:
         logs = cluster.logs(home, phase="Succeeded")
         seen = {pod: len(observed_devices(log).listed) for pod, log in logs.items()}

@@ -24,8 +24,8 @@ from dra_driver.kubectl.explain.manifests import pods_in
 from dra_driver.kubectl.explain.report import Answer
 from dra_driver.sim.apiserver.jsonvalue import dig, entries
 from tests.e2e.cluster import RealCluster, wait
+from tests.e2e.forms import pod
 from tests.e2e.gates import EXTENDED, PARTITIONS, SHARES, TAINTS, missing
-from tests.e2e.objects import pod
 
 Obj = dict[str, Any]
 
@@ -51,7 +51,6 @@ class Case:
     needs: frozenset[str] = frozenset()
 
     def objects(self) -> list[Obj]:
-        """Returns template and pod."""
         entry = self.claim or ({"resourceClaimTemplateName": self.name} if self.requests else {})
         container: Obj = {"name": "main", "image": "registry.k8s.io/pause:3.10", "resources": self.resources}
         spec: Obj = {"containers": [container], "terminationGracePeriodSeconds": 0, **self.pod}
@@ -131,7 +130,6 @@ class Cluster:
         return [*found, counted, self._slice("parts", count=2, devices=parts)]
 
     def incomplete(self) -> Obj:
-        """Returns one slice of a pool of two."""
         return self._slice(
             "half", count=2, devices=[self._device("half-0", "half", model="T4", memory="16Gi", root="r6")]
         )
@@ -140,7 +138,6 @@ class Cluster:
         return self._class(f"half-{self._mark}", "half")
 
     def fitting(self) -> list[Case]:
-        """Returns pods that all fit when created in this order."""
         return self._possible(self._fitting())
 
     def _fitting(self) -> list[Case]:
@@ -163,15 +160,10 @@ class Cluster:
                 needs=frozenset({TAINTS}),
             ),
             Case("extended", resources={"limits": {self.resource: "1"}}, needs=frozenset({EXTENDED})),
-            Case(
-                "part",
-                requests=[self.request(self.part, f'{named} == "part-a"')],
-                needs=frozenset({PARTITIONS}),
-            ),
+            Case("part", requests=[self.request(self.part, f'{named} == "part-a"')], needs=frozenset({PARTITIONS})),
         ]
 
     def pending(self) -> list[Case]:
-        """Returns pods that do not fit after the fitting ones are placed."""
         found = [*self._devices_short(), *self._combinations(), *self._never_evaluated()]
         return self._possible([*found, *self._not_caused_by_devices()])
 
@@ -179,7 +171,6 @@ class Cluster:
         return [case for case in cases if not missing(case.needs, self._gates)]
 
     def _short(self, name: str, code: str, expression: str, *, of: str = "", needs: str = "", **request: Any) -> Case:
-        """A pod that the scheduler cannot place because of the devices of class ``of``, by default the whole ones."""
         return Case(
             name=name,
             code=code,
@@ -324,7 +315,6 @@ def real(kubeconfig: str) -> RealCluster:
 
 @pytest.fixture(scope="module")
 def made(real: RealCluster) -> Iterator[Cluster]:
-    """Devices and classes that only these tests use."""
     beside = real.version().startswith("v1.34.")
     found = Cluster(os.urandom(3).hex(), _open_node(real), real.gates, counters_beside=beside)
     objects = [*found.classes(), *found.slices()]
@@ -348,7 +338,6 @@ def own_namespace(real: RealCluster, made: Cluster) -> Iterator[str]:
 
 
 def test_explain_and_the_scheduler_agree(real: RealCluster, made: Cluster, own_namespace: str) -> None:
-    """A pod that fits is placed; for all others the cause is named, before they exist and while they are pending."""
     for case in made.fitting():
         report = _what_if(real, case, own_namespace)
         assert report.verdict.answer is Answer.FITS, f"{case.name}: {report.verdict.sentence}"
@@ -462,7 +451,6 @@ def _conditions(pod: Obj) -> Sequence[str]:
 
 
 def _open_node(real: RealCluster) -> str:
-    """Returns the hostname label of a node that accepts pods."""
     for node in real.nodes():
         ready = any(
             item["type"] == "Ready" and item["status"] == "True" for item in entries(node, "status", "conditions")

@@ -15,8 +15,8 @@ import pytest
 from tests.chaos.conftest import fault
 from tests.chaos.record import FaultRecord
 from tests.e2e.cluster import REACH_S, RealCluster, wait
-from tests.e2e.node import Folders
-from tests.e2e.test_node_process import KUBELET_RESTART, Pods, pods, restart, steady
+from tests.e2e.host import Folders, restart
+from tests.e2e.test_node_process import KUBELET_RESTART, Pods, pods, steady
 from tests.fakes.node_process import NodeProcess
 
 __all__ = ["fault", "pods", "steady"]  # fixtures
@@ -30,7 +30,6 @@ def run(command: str) -> None:
 
 
 def seconds_until_a_new_pod_runs(pods: Pods, since: float) -> float:
-    """A pod that is created now, with a GPU of its own."""
     pods.make("next")
     pods.wait_ready("next", timeout_s=RETRY_S)
     seconds = time.monotonic() - since
@@ -43,7 +42,6 @@ def seconds_until_a_new_pod_runs(pods: Pods, since: float) -> float:
 def test_a_runtime_that_restarts_changes_nothing(
     own_driver: NodeProcess, steady: str, pods: Pods, node_folders: Folders, fault: FaultRecord
 ) -> None:
-    """Containers go on, the claim's file stays, and the next pod gets its GPU."""
     before = node_folders.claims_in_journal(), node_folders.claims_with_files()
     since = time.monotonic()
     run(RUNTIME_RESTART or "")
@@ -57,7 +55,6 @@ def test_a_runtime_that_restarts_changes_nothing(
 def test_a_kubelet_that_restarts_changes_nothing(
     cluster: RealCluster, steady: str, pods: Pods, node_folders: Folders, fault: FaultRecord
 ) -> None:
-    """It deletes the node's slices; they come back, and the next pod runs."""
     before = node_folders.claims_in_journal(), node_folders.claims_with_files()
     count = len(cluster.slices())
     since = time.monotonic()
@@ -74,7 +71,6 @@ def test_a_kubelet_that_restarts_changes_nothing(
 def test_a_kill_changes_nothing_for_pods(
     own_driver: NodeProcess, steady: str, pods: Pods, node_folders: Folders, fault: FaultRecord
 ) -> None:
-    """A pod that is created meanwhile runs once the next process is registered."""
     before = node_folders.claims_in_journal()
     own_driver.end(signal.SIGKILL)
     since = time.monotonic()

@@ -14,10 +14,9 @@ import pytest
 from dra_driver.sim.apiserver.kinds import PODS
 from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import GONE_S, KUBECTL_DRA, RealCluster, containers, wait
-from tests.e2e.forms import Forms, share, slice_of, whole
+from tests.e2e.forms import PENDING_S, Forms, check_partitions, share, slice_of, whole
 from tests.e2e.gates import PARTITIONS, SHARES
 from tests.e2e.host import Host
-from tests.e2e.scenario import PENDING_S, check_partitions
 
 ONE_H100 = (("gpu-a", "1xh100-sxm5-80gb"),)
 REQUIREMENTS = Requirements(nodes=ONE_H100)
@@ -45,7 +44,6 @@ def forms(cluster: RealCluster, own_host: Host, namespace: str) -> Iterator[Form
 
 
 def explained(forms: Forms, pod: str, kubeconfig: str) -> tuple[int, str]:
-    """Exit status and output of `kubectl dra explain`."""
     command = [*KUBECTL_DRA, "explain", f"pod/{pod}", "-n", forms.namespace, "--kubeconfig", kubeconfig]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, done.stdout + done.stderr
@@ -55,7 +53,6 @@ def explained(forms: Forms, pod: str, kubeconfig: str) -> tuple[int, str]:
 def test_seven_mig_devices_no_eighth_then_the_whole_gpu(
     own_host: Host, cluster: RealCluster, forms: Forms, kubeconfig: str
 ) -> None:
-    """The scheduler allocates no more than there is; the GPU is whole again after its last MIG device."""
     seven = [f"slice-{number}" for number in range(7)]
     for name in seven:
         forms.create(name, slice_of(SMALL))
@@ -89,7 +86,6 @@ def test_seven_mig_devices_no_eighth_then_the_whole_gpu(
 
 @pytest.mark.needs(PARTITIONS)
 def test_a_mig_device_waits_while_the_whole_gpu_is_in_use(own_host: Host, forms: Forms, kubeconfig: str) -> None:
-    """The driver creates no partition on a GPU that a pod uses as a whole."""
     forms.run("whole", whole())
     forms.create("slice", slice_of(SMALL))
     time.sleep(PENDING_S)
@@ -103,7 +99,6 @@ def test_a_mig_device_waits_while_the_whole_gpu_is_in_use(own_host: Host, forms:
 @pytest.mark.needs(SHARES, PARTITIONS)
 @shared_gpu
 def test_shares_fill_the_gpu_and_not_more(own_host: Host, forms: Forms, kubeconfig: str) -> None:
-    """Each share's limits are those it requested, under one daemon; a share that does not fit waits."""
     asked = {"ten": (10, 20), "twenty": (20, 30), "thirty": (30, 40)}
     for name, (memory_gib, percent) in asked.items():
         forms.create(name, share(f"{memory_gib}Gi", percent))
@@ -134,7 +129,6 @@ def test_shares_fill_the_gpu_and_not_more(own_host: Host, forms: Forms, kubeconf
 @pytest.mark.needs(SHARES)
 @shared_gpu
 def test_a_new_policy_does_not_touch_shares_in_use(own_host: Host, cluster: RealCluster, forms: Forms) -> None:
-    """The policy is deleted while two pods share the GPU: same containers, same daemon. Afterwards it is not shared."""
     names = ("one", "other")
     for name in names:
         forms.run(name, share("10Gi", 20))
@@ -155,12 +149,10 @@ def test_a_new_policy_does_not_touch_shares_in_use(own_host: Host, cluster: Real
 
 
 def shareable(cluster: RealCluster) -> set[str]:
-    """Names of the devices that several claims may use."""
     return {device["name"] for device in cluster.devices() if device.get("allowMultipleAllocations")}
 
 
 def kill_in_long_call(own_host: Host) -> None:
-    """Kill the node process during the delayed call, before it has an effect; then restart it."""
     own_host.process.wait_for(lambda: not own_host.hardware.faults(), RETRY_S)
     own_host.process.end(signal.SIGKILL)
     own_host.restart()
@@ -169,7 +161,6 @@ def kill_in_long_call(own_host: Host) -> None:
 @pytest.mark.needs(PARTITIONS)
 @pytest.mark.parametrize("method", ["set_mig_mode", "create_gpu_instance", "create_compute_instance"])
 def test_killed_while_it_creates_a_mig_device(method: str, own_host: Host, cluster: RealCluster, forms: Forms) -> None:
-    """Both pods run in the end, each with its own MIG device, and the GPU has no third."""
     own_host.hardware.backend().fail_next(method, delay_s=LONG_CALL_S)
     for name in ("one", "other"):
         forms.create(name, slice_of(SMALL))
@@ -182,7 +173,6 @@ def test_killed_while_it_creates_a_mig_device(method: str, own_host: Host, clust
 @pytest.mark.needs(PARTITIONS)
 @pytest.mark.parametrize("method", ["destroy_compute_instance", "destroy_gpu_instance"])
 def test_killed_while_it_destroys_a_mig_device(method: str, own_host: Host, cluster: RealCluster, forms: Forms) -> None:
-    """The pod and its MIG device are removed in the end; the pod beside it is not disturbed."""
     for name in ("leaving", "staying"):
         forms.create(name, slice_of(SMALL))
     forms.wait_ready("leaving", "staying")

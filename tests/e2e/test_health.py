@@ -16,13 +16,11 @@ from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 from dra_driver.sim.apiserver.kinds import DEPLOYMENTS
 from dra_driver.sim.demo.requirements import Requirements
 from dra_driver.sim.objects import is_ready
-from tests.e2e.cluster import POLL_S, REACH_S, RealCluster, containers, wait
-from tests.e2e.forms import Forms, share, whole
+from tests.e2e.cluster import POLL_S, REACH_S, RealCluster, containers, events, wait
+from tests.e2e.forms import Forms, deployment, pod_spec, share, template, whole
 from tests.e2e.gates import POD_HEALTH, SHARES, TAINTS
-from tests.e2e.host import REGISTERED, START_S, Host
-from tests.e2e.objects import deployment, pod_spec, template
+from tests.e2e.host import START_S, Host, restart
 from tests.e2e.test_drain import POLICY
-from tests.e2e.upgrade import events
 from tests.fakes.node_process import NodeProcess
 
 log = logging.getLogger(__name__)
@@ -40,8 +38,6 @@ pytestmark = pytest.mark.needs(SHARES, TAINTS, POD_HEALTH)
 
 
 class Sickness:
-    """What the hardware, the slices and the pods show."""
-
     def __init__(self, cluster: RealCluster, host: Host, forms: Forms, node: str) -> None:
         self.cluster, self.host, self.forms, self.node = cluster, host, forms, node
         self.backend = host.hardware.backend()
@@ -73,11 +69,9 @@ class Sickness:
         return {each["key"]: (each["effect"], each["timeAdded"]) for each in entries(found, "taints")}
 
     def clean(self) -> None:
-        """Wait until no device is tainted."""
         wait(lambda: str({each["name"] for each in self.cluster.devices() if each.get("taints")} or ""), BACK_S)
 
     def health(self, pod: str) -> list[Obj]:
-        """What the kubelet says of the pod's devices."""
         found: list[Obj] = []
         for status in entries(self.forms.get(pod), "status", "containerStatuses"):
             for resource in entries(status, "allocatedResourcesStatus"):
@@ -91,7 +85,6 @@ class Sickness:
         return lambda: None if [each.get("health") for each in self.health(pod)] == [state] else str(self.health(pod))
 
     def owner(self, app: str) -> Obj | None:
-        """The running pod of a deployment."""
         pods = [pod for pod in self.cluster.pods(self.forms.namespace) if dig(pod, "metadata", "labels", "app") == app]
         ready = [pod for pod in pods if is_ready(pod) and not dig(pod, "metadata", "deletionTimestamp")]
         return ready[0] if len(ready) == 1 else None
@@ -107,7 +100,6 @@ class Sickness:
 
 @pytest.fixture
 def sickness(cluster: RealCluster, own_host: Host, namespace: str, node: str | None) -> Iterator[Sickness]:
-    """With pods on shares of two GPUs, which must not notice anything."""
     assert node is not None
     forms = Forms(cluster, namespace)
     names = [f"share-{number}" for number in range(SHARERS)]
@@ -128,7 +120,6 @@ def sickness(cluster: RealCluster, own_host: Host, namespace: str, node: str | N
 
 
 def test_an_error_is_a_taint_within_two_seconds_and_in_the_pods_status_until_it_recovers(sickness: Sickness) -> None:
-    """The pod goes on: nothing ends it but its owner."""
     forms = sickness.forms
     forms.run("pod", whole(), "true")
     (device,) = sickness.cluster.granted_devices(forms.get("pod"))
@@ -149,7 +140,6 @@ def test_an_error_is_a_taint_within_two_seconds_and_in_the_pods_status_until_it_
 
 
 def test_a_gpu_that_fell_off_the_bus_loses_its_pods_and_gets_new_ones_after_its_recovery(sickness: Sickness) -> None:
-    """Killed processes and rolling updates in between change no taint."""
     cluster, process = sickness.cluster, sickness.host.process
     spec = pod_spec("app", terminationGracePeriodSeconds=1)
     cluster.apply([template("app", whole()), deployment("app", spec)], sickness.forms.namespace)
@@ -183,7 +173,6 @@ def test_a_gpu_that_fell_off_the_bus_loses_its_pods_and_gets_new_ones_after_its_
 
 
 def stays(seen: Callable[[], object], before: object, seconds: float = 5.0) -> None:
-    """It is the same for a while, in which a process that starts has published."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         assert seen() == before
@@ -197,18 +186,11 @@ def rolling_update(process: NodeProcess) -> Iterator[None]:
     both = [NodeProcess(process.folder, environ=process.environ, **{**process.flags, "pod_uid": uid}) for uid in "ab"]
     try:
         for each in both:
-            start(each)
+            restart(each)
         both[0].end()
         yield
         both[1].end()
     finally:
         for each in both:
             each.kill()
-        start(process)
-
-
-def start(process: NodeProcess) -> None:
-    """And wait until it is registered with the kubelet."""
-    count = process.text.count(REGISTERED)
-    process.start()
-    process.wait_for(lambda: process.text.count(REGISTERED) > count, START_S)
+        restart(process)

@@ -11,8 +11,8 @@ from dra_driver.sim.demo.commands import MANIFEST as DEMO_MANIFEST
 from dra_driver.sim.demo.expectations import read_expectations
 from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import ROOT, RealCluster, crd_served
+from tests.e2e.forms import reached
 from tests.e2e.gates import EXTENDED, PARTITIONS, SHARES
-from tests.e2e.scenario import reached
 from tests.unit.kubectl.migrate.helpers import NAMES, migrated, of_inputs
 
 MANIFEST: Final = ROOT / DEMO_MANIFEST
@@ -33,7 +33,6 @@ API: Final = {
 
 @pytest.mark.needs(PARTITIONS)
 def test_a_manifest_of_the_device_plugin_runs(cluster: RealCluster, namespace: str, tmp_path: Path) -> None:
-    """Two whole H100 by product and memory, and a MIG device: logs list exactly what was allocated."""
     file = written(tmp_path, migrated(MANIFEST.read_text()))
     with reached(cluster, file, namespace, read_expectations(MANIFEST)) as home:
         assert {pod["metadata"]["name"] for pod in cluster.pods(home)} == {"train", "notebook"}
@@ -41,7 +40,6 @@ def test_a_manifest_of_the_device_plugin_runs(cluster: RealCluster, namespace: s
 
 @pytest.mark.needs(EXTENDED, SHARES)  # the API server drops their fields
 def test_everything_that_comes_out_is_accepted(cluster: RealCluster, namespace: str) -> None:
-    """Of inputs with every field of every format: the API server would store each object, and loses no field of it."""
     accepted: set[str] = set()
     with crd_served(cluster.rest, "gpupolicies"):
         for name in NAMES:
@@ -53,7 +51,6 @@ def test_everything_that_comes_out_is_accepted(cluster: RealCluster, namespace: 
 
 
 def stored(cluster: RealCluster, value: dict[str, Any], namespace: str) -> None:
-    """The API server would store the object with all that was written."""
     metadata = {**value["metadata"], "name": f"{value['metadata']['name']}-tried"}
     if "{}" in API[value["kind"]]:
         metadata["namespace"] = namespace
@@ -64,7 +61,6 @@ def stored(cluster: RealCluster, value: dict[str, Any], namespace: str) -> None:
 
 
 def lost(sent: Any, kept: Any, path: str) -> list[str]:
-    """Paths of fields that were sent and not kept."""
     if isinstance(sent, dict):
         pairs = [(key, sent[key], kept.get(key) if isinstance(kept, dict) else None) for key in sent]
         return [each for key, one, other in pairs for each in lost(one, other, f"{path}.{key}")]

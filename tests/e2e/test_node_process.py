@@ -18,8 +18,7 @@ from dra_driver.sim.apiserver.kinds import PODS
 from dra_driver.sim.loop import load
 from tests.e2e.cluster import GONE_S, REACH_S, ROOT, RealCluster, containers, wait
 from tests.e2e.forms import Forms
-from tests.e2e.host import REGISTERED
-from tests.e2e.node import Folders
+from tests.e2e.host import Folders, restart
 from tests.fakes.node_process import NodeProcess
 
 KUBELET_RESTART = os.environ.get("E2E_KUBELET_RESTART")
@@ -29,8 +28,6 @@ RETRY_S = 180.0
 
 
 class Pods(Forms):
-    """Pods with one GPU each, in one namespace, like examples/one-gpu.yaml."""
-
     def __init__(self, cluster: RealCluster, namespace: str) -> None:
         super().__init__(cluster, namespace)
         template, self._pod = load(ROOT / "examples" / "one-gpu.yaml")
@@ -40,7 +37,6 @@ class Pods(Forms):
         self.cluster.apply([{**self._pod, "metadata": {"name": name}} for name in names], self.namespace)
 
     def gpu(self, name: str) -> str:
-        """The only GPU in the pod's log, which must be the allocated one."""
         return str(*self.sees(name).listed)
 
     def wait_gone(self, name: str) -> None:
@@ -51,16 +47,8 @@ class Pods(Forms):
         wait(present, RETRY_S)
 
     def wait_warning(self, reason: str) -> str:
-        """The first warning event of that reason in the namespace."""
         wait(lambda: None if self.cluster.warnings(self.namespace, reason) else f"no event {reason}", REACH_S)
         return self.cluster.warnings(self.namespace, reason)[0]
-
-
-def restart(process: NodeProcess) -> None:
-    """Start the node process again, and wait until it is registered with the kubelet."""
-    before = process.text.count(REGISTERED)
-    process.start()
-    process.wait_for(lambda: process.text.count(REGISTERED) > before, 30.0)
 
 
 @pytest.fixture
@@ -90,7 +78,6 @@ def steady(driver: NodeProcess | None, pods: Pods) -> Iterator[str]:
 def test_kill_and_restart_change_nothing_for_running_pods(
     own_driver: NodeProcess, steady: str, pods: Pods, node_folders: Folders
 ) -> None:
-    """The journal and the CDI files are as before, and no other pod gets the GPU."""
     before = node_folders.claims_in_journal(), node_folders.claims_with_files()
     own_driver.end(signal.SIGKILL)
     time.sleep(1.0)
@@ -102,7 +89,6 @@ def test_kill_and_restart_change_nothing_for_running_pods(
 
 
 def test_killed_while_pods_start(own_driver: NodeProcess, steady: str, pods: Pods, node_folders: Folders) -> None:
-    """After a kill at any point of a prepare, every pod gets a GPU of its own in the end."""
     before = len(node_folders.claims_in_journal())
     names = ["a", "b", "c"]
     pods.make(*names)
@@ -116,7 +102,6 @@ def test_killed_while_pods_start(own_driver: NodeProcess, steady: str, pods: Pod
 def test_pod_deleted_while_the_driver_is_down_is_removed_afterwards(
     own_driver: NodeProcess, pods: Pods, node_folders: Folders
 ) -> None:
-    """Its GPU is not allocated again until the driver has unprepared its claim."""
     pods.make("leaving")
     pods.wait_ready("leaving")
     held = node_folders.claims_in_journal()
@@ -140,8 +125,6 @@ def test_orderly_stop_leaves_slices_and_pods_alone(own_driver: NodeProcess, stea
 
 
 def test_deleted_slices_come_back(cluster: RealCluster, steady: str) -> None:
-    """The test deletes all slices of this driver, as the kubelet does when it starts."""
-
     def delete_all() -> None:
         for item in cluster.slices():
             cluster.rest.delete(resource_slices(item["metadata"]["name"]))
@@ -172,7 +155,6 @@ def _seconds_away(cluster: RealCluster, disturb: Callable[[], None]) -> float:
 
 
 def _sizes(cluster: RealCluster) -> dict[str, int]:
-    """Number of devices and counter sets of each slice, by UID."""
     return {
         item["metadata"]["uid"]: sum(len(item["spec"].get(part) or ()) for part in ("devices", "sharedCounters"))
         for item in cluster.slices()

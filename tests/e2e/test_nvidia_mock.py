@@ -12,12 +12,23 @@ from pathlib import Path
 import pytest
 
 from dra_driver.hardware.gpu.simulated.root import PROC_DEVICES
-from tests.e2e.cluster import RealCluster, containers, wait
+from tests.e2e.cluster import (
+    ASKED,
+    NOTICED_S,
+    RealCluster,
+    containers,
+    events,
+    holds,
+    marked,
+    tainted,
+    versions,
+    wait,
+    wait_given_up,
+    wait_taken,
+)
 from tests.e2e.forms import Forms, whole
 from tests.e2e.gates import TAINTS
-from tests.e2e.host import REGISTERED, START_S, Host
-from tests.e2e.node import Folders
-from tests.e2e.upgrade import ASKED, NOTICED_S, events, holds, marked, tainted, versions, wait_given_up, wait_taken
+from tests.e2e.host import REGISTERED, START_S, Folders, Host
 from tests.fakes.node_process import NodeProcess
 
 ROOTS, BOARD = "NVIDIA_MOCK_ROOTS", "h100"
@@ -46,7 +57,6 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def mock(own_host: Host, root: Path, namespace: str, tmp_path: Path) -> Iterator[NodeProcess]:
-    """The node process on the mock's eight GPUs, in place of the one with simulated GPUs."""
     folder = tmp_path / "mock"
     folder.mkdir()
     flags = {name: value for name, value in own_host.process.flags.items() if name not in ("simulate", "policy_dir")}
@@ -87,7 +97,6 @@ def published(version: str) -> str:
 
 
 def install(root: Path, version: str) -> None:
-    """Another version of the driver, in place of the one that is there."""
     folder, config = root / LIBRARIES, root / "usr/config/config.yaml"
     (before,) = folder.glob("libnvidia-ml.so.*.*")
     shutil.copy2(before, folder / f"libnvidia-ml.so.{version}")
@@ -102,7 +111,6 @@ def install(root: Path, version: str) -> None:
 def test_pods_run_on_while_another_driver_is_installed(
     mock: NodeProcess, forms: Forms, node: str, root: Path, node_folders: Folders
 ) -> None:
-    """Each pod has one GPU of its own; the next one waits, and has the new driver's library. No pod is restarted."""
     cluster = forms.cluster
     for name in NAMES:
         forms.create(name, whole(), LOOK)

@@ -19,10 +19,9 @@ from dra_driver.sim.demo.expectations import parse_expectation
 from dra_driver.sim.demo.requirements import Requirements
 from dra_driver.sim.loop import load
 from tests.e2e.cluster import RealCluster
+from tests.e2e.forms import check_partitions, reached
 from tests.e2e.gates import gates_of
-from tests.e2e.hardware import Hardware
-from tests.e2e.host import Host
-from tests.e2e.scenario import check_partitions, reached
+from tests.e2e.host import Hardware, Host
 
 ANY = Requirements()
 POLICIES = Path(__file__).parent / "policies"
@@ -34,8 +33,6 @@ FOUR_A100 = Requirements(nodes=(("gpu-a", "4xa100-sxm4-40gb+mig"),))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What a check of side effects can read while the pods are as expected."""
-
     cluster: RealCluster
     namespace: str
     hardware: Hardware
@@ -45,12 +42,10 @@ class View:
         return self.cluster.pods(self.namespace)
 
     def observations(self) -> list[Devices]:
-        """The devices that all containers of each pod list together."""
         logs = [self.cluster.all_logs(pod).values() for pod in self.pods]
         return [sum(map(observed_devices, texts), Devices()) for texts in logs]
 
     def gpu(self) -> str:
-        """The only GPU of all pods."""
         (uuid,) = {uuid for observation in self.observations() for uuid in observation.listed}
         return uuid
 
@@ -68,7 +63,6 @@ class Spec:
 
 
 def two_pods(first: str, second: str, requirements: Requirements = ANY, *, relation: str = "") -> Spec:
-    """Each sees one GPU; ``relation``: the same, or different ones."""
     reaches = [f"pod/{name} Running sees 1 GPU" for name in (first, second)]
     related = [f"pods {first} {second} {relation}"] if relation else []
     return Spec(reaches=[*reaches, *related], pods=2, lines=2, requirements=requirements)
@@ -81,7 +75,6 @@ def different_gpus(view: View) -> None:
 
 
 def job_has_ended(view: View) -> None:
-    """The programs ran to their ends."""
     logs = view.cluster.logs(view.namespace)
     assert all(log.endswith("GPU Job completed successfully\n") for log in logs.values()), logs
 
@@ -94,7 +87,6 @@ def short_turns(view: View) -> None:
 
 
 def mps_daemon(view: View) -> None:
-    """One daemon for this GPU, with both defaults set before clients can connect; the GPU is in exclusive mode."""
     gpu, said = view.gpu(), [line.split(" ", 1)[1] for line in view.hardware.said("mps-control")]
     newest = said[len(said) - said[::-1].index("start -f") :]
     assert f"devices {gpu}" in newest, newest
@@ -106,7 +98,6 @@ def mps_daemon(view: View) -> None:
 
 
 def four_quartets(view: View) -> None:
-    """Each pod has four MIG devices of one GPU, and each GPU serves one pod."""
     observations = view.observations()
     assert [sorted(part.profile for part in observation.partitions) for observation in observations] == [
         ["1g.5gb", "1g.5gb", "2g.10gb", "3g.20gb"]
@@ -170,7 +161,6 @@ def requirements(name: str) -> Requirements:
 
 
 def marked(name: str) -> pytest.MarkDecorator:
-    """With the feature gates that the spec's objects need."""
     return pytest.mark.needs(*(gates_of(load(Path(FOLDER) / f"{name}.yaml")) if FOLDER else ()))
 
 

@@ -17,18 +17,17 @@ from dra_driver.kube.connection import Connection
 from dra_driver.kube.discovery import server_version
 from dra_driver.kube.rest import RestClient
 from dra_driver.node.process.claim_reports import LEAST_MINOR
+from tests.e2e.cluster import wait
 from tests.fakes import chart
 from tests.fakes.dra_objects import DRIVER
 from tests.fakes.rbac import Access, Rules
 from tests.fakes.recording_proxy import RecordingProxy
 from tests.harness.claims_api import NAMESPACE as CLAIMS
 from tests.rights import forbidden
-from tests.rights.accounts import Account, account_on, token
-from tests.rights.figures import Figures, accesses, without_names
-from tests.rights.installation import bound, installed, until
+from tests.rights.accounts import Account, account_on, bound, installed, token
+from tests.rights.lives import UsageControllerLife
 from tests.rights.optional import Drainer, TellingNode
-from tests.rights.request import Obj, Request
-from tests.rights.use import UsageControllerLife
+from tests.rights.request import Figures, Obj, Request, accesses, without_names
 
 SUFFIX = os.urandom(3).hex()
 OWN, OTHER, ELSEWHERE = (f"optional-{name}-{SUFFIX}" for name in ("own", "other", "elsewhere"))
@@ -55,7 +54,6 @@ def manifests() -> list[Obj]:
 
 @pytest.fixture(scope="module")
 def admin(kubeconfig: str, manifests: list[Obj]) -> Iterator[RestClient]:
-    """The administrator of a cluster with the chart's rights, two Nodes and a tenant."""
     rest = RestClient(Connection.load(kubeconfig))
     if server_version(rest).minor < LEAST_MINOR:
         pytest.skip(f"the chart refuses claimStatus before Kubernetes 1.{LEAST_MINOR}")
@@ -64,7 +62,7 @@ def admin(kubeconfig: str, manifests: list[Obj]) -> Iterator[RestClient]:
             rest.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": TENANT}})
             for name in (OWN, OTHER):
                 rest.create(paths.nodes(), {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
-            until(lambda: "" if rest.get(paths.gpu_nodes()) else "GpuNodes are not served")
+            wait(lambda: "" if rest.get(paths.gpu_nodes()) else "GpuNodes are not served", 30.0)
             yield rest
         finally:
             clean(rest)
@@ -86,7 +84,6 @@ def clean(rest: RestClient) -> None:
 def test_a_node_process_tells_claims_with_the_rights_that_it_uses(
     admin: RestClient, kubeconfig: str, manifests: list[Obj], folder: Path, figures: Figures
 ) -> None:
-    """And its token writes neither what is not of its claims nor what is not of its driver."""
     account = account_on(admin, "dra-driver-node", NAMESPACE, OWN)
     with RecordingProxy(account.kubeconfig(Path(kubeconfig), folder / "token.conf")) as proxy:
         node = TellingNode(folder, admin, proxy, OWN)
@@ -107,7 +104,6 @@ def test_a_node_process_tells_claims_with_the_rights_that_it_uses(
 
 
 def stolen_status(claim: dict[str, str], admin: RestClient) -> Iterator[Request]:
-    """Writes of claims' status that no node may make."""
     path = f"{paths.resource_claim(claim['namespace'], claim['name'])}/status"
     stored = admin.get(path.removesuffix("/status"))["status"]
     written = stored["devices"][0]
@@ -141,7 +137,6 @@ def node_selector(node: str) -> Obj:
 
 
 def another_claim(admin: RestClient, like: Obj) -> str:
-    """A claim that is allocated on another node; its path."""
     body = {"apiVersion": like["apiVersion"], "kind": like["kind"], "spec": like["spec"]}
     made = admin.create(paths.resource_claims(CLAIMS), {**body, "metadata": {"generateName": "other-"}})
     path = paths.resource_claim(CLAIMS, made["metadata"]["name"])
@@ -156,7 +151,6 @@ def another_claim(admin: RestClient, like: Obj) -> str:
 def test_a_drain_has_the_rights_that_it_uses(
     admin: RestClient, kubeconfig: str, manifests: list[Obj], folder: Path, figures: Figures
 ) -> None:
-    """``kubectl dra drain --evict`` and ``undrain`` by an account with the chart's roles."""
     account = Account(name=DRAINER, namespace=NAMESPACE, token=token(admin, DRAINER, NAMESPACE))
     with RecordingProxy(account.kubeconfig(Path(kubeconfig), folder / "token.conf")) as proxy:
         requests = Drainer(folder, admin, Path(kubeconfig), proxy, OTHER).live()
@@ -174,7 +168,6 @@ def test_a_drain_has_the_rights_that_it_uses(
 def test_a_controller_that_evicts_because_of_use_has_the_rights_that_it_uses(
     admin: RestClient, kubeconfig: str, manifests: list[Obj], folder: Path, figures: Figures
 ) -> None:
-    """It reads single claims and pods, and can neither list nor delete them."""
     account = account_on(admin, "dra-driver-controller", NAMESPACE, OTHER)
     with RecordingProxy(account.kubeconfig(Path(kubeconfig), folder / "token.conf")) as proxy:
         life = UsageControllerLife(folder, admin, proxy, lease=NAMESPACE, tenant=TENANT, node=OTHER, protected="stays")

@@ -24,16 +24,15 @@ from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from dra_driver.node.process.policy_watch import HOLD_S
 from tests.e2e.cluster import still_there, unread, wait
+from tests.e2e.forms import policy
 from tests.e2e.gates import SHARES
-from tests.e2e.objects import policy
 from tests.fakes import chart
 from tests.fakes.dra_objects import DRIVER
 from tests.fakes.kubelet import DraClient, dial
 from tests.fakes.node_process import DriverProcess, NodeProcess
 from tests.harness.claims_api import ClaimMaker, ensure_namespace
 from tests.rights import forbidden
-from tests.rights.accounts import Account, account_on
-from tests.rights.installation import installed
+from tests.rights.accounts import Account, account_on, installed
 from tests.rights.request import Obj, Request, refusal
 
 SUFFIX = os.urandom(3).hex()
@@ -52,7 +51,6 @@ class World:
         self.rest, self.kubeconfig = rest, kubeconfig
 
     def apply(self, name: str, **spec: Any) -> None:
-        """Make the policy, for the node of this test alone, or replace its spec."""
         spec = {"select": {"nodeNames": [NODE]}, **spec}
         try:
             found = self.rest.get(paths.gpu_policies(name))
@@ -84,15 +82,12 @@ class World:
         return found
 
     def policy(self, name: str) -> Obj:
-        """The entry of a policy in the GpuNode; empty without one."""
         return next((item for item in self.status().get("policies", ()) if item["name"] == name), {})
 
     def policy_is(self, name: str, state: str) -> Callable[[], str | None]:
         return lambda: None if (found := self.policy(name)).get("state") == state else f"{name}: {found}"
 
     def total(self, name: str, **gpus: int) -> Callable[[], str | None]:
-        """What the controller has added up in the policy's status."""
-
         def complaint() -> str | None:
             status = self.rest.get(paths.gpu_policies(name)).get("status") or {}
             counts = {outcome: (status.get(outcome) or {}).get("gpus") for outcome in gpus}
@@ -103,7 +98,6 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(kubeconfig: str) -> Iterator[World]:
-    """A cluster with the chart's definitions, rights and admission policies, and two Nodes without a kubelet."""
     rest = RestClient(Connection.load(kubeconfig))
     is_new = still_there(rest, CRD) is None
     with installed(rest, chart.objects(namespace=NAMESPACE), NAMESPACE, SUFFIX):
@@ -135,7 +129,6 @@ def account(world: World) -> Callable[[str], Account]:
 
 @pytest.fixture
 def driver(world: World, account: Callable[[str], Account]) -> Iterator[NodeProcess]:
-    """A node process that has published both GPUs whole, with the token of its node."""
     folder = Path(tempfile.mkdtemp(prefix="dra-"))  # short, for the sockets in it
     config = account(NODE).kubeconfig(world.kubeconfig, folder / "token.conf")
     process = NodeProcess(folder, node_name=NODE, kubeconfig=str(config), poll_interval="1").start()
@@ -155,7 +148,6 @@ def driver(world: World, account: Callable[[str], Account]) -> Iterator[NodeProc
 
 @contextmanager
 def prepared(world: World, process: NodeProcess) -> Iterator[Obj]:
-    """A claim for the first GPU, prepared as a kubelet does it; unprepared and deleted after the block."""
     maker = ClaimMaker(world.rest, node=NODE, driver=DRIVER)
     claim = maker.make([name for _, name in maker.gpus].index("gpu-0"))
     uid, namespace, name = claim["uid"], claim["namespace"], claim["name"]
@@ -180,7 +172,6 @@ def controller(world: World, folder: Path) -> Iterator[DriverProcess]:
 
 
 def table(world: World) -> str:
-    """What ``kubectl get`` prints of both kinds."""
     kubectl = os.environ.get("KUBECTL") or shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("no kubectl on PATH and $KUBECTL is not set")
@@ -215,7 +206,6 @@ def test_a_policy_for_other_nodes_changes_nothing(world: World, driver: NodeProc
 def test_a_policy_waits_for_the_claim_that_has_the_gpu_and_is_told(
     world: World, driver: NodeProcess, tmp_path: Path
 ) -> None:
-    """In the GpuNode, in the policy's status, and in what people see; then the claim ends, and it is in force."""
     with controller(world, tmp_path):
         with prepared(world, driver) as claim:
             world.apply(POOL, sharing={"strategy": "MPS", "maxShares": 8})
@@ -300,7 +290,6 @@ def test_the_definition_is_deleted_and_the_policies_stay(world: World, driver: N
 
 
 def _slices_seen(world: World, seconds: float) -> set[str]:
-    """The different publications within a time, as JSON."""
     seen, end = set(), time.monotonic() + seconds
     while time.monotonic() < end:
         seen.add(json.dumps(world.strategies()))

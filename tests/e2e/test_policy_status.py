@@ -18,6 +18,7 @@ from dra_driver.kube import paths
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from tests.e2e.cluster import CRDS, crd_served, unread
+from tests.e2e.host import controllers
 from tests.fakes.node_process import DriverProcess
 from tests.unit.controller.fleets import said
 
@@ -33,7 +34,6 @@ def api(kubeconfig: str) -> RestClient:
 
 @pytest.fixture
 def crds(api: RestClient) -> Iterator[Callable[[], object]]:
-    """A function that makes the CustomResourceDefinitions; those that it made are deleted again."""
     with ExitStack() as made:
         yield lambda: [made.enter_context(crd_served(api, plural)) for plural in PLURALS]
         for item in (paths.gpu_policies(POLICY), *(paths.gpu_nodes(_node(number)) for number in range(2))):
@@ -43,18 +43,9 @@ def crds(api: RestClient) -> Iterator[Callable[[], object]]:
 
 @pytest.fixture
 def replica(kubeconfig: str, tmp_path: Path) -> Iterator[Callable[[str], DriverProcess]]:
-    made: list[DriverProcess] = []
-
-    def start(name: str) -> DriverProcess:
-        folder = tmp_path / name
-        folder.mkdir()
-        flags: dict[str, str | None] = {"kubeconfig": kubeconfig, "namespace": "default", "lease_duration": "3"}
-        made.append(DriverProcess("controller", folder, {**flags, "pod_name": name}).start())
-        return made[-1]
-
-    yield start
-    for process in made:
-        process.kill()
+    flags = {"kubeconfig": kubeconfig, "namespace": "default", "lease_duration": "3"}
+    with controllers(tmp_path, flags) as start:
+        yield start
 
 
 def _node(number: int) -> str:
@@ -62,7 +53,6 @@ def _node(number: int) -> str:
 
 
 def say(api: RestClient, number: int, *policies: NodePolicy) -> None:
-    """As the node process does: the object, then its status."""
     name, kind = _node(number), {"apiVersion": "gpu.dra-driver.io/v1alpha1", "kind": "GpuNode"}
     status = node_status(GpuNodeStatus(driver_name="gpu.nvidia.com", policies=policies), "2026-11-22T12:00:00Z")
     try:
@@ -80,8 +70,6 @@ def make_policy(api: RestClient) -> None:
 
 
 def status_is(api: RestClient, reason: str, **gpus: int) -> Callable[[], bool]:
-    """Whether the condition has this reason, and each outcome this number of GPUs."""
-
     def holds() -> bool:
         status: dict[str, Any] = api.get(paths.gpu_policies(POLICY)).get("status") or {}
         conditions = [item["reason"] for item in status.get("conditions", ())]
@@ -94,7 +82,6 @@ def status_is(api: RestClient, reason: str, **gpus: int) -> Callable[[], bool]:
 def test_the_status_follows_the_nodes_and_a_second_replica_goes_on(
     api: RestClient, crds: Callable[[], object], replica: Callable[[str], DriverProcess]
 ) -> None:
-    """The whole way: reported, waiting, in force, a node gone, the leader killed."""
     crds()
     make_policy(api)
     first, second = replica("first"), replica("second")

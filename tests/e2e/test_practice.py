@@ -39,7 +39,6 @@ while True:
 
 
 def with_gates(path: Path) -> Any:
-    """A parameter that is skipped where a feature gate of its objects is off."""
     return pytest.param(path, id=path.stem, marks=pytest.mark.needs(*gates_of(objects_of(path))))
 
 
@@ -58,7 +57,6 @@ def requirements(path: Path) -> Requirements:
 
 @pytest.fixture
 def served(cluster: RealCluster, path: Path) -> None:
-    """Skips an example that needs an API which this cluster does not serve."""
     if api := needed_api(path):
         try:
             cluster.rest.get(f"/apis/{api}")
@@ -90,7 +88,6 @@ def with_stand_ins(item: Wire) -> Wire:
 
 
 def pod_specs(item: Any) -> list[Wire]:
-    """The pods' specs below an object."""
     parts = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
     own = [item] if isinstance(item, dict) and isinstance(item.get("containers"), list) else []
     return own + [found for part in parts for found in pod_specs(part)]
@@ -99,7 +96,6 @@ def pod_specs(item: Any) -> list[Wire]:
 @pytest.mark.usefixtures("served")
 @pytest.mark.parametrize("path", [with_gates(path) for path in PATHS], indirect=True)
 def test_the_api_server_accepts_every_object(cluster: RealCluster, namespace: str, path: Path) -> None:
-    """As it is, with no unknown field (a dry run with strict validation)."""
     for item in objects_of(path):
         made = cluster.rest.create(f"{collection(item, namespace)}?dryRun=All&fieldValidation=Strict", item)
         assert made["metadata"]["name"] == item["metadata"]["name"]
@@ -115,7 +111,6 @@ def ready(cluster: RealCluster, namespace: str) -> None:
 @pytest.mark.usefixtures("served", "ready")
 @pytest.mark.parametrize("path", [with_gates(path) for path in RUN], indirect=True)
 def test_the_workload_runs(cluster: RealCluster, namespace: str, path: Path) -> None:
-    """Created by its own controllers; each container lists what its first lines say."""
     for item in objects_of(path):
         cluster.rest.create(collection(item, namespace), with_stand_ins(item))
         if item["kind"] == "CronJob":
@@ -136,7 +131,6 @@ def _unmet(cluster: RealCluster, namespace: str, expectations: Any) -> str | Non
 
 @pytest.mark.parametrize("path", [PATHS[0].with_name("quota-on-classes.yaml")], indirect=True, ids=["quota"])
 def test_the_quota_counts_devices_of_claims(cluster: RealCluster, namespace: str, path: Path) -> None:
-    """Two devices of the class fit; a third one, and one of a class with a quota of 0, are refused."""
     for item in objects_of(path):
         cluster.rest.create(collection(item, namespace), item)
 

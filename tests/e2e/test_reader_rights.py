@@ -18,11 +18,9 @@ from dra_driver.kubectl.commands.usage_source import SELECTOR
 from tests.fakes import chart
 from tests.fakes.rbac import Access, Rules
 from tests.fakes.recording_proxy import RecordingProxy
-from tests.rights import forbidden, readers
-from tests.rights.accounts import Account, account_on, pod_on, token
-from tests.rights.figures import Figures, accesses, without_names
-from tests.rights.installation import bound, installed
-from tests.rights.request import Obj, Request
+from tests.rights import forbidden, optional
+from tests.rights.accounts import Account, account_on, bound, installed, pod_on, token
+from tests.rights.request import Figures, Obj, Request, accesses, without_names
 
 SUFFIX = os.urandom(3).hex()
 OWN, OTHER = (f"readers-{name}-{SUFFIX}" for name in ("own", "other"))
@@ -42,7 +40,6 @@ def manifests() -> list[Obj]:
 
 @pytest.fixture(scope="module")
 def admin(kubeconfig: str, manifests: list[Obj]) -> Iterator[RestClient]:
-    """The administrator of a cluster with the chart's rights, and a Node."""
     rest = RestClient(Connection.load(kubeconfig))
     with installed(rest, manifests, NAMESPACE, SUFFIX):
         rest.create(paths.nodes(), {"apiVersion": "v1", "kind": "Node", "metadata": {"name": OWN}})
@@ -68,15 +65,14 @@ def beside(rules: Rules, requests: Iterator[Request]) -> list[Request]:
 def test_a_controller_that_surveys_capacity_has_the_rights_that_it_uses(
     admin: RestClient, kubeconfig: str, manifests: list[Obj], folder: Path, figures: Figures
 ) -> None:
-    """It lists, and can neither watch, nor read single objects, nor write."""
     account = account_on(admin, "dra-driver-controller", NAMESPACE, OWN)
     with RecordingProxy(account.kubeconfig(Path(kubeconfig), folder / "token.conf")) as proxy:
-        asked = accesses(readers.SurveyingController(folder, proxy, NAMESPACE).live())
+        asked = accesses(optional.SurveyingController(folder, proxy, NAMESPACE).live())
     rules = Rules(manifests, account=account.name, namespace=NAMESPACE)
     assert proxy.refused == []
     figures.judge("controller that surveys capacity", rules, asked, plain)
     rest = account.client(Path(kubeconfig), folder / "c")
-    refused = beside(rules, readers.of_a_survey(WORLD))
+    refused = beside(rules, optional.of_a_survey(WORLD))
     figures.refuse_all("the token of a controller that surveys capacity", rest, refused, plain)
 
 
@@ -89,11 +85,11 @@ def test_who_reads_usage_asks_the_exporters_and_nothing_else(
     exporter["metadata"]["labels"] = dict([SELECTOR.split("=")])
     admin.create(paths.pods(NAMESPACE), exporter)
     with RecordingProxy(account.kubeconfig(Path(kubeconfig), folder / "token.conf")) as proxy:
-        said = readers.usage(proxy.kubeconfig(folder / "proxied.conf"), NAMESPACE)
+        said = optional.usage(proxy.kubeconfig(folder / "proxied.conf"), NAMESPACE)
     rules = Rules(manifests, account=READER, namespace=NAMESPACE)
     assert "none of 1 exporters answers as expected" in said
     assert proxy.refused == []
     figures.judge("person who reads usage", rules, accesses(proxy.requests), plain)
     rest = account.client(Path(kubeconfig), folder / "c")
-    refused = beside(rules, readers.of_a_usage_reader(WORLD))
+    refused = beside(rules, optional.of_a_usage_reader(WORLD))
     figures.refuse_all("the token of a person who reads usage", rest, refused, plain)

@@ -14,17 +14,15 @@ import pytest
 from dra_driver.kube import paths
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
+from tests.e2e.cluster import wait
 from tests.fakes import chart
 from tests.fakes.dra_objects import DRIVER
 from tests.fakes.rbac import Rules
 from tests.fakes.recording_proxy import RecordingProxy
 from tests.rights import forbidden
-from tests.rights.accounts import Account, account_on, acting_as, pod_on, token
-from tests.rights.evictions import evictable_pods, is_leaving
-from tests.rights.figures import Figures, accesses, without_names
-from tests.rights.installation import installed, until
-from tests.rights.lives import ControllerLife, NodeLife
-from tests.rights.request import Obj, Request
+from tests.rights.accounts import Account, account_on, acting_as, installed, pod_on, token
+from tests.rights.lives import ControllerLife, NodeLife, evictable_pods, is_leaving
+from tests.rights.request import Figures, Obj, Request, accesses, without_names
 
 SUFFIX = os.urandom(3).hex()
 OWN, OTHER, IDLE = (f"rights-{name}-{SUFFIX}" for name in ("own", "other", "idle"))
@@ -47,7 +45,6 @@ def admin_file(kubeconfig: str) -> Path:
 
 @pytest.fixture(scope="module")
 def admin(kubeconfig: str, manifests: list[Obj]) -> Iterator[RestClient]:
-    """The administrator of a cluster with the chart's rights, two Nodes and a tenant with a claim and a pod ``x``."""
     rest = RestClient(Connection.load(kubeconfig))
     tenant = f"/api/v1/namespaces/{TENANT}"
     with installed(rest, manifests, NAMESPACE, SUFFIX):
@@ -55,8 +52,8 @@ def admin(kubeconfig: str, manifests: list[Obj]) -> Iterator[RestClient]:
             rest.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": TENANT}})
             for name in (OWN, OTHER, IDLE):
                 rest.create(paths.nodes(), {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
-            until(lambda: "" if rest.get(f"{tenant}/serviceaccounts/default") else "no account")
-            until(lambda: "" if rest.get(paths.gpu_nodes()) else "GpuNodes are not served")
+            wait(lambda: "" if rest.get(f"{tenant}/serviceaccounts/default") else "no account", 30.0)
+            wait(lambda: "" if rest.get(paths.gpu_nodes()) else "GpuNodes are not served", 30.0)
             rest.create(paths.gpu_nodes(), forbidden.gpu_node(OTHER))
             rest.create(f"{tenant}/pods", pod_on(OTHER, "default", TENANT, "x"))
             rest.create(paths.resource_claims(TENANT), claim())

@@ -49,7 +49,6 @@ def flags(cluster: RealCluster, own_host: Host, namespace: str, kubeconfig: str,
 
 
 def left(cluster: RealCluster, namespace: str) -> str:
-    """Objects of smoke tests; "" when there are none."""
     lists = {"job": paths.jobs(namespace), "pod": paths.pods(namespace), "claim": paths.resource_claims(namespace)}
     items = ((kind, item) for kind, path in lists.items() for item in cluster.rest.list(path, LABEL)["items"])
     return ", ".join(f"{kind} {item['metadata']['name']}" for kind, item in items)
@@ -64,7 +63,6 @@ def printed(capsys: pytest.CaptureFixture[str], flags: list[str]) -> tuple[int, 
 def test_every_form_is_what_was_allocated(
     cluster: RealCluster, namespace: str, flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whole GPUs, and as the cluster's gates allow partitions of each profile and shares; then nothing is left."""
     status, report = printed(capsys, [*flags, "--timeout", "120"])
     kinds = {(item["form"], item["name"]): item["status"] for item in report["tries"]}
     failed = "; ".join(f"{item['layer']}: {item['message']}" for item in report["tries"] if item["layer"])
@@ -88,7 +86,6 @@ def running(cluster: RealCluster, namespace: str, flags: list[str]) -> Iterator[
 def test_an_interrupted_run_deletes_its_objects(
     cluster: RealCluster, namespace: str, running: "subprocess.Popen[str]", number: signal.Signals
 ) -> None:
-    """Before it ends; it reports what it has so far."""
     running.send_signal(number)
     out, _ = running.communicate(timeout=60)
     assert (running.returncode, json.loads(out)["interrupted"]) == (130, True)
@@ -130,7 +127,6 @@ def test_a_stopped_driver_is_named(flags: list[str], capsys: pytest.CaptureFixtu
 
 @pytest.fixture
 def powerless(cluster: RealCluster, namespace: str, kubeconfig: str, tmp_path: Path) -> str:
-    """A kubeconfig with a token that has no rights."""
     account = Account(name="default", namespace=namespace, token=token(cluster.rest, "default", namespace))
     return str(account.kubeconfig(Path(kubeconfig), tmp_path / "kubeconfig"))
 
@@ -138,7 +134,6 @@ def powerless(cluster: RealCluster, namespace: str, kubeconfig: str, tmp_path: P
 def test_a_user_without_rights_reads_which_are_missing(
     cluster: RealCluster, namespace: str, flags: list[str], powerless: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """All of them, before anything is created."""
     capsys.readouterr()
     assert kubectl.main([*flags, "--kubeconfig", powerless]) == 2
     said = capsys.readouterr().err

@@ -19,8 +19,7 @@ from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import GONE_S, RealCluster, containers, wait
 from tests.e2e.forms import PODS, Forms, slice_of, whole
 from tests.e2e.gates import PARTITIONS, SHARES
-from tests.e2e.host import Host
-from tests.e2e.node import CDI_DIR, KUBELET_ROOT, STATE_DIR, Folders
+from tests.e2e.host import CDI_DIR, KUBELET_ROOT, STATE_DIR, Folders, Host
 from tests.fakes.node_process import DriverProcess
 
 THREE_H100 = (("gpu-a", "3xh100-sxm5-80gb"),)
@@ -32,7 +31,6 @@ pytestmark = pytest.mark.needs(PARTITIONS, SHARES)
 
 @pytest.fixture
 def forms(own_host: Host, cluster: RealCluster, namespace: str) -> Iterator[Forms]:
-    """Running pods with GPUs in every form."""
     found = Forms(cluster, namespace)
     for name, request in PODS.items():
         found.create(name, request)
@@ -56,7 +54,6 @@ def overwrite() -> None:
 
 
 def run(own_host: Host, subcommand: str, tmp_path: Path, *more: str) -> tuple[int, str]:
-    """Exit status and output of a subcommand on this node, with the settings of its node process."""
     kept = ("node_name", "simulate", "kubelet_registrar_dir", "kubelet_plugins_dir", "cdi_dir")
     flags = {name: own_host.process.flags[name] for name in kept}
     command = DriverProcess(subcommand, tmp_path, flags, own_host.process.environ).command()
@@ -70,7 +67,6 @@ def run(own_host: Host, subcommand: str, tmp_path: Path, *more: str) -> tuple[in
 def test_pods_run_on_and_can_be_deleted_when_the_journal_is_gone(
     own_host: Host, forms: Forms, node_folders: Folders, tmp_path: Path, break_journal: Callable[[], None]
 ) -> None:
-    """Deleted or overwritten while they run and the process works: no container restarts, and nothing is left."""
     before = {name: containers(forms.get(name)) for name in PODS}
     claims = node_folders.claims_in_journal()
     break_journal()
@@ -91,7 +87,6 @@ def test_pods_run_on_and_can_be_deleted_when_the_journal_is_gone(
 def test_after_a_reboot_pods_get_their_gpus_anew(
     own_host: Host, forms: Forms, node_folders: Folders, tmp_path: Path
 ) -> None:
-    """Instances, settings and CDI files are gone, the journal is full: pods of the first boot end or start again."""
     boot_id = tmp_path / "boot_id"
     boot_id.write_text("another-boot\n")
     claims = node_folders.claims_in_journal()
@@ -123,7 +118,6 @@ def test_after_a_reboot_pods_get_their_gpus_anew(
 
 
 def _prepared_anew(boot_id: Path) -> set[str]:
-    """Claims of the second boot: the kubelet prepares them again for pods that it restarts."""
     with closing(sqlite3.connect(f"file:{STATE_DIR / 'state.db'}?mode=ro", uri=True, timeout=10)) as journal:
         found = journal.execute("SELECT uid FROM claim WHERE boot_id = ?", (boot_id.read_text().strip(),))
         return {uid for (uid,) in found}
@@ -132,7 +126,6 @@ def _prepared_anew(boot_id: Path) -> set[str]:
 def test_cleanup_refuses_while_pods_run_and_removes_everything_then(
     own_host: Host, forms: Forms, tmp_path: Path
 ) -> None:
-    """Sockets, CDI files, mounts and the folder of the driver; the next start begins anew."""
     assert run(own_host, "state", tmp_path, "--hardware")[0] == 0
     status, text = run(own_host, "cleanup", tmp_path)
     assert (status, "claims are prepared" in text, "a node process runs" in text) == (2, True, True)

@@ -23,7 +23,6 @@ def backend(own_host: Host, namespace: str) -> SimulatedBackend:
 
 
 def made_by_hand(backend: SimulatedBackend, start: int) -> tuple[MigInstance, str]:
-    """The instance that an administrator creates now, and the UUID of its device."""
     (gpu,) = backend.snapshot().gpus
     profile = next(one for one in gpu.mig_profiles if one.name == PROFILE)
     instance = backend.foreign_create(gpu.uuid, profile.profile_id, start)
@@ -32,7 +31,6 @@ def made_by_hand(backend: SimulatedBackend, start: int) -> tuple[MigInstance, st
 
 
 def uuids(cluster: RealCluster) -> set[str]:
-    """UUIDs in slices; a partition that does not exist yet has none."""
     return {str(dig(device, "attributes", "uuid", "string", default="")) for device in cluster.devices()} - {""}
 
 
@@ -67,7 +65,6 @@ def test_a_foreign_partition_is_published_allocated_and_stays(
 def test_partitions_are_created_beside_a_foreign_one(
     cluster: RealCluster, backend: SimulatedBackend, forms: Forms
 ) -> None:
-    """The driver partitions the rest of the GPU; unpreparing its own partitions does not change the foreign one."""
     (gpu,) = backend.snapshot().gpus
     instance, uuid = made_by_hand(backend, start=0)
     wait(lambda: None if uuids(cluster) == {uuid} else f"slices have {uuids(cluster)}", NOTICED_S)

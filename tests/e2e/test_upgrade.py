@@ -16,8 +16,7 @@ from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import GONE_S, RealCluster, containers, wait
 from tests.e2e.forms import PODS, Forms, share, slice_of
 from tests.e2e.gates import PARTITIONS, SHARES
-from tests.e2e.host import MPS_READY, REGISTERED, START_S, Host
-from tests.e2e.node import Folders
+from tests.e2e.host import MPS_READY, REGISTERED, START_S, Folders, Host
 from tests.fakes.node_process import DriverProcess
 
 OLD_PYTHON = os.environ.get("E2E_OLD_PYTHON", "")
@@ -34,8 +33,6 @@ pytestmark = [
 
 
 class OldProcess(DriverProcess):
-    """A process of the older version with the flags of one of this version."""
-
     def __init__(self, like: DriverProcess, folder: Path) -> None:
         folder.mkdir()
         super().__init__(like.subcommand, folder, like.flags, like.environ)
@@ -59,12 +56,10 @@ def requirements(cluster: RealCluster) -> Requirements:
 
 @pytest.fixture
 def pods(cluster: RealCluster) -> dict[str, Obj]:
-    """Requests of pods by name."""
     return PODS_1_34 if is_1_34(cluster) else PODS
 
 
 def beside(pods: dict[str, Obj]) -> Obj:
-    """A request for what is still free."""
     return slice_of("1g.10gb") if "small" in pods else share("10Gi", 10)
 
 
@@ -89,14 +84,8 @@ def old(own_host: Host, cluster: RealCluster, namespace: str, tmp_path: Path) ->
 
 
 def test_pods_of_the_older_version_do_not_notice_the_new_one(  # noqa: PLR0917 - fixtures
-    own_host: Host,
-    cluster: RealCluster,
-    namespace: str,
-    pods: dict[str, Obj],
-    old: OldProcess,
-    node_folders: Folders,
+    own_host: Host, cluster: RealCluster, namespace: str, pods: dict[str, Obj], old: OldProcess, node_folders: Folders
 ) -> None:
-    """Whole GPU, partitions and MPS shares: same containers, journal and CDI files; a new pod runs beside them."""
     assert version(OLD_PYTHON, "-P") != version(own_host.process.command()[0])
     forms = Forms(cluster, namespace)
     for name, request in pods.items():
@@ -125,14 +114,8 @@ def test_pods_of_the_older_version_do_not_notice_the_new_one(  # noqa: PLR0917 -
 
 
 def test_pods_survive_a_rollback_to_the_older_version_and_back(  # noqa: PLR0917 - fixtures
-    own_host: Host,
-    cluster: RealCluster,
-    namespace: str,
-    pods: dict[str, Obj],
-    tmp_path: Path,
-    node_folders: Folders,
+    own_host: Host, cluster: RealCluster, namespace: str, pods: dict[str, Obj], tmp_path: Path, node_folders: Folders
 ) -> None:
-    """The older version answers for, prepares and unprepares claims of this one; nothing is lost between the two."""
     forms = Forms(cluster, namespace)
     for name, request in pods.items():
         forms.run(name, request)
@@ -159,7 +142,6 @@ def test_pods_survive_a_rollback_to_the_older_version_and_back(  # noqa: PLR0917
 
 
 def contents(node: Folders) -> dict[str, bytes]:
-    """CDI files of claims by name."""
     return {path.name: path.read_bytes() for path in node.cdi.glob("*-claim_*.json")}
 
 

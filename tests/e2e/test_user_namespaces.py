@@ -18,8 +18,8 @@ from dra_driver.sim.demo.requirements import Requirements
 from tests.e2e.cluster import RealCluster, wait
 from tests.e2e.forms import LIST, Forms, share, slice_of, whole
 from tests.e2e.gates import PARTITIONS, SHARES
-from tests.e2e.host import Host
-from tests.e2e.node import Folders
+from tests.e2e.host import Folders, Host
+from tests.e2e.test_container_view import MPS_POLICY, words
 
 DEV = Path("/dev")
 NODES = "stat -c 'node %n %Hr:%Lr' /dev/nvidia* /dev/nvidia-caps/* | grep -v ' 0:0'"
@@ -32,7 +32,6 @@ LET_IN = "No such device or address"
 
 TWO_H100 = (("gpu-a", "2xh100-sxm5-80gb"),)
 REQUIREMENTS = Requirements(nodes=TWO_H100)
-MPS_POLICY = Path(__file__).parent / "policies" / "mps-h100.yaml"
 PIPES = "/tmp/nvidia-mps"
 SHARED = (
     f"cat {PIPES}/nvidia-cuda-mps-control.pid | sed 's/^/pid /'; touch {PIPES}/mine /dev/shm/mine && echo writable; "
@@ -54,7 +53,6 @@ def user_namespaces(cluster: RealCluster, node: str | None) -> None:
 
 
 def nvidia_files() -> set[Path]:
-    """NVIDIA's nodes in ``/dev``, and links to them."""
     nodes = {*DEV.glob("nvidia*"), *DEV.glob("nvidia-caps/*")}
     links = {path for path in DEV.glob("char/*") if "/nvidia" in str(path.readlink())}
     return nodes | links
@@ -62,7 +60,6 @@ def nvidia_files() -> set[Path]:
 
 @pytest.fixture
 def host_dev(own_host: Host, namespace: str) -> Iterator[Path]:
-    """This host's ``/dev`` with the simulated GPUs' nodes, which the node process makes."""
     if nvidia_files():
         pytest.skip("this host has device nodes of NVIDIA GPUs, which the test would change")
     had_links = (DEV / "char").is_dir()
@@ -89,11 +86,6 @@ def forms(cluster: RealCluster, host_dev: Path, namespace: str) -> Iterator[Form
         yield found
 
 
-def lines(log: str, first: str) -> list[str]:
-    """The rest of the lines that begin with ``first``."""
-    return [line.removeprefix(f"{first} ") for line in log.splitlines() if line.startswith(f"{first} ")]
-
-
 def cdi_nodes(folders: Folders) -> dict[str, str]:
     """Path -> major:minor of all device nodes in this driver's CDI files: every GPU container's, and claims'."""
     found: dict[str, str] = {}
@@ -108,8 +100,6 @@ def cdi_nodes(folders: Folders) -> dict[str, str]:
 @pytest.mark.needs(PARTITIONS)
 @pytest.mark.usefixtures("user_namespaces")
 def test_a_pod_in_a_user_namespace_opens_its_gpu_and_no_other(forms: Forms, node_folders: Folders) -> None:
-    """A whole GPU and a partition: the pod's root is another user of the host, sees the host's nodes and may open
-    them."""
     forms.create("whole", whole(), COMMAND, host_users=False)
     forms.create("part", slice_of("1g.10gb"), COMMAND, host_users=False)
     forms.wait_ready("whole", "part")
@@ -117,12 +107,12 @@ def test_a_pod_in_a_user_namespace_opens_its_gpu_and_no_other(forms: Forms, node
         forms.wait_line(name, "done")
         log = forms.log(name)
         forms.sees(name)
-        (mapped,) = lines(log, "uids")
+        (mapped,) = words(log, "uids")
         assert mapped.split()[:2] != ["0", "0"]
-        seen = dict(line.split() for line in lines(log, "node"))
+        seen = dict(line.split() for line in words(log, "node"))
         assert seen.items() <= cdi_nodes(node_folders).items()
         assert len([path for path in seen if path.removeprefix("/dev/nvidia").isdigit()]) == 1
-        assert lines(log, "opened") == [LET_IN] * len(seen)
+        assert words(log, "opened") == [LET_IN] * len(seen)
         capabilities = [path for path in seen if path.startswith("/dev/nvidia-caps/")]
         assert len(capabilities) == (2 if name == "part" else 0)
 
@@ -133,13 +123,12 @@ def test_a_pod_in_a_user_namespace_opens_its_gpu_and_no_other(forms: Forms, node
 def test_a_share_in_a_user_namespace_has_the_daemons_folders_and_cannot_remove_its_files(
     own_host: Host, forms: Forms
 ) -> None:
-    """Its root is not the node's: it writes pipes and shared memory of its own, and the daemon's files stay."""
     forms.run("share", share("10Gi", 20), f"{LIST}; {SHARED}", host_users=False)
     forms.wait_line("share", "done")
     assert len(own_host.hardware.daemons()) == 1
     log = forms.log("share").splitlines()
     assert {"writable", "not removed"} < set(log)
-    assert len(lines(forms.log("share"), "pid")) == 1
+    assert len(words(forms.log("share"), "pid")) == 1
 
 
 @pytest.mark.needs(PARTITIONS)
@@ -161,7 +150,6 @@ def test_the_nodes_of_a_prepared_claim_are_on_the_host_with_links_in_dev_char(
 def test_a_node_that_was_deleted_on_the_host_comes_back_with_the_next_claim(
     forms: Forms, host_dev: Path, node_folders: Folders
 ) -> None:
-    """Within seconds, or at the latest before a claim is answered."""
     wait(lambda: None if (host_dev / "nvidiactl").exists() else "there is no /dev/nvidiactl", 15.0)
     (host_dev / "nvidiactl").unlink()
     forms.run("whole", whole(), COMMAND)

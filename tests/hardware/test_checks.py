@@ -34,7 +34,6 @@ def records(backend: NvmlBackend, tmp_path_factory: pytest.TempPathFactory) -> d
 @pytest.mark.timeout(700)
 @pytest.mark.parametrize("number", [check.number for check in CHECKS])
 def test_the_driver_is_right_about_this_machine(records: dict[int, CheckRecord], number: int) -> None:
-    """A check that differs fails with what was seen and what it means."""
     record, finding = records[number], records[number].finding
     if record.verdict == "skipped":
         pytest.skip(finding.seen)

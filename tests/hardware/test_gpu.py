@@ -35,7 +35,6 @@ def snapshot(backend: NvmlBackend) -> Snapshot:
 
 @pytest.fixture(autouse=True)
 def settings_stay(backend: NvmlBackend) -> Iterator[None]:
-    """No check may leave a GPU with other settings than it had."""
     backend.open()
     before = [probes.settings(handle) for handle in probes.handles()]
     yield
@@ -161,14 +160,12 @@ def test_the_backend_waits_for_events_beside_looks(backend: NvmlBackend, report:
 
 
 def test_waiting_for_an_event_that_does_not_come_ends_in_time(handles: list[Any], report: dict[str, Any]) -> None:
-    """A health thread has to come back to look at its stop flag."""
     answers = [probes.event_wait(handle, 200) for handle in handles]
     report["event wait of 200 ms"] = answers
     assert all(answer["ms"] < 2000 for answer in answers)
 
 
 def test_nvidia_smi_lists_the_gpus_of_the_inventory(snapshot: Snapshot, report: dict[str, Any]) -> None:
-    """In the format that the simulated one imitates. The other sub-commands only list."""
     program = shutil.which("nvidia-smi") or shutil.which("nvidia-smi", path="/usr/local/nvidia/bin")
     if program is None:
         pytest.skip("nvidia-smi is not on PATH")

@@ -1,13 +1,15 @@
-"""ServiceAccounts of an installation on a real API server, and tokens as the kubelet asks for them."""
+"""The chart's rights on a real API server, its ServiceAccounts, and tokens as the kubelet asks for them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from dra_driver.core.errors import AlreadyExistsError
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 
@@ -66,8 +68,6 @@ def token(admin: RestClient, account: str, namespace: str, bound: Mapping[str, s
 
 
 class Impersonation(Connection):
-    """The administrator's connection in the name of another user."""
-
     headers: Mapping[str, str] = {}
 
     def auth_headers(self) -> dict[str, str]:
@@ -82,3 +82,68 @@ def acting_as(kubeconfig: str, user: str, *, group: str = "", token_node: str = 
     headers = {"Impersonate-User": user, "Impersonate-Group": group, node_name: token_node}
     connection.headers = {name: value for name, value in headers.items() if value}
     return RestClient(connection)
+
+
+KINDS = {
+    "ServiceAccount": "/api/v1/namespaces/{namespace}/serviceaccounts",
+    "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+    "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles",
+    "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings",
+    "ValidatingAdmissionPolicy": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+    "ValidatingAdmissionPolicyBinding": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
+    "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+}
+NAMED = ("ServiceAccount", "CustomResourceDefinition")
+
+
+def collection(obj: Obj) -> str:
+    return KINDS[obj["kind"]].format(namespace=obj["metadata"].get("namespace", ""))
+
+
+def renamed(manifest: Obj, suffix: str) -> Obj:
+    """A copy whose name ends with ``suffix``, except for what processes and roles call by name."""
+    copy: Obj = yaml.safe_load(yaml.safe_dump(manifest))
+    if copy["kind"] in NAMED:
+        return copy
+    copy["metadata"]["name"] += f"-{suffix}"
+    if "roleRef" in copy:
+        copy["roleRef"]["name"] += f"-{suffix}"
+    if "policyName" in copy.get("spec", {}):
+        copy["spec"]["policyName"] += f"-{suffix}"
+    return copy
+
+
+def bound(account: str, namespace: str, *roles: Obj) -> list[Obj]:
+    """A ServiceAccount, and a binding of each role to it: the chart binds roles of people to no account."""
+    group = "rbac.authorization.k8s.io"
+    head = {"name": account, "namespace": namespace}
+    made: list[Obj] = [{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": head}]
+    for role in roles:
+        binding = {"apiVersion": f"{group}/v1", "kind": f"{role['kind']}Binding", "metadata": role["metadata"]}
+        role_ref = {"apiGroup": group, "kind": role["kind"], "name": role["metadata"]["name"]}
+        made.append({**binding, "roleRef": role_ref, "subjects": [{"kind": "ServiceAccount", **head}]})
+    return made
+
+
+@contextmanager
+def installed(admin: RestClient, objects: Iterable[Obj], namespace: str, suffix: str) -> Iterator[None]:
+    """The objects that give and take rights, while the block runs. CRDs that the cluster has stay as they are."""
+    made: list[str] = []
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
+    try:
+        admin.create("/api/v1/namespaces", body)
+        made.append(f"/api/v1/namespaces/{namespace}")
+        for obj in objects:
+            if obj["kind"] in KINDS:
+                copy = renamed(obj, suffix)
+                try:
+                    admin.create(collection(copy), copy)
+                except AlreadyExistsError:
+                    assert copy["kind"] == "CustomResourceDefinition", copy["metadata"]["name"]
+                else:
+                    made.append(f"{collection(copy)}/{copy['metadata']['name']}")
+        yield
+    finally:
+        for path in reversed(made):
+            admin.delete(path)

@@ -193,7 +193,6 @@ def leases(world: World) -> Iterator[Request]:
 
 
 def of_a_node(world: World) -> list[Request]:
-    """What the token of the node process on ``own`` must not do."""
     parts = (slices, claims, core, rest_of_the_cluster, gpu_nodes, leases)
     return [request for part in parts for request in part(world)]
 
@@ -211,7 +210,6 @@ def of_a_controller(world: World) -> list[Request]:
 
 
 def of_a_kubelet(world: World) -> list[Request]:
-    """What the credentials of the kubelet on ``own`` must not do to this driver's objects."""
     wanted = {
         *("a slice of another node", "a slice of the own node in another node's pool"),
         *("a slice of another node in the own pool", "a slice for all nodes", "a slice in a second own pool"),

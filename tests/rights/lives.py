@@ -3,16 +3,20 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from dra_driver.core.errors import NotFoundError
 from dra_driver.kube import paths
 from dra_driver.kube.rest import RestClient
 from tests.fakes.dra_objects import DRIVER, gpu, resource_slice
+from tests.fakes.extended_pods import claim_status, pod_status, special_claim
 from tests.fakes.kubelet import DraClient, dial, register
 from tests.fakes.node_process import DriverProcess, NodeProcess
 from tests.fakes.recording_proxy import RecordingProxy
 from tests.harness.claims_api import ClaimMaker, ensure_namespace
+from tests.rights.accounts import pod_on
 
 Obj = dict[str, Any]
 WAIT_S = 60.0
@@ -41,7 +45,6 @@ class Life:
 
     @contextmanager
     def _running(self) -> Iterator[None]:
-        """The process runs until the end of the block, and ends well; it is killed when a step fails."""
         try:
             self._process.start()
             yield
@@ -58,7 +61,6 @@ class Life:
 
 
 def controller(folder: Path, proxy: RecordingProxy, namespace: str, **flags: str) -> DriverProcess:
-    """A controller behind the proxy, with its Lease in the namespace."""
     own = {"namespace": namespace, "pod_name": "rights", "lease_duration": "3", **flags}
     return DriverProcess("controller", folder, {"kubeconfig": str(proxy.kubeconfig(folder / "proxied.conf")), **own})
 
@@ -97,7 +99,6 @@ class NodeLife(Life):
         super().__init__(process, proxy)
 
     def live(self) -> list[tuple[str, str]]:
-        """All requests. Waits at most a minute for each step."""
         self._admin.create(paths.gpu_policies(), POLICY)
         for number in range(3):
             leftover = resource_slice(self._node, gpu("gpu-0"), name=f"rights-{self._node}-{number}")
@@ -114,7 +115,6 @@ class NodeLife(Life):
         return list(self._proxy.requests)
 
     def _edit_a_slice(self) -> None:
-        """The driver puts back what another client changes."""
         edited = next(item for item in slices_of(self._admin, self._node) if item["spec"].get("devices"))
         edited["spec"]["devices"].pop()
         self._admin.update(f"{SLICES}/{edited['metadata']['name']}", edited)
@@ -166,3 +166,133 @@ class ControllerLife(Life):
         finally:
             self._admin.delete(paths.gpu_policies(POLICY["metadata"]["name"]))
         return list(self._proxy.requests)
+
+
+GPUS = 20  # one ill GPU of these is below the brake's share
+
+
+def evictable_pods(admin: RestClient, namespace: str, node: str, goes: str, stays: str) -> bool:
+    """Two pods share an ill GPU of ``node``; a PodDisruptionBudget protects ``stays``.
+
+    False where the API server keeps no taints of devices: nothing can be evicted then.
+    """
+    devices = [gpu(f"gpu-{number}", uuid=f"GPU-{number}") for number in range(GPUS)]
+    added = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    devices[1]["taints"] = [{"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoExecute", "timeAdded": added}]
+    made = resource_slice(node, *devices, name=f"rights-ill-{node}")
+    made["spec"]["pool"]["name"] = pool = f"{node}/ill"
+    protect(admin, namespace, stays)
+    for name in (goes, stays):
+        run_pod(admin, namespace, node, name, pool)
+    kept = admin.create(paths.resource_slices(), made)
+    return "taints" in kept["spec"]["devices"][1]
+
+
+def protect(admin: RestClient, namespace: str, pod: str) -> None:
+    budget = {"selector": {"matchLabels": {"name": pod}}, "minAvailable": 1}
+    body = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "kept"}, "spec": budget}
+    admin.create(f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets", body)
+
+
+def run_pod(admin: RestClient, namespace: str, node: str, name: str, pool: str) -> None:
+    body = pod_on(node, "default", namespace, name)
+    body["metadata"]["labels"] = {"name": name}
+    body["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
+    pod = admin.create(paths.pods(namespace), body)
+    claim = admin.create(paths.resource_claims(namespace), special_claim(pod))
+    claim["status"] = claim_status(pod, pool, "gpu-1")
+    admin.update(f"{paths.resource_claim(namespace, claim['metadata']['name'])}/status", claim)
+    admin.merge_patch(f"{paths.pod(namespace, name)}/status", {"status": pod_status(claim)})
+
+
+def is_leaving(admin: RestClient, namespace: str, name: str) -> bool:
+    try:
+        return "deletionTimestamp" in admin.get(paths.pod(namespace, name))["metadata"]
+    except NotFoundError:
+        return True
+
+
+class UsageControllerLife(Life):
+    """It lists GpuNodes, warns a pod, evicts it, and releases its Lease.
+
+    With ``protected``, the name of a second pod that a PodDisruptionBudget keeps, it says twice that it is refused.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        admin: RestClient,
+        proxy: RecordingProxy,
+        *,
+        lease: str,
+        tenant: str,
+        node: str,
+        protected: str = "",
+    ) -> None:
+        self._admin, self._tenant, self._node, self._protected = admin, tenant, node, protected
+        flags = {"max_evictions_per_minute": "600", "evict_over_grant": "true", "policy_status": "false"}
+        super().__init__(controller(folder, proxy, lease, **flags), proxy)
+
+    def live(self) -> list[tuple[str, str]]:
+        claims = [self._claim_in_use(name) for name in ("goes", self._protected) if name]
+        if self._protected:
+            protect(self._admin, self._tenant, self._protected)
+        self._ask(claims, "2026-07-01T12:00:00Z")
+        with self._running():
+            self._wait(lambda: self._asked("POST", "/events") >= len(claims))
+            self._ask(claims, "2026-07-01T12:01:00Z")
+            self._wait(lambda: is_leaving(self._admin, self._tenant, "goes"))
+            if self._protected:
+                self._wait(lambda: self._asked("POST", f"/pods/{self._protected}/eviction") >= 2)
+                self._wait(lambda: self._asked("PATCH", "/events"))
+        return list(self._proxy.requests)
+
+    def _claim_in_use(self, pod: str) -> Obj:
+        body = pod_on(self._node, "default", self._tenant, pod)
+        body["metadata"]["labels"] = {"name": pod}
+        made = self._admin.create(paths.pods(self._tenant), body)
+        running = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+        self._admin.merge_patch(f"{paths.pod(self._tenant, pod)}/status", {"status": running})
+        request = {"name": "gpu", "exactly": {"deviceClassName": DRIVER}}
+        body = {"metadata": {"name": pod}, "spec": {"devices": {"requests": [request]}}}
+        kind = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim"}
+        claim = self._admin.create(paths.resource_claims(self._tenant), {**kind, **body})
+        result = {"request": "gpu", "driver": DRIVER, "pool": f"{self._node}/{DRIVER}", "device": "gpu-0"}
+        user = {"resource": "pods", "name": pod, "uid": made["metadata"]["uid"]}
+        claim["status"] = {"allocation": {"devices": {"results": [result]}}, "reservedFor": [user]}
+        self._admin.update(f"{paths.resource_claim(self._tenant, pod)}/status", claim)
+        return {"claim": claim["metadata"]["uid"], "pod": pod, "podUid": made["metadata"]["uid"]}
+
+    def _ask(self, claims: list[Obj], checked_at: str) -> None:
+        entries = [
+            {
+                "namespace": self._tenant,
+                "claim": claim["pod"],
+                "claimUid": claim["claim"],
+                "gpu": "gpu-0",
+                "pods": [{"name": claim["pod"], "uid": claim["podUid"]}],
+                "used": "20Gi",
+                "granted": "12Gi",
+                "processes": 2,
+                "since": "2026-07-01T12:00:00Z",
+                "action": "Evict",
+                "graceSeconds": 0,
+            }
+            for claim in claims
+        ]
+        gpu = {"name": "gpu-0", "uuid": "GPU-0", "offeredAs": [], "usedAs": "Shared", "health": "Healthy"}
+        status = {
+            "observedAt": checked_at,
+            "driverName": DRIVER,
+            "summary": {"gpus": 1, "problems": 0},
+            "gpus": [gpu],
+            "policies": [],
+            "problems": [],
+            "usage": {"checkedAt": checked_at, "overGrant": entries},
+        }
+        head = {"apiVersion": "gpu.dra-driver.io/v1alpha1", "kind": "GpuNode", "metadata": {"name": self._node}}
+        try:
+            self._admin.get(paths.gpu_nodes(self._node))
+        except NotFoundError:
+            self._admin.create(paths.gpu_nodes(), head)
+        self._admin.apply(f"{paths.gpu_nodes(self._node)}/status", {**head, "status": status}, "test")

@@ -21,7 +21,6 @@ NODES = {"gpu-a": "2xa100-sxm4-40gb", "gpu-b": "2xh100-sxm5-80gb"}
 
 @contextmanager
 def cluster_of(nodes: Mapping[str, str], **settings: Any) -> Iterator[Cluster]:
-    """A cluster with the project's classes; ``settings`` are those of `Cluster`."""
     with Cluster(nodes, **settings) as running:
         running.apply(ROOT / demo.CLASSES)
         yield running
@@ -66,20 +65,16 @@ def devices(cluster: Cluster, node: str = "") -> list[Obj]:
 
 
 def untold(cluster: Cluster, name: str, *reasons: str) -> str | None:
-    """A complaint until the object has an event of each of the reasons."""
     found = {item["reason"] for item in cluster.store.list(EVENTS).items if item["involvedObject"]["name"] == name}
     return None if found.issuperset(reasons) else f"only {sorted(found)}"
 
 
 def container_statuses(pod: Obj) -> list[Obj]:
-    """What must not change for an undisturbed pod: all but the health of its devices, unknown without the driver."""
     found = pod["status"]["containerStatuses"]
     return [{key: value for key, value in item.items() if key != "allocatedResourcesStatus"} for item in found]
 
 
 class Pods:
-    """Creates, deletes and waits for pods in the test's namespace."""
-
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self._cluster = cluster
         self._namespace = namespace
@@ -87,10 +82,6 @@ class Pods:
     def create(
         self, name: str, *, claim: str = "", template: str = "", node: str = "", on: str = "", **spec: object
     ) -> Obj:
-        """A pod with one container that uses one claim, from a template or existing.
-
-        It is put on ``node``, or selects the node ``on``.
-        """
         source = {"resourceClaimName": claim} if claim else {"resourceClaimTemplateName": template}
         container = {"name": "main", "image": "example.com/app:1", "resources": {"claims": [{"name": "gpu"}]}}
         body: Obj = {"containers": [container], "resourceClaims": [{"name": "gpu", **source}], **spec}
@@ -101,12 +92,10 @@ class Pods:
         return self._cluster.store.create(PODS, {"metadata": {"name": name}, "spec": body}, namespace=self._namespace)
 
     def run(self, name: str, *, template: str, on: str = "") -> None:
-        """Create the pod, and wait until it runs."""
         self.create(name, template=template, on=on)
         self.wait_ready(name)
 
     def end(self, name: str) -> None:
-        """Delete the pod, and wait until it is removed."""
         self.delete(name)
         self.wait_gone(name)
 
@@ -120,7 +109,6 @@ class Pods:
         return self._cluster.client.log(self._namespace, name, "main")
 
     def wait_ready(self, *names: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Wait until all of them run."""
         self._cluster.wait(lambda: self._unready(names), timeout_s, f"pods {names}")
 
     def wait_gone(self, name: str, timeout_s: float = TIMEOUT_S) -> None:
@@ -130,7 +118,6 @@ class Pods:
         self._cluster.wait(present, timeout_s, f"pod {name} to go")
 
     def wait_event(self, name: str, reason: str, text: str, timeout_s: float = TIMEOUT_S) -> str:
-        """Wait for an event of that pod that contains ``text``; returns its message."""
         found: list[str] = []
 
         def search() -> str | None:
@@ -164,14 +151,12 @@ def pods(cluster: Cluster, namespace: str) -> Pods:
 
 @pytest.fixture
 def template(cluster: Cluster, namespace: str) -> str:
-    """The name of a template for one GPU."""
     return make_template(cluster, namespace)
 
 
 def make_template(
     cluster: Cluster, namespace: str, *, parameters: Mapping[str, object] | None = None, **request: object
 ) -> str:
-    """The name of a new template for one GPU; ``parameters`` are those of the driver."""
     from dra_driver.sim.apiserver.kinds import RESOURCE_CLAIM_TEMPLATES
 
     body = {"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com", **request}}

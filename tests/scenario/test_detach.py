@@ -35,8 +35,6 @@ def cluster(spec: Path) -> Iterator[Cluster]:
 
 
 class DetachedNode:
-    """Asks for a detach as an administrator or k8s-driver-manager does, and looks at what the node shows."""
-
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._rest = RestClient(Connection.load(str(cluster.kubeconfig)))
@@ -91,7 +89,6 @@ def containers(pods: Pods, names: list[str]) -> list[Any]:
 def test_a_driver_is_upgraded_under_ten_running_pods(
     cluster: Cluster, node: DetachedNode, pods: Pods, namespace: str, spec: Path
 ) -> None:
-    """None restarts; new ones wait and then run, with the new driver published."""
     template = make_template(cluster, namespace)
     names = [f"running-{number}" for number in range(10)]
     for name in names:
@@ -131,7 +128,6 @@ def test_a_driver_is_upgraded_under_ten_running_pods(
 def test_a_driver_manager_is_given_the_driver_when_the_last_claim_has_ended(
     node: DetachedNode, pods: Pods, template: str
 ) -> None:
-    """It evicts the pods that have claims after it sets its label; they need their unprepare."""
     pods.run("holder", template=template)
     node.label(PAUSED)
     node.wait_taint("driver-upgrade")

@@ -11,7 +11,7 @@ from dra_driver.sim.apiserver.jsonvalue import Obj, dig
 from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, EVENTS, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.cluster import DRIVER, Cluster
 from dra_driver.sim.objects import is_ready
-from tests.e2e.objects import deployment, pod_spec
+from tests.e2e.forms import deployment, pod_spec
 from tests.scenario.conftest import ROOT, TIMEOUT_S, Pods, devices, make_template
 
 NODE = "gpu-a"
@@ -22,14 +22,11 @@ EXCLUSIVE = [{"cel": {"expression": "!device.allowMultipleAllocations"}}]
 
 
 class Commands:
-    """Runs `kubectl dra drain` and `undrain`."""
-
     def __init__(self, cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
         self._flags = ["--kubeconfig", str(cluster.kubeconfig), "-o", "json", "--timeout", "30s"]
         self._capsys = capsys
 
     def run(self, command: str, *flags: str) -> tuple[int, Any, str]:
-        """Exit status, report and the steps that were printed."""
         self._capsys.readouterr()
         status = kubectl.main([command, NODE, *self._flags, *flags])
         printed = self._capsys.readouterr()
@@ -42,7 +39,6 @@ def commands(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> Commands:
 
 
 def tainted(cluster: Cluster) -> set[str]:
-    """GPUs of which every device has the taint of a drain; no device of the others has."""
     found: dict[str, set[bool]] = {}
     for device in devices(cluster, NODE):
         keys = [taint["key"] for taint in device.get("taints") or ()]
@@ -54,7 +50,6 @@ def tainted(cluster: Cluster) -> set[str]:
 def test_a_node_is_drained_of_every_form_and_given_back(
     cluster: Cluster, commands: Commands, pods: Pods, namespace: str
 ) -> None:
-    """Whole, partition, share, and an extended resource; the driver is given up at the end and taken again."""
     whole = make_template(cluster, namespace, selectors=EXCLUSIVE)
     pods.create("whole", template=whole)
     partition = make_template(cluster, namespace, deviceClassName="mig.nvidia.com")
@@ -101,7 +96,6 @@ def running(cluster: Cluster, namespace: str) -> list[str]:
 def test_one_gpu_is_drained_while_the_others_serve(
     cluster: Cluster, commands: Commands, pods: Pods, namespace: str
 ) -> None:
-    """All forms of that GPU are kept from new claims; a claim on another GPU is neither waited for nor evicted."""
     template = make_template(cluster, namespace, selectors=EXCLUSIVE)
     pods.run("first", template=template)
     held = next(device for device in ("gpu-0", "gpu-1", "gpu-2") if device in str(cluster_claims(cluster, namespace)))
@@ -180,7 +174,6 @@ def wait_withdrawn(cluster: Cluster) -> None:
 
 
 def test_another_driver_that_publishes_the_same_gpu_is_a_second_publisher(cluster: Cluster) -> None:
-    """Found by UUID in the watch that the node process has anyway."""
     uuid = next(
         dig(device, "attributes", "uuid", "string") for device in devices(cluster, NODE) if device["name"] == "gpu-0"
     )

@@ -10,7 +10,7 @@ from dra_driver.sim.apiserver.kinds import NODES, POD_DISRUPTION_BUDGETS, PODS
 from dra_driver.sim.cluster import Cluster
 from dra_driver.sim.demo import health
 from dra_driver.sim.node.node_process import ControllerSubprocess
-from tests.e2e.objects import budget
+from tests.e2e.forms import budget
 from tests.scenario.conftest import ROOT, TIMEOUT_S, Pods, devices, make_template, untold
 
 CLUSTER = {"nodes": {"gpu-a": "4xa100-sxm4-40gb", "gpu-b": "8xh100-sxm5-80gb"}, "policies": [ROOT / health.POLICY]}
@@ -19,7 +19,6 @@ OPT_OUT = {"gpu.dra-driver.io/no-eviction": "true"}
 
 
 def run_pod(cluster: Cluster, namespace: str, pods: Pods, name: str, **metadata: object) -> None:
-    """A running pod with ``nvidia.com/gpu: 1`` on node gpu-a."""
     container = {"name": "main", "image": "i", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
     spec = {"containers": [container], "nodeSelector": {"kubernetes.io/hostname": "gpu-a"}}
     cluster.store.create(PODS, {"metadata": {"name": name, **metadata}, "spec": spec}, namespace=namespace)
@@ -38,7 +37,6 @@ def taints(cluster: Cluster) -> list[Obj]:
 
 
 def test_the_chapter_of_the_demonstration(cluster: Cluster) -> None:
-    """Both kinds of pods move, and the GPUs are used again."""
     said: list[str] = []
     assert health.run(cluster, ROOT / health.POLICY, said.append), "\n".join(said)
     cluster.set_policies([ROOT / health.POLICY])
@@ -63,7 +61,6 @@ def test_a_budget_and_an_opt_out_keep_pods_and_the_controller_says_so(
 
 @pytest.mark.slow
 def test_the_pod_shows_that_its_gpu_is_ill(cluster: Cluster, namespace: str, pods: Pods) -> None:
-    """allocatedResourcesStatus, while the pod tolerates the taint."""
     tolerations = [{"operator": "Exists", "effect": "NoExecute"}]
     pods.run("p", template=make_template(cluster, namespace, tolerations=tolerations), on="gpu-a")
     cluster.wait(lambda: unlike(cluster, namespace, "Healthy"), TIMEOUT_S, "its health to be shown")
@@ -78,7 +75,6 @@ def test_the_pod_shows_that_its_gpu_is_ill(cluster: Cluster, namespace: str, pod
 
 
 def unlike(cluster: Cluster, namespace: str, wanted: str) -> str | None:
-    """What the pod's status shows of its devices, None if all are ``wanted``."""
     status = cluster.store.get(PODS, "p", namespace)["status"]["containerStatuses"][0]
     shown = [
         resource for item in entries(status, "allocatedResourcesStatus") for resource in entries(item, "resources")

@@ -1,4 +1,4 @@
-"""Every example meets the expectations in its comments, on the GPUs and policies it requires, and leaves nothing."""
+"""Every example, and those from practice, meet the expectations in their comments and leave nothing."""
 
 import sys
 from collections.abc import Iterator
@@ -8,11 +8,13 @@ from subprocess import run
 import pytest
 
 from dra_driver.kube.connection import Connection
+from dra_driver.kube.published.listing import observed_devices
 from dra_driver.kube.rest import RestClient
 from dra_driver.sim.cluster import Cluster
 from dra_driver.sim.demo import demo
-from dra_driver.sim.demo.requirements import ClusterPool, Requirements, group_examples
+from dra_driver.sim.demo.requirements import ClusterPool, Requirements, group_examples, read_requirements
 from dra_driver.sim.demo.scenario import Scenario
+from tests.fakes.practice import PRACTICE, for_embedded, needed_api
 from tests.harness.rest_client import RestClusterClient
 from tests.scenario.conftest import NODES, ROOT
 
@@ -22,14 +24,12 @@ EXAMPLES = [path for group in group_examples(sorted((ROOT / "examples").glob("*.
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[ClusterPool]:
-    """The clusters that examples require, one at a time."""
     with ClusterPool(NODES, lambda started: started.apply(ROOT / demo.CLASSES)) as made:
         yield made
 
 
 @pytest.fixture
 def cluster(pool: ClusterPool) -> Cluster:
-    """The cluster for examples without requirements."""
     return pool.cluster(Requirements())
 
 
@@ -39,7 +39,6 @@ def test_there_are_examples() -> None:
 
 
 def test_examples_run_over_the_network_too(cluster: Cluster) -> None:
-    """The same scenario passes through the REST interface alone, as against a real cluster."""
     client = RestClusterClient(RestClient(Connection.load(str(cluster.kubeconfig))))
     scenario = Scenario(client, leftovers=cluster.leftovers, reach_s=20.0, delete_s=20.0)
     result = scenario.run(ROOT / "examples" / "two-containers-one-claim.yaml", namespace="over-rest")
@@ -48,7 +47,6 @@ def test_examples_run_over_the_network_too(cluster: Cluster) -> None:
 
 
 def test_an_example_with_an_unmet_expectation_fails(cluster: Cluster, tmp_path: Path) -> None:
-    """An example that expects two GPUs and gets one is reported with what it saw."""
     text = (ROOT / "examples" / "one-gpu.yaml").read_text().replace("sees 1 GPU", "sees 2 GPUs")
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(text)
@@ -60,7 +58,6 @@ def test_an_example_with_an_unmet_expectation_fails(cluster: Cluster, tmp_path: 
 @pytest.mark.slow
 @pytest.mark.timeout(420)
 def test_the_demo_succeeds() -> None:
-    """`make demo`, which `.ci/run` runs too, exits with status 0 and prints every example."""
     command = [sys.executable, "-m", "dra_driver.core.command_line.main", "sim", "demo", "--root", str(ROOT)]
     done = run(command, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -77,3 +74,37 @@ def test_the_demo_succeeds() -> None:
     assert "The holders are deleted, and train runs on gpu-b" in done.stdout
     assert "event    greedy: GpuMemoryOverGrant: its process has 20Gi of gpu-0" in done.stdout
     assert "event    greedy: GpuEviction: Evicted: the processes of claim greedy-gpu-" in done.stdout
+
+
+# GPUs, and profiles of MIG devices, that each container sees.
+SEEN = {
+    "cronjob-nightly": (0, ("3g.40gb",)),
+    "notebook-share": (1, ()),
+    "statefulset-workers": (1, ()),
+    "training-first-available": (2, ()),
+    "triton-autoscaled-share": (1, ()),
+    "triton-mig-slice": (0, ("1g.10gb",)),
+    "triton-share": (1, ()),
+    "triton-whole-gpu": (1, ()),
+}
+NOT_RUN = {"quota-on-classes"}  # the embedded cluster has no quotas
+RUN = [path for path in PRACTICE if not needed_api(path) and path.stem not in NOT_RUN]
+GROUPED = [path for group in group_examples(RUN).values() for path in group]
+
+
+def test_every_example_is_run_or_known() -> None:
+    assert {path.stem for path in RUN} == set(SEEN)
+
+
+@pytest.mark.parametrize("path", GROUPED, ids=lambda path: path.stem)
+def test_an_example_runs(pool: ClusterPool, path: Path, tmp_path: Path) -> None:
+    """CronJobs as their Job, StatefulSets as their pods; probes, autoscalers and budgets have no part here."""
+    cluster: Cluster = pool.cluster(read_requirements(path))
+    reduced = tmp_path / path.name
+    reduced.write_text(for_embedded(path), encoding="utf-8")
+    scenario = Scenario(cluster.client, leftovers=cluster.leftovers, reach_s=30.0, delete_s=30.0)
+    result = scenario.run(reduced, namespace=f"p-{path.stem}"[:63])
+    assert result.problem is None
+    seen = [observed_devices(container.log) for container in result.containers]
+    found = {(len(item.gpus), tuple(part.profile for part in item.partitions)) for item in seen}
+    assert found == {SEEN[path.stem]}

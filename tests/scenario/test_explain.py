@@ -1,17 +1,27 @@
-"""``kubectl dra explain`` in the embedded cluster agrees with the scheduler there."""
+"""``kubectl dra explain`` agrees with the scheduler, and docs/explain.md shows what it prints."""
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from dra_driver.kube.connection import Connection
+from dra_driver.kube.rest import RestClient
+from dra_driver.kube.state import ClusterState, read_cluster, with_objects
+from dra_driver.kubectl.explain import explain, explain_pods, pod_subject
+from dra_driver.kubectl.explain.report import render
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
-from dra_driver.sim.apiserver.kinds import PODS
+from dra_driver.sim.apiserver.kinds import NODES, PODS
 from dra_driver.sim.cluster import Cluster
-from tests.scenario.conftest import TIMEOUT_S, Pods, make_template
+from dra_driver.sim.demo import demo
+from dra_driver.sim.demo import forms as demo_forms
+from tests.scenario.conftest import ROOT, TIMEOUT_S, Pods, cluster_of, make_template
 
 A100 = {"cel": {"expression": 'device.attributes["gpu.nvidia.com"].productName.contains("A100")'}}
 
@@ -41,7 +51,6 @@ def wait_rejected(cluster: Cluster, pods: Pods, name: str) -> None:
 def test_a_pod_that_waits_for_a_gpu_in_use_is_explained_and_starts_when_it_is_free(
     cluster: Cluster, namespace: str, pods: Pods
 ) -> None:
-    """The cluster has two A100: the third pod waits for one of the first two, and explain names them."""
     template = make_template(cluster, namespace, selectors=[A100])
     pods.create("one", template=template)
     pods.create("two", template=template)
@@ -92,3 +101,116 @@ def test_a_snapshot_gives_the_same_explanation_without_the_cluster(
     done = dra(cluster, "snapshot", file)
     assert done.returncode == 0, done.stderr
     assert explained(cluster, "pod/lost", "-n", namespace, "--cluster-state", file)["causes"] == live["causes"]
+
+
+A, C = 'device.attributes["gpu.nvidia.com"]', 'device.capacity["gpu.nvidia.com"]'
+HOPPER, AMPERE = f'{A}.architecture == "Hopper"', f'{A}.architecture == "Ampere"'
+BLOCKS = re.findall(
+    r"```console\n\$ kubectl dra explain (.*)\n((?s:.*?))```", (ROOT / "docs" / "explain.md").read_text()
+)
+
+
+def template(
+    name: str, count: int = 1, *expressions: str, device_class: str = "gpu.nvidia.com", **capacity: str
+) -> Obj:
+    exactly: dict[str, Any] = {"deviceClassName": device_class, "count": count}
+    if capacity:
+        exactly["capacity"] = {"requests": capacity}
+    exactly["selectors"] = [{"cel": {"expression": expression}} for expression in expressions]
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}},
+    }
+
+
+def pod(name: str, of_template: str, **spec: Any) -> Obj:
+    container = {"name": "main", "image": "ubuntu:24.04", "resources": {"claims": [{"name": "gpu"}]}}
+    claims = [{"name": "gpu", "resourceClaimTemplateName": of_template}]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"containers": [container], "resourceClaims": claims, **spec},
+    }
+
+
+@pytest.fixture(scope="module")
+def printed() -> Iterator[dict[str, str]]:
+    with cluster_of(dict(demo.NODES_OF_DEMO) | {"gpu-a": "4xa100-sxm4-40gb"}) as cluster:
+        found = _printed(cluster)
+    with cluster_of(demo_forms.NODES, policies=[ROOT / demo_forms.POLICY]) as cluster:
+        yield found | _printed_of_forms(cluster)
+
+
+class Outputs(dict[str, str]):
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__()
+        self.cluster = cluster
+
+    def __call__(self, name: str, *objects: Obj, waits_for: str = "Unschedulable SchedulerError") -> None:
+        for item in objects:
+            self.cluster.client.create(item, "default")
+        self.cluster.wait(lambda: _unsaid(self.cluster, name, waits_for), TIMEOUT_S, f"the scheduler to look at {name}")
+        state = _state(self.cluster)
+        self[f"pod/{name}"] = render(explain(state, pod_subject(state, "default", name)))
+
+
+def _printed_of_forms(cluster: Cluster) -> dict[str, str]:
+    outputs = Outputs(cluster)
+    profile = f'{A}.profile == "1g.10gb"'
+    outputs(
+        "heidi", template("slices", 7, profile, device_class="mig.nvidia.com"), pod("heidi", "slices"),
+        waits_for="Running",
+    )  # fmt: skip
+    outputs("ivan", template("whole", 1), pod("ivan", "whole"))
+    outputs("judy", template("slice", 1, profile, device_class="mig.nvidia.com"), pod("judy", "slice"))
+    for name in ("ivan", "judy", "heidi"):
+        cluster.store.delete(PODS, name, "default")
+    cluster.wait(lambda: ", ".join(cluster.leftovers()) or None, TIMEOUT_S, "the GPU to be free")
+    outputs("kim", template("large", memory="50Gi", computePercent="70"), pod("kim", "large"), waits_for="Running")
+    outputs("leo", template("small", memory="10Gi"), pod("leo", "small"))
+    return outputs
+
+
+def _printed(cluster: Cluster) -> dict[str, str]:
+    outputs = Outputs(cluster)
+    outputs("big", template("big", 1, f'{HOPPER} && {C}.memory.compareTo(quantity("80Gi")) >= 0'), pod("big", "big"))
+    outputs("alice", template("seven", 7, HOPPER), pod("alice", "seven"), waits_for="Running")
+    outputs("bob", template("pair", 2, HOPPER), pod("bob", "pair"))
+    outputs("carol", pod("carol", "gpus"), waits_for="")
+    outputs("dora", template("dora", device_class="nvidia-gpu"), pod("dora", "dora"))
+    outputs("eve", template("eve", 1, f"{A}.memoryBandwidth >= 3000"), pod("eve", "eve"))
+    node = cluster.store.get(NODES, "gpu-a")
+    node["spec"]["taints"] = [{"key": "team", "value": "research", "effect": "NoSchedule"}]
+    cluster.store.update(NODES, node)
+    outputs("frank", template("frank", 2), pod("frank", "frank"))
+    with_grace = with_objects(_state(cluster), [template("grace", 1, AMPERE)])
+    grace = pod("grace", "grace", tolerations=[{"key": "team", "operator": "Exists"}])
+    outputs["-f grace.yaml"] = render(explain_pods(with_grace, [grace])[0])
+    return outputs
+
+
+def _state(cluster: Cluster) -> ClusterState:
+    return read_cluster(RestClient(Connection.load(str(cluster.kubeconfig))), "default")
+
+
+def _unsaid(cluster: Cluster, name: str, wanted: str) -> str | None:
+    found = cluster.store.get(PODS, name, "default")
+    reasons = [item.get("reason") for item in dig(found, "status", "conditions", default=[])]
+    seen = {dig(found, "status", "phase"), *reasons}
+    return None if not wanted or seen & set(wanted.split()) else f"{seen}"
+
+
+def plain(text: str) -> str:
+    return re.sub(r"-gpu-[a-z0-9]{5}\b", "-gpu-xxxxx", " ".join(text.split()))
+
+
+def test_the_page_has_nine_causes_and_a_what_if() -> None:
+    assert len(BLOCKS) == 10
+
+
+@pytest.mark.parametrize(("arguments", "shown"), BLOCKS, ids=[arguments for arguments, _ in BLOCKS])
+def test_the_page_shows_real_output(printed: dict[str, str], arguments: str, shown: str) -> None:
+    assert plain(shown) == plain(printed[arguments])

@@ -22,7 +22,6 @@ def _result(**changes: Any) -> Obj:
 
 
 def _allocate(cluster: Cluster, pod: Obj, *results: Obj, config: tuple[Obj, ...] = ()) -> Obj:
-    """The claim of the pod's name, allocated by hand and reserved for the pod."""
     namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
     spec = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": DRIVER}}]}}
     claim = cluster.store.create(RESOURCE_CLAIMS, {"metadata": {"name": name}, "spec": spec}, namespace=namespace)
@@ -51,7 +50,6 @@ def _opaque(parameters: Obj, driver: str = DRIVER) -> Obj:
 def test_a_claim_that_cannot_be_prepared_says_why(
     cluster: Cluster, pods: Pods, result: Obj, config: tuple[Obj, ...], said: str
 ) -> None:
-    """The event on the pod names the claim and what is wrong with it, nothing stays on disk, others are served."""
     pod = pods.create("bad", claim="bad", node="gpu-a")
     _allocate(cluster, pod, result, config=config)
     message = pods.wait_event("bad", "FailedPrepareDynamicResources", said)
@@ -65,7 +63,6 @@ def test_a_claim_that_cannot_be_prepared_says_why(
 
 
 def test_a_gpu_is_never_given_to_two_claims(cluster: Cluster, namespace: str, pods: Pods) -> None:
-    """When two allocations name the same GPU, the second claim is refused, and the error names the first."""
     first = pods.create("first", claim="first", node="gpu-a")
     _allocate(cluster, first, _result())
     pods.wait_ready("first")
@@ -79,7 +76,6 @@ def test_a_gpu_is_never_given_to_two_claims(cluster: Cluster, namespace: str, po
 def test_admin_access_sees_a_gpu_in_use_and_leaves_its_claim_alone(
     cluster: Cluster, namespace: str, pods: Pods
 ) -> None:
-    """A monitor with admin access gets the device that another claim holds."""
     user = pods.create("user", claim="user", node="gpu-a")
     _allocate(cluster, user, _result())
     pods.wait_ready("user")
@@ -99,7 +95,6 @@ def test_results_of_other_drivers_are_ignored(cluster: Cluster, namespace: str, 
 
 
 def test_the_kubelet_does_not_prepare_a_claim_reserved_for_another_pod(cluster: Cluster, pods: Pods) -> None:
-    """A pod of the same name with another UID is another pod."""
     pod = pods.create("stale", claim="stale", node="gpu-a")
     claim = _allocate(cluster, pod, _result())
     claim["status"]["reservedFor"][0]["uid"] = "00000000-0000-0000-0000-000000000000"
@@ -108,7 +103,6 @@ def test_the_kubelet_does_not_prepare_a_claim_reserved_for_another_pod(cluster: 
 
 
 def test_the_driver_does_not_prepare_a_claim_that_was_replaced(cluster: Cluster, namespace: str, pods: Pods) -> None:
-    """The kubelet may still ask for the former claim of that name: the new one belongs to another pod."""
     pod = pods.create("first", node="gpu-a", claim="missing")
     former = _allocate(cluster, pod, _result())
     cluster.store.update_status(RESOURCE_CLAIMS, {**former, "status": {}})
@@ -125,7 +119,6 @@ def test_the_driver_does_not_prepare_a_claim_that_was_replaced(cluster: Cluster,
 
 
 def test_a_selector_that_fails_is_an_event_of_the_pod(cluster: Cluster, namespace: str, pods: Pods) -> None:
-    """A CEL mistake is an error in the pod's events on all nodes, not a silent "does not fit"."""
     from tests.scenario.conftest import make_template
 
     selectors = [{"cel": {"expression": f'device.attributes["{DRIVER}"].nope == "x"'}}]

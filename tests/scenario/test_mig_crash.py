@@ -34,20 +34,16 @@ and the number of compute instances of each GPU instance."""
 
 @dataclass(frozen=True)
 class Scene:
-    """A node, and one claim for two partitions of one GPU."""
-
     node: LiveNode
     claim: Obj
 
     def seen(self) -> "Seen":
-        """The traces of the claim that a person on the node can see."""
         state = self.node.states().get(self.claim["uid"])
         has_file = self.claim["uid"] in self.node.cdi_files()
         is_noted = "mig-mode" in [key for _, key in self.node.notes()]
         return state, has_file, is_noted, bool(self.node.gpus_in_mig_mode()), self.made()
 
     def made(self) -> list[int]:
-        """How many compute instances each GPU instance has."""
         return sorted(compute for *_, compute in self.node.instances())
 
 
@@ -111,13 +107,11 @@ def step(steps: tuple[Step, ...], name: str) -> Step:
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[LiveNode]:
-    """Every test restores it."""
     with LiveNode(SPEC) as running:
         yield running
 
 
 def published(node: LiveNode) -> set[str]:
-    """Names of all devices in the node's slices."""
     return {device["name"] for item in node.slices() for device in item["spec"].get("devices") or ()}
 
 
@@ -139,13 +133,11 @@ def scheduler(node: LiveNode, all_devices: set[str]) -> Iterator[Scheduler]:
 
 @pytest.fixture
 def calls() -> Iterator[ThreadPoolExecutor]:
-    """A thread for a call that is cut off."""
     with ThreadPoolExecutor(2) as threads:
         yield threads
 
 
 def two(scheduler: Scheduler, node: LiveNode) -> Obj:
-    """A claim for two partitions of the first GPU."""
     of = node.gpus[:1]
     return scheduler.allocate_soon(partition(FIRST, "one", of=of), partition(SECOND, "two", of=of), together=True)
 
@@ -176,7 +168,6 @@ def cut_off(step: Step, scene: Scene, call: Callable[[], object], calls: ThreadP
 
 
 def is_served(scene: Scene) -> None:
-    """The claim is prepared once; after its unprepare nothing is left."""
     node, claim = scene.node, scene.claim
     answer = node.prepare(claim)
     assert answer.error == ""
@@ -194,7 +185,6 @@ def is_served(scene: Scene) -> None:
 def test_a_prepare_that_dies_at_any_step_is_undone_and_served_again(
     step: Step, node: LiveNode, scheduler: Scheduler, calls: ThreadPoolExecutor
 ) -> None:
-    """The kubelet got no answer, so nothing of the claim may exist after the restart."""
     scene = Scene(node, two(scheduler, node))
     cut_off(step, scene, lambda: node.prepare(scene.claim), calls)
     node.start()
@@ -207,7 +197,6 @@ def test_a_prepare_that_dies_at_any_step_is_undone_and_served_again(
 def test_an_unprepare_that_dies_at_any_step_is_finished_by_the_next_run(
     step: Step, node: LiveNode, scheduler: Scheduler, calls: ThreadPoolExecutor
 ) -> None:
-    """Also when the kubelet does not call again."""
     scene = Scene(node, two(scheduler, node))
     assert node.prepare(scene.claim).error == ""
     cut_off(step, scene, lambda: node.unprepare(scene.claim), calls)
@@ -225,7 +214,6 @@ def test_an_unprepare_that_dies_at_any_step_is_finished_by_the_next_run(
 def test_a_recovery_that_dies_is_finished_by_the_next_run(
     name: str, node: LiveNode, scheduler: Scheduler, calls: ThreadPoolExecutor
 ) -> None:
-    """A node whose process crashes while it starts recovers without a person."""
     scene = Scene(node, two(scheduler, node))
     cut_off(step(PREPARE, "two is made"), scene, lambda: node.prepare(scene.claim), calls)
     stopped_at(step(UNPREPARE, name), scene, node.process.start)
@@ -270,7 +258,6 @@ class Kubelet:
             return
 
     def turn(self) -> None:
-        """One call."""
         wanted = "unprepare" if self.answers else "prepare"
         before, self.answers, self.in_doubt = self.answers, None, True
         if wanted == "unprepare":
@@ -286,7 +273,6 @@ class Kubelet:
         return [each for device in answer.devices for each in device.cdi_device_ids]
 
     def check(self) -> None:
-        """After a restart: the last answer still holds."""
         state = self.node.states().get(self.claim["uid"])
         if self.in_doubt:  # the answer was lost: done or undone, and nothing between
             assert state in ("prepared", None)
@@ -301,7 +287,6 @@ class Kubelet:
 
 @pytest.mark.parametrize("kills", ["few", pytest.param("many", marks=[pytest.mark.slow, pytest.mark.timeout(400)])])
 def test_kills_at_random_moments_lose_and_leave_nothing(kills: str, node: LiveNode, scheduler: Scheduler) -> None:
-    """With three claims in work at once, two of them on one GPU: what is on the GPUs is what the journal says."""
     dice = random.Random(kills)  # noqa: S311 - moments to kill at, not a secret
     claims = [two(scheduler, node), scheduler.allocate_soon(partition("3g.40gb", of=node.gpus[:1]))]
     claims.append(scheduler.allocate_soon(partition("7g.80gb", of=node.gpus[1:])))

@@ -54,7 +54,6 @@ class Board:
         return [(profile, start) for profile in self.table.profiles for start in profile.starts]
 
     def allows(self, layout: Layout) -> bool:
-        """Whether all of these can exist at the same time."""
         slices = [index for profile, start in layout for index in range(start, start + profile.memory_slices)]
         if len(slices) != len(set(slices)) or max(slices, default=0) >= self.table.memory_slices:
             return False
@@ -71,7 +70,6 @@ class Board:
         return there_are is None or sum(getattr(p.engines, engine) or 0 for p in profiles) <= there_are
 
     def layouts(self) -> Iterator[Layout]:
-        """Every allowed layout, the empty one first."""
         places = self.places
         waiting: list[tuple[Layout, int]] = [((), 0)]
         while waiting:
@@ -82,7 +80,6 @@ class Board:
                     waiting.append(((*layout, places[at]), at + 1))
 
     def full_layouts(self) -> list[Layout]:
-        """The layouts to which nothing can be added."""
         return [
             layout
             for layout in self.layouts()
@@ -111,14 +108,11 @@ def in_mode_held(model: str) -> Snapshot:
 
 
 def places_of(devices: list[Obj]) -> dict[tuple[int, int], Obj]:
-    """The partitions among the devices, by profile id and start."""
     names = ((parse_partition_name(device["name"]), device) for device in devices)
     return {(name.profile_id, name.start): device for name, device in names if name is not None}
 
 
 class Party(Protocol):
-    """Decides whether a placement can be allocated beside those it has allocated before."""
-
     def take(self, place: Place) -> bool: ...
     def give_back(self, place: Place) -> None: ...
 
@@ -159,8 +153,6 @@ class Counters:
 
 
 class Hardware:
-    """GPU instances, created and destroyed."""
-
     def __init__(self, model: str) -> None:
         self._backend, self._gpu = in_mig_mode(model)
         self._made: dict[Place, int] = {}
@@ -199,8 +191,6 @@ def described(layout: Layout) -> str:
 
 @pytest.mark.parametrize("model", WALKED)
 def test_every_layout(model: str) -> None:
-    """Table, counters and hardware agree on every layout, and the whole GPU is free only while no placement is
-    allocated."""
     board = Board(model)
     counters = Counters(in_mode_held(model))
     visited = 0
@@ -213,7 +203,6 @@ def test_every_layout(model: str) -> None:
 
 @pytest.mark.parametrize("model", MORE)
 def test_every_layout_of_further_boards(model: str) -> None:
-    """Table and counters agree on boards with twelve memory slices, and on boards whose table has gaps."""
     board = Board(model)
     counters = Counters(in_mode_held(model))
     assert sum(1 for _ in walk(board, [counters])) > 700
@@ -221,7 +210,6 @@ def test_every_layout_of_further_boards(model: str) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_published_is_what_the_table_has(model: str) -> None:
-    """Every placement once, with its numbers, and the whole GPU."""
     board = Board(model)
     devices = Counters(in_mode_held(model)).devices
     places = places_of(devices)
@@ -237,11 +225,9 @@ def test_published_is_what_the_table_has(model: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "model",
-    ["a30-24gb", *(pytest.param(model, marks=pytest.mark.slow) for model in ("a100-sxm4-40gb", "b200-180gb"))],
+    "model", ["a30-24gb", *(pytest.param(model, marks=pytest.mark.slow) for model in ("a100-sxm4-40gb", "b200-180gb"))]
 )
 def test_beside_a_foreign_instance(model: str) -> None:
-    """Beside any one foreign instance, exactly the layouts that contain it can be completed."""
     board = Board(model)
     for foreign in board.places:
         backend, gpu = in_mig_mode(model)

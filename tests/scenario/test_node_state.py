@@ -16,14 +16,11 @@ SPEC = "4xh100-sxm5-80gb"
 
 @dataclass
 class Inspected:
-    """A node with a partition, a time-sliced GPU and a share under MPS, and the commands on it."""
-
     node: LiveNode
     claims: list[Obj]
     output: pytest.CaptureFixture[str]
 
     def run(self, *words: str) -> tuple[int, str]:
-        """Exit status, and what was printed."""
         folders = self.node.folders
         places = {
             "kubelet-plugins-dir": folders.plugins,
@@ -41,7 +38,6 @@ class Inspected:
         return status, printed.out + printed.err
 
     def findings(self, *words: str) -> list[str]:
-        """What disagrees, without remarks."""
         status, text = self.run("state", "--output=json", *words)
         found: dict[str, Any] = json.loads(text)
         problems = [f"{each['about']}: {each['seen']}" for each in found["findings"] if each["severity"] == "problem"]
@@ -64,7 +60,6 @@ def inspected(capsys: pytest.CaptureFixture[str]) -> Iterator[Inspected]:
 
 
 def test_state_says_what_disagrees_and_repairs_it(inspected: Inspected) -> None:
-    """Beside a running node process it changes nothing; without one it takes the steps of a start."""
     node = inspected.node
     before = node.instances(), node.notes(), node.states(), sorted(node.cdi_files())
     assert inspected.findings("--hardware") == []
@@ -127,7 +122,6 @@ def test_cleanup_refuses_while_something_runs_or_is_prepared(inspected: Inspecte
 
 
 def test_cleanup_removes_every_trace_and_nothing_else(inspected: Inspected) -> None:
-    """Also what only the journal knows: a partition whose claim an older version freed."""
     node = inspected.node
     for claim in inspected.claims[1:]:
         assert node.unprepare(claim) == ""

@@ -11,7 +11,7 @@ from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import EVENTS, GPU_NODES, GPU_POLICIES, PODS
 from dra_driver.sim.cluster import Cluster
 from dra_driver.sim.objects import is_ready
-from tests.e2e.objects import policy
+from tests.e2e.forms import policy
 from tests.scenario.conftest import ROOT, TIMEOUT_S, cluster_of
 from tests.scenario.conftest import devices as all_devices
 
@@ -58,7 +58,6 @@ def shared(cluster: Cluster, strategy: str | None) -> None:
 
 
 def test_policy_in_use_stays_until_the_gpu_is_free(cluster: Cluster, folder: Path) -> None:
-    """After a policy hides a GPU in use, its shares go on under MPS and no new claim gets it; then it is hidden."""
     file = folder / "pool.yaml"
     file.write_text(POLICY % "{forms: {migProfiles: []}, sharing: {strategy: MPS}}")
     shared(cluster, "MPS")
@@ -85,7 +84,6 @@ def test_policy_in_use_stays_until_the_gpu_is_free(cluster: Cluster, folder: Pat
 
 
 def test_an_invalid_policy_is_a_node_event_and_changes_nothing(cluster: Cluster, folder: Path) -> None:
-    """The last valid policy stays in force, also over a restart of the node process."""
     file = folder / "pool.yaml"
     file.write_text(POLICY % "{forms: {migProfiles: ['7g.*']}}")
     published(cluster, {"gpu-0", "gpu-0-mig-7g80gb-0-0"})
@@ -106,7 +104,6 @@ def test_an_invalid_policy_is_a_node_event_and_changes_nothing(cluster: Cluster,
 
 @pytest.mark.slow
 def test_policies_as_objects_change_what_is_published_and_gpu_nodes_say_so(cluster: Cluster) -> None:
-    """No file: a node follows objects, refuses a contradiction as a whole, and writes what became of each policy."""
     shared(cluster, None)
     cluster.client.create(policy("mps", sharing={"strategy": "MPS"}, forms={"migProfiles": []}), "")
     shared(cluster, "MPS")

@@ -1,8 +1,8 @@
-"""A node reboots while pods have GPUs in every form: hardware state and /var/run are gone, the journal is not."""
+"""A node that reboots, and a node whose journal is lost or damaged."""
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,6 @@ SOON_S = 10.0
 
 
 class Rebooting(LiveNode):
-    """A node whose boot id is in a file."""
-
     def __init__(self) -> None:
         super().__init__(SPEC, policy=MPS_ON_GPU_3, mps=True)
         self.boot_id = self.root / "boot_id"
@@ -70,7 +68,6 @@ def claims(node: Rebooting) -> dict[str, Obj]:
 
 
 def test_after_a_reboot_pods_that_restart_are_prepared_anew(node: Rebooting, claims: dict[str, Obj]) -> None:
-    """And what the others had is free: no entry, file, note or daemon of the first boot is left."""
     before = len(node.instances()), node.gpus_in_mig_mode(), sorted(key for _, key in node.notes())
     assert before[0] == 2
     node.power_off()
@@ -90,7 +87,6 @@ def test_after_a_reboot_pods_that_restart_are_prepared_anew(node: Rebooting, cla
 
 
 def test_the_kubelet_may_call_before_anything_else_after_a_reboot(node: Rebooting, claims: dict[str, Obj]) -> None:
-    """It unprepares what it finds no pod for, and prepares other claims for the same GPUs."""
     node.power_off()
     node.power_on()
     for name in ("larger", "sliced"):
@@ -115,3 +111,54 @@ def test_one_damaged_entry_stops_no_other_after_a_reboot(node: Rebooting, claims
     for claim in claims.values():
         assert node.unprepare(claim) == ""
     until(lambda: node.leftovers() == [], f"a clean node: {node.leftovers()}", SOON_S)
+
+
+def lose(node: LiveNode) -> None:
+    for path in node.plugin.glob("state.db*"):
+        path.unlink()
+
+
+def damage(node: LiveNode) -> None:
+    for path in node.plugin.glob("state.db-*"):
+        path.unlink()
+    (node.plugin / "state.db").write_bytes(b"\x00damaged" * 2048)
+
+
+def damage_one_entry(node: LiveNode) -> None:
+    """Change one value of one claim to what the driver never writes, as a flipped bit does."""
+    node.change_journal("UPDATE claim SET changed_at = 'never' WHERE uid = (SELECT max(uid) FROM claim)")
+
+
+@pytest.mark.parametrize("break_journal", [lose, damage, damage_one_entry])
+def test_nothing_is_left_on_gpus_whose_journal_was_lost(break_journal: Callable[[LiveNode], None]) -> None:
+    with LiveNode(SPEC, policy=MPS_ON_GPU_3, mps=True) as node:
+        scheduler = Scheduler(node)
+        slicing = parameters("GpuConfig", strategy="TimeSlicing", timeSlicingConfig={"interval": "Long"})
+        under_mps = parameters("MigDeviceConfig", strategy="MPS", mpsConfig={"defaultActiveThreadPercentage": 40})
+        zero, one, two, _ = node.gpus
+        claims = [
+            scheduler.allocate_soon(partition("1g.10gb", of=[zero])),
+            scheduler.allocate_soon(partition("2g.20gb", of=[zero]), config=[under_mps]),
+            scheduler.allocate_soon(partition("3g.40gb", of=[one])),
+            scheduler.allocate_soon(gpu(of=[two]), config=[slicing]),
+            scheduler.allocate_soon(share("10Gi", 20)),
+            scheduler.allocate_soon(share("20Gi", 30)),
+        ]
+        prepared = list(claims)
+        answers = [node.prepare(each) for each in prepared]
+        assert [answer.error for answer in answers] == [""] * len(claims)
+        there = node.instances(), node.gpus_in_mig_mode(), sorted(node.mps_processes()), node.notes()
+        assert [len(each) for each in there] == [3, 2, 2, 4]
+        gone = prepared.pop(2)
+        node.kill()
+        scheduler.release(gone)
+        break_journal(node)
+        node.start()
+        until(lambda: len(node.states()) == len(prepared), "the journal to be rebuilt")
+        assert sorted(node.mps_processes()) == there[2], "under the feet of containers"
+        assert node.gpus_in_mig_mode() == [zero], "the partition of the claim that is over has gone"
+        answers.pop(2)
+        assert [node.prepare(each) for each in prepared] == answers
+        for each in prepared:
+            assert node.unprepare(each) == ""
+        assert node.leftovers() == []

@@ -24,7 +24,6 @@ def _unchanged(pods: Pods, before: Obj) -> None:
 
 
 def test_killing_the_node_process_changes_nothing_for_running_pods(cluster: Cluster, pods: Pods, template: str) -> None:
-    """After kill -9 pods run on, their CDI documents stay, and a restarted process prepares and unprepares claims."""
     pods.run("before", template=template, on="gpu-a")
     node, running = cluster.nodes["gpu-a"], pods.get("before")
     documents = {path: path.read_bytes() for path in node.claim_files()}
@@ -45,7 +44,6 @@ def test_killing_the_node_process_changes_nothing_for_running_pods(cluster: Clus
 def test_a_pod_deleted_while_the_node_process_is_away_goes_once_it_is_back(
     cluster: Cluster, pods: Pods, template: str
 ) -> None:
-    """Unprepare is repeated until the driver answers; until then the pod stays and keeps its GPU."""
     pods.run("leaving", template=template, on="gpu-b")
     node = cluster.nodes["gpu-b"]
     node.process.kill()
@@ -79,7 +77,6 @@ def test_restarting_the_kubelet_brings_slices_back_and_leaves_pods_alone(
 
 
 def test_slices_deleted_by_another_client_come_back(cluster: Cluster) -> None:
-    """A foreign delete is repaired without a restart of anything."""
     from dra_driver.sim.apiserver.kinds import RESOURCE_SLICES
 
     for item in cluster.slices("gpu-b"):
@@ -88,7 +85,6 @@ def test_slices_deleted_by_another_client_come_back(cluster: Cluster) -> None:
 
 
 def test_an_api_server_that_is_away_delays_and_breaks_nothing(cluster: Cluster, pods: Pods, template: str) -> None:
-    """Running pods stay; a new pod waits, and runs once the API server is back."""
     pods.run("before", template=template, on="gpu-b")
     running = pods.get("before")
     cluster.stop_api_server()
@@ -118,7 +114,6 @@ def test_a_pod_says_that_the_api_server_is_away(cluster: Cluster, pods: Pods, te
 
 
 def test_a_deleted_pod_frees_its_gpu_for_the_next(cluster: Cluster, pods: Pods, template: str) -> None:
-    """A pod that waits for a GPU starts by itself when another pod releases one."""
     for name in ("one", "two"):
         pods.create(name, template=template, on="gpu-a")
     # Only now: of three waiting pods the first is the one whose claim was created first.
@@ -147,7 +142,6 @@ def change_journal(node: ClusterNode, sql: str) -> None:
 
 
 def claims_in_journal(node: ClusterNode) -> dict[str, str]:
-    """States by UID of the claims in the journal."""
     path = node.folders.plugins / DRIVER / "state.db"
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5.0)) as connection:
         return dict(connection.execute("SELECT uid, state FROM claim").fetchall())
@@ -163,7 +157,6 @@ def claims_in_journal(node: ClusterNode) -> dict[str, str]:
 def test_killing_the_node_process_in_the_middle_of_a_prepare_loses_nothing(
     cluster: Cluster, pods: Pods, namespace: str, held: str, states: list[str]
 ) -> None:
-    """The next process finishes the prepare that was cut off: both pods run, with a GPU each, and both can go."""
     slicing = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}  # without it there is one write
     parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": slicing}
     template = make_template(cluster, namespace, parameters=parameters)

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +26,6 @@ COMMAND = [sys.executable, "-m", "dra_driver.core.command_line.main", "sim", "up
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """The command, started in the checkout with a kubeconfig and a policy of its own."""
     policies = tmp_path / "policies"
     policies.mkdir()
     policy = {"apiVersion": "gpu.dra-driver.io/v1alpha1", "kind": "GpuPolicy", "metadata": {"name": "turns"}}
@@ -39,7 +39,6 @@ def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def _until(child: subprocess.Popen[str], text: str) -> str:
-    """The output up to a line with ``text``; fails at the end of the output."""
     assert child.stdout is not None
     lines: list[str] = []
     for line in child.stdout:
@@ -58,7 +57,6 @@ def wait_for(found: Callable[[], list[str]]) -> list[str]:
 
 
 def exporters(rest: RestClient) -> list[str]:
-    """Who answers `kubectl dra usage` and its siblings; nothing until the exporter serves."""
     with suppress(DraError):
         return [f"from {ask_exporters(rest, 'dra-driver').source}"]
     return []
@@ -66,7 +64,6 @@ def exporters(rest: RestClient) -> list[str]:
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_up_serves_until_it_is_stopped(running: subprocess.Popen[str], tmp_path: Path, how: signal.Signals) -> None:
-    """The kubeconfig works at once, policies are in force from the start; afterwards only the policy file is left."""
     output = _until(running, "Ctrl-C stops the cluster")
     assert f"policies     {tmp_path / 'policies'}" in output
     assert f"export KUBECONFIG={tmp_path / 'kubeconfig'}" in output
@@ -108,6 +105,34 @@ def test_up_serves_until_it_is_stopped(running: subprocess.Popen[str], tmp_path:
     ],
 )
 def test_wrong_usage_starts_nothing(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A sentence that names the mistake: a typing mistake in a path must not mean "no policies"."""
     assert main(["sim", "up", *flags]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_page_of_an_embedded_cluster_opens_and_ends_with_it() -> None:
+    pytest.importorskip("jinja2", reason="jinja2 is in requirements/dev.txt and not installed: run make")
+    command = [
+        sys.executable,
+        "-m",
+        "dra_driver.core.command_line.main",
+        "sim",
+        "up",
+        "--ui",
+        "--node",
+        "gpu-a=1xa100-sxm4-40gb",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sim:
+        try:
+            assert sim.stdout is not None
+            told = next(line for line in sim.stdout if line.startswith("page "))
+            address, log = told.split()[1], Path(told.split()[-1])
+            assert log.is_file()
+            with urllib.request.urlopen(address, timeout=30) as answer:  # noqa: S310  the address is loopback
+                assert answer.status == 200
+                assert "HttpOnly" in answer.headers["set-cookie"]
+        finally:
+            sim.send_signal(signal.SIGTERM)
+            sim.wait(60)
+    port = int(re.findall(r":(\d+)/", address)[0])
+    with socket.socket() as other:
+        assert other.connect_ex(("127.0.0.1", port)) != 0

@@ -35,8 +35,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 class Smoke:
-    """Runs the command in the test's namespace."""
-
     def __init__(self, cluster: Cluster, namespace: str, capsys: pytest.CaptureFixture[str]) -> None:
         self.flags = ["smoke", "--kubeconfig", str(cluster.kubeconfig), "-n", namespace, "--image", "example.com/x:1"]
         self._capsys = capsys
@@ -53,7 +51,6 @@ def smoke(cluster: Cluster, namespace: str, capsys: pytest.CaptureFixture[str]) 
 
 
 def of_runs(cluster: Cluster, namespace: str) -> list[str]:
-    """Objects of smoke tests."""
     found: list[Obj] = [
         item for kind in (JOBS, PODS, RESOURCE_CLAIMS) for item in cluster.store.list(kind, namespace).items
     ]
@@ -65,7 +62,6 @@ def outcomes(report: Any) -> dict[tuple[str, str, str], str]:
 
 
 def test_every_form_of_every_node_is_tried(cluster: Cluster, namespace: str, smoke: Smoke) -> None:
-    """Each container sees what its claim was allocated, and nothing is left."""
     status, report = smoke.run("--all-nodes")
     assert outcomes(report) == {
         ("gpu-a", "mig", "1g.6gb"): "ok",
@@ -83,7 +79,6 @@ def test_every_form_of_every_node_is_tried(cluster: Cluster, namespace: str, smo
 
 
 def test_what_is_in_use_is_not_tried(cluster: Cluster, namespace: str, smoke: Smoke, pods: Pods) -> None:
-    """That is no failure."""
     selector = {"cel": {"expression": '!("sharingStrategy" in device.attributes["gpu.nvidia.com"])'}}
     template = make_template(cluster, namespace, selectors=[selector])
     pods.run("holder", template=template, on="gpu-b")
@@ -97,7 +92,6 @@ def test_what_is_in_use_is_not_tried(cluster: Cluster, namespace: str, smoke: Sm
 
 @contextmanager
 def waiting(cluster: Cluster, namespace: str, smoke: Smoke, timeout_s: int) -> "Iterator[subprocess.Popen[str]]":
-    """A command whose pod waits for a node process that has stopped."""
     more = ["--node", "gpu-b", "--kind", "gpu", "--timeout", str(timeout_s), "-o", "json"]
     command = [sys.executable, "-m", "dra_driver.kubectl.commands.kubectl", *smoke.flags, *more]
     cluster.nodes["gpu-b"].process.stop()
@@ -112,7 +106,6 @@ def waiting(cluster: Cluster, namespace: str, smoke: Smoke, timeout_s: int) -> "
 
 
 def test_a_run_that_is_interrupted_deletes_its_objects(cluster: Cluster, namespace: str, smoke: Smoke) -> None:
-    """SIGINT while a pod waits: the Job, its pod and its claim go."""
     with waiting(cluster, namespace, smoke, 300) as running:
         running.send_signal(signal.SIGINT)
         out, _ = running.communicate(timeout=60)
@@ -130,7 +123,6 @@ def test_a_run_that_is_killed_leaves_nothing(cluster: Cluster, namespace: str, s
 
 
 def test_leftovers_are_deleted_on_request(cluster: Cluster, namespace: str, smoke: Smoke) -> None:
-    """A run that was killed leaves a Job, its pod and its claim; its label finds them."""
     labels = {LABEL: "killed"}
     container = {"name": "nvidia-smi", "image": "x"}
     template = {"metadata": {"labels": labels}, "spec": {"restartPolicy": "Never", "containers": [container]}}
@@ -142,7 +134,6 @@ def test_leftovers_are_deleted_on_request(cluster: Cluster, namespace: str, smok
 
 
 def test_an_unknown_node_is_wrong_usage(smoke: Smoke, capsys: pytest.CaptureFixture[str]) -> None:
-    """And so is a namespace from which no image can be taken."""
     assert kubectl.main([*smoke.flags, "--node", "gpu-z"]) == 2
     assert "no node 'gpu-z' in this cluster" in capsys.readouterr().err
     without_image = [flag for flag in smoke.flags if flag not in ("--image", "example.com/x:1")]

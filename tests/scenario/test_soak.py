@@ -21,7 +21,6 @@ pytestmark = pytest.mark.slow  # threads, crashes, and a node for each
 
 
 def test_after_any_mix_of_claims_nothing_is_left() -> None:
-    """At the end the node is as it was at the start, after any requests, faults and crashes."""
     found = node_soak.run(60, 1, "1", illnesses=2)
     seen = ", ".join(f"{what} {count}" for what, count in sorted(found.soak.seen.items()))
     sys.stdout.write(f"60 rounds in {found.seconds:.1f} s: {seen}\n")  # pytest -s
@@ -30,8 +29,6 @@ def test_after_any_mix_of_claims_nothing_is_left() -> None:
 
 
 class Node:
-    """A node with a whole GPU and a partition prepared."""
-
     def __init__(self, node: LiveNode) -> None:
         self.node = node
         scheduler = Scheduler(node)
@@ -53,7 +50,6 @@ class Node:
 
 @pytest.fixture
 def broken() -> Iterator[Node]:
-    """A node that holds its invariants, until the test."""
     with LiveNode("2xh100-sxm5-80gb") as live:
         found = Node(live)
         assert found.breaches() == []

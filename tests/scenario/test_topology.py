@@ -25,7 +25,6 @@ def template(name: str, count: int, *, attribute: str = "") -> Obj:
 
 
 def held(cluster: Cluster, namespace: str) -> Mapping[str, frozenset[str]]:
-    """The devices of each allocated claim, by the pod that has it."""
     found = {}
     for claim in cluster.store.list(RESOURCE_CLAIMS, namespace).items:
         results = claim.get("status", {}).get("allocation", {}).get("devices", {}).get("results", ())
@@ -34,7 +33,6 @@ def held(cluster: Cluster, namespace: str) -> Mapping[str, frozenset[str]]:
 
 
 def test_two_linked_gpus_are_always_a_pair(cluster: Cluster, namespace: str) -> None:
-    """Pods with one GPU and with two linked ones come and go at random; a pod that does not fit waits for a pair."""
     rng, pods = Random(7), Pods(cluster, namespace)  # noqa: S311 - it has to come out the same every time
     cluster.store.create(RESOURCE_CLAIM_TEMPLATES, template("one", 1), namespace=namespace)
     cluster.store.create(RESOURCE_CLAIM_TEMPLATES, template("two", 2, attribute=LINKED), namespace=namespace)
@@ -67,7 +65,6 @@ def _has_pair(found: Mapping[str, frozenset[str]], running: Mapping[str, int]) -
 
 
 def test_a_gpu_comes_with_the_network_card_of_its_pcie_root(cluster: Cluster, namespace: str) -> None:
-    """The example allocates them together. The cards are slices alone; no driver prepares them here."""
     cluster.store.create(RESOURCE_SLICES, _cards("pci0000:08"))
     example: Path = ROOT / "examples" / "topology" / "gpu-and-nic.yaml"
     cluster.apply(example, namespace)

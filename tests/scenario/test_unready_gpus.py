@@ -24,7 +24,6 @@ NOT_STARTED, IN_PROGRESS, COMPLETED = (Fabric(state=state) for state in FabricSt
 
 
 def tainted(node: LiveNode, key: str) -> set[str]:
-    """Published devices with that taint."""
     devices = [device for item in node.slices() for device in item["spec"].get("devices") or ()]
     return {each["name"] for each in devices if any(taint["key"] == key for taint in each.get("taints") or ())}
 
@@ -80,7 +79,6 @@ def test_new_claims_avoid_a_gpu_that_a_monitor_keeps_from_being_cut(node: LiveNo
 
 @pytest.mark.slow
 def test_a_partition_that_exists_stays_open_to_claims(node: LiveNode) -> None:
-    """A claim that is prepared again, and instances of other claims, are not affected."""
     scheduler, (busy, _) = Scheduler(node), node.gpus
     first = scheduler.allocate_soon(partition(SMALL, of=[busy]))
     assert node.prepare(first).error == ""

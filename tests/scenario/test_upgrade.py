@@ -27,8 +27,6 @@ GPU_COUNT = 4
 
 @dataclass
 class Upgraded:
-    """A node on which the current version runs on the recorded state. ``claims`` by their names in the recording."""
-
     node: LiveNode
     claims: dict[str, Obj]
     answers: dict[str, list[tuple[str, list[str]]] | None]
@@ -66,7 +64,6 @@ def add_claim(node: LiveNode, recorded: Obj) -> Obj:
 
 
 def lay_out(node: LiveNode, uids: dict[str, str]) -> None:
-    """Copy the recording into the node's folders."""
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     shutil.copytree(RECORDING / "plugin", node.plugin, dirs_exist_ok=True)
     for path in (RECORDING / "cdi").iterdir():
@@ -108,7 +105,6 @@ def without_masks(document: bytes) -> Any:
 
 
 def test_prepared_claims_stay_as_they_were(upgraded: Upgraded) -> None:
-    """The journal, CDI files, partitions, daemons and settings are found; a repeated prepare gets the old answer."""
     node = upgraded.node
     assert {node.states()[claim["uid"]] for claim in upgraded.prepared().values()} == {"prepared"}
     for name, claim in upgraded.prepared().items():
@@ -122,7 +118,6 @@ def test_prepared_claims_stay_as_they_were(upgraded: Upgraded) -> None:
 
 
 def test_a_claim_that_was_being_prepared_is_undone_and_prepared_again(upgraded: Upgraded) -> None:
-    """Its half-created partition is removed at start, and the kubelet's next call creates it anew."""
     node, claim = upgraded.node, upgraded.claims["preparing"]
     assert claim["uid"] not in node.states()
     assert all(compute == 1 for *_, compute in node.instances())
@@ -130,7 +125,6 @@ def test_a_claim_that_was_being_prepared_is_undone_and_prepared_again(upgraded: 
 
 
 def test_every_claim_can_be_unprepared_and_nothing_is_left(upgraded: Upgraded) -> None:
-    """What the older version created, switched on or wrote is removed by the current one."""
     node = upgraded.node
     for name, claim in upgraded.claims.items():
         assert node.unprepare(claim) == "", name

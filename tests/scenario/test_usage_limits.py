@@ -19,7 +19,7 @@ from dra_driver.sim.apiserver.kinds import DEPLOYMENTS, GPU_NODES, PODS, RESOURC
 from dra_driver.sim.cluster import DRIVER, Cluster
 from dra_driver.sim.node.node_process import ControllerSubprocess
 from dra_driver.sim.objects import is_ready
-from tests.e2e.objects import deployment, pod_spec
+from tests.e2e.forms import deployment, pod_spec
 from tests.scenario.conftest import ROOT, TIMEOUT_S, cluster_of, make_template, untold
 
 POLICY = ROOT / "examples" / "usage" / "shares-that-hold.yaml"
@@ -30,7 +30,6 @@ GIB = 2**30
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """Two nodes; the node process of gpu-a works with an exporter."""
     with cluster_of({"gpu-a": "1xa100-sxm4-40gb", "gpu-b": "4xa100-sxm4-40gb"}, policies=[POLICY]) as running:
         process = running.nodes["gpu-a"].process
         process.stop()
@@ -42,7 +41,6 @@ def cluster() -> Iterator[Cluster]:
 
 
 def deploy(cluster: Cluster, namespace: str, name: str) -> Obj:
-    """A Deployment of one pod with a share of 12Gi on gpu-a; returns its pod when it runs."""
     template = make_template(cluster, namespace, capacity={"requests": {"memory": "12Gi"}})
     spec = pod_spec(template, nodeSelector={"kubernetes.io/hostname": "gpu-a"})
     cluster.store.create(DEPLOYMENTS, deployment(name, spec), namespace=namespace)
@@ -93,7 +91,6 @@ def find(cluster: Cluster, *over: tuple[ClaimRef, Obj], idle: ClaimRef) -> None:
 
 
 def gpus(cluster: Cluster) -> list[Obj]:
-    """Those in the GpuNode of gpu-a, which is written some time after the slices."""
     found = cluster.store.find(GPU_NODES, "gpu-a")
     return entries(found, "status", "gpus") if found is not None else []
 
@@ -107,7 +104,6 @@ def usage(cluster: Cluster) -> Obj:
 def test_claims_over_their_grant_and_idle_ones_are_evicted_and_no_others(
     cluster: Cluster, namespace: str, controller: ControllerSubprocess
 ) -> None:
-    """And an idle one is reclaimed. An entry that lies about a claim of another node changes nothing."""
     greedy, fine, sleepy = (deploy(cluster, namespace, name) for name in ("greedy", "fine", "sleepy"))
     foreign = ClaimRef(namespace=namespace, name="of-gpu-b", uid=ClaimUid("0"))
     find(cluster, (claim_of(cluster, greedy), greedy), (foreign, fine), idle=claim_of(cluster, sleepy))

@@ -43,14 +43,12 @@ def test_the_metrics_are_read() -> None:
 
 
 def test_nothing_is_skipped_for_its_gates_on_1_36() -> None:
-    """With the defaults of 1.36, whatever a test names."""
     assert gates.why_skipped(NAMED, defaults("1.36")) == ""
 
 
 @pytest.mark.parametrize("version", ["1.34", "1.35"])
 @pytest.mark.parametrize("gate", sorted(NAMED))
 def test_each_named_gate_is_off_by_default_before_1_36(version: str, gate: str) -> None:
-    """A gate that is on everywhere needs no marker."""
     assert gates.why_skipped([gate], defaults(version)) == f"feature gate {gate} is off in this cluster"
 
 

@@ -37,7 +37,6 @@ LAYERS = [contract for contract in CONTRACTS if contract["type"] == "layers"]
 
 
 def packages(copy: Path) -> Iterator[str]:
-    """Dotted names of all packages, generated code apart."""
     for init in sorted(copy.glob("dra_driver/**/__init__.py")):
         name = ".".join(init.parent.relative_to(copy).parts)
         if name.startswith("dra_driver.") and not name.startswith("dra_driver.core._pb"):
@@ -45,7 +44,6 @@ def packages(copy: Path) -> Iterator[str]:
 
 
 def add(copy: Path, module: str, statement: str) -> None:
-    """Add an import to a module, or to a new module of a package."""
     path = copy / module.replace(".", "/")
     path = path / f"{VIOLATION}.py" if path.is_dir() else path.with_suffix(".py")
     text = path.read_text() if path.exists() else '"""Breaks fences."""\n'
@@ -53,7 +51,6 @@ def add(copy: Path, module: str, statement: str) -> None:
 
 
 def is_exempt(package: str, module: str) -> bool:
-    """Whether every module of ``package`` may import ``module``."""
     wholes = {pattern.rpartition(".")[0] for pattern in FENCES[module] if pattern.endswith(".*")}
     trees = {pattern.removesuffix(".**") for pattern in FENCES[module] if pattern.endswith(".**")}
     return package in wholes or any(package == tree or package.startswith(f"{tree}.") for tree in trees)
@@ -69,7 +66,6 @@ def neighbours(copy: Path) -> Iterator[tuple[str, str]]:
 
 
 def existing(folder: Path, layer: str) -> str:
-    """Of a layer, which may name packages to come."""
     names: list[str] = re.findall(r"\w+", layer)
     return next(name for name in names if (folder / name).is_dir() or (folder / f"{name}.py").is_file())
 
@@ -101,7 +97,6 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def output(copy: Path) -> str:
-    """What lint-imports reports of it, in one line."""
     command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()"]
     found = subprocess.run(
         [*command, "--no-cache", "--no-logo"], cwd=copy, capture_output=True, text=True, check=False, timeout=100
@@ -111,20 +106,17 @@ def output(copy: Path) -> str:
 
 
 def test_every_contract_can_be_broken(output: str) -> None:
-    """None passes whatever the code does."""
     lines = output.replace(" ", "")
     assert [each["name"] for each in CONTRACTS if f"{each['name']} BROKEN".replace(" ", "") not in lines] == []
 
 
 def test_no_package_imports_any_third_party_package(copy: Path, output: str) -> None:
-    """A forbidden import in each package is reported, once for each third-party package; exempt packages are silent."""
     seen = set(re.findall(rf"(dra_driver[\w.]*)\.{VIOLATION} -> ([\w.]+)", output))
     expected = {(name, module) for name in packages(copy) for module in FENCES if not is_exempt(name, module)}
     assert {(name, module) for name, module in seen if module in FENCES} == expected
 
 
 def test_a_layer_does_not_import_the_one_above(copy: Path, output: str) -> None:
-    """Two neighbouring layers of any contract."""
     reported = re.findall(r"(dra_driver[\w.]*) -> (dra_driver[\w.]*)", output)
     missing = [
         (low, high)
@@ -135,11 +127,9 @@ def test_a_layer_does_not_import_the_one_above(copy: Path, output: str) -> None:
 
 
 def test_a_new_module_needs_a_layer(output: str) -> None:
-    """Layers are exhaustive."""
     containers = [contract["containers"][0] for contract in LAYERS]
     assert [each for each in containers if f"- {each}.{VIOLATION} " not in output] == []
 
 
 def test_a_package_with_a_face_is_not_entered_past_it(output: str) -> None:
-    """By an import of one of its modules from another package."""
     assert {face for face in FACES if not re.search(rf"{VIOLATION} -> {re.escape(face)}\.", output)} == set()

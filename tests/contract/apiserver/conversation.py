@@ -1,18 +1,23 @@
 """A conversation with an API server: requests from a file, and replies in a comparable form.
 
-The same conversation is held with a real kube-apiserver (``python -m tests.contract.apiserver.record``) and with the
-embedded one (``test_recorded.py``). Values that differ from run to run (UIDs, revisions, times, random suffixes, ages)
-are replaced by a marker.
+The same conversation is held with a real kube-apiserver, which records its replies (Kubernetes 1.36.2 with default
+feature gates and without controllers), and with the embedded one (``test_server.py``). Values that differ from run to
+run (UIDs, revisions, times, random suffixes, ages) are replaced by a marker. To record again:
+``KUBECONFIG=... python -m tests.contract.apiserver.conversation [conversation ...]``. Use a cluster without valuable
+data, with a token or no client certificate in its kubeconfig; the recorded files have no host names.
 """
 
 import http.client
 import json
+import os
 import re
 import ssl
+import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -87,7 +92,6 @@ def _unverified() -> ssl.SSLContext:
 
 
 def fill(text: str | None, known: dict[str, str]) -> Any:
-    """Replace ``${name}`` by the value captured under that name."""
     if text is None:
         return None
     for name, value in known.items():
@@ -144,7 +148,6 @@ def _stable_text(text: str, key: str) -> str:
 
 
 def _plain_table(table: dict[str, Any]) -> dict[str, Any]:
-    """A table without descriptions and ages."""
     columns = table.get("columnDefinitions") or []
     kept = [{key: value for key, value in column.items() if key != "description"} for column in columns]
     rows = [
@@ -160,16 +163,12 @@ def _remove(value: Any, path: list[str]) -> None:
             for item in value if isinstance(value, list) else list(value.values()):
                 _remove(item, path[path.index(part) + 1 :])
             return
-        if isinstance(value, list):
-            value = value[int(part)] if int(part) < len(value) else None
-        elif isinstance(value, dict):
-            value = value.get(part)
+        value = _at(value, part)
     if isinstance(value, dict):
         value.pop(path[-1], None)
 
 
 def hold(server: Server, name: str) -> dict[str, dict[str, Any]]:
-    """Run the whole conversation; returns comparable replies by step name, in order."""
     known: dict[str, str] = {}
     answers: dict[str, dict[str, Any]] = {}
     for step in load(name):
@@ -177,3 +176,18 @@ def hold(server: Server, name: str) -> dict[str, dict[str, Any]]:
         capture(step, answer, known)
         answers[step["name"]] = comparable(step, answer)
     return answers
+
+
+def record() -> None:
+    config = yaml.safe_load(Path(os.environ["KUBECONFIG"]).read_text(encoding="utf-8"))
+    url = urlsplit(config["clusters"][0]["cluster"]["server"])
+    server = Server(url.hostname or "", url.port or 443, config["users"][0]["user"]["token"])
+    for name in sys.argv[1:] or sorted(path.stem for path in STEPS.glob("*.yaml")):
+        answers = hold(server, name)
+        text = json.dumps(answers, indent=1, ensure_ascii=False, sort_keys=False)
+        (RECORDED / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+        sys.stderr.write(f"{name}: {len(answers)} answers\n")
+
+
+if __name__ == "__main__":
+    record()

@@ -60,7 +60,6 @@ Kubectl = Callable[..., str]
 
 
 def _find_kubectl() -> str:
-    """The path of a kubectl that is new enough; skips the test without one."""
     path = os.environ.get("KUBECTL") or shutil.which("kubectl")
     if not path:
         pytest.skip("no kubectl on PATH and $KUBECTL is not set")

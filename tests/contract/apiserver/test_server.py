@@ -1,4 +1,4 @@
-"""The server: its certificate, token, kubeconfig, limits and stop."""
+"""The server: its certificate, token, kubeconfig, limits and stop, and replies as a real one gave them."""
 
 import http.client
 import json
@@ -16,6 +16,7 @@ from dra_driver.core.errors import RetryableError
 from dra_driver.sim.apiserver.kinds import CONFIG_MAPS, PODS
 from dra_driver.sim.apiserver.server import ApiServer
 from dra_driver.sim.apiserver.store import Store
+from tests.contract.apiserver.conversation import RECORDED, STEPS, Server, hold
 from tests.unit.sim_apiserver.builders import config_map, pod
 
 
@@ -118,7 +119,6 @@ def test_a_port_in_use_is_an_error_with_the_port(api: ApiServer) -> None:
 
 
 def test_a_successor_takes_over_address_token_and_objects(api: ApiServer) -> None:
-    """Clients of a restarted server see an outage and no other difference."""
     api.store.create(CONFIG_MAPS, config_map("a"))
     api.stop()
     again = ApiServer(successor_of=api)
@@ -153,3 +153,24 @@ def test_a_pods_proxy_asks_for_the_token_and_reaches_its_process(api: ApiServer)
     assert (status, b"Unsupported method" in body) == (501, True)
     status, body = _request(api, "GET", path)
     assert (status, json.loads(body)["reason"]) == (503, "ServiceUnavailable")
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    api = ApiServer()
+    url = urlsplit(api.start())
+    yield Server(url.hostname or "", url.port or 0, api.token)
+    api.stop()
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in STEPS.glob("*.yaml")))
+def test_answers_like_the_recorded_server(server: Server, name: str) -> None:
+    """Codes, bodies and warnings equal those of a Kubernetes 1.36.2 API server for the same requests."""
+    recorded = json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8"))
+    embedded = json.loads(json.dumps(hold(server, name)))
+    assert embedded.keys() <= recorded.keys()
+    differing = [step for step in embedded if embedded[step] != recorded[step]]
+    assert not differing, "\n\n".join(
+        f"{step}\n  embedded: {json.dumps(embedded[step])[:3000]}\n  recorded: {json.dumps(recorded[step])[:3000]}"
+        for step in differing
+    )

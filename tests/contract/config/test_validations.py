@@ -1,6 +1,6 @@
 """The rules of the CustomResourceDefinition in CEL against the same rules in Python, with this project's CEL engine.
 
-`tests/e2e/test_parameters_policy.py` asks a real API server. Types are checked there: here every value is dyn.
+`tests/e2e/test_admission.py` asks a real API server. Types are checked there: here every value is dyn.
 """
 
 from collections.abc import Iterator, Mapping

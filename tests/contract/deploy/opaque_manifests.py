@@ -20,12 +20,10 @@ _GOOD = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"}
 
 
 def manifests() -> list[dict[str, Any]]:
-    """Always the same."""
     return [_manifest(number) for number in range(COUNT)]
 
 
 def lints(manifest: dict[str, Any]) -> list[str]:
-    """What lint says about the parameters: messages of rule DRA035."""
     report = lint([ManifestSource(name="x.yaml", text=json.dumps(manifest))], KnownObjects())
     return [finding.message for finding in report.findings if finding.rule == "DRA035"]
 
@@ -43,7 +41,6 @@ def node_says(manifest: dict[str, Any]) -> str | None:
 
 
 def configs_of(manifest: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
-    """The place of the entries, and they themselves."""
     spec = manifest["spec"]
     if manifest["kind"] == "DeviceClass":
         return "spec.config", spec.get("config", [])

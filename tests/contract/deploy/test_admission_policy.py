@@ -91,7 +91,6 @@ def test_other_vendors_are_not_hurt(policy: Policy, operation: str) -> None:
 
 
 def test_what_an_attack_left_on_the_own_node_may_be_deleted(policy: Policy) -> None:
-    """The pool counts for writing alone."""
     assert policy.denial(request(operation="DELETE", pool=f"node-b/{DRIVER}")) is None
 
 
@@ -156,7 +155,6 @@ def test_the_own_gpu_node_is_allowed(gpu_nodes: Policy, user: str, operation: st
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("user", [ELSEWHERE, KUBELET])
 def test_the_gpu_node_of_another_node_is_denied(gpu_nodes: Policy, user: str, operation: str) -> None:
-    """The owner of one node would tell the controller what every other node has."""
     asked = change(operation, user=user, name="node-b")
     assert gpu_nodes.says(asked, "the driver on node node-a may not change the GpuNode node-b")
 
@@ -176,12 +174,10 @@ def test_a_gpu_node_is_owned_by_its_node_alone(gpu_nodes: Policy) -> None:
 
 @pytest.mark.parametrize("user", ["kubernetes-admin", "system:serviceaccount:dra-driver:dra-driver-controller"])
 def test_other_users_of_gpu_nodes_are_not_restricted(gpu_nodes: Policy, user: str) -> None:
-    """An administrator may delete a GpuNode; RBAC says who may."""
     assert not gpu_nodes.matches(change("DELETE", user=user, name="node-b"))
 
 
 def test_gpu_nodes_and_their_status_are_covered() -> None:
-    """Rights to a subresource are apart from those to the object."""
     manifest, binding = yaml.safe_load_all((chart.ROOT / "deploy/base/gpu-nodes.yaml").read_text())
     (rule,) = manifest["spec"]["matchConstraints"]["resourceRules"]
     assert rule["resources"] == ["gpunodes", "gpunodes/status"]

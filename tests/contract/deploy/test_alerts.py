@@ -1,5 +1,6 @@
-"""The rules and the PodMonitor of deploy/chart against docs/metrics.md and against Prometheus' own program."""
+"""Alerts, their cases for promtool, and dashboards."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 from tests.fakes import chart
+from tests.prometheus.dashboards import PanelQuery, boards, queries
 
 FILES = chart.CHART / "files"
 CASES_FILE = chart.ROOT / "tests" / "prometheus" / "alerts_test.yaml"
@@ -26,7 +28,6 @@ METRIC = re.compile(r"\b(?:dra_[a-z_]+|up)\b(?!:)")
 
 
 def metrics_of(text: str) -> set[str]:
-    """Names of metrics in an expression or in the code of a text."""
     return set(METRIC.findall(re.sub(r'"[^"]*"|\[\w+\]', "", text)))
 
 
@@ -48,7 +49,6 @@ def test_an_alert_is_about_the_metrics_of_its_line(alert: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
 def test_a_case_has_a_series_that_must_not_fire_and_all_labels_that_the_texts_name(alert: dict[str, Any]) -> None:
-    """A label that the expression drops would leave a gap in the sentence."""
     (case,) = [case for case in CASES if case["name"] == alert["alert"]]
     before, after = case["promql_expr_test"]
     assert len(case["input_series"]) > len(after["exp_samples"])
@@ -61,7 +61,6 @@ def test_a_case_has_a_series_that_must_not_fire_and_all_labels_that_the_texts_na
 
 
 def test_every_recording_rule_has_a_line_and_a_case_for_promtool() -> None:
-    """A rule that is not documented is a series that costs and serves nothing."""
     names = [record["record"] for record in RECORDS]
     assert re.findall(r"^\| `([a-z_:]+)`", RECORDED, re.MULTILINE) == names
     cases = yaml.safe_load(RECORD_CASES_FILE.read_text())["tests"]
@@ -70,7 +69,6 @@ def test_every_recording_rule_has_a_line_and_a_case_for_promtool() -> None:
 
 
 def test_cost_rules_read_documented_metrics() -> None:
-    """promtool, which also evaluates them, is not on every machine."""
     names = metrics_of(re.sub(r"\w+(:\w+)+", "", COST_RULES.read_text()))
     assert [name for name in names if f"| `{name}`" not in DOCUMENTED] == []
     assert len(names) == 4
@@ -109,3 +107,66 @@ def test_the_pod_monitor_finds_the_port_of_every_process_that_serves_metrics() -
             if endpoint["port"] in {port["name"] for port in container.get("ports", ())}:
                 serving.add(obj["spec"]["template"]["metadata"]["labels"][expression["key"]])
     assert serving == set(expression["values"])
+
+
+BOARDS = boards()
+QUERIES = list(queries())
+METRICS = (chart.ROOT / "docs" / "metrics.md").read_text()
+KNOWN = {
+    *re.findall(r"^\| `(\w+)`", METRICS, re.MULTILINE),
+    *(rule["record"] for rule in RECORDS),
+    *("ALERTS", "process_resident_memory_bytes", "process_cpu_seconds_total"),
+}
+
+
+def names(query: PanelQuery) -> set[str]:
+    """Names of metrics in a query: what stands before braces, or is no function and no label."""
+    text = re.sub(r'"[^"]*"|\[[^\]]*\]|\b(?:by|on)\s*\([^)]*\)', "", query.raw)
+    text = re.sub(r"\{[^}]*\}", "", text)
+    return {
+        name.removesuffix("_bucket")
+        for name in re.findall(r"\b(?:[a-z_]+:)?(?:dra_|process_|ALERTS)[a-z_]*(?::\w+)?", text)
+    }
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=lambda query: f"{query.dashboard}-{query.panel}")
+def test_a_query_is_about_metrics_that_exist(query: PanelQuery) -> None:
+    assert names(query)
+    assert names(query) - KNOWN == set()
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_a_query_uses_the_variables_of_its_dashboard_and_all_of_them_are_used(name: str) -> None:
+    defined = {item["name"] for item in BOARDS[name]["templating"]["list"]} - {"datasource"}
+    used = {
+        variable
+        for query in QUERIES
+        if query.dashboard == name
+        for variable in re.findall(r"\$(\w+)", query.raw)
+        if not variable.startswith("__")
+    }
+    assert used == defined
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_panels_have_numbers_of_their_own_and_do_not_overlap(name: str) -> None:
+    panels = BOARDS[name]["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells = [
+        (x, y)
+        for panel in panels
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) < 24
+
+
+def test_the_chart_has_each_dashboard_where_a_sidecar_finds_it() -> None:
+    assert not [obj for obj in chart.objects() if obj["kind"] == "ConfigMap" and "dashboard" in obj["metadata"]["name"]]
+    objects = chart.objects({"metrics": {"dashboards": {"enabled": True, "labels": {"team": "a"}}}})
+    for name, board in BOARDS.items():
+        found = chart.found(objects, "ConfigMap", f"dra-driver-dashboard-{name}")
+        assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+        assert found["metadata"]["labels"]["team"] == "a"
+        assert json.loads(found["data"][f"{name}.json"]) == board

@@ -51,7 +51,6 @@ def imported() -> set[str]:
 
 
 def test_the_project_requires_what_its_processes_import(imported: set[str]) -> None:
-    """A package for people or for tests among them would be on every node."""
     group = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["node"]
     assert {normal(re.split(r"[<>=\[]", item)[0]) for item in group} == imported
 
@@ -67,7 +66,6 @@ def test_the_image_has_those_packages_and_what_they_require(imported: set[str]) 
 
 
 def test_image_lacks_only_rooms_that_its_commands_do_not_import() -> None:
-    """`dra-driver doctor`, `state`, `cleanup`, `hardware-check` and `policy` run in the node's pod, too."""
     graph = grimp.build_graph("dra_driver")
     needed = {module for command in (*COMMANDS, *ON_A_NODE) for module in graph.find_upstream_modules(command)}
     removed = tuple(f"dra_driver.{name.replace('/', '.')}" for name in left_out())
@@ -192,7 +190,6 @@ def test_pip_compiles_no_package_of_the_image() -> None:
 
 
 def test_the_context_is_what_the_build_reads() -> None:
-    """A test or a page of the documentation must not change the image."""
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     assert "*" in lines
     allowed = {line[1:] for line in lines if line.startswith("!")}

@@ -34,7 +34,6 @@ def claim(*parameters: Any) -> dict[str, Any]:
 
 
 def test_a_hundred_manifests_get_the_answer_of_lint_and_the_sentence_of_the_node(policy: Policy) -> None:
-    """A user reads the same sentence from `kubectl apply`, from lint and in the pod's events."""
     refused = 0
     for written in opaque.manifests():
         denial, said = policy.denial(request(written)), opaque.node_says(written)
@@ -47,7 +46,6 @@ def test_a_hundred_manifests_get_the_answer_of_lint_and_the_sentence_of_the_node
 
 @pytest.mark.parametrize("kind", ["GpuConfig", "MigDeviceConfig"])
 def test_verdicts_equal_those_of_the_node_on_odd_parameters(policy: Policy, kind: str) -> None:
-    """Texts that cannot be printed and numbers of any length, where sentences may differ."""
     for seed in range(100, 140):
         written = claim(samples.broken(kind, seed))
         assert (policy.denial(request(written)) is None) == (opaque.node_says(written) is None), written
@@ -62,7 +60,6 @@ def test_characters_that_a_terminal_obeys_are_not_repeated(policy: Policy) -> No
 
 
 def test_many_problems_are_counted(policy: Policy) -> None:
-    """Messages stay short: five problems and the number of the others."""
     written = claim({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig"} | {f"x{n}": 1 for n in range(9)})
     said = policy.denial(request(written))
     assert said is not None
@@ -100,5 +97,4 @@ def test_it_is_asked_about_new_claims_and_templates_only(manifest: dict[str, Any
 
 
 def _unordered(said: str | None) -> Any:
-    """Sentences about several unknown fields are in the order of a map, which is any."""
     return None if said is None else sorted(said.split("; "))

@@ -92,7 +92,6 @@ def test_a_driver_container_is_seen_through_its_parent_folder(workload: tuple[st
 
 
 def test_with_simulated_gpus_the_mps_host_runs_the_simulated_programs() -> None:
-    """deploy/base with SIMULATE in the node process alone served everything but MPS."""
     objects = chart.objects(chart.preset("simulated"))
     node, mps_host = pod_spec(objects, *NODE), pod_spec(objects, *MPS)
     root = f"{mounts(node)['plugins'][0]}/simulated-root"
@@ -122,7 +121,6 @@ def test_the_hosts_dev_is_mounted_to_be_written_and_nothing_else_is_put_into_it(
 @presets
 @both
 def test_only_folders_of_the_driver_can_be_written(preset: str, workload: tuple[str, str]) -> None:
-    """Not the container's own files, and no folder of another plugin. The host's / is another matter."""
     spec = pod_spec(rendered(preset), *workload)
     (container,) = spec["containers"]
     assert container["securityContext"]["readOnlyRootFilesystem"] is True

@@ -9,20 +9,27 @@ from typing import Any
 
 import pytest
 
+from dra_driver.config.controller_settings import ControllerSettings
+from dra_driver.config.options import flags_of, load
+from dra_driver.controller.process import LEASE
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from dra_driver.kubectl.commands.usage_source import ask_exporters
 from dra_driver.kubectl.drain.run import EVICT, needed_rights
 from dra_driver.kubectl.usage.device_use import UseReport
+from dra_driver.sim.apiserver.kinds import NAMESPACES, POD_DISRUPTION_BUDGETS
 from dra_driver.sim.apiserver.server import ApiServer
+from dra_driver.sim.controllers.workloads import DisruptionController
 from tests.fakes import chart
 from tests.fakes.dra_objects import gpu, resource_slice
+from tests.fakes.extended_pods import is_leaving, make_slice, run_pod, taint_device
 from tests.fakes.kubelet import DraClient, dial, register
-from tests.fakes.node_process import NodeProcess
+from tests.fakes.node_process import DriverProcess, NodeProcess
 from tests.fakes.rbac import Access, Rules
 from tests.fakes.recording_proxy import RecordingProxy
 from tests.harness.claims_api import ClaimMaker, ensure_namespace
+from tests.rights.lives import UsageControllerLife
 
 NODE, DRIVER = "node-a", "gpu.nvidia.com"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
@@ -36,7 +43,6 @@ def rules(request: pytest.FixtureRequest) -> Rules:
 
 @pytest.fixture(scope="module")
 def requests_of_a_node_process() -> Iterator[list[tuple[str, str]]]:
-    """A node process publishes, replaces and deletes slices, prepares a claim, loses its journal and warns."""
     folder = Path(tempfile.mkdtemp(prefix="dra-"))
     api = ApiServer()
     api.start()
@@ -81,7 +87,6 @@ def prepare_a_claim(rest: RestClient, process: NodeProcess) -> None:
 
 
 def edit_a_slice(rest: RestClient) -> None:
-    """The driver puts back what another client changes in its slices."""
     edited = next(item for item in rest.list(SLICES)["items"] if item["spec"].get("devices"))
     edited["spec"]["devices"].pop()
     rest.update(f"{SLICES}/{edited['metadata']['name']}", edited)
@@ -97,7 +102,6 @@ def lose_the_journal(process: NodeProcess) -> None:
 def test_every_request_of_a_node_process_is_granted(
     rules: Rules, requests_of_a_node_process: list[tuple[str, str]]
 ) -> None:
-    """A missing rule is noticed on the first real cluster, and some rules are needed once in a year."""
     asked = {access for request in requests_of_a_node_process if (access := Access.of_request(*request)) is not None}
     made = {(access.verb, access.resource) for access in asked}
     slices = {(verb, "resourceslices") for verb in ("list", "watch", "create", "update", "delete")}
@@ -163,7 +167,6 @@ def test_a_drainer_has_the_rights_that_a_drain_names_and_no_others() -> None:
 
 
 def test_view_reads_the_driver_s_cluster_wide_objects() -> None:
-    """What `kubectl dra doctor` and `explain` list of cluster-wide objects, except Nodes."""
     role = chart.found(chart.objects(), "ClusterRole", "dra-driver-viewer")
     assert role["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
     rules = {
@@ -179,17 +182,14 @@ def test_view_reads_the_driver_s_cluster_wide_objects() -> None:
 
 
 def test_the_viewer_can_be_left_out() -> None:
-    """A cluster may keep `view` as it is."""
     names = {each["metadata"]["name"] for each in chart.objects({"viewer": {"enabled": False}})}
     assert "dra-driver-viewer" not in names
 
 
-NAMESPACE, USAGE_READER = "gpus", "dra-driver-usage-reader"
+READER_NAMESPACE, USAGE_READER = "gpus", "dra-driver-usage-reader"
 
 
 class Asked:
-    """An API server with one exporter, whose answer is empty; remembers the requests."""
-
     def __init__(self) -> None:
         self.requests: list[tuple[str, str]] = []
 
@@ -206,14 +206,163 @@ class Asked:
 
 def test_a_usage_reader_has_the_rights_that_the_command_asks_and_no_others() -> None:
     api = Asked()
-    assert ask_exporters(api, NAMESPACE) == UseReport(source="1 of 1 exporters", window_s=60.0, uses=[], gaps=())
-    objects = chart.objects({"usageReader": {"enabled": True}}, NAMESPACE)
-    assert chart.found(objects, "Role", USAGE_READER)["metadata"]["namespace"] == NAMESPACE
+    assert ask_exporters(api, READER_NAMESPACE) == UseReport(source="1 of 1 exporters", window_s=60.0, uses=[], gaps=())
+    objects = chart.objects({"usageReader": {"enabled": True}}, READER_NAMESPACE)
+    assert chart.found(objects, "Role", USAGE_READER)["metadata"]["namespace"] == READER_NAMESPACE
     asked = [access for request in api.requests if (access := Access.of_request(*request)) is not None]
     assert {(access.verb, access.resource) for access in asked} == chart.granted(objects, USAGE_READER)
-    assert {access.namespace for access in asked} == {NAMESPACE}
+    assert {access.namespace for access in asked} == {READER_NAMESPACE}
 
 
 def test_a_node_without_an_exporter_is_named() -> None:
     with pytest.raises(ConfigurationError, match="in namespace gpus on node other: the exporter is off"):
-        ask_exporters(Asked(), NAMESPACE, node="other")
+        ask_exporters(Asked(), READER_NAMESPACE, node="other")
+
+
+NAMESPACE, ACCOUNT = "dra-driver", "dra-driver-controller"
+REPEATS = {("patch", "events")}  # a repeat within 10 s waits, see kube/events.py
+
+
+@pytest.fixture(scope="module")
+def objects() -> list[dict[str, Any]]:
+    return chart.objects({"eviction": {"enabled": True}})
+
+
+@pytest.fixture
+def deployment() -> dict[str, Any]:
+    spec: dict[str, Any] = chart.found(chart.objects(), "Deployment", ACCOUNT)["spec"]
+    return spec
+
+
+def test_two_replicas_and_a_budget_that_lets_one_go(objects: list[dict[str, Any]], deployment: dict[str, Any]) -> None:
+    assert deployment["replicas"] == 2
+    (budget,) = [obj for obj in objects if obj["kind"] == "PodDisruptionBudget"]
+    assert budget["spec"] == {"maxUnavailable": 1, "selector": deployment["selector"]}
+    labels = deployment["template"]["metadata"]["labels"]
+    assert deployment["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_the_pod_meets_the_restricted_profile(deployment: dict[str, Any]) -> None:
+    """Pod Security Standards, profile restricted; and it mounts nothing."""
+    pod = deployment["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    own = container["securityContext"]
+    assert (own["allowPrivilegeEscalation"], own["readOnlyRootFilesystem"]) == (False, True)
+    assert own["capabilities"] == {"drop": ["ALL"]}
+    assert not {"volumes", "hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+
+
+def test_every_setting_is_known_and_nothing_is_evicted_as_delivered(deployment: dict[str, Any]) -> None:
+    (container,) = deployment["template"]["spec"]["containers"]
+    variables = {item["name"]: item.get("value", "x") for item in container["env"]}
+    assert variables.keys() <= {flag.env for flag in flags_of(ControllerSettings)}
+    settings = load(ControllerSettings, {}, variables)
+    assert not settings.evict_extended_resource_pods
+    pod = chart.pod_spec(chart.objects({"eviction": {"enabled": True}}), "Deployment", ACCOUNT)
+    assert chart.environment(pod)["EVICT_EXTENDED_RESOURCE_PODS"] == "true"
+    port = container["ports"][0]["containerPort"]
+    assert settings.http_addr == f":{port}"
+    probes = [container[name]["httpGet"] for name in ("readinessProbe", "livenessProbe")]
+    assert probes == [{"path": "/readyz", "port": "http"}, {"path": "/healthz", "port": "http"}]
+
+
+@pytest.fixture(scope="module")
+def requests_of_a_controller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[tuple[str, str]]]:
+    folder = tmp_path_factory.mktemp("controller")
+    api = ApiServer()
+    api.start()
+    process = None
+    try:
+        prepare(api)
+        with RecordingProxy(api.kubeconfig(folder / "admin.conf")) as proxy:
+            flags: dict[str, str | None] = {
+                "kubeconfig": str(proxy.kubeconfig(folder / "proxied.conf")),
+                "grace": "0",
+                "max_evictions_per_minute": "600",
+                "evict_extended_resource_pods": "true",
+                "lease_duration": "3",
+            }
+            process = DriverProcess("controller", folder, flags).start()
+            process.wait_for(lambda: is_leaving(api.store, "goes"))
+            process.wait_for(lambda: sum("/events" in path for _, path in proxy.requests) >= 2)
+            assert process.end()[0] == 0
+            yield list(proxy.requests)
+    finally:
+        if process is not None:
+            process.kill()
+        api.stop()
+
+
+def prepare(api: ApiServer) -> None:
+    store = api.store
+    store.create(NAMESPACES, {"metadata": {"name": NAMESPACE}})
+    make_slice(store, 20)
+    run_pod(store, "goes", 1)
+    run_pod(store, "stays", 1, labels={"app": "a"})
+    budget = {"metadata": {"name": "b"}, "spec": {"selector": {"matchLabels": {"app": "a"}}, "minAvailable": 1}}
+    store.create(POD_DISRUPTION_BUDGETS, budget, namespace="default")
+    DisruptionController(store).step()
+    taint_device(store, 1)
+
+
+def test_the_account_has_the_rights_that_are_used_and_no_others(
+    objects: list[dict[str, Any]], requests_of_a_controller: list[tuple[str, str]]
+) -> None:
+    rules = Rules(objects, account=ACCOUNT, namespace=NAMESPACE)
+    asked = {access for request in requests_of_a_controller if (access := Access.of_request(*request)) is not None}
+    assert [access for access in asked if not rules.allow(access)] == []
+    used = {(access.verb, access.resource) for access in asked}
+    # Without the CustomResourceDefinitions both lists are answered with 404, and nothing more is asked.
+    policies = {("watch", "gpunodes"), ("watch", "gpupolicies"), ("update", "gpupolicies/status")}
+    assert chart.granted(objects, ACCOUNT) == used | REPEATS | policies
+
+
+@pytest.mark.parametrize(("namespace", "name"), [(NAMESPACE, "other"), ("kube-system", LEASE)])
+def test_no_other_lease_is_granted(objects: list[dict[str, Any]], namespace: str, name: str) -> None:
+    rules = Rules(objects, account=ACCOUNT, namespace=NAMESPACE)
+    for verb in ("get", "update"):
+        access = Access(verb=verb, group="coordination.k8s.io", resource="leases", namespace=namespace, name=name)
+        assert not rules.allow(access)
+
+
+TENANT = "team"
+
+
+@pytest.fixture(scope="module")
+def requests_for_use(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[tuple[str, str]]]:
+    folder = tmp_path_factory.mktemp("controller")
+    api = ApiServer()
+    api.start()
+    try:
+        for name in (NAMESPACE, TENANT):
+            api.store.create(NAMESPACES, {"metadata": {"name": name}})
+        kubeconfig = api.kubeconfig(folder / "admin.conf")
+        admin = RestClient(Connection.load(str(kubeconfig)))
+        with RecordingProxy(kubeconfig) as proxy:
+            yield UsageControllerLife(folder, admin, proxy, lease=NAMESPACE, tenant=TENANT, node="node-a").live()
+    finally:
+        api.stop()
+
+
+def test_evictions_because_of_use_have_the_rights_that_are_used_and_no_others(
+    requests_for_use: list[tuple[str, str]],
+) -> None:
+    objects = chart.objects({"eviction": {"overGrant": True}, "policyStatus": {"enabled": False}})
+    asked = {access for request in requests_for_use if (access := Access.of_request(*request)) is not None}
+    rules = Rules(objects, account=ACCOUNT, namespace=NAMESPACE)
+    assert [access for access in asked if not rules.allow(access)] == []
+    assert chart.granted(objects, ACCOUNT) == {(access.verb, access.resource) for access in asked} | REPEATS
+
+
+@pytest.mark.parametrize(
+    ("values", "variables"),
+    [({}, {}), ({"overGrant": True}, {"EVICT_OVER_GRANT": "true"}), ({"reclaimIdle": True}, {"RECLAIM_IDLE": "true"})],
+)
+def test_each_switch_sets_its_setting_and_is_off_as_delivered(
+    values: dict[str, bool], variables: dict[str, str]
+) -> None:
+    pod = chart.pod_spec(chart.objects({"eviction": values}), "Deployment", ACCOUNT)
+    assert {k: v for k, v in chart.environment(pod).items() if k in {"EVICT_OVER_GRANT", "RECLAIM_IDLE"}} == variables

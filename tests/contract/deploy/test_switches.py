@@ -8,11 +8,21 @@ from typing import Any
 import pytest
 import yaml
 
+from dra_driver.config.exporter_settings import ExporterSettings
+from dra_driver.config.options import load
 from dra_driver.config.settings import load_node_settings
+from dra_driver.node.process.detaching import LABELS, PAUSED
+from dra_driver.scheduler.allocation.nodes import NodeUsage, unfit_reason
 from tests.fakes import chart
 from tests.fakes.chart import Obj, environment, pod_spec
 
 NODE = ("DaemonSet", "dra-driver-node")
+GPU_LABELS = (
+    "nvidia.com/gpu.present",
+    "feature.node.kubernetes.io/pci-10de.present",
+    "feature.node.kubernetes.io/pci-0302_10de.present",
+    "feature.node.kubernetes.io/pci-0300_10de.present",
+)
 ADDED: list[tuple[str, set[tuple[str, str]]]] = [
     ("mpsHost", {("ServiceAccount", "dra-driver-mps-host"), ("DaemonSet", "dra-driver-mps-host")}),
     ("claimStatus", {(kind, "dra-driver-claim-status") for kind in ("ClusterRole", "ClusterRoleBinding")}),
@@ -38,7 +48,6 @@ def test_a_switch_adds_its_objects_and_no_others(switch: str, added: set[tuple[s
 
 
 def test_delivered_are_the_node_process_and_a_controller_that_writes_status_alone() -> None:
-    """Neither a second privileged process on every node, nor anything that evicts pods."""
     objects = chart.objects()
     workloads = {each for each in identities(objects) if each[0] in {"DaemonSet", "Deployment", "Pod", "Job"}}
     assert workloads == {NODE, ("Deployment", "dra-driver-controller")}
@@ -67,7 +76,6 @@ def test_a_right_comes_with_the_setting_that_uses_it(switch: str, variable: str)
 
 
 def test_claim_status_allows_no_more_than_own_entries_of_own_claims() -> None:
-    """The right to write a claim's status is narrowed by the driver's name and the node of the token."""
     objects = chart.objects({"claimStatus": {"enabled": True}})
     role = chart.found(objects, "ClusterRole", "dra-driver-claim-status")
     rules = {rule["resources"][0]: (rule["verbs"], rule.get("resourceNames")) for rule in role["rules"]}
@@ -144,12 +152,7 @@ def test_nodes_with_boards_of_either_class_are_chosen_and_every_term_has_the_con
     values = {"mpsHost": {"enabled": True}, "nodes": {"expressions": [condition]}}
     affinity = pod_spec(chart.objects(values), "DaemonSet", name)["affinity"]["nodeAffinity"]
     terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    assert [term["matchExpressions"][0]["key"] for term in terms] == [
-        "nvidia.com/gpu.present",
-        "feature.node.kubernetes.io/pci-10de.present",
-        "feature.node.kubernetes.io/pci-0302_10de.present",
-        "feature.node.kubernetes.io/pci-0300_10de.present",
-    ]
+    assert tuple(term["matchExpressions"][0]["key"] for term in terms) == GPU_LABELS
     assert all(condition in term["matchExpressions"] for term in terms)
 
 
@@ -164,7 +167,6 @@ def test_a_label_may_have_a_value() -> None:
 
 
 def test_another_driver_name_is_everywhere() -> None:
-    """One that stays behind publishes devices that no class selects, or slices that the policy refuses."""
     every = {"enabled": True}
     values: Obj = {"mpsHost": every, "controller": every, "claimStatus": every}
     made = [obj for obj in chart.objects(values | {"driverName": "other.example"}) if obj["kind"] != "ConfigMap"]
@@ -175,3 +177,110 @@ def test_another_driver_name_is_everywhere() -> None:
     for name in ("dra-driver-node", "dra-driver-mps-host"):
         assert environment(pod_spec(objects, "DaemonSet", name))["DRIVER_NAME"] == "other.example"
     assert environment(pod_spec(objects, "Deployment", "dra-driver-controller"))["DRIVER_NAME"] == "other.example"
+
+
+CLIENT, DRA = LABELS
+NAMES = ("dra-driver-node", "dra-driver-mps-host")
+
+
+def pod(name: str, preset: str = "plain-nodes") -> dict[str, Any]:
+    objects = chart.objects(
+        chart.preset(preset) | {"mpsHost": chart.preset(preset).get("mpsHost", {}) | {"enabled": True}}
+    )
+    template: dict[str, Any] = chart.found(objects, "DaemonSet", name)["spec"]["template"]
+    return template
+
+
+def runs(name: str, **labels: str) -> bool:
+    metadata = {"name": "node-a", "labels": {"kubernetes.io/os": "linux", **labels}}
+    node = {"metadata": metadata, "status": {"allocatable": {"cpu": "8", "memory": "64Gi", "pods": "110"}}}
+    return not unfit_reason(pod(name), node, NodeUsage())
+
+
+@pytest.mark.parametrize("gpu_label", GPU_LABELS)
+def test_the_mps_host_leaves_a_node_whose_driver_is_upgraded(gpu_label: str) -> None:
+    """It runs programs of the driver; on nodes without a GPU operator the label does not exist."""
+    own = {gpu_label: "true"}
+    assert runs("dra-driver-mps-host", **own)
+    assert runs("dra-driver-mps-host", **own, **{CLIENT: "true"})
+    assert runs("dra-driver-mps-host", **own, **{CLIENT: ""})
+    assert not runs("dra-driver-mps-host", **own, **{CLIENT: PAUSED})
+    assert not runs("dra-driver-mps-host", **own, **{CLIENT: "false"})
+
+
+@pytest.mark.parametrize("gpu_label", GPU_LABELS)
+def test_the_node_process_stays_until_the_last_claim_has_ended(gpu_label: str) -> None:
+    """Pods that have claims are evicted after these labels are set; without it they would hang in Terminating."""
+    assert runs("dra-driver-node", **{gpu_label: "true", CLIENT: PAUSED, DRA: PAUSED})
+
+
+def test_with_the_preset_the_driver_manager_waits_for_the_mps_host() -> None:
+    """It finds pods by the key of their nodeSelector alone (internal/kubernetes/client.go:194)."""
+    assert CLIENT not in pod("dra-driver-mps-host")["spec"]["nodeSelector"]
+    waited_for = [name for name in NAMES if CLIENT in pod(name, "gpu-operator")["spec"]["nodeSelector"]]
+    assert waited_for == ["dra-driver-mps-host"]
+
+
+ON: dict[str, Any] = {"exporter": {"enabled": True}}
+
+
+def exporter_pod(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    spec = chart.found(chart.objects(values), "DaemonSet", "dra-driver-exporter")["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    return spec, container
+
+
+def settings(container: dict[str, Any]) -> ExporterSettings:
+    environ = {each["name"]: each.get("value", "node-a") for each in container["env"]}
+    return load(ExporterSettings, {}, environ)
+
+
+def test_it_has_no_token_no_host_pids_and_no_right_in_the_cluster() -> None:
+    objects = chart.objects(ON)
+    spec, _ = exporter_pod(ON)
+    assert spec["automountServiceAccountToken"] is False
+    assert "hostPID" not in spec
+    assert exporter_pod({"exporter": {"enabled": True, "hostPID": True}})[0]["hostPID"] is True
+    assert not [obj for obj in objects if "dra-driver-exporter" in str(obj.get("subjects"))]
+
+
+def test_each_folder_is_mounted_where_its_setting_says() -> None:
+    spec, container = exporter_pod(ON)
+    found = settings(container)
+    mounts = {each["name"]: each for each in container["volumeMounts"]}
+    paths = {each["name"]: each["hostPath"]["path"] for each in spec["volumes"]}
+    own = f"{found.kubelet_plugins_dir}/{found.driver_name}/usage"
+    assert mounts["own"]["mountPath"] == paths["own"] == own
+    assert mounts["findings"]["mountPath"] == paths["findings"] == f"{own}/findings"
+    assert (mounts["proc"]["mountPath"], paths["proc"]) == (found.proc_dir, "/proc")
+    assert (mounts["logs"]["mountPath"], paths["logs"]) == (found.log_dir, "/var/log/containers")
+    assert found.pod_resources_socket == f"{mounts['pod-resources']['mountPath']}/kubelet.sock"
+    assert paths["pod-resources"] == "/var/lib/kubelet/pod-resources"
+    assert {name for name, mount in mounts.items() if not mount.get("readOnly")} == {"findings"}
+
+
+def test_without_real_gpus_it_has_no_privileges() -> None:
+    simulated = {"drop": ["ALL"], "add": ["SYS_PTRACE"]}  # to read the environment of the processes of pods
+    for more, capabilities in (
+        ({"simulate": "1xh100-sxm5-80gb"}, simulated),
+        ({"node": {"privileged": False}}, {"drop": ["ALL"]}),
+    ):
+        context = exporter_pod(ON | more)[1]["securityContext"]
+        assert context["capabilities"] == capabilities
+        assert (context["privileged"], context["allowPrivilegeEscalation"]) == (False, False)
+        assert context["readOnlyRootFilesystem"] is True
+
+
+def test_the_node_process_writes_for_it_where_it_runs() -> None:
+    for values, wanted in (({}, False), (ON, True)):
+        spec = chart.found(chart.objects(values), "DaemonSet", "dra-driver-node")["spec"]["template"]["spec"]
+        assert ({"name": "USAGE", "value": "true"} in spec["containers"][0]["env"]) is wanted
+
+
+def test_another_kubelet_and_another_driver_name() -> None:
+    values = ON | {"kubelet": {"rootDir": "/var/lib/k0s/kubelet"}, "driverName": "gpu.example.com"}
+    spec, container = exporter_pod(values)
+    found = settings(container)
+    assert found.kubelet_plugins_dir == "/var/lib/k0s/kubelet/plugins"
+    assert found.driver_name == "gpu.example.com"
+    assert "/var/lib/k0s/kubelet/pod-resources" in str(spec["volumes"])

@@ -50,7 +50,6 @@ def test_registers_and_speaks_the_newest_service(kubelet: DraManager, plugin: Pl
 
 
 def test_prepares_once_and_unprepares_once(kubelet: DraManager, plugin: Plugin) -> None:
-    """A second pod does not prepare a claim again, and the claim is unprepared after the last pod."""
     kubelet.prepare("pod-1", [claim()])
     kubelet.prepare("pod-2", [claim()])
     assert [ref.uid for ref in plugin.preparer.prepared] == ["uid-1"]
@@ -63,7 +62,6 @@ def test_prepares_once_and_unprepares_once(kubelet: DraManager, plugin: Plugin) 
 
 
 def test_an_error_of_one_claim_is_the_pods_error(kubelet: DraManager, plugin: Plugin) -> None:
-    """The pod's event has the driver's message and the claim's name."""
     plugin.preparer.answers["uid-1"] = ClaimError("GPU gpu-9 does not exist here")
     with pytest.raises(RetryableError, match="ResourceClaim default/claim-uid-1: GPU gpu-9 does not exist here"):
         kubelet.prepare("pod-1", [claim()])
@@ -73,7 +71,6 @@ def test_an_error_of_one_claim_is_the_pods_error(kubelet: DraManager, plugin: Pl
 
 
 def test_nothing_is_called_while_a_driver_is_missing(kubelet: DraManager, plugin: Plugin) -> None:
-    """No driver is called before all drivers of all claims are registered."""
     with pytest.raises(RetryableError, match=r"DRA driver nic\.example\.com is not registered"):
         kubelet.prepare("pod-1", [claim(), claim("uid-2", "nic.example.com")])
     assert plugin.preparer.prepared == []
@@ -106,7 +103,6 @@ def test_health_streams_are_opened_and_held(kubelet: DraManager, plugin: Plugin)
 
 
 def test_a_socket_that_vanishes_deregisters_and_one_that_returns_registers(kubelet: DraManager, plugin: Plugin) -> None:
-    """A new socket under an old name is a new process."""
     plugin.paths.registration.unlink()
     until(lambda: DRIVER not in kubelet.drivers(), "the deregistration")
     plugin.endpoints.check()
@@ -115,7 +111,6 @@ def test_a_socket_that_vanishes_deregisters_and_one_that_returns_registers(kubel
 
 
 def test_slices_are_wiped_when_a_driver_stays_away(plugin: Plugin, folder: Path) -> None:
-    """Without a connected instance, the driver's devices must not be scheduled any more."""
     wiped: list[str] = []
     made = start(folder, wiping_delay_s=0.1, on_wipe=wiped.append)
     try:
@@ -129,7 +124,6 @@ def test_slices_are_wiped_when_a_driver_stays_away(plugin: Plugin, folder: Path)
 
 
 def test_other_files_in_the_registry_are_ignored(plugin: Plugin, folder: Path) -> None:
-    """Plain files, hidden sockets and sockets of dead processes do not stop the registration of a driver."""
     (folder / "reg" / "plain-reg.sock").write_text("")
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(folder / "reg" / "a-dead-reg.sock"))
