@@ -19,9 +19,8 @@ from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from tests.bench import floor
 from tests.fakes.node_process import NodeProcess
-from tests.harness.claims_api import ClaimMaker, ensure_namespace
+from tests.harness.claims_api import ClaimMaker, TimedKubelet, ensure_namespace, timed_kubelet
 from tests.harness.figures import Report, idle_percent, rss_mib
-from tests.harness.kubelet import TimedKubelet, timed_kubelet
 from tests.harness.servers import api_server, node_object
 
 NODE = "bench-node"

@@ -21,11 +21,21 @@ from pathlib import Path
 
 import grpc
 
-from tests.fakes.live_claims import Obj, Scheduler, gpu, parameters, partition, request, share
+from tests.fakes.live_claims import (
+    BY_MPS,
+    POLICIES,
+    TIME_SLICED,
+    Obj,
+    Scheduler,
+    gpu,
+    parameters,
+    partition,
+    request,
+    share,
+)
 from tests.fakes.live_node import LiveNode, until
-from tests.fakes.mixed_claims import BY_MPS, POLICIES, TIME_SLICED
+from tests.harness.claims_api import TimedKubelet
 from tests.harness.figures import Report, idle_percent, rss_mib
-from tests.harness.kubelet import TimedKubelet
 
 SPEC = "8xh100-sxm5-80gb"
 DEVICES = 8 * 26

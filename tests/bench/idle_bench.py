@@ -25,9 +25,8 @@ from tests.fakes.driver_root import debian
 from tests.fakes.node_process import NodeProcess
 from tests.fakes.nvml import library
 from tests.fakes.nvml.state import ENVIRONMENT, State
-from tests.harness.claims_api import ClaimMaker, ensure_namespace
+from tests.harness.claims_api import ClaimMaker, ensure_namespace, timed_kubelet
 from tests.harness.figures import IDLE_AFTER_S, Report, cpu_s, rss_mib
-from tests.harness.kubelet import timed_kubelet
 from tests.harness.servers import api_server, node_object
 
 SPEC = "8xh100-sxm5-80gb"

@@ -23,8 +23,8 @@ from dra_driver.core.errors import DraError
 from dra_driver.kube import paths
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
-from tests.harness.control_plane import ControlPlane
 from tests.harness.figures import rss_mib
+from tests.harness.servers import ControlPlane
 
 OURS = ("resourceslices", "gpupolicies", "gpunodes", "nodes", "events", "resourceclaims")
 WRITES = ("POST", "PUT", "PATCH", "APPLY", "DELETE")

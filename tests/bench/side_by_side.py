@@ -36,11 +36,10 @@ from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from tests.bench import floor
 from tests.fakes.kubelet import register
-from tests.fakes.memory import memory_folder
-from tests.harness.claims_api import SLICES, ClaimMaker, ensure_namespace
-from tests.harness.control_plane import control_plane, started
+from tests.fakes.node_process import memory_folder
+from tests.harness.claims_api import SLICES, ClaimMaker, TimedKubelet, ensure_namespace, timed_kubelet
 from tests.harness.figures import described, idle_percent, rss_mib
-from tests.harness.kubelet import TimedKubelet, timed_kubelet
+from tests.harness.servers import control_plane, started
 
 NODE, DRIVER, GPUS, WARM_UP = "bench-node", "gpu.nvidia.com", 8, 3
 CASES: dict[str, tuple[int, int]] = {"none": (0, 1), "32": (32, 1), "128": (128, 1), "batch8": (0, 8)}

@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.chaos.record import FOLDER
+from tests.chaos.stage import FOLDER
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = 2

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.record import FaultRecord
-from tests.chaos.stage import Stage
+from tests.chaos.stage import FaultRecord, Stage
 from tests.chaos.syscall_faults import Supervisor
 
 HERE = Path(__file__).parent

@@ -7,22 +7,27 @@ answer to a repeated call.
 """
 
 import http.client
+import json
+import os
 import re
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
 
 from tests.chaos.proxy import FaultProxy
-from tests.chaos.record import FaultRecord
 from tests.fakes.kubelet import register
 from tests.fakes.live_claims import Obj, Scheduler, gpu, parameters, partition, share
 from tests.fakes.live_node import LiveNode, until
 from tests.harness.servers import free_port
 
+FOLDER = "FAULT_RECORDS"
+MOST_SEEN = 240
 SPEC = "6xh100-sxm5-80gb"
 CUT, WHOLE, IN_TURNS, BY_MPS, SPARE = 0, 1, 2, 3, 4
 """Minors: the GPU of the partition, of the whole GPU, of time-sliced shares, of shares by MPS, and for new claims."""
@@ -44,6 +49,31 @@ spec:
 NORMAL_S = 45.0
 SHORT_S = 6.0
 """Time limit of calls during a fault: long enough for an answer, short enough for a test."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultRecord:
+    """The record of one test; ``fault`` is the row of docs/faults/faults.toml."""
+
+    fault: str
+    test: str
+
+    def write(self, *, seconds: float, seen: str, kept: int) -> None:
+        """``seconds`` until normal, the sentence that was ``seen``, how many prepared claims were ``kept``."""
+        assert seen, f"{self.fault}: nothing was seen"
+        folder = os.environ.get(FOLDER)
+        if not folder:
+            return
+        seen = " ".join(seen.split())
+        found = {
+            "fault": self.fault,
+            "test": self.test,
+            "seconds": round(seconds, 2),
+            "seen": seen if len(seen) <= MOST_SEEN else f"{seen[: MOST_SEEN - 1]}…",
+            "kept": kept,
+        }
+        name = "".join(letter if letter.isalnum() else "-" for letter in self.test)[-150:]
+        (Path(folder) / f"{name}.json").write_text(json.dumps(found, indent=1))
 
 
 class Stage:

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.record import FaultRecord
-from tests.chaos.stage import Stage
+from tests.chaos.stage import FaultRecord, Stage
 from tests.chaos.syscall_faults import PASS, Step, Supervisor, supported
 from tests.fakes.live_node import until
 

@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from dra_driver.hardware.gpu.simulated.faults import FailureMode
-from tests.chaos.record import FaultRecord
-from tests.chaos.stage import CUT, SPARE, Stage
+from tests.chaos.stage import CUT, SPARE, FaultRecord, Stage
 from tests.fakes.live_claims import gpu
 from tests.fakes.live_node import until
 

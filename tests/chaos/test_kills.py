@@ -17,8 +17,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.chaos.record import FaultRecord
-from tests.chaos.stage import Stage
+from tests.chaos.stage import FaultRecord, Stage
 from tests.chaos.syscall_faults import KILL, PASS, Step, Supervisor, supported
 from tests.fakes.live_claims import Obj
 from tests.fakes.live_node import LiveNode, until

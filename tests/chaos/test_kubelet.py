@@ -6,8 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.chaos.record import FaultRecord
-from tests.chaos.stage import CUT, Stage
+from tests.chaos.stage import CUT, FaultRecord, Stage
 from tests.fakes.kubelet import register
 from tests.fakes.live_claims import partition
 from tests.fakes.live_node import DRIVER, until

@@ -12,8 +12,7 @@ import pytest
 
 from dra_driver.hardware.gpu.simulated.root import TIMESLICE
 from dra_driver.sim.node.node_process import SIMULATED_ROOT
-from tests.chaos.record import FaultRecord
-from tests.chaos.stage import Stage
+from tests.chaos.stage import FaultRecord, Stage
 from tests.fakes.live_node import LiveNode, until
 
 OTHER_BOOT = "11111111-2222-4333-8444-555555555555"

@@ -12,8 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.chaos.record import FaultRecord
-from tests.chaos.stage import Stage
+from tests.chaos.stage import FaultRecord, Stage
 from tests.fakes.live_node import until
 
 A_MINUTE_S = 60.0

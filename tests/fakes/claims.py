@@ -4,7 +4,8 @@ at hand.
 """
 
 import json
-from collections.abc import Callable, Collection, Sequence
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,11 @@ from dra_driver.core.errors import (
     DraError,
     MpsUnavailableError,
 )
-from dra_driver.core.model.claim import AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig
+from dra_driver.core.model.claim import AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig, PreparedDevice
 from dra_driver.core.model.gpu import Gpu, Snapshot
-from dra_driver.core.model.ids import ClaimUid, DeviceName, GpuUuid, PoolName
-from dra_driver.core.model.mig import MigProfile, partition_name
-from dra_driver.core.model.terms import Interval
+from dra_driver.core.model.ids import ClaimUid, DeviceName, GpuUuid, MigUuid, PoolName
+from dra_driver.core.model.mig import MigProfile, PartitionId, partition_name
+from dra_driver.core.model.terms import Interval, Strategy
 from dra_driver.hardware.cdi.edits import claim_spec
 from dra_driver.hardware.cdi.names import CdiNames
 from dra_driver.hardware.cdi.spec import CdiSpec, ContainerEdits, DeviceNode, Mount
@@ -30,7 +31,17 @@ from dra_driver.hardware.gpu.backend import TIME_SLICE, ComputeMode, GpuControl,
 from dra_driver.hardware.sharing.mps import MpsDirectories
 from dra_driver.hardware.sharing.mps_files import MpsDaemon
 from dra_driver.hardware.sharing.timeslice import restore_compute_mode, set_compute_mode
-from dra_driver.node.claims.entry import OwnerId
+from dra_driver.node.claims.entry import (
+    AssignedDevice,
+    AssignedPartition,
+    AssignedShare,
+    AssignedSharing,
+    AttemptToken,
+    Entry,
+    InstanceIds,
+    OwnerId,
+    State,
+)
 
 DRIVER = "gpu.nvidia.com"
 POOL = PoolName(f"node-a/{DRIVER}")
@@ -335,3 +346,89 @@ def share_result(number: int, memory: str | None, percent: int | None, **more: A
         consumed_capacity={key: value for key, value in consumed.items() if value is not None},
         **more,
     )
+
+
+GPU = GpuUuid("GPU-a")
+
+
+def device(**fields: Any) -> AssignedDevice:
+    """A whole GPU, unless ``fields`` say otherwise."""
+    given: dict[str, Any] = {
+        "request": "gpu",
+        "pool": PoolName("n/gpu.nvidia.com"),
+        "device": DeviceName("gpu-0"),
+        "share_id": None,
+        "admin_access": False,
+        "gpu_uuid": GPU,
+    }
+    return AssignedDevice(**(given | fields))
+
+
+def entry(
+    uid: str = "u1", *devices: AssignedDevice, state: State = State.PREPARED, ref: ClaimRef | None = None
+) -> Entry:
+    """A claim in the journal; of the one device ``gpu-0`` by default."""
+    return Entry(
+        ref=ref or ClaimRef(namespace="team", name="llm", uid=ClaimUid(uid)),
+        state=state,
+        attempt=AttemptToken(owner=OwnerId("o"), number=1),
+        boot_id="b",
+        changed_at=1_782_907_200.5,
+        devices=devices or (device(),),
+    )
+
+
+def sharing(memory: int, percent: int = 20) -> AssignedSharing:
+    """A share of a GPU, by time slicing."""
+    share = AssignedShare(memory=memory, percent=percent, count=1, total_memory=2**36, max_shares=None)
+    return AssignedSharing(strategy=Strategy.TIME_SLICING, share=share)
+
+
+def partition(start: int = 0, *, gpu: GpuUuid = GPU, gi_id: int | None = None) -> AssignedPartition:
+    """A partition of 1g.10gb; ``gi_id`` is that of its GPU instance, once it exists."""
+    live = None if gi_id is None else InstanceIds(gi_id=gi_id, ci_id=0, uuid=MigUuid("MIG-x"))
+    return AssignedPartition(
+        id=PartitionId(gpu, 19, start), profile_name="1g.10gb", size=1, created_by_driver=True, live=live
+    )
+
+
+Answer = tuple[PreparedDevice, ...] | DraError
+
+
+def prepared_device(name: str = "gpu-0", share_id: str | None = None) -> PreparedDevice:
+    return PreparedDevice(
+        request_names=("main",),
+        pool=PoolName("node/gpu.nvidia.com"),
+        device=DeviceName(name),
+        cdi_device_ids=(f"k8s.gpu.nvidia.com/claim={name}",),
+        share_id=share_id,
+    )
+
+
+class FakePreparer:
+    """Answers one GPU for every claim unless ``answers`` says otherwise; remembers every call."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Answer] = {}
+        self.before: Callable[[ClaimRef], None] = lambda ref: None
+        self.prepared: list[ClaimRef] = []
+        self.unprepared: list[ClaimRef] = []
+        self.time_left: list[float | None] = []
+        self.lock = threading.Lock()
+
+    def prepare(self, refs: Sequence[ClaimRef], *, within_s: float | None = None) -> Mapping[ClaimUid, Answer]:
+        for ref in refs:
+            self.before(ref)
+        with self.lock:
+            self.time_left.append(within_s)
+            self.prepared.extend(refs)
+        return {ref.uid: self.answers.get(ref.uid, (prepared_device(),)) for ref in refs}
+
+    def unprepare(
+        self, refs: Sequence[ClaimRef], *, within_s: float | None = None
+    ) -> Mapping[ClaimUid, DraError | None]:
+        with self.lock:
+            self.time_left.append(within_s)
+            self.unprepared.extend(refs)
+        found = {ref.uid: self.answers.get(ref.uid) for ref in refs}
+        return {uid: answer if isinstance(answer, DraError) else None for uid, answer in found.items()}

@@ -28,7 +28,7 @@ from dra_driver.sim.loop import load
 from dra_driver.sim.node.node import NodeFolders
 from dra_driver.sim.node.node_process import SIMULATED_ROOT, MpsHostSubprocess, NodeSubprocess
 from tests.fakes.kubelet import DraClient, dial
-from tests.fakes.memory import memory_folder
+from tests.fakes.node_process import memory_folder
 from tests.fakes.simulated_gpus import SimulatedBackend
 
 DRIVER = "gpu.nvidia.com"

@@ -115,3 +115,11 @@ class MpsHostProcess(DriverProcess):
             "driver_root": str(plugins / driver / "simulated-root"),
         }
         super().__init__("mps-host", folder, own | flags)
+
+
+SHARED_MEMORY = "/dev/shm"
+
+
+def memory_folder() -> str | None:
+    """A folder in memory, as CDI directories are on nodes; None (the usual temporary folder) without one."""
+    return SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK | os.X_OK) else None

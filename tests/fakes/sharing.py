@@ -9,15 +9,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from dra_driver.core.errors import HardwareError
+from dra_driver.core.errors import HardwareError, StorageError
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.hardware.sharing.mps_files import DaemonState, DaemonStatus, MpsFolders
-from tests.fakes.gpu_notes import FakeGpuNotes
-
-
-class Died(BaseException):
-    """The process is gone: nothing that would run afterwards has an effect."""
+from tests.fakes.fuse import Killed
 
 
 class Mortality:
@@ -30,10 +26,10 @@ class Mortality:
         self.count += 1
         dying = self.at is not None and self.count >= self.at
         if dying and not (self.after and self.count == self.at):
-            raise Died
+            raise Killed
         result = effect()
         if dying:
-            raise Died
+            raise Killed
         return result
 
 
@@ -57,6 +53,34 @@ class FakeControl:
             self.modes[gpu] = mode
 
         self.mortality.around(effect)
+
+
+class FakeGpuNotes:
+    """`gpu.notes.GpuNotes`. ``log`` has the changes in order; while ``full`` is set every write fails."""
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[GpuUuid, str], str] = {}
+        self.log: list[str] = []
+        self.full = False
+
+    def gpu_note(self, gpu: GpuUuid, key: str) -> str | None:
+        return self.values.get((gpu, key))
+
+    def set_gpu_note(self, gpu: GpuUuid, key: str, value: str) -> None:
+        self._write(f"set {key}")
+        self.values[gpu, key] = value
+
+    def clear_gpu_note(self, gpu: GpuUuid, key: str) -> None:
+        self._write(f"clear {key}")
+        self.values.pop((gpu, key), None)
+
+    def gpus_with_note(self, key: str) -> tuple[GpuUuid, ...]:
+        return tuple(gpu for gpu, held in self.values if held == key)
+
+    def _write(self, what: str) -> None:
+        if self.full:
+            raise StorageError("no space left on device")
+        self.log.append(what)
 
 
 class MortalNotes(FakeGpuNotes):

@@ -5,6 +5,7 @@ number and the arguments of a system call on every architecture; only the number
 """
 
 import ctypes
+import errno
 import os
 import platform
 import signal
@@ -102,3 +103,18 @@ def _memory(pid: int, address: int, size: int) -> str:
     with Path(f"/proc/{pid}/mem").open("rb") as memory:
         memory.seek(address)
         return memory.read(min(size, 4096)).decode(errors="replace")
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def inotify_is_used_up() -> bool:
+    """Raises OSError for any other reason (inotify_init1(2))."""
+    descriptor = int(_libc.inotify_init1(os.O_CLOEXEC))
+    if descriptor >= 0:
+        os.close(descriptor)
+        return False
+    number = ctypes.get_errno()
+    if number != errno.EMFILE:
+        raise OSError(number, os.strerror(number))
+    return True

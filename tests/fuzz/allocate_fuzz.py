@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 from dra_driver.core.errors import DraError
 from dra_driver.scheduler.allocation import AllocationOutcome, Allocator, Limits, SchedulerFeatures
 from tests.fuzz.allocate_mutations import Question, plausible, wild
-from tests.golden.allocate_family import questions
+from tests.golden.run import questions
 
 TABLE = ROOT / "tests" / "golden" / "allocate.jsonl.gz"
 _TIMEOUT_S = 2.0

@@ -20,9 +20,12 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
+from itertools import count
+from pathlib import Path
+
+from dra_driver.core.errors import AllocationError, CelEvaluationError, CelSyntaxError
+from dra_driver.scheduler.allocation import V1_36, Allocator, Limits, SchedulerFeatures, SchedulerQuirks
 from dra_driver.scheduler.cel import DeviceView, compile_selector
-from tests.golden.allocate_family import allocate_difference
 
 _SHOWN_DIFFERENCES = 20
 
@@ -62,6 +65,38 @@ def cel_difference(question: dict[str, Any], expected: dict[str, Any], lacks: fr
     if kind == wanted and (kind != "result" or value == expected["result"]):
         return ""
     return f"{question['expression']}\n    expected {wanted}: {expected[wanted]}\n    found    {kind}: {value}"
+
+
+_PATIENT = Limits(timeout_s=300)  # the answers do not depend on how fast this machine is
+
+
+def allocate_answer(question: dict[str, Any], quirks: SchedulerQuirks = V1_36) -> tuple[Any, str | None]:
+    """Allocations and error, at least one of them None."""
+    numbers = count(1)
+    try:
+        allocator = Allocator(
+            slices=question["slices"],
+            classes=question["classes"],
+            allocated=question["allocated_claims"],
+            features=SchedulerFeatures.from_gates(question["features"]),
+            quirks=quirks,
+            limits=_PATIENT,
+            new_share_id=lambda: f"share-{next(numbers)}",
+        )
+        outcome = allocator.allocate(question["node"], question["claims"])
+    except (AllocationError, CelSyntaxError, CelEvaluationError) as error:
+        return None, str(error)
+    return outcome.allocations, outcome.reason if outcome.invalid_pools else None
+
+
+def allocate_difference(question: dict[str, Any], expected: dict[str, Any], quirks: SchedulerQuirks = V1_36) -> str:
+    """Empty if the allocations are equal and both or neither have an error; texts of errors may differ."""
+    allocations, error = allocate_answer(question, quirks)
+    if allocations == expected["allocations"] and (error is None) == (expected["error"] is None):
+        return ""
+    wanted = json.dumps(expected, sort_keys=True)
+    found = json.dumps({"allocations": allocations, "error": error}, sort_keys=True)
+    return f"{json.dumps(question['claims'])[:400]}\n    expected {wanted}\n    found    {found}"
 
 
 ENGINES: dict[str, Engine] = {
@@ -119,6 +154,10 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"  differs: {text}")
         status = max(status, 1 if texts else 0)
     return status
+
+
+def questions(table: Path) -> Iterator[dict[str, Any]]:
+    return (case["input"] for case in cases(table))
 
 
 if __name__ == "__main__":

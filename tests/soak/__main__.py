@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from tests.soak import cluster_soak, node_soak
-from tests.soak.figures import grown, latency_lines, memory_lines, slower
+from tests.soak.invariants import grown, latency_lines, memory_lines, slower
 
 REFUSED_SHARE, BROKEN_SHARE = 0.01, 0.04
 

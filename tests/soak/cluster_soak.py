@@ -32,9 +32,7 @@ from tests.fakes.live_claims import Obj as Request
 from tests.fakes.live_claims import gpu, partition, share
 from tests.fakes.simulated_gpus import SimulatedBackend
 from tests.harness.figures import rss_mib
-from tests.soak.facts import grants
-from tests.soak.figures import Memory
-from tests.soak.invariants import granted_twice
+from tests.soak.invariants import Memory, granted_twice, grants
 from tests.soak.node_soak import ILLNESSES
 
 ROOT = Path(__file__).resolve().parents[2]

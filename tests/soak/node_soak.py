@@ -24,13 +24,10 @@ from dra_driver.core.errors import DeviceLostError, DriverUnavailableError, GpuB
 from dra_driver.core.model.mig import parse_partition_name
 from dra_driver.hardware.gpu.simulated.root import FAULTS as FAULT_FILES
 from dra_driver.sim.node.node_process import SIMULATED_ROOT
-from tests.fakes.live_claims import Obj, Scheduler
+from tests.fakes.live_claims import POLICIES, Obj, Scheduler, impossible, wish
 from tests.fakes.live_node import LiveNode, until
-from tests.fakes.mixed_claims import POLICIES, impossible, wish
 from tests.harness.figures import rss_mib
-from tests.soak.facts import facts
-from tests.soak.figures import Memory
-from tests.soak.invariants import breaches
+from tests.soak.invariants import Memory, breaches, facts
 
 SPEC = "8xh100-sxm5-80gb"
 HELD_AT_ONCE = 4

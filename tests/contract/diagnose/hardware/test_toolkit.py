@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from dra_driver.diagnose.hardware import files
 from dra_driver.diagnose.hardware.child import Task
-from tests.fakes import small_root
+from tests.fakes.driver_root import make_small_root
 
 
 def test_the_hosts_program_is_read_whatever_it_logs_and_however_much_it_prints(tmp_path: Path) -> None:
@@ -15,7 +15,7 @@ def test_the_hosts_program_is_read_whatever_it_logs_and_however_much_it_prints(t
     host, folder = tmp_path / "host", tmp_path / "folder"
     for path in (host / "usr/bin", folder):
         path.mkdir(parents=True)
-    small_root.make(host)
+    make_small_root(host)
     mounts = [
         {"hostPath": f"/usr/lib/{number:040}", "containerPath": f"/usr/lib/{number:040}"} for number in range(500)
     ]
