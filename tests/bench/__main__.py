@@ -47,7 +47,6 @@ def main() -> int:
 
 
 def print_floor(rest: RestClient, kubeconfig: str, rounds: int, prepare_ms: float) -> None:
-    """What a prepare cannot go below here, and how many times that it takes."""
     access = plain_kubeconfig(Path(kubeconfig))
     if access is None:
         print("floor: not measured, as the kubeconfig has no plain token or certificate")

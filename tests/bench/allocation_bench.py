@@ -71,7 +71,6 @@ def _run(kind: str, nodes: int, question: str) -> dict[str, float]:
 
 
 def _measure(kind: str, nodes: int, question: str) -> int:
-    """The child process: read the cluster, try every node, print the time of reading and the peak of memory."""
     from dra_driver.scheduler.allocation import Allocator
 
     started = time.monotonic()

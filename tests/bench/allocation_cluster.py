@@ -42,7 +42,6 @@ def claim(class_name: str = DRIVER, expression: str = "", count: int = 1) -> dic
 
 
 def holding(node_index: int, *devices: str) -> dict[str, Any]:
-    """A claim that was allocated devices of a node."""
     name = f"node-{node_index}"
     results = [{"request": "gpu", "driver": DRIVER, "pool": f"{name}/{DRIVER}", "device": device} for device in devices]
     metadata = {"name": f"held-{node_index}", "namespace": "default", "uid": f"held-{node_index}"}

@@ -39,7 +39,6 @@ _IMPORT = "import time; t = time.perf_counter(); import dra_driver.scheduler.cel
 
 
 def best_us(work: Callable[[], object], count: int, rounds: int = 5) -> float:
-    """Microseconds of one call in the best round."""
     times = []
     for _ in range(rounds):
         start = time.perf_counter()

@@ -56,7 +56,6 @@ def main() -> int:
 
 
 def _row(nodes: int, folder: Path) -> dict[str, Any]:
-    """Measures every question in a cluster of this size and prints one line."""
     idle, busy = folder / _IDLE, folder / _BUSY
     # In a process of its own: the kernel counts the memory of the parent at a fork as the child's peak.
     command = [sys.executable, "-m", "tests.bench.explain_bench", "--write", str(nodes), str(folder)]
@@ -78,7 +77,6 @@ def _row(nodes: int, folder: Path) -> dict[str, Any]:
 
 
 def _write(nodes: int, idle: Path, busy: Path) -> None:
-    """Writes the cluster without allocated devices, and with a claim per node that has all of its GPUs."""
     from dra_driver.kube.state import ClusterState
     from dra_driver.kube.state_file import dump, load
 
@@ -104,7 +102,6 @@ def _question(name: str) -> dict[str, Any]:
 
 
 def _best(file: Path, question: str) -> tuple[float, float]:
-    """Seconds and MiB of the fastest run."""
     command = [
         sys.executable,
         "-m",

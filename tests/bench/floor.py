@@ -28,19 +28,15 @@ _PAGE = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
-    """Medians in milliseconds."""
-
     get: float
     fdatasync: float
     grpc: float
 
     @property
     def total(self) -> float:
-        """Their sum."""
         return self.get + self.fdatasync + self.grpc
 
     def figures(self) -> dict[str, float]:
-        """For a JSON file."""
         return {**asdict(self), "total": self.total}
 
     def __str__(self) -> str:
@@ -51,7 +47,6 @@ class Floor:
 
 
 def measure(rest: RestClient, access: Access, folder: Path, rounds: int) -> Floor:
-    """Measure with ``rounds`` of each. ``folder`` is on the disk of the journal."""
     return Floor(
         get=_median(_gets(rest, access, rounds)),
         fdatasync=_median(_syncs(folder / "floor-page", rounds)),

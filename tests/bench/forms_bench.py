@@ -51,8 +51,6 @@ Make = Callable[[], Obj | None]
 
 
 class Bench:
-    """One node, its kubelet and its scheduler."""
-
     def __init__(self, node: LiveNode, report: Report, rounds: int) -> None:
         self.node = node
         self.report = report
@@ -61,7 +59,6 @@ class Bench:
         self.connect()
 
     def connect(self) -> None:
-        """To the node process that runs now."""
         self.kubelet = TimedKubelet(grpc.insecure_channel(f"unix://{self.node.socket}"))
 
     def prepared(self, make: Make) -> Obj:
@@ -75,14 +72,12 @@ class Bench:
 
     @contextmanager
     def beside(self, *makes: Make) -> Iterator[None]:
-        """Prepare these claims while the body runs."""
         claims = [self.prepared(make) for make in makes]
         yield
         for claim in claims:
             self.given_back(claim)
 
     def times(self, what: str, make: Make, *, rounds: int | None = None, budget: Sequence[float] | None = None) -> None:
-        """Two lines: prepare and unprepare."""
         prepared, unprepared = [], []
         for number in range(WARM_UP + (rounds or self.rounds)):
             claim = self._made(make)
@@ -172,7 +167,6 @@ def measure(bench: Bench, idle_s: float) -> None:
 
 
 def forms(bench: Bench, where: str) -> None:
-    """Every form, first and further."""
     bench.times(f"whole GPU{where}", bench.whole, budget=WHOLE_MS)
     if where:
         bench.times(f"partition, first{where}", bench.slice)
@@ -204,7 +198,6 @@ def start_s(node: LiveNode) -> float:
 
 
 def idle(bench: Bench, seconds: float, label: str) -> None:
-    """CPU of both processes while nothing happens, and memory of the MPS host."""
     node, host = bench.node, bench.node.mps_host
     pids = {"node process": node.process.pid or 0, "MPS host": (host.pid or 0) if host else 0}
     for what, percent in zip(pids, idle_percent([*pids.values()], seconds), strict=True):

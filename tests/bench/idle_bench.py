@@ -38,8 +38,6 @@ DRIVER = "gpu.nvidia.com"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Used:
-    """By one thread since its start."""
-
     cpu_s: float = 0.0
     wakes: int = 0
 
@@ -122,7 +120,6 @@ def print_threads(before: dict[str, Used], after: dict[str, Used], idle_s: float
 
 
 def by_thread(pid: int) -> dict[str, Used]:
-    """CPU and number of times on a CPU of each thread, by its name and number."""
     found = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # it has ended

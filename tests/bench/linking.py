@@ -41,20 +41,16 @@ KINDS = {
 
 
 def board(words: str) -> tuple[Gpu, ...]:
-    """A node of `BOARDS`: one word per GPU, equal words for those of a bridge."""
     bridges = [f"bridge-{word}" if word != "-" else "none" for word in words.split()]
     entries = "".join(f"- {{model: a100-pcie-80gb, nvlink: {bridge}}}\n" for bridge in bridges)
     return tuple(item.gpu for item in parse_document(f"gpus:\n{entries}", "bench").gpus)
 
 
 def orders(gpus: Sequence[Gpu]) -> Mapping[str, tuple[Gpu, ...]]:
-    """``by minor`` and ``ours``."""
     return {"by minor": tuple(gpus), "ours": tuple(in_order(gpus, islands_of(gpus)))}
 
 
 class Node:
-    """GPUs under first fit."""
-
     def __init__(self, order: Sequence[Gpu], islands: Islands) -> None:
         self.free = dict.fromkeys(gpu.minor for gpu in order)
         self._order = tuple(self.free)
@@ -74,24 +70,19 @@ class Node:
         return found
 
     def remove(self, gpus: Sequence[int]) -> None:
-        """Free what `place` returned."""
         self._taken.difference_update(gpus)
 
     @property
     def left(self) -> int:
-        """How many GPUs are free."""
         return len(self._order) - len(self._taken)
 
     @property
     def unbroken(self) -> int:
-        """Pairs of which no GPU or both are taken."""
         return sum((a in self._taken) == (b in self._taken) for a, b in self.pairs)
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts over any number of sequences."""
-
     claims: int = 0
     refused: int = 0
     for_two: int = 0

@@ -45,12 +45,10 @@ ENGINES = ("copy_engines", "decoders", "encoders", "jpeg_engines", "ofa_engines"
 
 
 def profiles_of(model: str) -> tuple[MigProfile, ...]:
-    """The profiles of a board of the catalogue."""
     return SimulatedBackend.from_spec(f"1x{model}", "bench").snapshot().gpus[0].mig_profiles
 
 
 def name_order(profiles: Sequence[MigProfile]) -> tuple[Placement, ...]:
-    """All placements by device name."""
     placements = [(profile, start) for profile in profiles for start in profile.starts]
     return tuple(sorted(placements, key=lambda one: partition_name(0, one[0].name, one[0].profile_id, one[1])))
 
@@ -118,11 +116,9 @@ class Node:
         return None
 
     def remove(self, gpu: int, profile_id: int, start: int) -> None:
-        """Free the placement that `place` returned."""
         self.left[gpu] += self.board.takes[profile_id, start]
 
     def largest(self) -> int:
-        """Compute slices of the largest profile that fits on any GPU."""
         guards = self.board.guards
         for profile in self._by_size:
             for take, _ in self._tries[profile.profile_id]:
@@ -134,8 +130,6 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One partition of a profile, requested at a time (in arrivals), for a duration."""
-
     at: float
     profile: MigProfile
     stays: float
@@ -143,8 +137,6 @@ class Request:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts over any number of sequences."""
-
     requests: int = 0
     refused: int = 0
     slices: int = 0
@@ -153,17 +145,14 @@ class Tally:
 
     @property
     def stranded(self) -> float:
-        """Per cent of the requested slices."""
         return 100 * self.stranded_slices / self.slices
 
     @property
     def refusals(self) -> float:
-        """Per cent of the requests."""
         return 100 * self.refused / self.requests
 
     @property
     def largest(self) -> float:
-        """On average over time, in compute slices."""
         return self.largest_sum / self.requests
 
 
@@ -190,12 +179,10 @@ def coming_and_going(board: Board, gpus: int, rng: random.Random, weights: Seque
 
 
 def evenly(_: MigProfile) -> float:
-    """All sizes equally often."""
     return 1.0
 
 
 def mostly_small(profile: MigProfile) -> float:
-    """The same number of compute slices requested in each size."""
     return 1 / profile.compute_slices
 
 

@@ -67,8 +67,6 @@ def main() -> int:
 
 
 class _Site:
-    """The page over a state, without threads."""
-
     def __init__(self, state: ClusterState) -> None:
         from starlette.testclient import TestClient
 
@@ -84,17 +82,14 @@ class _Site:
         return read_without_collection(FileSource(self._state))
 
     def read(self) -> float:
-        """Seconds of one reading."""
         begun = time.monotonic()
         self._reader.once()
         return time.monotonic() - begun
 
     def change(self, number: int) -> None:
-        """Another pod waits."""
         self._state = replace(self._state, pods=(_waiting(number), *self._state.pods[1:]))
 
     def compute(self) -> tuple[int, float]:
-        """How many answers were computed, in how many seconds."""
         begun, answers = time.monotonic(), 0
         while self._derived.compute_one():
             answers += 1
@@ -104,7 +99,6 @@ class _Site:
         return self._browser.get(f"{self._base}{path}")
 
     def tried(self) -> bool:
-        """Whether the example of "what if" fits."""
         fields = {"manifest": EXAMPLE, "namespace": "default"}
         answer = self._browser.post(f"{self._base}/what-if", data=fields, headers={"origin": f"http://{_HOST}"})
         return "verdict good" in answer.text

@@ -67,7 +67,6 @@ def settings(args: argparse.Namespace, name: str) -> dict[str, str | None]:
 
 
 def start(nodes: Sequence["NodeProcess"]) -> None:
-    """Start all, a few at a time."""
     for at in range(0, len(nodes), AT_ONCE):
         threads = [threading.Thread(target=node.start) for node in nodes[at : at + AT_ONCE]]
         for each in threads:
@@ -82,19 +81,16 @@ Part = TypeVar("Part")
 
 
 def part(node: "NodeProcess", kind: type[Part]) -> Part:
-    """The node's component of this kind, which has started."""
     return next(found for each in node.components if isinstance(found := each.part, kind))
 
 
 def is_published(node: "NodeProcess") -> bool:
-    """Whether the API server has the node's newest inventory."""
     from dra_driver.node.slices import Publisher
 
     return part(node, Publisher).published
 
 
 def is_right(node: "NodeProcess", rollout: int) -> bool:
-    """Whether the node's GPUs have the policy's attribute, and that is published."""
     from dra_driver.hardware.gpu.inventory import Inventory
     from dra_driver.node.process.terms_resolver import TermsResolver
 

@@ -50,8 +50,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The paths that the environment names."""
-
     etcd: Path
     apiserver: Path
     go_driver: Path
@@ -100,7 +98,6 @@ def main() -> int:
 def measure_rounds(
     args: argparse.Namespace, parts: Parts, rest: RestClient, kubeconfig: Path, folder: Path
 ) -> dict[str, Any]:
-    """All rounds: the floor of each, and each driver's figures."""
     access = plain_kubeconfig(kubeconfig)
     assert access is not None
     found: dict[str, Any] = {"n": args.n, "floor": [], "ours": [], "go": []}
@@ -117,7 +114,6 @@ def measure_rounds(
 def measure_driver(  # noqa: PLR0917 - one call site
     args: argparse.Namespace, parts: Parts, kind: str, rest: RestClient, folder: Path, kubeconfig: Path
 ) -> dict[str, Any]:
-    """One driver from its start to its end."""
     for item in rest.list(SLICES)["items"]:
         rest.delete(f"{SLICES}/{item['metadata']['name']}")
     with tempfile.TemporaryDirectory(dir=memory_folder()) as cdi:
@@ -197,7 +193,6 @@ def measure_case(maker: ClaimMaker, calls: TimedKubelet, n: int, held: int, batc
 
 
 def measure_held(maker: ClaimMaker, calls: TimedKubelet, pid: int, idle_s: float) -> dict[str, float]:
-    """Memory and idle CPU with 128 claims prepared."""
     kept = _hold(maker, calls, 128)
     (idle,) = idle_percent([pid], idle_s)
     found = {"idle_percent": round(idle, 3), "rss_128_mib": rss_mib(pid), "pss_128_mib": pss_mib(pid)}
@@ -219,13 +214,11 @@ def _let_go(maker: ClaimMaker, calls: TimedKubelet, kept: Sequence[dict[str, str
 
 
 def pss_mib(pid: int) -> float:
-    """Memory in which pages that several processes share count in part."""
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     return int(rollup.split("\nPss:")[1].split()[0]) / 1024
 
 
 def explain_rows() -> list[dict[str, Any]]:
-    """The figures of `explain_bench`, which measures processes of its own."""
     command = [sys.executable, "-m", "tests.bench.explain_bench", "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=900)
     rows: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])

@@ -46,7 +46,6 @@ class Misbehaviour:
     watch_s: float | None = None
 
     def body(self) -> bytes:
-        """The Status object of an API server."""
         said = {"code": self.status, "reason": self.reason, "message": f"{self.reason}, said by the test"}
         return json.dumps({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", **said}).encode()
 
@@ -62,7 +61,6 @@ class FaultProxy:
     """
 
     def __init__(self, kubeconfig: Path, tls: Callable[[], ssl.SSLContext] | None = None) -> None:
-        """``kubeconfig`` is the API server's, as ``ApiServer.kubeconfig`` writes it."""
         self.document: dict[str, Any] = json.loads(kubeconfig.read_text())
         cluster = self.document["clusters"][0]["cluster"]
         self._target = cluster["server"]
@@ -101,7 +99,6 @@ class FaultProxy:
         return path
 
     def refuse(self) -> None:
-        """Close the port and every connection: an API server that is down."""
         with self._guard:
             server, self._server = self._server, None
         if server is not None:
@@ -110,7 +107,6 @@ class FaultProxy:
         self.drop_connections()
 
     def accept(self) -> None:
-        """Listen, after `refuse` on the same port again."""
         handler = type("Handler", (_Handler,), {"proxy": self})
         server = _Server(("127.0.0.1", self._port), handler)
         server.proxy = self
@@ -138,7 +134,6 @@ class FaultProxy:
             self._open.discard(connection)
 
     def hold(self) -> None:
-        """Wait while nothing may pass."""
         while self.silent.is_set() and not self._closed:
             time.sleep(SILENCE_POLL_S)
 
@@ -149,14 +144,11 @@ class FaultProxy:
 
 
 def _end(answer: Any) -> None:
-    """End the API server's answer, whose reader is in another thread."""
     with contextlib.suppress(OSError, AttributeError):
         socket.socket.shutdown(answer.connection.sock, socket.SHUT_RD)
 
 
 class _Server(ThreadingHTTPServer):
-    """Threads of their own for connections, which may outlive the server."""
-
     daemon_threads = True
     block_on_close = False
     proxy: FaultProxy
@@ -166,8 +158,6 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection."""
-
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     proxy: FaultProxy

@@ -77,8 +77,6 @@ class FaultRecord:
 
 
 class Stage:
-    """A context manager: the node runs, and a claim of each form is prepared."""
-
     def __init__(self, *, spec: str = SPEC, mps: bool = True, wrap: Sequence[str] = (), on_disk: bool = False) -> None:
         """``wrap`` is put before the command of the node process; ``on_disk``: see LiveNode."""
         self.node = LiveNode(spec, policy=POLICY, mps=mps, on_disk=on_disk)
@@ -116,7 +114,6 @@ class Stage:
         command[:0] = self._wrap
 
     def _prepare_all(self) -> None:
-        """A claim of each form."""
         slicing = parameters("GpuConfig", strategy="TimeSlicing", timeSlicingConfig={"interval": "Long"})
         gpus = self.node.gpus
         wanted: dict[str, dict[str, Any]] = {
@@ -130,7 +127,6 @@ class Stage:
             self.hold(form, *each["requests"], config=each.get("config", ()))
 
     def hold(self, form: str, *requests: Obj, config: Sequence[Obj] = ()) -> Obj:
-        """Prepare a claim that has to stay prepared."""
         claim = self.scheduler.allocate_soon(*requests, config=config)
         answer = self.node.prepare(claim)
         assert answer.error == "", f"{form}: {answer.error}"
@@ -186,7 +182,6 @@ class Stage:
         return self.scheduler.allocate_soon(gpu(of=self.node.gpus[SPARE:]))
 
     def spare_claim_without_slices(self) -> Obj:
-        """The same while there are no slices to choose from."""
         return self.scheduler.force({"request": "gpu", "device": f"gpu-{SPARE}"}, requests=[gpu()])
 
     def prepare(self, claim: Obj, timeout_s: float = SHORT_S) -> str:
@@ -197,12 +192,10 @@ class Stage:
             return str(error.code().name)
 
     def drop(self, claim: Obj) -> None:
-        """Unprepare and release."""
         assert self.node.unprepare(claim) == ""
         self.scheduler.release(claim)
 
     def assert_intact(self, *, without: Sequence[str] = ()) -> None:
-        """Every prepared claim is as it was, and a repeated prepare is answered the same."""
         for form, (claim, answer, document) in self.held.items():
             if form in without:
                 continue
@@ -212,7 +205,6 @@ class Stage:
             assert (again.error, list(again.devices)) == ("", answer), f"{form}: {again.error}"
 
     def assert_on_hardware(self) -> None:
-        """The partition and the MPS daemon exist, once."""
         gpus = self.node.gpus
         if "partition" in self.held:
             assert [(found[0], found[1], found[3]) for found in self.node.instances()] == [(gpus[CUT], 19, 1)]

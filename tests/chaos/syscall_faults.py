@@ -65,7 +65,6 @@ class _Program(ctypes.Structure):
 
 
 def supported() -> bool:
-    """Whether this machine's architecture is known here."""
     return platform.machine() in NUMBERS
 
 
@@ -111,7 +110,6 @@ class Step:
 
     @property
     def writes(self) -> bool:
-        """Whether a file would be opened to be changed, or made."""
         return self.call == "openat" and (self.flags & (os.O_WRONLY | os.O_RDWR) != 0 or not Path(self.path).exists())
 
     def __str__(self) -> str:
@@ -123,8 +121,6 @@ Rule = Callable[[Step], int]
 
 
 class Supervisor:
-    """A context manager. ``rule`` may be replaced at any time."""
-
     def __init__(self, folder: Path) -> None:
         self.path = folder / "supervisor"
         self.rule: Rule = lambda step: PASS
@@ -135,7 +131,6 @@ class Supervisor:
         self._ended = threading.Event()
 
     def wrap(self) -> list[str]:
-        """What to put before a command."""
         return [sys.executable, "-m", "tests.chaos.syscall_faults", str(self.path)]
 
     def __enter__(self) -> "Supervisor":
@@ -161,7 +156,6 @@ class Supervisor:
                     threading.Thread(target=self._serve, args=(listener,), daemon=True).start()
 
     def _serve(self, listener: int) -> None:
-        """Until the last filtered process has ended."""
         poller = select.poll()
         poller.register(listener, select.POLLIN)
         try:
@@ -208,7 +202,6 @@ class Supervisor:
 
 
 def _text(pid: int, address: int) -> str:
-    """The C string at an address of another process."""
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         memory.seek(address)
         found = memory.read(min(4096, 4096 - address % 4096 + 4096))

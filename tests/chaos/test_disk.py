@@ -65,7 +65,6 @@ def full(step: Step) -> int:
 def test_failing_calls_delay_new_claims_alone(
     rule: Callable[[Step], int], supervisor: Supervisor, fault: FaultRecord
 ) -> None:
-    """A prepare says what failed on which file; repeated prepares go on; with the disk everything is normal again."""
     with Stage(wrap=supervisor.wrap()) as stage:
         claim = stage.spare_claim()
         supervisor.rule = rule
@@ -92,7 +91,6 @@ def small_disk(folder: Path, options: str) -> Iterator[None]:
 
 
 def fill(folder: Path) -> Path:
-    """Write until no byte is left."""
     ballast = folder / "ballast"
     with ballast.open("wb", buffering=0) as file:
         for size in (65536, 4096, 1):
@@ -106,7 +104,6 @@ def fill(folder: Path) -> Path:
 
 
 def crowd(folder: Path) -> Path:
-    """Make files until no inode is left."""
     ballast = folder / "crowd"
     ballast.mkdir()
     for number in range(1_000_000):
@@ -141,7 +138,6 @@ def test_a_small_file_system_that_fills_up(
     monkeypatch: pytest.MonkeyPatch,
     fault: FaultRecord,
 ) -> None:
-    """All of the node's files are on it. /readyz says that it is full before a prepare fails."""
     folder = Path(tempfile.mkdtemp(prefix="dra-", dir="/tmp"))  # the paths of sockets are limited
     with small_disk(folder, options):
         monkeypatch.setattr(tempfile, "tempdir", str(folder))

@@ -28,7 +28,6 @@ class Described:
         self.write()
 
     def write(self) -> None:
-        """Replace the file, as a person would."""
         fresh = self.path.with_suffix(".new")
         fresh.write_text(yaml.safe_dump({"gpus": self.gpus}))
         fresh.replace(self.path)
@@ -52,7 +51,6 @@ def offered(stage: Stage, minor: int) -> bool:
 
 @pytest.mark.fault("gpu-lost")
 def test_a_lost_gpu_is_withdrawn_and_comes_back(described: Described, fault: FaultRecord) -> None:
-    """New claims get other GPUs; the others' claims are served; it is published again when it answers."""
     with Stage(spec=str(described.path)) as stage:
         described.change(LAST, lost="fell off the bus")
         until(lambda: not offered(stage, LAST), "the lost GPU to be withdrawn", 30.0)
@@ -69,7 +67,6 @@ def test_a_lost_gpu_is_withdrawn_and_comes_back(described: Described, fault: Fau
 
 @pytest.mark.fault("gpu-lost-held")
 def test_a_lost_gpu_whose_claim_ends_leaves_nothing(described: Described, fault: FaultRecord) -> None:
-    """The pod is deleted while its GPU does not answer: the unprepare succeeds, and the rest follows when it can."""
     with Stage(spec=str(described.path)) as stage:
         described.change(CUT, lost="fell off the bus")
         claim, _, _ = stage.held.pop("partition")
@@ -87,7 +84,6 @@ def test_a_lost_gpu_whose_claim_ends_leaves_nothing(described: Described, fault:
 
 @pytest.mark.fault("gpu-hung")
 def test_a_gpu_that_hangs_holds_nothing_up(stage: Stage, fault: FaultRecord) -> None:
-    """Calls for it do not return; other GPUs' claims are prepared as fast as ever."""
     hung = stage.node.gpus[LAST]
     stage.node.hardware.set_troubles(hung, FailureMode.HANGS)
     until(lambda: not offered(stage, LAST), "the hung GPU to be withdrawn", 60.0)
@@ -106,7 +102,6 @@ def test_a_gpu_that_hangs_holds_nothing_up(stage: Stage, fault: FaultRecord) -> 
 
 @pytest.mark.fault("gpu-reset")
 def test_a_reset_gpu_loses_its_partitions_and_no_claim_of_others(stage: Stage, fault: FaultRecord) -> None:
-    """A reset destroys all instances: the claim's repeated prepare says so, its unprepare succeeds."""
     path = stage.node.plugin / "simulated-gpus.json"
     state = json.loads(path.read_text())
     state["gpus"][stage.node.gpus[CUT]]["instances"] = []
@@ -125,7 +120,6 @@ def test_a_reset_gpu_loses_its_partitions_and_no_claim_of_others(stage: Stage, f
 
 @pytest.mark.fault("gpu-instance-vanishes")
 def test_a_partition_destroyed_from_outside_is_noticed(stage: Stage, fault: FaultRecord) -> None:
-    """``nvidia-smi mig -dgi`` under a claim: the repeated prepare says so, and the claim can be unprepared."""
     cut = stage.node.gpus[CUT]
     instances = stage.node.hardware_state()["gpus"][cut]["instances"]
     stage.node.hardware.foreign_destroy(cut, instances[0]["gi"])
@@ -152,7 +146,6 @@ def test_a_partition_destroyed_from_outside_is_noticed(stage: Stage, fault: Faul
 def test_wrong_values_of_one_gpu_concern_that_gpu(
     wrong: dict[str, object], described: Described, fault: FaultRecord
 ) -> None:
-    """The other GPUs stay published and served, whatever one of them reports."""
     with Stage(spec=str(described.path)) as stage:
         described.change(LAST, **wrong)
         time.sleep(3.0)

@@ -62,7 +62,6 @@ class Fuse:
 
 
 def short(step: Step) -> str:
-    """The step without what differs from run to run."""
     name = Path(step.path).name.partition("-claim_")
     return f"{step.call} {name[0]}{'-claim' if name[1] else ''}"
 
@@ -80,7 +79,6 @@ def short(step: Step) -> str:
 def test_a_kill_before_any_step_loses_and_leaves_nothing(
     doing: str, form: str, supervisor: Supervisor, fault: FaultRecord
 ) -> None:
-    """The kubelet gets no answer and calls again: the claim is served as if nothing had happened."""
     with Stage(wrap=supervisor.wrap()) as stage, ThreadPoolExecutor(1) as calls:
         claim, _, _ = stage.held.pop(form)
         if doing == "prepare":
@@ -150,7 +148,6 @@ def crash_loop(node: LiveNode, supervisor: Supervisor, is_done: Callable[[], boo
 
 @pytest.mark.fault("kill-rebuild")
 def test_kills_while_a_lost_journal_is_rebuilt_lose_nothing(supervisor: Supervisor, fault: FaultRecord) -> None:
-    """A crash loop over a deleted journal: each start dies one step later, and the last one has every claim."""
     with Stage(wrap=supervisor.wrap()) as stage:
         stage.node.kill()
         for path in stage.node.plugin.glob("state.db*"):
@@ -176,7 +173,6 @@ def _count(node: LiveNode) -> int:
 
 @pytest.mark.fault("kill-upgrade")
 def test_kills_while_a_newer_version_takes_over_lose_nothing(supervisor: Supervisor, fault: FaultRecord) -> None:
-    """The state of an older version, which had died too, under a crash loop of the current one."""
     node = LiveNode(OLD_SPEC, policy=OLD_POLICY, mps=True)
     node.process.command[:0] = supervisor.wrap()
     recorded = json.loads((RECORDING / "claims.json").read_text())

@@ -50,7 +50,6 @@ class Policy:
         ]
 
     def says(self, request: Mapping[str, Any], message: str) -> bool:
-        """Whether one of the failed validations has this message."""
         return message in self.denials(request)
 
     def _with_variables(self, inputs: dict[str, Any]) -> dict[str, Any]:

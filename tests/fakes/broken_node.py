@@ -33,8 +33,6 @@ _BOOT_LOG = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {v}  Relea
 
 @dataclass
 class FakeRuntime(CriClient):
-    """A container runtime's answers. ``crio`` is CRI-O's configuration as TOML."""
-
     name: str = "containerd"
     release: str = "2.1.9"
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -63,7 +61,6 @@ class FakeRuntime(CriClient):
 
 
 def containerd(release: str) -> FakeRuntime:
-    """A containerd whose configuration was recorded."""
     wire = json.loads((CONFIGS / f"containerd-{release}.json").read_text())
     return FakeRuntime(name=wire["name"], release=wire["version"], config=wire["config"])
 
@@ -105,7 +102,6 @@ class BrokenNode:
         self.runtime = runtime
 
     def report(self) -> DoctorReport:
-        """What the doctor says."""
         readers = NodeReaders(
             ask_nvml=lambda _library: self.nvml,
             dial=lambda _path: self.runtime,
@@ -123,13 +119,11 @@ class BrokenNode:
     # what the tests change
 
     def put(self, path: str, text: str = "") -> None:
-        """A file of the host."""
         target = self.path / path.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text)
 
     def remove(self, path: str) -> None:
-        """A file or folder of the host."""
         target = self.path / path.lstrip("/")
         if target.is_dir() and not target.is_symlink():
             shutil.rmtree(target)
@@ -137,7 +131,6 @@ class BrokenNode:
             target.unlink()
 
     def serve(self, path: str, *, dead: bool = False) -> str:
-        """A socket, on which a process listens unless it is dead. Returns its path."""
         target = self.path / path.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
         server = socket.socket(socket.AF_UNIX)
@@ -155,7 +148,6 @@ class BrokenNode:
         self.serve(path, dead=True)
 
     def gpu(self, address: str, bound: str | None) -> None:
-        """A GPU on the PCI bus."""
         folder = f"sys/bus/pci/devices/{address}"
         self.put(f"{folder}/vendor", "0x10de\n")
         self.put(f"{folder}/class", "0x030200\n")
@@ -165,11 +157,9 @@ class BrokenNode:
             link.symlink_to(f"../../../bus/pci/drivers/{bound}")
 
     def set(self, **changes: Any) -> None:
-        """Other settings."""
         self.view = HostView(settings=replace(self.view.settings, **changes), host=self.view.host)
 
     def kubelet(self, *flags: str, config: str = "kind: KubeletConfiguration\n") -> None:
-        """The kubelet's process and its configuration file."""
         root = f"--root-dir={self.path}/kubelet"
         command = ["/usr/bin/kubelet", root, "--config", "/etc/kubelet.yaml", *flags]
         self.put("proc/4711/cmdline", "\0".join(command) + "\0")
@@ -177,7 +167,6 @@ class BrokenNode:
         self.put("etc/kubelet.yaml", config)
 
     def claim(self, uid: str, *, node: str = "/dev/nvidia0", mounts: str = "") -> str:
-        """A prepared claim's CDI file. Returns its CDI name."""
         edits: dict[str, Any] = {"deviceNodes": [{"path": node, "type": "c", "major": 195, "minor": 0}]}
         if mounts:
             edits["mounts"] = [{"hostPath": mounts, "containerPath": mounts, "options": ["ro"]}]

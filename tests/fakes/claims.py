@@ -156,7 +156,6 @@ class FakeCdiWriter:
         return tuple(each for each in sorted(self.files) if each not in keep and self.remove_claim(each))
 
     def devices(self, of: ClaimUid) -> list[str]:
-        """Names of the devices in a claim's file."""
         return [device["name"] for device in json.loads(self.files[of])["devices"]]
 
     def _may_change(self) -> None:
@@ -197,7 +196,6 @@ class FakeCdiProvider:
         return ContainerEdits()
 
     def document(self, of: ClaimUid, *devices: Gpu) -> CdiSpec:
-        """The document of a claim with whole GPUs."""
         pairs = [(NAMES.claim_device(of, each.device_name), self.edits_for(each)) for each in devices]
         return claim_spec(NAMES, pairs)
 
@@ -226,13 +224,10 @@ class FakeClock:
             action()
 
     def after(self, seconds: float, action: Callable[[], object]) -> None:
-        """Do ``action`` during the wait in which ``seconds`` from now have passed."""
         self._planned.append((self.time + seconds, action))
 
 
 class FakeProcessRegistry:
-    """Which runs are alive, as the test says."""
-
     def __init__(self, own: str = "run-1", alive: Collection[str] = ()) -> None:
         self.own = OwnerId(own)
         self.alive = {*alive}
@@ -242,7 +237,6 @@ class FakeProcessRegistry:
 
 
 def changed(snapshot: Snapshot, minor: int, **changes: Any) -> Snapshot:
-    """The same machine with one GPU different."""
     gpus = (replace(each, **changes) if each.minor == minor else each for each in snapshot.gpus)
     return replace(snapshot, gpus=tuple(gpus))
 
@@ -268,7 +262,6 @@ class FakeSharing:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is set and nothing runs."""
         return not self.slices and not self.running
 
 
@@ -334,12 +327,10 @@ class FakeMps:
 
 
 def part(minor: int, profile: MigProfile, start: int) -> DeviceName:
-    """The name of a partition."""
     return partition_name(minor, profile.name, profile.profile_id, start)
 
 
 def share_result(number: int, memory: str | None, percent: int | None, **more: Any) -> AllocatedDevice:
-    """Share ``number`` of a GPU as the scheduler writes it."""
     consumed = {"memory": memory, "computePercent": None if percent is None else str(percent)}
     return result(
         share_id=f"{number:08x}-5555-6666-7777-888888888888",
@@ -352,7 +343,6 @@ GPU = GpuUuid("GPU-a")
 
 
 def device(**fields: Any) -> AssignedDevice:
-    """A whole GPU, unless ``fields`` say otherwise."""
     given: dict[str, Any] = {
         "request": "gpu",
         "pool": PoolName("n/gpu.nvidia.com"),
@@ -379,7 +369,6 @@ def entry(
 
 
 def sharing(memory: int, percent: int = 20) -> AssignedSharing:
-    """A share of a GPU, by time slicing."""
     share = AssignedShare(memory=memory, percent=percent, count=1, total_memory=2**36, max_shares=None)
     return AssignedSharing(strategy=Strategy.TIME_SLICING, share=share)
 

@@ -30,7 +30,6 @@ class MemoryDev(DevFolder):
         self._inodes = 0
 
     def add(self, path: str, major: int, minor: int, mode: int = 0o666) -> None:
-        """A node that is there already, with its folder."""
         self.folders.add(posixpath.dirname(path))
         numbers = NodeNumbers(major=major, minor=minor)
         self.nodes[path] = Seen(found=Found.DEVICE, numbers=numbers, mode=mode)

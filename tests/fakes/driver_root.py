@@ -48,11 +48,9 @@ class FakeDriverRoot:
 
     @property
     def proc_devices(self) -> str:
-        """Path of its ``/proc/devices``."""
         return str(self.path / "proc/devices")
 
     def put(self, inside: str, content: bytes = b"", mode: int = 0o644) -> Path:
-        """A plain file."""
         path = self.path / inside.lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
@@ -60,7 +58,6 @@ class FakeDriverRoot:
         return path
 
     def link(self, inside: str, target: str) -> Path:
-        """A symbolic link, its target taken as it is."""
         path = self.path / inside.lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.symlink_to(target)
@@ -78,7 +75,6 @@ class FakeDriverRoot:
             os.close(folder)
 
     def libraries(self, folder: str, version: str = VERSION, machine: int = elf.X86_64) -> None:
-        """All of `LIBRARIES` and the loader's links in ``folder``."""
         for name, soname in LIBRARIES.items():
             file, link = name.format(v=version), soname.format(v=version)
             self.put(f"{folder}/{file}", elf.library(link, machine), 0o755)

@@ -19,7 +19,6 @@ class DriverTree(NamedTuple):
     build: Callable[[FakeDriverRoot], None]
 
     def lay_out(self, folder: Path) -> FakeDriverRoot:
-        """Build the tree below ``folder``, with the host's own ``/dev``."""
         root = FakeDriverRoot(folder)
         (folder / "dev").mkdir(parents=True)
         self.build(root)
@@ -122,7 +121,6 @@ def flatcar(root: FakeDriverRoot) -> None:
 
 
 def nixos(root: FakeDriverRoot) -> None:
-    """Links from /run into the store, whose names hold a hash."""
     driver = f"/nix/store/xdqvrwrf5baqz49aaa0wzd3z446vvblw-nvidia-x11-{VERSION}-6.10.5"
     drivers = "/nix/store/0a1b2c3d4e5f6g7h8i9j0k1l2m3n4p5q-graphics-drivers"
     system = "/nix/store/9z8y7x6w5v4s3r2q1p0n9m8l7k6j5i4h-nixos-system"

@@ -31,7 +31,6 @@ class Elf:
     base: int = 0x1000  # addresses differ from offsets, as in real libraries
 
     def but(self, **changes: object) -> "Elf":
-        """The same library with some numbers changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
     def build(self) -> bytes:
@@ -58,7 +57,6 @@ def _or(value: int | None, otherwise: int) -> int:
 
 
 def library(soname: str | None, machine: int = X86_64) -> bytes:
-    """A sound library."""
     return Elf(soname=None if soname is None else soname.encode(), machine=machine).build()
 
 

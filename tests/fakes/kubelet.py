@@ -53,8 +53,6 @@ def register(socket: Path) -> Any:
 
 
 class DraClient:
-    """Both calls in one version of the service."""
-
     def __init__(self, channel: grpc.Channel, messages: Any = v1) -> None:
         service = f"/{messages.DESCRIPTOR.services_by_name['DRAPlugin'].full_name}"
         self._messages = messages
@@ -83,8 +81,6 @@ def watch_health(channel: grpc.Channel, package: str) -> Any:
 
 
 class FakePodResources:
-    """Serves ``answer``, which the test changes, until ``stop``."""
-
     def __init__(self, socket: Path) -> None:
         self.answer = pb.ListPodResourcesResponse()
         self._server = grpc.server(ThreadPoolExecutor(2))

@@ -87,7 +87,6 @@ class Scheduler:
         }
 
     def release(self, claim: Mapping[str, Any]) -> None:
-        """Deallocate and delete the claim."""
         held = self._store.get(RESOURCE_CLAIMS, claim["name"], NAMESPACE)
         held["status"] = {}
         self._store.update_status(RESOURCE_CLAIMS, held)
@@ -99,7 +98,6 @@ def _name() -> Obj:
 
 
 def request(name: str, *selectors: str, class_name: str = DRIVER, count: int = 1, **exactly: Any) -> Obj:
-    """``count`` devices of a class for which each of the CEL ``selectors`` holds."""
     fields: Obj = {"deviceClassName": class_name, "allocationMode": "ExactCount", "count": count, **exactly}
     if selectors:
         fields["selectors"] = [{"cel": {"expression": expression}} for expression in selectors]
@@ -129,7 +127,6 @@ def share(memory: str, percent: int, name: str = "gpu", *, strategy: str = "MPS"
 
 
 def parameters(kind: str, *requests: str, **sharing: Any) -> Obj:
-    """An opaque config: GpuConfig or MigDeviceConfig with such a ``sharing`` section."""
     body = {"apiVersion": PARAMETERS, "kind": kind, "sharing": sharing}
     return {"requests": list(requests), "opaque": {"driver": DRIVER, "parameters": body}}
 
@@ -161,8 +158,6 @@ spec:
 
 @dataclass(frozen=True)
 class Wish:
-    """The requests of a claim."""
-
     form: str
     requests: Sequence[Obj]
     config: Sequence[Obj] = ()
@@ -170,7 +165,6 @@ class Wish:
 
 
 def wish(dice: random.Random) -> Wish:
-    """Random requests."""
     return dice.choice(_RECIPES)(dice)
 
 
@@ -240,8 +234,6 @@ _RECIPES = (
 
 @dataclass(frozen=True)
 class Impossible:
-    """A claim with an invalid allocation, for `live_claims.Scheduler.force`."""
-
     why: str
     results: Sequence[Obj]
     requests: Sequence[Obj]

@@ -123,7 +123,6 @@ class LiveNode:
         return self.store.list(RESOURCE_SLICES).items
 
     def remove_slices(self) -> None:
-        """Delete all slices, as a kubelet does when it starts."""
         for item in self.slices():
             self.store.delete(RESOURCE_SLICES, item["metadata"]["name"])
 
@@ -203,26 +202,21 @@ class LiveNode:
     # --- what is on the node ---
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        """Rows of the journal."""
         with closing(sqlite3.connect(f"file:{self.plugin}/state.db?mode=ro", uri=True, timeout=5.0)) as connection:
             return connection.execute(sql).fetchall()
 
     def states(self) -> dict[str, str]:
-        """State of each claim in the journal by UID."""
         return dict(self.rows("SELECT uid, state FROM claim"))
 
     def notes(self) -> list[tuple[str, str]]:
-        """(GPU, key) of each note about a GPU."""
         return self.rows("SELECT gpu_uuid, key FROM gpu_note")
 
     def change_journal(self, sql: str) -> None:
-        """Change the journal, for triggers that delay the node process."""
         with closing(sqlite3.connect(self.plugin / "state.db", timeout=5.0, isolation_level=None)) as connection:
             connection.execute(sql)
 
     @property
     def journal_is_being_written(self) -> bool:
-        """Whether a process is inside a write transaction of the journal."""
         with closing(sqlite3.connect(self.plugin / "state.db", timeout=0.0, isolation_level=None)) as connection:
             try:
                 connection.execute("BEGIN IMMEDIATE")
@@ -232,7 +226,6 @@ class LiveNode:
             return False
 
     def cdi_files(self) -> dict[str, Path]:
-        """Claims' CDI files by UID."""
         prefix = f"k8s.{DRIVER}-claim_"
         return {path.stem.removeprefix(prefix): path for path in self.folders.cdi.glob(f"{prefix}*.json")}
 
@@ -245,7 +238,6 @@ class LiveNode:
         return state
 
     def instances(self) -> list[tuple[str, int, int, int]]:
-        """(GPU, profile, start, compute instances) of each GPU instance."""
         return sorted(
             (gpu, one["profile"], one["start"], len(one["compute"]))
             for gpu, state in self.hardware_state()["gpus"].items()
@@ -256,7 +248,6 @@ class LiveNode:
         return sorted(gpu for gpu, state in self.hardware_state()["gpus"].items() if state["migMode"])
 
     def mps_processes(self) -> list[int]:
-        """Running control daemons of this node's driver root."""
         found, mark = [], str(self.plugin / SIMULATED_ROOT).encode()
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):

@@ -77,8 +77,6 @@ class DriverProcess:
 
 
 class NodeProcess(DriverProcess):
-    """``dra-driver kubelet-plugin``."""
-
     def __init__(self, folder: Path, *, environ: Mapping[str, str] | None = None, **flags: str | None) -> None:
         for name in ("reg", "plugins", "cdi"):
             (folder / name).mkdir(exist_ok=True)
@@ -101,7 +99,6 @@ class NodeProcess(DriverProcess):
 
     @property
     def cdi_files(self) -> list[str]:
-        """Without the temporary file of a write in progress."""
         return sorted(path.name for path in (self.folder / "cdi").iterdir() if not path.name.startswith("."))
 
 

@@ -54,7 +54,6 @@ class Kubelet:
 
 
 def state(phase: str, **state: Any) -> dict[str, Any]:
-    """A pod's status, with the state of its only container."""
     return {"phase": phase, "containerStatuses": [{"state": state}]}
 
 

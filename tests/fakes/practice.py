@@ -21,7 +21,6 @@ Wire = dict[str, Any]
 
 
 def objects_of(path: Path) -> list[Wire]:
-    """Every object of an example."""
     return [item for item in yaml.safe_load_all(path.read_text(encoding="utf-8")) if item]
 
 
@@ -32,7 +31,6 @@ def needed_api(path: Path) -> str:
 
 
 def job_of(cron_job: Wire) -> Wire:
-    """As ``kubectl create job NAME --from=cronjob/NAME``."""
     metadata = {"name": cron_job["metadata"]["name"]}
     return {
         "apiVersion": "batch/v1",

@@ -16,14 +16,12 @@ _TYPE = f'device.attributes["{DRIVER}"].type'
 
 
 def slices(count: int = 1, *, terms: GpuTerms | None = None) -> list[Obj]:
-    """The slices of node ``a`` with H100 boards, all under the same terms."""
     gpus = tuple(invent(catalog.model("h100-sxm5-80gb"), minor, "a") for minor in range(count))
     snapshot = Snapshot(driver_version=DEFAULT_DRIVER_VERSION, cuda_driver_version=DEFAULT_CUDA_VERSION, gpus=gpus)
     return published(build_devices(snapshot, {gpu.uuid: terms for gpu in gpus} if terms else {}, EVERYTHING))
 
 
 def h100(count: int = 1, *, sharing: SharingTerms | None = None, **parts: Any) -> ClusterState:
-    """Such a cluster, with classes for whole GPUs and for partitions."""
     terms = GpuTerms(policy="p", sharing=sharing) if sharing is not None else None
     classes = [
         device_class(f"{kind}.nvidia.com", expression=f'device.driver == "{DRIVER}" && {_TYPE} == "{kind}"')
@@ -37,7 +35,6 @@ def slice_name(start: int, gpu: int = 0) -> str:
 
 
 def share(name: str, *, memory: str, percent: str, users: tuple[str, ...] = ()) -> Obj:
-    """A claim that has a share of gpu-0."""
     found = having(name, "gpu-0", users=users)
     consumed = {"memory": memory, "computePercent": percent, "shares": "1"}
     found["status"]["allocation"]["devices"]["results"][0] |= {"shareID": f"id-{name}", "consumedCapacity": consumed}
@@ -45,7 +42,6 @@ def share(name: str, *, memory: str, percent: str, users: tuple[str, ...] = ()) 
 
 
 def having(name: str, *devices: str, users: tuple[str, ...] = ()) -> Obj:
-    """A claim that has devices of node ``a``."""
     found = allocated(claim(name, exactly()), *devices, node_name="a")
     found["status"]["reservedFor"] = [{"resource": "pods", "name": user, "uid": f"uid-of-{user}"} for user in users]
     return found
@@ -63,12 +59,10 @@ _CLASSES = [
 
 
 def built(snapshot: Snapshot) -> Built:
-    """The slices for an API server that keeps every field."""
     return build_devices(snapshot, {}, EVERYTHING)
 
 
 def published(of: Built, *, per_slice: int = 64) -> list[Obj]:
-    """The slices, as an API server returns them."""
     parts = split(of, per_slice=per_slice)
     found = []
     for part in parts:
@@ -83,7 +77,6 @@ def published(of: Built, *, per_slice: int = 64) -> list[Obj]:
 
 
 def partition(name: str, profile: str, *, start: int | None = None) -> Obj:
-    """A request for a partition by profile, perhaps at one placement."""
     wanted = f'{_ATTRIBUTES}.profile == "{profile}"'
     if start is not None:
         wanted += f" && {_ATTRIBUTES}.placementStart == {start}"
@@ -92,8 +85,6 @@ def partition(name: str, profile: str, *, start: int | None = None) -> Obj:
 
 
 class Scheduler:
-    """Allocates claims one after the other and remembers their devices."""
-
     def __init__(self, slices: Sequence[Obj], quirks: SchedulerQuirks = V1_36) -> None:
         self._slices = slices
         self._quirks = quirks
@@ -115,5 +106,4 @@ class Scheduler:
         return name, [result["device"] for result in allocations[0]["devices"]["results"]]
 
     def release(self, name: str) -> None:
-        """Forget the claim and its allocation."""
         del self._held[name]

@@ -46,8 +46,6 @@ class Access:
 
 
 class Rules:
-    """The rules that the manifests bind to one ServiceAccount."""
-
     def __init__(self, manifests: Iterable[Mapping[str, Any]], *, account: str, namespace: str) -> None:
         objects = list(manifests)
         self._granted: list[tuple[str, Mapping[str, Any]]] = []  # namespace ("" for all) and rule

@@ -21,7 +21,6 @@ class RecordingProxy:
     """
 
     def __init__(self, kubeconfig: Path) -> None:
-        """``kubeconfig`` is the API server's, as ``ApiServer.kubeconfig`` writes it."""
         self._document = json.loads(kubeconfig.read_text())
         self.requests: list[tuple[str, str]] = []
         self.refused: list[tuple[str, str]] = []
@@ -42,7 +41,6 @@ class RecordingProxy:
         self._pool.clear()
 
     def kubeconfig(self, path: Path) -> Path:
-        """A kubeconfig with which clients come through this proxy."""
         server = {"server": f"http://127.0.0.1:{self._server.server_address[1]}"}
         clusters = [{**item, "cluster": server} for item in self._document["clusters"]]
         path.write_text(json.dumps({**self._document, "clusters": clusters}))

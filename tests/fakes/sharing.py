@@ -17,8 +17,6 @@ from tests.fakes.fuse import Killed
 
 
 class Mortality:
-    """Counts the effects of a process and ends it before or after the ``at``-th one."""
-
     def __init__(self, at: int | None = None, *, after: bool = False) -> None:
         self.at, self.after, self.count = at, after, 0
 
@@ -84,8 +82,6 @@ class FakeGpuNotes:
 
 
 class MortalNotes(FakeGpuNotes):
-    """Notes whose writer may die."""
-
     def __init__(self, mortality: Mortality | None = None) -> None:
         super().__init__()
         self.mortality = mortality or Mortality()
@@ -114,8 +110,6 @@ class Clock:
 
 
 class FakeHost:
-    """Answers what is desired with ``state``. Lives while it holds the lock."""
-
     def __init__(self, root: Path, *, shm: Path = Path("/dev/shm/test-mps")) -> None:
         self.folders = MpsFolders(root)
         self.shm = shm
@@ -137,7 +131,6 @@ class FakeHost:
             self._lock = None
 
     def work(self) -> None:
-        """One look at the files."""
         if self._lock is None:
             return
         for daemon_id in self.folders.ids():

@@ -168,7 +168,6 @@ _TOGETHER = {
 
 
 def _parts(spec: dict[str, Any]) -> list[dict[str, Any]]:
-    """Where a gated field may be."""
     devices = spec.get("devices", [])
     return [spec, *devices, *(capacity for device in devices for capacity in device.get("capacity", {}).values())]
 

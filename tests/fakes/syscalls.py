@@ -44,13 +44,10 @@ class _Info(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Sync:
-    """One fsync or fdatasync of a file or folder."""
-
     path: str
 
 
 def supported() -> bool:
-    """Whether this kernel and architecture can be traced this way."""
     release = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
     return platform.machine() in _NUMBERS and release >= (5, 3)
 

@@ -40,7 +40,6 @@ def main() -> None:
 
 
 def note_start(*_: object) -> None:
-    """The first call in a new thread, and the last that is told."""
     sys.setprofile(None)
     started.add(threading.current_thread().name)
 
@@ -64,14 +63,12 @@ def control(given: dict[str, str]) -> None:
 
 
 def host_daemons(given: dict[str, str]) -> None:
-    """One step of the MPS host for each line."""
     root = Path(given["kubelet-plugins-dir"]) / given["driver-name"] / "mps"
     program = ControlProgram(root=given["driver-root"], private=False, users="one")
     MpsHost(root, program, SharedMemory(root.parent / "shm")).run(lambda: not print_names())
 
 
 def print_names() -> bool:
-    """Whether there was a line to answer."""
     if not sys.stdin.readline():
         return False
     running = [thread.name for thread in threading.enumerate()]

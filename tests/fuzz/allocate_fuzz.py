@@ -33,7 +33,6 @@ _SHOWN = 5
 
 
 def answer(question: Question, **limits: Any) -> tuple[str, AllocationOutcome | str]:
-    """``fits``, ``no`` or ``error``, and the outcome or the text of the error."""
     numbers = count(1)
     try:
         allocator = Allocator(

@@ -73,7 +73,6 @@ Question = dict[str, Any]
 
 
 def plausible(question: Question, rng: random.Random, most: int = 4) -> Question:
-    """A copy with one to ``most`` changes that keep every field's type."""
     changed = copy.deepcopy(question)
     for _ in range(rng.randint(1, most)):
         rng.choice(_PLAUSIBLE)(changed, rng)
@@ -116,8 +115,6 @@ _PLAUSIBLE: list[_Change] = []
 
 
 def _change(weight: int = 1) -> Callable[[_Change], _Change]:
-    """A plausible change, ``weight`` times as likely as others."""
-
     def register(change: _Change) -> _Change:
         _PLAUSIBLE.extend([change] * weight)
         return change

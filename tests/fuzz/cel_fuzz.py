@@ -32,8 +32,6 @@ _CHARACTERS = "abc019.?\"'\\()[]{}-!&|,:%$#`~\n\t\0\r=<>+*/é\u2028\U0001f600\ud
 
 
 class Mutator:
-    """Damages expressions. The same seed gives the same sequence."""
-
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)  # noqa: S311  repeatable on purpose
         table = list(cases(TABLE))
@@ -59,7 +57,6 @@ class Mutator:
             yield text[: 2 * MAX_LENGTH]
 
     def _exchanged(self, text: str) -> str:
-        """One token becomes another of its kind, which often still compiles."""
         tokens = _TOKEN.findall(text) or [""]
         place = self._random.randrange(len(tokens))
         kind = _kind(tokens[place])
@@ -116,8 +113,6 @@ def _kind(token: str) -> str:
 
 
 class Findings:
-    """Outcomes and findings of a run."""
-
     def __init__(self, slow_s: float) -> None:
         self.counts: Counter[str] = Counter()
         self.found: list[str] = []

@@ -85,6 +85,5 @@ def _consumed(item: Wire) -> dict[str, set[str]]:
 
 
 def _is_complete(item: Wire) -> bool:
-    """Whether the slice has all counters that its devices consume: the API server of 1.34 refuses others."""
     own = {one["name"]: set(one.get("counters") or {}) for one in item["spec"].get("sharedCounters") or []}
     return all(name in own and counters <= own[name] for name, counters in _consumed(item).items())

@@ -53,7 +53,6 @@ def cel_answer(question: dict[str, Any], lacks: frozenset[str] = frozenset()) ->
 
 
 def wire_view(device: dict[str, Any]) -> DeviceView:
-    """The view of a device in the form of the tables, where a capacity is a string."""
     capacity = {name: {"value": value} for name, value in (device.get("capacity") or {}).items()}
     return DeviceView.from_wire({**device, "capacity": capacity}, device.get("driver", ""))
 
@@ -120,7 +119,6 @@ def case_id(case: dict[str, Any]) -> str:
 
 
 def compare(path: Path) -> tuple[Counter[str], Counter[str], list[str]]:
-    """Cases and differences by family, and the text of each difference."""
     total: Counter[str] = Counter()
     different: Counter[str] = Counter()
     texts = []

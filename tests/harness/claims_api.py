@@ -19,8 +19,6 @@ ADMIN_LABEL = "resource.kubernetes.io/admin-access"
 
 
 class ClaimMaker:
-    """Creates and deletes claims with allocations of whole GPUs of one node."""
-
     def __init__(self, rest: RestClient, *, node: str, driver: str) -> None:
         self._rest = rest
         self._node = node
@@ -122,7 +120,6 @@ def _timed(call: Any, request: Any) -> float:
 
 @contextmanager
 def timed_kubelet(socket: Path) -> Iterator[TimedKubelet]:
-    """Connected to a node process."""
     with dial(socket) as channel:
         grpc.channel_ready_future(channel).result(timeout=20)
         yield TimedKubelet(channel)

@@ -24,7 +24,6 @@ from dra_driver.sim.loop import kind_of
 
 @contextlib.contextmanager
 def api_server() -> Iterator[tuple[str, str]]:
-    """A kubeconfig, and what the server is."""
     if kubeconfig := os.environ.get("KUBECONFIG"):
         version = RestClient(Connection.load(kubeconfig)).get("/version")["gitVersion"]
         yield kubeconfig, f"the cluster in KUBECONFIG, {version}"
@@ -40,7 +39,6 @@ def api_server() -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def node_object(rest: RestClient, name: str) -> Iterator[None]:
-    """A fresh Node of that name, until the end of the block."""
     with contextlib.suppress(NotFoundError):
         rest.delete(f"/api/v1/nodes/{name}")
     rest.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
@@ -51,7 +49,6 @@ def node_object(rest: RestClient, name: str) -> Iterator[None]:
 
 
 def free_port() -> int:
-    """A TCP port of this machine that nothing listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -69,8 +66,6 @@ def control_plane(*, etcd: Path, apiserver: Path, folder: Path) -> Iterator[Path
 
 
 class ControlPlane:
-    """Both processes, from the start of the block to its end."""
-
     def __init__(self, *, etcd: Path, apiserver: Path, folder: Path) -> None:
         certificate = _certificate(folder)
         client_port, peer_port, api_port = _free_ports(3)
@@ -88,7 +83,6 @@ class ControlPlane:
         self._running.close()
 
     def pids(self) -> dict[str, int]:
-        """Process ids by name."""
         return {"etcd": self._etcd.pid, "API server": self._apiserver.pid}
 
     def restart_apiserver(self) -> None:

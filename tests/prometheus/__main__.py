@@ -67,7 +67,6 @@ def report(monitoring: Monitoring, minutes: float) -> list[str]:
 
 
 def _empty(monitoring: Monitoring) -> list[str]:
-    """Queries without data, and a line for each dashboard."""
     wrong = []
     counts: Counter[str] = Counter()
     for query in dashboards.queries():
@@ -85,7 +84,6 @@ def _empty(monitoring: Monitoring) -> list[str]:
 
 
 def _no_scale(monitoring: Monitoring) -> list[str]:
-    """The question of the Prometheus adapter for the autoscaler of examples/practice has a value for each pod."""
     query = dashboards.adapter_query(dashboards.example_rule(), "team", ["pod-a", "pod-b"])
     found = {item["metric"]["pod"]: item["value"][1] for item in monitoring.ask(query)}
     print(f"the adapter's question for two pods: {found}")
@@ -93,7 +91,6 @@ def _no_scale(monitoring: Monitoring) -> list[str]:
 
 
 def _no_past(monitoring: Monitoring) -> list[str]:
-    """Charts of `kubectl dra ui --prometheus` begin with samples of claims and of whole GPUs."""
     samples = past_of(Prometheus(monitoring.url).ask)
     claims = sum(use.used_bytes is not None for sample in samples for use in sample.uses.values())
     gpus = sum(gpu.used_bytes is not None and gpu.node != "" for sample in samples for gpu in sample.gpus.values())

@@ -110,7 +110,6 @@ class Monitoring:
         return list(answer["data"]["result"])
 
     def up(self) -> list[dict[str, Any]]:
-        """The targets that Prometheus scrapes, with their health."""
         return list(self._get("/api/v1/targets")["data"]["activeTargets"])
 
     def version(self) -> str:
@@ -249,7 +248,6 @@ class Stage:
         self.targets.append(({"job": JOB, "pod": "controller-1"}, port))
 
     def _prepare_partition(self) -> None:
-        """One that stays, so that its GPU is fragmented and its others are stranded."""
         pool, device = next(
             (item["spec"]["pool"]["name"], device["name"])
             for item in self._rest.list(SLICES)["items"]
@@ -261,7 +259,6 @@ class Stage:
         self._prepare("node-a", maker.make(0))
 
     def turn(self, index: int) -> None:
-        """A claim is prepared and unprepared on the first node."""
         maker = ClaimMaker(self._rest, node="node-a", driver=DRIVER)
         claim = maker.make(index % 3)
         self._prepare("node-a", claim)
@@ -270,7 +267,6 @@ class Stage:
         maker.drop(claim)
 
     def fail_one(self) -> None:
-        """The kubelet asks for a claim that does not exist."""
         with dial(self._nodes["node-a"].dra) as channel:
             DraClient(channel).prepare(str(uuid.uuid4()), namespace=NAMESPACE, name="no-such-claim")
 
@@ -280,14 +276,12 @@ class Stage:
         assert answer.claims[claim["uid"]].error == "", f"{CLAIMS}: {answer.claims[claim['uid']].error}"
 
     def lose_a_gpu(self) -> None:
-        """A GPU of the second node falls off its bus, and the other one fails."""
         gpus = self._simulated_b()
         self._lost, self._failed = (gpu.uuid for gpu in gpus.snapshot().gpus)
         gpus.inject(self._lost, "xid=79")
         gpus.inject(self._failed, FAULT)
 
     def repair_the_other(self) -> None:
-        """The one that failed is well again."""
         self._simulated_b().recover(self._failed)
 
     def _simulated_b(self) -> SimulatedBackend:

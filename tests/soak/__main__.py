@@ -67,7 +67,6 @@ def node_part(args: argparse.Namespace) -> list[str]:
 
 
 def cluster_part(args: argparse.Namespace) -> list[str]:
-    """Pods on the embedded cluster."""
     found = cluster_soak.run(args.cluster_claims, args.seed)
     print(f"\ncluster, {args.cluster_claims} claims in {found.seconds:.0f} s; grants compared {found.checks} times")
     _print_seen(found.seen)

@@ -125,7 +125,6 @@ def _install(cluster: Cluster) -> None:
 
 
 def _guarded(found: ClusterRun, work: Callable[..., None], *arguments: object) -> None:
-    """An error of a thread is a failure of the run."""
     try:
         work(found, *arguments)
     except BaseException as error:
@@ -134,7 +133,6 @@ def _guarded(found: ClusterRun, work: Callable[..., None], *arguments: object) -
 
 
 def _work(found: ClusterRun, number: int) -> None:
-    """One after the other: a pod runs, sees its GPU, and goes."""
     dice = random.Random(f"{found.seed}-pods-{number}")  # noqa: S311 - what happens
     while (pod_number := found.next_pod()) is not None:
         form = dice.choice([*TEMPLATES, *EXTENDED])
@@ -183,7 +181,6 @@ def _present(cluster: Cluster, name: str) -> str | None:
 
 
 def _disturb(found: ClusterRun) -> None:
-    """Every few seconds something is killed, restarted, or falls ill."""
     dice = random.Random(f"{found.seed}-disturbances")  # noqa: S311 - what happens
     hardware = {name: _hardware(found.cluster, name) for name in NODES}
     while not found.stop.wait(dice.uniform(0.5, 1.5) * PAUSE_S):
@@ -216,7 +213,6 @@ def _hardware(cluster: Cluster, name: str) -> SimulatedBackend:
 
 
 def _watch(found: ClusterRun) -> None:
-    """Double grants, which may not be at any moment, and the memory of the node processes."""
     gpus = SimulatedBackend.from_spec(NODES["gpu-a"], "gpu-a").snapshot().gpus
     memory = {f"{node}/{DRIVER} gpu-{each.minor}": each.memory_bytes or 0 for node in NODES for each in gpus}
     noted = 0

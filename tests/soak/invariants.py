@@ -39,7 +39,6 @@ class Grant:
 
     @property
     def gpu(self) -> str:
-        """The pool and the GPU's own device name."""
         return f"{self.pool} {self.device.partition('-mig-')[0]}"
 
     @property
@@ -145,7 +144,6 @@ _SHARE_ID = re.compile(r"-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 
 
 def facts(node: LiveNode, answered: Mapping[str, Sequence[str]]) -> Facts:
-    """The node's facts while no call is in work."""
     gpus = node.hardware.snapshot().gpus  # without those that are ill
     minors = {uuid: minor for minor, uuid in enumerate(node.gpus)}
     return Facts(
@@ -161,7 +159,6 @@ def facts(node: LiveNode, answered: Mapping[str, Sequence[str]]) -> Facts:
 
 
 def journal_devices(path: Path) -> dict[str, list[str]]:
-    """Devices of each claim in a journal."""
     found: dict[str, list[str]] = {}
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5.0)) as connection:
         for uid, device in connection.execute("SELECT uid, device FROM device ORDER BY uid, position"):
@@ -231,15 +228,12 @@ EARLY_CLAIMS = 1500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Resident memory of process ``pid`` after ``claims`` claims."""
-
     claims: int
     pid: int
     mib: float
 
 
 def latency_lines(what: str, figures_ms: Sequence[float]) -> Iterator[str]:
-    """p50 and p99 of each thousand."""
     for at in range(0, len(figures_ms), PER):
         part = sorted(figures_ms[at : at + PER])
         if len(part) < PER // 4:
@@ -260,7 +254,6 @@ def slower(what: str, figures_ms: Sequence[float]) -> list[str]:
 
 
 def memory_lines(found: Sequence[Memory]) -> Iterator[str]:
-    """One line for each process, with its memory over claims."""
     for pid in dict.fromkeys(each.pid for each in found):
         run = [each for each in found if each.pid == pid]
         chosen = run[:: max(1, len(run) // 10)]

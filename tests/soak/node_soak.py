@@ -40,7 +40,6 @@ TRIES = 200
 
 
 def is_expected(error: str) -> bool:
-    """Whether the hardware that the test let fail explains the error of a claim."""
     return any(text in error for text in EXPECTED)
 
 
@@ -53,25 +52,21 @@ class Gate:
         self._working = 0
 
     def enter(self) -> None:
-        """A worker begins."""
         with self._turn:
             self._turn.wait_for(lambda: not self._closed)
             self._working += 1
 
     def leave(self) -> None:
-        """A worker ends."""
         with self._turn:
             self._working -= 1
             self._turn.notify_all()
 
     def pass_through(self) -> None:
-        """A worker is between two rounds."""
         self.leave()
         self.enter()
 
     @contextmanager
     def closed(self, within_s: float = 120.0) -> Iterator[None]:
-        """Inside, no worker has a call in work."""
         with self._turn:
             self._closed = True
             assert self._turn.wait_for(lambda: self._working == 0, within_s), "a worker does not come to its end"
@@ -126,8 +121,6 @@ class Soak:
 
 
 class Worker:
-    """One thread of the kubelet."""
-
     def __init__(self, soak: Soak, number: int) -> None:
         self.soak = soak
         self.node = soak.node
@@ -187,7 +180,6 @@ class Worker:
         self.held.append(claim)
 
     def _check(self, claim: Obj) -> None:
-        """Check what a container would find."""
         assert claim["uid"] in self.node.cdi_files()
         there = self.node.instances()
         for device in claim["devices"]:
@@ -216,7 +208,6 @@ class Worker:
         self.scheduler.release(claim)
 
     def _disturb(self, claim: Obj) -> None:
-        """Destroy one of the claim's partitions from outside, or keep a program running in it for a while."""
         for device in claim["devices"]:
             name = parse_partition_name(device)
             if name is None or claim["uid"] not in self.node.states():
@@ -242,7 +233,6 @@ class Worker:
             return
 
     def _refused(self) -> None:
-        """An invalid claim gets an error and leaves no trace."""
         owned = [device for claim in self.held if claim["form"] != "admin access" for device in claim["devices"]]
         wrong = impossible(self.dice, owned)
         claim = self.scheduler.force(*wrong.results, requests=wrong.requests, config=wrong.config)
@@ -255,7 +245,6 @@ class Worker:
         self.soak.seen[f"refused: {wrong.why}"] += 1
 
     def _break_something(self) -> None:
-        """Let the next call of a method fail, before or after its effect, or let a process hold a GPU for a while."""
         hardware, gpu = self.node.hardware, self.dice.choice(self.node.gpus)
         if self.dice.random() < 0.2:
             with suppress(GpuBusyError, DeviceLostError):
@@ -312,8 +301,6 @@ ILL_S = (0.2, 2.0)
 
 @dataclass
 class NodeRun:
-    """What a run found."""
-
     soak: Soak
     memory: list[Memory] = field(default_factory=list)
     checks: int = 0
@@ -359,7 +346,6 @@ def run(
 
 
 def _guarded(soak: Soak, stop: threading.Event, work: object, argument: object) -> None:
-    """An error of a thread is a failure of the run."""
     try:
         work(soak, stop, argument)  # type: ignore[operator]
     except BaseException as error:
@@ -403,7 +389,6 @@ def _sicken(soak: Soak, stop: threading.Event, illnesses: int) -> None:
 
 
 def _watch(soak: Soak, stop: threading.Event, found: NodeRun) -> None:
-    """Note memory, and check the invariants while no call is in work."""
     checked = noted = 0
     while not stop.wait(0.05):
         if soak.done >= noted + MEMORY_EVERY and soak.up.is_set():

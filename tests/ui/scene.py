@@ -56,7 +56,6 @@ _ANNOTATION = "sim.gpu.dra-driver.io/usage"
 
 @contextmanager
 def scene(root: Path, folder: Path, *, usage: bool = False) -> Iterator[Cluster]:
-    """The cluster with its pods, as far as they run."""
     policy = folder / "inference-shares.yaml"
     policy.write_text(POLICY)
     with Cluster(NODES, policies=[policy], usage=usage) as cluster:
@@ -68,7 +67,6 @@ def scene(root: Path, folder: Path, *, usage: bool = False) -> Iterator[Cluster]
 
 
 def _with_use(example: Path, folder: Path) -> Path:
-    """The manifests of an example, whose templates say what their claims use."""
     objects = list(yaml.safe_load_all(example.read_text()))
     for each in objects:
         used = USED.get(each["metadata"]["name"]) if each["kind"] == "ResourceClaimTemplate" else None
@@ -81,7 +79,6 @@ def _with_use(example: Path, folder: Path) -> Path:
 
 
 def _steps(gib: float, percent: int) -> Iterator[Mapping[str, Any]]:
-    """Use that goes up and down about these values."""
     for step in range(STEPS):
         wave = math.sin(step * 0.7 + gib)
         memory = f"{int(1024 * gib * (1 + 0.08 * wave))}Mi"

@@ -46,7 +46,6 @@ def main() -> int:
 
 
 def write(name: str, cluster: Cluster) -> None:
-    """Run the command and write its picture."""
     arguments = COMMANDS[name]
     command = (sys.executable, "-m", "dra_driver.kubectl.commands.kubectl", *arguments)
     shown = printed([*command, "--kubeconfig", str(cluster.kubeconfig)])
