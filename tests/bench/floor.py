@@ -7,10 +7,9 @@ call are in this process.
 
 import http.client
 import os
-import ssl
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -59,36 +58,26 @@ def _median(figures: Iterator[float]) -> float:
     return ordered[len(ordered) // 2] * 1000
 
 
-def _timed(work: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin
-
-
 def _gets(rest: RestClient, access: Access, rounds: int) -> Iterator[float]:
     url = urlsplit(access.server)
-    context = access.tls() if url.scheme == "https" else None
-    connection = _connection(url.hostname or "", url.port or 443, context)
+    connection: http.client.HTTPConnection
+    if url.scheme == "https":
+        connection = http.client.HTTPSConnection(url.hostname or "", url.port or 443, context=access.tls())
+    else:
+        connection = http.client.HTTPConnection(url.hostname or "", url.port or 443)
     headers = {"Authorization": f"Bearer {access.token}"} if access.token else {}
     request = {"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}}
     for _ in range(rounds):
         name = f"floor-{uuid.uuid4().hex[:12]}"
         metadata, spec = {"name": name}, {"devices": {"requests": [request]}}
-        rest.create(
-            CLAIMS, {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": metadata, "spec": spec}
-        )
+        kind = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim"}
+        rest.create(CLAIMS, {**kind, "metadata": metadata, "spec": spec})
         begin = time.perf_counter()
         connection.request("GET", f"{CLAIMS}/{name}", headers=headers)
         connection.getresponse().read()
         yield time.perf_counter() - begin
         rest.delete(f"{CLAIMS}/{name}")
     connection.close()
-
-
-def _connection(host: str, port: int, context: ssl.SSLContext | None) -> http.client.HTTPConnection:
-    if context is None:
-        return http.client.HTTPConnection(host, port)
-    return http.client.HTTPSConnection(host, port, context=context)
 
 
 def _syncs(path: Path, rounds: int) -> Iterator[float]:
@@ -114,5 +103,7 @@ def _calls(socket: Path, rounds: int) -> Iterator[float]:
         call: Any = channel.unary_unary("/bench.Floor/Call")
         call(b"x" * 200, wait_for_ready=True)
         for _ in range(rounds):
-            yield _timed(lambda: call(b"x" * 200))
+            begin = time.perf_counter()
+            call(b"x" * 200)
+            yield time.perf_counter() - begin
     server.stop(0).wait()

@@ -20,10 +20,10 @@ from typing import Any
 
 import grpc
 
-from tests.chaos.proxy import FaultProxy
 from tests.fakes.kubelet import register
 from tests.fakes.live_claims import Obj, Scheduler, gpu, parameters, partition, share
 from tests.fakes.live_node import LiveNode, until
+from tests.fakes.recording_proxy import RecordingProxy
 from tests.harness.servers import free_port
 
 FOLDER = "FAULT_RECORDS"
@@ -80,7 +80,7 @@ class Stage:
     def __init__(self, *, spec: str = SPEC, mps: bool = True, wrap: Sequence[str] = (), on_disk: bool = False) -> None:
         """``wrap`` is put before the command of the node process; ``on_disk``: see LiveNode."""
         self.node = LiveNode(spec, policy=POLICY, mps=mps, on_disk=on_disk)
-        self.proxy = FaultProxy(self.node.root / "kubeconfig")
+        self.proxy = RecordingProxy(self.node.root / "kubeconfig")
         self.http_port = free_port()
         self._wrap = list(wrap)
         self._mps = mps
@@ -103,7 +103,7 @@ class Stage:
 
     def serve_tls(self, context: Callable[[], ssl.SSLContext], cluster: Mapping[str, str]) -> None:
         """Before the start: the node process comes over TLS; ``cluster`` are more fields of its kubeconfig."""
-        self.proxy = FaultProxy(self.node.root / "kubeconfig", context)
+        self.proxy = RecordingProxy(self.node.root / "kubeconfig", context)
         self._cluster = cluster
 
     def _direct(self, node: LiveNode) -> None:

@@ -10,10 +10,10 @@ import trustme
 
 from dra_driver.sim.apiserver.jsonvalue import utc_now
 from dra_driver.sim.apiserver.server import ApiServer
-from tests.chaos.proxy import GOOD, Call, Misbehaviour
 from tests.chaos.stage import SHORT_S, FaultRecord, Stage
 from tests.fakes.live_claims import gpu
 from tests.fakes.live_node import until
+from tests.fakes.recording_proxy import GOOD, Call, Misbehaviour
 
 FAULT_S = 6.0
 """How long each fault lasts."""

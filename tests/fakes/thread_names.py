@@ -32,9 +32,11 @@ def main() -> None:
     command, *flags = sys.argv[1:]
     given = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
     if command == "kubelet-plugin":
-        serve_kubelet(given)
+        fields: dict[str, Any] = {flag.field: given.get(flag.flag.removeprefix("--")) for flag in node_flags()}
+        serve(NodeProcess(load_node_settings(fields, {})))
     elif command == "controller":
-        control(given)
+        fields = {flag.field: given.get(flag.flag.removeprefix("--")) for flag in flags_of(ControllerSettings)}
+        serve(ControllerProcess(load(ControllerSettings, fields, {})))
     else:
         host_daemons(given)
 
@@ -44,18 +46,7 @@ def note_start(*_: object) -> None:
     started.add(threading.current_thread().name)
 
 
-def serve_kubelet(given: dict[str, str]) -> None:
-    fields: dict[str, Any] = {flag.field: given.get(flag.flag.removeprefix("--")) for flag in node_flags()}
-    process = NodeProcess(load_node_settings(fields, {}))
-    process.start()
-    while print_names():
-        pass
-    process.stop()
-
-
-def control(given: dict[str, str]) -> None:
-    fields = {flag.field: given.get(flag.flag.removeprefix("--")) for flag in flags_of(ControllerSettings)}
-    process = ControllerProcess(load(ControllerSettings, fields, {}))
+def serve(process: NodeProcess | ControllerProcess) -> None:
     process.start()
     while print_names():
         pass

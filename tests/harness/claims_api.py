@@ -123,3 +123,31 @@ def timed_kubelet(socket: Path) -> Iterator[TimedKubelet]:
     with dial(socket) as channel:
         grpc.channel_ready_future(channel).result(timeout=20)
         yield TimedKubelet(channel)
+
+
+@contextmanager
+def held(maker: ClaimMaker, kubelet: TimedKubelet, count: int) -> Iterator[None]:
+    """Keep ``count`` claims prepared while the body runs; they have admin access, so that they may overlap."""
+    kept = [maker.make(index, admin=True) for index in range(count)]
+    for claim in kept:
+        kubelet.prepare(claim)
+    yield
+    for claim in kept:
+        kubelet.unprepare(claim)
+        maker.drop(claim)
+
+
+def round_times_ms(
+    maker: ClaimMaker, kubelet: TimedKubelet, rounds: int, *, warm_up: int, batch: int = 1
+) -> dict[str, list[float]]:
+    """Milliseconds of each round's calls, after ``warm_up`` rounds; ``batch`` is the number of claims in one call."""
+    times: dict[str, list[float]] = {"prepare": [], "again": [], "unprepare": []}
+    for number in range(rounds + warm_up):
+        claims = [maker.make(position if batch > 1 else number) for position in range(batch)]
+        found = (kubelet.prepare(*claims), kubelet.prepare(*claims), kubelet.unprepare(*claims))
+        if number >= warm_up:
+            for figures, elapsed in zip(times.values(), found, strict=True):
+                figures.append(elapsed * 1000)
+        for claim in claims:
+            maker.drop(claim)
+    return times

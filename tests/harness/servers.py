@@ -58,17 +58,10 @@ TOKEN = "bench-token"
 READY_S = 90.0
 
 
-@contextlib.contextmanager
-def control_plane(*, etcd: Path, apiserver: Path, folder: Path) -> Iterator[Path]:
-    """Run both; yields a kubeconfig with all rights."""
-    with ControlPlane(etcd=etcd, apiserver=apiserver, folder=folder) as plane:
-        yield plane.kubeconfig
-
-
 class ControlPlane:
     def __init__(self, *, etcd: Path, apiserver: Path, folder: Path) -> None:
         certificate = _certificate(folder)
-        client_port, peer_port, api_port = _free_ports(3)
+        client_port, peer_port, api_port = free_port(), free_port(), free_port()
         self._folder, self._running = folder, contextlib.ExitStack()
         self._etcd_command = _etcd(etcd, folder, client_port, peer_port)
         self._apiserver_command = _apiserver(apiserver, folder, client_port, api_port)
@@ -115,14 +108,6 @@ def started(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(each.getsockname()[1]) for each in held]
-    for each in held:
-        each.close()
-    return ports
 
 
 def _certificate(folder: Path) -> Path:

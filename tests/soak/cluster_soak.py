@@ -33,7 +33,7 @@ from tests.fakes.live_claims import gpu, partition, share
 from tests.fakes.simulated_gpus import SimulatedBackend
 from tests.harness.figures import rss_mib
 from tests.soak.invariants import Memory, granted_twice, grants
-from tests.soak.node_soak import ILLNESSES
+from tests.soak.node_soak import ILLNESSES, guarded
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = {"gpu-a": "4xh100-sxm5-80gb", "gpu-b": "4xh100-sxm5-80gb"}
@@ -98,11 +98,13 @@ def run(claims: int, seed: str) -> ClusterRun:
             _install(cluster)
             found = ClusterRun(claims, seed, cluster)
             began = time.monotonic()
-            others = [threading.Thread(target=_guarded, args=(found, work)) for work in (_disturb, _watch)]
+            others = [
+                threading.Thread(target=guarded, args=(found.failures, work, found)) for work in (_disturb, _watch)
+            ]
             for each in others:
                 each.start()
             with ThreadPoolExecutor(THREADS) as threads:
-                for worker in [threads.submit(_guarded, found, _work, number) for number in range(THREADS)]:
+                for worker in [threads.submit(guarded, failures, _work, found, number) for number in range(THREADS)]:
                     worker.exception()
             found.stop.set()
             for each in others:
@@ -122,14 +124,6 @@ def _install(cluster: Cluster) -> None:
         spec = {"spec": {"devices": {"requests": [make()]}}}
         body = {"metadata": {"name": form.replace(" ", "-")}, "spec": spec}
         cluster.store.create(RESOURCE_CLAIM_TEMPLATES, body, namespace=NAMESPACE)
-
-
-def _guarded(found: ClusterRun, work: Callable[..., None], *arguments: object) -> None:
-    try:
-        work(found, *arguments)
-    except BaseException as error:
-        found.failures.append(f"{type(error).__name__}: {error}")
-        raise
 
 
 def _work(found: ClusterRun, number: int) -> None:

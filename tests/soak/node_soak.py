@@ -324,10 +324,10 @@ def run(
         found = NodeRun(soak)
         began = time.monotonic()
         stop = threading.Event()
+        works: dict[Callable[..., None], object] = {_crash: crashes, _sicken: illnesses, _watch: found}
         others = [
-            threading.Thread(target=_guarded, args=(soak, stop, _crash, crashes)),
-            threading.Thread(target=_guarded, args=(soak, stop, _sicken, illnesses)),
-            threading.Thread(target=_guarded, args=(soak, stop, _watch, found)),
+            threading.Thread(target=guarded, args=(soak.failures, work, soak, stop, argument))
+            for work, argument in works.items()
         ]
         for each in others:
             each.start()
@@ -345,11 +345,12 @@ def run(
         return found
 
 
-def _guarded(soak: Soak, stop: threading.Event, work: object, argument: object) -> None:
+def guarded(failures: list[str], work: Callable[..., None], *arguments: object) -> None:
+    """An error of a thread is a failure of the run."""
     try:
-        work(soak, stop, argument)  # type: ignore[operator]
+        work(*arguments)
     except BaseException as error:
-        soak.failures.append(f"{type(error).__name__}: {error}")
+        failures.append(f"{type(error).__name__}: {error}")
         raise
 
 
