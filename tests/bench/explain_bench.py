@@ -1,9 +1,5 @@
-"""How long ``kubectl dra explain`` takes in a large cluster: ``python -m tests.bench.explain_bench``.
-
-The state is a file as ``kubectl dra snapshot`` writes it: nodes with eight H100 GPUs in every MIG form. Every figure is
-one process from its start to its end, with reading the file; the best of several, because the rest is other work on the
-machine. Exits with status 1 if a budget is exceeded. ``--json`` adds the figures as one line of JSON.
-"""
+"""Measure ``kubectl dra explain`` in a large cluster: ``python -m tests.bench.explain_bench``. Each figure is the best
+of several processes, with reading the state from a file. Exit status 1 if a budget is exceeded."""
 
 import argparse
 import json

@@ -1,9 +1,5 @@
-"""What a prepare cannot go below on this machine: reading a claim, one durable write, one gRPC call.
-
-All three from Python, in the process that measures, one after the other. GETs are of claims that were just created, as
-a kubelet's are, and go through Python's own http.client; the durable write is 4 KiB and fdatasync; both ends of the
-call are in this process.
-"""
+"""Measure the floor of a prepare on this machine, from Python: GET of a claim that was just created, by http.client;
+one durable write of 4 KiB by fdatasync; one gRPC call with both ends in this process."""
 
 import http.client
 import os

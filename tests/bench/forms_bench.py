@@ -44,8 +44,7 @@ OTHERS = (2, 4, 6, 7)
 """GPUs on which nothing is measured: the first is for whole GPUs, the next for partitions, one each for shares."""
 WARM_UP = 3
 MEMORY_MIB, HOST_MIB, IDLE_PERCENT, START_S = 66.0, 30.0, 0.2, 1.0
-WHOLE_MS = (3.0, 2.0)
-"""Budgets of prepare and unprepare of a whole GPU, however many claims are prepared."""
+WHOLE_MS = (3.0, 2.0)  # budgets of prepare and unprepare of a whole GPU, however many claims are prepared
 
 Make = Callable[[], Obj | None]
 

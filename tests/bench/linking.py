@@ -36,8 +36,7 @@ KINDS = {
     "filling, mostly one": (False, 0.75),
     "coming and going": (True, 0.5),
     "coming and going, mostly one": (True, 0.75),
-}
-"""Whether claims end, and how many of them are for one GPU."""
+}  # whether claims end, and how many of them are for one GPU
 
 
 def board(words: str) -> tuple[Gpu, ...]:

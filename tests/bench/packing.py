@@ -39,8 +39,7 @@ MODELS = (
 )
 LOAD = 0.8
 ARRIVALS = 100
-FIELD = 20
-"""Bits for one counter in a packed integer; the highest one stays set while the counter is not overdrawn."""
+FIELD = 20  # bits for one counter in a packed integer; the highest one stays set while the counter is not overdrawn
 ENGINES = ("copy_engines", "decoders", "encoders", "jpeg_engines", "ofa_engines")
 
 
@@ -54,10 +53,8 @@ def name_order(profiles: Sequence[MigProfile]) -> tuple[Placement, ...]:
 
 
 class Board:
-    """The counters of a GPU and of each placement, packed into one integer.
-
-    Counters: each memory slice, compute slices, instances of each profile, and the engines that every profile lists.
-    """
+    """Counters of a GPU and of each placement in one integer: memory slices, compute slices, instances, common
+    engines."""
 
     def __init__(self, profiles: Sequence[MigProfile]) -> None:
         self.profiles = tuple(profiles)

@@ -1,10 +1,6 @@
-"""One node under a fault: a real node process behind a proxy, claims of every form that are prepared, and measuring.
-
-A test takes the stage, lets a fault happen, looks at what is seen, ends the fault, and asks the stage how long it takes
-until everything is normal. *Normal*: the slices are complete, ``/readyz`` says ready, and a new claim is prepared and
-unprepared. Prepared claims have to stay as they were: in the journal, as CDI file, as partition, as daemon, and in the
-answer to a repeated call.
-"""
+"""One node under a fault: a node process behind a proxy, prepared claims of every form, and the time until it is
+normal: the slices are complete, ``/readyz`` is ready, and a new claim is prepared and unprepared. Prepared claims must
+stay."""
 
 import http.client
 import json
@@ -47,8 +43,7 @@ spec:
   sharing: {{strategy: MPS, maxShares: 4}}
 """
 NORMAL_S = 45.0
-SHORT_S = 6.0
-"""Time limit of calls during a fault: long enough for an answer, short enough for a test."""
+SHORT_S = 6.0  # time limit of calls during a fault: long enough for an answer, short enough for a test
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,10 +227,8 @@ class Stage:
     def finish(
         self, fault: FaultRecord, since: float, *, seen: str, at_least_s: float = 0.0, waited: Obj | None = None
     ) -> None:
-        """The end of a test: everything is normal again, nothing was lost, and after the last claim nothing is left.
-
-        ``waited`` is a claim whose prepare failed during the fault; it is prepared too.
-        """
+        """End a test: all is normal, nothing is lost or left. ``waited`` is a claim whose prepare failed during the
+        fault."""
         if waited is not None:
             what = f"the claim that waited: {self.node.log()[-2000:]}"
             until(lambda: self.prepare(waited, 45.0) == "", what, 60.0)

@@ -1,8 +1,7 @@
-"""Decides system calls of a child process that change files: let them pass, let them fail, or let the process die.
+"""Decide system calls of a child process that change files, before their effect: pass, fail, or kill the process.
 
-The child runs under `under_filter`, which says how. A rule sees one call with its path before it has any effect, so a
-test can stand between any two steps of a process without knowing its code.
-"""
+``python -m tests.chaos.syscall_faults SOCKET COMMAND`` installs a seccomp filter with user notification (Linux 5.5, no
+privilege), sends its descriptor to the `Supervisor` at SOCKET and becomes COMMAND."""
 
 import array
 import contextlib
@@ -103,10 +102,8 @@ class Step:
 
     call: str
     path: str
-    pid: int
-    """The thread's id."""
-    flags: int = 0
-    """The flags of an openat."""
+    pid: int  # the thread's id
+    flags: int = 0  # the flags of an openat
 
     @property
     def writes(self) -> bool:
@@ -116,8 +113,7 @@ class Step:
         return f"{self.call} {self.path}"
 
 
-Rule = Callable[[Step], int]
-"""PASS, KILL, or the errno with which the call fails."""
+Rule = Callable[[Step], int]  # PASS, KILL, or the errno with which the call fails
 
 
 class Supervisor:

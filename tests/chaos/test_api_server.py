@@ -15,8 +15,7 @@ from tests.fakes.live_claims import gpu
 from tests.fakes.live_node import until
 from tests.fakes.recording_proxy import GOOD, Call, Misbehaviour
 
-FAULT_S = 6.0
-"""How long each fault lasts."""
+FAULT_S = 6.0  # how long each fault lasts
 RETRY_AFTER_S = 4
 
 

@@ -1,8 +1,5 @@
-"""The disk is full, read-only, out of inodes, or fails to sync: new claims wait, prepared ones stay.
-
-The failing calls are the node process' own: a filter lets them fail with the kernel's error numbers, which needs no
-privilege. Where the user may mount a file system, a small one is filled as well.
-"""
+"""The disk is full, read-only, out of inodes, or fails to sync: new claims wait, prepared ones stay. A filter lets the
+node process' calls fail, without privilege; where the user may mount a file system, a small one is filled as well."""
 
 import errno
 import os
@@ -20,8 +17,7 @@ from tests.chaos.syscall_faults import PASS, Step, Supervisor, supported
 from tests.fakes.live_node import until
 
 needs_filter = pytest.mark.skipif(not supported(), reason="the filter of system calls does not know this architecture")
-FAULT_S = 7.0
-"""Longer than the time between two looks at the folders (5 s)."""
+FAULT_S = 7.0  # longer than the time between two looks at the folders (5 s)
 
 
 def of_node(step: Step) -> bool:

@@ -13,10 +13,8 @@ from tests.chaos.stage import CUT, SPARE, FaultRecord, Stage
 from tests.fakes.live_claims import gpu
 from tests.fakes.live_node import until
 
-LAST = 5
-"""The minor of a GPU that no claim has."""
-CALM_S = 120.0
-"""Longer than a GPU has to be calm until its taint goes."""
+LAST = 5  # the minor of a GPU that no claim has
+CALM_S = 120.0  # longer than a GPU has to be calm until its taint goes
 
 
 class Described:

@@ -1,9 +1,5 @@
-"""kill -9 before every step with which a prepare, an unprepare, a rebuild or an upgrade changes something on the node.
-
-Steps are the process' own system calls, so none is forgotten when the code changes: a write into the journal, a sync, a
-rename, a folder, a file that is removed, and each change of the simulated hardware, which is a file too. Of a
-transaction's many writes, the first and the last count.
-"""
+"""kill -9 before every step with which a prepare, an unprepare, a rebuild or an upgrade changes the node. Steps are the
+process' system calls, and changes of the simulated hardware; of a transaction's writes the first and the last count."""
 
 import json
 import shutil

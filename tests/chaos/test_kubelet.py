@@ -11,8 +11,7 @@ from tests.fakes.kubelet import register
 from tests.fakes.live_claims import partition
 from tests.fakes.live_node import DRIVER, until
 
-HARDWARE_S = 12.0
-"""How long the hardware takes, where the kubelet waits less."""
+HARDWARE_S = 12.0  # how long the hardware takes, where the kubelet waits less
 
 
 @pytest.mark.fault("kubelet-restart")

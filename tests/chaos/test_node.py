@@ -21,10 +21,7 @@ SECOND_POD = "bbbbbbbb-0000-4000-8000-000000000002"
 
 
 def power_off(node: LiveNode, *, keep_run: bool) -> None:
-    """Everything that a reboot ends or changes. What the node wrote bears the id of a boot that is over.
-
-    ``keep_run``: /var/run, with the CDI files, is on a disk.
-    """
+    """End and change all that a reboot does. ``keep_run``: /var/run, with the CDI files, is on a disk."""
     assert node.mps_host is not None
     node.mps_host.kill()
     node.kill()

@@ -16,8 +16,7 @@ from tests.chaos.stage import FaultRecord, Stage
 from tests.fakes.live_node import until
 
 A_MINUTE_S = 60.0
-CALLS, MANY_CLAIMS = 8, 4000
-"""As many claims as a request may have bytes for, at once."""
+CALLS, MANY_CLAIMS = 8, 4000  # as many claims as a request may have bytes for, at once
 MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
 
 

@@ -1,7 +1,5 @@
-"""A node in a folder, as `dra-driver doctor` reads it: healthy at first, to be broken in one place.
-
-Its files, folders and sockets are real; NVML, the container runtime's answers and ``/dev`` are values.
-"""
+"""A node in a folder, as `dra-driver doctor` reads it, to be broken in one place. Files, folders and sockets are real;
+NVML, the container runtime's answers and ``/dev`` are values."""
 
 import json
 import shutil
@@ -25,8 +23,7 @@ from tests.fakes.dev_folder import MemoryDev
 from tests.fakes.driver_root import PROC_DEVICES, VERSION, FakeDriverRoot
 
 DRIVER = "gpu.nvidia.com"
-CONFIGS = Path(__file__).parents[1] / "golden/cri"
-"""What real runtimes said of their configuration by CRI."""
+CONFIGS = Path(__file__).parents[1] / "golden/cri"  # what real runtimes said of their configuration by CRI
 _PARAMS = "ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\n"
 _BOOT_LOG = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {v}  Release Build\nGCC version: 12\n"
 

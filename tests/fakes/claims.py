@@ -1,7 +1,4 @@
-"""Fakes for the claim service: the API server, CDI files in memory, a clock that never waits, and what
-sharing sets on GPUs. Partitions are not faked: `gpu.simulated.backend.SimulatedBackend` below a real `MigManager` is
-at hand.
-"""
+"""Fakes of the claim service: API server, CDI files in memory, a clock that never waits, sharing, journal entries."""
 
 import json
 import threading
@@ -76,10 +73,8 @@ def claim(number: int, *results: AllocatedDevice, configs: Sequence[OpaqueConfig
 
 
 class FakeClaims:
-    """The API server's claims by namespace and name. ``outage`` is raised by every read while set.
-
-    While ``hangs`` is set, it is called with the seconds that a read may take, and the read then fails.
-    """
+    """Claims by namespace and name. Reads raise ``outage`` while set, or call ``hangs`` with their time limit and
+    fail."""
 
     def __init__(self, *claims: AllocatedClaim) -> None:
         self.by_name: dict[tuple[str, str], AllocatedClaim | None] = {}
@@ -242,11 +237,8 @@ def changed(snapshot: Snapshot, minor: int, **changes: Any) -> Snapshot:
 
 
 class FakeSharing:
-    """Settings of a node's GPUs and running daemons; they survive the node process, as on a real node.
-
-    ``failure`` is raised by every change while set. ``asked`` are the changes, in words. ``takes`` is called with the
-    seconds that asking for a daemon may take.
-    """
+    """GPU settings and daemons, which survive the node process. ``asked`` are the changes, in words; ``failure`` is
+    raised by changes while set; ``takes`` is called with the seconds that a request for a daemon may take."""
 
     def __init__(self) -> None:
         self.slices: dict[GpuUuid, Interval] = {}

@@ -10,10 +10,8 @@ from dra_driver.hardware.device_nodes.numbers import NodeNumbers
 
 
 class MemoryDev(DevFolder):
-    """Nodes, links, files and folders by path. ``fail`` is an errno that every change gets (EROFS: read-only).
-
-    ``stamps`` and ``looks`` list the paths that were looked at, and ``made`` the changes, in order.
-    """
+    """``fail`` is the errno of every change; ``stamps`` and ``looks`` list the paths read, ``made`` the changes, in
+    order."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Seen] = {}

@@ -1,7 +1,4 @@
-"""A driver root like the ones that NVIDIA's packages install, small enough to read.
-
-Files are below one temporary folder. Libraries have real SONAMEs and no code.
-"""
+"""A driver root as NVIDIA's packages install it, below a temporary folder. Libraries have real SONAMEs and no code."""
 
 import os
 import shutil

@@ -1,8 +1,6 @@
-"""Shared libraries and linker caches made of exactly the numbers a test wants, sound or damaged.
-
-Written from the System V ABI and glibc's ``dl-cache.h`` apart from the code under test, so that one
-misreading cannot make both agree.
-"""
+"""Shared libraries and linker caches of exactly the numbers that a test wants, sound or damaged. Written from the
+System V ABI and glibc's ``dl-cache.h``, apart from the code under test, so that one misreading cannot make both
+agree."""
 
 import struct
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Kills at a chosen step: raises an exception that the driver does not catch, before or after the call's effect."""
+"""Kills and failures at a chosen step, by an exception that the driver does not catch; needs no privilege."""
 
 import errno
 import os
@@ -54,10 +54,7 @@ WRITE_STEPS = ("create_temporary", "write", "set_mode", "sync", "close", "replac
 
 
 class FlakyFiles(Files):
-    """Raises ``failure`` at ``step``, before the call has its effect; ``calls`` are the names so far.
-
-    After a `Killed` every later call raises it again, because a dead process cleans nothing up.
-    """
+    """Raise ``failure`` at ``step``, before the call's effect, and after a `Killed` at every later call as well."""
 
     def __init__(self, step: str = "", failure: BaseException | None = None) -> None:
         self.step = step

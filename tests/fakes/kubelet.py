@@ -1,4 +1,4 @@
-"""A kubelet's side of the plugin protocol, small enough to misbehave on request."""
+"""A kubelet's side of the plugin protocol, small enough to misbehave on request, and its PodResources socket."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

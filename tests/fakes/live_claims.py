@@ -1,4 +1,4 @@
-"""Claims in an API server, allocated as the scheduler does: by the real allocator, from the published slices."""
+"""Claims in an API server, allocated by the real allocator from the published slices, and random ones of every form."""
 
 import random
 import threading
@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from dra_driver.scheduler.allocation import V1_37, Allocator, SchedulerQuirks
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NODES, RESOURCE_CLAIMS
+from tests.fakes.dra_objects import exactly
 from tests.fakes.live_node import DRIVER, NAMESPACE, LiveNode, until
 
 Obj = dict[str, Any]
@@ -18,10 +19,7 @@ PARAMETERS: Final = "resource.nvidia.com/v1beta1"
 
 
 class Scheduler:
-    """Creates claims with an allocation, and deletes both. Thread-safe; use one instance per node.
-
-    Its lock keeps two threads from allocating the same device.
-    """
+    """Create claims with an allocation, and delete both. Its lock keeps threads from allocating the same device."""
 
     def __init__(self, node: LiveNode, quirks: SchedulerQuirks = V1_37) -> None:
         self._node = node
@@ -49,11 +47,8 @@ class Scheduler:
             return self._written(claim, allocations[0])
 
     def allocate_soon(self, *requests: Obj, config: Sequence[Obj] = (), together: bool = False) -> Obj:
-        """``allocate``, tried again while the slices change, as a scheduler does. AssertionError when nothing fits.
-
-        Slices follow the hardware after about a second: what an earlier claim or a foreign instance occupied may still
-        be missing from them.
-        """
+        """Retry ``allocate`` while the slices follow the hardware, after about a second. Raises AssertionError if
+        nothing fits."""
         found: list[Obj] = []
 
         def fits() -> bool:
@@ -97,11 +92,8 @@ def _name() -> Obj:
     return {"name": f"claim-{uuid.uuid4().hex[:12]}", "namespace": NAMESPACE}
 
 
-def request(name: str, *selectors: str, class_name: str = DRIVER, count: int = 1, **exactly: Any) -> Obj:
-    fields: Obj = {"deviceClassName": class_name, "allocationMode": "ExactCount", "count": count, **exactly}
-    if selectors:
-        fields["selectors"] = [{"cel": {"expression": expression}} for expression in selectors]
-    return {"name": name, "exactly": fields}
+def request(name: str, *selectors: str, class_name: str = DRIVER, count: int = 1, **more: Any) -> Obj:
+    return exactly(name, *selectors, deviceClassName=class_name, count=count, **more)
 
 
 def gpu(name: str = "gpu", *, of: Sequence[str] = (), count: int = 1) -> Obj:
@@ -152,8 +144,7 @@ metadata: {{name: by-mps}}
 spec:
   select: {{minors: {list(BY_MPS)}}}
   sharing: {{strategy: MPS, maxShares: 4}}
-"""
-"""For eight GPUs of 80 GB: three are never shared, two in turns, three by MPS; all can be cut."""
+"""  # for eight GPUs of 80 GB: three are never shared, two in turns, three by MPS; all can be cut
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,5 @@
-"""One node with real processes: the node process, an MPS host, an API server. The test acts as the kubelet.
-
-Starts and kills the processes in folders of their own, and shows what is visible from outside: the journal as read with
-the sqlite3 command, CDI files, the simulated hardware's state file, files of the stub programs. ``hardware`` shares
-that state file: through it a test inspects the hardware, changes it from outside and injects faults.
-"""
+"""One node with real processes: node process, MPS host, API server. The test acts as the kubelet, reads the journal,
+CDI files and state files from outside, and changes the simulated GPUs and injects faults through ``hardware``."""
 
 import json
 import os
@@ -32,12 +28,10 @@ from tests.fakes.node_process import memory_folder
 from tests.fakes.simulated_gpus import SimulatedBackend
 
 DRIVER = "gpu.nvidia.com"
-NAMESPACE = "claims"
-"""Where claims may ask for admin access."""
+NAMESPACE = "claims"  # where claims may ask for admin access
 CLASSES = Path(__file__).parents[2] / "deploy/base/deviceclasses.yaml"
 WAIT_S = 20.0
-CALL_S = 45.0
-"""The kubelet's own limit."""
+CALL_S = 45.0  # the kubelet's own limit
 MPS_ON_GPU_3 = """
 apiVersion: gpu.dra-driver.io/v1alpha1
 kind: GpuPolicy
@@ -58,11 +52,8 @@ def until(holds: Callable[[], object], what: str, within_s: float = WAIT_S) -> N
 
 
 class LiveNode:
-    """A context manager. Files are in memory if possible: the tests kill processes, not machines.
-
-    ``policy`` is the text of a policy file, '' for none. ``mps`` starts an MPS host as well. With ``on_disk`` the files
-    are on a disk, whose speed then counts.
-    """
+    """A context manager. Files are in memory if possible, unless ``on_disk``; ``policy`` is the text of a policy
+    file."""
 
     def __init__(
         self, spec: str, *, policy: str = "", mps: bool = False, name: str = "node-a", on_disk: bool = False
@@ -89,8 +80,7 @@ class LiveNode:
         self.mps_host = MpsHostSubprocess(DRIVER, self.folders) if mps else None
         self.hardware = SimulatedBackend.from_spec(spec, name, state_file=self.plugin / "simulated-gpus.json")
         self.gpus = tuple(gpu.uuid for gpu in self.hardware.snapshot().gpus)
-        self.pod_uid = ""
-        """As which pod the process was started, where its command says so: its sockets have that name."""
+        self.pod_uid = ""  # as which pod the process was started, where its command says so: its sockets have that name
         self._guard = threading.Lock()  # guards the connection
         self._channel: grpc.Channel | None = None
 

@@ -12,8 +12,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 PRACTICE: Final = sorted((ROOT / "examples" / "practice").glob("*.yaml"))
 NEEDS: Final = "# needs: "
 """Begins a line that names an API which clusters may not serve."""
-EXPANDED: Final = frozenset({"StatefulSet"})
-"""Run on the embedded cluster as the pods that their controller would make."""
+EXPANDED: Final = frozenset({"StatefulSet"})  # run on the embedded cluster as the pods that their controller would make
 SKIPPED: Final = frozenset({"HorizontalPodAutoscaler", "ResourceQuota", "LimitRange", "ConfigMap"})
 """The embedded cluster has no controller and no admission for them, and does not serve ConfigMaps."""
 _SERVED: Final = frozenset((kind.api_version, kind.kind) for kind in ALL_KINDS)

@@ -1,4 +1,4 @@
-"""Clusters of one node whose slices are what the driver publishes of simulated GPUs."""
+"""Slices as this driver publishes them of simulated GPUs, clusters of one such node, and a scheduler for it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,16 @@ from dra_driver.node.slices import ApiServerFeatures, Built, build_devices, spli
 from dra_driver.scheduler.allocation import V1_36, Allocator, SchedulerQuirks
 from tests.fakes.dra_objects import DRIVER, Obj, allocated, claim, device_class, exactly, node, resource_slice, wire
 
-_TYPE = f'device.attributes["{DRIVER}"].type'
+NODE = "a"
+MIG_CLASS = "mig.nvidia.com"
+EVERYTHING = ApiServerFeatures(counters=True, taints=True, taints_1_35=True, multi_allocation=True)
+_ATTRIBUTES = f'device.attributes["{DRIVER}"]'
+
+
+def classes() -> list[Obj]:
+    """For whole GPUs and for partitions."""
+    guard = f'device.driver == "{DRIVER}" && {_ATTRIBUTES}.type == "mig"'
+    return [device_class(), device_class(MIG_CLASS, expression=guard)]
 
 
 def slices(count: int = 1, *, terms: GpuTerms | None = None) -> list[Obj]:
@@ -23,11 +32,7 @@ def slices(count: int = 1, *, terms: GpuTerms | None = None) -> list[Obj]:
 
 def h100(count: int = 1, *, sharing: SharingTerms | None = None, **parts: Any) -> ClusterState:
     terms = GpuTerms(policy="p", sharing=sharing) if sharing is not None else None
-    classes = [
-        device_class(f"{kind}.nvidia.com", expression=f'device.driver == "{DRIVER}" && {_TYPE} == "{kind}"')
-        for kind in ("gpu", "mig")
-    ]
-    return ClusterState(**{"nodes": [node("a")], "classes": classes, "slices": slices(count, terms=terms), **parts})
+    return ClusterState(**{"nodes": [node("a")], "classes": classes(), "slices": slices(count, terms=terms), **parts})
 
 
 def slice_name(start: int, gpu: int = 0) -> str:
@@ -45,17 +50,6 @@ def having(name: str, *devices: str, users: tuple[str, ...] = ()) -> Obj:
     found = allocated(claim(name, exactly()), *devices, node_name="a")
     found["status"]["reservedFor"] = [{"resource": "pods", "name": user, "uid": f"uid-of-{user}"} for user in users]
     return found
-
-
-NODE = "a"
-MIG_CLASS = "mig.nvidia.com"
-EVERYTHING = ApiServerFeatures(counters=True, taints=True, taints_1_35=True, multi_allocation=True)
-SAME_GPU = {"matchAttribute": f"{DRIVER}/parentUUID"}
-_ATTRIBUTES = f'device.attributes["{DRIVER}"]'
-_CLASSES = [
-    device_class(),
-    device_class(MIG_CLASS, expression=f'device.driver == "{DRIVER}" && {_ATTRIBUTES}.type == "mig"'),
-]
 
 
 def built(snapshot: Snapshot) -> Built:
@@ -80,8 +74,7 @@ def partition(name: str, profile: str, *, start: int | None = None) -> Obj:
     wanted = f'{_ATTRIBUTES}.profile == "{profile}"'
     if start is not None:
         wanted += f" && {_ATTRIBUTES}.placementStart == {start}"
-    exactly = {"deviceClassName": MIG_CLASS, "allocationMode": "ExactCount", "count": 1}
-    return {"name": name, "exactly": {**exactly, "selectors": [{"cel": {"expression": wanted}}]}}
+    return exactly(name, wanted, deviceClassName=MIG_CLASS)
 
 
 class Scheduler:
@@ -95,10 +88,10 @@ class Scheduler:
         """(claim, devices in order of the requests), None if it does not fit. ``together``: on one GPU."""
         self._made += 1
         name = f"claim-{self._made}"
-        wanted = claim(name, *requests, constraints=[SAME_GPU]) if together else claim(name, *requests)
-        allocator = Allocator(
-            slices=self._slices, classes=_CLASSES, allocated=list(self._held.values()), quirks=self._quirks
-        )
+        constraints = [{"matchAttribute": f"{DRIVER}/parentUUID"}] if together else []
+        wanted = claim(name, *requests, constraints=constraints)
+        held = list(self._held.values())
+        allocator = Allocator(slices=self._slices, classes=classes(), allocated=held, quirks=self._quirks)
         allocations = allocator.allocate(node(NODE), [wanted]).allocations
         if allocations is None:
             return None

@@ -1,7 +1,5 @@
-"""Decides by Role and ClusterRole manifests what an account may do, as the API server's RBAC authorizer does.
-
-Source: kubernetes/kubernetes plugin/pkg/auth/authorizer/rbac (RuleAllows), for rules about resources.
-"""
+"""Decide by Role and ClusterRole manifests as the API server's RBAC authorizer does, for rules about resources
+(kubernetes/kubernetes plugin/pkg/auth/authorizer/rbac, RuleAllows)."""
 
 import itertools
 import re

@@ -1,8 +1,5 @@
-"""Fakes for ``sharing``: a GPU's compute mode, a clock that moves by sleeping, an MPS host that is one function.
-
-The host is the protocol of ``sharing.mps_files`` without processes: it holds the real lock and answers desired files
-with status files, as the real one does, each time the code under test sleeps.
-"""
+"""Fakes of ``sharing``: compute modes, notes, a clock that moves by sleeping, and an MPS host as one function, which
+holds the real lock and answers desired files with status files each time the code under test sleeps."""
 
 import fcntl
 import os

@@ -1,12 +1,6 @@
-"""Runs a node process, an MPS host or a controller and prints its threads' names, a JSON list for each line on stdin.
-
-The list has the threads that run at that moment, and once each name of those that have ended: an answer to HTTP takes
-a millisecond, which a look from outside misses. Python calls the profile function of `threading.setprofile` at the
-start of each thread.
-
-A child process of tests/contract/node/process/test_threads.py: ``python -m tests.fakes.thread_names COMMAND FLAGS``.
-The product has no such hook, and ``threading.enumerate`` sees only its own process.
-"""
+"""Run a process of the driver and print its threads' names, a JSON list for each line on stdin: running threads, and
+once each those that have ended, as an HTTP answer takes a millisecond. Child of
+tests/contract/node/process/test_threads.py."""
 
 import json
 import sys
@@ -23,8 +17,7 @@ from dra_driver.hardware.sharing.host import MpsHost
 from dra_driver.hardware.sharing.memory import SharedMemory
 from dra_driver.node.process.plugin import NodeProcess
 
-started: set[str] = set()
-"""Names of all threads that Python started; each thread adds its own."""
+started: set[str] = set()  # names of all threads that Python started; each thread adds its own
 
 
 def main() -> None:

@@ -1,8 +1,5 @@
-"""Mutations of inputs of the allocator, in the form of the golden tables.
-
-Plausible mutations keep the type of every field, as in a real cluster. Wild mutations put any value anywhere, as no API
-server does. All randomness comes from the generator in the arguments.
-"""
+"""Mutations of the allocator's golden inputs: plausible ones keep the type of every field, wild ones put any value
+anywhere. All randomness comes from the generator in the arguments."""
 
 import copy
 import random

@@ -1,10 +1,7 @@
-"""Fuzzes the CEL engine with damaged expressions: ``python tests/fuzz/cel_fuzz.py --count 200000 --seed 1``.
+"""Fuzz the CEL engine with damaged golden expressions: ``python tests/fuzz/cel_fuzz.py --count 200000 --seed 1``.
 
-Damages the expressions of the golden table (characters, tokens, splices of two, repetition, nesting) and looks for
-errors: an exception other than the two documented ones, a result that is not a bool, fast and metered evaluation that
-differ, or an expression that takes longer than ``--slow`` seconds. The same seed gives the same expressions. Prints
-findings and exits with status 1 if there are any.
-"""
+Findings: an undocumented exception, a result that is not a bool, fast and metered evaluation that differ, or a slow
+expression. The same seed gives the same expressions. Exit status 1 on a finding."""
 
 import argparse
 import random

@@ -1,9 +1,6 @@
-"""The golden cases as Kubernetes 1.34 and 1.35 answer them.
-
-``versions/`` holds only answers that differ from those of 1.36 (README.md in this folder). The allocation cases are
-asked twice: with the gates as in the tables of 1.36 (``on``), and without those that are off before 1.36 (``default``).
-For 1.34, counter sets are moved into the slices of the devices that consume them, as its API server wants it.
-"""
+"""The golden cases as Kubernetes 1.34 and 1.35 answer them; ``versions/`` holds the answers that differ from 1.36.
+Gates are as in 1.36 (``on``) or off as before 1.36 (``default``); 1.34 needs counter sets in the slices of their
+consumers."""
 
 import copy
 import gzip

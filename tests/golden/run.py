@@ -1,12 +1,5 @@
-"""Compares our engines with golden tables: ``python tests/golden/run.py FILE...``.
-
-README.md in this folder describes the tables. One run may take tables of several kinds: the input of a case says which
-engine answers it. Prints agreement by family and the first differences, expected and found. Exits with status 1 on any
-difference and 2 on a table that it cannot read.
-
-A new kind of table is one more entry in ``ENGINES``: a function that recognises an input, and one that compares the
-answer to it with what is expected.
-"""
+"""Compare our engines with golden tables (README.md): ``python tests/golden/run.py FILE...``. Exit status 1 on any
+difference and 2 on a table that it cannot read. A new kind of table is one more entry in ``ENGINES``."""
 
 import argparse
 import gzip
@@ -38,10 +31,8 @@ class Engine(NamedTuple):
 
 
 def cel_answer(question: dict[str, Any], lacks: frozenset[str] = frozenset()) -> tuple[str, Any]:
-    """``compile_error``, ``runtime_error`` or ``result``, and the text or the result.
-
-    ``lacks`` are functions that the version does not have.
-    """
+    """Kind of the answer (``compile_error``, ``runtime_error``, ``result``) and text or result; the version ``lacks``
+    these."""
     try:
         program = compile_selector(question["expression"], lacks)
     except CelSyntaxError as error:

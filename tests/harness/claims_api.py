@@ -1,4 +1,5 @@
-"""Allocated claims for measuring, created through the API in the state in which a scheduler leaves them."""
+"""Allocated claims for measuring, created in the state in which a scheduler leaves them, and the kubelet's timed
+calls."""
 
 import time
 import uuid
@@ -74,10 +75,8 @@ class ClaimMaker:
 
 
 def ensure_namespace(rest: RestClient) -> None:
-    """Create the namespace with the admin-access label, which the API server requires for claims that overlap.
-
-    Waits a minute for one that is being deleted.
-    """
+    """Create the namespace with the admin-access label, for claims that overlap; wait a minute for one being
+    deleted."""
     deadline = time.monotonic() + 60.0
     while found := [item for item in rest.get("/api/v1/namespaces")["items"] if item["metadata"]["name"] == NAMESPACE]:
         if "deletionTimestamp" not in found[0]["metadata"]:

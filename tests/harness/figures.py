@@ -12,8 +12,7 @@ from dra_driver import __version__
 from dra_driver.kube.rest import RestClient
 
 _COMMITS = {"goDriver": "GO_DRIVER_COMMIT", "mockNvml": "MOCK_NVML_COMMIT", "cdiHook": "CDI_HOOK_COMMIT"}
-IDLE_AFTER_S = 12.0
-"""What the start left over is not idle: claims are checked once within 10 s."""
+IDLE_AFTER_S = 12.0  # what the start left over is not idle: claims are checked once within 10 s
 
 
 class Report:

@@ -1,4 +1,5 @@
-"""An API server for measurements: that of $KUBECONFIG, or the embedded one; and the Node of a node process."""
+"""API servers for measuring: that of $KUBECONFIG, the embedded one, or etcd and kube-apiserver from binaries at hand,
+where etcd does not sync its writes; Node objects; and the client of examples and expectations for a real cluster."""
 
 import base64
 import contextlib

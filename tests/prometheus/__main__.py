@@ -1,8 +1,5 @@
-"""``make prometheus``: a real Prometheus scrapes node processes, controller and exporter for ten minutes.
-
-It has the chart's rules. At the end every query of every dashboard is asked, an alert has to have reached a real
-Alertmanager and its receiver, and no rule may have failed. Exits with status 1 otherwise.
-"""
+"""``make prometheus``: a real Prometheus scrapes the driver's processes with the chart's rules. Exit status 1 unless
+every query of every dashboard has data, an alert reaches a real Alertmanager's receiver, and no rule fails."""
 
 import argparse
 import math
@@ -19,8 +16,7 @@ from tests.prometheus.stage import Monitoring, Stage
 
 FILES = dashboards.ROOT / "deploy" / "chart" / "files"
 TURN_S = 10.0
-REPAIRED_AFTER = 3
-"""Turns: a fault is over a while before it counts as recovered."""
+REPAIRED_AFTER = 3  # turns: a fault is over a while before it counts as recovered
 
 
 def main() -> int:

@@ -1,5 +1,5 @@
-"""The queries of all dashboards, as Grafana sends them when every variable stands at "All", and of the autoscaler's
-example, as the Prometheus adapter sends it."""
+"""The queries of all dashboards with every variable at "All", and of the autoscaler's example by the Prometheus
+adapter."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,8 +11,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "chart" / "files" / "dashboards"
-RATE_INTERVAL = "1m"
-"""Grafana takes four scrape intervals, and at least this much is enough for the scrapes here."""
+RATE_INTERVAL = "1m"  # grafana takes four scrape intervals, and at least this much is enough for the scrapes here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

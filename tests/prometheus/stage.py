@@ -1,9 +1,5 @@
-"""What is scraped: two node processes with simulated GPUs, a controller that surveys capacity, and an exporter.
-
-The API server is the embedded one. Claims come and go on one node, a partition stays, and a GPU of the other node falls
-off its bus, so that there is an alert. The exporter has a node of its own: two claims share a simulated GPU, one over
-its grant, beside a process of no claim. Prometheus, Alertmanager and a receiver of alerts are child processes.
-"""
+"""The scraped processes: two node processes, of which one loses a GPU, a controller, and an exporter with a claim over
+its grant beside a process of no claim; Prometheus, Alertmanager and a receiver of alerts as child processes."""
 
 import json
 import shutil

@@ -1,8 +1,5 @@
-"""The embedded cluster under a thousand claims: pods with claims and with extended resources, on two nodes.
-
-Pods are scheduled, run, see their GPU, and are deleted, while node processes are killed, kubelets and the API server
-restart, and GPUs fall ill. At no moment may two claims have the same part of a GPU; at the end nothing may be left.
-"""
+"""The embedded cluster under a thousand pods with claims and extended resources, while node processes are killed,
+kubelets and the API server restart, and GPUs become unhealthy. No two claims may ever have the same part of a GPU."""
 
 import random
 import tempfile
@@ -104,7 +101,9 @@ def run(claims: int, seed: str) -> ClusterRun:
             for each in others:
                 each.start()
             with ThreadPoolExecutor(THREADS) as threads:
-                for worker in [threads.submit(guarded, failures, _work, found, number) for number in range(THREADS)]:
+                for worker in [
+                    threads.submit(guarded, found.failures, _work, found, number) for number in range(THREADS)
+                ]:
                     worker.exception()
             found.stop.set()
             for each in others:

@@ -1,8 +1,5 @@
-"""What has to hold on a node at any moment without a call: no device is granted twice, and journal, hardware, CDI files
-and API server say the same.
-
-Pure: facts in, sentences about breaches out. `facts` reads the facts of a node from outside of the process.
-"""
+"""Check a node from outside while no call is in work: no device is granted twice; journal, hardware, CDI files and API
+server agree; memory and latency stay flat over a long run."""
 
 import json
 import re
@@ -61,8 +58,7 @@ class Facts:
     """(minor, profile, start, compute instances) of what the hardware has."""
     orphans: Sequence[tuple[int, int, int]] = ()
     """(minor, profile, start) of partitions that the journal notes for destruction: a GPU that was ill refused it."""
-    memory: Mapping[str, int] = field(default_factory=dict)
-    """Bytes of each GPU that is shared, by `Grant.gpu`."""
+    memory: Mapping[str, int] = field(default_factory=dict)  # bytes of each GPU that is shared, by `Grant.gpu`
 
 
 def breaches(facts: Facts) -> list[str]:
@@ -219,8 +215,7 @@ def _amount(text: object) -> int:
 PER = 1000
 GROWTH_MIB = 4.0
 """How much the memory of one process may grow between the first and the last fifth of its run: fragments and caches."""
-SLOWDOWN = 2.0
-"""How much slower the last third may be than the first: other work on the machine."""
+SLOWDOWN = 2.0  # how much slower the last third may be than the first: other work on the machine
 EARLY_CLAIMS = 1500
 """A process loads code, fills caches, and its heap gets its holes until about then. Without kills, live blocks
 (``sys.getallocatedblocks``) were 211,460 after 500 claims, 211,704 after 2,000 and 212,435 after 3,000."""

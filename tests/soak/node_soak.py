@@ -1,11 +1,6 @@
-"""One node process under thousands of claims of all forms, with kills, failing hardware and failing health.
-
-Kills come in the first half: the last process then serves the second half alone, and its memory tells. After every few
-hundred claims the workers pause and the invariants are checked. At the end nothing may be left.
-
-Allocations come from the real allocator and the published slices, so every claim except the invalid ones can be
-prepared, unless hardware fails, which the error says.
-"""
+"""One node process under thousands of claims of all forms, with kills, failing hardware and failing health. Kills come
+in the first half, so that the last process shows its memory. Allocations come from the real allocator, so every claim
+except the invalid ones can be prepared, unless hardware fails, which the error then says."""
 
 import random
 import threading
@@ -84,11 +79,9 @@ class Soak:
 
     node: LiveNode
     rounds: int
-    seed: str
-    """Varies requests and faults. Because of threads and kills, two runs differ even with one seed."""
+    seed: str  # varies requests and faults. Because of threads and kills, two runs differ even with one seed.
     scheduler: Scheduler  # one for all threads: its lock keeps two of them from allocating the same device
-    refused_share: float = 0.1
-    """How many of the claims come with an invalid one; those wait for their time limit."""
+    refused_share: float = 0.1  # how many of the claims come with an invalid one; those wait for their time limit
     broken_share: float = 0.15
     """How many of the claims come with failing hardware, which makes calls try again for seconds."""
     seen: Counter[str] = field(default_factory=Counter)
@@ -417,8 +410,8 @@ def _note(soak: Soak, found: NodeRun) -> None:
 
 
 def _left(node: LiveNode) -> list[str]:
-    """What claims had is removed at once. GPU settings that the journal notes, because a GPU could not be changed
-    then, are restored at the next inspection, which a start includes."""
+    """Claims' state is removed at once; noted GPU settings are restored at the next inspection, which a start
+    includes."""
     node.hardware.clear_faults()
     for gpu in node.gpus:
         node.hardware.recover(gpu)

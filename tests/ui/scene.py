@@ -1,7 +1,5 @@
-"""What the pictures show: two nodes, whole GPUs, partitions, shares of which one is over its grant, and pods that wait.
-
-With ``usage`` each node has the usage exporter, and annotations say what the pods use of the simulated GPUs.
-"""
+"""The cluster of the pictures: two nodes, whole GPUs, partitions, shares of which one is over its grant, waiting
+pods."""
 
 import json
 import math
@@ -48,8 +46,7 @@ USED = {
     "twins": (3.0, 20),
     "one-gpu": (31.0, 95),
     "two-gpus": (24.0, 60),
-}
-"""GiB and percent, by the name of the claim's template; a claim without an entry uses nothing."""
+}  # giB and percent, by the name of the claim's template; a claim without an entry uses nothing
 STEP_S, STEPS = 2, 30
 _ANNOTATION = "sim.gpu.dra-driver.io/usage"
 
