@@ -27,7 +27,6 @@ def claim(class_name: str = DRIVER, expression: str = "", count: int = 1) -> Obj
 
 
 def holding(node_index: int, *devices: str) -> Obj:
-    """A claim that was allocated devices of a node."""
     name = f"held-{node_index}"
     metadata = {"name": name, "namespace": "default", "uid": name}
     return dra_objects.allocated({"metadata": metadata}, *devices, node_name=f"node-{node_index}")
@@ -46,7 +45,6 @@ def _slices(mig: bool) -> tuple[str, list[str]]:
 
 
 def slices(node_index: int, *, mig: bool) -> Iterator[str]:
-    """The ResourceSlices of a node, each as JSON."""
     text, uuids = _slices(mig)
     for minor, uuid in enumerate(uuids):
         text = text.replace(uuid, f"GPU-{node_index:08x}-ce1e-3b6e-6cc1-{minor:012x}")

@@ -63,7 +63,6 @@ class Node:
         return sorted((tuple(sorted(pair, key=place.__getitem__)) for pair in self.pairs), key=lambda p: place[p[0]])
 
     def place(self, count: int) -> tuple[int, ...] | None:
-        """Take the first GPU, or the first pair; None if there is none."""
         found = next((one for one in self._tries[count] if self._taken.isdisjoint(one)), None)
         self._taken.update(found or ())
         return found
@@ -114,7 +113,6 @@ def sequence(kind: str, gpus: int, seed: str) -> list[tuple[float, int, float]]:
 
 
 def play(node: Node, claims: Sequence[tuple[float, int, float]], tally: Tally) -> list[tuple[int, ...] | None]:
-    """One sequence on an empty node; what each claim got."""
     leaving: list[tuple[float, int, tuple[int, ...]]] = []
     granted = []
     for number, (at, count, stays) in enumerate(claims):

@@ -90,8 +90,6 @@ def _packed(values: Sequence[int]) -> int:
 
 
 class Node:
-    """GPUs of one board under first fit: GPU by GPU, placements in the given order."""
-
     def __init__(self, board: Board, order: Sequence[Placement], gpus: int) -> None:
         self.board = board
         self.left = [board.full] * gpus
@@ -102,7 +100,6 @@ class Node:
         self._by_size = sorted(board.profiles, key=lambda profile: -profile.compute_slices)
 
     def place(self, profile_id: int) -> tuple[int, int] | None:
-        """Take the first fit and return (gpu, start), or None."""
         guards = self.board.guards
         tries = self._tries[profile_id]
         for gpu, left in enumerate(self.left):
@@ -199,7 +196,6 @@ def sequence(board: Board, kind: str, gpus: int, seed: str) -> list[Request]:
 
 
 def play(board: Board, order: Sequence[Placement], gpus: int, requests: Sequence[Request], tally: Tally) -> None:
-    """One sequence on an empty node."""
     node = Node(board, order, gpus)
     compute, memory = board.compute_slices * gpus, board.memory_slices * gpus
     leaving: list[tuple[float, int, MigProfile, int, int]] = []

@@ -193,7 +193,6 @@ def measure_case(maker: ClaimMaker, calls: TimedKubelet, n: int, before: int, ba
 
 
 def measure_held(maker: ClaimMaker, calls: TimedKubelet, pid: int, idle_s: float) -> dict[str, float]:
-    """Memory and idle CPU with 128 claims prepared."""
     with held(maker, calls, 128):
         (idle,) = idle_percent([pid], idle_s)
         return {"idle_percent": round(idle, 3), "rss_128_mib": rss_mib(pid), "pss_128_mib": pss_mib(pid)}

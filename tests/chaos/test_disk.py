@@ -128,11 +128,7 @@ def clear(ballast: Path) -> None:
     ],
 )
 def test_a_small_file_system_that_fills_up(
-    options: str,
-    exhaust: Callable[[Path], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    fault: FaultRecord,
+    options: str, exhaust: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: FaultRecord
 ) -> None:
     folder = Path(tempfile.mkdtemp(prefix="dra-", dir="/tmp"))  # the paths of sockets are limited
     with small_disk(folder, options):

@@ -18,8 +18,6 @@ CALM_S = 120.0  # longer than a GPU has to be calm until its taint goes
 
 
 class Described:
-    """A stage whose GPUs are described by a file, which can be changed while the process runs."""
-
     def __init__(self, folder: Path) -> None:
         self.path = folder / "gpus.yaml"
         self.gpus: list[dict[str, Any]] = [{"model": "h100-sxm5-80gb"} for _ in range(LAST + 1)]

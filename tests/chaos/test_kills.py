@@ -122,7 +122,6 @@ def _serves_again(stage: Stage, claim: Obj, doing: str, step: Step) -> float:
 
 
 def crash_loop(node: LiveNode, supervisor: Supervisor, is_done: Callable[[], bool]) -> Counter[str]:
-    """Start the process, which dies one step later at each start, until one start comes to its end."""
     kills: Counter[str] = Counter()
     for at in range(1, MOST_STEPS):
         fuse = Fuse(node.root, at)

@@ -140,7 +140,6 @@ class BrokenNode:
         return str(target)
 
     def kill(self, path: str) -> None:
-        """End the process behind a socket; the file stays."""
         self.remove(path)
         self.serve(path, dead=True)
 

@@ -349,7 +349,6 @@ def device(**fields: Any) -> AssignedDevice:
 def entry(
     uid: str = "u1", *devices: AssignedDevice, state: State = State.PREPARED, ref: ClaimRef | None = None
 ) -> Entry:
-    """A claim in the journal; of the one device ``gpu-0`` by default."""
     return Entry(
         ref=ref or ClaimRef(namespace="team", name="llm", uid=ClaimUid(uid)),
         state=state,

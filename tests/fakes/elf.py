@@ -32,7 +32,6 @@ class Elf:
         return replace(self, **changes)  # type: ignore[arg-type]
 
     def build(self) -> bytes:
-        """The file's bytes: header, program headers, dynamic section, strings."""
         strings = b"\0" + (self.soname or b"") + (b"\0" if self.terminated else b"")
         dynamic_at = 64 + 2 * 56
         strings_at = dynamic_at + 4 * 16

@@ -111,5 +111,4 @@ class FlakyFiles(Files):
 
 
 def error(number: int) -> OSError:
-    """The OSError that a system call would give."""
     return OSError(number, os.strerror(number))

@@ -45,7 +45,6 @@ def notify(channel: grpc.Channel, *, registered: bool, error: str = "") -> Any:
 
 
 def register(socket: Path) -> Any:
-    """The whole handshake; returns the PluginInfo."""
     with dial(socket) as channel:
         info = get_info(channel)
         notify(channel, registered=True)
@@ -95,7 +94,6 @@ class FakePodResources:
         self._server.start()
 
     def add(self, namespace: str, pod: str, container: str, claim: str, **device: Any) -> None:
-        """A container with one device of a claim; ``device`` are fields of ClaimResource."""
         found = self.answer.pod_resources.add(name=pod, namespace=namespace).containers.add(name=container)
         found.dynamic_resources.add(claim_name=claim, claim_namespace=namespace).claim_resources.add(
             driver_name="gpu.nvidia.com", **device

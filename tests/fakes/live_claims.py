@@ -97,7 +97,6 @@ def request(name: str, *selectors: str, class_name: str = DRIVER, count: int = 1
 
 
 def gpu(name: str = "gpu", *, of: Sequence[str] = (), count: int = 1) -> Obj:
-    """Whole GPUs; ``of``: only of these UUIDs."""
     return request(name, *_one_of("uuid", of), count=count)
 
 
@@ -112,7 +111,6 @@ def partition(
 
 
 def share(memory: str, percent: int, name: str = "gpu", *, strategy: str = "MPS", of: Sequence[str] = ()) -> Obj:
-    """Part of a GPU that is shared by policy; ``of``: only of these UUIDs."""
     shared = f'"sharingStrategy" in {ATTRIBUTES} && {ATTRIBUTES}.sharingStrategy == "{strategy}"'
     capacity = {"requests": {"memory": memory, "computePercent": str(percent)}}
     return request(name, shared, *_one_of("uuid", of), capacity=capacity)
@@ -232,7 +230,6 @@ class Impossible:
 
 
 def impossible(dice: random.Random, held: Sequence[str]) -> Impossible:
-    """A random invalid claim; ``held`` are devices that other claims have now."""
     requests, partitions = [gpu("a")], [request(name, class_name=MIG_CLASS) for name in "ab"]
     period = parameters("GpuConfig", strategy="TimeSlicing", timeSlicingConfig={"period": "Short"})
     other_kind = parameters("MigDeviceConfig", "a", strategy="MPS")

@@ -43,7 +43,6 @@ spec:
 
 
 def until(holds: Callable[[], object], what: str, within_s: float = WAIT_S) -> None:
-    """Wait until ``holds`` returns a true value."""
     deadline = time.monotonic() + within_s
     while not holds():
         if time.monotonic() >= deadline:
@@ -247,7 +246,6 @@ class LiveNode:
         return found
 
     def leftovers(self) -> list[str]:
-        """Everything that claims left behind, one sentence each; empty if the node is as it was."""
         driver_root = self.plugin / SIMULATED_ROOT
         left = [f"claim {uid} is {state} in the journal" for uid, state in self.states().items()]
         for table in ("device", "mig", "sharing", "gpu_note"):

@@ -51,7 +51,6 @@ class DriverProcess:
             time.sleep(0.05)  # conditions ask servers: more often, and the asking is most of the work
 
     def end(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = WAIT_S) -> tuple[int, float]:
-        """Sends a signal and waits; exit status and seconds."""
         assert self.process is not None
         begin = time.monotonic()
         self.process.send_signal(number)

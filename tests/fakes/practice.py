@@ -24,7 +24,6 @@ def objects_of(path: Path) -> list[Wire]:
 
 
 def needed_api(path: Path) -> str:
-    """The API that an example needs beyond Kubernetes' defaults, "" if none."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return next((line.removeprefix(NEEDS) for line in lines if line.startswith(NEEDS)), "")
 

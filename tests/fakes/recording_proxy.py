@@ -91,7 +91,6 @@ class RecordingProxy:
 
     @property
     def requests(self) -> list[tuple[str, str]]:
-        """Method and path with query of each call."""
         return [(call.verb, call.path) for call in self.calls]
 
     @property

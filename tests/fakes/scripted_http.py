@@ -64,8 +64,6 @@ class Exchange:
 
 
 class ScriptedServer:
-    """Serves on 127.0.0.1 from a context manager; ``requests`` records everything in order of arrival."""
-
     def __init__(self, script: Callable[[Exchange], None]) -> None:
         self.requests: list[Seen] = []
         self._script = script

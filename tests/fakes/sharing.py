@@ -91,8 +91,6 @@ class MortalNotes(FakeGpuNotes):
 
 
 class Clock:
-    """A monotonic clock that advances with each sleep; ``while_asleep`` runs during it."""
-
     def __init__(self, while_asleep: Callable[[], object] = lambda: None) -> None:
         self.now = 1000.0
         self.while_asleep = while_asleep

@@ -93,7 +93,6 @@ class SimulatedBackend(backend.SimulatedBackend):
         self._edit(lambda injected: (*injected, *added))
 
     def recover(self, gpu: GpuUuid) -> None:
-        """Remove all injected faults of the GPU and its GPU instances. Idempotent."""
         self._edit(lambda injected: tuple(one for one in injected if one.gpu != gpu))
 
     def foreign_create(self, gpu: GpuUuid, profile_id: int, start: int, compute: str = "full") -> MigInstance:
@@ -130,8 +129,6 @@ class SimulatedBackend(backend.SimulatedBackend):
         self._change(None, gpu, lambda _, state: (replace(state, troubles=frozenset(names)), None))
 
     def set_in_use(self, gpu: GpuUuid, gi_id: int, in_use: bool = True) -> None:
-        """Let a process run in the GPU instance, so that it cannot be destroyed; or end that."""
-
         def step(_: Gpu, state: GpuState) -> tuple[GpuState, None]:
             instance = state.instance(gi_id)
             return state if instance is None else state.with_instance(replace(instance, in_use=in_use)), None

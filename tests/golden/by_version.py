@@ -11,12 +11,7 @@ from typing import Any
 
 Wire = dict[str, Any]
 FOLDER = Path(__file__).with_name("versions")
-OFF_BEFORE_1_36 = (
-    "DRAPartitionableDevices",
-    "DRADeviceTaints",
-    "DRADeviceBindingConditions",
-    "DRAConsumableCapacity",
-)
+OFF_BEFORE_1_36 = ("DRAPartitionableDevices", "DRADeviceTaints", "DRADeviceBindingConditions", "DRAConsumableCapacity")
 
 
 def answers(kind: str, version: str, gates: str | None = None) -> dict[str, Wire]:

@@ -61,7 +61,6 @@ _PATIENT = Limits(timeout_s=300)  # the answers do not depend on how fast this m
 
 
 def allocate_answer(question: dict[str, Any], quirks: SchedulerQuirks = V1_36) -> tuple[Any, str | None]:
-    """Allocations and error, at least one of them None."""
     numbers = count(1)
     try:
         allocator = Allocator(

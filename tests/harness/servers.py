@@ -95,7 +95,6 @@ class ControlPlane:
 def started(
     command: Sequence[object], log: Path, environ: dict[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process until the end of the block; its output goes to ``log``."""
     with log.open("ab") as file:
         process = subprocess.Popen(
             [str(part) for part in command], stdout=file, stderr=file, env={**os.environ, **(environ or {})}

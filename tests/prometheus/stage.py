@@ -46,8 +46,6 @@ def program(name: str) -> str:
 
 
 class Receiver:
-    """Where Alertmanager sends alerts; ``alerts`` are those that arrived, as it sends them."""
-
     def __init__(self) -> None:
         self.alerts: list[dict[str, Any]] = []
         alerts = self.alerts

@@ -87,7 +87,6 @@ class ClusterRun:
 
 
 def run(claims: int, seed: str) -> ClusterRun:
-    """Run; ``failures`` of the result has every failure, leaks and double grants included."""
     with tempfile.TemporaryDirectory() as folder:
         policy = Path(folder) / "policies.yaml"
         policy.write_text(POLICIES)

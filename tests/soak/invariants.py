@@ -64,13 +64,7 @@ class Facts:
 def breaches(facts: Facts) -> list[str]:
     """Every breach, one sentence each; empty when all holds."""
     held = [grant for uid, grants in facts.api.items() if uid in facts.answered for grant in grants]
-    return [
-        *granted_twice(held, facts.memory),
-        *_journal(facts),
-        *_cdi(facts),
-        *_hardware(facts),
-        *_api(facts),
-    ]
+    return [*granted_twice(held, facts.memory), *_journal(facts), *_cdi(facts), *_hardware(facts), *_api(facts)]
 
 
 def granted_twice(grants: Sequence[Grant], memory: Mapping[str, int]) -> Iterator[str]:

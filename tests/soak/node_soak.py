@@ -310,7 +310,6 @@ def run(
     illnesses: int = 0,
     threads_at_once: int = 4,
 ) -> NodeRun:
-    """Run; ``soak.failures`` of the result has every failure, leaks and breaches included."""
     with LiveNode(SPEC, policy=POLICIES, mps=True) as node:
         soak = Soak(node, rounds, seed, Scheduler(node), refused_share, broken_share)
         soak.up.set()
@@ -348,7 +347,6 @@ def guarded(failures: list[str], work: Callable[..., None], *arguments: object) 
 
 
 def _crash(soak: Soak, stop: threading.Event, crashes: int) -> None:
-    """Kill and restart the node process at random moments of the first half, and every third time the MPS host too."""
     dice = random.Random(f"{soak.seed}-crashes")  # noqa: S311 - moments to kill at
     for number in range(1, crashes + 1):
         while soak.done < soak.rounds * number // (2 * (crashes + 1)):
@@ -369,7 +367,6 @@ def _crash(soak: Soak, stop: threading.Event, crashes: int) -> None:
 
 
 def _sicken(soak: Soak, stop: threading.Event, illnesses: int) -> None:
-    """Let GPUs fall ill at random moments and recover soon; claims that are prepared go on, new ones get others."""
     dice = random.Random(f"{soak.seed}-illnesses")  # noqa: S311 - what happens
     for number in range(1, illnesses + 1):
         while soak.done < soak.rounds * number // (illnesses + 1):
@@ -396,7 +393,6 @@ def _watch(soak: Soak, stop: threading.Event, found: NodeRun) -> None:
 
 
 def check(node: LiveNode, soak: Soak) -> list[str]:
-    """The invariants now; nothing may be in work."""
     return [f"after {soak.done} claims: {breach}" for breach in breaches(facts(node, dict(soak.answered)))]
 
 

@@ -58,7 +58,6 @@ def main() -> int:
 
 
 def _serve(kubeconfig: str) -> str:
-    """Serves in a thread of this process; returns the address."""
     said: SimpleQueue[str] = SimpleQueue()
     source, exporters = (client(Kubeconfig(path=kubeconfig)) for _ in range(2))
     options: dict[str, Any] = {"about": "embedded cluster", "port": 0, "say": said.put}
