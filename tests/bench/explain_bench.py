@@ -98,15 +98,8 @@ def _question(name: str) -> dict[str, Any]:
 
 
 def _best(file: Path, question: str) -> tuple[float, float]:
-    command = [
-        sys.executable,
-        "-m",
-        "dra_driver.kubectl.commands.kubectl",
-        "explain",
-        f"claim/{question}",
-        "--cluster-state",
-    ]
-    runs = [_run([*command, str(file)], f"claim default/{question}") for _ in range(_RUNS)]
+    command = [sys.executable, "-m", "dra_driver.kubectl.commands.kubectl", "explain", f"claim/{question}"]
+    runs = [_run([*command, "--cluster-state", str(file)], f"claim default/{question}") for _ in range(_RUNS)]
     return min(seconds for seconds, _ in runs), max(mib for _, mib in runs)
 
 

@@ -2,7 +2,6 @@
 normal: the slices are complete, ``/readyz`` is ready, and a new claim is prepared and unprepared. Prepared claims must
 stay."""
 
-import http.client
 import json
 import os
 import re
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import urllib3
 
 from tests.fakes.kubelet import register
 from tests.fakes.live_claims import Obj, Scheduler, gpu, parameters, partition, share
@@ -143,15 +143,11 @@ class Stage:
 
     def readyz(self) -> tuple[int, str]:
         """Status and text of /readyz; (0, "") while the process does not answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=5.0)
         try:
-            connection.request("GET", "/readyz")
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode().strip()
-        except (OSError, http.client.HTTPException):
+            answer = urllib3.request("GET", f"http://127.0.0.1:{self.http_port}/readyz", timeout=5.0, retries=False)
+        except urllib3.exceptions.HTTPError:
             return 0, ""
-        finally:
-            connection.close()
+        return answer.status, answer.data.decode().strip()
 
     def is_ready(self) -> bool:
         """Whether /readyz says so, once this stage has done what a kubelet does with a new registration socket."""

@@ -160,7 +160,6 @@ def _is_ready(port: int) -> bool:
 DRIVER = "gpu.nvidia.com"
 SPECS = {"node-a": "4xh100-sxm5-80gb", "node-b": "2xh100-sxm5-80gb"}
 JOB = "dra-driver/dra-driver"
-START_S = 60.0
 FAULT = "ecc"
 
 

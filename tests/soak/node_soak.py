@@ -252,9 +252,8 @@ class Worker:
             self.soak.seen["nvidia-smi failing for a while"] += 1
             return
         method, error = self.dice.choice(FAULTS)
-        after = (
-            error is not NoRoomError and self.dice.random() < 0.3
-        )  # without room, the hardware has not created anything
+        # Without room, the hardware has not created anything.
+        after = error is not NoRoomError and self.dice.random() < 0.3
         hardware.fail_next(method, error(INJECTED), gpu=gpu, after=after, times=self.dice.choice([1, 1, 2]))
         self.soak.seen[f"fault: {method}{' (after)' if after else ''}"] += 1
 
