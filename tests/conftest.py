@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import settings
 
-from tests.fakes import inotify as inotify_limit
+from tests.fakes.syscalls import inotify_is_used_up
 
 # A time limit for each example fails on a machine that does much else; pytest-timeout ends what hangs. Each run of
 # `make test` tries the same few examples, `make test-slow` many others.
@@ -44,5 +44,5 @@ def logging_as_before() -> Iterator[None]:
 @pytest.fixture
 def inotify() -> None:
     """For tests that see changes by inotify; without it the driver compares folders at each look."""
-    if inotify_limit.instances_are_used_up():
+    if inotify_is_used_up():
         pytest.skip("this user's inotify instances are used up (fs.inotify.max_user_instances)")

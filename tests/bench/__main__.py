@@ -19,9 +19,8 @@ from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from tests.bench import floor
 from tests.fakes.node_process import NodeProcess
-from tests.harness.claims_api import ClaimMaker, ensure_namespace
+from tests.harness.claims_api import ClaimMaker, TimedKubelet, ensure_namespace, held, round_times_ms, timed_kubelet
 from tests.harness.figures import Report, idle_percent, rss_mib
-from tests.harness.kubelet import TimedKubelet, timed_kubelet
 from tests.harness.servers import api_server, node_object
 
 NODE = "bench-node"
@@ -48,7 +47,6 @@ def main() -> int:
 
 
 def print_floor(rest: RestClient, kubeconfig: str, rounds: int, prepare_ms: float) -> None:
-    """What a prepare cannot go below here, and how many times that it takes."""
     access = plain_kubeconfig(Path(kubeconfig))
     if access is None:
         print("floor: not measured, as the kubeconfig has no plain token or certificate")
@@ -88,35 +86,18 @@ def measure_process(
     (idle,) = idle_percent([pid], args.idle_s)
     report.line("idle CPU", idle, "%", 0.2, f"over {args.idle_s:g} s")
     prepare_ms = rounds(report, maker, kubelet, args.claims, "none prepared before")
-    kept = [maker.make(index, admin=True) for index in range(128)]
-    for claim in kept:
-        kubelet.prepare(claim)
-    rounds(report, maker, kubelet, args.claims, "128 prepared before")
-    report.line("memory with 128 claims prepared, RSS", rss_mib(pid), "MiB", 66.0)
-    for claim in kept:
-        kubelet.unprepare(claim)
-        maker.drop(claim)
+    with held(maker, kubelet, 128):
+        rounds(report, maker, kubelet, args.claims, "128 prepared before")
+        report.line("memory with 128 claims prepared, RSS", rss_mib(pid), "MiB", 66.0)
     return prepare_ms
 
 
 def rounds(report: Report, maker: ClaimMaker, kubelet: TimedKubelet, count: int, label: str) -> float:
-    prepared: list[float] = []
-    repeated: list[float] = []
-    unprepared: list[float] = []
-    for index in range(count + WARM_UP):
-        claim = maker.make(index)
-        times = (kubelet.prepare(claim), kubelet.prepare(claim), kubelet.unprepare(claim))
-        maker.drop(claim)
-        if index >= WARM_UP:
-            for figures, elapsed in zip((prepared, repeated, unprepared), times, strict=True):
-                figures.append(elapsed * 1000)
-    for what, figures, budget in (
-        ("prepare one GPU", prepared, 3.0),
-        ("prepare again (repeat)", repeated, None),
-        ("unprepare", unprepared, 2.0),
-    ):
-        report.times(f"{what}, {label}", figures, budget)
-    return statistics.median(prepared)
+    times = round_times_ms(maker, kubelet, count, warm_up=WARM_UP)
+    report.times(f"prepare one GPU, {label}", times["prepare"], 3.0)
+    report.times(f"prepare again (repeat), {label}", times["again"])
+    report.times(f"unprepare, {label}", times["unprepare"], 2.0)
+    return statistics.median(times["prepare"])
 
 
 if __name__ == "__main__":

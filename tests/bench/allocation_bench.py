@@ -1,9 +1,5 @@
-"""How long one claim takes in a large cluster, and how that grows: ``python -m tests.bench.allocation_bench``.
-
-Every figure is measured in a process of its own. The time includes start, imports, compiling and trying every node, but
-not reading the cluster. The memory is the peak of the process; equal parts of the cluster are stored once. Exits with
-status 1 if a budget is exceeded. ``--nodes`` sets the largest cluster.
-"""
+"""Measure how long one claim takes in a large cluster: ``python -m tests.bench.allocation_bench``. Each figure is one
+process with start and imports, without reading the cluster. Exit status 1 if a budget is exceeded."""
 
 import argparse
 import gc
@@ -39,10 +35,8 @@ def main() -> int:
 
 
 def _row(kind: str, nodes: int) -> bool:
-    """Print one line for a cluster; returns whether a budget is exceeded (budgets are for a thousand nodes).
-
-    A short run counts as the best of several: the rest is other work on the machine.
-    """
+    """Print one cluster's line; return whether a budget (for a thousand nodes) is exceeded. The best of short runs
+    counts."""
     cells, breached, memory = [], False, 0.0
     for question in QUESTIONS:
         if kind == "whole" and question == "profile":
@@ -71,7 +65,6 @@ def _run(kind: str, nodes: int, question: str) -> dict[str, float]:
 
 
 def _measure(kind: str, nodes: int, question: str) -> int:
-    """The child process: read the cluster, try every node, print the time of reading and the peak of memory."""
     from dra_driver.scheduler.allocation import Allocator
 
     started = time.monotonic()

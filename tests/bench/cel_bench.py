@@ -1,9 +1,5 @@
-"""Speed of device selectors against their budgets: ``python -m tests.bench.cel_bench``.
-
-A typical selector (driver guard and one attribute) must evaluate in less than 2 microseconds and compile in less than 1
-ms. The other lines show the cost of common additions. The best of several rounds is printed, because other work on the
-machine disturbed it least. Exits with status 1 if a budget is exceeded.
-"""
+"""Measure device selectors against their budgets: ``python -m tests.bench.cel_bench``. Prints the best of several
+rounds. Exit status 1 if a typical selector takes over 2 microseconds to evaluate or over 1 ms to compile."""
 
 import subprocess
 import sys
@@ -39,7 +35,6 @@ _IMPORT = "import time; t = time.perf_counter(); import dra_driver.scheduler.cel
 
 
 def best_us(work: Callable[[], object], count: int, rounds: int = 5) -> float:
-    """Microseconds of one call in the best round."""
     times = []
     for _ in range(rounds):
         start = time.perf_counter()

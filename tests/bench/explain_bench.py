@@ -1,9 +1,5 @@
-"""How long ``kubectl dra explain`` takes in a large cluster: ``python -m tests.bench.explain_bench``.
-
-The state is a file as ``kubectl dra snapshot`` writes it: nodes with eight H100 GPUs in every MIG form. Every figure is
-one process from its start to its end, with reading the file; the best of several, because the rest is other work on the
-machine. Exits with status 1 if a budget is exceeded. ``--json`` adds the figures as one line of JSON.
-"""
+"""Measure ``kubectl dra explain`` in a large cluster: ``python -m tests.bench.explain_bench``. Each figure is the best
+of several processes, with reading the state from a file. Exit status 1 if a budget is exceeded."""
 
 import argparse
 import json
@@ -56,7 +52,6 @@ def main() -> int:
 
 
 def _row(nodes: int, folder: Path) -> dict[str, Any]:
-    """Measures every question in a cluster of this size and prints one line."""
     idle, busy = folder / _IDLE, folder / _BUSY
     # In a process of its own: the kernel counts the memory of the parent at a fork as the child's peak.
     command = [sys.executable, "-m", "tests.bench.explain_bench", "--write", str(nodes), str(folder)]
@@ -78,7 +73,6 @@ def _row(nodes: int, folder: Path) -> dict[str, Any]:
 
 
 def _write(nodes: int, idle: Path, busy: Path) -> None:
-    """Writes the cluster without allocated devices, and with a claim per node that has all of its GPUs."""
     from dra_driver.kube.state import ClusterState
     from dra_driver.kube.state_file import dump, load
 
@@ -104,16 +98,8 @@ def _question(name: str) -> dict[str, Any]:
 
 
 def _best(file: Path, question: str) -> tuple[float, float]:
-    """Seconds and MiB of the fastest run."""
-    command = [
-        sys.executable,
-        "-m",
-        "dra_driver.kubectl.commands.kubectl",
-        "explain",
-        f"claim/{question}",
-        "--cluster-state",
-    ]
-    runs = [_run([*command, str(file)], f"claim default/{question}") for _ in range(_RUNS)]
+    command = [sys.executable, "-m", "dra_driver.kubectl.commands.kubectl", "explain", f"claim/{question}"]
+    runs = [_run([*command, "--cluster-state", str(file)], f"claim default/{question}") for _ in range(_RUNS)]
     return min(seconds for seconds, _ in runs), max(mib for _, mib in runs)
 
 

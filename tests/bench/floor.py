@@ -1,16 +1,11 @@
-"""What a prepare cannot go below on this machine: reading a claim, one durable write, one gRPC call.
-
-All three from Python, in the process that measures, one after the other. GETs are of claims that were just created, as
-a kubelet's are, and go through Python's own http.client; the durable write is 4 KiB and fdatasync; both ends of the
-call are in this process.
-"""
+"""Measure the floor of a prepare on this machine, from Python: GET of a claim that was just created, by http.client;
+one durable write of 4 KiB by fdatasync; one gRPC call with both ends in this process."""
 
 import http.client
 import os
-import ssl
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,19 +23,15 @@ _PAGE = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
-    """Medians in milliseconds."""
-
     get: float
     fdatasync: float
     grpc: float
 
     @property
     def total(self) -> float:
-        """Their sum."""
         return self.get + self.fdatasync + self.grpc
 
     def figures(self) -> dict[str, float]:
-        """For a JSON file."""
         return {**asdict(self), "total": self.total}
 
     def __str__(self) -> str:
@@ -51,7 +42,6 @@ class Floor:
 
 
 def measure(rest: RestClient, access: Access, folder: Path, rounds: int) -> Floor:
-    """Measure with ``rounds`` of each. ``folder`` is on the disk of the journal."""
     return Floor(
         get=_median(_gets(rest, access, rounds)),
         fdatasync=_median(_syncs(folder / "floor-page", rounds)),
@@ -64,36 +54,26 @@ def _median(figures: Iterator[float]) -> float:
     return ordered[len(ordered) // 2] * 1000
 
 
-def _timed(work: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    work()
-    return time.perf_counter() - begin
-
-
 def _gets(rest: RestClient, access: Access, rounds: int) -> Iterator[float]:
     url = urlsplit(access.server)
-    context = access.tls() if url.scheme == "https" else None
-    connection = _connection(url.hostname or "", url.port or 443, context)
+    connection: http.client.HTTPConnection
+    if url.scheme == "https":
+        connection = http.client.HTTPSConnection(url.hostname or "", url.port or 443, context=access.tls())
+    else:
+        connection = http.client.HTTPConnection(url.hostname or "", url.port or 443)
     headers = {"Authorization": f"Bearer {access.token}"} if access.token else {}
     request = {"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}}
     for _ in range(rounds):
         name = f"floor-{uuid.uuid4().hex[:12]}"
         metadata, spec = {"name": name}, {"devices": {"requests": [request]}}
-        rest.create(
-            CLAIMS, {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": metadata, "spec": spec}
-        )
+        kind = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim"}
+        rest.create(CLAIMS, {**kind, "metadata": metadata, "spec": spec})
         begin = time.perf_counter()
         connection.request("GET", f"{CLAIMS}/{name}", headers=headers)
         connection.getresponse().read()
         yield time.perf_counter() - begin
         rest.delete(f"{CLAIMS}/{name}")
     connection.close()
-
-
-def _connection(host: str, port: int, context: ssl.SSLContext | None) -> http.client.HTTPConnection:
-    if context is None:
-        return http.client.HTTPConnection(host, port)
-    return http.client.HTTPSConnection(host, port, context=context)
 
 
 def _syncs(path: Path, rounds: int) -> Iterator[float]:
@@ -119,5 +99,7 @@ def _calls(socket: Path, rounds: int) -> Iterator[float]:
         call: Any = channel.unary_unary("/bench.Floor/Call")
         call(b"x" * 200, wait_for_ready=True)
         for _ in range(rounds):
-            yield _timed(lambda: call(b"x" * 200))
+            begin = time.perf_counter()
+            call(b"x" * 200)
+            yield time.perf_counter() - begin
     server.stop(0).wait()

@@ -21,11 +21,21 @@ from pathlib import Path
 
 import grpc
 
-from tests.fakes.live_claims import Obj, Scheduler, gpu, parameters, partition, request, share
+from tests.fakes.live_claims import (
+    BY_MPS,
+    POLICIES,
+    TIME_SLICED,
+    Obj,
+    Scheduler,
+    gpu,
+    parameters,
+    partition,
+    request,
+    share,
+)
 from tests.fakes.live_node import LiveNode, until
-from tests.fakes.mixed_claims import BY_MPS, POLICIES, TIME_SLICED
+from tests.harness.claims_api import TimedKubelet
 from tests.harness.figures import Report, idle_percent, rss_mib
-from tests.harness.kubelet import TimedKubelet
 
 SPEC = "8xh100-sxm5-80gb"
 DEVICES = 8 * 26
@@ -34,15 +44,12 @@ OTHERS = (2, 4, 6, 7)
 """GPUs on which nothing is measured: the first is for whole GPUs, the next for partitions, one each for shares."""
 WARM_UP = 3
 MEMORY_MIB, HOST_MIB, IDLE_PERCENT, START_S = 66.0, 30.0, 0.2, 1.0
-WHOLE_MS = (3.0, 2.0)
-"""Budgets of prepare and unprepare of a whole GPU, however many claims are prepared."""
+WHOLE_MS = (3.0, 2.0)  # budgets of prepare and unprepare of a whole GPU, however many claims are prepared
 
 Make = Callable[[], Obj | None]
 
 
 class Bench:
-    """One node, its kubelet and its scheduler."""
-
     def __init__(self, node: LiveNode, report: Report, rounds: int) -> None:
         self.node = node
         self.report = report
@@ -51,7 +58,6 @@ class Bench:
         self.connect()
 
     def connect(self) -> None:
-        """To the node process that runs now."""
         self.kubelet = TimedKubelet(grpc.insecure_channel(f"unix://{self.node.socket}"))
 
     def prepared(self, make: Make) -> Obj:
@@ -65,14 +71,12 @@ class Bench:
 
     @contextmanager
     def beside(self, *makes: Make) -> Iterator[None]:
-        """Prepare these claims while the body runs."""
         claims = [self.prepared(make) for make in makes]
         yield
         for claim in claims:
             self.given_back(claim)
 
     def times(self, what: str, make: Make, *, rounds: int | None = None, budget: Sequence[float] | None = None) -> None:
-        """Two lines: prepare and unprepare."""
         prepared, unprepared = [], []
         for number in range(WARM_UP + (rounds or self.rounds)):
             claim = self._made(make)
@@ -162,7 +166,6 @@ def measure(bench: Bench, idle_s: float) -> None:
 
 
 def forms(bench: Bench, where: str) -> None:
-    """Every form, first and further."""
     bench.times(f"whole GPU{where}", bench.whole, budget=WHOLE_MS)
     if where:
         bench.times(f"partition, first{where}", bench.slice)
@@ -194,7 +197,6 @@ def start_s(node: LiveNode) -> float:
 
 
 def idle(bench: Bench, seconds: float, label: str) -> None:
-    """CPU of both processes while nothing happens, and memory of the MPS host."""
     node, host = bench.node, bench.node.mps_host
     pids = {"node process": node.process.pid or 0, "MPS host": (host.pid or 0) if host else 0}
     for what, percent in zip(pids, idle_percent([*pids.values()], seconds), strict=True):

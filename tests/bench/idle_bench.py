@@ -25,9 +25,8 @@ from tests.fakes.driver_root import debian
 from tests.fakes.node_process import NodeProcess
 from tests.fakes.nvml import library
 from tests.fakes.nvml.state import ENVIRONMENT, State
-from tests.harness.claims_api import ClaimMaker, ensure_namespace
+from tests.harness.claims_api import ClaimMaker, ensure_namespace, timed_kubelet
 from tests.harness.figures import IDLE_AFTER_S, Report, cpu_s, rss_mib
-from tests.harness.kubelet import timed_kubelet
 from tests.harness.servers import api_server, node_object
 
 SPEC = "8xh100-sxm5-80gb"
@@ -39,8 +38,6 @@ DRIVER = "gpu.nvidia.com"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Used:
-    """By one thread since its start."""
-
     cpu_s: float = 0.0
     wakes: int = 0
 
@@ -123,7 +120,6 @@ def print_threads(before: dict[str, Used], after: dict[str, Used], idle_s: float
 
 
 def by_thread(pid: int) -> dict[str, Used]:
-    """CPU and number of times on a CPU of each thread, by its name and number."""
     found = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # it has ended

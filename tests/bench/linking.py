@@ -36,25 +36,20 @@ KINDS = {
     "filling, mostly one": (False, 0.75),
     "coming and going": (True, 0.5),
     "coming and going, mostly one": (True, 0.75),
-}
-"""Whether claims end, and how many of them are for one GPU."""
+}  # whether claims end, and how many of them are for one GPU
 
 
 def board(words: str) -> tuple[Gpu, ...]:
-    """A node of `BOARDS`: one word per GPU, equal words for those of a bridge."""
     bridges = [f"bridge-{word}" if word != "-" else "none" for word in words.split()]
     entries = "".join(f"- {{model: a100-pcie-80gb, nvlink: {bridge}}}\n" for bridge in bridges)
     return tuple(item.gpu for item in parse_document(f"gpus:\n{entries}", "bench").gpus)
 
 
 def orders(gpus: Sequence[Gpu]) -> Mapping[str, tuple[Gpu, ...]]:
-    """``by minor`` and ``ours``."""
     return {"by minor": tuple(gpus), "ours": tuple(in_order(gpus, islands_of(gpus)))}
 
 
 class Node:
-    """GPUs under first fit."""
-
     def __init__(self, order: Sequence[Gpu], islands: Islands) -> None:
         self.free = dict.fromkeys(gpu.minor for gpu in order)
         self._order = tuple(self.free)
@@ -68,30 +63,24 @@ class Node:
         return sorted((tuple(sorted(pair, key=place.__getitem__)) for pair in self.pairs), key=lambda p: place[p[0]])
 
     def place(self, count: int) -> tuple[int, ...] | None:
-        """Take the first GPU, or the first pair; None if there is none."""
         found = next((one for one in self._tries[count] if self._taken.isdisjoint(one)), None)
         self._taken.update(found or ())
         return found
 
     def remove(self, gpus: Sequence[int]) -> None:
-        """Free what `place` returned."""
         self._taken.difference_update(gpus)
 
     @property
     def left(self) -> int:
-        """How many GPUs are free."""
         return len(self._order) - len(self._taken)
 
     @property
     def unbroken(self) -> int:
-        """Pairs of which no GPU or both are taken."""
         return sum((a in self._taken) == (b in self._taken) for a, b in self.pairs)
 
 
 @dataclass(slots=True)
 class Tally:
-    """Counts over any number of sequences."""
-
     claims: int = 0
     refused: int = 0
     for_two: int = 0
@@ -124,7 +113,6 @@ def sequence(kind: str, gpus: int, seed: str) -> list[tuple[float, int, float]]:
 
 
 def play(node: Node, claims: Sequence[tuple[float, int, float]], tally: Tally) -> list[tuple[int, ...] | None]:
-    """One sequence on an empty node; what each claim got."""
     leaving: list[tuple[float, int, tuple[int, ...]]] = []
     granted = []
     for number, (at, count, stays) in enumerate(claims):

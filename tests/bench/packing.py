@@ -39,27 +39,22 @@ MODELS = (
 )
 LOAD = 0.8
 ARRIVALS = 100
-FIELD = 20
-"""Bits for one counter in a packed integer; the highest one stays set while the counter is not overdrawn."""
+FIELD = 20  # bits for one counter in a packed integer; the highest one stays set while the counter is not overdrawn
 ENGINES = ("copy_engines", "decoders", "encoders", "jpeg_engines", "ofa_engines")
 
 
 def profiles_of(model: str) -> tuple[MigProfile, ...]:
-    """The profiles of a board of the catalogue."""
     return SimulatedBackend.from_spec(f"1x{model}", "bench").snapshot().gpus[0].mig_profiles
 
 
 def name_order(profiles: Sequence[MigProfile]) -> tuple[Placement, ...]:
-    """All placements by device name."""
     placements = [(profile, start) for profile in profiles for start in profile.starts]
     return tuple(sorted(placements, key=lambda one: partition_name(0, one[0].name, one[0].profile_id, one[1])))
 
 
 class Board:
-    """The counters of a GPU and of each placement, packed into one integer.
-
-    Counters: each memory slice, compute slices, instances of each profile, and the engines that every profile lists.
-    """
+    """Counters of a GPU and of each placement in one integer: memory slices, compute slices, instances, common
+    engines."""
 
     def __init__(self, profiles: Sequence[MigProfile]) -> None:
         self.profiles = tuple(profiles)
@@ -95,8 +90,6 @@ def _packed(values: Sequence[int]) -> int:
 
 
 class Node:
-    """GPUs of one board under first fit: GPU by GPU, placements in the given order."""
-
     def __init__(self, board: Board, order: Sequence[Placement], gpus: int) -> None:
         self.board = board
         self.left = [board.full] * gpus
@@ -107,7 +100,6 @@ class Node:
         self._by_size = sorted(board.profiles, key=lambda profile: -profile.compute_slices)
 
     def place(self, profile_id: int) -> tuple[int, int] | None:
-        """Take the first fit and return (gpu, start), or None."""
         guards = self.board.guards
         tries = self._tries[profile_id]
         for gpu, left in enumerate(self.left):
@@ -118,11 +110,9 @@ class Node:
         return None
 
     def remove(self, gpu: int, profile_id: int, start: int) -> None:
-        """Free the placement that `place` returned."""
         self.left[gpu] += self.board.takes[profile_id, start]
 
     def largest(self) -> int:
-        """Compute slices of the largest profile that fits on any GPU."""
         guards = self.board.guards
         for profile in self._by_size:
             for take, _ in self._tries[profile.profile_id]:
@@ -134,8 +124,6 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One partition of a profile, requested at a time (in arrivals), for a duration."""
-
     at: float
     profile: MigProfile
     stays: float
@@ -143,8 +131,6 @@ class Request:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts over any number of sequences."""
-
     requests: int = 0
     refused: int = 0
     slices: int = 0
@@ -153,17 +139,14 @@ class Tally:
 
     @property
     def stranded(self) -> float:
-        """Per cent of the requested slices."""
         return 100 * self.stranded_slices / self.slices
 
     @property
     def refusals(self) -> float:
-        """Per cent of the requests."""
         return 100 * self.refused / self.requests
 
     @property
     def largest(self) -> float:
-        """On average over time, in compute slices."""
         return self.largest_sum / self.requests
 
 
@@ -190,12 +173,10 @@ def coming_and_going(board: Board, gpus: int, rng: random.Random, weights: Seque
 
 
 def evenly(_: MigProfile) -> float:
-    """All sizes equally often."""
     return 1.0
 
 
 def mostly_small(profile: MigProfile) -> float:
-    """The same number of compute slices requested in each size."""
     return 1 / profile.compute_slices
 
 
@@ -215,7 +196,6 @@ def sequence(board: Board, kind: str, gpus: int, seed: str) -> list[Request]:
 
 
 def play(board: Board, order: Sequence[Placement], gpus: int, requests: Sequence[Request], tally: Tally) -> None:
-    """One sequence on an empty node."""
     node = Node(board, order, gpus)
     compute, memory = board.compute_slices * gpus, board.memory_slices * gpus
     leaving: list[tuple[float, int, MigProfile, int, int]] = []

@@ -1,11 +1,6 @@
-"""How long a page of ``kubectl dra ui`` takes in a large cluster: ``python -m tests.bench.page_bench``.
-
-Nodes with eight H100 GPUs in every MIG form, and a claim with all GPUs of every second node; read from a file as
-``kubectl dra snapshot`` writes it. Milliseconds of the slowest of twenty requests in this process, without a network,
-from a warm state. Garbage collection is as when the page is served. Then the state changes a few times, and everything
-is read, shown and computed anew: memory must stay, and garbage that only a full collection frees must be little.
-Exits with status 1 if a page takes more than its budget, or garbage is more.
-"""
+"""Measure the pages of ``kubectl dra ui`` in a large cluster: ``python -m tests.bench.page_bench``. Prints the slowest
+of twenty requests without a network, then memory and garbage while the state changes. Exit status 1 if a page exceeds
+its budget, or a full collection frees more than `MAX_GARBAGE` objects."""
 
 import argparse
 import gc
@@ -36,8 +31,7 @@ from tests.bench import allocation_cluster as cluster
 
 BUDGET_MS = 200.0
 WHAT_IF_BUDGET_MS = 2000.0
-MAX_GARBAGE = 1000
-"""Objects for each reading that only a full collection frees."""
+MAX_GARBAGE = 1000  # objects for each reading that only a full collection frees
 _RUNS = 20
 _HOST = "127.0.0.1:8090"
 _PAGES = (
@@ -67,8 +61,6 @@ def main() -> int:
 
 
 class _Site:
-    """The page over a state, without threads."""
-
     def __init__(self, state: ClusterState) -> None:
         from starlette.testclient import TestClient
 
@@ -84,17 +76,14 @@ class _Site:
         return read_without_collection(FileSource(self._state))
 
     def read(self) -> float:
-        """Seconds of one reading."""
         begun = time.monotonic()
         self._reader.once()
         return time.monotonic() - begun
 
     def change(self, number: int) -> None:
-        """Another pod waits."""
         self._state = replace(self._state, pods=(_waiting(number), *self._state.pods[1:]))
 
     def compute(self) -> tuple[int, float]:
-        """How many answers were computed, in how many seconds."""
         begun, answers = time.monotonic(), 0
         while self._derived.compute_one():
             answers += 1
@@ -104,7 +93,6 @@ class _Site:
         return self._browser.get(f"{self._base}{path}")
 
     def tried(self) -> bool:
-        """Whether the example of "what if" fits."""
         fields = {"manifest": EXAMPLE, "namespace": "default"}
         answer = self._browser.post(f"{self._base}/what-if", data=fields, headers={"origin": f"http://{_HOST}"})
         return "verdict good" in answer.text

@@ -23,8 +23,8 @@ from dra_driver.core.errors import DraError
 from dra_driver.kube import paths
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
-from tests.harness.control_plane import ControlPlane
 from tests.harness.figures import rss_mib
+from tests.harness.servers import ControlPlane
 
 OURS = ("resourceslices", "gpupolicies", "gpunodes", "nodes", "events", "resourceclaims")
 WRITES = ("POST", "PUT", "PATCH", "APPLY", "DELETE")
@@ -62,8 +62,6 @@ def main() -> int:
 
 
 class Run:
-    """Counts requests between moments."""
-
     def __init__(self, plane: ControlPlane, rest: RestClient, started: "list[subprocess.Popen[str]]") -> None:
         self._plane, self._rest, self._workers = plane, rest, started
 
@@ -82,7 +80,6 @@ class Run:
         print(f"    memory: {memory}; nodes {sum(rss_mib(each.pid) for each in self._workers):.0f} MiB", flush=True)
 
     def ask(self, command: str) -> None:
-        """Give all workers the command and wait for all answers."""
         for worker in self._workers:
             assert worker.stdin is not None
             worker.stdin.write(f"{command}\n")
@@ -93,7 +90,6 @@ class Run:
             assert answer.startswith("done"), f"a worker ended: {worker.poll()}"
 
     def roll_out(self, number: int) -> None:
-        """Change the policy and wait until every node publishes what it says."""
         policy = {
             "apiVersion": "gpu.dra-driver.io/v1alpha1",
             "kind": "GpuPolicy",
@@ -104,7 +100,6 @@ class Run:
         self.ask(f"await {number}")
 
     def count_slices(self) -> None:
-        """Read from the API server what the nodes say they published."""
         nodes, slices, devices, rollouts = set(), 0, 0, Counter[object]()
         query = {"limit": "100"}
         while True:
@@ -142,7 +137,6 @@ def _rollout(device: dict[str, object]) -> object:
 
 
 def prepare(rest: RestClient, names: list[str]) -> None:
-    """The definitions of the own kinds, and the Node objects."""
     for crd in sorted(Path("crds").glob("*.yaml")):
         rest.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", yaml.safe_load(crd.read_text()))
     for name in names:
@@ -168,7 +162,6 @@ def until(call: Callable[[], object], within_s: float = 60.0) -> None:
 def workers(
     args: argparse.Namespace, plane: ControlPlane, folder: Path, names: list[str]
 ) -> Iterator[list[subprocess.Popen[str]]]:
-    """The processes that the nodes run in."""
     shares = [names[at :: args.processes] for at in range(args.processes)]
     command = [sys.executable, "-m", "tests.bench.scale_nodes", "--kubeconfig", str(plane.kubeconfig)]
     with (folder / "nodes.log").open("w") as log:

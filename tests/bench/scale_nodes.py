@@ -22,10 +22,7 @@ if TYPE_CHECKING:
     from dra_driver.node.process.plugin import NodeProcess
 
 STACK_BYTES = 512 * 1024
-AT_ONCE = 1
-SWITCH_S = (
-    0.1  # each thread that waits for the interpreter wakes this often; at 5 ms a thousand threads use up four cores
-)
+SWITCH_S = 0.1  # how often a waiting thread wakes; at 5 ms a thousand threads use up four cores
 
 
 def main() -> int:
@@ -67,13 +64,10 @@ def settings(args: argparse.Namespace, name: str) -> dict[str, str | None]:
 
 
 def start(nodes: Sequence["NodeProcess"]) -> None:
-    """Start all, a few at a time."""
-    for at in range(0, len(nodes), AT_ONCE):
-        threads = [threading.Thread(target=node.start) for node in nodes[at : at + AT_ONCE]]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
+    for node in nodes:
+        thread = threading.Thread(target=node.start)
+        thread.start()
+        thread.join()
     gc.collect()
     gc.freeze()
 
@@ -82,19 +76,16 @@ Part = TypeVar("Part")
 
 
 def part(node: "NodeProcess", kind: type[Part]) -> Part:
-    """The node's component of this kind, which has started."""
     return next(found for each in node.components if isinstance(found := each.part, kind))
 
 
 def is_published(node: "NodeProcess") -> bool:
-    """Whether the API server has the node's newest inventory."""
     from dra_driver.node.slices import Publisher
 
     return part(node, Publisher).published
 
 
 def is_right(node: "NodeProcess", rollout: int) -> bool:
-    """Whether the node's GPUs have the policy's attribute, and that is published."""
     from dra_driver.hardware.gpu.inventory import Inventory
     from dra_driver.node.process.terms_resolver import TermsResolver
 

@@ -36,11 +36,18 @@ from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from tests.bench import floor
 from tests.fakes.kubelet import register
-from tests.fakes.memory import memory_folder
-from tests.harness.claims_api import SLICES, ClaimMaker, ensure_namespace
-from tests.harness.control_plane import control_plane, started
+from tests.fakes.node_process import memory_folder
+from tests.harness.claims_api import (
+    SLICES,
+    ClaimMaker,
+    TimedKubelet,
+    ensure_namespace,
+    held,
+    round_times_ms,
+    timed_kubelet,
+)
 from tests.harness.figures import described, idle_percent, rss_mib
-from tests.harness.kubelet import TimedKubelet, timed_kubelet
+from tests.harness.servers import ControlPlane, started
 
 NODE, DRIVER, GPUS, WARM_UP = "bench-node", "gpu.nvidia.com", 8, 3
 CASES: dict[str, tuple[int, int]] = {"none": (0, 1), "32": (32, 1), "128": (128, 1), "batch8": (0, 8)}
@@ -51,8 +58,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The paths that the environment names."""
-
     etcd: Path
     apiserver: Path
     go_driver: Path
@@ -82,7 +87,8 @@ def main() -> int:
     compileall.compile_dir(str(ROOT / "dra_driver"), quiet=2)  # as in the image; else each start compiles
     with tempfile.TemporaryDirectory(prefix="side-by-side-") as work:
         folder = Path(work)
-        with control_plane(etcd=parts.etcd, apiserver=parts.apiserver, folder=folder) as kubeconfig:
+        with ControlPlane(etcd=parts.etcd, apiserver=parts.apiserver, folder=folder) as plane:
+            kubeconfig = plane.kubeconfig
             rest = RestClient(Connection.load(str(kubeconfig)))
             metadata = {"name": NODE, "labels": {"kubernetes.io/hostname": NODE}}
             rest.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": metadata})
@@ -101,7 +107,6 @@ def main() -> int:
 def measure_rounds(
     args: argparse.Namespace, parts: Parts, rest: RestClient, kubeconfig: Path, folder: Path
 ) -> dict[str, Any]:
-    """All rounds: the floor of each, and each driver's figures."""
     access = plain_kubeconfig(kubeconfig)
     assert access is not None
     found: dict[str, Any] = {"n": args.n, "floor": [], "ours": [], "go": []}
@@ -118,7 +123,6 @@ def measure_rounds(
 def measure_driver(  # noqa: PLR0917 - one call site
     args: argparse.Namespace, parts: Parts, kind: str, rest: RestClient, folder: Path, kubeconfig: Path
 ) -> dict[str, Any]:
-    """One driver from its start to its end."""
     for item in rest.list(SLICES)["items"]:
         rest.delete(f"{SLICES}/{item['metadata']['name']}")
     with tempfile.TemporaryDirectory(dir=memory_folder()) as cdi:
@@ -177,19 +181,10 @@ def _until_published(rest: RestClient, reg: Path, process: subprocess.Popen[byte
     return endpoint
 
 
-def measure_case(maker: ClaimMaker, calls: TimedKubelet, n: int, held: int, batch: int) -> dict[str, float]:
-    """``n`` claims, ``batch`` in each call, while ``held`` others stay prepared (admin access, so they overlap)."""
-    kept = _hold(maker, calls, held)
-    times: dict[str, list[float]] = {"prepare": [], "again": [], "unprepare": []}
-    for number in range(n // batch + WARM_UP):
-        claims = [maker.make(position if batch > 1 else number) for position in range(batch)]
-        found = (calls.prepare(*claims), calls.prepare(*claims), calls.unprepare(*claims))
-        if number >= WARM_UP:
-            for figures, elapsed in zip(times.values(), found, strict=True):
-                figures.append(elapsed * 1000)
-        for claim in claims:
-            maker.drop(claim)
-    _let_go(maker, calls, kept)
+def measure_case(maker: ClaimMaker, calls: TimedKubelet, n: int, before: int, batch: int) -> dict[str, float]:
+    """``n`` claims, ``batch`` in each call, while ``before`` others stay prepared."""
+    with held(maker, calls, before):
+        times = round_times_ms(maker, calls, n // batch, warm_up=WARM_UP, batch=batch)
     return {
         f"{what}_{name}": round(sorted(figures)[min(len(figures) - 1, int(len(figures) * part))], 3)
         for what, figures in times.items()
@@ -198,35 +193,17 @@ def measure_case(maker: ClaimMaker, calls: TimedKubelet, n: int, held: int, batc
 
 
 def measure_held(maker: ClaimMaker, calls: TimedKubelet, pid: int, idle_s: float) -> dict[str, float]:
-    """Memory and idle CPU with 128 claims prepared."""
-    kept = _hold(maker, calls, 128)
-    (idle,) = idle_percent([pid], idle_s)
-    found = {"idle_percent": round(idle, 3), "rss_128_mib": rss_mib(pid), "pss_128_mib": pss_mib(pid)}
-    _let_go(maker, calls, kept)
-    return found
-
-
-def _hold(maker: ClaimMaker, calls: TimedKubelet, count: int) -> list[dict[str, str]]:
-    kept = [maker.make(number, admin=True) for number in range(count)]
-    for claim in kept:
-        calls.prepare(claim)
-    return kept
-
-
-def _let_go(maker: ClaimMaker, calls: TimedKubelet, kept: Sequence[dict[str, str]]) -> None:
-    for claim in kept:
-        calls.unprepare(claim)
-        maker.drop(claim)
+    with held(maker, calls, 128):
+        (idle,) = idle_percent([pid], idle_s)
+        return {"idle_percent": round(idle, 3), "rss_128_mib": rss_mib(pid), "pss_128_mib": pss_mib(pid)}
 
 
 def pss_mib(pid: int) -> float:
-    """Memory in which pages that several processes share count in part."""
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     return int(rollup.split("\nPss:")[1].split()[0]) / 1024
 
 
 def explain_rows() -> list[dict[str, Any]]:
-    """The figures of `explain_bench`, which measures processes of its own."""
     command = [sys.executable, "-m", "tests.bench.explain_bench", "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=900)
     rows: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])

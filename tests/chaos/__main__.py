@@ -1,10 +1,5 @@
-"""`make chaos`: every fault of docs/faults.md that this machine can have, then the table and the page.
-
-Tests run in two workers. Seconds until normal are measured while the other worker works too: look at the date and
-machine above the table before comparing. Exit status 1 when a test failed; the page is then left as it was.
-
-usage: python -m tests.chaos [pytest arguments]
-"""
+"""`make chaos`: run every fault of docs/faults.md that this machine can have in two workers, then write the page. Exit
+status 1, and no new page, when a test failed. Usage: python -m tests.chaos [pytest arguments]"""
 
 import os
 import subprocess
@@ -13,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.chaos.record import FOLDER
+from tests.chaos.stage import FOLDER
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = 2

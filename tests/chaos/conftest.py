@@ -5,15 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.record import FaultRecord
-from tests.chaos.stage import Stage
+from tests.chaos.stage import FaultRecord, Stage
 from tests.chaos.syscall_faults import Supervisor
 
 HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything here is `make chaos`."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.chaos)
@@ -21,7 +19,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def fault(request: pytest.FixtureRequest) -> FaultRecord:
-    """The record of this test's fault."""
     found = request.node.get_closest_marker("fault")
     assert found is not None, "a test of a fault names its row: @pytest.mark.fault(...)"
     return FaultRecord(fault=found.args[0], test=request.node.nodeid)
@@ -35,6 +32,5 @@ def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
 
 @pytest.fixture
 def stage() -> Iterator[Stage]:
-    """A node with a prepared claim of each form."""
     with Stage() as running:
         yield running

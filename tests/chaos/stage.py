@@ -1,28 +1,29 @@
-"""One node under a fault: a real node process behind a proxy, claims of every form that are prepared, and measuring.
+"""One node under a fault: a node process behind a proxy, prepared claims of every form, and the time until it is
+normal: the slices are complete, ``/readyz`` is ready, and a new claim is prepared and unprepared. Prepared claims must
+stay."""
 
-A test takes the stage, lets a fault happen, looks at what is seen, ends the fault, and asks the stage how long it takes
-until everything is normal. *Normal*: the slices are complete, ``/readyz`` says ready, and a new claim is prepared and
-unprepared. Prepared claims have to stay as they were: in the journal, as CDI file, as partition, as daemon, and in the
-answer to a repeated call.
-"""
-
-import http.client
+import json
+import os
 import re
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
+import urllib3
 
-from tests.chaos.proxy import FaultProxy
-from tests.chaos.record import FaultRecord
 from tests.fakes.kubelet import register
 from tests.fakes.live_claims import Obj, Scheduler, gpu, parameters, partition, share
 from tests.fakes.live_node import LiveNode, until
+from tests.fakes.recording_proxy import RecordingProxy
 from tests.harness.servers import free_port
 
+FOLDER = "FAULT_RECORDS"
+MOST_SEEN = 240
 SPEC = "6xh100-sxm5-80gb"
 CUT, WHOLE, IN_TURNS, BY_MPS, SPARE = 0, 1, 2, 3, 4
 """Minors: the GPU of the partition, of the whole GPU, of time-sliced shares, of shares by MPS, and for new claims."""
@@ -42,17 +43,39 @@ spec:
   sharing: {{strategy: MPS, maxShares: 4}}
 """
 NORMAL_S = 45.0
-SHORT_S = 6.0
-"""Time limit of calls during a fault: long enough for an answer, short enough for a test."""
+SHORT_S = 6.0  # time limit of calls during a fault: long enough for an answer, short enough for a test
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultRecord:
+    """The record of one test; ``fault`` is the row of docs/faults/faults.toml."""
+
+    fault: str
+    test: str
+
+    def write(self, *, seconds: float, seen: str, kept: int) -> None:
+        """``seconds`` until normal, the sentence that was ``seen``, how many prepared claims were ``kept``."""
+        assert seen, f"{self.fault}: nothing was seen"
+        folder = os.environ.get(FOLDER)
+        if not folder:
+            return
+        seen = " ".join(seen.split())
+        found = {
+            "fault": self.fault,
+            "test": self.test,
+            "seconds": round(seconds, 2),
+            "seen": seen if len(seen) <= MOST_SEEN else f"{seen[: MOST_SEEN - 1]}…",
+            "kept": kept,
+        }
+        name = "".join(letter if letter.isalnum() else "-" for letter in self.test)[-150:]
+        (Path(folder) / f"{name}.json").write_text(json.dumps(found, indent=1))
 
 
 class Stage:
-    """A context manager: the node runs, and a claim of each form is prepared."""
-
     def __init__(self, *, spec: str = SPEC, mps: bool = True, wrap: Sequence[str] = (), on_disk: bool = False) -> None:
         """``wrap`` is put before the command of the node process; ``on_disk``: see LiveNode."""
         self.node = LiveNode(spec, policy=POLICY, mps=mps, on_disk=on_disk)
-        self.proxy = FaultProxy(self.node.root / "kubeconfig")
+        self.proxy = RecordingProxy(self.node.root / "kubeconfig")
         self.http_port = free_port()
         self._wrap = list(wrap)
         self._mps = mps
@@ -75,7 +98,7 @@ class Stage:
 
     def serve_tls(self, context: Callable[[], ssl.SSLContext], cluster: Mapping[str, str]) -> None:
         """Before the start: the node process comes over TLS; ``cluster`` are more fields of its kubeconfig."""
-        self.proxy = FaultProxy(self.node.root / "kubeconfig", context)
+        self.proxy = RecordingProxy(self.node.root / "kubeconfig", context)
         self._cluster = cluster
 
     def _direct(self, node: LiveNode) -> None:
@@ -86,7 +109,6 @@ class Stage:
         command[:0] = self._wrap
 
     def _prepare_all(self) -> None:
-        """A claim of each form."""
         slicing = parameters("GpuConfig", strategy="TimeSlicing", timeSlicingConfig={"interval": "Long"})
         gpus = self.node.gpus
         wanted: dict[str, dict[str, Any]] = {
@@ -100,7 +122,6 @@ class Stage:
             self.hold(form, *each["requests"], config=each.get("config", ()))
 
     def hold(self, form: str, *requests: Obj, config: Sequence[Obj] = ()) -> Obj:
-        """Prepare a claim that has to stay prepared."""
         claim = self.scheduler.allocate_soon(*requests, config=config)
         answer = self.node.prepare(claim)
         assert answer.error == "", f"{form}: {answer.error}"
@@ -122,15 +143,11 @@ class Stage:
 
     def readyz(self) -> tuple[int, str]:
         """Status and text of /readyz; (0, "") while the process does not answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=5.0)
         try:
-            connection.request("GET", "/readyz")
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode().strip()
-        except (OSError, http.client.HTTPException):
+            answer = urllib3.request("GET", f"http://127.0.0.1:{self.http_port}/readyz", timeout=5.0, retries=False)
+        except urllib3.exceptions.HTTPError:
             return 0, ""
-        finally:
-            connection.close()
+        return answer.status, answer.data.decode().strip()
 
     def is_ready(self) -> bool:
         """Whether /readyz says so, once this stage has done what a kubelet does with a new registration socket."""
@@ -156,7 +173,6 @@ class Stage:
         return self.scheduler.allocate_soon(gpu(of=self.node.gpus[SPARE:]))
 
     def spare_claim_without_slices(self) -> Obj:
-        """The same while there are no slices to choose from."""
         return self.scheduler.force({"request": "gpu", "device": f"gpu-{SPARE}"}, requests=[gpu()])
 
     def prepare(self, claim: Obj, timeout_s: float = SHORT_S) -> str:
@@ -167,12 +183,10 @@ class Stage:
             return str(error.code().name)
 
     def drop(self, claim: Obj) -> None:
-        """Unprepare and release."""
         assert self.node.unprepare(claim) == ""
         self.scheduler.release(claim)
 
     def assert_intact(self, *, without: Sequence[str] = ()) -> None:
-        """Every prepared claim is as it was, and a repeated prepare is answered the same."""
         for form, (claim, answer, document) in self.held.items():
             if form in without:
                 continue
@@ -182,7 +196,6 @@ class Stage:
             assert (again.error, list(again.devices)) == ("", answer), f"{form}: {again.error}"
 
     def assert_on_hardware(self) -> None:
-        """The partition and the MPS daemon exist, once."""
         gpus = self.node.gpus
         if "partition" in self.held:
             assert [(found[0], found[1], found[3]) for found in self.node.instances()] == [(gpus[CUT], 19, 1)]
@@ -210,10 +223,8 @@ class Stage:
     def finish(
         self, fault: FaultRecord, since: float, *, seen: str, at_least_s: float = 0.0, waited: Obj | None = None
     ) -> None:
-        """The end of a test: everything is normal again, nothing was lost, and after the last claim nothing is left.
-
-        ``waited`` is a claim whose prepare failed during the fault; it is prepared too.
-        """
+        """End a test: all is normal, nothing is lost or left. ``waited`` is a claim whose prepare failed during the
+        fault."""
         if waited is not None:
             what = f"the claim that waited: {self.node.log()[-2000:]}"
             until(lambda: self.prepare(waited, 45.0) == "", what, 60.0)

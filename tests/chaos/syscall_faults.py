@@ -1,8 +1,7 @@
-"""Decides system calls of a child process that change files: let them pass, let them fail, or let the process die.
+"""Decide system calls of a child process that change files, before their effect: pass, fail, or kill the process.
 
-The child runs under `under_filter`, which says how. A rule sees one call with its path before it has any effect, so a
-test can stand between any two steps of a process without knowing its code.
-"""
+``python -m tests.chaos.syscall_faults SOCKET COMMAND`` installs a seccomp filter with user notification (Linux 5.5, no
+privilege), sends its descriptor to the `Supervisor` at SOCKET and becomes COMMAND."""
 
 import array
 import contextlib
@@ -20,10 +19,72 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from tests.chaos.under_filter import NUMBERS, supported
+ARCHES: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+SECCOMP: Final = {"x86_64": 317, "aarch64": 277}
+NUMBERS: Final[dict[str, dict[str, int]]] = {
+    "x86_64": {
+        "openat": 257,
+        "pwrite64": 18,
+        "fsync": 74,
+        "fdatasync": 75,
+        "ftruncate": 77,
+        "rename": 82,
+        "renameat": 264,
+        "renameat2": 316,
+        "mkdir": 83,
+        "mkdirat": 258,
+        "unlink": 87,
+        "unlinkat": 263,
+    },
+    "aarch64": {
+        "openat": 56,
+        "pwrite64": 68,
+        "fsync": 82,
+        "fdatasync": 83,
+        "ftruncate": 46,
+        "renameat": 38,
+        "renameat2": 276,
+        "mkdirat": 34,
+        "unlinkat": 35,
+    },
+}
+_ALLOW, _NOTIFY = 0x7FFF0000, 0x7FC00000
+_LOAD, _JUMP_EQUAL, _JUMP_SET, _RETURN = 0x20, 0x15, 0x45, 0x06
+_CHANGES: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+_NUMBER_AT, _ARCH_AT, _FLAGS_AT = 0, 4, 32  # in struct seccomp_data; the flags are openat's third argument
+_PR_SET_NO_NEW_PRIVS, _SET_MODE_FILTER, _NEW_LISTENER = 38, 1, 8
 
-__all__ = ["PASS", "Step", "Supervisor", "supported"]
+
+class _Program(ctypes.Structure):
+    """``struct sock_fprog``."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+
+
+def supported() -> bool:
+    return platform.machine() in NUMBERS
+
+
+def instructions() -> list[tuple[int, int, int, int]]:
+    """The filter: notify for the calls of NUMBERS, for openat only where it may change a file."""
+    numbers = dict(NUMBERS[platform.machine()])
+    openat = numbers.pop("openat")
+    code = [
+        (_LOAD, 0, 0, _ARCH_AT),
+        (_JUMP_EQUAL, 1, 0, ARCHES[platform.machine()]),
+        (_RETURN, 0, 0, _ALLOW),
+        (_LOAD, 0, 0, _NUMBER_AT),
+        (_JUMP_EQUAL, 0, 3, openat),
+        (_LOAD, 0, 0, _FLAGS_AT),
+        (_JUMP_SET, len(numbers) + 2, 0, _CHANGES),
+        (_RETURN, 0, 0, _ALLOW),
+    ]
+    for place, number in enumerate(numbers.values()):
+        code.append((_JUMP_EQUAL, len(numbers) - place, 0, number))
+    return [*code, (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _NOTIFY)]
+
 
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101  # ioctls of linux/seccomp.h
 _NOTICE = struct.Struct("=QIIiIQ6Q")
@@ -41,27 +102,21 @@ class Step:
 
     call: str
     path: str
-    pid: int
-    """The thread's id."""
-    flags: int = 0
-    """The flags of an openat."""
+    pid: int  # the thread's id
+    flags: int = 0  # the flags of an openat
 
     @property
     def writes(self) -> bool:
-        """Whether a file would be opened to be changed, or made."""
         return self.call == "openat" and (self.flags & (os.O_WRONLY | os.O_RDWR) != 0 or not Path(self.path).exists())
 
     def __str__(self) -> str:
         return f"{self.call} {self.path}"
 
 
-Rule = Callable[[Step], int]
-"""PASS, KILL, or the errno with which the call fails."""
+Rule = Callable[[Step], int]  # PASS, KILL, or the errno with which the call fails
 
 
 class Supervisor:
-    """A context manager. ``rule`` may be replaced at any time."""
-
     def __init__(self, folder: Path) -> None:
         self.path = folder / "supervisor"
         self.rule: Rule = lambda step: PASS
@@ -72,8 +127,7 @@ class Supervisor:
         self._ended = threading.Event()
 
     def wrap(self) -> list[str]:
-        """What to put before a command."""
-        return [sys.executable, "-m", "tests.chaos.under_filter", str(self.path)]
+        return [sys.executable, "-m", "tests.chaos.syscall_faults", str(self.path)]
 
     def __enter__(self) -> "Supervisor":
         threading.Thread(target=self._accept, daemon=True).start()
@@ -98,7 +152,6 @@ class Supervisor:
                     threading.Thread(target=self._serve, args=(listener,), daemon=True).start()
 
     def _serve(self, listener: int) -> None:
-        """Until the last filtered process has ended."""
         poller = select.poll()
         poller.register(listener, select.POLLIN)
         try:
@@ -145,8 +198,36 @@ class Supervisor:
 
 
 def _text(pid: int, address: int) -> str:
-    """The C string at an address of another process."""
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         memory.seek(address)
         found = memory.read(min(4096, 4096 - address % 4096 + 4096))
     return ctypes.create_string_buffer(found).value.decode(errors="replace")
+
+
+def install() -> int:
+    """Filter this process; returns the listener's descriptor. Raises OSError where the kernel refuses."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    code = b"".join(struct.pack("=HBBI", *each) for each in instructions())
+    buffer = ctypes.create_string_buffer(code, len(code))
+    program = _Program(len(code) // 8, ctypes.addressof(buffer))
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    listener: int = libc.syscall(SECCOMP[platform.machine()], _SET_MODE_FILTER, _NEW_LISTENER, ctypes.byref(program))
+    if listener < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"seccomp: {os.strerror(number)}")
+    return listener
+
+
+def main(arguments: list[str]) -> None:
+    path, *command = arguments
+    with socket.socket(socket.AF_UNIX) as supervisor:
+        supervisor.connect(path)
+        listener = install()
+        supervisor.sendmsg([b"1"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [listener]))])
+        supervisor.recv(1)
+        os.close(listener)
+    os.execvp(command[0], command)  # noqa: S606 - the command of the test
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

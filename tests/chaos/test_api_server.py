@@ -10,14 +10,12 @@ import trustme
 
 from dra_driver.sim.apiserver.jsonvalue import utc_now
 from dra_driver.sim.apiserver.server import ApiServer
-from tests.chaos.proxy import GOOD, Call, Misbehaviour
-from tests.chaos.record import FaultRecord
-from tests.chaos.stage import SHORT_S, Stage
+from tests.chaos.stage import SHORT_S, FaultRecord, Stage
 from tests.fakes.live_claims import gpu
 from tests.fakes.live_node import until
+from tests.fakes.recording_proxy import GOOD, Call, Misbehaviour
 
-FAULT_S = 6.0
-"""How long each fault lasts."""
+FAULT_S = 6.0  # how long each fault lasts
 RETRY_AFTER_S = 4
 
 
@@ -35,7 +33,6 @@ def everything(found: Misbehaviour) -> Callable[[Call], Misbehaviour]:
     ],
 )
 def test_refusals_delay_new_claims_alone(status: int, reason: str, stage: Stage, fault: FaultRecord) -> None:
-    """A new claim gets the API server's own words; what is prepared stays, and can be unprepared."""
     claim = stage.spare_claim()
     extra = stage.hold("extra", gpu(of=stage.node.gpus[5:]))
     asked = len(stage.proxy.calls)
@@ -58,7 +55,6 @@ def test_refusals_delay_new_claims_alone(status: int, reason: str, stage: Stage,
 
 
 def _assert_paced(calls: list[Call]) -> None:
-    """No reader or writer repeats a request before the time that the server gave. (Claims are read for the kubelet.)"""
     last: dict[str, float] = {}
     for call in calls:
         path = f"{call.verb} {call.path.partition('?')[0]}"
@@ -70,7 +66,6 @@ def _assert_paced(calls: list[Call]) -> None:
 
 @pytest.mark.fault("api-refused")
 def test_a_refused_connection_delays_new_claims_alone(stage: Stage, fault: FaultRecord) -> None:
-    """As a control plane that restarts."""
     claim = stage.spare_claim()
     stage.proxy.refuse()
     stage.node.remove_slices()
@@ -84,7 +79,6 @@ def test_a_refused_connection_delays_new_claims_alone(stage: Stage, fault: Fault
 
 @pytest.mark.fault("api-409")
 def test_conflicts_of_writes_end_with_the_conflict(stage: Stage, fault: FaultRecord) -> None:
-    """Slices are published as soon as no other client writes first; preparing needs no write."""
     conflict = Misbehaviour(status=409, reason="Conflict")
     stage.proxy.rule = lambda call: GOOD if call.verb == "GET" else conflict
     stage.node.remove_slices()
@@ -99,7 +93,6 @@ def test_conflicts_of_writes_end_with_the_conflict(stage: Stage, fault: FaultRec
 
 @pytest.mark.fault("api-410")
 def test_expired_versions_end_in_a_new_list(stage: Stage, fault: FaultRecord) -> None:
-    """A compacted resourceVersion is no error of the node: it lists again, without a storm of requests."""
     expired = Misbehaviour(status=410, reason="Expired")
     stage.proxy.rule = lambda call: expired if "?" in call.path and call.verb == "GET" else GOOD
     stage.proxy.drop_connections()
@@ -117,7 +110,6 @@ def test_expired_versions_end_in_a_new_list(stage: Stage, fault: FaultRecord) ->
 
 @pytest.mark.fault("api-slow")
 def test_a_slow_api_server_slows_new_claims_alone(stage: Stage, fault: FaultRecord) -> None:
-    """Each answer takes two seconds; a prepare takes that much longer."""
     stage.proxy.rule = everything(Misbehaviour(delay_s=2.0))
     claim = stage.spare_claim()
     stage.node.remove_slices()
@@ -136,7 +128,6 @@ def test_a_slow_api_server_slows_new_claims_alone(stage: Stage, fault: FaultReco
 
 @pytest.mark.fault("api-half-open")
 def test_silent_connections_are_given_up(stage: Stage, fault: FaultRecord) -> None:
-    """No byte comes and no connection ends, as behind a firewall that forgot them: the call says so in time."""
     claim = stage.spare_claim()
     stage.proxy.silent.set()
     stage.node.remove_slices()
@@ -150,7 +141,6 @@ def test_silent_connections_are_given_up(stage: Stage, fault: FaultRecord) -> No
 
 @pytest.mark.fault("api-watch-closed")
 def test_watches_that_end_each_second_cost_little(stage: Stage, fault: FaultRecord) -> None:
-    """Changes are still seen, and the API server is not asked in a loop."""
     stage.proxy.rule = everything(Misbehaviour(watch_s=1.0))
     stage.proxy.drop_connections()
     time.sleep(2.0)
@@ -171,7 +161,6 @@ def test_watches_that_end_each_second_cost_little(stage: Stage, fault: FaultReco
 @pytest.mark.parametrize("hours", [2, -2])
 @pytest.mark.fault("clock-skew")
 def test_clocks_that_differ_by_hours_change_nothing(hours: int, stage: Stage, fault: FaultRecord) -> None:
-    """No decision compares the node's clock with the API server's."""
     node = stage.node
     node.api.stop()
     node.api = ApiServer(successor_of=node.api, clock=lambda: utc_now() + timedelta(hours=hours))
@@ -206,7 +195,6 @@ class Authority:
 
 @pytest.mark.fault("api-ca-rotated")
 def test_a_new_authority_is_taken_from_its_file(fault: FaultRecord) -> None:
-    """The CA and the certificate of the API server are replaced while the node process runs."""
     stage = Stage()
     authority = Authority(stage)
     stage.serve_tls(authority.context, {"certificate-authority": str(authority.file)})

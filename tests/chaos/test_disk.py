@@ -1,8 +1,5 @@
-"""The disk is full, read-only, out of inodes, or fails to sync: new claims wait, prepared ones stay.
-
-The failing calls are the node process' own: a filter lets them fail with the kernel's error numbers, which needs no
-privilege. Where the user may mount a file system, a small one is filled as well.
-"""
+"""The disk is full, read-only, out of inodes, or fails to sync: new claims wait, prepared ones stay. A filter lets the
+node process' calls fail, without privilege; where the user may mount a file system, a small one is filled as well."""
 
 import errno
 import os
@@ -15,14 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.record import FaultRecord
-from tests.chaos.stage import Stage
+from tests.chaos.stage import FaultRecord, Stage
 from tests.chaos.syscall_faults import PASS, Step, Supervisor, supported
 from tests.fakes.live_node import until
 
 needs_filter = pytest.mark.skipif(not supported(), reason="the filter of system calls does not know this architecture")
-FAULT_S = 7.0
-"""Longer than the time between two looks at the folders (5 s)."""
+FAULT_S = 7.0  # longer than the time between two looks at the folders (5 s)
 
 
 def of_node(step: Step) -> bool:
@@ -66,7 +61,6 @@ def full(step: Step) -> int:
 def test_failing_calls_delay_new_claims_alone(
     rule: Callable[[Step], int], supervisor: Supervisor, fault: FaultRecord
 ) -> None:
-    """A prepare says what failed on which file; repeated prepares go on; with the disk everything is normal again."""
     with Stage(wrap=supervisor.wrap()) as stage:
         claim = stage.spare_claim()
         supervisor.rule = rule
@@ -93,7 +87,6 @@ def small_disk(folder: Path, options: str) -> Iterator[None]:
 
 
 def fill(folder: Path) -> Path:
-    """Write until no byte is left."""
     ballast = folder / "ballast"
     with ballast.open("wb", buffering=0) as file:
         for size in (65536, 4096, 1):
@@ -107,7 +100,6 @@ def fill(folder: Path) -> Path:
 
 
 def crowd(folder: Path) -> Path:
-    """Make files until no inode is left."""
     ballast = folder / "crowd"
     ballast.mkdir()
     for number in range(1_000_000):
@@ -136,13 +128,8 @@ def clear(ballast: Path) -> None:
     ],
 )
 def test_a_small_file_system_that_fills_up(
-    options: str,
-    exhaust: Callable[[Path], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    fault: FaultRecord,
+    options: str, exhaust: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: FaultRecord
 ) -> None:
-    """All of the node's files are on it. /readyz says that it is full before a prepare fails."""
     folder = Path(tempfile.mkdtemp(prefix="dra-", dir="/tmp"))  # the paths of sockets are limited
     with small_disk(folder, options):
         monkeypatch.setattr(tempfile, "tempdir", str(folder))

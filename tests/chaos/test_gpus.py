@@ -9,27 +9,21 @@ import pytest
 import yaml
 
 from dra_driver.hardware.gpu.simulated.faults import FailureMode
-from tests.chaos.record import FaultRecord
-from tests.chaos.stage import CUT, SPARE, Stage
+from tests.chaos.stage import CUT, SPARE, FaultRecord, Stage
 from tests.fakes.live_claims import gpu
 from tests.fakes.live_node import until
 
-LAST = 5
-"""The minor of a GPU that no claim has."""
-CALM_S = 120.0
-"""Longer than a GPU has to be calm until its taint goes."""
+LAST = 5  # the minor of a GPU that no claim has
+CALM_S = 120.0  # longer than a GPU has to be calm until its taint goes
 
 
 class Described:
-    """A stage whose GPUs are described by a file, which can be changed while the process runs."""
-
     def __init__(self, folder: Path) -> None:
         self.path = folder / "gpus.yaml"
         self.gpus: list[dict[str, Any]] = [{"model": "h100-sxm5-80gb"} for _ in range(LAST + 1)]
         self.write()
 
     def write(self) -> None:
-        """Replace the file, as a person would."""
         fresh = self.path.with_suffix(".new")
         fresh.write_text(yaml.safe_dump({"gpus": self.gpus}))
         fresh.replace(self.path)
@@ -53,7 +47,6 @@ def offered(stage: Stage, minor: int) -> bool:
 
 @pytest.mark.fault("gpu-lost")
 def test_a_lost_gpu_is_withdrawn_and_comes_back(described: Described, fault: FaultRecord) -> None:
-    """New claims get other GPUs; the others' claims are served; it is published again when it answers."""
     with Stage(spec=str(described.path)) as stage:
         described.change(LAST, lost="fell off the bus")
         until(lambda: not offered(stage, LAST), "the lost GPU to be withdrawn", 30.0)
@@ -70,7 +63,6 @@ def test_a_lost_gpu_is_withdrawn_and_comes_back(described: Described, fault: Fau
 
 @pytest.mark.fault("gpu-lost-held")
 def test_a_lost_gpu_whose_claim_ends_leaves_nothing(described: Described, fault: FaultRecord) -> None:
-    """The pod is deleted while its GPU does not answer: the unprepare succeeds, and the rest follows when it can."""
     with Stage(spec=str(described.path)) as stage:
         described.change(CUT, lost="fell off the bus")
         claim, _, _ = stage.held.pop("partition")
@@ -88,7 +80,6 @@ def test_a_lost_gpu_whose_claim_ends_leaves_nothing(described: Described, fault:
 
 @pytest.mark.fault("gpu-hung")
 def test_a_gpu_that_hangs_holds_nothing_up(stage: Stage, fault: FaultRecord) -> None:
-    """Calls for it do not return; other GPUs' claims are prepared as fast as ever."""
     hung = stage.node.gpus[LAST]
     stage.node.hardware.set_troubles(hung, FailureMode.HANGS)
     until(lambda: not offered(stage, LAST), "the hung GPU to be withdrawn", 60.0)
@@ -107,7 +98,6 @@ def test_a_gpu_that_hangs_holds_nothing_up(stage: Stage, fault: FaultRecord) -> 
 
 @pytest.mark.fault("gpu-reset")
 def test_a_reset_gpu_loses_its_partitions_and_no_claim_of_others(stage: Stage, fault: FaultRecord) -> None:
-    """A reset destroys all instances: the claim's repeated prepare says so, its unprepare succeeds."""
     path = stage.node.plugin / "simulated-gpus.json"
     state = json.loads(path.read_text())
     state["gpus"][stage.node.gpus[CUT]]["instances"] = []
@@ -126,7 +116,6 @@ def test_a_reset_gpu_loses_its_partitions_and_no_claim_of_others(stage: Stage, f
 
 @pytest.mark.fault("gpu-instance-vanishes")
 def test_a_partition_destroyed_from_outside_is_noticed(stage: Stage, fault: FaultRecord) -> None:
-    """``nvidia-smi mig -dgi`` under a claim: the repeated prepare says so, and the claim can be unprepared."""
     cut = stage.node.gpus[CUT]
     instances = stage.node.hardware_state()["gpus"][cut]["instances"]
     stage.node.hardware.foreign_destroy(cut, instances[0]["gi"])
@@ -153,7 +142,6 @@ def test_a_partition_destroyed_from_outside_is_noticed(stage: Stage, fault: Faul
 def test_wrong_values_of_one_gpu_concern_that_gpu(
     wrong: dict[str, object], described: Described, fault: FaultRecord
 ) -> None:
-    """The other GPUs stay published and served, whatever one of them reports."""
     with Stage(spec=str(described.path)) as stage:
         described.change(LAST, **wrong)
         time.sleep(3.0)

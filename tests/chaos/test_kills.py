@@ -1,9 +1,5 @@
-"""kill -9 before every step with which a prepare, an unprepare, a rebuild or an upgrade changes something on the node.
-
-Steps are the process' own system calls, so none is forgotten when the code changes: a write into the journal, a sync, a
-rename, a folder, a file that is removed, and each change of the simulated hardware, which is a file too. Of a
-transaction's many writes, the first and the last count.
-"""
+"""kill -9 before every step with which a prepare, an unprepare, a rebuild or an upgrade changes the node. Steps are the
+process' system calls, and changes of the simulated hardware; of a transaction's writes the first and the last count."""
 
 import json
 import shutil
@@ -17,8 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.chaos.record import FaultRecord
-from tests.chaos.stage import Stage
+from tests.chaos.stage import FaultRecord, Stage
 from tests.chaos.syscall_faults import KILL, PASS, Step, Supervisor, supported
 from tests.fakes.live_claims import Obj
 from tests.fakes.live_node import LiveNode, until
@@ -63,7 +58,6 @@ class Fuse:
 
 
 def short(step: Step) -> str:
-    """The step without what differs from run to run."""
     name = Path(step.path).name.partition("-claim_")
     return f"{step.call} {name[0]}{'-claim' if name[1] else ''}"
 
@@ -81,7 +75,6 @@ def short(step: Step) -> str:
 def test_a_kill_before_any_step_loses_and_leaves_nothing(
     doing: str, form: str, supervisor: Supervisor, fault: FaultRecord
 ) -> None:
-    """The kubelet gets no answer and calls again: the claim is served as if nothing had happened."""
     with Stage(wrap=supervisor.wrap()) as stage, ThreadPoolExecutor(1) as calls:
         claim, _, _ = stage.held.pop(form)
         if doing == "prepare":
@@ -129,7 +122,6 @@ def _serves_again(stage: Stage, claim: Obj, doing: str, step: Step) -> float:
 
 
 def crash_loop(node: LiveNode, supervisor: Supervisor, is_done: Callable[[], bool]) -> Counter[str]:
-    """Start the process, which dies one step later at each start, until one start comes to its end."""
     kills: Counter[str] = Counter()
     for at in range(1, MOST_STEPS):
         fuse = Fuse(node.root, at)
@@ -151,7 +143,6 @@ def crash_loop(node: LiveNode, supervisor: Supervisor, is_done: Callable[[], boo
 
 @pytest.mark.fault("kill-rebuild")
 def test_kills_while_a_lost_journal_is_rebuilt_lose_nothing(supervisor: Supervisor, fault: FaultRecord) -> None:
-    """A crash loop over a deleted journal: each start dies one step later, and the last one has every claim."""
     with Stage(wrap=supervisor.wrap()) as stage:
         stage.node.kill()
         for path in stage.node.plugin.glob("state.db*"):
@@ -177,7 +168,6 @@ def _count(node: LiveNode) -> int:
 
 @pytest.mark.fault("kill-upgrade")
 def test_kills_while_a_newer_version_takes_over_lose_nothing(supervisor: Supervisor, fault: FaultRecord) -> None:
-    """The state of an older version, which had died too, under a crash loop of the current one."""
     node = LiveNode(OLD_SPEC, policy=OLD_POLICY, mps=True)
     node.process.command[:0] = supervisor.wrap()
     recorded = json.loads((RECORDING / "claims.json").read_text())

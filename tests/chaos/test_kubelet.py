@@ -6,19 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.chaos.record import FaultRecord
-from tests.chaos.stage import CUT, Stage
+from tests.chaos.stage import CUT, FaultRecord, Stage
 from tests.fakes.kubelet import register
 from tests.fakes.live_claims import partition
 from tests.fakes.live_node import DRIVER, until
 
-HARDWARE_S = 12.0
-"""How long the hardware takes, where the kubelet waits less."""
+HARDWARE_S = 12.0  # how long the hardware takes, where the kubelet waits less
 
 
 @pytest.mark.fault("kubelet-restart")
 def test_a_kubelet_that_restarts_finds_everything(stage: Stage, fault: FaultRecord) -> None:
-    """It deletes the node's slices, registers the driver again, and asks again for what is prepared."""
     until(stage.is_ready, "the first registration", 30.0)
     stage.node._close_channel()
     since = time.monotonic()
@@ -32,7 +29,6 @@ def test_a_kubelet_that_restarts_finds_everything(stage: Stage, fault: FaultReco
 
 @pytest.mark.fault("sockets-wiped")
 def test_wiped_socket_folders_are_filled_again(stage: Stage, fault: FaultRecord) -> None:
-    """The kubelet empties plugins_registry when it starts, and a person may remove more."""
     until(stage.is_ready, "the first registration", 30.0)
     registry = stage.node.folders.registry
     since = time.monotonic()
@@ -47,7 +43,6 @@ def test_wiped_socket_folders_are_filled_again(stage: Stage, fault: FaultRecord)
 
 @pytest.mark.fault("registry-removed")
 def test_a_registry_folder_that_was_removed_is_used_again(stage: Stage, fault: FaultRecord) -> None:
-    """``rm -rf plugins_registry`` and the kubelet makes it anew."""
     until(stage.is_ready, "the first registration", 30.0)
     registry = stage.node.folders.registry
     shutil.rmtree(registry)
@@ -61,7 +56,6 @@ def test_a_registry_folder_that_was_removed_is_used_again(stage: Stage, fault: F
 
 @pytest.mark.fault("called-twice")
 def test_calls_that_overlap_are_one_prepare_and_one_unprepare(stage: Stage, fault: FaultRecord) -> None:
-    """Four calls for the same partition at once get the same answer; one partition exists."""
     claim = stage.scheduler.allocate_soon(partition("1g.10gb", of=[stage.node.gpus[CUT]]))
     since = time.monotonic()
     with ThreadPoolExecutor(4) as calls:
@@ -77,7 +71,6 @@ def test_calls_that_overlap_are_one_prepare_and_one_unprepare(stage: Stage, faul
 
 @pytest.mark.fault("deadline-passed")
 def test_a_call_whose_deadline_passes_is_not_lost(stage: Stage, fault: FaultRecord) -> None:
-    """The hardware takes longer than the kubelet waits; the repeated call gets the partition, made once."""
     claim = stage.scheduler.allocate_soon(partition("1g.10gb", of=[stage.node.gpus[CUT]]))
     stage.node.hardware.fail_next("create_gpu_instance", delay_s=HARDWARE_S)
     since = time.monotonic() + HARDWARE_S

@@ -12,8 +12,7 @@ import pytest
 
 from dra_driver.hardware.gpu.simulated.root import TIMESLICE
 from dra_driver.sim.node.node_process import SIMULATED_ROOT
-from tests.chaos.record import FaultRecord
-from tests.chaos.stage import Stage
+from tests.chaos.stage import FaultRecord, Stage
 from tests.fakes.live_node import LiveNode, until
 
 OTHER_BOOT = "11111111-2222-4333-8444-555555555555"
@@ -22,10 +21,7 @@ SECOND_POD = "bbbbbbbb-0000-4000-8000-000000000002"
 
 
 def power_off(node: LiveNode, *, keep_run: bool) -> None:
-    """Everything that a reboot ends or changes. What the node wrote bears the id of a boot that is over.
-
-    ``keep_run``: /var/run, with the CDI files, is on a disk.
-    """
+    """End and change all that a reboot does. ``keep_run``: /var/run, with the CDI files, is on a disk."""
     assert node.mps_host is not None
     node.mps_host.kill()
     node.kill()
@@ -69,7 +65,6 @@ def power_on(node: LiveNode) -> float:
     ],
 )
 def test_after_a_reboot_every_pod_gets_its_devices_again(keep_run: bool, stage: Stage, fault: FaultRecord) -> None:
-    """The kubelet prepares the claims of all pods anew: same devices, made anew on hardware that was reset."""
     node = stage.node
     power_off(node, keep_run=keep_run)
     since = power_on(node)
@@ -85,7 +80,6 @@ def test_after_a_reboot_every_pod_gets_its_devices_again(keep_run: bool, stage: 
 
 @pytest.mark.fault("reboot-pods-gone")
 def test_after_a_reboot_claims_of_pods_that_are_gone_leave_nothing(stage: Stage, fault: FaultRecord) -> None:
-    """Pods were deleted while the node was down: the kubelet may unprepare, or never call again."""
     power_off(stage.node, keep_run=True)
     claims = [claim for claim, _, _ in stage.held.values()]
     stage.held.clear()
@@ -100,7 +94,6 @@ def test_after_a_reboot_claims_of_pods_that_are_gone_leave_nothing(stage: Stage,
 
 @pytest.mark.fault("run-wiped")
 def test_wiped_cdi_files_come_back_while_the_process_runs(stage: Stage, fault: FaultRecord) -> None:
-    """A container that restarts finds its file again, with the same content."""
     since = time.monotonic()
     for path in stage.node.folders.cdi.iterdir():
         path.unlink()
@@ -110,7 +103,6 @@ def test_wiped_cdi_files_come_back_while_the_process_runs(stage: Stage, fault: F
 
 @pytest.mark.fault("pod-uid-changed")
 def test_another_pod_of_the_node_process_takes_over(stage: Stage, fault: FaultRecord) -> None:
-    """A pod that was evicted and made again has another UID, and so other sockets; the former one was killed."""
     node = stage.node
     for uid in (FIRST_POD, SECOND_POD):
         node.kill()
@@ -151,7 +143,6 @@ do, and only calls in work end too early or too late.
 def test_a_clock_that_jumps_while_the_process_runs_changes_nothing(
     hours: int, tmp_path: Path, fault: FaultRecord
 ) -> None:
-    """As the first contact with a time server: waits, deadlines and what is stale go by a clock that does not jump."""
     offset = tmp_path / "offset"
     (tmp_path / "sitecustomize.py").write_text(SHIFTED_CLOCK.format(file=str(offset)))
     with Stage(wrap=["env", f"PYTHONPATH={tmp_path}"]) as stage:
@@ -170,7 +161,6 @@ def test_a_clock_that_jumps_while_the_process_runs_changes_nothing(
 
 @pytest.mark.fault("hostname-changed")
 def test_another_hostname_changes_nothing(fault: FaultRecord) -> None:
-    """The node's name comes from its Node object, never from the machine."""
     rename = ["unshare", "--map-root-user", "--user", "--uts", "sh", "-c", 'hostname another-name; exec "$@"', "sh"]
     tried = subprocess.run([*rename, "true"], capture_output=True, check=False)
     if tried.returncode != 0:

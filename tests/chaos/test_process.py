@@ -12,19 +12,16 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.chaos.record import FaultRecord
-from tests.chaos.stage import Stage
+from tests.chaos.stage import FaultRecord, Stage
 from tests.fakes.live_node import until
 
 A_MINUTE_S = 60.0
-CALLS, MANY_CLAIMS = 8, 4000
-"""As many claims as a request may have bytes for, at once."""
+CALLS, MANY_CLAIMS = 8, 4000  # as many claims as a request may have bytes for, at once
 MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
 
 
 @pytest.mark.fault("sigstop")
 def test_a_process_that_is_stopped_for_a_minute_goes_on(stage: Stage, fault: FaultRecord) -> None:
-    """As a frozen cgroup or a debugger: calls meanwhile end at their deadline, and later ones are answered."""
     claim, during = stage.spare_claim(), stage.node.process.pid
     assert during is not None
     os.kill(during, signal.SIGSTOP)
@@ -59,7 +56,6 @@ def _used(group: Path) -> int:
 
 @pytest.mark.fault("oom-kill")
 def test_a_process_that_the_kernel_kills_for_memory_loses_nothing(memory_group: Path, fault: FaultRecord) -> None:
-    """Its limit becomes what it uses, and calls of thousands of claims need more."""
     into = ["sh", "-c", f'echo $$ > {memory_group}/cgroup.procs; exec "$@"', "sh"]
     with Stage(wrap=into) as stage:
         claim = stage.spare_claim()
@@ -84,7 +80,6 @@ def test_a_process_that_the_kernel_kills_for_memory_loses_nothing(memory_group: 
 
 @pytest.mark.fault("two-at-once")
 def test_a_second_process_is_refused_and_changes_nothing(stage: Stage, fault: FaultRecord) -> None:
-    """Two node processes of one node without pod UIDs, as two DaemonSets would start them."""
     second = subprocess.run(stage.node.process.command, capture_output=True, text=True, timeout=60.0, check=False)
     assert second.returncode == 2
     assert "another process of this driver runs on this node" in second.stderr
@@ -94,7 +89,6 @@ def test_a_second_process_is_refused_and_changes_nothing(stage: Stage, fault: Fa
 
 @pytest.mark.fault("two-killed")
 def test_node_process_and_mps_host_killed_together_lose_nothing(stage: Stage, fault: FaultRecord) -> None:
-    """The daemons end with their host, and CUDA programs in them; both processes start what claims need again."""
     host = stage.node.mps_host
     assert host is not None
     assert len(stage.node.mps_processes()) == 1
@@ -114,7 +108,6 @@ def test_node_process_and_mps_host_killed_together_lose_nothing(stage: Stage, fa
 
 @pytest.mark.fault("kill-9")
 def test_a_kill_at_rest_changes_nothing(stage: Stage, fault: FaultRecord) -> None:
-    """The usual crash: prepared claims stay, and the next process serves."""
     stage.node.kill()
     claim = stage.spare_claim()
     seen = stage.prepare(claim, 2.0)

@@ -32,7 +32,7 @@ from dra_driver.sim.apiserver.kinds import (
 from dra_driver.sim.loop import deletion_order, kind_of, load
 from dra_driver.sim.objects import claim_names, extended_claim_name
 from tests.e2e.gates import gates_of, missing, read_gates
-from tests.harness.rest_client import RestClusterClient
+from tests.harness.servers import RestClusterClient
 
 DRIVER = "gpu.nvidia.com"
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from tests.chaos.conftest import fault
-from tests.chaos.record import FaultRecord
+from tests.chaos.stage import FaultRecord
 from tests.e2e.cluster import REACH_S, RealCluster, wait
 from tests.e2e.host import Folders, restart
 from tests.e2e.test_node_process import KUBELET_RESTART, Pods, pods, steady

@@ -1,9 +1,6 @@
-"""Evaluates a ValidatingAdmissionPolicy with this project's CEL engine.
-
-What the engine shares with the API server is cel-go's language and libraries. Not checked here: the API server's types
-of ``request`` and ``object`` (all is dyn), and ``authorizer``, ``params`` and ``namespaceObject``, which do not compile
-(tests/e2e asks a real API server).
-"""
+"""Evaluate a ValidatingAdmissionPolicy with this project's CEL engine: every value is dyn, as the API server's types
+are not checked, and ``authorizer``, ``params`` and ``namespaceObject`` do not compile (tests/e2e queries an API
+server)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -32,10 +29,8 @@ class Policy:
         return all(self._value(condition, inputs) is True for condition in self._conditions)
 
     def denial(self, request: Mapping[str, Any]) -> str | None:
-        """The message of the first validation that fails; None also where the policy does not match.
-
-        Raises CelEvaluationError, on which the policy's ``failurePolicy`` decides.
-        """
+        """The first of `denials`, or None. Raises CelEvaluationError, on which the policy's ``failurePolicy``
+        decides."""
         return next(iter(self.denials(request)), None)
 
     def denials(self, request: Mapping[str, Any]) -> list[str]:
@@ -50,7 +45,6 @@ class Policy:
         ]
 
     def says(self, request: Mapping[str, Any], message: str) -> bool:
-        """Whether one of the failed validations has this message."""
         return message in self.denials(request)
 
     def _with_variables(self, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,5 @@
-"""A node in a folder, as `dra-driver doctor` reads it: healthy at first, to be broken in one place.
-
-Its files, folders and sockets are real; NVML, the container runtime's answers and ``/dev`` are values.
-"""
+"""A node in a folder, as `dra-driver doctor` reads it, to be broken in one place. Files, folders and sockets are real;
+NVML, the container runtime's answers and ``/dev`` are values."""
 
 import json
 import shutil
@@ -25,16 +23,13 @@ from tests.fakes.dev_folder import MemoryDev
 from tests.fakes.driver_root import PROC_DEVICES, VERSION, FakeDriverRoot
 
 DRIVER = "gpu.nvidia.com"
-CONFIGS = Path(__file__).parents[1] / "golden/cri"
-"""What real runtimes said of their configuration by CRI."""
+CONFIGS = Path(__file__).parents[1] / "golden/cri"  # what real runtimes said of their configuration by CRI
 _PARAMS = "ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\n"
 _BOOT_LOG = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {v}  Release Build\nGCC version: 12\n"
 
 
 @dataclass
 class FakeRuntime(CriClient):
-    """A container runtime's answers. ``crio`` is CRI-O's configuration as TOML."""
-
     name: str = "containerd"
     release: str = "2.1.9"
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -63,7 +58,6 @@ class FakeRuntime(CriClient):
 
 
 def containerd(release: str) -> FakeRuntime:
-    """A containerd whose configuration was recorded."""
     wire = json.loads((CONFIGS / f"containerd-{release}.json").read_text())
     return FakeRuntime(name=wire["name"], release=wire["version"], config=wire["config"])
 
@@ -105,7 +99,6 @@ class BrokenNode:
         self.runtime = runtime
 
     def report(self) -> DoctorReport:
-        """What the doctor says."""
         readers = NodeReaders(
             ask_nvml=lambda _library: self.nvml,
             dial=lambda _path: self.runtime,
@@ -123,13 +116,11 @@ class BrokenNode:
     # what the tests change
 
     def put(self, path: str, text: str = "") -> None:
-        """A file of the host."""
         target = self.path / path.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text)
 
     def remove(self, path: str) -> None:
-        """A file or folder of the host."""
         target = self.path / path.lstrip("/")
         if target.is_dir() and not target.is_symlink():
             shutil.rmtree(target)
@@ -137,7 +128,6 @@ class BrokenNode:
             target.unlink()
 
     def serve(self, path: str, *, dead: bool = False) -> str:
-        """A socket, on which a process listens unless it is dead. Returns its path."""
         target = self.path / path.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
         server = socket.socket(socket.AF_UNIX)
@@ -150,12 +140,10 @@ class BrokenNode:
         return str(target)
 
     def kill(self, path: str) -> None:
-        """End the process behind a socket; the file stays."""
         self.remove(path)
         self.serve(path, dead=True)
 
     def gpu(self, address: str, bound: str | None) -> None:
-        """A GPU on the PCI bus."""
         folder = f"sys/bus/pci/devices/{address}"
         self.put(f"{folder}/vendor", "0x10de\n")
         self.put(f"{folder}/class", "0x030200\n")
@@ -165,11 +153,9 @@ class BrokenNode:
             link.symlink_to(f"../../../bus/pci/drivers/{bound}")
 
     def set(self, **changes: Any) -> None:
-        """Other settings."""
         self.view = HostView(settings=replace(self.view.settings, **changes), host=self.view.host)
 
     def kubelet(self, *flags: str, config: str = "kind: KubeletConfiguration\n") -> None:
-        """The kubelet's process and its configuration file."""
         root = f"--root-dir={self.path}/kubelet"
         command = ["/usr/bin/kubelet", root, "--config", "/etc/kubelet.yaml", *flags]
         self.put("proc/4711/cmdline", "\0".join(command) + "\0")
@@ -177,7 +163,6 @@ class BrokenNode:
         self.put("etc/kubelet.yaml", config)
 
     def claim(self, uid: str, *, node: str = "/dev/nvidia0", mounts: str = "") -> str:
-        """A prepared claim's CDI file. Returns its CDI name."""
         edits: dict[str, Any] = {"deviceNodes": [{"path": node, "type": "c", "major": 195, "minor": 0}]}
         if mounts:
             edits["mounts"] = [{"hostPath": mounts, "containerPath": mounts, "options": ["ro"]}]

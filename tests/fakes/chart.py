@@ -21,7 +21,6 @@ PRESETS = CHART / "presets"
 
 @cache
 def renderer() -> ModuleType:
-    """The module scripts/render_chart.py."""
     module = script("render_chart")
     if module.helm_python is None:
         pytest.skip("helm-python-sdk is not installed")
@@ -29,27 +28,23 @@ def renderer() -> ModuleType:
 
 
 def texts(values: Mapping[str, Any] | None = None, namespace: str = "dra-driver") -> dict[str, str]:
-    """Manifests by the name of their template."""
     rendered: dict[str, str] = renderer().render(CHART, values or {}, namespace=namespace)
     return rendered
 
 
 def objects(values: Mapping[str, Any] | None = None, namespace: str = "dra-driver") -> list[Obj]:
-    """All objects that the chart makes of these values."""
     made: list[Obj] = json.loads(_objects(json.dumps(values or {}), namespace))
     return made
 
 
 @cache
 def _objects(values: str, namespace: str) -> str:
-    """As JSON, so that no test changes the objects of another."""
     loader = renderer().LOADER
     found = texts(json.loads(values), namespace).values()
     return json.dumps([obj for text in found for obj in yaml.load_all(text, loader) if obj is not None])
 
 
 def notes(values: Mapping[str, Any] | None = None) -> str:
-    """What `helm install` and `helm upgrade` print."""
     with renderer().helm_python.Chart.load(CHART) as loaded:
         rendered: dict[str, str] = loaded.render(dict(values or {}), name="dra-driver", namespace="dra-driver")
     return rendered["dra-driver/templates/NOTES.txt"]
@@ -71,32 +66,27 @@ def preset(*names: str) -> Obj:
 
 
 def base() -> list[Obj]:
-    """What `kubectl apply -k deploy/base` applies."""
     folder = ROOT / "deploy" / "base"
     names = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
     return [obj for name in names for obj in yaml.safe_load_all((folder / name).read_text())]
 
 
 def found(objs: list[Obj], kind: str, name: str) -> Obj:
-    """The one object of that kind and name."""
     (obj,) = [obj for obj in objs if (obj["kind"], obj["metadata"]["name"]) == (kind, name)]
     return obj
 
 
 def pod_spec(objs: list[Obj], kind: str, name: str) -> Obj:
-    """The pod's spec of a DaemonSet or Deployment."""
     spec: Obj = found(objs, kind, name)["spec"]["template"]["spec"]
     return spec
 
 
 def environment(spec: Obj) -> dict[str, str]:
-    """Variables of the only container that have a value of their own."""
     (container,) = spec["containers"]
     return {item["name"]: item["value"] for item in container["env"] if "value" in item}
 
 
 def mounts(spec: Obj) -> dict[str, tuple[str, str]]:
-    """Path in the only container and on the host, by name of the volume."""
     (container,) = spec["containers"]
     hosts = {item["name"]: item["hostPath"]["path"] for item in spec["volumes"] if "hostPath" in item}
     inside = {item["name"]: item["mountPath"] for item in container["volumeMounts"]}

@@ -1,10 +1,8 @@
-"""Fakes for the claim service: the API server, CDI files in memory, a clock that never waits, and what
-sharing sets on GPUs. Partitions are not faked: `gpu.simulated.backend.SimulatedBackend` below a real `MigManager` is
-at hand.
-"""
+"""Fakes of the claim service: API server, CDI files in memory, a clock that never waits, sharing, journal entries."""
 
 import json
-from collections.abc import Callable, Collection, Sequence
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +15,11 @@ from dra_driver.core.errors import (
     DraError,
     MpsUnavailableError,
 )
-from dra_driver.core.model.claim import AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig
+from dra_driver.core.model.claim import AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig, PreparedDevice
 from dra_driver.core.model.gpu import Gpu, Snapshot
-from dra_driver.core.model.ids import ClaimUid, DeviceName, GpuUuid, PoolName
-from dra_driver.core.model.mig import MigProfile, partition_name
-from dra_driver.core.model.terms import Interval
+from dra_driver.core.model.ids import ClaimUid, DeviceName, GpuUuid, MigUuid, PoolName
+from dra_driver.core.model.mig import MigProfile, PartitionId, partition_name
+from dra_driver.core.model.terms import Interval, Strategy
 from dra_driver.hardware.cdi.edits import claim_spec
 from dra_driver.hardware.cdi.names import CdiNames
 from dra_driver.hardware.cdi.spec import CdiSpec, ContainerEdits, DeviceNode, Mount
@@ -30,7 +28,17 @@ from dra_driver.hardware.gpu.backend import TIME_SLICE, ComputeMode, GpuControl,
 from dra_driver.hardware.sharing.mps import MpsDirectories
 from dra_driver.hardware.sharing.mps_files import MpsDaemon
 from dra_driver.hardware.sharing.timeslice import restore_compute_mode, set_compute_mode
-from dra_driver.node.claims.entry import OwnerId
+from dra_driver.node.claims.entry import (
+    AssignedDevice,
+    AssignedPartition,
+    AssignedShare,
+    AssignedSharing,
+    AttemptToken,
+    Entry,
+    InstanceIds,
+    OwnerId,
+    State,
+)
 
 DRIVER = "gpu.nvidia.com"
 POOL = PoolName(f"node-a/{DRIVER}")
@@ -65,10 +73,8 @@ def claim(number: int, *results: AllocatedDevice, configs: Sequence[OpaqueConfig
 
 
 class FakeClaims:
-    """The API server's claims by namespace and name. ``outage`` is raised by every read while set.
-
-    While ``hangs`` is set, it is called with the seconds that a read may take, and the read then fails.
-    """
+    """Claims by namespace and name. Reads raise ``outage`` while set, or call ``hangs`` with their time limit and
+    fail."""
 
     def __init__(self, *claims: AllocatedClaim) -> None:
         self.by_name: dict[tuple[str, str], AllocatedClaim | None] = {}
@@ -145,7 +151,6 @@ class FakeCdiWriter:
         return tuple(each for each in sorted(self.files) if each not in keep and self.remove_claim(each))
 
     def devices(self, of: ClaimUid) -> list[str]:
-        """Names of the devices in a claim's file."""
         return [device["name"] for device in json.loads(self.files[of])["devices"]]
 
     def _may_change(self) -> None:
@@ -186,7 +191,6 @@ class FakeCdiProvider:
         return ContainerEdits()
 
     def document(self, of: ClaimUid, *devices: Gpu) -> CdiSpec:
-        """The document of a claim with whole GPUs."""
         pairs = [(NAMES.claim_device(of, each.device_name), self.edits_for(each)) for each in devices]
         return claim_spec(NAMES, pairs)
 
@@ -215,13 +219,10 @@ class FakeClock:
             action()
 
     def after(self, seconds: float, action: Callable[[], object]) -> None:
-        """Do ``action`` during the wait in which ``seconds`` from now have passed."""
         self._planned.append((self.time + seconds, action))
 
 
 class FakeProcessRegistry:
-    """Which runs are alive, as the test says."""
-
     def __init__(self, own: str = "run-1", alive: Collection[str] = ()) -> None:
         self.own = OwnerId(own)
         self.alive = {*alive}
@@ -231,17 +232,13 @@ class FakeProcessRegistry:
 
 
 def changed(snapshot: Snapshot, minor: int, **changes: Any) -> Snapshot:
-    """The same machine with one GPU different."""
     gpus = (replace(each, **changes) if each.minor == minor else each for each in snapshot.gpus)
     return replace(snapshot, gpus=tuple(gpus))
 
 
 class FakeSharing:
-    """Settings of a node's GPUs and running daemons; they survive the node process, as on a real node.
-
-    ``failure`` is raised by every change while set. ``asked`` are the changes, in words. ``takes`` is called with the
-    seconds that asking for a daemon may take.
-    """
+    """GPU settings and daemons, which survive the node process. ``asked`` are the changes, in words; ``failure`` is
+    raised by changes while set; ``takes`` is called with the seconds that a request for a daemon may take."""
 
     def __init__(self) -> None:
         self.slices: dict[GpuUuid, Interval] = {}
@@ -257,7 +254,6 @@ class FakeSharing:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is set and nothing runs."""
         return not self.slices and not self.running
 
 
@@ -323,15 +319,96 @@ class FakeMps:
 
 
 def part(minor: int, profile: MigProfile, start: int) -> DeviceName:
-    """The name of a partition."""
     return partition_name(minor, profile.name, profile.profile_id, start)
 
 
 def share_result(number: int, memory: str | None, percent: int | None, **more: Any) -> AllocatedDevice:
-    """Share ``number`` of a GPU as the scheduler writes it."""
     consumed = {"memory": memory, "computePercent": None if percent is None else str(percent)}
     return result(
         share_id=f"{number:08x}-5555-6666-7777-888888888888",
         consumed_capacity={key: value for key, value in consumed.items() if value is not None},
         **more,
     )
+
+
+GPU = GpuUuid("GPU-a")
+
+
+def device(**fields: Any) -> AssignedDevice:
+    given: dict[str, Any] = {
+        "request": "gpu",
+        "pool": PoolName("n/gpu.nvidia.com"),
+        "device": DeviceName("gpu-0"),
+        "share_id": None,
+        "admin_access": False,
+        "gpu_uuid": GPU,
+    }
+    return AssignedDevice(**(given | fields))
+
+
+def entry(
+    uid: str = "u1", *devices: AssignedDevice, state: State = State.PREPARED, ref: ClaimRef | None = None
+) -> Entry:
+    return Entry(
+        ref=ref or ClaimRef(namespace="team", name="llm", uid=ClaimUid(uid)),
+        state=state,
+        attempt=AttemptToken(owner=OwnerId("o"), number=1),
+        boot_id="b",
+        changed_at=1_782_907_200.5,
+        devices=devices or (device(),),
+    )
+
+
+def sharing(memory: int, percent: int = 20) -> AssignedSharing:
+    share = AssignedShare(memory=memory, percent=percent, count=1, total_memory=2**36, max_shares=None)
+    return AssignedSharing(strategy=Strategy.TIME_SLICING, share=share)
+
+
+def partition(start: int = 0, *, gpu: GpuUuid = GPU, gi_id: int | None = None) -> AssignedPartition:
+    """A partition of 1g.10gb; ``gi_id`` is that of its GPU instance, once it exists."""
+    live = None if gi_id is None else InstanceIds(gi_id=gi_id, ci_id=0, uuid=MigUuid("MIG-x"))
+    return AssignedPartition(
+        id=PartitionId(gpu, 19, start), profile_name="1g.10gb", size=1, created_by_driver=True, live=live
+    )
+
+
+Answer = tuple[PreparedDevice, ...] | DraError
+
+
+def prepared_device(name: str = "gpu-0", share_id: str | None = None) -> PreparedDevice:
+    return PreparedDevice(
+        request_names=("main",),
+        pool=PoolName("node/gpu.nvidia.com"),
+        device=DeviceName(name),
+        cdi_device_ids=(f"k8s.gpu.nvidia.com/claim={name}",),
+        share_id=share_id,
+    )
+
+
+class FakePreparer:
+    """Answers one GPU for every claim unless ``answers`` says otherwise; remembers every call."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Answer] = {}
+        self.before: Callable[[ClaimRef], None] = lambda ref: None
+        self.prepared: list[ClaimRef] = []
+        self.unprepared: list[ClaimRef] = []
+        self.time_left: list[float | None] = []
+        self.lock = threading.Lock()
+
+    def prepare(self, refs: Sequence[ClaimRef], *, within_s: float | None = None) -> Mapping[ClaimUid, Answer]:
+        for ref in refs:
+            self.before(ref)
+        with self.lock:
+            self.time_left.append(within_s)
+            self.prepared.extend(refs)
+        return {ref.uid: self.answers.get(ref.uid, (prepared_device(),)) for ref in refs}
+
+    def unprepare(
+        self, refs: Sequence[ClaimRef], *, within_s: float | None = None
+    ) -> Mapping[ClaimUid, DraError | None]:
+        with self.lock:
+            self.time_left.append(within_s)
+            self.unprepared.extend(refs)
+        found = {ref.uid: self.answers.get(ref.uid) for ref in refs}
+        return {uid: answer if isinstance(answer, DraError) else None for uid, answer in found.items()}

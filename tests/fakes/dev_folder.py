@@ -10,10 +10,8 @@ from dra_driver.hardware.device_nodes.numbers import NodeNumbers
 
 
 class MemoryDev(DevFolder):
-    """Nodes, links, files and folders by path. ``fail`` is an errno that every change gets (EROFS: read-only).
-
-    ``stamps`` and ``looks`` list the paths that were looked at, and ``made`` the changes, in order.
-    """
+    """``fail`` is the errno of every change; ``stamps`` and ``looks`` list the paths read, ``made`` the changes, in
+    order."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Seen] = {}
@@ -30,7 +28,6 @@ class MemoryDev(DevFolder):
         self._inodes = 0
 
     def add(self, path: str, major: int, minor: int, mode: int = 0o666) -> None:
-        """A node that is there already, with its folder."""
         self.folders.add(posixpath.dirname(path))
         numbers = NodeNumbers(major=major, minor=minor)
         self.nodes[path] = Seen(found=Found.DEVICE, numbers=numbers, mode=mode)

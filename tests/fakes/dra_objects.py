@@ -9,7 +9,6 @@ Obj = dict[str, Any]
 
 
 def wire(value: object) -> Any:
-    """Structs as they are sent."""
     return decode(encode(value))
 
 

@@ -19,128 +19,105 @@ class DriverTree(NamedTuple):
     build: Callable[[FakeDriverRoot], None]
 
     def lay_out(self, folder: Path) -> FakeDriverRoot:
-        """Build the tree below ``folder``, with the host's own ``/dev``."""
         root = FakeDriverRoot(folder)
         (folder / "dev").mkdir(parents=True)
         self.build(root)
         return root
 
 
-def programs(root: FakeDriverRoot, folder: str) -> None:
+def install(root: FakeDriverRoot, libraries: str, programs: str, hook: str = "") -> None:
+    root.libraries(libraries)
     for name in PROGRAMS:
-        root.put(f"{folder}/{name}", b"#!/bin/sh\n", 0o755)
-
-
-def hook(root: FakeDriverRoot, path: str) -> None:
-    root.put(path, b"", 0o755)
+        root.put(f"{programs}/{name}", b"#!/bin/sh\n", 0o755)
+    if hook:
+        root.put(hook, b"", 0o755)
 
 
 def ubuntu(root: FakeDriverRoot) -> None:
     root.link("/lib", "usr/lib")
-    root.libraries("/usr/lib/x86_64-linux-gnu")
-    programs(root, "/usr/bin")
-    hook(root, "/usr/bin/nvidia-cdi-hook")
+    install(root, "/usr/lib/x86_64-linux-gnu", "/usr/bin", "/usr/bin/nvidia-cdi-hook")
 
 
 def debian(root: FakeDriverRoot) -> None:
     """Two of the libraries through /etc/alternatives, absolutely, as glx-alternative-nvidia links them."""
     home = "/usr/lib/x86_64-linux-gnu/nvidia/current"
     root.link("/lib", "usr/lib")
-    root.libraries(home)
+    install(root, home, "/usr/lib/nvidia/current", "/usr/bin/nvidia-cdi-hook")
     for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
         root.link(f"/etc/alternatives/glx--{name}", f"{home}/{name}")
         root.link(f"/usr/lib/x86_64-linux-gnu/{name}", f"/etc/alternatives/glx--{name}")
-    programs(root, "/usr/lib/nvidia/current")
     for name in PROGRAMS:
         root.link(f"/etc/alternatives/nvidia--{name}", f"/usr/lib/nvidia/current/{name}")
         root.link(f"/usr/bin/{name}", f"/etc/alternatives/nvidia--{name}")
-    hook(root, "/usr/bin/nvidia-cdi-hook")
 
 
 def rhel(root: FakeDriverRoot) -> None:
     root.link("/lib64", "usr/lib64")
-    root.libraries("/usr/lib64")
-    programs(root, "/usr/bin")
-    hook(root, "/usr/bin/nvidia-cdi-hook")
+    install(root, "/usr/lib64", "/usr/bin", "/usr/bin/nvidia-cdi-hook")
 
 
 def driver_container(root: FakeDriverRoot) -> None:
     """The whole root of the driver's image, and the toolkit that the GPU operator installs on the host."""
-    inside = "/run/nvidia/driver"
+    inside, toolkit = "/run/nvidia/driver", "/usr/local/nvidia/toolkit"
     root.link(f"{inside}/lib", "usr/lib")
-    root.libraries(f"{inside}/usr/lib/x86_64-linux-gnu")
-    programs(root, f"{inside}/usr/bin")
+    install(root, f"{inside}/usr/lib/x86_64-linux-gnu", f"{inside}/usr/bin", f"{toolkit}/nvidia-cdi-hook")
     (root.path / "run/nvidia/driver/dev").mkdir()
-    hook(root, "/usr/local/nvidia/toolkit/nvidia-cdi-hook")
 
 
 def gke(root: FakeDriverRoot) -> None:
-    root.libraries("/home/kubernetes/bin/nvidia/lib64")
-    programs(root, "/home/kubernetes/bin/nvidia/bin")
+    install(root, "/home/kubernetes/bin/nvidia/lib64", "/home/kubernetes/bin/nvidia/bin")
 
 
 def bottlerocket(root: FakeDriverRoot) -> None:
     """Since R580: everything in /usr, and links for programs that know the older folder."""
     root.link("/usr", "x86_64-bottlerocket-linux-gnu/sys-root/usr")
     (root.path / "x86_64-bottlerocket-linux-gnu/sys-root/usr").mkdir(parents=True)
-    root.libraries("/usr/lib")
+    install(root, "/usr/lib", "/usr/bin", "/usr/bin/nvidia-ctk")
     for name, soname in LIBRARIES.items():
         for link in {name.format(v=VERSION), soname.format(v=VERSION)}:
             if "/" not in link:
                 root.link(f"/usr/lib/nvidia/tesla/{link}", f"../../{link}")
-    programs(root, "/usr/bin")
-    hook(root, "/usr/bin/nvidia-ctk")
 
 
 def bottlerocket_old(root: FakeDriverRoot) -> None:
     root.link("/usr", "x86_64-bottlerocket-linux-gnu/sys-root/usr")
     (root.path / "x86_64-bottlerocket-linux-gnu/sys-root/usr").mkdir(parents=True)
-    root.libraries("/usr/lib/nvidia/tesla")
-    programs(root, "/usr/libexec/nvidia/tesla/bin")
-    hook(root, "/usr/bin/nvidia-ctk")
+    install(root, "/usr/lib/nvidia/tesla", "/usr/libexec/nvidia/tesla/bin", "/usr/bin/nvidia-ctk")
 
 
 def talos(root: FakeDriverRoot) -> None:
-    root.libraries("/usr/local/lib")
+    install(root, "/usr/local/lib", "/usr/local/bin", "/usr/local/bin/nvidia-cdi-hook")
     root.link("/usr/local/lib64", "lib/")
-    programs(root, "/usr/local/bin")
     root.link("/usr/bin/nvidia-smi", "/usr/local/bin/nvidia-smi")
-    hook(root, "/usr/local/bin/nvidia-cdi-hook")
     root.link("/usr/bin/nvidia-cdi-hook", "/usr/local/bin/nvidia-cdi-hook")
 
 
 def talos_old(root: FakeDriverRoot) -> None:
-    root.libraries("/usr/local/glibc/usr/lib")
-    programs(root, "/usr/local/bin")
-    hook(root, "/usr/local/bin/nvidia-cdi-hook")
+    install(root, "/usr/local/glibc/usr/lib", "/usr/local/bin", "/usr/local/bin/nvidia-cdi-hook")
 
 
 def flatcar(root: FakeDriverRoot) -> None:
-    root.libraries(f"/opt/nvidia/{VERSION}/6.6.95-flatcar/usr/lib64")
+    install(root, f"/opt/nvidia/{VERSION}/6.6.95-flatcar/usr/lib64", "/opt/bin")
     root.link("/opt/nvidia/current", f"{VERSION}/6.6.95-flatcar")
-    programs(root, "/opt/bin")
 
 
 def nixos(root: FakeDriverRoot) -> None:
-    """Links from /run into the store, whose names hold a hash."""
     driver = f"/nix/store/xdqvrwrf5baqz49aaa0wzd3z446vvblw-nvidia-x11-{VERSION}-6.10.5"
     drivers = "/nix/store/0a1b2c3d4e5f6g7h8i9j0k1l2m3n4p5q-graphics-drivers"
     system = "/nix/store/9z8y7x6w5v4s3r2q1p0n9m8l7k6j5i4h-nixos-system"
-    root.libraries(f"{driver}/lib")
+    install(root, f"{driver}/lib", f"{driver}-bin/bin")
     for name in ("libcuda.so.1", "libnvidia-ml.so.1", f"libcuda.so.{VERSION}", f"libnvidia-ml.so.{VERSION}"):
         root.link(f"{drivers}/lib/{name}", f"{driver}/lib/{name}")
     root.link("/run/opengl-driver", drivers)
-    programs(root, f"{driver}-bin/bin")
     for name in PROGRAMS:
         root.link(f"{system}/sw/bin/{name}", f"{driver}-bin/bin/{name}")
     root.link("/run/current-system", system)
 
 
 def elsewhere(root: FakeDriverRoot) -> None:
-    root.libraries("/opt/vendor/lib")
+    install(root, "/opt/vendor/lib", "/usr/local/bin")
     entries = [(0x0303, name, f"/opt/vendor/lib/{name}") for name in ("libcuda.so.1", "libnvidia-ml.so.1")]
     root.put("/etc/ld.so.cache", elf.linker_cache(entries))
-    programs(root, "/usr/local/bin")
 
 
 TREES = (

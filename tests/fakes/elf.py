@@ -1,8 +1,6 @@
-"""Shared libraries and linker caches made of exactly the numbers a test wants, sound or damaged.
-
-Written from the System V ABI and glibc's ``dl-cache.h`` apart from the code under test, so that one
-misreading cannot make both agree.
-"""
+"""Shared libraries and linker caches of exactly the numbers that a test wants, sound or damaged. Written from the
+System V ABI and glibc's ``dl-cache.h``, apart from the code under test, so that one misreading cannot make both
+agree."""
 
 import struct
 from dataclasses import dataclass, replace
@@ -31,11 +29,9 @@ class Elf:
     base: int = 0x1000  # addresses differ from offsets, as in real libraries
 
     def but(self, **changes: object) -> "Elf":
-        """The same library with some numbers changed."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
     def build(self) -> bytes:
-        """The file's bytes: header, program headers, dynamic section, strings."""
         strings = b"\0" + (self.soname or b"") + (b"\0" if self.terminated else b"")
         dynamic_at = 64 + 2 * 56
         strings_at = dynamic_at + 4 * 16
@@ -58,7 +54,6 @@ def _or(value: int | None, otherwise: int) -> int:
 
 
 def library(soname: str | None, machine: int = X86_64) -> bytes:
-    """A sound library."""
     return Elf(soname=None if soname is None else soname.encode(), machine=machine).build()
 
 

@@ -15,13 +15,11 @@ REQUEST = "container-0-request-0"
 
 
 def make_slice(store: Store, gpus: int) -> None:
-    """One slice of node a."""
     devices = [gpu(f"gpu-{number}", uuid=f"GPU-{number}") for number in range(gpus)]
     store.create(RESOURCE_SLICES, resource_slice("a", *devices, name="slice-a"))
 
 
 def taint_device(store: Store, number: int, *, ago_s: float = 0.0, effect: str = "NoExecute") -> None:
-    """As the node process publishes it."""
     added = rfc3339(datetime.now(UTC) - timedelta(seconds=ago_s))
     item = store.get(RESOURCE_SLICES, "slice-a")
     taint = {"key": "gpu.nvidia.com/xid", "value": "79", "effect": effect, "timeAdded": added}
@@ -30,7 +28,6 @@ def taint_device(store: Store, number: int, *, ago_s: float = 0.0, effect: str =
 
 
 def run_pod(store: Store, name: str, number: int, **metadata: Any) -> Obj:
-    """A running pod with GPU ``number`` through a special claim."""
     container = {"name": "c", "image": "i", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
     body = {"metadata": {"name": name, **metadata}, "spec": {"nodeName": "a", "containers": [container]}}
     pod = store.create(PODS, body, namespace="default")
@@ -42,13 +39,11 @@ def run_pod(store: Store, name: str, number: int, **metadata: Any) -> Obj:
 
 
 def is_leaving(store: Store, name: str) -> bool:
-    """Whether the pod's deletion has begun or is done."""
     pod = store.find(PODS, name, "default")
     return pod is None or dig(pod, "metadata", "deletionTimestamp") is not None
 
 
 def special_claim(pod: Obj) -> Obj:
-    """The claim that the scheduler makes for the pod."""
     metadata = {
         "generateName": f"{pod['metadata']['name']}-extended-resources-",
         "annotations": {"resource.kubernetes.io/extended-resource-claim": "true"},
@@ -60,14 +55,12 @@ def special_claim(pod: Obj) -> Obj:
 
 
 def claim_status(pod: Obj, pool: str, device: str) -> Obj:
-    """Allocated and reserved for the pod."""
     result = {"request": REQUEST, "driver": DRIVER, "pool": pool, "device": device}
     user = {"resource": "pods", "name": pod["metadata"]["name"], "uid": uid(pod)}
     return {"allocation": {"devices": {"results": [result]}}, "reservedFor": [user]}
 
 
 def pod_status(claim: Obj) -> Obj:
-    """Running with the special claim in its container ``c``."""
     mapping = {"containerName": "c", "resourceName": "nvidia.com/gpu", "requestName": REQUEST}
     extended = {"resourceClaimName": claim["metadata"]["name"], "requestMappings": [mapping]}
     ready = [{"type": "Ready", "status": "True"}]

@@ -1,6 +1,7 @@
-"""A kubelet's side of the plugin protocol, small enough to misbehave on request."""
+"""A kubelet's side of the plugin protocol, small enough to misbehave on request, and its PodResources socket."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from dra_driver.core._pb.dra_v1 import api_pb2 as v1
 from dra_driver.core._pb.dra_v1beta1 import api_pb2 as v1beta1
 from dra_driver.core._pb.health_v1 import api_pb2 as health_v1
 from dra_driver.core._pb.pluginregistration import api_pb2 as registration
+from dra_driver.core._pb.podresources_v1 import api_pb2 as pb
 
 TIMEOUT_S = 10.0
 
@@ -43,7 +45,6 @@ def notify(channel: grpc.Channel, *, registered: bool, error: str = "") -> Any:
 
 
 def register(socket: Path) -> Any:
-    """The whole handshake; returns the PluginInfo."""
     with dial(socket) as channel:
         info = get_info(channel)
         notify(channel, registered=True)
@@ -51,8 +52,6 @@ def register(socket: Path) -> Any:
 
 
 class DraClient:
-    """Both calls in one version of the service."""
-
     def __init__(self, channel: grpc.Channel, messages: Any = v1) -> None:
         service = f"/{messages.DESCRIPTOR.services_by_name['DRAPlugin'].full_name}"
         self._messages = messages
@@ -78,6 +77,30 @@ def watch_health(channel: grpc.Channel, package: str) -> Any:
     path = f"/{package}.DRAResourceHealth/NodeWatchResources"
     call = method(channel, path, health_v1.NodeWatchResourcesResponse, stream=True)
     return call(health_v1.NodeWatchResourcesRequest())
+
+
+class FakePodResources:
+    def __init__(self, socket: Path) -> None:
+        self.answer = pb.ListPodResourcesResponse()
+        self._server = grpc.server(ThreadPoolExecutor(2))
+        method = grpc.unary_unary_rpc_method_handler(
+            lambda _request, _context: self.answer,
+            request_deserializer=pb.ListPodResourcesRequest.FromString,
+            response_serializer=pb.ListPodResourcesResponse.SerializeToString,
+        )
+        handler = grpc.method_handlers_generic_handler("v1.PodResourcesLister", {"List": method})
+        self._server.add_generic_rpc_handlers((handler,))
+        self._server.add_insecure_port(f"unix:{socket}")
+        self._server.start()
+
+    def add(self, namespace: str, pod: str, container: str, claim: str, **device: Any) -> None:
+        found = self.answer.pod_resources.add(name=pod, namespace=namespace).containers.add(name=container)
+        found.dynamic_resources.add(claim_name=claim, claim_namespace=namespace).claim_resources.add(
+            driver_name="gpu.nvidia.com", **device
+        )
+
+    def stop(self) -> None:
+        self._server.stop(None)
 
 
 __all__ = ["DraClient", "dial", "get_info", "method", "notify", "register", "v1", "v1beta1", "watch_health"]

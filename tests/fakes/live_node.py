@@ -1,9 +1,5 @@
-"""One node with real processes: the node process, an MPS host, an API server. The test acts as the kubelet.
-
-Starts and kills the processes in folders of their own, and shows what is visible from outside: the journal as read with
-the sqlite3 command, CDI files, the simulated hardware's state file, files of the stub programs. ``hardware`` shares
-that state file: through it a test inspects the hardware, changes it from outside and injects faults.
-"""
+"""One node with real processes: node process, MPS host, API server. The test acts as the kubelet, reads the journal,
+CDI files and state files from outside, and changes the simulated GPUs and injects faults through ``hardware``."""
 
 import json
 import os
@@ -28,16 +24,14 @@ from dra_driver.sim.loop import load
 from dra_driver.sim.node.node import NodeFolders
 from dra_driver.sim.node.node_process import SIMULATED_ROOT, MpsHostSubprocess, NodeSubprocess
 from tests.fakes.kubelet import DraClient, dial
-from tests.fakes.memory import memory_folder
+from tests.fakes.node_process import memory_folder
 from tests.fakes.simulated_gpus import SimulatedBackend
 
 DRIVER = "gpu.nvidia.com"
-NAMESPACE = "claims"
-"""Where claims may ask for admin access."""
+NAMESPACE = "claims"  # where claims may ask for admin access
 CLASSES = Path(__file__).parents[2] / "deploy/base/deviceclasses.yaml"
 WAIT_S = 20.0
-CALL_S = 45.0
-"""The kubelet's own limit."""
+CALL_S = 45.0  # the kubelet's own limit
 MPS_ON_GPU_3 = """
 apiVersion: gpu.dra-driver.io/v1alpha1
 kind: GpuPolicy
@@ -49,7 +43,6 @@ spec:
 
 
 def until(holds: Callable[[], object], what: str, within_s: float = WAIT_S) -> None:
-    """Wait until ``holds`` returns a true value."""
     deadline = time.monotonic() + within_s
     while not holds():
         if time.monotonic() >= deadline:
@@ -58,11 +51,8 @@ def until(holds: Callable[[], object], what: str, within_s: float = WAIT_S) -> N
 
 
 class LiveNode:
-    """A context manager. Files are in memory if possible: the tests kill processes, not machines.
-
-    ``policy`` is the text of a policy file, '' for none. ``mps`` starts an MPS host as well. With ``on_disk`` the files
-    are on a disk, whose speed then counts.
-    """
+    """A context manager. Files are in memory if possible, unless ``on_disk``; ``policy`` is the text of a policy
+    file."""
 
     def __init__(
         self, spec: str, *, policy: str = "", mps: bool = False, name: str = "node-a", on_disk: bool = False
@@ -89,8 +79,7 @@ class LiveNode:
         self.mps_host = MpsHostSubprocess(DRIVER, self.folders) if mps else None
         self.hardware = SimulatedBackend.from_spec(spec, name, state_file=self.plugin / "simulated-gpus.json")
         self.gpus = tuple(gpu.uuid for gpu in self.hardware.snapshot().gpus)
-        self.pod_uid = ""
-        """As which pod the process was started, where its command says so: its sockets have that name."""
+        self.pod_uid = ""  # as which pod the process was started, where its command says so: its sockets have that name
         self._guard = threading.Lock()  # guards the connection
         self._channel: grpc.Channel | None = None
 
@@ -123,7 +112,6 @@ class LiveNode:
         return self.store.list(RESOURCE_SLICES).items
 
     def remove_slices(self) -> None:
-        """Delete all slices, as a kubelet does when it starts."""
         for item in self.slices():
             self.store.delete(RESOURCE_SLICES, item["metadata"]["name"])
 
@@ -203,26 +191,21 @@ class LiveNode:
     # --- what is on the node ---
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        """Rows of the journal."""
         with closing(sqlite3.connect(f"file:{self.plugin}/state.db?mode=ro", uri=True, timeout=5.0)) as connection:
             return connection.execute(sql).fetchall()
 
     def states(self) -> dict[str, str]:
-        """State of each claim in the journal by UID."""
         return dict(self.rows("SELECT uid, state FROM claim"))
 
     def notes(self) -> list[tuple[str, str]]:
-        """(GPU, key) of each note about a GPU."""
         return self.rows("SELECT gpu_uuid, key FROM gpu_note")
 
     def change_journal(self, sql: str) -> None:
-        """Change the journal, for triggers that delay the node process."""
         with closing(sqlite3.connect(self.plugin / "state.db", timeout=5.0, isolation_level=None)) as connection:
             connection.execute(sql)
 
     @property
     def journal_is_being_written(self) -> bool:
-        """Whether a process is inside a write transaction of the journal."""
         with closing(sqlite3.connect(self.plugin / "state.db", timeout=0.0, isolation_level=None)) as connection:
             try:
                 connection.execute("BEGIN IMMEDIATE")
@@ -232,7 +215,6 @@ class LiveNode:
             return False
 
     def cdi_files(self) -> dict[str, Path]:
-        """Claims' CDI files by UID."""
         prefix = f"k8s.{DRIVER}-claim_"
         return {path.stem.removeprefix(prefix): path for path in self.folders.cdi.glob(f"{prefix}*.json")}
 
@@ -245,7 +227,6 @@ class LiveNode:
         return state
 
     def instances(self) -> list[tuple[str, int, int, int]]:
-        """(GPU, profile, start, compute instances) of each GPU instance."""
         return sorted(
             (gpu, one["profile"], one["start"], len(one["compute"]))
             for gpu, state in self.hardware_state()["gpus"].items()
@@ -256,7 +237,6 @@ class LiveNode:
         return sorted(gpu for gpu, state in self.hardware_state()["gpus"].items() if state["migMode"])
 
     def mps_processes(self) -> list[int]:
-        """Running control daemons of this node's driver root."""
         found, mark = [], str(self.plugin / SIMULATED_ROOT).encode()
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):
@@ -266,7 +246,6 @@ class LiveNode:
         return found
 
     def leftovers(self) -> list[str]:
-        """Everything that claims left behind, one sentence each; empty if the node is as it was."""
         driver_root = self.plugin / SIMULATED_ROOT
         left = [f"claim {uid} is {state} in the journal" for uid, state in self.states().items()]
         for table in ("device", "mig", "sharing", "gpu_note"):

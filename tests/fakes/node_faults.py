@@ -55,7 +55,6 @@ def unbound(node: BrokenNode) -> None:
 
 
 def wrong_root(node: BrokenNode) -> None:
-    """The setting of a driver container, and the driver is the host's."""
     (node.path / "run/nvidia/driver").mkdir(parents=True)
     node.set(driver_root=f"{node.path}/run/nvidia/driver", driver_root_on_host="/run/nvidia/driver")
 
@@ -229,8 +228,6 @@ def container_of_old_claim(node: BrokenNode) -> None:
 
 
 class Fault(NamedTuple):
-    """What is broken, and what of it the first finding has to say."""
-
     breaks: Callable[[BrokenNode], None]
     check: str
     layer: Layer

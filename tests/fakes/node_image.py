@@ -13,13 +13,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def locked(name: str) -> set[str]:
-    """The packages that ``requirements/NAME.txt`` locks."""
     lines = (ROOT / "requirements" / f"{name}.txt").read_text().splitlines()
     return {normal(line.partition("==")[0]) for line in lines if re.match(r"[A-Za-z0-9]", line)}
 
 
 def left_out() -> tuple[str, ...]:
-    """The rooms that scripts/compile_image.py removes from the image."""
     script = runpy.run_path(str(ROOT / "scripts" / "compile_image.py"))
     found: tuple[str, ...] = script["LEFT_OUT"]
     return found

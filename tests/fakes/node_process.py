@@ -51,7 +51,6 @@ class DriverProcess:
             time.sleep(0.05)  # conditions ask servers: more often, and the asking is most of the work
 
     def end(self, number: signal.Signals = signal.SIGTERM, timeout_s: float = WAIT_S) -> tuple[int, float]:
-        """Sends a signal and waits; exit status and seconds."""
         assert self.process is not None
         begin = time.monotonic()
         self.process.send_signal(number)
@@ -77,8 +76,6 @@ class DriverProcess:
 
 
 class NodeProcess(DriverProcess):
-    """``dra-driver kubelet-plugin``."""
-
     def __init__(self, folder: Path, *, environ: Mapping[str, str] | None = None, **flags: str | None) -> None:
         for name in ("reg", "plugins", "cdi"):
             (folder / name).mkdir(exist_ok=True)
@@ -101,7 +98,6 @@ class NodeProcess(DriverProcess):
 
     @property
     def cdi_files(self) -> list[str]:
-        """Without the temporary file of a write in progress."""
         return sorted(path.name for path in (self.folder / "cdi").iterdir() if not path.name.startswith("."))
 
 
@@ -115,3 +111,11 @@ class MpsHostProcess(DriverProcess):
             "driver_root": str(plugins / driver / "simulated-root"),
         }
         super().__init__("mps-host", folder, own | flags)
+
+
+SHARED_MEMORY = "/dev/shm"
+
+
+def memory_folder() -> str | None:
+    """A folder in memory, as CDI directories are on nodes; None (the usual temporary folder) without one."""
+    return SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK | os.X_OK) else None

@@ -20,8 +20,6 @@ Statuses = list[tuple[dict[str, Any], str]]
 
 
 class Kubelet:
-    """Gives the first pod the scripted statuses one after another, each with more lines of its log."""
-
     def __init__(self, api: ApiServer, client: RestClient, script: Statuses) -> None:
         self._api, self._client, self._script = api, client, script
         self._stop = threading.Event()
@@ -54,7 +52,6 @@ class Kubelet:
 
 
 def state(phase: str, **state: Any) -> dict[str, Any]:
-    """A pod's status, with the state of its only container."""
     return {"phase": phase, "containerStatuses": [{"state": state}]}
 
 

@@ -12,8 +12,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 PRACTICE: Final = sorted((ROOT / "examples" / "practice").glob("*.yaml"))
 NEEDS: Final = "# needs: "
 """Begins a line that names an API which clusters may not serve."""
-EXPANDED: Final = frozenset({"StatefulSet"})
-"""Run on the embedded cluster as the pods that their controller would make."""
+EXPANDED: Final = frozenset({"StatefulSet"})  # run on the embedded cluster as the pods that their controller would make
 SKIPPED: Final = frozenset({"HorizontalPodAutoscaler", "ResourceQuota", "LimitRange", "ConfigMap"})
 """The embedded cluster has no controller and no admission for them, and does not serve ConfigMaps."""
 _SERVED: Final = frozenset((kind.api_version, kind.kind) for kind in ALL_KINDS)
@@ -21,18 +20,15 @@ Wire = dict[str, Any]
 
 
 def objects_of(path: Path) -> list[Wire]:
-    """Every object of an example."""
     return [item for item in yaml.safe_load_all(path.read_text(encoding="utf-8")) if item]
 
 
 def needed_api(path: Path) -> str:
-    """The API that an example needs beyond Kubernetes' defaults, "" if none."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return next((line.removeprefix(NEEDS) for line in lines if line.startswith(NEEDS)), "")
 
 
 def job_of(cron_job: Wire) -> Wire:
-    """As ``kubectl create job NAME --from=cronjob/NAME``."""
     metadata = {"name": cron_job["metadata"]["name"]}
     return {
         "apiVersion": "batch/v1",

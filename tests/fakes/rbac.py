@@ -1,7 +1,5 @@
-"""Decides by Role and ClusterRole manifests what an account may do, as the API server's RBAC authorizer does.
-
-Source: kubernetes/kubernetes plugin/pkg/auth/authorizer/rbac (RuleAllows), for rules about resources.
-"""
+"""Decide by Role and ClusterRole manifests as the API server's RBAC authorizer does, for rules about resources
+(kubernetes/kubernetes plugin/pkg/auth/authorizer/rbac, RuleAllows)."""
 
 import itertools
 import re
@@ -46,8 +44,6 @@ class Access:
 
 
 class Rules:
-    """The rules that the manifests bind to one ServiceAccount."""
-
     def __init__(self, manifests: Iterable[Mapping[str, Any]], *, account: str, namespace: str) -> None:
         objects = list(manifests)
         self._granted: list[tuple[str, Mapping[str, Any]]] = []  # namespace ("" for all) and rule

@@ -12,8 +12,6 @@ from urllib.parse import parse_qsl, urlsplit
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One request as it arrived."""
-
     method: str
     path: str
     query: dict[str, str]
@@ -58,18 +56,14 @@ class Exchange:
             self._handler.close_connection = True
 
     def hang(self) -> None:
-        """Says nothing until the server is closed, as a half-open connection does."""
         self._stopping.wait(30)
         self._handler.close_connection = True
 
     def drop(self) -> None:
-        """Closes the connection without an answer."""
         self._handler.close_connection = True
 
 
 class ScriptedServer:
-    """Serves on 127.0.0.1 from a context manager; ``requests`` records everything in order of arrival."""
-
     def __init__(self, script: Callable[[Exchange], None]) -> None:
         self.requests: list[Seen] = []
         self._script = script
@@ -81,7 +75,6 @@ class ScriptedServer:
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
 
     def serve_tls(self, context: ssl.SSLContext) -> None:
-        """Before the start: HTTPS instead of HTTP. Failed handshakes are not reported."""
         self._scheme = "https"
         self._server.socket = context.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
         self._server.handle_error = lambda request, client_address: None  # type: ignore[method-assign]
@@ -101,7 +94,6 @@ class ScriptedServer:
         self._thread.join(5)
 
     def kubeconfig(self) -> str:
-        """The text of a kubeconfig for this server, with the token ``secret``."""
         return json.dumps(
             {
                 "apiVersion": "v1",

@@ -9,7 +9,6 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 def script(name: str) -> ModuleType:
-    """scripts/``name``.py, with the scripts that it imports."""
     if str(SCRIPTS) not in sys.path:
         sys.path.append(str(SCRIPTS))
     return importlib.import_module(name)

@@ -1,28 +1,19 @@
-"""Fakes for ``sharing``: a GPU's compute mode, a clock that moves by sleeping, an MPS host that is one function.
-
-The host is the protocol of ``sharing.mps_files`` without processes: it holds the real lock and answers desired files
-with status files, as the real one does, each time the code under test sleeps.
-"""
+"""Fakes of ``sharing``: compute modes, notes, a clock that moves by sleeping, and an MPS host as one function, which
+holds the real lock and answers desired files with status files each time the code under test sleeps."""
 
 import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
 
-from dra_driver.core.errors import HardwareError
+from dra_driver.core.errors import HardwareError, StorageError
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.hardware.sharing.mps_files import DaemonState, DaemonStatus, MpsFolders
-from tests.fakes.gpu_notes import FakeGpuNotes
-
-
-class Died(BaseException):
-    """The process is gone: nothing that would run afterwards has an effect."""
+from tests.fakes.fuse import Killed
 
 
 class Mortality:
-    """Counts the effects of a process and ends it before or after the ``at``-th one."""
-
     def __init__(self, at: int | None = None, *, after: bool = False) -> None:
         self.at, self.after, self.count = at, after, 0
 
@@ -30,10 +21,10 @@ class Mortality:
         self.count += 1
         dying = self.at is not None and self.count >= self.at
         if dying and not (self.after and self.count == self.at):
-            raise Died
+            raise Killed
         result = effect()
         if dying:
-            raise Died
+            raise Killed
         return result
 
 
@@ -59,9 +50,35 @@ class FakeControl:
         self.mortality.around(effect)
 
 
-class MortalNotes(FakeGpuNotes):
-    """Notes whose writer may die."""
+class FakeGpuNotes:
+    """`gpu.notes.GpuNotes`. ``log`` has the changes in order; while ``full`` is set every write fails."""
 
+    def __init__(self) -> None:
+        self.values: dict[tuple[GpuUuid, str], str] = {}
+        self.log: list[str] = []
+        self.full = False
+
+    def gpu_note(self, gpu: GpuUuid, key: str) -> str | None:
+        return self.values.get((gpu, key))
+
+    def set_gpu_note(self, gpu: GpuUuid, key: str, value: str) -> None:
+        self._write(f"set {key}")
+        self.values[gpu, key] = value
+
+    def clear_gpu_note(self, gpu: GpuUuid, key: str) -> None:
+        self._write(f"clear {key}")
+        self.values.pop((gpu, key), None)
+
+    def gpus_with_note(self, key: str) -> tuple[GpuUuid, ...]:
+        return tuple(gpu for gpu, held in self.values if held == key)
+
+    def _write(self, what: str) -> None:
+        if self.full:
+            raise StorageError("no space left on device")
+        self.log.append(what)
+
+
+class MortalNotes(FakeGpuNotes):
     def __init__(self, mortality: Mortality | None = None) -> None:
         super().__init__()
         self.mortality = mortality or Mortality()
@@ -74,8 +91,6 @@ class MortalNotes(FakeGpuNotes):
 
 
 class Clock:
-    """A monotonic clock that advances with each sleep; ``while_asleep`` runs during it."""
-
     def __init__(self, while_asleep: Callable[[], object] = lambda: None) -> None:
         self.now = 1000.0
         self.while_asleep = while_asleep
@@ -90,8 +105,6 @@ class Clock:
 
 
 class FakeHost:
-    """Answers what is desired with ``state``. Lives while it holds the lock."""
-
     def __init__(self, root: Path, *, shm: Path = Path("/dev/shm/test-mps")) -> None:
         self.folders = MpsFolders(root)
         self.shm = shm
@@ -113,7 +126,6 @@ class FakeHost:
             self._lock = None
 
     def work(self) -> None:
-        """One look at the files."""
         if self._lock is None:
             return
         for daemon_id in self.folders.ids():

@@ -84,7 +84,6 @@ class SimulatedBackend(backend.SimulatedBackend):
             self._store.write(replace(changes, faults=(*changes.faults, fault)))
 
     def clear_faults(self) -> None:
-        """Remove all faults of ``fail_next``. Lost and busy GPUs stay as they are."""
         with self._store.locked():
             self._store.write(replace(self._store.read(), faults=()))
 
@@ -94,7 +93,6 @@ class SimulatedBackend(backend.SimulatedBackend):
         self._edit(lambda injected: (*injected, *added))
 
     def recover(self, gpu: GpuUuid) -> None:
-        """Remove all injected faults of the GPU and its GPU instances. Idempotent."""
         self._edit(lambda injected: tuple(one for one in injected if one.gpu != gpu))
 
     def foreign_create(self, gpu: GpuUuid, profile_id: int, start: int, compute: str = "full") -> MigInstance:
@@ -109,7 +107,6 @@ class SimulatedBackend(backend.SimulatedBackend):
         return self._change(None, gpu, step)
 
     def foreign_destroy(self, gpu: GpuUuid, gi_id: int) -> None:
-        """Destroy an instance and its content as another program, in use or not."""
         self._change(None, gpu, lambda found, state: (rules.drop_instance(found, state, gi_id, forced=True), None))
 
     def foreign_mig_mode(self, gpu: GpuUuid, enabled: bool) -> None:
@@ -129,12 +126,9 @@ class SimulatedBackend(backend.SimulatedBackend):
         self._change(None, gpu, lambda _, state: (replace(state, fabric=fabric, fabric_after_mig=after_mig), None))
 
     def set_troubles(self, gpu: GpuUuid, *names: FailureMode) -> None:
-        """Let the GPU have these troubles and no others but those of its spec."""
         self._change(None, gpu, lambda _, state: (replace(state, troubles=frozenset(names)), None))
 
     def set_in_use(self, gpu: GpuUuid, gi_id: int, in_use: bool = True) -> None:
-        """Let a process run in the GPU instance, so that it cannot be destroyed; or end that."""
-
         def step(_: Gpu, state: GpuState) -> tuple[GpuState, None]:
             instance = state.instance(gi_id)
             return state if instance is None else state.with_instance(replace(instance, in_use=in_use)), None

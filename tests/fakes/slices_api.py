@@ -1,8 +1,5 @@
-"""The API server's ResourceSlices in memory, behind the interface that publishing declares.
-
-It has names, UIDs, versions, conflicts and drops gated fields. Every write is recorded in ``writes``; every change,
-whatever client made it, reaches ``listeners`` as a watch event would.
-"""
+"""The API server's ResourceSlices in memory, with names, UIDs, versions, conflicts and dropped gated fields. ``writes``
+records every write; every change reaches ``listeners`` as a watch event would."""
 
 import copy
 import itertools
@@ -16,12 +13,9 @@ from tests.fakes.dra_objects import wire
 
 
 class FakeSlicesApi:
-    """``failures`` are raised one per call, before anything happens. ``asked`` counts dry runs.
-
-    ``drops`` are fields of a slice, its devices or their capacities that are not kept, unless the slice that is updated
-    has one of the same feature already (kubernetes/kubernetes pkg/registry/resource/resourceslice/strategy.go).
-    ``is_1_34``: counter sets have to be beside the devices that consume them; otherwise a slice has either.
-    """
+    """``failures`` are raised one per call; ``asked`` counts dry runs. ``drops`` are fields that are not kept, unless
+    the old slice has one of the feature (kubernetes/kubernetes pkg/registry/resource/resourceslice/strategy.go).
+    ``is_1_34``: counter sets are in the slices of their consumers."""
 
     def __init__(self) -> None:
         self.objects: dict[str, dict[str, Any]] = {}
@@ -168,7 +162,6 @@ _TOGETHER = {
 
 
 def _parts(spec: dict[str, Any]) -> list[dict[str, Any]]:
-    """Where a gated field may be."""
     devices = spec.get("devices", [])
     return [spec, *devices, *(capacity for device in devices for capacity in device.get("capacity", {}).values())]
 

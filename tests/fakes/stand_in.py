@@ -11,6 +11,5 @@ def stand_in(fake: object) -> Any:
 
 
 def present(value: T | None) -> T:
-    """The value, which must not be None."""
     assert value is not None
     return value

@@ -1,10 +1,8 @@
-"""Sees which files a Python child process syncs, by ptrace(2): the only proof that a write was asked to reach the disk.
-
-Needs neither root nor a tool: a process may trace its own child. ``PTRACE_GET_SYSCALL_INFO`` (Linux 5.3) gives the
-number and the arguments of a system call on every architecture; only the numbers of the calls differ.
-"""
+"""See which files a Python child process syncs, by ptrace(2), the only proof that a write was requested to reach the
+disk. A process may trace its child without privilege. ``PTRACE_GET_SYSCALL_INFO`` needs Linux 5.3."""
 
 import ctypes
+import errno
 import os
 import platform
 import signal
@@ -14,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-MARK: Final = "mark: "
-"""A line of the child on standard error that begins so is reported between the syncs."""
+MARK: Final = "mark: "  # A line of the child on standard error that begins so is reported between the syncs
 
 _NUMBERS: Final = {  # write, fsync, fdatasync
     "x86_64": (1, 74, 75),
@@ -43,22 +40,17 @@ class _Info(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Sync:
-    """One fsync or fdatasync of a file or folder."""
-
     path: str
 
 
 def supported() -> bool:
-    """Whether this kernel and architecture can be traced this way."""
     release = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
     return platform.machine() in _NUMBERS and release >= (5, 3)
 
 
 def syncs_between_marks(module: str, *arguments: str) -> dict[str, list[Sync]]:
-    """Run ``python -m module``; what its main thread synced after each mark until the next one, by the mark's text.
-
-    The child has to end by itself; a status other than 0 raises AssertionError.
-    """
+    """The syncs of the main thread of ``python -m module`` after each mark, by the mark's text. The child must end with
+    0."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
     libc.ptrace.restype = ctypes.c_long
@@ -102,3 +94,18 @@ def _memory(pid: int, address: int, size: int) -> str:
     with Path(f"/proc/{pid}/mem").open("rb") as memory:
         memory.seek(address)
         return memory.read(min(size, 4096)).decode(errors="replace")
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def inotify_is_used_up() -> bool:
+    """Raises OSError for any other reason (inotify_init1(2))."""
+    descriptor = int(_libc.inotify_init1(os.O_CLOEXEC))
+    if descriptor >= 0:
+        os.close(descriptor)
+        return False
+    number = ctypes.get_errno()
+    if number != errno.EMFILE:
+        raise OSError(number, os.strerror(number))
+    return True

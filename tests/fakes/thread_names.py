@@ -1,12 +1,6 @@
-"""Runs a node process, an MPS host or a controller and prints its threads' names, a JSON list for each line on stdin.
-
-The list has the threads that run at that moment, and once each name of those that have ended: an answer to HTTP takes
-a millisecond, which a look from outside misses. Python calls the profile function of `threading.setprofile` at the
-start of each thread.
-
-A child process of tests/contract/node/process/test_threads.py: ``python -m tests.fakes.thread_names COMMAND FLAGS``.
-The product has no such hook, and ``threading.enumerate`` sees only its own process.
-"""
+"""Run a process of the driver and print its threads' names, a JSON list for each line on stdin: running threads, and
+once each those that have ended, as an HTTP answer takes a millisecond. Child of
+tests/contract/node/process/test_threads.py."""
 
 import json
 import sys
@@ -23,8 +17,7 @@ from dra_driver.hardware.sharing.host import MpsHost
 from dra_driver.hardware.sharing.memory import SharedMemory
 from dra_driver.node.process.plugin import NodeProcess
 
-started: set[str] = set()
-"""Names of all threads that Python started; each thread adds its own."""
+started: set[str] = set()  # names of all threads that Python started; each thread adds its own
 
 
 def main() -> None:
@@ -32,31 +25,21 @@ def main() -> None:
     command, *flags = sys.argv[1:]
     given = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
     if command == "kubelet-plugin":
-        serve_kubelet(given)
+        fields: dict[str, Any] = {flag.field: given.get(flag.flag.removeprefix("--")) for flag in node_flags()}
+        serve(NodeProcess(load_node_settings(fields, {})))
     elif command == "controller":
-        control(given)
+        fields = {flag.field: given.get(flag.flag.removeprefix("--")) for flag in flags_of(ControllerSettings)}
+        serve(ControllerProcess(load(ControllerSettings, fields, {})))
     else:
         host_daemons(given)
 
 
 def note_start(*_: object) -> None:
-    """The first call in a new thread, and the last that is told."""
     sys.setprofile(None)
     started.add(threading.current_thread().name)
 
 
-def serve_kubelet(given: dict[str, str]) -> None:
-    fields: dict[str, Any] = {flag.field: given.get(flag.flag.removeprefix("--")) for flag in node_flags()}
-    process = NodeProcess(load_node_settings(fields, {}))
-    process.start()
-    while print_names():
-        pass
-    process.stop()
-
-
-def control(given: dict[str, str]) -> None:
-    fields = {flag.field: given.get(flag.flag.removeprefix("--")) for flag in flags_of(ControllerSettings)}
-    process = ControllerProcess(load(ControllerSettings, fields, {}))
+def serve(process: NodeProcess | ControllerProcess) -> None:
     process.start()
     while print_names():
         pass
@@ -64,14 +47,12 @@ def control(given: dict[str, str]) -> None:
 
 
 def host_daemons(given: dict[str, str]) -> None:
-    """One step of the MPS host for each line."""
     root = Path(given["kubelet-plugins-dir"]) / given["driver-name"] / "mps"
     program = ControlProgram(root=given["driver-root"], private=False, users="one")
     MpsHost(root, program, SharedMemory(root.parent / "shm")).run(lambda: not print_names())
 
 
 def print_names() -> bool:
-    """Whether there was a line to answer."""
     if not sys.stdin.readline():
         return False
     running = [thread.name for thread in threading.enumerate()]

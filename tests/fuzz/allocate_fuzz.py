@@ -1,11 +1,8 @@
-"""Fuzzes the allocator with changed golden inputs: ``python tests/fuzz/allocate_fuzz.py --count 20000 --seed 1``.
+"""Fuzz the allocator with changed golden inputs: ``python tests/fuzz/allocate_fuzz.py --count 20000 --seed 1``.
 
-Changes the inputs of the golden table, plausibly and wildly, and looks for errors: an exception other than a DraError,
-an answer with neither allocations nor a reason, more than 32 devices for a claim, one device for two claims, a
-different answer on repetition or with the cache of equivalent nodes, or an input that takes longer than ``--slow``
-seconds. The same seed gives the same inputs. Prints findings and exits with status 1 if there are any; ``--keep
-FOLDER`` writes their inputs there.
-"""
+Findings: an exception other than a DraError, neither allocations nor a reason, more than 32 devices for a claim, one
+device for two claims, another answer with the cache of equivalent nodes, or a slow input. Exit status 1 on a
+finding."""
 
 import argparse
 import json
@@ -25,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 from dra_driver.core.errors import DraError
 from dra_driver.scheduler.allocation import AllocationOutcome, Allocator, Limits, SchedulerFeatures
 from tests.fuzz.allocate_mutations import Question, plausible, wild
-from tests.golden.allocate_family import questions
+from tests.golden.run import questions
 
 TABLE = ROOT / "tests" / "golden" / "allocate.jsonl.gz"
 _TIMEOUT_S = 2.0
@@ -33,7 +30,6 @@ _SHOWN = 5
 
 
 def answer(question: Question, **limits: Any) -> tuple[str, AllocationOutcome | str]:
-    """``fits``, ``no`` or ``error``, and the outcome or the text of the error."""
     numbers = count(1)
     try:
         allocator = Allocator(

@@ -1,21 +1,62 @@
-"""Mutations of inputs of the allocator, in the form of the golden tables.
-
-Plausible mutations keep the type of every field, as in a real cluster. Wild mutations put any value anywhere, as no API
-server does. All randomness comes from the generator in the arguments.
-"""
+"""Mutations of the allocator's golden inputs: plausible ones keep the type of every field, wild ones put any value
+anywhere. All randomness comes from the generator in the arguments."""
 
 import copy
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.fuzz.vocabulary import ATTRIBUTES, EFFECTS, EXPRESSIONS, GATES, OPERATORS, QUANTITIES, STRINGS, WILD
-
+SIZES = ("0", "1", "2", "3", "7", "10", "1Gi", "2Gi", "5Gi", "8Gi", "10Gi", "12Gi", "16Gi", "20Gi")
+QUANTITIES = (
+    *SIZES,
+    *("40Gi", "80Gi", "100Gi", "512Mi", "1536Mi", "10240Mi"),
+    *("500m", "1500m", "1.5", "0.1", "2e3", "1k", "3000", "1024", "1Ki"),
+)
+STRINGS = ("", "a", "b", "x", "gpu", "mig", "node-a", "node-b", "p", "q", "gpu.example.com", "r", "s0", "d0", "d1")
+TEXTS = ("", "x", "1Gi", "-5", "1e999999999", "9" * 500, "\x00", "\ud800", "All", "device.driver == 1", "(" * 200)
+NUMBERS = (0, 1, -1, 2**31, 2**63, -(2**63), 10**30, 10**4000, 0.5, -0.0, 1e308, float("inf"), float("nan"))
+NESTED: tuple[Any, ...] = ([], {}, [[]], [None], {"": None}, {"a": {"b": []}}, [1, "x"], ["x"] * 40)
+WILD: tuple[Any, ...] = (None, True, False, *NUMBERS, *TEXTS, *NESTED)
+EXPRESSIONS = (
+    "true",
+    "false",
+    "device.nope",
+    "device.driver == 'gpu.example.com'",
+    "device.driver == 'nic.example.com'",
+    "device.attributes['gpu.example.com'].m == 1",
+    "device.attributes['gpu.example.com'].?m.orValue(0) == 0",
+    "has(device.attributes['gpu.example.com'].model)",
+    "device.capacity['gpu.example.com'].memory.compareTo(quantity('20Gi')) >= 0",
+    "device.allowMultipleAllocations",
+    "!device.allowMultipleAllocations",
+    "'gpu.example.com' in device.attributes",
+    "device.attributes['gpu.example.com'].exists(k, k == 'index')",
+    "cel.bind(a, device.attributes['gpu.example.com'], has(a.index) && a.index > 0)",
+)
+ATTRIBUTES = (
+    "gpu.example.com/model",
+    "gpu.example.com/numa",
+    "gpu.example.com/index",
+    "gpu.example.com/m",
+    "example.com/root",
+    "resource.kubernetes.io/pcieRoot",
+    "gpu.example.com/parentUUID",
+    "gpu.example.com/profile",
+)
+GATES = (
+    "DRAAdminAccess",
+    "DRAPrioritizedList",
+    "DRAPartitionableDevices",
+    "DRADeviceTaints",
+    "DRADeviceBindingConditions",
+    "DRAConsumableCapacity",
+)
+EFFECTS = ("NoSchedule", "NoExecute", "None", "Future")
+OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
 Question = dict[str, Any]
 
 
 def plausible(question: Question, rng: random.Random, most: int = 4) -> Question:
-    """A copy with one to ``most`` changes that keep every field's type."""
     changed = copy.deepcopy(question)
     for _ in range(rng.randint(1, most)):
         rng.choice(_PLAUSIBLE)(changed, rng)
@@ -54,14 +95,27 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 _Change = Callable[[Question, random.Random], None]
+_ChangeOf = Callable[[Any, Question, random.Random], None]
 _PLAUSIBLE: list[_Change] = []
 
 
 def _change(weight: int = 1) -> Callable[[_Change], _Change]:
-    """A plausible change, ``weight`` times as likely as others."""
-
     def register(change: _Change) -> _Change:
         _PLAUSIBLE.extend([change] * weight)
+        return change
+
+    return register
+
+
+def _on(of: Callable[[Question], list[Any]], weight: int = 1) -> Callable[[_ChangeOf], _ChangeOf]:
+    """A plausible change of one of the items that ``of`` finds."""
+
+    def register(change: _ChangeOf) -> _ChangeOf:
+        def changed(question: Question, rng: random.Random) -> None:
+            if items := of(question):
+                change(rng.choice(items), question, rng)
+
+        _PLAUSIBLE.extend([changed] * weight)
         return change
 
     return register
@@ -94,19 +148,15 @@ def _pick(items: list[Any], rng: random.Random) -> Any:
     return rng.choice(items) if items else None
 
 
-@_change(2)
-def _count(question: Question, rng: random.Random) -> None:
-    way = _pick(_ways(question), rng)
-    if way is not None:
-        way["allocationMode"], way["count"] = "ExactCount", rng.choice((1, 1, 2, 2, 3, 4, 8, 16, 31, 32, 33))
+@_on(_ways, 2)
+def _count(way: Any, question: Question, rng: random.Random) -> None:
+    way["allocationMode"], way["count"] = "ExactCount", rng.choice((1, 1, 2, 2, 3, 4, 8, 16, 31, 32, 33))
 
 
-@_change()
-def _all(question: Question, rng: random.Random) -> None:
-    way = _pick(_ways(question), rng)
-    if way is not None:
-        way["allocationMode"] = "All"
-        way.pop("count", None)
+@_on(_ways)
+def _all(way: Any, question: Question, rng: random.Random) -> None:
+    way["allocationMode"] = "All"
+    way.pop("count", None)
 
 
 @_change()
@@ -117,31 +167,23 @@ def _admin(question: Question, rng: random.Random) -> None:
         way["adminAccess"] = rng.random() < 0.8
 
 
-@_change()
-def _selector(question: Question, rng: random.Random) -> None:
-    way = _pick([*_ways(question), *(item["spec"] for item in question["classes"])], rng)
-    if way is not None:
-        selectors = way.setdefault("selectors", [])
-        selectors[rng.randint(0, len(selectors)) :] = [{"cel": {"expression": rng.choice(EXPRESSIONS)}}]
+@_on(lambda question: [*_ways(question), *(item["spec"] for item in question["classes"])])
+def _selector(way: Any, question: Question, rng: random.Random) -> None:
+    selectors = way.setdefault("selectors", [])
+    selectors[rng.randint(0, len(selectors)) :] = [{"cel": {"expression": rng.choice(EXPRESSIONS)}}]
 
 
-@_change()
-def _toleration(question: Question, rng: random.Random) -> None:
-    way = _pick(_ways(question), rng)
-    if way is not None:
-        item = rng.choice(({"operator": "Exists"}, {"key": "k", "operator": "Equal", "value": rng.choice(("", "v"))}))
-        way.setdefault("tolerations", []).append(
-            {**item, "effect": rng.choice(EFFECTS)} if rng.random() < 0.4 else item
-        )
+@_on(_ways)
+def _toleration(way: Any, question: Question, rng: random.Random) -> None:
+    item = rng.choice(({"operator": "Exists"}, {"key": "k", "operator": "Equal", "value": rng.choice(("", "v"))}))
+    way.setdefault("tolerations", []).append({**item, "effect": rng.choice(EFFECTS)} if rng.random() < 0.4 else item)
 
 
-@_change(2)
-def _wanted_capacity(question: Question, rng: random.Random) -> None:
-    way = _pick(_ways(question), rng)
-    if way is not None:
-        names = [name for _, device in _devices(question) for name in device.get("capacity") or ()] or ["memory"]
-        wanted = way.setdefault("capacity", {}).setdefault("requests", {})
-        wanted[rng.choice([*names, "memory"])] = rng.choice(QUANTITIES)
+@_on(_ways, 2)
+def _wanted_capacity(way: Any, question: Question, rng: random.Random) -> None:
+    names = [name for _, device in _devices(question) for name in device.get("capacity") or ()] or ["memory"]
+    wanted = way.setdefault("capacity", {}).setdefault("requests", {})
+    wanted[rng.choice([*names, "memory"])] = rng.choice(QUANTITIES)
 
 
 @_change(2)
@@ -173,70 +215,58 @@ def _alternatives(question: Question, rng: random.Random) -> None:
         request["firstAvailable"] = [{"name": f"s{place}", **copy.deepcopy(way)} for place in range(rng.randint(1, 3))]
 
 
-@_change(2)
-def _constraint(question: Question, rng: random.Random) -> None:
-    claim = _pick(question["claims"], rng)
-    if claim:
-        names = [name for _, device in _devices(question) for name in device.get("attributes") or ()]
-        attribute = rng.choice([*ATTRIBUTES, *(name if "/" in name else f"gpu.example.com/{name}" for name in names)])
-        item: dict[str, Any] = {rng.choice(("matchAttribute", "distinctAttribute")): attribute}
-        if rng.random() < 0.4:
-            known = _request_names(claim) or ["r"]
-            item["requests"] = rng.sample(known, rng.randint(1, min(2, len(known))))
-        claim["spec"]["devices"].setdefault("constraints", []).append(item)
+@_on(lambda question: question["claims"], 2)
+def _constraint(claim: Any, question: Question, rng: random.Random) -> None:
+    names = [name for _, device in _devices(question) for name in device.get("attributes") or ()]
+    attribute = rng.choice([*ATTRIBUTES, *(name if "/" in name else f"gpu.example.com/{name}" for name in names)])
+    item: dict[str, Any] = {rng.choice(("matchAttribute", "distinctAttribute")): attribute}
+    if rng.random() < 0.4:
+        known = _request_names(claim) or ["r"]
+        item["requests"] = rng.sample(known, rng.randint(1, min(2, len(known))))
+    claim["spec"]["devices"].setdefault("constraints", []).append(item)
 
 
-@_change(2)
-def _taint(question: Question, rng: random.Random) -> None:
-    found = _pick(_devices(question), rng)
-    if found:
-        taint = {"key": "k", "effect": rng.choice(EFFECTS), "timeAdded": "2026-01-01T00:00:00Z"}
-        found[1].setdefault("taints", []).append({**taint, "value": "v"} if rng.random() < 0.5 else taint)
+@_on(_devices, 2)
+def _taint(found: Any, question: Question, rng: random.Random) -> None:
+    taint = {"key": "k", "effect": rng.choice(EFFECTS), "timeAdded": "2026-01-01T00:00:00Z"}
+    found[1].setdefault("taints", []).append({**taint, "value": "v"} if rng.random() < 0.5 else taint)
 
 
-@_change(2)
-def _share(question: Question, rng: random.Random) -> None:
-    found = _pick(_devices(question), rng)
-    if found:
-        found[1]["allowMultipleAllocations"] = rng.random() < 0.85
+@_on(_devices, 2)
+def _share(found: Any, question: Question, rng: random.Random) -> None:
+    found[1]["allowMultipleAllocations"] = rng.random() < 0.85
 
 
-@_change()
-def _policy(question: Question, rng: random.Random) -> None:
-    found = _pick([entry for _, device in _devices(question) for entry in (device.get("capacity") or {}).values()], rng)
-    if found:
-        policy: dict[str, Any] = {"default": rng.choice(QUANTITIES)}
+@_on(lambda question: [entry for _, device in _devices(question) for entry in (device.get("capacity") or {}).values()])
+def _policy(found: Any, question: Question, rng: random.Random) -> None:
+    policy: dict[str, Any] = {"default": rng.choice(QUANTITIES)}
+    if rng.random() < 0.6:
+        within = {"min": rng.choice(QUANTITIES[1:])}
         if rng.random() < 0.6:
-            within = {"min": rng.choice(QUANTITIES[1:])}
-            if rng.random() < 0.6:
-                within["max"] = rng.choice(QUANTITIES)
-            if rng.random() < 0.6:
-                within["step"] = rng.choice(QUANTITIES[1:])
-            policy["validRange"] = within
-        else:
-            policy["validValues"] = [rng.choice(QUANTITIES) for _ in range(rng.randint(1, 4))]
-        found["requestPolicy"] = policy
+            within["max"] = rng.choice(QUANTITIES)
+        if rng.random() < 0.6:
+            within["step"] = rng.choice(QUANTITIES[1:])
+        policy["validRange"] = within
+    else:
+        policy["validValues"] = [rng.choice(QUANTITIES) for _ in range(rng.randint(1, 4))]
+    found["requestPolicy"] = policy
 
 
-@_change()
-def _offered_capacity(question: Question, rng: random.Random) -> None:
-    found = _pick(_devices(question), rng)
-    if found:
-        name = rng.choice(("memory", "cores", "gpu.example.com/memory"))
-        found[1].setdefault("capacity", {}).setdefault(name, {})["value"] = rng.choice(QUANTITIES)
+@_on(_devices)
+def _offered_capacity(found: Any, question: Question, rng: random.Random) -> None:
+    name = rng.choice(("memory", "cores", "gpu.example.com/memory"))
+    found[1].setdefault("capacity", {}).setdefault(name, {})["value"] = rng.choice(QUANTITIES)
 
 
-@_change(2)
-def _attribute(question: Question, rng: random.Random) -> None:
-    found = _pick(_devices(question), rng)
-    if found:
-        attributes = found[1].setdefault("attributes", {})
-        name = rng.choice([*attributes, "model", "numa", "m", "example.com/root"])
-        if rng.random() < 0.2:
-            attributes.pop(name, None)
-        else:
-            values = ({"int": rng.randint(0, 2)}, {"string": rng.choice("ab")}, {"bool": rng.random() < 0.5})
-            attributes[name] = dict(rng.choice((*values, {"version": f"1.{rng.randint(0, 2)}.0"})))
+@_on(_devices, 2)
+def _attribute(found: Any, question: Question, rng: random.Random) -> None:
+    attributes = found[1].setdefault("attributes", {})
+    name = rng.choice([*attributes, "model", "numa", "m", "example.com/root"])
+    if rng.random() < 0.2:
+        attributes.pop(name, None)
+    else:
+        values = ({"int": rng.randint(0, 2)}, {"string": rng.choice("ab")}, {"bool": rng.random() < 0.5})
+        attributes[name] = dict(rng.choice((*values, {"version": f"1.{rng.randint(0, 2)}.0"})))
 
 
 @_change(2)
@@ -292,15 +322,13 @@ def _release(question: Question, rng: random.Random) -> None:
         question["allocated_claims"].pop(rng.randrange(len(question["allocated_claims"])))
 
 
-@_change()
-def _pool(question: Question, rng: random.Random) -> None:
-    spec = _pick(_slices(question), rng)
-    if spec:
-        field = rng.choice(("generation", "resourceSliceCount", "name"))
-        if field == "name":
-            spec["pool"]["name"] = rng.choice([other["pool"]["name"] for other in _slices(question)])
-        else:
-            spec["pool"][field] = max(0, spec["pool"][field] + rng.choice((-1, 1)))
+@_on(_slices)
+def _pool(spec: Any, question: Question, rng: random.Random) -> None:
+    field = rng.choice(("generation", "resourceSliceCount", "name"))
+    if field == "name":
+        spec["pool"]["name"] = rng.choice([other["pool"]["name"] for other in _slices(question)])
+    else:
+        spec["pool"][field] = max(0, spec["pool"][field] + rng.choice((-1, 1)))
 
 
 @_change()
@@ -363,15 +391,13 @@ def _labels(question: Question, rng: random.Random) -> None:
     labels[rng.choice(("zone", "n"))] = rng.choice(("a", "b", "1", "3"))
 
 
-@_change()
-def _binding(question: Question, rng: random.Random) -> None:
-    found = _pick(_devices(question), rng)
-    if found:
-        if rng.random() < 0.5:
-            found[1]["bindsToNode"] = True
-        else:
-            found[1]["bindingConditions"] = ["ready"]
-            found[1]["bindingFailureConditions"] = ["failed"]
+@_on(_devices)
+def _binding(found: Any, question: Question, rng: random.Random) -> None:
+    if rng.random() < 0.5:
+        found[1]["bindsToNode"] = True
+    else:
+        found[1]["bindingConditions"] = ["ready"]
+        found[1]["bindingFailureConditions"] = ["failed"]
 
 
 @_change()
@@ -382,15 +408,13 @@ def _shuffle(question: Question, rng: random.Random) -> None:
     rng.shuffle(items)
 
 
-@_change()
-def _config(question: Question, rng: random.Random) -> None:
-    claim = _pick(question["claims"], rng)
-    if claim:
-        known = _request_names(claim)
-        entry: dict[str, Any] = {"opaque": {"driver": "gpu.example.com", "parameters": {"n": rng.randint(0, 9)}}}
-        if known and rng.random() < 0.7:
-            entry["requests"] = rng.sample(known, rng.randint(1, min(3, len(known))))
-        claim["spec"]["devices"].setdefault("config", []).append(entry)
+@_on(lambda question: question["claims"])
+def _config(claim: Any, question: Question, rng: random.Random) -> None:
+    known = _request_names(claim)
+    entry: dict[str, Any] = {"opaque": {"driver": "gpu.example.com", "parameters": {"n": rng.randint(0, 9)}}}
+    if known and rng.random() < 0.7:
+        entry["requests"] = rng.sample(known, rng.randint(1, min(3, len(known))))
+    claim["spec"]["devices"].setdefault("config", []).append(entry)
 
 
 @_change()

@@ -1,10 +1,7 @@
-"""Fuzzes the CEL engine with damaged expressions: ``python tests/fuzz/cel_fuzz.py --count 200000 --seed 1``.
+"""Fuzz the CEL engine with damaged golden expressions: ``python tests/fuzz/cel_fuzz.py --count 200000 --seed 1``.
 
-Damages the expressions of the golden table (characters, tokens, splices of two, repetition, nesting) and looks for
-errors: an exception other than the two documented ones, a result that is not a bool, fast and metered evaluation that
-differ, or an expression that takes longer than ``--slow`` seconds. The same seed gives the same expressions. Prints
-findings and exits with status 1 if there are any.
-"""
+Findings: an undocumented exception, a result that is not a bool, fast and metered evaluation that differ, or a slow
+expression. The same seed gives the same expressions. Exit status 1 on a finding."""
 
 import argparse
 import random
@@ -32,8 +29,6 @@ _CHARACTERS = "abc019.?\"'\\()[]{}-!&|,:%$#`~\n\t\0\r=<>+*/é\u2028\U0001f600\ud
 
 
 class Mutator:
-    """Damages expressions. The same seed gives the same sequence."""
-
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)  # noqa: S311  repeatable on purpose
         table = list(cases(TABLE))
@@ -59,7 +54,6 @@ class Mutator:
             yield text[: 2 * MAX_LENGTH]
 
     def _exchanged(self, text: str) -> str:
-        """One token becomes another of its kind, which often still compiles."""
         tokens = _TOKEN.findall(text) or [""]
         place = self._random.randrange(len(tokens))
         kind = _kind(tokens[place])
@@ -116,8 +110,6 @@ def _kind(token: str) -> str:
 
 
 class Findings:
-    """Outcomes and findings of a run."""
-
     def __init__(self, slow_s: float) -> None:
         self.counts: Counter[str] = Counter()
         self.found: list[str] = []

@@ -1,9 +1,6 @@
-"""The golden cases as Kubernetes 1.34 and 1.35 answer them.
-
-``versions/`` holds only answers that differ from those of 1.36 (README.md in this folder). The allocation cases are
-asked twice: with the gates as in the tables of 1.36 (``on``), and without those that are off before 1.36 (``default``).
-For 1.34, counter sets are moved into the slices of the devices that consume them, as its API server wants it.
-"""
+"""The golden cases as Kubernetes 1.34 and 1.35 answer them; ``versions/`` holds the answers that differ from 1.36.
+Gates are as in 1.36 (``on``) or off as before 1.36 (``default``); 1.34 needs counter sets in the slices of their
+consumers."""
 
 import copy
 import gzip
@@ -14,12 +11,7 @@ from typing import Any
 
 Wire = dict[str, Any]
 FOLDER = Path(__file__).with_name("versions")
-OFF_BEFORE_1_36 = (
-    "DRAPartitionableDevices",
-    "DRADeviceTaints",
-    "DRADeviceBindingConditions",
-    "DRAConsumableCapacity",
-)
+OFF_BEFORE_1_36 = ("DRAPartitionableDevices", "DRADeviceTaints", "DRADeviceBindingConditions", "DRAConsumableCapacity")
 
 
 def answers(kind: str, version: str, gates: str | None = None) -> dict[str, Wire]:
@@ -85,6 +77,5 @@ def _consumed(item: Wire) -> dict[str, set[str]]:
 
 
 def _is_complete(item: Wire) -> bool:
-    """Whether the slice has all counters that its devices consume: the API server of 1.34 refuses others."""
     own = {one["name"]: set(one.get("counters") or {}) for one in item["spec"].get("sharedCounters") or []}
     return all(name in own and counters <= own[name] for name, counters in _consumed(item).items())

@@ -1,12 +1,5 @@
-"""Compares our engines with golden tables: ``python tests/golden/run.py FILE...``.
-
-README.md in this folder describes the tables. One run may take tables of several kinds: the input of a case says which
-engine answers it. Prints agreement by family and the first differences, expected and found. Exits with status 1 on any
-difference and 2 on a table that it cannot read.
-
-A new kind of table is one more entry in ``ENGINES``: a function that recognises an input, and one that compares the
-answer to it with what is expected.
-"""
+"""Compare our engines with golden tables (README.md): ``python tests/golden/run.py FILE...``. Exit status 1 on any
+difference and 2 on a table that it cannot read. A new kind of table is one more entry in ``ENGINES``."""
 
 import argparse
 import gzip
@@ -20,9 +13,12 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
+from itertools import count
+from pathlib import Path
+
+from dra_driver.core.errors import AllocationError, CelEvaluationError, CelSyntaxError
+from dra_driver.scheduler.allocation import V1_36, Allocator, Limits, SchedulerFeatures, SchedulerQuirks
 from dra_driver.scheduler.cel import DeviceView, compile_selector
-from tests.golden.allocate_family import allocate_difference
 
 _SHOWN_DIFFERENCES = 20
 
@@ -35,10 +31,8 @@ class Engine(NamedTuple):
 
 
 def cel_answer(question: dict[str, Any], lacks: frozenset[str] = frozenset()) -> tuple[str, Any]:
-    """``compile_error``, ``runtime_error`` or ``result``, and the text or the result.
-
-    ``lacks`` are functions that the version does not have.
-    """
+    """Kind of the answer (``compile_error``, ``runtime_error``, ``result``) and text or result; the version ``lacks``
+    these."""
     try:
         program = compile_selector(question["expression"], lacks)
     except CelSyntaxError as error:
@@ -50,7 +44,6 @@ def cel_answer(question: dict[str, Any], lacks: frozenset[str] = frozenset()) ->
 
 
 def wire_view(device: dict[str, Any]) -> DeviceView:
-    """The view of a device in the form of the tables, where a capacity is a string."""
     capacity = {name: {"value": value} for name, value in (device.get("capacity") or {}).items()}
     return DeviceView.from_wire({**device, "capacity": capacity}, device.get("driver", ""))
 
@@ -62,6 +55,37 @@ def cel_difference(question: dict[str, Any], expected: dict[str, Any], lacks: fr
     if kind == wanted and (kind != "result" or value == expected["result"]):
         return ""
     return f"{question['expression']}\n    expected {wanted}: {expected[wanted]}\n    found    {kind}: {value}"
+
+
+_PATIENT = Limits(timeout_s=300)  # the answers do not depend on how fast this machine is
+
+
+def allocate_answer(question: dict[str, Any], quirks: SchedulerQuirks = V1_36) -> tuple[Any, str | None]:
+    numbers = count(1)
+    try:
+        allocator = Allocator(
+            slices=question["slices"],
+            classes=question["classes"],
+            allocated=question["allocated_claims"],
+            features=SchedulerFeatures.from_gates(question["features"]),
+            quirks=quirks,
+            limits=_PATIENT,
+            new_share_id=lambda: f"share-{next(numbers)}",
+        )
+        outcome = allocator.allocate(question["node"], question["claims"])
+    except (AllocationError, CelSyntaxError, CelEvaluationError) as error:
+        return None, str(error)
+    return outcome.allocations, outcome.reason if outcome.invalid_pools else None
+
+
+def allocate_difference(question: dict[str, Any], expected: dict[str, Any], quirks: SchedulerQuirks = V1_36) -> str:
+    """Empty if the allocations are equal and both or neither have an error; texts of errors may differ."""
+    allocations, error = allocate_answer(question, quirks)
+    if allocations == expected["allocations"] and (error is None) == (expected["error"] is None):
+        return ""
+    wanted = json.dumps(expected, sort_keys=True)
+    found = json.dumps({"allocations": allocations, "error": error}, sort_keys=True)
+    return f"{json.dumps(question['claims'])[:400]}\n    expected {wanted}\n    found    {found}"
 
 
 ENGINES: dict[str, Engine] = {
@@ -85,7 +109,6 @@ def case_id(case: dict[str, Any]) -> str:
 
 
 def compare(path: Path) -> tuple[Counter[str], Counter[str], list[str]]:
-    """Cases and differences by family, and the text of each difference."""
     total: Counter[str] = Counter()
     different: Counter[str] = Counter()
     texts = []
@@ -119,6 +142,10 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"  differs: {text}")
         status = max(status, 1 if texts else 0)
     return status
+
+
+def questions(table: Path) -> Iterator[dict[str, Any]]:
+    return (case["input"] for case in cases(table))
 
 
 if __name__ == "__main__":

@@ -12,13 +12,10 @@ from dra_driver import __version__
 from dra_driver.kube.rest import RestClient
 
 _COMMITS = {"goDriver": "GO_DRIVER_COMMIT", "mockNvml": "MOCK_NVML_COMMIT", "cdiHook": "CDI_HOOK_COMMIT"}
-IDLE_AFTER_S = 12.0
-"""What the start left over is not idle: claims are checked once within 10 s."""
+IDLE_AFTER_S = 12.0  # what the start left over is not idle: claims are checked once within 10 s
 
 
 class Report:
-    """Prints figures beside their budgets and records which were exceeded."""
-
     def __init__(self) -> None:
         self.breached = False
         self._load = round(os.getloadavg()[0], 1)
@@ -34,7 +31,6 @@ class Report:
         print(f"{what:<52} {value:8.2f} {unit:<4} {verdict:<24} {extra}".rstrip(), flush=True)
 
     def times(self, what: str, figures_ms: Sequence[float], budget_ms: float | None = None) -> None:
-        """The median beside its budget, and the slowest of a hundred."""
         ordered = sorted(figures_ms)
         p99 = ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
         self.line(f"{what}, p50", ordered[len(ordered) // 2], "ms", budget_ms, f"p99 {p99:.2f} ms, n={len(ordered)}")
@@ -49,7 +45,6 @@ class Report:
 
 
 def rss_mib(pid: int) -> float:
-    """Resident memory of a process."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0]) / 1024
 

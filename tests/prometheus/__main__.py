@@ -1,8 +1,5 @@
-"""``make prometheus``: a real Prometheus scrapes node processes, controller and exporter for ten minutes.
-
-It has the chart's rules. At the end every query of every dashboard is asked, an alert has to have reached a real
-Alertmanager and its receiver, and no rule may have failed. Exits with status 1 otherwise.
-"""
+"""``make prometheus``: a real Prometheus scrapes the driver's processes with the chart's rules. Exit status 1 unless
+every query of every dashboard has data, an alert reaches a real Alertmanager's receiver, and no rule fails."""
 
 import argparse
 import math
@@ -19,8 +16,7 @@ from tests.prometheus.stage import Monitoring, Stage
 
 FILES = dashboards.ROOT / "deploy" / "chart" / "files"
 TURN_S = 10.0
-REPAIRED_AFTER = 3
-"""Turns: a fault is over a while before it counts as recovered."""
+REPAIRED_AFTER = 3  # turns: a fault is over a while before it counts as recovered
 
 
 def main() -> int:
@@ -67,7 +63,6 @@ def report(monitoring: Monitoring, minutes: float) -> list[str]:
 
 
 def _empty(monitoring: Monitoring) -> list[str]:
-    """Queries without data, and a line for each dashboard."""
     wrong = []
     counts: Counter[str] = Counter()
     for query in dashboards.queries():
@@ -85,7 +80,6 @@ def _empty(monitoring: Monitoring) -> list[str]:
 
 
 def _no_scale(monitoring: Monitoring) -> list[str]:
-    """The question of the Prometheus adapter for the autoscaler of examples/practice has a value for each pod."""
     query = dashboards.adapter_query(dashboards.example_rule(), "team", ["pod-a", "pod-b"])
     found = {item["metric"]["pod"]: item["value"][1] for item in monitoring.ask(query)}
     print(f"the adapter's question for two pods: {found}")
@@ -93,7 +87,6 @@ def _no_scale(monitoring: Monitoring) -> list[str]:
 
 
 def _no_past(monitoring: Monitoring) -> list[str]:
-    """Charts of `kubectl dra ui --prometheus` begin with samples of claims and of whole GPUs."""
     samples = past_of(Prometheus(monitoring.url).ask)
     claims = sum(use.used_bytes is not None for sample in samples for use in sample.uses.values())
     gpus = sum(gpu.used_bytes is not None and gpu.node != "" for sample in samples for gpu in sample.gpus.values())

@@ -1,5 +1,5 @@
-"""The queries of all dashboards, as Grafana sends them when every variable stands at "All", and of the autoscaler's
-example, as the Prometheus adapter sends it."""
+"""The queries of all dashboards with every variable at "All", and of the autoscaler's example by the Prometheus
+adapter."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,27 +11,22 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "chart" / "files" / "dashboards"
-RATE_INTERVAL = "1m"
-"""Grafana takes four scrape intervals, and at least this much is enough for the scrapes here."""
+RATE_INTERVAL = "1m"  # grafana takes four scrape intervals, and at least this much is enough for the scrapes here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PanelQuery:
-    """One query of one panel."""
-
     dashboard: str
     panel: str
     raw: str
 
     @property
     def expression(self) -> str:
-        """With its variables replaced."""
         text = self.raw.replace("$__rate_interval", RATE_INTERVAL)
         return text.replace("$node", ".*").replace("$namespace", ".*")
 
 
 def boards() -> dict[str, Any]:
-    """The dashboards by name."""
     return {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
 
 
@@ -50,7 +45,6 @@ def adapter_query(rule: Mapping[str, Any], namespace: str, pods: Sequence[str]) 
 
 
 def example_rule() -> Mapping[str, Any]:
-    """The adapter's rule of examples/practice."""
     objects = yaml.safe_load_all((ROOT / "examples" / "practice" / "triton-autoscaled-share.yaml").read_text())
     config = next(item for item in objects if item["kind"] == "ConfigMap")["data"]["config.yaml"]
     rule: Mapping[str, Any] = yaml.safe_load(config)["rules"][0]

@@ -1,9 +1,5 @@
-"""What is scraped: two node processes with simulated GPUs, a controller that surveys capacity, and an exporter.
-
-The API server is the embedded one. Claims come and go on one node, a partition stays, and a GPU of the other node falls
-off its bus, so that there is an alert. The exporter has a node of its own: two claims share a simulated GPU, one over
-its grant, beside a process of no claim. Prometheus, Alertmanager and a receiver of alerts are child processes.
-"""
+"""The scraped processes: two node processes, of which one loses a GPU, a controller, and an exporter with a claim over
+its grant beside a process of no claim; Prometheus, Alertmanager and a receiver of alerts as child processes."""
 
 import json
 import shutil
@@ -50,8 +46,6 @@ def program(name: str) -> str:
 
 
 class Receiver:
-    """Where Alertmanager sends alerts; ``alerts`` are those that arrived, as it sends them."""
-
     def __init__(self) -> None:
         self.alerts: list[dict[str, Any]] = []
         alerts = self.alerts
@@ -110,7 +104,6 @@ class Monitoring:
         return list(answer["data"]["result"])
 
     def up(self) -> list[dict[str, Any]]:
-        """The targets that Prometheus scrapes, with their health."""
         return list(self._get("/api/v1/targets")["data"]["activeTargets"])
 
     def version(self) -> str:
@@ -167,7 +160,6 @@ def _is_ready(port: int) -> bool:
 DRIVER = "gpu.nvidia.com"
 SPECS = {"node-a": "4xh100-sxm5-80gb", "node-b": "2xh100-sxm5-80gb"}
 JOB = "dra-driver/dra-driver"
-START_S = 60.0
 FAULT = "ecc"
 
 
@@ -249,7 +241,6 @@ class Stage:
         self.targets.append(({"job": JOB, "pod": "controller-1"}, port))
 
     def _prepare_partition(self) -> None:
-        """One that stays, so that its GPU is fragmented and its others are stranded."""
         pool, device = next(
             (item["spec"]["pool"]["name"], device["name"])
             for item in self._rest.list(SLICES)["items"]
@@ -261,7 +252,6 @@ class Stage:
         self._prepare("node-a", maker.make(0))
 
     def turn(self, index: int) -> None:
-        """A claim is prepared and unprepared on the first node."""
         maker = ClaimMaker(self._rest, node="node-a", driver=DRIVER)
         claim = maker.make(index % 3)
         self._prepare("node-a", claim)
@@ -270,7 +260,6 @@ class Stage:
         maker.drop(claim)
 
     def fail_one(self) -> None:
-        """The kubelet asks for a claim that does not exist."""
         with dial(self._nodes["node-a"].dra) as channel:
             DraClient(channel).prepare(str(uuid.uuid4()), namespace=NAMESPACE, name="no-such-claim")
 
@@ -280,14 +269,12 @@ class Stage:
         assert answer.claims[claim["uid"]].error == "", f"{CLAIMS}: {answer.claims[claim['uid']].error}"
 
     def lose_a_gpu(self) -> None:
-        """A GPU of the second node falls off its bus, and the other one fails."""
         gpus = self._simulated_b()
         self._lost, self._failed = (gpu.uuid for gpu in gpus.snapshot().gpus)
         gpus.inject(self._lost, "xid=79")
         gpus.inject(self._failed, FAULT)
 
     def repair_the_other(self) -> None:
-        """The one that failed is well again."""
         self._simulated_b().recover(self._failed)
 
     def _simulated_b(self) -> SimulatedBackend:

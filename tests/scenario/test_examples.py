@@ -15,7 +15,7 @@ from dra_driver.sim.demo import demo
 from dra_driver.sim.demo.requirements import ClusterPool, Requirements, group_examples, read_requirements
 from dra_driver.sim.demo.scenario import Scenario
 from tests.fakes.practice import PRACTICE, for_embedded, needed_api
-from tests.harness.rest_client import RestClusterClient
+from tests.harness.servers import RestClusterClient
 from tests.scenario.conftest import NODES, ROOT
 
 # Examples that need the same cluster follow each other, so that each is started once.

@@ -28,8 +28,8 @@ from dra_driver.hardware.mig.manager import MigManager
 from dra_driver.scheduler.allocation import V1_36, V1_37
 from dra_driver.scheduler.allocation.devices import CounterAccount, read_supply
 from tests.fakes.dra_objects import wire
-from tests.fakes.gpu_notes import FakeGpuNotes
-from tests.fakes.mig_cluster import Scheduler, built, partition, published
+from tests.fakes.published import Scheduler, built, partition, published
+from tests.fakes.sharing import FakeGpuNotes
 from tests.fakes.simulated_gpus import SimulatedBackend
 
 ENGINES = ("copy", "decoder", "encoder", "jpeg", "ofa")

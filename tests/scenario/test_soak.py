@@ -14,8 +14,7 @@ from dra_driver.sim.apiserver.kinds import RESOURCE_CLAIMS
 from tests.fakes.live_claims import Obj, Scheduler, gpu, partition
 from tests.fakes.live_node import LiveNode
 from tests.soak import node_soak
-from tests.soak.facts import facts
-from tests.soak.invariants import breaches
+from tests.soak.invariants import breaches, facts
 
 pytestmark = pytest.mark.slow  # threads, crashes, and a node for each
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from tests.soak import cluster_soak, node_soak
-from tests.soak.figures import grown, latency_lines, memory_lines, slower
+from tests.soak.invariants import grown, latency_lines, memory_lines, slower
 
 REFUSED_SHARE, BROKEN_SHARE = 0.01, 0.04
 
@@ -67,7 +67,6 @@ def node_part(args: argparse.Namespace) -> list[str]:
 
 
 def cluster_part(args: argparse.Namespace) -> list[str]:
-    """Pods on the embedded cluster."""
     found = cluster_soak.run(args.cluster_claims, args.seed)
     print(f"\ncluster, {args.cluster_claims} claims in {found.seconds:.0f} s; grants compared {found.checks} times")
     _print_seen(found.seen)

@@ -1,8 +1,5 @@
-"""The embedded cluster under a thousand claims: pods with claims and with extended resources, on two nodes.
-
-Pods are scheduled, run, see their GPU, and are deleted, while node processes are killed, kubelets and the API server
-restart, and GPUs fall ill. At no moment may two claims have the same part of a GPU; at the end nothing may be left.
-"""
+"""The embedded cluster under a thousand pods with claims and extended resources, while node processes are killed,
+kubelets and the API server restart, and GPUs become unhealthy. No two claims may ever have the same part of a GPU."""
 
 import random
 import tempfile
@@ -32,10 +29,8 @@ from tests.fakes.live_claims import Obj as Request
 from tests.fakes.live_claims import gpu, partition, share
 from tests.fakes.simulated_gpus import SimulatedBackend
 from tests.harness.figures import rss_mib
-from tests.soak.facts import grants
-from tests.soak.figures import Memory
-from tests.soak.invariants import granted_twice
-from tests.soak.node_soak import ILLNESSES
+from tests.soak.invariants import Memory, granted_twice, grants
+from tests.soak.node_soak import ILLNESSES, guarded
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = {"gpu-a": "4xh100-sxm5-80gb", "gpu-b": "4xh100-sxm5-80gb"}
@@ -92,7 +87,6 @@ class ClusterRun:
 
 
 def run(claims: int, seed: str) -> ClusterRun:
-    """Run; ``failures`` of the result has every failure, leaks and double grants included."""
     with tempfile.TemporaryDirectory() as folder:
         policy = Path(folder) / "policies.yaml"
         policy.write_text(POLICIES)
@@ -100,11 +94,15 @@ def run(claims: int, seed: str) -> ClusterRun:
             _install(cluster)
             found = ClusterRun(claims, seed, cluster)
             began = time.monotonic()
-            others = [threading.Thread(target=_guarded, args=(found, work)) for work in (_disturb, _watch)]
+            others = [
+                threading.Thread(target=guarded, args=(found.failures, work, found)) for work in (_disturb, _watch)
+            ]
             for each in others:
                 each.start()
             with ThreadPoolExecutor(THREADS) as threads:
-                for worker in [threads.submit(_guarded, found, _work, number) for number in range(THREADS)]:
+                for worker in [
+                    threads.submit(guarded, found.failures, _work, found, number) for number in range(THREADS)
+                ]:
                     worker.exception()
             found.stop.set()
             for each in others:
@@ -126,17 +124,7 @@ def _install(cluster: Cluster) -> None:
         cluster.store.create(RESOURCE_CLAIM_TEMPLATES, body, namespace=NAMESPACE)
 
 
-def _guarded(found: ClusterRun, work: Callable[..., None], *arguments: object) -> None:
-    """An error of a thread is a failure of the run."""
-    try:
-        work(found, *arguments)
-    except BaseException as error:
-        found.failures.append(f"{type(error).__name__}: {error}")
-        raise
-
-
 def _work(found: ClusterRun, number: int) -> None:
-    """One after the other: a pod runs, sees its GPU, and goes."""
     dice = random.Random(f"{found.seed}-pods-{number}")  # noqa: S311 - what happens
     while (pod_number := found.next_pod()) is not None:
         form = dice.choice([*TEMPLATES, *EXTENDED])
@@ -185,7 +173,6 @@ def _present(cluster: Cluster, name: str) -> str | None:
 
 
 def _disturb(found: ClusterRun) -> None:
-    """Every few seconds something is killed, restarted, or falls ill."""
     dice = random.Random(f"{found.seed}-disturbances")  # noqa: S311 - what happens
     hardware = {name: _hardware(found.cluster, name) for name in NODES}
     while not found.stop.wait(dice.uniform(0.5, 1.5) * PAUSE_S):
@@ -218,7 +205,6 @@ def _hardware(cluster: Cluster, name: str) -> SimulatedBackend:
 
 
 def _watch(found: ClusterRun) -> None:
-    """Double grants, which may not be at any moment, and the memory of the node processes."""
     gpus = SimulatedBackend.from_spec(NODES["gpu-a"], "gpu-a").snapshot().gpus
     memory = {f"{node}/{DRIVER} gpu-{each.minor}": each.memory_bytes or 0 for node in NODES for each in gpus}
     noted = 0

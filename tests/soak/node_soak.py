@@ -1,11 +1,6 @@
-"""One node process under thousands of claims of all forms, with kills, failing hardware and failing health.
-
-Kills come in the first half: the last process then serves the second half alone, and its memory tells. After every few
-hundred claims the workers pause and the invariants are checked. At the end nothing may be left.
-
-Allocations come from the real allocator and the published slices, so every claim except the invalid ones can be
-prepared, unless hardware fails, which the error says.
-"""
+"""One node process under thousands of claims of all forms, with kills, failing hardware and failing health. Kills come
+in the first half, so that the last process shows its memory. Allocations come from the real allocator, so every claim
+except the invalid ones can be prepared, unless hardware fails, which the error then says."""
 
 import random
 import threading
@@ -24,13 +19,10 @@ from dra_driver.core.errors import DeviceLostError, DriverUnavailableError, GpuB
 from dra_driver.core.model.mig import parse_partition_name
 from dra_driver.hardware.gpu.simulated.root import FAULTS as FAULT_FILES
 from dra_driver.sim.node.node_process import SIMULATED_ROOT
-from tests.fakes.live_claims import Obj, Scheduler
+from tests.fakes.live_claims import POLICIES, Obj, Scheduler, impossible, wish
 from tests.fakes.live_node import LiveNode, until
-from tests.fakes.mixed_claims import POLICIES, impossible, wish
 from tests.harness.figures import rss_mib
-from tests.soak.facts import facts
-from tests.soak.figures import Memory
-from tests.soak.invariants import breaches
+from tests.soak.invariants import Memory, breaches, facts
 
 SPEC = "8xh100-sxm5-80gb"
 HELD_AT_ONCE = 4
@@ -43,7 +35,6 @@ TRIES = 200
 
 
 def is_expected(error: str) -> bool:
-    """Whether the hardware that the test let fail explains the error of a claim."""
     return any(text in error for text in EXPECTED)
 
 
@@ -56,25 +47,21 @@ class Gate:
         self._working = 0
 
     def enter(self) -> None:
-        """A worker begins."""
         with self._turn:
             self._turn.wait_for(lambda: not self._closed)
             self._working += 1
 
     def leave(self) -> None:
-        """A worker ends."""
         with self._turn:
             self._working -= 1
             self._turn.notify_all()
 
     def pass_through(self) -> None:
-        """A worker is between two rounds."""
         self.leave()
         self.enter()
 
     @contextmanager
     def closed(self, within_s: float = 120.0) -> Iterator[None]:
-        """Inside, no worker has a call in work."""
         with self._turn:
             self._closed = True
             assert self._turn.wait_for(lambda: self._working == 0, within_s), "a worker does not come to its end"
@@ -92,11 +79,9 @@ class Soak:
 
     node: LiveNode
     rounds: int
-    seed: str
-    """Varies requests and faults. Because of threads and kills, two runs differ even with one seed."""
+    seed: str  # varies requests and faults. Because of threads and kills, two runs differ even with one seed.
     scheduler: Scheduler  # one for all threads: its lock keeps two of them from allocating the same device
-    refused_share: float = 0.1
-    """How many of the claims come with an invalid one; those wait for their time limit."""
+    refused_share: float = 0.1  # how many of the claims come with an invalid one; those wait for their time limit
     broken_share: float = 0.15
     """How many of the claims come with failing hardware, which makes calls try again for seconds."""
     seen: Counter[str] = field(default_factory=Counter)
@@ -129,8 +114,6 @@ class Soak:
 
 
 class Worker:
-    """One thread of the kubelet."""
-
     def __init__(self, soak: Soak, number: int) -> None:
         self.soak = soak
         self.node = soak.node
@@ -190,7 +173,6 @@ class Worker:
         self.held.append(claim)
 
     def _check(self, claim: Obj) -> None:
-        """Check what a container would find."""
         assert claim["uid"] in self.node.cdi_files()
         there = self.node.instances()
         for device in claim["devices"]:
@@ -219,7 +201,6 @@ class Worker:
         self.scheduler.release(claim)
 
     def _disturb(self, claim: Obj) -> None:
-        """Destroy one of the claim's partitions from outside, or keep a program running in it for a while."""
         for device in claim["devices"]:
             name = parse_partition_name(device)
             if name is None or claim["uid"] not in self.node.states():
@@ -245,7 +226,6 @@ class Worker:
             return
 
     def _refused(self) -> None:
-        """An invalid claim gets an error and leaves no trace."""
         owned = [device for claim in self.held if claim["form"] != "admin access" for device in claim["devices"]]
         wrong = impossible(self.dice, owned)
         claim = self.scheduler.force(*wrong.results, requests=wrong.requests, config=wrong.config)
@@ -258,7 +238,6 @@ class Worker:
         self.soak.seen[f"refused: {wrong.why}"] += 1
 
     def _break_something(self) -> None:
-        """Let the next call of a method fail, before or after its effect, or let a process hold a GPU for a while."""
         hardware, gpu = self.node.hardware, self.dice.choice(self.node.gpus)
         if self.dice.random() < 0.2:
             with suppress(GpuBusyError, DeviceLostError):
@@ -273,9 +252,8 @@ class Worker:
             self.soak.seen["nvidia-smi failing for a while"] += 1
             return
         method, error = self.dice.choice(FAULTS)
-        after = (
-            error is not NoRoomError and self.dice.random() < 0.3
-        )  # without room, the hardware has not created anything
+        # Without room, the hardware has not created anything.
+        after = error is not NoRoomError and self.dice.random() < 0.3
         hardware.fail_next(method, error(INJECTED), gpu=gpu, after=after, times=self.dice.choice([1, 1, 2]))
         self.soak.seen[f"fault: {method}{' (after)' if after else ''}"] += 1
 
@@ -315,8 +293,6 @@ ILL_S = (0.2, 2.0)
 
 @dataclass
 class NodeRun:
-    """What a run found."""
-
     soak: Soak
     memory: list[Memory] = field(default_factory=list)
     checks: int = 0
@@ -333,17 +309,16 @@ def run(
     illnesses: int = 0,
     threads_at_once: int = 4,
 ) -> NodeRun:
-    """Run; ``soak.failures`` of the result has every failure, leaks and breaches included."""
     with LiveNode(SPEC, policy=POLICIES, mps=True) as node:
         soak = Soak(node, rounds, seed, Scheduler(node), refused_share, broken_share)
         soak.up.set()
         found = NodeRun(soak)
         began = time.monotonic()
         stop = threading.Event()
+        works: dict[Callable[..., None], object] = {_crash: crashes, _sicken: illnesses, _watch: found}
         others = [
-            threading.Thread(target=_guarded, args=(soak, stop, _crash, crashes)),
-            threading.Thread(target=_guarded, args=(soak, stop, _sicken, illnesses)),
-            threading.Thread(target=_guarded, args=(soak, stop, _watch, found)),
+            threading.Thread(target=guarded, args=(soak.failures, work, soak, stop, argument))
+            for work, argument in works.items()
         ]
         for each in others:
             each.start()
@@ -361,17 +336,16 @@ def run(
         return found
 
 
-def _guarded(soak: Soak, stop: threading.Event, work: object, argument: object) -> None:
+def guarded(failures: list[str], work: Callable[..., None], *arguments: object) -> None:
     """An error of a thread is a failure of the run."""
     try:
-        work(soak, stop, argument)  # type: ignore[operator]
+        work(*arguments)
     except BaseException as error:
-        soak.failures.append(f"{type(error).__name__}: {error}")
+        failures.append(f"{type(error).__name__}: {error}")
         raise
 
 
 def _crash(soak: Soak, stop: threading.Event, crashes: int) -> None:
-    """Kill and restart the node process at random moments of the first half, and every third time the MPS host too."""
     dice = random.Random(f"{soak.seed}-crashes")  # noqa: S311 - moments to kill at
     for number in range(1, crashes + 1):
         while soak.done < soak.rounds * number // (2 * (crashes + 1)):
@@ -392,7 +366,6 @@ def _crash(soak: Soak, stop: threading.Event, crashes: int) -> None:
 
 
 def _sicken(soak: Soak, stop: threading.Event, illnesses: int) -> None:
-    """Let GPUs fall ill at random moments and recover soon; claims that are prepared go on, new ones get others."""
     dice = random.Random(f"{soak.seed}-illnesses")  # noqa: S311 - what happens
     for number in range(1, illnesses + 1):
         while soak.done < soak.rounds * number // (illnesses + 1):
@@ -406,7 +379,6 @@ def _sicken(soak: Soak, stop: threading.Event, illnesses: int) -> None:
 
 
 def _watch(soak: Soak, stop: threading.Event, found: NodeRun) -> None:
-    """Note memory, and check the invariants while no call is in work."""
     checked = noted = 0
     while not stop.wait(0.05):
         if soak.done >= noted + MEMORY_EVERY and soak.up.is_set():
@@ -420,7 +392,6 @@ def _watch(soak: Soak, stop: threading.Event, found: NodeRun) -> None:
 
 
 def check(node: LiveNode, soak: Soak) -> list[str]:
-    """The invariants now; nothing may be in work."""
     return [f"after {soak.done} claims: {breach}" for breach in breaches(facts(node, dict(soak.answered)))]
 
 
@@ -434,8 +405,8 @@ def _note(soak: Soak, found: NodeRun) -> None:
 
 
 def _left(node: LiveNode) -> list[str]:
-    """What claims had is removed at once. GPU settings that the journal notes, because a GPU could not be changed
-    then, are restored at the next inspection, which a start includes."""
+    """Claims' state is removed at once; noted GPU settings are restored at the next inspection, which a start
+    includes."""
     node.hardware.clear_faults()
     for gpu in node.gpus:
         node.hardware.recover(gpu)

@@ -1,8 +1,6 @@
-"""Opens every page in Debian's Chromium, checks it, and writes the pictures of docs/pictures: ``make ui-shots``.
-
-Fails when a page cannot be opened, writes an error to the browser's console (the Content-Security-Policy does), is
-wider than its window, or has a table or a menu that is cut.
-"""
+"""Open every page in Debian's Chromium, check it, and write the pictures of docs/pictures: ``make ui-shots``. Fails
+when a page does not open, is wider than its window, cuts a table or menu, or writes an error to the browser's
+console."""
 
 import sys
 import tempfile
@@ -60,7 +58,6 @@ def main() -> int:
 
 
 def _serve(kubeconfig: str) -> str:
-    """Serves in a thread of this process; returns the address."""
     said: SimpleQueue[str] = SimpleQueue()
     source, exporters = (client(Kubeconfig(path=kubeconfig)) for _ in range(2))
     options: dict[str, Any] = {"about": "embedded cluster", "port": 0, "say": said.put}

@@ -1,7 +1,5 @@
-"""What the pictures show: two nodes, whole GPUs, partitions, shares of which one is over its grant, and pods that wait.
-
-With ``usage`` each node has the usage exporter, and annotations say what the pods use of the simulated GPUs.
-"""
+"""The cluster of the pictures: two nodes, whole GPUs, partitions, shares of which one is over its grant, waiting
+pods."""
 
 import json
 import math
@@ -48,15 +46,13 @@ USED = {
     "twins": (3.0, 20),
     "one-gpu": (31.0, 95),
     "two-gpus": (24.0, 60),
-}
-"""GiB and percent, by the name of the claim's template; a claim without an entry uses nothing."""
+}  # giB and percent, by the name of the claim's template; a claim without an entry uses nothing
 STEP_S, STEPS = 2, 30
 _ANNOTATION = "sim.gpu.dra-driver.io/usage"
 
 
 @contextmanager
 def scene(root: Path, folder: Path, *, usage: bool = False) -> Iterator[Cluster]:
-    """The cluster with its pods, as far as they run."""
     policy = folder / "inference-shares.yaml"
     policy.write_text(POLICY)
     with Cluster(NODES, policies=[policy], usage=usage) as cluster:
@@ -68,7 +64,6 @@ def scene(root: Path, folder: Path, *, usage: bool = False) -> Iterator[Cluster]
 
 
 def _with_use(example: Path, folder: Path) -> Path:
-    """The manifests of an example, whose templates say what their claims use."""
     objects = list(yaml.safe_load_all(example.read_text()))
     for each in objects:
         used = USED.get(each["metadata"]["name"]) if each["kind"] == "ResourceClaimTemplate" else None
@@ -81,7 +76,6 @@ def _with_use(example: Path, folder: Path) -> Path:
 
 
 def _steps(gib: float, percent: int) -> Iterator[Mapping[str, Any]]:
-    """Use that goes up and down about these values."""
     for step in range(STEPS):
         wave = math.sin(step * 0.7 + gib)
         memory = f"{int(1024 * gib * (1 + 0.08 * wave))}Mi"

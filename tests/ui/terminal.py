@@ -1,8 +1,5 @@
-"""Writes what `kubectl dra explain`, `capacity` and `usage` print to a terminal as pictures: ``make pictures``.
-
-Each command runs in a terminal of its own, against an embedded cluster; what pods use of the simulated GPUs is read by
-the usage exporter.
-"""
+"""Write what `kubectl dra explain`, `capacity` and `usage` print to a terminal as pictures: ``make pictures``. Each
+command runs in a separate terminal against an embedded cluster."""
 
 import os
 import pty
@@ -46,7 +43,6 @@ def main() -> int:
 
 
 def write(name: str, cluster: Cluster) -> None:
-    """Run the command and write its picture."""
     arguments = COMMANDS[name]
     command = (sys.executable, "-m", "dra_driver.kubectl.commands.kubectl", *arguments)
     shown = printed([*command, "--kubeconfig", str(cluster.kubeconfig)])

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.soak.figures import EARLY_CLAIMS, PER, Memory, grown, slower
-from tests.soak.invariants import Facts, Grant, breaches
+from tests.soak.invariants import EARLY_CLAIMS, PER, Facts, Grant, Memory, breaches, grown, slower
 
 POOL = "n/d"
 CUT = "gpu-1-mig-1g10gb-19-0"

@@ -7,7 +7,6 @@ from tests.fakes.nvml.library import FLAGS
 
 
 def build(path: Path) -> Path:
-    """``path``, compiled without a warning."""
     source = Path(__file__).with_name("cuda.c")
     command = ["gcc", *FLAGS, "-Wl,-soname,libcuda.so.1", "-o", str(path), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -53,7 +53,6 @@ HARDWARE = ("simulated-gpus.json", "simulated-root/var/lib/nvidia-stub/timeslice
 
 
 def record(out: Path) -> None:
-    """Write the recording to ``out``, which must not exist."""
     out.mkdir(parents=True)
     with LiveNode(SPEC, policy=POLICY, mps=True) as node:
         scheduler = Scheduler(node)
@@ -88,7 +87,6 @@ def record(out: Path) -> None:
 
 
 def die_while_preparing(node: LiveNode, claim: dict[str, str]) -> None:
-    """kill -9 while the compute instance of ``claim`` is being created."""
     node.hardware.fail_next("create_compute_instance", delay_s=FOR_EVER_S)
 
     def call() -> None:
@@ -106,7 +104,6 @@ def die_while_preparing(node: LiveNode, claim: dict[str, str]) -> None:
 
 
 def keep(node: LiveNode, out: Path) -> None:
-    """Copy what the node process left."""
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     for source in (path for name in (*KEPT, *HARDWARE) for path in node.plugin.glob(name)):
         target = out / "plugin" / source.relative_to(node.plugin)

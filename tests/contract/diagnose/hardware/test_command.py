@@ -21,7 +21,7 @@ from dra_driver.diagnose.hardware.values import HardwareReport, Reading
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from dra_driver.node.claims import GpuLocks
 from tests.contract.diagnose.conftest import MAIN, ROOT, SPEC, Command, run_python
-from tests.fakes import small_root
+from tests.fakes.driver_root import make_small_root
 from tests.fakes.nvml.state import IN_USE, UNKNOWN, State
 
 REPORT = "hardware-check-report.json"
@@ -276,7 +276,7 @@ def test_the_hosts_program_is_read_whatever_it_logs_and_however_much_it_prints(t
     host, folder = tmp_path / "host", tmp_path / "folder"
     for path in (host / "usr/bin", folder):
         path.mkdir(parents=True)
-    small_root.make(host)
+    make_small_root(host)
     mounts = [
         {"hostPath": f"/usr/lib/{number:040}", "containerPath": f"/usr/lib/{number:040}"} for number in range(500)
     ]

@@ -9,14 +9,14 @@ from dra_driver.hardware.device_nodes.numbers import Majors
 from dra_driver.hardware.device_nodes.reconciler import DeviceNodeReconciler
 from dra_driver.hardware.device_nodes.tools import DriverTools, UvmModule
 from dra_driver.hardware.driver_root.root import DriverRoot
-from tests.fakes import small_root
 from tests.fakes.dev_folder import MemoryDev
+from tests.fakes.driver_root import make_small_root
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A driver container's root: /bin/sh with its libraries, and what the kernel shows."""
-    small_root.make(tmp_path)
+    make_small_root(tmp_path)
     for folder in ("proc", "dev"):
         (tmp_path / folder).mkdir()
     (tmp_path / "proc/devices").write_text("Character devices:\n195 nvidia\n")

@@ -14,8 +14,8 @@ from dra_driver.hardware.gpu.holders import GpuHolder, GpuHolders, scan
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from dra_driver.hardware.mig.manager import MigManager
 from tests.contract.hardware.gpu.conftest import Opened
-from tests.fakes.gpu_notes import FakeGpuNotes
 from tests.fakes.nvml.state import FOR_EVER, IN_USE
+from tests.fakes.sharing import FakeGpuNotes
 from tests.fakes.simulated_gpus import SimulatedBackend
 
 SMALL = 19

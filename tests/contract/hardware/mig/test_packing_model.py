@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from dra_driver.hardware.mig.order import placement_order
 from dra_driver.node.slices import Built
 from tests.bench.packing import Board, Node, Request, name_order, sequence
-from tests.fakes.mig_cluster import Scheduler, built, partition, published
+from tests.fakes.published import Scheduler, built, partition, published
 from tests.fakes.simulated_gpus import SimulatedBackend
 
 GPUS = 2

@@ -15,7 +15,7 @@ import pytest
 from dra_driver.hardware.gpu.simulated import root as simulated_root
 from dra_driver.hardware.sharing.mps import MpsClient
 from dra_driver.hardware.sharing.mps_files import MpsFolders
-from tests.fakes.gpu_notes import FakeGpuNotes
+from tests.fakes.sharing import FakeGpuNotes
 from tests.fakes.simulated_gpus import SimulatedBackend
 
 DRIVER = "gpu.nvidia.com"

@@ -269,7 +269,7 @@ def test_a_node_process_that_is_killed_while_it_waits_leaves_what_the_next_one_c
         "import sys; from pathlib import Path; from dra_driver.hardware.sharing.mps import MpsClient;"
         "from dra_driver.hardware.sharing.mps_files import MpsDaemon;"
         "from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend;"
-        "from tests.fakes.gpu_notes import FakeGpuNotes;"
+        "from tests.fakes.sharing import FakeGpuNotes;"
         "backend = SimulatedBackend.from_spec('2xh100-sxm5-80gb', 'node'); backend.open();"
         f"MpsClient(Path({str(node.folders.root)!r}), backend, FakeGpuNotes())"
         f".ensure(MpsDaemon(id='one', devices=({node.gpus[0]!r},)), within_s=60.0)"

@@ -20,8 +20,8 @@ from dra_driver.hardware.cdi.writer import CdiWriter
 from dra_driver.node.claims.entry import AssignedDevice, AttemptToken, OwnerId
 from dra_driver.node.claims.journal import Journal
 from dra_driver.node.policy.policy_set import PolicySet, save_set
-from tests.fakes import entries
-from tests.fakes.claims import NAMES, gpu, ref, uid
+from tests.fakes.claims import NAMES, gpu, partition, ref, uid
+from tests.fakes.claims import device as journal_device
 from tests.fakes.syscalls import MARK
 
 GPU = gpu(0).uuid
@@ -36,8 +36,8 @@ def mark(name: str) -> None:
 def device(number: int, *, live: bool = False) -> AssignedDevice:
     """A partition created for a claim; of a GPU of its own, so that claims do not exclude each other."""
     uuid = gpu(number).uuid
-    part = entries.partition(gpu=uuid, gi_id=number if live else None)
-    return entries.device(device=DeviceName(f"gpu-{number}-mig"), gpu_uuid=uuid, partition=part)
+    part = partition(gpu=uuid, gi_id=number if live else None)
+    return journal_device(device=DeviceName(f"gpu-{number}-mig"), gpu_uuid=uuid, partition=part)
 
 
 def begin(journal: Journal, number: int, *, durable: bool = False) -> AttemptToken:

@@ -27,7 +27,7 @@ from dra_driver.core.model.terms import GpuTerms, Interval, SharingTerms, Strate
 from dra_driver.hardware.gpu.backend import ComputeMode
 from tests.fakes.claims import CONTROL_PROGRAM, claim, result, share_result
 from tests.fakes.fuse import Fuse, Fused, Killed
-from tests.fakes.memory import memory_folder
+from tests.fakes.node_process import memory_folder
 from tests.unit.node.claims.conftest import ClaimsNode, Run, simulated
 from tests.unit.node.claims.test_kill_hardware import STEPS, mps_config, slice_config
 

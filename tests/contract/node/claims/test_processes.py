@@ -23,7 +23,7 @@ from dra_driver.node.claims.entry import State
 from tests.contract.node.claims.dying import CLAIMS, Node
 from tests.contract.node.claims.node import GPUS, open_claims_service
 from tests.fakes.claims import NAMES, claim, part, ref, result, uid
-from tests.fakes.memory import memory_folder
+from tests.fakes.node_process import memory_folder
 from tests.fakes.simulated_gpus import SimulatedBackend
 
 KILLS = 12

@@ -9,8 +9,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.contract.node.process.processes import ask
+from tests.fakes.kubelet import FakePodResources
 from tests.fakes.node_process import DriverProcess
-from tests.fakes.pod_resources import FakePodResources
 from tests.fakes.simulated_gpus import SimulatedBackend
 from tests.harness.servers import free_port
 from tests.unit.node.exporter.fakes import FakeProc

@@ -16,7 +16,7 @@ from dra_driver.node.process.health_report import HealthStreams
 from dra_driver.node.process.sockets import SocketPaths
 from dra_driver.sim.apiserver.server import ApiServer
 from tests.contract.node.process.processes import NODE, SLICES, Node
-from tests.fakes.preparer import FakePreparer
+from tests.fakes.claims import FakePreparer
 
 DRIVER = "gpu.nvidia.com"
 

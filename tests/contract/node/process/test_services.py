@@ -16,8 +16,8 @@ from dra_driver.node.process.server import MAX_REQUEST_BYTES
 from dra_driver.node.process.service import MAX_CLAIMS, PREPARE_THREADS, result_of
 from tests.contract.node.process.conftest import DRIVER, Plugin
 from tests.contract.node.process.processes import until
+from tests.fakes.claims import prepared_device
 from tests.fakes.kubelet import DraClient, dial, get_info, notify, v1, v1beta1, watch_health
-from tests.fakes.preparer import device
 
 A, B = "b1c7e0f2-5d0a-4c61-9f7e-0f6f0a8c1d2e", "1d2e3f40-5d0a-4c61-9f7e-0f6f0a8cffff"
 
@@ -102,7 +102,7 @@ def test_a_call_names_no_claim_or_one_twice_and_answers_share_ids(plugin: Plugin
     assert not client.prepare().claims
     assert not client.unprepare().claims
     assert plugin.preparer.prepared == []
-    plugin.preparer.answers[A] = (device(share_id="s-1"), device("gpu-1"))
+    plugin.preparer.answers[A] = (prepared_device(share_id="s-1"), prepared_device("gpu-1"))
     answer = client.prepare(A, A)
     assert (set(answer.claims), len(plugin.preparer.prepared)) == ({A}, 1)
     shared, whole = answer.claims[A].devices

@@ -10,7 +10,7 @@ from dra_driver.kube.published import islands_of
 from dra_driver.scheduler.allocation import Allocator
 from tests.bench.linking import BOARDS, Node, Tally, board, orders, play, sequence
 from tests.fakes.dra_objects import Obj, allocated, claim, device_class, exactly, node
-from tests.fakes.mig_cluster import NODE, built, published
+from tests.fakes.published import NODE, built, published
 from tests.fakes.simulated_gpus import SimulatedBackend
 
 LINKED = [{"requests": ["gpu"], "matchAttribute": "gpu.nvidia.com/nvlinkIsland"}]

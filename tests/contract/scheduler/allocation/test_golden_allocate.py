@@ -12,7 +12,7 @@ from dra_driver.core.errors import DraError
 from dra_driver.scheduler.allocation import AllocationOutcome, Allocator, Limits, SchedulerFeatures
 from tests.fuzz import allocate_fuzz
 from tests.golden import run
-from tests.golden.allocate_family import questions
+from tests.golden.run import questions
 
 TABLE = Path(run.__file__).with_name("allocate.jsonl.gz")
 Question = dict[str, Any]

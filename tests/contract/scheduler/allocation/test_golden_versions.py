@@ -7,7 +7,7 @@ import pytest
 
 from dra_driver.scheduler.allocation import SchedulerQuirks
 from tests.golden import by_version, run
-from tests.golden.allocate_family import allocate_difference
+from tests.golden.run import allocate_difference
 
 TABLE = Path(run.__file__).with_name("allocate.jsonl.gz")
 CASES = {("1.34", "on"): 1237, ("1.34", "default"): 1332, ("1.35", "on"): 1332, ("1.35", "default"): 1332}

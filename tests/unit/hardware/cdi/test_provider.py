@@ -20,7 +20,7 @@ from dra_driver.hardware.cdi.writer import CdiWriter
 from dra_driver.hardware.device_nodes.numbers import Majors
 from dra_driver.hardware.driver_root.root import DriverRoot
 from tests.fakes.driver_root import debian
-from tests.fakes.flaky_files import FlakyFiles
+from tests.fakes.fuse import FlakyFiles
 
 NAMES = CdiNames("gpu.nvidia.com")
 LIBS = "usr/lib/x86_64-linux-gnu"

@@ -14,7 +14,7 @@ from dra_driver.core.errors import ClaimError, InvalidSpecError, StorageError
 from dra_driver.hardware.cdi.names import CdiNames
 from dra_driver.hardware.cdi.spec import CdiDevice, CdiSpec, ContainerEdits
 from dra_driver.hardware.cdi.writer import STALE_AFTER_S, CdiWriter, Files, render
-from tests.fakes.flaky_files import WRITE_STEPS, Died, FlakyFiles, error
+from tests.fakes.fuse import WRITE_STEPS, FlakyFiles, Killed, error
 
 NAMES = CdiNames("gpu.nvidia.com")
 UID = "0b7f2a6e-7a3c-4c6c-9d0e-1f2a3b4c5d6e"
@@ -155,8 +155,8 @@ def test_dying_between_any_two_steps_leaves_no_half_file(
     """A runtime sees the old document, the new one or none; the leftover goes away once it is old."""
     if existed:
         put(writer(tmp_path), document, "old")
-    with pytest.raises(Died):
-        put(writer(tmp_path, FlakyFiles(step, Died())), document, "new")
+    with pytest.raises(Killed):
+        put(writer(tmp_path, FlakyFiles(step, Killed())), document, "new")
     path = path_of(tmp_path, document)
     if path.exists():
         assert path.read_bytes() in (content(document, "old"), content(document, "new"))

@@ -10,7 +10,7 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigInstance, PartitionId
 from dra_driver.hardware.gpu.backend import MIG_MODE
 from dra_driver.hardware.mig.manager import MigManager
-from tests.fakes.gpu_notes import FakeGpuNotes
+from tests.fakes.sharing import FakeGpuNotes
 from tests.fakes.simulated_gpus import SimulatedBackend
 
 ONE, DOUBLE, TWO, THREE, FOUR, ALL = 19, 15, 14, 9, 5, 0

@@ -14,7 +14,8 @@ from dra_driver.hardware.gpu.backend import COMPUTE_MODE, ComputeMode
 from dra_driver.hardware.sharing import mps
 from dra_driver.hardware.sharing.mps import MpsClient
 from dra_driver.hardware.sharing.mps_files import MAX_DAEMONS, DaemonState, DaemonStatus, MpsDaemon
-from tests.fakes.sharing import Clock, Died, FakeControl, FakeHost, Mortality, MortalNotes
+from tests.fakes.fuse import Killed
+from tests.fakes.sharing import Clock, FakeControl, FakeHost, Mortality, MortalNotes
 
 G1, G2 = (GpuUuid(f"GPU-00000000-0000-0000-0000-00000000000{number}") for number in (1, 2))
 M1 = "MIG-00000000-0000-0000-0000-000000000001"
@@ -251,7 +252,7 @@ def test_a_death_at_any_step_is_put_right_by_the_next_process(
                 world.client.ensure(DAEMON, within_s=5.0)
             else:
                 world.client.release("one", (), within_s=5.0)
-        except Died:
+        except Killed:
             died += 1
             world.mortality.at = None
             if then == "ensure":

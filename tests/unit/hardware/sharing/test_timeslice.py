@@ -11,8 +11,8 @@ from dra_driver.core.model.terms import Interval
 from dra_driver.hardware.gpu.backend import COMPUTE_MODE, TIME_SLICE, ComputeMode
 from dra_driver.hardware.sharing.timeslice import Smi, TimeSlicer, restore_compute_mode, set_compute_mode
 from tests.fakes.driver_root import FakeDriverRoot
-from tests.fakes.gpu_notes import FakeGpuNotes
-from tests.fakes.sharing import Died, FakeControl, Mortality, MortalNotes
+from tests.fakes.fuse import Killed
+from tests.fakes.sharing import FakeControl, FakeGpuNotes, Mortality, MortalNotes
 
 GPU = GpuUuid("GPU-00000000-0000-0000-0000-000000000001")
 
@@ -169,7 +169,7 @@ def test_a_death_at_any_step_is_put_right_by_reset(call: str, after: bool, befor
                 world.slicer.set(GPU, Interval.LONG, within_s=5.0)
             else:
                 world.slicer.reset(GPU, within_s=5.0)
-        except Died:
+        except Killed:
             steps += 1
             world.mortality.at = None
             world.slicer.reset(GPU, within_s=5.0)

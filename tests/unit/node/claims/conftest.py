@@ -42,7 +42,7 @@ from tests.fakes.claims import (
     share_result,
     uid,
 )
-from tests.fakes.memory import memory_folder
+from tests.fakes.node_process import memory_folder
 from tests.fakes.simulated_gpus import SimulatedBackend
 from tests.fakes.stand_in import present
 

@@ -17,7 +17,7 @@ from dra_driver.node.claims.entry import AttemptToken, OwnerId
 from dra_driver.node.claims.journal import Journal
 from dra_driver.node.claims.journal.schema import SCHEMA_VERSION
 from tests.fakes.claims import gpu, ref, uid
-from tests.fakes.memory import memory_folder
+from tests.fakes.node_process import memory_folder
 from tests.fakes.stand_in import present
 from tests.unit.node.claims.test_journal import assigned, prepared
 

@@ -20,7 +20,7 @@ from dra_driver.core.model.ids import ClaimUid
 from dra_driver.node.claims.entry import State
 from tests.fakes.claims import claim, machine, ref, result, uid
 from tests.fakes.fuse import Fuse, Fused, Killed
-from tests.fakes.memory import memory_folder
+from tests.fakes.node_process import memory_folder
 from tests.unit.node.claims.conftest import ClaimsNode, Run
 from tests.unit.node.claims.test_kill_hardware import FILES, JOURNAL, MAINTENANCE
 

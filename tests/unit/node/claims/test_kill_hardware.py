@@ -18,7 +18,7 @@ from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.node.claims.entry import State
 from tests.fakes.claims import claim, ref, result, share_result, uid
 from tests.fakes.fuse import Fuse, Fused, Killed
-from tests.fakes.memory import memory_folder
+from tests.fakes.node_process import memory_folder
 from tests.unit.node.claims.conftest import ClaimsNode, Run, config, simulated, slicing
 
 JOURNAL = {"begin", "amend", "finish", "start_unprepare", "forget", "adopt", "set_gpu_note", "clear_gpu_note"}

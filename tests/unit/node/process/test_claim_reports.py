@@ -39,7 +39,7 @@ from dra_driver.node.process.claim_reports import (
 from dra_driver.node.process.health_conditions import Notice
 from dra_driver.node.process.health_report import DeviceReport, DeviceState
 from dra_driver.node.process.usage_report import ClaimNotice
-from tests.fakes.entries import device, entry, partition, sharing
+from tests.fakes.claims import device, entry, partition, sharing
 from tests.fakes.stand_in import stand_in
 from tests.unit.node.health.world import condition
 from tests.unit.node.slices.gpus import H100, instance, mig_gpu

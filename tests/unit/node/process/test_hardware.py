@@ -21,7 +21,7 @@ from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 from dra_driver.node.process import hardware
 from dra_driver.node.process.hardware import DeviceNodeReport, HostDeviceNodes, OwnedBackend, SimulatedDev
 from tests.fakes.dev_folder import MemoryDev
-from tests.fakes.gpu_notes import FakeGpuNotes
+from tests.fakes.sharing import FakeGpuNotes
 from tests.fakes.stand_in import present, stand_in
 
 SETTINGS = load_node_settings({"node_name": "node-a", "simulate": "2xh100-sxm5-80gb"}, {})

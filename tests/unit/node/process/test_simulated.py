@@ -29,7 +29,7 @@ from dra_driver.kube import paths
 from dra_driver.kube.own_node import OwnNode
 from dra_driver.node.claims.entry import Entry, State
 from dra_driver.node.process.simulated import SOURCE, SimulatedFaults, SimulatedUses
-from tests.fakes.entries import GPU, device, entry, partition
+from tests.fakes.claims import GPU, device, entry, partition
 from tests.fakes.simulated_gpus import SimulatedBackend
 from tests.fakes.stand_in import stand_in
 

@@ -32,7 +32,7 @@ from dra_driver.node.process.usage_exporter import (
 )
 from dra_driver.node.usage import assignments
 from dra_driver.node.usage.values import Assignments
-from tests.fakes.entries import GPU, device, entry, partition, sharing
+from tests.fakes.claims import GPU, device, entry, partition, sharing
 from tests.fakes.simulated_gpus import SimulatedBackend
 
 RULES = UsageRules(

@@ -28,8 +28,7 @@ from dra_driver.node.process.usage_report import (
     UsageReport,
     believed,
 )
-from tests.fakes.claims import gpu, ref
-from tests.fakes.entries import device, entry, sharing
+from tests.fakes.claims import device, entry, gpu, ref, sharing
 from tests.unit.node.claims.test_journal import begun, open_journal, prepared
 from tests.unit.node.claims.test_journal_forms import shared
 from tests.unit.node.policy.hardware import node, uuid
