@@ -149,7 +149,6 @@ def test_answer_that_breaks_off_is_an_error_of_its_own(wire: bytes) -> None:
 
 
 def test_unfinished_answer_ends_its_connection() -> None:
-    """The rest of its body would be the head of the next answer."""
     with raw(OK + b"Content-Length: 5\r\n\r\nhel", SECOND) as found:
         answer = found.request("GET", "/x", {}, None, LIMITS)
         assert answer.read_some(3) == b"hel"
@@ -158,7 +157,6 @@ def test_unfinished_answer_ends_its_connection() -> None:
 
 
 def test_interrupt_of_a_closed_answer_does_not_reach_the_next() -> None:
-    """The connection serves another request then."""
     with raw(OK + b"Content-Length: 0\r\n\r\n", SECOND) as found:
         answer = found.request("GET", "/x", {}, None, LIMITS)
         assert answer.read_some(3) == b""
@@ -206,7 +204,6 @@ def test_a_target_cannot_add_a_line_to_the_request(target: str) -> None:
 
 @pytest.fixture
 def plain_listener() -> Iterator[int]:
-    """A port on which something else than TLS answers."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def answer() -> None:
@@ -229,7 +226,6 @@ def test_a_server_without_tls_is_named_as_such(plain_listener: int) -> None:
 
 
 def test_no_more_connections_are_kept_than_asked_for() -> None:
-    """A burst of calls must not leave its connections open for ever."""
     ports = set()
 
     def script(x: Exchange) -> None:
@@ -251,7 +247,6 @@ def test_no_more_connections_are_kept_than_asked_for() -> None:
 
 @pytest.mark.parametrize("where", ["head", "body"])
 def test_bytes_that_never_stop_do_not_outlast_the_deadline(where: str) -> None:
-    """Each read finds some at once, so none of them times out."""
     started = CHUNKED if where == "body" else b""
     part = b"1\r\nx\r\n" if where == "body" else b"HTTP/1.1 100 Continue\r\n\r\n"
     limits = RequestLimits(connect_s=1.0, read_s=1.0, deadline=time.monotonic() + 0.1)

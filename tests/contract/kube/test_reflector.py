@@ -156,7 +156,6 @@ def test_an_expired_version_means_list_again(tmp_path: Path) -> None:
 
 
 def test_a_list_after_the_first_may_come_from_the_servers_cache(tmp_path: Path) -> None:
-    """It is at least as new as the last event; a list that was asked for is current, as the first one."""
     script = scripted(
         LIST_7,
         lambda x: x.stream([event("ADDED", "b", "41"), EXPIRED]),
@@ -220,7 +219,6 @@ def test_a_version_that_expires_right_after_each_list_is_no_busy_loop(tmp_path: 
 
 
 def test_a_list_whose_version_expires_after_a_watch_is_no_busy_loop(tmp_path: Path) -> None:
-    """A watch that worked says nothing about the lists that follow it."""
     watched = iter([[event("BOOKMARK", "", "8"), EXPIRED]])
     listed = iter([LIST_7])
 
@@ -253,7 +251,6 @@ def test_garbage_is_survived(tmp_path: Path) -> None:
 
 
 def test_events_split_over_packets_arrive_whole(tmp_path: Path) -> None:
-    """Chunks of the transport do not end at line ends."""
     halves = [b'{"type":"ADDED","object":{"metadata":{"na', b'me":"b","resourceVersion":"8"}}}\n']
     with reflecting(scripted(LIST_7, lambda x: x.stream(halves, end="hang")), tmp_path) as (_, __, heard):
         heard.wait_for(("added", "b"))

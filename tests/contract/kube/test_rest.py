@@ -32,7 +32,6 @@ def client(server: ScriptedServer, tmp_path: Path) -> RestClient:
 
 
 def written(server: ScriptedServer, tmp_path: Path) -> Path:
-    """A kubeconfig for the server."""
     path = tmp_path / "kubeconfig"
     path.write_text(server.kubeconfig())
     return path
@@ -212,7 +211,6 @@ def test_a_read_without_time_left_is_not_sent(tmp_path: Path) -> None:
 
 
 def test_a_short_deadline_is_not_kept_for_the_next_request(tmp_path: Path) -> None:
-    """Connections are reused; their timeouts are each request's own."""
 
     def script(x: Exchange) -> None:
         if x.number == 2:

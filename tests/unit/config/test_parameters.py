@@ -104,7 +104,6 @@ def test_huge_parameters_are_refused_before_they_are_looked_at() -> None:
 
 
 def test_an_error_stays_short_whatever_was_written() -> None:
-    """An event's message is limited, and a wall of text hides the one fact that matters."""
     parameters = gpu_config(**{f"field-{index}-{'x' * 100}": index for index in range(40)})
     assert "and 35 more" in refusal(parameters)
     assert len(refusal(parameters)) < 700

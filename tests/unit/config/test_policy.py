@@ -37,7 +37,6 @@ def test_a_policy_that_says_nothing_is_the_default_for_every_gpu() -> None:
 
 
 def test_an_object_as_kubectl_prints_it_is_taken() -> None:
-    """Further metadata and the status are not checked."""
     written = policy(priority=3) | {"status": {"conditions": []}}
     written["metadata"] |= {"uid": "x", "managedFields": [{}], "labels": {"a": "b"}}
     assert decoded(written).priority == 3

@@ -58,7 +58,6 @@ def test_a_number_that_is_none_counts_as_zero(value: Any) -> None:
 
 
 def test_models_and_requests_are_bounded_and_their_names_too() -> None:
-    """Names come from ResourceSlices, which any driver of the cluster writes."""
     requests = [{"request": f"{'r' * 95}\n{number}"} for number in range(99)]
     models = decode(text(models=[{"model": f"m{number}", "requests": requests} for number in range(99)]))
     assert len(models) == MAX_MODELS

@@ -14,7 +14,6 @@ def record(holder: str = "other", version: str = "1", duration: float = 15.0) ->
 
 
 def test_a_record_that_changes_is_never_taken_whatever_its_times_say() -> None:
-    """Clocks of other machines are not trusted: only that something changed counts, and our own clock."""
     sighting = election.seen(record(version="1"), None, 100.0)
     sighting = election.seen(record(version="2"), sighting, 114.0)
     assert not election.may_take(sighting, "me", 128.9)

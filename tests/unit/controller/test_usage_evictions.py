@@ -79,7 +79,6 @@ def world() -> World:
 
 
 def test_a_pod_over_its_grant_is_told_first_and_evicted_after_the_grace_time(world: World) -> None:
-    """And no earlier: the node's own times do not count."""
     world.tell(over())
     world.run_until(59)
     assert world.evicted == []

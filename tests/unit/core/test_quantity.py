@@ -62,7 +62,6 @@ def test_refuses_what_kubernetes_refuses(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["1e999999999", "1e-999999999", "9" * 5000])
 def test_hostile_texts_cost_nothing(text: str) -> None:
-    """An exponent or a length beyond reason is refused before any arithmetic."""
     with pytest.raises(ValueError, match="not a quantity"):
         Quantity.parse(text)
 
@@ -88,7 +87,6 @@ def test_bytes_are_exact(count: int) -> None:
 
 @given(st.decimals(-(10**9), 10**9, allow_nan=False, places=12))
 def test_fractions_round_away_from_zero(number: object) -> None:
-    """Anything finer than a billionth becomes a billionth: asking for something never turns into nothing."""
     exact = Fraction(str(number)) * NANO
     nano = Quantity.parse(f"{number:f}").nano
     assert abs(nano) - abs(exact) < 1

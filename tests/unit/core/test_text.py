@@ -24,7 +24,6 @@ def test_unprintable_characters_are_replaced() -> None:
 
 
 def test_quoted_value_is_escaped_and_short() -> None:
-    """Values of users stand in events, which have limits."""
     assert quoted(ESCAPE) == "'\\x1b[31mred\\u202e'"
     assert len(quoted("x" * 1000)) == 80
 
@@ -51,7 +50,6 @@ def test_listed_names_are_few_and_differ() -> None:
     ],
 )
 def test_bytes_are_shown_in_gib(count: int | None, shown: str) -> None:
-    """One decimal where it says something."""
     assert gib(count) == shown
 
 

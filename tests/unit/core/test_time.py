@@ -36,7 +36,6 @@ def test_time_is_read_in_utc(text: str) -> None:
     "value", [None, 7, "", "soon", "2026-01-31", "2026-01-31T12:00:00", "0001-01-01T00:00:00+01:00", ["2026"]]
 )
 def test_value_that_is_no_time_is_none(value: object) -> None:
-    """Objects of other clients may have anything in the place of a time."""
     assert parse_time(value) is None
 
 
@@ -55,7 +54,6 @@ def test_pauses_double_up_to_the_longest_and_begin_again_after_a_success() -> No
 
 
 def test_jitter_shortens_a_pause_to_half_at_most() -> None:
-    """Otherwise all nodes of a cluster come back at the same moment."""
     assert Backoff(first_s=1.0, longest_s=5.0, rand=lambda: 1.0).next_s() == 0.5
     assert Backoff(first_s=1.0, longest_s=5.0, rand=lambda: 0.0).next_s() == 1.0
 

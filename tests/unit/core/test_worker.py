@@ -90,7 +90,6 @@ def test_first_turn_waits_when_asked_to() -> None:
 
 
 def test_wake_takes_a_turn_before_it_is_due() -> None:
-    """A wake ends the wait, also one without an end, and only its turn is marked as woken."""
     woken: list[bool] = []
 
     def turn(answer: float | None) -> Callable[[Bench], float | None]:
@@ -166,7 +165,6 @@ def test_stop_reports_a_thread_that_does_not_end() -> None:
 
 
 def test_stop_from_the_thread_itself_does_not_wait() -> None:
-    """A turn may stop its own worker, for example in a callback."""
     stopped: list[bool] = []
     worker = Worker("own", lambda: stopped.append(worker.stop(10)))
     worker.start()
@@ -176,7 +174,6 @@ def test_stop_from_the_thread_itself_does_not_wait() -> None:
 
 
 def test_stop_without_start_returns_at_once() -> None:
-    """A half-started process is ended without knowing which threads run."""
     assert Worker("idle", lambda: None).stop(10)
 
 

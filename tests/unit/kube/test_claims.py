@@ -81,7 +81,6 @@ CONFIG = "status.allocation.devices.config.2"
 
 
 def test_reads_this_drivers_part_in_order() -> None:
-    """Results and configs of other drivers may have any shape."""
     found = allocated_claim(claim(), REF, DRIVER)
     pool = PoolName("node-a/gpu.nvidia.com")
     assert found.results == (
@@ -160,7 +159,6 @@ def test_a_replaced_or_unallocated_claim_has_an_error_of_its_own(path: str, valu
     ],
 )  # fmt: skip
 def test_a_malformed_claim_is_refused_with_the_path_of_the_field(path: str, value: Any, expected: str) -> None:
-    """Names end in file names and environments; the pod's event names the field."""
     with pytest.raises(ClaimError) as caught:
         allocated_claim(changed(path, value), REF, DRIVER)
     assert str(caught.value).startswith(f"claim {REF} is malformed: ")
@@ -188,7 +186,6 @@ _json = st.recursive(
 
 @given(st.sampled_from([RESULT, f"{RESULT}.device", CONFIG, "status", "status.allocation.devices", "metadata"]), _json)
 def test_no_value_anywhere_breaks_more_than_the_claim(path: str, value: Any) -> None:
-    """For any value in a claim, the answer is a claim or a ClaimError."""
     with contextlib.suppress(ClaimError):
         assert allocated_claim(changed(path, value), REF, DRIVER).results
 
@@ -218,7 +215,6 @@ class Api:
 
 
 def test_the_reader_gets_the_claim_by_its_quoted_name() -> None:
-    """A name can never address another path of the API."""
     api = Api(claim())
     assert ApiClaimReader(api, DRIVER).read(REF).ref == REF
     evil = ClaimRef(namespace="ns", name="../../pods/x?y", uid=REF.uid)
@@ -249,7 +245,6 @@ def test_a_claim_that_is_gone_was_replaced_but_an_unknown_api_is_not() -> None:
 
 
 def test_several_claims_are_read_at_once_and_each_gets_its_own_answer() -> None:
-    """One claim of a pod that was replaced must not keep the pod's other claims from being read."""
     other = ClaimRef(namespace="ns", name="other", uid=ClaimUid("f" * 8))
     bad = ClaimRef(namespace="", name="x", uid=ClaimUid("e" * 8))
     found = ApiClaimReader(Api(claim()), DRIVER).read_all([REF, other, bad], within_s=2.0)

@@ -30,7 +30,6 @@ def slice_(name: str, pool: str, generation: int | None, driver: str = "d") -> d
     "claim", [{}, {"status": None}, {"status": {"allocation": None}}, {"status": {"allocation": {"devices": None}}}]
 )
 def test_claim_without_allocation_has_no_results(claim: dict[str, Any]) -> None:
-    """Null is the same as missing."""
     assert not results_of(claim)
     assert not users_of(claim)
 
@@ -59,7 +58,6 @@ def test_missing_generation_is_0() -> None:
 
 @pytest.mark.parametrize("name", ["uuid", "gpu.nvidia.com/uuid"])
 def test_attribute_is_found_with_and_without_its_domain(name: str) -> None:
-    """The domain of the driver is the default; another one is another attribute."""
     assert attribute_of({name: {"string": "GPU-1"}}, "gpu.nvidia.com", "uuid") == {"string": "GPU-1"}
     assert attribute_text({name: {"string": "GPU-1"}}, "gpu.nvidia.com", "uuid") == "GPU-1"
     assert attribute_text({name: {"int": 1}}, "gpu.nvidia.com", "uuid") == ""

@@ -81,7 +81,6 @@ def test_an_old_or_deleted_event_is_created_again() -> None:
 
 
 def test_a_full_queue_drops_and_counts() -> None:
-    """The caller never waits, and memory is bounded."""
     bench = Bench()
     for number in range(MAX_PENDING + 5):
         bench.recorder.record(NODE, "Normal", "Reason", f"text {number}")
@@ -91,7 +90,6 @@ def test_a_full_queue_drops_and_counts() -> None:
 
 
 def test_a_refused_event_is_dropped_and_counted() -> None:
-    """Best effort: no retry, no exception, the next one is tried again."""
     bench = Bench()
     bench.api.failures = [ForbiddenError("403", status=403)]
     bench.say("one")
@@ -108,7 +106,6 @@ def test_a_long_message_is_cut() -> None:
 
 
 def test_stop_writes_what_is_queued() -> None:
-    """The last events of a process that stops often explain why."""
     bench = Bench()
     bench.recorder.start()
     bench.recorder.record(NODE, "Normal", "Stopping", "bye")

@@ -36,7 +36,6 @@ def modified(item: dict[str, Any]) -> ReflectorChange:
 
 
 def test_only_fields_that_are_used_are_kept() -> None:
-    """Images and the annotations of others are most of a Node object."""
     annotations = {"gpu.dra-driver.io/detach": "why", "other.example/x": "y"}
     labels = {"nvidia.com/gpu.deploy.client": "true", "kubernetes.io/os": "linux"}
     item = node(annotations=annotations, labels=labels, allocatable={"nvidia.com/gpu": "8", "cpu": "64"})
@@ -59,7 +58,6 @@ def test_only_fields_that_are_used_are_kept() -> None:
 
 
 def test_hostile_objects_cost_no_memory_and_no_traceback() -> None:
-    """A client that may patch the Node can write anything into it."""
     many = {f"gpu.dra-driver.io/{number}": "x" * 100_000 for number in range(1000)}
     kept = OwnNode.of(node(annotations=many, labels=["a"], allocatable="none"))
     assert len(kept.annotations) == MAX_ENTRIES
@@ -93,7 +91,6 @@ def test_a_deleted_node_object_keeps_the_last_value() -> None:
 
 
 def test_an_answer_without_a_node_is_an_answer() -> None:
-    """A node that is not registered yet does not delay the start."""
     watch = OwnNodeWatch(NoApi(), "node-a")
     assert not watch.wait_first(0.0)
     watch.notice(ReflectorChange("listed"))

@@ -39,7 +39,6 @@ from dra_driver.core.request_rights import right_in, right_of
     ],
 )
 def test_right_of_a_request(request_line: str, named: str, asked: str) -> None:
-    """An administrator can grant what is named, and the command asks for it."""
     right = right_of(request_line)
     assert right is not None
     assert (str(right), right.auth_can_i) == (named, asked)
@@ -47,12 +46,10 @@ def test_right_of_a_request(request_line: str, named: str, asked: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "GET", "cannot read x", "list of things", "GET pods"])
 def test_what_is_no_request_needs_no_right(text: str) -> None:
-    """Sentences of other errors begin otherwise."""
     assert right_of(text) is None
     assert right_in(text) is None
 
 
 def test_right_in_an_error() -> None:
-    """Errors of `kube.rest` begin with their request."""
     right = right_in("GET /api/v1/nodes failed: 403 Forbidden: nodes is forbidden")
     assert str(right) == "list nodes"

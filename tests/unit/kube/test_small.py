@@ -50,7 +50,6 @@ def test_a_name_that_would_change_the_path_is_refused(name: str) -> None:
     ],
 )
 def test_names(text: str, label: bool, subdomain: bool, pool: bool) -> None:
-    """Names that the API server would refuse are refused before a request."""
     assert (is_label(text), is_subdomain(text), is_pool_name(text)) == (label, subdomain, pool)
 
 
@@ -72,7 +71,6 @@ def test_the_servers_version_is_read_with_its_suffixes() -> None:
 
 @pytest.mark.parametrize("answer", [{}, {"major": 1, "minor": 2, "gitVersion": "x"}, {"major": "one", "minor": "1"}])
 def test_a_version_that_is_none_is_an_error(answer: dict[str, Any]) -> None:
-    """Something answered that is no API server."""
     with pytest.raises(KubernetesApiError, match="GET /version"):
         server_version(Api(answer))
 

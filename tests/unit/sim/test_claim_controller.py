@@ -75,7 +75,6 @@ def test_creates_a_claim_and_names_it_in_the_pod(store: Store) -> None:
 
 
 def test_creates_a_claim_once(store: Store) -> None:
-    """If writing the pod's status failed, the next step finds the claim of the last one."""
     make_pod(store)
     controller = ClaimController(store)
     controller.step()
@@ -216,7 +215,6 @@ class World:
         self.store.update_status(PODS, pod)
 
     def leaving(self) -> list[str]:
-        """Pods whose deletion has begun or is done."""
         alive = {
             pod["metadata"]["name"]
             for pod in self.store.list(PODS, "default").items

@@ -15,7 +15,6 @@ from tests.fakes.simulated_gpus import SimulatedBackend
 
 @pytest.fixture
 def node(tmp_path: Path) -> ClusterNode:
-    """A node that was never started."""
     folders = NodeFolders(tmp_path / "n0")
     return ClusterNode(
         Store(),

@@ -230,7 +230,6 @@ def test_a_process_leads_to_its_container_until_it_ends(tmp_path: Path) -> None:
 
 
 def test_the_kubelet_tells_the_devices_of_running_containers(tmp_path: Path) -> None:
-    """Of the request that a container names, or of all; a pod that does not run has none."""
     state = KubeletState(tmp_path / "state")
     state.add_user(NodeClaim(namespace="team", name="c", uid="u", drivers=(DRIVER,)), UID)
     fields: dict[str, Any] = {"driver": DRIVER, "pool": "n/p", "cdi_ids": ()}

@@ -47,7 +47,6 @@ def test_a_claim_of_the_same_name_waits_for_the_old_one(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:
-    """A kubelet that lost its state would leak devices."""
     (tmp_path / "s").write_text("{")
     with pytest.raises(StorageError, match="cannot read its state"):
         KubeletState(tmp_path / "s")

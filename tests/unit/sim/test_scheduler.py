@@ -11,7 +11,6 @@ from tests.fakes.dra_objects import claim, device_class, exactly, gpu, node, res
 
 @pytest.fixture
 def store() -> Store:
-    """Two nodes with two GPUs each, and the class."""
     store = Store()
     for name in ("a", "b"):
         store.create(NODES, {**node(name), "spec": {}})

@@ -51,7 +51,6 @@ def test_phase_follows_the_containers(states: tuple[ContainerState, ...], restar
 
 
 def test_a_failed_init_container_fails_a_pod_that_is_not_restarted() -> None:
-    """The main containers of such a pod never start."""
     states = {"init": BROKEN, "main": WAITING}
     assert phase(pod(init=("init",), restart="Never"), states) == "Failed"
     assert phase(pod(init=("init",), restart="Always"), states) == "Pending"
@@ -162,7 +161,6 @@ def test_manifests_are_read_with_errors_that_name_the_file(tmp_path: Path) -> No
 
 
 def test_a_restarted_kubelet_knows_what_the_former_one_wrote() -> None:
-    """Beginnings and ends of containers are in the status alone."""
     states = {
         "i": ContainerState(kind="terminated", reason="Completed", since=NOW, until=LATER),
         "main": ContainerState(kind="running", restarts=2, since=NOW),

@@ -94,7 +94,6 @@ class _Pod(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def listening() -> Iterator[int]:
-    """A pod's process on a port of this machine, for one request."""
     with HTTPServer(("127.0.0.1", 0), _Pod) as server:
         server.timeout = 5
         thread = threading.Thread(target=server.handle_request, daemon=True)

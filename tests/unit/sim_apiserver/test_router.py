@@ -24,7 +24,6 @@ def _ask(store: Store, method: str, path: str, body: Any = None, **options: Any)
 
 
 def _refusal(*asked: Any, **options: Any) -> int | None:
-    """The status with which a request is refused."""
     with pytest.raises(KubernetesApiError) as refused:
         _ask(*asked, **options)
     return refused.value.status

@@ -136,7 +136,6 @@ def test_secrets_hold_base64_only() -> None:
 
 
 def test_events_of_cluster_objects_live_in_default() -> None:
-    """A node's events have no namespace of their own."""
     event = {"metadata": {"name": "e", "namespace": "default"}, "involvedObject": {"kind": "Node", "name": "n1"}}
     assert Store().create(EVENTS, event)
     event["metadata"] = {"name": "e", "namespace": "kube-public"}

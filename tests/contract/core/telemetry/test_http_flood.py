@@ -20,7 +20,6 @@ ANSWER_BYTES = 2**22
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., int]]:
-    """Starts an endpoint with a check for /readyz; its port."""
     with ExitStack() as stack:
 
         def start(ready: Callable[[], list[str]] = list) -> int:
@@ -103,7 +102,6 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def test_clients_that_take_no_answer_do_not_fail_a_liveness_probe(serve: Callable[..., int]) -> None:
-    """Their requests are complete; the oldest of them is closed."""
     port = serve(lambda: ["x" * ANSWER_BYTES])
     with ExitStack() as held:
         clients = [held.enter_context(socket.socket()) for _ in range(MAX_CONNECTIONS + 1)]
@@ -118,7 +116,6 @@ def test_clients_that_take_no_answer_do_not_fail_a_liveness_probe(serve: Callabl
 
 
 def is_cut_off(client: socket.socket) -> bool:
-    """Whether the connection ends before the whole answer has come."""
     received = 0
     try:
         while data := client.recv(2**20):
@@ -152,7 +149,6 @@ def test_a_check_at_work_is_waited_for_and_holds_no_other_request(serve: Callabl
 
 
 def test_requests_for_a_check_that_hangs_are_refused_above_the_limit(serve: Callable[..., int]) -> None:
-    """Each that waits holds a thread; liveness is answered all the time."""
     finish = threading.Event()
     port = serve(lambda: [str(finish.wait(4 * PROBE_TIMEOUT_S))])
     with ExitStack() as held:
@@ -189,7 +185,6 @@ def test_requests_for_the_same_share_answers(serve: Callable[..., int]) -> None:
 
 
 def test_few_requests_get_answers_of_their_own(serve: Callable[..., int]) -> None:
-    """Who asks after a change sees it."""
     reasons = list[str]()
     port = serve(lambda: reasons)
     for expected in (200, 503, 200, 503):
@@ -198,7 +193,6 @@ def test_few_requests_get_answers_of_their_own(serve: Callable[..., int]) -> Non
 
 
 def test_a_dripping_request_line_is_cut_off(serve: Callable[..., int]) -> None:
-    """Each byte comes in time, but the line never ends."""
     port = serve()
     with connect(port) as drip:
         drip.settimeout(0.05)

@@ -38,7 +38,6 @@ def row(tree: DriverTree, host: Path) -> str:
 
 
 def test_the_page_lists_every_tree_and_what_is_found_in_it(tmp_path: Path) -> None:
-    """A reader looks up a system, and a change of the search shows in the table."""
     lines = PAGE.read_text().splitlines()
     start = lines.index(HEAD) + 2
     listed = lines[start : start + len(TREES)]

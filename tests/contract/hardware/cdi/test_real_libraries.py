@@ -22,7 +22,6 @@ def system_libraries() -> list[Path]:
 
 @pytest.mark.skipif(READELF is None, reason="needs readelf (package binutils) to compare with")
 def test_sonames_agree_with_readelf() -> None:
-    """On real libraries of many compilers and sizes."""
     libraries = system_libraries()
     assert libraries
     output = subprocess.run(
@@ -41,7 +40,6 @@ def test_sonames_agree_with_readelf() -> None:
 
 @pytest.mark.skipif(not Path("/etc/ld.so.cache").exists(), reason="needs a glibc system with a linker cache")
 def test_the_linkers_cache_agrees_with_ldconfig() -> None:
-    """Every 64-bit entry, in order."""
     printed = subprocess.run([LDCONFIG, "-p"], capture_output=True, text=True, check=True, timeout=60).stdout
     lines = re.findall(r"^\t(\S+) \((.*?)\) => (\S+)$", printed, flags=re.MULTILINE)
     expected = [(name, path) for name, flags, path in lines if re.search(r"x86-64|AArch64", flags)]

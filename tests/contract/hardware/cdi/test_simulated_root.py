@@ -25,7 +25,6 @@ UID = "0b7f2a6e-7a3c-4c6c-9d0e-1f2a3b4c5d6e"
 
 @pytest.fixture
 def snapshot() -> Snapshot:
-    """Eight simulated GPUs."""
     backend = SimulatedBackend.from_spec("8xh100-sxm5-80gb", "node-a")
     backend.open()
     try:

@@ -41,7 +41,6 @@ def node() -> NodeSpec:
 
 @pytest.fixture
 def uuid(node: NodeSpec) -> GpuUuid:
-    """The GPU at NVML index 0: an H100."""
     return node.gpus[0].gpu.uuid
 
 
@@ -66,7 +65,6 @@ def nvml(nvml_library: Path, state: State, tmp_path: Path) -> Iterator[NvmlBacke
 def open_nvml(
     nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Opened:
-    """Opens NVML over a node of the test's choice."""
 
     def build(node: NodeSpec) -> tuple[NvmlBackend, State]:
         monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "state"))
@@ -143,7 +141,6 @@ class Call:
 
 
 def waiting(nvml: NvmlBackend, state: State, timeout_s: float = LONG_S) -> Call:
-    """A thread that waits for an event inside NVML."""
     waits = state.calls(WAIT)
     call = Call(state, None, lambda: nvml.wait_for_event(timeout_s))
     until(lambda: state.calls(WAIT) > waits)
@@ -215,7 +212,6 @@ class Patient:
             self.state.configure(self.minor, **reported)
 
     def deafen(self) -> None:
-        """The GPU has no events."""
         if self.state is None:
             self.simulated.set_troubles(self.uuid, FailureMode.NO_EVENTS)
         else:

@@ -59,7 +59,6 @@ def test_creation_goes_on_when_the_other_client_has_closed_the_gpu(
 def test_a_creation_that_stays_refused_leaves_a_whole_gpu(
     stage: tuple[GpuBackend, Refuse], method: str, tmp_path: Path
 ) -> None:
-    """The error names who has it open; neither an instance, nor the mode, nor a note remains."""
     backend, refuse = stage
     gpu = backend.snapshot().gpus[0]
     monitor = tmp_path / "proc" / "4711"

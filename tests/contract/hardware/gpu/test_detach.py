@@ -63,7 +63,6 @@ def test_a_detached_backend_refuses_every_use_and_says_why(backend: GpuBackend) 
 
 
 def test_detach_and_reattach_may_be_repeated_in_any_state(backend: GpuBackend) -> None:
-    """The node's label is read again and again."""
     backend.reattach()
     assert backend.detach(REASON), "never opened"
     assert backend.detach("another reason")
@@ -100,7 +99,6 @@ def test_a_call_that_does_not_return_keeps_detach_from_saying_that_nothing_is_op
 
 
 def test_reattach_before_the_running_call_has_returned_harms_no_use(backend: GpuBackend, state: State) -> None:
-    """The upgrade was called off."""
     before = backend.snapshot()
     call = slow_call(backend, state, 0.2)
     assert not backend.detach(REASON, timeout_s=0)

@@ -30,7 +30,6 @@ def node(node: NodeSpec) -> NodeSpec:
 
 @pytest.fixture
 def sick(backend: GpuBackend, state: State) -> Sick:
-    """A GPU by its minor."""
     return lambda minor=H100: Patient(backend, state if isinstance(backend, NvmlBackend) else None, minor)
 
 
@@ -80,7 +79,6 @@ def test_equal_events_are_one_with_a_count_and_others_stay_apart(patient: Patien
 
 
 def test_events_of_the_time_while_detached_are_lost_and_those_after_it_are_told(patient: Patient) -> None:
-    """NVML does not repeat them; readings show what lasts."""
     patient.listen()
     assert patient.backend.detach("an upgrade")
     assert patient.events(0.01) == ()
@@ -97,7 +95,6 @@ def test_events_of_the_time_while_detached_are_lost_and_those_after_it_are_told(
 def test_a_gpu_without_events_is_unmonitored_with_a_reason_and_the_others_are_heard(
     patient: Patient, sick: Sick
 ) -> None:
-    """Virtual GPUs have none."""
     deaf = sick(L4)
     deaf.deafen()
     patient.listen()
@@ -137,7 +134,6 @@ def test_a_healthy_node_is_read_by_uuid_with_what_each_board_reports(backend: Gp
 def test_what_a_gpu_reports_shows_in_its_reading_until_it_recovers(
     sick: Sick, minor: int, fall_ill: Callable[[Patient], None], changed: dict[str, Any]
 ) -> None:
-    """And in no other field, and on no other GPU."""
     patient = sick(minor)
     before = patient.backend.health_readings()
     fall_ill(patient)
@@ -149,7 +145,6 @@ def test_what_a_gpu_reports_shows_in_its_reading_until_it_recovers(
 
 
 def test_a_lost_gpu_is_unreachable_until_it_answers_again_and_the_others_are_read(patient: Patient) -> None:
-    """Only that one: every wait for events fails with it at first."""
     before = patient.backend.health_readings()
     patient.listen()
     patient.lose()
@@ -187,7 +182,6 @@ def test_a_gpu_that_is_gone_stays_unreachable_until_it_is_forgotten(
 
 
 def test_readings_and_waits_may_run_beside_each_other_and_survive_a_close(patient: Patient) -> None:
-    """A process can be stopped in any state."""
     patient.listen()
     before = patient.backend.health_readings()
     patient.backend.close()

@@ -16,7 +16,6 @@ from tests.fakes.nvml.sysfs import unbind_in_sysfs
 
 
 def looks(nvml: NvmlBackend, seconds: float) -> None:
-    """Look again and again, as the inventory does."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         nvml.snapshot()
@@ -46,7 +45,6 @@ def test_a_gpu_that_hangs_is_left_out_and_the_others_go_on(impatient: NvmlBacken
 
 
 def test_a_gpu_that_hangs_at_its_first_look_is_left_out_by_its_index(impatient: NvmlBackend, state: State) -> None:
-    """Nothing is known about it; the start of the process does not wait for it."""
     state.hang("nvmlDeviceGetHandleByIndex_v2", device=0)
     found = impatient.snapshot()
     assert [gpu.minor for gpu in found.gpus] == [1, 2, 3, 4, 5, 6]
@@ -93,7 +91,6 @@ def test_a_change_of_a_gpu_that_hangs_fails_and_one_of_another_gpu_works(impatie
 
 
 def test_a_gpu_is_found_beside_one_that_hangs_at_its_first_look(impatient: NvmlBackend, state: State) -> None:
-    """A new session does not know yet which index is which GPU."""
     gpu = impatient.snapshot().gpus[3].uuid
     impatient.close()
     state.hang("nvmlDeviceGetHandleByIndex_v2", device=0)
@@ -108,7 +105,6 @@ def test_a_gpu_is_found_beside_one_that_hangs_at_its_first_look(impatient: NvmlB
 
 
 def test_a_change_that_hangs_does_not_stop_the_looks(impatient: NvmlBackend, state: State) -> None:
-    """And is the only thread that hangs."""
     before = impatient.snapshot()
     gpu = before.gpus[1].uuid
     change = Call(state, "nvmlDeviceGetComputeMode", lambda: impatient.compute_mode(gpu))
@@ -122,7 +118,6 @@ def test_a_change_that_hangs_does_not_stop_the_looks(impatient: NvmlBackend, sta
 
 
 def test_events_of_the_other_gpus_come_while_one_hangs(impatient: NvmlBackend, state: State) -> None:
-    """The event thread does not ask a GPU that hangs."""
     impatient.snapshot()
     state.hang("nvmlDeviceGetMemoryInfo", device=1)
     impatient.snapshot()
@@ -153,7 +148,6 @@ def test_a_call_that_hangs_keeps_the_session_and_closing_waits_a_bounded_time(
 
 
 def test_an_init_that_hangs_neither_blocks_detach_nor_stays_open(impatient: NvmlBackend, state: State) -> None:
-    """A driver upgrade must not wait for a driver that does not start."""
     opening = Call(state, "nvmlInitWithFlags", impatient.open)
     begin = time.monotonic()
     assert not impatient.detach("upgrade", timeout_s=0.1)

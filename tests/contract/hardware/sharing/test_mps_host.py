@@ -30,7 +30,6 @@ def daemon_of(node: Node, *, percentage: int | None = 50, limit: int | None = 10
 
 
 def serving(node: Node) -> "subprocess.Popen[bytes]":
-    """A host whose daemon is ready."""
     host = node.start_host()
     node.client.ensure(daemon_of(node), within_s=10.0)
     return host
@@ -80,7 +79,6 @@ def test_a_daemon_gets_its_devices_and_defaults_before_it_is_ready(node: Node) -
 
 
 def test_the_check_says_whether_the_host_works(node: Node) -> None:
-    """Ready while it runs; with a reason when it hangs or has ended."""
     host = node.start_host()
     assert check(node) == (0, "")
     host.send_signal(signal.SIGSTOP)
@@ -95,7 +93,6 @@ def test_the_check_says_whether_the_host_works(node: Node) -> None:
 
 
 def check(node: Node) -> tuple[int, str]:
-    """Exit status and output of ``mps-host --check``."""
     flags = [f"--kubelet-plugins-dir={node.plugins}", f"--driver-name={DRIVER}"]
     command = [sys.executable, "-m", "dra_driver.core.command_line.main", "mps-host", "--check", *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
@@ -315,7 +312,6 @@ def test_a_link_in_place_of_the_folder_for_memory_is_refused(node: Node) -> None
     ],
 )
 def test_a_wrong_setting_is_status_2_with_its_bounds(node: Node, flag: str, value: str, said: str) -> None:
-    """Too little and no client starts; too much is no bound."""
     host = node.start_host(flag, value)
     assert host.wait(timeout=10) == 2
     assert said in node.host_log()

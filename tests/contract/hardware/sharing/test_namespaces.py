@@ -33,7 +33,6 @@ def devices(node: Node, number: int) -> MpsDaemon:
 
 
 def started(node: Node, *more: str, daemons: int = 1) -> "subprocess.Popen[bytes]":
-    """A host with these daemons, which are ready."""
     host = node.start_host("--namespaces", "own", *more)
     for number in range(daemons):
         node.client.ensure(devices(node, number), within_s=10.0)
@@ -114,7 +113,6 @@ def test_shared_memory_of_running_containers_outlives_the_host(private_node: Nod
 
 
 def test_a_root_that_is_a_system_becomes_the_daemons_root(private_node: Node) -> None:
-    """The driver's programs then run with the libraries that they were installed with."""
     for name in ("sh", "sleep"):
         copy_program(name, private_node.root)
     if not (private_node.root / "bin").exists():
@@ -145,7 +143,6 @@ def test_a_root_without_the_folders_to_mount_on_is_a_sentence(private_node: Node
 
 
 def failure(node: Node) -> str:
-    """Why a host cannot start the first daemon."""
     node.start_host("--namespaces", "own")
     folder = node.folders.of("d0")
     folder.make()
@@ -216,7 +213,6 @@ def test_a_foreign_mount_in_place_of_a_daemons_folders_is_refused(private_node: 
 
 
 def test_a_tree_is_not_removed_through_a_mount(private_node: Node) -> None:
-    """Another program mounted what is below a folder that is removed."""
     tree = private_node.base / "tree"
     with mounted(tree / "inner/mount", SystemMounts()):
         precious = tree / "inner/mount/precious"

@@ -106,7 +106,6 @@ def journal_steps(folder: Path) -> None:
 
 
 def file_steps(folder: Path) -> None:
-    """Files that are replaced by renaming another one."""
     mark("renamed policies in force")
     save_set(folder / "policies-in-force.json", PolicySet())
     writer = CdiWriter(str(folder / "cdi"), NAMES)

@@ -35,13 +35,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def syncs(folder: Path) -> dict[str, list[Sync]]:
-    """By the name of the step in durable_steps.py."""
     return syncs_between_marks("tests.contract.node.claims.durable_steps", str(folder))
 
 
 @pytest.mark.parametrize("step", JOURNAL_STEPS)
 def test_a_durable_write_of_the_journal_syncs_its_log(syncs: dict[str, list[Sync]], folder: Path, step: str) -> None:
-    """The commit is in the write-ahead log, so that file has to be on disk."""
     assert Sync(f"{folder}/state.db-wal") in syncs[f"durable {step}"]
 
 
@@ -55,7 +53,6 @@ def test_every_durable_step_is_looked_at(syncs: dict[str, list[Sync]]) -> None:
 
 
 def test_a_new_journal_is_in_its_folder_after_a_power_cut(syncs: dict[str, list[Sync]], folder: Path) -> None:
-    """Its directory entry is synced, before the first claim is noted."""
     assert Sync(str(folder)) in syncs["open"]
 
 

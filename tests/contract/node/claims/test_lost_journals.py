@@ -60,7 +60,6 @@ class History:
         self.run = self.start()
 
     def start(self) -> Run:
-        """Start again until a start is not killed."""
         while True:
             self.runs += 1
             found = self.killed_or(lambda: self.claims_node.run(f"run-{self.runs}"))
@@ -174,7 +173,6 @@ class History:
         return result(self.claims_node.part(name, start, minor), request=request)
 
     def fits(self, wanted: AllocatedClaim) -> bool:
-        """As the scheduler sees it."""
         taken = [span for other in self.there.values() for span in self.spans(other)]
         for minor, begin, end, share in self.spans(wanted):
             if any(m == minor and begin < e and b < end and not (share and s) for m, b, e, s in taken):
@@ -213,7 +211,6 @@ class History:
                     assert self.claims_node.sharing.slices[self.gpus[int(each.device[-1])]] is Interval.LONG
 
     def end(self) -> None:
-        """End all outages and all claims."""
         self.claims_node.api.outage = self.claims_node.sharing.failure = None
         self.backend.clear_faults()
         self.start()

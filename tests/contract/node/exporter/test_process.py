@@ -49,7 +49,6 @@ class Node:
         self.port = free_port()
 
     def use(self, gib: dict[int, int]) -> None:
-        """What each process has of the GPU."""
         uses = [
             {"key": str(pid), "gpu": self.gpu, "gi": None, "since": 0, "pids": [pid], "claim": None,
              "steps": [{"memory": f"{size}Gi", "utilization": 20}]}
@@ -58,7 +57,6 @@ class Node:
         (self.plugin / "simulated-usage.json").write_text(json.dumps({"version": 1, "uses": uses}))
 
     def assign(self, **changes: Any) -> None:
-        """What the node process tells."""
         claims = [
             {"uid": f"uid-{name}", "namespace": "team", "name": f"claim-{name}", "prepared": "2026-07-01T12:00:00Z",
              "devices": [{"request": "gpu", "pool": POOL, "device": "gpu-0", "form": "share", "gpu": self.gpu,
@@ -124,7 +122,6 @@ def test_each_claim_has_its_own_and_all_adds_up(node: Node) -> None:
 
 
 def samples(node: Node, name: str) -> list[tuple[dict[str, str], float]]:
-    """Labels and value of each sample of one metric."""
     families = text_string_to_metric_families(node.ask("/metrics"))
     return [(each.labels, each.value) for family in families for each in family.samples if each.name == name]
 

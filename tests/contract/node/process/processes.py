@@ -32,7 +32,6 @@ def ask(port: int, path: str) -> tuple[int, str]:
 
 
 def until(condition: Callable[[], object], timeout_s: float = 10.0) -> bool:
-    """Whether the condition held within the time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -63,12 +62,10 @@ class Node(NodeProcess):
         return register(self.registration)
 
     def prepare(self, claim: dict[str, str], timeout_s: float = 10.0) -> Any:
-        """The answer for one claim."""
         with dial(self.dra) as channel:
             return _named(DraClient(channel).prepare, claim, timeout_s)
 
     def unprepare(self, claim: dict[str, str]) -> Any:
-        """The answer for one claim."""
         with dial(self.dra) as channel:
             return _named(DraClient(channel).unprepare, claim, 10.0)
 

@@ -18,7 +18,6 @@ CALL_S = 45.0
 
 
 def prepared(rest: RestClient, running: Node) -> Any:
-    """The answer for a claim of the first GPU."""
     return running.prepare(claim_maker(rest).make(0), CALL_S)
 
 

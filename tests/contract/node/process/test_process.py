@@ -23,7 +23,6 @@ UID = "b1c7e0f2-5d0a-4c61-9f7e-0f6f0a8c1d2e"
 
 
 def test_starts_publishes_serves_and_stops_on_sigterm(rest: RestClient, node: Callable[..., Node]) -> None:
-    """The life of the process; slices stay, so that a restart does not make devices vanish."""
     process = node().start()
     process.wait_for(lambda: "has not registered" in process.ready()[1])
     assert process.ready()[0] == 503
@@ -160,7 +159,6 @@ def test_journal_that_is_removed_makes_the_process_ask_for_its_restart(
 def test_stop_is_quick_with_a_silent_api_server_and_an_open_health_stream(
     tmp_path: Path, node: Callable[..., Node]
 ) -> None:
-    """A node without a connection to its control plane must still shut down in order."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen(64)

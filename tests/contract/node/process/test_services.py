@@ -196,7 +196,6 @@ def test_health_streams_take_no_thread_from_prepare(plugin: Plugin, client: DraC
 
 
 def wait_for(what: threading.Event) -> None:
-    """Hold up a prepare."""
     what.wait(20.0)
 
 
@@ -213,7 +212,6 @@ def wait_for(what: threading.Event) -> None:
     ],
 )
 def test_every_branch_of_the_error_tree_has_its_label(error: errors.DraError | None, result: str) -> None:
-    """Each label names who has to act: the user, the administrator, the owner of the hardware, or a developer."""
     assert result_of(error) == result
     assert result in RESULTS
     branches = [branch for branch in errors.DraError.__subclasses__() if branch.__module__ == errors.__name__]

@@ -130,7 +130,6 @@ def test_stale_sockets_of_a_killed_process_are_replaced(folder: Path) -> None:
 
 
 def test_regular_file_in_a_sockets_place_is_an_error_that_names_it(folder: Path) -> None:
-    """It may be needed, so it is not silently replaced, and no other socket stays behind."""
     plugin = Plugin(folder)
     plugin.paths.registration.write_text("notes")
     with pytest.raises(
@@ -142,7 +141,6 @@ def test_regular_file_in_a_sockets_place_is_an_error_that_names_it(folder: Path)
 
 
 def test_sockets_work_at_the_longest_path_the_kernel_takes(folder: Path) -> None:
-    """Names use every byte of the limit, and the private name during binding must fit as well."""
     registrar_dir = folder / ("d" * (MAX_PATH_BYTES - len(str(folder)) - len("/" + "/dra-reg.sock") - 23))
     registrar_dir.mkdir()
     paths = SocketPaths.choose(driver=DRIVER, registrar_dir=registrar_dir, plugin_dir=registrar_dir, pod_uid=UID)
@@ -196,7 +194,6 @@ def test_registration_outlives_the_calls_in_progress(plugin: Plugin) -> None:
 
 @contextmanager
 def held_up(plugin: Plugin) -> Iterator[tuple[Any, threading.Event]]:
-    """A prepare that has begun, as a future, and the event that lets it go on."""
     entered, release = threading.Event(), threading.Event()
 
     def before(_: object) -> None:

@@ -49,7 +49,6 @@ class Child:
 
 @contextmanager
 def started(command: list[str], environ: dict[str, str]) -> Iterator[Child]:
-    """The same subcommand and flags in a process that prints the names of its threads."""
     arguments = [
         sys.executable,
         "-m",
@@ -88,7 +87,6 @@ def node(folder: Path) -> Iterator[Node]:
 
 
 def test_every_thread_of_a_node_process_is_documented(node: Node) -> None:
-    """And every row of the table has a thread, once every kind of call has been made."""
     rows = documented("Node process")
     with started(node.command(), node.environ) as child:
         child.names()  # the process has started
@@ -118,7 +116,6 @@ def test_every_thread_of_a_node_process_is_documented(node: Node) -> None:
 
 
 def make_a_gpu_ill(node: Node) -> None:
-    """So that there is something to say on health streams."""
     gpus = SimulatedBackend.from_spec(
         str(node.flags["simulate"]), "node-a", state_file=node.dra.with_name("simulated-gpus.json")
     )

@@ -17,7 +17,6 @@ LINKED = [{"requests": ["gpu"], "matchAttribute": "gpu.nvidia.com/nvlinkIsland"}
 
 
 def devices(slices: list[Obj], held: list[Obj], count: int) -> tuple[str, ...] | None:
-    """What the scheduler would give to a claim for one GPU, or for several linked ones."""
     wanted = claim("wanted", exactly(count=count), constraints=LINKED if count > 1 else [])
     allocator = Allocator(slices=slices, classes=[device_class()], allocated=held)
     found = allocator.allocate(node(NODE), [wanted]).allocations

@@ -33,7 +33,6 @@ def ask(server: ObservabilityServer, path: str, method: str = "GET") -> tuple[in
 
 
 def test_readyz_and_healthz_answer_ok_or_the_reasons(server: ObservabilityServer) -> None:
-    """One reason a line, for the person who runs curl."""
     assert ask(server, "/readyz") == (200, "ok\n")
     READY.extend(["no driver", "not published"])
     assert ask(server, "/readyz") == (503, "no driver\nnot published\n")
@@ -43,7 +42,6 @@ def test_readyz_and_healthz_answer_ok_or_the_reasons(server: ObservabilityServer
 
 
 def test_remarks_follow_and_do_not_change_the_status() -> None:
-    """A node that offers less than it could is ready, and says what it leaves out."""
     reasons: list[str] = []
     server = ObservabilityServer("127.0.0.1:0", lambda: reasons, list, lambda: ["partitions are withheld"])
     server.start()
@@ -66,7 +64,6 @@ def test_other_paths_and_methods_are_refused(server: ObservabilityServer) -> Non
 
 
 def test_a_failing_check_is_answered(caplog: pytest.LogCaptureFixture) -> None:
-    """A probe without an answer looks like a network problem."""
 
     def broken() -> list[str]:
         raise ZeroDivisionError

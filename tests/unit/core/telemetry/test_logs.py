@@ -116,7 +116,6 @@ def test_deferred_lines_are_written_later_and_warnings_at_once(emit: Emit) -> No
 
 
 def test_another_threads_lines_are_not_deferred(emit: Emit) -> None:
-    """Each call keeps its own lines."""
     stream = io.StringIO()
     logs.configure(stream=stream)
     with logs.Deferred():

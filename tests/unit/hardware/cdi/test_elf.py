@@ -56,12 +56,10 @@ def test_a_soname_that_could_be_a_path_is_not_used(tmp_path: Path, soname: bytes
     ids=str,
 )
 def test_a_library_that_lies_is_no_library(tmp_path: Path, lie: dict[str, int]) -> None:
-    """Every number is checked against the file before it is used: no exception, no large read."""
     assert read(tmp_path, GOOD.but(**lie).build()) is None
 
 
 def test_a_soname_that_does_not_end_within_the_strings_is_not_used(tmp_path: Path) -> None:
-    """Otherwise it would run into whatever follows."""
     found = read(tmp_path, GOOD.but(terminated=False).build() + b"garbage\0")
     assert found == SharedObject(machine=X86_64, soname=None)
     assert read(tmp_path, GOOD.but(terminated=False).build()) == SharedObject(machine=X86_64, soname=None)
@@ -78,7 +76,6 @@ def test_every_truncation_is_harmless(tmp_path: Path) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.dictionaries(st.integers(0, len(GOOD.build()) - 1), st.integers(0, 255), max_size=8))
 def test_random_damage_never_raises_nor_yields_a_path(tmp_path: Path, changes: dict[int, int]) -> None:
-    """Whatever the bytes, the answer is None or a plain name."""
     data = bytearray(GOOD.build())
     for offset, value in changes.items():
         data[offset] = value
@@ -87,14 +84,12 @@ def test_random_damage_never_raises_nor_yields_a_path(tmp_path: Path, changes: d
 
 
 def test_a_sparse_terabyte_costs_nothing(large_file: Path) -> None:
-    """Only the parts that matter are read."""
     large_file.write_bytes(GOOD.build())
     os.truncate(large_file, 2**40)
     assert read_shared_object(str(large_file)) == SharedObject(machine=X86_64, soname="libcuda.so.1")
 
 
 def test_a_fifo_does_not_stop_the_process(tmp_path: Path) -> None:
-    """Opening one for reading waits for a writer by default."""
     path = tmp_path / "lib"
     os.mkfifo(path)
     assert read_shared_object(str(path)) is None

@@ -23,7 +23,6 @@ def found(root: FakeDriverRoot, version: str | None = None) -> DriverFiles:
 
 
 def test_a_debian_driver_is_found_whole(tmp_path: Path) -> None:
-    """Libraries by version and with versions of their own, programs, firmware, configuration, sockets; nothing else."""
     files = found(debian(tmp_path))
     assert (files.version, files.multiarch) == (VERSION, "x86_64-linux-gnu")
     assert {(library.path, library.soname) for library in files.libraries} == {
@@ -58,7 +57,6 @@ def test_a_debian_driver_is_found_whole(tmp_path: Path) -> None:
     ],
 )
 def test_every_distributions_folder_is_searched(tmp_path: Path, folder: str, machine: int, multiarch: str) -> None:
-    """The machine comes from the library itself, not from where it lies."""
     root = FakeDriverRoot(tmp_path)
     root.libraries(folder, machine=machine)
     files = found(root)
@@ -114,7 +112,6 @@ def test_of_two_versions_the_one_that_the_loader_takes_wins(tmp_path: Path) -> N
 
 
 def test_nvml_alone_is_a_driver(tmp_path: Path) -> None:
-    """A node that only monitors may lack CUDA."""
     root = FakeDriverRoot(tmp_path)
     root.put(f"/usr/lib64/libnvidia-ml.so.{VERSION}", elf.library("libnvidia-ml.so.1"))
     assert found(root).version == VERSION
@@ -122,7 +119,6 @@ def test_nvml_alone_is_a_driver(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", ["nothing", "empty", "file"])
 def test_no_driver_is_one_sentence(tmp_path: Path, make: str) -> None:
-    """The person installing reads where was looked and what to do."""
     root = FakeDriverRoot(tmp_path / "root")
     if make == "empty":
         root.path.mkdir()
@@ -140,7 +136,6 @@ def test_a_root_that_cannot_be_read_says_so(tmp_path: Path) -> None:
 
 
 def test_changes_of_the_root_are_noticed(tmp_path: Path) -> None:
-    """An upgraded library, a new socket, a removed program: each makes the base document untrue."""
     root = debian(tmp_path)
     smi = tmp_path / "usr/bin/nvidia-smi"
     for change in (
@@ -157,7 +152,6 @@ def test_changes_of_the_root_are_noticed(tmp_path: Path) -> None:
 
 
 def test_a_switched_alternative_is_noticed(tmp_path: Path) -> None:
-    """The link on the way changes, neither the name nor the file that it led to."""
     root = debian(tmp_path)
     (tmp_path / "usr/bin/nvidia-smi").unlink()
     root.link("/usr/bin/nvidia-smi", "/etc/alternatives/nvidia/smi")

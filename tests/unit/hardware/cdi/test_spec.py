@@ -53,7 +53,6 @@ def spec(edits: ContainerEdits = ENV, *, name: str = "gpu-0", kind: str = "k8s.e
     ],
 )
 def test_each_feature_asks_for_the_version_that_brought_it(document: CdiSpec, version: str) -> None:
-    """A lower version makes a consumer refuse the file, a higher one shuts older consumers out."""
     assert minimum_version(document) == version
     assert document.to_wire()["cdiVersion"] == version
 
@@ -81,7 +80,6 @@ def test_a_further_device_never_lowers_the_version(
 
 
 def test_the_wire_form_has_the_specifications_names_and_no_empty_fields() -> None:
-    """A consumer refuses the whole file for one misspelt field. Golden files show the driver's fields."""
     edits = ContainerEdits(
         additional_gids=(44,),
         intel_rdt=IntelRdt(clos_id="a", l3_cache_schema="b", mem_bw_schema="c", enable_monitoring=False),
@@ -163,7 +161,6 @@ def test_a_document_survives_writing_and_reading() -> None:
     ],
 )
 def test_anything_a_runtime_refuses_is_refused_with_its_place(wire: Any, message: str) -> None:
-    """The runtime's own message is in its log, on another machine."""
     with pytest.raises(InvalidSpecError) as raised:
         decode(json.dumps(wire), "/var/run/cdi/x.json")
     assert message in str(raised.value)
@@ -286,7 +283,6 @@ def test_a_broken_rule_is_told_with_device_and_field(document: CdiSpec, message:
     ],
 )
 def test_what_the_specification_allows_is_allowed(document: CdiSpec) -> None:
-    """A validator that refuses too much would keep pods from starting."""
     assert not list(spec_problems(document))
 
 
@@ -313,7 +309,6 @@ def test_rules_of_the_driver_refuse_documents_that_load_and_then_fail(document: 
 
 
 def test_all_problems_come_in_one_error_that_names_the_file() -> None:
-    """One attempt shows all mistakes of a document."""
     document = editing(env=("A",), mounts=(Mount(host_path="", container_path="/c", options=("ro",)),))
     with pytest.raises(InvalidSpecError) as raised:
         validate(document, "/var/run/cdi/x.json")

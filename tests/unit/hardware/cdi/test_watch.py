@@ -40,7 +40,6 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 @pytest.mark.usefixtures("inotify")
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_is_seen_at_the_next_look(root: Path, change: str) -> None:
-    """A claim that is prepared after a driver update must not get the old driver's files."""
     watch = armed(root)
     CHANGES[change](root)
     assert not watch.is_quiet()
@@ -48,7 +47,6 @@ def test_a_change_is_seen_at_the_next_look(root: Path, change: str) -> None:
 
 @pytest.mark.usefixtures("inotify")
 def test_after_a_look_the_same_change_is_not_reported_again(root: Path) -> None:
-    """And what has appeared is watched itself."""
     watch = armed(root)
     (root / "missing").mkdir()
     watch.arm()
@@ -82,7 +80,6 @@ UNUSABLE: list[Callable[[Path], int]] = [
 
 @pytest.mark.parametrize("start", UNUSABLE)
 def test_without_a_usable_watch_every_look_is_a_thorough_one(root: Path, start: Callable[[Path], int]) -> None:
-    """It must never keep a prepare, and with it every other prepare, in a loop."""
     watch = FolderWatch([str(root / "lib")], [], start=lambda: start(root))
     watch.arm()
     assert not watch.is_quiet()
@@ -90,7 +87,6 @@ def test_without_a_usable_watch_every_look_is_a_thorough_one(root: Path, start: 
 
 @pytest.mark.usefixtures("inotify")
 def test_a_watch_that_is_dropped_gives_its_descriptor_back(root: Path) -> None:
-    """A new one is made at each rebuild of the base document."""
     watch = armed(root)
     gc.collect()  # descriptors of earlier tests would be counted
     before = set(Path("/proc/self/fd").iterdir())
@@ -122,6 +118,5 @@ def test_without_a_mount_table_everything_may_have_changed() -> None:
 
 
 def test_the_own_mount_table_can_be_watched() -> None:
-    """It may change at any time on a machine that runs containers, but not at every look."""
     watch = MountWatch()
     assert not all(watch.changed() for _ in range(10))

@@ -31,7 +31,6 @@ def test_a_node_is_seen_with_its_numbers_and_permissions() -> None:
 
 
 def test_links_and_files_are_no_nodes(folder: Path) -> None:
-    """A link is not followed: it may lead to anything."""
     (folder / "nvidia0").symlink_to("/dev/null")
     (folder / "nvidia1").touch()
     dev = DevFolder(str(folder))
@@ -133,7 +132,6 @@ def test_nonsense_forbids_changes_and_is_named(line: str) -> None:
 
 
 def test_without_a_file_or_sense_in_it_nvidias_defaults_apply(tmp_path: Path) -> None:
-    """As in nvidia-modprobe."""
     assert read_params(str(tmp_path / "params")) == NodeParams()
     assert read_params(str(tmp_path / "access"), mode=0o444) == NodeParams(mode=0o444)
     (tmp_path / "params").write_bytes(b"\xff\0DeviceFileMode\n: 5\n" * 9000)
@@ -142,7 +140,6 @@ def test_without_a_file_or_sense_in_it_nvidias_defaults_apply(tmp_path: Path) ->
 
 
 def test_a_file_that_cannot_be_read_forbids_changes(tmp_path: Path) -> None:
-    """A folder in its place stands for any other error."""
     params = read_params(str(tmp_path))
     assert not params.modify
     assert "cannot be read: Is a directory" in (params.problem or "")

@@ -33,12 +33,10 @@ def test_majors_of_all_modules() -> None:
     ],
 )
 def test_what_is_not_registered_is_none(text: str) -> None:
-    """Block devices of that name, lines that make no sense."""
     assert Majors.parse(text) == Majors()
 
 
 def test_an_unreadable_list_says_what_to_do(tmp_path: Path) -> None:
-    """Without it no device number is known."""
     with pytest.raises(DriverUnavailableError, match=r"No such file or directory.*ALT_PROC_DEVICES_PATH"):
         Majors.read(tmp_path / "devices")
 
@@ -89,6 +87,5 @@ def test_each_node_has_its_modules_major(path: str, kind: NodeKind, numbers: tup
     ],
 )
 def test_no_other_path_is_a_node(path: str) -> None:
-    """Only known names are ever made or replaced."""
     assert kind_of(path) is None
     assert expected_numbers(path, MAJORS) is None

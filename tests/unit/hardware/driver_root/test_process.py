@@ -31,7 +31,6 @@ def test_nothing_of_the_own_environment_is_passed_on(monkeypatch: pytest.MonkeyP
 
 
 def test_the_deadline_ends_the_program_and_what_it_started(tmp_path: Path) -> None:
-    """Before the deadline it is left alone; at the deadline its whole process group is killed."""
     now = [0.0]
     running = Running(shell(tmp_path, wait=True), environment=ENVIRONMENT, within_s=60.0, clock=lambda: now[0])
     program, child = pids(tmp_path)
@@ -73,7 +72,6 @@ def test_a_program_that_closes_its_output_and_works_on_is_waited_for_without_eff
 
 
 def test_an_abandoned_run_is_gone(tmp_path: Path) -> None:
-    """With everything that it started."""
     running = Running(shell(tmp_path, wait=True), environment=ENVIRONMENT, within_s=60.0)
     program, child = pids(tmp_path)
     assert running.poll() is None

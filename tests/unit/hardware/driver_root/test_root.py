@@ -10,7 +10,6 @@ from dra_driver.hardware.driver_root.root import DriverRoot, resolve
 
 
 def test_a_root_is_translated_between_both_views() -> None:
-    """The node process sees the driver under a mount, the runtime under the host's path."""
     root = DriverRoot(root="/driver-root/", host_root="/run/nvidia/driver", dev_root="/host", host_dev_root="/")
     assert root.here("/usr/lib/x") == "/driver-root/usr/lib/x"
     assert root.host("/usr/lib/x") == "/run/nvidia/driver/usr/lib/x"
@@ -19,7 +18,6 @@ def test_a_root_is_translated_between_both_views() -> None:
 
 
 def test_a_relative_root_is_refused() -> None:
-    """It would be looked up below the working folder here and below / by the runtime."""
     with pytest.raises(ConfigurationError, match="'opt/driver' is not an absolute path"):
         DriverRoot(root="opt/driver")
 
@@ -54,7 +52,6 @@ def test_a_link_cannot_leave_the_root(tmp_path: Path, target: str) -> None:
 
 
 def test_what_is_missing_is_none(tmp_path: Path) -> None:
-    """Also below a file, and behind a dangling link or links in a circle."""
     (tmp_path / "file").touch()
     for name, target in {"dangling": "nowhere", "a": "b", "b": "a"}.items():
         (tmp_path / name).symlink_to(target)
@@ -63,7 +60,6 @@ def test_what_is_missing_is_none(tmp_path: Path) -> None:
 
 
 def test_for_the_hosts_own_root_it_agrees_with_the_system(tmp_path: Path) -> None:
-    """Without a prefix it is realpath."""
     (tmp_path / "real").mkdir()
     (tmp_path / "real/f").touch()
     (tmp_path / "link").symlink_to("real")

@@ -58,7 +58,6 @@ def test_only_as_many_entries_as_declared_are_read() -> None:
     ],
 )
 def test_a_damaged_cache_has_no_entries(data: bytes) -> None:
-    """The search then reports that no driver was found."""
     assert list(cache_entries(data)) == []
 
 
@@ -67,7 +66,6 @@ def test_a_damaged_cache_has_no_entries(data: bytes) -> None:
     changes=st.dictionaries(st.integers(0, 150), st.integers(0, 255), max_size=6),
 )
 def test_random_damage_never_raises(cut: int, changes: dict[int, int]) -> None:
-    """Offsets may point anywhere."""
     data = bytearray(linker_cache(ENTRIES, old_entries=1)[: 200 - cut])
     for offset, value in changes.items():
         if offset < len(data):
@@ -106,7 +104,6 @@ def test_the_versioned_file_behind_the_link_is_found(tmp_path: Path, folder: str
 
 @pytest.mark.parametrize("target", ["libnvidia-ml.so.1", "/nowhere/libnvidia-ml.so.2", "../../../../../../../.."])
 def test_a_link_that_loops_breaks_or_ends_in_a_folder_is_no_library(tmp_path: Path, target: str) -> None:
-    """It must neither hang nor leave the root."""
     link(tmp_path, "usr/lib64/libnvidia-ml.so.1", target)
     assert find_library(str(tmp_path)) is None
 
@@ -164,7 +161,6 @@ def test_device_nodes_are_the_drivers_own_or_the_hosts(tmp_path: Path) -> None:
 
 
 def test_the_setting_wins(tmp_path: Path) -> None:
-    """Also over a driver of the host, and while its folder has no driver yet."""
     ubuntu(FakeDriverRoot(tmp_path))
     given = {"node_name": "n", "host_root": str(tmp_path), "driver_root": f"{tmp_path}/run/nvidia/driver"}
     chosen = hardware.choose(load_node_settings(given, {}), tmp_path)
@@ -187,7 +183,6 @@ def jetson(root: FakeDriverRoot) -> None:
 
 
 def thor(root: FakeDriverRoot) -> None:
-    """The same source: the family of the system on a chip."""
     root.put("/sys/devices/soc0/family", b"Tegra\n")
 
 
@@ -212,7 +207,6 @@ def test_a_node_that_no_driver_helps_is_not_told_to_install_one(tmp_path: Path, 
 
 
 def test_a_tegra_board_with_a_discrete_gpu_is_served(tmp_path: Path) -> None:
-    """IGX boards take one; the kernel then lists it as on any machine."""
     root = FakeDriverRoot(tmp_path)
     jetson(root)
     ubuntu(root)

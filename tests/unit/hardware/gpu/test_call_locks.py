@@ -14,7 +14,6 @@ HANGS = Patience(stuck_s=0.0, change_s=10.0, read_s=0.005)
 
 
 def give_way_soon(turn: CallLock) -> None:
-    """The calls of a long read."""
     end = time.monotonic() + 10
     while time.monotonic() < end:
         turn.give_way()
@@ -22,7 +21,6 @@ def give_way_soon(turn: CallLock) -> None:
 
 
 def test_a_read_ends_soon_when_a_change_has_the_gpu() -> None:
-    """The look goes on with the other GPUs."""
     turn = CallLock("GPU-a", QUICK)
     with turn.change(), pytest.raises(YieldToWriter), turn.read():
         pass
@@ -69,7 +67,6 @@ def test_a_change_waits_a_bounded_time_for_a_slow_one() -> None:
 
 
 def test_a_turn_is_given_back_after_an_error() -> None:
-    """A failed call must not block the GPU for ever."""
     turn = CallLock("GPU-a", QUICK)
     for kind in (turn.change, turn.read):
         with pytest.raises(ZeroDivisionError), kind():
@@ -91,7 +88,6 @@ def fails() -> str:
 
 
 def test_answers_and_errors_come_by_index() -> None:
-    """An error of one read is that read's answer."""
     reads: Reads[str] = Reads()
     found = reads.run([(3, lambda: "three", LONG_S), (1, fails, LONG_S), (2, lambda: "two", LONG_S)])
     assert (found[3], found[2]) == ("three", "two")

@@ -21,7 +21,6 @@ def process(proc: Path, pid: int, name: str, *files: str) -> Path:
 
 
 def test_known_programs_come_first_with_advice(tmp_path: Path) -> None:
-    """The reader learns which process to stop. One that has another GPU, or only the control device, does not count."""
     process(tmp_path, 7, "python3", "/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap21")
     process(tmp_path, 8, "python3", "/dev/nvidia10", "/dev/nvidiactl", "/dev/nvidia-uvm")
     process(tmp_path, 4711, "nv-hostengine", "/dev/nvidia0")
@@ -37,14 +36,12 @@ def test_known_programs_come_first_with_advice(tmp_path: Path) -> None:
 
 
 def test_a_removed_device_node_counts(tmp_path: Path) -> None:
-    """A process keeps the GPU open after its device node was deleted."""
     process(tmp_path, 7, "train", "/dev/nvidia3 (deleted)")
     assert [one.pid for one in scan(tmp_path, 3).holders] == [7]
 
 
 @pytest.mark.parametrize("gone", ["fd", "comm", "all"])
 def test_a_process_that_ends_during_the_scan_is_passed_over(tmp_path: Path, gone: str) -> None:
-    """Between listing and reading, processes end all the time."""
     process(tmp_path, 7, "ending", "/dev/nvidia0")
     process(tmp_path, 9, "staying", "/dev/nvidia0")
     ending = tmp_path / "7"
@@ -58,7 +55,6 @@ def test_a_process_that_ends_during_the_scan_is_passed_over(tmp_path: Path, gone
 
 
 def test_names_are_made_harmless(tmp_path: Path) -> None:
-    """A process chooses its own name, which ends up in events and logs."""
     fds = process(tmp_path, 7, "x", "/dev/nvidia0")
     (fds.parent / "comm").write_bytes(b"\x1b[2J\xff\nline two and much more\n")
     assert scan(tmp_path, 0).holders[0].name == "?[2J??line two "
@@ -76,7 +72,6 @@ def test_the_scan_ends_in_time(tmp_path: Path) -> None:
 
 
 def test_the_number_of_processes_is_limited(tmp_path: Path) -> None:
-    """Also where the clock stands still."""
     for pid in range(10):
         process(tmp_path, pid, "idle")
     found = scan(tmp_path, 0, clock=lambda: 0.0, most=4)
@@ -102,7 +97,6 @@ def test_the_first_proc_with_processes_is_read(tmp_path: Path) -> None:
 
 
 def test_nothing_found_says_where_it_was_looked_for(tmp_path: Path) -> None:
-    """Without the host's processes the answer does not claim that no process has it."""
     process(tmp_path, 3, "sh")
     answer = GpuHolders(lambda: (tmp_path,), lambda _: 1)(UUID)
     assert answer is not None
@@ -110,7 +104,6 @@ def test_nothing_found_says_where_it_was_looked_for(tmp_path: Path) -> None:
 
 
 def test_the_answer_never_raises(tmp_path: Path) -> None:
-    """It only completes the message of an error, which must not be lost."""
 
     def failing() -> Iterator[Path]:
         raise RuntimeError("defect")

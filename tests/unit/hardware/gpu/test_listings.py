@@ -13,7 +13,6 @@ GPU, OTHER = GpuUuid("GPU-a"), GpuUuid("GPU-b")
 
 
 def read(listings: Listings, gpu: GpuUuid = GPU, *, generation: int = 1, has_events: bool = True) -> bool:
-    """One read of the GPU; whether it lists."""
     token = listings.token(gpu, generation)
     due = listings.is_due(gpu, token, has_events=has_events)
     if due:
@@ -23,7 +22,6 @@ def read(listings: Listings, gpu: GpuUuid = GPU, *, generation: int = 1, has_eve
 
 @pytest.fixture
 def listings() -> Listings:
-    """Each GPU has been listed once."""
     found = Listings(lambda: True)
     assert read(found)
     assert read(found, OTHER)
@@ -39,7 +37,6 @@ def test_an_event_counts_for_all_gpus_and_an_own_change_for_one(listings: Listin
 
 
 def test_what_happens_during_a_listing_leads_to_another(listings: Listings) -> None:
-    """The listing may have passed the place already."""
     listings.happened()
     token = listings.token(GPU, 1)
     assert listings.is_due(GPU, token, has_events=True)
@@ -50,7 +47,6 @@ def test_what_happens_during_a_listing_leads_to_another(listings: Listings) -> N
 
 
 def test_a_process_that_is_not_to_read_lists_what_is_unknown_and_what_it_changed() -> None:
-    """And must then give its subscriptions back, once."""
     listings = Listings(lambda: False)
     assert read(listings)
     assert listings.must_give_back(1)
@@ -66,7 +62,6 @@ def test_a_process_that_is_not_to_read_lists_what_is_unknown_and_what_it_changed
 
 
 def end(reader: InstanceReader) -> None:
-    """The process ends, and the kernel drops its locks."""
     for descriptor in (reader._held, reader._waiting):
         if descriptor is not None:
             os.close(descriptor)
@@ -90,7 +85,6 @@ def test_a_newer_process_takes_over_at_the_next_read_of_the_older_one(file: Path
 
 
 def test_the_older_process_reads_again_when_the_newer_one_has_ended(file: Path) -> None:
-    """A rolling update that was called off, or a crash loop."""
     old, new = InstanceReader(file), InstanceReader(file)
     assert old()
     assert not new()
@@ -105,7 +99,6 @@ def test_the_older_process_reads_again_when_the_newer_one_has_ended(file: Path) 
 
 
 def test_the_newest_of_three_reads_in_the_end(file: Path) -> None:
-    """Two updates in a row."""
     readers = [InstanceReader(file) for _ in range(3)]
     for _ in range(6):
         answers = [reader() for reader in readers]
@@ -114,7 +107,6 @@ def test_the_newest_of_three_reads_in_the_end(file: Path) -> None:
 
 
 def test_without_its_files_a_process_reads_and_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Changes must be seen also on a disk that cannot be written."""
     caplog.set_level(logging.WARNING)
     reader = InstanceReader(tmp_path / "none/instances.lock")
     assert [reader(), reader()] == [True, True]

@@ -100,7 +100,6 @@ def test_a_device_that_sysfs_does_not_know_has_no_place(tmp_path: Path, is_loop:
 
 
 def test_sysfs_itself_may_be_behind_a_link(tmp_path: Path) -> None:
-    """Host mounts are often reached through one."""
     sysfs(tmp_path / "real", f"pci0000:64/{BUS_ID}", "0")
     (tmp_path / "link").symlink_to("real")
     assert properties.read_topology(BUS_ID, str(tmp_path / "link")) == ("pci0000:64", 0)

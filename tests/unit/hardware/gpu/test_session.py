@@ -55,7 +55,6 @@ def test_made_outside_of_the_main_thread_waits_are_short() -> None:
     ],
 )
 def test_later_waits_are_short_only_after_a_wait_that_does_not_end(waits_at: list[list[float]], slice_s: float) -> None:
-    """Times of the interrupts of each wait."""
     clock = chain.from_iterable(waits_at)
     waits = Waits(lambda: next(clock))
     for times in waits_at:
@@ -110,7 +109,6 @@ def test_a_session_is_outdated_when_a_new_one_shows_more_and_would_work(
 
 
 def test_a_session_that_began_without_the_driver_folder_is_outdated_when_it_is_there() -> None:
-    """The kernel module was loaded later."""
     assert DriverEnvironment().outdated(BEGAN) is not None
     assert DriverEnvironment().outdated(DriverEnvironment()) is None
 
@@ -135,7 +133,6 @@ def test_it_reads_links_of_gpus_and_versions(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read_is_unknown(tmp_path: Path) -> None:
-    """Also a version that is no text, which must not end the look."""
     (tmp_path / "module/nvidia").mkdir(parents=True)
     (tmp_path / "module/nvidia/version").write_bytes(b"")
     assert DriverEnvironment.read(str(tmp_path), str(tmp_path / "none")) == DriverEnvironment()

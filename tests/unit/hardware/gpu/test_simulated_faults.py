@@ -51,7 +51,6 @@ GPU = GpuUuid("GPU-1")
     ],
 )
 def test_a_fault_is_written_in_one_form(text: str, written: str) -> None:
-    """And what is written is read again."""
     assert str(HardwareFault.parse(text)) == written
     assert HardwareFault.parse(written) == HardwareFault.parse(text)
 
@@ -83,7 +82,6 @@ def test_a_wrong_fault_is_refused_with_what_is_expected(text: str, expected: str
 
 
 def test_an_instances_fault_leaves_its_gpu_healthy() -> None:
-    """Its event names the instance. That no recovery is needed would end it, so it is not said."""
     fault = GpuFault(gpu=GPU, fault=HardwareFault.parse("xid=95*3"), gi_id=4)
     assert health_of([fault]) == replace(health_of([]), recovery_action=None)
     ((event, count),) = events_of([fault]).items()
@@ -102,7 +100,6 @@ def test_an_error_of_a_program_needs_no_recovery_and_others_need_a_reset() -> No
 
 @pytest.mark.parametrize(("head", "names"), [("| fault |", FaultKind), ("| trouble |", FailureMode)])
 def test_the_tables_in_the_documentation_are_complete(head: str, names: type[StrEnum]) -> None:
-    """And list no other name."""
     section = DOCUMENT.read_text().partition(head)[2].partition("\n\n")[0]
     assert sorted(re.findall(r"^\| `([a-z -]+)` \|", section, re.M)) == sorted(names)
 
@@ -136,7 +133,6 @@ TEXT = f"gpu-0 xid=79, {PART} xid=94*2, gpu-12 row-remap=pending"
 
 
 def test_what_is_written_is_read_again() -> None:
-    """Spaces and empty parts do not matter."""
     assert format_orders(parse_orders(TEXT)) == TEXT
     assert parse_orders(f" {TEXT.replace(', ', ',,  ')} , ") == parse_orders(TEXT)
     assert parse_orders("") == parse_orders(" , ") == ()
@@ -156,7 +152,6 @@ def test_what_is_written_is_read_again() -> None:
     ],
 )
 def test_a_wrong_annotation_is_refused_with_what_is_expected(text: str, expected: str) -> None:
-    """All who may change the Node can write anything there."""
     with pytest.raises(ValueError, match=re.escape(expected)) as caught:
         parse_orders(text)
     assert len(str(caught.value)) < 300
@@ -168,7 +163,6 @@ def test_an_annotation_that_was_cut_is_never_read() -> None:
 
 
 def test_a_gpu_recovers_with_its_partitions_and_a_partition_alone() -> None:
-    """And gpu-1 is not gpu-12."""
     orders = parse_orders(f"gpu-1 lost, {PART} ecc, gpu-12 ecc")
     assert format_orders(without_device(orders, "gpu-1")) == "gpu-12 ecc"
     assert format_orders(without_device(orders, PART)) == "gpu-1 lost, gpu-12 ecc"
@@ -185,7 +179,6 @@ def gpu(backend: SimulatedBackend) -> GpuUuid:
 
 
 def test_a_gpu_that_hangs_is_left_out_and_its_calls_wait_a_bounded_time() -> None:
-    """And the other one works."""
     slept: list[float] = []
     backend = SimulatedBackend(parse_groups("2xl4-24gb", "n"), sleep=slept.append)
     gpu = backend.snapshot().gpus[0].uuid
@@ -219,7 +212,6 @@ def test_a_gpu_with_trouble_is_seen_and_fails_as_its_trouble_says(backend: Simul
 
 
 def test_troubles_can_be_described_and_are_added_to_those_that_are_set() -> None:
-    """A demo's file is read again when it changes."""
     node = parse_document("gpus: [{model: l4-24gb, troubles: [unbound]}, {model: l4-24gb}]", "n")
     backend = SimulatedBackend(node)
     assert [gpu.minor for gpu in backend.snapshot().gpus] == [1]
@@ -227,7 +219,6 @@ def test_troubles_can_be_described_and_are_added_to_those_that_are_set() -> None
 
 
 def test_an_unknown_trouble_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    """In the described node and in the state file."""
     with pytest.raises(ConfigurationError, match=r"gpus\[0\].troubles: expected troubles of unbound, hangs"):
         parse_document("gpus: [{model: l4-24gb, troubles: [smokes]}]", "n")
     file = tmp_path / "state.json"
@@ -242,7 +233,6 @@ def test_an_unknown_trouble_is_refused_with_the_known_ones(tmp_path: Path) -> No
 def test_the_driver_is_in_use_until_the_last_process_gives_it_up(
     tmp_path: Path, give_up: Callable[[SimulatedBackend], object]
 ) -> None:
-    """What a driver upgrade waits for."""
     file = tmp_path / "state.json"
     backends = [SimulatedBackend(parse_groups("1xl4-24gb", "n"), state_file=file) for _ in range(2)]
     assert not is_open(file)

@@ -61,7 +61,6 @@ def layout(gpu: Gpu, instances: Iterable[MigInstance]) -> list[tuple[MigProfile,
 
 @pytest.mark.parametrize("key", MIG_MODELS)
 def test_a_walk_of_makes_and_removals_obeys_the_rules_at_every_step(key: str) -> None:
-    """Whatever order claims come and go in: what fits is made, what does not is refused, nothing is left at the end."""
     backend, gpu = board(key)
     choices = [(found, start) for found in gpu.mig_profiles for start in found.starts]
     walk = random.Random(key)  # noqa: S311 - the same walk every time

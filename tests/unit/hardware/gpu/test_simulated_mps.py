@@ -134,7 +134,6 @@ def test_one_daemon_per_pipe_directory(mps: Mps) -> None:
 
 
 def test_a_foreground_daemon_ends_on_sigterm_and_leaves_nothing(mps: Mps) -> None:
-    """As a supervisor runs it."""
     daemon = mps.foreground()
     deadline = time.monotonic() + LIMIT_S
     while not until((mps.pipe / "control").exists()):

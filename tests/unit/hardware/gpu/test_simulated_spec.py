@@ -83,7 +83,6 @@ def test_no_value_of_a_field_crashes_the_file_form(fields: dict[str, object]) ->
     ],
 )
 def test_a_wrong_short_form_is_refused_with_what_was_expected(spec: str, message: str) -> None:
-    """It is a command line flag: the message is all that its author sees."""
     with pytest.raises(ConfigurationError) as caught:
         parse_groups(spec, "n")
     assert message in str(caught.value)
@@ -170,14 +169,12 @@ def test_the_file_form_sets_every_field() -> None:
     ],
 )
 def test_a_wrong_file_is_refused_with_the_path_of_the_field(text: str, message: str) -> None:
-    """The reader has the file open and wants to know where to look."""
     with pytest.raises(ConfigurationError) as caught:
         parse_document(text, "n")
     assert message in str(caught.value)
 
 
 def test_instances_that_exist_are_written_with_profile_and_place() -> None:
-    """Instances of other programs, whole, incomplete or divided, on each GPU of the entry."""
     cuts = "{profile: 3g.40gb, start: 4}, {profile: 1g.10gb, start: 2, compute: none}, "
     cuts += "{profile: 2g.20gb, start: 0, compute: partial}"
     node = parse_document((MIG % cuts).replace("migEnabled", "count: 2, migEnabled"), "n")
@@ -212,7 +209,6 @@ def test_a_model_is_complete_enough_to_be_simulated(model: GpuModel) -> None:
 
 @pytest.mark.parametrize("model", MIG_MODELS, ids=named)
 def test_every_placement_fits_the_board_and_no_profile_takes_more_than_the_whole(model: GpuModel) -> None:
-    """A typing error in the tables would become an impossible device in the API."""
     table = model.mig
     assert table is not None
     for profile in table.profiles:
@@ -228,7 +224,6 @@ def test_every_placement_fits_the_board_and_no_profile_takes_more_than_the_whole
 
 @pytest.mark.parametrize("model", MIG_MODELS, ids=named)
 def test_a_larger_profile_never_has_less(model: GpuModel) -> None:
-    """Swapped rows would be noticed."""
     assert model.mig is not None
     plain = [profile for profile in model.mig.profiles if "+" not in profile.name and "-" not in profile.name]
     for smaller, larger in pairwise(plain):
@@ -237,7 +232,6 @@ def test_a_larger_profile_never_has_less(model: GpuModel) -> None:
 
 
 def test_broken_yaml_is_a_configuration_error_on_one_line() -> None:
-    """The message ends up in an event."""
     with pytest.raises(ConfigurationError) as caught:
         catalog.load_yaml("a: [1\nb: {")
     assert "\n" not in str(caught.value)

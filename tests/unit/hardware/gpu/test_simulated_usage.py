@@ -53,7 +53,6 @@ def bed(tmp_path: Path) -> Bed:
 
 
 def test_steps_follow_each_other_and_end() -> None:
-    """After, for, and the defaults."""
     steps = parse_steps('[{"after": "10s", "memory": "2Gi", "for": "1m"}, {"memory": "1Gi", "utilization": 60}]')
     assert steps[0] == UseStep(memory_bytes=GI, percent=60)
     assert [step_at(steps, at) for at in (0, 9.9)] == [steps[0]] * 2
@@ -81,13 +80,11 @@ def test_steps_follow_each_other_and_end() -> None:
     ],
 )
 def test_a_wrong_annotation_is_refused_in_words(text: str, part: str) -> None:
-    """It comes from a claim's author."""
     with pytest.raises(ValueError, match=part):
         parse_steps(text)
 
 
 def test_two_processes_share_what_their_step_says(bed: Bed) -> None:
-    """Memory and utilisation are of all processes together; at the first look none has a utilisation."""
     bed.use('[{"memory": "12Gi", "utilization": 60, "processes": 2}]', 7, 8, 9)
     (first,) = bed.source.usage()
     assert [process.sm_percent for process in first.processes or ()] == [None, None]
@@ -102,7 +99,6 @@ def test_two_processes_share_what_their_step_says(bed: Bed) -> None:
 
 
 def test_energy_follows_the_utilisation(bed: Bed) -> None:
-    """Millijoules are milliwatts times seconds, and never fall."""
     bed.use('[{"after": "10s", "utilization": 100}]', 7)
     bed.source.usage()
     bed.now += 5
@@ -135,7 +131,6 @@ def test_processes_of_a_claim_are_found_by_their_environment(tmp_path: Path) -> 
 
 
 def test_wrong_uses_are_left_out_and_a_wrong_file_lists_no_processes(bed: Bed) -> None:
-    """As where NVML does not list them."""
     right = {"key": "a", "gpu": bed.uuid, "since": START, "pids": [7], "steps": [{"memory": "1Gi"}]}
     wrong = [5, right | {"pids": [-1]}, right | {"gi": "x"}, right | {"steps": []}, right | {"since": "now"}]
     bed.file.write_text(json.dumps({"version": 1, "uses": [*wrong, right]}))
@@ -148,7 +143,6 @@ def test_wrong_uses_are_left_out_and_a_wrong_file_lists_no_processes(bed: Bed) -
 
 
 def test_a_use_that_was_written_is_read_again(bed: Bed) -> None:
-    """Times in milliseconds, and every field."""
     bed.use('[{"after": "1500ms", "for": "24h", "memory": "3", "utilization": 7, "processes": 0}]', 1, gi_id=2)
     (use,), problems = read_uses(bed.file)
     assert (use.gi_id, use.pids, problems) == (2, (1,), ())

@@ -17,7 +17,6 @@ from tests.unit.hardware.mig.conftest import ALL, DOUBLE, FOUR, ONE, THREE, TWO,
 
 
 def test_create_returns_the_device_and_destroy_leaves_nothing(node: Node) -> None:
-    """What create returns is what the GPU lists; after destroy the GPU is whole and nothing is noted."""
     made = node.create(TWO, 4)
     assert made == node.manager.find(node.at(TWO, 4)) == node.instances[0]
     assert made.device is not None
@@ -80,7 +79,6 @@ def test_overlap_is_refused_by_name() -> None:
 
 
 def test_engines_are_refused_by_the_hardware(node: Node) -> None:
-    """Memory slices are free but the one media engine is not: the hardware's own error is raised, nothing is left."""
     node.manager.create(node.at(20, 6), 1, within_s=1)
     with pytest.raises(NoRoomError, match="at most 1"):
         node.manager.create(node.at(20, 0), 1, within_s=1)
@@ -111,7 +109,6 @@ def test_what_the_gpu_cannot_do_leaves_nothing(
 
 
 def test_a_failed_compute_instance_takes_the_gpu_instance_with_it(node: Node) -> None:
-    """The first error is raised, and the GPU is as before."""
     node.backend.fail_next("create_compute_instance", DeviceLostError("the CI profile is not supported"))
     with pytest.raises(DeviceLostError, match="the CI profile is not supported") as caught:
         node.create(ALL, 0)
@@ -210,7 +207,6 @@ def test_without_mig_there_is_nothing_to_remove() -> None:
 
 
 def test_a_busy_gpu_is_waited_for(node: Node) -> None:
-    """A monitor that closes the GPU within the limit costs a pause, not the claim."""
     node.backend.set_busy(node.gpu, "dcgm")
     node.on_wait = lambda: node.backend.set_busy(node.gpu, None) if len(node.waits) == 3 else None
     assert node.create(ONE, 6).device is not None
@@ -218,7 +214,6 @@ def test_a_busy_gpu_is_waited_for(node: Node) -> None:
 
 
 def test_a_gpu_that_stays_busy_is_an_error_at_the_limit(node: Node) -> None:
-    """The error comes at the limit, says what to look for, and the note is cleared."""
     node.backend.set_busy(node.gpu, "dcgm")
     with pytest.raises(GpuBusyError, match=r"switched on, tried for 5 s: .* dcgm; look for processes .*dcgm-exporter"):
         node.create(ONE, 6)
@@ -232,7 +227,6 @@ def test_a_gpu_that_stays_busy_is_an_error_at_the_limit(node: Node) -> None:
 
 
 def test_a_partition_in_use_is_not_destroyed(node: Node) -> None:
-    """The error names it and says what to look for; once the process is gone the same call succeeds."""
     made = node.create(TWO, 4)
     node.backend.set_in_use(node.gpu, made.gi_id)
     with pytest.raises(
@@ -259,7 +253,6 @@ def test_a_mode_that_cannot_be_switched_off_does_not_fail_a_destroy(node: Node) 
 
 
 def test_a_lost_gpu_does_not_undo_a_destroy(node: Node) -> None:
-    """The GPU stops answering before the mode is off: the note stays, and restore_mode raises later."""
     node.create(ONE, 6)
     node.backend.fail_next("mig_mode", DeviceLostError("fell off the bus"), times=2)
     node.destroy(ONE, 6)
@@ -269,7 +262,6 @@ def test_a_lost_gpu_does_not_undo_a_destroy(node: Node) -> None:
 
 
 def test_a_full_disk_keeps_the_mode_off(node: Node) -> None:
-    """Without its note the mode is not switched on."""
     node.notes.full = True
     with pytest.raises(StorageError):
         node.create(ONE, 6)
@@ -277,7 +269,6 @@ def test_a_full_disk_keeps_the_mode_off(node: Node) -> None:
 
 
 def test_ensure_whole_switches_an_owned_mode_off(node: Node) -> None:
-    """ensure_whole switches the driver's own mode off once, and does not touch a GPU that is whole already."""
     node.create(ONE, 6)
     node.backend.set_busy(node.gpu, "dcgm")
     node.destroy(ONE, 6)
@@ -290,7 +281,6 @@ def test_ensure_whole_switches_an_owned_mode_off(node: Node) -> None:
 
 
 def test_ensure_whole_refuses_a_gpu_with_instances(node: Node) -> None:
-    """The error names the instances at once: waiting under the GPU's lock would not remove them."""
     node.create(ONE, 6)
     with pytest.raises(GpuBusyError, match=r"it still has GPU instance 13 \(1g.10gb at memory slices 6-6\)"):
         node.manager.ensure_whole(node.gpu, within_s=5)
@@ -298,7 +288,6 @@ def test_ensure_whole_refuses_a_gpu_with_instances(node: Node) -> None:
 
 
 def test_ensure_whole_leaves_an_administrators_mode() -> None:
-    """Only the administrator may switch it off."""
     node = Node("1xh100-sxm5-80gb+mig")
     with pytest.raises(GpuBusyError, match=r"this driver did not switch it on; .* -mig 0"):
         node.manager.ensure_whole(node.gpu, within_s=5)
@@ -306,7 +295,6 @@ def test_ensure_whole_leaves_an_administrators_mode() -> None:
 
 
 def test_ensure_whole_gives_up_at_the_limit(node: Node) -> None:
-    """The error comes at the limit and says what to look for."""
     node.create(ONE, 6)
     node.backend.set_busy(node.gpu, "nv-hostengine")
     node.destroy(ONE, 6)
@@ -316,7 +304,6 @@ def test_ensure_whole_gives_up_at_the_limit(node: Node) -> None:
 
 
 def test_a_stale_note_is_cleared(node: Node) -> None:
-    """A death between note and mode, or an administrator, left the mode off: only the note is cleared."""
     node.notes.values[node.gpu, "mig-mode"] = "on"
     assert node.manager.restore_mode(node.gpu)
     assert node.untouched
@@ -333,7 +320,6 @@ def test_a_first_instance_that_is_refused_is_tried_again(node: Node) -> None:
 
 
 def test_a_creation_that_stays_refused_is_an_error_at_the_limit() -> None:
-    """It names the partition and who has the GPU open; nothing of it remains."""
     node = Node(holders="open in nv-hostengine (process 4711); nv-hostengine: stop DCGM on this node")
     node.backend.fail_next("create_gpu_instance", GpuBusyError("in use by another client"), times=0)
     with pytest.raises(
@@ -389,7 +375,6 @@ def test_only_some_creations_wait_long(node: Node) -> None:
     ends: list[float] = []
 
     def one_more() -> None:
-        """Begin another creation inside the first wait of the one before, as another thread does."""
         node.on_wait = one_more if len(ends) + LONG_WAITS > len(begun) else lambda: None
         begun.append(sum(node.waits))
         with pytest.raises(GpuBusyError):

@@ -23,7 +23,6 @@ def starts(model: str, profile_id: int) -> list[int]:
 
 @pytest.mark.parametrize("model", SEVENS + FOURS)
 def test_every_placement_once_small_before_large(model: str) -> None:
-    """Whatever order the profiles come in. A request that names no profile takes the least that satisfies it."""
     found = placement_order(profiles(model))
     everything = {(profile.profile_id, start) for profile in profiles(model) for start in profile.starts}
     assert len(found) == len(everything)
@@ -43,7 +42,6 @@ def test_seven_slices_fill_from_the_end(model: str) -> None:
 
 
 def test_plain_before_special() -> None:
-    """Of equally large partitions the one without the scarce media engine, or without graphics, is offered first."""
     names = [profile.name for profile, _ in placement_order(profiles("rtx-pro-6000-blackwell-se-96gb"))]
     firsts = list(dict.fromkeys(names))
     assert firsts[:5] == ["1g.24gb-me", "1g.24gb", "1g.24gb+gfx", "1g.24gb+me", "1g.24gb+me.all"]
@@ -63,7 +61,6 @@ def largest_beside(board: tuple[MigProfile, ...], taken: set[int]) -> int:
 
 @pytest.mark.parametrize("model", SEVENS + FOURS)
 def test_the_first_placement_keeps_the_largest_profile(model: str) -> None:
-    """No other placement of the same profile on an empty GPU leaves a larger profile possible."""
     board = profiles(model)
     for profile in board:
         left = {
@@ -99,6 +96,5 @@ def test_about_half_as_much_is_stranded_as_by_name() -> None:
 
 @pytest.mark.parametrize("model", ["a30-24gb", "rtx-pro-6000-blackwell-se-96gb"])
 def test_boards_that_divide_evenly_pack_equally_well(model: str) -> None:
-    """Every order packs them equally well; the published order is no worse."""
     tallies = measure(model, "coming and going", gpus=4, sequences=20, seed=7)
     assert tallies["ours"].stranded == tallies["by name"].stranded

@@ -64,7 +64,6 @@ def test_withholding_ends_after_ten_minutes_and_starts_from_nothing() -> None:
 
 
 def test_a_clock_that_jumps_withholds_for_ten_minutes_at_most() -> None:
-    """From the moment at which the jump is seen. Single refusals count as long."""
     state = at(refused(5000, 5001, 5002), 10.0)
     assert state.withheld
     assert at(state, 609.9).withheld
@@ -77,7 +76,6 @@ def test_a_clock_that_jumps_withholds_for_ten_minutes_at_most() -> None:
 
 @given(st.lists(st.floats(min_value=0, max_value=1e5), max_size=30))
 def test_the_state_is_bounded(times: list[float]) -> None:
-    """Whatever comes in whatever order."""
     state = refused(*times)
     assert len(state.counted) <= LIMIT
     assert list(state.counted) == sorted(state.counted, key=lambda each: each[0])

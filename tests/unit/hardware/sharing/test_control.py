@@ -65,7 +65,6 @@ def test_a_private_view_has_short_paths_and_enters_a_root_that_is_a_system(tmp_p
 
 
 def test_a_root_with_nothing_but_the_drivers_files_is_used_from_outside(tmp_path: Path) -> None:
-    """As some distributions for clusters have it: no shell, no C library."""
     root = make(tmp_path, "bin/nvidia-cuda-mps-control", "usr/lib64/libcuda.so.1")
     program = ControlProgram(root=root)
     assert program._command() == [f"{root}/bin/nvidia-cuda-mps-control"]

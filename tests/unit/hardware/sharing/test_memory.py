@@ -193,7 +193,6 @@ def test_a_mount_that_is_not_permitted_is_a_sentence(world: World) -> None:
 
 
 def test_without_namespaces_all_daemons_use_one_plain_folder(tmp_path: Path) -> None:
-    """Simulated drivers need neither privilege nor short paths."""
     memory = SharedMemory(tmp_path / "shm")
     memory.start()
     folder = MpsFolders(tmp_path / "mps").of("one")
@@ -207,7 +206,6 @@ def test_without_namespaces_all_daemons_use_one_plain_folder(tmp_path: Path) -> 
 
 
 def test_mounts_of_the_kernel_are_read(tmp_path: Path) -> None:
-    """A path below a mount is not a mount."""
     mounts = SystemMounts()
     assert mounts.at(Path("/proc")) == Mounted(kind="proc", source="proc")
     assert mounts.at(Path("/proc/self")) is None

@@ -120,7 +120,6 @@ def test_ids_are_folders_with_possible_names(tmp_path: Path) -> None:
 
 
 def test_removing_follows_no_link_out_of_the_folder(tmp_path: Path) -> None:
-    """Containers can create any files in the pipe folder."""
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "file").write_text("still here")
@@ -237,7 +236,6 @@ def test_words_of_commands_and_folders_are_bounded(change: dict[str, Any]) -> No
 
 
 def test_a_host_that_goes_on_is_ready(tmp_path: Path) -> None:
-    """It holds the lock, and the file's time is recent."""
     folders = MpsFolders(tmp_path / "mps")
     assert "no MPS host has run" in (mps_files.host_problem(folders) or "")
     folders.make()

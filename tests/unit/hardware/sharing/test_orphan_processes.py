@@ -15,7 +15,6 @@ MARK = "DRA_DRIVER_TEST_MARK"
 
 @pytest.fixture
 def started() -> "Iterator[dict[str, subprocess.Popen[bytes]]]":
-    """Processes by the folder in their environment."""
     folders = ("/mps/daemons/one", "/mps/daemons/one/pipe", "/mps/daemons/one-more", "/mps")
     found = {folder: subprocess.Popen(["/bin/sleep", "1000"], env={MARK: folder}) for folder in folders}
     yield found

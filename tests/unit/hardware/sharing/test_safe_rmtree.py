@@ -11,7 +11,6 @@ from dra_driver.hardware.sharing.safe_rmtree import remove_tree
 
 
 def nest(folder: Path, levels: int) -> None:
-    """Folders in folders, deeper than a path can say."""
     inside = os.open(folder, os.O_RDONLY)
     for _ in range(levels):
         os.mkdir("a", dir_fd=inside)

@@ -38,7 +38,6 @@ def test_a_daemon_that_is_released_before_its_start_is_not_started(tmp_path: Pat
 
 
 def test_a_daemon_that_does_not_start_is_tried_again_with_growing_pauses(tmp_path: Path) -> None:
-    """Its status says why; a program that fails at once must not keep a core busy."""
     now = [0.0]
     folder, program = MpsFolders(tmp_path / "mps").of("one"), FailingProgram()
     folder.make()

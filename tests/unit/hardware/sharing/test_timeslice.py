@@ -102,7 +102,6 @@ def test_the_note_is_there_before_anything_changes(world: World) -> None:
 
 
 def test_a_failed_command_is_taken_back(world: World) -> None:
-    """A command that was killed may have had its effect."""
     world.smi.problems = [CommandError("did not end")]
     world.control.modes[GPU] = ComputeMode.EXCLUSIVE_PROCESS
     with pytest.raises(CommandError, match="did not end"):
@@ -156,7 +155,6 @@ def test_a_lost_gpu_is_reported_and_no_command_is_run_on_it(world: World) -> Non
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("call", ["set", "reset"])
 def test_a_death_at_any_step_is_put_right_by_reset(call: str, after: bool, before: ComputeMode) -> None:
-    """Whatever happened to the node process, the next one finds by its notes what to put back."""
     steps = 0
     while True:
         world = World()

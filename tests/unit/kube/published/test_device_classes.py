@@ -85,7 +85,6 @@ def test_a_class_that_was_changed_by_hand_is_put_right() -> None:
 
 
 def test_a_class_of_another_is_never_touched() -> None:
-    """Not even one that would be the same."""
     assert states(foreign(MIG))["mig-1g.10gb.me.nvidia.com"] == "foreign"
     labelled = {**foreign(SHARED), "metadata": {"name": "shared-mps.nvidia.com", "labels": {MANAGED_BY: "Helm"}}}
     assert states(labelled)["shared-mps.nvidia.com"] == "foreign"

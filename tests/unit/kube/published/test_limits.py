@@ -25,7 +25,6 @@ def test_attribute_names_are_judged_as_the_api_server_does(name: str) -> None:
 
 @given(NAMES, st.text(max_size=70) | st.from_regex(r"[A-Za-z0-9_.-]{0,66}", fullmatch=True))
 def test_taints_are_judged_as_the_api_server_does(key: str, value: str) -> None:
-    """A taint that only the driver accepts would make the slice invalid."""
     device = {"name": "gpu-0", "taints": [{"key": key, "value": value, "effect": "NoSchedule"}]}
     assert limits.is_taint(key, value) == (device_problems(device, None, "d", per_device=False) == [])
 
@@ -43,5 +42,4 @@ def test_taints_are_judged_as_the_api_server_does(key: str, value: str) -> None:
     ],
 )
 def test_values_are_text_of_64_bytes_numbers_of_64_bits_or_booleans(value: object, fits: bool) -> None:
-    """Anything else cannot be sent, or is refused."""
     assert limits.is_attribute_value(value) == fits

@@ -100,7 +100,6 @@ def test_the_drivers_part_is_estimated_where_nvml_does_not_report_it(mib: int, p
 
 
 def test_an_estimate_leaves_at_least_half() -> None:
-    """On a GPU smaller than any that is sold, such as a simulated one."""
     assert memory_of(gpu(300 * MIB), terms()) == "150Mi"
 
 

@@ -45,7 +45,6 @@ def read(proc: ProcReader, *pids: int, listed_s: float = 1e6) -> dict[int, Proce
 
 
 def test_a_process_has_a_program_and_a_place(tmp_path: Path) -> None:
-    """Names of programs may have brackets and spaces; those that end are left out."""
     proc, reads, _ = reader(tmp_path)
     proc.add(7, IN_POD, command="a) S 1 (b")
     proc.add(8)
@@ -123,7 +122,6 @@ def test_no_link_and_no_pipe_is_read(tmp_path: Path) -> None:
 
 
 def test_the_driver_is_left_alone(tmp_path: Path) -> None:
-    """While it is given up, and while one GPU is cut: closed at once, and not opened by a look."""
     backend = FakeGpus(GpuUsage(gpu_uuid=GpuUuid("GPU-a")))
     gpus = UsageGpus(backend, tmp_path / "findings/driver.lock")
     assert gpus.read(ASSIGNED) == backend.readings
@@ -192,7 +190,6 @@ def findings(tmp_path: Path) -> tuple[FindingsWriter, Clock, Path]:
 
 
 def test_findings_are_written_when_they_change(findings: tuple[FindingsWriter, Clock, Path]) -> None:
-    """And renewed while there are any: the node process forgets those that are not."""
     file, clock, path = findings
     path.parent.write_text("in the way")
     file.write(UsageFindings(written=NOW))  # the looks go on, and it is tried again

@@ -28,7 +28,6 @@ def test_the_worst_xid_gives_value_and_time_whatever_comes_after_it() -> None:
 
 
 def test_a_condition_in_its_calm_time_says_how_recovery_was_seen() -> None:
-    """So that an administrator knows why it is still there, and for how long."""
     (found,) = conditions(GPU, after_repair(with_xids(119), at(5)), at(6))
     assert found.message.endswith(
         "Recovery was seen: a person gave it back after a drain. The GPU is used again after 120 s without an error."

@@ -17,7 +17,6 @@ PAGE = (Path(__file__).parents[4] / "docs" / "health.md").read_text()
 
 @pytest.mark.parametrize("cause", list(HealthCause))
 def test_each_cause_is_documented_with_its_key_and_calm_time(cause: HealthCause) -> None:
-    """People tolerate keys and wait for times that they read there."""
     (row,) = re.findall(rf"^\| `{cause}` \|.*$", PAGE, re.MULTILINE)
     calm = "none" if CALM_S[cause] == 0 else f"{CALM_S[cause]:g} s"
     assert row.endswith(f"| {calm} |")
@@ -33,7 +32,6 @@ def test_each_xid_is_documented_and_those_that_taint_stand_out() -> None:
 
 
 def test_the_policy_that_is_shown_can_be_applied() -> None:
-    """People copy it."""
     (text,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     written = yaml.safe_load(text)
     assert policy_problems(written) == []

@@ -82,7 +82,6 @@ def test_nothing_else_heals_an_xid(number: int, ill: Any, well: Any) -> None:
 
 
 def test_a_gpu_that_was_lost_for_good_in_between_shows_a_reset() -> None:
-    """Errors that may pass come before and after it in a flapping link."""
     faults = after_event({}, xid(79), at(1))
     for clock, passing in ((2, True), (3, False), (4, True)):
         faults = looked(faults, clock, unreachable="no answer", passing=passing)

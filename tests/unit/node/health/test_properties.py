@@ -73,7 +73,6 @@ def stepped(faults: Faults, step: Step, at: Moment) -> Faults:
 
 
 def lived(steps: list[tuple[float, Step]], rules: HealthRules, faults: Faults | None = None) -> tuple[Faults, float]:
-    """The faults after steps, each with the seconds before it; and when that is."""
     found, clock = faults or {}, 1000.0
     for pause, step in steps:
         clock += pause
@@ -82,7 +81,6 @@ def lived(steps: list[tuple[float, Step]], rules: HealthRules, faults: Faults | 
 
 
 def strength(faults: Faults) -> dict[tuple[int | None, HealthCause], int]:
-    """How strong each cause on each device is."""
     found: dict[tuple[int | None, HealthCause], int] = {}
     for key, fault in faults.items():
         if fault.phase is not FaultPhase.OVER:
@@ -127,7 +125,6 @@ def test_events_of_one_moment_have_no_order(
 
 @given(steps=STEPS, rules=RULES)
 def test_what_is_saved_is_read_back_the_same(steps: list[tuple[float, Step]], rules: HealthRules) -> None:
-    """A restart neither forgets nor invents."""
     record = HealthRecord(boot_id="boot-1", gpus={GPU: lived(steps, rules)[0]}, forgotten={GPU: 3.5})
     read = decode(encode(record))
     assert read.gpus.get(GPU, {}) == record.gpus[GPU]
@@ -141,7 +138,6 @@ def test_merging_has_no_order_and_invents_and_forgets_nothing(
     second: list[tuple[float, Step]],
     rules: HealthRules,
 ) -> None:
-    """Two processes that saw different things since they had the same."""
     shared, _ = lived(common, rules)
     one, other = lived(first, rules, shared)[0], lived(second, rules, shared)[0]
     both = merged(one, other)
@@ -177,7 +173,6 @@ def _reported(key: FaultKey, xids: set[tuple[int | None, int | None]], read: boo
 def test_a_restart_at_any_step_changes_nothing(
     steps: list[tuple[float, bool, HealthEvent | HealthReading]], rules: HealthRules
 ) -> None:
-    """Killed and started anew, the process says what it would have said otherwise."""
     with TemporaryDirectory() as one, TemporaryDirectory() as other:
         steady, killed = Node(Path(one), rules={GPU: rules}), Node(Path(other), rules={GPU: rules})
         health, again = steady.open(), killed.open()

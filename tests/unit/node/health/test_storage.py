@@ -46,7 +46,6 @@ def test_nothing_is_written_where_nothing_is_new(tmp_path: Path) -> None:
 
 
 def test_a_change_by_another_process_is_noticed_and_an_own_one_is_not(tmp_path: Path) -> None:
-    """So that a tick reads the file only when there is something to read."""
     one, other = HealthFile(tmp_path / "health.json"), HealthFile(tmp_path / "health.json")
     assert not one.changed()
     other.exchange(ILL, clock=9, wall=WALL + 9)
@@ -63,7 +62,6 @@ def test_a_change_by_another_process_is_noticed_and_an_own_one_is_not(tmp_path: 
 def test_a_damaged_file_is_moved_aside_with_a_log_line(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It never stops the start; only one damaged file is kept."""
     path = tmp_path / "health.json"
     for _ in range(2):
         path.write_bytes(content)
@@ -74,7 +72,6 @@ def test_a_damaged_file_is_moved_aside_with_a_log_line(
 
 
 def test_something_else_at_the_path_is_an_error_that_names_it(tmp_path: Path) -> None:
-    """The caller tries again later."""
     path = tmp_path / "health.json"
     path.mkdir()
     assert HealthFile(path).read() is None
@@ -83,7 +80,6 @@ def test_something_else_at_the_path_is_an_error_that_names_it(tmp_path: Path) ->
 
 
 def test_a_lock_that_another_process_keeps_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stopped process must not stop this one."""
     monkeypatch.setattr(storage, "_LOCK_S", 0.0)
     lock = lock_file(tmp_path / "health.lock")
     try:
@@ -129,7 +125,6 @@ def test_null_in_an_optional_field_counts_as_absent(field: str) -> None:
 
 
 def test_a_large_file_gives_a_bounded_record() -> None:
-    """Memory of the node process is bounded whatever is on disk."""
     many = [GOOD | {"xid": number} for number in range(1, MOST_FAULTS + 100)]
     gpus = {f"GPU-{number}": [GOOD | {"detail": "x" * 9999}] for number in range(MOST_GPUS + 10)}
     assert len(decode(written(*many)).gpus[GPU]) == MOST_FAULTS

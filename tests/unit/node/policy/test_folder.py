@@ -15,7 +15,6 @@ def names(folder: Path) -> list[str]:
 
 
 def test_only_policy_files_that_are_not_hidden_count(tmp_path: Path) -> None:
-    """Editors' backups and a README beside the policies do no harm."""
     for name in ("b.yaml", "a.json", "c.yml", ".hidden.yaml", "README.md", "d.yaml~"):
         (tmp_path / name).write_text("")
     assert names(tmp_path) == ["a.json", "b.yaml", "c.yml"]
@@ -37,7 +36,6 @@ def test_a_config_map_is_read_through_its_one_link(tmp_path: Path) -> None:
 
 
 def test_a_fingerprint_changes_with_content_names_and_the_folder_itself(tmp_path: Path) -> None:
-    """And only with a change: checks are cheap while no file changes."""
     folder = tmp_path / "policies"
     seen = [fingerprint(folder)]
     folder.mkdir()
@@ -55,7 +53,6 @@ def test_a_fingerprint_changes_with_content_names_and_the_folder_itself(tmp_path
 
 
 def test_what_cannot_be_a_set_is_refused_by_name(tmp_path: Path) -> None:
-    """Missing folders, endless and special files, and too many files."""
     with pytest.raises(ConfigurationError, match="nowhere does not exist"):
         read_folder(tmp_path / "nowhere")
     (tmp_path / "a.yaml").write_bytes(b"#" * (policy_folder.MAX_FILE_BYTES + 1))
@@ -105,7 +102,6 @@ def refusal(text: str | bytes, *, is_json: bool = False) -> tuple[int, str]:
 
 
 def test_documents_of_one_file_and_their_values() -> None:
-    """Empty documents, as a trailing separator leaves them, are none."""
     assert read("---\na: {b: [1, -2, 0.5, true, null, x]}\n---\n# nothing\n---\n- c: ''\n---\n") == [
         {"a": {"b": [1, -2, 0.5, True, None, "x"]}},
         [{"c": ""}],
@@ -146,7 +142,6 @@ def test_every_value_has_its_line() -> None:
     ],
 )
 def test_what_cannot_be_read_is_told_with_its_line(text: str | bytes, line: int, said: str) -> None:
-    """The administrator finds the place without counting."""
     at, message = refusal(text)
     assert message.startswith(said)
     assert at in (line, max(line - 1, 0))

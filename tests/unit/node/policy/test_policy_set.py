@@ -27,7 +27,6 @@ from tests.unit.node.policy.hardware import NODE, written
 
 
 def stored(name: str, generation: int = 1, **spec: Any) -> dict[str, Any]:
-    """A policy as the API server has it."""
     item = written(name, **spec)
     item["metadata"] |= {"generation": generation, "uid": "u", "managedFields": [{"manager": "kubectl"}]}
     return {**item, "status": {"observedGeneration": 1}}
@@ -52,7 +51,6 @@ def test_a_policy_of_other_nodes_is_not_kept(patterns: list[str]) -> None:
 
 @pytest.mark.parametrize("select", [{"nodeNames": ["node-*"]}, {"nodeNames": "node-1"}, {"nodeNames": [1]}, [], None])
 def test_a_policy_that_may_be_for_this_node_is_kept_whatever_it_says(select: Any) -> None:
-    """What makes no sense is refused in a sentence, and not passed over."""
     assert kept(stored("a", select=select), NODE, (), MAX_POLICIES) is not None
 
 
@@ -154,7 +152,6 @@ def test_a_saved_set_is_on_disk_before_save_returns(tmp_path: Path, monkeypatch:
 
 
 def test_a_saved_set_comes_back_as_it_was(tmp_path: Path) -> None:
-    """A restart with a broken policy folder keeps it."""
     path = tmp_path / "policies.json"
     assert load_set(path) is None
     save_set(path, decode_set([POLICY]))

@@ -32,7 +32,6 @@ SLICED = {"strategy": "TimeSlicing"}
 
 
 def matched(**select: Any) -> list[int]:
-    """Minors of the GPUs of a mixed node that a selection matches."""
     snapshot = Snapshot(
         gpus=(
             gpu(0),
@@ -292,7 +291,6 @@ def test_partitions_that_the_terms_allow_make_nothing_wait() -> None:
 
 
 def test_the_newest_reserve_applies_to_a_shared_gpu_at_once() -> None:
-    """It changes no share that is allocated: only what is left for others."""
     found = terms_in_use(
         {"sharing": {**SLICED, "interval": "Long", "reservedMemory": "2Gi"}}, share(Strategy.TIME_SLICING)
     )

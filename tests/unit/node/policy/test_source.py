@@ -88,7 +88,6 @@ def desk(tmp_path: Path) -> Desk:
 
 
 def test_without_a_folder_the_default_terms_hold(tmp_path: Path) -> None:
-    """And what is shared from the time when there was one stays shared until it is free."""
     source = PolicySource(None, tmp_path / "policies.json", NODE)
     source.load()
     assert source.terms(node(), ()) == {}
@@ -247,7 +246,6 @@ def test_before_the_first_answer_nothing_is_known(objects: Desk, server: Server)
 
 
 def test_where_the_kind_is_not_served_there_are_none(objects: Desk, server: Server) -> None:
-    """The CustomResourceDefinition is optional, and its absence is no problem."""
     server.fails("404", is_absent=True)
     assert objects.names() == []
     assert objects.source.problem is None
@@ -320,7 +318,6 @@ def test_a_wrong_object_leaves_the_last_good_set_in_force(objects: Desk, server:
 
 
 def test_a_broken_folder_does_not_hide_that_objects_are_known(objects: Desk, server: Server) -> None:
-    """Nothing good: what is in use stays, and no claim waits for an answer that has come."""
     objects.with_file("b", sharing={"strategy": "mps"})
     server.has()
     objects.source.check()

@@ -105,7 +105,6 @@ class Node(JournalOfNode):
         raise AssertionError(f"{path} is not patched")
 
     def told(self, notice: Notice | ClaimNotice = BEGUN) -> list[tuple[str, str]]:
-        """Kind and name of the objects that a notice reached."""
         self.created.clear()
         self.events.tell(notice)
         self.events.step()
@@ -253,7 +252,6 @@ class Claimed(JournalOfNode):
         return {"status": {}} if self.drops else {"status": body["status"]}
 
     def conditions(self) -> list[tuple[str, str, str]]:
-        """Status, reason and message of each device as it was written last."""
         found = [device["conditions"][0] for device in self.applied[-1][1]["status"]["devices"]]
         return [(each["status"], each["reason"], each["message"]) for each in found]
 

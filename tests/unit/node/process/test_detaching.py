@@ -35,7 +35,6 @@ own_node = partial(OwnNode, name="node-a")
 
 
 def find(node: OwnNode | None, file: str | None = None) -> DetachRequest:
-    """A request that has to be found."""
     return present(find_request(node, file, PATH))
 
 
@@ -192,7 +191,6 @@ class Node:
         )
 
     def exporter_closed(self) -> bool:
-        """Of the usage exporter."""
         self.happened.append("exporter waited for")
         return not self.exporter_is_stuck
 
@@ -210,7 +208,6 @@ class Node:
         return self.claims
 
     def step(self, asked: DetachRequest | None) -> list[str]:
-        """What one step did under this request."""
         self.asked = asked
         del self.happened[:]
         self.detaching.step()
@@ -223,7 +220,6 @@ class Node:
 
     @property
     def reasons(self) -> list[str]:
-        """Of the events so far."""
         return [reason for reason, _ in self.told]
 
 

@@ -104,7 +104,6 @@ def node_1() -> Node:
 
 @pytest.fixture
 def written(node_1: Node) -> Node:
-    """A node whose GpuNode is written; the requests are dropped."""
     assert node_1.keeper.step() == CHECK_S
     node_1.api.asked.clear()
     return node_1
@@ -167,7 +166,6 @@ def test_an_object_of_an_earlier_node_is_made_anew_when_it_has_gone(written: Nod
 
 
 def test_sentences_that_differ_in_numbers_are_written_now_and_then(node_1: Node) -> None:
-    """A count of errors that grows would else be a write per minute and node for as long as the GPU is ill."""
 
     def say(text: str) -> float:
         problem = NodeProblem(reason="Degraded", message=text)

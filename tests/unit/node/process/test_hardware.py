@@ -36,7 +36,6 @@ def test_simulated_gpus_bring_their_own_driver_root(tmp_path: Path) -> None:
 
 
 def real(**flags: str) -> hardware.Hardware:
-    """The hardware of a node with NVML."""
     return hardware.choose(load_node_settings({"node_name": "node-a", **flags}, {}), Path("/nonexistent"))
 
 

@@ -36,7 +36,6 @@ condition = partial(world.condition, gpu_uuid=FREE.uuid, since=SINCE)
 
 
 def test_a_value_that_no_taint_can_have_is_left_out() -> None:
-    """It would make the whole slice invalid."""
     assert taint_of(condition(value="a b")) == Taint(key=KEYS[HealthCause.XID], effect="NoSchedule", time_added=WHEN)
 
 

@@ -209,7 +209,6 @@ def test_a_reloaded_driver_moves_no_pods_and_a_missing_one_does(node: Node) -> N
 
 
 def test_base_document_that_vanished_comes_back(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    """A container that restarts needs it, and no prepare would restore it then."""
     node.after(1.0)
     assert node.happened == [], "before the first look nothing is known that could be written"
     node.sees(SNAPSHOT)
@@ -254,7 +253,6 @@ def test_gpus_that_claims_have_stay_published_and_tainted_without_a_driver(node:
 
 
 def test_a_detach_taints_and_withdraws_nothing_however_long_it_takes(node: Node) -> None:
-    """A driver upgrade takes minutes; running pods go on and new ones wait elsewhere."""
     node.sees(SNAPSHOT)
     node.detach.taint_value = "requested"
     assert node.after(1.0) == [SNAPSHOT, SNAPSHOT]

@@ -186,7 +186,6 @@ def wrong_time(since: float) -> Any:
      wrong(fabric={"state": "odd"}), wrong_time(-1e20), wrong_time(1e300)],
 )  # fmt: skip
 def test_a_wrong_entry_does_not_stop_the_others(node: Node, entry: object) -> None:
-    """Disks lie; one wrong value would make a slice invalid."""
     document = json.loads(encode([KnownGpu(gpu=LOST)]))
     node.path.write_text(json.dumps({**document, "gpus": [entry, *document["gpus"]]}))
     assert read(node.path) == [KnownGpu(gpu=LOST)]
@@ -201,7 +200,6 @@ def test_a_file_that_cannot_be_used_is_written_anew(node: Node, text: str) -> No
 
 
 def test_a_full_disk_is_not_fatal_and_tried_again(node: Node) -> None:
-    """Only a restart would forget a missing GPU."""
     node.path.mkdir()
     assert len(node.names(EIGHT)) == 8
     node.path.rmdir()

@@ -95,7 +95,6 @@ class Follower:
 
 
 def test_a_second_publisher_is_remembered_while_no_gpu_can_be_read() -> None:
-    """Otherwise both would offer the GPUs for a while after a detach, or after a driver came back."""
     at = Follower(None)
     at.around.snapshot = Snapshot()
     at.looks()
@@ -174,7 +173,6 @@ def node() -> Node:
 
 
 def test_drained_gpus_are_tainted_and_others_are_not(node: Node) -> None:
-    """The taint is one of the whole GPU: partitions and shares have it, too. Taints of policies stay."""
     assert not node.drain.look()
     assert node.tainted() == {}
     assert node.asks(FIRST)
@@ -327,7 +325,6 @@ def test_it_says_what_it_found_until_devices_are_offered_again(offers: Offers) -
 
 
 def test_where_it_is_allowed_nothing_is_withdrawn(tmp_path: Path) -> None:
-    """The node's owner divides the GPUs; the event and a remark say that they are on their own."""
     offers = Offers(tmp_path, allowed=True)
     offers.allocatable = {"nvidia.com/gpu": "1"}
     assert not offers.after(0.0)
@@ -434,7 +431,6 @@ def test_two_drivers_that_restart_together_do_not_offer_together(tmp_path: Path)
 
 @pytest.mark.parametrize("text", ["", "[]", '{"drivers": 5}', "[" * 100_000, "\xff"])
 def test_a_damaged_note_counts(offers: Offers, tmp_path: Path, text: str) -> None:
-    """It was written because something was found."""
     (tmp_path / NVIDIA / NAME).write_text(text)
     offers.restart()
     assert offers.second.problem is not None
@@ -443,7 +439,6 @@ def test_a_damaged_note_counts(offers: Offers, tmp_path: Path, text: str) -> Non
 
 
 def test_a_note_that_cannot_be_written_is_not_fatal(offers: Offers, tmp_path: Path) -> None:
-    """Only a restart would forget it."""
     (tmp_path / NVIDIA / NAME).mkdir()
     offers.allocatable = {"nvidia.com/gpu": "8"}
     assert offers.after(0.0)

@@ -13,7 +13,6 @@ from tests.fakes.stand_in import present
 
 
 def test_a_missing_directory_or_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
-    """A mistyped mount: nodes would be made nowhere."""
     preflight.check_host_dev(None)
     preflight.check_host_dev(tmp_path)
     (tmp_path / "file").touch()

@@ -75,7 +75,6 @@ def node(tmp_path: Path) -> Node:
 
 
 def test_the_exporter_reads_what_the_node_process_writes(node: Node) -> None:
-    """Every field, for a whole GPU, a share and a partition, with the rules of the GPU."""
     node.entries = [
         entry("u2", device(share_id="s1", sharing=sharing(2**30)), device(partition=partition(gi_id=7), request="mig")),
         entry("u1", device(admin_access=True)),
@@ -173,11 +172,9 @@ class Exporter:
         return self._held is not None
 
     def open(self) -> None:
-        """Raises BlockingIOError while the node process has the lock."""
         self._held = lock_file(self.path, shared=True)
 
     def close(self) -> None:
-        """Also what the kernel does when it dies."""
         if self._held is not None:
             os.close(self._held)
             self._held = None

@@ -86,7 +86,6 @@ def test_a_claim_made_anew_under_its_name_has_its_labels_once() -> None:
 
 
 def test_the_answer_is_what_the_commands_read() -> None:
-    """Through JSON, with the reader of ``kubectl dra usage``."""
     joined, ledger = seen()
     answer = json.loads(json.dumps(document(joined, ledger, window_s=60.0)))
     told = decode(answer)

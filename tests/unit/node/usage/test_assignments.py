@@ -48,7 +48,6 @@ def test_a_detached_driver_is_left_alone_whatever_the_reason() -> None:
     [b"", b"[]", b"{", b'{"version": 2}', b"[" * 100_000, b" " * (MAX_BYTES + 1), b'{"version": 1, "node": "n"}'],
 )
 def test_a_damaged_file_is_an_error(content: bytes) -> None:
-    """The reader keeps the last good one."""
     with pytest.raises(ConfigurationError):
         decode(content)
 

@@ -204,7 +204,6 @@ def test_a_source_that_is_empty_accuses_no_process_and_calls_no_claim_idle() -> 
 
 
 def test_a_node_without_pods_on_gpus_knows_all() -> None:
-    """No link and no pod is what a node begins with; a process of the host is foreign all the same."""
     of_host = replace(LOOK, processes={1: facts(None)}, readings=(reading(process(1)),), logs=index(()), pods={})
     found = join(of_host)
     assert (found.knows.containers, found.knows.claims) == (None, None)

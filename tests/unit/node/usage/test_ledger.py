@@ -99,7 +99,6 @@ def test_what_cannot_be_divided_is_in_a_row_of_its_own() -> None:
 
 
 def test_an_ended_claim_leaves_after_a_stated_time() -> None:
-    """Until then a scrape sees its last energy, and that nothing is in use."""
     ledger = folded(look(device(process(1, 4)), energy=0), look(device(process(1, 4)), energy=1000), look())
     row = only(ledger)
     assert (row.use.used_bytes, row.joules, row.ended_s) == (0, 1.0, 20.0)
@@ -146,7 +145,6 @@ def test_energy_of_shares_is_an_estimate_by_utilisation() -> None:
 
 
 def test_energy_of_a_whole_gpu_is_measured() -> None:
-    """Also what it takes at rest."""
     whole = DeviceUse(claim=claim(), assigned=use(), processes=(), used_bytes=0, sm_percent=0, containers=(MAIN,))
     row = only(folded(look(whole, energy=5000), look(whole, energy=9000)))
     assert (row.joules, row.estimated, row.assigned.form) == (4.0, False, Form.WHOLE)

@@ -87,7 +87,6 @@ def test_each_process_may_have_its_context_beyond_the_grant() -> None:
 
 
 def test_unknown_memory_is_never_over_and_ends_what_was_found() -> None:
-    """A claim that cannot be measured is not accused; the time begins again."""
     assert last(UNKNOWN, UNKNOWN, UNKNOWN) is None
     assert last(OVER, OVER, UNKNOWN) is None
     assert last(OVER, OVER, UNKNOWN, OVER) is None
@@ -184,7 +183,6 @@ def unattributed_after(*uses: GpuUse, every_s: float = 15.0) -> tuple[Unattribut
 
 
 def test_a_process_is_told_when_it_stays() -> None:
-    """The first looks may come before it is known whose it is."""
     assert unattributed_after(GPU, GPU) == ()
     assert unattributed_after(GPU, GPU, GPU) == (
         Unattributed(
@@ -206,7 +204,6 @@ def test_short_processes_and_programs_of_the_driver_are_not_reported() -> None:
 
 
 def test_names_are_bounded_and_the_largest_come_first() -> None:
-    """A process chooses its own name."""
     many = tuple(SeenProcess(pid=number, command=f"{number}{'x' * 200}", memory_bytes=number) for number in range(9))
     use = replace(GPU, unattributed=many)
     (found,) = unattributed_after(use, use, use)

@@ -108,7 +108,6 @@ def test_an_exponential_search_ends_with_an_error() -> None:
 
 
 def test_a_search_ends_after_its_timeout() -> None:
-    """Few steps may take long with a slow selector; the clock limits them."""
     moments = iter(range(10**9))
     with pytest.raises(AllocationError, match="no answer after 3 s"):
         search_without_end(Limits(timeout_s=3, clock=lambda: next(moments)))

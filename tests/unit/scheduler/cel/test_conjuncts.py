@@ -24,7 +24,6 @@ from dra_driver.scheduler.cel.conjuncts import AttributeRefs, find_attribute_ref
     ],
 )
 def test_only_top_level_conjunctions_are_split(expression: str, parts: list[str]) -> None:
-    """Each conjunct is a selector that alone makes the whole false."""
     assert list(split_conjuncts(expression)) == parts
 
 
