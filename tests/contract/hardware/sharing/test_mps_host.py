@@ -1,4 +1,4 @@
-"""Node process' half and MPS host, as real processes, with the simulated driver's control program."""
+"""Node process and MPS host as real processes, and time slices, with the simulated driver's programs."""
 
 import os
 import signal
@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from dra_driver.core.errors import MpsUnavailableError
+from dra_driver.core.model.terms import Interval
 from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.hardware.gpu.simulated import root as simulated_root
 from dra_driver.hardware.sharing.mps_files import MpsDaemon
+from dra_driver.hardware.sharing.timeslice import Smi, TimeSlicer
 from tests.contract.hardware.sharing.conftest import DRIVER, Node, until
 
 NOT_ANSWERED = "its program runs and has not answered yet"
@@ -315,3 +317,74 @@ def test_a_wrong_setting_is_status_2_with_its_bounds(node: Node, flag: str, valu
     host = node.start_host(flag, value)
     assert host.wait(timeout=10) == 2
     assert said in node.host_log()
+
+
+def slice_of(node: Node) -> str:
+    path = node.root / simulated_root.TIMESLICE / node.gpus[0]
+    return path.read_text().strip() if path.exists() else "0"
+
+
+@pytest.fixture
+def slicer(node: Node) -> TimeSlicer:
+    return TimeSlicer(Smi(str(node.root)), node.backend, node.notes)
+
+
+def test_an_interval_arrives_at_the_gpu_and_is_taken_back(node: Node, slicer: TimeSlicer) -> None:
+    node.backend.set_compute_mode(node.gpus[0], ComputeMode.EXCLUSIVE_PROCESS)
+    slicer.set(node.gpus[0], Interval.MEDIUM, within_s=10.0)
+    assert (slice_of(node), node.backend.compute_mode(node.gpus[0])) == ("2", ComputeMode.DEFAULT)
+    slicer.reset(node.gpus[0], within_s=10.0)
+    assert (slice_of(node), node.backend.compute_mode(node.gpus[0])) == ("0", ComputeMode.EXCLUSIVE_PROCESS)
+    assert not node.notes.values
+
+
+LOADED = """
+import sys
+from dra_driver.core.command_line import main; from dra_driver.hardware.sharing import main as mps_host
+from dra_driver.config.options import flags_of
+import dra_driver.hardware.sharing.host, dra_driver.core.telemetry.logs
+print(*sys.modules)
+"""
+TOO_MUCH = {
+    "pydantic",
+    "kubernetes",
+    "grpc",
+    "sqlite3",
+    "yaml",
+    "prometheus_client",
+    "pynvml",
+    "asyncio",
+    "ssl",
+    "_hashlib",
+}
+PACKAGES = {"core", "config", "hardware"}
+
+
+def test_nothing_of_the_node_process_is_loaded() -> None:
+    output = subprocess.run(
+        [sys.executable, "-c", LOADED], capture_output=True, text=True, check=True, timeout=20
+    ).stdout
+    loaded = set(output.split())
+    assert not loaded & TOO_MUCH
+    assert {name.split(".")[1] for name in loaded if name.startswith("dra_driver.")} <= PACKAGES
+    assert not {name for name in loaded if name.startswith(("dra_driver.hardware.gpu", "dra_driver.hardware.mig"))}
+    assert not {name for name in loaded if name.startswith("dra_driver.core.telemetry.")} - {
+        "dra_driver.core.telemetry.logs"
+    }
+
+
+def test_an_idle_host_takes_little_memory_and_next_to_no_cpu(node: Node) -> None:
+    """Measured 17 MiB and 0.1 % of a core; the bounds allow for slow machines, not for another library."""
+    host = node.start_host()
+    until(lambda: "MPS host started" in node.host_log())
+    before, began = _cpu_s(host.pid), time.monotonic()
+    time.sleep(2.0)
+    used, passed = _cpu_s(host.pid) - before, time.monotonic() - began
+    assert used / passed < 0.02
+    resident = int(Path(f"/proc/{host.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    assert resident < 24 * 2**20
+
+
+def _cpu_s(pid: int) -> float:
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""The whole exporter from outside: simulated GPUs, a made /proc and links of logs, and a kubelet's socket."""
+"""The whole exporter from outside, with simulated GPUs and a kubelet's socket, and the GPUs that it reads."""
 
 import json
 from collections.abc import Iterator
@@ -8,8 +8,15 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from dra_driver.config.exporter_settings import ExporterSettings
+from dra_driver.config.options import load
+from dra_driver.hardware.gpu.simulated.spec import parse_groups
+from dra_driver.node.exporter.process import choose
 from tests.contract.node.process.processes import ask
 from tests.fakes.node_process import DriverProcess
+from tests.fakes.nvml import library
+from tests.fakes.nvml.state import ENVIRONMENT, State
+from tests.fakes.nvml.sysfs import write_sysfs
 from tests.fakes.pod_resources import FakePodResources
 from tests.fakes.simulated_gpus import SimulatedBackend
 from tests.harness.servers import free_port
@@ -156,3 +163,25 @@ def test_a_claim_over_its_grant_is_written_for_the_node_process(node: Node) -> N
     process.wait_for(lambda: not json.loads(file.read_text()).get("overGrant"))
     process.wait_for(lambda: node.usage()["claims"] == [])
     assert process.end()[0] == 0, process.text
+
+
+def test_real_gpus_are_read_through_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if reason := library.reason_why_not():
+        pytest.skip(reason)
+    folder = tmp_path / "root/usr/lib/x86_64-linux-gnu"
+    folder.mkdir(parents=True)
+    library.build(folder)
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "state"))
+    node = parse_groups("2xh100-sxm5-80gb", "node-a")
+    write_sysfs(tmp_path / "sys", node)
+    state = State.create(tmp_path / "state", node)
+    settings = load(ExporterSettings, {"node_name": "node-a", "driver_root": str(tmp_path / "root")}, {})
+    backend = choose(settings, tmp_path)
+    try:
+        assert {each.gpu_uuid for each in backend.usage()} == {item.gpu.uuid for item in node.gpus}
+        backend.close()
+        assert not state.opened()
+        assert len(backend.usage()) == 2
+    finally:
+        backend.close()
+        state.close()

@@ -1,12 +1,13 @@
-"""Peaks, energy and last use over looks; rows that end leave after a stated time, and are bounded."""
+"""Peaks, energy, last use and suggestions; rows that end leave after a stated time, and are bounded."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
-from dra_driver.core.model.usage import GpuUsage
+from dra_driver.core.model.usage import EnoughMemory, GpuUsage, Profile, fit
 from dra_driver.node.usage.answers import document
 from dra_driver.node.usage.ledger import EnergyUser, Row, RowUse, UsageLedger, divided, fold, joules_since
 from dra_driver.node.usage.values import Basis, ContainerRef, DeviceUse, GpuUse, JoinedUsage, Knows, SeenProcess
@@ -184,3 +185,25 @@ def test_a_gpu_that_does_not_answer_keeps_its_counter() -> None:
     row = only(folded(look(whole, energy=1000), silent, look(whole, energy=4000)))
     assert row.joules == 3.0
     assert folded(look(whole, energy=1000), silent).energy_mj == {GpuUuid(GPU): 1000}
+
+
+PROFILES = [Profile(name="1g.10gb", memory_bytes=10 * GIB), Profile(name="3g.40gb", memory_bytes=40 * GIB)]
+
+
+@pytest.mark.parametrize(
+    ("peak", "held", "expected"),
+    [
+        (5 * GIB, 80 * GIB, EnoughMemory(share_bytes=6 * GIB, profile="1g.10gb")),
+        (9 * GIB, 80 * GIB, EnoughMemory(share_bytes=11 * GIB, profile="3g.40gb")),
+        (1, 80 * GIB, EnoughMemory(share_bytes=GIB, profile="1g.10gb")),
+        (60 * GIB, 80 * GIB, None),
+        (5 * GIB, 10 * GIB, None),
+        (3 * GIB, 10 * GIB, EnoughMemory(share_bytes=4 * GIB)),
+        (0, 80 * GIB, None),
+        (None, 80 * GIB, None),
+        (5 * GIB, None, None),
+    ],
+)
+def test_what_would_be_enough(peak: int | None, held: int | None, expected: EnoughMemory | None) -> None:
+    """With a fifth more than the peak; never what the claim has already."""
+    assert fit(peak, held, PROFILES) == expected
