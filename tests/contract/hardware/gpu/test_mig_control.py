@@ -5,13 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.core.errors import (
-    DeviceLostError,
-    GpuBusyError,
-    MigUnsupportedError,
-    NoRoomError,
-    ResetRequiredError,
-)
+from dra_driver.core.errors import DeviceLostError, GpuBusyError, MigUnsupportedError, NoRoomError, ResetRequiredError
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigInstance

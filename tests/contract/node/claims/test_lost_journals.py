@@ -227,8 +227,7 @@ class History:
 
 
 @pytest.mark.parametrize(
-    "seed",
-    [*range(HISTORIES), *(pytest.param(n, marks=pytest.mark.slow) for n in range(HISTORIES, MORE_HISTORIES))],
+    "seed", [*range(HISTORIES), *(pytest.param(n, marks=pytest.mark.slow) for n in range(HISTORIES, MORE_HISTORIES))]
 )
 def test_answered_claims_stay_prepared_and_nothing_is_left(seed: int) -> None:
     with TemporaryDirectory(dir=memory_folder()) as folder:

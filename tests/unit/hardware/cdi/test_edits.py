@@ -99,10 +99,7 @@ def partition(minor: int, gi: int, uuid: str) -> ContainerEdits:
 def test_claim_documents_of_partitions(file: str, partitions: list[tuple[str, int, int]]) -> None:
     """Each partition opens its own two capabilities; those of one parent share nothing but the parent's node."""
     devices = [
-        (
-            NAMES.claim_device(UID, name),
-            partition(minor, gi, f"MIG-0f0e0d0c-0b0a-5908-8706-0504030201{gi:02}"),
-        )
+        (NAMES.claim_device(UID, name), partition(minor, gi, f"MIG-0f0e0d0c-0b0a-5908-8706-0504030201{gi:02}"))
         for name, minor, gi in partitions
     ]
     spec = edits.claim_spec(NAMES, devices)

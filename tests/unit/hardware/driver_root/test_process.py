@@ -90,12 +90,7 @@ def test_descriptors_do_not_add_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("output", "shown"),
-    [
-        ("", "nothing"),
-        ("  one\n two\t\n", "one two"),
-        ("x" * 1000, "x" * 299 + "…"),
-    ],
+    ("output", "shown"), [("", "nothing"), ("  one\n two\t\n", "one two"), ("x" * 1000, "x" * 299 + "…")]
 )
 def test_output_in_a_message_is_short_and_printable(output: str, shown: str) -> None:
     assert process.shown(output) == shown

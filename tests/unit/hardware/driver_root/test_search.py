@@ -62,10 +62,7 @@ def test_a_damaged_cache_has_no_entries(data: bytes) -> None:
     assert list(cache_entries(data)) == []
 
 
-@given(
-    cut=st.integers(0, 200),
-    changes=st.dictionaries(st.integers(0, 150), st.integers(0, 255), max_size=6),
-)
+@given(cut=st.integers(0, 200), changes=st.dictionaries(st.integers(0, 150), st.integers(0, 255), max_size=6))
 def test_random_damage_never_raises(cut: int, changes: dict[int, int]) -> None:
     data = bytearray(linker_cache(ENTRIES, old_entries=1)[: 200 - cut])
     for offset, value in changes.items():

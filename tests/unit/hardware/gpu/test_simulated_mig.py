@@ -6,9 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from dra_driver.core.errors import (
-    NoRoomError,
-)
+from dra_driver.core.errors import NoRoomError
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.mig import MigInstance, MigProfile
 from dra_driver.hardware.gpu.catalog import models
