@@ -77,7 +77,6 @@ SECOND = OK + b"Content-Length: 6\r\n\r\nsecond"
     ],
 )
 def test_connection_is_reused_after_a_complete_answer(wire: bytes, expected: bytes, limit: int) -> None:
-    """Each new connection costs a TLS handshake."""
     with raw(wire, SECOND) as found:
         assert body(found, limit=limit) == expected
         assert body(found) == b"second"
@@ -95,7 +94,6 @@ def test_connection_is_reused_after_a_complete_answer(wire: bytes, expected: byt
     ],
 )
 def test_connection_is_not_reused_when_bytes_or_its_end_follow(wire: bytes, expected: bytes) -> None:
-    """The bytes left in it would be the answer to the next request."""
     with raw(wire, SECOND) as found:
         assert body(found) == expected
         assert body(found) == b"again"

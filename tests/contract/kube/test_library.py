@@ -93,7 +93,6 @@ def context() -> ssl.SSLContext:
 
 @pytest.fixture
 def server(context: ssl.SSLContext) -> Iterator[ScriptedServer]:
-    """Ends each connection after its answer, so that the next request begins TLS anew."""
 
     def script(x: Exchange) -> None:
         x.json({"ok": True}, headers={"Connection": "close"})

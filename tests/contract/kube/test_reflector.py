@@ -273,7 +273,6 @@ def test_a_listener_that_raises_ends_nothing(tmp_path: Path) -> None:
 
 
 def test_stop_ends_an_open_watch_at_once(tmp_path: Path) -> None:
-    """A node process has five seconds to stop; a watch is open for minutes."""
     with ScriptedServer(scripted(LIST_7)) as server:
         path = tmp_path / "kubeconfig"
         path.write_text(server.kubeconfig())

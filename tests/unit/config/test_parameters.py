@@ -44,7 +44,6 @@ def test_only_the_default_interval_needs_no_setup(sharing: Any, asks_for: str | 
 
 @pytest.mark.parametrize("limit", ["10Gi", "1Mi", 1048576, "1.5G"])
 def test_memory_limits_are_quantities_as_text_or_number(limit: Any) -> None:
-    """JSON may hold a quantity either way, as the Kubernetes API does."""
     config = decode(gpu_config({"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": limit}}))
     assert isinstance(config, GpuConfig)
     assert config.sharing is not None

@@ -33,7 +33,6 @@ def refusal(written: Any) -> str:
 
 
 def test_a_policy_that_says_nothing_is_the_default_for_every_gpu() -> None:
-    """Null and empty sections count as absent, as Kubernetes has it."""
     expected = GpuPolicy(name="p")
     assert decoded(policy()) == expected
     assert decoded(policy(select=None, priority=None, forms={"whole": None}, taints=[], sharing=None)) == expected
@@ -135,7 +134,6 @@ def test_health_rules_are_taken_as_written_and_default_to_evicting_nothing() -> 
 
 
 def test_usage_rules_are_taken_as_written_and_default_to_reports() -> None:
-    """No overhead is not the same as none given; without minutes no claim is ever idle."""
     written = {
         "overGrant": {"action": "Evict", "graceSeconds": 300, "overheadPerProcess": 0},
         "idle": {"afterMinutes": 30, "action": "Reclaim"},
@@ -240,7 +238,6 @@ def test_decoding_loads_neither_pydantic_nor_yaml() -> None:
 
 @pytest.mark.parametrize("crd", [gpu_policy_crd(), gpu_node_crd()], ids=["GpuPolicy", "GpuNode"])
 def test_columns_show_fields_that_the_schema_has(crd: dict[str, Any]) -> None:
-    """kubectl shows an empty column for a path that leads nowhere, and says nothing."""
     (version,) = crd["spec"]["versions"]
     root = version["schema"]["openAPIV3Schema"]
     assert version["subresources"] == {"status": {}}

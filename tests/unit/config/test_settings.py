@@ -91,7 +91,6 @@ def test_flags_and_variables_are_unique() -> None:
 
 
 def test_the_deployed_daemonset_uses_only_variables_that_exist() -> None:
-    """An unknown variable would be ignored; a flag could only be patched by its position."""
     manifest = yaml.safe_load((ROOT / "deploy/base/daemonset.yaml").read_text())
     (container,) = manifest["spec"]["template"]["spec"]["containers"]
     assert container["args"] == ["kubelet-plugin"]

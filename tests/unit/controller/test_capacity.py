@@ -38,7 +38,6 @@ def test_a_report_becomes_numbers() -> None:
 
 
 def test_a_report_with_a_gap_is_not_believed() -> None:
-    """Without the claims of a cluster every GPU would look free."""
     with pytest.raises(ValueError, match="lacks resourceclaims: this user may not"):
         decode(text(gaps=["resourceclaims: this user may not list them"]))
 

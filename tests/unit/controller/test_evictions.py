@@ -62,12 +62,10 @@ class World(Stage):
         self.devices[number] = device(number, taint(seconds))
 
     def run_sick(self, number: int, name: str = "", **metadata: Any) -> None:
-        """A pod on a GPU that is unhealthy."""
         self.run_pod(number, name, **metadata)
         self.fall_ill(number)
 
     def run_until(self, seconds: float) -> None:
-        """Turns as the thread makes them, at least one each second."""
         while self.seconds < seconds:
             wait_s = self.evictions.step()
             self.seconds += min(max(wait_s, 0.05), 1.0)

@@ -163,7 +163,6 @@ def test_an_hour_of_failed_writes_is_few_requests_and_then_it_is_right(cluster: 
 
 
 def test_one_policy_that_cannot_be_written_keeps_no_other(cluster: Cluster) -> None:
-    """The API server may have a CustomResourceDefinition of another version."""
     cluster = Cluster(policies=2)
     refused = {"pool-000": InvalidObjectError("status.selected: unknown")}
     update = cluster.update
@@ -213,7 +212,6 @@ def test_places_are_the_first_twenty_and_counts_are_of_all() -> None:
 
 
 def test_files_of_nodes_are_not_objects() -> None:
-    """A file may have the name of an object on another node; nothing may be said of the object by it."""
     assert status(node_object("a", said(origin=PolicyOrigin.FILE, generation=None))).selected.gpus == 0
 
 

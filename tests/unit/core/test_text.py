@@ -15,7 +15,6 @@ ESCAPE = "\x1b[31mred\u202e"
 
 @given(st.text())
 def test_printable_text_keeps_its_columns(text: str) -> None:
-    """Excerpts point at columns, and nothing in them moves the cursor of a terminal."""
     shown = printable(text)
     assert len(shown) == len(text)
     assert shown.isprintable()

@@ -38,7 +38,6 @@ class Bench:
         return self.log
 
     def passed(self, seconds: float | None) -> None:
-        """The worker waits: let something happen after one second, else let the time pass."""
         happens = next(self._during, None)
         if happens is not None:
             self.now += 1

@@ -121,7 +121,6 @@ def test_reads_this_drivers_part_in_order() -> None:
     ],
 )
 def test_a_replaced_or_unallocated_claim_has_an_error_of_its_own(path: str, value: Any, error: type[Exception]) -> None:
-    """The error says whether waiting helps."""
     with pytest.raises(error, match="ns/c"):
         allocated_claim(changed(path, value), REF, DRIVER)
 
@@ -286,7 +285,6 @@ def test_claim_without_allocation_has_no_results(claim: dict[str, Any]) -> None:
 
 
 def test_users_that_are_no_pods_are_told_apart() -> None:
-    """A resource named pods of another group is none of the core group."""
     assert is_pod(POD)
     assert not is_pod({**POD, "apiGroup": "example.com"})
     assert not is_pod({**POD, "resource": "jobs"})

@@ -217,7 +217,6 @@ NO_POD: dict[str, str] = {}
 
 
 def with_contexts(path: Path, current: str, **namespaces: str | None) -> str:
-    """A kubeconfig with one cluster per context."""
     contexts = [
         {"name": name, "context": {"cluster": name, "user": "me", **({"namespace": at} if at else {})}}
         for name, at in namespaces.items()
@@ -229,7 +228,6 @@ def with_contexts(path: Path, current: str, **namespaces: str | None) -> str:
 
 
 def test_the_namespace_is_that_of_the_context(tmp_path: Path) -> None:
-    """Of the current one, of one that was chosen, and default where it names none."""
     path = with_contexts(tmp_path / "config", "west", west="team-a", east="team-b", north=None)
     assert Kubeconfig(path=path).namespace(NO_POD, tmp_path) == "team-a"
     assert Kubeconfig(path=path, context="east").namespace(NO_POD, tmp_path) == "team-b"

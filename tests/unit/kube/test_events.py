@@ -176,7 +176,6 @@ def test_hostile_objects_cost_no_memory_and_no_traceback() -> None:
 
 
 def test_subscribers_hear_of_changes_to_kept_fields_alone() -> None:
-    """The kubelet writes the status every few minutes."""
     watch, heard = OwnNodeWatch(NoApi(), "node-a"), list[str]()
     watch.subscribe(lambda: heard.append("changed"))
     watch.notice(modified(node()))

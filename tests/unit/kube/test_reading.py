@@ -135,14 +135,12 @@ def test_each_status_has_its_error(code: int, reason: str, expected: type[errors
 def test_the_pause_that_the_server_asks_for_is_read_and_bounded(
     body: bytes, headers: dict[str, str], seconds: float
 ) -> None:
-    """Body first, then header; nonsense is none, and five minutes are the most."""
     error = error_from_response("GET /x", 429, body, headers)
     assert isinstance(error, errors.ServerBusyError)
     assert error.retry_after_s == seconds
 
 
 def test_the_details_are_in_the_message() -> None:
-    """Their causes name each field that the API server objects to."""
     causes = {"causes": [{"field": "spec.devices[0].name", "message": "bad"}]}
     assert error_from_response("PUT /x", 422, failure(422, "Invalid", details=causes), {}).details == causes
     assert error_from_response("PUT /x", 422, failure(422, "Invalid", details=[1]), {}).details is None
@@ -157,7 +155,6 @@ def test_an_unknown_path_hints_at_the_version() -> None:
 
 
 def test_an_unknown_path_of_this_driver_hints_at_its_definitions() -> None:
-    """They are installed apart from the API server, whose version is not at fault."""
     path = "GET /apis/gpu.dra-driver.io/v1alpha1/gpupolicies"
     error = error_from_response(path, 404, b"404 page not found\n", {})
     assert str(error).endswith("the CustomResourceDefinitions of this driver are not installed")

@@ -40,7 +40,6 @@ def claims(store: Store) -> list[Obj]:
 
 
 def allocate(store: Store, name: str, pod: Obj) -> None:
-    """Write an allocation and a reservation, as the scheduler does."""
     found = store.get(RESOURCE_CLAIMS, name, "default")
     found["metadata"]["finalizers"] = [FINALIZER]
     found = store.update(RESOURCE_CLAIMS, found)

@@ -17,7 +17,6 @@ def claim(uid: str = "u1", name: str = "c") -> NodeClaim:
 
 
 def test_a_restart_remembers_users_and_devices_but_not_that_a_claim_is_prepared(tmp_path: Path) -> None:
-    """Running containers keep their devices, and for a pod that starts the driver is called again."""
     state = KubeletState(tmp_path / "s")
     state.add_user(claim(), "pod-1")
     state.set_prepared("u1", "d", (DEVICE,))

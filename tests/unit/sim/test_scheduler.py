@@ -27,7 +27,6 @@ def pod(store: Store, name: str, *claims: str, **spec: object) -> Obj:
 
 
 def stepped(store: Store, request: Obj) -> EmbeddedScheduler:
-    """A scheduler that has tried pod p, whose claim c has that request."""
     store.create(RESOURCE_CLAIMS, claim("c", request))
     pod(store, "p", "c")
     scheduler = EmbeddedScheduler(store)

@@ -240,5 +240,4 @@ def _slice(generation: int, count: int, driver: str = DRIVER) -> Obj:
     ],
 )
 def test_a_node_has_published_when_its_pool_is_complete(slices: list[Obj], said: str | None) -> None:
-    """Counters are in a separate slice: the first slice alone is not usable."""
     assert incomplete(slices) == said

@@ -92,7 +92,6 @@ def _apply(store: Store, manager: str, data: Obj, *, force: bool = False) -> Obj
 
 
 def test_applying_the_same_again_changes_nothing(store: Store) -> None:
-    """The resourceVersion also stays: a controller may apply in a loop."""
     assert _apply(store, "one", {"x": "1"}) == _apply(store, "one", {"x": "1"})
 
 
@@ -118,7 +117,6 @@ def test_apply_merges_device_status_by_driver_pool_and_device(store: Store) -> N
 
 
 def test_a_list_item_that_is_no_longer_applied_goes_whole() -> None:
-    """In whatever order its fields would be removed: without its name, the rest of it could not be found."""
 
     def applied(live: Obj | None, *names: str) -> Obj:
         containers = [{"name": name, "image": "i", "ports": [{"containerPort": 80, "name": name}]} for name in names]

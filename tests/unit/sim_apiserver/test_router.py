@@ -63,7 +63,6 @@ def test_discovery_and_openapi_cover_every_kind(store: Store) -> None:
 
 
 def test_references_in_openapi_resolve() -> None:
-    """A dangling $ref would make kubectl warn on every apply."""
     text = json.dumps(_json(_ask(Store(), "GET", "/openapi/v3/api/v1")))
     schemas = set(json.loads(text)["components"]["schemas"])
     refs = {part.partition('"')[0] for part in text.split("#/components/schemas/")[1:]}

@@ -125,7 +125,6 @@ def test_quality_of_service_follows_requests_and_limits(resources: Obj, expected
 
 
 def test_claim_statuses_of_pods_go_through_status(store: Store) -> None:
-    """The claim controller writes resourceClaimStatuses, and no other update may remove them."""
     store.create(PODS, pod(resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": "t"}]))
     statuses = {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "p-gpu-x"}]}
     _patch_status(store, PODS, "p", statuses)

@@ -55,7 +55,6 @@ def test_idle_connections_do_not_fail_a_liveness_probe(serve: Callable[..., int]
 
 
 def test_reconnecting_clients_do_not_fail_a_liveness_probe(serve: Callable[..., int]) -> None:
-    """The oldest connection goes first, so a probe keeps its place for as long as it needs."""
     port = serve()
     over, opened, answers = threading.Event(), list[int](), list[int]()
 
@@ -84,7 +83,6 @@ def test_reconnecting_clients_do_not_fail_a_liveness_probe(serve: Callable[..., 
 
 
 def test_a_new_connection_closes_the_oldest_without_a_request(serve: Callable[..., int]) -> None:
-    """Immediately, not at the end of its time; the others stay."""
     port = serve()
     with ExitStack() as idle:
         oldest, *others = [idle.enter_context(connect(port)) for _ in range(MAX_CONNECTIONS)]
@@ -126,7 +124,6 @@ def is_cut_off(client: socket.socket) -> bool:
 
 
 def test_a_check_at_work_is_waited_for_and_holds_no_other_request(serve: Callable[..., int]) -> None:
-    """A complete request is answered, however many connections come after it; others do not wait for its check."""
     finish, running = threading.Event(), threading.Event()
 
     def slow() -> list[str]:
@@ -171,7 +168,6 @@ def is_answered(connection: socket.socket) -> bool:
 
 
 def test_requests_for_the_same_share_answers(serve: Callable[..., int]) -> None:
-    """Making an answer for each of thousands would take all of the process' time."""
     made = list[float]()
 
     def ready() -> list[str]:

@@ -115,7 +115,6 @@ def many_files() -> Iterator[None]:
 
 
 def probe(port: int) -> int:
-    """Status of a liveness probe. Raises OSError when the connection or the answer takes too long."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PROBE_TIMEOUT_S)
     try:
         connection.request("GET", "/healthz")

@@ -27,7 +27,6 @@ each_tree = pytest.mark.parametrize("tree", TREES, ids=[tree.name for tree in TR
 
 
 def row(tree: DriverTree, host: Path) -> str:
-    """What is found in the tree, as a row of the table; paths are those of the host below the driver root."""
     tree.lay_out(host)
     root = Detector(str(host)).current()
 
@@ -53,7 +52,6 @@ def test_the_page_lists_every_tree_and_what_is_found_in_it(tmp_path: Path) -> No
 
 @each_tree
 def test_every_part_finds_the_same_driver(tree: DriverTree, tmp_path: Path) -> None:
-    """NVML of one driver with the libraries of another would publish GPUs that no container can use."""
     tree.lay_out(tmp_path)
     root = Detector(str(tmp_path)).current()
     files = discover(root)

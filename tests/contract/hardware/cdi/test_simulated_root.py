@@ -50,7 +50,6 @@ def test_the_simulated_root_is_discovered_fast(tmp_path: Path, snapshot: Snapsho
 
 
 def test_both_documents_of_a_simulated_claim_are_valid_and_point_to_files(tmp_path: Path, snapshot: Snapshot) -> None:
-    """What the embedded cluster and a real kubelet get: every mount's source is there, every node has numbers."""
     root = tmp_path / "root"
     simulated_root.write(root, snapshot)
     writer = CdiWriter(str(tmp_path / "cdi"), NAMES)
@@ -106,7 +105,6 @@ class CutNode:
 
 
 def test_a_container_sees_its_partitions_and_no_others(tmp_path: Path) -> None:
-    """Capability numbers, CDI document, runtime and nvidia-smi agree on which of a GPU's partitions are whose."""
     node = CutNode(tmp_path)
     node.backend.set_mig_mode(node.gpu.uuid, True)
     node.provider.ensure_base()
@@ -121,7 +119,6 @@ def test_a_container_sees_its_partitions_and_no_others(tmp_path: Path) -> None:
 
 
 def test_a_partition_that_is_gone_gets_no_document(tmp_path: Path) -> None:
-    """After another program destroyed it, the next instance gets its numbers."""
     node = CutNode(tmp_path)
     node.backend.set_mig_mode(node.gpu.uuid, True)
     node.make("1g.10gb", 4)

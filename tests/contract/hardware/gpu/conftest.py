@@ -159,7 +159,6 @@ class Patient:
         self.uuid: GpuUuid = backend.snapshot().gpus[minor].uuid
 
     def listen(self) -> None:
-        """Begin to wait: NVML does not tell what was before."""
         assert self.events(0.01) == ()
 
     def events(self, timeout_s: float = 20.0) -> tuple[HealthEvent, ...]:
@@ -205,7 +204,6 @@ class Patient:
         self._fail("fabric", fabric_health=ROUTE_UNHEALTHY)
 
     def _fail(self, fault: str, **reported: int) -> None:
-        """Inject the fault into the simulation, or let the library report these numbers."""
         if self.state is None:
             self._inject(fault)
         else:

@@ -64,7 +64,6 @@ def only(node: NodeSpec, *minors: int) -> NodeSpec:
 
 
 def test_every_board_of_the_catalogue_survives_the_way_through_nvml(hardware: Hardware, nvml: NvmlBackend) -> None:
-    """A name that is too long or a brand without a code would be noticed here."""
     document = "gpus:\n" + "".join(f"- model: {key}\n" for key in models())
     hardware.become(parse_document(document, "catalogue"))
     assert nvml.snapshot() == hardware.simulated.snapshot()
@@ -72,7 +71,6 @@ def test_every_board_of_the_catalogue_survives_the_way_through_nvml(hardware: Ha
 
 
 def test_properties_that_are_taken_away_are_none_on_both_sides(hardware: Hardware, nvml: NvmlBackend) -> None:
-    """Unified memory, no addressing mode, firmware without NUMA, MIG switched on, a PCI domain other than zero."""
     document = """
 driverVersion: 610.43.02
 cudaDriverVersion: "13.2"

@@ -47,7 +47,6 @@ def xid(patient: Patient, number: int, gi_id: int | None = None, count: int = 1)
 
 @pytest.mark.parametrize("is_named", [True, False])
 def test_an_xid_of_a_divided_gpu_names_its_instance_or_the_whole_gpu(patient: Patient, is_named: bool) -> None:
-    """With NVML's ids of the instance, only that partition is ill; without them, all partitions are."""
     backend, uuid = patient.backend, patient.uuid
     backend.set_mig_mode(uuid, True)
     gi_id = backend.create_gpu_instance(uuid, 19, 2)
@@ -60,7 +59,6 @@ def test_an_xid_of_a_divided_gpu_names_its_instance_or_the_whole_gpu(patient: Pa
 
 
 def test_a_double_bit_error_is_told(patient: Patient) -> None:
-    """It has no XID number of its own."""
     patient.listen()
     patient.ecc()
     assert patient.events() == (HealthEvent(kind=HealthEventKind.DOUBLE_BIT_ECC, gpu_uuid=patient.uuid),)

@@ -232,7 +232,6 @@ def test_mig_mode_stays_on_while_any_instance_exists(backend: GpuBackend, player
 def test_a_board_that_needs_a_reset_keeps_its_mode(
     backend: GpuBackend, player: Player, minor: int, enabled: bool
 ) -> None:
-    """A reset ends everything on the GPU, so an administrator has to decide it."""
     with pytest.raises(ResetRequiredError):
         backend.set_mig_mode(player.uuids[minor], enabled)
     assert backend.mig_mode(player.uuids[minor]) is not enabled
@@ -253,7 +252,6 @@ def test_a_gpu_without_mig_says_so_and_lists_nothing(backend: GpuBackend, player
 
 
 def test_instances_of_others_are_listed_with_what_is_in_them(backend: GpuBackend, player: Player) -> None:
-    """Whole, half made, and cut smaller: only the first can be handed out."""
     player.create(A100_ON, 9, 4)
     player.create(A100_ON, 14, 0, "partial")
     player.create(A100_ON, 19, 2, "none")

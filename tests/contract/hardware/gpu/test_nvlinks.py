@@ -45,7 +45,6 @@ def test_a_driver_without_one_of_the_calls_reports_less(open_nvml: Opened, funct
 
 @pytest.mark.parametrize("function", [STATE, TYPE, END])
 def test_trouble_with_a_link_withdraws_no_gpu_and_is_asked_again(open_nvml: Opened, function: str) -> None:
-    """Nothing is known then, until an answer comes."""
     backend, state = open_nvml(PAIRS)
     state.inject(function, codes.UNKNOWN)
     assert len(backend.snapshot().gpus) == 4
@@ -178,7 +177,6 @@ def test_a_driver_without_the_call_reports_no_fabric(open_nvml: Opened, code: in
 
 @pytest.mark.parametrize("code", [codes.UNKNOWN, codes.TIMEOUT, codes.INVALID_ARGUMENT])
 def test_trouble_with_the_fabric_withdraws_no_gpu(open_nvml: Opened, code: int) -> None:
-    """The last known state stays, and without one there is none."""
     backend, state = open_nvml(board(COMPLETED))
     assert reported(backend) == COMPLETED
     state.configure(0, fabric_state=codes.FABRIC_IN_PROGRESS)

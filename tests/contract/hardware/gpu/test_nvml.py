@@ -189,7 +189,6 @@ def test_eight_threads_get_equal_snapshots_while_one_opens_and_closes(nvml: Nvml
 
 
 def test_looking_at_the_simulated_node_does_not_load_nvml() -> None:
-    """And a node with real GPUs does not load YAML: neither fits into the memory of the node process."""
     script = """
 import json, sys
 import dra_driver.hardware.gpu.inventory, dra_driver.hardware.gpu.simulated.backend

@@ -105,7 +105,6 @@ def test_a_wait_that_fails_at_once_is_not_repeated_in_a_hurry(patient: Patient, 
 
 
 def test_a_lost_gpu_that_answers_again_is_heard_again(eager: HealthEvents, state: State) -> None:
-    """In the same session: a reset by an administrator. Until then the others are heard without it."""
     assert eager.wait(0.01) == ()
     state.lose(0)
     assert eager.wait(LONG_S) == ()
@@ -230,7 +229,6 @@ def test_a_property_that_fails_once_keeps_its_value_and_a_gpu_that_fails_is_kept
 
 
 def test_the_word_that_no_recovery_is_needed_is_not_kept_when_it_cannot_be_read(patient: Patient, state: State) -> None:
-    """It would heal an error that came after it; what is needed is kept."""
     assert patient.reading().recovery_action is RecoveryAction.NONE
     state.inject("nvmlDeviceGetFieldValues", codes.UNKNOWN)
     assert patient.reading().recovery_action is None
@@ -280,7 +278,6 @@ def test_a_link_that_was_never_up_is_told_only_in_a_fabric_whose_other_gpus_have
 
 
 def test_a_gpu_that_was_removed_is_not_on_the_bus(patient: Patient, node: NodeSpec, tmp_path: Path) -> None:
-    """Hot-removal, or a PCIe port that was switched off."""
     assert patient.reading().on_bus is True
     (tmp_path / "sys/bus/pci/devices" / str(node.gpus[0].gpu.pci_bus_id)).unlink()
     assert patient.reading().on_bus is False

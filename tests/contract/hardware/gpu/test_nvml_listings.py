@@ -78,7 +78,6 @@ def test_an_event_leads_to_a_listing(listening: NvmlBackend, state: State, node:
 
 @pytest.mark.parametrize("event", [True, False])
 def test_an_own_change_leads_to_a_listing(listening: NvmlBackend, state: State, gpu: GpuUuid, event: bool) -> None:
-    """Also when its event is late, or does not come."""
     listening.create_gpu_instance(gpu, 19, 1)
     if event:
         until(lambda: listening.wait_for_event(1.0))
@@ -86,7 +85,6 @@ def test_an_own_change_leads_to_a_listing(listening: NvmlBackend, state: State, 
 
 
 def test_a_change_that_failed_leads_to_a_listing(listening: NvmlBackend, state: State, gpu: GpuUuid) -> None:
-    """It may have done its work all the same."""
     state.inject("nvmlGpuInstanceDestroy", codes.UNKNOWN, times=1)
     with pytest.raises(Exception, match="nvmlGpuInstanceDestroy"):
         listening.destroy_gpu_instance(gpu, listening.mig_instances(gpu)[0].gi_id)
@@ -160,7 +158,6 @@ def look(child: "subprocess.Popen[str]") -> int:
 def test_a_process_that_is_not_to_read_instances_does_not_get_in_the_way(
     nvml: NvmlBackend, state: State, node: NodeSpec, gpu: GpuUuid, other_process: "subprocess.Popen[str]"
 ) -> None:
-    """It lists once, because nothing is known before, and gives its subscriptions back with its session."""
     nvml.snapshot()
     gi_id = node.gpus[0].gpu.mig_instances[0].gi_id
     assert [look(other_process), look(other_process)] == [2, 2]

@@ -158,7 +158,6 @@ def test_a_gpu_instance_whose_creation_fails_is_not_left_behind(
 def test_a_compute_instance_whose_creation_fails_leaves_the_gpu_instance_as_it_was(
     nvml: NvmlBackend, state: State, uuid: GpuUuid, function: str, code: int
 ) -> None:
-    """It really fails on some boards; the caller then destroys what it made."""
     nvml.set_mig_mode(uuid, True)
     gi_id = nvml.create_gpu_instance(uuid, 9, 0)
     # The first UUID that is read is the GPU's own.

@@ -145,7 +145,6 @@ def test_a_gpu_that_got_another_minor_is_published_under_it(nvml: NvmlBackend, s
 
 
 def test_a_session_is_kept_while_nothing_changes(nvml: NvmlBackend, state: State) -> None:
-    """Opening one initialises GPUs, which takes seconds without persistence mode."""
     for _ in range(LEFT_OUT_LOOKS + 1):
         nvml.snapshot()
     assert sessions(state) == 1
@@ -237,7 +236,6 @@ class Driver:
 def test_a_driver_that_was_replaced_is_used_when_its_kernel_module_is_loaded(
     nvml_library: Path, state: State, node: NodeSpec, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With the former module a new session would fail, and this one works; later it would use the former library."""
     driver = Driver(tmp_path, nvml_library, node)
     backend = NvmlBackend(driver_root=str(driver.root), sysfs_root=str(driver.sysfs))
     before = backend.snapshot()

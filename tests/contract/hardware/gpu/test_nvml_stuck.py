@@ -57,7 +57,6 @@ def test_a_gpu_that_hangs_at_its_first_look_is_left_out_by_its_index(impatient: 
 def test_a_gpu_that_hangs_at_the_first_look_of_a_new_session_is_not_kept_for_ever(
     impatient: NvmlBackend, state: State
 ) -> None:
-    """Its index has no name yet, and it is the only one that is missed."""
     before = impatient.snapshot()
     impatient.close()
     state.hang("nvmlDeviceGetHandleByIndex_v2", device=0)
@@ -74,7 +73,6 @@ def test_a_gpu_that_hangs_at_the_first_look_of_a_new_session_is_not_kept_for_eve
 
 
 def test_a_change_of_a_gpu_that_hangs_fails_and_one_of_another_gpu_works(impatient: NvmlBackend, state: State) -> None:
-    """A claim of the first gets an error within its call; the kubelet tries again."""
     first, second = (gpu.uuid for gpu in impatient.snapshot().gpus[:2])
     state.hang("nvmlDeviceGetMemoryInfo", device=0)
     impatient.snapshot()
@@ -178,7 +176,6 @@ def test_a_detach_that_is_called_off_while_a_gpu_hangs_leaves_the_other_gpus_usa
 def test_a_wait_for_events_that_hangs_does_not_end_a_session_that_is_to_be_renewed(
     impatient: NvmlBackend, state: State, tmp_path: Path, node: NodeSpec
 ) -> None:
-    """The GPUs that answer are still read; a new session begins when the wait has returned."""
     before = impatient.snapshot()
     waiting = Call(state, "nvmlEventSetWait_v2", lambda: impatient.wait_for_event(0.1))
     address = node.gpus[2].gpu.pci_bus_id

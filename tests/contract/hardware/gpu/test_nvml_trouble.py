@@ -135,7 +135,6 @@ def test_what_cannot_change_in_a_session_is_read_once_in_it(nvml: NvmlBackend, s
 def test_trouble_that_lasts_keeps_the_last_value_and_is_logged_once(
     nvml: NvmlBackend, state: State, caplog: pytest.LogCaptureFixture, function: str
 ) -> None:
-    """For hours, if need be; also over a new session, in which everything is read again."""
     before = nvml.snapshot()
     state.inject(function, codes.UNKNOWN)
     for _ in range(last_values.KEPT_LOOKS + 2):
@@ -181,7 +180,6 @@ def test_the_unknown_state_of_a_partitioned_gpu_is_tried_again(
 def test_a_partitioned_gpu_whose_state_stays_unknown_is_left_out(
     nvml: NvmlBackend, state: State, node: NodeSpec, function: str
 ) -> None:
-    """Without the mode and the instances, a GPU that is in use could be offered as free."""
     state.inject(function, codes.TIMEOUT, device=0)
     snapshot = nvml.snapshot()
     assert [gpu.uuid for gpu in snapshot.gpus] == [node.gpus[1].gpu.uuid]
@@ -220,7 +218,6 @@ def test_a_good_look_in_between_starts_the_count_of_failed_looks_again(nvml: Nvm
 def test_a_gpu_that_fails_at_the_first_look_of_a_session_is_kept_when_it_is_the_only_one_missed(
     nvml: NvmlBackend, state: State, node: NodeSpec
 ) -> None:
-    """Its index has no name yet, and the GPU that had it before may be at another one now."""
     before = nvml.snapshot()
     state.set_node(replace(node, gpus=tuple(reversed(node.gpus))))
     nvml.close()
@@ -245,7 +242,6 @@ def test_two_gpus_that_fail_at_the_first_look_of_a_session_stand_for_no_known_gp
 def test_mig_facts_that_could_not_be_read_are_read_again(
     nvml: NvmlBackend, state: State, caplog: pytest.LogCaptureFixture, function: str
 ) -> None:
-    """The last known ones serve for the look that failed, not for the rest of the session."""
     caplog.set_level(logging.INFO)
     before = nvml.snapshot()
     nvml.close()

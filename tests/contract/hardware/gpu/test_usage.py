@@ -319,7 +319,6 @@ def test_processes_of_all_kinds_are_listed_once(look: Look, write: Write) -> Non
 def test_utilisation_of_processes_is_that_since_the_last_look(
     look: Look, write: Write, state: State, is_old: bool
 ) -> None:
-    """The first look has none; a process without a sample used nothing; more samples are averaged."""
     if is_old:
         state.inject("nvmlDeviceGetProcessesUtilizationInfo", codes.FUNCTION_NOT_FOUND)
     board = "gpu 0 70 35 1 1 1 1 1"

@@ -178,7 +178,6 @@ def test_a_daemon_that_dies_comes_back_with_its_defaults(node: Node) -> None:
 
 
 def test_servers_that_outlive_their_daemon_are_ended(node: Node) -> None:
-    """They hold the GPU in exclusive mode, so no new daemon could use it."""
     node.start_host()
     node.control_script(
         "cd $CUDA_MPS_PIPE_DIRECTORY\n"
@@ -289,7 +288,6 @@ def test_logs_and_folders_of_a_driver_with_another_name_are_elsewhere(node: Node
 
 
 def test_a_link_in_place_of_the_folder_for_memory_is_refused(node: Node) -> None:
-    """The host would mount and remove behind it."""
     precious = node.base / "precious"
     precious.mkdir()
     (node.base / "run").mkdir()

@@ -34,7 +34,6 @@ def mark(name: str) -> None:
 
 
 def device(number: int, *, live: bool = False) -> AssignedDevice:
-    """A partition created for a claim; of a GPU of its own, so that claims do not exclude each other."""
     uuid = gpu(number).uuid
     part = entries.partition(gpu=uuid, gi_id=number if live else None)
     return entries.device(device=DeviceName(f"gpu-{number}-mig"), gpu_uuid=uuid, partition=part)

@@ -57,7 +57,6 @@ def test_a_new_journal_is_in_its_folder_after_a_power_cut(syncs: dict[str, list[
 
 
 def test_a_write_that_need_not_be_durable_costs_no_sync(syncs: dict[str, list[Sync]]) -> None:
-    """Else the tests above would pass because everything is synced."""
     assert syncs["write without durable"] == []
     assert syncs["small file that need not be durable"] == []
 

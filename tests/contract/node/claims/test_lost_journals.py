@@ -132,7 +132,6 @@ class History:
         self.of_the_process(self.run.service.finish_rebuild)
 
     def lose(self) -> None:
-        """Mostly while the API server does not answer; sometimes the kubelet calls before it does."""
         self.claims_node.lose_journal()
         self.claims_node.api.outage = ApiUnreachableError("connection refused") if self.dice.random() < 0.8 else None
         self.start()

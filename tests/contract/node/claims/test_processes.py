@@ -47,7 +47,6 @@ def node(state: Path, cdi: Path, *arguments: object) -> Iterator[subprocess.Pope
 
 
 def lines(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    """The output of a process that ends."""
     out, _ = process.communicate(timeout=60)
     return [json.loads(line) for line in out.splitlines() if line.endswith("}")]
 
@@ -134,7 +133,6 @@ def test_a_journal_can_be_read_while_it_is_used(tmp_path: Path) -> None:
 
 
 def killed(folder: Path, step: int) -> tuple[bool, list[str]]:
-    """Whether the process died at that step (False when it ended before), and the lines that it printed."""
     command = [sys.executable, "-m", "tests.contract.node.claims.dying", str(folder), str(step)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     lines = ended.stdout.splitlines()

@@ -108,7 +108,6 @@ def used(found: Any) -> dict[str, int | None]:
 
 
 def test_each_claim_has_its_own_and_all_adds_up(node: Node) -> None:
-    """From the driver's PIDs to claims; what belongs to none is told, and the process ends when it is asked to."""
     process = node.exporter()
     process.wait_for(lambda: used(node.usage()) == {"claim-a": 4 * GIB, "claim-b": 30 * GIB})
     found = node.usage()
@@ -134,7 +133,6 @@ def samples(node: Node, name: str) -> list[tuple[dict[str, str], float]]:
 
 
 def test_what_it_does_while_things_are_missing(node: Node) -> None:
-    """The driver is given up, the kubelet's socket is away: said, and taken up again when they are back."""
     node.assign(detached="an upgrade")
     process = node.exporter()
     process.wait_for(lambda: "an upgrade" in str(node.usage().get("knows")))

@@ -63,7 +63,6 @@ def test_a_claims_nodes_are_on_the_host_before_the_answer(
 
 
 def test_a_dev_that_cannot_be_written_is_a_warning(rest: RestClient, node: Callable[..., Node]) -> None:
-    """Most pods work: they are prepared. The folder is one in which not even root can make files."""
     running = node(host_dev="/proc").start()
     running.register()
     running.wait_for(lambda: devices(rest))
@@ -76,7 +75,6 @@ def test_a_dev_that_cannot_be_written_is_a_warning(rest: RestClient, node: Calla
 
 
 def test_without_nvidia_uvm_the_node_says_so_until_it_is_loaded(rest: RestClient, node: Callable[..., Node]) -> None:
-    """In readiness and as an event, with no devices published: CUDA would not start in any pod."""
     running = node()
     fault = running.folder / "plugins" / DRIVER / SIMULATED_ROOT / UVM_MISSING
     fault.parent.mkdir(parents=True)

@@ -73,7 +73,6 @@ def test_a_claim_and_its_pods_hear_of_the_end_of_their_gpu_where_asked(
     hardware.inject(uuid(hardware, 0), "xid=48")
 
     def said(kind: str) -> set[str]:
-        """Of the event about the XID."""
         items = rest.list(f"/api/v1/namespaces/{NAMESPACE}/events")["items"]
         about = {"ResourceClaim": mine["name"], "Pod": "trainer"}
         assert all(each["involvedObject"]["name"] == about[each["involvedObject"]["kind"]] for each in items)

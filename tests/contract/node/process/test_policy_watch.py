@@ -167,7 +167,6 @@ def test_a_deletion_counts_after_a_while() -> None:
 
 
 def test_a_deletion_during_the_copy_of_another_one_is_not_lost() -> None:
-    """The second one arrives between the copy of what is left and its use, in the watch's thread."""
     with watching("a", "b", "c") as node:
         node.has("a", "b", "c")
         stream = node.api.streams.get(timeout=5)

@@ -41,7 +41,6 @@ def test_starts_publishes_serves_and_stops_on_sigterm(rest: RestClient, node: Ca
 
 
 def test_prepared_claim_survives_kill_9_and_restart(rest: RestClient, node: Callable[..., Node]) -> None:
-    """Running pods keep their devices, the second prepare answers the same, and unprepare leaves nothing."""
     process = node().start()
     process.wait_for(lambda: len(generations(rest)) == POOL and process.dra.exists())
     maker = claim_maker(rest)
@@ -78,7 +77,6 @@ def test_two_pods_overlap_in_a_rolling_update(rest: RestClient, node: Callable[.
 
 
 def test_api_server_that_is_down_at_start_is_waited_for(tmp_path: Path, node: Callable[..., Node]) -> None:
-    """The kubelet is served meanwhile, because pods that end need their unprepare."""
     server = ApiServer()
     server.start()
     kubeconfig = str(server.kubeconfig(tmp_path / "kubeconfig"))

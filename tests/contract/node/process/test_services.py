@@ -168,7 +168,6 @@ def test_unprepare_is_served_however_many_prepares_wait(plugin: Plugin, client: 
 
 
 def test_the_preparer_gets_the_time_left_until_the_kubelets_deadline(plugin: Plugin, client: DraClient) -> None:
-    """Time that a call spent in a queue counts: the answer has to leave before the kubelet's deadline."""
     client.prepare(A, timeout=5.0)
     client.unprepare(A, timeout=5.0)
     heard = [left or 0.0 for left in plugin.preparer.time_left]

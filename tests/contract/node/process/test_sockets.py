@@ -59,7 +59,6 @@ def test_registration_socket_that_was_deleted_comes_back(plugin: Plugin) -> None
 
 
 def test_dra_socket_that_was_deleted_comes_back_for_a_connected_kubelet(plugin: Plugin) -> None:
-    """The old connection is told to go and leads to the new socket; a new registration would cut calls in progress."""
     registered = plugin.paths.registration.lstat().st_ino
     with dial(plugin.paths.dra) as channel:
         client = DraClient(channel)
@@ -75,7 +74,6 @@ def test_dra_socket_that_was_deleted_comes_back_for_a_connected_kubelet(plugin: 
 
 
 def test_a_call_in_progress_is_answered_although_its_socket_was_deleted(plugin: Plugin) -> None:
-    """A prepare that has begun is worth finishing: a failed one costs the pod more than a minute."""
     with held_up(plugin) as (future, release):
         plugin.paths.dra.unlink()
         plugin.endpoints.check()

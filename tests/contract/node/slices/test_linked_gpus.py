@@ -74,7 +74,6 @@ DRIVER = "gpu.nvidia.com"
 
 
 def test_eight_h100_are_published_in_five_writes_and_a_restart_writes_nothing(tmp_path: Path) -> None:
-    """The API server's version, four dry runs and five slices, each of which is sent once."""
     server = ApiServer(port=0)
     server.start()
     with closing(Connection.load(str(server.kubeconfig(tmp_path / "kubeconfig")))) as connection:

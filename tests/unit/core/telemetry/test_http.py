@@ -98,7 +98,6 @@ def test_port_in_use_is_an_os_error() -> None:
 
 
 def test_stop_is_immediate_and_repeatable(server: ObservabilityServer) -> None:
-    """The accept loop sleeps for an hour at a time and has to be woken."""
     server.stop()
     server.stop()
     with pytest.raises(OSError, match="refused"):
@@ -163,7 +162,6 @@ def test_no_text_can_forge_a_second_line(emit: Emit) -> None:
 @pytest.mark.parametrize("log_format", ["text", "json"])
 @pytest.mark.parametrize("secret", [f"Bearer {JWT}", "authorization: bearer abc.def-123", f"token {JWT} expired"])
 def test_credentials_are_removed_from_every_line(emit: Emit, log_format: logs.LogFormat, secret: str) -> None:
-    """A foreign library's error text may quote the request's headers."""
     for line in (
         emit(log_format, secret),
         emit(log_format, "m", extra={"error": secret}),

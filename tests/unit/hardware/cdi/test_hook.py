@@ -109,7 +109,6 @@ def test_a_hook_with_a_known_hole_is_not_used(tmp_path: Path, version: str) -> N
 
 
 def test_a_chosen_hook_is_held_to_the_same_floor(tmp_path: Path) -> None:
-    """The administrator chooses the place, not the hole."""
     FakeDriverRoot(tmp_path).put("/opt/hook", b"", 0o755)
     assert choose_hook(host_view(tmp_path), "/opt/hook", printing("NVIDIA CDI Hook version 1.17.7")).hook is None
     assert choose_hook(host_view(tmp_path), "none", printing("NVIDIA CDI Hook version 1.18.0")) == HookChoice()
@@ -203,7 +202,6 @@ def test_a_program_that_cannot_start_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_below_another_root_the_program_runs_in_that_root(tmp_path: Path) -> None:
-    """A program of the host needs the host's libraries and paths; this root has none, so nothing of it can run."""
     program(tmp_path / "hook", "echo NVIDIA CDI Hook version 1.18.0")
     with pytest.raises(UnknownVersionError, match="its --version printed"):
         HookVersions().read(str(tmp_path), "/hook", str(tmp_path / "hook"))

@@ -80,7 +80,6 @@ def test_a_driver_elsewhere_is_found_through_the_linkers_cache(tmp_path: Path) -
 
 
 def test_debian_alternatives_are_followed_to_the_real_file(tmp_path: Path) -> None:
-    """The program keeps its place in containers; the mount's source is the real file inside the root."""
     root = debian(tmp_path)
     (tmp_path / "usr/bin/nvidia-smi").unlink()
     root.link("/usr/bin/nvidia-smi", "/etc/alternatives/nvidia-smi")

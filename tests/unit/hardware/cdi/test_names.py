@@ -20,7 +20,6 @@ UIDS = st.uuids().map(str)
 
 
 def test_names_follow_the_convention_of_dra_drivers() -> None:
-    """People look for these files, and the kubelet passes these names on."""
     assert NAMES.common_id == "k8s.gpu.nvidia.com/device=common"
     assert NAMES.base_file_name == "k8s.gpu.nvidia.com-device_base.json"
     assert NAMES.claim_file_name(UID) == f"k8s.gpu.nvidia.com-claim_{UID}.json"
@@ -50,14 +49,12 @@ def test_a_device_that_is_no_dns_label_is_refused(device: str) -> None:
     "driver", ["", "GPU.nvidia.com", "gpu..com", ".gpu", "gpu/x", "a" * 64, "gpu_x", "gpu-", "g\n"]
 )
 def test_a_driver_name_that_kubernetes_would_refuse_is_refused_first(driver: str) -> None:
-    """It becomes part of every file name; the process ends at start with a sentence."""
     with pytest.raises(ConfigurationError, match="driver name"):
         CdiNames(driver)
 
 
 @given(driver=st.lists(LABELS, min_size=1, max_size=2).map(".".join), uid=UIDS, device=LABELS, share=st.none() | UIDS)
 def test_every_accepted_name_is_valid_cdi(driver: str, uid: str, device: str, share: str | None) -> None:
-    """Whatever Kubernetes lets through can be written: no pod fails for its names."""
     names = CdiNames(driver)
     name = names.claim_device(uid, device, share)
     document = CdiSpec(
@@ -101,7 +98,6 @@ def test_any_text_is_refused_or_stays_in_the_folder(text: str) -> None:
     ],
 )
 def test_files_of_other_writers_are_not_taken_for_claims(name: str) -> None:
-    """They would be deleted as orphans."""
     assert NAMES.uid_of(name) is None
 
 

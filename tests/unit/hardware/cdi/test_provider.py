@@ -67,7 +67,6 @@ def test_the_base_file_is_written_once_and_restored(node: Node) -> None:
 
 
 def test_an_upgraded_driver_is_picked_up_by_the_next_prepare(node: Node) -> None:
-    """Old paths in the document would keep every container from starting."""
     node.provider.refresh()
     for path in (node.root.path / LIBS).glob("lib*"):
         path.unlink()

@@ -72,7 +72,6 @@ EDITS = st.builds(
 def test_a_further_device_never_lowers_the_version(
     first: ContainerEdits, second: ContainerEdits, names: tuple[str, str]
 ) -> None:
-    """The version of a document is the highest that any of its devices needs alone."""
     pair = (CdiDevice(name=names[0], container_edits=first), CdiDevice(name=names[1], container_edits=second))
     together = minimum_version(CdiSpec(kind="ab/cd", devices=pair))
     alone = [minimum_version(CdiSpec(kind="ab/cd", devices=(device,))) for device in pair]
@@ -93,7 +92,6 @@ def test_the_wire_form_has_the_specifications_names_and_no_empty_fields() -> Non
 
 
 def test_edits_add_up_in_order() -> None:
-    """A GPU's edits and a sharing daemon's are joined for one device; the first come first."""
     first = ContainerEdits(env=("A=1",), additional_gids=(1,), intel_rdt=IntelRdt(clos_id="x"))
     second = ContainerEdits(env=("B=2",), mounts=(Mount(host_path="/a", container_path="/b"),))
     both = first + second

@@ -185,7 +185,6 @@ def test_a_directory_in_the_files_place_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_two_threads_writing_one_claim_leave_one_whole_document(tmp_path: Path) -> None:
-    """A prepare that timed out may still run when its repeat comes; readers see whole documents throughout."""
     one, path = writer(tmp_path), claim_path(tmp_path)
     documents = {text: render(claim(text), "x") for text in ("a" * 10, "b" * 5000)}
     seen: set[bytes] = set()
@@ -247,7 +246,6 @@ def test_removing_a_claim_is_idempotent(tmp_path: Path) -> None:
 
 
 def test_orphans_are_removed_and_the_rest_stays(tmp_path: Path) -> None:
-    """The directory belongs to every CDI writer of the node, however old its files are."""
     one = writer(tmp_path)
     for uid in (UID, OTHER):
         one.write_claim(uid, claim(uid=uid))
@@ -303,7 +301,6 @@ NAME = ".gpu.nvidia.com-00000000.tmp"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A CDI directory in which the name of the next temporary file is known."""
     monkeypatch.setattr(os, "urandom", lambda size: b"\0" * size)
     folder = tmp_path / "cdi"
     folder.mkdir()
@@ -311,7 +308,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_temporary_file_is_new_and_for_its_owner_alone(folder: Path) -> None:
-    """Nothing of the content is readable before it is complete and gets its mode."""
     descriptor, path = Files().create_temporary(str(folder), ".gpu.nvidia.com-")
     os.close(descriptor)
     assert path == str(folder / NAME)

@@ -109,7 +109,6 @@ def test_a_claims_nodes_and_those_of_every_container_are_made_and_linked(host: H
 
 
 def test_owner_and_mode_are_the_modules(host: Host) -> None:
-    """Of nvidia-uvm the module says nothing."""
     host.params("ModifyDeviceFiles: 1\nDeviceFileUID: 7\nDeviceFileGID: 44\nDeviceFileMode: 432\n")
     keeper = host.keeper()
     keeper.ensure([GPU0])

@@ -128,7 +128,6 @@ def test_without_a_driver_root_nothing_is_started() -> None:
 
 
 def test_the_tools_share_the_hosts_dev_or_have_one_of_their_own(driver: Driver, tmp_path: Path) -> None:
-    """In a driver container they have their own."""
     assert driver.tools().shares(str(tmp_path / "dev"))
     assert not driver.tools().shares("/dev")
 
@@ -156,7 +155,6 @@ class Kernel(DriverTools):
 
 @pytest.mark.parametrize(("majors", "after", "calls"), [(WITHOUT, WITH, 1), (WITH, WITH, 0), (NONE, NONE, 0)])
 def test_it_is_loaded_only_where_the_driver_is_there_without_it(majors: Majors, after: Majors, calls: int) -> None:
-    """Without the driver, loading it is the business of the system."""
     kernel = Kernel(majors)
     assert kernel.uvm.majors() == after
     assert (kernel.calls, kernel.uvm.problem) == (calls, None)

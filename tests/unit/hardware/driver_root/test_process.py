@@ -97,7 +97,6 @@ def test_output_in_a_message_is_short_and_printable(output: str, shown: str) -> 
 
 
 def shell(folder: Path, *, wait: bool) -> list[str]:
-    """A program that starts a child which keeps its output open, and writes both process ids to a file."""
     script = f"sleep 100000 & echo $$ $! >{folder}/new; mv {folder}/new {folder}/pids"
     return ["/bin/sh", "-c", f"{script}; wait" if wait else script]
 

@@ -134,7 +134,6 @@ def test_a_root_that_was_found_is_kept_while_it_has_a_driver(tmp_path: Path) -> 
 
 
 def test_a_driver_that_comes_later_is_found(tmp_path: Path) -> None:
-    """The driver container starts after this process; until then the sentence names what is awaited."""
     detector = Detector(str(tmp_path))
     with pytest.raises(DriverUnavailableError) as caught:
         detector.current()
@@ -193,7 +192,6 @@ def thor(root: FakeDriverRoot) -> None:
     ],
 )
 def test_a_node_that_no_driver_helps_is_not_told_to_install_one(tmp_path: Path, build: object, advice: str) -> None:
-    """Whether the root is searched or given."""
     assert callable(build)
     build(FakeDriverRoot(tmp_path))
     with pytest.raises(DriverUnavailableError, match=advice) as searched:

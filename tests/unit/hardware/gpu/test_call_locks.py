@@ -170,7 +170,6 @@ def listings() -> Listings:
 
 
 def test_an_event_counts_for_all_gpus_and_an_own_change_for_one(listings: Listings) -> None:
-    """An event does not say enough about which one it was."""
     listings.happened()
     assert (read(listings), read(listings, OTHER)) == (True, True)
     listings.changed(GPU)
@@ -215,7 +214,6 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_newer_process_takes_over_at_the_next_read_of_the_older_one(file: Path) -> None:
-    """Never both, and not back and forth."""
     old, new = InstanceReader(file), InstanceReader(file)
     assert old()
     assert not new(), "the older one has not let go"

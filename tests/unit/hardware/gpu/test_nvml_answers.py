@@ -39,7 +39,6 @@ def test_what_nvml_does_not_offer_is_absent_but_not_when_a_gpu_cannot_do_without
 @pytest.mark.parametrize("code", sorted(nvml.DRIVER_TROUBLE))
 @pytest.mark.parametrize("ask", [nvml.optional, nvml.required, nvml.driver_call])
 def test_errors_of_the_whole_driver_are_not_reported_for_one_gpu(code: int, ask: Callable[..., object]) -> None:
-    """It is retried with a new session, and no GPU is withdrawn for it."""
     with pytest.raises(DriverUnavailableError) as caught:
         ask(failing(pynvml.NVMLError(code)))
     assert nvml.DRIVER_TROUBLE[code] in str(caught.value)

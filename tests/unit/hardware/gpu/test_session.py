@@ -193,7 +193,6 @@ def test_names_are_made_harmless(tmp_path: Path) -> None:
 
 
 def test_the_scan_ends_in_time(tmp_path: Path) -> None:
-    """A node with very many processes delays the error by about a second at most; the text says that it is partial."""
     for pid in range(10):
         process(tmp_path, pid, "busy", "/dev/nvidia0")
     ticks = count(0.0, 0.3)

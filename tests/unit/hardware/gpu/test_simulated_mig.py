@@ -32,7 +32,6 @@ def make(backend: SimulatedBackend, gpu: Gpu, name: str, start: int) -> int:
 
 
 def breaks_a_rule(gpu: Gpu, taken: Iterable[tuple[MigProfile, int]]) -> bool:
-    """The rules once more, by sets and sums over everything that would exist."""
     taken = list(taken)
     slices = Counter(slot for found, start in taken for slot in range(start, start + found.memory_slices))
     per_profile = Counter(found.profile_id for found, _ in taken)

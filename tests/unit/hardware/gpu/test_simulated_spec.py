@@ -35,7 +35,6 @@ def test_any_count_of_any_model_gives_unique_well_formed_gpus(count: int, key: s
 
 @given(st.text(max_size=40))
 def test_no_text_crashes_the_short_form(text: str) -> None:
-    """Whatever stands in the variable, the answer is a sentence, or the GPUs where the text happens to name some."""
     try:
         found = parse_groups(text, "n")
     except ConfigurationError as error:
@@ -57,7 +56,6 @@ field_names = st.sampled_from(
 
 @given(st.dictionaries(field_names, json_values, min_size=1, max_size=4))
 def test_no_value_of_a_field_crashes_the_file_form(fields: dict[str, object]) -> None:
-    """Values of every YAML type end in a node within the bounds or in a sentence that names a path."""
     try:
         node = parse_document(json.dumps({"gpus": [{"model": "a30-24gb", **fields}]}), "n")
     except ConfigurationError as error:
@@ -199,7 +197,6 @@ def named(model: GpuModel) -> str:
 
 @pytest.mark.parametrize("model", MODELS, ids=named)
 def test_a_model_is_complete_enough_to_be_simulated(model: GpuModel) -> None:
-    """Only memory and SM count may be unknown."""
     assert model.key == model.key.lower()
     assert 1 <= len(model.product_name) <= 95
     assert 0 < model.pci_device_id <= 0xFFFF

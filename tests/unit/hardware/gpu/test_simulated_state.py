@@ -34,7 +34,6 @@ def node() -> NodeSpec:
 
 
 def attach(file: Path) -> SimulatedBackend:
-    """Another process on the same hardware."""
     return SimulatedBackend.from_spec(SPEC, "n", file)
 
 

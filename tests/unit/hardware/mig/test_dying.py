@@ -64,7 +64,6 @@ def steps_of(start: Callable[[], Node], work: Work) -> tuple[int, int]:
 
 
 def cases() -> list[tuple[str, Callable[[], Node], Work, int]]:
-    """Every operation with every step at which the process can die."""
     works: list[tuple[str, Callable[[], Node], Work]] = [
         ("create", plain, create),
         ("create beside an owned one", with_sibling, create),

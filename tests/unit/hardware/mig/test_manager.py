@@ -35,7 +35,6 @@ def test_the_note_is_on_disk_before_the_mode_is_on(node: Node) -> None:
 
 
 def test_an_administrators_mode_is_left_on() -> None:
-    """Also after the last partition, and on a GPU that could not be switched without a reset."""
     node = Node("1xa100-sxm4-40gb+mig")
     node.create(FOUR, 0)
     node.destroy(FOUR, 0)
@@ -45,7 +44,6 @@ def test_an_administrators_mode_is_left_on() -> None:
 
 
 def test_foreign_instances_keep_the_mode_on(node: Node) -> None:
-    """This driver switched the mode on, but another program uses it: it goes off after that program's instance."""
     node.create(ONE, 6)
     foreign = node.foreign(TWO, 0, "none")
     node.destroy(ONE, 6)
@@ -70,7 +68,6 @@ def test_a_foreign_instance_is_never_taken_over(compute: str) -> None:
 
 
 def test_overlap_is_refused_by_name() -> None:
-    """The message names the wanted memory slices and the instance that has them."""
     node = Node("1xh100-sxm5-80gb+mig")
     foreign = node.foreign(ONE, 2)
     with pytest.raises(NoRoomError, match=r"memory slices 0 to 3, .* taken by GPU instance 9 \(1g.10gb at"):
@@ -118,7 +115,6 @@ def test_a_failed_compute_instance_takes_the_gpu_instance_with_it(node: Node) ->
 
 @pytest.mark.parametrize("method", ["create_gpu_instance", "create_compute_instance"])
 def test_an_error_after_the_work_was_done_leaves_nothing(node: Node, method: str) -> None:
-    """The NVIDIA driver created the instance and reported an error: the instance is found and removed."""
     node.backend.fail_next(method, DriverUnavailableError("answer lost"), after=True)
     with pytest.raises(DriverUnavailableError, match="answer lost"):
         node.create(TWO, 4)
@@ -126,7 +122,6 @@ def test_an_error_after_the_work_was_done_leaves_nothing(node: Node, method: str
 
 
 def test_an_instance_that_cannot_be_removed_is_marked(node: Node) -> None:
-    """The error has the first one's type and both sentences; the caller keeps its record and destroys it later."""
     node.backend.fail_next("create_compute_instance", NoRoomError("no compute"))
     node.backend.fail_next("destroy_gpu_instance", GpuBusyError("a monitor looks at it"), times=0)
     with pytest.raises(
@@ -151,7 +146,6 @@ def test_an_unreadable_gpu_counts_as_left_over(node: Node) -> None:
 
 
 def test_a_partition_that_is_not_listed_is_an_error(node: Node) -> None:
-    """The NVIDIA driver reported success, and another program destroyed the instance at the same moment."""
     make = node.backend.create_compute_instance
 
     class Vanishing:
@@ -189,7 +183,6 @@ def test_destroying_a_partition_that_is_partly_gone(node: Node) -> None:
 
 @pytest.mark.parametrize(("profile", "compute", "left"), [(TWO, "partial", 0), (DOUBLE, "full", 1)])
 def test_destroy_removes_unusual_compute_instances_and_no_other_profile(profile: int, compute: str, left: int) -> None:
-    """A compute instance that this driver would not create goes; an instance of another profile in its place stays."""
     node = Node("1xh100-sxm5-80gb+mig")
     node.foreign(profile, 2, compute)
     node.destroy(TWO, 2)
@@ -197,7 +190,6 @@ def test_destroy_removes_unusual_compute_instances_and_no_other_profile(profile:
 
 
 def test_without_mig_there_is_nothing_to_remove() -> None:
-    """The board was replaced by one without MIG: destroy, find and ensure_whole have nothing to do."""
     node = Node("1xl4-24gb")
     node.notes.values[node.gpu, "mig-mode"] = "on"
     assert node.manager.find(node.at(ONE, 0)) is None
@@ -331,7 +323,6 @@ def test_a_creation_that_stays_refused_is_an_error_at_the_limit() -> None:
 
 
 def test_a_refused_creation_leaves_what_appears_meanwhile(node: Node) -> None:
-    """Another program creates the instance while this driver waits: it is not removed as the driver's own."""
     node.backend.fail_next("create_gpu_instance", GpuBusyError("in use"), times=0)
 
     def other_program() -> None:
@@ -345,7 +336,6 @@ def test_a_refused_creation_leaves_what_appears_meanwhile(node: Node) -> None:
 
 
 def test_who_has_the_gpu_open_is_looked_up_after_the_last_try() -> None:
-    """The search takes up to a second: it does not run when a creation works at once or after a wait."""
     node = Node(holders="open in Xorg (process 9)")
     node.backend.fail_next("create_gpu_instance", GpuBusyError("in use"), times=2)
     made = node.create(ONE, 6)
@@ -357,7 +347,6 @@ def test_who_has_the_gpu_open_is_looked_up_after_the_last_try() -> None:
 
 
 def test_the_watch_is_told_how_each_creation_ended(node: Node) -> None:
-    """A refusal counts after all tries; other failures say nothing about who has the GPU open."""
     node.backend.fail_next("create_gpu_instance", GpuBusyError("in use"), times=1)
     node.create(ONE, 6)
     node.backend.fail_next("create_gpu_instance", GpuBusyError("in use"), times=0)

@@ -103,7 +103,6 @@ def test_published_order_strands_less_than_order_of_names(kind: str) -> None:
 
 
 def test_about_half_as_much_is_stranded_as_by_name() -> None:
-    """When a node fills up with all sizes equally often, about half as much is stranded."""
     tallies = measure("a100-sxm4-40gb", "filling", gpus=4, sequences=200, seed=7)
     assert tallies["ours"].stranded < 0.65 * tallies["by name"].stranded
 
@@ -134,7 +133,6 @@ def test_the_third_refusal_within_ten_minutes_withholds() -> None:
 
 
 def test_tries_of_one_call_count_once() -> None:
-    """A call that has little time tries several times; the kubelet's next call for the claim counts again."""
     state = NO_REFUSALS
     for time in (0.0, 5.0, 10.0, 44.0):
         state = after_refusal(state, PARTS[0], time)
@@ -145,7 +143,6 @@ def test_tries_of_one_call_count_once() -> None:
 
 
 def test_refusals_of_more_than_ten_minutes_ago_do_not_count() -> None:
-    """A node that refuses once an hour goes on offering partitions."""
     assert not refused(0, 300, 600).withheld
     assert refused(0, 300, 600, 899).withheld
     assert not refused(0, 600, 1200, 1800, 2400).withheld

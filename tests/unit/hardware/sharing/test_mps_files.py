@@ -256,7 +256,6 @@ def test_a_host_that_goes_on_is_ready(tmp_path: Path) -> None:
 
 
 def test_a_host_says_every_ten_seconds_that_it_goes_on(tmp_path: Path) -> None:
-    """Not at every step: each is a write to the disk."""
     now = [100.0]
     host = MpsHost(tmp_path / "mps", ControlProgram(), SharedMemory(tmp_path / "shm"), clock=lambda: now[0])
     lock = tmp_path / "mps/host.lock"
@@ -314,7 +313,6 @@ def test_no_more_than_a_few_files_are_open_at_a_time(tmp_path: Path) -> None:
 
 
 def test_what_takes_too_long_is_left_to_the_next_call(tmp_path: Path) -> None:
-    """A GPU's lock is held meanwhile, and the kubelet waits."""
     tree = tmp_path / "pipe"
     tree.mkdir()
     for number in range(20):

@@ -136,7 +136,6 @@ def test_a_gpu_without_the_setting_is_a_sentence_and_leaves_nothing(world: World
 
 
 def test_a_note_on_a_gpu_without_the_setting_can_be_cleared(world: World) -> None:
-    """A process may die between the note and the answer that there is no such setting."""
     world.notes.set_gpu_note(GPU, TIME_SLICE, "Long")
     world.smi.problems = [CommandError("Not Supported")]
     world.slicer.reset(GPU, within_s=5.0)
@@ -216,7 +215,6 @@ def test_a_program_of_another_machine_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_the_roots_library_is_preloaded_unless_the_root_is_our_own(tmp_path: Path) -> None:
-    """The program's own dependency would be looked for in this container, where there is none."""
     library = tmp_path / "usr/lib64/libnvidia-ml.so.580.65.06"
     library.parent.mkdir(parents=True)
     library.write_bytes(b"")
@@ -244,7 +242,6 @@ def test_the_mode_of_before_comes_back(before: ComputeMode) -> None:
 
 
 def test_a_mode_that_fits_already_is_not_ours_to_give_back() -> None:
-    """Some administrators run all their GPUs in exclusive mode."""
     control, notes = FakeControl(), FakeGpuNotes()
     control.modes[GPU] = EXCLUSIVE
     set_compute_mode(control, notes, GPU, EXCLUSIVE)

@@ -51,7 +51,6 @@ def test_gpus_on_nvswitches_are_one_island() -> None:
 
 
 def test_one_gpu_alone_is_no_island() -> None:
-    """A peer that is not on this node, such as in another virtual machine, does not count."""
     assert not islands_of([gpu(0, switch_links=18)])
     assert not islands_of([gpu(0, {7: 4}), gpu(1)])
 

@@ -52,7 +52,6 @@ def test_policies_are_valid_for_any_memory_and_any_number_of_shares(
 
 
 def test_memory_and_compute_default_to_all_of_it() -> None:
-    """A claim that asks for nothing in particular gets the GPU alone; memory is rounded down to whole MiB."""
     found = wire(shares.capacity_of(gpu(81559 * MIB + 5), terms(3, reserved=0)))
     assert found["memory"] == {
         "value": "81559Mi",
@@ -71,7 +70,6 @@ def test_claims_for_memory_alone_can_share_a_gpu_if_the_policy_allows() -> None:
 
 
 def test_on_unified_memory_only_compute_is_shared() -> None:
-    """The total is unknown."""
     found = wire(shares.capacity_of(gpu(None), terms(default_percent=0)))
     assert set(found) == {"computePercent"}
     assert found["computePercent"]["requestPolicy"]["default"] == "100", "a plain claim still gets it alone"
@@ -89,7 +87,6 @@ def test_what_the_driver_keeps_is_left_out_and_under_mps_what_its_server_needs(
 
 @pytest.mark.parametrize(("reserved", "published"), [(0, "81559Mi"), (1, "81558Mi"), (2**30, "80535Mi")])
 def test_a_policy_says_how_much_is_left_out(reserved: int, published: str) -> None:
-    """In place of the default, which is for the driver and one MPS server."""
     assert memory_of(gpu(81559 * MIB, 551 * MIB), terms(reserved=reserved)) == published
 
 

@@ -59,7 +59,6 @@ def test_a_process_has_a_program_and_a_place(tmp_path: Path) -> None:
 
 
 def test_a_pid_that_was_used_again(tmp_path: Path) -> None:
-    """A process that began after the driver was asked is another one; so is one with another start."""
     proc, reads, clock = reader(tmp_path)
     proc.add(7, IN_POD, start=50 * TICK)
     assert read(reads, 7, listed_s=49.0) == {}
@@ -159,7 +158,6 @@ def test_the_node_process_knows_whether_the_driver_is_open(tmp_path: Path) -> No
 
 
 def test_what_the_kubelet_answers() -> None:
-    """Only this driver's devices; containers without any stay, because a process there is not the claim's."""
     answer = pb.ListPodResourcesResponse()
     pod = answer.pod_resources.add(name="llm", namespace="team")
     found = pod.containers.add(name="main").dynamic_resources.add(claim_name="c", claim_namespace="team")

@@ -106,7 +106,6 @@ def test_the_drivers_word_that_nothing_is_needed_counts_only_after_a_while_and_f
 
 
 def test_a_double_bit_error_heals_by_a_clean_remap_and_not_by_a_failed_one() -> None:
-    """The row is replaced at the next reset, if a spare one is left."""
     begun = looked(after_event({}, ecc(), at(1)), 2, rows_pending=True, rows_failed=False)
     clean = looked(begun, 9, rows_pending=False, rows_failed=False)
     failed = looked(begun, 9, rows_pending=False, rows_failed=True)
@@ -173,7 +172,6 @@ def test_a_fault_that_comes_back_within_an_hour_of_its_end_waits_longer_and_late
 
 
 def test_an_application_error_that_a_policy_taints_ends_without_a_reset() -> None:
-    """It needs no recovery of the GPU; each further one begins the calm time anew, and is not a return."""
     rules = HealthRules(taint_xids=frozenset({31}), calm_s=10)
     faults = after_event({}, xid(31), at(1, rules))
     faults = after_event(after_event(faults, xid(31), at(6, rules)), xid(31), at(6, rules))

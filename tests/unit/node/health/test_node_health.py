@@ -136,7 +136,6 @@ def test_a_policy_works_at_the_next_tick(node: Node, health: NodeHealth) -> None
 
 
 def test_unmonitored_gpus_are_told_while_they_are(node: Node, health: NodeHealth) -> None:
-    """Information, of this process alone: another one has an event set of its own."""
     assert health.look([], {GPU: "not supported"})
     node.now += 5
     assert not health.look([], {GPU: "not supported"})
@@ -160,7 +159,6 @@ def test_an_instances_condition_ends_with_it_and_only_where_instances_were_read(
 
 
 def test_an_error_of_an_instance_that_is_not_listed_yet_is_kept(node: Node, health: NodeHealth) -> None:
-    """An instance is created, fails at once, and the GPU is read after that."""
     health.instances({GPU: {1}})
     health.observe([xid(95, gi_id=2), xid(95, gi_id=3)])
     health.instances({GPU: {1}})
@@ -213,7 +211,6 @@ def test_a_forgotten_gpu_does_not_come_back_from_the_file(node: Node) -> None:
 def test_a_flood_of_xids_from_one_gpu_leaves_memory_and_disk_and_other_gpus_alone(
     node: Node, health: NodeHealth
 ) -> None:
-    """Ten thousand a second, of which many numbers make no sense."""
     dice, writes, before = random.Random(7), 0, None  # noqa: S311 - samples, not secrets
     for second in range(10):
         for _ in range(4):

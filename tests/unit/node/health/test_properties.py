@@ -92,7 +92,6 @@ def strength(faults: Faults) -> dict[tuple[int | None, HealthCause], int]:
 def test_severity_never_falls_without_a_seen_recovery(
     steps: list[tuple[float, Step]], rules: HealthRules, more: list[tuple[float, Step]]
 ) -> None:
-    """Whatever came before, however long it takes: bad news and time alone make nothing better."""
     faults, clock = lived(steps, rules)
     held = {key: fault for key, fault in faults.items() if fault.phase is FaultPhase.OPEN}
     before = strength(held)

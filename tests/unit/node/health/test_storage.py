@@ -31,7 +31,6 @@ def test_the_file_is_for_root_alone_and_replaced_in_one_step(tmp_path: Path) -> 
 
 
 def test_what_an_earlier_boot_left_is_not_mixed_in(tmp_path: Path) -> None:
-    """Its times are of another clock; who wants it has read it at start."""
     path = tmp_path / "health.json"
     HealthFile(path).exchange(ILL, clock=9, wall=WALL + 9)
     assert HealthFile(path).exchange(HealthRecord(boot_id="next"), clock=9, wall=WALL) == HealthRecord(boot_id="next")
@@ -111,7 +110,6 @@ def test_one_fault_that_makes_no_sense_does_not_take_the_others_along(change: di
 
 
 def test_fields_of_a_later_version_are_left_out() -> None:
-    """A rollback reads what the later version wrote."""
     read = decode(written(GOOD | {"later": {}}, later=[1]))
     assert read.gpus[GPU][FaultKey(None, HealthCause.XID, 79)].seen == 2.0
 

@@ -97,7 +97,6 @@ class Node:
         self.now = 5.0
 
     def run(self, health: NodeHealth, seconds: float, look: Callable[[], HealthReading] | None = None) -> None:
-        """Let seconds pass, with a tick in each and a look every five of them."""
         for second in range(int(seconds)):
             self.now += 1.0
             if look is not None and second % 5 == 0:

@@ -74,7 +74,6 @@ def test_what_cannot_be_a_set_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_folder_in_place_of_a_file_is_named_and_costs_nothing(tmp_path: Path) -> None:
-    """It is looked at again and again: a descriptor each time would end the process one day."""
     (tmp_path / "a.yaml").mkdir()
     before = sum(1 for _ in Path("/proc/self/fd").iterdir())
     for _ in range(3):
@@ -119,7 +118,6 @@ def test_what_older_yaml_takes_for_something_else_is_text(text: str) -> None:
 
 
 def test_every_value_has_its_line() -> None:
-    """And a field that is missing has the line of what it is missing in."""
     [document] = read_documents(b"a:\n  b:\n  - c: 1\n  - d: 2\n", is_json=False)
     assert document.line_of(("a", "b", 1, "d")) == 4
     assert document.line_of(("a", "b", 1, "missing", "deeper")) == 4
@@ -157,6 +155,5 @@ def test_what_cannot_be_read_is_told_with_its_line(text: str | bytes, line: int,
     ],
 )
 def test_json_is_read_as_json(text: str, said: str) -> None:
-    """A tab that YAML would stumble over is fine; what Python would choke on is an error like others."""
     assert read('{\t"a": "\\u00e4"}', is_json=True) == [{"a": "ä"}]
     assert refusal(text, is_json=True)[1].startswith(said)

@@ -55,7 +55,6 @@ def test_a_policy_that_may_be_for_this_node_is_kept_whatever_it_says(select: Any
 
 
 def test_of_more_policies_than_a_node_accepts_only_names_are_kept() -> None:
-    """A thousand objects cost a node a thousand names and no more."""
     others: list[PolicyObject] = []
     for number in range(200):
         others.append(keep(stored(f"p{number:04}", priority=1), *others))
@@ -83,7 +82,6 @@ def test_all_objects_together_are_bounded() -> None:
 
 
 def test_an_object_takes_the_place_of_a_file_that_says_the_same() -> None:
-    """So policies are moved from files to objects: apply them, then remove the files."""
     files = decode_set([written("a", priority=1)])
     found = merge(files, read_objects([keep(stored("a", 2, priority=1))]))
     assert len(found.policies) == 1
@@ -100,7 +98,6 @@ def test_an_object_that_says_something_else_than_a_file_of_its_name_is_refused()
 
 
 def test_a_wrong_object_refuses_the_set_and_is_named() -> None:
-    """An object gets past the API server when its CustomResourceDefinition is of another version."""
     objects = [keep(stored("good")), keep(stored("bad", sharing={"strategy": "mps"}, prioriti=1))]
     with pytest.raises(RefusedSetError) as error:
         merge(PolicySet(), read_objects(objects))

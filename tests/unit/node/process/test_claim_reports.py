@@ -117,7 +117,6 @@ def node() -> Node:
 
 
 def test_the_claim_and_its_pod_get_the_sentence_of_the_nodes_event(node: Node) -> None:
-    """In their namespace, where kubectl describe looks for it; and so when it ends."""
     assert node.told() == [("ResourceClaim", "one"), ("Pod", "trainer")]
     for path, body in node.created:
         assert path == "/api/v1/namespaces/team/events"
@@ -177,7 +176,6 @@ def test_the_number_of_claims_and_pods_is_bounded(node: Node) -> None:
 
 
 def test_notices_that_nothing_takes_in_do_not_pile_up(node: Node) -> None:
-    """The thread may wait for the API server while GPUs report without end."""
     for _ in range(MAX_NOTICES + 5):
         node.events.tell(BEGUN)
     taken = 0

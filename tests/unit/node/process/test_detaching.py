@@ -195,7 +195,6 @@ class Node:
         return not self.exporter_is_stuck
 
     def published(self) -> bool:
-        """True so many seconds after the first look, each of which takes half a second."""
         self.now += 0.5
         self.publish_after_s -= 0.5
         if self.publish_after_s <= 0:
@@ -229,7 +228,6 @@ def node() -> Node:
 
 
 def test_it_looks_every_second_only_while_it_is_asked(node: Node) -> None:
-    """A node at rest is woken by what asks: the Node object, the file, the journal."""
     assert node.detaching.step() == REST_S
     assert (node.happened, node.detaching.problem, node.detaching.taint_value, node.told) == ([], None, None, [])
     node.asked = ASKED
@@ -348,7 +346,6 @@ def test_another_reason_while_detached_replaces_the_first(node: Node) -> None:
     ],
 )
 def test_who_keeps_the_driver_open_is_reported_until_it_is_closed(node: Node, cause: str, says: list[str]) -> None:
-    """A kernel module cannot be unloaded under it; the person has to know."""
     node.gpus.hangs, node.exporter_is_stuck = cause == "call", cause == "exporter"
     for _ in range(2):
         node.step(ASKED)

@@ -221,7 +221,6 @@ def test_what_passes_is_tried_again(node_1: Node, error: DraError, wait_s: float
 
 
 def test_before_anything_or_the_uid_of_its_node_is_known_it_is_not_made(node_1: Node) -> None:
-    """Nothing would delete it with the node."""
     node_1.known = False
     assert (node_1.keeper.step(), node_1.api.asked) == (RETRY_S, [])
     node_1.known, node_1.uid = True, ""

@@ -174,7 +174,6 @@ def value(name: str, **labels: str) -> float | None:
 
 
 def test_every_device_has_one_state_until_it_is_gone() -> None:
-    """Healthy ones too, so that a query over the fleet needs no other series."""
     shown = HealthMetrics()
     shown.update(status(), [CONDITION], snapshot(SICK, WELL))
     states = {state: value("dra_driver_gpu_health", device="gpu-40", state=state.value) for state in HealthState}

@@ -150,7 +150,6 @@ class Sockets:
 
 
 def test_a_good_answer_counts_for_a_while_and_a_bad_one_once() -> None:
-    """A check wakes all threads of gRPC."""
     sockets = Sockets()
     for sockets.now in (0.0, GOOD_S / 2, GOOD_S - 0.1):
         assert sockets.probe.problems() == []

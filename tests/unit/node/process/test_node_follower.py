@@ -86,7 +86,6 @@ class Follower:
         return self.now
 
     def looks(self, seconds: int = 1) -> int:
-        """The number of looks at other publishers in that time."""
         before = len(self.around.asked)
         for _ in range(seconds):
             self.now += 1.0
@@ -125,7 +124,6 @@ def test_each_change_is_looked_at_once(change: Callable[[Follower], None]) -> No
 
 
 def test_a_second_publisher_is_followed_until_its_time_is_over() -> None:
-    """Nothing but time passes between its arrival and the end of the patience with it."""
     at = Follower()
     at.looks(20)
     publish(at)
@@ -190,7 +188,6 @@ def test_drained_gpus_are_tainted_and_others_are_not(node: Node) -> None:
 
 
 def test_gpus_whose_drain_has_ended_are_given_back_and_no_others(node: Node) -> None:
-    """Errors of them that need a reset are over then; of one that is still drained they are not."""
     node.asks("all")
     node.tainted()
     node.asks(SECOND)
@@ -204,7 +201,6 @@ def test_gpus_whose_drain_has_ended_are_given_back_and_no_others(node: Node) -> 
 
 
 def test_what_is_no_gpu_of_the_node_is_said_once(node: Node) -> None:
-    """A GPU of another node, or a device's name. A GPU that does not answer is one of this node."""
     node.asks(f"gpu-1,{SECOND},GPU-of-another-node,GPU-2")
     assert set(node.tainted()) == {SECOND}
     node.drain.look()
@@ -347,7 +343,6 @@ class Twins:
         self.claimed, self.changes = claimed, 0
 
     def run(self, seconds: int) -> list[str]:
-        """The drivers that offer the GPU after this time."""
         for _ in range(seconds):
             seen = {*self.offering, *self.claimed}
             for name, offers in self.nodes.items():
@@ -360,7 +355,6 @@ class Twins:
 
 
 def test_of_two_drivers_of_this_kind_the_first_by_name_goes_on(tmp_path: Path) -> None:
-    """Both would withdraw and offer again in turn until one is removed."""
     twins = Twins(tmp_path)
     assert twins.run(1) == []
     assert twins.run(3600) == [ACME]
@@ -410,7 +404,6 @@ def test_a_restart_while_a_device_plugin_restarts_offers_nothing(offers: Offers)
 
 
 def test_a_node_that_is_not_known_shows_no_device_plugin_that_is_gone(offers: Offers) -> None:
-    """The API server may not answer for longer than a device plugin is away."""
     offers.allocatable = {"nvidia.com/gpu": "8"}
     offers.after(0.0)
     offers.restart()

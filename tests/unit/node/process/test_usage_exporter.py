@@ -233,7 +233,6 @@ def control(changes: Changes, backend: "Held") -> TrackedGpuControl:
 
 
 def test_cutting_a_gpu_is_a_change(changes: Changes, control: TrackedGpuControl, gpu: GpuUuid) -> None:
-    """From MIG mode to the last instance, which the exporter would hold open."""
     control.set_mig_mode(gpu, True)
     gi = control.create_gpu_instance(gpu, 19, 0)
     ci = control.create_compute_instance(gpu, gi)
@@ -347,7 +346,6 @@ def test_two_changes_at_once_wait_once(turn: ExporterLock, exporter: Exporter) -
 
 @pytest.mark.parametrize("file", ["none", "of one that died", "a link", "a folder"])
 def test_without_an_exporter_nothing_waits(turn: ExporterLock, exporter: Exporter, file: str) -> None:
-    """The exporter may write in that folder, so the file need not be a lock."""
     if file == "a link":
         exporter.path.symlink_to("/proc/self/mem")
     elif file == "a folder":

@@ -110,7 +110,6 @@ def test_the_answer_says_what_is_not_known() -> None:
 
 
 def test_all_of_a_whole_gpu_or_a_partition_is_granted() -> None:
-    """With admin access nothing is: others may have the GPU, too. Not known without a reading."""
     cut = InstanceUsage(gi_id=7, memory_total=10 * GIB, memory_used=GIB)
     devices = {
         "whole": use(),

@@ -51,7 +51,6 @@ def only(ledger: UsageLedger) -> Row:
 
 
 def test_the_peak_is_that_of_the_window() -> None:
-    """A program that had more memory an hour ago may be smaller today."""
     big, small = look(device(process(1, 12))), look(device(process(1, 4)))
     assert only(folded(big, small)).peak_bytes == 12 * GIB
     assert only(folded(big, small, every_s=601.0)).peak_bytes == 4 * GIB
@@ -67,7 +66,6 @@ def told_idle(*looks: JoinedUsage) -> int | None:
 
 
 def test_a_device_is_idle_since_it_was_first_seen_without_use() -> None:
-    """A claim that began a moment ago is not idle for as long as the exporter looks back."""
     idle, used = look(device()), look(device(process(1, 4)))
     blind = look(replace(device(), processes=None, used_bytes=None, sm_percent=None))
     assert told_idle(idle) == 0
@@ -122,7 +120,6 @@ def test_a_container_whose_use_is_not_known_for_a_while_has_not_ended() -> None:
 
 
 def test_the_peak_of_a_whole_gpu_counts_once_when_its_processes_are_not_known_for_a_while() -> None:
-    """Then the claim is told by what is in use of the device, in a row of its own."""
     seen = replace(device(process(1, 30)), assigned=use())
     blind = replace(seen, processes=None, containers=None, basis=Basis.DEVICE)
     joined = look(blind)
@@ -179,7 +176,6 @@ def test_no_energy_is_made(joules: float, users: list[EnergyUser], foreign: floa
 
 
 def test_a_gpu_that_does_not_answer_keeps_its_counter() -> None:
-    """The energy of the time in between is told when it answers again."""
     whole = DeviceUse(claim=claim(), assigned=use(), processes=(), used_bytes=0, containers=(MAIN,))
     silent = look(whole, energy=None)
     row = only(folded(look(whole, energy=1000), silent, look(whole, energy=4000)))

@@ -158,7 +158,6 @@ def test_a_pod_whose_container_is_not_known() -> None:
 
 
 def test_an_id_that_belongs_to_another_pod_is_not_believed() -> None:
-    """The cgroup's pod counts."""
     other = "00000000-0000-0000-0000-000000000000"
     found = index([link(), link("c", SIDECAR, "b", other)])
     place = found.container(CgroupPlace(pod_uid=UID, container_id=SIDECAR))

@@ -114,7 +114,6 @@ def test_a_claim_that_ended_is_forgotten() -> None:
 
 
 def test_a_clock_that_jumps_counts_as_one_step_at_most() -> None:
-    """A machine that slept for a day saw nothing in that time; a step back counts nothing."""
     state, _ = watch({}, [OVER], 0.0, NOW)
     _, slept = watch(state, [OVER], 86400.0, NOW + timedelta(days=1))
     assert slept[0].since == NOW + timedelta(days=1) - timedelta(seconds=30)
@@ -123,7 +122,6 @@ def test_a_clock_that_jumps_counts_as_one_step_at_most() -> None:
 
 
 def test_memory_that_grows_little_by_little_is_told_in_steps() -> None:
-    """Each new number is a write to the API server."""
     _, told = looks(OVER, OVER, replace(OVER, used_bytes=21 * GIB), replace(OVER, used_bytes=23 * GIB))
     assert [found[0].used_bytes // GIB for found in told[1:]] == [20, 20, 23]
 

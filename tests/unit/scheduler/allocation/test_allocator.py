@@ -85,7 +85,6 @@ def test_invalid_claims_end_the_attempt(wanted: Obj, error: type[Exception], wha
 
 
 def test_too_few_devices_are_found_without_trying_combinations() -> None:
-    """Twenty of sixty-four devices with nineteen free do not fit; the search ends at once."""
     many = resource_slice("a", *[gpu(f"gpu-{index}") for index in range(64)])
     held = [allocated(claim("other"), *[f"gpu-{index}" for index in range(45)], node_name="a")]
     assert allocate(claim("c", exactly(count=20)), slices=[many], held=held) is None

@@ -209,7 +209,6 @@ def test_deep_nesting_does_not_compile(text: str) -> None:
 
 
 def test_evaluation_imports_neither_lark_nor_cel_python() -> None:
-    """Tests have them as oracles; a command that imported them would take longer to start than it may."""
     code = (
         "import sys; from dra_driver.scheduler.cel import *;"
         "compile_selector('device.driver == \"x\"').evaluate(DeviceView('x', {}));"
@@ -279,7 +278,6 @@ def test_exponential_values_end_with_an_error(expression: str) -> None:
 
 
 def test_chains_of_copying_macros_are_refused() -> None:
-    """Each optMap copies its target; a long chain is refused before it fills the memory."""
     with pytest.raises(CelSyntaxError, match="too large"):
         compile_selector("optional.of(1)" + ".optMap(x, x)" * 40 + ".hasValue()")
 
@@ -323,7 +321,6 @@ def test_deep_parentheses_give_one_conjunct_or_a_syntax_error() -> None:
     ],
 )
 def test_constant_names_are_found(expression: str, expected: AttributeRefs) -> None:
-    """The names are complete: devices with equal values of these names have the same result."""
     assert find_attribute_refs(expression) == expected
 
 
@@ -340,7 +337,6 @@ def test_constant_names_are_found(expression: str, expected: AttributeRefs) -> N
     ],
 )
 def test_other_uses_of_the_device_count_as_everything(expression: str) -> None:
-    """Missing a name would reuse a result for a device with another value."""
     assert find_attribute_refs(expression).everything
 
 
