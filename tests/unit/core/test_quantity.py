@@ -15,39 +15,14 @@ QUANTITIES = st.builds(Quantity, st.integers(-(10**30), 10**30), st.sampled_from
 @pytest.mark.parametrize(
     ("text", "canonical"),
     [
-        ("0", "0"),
-        ("-0.0Gi", "0"),
-        ("Ki", "0"),
-        ("+", "0"),
-        ("1024Mi", "1Gi"),
-        ("81559Mi", "81559Mi"),
-        ("80Gi", "80Gi"),
-        ("0.5Gi", "512Mi"),
-        ("1.5Ki", "1536"),
-        ("1000m", "1"),
-        ("1500m", "1500m"),
-        (".5", "500m"),
-        ("5.", "5"),
-        ("+5k", "5k"),
-        ("-1024Ki", "-1Mi"),
-        ("0.1Ki", "102400m"),
-        ("1025", "1025"),
-        ("1023Ki", "1023Ki"),
-        ("12e6", "12e6"),
-        ("1E3", "1e3"),
-        ("100e0", "100"),
-        ("1E", "1E"),
-        ("1000E", "1000E"),
-        ("10000E", "10000E"),
-        ("0.0000000001", "1n"),
-        ("-0.0000000001", "-1n"),
-        ("0.3n", "1n"),
-        ("1e-20", "1e-9"),
-        ("100Ei", "9223372036854775807"),
-        ("0.001Ki", "1024m"),
-        ("0.0005Ki", "512m"),
+        ("0", "0"), ("-0.0Gi", "0"), ("Ki", "0"), ("+", "0"), ("1024Mi", "1Gi"), ("81559Mi", "81559Mi"),
+        ("80Gi", "80Gi"), ("0.5Gi", "512Mi"), ("1.5Ki", "1536"), ("1000m", "1"), ("1500m", "1500m"), (".5", "500m"),
+        ("5.", "5"), ("+5k", "5k"), ("-1024Ki", "-1Mi"), ("0.1Ki", "102400m"), ("1025", "1025"),
+        ("1023Ki", "1023Ki"), ("12e6", "12e6"), ("1E3", "1e3"), ("100e0", "100"), ("1E", "1E"), ("1000E", "1000E"),
+        ("10000E", "10000E"), ("0.0000000001", "1n"), ("-0.0000000001", "-1n"), ("0.3n", "1n"), ("1e-20", "1e-9"),
+        ("100Ei", "9223372036854775807"), ("0.001Ki", "1024m"), ("0.0005Ki", "512m"),
     ],
-)
+)  # fmt: skip
 def test_prints_as_kubernetes_prints(text: str, canonical: str) -> None:
     """A value read from one object and written to another must be the text that the API server would store."""
     assert str(Quantity.parse(text)) == canonical
@@ -153,26 +128,11 @@ def test_build_metadata_does_not_count() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "1",
-        "1.2",
-        "1.2.3.4",
-        "01.2.3",
-        "1.02.3",
-        "v1.2.3",
-        "1.2.3-",
-        "1.2.3-01",
-        "1.2.3+",
-        "1.2.3-a..b",
-        "1.2.x",
-        " 1.2.3",
-        "1.2.3\n",
-        "18446744073709551616.0.0",
-        "1.0.0-18446744073709551616",
-        "1" * 300 + ".0.0",
+        "", "1", "1.2", "1.2.3.4", "01.2.3", "1.02.3", "v1.2.3", "1.2.3-", "1.2.3-01", "1.2.3+", "1.2.3-a..b",
+        "1.2.x", " 1.2.3", "1.2.3\n", "18446744073709551616.0.0", "1.0.0-18446744073709551616", "1" * 300 + ".0.0",
         "١.2.3",
     ],
-)
+)  # fmt: skip
 def test_refuses_what_is_not_strict(text: str) -> None:
     """The API server refuses a whole slice for one such attribute, so nothing is let through."""
     with pytest.raises(ValueError, match="semantic version"):
@@ -182,19 +142,11 @@ def test_refuses_what_is_not_strict(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("580.65.06", "580.65.6"),
-        ("8.0", "8.0.0"),
-        ("13", "13.0.0"),
-        ("v1.2", "1.2.0"),
-        ("550.54.15-rc.1", "550.54.15-rc.1"),
-        ("0012.0.0", "12.0.0"),
-        ("1.2.3.4", None),
-        ("unknown", None),
-        ("", None),
-        ("1.2.3-", None),
-        ("9" * 30, None),
+        ("580.65.06", "580.65.6"), ("8.0", "8.0.0"), ("13", "13.0.0"), ("v1.2", "1.2.0"),
+        ("550.54.15-rc.1", "550.54.15-rc.1"), ("0012.0.0", "12.0.0"), ("1.2.3.4", None), ("unknown", None),
+        ("", None), ("1.2.3-", None), ("9" * 30, None),
     ],
-)
+)  # fmt: skip
 def test_repairs_what_drivers_print(text: str, expected: str | None) -> None:
     """NVIDIA's driver prints 580.65.06, which is not a semantic version; what cannot be repaired is left out."""
     assert from_loose(text) == expected

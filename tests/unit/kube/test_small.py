@@ -34,23 +34,13 @@ def test_a_name_that_would_change_the_path_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "label", "subdomain", "pool"),
     [
-        ("a", True, True, True),
-        ("a-b", True, True, True),
-        ("a.b", False, True, True),
-        ("a/b.c", False, False, True),
-        ("a" * 63, True, True, True),
-        ("a" * 64, False, True, True),
-        ("a" * 254, False, False, False),
-        ("A", False, False, False),
-        ("-a", False, False, False),
-        ("a-", False, False, False),
-        ("a\n", False, False, False),
-        ("", False, False, False),
-        ("a//b", False, False, False),
-        ("a..b", False, False, False),
-        ("/a", False, False, False),
+        ("a", True, True, True), ("a-b", True, True, True), ("a.b", False, True, True),
+        ("a/b.c", False, False, True), ("a" * 63, True, True, True), ("a" * 64, False, True, True),
+        ("a" * 254, False, False, False), ("A", False, False, False), ("-a", False, False, False),
+        ("a-", False, False, False), ("a\n", False, False, False), ("", False, False, False),
+        ("a//b", False, False, False), ("a..b", False, False, False), ("/a", False, False, False),
     ],
-)
+)  # fmt: skip
 def test_names(text: str, label: bool, subdomain: bool, pool: bool) -> None:
     assert (is_label(text), is_subdomain(text), is_pool_name(text)) == (label, subdomain, pool)
 

@@ -66,20 +66,11 @@ def complaint(store: Store, text: str) -> str | None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "pod/p Running",
-        "pod/p running sees 1 GPU",
-        "pod/p Running sees ",
-        "pod/p Running sees 1 GPU and ",
-        "pod/p Running sees 1 GPU2 MIG devices",
-        "pod/p Running sees  and 2 MIG devices",
-        "pods a same GPU",
-        "pods a b same MIG devices",
-        "container p logs x",
-        "pod/p logs ",
-        "job/j Running",
+        "", "pod/p Running", "pod/p running sees 1 GPU", "pod/p Running sees ", "pod/p Running sees 1 GPU and ",
+        "pod/p Running sees 1 GPU2 MIG devices", "pod/p Running sees  and 2 MIG devices", "pods a same GPU",
+        "pods a b same MIG devices", "container p logs x", "pod/p logs ", "job/j Running",
     ],
-)
+)  # fmt: skip
 def test_typing_mistakes_are_errors(text: str) -> None:
     with pytest.raises(ConfigurationError, match="unknown form of expectation:"):
         parse_expectation(text)

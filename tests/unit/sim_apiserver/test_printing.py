@@ -16,21 +16,11 @@ NOW = datetime(2026, 1, 2, tzinfo=UTC)
 @pytest.mark.parametrize(
     ("seconds", "shown"),
     [
-        (-5, "<invalid>"),
-        (0, "0s"),
-        (119, "119s"),
-        (120, "2m"),
-        (200, "3m20s"),
-        (601, "10m"),
-        (10800, "3h"),
-        (11000, "3h3m"),
-        (86400, "24h"),
-        (86400 * 3 + 3600, "3d1h"),
-        (86400 * 30, "30d"),
-        (86400 * 800, "2y70d"),
+        (-5, "<invalid>"), (0, "0s"), (119, "119s"), (120, "2m"), (200, "3m20s"), (601, "10m"), (10800, "3h"),
+        (11000, "3h3m"), (86400, "24h"), (86400 * 3 + 3600, "3d1h"), (86400 * 30, "30d"), (86400 * 800, "2y70d"),
         (86400 * 365 * 9, "9y"),
     ],
-)
+)  # fmt: skip
 def test_durations_have_two_units_at_most(seconds: int, shown: str) -> None:
     assert duration(seconds) == shown
 

@@ -344,17 +344,8 @@ import dra_driver.hardware.sharing.host, dra_driver.core.telemetry.logs
 print(*sys.modules)
 """
 TOO_MUCH = {
-    "pydantic",
-    "kubernetes",
-    "grpc",
-    "sqlite3",
-    "yaml",
-    "prometheus_client",
-    "pynvml",
-    "asyncio",
-    "ssl",
-    "_hashlib",
-}
+    "pydantic", "kubernetes", "grpc", "sqlite3", "yaml", "prometheus_client", "pynvml", "asyncio", "ssl", "_hashlib",
+}  # fmt: skip
 PACKAGES = {"core", "config", "hardware"}
 
 

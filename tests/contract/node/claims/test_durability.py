@@ -12,20 +12,10 @@ from tests.fakes.syscalls import Sync, supported, syncs_between_marks
 pytestmark = pytest.mark.skipif(not supported(), reason="system calls are traced on Linux 5.3, x86-64 and aarch64 only")
 
 JOURNAL_STEPS = (
-    "record_prepared",
-    "forget_prepared",
-    "begin",
-    "finish",
-    "start_unprepare",
-    "forget",
-    "forget_orphaned_partition",
-    "set_gpu_note",
-    "clear_gpu_note",
-    "adopt",
-    "note_rebuilt",
-    "drop_older_notes",
+    "record_prepared", "forget_prepared", "begin", "finish", "start_unprepare", "forget",
+    "forget_orphaned_partition", "set_gpu_note", "clear_gpu_note", "adopt", "note_rebuilt", "drop_older_notes",
     "drop_older_boots",
-)
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -212,18 +212,11 @@ def test_each_node_has_its_modules_major(path: str, kind: NodeKind, numbers: tup
 @pytest.mark.parametrize(
     "path",
     [
-        "/dev/sda",
-        "/dev/nvidia",
-        "/dev/nvidia0/../sda",
-        "/dev/nvidia-caps/../sda",
-        "/dev/nvidia-caps/nvidia-cap3\n",
-        "/dev/nvidia0\n",
-        "/dev/nvidia٣",
-        "/dev/dri/card0",
-        "/dev/nvidia-nvswitch0",
-        "nvidia0",
+        "/dev/sda", "/dev/nvidia", "/dev/nvidia0/../sda", "/dev/nvidia-caps/../sda",
+        "/dev/nvidia-caps/nvidia-cap3\n", "/dev/nvidia0\n", "/dev/nvidia٣", "/dev/dri/card0",
+        "/dev/nvidia-nvswitch0", "nvidia0",
     ],
-)
+)  # fmt: skip
 def test_no_other_path_is_a_node(path: str) -> None:
     assert kind_of(path) is None
     assert expected_numbers(path, MAJORS) is None

@@ -279,16 +279,10 @@ def limits(**changes: Any) -> MpsLimits:
 @pytest.mark.parametrize(
     ("text", "mib"),
     [
-        ("2Gi", 2048),
-        ("10M", 9),
-        ("1G", 953),
-        ("1Mi", 1),
-        ("1048576", 1),
-        ("1.5Gi", 1536),
-        ("2097151", 1),
+        ("2Gi", 2048), ("10M", 9), ("1G", 953), ("1Mi", 1), ("1048576", 1), ("1.5Gi", 1536), ("2097151", 1),
         ("1e10", 9536),
     ],
-)
+)  # fmt: skip
 def test_memory_is_whole_mebibytes_rounded_down(text: str, mib: int) -> None:
     """The values of NVIDIA's driver for the same words (`Megabyte` in sharing.go)."""
     assert mps.whole_mib(text, "f") == mib

@@ -174,16 +174,10 @@ def test_the_text_of_an_amount_parses_to_the_same_amount(number: int, suffix: st
 @pytest.mark.parametrize(
     ("version", "quirks"),
     [
-        ("1.36", V1_36),
-        ("v1.36.2", V1_36),
-        ("1.35.6", V1_35),
-        ("1.34.1", V1_34),
-        ("1.30", V1_34),
-        ("1.37.0-rc.1", V1_37),
-        ("v1.40", V1_37),
-        ("2.0", V1_37),
+        ("1.36", V1_36), ("v1.36.2", V1_36), ("1.35.6", V1_35), ("1.34.1", V1_34), ("1.30", V1_34),
+        ("1.37.0-rc.1", V1_37), ("v1.40", V1_37), ("2.0", V1_37),
     ],
-)
+)  # fmt: skip
 def test_the_version_selects_the_quirks(version: str, quirks: SchedulerQuirks) -> None:
     assert SchedulerQuirks.of_version(version) is quirks
 
