@@ -29,15 +29,13 @@ def test_prints_as_kubernetes_prints(text: str, canonical: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", " 1", "1 ", "1ki", "1Mb", "1KiB", "1e", "1e3k", "--1", "1.2.3", "0x10", "1_0", "٣"]
+    "text",
+    [
+        *("", " 1", "1 ", "1ki", "1Mb", "1KiB", "1e", "1e3k", "--1", "1.2.3", "0x10", "1_0", "٣"),
+        *("1e999999999", "1e-999999999", "9" * 5000),  # refused before any arithmetic
+    ],
 )
 def test_refuses_what_kubernetes_refuses(text: str) -> None:
-    with pytest.raises(ValueError, match="not a quantity"):
-        Quantity.parse(text)
-
-
-@pytest.mark.parametrize("text", ["1e999999999", "1e-999999999", "9" * 5000])
-def test_hostile_texts_cost_nothing(text: str) -> None:
     with pytest.raises(ValueError, match="not a quantity"):
         Quantity.parse(text)
 

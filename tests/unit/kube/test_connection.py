@@ -72,20 +72,18 @@ def test_without_any_configuration_the_sentence_says_what_to_do(tmp_path: Path) 
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "[1, 2]",
-        "{{{",
-        "a: v1",
-        '{"current-context": "x", "contexts": []}',
-        "\x00",
-        "current-context: c\ncontexts: 7",
+        "", "[1, 2]", "{{{", ":::", "a: v1", "\x00",
+        '{"current-context": "x", "contexts": []}', "current-context: c\ncontexts: 7",
     ],
-)
+)  # fmt: skip
 def test_a_damaged_kubeconfig_is_a_configuration_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "broken"
     path.write_text(text)
-    with pytest.raises(ConfigurationError, match="broken"):
+    with pytest.raises(
+        ConfigurationError, match=r"is not a kubeconfig, expected the YAML|Invalid kube-config|in .*line|position 0"
+    ) as caught:
         Connection.load(str(path))
+    assert "broken" in str(caught.value)
 
 
 def test_an_empty_token_is_a_configuration_error(tmp_path: Path) -> None:
@@ -94,14 +92,6 @@ def test_an_empty_token_is_a_configuration_error(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("")
     with pytest.raises(ConfigurationError, match=r"token file .* is empty"):
         Connection.load(environ=environ, service_account_dir=tmp_path)
-
-
-@pytest.mark.parametrize("text", ["[1, 2]", ":::", "current-context: c\ncontexts: 7", "a: v1"])
-def test_a_file_of_another_shape_is_called_no_kubeconfig_or_its_fault_is_named(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "broken"
-    path.write_text(text)
-    with pytest.raises(ConfigurationError, match=r"is not a kubeconfig, expected the YAML|Invalid kube-config"):
-        Connection.load(str(path))
 
 
 @pytest.mark.parametrize(

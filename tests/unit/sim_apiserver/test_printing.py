@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from dra_driver.core.time import rfc3339
-from dra_driver.sim.apiserver.kinds import JOBS, NODES, PODS
+from dra_driver.sim.apiserver.kinds import JOBS, PODS
 from dra_driver.sim.apiserver.printers import duration
 from dra_driver.sim.apiserver.verbs import table
 from tests.unit.sim_apiserver.builders import Obj
@@ -112,12 +112,3 @@ def test_jobs_count_completions() -> None:
     assert done[1:4] == ["Complete", "1/1", "30s"]
     running = _cells(JOBS, {"spec": {"parallelism": 3}, "status": {"startTime": "2026-01-01T23:59:00Z"}})
     assert running[1:4] == ["Running", "0/1 of 3", "60s"]
-
-
-def test_nodes_show_readiness_and_roles() -> None:
-    node = {
-        "metadata": {"labels": {"node-role.kubernetes.io/gpu": ""}},
-        "spec": {"unschedulable": True},
-        "status": {"conditions": [{"type": "Ready", "status": "False"}]},
-    }
-    assert _cells(NODES, node)[1:3] == ["NotReady,SchedulingDisabled", "gpu"]

@@ -43,17 +43,12 @@ def paths(document: ContainerEdits) -> list[str]:
     return [node.path for node in document.device_nodes]
 
 
-def test_base_document_without_hooks(files: DriverFiles) -> None:
-    spec = edits.base_spec(NAMES, files, MAJORS, None)
+@pytest.mark.parametrize(("hook", "expected"), [(None, "base-soname.yaml"), (HOOK, "base-hooks.yaml")])
+def test_base_document_without_and_with_hooks(files: DriverFiles, hook: CdiHook | None, expected: str) -> None:
+    """With NVIDIA's hook every library once; the hook makes the links and the linker's cache."""
+    spec = edits.base_spec(NAMES, files, MAJORS, hook)
     validate(spec, "base")
-    assert spec.to_wire() == golden("base-soname.yaml")
-
-
-def test_base_document_with_hooks(files: DriverFiles) -> None:
-    """Every library once; NVIDIA's hook makes the links and the linker's cache."""
-    spec = edits.base_spec(NAMES, files, MAJORS, HOOK)
-    validate(spec, "base")
-    assert spec.to_wire() == golden("base-hooks.yaml")
+    assert spec.to_wire() == golden(expected)
 
 
 @pytest.mark.parametrize("hook", [None, HOOK], ids=["soname", "hook"])

@@ -84,23 +84,6 @@ def test_any_text_is_refused_or_stays_in_the_folder(text: str) -> None:
     assert re.fullmatch(r"k8s\.gpu\.nvidia\.com-claim_[A-Za-z0-9-]+\.json", name)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "k8s.gpu.nvidia.com-claim_.json",
-        "k8s.gpu.nvidia.com-claim_a.b.json",
-        "k8s.gpu.nvidia.com-claim_a.yaml",
-        "k8s.gpu.nvidia.com-claim_a.json.bak",
-        "k8sXgpu.nvidia.com-claim_a.json",
-        "xk8s.gpu.nvidia.com-claim_a.json",
-        "k8s.other.gpu.nvidia.com-claim_a.json",
-        "k8s.gpu.nvidia.com-claim_a.json\n",
-    ],
-)
-def test_files_of_other_writers_are_not_taken_for_claims(name: str) -> None:
-    assert NAMES.uid_of(name) is None
-
-
 def test_only_temporary_files_of_this_driver_are_recognised() -> None:
     """Every writer built on the reference library leaves spec.*.tmp in the same folder."""
     assert NAMES.is_temporary(f"{NAMES.temporary_prefix}a1b2c3d4.tmp")

@@ -254,6 +254,12 @@ def test_orphans_are_removed_and_the_rest_stays(tmp_path: Path) -> None:
         "nvidia.yaml",
         "k8s.gpu.nvidia.com-claim_abc.yaml",
         "k8s.gpu.nvidia.com-claim_a.b.json",
+        *("k8s.gpu.nvidia.com-claim_.json", "k8s.gpu.nvidia.com-claim_a.json.bak", "k8s.gpu.nvidia.com-claim_a.json\n"),
+        *(
+            "k8sXgpu.nvidia.com-claim_a.json",
+            "xk8s.gpu.nvidia.com-claim_a.json",
+            "k8s.other.gpu.nvidia.com-claim_a.json",
+        ),
         "k8s.gpu.example.com-claim_0b7f2a6e-7a3c-4c6c-9d0e-1f2a3b4c5d6e.json",
         "spec.1234567890.tmp",
         ".k8s.gpu.example.com_abcdefgh.tmp",

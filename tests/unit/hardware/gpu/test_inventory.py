@@ -156,15 +156,6 @@ def test_errors_of_the_event_thread_are_retried_with_growing_pauses(
     assert pauses == [0.001, 0.002, 0.004, 0.004]
 
 
-def test_a_driver_that_goes_away_leaves_the_last_good_snapshot_and_a_problem() -> None:
-    """Running pods must not lose their devices because of a driver upgrade."""
-    inventory = Inventory(ScriptedBackend(ONE, DriverUnavailableError("kernel module not loaded")), NEVER_S)
-    inventory._poll()
-    inventory._poll()
-    assert inventory.problem == "kernel module not loaded"
-    assert inventory.current() == ONE
-
-
 def test_an_equal_snapshot_stays_the_same_object() -> None:
     first, equal, other = looks("1xt4-16gb", "1xt4-16gb", "2xt4-16gb")
     inventory = Inventory(ScriptedBackend(first, equal, other), NEVER_S)
