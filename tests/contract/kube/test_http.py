@@ -67,38 +67,28 @@ SECOND = OK + b"Content-Length: 6\r\n\r\nsecond"
 
 @pytest.mark.parametrize("limit", [1, 100])
 @pytest.mark.parametrize(
-    ("wire", "expected"),
+    ("wire", "expected", "then"),
     [
-        (OK + b"Content-Length: 5\r\n\r\nhello", b"hello"),
-        (OK + b"content-length:0\r\n\r\n", b""),
-        (CHUNKED + b"3\r\nabc\r\n2;x=y\r\nde\r\n0\r\nTrailer: x\r\n\r\n", b"abcde"),
-        (b"HTTP/1.1 100 Continue\r\n\r\n" + OK + b"Content-Length: 1\r\n\r\nx", b"x"),
-        (b"HTTP/1.1 204 No Content\r\n\r\n", b""),
+        (OK + b"Content-Length: 5\r\n\r\nhello", b"hello", b"second"),
+        (OK + b"content-length:0\r\n\r\n", b"", b"second"),
+        (CHUNKED + b"3\r\nabc\r\n2;x=y\r\nde\r\n0\r\nTrailer: x\r\n\r\n", b"abcde", b"second"),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" + OK + b"Content-Length: 1\r\n\r\nx", b"x", b"second"),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", b"", b"second"),
+        # The bytes left in the connection would be the answer to the next request.
+        (OK + b"Connection: close\r\nContent-Length: 2\r\n\r\nhi", b"hi", b"again"),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nhi", b"hi", b"again"),
+        (OK + b"Content-Length: 1\r\n\r\nx and more", b"x", b"again"),
+        (OK + b"Content-Length: 5\r\nContent-Length: 7\r\n\r\nhello, ", b"hello", b"again"),
+        (CHUNKED + b"0\r\n\r\n" + SECOND, b"", b"again"),
+        (b"HTTP/1.1 204 No Content\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"", b"again"),
     ],
 )
-def test_connection_is_reused_after_a_complete_answer(wire: bytes, expected: bytes, limit: int) -> None:
-    """Each new connection costs a TLS handshake."""
+def test_connection_is_reused_only_after_a_complete_answer(
+    wire: bytes, expected: bytes, then: bytes, limit: int
+) -> None:
     with raw(wire, SECOND) as found:
         assert body(found, limit=limit) == expected
-        assert body(found) == b"second"
-
-
-@pytest.mark.parametrize(
-    ("wire", "expected"),
-    [
-        (OK + b"Connection: close\r\nContent-Length: 2\r\n\r\nhi", b"hi"),
-        (b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nhi", b"hi"),
-        (OK + b"Content-Length: 1\r\n\r\nx and more", b"x"),
-        (OK + b"Content-Length: 5\r\nContent-Length: 7\r\n\r\nhello, ", b"hello"),
-        (CHUNKED + b"0\r\n\r\n" + SECOND, b""),
-        (b"HTTP/1.1 204 No Content\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b""),
-    ],
-)
-def test_connection_is_not_reused_when_bytes_or_its_end_follow(wire: bytes, expected: bytes) -> None:
-    """The bytes left in it would be the answer to the next request."""
-    with raw(wire, SECOND) as found:
-        assert body(found) == expected
-        assert body(found) == b"again"
+        assert body(found) == then
 
 
 def test_body_without_length_lasts_until_the_connection_ends() -> None:
@@ -149,7 +139,6 @@ def test_answer_that_breaks_off_is_an_error_of_its_own(wire: bytes) -> None:
 
 
 def test_unfinished_answer_ends_its_connection() -> None:
-    """The rest of its body would be the head of the next answer."""
     with raw(OK + b"Content-Length: 5\r\n\r\nhel", SECOND) as found:
         answer = found.request("GET", "/x", {}, None, LIMITS)
         assert answer.read_some(3) == b"hel"
@@ -158,7 +147,6 @@ def test_unfinished_answer_ends_its_connection() -> None:
 
 
 def test_interrupt_of_a_closed_answer_does_not_reach_the_next() -> None:
-    """The connection serves another request then."""
     with raw(OK + b"Content-Length: 0\r\n\r\n", SECOND) as found:
         answer = found.request("GET", "/x", {}, None, LIMITS)
         assert answer.read_some(3) == b""
@@ -206,7 +194,6 @@ def test_a_target_cannot_add_a_line_to_the_request(target: str) -> None:
 
 @pytest.fixture
 def plain_listener() -> Iterator[int]:
-    """A port on which something else than TLS answers."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def answer() -> None:
@@ -229,7 +216,6 @@ def test_a_server_without_tls_is_named_as_such(plain_listener: int) -> None:
 
 
 def test_no_more_connections_are_kept_than_asked_for() -> None:
-    """A burst of calls must not leave its connections open for ever."""
     ports = set()
 
     def script(x: Exchange) -> None:
@@ -251,7 +237,6 @@ def test_no_more_connections_are_kept_than_asked_for() -> None:
 
 @pytest.mark.parametrize("where", ["head", "body"])
 def test_bytes_that_never_stop_do_not_outlast_the_deadline(where: str) -> None:
-    """Each read finds some at once, so none of them times out."""
     started = CHUNKED if where == "body" else b""
     part = b"1\r\nx\r\n" if where == "body" else b"HTTP/1.1 100 Continue\r\n\r\n"
     limits = RequestLimits(connect_s=1.0, read_s=1.0, deadline=time.monotonic() + 0.1)

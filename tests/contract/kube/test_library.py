@@ -25,7 +25,6 @@ CREDENTIAL = {
 
 
 def client(server: ScriptedServer, tmp_path: Path) -> RestClient:
-    """A kubeconfig with an exec plugin, as clouds write them."""
     plugin = {
         "apiVersion": "client.authentication.k8s.io/v1",
         "interactiveMode": "Never",
@@ -77,7 +76,6 @@ def test_broken_connections_are_repeated_and_silence_is_bounded(tmp_path: Path) 
 
 
 def test_a_watch_is_ended_from_another_thread(tmp_path: Path) -> None:
-    """A stopping process does not wait for the next event."""
     with ScriptedServer(lambda x: x.stream([b'{"type": "ADDED", "object": {}}\n'], end="hang")) as server:
         rest = client(server, tmp_path)
         watch = rest.watch("/x", {}, 30.0)
@@ -95,7 +93,6 @@ def context() -> ssl.SSLContext:
 
 @pytest.fixture
 def server(context: ssl.SSLContext) -> Iterator[ScriptedServer]:
-    """Ends each connection after its answer, so that the next request begins TLS anew."""
 
     def script(x: Exchange) -> None:
         x.json({"ok": True}, headers={"Connection": "close"})
@@ -137,7 +134,6 @@ def test_a_new_authority_is_read_from_its_file(
 def test_a_server_that_stays_untrusted_is_tried_twice(
     server: ScriptedServer, context: ssl.SSLContext, tmp_path: Path
 ) -> None:
-    """Another server's certificate is an error with its reason, and no loop."""
     ca = tmp_path / "ca.crt"
     rotate(context, ca)
     rest = trusting(server, ca, {})

@@ -37,7 +37,6 @@ def rest(kubeconfig: Path) -> Iterator[RestClient]:
 def test_an_annotation_is_seen_at_once_and_only_of_the_own_node(
     kubeconfig: Path, rest: RestClient, tmp_path: Path
 ) -> None:
-    """One list and one watch of one name, whatever happens to other nodes."""
     changed = threading.Event()
     with RecordingProxy(kubeconfig) as proxy:
         watch = OwnNodeWatch(RestClient(Connection.load(str(proxy.kubeconfig(tmp_path / "proxied")))), "node-a")

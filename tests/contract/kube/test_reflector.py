@@ -156,7 +156,6 @@ def test_an_expired_version_means_list_again(tmp_path: Path) -> None:
 
 
 def test_a_list_after_the_first_may_come_from_the_servers_cache(tmp_path: Path) -> None:
-    """It is at least as new as the last event; a list that was asked for is current, as the first one."""
     script = scripted(
         LIST_7,
         lambda x: x.stream([event("ADDED", "b", "41"), EXPIRED]),
@@ -197,30 +196,19 @@ def test_a_failing_server_gets_fewer_and_fewer_requests(tmp_path: Path) -> None:
         assert "500" in (reflector.problem or "")
 
 
-def test_watches_that_end_at_once_count_as_failures(tmp_path: Path) -> None:
-    """A proxy that closes each watch politely would otherwise cause a busy loop."""
+@pytest.mark.parametrize(("events", "most"), [([], 9), ([EXPIRED], 16)], ids=["ended", "expired"])
+def test_watches_that_end_at_once_count_as_failures(tmp_path: Path, events: list[Any], most: int) -> None:
+    """A proxy that closes each watch politely, or list, 410, list, 410, would otherwise cause a busy loop."""
 
     def script(x: Exchange) -> None:
-        x.stream([]) if "watch" in x.seen.query else x.json(LIST_7)
+        x.stream(events) if "watch" in x.seen.query else x.json(LIST_7)
 
     with reflecting(script, tmp_path, longest_s=10) as (server, _, __):
         time.sleep(0.6)
-        assert 2 <= len(server.requests) <= 9
-
-
-def test_a_version_that_expires_right_after_each_list_is_no_busy_loop(tmp_path: Path) -> None:
-    """List, 410, list, 410: each round waits longer."""
-
-    def script(x: Exchange) -> None:
-        x.stream([EXPIRED]) if "watch" in x.seen.query else x.json(LIST_7)
-
-    with reflecting(script, tmp_path, longest_s=10) as (server, _, __):
-        time.sleep(0.6)
-        assert 2 <= len(server.requests) <= 16
+        assert 2 <= len(server.requests) <= most
 
 
 def test_a_list_whose_version_expires_after_a_watch_is_no_busy_loop(tmp_path: Path) -> None:
-    """A watch that worked says nothing about the lists that follow it."""
     watched = iter([[event("BOOKMARK", "", "8"), EXPIRED]])
     listed = iter([LIST_7])
 
@@ -253,7 +241,6 @@ def test_garbage_is_survived(tmp_path: Path) -> None:
 
 
 def test_events_split_over_packets_arrive_whole(tmp_path: Path) -> None:
-    """Chunks of the transport do not end at line ends."""
     halves = [b'{"type":"ADDED","object":{"metadata":{"na', b'me":"b","resourceVersion":"8"}}}\n']
     with reflecting(scripted(LIST_7, lambda x: x.stream(halves, end="hang")), tmp_path) as (_, __, heard):
         heard.wait_for(("added", "b"))
@@ -276,7 +263,6 @@ def test_a_listener_that_raises_ends_nothing(tmp_path: Path) -> None:
 
 
 def test_stop_ends_an_open_watch_at_once(tmp_path: Path) -> None:
-    """A node process has five seconds to stop; a watch is open for minutes."""
     with ScriptedServer(scripted(LIST_7)) as server:
         path = tmp_path / "kubeconfig"
         path.write_text(server.kubeconfig())

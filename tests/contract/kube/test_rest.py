@@ -32,7 +32,6 @@ def client(server: ScriptedServer, tmp_path: Path) -> RestClient:
 
 
 def written(server: ScriptedServer, tmp_path: Path) -> Path:
-    """A kubeconfig for the server."""
     path = tmp_path / "kubeconfig"
     path.write_text(server.kubeconfig())
     return path
@@ -81,7 +80,6 @@ def test_a_401_that_stays_is_reported_after_one_repetition(tmp_path: Path) -> No
 
 
 def test_a_token_file_that_vanished_is_an_error_of_the_api_not_a_crash(tmp_path: Path) -> None:
-    """Threads that talk to the API server only have to expect one family of errors."""
 
     def script(x: Exchange) -> None:
         x.json(status(401, "Unauthorized"), 401)
@@ -113,7 +111,6 @@ def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
     ids=["silent", "not JSON", "nested too deeply", "not an object"],
 )
 def test_answers_that_cannot_be_read_are_no_answer(tmp_path: Path, script: Callable[[Exchange], None]) -> None:
-    """A silent server, a proxy's web page and garbage all mean: try again later."""
     with ScriptedServer(script) as server, pytest.raises(ApiUnreachableError, match="GET /version"):
         client(server, tmp_path).get("/version")
 
@@ -203,7 +200,6 @@ def test_a_callers_deadline_bounds_a_read_with_its_repeats(failure: str, tmp_pat
 
 
 def test_a_read_without_time_left_is_not_sent(tmp_path: Path) -> None:
-    """A late caller gets an error at once, and the API server no request whose answer would be dropped."""
     with ScriptedServer(lambda x: x.json({})) as server:
         with pytest.raises(ApiUnreachableError, match="no time was left"):
             client(server, tmp_path).get("/version", within_s=0.0)
@@ -212,7 +208,6 @@ def test_a_read_without_time_left_is_not_sent(tmp_path: Path) -> None:
 
 
 def test_a_short_deadline_is_not_kept_for_the_next_request(tmp_path: Path) -> None:
-    """Connections are reused; their timeouts are each request's own."""
 
     def script(x: Exchange) -> None:
         if x.number == 2:
@@ -255,7 +250,6 @@ def test_a_repeat_does_not_use_another_connection_that_broke(tmp_path: Path) -> 
 
 
 def test_connections_that_fell_silent_cost_one_wait_and_not_one_each(tmp_path: Path) -> None:
-    """A network that drops packets says nothing: a pod's claims are read again, at once, on new connections."""
     used: set[int] = set()
 
     def script(x: Exchange) -> None:

@@ -44,7 +44,6 @@ def test_only_the_default_interval_needs_no_setup(sharing: Any, asks_for: str | 
 
 @pytest.mark.parametrize("limit", ["10Gi", "1Mi", 1048576, "1.5G"])
 def test_memory_limits_are_quantities_as_text_or_number(limit: Any) -> None:
-    """JSON may hold a quantity either way, as the Kubernetes API does."""
     config = decode(gpu_config({"strategy": "MPS", "mpsConfig": {"defaultPinnedDeviceMemoryLimit": limit}}))
     assert isinstance(config, GpuConfig)
     assert config.sharing is not None
@@ -104,7 +103,6 @@ def test_huge_parameters_are_refused_before_they_are_looked_at() -> None:
 
 
 def test_an_error_stays_short_whatever_was_written() -> None:
-    """An event's message is limited, and a wall of text hides the one fact that matters."""
     parameters = gpu_config(**{f"field-{index}-{'x' * 100}": index for index in range(40)})
     assert "and 35 more" in refusal(parameters)
     assert len(refusal(parameters)) < 700

@@ -74,7 +74,6 @@ def test_value_is_taken(field: str, value: str) -> None:
 
 
 def test_pool_name_must_fit_the_api() -> None:
-    """Its limit is below that of the longest node name and the longest driver name together."""
     node = ".".join(["a" * 50] * 4)
     with pytest.raises(ConfigurationError, match="pool name NODE/DRIVER would have 254 characters"):
         load_node_settings({"node_name": node, "driver_name": "d" * 50}, {})
@@ -92,7 +91,6 @@ def test_flags_and_variables_are_unique() -> None:
 
 
 def test_the_deployed_daemonset_uses_only_variables_that_exist() -> None:
-    """An unknown variable would be ignored; a flag could only be patched by its position."""
     manifest = yaml.safe_load((ROOT / "deploy/base/daemonset.yaml").read_text())
     (container,) = manifest["spec"]["template"]["spec"]["containers"]
     assert container["args"] == ["kubelet-plugin"]

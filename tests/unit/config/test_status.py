@@ -211,7 +211,6 @@ JSON = st.recursive(
 
 @given(st.sampled_from(["overGrant", "unattributed", "idle", "checkedAt"]), st.sampled_from(["pods", "since"]), JSON)
 def test_no_value_anywhere_breaks_the_reader(section: str, field: str, value: Any) -> None:
-    """The controller reads what any node has written."""
     read(valid_usage(ALL) | {section: value})
     written = valid_usage(ALL)
     if section != "checkedAt":

@@ -107,7 +107,6 @@ def test_what_is_no_such_file_is_refused(content: bytes, expected: str) -> None:
     ],
 )  # fmt: skip
 def test_an_entry_that_makes_no_sense_is_left_out(changed: dict[str, Any]) -> None:
-    """One over its grant without a pod has nothing to go by."""
     entry = json.loads(encode(ALL))["overGrant"][0]
     found = decode(document(overGrant=[entry | changed, entry]))
     assert found.over_grant == (OVER,)

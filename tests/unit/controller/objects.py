@@ -51,7 +51,6 @@ class Stage:
         self.events.append((about.name, reason, message))
 
     def create(self, path: str, body: Mapping[str, Any]) -> Obj:
-        """Evict a pod."""
         self.asked += 1
         if self.refusal is not None:
             raise self.refusal

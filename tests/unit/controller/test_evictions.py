@@ -1,14 +1,15 @@
-"""The loop of evictions, turn by turn, against an API in memory that counts what is asked of it."""
+"""The eviction limit, and the loop of evictions against an API in memory that counts requests."""
 
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from dra_driver.controller.eviction_api import FIRST_RETRY_S, BrakeRules
+from dra_driver.controller.eviction_api import FIRST_RETRY_S, BrakeRules, Pace, brake_state
 from dra_driver.controller.evictions import EvictionEvents, EvictionRules, Evictions
-from dra_driver.controller.pending_evictions import SliceView, SpecialClaim, slice_view, special_claim
+from dra_driver.controller.pending_evictions import Fleet, SliceView, SpecialClaim, fleet_of, slice_view, special_claim
 from dra_driver.core.errors import (
     ApiUnreachableError,
     ConflictError,
@@ -19,8 +20,10 @@ from dra_driver.core.errors import (
 from dra_driver.core.telemetry.controller_metrics import REGISTRY
 from dra_driver.kube.evictions import NO_EVICTION
 from dra_driver.kube.objects.core import ObjectReference
+from tests.fakes.stand_in import present
 from tests.unit.controller.objects import (
     DRIVER,
+    Obj,
     Stage,
     at,
     budget_says_no,
@@ -59,12 +62,10 @@ class World(Stage):
         self.devices[number] = device(number, taint(seconds))
 
     def run_sick(self, number: int, name: str = "", **metadata: Any) -> None:
-        """A pod on a GPU that is unhealthy."""
         self.run_pod(number, name, **metadata)
         self.fall_ill(number)
 
     def run_until(self, seconds: float) -> None:
-        """Turns as the thread makes them, at least one each second."""
         while self.seconds < seconds:
             wait_s = self.evictions.step()
             self.seconds += min(max(wait_s, 0.05), 1.0)
@@ -291,3 +292,84 @@ def test_a_pod_that_was_replaced_is_no_failure(world: World) -> None:
     world.refusal = ConflictError("UID")
     world.run_until(61 + FIRST_RETRY_S)
     assert world.events == []
+
+
+FLEET_RULES = BrakeRules(percent=20, window_s=600)
+
+
+def fleet(size: int, tainted: int, *, seconds: float = 0.0, key: str = "gpu.nvidia.com/xid") -> Fleet:
+    return fleet_with(*(device(n, taint(seconds, key=key)) if n < tainted else device(n) for n in range(size)))
+
+
+def fleet_with(*devices: Obj) -> Fleet:
+    return fleet_of([present(slice_view(resource_slice(*devices)))])
+
+
+@pytest.mark.parametrize(
+    ("size", "tainted", "on"),
+    [
+        (0, 0, False),
+        (1, 1, False),  # one broken GPU is the ordinary case, whatever part of the fleet it is
+        (4, 1, False),
+        (2, 2, True),
+        (4, 2, True),
+        (10, 2, False),  # exactly 20 %
+        (9, 2, True),
+        (1000, 200, False),
+        (1000, 201, True),
+    ],
+)
+def test_fleets_of_all_sizes(size: int, tainted: int, on: bool) -> None:
+    state = brake_state(fleet(size, tainted), FLEET_RULES, at(60))
+    assert (state.on, state.recent, state.fleet) == (on, tainted, size)
+
+
+def test_the_window_is_that_of_the_taints_so_a_restart_forgets_nothing() -> None:
+    assert brake_state(fleet(8, 4), FLEET_RULES, at(599)).on
+    assert brake_state(fleet(8, 4), FLEET_RULES, at(599)).until == at(600)
+    assert not brake_state(fleet(8, 4), FLEET_RULES, at(600)).on
+
+
+def test_a_long_grace_time_does_not_outlast_the_brake() -> None:
+    """Else all pods of a false alarm become due at once, just after the window."""
+    rules = BrakeRules(percent=20, window_s=600, grace_s=900)
+    assert brake_state(fleet(8, 4), rules, at(1799)).on
+    assert brake_state(fleet(8, 4), rules, at(1799)).until == at(1800)
+    assert not brake_state(fleet(8, 4), rules, at(1800)).on
+    of_policies = replace_grace(fleet(8, 4), 3600)
+    assert brake_state(of_policies, FLEET_RULES, at(7199)).on
+    assert not brake_state(of_policies, FLEET_RULES, at(7200)).on
+
+
+def replace_grace(of: Fleet, grace_s: int) -> Fleet:
+    return replace(of, tainted={key: replace(found, grace_s=grace_s) for key, found in of.tainted.items()})
+
+
+def test_a_node_whose_clock_is_ahead_counts() -> None:
+    assert brake_state(fleet(8, 4, seconds=3600), FLEET_RULES, at(0)).on
+
+
+@pytest.mark.parametrize("key", ["gpu.dra-driver.io/drained", "gpu.dra-driver.io/detached"])
+def test_taints_that_a_person_asked_for_do_not_count(key: str) -> None:
+    assert not brake_state(fleet(8, 8, key=key), FLEET_RULES, at(1)).on
+
+
+def test_partitions_count_for_their_gpu_and_once() -> None:
+    parts = [device(0, taint(), part=f"-mig-{n}") for n in range(10)]
+    state = brake_state(fleet_with(*parts, *(device(n) for n in range(1, 8))), FLEET_RULES, at(1))
+    assert (state.recent, state.fleet, state.on) == (1, 8, False)
+
+
+def test_a_gpu_that_was_tainted_again_counts_by_its_newest_taint() -> None:
+    assert brake_state(
+        fleet_with(*(device(n, taint(-9999), taint(0, key="k")) for n in range(4))), FLEET_RULES, at(1)
+    ).on
+
+
+def test_one_hundred_percent_switches_it_off() -> None:
+    assert not brake_state(fleet(8, 8), BrakeRules(percent=100, window_s=600), at(1)).on
+
+
+def test_the_pace_spreads_a_minute_evenly() -> None:
+    assert Pace(10, lambda: None, lambda: 0.0).left_s() == 6.0
+    assert Pace(600, lambda: None, lambda: 0.0).left_s() == 0.1

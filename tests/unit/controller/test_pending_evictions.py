@@ -82,7 +82,6 @@ def test_tolerations_of_the_claim(toleration: dict[str, Any], due: float | None)
 
 
 def test_claims_that_pods_ask_for_themselves_are_left_to_kubernetes() -> None:
-    """It evicts their pods; evicting them here as well would ignore their tolerations and its waiting times."""
     obj = special_claim_object(0)
     obj["metadata"]["annotations"] = {"resource.kubernetes.io/pod-claim-name": "gpu"}
     assert special_claim(obj, DRIVER) is None

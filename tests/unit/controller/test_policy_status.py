@@ -41,7 +41,6 @@ class Cluster(PolicyApi):
         self.fleet[node] = node_object(node, *found)
 
     def run(self, seconds: float) -> None:
-        """Turns as the thread makes them while changes keep coming."""
         until = self.seconds + seconds
         while self.seconds < until:
             self.writer.step()
@@ -164,7 +163,6 @@ def test_an_hour_of_failed_writes_is_few_requests_and_then_it_is_right(cluster: 
 
 
 def test_one_policy_that_cannot_be_written_keeps_no_other(cluster: Cluster) -> None:
-    """The API server may have a CustomResourceDefinition of another version."""
     cluster = Cluster(policies=2)
     refused = {"pool-000": InvalidObjectError("status.selected: unknown")}
     update = cluster.update
@@ -180,7 +178,6 @@ def test_one_policy_that_cannot_be_written_keeps_no_other(cluster: Cluster) -> N
 
 
 def test_a_status_that_is_not_served_is_asked_for_less_and_less(cluster: Cluster) -> None:
-    """A definition of another version may lack the subresource; the watch goes on bringing the policy."""
     cluster.failure = NotFoundError("the server could not find the requested resource")
     cluster.run(3600)
     assert 10 <= len(cluster.writes) <= 60
@@ -194,7 +191,6 @@ def status(*objects: object, **more: object) -> PolicyStatus:
 
 
 def test_a_refused_policy_counts_nowhere_else() -> None:
-    """What a node had in force before is not this spec."""
     refused = said(state=PolicyState.REFUSED, in_force=("gpu-0",), message="more than 128 policies")
     found = status(node_object("a", refused))
     assert found.refused.places == (PolicyPlace(node="a", gpus=("gpu-0", "gpu-1"), message="more than 128 policies"),)
@@ -216,7 +212,6 @@ def test_places_are_the_first_twenty_and_counts_are_of_all() -> None:
 
 
 def test_files_of_nodes_are_not_objects() -> None:
-    """A file may have the name of an object on another node; nothing may be said of the object by it."""
     assert status(node_object("a", said(origin=PolicyOrigin.FILE, generation=None))).selected.gpus == 0
 
 

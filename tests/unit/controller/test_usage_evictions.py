@@ -51,7 +51,6 @@ class World(Stage):
             self.pods[f"{name}-0"] = pod(f"{name}-0")
 
     def run_until(self, seconds: float) -> None:
-        """Turns as the thread makes them, and nodes that renew what they ask every minute."""
         while self.seconds < seconds:
             minute = int(self.seconds // 60)
             for name, node in self.nodes_.items():
@@ -79,7 +78,6 @@ def world() -> World:
 
 
 def test_a_pod_over_its_grant_is_told_first_and_evicted_after_the_grace_time(world: World) -> None:
-    """And no earlier: the node's own times do not count."""
     world.tell(over())
     world.run_until(59)
     assert world.evicted == []
@@ -162,7 +160,6 @@ def test_a_node_that_has_died_asks_for_nothing(world: World) -> None:
 
 
 def test_what_no_longer_stands_at_the_last_look_is_left(world: World) -> None:
-    """The copy of the watch may be a second old."""
     world.tell(over())
     world.run_until(55)
     world.nodes_["gpu-a"]["status"]["usage"]["checkedAt"] = "later"

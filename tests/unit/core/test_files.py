@@ -42,14 +42,12 @@ def test_a_durable_write_syncs_the_whole_file_then_renames_it_then_syncs_the_fol
 
 
 def test_other_writes_sync_nothing(tmp_path: Path, calls: list[str]) -> None:
-    """A sync takes milliseconds, or seconds on a busy disk."""
     replace_file(tmp_path / "x", b"content")
     assert calls == ["rename to x"]
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o444, 0o755])
 def test_content_and_mode_are_exactly_those_given(tmp_path: Path, mode: int) -> None:
-    """The umask of the process does not count, and the returned status is that of the new file."""
     path = tmp_path / "x"
     path.write_text("old")
     status = replace_file(path, b"new", mode=mode)
@@ -68,7 +66,6 @@ def test_a_link_in_place_of_the_file_is_replaced_and_not_followed(tmp_path: Path
 
 
 def test_a_link_laid_at_the_temporary_name_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name is random, but a guess must not become a write through a link."""
     monkeypatch.setattr(os, "urandom", lambda size: b"\0" * size)
     target = tmp_path / "target"
     (tmp_path / f".x.00000000{UNFINISHED}").symlink_to(target)
@@ -81,7 +78,6 @@ def test_a_link_laid_at_the_temporary_name_is_not_followed(tmp_path: Path, monke
 def test_a_failed_write_leaves_the_old_content_and_no_temporary_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """A full disk must not cost the state that was there."""
     path = tmp_path / "x"
     path.write_text("old")
 
@@ -110,7 +106,6 @@ def test_a_lock_excludes_others_until_its_descriptor_is_closed(tmp_path: Path) -
 
 
 def test_waiting_for_a_lock_ends_at_the_timeout_or_as_soon_as_it_is_free(tmp_path: Path) -> None:
-    """A caller's own deadline counts, and a free lock is not waited for."""
     path, now = tmp_path / "lock", [0.0]
     holder = lock_file(path)
 
@@ -127,7 +122,6 @@ def test_waiting_for_a_lock_ends_at_the_timeout_or_as_soon_as_it_is_free(tmp_pat
 
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
-    """Nothing has to be cleaned up after kill -9."""
     path = tmp_path / "lock"
     code = (
         "import sys, pathlib; from dra_driver.core.files import *; name_holder(lock_file(pathlib.Path(sys.argv[1])));"

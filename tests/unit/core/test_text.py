@@ -1,17 +1,20 @@
-"""Text for people."""
+"""Text for people, and times of Kubernetes."""
+
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dra_driver.core.backoff import Backoff
 from dra_driver.core.text import MAX_DEPTH, check_nesting, gib, listed, one_line, printable, quoted, span, wrapped
+from dra_driver.core.time import parse_time, rfc3339, rfc3339_micro
 
 ESCAPE = "\x1b[31mred\u202e"
 
 
 @given(st.text())
 def test_printable_text_keeps_its_columns(text: str) -> None:
-    """Excerpts point at columns, and nothing in them moves the cursor of a terminal."""
     shown = printable(text)
     assert len(shown) == len(text)
     assert shown.isprintable()
@@ -24,7 +27,6 @@ def test_unprintable_characters_are_replaced() -> None:
 
 
 def test_quoted_value_is_escaped_and_short() -> None:
-    """Values of users stand in events, which have limits."""
     assert quoted(ESCAPE) == "'\\x1b[31mred\\u202e'"
     assert len(quoted("x" * 1000)) == 80
 
@@ -51,7 +53,6 @@ def test_listed_names_are_few_and_differ() -> None:
     ],
 )
 def test_bytes_are_shown_in_gib(count: int | None, shown: str) -> None:
-    """One decimal where it says something."""
     assert gib(count) == shown
 
 
@@ -78,3 +79,59 @@ def test_deep_texts_are_refused(text: str) -> None:
 def test_what_is_long_and_not_deep_is_taken() -> None:
     check_nesting("[" * MAX_DEPTH + "]" * MAX_DEPTH)
     check_nesting("---\n[[a], {b: [c]}]\n" * MAX_DEPTH)
+
+
+PARIS = timezone(timedelta(hours=1))
+
+
+def test_whole_seconds_are_written_in_utc() -> None:
+    """Another zone is converted, and decimals are cut: metav1.Time has none."""
+    assert rfc3339(datetime(2026, 1, 31, 12, 0, 0, 999_999, tzinfo=PARIS)) == "2026-01-31T11:00:00Z"
+    assert rfc3339(1_769_857_200.9) == "2026-01-31T11:00:00Z"
+
+
+def test_micro_time_has_six_decimals() -> None:
+    """A Lease with fewer is refused by the API server."""
+    assert rfc3339_micro(datetime(2026, 1, 31, 12, 0, 0, 50, tzinfo=UTC)) == "2026-01-31T12:00:00.000050Z"
+    assert rfc3339_micro(0) == "1970-01-01T00:00:00.000000Z"
+
+
+@pytest.mark.parametrize("text", ["2026-01-31T11:00Z", "2026-01-31T12:00:00+01:00", "2026-01-31T11:00:00.000000001Z"])
+def test_time_is_read_in_utc(text: str) -> None:
+    at = parse_time(text)
+    assert at == datetime(2026, 1, 31, 11, tzinfo=UTC)
+    assert at is not None
+    assert at.tzinfo is UTC
+
+
+@pytest.mark.parametrize(
+    "value", [None, 7, "", "soon", "2026-01-31", "2026-01-31T12:00:00", "0001-01-01T00:00:00+01:00", ["2026"]]
+)
+def test_value_that_is_no_time_is_none(value: object) -> None:
+    assert parse_time(value) is None
+
+
+@given(st.datetimes(timezones=st.just(UTC)))
+def test_written_time_is_read_back(at: datetime) -> None:
+    assert parse_time(rfc3339_micro(at)) == at
+    assert parse_time(rfc3339(at)) == at.replace(microsecond=0)
+
+
+def test_pauses_double_up_to_the_longest_and_begin_again_after_a_success() -> None:
+    """A component that fails for hours tries twice a minute, and at once after it worked."""
+    backoff = Backoff(first_s=1.0, longest_s=5.0)
+    assert [backoff.next_s() for _ in range(4)] == [1.0, 2.0, 4.0, 5.0]
+    backoff.reset()
+    assert backoff.next_s() == 1.0
+
+
+def test_jitter_shortens_a_pause_to_half_at_most() -> None:
+    assert Backoff(first_s=1.0, longest_s=5.0, rand=lambda: 1.0).next_s() == 0.5
+    assert Backoff(first_s=1.0, longest_s=5.0, rand=lambda: 0.0).next_s() == 1.0
+
+
+def test_a_count_of_a_month_costs_nothing() -> None:
+    """2 to the power of that count would have millions of digits."""
+    backoff = Backoff(first_s=0.5, longest_s=30.0)
+    backoff.failures = 10**9
+    assert backoff.next_s() == 30.0

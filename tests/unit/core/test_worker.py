@@ -38,7 +38,6 @@ class Bench:
         return self.log
 
     def passed(self, seconds: float | None) -> None:
-        """The worker waits: let something happen after one second, else let the time pass."""
         happens = next(self._during, None)
         if happens is not None:
             self.now += 1
@@ -90,7 +89,6 @@ def test_first_turn_waits_when_asked_to() -> None:
 
 
 def test_wake_takes_a_turn_before_it_is_due() -> None:
-    """A wake ends the wait, also one without an end, and only its turn is marked as woken."""
     woken: list[bool] = []
 
     def turn(answer: float | None) -> Callable[[Bench], float | None]:
@@ -166,7 +164,6 @@ def test_stop_reports_a_thread_that_does_not_end() -> None:
 
 
 def test_stop_from_the_thread_itself_does_not_wait() -> None:
-    """A turn may stop its own worker, for example in a callback."""
     stopped: list[bool] = []
     worker = Worker("own", lambda: stopped.append(worker.stop(10)))
     worker.start()
@@ -176,7 +173,6 @@ def test_stop_from_the_thread_itself_does_not_wait() -> None:
 
 
 def test_stop_without_start_returns_at_once() -> None:
-    """A half-started process is ended without knowing which threads run."""
     assert Worker("idle", lambda: None).stop(10)
 
 

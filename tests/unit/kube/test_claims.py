@@ -1,4 +1,4 @@
-"""Reading claims, well-formed and malformed."""
+"""Reading claims, well-formed and malformed, and devices of wire objects."""
 
 import contextlib
 import copy
@@ -20,6 +20,16 @@ from dra_driver.core.errors import (
 from dra_driver.core.model.claim import AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig
 from dra_driver.core.model.ids import ClaimUid, DeviceName, PoolName
 from dra_driver.kube.claims import ApiClaimReader, allocated_claim
+from dra_driver.kube.devices import (
+    attribute_of,
+    attribute_text,
+    generation_of,
+    is_pod,
+    newest_slices,
+    pool_of,
+    results_of,
+    users_of,
+)
 
 DRIVER = "gpu.nvidia.com"
 REF = ClaimRef(namespace="ns", name="c", uid=ClaimUid("0b1f1c1e-0000-4000-8000-000000000001"))
@@ -81,7 +91,6 @@ CONFIG = "status.allocation.devices.config.2"
 
 
 def test_reads_this_drivers_part_in_order() -> None:
-    """Results and configs of other drivers may have any shape."""
     found = allocated_claim(claim(), REF, DRIVER)
     pool = PoolName("node-a/gpu.nvidia.com")
     assert found.results == (
@@ -112,7 +121,6 @@ def test_reads_this_drivers_part_in_order() -> None:
     ],
 )
 def test_a_replaced_or_unallocated_claim_has_an_error_of_its_own(path: str, value: Any, error: type[Exception]) -> None:
-    """The error says whether waiting helps."""
     with pytest.raises(error, match="ns/c"):
         allocated_claim(changed(path, value), REF, DRIVER)
 
@@ -160,7 +168,6 @@ def test_a_replaced_or_unallocated_claim_has_an_error_of_its_own(path: str, valu
     ],
 )  # fmt: skip
 def test_a_malformed_claim_is_refused_with_the_path_of_the_field(path: str, value: Any, expected: str) -> None:
-    """Names end in file names and environments; the pod's event names the field."""
     with pytest.raises(ClaimError) as caught:
         allocated_claim(changed(path, value), REF, DRIVER)
     assert str(caught.value).startswith(f"claim {REF} is malformed: ")
@@ -188,7 +195,6 @@ _json = st.recursive(
 
 @given(st.sampled_from([RESULT, f"{RESULT}.device", CONFIG, "status", "status.allocation.devices", "metadata"]), _json)
 def test_no_value_anywhere_breaks_more_than_the_claim(path: str, value: Any) -> None:
-    """For any value in a claim, the answer is a claim or a ClaimError."""
     with contextlib.suppress(ClaimError):
         assert allocated_claim(changed(path, value), REF, DRIVER).results
 
@@ -218,7 +224,6 @@ class Api:
 
 
 def test_the_reader_gets_the_claim_by_its_quoted_name() -> None:
-    """A name can never address another path of the API."""
     api = Api(claim())
     assert ApiClaimReader(api, DRIVER).read(REF).ref == REF
     evil = ClaimRef(namespace="ns", name="../../pods/x?y", uid=REF.uid)
@@ -249,7 +254,6 @@ def test_a_claim_that_is_gone_was_replaced_but_an_unknown_api_is_not() -> None:
 
 
 def test_several_claims_are_read_at_once_and_each_gets_its_own_answer() -> None:
-    """One claim of a pod that was replaced must not keep the pod's other claims from being read."""
     other = ClaimRef(namespace="ns", name="other", uid=ClaimUid("f" * 8))
     bad = ClaimRef(namespace="", name="x", uid=ClaimUid("e" * 8))
     found = ApiClaimReader(Api(claim()), DRIVER).read_all([REF, other, bad], within_s=2.0)
@@ -259,3 +263,52 @@ def test_several_claims_are_read_at_once_and_each_gets_its_own_answer() -> None:
     assert isinstance(found[other.uid], ClaimReplacedError)
     gone = ApiClaimReader(Api(NotFoundError("no", status=404, reason="NotFound")), DRIVER).read_all([REF])
     assert isinstance(gone[REF.uid], ClaimReplacedError)
+
+
+OUR_RESULT = {"request": "gpu", "driver": "d", "pool": "p", "device": "gpu-0"}
+POD = {"resource": "pods", "name": "p", "uid": "u"}
+
+
+def slice_(name: str, pool: str, generation: int | None, driver: str = "d") -> dict[str, Any]:
+    made: dict[str, Any] = {"metadata": {"name": name}, "spec": {"driver": driver, "pool": {"name": pool}}}
+    if generation is not None:
+        made["spec"]["pool"]["generation"] = generation
+    return made
+
+
+@pytest.mark.parametrize(
+    "claim", [{}, {"status": None}, {"status": {"allocation": None}}, {"status": {"allocation": {"devices": None}}}]
+)
+def test_claim_without_allocation_has_no_results(claim: dict[str, Any]) -> None:
+    assert not results_of(claim)
+    assert not users_of(claim)
+
+
+def test_users_that_are_no_pods_are_told_apart() -> None:
+    assert is_pod(POD)
+    assert not is_pod({**POD, "apiGroup": "example.com"})
+    assert not is_pod({**POD, "resource": "jobs"})
+
+
+def test_newest_generation_of_each_pool_counts() -> None:
+    """Pools of two drivers may have one name; the order stays."""
+    old, new, other = slice_("old", "p", 1), slice_("new", "p", 2), slice_("other", "p", 1, driver="e")
+    assert newest_slices([new, other, old]) == [new, other]
+    assert pool_of(other) == ("e", "p")
+
+
+def test_missing_generation_is_0() -> None:
+    """A client may leave the default out: such a slice is older than all others of its pool, and valid alone."""
+    missing, new = slice_("missing", "p", None), slice_("new", "p", 1)
+    assert generation_of(missing) == 0
+    assert newest_slices([missing, new]) == [new]
+    assert newest_slices([missing]) == [missing]
+
+
+@pytest.mark.parametrize("name", ["uuid", "gpu.nvidia.com/uuid"])
+def test_attribute_is_found_with_and_without_its_domain(name: str) -> None:
+    assert attribute_of({name: {"string": "GPU-1"}}, "gpu.nvidia.com", "uuid") == {"string": "GPU-1"}
+    assert attribute_text({name: {"string": "GPU-1"}}, "gpu.nvidia.com", "uuid") == "GPU-1"
+    assert attribute_text({name: {"int": 1}}, "gpu.nvidia.com", "uuid") == ""
+    assert attribute_of({"example.com/uuid": {"string": "x"}}, "gpu.nvidia.com", "uuid") == {}
+    assert attribute_of(None, "gpu.nvidia.com", "uuid") == {}

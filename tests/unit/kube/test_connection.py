@@ -41,7 +41,6 @@ def test_the_service_account_wins_over_the_environment(tmp_path: Path) -> None:
 
 
 def test_a_kubeconfig_that_was_asked_for_wins_over_everything(tmp_path: Path) -> None:
-    """--kubeconfig means what it says, in a pod as well."""
     path = kubeconfig(tmp_path / "k")
     connection = Connection.load(str(path), environ=pod_environment(tmp_path), service_account_dir=tmp_path)
     assert connection.base_url == "http://127.0.0.1:1"
@@ -57,7 +56,6 @@ def test_outside_a_pod_the_usual_files_are_read(tmp_path: Path, variable: str) -
 
 
 def test_a_token_file_is_read_and_read_again_when_credentials_are_renewed(tmp_path: Path) -> None:
-    """A kubeconfig may name a token file that is rotated."""
     (tmp_path / "tok").write_text("one\n")
     connection = Connection.load(str(kubeconfig(tmp_path / "k", user={"tokenFile": "tok"})))
     assert connection.auth_headers() == {"authorization": "Bearer one"}
@@ -67,7 +65,6 @@ def test_a_token_file_is_read_and_read_again_when_credentials_are_renewed(tmp_pa
 
 
 def test_without_any_configuration_the_sentence_says_what_to_do(tmp_path: Path) -> None:
-    """The most common first mistake on a laptop."""
     with pytest.raises(ConfigurationError, match="pass --kubeconfig, set KUBECONFIG, or run in a pod"):
         Connection.load(environ={"HOME": str(tmp_path)}, service_account_dir=tmp_path)
 
@@ -75,21 +72,18 @@ def test_without_any_configuration_the_sentence_says_what_to_do(tmp_path: Path) 
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "[1, 2]",
-        "{{{",
-        "a: v1",
-        '{"current-context": "x", "contexts": []}',
-        "\x00",
-        "current-context: c\ncontexts: 7",
+        "", "[1, 2]", "{{{", ":::", "a: v1", "\x00",
+        '{"current-context": "x", "contexts": []}', "current-context: c\ncontexts: 7",
     ],
-)
+)  # fmt: skip
 def test_a_damaged_kubeconfig_is_a_configuration_error(tmp_path: Path, text: str) -> None:
-    """Never a traceback: exit status 2 and the file's name."""
     path = tmp_path / "broken"
     path.write_text(text)
-    with pytest.raises(ConfigurationError, match="broken"):
+    with pytest.raises(
+        ConfigurationError, match=r"is not a kubeconfig, expected the YAML|Invalid kube-config|in .*line|position 0"
+    ) as caught:
         Connection.load(str(path))
+    assert "broken" in str(caught.value)
 
 
 def test_an_empty_token_is_a_configuration_error(tmp_path: Path) -> None:
@@ -98,15 +92,6 @@ def test_an_empty_token_is_a_configuration_error(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("")
     with pytest.raises(ConfigurationError, match=r"token file .* is empty"):
         Connection.load(environ=environ, service_account_dir=tmp_path)
-
-
-@pytest.mark.parametrize("text", ["[1, 2]", ":::", "current-context: c\ncontexts: 7", "a: v1"])
-def test_a_file_of_another_shape_is_called_no_kubeconfig_or_its_fault_is_named(tmp_path: Path, text: str) -> None:
-    """The client's own error, "'str' object does not support item assignment", does not name the wrong file."""
-    path = tmp_path / "broken"
-    path.write_text(text)
-    with pytest.raises(ConfigurationError, match=r"is not a kubeconfig, expected the YAML|Invalid kube-config"):
-        Connection.load(str(path))
 
 
 @pytest.mark.parametrize(
@@ -181,19 +166,16 @@ def test_what_needs_more_is_left_to_the_client_library(
 
 
 def test_a_named_file_that_is_missing_is_named(tmp_path: Path) -> None:
-    """The first mistake with a copied kubeconfig."""
     with pytest.raises(ConfigurationError, match=r"gone\.pem cannot be read"):
         plain_kubeconfig(plain_config(tmp_path, {"certificate-authority": "gone.pem"}, {"token": "t"}))
 
 
 def test_base64_that_is_none_is_named(tmp_path: Path) -> None:
-    """Never a traceback."""
     with pytest.raises(ConfigurationError, match="field certificate-authority cannot be read"):
         plain_kubeconfig(plain_config(tmp_path, {"certificate-authority-data": "a"}, {"token": "t"}))
 
 
 def test_an_ipv6_service_address_is_put_in_brackets(tmp_path: Path) -> None:
-    """A cluster of IPv6 alone."""
     (tmp_path / "ca.crt").write_text("x")
     environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
     assert service_account(environ, tmp_path).server == "https://[fd00::1]:443"
@@ -208,7 +190,6 @@ def test_a_proxy_in_the_environment_is_noticed(environ: dict[str, str], expected
 
 
 def test_comments_of_a_ca_bundle_may_be_in_any_language() -> None:
-    """The bundles of distributions name authorities as they call themselves."""
     ca_pem = (certifi.contents().partition("-----END CERTIFICATE-----")[0] + "-----END CERTIFICATE-----\n").encode()
     access = Access(server="https://a:6443", ca="# F\u0151tan\u00fas\u00edtv\u00e1ny\n".encode() + ca_pem)
     assert access.tls().cert_store_stats()["x509"] == 1
@@ -226,7 +207,6 @@ NO_POD: dict[str, str] = {}
 
 
 def with_contexts(path: Path, current: str, **namespaces: str | None) -> str:
-    """A kubeconfig with one cluster per context."""
     contexts = [
         {"name": name, "context": {"cluster": name, "user": "me", **({"namespace": at} if at else {})}}
         for name, at in namespaces.items()
@@ -238,7 +218,6 @@ def with_contexts(path: Path, current: str, **namespaces: str | None) -> str:
 
 
 def test_the_namespace_is_that_of_the_context(tmp_path: Path) -> None:
-    """Of the current one, of one that was chosen, and default where it names none."""
     path = with_contexts(tmp_path / "config", "west", west="team-a", east="team-b", north=None)
     assert Kubeconfig(path=path).namespace(NO_POD, tmp_path) == "team-a"
     assert Kubeconfig(path=path, context="east").namespace(NO_POD, tmp_path) == "team-b"
@@ -257,7 +236,6 @@ def test_of_several_files_the_first_that_names_something_counts(tmp_path: Path) 
 
 
 def test_in_a_pod_it_is_that_of_the_service_account(tmp_path: Path) -> None:
-    """Unless a kubeconfig or a context was chosen."""
     (tmp_path / "namespace").write_text("tools\n")
     path = with_contexts(tmp_path / "config", "west", west="team-a")
     pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBECONFIG": path}
@@ -268,13 +246,11 @@ def test_in_a_pod_it_is_that_of_the_service_account(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", "contexts: 7", "contexts: [7, {name: 3}]", "\0", "a: [", "a: &a [*a]"])
 def test_a_damaged_file_gives_the_default(tmp_path: Path, text: str) -> None:
-    """The connection says what is wrong with it."""
     (tmp_path / "config").write_text(text)
     assert Kubeconfig(path=str(tmp_path / "config"), context=None).namespace(NO_POD, tmp_path) == "default"
 
 
 def test_a_context_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:
-    """A typing mistake must not reach another cluster."""
     path = with_contexts(tmp_path / "config", "west", west=None, east=None)
     Kubeconfig(path=path, context="east").check(NO_POD)
     with pytest.raises(ConfigurationError, match=r"--context eats: .* has no such context; it has east, west"):
@@ -282,7 +258,6 @@ def test_a_context_that_does_not_exist_is_refused_with_those_that_do(tmp_path: P
 
 
 def test_requests_go_to_the_cluster_of_the_context(tmp_path: Path) -> None:
-    """Read by the project's own reader, and by the client's where the file needs more."""
     path = with_contexts(tmp_path / "config", "west", west=None, east=None)
     for environ in (NO_POD, {"HTTPS_PROXY": "http://proxy.example:3128"}):
         chosen = Connection.load(path, context="east", environ=environ)
@@ -292,7 +267,6 @@ def test_requests_go_to_the_cluster_of_the_context(tmp_path: Path) -> None:
 
 
 def test_a_context_is_taken_from_a_kubeconfig_in_a_pod_too(tmp_path: Path) -> None:
-    """The service account has none."""
     (tmp_path / "token").write_text("t")
     path = with_contexts(tmp_path / "config", "west", west=None, east=None)
     environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443", "KUBECONFIG": path}

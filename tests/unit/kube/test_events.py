@@ -1,4 +1,4 @@
-"""Recording events: bounded, with repeats joined, and without blocking the caller."""
+"""Recording events (bounded, joined, without blocking the caller), and the kept fields of a Node."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -7,6 +7,8 @@ from typing import Any
 from dra_driver.core.errors import ForbiddenError, KubernetesApiError, NotFoundError
 from dra_driver.kube.events import MAX_PENDING, EventRecorder
 from dra_driver.kube.objects.core import ObjectReference
+from dra_driver.kube.own_node import MAX_ENTRIES, MAX_VALUE, OwnNode, OwnNodeWatch, slim_node
+from dra_driver.kube.reflector import ReflectorChange
 
 NODE = ObjectReference(api_version="v1", kind="Node", name="node-a", uid="u")
 POD = ObjectReference(api_version="v1", kind="Pod", namespace="ns", name="p", uid="v")
@@ -81,7 +83,6 @@ def test_an_old_or_deleted_event_is_created_again() -> None:
 
 
 def test_a_full_queue_drops_and_counts() -> None:
-    """The caller never waits, and memory is bounded."""
     bench = Bench()
     for number in range(MAX_PENDING + 5):
         bench.recorder.record(NODE, "Normal", "Reason", f"text {number}")
@@ -91,7 +92,6 @@ def test_a_full_queue_drops_and_counts() -> None:
 
 
 def test_a_refused_event_is_dropped_and_counted() -> None:
-    """Best effort: no retry, no exception, the next one is tried again."""
     bench = Bench()
     bench.api.failures = [ForbiddenError("403", status=403)]
     bench.say("one")
@@ -108,10 +108,99 @@ def test_a_long_message_is_cut() -> None:
 
 
 def test_stop_writes_what_is_queued() -> None:
-    """The last events of a process that stops often explain why."""
     bench = Bench()
     bench.recorder.start()
     bench.recorder.record(NODE, "Normal", "Stopping", "bye")
     bench.recorder.stop(5)
     bench.recorder.stop(5)
     assert [body["reason"] for _, body in bench.api.created] == ["Stopping"]
+
+
+class NoApi:
+    """Nothing is requested in these tests."""
+
+    def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
+        raise AssertionError(path)
+
+    def watch(self, path: str, query: Mapping[str, str], read_timeout_s: float) -> Any:
+        raise AssertionError(path)
+
+
+def node(*, annotations: Any = None, labels: Any = None, allocatable: Any = None) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "name": "node-a",
+            "uid": "u-1",
+            "resourceVersion": "7",
+            "annotations": annotations,
+            "labels": labels,
+            "managedFields": [{"manager": "kubelet"}],
+        },
+        "status": {"allocatable": allocatable, "images": [{"names": ["x" * 1000]}]},
+    }
+
+
+def modified(item: dict[str, Any]) -> ReflectorChange:
+    return ReflectorChange("modified", "node-a", slim_node(item))
+
+
+def test_only_fields_that_are_used_are_kept() -> None:
+    annotations = {"gpu.dra-driver.io/detach": "why", "other.example/x": "y"}
+    labels = {"nvidia.com/gpu.deploy.client": "true", "kubernetes.io/os": "linux"}
+    item = node(annotations=annotations, labels=labels, allocatable={"nvidia.com/gpu": "8", "cpu": "64"})
+    system = {"containerRuntimeVersion": "containerd://2.1.9", "kernelVersion": "6.1.0", "bootID": "b"}
+    item["status"]["nodeInfo"] = system
+    assert slim_node(item) == {
+        "metadata": {
+            "name": "node-a",
+            "uid": "u-1",
+            "resourceVersion": "7",
+            "annotations": {"gpu.dra-driver.io/detach": "why"},
+            "labels": {"nvidia.com/gpu.deploy.client": "true"},
+        },
+        "status": {
+            "allocatable": {"nvidia.com/gpu": "8"},
+            "nodeInfo": {"containerRuntimeVersion": "containerd://2.1.9", "kernelVersion": "6.1.0"},
+        },
+    }
+    assert OwnNode.of(slim_node(item)) == OwnNode.of(item)
+
+
+def test_hostile_objects_cost_no_memory_and_no_traceback() -> None:
+    many = {f"gpu.dra-driver.io/{number}": "x" * 100_000 for number in range(1000)}
+    kept = OwnNode.of(node(annotations=many, labels=["a"], allocatable="none"))
+    assert len(kept.annotations) == MAX_ENTRIES
+    assert {len(value) for value in kept.annotations.values()} == {MAX_VALUE}
+    assert (kept.labels, kept.allocatable) == ({}, {})
+    assert OwnNode.of({"metadata": None, "status": 3}).annotations == {}
+
+
+def test_subscribers_hear_of_changes_to_kept_fields_alone() -> None:
+    watch, heard = OwnNodeWatch(NoApi(), "node-a"), list[str]()
+    watch.subscribe(lambda: heard.append("changed"))
+    watch.notice(modified(node()))
+    watch.notice(modified({**node(), "spec": {"unschedulable": True}}))
+    assert heard == ["changed"]
+    watch.notice(modified(node(annotations={"gpu.dra-driver.io/detach": ""})))
+    assert heard == ["changed", "changed"]
+    current = watch.current()
+    assert current is not None
+    assert current.annotations == {"gpu.dra-driver.io/detach": ""}
+
+
+def test_a_deleted_node_object_keeps_the_last_value() -> None:
+    """Its deletion does not say that the driver upgrade has ended."""
+    watch = OwnNodeWatch(NoApi(), "node-a")
+    watch.notice(modified(node(annotations={"gpu.dra-driver.io/detach": "upgrade"})))
+    before = watch.current()
+    watch.notice(ReflectorChange("deleted", "node-a", slim_node(node())))
+    watch.notice(ReflectorChange("listed"))
+    assert watch.current() == before is not None
+
+
+def test_an_answer_without_a_node_is_an_answer() -> None:
+    watch = OwnNodeWatch(NoApi(), "node-a")
+    assert not watch.wait_first(0.0)
+    watch.notice(ReflectorChange("listed"))
+    assert watch.wait_first(0.0)
+    assert watch.current() is None

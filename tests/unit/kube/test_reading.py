@@ -31,7 +31,6 @@ JSON = st.recursive(
 
 
 def test_deep_object_keeps_its_other_fields(caplog: pytest.LogCaptureFixture) -> None:
-    """Its devices still count as used, and its neighbours in the list are whole."""
     page = b'{"metadata":{"resourceVersion":"9"},"items":[{"metadata":{"name":"a"}},' + CLAIM + b"]}"
     with caplog.at_level(logging.WARNING):
         answer = decoded(page, "GET /claims")
@@ -43,7 +42,6 @@ def test_deep_object_keeps_its_other_fields(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_deep_watch_event_keeps_its_version(caplog: pytest.LogCaptureFixture) -> None:
-    """The watch resumes after it."""
     event = decoded(b'{"type":"ADDED","object":' + CLAIM + b"}", "watch /claims")
     assert (event["type"], event["object"]["metadata"]["resourceVersion"]) == ("ADDED", "7")
     assert "team/deep" in str(caplog.records[0].__dict__["object"])
@@ -51,14 +49,12 @@ def test_deep_watch_event_keeps_its_version(caplog: pytest.LogCaptureFixture) ->
 
 @given(JSON)
 def test_json_within_the_limit_is_not_changed(value: object) -> None:
-    """Brackets in strings are no levels."""
     data = json.dumps(value).encode()
     assert shallow(data) == data
 
 
 @pytest.mark.parametrize("closing", [b"]", b"}"])
 def test_values_beside_a_deep_one_stay(closing: bytes) -> None:
-    """Two deep values in one array, and one between them."""
     opening = b"[" if closing == b"]" else b'{"":'
     inner = opening * (MAX_DEPTH + 5) + b"1" + closing * (MAX_DEPTH + 5)
     assert decoded(shallow(b"[" + inner + b',"b",' + inner + b"]"), "")[1] == "b"
@@ -67,7 +63,6 @@ def test_values_beside_a_deep_one_stay(closing: bytes) -> None:
 @pytest.mark.parametrize("levels", [MAX_DEPTH + 1, 500, 900])
 @pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"":', b"}"), (b"[1,", b",1]"), (b'["]",', b"]")])
 def test_values_that_decoders_accept_are_cut_too(levels: int, opening: bytes, closing: bytes) -> None:
-    """Code that walks an object needs several frames for each level."""
     value = decoded(opening * levels + b"1" + closing * levels, "")
     depth = 0
     while isinstance(value, list | dict):
@@ -78,7 +73,6 @@ def test_values_that_decoders_accept_are_cut_too(levels: int, opening: bytes, cl
 
 @given(st.lists(st.text(alphabet="[]{}x", max_size=40), max_size=40))
 def test_brackets_in_strings_are_not_levels(texts: list[str]) -> None:
-    """They may cost a scan, and change nothing."""
     data = json.dumps({"items": texts}).encode()
     assert decoded(data, "") == {"items": texts}
     assert may_be_deep(b"[" * (MAX_DEPTH + 1) + data + b"]" * (MAX_DEPTH + 1))
@@ -86,7 +80,6 @@ def test_brackets_in_strings_are_not_levels(texts: list[str]) -> None:
 
 @pytest.mark.parametrize("text", [b"", b"<html>", b"[" * 5_000, b"]" * 5_000, b'{"a":' + DEEP, b"\xff"])
 def test_text_that_is_not_json_is_refused(text: bytes) -> None:
-    """A proxy's page, or an answer that was cut."""
     with pytest.raises(ValueError, match=r"\w"):
         decoded(text, "GET /")
 
@@ -121,7 +114,6 @@ def failure(code: int, reason: str = "", **more: Any) -> bytes:
     ],
 )
 def test_each_status_has_its_error(code: int, reason: str, expected: type[errors.KubernetesApiError]) -> None:
-    """Callers decide by class what to do; the server's reason and words are kept for people."""
     error = error_from_response("GET /x", code, failure(code, reason), {})
     assert type(error) is expected
     assert (error.status, error.reason) == (code, reason)
@@ -143,14 +135,12 @@ def test_each_status_has_its_error(code: int, reason: str, expected: type[errors
 def test_the_pause_that_the_server_asks_for_is_read_and_bounded(
     body: bytes, headers: dict[str, str], seconds: float
 ) -> None:
-    """Body first, then header; nonsense is none, and five minutes are the most."""
     error = error_from_response("GET /x", 429, body, headers)
     assert isinstance(error, errors.ServerBusyError)
     assert error.retry_after_s == seconds
 
 
 def test_the_details_are_in_the_message() -> None:
-    """Their causes name each field that the API server objects to."""
     causes = {"causes": [{"field": "spec.devices[0].name", "message": "bad"}]}
     assert error_from_response("PUT /x", 422, failure(422, "Invalid", details=causes), {}).details == causes
     assert error_from_response("PUT /x", 422, failure(422, "Invalid", details=[1]), {}).details is None
@@ -165,7 +155,6 @@ def test_an_unknown_path_hints_at_the_version() -> None:
 
 
 def test_an_unknown_path_of_this_driver_hints_at_its_definitions() -> None:
-    """They are installed apart from the API server, whose version is not at fault."""
     path = "GET /apis/gpu.dra-driver.io/v1alpha1/gpupolicies"
     error = error_from_response(path, 404, b"404 page not found\n", {})
     assert str(error).endswith("the CustomResourceDefinitions of this driver are not installed")
@@ -174,20 +163,17 @@ def test_an_unknown_path_of_this_driver_hints_at_its_definitions() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"\xff\xfe", b"[" * 5000, b'{"kind":"Status","message":3}', b'{"kind":"Pod"}'])
 def test_any_body_makes_a_readable_error(body: bytes) -> None:
-    """Proxies answer in HTML, attackers in anything."""
     text = str(error_from_response("GET /x", 502, body, {}))
     assert text.startswith("GET /x failed: 502")
     assert len(text) < 400
 
 
 def test_a_long_message_is_cut() -> None:
-    """It ends in an event of at most 1024 characters."""
     body = json.dumps({"kind": "Status", "code": 422, "message": "x" * 100_000}).encode()
     assert len(str(error_from_response("PUT /x", 422, body, {}))) < 700
 
 
 def test_a_watchs_error_event_is_translated_alike() -> None:
-    """The object of an ERROR event is a Status, too."""
     error = error_from_status("watch /x", {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"})
     assert isinstance(error, errors.GoneError)
     assert isinstance(error_from_status("watch /x", {}), errors.ServerBusyError)

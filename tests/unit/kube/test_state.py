@@ -81,7 +81,6 @@ def test_a_list_that_grew_too_old_is_read_again_and_no_answer_is_an_error() -> N
 
 
 def test_nothing_secret_is_kept() -> None:
-    """A snapshot holds the fields that scheduling needs, and no environment, argument or command of a container."""
     container = {
         "name": "main",
         "command": [SECRET],
@@ -221,7 +220,6 @@ def test_json_and_yaml_are_told_apart_by_their_start() -> None:
 
 
 def test_an_object_that_does_not_fit_leaves_the_others_of_its_list() -> None:
-    """Reports read lists of structs, and one bad object ends none of them."""
     good: dict[str, object] = {"metadata": {"name": "a"}}
     lost: list[str] = []
     found = read_all(Node, [{"metadata": 5}, None, {**good, "status": {"conditions": [{}]}}, good], lost.append)
@@ -251,7 +249,6 @@ def claim(note: str) -> dict[str, object]:
 
 
 def test_parameters_of_other_drivers_are_left_out() -> None:
-    """In specs, allocations and the note of what was applied; this driver's own are what a reader needs."""
     state = ClusterState(
         claims=[claim(json.dumps({"spec": {"devices": {"config": CONFIG}}}))],
         templates=[{"metadata": {"name": "t"}, "spec": {"spec": {"devices": {"config": CONFIG}}}}],
@@ -337,7 +334,6 @@ def test_yaml_has_every_slice_in_full(tmp_path: Path) -> None:
     ],
 )
 def test_a_hostile_file_is_refused_with_a_sentence(change: Any, says: str, tmp_path: Path) -> None:
-    """What is wrong is named, and never a traceback."""
     file, document = _file(tmp_path, _slice("a", UUIDS[0]), _slice("b", UUIDS[1]))
     change(document)
     file.write_text(json.dumps(document))
@@ -347,7 +343,6 @@ def test_a_hostile_file_is_refused_with_a_sentence(change: Any, says: str, tmp_p
 
 
 def test_templates_cannot_stand_for_any_number_of_devices(tmp_path: Path) -> None:
-    """A small file that claims more devices than any cluster has is refused before they are filled in."""
     file, document = _file(tmp_path, _slice("a", UUIDS[0]), _slice("b", UUIDS[1]))
     device = document["draState"]["templates"][0]["items"][0]
     document["draState"]["templates"][0]["items"] = [device] * 25_000

@@ -15,7 +15,7 @@ from dra_driver.sim.apiserver.kinds import (
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
 )
-from dra_driver.sim.apiserver.store import DeleteOptions, Listing, Store
+from dra_driver.sim.apiserver.store import Listing, Store
 from dra_driver.sim.controllers.claims import ClaimController, DeviceTaintController
 from dra_driver.sim.objects import FINALIZER, uid
 from tests.fakes.dra_objects import DRIVER, claim, gpu, resource_slice
@@ -40,7 +40,6 @@ def claims(store: Store) -> list[Obj]:
 
 
 def allocate(store: Store, name: str, pod: Obj) -> None:
-    """Write an allocation and a reservation, as the scheduler does."""
     found = store.get(RESOURCE_CLAIMS, name, "default")
     found["metadata"]["finalizers"] = [FINALIZER]
     found = store.update(RESOURCE_CLAIMS, found)
@@ -75,7 +74,6 @@ def test_creates_a_claim_and_names_it_in_the_pod(store: Store) -> None:
 
 
 def test_creates_a_claim_once(store: Store) -> None:
-    """If writing the pod's status failed, the next step finds the claim of the last one."""
     make_pod(store)
     controller = ClaimController(store)
     controller.step()
@@ -110,17 +108,6 @@ def test_a_finished_pods_claim_is_deallocated_and_deleted(store: Store) -> None:
     finish(store)
     controller.step()
     assert claims(store) == []
-
-
-def test_a_claim_without_owner_is_deallocated_and_stays(store: Store) -> None:
-    held_claim(store)
-    controller = ClaimController(store)
-    store.delete(PODS, "p", "default", DeleteOptions(grace_period_s=0))
-    controller.step()
-    (left,) = claims(store)
-    assert dig(left, "status", "allocation") is None
-    assert not dig(left, "status", "reservedFor", default=[])
-    assert not dig(left, "metadata", "finalizers", default=[])
 
 
 def test_a_deleted_claim_waits_for_its_users(store: Store) -> None:
@@ -216,7 +203,6 @@ class World:
         self.store.update_status(PODS, pod)
 
     def leaving(self) -> list[str]:
-        """Pods whose deletion has begun or is done."""
         alive = {
             pod["metadata"]["name"]
             for pod in self.store.list(PODS, "default").items

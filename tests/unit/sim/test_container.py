@@ -136,7 +136,6 @@ def test_the_log_ends_with_cuda_variables(tmp_path: Path) -> None:
     ids=["mount-source", "host-device", "leads-out", "relative", "over-files", "through-mount"],
 )
 def test_what_a_runtime_would_refuse_is_refused(tmp_path: Path, edits: dict[str, Any], said: str) -> None:
-    """A broken document fails the container with the runtime's message; no file outside of the view is written."""
     host = tmp_path / "host"
     host.mkdir()
     mounts = [mount | {"hostPath": mount["hostPath"].replace("HOST", str(host))} for mount in edits.get("mounts", ())]
@@ -230,7 +229,6 @@ def test_a_process_leads_to_its_container_until_it_ends(tmp_path: Path) -> None:
 
 
 def test_the_kubelet_tells_the_devices_of_running_containers(tmp_path: Path) -> None:
-    """Of the request that a container names, or of all; a pod that does not run has none."""
     state = KubeletState(tmp_path / "state")
     state.add_user(NodeClaim(namespace="team", name="c", uid="u", drivers=(DRIVER,)), UID)
     fields: dict[str, Any] = {"driver": DRIVER, "pool": "n/p", "cdi_ids": ()}

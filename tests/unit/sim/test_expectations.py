@@ -66,22 +66,12 @@ def complaint(store: Store, text: str) -> str | None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "pod/p Running",
-        "pod/p running sees 1 GPU",
-        "pod/p Running sees ",
-        "pod/p Running sees 1 GPU and ",
-        "pod/p Running sees 1 GPU2 MIG devices",
-        "pod/p Running sees  and 2 MIG devices",
-        "pods a same GPU",
-        "pods a b same MIG devices",
-        "container p logs x",
-        "pod/p logs ",
-        "job/j Running",
+        "", "pod/p Running", "pod/p running sees 1 GPU", "pod/p Running sees ", "pod/p Running sees 1 GPU and ",
+        "pod/p Running sees 1 GPU2 MIG devices", "pod/p Running sees  and 2 MIG devices", "pods a same GPU",
+        "pods a b same MIG devices", "container p logs x", "pod/p logs ", "job/j Running",
     ],
-)
+)  # fmt: skip
 def test_typing_mistakes_are_errors(text: str) -> None:
-    """An expectation that cannot be parsed must not count as met."""
     with pytest.raises(ConfigurationError, match="unknown form of expectation:"):
         parse_expectation(text)
 
@@ -96,7 +86,6 @@ def test_a_file_without_expectations_is_an_error(tmp_path: Path) -> None:
 
 
 def test_sees_counts_and_compares_with_the_allocation(store: Store) -> None:
-    """The right number is not enough: the containers must see the allocated GPU."""
     run_pod(store, "good", UUIDS[0])
     run_pod(store, "wrong", UUIDS[1])
     run_pod(store, "many", *UUIDS)
@@ -109,7 +98,6 @@ def test_sees_counts_and_compares_with_the_allocation(store: Store) -> None:
 
 
 def test_pending_needs_the_schedulers_condition(store: Store) -> None:
-    """A pod that the scheduler has not tried yet does not count as Pending."""
     run_pod(store, "p", phase="Pending")
     assert complaint(store, "pod/p Pending") is not None
     pod = store.get(PODS, "p", "default")
@@ -139,7 +127,6 @@ def test_only_whole_lines_of_nvidia_smi_count() -> None:
 
 @pytest.fixture
 def parts(store: Store) -> Store:
-    """The second GPU is also published as MIG devices; one of them exists."""
     parts = [partition("m0"), partition("m1"), partition("m2", profile="3g.40gb"), partition("m3", uuid=f"{MIG}9")]
     store.create(RESOURCE_SLICES, resource_slice("a", *parts, name="a-mig"))
     return store
@@ -178,7 +165,6 @@ def test_partitions_compared_between_pods(parts: Store) -> None:
 
 
 def test_a_claim_for_extended_resources_counts(store: Store) -> None:
-    """It is named in the pod's status and not in its spec."""
     resources = {"limits": {"nvidia.com/gpu": "1"}}
     spec = {"containers": [{"name": "main", "image": "i", "resources": resources}]}
     pod = store.create(PODS, {"metadata": {"name": "p"}, "spec": spec}, namespace="default")
@@ -254,7 +240,6 @@ def test_nodes_and_policies_are_read_from_the_header(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_requirements_are_errors(tmp_path: Path, lines: list[str], said: str) -> None:
-    """An example must not run on other hardware than it names."""
     with pytest.raises(ConfigurationError, match=said) as refused:
         read_requirements(example(tmp_path, "x.yaml", *lines))
     assert "x.yaml" in str(refused.value)

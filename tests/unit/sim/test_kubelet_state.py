@@ -17,7 +17,6 @@ def claim(uid: str = "u1", name: str = "c") -> NodeClaim:
 
 
 def test_a_restart_remembers_users_and_devices_but_not_that_a_claim_is_prepared(tmp_path: Path) -> None:
-    """Running containers keep their devices, and for a pod that starts the driver is called again."""
     state = KubeletState(tmp_path / "s")
     state.add_user(claim(), "pod-1")
     state.set_prepared("u1", "d", (DEVICE,))
@@ -28,17 +27,6 @@ def test_a_restart_remembers_users_and_devices_but_not_that_a_claim_is_prepared(
     assert again.pods() == {"pod-1"}
 
 
-def test_a_claim_is_unprepared_with_its_last_user(tmp_path: Path) -> None:
-    state = KubeletState(tmp_path / "s")
-    state.add_user(claim(), "pod-1")
-    state.add_user(claim(), "pod-2")
-    assert state.drop_user("pod-1") == []
-    assert state.drop_user("pod-2") == [claim()]
-    assert state.drop_user("pod-2") == [claim()], "until the driver has answered the claim stays in use"
-    state.forget(["u1"])
-    assert state.pods() == frozenset()
-
-
 def test_a_claim_of_the_same_name_waits_for_the_old_one(tmp_path: Path) -> None:
     state = KubeletState(tmp_path / "s")
     state.add_user(claim("old"), "pod-1")
@@ -47,7 +35,6 @@ def test_a_claim_of_the_same_name_waits_for_the_old_one(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:
-    """A kubelet that lost its state would leak devices."""
     (tmp_path / "s").write_text("{")
     with pytest.raises(StorageError, match="cannot read its state"):
         KubeletState(tmp_path / "s")

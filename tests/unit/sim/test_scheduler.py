@@ -11,7 +11,6 @@ from tests.fakes.dra_objects import claim, device_class, exactly, gpu, node, res
 
 @pytest.fixture
 def store() -> Store:
-    """Two nodes with two GPUs each, and the class."""
     store = Store()
     for name in ("a", "b"):
         store.create(NODES, {**node(name), "spec": {}})
@@ -28,7 +27,6 @@ def pod(store: Store, name: str, *claims: str, **spec: object) -> Obj:
 
 
 def stepped(store: Store, request: Obj) -> EmbeddedScheduler:
-    """A scheduler that has tried pod p, whose claim c has that request."""
     store.create(RESOURCE_CLAIMS, claim("c", request))
     pod(store, "p", "c")
     scheduler = EmbeddedScheduler(store)

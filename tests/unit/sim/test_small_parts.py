@@ -1,4 +1,4 @@
-"""Node filters, pod statuses, events, tables and settings of the embedded cluster."""
+"""Node filters, pod statuses, events, tables, settings and node checks of the embedded cluster."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -6,16 +6,20 @@ from pathlib import Path
 import pytest
 
 from dra_driver.core.errors import ConfigurationError
+from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.scheduler.allocation import MAX_PODS, NodeUsage, unfit_reason
 from dra_driver.sim import loop as manifests
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import EVENTS, PODS
 from dra_driver.sim.apiserver.store import Store
-from dra_driver.sim.cluster import Cluster
+from dra_driver.sim.cluster import Cluster, incomplete
 from dra_driver.sim.loop import StoreEventRecorder
+from dra_driver.sim.node.node import NodeFolders
+from dra_driver.sim.node.node_process import DRIVER, ClusterNode
 from dra_driver.sim.node.pod_status import ContainerState, all_waiting, fill, phase, read_state
 from dra_driver.sim.objects import condition, set_condition
 from tests.fakes.dra_objects import node
+from tests.fakes.simulated_gpus import SimulatedBackend
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 LATER = datetime(2026, 1, 2, 3, 5, 5, tzinfo=UTC)
@@ -51,7 +55,6 @@ def test_phase_follows_the_containers(states: tuple[ContainerState, ...], restar
 
 
 def test_a_failed_init_container_fails_a_pod_that_is_not_restarted() -> None:
-    """The main containers of such a pod never start."""
     states = {"init": BROKEN, "main": WAITING}
     assert phase(pod(init=("init",), restart="Never"), states) == "Failed"
     assert phase(pod(init=("init",), restart="Always"), states) == "Pending"
@@ -162,7 +165,6 @@ def test_manifests_are_read_with_errors_that_name_the_file(tmp_path: Path) -> No
 
 
 def test_a_restarted_kubelet_knows_what_the_former_one_wrote() -> None:
-    """Beginnings and ends of containers are in the status alone."""
     states = {
         "i": ContainerState(kind="terminated", reason="Completed", since=NOW, until=LATER),
         "main": ContainerState(kind="running", restarts=2, since=NOW),
@@ -171,3 +173,71 @@ def test_a_restarted_kubelet_knows_what_the_former_one_wrote() -> None:
     fill(body, states, NOW, host_ip="h", pod_ip="p")
     found = [*body["status"]["initContainerStatuses"], *body["status"]["containerStatuses"]]
     assert {item["name"]: read_state(item) for item in found} == states
+
+
+@pytest.fixture
+def cluster_node(tmp_path: Path) -> ClusterNode:
+    folders = NodeFolders(tmp_path / "n0")
+    return ClusterNode(
+        Store(),
+        "gpu-a",
+        "1xh100-sxm5-80gb",
+        folders=folders,
+        kubeconfig=tmp_path / "kubeconfig",
+        policies=tmp_path / "policies",
+        number=0,
+    )
+
+
+def plugin_folder(cluster_node: ClusterNode) -> Path:
+    folder = cluster_node.folders.plugins / DRIVER
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def test_everything_that_claims_leave_is_named(cluster_node: ClusterNode) -> None:
+    (cluster_node.folders.cdi / f"k8s.{DRIVER}-claim_u.json").touch()
+    (cluster_node.folders.views / "pod-uid").mkdir()
+    (plugin_folder(cluster_node) / "mps/daemons/GPU-1").mkdir(parents=True)
+    hardware = SimulatedBackend.from_spec(
+        cluster_node.spec, cluster_node.name, state_file=plugin_folder(cluster_node) / "simulated-gpus.json"
+    )
+    gpu = hardware.snapshot().gpus[0].uuid
+    hardware.set_mig_mode(gpu, True)
+    hardware.create_gpu_instance(gpu, 19, 6)
+    assert cluster_node.leftovers() == [
+        f"CDI document k8s.{DRIVER}-claim_u.json",
+        "container folder pod-uid",
+        "MPS daemon GPU-1",
+        f"{gpu} has 1 MIG instances, MIG mode on, compute mode DEFAULT",
+    ]
+
+
+def test_a_restored_gpu_is_no_leftover(cluster_node: ClusterNode) -> None:
+    hardware = SimulatedBackend.from_spec(
+        cluster_node.spec, cluster_node.name, state_file=plugin_folder(cluster_node) / "simulated-gpus.json"
+    )
+    gpu = hardware.snapshot().gpus[0].uuid
+    hardware.set_compute_mode(gpu, ComputeMode.EXCLUSIVE_PROCESS)
+    assert cluster_node.leftovers() == [f"{gpu} has 0 MIG instances, MIG mode off, compute mode EXCLUSIVE_PROCESS"]
+    hardware.set_compute_mode(gpu, ComputeMode.DEFAULT)
+    assert cluster_node.leftovers() == []
+
+
+def _slice(generation: int, count: int, driver: str = DRIVER) -> Obj:
+    return {"spec": {"driver": driver, "pool": {"generation": generation, "resourceSliceCount": count}}}
+
+
+@pytest.mark.parametrize(
+    ("slices", "said"),
+    [
+        ([], "it has no ResourceSlice"),
+        ([_slice(1, 1, "other")], "it has no ResourceSlice"),
+        ([_slice(1, 2)], "it has 1 of 2 ResourceSlices"),
+        ([_slice(1, 2), _slice(2, 2)], "it has 1 of 2 ResourceSlices"),
+        ([_slice(1, 2), _slice(1, 2)], None),
+        ([_slice(1, 2), _slice(2, 1)], None),
+    ],
+)
+def test_a_node_has_published_when_its_pool_is_complete(slices: list[Obj], said: str | None) -> None:
+    assert incomplete(slices) == said

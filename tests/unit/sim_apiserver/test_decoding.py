@@ -14,7 +14,6 @@ from tests.unit.sim_apiserver.builders import Obj, pod, resource_slice
 
 
 def test_every_kind_has_a_schema() -> None:
-    """A kind without one would lose all its fields."""
     for kind in ALL_KINDS:
         assert "metadata" in fields_of(type_of(kind).name), kind.plural
 
@@ -101,7 +100,6 @@ def test_a_protobuf_secret_is_read() -> None:
 
 
 def test_embedded_structs_and_special_types_have_their_json_form() -> None:
-    """A volume's source is inlined into the volume; int-or-string and negative numbers keep their value."""
     source = _field(2, b"")  # emptyDir
     volume = _field(1, b"v") + _field(2, source)
     spec = _field(1, volume) + _field(4, -1)

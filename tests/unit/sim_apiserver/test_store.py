@@ -167,7 +167,6 @@ def test_a_running_pod_is_removed_by_its_kubelet(store: Store) -> None:
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_pods_that_do_not_run_are_removed_at_once(phase: str, store: Store) -> None:
-    """Unassigned and finished pods have no kubelet to wait for."""
     store.create(PODS, pod("unassigned"))
     store.delete(PODS, "unassigned", "default")
     made = store.create(PODS, pod("ended"))

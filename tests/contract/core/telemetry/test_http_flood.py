@@ -20,7 +20,6 @@ ANSWER_BYTES = 2**22
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., int]]:
-    """Starts an endpoint with a check for /readyz; its port."""
     with ExitStack() as stack:
 
         def start(ready: Callable[[], list[str]] = list) -> int:
@@ -56,7 +55,6 @@ def test_idle_connections_do_not_fail_a_liveness_probe(serve: Callable[..., int]
 
 
 def test_reconnecting_clients_do_not_fail_a_liveness_probe(serve: Callable[..., int]) -> None:
-    """The oldest connection goes first, so a probe keeps its place for as long as it needs."""
     port = serve()
     over, opened, answers = threading.Event(), list[int](), list[int]()
 
@@ -85,7 +83,6 @@ def test_reconnecting_clients_do_not_fail_a_liveness_probe(serve: Callable[..., 
 
 
 def test_a_new_connection_closes_the_oldest_without_a_request(serve: Callable[..., int]) -> None:
-    """Immediately, not at the end of its time; the others stay."""
     port = serve()
     with ExitStack() as idle:
         oldest, *others = [idle.enter_context(connect(port)) for _ in range(MAX_CONNECTIONS)]
@@ -103,7 +100,6 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def test_clients_that_take_no_answer_do_not_fail_a_liveness_probe(serve: Callable[..., int]) -> None:
-    """Their requests are complete; the oldest of them is closed."""
     port = serve(lambda: ["x" * ANSWER_BYTES])
     with ExitStack() as held:
         clients = [held.enter_context(socket.socket()) for _ in range(MAX_CONNECTIONS + 1)]
@@ -118,7 +114,6 @@ def test_clients_that_take_no_answer_do_not_fail_a_liveness_probe(serve: Callabl
 
 
 def is_cut_off(client: socket.socket) -> bool:
-    """Whether the connection ends before the whole answer has come."""
     received = 0
     try:
         while data := client.recv(2**20):
@@ -129,7 +124,6 @@ def is_cut_off(client: socket.socket) -> bool:
 
 
 def test_a_check_at_work_is_waited_for_and_holds_no_other_request(serve: Callable[..., int]) -> None:
-    """A complete request is answered, however many connections come after it; others do not wait for its check."""
     finish, running = threading.Event(), threading.Event()
 
     def slow() -> list[str]:
@@ -152,7 +146,6 @@ def test_a_check_at_work_is_waited_for_and_holds_no_other_request(serve: Callabl
 
 
 def test_requests_for_a_check_that_hangs_are_refused_above_the_limit(serve: Callable[..., int]) -> None:
-    """Each that waits holds a thread; liveness is answered all the time."""
     finish = threading.Event()
     port = serve(lambda: [str(finish.wait(4 * PROBE_TIMEOUT_S))])
     with ExitStack() as held:
@@ -175,7 +168,6 @@ def is_answered(connection: socket.socket) -> bool:
 
 
 def test_requests_for_the_same_share_answers(serve: Callable[..., int]) -> None:
-    """Making an answer for each of thousands would take all of the process' time."""
     made = list[float]()
 
     def ready() -> list[str]:
@@ -189,7 +181,6 @@ def test_requests_for_the_same_share_answers(serve: Callable[..., int]) -> None:
 
 
 def test_few_requests_get_answers_of_their_own(serve: Callable[..., int]) -> None:
-    """Who asks after a change sees it."""
     reasons = list[str]()
     port = serve(lambda: reasons)
     for expected in (200, 503, 200, 503):
@@ -198,7 +189,6 @@ def test_few_requests_get_answers_of_their_own(serve: Callable[..., int]) -> Non
 
 
 def test_a_dripping_request_line_is_cut_off(serve: Callable[..., int]) -> None:
-    """Each byte comes in time, but the line never ends."""
     port = serve()
     with connect(port) as drip:
         drip.settimeout(0.05)

@@ -29,7 +29,6 @@ PARTS = b"GET /healthz HTTP/1.1\r\nHost: node\r\nX-Slow: "
 
 @pytest.fixture
 def port(tmp_path: Path) -> Iterator[int]:
-    """The HTTP port of a node process that serves."""
     folder, number = Path(tempfile.mkdtemp(prefix="dra-")), free_port()
     api = ApiServer()
     api.start()
@@ -88,7 +87,6 @@ class Clients:
 
 @contextmanager
 def under_attack(port: int) -> Iterator[Clients]:
-    """A thread that keeps the clients busy until the end of the block."""
     clients, over = Clients(port), threading.Event()
     clients.connect(CONNECTIONS)
 
@@ -110,7 +108,6 @@ def under_attack(port: int) -> Iterator[Clients]:
 
 @pytest.fixture
 def many_files() -> Iterator[None]:
-    """As many open files as the clients need."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2 * CONNECTIONS)), hard))
     yield
@@ -118,7 +115,6 @@ def many_files() -> Iterator[None]:
 
 
 def probe(port: int) -> int:
-    """Status of a liveness probe. Raises OSError when the connection or the answer takes too long."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PROBE_TIMEOUT_S)
     try:
         connection.request("GET", "/healthz")

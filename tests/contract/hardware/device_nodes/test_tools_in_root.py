@@ -36,7 +36,6 @@ def tools(root: Path, within_s: float = 5.0) -> DriverTools:
 
 
 def test_the_module_is_loaded_in_the_driver_root(root: Path) -> None:
-    """There are its modules and its list of them; here, the tool adds the module to the kernel's list."""
     script(root, 'echo "$0 $* $(pwd)" >/ran; echo "510 nvidia-uvm" >>/proc/devices')
     module = UvmModule(lambda: Majors.read(root / "proc/devices"), tools(root))
     assert module.majors() == Majors(nvidia=195, uvm=510)
@@ -44,7 +43,6 @@ def test_the_module_is_loaded_in_the_driver_root(root: Path) -> None:
 
 
 def test_a_tool_that_hangs_costs_its_limit_once(root: Path) -> None:
-    """A claim that comes then is answered within its call, with the reason; the next one at once."""
     script(root, "echo >>/ran; while :; do :; done")
     module = UvmModule(lambda: Majors.read(root / "proc/devices"), tools(root, within_s=0.3))
     for _ in range(3):

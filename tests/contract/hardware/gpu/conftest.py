@@ -41,7 +41,6 @@ def node() -> NodeSpec:
 
 @pytest.fixture
 def uuid(node: NodeSpec) -> GpuUuid:
-    """The GPU at NVML index 0: an H100."""
     return node.gpus[0].gpu.uuid
 
 
@@ -66,7 +65,6 @@ def nvml(nvml_library: Path, state: State, tmp_path: Path) -> Iterator[NvmlBacke
 def open_nvml(
     nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Opened:
-    """Opens NVML over a node of the test's choice."""
 
     def build(node: NodeSpec) -> tuple[NvmlBackend, State]:
         monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "state"))
@@ -143,7 +141,6 @@ class Call:
 
 
 def waiting(nvml: NvmlBackend, state: State, timeout_s: float = LONG_S) -> Call:
-    """A thread that waits for an event inside NVML."""
     waits = state.calls(WAIT)
     call = Call(state, None, lambda: nvml.wait_for_event(timeout_s))
     until(lambda: state.calls(WAIT) > waits)
@@ -162,7 +159,6 @@ class Patient:
         self.uuid: GpuUuid = backend.snapshot().gpus[minor].uuid
 
     def listen(self) -> None:
-        """Begin to wait: NVML does not tell what was before."""
         assert self.events(0.01) == ()
 
     def events(self, timeout_s: float = 20.0) -> tuple[HealthEvent, ...]:
@@ -208,14 +204,12 @@ class Patient:
         self._fail("fabric", fabric_health=ROUTE_UNHEALTHY)
 
     def _fail(self, fault: str, **reported: int) -> None:
-        """Inject the fault into the simulation, or let the library report these numbers."""
         if self.state is None:
             self._inject(fault)
         else:
             self.state.configure(self.minor, **reported)
 
     def deafen(self) -> None:
-        """The GPU has no events."""
         if self.state is None:
             self.simulated.set_troubles(self.uuid, FailureMode.NO_EVENTS)
         else:

@@ -38,7 +38,6 @@ class Hardware:
         self.simulated.set_troubles(gpu.uuid, FailureMode.UNBOUND)
 
     def bind(self, index: int) -> None:
-        """The driver has it again."""
         gpu = self.node.gpus[index].gpu
         assert gpu.pci_bus_id is not None
         bind_in_sysfs(self.sysfs, gpu.pci_bus_id)
@@ -65,7 +64,6 @@ def only(node: NodeSpec, *minors: int) -> NodeSpec:
 
 
 def test_every_board_of_the_catalogue_survives_the_way_through_nvml(hardware: Hardware, nvml: NvmlBackend) -> None:
-    """A name that is too long or a brand without a code would be noticed here."""
     document = "gpus:\n" + "".join(f"- model: {key}\n" for key in models())
     hardware.become(parse_document(document, "catalogue"))
     assert nvml.snapshot() == hardware.simulated.snapshot()
@@ -73,7 +71,6 @@ def test_every_board_of_the_catalogue_survives_the_way_through_nvml(hardware: Ha
 
 
 def test_properties_that_are_taken_away_are_none_on_both_sides(hardware: Hardware, nvml: NvmlBackend) -> None:
-    """Unified memory, no addressing mode, firmware without NUMA, MIG switched on, a PCI domain other than zero."""
     document = """
 driverVersion: 610.43.02
 cudaDriverVersion: "13.2"
@@ -91,7 +88,6 @@ gpus:
 
 
 def test_a_lost_gpu_is_left_out_by_uuid_with_a_reason_and_the_others_stay(backend: Backend, hardware: Hardware) -> None:
-    """One bad GPU never takes the node down."""
     before = backend.snapshot()
     hardware.lose(2)
     after = backend.snapshot()
@@ -103,7 +99,6 @@ def test_a_lost_gpu_is_left_out_by_uuid_with_a_reason_and_the_others_stay(backen
 
 
 def test_removed_and_added_gpus_show_at_the_next_snapshot(backend: Backend, hardware: Hardware, node: NodeSpec) -> None:
-    """Hot-plug needs no restart."""
     whole = backend.snapshot()
     hardware.become(only(node, 1, 4))
     assert [gpu.minor for gpu in backend.snapshot().gpus] == [1, 4]
@@ -114,7 +109,6 @@ def test_removed_and_added_gpus_show_at_the_next_snapshot(backend: Backend, hard
 def test_gpus_that_are_unbound_and_bound_again_are_followed_down_to_none_and_back(
     backend: GpuBackend, hardware: Hardware
 ) -> None:
-    """Handed to virtual machines one after another, and back all at once; a call for one that is gone says so."""
     whole = backend.snapshot()
     for index in range(7):
         hardware.unbind(index)
@@ -129,7 +123,6 @@ def test_gpus_that_are_unbound_and_bound_again_are_followed_down_to_none_and_bac
 
 
 def test_a_node_without_gpus_has_an_empty_inventory_with_a_driver_version(backend: Backend, hardware: Hardware) -> None:
-    """All GPUs handed to virtual machines is not an error."""
     hardware.become(NodeSpec())
     assert backend.snapshot() == Snapshot(
         driver_version="580.65.06", nvml_version="13.580.65.06", cuda_driver_version=(13, 0)
@@ -137,7 +130,6 @@ def test_a_node_without_gpus_has_an_empty_inventory_with_a_driver_version(backen
 
 
 def test_a_closed_backend_opens_again_and_closing_twice_is_harmless(backend: Backend) -> None:
-    """A process can be stopped in any state."""
     before = backend.snapshot()
     backend.close()
     backend.close()

@@ -59,7 +59,6 @@ def test_creation_goes_on_when_the_other_client_has_closed_the_gpu(
 def test_a_creation_that_stays_refused_leaves_a_whole_gpu(
     stage: tuple[GpuBackend, Refuse], method: str, tmp_path: Path
 ) -> None:
-    """The error names who has it open; neither an instance, nor the mode, nor a note remains."""
     backend, refuse = stage
     gpu = backend.snapshot().gpus[0]
     monitor = tmp_path / "proc" / "4711"
@@ -87,7 +86,6 @@ MINOR = 7777777777
 
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """Another process that has a file open whose name ends as that of a GPU's device node."""
     node = tmp_path / f"nvidia{MINOR}"
     node.touch()
     with node.open() as file, subprocess.Popen([shutil.which("sleep") or "sleep", "60"], stdin=file) as process:
@@ -101,7 +99,6 @@ def test_another_process_is_found(holder: "subprocess.Popen[bytes]") -> None:
 
 
 def test_a_process_that_has_ended_is_not_named(holder: "subprocess.Popen[bytes]") -> None:
-    """Not even before its parent has collected it: a zombie has no open files."""
     holder.kill()
     with Path(f"/proc/{holder.pid}/stat").open() as stat:
         while stat.read().rpartition(")")[2].split()[0] != "Z":

@@ -63,7 +63,6 @@ def test_a_detached_backend_refuses_every_use_and_says_why(backend: GpuBackend) 
 
 
 def test_detach_and_reattach_may_be_repeated_in_any_state(backend: GpuBackend) -> None:
-    """The node's label is read again and again."""
     backend.reattach()
     assert backend.detach(REASON), "never opened"
     assert backend.detach("another reason")
@@ -100,7 +99,6 @@ def test_a_call_that_does_not_return_keeps_detach_from_saying_that_nothing_is_op
 
 
 def test_reattach_before_the_running_call_has_returned_harms_no_use(backend: GpuBackend, state: State) -> None:
-    """The upgrade was called off."""
     before = backend.snapshot()
     call = slow_call(backend, state, 0.2)
     assert not backend.detach(REASON, timeout_s=0)
@@ -110,7 +108,6 @@ def test_reattach_before_the_running_call_has_returned_harms_no_use(backend: Gpu
 
 
 def test_waiting_for_events_goes_on_quietly_while_detached(backend: GpuBackend) -> None:
-    """It neither fails nor spins, and takes part again after reattach."""
     backend.detach(REASON)
     begin = time.monotonic()
     assert backend.wait_for_event(0.2) is False
@@ -121,7 +118,6 @@ def test_waiting_for_events_goes_on_quietly_while_detached(backend: GpuBackend) 
 
 
 def test_a_detach_ends_a_wait_for_events(backend: GpuBackend) -> None:
-    """The event set keeps every GPU open."""
     answers: list[bool] = []
     waiter = threading.Thread(target=lambda: answers.append(backend.wait_for_event(WAIT_S)))
     waiter.start()
@@ -132,7 +128,6 @@ def test_a_detach_ends_a_wait_for_events(backend: GpuBackend) -> None:
 
 
 def test_the_inventory_keeps_the_last_snapshot_and_does_not_count_a_failure(backend: GpuBackend) -> None:
-    """Slices stay as they are, readiness stays good, and no retry comes before the next interval."""
     inventory = Inventory(backend, 3600.0)
     assert inventory._poll() == 3600.0
     before = inventory.current()
@@ -168,7 +163,6 @@ def test_no_device_file_is_open_and_nvml_is_not_called_while_detached(nvml: Nvml
 def test_a_device_file_that_stays_open_is_not_reported_as_closed(
     nvml: NvmlBackend, state: State, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Another library in this process, or an NVML that forgets one."""
     nvml.snapshot()
     with (state.path.parent / "dev/nvidia0").open("rb"):
         assert not nvml.detach(REASON)

@@ -12,7 +12,6 @@ V2 = "nvmlDeviceGetGpuInstanceProfileInfoV"
 
 
 def test_every_probe_ends_in_a_value_or_an_nvml_error_and_is_json(nvml: NvmlBackend) -> None:
-    """The library knows few of the calls, so both ends are seen."""
     nvml.open()
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
     answers = probes.system() | probes.device(handle)
@@ -56,7 +55,6 @@ def test_functions_of_mig_are_asked_while_the_mode_is_off(nvml: NvmlBackend) -> 
 
 
 def test_processes_are_lists_of_pids(nvml: NvmlBackend, state: State) -> None:
-    """A GPU with any is not free for a check."""
     state.configure(0, clients=2)
     nvml.open()
     answers = [probes.processes(handle) for handle in probes.handles()[:2]]
@@ -66,7 +64,6 @@ def test_processes_are_lists_of_pids(nvml: NvmlBackend, state: State) -> None:
 
 
 def test_settings_are_compared_without_their_timing(nvml: NvmlBackend) -> None:
-    """Otherwise every check on hardware would seem to have changed something."""
     nvml.open()
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
     assert probes.settings(handle) == probes.settings(handle)

@@ -30,7 +30,6 @@ def node(node: NodeSpec) -> NodeSpec:
 
 @pytest.fixture
 def sick(backend: GpuBackend, state: State) -> Sick:
-    """A GPU by its minor."""
     return lambda minor=H100: Patient(backend, state if isinstance(backend, NvmlBackend) else None, minor)
 
 
@@ -48,7 +47,6 @@ def xid(patient: Patient, number: int, gi_id: int | None = None, count: int = 1)
 
 @pytest.mark.parametrize("is_named", [True, False])
 def test_an_xid_of_a_divided_gpu_names_its_instance_or_the_whole_gpu(patient: Patient, is_named: bool) -> None:
-    """With NVML's ids of the instance, only that partition is ill; without them, all partitions are."""
     backend, uuid = patient.backend, patient.uuid
     backend.set_mig_mode(uuid, True)
     gi_id = backend.create_gpu_instance(uuid, 19, 2)
@@ -61,7 +59,6 @@ def test_an_xid_of_a_divided_gpu_names_its_instance_or_the_whole_gpu(patient: Pa
 
 
 def test_a_double_bit_error_is_told(patient: Patient) -> None:
-    """It has no XID number of its own."""
     patient.listen()
     patient.ecc()
     assert patient.events() == (HealthEvent(kind=HealthEventKind.DOUBLE_BIT_ECC, gpu_uuid=patient.uuid),)
@@ -80,7 +77,6 @@ def test_equal_events_are_one_with_a_count_and_others_stay_apart(patient: Patien
 
 
 def test_events_of_the_time_while_detached_are_lost_and_those_after_it_are_told(patient: Patient) -> None:
-    """NVML does not repeat them; readings show what lasts."""
     patient.listen()
     assert patient.backend.detach("an upgrade")
     assert patient.events(0.01) == ()
@@ -97,7 +93,6 @@ def test_events_of_the_time_while_detached_are_lost_and_those_after_it_are_told(
 def test_a_gpu_without_events_is_unmonitored_with_a_reason_and_the_others_are_heard(
     patient: Patient, sick: Sick
 ) -> None:
-    """Virtual GPUs have none."""
     deaf = sick(L4)
     deaf.deafen()
     patient.listen()
@@ -137,7 +132,6 @@ def test_a_healthy_node_is_read_by_uuid_with_what_each_board_reports(backend: Gp
 def test_what_a_gpu_reports_shows_in_its_reading_until_it_recovers(
     sick: Sick, minor: int, fall_ill: Callable[[Patient], None], changed: dict[str, Any]
 ) -> None:
-    """And in no other field, and on no other GPU."""
     patient = sick(minor)
     before = patient.backend.health_readings()
     fall_ill(patient)
@@ -149,7 +143,6 @@ def test_what_a_gpu_reports_shows_in_its_reading_until_it_recovers(
 
 
 def test_a_lost_gpu_is_unreachable_until_it_answers_again_and_the_others_are_read(patient: Patient) -> None:
-    """Only that one: every wait for events fails with it at first."""
     before = patient.backend.health_readings()
     patient.listen()
     patient.lose()
@@ -187,7 +180,6 @@ def test_a_gpu_that_is_gone_stays_unreachable_until_it_is_forgotten(
 
 
 def test_readings_and_waits_may_run_beside_each_other_and_survive_a_close(patient: Patient) -> None:
-    """A process can be stopped in any state."""
     patient.listen()
     before = patient.backend.health_readings()
     patient.backend.close()

@@ -5,13 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_driver.core.errors import (
-    DeviceLostError,
-    GpuBusyError,
-    MigUnsupportedError,
-    NoRoomError,
-    ResetRequiredError,
-)
+from dra_driver.core.errors import DeviceLostError, GpuBusyError, MigUnsupportedError, NoRoomError, ResetRequiredError
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigInstance
@@ -71,7 +65,6 @@ class Player:
 
 @pytest.fixture
 def stage(open_nvml: Opened, tmp_path: Path) -> Callable[[str, str], Player]:
-    """Builds a backend of a kind over a spec."""
 
     def build(kind: str, spec: str) -> Player:
         node = parse_groups(spec, "node-a")
@@ -110,7 +103,6 @@ def make(backend: GpuBackend, uuid: GpuUuid, profile_id: int, start: int) -> Mig
 
 
 def test_mig_mode_goes_on_and_off_and_shows_in_the_next_look(backend: GpuBackend, h100: GpuUuid) -> None:
-    """A GPU is what the claim needs: the mode is switched for the first partition and back after the last."""
     before = look(backend, h100)
     assert not backend.mig_mode(h100)
     backend.set_mig_mode(h100, True)
@@ -176,7 +168,6 @@ def test_destroying_what_is_gone_is_success(backend: GpuBackend, h100: GpuUuid) 
 def test_an_instance_that_does_not_fit_is_refused_and_changes_nothing(
     backend: GpuBackend, h100: GpuUuid, existing: tuple[int, int], wanted: tuple[int, int]
 ) -> None:
-    """The scheduler's counters should prevent it; another program on the node may still have been faster."""
     backend.set_mig_mode(h100, True)
     make(backend, h100, *existing)
     before = backend.mig_instances(h100)
@@ -189,14 +180,12 @@ def test_an_instance_that_does_not_fit_is_refused_and_changes_nothing(
 def test_a_profile_or_placement_that_the_gpu_lacks_is_named(
     backend: GpuBackend, h100: GpuUuid, profile_id: int, start: int
 ) -> None:
-    """Such as a placement from the time before the board was replaced."""
     backend.set_mig_mode(h100, True)
     with pytest.raises(MigUnsupportedError, match=rf"{h100}.*{profile_id}.*{start}"):
         backend.create_gpu_instance(h100, profile_id, start)
 
 
 def test_nothing_can_be_made_while_mig_mode_is_off(backend: GpuBackend, h100: GpuUuid) -> None:
-    """Another program switched the mode off."""
     with pytest.raises(MigUnsupportedError, match="off"):
         backend.create_gpu_instance(h100, 19, 0)
     with pytest.raises((MigUnsupportedError, DeviceLostError)):
@@ -205,7 +194,6 @@ def test_nothing_can_be_made_while_mig_mode_is_off(backend: GpuBackend, h100: Gp
 
 
 def test_a_gpu_instance_in_use_stays_and_says_so(backend: GpuBackend, player: Player, h100: GpuUuid) -> None:
-    """A container that is still ending has it open; the caller waits and asks again."""
     backend.set_mig_mode(h100, True)
     made = make(backend, h100, 19, 2)
     with pytest.raises(GpuBusyError):
@@ -221,7 +209,6 @@ def test_a_gpu_instance_in_use_stays_and_says_so(backend: GpuBackend, player: Pl
 
 
 def test_mig_mode_stays_while_a_process_has_the_gpu_open(backend: GpuBackend, player: Player, h100: GpuUuid) -> None:
-    """Monitors do; the switch works after they have closed it."""
     player.set_busy(H100, True)
     with pytest.raises(GpuBusyError):
         backend.set_mig_mode(h100, True)
@@ -245,7 +232,6 @@ def test_mig_mode_stays_on_while_any_instance_exists(backend: GpuBackend, player
 def test_a_board_that_needs_a_reset_keeps_its_mode(
     backend: GpuBackend, player: Player, minor: int, enabled: bool
 ) -> None:
-    """A reset ends everything on the GPU, so an administrator has to decide it."""
     with pytest.raises(ResetRequiredError):
         backend.set_mig_mode(player.uuids[minor], enabled)
     assert backend.mig_mode(player.uuids[minor]) is not enabled
@@ -254,7 +240,6 @@ def test_a_board_that_needs_a_reset_keeps_its_mode(
 
 
 def test_a_gpu_without_mig_says_so_and_lists_nothing(backend: GpuBackend, player: Player) -> None:
-    """Never by a number that means nothing to readers of the pod's events."""
     uuid = player.uuids[L4]
     with pytest.raises(MigUnsupportedError, match=uuid):
         backend.mig_mode(uuid)
@@ -267,7 +252,6 @@ def test_a_gpu_without_mig_says_so_and_lists_nothing(backend: GpuBackend, player
 
 
 def test_instances_of_others_are_listed_with_what_is_in_them(backend: GpuBackend, player: Player) -> None:
-    """Whole, half made, and cut smaller: only the first can be handed out."""
     player.create(A100_ON, 9, 4)
     player.create(A100_ON, 14, 0, "partial")
     player.create(A100_ON, 19, 2, "none")
@@ -285,7 +269,6 @@ def test_instances_of_others_are_listed_with_what_is_in_them(backend: GpuBackend
 def test_a_lost_gpu_answers_every_call_with_that_and_harms_no_other(
     backend: GpuBackend, player: Player, h100: GpuUuid
 ) -> None:
-    """One bad board must not keep partitions from the others."""
     player.lose(H100)
     for call in (
         lambda: backend.mig_mode(h100),
@@ -319,7 +302,6 @@ def test_compute_mode_is_set_and_read_but_not_with_mig_mode_on(backend: GpuBacke
 
 
 def test_an_event_comes_for_changes_by_any_process_and_only_then(backend: GpuBackend, player: Player) -> None:
-    """Partitions of others are published without a restart, and without waiting for the next poll."""
     uuid = player.uuids[A100_ON]
     backend.wait_for_event(0.02)
     assert not backend.wait_for_event(0.02)
@@ -337,7 +319,6 @@ def test_an_event_comes_for_changes_by_any_process_and_only_then(backend: GpuBac
 def test_every_placement_of_every_profile_can_be_made_alone(
     stage: Callable[[str, str], Player], kind: str, board: str
 ) -> None:
-    """What a look says can be made, can be made, and comes back as it was asked for."""
     player = stage(kind, f"1x{board}+mig")
     (gpu,) = player.backend.snapshot().gpus
     uuids = set()
@@ -358,7 +339,6 @@ def test_every_placement_of_every_profile_can_be_made_alone(
 def test_both_backends_number_and_name_the_same_partitions_alike(
     stage: Callable[[str, str], Player], board: str
 ) -> None:
-    """The simulation may then stand for hardware in tests of everything above."""
     nvml, simulated = stage("nvml", f"1x{board}+mig").backend, stage("simulated", f"1x{board}+mig").backend
     (gpu,) = nvml.snapshot().gpus
     assert simulated.snapshot() == nvml.snapshot()

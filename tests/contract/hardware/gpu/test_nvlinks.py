@@ -37,7 +37,6 @@ def test_both_backends_report_the_same_links(open_nvml: Opened, node: str) -> No
 @pytest.mark.parametrize("code", [codes.FUNCTION_NOT_FOUND, codes.NOT_SUPPORTED, codes.NO_PERMISSION])
 @pytest.mark.parametrize(("function", "left"), [(STATE, 0), (TYPE, 2), (END, 0)])
 def test_a_driver_without_one_of_the_calls_reports_less(open_nvml: Opened, function: str, left: int, code: int) -> None:
-    """Without the type of an end, its address is enough."""
     backend, state = open_nvml(PAIRS)
     state.inject(function, code)
     assert len(backend.snapshot().gpus) == 4
@@ -46,7 +45,6 @@ def test_a_driver_without_one_of_the_calls_reports_less(open_nvml: Opened, funct
 
 @pytest.mark.parametrize("function", [STATE, TYPE, END])
 def test_trouble_with_a_link_withdraws_no_gpu_and_is_asked_again(open_nvml: Opened, function: str) -> None:
-    """Nothing is known then, until an answer comes."""
     backend, state = open_nvml(PAIRS)
     state.inject(function, codes.UNKNOWN)
     assert len(backend.snapshot().gpus) == 4
@@ -105,7 +103,6 @@ def test_a_gpu_says_its_clique_once_it_is_registered(open_nvml: Opened) -> None:
 
 @pytest.mark.parametrize("mode", [None, *ConfidentialCompute])
 def test_both_backends_report_confidential_computing(open_nvml: Opened, mode: ConfidentialCompute | None) -> None:
-    """None is a machine that does not have it."""
     word = "" if mode is None else f"confidentialCompute: {mode}\n"
     spec = parse_document(f"{word}gpus: [{{model: h100-sxm5-80gb}}]\n", "node-a")
     backend, _ = open_nvml(spec)
@@ -173,7 +170,6 @@ def test_a_driver_without_the_newest_structure_is_asked_for_the_older_one(open_n
 
 @pytest.mark.parametrize("code", [codes.FUNCTION_NOT_FOUND, codes.NOT_SUPPORTED, codes.NO_PERMISSION, 25])
 def test_a_driver_without_the_call_reports_no_fabric(open_nvml: Opened, code: int) -> None:
-    """Nothing is known then, and nothing is waited for."""
     backend, state = open_nvml(board(IN_PROGRESS))
     state.inject("nvmlDeviceGetGpuFabricInfoV", code)
     assert reported(backend) is None
@@ -181,7 +177,6 @@ def test_a_driver_without_the_call_reports_no_fabric(open_nvml: Opened, code: in
 
 @pytest.mark.parametrize("code", [codes.UNKNOWN, codes.TIMEOUT, codes.INVALID_ARGUMENT])
 def test_trouble_with_the_fabric_withdraws_no_gpu(open_nvml: Opened, code: int) -> None:
-    """The last known state stays, and without one there is none."""
     backend, state = open_nvml(board(COMPLETED))
     assert reported(backend) == COMPLETED
     state.configure(0, fabric_state=codes.FABRIC_IN_PROGRESS)

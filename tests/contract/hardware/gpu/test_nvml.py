@@ -89,7 +89,6 @@ def test_names_of_lost_gpus_are_forgotten_when_the_numbering_changes(
 
 
 def test_a_missing_driver_is_reported_and_found_once_it_is_there(nvml: NvmlBackend, state: State) -> None:
-    """The driver container often starts after the node process."""
     state.inject("nvmlInitWithFlags", codes.DRIVER_NOT_LOADED)
     with pytest.raises(DriverUnavailableError, match=r"Driver Not Loaded.*load the NVIDIA kernel module"):
         nvml.open()
@@ -163,14 +162,12 @@ print(len(NvmlBackend(driver_root="/").snapshot().gpus))
 
 
 def test_a_file_that_is_no_library_is_a_driver_problem(tmp_path: Path) -> None:
-    """A half-installed driver must lead to a retry, not to a crash."""
     (tmp_path / "libnvidia-ml.so.1").write_text("not ELF")
     with pytest.raises(DriverUnavailableError, match="cannot load the NVML library"):
         NvmlBackend(str(tmp_path / "libnvidia-ml.so.1")).open()
 
 
 def test_eight_threads_get_equal_snapshots_while_one_opens_and_closes(nvml: NvmlBackend) -> None:
-    """Publishing, preparing and the health endpoint ask at the same time."""
     expected = nvml.snapshot()
     wrong: list[object] = []
 
@@ -192,7 +189,6 @@ def test_eight_threads_get_equal_snapshots_while_one_opens_and_closes(nvml: Nvml
 
 
 def test_looking_at_the_simulated_node_does_not_load_nvml() -> None:
-    """And a node with real GPUs does not load YAML: neither fits into the memory of the node process."""
     script = """
 import json, sys
 import dra_driver.hardware.gpu.inventory, dra_driver.hardware.gpu.simulated.backend

@@ -46,7 +46,6 @@ def eager(nvml_library: Path, state: State, tmp_path: Path) -> Iterator[HealthEv
 
 
 def until_heard(eager: HealthEvents, state: State, index: int, number: int) -> None:
-    """Report that XID until it is told."""
 
     def heard() -> bool:
         state.xid(index, number)
@@ -79,7 +78,6 @@ def test_a_gpu_that_floods_is_left_out_and_the_errors_of_others_are_heard(patien
 
 
 def test_a_gpu_that_flooded_is_heard_again_later(eager: HealthEvents, state: State) -> None:
-    """And left out again when it goes on."""
     assert eager.wait(0.01) == ()
     state.configure(0, flood=13)
     until(lambda: eager.wait(0.05) != () and bool(eager.unmonitored(())))
@@ -88,7 +86,6 @@ def test_a_gpu_that_flooded_is_heard_again_later(eager: HealthEvents, state: Sta
 
 
 def test_different_errors_without_end_are_bounded(patient: Patient, state: State) -> None:
-    """Damaged firmware may count up."""
     patient.listen()
     for number in range(2 * MAX_DIFFERENT):
         state.xid(0, number)
@@ -108,7 +105,6 @@ def test_a_wait_that_fails_at_once_is_not_repeated_in_a_hurry(patient: Patient, 
 
 
 def test_a_lost_gpu_that_answers_again_is_heard_again(eager: HealthEvents, state: State) -> None:
-    """In the same session: a reset by an administrator. Until then the others are heard without it."""
     assert eager.wait(0.01) == ()
     state.lose(0)
     assert eager.wait(LONG_S) == ()
@@ -121,7 +117,6 @@ def test_a_lost_gpu_that_answers_again_is_heard_again(eager: HealthEvents, state
 
 
 def test_trouble_of_the_driver_is_raised_and_the_next_wait_begins_a_new_session(patient: Patient, state: State) -> None:
-    """A driver upgrade in the middle of a wait."""
     patient.listen()
     state.inject(WAIT, codes.LIB_RM_VERSION_MISMATCH, times=1)
     with pytest.raises(DriverUnavailableError):
@@ -165,7 +160,6 @@ def test_both_sets_are_waited_for_at_once(patient: Patient, nvml: NvmlBackend, s
 def test_a_driver_without_event_sets_leaves_all_gpus_unmonitored_and_costs_nothing(
     patient: Patient, nvml: NvmlBackend, state: State
 ) -> None:
-    """Their errors would be missed in silence."""
     state.inject("nvmlEventSetCreate", codes.NOT_SUPPORTED)
     assert patient.events(0.3) == ()
     readings = nvml.health_readings()
@@ -175,7 +169,6 @@ def test_a_driver_without_event_sets_leaves_all_gpus_unmonitored_and_costs_nothi
 
 
 def test_a_gpu_that_never_answered_health_is_unreachable_after_three_looks(nvml: NvmlBackend, state: State) -> None:
-    """Its name is known from the inventory."""
     uuid = nvml.snapshot().gpus[0].uuid
     state.inject("nvmlDeviceGetHandleByIndex_v2", codes.UNKNOWN, device=0)
     looks = [{one.gpu_uuid: one.unreachable for one in nvml.health_readings()}[uuid] for _ in range(4)]
@@ -192,7 +185,6 @@ def test_ids_of_an_instance_mean_nothing_on_a_gpu_that_is_not_divided(patient: P
 
 
 def test_an_event_of_the_recovery_action_asks_for_a_look(patient: Patient, state: State) -> None:
-    """The action itself is in the reading."""
     patient.listen()
     state.configure(0, recovery_action=2)
     state.tell(0, codes.RECOVERY_ACTION)
@@ -202,7 +194,6 @@ def test_an_event_of_the_recovery_action_asks_for_a_look(patient: Patient, state
 
 
 def test_a_gpu_whose_driver_does_not_know_the_recovery_action_has_none(patient: Patient, state: State) -> None:
-    """The call succeeds, and the field has an error of its own. An unknown number is one that newer drivers have."""
     state.configure(0, recovery_action=-1)
     assert patient.reading().recovery_action is None
     state.configure(0, recovery_action=99)
@@ -238,7 +229,6 @@ def test_a_property_that_fails_once_keeps_its_value_and_a_gpu_that_fails_is_kept
 
 
 def test_the_word_that_no_recovery_is_needed_is_not_kept_when_it_cannot_be_read(patient: Patient, state: State) -> None:
-    """It would heal an error that came after it; what is needed is kept."""
     assert patient.reading().recovery_action is RecoveryAction.NONE
     state.inject("nvmlDeviceGetFieldValues", codes.UNKNOWN)
     assert patient.reading().recovery_action is None
@@ -257,7 +247,6 @@ def test_a_gpu_that_needs_a_reset_is_unreachable_with_the_next_step(patient: Pat
 
 
 def test_a_gpu_that_hangs_is_told_as_such_and_the_others_are_read(impatient: NvmlBackend, state: State) -> None:
-    """With one thread in all, whatever else asks."""
     patient = Patient(impatient, state, 2)
     before = impatient.health_readings()
     state.hang("nvmlDeviceGetUUID", device=2)
@@ -289,7 +278,6 @@ def test_a_link_that_was_never_up_is_told_only_in_a_fabric_whose_other_gpus_have
 
 
 def test_a_gpu_that_was_removed_is_not_on_the_bus(patient: Patient, node: NodeSpec, tmp_path: Path) -> None:
-    """Hot-removal, or a PCIe port that was switched off."""
     assert patient.reading().on_bus is True
     (tmp_path / "sys/bus/pci/devices" / str(node.gpus[0].gpu.pci_bus_id)).unlink()
     assert patient.reading().on_bus is False
@@ -354,7 +342,6 @@ def test_waiting_for_changes_does_not_keep_a_gpu_from_switching_its_mode(
 
 
 def test_looks_and_changes_do_not_wait_for_the_one_who_waits(nvml: NvmlBackend, state: State, uuid: GpuUuid) -> None:
-    """A wait of seconds in NVML must not become one of prepare."""
     waiter = waiting(nvml, state, timeout_s=2.0)
     for _ in range(10):
         nvml.snapshot()
@@ -369,7 +356,6 @@ def test_looks_and_changes_do_not_wait_for_the_one_who_waits(nvml: NvmlBackend, 
 def test_without_events_it_sleeps_and_says_that_nothing_happened(
     nvml: NvmlBackend, state: State, function: str
 ) -> None:
-    """Virtual machines and old drivers have none: polling has to do, and nothing may spin."""
     state.inject(function, codes.NOT_SUPPORTED)
     begin = time.monotonic()
     assert nvml.wait_for_event(0.3) is False
@@ -378,7 +364,6 @@ def test_without_events_it_sleeps_and_says_that_nothing_happened(
 
 
 def test_a_node_whose_gpus_have_no_mig_is_not_listened_to(nvml: NvmlBackend, state: State) -> None:
-    """And it costs nothing."""
     state.set_node(parse_groups("8xl4-24gb", "node-a"))
     assert nvml.wait_for_event(0.05) is False
     assert state.calls("nvmlEventSetWait_v2") == 0
@@ -409,7 +394,6 @@ def test_event_sets_are_freed(nvml: NvmlBackend, state: State) -> None:
 
 
 def test_closing_ends_the_wait_and_the_session_stays_closed(nvml: NvmlBackend, state: State) -> None:
-    """The device files must be closed before a GPU can be reset."""
     waiter = waiting(nvml, state)
     nvml.close()
     assert waiter.result() is False

@@ -49,7 +49,6 @@ def gpu(node: NodeSpec) -> GpuUuid:
 
 @pytest.fixture
 def listening(nvml: NvmlBackend) -> NvmlBackend:
-    """It has an event set, and has listed once since."""
     nvml.snapshot()
     nvml.wait_for_event(0.002)
     nvml.snapshot()
@@ -57,7 +56,6 @@ def listening(nvml: NvmlBackend) -> NvmlBackend:
 
 
 def listings(nvml: NvmlBackend, state: State, looks: int = 1) -> list[bool]:
-    """At which of the next looks the instances are listed."""
     found = []
     for _ in range(looks):
         before = state.calls(LIST)
@@ -72,7 +70,6 @@ def test_instances_are_listed_at_each_sixth_look_while_nothing_happens(listening
 
 
 def test_an_event_leads_to_a_listing(listening: NvmlBackend, state: State, node: NodeSpec) -> None:
-    """A change by another program shows at once."""
     state.foreign_destroy(0, node.gpus[0].gpu.mig_instances[0].gi_id)
     until(lambda: listening.wait_for_event(1.0))
     assert len(listening.snapshot().gpus[0].mig_instances) == 1
@@ -81,7 +78,6 @@ def test_an_event_leads_to_a_listing(listening: NvmlBackend, state: State, node:
 
 @pytest.mark.parametrize("event", [True, False])
 def test_an_own_change_leads_to_a_listing(listening: NvmlBackend, state: State, gpu: GpuUuid, event: bool) -> None:
-    """Also when its event is late, or does not come."""
     listening.create_gpu_instance(gpu, 19, 1)
     if event:
         until(lambda: listening.wait_for_event(1.0))
@@ -89,7 +85,6 @@ def test_an_own_change_leads_to_a_listing(listening: NvmlBackend, state: State, 
 
 
 def test_a_change_that_failed_leads_to_a_listing(listening: NvmlBackend, state: State, gpu: GpuUuid) -> None:
-    """It may have done its work all the same."""
     state.inject("nvmlGpuInstanceDestroy", codes.UNKNOWN, times=1)
     with pytest.raises(Exception, match="nvmlGpuInstanceDestroy"):
         listening.destroy_gpu_instance(gpu, listening.mig_instances(gpu)[0].gi_id)
@@ -107,7 +102,6 @@ def test_changes_of_the_time_without_an_event_set_are_found(
 
 
 def test_without_events_instances_are_listed_at_every_look(nvml: NvmlBackend, state: State) -> None:
-    """Nothing else would find a change by another program."""
     state.inject("nvmlEventSetCreate", codes.NOT_SUPPORTED)
     nvml.snapshot()
     nvml.wait_for_event(0.002)
@@ -115,7 +109,6 @@ def test_without_events_instances_are_listed_at_every_look(nvml: NvmlBackend, st
 
 
 def test_a_change_does_not_wait_for_a_listing(listening: NvmlBackend, state: State, gpu: GpuUuid) -> None:
-    """A prepare waits for one call of it at most; the look goes on with the last listing."""
     before = listening.snapshot()
     listening.close()  # so that the next look lists
     state.inject(LIST, 0, latency_ms=50)
@@ -134,7 +127,6 @@ def test_a_change_does_not_wait_for_a_listing(listening: NvmlBackend, state: Sta
 
 
 def test_the_first_listing_is_not_cut_short(nvml: NvmlBackend, state: State, gpu: GpuUuid) -> None:
-    """Without one, nothing is known about the GPU."""
     state.inject(LIST, 0, latency_ms=5)
     found: list[Snapshot] = []
     look = threading.Thread(target=lambda: found.append(nvml.snapshot()))
@@ -147,7 +139,6 @@ def test_the_first_listing_is_not_cut_short(nvml: NvmlBackend, state: State, gpu
 
 @pytest.fixture
 def other_process(nvml_library: Path, tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
-    """It is not to read instances."""
     command = [sys.executable, "-c", OTHER_PROCESS, str(nvml_library), str(tmp_path / "sys")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         yield child
@@ -157,7 +148,6 @@ def other_process(nvml_library: Path, tmp_path: Path) -> Iterator["subprocess.Po
 
 
 def look(child: "subprocess.Popen[str]") -> int:
-    """The other process looks; how many instances it knows."""
     assert child.stdin is not None
     assert child.stdout is not None
     child.stdin.write("\n")
@@ -168,7 +158,6 @@ def look(child: "subprocess.Popen[str]") -> int:
 def test_a_process_that_is_not_to_read_instances_does_not_get_in_the_way(
     nvml: NvmlBackend, state: State, node: NodeSpec, gpu: GpuUuid, other_process: "subprocess.Popen[str]"
 ) -> None:
-    """It lists once, because nothing is known before, and gives its subscriptions back with its session."""
     nvml.snapshot()
     gi_id = node.gpus[0].gpu.mig_instances[0].gi_id
     assert [look(other_process), look(other_process)] == [2, 2]
@@ -183,7 +172,6 @@ def test_a_process_that_is_not_to_read_instances_does_not_get_in_the_way(
 def test_a_process_that_is_not_to_read_lists_after_its_own_change(
     nvml_library: Path, state: State, gpu: GpuUuid, tmp_path: Path
 ) -> None:
-    """Its calls in progress end as ever."""
     backend = NvmlBackend(str(nvml_library), str(tmp_path / "sys"), reads_instances=lambda: False)
     assert len(backend.snapshot().gpus[0].mig_instances) == 2
     gi_id = backend.create_gpu_instance(gpu, 19, 1)

@@ -63,7 +63,6 @@ def test_reserved_memory_is_that_of_the_gpu_without_instances(nvml: NvmlBackend,
 def test_a_profile_that_cannot_be_read_is_left_out_and_read_again_at_the_next_look(
     nvml: NvmlBackend, state: State
 ) -> None:
-    """One bad answer costs one profile for one look, not the GPU for good."""
     state.inject("nvmlDeviceGetGpuInstancePossiblePlacements_v2", codes.UNKNOWN, device=0, times=1)
     state.inject("nvmlDeviceGetGpuInstanceProfileInfoV", codes.UNKNOWN, device=0, times=1, skip=1)
     poor = first(nvml)
@@ -117,7 +116,6 @@ def test_the_need_of_a_reset_follows_from_the_architecture_when_nvml_does_not_re
 
 
 def test_an_instance_that_goes_away_during_the_look_is_left_out_alone(nvml: NvmlBackend, state: State) -> None:
-    """Another program destroys one while they are listed."""
     state.foreign_mode(0, True)
     for start in range(3):
         state.foreign_create(0, 19, start)
@@ -160,7 +158,6 @@ def test_a_gpu_instance_whose_creation_fails_is_not_left_behind(
 def test_a_compute_instance_whose_creation_fails_leaves_the_gpu_instance_as_it_was(
     nvml: NvmlBackend, state: State, uuid: GpuUuid, function: str, code: int
 ) -> None:
-    """It really fails on some boards; the caller then destroys what it made."""
     nvml.set_mig_mode(uuid, True)
     gi_id = nvml.create_gpu_instance(uuid, 9, 0)
     # The first UUID that is read is the GPU's own.
@@ -238,7 +235,6 @@ def test_the_mode_is_not_even_asked_to_go_off_while_instances_exist(
 def test_a_change_that_an_administrator_left_pending_is_not_reverted(
     nvml: NvmlBackend, state: State, uuid: GpuUuid
 ) -> None:
-    """The requested mode is in force already; the administrator resets the GPU."""
     state.configure(0, mig_pending=1)
     nvml.set_mig_mode(uuid, False)
     assert state.modes(0) == (0, 1)
@@ -330,7 +326,6 @@ def test_a_slow_change_holds_up_neither_other_gpus_nor_hides_its_own(
 def test_threads_that_cut_all_gpus_at_once_do_not_disturb_each_other(
     nvml: NvmlBackend, state: State, node: NodeSpec
 ) -> None:
-    """Prepare works on GPUs side by side, while the inventory looks."""
     capable = [item.gpu.uuid for item in node.gpus if item.gpu.mig_capable]
     problems: list[object] = []
 
@@ -405,7 +400,6 @@ def test_the_size_of_a_partition_with_an_unlisted_profile_is_read_from_its_devic
 def test_a_partition_without_a_reported_size_is_listed_without_it(
     nvml: NvmlBackend, state: State, function: str, code: int
 ) -> None:
-    """The partition is listed anyway, and a later answer is used."""
     state.foreign_mode(0, True)
     state.foreign_create(0, 9, 0)
     state.configure(0, virtualization=codes.VGPU_GUEST)

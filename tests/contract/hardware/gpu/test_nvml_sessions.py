@@ -53,7 +53,6 @@ def sessions(state: State) -> int:
 def test_without_sysfs_gpus_that_are_bound_after_the_start_appear_at_the_look_after_the_next(
     nvml_library: Path, state: State, node: NodeSpec
 ) -> None:
-    """A session without GPUs is never kept."""
     backend = NvmlBackend(str(nvml_library), "/no/such/sysfs")
     for index in range(7):
         state.unbind(index)
@@ -67,7 +66,6 @@ def test_without_sysfs_gpus_that_are_bound_after_the_start_appear_at_the_look_af
 def test_a_node_that_stays_without_gpus_fills_no_log(
     nvml: NvmlBackend, state: State, bus: Bus, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All are assigned to virtual machines: each look begins a session, and nothing is news."""
     caplog.set_level(logging.INFO)
     for index in range(7):
         bus.unbind(index)
@@ -80,7 +78,6 @@ def test_a_node_that_stays_without_gpus_fills_no_log(
 def test_a_gpu_that_is_unbound_vanishes_and_returns_when_it_is_bound_again(
     nvml: NvmlBackend, state: State, bus: Bus
 ) -> None:
-    """Handed to a virtual machine and back, without a restart; its device file must not stay open meanwhile."""
     before = nvml.snapshot()
     bus.unbind(2)
     gone = nvml.snapshot()
@@ -141,7 +138,6 @@ def test_a_gpu_that_is_being_unbound_is_not_held_open(nvml_library: Path, state:
 
 
 def test_a_gpu_that_got_another_minor_is_published_under_it(nvml: NvmlBackend, state: State, node: NodeSpec) -> None:
-    """Numbers of device files follow the order of binding."""
     nvml.snapshot()
     item = node.gpus[0]
     state.set_node(replace(node, gpus=(replace(item, gpu=replace(item.gpu, minor=9)), *node.gpus[1:])))
@@ -149,7 +145,6 @@ def test_a_gpu_that_got_another_minor_is_published_under_it(nvml: NvmlBackend, s
 
 
 def test_a_session_is_kept_while_nothing_changes(nvml: NvmlBackend, state: State) -> None:
-    """Opening one initialises GPUs, which takes seconds without persistence mode."""
     for _ in range(LEFT_OUT_LOOKS + 1):
         nvml.snapshot()
     assert sessions(state) == 1
@@ -183,7 +178,6 @@ def test_a_gpu_that_only_a_new_session_sees_comes_back(nvml: NvmlBackend, state:
 def test_a_session_is_not_ended_under_a_running_change(
     nvml: NvmlBackend, state: State, bus: Bus, node: NodeSpec
 ) -> None:
-    """The other GPUs can be read meanwhile; the unbound one is left out as lost until the change is over."""
     before = nvml.snapshot()
     change = Call(
         state, "nvmlDeviceSetComputeMode", lambda: nvml.set_compute_mode(before.gpus[1].uuid, ComputeMode.DEFAULT)
@@ -199,7 +193,6 @@ def test_a_session_is_not_ended_under_a_running_change(
 
 
 def test_a_renewal_does_not_wait_for_a_running_call(nvml_library: Path, state: State, tmp_path: Path) -> None:
-    """While it waited, no other GPU could be read."""
     session = Session(str(nvml_library), None, str(tmp_path / "sys"), end_timeout_s=LONG_S, renew_timeout_s=LONG_S)
     with session.use() as generation, ThreadPoolExecutor() as pool:
         renewal = pool.submit(session.renew, generation)
@@ -209,7 +202,6 @@ def test_a_renewal_does_not_wait_for_a_running_call(nvml_library: Path, state: S
 
 
 def test_waiting_for_events_does_not_keep_an_outdated_session(nvml: NvmlBackend, state: State, bus: Bus) -> None:
-    """It goes on in the new one."""
     nvml.snapshot()
     waiter = waiting(nvml, state)
     bus.unbind(2)
@@ -231,7 +223,6 @@ class Driver:
         self.load("580.65.06")
 
     def install(self, version: str) -> None:
-        """Put the file of that release in place; the old file stays mapped where it is in use."""
         target = self.root / f"usr/lib64/libnvidia-ml.so.{version}"
         target.write_bytes(self._library.read_bytes())
         fresh = target.with_name("fresh")
@@ -245,7 +236,6 @@ class Driver:
 def test_a_driver_that_was_replaced_is_used_when_its_kernel_module_is_loaded(
     nvml_library: Path, state: State, node: NodeSpec, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With the former module a new session would fail, and this one works; later it would use the former library."""
     driver = Driver(tmp_path, nvml_library, node)
     backend = NvmlBackend(driver_root=str(driver.root), sysfs_root=str(driver.sysfs))
     before = backend.snapshot()
@@ -264,7 +254,6 @@ def test_a_driver_that_was_replaced_is_used_when_its_kernel_module_is_loaded(
 
 
 def test_the_sessions_of_two_looks_at_once_are_the_same(nvml: NvmlBackend, state: State) -> None:
-    """The inventory and an event may cause them."""
     nvml.open()
     first = Call(state, "nvmlDeviceGetCount_v2", nvml.snapshot)
     second = Call(state, None, nvml.snapshot)

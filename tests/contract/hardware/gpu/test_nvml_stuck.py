@@ -16,7 +16,6 @@ from tests.fakes.nvml.sysfs import unbind_in_sysfs
 
 
 def looks(nvml: NvmlBackend, seconds: float) -> None:
-    """Look again and again, as the inventory does."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         nvml.snapshot()
@@ -46,7 +45,6 @@ def test_a_gpu_that_hangs_is_left_out_and_the_others_go_on(impatient: NvmlBacken
 
 
 def test_a_gpu_that_hangs_at_its_first_look_is_left_out_by_its_index(impatient: NvmlBackend, state: State) -> None:
-    """Nothing is known about it; the start of the process does not wait for it."""
     state.hang("nvmlDeviceGetHandleByIndex_v2", device=0)
     found = impatient.snapshot()
     assert [gpu.minor for gpu in found.gpus] == [1, 2, 3, 4, 5, 6]
@@ -59,7 +57,6 @@ def test_a_gpu_that_hangs_at_its_first_look_is_left_out_by_its_index(impatient: 
 def test_a_gpu_that_hangs_at_the_first_look_of_a_new_session_is_not_kept_for_ever(
     impatient: NvmlBackend, state: State
 ) -> None:
-    """Its index has no name yet, and it is the only one that is missed."""
     before = impatient.snapshot()
     impatient.close()
     state.hang("nvmlDeviceGetHandleByIndex_v2", device=0)
@@ -76,7 +73,6 @@ def test_a_gpu_that_hangs_at_the_first_look_of_a_new_session_is_not_kept_for_eve
 
 
 def test_a_change_of_a_gpu_that_hangs_fails_and_one_of_another_gpu_works(impatient: NvmlBackend, state: State) -> None:
-    """A claim of the first gets an error within its call; the kubelet tries again."""
     first, second = (gpu.uuid for gpu in impatient.snapshot().gpus[:2])
     state.hang("nvmlDeviceGetMemoryInfo", device=0)
     impatient.snapshot()
@@ -93,7 +89,6 @@ def test_a_change_of_a_gpu_that_hangs_fails_and_one_of_another_gpu_works(impatie
 
 
 def test_a_gpu_is_found_beside_one_that_hangs_at_its_first_look(impatient: NvmlBackend, state: State) -> None:
-    """A new session does not know yet which index is which GPU."""
     gpu = impatient.snapshot().gpus[3].uuid
     impatient.close()
     state.hang("nvmlDeviceGetHandleByIndex_v2", device=0)
@@ -108,7 +103,6 @@ def test_a_gpu_is_found_beside_one_that_hangs_at_its_first_look(impatient: NvmlB
 
 
 def test_a_change_that_hangs_does_not_stop_the_looks(impatient: NvmlBackend, state: State) -> None:
-    """And is the only thread that hangs."""
     before = impatient.snapshot()
     gpu = before.gpus[1].uuid
     change = Call(state, "nvmlDeviceGetComputeMode", lambda: impatient.compute_mode(gpu))
@@ -122,7 +116,6 @@ def test_a_change_that_hangs_does_not_stop_the_looks(impatient: NvmlBackend, sta
 
 
 def test_events_of_the_other_gpus_come_while_one_hangs(impatient: NvmlBackend, state: State) -> None:
-    """The event thread does not ask a GPU that hangs."""
     impatient.snapshot()
     state.hang("nvmlDeviceGetMemoryInfo", device=1)
     impatient.snapshot()
@@ -153,7 +146,6 @@ def test_a_call_that_hangs_keeps_the_session_and_closing_waits_a_bounded_time(
 
 
 def test_an_init_that_hangs_neither_blocks_detach_nor_stays_open(impatient: NvmlBackend, state: State) -> None:
-    """A driver upgrade must not wait for a driver that does not start."""
     opening = Call(state, "nvmlInitWithFlags", impatient.open)
     begin = time.monotonic()
     assert not impatient.detach("upgrade", timeout_s=0.1)
@@ -184,7 +176,6 @@ def test_a_detach_that_is_called_off_while_a_gpu_hangs_leaves_the_other_gpus_usa
 def test_a_wait_for_events_that_hangs_does_not_end_a_session_that_is_to_be_renewed(
     impatient: NvmlBackend, state: State, tmp_path: Path, node: NodeSpec
 ) -> None:
-    """The GPUs that answer are still read; a new session begins when the wait has returned."""
     before = impatient.snapshot()
     waiting = Call(state, "nvmlEventSetWait_v2", lambda: impatient.wait_for_event(0.1))
     address = node.gpus[2].gpu.pci_bus_id

@@ -87,7 +87,6 @@ def warnings(caplog: pytest.LogCaptureFixture, event: str) -> list[logging.LogRe
 
 
 def test_the_table_has_every_call_of_a_snapshot(nvml: NvmlBackend, state: State) -> None:
-    """A call that is added later has to be added to a test of this file."""
     nvml.snapshot()
     assert state.functions() - {"nvmlInitWithFlags"} == ALL
 
@@ -97,7 +96,6 @@ def test_the_table_has_every_call_of_a_snapshot(nvml: NvmlBackend, state: State)
 def test_a_failing_optional_call_changes_nothing_that_is_known(
     nvml: NvmlBackend, state: State, caplog: pytest.LogCaptureFixture, function: str, code: int
 ) -> None:
-    """The GPU stays as it was, the log names GPU, call and code, and the failure is counted."""
     caplog.set_level(logging.INFO)
     before = nvml.snapshot()
     device = codes.ABSENT if function in DRIVER else int(function == RESERVED)
@@ -137,7 +135,6 @@ def test_what_cannot_change_in_a_session_is_read_once_in_it(nvml: NvmlBackend, s
 def test_trouble_that_lasts_keeps_the_last_value_and_is_logged_once(
     nvml: NvmlBackend, state: State, caplog: pytest.LogCaptureFixture, function: str
 ) -> None:
-    """For hours, if need be; also over a new session, in which everything is read again."""
     before = nvml.snapshot()
     state.inject(function, codes.UNKNOWN)
     for _ in range(last_values.KEPT_LOOKS + 2):
@@ -153,7 +150,6 @@ def test_trouble_that_lasts_keeps_the_last_value_and_is_logged_once(
 def test_what_was_never_known_is_absent_and_the_gpu_is_published(
     nvml: NvmlBackend, state: State, node: NodeSpec, function: str, code: int
 ) -> None:
-    """A process that starts beside a GPU in trouble publishes it with what it can read."""
     state.inject(function, code)
     snapshot = nvml.snapshot()
     assert [gpu.uuid for gpu in snapshot.gpus] == [item.gpu.uuid for item in node.gpus]
@@ -184,7 +180,6 @@ def test_the_unknown_state_of_a_partitioned_gpu_is_tried_again(
 def test_a_partitioned_gpu_whose_state_stays_unknown_is_left_out(
     nvml: NvmlBackend, state: State, node: NodeSpec, function: str
 ) -> None:
-    """Without the mode and the instances, a GPU that is in use could be offered as free."""
     state.inject(function, codes.TIMEOUT, device=0)
     snapshot = nvml.snapshot()
     assert [gpu.uuid for gpu in snapshot.gpus] == [node.gpus[1].gpu.uuid]
@@ -196,7 +191,6 @@ def test_a_partitioned_gpu_whose_state_stays_unknown_is_left_out(
 def test_a_gpu_that_fails_as_a_whole_stays_for_three_looks(
     nvml: NvmlBackend, state: State, caplog: pytest.LogCaptureFixture, function: str, code: int
 ) -> None:
-    """One failed look withdraws nothing; a GPU that goes on failing is left out, and returns when it answers."""
     before = nvml.snapshot()
     state.inject(function, code, device=0)
     with counted("gpu") as failures:
@@ -214,7 +208,6 @@ def test_a_gpu_that_fails_as_a_whole_stays_for_three_looks(
 
 
 def test_a_good_look_in_between_starts_the_count_of_failed_looks_again(nvml: NvmlBackend, state: State) -> None:
-    """Only failures in a row withdraw a GPU."""
     before = nvml.snapshot()
     for _ in range(2):
         state.inject("nvmlDeviceGetMinorNumber", codes.TIMEOUT, device=0, times=last_values.KEPT_LOOKS)
@@ -225,7 +218,6 @@ def test_a_good_look_in_between_starts_the_count_of_failed_looks_again(nvml: Nvm
 def test_a_gpu_that_fails_at_the_first_look_of_a_session_is_kept_when_it_is_the_only_one_missed(
     nvml: NvmlBackend, state: State, node: NodeSpec
 ) -> None:
-    """Its index has no name yet, and the GPU that had it before may be at another one now."""
     before = nvml.snapshot()
     state.set_node(replace(node, gpus=tuple(reversed(node.gpus))))
     nvml.close()
@@ -250,7 +242,6 @@ def test_two_gpus_that_fail_at_the_first_look_of_a_session_stand_for_no_known_gp
 def test_mig_facts_that_could_not_be_read_are_read_again(
     nvml: NvmlBackend, state: State, caplog: pytest.LogCaptureFixture, function: str
 ) -> None:
-    """The last known ones serve for the look that failed, not for the rest of the session."""
     caplog.set_level(logging.INFO)
     before = nvml.snapshot()
     nvml.close()
@@ -270,7 +261,6 @@ def test_mig_facts_that_could_not_be_read_are_read_again(
 def test_a_lost_gpu_and_one_that_needs_a_reset_are_left_out_at_once(
     nvml: NvmlBackend, state: State, function: str, code: int
 ) -> None:
-    """Nothing can run there, so no pod may be sent."""
     before = nvml.snapshot()
     state.inject(function, code, device=0)
     found = nvml.snapshot()
@@ -278,7 +268,6 @@ def test_a_lost_gpu_and_one_that_needs_a_reset_are_left_out_at_once(
 
 
 def test_an_instance_that_another_program_destroyed_is_dropped(nvml: NvmlBackend, state: State) -> None:
-    """Keeping last values must not hide what really changed."""
     before = nvml.snapshot().gpus[0]
     state.foreign_destroy(0, before.mig_instances[0].gi_id)
     assert nvml.snapshot().gpus[0].mig_instances == before.mig_instances[1:]
@@ -288,7 +277,6 @@ def test_an_instance_that_another_program_destroyed_is_dropped(nvml: NvmlBackend
 
 
 def test_a_look_that_fails_as_a_whole_changes_nothing_in_the_inventory(nvml: NvmlBackend, state: State) -> None:
-    """The count of GPUs fails once: the inventory goes on with its last snapshot, says why and counts it."""
     inventory = Inventory(nvml, 3600.0)
     assert inventory._poll() == 3600.0
     before = inventory.current()
@@ -317,7 +305,6 @@ def test_a_mode_without_profiles_is_no_mig_on_boards_that_never_have_it(nvml: Nv
 
 
 def test_profiles_that_cannot_be_read_do_not_make_a_gpu_one_without_mig(nvml: NvmlBackend, state: State) -> None:
-    """Only a plain answer counts."""
     state.set_node(parse_document("gpus: [{model: l40s-48gb}]", "n"))
     state.configure(0, mig_current=0, mig_pending=0)
     state.inject("nvmlDeviceGetGpuInstanceProfileInfoV", codes.UNKNOWN, times=1)
@@ -337,7 +324,6 @@ def test_a_profile_whose_placements_are_not_supported_cannot_be_created_and_is_n
 
 
 def test_without_sysfs_only_the_place_of_a_gpu_is_unknown(nvml_library: Path, state: State, node: NodeSpec) -> None:
-    """A container whose /sys is not the host's, and NVIDIA's mock."""
     backend = NvmlBackend(str(nvml_library), "/no/such/sysfs")
     found = backend.snapshot()
     backend.close()

@@ -58,7 +58,6 @@ class Busy:
         return next(each for each in self.source.usage() if each.gpu_uuid == self.uuid(index))
 
     def run(self, *jobs: Job) -> None:
-        """These processes run from now on, and no others."""
         self.jobs = jobs
         self.go_on()
 
@@ -163,7 +162,6 @@ def busy(request: pytest.FixtureRequest, node: NodeSpec, tmp_path: Path) -> Iter
 
 
 def test_every_gpu_is_told_once_in_order_of_uuid(busy: BusyNode, node: NodeSpec) -> None:
-    """With the modes and the memory of its board."""
     busy.run()
     found = busy.source.usage()
     assert [each.gpu_uuid for each in found] == sorted(each.gpu.uuid for each in node.gpus)
@@ -193,7 +191,6 @@ def test_processes_have_what_they_use_and_the_gpu_their_sum(busy: BusyNode) -> N
 
 
 def test_a_process_that_ends_leaves(busy: BusyNode) -> None:
-    """With its memory."""
     busy.run(Job(index=CARD, pid=7, memory=GI, percent=20))
     busy.source.usage()
     busy.run()
@@ -218,7 +215,6 @@ def test_in_mig_mode_instances_tell_and_gpus_do_not(busy: BusyNode, index: int, 
 
 
 def test_a_lost_gpu_is_unreadable_and_tells_nothing_else(busy: BusyNode, node: NodeSpec) -> None:
-    """It is not left out: who looks has to know that it is there."""
     busy.run(Job(index=CARD, pid=7, memory=GI))
     busy.source.usage()
     busy.lose(CUT)
@@ -230,7 +226,6 @@ def test_a_lost_gpu_is_unreadable_and_tells_nothing_else(busy: BusyNode, node: N
 
 
 def test_without_a_driver_it_says_so(busy: BusyNode) -> None:
-    """An empty answer would mean that nothing is in use."""
     busy.run()
     busy.source.usage()
     busy.unload()
@@ -239,7 +234,6 @@ def test_without_a_driver_it_says_so(busy: BusyNode) -> None:
 
 
 def test_a_driver_that_was_given_up_is_not_looked_at_until_it_is_taken_back(busy: BusyNode) -> None:
-    """With the reason."""
     busy.run()
     busy.source.usage()
     assert busy.detachable().detach("an upgrade")
@@ -267,7 +261,6 @@ def source(nvml_library: Path, state: State, tmp_path: Path) -> Iterator[NvmlUsa
 
 @pytest.fixture
 def look(source: NvmlUsage, node: NodeSpec) -> Callable[[int], GpuUsage]:
-    """One look, and what it says of the GPU at that index."""
 
     def found(index: int) -> GpuUsage:
         uuid = node.gpus[index].gpu.uuid
@@ -289,7 +282,6 @@ Write = Callable[..., None]
 
 
 def test_a_gpu_tells_all(look: Look, write: Write) -> None:
-    """In bytes, percent, milliwatts and millijoules."""
     write("gpu 0 70 35 312000 987654321 55 1980 2619", f"process 0 c 7 -1 {5 * GI} 40 20 1")
     found = look(CARD)
     assert (found.gpu_percent, found.memory_percent) == (70, 35)
@@ -303,7 +295,6 @@ def test_a_gpu_tells_all(look: Look, write: Write) -> None:
 
 
 def test_what_the_driver_does_not_report_is_none(look: Look, state: State) -> None:
-    """Nothing in the file: no question is supported."""
     for function in LISTS:
         state.inject(function, codes.NOT_SUPPORTED)
     found = look(CARD)
@@ -328,7 +319,6 @@ def test_processes_of_all_kinds_are_listed_once(look: Look, write: Write) -> Non
 def test_utilisation_of_processes_is_that_since_the_last_look(
     look: Look, write: Write, state: State, is_old: bool
 ) -> None:
-    """The first look has none; a process without a sample used nothing; more samples are averaged."""
     if is_old:
         state.inject("nvmlDeviceGetProcessesUtilizationInfo", codes.FUNCTION_NOT_FOUND)
     board = "gpu 0 70 35 1 1 1 1 1"
@@ -341,7 +331,6 @@ def test_utilisation_of_processes_is_that_since_the_last_look(
 
 
 def test_a_driver_without_samples_of_processes_leaves_them_unknown(look: Look, write: Write, state: State) -> None:
-    """Which is not the same as a process that does nothing."""
     for function in ("nvmlDeviceGetProcessesUtilizationInfo", "nvmlDeviceGetProcessUtilization"):
         state.inject(function, codes.NOT_SUPPORTED)
     write("gpu 0 70 35 1 1 1 1 1", f"process 0 c 7 -1 {GI} 40 20 {SAMPLE_US}")
@@ -352,7 +341,6 @@ def test_a_driver_without_samples_of_processes_leaves_them_unknown(look: Look, w
 def test_a_gpu_that_hangs_holds_up_no_other(
     nvml_library: Path, state: State, tmp_path: Path, node: NodeSpec, write: Write
 ) -> None:
-    """Its call stays with one thread; the look goes on."""
     source = NvmlUsage(str(nvml_library), str(tmp_path / "sys"), look_s=0.2)
     write("gpu 0 70 35 1 1 1 1 1")
     source.usage()
@@ -368,7 +356,6 @@ def test_a_gpu_that_hangs_holds_up_no_other(
 
 
 def test_while_detached_nothing_is_open(source: NvmlUsage, state: State) -> None:
-    """A GPU can be cut then; the next look opens a session again."""
     source.usage()
     assert state.opened()
     assert source.detach("a GPU is cut")

@@ -13,13 +13,11 @@ GPUS = 2
 
 
 def by_name(listed: Built) -> Built:
-    """As NVIDIA's driver lists them."""
     groups = (replace(group, devices=tuple(sorted(group.devices, key=lambda one: one.name))) for group in listed.groups)
     return replace(listed, groups=tuple(groups))
 
 
 def events(requests: list[Request]) -> list[tuple[float, int, Request, bool]]:
-    """Arrivals and departures in order of time."""
     found = [(request.at, number, request, True) for number, request in enumerate(requests)]
     found += [(request.at + request.stays, number, request, False) for number, request in enumerate(requests)]
     return sorted(found, key=lambda event: (event[0], event[3]))

@@ -22,7 +22,6 @@ DRIVER = "gpu.nvidia.com"
 
 
 def until(holds: Callable[[], object], within_s: float = 10.0) -> None:
-    """Wait until ``holds`` says so."""
     deadline = time.monotonic() + within_s
     while not holds():
         if time.monotonic() >= deadline:
@@ -79,21 +78,18 @@ class Node:
         return (self.base / f"host-{len(self.hosts) - 1}.log").read_text()
 
     def fault(self, name: str, text: str = "") -> Path:
-        """Make a program misbehave until the file is removed."""
         path = self.root / simulated_root.FAULTS / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         return path
 
     def control_script(self, text: str) -> None:
-        """Another ``nvidia-cuda-mps-control``."""
         path = self.root / "usr/bin/nvidia-cuda-mps-control"
         path.unlink()
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
 
     def processes(self) -> list[int]:
-        """What runs with a daemon's folder of this node in its environment."""
         found = []
         for path in Path("/proc").glob("[0-9]*/environ"):
             try:
@@ -104,7 +100,6 @@ class Node:
         return found
 
     def mounts(self) -> dict[str, str]:
-        """Options of what is mounted below this node's files, by path."""
         lines = [line.split(" ") for line in Path("/proc/self/mounts").read_text().splitlines()]
         return {path: options for _, path, _, options, *_ in lines if path.startswith(f"{self.base}/")}
 

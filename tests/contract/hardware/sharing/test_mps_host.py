@@ -1,4 +1,4 @@
-"""Node process' half and MPS host, as real processes, with the simulated driver's control program."""
+"""Node process and MPS host as real processes, and time slices, with the simulated driver's programs."""
 
 import os
 import signal
@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from dra_driver.core.errors import MpsUnavailableError
+from dra_driver.core.model.terms import Interval
 from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.hardware.gpu.simulated import root as simulated_root
 from dra_driver.hardware.sharing.mps_files import MpsDaemon
+from dra_driver.hardware.sharing.timeslice import Smi, TimeSlicer
 from tests.contract.hardware.sharing.conftest import DRIVER, Node, until
 
 NOT_ANSWERED = "its program runs and has not answered yet"
@@ -30,7 +32,6 @@ def daemon_of(node: Node, *, percentage: int | None = 50, limit: int | None = 10
 
 
 def serving(node: Node) -> "subprocess.Popen[bytes]":
-    """A host whose daemon is ready."""
     host = node.start_host()
     node.client.ensure(daemon_of(node), within_s=10.0)
     return host
@@ -80,7 +81,6 @@ def test_a_daemon_gets_its_devices_and_defaults_before_it_is_ready(node: Node) -
 
 
 def test_the_check_says_whether_the_host_works(node: Node) -> None:
-    """Ready while it runs; with a reason when it hangs or has ended."""
     host = node.start_host()
     assert check(node) == (0, "")
     host.send_signal(signal.SIGSTOP)
@@ -95,7 +95,6 @@ def test_the_check_says_whether_the_host_works(node: Node) -> None:
 
 
 def check(node: Node) -> tuple[int, str]:
-    """Exit status and output of ``mps-host --check``."""
     flags = [f"--kubelet-plugins-dir={node.plugins}", f"--driver-name={DRIVER}"]
     command = [sys.executable, "-m", "dra_driver.core.command_line.main", "mps-host", "--check", *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
@@ -179,7 +178,6 @@ def test_a_daemon_that_dies_comes_back_with_its_defaults(node: Node) -> None:
 
 
 def test_servers_that_outlive_their_daemon_are_ended(node: Node) -> None:
-    """They hold the GPU in exclusive mode, so no new daemon could use it."""
     node.start_host()
     node.control_script(
         "cd $CUDA_MPS_PIPE_DIRECTORY\n"
@@ -290,7 +288,6 @@ def test_logs_and_folders_of_a_driver_with_another_name_are_elsewhere(node: Node
 
 
 def test_a_link_in_place_of_the_folder_for_memory_is_refused(node: Node) -> None:
-    """The host would mount and remove behind it."""
     precious = node.base / "precious"
     precious.mkdir()
     (node.base / "run").mkdir()
@@ -315,7 +312,68 @@ def test_a_link_in_place_of_the_folder_for_memory_is_refused(node: Node) -> None
     ],
 )
 def test_a_wrong_setting_is_status_2_with_its_bounds(node: Node, flag: str, value: str, said: str) -> None:
-    """Too little and no client starts; too much is no bound."""
     host = node.start_host(flag, value)
     assert host.wait(timeout=10) == 2
     assert said in node.host_log()
+
+
+def slice_of(node: Node) -> str:
+    path = node.root / simulated_root.TIMESLICE / node.gpus[0]
+    return path.read_text().strip() if path.exists() else "0"
+
+
+@pytest.fixture
+def slicer(node: Node) -> TimeSlicer:
+    return TimeSlicer(Smi(str(node.root)), node.backend, node.notes)
+
+
+def test_an_interval_arrives_at_the_gpu_and_is_taken_back(node: Node, slicer: TimeSlicer) -> None:
+    node.backend.set_compute_mode(node.gpus[0], ComputeMode.EXCLUSIVE_PROCESS)
+    slicer.set(node.gpus[0], Interval.MEDIUM, within_s=10.0)
+    assert (slice_of(node), node.backend.compute_mode(node.gpus[0])) == ("2", ComputeMode.DEFAULT)
+    slicer.reset(node.gpus[0], within_s=10.0)
+    assert (slice_of(node), node.backend.compute_mode(node.gpus[0])) == ("0", ComputeMode.EXCLUSIVE_PROCESS)
+    assert not node.notes.values
+
+
+LOADED = """
+import sys
+from dra_driver.core.command_line import main; from dra_driver.hardware.sharing import main as mps_host
+from dra_driver.config.options import flags_of
+import dra_driver.hardware.sharing.host, dra_driver.core.telemetry.logs
+print(*sys.modules)
+"""
+TOO_MUCH = {
+    "pydantic", "kubernetes", "grpc", "sqlite3", "yaml", "prometheus_client", "pynvml", "asyncio", "ssl", "_hashlib",
+}  # fmt: skip
+PACKAGES = {"core", "config", "hardware"}
+
+
+def test_nothing_of_the_node_process_is_loaded() -> None:
+    output = subprocess.run(
+        [sys.executable, "-c", LOADED], capture_output=True, text=True, check=True, timeout=20
+    ).stdout
+    loaded = set(output.split())
+    assert not loaded & TOO_MUCH
+    assert {name.split(".")[1] for name in loaded if name.startswith("dra_driver.")} <= PACKAGES
+    assert not {name for name in loaded if name.startswith(("dra_driver.hardware.gpu", "dra_driver.hardware.mig"))}
+    assert not {name for name in loaded if name.startswith("dra_driver.core.telemetry.")} - {
+        "dra_driver.core.telemetry.logs"
+    }
+
+
+def test_an_idle_host_takes_little_memory_and_next_to_no_cpu(node: Node) -> None:
+    """Measured 17 MiB and 0.1 % of a core; the bounds allow for slow machines, not for another library."""
+    host = node.start_host()
+    until(lambda: "MPS host started" in node.host_log())
+    before, began = _cpu_s(host.pid), time.monotonic()
+    time.sleep(2.0)
+    used, passed = _cpu_s(host.pid) - before, time.monotonic() - began
+    assert used / passed < 0.02
+    resident = int(Path(f"/proc/{host.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    assert resident < 24 * 2**20
+
+
+def _cpu_s(pid: int) -> float:
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")

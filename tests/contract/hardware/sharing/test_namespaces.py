@@ -33,7 +33,6 @@ def devices(node: Node, number: int) -> MpsDaemon:
 
 
 def started(node: Node, *more: str, daemons: int = 1) -> "subprocess.Popen[bytes]":
-    """A host with these daemons, which are ready."""
     host = node.start_host("--namespaces", "own", *more)
     for number in range(daemons):
         node.client.ensure(devices(node, number), within_s=10.0)
@@ -100,7 +99,6 @@ def test_shared_memory_of_a_former_host_is_removed(private_node: Node) -> None:
 
 
 def test_shared_memory_of_running_containers_outlives_the_host(private_node: Node) -> None:
-    """They have the folder mounted: another one of the same name would be another one to them."""
     host = started(private_node)
     shm = private_node.client.directories("d0").shm
     (shm / "of-a-container").write_text("")
@@ -114,7 +112,6 @@ def test_shared_memory_of_running_containers_outlives_the_host(private_node: Nod
 
 
 def test_a_root_that_is_a_system_becomes_the_daemons_root(private_node: Node) -> None:
-    """The driver's programs then run with the libraries that they were installed with."""
     for name in ("sh", "sleep"):
         copy_program(name, private_node.root)
     if not (private_node.root / "bin").exists():
@@ -145,7 +142,6 @@ def test_a_root_without_the_folders_to_mount_on_is_a_sentence(private_node: Node
 
 
 def failure(node: Node) -> str:
-    """Why a host cannot start the first daemon."""
     node.start_host("--namespaces", "own")
     folder = node.folders.of("d0")
     folder.make()
@@ -194,7 +190,6 @@ def test_a_client_that_fills_its_folders_harms_no_other_daemons_clients(private_
 
 
 def test_a_host_that_starts_again_mounts_nothing_twice(private_node: Node) -> None:
-    """Containers have the first one mounted."""
     for _ in range(2):
         host = started(private_node)
         host.kill()
@@ -216,7 +211,6 @@ def test_a_foreign_mount_in_place_of_a_daemons_folders_is_refused(private_node: 
 
 
 def test_a_tree_is_not_removed_through_a_mount(private_node: Node) -> None:
-    """Another program mounted what is below a folder that is removed."""
     tree = private_node.base / "tree"
     with mounted(tree / "inner/mount", SystemMounts()):
         precious = tree / "inner/mount/precious"
@@ -252,7 +246,6 @@ def shared_mount(private_node: Node) -> Iterator[None]:
 
 @pytest.mark.usefixtures("shared_mount")
 def test_the_hosts_namespace_has_the_mounts_of_an_mps_host_in_a_container(private_node: Node) -> None:
-    """With Bidirectional, a container's mounts reach the host, outlive the container and are found by the next one."""
     private_node.wrapper = ("/usr/bin/unshare", "--mount", "--propagation", "unchanged")
     path = f"{private_node.base}/run/gpu.nvidia.com-mps/d0"
     host = started(private_node)
@@ -271,7 +264,6 @@ def test_the_hosts_namespace_has_the_mounts_of_an_mps_host_in_a_container(privat
 
 @pytest.mark.usefixtures("shared_mount")
 def test_a_volume_without_propagation_is_reported(private_node: Node) -> None:
-    """Containers would not start, because the folders that they mount are not there for the container runtime."""
     private_node.wrapper = ("/usr/bin/unshare", "--mount", "--propagation", "private")
     private_node.start_host("--namespaces", "own")
     until(lambda: "MPS host started" in private_node.host_log())

@@ -34,7 +34,6 @@ def mark(name: str) -> None:
 
 
 def device(number: int, *, live: bool = False) -> AssignedDevice:
-    """A partition created for a claim; of a GPU of its own, so that claims do not exclude each other."""
     uuid = gpu(number).uuid
     part = partition(gpu=uuid, gi_id=number if live else None)
     return journal_device(device=DeviceName(f"gpu-{number}-mig"), gpu_uuid=uuid, partition=part)
@@ -106,7 +105,6 @@ def journal_steps(folder: Path) -> None:
 
 
 def file_steps(folder: Path) -> None:
-    """Files that are replaced by renaming another one."""
     mark("renamed policies in force")
     save_set(folder / "policies-in-force.json", PolicySet())
     writer = CdiWriter(str(folder / "cdi"), NAMES)

@@ -96,7 +96,6 @@ class Node:
         )
 
     def wanted(self) -> tuple[AllocatedClaim, ...]:
-        """Two partitions under MPS, and a share."""
         divided, shared = self.gpus[0], self.gpus[4]
         profiles = {profile.name: profile for profile in divided.mig_profiles}
         names = part(0, profiles["1g.10gb"], 0), part(0, profiles["3g.40gb"], 4)
@@ -108,7 +107,6 @@ class Node:
         )
 
     def work(self) -> None:
-        """Prepare all claims, then unprepare all."""
         for each in self.wanted():
             self.api.put(each)
             answer = self.claims.service.prepare([each.ref])[each.ref.uid]
@@ -121,7 +119,6 @@ class Node:
             say(f"unprepared {number}")
 
     def finish(self) -> None:
-        """Assert that no claim, partition, setting, note or file is left."""
         journal = self.claims.journal
         files = CdiWriter(str(self.folder / "cdi"), NAMES).claim_uids()
         assert not any((journal.uids(), journal.uses(), journal.noted_gpus(), files))

@@ -79,7 +79,6 @@ def race(claims: Claims, own: int, go: Path, rounds: int) -> None:
 
 
 def small_files(claims: Claims, limit: int) -> None:
-    """Prepare claims until files may not grow any more, then unprepare all with space to write again."""
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     errors = []

@@ -12,20 +12,10 @@ from tests.fakes.syscalls import Sync, supported, syncs_between_marks
 pytestmark = pytest.mark.skipif(not supported(), reason="system calls are traced on Linux 5.3, x86-64 and aarch64 only")
 
 JOURNAL_STEPS = (
-    "record_prepared",
-    "forget_prepared",
-    "begin",
-    "finish",
-    "start_unprepare",
-    "forget",
-    "forget_orphaned_partition",
-    "set_gpu_note",
-    "clear_gpu_note",
-    "adopt",
-    "note_rebuilt",
-    "drop_older_notes",
+    "record_prepared", "forget_prepared", "begin", "finish", "start_unprepare", "forget",
+    "forget_orphaned_partition", "set_gpu_note", "clear_gpu_note", "adopt", "note_rebuilt", "drop_older_notes",
     "drop_older_boots",
-)
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +25,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def syncs(folder: Path) -> dict[str, list[Sync]]:
-    """By the name of the step in durable_steps.py."""
     return syncs_between_marks("tests.contract.node.claims.durable_steps", str(folder))
 
 
 @pytest.mark.parametrize("step", JOURNAL_STEPS)
 def test_a_durable_write_of_the_journal_syncs_its_log(syncs: dict[str, list[Sync]], folder: Path, step: str) -> None:
-    """The commit is in the write-ahead log, so that file has to be on disk."""
     assert Sync(f"{folder}/state.db-wal") in syncs[f"durable {step}"]
 
 
@@ -55,12 +43,10 @@ def test_every_durable_step_is_looked_at(syncs: dict[str, list[Sync]]) -> None:
 
 
 def test_a_new_journal_is_in_its_folder_after_a_power_cut(syncs: dict[str, list[Sync]], folder: Path) -> None:
-    """Its directory entry is synced, before the first claim is noted."""
     assert Sync(str(folder)) in syncs["open"]
 
 
 def test_a_write_that_need_not_be_durable_costs_no_sync(syncs: dict[str, list[Sync]]) -> None:
-    """Else the tests above would pass because everything is synced."""
     assert syncs["write without durable"] == []
     assert syncs["small file that need not be durable"] == []
 

@@ -60,7 +60,6 @@ class History:
         self.run = self.start()
 
     def start(self) -> Run:
-        """Start again until a start is not killed."""
         while True:
             self.runs += 1
             found = self.killed_or(lambda: self.claims_node.run(f"run-{self.runs}"))
@@ -133,7 +132,6 @@ class History:
         self.of_the_process(self.run.service.finish_rebuild)
 
     def lose(self) -> None:
-        """Mostly while the API server does not answer; sometimes the kubelet calls before it does."""
         self.claims_node.lose_journal()
         self.claims_node.api.outage = ApiUnreachableError("connection refused") if self.dice.random() < 0.8 else None
         self.start()
@@ -174,7 +172,6 @@ class History:
         return result(self.claims_node.part(name, start, minor), request=request)
 
     def fits(self, wanted: AllocatedClaim) -> bool:
-        """As the scheduler sees it."""
         taken = [span for other in self.there.values() for span in self.spans(other)]
         for minor, begin, end, share in self.spans(wanted):
             if any(m == minor and begin < e and b < end and not (share and s) for m, b, e, s in taken):
@@ -213,7 +210,6 @@ class History:
                     assert self.claims_node.sharing.slices[self.gpus[int(each.device[-1])]] is Interval.LONG
 
     def end(self) -> None:
-        """End all outages and all claims."""
         self.claims_node.api.outage = self.claims_node.sharing.failure = None
         self.backend.clear_faults()
         self.start()
@@ -230,8 +226,7 @@ class History:
 
 
 @pytest.mark.parametrize(
-    "seed",
-    [*range(HISTORIES), *(pytest.param(n, marks=pytest.mark.slow) for n in range(HISTORIES, MORE_HISTORIES))],
+    "seed", [*range(HISTORIES), *(pytest.param(n, marks=pytest.mark.slow) for n in range(HISTORIES, MORE_HISTORIES))]
 )
 def test_answered_claims_stay_prepared_and_nothing_is_left(seed: int) -> None:
     with TemporaryDirectory(dir=memory_folder()) as folder:

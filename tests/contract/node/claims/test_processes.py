@@ -35,7 +35,6 @@ SWITCH_S = 0.002  # a switch of MIG mode takes long enough for the other process
 
 @contextmanager
 def node(state: Path, cdi: Path, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """The process, ready; killed at the end if it still lives."""
     command = [sys.executable, "-m", "tests.contract.node.claims.node", str(state), str(cdi), *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -48,7 +47,6 @@ def node(state: Path, cdi: Path, *arguments: object) -> Iterator[subprocess.Pope
 
 
 def lines(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    """The output of a process that ends."""
     out, _ = process.communicate(timeout=60)
     return [json.loads(line) for line in out.splitlines() if line.endswith("}")]
 
@@ -105,7 +103,6 @@ def said(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def test_a_full_disk_fails_claims_with_an_error_and_recovers(tmp_path: Path) -> None:
-    """A file size limit stands for a full disk: each claim is prepared or leaves nothing."""
     state, cdi = tmp_path / "state", tmp_path / "cdi"
     claims = open_claims_service(
         str(state), str(cdi)
@@ -123,7 +120,6 @@ def test_a_full_disk_fails_claims_with_an_error_and_recovers(tmp_path: Path) -> 
 
 
 def test_a_journal_can_be_read_while_it_is_used(tmp_path: Path) -> None:
-    """The sqlite3 command blocks no call and shows readable values."""
     claims = open_claims_service(str(tmp_path), str(tmp_path / "cdi"))
     claims.service.recover()
     claims.service.prepare([ref(3)])
@@ -137,7 +133,6 @@ def test_a_journal_can_be_read_while_it_is_used(tmp_path: Path) -> None:
 
 
 def killed(folder: Path, step: int) -> tuple[bool, list[str]]:
-    """Whether the process died at that step (False when it ended before), and the lines that it printed."""
     command = [sys.executable, "-m", "tests.contract.node.claims.dying", str(folder), str(step)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     lines = ended.stdout.splitlines()

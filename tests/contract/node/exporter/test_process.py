@@ -1,4 +1,4 @@
-"""The whole exporter from outside: simulated GPUs, a made /proc and links of logs, and a kubelet's socket."""
+"""The whole exporter from outside, with simulated GPUs and a kubelet's socket, and the GPUs that it reads."""
 
 import json
 from collections.abc import Iterator
@@ -8,9 +8,16 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from dra_driver.config.exporter_settings import ExporterSettings
+from dra_driver.config.options import load
+from dra_driver.hardware.gpu.simulated.spec import parse_groups
+from dra_driver.node.exporter.process import choose
 from tests.contract.node.process.processes import ask
 from tests.fakes.kubelet import FakePodResources
 from tests.fakes.node_process import DriverProcess
+from tests.fakes.nvml import library
+from tests.fakes.nvml.state import ENVIRONMENT, State
+from tests.fakes.nvml.sysfs import write_sysfs
 from tests.fakes.simulated_gpus import SimulatedBackend
 from tests.harness.servers import free_port
 from tests.unit.node.exporter.fakes import FakeProc
@@ -49,7 +56,6 @@ class Node:
         self.port = free_port()
 
     def use(self, gib: dict[int, int]) -> None:
-        """What each process has of the GPU."""
         uses = [
             {"key": str(pid), "gpu": self.gpu, "gi": None, "since": 0, "pids": [pid], "claim": None,
              "steps": [{"memory": f"{size}Gi", "utilization": 20}]}
@@ -58,7 +64,6 @@ class Node:
         (self.plugin / "simulated-usage.json").write_text(json.dumps({"version": 1, "uses": uses}))
 
     def assign(self, **changes: Any) -> None:
-        """What the node process tells."""
         claims = [
             {"uid": f"uid-{name}", "namespace": "team", "name": f"claim-{name}", "prepared": "2026-07-01T12:00:00Z",
              "devices": [{"request": "gpu", "pool": POOL, "device": "gpu-0", "form": "share", "gpu": self.gpu,
@@ -103,7 +108,6 @@ def used(found: Any) -> dict[str, int | None]:
 
 
 def test_each_claim_has_its_own_and_all_adds_up(node: Node) -> None:
-    """From the driver's PIDs to claims; what belongs to none is told, and the process ends when it is asked to."""
     process = node.exporter()
     process.wait_for(lambda: used(node.usage()) == {"claim-a": 4 * GIB, "claim-b": 30 * GIB})
     found = node.usage()
@@ -124,13 +128,11 @@ def test_each_claim_has_its_own_and_all_adds_up(node: Node) -> None:
 
 
 def samples(node: Node, name: str) -> list[tuple[dict[str, str], float]]:
-    """Labels and value of each sample of one metric."""
     families = text_string_to_metric_families(node.ask("/metrics"))
     return [(each.labels, each.value) for family in families for each in family.samples if each.name == name]
 
 
 def test_what_it_does_while_things_are_missing(node: Node) -> None:
-    """The driver is given up, the kubelet's socket is away: said, and taken up again when they are back."""
     node.assign(detached="an upgrade")
     process = node.exporter()
     process.wait_for(lambda: "an upgrade" in str(node.usage().get("knows")))
@@ -159,3 +161,25 @@ def test_a_claim_over_its_grant_is_written_for_the_node_process(node: Node) -> N
     process.wait_for(lambda: not json.loads(file.read_text()).get("overGrant"))
     process.wait_for(lambda: node.usage()["claims"] == [])
     assert process.end()[0] == 0, process.text
+
+
+def test_real_gpus_are_read_through_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if reason := library.reason_why_not():
+        pytest.skip(reason)
+    folder = tmp_path / "root/usr/lib/x86_64-linux-gnu"
+    folder.mkdir(parents=True)
+    library.build(folder)
+    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "state"))
+    node = parse_groups("2xh100-sxm5-80gb", "node-a")
+    write_sysfs(tmp_path / "sys", node)
+    state = State.create(tmp_path / "state", node)
+    settings = load(ExporterSettings, {"node_name": "node-a", "driver_root": str(tmp_path / "root")}, {})
+    backend = choose(settings, tmp_path)
+    try:
+        assert {each.gpu_uuid for each in backend.usage()} == {item.gpu.uuid for item in node.gpus}
+        backend.close()
+        assert not state.opened()
+        assert len(backend.usage()) == 2
+    finally:
+        backend.close()
+        state.close()

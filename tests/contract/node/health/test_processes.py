@@ -44,7 +44,6 @@ def writer(path: Path, gpu: GpuUuid, first: int) -> Iterator["subprocess.Popen[s
 
 @pytest.mark.parametrize("told", [1, 5, 12])
 def test_no_error_that_was_taken_in_is_lost_when_two_processes_are_killed(tmp_path: Path, told: int) -> None:
-    """Both write all the time, one after the other is killed in the middle, and a third finds everything."""
     path, seen = tmp_path / "health.json", {gpu: set[str]() for gpu in GPUS}
     with writer(path, GPUS[0], 1000) as one, writer(path, GPUS[1], 2000) as other:
         for process, gpu in ((one, GPUS[0]), (other, GPUS[1])):

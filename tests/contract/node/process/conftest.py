@@ -74,7 +74,6 @@ def kubeconfig(api: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def rest(kubeconfig: str) -> Iterator[RestClient]:
-    """A cluster with the Node object and no slices."""
     connection = Connection.load(kubeconfig)
     client = RestClient(connection)
     client.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
@@ -87,7 +86,6 @@ def rest(kubeconfig: str) -> Iterator[RestClient]:
 
 @pytest.fixture
 def node(folder: Path, kubeconfig: str) -> Iterator[Callable[..., Node]]:
-    """Creates node processes in one folder and ends them."""
     made: list[Node] = []
 
     def make(**flags: str | None) -> Node:

@@ -32,7 +32,6 @@ def ask(port: int, path: str) -> tuple[int, str]:
 
 
 def until(condition: Callable[[], object], timeout_s: float = 10.0) -> bool:
-    """Whether the condition held within the time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -63,12 +62,10 @@ class Node(NodeProcess):
         return register(self.registration)
 
     def prepare(self, claim: dict[str, str], timeout_s: float = 10.0) -> Any:
-        """The answer for one claim."""
         with dial(self.dra) as channel:
             return _named(DraClient(channel).prepare, claim, timeout_s)
 
     def unprepare(self, claim: dict[str, str]) -> Any:
-        """The answer for one claim."""
         with dial(self.dra) as channel:
             return _named(DraClient(channel).unprepare, claim, 10.0)
 
@@ -79,7 +76,6 @@ def _named(call: Any, claim: dict[str, str], timeout_s: float) -> Any:
 
 
 def claim_maker(rest: RestClient) -> ClaimMaker:
-    """Makes claims for the GPUs that the node has published."""
     ensure_namespace(rest)
     return ClaimMaker(rest, node=NODE, driver=DRIVER)
 
@@ -89,7 +85,6 @@ def generations(rest: RestClient) -> list[tuple[str, int]]:
 
 
 def published(rest: RestClient) -> list[dict[str, Any]]:
-    """All devices in slices."""
     return [device for item in rest.list(SLICES)["items"] for device in item["spec"].get("devices") or ()]
 
 
@@ -98,11 +93,9 @@ def devices(rest: RestClient) -> list[str]:
 
 
 def taints(rest: RestClient) -> dict[str, list[dict[str, str]]]:
-    """By device; of devices with taints."""
     return {device["name"]: device["taints"] for device in published(rest) if device.get("taints")}
 
 
 def events(rest: RestClient, reason: str) -> list[str]:
-    """Messages of the Node's events with this reason."""
     items = rest.list(EVENTS)["items"]
     return [item["message"] for item in items if item["reason"] == reason and item["involvedObject"]["kind"] == "Node"]

@@ -39,7 +39,6 @@ class Driver:
         self._install(self._libraries[0])
 
     def upgrade(self) -> None:
-        """Replace the library, as a package does."""
         self._install(self._libraries[1])
 
     def close(self) -> None:
@@ -68,7 +67,6 @@ def driver(tmp_path: Path) -> Iterator[Driver]:
 
 @pytest.fixture
 def process(node: Callable[..., Node], driver: Driver) -> Node:
-    """A node process on the stand-in for NVML, not started."""
     return node(
         simulate=None,
         driver_root=str(driver.root.path),

@@ -22,14 +22,12 @@ UNHEALTHY = 2
 
 @pytest.fixture
 def hardware(folder: Path) -> SimulatedBackend:
-    """The GPUs of the node, as an administrator sees them."""
     plugin_dir = folder / "plugins" / DRIVER
     plugin_dir.mkdir(parents=True, exist_ok=True)
     return SimulatedBackend.from_spec(SPEC, NODE, state_file=plugin_dir / "simulated-gpus.json")
 
 
 def uuid(hardware: SimulatedBackend, minor: int) -> GpuUuid:
-    """Of a GPU that answers."""
     return next(gpu.uuid for gpu in hardware.snapshot().gpus if gpu.minor == minor)
 
 
@@ -38,7 +36,6 @@ def keys(rest: RestClient) -> dict[str, set[str]]:
 
 
 def told(stream: Any, device: str, *, state: int) -> str:
-    """Reads the stream until the device has that state; returns its message."""
     for message in stream:
         for each in message.devices:
             if (each.device.device_name, each.health) == (device, state):
@@ -48,7 +45,6 @@ def told(stream: Any, device: str, *, state: int) -> str:
 
 @pytest.fixture
 def policies(folder: Path) -> str:
-    """A folder with a policy under which conditions end soon after recovery, and a lost GPU evicts."""
     (folder / "policies").mkdir()
     spec = {"priority": 1, "health": {"calmSeconds": 1, "evict": {"causes": ["lost"]}}}
     policy = {"apiVersion": "gpu.dra-driver.io/v1alpha1", "kind": "GpuPolicy", "metadata": {"name": "p"}, "spec": spec}
@@ -57,7 +53,6 @@ def policies(folder: Path) -> str:
 
 
 def prepared(rest: RestClient, process: Node, number: int = 0) -> dict[str, str]:
-    """A claim with a whole GPU."""
     claim = claim_maker(rest).make(number)
     answer = process.prepare(claim)
     assert answer.devices, answer.error
@@ -78,7 +73,6 @@ def test_a_claim_and_its_pods_hear_of_the_end_of_their_gpu_where_asked(
     hardware.inject(uuid(hardware, 0), "xid=48")
 
     def said(kind: str) -> set[str]:
-        """Of the event about the XID."""
         items = rest.list(f"/api/v1/namespaces/{NAMESPACE}/events")["items"]
         about = {"ResourceClaim": mine["name"], "Pod": "trainer"}
         assert all(each["involvedObject"]["name"] == about[each["involvedObject"]["kind"]] for each in items)

@@ -58,7 +58,6 @@ def description(root: Path) -> dict[str, Any]:
 
 
 def expected(description: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Attributes and memory by device name, as the board's YAML has them."""
     system, common = description["system"], description["device_defaults"]
     found = {}
     for one in description["devices"]:
@@ -100,7 +99,6 @@ def overrides(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def process(rest: RestClient, root: Path, node: Callable[..., Node], overrides: Path) -> Node:
-    """A registered node process that has published."""
     if not root.is_dir():
         pytest.skip(f"${ROOTS} has no driver root of that board")
     started = node(

@@ -112,7 +112,6 @@ class Node:
 
 @contextmanager
 def watching(*names: str, api: Api | None = None) -> Iterator[Node]:
-    """A node of an API server with these policies, or of ``api``."""
     node = Node(api if api is not None else Api())
     node.api.add(*names)
     node.watch.start()
@@ -123,7 +122,6 @@ def watching(*names: str, api: Api | None = None) -> Iterator[Node]:
 
 
 def settled(node: Node, stream: Stream) -> None:
-    """Returns when the events told so far have been taken in."""
     marker = policy("zz-marker", select={"nodeNames": ["node-1"]})
     node.tell(stream, "ADDED", marker)
     node.until(lambda: "zz-marker" in (node.names() or []))
@@ -169,7 +167,6 @@ def test_a_deletion_counts_after_a_while() -> None:
 
 
 def test_a_deletion_during_the_copy_of_another_one_is_not_lost() -> None:
-    """The second one arrives between the copy of what is left and its use, in the watch's thread."""
     with watching("a", "b", "c") as node:
         node.has("a", "b", "c")
         stream = node.api.streams.get(timeout=5)

@@ -1,9 +1,11 @@
-"""The whole node process from outside: its start, failures and stop."""
+"""The whole node process from outside: its start, failures, device nodes on the host, and stop."""
 
 import json
+import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -13,17 +15,19 @@ from typing import Any
 
 import pytest
 
+from dra_driver.hardware.gpu.simulated.root import UVM_MISSING
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
+from dra_driver.node.process.hardware import SIMULATED_ROOT
 from dra_driver.sim.apiserver.server import ApiServer
-from tests.contract.node.process.processes import DRIVER, NODE, POOL, Node, claim_maker, devices, generations
+from tests.contract.node.process.processes import DRIVER, NODE, POOL, Node, claim_maker, devices, events, generations
 from tests.fakes.kubelet import DraClient, dial, register, watch_health
+from tests.fakes.node_process import NodeProcess
 
 UID = "b1c7e0f2-5d0a-4c61-9f7e-0f6f0a8c1d2e"
 
 
 def test_starts_publishes_serves_and_stops_on_sigterm(rest: RestClient, node: Callable[..., Node]) -> None:
-    """The life of the process; slices stay, so that a restart does not make devices vanish."""
     process = node().start()
     process.wait_for(lambda: "has not registered" in process.ready()[1])
     assert process.ready()[0] == 503
@@ -41,7 +45,6 @@ def test_starts_publishes_serves_and_stops_on_sigterm(rest: RestClient, node: Ca
 
 
 def test_prepared_claim_survives_kill_9_and_restart(rest: RestClient, node: Callable[..., Node]) -> None:
-    """Running pods keep their devices, the second prepare answers the same, and unprepare leaves nothing."""
     process = node().start()
     process.wait_for(lambda: len(generations(rest)) == POOL and process.dra.exists())
     maker = claim_maker(rest)
@@ -78,7 +81,6 @@ def test_two_pods_overlap_in_a_rolling_update(rest: RestClient, node: Callable[.
 
 
 def test_api_server_that_is_down_at_start_is_waited_for(tmp_path: Path, node: Callable[..., Node]) -> None:
-    """The kubelet is served meanwhile, because pods that end need their unprepare."""
     server = ApiServer()
     server.start()
     kubeconfig = str(server.kubeconfig(tmp_path / "kubeconfig"))
@@ -160,7 +162,6 @@ def test_journal_that_is_removed_makes_the_process_ask_for_its_restart(
 def test_stop_is_quick_with_a_silent_api_server_and_an_open_health_stream(
     tmp_path: Path, node: Callable[..., Node]
 ) -> None:
-    """A node without a connection to its control plane must still shut down in order."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen(64)
@@ -237,3 +238,158 @@ def test_node_process_loads_only_what_it_needs(rest: RestClient, node: Callable[
     wrong += [package for package in FOREIGN_PACKAGES_NOT_LOADED if package in loaded]
     assert wrong == []
     maker.drop(claim)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        ({"node_name": None}, "--node-name (NODE_NAME) is missing"),
+        ({"node_name": "Not_A_Name"}, "--node-name (NODE_NAME): 'Not_A_Name': expected a DNS subdomain"),
+        ({"http_addr": "everywhere"}, "--http-addr (HTTP_ADDR): 'everywhere': expected HOST:PORT"),
+        (
+            {"kubelet_registrar_dir": "/nowhere/plugins_registry"},
+            "registry /nowhere/plugins_registry is not a directory",
+        ),
+        ({"simulate": None, "driver_root": "/nowhere/driver"}, "driver root /nowhere/driver is not a directory"),
+        ({"cdi_dir": "/proc/version"}, "cannot create the CDI directory /proc/version"),
+        ({"cdi_dir": "/proc/sys"}, "the CDI directory /proc/sys is not writable"),
+        ({"kubeconfig": "/nowhere/kubeconfig"}, "kubeconfig /nowhere/kubeconfig does not exist"),
+        ({"simulate": "3xnonsense"}, "nonsense"),
+        ({"kubelet_plugins_dir": "/tmp/" + "p" * 100}, "unix socket's may have 107"),
+    ],
+)
+def test_wrong_configuration_ends_with_status_2_and_a_sentence(
+    node: Callable[..., Node], flags: dict[str, str | None], sentence: str
+) -> None:
+    status, text = node(**flags).refused()
+    assert status == 2, text
+    last = text.splitlines()[-1]
+    assert last.startswith("dra-driver: ")
+    assert sentence in last
+    assert "Traceback" not in text
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("plugins/gpu.nvidia.com/dra.sock", "dra.sock: there is a directory"),
+        ("reg/gpu.nvidia.com-reg.sock", "-reg.sock: there is a directory"),
+        ("plugins/gpu.nvidia.com/state.db", "cannot start without a journal"),
+        ("plugins/gpu.nvidia.com/simulated-root/usr/bin/nvidia-smi", "cannot start without a driver root"),
+    ],
+)
+def test_process_that_cannot_start_has_published_nothing(
+    rest: RestClient, node: Callable[..., Node], path: str, sentence: str
+) -> None:
+    """In a crash loop, published devices would attract pods that no process could serve."""
+    process = node()
+    (process.folder / path).mkdir(parents=True)
+    status, text = process.refused()
+    assert (status, "Traceback" in text) == (2, False), text
+    assert sentence in text.splitlines()[-1]
+    assert (generations(rest), process.cdi_files) == ([], [])
+
+
+def test_second_process_of_one_pod_has_published_nothing(rest: RestClient, node: Callable[..., Node]) -> None:
+    """Two processes with one --pod-uid share the lock; the socket detects the second before it changes anything."""
+    first = node(pod_uid="aaaa").start()
+    first.wait_for(lambda: len(generations(rest)) == POOL)
+    smi = first.folder / "plugins" / DRIVER / "simulated-root" / "usr" / "bin" / "nvidia-smi"
+    before = generations(rest), smi.read_text()
+    status, text = node(pod_uid="aaaa", simulate="1xl4-24gb").refused()
+    assert (status, "another process already serves" in text.splitlines()[-1]) == (2, True), text
+    assert (generations(rest), smi.read_text()) == before, "the first one's containers would see other GPUs"
+
+
+def test_settings_come_from_the_environment_too(folder: Path, kubeconfig: str) -> None:
+    process = NodeProcess(folder, environ={"NODE_NAME": "Wrong", "KUBECONFIG": kubeconfig}, node_name=None)
+    status, text = process.refused()
+    assert (status, "'Wrong'" in text) == (2, True)
+
+
+def test_port_in_use_is_a_configuration_error(node: Callable[..., Node]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        status, text = node(http_addr=f"127.0.0.1:{taken.getsockname()[1]}").refused()
+    assert status == 2
+    assert "choose another --http-addr" in text
+
+
+CALL_S = 45.0
+"""The kubelet's own limit."""
+
+
+def prepared(rest: RestClient, running: Node) -> Any:
+    return running.prepare(claim_maker(rest).make(0), CALL_S)
+
+
+def numbers(path: Path) -> tuple[int, int]:
+    status = path.lstat()
+    assert stat.S_ISCHR(status.st_mode)
+    return os.major(status.st_rdev), os.minor(status.st_rdev)
+
+
+def may_make_nodes(folder: Path) -> bool:
+    try:
+        os.mknod(folder / "probe", stat.S_IFCHR, os.makedev(195, 0))
+    except PermissionError:
+        return False
+    (folder / "probe").unlink()
+    return True
+
+
+def test_a_claims_nodes_are_on_the_host_before_the_answer(
+    rest: RestClient, node: Callable[..., Node], tmp_path: Path
+) -> None:
+    dev = tmp_path / "dev"
+    dev.mkdir()
+    if not may_make_nodes(dev):
+        pytest.skip("this user may not make device nodes")
+    stale = os.makedev(194, 0)
+    os.mknod(dev / "nvidia0", stat.S_IFCHR | 0o600, stale)
+    running = node(host_dev=str(dev)).start()
+    running.register()
+    running.wait_for(lambda: devices(rest))
+    assert not prepared(rest, running).error
+    assert {name: numbers(dev / name) for name in ("nvidia0", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools")} == {
+        "nvidia0": (195, 0),
+        "nvidiactl": (195, 255),
+        "nvidia-uvm": (510, 0),
+        "nvidia-uvm-tools": (510, 1),
+    }
+    assert (dev / "nvidia0").stat().st_mode & 0o777 == 0o666
+    assert numbers((dev / "char/195:0").resolve()) == (195, 0)
+    assert os.readlink(dev / "char/510:0") == "../nvidia-uvm"  # noqa: PTH115 - not normalised
+    running.wait_for((dev / "nvidia1").exists, timeout_s=20)
+    assert running.ready() == (200, "ok\n")
+
+
+def test_a_dev_that_cannot_be_written_is_a_warning(rest: RestClient, node: Callable[..., Node]) -> None:
+    running = node(host_dev="/proc").start()
+    running.register()
+    running.wait_for(lambda: devices(rest))
+    assert not prepared(rest, running).error
+    running.wait_for(lambda: events(rest, "DeviceNodeProblem"), timeout_s=20)
+    status, text = running.ready()
+    assert (status, text.splitlines()[0]) == (200, "ok")
+    assert "remark: the host's /dev/nvidia-uvm is not the character device 510:0: it cannot be made: " in text
+    assert 'dra_driver_device_node_problems{kind="node"} 6.0' in running.metrics()
+
+
+def test_without_nvidia_uvm_the_node_says_so_until_it_is_loaded(rest: RestClient, node: Callable[..., Node]) -> None:
+    running = node()
+    fault = running.folder / "plugins" / DRIVER / SIMULATED_ROOT / UVM_MISSING
+    fault.parent.mkdir(parents=True)
+    fault.touch()
+    running.start()
+    running.register()
+    running.wait_for(lambda: "lists nvidia but not nvidia-uvm" in running.ready()[1], timeout_s=20)
+    assert running.ready()[0] == 503
+    running.wait_for(lambda: events(rest, "CudaUnavailable"), timeout_s=20)
+    assert "modprobe nvidia-uvm" in events(rest, "CudaUnavailable")[0]
+    assert devices(rest) == []
+    fault.unlink()
+    running.wait_for(lambda: devices(rest), timeout_s=20)
+    running.wait_for(lambda: running.ready() == (200, "ok\n"), timeout_s=20)
+    assert not prepared(rest, running).error

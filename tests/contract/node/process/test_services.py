@@ -1,7 +1,9 @@
-"""The services as a kubelet calls them, over real gRPC on a real unix socket."""
+"""The services and health streams as a kubelet calls them, over real gRPC on a unix socket."""
 
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -9,10 +11,18 @@ import pytest
 
 from dra_driver.core import errors
 from dra_driver.core.errors import ClaimReplacedError, DeviceInUseError
+from dra_driver.core.model.ids import DeviceName, PoolName
 from dra_driver.core.telemetry.metrics import RESULTS
 from dra_driver.node.process.endpoints import DRA_THREADS, SUPPORTED_VERSIONS
-from dra_driver.node.process.health_report import MAX_STREAMS
-from dra_driver.node.process.server import MAX_REQUEST_BYTES
+from dra_driver.node.process.health_report import (
+    MAX_STREAMS,
+    SLOW_S,
+    TIMEOUT_S,
+    DeviceReport,
+    DeviceState,
+    HealthStreams,
+)
+from dra_driver.node.process.server import MAX_REQUEST_BYTES, UnixServer
 from dra_driver.node.process.service import MAX_CLAIMS, PREPARE_THREADS, result_of
 from tests.contract.node.process.conftest import DRIVER, Plugin
 from tests.contract.node.process.processes import until
@@ -158,7 +168,6 @@ def test_unprepare_is_served_however_many_prepares_wait(plugin: Plugin, client: 
 
 
 def test_the_preparer_gets_the_time_left_until_the_kubelets_deadline(plugin: Plugin, client: DraClient) -> None:
-    """Time that a call spent in a queue counts: the answer has to leave before the kubelet's deadline."""
     client.prepare(A, timeout=5.0)
     client.unprepare(A, timeout=5.0)
     heard = [left or 0.0 for left in plugin.preparer.time_left]
@@ -196,7 +205,6 @@ def test_health_streams_take_no_thread_from_prepare(plugin: Plugin, client: DraC
 
 
 def wait_for(what: threading.Event) -> None:
-    """Hold up a prepare."""
     what.wait(20.0)
 
 
@@ -213,9 +221,116 @@ def wait_for(what: threading.Event) -> None:
     ],
 )
 def test_every_branch_of_the_error_tree_has_its_label(error: errors.DraError | None, result: str) -> None:
-    """Each label names who has to act: the user, the administrator, the owner of the hardware, or a developer."""
     assert result_of(error) == result
     assert result in RESULTS
     branches = [branch for branch in errors.DraError.__subclasses__() if branch.__module__ == errors.__name__]
     assert len(branches) > 4
     assert {branch for branch in branches if result_of(branch("x")) == "internal"} == {errors.InvalidSpecError}
+
+
+POOL = PoolName("node-a/gpu.nvidia.com")
+SICK = DeviceReport(pool=POOL, device=DeviceName("gpu-0"), state=DeviceState.UNHEALTHY, message="XID 79: it is gone")
+WELL = DeviceReport(pool=POOL, device=DeviceName("gpu-1"), state=DeviceState.HEALTHY)
+UNKNOWN = DeviceReport(pool=POOL, device=DeviceName("gpu-2"), state=DeviceState.UNKNOWN)
+LARGE = [
+    DeviceReport(pool=POOL, device=DeviceName(f"gpu-{n}"), state=SICK.state, message="x" * 1024) for n in range(900)
+]
+
+
+class Server:
+    """The streams on a socket, with a clock that a test turns."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now = 0.0
+        self.streams = HealthStreams(clock=lambda: self.now)
+        self.path = folder / "s"
+        self._server = UnixServer(self.path, self.streams.handlers(), threads=2, name="dra")
+        self._server.start()
+
+    def stop(self) -> None:
+        self.streams.stop()
+        self._server.stop(1.0)
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[Server]:
+    made = Server(folder)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def stream_channel(server: Server) -> Iterator[grpc.Channel]:
+    with dial(server.path) as made:
+        yield made
+
+
+def shown(message: Any) -> list[tuple[str, str, int, str]]:
+    return [(d.device.pool_name, d.device.device_name, d.health, d.message) for d in message.devices]
+
+
+@pytest.mark.parametrize("package", ["v1", "v1alpha1"])
+def test_devices_with_health_message_and_timeout(server: Server, stream_channel: grpc.Channel, package: str) -> None:
+    stream = watch_health(stream_channel, package)
+    assert until(lambda: server.streams.count == 1)
+    server.streams.report([SICK, WELL, UNKNOWN])
+    message = next(stream)
+    assert shown(message) == [(POOL, "gpu-0", 2, SICK.message), (POOL, "gpu-1", 1, ""), (POOL, "gpu-2", 0, "")]
+    assert {device.health_check_timeout_seconds for device in message.devices} == {TIMEOUT_S}
+    assert all(abs(device.last_updated_time - time.time()) < 60 for device in message.devices)
+
+
+def test_a_new_stream_gets_the_newest_report_at_once(server: Server, stream_channel: grpc.Channel) -> None:
+    """After a kubelet's restart, devices would otherwise be Unknown until the next report."""
+    server.streams.report([SICK])
+    server.streams.report([WELL])
+    stream = watch_health(stream_channel, "v1")
+    for _ in range(3):
+        assert shown(next(stream)) == [(POOL, "gpu-1", 1, "")]
+        server.streams.report([WELL])  # the kubelet forgets devices that are not repeated
+
+
+def test_a_stream_that_is_not_read_delays_no_other_and_is_ended(server: Server) -> None:
+    """It keeps a thread until then, because gRPC waits for room."""
+    with dial(server.path) as stuck, dial(server.path) as other:
+        silent = watch_health(stuck, "v1alpha1")
+        assert until(lambda: server.streams.count == 1)
+        reading = watch_health(other, "v1")
+        assert until(lambda: server.streams.count == 2)
+        for _ in range(20):  # a megabyte each, which no buffer takes
+            server.streams.report(LARGE)
+            assert len(next(reading).devices) == len(LARGE)
+        assert until(lambda: server.streams.sending == 1)
+        server.now += SLOW_S + 1
+        server.streams.report([WELL])
+        assert shown(next(reading)) == [(POOL, "gpu-1", 1, "")]
+        assert until(lambda: server.streams.count == 1)
+        with pytest.raises(grpc.RpcError):
+            list(silent)
+
+
+def test_nothing_is_sent_before_there_is_something_to_say(server: Server, stream_channel: grpc.Channel) -> None:
+    """The kubelet shows Unknown; and what was said last is taken back."""
+    stream = watch_health(stream_channel, "v1")
+    assert until(lambda: server.streams.count == 1)
+    server.streams.report([])
+    server.streams.report([SICK])
+    server.streams.report([])
+    found = [next(stream)]
+    if found[-1].devices:  # the newest is sent; the one before may have been
+        found.append(next(stream))
+    assert len(found[-1].devices) == 0
+    server.streams.stop()
+    assert list(stream) == []
+
+
+def test_a_stop_with_a_stream_that_is_not_read_is_quick(server: Server) -> None:
+    with dial(server.path) as stuck:
+        silent = watch_health(stuck, "v1")
+        assert until(lambda: server.streams.count == 1)
+        for _ in range(5):
+            server.streams.report(LARGE)
+        begin = time.monotonic()
+        server.stop()
+        assert time.monotonic() - begin < 5.0
+        silent.cancel()

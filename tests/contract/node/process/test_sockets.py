@@ -59,7 +59,6 @@ def test_registration_socket_that_was_deleted_comes_back(plugin: Plugin) -> None
 
 
 def test_dra_socket_that_was_deleted_comes_back_for_a_connected_kubelet(plugin: Plugin) -> None:
-    """The old connection is told to go and leads to the new socket; a new registration would cut calls in progress."""
     registered = plugin.paths.registration.lstat().st_ino
     with dial(plugin.paths.dra) as channel:
         client = DraClient(channel)
@@ -75,7 +74,6 @@ def test_dra_socket_that_was_deleted_comes_back_for_a_connected_kubelet(plugin: 
 
 
 def test_a_call_in_progress_is_answered_although_its_socket_was_deleted(plugin: Plugin) -> None:
-    """A prepare that has begun is worth finishing: a failed one costs the pod more than a minute."""
     with held_up(plugin) as (future, release):
         plugin.paths.dra.unlink()
         plugin.endpoints.check()
@@ -130,7 +128,6 @@ def test_stale_sockets_of_a_killed_process_are_replaced(folder: Path) -> None:
 
 
 def test_regular_file_in_a_sockets_place_is_an_error_that_names_it(folder: Path) -> None:
-    """It may be needed, so it is not silently replaced, and no other socket stays behind."""
     plugin = Plugin(folder)
     plugin.paths.registration.write_text("notes")
     with pytest.raises(
@@ -142,7 +139,6 @@ def test_regular_file_in_a_sockets_place_is_an_error_that_names_it(folder: Path)
 
 
 def test_sockets_work_at_the_longest_path_the_kernel_takes(folder: Path) -> None:
-    """Names use every byte of the limit, and the private name during binding must fit as well."""
     registrar_dir = folder / ("d" * (MAX_PATH_BYTES - len(str(folder)) - len("/" + "/dra-reg.sock") - 23))
     registrar_dir.mkdir()
     paths = SocketPaths.choose(driver=DRIVER, registrar_dir=registrar_dir, plugin_dir=registrar_dir, pod_uid=UID)
@@ -196,7 +192,6 @@ def test_registration_outlives_the_calls_in_progress(plugin: Plugin) -> None:
 
 @contextmanager
 def held_up(plugin: Plugin) -> Iterator[tuple[Any, threading.Event]]:
-    """A prepare that has begun, as a future, and the event that lets it go on."""
     entered, release = threading.Event(), threading.Event()
 
     def before(_: object) -> None:

@@ -25,7 +25,6 @@ ROW = re.compile(r"\| `(?P<name>[^`]+)` \| (?P<most>\d+) \|")
 
 
 def documented(process: str) -> dict[str, int]:
-    """Names in the table under that heading, as regular expressions, and how many threads of each there may be."""
     (section,) = re.findall(rf"^## {process}\n(.*?)(?=^## )", (ROOT / "docs/threads.md").read_text(), re.M | re.S)
     return {re.escape(row["name"]).replace("N", r"\d+"): int(row["most"]) for row in ROW.finditer(section)}
 
@@ -49,7 +48,6 @@ class Child:
 
 @contextmanager
 def started(command: list[str], environ: dict[str, str]) -> Iterator[Child]:
-    """The same subcommand and flags in a process that prints the names of its threads."""
     arguments = [
         sys.executable,
         "-m",
@@ -70,7 +68,6 @@ def started(command: list[str], environ: dict[str, str]) -> Iterator[Child]:
 
 
 def undocumented(names: list[str], rows: dict[str, int]) -> list[str]:
-    """Threads without a row, and rows with more threads than they allow."""
     without_row = [name for name in names if not any(re.fullmatch(row, name) for row in rows)]
     too_many = [row for row, most in rows.items() if sum(bool(re.fullmatch(row, name)) for name in names) > most]
     return without_row + too_many
@@ -78,7 +75,6 @@ def undocumented(names: list[str], rows: dict[str, int]) -> list[str]:
 
 @pytest.fixture
 def node(folder: Path) -> Iterator[Node]:
-    """The command of a node process with every thread that settings can ask for."""
     api = ApiServer()
     api.start()
     api.store.create(NODES, {"metadata": {"name": "node-a"}})
@@ -88,7 +84,6 @@ def node(folder: Path) -> Iterator[Node]:
 
 
 def test_every_thread_of_a_node_process_is_documented(node: Node) -> None:
-    """And every row of the table has a thread, once every kind of call has been made."""
     rows = documented("Node process")
     with started(node.command(), node.environ) as child:
         child.names()  # the process has started
@@ -118,7 +113,6 @@ def test_every_thread_of_a_node_process_is_documented(node: Node) -> None:
 
 
 def make_a_gpu_ill(node: Node) -> None:
-    """So that there is something to say on health streams."""
     gpus = SimulatedBackend.from_spec(
         str(node.flags["simulate"]), "node-a", state_file=node.dra.with_name("simulated-gpus.json")
     )
@@ -126,7 +120,6 @@ def make_a_gpu_ill(node: Node) -> None:
 
 
 def ask_for_metrics(port: int) -> socket.socket:
-    """An HTTP connection with a request whose answer is not read."""
     client = socket.create_connection(("127.0.0.1", port), timeout=5)
     client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
     return client

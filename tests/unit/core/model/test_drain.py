@@ -31,12 +31,10 @@ def test_the_annotation_says_which_gpus(text: str | None, drained: set[GpuUuid])
 
 
 def test_words_that_are_no_gpu_are_kept_for_a_warning() -> None:
-    """A device's name is the likely mistake."""
     assert DrainRequest.of("gpu-0,GPU-a,gpu-0").unknown == ("gpu-0",)
 
 
 def test_requests_are_joined() -> None:
-    """A second drain does not end the first one."""
     assert DrainRequest.of("GPU-a").joined([B]).text == "GPU-a,GPU-b"
     assert DrainRequest.of("GPU-a").joined(None).text == "all"
     assert DrainRequest.of("all").joined([B]).text == "all"
@@ -44,7 +42,6 @@ def test_requests_are_joined() -> None:
 
 
 def test_gpus_are_taken_out() -> None:
-    """The annotation goes with the last one."""
     assert DrainRequest.of("GPU-a,GPU-b").without([A]).text == "GPU-b"
     assert DrainRequest.of("GPU-b").without([B]).text is None
     assert DrainRequest.of("all").without(None).text is None

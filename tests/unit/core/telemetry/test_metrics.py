@@ -16,7 +16,6 @@ DRIVER = "metrics-test.example"
 
 
 def test_causes_are_those_of_conditions() -> None:
-    """The leaf cannot import them."""
     assert set(metrics.CAUSES) == set(HealthCause)
 
 
@@ -77,14 +76,12 @@ def test_labels_come_from_closed_sets() -> None:
 
 
 def nothing_in_use() -> list[Family]:
-    """The families of a node without GPUs."""
     knows = Knows(driver="none", processes="none", utilisation="none", containers="none", claims="none")
     joined = JoinedUsage(node="n", at=datetime(2026, 7, 1, tzinfo=UTC), elapsed_s=0.0, knows=knows)
     return families(joined, UsageLedger(), Judged(idle_s={}, over_bytes={}))
 
 
 def test_every_metric_and_label_value_is_documented() -> None:
-    """Authors of alerts and dashboards read docs/metrics.md."""
     document = (Path(__file__).parents[4] / "docs" / "metrics.md").read_text()
     renders = (metrics.render, controller_metrics.render, exporter_metrics.render)
     exporter_metrics.usage.set(nothing_in_use())

@@ -43,18 +43,12 @@ def paths(document: ContainerEdits) -> list[str]:
     return [node.path for node in document.device_nodes]
 
 
-def test_base_document_without_hooks(files: DriverFiles) -> None:
-    """Every library under each name that programs ask for, in the loader's default folders."""
-    spec = edits.base_spec(NAMES, files, MAJORS, None)
+@pytest.mark.parametrize(("hook", "expected"), [(None, "base-soname.yaml"), (HOOK, "base-hooks.yaml")])
+def test_base_document_without_and_with_hooks(files: DriverFiles, hook: CdiHook | None, expected: str) -> None:
+    """With NVIDIA's hook every library once; the hook makes the links and the linker's cache."""
+    spec = edits.base_spec(NAMES, files, MAJORS, hook)
     validate(spec, "base")
-    assert spec.to_wire() == golden("base-soname.yaml")
-
-
-def test_base_document_with_hooks(files: DriverFiles) -> None:
-    """Every library once; NVIDIA's hook makes the links and the linker's cache."""
-    spec = edits.base_spec(NAMES, files, MAJORS, HOOK)
-    validate(spec, "base")
-    assert spec.to_wire() == golden("base-hooks.yaml")
+    assert spec.to_wire() == golden(expected)
 
 
 @pytest.mark.parametrize("hook", [None, HOOK], ids=["soname", "hook"])
@@ -65,7 +59,6 @@ def test_an_image_that_asks_for_all_gpus_gets_none_by_it(files: DriverFiles, hoo
 
 
 def test_claim_document() -> None:
-    """The granted devices alone; the version is the lowest that allows a name starting with a digit."""
     devices = [
         (NAMES.claim_device(UID, f"gpu-{minor}"), edits.gpu_edits(minor, MAJORS, HOST, uuid=uuid))
         for minor, uuid in UUIDS.items()
@@ -101,10 +94,7 @@ def partition(minor: int, gi: int, uuid: str) -> ContainerEdits:
 def test_claim_documents_of_partitions(file: str, partitions: list[tuple[str, int, int]]) -> None:
     """Each partition opens its own two capabilities; those of one parent share nothing but the parent's node."""
     devices = [
-        (
-            NAMES.claim_device(UID, name),
-            partition(minor, gi, f"MIG-0f0e0d0c-0b0a-5908-8706-0504030201{gi:02}"),
-        )
+        (NAMES.claim_device(UID, name), partition(minor, gi, f"MIG-0f0e0d0c-0b0a-5908-8706-0504030201{gi:02}"))
         for name, minor, gi in partitions
     ]
     spec = edits.claim_spec(NAMES, devices)
@@ -232,7 +222,6 @@ def test_minor_and_mode_are_the_kernel_modules(tmp_path: Path) -> None:
 
 
 def test_the_list_of_minors_answers_where_the_access_files_are_not_seen(tmp_path: Path) -> None:
-    """Its numbers hold whether the instance exists or not, and it has no mode."""
     write(tmp_path, "nvidia-caps/mig-minors", MINORS)
     assert partition_capabilities(str(tmp_path), 0, 1, 0) == (Capability(minor=12), Capability(minor=13))
 
@@ -269,7 +258,6 @@ def test_an_unknown_instance_is_lost(tmp_path: Path, gpu: int, instance: int, co
 
 
 def test_drm_nodes_come_from_sysfs(tmp_path: Path) -> None:
-    """The GPU's own nodes only, with the numbers that sysfs gives; connectors and damaged files are left out."""
     folder = tmp_path / "bus/pci/devices/0000:65:00.0/drm"
     for name, content in {"card1": "226:1\n", "renderD129": "226:129\n", "card1-DP-1": "1:1\n", "card2": "x"}.items():
         (folder / name).mkdir(parents=True)
@@ -282,5 +270,4 @@ def test_drm_nodes_come_from_sysfs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bus_id", [None, "", "../../../etc", "0000:65:00.0/..", "0000:66:00.0"])
 def test_no_drm_nodes_without_a_gpu_of_that_address(tmp_path: Path, bus_id: str | None) -> None:
-    """Compute-only modules and hostile addresses alike."""
     assert drm_nodes(bus_id, str(tmp_path)) == ()

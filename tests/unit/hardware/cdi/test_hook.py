@@ -39,7 +39,6 @@ def test_the_first_hook_on_the_host_is_taken(tmp_path: Path) -> None:
 
 
 def test_a_hook_that_cannot_run_is_not_used(tmp_path: Path) -> None:
-    """A hook that fails keeps every container from starting."""
     root = FakeDriverRoot(tmp_path)
     root.put(HOOK, b"", 0o644)
     root.link(CTK, "/nowhere")
@@ -56,7 +55,6 @@ def test_a_driver_containers_root_tells_nothing_about_the_host(tmp_path: Path) -
 
 
 def test_a_chosen_hook_must_be_on_the_host(tmp_path: Path) -> None:
-    """The process does not start; otherwise every pod would fail."""
     FakeDriverRoot(tmp_path).put("/opt/hook", b"", 0o755)
     assert find_hook(host_view(tmp_path), "/opt/hook") == "/opt/hook"
     with pytest.raises(ConfigurationError, match=r"/opt/other is not an executable file on the host"):
@@ -111,14 +109,12 @@ def test_a_hook_with_a_known_hole_is_not_used(tmp_path: Path, version: str) -> N
 
 
 def test_a_chosen_hook_is_held_to_the_same_floor(tmp_path: Path) -> None:
-    """The administrator chooses the place, not the hole."""
     FakeDriverRoot(tmp_path).put("/opt/hook", b"", 0o755)
     assert choose_hook(host_view(tmp_path), "/opt/hook", printing("NVIDIA CDI Hook version 1.17.7")).hook is None
     assert choose_hook(host_view(tmp_path), "none", printing("NVIDIA CDI Hook version 1.18.0")) == HookChoice()
 
 
 def test_a_hook_of_a_host_that_cannot_be_seen_is_not_used(tmp_path: Path) -> None:
-    """Its version cannot be asked for."""
     root = DriverRoot(root=str(tmp_path), host_root="/run/nvidia/driver")
     choice = choose_hook(root, "/opt/hook", printing("NVIDIA CDI Hook version 1.18.0"))
     assert choice.hook is None
@@ -147,7 +143,6 @@ def program(path: Path, body: str) -> str:
     ],
 )
 def test_the_version_is_read_from_its_line(printed: str, version: Semver) -> None:
-    """The commit and warnings around it do not matter."""
     assert parse_version(printed.encode()) == version
 
 
@@ -175,7 +170,6 @@ def test_nonsense_is_an_unknown_version_in_printable_words(printed: bytes) -> No
 
 
 def test_a_program_is_asked_for_its_version(tmp_path: Path) -> None:
-    """Its standard error does not count."""
     path = program(tmp_path / "hook", 'echo noise >&2; [ "$1" = --version ] && echo "NVIDIA CDI Hook version 1.18.1"')
     assert HookVersions().read("/", path, path) == Semver(1, 18, 1)
 
@@ -190,7 +184,6 @@ def test_a_program_is_asked_for_its_version(tmp_path: Path) -> None:
     ],
 )
 def test_a_program_that_misbehaves_takes_bounded_time(tmp_path: Path, body: str, said: str) -> None:
-    """It is killed with its children, and the node goes on without the hook."""
     path = program(tmp_path / "hook", body)
     before = time.monotonic()
     with pytest.raises(UnknownVersionError, match=said):
@@ -199,7 +192,6 @@ def test_a_program_that_misbehaves_takes_bounded_time(tmp_path: Path, body: str,
 
 
 def test_a_program_that_cannot_start_is_one_sentence(tmp_path: Path) -> None:
-    """A script without its interpreter, a file of another machine, a file that is gone."""
     broken = tmp_path / "hook"
     broken.write_bytes(b"\x7fELF nonsense")
     broken.chmod(0o755)
@@ -210,7 +202,6 @@ def test_a_program_that_cannot_start_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_below_another_root_the_program_runs_in_that_root(tmp_path: Path) -> None:
-    """A program of the host needs the host's libraries and paths; this root has none, so nothing of it can run."""
     program(tmp_path / "hook", "echo NVIDIA CDI Hook version 1.18.0")
     with pytest.raises(UnknownVersionError, match="its --version printed"):
         HookVersions().read(str(tmp_path), "/hook", str(tmp_path / "hook"))

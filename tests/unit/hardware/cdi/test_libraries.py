@@ -1,19 +1,27 @@
-"""What is found under driver roots of all layouts."""
+"""Files of drivers of all layouts, SONAMEs (also of damaged libraries), and the watch for changes of the folders."""
 
+import gc
 import os
+import socket
 import sys
 import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import FrameType
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from dra_driver.core.errors import DriverUnavailableError
+from dra_driver.hardware.cdi.elf import SharedObject, read_shared_object
 from dra_driver.hardware.cdi.libraries import DriverFiles, discover
+from dra_driver.hardware.cdi.watch import FolderWatch, MountWatch
 from dra_driver.hardware.driver_root.root import DriverRoot
 from tests.fakes import elf
 from tests.fakes.driver_root import VERSION, FakeDriverRoot, debian
+from tests.fakes.elf import X86_64, Elf
 
 DEBIAN = "/usr/lib/x86_64-linux-gnu"
 
@@ -23,7 +31,6 @@ def found(root: FakeDriverRoot, version: str | None = None) -> DriverFiles:
 
 
 def test_a_debian_driver_is_found_whole(tmp_path: Path) -> None:
-    """Libraries by version and with versions of their own, programs, firmware, configuration, sockets; nothing else."""
     files = found(debian(tmp_path))
     assert (files.version, files.multiarch) == (VERSION, "x86_64-linux-gnu")
     assert {(library.path, library.soname) for library in files.libraries} == {
@@ -58,7 +65,6 @@ def test_a_debian_driver_is_found_whole(tmp_path: Path) -> None:
     ],
 )
 def test_every_distributions_folder_is_searched(tmp_path: Path, folder: str, machine: int, multiarch: str) -> None:
-    """The machine comes from the library itself, not from where it lies."""
     root = FakeDriverRoot(tmp_path)
     root.libraries(folder, machine=machine)
     files = found(root)
@@ -78,7 +84,6 @@ def test_a_driver_elsewhere_is_found_through_the_linkers_cache(tmp_path: Path) -
 
 
 def test_debian_alternatives_are_followed_to_the_real_file(tmp_path: Path) -> None:
-    """The program keeps its place in containers; the mount's source is the real file inside the root."""
     root = debian(tmp_path)
     (tmp_path / "usr/bin/nvidia-smi").unlink()
     root.link("/usr/bin/nvidia-smi", "/etc/alternatives/nvidia-smi")
@@ -114,7 +119,6 @@ def test_of_two_versions_the_one_that_the_loader_takes_wins(tmp_path: Path) -> N
 
 
 def test_nvml_alone_is_a_driver(tmp_path: Path) -> None:
-    """A node that only monitors may lack CUDA."""
     root = FakeDriverRoot(tmp_path)
     root.put(f"/usr/lib64/libnvidia-ml.so.{VERSION}", elf.library("libnvidia-ml.so.1"))
     assert found(root).version == VERSION
@@ -122,7 +126,6 @@ def test_nvml_alone_is_a_driver(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", ["nothing", "empty", "file"])
 def test_no_driver_is_one_sentence(tmp_path: Path, make: str) -> None:
-    """The person installing reads where was looked and what to do."""
     root = FakeDriverRoot(tmp_path / "root")
     if make == "empty":
         root.path.mkdir()
@@ -140,7 +143,6 @@ def test_a_root_that_cannot_be_read_says_so(tmp_path: Path) -> None:
 
 
 def test_changes_of_the_root_are_noticed(tmp_path: Path) -> None:
-    """An upgraded library, a new socket, a removed program: each makes the base document untrue."""
     root = debian(tmp_path)
     smi = tmp_path / "usr/bin/nvidia-smi"
     for change in (
@@ -157,7 +159,6 @@ def test_changes_of_the_root_are_noticed(tmp_path: Path) -> None:
 
 
 def test_a_switched_alternative_is_noticed(tmp_path: Path) -> None:
-    """The link on the way changes, neither the name nor the file that it led to."""
     root = debian(tmp_path)
     (tmp_path / "usr/bin/nvidia-smi").unlink()
     root.link("/usr/bin/nvidia-smi", "/etc/alternatives/nvidia/smi")
@@ -209,3 +210,199 @@ def kernel_calls(root: FakeDriverRoot) -> int:
         sys.setprofile(None)
     assert len(files.libraries) == 70
     return calls
+
+
+GOOD = Elf(soname=b"libcuda.so.1")
+HUGE = 2**64 - 1
+
+
+def read(folder: Path, data: bytes) -> SharedObject | None:
+    path = folder / "lib"
+    path.write_bytes(data)
+    return read_shared_object(str(path))
+
+
+@pytest.mark.parametrize(
+    "soname", [None, b"../../etc/passwd", b"a/b", b"..", b".", b"", b"a b", b"\xff\xfe", b"a" * 300, b"x\n"]
+)
+def test_a_soname_that_could_be_a_path_is_not_used(tmp_path: Path, soname: bytes | None) -> None:
+    """It becomes the last part of a mount's target in every container of the node."""
+    assert read(tmp_path, GOOD.but(soname=soname).build()) == SharedObject(machine=X86_64, soname=None)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"ident": b"\x7fELF\x01\x01\x01" + bytes(9)},  # 32 bits
+        {"ident": b"\x7fELF\x02\x02\x01" + bytes(9)},  # big-endian
+        {"ident": b"#!/bin/sh\nexit 0"},
+        {"type": 2},  # a program
+        {"program_count": 0},
+        {"program_count": 65535},
+        {"program_entry_size": 0},
+        {"program_entry_size": 65535},
+        {"program_offset": HUGE},
+        {"program_offset": 2**63},
+        {"dynamic_offset": HUGE},
+        {"dynamic_offset": 2**40},
+        {"dynamic_size": HUGE},
+        {"dynamic_size": 2**30},
+        {"dynamic_size": 8},
+        {"string_address": 0},
+        {"string_address": HUGE},
+        {"string_size": 0},
+        {"soname_offset": HUGE},
+        {"soname_offset": 2**20},
+        {"load_size": 16},
+    ],
+    ids=str,
+)
+def test_a_library_that_lies_is_no_library(tmp_path: Path, lie: dict[str, int]) -> None:
+    assert read(tmp_path, GOOD.but(**lie).build()) is None
+
+
+def test_a_soname_that_does_not_end_within_the_strings_is_not_used(tmp_path: Path) -> None:
+    found = read(tmp_path, GOOD.but(terminated=False).build() + b"garbage\0")
+    assert found == SharedObject(machine=X86_64, soname=None)
+    assert read(tmp_path, GOOD.but(terminated=False).build()) == SharedObject(machine=X86_64, soname=None)
+
+
+def test_every_truncation_is_harmless(tmp_path: Path) -> None:
+    """A driver upgrade may be half-way through copying."""
+    whole = GOOD.build()
+    for length in range(len(whole)):
+        found = read(tmp_path, whole[:length])
+        assert found is None or found.soname is None
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=st.dictionaries(st.integers(0, len(GOOD.build()) - 1), st.integers(0, 255), max_size=8))
+def test_random_damage_never_raises_nor_yields_a_path(tmp_path: Path, changes: dict[int, int]) -> None:
+    data = bytearray(GOOD.build())
+    for offset, value in changes.items():
+        data[offset] = value
+    found = read(tmp_path, bytes(data))
+    assert found is None or found.soname is None or "/" not in found.soname
+
+
+def test_a_sparse_terabyte_costs_nothing(large_file: Path) -> None:
+    large_file.write_bytes(GOOD.build())
+    os.truncate(large_file, 2**40)
+    assert read_shared_object(str(large_file)) == SharedObject(machine=X86_64, soname="libcuda.so.1")
+
+
+def test_a_fifo_does_not_stop_the_process(tmp_path: Path) -> None:
+    path = tmp_path / "lib"
+    os.mkfifo(path)
+    assert read_shared_object(str(path)) is None
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "lib" / "inner").mkdir(parents=True)
+    (tmp_path / "lib" / "old").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "later" / "deep")
+    return tmp_path
+
+
+def armed(root: Path) -> FolderWatch:
+    watch = FolderWatch([str(root / name) for name in ("lib", "missing/sub", "link")], [str(root)])
+    assert not watch.is_quiet(), "nothing is known before the first look"
+    watch.arm()
+    assert watch.is_quiet()
+    return watch
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "a file is added": lambda root: (root / "lib" / "new").write_text("x"),
+    "a file is removed": lambda root: (root / "lib" / "old").unlink(),
+    "a file is replaced": lambda root: (root / "lib" / "inner").rename(root / "lib" / "outer"),
+    "a missing folder's parent appears": lambda root: (root / "missing").mkdir(),
+    "the target of a link appears": lambda root: (root / "later").mkdir(),
+    "the folder is moved away": lambda root: (root / "lib").rename(root / "gone"),
+}
+
+
+@pytest.mark.usefixtures("inotify")
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_seen_at_the_next_look(root: Path, change: str) -> None:
+    watch = armed(root)
+    CHANGES[change](root)
+    assert not watch.is_quiet()
+
+
+@pytest.mark.usefixtures("inotify")
+def test_after_a_look_the_same_change_is_not_reported_again(root: Path) -> None:
+    watch = armed(root)
+    (root / "missing").mkdir()
+    watch.arm()
+    assert watch.is_quiet()
+    (root / "missing" / "sub").mkdir()
+    watch.arm()
+    (root / "missing" / "sub" / "file").write_text("x")
+    assert not watch.is_quiet()
+
+
+@pytest.mark.usefixtures("inotify")
+def test_another_folder_in_place_of_an_anchor_is_seen(root: Path) -> None:
+    """A mount that covers the root makes no event; a rename of a folder above shows the same."""
+    inner = root / "lib" / "inner"
+    watch = FolderWatch([], [str(inner)])
+    watch.arm()
+    assert watch.is_quiet()
+    inner.rename(root / "kept")
+    assert not watch.is_quiet()
+    inner.mkdir()
+    assert not watch.is_quiet()
+
+
+# No instance is left; it cannot be read; the kernel refuses watches on a pipe, as at the limit of watches.
+UNUSABLE: list[Callable[[Path], int]] = [
+    lambda _: -1,
+    lambda root: os.open(root, os.O_RDONLY),
+    lambda _: os.pipe2(os.O_NONBLOCK)[0],
+]
+
+
+@pytest.mark.parametrize("start", UNUSABLE)
+def test_without_a_usable_watch_every_look_is_a_thorough_one(root: Path, start: Callable[[Path], int]) -> None:
+    watch = FolderWatch([str(root / "lib")], [], start=lambda: start(root))
+    watch.arm()
+    assert not watch.is_quiet()
+
+
+@pytest.mark.usefixtures("inotify")
+def test_a_watch_that_is_dropped_gives_its_descriptor_back(root: Path) -> None:
+    watch = armed(root)
+    gc.collect()  # descriptors of earlier tests would be counted
+    before = set(Path("/proc/self/fd").iterdir())
+    del watch
+    assert len(set(Path("/proc/self/fd").iterdir())) == len(before) - 1
+
+
+@pytest.fixture
+def table() -> Iterator[tuple[socket.socket, MountWatch, socket.socket]]:
+    """The kernel's end, the watch, and the end that it watches."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as kernel:
+        watched, _ = listener.accept()
+        with watched:
+            yield kernel, MountWatch(start=watched.dup().detach), watched
+
+
+def test_a_mount_is_seen_once(table: tuple[socket.socket, MountWatch, socket.socket]) -> None:
+    kernel, watch, watched = table
+    kernel.send(b"content, which is readable at any time")
+    assert not watch.changed()
+    kernel.send(b"!", socket.MSG_OOB)
+    assert watch.changed()
+    watched.recv(1, socket.MSG_OOB)  # the mount table forgets it by itself
+    assert not watch.changed()
+
+
+def test_without_a_mount_table_everything_may_have_changed() -> None:
+    assert MountWatch(start=lambda: -1).changed()
+
+
+def test_the_own_mount_table_can_be_watched() -> None:
+    watch = MountWatch()
+    assert not all(watch.changed() for _ in range(10))

@@ -51,12 +51,10 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    """A node that was just started."""
     return Node(tmp_path)
 
 
 def test_the_base_file_is_written_once_and_restored(node: Node) -> None:
-    """Without it a runtime refuses every device of the claim."""
     assert node.provider.refresh()
     assert not node.provider.refresh()
     assert not node.provider.ensure_base()
@@ -69,7 +67,6 @@ def test_the_base_file_is_written_once_and_restored(node: Node) -> None:
 
 
 def test_an_upgraded_driver_is_picked_up_by_the_next_prepare(node: Node) -> None:
-    """Old paths in the document would keep every container from starting."""
     node.provider.refresh()
     for path in (node.root.path / LIBS).glob("lib*"):
         path.unlink()
@@ -106,7 +103,6 @@ def test_a_vanished_driver_is_an_error_until_it_is_back(node: Node) -> None:
 
 
 def test_a_gpus_edits_are_its_node_and_its_uuid(node: Node) -> None:
-    """Asked before anything else, the driver root is searched first."""
     assert node.provider.edits_for(GPU).to_wire() == {
         "env": ["DRA_GPU_3_UUID=GPU-6a1f3c52-9d7e-4b8a-8c1d-2e3f4a5b6c7d"],
         "deviceNodes": [
@@ -116,7 +112,6 @@ def test_a_gpus_edits_are_its_node_and_its_uuid(node: Node) -> None:
 
 
 def test_a_partitions_edits_follow_the_kernel_modules_files(tmp_path: Path) -> None:
-    """Read each time: the next instance with that id may have other numbers. No DRM node."""
     node = Node(tmp_path, graphics=True, proc_driver=str(tmp_path / "driver"))
     for instance, minor in (("gi7", 471), ("gi7/ci0", 472)):
         path = tmp_path / f"driver/nvidia/capabilities/gpu3/mig/{instance}/access"
@@ -135,7 +130,6 @@ def test_a_partitions_edits_follow_the_kernel_modules_files(tmp_path: Path) -> N
 
 
 def test_a_module_without_capability_nodes_refuses_partitions_only(tmp_path: Path) -> None:
-    """Whole GPUs go on working; the error names what is missing rather than the files it would have been in."""
     node = Node(tmp_path, proc_driver=str(tmp_path / "driver"))
     path = Path(node.root.proc_devices)
     path.write_text(path.read_text().replace("237 nvidia-caps\n", ""))
@@ -145,7 +139,6 @@ def test_a_module_without_capability_nodes_refuses_partitions_only(tmp_path: Pat
 
 
 def test_graphics_nodes_are_given_only_when_asked_for(tmp_path: Path) -> None:
-    """A claim for compute grants no display."""
     folder = tmp_path / "sys/bus/pci/devices/0000:65:00.0/drm/renderD128"
     folder.mkdir(parents=True)
     (folder / "dev").write_text("226:128\n")
@@ -161,7 +154,6 @@ def commands(node: Node) -> list[str]:
 
 
 def test_the_hook_is_used_where_it_is_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The log names the mode of the node and the hook's version."""
     node = Node(tmp_path, hook_versions=HookVersions(lambda root, path: b"NVIDIA CDI Hook version 1.17.8"))
     node.root.put("/usr/bin/nvidia-cdi-hook", b"", 0o755)
     with caplog.at_level(logging.INFO, "dra_driver.hardware.cdi.provider"):
@@ -173,7 +165,6 @@ def test_the_hook_is_used_where_it_is_found(tmp_path: Path, caplog: pytest.LogCa
 def test_a_hook_with_a_known_hole_is_reported_once_and_not_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Pods get their libraries without it, and an upgrade of the toolkit is noticed by the next prepare."""
     printed = ["NVIDIA CDI Hook version 1.17.7"]
     node = Node(tmp_path, hook_versions=HookVersions(lambda root, path: printed[0].encode()))
     hook = node.root.put("/usr/local/nvidia/toolkit/nvidia-cdi-hook", b"old", 0o755)
@@ -192,7 +183,6 @@ def test_a_hook_with_a_known_hole_is_reported_once_and_not_used(
 
 
 def test_a_full_disk_is_a_storage_error_and_repairs_itself(tmp_path: Path) -> None:
-    """Nothing is remembered as written that is not."""
     files = FlakyFiles("write")
     node = Node(tmp_path, files)
     with pytest.raises(StorageError, match="the file system is full"):
@@ -202,7 +192,6 @@ def test_a_full_disk_is_a_storage_error_and_repairs_itself(tmp_path: Path) -> No
 
 
 def test_many_threads_may_ask_at_once(node: Node) -> None:
-    """Prepare calls overlap; the search runs once."""
     results: list[bool] = []
     start = threading.Barrier(8, timeout=10)
 

@@ -1,13 +1,15 @@
-"""The document's wire form, the lowest version that covers it, decoding, and every rule broken once."""
+"""CDI documents: versions, wire form, validation; and names of kinds, devices and files, also hostile ones."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_driver.core.errors import InvalidSpecError
+from dra_driver.core.errors import ClaimError, ConfigurationError, InvalidSpecError
+from dra_driver.hardware.cdi.names import CdiNames
 from dra_driver.hardware.cdi.spec import (
     KNOWN_VERSIONS,
     CdiDevice,
@@ -53,7 +55,6 @@ def spec(edits: ContainerEdits = ENV, *, name: str = "gpu-0", kind: str = "k8s.e
     ],
 )
 def test_each_feature_asks_for_the_version_that_brought_it(document: CdiSpec, version: str) -> None:
-    """A lower version makes a consumer refuse the file, a higher one shuts older consumers out."""
     assert minimum_version(document) == version
     assert document.to_wire()["cdiVersion"] == version
 
@@ -73,7 +74,6 @@ EDITS = st.builds(
 def test_a_further_device_never_lowers_the_version(
     first: ContainerEdits, second: ContainerEdits, names: tuple[str, str]
 ) -> None:
-    """The version of a document is the highest that any of its devices needs alone."""
     pair = (CdiDevice(name=names[0], container_edits=first), CdiDevice(name=names[1], container_edits=second))
     together = minimum_version(CdiSpec(kind="ab/cd", devices=pair))
     alone = [minimum_version(CdiSpec(kind="ab/cd", devices=(device,))) for device in pair]
@@ -81,7 +81,6 @@ def test_a_further_device_never_lowers_the_version(
 
 
 def test_the_wire_form_has_the_specifications_names_and_no_empty_fields() -> None:
-    """A consumer refuses the whole file for one misspelt field. Golden files show the driver's fields."""
     edits = ContainerEdits(
         additional_gids=(44,),
         intel_rdt=IntelRdt(clos_id="a", l3_cache_schema="b", mem_bw_schema="c", enable_monitoring=False),
@@ -95,7 +94,6 @@ def test_the_wire_form_has_the_specifications_names_and_no_empty_fields() -> Non
 
 
 def test_edits_add_up_in_order() -> None:
-    """A GPU's edits and a sharing daemon's are joined for one device; the first come first."""
     first = ContainerEdits(env=("A=1",), additional_gids=(1,), intel_rdt=IntelRdt(clos_id="x"))
     second = ContainerEdits(env=("B=2",), mounts=(Mount(host_path="/a", container_path="/b"),))
     both = first + second
@@ -163,7 +161,6 @@ def test_a_document_survives_writing_and_reading() -> None:
     ],
 )
 def test_anything_a_runtime_refuses_is_refused_with_its_place(wire: Any, message: str) -> None:
-    """The runtime's own message is in its log, on another machine."""
     with pytest.raises(InvalidSpecError) as raised:
         decode(json.dumps(wire), "/var/run/cdi/x.json")
     assert message in str(raised.value)
@@ -286,7 +283,6 @@ def test_a_broken_rule_is_told_with_device_and_field(document: CdiSpec, message:
     ],
 )
 def test_what_the_specification_allows_is_allowed(document: CdiSpec) -> None:
-    """A validator that refuses too much would keep pods from starting."""
     assert not list(spec_problems(document))
 
 
@@ -313,9 +309,89 @@ def test_rules_of_the_driver_refuse_documents_that_load_and_then_fail(document: 
 
 
 def test_all_problems_come_in_one_error_that_names_the_file() -> None:
-    """One attempt shows all mistakes of a document."""
     document = editing(env=("A",), mounts=(Mount(host_path="", container_path="/c", options=("ro",)),))
     with pytest.raises(InvalidSpecError) as raised:
         validate(document, "/var/run/cdi/x.json")
     for part in ("/var/run/cdi/x.json", "env[0]", "mounts[0].hostPath: empty", "neither bind nor rbind"):
         assert part in str(raised.value)
+
+
+NAMES = CdiNames("gpu.nvidia.com")
+UID = "0b7f2a6e-7a3c-4c6c-9d0e-1f2a3b4c5d6e"
+SHARE = "9d6a2c1e-11aa-4b5f-8c0d-d1e2f3a4b5c6"
+
+LABELS = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True)
+UIDS = st.uuids().map(str)
+
+
+def test_names_follow_the_convention_of_dra_drivers() -> None:
+    assert NAMES.common_id == "k8s.gpu.nvidia.com/device=common"
+    assert NAMES.base_file_name == "k8s.gpu.nvidia.com-device_base.json"
+    assert NAMES.claim_file_name(UID) == f"k8s.gpu.nvidia.com-claim_{UID}.json"
+    assert NAMES.claim_id(UID, "gpu-0") == f"k8s.gpu.nvidia.com/claim={UID}-gpu-0"
+    assert NAMES.claim_id(UID, "gpu-0", SHARE) == f"k8s.gpu.nvidia.com/claim={UID}-gpu-0-{SHARE}"
+
+
+@pytest.mark.parametrize(
+    "uid",
+    ["", "../../x", "..", ".", "a/b", "a\\b", "a.b", "a b", "a\n", "a\0b", "-a", "a-", "é", "٣", "a" * 65, "a=b", "*"],
+)
+def test_a_hostile_uid_never_becomes_a_path_or_a_name(uid: str) -> None:
+    """The UID comes over a socket; with it as a path another driver's files could be written or removed."""
+    for use in (NAMES.claim_file_name, lambda u: NAMES.claim_id(u, "gpu-0"), lambda u: NAMES.claim_id(UID, "gpu-0", u)):
+        with pytest.raises(ClaimError, match="not a Kubernetes UID"):
+            use(uid)
+
+
+@pytest.mark.parametrize("device", ["", "GPU", "gpu_0", "gpu/0", "gpu=0", "../gpu", "gpu-", "a" * 64, "gpu.0", "gpu\n"])
+def test_a_device_that_is_no_dns_label_is_refused(device: str) -> None:
+    """Replacing characters instead would let two devices share a name."""
+    with pytest.raises(ClaimError, match="DNS label"):
+        NAMES.claim_device(UID, device)
+
+
+@pytest.mark.parametrize(
+    "driver", ["", "GPU.nvidia.com", "gpu..com", ".gpu", "gpu/x", "a" * 64, "gpu_x", "gpu-", "g\n"]
+)
+def test_a_driver_name_that_kubernetes_would_refuse_is_refused_first(driver: str) -> None:
+    with pytest.raises(ConfigurationError, match="driver name"):
+        CdiNames(driver)
+
+
+@given(driver=st.lists(LABELS, min_size=1, max_size=2).map(".".join), uid=UIDS, device=LABELS, share=st.none() | UIDS)
+def test_every_accepted_name_is_valid_cdi(driver: str, uid: str, device: str, share: str | None) -> None:
+    names = CdiNames(driver)
+    name = names.claim_device(uid, device, share)
+    document = CdiSpec(
+        kind=names.claim_kind, devices=(CdiDevice(name=name, container_edits=ContainerEdits(env=("A=1",))),)
+    )
+    assert not list(spec_problems(document))
+    assert document.to_wire()["cdiVersion"] in ("0.3.0", "0.5.0")
+    assert names.claim_id(uid, device, share) == f"{document.kind}={name}"
+    assert json.loads(json.dumps(name)) == name
+
+
+@given(driver=st.lists(LABELS, min_size=1, max_size=2).map(".".join), uid=UIDS)
+def test_a_claims_uid_can_be_read_from_its_file_name(driver: str, uid: str) -> None:
+    """That is how orphans are found after a crash."""
+    names = CdiNames(driver)
+    assert names.uid_of(names.claim_file_name(uid)) == uid
+    assert names.uid_of(names.base_file_name) is None
+
+
+@given(text=st.text(max_size=80))
+def test_any_text_is_refused_or_stays_in_the_folder(text: str) -> None:
+    """No UID, however made, yields a name with a separator or a dot file."""
+    try:
+        name = NAMES.claim_file_name(text)
+    except ClaimError:
+        return
+    assert re.fullmatch(r"k8s\.gpu\.nvidia\.com-claim_[A-Za-z0-9-]+\.json", name)
+
+
+def test_only_temporary_files_of_this_driver_are_recognised() -> None:
+    """Every writer built on the reference library leaves spec.*.tmp in the same folder."""
+    assert NAMES.is_temporary(f"{NAMES.temporary_prefix}a1b2c3d4.tmp")
+    for name in ("spec.12345678.tmp", ".k8s.gpu_a1b2c3d4.tmp", ".k8s.gpu.nvidia.com_a1b2c3d4.json", "a1b2c3d4.tmp"):
+        assert not NAMES.is_temporary(name)
+    assert not CdiNames("gpu").is_temporary(f"{CdiNames('gpu-x').temporary_prefix}a1b2c3d4.tmp")

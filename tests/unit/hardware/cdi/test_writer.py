@@ -108,7 +108,6 @@ def test_a_missing_or_different_file_is_rewritten(tmp_path: Path, damage: str) -
 
 
 def test_the_base_file_is_compared_byte_for_byte(tmp_path: Path) -> None:
-    """Every prepare asks; only a change writes."""
     one, spec = writer(tmp_path), base()
     path = tmp_path / NAMES.base_file_name
     assert one.write_base(spec)
@@ -133,7 +132,6 @@ def test_the_base_file_is_compared_byte_for_byte(tmp_path: Path) -> None:
 def test_a_refusing_file_system_is_one_sentence_and_leaves_the_old_file(
     tmp_path: Path, document: str, step: str, number: int, advice: str
 ) -> None:
-    """The pod's event says what to repair; the claim's devices stay as they were."""
     put(writer(tmp_path), document, "old")
     path = path_of(tmp_path, document)
     with pytest.raises(StorageError) as raised:
@@ -152,7 +150,6 @@ def test_a_refusing_file_system_is_one_sentence_and_leaves_the_old_file(
 def test_dying_between_any_two_steps_leaves_no_half_file(
     tmp_path: Path, document: str, step: str, existed: bool
 ) -> None:
-    """A runtime sees the old document, the new one or none; the leftover goes away once it is old."""
     if existed:
         put(writer(tmp_path), document, "old")
     with pytest.raises(Killed):
@@ -171,7 +168,6 @@ def test_dying_between_any_two_steps_leaves_no_half_file(
 
 
 def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
-    """A file where the CDI directory should be."""
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match=r"file/k8s.*a part of the path is not a directory"):
         writer(tmp_path / "file").write_claim(UID, claim())
@@ -180,7 +176,6 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_a_directory_in_the_files_place_is_a_sentence(tmp_path: Path) -> None:
-    """The mistake is named and the directory is not removed."""
     claim_path(tmp_path).mkdir()
     with pytest.raises(StorageError, match="a directory has the name of the file"):
         writer(tmp_path).write_claim(UID, claim())
@@ -190,7 +185,6 @@ def test_a_directory_in_the_files_place_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_two_threads_writing_one_claim_leave_one_whole_document(tmp_path: Path) -> None:
-    """A prepare that timed out may still run when its repeat comes; readers see whole documents throughout."""
     one, path = writer(tmp_path), claim_path(tmp_path)
     documents = {text: render(claim(text), "x") for text in ("a" * 10, "b" * 5000)}
     seen: set[bytes] = set()
@@ -231,7 +225,6 @@ def test_a_hostile_uid_touches_nothing(tmp_path: Path) -> None:
 
 
 def test_an_invalid_document_is_never_written(tmp_path: Path) -> None:
-    """A runtime would drop the whole file and say so only in its own log."""
     files = FlakyFiles()
     one = writer(tmp_path, files)
     with pytest.raises(InvalidSpecError, match=rf"{tmp_path}.*devices: none"):
@@ -244,7 +237,6 @@ def test_an_invalid_document_is_never_written(tmp_path: Path) -> None:
 
 
 def test_removing_a_claim_is_idempotent(tmp_path: Path) -> None:
-    """Unprepare may come twice, or for a claim that never had a file."""
     one = writer(tmp_path)
     one.write_claim(UID, claim())
     assert one.remove_claim(UID)
@@ -254,7 +246,6 @@ def test_removing_a_claim_is_idempotent(tmp_path: Path) -> None:
 
 
 def test_orphans_are_removed_and_the_rest_stays(tmp_path: Path) -> None:
-    """The directory belongs to every CDI writer of the node, however old its files are."""
     one = writer(tmp_path)
     for uid in (UID, OTHER):
         one.write_claim(uid, claim(uid=uid))
@@ -263,6 +254,12 @@ def test_orphans_are_removed_and_the_rest_stays(tmp_path: Path) -> None:
         "nvidia.yaml",
         "k8s.gpu.nvidia.com-claim_abc.yaml",
         "k8s.gpu.nvidia.com-claim_a.b.json",
+        *("k8s.gpu.nvidia.com-claim_.json", "k8s.gpu.nvidia.com-claim_a.json.bak", "k8s.gpu.nvidia.com-claim_a.json\n"),
+        *(
+            "k8sXgpu.nvidia.com-claim_a.json",
+            "xk8s.gpu.nvidia.com-claim_a.json",
+            "k8s.other.gpu.nvidia.com-claim_a.json",
+        ),
         "k8s.gpu.example.com-claim_0b7f2a6e-7a3c-4c6c-9d0e-1f2a3b4c5d6e.json",
         "spec.1234567890.tmp",
         ".k8s.gpu.example.com_abcdefgh.tmp",
@@ -293,7 +290,6 @@ def test_only_old_unfinished_plain_files_of_ours_are_removed(tmp_path: Path) -> 
 
 
 def test_a_missing_directory_has_no_claims(tmp_path: Path) -> None:
-    """First start on a node."""
     one = writer(tmp_path / "missing")
     assert one.claim_uids() == frozenset()
     assert one.remove_orphans([UID]) == ()
@@ -301,7 +297,6 @@ def test_a_missing_directory_has_no_claims(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step", ["list", "remove"])
 def test_failures_of_the_clean_up_are_sentences(tmp_path: Path, step: str) -> None:
-    """The process starts anyway and says what is wrong."""
     writer(tmp_path).write_claim(UID, claim())
     with pytest.raises(StorageError, match=r"cannot (list the CDI directory|remove CDI file) .*read-only"):
         writer(tmp_path, FlakyFiles(step, error(errno.EROFS))).remove_orphans([])
@@ -312,7 +307,6 @@ NAME = ".gpu.nvidia.com-00000000.tmp"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A CDI directory in which the name of the next temporary file is known."""
     monkeypatch.setattr(os, "urandom", lambda size: b"\0" * size)
     folder = tmp_path / "cdi"
     folder.mkdir()
@@ -320,7 +314,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_temporary_file_is_new_and_for_its_owner_alone(folder: Path) -> None:
-    """Nothing of the content is readable before it is complete and gets its mode."""
     descriptor, path = Files().create_temporary(str(folder), ".gpu.nvidia.com-")
     os.close(descriptor)
     assert path == str(folder / NAME)

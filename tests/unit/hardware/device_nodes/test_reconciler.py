@@ -96,7 +96,6 @@ def kinds(keeper: DeviceNodeReconciler) -> set[ProblemKind]:
 
 
 def test_a_claims_nodes_and_those_of_every_container_are_made_and_linked(host: Host) -> None:
-    """A pod in a user namespace gets the host's nodes."""
     keeper = host.keeper()
     keeper.ensure([GPU0])
     assert host.numbers() == CONTROL | {"/dev/nvidia0": (195, 0)}
@@ -110,7 +109,6 @@ def test_a_claims_nodes_and_those_of_every_container_are_made_and_linked(host: H
 
 
 def test_owner_and_mode_are_the_modules(host: Host) -> None:
-    """Of nvidia-uvm the module says nothing."""
     host.params("ModifyDeviceFiles: 1\nDeviceFileUID: 7\nDeviceFileGID: 44\nDeviceFileMode: 432\n")
     keeper = host.keeper()
     keeper.ensure([GPU0])
@@ -131,13 +129,11 @@ def test_a_capability_has_the_mode_of_its_access_file(host: Host) -> None:
 
 
 def test_without_capability_files_the_modules_default_applies(host: Host) -> None:
-    """Nodes whose module lists minors alone."""
     host.keeper().ensure([CAP])
     assert host.dev.nodes[CAP.path].mode == 0o444
 
 
 def test_a_capability_that_vanished_between_is_a_lost_device(host: Host) -> None:
-    """Another program destroyed the instance after its numbers were read."""
     host.capability(12).unlink()
     with pytest.raises(DeviceLostError, match=r"nvidia-cap12.*another program destroyed the MIG instance"):
         host.keeper().ensure([CAP])
@@ -145,7 +141,6 @@ def test_a_capability_that_vanished_between_is_a_lost_device(host: Host) -> None
 
 
 def test_nodes_that_are_right_cost_one_look_each_and_a_deleted_one_is_made_again(host: Host) -> None:
-    """Every prepare asks."""
     keeper = host.keeper()
     keeper.ensure([GPU0])
     host.dev.stamps.clear()
@@ -159,7 +154,6 @@ def test_nodes_that_are_right_cost_one_look_each_and_a_deleted_one_is_made_again
 
 
 def test_stale_nodes_of_a_module_that_was_loaded_again_are_replaced(host: Host) -> None:
-    """Its major is dynamic; the old one may belong to another driver now."""
     keeper = host.keeper()
     keeper.ensure([])
     host.majors = Majors(nvidia=195, uvm=509)
@@ -183,7 +177,6 @@ def test_links_and_nodes_of_others_are_left_alone(host: Host, link: str, kept: s
 
 @pytest.mark.parametrize("what", ["link", "file"])
 def test_a_foreign_file_at_a_nodes_path_refuses_the_claim(host: Host, what: str) -> None:
-    """A pod in a user namespace would get it as its GPU."""
     if what == "link":
         host.dev.links["/dev/nvidia0"] = "/dev/sda"
     else:
@@ -215,7 +208,6 @@ def test_a_stale_node_that_must_not_be_replaced_refuses_the_claim(host: Host, fo
 
 
 def test_a_missing_node_that_must_not_be_made_is_a_warning(host: Host) -> None:
-    """Most pods do not need it."""
     host.params("ModifyDeviceFiles: 0\n")
     keeper = host.keeper()
     keeper.ensure([GPU0])
@@ -293,7 +285,6 @@ def test_the_drivers_tool_makes_the_nodes_where_it_can(host: Host) -> None:
 
 
 def test_a_tool_that_failed_is_not_asked_again_for_a_minute(host: Host) -> None:
-    """It may have hung: the nodes are made without it."""
     host.tools = Tools(host.dev, worked=False)
     keeper = host.keeper()
     keeper.ensure([GPU0])
@@ -316,7 +307,6 @@ def test_a_tool_that_must_not_run_is_not_asked(host: Host, shared: bool, allowed
 
 
 def test_a_node_that_appears_meanwhile_is_used(host: Host) -> None:
-    """Another program makes it at the same moment: both make the same."""
     host.dev.before_change = lambda path: host.dev.add("/dev/nvidia0", 195, 0)
     keeper = host.keeper()
     keeper.ensure([GPU0])
@@ -354,5 +344,4 @@ BY_OPTION = "the NVIDIA module was loaded with NVreg_ModifyDeviceFiles=0"
 def test_what_is_at_a_nodes_path_decides(
     seen: Seen, params: NodeParams, behind: NodeNumbers | None, present: Ensured | None
 ) -> None:
-    """A foreign file is never replaced; None stands for a node that is made."""
     assert present_node(WANTED, seen, params, behind) == present

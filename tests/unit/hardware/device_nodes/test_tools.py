@@ -117,7 +117,6 @@ def test_a_tool_that_cannot_be_started_is_a_failure(driver: Driver) -> None:
 
 
 def test_without_a_driver_root_nothing_is_started() -> None:
-    """The driver was just removed."""
 
     def gone() -> DriverRoot:
         raise DriverUnavailableError("no libnvidia-ml.so.1 below /")
@@ -129,7 +128,6 @@ def test_without_a_driver_root_nothing_is_started() -> None:
 
 
 def test_the_tools_share_the_hosts_dev_or_have_one_of_their_own(driver: Driver, tmp_path: Path) -> None:
-    """In a driver container they have their own."""
     assert driver.tools().shares(str(tmp_path / "dev"))
     assert not driver.tools().shares("/dev")
 
@@ -157,14 +155,12 @@ class Kernel(DriverTools):
 
 @pytest.mark.parametrize(("majors", "after", "calls"), [(WITHOUT, WITH, 1), (WITH, WITH, 0), (NONE, NONE, 0)])
 def test_it_is_loaded_only_where_the_driver_is_there_without_it(majors: Majors, after: Majors, calls: int) -> None:
-    """Without the driver, loading it is the business of the system."""
     kernel = Kernel(majors)
     assert kernel.uvm.majors() == after
     assert (kernel.calls, kernel.uvm.problem) == (calls, None)
 
 
 def test_failed_tries_are_half_a_minute_apart() -> None:
-    """A tool that hangs must not hold up every prepare."""
     kernel = Kernel(WITHOUT, can_load=False)
     for _ in range(3):
         with pytest.raises(DriverUnavailableError, match="ended with status 1; run `nvidia-modprobe -u -c0`"):
@@ -200,7 +196,6 @@ def test_a_module_that_was_unloaded_is_left_alone_for_a_minute() -> None:
 
 
 def test_a_new_driver_gets_it_at_once() -> None:
-    """After an upgrade: both were unloaded, and only the driver is back."""
     kernel = Kernel(WITH)
     for majors in (WITH, WITHOUT, NONE, WITHOUT):
         kernel.majors = majors

@@ -1,8 +1,10 @@
-"""The driver root that is found if none is configured, nodes that no driver serves, and the linker's cache in both
-layouts, sound and damaged."""
+"""The search for the driver root, its two views, the linker's cache, and programs that run in it."""
 
+import os
 import shutil
+import signal
 import struct
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_driver.config.settings import load_node_settings
-from dra_driver.core.errors import DriverUnavailableError
+from dra_driver.core.errors import ConfigurationError, DriverUnavailableError
+from dra_driver.hardware.driver_root import process
+from dra_driver.hardware.driver_root.process import Running
+from dra_driver.hardware.driver_root.root import DriverRoot, resolve
 from dra_driver.hardware.driver_root.search import CANDIDATES, Detector, cache_entries, find_library, read_cache
 from dra_driver.hardware.gpu.nvml.session import Session
 from dra_driver.node.process import hardware
@@ -58,16 +63,11 @@ def test_only_as_many_entries_as_declared_are_read() -> None:
     ],
 )
 def test_a_damaged_cache_has_no_entries(data: bytes) -> None:
-    """The search then reports that no driver was found."""
     assert list(cache_entries(data)) == []
 
 
-@given(
-    cut=st.integers(0, 200),
-    changes=st.dictionaries(st.integers(0, 150), st.integers(0, 255), max_size=6),
-)
+@given(cut=st.integers(0, 200), changes=st.dictionaries(st.integers(0, 150), st.integers(0, 255), max_size=6))
 def test_random_damage_never_raises(cut: int, changes: dict[int, int]) -> None:
-    """Offsets may point anywhere."""
     data = bytearray(linker_cache(ENTRIES, old_entries=1)[: 200 - cut])
     for offset, value in changes.items():
         if offset < len(data):
@@ -106,7 +106,6 @@ def test_the_versioned_file_behind_the_link_is_found(tmp_path: Path, folder: str
 
 @pytest.mark.parametrize("target", ["libnvidia-ml.so.1", "/nowhere/libnvidia-ml.so.2", "../../../../../../../.."])
 def test_a_link_that_loops_breaks_or_ends_in_a_folder_is_no_library(tmp_path: Path, target: str) -> None:
-    """It must neither hang nor leave the root."""
     link(tmp_path, "usr/lib64/libnvidia-ml.so.1", target)
     assert find_library(str(tmp_path)) is None
 
@@ -139,7 +138,6 @@ def test_a_root_that_was_found_is_kept_while_it_has_a_driver(tmp_path: Path) -> 
 
 
 def test_a_driver_that_comes_later_is_found(tmp_path: Path) -> None:
-    """The driver container starts after this process; until then the sentence names what is awaited."""
     detector = Detector(str(tmp_path))
     with pytest.raises(DriverUnavailableError) as caught:
         detector.current()
@@ -164,7 +162,6 @@ def test_device_nodes_are_the_drivers_own_or_the_hosts(tmp_path: Path) -> None:
 
 
 def test_the_setting_wins(tmp_path: Path) -> None:
-    """Also over a driver of the host, and while its folder has no driver yet."""
     ubuntu(FakeDriverRoot(tmp_path))
     given = {"node_name": "n", "host_root": str(tmp_path), "driver_root": f"{tmp_path}/run/nvidia/driver"}
     chosen = hardware.choose(load_node_settings(given, {}), tmp_path)
@@ -187,7 +184,6 @@ def jetson(root: FakeDriverRoot) -> None:
 
 
 def thor(root: FakeDriverRoot) -> None:
-    """The same source: the family of the system on a chip."""
     root.put("/sys/devices/soc0/family", b"Tegra\n")
 
 
@@ -200,7 +196,6 @@ def thor(root: FakeDriverRoot) -> None:
     ],
 )
 def test_a_node_that_no_driver_helps_is_not_told_to_install_one(tmp_path: Path, build: object, advice: str) -> None:
-    """Whether the root is searched or given."""
     assert callable(build)
     build(FakeDriverRoot(tmp_path))
     with pytest.raises(DriverUnavailableError, match=advice) as searched:
@@ -212,7 +207,6 @@ def test_a_node_that_no_driver_helps_is_not_told_to_install_one(tmp_path: Path, 
 
 
 def test_a_tegra_board_with_a_discrete_gpu_is_served(tmp_path: Path) -> None:
-    """IGX boards take one; the kernel then lists it as on any machine."""
     root = FakeDriverRoot(tmp_path)
     jetson(root)
     ubuntu(root)
@@ -220,3 +214,176 @@ def test_a_tegra_board_with_a_discrete_gpu_is_served(tmp_path: Path) -> None:
         Detector(str(tmp_path)).current()
     (tmp_path / "proc/driver/nvidia/gpus/0005:01:00.0").mkdir(parents=True)
     assert Detector(str(tmp_path)).current().shows_host
+
+
+def test_a_root_is_translated_between_both_views() -> None:
+    root = DriverRoot(root="/driver-root/", host_root="/run/nvidia/driver", dev_root="/host", host_dev_root="/")
+    assert root.here("/usr/lib/x") == "/driver-root/usr/lib/x"
+    assert root.host("/usr/lib/x") == "/run/nvidia/driver/usr/lib/x"
+    assert root.dev_here("/dev/nvidia0") == "/host/dev/nvidia0"
+    assert root.dev_host("/dev/nvidia0") == "/dev/nvidia0"
+
+
+def test_a_relative_root_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="'opt/driver' is not an absolute path"):
+        DriverRoot(root="opt/driver")
+
+
+def test_the_device_root_is_the_drivers_own_when_it_has_a_dev_folder(tmp_path: Path) -> None:
+    """Driver containers carry their own /dev; a package on the host uses the host's."""
+    assert DriverRoot.locate(str(tmp_path), host_root="/d").dev_host("/dev/nvidia0") == "/dev/nvidia0"
+    (tmp_path / "dev").mkdir()
+    assert DriverRoot.locate(str(tmp_path), host_root="/d").dev_host("/dev/nvidia0") == "/d/dev/nvidia0"
+    assert DriverRoot.locate(str(tmp_path), dev_root="/other").dev_here("/dev/x") == "/other/dev/x"
+
+
+def test_links_are_followed_inside_the_root(tmp_path: Path) -> None:
+    """Debian's alternatives are absolute links; outside the root they would lead to another driver."""
+    (tmp_path / "usr/lib/nvidia").mkdir(parents=True)
+    (tmp_path / "usr/lib/nvidia/libcuda.so.580").touch()
+    (tmp_path / "etc/alternatives").mkdir(parents=True)
+    (tmp_path / "etc/alternatives/libcuda").symlink_to("/usr/lib/nvidia/libcuda.so.580")
+    (tmp_path / "usr/lib/libcuda.so.1").symlink_to("/etc/alternatives/libcuda")
+    (tmp_path / "lib").symlink_to("usr/lib")
+    assert resolve(str(tmp_path), "/lib/libcuda.so.1") == "/usr/lib/nvidia/libcuda.so.580"
+
+
+@pytest.mark.parametrize("target", ["/../../../../etc/passwd", "../../../../../../../etc/passwd", "/etc/passwd"])
+def test_a_link_cannot_leave_the_root(tmp_path: Path, target: str) -> None:
+    """A hostile driver image must not make the node mount a file of the host into containers."""
+    (tmp_path / "libx").symlink_to(target)
+    assert resolve(str(tmp_path), "/libx") is None
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/passwd").touch()
+    assert resolve(str(tmp_path), "/libx") == "/etc/passwd"
+
+
+def test_what_is_missing_is_none(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name, target in {"dangling": "nowhere", "a": "b", "b": "a"}.items():
+        (tmp_path / name).symlink_to(target)
+    for path in ("/nope", "/nope/deeper", "/file/below", "/dangling", "/a", "/a/b/c"):
+        assert resolve(str(tmp_path), path) is None
+
+
+def test_for_the_hosts_own_root_it_agrees_with_the_system(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real/f").touch()
+    (tmp_path / "link").symlink_to("real")
+    for path in (f"{tmp_path}/link/f", f"{tmp_path}/link/../link/./f", "/"):
+        assert resolve("", path) == os.path.realpath(path)
+
+
+ENVIRONMENT = {"PATH": "/usr/bin:/bin"}
+PATIENCE_S = 30.0
+"""How long a test waits for another process on a busy machine; nothing is measured with it."""
+
+
+def run(script: str, within_s: float = 5.0, stdin: str = "") -> process.Ended:
+    return process.run(["/bin/sh", "-c", script], environment=ENVIRONMENT, within_s=within_s, stdin=stdin)
+
+
+def test_input_and_output_of_both_streams_arrive() -> None:
+    ended = run("read -r line; echo got $line; echo err >&2; exit 3", stdin="quit\n")
+    assert (ended.status, ended.output, ended.stuck) == (3, "got quit\nerr\n", False)
+
+
+def test_nothing_of_the_own_environment_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials in the environment of the node process must not reach a program of the driver."""
+    monkeypatch.setenv("SECRET", "token")
+    assert "token" not in run("env").output
+
+
+def test_the_deadline_ends_the_program_and_what_it_started(tmp_path: Path) -> None:
+    now = [0.0]
+    running = Running(shell(tmp_path, wait=True), environment=ENVIRONMENT, within_s=60.0, clock=lambda: now[0])
+    program, child = pids(tmp_path)
+    assert running.poll() is None
+    now[0] = 59.9
+    assert running.poll() is None
+    assert is_alive(program)
+    now[0] = 60.0
+    ended = running.wait()
+    assert (ended.status, ended.stuck) == (None, False)
+    until_gone(program, child)
+
+
+def test_a_child_that_keeps_the_output_open_does_not_prolong_the_wait(tmp_path: Path) -> None:
+    """A daemon that a program leaves behind inherits its output and never closes it."""
+    ended = process.run(shell(tmp_path, wait=False), environment=ENVIRONMENT, within_s=60.0)
+    _, child = pids(tmp_path)
+    assert (ended.status, is_alive(child)) == (0, True)
+    os.kill(child, signal.SIGKILL)
+
+
+def test_endless_output_is_cut_and_does_not_stop_the_program() -> None:
+    ended = run("head -c 300000 /dev/zero")
+    assert ended.status == 0
+    assert len(ended.output) == process.MAX_OUTPUT
+
+
+def test_a_program_that_closes_its_output_and_works_on_is_waited_for_without_effort() -> None:
+    looks: list[None] = []
+
+    def clock() -> float:
+        looks.append(None)
+        return time.monotonic()
+
+    arguments = ["/bin/sh", "-c", "exec >&- 2>&-; sleep 0.2; exit 4"]
+    ended = Running(arguments, environment=ENVIRONMENT, within_s=60.0, clock=clock).wait()
+    assert ended.status == 4
+    assert len(looks) < 100, "it must sleep between looks; a loop without pauses looks thousands of times"
+
+
+def test_an_abandoned_run_is_gone(tmp_path: Path) -> None:
+    running = Running(shell(tmp_path, wait=True), environment=ENVIRONMENT, within_s=60.0)
+    program, child = pids(tmp_path)
+    assert running.poll() is None
+    assert is_alive(program)
+    running.abandon()
+    until_gone(program, child)
+
+
+def test_descriptors_do_not_add_up() -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(5):
+        run("true")
+    with pytest.raises(FileNotFoundError):
+        process.run(["/nonexistent/tool"], environment={}, within_s=1.0)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.mark.parametrize(
+    ("output", "shown"), [("", "nothing"), ("  one\n two\t\n", "one two"), ("x" * 1000, "x" * 299 + "…")]
+)
+def test_output_in_a_message_is_short_and_printable(output: str, shown: str) -> None:
+    assert process.shown(output) == shown
+
+
+def shell(folder: Path, *, wait: bool) -> list[str]:
+    script = f"sleep 100000 & echo $$ $! >{folder}/new; mv {folder}/new {folder}/pids"
+    return ["/bin/sh", "-c", f"{script}; wait" if wait else script]
+
+
+def pids(folder: Path) -> tuple[int, int]:
+    deadline = time.monotonic() + PATIENCE_S
+    while not (folder / "pids").exists():
+        assert time.monotonic() < deadline, "the program has not started"
+        time.sleep(0.005)
+    program, child = (folder / "pids").read_text().split()
+    return int(program), int(child)
+
+
+def is_alive(pid: int) -> bool:
+    """False for a zombie too: it has no command line any more."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
+    except OSError:
+        return False
+
+
+def until_gone(*pids: int) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while any(is_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline, f"{pids} still run"
+        time.sleep(0.005)

@@ -86,7 +86,6 @@ def told(inventory: Inventory) -> "queue.Queue[Snapshot]":
 
 
 def test_before_the_first_look_it_is_empty_and_says_why() -> None:
-    """A caller that asks too early gets no GPUs and no error."""
     inventory = Inventory(ScriptedBackend(ONE), NEVER_S)
     assert inventory.current() == Snapshot()
     assert inventory.problem == "the GPUs have not been read yet"
@@ -94,7 +93,6 @@ def test_before_the_first_look_it_is_empty_and_says_why() -> None:
 
 
 def test_subscribers_get_the_first_snapshot_at_once_and_late_ones_too(start: Start) -> None:
-    """A late subscriber must not wait for a change to get the inventory."""
     inventory = start(ScriptedBackend(ONE))
     assert told(inventory).get(timeout=WAIT_S) == ONE
     assert inventory.wait_first(WAIT_S)
@@ -104,7 +102,6 @@ def test_subscribers_get_the_first_snapshot_at_once_and_late_ones_too(start: Sta
 
 
 def test_subscribers_get_every_change_once_and_nothing_without_a_change(start: Start) -> None:
-    """Publishing costs API calls."""
     backend = ScriptedBackend(ONE)
     inventory = start(backend, poll_interval_s=0.001)
     heard = told(inventory)
@@ -116,7 +113,6 @@ def test_subscribers_get_every_change_once_and_nothing_without_a_change(start: S
 
 
 def test_a_refresh_looks_before_the_interval_is_over(start: Start) -> None:
-    """After this process changed the hardware."""
     backend = SimulatedBackend.from_spec("2xl4-24gb", "n")
     inventory = start(backend)
     heard = told(inventory)
@@ -131,7 +127,6 @@ def counted(place: metrics.Place) -> float:
 
 
 def test_the_event_thread_survives_an_unexpected_error(start: Start, caplog: pytest.LogCaptureFixture) -> None:
-    """An event after the error still brings a look at once; the error is counted and logged with its traceback."""
     backend = ScriptedBackend(ONE)
     inventory = start(backend, retry_min_s=0.001, retry_max_s=0.002)
     heard = told(inventory)
@@ -150,7 +145,6 @@ def test_the_event_thread_survives_an_unexpected_error(start: Start, caplog: pyt
 def test_errors_of_the_event_thread_are_retried_with_growing_pauses(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An error that comes back at once must not keep a core busy or fill the log."""
     backend = ScriptedBackend(ONE)
     inventory = start(backend, retry_min_s=0.001, retry_max_s=0.004)
     assert inventory.wait_first(WAIT_S)
@@ -162,17 +156,7 @@ def test_errors_of_the_event_thread_are_retried_with_growing_pauses(
     assert pauses == [0.001, 0.002, 0.004, 0.004]
 
 
-def test_a_driver_that_goes_away_leaves_the_last_good_snapshot_and_a_problem() -> None:
-    """Running pods must not lose their devices because of a driver upgrade."""
-    inventory = Inventory(ScriptedBackend(ONE, DriverUnavailableError("kernel module not loaded")), NEVER_S)
-    inventory._poll()
-    inventory._poll()
-    assert inventory.problem == "kernel module not loaded"
-    assert inventory.current() == ONE
-
-
 def test_an_equal_snapshot_stays_the_same_object() -> None:
-    """What depends on the GPUs is derived anew only from another object."""
     first, equal, other = looks("1xt4-16gb", "1xt4-16gb", "2xt4-16gb")
     inventory = Inventory(ScriptedBackend(first, equal, other), NEVER_S)
     seen = []
@@ -184,7 +168,6 @@ def test_an_equal_snapshot_stays_the_same_object() -> None:
 
 
 def test_a_missing_driver_is_retried_until_it_is_there(start: Start) -> None:
-    """An unexpected exception is retried the same way; neither ends the thread."""
     backend = ScriptedBackend(DriverUnavailableError("no"), ValueError("a defect"), DriverUnavailableError("no"), TWO)
     inventory = start(backend, retry_min_s=0.001, retry_max_s=0.002)
     assert told(inventory).get(timeout=WAIT_S) == TWO
@@ -205,7 +188,6 @@ def test_an_unexpected_error_of_a_look_is_counted_and_shown(caplog: pytest.LogCa
 
 
 def test_pauses_double_up_to_the_longest_and_start_over_after_a_success() -> None:
-    """A node without a driver must not burn a core, a node that gets one must not wait for minutes."""
     trouble = DriverUnavailableError("no")
     inventory = Inventory(ScriptedBackend(*[trouble] * 7, ONE, trouble), 10.0, retry_min_s=1.0, retry_max_s=30.0)
     pauses = [inventory._poll() for _ in range(9)]
@@ -213,7 +195,6 @@ def test_pauses_double_up_to_the_longest_and_start_over_after_a_success() -> Non
 
 
 def test_a_subscriber_that_fails_does_not_affect_the_others(start: Start, caplog: pytest.LogCaptureFixture) -> None:
-    """And its failure is in the log with the traceback."""
     before = counted("gpu-subscriber")
     inventory = start(ScriptedBackend(ONE, TWO))
     failed = threading.Event()
@@ -232,7 +213,6 @@ def test_a_subscriber_that_fails_does_not_affect_the_others(start: Start, caplog
 
 
 def test_a_left_out_gpu_is_logged_once_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
-    """Not at every look."""
     backend = SimulatedBackend.from_spec("2xl4-24gb", "n")
     backend.mark_lost(1, "XID 79")
     inventory = Inventory(backend, NEVER_S)
@@ -244,7 +224,6 @@ def test_a_left_out_gpu_is_logged_once_with_its_reason(caplog: pytest.LogCapture
 
 
 def test_stop_ends_the_thread_and_closes_the_backend(start: Start) -> None:
-    """Also when it is called twice, from a callback, or before the start."""
     backend = ScriptedBackend(ONE)
     inventory = start(backend)
     assert inventory.wait_first(WAIT_S)

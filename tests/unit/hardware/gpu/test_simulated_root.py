@@ -86,7 +86,6 @@ class Smi:
 def test_list_shows_exactly_the_devices_of_the_container_numbered_from_zero(
     root: Path, shell: list[str], tmp_path: Path
 ) -> None:
-    """The proof that a pod got its GPU and no other; the format is the real one's."""
     uuids = [gpu.uuid for gpu in snapshot().gpus]
     status, output = Smi(root, shell, tmp_path, (3, 12, 99))("-L")
     assert status == 0
@@ -97,14 +96,12 @@ def test_list_shows_exactly_the_devices_of_the_container_numbered_from_zero(
 
 
 def test_without_a_device_it_says_so_and_exits_with_6(root: Path, shell: list[str], tmp_path: Path) -> None:
-    """Scripts look at the status."""
     smi = Smi(root, shell, tmp_path, ())
     for arguments in ((), ("-L",), ("--query-gpu=uuid", "--format=csv")):
         assert smi(*arguments) == (6, "No devices were found\n")
 
 
 def test_queries_print_csv(root: Path, shell: list[str], tmp_path: Path) -> None:
-    """Header and units as the real one prints them, [N/A] for what is not known."""
     uuids = [gpu.uuid for gpu in snapshot().gpus]
     smi = Smi(root, shell, tmp_path)
     assert smi("--query-gpu=index,uuid,memory.total", "--format=csv") == (
@@ -120,7 +117,6 @@ def test_queries_print_csv(root: Path, shell: list[str], tmp_path: Path) -> None
 
 @pytest.mark.parametrize("by", ["index", "uuid", "bus id"])
 def test_one_gpu_can_be_asked_for(root: Path, shell: list[str], tmp_path: Path, by: str) -> None:
-    """By the number that -L shows, the UUID or the bus id."""
     gpu = snapshot().gpus[1]
     wanted = {"index": "1", "uuid": gpu.uuid, "bus id": f"0000{gpu.pci_bus_id}".upper()}[by]
     status, output = Smi(root, shell, tmp_path)("-L", f"--id={wanted}")
@@ -144,7 +140,6 @@ def test_one_gpu_can_be_asked_for(root: Path, shell: list[str], tmp_path: Path, 
 def test_what_it_cannot_do_is_refused_with_2(
     root: Path, shell: list[str], tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
-    """A script must not take the silence of a simulation for an answer."""
     status, output = Smi(root, shell, tmp_path)(*arguments)
     assert status == 2
     assert message in output
@@ -173,7 +168,6 @@ def test_writing_again_touches_nothing_and_an_upgrade_leaves_one_version(tmp_pat
 
 
 def test_a_damaged_root_is_repaired(tmp_path: Path) -> None:
-    """Whatever a crash left behind, the next start puts right."""
     simulated_root.write(tmp_path, snapshot())
     smi = tmp_path / "usr/bin/nvidia-smi"
     good = smi.read_bytes()
@@ -188,7 +182,6 @@ def test_a_damaged_root_is_repaired(tmp_path: Path) -> None:
 
 
 def test_it_needs_a_driver_version_and_a_folder_it_may_write(tmp_path: Path) -> None:
-    """The error says which."""
     with pytest.raises(ConfigurationError, match="needs a driver version"):
         simulated_root.write(tmp_path, Snapshot())
     (tmp_path / "file").write_text("")
@@ -216,7 +209,6 @@ def mig_uuids(gpu: Gpu) -> dict[int, str]:
 def test_mig_devices_are_listed_below_their_gpu_when_both_their_nodes_are_there(
     cut: tuple[Path, Snapshot], shell: list[str], tmp_path: Path
 ) -> None:
-    """The proof that a pod got its partition and no other, numbered from zero in the container."""
     root, found = cut
     uuids = mig_uuids(found.gpus[1])
     only_gi_of_first = caps(1, 7)[:1]
@@ -235,14 +227,12 @@ def test_mig_devices_are_listed_below_their_gpu_when_both_their_nodes_are_there(
 
 
 def test_nodes_of_another_gpu_show_nothing(cut: tuple[Path, Snapshot], shell: list[str], tmp_path: Path) -> None:
-    """A MIG device without its GPU's node cannot be used."""
     smi = Smi(cut[0], shell, tmp_path, (0,), caps(1, 2))
     assert smi("-L") == (0, f"GPU 0: NVIDIA L4 (UUID: {cut[1].gpus[0].uuid})\n")
     assert smi("--query-gpu=mig.mode.current", "--format=csv,noheader") == (0, "[N/A]\n")
 
 
 def test_the_kernel_modules_files_list_every_existing_instance(cut: tuple[Path, Snapshot]) -> None:
-    """CDI edits take the capability nodes from them."""
     root, _ = cut
     folder = root / "proc/driver/nvidia/capabilities"
     found = {path.parent.relative_to(folder).as_posix() for path in folder.rglob("access")}
@@ -317,7 +307,6 @@ def test_on_the_node_it_sees_all_gpus_sets_time_slices_and_records_it(shell: lis
 
 
 def test_the_compute_mode_is_set_by_name_or_number(shell: list[str], tmp_path: Path) -> None:
-    """As NVIDIA's own driver does it."""
     simulated_root.write(tmp_path, snapshot())
     smi = Smi(tmp_path, shell)
     assert smi("-i", snapshot().gpus[0].uuid, "-c", "EXCLUSIVE_PROCESS") == (
@@ -329,7 +318,6 @@ def test_the_compute_mode_is_set_by_name_or_number(shell: list[str], tmp_path: P
 
 
 def test_a_gpu_in_mig_mode_has_neither_time_slices_nor_a_compute_mode(shell: list[str], tmp_path: Path) -> None:
-    """A caller that tries has confused whole GPUs and partitions."""
     simulated_root.write(tmp_path, snapshot(MIG_DOCUMENT))
     smi = Smi(tmp_path, shell)
     uuid = snapshot(MIG_DOCUMENT).gpus[1].uuid
@@ -339,14 +327,12 @@ def test_a_gpu_in_mig_mode_has_neither_time_slices_nor_a_compute_mode(shell: lis
 
 
 def test_a_container_cannot_change_a_gpu(root: Path, shell: list[str], tmp_path: Path) -> None:
-    """Settings are the node's business."""
     smi = Smi(root, shell, tmp_path)
     assert smi("compute-policy", "--set-timeslice", "1")[0] == 4
     assert smi("-c", "DEFAULT")[0] == 4
 
 
 def test_long_records_are_rotated(tmp_path: Path) -> None:
-    """A node that runs for weeks must not fill its disk."""
     simulated_root.write(tmp_path, snapshot())
     log = tmp_path / simulated_root.RECORDS / "nvidia-smi.log"
     log.write_bytes(b"x" * simulated_root.MAX_RECORD_BYTES)

@@ -35,7 +35,6 @@ def test_any_count_of_any_model_gives_unique_well_formed_gpus(count: int, key: s
 
 @given(st.text(max_size=40))
 def test_no_text_crashes_the_short_form(text: str) -> None:
-    """Whatever stands in the variable, the answer is a sentence, or the GPUs where the text happens to name some."""
     try:
         found = parse_groups(text, "n")
     except ConfigurationError as error:
@@ -57,7 +56,6 @@ field_names = st.sampled_from(
 
 @given(st.dictionaries(field_names, json_values, min_size=1, max_size=4))
 def test_no_value_of_a_field_crashes_the_file_form(fields: dict[str, object]) -> None:
-    """Values of every YAML type end in a node within the bounds or in a sentence that names a path."""
     try:
         node = parse_document(json.dumps({"gpus": [{"model": "a30-24gb", **fields}]}), "n")
     except ConfigurationError as error:
@@ -83,7 +81,6 @@ def test_no_value_of_a_field_crashes_the_file_form(fields: dict[str, object]) ->
     ],
 )
 def test_a_wrong_short_form_is_refused_with_what_was_expected(spec: str, message: str) -> None:
-    """It is a command line flag: the message is all that its author sees."""
     with pytest.raises(ConfigurationError) as caught:
         parse_groups(spec, "n")
     assert message in str(caught.value)
@@ -170,14 +167,12 @@ def test_the_file_form_sets_every_field() -> None:
     ],
 )
 def test_a_wrong_file_is_refused_with_the_path_of_the_field(text: str, message: str) -> None:
-    """The reader has the file open and wants to know where to look."""
     with pytest.raises(ConfigurationError) as caught:
         parse_document(text, "n")
     assert message in str(caught.value)
 
 
 def test_instances_that_exist_are_written_with_profile_and_place() -> None:
-    """Instances of other programs, whole, incomplete or divided, on each GPU of the entry."""
     cuts = "{profile: 3g.40gb, start: 4}, {profile: 1g.10gb, start: 2, compute: none}, "
     cuts += "{profile: 2g.20gb, start: 0, compute: partial}"
     node = parse_document((MIG % cuts).replace("migEnabled", "count: 2, migEnabled"), "n")
@@ -202,7 +197,6 @@ def named(model: GpuModel) -> str:
 
 @pytest.mark.parametrize("model", MODELS, ids=named)
 def test_a_model_is_complete_enough_to_be_simulated(model: GpuModel) -> None:
-    """Only memory and SM count may be unknown."""
     assert model.key == model.key.lower()
     assert 1 <= len(model.product_name) <= 95
     assert 0 < model.pci_device_id <= 0xFFFF
@@ -212,7 +206,6 @@ def test_a_model_is_complete_enough_to_be_simulated(model: GpuModel) -> None:
 
 @pytest.mark.parametrize("model", MIG_MODELS, ids=named)
 def test_every_placement_fits_the_board_and_no_profile_takes_more_than_the_whole(model: GpuModel) -> None:
-    """A typing error in the tables would become an impossible device in the API."""
     table = model.mig
     assert table is not None
     for profile in table.profiles:
@@ -228,7 +221,6 @@ def test_every_placement_fits_the_board_and_no_profile_takes_more_than_the_whole
 
 @pytest.mark.parametrize("model", MIG_MODELS, ids=named)
 def test_a_larger_profile_never_has_less(model: GpuModel) -> None:
-    """Swapped rows would be noticed."""
     assert model.mig is not None
     plain = [profile for profile in model.mig.profiles if "+" not in profile.name and "-" not in profile.name]
     for smaller, larger in pairwise(plain):
@@ -237,7 +229,6 @@ def test_a_larger_profile_never_has_less(model: GpuModel) -> None:
 
 
 def test_broken_yaml_is_a_configuration_error_on_one_line() -> None:
-    """The message ends up in an event."""
     with pytest.raises(ConfigurationError) as caught:
         catalog.load_yaml("a: [1\nb: {")
     assert "\n" not in str(caught.value)

@@ -34,7 +34,6 @@ def node() -> NodeSpec:
 
 
 def attach(file: Path) -> SimulatedBackend:
-    """Another process on the same hardware."""
     return SimulatedBackend.from_spec(SPEC, "n", file)
 
 
@@ -42,7 +41,6 @@ UUID, OTHER = (item.gpu.uuid for item in node().gpus)
 
 
 def edit(file: Path, change: Any) -> None:
-    """What a person does with an editor."""
     raw = json.loads(file.read_text())
     change(raw)
     new = file.with_suffix(".edited")
@@ -66,7 +64,6 @@ def test_instances_modes_and_faults_outlive_the_process(file: Path) -> None:
 
 
 def test_the_file_is_made_at_the_first_change_and_deleting_it_is_a_reboot(file: Path) -> None:
-    """Looking leaves no trace; instances do not survive a reboot."""
     backend = attach(file)
     described = backend.snapshot()
     assert not file.exists()
@@ -97,7 +94,6 @@ def test_of_many_at_once_each_placement_is_made_by_one(file: Path) -> None:
 
 
 def test_an_instance_removed_from_the_file_counts_as_destroyed(file: Path) -> None:
-    """And one that is added to the file belongs to another program."""
     backend = attach(file)
     backend.create_compute_instance(UUID, backend.create_gpu_instance(UUID, 19, 0))
     foreign = {"profile": 9, "start": 4, "gi": 2, "compute": [{"ci": 0}]}
@@ -107,7 +103,6 @@ def test_an_instance_removed_from_the_file_counts_as_destroyed(file: Path) -> No
 
 
 def test_a_changed_description_is_in_force_again(tmp_path: Path, file: Path) -> None:
-    """A GPU with an edited spec is in the state of the spec; other GPUs keep their state."""
     spec = tmp_path / "spec.yaml"
     gpus = ["{model: h100-sxm5-80gb, migEnabled: true}", "{model: h100-sxm5-80gb, migEnabled: true}"]
     spec.write_text(f"gpus: [{', '.join(gpus)}]")
@@ -148,7 +143,6 @@ def test_an_unreadable_file_makes_the_driver_unavailable(file: Path, content: st
 
 
 def test_a_state_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
-    """A missing folder, as a read-only or full disk."""
     backend = SimulatedBackend(node(), state_file=tmp_path / "missing" / "state.json")
     with pytest.raises(DriverUnavailableError, match="cannot lock"):
         backend.create_gpu_instance(UUID, 19, 0)
@@ -204,7 +198,6 @@ def test_listeners_run_before_the_call_returns_and_only_after_a_change() -> None
 
 
 def test_a_listener_that_fails_does_not_undo_the_change(caplog: pytest.LogCaptureFixture) -> None:
-    """Hardware does not care whether a file can be written."""
 
     def fail(_: Snapshot) -> None:
         raise StorageError("disk full")
@@ -217,7 +210,6 @@ def test_a_listener_that_fails_does_not_undo_the_change(caplog: pytest.LogCaptur
 
 @pytest.mark.parametrize("in_file", [True, False])
 def test_each_change_is_one_event_and_faults_are_none(file: Path, in_file: bool) -> None:
-    """The inventory polls again only after a change."""
     backend = SimulatedBackend(node(), state_file=file if in_file else None)
     assert not backend.wait_for_event(0)
     backend.fail_next("mig_mode", NoRoomError("x"))
@@ -244,7 +236,6 @@ def test_a_waiting_thread_is_woken_by_a_change(file: Path, same_process: bool) -
 
 
 def test_a_lock_that_is_never_released_ends_in_an_error(file: Path) -> None:
-    """Every wait has an end: a stopped process may hold the lock."""
     impatient = StateStore(file, lock_timeout_s=0.01)
     expected = pytest.raises(DriverUnavailableError, match=r"kept .* locked for 0\.01 s")
     with StateStore(file).locked(), expected, impatient.locked():
@@ -252,7 +243,6 @@ def test_a_lock_that_is_never_released_ends_in_an_error(file: Path) -> None:
 
 
 def test_the_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
-    """GPUs are added, removed and lost while the process runs."""
     file = tmp_path / "node.yaml"
     file.write_text("gpus: [{model: l4-24gb, count: 2}]")
     backend = SimulatedBackend.from_spec(str(file), "n")
@@ -269,7 +259,6 @@ def test_the_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
     "broken", ["gpus: [", "gpus: [{model: nothing}]", None, "driverUnavailable: why not\ngpus: []"]
 )
 def test_a_file_that_breaks_while_running_is_a_driver_that_went_away(tmp_path: Path, broken: str | None) -> None:
-    """The process must keep the last inventory and try again, not end."""
     file = tmp_path / "node.yaml"
     file.write_text("gpus: [{model: l4-24gb}]")
     backend = SimulatedBackend.from_spec(str(file), "n")
@@ -297,7 +286,6 @@ def test_a_file_that_breaks_while_running_is_a_driver_that_went_away(tmp_path: P
 def test_a_wrong_file_at_start_is_a_configuration_error_with_its_name(
     tmp_path: Path, content: bytes | None, message: str
 ) -> None:
-    """Only at start, when an administrator can correct it."""
     file = tmp_path / "node.yaml"
     if content is not None:
         file.write_bytes(content)

@@ -125,5 +125,4 @@ class Node:
 
 @pytest.fixture
 def node() -> Node:
-    """An H100 without MIG mode."""
     return Node()

@@ -64,7 +64,6 @@ def steps_of(start: Callable[[], Node], work: Work) -> tuple[int, int]:
 
 
 def cases() -> list[tuple[str, Callable[[], Node], Work, int]]:
-    """Every operation with every step at which the process can die."""
     works: list[tuple[str, Callable[[], Node], Work]] = [
         ("create", plain, create),
         ("create beside an owned one", with_sibling, create),
@@ -95,8 +94,6 @@ def killed(start: Callable[[], Node], work: Work, at: int) -> Node:
 
 @pytest.mark.parametrize(("name", "start", "work", "at"), cases())
 def test_destroy_after_any_death(name: str, start: Callable[[], Node], work: Work, at: int) -> None:
-    """Destroying removes every instance of the claim, keeps neighbours, and leaves the mode as without the death; the
-    partition can be created again."""
     node = killed(start, work, at)
     neighbours = tuple(one for one in node.instances if one.profile_id == THREE)
     destroy(node)
@@ -110,7 +107,6 @@ def test_destroy_after_any_death(name: str, start: Callable[[], Node], work: Wor
 
 
 def test_restore_mode_after_any_death() -> None:
-    """restore_mode switches the mode off wherever create died before an instance existed."""
     first, last = steps_of(plain, create)
     for at in range(first, last):
         node = killed(plain, create, at)
@@ -123,7 +119,6 @@ def test_restore_mode_after_any_death() -> None:
 
 
 def test_a_whole_gpu_after_any_death() -> None:
-    """ensure_whole continues where an earlier call of it died."""
 
     def mode_left_on() -> Node:
         node = Node()
@@ -144,7 +139,6 @@ def test_a_whole_gpu_after_any_death() -> None:
 
 
 def test_ensure_whole_refuses_a_gpu_with_an_incomplete_instance() -> None:
-    """While an incomplete instance exists, no claim gets the whole GPU."""
     first, last = steps_of(plain, create)
     refused = 0
     for at in range(first, last):

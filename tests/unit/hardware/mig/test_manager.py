@@ -17,7 +17,6 @@ from tests.unit.hardware.mig.conftest import ALL, DOUBLE, FOUR, ONE, THREE, TWO,
 
 
 def test_create_returns_the_device_and_destroy_leaves_nothing(node: Node) -> None:
-    """What create returns is what the GPU lists; after destroy the GPU is whole and nothing is noted."""
     made = node.create(TWO, 4)
     assert made == node.manager.find(node.at(TWO, 4)) == node.instances[0]
     assert made.device is not None
@@ -36,7 +35,6 @@ def test_the_note_is_on_disk_before_the_mode_is_on(node: Node) -> None:
 
 
 def test_an_administrators_mode_is_left_on() -> None:
-    """Also after the last partition, and on a GPU that could not be switched without a reset."""
     node = Node("1xa100-sxm4-40gb+mig")
     node.create(FOUR, 0)
     node.destroy(FOUR, 0)
@@ -46,7 +44,6 @@ def test_an_administrators_mode_is_left_on() -> None:
 
 
 def test_foreign_instances_keep_the_mode_on(node: Node) -> None:
-    """This driver switched the mode on, but another program uses it: it goes off after that program's instance."""
     node.create(ONE, 6)
     foreign = node.foreign(TWO, 0, "none")
     node.destroy(ONE, 6)
@@ -71,7 +68,6 @@ def test_a_foreign_instance_is_never_taken_over(compute: str) -> None:
 
 
 def test_overlap_is_refused_by_name() -> None:
-    """The message names the wanted memory slices and the instance that has them."""
     node = Node("1xh100-sxm5-80gb+mig")
     foreign = node.foreign(ONE, 2)
     with pytest.raises(NoRoomError, match=r"memory slices 0 to 3, .* taken by GPU instance 9 \(1g.10gb at"):
@@ -80,7 +76,6 @@ def test_overlap_is_refused_by_name() -> None:
 
 
 def test_engines_are_refused_by_the_hardware(node: Node) -> None:
-    """Memory slices are free but the one media engine is not: the hardware's own error is raised, nothing is left."""
     node.manager.create(node.at(20, 6), 1, within_s=1)
     with pytest.raises(NoRoomError, match="at most 1"):
         node.manager.create(node.at(20, 0), 1, within_s=1)
@@ -111,7 +106,6 @@ def test_what_the_gpu_cannot_do_leaves_nothing(
 
 
 def test_a_failed_compute_instance_takes_the_gpu_instance_with_it(node: Node) -> None:
-    """The first error is raised, and the GPU is as before."""
     node.backend.fail_next("create_compute_instance", DeviceLostError("the CI profile is not supported"))
     with pytest.raises(DeviceLostError, match="the CI profile is not supported") as caught:
         node.create(ALL, 0)
@@ -121,7 +115,6 @@ def test_a_failed_compute_instance_takes_the_gpu_instance_with_it(node: Node) ->
 
 @pytest.mark.parametrize("method", ["create_gpu_instance", "create_compute_instance"])
 def test_an_error_after_the_work_was_done_leaves_nothing(node: Node, method: str) -> None:
-    """The NVIDIA driver created the instance and reported an error: the instance is found and removed."""
     node.backend.fail_next(method, DriverUnavailableError("answer lost"), after=True)
     with pytest.raises(DriverUnavailableError, match="answer lost"):
         node.create(TWO, 4)
@@ -129,7 +122,6 @@ def test_an_error_after_the_work_was_done_leaves_nothing(node: Node, method: str
 
 
 def test_an_instance_that_cannot_be_removed_is_marked(node: Node) -> None:
-    """The error has the first one's type and both sentences; the caller keeps its record and destroys it later."""
     node.backend.fail_next("create_compute_instance", NoRoomError("no compute"))
     node.backend.fail_next("destroy_gpu_instance", GpuBusyError("a monitor looks at it"), times=0)
     with pytest.raises(
@@ -154,7 +146,6 @@ def test_an_unreadable_gpu_counts_as_left_over(node: Node) -> None:
 
 
 def test_a_partition_that_is_not_listed_is_an_error(node: Node) -> None:
-    """The NVIDIA driver reported success, and another program destroyed the instance at the same moment."""
     make = node.backend.create_compute_instance
 
     class Vanishing:
@@ -192,7 +183,6 @@ def test_destroying_a_partition_that_is_partly_gone(node: Node) -> None:
 
 @pytest.mark.parametrize(("profile", "compute", "left"), [(TWO, "partial", 0), (DOUBLE, "full", 1)])
 def test_destroy_removes_unusual_compute_instances_and_no_other_profile(profile: int, compute: str, left: int) -> None:
-    """A compute instance that this driver would not create goes; an instance of another profile in its place stays."""
     node = Node("1xh100-sxm5-80gb+mig")
     node.foreign(profile, 2, compute)
     node.destroy(TWO, 2)
@@ -200,7 +190,6 @@ def test_destroy_removes_unusual_compute_instances_and_no_other_profile(profile:
 
 
 def test_without_mig_there_is_nothing_to_remove() -> None:
-    """The board was replaced by one without MIG: destroy, find and ensure_whole have nothing to do."""
     node = Node("1xl4-24gb")
     node.notes.values[node.gpu, "mig-mode"] = "on"
     assert node.manager.find(node.at(ONE, 0)) is None
@@ -210,7 +199,6 @@ def test_without_mig_there_is_nothing_to_remove() -> None:
 
 
 def test_a_busy_gpu_is_waited_for(node: Node) -> None:
-    """A monitor that closes the GPU within the limit costs a pause, not the claim."""
     node.backend.set_busy(node.gpu, "dcgm")
     node.on_wait = lambda: node.backend.set_busy(node.gpu, None) if len(node.waits) == 3 else None
     assert node.create(ONE, 6).device is not None
@@ -218,7 +206,6 @@ def test_a_busy_gpu_is_waited_for(node: Node) -> None:
 
 
 def test_a_gpu_that_stays_busy_is_an_error_at_the_limit(node: Node) -> None:
-    """The error comes at the limit, says what to look for, and the note is cleared."""
     node.backend.set_busy(node.gpu, "dcgm")
     with pytest.raises(GpuBusyError, match=r"switched on, tried for 5 s: .* dcgm; look for processes .*dcgm-exporter"):
         node.create(ONE, 6)
@@ -232,7 +219,6 @@ def test_a_gpu_that_stays_busy_is_an_error_at_the_limit(node: Node) -> None:
 
 
 def test_a_partition_in_use_is_not_destroyed(node: Node) -> None:
-    """The error names it and says what to look for; once the process is gone the same call succeeds."""
     made = node.create(TWO, 4)
     node.backend.set_in_use(node.gpu, made.gi_id)
     with pytest.raises(
@@ -259,7 +245,6 @@ def test_a_mode_that_cannot_be_switched_off_does_not_fail_a_destroy(node: Node) 
 
 
 def test_a_lost_gpu_does_not_undo_a_destroy(node: Node) -> None:
-    """The GPU stops answering before the mode is off: the note stays, and restore_mode raises later."""
     node.create(ONE, 6)
     node.backend.fail_next("mig_mode", DeviceLostError("fell off the bus"), times=2)
     node.destroy(ONE, 6)
@@ -269,7 +254,6 @@ def test_a_lost_gpu_does_not_undo_a_destroy(node: Node) -> None:
 
 
 def test_a_full_disk_keeps_the_mode_off(node: Node) -> None:
-    """Without its note the mode is not switched on."""
     node.notes.full = True
     with pytest.raises(StorageError):
         node.create(ONE, 6)
@@ -277,7 +261,6 @@ def test_a_full_disk_keeps_the_mode_off(node: Node) -> None:
 
 
 def test_ensure_whole_switches_an_owned_mode_off(node: Node) -> None:
-    """ensure_whole switches the driver's own mode off once, and does not touch a GPU that is whole already."""
     node.create(ONE, 6)
     node.backend.set_busy(node.gpu, "dcgm")
     node.destroy(ONE, 6)
@@ -290,7 +273,6 @@ def test_ensure_whole_switches_an_owned_mode_off(node: Node) -> None:
 
 
 def test_ensure_whole_refuses_a_gpu_with_instances(node: Node) -> None:
-    """The error names the instances at once: waiting under the GPU's lock would not remove them."""
     node.create(ONE, 6)
     with pytest.raises(GpuBusyError, match=r"it still has GPU instance 13 \(1g.10gb at memory slices 6-6\)"):
         node.manager.ensure_whole(node.gpu, within_s=5)
@@ -298,7 +280,6 @@ def test_ensure_whole_refuses_a_gpu_with_instances(node: Node) -> None:
 
 
 def test_ensure_whole_leaves_an_administrators_mode() -> None:
-    """Only the administrator may switch it off."""
     node = Node("1xh100-sxm5-80gb+mig")
     with pytest.raises(GpuBusyError, match=r"this driver did not switch it on; .* -mig 0"):
         node.manager.ensure_whole(node.gpu, within_s=5)
@@ -306,7 +287,6 @@ def test_ensure_whole_leaves_an_administrators_mode() -> None:
 
 
 def test_ensure_whole_gives_up_at_the_limit(node: Node) -> None:
-    """The error comes at the limit and says what to look for."""
     node.create(ONE, 6)
     node.backend.set_busy(node.gpu, "nv-hostengine")
     node.destroy(ONE, 6)
@@ -316,7 +296,6 @@ def test_ensure_whole_gives_up_at_the_limit(node: Node) -> None:
 
 
 def test_a_stale_note_is_cleared(node: Node) -> None:
-    """A death between note and mode, or an administrator, left the mode off: only the note is cleared."""
     node.notes.values[node.gpu, "mig-mode"] = "on"
     assert node.manager.restore_mode(node.gpu)
     assert node.untouched
@@ -333,7 +312,6 @@ def test_a_first_instance_that_is_refused_is_tried_again(node: Node) -> None:
 
 
 def test_a_creation_that_stays_refused_is_an_error_at_the_limit() -> None:
-    """It names the partition and who has the GPU open; nothing of it remains."""
     node = Node(holders="open in nv-hostengine (process 4711); nv-hostengine: stop DCGM on this node")
     node.backend.fail_next("create_gpu_instance", GpuBusyError("in use by another client"), times=0)
     with pytest.raises(
@@ -345,7 +323,6 @@ def test_a_creation_that_stays_refused_is_an_error_at_the_limit() -> None:
 
 
 def test_a_refused_creation_leaves_what_appears_meanwhile(node: Node) -> None:
-    """Another program creates the instance while this driver waits: it is not removed as the driver's own."""
     node.backend.fail_next("create_gpu_instance", GpuBusyError("in use"), times=0)
 
     def other_program() -> None:
@@ -359,7 +336,6 @@ def test_a_refused_creation_leaves_what_appears_meanwhile(node: Node) -> None:
 
 
 def test_who_has_the_gpu_open_is_looked_up_after_the_last_try() -> None:
-    """The search takes up to a second: it does not run when a creation works at once or after a wait."""
     node = Node(holders="open in Xorg (process 9)")
     node.backend.fail_next("create_gpu_instance", GpuBusyError("in use"), times=2)
     made = node.create(ONE, 6)
@@ -371,7 +347,6 @@ def test_who_has_the_gpu_open_is_looked_up_after_the_last_try() -> None:
 
 
 def test_the_watch_is_told_how_each_creation_ended(node: Node) -> None:
-    """A refusal counts after all tries; other failures say nothing about who has the GPU open."""
     node.backend.fail_next("create_gpu_instance", GpuBusyError("in use"), times=1)
     node.create(ONE, 6)
     node.backend.fail_next("create_gpu_instance", GpuBusyError("in use"), times=0)
@@ -389,7 +364,6 @@ def test_only_some_creations_wait_long(node: Node) -> None:
     ends: list[float] = []
 
     def one_more() -> None:
-        """Begin another creation inside the first wait of the one before, as another thread does."""
         node.on_wait = one_more if len(ends) + LONG_WAITS > len(begun) else lambda: None
         begun.append(sum(node.waits))
         with pytest.raises(GpuBusyError):

@@ -1,10 +1,24 @@
-"""The order in which partitions are published, on every board of the catalogue, and the slices that it strands."""
+"""The published order of partitions on every board, the slices that it strands, and when partitions are withheld."""
 
 import itertools
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from dra_driver.core.model.mig import MigProfile
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.mig import MigProfile, PartitionId
+from dra_driver.hardware.mig.manager import (
+    LIMIT,
+    NO_REFUSALS,
+    ONE_CALL_S,
+    WITHHELD_S,
+    WITHIN_S,
+    CutRefusals,
+    after_refusal,
+    at,
+)
 from dra_driver.hardware.mig.order import placement_order
 from tests.bench.packing import KINDS, measure
 from tests.fakes.simulated_gpus import SimulatedBackend
@@ -23,7 +37,6 @@ def starts(model: str, profile_id: int) -> list[int]:
 
 @pytest.mark.parametrize("model", SEVENS + FOURS)
 def test_every_placement_once_small_before_large(model: str) -> None:
-    """Whatever order the profiles come in. A request that names no profile takes the least that satisfies it."""
     found = placement_order(profiles(model))
     everything = {(profile.profile_id, start) for profile in profiles(model) for start in profile.starts}
     assert len(found) == len(everything)
@@ -43,7 +56,6 @@ def test_seven_slices_fill_from_the_end(model: str) -> None:
 
 
 def test_plain_before_special() -> None:
-    """Of equally large partitions the one without the scarce media engine, or without graphics, is offered first."""
     names = [profile.name for profile, _ in placement_order(profiles("rtx-pro-6000-blackwell-se-96gb"))]
     firsts = list(dict.fromkeys(names))
     assert firsts[:5] == ["1g.24gb-me", "1g.24gb", "1g.24gb+gfx", "1g.24gb+me", "1g.24gb+me.all"]
@@ -63,7 +75,6 @@ def largest_beside(board: tuple[MigProfile, ...], taken: set[int]) -> int:
 
 @pytest.mark.parametrize("model", SEVENS + FOURS)
 def test_the_first_placement_keeps_the_largest_profile(model: str) -> None:
-    """No other placement of the same profile on an empty GPU leaves a larger profile possible."""
     board = profiles(model)
     for profile in board:
         left = {
@@ -92,13 +103,110 @@ def test_published_order_strands_less_than_order_of_names(kind: str) -> None:
 
 
 def test_about_half_as_much_is_stranded_as_by_name() -> None:
-    """When a node fills up with all sizes equally often, about half as much is stranded."""
     tallies = measure("a100-sxm4-40gb", "filling", gpus=4, sequences=200, seed=7)
     assert tallies["ours"].stranded < 0.65 * tallies["by name"].stranded
 
 
 @pytest.mark.parametrize("model", ["a30-24gb", "rtx-pro-6000-blackwell-se-96gb"])
 def test_boards_that_divide_evenly_pack_equally_well(model: str) -> None:
-    """Every order packs them equally well; the published order is no worse."""
     tallies = measure(model, "coming and going", gpus=4, sequences=20, seed=7)
     assert tallies["ours"].stranded == tallies["by name"].stranded
+
+
+GPU = GpuUuid("GPU-0")
+PARTS = tuple(PartitionId(GPU, 19, start) for start in range(7))
+
+
+def refused(*times: float) -> CutRefusals:
+    state = NO_REFUSALS
+    for number, time in enumerate(times):
+        state = after_refusal(state, PARTS[number % len(PARTS)], time)
+    return state
+
+
+def test_the_third_refusal_within_ten_minutes_withholds() -> None:
+    """Two may be a monitor that looks for a moment."""
+    assert not refused(0, 1).withheld
+    assert refused(0, 1, 2).withheld
+    assert refused(0, 300, 599).withheld
+    assert refused(0, 0, 0).withheld, "a monitor that holds up three pods holds up the fourth, too"
+
+
+def test_tries_of_one_call_count_once() -> None:
+    state = NO_REFUSALS
+    for time in (0.0, 5.0, 10.0, 44.0):
+        state = after_refusal(state, PARTS[0], time)
+    assert len(state.counted) == 1
+    state = after_refusal(state, PARTS[0], ONE_CALL_S)
+    assert not state.withheld
+    assert after_refusal(state, PARTS[0], 2 * ONE_CALL_S).withheld
+
+
+def test_refusals_of_more_than_ten_minutes_ago_do_not_count() -> None:
+    assert not refused(0, 300, 600).withheld
+    assert refused(0, 300, 600, 899).withheld
+    assert not refused(0, 600, 1200, 1800, 2400).withheld
+
+
+def test_withholding_ends_after_ten_minutes_and_starts_from_nothing() -> None:
+    """Refusals of claims that were allocated before neither prolong it nor count afterwards."""
+    state = refused(0, 1, 2, 100, 500, 601)
+    assert at(state, 601.9).withheld
+    assert state.partitions == frozenset(PARTS[:6]), "claims wait for them, so they stay published"
+    assert at(state, 602) == NO_REFUSALS
+    assert not after_refusal(state, PARTS[0], 602).withheld
+
+
+def test_a_clock_that_jumps_withholds_for_ten_minutes_at_most() -> None:
+    state = at(refused(5000, 5001, 5002), 10.0)
+    assert state.withheld
+    assert at(state, 609.9).withheld
+    assert at(state, 610.0) == NO_REFUSALS
+    state = at(refused(5000, 5001), 10.0)
+    assert at(state, 610.0) == NO_REFUSALS
+    assert after_refusal(state, PARTS[2], 20.0).withheld
+    assert at(refused(0, 1, 2), 1e9) == NO_REFUSALS
+
+
+@given(st.lists(st.floats(min_value=0, max_value=1e5), max_size=30))
+def test_the_state_is_bounded(times: list[float]) -> None:
+    state = refused(*times)
+    assert len(state.counted) <= LIMIT
+    assert list(state.counted) == sorted(state.counted, key=lambda each: each[0])
+    assert len(state.partitions) <= len(PARTS)
+
+
+class Comparison(RuleBasedStateMachine):
+    """The state machine beside a list of everything that happened, with a clock that goes forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.state = NO_REFUSALS
+        self.counting: list[tuple[float, PartitionId]] = []
+        self.since: float | None = None
+
+    @rule(seconds=st.sampled_from([1.0, 60.0, 299.0, 599.0, 600.0, 1000.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        if self.since is not None and self.now - self.since >= WITHHELD_S:
+            self.since, self.counting = None, []
+
+    @rule(part=st.sampled_from(PARTS))
+    def refusal(self, part: PartitionId) -> None:
+        self.state = after_refusal(self.state, part, self.now)
+        if self.since is None and all(each != part or self.now - time >= ONE_CALL_S for time, each in self.counting):
+            self.counting.append((self.now, part))
+            if sum(self.now - time < WITHIN_S for time, _ in self.counting) >= LIMIT:
+                self.since = self.now
+
+    @rule()
+    def success(self) -> None:
+        self.state, self.counting, self.since = NO_REFUSALS, [], None
+
+    @invariant()
+    def agrees(self) -> None:
+        assert at(self.state, self.now).withheld == (self.since is not None)
+
+
+TestComparison = Comparison.TestCase

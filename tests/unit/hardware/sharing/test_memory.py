@@ -85,7 +85,6 @@ def test_each_daemon_has_a_file_system_of_its_own_with_bounds(world: World) -> N
 
 
 def test_the_daemons_folder_leads_to_its_pipes_also_after_a_repeat(world: World) -> None:
-    """The node process reads from it what containers mount, and creates the folder again at every prepare."""
     folder = world.folder("one")
     (folder.pipe / "control").write_text("of an earlier boot, on the disk")
     for _ in range(2):
@@ -96,7 +95,6 @@ def test_the_daemons_folder_leads_to_its_pipes_also_after_a_repeat(world: World)
 
 
 def test_a_link_that_leads_nowhere_does_not_stop_the_node_process(world: World) -> None:
-    """It does not see the folder of the MPS host."""
     folder = world.folder("one")
     folder.pipe.rmdir()
     folder.pipe.symlink_to("/nonexistent/pipe")
@@ -115,7 +113,6 @@ def test_a_released_daemons_file_system_goes(world: World) -> None:
 
 
 def test_a_name_of_another_program_does_not_keep_what_a_former_host_left(world: World) -> None:
-    """Each would hold its memory until the next boot."""
     names = [f"daemon-{number}" for number in range(8)]
     for name in names:
         world.memory.make(world.folder(name))
@@ -139,7 +136,6 @@ def test_a_folder_that_a_container_gave_away_is_taken_back(world: World) -> None
 
 
 def test_folders_of_a_daemon_that_is_released_while_the_host_starts_go(world: World) -> None:
-    """It was wanted when the host looked for what a former one left, and is not when it starts daemons."""
     folder = world.folder("one")
     world.memory.make(folder)
     folder.write_desired(MpsDaemon(id="one", devices=("GPU-1",)))
@@ -153,7 +149,6 @@ def test_folders_of_a_daemon_that_is_released_while_the_host_starts_go(world: Wo
 
 
 def test_a_daemon_of_an_earlier_version_keeps_its_folders(world: World) -> None:
-    """Until it is released: containers have them mounted."""
     (world.former / "one").mkdir(parents=True)
     folder = world.folder("one")
     world.memory.make(folder)
@@ -193,7 +188,6 @@ def test_a_mount_that_is_not_permitted_is_a_sentence(world: World) -> None:
 
 
 def test_without_namespaces_all_daemons_use_one_plain_folder(tmp_path: Path) -> None:
-    """Simulated drivers need neither privilege nor short paths."""
     memory = SharedMemory(tmp_path / "shm")
     memory.start()
     folder = MpsFolders(tmp_path / "mps").of("one")
@@ -207,7 +201,6 @@ def test_without_namespaces_all_daemons_use_one_plain_folder(tmp_path: Path) -> 
 
 
 def test_mounts_of_the_kernel_are_read(tmp_path: Path) -> None:
-    """A path below a mount is not a mount."""
     mounts = SystemMounts()
     assert mounts.at(Path("/proc")) == Mounted(kind="proc", source="proc")
     assert mounts.at(Path("/proc/self")) is None
@@ -229,7 +222,6 @@ def test_mounts_of_the_kernel_are_read(tmp_path: Path) -> None:
 def test_the_label_of_container_files_is_used_where_a_policy_is_loaded(
     tmp_path: Path, own: str | None, label: str | None
 ) -> None:
-    """Another security module writes its own words into the same file; without a policy no label is valid."""
     if own is not None:
         (tmp_path / "current").write_text(own)
     assert container_label(tmp_path, tmp_path / "current") == label

@@ -206,7 +206,6 @@ def test_a_release_waits_until_the_daemon_is_gone(world: World) -> None:
 
 
 def test_a_release_without_a_host_does_not_wait(world: World) -> None:
-    """The daemons were its children: they are gone with it. Clients wrote into the folder."""
     world.client.ensure(DAEMON, within_s=5.0)
     (world.folder / "pipe/from-a-container").mkdir()
     (world.folder / "pipe/from-a-container/file").write_text("x")
@@ -281,16 +280,10 @@ def limits(**changes: Any) -> MpsLimits:
 @pytest.mark.parametrize(
     ("text", "mib"),
     [
-        ("2Gi", 2048),
-        ("10M", 9),
-        ("1G", 953),
-        ("1Mi", 1),
-        ("1048576", 1),
-        ("1.5Gi", 1536),
-        ("2097151", 1),
+        ("2Gi", 2048), ("10M", 9), ("1G", 953), ("1Mi", 1), ("1048576", 1), ("1.5Gi", 1536), ("2097151", 1),
         ("1e10", 9536),
     ],
-)
+)  # fmt: skip
 def test_memory_is_whole_mebibytes_rounded_down(text: str, mib: int) -> None:
     """The values of NVIDIA's driver for the same words (`Megabyte` in sharing.go)."""
     assert mps.whole_mib(text, "f") == mib
@@ -309,7 +302,6 @@ def test_a_limit_is_never_more_than_was_asked_for(count: int) -> None:
 
 
 def test_limits_are_by_default_position_and_uuid() -> None:
-    """A position is that in the sorted list; partitions have limits and no compute mode."""
     daemon = mps.group_daemon(
         UID,
         gpus=(G2, G1),

@@ -1,10 +1,12 @@
-"""The files between node process and MPS host, also beside unexpected ones."""
+"""The files between node process and MPS host, also beside unexpected ones, and their removal."""
 
 import json
 import os
 import stat
 import subprocess
+import sys
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +122,6 @@ def test_ids_are_folders_with_possible_names(tmp_path: Path) -> None:
 
 
 def test_removing_follows_no_link_out_of_the_folder(tmp_path: Path) -> None:
-    """Containers can create any files in the pipe folder."""
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "file").write_text("still here")
@@ -237,7 +238,6 @@ def test_words_of_commands_and_folders_are_bounded(change: dict[str, Any]) -> No
 
 
 def test_a_host_that_goes_on_is_ready(tmp_path: Path) -> None:
-    """It holds the lock, and the file's time is recent."""
     folders = MpsFolders(tmp_path / "mps")
     assert "no MPS host has run" in (mps_files.host_problem(folders) or "")
     folders.make()
@@ -256,7 +256,6 @@ def test_a_host_that_goes_on_is_ready(tmp_path: Path) -> None:
 
 
 def test_a_host_says_every_ten_seconds_that_it_goes_on(tmp_path: Path) -> None:
-    """Not at every step: each is a write to the disk."""
     now = [100.0]
     host = MpsHost(tmp_path / "mps", ControlProgram(), SharedMemory(tmp_path / "shm"), clock=lambda: now[0])
     lock = tmp_path / "mps/host.lock"
@@ -273,3 +272,55 @@ def test_a_host_says_every_ten_seconds_that_it_goes_on(tmp_path: Path) -> None:
         found.append(beats())
     assert found == [True, False, False, True, False]
     host.stop()
+
+
+def nest(folder: Path, levels: int) -> None:
+    inside = os.open(folder, os.O_RDONLY)
+    for _ in range(levels):
+        os.mkdir("a", dir_fd=inside)
+        deeper = os.open("a", os.O_RDONLY, dir_fd=inside)
+        os.close(inside)
+        inside = deeper
+    os.close(inside)
+
+
+def test_folders_nested_deeper_than_any_recursion_go(tmp_path: Path) -> None:
+    """A container that nests folders must not end the process that runs every other pod's daemon."""
+    tree = tmp_path / "pipe"
+    tree.mkdir()
+    nest(tree, sys.getrecursionlimit() + 100)
+    remove_tree(tree)
+    assert not tree.exists()
+
+
+def test_no_more_than_a_few_files_are_open_at_a_time(tmp_path: Path) -> None:
+    """One for each level would end a node process that also has sockets to serve."""
+    tree = tmp_path / "pipe"
+    tree.mkdir()
+    nest(tree, 30)
+    (tree / "file").write_text("")
+    most = 0
+
+    def clock() -> float:
+        nonlocal most
+        most = max(most, sum(1 for _ in Path("/proc/self/fd").iterdir()))
+        return 0.0
+
+    before = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    remove_tree(tree, clock=clock)
+    assert not tree.exists()
+    assert most - before <= 4  # two folders, and the two that read them
+
+
+def test_what_takes_too_long_is_left_to_the_next_call(tmp_path: Path) -> None:
+    tree = tmp_path / "pipe"
+    tree.mkdir()
+    for number in range(20):
+        (tree / str(number)).write_text("")
+    ticks = count()
+    with pytest.raises(TimeoutError, match="the rest is removed later"):
+        remove_tree(tree, within_s=10.0, clock=lambda: float(next(ticks)))
+    assert 0 < len(list(tree.iterdir())) < 20
+    remove_tree(tree)
+    remove_tree(tree)
+    assert not tree.exists()

@@ -102,7 +102,6 @@ def test_the_note_is_there_before_anything_changes(world: World) -> None:
 
 
 def test_a_failed_command_is_taken_back(world: World) -> None:
-    """A command that was killed may have had its effect."""
     world.smi.problems = [CommandError("did not end")]
     world.control.modes[GPU] = ComputeMode.EXCLUSIVE_PROCESS
     with pytest.raises(CommandError, match="did not end"):
@@ -137,7 +136,6 @@ def test_a_gpu_without_the_setting_is_a_sentence_and_leaves_nothing(world: World
 
 
 def test_a_note_on_a_gpu_without_the_setting_can_be_cleared(world: World) -> None:
-    """A process may die between the note and the answer that there is no such setting."""
     world.notes.set_gpu_note(GPU, TIME_SLICE, "Long")
     world.smi.problems = [CommandError("Not Supported")]
     world.slicer.reset(GPU, within_s=5.0)
@@ -156,7 +154,6 @@ def test_a_lost_gpu_is_reported_and_no_command_is_run_on_it(world: World) -> Non
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("call", ["set", "reset"])
 def test_a_death_at_any_step_is_put_right_by_reset(call: str, after: bool, before: ComputeMode) -> None:
-    """Whatever happened to the node process, the next one finds by its notes what to put back."""
     steps = 0
     while True:
         world = World()
@@ -218,7 +215,6 @@ def test_a_program_of_another_machine_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_the_roots_library_is_preloaded_unless_the_root_is_our_own(tmp_path: Path) -> None:
-    """The program's own dependency would be looked for in this container, where there is none."""
     library = tmp_path / "usr/lib64/libnvidia-ml.so.580.65.06"
     library.parent.mkdir(parents=True)
     library.write_bytes(b"")
@@ -246,7 +242,6 @@ def test_the_mode_of_before_comes_back(before: ComputeMode) -> None:
 
 
 def test_a_mode_that_fits_already_is_not_ours_to_give_back() -> None:
-    """Some administrators run all their GPUs in exclusive mode."""
     control, notes = FakeControl(), FakeGpuNotes()
     control.modes[GPU] = EXCLUSIVE
     set_compute_mode(control, notes, GPU, EXCLUSIVE)

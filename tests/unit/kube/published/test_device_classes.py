@@ -60,7 +60,6 @@ def test_a_plus_is_a_dot_in_names_and_a_plus_in_the_selector() -> None:
 
 
 def test_shared_gpus_have_no_extended_resource() -> None:
-    """A pod could not say how much it wants, and would get all of the GPU."""
     made = class_of(SHARED, DRIVER)
     assert made["metadata"]["name"] == "shared-mps.nvidia.com"
     assert "extendedResourceName" not in made["spec"]
@@ -68,7 +67,6 @@ def test_shared_gpus_have_no_extended_resource() -> None:
 
 @pytest.mark.parametrize(("offer", "selected"), [(MIG, PARTITION), (SHARED, SHARE)])
 def test_selectors_match_their_devices_and_fail_on_none(offer: Offer, selected: dict[str, Any]) -> None:
-    """One error stops the scheduling of a pod on every node."""
     (selector,) = class_of(offer, DRIVER)["spec"]["selectors"]
     program = compile_selector(selector["cel"]["expression"])
     views = [(item, DeviceView(DRIVER, item)) for item in (PARTITION, SHARE, WHOLE)]
@@ -85,7 +83,6 @@ def test_a_class_that_was_changed_by_hand_is_put_right() -> None:
 
 
 def test_a_class_of_another_is_never_touched() -> None:
-    """Not even one that would be the same."""
     assert states(foreign(MIG))["mig-1g.10gb.me.nvidia.com"] == "foreign"
     labelled = {**foreign(SHARED), "metadata": {"name": "shared-mps.nvidia.com", "labels": {MANAGED_BY: "Helm"}}}
     assert states(labelled)["shared-mps.nvidia.com"] == "foreign"

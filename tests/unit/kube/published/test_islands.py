@@ -25,7 +25,6 @@ def address(minor: int) -> str:
 
 
 def mesh(*links: tuple[int, int, int]) -> list[Gpu]:
-    """GPUs with (one, other, number of links)."""
     peers: dict[int, dict[int, int]] = {}
     for one, other, count in links:
         peers.setdefault(one, {})[other] = count
@@ -40,13 +39,11 @@ def groups(gpus: Iterable[Gpu]) -> list[tuple[int, ...]]:
 
 
 def test_bridge_pairs_are_islands_of_two() -> None:
-    """Whatever their minor numbers are."""
     assert groups(mesh((0, 2, 4), (1, 3, 4))) == [(0, 2), (1, 3)]
     assert {island.kind for island in islands_of(mesh((0, 2, 4))).values()} == {DIRECT}
 
 
 def test_gpus_on_nvswitches_are_one_island() -> None:
-    """All of a board, if the fabric has no cliques, and those of one clique otherwise."""
     board = [gpu(minor, switch_links=18) for minor in range(4)]
     assert groups(board) == [(0, 1, 2, 3)]
     assert {island.kind for island in islands_of(board).values()} == {SWITCH}
@@ -54,7 +51,6 @@ def test_gpus_on_nvswitches_are_one_island() -> None:
 
 
 def test_one_gpu_alone_is_no_island() -> None:
-    """A peer that is not on this node, such as in another virtual machine, does not count."""
     assert not islands_of([gpu(0, switch_links=18)])
     assert not islands_of([gpu(0, {7: 4}), gpu(1)])
 
@@ -68,7 +64,6 @@ def test_any_two_members_are_linked_also_in_a_mesh() -> None:
 
 
 def test_one_end_of_a_link_is_enough() -> None:
-    """The other end may be of a GPU that could not be read then."""
     assert groups([gpu(0), gpu(1, {0: 4})]) == [(0, 1)]
 
 
@@ -82,7 +77,6 @@ def test_the_name_is_equal_on_all_members_and_differs_between_islands_and_nodes(
 
 
 def test_gpus_in_no_island_are_tried_first_and_islands_one_after_the_other() -> None:
-    """Small islands first; members stay together."""
     gpus = [*mesh((0, 3, 4), (1, 4, 4)), gpu(2), *(gpu(n, switch_links=18) for n in (5, 6, 7)), gpu(8)]
     assert [one.minor for one in in_order(gpus, islands_of(gpus))] == [2, 8, 0, 3, 1, 4, 5, 6, 7]
 
@@ -123,6 +117,5 @@ def test_published_order_strands_fewer_pairs_than_minor_numbers(name: str, kind:
 
 
 def test_pairs_of_neighbours_are_published_as_before() -> None:
-    """There the order of minor numbers is the same."""
     tallies = measure(BOARDS["4 GPUs, pairs 0-1 2-3"], "coming and going", sequences=30, seed=7)
     assert tallies["ours"] == tallies["by minor"]

@@ -1,7 +1,7 @@
-"""Consumable capacities are valid for the API server, whatever the size of the GPU."""
+"""Consumable capacities and the driver's limits are valid for the API server."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -9,7 +9,7 @@ from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import SharingTerms, Strategy
 from dra_driver.core.quantity import Quantity
-from dra_driver.kube.published import shares
+from dra_driver.kube.published import limits, shares
 from dra_driver.kube.published.shares import MIB
 from dra_driver.sim.apiserver.rules.slices import device_problems
 from tests.fakes.dra_objects import wire
@@ -52,7 +52,6 @@ def test_policies_are_valid_for_any_memory_and_any_number_of_shares(
 
 
 def test_memory_and_compute_default_to_all_of_it() -> None:
-    """A claim that asks for nothing in particular gets the GPU alone; memory is rounded down to whole MiB."""
     found = wire(shares.capacity_of(gpu(81559 * MIB + 5), terms(3, reserved=0)))
     assert found["memory"] == {
         "value": "81559Mi",
@@ -71,7 +70,6 @@ def test_claims_for_memory_alone_can_share_a_gpu_if_the_policy_allows() -> None:
 
 
 def test_on_unified_memory_only_compute_is_shared() -> None:
-    """The total is unknown."""
     found = wire(shares.capacity_of(gpu(None), terms(default_percent=0)))
     assert set(found) == {"computePercent"}
     assert found["computePercent"]["requestPolicy"]["default"] == "100", "a plain claim still gets it alone"
@@ -89,7 +87,6 @@ def test_what_the_driver_keeps_is_left_out_and_under_mps_what_its_server_needs(
 
 @pytest.mark.parametrize(("reserved", "published"), [(0, "81559Mi"), (1, "81558Mi"), (2**30, "80535Mi")])
 def test_a_policy_says_how_much_is_left_out(reserved: int, published: str) -> None:
-    """In place of the default, which is for the driver and one MPS server."""
     assert memory_of(gpu(81559 * MIB, 551 * MIB), terms(reserved=reserved)) == published
 
 
@@ -100,7 +97,6 @@ def test_the_drivers_part_is_estimated_where_nvml_does_not_report_it(mib: int, p
 
 
 def test_an_estimate_leaves_at_least_half() -> None:
-    """On a GPU smaller than any that is sold, such as a simulated one."""
     assert memory_of(gpu(300 * MIB), terms()) == "150Mi"
 
 
@@ -115,3 +111,41 @@ def test_capacities_are_nvidias() -> None:
     }  # fmt: skip
     assert Quantity.parse("4864Mi").as_int() == profile.memory_bytes
     assert "multiprocessors" not in shares.of_profile(replace(profile, multiprocessors=None))
+
+
+NAMES = st.text(max_size=70) | st.from_regex(r"([a-z.-]{1,70}/)?[A-Za-z0-9_-]{1,34}", fullmatch=True)
+
+
+@given(NAMES)
+@example("//")
+@example("a.example/b/c")
+def test_attribute_names_are_judged_as_the_api_server_does(name: str) -> None:
+    """A name that only the driver accepts would make the slice invalid.
+
+    The driver refuses a name with two slashes, which the API server accepts through a gap in its validation.
+    """
+    device = {"name": "gpu-0", "attributes": {name: {"int": 1}}}
+    accepted = device_problems(device, None, "d", per_device=False) == []
+    assert limits.is_attribute_name(name) == (accepted and name.count("/") < 2)
+
+
+@given(NAMES, st.text(max_size=70) | st.from_regex(r"[A-Za-z0-9_.-]{0,66}", fullmatch=True))
+def test_taints_are_judged_as_the_api_server_does(key: str, value: str) -> None:
+    device = {"name": "gpu-0", "taints": [{"key": key, "value": value, "effect": "NoSchedule"}]}
+    assert limits.is_taint(key, value) == (device_problems(device, None, "d", per_device=False) == [])
+
+
+@pytest.mark.parametrize(
+    ("value", "fits"),
+    [
+        ("é" * 32, True),
+        ("é" * 33, False),
+        ("\ud800", False),
+        (2**63 - 1, True),
+        (2**63, False),
+        (True, True),
+        (1.5, False),
+    ],
+)
+def test_values_are_text_of_64_bytes_numbers_of_64_bits_or_booleans(value: object, fits: bool) -> None:
+    assert limits.is_attribute_value(value) == fits

@@ -45,7 +45,6 @@ def read(proc: ProcReader, *pids: int, listed_s: float = 1e6) -> dict[int, Proce
 
 
 def test_a_process_has_a_program_and_a_place(tmp_path: Path) -> None:
-    """Names of programs may have brackets and spaces; those that end are left out."""
     proc, reads, _ = reader(tmp_path)
     proc.add(7, IN_POD, command="a) S 1 (b")
     proc.add(8)
@@ -60,7 +59,6 @@ def test_a_process_has_a_program_and_a_place(tmp_path: Path) -> None:
 
 
 def test_a_pid_that_was_used_again(tmp_path: Path) -> None:
-    """A process that began after the driver was asked is another one; so is one with another start."""
     proc, reads, clock = reader(tmp_path)
     proc.add(7, IN_POD, start=50 * TICK)
     assert read(reads, 7, listed_s=49.0) == {}
@@ -123,7 +121,6 @@ def test_no_link_and_no_pipe_is_read(tmp_path: Path) -> None:
 
 
 def test_the_driver_is_left_alone(tmp_path: Path) -> None:
-    """While it is given up, and while one GPU is cut: closed at once, and not opened by a look."""
     backend = FakeGpus(GpuUsage(gpu_uuid=GpuUuid("GPU-a")))
     gpus = UsageGpus(backend, tmp_path / "findings/driver.lock")
     assert gpus.read(ASSIGNED) == backend.readings
@@ -161,7 +158,6 @@ def test_the_node_process_knows_whether_the_driver_is_open(tmp_path: Path) -> No
 
 
 def test_what_the_kubelet_answers() -> None:
-    """Only this driver's devices; containers without any stay, because a process there is not the claim's."""
     answer = pb.ListPodResourcesResponse()
     pod = answer.pod_resources.add(name="llm", namespace="team")
     found = pod.containers.add(name="main").dynamic_resources.add(claim_name="c", claim_namespace="team")
@@ -192,7 +188,6 @@ def findings(tmp_path: Path) -> tuple[FindingsWriter, Clock, Path]:
 
 
 def test_findings_are_written_when_they_change(findings: tuple[FindingsWriter, Clock, Path]) -> None:
-    """And renewed while there are any: the node process forgets those that are not."""
     file, clock, path = findings
     path.parent.write_text("in the way")
     file.write(UsageFindings(written=NOW))  # the looks go on, and it is tried again

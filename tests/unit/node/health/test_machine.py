@@ -1,11 +1,16 @@
-"""The state of one GPU: what opens a fault, and what counts as its recovery."""
+"""The state of one GPU: what opens a fault, its recovery, and the conditions that users and docs/health.md show."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from dra_driver.config.policy import policy_of, policy_problems
 from dra_driver.core.model.health import HealthCause, RecoveryAction, Severity
 from dra_driver.core.model.health_rules import DEFAULT_RULES, HealthRules
+from dra_driver.node.health.conditions import HealthState, conditions, state
 from dra_driver.node.health.fault import (
     CALM_S,
     FLAP_WINDOW_S,
@@ -28,7 +33,8 @@ from dra_driver.node.health.machine import (
 )
 from dra_driver.node.health.xids import KNOWN, ROWS, XidRecovery
 from dra_driver.node.health.xids import xid as known_xid
-from tests.unit.node.health.world import FINE, WALL, at, ecc, fault, phase, reading, xid
+from dra_driver.node.process.health_conditions import KEYS
+from tests.unit.node.health.world import FINE, GPU, WALL, at, ecc, fault, phase, reading, xid
 
 XID, ECC, LOST, HANG = HealthCause.XID, HealthCause.ECC, HealthCause.LOST, HealthCause.HANG
 OPEN, RECOVERING, OVER = FaultPhase.OPEN, FaultPhase.RECOVERING, FaultPhase.OVER
@@ -82,7 +88,6 @@ def test_nothing_else_heals_an_xid(number: int, ill: Any, well: Any) -> None:
 
 
 def test_a_gpu_that_was_lost_for_good_in_between_shows_a_reset() -> None:
-    """Errors that may pass come before and after it in a flapping link."""
     faults = after_event({}, xid(79), at(1))
     for clock, passing in ((2, True), (3, False), (4, True)):
         faults = looked(faults, clock, unreachable="no answer", passing=passing)
@@ -101,7 +106,6 @@ def test_the_drivers_word_that_nothing_is_needed_counts_only_after_a_while_and_f
 
 
 def test_a_double_bit_error_heals_by_a_clean_remap_and_not_by_a_failed_one() -> None:
-    """The row is replaced at the next reset, if a spare one is left."""
     begun = looked(after_event({}, ecc(), at(1)), 2, rows_pending=True, rows_failed=False)
     clean = looked(begun, 9, rows_pending=False, rows_failed=False)
     failed = looked(begun, 9, rows_pending=False, rows_failed=True)
@@ -168,7 +172,6 @@ def test_a_fault_that_comes_back_within_an_hour_of_its_end_waits_longer_and_late
 
 
 def test_an_application_error_that_a_policy_taints_ends_without_a_reset() -> None:
-    """It needs no recovery of the GPU; each further one begins the calm time anew, and is not a return."""
     rules = HealthRules(taint_xids=frozenset({31}), calm_s=10)
     faults = after_event({}, xid(31), at(1, rules))
     faults = after_event(after_event(faults, xid(31), at(6, rules)), xid(31), at(6, rules))
@@ -311,3 +314,90 @@ def test_each_row_is_whole_and_stands_once_in_order() -> None:
         assert since in {0, 565, 570, 575}
         assert sources
         assert set(sources) <= set("CNL")
+
+
+EVICT_79 = HealthRules(evicting_xids=frozenset({79}))
+
+
+def with_xids(*numbers: int, rules: HealthRules = EVICT_79) -> Faults:
+    faults: Faults = {}
+    for clock, number in enumerate(numbers):
+        faults = after_event(faults, xid(number), at(clock, rules))
+    return faults
+
+
+def test_the_worst_xid_gives_value_and_time_whatever_comes_after_it() -> None:
+    """A later, weaker error must not lower the taint or hide its number."""
+    (found,) = conditions(GPU, with_xids(119, 79, 31, 48), at(9, EVICT_79))
+    assert (found.value, found.severity, found.since) == ("79", Severity.EVICT, WALL + 1)
+    assert found.message == (
+        "The GPU reported XID 79, and XID 119, 48: the GPU has fallen off the bus. Drain the node and reboot it."
+        " New claims do not get the GPU until recovery was seen and 120 s have passed. Running pods are evicted."
+    )
+
+
+def test_a_condition_in_its_calm_time_says_how_recovery_was_seen() -> None:
+    (found,) = conditions(GPU, after_repair(with_xids(119), at(5)), at(6))
+    assert found.message.endswith(
+        "Recovery was seen: a person gave it back after a drain. The GPU is used again after 120 s without an error."
+    )
+    assert found.severity is Severity.NO_NEW_CLAIMS
+
+
+def test_each_cause_on_each_device_is_one_condition_the_whole_gpu_first() -> None:
+    faults = after_event(after_event(with_xids(119), xid(95, gi_id=2), at(1)), ecc(gi_id=2), at(1))
+    down = reading(links_down=(0, 3), rows_failed=True, recovery_action=RecoveryAction.DRAIN_AND_RESET)
+    found = conditions(GPU, after_reading(faults, down, at(2)), at(3))
+    assert [(one.gi_id, one.cause.value, one.value) for one in found] == [
+        (None, "nvlink", ""),
+        (None, "recovery-action", "drain-and-reset"),
+        (None, "row-remap", "failed"),
+        (None, "xid", "119"),
+        (2, "ecc", ""),
+        (2, "xid", "95"),
+    ]
+    assert "NVLinks of the GPU are down: 0, 3." in found[0].message
+    assert "has to be replaced" in found[2].message
+    assert "The MIG partition reported XID 95" in found[5].message
+
+
+def test_what_the_hardware_says_is_shown_without_control_characters() -> None:
+    faults = after_reading({}, reading(unreachable="lost\x1b[31m\n" + "x" * 500), at(1))
+    (found,) = conditions(GPU, faults, at(2))
+    assert "lost?[31m " in found.message
+    assert len(found.message) < 400
+
+
+def test_the_state_of_a_device_is_that_of_its_worst_fault() -> None:
+    ill = with_xids(119, 79)
+    healed = after_repair(ill, at(5))
+    assert state({}.values()) is HealthState.HEALTHY
+    assert state(ill.values()) is HealthState.EVICT
+    assert state(healed.values()) is HealthState.RECOVERING
+    assert state(after_event(healed, xid(119), at(6)).values()) is HealthState.NO_NEW_CLAIMS
+
+
+PAGE = (Path(__file__).parents[4] / "docs" / "health.md").read_text()
+
+
+@pytest.mark.parametrize("cause", list(HealthCause))
+def test_each_cause_is_documented_with_its_key_and_calm_time(cause: HealthCause) -> None:
+    (row,) = re.findall(rf"^\| `{cause}` \|.*$", PAGE, re.MULTILINE)
+    calm = "none" if CALM_S[cause] == 0 else f"{CALM_S[cause]:g} s"
+    assert row.endswith(f"| {calm} |")
+    assert f"`{KEYS[cause]}" in row
+
+
+def test_each_xid_is_documented_and_those_that_taint_stand_out() -> None:
+    """`make gen` writes the table; a row that is edited by hand is a difference."""
+    rows = dict(re.findall(r"^\| (\d+) \| .*? \| (\*\*taints\*\*|counted) \|", PAGE, re.MULTILINE))
+    assert {int(number): does == "**taints**" for number, does in rows.items()} == {
+        number: known.taints for number, known in KNOWN.items()
+    }
+
+
+def test_the_policy_that_is_shown_can_be_applied() -> None:
+    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    written = yaml.safe_load(text)
+    assert policy_problems(written) == []
+    assert policy_of(written).health.evicting_causes == {HealthCause.LOST}

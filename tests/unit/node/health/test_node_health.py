@@ -52,7 +52,6 @@ def test_nothing_changes_nothing_and_writes_nothing(node: Node, health: NodeHeal
 
 
 def test_a_condition_survives_a_restart_with_its_time(node: Node) -> None:
-    """Also a restart by kill -9 right after the event."""
     node.open().observe([xid(119)])
     node.now += 3600
     health = node.open()
@@ -81,7 +80,6 @@ def test_a_calm_time_goes_on_over_a_restart(node: Node) -> None:
 
 
 def test_a_reboot_lets_errors_go_after_their_calm_time(node: Node) -> None:
-    """The times of the boot before do not matter; a lost GPU is judged by what is read."""
     health = node.open()
     health.observe([xid(79)])
     health.look([reading(unreachable="GPU is lost")], {})
@@ -138,7 +136,6 @@ def test_a_policy_works_at_the_next_tick(node: Node, health: NodeHealth) -> None
 
 
 def test_unmonitored_gpus_are_told_while_they_are(node: Node, health: NodeHealth) -> None:
-    """Information, of this process alone: another one has an event set of its own."""
     assert health.look([], {GPU: "not supported"})
     node.now += 5
     assert not health.look([], {GPU: "not supported"})
@@ -153,7 +150,6 @@ def test_unmonitored_gpus_are_told_while_they_are(node: Node, health: NodeHealth
 
 
 def test_an_instances_condition_ends_with_it_and_only_where_instances_were_read(health: NodeHealth) -> None:
-    """A GPU that could not be read keeps the conditions of its instances."""
     health.instances({GPU: {1, 2}})
     health.observe([xid(95, gi_id=1), xid(95, gi_id=2)])
     assert not health.instances({OTHER: ()})
@@ -163,7 +159,6 @@ def test_an_instances_condition_ends_with_it_and_only_where_instances_were_read(
 
 
 def test_an_error_of_an_instance_that_is_not_listed_yet_is_kept(node: Node, health: NodeHealth) -> None:
-    """An instance is created, fails at once, and the GPU is read after that."""
     health.instances({GPU: {1}})
     health.observe([xid(95, gi_id=2), xid(95, gi_id=3)])
     health.instances({GPU: {1}})
@@ -194,7 +189,6 @@ def test_an_event_of_an_instance_of_a_gpu_without_instances_is_about_the_gpu(hea
 
 
 def test_a_forgotten_gpu_does_not_come_back_from_the_file(node: Node) -> None:
-    """Only a new error of it counts again, also for the other process."""
     health, other = node.open(), node.open()
     health.observe([xid(79)])
     node.now += 2
@@ -217,7 +211,6 @@ def test_a_forgotten_gpu_does_not_come_back_from_the_file(node: Node) -> None:
 def test_a_flood_of_xids_from_one_gpu_leaves_memory_and_disk_and_other_gpus_alone(
     node: Node, health: NodeHealth
 ) -> None:
-    """Ten thousand a second, of which many numbers make no sense."""
     dice, writes, before = random.Random(7), 0, None  # noqa: S311 - samples, not secrets
     for second in range(10):
         for _ in range(4):
@@ -238,7 +231,6 @@ def test_a_flood_of_xids_from_one_gpu_leaves_memory_and_disk_and_other_gpus_alon
 
 
 def test_events_of_more_gpus_than_a_node_has_are_counted_out(health: NodeHealth) -> None:
-    """Events of GPUs that are not published do no harm."""
     for number in range(100):
         health.observe([xid(79, gpu=GpuUuid(f"GPU-{number}"))])
     assert len(health.conditions()) == 64

@@ -38,7 +38,6 @@ def ecc(*, gi_id: int | None = None) -> HealthEvent:
 
 
 def condition(**changes: Any) -> HealthCondition:
-    """XID 79, which keeps new claims from the GPU."""
     given = {"cause": HealthCause.XID, "gpu_uuid": GPU, "severity": Severity.NO_NEW_CLAIMS, "value": "79", "since": 1.0}
     return HealthCondition(**{**given, "message": "XID 79", **changes})
 
@@ -98,7 +97,6 @@ class Node:
         self.now = 5.0
 
     def run(self, health: NodeHealth, seconds: float, look: Callable[[], HealthReading] | None = None) -> None:
-        """Let seconds pass, with a tick in each and a look every five of them."""
         for second in range(int(seconds)):
             self.now += 1.0
             if look is not None and second % 5 == 0:
@@ -107,5 +105,4 @@ class Node:
 
 
 def told(health: NodeHealth) -> list[tuple[str, str, str]]:
-    """Cause, value and severity of each condition."""
     return [(one.cause.value, one.value, one.severity.value) for one in health.conditions()]

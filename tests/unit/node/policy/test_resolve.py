@@ -32,7 +32,6 @@ SLICED = {"strategy": "TimeSlicing"}
 
 
 def matched(**select: Any) -> list[int]:
-    """Minors of the GPUs of a mixed node that a selection matches."""
     snapshot = Snapshot(
         gpus=(
             gpu(0),
@@ -68,7 +67,6 @@ def matched(**select: Any) -> list[int]:
     ],
 )
 def test_every_field_that_is_given_has_to_match(select: dict[str, Any], expected: list[int]) -> None:
-    """A property that a GPU does not report matches no pattern, so that no policy matches by accident."""
     assert matched(**select) == expected
 
 
@@ -232,7 +230,6 @@ def test_a_shared_gpu_keeps_its_strategy_until_the_last_share_is_gone(spec: Any,
 
 @pytest.mark.parametrize("spec", [{"sharing": MPS}, {"sharing": SLICED}, {}, {"availability": "Hidden"}])
 def test_terms_tell_that_shares_are_in_use(spec: dict[str, Any]) -> None:
-    """Kept or wanted: without them the GPU would be published as exclusive when shares cannot be, and given away."""
     assert terms_in_use(spec, share()).shares_in_use
     assert terms_in_use(spec, all_of_a_shared_gpu()).shares_in_use
     assert not terms_in_use(spec, whole()).shares_in_use
@@ -240,7 +237,6 @@ def test_terms_tell_that_shares_are_in_use(spec: dict[str, Any]) -> None:
 
 
 def test_a_time_slice_stays_while_shares_are_in_use() -> None:
-    """It is set for the GPU as a whole, so a new one would be felt by the pods that run."""
     found = terms_in_use(
         {"sharing": SLICED | {"interval": "Short", "maxShares": 9}}, share(Strategy.TIME_SLICING, Interval.LONG)
     )
@@ -250,7 +246,6 @@ def test_a_time_slice_stays_while_shares_are_in_use() -> None:
 
 
 def test_a_new_number_of_shares_counts_at_once() -> None:
-    """Only the scheduler counts with it; present shares keep what they have."""
     found = terms_in_use({"sharing": MPS | {"maxShares": 2}}, share())
     assert found.waiting is None
     assert found.sharing is not None
@@ -292,7 +287,6 @@ def test_partitions_that_the_terms_allow_make_nothing_wait() -> None:
 
 
 def test_the_newest_reserve_applies_to_a_shared_gpu_at_once() -> None:
-    """It changes no share that is allocated: only what is left for others."""
     found = terms_in_use(
         {"sharing": {**SLICED, "interval": "Long", "reservedMemory": "2Gi"}}, share(Strategy.TIME_SLICING)
     )

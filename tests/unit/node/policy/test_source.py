@@ -88,7 +88,6 @@ def desk(tmp_path: Path) -> Desk:
 
 
 def test_without_a_folder_the_default_terms_hold(tmp_path: Path) -> None:
-    """And what is shared from the time when there was one stays shared until it is free."""
     source = PolicySource(None, tmp_path / "policies.json", NODE)
     source.load()
     assert source.terms(node(), ()) == {}
@@ -157,7 +156,6 @@ def test_with_nothing_good_nothing_is_offered(desk: Desk) -> None:
 
 
 def test_policies_are_not_taken_for_good_before_there_is_a_gpu(desk: Desk) -> None:
-    """While the driver is not loaded no policies contradict each other, which says nothing about them."""
     desk.write("a", written("a"))
     desk.names()
     desk.write("b", written("b", availability="Hidden"))
@@ -247,7 +245,6 @@ def test_before_the_first_answer_nothing_is_known(objects: Desk, server: Server)
 
 
 def test_where_the_kind_is_not_served_there_are_none(objects: Desk, server: Server) -> None:
-    """The CustomResourceDefinition is optional, and its absence is no problem."""
     server.fails("404", is_absent=True)
     assert objects.names() == []
     assert objects.source.problem is None
@@ -301,7 +298,6 @@ def test_a_file_saved_by_an_earlier_build_stays_in_force_until_the_first_answer(
 
 
 def test_what_is_saved_is_read_by_an_earlier_build(objects: Desk, server: Server) -> None:
-    """It looks at format and policies alone."""
     server.has(written("a"))
     objects.names()
     saved = json.loads(objects.last_good.read_text())
@@ -320,7 +316,6 @@ def test_a_wrong_object_leaves_the_last_good_set_in_force(objects: Desk, server:
 
 
 def test_a_broken_folder_does_not_hide_that_objects_are_known(objects: Desk, server: Server) -> None:
-    """Nothing good: what is in use stays, and no claim waits for an answer that has come."""
     objects.with_file("b", sharing={"strategy": "mps"})
     server.has()
     objects.source.check()
@@ -377,7 +372,6 @@ def test_a_policy_waits_for_the_claims_that_have_its_gpu() -> None:
 
 
 def test_policies_that_contradict_each_other_name_each_other() -> None:
-    """The set before stays in force where it says the same; what is new in the set is refused with it."""
     good = set_of(written("a"))
     newest = set_of(
         written("a"), written("b", availability="Hidden", select={"minors": [1]}), written("c", priority=-1)
@@ -393,7 +387,6 @@ def test_policies_that_contradict_each_other_name_each_other() -> None:
 
 
 def test_where_the_newest_policies_conflict_those_from_before_say_what_is_in_force() -> None:
-    """A newer policy of higher priority does not outrank yet, and a deleted one is still there."""
     good = set_of(written("a"), written("gone", priority=1, select={"minors": [0]}), a=1, gone=4)
     newest = set_of(
         written("a"),

@@ -105,7 +105,6 @@ class Node(JournalOfNode):
         raise AssertionError(f"{path} is not patched")
 
     def told(self, notice: Notice | ClaimNotice = BEGUN) -> list[tuple[str, str]]:
-        """Kind and name of the objects that a notice reached."""
         self.created.clear()
         self.events.tell(notice)
         self.events.step()
@@ -118,7 +117,6 @@ def node() -> Node:
 
 
 def test_the_claim_and_its_pod_get_the_sentence_of_the_nodes_event(node: Node) -> None:
-    """In their namespace, where kubectl describe looks for it; and so when it ends."""
     assert node.told() == [("ResourceClaim", "one"), ("Pod", "trainer")]
     for path, body in node.created:
         assert path == "/api/v1/namespaces/team/events"
@@ -178,7 +176,6 @@ def test_the_number_of_claims_and_pods_is_bounded(node: Node) -> None:
 
 
 def test_notices_that_nothing_takes_in_do_not_pile_up(node: Node) -> None:
-    """The thread may wait for the API server while GPUs report without end."""
     for _ in range(MAX_NOTICES + 5):
         node.events.tell(BEGUN)
     taken = 0
@@ -253,7 +250,6 @@ class Claimed(JournalOfNode):
         return {"status": {}} if self.drops else {"status": body["status"]}
 
     def conditions(self) -> list[tuple[str, str, str]]:
-        """Status, reason and message of each device as it was written last."""
         found = [device["conditions"][0] for device in self.applied[-1][1]["status"]["devices"]]
         return [(each["status"], each["reason"], each["message"]) for each in found]
 

@@ -35,7 +35,6 @@ own_node = partial(OwnNode, name="node-a")
 
 
 def find(node: OwnNode | None, file: str | None = None) -> DetachRequest:
-    """A request that has to be found."""
     return present(find_request(node, file, PATH))
 
 
@@ -192,12 +191,10 @@ class Node:
         )
 
     def exporter_closed(self) -> bool:
-        """Of the usage exporter."""
         self.happened.append("exporter waited for")
         return not self.exporter_is_stuck
 
     def published(self) -> bool:
-        """True so many seconds after the first look, each of which takes half a second."""
         self.now += 0.5
         self.publish_after_s -= 0.5
         if self.publish_after_s <= 0:
@@ -210,7 +207,6 @@ class Node:
         return self.claims
 
     def step(self, asked: DetachRequest | None) -> list[str]:
-        """What one step did under this request."""
         self.asked = asked
         del self.happened[:]
         self.detaching.step()
@@ -223,7 +219,6 @@ class Node:
 
     @property
     def reasons(self) -> list[str]:
-        """Of the events so far."""
         return [reason for reason, _ in self.told]
 
 
@@ -233,7 +228,6 @@ def node() -> Node:
 
 
 def test_it_looks_every_second_only_while_it_is_asked(node: Node) -> None:
-    """A node at rest is woken by what asks: the Node object, the file, the journal."""
     assert node.detaching.step() == REST_S
     assert (node.happened, node.detaching.problem, node.detaching.taint_value, node.told) == ([], None, None, [])
     node.asked = ASKED
@@ -352,7 +346,6 @@ def test_another_reason_while_detached_replaces_the_first(node: Node) -> None:
     ],
 )
 def test_who_keeps_the_driver_open_is_reported_until_it_is_closed(node: Node, cause: str, says: list[str]) -> None:
-    """A kernel module cannot be unloaded under it; the person has to know."""
     node.gpus.hangs, node.exporter_is_stuck = cause == "call", cause == "exporter"
     for _ in range(2):
         node.step(ASKED)

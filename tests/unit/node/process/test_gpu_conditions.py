@@ -46,14 +46,12 @@ class Bench:
         self.withholding = PartitionWithholding(clock=lambda: self.now)
 
     def look(self, *gpus: Gpu, after_s: float = 0.0) -> dict[str, str]:
-        """The taints' values by UUID."""
         self.now += after_s
         changed = self.watch.amend(Snapshot(gpus=gpus), {})
         assert all(taint.key == KEY for terms in changed.values() for taint in terms.whole_taints)
         return {uuid: terms.whole_taints[0].value for uuid, terms in changed.items()}
 
     def refuse(self, times: int = LIMIT, gpu: GpuUuid = UUID) -> None:
-        """Claims for the first partitions of the GPU are refused."""
         for start in range(times):
             self.withholding.refused(PartitionId(gpu, 19, start), "open in nv-hostengine (process 4711)")
 

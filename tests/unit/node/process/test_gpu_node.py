@@ -104,7 +104,6 @@ def node_1() -> Node:
 
 @pytest.fixture
 def written(node_1: Node) -> Node:
-    """A node whose GpuNode is written; the requests are dropped."""
     assert node_1.keeper.step() == CHECK_S
     node_1.api.asked.clear()
     return node_1
@@ -167,7 +166,6 @@ def test_an_object_of_an_earlier_node_is_made_anew_when_it_has_gone(written: Nod
 
 
 def test_sentences_that_differ_in_numbers_are_written_now_and_then(node_1: Node) -> None:
-    """A count of errors that grows would else be a write per minute and node for as long as the GPU is ill."""
 
     def say(text: str) -> float:
         problem = NodeProblem(reason="Degraded", message=text)
@@ -223,7 +221,6 @@ def test_what_passes_is_tried_again(node_1: Node, error: DraError, wait_s: float
 
 
 def test_before_anything_or_the_uid_of_its_node_is_known_it_is_not_made(node_1: Node) -> None:
-    """Nothing would delete it with the node."""
     node_1.known = False
     assert (node_1.keeper.step(), node_1.api.asked) == (RETRY_S, [])
     node_1.known, node_1.uid = True, ""

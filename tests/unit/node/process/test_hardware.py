@@ -36,7 +36,6 @@ def test_simulated_gpus_bring_their_own_driver_root(tmp_path: Path) -> None:
 
 
 def real(**flags: str) -> hardware.Hardware:
-    """The hardware of a node with NVML."""
     return hardware.choose(load_node_settings({"node_name": "node-a", **flags}, {}), Path("/nonexistent"))
 
 
@@ -267,7 +266,6 @@ def test_simulated_gpus_touch_the_hosts_dev_only_where_it_is_named(tmp_path: Pat
 
 
 def test_nothing_is_loaded_while_the_gpus_are_detached(tmp_path: Path) -> None:
-    """The driver is being replaced: nvidia-modprobe would load the old one again."""
     found = hardware.choose(settings(simulate="1xh100-sxm5-80gb"), tmp_path)
     (tmp_path / "devices").write_text("Character devices:\n195 nvidia\n")
     calls: list[str] = []

@@ -36,7 +36,6 @@ condition = partial(world.condition, gpu_uuid=FREE.uuid, since=SINCE)
 
 
 def test_a_value_that_no_taint_can_have_is_left_out() -> None:
-    """It would make the whole slice invalid."""
     assert taint_of(condition(value="a b")) == Taint(key=KEYS[HealthCause.XID], effect="NoSchedule", time_added=WHEN)
 
 
@@ -175,7 +174,6 @@ def value(name: str, **labels: str) -> float | None:
 
 
 def test_every_device_has_one_state_until_it_is_gone() -> None:
-    """Healthy ones too, so that a query over the fleet needs no other series."""
     shown = HealthMetrics()
     shown.update(status(), [CONDITION], snapshot(SICK, WELL))
     states = {state: value("dra_driver_gpu_health", device="gpu-40", state=state.value) for state in HealthState}

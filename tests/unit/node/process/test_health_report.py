@@ -67,7 +67,6 @@ def test_an_instances_condition_is_of_its_partition_alone() -> None:
      ({"cause": HealthCause.UNMONITORED, "message": "no events"}, ("UNKNOWN", "no events"))],
 )  # fmt: skip
 def test_the_state_follows_the_condition(changes: dict[str, Any], expected: tuple[str, str]) -> None:
-    """An error of an application says nothing about the GPU, and an unmonitored one is not known."""
     assert told(PART, conditions=[condition(**changes)])[PART.device] == expected
 
 

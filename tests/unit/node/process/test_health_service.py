@@ -149,7 +149,6 @@ def test_gpus_that_are_given_back_after_a_drain_are_repaired_all_of_them(node: N
 
 
 def test_a_healthy_node_is_looked_at_and_told_every_ten_seconds(node: Node) -> None:
-    """The kubelet forgets what is not repeated."""
     assert node.wait_s == LOOK_S
     assert node.step(after_s=LOOK_S - 1) == []
     assert node.wait_s == 1.0
@@ -212,7 +211,6 @@ def test_a_missing_gpu_counts_as_unreachable(node: Node) -> None:
 
 
 def test_a_gpu_that_is_gone_for_good_is_forgotten_at_the_second_look(node: Node) -> None:
-    """Not while it is published, listed, or answers; the inventory may be a moment behind."""
     gone = HealthReading(gpu_uuid=SECOND.uuid, unreachable="it is lost")
     node.hardware.readings[1] = gone
     node.snapshot, node.missing = snapshot(FIRST), {SECOND.uuid: MissingGpu(since=5.0)}

@@ -193,7 +193,6 @@ def test_pool_is_published_without_devices_when_there_is_no_driver(node: Node, f
 
 
 def test_a_reloaded_driver_moves_no_pods_and_a_missing_one_does(node: Node) -> None:
-    """Each absence has its own begin; the inventory calls no subscriber when the same GPUs are back."""
     node.sees(SNAPSHOT)
     for _ in range(3):
         node.hardware.fails()
@@ -209,7 +208,6 @@ def test_a_reloaded_driver_moves_no_pods_and_a_missing_one_does(node: Node) -> N
 
 
 def test_base_document_that_vanished_comes_back(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    """A container that restarts needs it, and no prepare would restore it then."""
     node.after(1.0)
     assert node.happened == [], "before the first look nothing is known that could be written"
     node.sees(SNAPSHOT)
@@ -233,7 +231,6 @@ SUBSET = replace(SNAPSHOT, gpus=(FIRST,))
 
 
 def test_gpus_that_claims_have_stay_published_and_tainted_without_a_driver(node: Node) -> None:
-    """They are in use, so what reads slices finds them; a new claim would wait in vain."""
     node.sees(SNAPSHOT)
     node.held = [FIRST.uuid]
     node.hardware.fails()
@@ -254,7 +251,6 @@ def test_gpus_that_claims_have_stay_published_and_tainted_without_a_driver(node:
 
 
 def test_a_detach_taints_and_withdraws_nothing_however_long_it_takes(node: Node) -> None:
-    """A driver upgrade takes minutes; running pods go on and new ones wait elsewhere."""
     node.sees(SNAPSHOT)
     node.detach.taint_value = "requested"
     assert node.after(1.0) == [SNAPSHOT, SNAPSHOT]
@@ -272,7 +268,6 @@ def test_a_detach_taints_and_withdraws_nothing_however_long_it_takes(node: Node)
 
 
 def test_a_look_that_ends_after_the_detach_searches_no_driver_files(node: Node) -> None:
-    """The inventory hands over what it had read before; the files of the driver are searched when it is back."""
     node.sees(OTHER)
     node.detach.taint_value, node.detach.is_detached = "requested", True
     del node.happened[:]
@@ -316,7 +311,6 @@ def test_devices_that_something_else_offers_are_withdrawn_and_come_back(node: No
 
 
 def test_nothing_is_withdrawn_before_the_gpus_are_known(node: Node) -> None:
-    """The slices of the run before have the GPUs that claims have; an empty pool would hide them for a moment."""
     node.conflict.conflict = "a device plugin offers nvidia.com/gpu: 2"
     node.held = [FIRST.uuid]
     assert node.after(1.0) == []

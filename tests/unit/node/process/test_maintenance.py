@@ -1,14 +1,24 @@
-"""When periodic tasks run, on a fake clock and after a notification or a change of a directory."""
+"""Periodic tasks, and settings of the whole process: free memory, waits of gRPC and names of sockets."""
 
+import ctypes
+import json
+import platform
+import subprocess
+import sys
 import threading
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from dra_driver.core.errors import StorageError
+from dra_driver.core.errors import ConfigurationError, StorageError
 from dra_driver.core.telemetry import metrics
+from dra_driver.node.process.endpoints import GOOD_S, Probe
+from dra_driver.node.process.main import DEFAULT, M_MMAP_THRESHOLD, keep_large_blocks_apart, trimmer
 from dra_driver.node.process.maintenance import Maintenance, PeriodicTask, Wakeup
+from dra_driver.node.process.sockets import MAX_PATH_BYTES, SocketPaths, private_path
 
 
 class Clock:
@@ -172,3 +182,147 @@ def test_file_change_runs_task_before_its_interval(tmp_path: Path) -> None:
     assert done.wait(LONG_S)
     maintenance.worker.stop(LONG_S)
     assert "test" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_the_c_library_keeps_nothing_and_another_one_is_left_alone() -> None:
+    asked: list[int] = []
+    set_to: list[tuple[int, int]] = []
+    library = SimpleNamespace(malloc_trim=asked.append, mallopt=lambda *given: set_to.append(given))
+    keep_large_blocks_apart(library)
+    trimmer(library)()
+    assert (asked, set_to) == ([0], [(M_MMAP_THRESHOLD, DEFAULT)])
+    keep_large_blocks_apart(SimpleNamespace())
+    assert trimmer(SimpleNamespace())() is None
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library than glibc")
+def test_glibc_takes_both() -> None:
+    assert trimmer()() in (0, 1)
+    assert ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, DEFAULT) == 1
+
+
+WAITS = """
+import json, time
+from pathlib import Path
+import grpc._server as server
+from grpc._cython import cygrpc
+from dra_driver.node.process import main
+
+queue = cygrpc.CompletionQueue()
+
+def switches():
+    (line,) = [l for l in Path("/proc/thread-self/status").read_text().splitlines() if l.startswith("voluntary_")]
+    return int(line.split()[1])
+
+def wakes():
+    before = switches()
+    queue.poll(time.time() + 0.7)
+    return switches() - before
+
+print(json.dumps([wakes(), main.sleep_long(), wakes(), server._DEALLOCATED_SERVER_CHECK_PERIOD_S]))
+"""
+OTHER_VERSION = """
+import json
+import grpc._server as server
+from grpc._cython import cygrpc
+from dra_driver.node.process import main
+
+del cygrpc.__pyx_capi__["g_interrupt_check_period_ms"]
+print(json.dumps([main.sleep_long(), server._DEALLOCATED_SERVER_CHECK_PERIOD_S]))
+"""
+
+
+def output_of(script: str) -> Any:
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_wait_for_calls_is_one_sleep() -> None:
+    """grpc's own are slices of 200 ms; the rest of a server's loop comes once in the second number."""
+    own_wakes, done, wakes, look_s = output_of(WAITS)
+    assert done
+    assert own_wakes >= 4
+    assert wakes < own_wakes - 1
+    assert look_s == 600
+
+
+def test_other_versions_of_grpc_are_left_alone() -> None:
+    assert output_of(OTHER_VERSION) == [False, 1.0]
+
+
+REGISTRY = Path("/var/lib/kubelet/plugins_registry")
+UID = "b1c7e0f2-5d0a-4c61-9f7e-0f6f0a8c1d2e"
+
+
+def choose(
+    driver: str = "gpu.nvidia.com", *, pod_uid: str | None = None, registrar_dir: Path = REGISTRY
+) -> SocketPaths:
+    return SocketPaths.choose(
+        driver=driver,
+        registrar_dir=registrar_dir,
+        plugin_dir=Path("/var/lib/kubelet/plugins") / driver,
+        pod_uid=pod_uid,
+    )
+
+
+def test_names_are_the_usual_ones_and_those_of_a_pod_have_its_uid() -> None:
+    paths, of_pod = choose(), choose(pod_uid=UID)
+    assert paths.registration == REGISTRY / "gpu.nvidia.com-reg.sock"
+    assert str(paths.dra) == "/var/lib/kubelet/plugins/gpu.nvidia.com/dra.sock"
+    assert (of_pod.registration.name, of_pod.dra.name) == (f"gpu.nvidia.com-{UID}-reg.sock", f"dra-{UID}.sock")
+
+
+@pytest.mark.parametrize("length", range(1, 64))
+def test_every_driver_name_gets_sockets_that_fit_and_differ_between_pods(length: int) -> None:
+    """Readable names up to 27 characters, hashes beyond, in the kubelet's own directories."""
+    driver = "d" * length
+    mine, other = choose(driver, pod_uid=UID), choose(driver, pod_uid=UID.replace("b", "c"))
+    for paths in (mine, other, choose(driver)):
+        for path in (paths.registration, paths.dra):
+            assert len(str(path).encode()) <= MAX_PATH_BYTES
+    assert mine.registration != other.registration
+    assert mine.dra != other.dra
+    assert (UID in mine.registration.name) == (length <= 27)
+    names = {choose(each * length, pod_uid=uid).registration for each in "ab" for uid in (UID, UID[::-1])}
+    assert len(names) == 4, "hashes depend on driver and pod"
+
+
+@pytest.mark.parametrize("name", ["r" * 100, "ü" * 45], ids=["characters", "bytes"])
+def test_directory_that_is_too_long_by_itself_is_an_error_with_numbers(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"bytes, a unix socket's may have 107: .* --kubelet-reg"):
+        choose(registrar_dir=Path("/" + name))
+
+
+def test_private_name_is_hidden_stable_and_short() -> None:
+    """The kubelet skips names with a dot in front; a crashed process' file must be found and reused."""
+    public = Path("/p/dra.sock")
+    assert private_path(public) == private_path(public)
+    assert private_path(public).name.startswith(".")
+    assert len(private_path(public).name) <= len("dra.sock")
+    assert private_path(public) != private_path(Path("/p/dra-x.sock"))
+
+
+class Sockets:
+    """Sockets that answer until a test says that they do not, and the time."""
+
+    def __init__(self) -> None:
+        self.now, self.checks = 0.0, 0
+        self.found: list[str] = []
+        self.probe = Probe(self.check, lambda: self.now)
+
+    def check(self) -> list[str]:
+        self.checks += 1
+        return self.found
+
+
+def test_a_good_answer_counts_for_a_while_and_a_bad_one_once() -> None:
+    sockets = Sockets()
+    for sockets.now in (0.0, GOOD_S / 2, GOOD_S - 0.1):
+        assert sockets.probe.problems() == []
+    assert sockets.checks == 1
+    sockets.now, sockets.found = GOOD_S, ["no answer"]
+    assert [sockets.probe.problems() for _ in range(2)] == [["no answer"]] * 2
+    sockets.found = []
+    assert sockets.probe.problems() == []
+    assert sockets.checks == 4

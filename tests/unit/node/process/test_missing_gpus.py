@@ -78,7 +78,6 @@ def test_a_missing_gpu_stays_for_fifteen_minutes(node: Node) -> None:
 
 @pytest.mark.parametrize("why", ["claim", "listed", "unknown"])
 def test_it_stays_longer_for_a_reason(node: Node, why: str) -> None:
-    """A claim has it, NVML still lists it, or it is not known whether a claim has it."""
     node.known.complete(EIGHT)
     seven = replace(SEVEN, left_out=(LeftOutGpu(label=LOST.uuid, reason="hangs"),)) if why == "listed" else SEVEN
     node.held = {LOST.uuid} if why == "claim" else ()
@@ -130,7 +129,6 @@ def published(node: Node, snapshot: Snapshot) -> dict[str, str]:
 
 
 def test_another_gpu_does_not_get_the_name_while_a_claim_has_it(node: Node) -> None:
-    """The claim is allocated that name: the taint has to be on it, and no other chip behind it."""
     other: Gpu = replace(LOST, uuid=GpuUuid("GPU-00000000-0000-0000-0000-000000000000"))
     node.names(EIGHT)
     node.held = {LOST.uuid}
@@ -186,7 +184,6 @@ def wrong_time(since: float) -> Any:
      wrong(fabric={"state": "odd"}), wrong_time(-1e20), wrong_time(1e300)],
 )  # fmt: skip
 def test_a_wrong_entry_does_not_stop_the_others(node: Node, entry: object) -> None:
-    """Disks lie; one wrong value would make a slice invalid."""
     document = json.loads(encode([KnownGpu(gpu=LOST)]))
     node.path.write_text(json.dumps({**document, "gpus": [entry, *document["gpus"]]}))
     assert read(node.path) == [KnownGpu(gpu=LOST)]
@@ -201,7 +198,6 @@ def test_a_file_that_cannot_be_used_is_written_anew(node: Node, text: str) -> No
 
 
 def test_a_full_disk_is_not_fatal_and_tried_again(node: Node) -> None:
-    """Only a restart would forget a missing GPU."""
     node.path.mkdir()
     assert len(node.names(EIGHT)) == 8
     node.path.rmdir()

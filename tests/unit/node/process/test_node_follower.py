@@ -86,7 +86,6 @@ class Follower:
         return self.now
 
     def looks(self, seconds: int = 1) -> int:
-        """The number of looks at other publishers in that time."""
         before = len(self.around.asked)
         for _ in range(seconds):
             self.now += 1.0
@@ -95,7 +94,6 @@ class Follower:
 
 
 def test_a_second_publisher_is_remembered_while_no_gpu_can_be_read() -> None:
-    """Otherwise both would offer the GPUs for a while after a detach, or after a driver came back."""
     at = Follower(None)
     at.around.snapshot = Snapshot()
     at.looks()
@@ -126,7 +124,6 @@ def test_each_change_is_looked_at_once(change: Callable[[Follower], None]) -> No
 
 
 def test_a_second_publisher_is_followed_until_its_time_is_over() -> None:
-    """Nothing but time passes between its arrival and the end of the patience with it."""
     at = Follower()
     at.looks(20)
     publish(at)
@@ -174,7 +171,6 @@ def node() -> Node:
 
 
 def test_drained_gpus_are_tainted_and_others_are_not(node: Node) -> None:
-    """The taint is one of the whole GPU: partitions and shares have it, too. Taints of policies stay."""
     assert not node.drain.look()
     assert node.tainted() == {}
     assert node.asks(FIRST)
@@ -192,7 +188,6 @@ def test_drained_gpus_are_tainted_and_others_are_not(node: Node) -> None:
 
 
 def test_gpus_whose_drain_has_ended_are_given_back_and_no_others(node: Node) -> None:
-    """Errors of them that need a reset are over then; of one that is still drained they are not."""
     node.asks("all")
     node.tainted()
     node.asks(SECOND)
@@ -206,7 +201,6 @@ def test_gpus_whose_drain_has_ended_are_given_back_and_no_others(node: Node) -> 
 
 
 def test_what_is_no_gpu_of_the_node_is_said_once(node: Node) -> None:
-    """A GPU of another node, or a device's name. A GPU that does not answer is one of this node."""
     node.asks(f"gpu-1,{SECOND},GPU-of-another-node,GPU-2")
     assert set(node.tainted()) == {SECOND}
     node.drain.look()
@@ -327,7 +321,6 @@ def test_it_says_what_it_found_until_devices_are_offered_again(offers: Offers) -
 
 
 def test_where_it_is_allowed_nothing_is_withdrawn(tmp_path: Path) -> None:
-    """The node's owner divides the GPUs; the event and a remark say that they are on their own."""
     offers = Offers(tmp_path, allowed=True)
     offers.allocatable = {"nvidia.com/gpu": "1"}
     assert not offers.after(0.0)
@@ -350,7 +343,6 @@ class Twins:
         self.claimed, self.changes = claimed, 0
 
     def run(self, seconds: int) -> list[str]:
-        """The drivers that offer the GPU after this time."""
         for _ in range(seconds):
             seen = {*self.offering, *self.claimed}
             for name, offers in self.nodes.items():
@@ -363,7 +355,6 @@ class Twins:
 
 
 def test_of_two_drivers_of_this_kind_the_first_by_name_goes_on(tmp_path: Path) -> None:
-    """Both would withdraw and offer again in turn until one is removed."""
     twins = Twins(tmp_path)
     assert twins.run(1) == []
     assert twins.run(3600) == [ACME]
@@ -413,7 +404,6 @@ def test_a_restart_while_a_device_plugin_restarts_offers_nothing(offers: Offers)
 
 
 def test_a_node_that_is_not_known_shows_no_device_plugin_that_is_gone(offers: Offers) -> None:
-    """The API server may not answer for longer than a device plugin is away."""
     offers.allocatable = {"nvidia.com/gpu": "8"}
     offers.after(0.0)
     offers.restart()
@@ -434,7 +424,6 @@ def test_two_drivers_that_restart_together_do_not_offer_together(tmp_path: Path)
 
 @pytest.mark.parametrize("text", ["", "[]", '{"drivers": 5}', "[" * 100_000, "\xff"])
 def test_a_damaged_note_counts(offers: Offers, tmp_path: Path, text: str) -> None:
-    """It was written because something was found."""
     (tmp_path / NVIDIA / NAME).write_text(text)
     offers.restart()
     assert offers.second.problem is not None
@@ -443,7 +432,6 @@ def test_a_damaged_note_counts(offers: Offers, tmp_path: Path, text: str) -> Non
 
 
 def test_a_note_that_cannot_be_written_is_not_fatal(offers: Offers, tmp_path: Path) -> None:
-    """Only a restart would forget it."""
     (tmp_path / NVIDIA / NAME).mkdir()
     offers.allocatable = {"nvidia.com/gpu": "8"}
     assert offers.after(0.0)

@@ -13,7 +13,6 @@ from tests.fakes.stand_in import present
 
 
 def test_a_missing_directory_or_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
-    """A mistyped mount: nodes would be made nowhere."""
     preflight.check_host_dev(None)
     preflight.check_host_dev(tmp_path)
     (tmp_path / "file").touch()
@@ -176,7 +175,6 @@ class Files:
         return self.missing
 
     def rounds(self, count: int) -> list[float]:
-        """The rounds of these in which the directory was listed, by time."""
         self.listed.clear()
         for _ in range(count):
             with suppress(StorageError):
@@ -187,7 +185,6 @@ class Files:
 
 @pytest.mark.usefixtures("inotify")
 def test_the_cdi_directory_is_listed_after_a_change_and_once_a_minute(tmp_path: Path) -> None:
-    """A node with a hundred claims that prepares nothing should not compare their files every few seconds."""
     files = Files(tmp_path)
     assert files.rounds(12) == [0.0]
     assert files.rounds(12) == [60.0]

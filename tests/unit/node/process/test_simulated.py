@@ -204,7 +204,6 @@ def test_uses_by_process_id_stay(stage: Stage) -> None:
 
 
 def test_containers_of_claims_on_simulated_gpus_name_each_claim(tmp_path: Path) -> None:
-    """By variables of different names, of which CDI keeps both; real GPUs add nothing."""
     claim = ClaimUid("6b1c0e1e-0000-4000-8000-00000000000a")
     names = CdiNames("gpu.nvidia.com")
     for simulated in (False, True):

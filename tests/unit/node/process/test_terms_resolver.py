@@ -44,7 +44,6 @@ def policies() -> Policies:
 
 @pytest.fixture
 def resolver(policies: Policies) -> TermsResolver:
-    """Of a node where nothing is in use."""
     return TermsResolver(stand_in(policies), list)
 
 
@@ -71,7 +70,6 @@ def test_waiting_terms_are_resolved_again_with_the_uses_of_that_time(policies: P
 
 
 def test_terms_of_a_shared_gpu_follow_its_shares(policies: Policies) -> None:
-    """Shares in use decide what is published when the API server stops keeping share fields."""
     policies.answer = {UUID: GpuTerms(sharing=SharingTerms(strategy=Strategy.MPS))}
     uses: list[Use] = []
     resolver = TermsResolver(stand_in(policies), lambda: list(uses))

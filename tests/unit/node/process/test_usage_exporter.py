@@ -75,7 +75,6 @@ def node(tmp_path: Path) -> Node:
 
 
 def test_the_exporter_reads_what_the_node_process_writes(node: Node) -> None:
-    """Every field, for a whole GPU, a share and a partition, with the rules of the GPU."""
     node.entries = [
         entry("u2", device(share_id="s1", sharing=sharing(2**30)), device(partition=partition(gi_id=7), request="mig")),
         entry("u1", device(admin_access=True)),
@@ -173,11 +172,9 @@ class Exporter:
         return self._held is not None
 
     def open(self) -> None:
-        """Raises BlockingIOError while the node process has the lock."""
         self._held = lock_file(self.path, shared=True)
 
     def close(self) -> None:
-        """Also what the kernel does when it dies."""
         if self._held is not None:
             os.close(self._held)
             self._held = None
@@ -236,7 +233,6 @@ def control(changes: Changes, backend: "Held") -> TrackedGpuControl:
 
 
 def test_cutting_a_gpu_is_a_change(changes: Changes, control: TrackedGpuControl, gpu: GpuUuid) -> None:
-    """From MIG mode to the last instance, which the exporter would hold open."""
     control.set_mig_mode(gpu, True)
     gi = control.create_gpu_instance(gpu, 19, 0)
     ci = control.create_compute_instance(gpu, gi)
@@ -350,7 +346,6 @@ def test_two_changes_at_once_wait_once(turn: ExporterLock, exporter: Exporter) -
 
 @pytest.mark.parametrize("file", ["none", "of one that died", "a link", "a folder"])
 def test_without_an_exporter_nothing_waits(turn: ExporterLock, exporter: Exporter, file: str) -> None:
-    """The exporter may write in that folder, so the file need not be a lock."""
     if file == "a link":
         exporter.path.symlink_to("/proc/self/mem")
     elif file == "a folder":

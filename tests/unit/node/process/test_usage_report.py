@@ -149,7 +149,6 @@ class Exporter:
         self.file = self.restarted()
 
     def restarted(self) -> FindingsFile:
-        """As a node process that starts now has it."""
         return FindingsFile(self.path.parent.parent, clock=lambda: self.now, wall_clock=lambda: self.now + 1e9)
 
     def write(self, content: bytes) -> None:
@@ -195,7 +194,6 @@ def test_findings_that_are_not_renewed_are_forgotten(exporter: Exporter) -> None
 
 
 def test_a_restart_makes_old_findings_no_newer(exporter: Exporter) -> None:
-    """Node processes restart with each upgrade, and an exporter that was taken away leaves its file."""
     exporter.write(encode(FOUND))
     exporter.now += STALE_S - 10
     after = exporter.restarted()

@@ -86,7 +86,6 @@ def test_a_claim_made_anew_under_its_name_has_its_labels_once() -> None:
 
 
 def test_the_answer_is_what_the_commands_read() -> None:
-    """Through JSON, with the reader of ``kubectl dra usage``."""
     joined, ledger = seen()
     answer = json.loads(json.dumps(document(joined, ledger, window_s=60.0)))
     told = decode(answer)
@@ -111,7 +110,6 @@ def test_the_answer_says_what_is_not_known() -> None:
 
 
 def test_all_of_a_whole_gpu_or_a_partition_is_granted() -> None:
-    """With admin access nothing is: others may have the GPU, too. Not known without a reading."""
     cut = InstanceUsage(gi_id=7, memory_total=10 * GIB, memory_used=GIB)
     devices = {
         "whole": use(),

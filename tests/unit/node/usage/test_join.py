@@ -204,7 +204,6 @@ def test_a_source_that_is_empty_accuses_no_process_and_calls_no_claim_idle() -> 
 
 
 def test_a_node_without_pods_on_gpus_knows_all() -> None:
-    """No link and no pod is what a node begins with; a process of the host is foreign all the same."""
     of_host = replace(LOOK, processes={1: facts(None)}, readings=(reading(process(1)),), logs=index(()), pods={})
     found = join(of_host)
     assert (found.knows.containers, found.knows.claims) == (None, None)
@@ -222,7 +221,6 @@ def test_a_driver_that_does_not_answer() -> None:
 
 
 def test_processes_that_the_driver_hides() -> None:
-    """A container without the host's PID namespace sees no process, or such with other numbers."""
     assert "exporter.hostPID" in (join(replace(LOOK, readings=(reading(),))).knows.processes or "")
     assert join(replace(LOOK, readings=(reading(used=0),))).knows.processes is None
     assert "hidepid" in (join(replace(LOOK, processes={})).knows.processes or "")
@@ -238,7 +236,6 @@ def test_a_claim_that_was_made_anew_under_its_name() -> None:
 
 
 def test_admin_access_takes_no_process_from_a_claim() -> None:
-    """A monitor's own process is its own; one that has both is the ordinary claim's."""
     both = assigned(one=use(), two=use(admin_access=True))
     pods: PodClaims = {("team", "pod-a"): {"main": (claimed("one", use()), claimed("two", use()))},
             ("team", "pod-b"): {"main": (claimed("two", use()),)}}  # fmt: skip

@@ -1,12 +1,13 @@
-"""Peaks, energy and last use over looks; rows that end leave after a stated time, and are bounded."""
+"""Peaks, energy, last use and suggestions; rows that end leave after a stated time, and are bounded."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
-from dra_driver.core.model.usage import GpuUsage
+from dra_driver.core.model.usage import EnoughMemory, GpuUsage, Profile, fit
 from dra_driver.node.usage.answers import document
 from dra_driver.node.usage.ledger import EnergyUser, Row, RowUse, UsageLedger, divided, fold, joules_since
 from dra_driver.node.usage.values import Basis, ContainerRef, DeviceUse, GpuUse, JoinedUsage, Knows, SeenProcess
@@ -50,7 +51,6 @@ def only(ledger: UsageLedger) -> Row:
 
 
 def test_the_peak_is_that_of_the_window() -> None:
-    """A program that had more memory an hour ago may be smaller today."""
     big, small = look(device(process(1, 12))), look(device(process(1, 4)))
     assert only(folded(big, small)).peak_bytes == 12 * GIB
     assert only(folded(big, small, every_s=601.0)).peak_bytes == 4 * GIB
@@ -66,7 +66,6 @@ def told_idle(*looks: JoinedUsage) -> int | None:
 
 
 def test_a_device_is_idle_since_it_was_first_seen_without_use() -> None:
-    """A claim that began a moment ago is not idle for as long as the exporter looks back."""
     idle, used = look(device()), look(device(process(1, 4)))
     blind = look(replace(device(), processes=None, used_bytes=None, sm_percent=None))
     assert told_idle(idle) == 0
@@ -99,7 +98,6 @@ def test_what_cannot_be_divided_is_in_a_row_of_its_own() -> None:
 
 
 def test_an_ended_claim_leaves_after_a_stated_time() -> None:
-    """Until then a scrape sees its last energy, and that nothing is in use."""
     ledger = folded(look(device(process(1, 4)), energy=0), look(device(process(1, 4)), energy=1000), look())
     row = only(ledger)
     assert (row.use.used_bytes, row.joules, row.ended_s) == (0, 1.0, 20.0)
@@ -122,7 +120,6 @@ def test_a_container_whose_use_is_not_known_for_a_while_has_not_ended() -> None:
 
 
 def test_the_peak_of_a_whole_gpu_counts_once_when_its_processes_are_not_known_for_a_while() -> None:
-    """Then the claim is told by what is in use of the device, in a row of its own."""
     seen = replace(device(process(1, 30)), assigned=use())
     blind = replace(seen, processes=None, containers=None, basis=Basis.DEVICE)
     joined = look(blind)
@@ -146,7 +143,6 @@ def test_energy_of_shares_is_an_estimate_by_utilisation() -> None:
 
 
 def test_energy_of_a_whole_gpu_is_measured() -> None:
-    """Also what it takes at rest."""
     whole = DeviceUse(claim=claim(), assigned=use(), processes=(), used_bytes=0, sm_percent=0, containers=(MAIN,))
     row = only(folded(look(whole, energy=5000), look(whole, energy=9000)))
     assert (row.joules, row.estimated, row.assigned.form) == (4.0, False, Form.WHOLE)
@@ -180,9 +176,30 @@ def test_no_energy_is_made(joules: float, users: list[EnergyUser], foreign: floa
 
 
 def test_a_gpu_that_does_not_answer_keeps_its_counter() -> None:
-    """The energy of the time in between is told when it answers again."""
     whole = DeviceUse(claim=claim(), assigned=use(), processes=(), used_bytes=0, containers=(MAIN,))
     silent = look(whole, energy=None)
     row = only(folded(look(whole, energy=1000), silent, look(whole, energy=4000)))
     assert row.joules == 3.0
     assert folded(look(whole, energy=1000), silent).energy_mj == {GpuUuid(GPU): 1000}
+
+
+PROFILES = [Profile(name="1g.10gb", memory_bytes=10 * GIB), Profile(name="3g.40gb", memory_bytes=40 * GIB)]
+
+
+@pytest.mark.parametrize(
+    ("peak", "held", "expected"),
+    [
+        (5 * GIB, 80 * GIB, EnoughMemory(share_bytes=6 * GIB, profile="1g.10gb")),
+        (9 * GIB, 80 * GIB, EnoughMemory(share_bytes=11 * GIB, profile="3g.40gb")),
+        (1, 80 * GIB, EnoughMemory(share_bytes=GIB, profile="1g.10gb")),
+        (60 * GIB, 80 * GIB, None),
+        (5 * GIB, 10 * GIB, None),
+        (3 * GIB, 10 * GIB, EnoughMemory(share_bytes=4 * GIB)),
+        (0, 80 * GIB, None),
+        (None, 80 * GIB, None),
+        (5 * GIB, None, None),
+    ],
+)
+def test_what_would_be_enough(peak: int | None, held: int | None, expected: EnoughMemory | None) -> None:
+    """With a fifth more than the peak; never what the claim has already."""
+    assert fit(peak, held, PROFILES) == expected

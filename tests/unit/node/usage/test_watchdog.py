@@ -87,7 +87,6 @@ def test_each_process_may_have_its_context_beyond_the_grant() -> None:
 
 
 def test_unknown_memory_is_never_over_and_ends_what_was_found() -> None:
-    """A claim that cannot be measured is not accused; the time begins again."""
     assert last(UNKNOWN, UNKNOWN, UNKNOWN) is None
     assert last(OVER, OVER, UNKNOWN) is None
     assert last(OVER, OVER, UNKNOWN, OVER) is None
@@ -115,7 +114,6 @@ def test_a_claim_that_ended_is_forgotten() -> None:
 
 
 def test_a_clock_that_jumps_counts_as_one_step_at_most() -> None:
-    """A machine that slept for a day saw nothing in that time; a step back counts nothing."""
     state, _ = watch({}, [OVER], 0.0, NOW)
     _, slept = watch(state, [OVER], 86400.0, NOW + timedelta(days=1))
     assert slept[0].since == NOW + timedelta(days=1) - timedelta(seconds=30)
@@ -124,7 +122,6 @@ def test_a_clock_that_jumps_counts_as_one_step_at_most() -> None:
 
 
 def test_memory_that_grows_little_by_little_is_told_in_steps() -> None:
-    """Each new number is a write to the API server."""
     _, told = looks(OVER, OVER, replace(OVER, used_bytes=21 * GIB), replace(OVER, used_bytes=23 * GIB))
     assert [found[0].used_bytes // GIB for found in told[1:]] == [20, 20, 23]
 
@@ -184,7 +181,6 @@ def unattributed_after(*uses: GpuUse, every_s: float = 15.0) -> tuple[Unattribut
 
 
 def test_a_process_is_told_when_it_stays() -> None:
-    """The first looks may come before it is known whose it is."""
     assert unattributed_after(GPU, GPU) == ()
     assert unattributed_after(GPU, GPU, GPU) == (
         Unattributed(
@@ -206,7 +202,6 @@ def test_short_processes_and_programs_of_the_driver_are_not_reported() -> None:
 
 
 def test_names_are_bounded_and_the_largest_come_first() -> None:
-    """A process chooses its own name."""
     many = tuple(SeenProcess(pid=number, command=f"{number}{'x' * 200}", memory_bytes=number) for number in range(9))
     use = replace(GPU, unattributed=many)
     (found,) = unattributed_after(use, use, use)

@@ -208,7 +208,6 @@ def test_a_missing_counter_says_how_much_is_missing() -> None:
 
 
 def test_a_device_for_other_nodes_has_its_own_cause() -> None:
-    """In a slice with node selection per device the device itself may exclude the node."""
     mixed = resource_slice("a", PER_DEVICE, {**gpu("gpu-1"), "nodeName": "a"})
     del mixed["spec"]["nodeName"]
     mixed["spec"]["perDeviceNodeSelection"] = True

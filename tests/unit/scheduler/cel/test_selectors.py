@@ -1,4 +1,4 @@
-"""Device selectors: results for a GPU, and errors."""
+"""Device selectors: results, errors, cost in Kubernetes' units, and the attributes that an expression reads."""
 
 import subprocess
 import sys
@@ -9,6 +9,8 @@ import pytest
 
 from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
 from dra_driver.scheduler.cel import MAX_LENGTH, DeviceView, Expression, compile_selector, value_of
+from dra_driver.scheduler.cel.conjuncts import AttributeRefs, find_attribute_refs, split_conjuncts
+from dra_driver.scheduler.cel.cost import cost_bound
 
 GPU: dict[str, Any] = {
     "name": "gpu-0",
@@ -207,7 +209,6 @@ def test_deep_nesting_does_not_compile(text: str) -> None:
 
 
 def test_evaluation_imports_neither_lark_nor_cel_python() -> None:
-    """Tests have them as oracles; a command that imported them would take longer to start than it may."""
     code = (
         "import sys; from dra_driver.scheduler.cel import *;"
         "compile_selector('device.driver == \"x\"').evaluate(DeviceView('x', {}));"
@@ -215,3 +216,139 @@ def test_evaluation_imports_neither_lark_nor_cel_python() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
+
+
+DEVICE = DeviceView(
+    "gpu.nvidia.com",
+    {"attributes": {"type": {"string": "gpu"}, "index": {"int": 7}}, "capacity": {"memory": {"value": "80Gi"}}},
+)
+
+
+def test_the_limit_is_a_million() -> None:
+    assert compile_selector("lists.range(499994).sum() >= 0").evaluate(DEVICE)
+    with pytest.raises(CelEvaluationError, match="cost limit exceeded"):
+        compile_selector("lists.range(499995).sum() >= 0").evaluate(DEVICE)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        f"device.driver == 'gpu.nvidia.com' && {A}.type == 'gpu'",
+        f"cel.bind(a, {A}, a.type.startsWith('g') && a.?index.orValue(1) == 7)",
+        "device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('40Gi')) >= 0",
+        f"{A}.exists(name, name == 'type')",
+    ],
+)
+def test_typical_selectors_are_not_metered(expression: str) -> None:
+    program = compile_selector(expression)
+    most = cost_bound(program._ir)
+    assert most is not None
+    assert program.cost(DEVICE) <= most < 1_000_000
+
+
+def test_an_oversized_device_is_metered() -> None:
+    """The cost bound assumes texts as the API allows them; on longer texts the cost is counted."""
+    giant = DeviceView("x", {"attributes": {"text": {"string": "a" * 5_000_000}, "same": {"string": "a" * 5_000_000}}})
+    program = compile_selector('device.attributes["x"].text == device.attributes["x"].same')
+    assert program.evaluate(giant)
+    with pytest.raises(CelEvaluationError, match="cost limit exceeded"):
+        compile_selector('device.attributes["x"].text.matches("^(a|b)*$")').evaluate(giant)
+
+
+def chained(first: str, step: str, last: str, times: int) -> str:
+    """Variables v0, v1, ..., each computed from the one before (``{v}`` in ``step`` and ``last``)."""
+    bindings = [f"cel.bind(v0, {first}, "]
+    bindings += [f"cel.bind(v{n}, {step.format(v=f'v{n - 1}')}, " for n in range(1, times)]
+    return "".join(bindings) + last.format(v=f"v{times - 1}") + ")" * times
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        chained("[1, 1]", "[{v}, {v}]", "{v} == {v}", 24),
+        chained("[1, 1]", "{v} + {v}", "{v}.size() > 0", 24),
+        chained("'aaaaaaaaaa'", "{v}.replace('a', {v})", "{v}.size() > 0", 4),
+        "lists.range(9223372036854775807).size() > 0",
+        "'%.999999999f'.format([1.0]) == ''",
+    ],
+)
+def test_exponential_values_end_with_an_error(expression: str) -> None:
+    with pytest.raises(CelEvaluationError):
+        compile_selector(expression).evaluate(DEVICE)
+
+
+def test_chains_of_copying_macros_are_refused() -> None:
+    with pytest.raises(CelSyntaxError, match="too large"):
+        compile_selector("optional.of(1)" + ".optMap(x, x)" * 40 + ".hasValue()")
+
+
+@pytest.mark.parametrize(
+    ("expression", "parts"),
+    [
+        ("a", ["a"]),
+        ("a && b.c == 1", ["a", "b.c == 1"]),
+        ("(a && (b && c)) && d", ["a", "b", "c", "d"]),
+        ("a && b || c", ["a && b || c"]),
+        ("a && (b || c)", ["a", "b || c"]),
+        ("a && b ? c : d", ["a && b ? c : d"]),
+        ("f(a && b) && x['&&'] == \"(\"", ["f(a && b)", "x['&&'] == \"(\""]),
+        ("(a) == (b && c)", ["(a) == (b && c)"]),
+        ("!(a && b)", ["!(a && b)"]),
+        ("a // && b\n && c", ["a", "c"]),
+    ],
+)
+def test_only_top_level_conjunctions_are_split(expression: str, parts: list[str]) -> None:
+    assert list(split_conjuncts(expression)) == parts
+
+
+def test_deep_parentheses_give_one_conjunct_or_a_syntax_error() -> None:
+    assert len(split_conjuncts("(" * 200 + "a && b" + ")" * 200)) == 1
+    with pytest.raises(CelSyntaxError):
+        split_conjuncts("(" * 5000 + "a" + ")" * 5000)
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ('device.driver == "x"', AttributeRefs()),
+        ("device.allowMultipleAllocations", AttributeRefs()),
+        ('device.attributes["d"].type == "gpu"', AttributeRefs(attributes={("d", "type")})),
+        ('device.attributes["d"]["type"] == "gpu"', AttributeRefs(attributes={("d", "type")})),
+        ('has(device.attributes["d"].uuid)', AttributeRefs(attributes={("d", "uuid")})),
+        ('device.attributes[?"d"].?uuid.hasValue()', AttributeRefs(attributes={("d", "uuid")})),
+        ('device.attributes.d.x > device.attributes["d"].y', AttributeRefs(attributes={("d", "x"), ("d", "y")})),
+        ('device.capacity["d"].memory.isGreaterThan(quantity("1"))', AttributeRefs(capacity={("d", "memory")})),
+    ],
+)
+def test_constant_names_are_found(expression: str, expected: AttributeRefs) -> None:
+    assert find_attribute_refs(expression) == expected
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        '"d" in device.attributes',
+        "has(device.attributes.d)",
+        'device.attributes["d"].exists(name, name == "x")',
+        'cel.bind(a, device.attributes["d"], a.x == 1)',
+        'device.attributes["d"]["a" + "b"] == 1',
+        "device.attributes[device.driver].x == 1",
+        "[device].size() == 1",
+    ],
+)
+def test_other_uses_of_the_device_count_as_everything(expression: str) -> None:
+    assert find_attribute_refs(expression).everything
+
+
+def test_an_expression_that_is_nested_too_deeply_is_a_syntax_error() -> None:
+    """Of 249 levels, which cel-go takes, where the caller has used up much of Python's stack."""
+
+    def split_below(frames: int) -> tuple[str, ...]:
+        return split_below(frames - 1) if frames else split_conjuncts("(" * 249 + "a" + ")" * 249)
+
+    with pytest.raises(CelSyntaxError, match="nested too deeply"):
+        split_below(sys.getrecursionlimit() - 300)
+
+
+def test_messages_may_be_as_deep_as_parentheses() -> None:
+    assert len(split_conjuncts("foo{a:" * 249 + "1" + "}" * 249)) == 1
