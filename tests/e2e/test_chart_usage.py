@@ -547,6 +547,18 @@ def events_of(used: UsedCluster, name: str, namespace: str) -> list[Obj]:
     return [each for each in found if dig(each, "involvedObject", "name") == name]
 
 
+def events_told(used: UsedCluster, name: str) -> dict[str, str]:
+    """Events of an evicted pod by reason, as soon as all are there: the controller emits the last after the eviction."""
+    found: dict[str, str] = {}
+
+    def missing() -> str | None:
+        found.update((each["reason"], each["message"]) for each in events_of(used, name, used.namespace))
+        return f"no {', '.join(lacking)}" if (lacking := sorted(TOLD_TO_PODS - found.keys())) else None
+
+    wait(missing, TOLD_S)
+    return {reason: found[reason] for reason in sorted(TOLD_TO_PODS)}
+
+
 def test_a_jobs_pod_over_its_grant_leaves_and_the_job_tries_again(
     used: UsedCluster, say: Callable[[str], None]
 ) -> None:
@@ -558,9 +570,7 @@ def test_a_jobs_pod_over_its_grant_leaves_and_the_job_tries_again(
     name = first["metadata"]["name"]
     wait(lambda: None if name not in names_of(running(used, "batch")) else "it stays", EVICTED_S)
     wait(lambda: None if running(used, "batch") else "no other pod was made", READY_S)
-    reasons = {each["reason"]: each["message"] for each in events_of(used, name, used.namespace)}
-    say("\n".join(f"{reason}: {reasons[reason]}" for reason in sorted(TOLD_TO_PODS & reasons.keys())))
-    assert reasons.keys() >= TOLD_TO_PODS
+    say("\n".join(f"{reason}: {message}" for reason, message in events_told(used, name).items()))
     for obj in reversed(objects):
         used.real.client.delete(kind_of(obj), "batch", used.namespace)
     for each in used.real.pods(used.namespace):
@@ -587,9 +597,7 @@ def test_an_idle_claim_is_taken_back_from_a_pod_that_is_made_anew(
     say(f"GpuNode: {json.dumps(told)}")
     assert (told["action"], told["afterMinutes"]) == ("Reclaim", IDLE_MIN)
     wait(lambda: None if name not in names_of(running(used, "sleepy")) else "it stays", 60.0 * IDLE_MIN + EVICTED_S)
-    reasons = {each["reason"]: each["message"] for each in events_of(used, name, used.namespace)}
-    say("\n".join(f"{reason}: {reasons[reason]}" for reason in sorted(TOLD_TO_PODS & reasons.keys())))
-    assert reasons.keys() >= TOLD_TO_PODS
+    say("\n".join(f"{reason}: {message}" for reason, message in events_told(used, name).items()))
     after = {each["metadata"]["name"]: containers(each) for each in used.real.pods(used.namespace)}
     assert {pod_name: after[pod_name] for pod_name in before} == before
     assert after["lone"] == containers(lone)
