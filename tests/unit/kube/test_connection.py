@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -70,20 +71,23 @@ def test_without_any_configuration_the_sentence_says_what_to_do(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "said"),
     [
-        "", "[1, 2]", "{{{", ":::", "a: v1", "\x00",
-        '{"current-context": "x", "contexts": []}', "current-context: c\ncontexts: 7",
+        ("", "Invalid kube-config. {path} file is empty"),
+        ("[1, 2]", "{path} is not a kubeconfig, expected the YAML"),
+        ("current-context: c\ncontexts: 7", "{path} is not a kubeconfig, expected the YAML"),
+        ("{{{", 'in "{path}", line 1, column 4'),
+        ("\x00", 'in "{path}", position 0'),
+        (":::", "Expected key current-context in {path}"),
+        ("a: v1", "Expected key current-context in {path}"),
+        ('{"current-context": "x", "contexts": []}', "Expected object with name x in {path}/contexts list"),
     ],
-)  # fmt: skip
-def test_a_damaged_kubeconfig_is_a_configuration_error(tmp_path: Path, text: str) -> None:
+)
+def test_a_damaged_kubeconfig_is_a_configuration_error(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "broken"
     path.write_text(text)
-    with pytest.raises(
-        ConfigurationError, match=r"is not a kubeconfig, expected the YAML|Invalid kube-config|in .*line|position 0"
-    ) as caught:
+    with pytest.raises(ConfigurationError, match=re.escape(said.format(path=path))):
         Connection.load(str(path))
-    assert "broken" in str(caught.value)
 
 
 def test_an_empty_token_is_a_configuration_error(tmp_path: Path) -> None:
