@@ -548,7 +548,7 @@ def events_of(used: UsedCluster, name: str, namespace: str) -> list[Obj]:
 
 
 def events_told(used: UsedCluster, name: str) -> dict[str, str]:
-    """Events of an evicted pod by reason, as soon as all are there: the controller emits the last after the eviction."""
+    """Events of an evicted pod by reason. Waits for all: the controller emits the last after the eviction."""
     found: dict[str, str] = {}
 
     def missing() -> str | None:
