@@ -101,7 +101,6 @@ def test_answers_and_errors_come_by_index() -> None:
 
 
 def test_a_read_that_does_not_return_holds_up_no_other_and_is_not_repeated_meanwhile() -> None:
-    """Two hang: two threads, however often it is asked."""
     reads: Reads[str] = Reads()
     go = threading.Event()
     asked: list[int] = []

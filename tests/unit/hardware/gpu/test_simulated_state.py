@@ -73,7 +73,6 @@ def test_the_file_is_made_at_the_first_change_and_deleting_it_is_a_reboot(file: 
 
 
 def test_of_many_at_once_each_placement_is_made_by_one(file: Path) -> None:
-    """Seven placements, four backends, four threads: seven instances and twenty-one refusals."""
     refused: list[DraError] = []
 
     def work() -> None:
@@ -151,7 +150,6 @@ def test_a_state_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("in_file", [True, False])
 def test_faults_strike_the_calls_that_they_name_and_then_are_gone(file: Path, in_file: bool) -> None:
-    """The second creation on one GPU fails, twice; then one fails after its work."""
     backend = SimulatedBackend(node(), state_file=file if in_file else None)
     backend.fail_next("create_gpu_instance", NoRoomError("on order"), gpu=UUID, skip=1, times=2)
     backend.create_gpu_instance(UUID, 19, 0)
@@ -225,7 +223,6 @@ def test_each_change_is_one_event_and_faults_are_none(file: Path, in_file: bool)
 
 @pytest.mark.parametrize("same_process", [True, False])
 def test_a_waiting_thread_is_woken_by_a_change(file: Path, same_process: bool) -> None:
-    """By this process at once, by another one within a fraction of a second."""
     backend = attach(file)
     answers: list[bool] = []
     waiter = threading.Thread(target=lambda: answers.append(backend.wait_for_event(20)))

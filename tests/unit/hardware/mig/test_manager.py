@@ -56,7 +56,6 @@ def test_foreign_instances_keep_the_mode_on(node: Node) -> None:
 
 @pytest.mark.parametrize("compute", ["full", "partial", "none"])
 def test_a_foreign_instance_is_never_taken_over(compute: str) -> None:
-    """The wanted partition exists already: create refuses with a sentence and leaves it unchanged."""
     node = Node("1xh100-sxm5-80gb+mig")
     foreign = node.foreign(THREE, 4, compute)
     with pytest.raises(
@@ -96,7 +95,6 @@ def test_engines_are_refused_by_the_hardware(node: Node) -> None:
 def test_what_the_gpu_cannot_do_leaves_nothing(
     spec: str, profile_id: int, start: int, error: type[HardwareError]
 ) -> None:
-    """A wrong profile, a wrong placement, a mode that takes a reset, a GPU without MIG: no mode, no note."""
     node = Node(spec)
     with pytest.raises(error):
         node.manager.create(node.at(profile_id, start), 2, within_s=1)
@@ -164,7 +162,6 @@ def test_a_partition_that_is_not_listed_is_an_error(node: Node) -> None:
 
 
 def test_destroying_a_partition_that_is_partly_gone(node: Node) -> None:
-    """Without its compute instance, without its GPU instance, with the mode off meanwhile, twice: all is success."""
     made = node.create(TWO, 2)
     node.backend.destroy_compute_instance(node.gpu, made.gi_id, 0)
     node.destroy(TWO, 2)

@@ -267,7 +267,6 @@ def test_a_start_that_fails_promises_no_other_try(tmp_path: Path) -> None:
 
 
 def test_a_database_locked_too_long_is_a_storage_error(path: Path, journal: Journal) -> None:
-    """SQLite's busy error becomes a readable error, and nothing is changed."""
     journal._connection.execute("PRAGMA busy_timeout = 1")
     with database(path) as blocker:
         blocker.execute("BEGIN IMMEDIATE")

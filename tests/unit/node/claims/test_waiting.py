@@ -96,7 +96,6 @@ def test_a_lock_has_one_holder(tmp_path: Path, same_process: bool) -> None:
 
 
 def test_several_locks_are_acquired_all_or_none(tmp_path: Path) -> None:
-    """A claim of several GPUs keeps none of them while it cannot have one."""
     here, there = GpuLocks(tmp_path), GpuLocks(tmp_path)
     with there.acquire((TWO,), 0.0), here.acquire((TWO, ONE, TWO), 0.0) as acquired:
         assert not acquired

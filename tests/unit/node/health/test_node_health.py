@@ -254,7 +254,6 @@ def test_a_file_that_is_removed_or_overwritten_with_garbage_is_written_again(nod
 
 
 def test_two_processes_of_a_rolling_update_know_the_same(node: Node) -> None:
-    """What either of them sees counts for both, recovery and errors alike, and nothing is lost when one ends."""
     old = node.open()
     old.observe([xid(119)])
     new = node.open()
