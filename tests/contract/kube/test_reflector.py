@@ -59,15 +59,17 @@ def reflecting(
     script: Callable[[Exchange], None],
     tmp_path: Path,
     longest_s: float = 0.05,
-    slim: Callable[[Any], Any] | None = None,
+    client: type[RestClient] = ShortWatches,
+    listener: type[Heard] = Heard,
+    **options: Any,
 ) -> Iterator[tuple[ScriptedServer, Reflector, Heard]]:
     with ScriptedServer(script) as server:
         path = tmp_path / "kubeconfig"
         path.write_text(server.kubeconfig())
-        rest = ShortWatches(Connection.load(str(path)), timeouts=Timeouts(connect_s=1, read_s=0.5, total_s=1))
-        heard = Heard()
+        rest = client(Connection.load(str(path)), timeouts=Timeouts(connect_s=1, read_s=0.5, total_s=1))
+        heard = listener()
         backoff = Backoff(first_s=0.02, longest_s=longest_s)
-        reflector = Reflector(rest, PATH, "spec.driver=d", heard, backoff=backoff, slim=slim)
+        reflector = Reflector(rest, PATH, "spec.driver=d", heard, backoff=backoff, **options)
         reflector.start()
         try:
             yield server, reflector, heard
@@ -97,6 +99,13 @@ def watches(server: ScriptedServer) -> list[str]:
 
 def lists(server: ScriptedServer) -> int:
     return sum("watch" not in seen.query for seen in server.requests)
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_lists_then_follows_and_keeps_no_managed_fields(tmp_path: Path) -> None:
@@ -164,10 +173,7 @@ def test_a_list_after_the_first_may_come_from_the_servers_cache(tmp_path: Path) 
     with reflecting(script, tmp_path) as (server, reflector, heard):
         heard.wait_for(("added", "c"))
         reflector.list_again()
-        deadline = time.monotonic() + 5
-        while lists(server) < 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: lists(server) >= 3)
         found = [seen.query for seen in server.requests if "watch" not in seen.query]
         assert [query.get("resourceVersion") for query in found] == [None, "41", None]
         assert [query.get("resourceVersionMatch") for query in found] == [None, "NotOlderThan", None]
@@ -247,32 +253,20 @@ def test_events_split_over_packets_arrive_whole(tmp_path: Path) -> None:
 
 
 def test_a_listener_that_raises_ends_nothing(tmp_path: Path) -> None:
-    with ScriptedServer(scripted(LIST_7, lambda x: x.stream([event("ADDED", "b", "8")], end="hang"))) as server:
-        path = tmp_path / "kubeconfig"
-        path.write_text(server.kubeconfig())
-        heard = Heard()
-
-        def listener(change: ReflectorChange) -> None:
-            heard(change)
+    class Raising(Heard):
+        def __call__(self, change: ReflectorChange) -> None:
+            super().__call__(change)
             raise RuntimeError("a bug")
 
-        reflector = Reflector(RestClient(Connection.load(str(path))), PATH, "", listener)
-        reflector.start()
+    script = scripted(LIST_7, lambda x: x.stream([event("ADDED", "b", "8")], end="hang"))
+    with reflecting(script, tmp_path, listener=Raising) as (_, __, heard):
         heard.wait_for(("listed", ""), ("added", "b"))
-        reflector.stop()
 
 
 def test_stop_ends_an_open_watch_at_once(tmp_path: Path) -> None:
-    with ScriptedServer(scripted(LIST_7)) as server:
-        path = tmp_path / "kubeconfig"
-        path.write_text(server.kubeconfig())
-        heard = Heard()
-        reflector = Reflector(RestClient(Connection.load(str(path))), PATH, "", heard)
-        reflector.start()
+    with reflecting(scripted(LIST_7), tmp_path, client=RestClient) as (server, reflector, heard):
         heard.wait_for(("listed", ""))
-        deadline = time.monotonic() + 5
-        while not watches(server) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: bool(watches(server)))
         began = time.monotonic()
         reflector.stop()
         assert time.monotonic() - began < 5.0
@@ -289,21 +283,15 @@ def test_objects_are_kept_by_namespace_and_only_those_that_are_wanted(tmp_path: 
         {"type": "MODIFIED", "object": claim("y", "9", "yes")},
         {"type": "MODIFIED", "object": claim("x", "10", "no")},
     ]
+
+    def slim(obj: dict[str, Any]) -> str | None:
+        return "kept " + obj["metadata"]["namespace"] if obj["metadata"]["keep"] == "yes" else None
+
     script = scripted(listed, lambda x: x.stream(events, end="hang"))
-    with ScriptedServer(script) as server:
-        path = tmp_path / "kubeconfig"
-        path.write_text(server.kubeconfig())
-        heard = Heard()
-
-        def slim(obj: dict[str, Any]) -> str | None:
-            return "kept " + obj["metadata"]["namespace"] if obj["metadata"]["keep"] == "yes" else None
-
-        reflector = Reflector(RestClient(Connection.load(str(path))), PATH, "", heard, slim=slim)
-        reflector.start()
+    with reflecting(script, tmp_path, slim=slim) as (_, reflector, heard):
         heard.wait_for(("deleted", "x/c"))
         assert heard.changes == [("listed", ""), ("modified", "y/c"), ("deleted", "x/c")]
         assert reflector.items() == {"y/c": "kept y"}
-        reflector.stop()
 
 
 def test_a_list_that_was_asked_for_and_fails_is_still_due(tmp_path: Path) -> None:
@@ -323,34 +311,21 @@ def test_a_list_that_was_asked_for_and_fails_is_still_due(tmp_path: Path) -> Non
     with reflecting(script, tmp_path) as (_, reflector, heard):
         heard.wait_for(("listed", ""))
         reflector.list_again()
-        deadline = time.monotonic() + 5
-        while list(reflector.items()) != ["b"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: list(reflector.items()) == ["b"])
 
 
 def test_waits_long_after_an_error_that_is_no_failure_and_says_so_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A kind that the API server does not serve is not asked for twice a minute by every node."""
-    waits = iter((0.01, 0.01, 3600.0))
-    with ScriptedServer(lambda x: x.json({"kind": "Status", "code": 404, "message": "no such page"}, 404)) as server:
-        path = tmp_path / "kubeconfig"
-        path.write_text(server.kubeconfig())
-        asked = threading.Event()
+    waits = [0.01, 0.01, 3600.0]
+    not_served = {"kind": "Status", "code": 404, "message": "no such page"}
 
-        def patience(_: KubernetesApiError) -> float:
-            wait_s = next(waits)
-            if wait_s > 1:
-                asked.set()
-            return wait_s
+    def patience(_: KubernetesApiError) -> float:
+        return waits.pop(0)
 
-        rest = RestClient(Connection.load(str(path)))
-        reflector = Reflector(
-            rest, PATH, "", Heard(), patience=patience, backoff=Backoff(first_s=0.001, longest_s=0.001)
-        )
-        reflector.start()
-        assert asked.wait(5)
+    with reflecting(lambda x: x.json(not_served, 404), tmp_path, patience=patience) as (server, reflector, _):
+        wait_until(lambda: not waits)
         reflector.stop()
         assert lists(server) == 3
         assert [record.message for record in caplog.records].count("watch failed; will retry") == 1

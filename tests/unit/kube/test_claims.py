@@ -34,6 +34,7 @@ from dra_driver.kube.devices import (
 DRIVER = "gpu.nvidia.com"
 REF = ClaimRef(namespace="ns", name="c", uid=ClaimUid("0b1f1c1e-0000-4000-8000-000000000001"))
 SHARE = "6ba7b810-9dad-41d1-80b4-00c04fd430c8"
+OURS = {"request": "mon", "driver": DRIVER, "pool": "node-a/gpu.nvidia.com", "device": "gpu-1"}
 
 
 def claim() -> dict[str, Any]:
@@ -44,17 +45,9 @@ def claim() -> dict[str, Any]:
             "allocation": {
                 "devices": {
                     "results": [
-                        {"request": "gpu/big", "driver": DRIVER, "pool": "node-a/gpu.nvidia.com", "device": "gpu-0"},
+                        {**OURS, "request": "gpu/big", "device": "gpu-0"},
                         {"request": "nic", "driver": "dra.net", "pool": "node-a", "device": "eth0"},
-                        {
-                            "request": "mon",
-                            "driver": DRIVER,
-                            "pool": "node-a/gpu.nvidia.com",
-                            "device": "gpu-1",
-                            "adminAccess": True,
-                            "shareID": SHARE,
-                            "consumedCapacity": {"memory": "10Gi"},
-                        },
+                        {**OURS, "adminAccess": True, "shareID": SHARE, "consumedCapacity": {"memory": "10Gi"}},
                     ],
                     "config": [
                         {"source": "FromClass", "opaque": {"driver": DRIVER, "parameters": {"kind": "GpuConfig"}}},
@@ -225,7 +218,8 @@ class Api:
 
 def test_the_reader_gets_the_claim_by_its_quoted_name() -> None:
     api = Api(claim())
-    assert ApiClaimReader(api, DRIVER).read(REF).ref == REF
+    assert ApiClaimReader(api, DRIVER).read(REF, within_s=3.5).ref == REF
+    assert api.within_s == 3.5  # the kubelet waits 45 s for a whole call with all its claims
     evil = ClaimRef(namespace="ns", name="../../pods/x?y", uid=REF.uid)
     ApiClaimReader(api, DRIVER).read(evil)
     assert api.paths == [
@@ -234,13 +228,6 @@ def test_the_reader_gets_the_claim_by_its_quoted_name() -> None:
     ]
     with pytest.raises(ClaimError, match="not the name"):
         ApiClaimReader(api, DRIVER).read(ClaimRef(namespace="..", name="c", uid=REF.uid))
-
-
-def test_the_readers_callers_deadline_is_the_requests() -> None:
-    """The kubelet waits 45 s for a whole call with all its claims."""
-    api = Api(claim())
-    ApiClaimReader(api, DRIVER).read(REF, within_s=3.5)
-    assert api.within_s == 3.5
 
 
 def test_a_claim_that_is_gone_was_replaced_but_an_unknown_api_is_not() -> None:
@@ -265,7 +252,6 @@ def test_several_claims_are_read_at_once_and_each_gets_its_own_answer() -> None:
     assert isinstance(gone[REF.uid], ClaimReplacedError)
 
 
-OUR_RESULT = {"request": "gpu", "driver": "d", "pool": "p", "device": "gpu-0"}
 POD = {"resource": "pods", "name": "p", "uid": "u"}
 
 

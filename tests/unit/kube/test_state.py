@@ -109,16 +109,8 @@ def test_nothing_secret_is_kept() -> None:
     claim["metadata"]["annotations"] = {"kubectl.kubernetes.io/last-applied-configuration": json.dumps(applied)}
     template = {"metadata": {"name": "t"}, "spec": {"metadata": {"annotations": {"note": SECRET}}, "spec": {}}}
     broken = {"metadata": {"name": "b", "annotations": {"kubectl.kubernetes.io/last-applied-configuration": SECRET}}}
-    state = read_cluster(
-        Server(
-            pods=[pod],
-            nodes=[node],
-            resourceclaims=[claim],
-            resourceclaimtemplates=[template],
-            deviceclasses=[broken],
-            events=events,
-        )
-    )
+    lists = {"resourceclaims": [claim], "resourceclaimtemplates": [template], "deviceclasses": [broken]}
+    state = read_cluster(Server(pods=[pod], nodes=[node], events=events, **lists))
     assert state.templates[0]["spec"] == {"spec": {}}
     assert SECRET not in repr(state)
     kept = state.pods[0]["spec"]
@@ -130,14 +122,9 @@ def test_nothing_secret_is_kept() -> None:
 
 @pytest.mark.parametrize("name", ["state.yaml", "state.json"])
 def test_a_state_comes_back_from_its_file(tmp_path: Path, name: str) -> None:
+    metadata = {"name": "p", "namespace": "n", "creationTimestamp": "2026-01-02T03:04:05Z"}
     state = ClusterState(
-        pods=[
-            {
-                "metadata": {"name": "p", "namespace": "n", "creationTimestamp": "2026-01-02T03:04:05Z"},
-                "spec": {},
-                "status": {},
-            }
-        ],
+        pods=[{"metadata": metadata, "spec": {}, "status": {}}],
         slices=[{"metadata": {"name": "s"}, "spec": {"driver": "d", "pool": {"name": "p"}}}],
         gaps=["nodes: no"],
         server_version="v1.36.2",
@@ -206,14 +193,10 @@ def test_files_that_cannot_be_read_or_written_say_so(tmp_path: Path) -> None:
         dump(ClusterState(), tmp_path / "no-folder" / "state.json")
 
 
-def test_null_is_as_good_as_missing() -> None:
+def test_null_is_a_missing_value_and_a_brace_starts_json_or_yaml() -> None:
     """As in Go: `devices: null` is how an empty list is often written."""
     item = {"metadata": {"name": "s"}, "spec": {"driver": "d", "pool": {"name": "p"}, "devices": None}}
     assert misfit("ResourceSlice", item) == ""
-
-
-def test_json_and_yaml_are_told_apart_by_their_start() -> None:
-    """Flow mappings of YAML start with a brace as well."""
     for text in (json.dumps({"kind": "Node", "metadata": {"name": "a"}}), "{kind: Node, metadata: {name: a}}"):
         (document,) = read_documents(Path("x"), text)
         assert objects_of([document], "x")[0]["metadata"]["name"] == "a"
@@ -259,10 +242,7 @@ def test_parameters_of_other_drivers_are_left_out() -> None:
     assert text.count("GpuConfig") == 5
     assert text.count("net.example.com") == 6
     assert "GpuConfig" not in text_of(shareable(state, ("other.example.com",)), as_yaml=False)
-
-
-def test_a_note_that_cannot_be_read_is_left_out() -> None:
-    state = ClusterState(claims=[claim("{" + SECRET)])
+    state = ClusterState(claims=[claim("{" + SECRET)])  # an annotation that cannot be read
     assert SECRET not in text_of(shareable(state, ("gpu.nvidia.com",)), as_yaml=False)
 
 
@@ -293,17 +273,12 @@ def test_what_is_read_equals_what_was_written(tmp_path: Path) -> None:
     assert text_of(read, as_yaml=False) == file.read_text()
 
 
-def test_a_state_without_repetition_is_written_for_every_version(tmp_path: Path) -> None:
+def test_devices_that_differ_or_contain_a_placeholder_are_stored_in_full(tmp_path: Path) -> None:
     """Without templates the file has schemaVersion 1, which earlier programs read."""
     _, document = _file(tmp_path, _slice("a", UUIDS[0]), _slice("b", UUIDS[1], "gpu-7"))
     assert document["draState"]["schemaVersion"] == 1
     assert "templates" not in document["draState"]
-
-
-def test_text_that_looks_like_a_value_is_left_alone(tmp_path: Path) -> None:
-    """Devices that contain ``${0}`` are stored in full."""
-    slices = [_slice("a", "${0}"), _slice("b", "${0}")]
-    file, document = _file(tmp_path, *slices)
+    file, document = _file(tmp_path, _slice("a", "${0}"), _slice("b", "${0}"))
     assert "templates" not in document["draState"]
     assert load(file).slices[1]["spec"]["devices"][0]["attributes"]["uuid"] == {"string": "${0}"}
 
