@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -17,24 +18,21 @@ FAST = Timeouts(connect_s=1.0, read_s=0.3, total_s=0.6)
 
 
 def status(code: int, reason: str, message: str = "no") -> dict[str, object]:
-    return {
-        "kind": "Status",
-        "apiVersion": "v1",
-        "status": "Failure",
-        "code": code,
-        "reason": reason,
-        "message": message,
-    }
+    fields = {"status": "Failure", "code": code, "reason": reason, "message": message}
+    return {"kind": "Status", "apiVersion": "v1", **fields}
 
 
-def client(server: ScriptedServer, tmp_path: Path) -> RestClient:
-    return RestClient(Connection.load(str(written(server, tmp_path))), timeouts=FAST)
-
-
-def written(server: ScriptedServer, tmp_path: Path) -> Path:
+def client(server: ScriptedServer, tmp_path: Path, **options: Any) -> RestClient:
     path = tmp_path / "kubeconfig"
     path.write_text(server.kubeconfig())
-    return path
+    return RestClient(Connection.load(str(path)), **({"timeouts": FAST} | options))
+
+
+def drip(part: bytes = b" ") -> Iterator[bytes]:
+    """Each part comes in time, the whole answer never does."""
+    for _ in range(100):
+        time.sleep(0.05)
+        yield part
 
 
 def in_cluster(server: ScriptedServer, tmp_path: Path, token: str) -> tuple[RestClient, Path]:
@@ -80,11 +78,7 @@ def test_a_401_that_stays_is_reported_after_one_repetition(tmp_path: Path) -> No
 
 
 def test_a_token_file_that_vanished_is_an_error_of_the_api_not_a_crash(tmp_path: Path) -> None:
-
-    def script(x: Exchange) -> None:
-        x.json(status(401, "Unauthorized"), 401)
-
-    with ScriptedServer(script) as server:
+    with ScriptedServer(lambda x: x.json(status(401, "Unauthorized"), 401)) as server:
         rest, token = in_cluster(server, tmp_path, "old")
         token.unlink()
         with pytest.raises(UnauthorizedError):
@@ -130,7 +124,7 @@ def test_an_answer_larger_than_64_mib_is_refused(tmp_path: Path) -> None:
         x.stream(chunks())
 
     with ScriptedServer(endless) as server, pytest.raises(KubernetesApiError, match="larger than 64 MiB; refused"):
-        RestClient(Connection.load(str(written(server, tmp_path)))).get("/version")
+        client(server, tmp_path, timeouts=Timeouts()).get("/version")
     assert len(sent) < 200
 
 
@@ -146,23 +140,13 @@ def test_page_above_64_mib_is_requested_in_halves(tmp_path: Path) -> None:
             x.json({"metadata": {"resourceVersion": "5"}, "items": [{"metadata": {"name": x.seen.query["limit"]}}]})
 
     with ScriptedServer(large) as server:
-        listed = RestClient(Connection.load(str(written(server, tmp_path)))).list("/api/v1/pods")
+        listed = client(server, tmp_path, timeouts=Timeouts()).list("/api/v1/pods")
     assert limits == [500, 250, 125]
     assert (listed["metadata"]["resourceVersion"], len(listed["items"])) == ("5", 1)
 
 
 def test_a_dripping_server_cannot_block_a_caller(tmp_path: Path) -> None:
-    """Each byte comes in time, the whole answer never does: the kubelet's call must not wait for it."""
-
-    def script(x: Exchange) -> None:
-        def drip() -> Iterator[bytes]:
-            for _ in range(40):
-                time.sleep(0.05)
-                yield b" "
-
-        x.stream(drip())
-
-    with ScriptedServer(script) as server:
+    with ScriptedServer(lambda x: x.stream(drip())) as server:
         began = time.monotonic()
         with pytest.raises(ApiUnreachableError, match="did not end in time"):
             client(server, tmp_path).get("/version")
@@ -172,11 +156,6 @@ def test_a_dripping_server_cannot_block_a_caller(tmp_path: Path) -> None:
 @pytest.mark.parametrize("failure", ["silent", "dripping", "silent in the middle", "broken, then silent"])
 def test_a_callers_deadline_bounds_a_read_with_its_repeats(failure: str, tmp_path: Path) -> None:
     """The client's own limits are longer, and a repeat would begin them anew: the kubelet waits for neither."""
-
-    def drip() -> Iterator[bytes]:
-        for _ in range(100):
-            time.sleep(0.05)
-            yield b" "
 
     def script(x: Exchange) -> None:
         if failure == "broken, then silent" and x.number == 1:
@@ -189,9 +168,7 @@ def test_a_callers_deadline_bounds_a_read_with_its_repeats(failure: str, tmp_pat
             x.hang()
 
     with ScriptedServer(script) as server:
-        path = tmp_path / "kubeconfig"
-        path.write_text(server.kubeconfig())
-        rest = RestClient(Connection.load(str(path)))
+        rest = client(server, tmp_path, timeouts=Timeouts())
         began = time.monotonic()
         with pytest.raises(ApiUnreachableError) as caught:
             rest.get("/version", within_s=0.4)
@@ -208,7 +185,6 @@ def test_a_read_without_time_left_is_not_sent(tmp_path: Path) -> None:
 
 
 def test_a_short_deadline_is_not_kept_for_the_next_request(tmp_path: Path) -> None:
-
     def script(x: Exchange) -> None:
         if x.number == 2:
             time.sleep(0.2)
@@ -275,9 +251,8 @@ def test_a_dripping_head_cannot_block_a_caller_either(reading: str, tmp_path: Pa
     """A proxy that sends interim answers for ever is alive all the time."""
 
     def script(x: Exchange) -> None:
-        for _ in range(80):
-            time.sleep(0.05)
-            x._handler.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        for part in drip(b"HTTP/1.1 100 Continue\r\n\r\n"):
+            x._handler.wfile.write(part)
         x.json({})
 
     with ScriptedServer(script) as server:

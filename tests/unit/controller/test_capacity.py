@@ -53,9 +53,8 @@ def test_what_is_no_report_is_refused(wrong: bytes) -> None:
 
 @pytest.mark.parametrize("value", [None, "3", -1, True, [], 1e400, pytest.param(10**400, id="larger than a float")])
 def test_a_number_that_is_none_counts_as_zero(value: Any) -> None:
-    (model,) = decode(
-        text(models=[{"model": "x", "gpus": {"free": value}, "requests": [{"request": "r", "fits": value}]}])
-    )
+    written = {"model": "x", "gpus": {"free": value}, "requests": [{"request": "r", "fits": value}]}
+    (model,) = decode(text(models=[written]))
     assert (model.gpus["free"], model.requests[0].fits) == (0, 0)
 
 
@@ -150,12 +149,9 @@ def test_a_record_that_changes_is_never_taken_whatever_its_times_say() -> None:
     assert election.may_take(sighting, "me", 129.0)
 
 
-def test_an_unchanged_record_keeps_its_first_sighting() -> None:
+def test_an_unchanged_record_keeps_its_first_sighting_and_the_holders_own_promise_counts() -> None:
     sighting = election.seen(record(), None, 100.0)
     assert election.seen(record(), sighting, 110.0).since_s == 100.0
-
-
-def test_the_holders_own_promise_counts() -> None:
     sighting = election.seen(record(duration=60.0), None, 0.0)
     assert not election.may_take(sighting, "me", 59.0)
 
@@ -165,15 +161,12 @@ def test_a_released_lease_and_the_own_one_are_taken_at_once(holder: str) -> None
     assert election.may_take(election.seen(record(holder), None, 0.0), "me", 0.0)
 
 
-def test_a_foolish_promise_is_bounded() -> None:
+def test_a_foolish_promise_is_bounded_and_a_malformed_lease_reads_as_free() -> None:
     obj = {"metadata": {"resourceVersion": "1"}, "spec": {"holderIdentity": "x", "leaseDurationSeconds": 10**9}}
     assert LeaseRecord.of(obj).duration_s == election.LONGEST_S
-
-
-@pytest.mark.parametrize("obj", [{}, {"metadata": None, "spec": []}, {"spec": {"holderIdentity": 5}}])
-def test_a_malformed_lease_reads_as_free(obj: dict[str, object]) -> None:
-    found = LeaseRecord.of(obj)
-    assert (found.holder, found.duration_s) == ("", 1.0)
+    malformed: list[dict[str, object]] = [{}, {"metadata": None, "spec": []}, {"spec": {"holderIdentity": 5}}]
+    for found in map(LeaseRecord.of, malformed):
+        assert (found.holder, found.duration_s) == ("", 1.0)
 
 
 def test_a_renewal_keeps_the_time_of_acquiring_and_a_takeover_counts() -> None:
@@ -209,12 +202,9 @@ def reduced(pages: Pages) -> ReducedLists[Any]:
 
 def test_pages_are_joined_and_only_special_claims_are_kept() -> None:
     plain = {"metadata": {"name": "plain", "namespace": "team"}}
-    api = Pages(
-        [
-            {"metadata": {"resourceVersion": "7", "continue": "more"}, "items": [special_claim_object(0), plain]},
-            {"metadata": {"resourceVersion": "7"}, "items": [special_claim_object(1, name="b"), None]},
-        ]
-    )
+    first = {"metadata": {"resourceVersion": "7", "continue": "more"}, "items": [special_claim_object(0), plain]}
+    last = {"metadata": {"resourceVersion": "7"}, "items": [special_claim_object(1, name="b"), None]}
+    api = Pages([first, last])
     lists = reduced(api)
     document = lists.list("/claims", {"fieldSelector": ""})
     kept = [lists.slim(item) for item in document["items"]]
@@ -224,11 +214,7 @@ def test_pages_are_joined_and_only_special_claims_are_kept() -> None:
         {"name": "b", "namespace": "team"},
     ]
     assert [query.get("continue") for query in api.asked if query is not None] == [None, "more"]
-
-
-def test_an_object_of_a_watch_is_reduced_too() -> None:
-    lists = reduced(Pages([]))
-    assert lists.slim({"metadata": {"name": "plain"}}) is None
+    assert lists.slim({"metadata": {"name": "plain"}}) is None  # an object of a watch
     assert isinstance(lists.slim(special_claim_object(0)), SpecialClaim)
 
 

@@ -15,7 +15,7 @@ from dra_driver.controller.policy_status import (
     status_of,
     totals,
 )
-from dra_driver.core.errors import ApiUnreachableError, InvalidObjectError, NotFoundError
+from dra_driver.core.errors import ApiUnreachableError, DraError, InvalidObjectError, NotFoundError
 from dra_driver.core.model.gpu_node import NodePolicy, PolicyOrigin, PolicyPlace, PolicyState, PolicyStatus
 from tests.fakes.stand_in import present
 from tests.unit.controller.fleets import PolicyApi, node_object, nodes, policy, policy_object, said
@@ -119,7 +119,6 @@ def test_a_replica_that_does_not_lead_writes_nothing(cluster: Cluster) -> None:
 
 def test_leadership_lost_between_two_writes_ends_the_turn() -> None:
     cluster = Cluster(policies=10)
-
     asked = iter([True, True, False])
     cluster.leads = lambda: next(asked, False)  # type: ignore[method-assign]
     PolicyStatusWriter(cluster, cluster, cluster, clock=lambda: 0.0, now=lambda: at(0)).step()
@@ -152,8 +151,9 @@ def test_outdated_copies_are_not_added_up(cluster: Cluster) -> None:
     assert cluster.condition() == "InForce"
 
 
-def test_an_hour_of_failed_writes_is_few_requests_and_then_it_is_right(cluster: Cluster) -> None:
-    cluster.failure = ApiUnreachableError("no answer")
+@pytest.mark.parametrize("failure", [ApiUnreachableError("no answer"), NotFoundError("the status is not served")])
+def test_an_hour_of_failed_writes_is_few_requests_and_then_it_is_right(cluster: Cluster, failure: DraError) -> None:
+    cluster.failure = failure
     cluster.say("a", said("pool-000"))
     cluster.run(3600)
     assert 10 <= len(cluster.writes) <= 60
@@ -162,28 +162,18 @@ def test_an_hour_of_failed_writes_is_few_requests_and_then_it_is_right(cluster: 
     assert cluster.condition() == "InForce"
 
 
-def test_one_policy_that_cannot_be_written_keeps_no_other(cluster: Cluster) -> None:
+def test_one_policy_that_cannot_be_written_keeps_no_other() -> None:
     cluster = Cluster(policies=2)
-    refused = {"pool-000": InvalidObjectError("status.selected: unknown")}
     update = cluster.update
 
     def picky(path: str, body: Any) -> dict[str, Any]:
-        if body["metadata"]["name"] in refused:
-            raise refused[body["metadata"]["name"]]
+        if body["metadata"]["name"] == "pool-000":
+            raise InvalidObjectError("status.selected: unknown")
         return update(path, body)
 
     cluster.update = picky  # type: ignore[method-assign]
     cluster.run(FIRST_RETRY_S)
     assert cluster.condition("pool-001") == "NothingSelected"
-
-
-def test_a_status_that_is_not_served_is_asked_for_less_and_less(cluster: Cluster) -> None:
-    cluster.failure = NotFoundError("the server could not find the requested resource")
-    cluster.run(3600)
-    assert 10 <= len(cluster.writes) <= 60
-    cluster.failure = None
-    cluster.run(600)
-    assert cluster.condition() == "NothingSelected"
 
 
 def status(*objects: object, **more: object) -> PolicyStatus:
@@ -211,19 +201,15 @@ def test_places_are_the_first_twenty_and_counts_are_of_all() -> None:
     assert [place.node for place in found.in_force.places] == [f"node-{number:03}" for number in range(20)]
 
 
-def test_files_of_nodes_are_not_objects() -> None:
-    assert status(node_object("a", said(origin=PolicyOrigin.FILE, generation=None))).selected.gpus == 0
-
-
 def test_the_oldest_spec_that_a_node_has_is_observed() -> None:
     behind = (node_object("a", said(generation=2)), node_object("b", said(generation=3)))
     assert status(*behind, generation=3).observed_generation == 2
 
 
-def test_a_node_without_a_status_says_nothing() -> None:
-    assert (
-        status({"metadata": {"name": "a"}}, {"metadata": {"name": "b"}, "status": {"policies": 5}}).selected.nodes == 0
-    )
+def test_a_node_without_a_status_and_policies_of_its_files_say_nothing() -> None:
+    malformed = {"metadata": {"name": "b"}, "status": {"policies": 5}}
+    assert status({"metadata": {"name": "a"}}, malformed).selected.nodes == 0
+    assert status(node_object("a", said(origin=PolicyOrigin.FILE, generation=None))).selected.gpus == 0
 
 
 WAITING = said(state=PolicyState.WAITING, in_force=("gpu-0",), waiting=("gpu-1",), waiting_for=("team/train",))
@@ -278,11 +264,8 @@ def condition(*fleet: NodePolicy, **more: Any) -> dict[str, Any]:
 )
 def test_the_worst_is_said_in_one_sentence(fleet: list[NodePolicy], reason: str, message: str) -> None:
     found = condition(*fleet)
-    assert (found["status"], found["reason"], found["message"]) == (
-        "True" if reason == "InForce" else "False",
-        reason,
-        message,
-    )
+    status = "True" if reason == "InForce" else "False"
+    assert (found["status"], found["reason"], found["message"]) == (status, reason, message)
 
 
 def test_while_nodes_have_an_older_spec_it_is_unknown() -> None:
@@ -304,14 +287,11 @@ def test_the_time_changes_with_the_verdict_alone() -> None:
     assert worse["conditions"][0]["lastTransitionTime"] == "2026-11-22T12:02:00Z"
 
 
-def test_conditions_of_other_writers_stay() -> None:
+def test_conditions_of_other_writers_stay_and_a_status_of_another_shape_is_replaced() -> None:
     other = {"type": "Reviewed", "status": "True"}
     found = present(written_status(policy(conditions=[other]), said()))
     assert found["conditions"][0] == other
     assert written_status(policy(**found), said()) is None
-
-
-def test_a_status_of_another_shape_is_replaced() -> None:
     found = present(written_status(policy(conditions="odd", selected=5, gone=True), said()))
     assert "gone" not in found
     assert found["selected"]["gpus"] == 2

@@ -131,18 +131,20 @@ def test_a_node_reaches_only_pods_that_run_on_it(world: World, kind: str) -> Non
     assert world.left == ["llm-0"]
 
 
-def test_a_pod_that_does_not_have_the_claim_is_never_evicted(world: World) -> None:
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"claimUid": "uid-former"},
+        {"gpu": "gpu-1"},
+        {"pods": [{"name": "llm-0", "uid": "uid-former"}]},
+        {"pods": [{"name": "web-0", "uid": "uid-web-0"}]},
+    ],
+)
+def test_a_pod_without_the_claim_and_a_later_claim_or_pod_of_the_name_are_safe(
+    world: World, changed: dict[str, Any]
+) -> None:
     """A node may name any pod of the namespace; the claim's own status decides."""
     world.pods["web-0"] = pod("web-0")
-    world.tell(over(pods=[{"name": "web-0", "uid": "uid-web-0"}]))
-    world.run_until(300)
-    assert world.evicted == []
-
-
-@pytest.mark.parametrize(
-    "changed", [{"claimUid": "uid-former"}, {"gpu": "gpu-1"}, {"pods": [{"name": "llm-0", "uid": "uid-former"}]}]
-)
-def test_a_later_claim_or_pod_of_the_name_is_safe(world: World, changed: dict[str, Any]) -> None:
     world.tell(over(**changed))
     world.run_until(300)
     assert world.evicted == []
@@ -258,8 +260,7 @@ def test_each_kind_has_its_switch(world: World, over_grant: bool, idle: bool, le
 
 def test_many_at_once_are_a_wrong_rule_and_held_by_the_brake(world: World) -> None:
     world.run(names=("a", "b"))
-    for name, gpu in (("a", "gpu-0"), ("b", "gpu-1")):
-        world.claims[name] = claim_object(name, device=gpu)
+    world.claims["b"] = claim_object("b", device="gpu-1")
     world.tell(over("a"), over("b", gpu="gpu-1"))
     world.run_until(500)
     assert world.evicted == []

@@ -16,11 +16,11 @@ from dra_driver.kube.connection import Connection
 from dra_driver.kube.kubeconfig import Kubeconfig
 
 
-def kubeconfig(path: Path, server: str = "http://127.0.0.1:1", user: dict[str, str] | None = None) -> Path:
+def kubeconfig(path: Path, user: dict[str, Any] | None = None, **cluster: Any) -> Path:
     document = {
         "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "s", "user": "u"}}],
-        "clusters": [{"name": "s", "cluster": {"server": server}}],
+        "contexts": [{"name": "other"}, {"name": "c", "context": {"cluster": "s", "user": "u"}}],
+        "clusters": [{"name": "s", "cluster": {"server": "http://127.0.0.1:1", **cluster}}],
         "users": [{"name": "u", "user": user if user is not None else {"token": "t"}}],
     }
     path.write_text(json.dumps(document))
@@ -116,27 +116,16 @@ def test_addresses_of_every_usual_form_are_taken(tmp_path: Path, server: str) ->
 
 
 def plain_config(folder: Path, cluster: dict[str, Any], user: dict[str, Any]) -> Path:
-    document = {
-        "current-context": "c",
-        "contexts": [{"name": "other"}, {"name": "c", "context": {"cluster": "s", "user": "u"}}],
-        "clusters": [{"name": "s", "cluster": {"server": "https://a:6443/", **cluster}}],
-        "users": [{"name": "u", "user": user}],
-    }
-    (folder / "config").write_text(json.dumps(document))
-    return folder / "config"
+    return kubeconfig(folder / "config", user, **{"server": "https://a:6443/", **cluster})
 
 
 def test_certificates_and_tokens_are_found_inline_and_in_files_beside_the_kubeconfig(tmp_path: Path) -> None:
     """Paths in a kubeconfig are relative to its folder (client-go's clientcmd, ResolveLocalPaths)."""
     (tmp_path / "ca.pem").write_bytes(b"the CA")
     data = base64.b64encode(b"mine").decode()
-    found = plain_kubeconfig(
-        plain_config(
-            tmp_path,
-            {"certificate-authority": "ca.pem", "tls-server-name": "kubernetes"},
-            {"client-certificate-data": data, "client-key-data": data, "tokenFile": "tok"},
-        )
-    )
+    cluster = {"certificate-authority": "ca.pem", "tls-server-name": "kubernetes"}
+    user = {"client-certificate-data": data, "client-key-data": data, "tokenFile": "tok"}
+    found = plain_kubeconfig(plain_config(tmp_path, cluster, user))
     assert found is not None
     assert (found.server, found.ca, found.server_name) == ("https://a:6443", b"the CA", "kubernetes")
     assert (found.certificate, found.key, found.token_file) == (b"mine", b"mine", tmp_path / "tok")
@@ -169,19 +158,20 @@ def test_what_needs_more_is_left_to_the_client_library(
     assert plain_kubeconfig(plain_config(tmp_path, cluster, user)) is None
 
 
-def test_a_named_file_that_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"gone\.pem cannot be read"):
-        plain_kubeconfig(plain_config(tmp_path, {"certificate-authority": "gone.pem"}, {"token": "t"}))
-
-
-def test_base64_that_is_none_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="field certificate-authority cannot be read"):
-        plain_kubeconfig(plain_config(tmp_path, {"certificate-authority-data": "a"}, {"token": "t"}))
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("certificate-authority", "gone.pem", r"gone\.pem cannot be read"),
+        ("certificate-authority-data", "a", "field certificate-authority cannot be read"),  # no base64
+    ],
+)
+def test_an_authority_that_cannot_be_read_is_named(tmp_path: Path, field: str, value: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        plain_kubeconfig(plain_config(tmp_path, {field: value}, {"token": "t"}))
 
 
 def test_an_ipv6_service_address_is_put_in_brackets(tmp_path: Path) -> None:
-    (tmp_path / "ca.crt").write_text("x")
-    environ = {"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}
+    environ = pod_environment(tmp_path) | {"KUBERNETES_SERVICE_HOST": "fd00::1"}
     assert service_account(environ, tmp_path).server == "https://[fd00::1]:443"
 
 
@@ -201,8 +191,8 @@ def test_comments_of_a_ca_bundle_may_be_in_any_language() -> None:
 
 def test_a_service_account_without_an_authority_is_refused(tmp_path: Path) -> None:
     """Otherwise the system's authorities would count, none of which vouches for a cluster's API server."""
+    environ = pod_environment(tmp_path)
     (tmp_path / "ca.crt").write_text("")
-    environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
     with pytest.raises(ConfigurationError, match=r"ca\.crt is empty"):
         service_account(environ, tmp_path)
 
@@ -271,8 +261,7 @@ def test_requests_go_to_the_cluster_of_the_context(tmp_path: Path) -> None:
 
 
 def test_a_context_is_taken_from_a_kubeconfig_in_a_pod_too(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("t")
     path = with_contexts(tmp_path / "config", "west", west=None, east=None)
-    environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443", "KUBECONFIG": path}
+    environ = pod_environment(tmp_path) | {"KUBECONFIG": path}
     found = Connection.load(context="east", environ=environ, service_account_dir=tmp_path)
     assert found.base_url == "https://east.example:6443"

@@ -88,6 +88,11 @@ def test_a_condition_keeps_its_time_while_its_status_stays() -> None:
 TAINTED: Obj = {"taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}]}
 
 
+def requires_zone(zone: str) -> Obj:
+    term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
+
+
 @pytest.mark.parametrize(
     ("node_spec", "pod_spec", "pods_on_node", "said"),
     [
@@ -100,20 +105,14 @@ TAINTED: Obj = {"taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}]}
         ({"taints": [{"key": "k", "effect": "PreferNoSchedule"}]}, {}, 0, ""),
         ({}, {"nodeSelector": {"zone": "z1"}}, 0, ""),
         ({}, {"nodeSelector": {"zone": "z2"}}, 0, "didn't match Pod's node affinity/selector"),
+        ({}, {"affinity": requires_zone("z1")}, 0, ""),
+        ({}, {"affinity": requires_zone("z2")}, 0, "didn't match Pod's node affinity/selector"),
     ],
 )
 def test_nodes_take_or_refuse_pods(node_spec: Obj, pod_spec: Obj, pods_on_node: int, said: str) -> None:
     reason = unfit_reason({"spec": pod_spec}, {**node("a", zone="z1"), "spec": node_spec}, NodeUsage(pods=pods_on_node))
     assert said in reason
     assert bool(reason) == bool(said)
-
-
-def test_node_affinity_counts() -> None:
-    term = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["z2"]}]}
-    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
-    wanting = {"spec": {"affinity": {"nodeAffinity": required}}}
-    assert unfit_reason(wanting, node("a", zone="z1"), NodeUsage())
-    assert not unfit_reason(wanting, node("a", zone="z2"), NodeUsage())
 
 
 def test_repeated_events_count_up() -> None:
@@ -177,32 +176,31 @@ def test_a_restarted_kubelet_knows_what_the_former_one_wrote() -> None:
 
 @pytest.fixture
 def cluster_node(tmp_path: Path) -> ClusterNode:
-    folders = NodeFolders(tmp_path / "n0")
     return ClusterNode(
         Store(),
         "gpu-a",
         "1xh100-sxm5-80gb",
-        folders=folders,
+        folders=NodeFolders(tmp_path / "n0"),
         kubeconfig=tmp_path / "kubeconfig",
         policies=tmp_path / "policies",
         number=0,
     )
 
 
-def plugin_folder(cluster_node: ClusterNode) -> Path:
-    folder = cluster_node.folders.plugins / DRIVER
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def test_everything_that_claims_leave_is_named(cluster_node: ClusterNode) -> None:
-    (cluster_node.folders.cdi / f"k8s.{DRIVER}-claim_u.json").touch()
-    (cluster_node.folders.views / "pod-uid").mkdir()
-    (plugin_folder(cluster_node) / "mps/daemons/GPU-1").mkdir(parents=True)
+    plugin_folder = cluster_node.folders.plugins / DRIVER
+    plugin_folder.mkdir(parents=True)
     hardware = SimulatedBackend.from_spec(
-        cluster_node.spec, cluster_node.name, state_file=plugin_folder(cluster_node) / "simulated-gpus.json"
+        cluster_node.spec, cluster_node.name, state_file=plugin_folder / "simulated-gpus.json"
     )
     gpu = hardware.snapshot().gpus[0].uuid
+    hardware.set_compute_mode(gpu, ComputeMode.EXCLUSIVE_PROCESS)
+    assert cluster_node.leftovers() == [f"{gpu} has 0 MIG instances, MIG mode off, compute mode EXCLUSIVE_PROCESS"]
+    hardware.set_compute_mode(gpu, ComputeMode.DEFAULT)
+    assert cluster_node.leftovers() == []
+    (cluster_node.folders.cdi / f"k8s.{DRIVER}-claim_u.json").touch()
+    (cluster_node.folders.views / "pod-uid").mkdir()
+    (plugin_folder / "mps/daemons/GPU-1").mkdir(parents=True)
     hardware.set_mig_mode(gpu, True)
     hardware.create_gpu_instance(gpu, 19, 6)
     assert cluster_node.leftovers() == [
@@ -211,17 +209,6 @@ def test_everything_that_claims_leave_is_named(cluster_node: ClusterNode) -> Non
         "MPS daemon GPU-1",
         f"{gpu} has 1 MIG instances, MIG mode on, compute mode DEFAULT",
     ]
-
-
-def test_a_restored_gpu_is_no_leftover(cluster_node: ClusterNode) -> None:
-    hardware = SimulatedBackend.from_spec(
-        cluster_node.spec, cluster_node.name, state_file=plugin_folder(cluster_node) / "simulated-gpus.json"
-    )
-    gpu = hardware.snapshot().gpus[0].uuid
-    hardware.set_compute_mode(gpu, ComputeMode.EXCLUSIVE_PROCESS)
-    assert cluster_node.leftovers() == [f"{gpu} has 0 MIG instances, MIG mode off, compute mode EXCLUSIVE_PROCESS"]
-    hardware.set_compute_mode(gpu, ComputeMode.DEFAULT)
-    assert cluster_node.leftovers() == []
 
 
 def _slice(generation: int, count: int, driver: str = DRIVER) -> Obj:

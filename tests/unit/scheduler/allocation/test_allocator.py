@@ -99,14 +99,10 @@ def search_without_end(limits: Limits) -> None:
     Allocator(slices=[many], classes=[device_class()], allocated=[], limits=limits).allocate(node("a"), [wanted, never])
 
 
-def test_an_exponential_search_ends_with_an_error() -> None:
-    with pytest.raises(
-        AllocationError, match=r"claim default/., request [xyz]: no answer after 5000 checks of devices"
-    ):
+def test_an_exponential_search_ends_after_its_checks_or_its_timeout() -> None:
+    said = r"claim default/., request [xyz]: no answer after 5000 checks of devices"
+    with pytest.raises(AllocationError, match=said):
         search_without_end(Limits(steps=5000))
-
-
-def test_a_search_ends_after_its_timeout() -> None:
     moments = iter(range(10**9))
     with pytest.raises(AllocationError, match="no answer after 3 s"):
         search_without_end(Limits(timeout_s=3, clock=lambda: next(moments)))
@@ -203,10 +199,7 @@ NEAR: dict[str, Obj] = {"gpu-0": {"ints": [0]}, "gpu-1": {"ints": [1, 2]}, "gpu-
 
 
 def chosen(wanted: Obj, version: str = "1.36", gate: bool = True, near: dict[str, Obj] = NEAR) -> list[str] | None:
-    devices = []
-    for name, value in near.items():
-        device = gpu(name)
-        devices.append({**device, "attributes": {**device["attributes"], NAME: value}})
+    devices = [{**gpu(name), "attributes": {**gpu(name)["attributes"], NAME: value}} for name, value in near.items()]
     allocator = Allocator(
         slices=[resource_slice("a", *devices)],
         classes=[device_class()],
@@ -235,18 +228,15 @@ def test_selectors_read_lists(expression: str, expected: list[str] | None) -> No
     assert chosen(claim("c", exactly("gpu", expression))) == expected
 
 
-def test_comparing_a_list_with_a_number_by_order_ends_the_attempt() -> None:
-    with pytest.raises(CelEvaluationError, match="no such overload"):
-        chosen(claim("c", exactly("gpu", f"{NUMA} < 1")))
-
-
 def test_lists_of_every_type_are_read() -> None:
     near: dict[str, Obj] = {"gpu-0": {"strings": ["x"]}, "gpu-1": {"versions": ["1.2.3"]}, "gpu-2": {"bools": [True]}}
     for expression, name in (('"x"', "gpu-0"), ('semver("1.2.3")', "gpu-1"), ("true", "gpu-2")):
         assert chosen(claim("c", exactly("gpu", f"{NUMA}.includes({expression})")), near=near) == [name]
 
 
-def test_without_the_gate_a_list_fails_every_selector() -> None:
+def test_a_list_compared_by_order_or_without_the_gate_ends_the_attempt() -> None:
+    with pytest.raises(CelEvaluationError, match="no such overload"):
+        chosen(claim("c", exactly("gpu", f"{NUMA} < 1")))
     with pytest.raises(CelEvaluationError, match="unsupported attribute value of type ints"):
         chosen(claim("c", exactly("gpu", "true")), gate=False)
 
