@@ -1,11 +1,15 @@
-"""Draining and undraining, step by step, and the holders of GPUs, against a cluster in memory."""
+"""Draining and undraining, step by step, the holders of GPUs, and how the command ends, with a cluster in memory."""
+
+import argparse
+import json
 
 import pytest
 from msgspec.structs import replace
 
-from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ForbiddenError
+from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, DraError, ForbiddenError
 from dra_driver.core.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION
 from dra_driver.core.model.ids import GpuUuid
+from dra_driver.kubectl.commands.drain import finish, seconds
 from dra_driver.kubectl.drain import DrainOptions, DrainReport, drain, state_left, to_wire, undrain
 from dra_driver.kubectl.drain.report import line
 from dra_driver.kubectl.drain.run import DrainFailedError, MissingRightsError
@@ -361,3 +365,49 @@ def test_an_odd_device_hides_no_other() -> None:
     item = resource_slice(device("gpu-0", "GPU-0"), odd, {"name": 7}, {"name": "gpu-2", "attributes": {"uuid": 7}})
     item["metadata"] = {"labels": {"a": 7}}
     assert [gpu.name for gpu in gpus_of(specs([item, {"spec": 7}]))] == ["gpu-0", "gpu-1"]
+
+
+def ended(error: BaseException | None, output: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    report = DrainReport(command="drain", node=NODE, driver=DRIVER)
+
+    def work() -> None:
+        report.annotation, report.evicted = "all", ["team/web-1"]
+        if error is not None:
+            raise error
+        report.result, report.next_steps = "done", ("reset it",)
+
+    status = finish(argparse.Namespace(output=output), report, work)
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
+
+
+def test_an_interrupt_says_what_state_it_leaves(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = ended(KeyboardInterrupt(), "text", capsys)
+    assert (status, err) == (130, "kubectl dra drain: interrupted\n")
+    assert "annotation gpu.dra-driver.io/drain=all of node gpu-a stays" in out
+    assert "evicted pods stay evicted: team/web-1" in out
+    assert "kubectl dra undrain gpu-a gives the GPUs back" in out
+
+
+def test_a_failure_is_in_the_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = ended(DraError("2 devices are in use"), "json", capsys)
+    document = json.loads(out)
+    assert (status, document["kind"], document["result"]) == (1, "NodeDrain", "failed")
+    assert document["message"] == "2 devices are in use"
+    assert document["evicted"] == ["team/web-1"]
+    assert "2 devices are in use" in err
+
+
+def test_success_says_what_to_do_next_and_wrong_usage_is_left_to_the_program(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert ended(None, "text", capsys) == (0, "next: reset it\n", "")
+    with pytest.raises(ConfigurationError):
+        ended(ConfigurationError("no such node"), "text", capsys)
+
+
+def test_times_are_at_most_a_week() -> None:
+    assert [seconds(text) for text in ("0", "90", "90s", "1.5m", "2h")] == [0, 90, 90, 90, 7200]
+    for text in ("", "m", "-1s", "8000000", "nan", "inf", "1d"):
+        with pytest.raises(ConfigurationError, match="--timeout"):
+            seconds(text)
