@@ -249,8 +249,8 @@ def look(slices: Any, claims: Any, nodes: Any) -> int:
 
 @pytest.mark.parametrize("seed", [*range(60), *(pytest.param(n, marks=pytest.mark.slow) for n in range(60, 300))])
 def test_damaged_objects_give_a_result_or_an_error(seed: int) -> None:
+    assert look(*sample()) == 3, "undamaged ones give three results"
     look(*mutated(random.Random(seed), sample()))  # noqa: S311  not a secret
-    assert seed or look(*sample()) == 3, "undamaged ones give three results"
 
 
 TEXT = (Path(__file__).parents[4] / "docs/capacity.md").read_text()
