@@ -93,8 +93,10 @@ def file(tmp_path: Path) -> str:
     facts = read_facts(cluster, server=SERVER)
     report = diagnose(facts, DoctorScope(), clock=time.monotonic)
     path = tmp_path / "b.tar.gz"
-    about = {"created_at": "now", "program_version": "0.1.0", "report_text": "text"}
-    bundle.write(bundle.SupportBundle(facts=facts, report=to_wire(report), **about), path)
+    found = bundle.SupportBundle(
+        facts=facts, created_at="now", program_version="0.1.0", report=to_wire(report), report_text="text"
+    )
+    bundle.write(found, path)
     return str(path)
 
 
