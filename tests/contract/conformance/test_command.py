@@ -1,4 +1,4 @@
-"""``dra-driver conformance``: wrong usage, a folder in which a kubelet works, restarts, and a run with reports."""
+"""``dra-driver conformance``: usage, restarts, reports, and each fault of a broken driver found by the check for it."""
 
 import json
 import socket
@@ -9,14 +9,18 @@ from xml.etree import ElementTree
 import pytest
 
 from dra_driver.conformance import control as control_module
+from dra_driver.conformance import suite
+from dra_driver.conformance.checks import CHECKS
 from dra_driver.conformance.control import ChildControl, CommandControl
 from dra_driver.conformance.suite import check_folder
-from dra_driver.conformance.values import UnableError
+from dra_driver.conformance.values import CheckOutcome, TimeLimits, UnableError
 from dra_driver.core.command_line.main import main
 from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.finding import exit_status
 from dra_driver.kube.rest import RestClient
-from tests.contract.conformance.conftest import NODE
+from tests.contract.conformance.conftest import GENEROUS, NODE, MakeBench
 from tests.fakes.subject.driver import SubjectDriver
+from tests.fakes.subject.faults import FAULTS
 
 TEMPLATE = """\
 apiVersion: resource.k8s.io/v1
@@ -150,3 +154,60 @@ def test_a_child_is_killed_and_started_again(tmp_path: Path) -> None:
     assert set(said.read_text().split()) <= {"started"}
     with pytest.raises(ConfigurationError, match="cannot be started"):
         ChildControl(["/no/such/program"], {}, said).start()
+
+
+BY_ID = {check.id: check for check in CHECKS}
+
+
+def found(outcome: CheckOutcome) -> str:
+    return f"{outcome.check.id}: {outcome.verdict}: {outcome.detail}"
+
+
+def test_a_driver_without_faults_passes_every_check(bench_for: MakeBench) -> None:
+    outcomes = suite.run(bench_for(), CHECKS)
+    assert [found(outcome) for outcome in outcomes if outcome.verdict != "passed"] == []
+
+
+@pytest.mark.slow
+def test_a_driver_with_one_device_is_not_failed_for_it(bench_for: MakeBench) -> None:
+    outcomes = suite.run(bench_for("one-device", limits=GENEROUS), CHECKS)
+    assert [found(outcome) for outcome in outcomes if outcome.verdict not in {"passed", "not applicable"}] == []
+    assert sum(outcome.verdict == "not applicable" for outcome in outcomes) == 11
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_fault_is_found_by_its_check(bench_for: MakeBench, fault: str) -> None:
+    check = BY_ID[FAULTS[fault][0]]
+    [outcome] = suite.run(bench_for(fault), [check])
+    assert outcome.verdict == ("failed" if check.level == "must" else "advice"), found(outcome)
+    assert outcome.detail
+
+
+def test_every_check_has_a_fault() -> None:
+    """A check that was never seen to fail proves nothing."""
+    assert {check.id for check in CHECKS} - {check for check, _ in FAULTS.values()} == set()
+
+
+IMPATIENT = TimeLimits(
+    dial_s=0.1, get_info_s=0.1, notify_s=0.1, call_s=0.05, publish_s=0.1, restart_s=0.1, health_s=0.05, quiet_s=0.05,
+    in_use_s=0.05, check_s=2.0, pause_s=0.01,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("get-info-hangs", "prepare-hangs")),
+        *("publishes-nothing", "no-known-version"),
+    ],
+)
+def test_a_driver_that_hangs_or_lies_never_ends_a_run(bench_for: MakeBench, fault: str) -> None:
+    outcomes = suite.run(bench_for(fault, limits=IMPATIENT), CHECKS)
+    assert [outcome.check for outcome in outcomes] == list(CHECKS)
+    assert [found(outcome) for outcome in outcomes if "unexpectedly" in outcome.detail] == []
+    assert exit_status((each.finding.status for each in outcomes), unanswered=3) == 1
+
+
+def test_a_check_ends_when_its_time_is_over(bench_for: MakeBench) -> None:
+    [outcome] = suite.run(bench_for(limits=TimeLimits(check_s=0.0)), [BY_ID["prepare-answers"]])
+    assert "the check did not end within 0 s" in outcome.detail

@@ -78,8 +78,7 @@ def test_a_claim_or_template_is_read(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "kind: Pod\n", f"{CLAIM}---\n{CLAIM}", "kind: ResourceClaim\nspec: 1\n", "a: [", "- 1\n", CLASS, None],
+    "text", ["", "kind: Pod\n", f"{CLAIM}---\n{CLAIM}", "kind: ResourceClaim\nspec: 1\n", "a: [", "- 1\n", CLASS, None]
 )
 def test_other_files_are_refused_by_name(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "t.yaml"

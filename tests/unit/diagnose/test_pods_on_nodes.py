@@ -86,12 +86,9 @@ def test_what_may_be_missing_in_a_broken_cluster_is_not_mounted() -> None:
 
 def test_only_old_pods_are_left_behind() -> None:
     """One without a time is new."""
-    pods = [
-        {"metadata": {"name": "old", "creationTimestamp": "2026-11-22T10:00:00Z"}},
-        {"metadata": {"name": "new", "creationTimestamp": "2026-11-22T12:00:00Z"}},
-        {"metadata": {"name": "odd"}},
-    ]
-    assert left_behind(pods, "2026-11-22T11:00:00Z") == ["old"]
+    dated = {"old": "2026-11-22T10:00:00Z", "new": "2026-11-22T12:00:00Z"}
+    pods = [{"metadata": {"name": name, "creationTimestamp": made}} for name, made in dated.items()]
+    assert left_behind([*pods, {"metadata": {"name": "odd"}}], "2026-11-22T11:00:00Z") == ["old"]
 
 
 def test_the_pod_has_image_places_and_privileges_of_the_deployed_node_process() -> None:

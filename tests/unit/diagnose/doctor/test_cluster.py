@@ -88,9 +88,8 @@ def test_where_not_all_namespaces_may_be_read_the_named_one_is() -> None:
     assert [pod["metadata"]["name"] for pod in facts.items("pods")] == ["train"]
     found = diagnose(facts, DoctorScope(), clock=time.monotonic)
     said = [item.seen for item in found.findings if item.check == "your-rights"]
-    assert any(
-        "list pods in all namespaces" in text and "/namespaces/team-a/pods was read alone" in text for text in said
-    )
+    words = ("list pods in all namespaces", "/namespaces/team-a/pods was read alone")
+    assert any(all(each in text for each in words) for text in said)
 
 
 def test_a_node_is_judged_without_the_others() -> None:
@@ -100,10 +99,7 @@ def test_a_node_is_judged_without_the_others() -> None:
     assert (good.exit_status, good.target) == (0, "node/gpu-a")
     assert bad.first_broken is not None
     assert bad.first_broken.layer is Layer.SLICES
-
-
-def test_a_node_is_judged_without_claims_of_other_nodes() -> None:
-    """Their pods are elsewhere, and not gone. A claim in the pool of no node belongs to every node."""
+    # Nor with claims of other nodes: their pods are elsewhere, and not gone. One in the pool of no node belongs to all.
     cluster = Cluster()
     for name, node in (("here", "gpu-a"), ("there", "gpu-b")):
         cluster.pods.append(workload(f"pod-{name}", node=node))
@@ -202,13 +198,11 @@ def test_a_snapshot_with_templates_is_judged_like_its_objects(tmp_path: Path) ->
     )
     dump(state, tmp_path / "s.json")
     assert '"templates"' in (tmp_path / "s.json").read_text()
-    seen = [
-        diagnose(facts_of_state(each), DoctorScope(), clock=time.monotonic).findings
-        for each in (state, load(tmp_path / "s.json"))
-    ]
-    assert seen[0] == seen[1]
-    assert any("16 devices of 4 nodes" in finding.seen for finding in seen[0])
-    assert any("2 GPUs are published twice" in finding.seen for finding in seen[1])
+    states = (state, load(tmp_path / "s.json"))
+    first, second = (diagnose(facts_of_state(each), DoctorScope(), clock=time.monotonic).findings for each in states)
+    assert first == second
+    assert any("16 devices of 4 nodes" in finding.seen for finding in first)
+    assert any("2 GPUs are published twice" in finding.seen for finding in second)
 
 
 @cache
@@ -223,8 +217,7 @@ def test_a_broken_setup_is_named_first(row: BrokenSetup) -> None:
     assert first is not None
     said = f"{first.object} {first.seen} {first.expected} {first.fix}"
     assert (first.layer, first.status) == (row.layer, row.status), said
-    missing = [words for words in row.says if words not in said]
-    assert not missing, said
+    assert not [words for words in row.says if words not in said], said
     assert first.expected or first.status is Status.UNKNOWN
     assert first.fix
 
@@ -235,28 +228,21 @@ def test_a_healthy_cluster_has_no_finding_but_good_ones() -> None:
     assert report.exit_status == 0
 
 
-def test_devices_of_other_drivers_are_no_concern() -> None:
-    """A network card that is not ready, in a claim of its own driver."""
+def test_devices_and_pods_of_other_drivers_are_no_concern() -> None:
+    """A card that is not ready, a pod that is not scheduled, and one that is not prepared: with a network driver's
+    claim alone."""
     cluster = Cluster()
     condition = {"type": "Ready", "status": "False", "reason": "NoLink", "message": "no link"}
     device = {"driver": "net.example.com", "pool": "p", "device": "eth0", "conditions": [condition]}
     card = claim("card", namespace="team-a")
     card["status"] = {"devices": [device]}
     cluster.claims.append(card)
-    report = judged(cluster)
-    assert report.first_broken is None
-
-
-def test_pods_of_other_drivers_are_no_concern() -> None:
-    """One is not scheduled, one is not prepared: both have a network driver's claim alone."""
+    assert judged(cluster).first_broken is None
     cluster = Cluster()
     guard = 'device.driver == "net.example.com"'
     cluster.classes.append(named("nets", spec={"selectors": [{"cel": {"expression": guard}}]}))
     cluster.templates.append(template("cards", device_class="nets"))
-    waiting, failing = (
-        workload("waits", **by_template("cards")),
-        workload("fails", node="gpu-a", **by_template("cards")),
-    )
+    waiting, failing = (workload(name, node=node, **by_template("cards")) for name, node in (("w", ""), ("f", "gpu-a")))
     waiting["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "message": "no card"}]
     cluster.pods += [waiting, failing]
     said = "Failed to prepare dynamic resources: DRA driver net.example.com is not registered"
@@ -277,18 +263,12 @@ def test_what_a_pod_of_unknown_purpose_lacks_is_a_warning_of_the_cluster() -> No
         assert judged(cluster, kind=scope[0], namespace="team-a", name=scope[1]).exit_status == 1, scope
 
 
-def test_names_of_rows_and_checks_are_unique() -> None:
-    names = [row.name for row in ROWS]
-    assert len(set(names)) == len(names)
-    for checks in (CHECKS, NODE_CHECKS):
-        assert len({check.name for check in checks}) == len(checks)
-
-
-def test_every_check_that_can_fail_is_the_first_to_speak_in_some_row() -> None:
+def test_names_are_unique_and_every_check_that_can_fail_speaks_in_some_row() -> None:
     """A check that no broken set-up needs is not known to work."""
+    for rows in (ROWS, CHECKS, NODE_CHECKS):
+        assert len({each.name for each in rows}) == len(rows)
     spoke = {finding.check for row in ROWS for finding in seen(row).findings if finding.status is not Status.OK}
-    silent = {check.name for check in CHECKS} - spoke
-    assert silent == set()
+    assert {check.name for check in CHECKS} - spoke == set()
 
 
 def test_every_broken_set_up_is_recorded_with_its_layer() -> None:

@@ -22,11 +22,8 @@ def report(*findings: Finding) -> DoctorReport:
 @pytest.mark.parametrize(
     ("statuses", "expected"),
     [
-        ((), 2),
-        ((Status.OK,), 0),
-        ((Status.OK, Status.WARN), 0),
-        ((Status.OK, Status.UNKNOWN), 2),
-        ((Status.UNKNOWN, Status.FAIL), 1),
+        *(((), 2), ((Status.OK,), 0), ((Status.OK, Status.WARN), 0)),
+        *(((Status.OK, Status.UNKNOWN), 2), ((Status.UNKNOWN, Status.FAIL), 1)),
     ],
 )
 def test_exit_status(statuses: tuple[Status, ...], expected: int) -> None:
@@ -45,11 +42,8 @@ def test_a_check_that_misses_a_fact_or_breaks_stops_no_other() -> None:
     def good(_: dict[str, Any]) -> list[Finding]:
         return [finding(Layer.API, Status.OK)]
 
-    checks = [
-        Check[dict[str, Any]](name="c", layer=Layer.SLICES, about="slices", look=broken),
-        Check[dict[str, Any]](name="b", layer=Layer.NODE, about="nodes", look=unanswered),
-        Check[dict[str, Any]](name="a", layer=Layer.API, about="api", look=good),
-    ]
+    rows = ((Layer.SLICES, "slices", broken), (Layer.NODE, "nodes", unanswered), (Layer.API, "api", good))
+    checks = [Check[dict[str, Any]](name=about, layer=layer, about=about, look=look) for layer, about, look in rows]
     found = run_all(checks, {})
     assert [item.status for item in found] == [Status.OK, Status.UNKNOWN, Status.UNKNOWN]
     assert (found[1].seen, found[1].expected) == ("the list of nodes was refused", "nodes")
@@ -101,9 +95,7 @@ def test_text_begins_with_the_lowest_broken_layer_and_what_to_do() -> None:
     assert first == "cluster: the first broken layer is crds: node/a: no gpunodes"
     assert (expected.strip(), do.strip()) == ("expected: it is not", "do: Change it.")
     assert "Also broken (may follow from it)" in rest
-
-
-def test_terminal_commands_of_objects_do_not_reach_the_terminal() -> None:
+    # Commands to the terminal in objects do not reach it.
     text = render(report(finding(Layer.API, Status.FAIL, seen="a\x1b[2Jb\nc", object="node/\x07")))
     assert "\x1b" not in text
     assert "\x07" not in text
@@ -121,9 +113,7 @@ def test_a_question_without_an_answer_is_shown_once_with_the_layers_that_need_it
     assert "2 questions without an answer" in text.splitlines()[0]
     assert "  node, runtime: may not list nodes (403)" in text.splitlines()
     assert text.partition("Layers")[0].count("may not list nodes") == 1
-
-
-def test_a_silent_api_server_is_not_repeated_for_every_question() -> None:
+    # Nor is a silent API server repeated for every question.
     down = finding(Layer.API_SERVER, Status.FAIL, seen="no answer")
     text = render(report(down, finding(Layer.NODE, Status.UNKNOWN, seen="not asked")))
     assert "Could not be looked at" not in text

@@ -1,4 +1,4 @@
-"""Which kinds are tried on which nodes, and what is busy."""
+"""Which kinds are tried on which nodes, and what is busy, with `explain`'s answer for `kubectl dra smoke`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,14 +7,17 @@ import pytest
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.finding import Layer, Status
+from dra_driver.diagnose.smoke.objects import PodSettings, claim, job, labels_of, pod_of
 from dra_driver.diagnose.smoke.planning import PRESENT_LABEL, ClusterView, Fit, SmokePlan, plan_of
 from dra_driver.diagnose.smoke.report import SmokeOptions, TryKind, claim_spec, kinds_of
 from dra_driver.kube.state import ClusterState
+from dra_driver.kubectl.commands.smoke import fits_under
 from tests.fakes.dra_objects import device_class, gpu
-from tests.unit.diagnose.smoke.fake_api import DRIVER, UUID, WHOLE, device, resource_slice
+from tests.unit.diagnose.smoke.fake_api import DRIVER, UUID, WHOLE, device, resource_slice, result
 
 MIG = TryKind("mig", "1g.10gb")
 SHARE = TryKind("shared", "MPS")
+ROOM = {"cpu": "8", "memory": "64Gi", "pods": "110"}
 Wire = dict[str, Any]
 
 
@@ -27,10 +30,7 @@ def node(name: str, *, ready: str = "True", cordoned: bool = False, labelled: bo
     return {
         "metadata": {"name": name, "labels": labels},
         "spec": {"unschedulable": cordoned},
-        "status": {
-            "conditions": [{"type": "Ready", "status": ready}],
-            "allocatable": {"cpu": "8", "memory": "64Gi", "pods": "110"},
-        },
+        "status": {"conditions": [{"type": "Ready", "status": ready}], "allocatable": ROOM},
     }
 
 
@@ -85,11 +85,14 @@ def test_all_nodes_tries_every_kind_on_every_node() -> None:
     ]
 
 
-def test_a_cordoned_node_is_tried_when_it_is_named() -> None:
+def test_a_cordoned_node_is_tried_when_it_is_named_and_older_generations_do_not_count() -> None:
     found = state(node("d", cordoned=True), slices=[resource_slice(device(), node="d")])
     assert planned(found, nodes=("d",)).tries == {"d": [WHOLE]}
     with pytest.raises(ConfigurationError, match="no node 'x' in this cluster"):
         planned(found, nodes=("x",))
+    # Older generations of a pool do not count.
+    view = ClusterView(state(slices=[resource_slice(partition()), resource_slice(device(), generation=2)]), DRIVER)
+    assert list(view.kinds("gpu-a", ("gpu", "mig", "shared"))) == [WHOLE]
 
 
 def test_without_nodes_each_kind_is_tried_once() -> None:
@@ -114,6 +117,51 @@ def test_the_number_of_nodes_can_be_limited() -> None:
     assert plan.notes == ["2 of 3 nodes, as --max-nodes says"]
 
 
-def test_older_generations_of_a_pool_do_not_count() -> None:
-    view = ClusterView(state(slices=[resource_slice(partition()), resource_slice(device(), generation=2)]), DRIVER)
-    assert list(view.kinds("gpu-a", ("gpu", "mig", "shared"))) == [WHOLE]
+def fit_on(found: ClusterState, kind: TryKind = WHOLE, name: str = "gpu-a") -> Fit:
+    view = ClusterView(found, DRIVER)
+    body = job("dra-smoke-0-1", "0", name, PodSettings(namespace="smoke", image="x"))
+    owner = {"metadata": {"name": "dra-smoke-0-1", "namespace": "smoke", "uid": ""}}
+    wanted = claim(owner, "0", claim_spec(kind, device(), DRIVER))
+    around = view.around(name, without=labels_of("0"))
+    return fits_under(found)(around, pod_of(body), wanted, kind)
+
+
+def held(*names: str, run: str = "") -> list[Wire]:
+    labels = labels_of(run) if run else {}
+    return [
+        {
+            "metadata": {"name": f"of-{name}", "namespace": "team", "labels": labels},
+            "spec": {"devices": {"requests": [{"name": "device", "exactly": {"deviceClassName": "gpu.nvidia.com"}}]}},
+            "status": {"allocation": {"devices": {"results": [result(name)]}}},
+        }
+        for name in names
+    ]
+
+
+def test_a_free_device_fits() -> None:
+    """And what this run itself holds counts as free, because it is given back before the next try."""
+    slices = [resource_slice(device(), device("gpu-1"))]
+    assert fit_on(state(node("gpu-a"), slices=slices, claims=held("gpu-0"))).fits
+    assert fit_on(state(node("gpu-a"), slices=slices, claims=held("gpu-0", "gpu-1", run="0"))).fits
+    assert fit_on(state(slices=slices)).fits, "without the right to list nodes"
+
+
+def test_allocated_and_tainted_devices_are_busy_and_a_missing_class_is_not() -> None:
+    slices = [resource_slice(device(), device("gpu-1"), partition())]
+    fit = fit_on(state(node("gpu-a"), slices=slices, claims=held("gpu-0", "gpu-1")))
+    assert (fit.fits, fit.busy) == (False, "all 2 GPUs are allocated")
+    ill = {**device(), "taints": [{"key": "gpu.dra-driver.io/drained", "effect": "NoSchedule"}]}
+    fit = fit_on(state(node("gpu-a"), slices=[resource_slice(ill)]))
+    assert fit.busy.startswith("not free: 1 tainted (")
+    assert "gpu.dra-driver.io/drained" in fit.busy
+    # A missing class is a failure, and not busy.
+    found = state(node("gpu-a"), slices=[resource_slice(device())])
+    fit = fit_on(ClusterState(nodes=found.nodes, slices=found.slices, server_version="v1.36.2"))
+    assert (fit.fits, fit.busy) == (False, "")
+    assert fit.answer.count("DeviceClass gpu.nvidia.com does not exist") == 1
+
+
+def test_a_profile_is_found_beside_whole_gpus() -> None:
+    """The selector works without the help of the class: a whole GPU has no profile, which would be an error of CEL."""
+    found = state(node("gpu-a"), slices=[resource_slice(device(), partition())])
+    assert fit_on(found, MIG).fits

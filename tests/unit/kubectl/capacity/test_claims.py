@@ -35,10 +35,8 @@ def dated(wire: Obj, created: str) -> Obj:
 
 def test_allocated_claim_shows_devices_nodes_and_pods() -> None:
     held = holding("train", "a", "gpu-0", "gpu-1")
-    held["status"]["reservedFor"] = [
-        {"resource": "pods", "name": "train-0", "uid": "1"},
-        {"apiGroup": "batch", "resource": "jobs", "name": "x", "uid": "2"},
-    ]
+    job = {"apiGroup": "batch", "resource": "jobs", "name": "x", "uid": "2"}
+    held["status"]["reservedFor"] = [{"resource": "pods", "name": "train-0", "uid": "1"}, job]
     (row,) = claims_of(cluster([whole("a", 2)], [dated(held, "2026-01-01T00:00:00Z")]), NOW)
     assert (row.namespace, row.name, row.state, row.nodes) == ("default", "train", "allocated", ("a",))
     assert [device.device for device in row.devices] == ["gpu-0", "gpu-1"]
@@ -151,11 +149,8 @@ def node(name: str, spec: str) -> Obj:
 
 
 def card(name: str, root: str) -> Obj:
-    devices = [
-        {"name": "nic-0", "attributes": {"resource.kubernetes.io/pcieRoot": {"string": root}}},
-        {"name": "nic-1", "attributes": {"speed": {"int": 400}}},
-    ]
-    found = resource_slice(name, *devices, name=f"{name}-nic")
+    near = {"name": "nic-0", "attributes": {"resource.kubernetes.io/pcieRoot": {"string": root}}}
+    found = resource_slice(name, near, {"name": "nic-1", "attributes": {"speed": {"int": 400}}}, name=f"{name}-nic")
     found["spec"] |= {"driver": "dra.net", "pool": {"name": name, "generation": 1, "resourceSliceCount": 1}}
     return found
 
@@ -198,9 +193,7 @@ def test_an_island_does_not_reach_other_nodes() -> None:
     assert {len(row.linked) for row in found} == {8}
     assert {row.link_type for row in found} == {"switch"}
     assert len({(row.node, row.island) for row in found}) == len({row.island for row in found}) == 2
-
-
-def test_a_list_of_numa_nodes_is_read_too() -> None:
+    # A list of NUMA nodes is read, too.
     item = node("a", "1xl4-24gb")
     item["spec"]["devices"][0]["attributes"]["resource.kubernetes.io/numaNode"] = {"ints": [0, 1]}
     assert topology_of(cluster([item]))[0].numa == (0, 1)
@@ -256,11 +249,8 @@ def look(slices: Any, claims: Any, nodes: Any) -> int:
 
 @pytest.mark.parametrize("seed", [*range(60), *(pytest.param(n, marks=pytest.mark.slow) for n in range(60, 300))])
 def test_damaged_objects_give_a_result_or_an_error(seed: int) -> None:
+    assert look(*sample()) == 3, "undamaged ones give three results"
     look(*mutated(random.Random(seed), sample()))  # noqa: S311  not a secret
-
-
-def test_undamaged_objects_give_three_results() -> None:
-    assert look(*sample()) == 3
 
 
 TEXT = (Path(__file__).parents[4] / "docs/capacity.md").read_text()
@@ -275,10 +265,8 @@ def clusters() -> dict[str, ClusterState]:
     """Two H100 in all forms, with one small device in each half of the first; and one that two claims share."""
     held = {"a": "gpu-0-mig-1g10gb-19-1", "b": "gpu-0-mig-1g10gb-19-5", "c": "gpu-1-mig-4g40gb-5-0"}
     claims = [having(name, device, users=(name,)) for name, device in (held | {"d": "gpu-1-mig-1g20gb-15-4"}).items()]
-    shares = [
-        share("one", memory="50Gi", percent="70", users=("one",)),
-        share("two", memory="5Gi", percent="10", users=("two",)),
-    ]
+    amounts = (("one", "50Gi", "70"), ("two", "5Gi", "10"))
+    shares = [share(name, memory=memory, percent=percent, users=(name,)) for name, memory, percent in amounts]
     sharing = SharingTerms(strategy=Strategy.MPS, max_shares=8)
     return {"mig": h100(2, claims=claims), "shares": h100(sharing=sharing, claims=shares)}
 

@@ -37,19 +37,8 @@ def test_memory_left_beside_mig_devices_is_fragmented_not_free() -> None:
 
 def test_mig_devices_that_exist_already_make_one_gpu() -> None:
     """Static MIG has no counters; the UUID of the parent connects the devices."""
-    devices = [
-        {
-            "name": f"mig-{number}",
-            "attributes": {
-                "type": {"string": "mig"},
-                "productName": {"string": H100},
-                "profile": {"string": "1g.10gb"},
-                "parentUUID": {"string": "GPU-1"},
-            },
-            "capacity": {"memory": {"value": "10Gi"}},
-        }
-        for number in range(7)
-    ]
+    texts = {"productName": H100, "type": "mig", "profile": "1g.10gb", "parentUUID": "GPU-1"}
+    devices = [gpu(f"mig-{number}", memory="10Gi", **texts) for number in range(7)]
     report = survey(cluster([resource_slice("a", *devices)], [holding("x", "a", "mig-0")]))
     assert only(report).gpus == Gpus(total=1, fragmented=1)
     assert (request(report, "1g.10gb").fits, only(report).memory_bytes.fragmented) == (6, 60 << 30)
@@ -58,13 +47,8 @@ def test_mig_devices_that_exist_already_make_one_gpu() -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_counts_agree_with_the_allocator_on_the_whole_node(seed: int) -> None:
     chance = random.Random(seed)  # noqa: S311  not a secret
-    claims = [
-        holding(f"x{gpu}-{start}", "a", SMALL.format(gpu, start))
-        for gpu in range(2)
-        for start in range(7)
-        if chance.random() < 0.25
-    ]
-    state = cluster(slices(2), claims)
+    places = [(gpu, start) for gpu in range(2) for start in range(7) if chance.random() < 0.25]
+    state = cluster(slices(2), [holding(f"x{gpu}-{start}", "a", SMALL.format(gpu, start)) for gpu, start in places])
     report = survey(state)
     for profile in ("1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"):
         assert request(report, profile).fits == _allocated_count(state, profile), profile
@@ -145,9 +129,7 @@ def test_a_share_of_memory_includes_its_part_of_the_compute() -> None:
     found = only(survey(state))
     assert found.gpus == Gpus(total=1, fragmented=1)
     assert found.memory_bytes.fragmented == 29744 << 20
-
-
-def test_where_memory_alone_is_a_share_nothing_else_is_requested() -> None:
+    # Where memory alone is a share, nothing else is requested.
     sharing = SharingTerms(strategy=Strategy.MPS, default_percent=0)
     assert counts(h100(sharing=sharing))["share of 10Gi"] == (7, 0)
 

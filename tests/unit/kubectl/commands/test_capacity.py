@@ -44,17 +44,10 @@ def test_capacity_as_json_has_a_schema(state: str, capsys: pytest.CaptureFixture
     document = json.loads(capsys.readouterr().out)
     assert (document["schemaVersion"], document["kind"]) == (1, "CapacityReport")
     assert [node["node"] for node in document["nodes"]] == ["a"]
-    assert document["models"][0]["gpus"] == {
-        "total": 4,
-        "free": 2,
-        "used": 2,
-        "fragmented": 0,
-        "unavailable": 0,
-        "reasons": {},
-    }
-    assert set(document["models"][0]["requests"][0]) == {
-        "request", "profile", "share", "count", "inUse", "fits", "bySum", "stranded", "atLeast",
-    }  # fmt: skip
+    counts = {"total": 4, "free": 2, "used": 2, "fragmented": 0, "unavailable": 0, "reasons": {}}
+    assert document["models"][0]["gpus"] == counts
+    fields = {"request", "profile", "share", "count", "inUse", "fits", "bySum", "stranded", "atLeast"}
+    assert set(document["models"][0]["requests"][0]) == fields
 
 
 def test_lists_as_json_have_a_schema(state: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,16 +60,12 @@ def test_lists_as_json_have_a_schema(state: str, capsys: pytest.CaptureFixture[s
     assert (claims["kind"], [item["name"] for item in claims["items"]]) == ("ClaimList", ["waits"])
 
 
-def test_lists_are_printed_as_tables(state: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lists_are_printed_as_tables(state: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["claims", "--cluster-state", state]) == 0
-    assert capsys.readouterr().out.splitlines()[0].split() == [
-        "NAMESPACE", "CLAIM", "STATE", "NODE", "REQUESTS", "DEVICES", "PODS", "AGE",
-    ]  # fmt: skip
+    heads = ["NAMESPACE", "CLAIM", "STATE", "NODE", "REQUESTS", "DEVICES", "PODS", "AGE"]
+    assert capsys.readouterr().out.splitlines()[0].split() == heads
     assert main(["devices", "--cluster-state", state, "--node", "nope"]) == 0
     assert capsys.readouterr().out == "No matching devices are published.\n"
-
-
-def test_capacity_of_an_empty_cluster_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "empty.json"
     dump(cluster([]), path)
     assert main(["capacity", "--cluster-state", str(path)]) == 0
@@ -99,9 +88,7 @@ def test_a_table_is_aligned_and_without_control_characters(capsys: pytest.Captur
     shown = capsys.readouterr().out
     assert "x?[31m[bold]" in shown
     assert "<none>" in shown
-
-
-def test_ages_are_printed_in_the_largest_unit() -> None:
+    # Ages are printed in the largest unit.
     assert [age(seconds) for seconds in (0, 59, 60, 7200, 200_000, None)] == ["0s", "59s", "1m", "2h", "2d", "?"]
 
 
@@ -128,20 +115,11 @@ def test_row_shows_device_state_and_users() -> None:
     )
 
 
-def test_only_the_newest_generation_of_a_pool_counts() -> None:
+def test_the_newest_generation_other_drivers_and_allocated_devices_that_are_published_no_more_are_listed() -> None:
     slices = [slice_of("n", "gpu-0", generation=1), slice_of("n", "gpu-1", generation=2)]
     assert [found.device for found in devices_of(ClusterState(slices=slices))] == ["gpu-1"]
-
-
-def test_devices_of_other_drivers_are_shown_without_gpu_attributes() -> None:
-    found = devices_of(ClusterState(slices=[slice_of("b", "x"), slice_of("a", "nic-0", driver="nic.example")]))
-    assert [(item.node, item.driver, item.product) for item in found] == [
-        ("a", "nic.example", ""),
-        ("b", "gpu.nvidia.com", ""),
-    ]
-
-
-def test_an_allocated_device_that_is_no_longer_published_is_listed() -> None:
+    rows = devices_of(ClusterState(slices=[slice_of("b", "x"), slice_of("a", "nic-0", driver="nic.example")]))
+    assert [(item.node, item.driver, item.product) for item in rows] == [("a", "nic.example", ""), ("b", DRIVER, "")]
     (found,) = devices_of(ClusterState(claims=[holding("train", "n", "gpu-9")]))
     assert (found.device, found.published, row(found)[3]) == ("gpu-9", False, "(not published)")
 
@@ -162,13 +140,10 @@ def test_filters_by_node_driver_and_namespace_of_the_claim() -> None:
     assert [item.node for item in devices_of(state, namespace="default")] == ["n"]
 
 
-def test_long_lists_of_holders_are_cut() -> None:
+def test_long_lists_of_holders_are_cut_and_admin_access_consumes_no_counters() -> None:
     claims = [claim("waits"), *(holding(f"c{number}", "n", "gpu-0", shareID=str(number)) for number in range(5))]
-    (found,) = devices_of(ClusterState(slices=[slice_of("n", "gpu-0")], claims=claims))
-    assert row(found)[8] == "default/c0, default/c1, default/c2 and 2 more"
-
-
-def test_admin_access_consumes_no_counters() -> None:
+    (one,) = devices_of(ClusterState(slices=[slice_of("n", "gpu-0")], claims=claims))
+    assert row(one)[8] == "default/c0, default/c1, default/c2 and 2 more"
     watching = having("x", "gpu-0")
     watching["status"]["allocation"]["devices"]["results"][0]["adminAccess"] = True
     found = devices_of(h100(claims=[watching]))

@@ -22,10 +22,8 @@ from tests.unit.kubectl.explain.clusters import allocated_claim, cluster, pod, t
 @pytest.fixture
 def state(tmp_path: Path) -> str:
     file = tmp_path / "state.json"
-    claims = [
-        allocated_claim("one", "gpu-0", "gpu-1", "gpu-2", "gpu-3", on="a"),
-        allocated_claim("two", "gpu-0", "gpu-1", on="b"),
-    ]
+    four = [f"gpu-{index}" for index in range(4)]
+    claims = [allocated_claim("one", *four, on="a"), allocated_claim("two", *four[:2], on="b")]
     dump(cluster(claims=claims, templates=[template("t")], pods=[pod(template="t")]), file)
     return str(file)
 
@@ -95,12 +93,10 @@ def file(tmp_path: Path) -> str:
     facts = read_facts(cluster, server=SERVER)
     report = diagnose(facts, DoctorScope(), clock=time.monotonic)
     path = tmp_path / "b.tar.gz"
-    bundle.write(
-        bundle.SupportBundle(
-            facts=facts, created_at="now", program_version="0.1.0", report=to_wire(report), report_text="text"
-        ),
-        path,
+    found = bundle.SupportBundle(
+        facts=facts, created_at="now", program_version="0.1.0", report=to_wire(report), report_text="text"
     )
+    bundle.write(found, path)
     return str(path)
 
 
@@ -110,9 +106,6 @@ def test_a_pod_of_a_bundle_with_the_answer_of_explain(file: str, capsys: pytest.
     first = " ".join(printed.splitlines()[:2])
     assert first.startswith("pod/team-a/train: the first broken layer is workload: pod/team-a/train: names Resource")
     assert "pod team-a/train cannot fit" in printed
-
-
-def test_json_has_report_and_explanation(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert kubectl.main(["doctor", "pod/train", "-n", "team-a", "--snapshot", file, "-o", "json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert (document["kind"], document["exitStatus"]) == ("DoctorReport", 1)

@@ -58,17 +58,14 @@ def test_what_is_written_is_for_its_owner_alone(manifest: str, tmp_path: Path) -
     folder.mkdir(mode=0o755)
     report.touch(mode=0o644)
     assert main(["migrate", manifest, "--output", str(folder), "--report", str(report)]) == 0
-    assert {path.name: path.stat().st_mode & 0o777 for path in (*folder.iterdir(), report)} == {
-        path.name: 0o600 for path in (*folder.iterdir(), report)
-    }
+    assert {path.stat().st_mode & 0o777 for path in (*folder.iterdir(), report)} == {0o600}
 
 
 def test_the_report_as_json(manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "report.json"
     assert main(["migrate", manifest, "--report", str(report)]) == 0
-    note = next(
-        each for each in json.loads(report.read_text())["notes"] if each["field"].endswith('["nvidia.com/gpu"]')
-    )
+    notes = json.loads(report.read_text())["notes"]
+    note = next(each for each in notes if each["field"].endswith('["nvidia.com/gpu"]'))
     assert (note["line"], note["outcome"], note["object"]) == (6, "carried over", "Pod team-a/p")
     assert len(capsys.readouterr().err.splitlines()) == 1
 
@@ -96,7 +93,7 @@ class Lists:
         return {"items": answer}
 
 
-def test_owned_objects_and_mounted_tokens_are_left_out() -> None:
+def test_owned_objects_mounted_tokens_and_other_config_maps_are_left_out() -> None:
     owned = {"metadata": {"name": "a", "ownerReferences": [{}]}, "spec": {"containers": []}}
     ended = {"metadata": {"name": "b"}, "spec": {"containers": []}, "status": {"phase": "Succeeded"}}
     mount = {"name": "kube-api-access-x2k4f", "mountPath": "/var/run/secrets"}
@@ -106,27 +103,19 @@ def test_owned_objects_and_mounted_tokens_are_left_out() -> None:
     assert [each.label for each in found] == ["Pod c"]
     assert at(found[0].value, "spec") == {"containers": [{"name": "c"}]}
     assert found[0].api_version == "v1"
-
-
-def test_config_maps_that_are_no_configuration_are_not_read() -> None:
+    # Nor are ConfigMaps read that are no configuration.
     maps = [{"metadata": {"name": "a"}, "data": {"x": "y"}}, {"metadata": {"name": "b"}, "data": {"c": CONFIG}}]
     assert [each.name for each in cluster_documents(Lists(configmaps=maps), "team-a", [])] == ["b"]
 
 
-def test_a_missing_right_is_named_and_the_rest_is_read() -> None:
+def test_a_missing_right_is_named_and_the_rest_is_read_unless_the_api_server_does_not_answer() -> None:
     lists, problems = Lists(nodes=ForbiddenError("no"), pods=[{"metadata": {"name": "p"}, "spec": {}}]), list[str]()
     assert [each.name for each in cluster_documents(lists, "team-a", problems)] == ["p"]
     assert problems == ["cluster: you may not list nodes; the right to list them is missing, so they are left out"]
     assert "/api/v1/namespaces/team-a/pods" in lists.asked
-
-
-def test_a_cluster_without_the_operator_has_no_clusterpolicies() -> None:
-    problems: list[str] = []
+    problems.clear()  # a cluster without the operator has no ClusterPolicies
     lists = Lists(clusterpolicies=NotFoundError("not served"))
     assert list(cluster_documents(lists, None, problems)) == []
     assert (problems, len(lists.asked)) == ([], len(KINDS))
-
-
-def test_an_api_server_that_does_not_answer_ends_the_command() -> None:
     with pytest.raises(ApiUnreachableError):
         list(cluster_documents(Lists(nodes=ApiUnreachableError("refused")), None, []))

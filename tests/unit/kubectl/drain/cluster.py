@@ -1,6 +1,7 @@
 """A cluster of one node for drains: what the API server would answer, and a node process that taints at once."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dra_driver.core.errors import ConflictError, KubernetesApiError, NotFoundError, ServerBusyError
@@ -40,22 +41,22 @@ def pod(name: str, controller: str = "ReplicaSet", **annotations: str) -> Wire:
     return {"metadata": {**metadata, "annotations": annotations}, "status": {"phase": "Running"}}
 
 
+@dataclass
 class FakeApi:
     """A ``drain.view.DrainApi``. An eviction ends pod and claim, unless `budgets` says why not."""
 
-    def __init__(self) -> None:
-        self.annotations: dict[str, str] = {}
-        self.version = 1
-        self.conflicts = 0
-        self.denied: set[tuple[str, str]] = set()  # verb and resource
-        self.node_process = True
-        self.is_silent = False  # the node process writes no events
-        self.claims: list[Wire] = []
-        self.pods: list[Wire] = []
-        self.events: list[Wire] = []
-        self.budgets: dict[str, KubernetesApiError] = {}
-        self.failures: list[KubernetesApiError] = []
-        self.requests: list[str] = []
+    annotations: dict[str, str] = field(default_factory=dict)
+    version: int = 1
+    conflicts: int = 0
+    denied: set[tuple[str, str]] = field(default_factory=set)  # verb and resource
+    node_process: bool = True
+    is_silent: bool = False  # the node process writes no events
+    claims: list[Wire] = field(default_factory=list)
+    pods: list[Wire] = field(default_factory=list)
+    events: list[Wire] = field(default_factory=list)
+    budgets: dict[str, KubernetesApiError] = field(default_factory=dict)
+    failures: list[KubernetesApiError] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
 
     def get(self, path: str) -> Wire:
         if path != paths.node(NODE):

@@ -1,11 +1,15 @@
-"""Draining and undraining, step by step, and the holders of GPUs, against a cluster in memory."""
+"""Draining and undraining, step by step, the holders of GPUs, and how the command ends, with a cluster in memory."""
+
+import argparse
+import json
 
 import pytest
 from msgspec.structs import replace
 
-from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ForbiddenError
+from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, DraError, ForbiddenError
 from dra_driver.core.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION
 from dra_driver.core.model.ids import GpuUuid
+from dra_driver.kubectl.commands.drain import finish, seconds
 from dra_driver.kubectl.drain import DrainOptions, DrainReport, drain, state_left, to_wire, undrain
 from dra_driver.kubectl.drain.report import line
 from dra_driver.kubectl.drain.run import DrainFailedError, MissingRightsError
@@ -74,18 +78,16 @@ def test_a_free_node_is_tainted_and_then_detached() -> None:
 
 
 def test_odd_objects_end_no_drain() -> None:
-    api = FakeApi()
+    api = FakeApi(events=[{"message": 7}, {"count": "x"}])
     api.pods = [pod("a"), {"metadata": {"uid": 7, "labels": {"a": 7}}, "status": "x"}, {"metadata": {"uid": 8}}]
     api.pods[0]["metadata"]["ownerReferences"].append("x")
-    api.events = [{"message": 7}, {"count": "x"}]
     api.claims = [claim("ends-by-itself", "gpu-0", "a"), {"metadata": {"name": "odd"}, "status": {"allocation": 7}}]
     report = Run(api, replace(ALL, evict=True)).drain()
     assert (report.result, report.detached, report.evicted) == ("done", True, ["team/a"])
 
 
 def test_pods_are_evicted_as_budgets_allow() -> None:
-    api = FakeApi()
-    api.pods = [pod("a"), pod("b"), pod("bare", controller="")]
+    api = FakeApi(pods=[pod("a"), pod("b"), pod("bare", controller="")])
     api.claims = [
         claim("one", "gpu-0", "a"),
         claim("two", "gpu-0-mig-1g10gb-19-0", "b"),
@@ -108,9 +110,8 @@ def test_pods_are_evicted_as_budgets_allow() -> None:
 
 
 def test_a_user_who_may_not_evict_is_told_where() -> None:
-    api = FakeApi()
-    api.pods, api.claims = [pod("a")], [claim("one", "gpu-0", "a")]
-    api.budgets["a"] = ForbiddenError("403", status=403)
+    refused = {"a": ForbiddenError("403", status=403)}
+    api = FakeApi(pods=[pod("a")], claims=[claim("one", "gpu-0", "a")], budgets={**refused})
     run = Run(api, replace(ALL, evict=True), timeout_s=0.0)
     with pytest.raises(DrainFailedError):
         run.drain()
@@ -135,9 +136,7 @@ def test_a_claim_that_was_allocated_while_the_taint_was_written_is_waited_for() 
 
 
 def test_single_gpus_are_added_and_the_driver_stays_in_use() -> None:
-    api = FakeApi()
-    api.annotations[DRAIN_ANNOTATION] = "GPU-1"
-    api.claims, api.pods = [claim("one", "gpu-1", "a")], [pod("a")]
+    api = FakeApi({DRAIN_ANNOTATION: "GPU-1"}, claims=[claim("one", "gpu-1", "a")], pods=[pod("a")])
     report = Run(api, replace(ALL, gpus=("gpu-0",))).drain()
     assert (report.annotation, report.free, report.detached) == ("GPU-0,GPU-1", True, None)
     assert DETACH_ANNOTATION not in api.annotations
@@ -146,13 +145,8 @@ def test_single_gpus_are_added_and_the_driver_stays_in_use() -> None:
 
 def test_all_missing_rights_are_named_before_anything_is_changed() -> None:
     api = FakeApi()
-    api.denied = {
-        ("patch", "nodes"),
-        ("list", "resourceclaims"),
-        ("list", "pods"),
-        ("create", "pods"),
-        ("list", "events"),
-    }
+    api.denied = {("list", name) for name in ("resourceclaims", "pods", "events")}
+    api.denied |= {("patch", "nodes"), ("create", "pods")}
     with pytest.raises(MissingRightsError) as missing:
         Run(api, replace(ALL, evict=True)).drain()
     for right in (
@@ -169,9 +163,7 @@ def test_all_missing_rights_are_named_before_anything_is_changed() -> None:
 
 
 def test_a_node_process_that_does_not_answer_is_named() -> None:
-    api = FakeApi()
-    api.node_process = False
-    run = Run(api, ALL)
+    run = Run(FakeApi(node_process=False), ALL)
     with pytest.raises(DrainFailedError, match="have no taint"):
         run.drain()
     assert run.now == pytest.approx(60.0)
@@ -180,27 +172,18 @@ def test_a_node_process_that_does_not_answer_is_named() -> None:
 
 
 def test_a_detach_that_is_not_confirmed_is_a_failure() -> None:
-    api = FakeApi()
-    api.is_silent = True
-    run = Run(api, ALL)
+    run = Run(FakeApi(is_silent=True), ALL)
     with pytest.raises(DrainFailedError, match="no event DriverDetached"):
         run.drain()
     assert (run.report.free, run.report.detached) == (True, False)
     assert any(DETACH_ANNOTATION in text for text in state_left(run.report))
 
 
-def test_other_writers_are_not_undone() -> None:
-    api = FakeApi()
-    api.conflicts = 3
-    assert Run(api, ALL).drain().result == "done"
-
-
-def test_single_failed_answers_end_nothing() -> None:
-    api = FakeApi()
-    run = Run(api, ALL)
-    api.failures = [ApiUnreachableError("refused")]
+def test_other_writers_and_single_failed_answers_end_nothing() -> None:
+    assert Run(FakeApi(conflicts=3), ALL).drain().result == "done"
+    api = FakeApi(failures=[ApiUnreachableError("refused")])
     with pytest.raises(ApiUnreachableError):
-        run.drain()  # before anything was changed
+        Run(api, ALL).drain()  # before anything was changed
     api.claims, api.pods = [claim("ends-by-itself", "gpu-0", "a")], [pod("a")]
     run = Run(api, ALL)
     found = run.sleep
@@ -214,22 +197,13 @@ def test_single_failed_answers_end_nothing() -> None:
     assert run.drain().result == "done"
 
 
-def test_a_node_that_does_not_exist_is_a_mistake() -> None:
-    with pytest.raises(ConfigurationError, match="'gpu-z' does not exist"):
-        Run(FakeApi(), replace(ALL, node="gpu-z")).drain()
-
-
 def test_undrain_ends_what_drain_began() -> None:
     api = FakeApi()
     Run(api, ALL).drain()
     report = Run(api, ALL).undrain()
     assert (api.annotations, report.result) == ({}, "done")
-
-
-def test_single_gpus_are_given_back() -> None:
-    """Of a node that is drained as a whole they cannot be: which others to keep is not known."""
-    api = FakeApi()
-    api.annotations[DRAIN_ANNOTATION] = "GPU-0,GPU-1"
+    # Of a node that is drained as a whole single GPUs cannot be given back: which others to keep is not known.
+    api = FakeApi({DRAIN_ANNOTATION: "GPU-0,GPU-1"})
     assert Run(api, replace(ALL, gpus=("gpu-0",))).undrain().annotation == "GPU-1"
     api.annotations[DRAIN_ANNOTATION] = "all"
     with pytest.raises(ConfigurationError, match="the whole node is drained"):
@@ -264,8 +238,7 @@ def test_a_gpu_that_is_drained_without_a_detach_needs_none() -> None:
 
 def test_a_detach_of_an_older_version_stays_while_a_gpu_is_drained() -> None:
     """It does not say for which GPU it is."""
-    api = FakeApi()
-    api.annotations = {DRAIN_ANNOTATION: "GPU-0,GPU-1", DETACH_ANNOTATION: "kubectl dra drain 1a2b3c4d"}
+    api = FakeApi({DRAIN_ANNOTATION: "GPU-0,GPU-1", DETACH_ANNOTATION: "kubectl dra drain 1a2b3c4d"})
     assert Run(api, replace(ALL, gpus=("gpu-0",))).undrain().detached is True
     assert Run(api, replace(ALL, gpus=("gpu-1",))).undrain().detached is False
     assert api.annotations == {}
@@ -273,15 +246,16 @@ def test_a_detach_of_an_older_version_stays_while_a_gpu_is_drained() -> None:
 
 @pytest.mark.parametrize("reason", ["", "driver  580\n", "long " * 100])
 def test_every_reason_of_another_person_is_kept_and_known_by_its_event(reason: str) -> None:
-    api = FakeApi()
-    api.annotations[DETACH_ANNOTATION] = reason
+    api = FakeApi({DETACH_ANNOTATION: reason})
     assert Run(api, ALL).drain().detached is True
     report = Run(api, ALL).undrain()
     assert (api.annotations, report.detached) == ({DETACH_ANNOTATION: reason}, True)
     assert f"{DETACH_ANNOTATION}-" in report.next_steps[0]
 
 
-def test_a_gpu_that_is_not_published_is_named() -> None:
+def test_a_node_or_gpu_that_does_not_exist_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="'gpu-z' does not exist"):
+        Run(FakeApi(), replace(ALL, node="gpu-z")).drain()
     run = Run(FakeApi(), replace(ALL, gpus=("gpu-0", "GPU-typo")))
     run.drain()
     assert [text for text in run.said if "does not publish GPU-typo:" in text]
@@ -301,12 +275,12 @@ SLICES = [
 PUBLISHED = gpus_of(specs(SLICES))
 
 
-def test_gpus_are_those_of_the_newest_generation_on_this_node() -> None:
-    assert [(gpu.name, gpu.uuid, len(gpu.devices)) for gpu in PUBLISHED] == [
-        ("gpu-0", "GPU-0", 2),
-        ("gpu-1", "GPU-1", 1),
-    ]
-    assert [(gpu.drained, gpu.marked) for gpu in PUBLISHED] == [(False, True), (True, True)]
+def test_gpus_are_those_of_the_newest_generation_on_this_node_and_chosen_by_uuid_or_name() -> None:
+    found = [(gpu.name, gpu.uuid, len(gpu.devices), gpu.drained, gpu.marked) for gpu in PUBLISHED]
+    assert found == [("gpu-0", "GPU-0", 2, False, True), ("gpu-1", "GPU-1", 1, True, True)]
+    assert selected(PUBLISHED, ["gpu-1", "GPU-0", "GPU-1", "GPU-lost"]) == ("GPU-1", "GPU-0", "GPU-lost")
+    with pytest.raises(ConfigurationError, match=r"gpu-5.*gpu-0 \(GPU-0\)"):
+        selected(PUBLISHED, ["gpu-5"])
 
 
 def test_a_pool_in_the_middle_of_a_change_is_not_settled() -> None:
@@ -318,12 +292,6 @@ def test_a_pool_in_the_middle_of_a_change_is_not_settled() -> None:
     assert is_settled(specs([*whole, old]))
     assert is_settled(specs([]))
     assert is_settled(specs(half, "other"))
-
-
-def test_gpus_are_chosen_by_uuid_or_name() -> None:
-    assert selected(PUBLISHED, ["gpu-1", "GPU-0", "GPU-1", "GPU-lost"]) == ("GPU-1", "GPU-0", "GPU-lost")
-    with pytest.raises(ConfigurationError, match=r"gpu-5.*gpu-0 \(GPU-0\)"):
-        selected(PUBLISHED, ["gpu-5"])
 
 
 def held(claims: list[Wire], pods: list[Wire], gpus: set[str] | None = None, *, force: bool) -> list[DeviceHolder]:
@@ -358,18 +326,10 @@ def test_every_form_is_found() -> None:
 
 def test_only_the_chosen_gpus_count() -> None:
     """A device that is published no more is taken for one of them by the GPU in its name, else for any."""
-    claims = [
-        claim("zero", "gpu-0"),
-        claim("one", "gpu-1"),
-        claim("gone", "gpu-0-mig-2g20gb-14-0"),
-        claim("lost", "gpu-5"),
-        claim("elsewhere", "gpu-0", pool="other/gpu.nvidia.com"),
-    ]
-    assert [text.rpartition("/")[2] for text in lines(*claims, gpus={"GPU-0"})] == [
-        "zero, no pod",
-        "gone, no pod",
-        "lost, no pod",
-    ]
+    claims = [claim("zero", "gpu-0"), claim("one", "gpu-1"), claim("gone", "gpu-0-mig-2g20gb-14-0")]
+    claims += [claim("lost", "gpu-5"), claim("elsewhere", "gpu-0", pool="other/gpu.nvidia.com")]
+    found = [text.rpartition("/")[2] for text in lines(*claims, gpus={"GPU-0"})]
+    assert found == ["zero, no pod", "gone, no pod", "lost, no pod"]
 
 
 def test_some_pods_are_not_evicted() -> None:
@@ -405,3 +365,49 @@ def test_an_odd_device_hides_no_other() -> None:
     item = resource_slice(device("gpu-0", "GPU-0"), odd, {"name": 7}, {"name": "gpu-2", "attributes": {"uuid": 7}})
     item["metadata"] = {"labels": {"a": 7}}
     assert [gpu.name for gpu in gpus_of(specs([item, {"spec": 7}]))] == ["gpu-0", "gpu-1"]
+
+
+def ended(error: BaseException | None, output: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    report = DrainReport(command="drain", node=NODE, driver=DRIVER)
+
+    def work() -> None:
+        report.annotation, report.evicted = "all", ["team/web-1"]
+        if error is not None:
+            raise error
+        report.result, report.next_steps = "done", ("reset it",)
+
+    status = finish(argparse.Namespace(output=output), report, work)
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
+
+
+def test_an_interrupt_says_what_state_it_leaves(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = ended(KeyboardInterrupt(), "text", capsys)
+    assert (status, err) == (130, "kubectl dra drain: interrupted\n")
+    assert "annotation gpu.dra-driver.io/drain=all of node gpu-a stays" in out
+    assert "evicted pods stay evicted: team/web-1" in out
+    assert "kubectl dra undrain gpu-a gives the GPUs back" in out
+
+
+def test_a_failure_is_in_the_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = ended(DraError("2 devices are in use"), "json", capsys)
+    document = json.loads(out)
+    assert (status, document["kind"], document["result"]) == (1, "NodeDrain", "failed")
+    assert document["message"] == "2 devices are in use"
+    assert document["evicted"] == ["team/web-1"]
+    assert "2 devices are in use" in err
+
+
+def test_success_says_what_to_do_next_and_wrong_usage_is_left_to_the_program(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert ended(None, "text", capsys) == (0, "next: reset it\n", "")
+    with pytest.raises(ConfigurationError):
+        ended(ConfigurationError("no such node"), "text", capsys)
+
+
+def test_times_are_at_most_a_week() -> None:
+    assert [seconds(text) for text in ("0", "90", "90s", "1.5m", "2h")] == [0, 90, 90, 90, 7200]
+    for text in ("", "m", "-1s", "8000000", "nan", "inf", "1d"):
+        with pytest.raises(ConfigurationError, match="--timeout"):
+            seconds(text)

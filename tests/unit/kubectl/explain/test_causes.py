@@ -94,15 +94,12 @@ def test_missing_cpu_is_not_caused_by_devices() -> None:
     assert explained(state, pod(template="t", containers=big)).verdict.answer is Answer.FITS
 
 
-def test_a_claim_in_use_binds_a_pod_to_the_node_of_its_devices() -> None:
+def test_a_claim_in_use_binds_a_pod_to_the_node_of_its_devices_and_an_unused_one_is_reallocated() -> None:
     state = cluster(claims=[allocated_claim("c", "gpu-0", on="a", users=("other",))])
     report = explained(state, pod(claim="c", nodeSelector={"kubernetes.io/hostname": "b"}))
     assert report.verdict.answer is Answer.CANNOT_FIT
     assert explained(state, pod(claim="c")).fitting_nodes == ("a",)
-
-
-def test_an_unused_claim_is_reallocated() -> None:
-    """The scheduler deallocates a claim that keeps its pod from every node."""
+    # The scheduler deallocates an unused claim that keeps its pod from every node.
     state = cluster(claims=[allocated_claim("c", "gpu-0", on="a")])
     state.nodes[0]["spec"] = {"unschedulable": True}  # type: ignore[index]
     report = explained(state, pod(claim="c"))
@@ -116,9 +113,7 @@ def test_extended_resources_are_evaluated_as_a_claim() -> None:
     for resource in ("example.com/gpu", "deviceclass.resource.kubernetes.io/gpu"):
         assert explained(state, limited(resource, 2)).verdict.nodes_fit == 2
         assert explained(state, limited(resource, 5)).requests[0].request == "container-0-request-0"
-
-
-def test_a_device_plugin_on_the_node_takes_precedence() -> None:
+    # A device plugin on the node takes precedence.
     state = cluster(nodes=[{**node("a"), "status": {"allocatable": {"example.com/gpu": "1", "pods": "9"}}}])
     state.classes[0]["spec"]["extendedResourceName"] = "example.com/gpu"
     assert explained(state, limited("example.com/gpu", 2)).nodes[0].message == "Insufficient example.com/gpu"
@@ -149,17 +144,14 @@ UNPREPARED = {
         (cluster(claims=[claim("c")]), _bound(), "claimNotAllocated"),
         (cluster(claims=[allocated_claim("c", "gpu-0", on="a", users=("other",))]), _bound(), "claimNotReserved"),
         (cluster(claims=[HELD], events=[UNPREPARED]), _bound(), "prepareFailing"),
+        (cluster(claims=[HELD], slices=[resource_slice("b", a100(0))]), _bound(), "driverNotOnNode"),
     ],
 )
 def test_a_placed_pod_that_does_not_start_has_a_cause(state: ClusterState, wanted: dict[str, Any], code: str) -> None:
     report = explained(state, wanted)
     assert report.verdict.answer is Answer.PLACED
-    assert codes(report) == [code]
-
-
-def test_a_driver_that_publishes_nothing_on_the_pods_node_is_named() -> None:
-    state = cluster(claims=[HELD], slices=[resource_slice("b", a100(0))])
-    assert [str(cause.code) for cause in explained(state, _bound()).causes] == ["driverNotOnNode"]
+    assert [str(cause.code) for cause in report.causes] == [code]
+    assert codes(report) == [code] * (code != "driverNotOnNode"), "which blocks nothing"
 
 
 @pytest.mark.parametrize(
@@ -183,9 +175,7 @@ def test_the_schedulers_message_decides_about_rules_that_are_not_checked() -> No
     assert codes(report) == ["notWeighed"]
     assert message in report.verdict.sentence
     assert report.scheduler == message
-
-
-def test_a_list_that_could_not_be_read_is_not_reported_as_empty() -> None:
+    # A list that could not be read is not reported as empty.
     state = cluster(gaps=["resourceslices: forbidden"], slices=[], templates=[template("t")])
     assert "resourceslices: forbidden" in explained(state).verdict.sentence
 

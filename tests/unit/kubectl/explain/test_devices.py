@@ -39,14 +39,11 @@ def test_the_false_clause_is_named_with_the_value_found() -> None:
     assert (report.nearest_miss.node, report.nearest_miss.device) == ("b", "gpu-0")
 
 
-def test_class_selectors_are_distinguished_from_request_selectors() -> None:
+def test_class_selectors_are_distinguished_from_request_selectors_and_a_missing_attribute_is_reported() -> None:
     other = device_class("mig", expression=f'device.driver == "{DRIVER}" && {A}.type == "mig"')
     report = asked(exactly(deviceClassName="mig"), classes=[other])
     (reason,) = report.requests[0].reasons
     assert (reason.code, reason.seen) == ("classSelector", ("type = gpu (6 devices)",))
-
-
-def test_a_missing_attribute_is_reported() -> None:
     report = asked(exactly("gpu", f'has({A}.fabric) && {A}.fabric == "x"'))
     assert report.requests[0].reasons[0].seen == ("fabric is missing (6 devices)",)
 
@@ -58,10 +55,7 @@ def test_devices_in_use_name_the_claim_and_its_pods() -> None:
     assert (reason.code, reason.devices) == ("inUse", 2)
     assert reason.seen == ("default/one (pod p)", "default/two (no pod)")
     assert "2 devices match request gpu: 2 in use" in report.verdict.sentence
-
-
-def test_a_device_in_use_that_does_not_match_counts_under_its_selector() -> None:
-    claims = [allocated_claim("one", "gpu-0", on="a")]
+    claims = [allocated_claim("one", "gpu-0", on="a")]  # does not match: counts under its selector
     assert codes(asked(exactly("gpu", f'{A}.productName == "H900"'), claims=claims)) == ["requestSelector"]
 
 
@@ -72,9 +66,7 @@ def test_taints_are_shown_and_tolerated() -> None:
     assert refused.requests[0].reasons[0].message == "taint xid=79:NoSchedule, not tolerated by the request"
     wanted = exactly(tolerations=[{"key": "xid", "operator": "Exists"}])
     assert asked(wanted, slices=slices).verdict.answer is Answer.FITS
-
-
-def test_taints_of_rules_count_like_taints_of_devices() -> None:
+    # Taints of rules count like taints of devices.
     selector, taint = {"driver": DRIVER, "device": "gpu-0"}, {"key": "k", "effect": "NoSchedule"}
     rule = {"metadata": {"name": "r"}, "spec": {"deviceSelector": selector, "taint": taint}}
     report = asked(exactly(count=2), slices=[resource_slice("a", a100(0), a100(1))], taint_rules=[rule])
@@ -91,9 +83,7 @@ def test_constraints_name_attribute_and_values() -> None:
     assert reason.code == "constraint"
     assert f"matchAttribute {DRIVER}/root" in reason.message
     assert "r1, while the chosen device has r0" in reason.seen[0]
-
-
-def test_ignored_pools_are_named() -> None:
+    # Ignored pools are named, too.
     report = asked(slices=[resource_slice("a", a100(0), count=2)])
     assert report.verdict.answer is Answer.CANNOT_FIT
     (cause,) = report.causes
@@ -105,9 +95,7 @@ def test_too_few_on_each_node_although_the_sum_suffices() -> None:
     report = asked(exactly(count=5))
     assert report.requests[0].nodes_short == 2
     assert "6 left, 5 needed on one node" in report.verdict.sentence
-
-
-def test_requests_that_fit_alone_but_not_together() -> None:
+    # Requests that fit alone but not together.
     report = asked(exactly("one", count=3), exactly("two", count=3))
     assert report.verdict.answer is Answer.CANNOT_FIT
     assert {request.request for request in report.requests} <= {"one", "two"}
@@ -127,9 +115,7 @@ def test_the_nearest_miss_has_as_many_devices_as_are_missing() -> None:
     report = asked(exactly(count=4), claims=claims)
     assert report.nearest_miss is not None
     assert (report.nearest_miss.node, report.nearest_miss.device) == ("a", "gpu-0, gpu-1")
-
-
-def test_a_node_whose_devices_fit_is_the_nearest_miss() -> None:
+    # A node whose devices fit is nearer than one where some are missing.
     state = cluster(templates=[template("t", exactly("gpu", f'{A}.productName == "H100"'))])
     state.nodes[1]["spec"] = {"taints": [{"key": "dedicated", "effect": "NoSchedule"}]}  # type: ignore[index]
     report = explained(state)
@@ -145,7 +131,7 @@ def test_one_node_in_detail_lists_every_device() -> None:
     assert report.node.allocation == ("gpu=gpu-1",)
 
 
-def test_many_devices_fit_on_one_screen() -> None:
+def test_many_devices_fit_on_one_screen_and_text_of_objects_cannot_move_the_cursor() -> None:
     count = 20
     devices = [h100_gpu(index) for index in range(64)]
     slices = [resource_slice(f"n{number}", *devices) for number in range(count)]
@@ -154,12 +140,8 @@ def test_many_devices_fit_on_one_screen() -> None:
     text = render(asked(wanted, nodes=nodes, slices=slices))
     assert len(text.splitlines()) < 30
     assert f"{count * 64} devices checked" in text
-
-
-def test_text_of_objects_cannot_move_the_cursor() -> None:
     state = cluster(templates=[template("t")], slices=[])
-    text = render(explained(state, pod("evil\x1b[2J", template="t")))
-    assert "\x1b" not in text
+    assert "\x1b" not in render(explained(state, pod("evil\x1b[2J", template="t")))
 
 
 MPS = SharingTerms(strategy=Strategy.MPS, max_shares=3)
@@ -232,10 +214,7 @@ def test_the_default_of_a_capacity_that_is_not_requested_is_named() -> None:
     assert report.requests[0].reasons[-1].message == message
     less = "request capacity.requests.computePercent: 30 or less"
     assert fix(report).startswith(f"{less}; or end the workload that uses it")
-
-
-def test_every_capacity_that_a_share_lacks_is_named() -> None:
-    claims = [share("one", memory="50Gi", percent="70")]
+    # Every capacity that a share lacks is named.
     report = asked_of_h100(whole(), sharing=MPS, claims=claims)
     assert "computePercent: 30 or less; and request capacity.requests.memory: 29744Mi or less; or end" in fix(report)
 
@@ -251,9 +230,7 @@ def test_without_a_free_share_a_smaller_request_is_not_suggested() -> None:
 def test_an_amount_that_the_policy_refuses_names_the_bounds() -> None:
     report = asked_of_h100(asking(memory="1Gi", computePercent="150"), sharing=MPS)
     assert fix(report) == "request at least 1, at most 100, in steps of 1"
-
-
-def test_a_share_of_an_exclusive_gpu_points_to_a_policy() -> None:
+    # A share of an exclusive GPU points to a policy.
     report = asked_of_h100(asking(memory="1Gi", computePercent="10"))
     message = report.requests[0].reasons[-1].message
     assert message == "has no capacity computePercent, but 10 are requested: the device is not shared"
@@ -342,11 +319,8 @@ def workload(kind: str, **spec: Any) -> Obj:
         ({"kind": "Deployment", "metadata": {"name": "empty"}, "spec": {}}, 0),
     ],
 )
-def test_workloads_become_pods(document: Obj, count: int) -> None:
+def test_workloads_become_pods_and_a_malformed_one_is_refused_with_the_field(document: Obj, count: int) -> None:
     assert len(pods_in([document], "team", "x.yaml")) == count
-
-
-def test_a_malformed_pod_is_refused_with_the_field() -> None:
     with pytest.raises(ConfigurationError, match=r"x\.yaml: Pod p: spec\.containers: expected a list"):
         pods_in([{"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": {}}}], "d", "x.yaml")
 
@@ -356,9 +330,7 @@ def test_each_pod_sees_the_earlier_ones_placed() -> None:
     pods = [pod(f"p{index}", template="t") for index in range(4)]
     answers = [report.verdict.answer for report in explain_pods(state, pods)]
     assert answers == [Answer.FITS] * 3 + [Answer.CANNOT_FIT]
-
-
-def test_pods_that_share_a_claim_go_to_the_same_node() -> None:
+    # Pods that share a claim go to the same node.
     shared = claim("c", exactly(count=4))
     reports = explain_pods(cluster(claims=[shared]), [pod("p", claim="c"), pod("q", claim="c")])
     assert [report.fitting_nodes for report in reports] == [("a",), ("a",)]

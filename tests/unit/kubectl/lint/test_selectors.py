@@ -126,11 +126,7 @@ def test_valid_classes_have_no_findings(expression: str) -> None:
 @pytest.mark.parametrize(
     ("version", "severity", "said"),
     [
-        (
-            "",
-            "warning",
-            "includes() needs Kubernetes 1.36, with feature gate DRAListTypeAttributes of its API server",
-        ),
+        ("", "warning", "includes() needs Kubernetes 1.36, with feature gate DRAListTypeAttributes of its API server"),
         ("v1.36.2", "warning", "needs Kubernetes 1.36"),
         ("v1.35.6", "error", "this cluster has 1.35 and refuses it"),
         ("v1.34.9+k3s1", "error", "this cluster has 1.34 and refuses it"),

@@ -90,13 +90,10 @@ def test_an_init_container_that_needs_less_uses_it_too(containers: list[tuple[st
         assert "uses the request of container a: it sees 2, not 1" in note
 
 
-def test_a_sidecar_has_its_own_device() -> None:
+def test_a_sidecar_has_its_own_device_and_equal_templates_of_a_namespace_are_one() -> None:
     sidecar = {**container("side", gpu=1), "restartPolicy": "Always"}
     found = migrated(pod(container("a", gpu=1), initContainers=[sidecar]))
     assert len(requests(found)) == 2
-
-
-def test_equal_templates_of_a_namespace_are_one() -> None:
     found = migrated(pod(container(gpu=1)) + "---\n" + pod(container(gpu=1)))
     assert [each["metadata"]["name"] for each in found.templates] == ["gpu"]
 
@@ -261,8 +258,6 @@ def test_a_quota_counts_claims_by_class() -> None:
     assert hard["gpu.nvidia.com.deviceclass.resource.k8s.io/devices"] == "8"
     assert hard["mig-1g.10gb.nvidia.com.deviceclass.resource.k8s.io/devices"] == "4"
     assert hard["requests.nvidia.com/gpu"] == "8"
-
-
-def test_a_default_of_a_limit_range_goes() -> None:
+    # A default of a limit range goes.
     (limits,) = made("quotas", "LimitRange")["spec"]["limits"]
     assert limits == {"type": "Container", "default": {"cpu": "1"}, "max": {"memory": "64Gi"}}

@@ -1,6 +1,5 @@
 """The use of claims as exporters and Prometheus report it, its sums, and labels for them."""
 
-import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -37,13 +36,11 @@ def test_a_claim_is_the_sum_of_its_devices_and_idle_as_long_as_all_of_them() -> 
     assert (first.claims, first.devices, first.partial) == (1, 2, ())
 
 
-def test_a_sum_with_an_unknown_part_names_it() -> None:
+def test_a_sum_by_node_pod_or_namespace_names_an_unknown_part() -> None:
     (node,) = summed([ONE, OTHER], KEYS["node"])
     assert (node.key, node.used_bytes, node.claims, node.idle_s) == (("n",), 2, 2, None)
     assert set(node.partial) == {"used_bytes", "idle_s", "sm_ratio"}
-
-
-def test_pods_of_one_claim_are_one_line() -> None:
+    # Pods of one claim are one line.
     assert [each.key for each in summed([ONE, TWO], KEYS["pod"])] == [("a", "p,q")]
     assert [each.key for each in summed([ONE, OTHER], KEYS["namespace"])] == [("a",), ("b",)]
 
@@ -74,15 +71,10 @@ ANSWER: dict[str, Any] = {
 }
 
 
-def answer(**changes: Any) -> dict[str, Any]:
-    """The answer with other values of its one device."""
-    found = copy.deepcopy(ANSWER)
-    found["claims"][0]["devices"][0].update(changes)
-    return found
-
-
-def one(**changes: Any) -> ClaimDeviceUse:
-    (use,) = decode(answer(**changes)).uses
+def one(name: str = "x", **changes: Any) -> ClaimDeviceUse:
+    """The use that an answer with other values of its one device has."""
+    claim = {**ANSWER["claims"][0], "name": name, "devices": [{**DEVICE, **changes}]}
+    (use,) = decode({**ANSWER, "claims": [claim]}).uses
     return use
 
 
@@ -102,19 +94,14 @@ def test_what_is_not_known_to_be_idle_is_not(told: Any, idle_s: float | None) ->
 
 
 @pytest.mark.parametrize("value", [-1, "12", None, True, float("nan"), float("inf"), 2**51, [], 10**400])
-def test_a_number_that_cannot_be_is_not_known(value: Any) -> None:
+def test_a_number_that_cannot_be_is_not_known_and_a_peak_is_no_less_than_what_is_used_now(value: Any) -> None:
     assert one(usedBytes=value, peakBytes=value).used_bytes is None
-
-
-def test_a_peak_is_no_less_than_what_is_used_now() -> None:
     assert one(usedBytes=10, peakBytes=5).peak_bytes == 10
     assert one(usedBytes=10, peakBytes=None).peak_bytes == 10
 
 
 def test_names_are_cut_and_stay_on_their_line() -> None:
-    found = answer(device="\x1b[31m" + "x" * 9999)
-    found["claims"][0]["name"] = "a\nb"
-    (use,) = decode(found).uses
+    use = one("a\nb", device="\x1b[31m" + "x" * 9999)
     assert use.claim == "a b"
     assert len(use.device) == MAX_NAME
     assert use.device.isprintable()
@@ -127,19 +114,12 @@ def test_what_has_another_shape_is_left_out(wrong: dict[str, Any]) -> None:
     assert decode({**ANSWER, "claims": [], **wrong}).uses == []
 
 
-def test_another_version_is_refused() -> None:
+def test_another_version_is_refused_and_claims_are_bounded_and_gaps_said() -> None:
     with pytest.raises(ValueError, match="its version is '2', expected 1"):
         decode({**ANSWER, "version": 2})
-
-
-def test_what_the_exporter_does_not_know_is_said() -> None:
+    assert len(decode({**ANSWER, "claims": ANSWER["claims"] * (MAX_CLAIMS + 5)}).uses) == MAX_CLAIMS
     told = decode({**ANSWER, "knows": {"processes": "NVML says\nno permission", "utilisation": True}})
     assert told.gaps == ["node gpu-a: the exporter does not know processes: NVML says no permission"]
-
-
-def test_claims_are_bounded() -> None:
-    found = decode({**ANSWER, "claims": ANSWER["claims"] * (MAX_CLAIMS + 5)})
-    assert len(found.uses) == MAX_CLAIMS
 
 
 def test_the_memory_of_gpus_is_read_with_what_is_not_known() -> None:
@@ -175,15 +155,12 @@ def team(item: Obj, *pods: Obj) -> str:
     return value_in(labels_of([item], pods, pytest.fail).get(("a", "x")), "team")
 
 
-def test_a_label_of_pods_counts_if_all_of_them_agree() -> None:
+def test_a_label_of_pods_counts_if_all_of_them_agree_and_are_known() -> None:
     both = claim({"app": "x"}, "p", "q")
     assert team(both, pod("p", team="web"), pod("q", team="web", app="y")) == "web"
     assert team(both, pod("p", team="web"), pod("q", team="ml")) == WITHOUT
     assert team(both, pod("p", team="web"), pod("q")) == WITHOUT
     assert team(claim({"team": "ml"}, "p"), pod("p", team="web")) == "ml"
-
-
-def test_a_pod_that_is_not_known_may_have_another_label() -> None:
     assert team(claim({}, "p", "gone"), pod("p", team="web")) == WITHOUT
     assert team(claim({}), pod("p", team="web")) == WITHOUT
 
@@ -193,9 +170,7 @@ def test_wrong_objects_have_no_labels() -> None:
     claims: list[Obj] = [{"metadata": None}, {"metadata": {"labels": ["x"]}}]
     assert labels_of(claims, [{"metadata": 5}], lost.append) == {("default", ""): {}}
     assert lost == ["without a name cannot be read: metadata: expected an object, got a number: '5'"]
-
-
-def test_a_user_without_a_uid_has_no_labels_and_the_claim_keeps_its_own() -> None:
+    # A user without a UID has none either, and the claim keeps its own.
     users = {"reservedFor": [{"resource": "pods", "name": "p"}]}
     assert team({**claim({"team": "ml"}), "status": users}, pod("", team="web")) == "ml"
     assert team({**claim({}), "status": users}, pod("", team="web")) == WITHOUT
@@ -228,11 +203,7 @@ def test_answers_are_joined_by_claim_and_device() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("used_bytes", "-5"),
-        ("sm_ratio", "7"),
-        ("held_s", "9999999"),
-        ("peak_bytes", "NaN"),
-        ("idle_s", "+Inf"),
+        *(("used_bytes", "-5"), ("sm_ratio", "7"), ("held_s", "9999999"), ("peak_bytes", "NaN"), ("idle_s", "+Inf")),
         ("energy_joules", "1e300"),
         pytest.param("used_bytes", 10**400, id="larger than a float"),
     ],
@@ -253,6 +224,11 @@ def test_series_without_a_claim_and_odd_items_are_left_out() -> None:
     odd["data"]["result"] += [None, 7, {"metric": []}, {"value": [1, "1"]}]
     history.add("processes", odd)
     assert history.uses() == []
+    # Names of labels are made printable.
+    history.add("processes", recorded(({**LABELS, "claim": "\x1b]0;x\x07" + "y" * 999, "pod": "p"}, "1")))
+    (use,) = history.uses()
+    assert use.claim.isprintable()
+    assert len(use.claim) == 253
 
 
 REFUSAL = {"status": "error", "error": "parse\nerror"}
@@ -263,14 +239,6 @@ MATRIX = {"status": "success", "data": {"resultType": "matrix", "result": []}}
 def test_what_is_no_answer_is_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match=r"refused the question|is no vector"):
         History(60).add("processes", wrong)
-
-
-def test_names_of_labels_are_made_printable() -> None:
-    history = History(3600)
-    history.add("processes", recorded(({**LABELS, "claim": "\x1b]0;x\x07" + "y" * 999, "pod": "p"}, "1")))
-    (use,) = history.uses()
-    assert use.claim.isprintable()
-    assert len(use.claim) == 253
 
 
 def test_a_long_window_has_bounded_steps() -> None:

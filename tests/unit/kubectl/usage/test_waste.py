@@ -1,10 +1,12 @@
-"""Idle and oversize claims: unknown is never idle, and a claim is idle only when all of its devices are."""
+"""Idle and oversize claims: unknown is never idle, nor a claim with a device that is used; and quotas."""
 
 import pytest
 from msgspec.structs import replace
 
 from dra_driver.core.model.usage import GIB, Profile
+from dra_driver.kube.shapes import read
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
+from dra_driver.kubectl.usage.quota import CLAIMS, DEVICES, CountedClaim, ResourceQuota, UnlimitedClass, rows, unlimited
 from dra_driver.kubectl.usage.waste import DeviceSize, WasteFinding, judge, sizes_in
 
 PROFILES = (Profile(name="1g.10gb", memory_bytes=10 * GIB), Profile(name="3g.40gb", memory_bytes=40 * GIB))
@@ -48,9 +50,6 @@ def test_a_claim_with_a_device_that_is_used_or_not_known_is_not_idle() -> None:
     assert WasteFinding.IDLE not in findings(use(idle_s=900), use("gpu-1", idle_s=None))
     assert findings(use(idle_s=900), use("gpu-1", idle_s=700)) == [WasteFinding.IDLE] * 2
     assert findings(use(idle_s=None, peak=60), use("gpu-1", idle_s=0, peak=60)) == [WasteFinding.USED] * 2
-
-
-def test_nothing_known_is_said_as_such() -> None:
     assert findings(use(idle_s=None, peak=None)) == [WasteFinding.UNKNOWN]
 
 
@@ -87,3 +86,46 @@ def test_a_device_that_cannot_be_read_is_named_and_the_others_have_their_size() 
     size_of = sizes_in([{"spec": 5}, *published({"name": "gpu-1", "capacity": 5}, good)], lost.append)
     assert [size_of(use(name)).memory_bytes for name in ("gpu-0", "gpu-1")] == [80 * GIB, None]
     assert [each.partition(" cannot")[0] for each in lost] == ["without a name", "gpu-1"]
+
+
+GPU = f"gpu.nvidia.com{DEVICES}"
+
+
+def quota(hard: dict[str, object], used: dict[str, object] | None) -> ResourceQuota:
+    status = {} if used is None else {"used": used}
+    item = {"metadata": {"namespace": "a", "name": "q"}, "spec": {"hard": hard}, "status": status}
+    return read(ResourceQuota, item)
+
+
+def claim(request: str, name: str = "gpu", *, admin: bool = False) -> CountedClaim:
+    whole, part = {"deviceClassName": "gpu.nvidia.com"}, {"deviceClassName": "mig.nvidia.com"}
+    ways = [{"name": "big", **whole}, {"name": "small", **part}]
+    requests = [{"name": "gpu", "exactly": whole}, {"name": "any", "firstAvailable": ways}]
+    result = {"request": request, "adminAccess": admin}
+    item = {
+        "metadata": {"namespace": "a", "name": name},
+        "spec": {"devices": {"requests": requests}},
+        "status": {"allocation": {"devices": {"results": [result]}}},
+    }
+    return read(CountedClaim, item)
+
+
+def test_limits_about_devices_and_claims_are_shown_and_others_not() -> None:
+    hard = {GPU: "2", CLAIMS: "10", "requests.nvidia.com/gpu": "4", "requests.cpu": 1.5, "pods": "3"}
+    hard |= {"x" + DEVICES: [], "y" + DEVICES: "many"}
+    found = rows([quota(hard, {GPU: "5", CLAIMS: "3"})], ["nvidia.com/gpu"], {("a", "gpu.nvidia.com"): 1})
+    assert [(row.limit, row.hard, row.used, row.left, row.idle) for row in found] == [
+        (CLAIMS, 10, 3, 7, None),
+        (GPU, 2, 5, 0, 1),
+        ("requests.nvidia.com/gpu", 4, None, None, None),
+    ]
+    (row,) = rows([quota({GPU: "2"}, None)], [])  # not counted yet
+    assert (row.used, row.left, row.idle) == (None, None, None)
+
+
+def test_a_class_without_a_limit_is_a_way_around_the_others() -> None:
+    found = rows([quota({GPU: "2"}, {GPU: "1"})], [])
+    small = [claim("any/small"), claim("any/small", "y"), claim("any/small", admin=True)]
+    claims = [claim("gpu"), *small, read(CountedClaim, {"metadata": {}})]
+    assert unlimited(claims, found) == [UnlimitedClass(namespace="a", device_class="mig.nvidia.com", devices=2)]
+    assert unlimited(claims, []) != unlimited(claims, found)

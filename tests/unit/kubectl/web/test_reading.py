@@ -107,14 +107,12 @@ def test_gpu_nodes_that_cannot_be_read_are_a_gap() -> None:
         assert any(part in gap for gap in found.state.gaps), found.state.gaps
 
 
-def test_pods_and_events_that_cannot_be_read_are_gaps() -> None:
+def test_pods_and_events_that_cannot_be_read_are_gaps_and_new_gpu_nodes_left_out() -> None:
     pod = {"metadata": {"name": "p"}, "spec": {"resourceClaims": 5}}
     state = ClusterState(pods=(pod,), events=({"metadata": {"name": "e"}, "message": 5},))
     _, *gaps = read_from(FileSource(state)).gaps
     assert [gap[:23] for gap in gaps] == ["pods: p cannot be read:", "events: e cannot be rea"]
-
-
-def test_gpu_nodes_without_a_status_are_left_out() -> None:
+    # GpuNodes without a status are left out.
     told = {"metadata": {"name": "n"}, "status": {"driverName": "d", "gpus": []}}
     found = read_from(LiveSource(FakeApi([{"metadata": {"name": "new"}}, told])), lambda: NOW)
     assert list(found.told) == ["n"]

@@ -37,12 +37,9 @@ def test_a_claim_has_its_gpu_and_its_use() -> None:
 
 
 def test_a_claim_with_one_unmeasured_device_has_no_sum() -> None:
-    """A sum of some would look like the whole."""
+    """A sum of some would look like the whole. A device that vanished keeps its name."""
     both = claim("a", "n", share("gpu-0", "20Gi"), {"device": "gpu-0-mig-1g10gb-19-6"})
     assert views(small_state(both), USE)[0].used_bytes is None
-
-
-def test_a_device_that_vanished_keeps_its_name() -> None:
     view = views(small_state(claim("a", "n", {"device": "gpu-7"})))[0]
     assert [(each.device, each.gpu, each.part) for each in view.devices] == [("gpu-7", "", None)]
 
@@ -95,11 +92,8 @@ def test_pages_have_bounds() -> None:
     assert page_of([], "1", 20).last == 0
 
 
-def test_links_escape_what_people_typed() -> None:
+def test_links_escape_what_people_typed_and_ages_are_short() -> None:
     assert query_string(q="a&b=<c>", page=2, show="") == "?q=a%26b%3D%3Cc%3E&page=2"
-
-
-def test_age_is_short() -> None:
     assert ago("2026-01-02T11:00:00Z", NOW + timedelta(hours=1)) == "2h"
     assert ago("yesterday", NOW) == ""
 
