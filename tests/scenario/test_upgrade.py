@@ -1,7 +1,7 @@
 """The current version takes over a node from version 6bf8a09, whose state is kept in tests/golden/state.
 
 The recording is what ``kill -9`` left: the journal with its write-ahead log, GPU state backups, MPS folders, CDI files
-and the state of the simulated GPUs. tests/golden/state/make_state.py says what the claims are. The test lays it
+and the state of the simulated GPUs. tests/golden/state/recorded_node.py says what the claims are. The test lays it
 into a new node and replaces the recorded folder, boot id and claim UIDs by the new node's.
 """
 
@@ -19,7 +19,7 @@ import pytest
 from dra_driver.sim.apiserver.kinds import RESOURCE_CLAIMS
 from tests.fakes.live_claims import Obj
 from tests.fakes.live_node import LiveNode, until
-from tests.golden.state.make_state import POLICY, SPEC
+from tests.golden.state.recorded_node import POLICY, SPEC
 
 RECORDING = Path(__file__).parents[1] / "golden/state/6bf8a09"
 GPU_COUNT = 4
