@@ -14,9 +14,9 @@ import grpc
 import pytest
 
 from tests.chaos.stage import FaultRecord, Stage
-from tests.chaos.syscall_faults import KILL, PASS, Step, Supervisor, supported
 from tests.fakes.live_claims import Obj
 from tests.fakes.live_node import LiveNode, until
+from tests.fakes.syscalls import KILL, PASS, Step, Supervisor, supported
 from tests.golden.state.recorded_node import POLICY as OLD_POLICY
 from tests.golden.state.recorded_node import SPEC as OLD_SPEC
 from tests.scenario.test_upgrade import RECORDING, add_claim, answered, lay_out, replaced
