@@ -81,7 +81,7 @@ class Node:
         return sum((a in self._taken) == (b in self._taken) for a, b in self.pairs)
 
 
-def sequence(kind: str, gpus: int, seed: str) -> list[Request[int]]:
+def sequence(kind: str, gpus: int, seed: str) -> list[Request]:
     """Claims for a number of GPUs; the same for the same seed."""
     ends, ones = KINDS[kind]
     rng = random.Random(seed)  # noqa: S311 - it has to come out the same every time

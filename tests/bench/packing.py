@@ -23,7 +23,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 from dra_driver.core.model.mig import MigProfile, partition_name
 from dra_driver.hardware.mig.order import Placement, placement_order
@@ -136,24 +136,20 @@ class Node:
         return 0
 
 
-Wanted = TypeVar("Wanted")
-Placed = TypeVar("Placed")
-
-
 @dataclass(frozen=True, slots=True)
-class Request(Generic[Wanted]):
+class Request:
     at: float
-    wanted: Wanted
+    wanted: Any
     stays: float
 
 
-class Model(Protocol[Wanted, Placed]):
+class Model(Protocol):
     """A node under first fit."""
 
-    def units(self, wanted: Wanted, /) -> int: ...
-    def has_room(self, wanted: Wanted, /) -> bool: ...
-    def place(self, wanted: Wanted, /) -> Placed | None: ...
-    def remove(self, placed: Placed, /) -> None: ...
+    def units(self, wanted: Any, /) -> int: ...
+    def has_room(self, wanted: Any, /) -> bool: ...
+    def place(self, wanted: Any, /) -> Any: ...
+    def remove(self, placed: Any, /) -> None: ...
     def intact(self) -> int: ...
 
 
@@ -178,11 +174,11 @@ class Tally:
         return self.intact_sum / self.requests
 
 
-def filling(board: Board, gpus: int, rng: random.Random, weights: Sequence[float]) -> list[Request[MigProfile]]:
+def filling(board: Board, gpus: int, rng: random.Random, weights: Sequence[float]) -> list[Request]:
     """Requests until as many compute slices are requested as exist; no partition is freed."""
     choice = board.asked_for()
     left = board.compute_slices * gpus
-    found: list[Request[MigProfile]] = []
+    found: list[Request] = []
     while True:
         (profile,) = rng.choices(choice, weights)
         left -= profile.compute_slices
@@ -191,9 +187,7 @@ def filling(board: Board, gpus: int, rng: random.Random, weights: Sequence[float
         found.append(Request(len(found), profile, float("inf")))
 
 
-def coming_and_going(
-    board: Board, gpus: int, rng: random.Random, weights: Sequence[float]
-) -> list[Request[MigProfile]]:
+def coming_and_going(board: Board, gpus: int, rng: random.Random, weights: Sequence[float]) -> list[Request]:
     """`ARRIVALS` requests, each with an exponential duration such that `LOAD` of the slices is requested."""
     choice = board.asked_for()
     mean = sum(p.compute_slices * weight for p, weight in zip(choice, weights, strict=True)) / sum(weights)
@@ -218,15 +212,16 @@ KINDS = {
 }
 
 
-def sequence(board: Board, kind: str, gpus: int, seed: str) -> list[Request[MigProfile]]:
+def sequence(board: Board, kind: str, gpus: int, seed: str) -> list[Request]:
     """One random sequence of that kind; the same for the same seed."""
     make, weight = KINDS[kind]
     rng = random.Random(seed)  # noqa: S311 - it has to come out the same every time
     return make(board, gpus, rng, [weight(profile) for profile in board.asked_for()])
 
 
-def play(node: Model[Wanted, Placed], requests: Sequence[Request[Wanted]], tally: Tally) -> list[Placed | None]:
-    leaving: list[tuple[float, int, Placed]] = []
+def play(node: Model, requests: Sequence[Request], tally: Tally) -> list[Any]:
+    """Where each request was placed; None if it was refused."""
+    leaving: list[tuple[float, int, Any]] = []
     granted = []
     for number, request in enumerate(requests):
         while leaving and leaving[0][0] <= request.at:
@@ -245,9 +240,7 @@ def play(node: Model[Wanted, Placed], requests: Sequence[Request[Wanted]], tally
     return granted
 
 
-def compare(
-    sequences: Iterable[Sequence[Request[Wanted]]], nodes: Mapping[str, Callable[[], Model[Wanted, Placed]]]
-) -> Mapping[str, Tally]:
+def compare(sequences: Iterable[Sequence[Request]], nodes: Mapping[str, Callable[[], Model]]) -> Mapping[str, Tally]:
     """The same sequences on each node."""
     tallies = {name: Tally() for name in nodes}
     for requests in sequences:

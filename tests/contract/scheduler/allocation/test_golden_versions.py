@@ -45,7 +45,7 @@ def different_selectors(version: str, every: int) -> list[str]:
     assert len(differing) == 8
     lacks = SchedulerQuirks.of_version(version).functions_lacking
     asked = [
-        (case["input"], differing.get(case["id"], case["expected"]))
+        (case["input"], differing[case["id"]] if case["id"] in differing else case["expected"])
         for number, case in enumerate(run.cases(TABLE.with_name("cel.jsonl.gz")))
         if number % every == 0 or case["id"] in differing
     ]

@@ -223,7 +223,7 @@ def by_name(listed: Built) -> Built:
     return replace(listed, groups=tuple(groups))
 
 
-def events(requests: list[Request[MigProfile]]) -> list[tuple[float, int, MigProfile, bool]]:
+def events(requests: list[Request]) -> list[tuple[float, int, MigProfile, bool]]:
     found = [(request.at, number, request.wanted, True) for number, request in enumerate(requests)]
     found += [(request.at + request.stays, number, request.wanted, False) for number, request in enumerate(requests)]
     return sorted(found, key=lambda event: (event[0], event[3]))
