@@ -1,10 +1,11 @@
 """Clusters for measuring allocation, as the JSON of an API server: H100 nodes as this driver publishes them."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
+from dra_driver.kube.state import ClusterState
 from tests.fakes import dra_objects, published
 from tests.fakes.dra_objects import DRIVER, Obj
 
@@ -53,6 +54,23 @@ def slices(node_index: int, *, mig: bool) -> Iterator[str]:
         item["metadata"]["name"] += f"-{name}"
         item["spec"]["nodeName"], item["spec"]["pool"]["name"] = name, f"{name}/{DRIVER}"
         yield json.dumps(item)
+
+
+def state(nodes: int, **parts: Any) -> ClusterState:
+    """Nodes with partitions on."""
+    return ClusterState(
+        nodes=tuple(node(index) for index in range(nodes)),
+        slices=tuple(json.loads(text) for index in range(nodes) for text in slices(index, mig=True)),
+        classes=tuple(classes()),
+        server_version="v1.36.2",
+        **parts,
+    )
+
+
+def held(nodes: Iterable[int]) -> tuple[Obj, ...]:
+    """A claim for each of these nodes that has all its GPUs."""
+    every = [f"gpu-{minor}" for minor in range(GPUS)]
+    return tuple(holding(index, *every) | {"spec": {"devices": {}}} for index in nodes)
 
 
 class SharedParts:

@@ -73,22 +73,11 @@ def _row(nodes: int, folder: Path) -> dict[str, Any]:
 
 
 def _write(nodes: int, idle: Path, busy: Path) -> None:
-    from dra_driver.kube.state import ClusterState
     from dra_driver.kube.state_file import dump, load
 
-    state = ClusterState(
-        nodes=tuple(cluster.node(index) for index in range(nodes)),
-        slices=tuple(json.loads(text) for index in range(nodes) for text in cluster.slices(index, mig=True)),
-        classes=tuple(cluster.classes()),
-        claims=tuple(_question(name) for name in QUESTIONS),
-        server_version="v1.36.2",
-    )
-    dump(state, idle)
-    del state
+    dump(cluster.state(nodes, claims=tuple(_question(name) for name in QUESTIONS)), idle)
     small = load(idle)
-    every = [f"gpu-{minor}" for minor in range(cluster.GPUS)]
-    held = [cluster.holding(index, *every) | {"spec": {"devices": {}}} for index in range(nodes)]
-    dump(replace(small, claims=(*small.claims, *held)), busy)
+    dump(replace(small, claims=(*small.claims, *cluster.held(range(nodes)))), busy)
 
 
 def _question(name: str) -> dict[str, Any]:

@@ -15,14 +15,14 @@ usage: python -m tests.bench.linking [--sequences 1000] [--seed 1]
 """
 
 import argparse
-import heapq
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.hardware.gpu.simulated.spec import parse_document
 from dra_driver.kube.published import Islands, in_order, islands_of
+from tests.bench.packing import Request, Tally, compare
 
 LOAD, ARRIVALS = 0.8, 60
 BOARDS = {
@@ -62,6 +62,12 @@ class Node:
         place = {minor: number for number, minor in enumerate(self._order)}
         return sorted((tuple(sorted(pair, key=place.__getitem__)) for pair in self.pairs), key=lambda p: place[p[0]])
 
+    def units(self, count: int) -> int:
+        return int(count == 2)
+
+    def has_room(self, count: int) -> bool:
+        return count <= len(self._order) - len(self._taken)
+
     def place(self, count: int) -> tuple[int, ...] | None:
         found = next((one for one in self._tries[count] if self._taken.isdisjoint(one)), None)
         self._taken.update(found or ())
@@ -70,76 +76,30 @@ class Node:
     def remove(self, gpus: Sequence[int]) -> None:
         self._taken.difference_update(gpus)
 
-    @property
-    def left(self) -> int:
-        return len(self._order) - len(self._taken)
-
-    @property
-    def unbroken(self) -> int:
+    def intact(self) -> int:
+        """Pairs of which no GPU or both are taken."""
         return sum((a in self._taken) == (b in self._taken) for a, b in self.pairs)
 
 
-@dataclass(slots=True)
-class Tally:
-    claims: int = 0
-    refused: int = 0
-    for_two: int = 0
-    stranded_pairs: int = 0
-    unbroken: int = 0
-    pairs: int = 0
-
-    @property
-    def stranded(self) -> float:
-        return 100 * self.stranded_pairs / self.for_two
-
-    @property
-    def refusals(self) -> float:
-        return 100 * self.refused / self.claims
-
-    @property
-    def whole(self) -> float:
-        return 100 * self.unbroken / self.pairs
-
-
-def sequence(kind: str, gpus: int, seed: str) -> list[tuple[float, int, float]]:
-    """(time of arrival, GPUs, duration) of each claim; the same for the same seed."""
+def sequence(kind: str, gpus: int, seed: str) -> list[Request]:
+    """Claims for a number of GPUs; the same for the same seed."""
     ends, ones = KINDS[kind]
     rng = random.Random(seed)  # noqa: S311 - it has to come out the same every time
     drawn = rng.choices((1, 2), (ones, 1 - ones), k=ARRIVALS if ends else gpus)
     if ends:
         stay = LOAD * gpus / (2 - ones)
-        return [(at, count, rng.expovariate(1 / stay)) for at, count in enumerate(drawn)]
-    return [(at, count, float("inf")) for at, count in enumerate(drawn) if sum(drawn[: at + 1]) <= gpus]
-
-
-def play(node: Node, claims: Sequence[tuple[float, int, float]], tally: Tally) -> list[tuple[int, ...] | None]:
-    leaving: list[tuple[float, int, tuple[int, ...]]] = []
-    granted = []
-    for number, (at, count, stays) in enumerate(claims):
-        while leaving and leaving[0][0] <= at:
-            node.remove(heapq.heappop(leaving)[2])
-        tally.claims, tally.for_two = tally.claims + 1, tally.for_two + (count == 2)
-        free, found = node.left, node.place(count)
-        granted.append(found)
-        if found is not None:
-            heapq.heappush(leaving, (at + stays, number, found))
-        else:
-            tally.refused += 1
-            tally.stranded_pairs += count == 2 <= free
-        tally.unbroken, tally.pairs = tally.unbroken + node.unbroken, tally.pairs + len(node.pairs)
-    return granted
+        return [Request(at, count, rng.expovariate(1 / stay)) for at, count in enumerate(drawn)]
+    return [Request(at, count, float("inf")) for at, count in enumerate(drawn) if sum(drawn[: at + 1]) <= gpus]
 
 
 def measure(words: str, kind: str, *, sequences: int, seed: int) -> Mapping[str, Tally]:
     """Both orders over the same sequences."""
     gpus = board(words)
     islands = islands_of(gpus)
-    tallies = {name: Tally() for name in orders(gpus)}
-    for number in range(sequences):
-        claims = sequence(kind, len(gpus), f"{seed}/{number}")
-        for name, order in orders(gpus).items():
-            play(Node(order, islands), claims, tallies[name])
-    return tallies
+    return compare(
+        (sequence(kind, len(gpus), f"{seed}/{number}") for number in range(sequences)),
+        {name: partial(Node, order, islands) for name, order in orders(gpus).items()},
+    )
 
 
 def main() -> int:
@@ -150,10 +110,12 @@ def main() -> int:
     print(f"{args.sequences} sequences, seed {args.seed}; by minor -> ours\n")
     print(f"{'board':<36}{'claims':<32}{'stranded %':>18}{'refused %':>18}{'whole pairs %':>18}")
     for name, words in BOARDS.items():
+        pairs = len(Node(board(words), islands_of(board(words))).pairs)
         for kind in KINDS:
             tallies = measure(words, kind, sequences=args.sequences, seed=args.seed)
             minor, ours = tallies["by minor"], tallies["ours"]
-            cells = ((minor.stranded, ours.stranded), (minor.refusals, ours.refusals), (minor.whole, ours.whole))
+            whole = [100 * tally.intact / pairs for tally in (minor, ours)]
+            cells = ((minor.stranded, ours.stranded), (minor.refusals, ours.refusals), whole)
             print(f"{name:<36}{kind:<32}" + "".join(f"{f'{a:.2f} -> {b:.2f}':>18}" for a, b in cells), flush=True)
     return 0
 

@@ -21,8 +21,9 @@ import argparse
 import heapq
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from dra_driver.core.model.mig import MigProfile, partition_name
 from dra_driver.hardware.mig.order import Placement, placement_order
@@ -93,26 +94,39 @@ class Node:
     def __init__(self, board: Board, order: Sequence[Placement], gpus: int) -> None:
         self.board = board
         self.left = [board.full] * gpus
+        self._compute, self._memory = board.compute_slices * gpus, board.memory_slices * gpus
         self._tries: dict[int, list[tuple[int, int]]] = {}
         for profile, start in order:
             take = board.takes[profile.profile_id, start]
             self._tries.setdefault(profile.profile_id, []).append((take, start))
         self._by_size = sorted(board.profiles, key=lambda profile: -profile.compute_slices)
 
-    def place(self, profile_id: int) -> tuple[int, int] | None:
+    def units(self, profile: MigProfile) -> int:
+        return profile.compute_slices
+
+    def has_room(self, profile: MigProfile) -> bool:
+        return self._compute >= profile.compute_slices and self._memory >= profile.memory_slices
+
+    def place(self, profile: MigProfile) -> tuple[MigProfile, int, int] | None:
         guards = self.board.guards
-        tries = self._tries[profile_id]
+        tries = self._tries[profile.profile_id]
         for gpu, left in enumerate(self.left):
             for take, start in tries:
                 if (left - take) & guards == guards:
                     self.left[gpu] = left - take
-                    return gpu, start
+                    self._compute -= profile.compute_slices
+                    self._memory -= profile.memory_slices
+                    return profile, gpu, start
         return None
 
-    def remove(self, gpu: int, profile_id: int, start: int) -> None:
-        self.left[gpu] += self.board.takes[profile_id, start]
+    def remove(self, placed: tuple[MigProfile, int, int]) -> None:
+        profile, gpu, start = placed
+        self.left[gpu] += self.board.takes[profile.profile_id, start]
+        self._compute += profile.compute_slices
+        self._memory += profile.memory_slices
 
-    def largest(self) -> int:
+    def intact(self) -> int:
+        """Compute slices of the largest profile that still fits."""
         guards = self.board.guards
         for profile in self._by_size:
             for take, _ in self._tries[profile.profile_id]:
@@ -125,29 +139,39 @@ class Node:
 @dataclass(frozen=True, slots=True)
 class Request:
     at: float
-    profile: MigProfile
+    wanted: Any
     stays: float
+
+
+class Model(Protocol):
+    """A node under first fit."""
+
+    def units(self, wanted: Any, /) -> int: ...
+    def has_room(self, wanted: Any, /) -> bool: ...
+    def place(self, wanted: Any, /) -> Any: ...
+    def remove(self, placed: Any, /) -> None: ...
+    def intact(self) -> int: ...
 
 
 @dataclass(slots=True)
 class Tally:
     requests: int = 0
     refused: int = 0
-    slices: int = 0
-    stranded_slices: int = 0
-    largest_sum: int = 0
+    units: int = 0
+    stranded_units: int = 0
+    intact_sum: int = 0
 
     @property
     def stranded(self) -> float:
-        return 100 * self.stranded_slices / self.slices
+        return 100 * self.stranded_units / self.units
 
     @property
     def refusals(self) -> float:
         return 100 * self.refused / self.requests
 
     @property
-    def largest(self) -> float:
-        return self.largest_sum / self.requests
+    def intact(self) -> float:
+        return self.intact_sum / self.requests
 
 
 def filling(board: Board, gpus: int, rng: random.Random, weights: Sequence[float]) -> list[Request]:
@@ -195,39 +219,44 @@ def sequence(board: Board, kind: str, gpus: int, seed: str) -> list[Request]:
     return make(board, gpus, rng, [weight(profile) for profile in board.asked_for()])
 
 
-def play(board: Board, order: Sequence[Placement], gpus: int, requests: Sequence[Request], tally: Tally) -> None:
-    node = Node(board, order, gpus)
-    compute, memory = board.compute_slices * gpus, board.memory_slices * gpus
-    leaving: list[tuple[float, int, MigProfile, int, int]] = []
+def play(node: Model, requests: Sequence[Request], tally: Tally) -> list[Any]:
+    """Where each request was placed; None if it was refused."""
+    leaving: list[tuple[float, int, Any]] = []
+    granted = []
     for number, request in enumerate(requests):
         while leaving and leaving[0][0] <= request.at:
-            _, _, gone, gpu, start = heapq.heappop(leaving)
-            node.remove(gpu, gone.profile_id, start)
-            compute, memory = compute + gone.compute_slices, memory + gone.memory_slices
-        profile = request.profile
+            node.remove(heapq.heappop(leaving)[2])
+        units = node.units(request.wanted)
+        placed = node.place(request.wanted)
+        granted.append(placed)
         tally.requests += 1
-        tally.slices += profile.compute_slices
-        placed = node.place(profile.profile_id)
+        tally.units += units
         if placed is not None:
-            compute, memory = compute - profile.compute_slices, memory - profile.memory_slices
-            heapq.heappush(leaving, (request.at + request.stays, number, profile, *placed))
+            heapq.heappush(leaving, (request.at + request.stays, number, placed))
         else:
             tally.refused += 1
-            if compute >= profile.compute_slices and memory >= profile.memory_slices:
-                tally.stranded_slices += profile.compute_slices
-        tally.largest_sum += node.largest()
+            tally.stranded_units += units if node.has_room(request.wanted) else 0
+        tally.intact_sum += node.intact()
+    return granted
+
+
+def compare(sequences: Iterable[Sequence[Request]], nodes: Mapping[str, Callable[[], Model]]) -> Mapping[str, Tally]:
+    """The same sequences on each node."""
+    tallies = {name: Tally() for name in nodes}
+    for requests in sequences:
+        for name, node in nodes.items():
+            play(node(), requests, tallies[name])
+    return tallies
 
 
 def measure(model: str, kind: str, *, gpus: int, sequences: int, seed: int) -> Mapping[str, Tally]:
     """Both orders over the same sequences: ``ours`` and ``by name``."""
     board = Board(profiles_of(model))
-    orders = {"by name": name_order(board.profiles), "ours": placement_order(board.profiles)}
-    tallies = {name: Tally() for name in orders}
-    for number in range(sequences):
-        requests = sequence(board, kind, gpus, f"{seed}/{number}")
-        for name, order in orders.items():
-            play(board, order, gpus, requests, tallies[name])
-    return tallies
+    names, ours = name_order(board.profiles), placement_order(board.profiles)
+    return compare(
+        (sequence(board, kind, gpus, f"{seed}/{number}") for number in range(sequences)),
+        {"by name": lambda: Node(board, names, gpus), "ours": lambda: Node(board, ours, gpus)},
+    )
 
 
 def main() -> int:
@@ -246,7 +275,7 @@ def main() -> int:
             name, ours = tallies["by name"], tallies["ours"]
             print(
                 f"{model:<32}{kind:<32}{f'{name.stranded:.2f} -> {ours.stranded:.2f}':>16}"
-                f"{f'{name.refusals:.2f} -> {ours.refusals:.2f}':>16}{f'{name.largest:.2f} -> {ours.largest:.2f}':>19}",
+                f"{f'{name.refusals:.2f} -> {ours.refusals:.2f}':>16}{f'{name.intact:.2f} -> {ours.intact:.2f}':>19}",
                 flush=True,
             )
     print(f"\n{time.monotonic() - begin:.0f} s")

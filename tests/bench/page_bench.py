@@ -4,8 +4,7 @@ its budget, or a full collection frees more than `MAX_GARBAGE` objects."""
 
 import argparse
 import gc
-import json
-import resource
+import os
 import sys
 import time
 from pathlib import Path
@@ -28,6 +27,7 @@ from dra_driver.kubectl.web.reading import (
 )
 from dra_driver.kubectl.web.rows import EXAMPLE
 from tests.bench import allocation_cluster as cluster
+from tests.harness.figures import rss_mib
 
 BUDGET_MS = 200.0
 WHAT_IF_BUDGET_MS = 2000.0
@@ -107,17 +107,12 @@ def _read_again(site: _Site, readings: int) -> int:
             site.get(path)
         site.compute()
         if number % max(1, readings // 10) == 0 or number == readings - 1:
-            print(f"{_rss_mib():9} MiB after {number + 1} more readings")
+            print(f"{rss_mib(os.getpid()):9.0f} MiB after {number + 1} more readings")
     begun = time.monotonic()
     gc.unfreeze()
     garbage = gc.collect()
     print(f"{1000 * (time.monotonic() - begun):9.1f} ms  a collection of everything, which freed {garbage} objects")
     return garbage
-
-
-def _rss_mib() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize() >> 20
 
 
 def _slowest(site: _Site, path: str) -> float:
@@ -133,20 +128,12 @@ def _slowest(site: _Site, path: str) -> float:
 
 
 def _state(nodes: int) -> ClusterState:
-    whole = ClusterState(
-        nodes=tuple(cluster.node(index) for index in range(nodes)),
-        slices=tuple(json.loads(text) for index in range(nodes) for text in cluster.slices(index, mig=True)),
-        classes=tuple(cluster.classes()),
-        server_version="v1.36.2",
-    )
-    every = [f"gpu-{minor}" for minor in range(cluster.GPUS)]
-    held = [cluster.holding(index, *every) | {"spec": {"devices": {}}} for index in range(0, nodes, 2)]
     with TemporaryDirectory() as folder:
         file = Path(folder) / "state.json"
-        dump(whole, file)
+        dump(cluster.state(nodes), file)
         shared = load(file)  # equal contents of slices are one object, as when a cluster is read
     pods = tuple(_waiting(number) for number in range(30))
-    return replace(shared, claims=tuple(held), pods=pods)
+    return replace(shared, claims=cluster.held(range(0, nodes, 2)), pods=pods)
 
 
 def _waiting(number: int) -> dict[str, object]:

@@ -1,34 +1,49 @@
 """`python -m tests.bench.scale_bench`: the publishers of many nodes against one real API server.
 
-Nodes are whole node processes with simulated GPUs, as many in one operating system process as fit. Printed: requests
-per second of all nodes while they start, at rest, during the rollout of a policy to all, and after the API server was
-killed and started again; the seconds until all nodes are right; memory of API server and etcd.
+Nodes are whole node processes with simulated GPUs and folders, sockets and watches of their own, as many in one
+operating system process as fit. Printed: requests per second of all nodes while they start, at rest, during the rollout
+of a policy to all, and after the API server was killed and started again; the seconds until all nodes are right; memory
+of API server and etcd.
 
 usage: python -m tests.bench.scale_bench --etcd etcd --apiserver kube-apiserver [--nodes 500] [--processes 6]
 """
 
 import argparse
 import contextlib
+import gc
+import logging
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import yaml
 
+from dra_driver.config.settings import load_node_settings
 from dra_driver.core.errors import DraError
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.telemetry import logs
+from dra_driver.hardware.gpu.inventory import Inventory
 from dra_driver.kube import paths
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
+from dra_driver.node.process.plugin import NodeProcess
+from dra_driver.node.process.terms_resolver import TermsResolver
+from dra_driver.node.slices import Publisher
 from tests.harness.figures import rss_mib
 from tests.harness.servers import ControlPlane
 
 OURS = ("resourceslices", "gpupolicies", "gpunodes", "nodes", "events", "resourceclaims")
 WRITES = ("POST", "PUT", "PATCH", "APPLY", "DELETE")
 POLICY = "rollout"
+NODES = "nodes"  # the first argument of a child process
+STACK_BYTES = 512 * 1024
+SWITCH_S = 0.1  # how often a waiting thread wakes; at 5 ms a thousand threads use up four cores
 
 
 def main() -> int:
@@ -163,7 +178,7 @@ def workers(
     args: argparse.Namespace, plane: ControlPlane, folder: Path, names: list[str]
 ) -> Iterator[list[subprocess.Popen[str]]]:
     shares = [names[at :: args.processes] for at in range(args.processes)]
-    command = [sys.executable, "-m", "tests.bench.scale_nodes", "--kubeconfig", str(plane.kubeconfig)]
+    command = [sys.executable, "-m", "tests.bench.scale_bench", NODES, "--kubeconfig", str(plane.kubeconfig)]
     with (folder / "nodes.log").open("w") as log:
         started = [
             subprocess.Popen(
@@ -184,5 +199,74 @@ def workers(
         print("warnings of the nodes:", dict(warned.most_common(8)))
 
 
+def run_nodes(argv: Sequence[str]) -> int:
+    """The child: answers each line ``start`` and ``await N`` with a line, the latter when each node publishes what a
+    policy with the attribute ``rollout`` = N says."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kubeconfig", required=True)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--gpus", required=True)
+    parser.add_argument("names", nargs="+")
+    args = parser.parse_args(argv)
+    threading.stack_size(STACK_BYTES)
+    sys.setswitchinterval(SWITCH_S)
+    logs.configure("text", "warning")
+    nodes = [NodeProcess(load_node_settings(settings(args, name), {})) for name in args.names]
+    for line in sys.stdin:
+        command, _, value = line.strip().partition(" ")
+        if command == "start":
+            start(nodes)
+        while not all(is_right(node, int(value)) if value else is_published(node) for node in nodes):
+            time.sleep(0.1)
+        print(f"done {len(nodes)}", flush=True)
+    return 0
+
+
+def settings(args: argparse.Namespace, name: str) -> dict[str, str | None]:
+    folder = args.folder / name
+    for each in ("reg", "plugins", "cdi"):
+        (folder / each).mkdir(parents=True, exist_ok=True)
+    return {
+        "node_name": name,
+        "simulate": args.gpus,
+        "kubeconfig": args.kubeconfig,
+        "kubelet_registrar_dir": str(folder / "reg"),
+        "kubelet_plugins_dir": str(folder / "plugins"),
+        "cdi_dir": str(folder / "cdi"),
+        "http_addr": "",
+    }
+
+
+def start(nodes: Sequence[NodeProcess]) -> None:
+    for node in nodes:
+        thread = threading.Thread(target=node.start)
+        thread.start()
+        thread.join()
+    gc.collect()
+    gc.freeze()
+
+
+Part = TypeVar("Part")
+
+
+def part(node: NodeProcess, kind: type[Part]) -> Part:
+    return next(found for each in node.components if isinstance(found := each.part, kind))
+
+
+def is_published(node: NodeProcess) -> bool:
+    return part(node, Publisher).published
+
+
+def is_right(node: NodeProcess, rollout: int) -> bool:
+    if not is_published(node):
+        return False
+    terms = part(node, TermsResolver).current()
+    return all(
+        (found := terms.get(GpuUuid(gpu.uuid))) is not None and rollout in found.attributes.values()
+        for gpu in part(node, Inventory).current().gpus
+    )
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    logging.raiseExceptions = False
+    sys.exit(run_nodes(sys.argv[2:]) if sys.argv[1:2] == [NODES] else main())

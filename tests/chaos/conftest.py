@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.stage import FaultRecord, Stage
-from tests.chaos.syscall_faults import Supervisor
+from tests.fakes.syscalls import Supervisor
 
 HERE = Path(__file__).parent
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.stage import FaultRecord, Stage
-from tests.chaos.syscall_faults import PASS, Step, Supervisor, supported
 from tests.fakes.live_node import until
+from tests.fakes.syscalls import PASS, Step, Supervisor, supported
 
 needs_filter = pytest.mark.skipif(not supported(), reason="the filter of system calls does not know this architecture")
 FAULT_S = 7.0  # longer than the time between two looks at the folders (5 s)

@@ -14,12 +14,10 @@ import grpc
 import pytest
 
 from tests.chaos.stage import FaultRecord, Stage
-from tests.chaos.syscall_faults import KILL, PASS, Step, Supervisor, supported
 from tests.fakes.live_claims import Obj
 from tests.fakes.live_node import LiveNode, until
-from tests.golden.state.make_state import POLICY as OLD_POLICY
-from tests.golden.state.make_state import SPEC as OLD_SPEC
-from tests.scenario.test_upgrade import RECORDING, add_claim, answered, lay_out, replaced
+from tests.fakes.syscalls import KILL, PASS, Step, Supervisor, supported
+from tests.scenario.test_upgrade import POLICY, RECORDING, SPEC, add_claim, answered, lay_out, replaced
 
 pytestmark = [
     pytest.mark.skipif(not supported(), reason="the filter of system calls does not know this architecture"),
@@ -168,7 +166,7 @@ def _count(node: LiveNode) -> int:
 
 @pytest.mark.fault("kill-upgrade")
 def test_kills_while_a_newer_version_takes_over_lose_nothing(supervisor: Supervisor, fault: FaultRecord) -> None:
-    node = LiveNode(OLD_SPEC, policy=OLD_POLICY, mps=True)
+    node = LiveNode(SPEC, policy=POLICY, mps=True)
     node.process.command[:0] = supervisor.wrap()
     recorded = json.loads((RECORDING / "claims.json").read_text())
     claims = {name: add_claim(node, each["claim"]) for name, each in recorded.items()}

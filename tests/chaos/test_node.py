@@ -1,73 +1,36 @@
 """The node reboots, its CDI folder is wiped, the pod of the node process is another one, the machine's name changes."""
 
-import os
-import signal
-import sqlite3
 import subprocess
 import time
-from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
-from dra_driver.hardware.gpu.simulated.root import TIMESLICE
-from dra_driver.sim.node.node_process import SIMULATED_ROOT
 from tests.chaos.stage import FaultRecord, Stage
 from tests.fakes.live_node import LiveNode, until
 
-OTHER_BOOT = "11111111-2222-4333-8444-555555555555"
 FIRST_POD = "aaaaaaaa-0000-4000-8000-000000000001"
 SECOND_POD = "bbbbbbbb-0000-4000-8000-000000000002"
 
 
-def power_off(node: LiveNode, *, keep_run: bool) -> None:
-    """End and change all that a reboot does. ``keep_run``: /var/run, with the CDI files, is on a disk."""
-    assert node.mps_host is not None
-    node.mps_host.kill()
-    node.kill()
-    for pid in node.mps_processes():
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    (node.plugin / "simulated-gpus.json").unlink()
-    for path in (node.plugin / SIMULATED_ROOT / TIMESLICE).glob("GPU-*"):
-        path.unlink()  # no setting of a GPU outlives its driver
-    this_boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    for path in node.plugin.rglob("*"):
-        if path.is_file() and path.suffix in (".json", ".txt"):
-            path.write_text(path.read_text().replace(this_boot, OTHER_BOOT))
-    with closing(sqlite3.connect(node.plugin / "state.db", isolation_level=None)) as journal:
-        tables = [name for (name,) in journal.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        for table in tables:
-            columns = [column[1] for column in journal.execute(f"PRAGMA table_info({table})")]
-            if "boot_id" in columns:
-                journal.execute(f"UPDATE {table} SET boot_id = ?", (OTHER_BOOT,))  # noqa: S608
-    if not keep_run:
-        for path in node.folders.cdi.iterdir():
-            path.unlink()
+def power_off(node: LiveNode, *, keep_cdi: bool) -> None:
+    node.power_off(keep_cdi=keep_cdi)
     for path in (*node.folders.registry.iterdir(), node.socket):
         path.unlink(missing_ok=True)
 
 
-def power_on(node: LiveNode) -> float:
-    """Start both processes; returns when (monotonic)."""
-    since = time.monotonic()
-    node.start()
-    assert node.mps_host is not None
-    node.mps_host.start()
-    return since
-
-
 @pytest.mark.parametrize(
-    "keep_run",
+    "keep_cdi",
     [
         pytest.param(True, id="run kept", marks=pytest.mark.fault("reboot-run-kept")),
         pytest.param(False, id="run empty", marks=pytest.mark.fault("reboot-run-empty")),
     ],
 )
-def test_after_a_reboot_every_pod_gets_its_devices_again(keep_run: bool, stage: Stage, fault: FaultRecord) -> None:
+def test_after_a_reboot_every_pod_gets_its_devices_again(keep_cdi: bool, stage: Stage, fault: FaultRecord) -> None:
     node = stage.node
-    power_off(node, keep_run=keep_run)
-    since = power_on(node)
+    power_off(node, keep_cdi=keep_cdi)
+    since = time.monotonic()
+    node.power_on()
     assert node.states() == {}, "no claim of the former boot is prepared"
     seen = stage.logged("boot") or f"{len(stage.held)} claims of the former boot forgotten"
     for form, (claim, answer, _) in list(stage.held.items()):
@@ -80,12 +43,13 @@ def test_after_a_reboot_every_pod_gets_its_devices_again(keep_run: bool, stage: 
 
 @pytest.mark.fault("reboot-pods-gone")
 def test_after_a_reboot_claims_of_pods_that_are_gone_leave_nothing(stage: Stage, fault: FaultRecord) -> None:
-    power_off(stage.node, keep_run=True)
+    power_off(stage.node, keep_cdi=True)
     claims = [claim for claim, _, _ in stage.held.values()]
     stage.held.clear()
     for claim in claims:
         stage.scheduler.release(claim)
-    since = power_on(stage.node)
+    since = time.monotonic()
+    stage.node.power_on()
     assert stage.node.unprepare(claims[0]) == ""
     until(lambda: not stage.node.leftovers(), f"a clean node: {stage.node.leftovers()}", 30.0)
     seen = stage.logged("boot") or f"{len(claims)} claims of the former boot forgotten"

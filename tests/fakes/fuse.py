@@ -53,6 +53,14 @@ WRITE_STEPS = ("create_temporary", "write", "set_mode", "sync", "close", "replac
 """The calls of one write into an existing folder, in order."""
 
 
+def _flaky(step: str) -> Any:
+    def call(files: "FlakyFiles", *args: Any) -> Any:
+        files._at(step)
+        return getattr(Files, step)(files, *args)
+
+    return call
+
+
 class FlakyFiles(Files):
     """Raise ``failure`` at ``step``, before the call's effect, and after a `Killed` at every later call as well."""
 
@@ -67,47 +75,24 @@ class FlakyFiles(Files):
         if step == self.step or is_dead:
             raise self.failure
 
-    def make_folder(self, folder: str) -> None:
-        self._at("make_folder")
-        super().make_folder(folder)
-
-    def create_temporary(self, folder: str, prefix: str) -> tuple[int, str]:
-        self._at("create_temporary")
-        return super().create_temporary(folder, prefix)
-
     def write(self, fd: int, data: bytes) -> None:
         if self.step == "write":
             super().write(fd, data[: len(data) // 2])  # a full disk takes what it can first
         self._at("write")
         super().write(fd, data)
 
-    def set_mode(self, fd: int, mode: int) -> None:
-        self._at("set_mode")
-        super().set_mode(fd, mode)
-
-    def sync(self, fd: int) -> None:
-        self._at("sync")
-        super().sync(fd)
-
     def close(self, fd: int) -> None:
         super().close(fd)  # the kernel frees the descriptor of a failed close, and those of a dead process
         self._at("close")
 
-    def replace(self, source: str, target: str) -> None:
-        self._at("replace")
-        super().replace(source, target)
-
-    def sync_folder(self, folder: str) -> None:
-        self._at("sync_folder")
-        super().sync_folder(folder)
-
-    def list(self, folder: str) -> list[str]:
-        self._at("list")
-        return super().list(folder)
-
-    def remove(self, path: str) -> bool:
-        self._at("remove")
-        return super().remove(path)
+    make_folder = _flaky("make_folder")
+    create_temporary = _flaky("create_temporary")
+    set_mode = _flaky("set_mode")
+    sync = _flaky("sync")
+    replace = _flaky("replace")
+    sync_folder = _flaky("sync_folder")
+    list = _flaky("list")
+    remove = _flaky("remove")
 
 
 def error(number: int) -> OSError:

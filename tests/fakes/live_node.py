@@ -138,6 +138,31 @@ class LiveNode:
         self.kill()
         self.start()
 
+    def power_off(self, *, keep_cdi: bool = False) -> None:
+        """Everything that does not outlive a reboot goes: processes, instances, settings of GPUs, /dev/shm and /run,
+        where CDI files are unless that is on a disk. The next start is in another boot."""
+        self.kill()
+        assert self.mps_host is not None
+        self.mps_host.kill()
+        until(lambda: not self.mps_processes(), "the daemons to end with their host")
+        (self.plugin / "simulated-gpus.json").unlink()
+        for path in (self.plugin / SIMULATED_ROOT / TIMESLICE).glob("GPU-*"):
+            path.unlink()
+        for folder in (self.folders.shm,) if keep_cdi else (self.folders.shm, self.folders.cdi):
+            shutil.rmtree(folder)
+            folder.mkdir()
+        (self.root / "boot_id").write_text("second-boot\n")
+        self.process.command.append(f"--boot-id-file={self.root / 'boot_id'}")
+
+    def power_on(self) -> float:
+        """Seconds until the node process serves, which it does after it has recovered."""
+        begin = time.monotonic()
+        self.start()
+        seconds = time.monotonic() - begin
+        assert self.mps_host is not None
+        self.mps_host.start()
+        return seconds
+
     @property
     def socket(self) -> Path:
         return self.plugin / (f"dra-{self.pod_uid}.sock" if self.pod_uid else "dra.sock")

@@ -1,7 +1,5 @@
 """A node that reboots, and a node whose journal is lost or damaged."""
 
-import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,46 +12,14 @@ SPEC = "4xh100-sxm5-80gb"
 SOON_S = 10.0
 
 
-class Rebooting(LiveNode):
-    def __init__(self) -> None:
-        super().__init__(SPEC, policy=MPS_ON_GPU_3, mps=True)
-        self.boot_id = self.root / "boot_id"
-        self.boot_id.write_text("first-boot\n")
-        self.process.command.append(f"--boot-id-file={self.boot_id}")
-
-    def power_off(self) -> None:
-        """Everything that does not outlive a reboot goes: processes, instances, settings of GPUs, /run and /dev/shm."""
-        self.kill()
-        assert self.mps_host is not None
-        self.mps_host.kill()
-        until(lambda: not self.mps_processes(), "the daemons to end with their host")
-        (self.plugin / "simulated-gpus.json").unlink()
-        for path in self.plugin.glob("simulated-root/**/timeslice/GPU-*"):
-            path.unlink()
-        for folder in (self.folders.cdi, self.folders.shm):
-            shutil.rmtree(folder)
-            folder.mkdir()
-        self.boot_id.write_text("second-boot\n")
-
-    def power_on(self) -> float:
-        """Seconds until the node process serves, which it does after it has recovered."""
-        begin = time.monotonic()
-        self.start()
-        seconds = time.monotonic() - begin
-        assert self.mps_host is not None
-        self.mps_host.start()
-        return seconds
-
-
 @pytest.fixture
-def node() -> Iterator[Rebooting]:
-    made = Rebooting()
-    with made:
+def node() -> Iterator[LiveNode]:
+    with LiveNode(SPEC, policy=MPS_ON_GPU_3, mps=True) as made:
         yield made
 
 
 @pytest.fixture
-def claims(node: Rebooting) -> dict[str, Obj]:
+def claims(node: LiveNode) -> dict[str, Obj]:
     scheduler = Scheduler(node)
     slicing = parameters("GpuConfig", strategy="TimeSlicing", timeSlicingConfig={"interval": "Long"})
     found = {
@@ -67,7 +33,7 @@ def claims(node: Rebooting) -> dict[str, Obj]:
     return found
 
 
-def test_after_a_reboot_pods_that_restart_are_prepared_anew(node: Rebooting, claims: dict[str, Obj]) -> None:
+def test_after_a_reboot_pods_that_restart_are_prepared_anew(node: LiveNode, claims: dict[str, Obj]) -> None:
     before = len(node.instances()), node.gpus_in_mig_mode(), sorted(key for _, key in node.notes())
     assert before[0] == 2
     node.power_off()
@@ -86,7 +52,7 @@ def test_after_a_reboot_pods_that_restart_are_prepared_anew(node: Rebooting, cla
     assert node.leftovers() == []
 
 
-def test_the_kubelet_may_call_before_anything_else_after_a_reboot(node: Rebooting, claims: dict[str, Obj]) -> None:
+def test_the_kubelet_may_call_before_anything_else_after_a_reboot(node: LiveNode, claims: dict[str, Obj]) -> None:
     node.power_off()
     node.power_on()
     for name in ("larger", "sliced"):
@@ -100,7 +66,7 @@ def test_the_kubelet_may_call_before_anything_else_after_a_reboot(node: Rebootin
     assert node.gpus_in_mig_mode() == []
 
 
-def test_one_damaged_entry_stops_no_other_after_a_reboot(node: Rebooting, claims: dict[str, Obj]) -> None:
+def test_one_damaged_entry_stops_no_other_after_a_reboot(node: LiveNode, claims: dict[str, Obj]) -> None:
     """The journal is set aside; nothing of the first boot exists, so nothing has to be known of it."""
     node.power_off()
     node.change_journal(f"UPDATE claim SET changed_at = 'never' WHERE uid = '{claims['whole']['uid']}'")  # noqa: S608

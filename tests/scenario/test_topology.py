@@ -42,12 +42,10 @@ def test_two_linked_gpus_are_always_a_pair(cluster: Cluster, namespace: str) -> 
         count = rng.choice((1, 2, 2))
         while sum(running.values()) + count > 4 or (count == 2 and not _has_pair(held(cluster, namespace), running)):
             gone = rng.choice(sorted(running))
-            pods.delete(gone)
-            pods.wait_gone(gone)
+            pods.end(gone)
             del running[gone]
         name = f"p{number}"
-        pods.create(name, template="one" if count == 1 else "two")
-        pods.wait_ready(name)
+        pods.run(name, template="one" if count == 1 else "two")
         running[name] = count
         found = held(cluster, namespace)[name]
         assert len(found) == count
@@ -55,8 +53,7 @@ def test_two_linked_gpus_are_always_a_pair(cluster: Cluster, namespace: str) -> 
         pairs += count == 2
     assert pairs > 5
     for name in running:
-        pods.delete(name)
-        pods.wait_gone(name)
+        pods.end(name)
 
 
 def _has_pair(found: Mapping[str, frozenset[str]], running: Mapping[str, int]) -> bool:

@@ -1,8 +1,21 @@
 """The current version takes over a node from version 6bf8a09, whose state is kept in tests/golden/state.
 
 The recording is what ``kill -9`` left: the journal with its write-ahead log, GPU state backups, MPS folders, CDI files
-and the state of the simulated GPUs. tests/golden/state/make_state.py says what the claims are. The test lays it
-into a new node and replaces the recorded folder, boot id and claim UIDs by the new node's.
+and the state of the simulated GPUs. The test lays it into a new node and replaces the recorded folder, boot id and
+claim UIDs by the new node's.
+
+The node had four simulated H100 and these claims when its node process was killed:
+
+    whole        GPU 0
+    partitions   1g.10gb and 2g.20gb of GPU 1
+    time-sliced  GPU 2, interval Long
+    share-10     10 GiB and 10 % of GPU 3, by MPS
+    share-20     20 GiB and 20 % of GPU 3, by MPS
+    preparing    1g.10gb of GPU 1; killed between the GPU instance and its compute instance
+
+A recording has ``plugin/`` and ``cdi/`` as they were, and ``claims.json``: per claim the API object, and what the
+kubelet was answered (device names and CDI ids), null for the last one. In text files the node's folder is written
+``@ROOT@`` and the machine's boot id ``@BOOT_ID@``; in the journal, which is a database, the test replaces it by SQL.
 """
 
 import json
@@ -18,11 +31,12 @@ import pytest
 
 from dra_driver.sim.apiserver.kinds import RESOURCE_CLAIMS
 from tests.fakes.live_claims import Obj
-from tests.fakes.live_node import LiveNode, until
-from tests.golden.state.make_state import POLICY, SPEC
+from tests.fakes.live_node import MPS_ON_GPU_3, LiveNode, until
 
 RECORDING = Path(__file__).parents[1] / "golden/state/6bf8a09"
 GPU_COUNT = 4
+SPEC = "4xh100-sxm5-80gb"
+POLICY = MPS_ON_GPU_3.replace("by-mps", "shared-mps")
 
 
 @dataclass

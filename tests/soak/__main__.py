@@ -25,7 +25,6 @@ def main() -> int:
     parser.add_argument("--claims", type=int, default=10_000, help="against one node process; 0 leaves this part out")
     parser.add_argument("--cluster-claims", type=int, default=1000, help="on the embedded cluster; 0 leaves it out")
     parser.add_argument("--seed", default=str(random.randrange(10**6)), help="of all decisions")  # noqa: S311
-    parser.add_argument("--threads", type=int, default=8, help="calls of the kubelet at a time")
     parser.add_argument("--crashes", type=int, default=30, help="kills of the node process, all in the first half")
     parser.add_argument("--illnesses", type=int, default=60, help="health events of GPUs")
     args = parser.parse_args()
@@ -43,7 +42,6 @@ def main() -> int:
         print(
             f"again: python -m tests.soak --seed {args.seed} --claims {args.claims}"
             f" --cluster-claims {args.cluster_claims} --crashes {args.crashes} --illnesses {args.illnesses}"
-            f" --threads {args.threads}"
         )
     else:
         print("No leak, no double grant, no breach; memory and latency are flat.")

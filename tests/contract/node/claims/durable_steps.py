@@ -2,13 +2,13 @@
 
 usage: python -m tests.contract.node.claims.durable_steps FOLDER
 
-For test_durability.py, which traces this process.
+For test_durability.py, which sees the system calls of this process.
 """
 
 import itertools
-import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -22,15 +22,16 @@ from dra_driver.node.claims.journal import Journal
 from dra_driver.node.policy.policy_set import PolicySet, save_set
 from tests.fakes.claims import NAMES, gpu, partition, ref, uid
 from tests.fakes.claims import device as journal_device
-from tests.fakes.syscalls import MARK
 
+MARK = "/no-such-folder/mark: "
 GPU = gpu(0).uuid
 NOTE = "mig-mode"
 
 
 def mark(name: str) -> None:
-    """What is synced from now on belongs to ``name``."""
-    os.write(2, f"{MARK}{name}\n".encode())
+    """What is synced from now on belongs to ``name``. The call fails; test_durability.py sees it."""
+    with suppress(FileNotFoundError):
+        Path(f"{MARK}{name}").unlink()
 
 
 def device(number: int, *, live: bool = False) -> AssignedDevice:

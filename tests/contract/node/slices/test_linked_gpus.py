@@ -19,7 +19,8 @@ from dra_driver.node.slices import Publisher, build_devices
 from dra_driver.node.slices.api import RestSlicesApi
 from dra_driver.scheduler.allocation import Allocator
 from dra_driver.sim.apiserver.server import ApiServer
-from tests.bench.linking import BOARDS, Node, Tally, board, orders, play, sequence
+from tests.bench.linking import BOARDS, Node, board, orders, sequence
+from tests.bench.packing import Request, Tally, play
 from tests.fakes.dra_objects import DRIVER, Obj, allocated, claim, device_class, exactly, node
 from tests.fakes.published import NODE, built, published, slices
 from tests.fakes.simulated_gpus import SimulatedBackend
@@ -56,10 +57,10 @@ def test_two_linked_gpus_are_a_pair_whatever_is_taken(words: str) -> None:
 def test_the_model_of_the_bench_places_claims_as_the_allocator_does(name: str) -> None:
     gpus = board(BOARDS[name])
     slices, order = published(built(Snapshot(gpus=gpus))), orders(gpus)["ours"]
-    claims = sequence("filling", len(gpus), "contract") or [(0, 2, 1.0)]
+    claims = sequence("filling", len(gpus), "contract") or [Request(0, 2, 1.0)]
     held: list[str] = []
-    for (_, count, _), modelled in zip(claims, play(Node(order, islands_of(gpus)), claims, Tally()), strict=True):
-        found = granted(slices, holding(*held), count)
+    for request, modelled in zip(claims, play(Node(order, islands_of(gpus)), claims, Tally()), strict=True):
+        found = granted(slices, holding(*held), request.wanted)
         assert found == (None if modelled is None else tuple(f"gpu-{minor}" for minor in modelled))
         held += found or ()
     assert held

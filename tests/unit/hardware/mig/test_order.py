@@ -102,7 +102,7 @@ def test_published_order_strands_less_than_order_of_names(kind: str) -> None:
     ours, names = tallies["ours"], tallies["by name"]
     assert ours.requests == names.requests
     assert ours.stranded < names.stranded
-    assert ours.largest > names.largest
+    assert ours.intact > names.intact
 
 
 def test_about_half_as_much_is_stranded_as_by_name() -> None:
@@ -223,9 +223,9 @@ def by_name(listed: Built) -> Built:
     return replace(listed, groups=tuple(groups))
 
 
-def events(requests: list[Request]) -> list[tuple[float, int, Request, bool]]:
-    found = [(request.at, number, request, True) for number, request in enumerate(requests)]
-    found += [(request.at + request.stays, number, request, False) for number, request in enumerate(requests)]
+def events(requests: list[Request]) -> list[tuple[float, int, MigProfile, bool]]:
+    found = [(request.at, number, request.wanted, True) for number, request in enumerate(requests)]
+    found += [(request.at + request.stays, number, request.wanted, False) for number, request in enumerate(requests)]
     return sorted(found, key=lambda event: (event[0], event[3]))
 
 
@@ -246,24 +246,23 @@ def test_model_and_allocator_agree(model: str, order: str) -> None:
     listed = built(snapshot) if order == "ours" else by_name(built(snapshot))
     scheduler = Scheduler(published(listed))
     node = Node(board, placement_order(board.profiles) if order == "ours" else name_order(board.profiles), GPUS)
-    placed: dict[int, tuple[str, tuple[int, int]]] = {}
+    placed: dict[int, tuple[str, tuple[MigProfile, int, int]]] = {}
     refused = 0
-    for _, number, request, arrives in events(sequence(board, "coming and going", GPUS, "contract")):
-        profile = request.profile
+    for _, number, profile, arrives in events(sequence(board, "coming and going", GPUS, "contract")):
         if not arrives:
             if number in placed:
-                claim, (gpu, start) = placed.pop(number)
+                claim, place = placed.pop(number)
                 scheduler.release(claim)
-                node.remove(gpu, profile.profile_id, start)
+                node.remove(place)
             continue
-        expected = node.place(profile.profile_id)
+        expected = node.place(profile)
         granted = scheduler.allocate(partition("one", profile.name))
         if expected is None or granted is None:
             assert expected is None
             assert granted is None
             refused += 1
             continue
-        gpu, start = expected
+        _, gpu, start = expected
         label, (device,) = granted
         assert device.startswith(f"gpu-{gpu}-mig-")
         assert device.endswith(f"-{profile.profile_id}-{start}")
