@@ -15,7 +15,7 @@ from dra_driver.controller.policy_status import (
     status_of,
     totals,
 )
-from dra_driver.core.errors import ApiUnreachableError, DraError, InvalidObjectError, NotFoundError
+from dra_driver.core.errors import ApiUnreachableError, InvalidObjectError, KubernetesApiError, NotFoundError
 from dra_driver.core.model.gpu_node import NodePolicy, PolicyOrigin, PolicyPlace, PolicyState, PolicyStatus
 from tests.fakes.stand_in import present
 from tests.unit.controller.fleets import PolicyApi, node_object, nodes, policy, policy_object, said
@@ -152,7 +152,9 @@ def test_outdated_copies_are_not_added_up(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("failure", [ApiUnreachableError("no answer"), NotFoundError("the status is not served")])
-def test_an_hour_of_failed_writes_is_few_requests_and_then_it_is_right(cluster: Cluster, failure: DraError) -> None:
+def test_an_hour_of_failed_writes_is_few_requests_and_then_it_is_right(
+    cluster: Cluster, failure: KubernetesApiError
+) -> None:
     cluster.failure = failure
     cluster.say("a", said("pool-000"))
     cluster.run(3600)
