@@ -17,26 +17,14 @@ from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient, Timeouts
 from tests.fakes.scripted_http import Exchange, ScriptedServer
 
-CREDENTIAL = {
-    "apiVersion": "client.authentication.k8s.io/v1",
-    "kind": "ExecCredential",
-    "status": {"token": "from-plugin"},
-}
+EXEC = {"apiVersion": "client.authentication.k8s.io/v1"}
+CREDENTIAL = EXEC | {"kind": "ExecCredential", "status": {"token": "from-plugin"}}
 
 
 def client(server: ScriptedServer, tmp_path: Path) -> RestClient:
-    plugin = {
-        "apiVersion": "client.authentication.k8s.io/v1",
-        "interactiveMode": "Never",
-        "command": sys.executable,
-        "args": ["-c", f"print({json.dumps(CREDENTIAL)!r})"],
-    }
-    document = {
-        "current-context": "c",
-        "contexts": [{"name": "c", "context": {"cluster": "s", "user": "u"}}],
-        "clusters": [{"name": "s", "cluster": {"server": server.url}}],
-        "users": [{"name": "u", "user": {"exec": plugin}}],
-    }
+    plugin = {"command": sys.executable, "args": ["-c", f"print({json.dumps(CREDENTIAL)!r})"]}
+    document = yaml.safe_load(server.kubeconfig())
+    document["users"][0]["user"] = {"exec": EXEC | {"interactiveMode": "Never"} | plugin}
     (tmp_path / "kubeconfig").write_text(json.dumps(document))
     fast = Timeouts(connect_s=1.0, read_s=0.3, total_s=0.6)
     return RestClient(Connection.load(str(tmp_path / "kubeconfig")), timeouts=fast)
@@ -93,11 +81,7 @@ def context() -> ssl.SSLContext:
 
 @pytest.fixture
 def server(context: ssl.SSLContext) -> Iterator[ScriptedServer]:
-
-    def script(x: Exchange) -> None:
-        x.json({"ok": True}, headers={"Connection": "close"})
-
-    found = ScriptedServer(script)
+    found = ScriptedServer(lambda x: x.json({"ok": True}, headers={"Connection": "close"}))
     found.serve_tls(context)
     with found:
         yield found

@@ -45,6 +45,11 @@ def eventually(true: Callable[[], bool], timeout_s: float = 10.0) -> None:
         time.sleep(0.02)
 
 
+def slice_object(name: str) -> dict[str, Any]:
+    spec = {"driver": DRIVER, "nodeName": NODE, "pool": {"name": NODE, "generation": 1, "resourceSliceCount": 1}}
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": name}, "spec": spec}
+
+
 def test_slices_are_published_repaired_and_left_at_the_end(rest: RestClient) -> None:
     api = RestSlicesApi(rest, DRIVER, NODE)
     events = EventRecorder(rest, DRIVER, NODE)
@@ -60,13 +65,7 @@ def test_slices_are_published_repaired_and_left_at_the_end(rest: RestClient) -> 
     eventually(lambda: len(api.list()) == 2)
     assert time.monotonic() - began < 5
     assert names[1] in {item["metadata"]["name"] for item in api.list()}
-    foreign = {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceSlice",
-        "metadata": {"name": "other"},
-        "spec": {"driver": DRIVER, "nodeName": NODE, "pool": {"name": NODE, "generation": 1, "resourceSliceCount": 1}},
-    }
-    rest.create(paths.resource_slices(), foreign)
+    rest.create(paths.resource_slices(), slice_object("other"))
     eventually(lambda: "second publisher" in (publisher.problem or ""))
     eventually(lambda: len(rest.list(paths.events("default"))["items"]) == 1)
     publisher.stop()
@@ -90,9 +89,7 @@ def test_a_second_start_writes_nothing(rest: RestClient) -> None:
 def test_only_the_slice_that_was_read_is_deleted_or_overwritten(rest: RestClient) -> None:
     """UID and resourceVersion are sent: a slice that changed, or another one of that name, stays."""
     api = RestSlicesApi(rest, DRIVER, NODE)
-    spec = {"driver": DRIVER, "nodeName": NODE, "pool": {"name": NODE, "generation": 1, "resourceSliceCount": 1}}
-    body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "s"}, "spec": spec}
-    read = rest.create(paths.resource_slices(), body)
+    read = rest.create(paths.resource_slices(), slice_object("s"))
     uid, version = read["metadata"]["uid"], read["metadata"]["resourceVersion"]
     changed = rest.merge_patch(paths.resource_slices("s"), {"metadata": {"labels": {"a": "b"}}})
     newest = changed["metadata"]["resourceVersion"]

@@ -152,7 +152,9 @@ def test_outdated_copies_are_not_added_up(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("failure", [ApiUnreachableError("no answer"), NotFoundError("the status is not served")])
-def test_an_hour_of_failed_writes_makes_few_requests(cluster: Cluster, failure: KubernetesApiError) -> None:
+def test_an_hour_of_failed_writes_is_few_requests_and_then_it_is_right(
+    cluster: Cluster, failure: KubernetesApiError
+) -> None:
     cluster.failure = failure
     cluster.say("a", said("pool-000"))
     cluster.run(3600)

@@ -130,16 +130,16 @@ def test_error_is_logged_counted_and_retried(caplog: pytest.LogCaptureFixture) -
     assert "thread bench failed" in record.message
 
 
+def blocking(entered: threading.Event, release: threading.Event) -> float:
+    entered.set()
+    release.wait(60)
+    return 0.0
+
+
 def test_stop_ends_a_blocking_call_and_the_thread() -> None:
     """``interrupt`` ends the call in which a turn blocks; ``stop`` then sees the thread end, and may be repeated."""
     entered, interrupted, ended = threading.Event(), threading.Event(), threading.Event()
-
-    def turn() -> float:
-        entered.set()
-        interrupted.wait(60)
-        return 0.0
-
-    worker = Worker("blocking", turn, interrupt=interrupted.set, at_end=ended.set)
+    worker = Worker("blocking", lambda: blocking(entered, interrupted), interrupt=interrupted.set, at_end=ended.set)
     worker.start()
     assert entered.wait(10)
     assert worker.stop(10)
@@ -149,13 +149,7 @@ def test_stop_ends_a_blocking_call_and_the_thread() -> None:
 
 def test_stop_reports_a_thread_that_does_not_end() -> None:
     entered, release = threading.Event(), threading.Event()
-
-    def turn() -> float:
-        entered.set()
-        release.wait(10)
-        return 0.0
-
-    worker = Worker("stuck", turn)
+    worker = Worker("stuck", lambda: blocking(entered, release))
     worker.start()
     assert entered.wait(10)
     assert not worker.stop(0.001)
@@ -163,16 +157,13 @@ def test_stop_reports_a_thread_that_does_not_end() -> None:
     assert worker.stop(10)
 
 
-def test_stop_from_the_thread_itself_does_not_wait() -> None:
+def test_stop_from_the_thread_itself_and_without_start_does_not_wait() -> None:
     stopped: list[bool] = []
     worker = Worker("own", lambda: stopped.append(worker.stop(10)))
     worker.start()
     worker._thread.join(10)
     assert stopped == [True]
     assert worker.stop(0)
-
-
-def test_stop_without_start_returns_at_once() -> None:
     assert Worker("idle", lambda: None).stop(10)
 
 

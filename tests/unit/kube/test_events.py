@@ -82,17 +82,14 @@ def test_an_old_or_deleted_event_is_created_again() -> None:
     assert bench.recorder.dropped == 0
 
 
-def test_a_full_queue_drops_and_counts() -> None:
+def test_a_full_queue_and_a_refusal_drop_and_count() -> None:
     bench = Bench()
     for number in range(MAX_PENDING + 5):
         bench.recorder.record(NODE, "Normal", "Reason", f"text {number}")
     assert bench.recorder.dropped == 5
     bench.recorder.flush()
     assert len(bench.api.created) == MAX_PENDING
-
-
-def test_a_refused_event_is_dropped_and_counted() -> None:
-    bench = Bench()
+    bench = Bench()  # whose first event is refused
     bench.api.failures = [ForbiddenError("403", status=403)]
     bench.say("one")
     bench.say("two")
@@ -126,18 +123,12 @@ class NoApi:
         raise AssertionError(path)
 
 
+IDENTITY = {"name": "node-a", "uid": "u-1", "resourceVersion": "7"}
+
+
 def node(*, annotations: Any = None, labels: Any = None, allocatable: Any = None) -> dict[str, Any]:
-    return {
-        "metadata": {
-            "name": "node-a",
-            "uid": "u-1",
-            "resourceVersion": "7",
-            "annotations": annotations,
-            "labels": labels,
-            "managedFields": [{"manager": "kubelet"}],
-        },
-        "status": {"allocatable": allocatable, "images": [{"names": ["x" * 1000]}]},
-    }
+    metadata = {**IDENTITY, "annotations": annotations, "labels": labels, "managedFields": [{"manager": "kubelet"}]}
+    return {"metadata": metadata, "status": {"allocatable": allocatable, "images": [{"names": ["x" * 1000]}]}}
 
 
 def modified(item: dict[str, Any]) -> ReflectorChange:
@@ -152,9 +143,7 @@ def test_only_fields_that_are_used_are_kept() -> None:
     item["status"]["nodeInfo"] = system
     assert slim_node(item) == {
         "metadata": {
-            "name": "node-a",
-            "uid": "u-1",
-            "resourceVersion": "7",
+            **IDENTITY,
             "annotations": {"gpu.dra-driver.io/detach": "why"},
             "labels": {"nvidia.com/gpu.deploy.client": "true"},
         },

@@ -183,9 +183,8 @@ class World:
         body = {"metadata": {"name": name}, "spec": {"devices": {"requests": requests}}}
         claim = self.store.create(RESOURCE_CLAIMS, body, namespace="default")
         listed = [] if extended else [{"name": "gpu", "resourceClaimName": name}]
-        container: Obj = {"name": "c", "image": "i"}
-        if extended:
-            container["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
+        limits = {"nvidia.com/gpu": "1"} if extended else {}
+        container = {"name": "c", "image": "i", "resources": {"limits": limits}}
         spec = {"nodeName": "a", "containers": [container], "resourceClaims": listed}
         metadata = {"name": name, "labels": {"app": "x"}}
         pod = self.store.create(PODS, {"metadata": metadata, "spec": spec}, namespace="default")
@@ -304,5 +303,4 @@ def test_budgets_are_not_asked(world: World) -> None:
 
 def test_the_time_is_that_of_the_taint(world: World) -> None:
     world.taint(taint(seconds=20))
-    assert world.controller.step() == 20
-    assert world.leaving() == []
+    assert (world.controller.step(), world.leaving()) == (20, [])

@@ -43,18 +43,24 @@ def cut(*partitions: tuple[str, str], parent: str = UUIDS[1]) -> str:
     return "\n".join([line(0, parent), *lines])
 
 
+def create_pod(store: Store, name: str, *containers: str, **spec: object) -> Obj:
+    listed = [{"name": each, "image": "i"} for each in containers]
+    body = {"metadata": {"name": name}, "spec": {"containers": listed, **spec}}
+    return store.create(PODS, body, namespace="default")
+
+
+def set_phase(store: Store, pod: Obj, phase: str) -> Obj:
+    ready = "True" if phase == "Running" else "False"
+    pod["status"] = {"phase": phase, "conditions": [{"type": "Ready", "status": ready, "lastTransitionTime": None}]}
+    return store.update_status(PODS, pod)
+
+
 def run_pod(store: Store, name: str, *seen: str, granted: tuple[str, ...] = ("gpu-0",), phase: str = "Running") -> None:
     """A pod whose container's log lists ``seen`` and whose claim was allocated ``granted``."""
     made = store.create(RESOURCE_CLAIMS, claim(name), namespace="default")
     store.update_status(RESOURCE_CLAIMS, {**made, **{"status": allocated(made, *granted, node_name="a")["status"]}})
-    spec = {
-        "containers": [{"name": "main", "image": "i"}],
-        "resourceClaims": [{"name": "gpu", "resourceClaimName": name}],
-    }
-    pod = store.create(PODS, {"metadata": {"name": name}, "spec": spec}, namespace="default")
-    ready = "True" if phase == "Running" else "False"
-    pod["status"] = {"phase": phase, "conditions": [{"type": "Ready", "status": ready, "lastTransitionTime": None}]}
-    store.update_status(PODS, pod)
+    pod = create_pod(store, name, "main", resourceClaims=[{"name": "gpu", "resourceClaimName": name}])
+    set_phase(store, pod, phase)
     listed = [uuid if uuid.startswith("GPU ") else line(i, uuid) for i, uuid in enumerate(seen)]
     store.logs.append("default", name, "main", "\n".join(listed))
 
@@ -172,11 +178,7 @@ def test_a_claim_for_extended_resources_counts(store: Store) -> None:
     store.update_status(RESOURCE_CLAIMS, {**made, "status": allocated(made, "gpu-0", node_name="a")["status"]})
     store.logs.append("default", "p", "main", line(0, UUIDS[0]))
     request = {"containerName": "main", "resourceName": "nvidia.com/gpu", "requestName": "gpu"}
-    pod["status"] = {
-        "phase": "Running",
-        "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": None}],
-    }
-    pod = store.update_status(PODS, pod)
+    pod = set_phase(store, pod, "Running")
     assert "were allocated []" in (complaint(store, "pod/p Running sees 1 GPU") or "")
     pod["status"]["extendedResourceClaimStatus"] = {"resourceClaimName": "made", "requestMappings": [request]}
     store.update_status(PODS, pod)
@@ -185,9 +187,7 @@ def test_a_claim_for_extended_resources_counts(store: Store) -> None:
 
 def test_log_lines_are_whole_lines(store: Store) -> None:
     """10240 does not match 1024; every container of a pod, or the one named, must have the line."""
-    container = {"image": "i"}
-    spec = {"containers": [{"name": "main", **container}, {"name": "side", **container}]}
-    store.create(PODS, {"metadata": {"name": "p"}, "spec": spec}, namespace="default")
+    create_pod(store, "p", "main", "side")
     store.logs.append("default", "p", "main", "GPU 0\nCUDA_X=10240M\n")
     store.logs.append("default", "p", "side", "GPU 0\n")
     assert complaint(store, "container p/main logs CUDA_X=10240M") is None
@@ -203,25 +203,14 @@ def example(folder: Path, name: str, *lines: str) -> Path:
     return path
 
 
-def test_an_example_without_requirements_runs_on_any_cluster(tmp_path: Path) -> None:
-    needs = read_requirements(example(tmp_path, "x.yaml"))
-    assert needs == Requirements()
-    assert str(needs) == ""
-
-
 def test_nodes_and_policies_are_read_from_the_header(tmp_path: Path) -> None:
+    assert (read_requirements(example(tmp_path, "none.yaml")), str(Requirements())) == (Requirements(), "")
     (tmp_path / "policies").mkdir()
     for name in ("policies/mps.yaml", "policies/b.yaml", "hardware.yaml"):
         (tmp_path / name).write_text("")
-    needs = read_requirements(
-        example(
-            tmp_path,
-            "x.yaml",
-            "# cluster: gpu-a=4xa100-sxm4-40gb+mig gpu-b=hardware.yaml",
-            "# policy: policies/mps.yaml",
-            "#policy:policies/b.yaml",
-        )
-    )
+    cluster = "# cluster: gpu-a=4xa100-sxm4-40gb+mig gpu-b=hardware.yaml"
+    policies = ("# policy: policies/mps.yaml", "#policy:policies/b.yaml")
+    needs = read_requirements(example(tmp_path, "x.yaml", cluster, *policies))
     assert needs.nodes == (("gpu-a", "4xa100-sxm4-40gb+mig"), ("gpu-b", str(tmp_path / "hardware.yaml")))
     assert needs.policies == (tmp_path / "policies/mps.yaml", tmp_path / "policies/b.yaml")
     assert str(needs).endswith("hardware.yaml, policy mps.yaml, policy b.yaml")

@@ -72,10 +72,7 @@ def test_a_device_is_unknown_until_it_is_reported_and_when_the_report_is_old(wor
     assert world.status() == ("Unhealthy", "XID 79")
     world.now += 10.1
     assert world.status() == ("Unknown", "")
-
-
-def test_without_a_time_the_kubelets_own_counts(world: World) -> None:
-    world.cache.report("d", [told(HEALTHY)])
+    world.cache.report("d", [told(HEALTHY)])  # without a time the kubelet's own counts
     world.now += 30
     assert world.status()[0] == "Healthy"
     world.now += 0.1

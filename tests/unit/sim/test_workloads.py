@@ -177,9 +177,8 @@ class Budgeted:
     def __init__(self, replicas: int = 3, **limits: Any) -> None:
         self.store = Store()
         self.controller = DisruptionController(self.store)
-        template = {"metadata": {"labels": {"app": "a"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
-        selector = {"matchLabels": {"app": "a"}}
-        spec = {"replicas": replicas, "selector": selector, "template": template}
+        selector = {"matchLabels": {"app": "x"}}
+        spec = {"replicas": replicas, "selector": selector, "template": _template()}
         self.owner = self.store.create(REPLICA_SETS, {"metadata": {"name": "r"}, "spec": spec}, namespace="default")
         for number in range(replicas):
             self.add_pod(f"p{number}")
@@ -189,7 +188,7 @@ class Budgeted:
         self.controller.step()
 
     def add_pod(self, name: str, *, ready: bool = True) -> None:
-        metadata = {"name": name, "labels": {"app": "a"}, "ownerReferences": [owner_reference(self.owner)]}
+        metadata = {"name": name, "labels": {"app": "x"}, "ownerReferences": [owner_reference(self.owner)]}
         spec = {"nodeName": "n", "containers": [{"name": "c", "image": "i"}]}
         pod = self.store.create(PODS, {"metadata": metadata, "spec": spec}, namespace="default")
         state = "True" if ready else "False"
@@ -268,7 +267,7 @@ def test_a_dry_run_takes_nothing() -> None:
 
 def test_two_budgets_for_one_pod_are_an_error() -> None:
     world = Budgeted(2, minAvailable=1)
-    other = {"metadata": {"name": "b2"}, "spec": {"selector": {"matchLabels": {"app": "a"}}, "minAvailable": 1}}
+    other = {"metadata": {"name": "b2"}, "spec": {"selector": {"matchLabels": {"app": "x"}}, "minAvailable": 1}}
     world.store.create(POD_DISRUPTION_BUDGETS, other, namespace="default")
     assert world.refusal("p0").status == 500
 

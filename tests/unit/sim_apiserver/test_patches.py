@@ -122,7 +122,6 @@ def test_apply_merges_device_status_by_driver_pool_and_device(store: Store) -> N
 
 
 def test_a_list_item_that_is_no_longer_applied_goes_whole() -> None:
-
     def applied(live: Obj | None, *names: str) -> Obj:
         containers = [{"name": name, "image": "i", "ports": [{"containerPort": 80, "name": name}]} for name in names]
         config = {"metadata": {"name": "p"}, "spec": {"containers": containers}}
@@ -160,6 +159,15 @@ def _pod(status: Obj, **metadata: str) -> list[object]:
 
 
 RUNNING = {"name": "a", "ready": True, "restartCount": 0, "state": {"running": {}}}
+CRASHED_AT = {"terminated": {"finishedAt": "2026-01-01T23:59:00Z"}}
+CRASHING = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "restartCount": 3, "lastState": CRASHED_AT}
+COMPLETED = {"state": {"terminated": {"reason": "Completed", "exitCode": 0}}}
+KILLED = {"state": {"terminated": {"signal": 9, "exitCode": 137}}}
+GATED = {"type": "PodScheduled", "reason": "SchedulingGated"}
+
+
+def init(**state: Obj) -> Obj:
+    return {"phase": "Pending", "initContainerStatuses": [{"state": state}]}
 
 
 @pytest.mark.parametrize(
@@ -167,52 +175,18 @@ RUNNING = {"name": "a", "ready": True, "restartCount": 0, "state": {"running": {
     [
         ({"phase": "Pending"}, ["0/2", "Pending", "0"]),
         ({"phase": "Failed", "reason": "Evicted"}, ["0/2", "Evicted", "0"]),
-        (
-            {"phase": "Pending", "conditions": [{"type": "PodScheduled", "reason": "SchedulingGated"}]},
-            ["0/2", "SchedulingGated", "0"],
-        ),
-        ({"phase": "Pending", "initContainerStatuses": [{"state": {"running": {}}}]}, ["0/2", "Init:0/1", "0"]),
-        (
-            {"phase": "Pending", "initContainerStatuses": [{"state": {"waiting": {"reason": "ErrImagePull"}}}]},
-            ["0/2", "Init:ErrImagePull", "0"],
-        ),
-        (
-            {"phase": "Pending", "initContainerStatuses": [{"state": {"terminated": {"exitCode": 3}}}]},
-            ["0/2", "Init:ExitCode:3", "0"],
-        ),
+        ({"phase": "Pending", "conditions": [GATED]}, ["0/2", "SchedulingGated", "0"]),
+        (init(running={}), ["0/2", "Init:0/1", "0"]),
+        (init(waiting={"reason": "ErrImagePull"}), ["0/2", "Init:ErrImagePull", "0"]),
+        (init(terminated={"exitCode": 3}), ["0/2", "Init:ExitCode:3", "0"]),
         ({"phase": "Running", "containerStatuses": [RUNNING, RUNNING]}, ["2/2", "Running", "0"]),
         (
-            {
-                "phase": "Running",
-                "containerStatuses": [
-                    RUNNING,
-                    {
-                        "state": {"waiting": {"reason": "CrashLoopBackOff"}},
-                        "restartCount": 3,
-                        "lastState": {"terminated": {"finishedAt": "2026-01-01T23:59:00Z"}},
-                    },
-                ],
-            },
+            {"phase": "Running", "containerStatuses": [RUNNING, CRASHING]},
             ["1/2", "CrashLoopBackOff", "3 (60s ago)"],
         ),
-        (
-            {
-                "phase": "Succeeded",
-                "containerStatuses": [{"state": {"terminated": {"reason": "Completed", "exitCode": 0}}}],
-            },
-            ["0/2", "Completed", "0"],
-        ),
-        (
-            {
-                "phase": "Running",
-                "containerStatuses": [RUNNING, {"state": {"terminated": {"reason": "Completed", "exitCode": 0}}}],
-            },
-            ["1/2", "NotReady", "0"],
-        ),
-        (
-            {"phase": "Failed", "containerStatuses": [{"state": {"terminated": {"signal": 9, "exitCode": 137}}}]},
-            ["0/2", "Signal:9", "0"],
-        ),
+        ({"phase": "Succeeded", "containerStatuses": [COMPLETED]}, ["0/2", "Completed", "0"]),
+        ({"phase": "Running", "containerStatuses": [RUNNING, COMPLETED]}, ["1/2", "NotReady", "0"]),
+        ({"phase": "Failed", "containerStatuses": [KILLED]}, ["0/2", "Signal:9", "0"]),
     ],
 )
 def test_pods_show_ready_status_and_restarts(status: Obj, cells: list[str]) -> None:
@@ -225,12 +199,10 @@ def test_a_deleted_pod_is_terminating_unless_it_has_finished() -> None:
 
 
 def test_jobs_count_completions() -> None:
-    status = {
-        "succeeded": 1,
-        "startTime": "2026-01-01T23:59:00Z",
-        "conditions": [{"type": "Complete", "status": "True"}],
-    }
-    done = _cells(JOBS, {"spec": {"completions": 1}, "status": status | {"completionTime": "2026-01-01T23:59:30Z"}})
+    started = {"startTime": "2026-01-01T23:59:00Z"}
+    complete: Obj = {"succeeded": 1, "conditions": [{"type": "Complete", "status": "True"}]}
+    complete["completionTime"] = "2026-01-01T23:59:30Z"
+    done = _cells(JOBS, {"spec": {"completions": 1}, "status": started | complete})
     assert done[1:4] == ["Complete", "1/1", "30s"]
-    running = _cells(JOBS, {"spec": {"parallelism": 3}, "status": {"startTime": "2026-01-01T23:59:00Z"}})
+    running = _cells(JOBS, {"spec": {"parallelism": 3}, "status": started})
     assert running[1:4] == ["Running", "0/1 of 3", "60s"]

@@ -142,12 +142,9 @@ def test_workloads_are_checked_through_their_templates() -> None:
     assert "spec.template.spec.containers[0].resources.claims[0]: Not found" in _problems(Store(), DAEMON_SETS, daemons)
 
 
-def test_secrets_hold_base64_only() -> None:
+def test_secrets_hold_base64_and_events_of_cluster_objects_live_in_default() -> None:
     secret = {"metadata": {"name": "s", "namespace": "default"}, "data": {"a": "not base64!"}}
     assert "data[a]" in _problems(Store(), SECRETS, secret)
-
-
-def test_events_of_cluster_objects_live_in_default() -> None:
     event = {"metadata": {"name": "e", "namespace": "default"}, "involvedObject": {"kind": "Node", "name": "n1"}}
     assert Store().create(EVENTS, event)
     event["metadata"] = {"name": "e", "namespace": "kube-public"}

@@ -88,13 +88,16 @@ def test_a_new_connection_closes_the_oldest_without_a_request(serve: Callable[..
         oldest, *others = [idle.enter_context(connect(port)) for _ in range(MAX_CONNECTIONS)]
         assert probe(port) == 200
         assert oldest.recv(1) == b""
-        assert not any(map(is_closed, others[1:]))  # the answer of the probe may have closed the second
+        assert not any(
+            has_received(each, b"") for each in others[1:]
+        )  # the answer of the probe may have closed the second
 
 
-def is_closed(connection: socket.socket) -> bool:
+def has_received(connection: socket.socket, wanted: bytes) -> bool:
+    """Return whether the server sent ``wanted``; empty for a connection that it closed."""
     connection.setblocking(False)
     try:
-        return connection.recv(1) == b""
+        return connection.recv(len(wanted) or 1) == wanted
     except BlockingIOError:
         return False
 
@@ -154,17 +157,9 @@ def test_requests_for_a_check_that_hangs_are_refused_above_the_limit(serve: Call
             client.sendall(b"GET /readyz HTTP/1.0\r\n\r\n")
         since = time.monotonic()
         assert [probe(port) for _ in range(PROBES)] == [200] * PROBES
-        assert sum(map(is_answered, clients)) == MAX_WAITING
+        assert sum(has_received(client, b"HTTP/1.1 503") for client in clients) == MAX_WAITING
         assert time.monotonic() - since < CLIENT_TIMEOUT_S
         finish.set()
-
-
-def is_answered(connection: socket.socket) -> bool:
-    connection.setblocking(False)
-    try:
-        return connection.recv(12) == b"HTTP/1.1 503"
-    except BlockingIOError:
-        return False
 
 
 def test_requests_for_the_same_share_answers(serve: Callable[..., int]) -> None:

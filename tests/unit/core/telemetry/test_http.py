@@ -58,11 +58,8 @@ def test_remarks_follow_and_do_not_change_the_status() -> None:
     server.stop()
 
 
-def test_metrics_are_served(server: ObservabilityServer) -> None:
+def test_metrics_are_served_and_other_paths_and_methods_refused(server: ObservabilityServer) -> None:
     assert "dra_driver_published" in ask(server, "/metrics")[1]
-
-
-def test_other_paths_and_methods_are_refused(server: ObservabilityServer) -> None:
     status, text = ask(server, "/etc/passwd")
     assert (status, "/metrics" in text) == (404, True)
     assert ask(server, "/readyz", "POST")[0] == 501
@@ -70,7 +67,6 @@ def test_other_paths_and_methods_are_refused(server: ObservabilityServer) -> Non
 
 
 def test_a_failing_check_is_answered(caplog: pytest.LogCaptureFixture) -> None:
-
     def broken() -> list[str]:
         raise ZeroDivisionError
 
@@ -182,12 +178,8 @@ def test_traceback_is_kept(emit: Emit, log_format: logs.LogFormat) -> None:
     assert "test_traceback_is_kept" in line
 
 
-def test_huge_value_is_cut(emit: Emit) -> None:
+def test_huge_value_is_cut_and_configuring_twice_does_not_double_the_lines(emit: Emit) -> None:
     assert len(emit("text", "m", extra={"k": "x" * 1_000_000})) < 5000
-
-
-def test_configuring_twice_does_not_double_the_lines(emit: Emit) -> None:
-    emit("text", "m")
     assert emit("text", "m").count("\n") == 1
 
 

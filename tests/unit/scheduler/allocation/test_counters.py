@@ -68,9 +68,8 @@ def test_an_overdrawn_counter_blocks_the_whole_pool() -> None:
     offered = slices(*overlapping, other, parents=2)
     for quirks in (V1_36, V1_37):
         assert taken(claim("c"), on=offered, held=held, quirks=quirks) is None
-        assert taken(claim("c"), on=offered, held=[allocated(claim("x"), "first", node_name="a")], quirks=quirks) == [
-            ["other"]
-        ]
+        fitting = [allocated(claim("x"), "first", node_name="a")]
+        assert taken(claim("c"), on=offered, held=fitting, quirks=quirks) == [["other"]]
         without_counters = slices(*overlapping, other, gpu("plain"), parents=2)
         assert taken(claim("c"), on=without_counters, held=held, quirks=quirks) == [["plain"]]
 
