@@ -17,7 +17,7 @@ from dra_driver.core.model.usage_findings import (
     Unattributed,
 )
 from dra_driver.core.model.usage_rules import OverGrantAction, UsageRules
-from dra_driver.node.usage.values import DeviceUse, GpuUse, SeenProcess
+from dra_driver.node.usage.values import GpuUse, SeenProcess
 from dra_driver.node.usage.watchdog import (
     CALM_S,
     ClaimUse,
@@ -25,7 +25,6 @@ from dra_driver.node.usage.watchdog import (
     IdleState,
     ShareUse,
     WatchdogState,
-    device_used,
     idle_s,
     used_any,
     watch,
@@ -33,7 +32,6 @@ from dra_driver.node.usage.watchdog import (
     watch_idle,
 )
 from tests.fakes.stand_in import present
-from tests.unit.node.usage import test_join
 from tests.unit.node.usage.claims import GIB, MIB, NOW, claim, pod
 
 EVICT = UsageRules(over_grant=OverGrantAction.EVICT)
@@ -225,22 +223,6 @@ def idle_after(*uses: ClaimUse, every_s: float = 30.0) -> tuple[IdleState, tuple
     for number, use in enumerate(uses):
         state, found = watch_idle(state, [use], every_s, NOW + timedelta(seconds=number * every_s))
     return state, found
-
-
-@pytest.mark.parametrize(
-    ("percents", "device", "expected"),
-    [
-        (None, None, None), (None, 0, None), ([], None, False), ([0, 0], None, False), ([0, 3], None, True),
-        ([None, 3], None, True), ([None, 0], None, None), ([None], 0, False), ([None], 7, True), ([], 7, False),
-    ],
-)  # fmt: skip
-def test_use_is_computing_and_unknown_stays_unknown(
-    percents: list[int | None] | None, device: int | None, expected: bool | None
-) -> None:
-    """A partition on a GPU without GPM has processes of which nothing is known; without processes it is not used."""
-    processes = None if percents is None else tuple(SeenProcess(pid=1, sm_percent=each) for each in percents)
-    found = DeviceUse(claim=claim(), assigned=test_join.use(), processes=processes, sm_percent=device)
-    assert device_used(found) is expected
 
 
 @pytest.mark.parametrize(
