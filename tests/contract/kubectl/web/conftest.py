@@ -62,7 +62,7 @@ class Site:
 
     def opened(self) -> "TestClient":
         found = self.browser()
-        assert found.get(f"/open?code={self.code}").status_code == 200
+        assert found.get(f"{self.base}/open?code={self.code}").status_code == 200
         return found
 
     def read(self, state: ClusterState | None = None, **told: GpuNodeStatus) -> None:
