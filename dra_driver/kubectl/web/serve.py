@@ -23,8 +23,8 @@ class BoundedConnection(H11Protocol):
     """A connection that cannot keep the owner of the page out: every user of the machine may open connections.
 
     It closes without a complete request after ``first_s``, and after ``idle_s`` to twice that time without a new one.
-    Only an answer to the owner may take longer. Beyond ``most`` connections the oldest one closes whose last request was
-    not the owner's.
+    Only an answer to the owner may take longer. Beyond ``most`` connections, the oldest whose last request was
+    not the owner's closes.
     """
 
     first_s: ClassVar[float] = 1.0
