@@ -8,10 +8,11 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-import yaml
 from msgspec import Struct
+
+from dra_driver.core import yaml_text
 
 MAX_FILES: Final = 4096
 MAX_BYTES: Final = 4 * 2**20
@@ -90,8 +91,8 @@ def read(path: Path) -> CdiFile:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             return CdiFile(path=path, problem=f"larger than {MAX_BYTES >> 20} MiB")
-        document = json.loads(data) if path.suffix == ".json" else yaml.safe_load(data)
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        document: Any = json.loads(data) if path.suffix == ".json" else yaml_text.load(data)
+    except (OSError, ValueError, RecursionError) as error:
         return CdiFile(path=path, problem=f"cannot be read: {type(error).__name__}")
     if problem := _problem(document):
         return CdiFile(path=path, problem=problem)
