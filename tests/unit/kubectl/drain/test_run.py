@@ -111,8 +111,9 @@ def test_pods_are_evicted_as_budgets_allow() -> None:
 
 def test_the_api_servers_retry_after_is_kept() -> None:
     api = FakeApi(pods=[pod("b")], claims=[claim("two", "gpu-0", "b")])
-    api.budgets["b"] = budget("not now")
-    api.budgets["b"].retry_after_s = 10
+    refusal = budget("not now")
+    refusal.retry_after_s = 10
+    api.budgets["b"] = refusal
     with pytest.raises(DrainFailedError):
         Run(api, replace(ALL, evict=True), timeout_s=12.0).drain()
     assert api.requests.count("evict b") == 2
