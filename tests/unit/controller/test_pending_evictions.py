@@ -33,6 +33,15 @@ def test_a_pod_is_due_a_grace_time_after_the_taint_of_its_device() -> None:
     ]
 
 
+def test_only_pods_are_evicted_of_all_that_a_claim_is_reserved_for() -> None:
+    wire = special_claim_object(0)
+    wire["status"]["reservedFor"] += [
+        {"resource": "pods", "name": "x", "uid": "u", "apiGroup": "other.example.com"},
+        {"resource": "jobs", "name": "y", "uid": "v"},
+    ]
+    assert [pod.name for pod in present(special_claim(wire, DRIVER)).pods] == ["pod-a"]
+
+
 @pytest.mark.parametrize("effect", ["NoSchedule", "None", "Later"])
 def test_other_effects_evict_no_pod(effect: str) -> None:
     assert pending_evictions(fleet(resource_slice(device(0, taint(effect=effect)))), [claim(0)], 60) == []

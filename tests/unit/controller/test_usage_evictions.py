@@ -158,6 +158,14 @@ def test_a_node_that_has_died_asks_for_nothing(world: World) -> None:
     assert world.evicted == []
     world.nodes_["gpu-a"] = gpu_node(checked=None, overGrant=[over()])
     world.run_until(FRESH_S + 500)
+    assert (world.evicted, world.reasons) == ([], [("llm-0", "GpuEvictionAnnounced")])
+
+
+def test_a_node_that_dies_during_a_long_grace_time_asks_for_nothing(world: World) -> None:
+    world.tell(over(graceSeconds=600))
+    world.run_until(130)  # renewed at 60 and 120 s, after the announcement
+    world.stale.add("gpu-a")
+    world.run_until(800)
     assert world.evicted == []
 
 
@@ -275,6 +283,27 @@ def test_two_claims_on_one_gpu_are_one_gpu_for_the_brake(world: World) -> None:
     world.run(names=("a", "b"))
     world.tell(over("a"), over("b"))
     world.run_until(80)
+    assert len(world.evicted) == 2
+
+
+@pytest.mark.parametrize(
+    ("told", "until_s"),
+    [
+        ([("gpu-a", {"overGrant": [over("a")]}), ("gpu-b", {"overGrant": [over("b")]})], 500),
+        ([("gpu-a", {"idle": [IDLE | {"claim": name, "claimUid": f"uid-{name}"} for name in "ab"]})], 590),
+        ([(f"gpu-{name}", {"overGrant": [over(name, graceSeconds=900)]}) for name in "ab"], 1700),
+    ],
+    ids=["one device name on two nodes", "idle claims name no device", "twice a wait longer than the window"],
+)
+def test_what_counts_as_two_gpus_for_the_brake(world: World, told: Any, until_s: float) -> None:
+    world.run(names=("a", "b"))
+    for node, usage in told:
+        world.nodes_[node] = gpu_node(node, gpus=4, **usage)
+    if len(told) == 2:
+        world.claims["b"], world.pods["b-0"] = claim_object("b", node="gpu-b"), pod("b-0", node="gpu-b")
+    world.run_until(until_s)
+    assert world.evicted == []
+    world.run_until(until_s + 300)
     assert len(world.evicted) == 2
 
 

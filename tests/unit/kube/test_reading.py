@@ -118,6 +118,8 @@ def test_each_status_has_its_error(code: int, reason: str, expected: type[errors
     assert type(error) is expected
     assert (error.status, error.reason) == (code, reason)
     assert "GET /x failed" in str(error)
+    hint = {401: "check the service account's token", 403: "check the ClusterRole"}.get(code, "")
+    assert hint in str(error)
     assert "the words" in str(error)
 
 

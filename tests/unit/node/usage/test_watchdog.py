@@ -16,7 +16,7 @@ from dra_driver.core.model.usage_findings import (
     OverGrant,
     Unattributed,
 )
-from dra_driver.core.model.usage_rules import OverGrantAction, UsageRules
+from dra_driver.core.model.usage_rules import OverGrantAction, UsageRules, idle_after_min
 from dra_driver.node.usage.values import GpuUse, SeenProcess
 from dra_driver.node.usage.watchdog import (
     CALM_S,
@@ -246,6 +246,13 @@ def test_use_and_not_knowing_both_begin_the_time_again(between: ClaimUse) -> Non
     assert idle_after(UNUSED, UNUSED, UNUSED, between)[1] == ()
     assert idle_after(UNUSED, UNUSED, between, UNUSED, UNUSED)[1] == ()
     assert idle_after(*[between] * 9)[1] == ()
+
+
+@pytest.mark.parametrize(("minutes", "found"), [([5, 30], 30), ([5, None], None), ([None], None), ([], None)])
+def test_a_claim_of_several_gpus_is_idle_by_the_most_patient_policy(
+    minutes: list[int | None], found: int | None
+) -> None:
+    assert idle_after_min([UsageRules(idle_after_min=each) for each in minutes]) == found
 
 
 def test_without_minutes_no_claim_is_idle_but_its_time_is_known() -> None:
