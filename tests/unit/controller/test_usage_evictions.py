@@ -279,6 +279,40 @@ def test_many_at_once_are_a_wrong_rule_and_held_by_the_brake(world: World) -> No
     assert ("lease", "GpuEvictionResumed") in world.reasons
 
 
+@pytest.mark.parametrize("gpus", [8, 128])
+@pytest.mark.parametrize("exist", [False, True])
+def test_a_stolen_node_token_does_not_hold_the_brake(world: World, gpus: int, exist: bool) -> None:
+    """The node invents 32 idle claims, or says that of claims that it has."""
+    invented = [IDLE | {"claim": f"x-{n}", "claimUid": f"uid-x-{n}"} for n in range(32)]
+    if exist:
+        world.claims |= {f"x-{n}": claim_object(f"x-{n}", node="gpu-b") for n in range(32)}
+        world.pods |= {f"x-{n}-0": pod(f"x-{n}-0", node="gpu-b", annotations={NO_EVICTION: "true"}) for n in range(32)}
+    world.tell(*invented, node="gpu-b", kind="idle", gpus=gpus)
+    world.tell(over())
+    world.run_until(80)
+    assert world.left == ["llm-0"]
+    assert REGISTRY.get_sample_value("dra_driver_usage_brake") == 0
+
+
+def test_claims_that_do_not_exist_do_not_count_for_the_brake(world: World) -> None:
+    """Also in a fleet of one node."""
+    world.tell(IDLE, *(IDLE | {"claim": f"x-{n}", "claimUid": f"uid-x-{n}"} for n in range(31)), kind="idle")
+    world.run_until(330)
+    assert world.left == ["llm-0"]
+
+
+def test_invented_gpus_of_a_stolen_node_token_do_not_loosen_the_brake(world: World) -> None:
+    for node in ("gpu-a", "gpu-b", "gpu-c"):
+        for number in range(4):
+            name = f"{node}-{number}"
+            world.claims[name] = claim_object(name, node=node, device=f"gpu-{number}")
+            world.pods[f"{name}-0"] = pod(f"{name}-0", node=node)
+        world.tell(*(over(f"{node}-{number}", gpu=f"gpu-{number}") for number in range(4)), node=node)
+    world.tell(node="gpu-d", gpus=128)
+    world.run_until(500)
+    assert world.evicted == []
+
+
 def test_two_claims_on_one_gpu_are_one_gpu_for_the_brake(world: World) -> None:
     world.run(names=("a", "b"))
     world.tell(over("a"), over("b"))
