@@ -227,11 +227,14 @@ def counters(slices: Sequence[Wire]) -> dict[tuple[str, str, str], Quantity]:
     }
 
 
-def together(slices: Sequence[Wire], candidates: Sequence[PublishedDevice], most: int) -> list[PublishedDevice]:
-    """Up to ``most`` of the candidates that do not exclude each other, small ones first. Shares are left out."""
+def together(
+    slices: Sequence[Wire], candidates: Sequence[PublishedDevice], most: int, *, largest: bool = False
+) -> list[PublishedDevice]:
+    """Up to ``most`` of the candidates that do not exclude each other, small ones first, or ``largest`` ones. Shares
+    are left out."""
     left = counters(slices)
     chosen: list[PublishedDevice] = []
-    for device in sorted((one for one in candidates if not one.is_shared), key=size):
+    for device in sorted((one for one in candidates if not one.is_shared), key=size, reverse=largest):
         charges = device.charges
         if len(chosen) == most:
             break
