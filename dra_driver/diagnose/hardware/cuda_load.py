@@ -44,8 +44,10 @@ again:
 }
 .visible .entry poke(.param .u64 address) {
     .reg .u64 %address;
+    .reg .u32 %value;
     ld.param.u64 %address, [address];
-    st.global.u32 [%address], 1;
+    mov.u32 %value, 1;
+    st.global.u32 [%address], %value;
     ret;
 }
 \0"""

@@ -43,7 +43,7 @@ BURST_MS: Final = 20.0
 LOOK_EVERY_S: Final = 2.5
 SHARED_MIB: Final = 4096
 MAX_OFFSET_S: Final = 5.0
-EVENT_S: Final = 20.0
+EVENT_S, MAX_EVENTS = 10.0, 5
 DETACH_S: Final = 30.0
 ILLEGAL_ADDRESS: Final = 700  # CUDA_ERROR_ILLEGAL_ADDRESS
 XID_OF_FAULT: Final = 31
@@ -218,11 +218,17 @@ def read_shared(task: Task, library: str) -> Topics:
 
 @_with_cuda
 def read_xid(task: Task, library: str) -> Topics:
-    """Topics ``load`` and ``event``: the codes of an illegal access by an own process, and what NVML reports of it."""
+    """Topics ``load`` and ``events``: the codes of an illegal access by an own process, and what NVML reports, at most
+    `MAX_EVENTS`: one fault may cause several XIDs."""
     handle = _opened(task)
     with probes.xid_events(handle) as wait, _load(task, library, kernel="poke") as load:
         yield "load", load.started
-        yield "event", wait(int(EVENT_S * 1000))
+        events: list[dict[str, Any]] = []
+        while len(events) < MAX_EVENTS:
+            events.append(wait(int(EVENT_S * 1000)))
+            yield "events", events
+            if events[-1].get("value", {}).get("eventData", XID_OF_FAULT) == XID_OF_FAULT:
+                return
 
 
 def read_links(task: Task) -> Topics:
@@ -481,23 +487,23 @@ def shared(facts: Facts, _survey: Facts) -> Finding:
 )
 def xid(facts: Facts, _survey: Facts) -> Finding:
     """An illegal access ends its own context with code 700, and NVML reports XID 31 of this GPU and of no instance."""
-    event, codes = facts["event"], facts["load"].get("codes", {})
+    codes = facts["load"].get("codes", {})
     if codes.get("cuCtxSynchronize") != ILLEGAL_ADDRESS:
         seen = f"the CUDA program: {facts['load'].get('error') or codes}"
         return Finding(status=Status.UNKNOWN, seen=f"no illegal access: {seen}")
-    if "value" not in event:
-        return Finding(
-            status=Status.FAIL,
-            seen=f"no event within {EVENT_S:.0f} s: {event.get('error')} ({event.get('code')})",
-            meaning="errors of programs would not be counted",
-        )
-    found = event["value"]
-    differences = [] if found["eventData"] == XID_OF_FAULT else [f"XID {found['eventData']}"]
-    if (found["gpuInstanceId"], found["computeInstanceId"]) != (NO_ID, NO_ID):
-        differences.append(f"ids {found['gpuInstanceId']} and {found['computeInstanceId']} on a whole GPU")
+    found = [event["value"] for event in facts["events"] if "value" in event]
+    differences = [
+        f"XID {one['eventData']} with ids {one['gpuInstanceId']} and {one['computeInstanceId']} on a whole GPU"
+        for one in found
+        if (one["gpuInstanceId"], one["computeInstanceId"]) != (NO_ID, NO_ID)
+    ]
+    numbers = ", ".join(str(one["eventData"]) for one in found) or "none"
+    if all(one["eventData"] != XID_OF_FAULT for one in found):
+        last = facts["events"][-1]
+        differences.append(f"no event of XID {XID_OF_FAULT}: XIDs {numbers}, then code {last.get('code')}")
     return judgement(
         differences,
-        f"XID {found['eventData']}, ids {found['gpuInstanceId']:#x} and {found['computeInstanceId']:#x}",
+        f"XIDs {numbers} with the ids of no instance",
         right="errors of programs are counted for the whole GPU",
         wrong="an error of a program would be taken for another one, or for an instance's",
     )
