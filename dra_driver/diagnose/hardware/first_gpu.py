@@ -21,7 +21,18 @@ from dra_driver.diagnose.hardware import cuda, nvml_session
 from dra_driver.diagnose.hardware.child import Task
 from dra_driver.diagnose.hardware.cuda_load import CudaLoadProcess, Load
 from dra_driver.diagnose.hardware.look import NOBODY, Look, look
-from dra_driver.diagnose.hardware.values import ON_FREE_GPU, Facts, Topics, alike, few, gpus, hardware_check, judgement
+from dra_driver.diagnose.hardware.values import (
+    ON_FREE_GPU,
+    Facts,
+    Judge,
+    Need,
+    Topics,
+    alike,
+    few,
+    gpus,
+    hardware_check,
+    judgement,
+)
 from dra_driver.hardware.driver_root import search
 from dra_driver.hardware.driver_root.search import CUDA, find_library
 from dra_driver.hardware.gpu.nvml import probes
@@ -278,6 +289,11 @@ def _idle(facts: Facts) -> Finding | None:
     return Finding(status=Status.UNKNOWN, seen=f"the CUDA program: {problem}") if problem else None
 
 
+def _concluded(differences: Sequence[str], seen: str, unknown: str = "") -> Finding:
+    """A finding without a meaning: what the probe decides says it."""
+    return judgement(differences, seen, right="", wrong="", unknown=unknown)
+
+
 def _listed(usage: Facts) -> dict[int, int | None]:
     """Memory in bytes by PID; None where NVML does not report it."""
     return {one["pid"]: one["memory"] for name in LISTS for one in _value(usage, name, ())}
@@ -298,14 +314,6 @@ def _count(answer: Facts) -> str:
     return str(len(answer["value"])) if "value" in answer else f"code {answer.get('code')}"
 
 
-@hardware_check(
-    15,
-    "GPU clock in samples",
-    read_clock,
-    60.0,
-    frozenset({"free GPU"}),
-    decides="H3: with an offset, samples must be read from the driver's own last stamp, never since the CPU's time",
-)
 def clock(facts: Facts, _survey: Facts) -> Finding:
     """Samples of a busy process carry the CPU's time within 5 s."""
     if (idle := _idle(facts)) is not None:
@@ -322,11 +330,9 @@ def clock(facts: Facts, _survey: Facts) -> Finding:
     worst = max(offsets, key=abs)
     if abs(worst) > MAX_OFFSET_S:
         differences.append(f"the newest sample is {worst:.1f} s behind the CPU's clock")
-    return judgement(
+    return _concluded(
         differences,
         f"{len(offsets)} answers, offset {min(offsets):.2f} to {max(offsets):.2f} s, samples of {max(spans):.1f} s",
-        right="both clocks agree on this machine",
-        wrong="a reader that asks since the CPU's time would see no sample",
     )
 
 
@@ -347,48 +353,22 @@ def _both_views(facts: Facts) -> Finding:
     if _listed(inside):
         differences.append(f"a PID namespace of its own lists {sorted(_listed(inside))}")
     memory = _listed(host).get(pid)
-    return judgement(
+    return _concluded(
         differences,
         f"host: {_seen(host)}, memory of process {pid}: {memory}; PID namespace: {_seen(inside)}",
-        right="processes are attributed on the host, and a pod without hostPID sees none",
-        wrong="usage of a claim would be attributed wrongly: unknown is right, not 0",
     )
 
 
-@hardware_check(
-    16,
-    "use by an MPS client",
-    read_mps,
-    90.0,
-    ON_FREE_GPU,
-    decides="H4: a busy client at 0 % or without samples stays unknown; H5: a list from a PID namespace is no list",
-)
 def mps(facts: Facts, _survey: Facts) -> Finding:
     """A busy client of MPS is listed with its PID, memory and utilisation on the host, and not in a PID namespace."""
     return _both_views(facts)
 
 
-@hardware_check(
-    17,
-    "processes in a PID namespace",
-    read_namespace,
-    90.0,
-    frozenset({"root", "free GPU"}),
-    decides="H5: an empty list beside a busy GPU is unknown, not unused",
-)
 def namespace(facts: Facts, _survey: Facts) -> Finding:
     """A busy process is listed on the host with its PID, memory and utilisation, and not in another PID namespace."""
     return _both_views(facts)
 
 
-@hardware_check(
-    18,
-    "each engine alone",
-    read_engines,
-    LIMIT_S,
-    frozenset({"free GPU"}),
-    decides="H2: where a process shows no engine, only the GPU's own engines tell that a claim is used",
-)
 def engines(facts: Facts, _survey: Facts) -> Finding:
     """A process that only encodes, decodes or reads JPEG shows in the utilisation of that engine."""
     differences, texts, failed = [], [], []
@@ -405,23 +385,13 @@ def engines(facts: Facts, _survey: Facts) -> Finding:
         texts.append(f"{engine} {own} % and SM {sm} % of the process, {whole} % of the GPU")
         if not own:
             differences.append(f"{engine}: {own} % of the process, {whole} % of the GPU")
-    return judgement(
+    return _concluded(
         differences,
         "; ".join([*texts, *failed]),
-        right="a claim that uses engines only is seen as used",
-        wrong="a claim that uses engines only would look idle by its processes",
         unknown=few(failed),
     )
 
 
-@hardware_check(
-    19,
-    "short bursts",
-    read_bursts,
-    LIMIT_S,
-    frozenset({"free GPU"}),
-    decides="H6: a period with no sample above 0 makes a claim look unused: that look is unknown, or must come sooner",
-)
 def bursts(facts: Facts, _survey: Facts) -> Finding:
     """Bursts of 20 ms every 2, 10 and 30 s show in samples that are read every 2.5 s."""
     if (idle := _idle(facts)) is not None:
@@ -437,24 +407,14 @@ def bursts(facts: Facts, _survey: Facts) -> Finding:
     if None not in codes:
         return Finding(status=Status.UNKNOWN, seen=f"no utilisation call answers: codes {sorted(codes)}")
     unknown = "" if len(periods) == len(PERIODS_S) else "not every period was read"
-    return judgement(
+    return _concluded(
         differences,
         f"samples above 0 ({PROCESSES.removeprefix('nvmlDeviceGet')}, {OLDER.removeprefix('nvmlDeviceGet')}): "
         + "; ".join(texts),
-        right="short work is seen",
-        wrong="a claim with short work would look unused",
         unknown=unknown,
     )
 
 
-@hardware_check(
-    20,
-    "memory that two processes share",
-    read_shared,
-    60.0,
-    frozenset({"free GPU"}),
-    decides="H8: where the sum exceeds what the GPU has in use, the memory of these claims is unknown",
-)
 def shared(facts: Facts, _survey: Facts) -> Finding:
     """A CUDA IPC buffer of 4 GiB in two processes counts once in the sum over processes."""
     if (idle := _idle(facts)) is not None:
@@ -469,22 +429,12 @@ def shared(facts: Facts, _survey: Facts) -> Finding:
     differences = []
     if total > grown + (SHARED_MIB << 19):
         differences.append(f"processes have {total >> 20} MiB in sum, the GPU {grown >> 20} MiB more than before")
-    return judgement(
+    return _concluded(
         differences,
         f"{len(listed)} processes with {total >> 20} MiB in sum; the GPU has {grown >> 20} MiB more in use than before",
-        right="the sum over processes is no more than what the GPU has in use",
-        wrong="a claim would be over its grant by memory that it shares",
     )
 
 
-@hardware_check(
-    21,
-    "XID of an illegal access",
-    read_xid,
-    60.0,
-    frozenset({"free GPU", "xid"}),
-    decides="row of XID 31 in docs/health.md: an error of the program, counted, with the ids of no instance",
-)
 def xid(facts: Facts, _survey: Facts) -> Finding:
     """An illegal access ends its own context with code 700, and NVML reports XID 31 of this GPU and of no instance."""
     codes = facts["load"].get("codes", {})
@@ -501,24 +451,15 @@ def xid(facts: Facts, _survey: Facts) -> Finding:
     if all(one["eventData"] != XID_OF_FAULT for one in found):
         last = facts["events"][-1]
         differences.append(f"no event of XID {XID_OF_FAULT}: XIDs {numbers}, then code {last.get('code')}")
-    return judgement(
+    return _concluded(
         differences,
         f"XIDs {numbers} with the ids of no instance",
-        right="errors of programs are counted for the whole GPU",
-        wrong="an error of a program would be taken for another one, or for an instance's",
     )
 
 
-@hardware_check(
-    22,
-    "NVLinks 0 to 35",
-    read_links,
-    60.0,
-    decides="H1: which code links have with MIG on (run it in both modes); H9: which code ends the list",
-)
 def links(facts: Facts, _survey: Facts) -> Finding:
     """A link is up, down, missing or beyond the last one, and none is up while MIG is on."""
-    differences, texts, with_mig = [], {}, False
+    differences, texts = [], {}
     for index, answers in gpus(facts):
         states = {int(key.split()[1]): one for key, one in answers.items() if key.endswith(" state")}
         mode = _value(answers, "mode", None)
@@ -528,28 +469,18 @@ def links(facts: Facts, _survey: Facts) -> Finding:
             word = ("up" if one["value"] else "down") if "value" in one else f"code {one.get('code')}"
             codes[word] = codes.get(word, 0) + 1
         texts[index] = f"MIG mode {mode}: " + ", ".join(f"{count} {word}" for word, count in codes.items())
-        with_mig = with_mig or bool(mode and mode[0])
         allowed = ABSENT | {probes.pynvml.NVML_ERROR_INVALID_ARGUMENT, None}
         odd = {one["code"] for one in states.values() if "value" not in one and one["code"] not in allowed}
         differences += [f"GPU {index}: code {code}" for code in sorted(odd)]
         if mode and mode[0] and up:
             differences.append(f"GPU {index}: {len(up)} links up in MIG mode (with no instance yet, that is possible)")
-    return judgement(
+    return _concluded(
         differences,
         alike(texts),
-        right="links of whole GPUs are evaluated" + ("" if with_mig else "; H1 stays open: no GPU is in MIG mode"),
-        wrong="the state of links would be misread",
         unknown="" if texts else "no GPU answers",
     )
 
 
-@hardware_check(
-    23,
-    "detaching while events are awaited",
-    read_detach,
-    75.0,
-    decides="whether a driver upgrade or a GPU reset can begin while the node process waits for events",
-)
 def detach(facts: Facts, _survey: Facts) -> Finding:
     """Detaching while both event sets are awaited frees every device file and the kernel module within 30 s."""
     before, waiting, after = facts["before"], facts["waiting"], facts["detached"]
@@ -560,23 +491,13 @@ def detach(facts: Facts, _survey: Facts) -> Finding:
     if None not in (before["references"], after["references"]) and after["references"] > before["references"]:
         unknown = unknown or "the kernel module has more references than before: another process has opened a GPU"
     counts = ", ".join(f"{name} {len(one['files'])} ({one['references']})" for name, one in facts.items())
-    return judgement(
+    return _concluded(
         differences,
         f"open device files (references to the module): {counts}; {after['seconds']} s",
-        right="the driver can be upgraded and a GPU reset while the node process runs",
-        wrong="detaching would leave the GPUs in use",
         unknown=unknown,
     )
 
 
-@hardware_check(
-    24,
-    "every read as user 65534",
-    read_as_nobody,
-    90.0,
-    frozenset({"root"}),
-    decides="whether the usage exporter can run without root on this driver",
-)
 def as_nobody(facts: Facts, _survey: Facts) -> Finding:
     """Every read that root gets an answer to answers user 65534, too."""
     root, nobody = facts["root"], facts["nobody"]
@@ -587,11 +508,9 @@ def as_nobody(facts: Facts, _survey: Facts) -> Finding:
     if not answered:
         return Finding(status=Status.UNKNOWN, seen="root got no answer at all")
     refused = [name for name in answered if not _answered(nobody.get(name, {}))]
-    return judgement(
+    return _concluded(
         [f"{name}: code {nobody.get(name, {}).get('code', 'none')}" for name in refused],
         f"{len(answered)} of {len(root)} reads answer root, {len(answered) - len(refused)} of these user {NOBODY}",
-        right="a reader of NVML needs no root",
-        wrong="a reader without root would miss these",
     )
 
 
@@ -599,5 +518,35 @@ def _answered(answer: Mapping[str, Any]) -> bool:
     return "value" in answer
 
 
-PROBES: Final = (clock, mps, namespace, engines, bursts, shared, xid, links, detach, as_nobody)
-"""In the order of their worth."""
+FREE: Final[frozenset[Need]] = frozenset({"free GPU"})
+ROOT: Final[frozenset[Need]] = frozenset({"root"})
+READS: Final[frozenset[Need]] = frozenset()
+_TABLE: Final[tuple[tuple[Judge, Callable[..., object], str, float, frozenset[Need]], ...]] = (
+    (clock, read_clock, "GPU clock in samples", 60.0, FREE),
+    (mps, read_mps, "use by an MPS client", 90.0, ON_FREE_GPU),
+    (namespace, read_namespace, "processes in a PID namespace", 90.0, ON_FREE_GPU),
+    (engines, read_engines, "each engine alone", LIMIT_S, FREE),
+    (bursts, read_bursts, "short bursts", LIMIT_S, FREE),
+    (shared, read_shared, "memory that two processes share", 60.0, FREE),
+    (xid, read_xid, "XID of an illegal access", 60.0, FREE | {"xid"}),
+    (links, read_links, "NVLinks 0 to 35", 60.0, READS),
+    (detach, read_detach, "detaching while events are awaited", 75.0, READS),
+    (as_nobody, read_as_nobody, "every read as user 65534", 90.0, ROOT),
+)
+"""Judge, reader, name, seconds and needs, in the order of their worth."""
+_DECIDES: Final = {
+    15: "H3: with an offset, samples must be read from the driver's own last stamp, never since the CPU's time",
+    16: "H4: a busy client at 0 % or without samples stays unknown; H5: a list from a PID namespace is no list",
+    17: "H5: an empty list beside a busy GPU is unknown, not unused",
+    18: "H2: where a process shows no engine, only the GPU's own engines tell that a claim is used",
+    19: "H6: a period with no sample above 0 makes a claim look unused: that look is unknown, or must come sooner",
+    20: "H8: where the sum exceeds what the GPU has in use, the memory of these claims is unknown",
+    21: "row of XID 31 in docs/health.md: an error of the program, counted, with the ids of no instance",
+    22: "H1: which code links have with MIG on (run it in both modes); H9: which code ends the list",
+    23: "whether a driver upgrade or a GPU reset can begin while the node process waits for events",
+    24: "whether the usage exporter can run without root on this driver",
+}
+PROBES: Final = tuple(
+    hardware_check(number, name, read, limit_s, needs, decides=_DECIDES[number])(judge)
+    for number, (judge, read, name, limit_s, needs) in enumerate(_TABLE, 15)
+)
