@@ -21,7 +21,7 @@ from dra_driver.kube.published.mig_mode import mig_mode_off, whole_only_gpus
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.explain import subject as subjects
 from dra_driver.kubectl.explain.evaluation import NodeResult
-from dra_driver.kubectl.explain.reasons import act_on, is_selected_by
+from dra_driver.kubectl.explain.reasons import is_selected_by
 from dra_driver.kubectl.explain.report import Cause, CauseCode
 from dra_driver.kubectl.explain.subject import RequestSpec, Subject, Wire, name_of, namespace_of, spec_of, status_of
 from dra_driver.scheduler.allocation import V1_37, SchedulerFeatures, SchedulerQuirks
@@ -381,20 +381,19 @@ def unhealthy_devices(state: ClusterState, subject: Subject) -> Iterator[Cause]:
         wanted = [result for result in results_of(claim) if not result.get("adminAccess")]
         drivers = {str(result.get("driver")) for result in wanted}
         published = {
-            (spec["driver"], spec["pool"]["name"], device["name"]): (spec.get("nodeName") or "", device)
+            (spec["driver"], spec["pool"]["name"], device["name"]): device
             for spec in map(spec_of, newest_slices(state.slices))
             if spec["driver"] in drivers and any(result.get("pool") == spec["pool"]["name"] for result in wanted)
             for device in spec.get("devices") or ()
         }
         for result in wanted:
             key = (str(result.get("driver")), str(result.get("pool")), str(result.get("device")))
-            node, device = published.get(key, ("", None))
+            device = published.get(key)
             where = f"device {key[2]} of {key[1]}"
             if device is not None and (taints := unhealthy_by(device)):
                 yield Cause(
                     code=CauseCode.DEVICE_UNHEALTHY,
                     message=f"{where} is unhealthy (taint {listed(taints, len(taints))})",
-                    fix=_instead_of_unhealthy(claim, result, node),
                     object=f"claim/{name_of(claim)}",
                     blocks=False,
                 )
@@ -406,16 +405,6 @@ def unhealthy_devices(state: ClusterState, subject: Subject) -> Iterator[Cause]:
                     object=f"claim/{name_of(claim)}",
                     blocks=False,
                 )
-
-
-def _instead_of_unhealthy(claim: Wire, result: Wire, node: str) -> str:
-    specs = subjects.requests_of([claim], [""], ())
-    tolerated = any(spec.tolerations for spec in specs if spec.request == result.get("request"))
-    users = [str(user.get("name")) for user in users_of(claim)]
-    first = "remove the tolerations of health taints from the claim, then " if tolerated else ""
-    then = f"delete pod {act_on(users)}" if users else f"delete claim {subjects.label_of(claim)}"
-    where = f"; repair the GPU: kubectl dra doctor node/{node}" if node else ""
-    return f"{first}{then}; a new pod gets another device{where}"
 
 
 def causes_on_node(state: ClusterState, subject: Subject) -> Iterator[Cause]:

@@ -21,7 +21,9 @@ from dra_driver.kubectl.explain.manifests import (
     has_same_requests,
     with_defaults,
     without_pod,
+    without_unhealthy,
 )
+from dra_driver.kubectl.explain.reasons import act_on
 from dra_driver.kubectl.explain.report import Answer, Cause, CauseCode, Explanation, NodeDetail, Verdict
 from dra_driver.kubectl.explain.subject import RequestSpec, Subject, SubjectClaim, Wire, allocation_of, name_of, spec_of
 from dra_driver.scheduler.allocation import Allocator, NodeUsage, SchedulerQuirks, unmodelled_constraints, usage_by_node
@@ -156,8 +158,40 @@ def _explained(
     subject = replace(subject, claims=claims)
     report = past_scheduling_report(state, subject)
     if report is not None:
-        return report, None
+        codes = {cause.code for cause in report.causes}
+        return _with_replacement(
+            state, subject, report, scheduler
+        ) if CauseCode.DEVICE_UNHEALTHY in codes else report, None
     return _Explainer(state, subject, node, scheduler).run()
+
+
+def _with_replacement(
+    state: ClusterState, subject: Subject, report: Explanation, scheduler: SchedulerModel
+) -> Explanation:
+    """Add the fix of an unhealthy device: end the pods of its claims, if a new pod then gets healthy devices."""
+    held = [item.claim or {} for item in subject.claims]
+    labels = {subjects.label_of(claim) for claim in held}
+    users = sorted({str(user.get("name")) for claim in held for user in users_of(claim)})
+    pod = subject.pod and {**subject.pod, "spec": {**spec_of(subject.pod), "nodeName": ""}, "status": {}}
+    claims = [replace(item, claim={**claim, "status": {}}) for item, claim in zip(subject.claims, held, strict=True)]
+    ended = replace(
+        state,
+        claims=tuple(claim for claim in state.claims if subjects.label_of(claim) not in labels),
+        pods=tuple(
+            each
+            for each in state.pods
+            if name_of(each) not in users or subjects.namespace_of(each) != subject.namespace
+        ),
+        slices=tuple(map(without_unhealthy, state.slices)),
+    )
+    verdict = _Explainer(ended, replace(subject, pod=pod, claims=claims), "", scheduler).run()[0].verdict
+    tolerates = any(spec.tolerations for spec in subjects.requests_of(held, [""] * len(held), ()))
+    first = "remove the tolerations of health taints from the claim, then " if tolerates else ""
+    fix = f"{first}{f'delete pod {act_on(users)}' if users else 'delete the claim'}; a new one {verdict.sentence}"
+    if verdict.answer is not Answer.FITS:
+        fix = f"repair the GPU (docs/health.md): without it a new pod {verdict.sentence}"
+    causes = [replace(each, fix=fix) if each.code is CauseCode.DEVICE_UNHEALTHY else each for each in report.causes]
+    return replace(report, causes=tuple(causes))
 
 
 def _with_placed(state: ClusterState, pod: Wire, place: NodeResult) -> ClusterState:

@@ -46,7 +46,7 @@ def test_a_pod_on_an_unhealthy_gpu_is_fine_in_no_answer(cause: HealthCause) -> N
         assert report.verdict.answer is Answer.UNHEALTHY
         assert not report.verdict.answer.is_good
         assert f"but device gpu-0 of a/gpu.nvidia.com is unhealthy (taint {shown})" in report.verdict.sentence
-        assert "fix: delete pod train; a new pod gets another device" in render(report)
+        assert "fix: delete pod train; a new one fits on 1 of 1 node" in render(report)
     (claim,) = claims_of(state, NOW)
     assert f"gpu-0 (unhealthy: {shown})" in row(claim)
     (model,) = survey(state).models
