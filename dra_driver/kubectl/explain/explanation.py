@@ -237,8 +237,12 @@ class _Explainer:
         elif self._node:
             self._find_node()
         self._causes += details.causes
-        unmatched = {(one.claim, one.request) for one in details.requests if not matching_devices(one)}
-        short = [spec for spec in self._all_requests() if (spec.claim_label, spec.request) in unmatched]
+        matching = {(one.claim, one.request): matching_devices(one) for one in details.requests}
+        short = [
+            spec
+            for spec in self._all_requests()
+            if not matching.get((spec.claim_label, spec.request), other.class_matches(self._state, spec))
+        ]
         if not any(result.fits for result in results):
             self._causes += other.mig_mode_is_off(self._state, short, self._scheduler.features)
         self._notes += [details.note] if details.note else []

@@ -69,6 +69,7 @@ def test_a_held_device_that_is_not_published_has_unknown_health() -> None:
     report = explained(state, dict(state.pods[0]))
     assert report.verdict.answer is Answer.UNHEALTHY
     assert "gpu-0 of a/gpu.nvidia.com is not published, so its health is unknown" in report.verdict.sentence
+    assert "gpu-0 (not published)" in row(claims_of(state, NOW)[0])
 
 
 def test_a_claim_that_tolerates_the_taint_loses_the_toleration_first() -> None:
