@@ -128,7 +128,7 @@ def unpublished_forms(
         if spec.class_name in seen or not spec.class_selectors:
             continue
         seen.add(spec.class_name)
-        if _selects_any(spec, kinds):
+        if class_matches(state, spec):
             continue
         form = next((form for form in forms if any(_would_select(spec, form, *kind) for kind in kinds)), None)
         if form is not None:
@@ -160,11 +160,7 @@ def mig_mode_is_off(state: ClusterState, specs: Iterable[RequestSpec], features:
 
 def class_matches(state: ClusterState, spec: RequestSpec) -> bool:
     """Return whether the class of the request selects a kind of published devices."""
-    return _selects_any(spec, _kinds(state.slices))
-
-
-def _selects_any(spec: RequestSpec, kinds: Iterable[tuple[str, Wire]]) -> bool:
-    return any(_selects(spec, driver, device) for driver, device in kinds)
+    return any(_selects(spec, driver, device) for driver, device in _kinds(state.slices))
 
 
 def _kinds(slices: Sequence[Wire]) -> Iterable[tuple[str, Wire]]:

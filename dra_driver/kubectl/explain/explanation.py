@@ -441,6 +441,9 @@ class _Explainer:
         answer = Answer.CANNOT_FIT
         if blocking is None and fitting:
             answer, sentence = Answer.FITS, f"fits on {fitting} of {counted(total, 'node')}"
+            unhealthy = [cause.message for cause in self._causes if cause.code is CauseCode.DEVICE_UNHEALTHY]
+            if unhealthy:
+                answer, sentence = Answer.UNHEALTHY, f"{sentence}, but {unhealthy[0]}"
         elif blocking is None:
             sentence = f"cannot fit: {details.headline}"
         elif fitting:

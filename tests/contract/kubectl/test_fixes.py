@@ -1,6 +1,7 @@
 """A fix that explain offers works: applied to the objects, the pod fits when explain is asked again."""
 
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any, Final
@@ -9,10 +10,14 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
+from dra_driver.core.finding import Status
+from dra_driver.diagnose.doctor.cluster import DoctorScope, diagnose
+from dra_driver.diagnose.doctor.reading import read_facts
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.explain import Answer, Explanation, explain, explain_pods, pod_subject
 from tests.contract.kubectl.test_agreement import OTHER, SPACE, Answers, World
-from tests.fakes.dra_objects import DRIVER
+from tests.doctor_faults.cluster import SERVER, Cluster, by_template, template, workload
+from tests.fakes.dra_objects import DRIVER, claim, exactly, resource_slice
 
 NOT_BY_OBJECTS: Final = {
     "wait until the driver sees the GPU recover": "a reset, reboot or repair of hardware",
@@ -145,11 +150,77 @@ def _replaced(answers: Answers, pod: Mapping[str, Any], report: Explanation, tri
 
 def test_a_fix_that_is_offered_works() -> None:
     tried: dict[str, int] = {}
-    assert [found for seed in range(15) for found in failures(seed, tried)] == []
+    assert [found for seed in range(40) for found in failures(seed, tried)] == []
     assert sum(tried.values()) > 10
 
 
 @pytest.mark.slow
 def test_fixes_of_many_clusters_work() -> None:
     tried: dict[str, int] = {}
-    assert [found for seed in range(15, 515) for found in failures(seed, tried)] == []
+    assert [found for seed in range(40, 540) for found in failures(seed, tried)] == []
+
+
+def _extended(name: str) -> Any:
+    return lambda api: [each["spec"].update(extendedResourceName=name) for each in api.classes]
+
+
+DOCTOR: Final[Mapping[str, tuple[Callable[[Cluster], Any], str, Callable[[Cluster], Any]]]] = {
+    "node-ready": (
+        lambda api: api.nodes[0]["spec"].update(unschedulable=True),
+        "kubectl uncordon gpu-a",
+        lambda api: api.nodes[0]["spec"].pop("unschedulable"),
+    ),
+    "node-labels": (
+        lambda api: [each["metadata"]["labels"].pop("nvidia.com/gpu.present", "") for each in api.nodes],
+        "kubectl label node NAME nvidia.com/gpu.present=true",
+        lambda api: [each["metadata"]["labels"].update({"nvidia.com/gpu.present": "true"}) for each in api.nodes[:2]],
+    ),
+    "classes-present": (
+        lambda api: api.classes.clear(),
+        "kubectl apply -f deploy/base/deviceclasses.yaml",
+        lambda api: api.classes.extend(Cluster().classes),
+    ),
+    "slices-of-missing-nodes": (
+        lambda api: api.nodes.pop(1),
+        "kubectl delete resourceslices --field-selector spec.nodeName",
+        lambda api: api.slices.pop(1),
+    ),
+    "extended-resources": (
+        _extended("nvidia.com/gpu"),
+        "Remove extendedResourceName from all but one",
+        lambda api: [each["spec"].pop("extendedResourceName") for each in api.classes[1:]],
+    ),
+    "claims-and-templates-exist": (
+        lambda api: api.pods.append(workload(**by_template("t"))),
+        "Create it in namespace team-a",
+        lambda api: api.templates.append(template("t")),
+    ),
+    "classes-of-claims-exist": (
+        lambda api: api.claims.append(claim("c", exactly(deviceClassName="nvidia.x"), namespace=SPACE)),
+        "Correct the name",
+        lambda api: api.claims.__setitem__(0, claim("c", namespace=SPACE)),
+    ),
+    "pools-complete": (
+        lambda api: api.slices.append(resource_slice("gpu-a", generation=0, name="old")),
+        "The node process deletes them",
+        lambda api: api.slices.pop(),
+    ),
+}
+"""Checks of doctor whose fix is a change of objects: what breaks them, words of the fix, the fix. Fixes of other checks
+are changes of a node, its runtime or driver, of flags, or of the installation (helm)."""
+
+
+@pytest.mark.parametrize("check", DOCTOR)
+def test_a_fix_of_doctor_ends_the_finding(check: str) -> None:
+    breaks, words, mends = DOCTOR[check]
+    api = Cluster()
+
+    def fixes() -> list[str]:
+        report = diagnose(read_facts(api, server=SERVER), DoctorScope(), clock=time.monotonic)
+        return [each.fix for each in report.findings if each.check == check and each.status is not Status.OK]
+
+    assert fixes() == []
+    breaks(api)
+    assert [words in fix for fix in fixes()][:1] == [True]
+    mends(api)
+    assert fixes() == []

@@ -83,7 +83,8 @@ def test_a_claim_that_tolerates_the_taint_loses_the_toleration_first() -> None:
 def test_a_pod_that_waits_for_an_allocated_claim_on_a_lost_gpu_hears_of_it() -> None:
     state = held(LOST)
     report = explained(state, pod("second", claim="c"))
-    assert [cause.code for cause in report.causes] == ["deviceUnhealthy"]
+    assert report.verdict.answer is Answer.UNHEALTHY
+    assert report.verdict.sentence.startswith("fits on 1 of 1 node, but device gpu-0 of a/gpu.nvidia.com is unhealthy")
 
 
 def test_no_fix_uses_a_broken_gpu_and_one_in_use_is_nearer() -> None:
