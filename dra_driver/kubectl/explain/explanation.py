@@ -156,13 +156,12 @@ def _explained(
         for item in subject.claims
     ]
     subject = replace(subject, claims=claims)
-    report = past_scheduling_report(state, subject)
-    if report is not None:
-        codes = {cause.code for cause in report.causes}
-        return _with_replacement(
-            state, subject, report, scheduler
-        ) if CauseCode.DEVICE_UNHEALTHY in codes else report, None
-    return _Explainer(state, subject, node, scheduler).run()
+    report, place = past_scheduling_report(state, subject), None
+    if report is None:
+        report, place = _Explainer(state, subject, node, scheduler).run()
+    if any(cause.code is CauseCode.DEVICE_UNHEALTHY for cause in report.causes):
+        report = _with_replacement(state, subject, report, scheduler)
+    return report, place
 
 
 def _with_replacement(
