@@ -43,7 +43,10 @@ def whole_only_gpus(slices: Iterable[Wire]) -> list[WholeOnlyGpu]:
     for item in newest_slices(slices):
         spec = item["spec"]
         driver = str(spec.get("driver"))
-        for device in spec.get("devices") or ():
+        devices = spec.get("devices") or ()
+        if devices and all(devices[at].get("consumesCounters") for at in (0, -1)):
+            continue  # counters keep whole GPUs and their partitions apart; reading thousands of them takes seconds
+        for device in devices:
             attributes = device.get("attributes")
             if parent := attribute_shown(attributes, driver, names.PARENT_UUID):
                 cut.add((driver, parent))

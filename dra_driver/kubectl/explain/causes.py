@@ -143,9 +143,9 @@ def unpublished_forms(
             )
 
 
-def mig_mode_is_off(state: ClusterState, specs: Iterable[RequestSpec], features: SchedulerFeatures) -> Iterator[Cause]:
+def mig_mode_is_off(state: ClusterState, specs: Sequence[RequestSpec], features: SchedulerFeatures) -> Iterator[Cause]:
     """Yield a cause for each request that a GPU would serve in MIG mode."""
-    gpus = whole_only_gpus(state.slices) if features.partitionable_devices else []
+    gpus = whole_only_gpus(state.slices) if specs and features.partitionable_devices else []
     for spec in specs:
         texts = (*spec.class_selectors, *spec.selectors)
         fitting = [

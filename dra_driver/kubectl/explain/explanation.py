@@ -1,6 +1,6 @@
 """Explain one subject: find causes other than allocation, evaluate every node, inspect devices, give the verdict."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Final
 
@@ -236,13 +236,9 @@ class _Explainer:
         elif self._node:
             self._find_node()
         self._causes += details.causes
-        matching = {(one.claim, one.request): matching_devices(one) for one in details.requests}
-        short = [
-            spec
-            for spec in self._all_requests()
-            if not matching.get((spec.claim_label, spec.request), other.class_matches(self._state, spec))
-        ]
         if not any(result.fits for result in results):
+            matching = {(one.claim, one.request): matching_devices(one) for one in details.requests}
+            short = [spec for spec in self._all_requests() if not self._is_matched(spec, matching)]
             self._causes += other.mig_mode_is_off(self._state, short, self._scheduler.features)
         self._notes += [details.note] if details.note else []
         self._use_scheduler_message(results)
@@ -285,6 +281,10 @@ class _Explainer:
         if not self._state.nodes:
             unreadable = subjects.gap_of(self._state, "nodes")
             self._causes.append(Cause(code=CauseCode.NO_NODES, message=unreadable or "the cluster has no nodes"))
+
+    def _is_matched(self, spec: RequestSpec, matching: Mapping[tuple[str, str], int]) -> bool:
+        key = spec.claim_label, spec.request
+        return matching[key] > 0 if key in matching else other.class_matches(self._state, spec)
 
     def _fields_dropped_from(self, claim: SubjectClaim) -> list[Cause]:
         if claim.source != "template":
