@@ -145,8 +145,9 @@ def unpublished_forms(
 
 def mig_mode_is_off(state: ClusterState, specs: Sequence[RequestSpec], features: SchedulerFeatures) -> Iterator[Cause]:
     """Yield a cause for each request that a GPU would serve in MIG mode."""
-    gpus = whole_only_gpus(state.slices) if specs and features.partitionable_devices else []
-    for spec in specs:
+    wanted = [spec for spec in specs if features.partitionable_devices and _takes_partitions(spec)]
+    gpus = whole_only_gpus(state.slices) if wanted else []  # reads every device
+    for spec in wanted:
         texts = (*spec.class_selectors, *spec.selectors)
         fitting = [
             gpu
@@ -156,6 +157,13 @@ def mig_mode_is_off(state: ClusterState, specs: Sequence[RequestSpec], features:
         if fitting:
             seen, fix = mig_mode_off(fitting)
             yield Cause(code=CauseCode.MIG_MODE_OFF, message=seen, fix=fix, blocks=False)
+
+
+def _takes_partitions(spec: RequestSpec) -> bool:
+    """Return whether the class of the request may select a partition."""
+    partition = {"name": "partition", "attributes": _PARTITION.attributes}
+    driver = next(iter(spec.drivers), "")
+    return all(is_selected_by(text, driver, partition) is not False for text in spec.class_selectors)
 
 
 def class_matches(state: ClusterState, spec: RequestSpec) -> bool:
