@@ -314,20 +314,21 @@ def _health(facts: ClusterFacts) -> Iterator[Finding]:
     """By GpuNodes and by taints of slices: either may be newer. Of a pod or claim only its own GPUs are failures."""
     if not facts.knows("slices"):
         facts.items(fact.GPU_NODES)
-    held = {each.key for claim in facts.items_or_none("claims") for each in held_claim(HeldClaim, claim)[0].devices}
+    held = {
+        (each.pool.removesuffix(f"/{each.driver}"), parent_name(each.device))
+        for claim in facts.items_or_none("claims")
+        for each in held_claim(HeldClaim, claim)[0].devices
+    }
     tainted: dict[tuple[str, str], list[str]] = {}
-    mine: set[tuple[str, str]] = set()
     names: dict[tuple[str, str], str] = {}
     for item in newest_slices(facts.own_slices if facts.knows("slices") else ()):
-        driver, pool = text(item, "spec", "driver"), text(item, "spec", "pool", "name")
+        driver, node = text(item, "spec", "driver"), text(item, "spec", "nodeName")
         for device in dicts(item, "spec", "devices"):
-            uuid = attribute_shown(mapping(device, "attributes"), driver, PARENT_UUID)
-            uuid = uuid or attribute_shown(mapping(device, "attributes"), driver, UUID)
-            gpu = (text(item, "spec", "nodeName"), uuid or text(device, "name"))
-            names.setdefault(gpu, parent_name(text(device, "name")))
-            if (driver, pool, text(device, "name")) in held:
-                mine.add(gpu)
             if taints := unhealthy_by(device):
+                found = [attribute_shown(mapping(device, "attributes"), driver, each) for each in (PARENT_UUID, UUID)]
+                name = parent_name(text(device, "name"))
+                gpu = (node, next(filter(None, found), name))
+                names[gpu] = name
                 tainted.setdefault(gpu, []).extend(taints)
     told = {(node, gpu.uuid): gpu for node, status in facts.gpu_nodes.items() for gpu in status.gpus}
     sick = [place for place, gpu in told.items() if gpu.health is HealthWord.UNHEALTHY]
@@ -340,7 +341,7 @@ def _health(facts: ClusterFacts) -> Iterator[Finding]:
             seen = f"is unhealthy: its devices have the taint {listed(tainted[place], 8)}"
         name = said.name if said is not None else names[place]
         yield finding(
-            Status.WARN if facts.about_workload and place not in mine else Status.FAIL,
+            Status.WARN if facts.about_workload and (node, name) not in held else Status.FAIL,
             seen,
             "a healthy GPU",
             "Follow the message; docs/health.md says what ends each cause. Before a reset or reboot free the GPU: "

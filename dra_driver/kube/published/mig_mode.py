@@ -12,7 +12,11 @@ from dra_driver.kube.devices import Wire, attribute_shown, newest_slices, unheal
 from dra_driver.kube.published import names
 
 _PRODUCT: Final = re.compile(r"\b(?:A100|A800|(A30))X?\b")
-_SHAPES: Final = {True: (4, ((1, 1), (2, 2), (4, 4))), False: (8, ((1, 1), (1, 2), (2, 2), (3, 4), (4, 4), (7, 8)))}
+_PROFILES: Final = {
+    24: ("1g.6gb", "1g.6gb+me", "2g.12gb", "4g.24gb"),
+    40: ("1g.5gb", "1g.5gb+me", "1g.10gb", "2g.10gb", "3g.20gb", "4g.20gb", "7g.40gb"),
+    80: ("1g.10gb", "1g.10gb+me", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"),
+}
 
 
 class WholeOnlyGpu(NamedTuple):
@@ -39,25 +43,22 @@ def whole_only_gpus(slices: Iterable[Wire]) -> list[WholeOnlyGpu]:
     for item in newest_slices(slices):
         spec = item["spec"]
         driver = str(spec.get("driver"))
-        for device in spec.get("devices") or ():
+        devices = spec.get("devices") or ()
+        if devices and all(devices[at].get("consumesCounters") for at in (0, -1)):
+            continue  # counters keep whole GPUs and their partitions apart; reading thousands of them takes seconds
+        for device in devices:
             attributes = device.get("attributes")
             if parent := attribute_shown(attributes, driver, names.PARENT_UUID):
                 cut.add((driver, parent))
-            found = _PRODUCT.search(attribute_shown(attributes, driver, names.PRODUCT_NAME))
+            product = attribute_shown(attributes, driver, names.PRODUCT_NAME)
+            found = _PRODUCT.search(product)
             is_whole = attribute_shown(attributes, driver, names.TYPE) == names.TYPE_GPU
             if found and is_whole and not unhealthy_by(device):
                 uuid = attribute_shown(attributes, driver, names.UUID)
-                profiles = _profiles(attribute_shown(attributes, driver, names.PRODUCT_NAME), is_a30=bool(found[1]))
+                memory = 24 if found[1] else 80 if "80GB" in product or "A100X" in product else 40
                 node = str(device.get("nodeName") or spec.get("nodeName") or "")
-                gpus[driver, uuid] = WholeOnlyGpu(node, uuid, driver, device, profiles)
+                gpus[driver, uuid] = WholeOnlyGpu(node, uuid, driver, device, _PROFILES[memory])
     return [gpu for key, gpu in gpus.items() if key not in cut]
-
-
-def _profiles(product: str, *, is_a30: bool) -> tuple[str, ...]:
-    parts, shapes = _SHAPES[is_a30]
-    memory = 24 if is_a30 else 80 if "80GB" in product or "A100X" in product else 40
-    found = [f"{slices}g.{size * memory // parts}gb" for slices, size in shapes]
-    return (*found, f"{found[0]}+me")
 
 
 def mig_mode_off(gpus: Iterable[WholeOnlyGpu], policies: Mapping[str, str] | None = None) -> tuple[str, str]:

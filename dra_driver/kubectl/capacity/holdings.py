@@ -131,7 +131,7 @@ class DeviceRow(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class ClaimDevice(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A device of a claim; ``unhealthy`` are its health taints."""
+    """A device of a claim; ``unhealthy`` are its health taints. ``published`` is None if no slices are known."""
 
     request: str
     driver: str
@@ -142,6 +142,7 @@ class ClaimDevice(Struct, frozen=True, kw_only=True, rename="camel"):
     consumed: Mapping[str, str] = field(default_factory=dict)
     admin_access: bool = False
     unhealthy: Sequence[str] = ()
+    published: bool | None = None
 
 
 class ClaimRow(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -285,21 +286,23 @@ def _of_slice(
         )
 
 
+_NOWHERE: Final[tuple[str, Sequence[str]]] = ("", ())
+
+
 def _claims(state: ClusterState, now: datetime) -> list[ClaimRow]:
-    places, unhealthy = {}, {}
-    for item in newest_slices(state.slices):
-        spec = item["spec"]
-        for device in spec.get("devices") or ():
-            key = (*pool_of(item), device["name"])
-            if node := device.get("nodeName") or spec.get("nodeName"):
-                places[key] = node
-            if taints := unhealthy_by(device):
-                unhealthy[key] = taints
-    return [_claim(held_claim(_ListedClaim, item)[0], places, unhealthy, now) for item in state.claims]
+    claims = [held_claim(_ListedClaim, item)[0] for item in state.claims]
+    held = {result.key for claim in claims for result in claim.devices}
+    places = {
+        key: (device.get("nodeName") or item["spec"].get("nodeName") or "", unhealthy_by(device))
+        for item in newest_slices(state.slices)
+        for device in item["spec"].get("devices") or ()
+        if (key := (*pool_of(item), device["name"])) in held
+    }
+    return [_claim(claim, places, now, known=bool(state.slices)) for claim in claims]
 
 
 def _claim(
-    claim: _ListedClaim, places: Mapping[DeviceKey, str], unhealthy: Mapping[DeviceKey, Sequence[str]], now: datetime
+    claim: _ListedClaim, places: Mapping[DeviceKey, tuple[str, Sequence[str]]], now: datetime, *, known: bool
 ) -> ClaimRow:
     metadata, elsewhere = claim.metadata, _node_of(claim)
     devices = [
@@ -308,11 +311,12 @@ def _claim(
             driver=result.driver,
             pool=result.pool,
             device=result.device,
-            node=places.get(result.key) or elsewhere,
+            node=places.get(result.key, _NOWHERE)[0] or elsewhere,
             share_id=str(result.share_id or ""),
             consumed=holder.consumed,
             admin_access=holder.admin_access,
-            unhealthy=unhealthy.get(result.key, ()),
+            unhealthy=places.get(result.key, _NOWHERE)[1],
+            published=result.key in places if known else None,
         )
         for result, holder in _holders(claim)
     ]

@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import to_builtins
 
 from dra_driver.core.text import listed
-from dra_driver.kubectl.capacity import ClaimRow, claims_of, with_claim_gaps
+from dra_driver.kubectl.capacity import ClaimDevice, ClaimRow, claims_of, with_claim_gaps
 from dra_driver.kubectl.commands.devices import use_text
 from dra_driver.kubectl.commands.source import add_source, is_unread, print_json, print_table, state_of, tell_gaps
 from dra_driver.kubectl.explain import with_taint_rules
@@ -47,12 +47,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def row(claim: ClaimRow) -> Sequence[str]:
-    devices = [
-        use_text(device.device, device) + (f" (unhealthy: {listed(device.unhealthy)})" if device.unhealthy else "")
-        for device in claim.devices
-    ]
+    devices = [f"{use_text(device.device, device)}{_trouble(device)}" for device in claim.devices]
     names, lists = (claim.namespace, claim.name, claim.state), (claim.nodes, claim.requests, devices, claim.pods)
     return *names, *map(listed, lists), age(claim.age_s)
+
+
+def _trouble(device: ClaimDevice) -> str:
+    if device.published is False:
+        return " (not published)"
+    return f" (unhealthy: {listed(device.unhealthy)})" if device.unhealthy else ""
 
 
 def age(seconds: int | None) -> str:

@@ -21,7 +21,7 @@ from dra_driver.kube.published.mig_mode import mig_mode_off, whole_only_gpus
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.explain import subject as subjects
 from dra_driver.kubectl.explain.evaluation import NodeResult
-from dra_driver.kubectl.explain.reasons import act_on, is_selected_by
+from dra_driver.kubectl.explain.reasons import is_selected_by
 from dra_driver.kubectl.explain.report import Cause, CauseCode
 from dra_driver.kubectl.explain.subject import RequestSpec, Subject, Wire, name_of, namespace_of, spec_of, status_of
 from dra_driver.scheduler.allocation import V1_37, SchedulerFeatures, SchedulerQuirks
@@ -128,7 +128,7 @@ def unpublished_forms(
         if spec.class_name in seen or not spec.class_selectors:
             continue
         seen.add(spec.class_name)
-        if any(_selects(spec, driver, device) for driver, device in kinds):
+        if class_matches(state, spec):
             continue
         form = next((form for form in forms if any(_would_select(spec, form, *kind) for kind in kinds)), None)
         if form is not None:
@@ -143,10 +143,11 @@ def unpublished_forms(
             )
 
 
-def mig_mode_is_off(state: ClusterState, specs: Iterable[RequestSpec], features: SchedulerFeatures) -> Iterator[Cause]:
+def mig_mode_is_off(state: ClusterState, specs: Sequence[RequestSpec], features: SchedulerFeatures) -> Iterator[Cause]:
     """Yield a cause for each request that a GPU would serve in MIG mode."""
-    gpus = whole_only_gpus(state.slices) if features.partitionable_devices else []
-    for spec in specs:
+    wanted = [spec for spec in specs if features.partitionable_devices and _takes_partitions(spec)]
+    gpus = whole_only_gpus(state.slices) if wanted else []  # reads every device
+    for spec in wanted:
         texts = (*spec.class_selectors, *spec.selectors)
         fitting = [
             gpu
@@ -156,6 +157,18 @@ def mig_mode_is_off(state: ClusterState, specs: Iterable[RequestSpec], features:
         if fitting:
             seen, fix = mig_mode_off(fitting)
             yield Cause(code=CauseCode.MIG_MODE_OFF, message=seen, fix=fix, blocks=False)
+
+
+def _takes_partitions(spec: RequestSpec) -> bool:
+    """Return whether the class of the request may select a partition."""
+    partition = {"name": "partition", "attributes": _PARTITION.attributes}
+    driver = next(iter(spec.drivers), "")
+    return all(is_selected_by(text, driver, partition) is not False for text in spec.class_selectors)
+
+
+def class_matches(state: ClusterState, spec: RequestSpec) -> bool:
+    """Return whether the class of the request selects a kind of published devices."""
+    return any(_selects(spec, driver, device) for driver, device in _kinds(state.slices))
 
 
 def _kinds(slices: Sequence[Wire]) -> Iterable[tuple[str, Wire]]:
@@ -381,20 +394,19 @@ def unhealthy_devices(state: ClusterState, subject: Subject) -> Iterator[Cause]:
         wanted = [result for result in results_of(claim) if not result.get("adminAccess")]
         drivers = {str(result.get("driver")) for result in wanted}
         published = {
-            (spec["driver"], spec["pool"]["name"], device["name"]): (spec.get("nodeName") or "", device)
+            (spec["driver"], spec["pool"]["name"], device["name"]): device
             for spec in map(spec_of, newest_slices(state.slices))
             if spec["driver"] in drivers and any(result.get("pool") == spec["pool"]["name"] for result in wanted)
             for device in spec.get("devices") or ()
         }
         for result in wanted:
             key = (str(result.get("driver")), str(result.get("pool")), str(result.get("device")))
-            node, device = published.get(key, ("", None))
+            device = published.get(key)
             where = f"device {key[2]} of {key[1]}"
             if device is not None and (taints := unhealthy_by(device)):
                 yield Cause(
                     code=CauseCode.DEVICE_UNHEALTHY,
                     message=f"{where} is unhealthy (taint {listed(taints, len(taints))})",
-                    fix=_instead_of_unhealthy(claim, result, node),
                     object=f"claim/{name_of(claim)}",
                     blocks=False,
                 )
@@ -406,16 +418,6 @@ def unhealthy_devices(state: ClusterState, subject: Subject) -> Iterator[Cause]:
                     object=f"claim/{name_of(claim)}",
                     blocks=False,
                 )
-
-
-def _instead_of_unhealthy(claim: Wire, result: Wire, node: str) -> str:
-    specs = subjects.requests_of([claim], [""], ())
-    tolerated = any(spec.tolerations for spec in specs if spec.request == result.get("request"))
-    users = [str(user.get("name")) for user in users_of(claim)]
-    first = "remove the tolerations of health taints from the claim, then " if tolerated else ""
-    then = f"delete pod {act_on(users)}" if users else f"delete claim {subjects.label_of(claim)}"
-    where = f"; repair the GPU: kubectl dra doctor node/{node}" if node else ""
-    return f"{first}{then}; a new pod gets another device{where}"
 
 
 def causes_on_node(state: ClusterState, subject: Subject) -> Iterator[Cause]:

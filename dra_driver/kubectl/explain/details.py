@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from dra_driver.core.errors import AllocationError
 from dra_driver.core.text import counted, listed
@@ -20,6 +21,7 @@ from dra_driver.kubectl.explain.reasons import (
     RejectionReason,
     act_on,
     holder_labels,
+    overlaps,
     rejection_of,
     selector_rejections,
 )
@@ -132,6 +134,15 @@ def _chosen(place: Shortfall, holders: Holders) -> tuple[list[_RankedCandidate],
     if len(near) < missing:
         return [], ""
     near.sort(key=lambda one: one.distance)
+    admitted = place.fitting + sum(one.reasons[0].code != "classSelector" for one in near)
+    if 0 < admitted < place.spec.count:  # a request has one class, so those that it rejects cannot make up for others
+        few = f"request at most {counted(admitted, 'device')}: the class selects no more on this node"
+        near = [
+            _RankedCandidate(one.device, [replace(one.reasons[0], fix=few), *one.reasons[1:]])
+            if one.reasons[0].code == "classSelector"
+            else one
+            for one in near
+        ]
     freed = {reason.seen for one in near[:missing] for reason in one.reasons}
     ties = [
         f"{one.device} ({', '.join(reason.seen for reason in one.reasons)})"
@@ -159,6 +170,8 @@ def _all_rejections(spec: RequestSpec, candidate: Candidate, holders: Holders) -
     found += [rejection_of(spec, device, short, holders) for short in _capacity(spec.capacity, device)]
     if isinstance(cause, _NOT_CHECKED_HERE) or not found:
         found.append(rejection_of(spec, device, cause, holders))
+    else:
+        found += overlaps(spec, device, holders)
     return found
 
 

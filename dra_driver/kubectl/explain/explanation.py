@@ -1,6 +1,6 @@
 """Explain one subject: find causes other than allocation, evaluate every node, inspect devices, give the verdict."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Final
 
@@ -27,7 +27,9 @@ from dra_driver.kubectl.explain.manifests import (
     has_same_requests,
     with_defaults,
     without_pod,
+    without_unhealthy,
 )
+from dra_driver.kubectl.explain.reasons import act_on
 from dra_driver.kubectl.explain.report import Answer, Cause, CauseCode, Explanation, NodeDetail, Verdict
 from dra_driver.kubectl.explain.subject import RequestSpec, Subject, SubjectClaim, Wire, allocation_of, name_of, spec_of
 from dra_driver.scheduler.allocation import Allocator, NodeUsage, SchedulerQuirks, unmodelled_constraints, usage_by_node
@@ -161,15 +163,47 @@ def _explained(
         for item in subject.claims
     ]
     subject = replace(subject, claims=claims)
-    report = past_scheduling_report(state, subject)
-    if report is not None:
-        return report, None
+    report, place = past_scheduling_report(state, subject), None
     try:
         with selector_budget():
-            return _Explainer(state, subject, node, scheduler).run()
+            if report is None:
+                report, place = _Explainer(state, subject, node, scheduler).run()
+            if any(cause.code is CauseCode.DEVICE_UNHEALTHY for cause in report.causes):
+                report = _with_replacement(state, subject, report, scheduler)
     except SelectorBudgetError as error:
-        cause = Cause(code=CauseCode.SELECTORS_COSTLY, message=str(error))
-        return _report(state, subject, Answer.UNKNOWN, f"unknown whether it fits: {error}", causes=(cause,)), None
+        if report is None:
+            cause = Cause(code=CauseCode.SELECTORS_COSTLY, message=str(error))
+            return _report(state, subject, Answer.UNKNOWN, f"unknown whether it fits: {error}", causes=(cause,)), None
+    return report, place
+
+
+def _with_replacement(
+    state: ClusterState, subject: Subject, report: Explanation, scheduler: SchedulerModel
+) -> Explanation:
+    """Add the fix of an unhealthy device: end the pods of its claims, if a new pod then gets healthy devices."""
+    held = [item.claim or {} for item in subject.claims]
+    labels = {subjects.label_of(claim) for claim in held}
+    users = sorted({str(user.get("name")) for claim in held for user in users_of(claim)})
+    pod = subject.pod and {**subject.pod, "spec": {**spec_of(subject.pod), "nodeName": ""}, "status": {}}
+    claims = [replace(item, claim={**claim, "status": {}}) for item, claim in zip(subject.claims, held, strict=True)]
+    ended = replace(
+        state,
+        claims=tuple(claim for claim in state.claims if subjects.label_of(claim) not in labels),
+        pods=tuple(
+            each
+            for each in state.pods
+            if name_of(each) not in users or subjects.namespace_of(each) != subject.namespace
+        ),
+        slices=tuple(map(without_unhealthy, state.slices)),
+    )
+    verdict = _Explainer(ended, replace(subject, pod=pod, claims=claims), "", scheduler).run()[0].verdict
+    tolerates = any(spec.tolerations for spec in subjects.requests_of(held, [""] * len(held), ()))
+    first = "remove the tolerations of health taints from the claim, then " if tolerates else ""
+    fix = f"{first}{f'delete pod {act_on(users)}' if users else 'delete the claim'}; a new one {verdict.sentence}"
+    if verdict.answer is not Answer.FITS:
+        fix = f"repair the GPU (docs/health.md): without it a new pod {verdict.sentence}"
+    causes = [replace(each, fix=fix) if each.code is CauseCode.DEVICE_UNHEALTHY else each for each in report.causes]
+    return replace(report, causes=tuple(causes))
 
 
 def _with_placed(state: ClusterState, pod: Wire, place: NodeResult) -> ClusterState:
@@ -215,9 +249,9 @@ class _Explainer:
         elif self._node:
             self._find_node()
         self._causes += details.causes
-        unmatched = {(one.claim, one.request) for one in details.requests if not matching_devices(one)}
-        short = [spec for spec in self._all_requests() if (spec.claim_label, spec.request) in unmatched]
         if not any(result.fits for result in results):
+            matching = {(one.claim, one.request): matching_devices(one) for one in details.requests}
+            short = [spec for spec in self._all_requests() if not self._is_matched(spec, matching)]
             self._causes += other.mig_mode_is_off(self._state, short, self._scheduler.features)
         self._notes += [details.note] if details.note else []
         self._use_scheduler_message(results)
@@ -260,6 +294,10 @@ class _Explainer:
         if not self._state.nodes:
             unreadable = subjects.gap_of(self._state, "nodes")
             self._causes.append(Cause(code=CauseCode.NO_NODES, message=unreadable or "the cluster has no nodes"))
+
+    def _is_matched(self, spec: RequestSpec, matching: Mapping[tuple[str, str], int]) -> bool:
+        key = spec.claim_label, spec.request
+        return matching[key] > 0 if key in matching else other.class_matches(self._state, spec)
 
     def _fields_dropped_from(self, claim: SubjectClaim) -> list[Cause]:
         if claim.source != "template":
@@ -417,6 +455,9 @@ class _Explainer:
         answer = Answer.CANNOT_FIT
         if blocking is None and fitting:
             answer, sentence = Answer.FITS, f"fits on {fitting} of {counted(total, 'node')}"
+            unhealthy = [cause.message for cause in self._causes if cause.code is CauseCode.DEVICE_UNHEALTHY]
+            if unhealthy:
+                answer, sentence = Answer.UNHEALTHY, f"{sentence}, but {unhealthy[0]}"
         elif blocking is None:
             sentence = f"cannot fit: {details.headline}"
         elif fitting:

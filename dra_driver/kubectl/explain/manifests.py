@@ -10,6 +10,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError
+from dra_driver.kube.devices import unhealthy_by
 from dra_driver.kube.shapes import misfit
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.explain.subject import (
@@ -165,6 +166,13 @@ def has_same_requests(pod: Wire, wanted: Wire) -> bool:
     """Return whether two pods ask for the same claims and extended resources."""
     asked = [(spec_of(each).get("resourceClaims") or (), extended_requests_of(each, ())) for each in (pod, wanted)]
     return list(asked[0][0]) == list(asked[1][0]) and asked[0][1] == asked[1][1]
+
+
+def without_unhealthy(item: Wire) -> Wire:
+    """Return the slice without unhealthy devices."""
+    devices = spec_of(item).get("devices") or ()
+    kept = [device for device in devices if not unhealthy_by(device)]
+    return item if len(kept) == len(devices) else {**item, "spec": {**spec_of(item), "devices": kept}}
 
 
 def without_pod(state: ClusterState, pod: Wire) -> ClusterState:

@@ -241,6 +241,20 @@ def _counter(cause: CounterShort, spec: RequestSpec, device: PoolDevice, holders
     return RejectionReason("counterShort", message, seen, fix, users=tuple(users_of))
 
 
+def overlaps(spec: RequestSpec, device: PoolDevice, holders: Holders) -> list[RejectionReason]:
+    """Return a reason for each set of claims with devices in the memory slices of this one: only one can have each."""
+    found: dict[tuple[str, ...], RejectionReason] = {}
+    if device.allocated or not holders.allocated_in(*device.slice.key):
+        return []
+    for entry in device.wire.get("consumesCounters") or ():
+        for name in [name for name in entry.get("counters") or () if name.startswith("memory-slice-")]:
+            cause = CounterShort(counter_set=entry["counterSet"], counter=name, wanted="1", free="0", own=True)
+            if any(other != device.name for other, _ in _consumers(device, cause, holders)):
+                reason = _counter(cause, spec, device, holders)
+                found.setdefault(reason.users, reason)
+    return list(found.values())
+
+
 def _label_users(allocated: list[tuple[str, list[str]]], holders: Holders) -> str:
     by_claim: dict[str, list[str]] = {}
     for device, claims in allocated:

@@ -46,7 +46,7 @@ def test_a_pod_on_an_unhealthy_gpu_is_fine_in_no_answer(cause: HealthCause) -> N
         assert report.verdict.answer is Answer.UNHEALTHY
         assert not report.verdict.answer.is_good
         assert f"but device gpu-0 of a/gpu.nvidia.com is unhealthy (taint {shown})" in report.verdict.sentence
-        assert "fix: delete pod train; a new pod gets another device" in render(report)
+        assert "fix: delete pod train; a new one fits on 1 of 1 node" in render(report)
     (claim,) = claims_of(state, NOW)
     assert f"gpu-0 (unhealthy: {shown})" in row(claim)
     (model,) = survey(state).models
@@ -69,6 +69,7 @@ def test_a_held_device_that_is_not_published_has_unknown_health() -> None:
     report = explained(state, dict(state.pods[0]))
     assert report.verdict.answer is Answer.UNHEALTHY
     assert "gpu-0 of a/gpu.nvidia.com is not published, so its health is unknown" in report.verdict.sentence
+    assert "gpu-0 (not published)" in row(claims_of(state, NOW)[0])
 
 
 def test_a_claim_that_tolerates_the_taint_loses_the_toleration_first() -> None:
@@ -82,7 +83,8 @@ def test_a_claim_that_tolerates_the_taint_loses_the_toleration_first() -> None:
 def test_a_pod_that_waits_for_an_allocated_claim_on_a_lost_gpu_hears_of_it() -> None:
     state = held(LOST)
     report = explained(state, pod("second", claim="c"))
-    assert [cause.code for cause in report.causes] == ["deviceUnhealthy"]
+    assert report.verdict.answer is Answer.UNHEALTHY
+    assert report.verdict.sentence.startswith("fits on 1 of 1 node, but device gpu-0 of a/gpu.nvidia.com is unhealthy")
 
 
 def test_no_fix_uses_a_broken_gpu_and_one_in_use_is_nearer() -> None:
