@@ -58,7 +58,7 @@ _OLD_READINGS: Final = 8
 """A state is old after ``OLD_S``, or after so many times its reading took: readings rest for three times as long."""
 _TICK_S: Final = 0.5
 _KEEP_ALIVE: Final = 30
-_GRAVE: Final = ("nodes:", "pods:", "resourceclaims:", "resourceslices:", "gpunodes:")
+_GRAVE: Final = ("nodes:", "pods:", "claim ", "resourceclaims:", "resourceslices:", "gpunodes:")
 """Gaps that make these pages wrong or poor; others concern explanations alone."""
 _SPLIT: Final = "<!--split-->"
 _NOTHING: Final = SeenCluster(state=ClusterState(), told={}, claims=(), fleet=SeenFleet())
