@@ -14,7 +14,16 @@ from msgspec.structs import replace
 
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.time import parse_time
-from dra_driver.kube.devices import HeldClaim, HeldResult, Wire, attribute_shown, held_claim, newest_slices, pool_of
+from dra_driver.kube.devices import (
+    HeldClaim,
+    HeldResult,
+    Wire,
+    attribute_shown,
+    held_claim,
+    newest_slices,
+    pool_of,
+    unhealthy_by,
+)
 from dra_driver.kube.published import names
 from dra_driver.kube.shapes import problem_of
 from dra_driver.kube.state import ClusterState
@@ -122,6 +131,8 @@ class DeviceRow(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class ClaimDevice(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A device of a claim; ``unhealthy`` are its health taints."""
+
     request: str
     driver: str
     pool: str
@@ -129,6 +140,7 @@ class ClaimDevice(Struct, frozen=True, kw_only=True, rename="camel"):
     node: str
     consumed: Mapping[str, str] = field(default_factory=dict)
     admin_access: bool = False
+    unhealthy: Sequence[str] = ()
 
 
 class ClaimRow(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -273,16 +285,21 @@ def _of_slice(
 
 
 def _claims(state: ClusterState, now: datetime) -> list[ClaimRow]:
-    places = {}
+    places, unhealthy = {}, {}
     for item in newest_slices(state.slices):
         spec = item["spec"]
         for device in spec.get("devices") or ():
+            key = (*pool_of(item), device["name"])
             if node := device.get("nodeName") or spec.get("nodeName"):
-                places[(*pool_of(item), device["name"])] = node
-    return [_claim(held_claim(_ListedClaim, item)[0], places, now) for item in state.claims]
+                places[key] = node
+            if taints := unhealthy_by(device):
+                unhealthy[key] = taints
+    return [_claim(held_claim(_ListedClaim, item)[0], places, unhealthy, now) for item in state.claims]
 
 
-def _claim(claim: _ListedClaim, places: Mapping[DeviceKey, str], now: datetime) -> ClaimRow:
+def _claim(
+    claim: _ListedClaim, places: Mapping[DeviceKey, str], unhealthy: Mapping[DeviceKey, Sequence[str]], now: datetime
+) -> ClaimRow:
     metadata, elsewhere = claim.metadata, _node_of(claim)
     devices = [
         ClaimDevice(
@@ -293,6 +310,7 @@ def _claim(claim: _ListedClaim, places: Mapping[DeviceKey, str], now: datetime) 
             node=places.get(result.key) or elsewhere,
             consumed=holder.consumed,
             admin_access=holder.admin_access,
+            unhealthy=unhealthy.get(result.key, ()),
         )
         for result, holder in _holders(claim)
     ]

@@ -21,7 +21,8 @@ MAX_FITS: Final = 256
 
 
 class Gpus(Struct, frozen=True, kw_only=True, rename="camel"):
-    """GPUs (or other whole devices) of a model; ``total`` is the sum of the next four.
+    """GPUs (or other whole devices) of a model; ``total`` is the sum of the next four. Of ``used`` and ``fragmented``
+    ones, ``held_unhealthy`` have an unhealthy device that a claim holds.
 
     ``reasons`` splits ``unavailable``: ``tainted``, ``incomplete-pool``, ``invalid-pool``, ``cordoned``, ``not-ready``,
     ``deleting``, ``no-such-node``, ``other``.
@@ -33,6 +34,7 @@ class Gpus(Struct, frozen=True, kw_only=True, rename="camel"):
     fragmented: int = 0
     unavailable: int = 0
     reasons: Mapping[str, int] = field(default_factory=dict)
+    held_unhealthy: int = 0
 
 
 class Memory(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -149,6 +151,7 @@ class _Line(Struct):
 class _Model(Struct):
     states: Counter[str] = field(default_factory=Counter)
     memory: Counter[str] = field(default_factory=Counter)
+    held_unhealthy: int = 0
     lines: dict[SyntheticRequest, _Line] = field(default_factory=dict)
 
 
@@ -166,6 +169,7 @@ class Aggregate:
         model.states.update(states)
         supply = counted.supply
         model.memory["total"] += supply.memory
+        model.held_unhealthy += supply.held_unhealthy
         if "free" in states:
             model.memory["free"] += min(supply.memory_left, supply.memory * states["free"] // unit.gpu_count)
         elif "fragmented" in states:
@@ -179,6 +183,7 @@ class Aggregate:
             mine = self._models.setdefault(key, _Model())
             mine.states.update(theirs.states)
             mine.memory.update(theirs.memory)
+            mine.held_unhealthy += theirs.held_unhealthy
             for request, line in theirs.lines.items():
                 mine.lines.setdefault(request, _Line()).add(line)
 
@@ -188,7 +193,7 @@ class Aggregate:
             ModelCapacity(
                 driver=driver,
                 model=name,
-                gpus=_gpus(model.states),
+                gpus=_gpus(model.states, model.held_unhealthy),
                 memory_bytes=Memory(**{key: value // NANO for key, value in model.memory.items()}),
                 requests=self._requests((driver, name), places),
             )
@@ -317,7 +322,7 @@ def _why_one(request: SyntheticRequest, line: _Line) -> str:
     return f"{left} {noun} are free in total, {need} are needed, but not together on any GPU"
 
 
-def _gpus(states: Counter[str]) -> Gpus:
+def _gpus(states: Counter[str], held_unhealthy: int) -> Gpus:
     reasons = {name: count for name, count in sorted(states.items()) if name not in ("free", "used", "fragmented")}
     return Gpus(
         total=states.total(),
@@ -326,6 +331,7 @@ def _gpus(states: Counter[str]) -> Gpus:
         fragmented=states["fragmented"],
         unavailable=sum(reasons.values()),
         reasons=reasons,
+        held_unhealthy=held_unhealthy,
     )
 
 

@@ -100,7 +100,8 @@ def _print(report: CapacityReport, *, by_node: bool, unknown: bool) -> None:
 
 def _gpus(model: ModelCapacity) -> Sequence[str]:
     gpus, memory = model.gpus, model.memory_bytes
-    reasons = ", ".join(f"{count} {name}" for name, count in gpus.reasons.items())
+    unhealthy = [f"{gpus.held_unhealthy} held unhealthy"] if gpus.held_unhealthy else []
+    reasons = ", ".join([*(f"{count} {name}" for name, count in gpus.reasons.items()), *unhealthy])
     return (
         *map(str, (gpus.total, gpus.free, gpus.used, gpus.fragmented)),
         reasons or "0",

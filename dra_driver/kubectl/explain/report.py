@@ -41,6 +41,9 @@ class CauseCode(StrEnum):
     NOT_WEIGHED = "notWeighed"
     BEING_DELETED = "beingDeleted"
     POOL_UNUSABLE = "poolUnusable"
+    DEVICE_UNHEALTHY = "deviceUnhealthy"
+    DEVICE_NOT_PUBLISHED = "deviceNotPublished"
+    MIG_MODE_OFF = "migModeOff"
 
 
 class Cause(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -57,7 +60,8 @@ SCHEMA_VERSION: Final = 1
 
 
 class Answer(StrEnum):
-    """The verdict in one word. ``placed``: the pod is on a node and has not started."""
+    """The verdict in one word. ``placed``: the pod is on a node and has not started. ``unhealthy``: it runs, or the
+    claim is allocated, with a device that is not known to be healthy."""
 
     FITS = "fits"
     CANNOT_FIT = "cannotFit"
@@ -65,11 +69,12 @@ class Answer(StrEnum):
     RUNNING = "running"
     FINISHED = "finished"
     ALLOCATED = "allocated"
+    UNHEALTHY = "unhealthy"
 
     @property
     def is_good(self) -> bool:
         """Return whether nothing keeps the subject from its devices."""
-        return self not in (Answer.CANNOT_FIT, Answer.PLACED)
+        return self not in (Answer.CANNOT_FIT, Answer.PLACED, Answer.UNHEALTHY)
 
 
 class Verdict(Struct, frozen=True, kw_only=True, rename="camel"):

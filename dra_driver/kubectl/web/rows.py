@@ -20,7 +20,7 @@ from dra_driver.kube.devices import Wire
 from dra_driver.kube.shapes import MetadataPart, read_all
 from dra_driver.kube.state import ClusterState, with_objects
 from dra_driver.kube.state_file import flat, objects_of, read_documents
-from dra_driver.kubectl.capacity import CapacityReport, ClaimRow, Options, survey
+from dra_driver.kubectl.capacity import CapacityReport, ClaimDevice, ClaimRow, Options, survey
 from dra_driver.kubectl.explain import (
     Explanation,
     explain,
@@ -103,17 +103,17 @@ def _view(claim: ClaimRow, places: Places, uses: Uses) -> ClaimOnPage:
             gpu=gpu.name if gpu else "",
             part=part,
             use=uses.get(key) if same[each.node, each.device] == 1 else None,
-            trouble=trouble_of(gpu) or (f"node {each.node}: {node.problem}" if node and node.problem else ""),
+            trouble=_trouble(each, gpu, node),
         )
         devices.append(row)
     return ClaimOnPage(claim=claim, devices=tuple(devices))
 
 
-def trouble_of(gpu: GpuRow | None) -> str:
-    """Return the sentence about an unhealthy GPU, "" for another."""
-    if gpu is None or not gpu.is_sick:
-        return ""
-    return f"{gpu.name}: {gpu.message or ', '.join(gpu.causes or gpu.taints) or 'unhealthy'}"
+def _trouble(device: ClaimDevice, gpu: GpuRow | None, node: NodeRow | None) -> str:
+    if device.unhealthy or (gpu is not None and gpu.health == "Unhealthy"):
+        why = gpu.message or ", ".join(gpu.causes) if gpu else ""
+        return f"{gpu.name if gpu else device.device}: {why or ', '.join(device.unhealthy) or 'unhealthy'}"
+    return f"node {node.name}: {node.problem}" if node and node.problem else ""
 
 
 class Waiting(Struct, frozen=True, kw_only=True):

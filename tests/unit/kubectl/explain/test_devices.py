@@ -172,11 +172,12 @@ def seen(report: Explanation) -> str:
     return report.requests[0].reasons[-1].seen[0]
 
 
-def test_partitions_in_use_that_are_equally_near_are_counted() -> None:
+def test_partitions_in_use_that_are_equally_near_are_named() -> None:
     claims = [having(f"c{start}", slice_name(start), users=(f"p{start}",)) for start in range(7)]
     report = asked_of_h100(part(), claims=claims)
     assert "7 devices match request gpu: 7 in use" in report.verdict.sentence
-    assert fix(report).endswith("; 6 other devices are equally near")
+    assert "; equally near: gpu-0-mig-1g10gb-19-5 (default/c5 (pod p5)), " in fix(report)
+    assert all(f"default/c{start} (pod p{start})" in fix(report) for start in range(7))
     assert report.causes == ()
 
 
