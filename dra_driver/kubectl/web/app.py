@@ -19,7 +19,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from dra_driver.core.errors import DraError
-from dra_driver.core.text import gib, printable, span
+from dra_driver.core.text import cut, gib, listed, printable, span
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity import ClaimRow
 from dra_driver.kubectl.web.fleet import NodeRow, SeenFleet, clique_of, island_of, islands_of, spots_of
@@ -50,6 +50,8 @@ NODES_PER_PAGE: Final = 12
 ROWS_PER_PAGE: Final = 50
 PODS_PER_PAGE: Final = 10
 MAX_STREAMS: Final = 64
+MAX_TEXT: Final = 4096
+"""Characters of a message; an object of the cluster may have 1 MiB of them."""
 TRIES_AT_ONCE: Final = 2
 FIRST_WAIT_S: Final = 2.0
 LAST_WAIT_S: Final = 20.0
@@ -129,7 +131,12 @@ def templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"gib": gib, "span": span, "plain": printable, "part": lambda text: quote(text, safe="")}
+    found.filters |= {
+        "gib": gib,
+        "span": span,
+        "listed": listed, "plain": lambda text: printable(cut(text, MAX_TEXT)),
+        "part": lambda text: quote(text, safe=""),
+    }
     return found
 
 

@@ -27,6 +27,7 @@ from dra_driver.core.text import gib
 from dra_driver.kube.devices import Wire, attribute_of, attribute_text, newest_slices, pool_of, unhealthy_by
 from dra_driver.kube.published import names
 from dra_driver.kubectl.capacity import NOWHERE, ClaimDevice, ClaimRow, GpuPlace, node_problem, place_of
+from dra_driver.kubectl.usage.device_use import MAX_BYTES
 from dra_driver.scheduler.allocation import untolerated
 
 FREE, WHOLE, PARTITION, SHARE = "free", "whole", "partition", "share"
@@ -474,11 +475,12 @@ def _published_memory(device: Wire) -> int:
 
 
 def _bytes(quantity: str | None) -> int:
-    """Return 0 for a negative or invalid quantity."""
+    """Return 0 for no quantity of memory: invalid, negative, or more than a GPU can have."""
     try:
-        return max(0, Quantity.parse(str(quantity or "0")).as_int())
+        found = Quantity.parse(str(quantity or "0")).as_int()
     except ValueError:
         return 0
+    return found if 0 < found <= MAX_BYTES else 0
 
 
 def _natural(name: str) -> list[tuple[int, int | str]]:

@@ -306,6 +306,34 @@ def test_hostile_names_are_text(hostile: "tuple[Site, TestClient]") -> None:
         assert not re.search(r"\son[a-z]+=[\"']", page.text)
 
 
+def grant_of(quantity: Any) -> ClusterState:
+    shared = whole("gpu-0", "GPU-0", memory=quantity, allowMultipleAllocations=True)
+    return small_state(claim("a", "n", share("gpu-0", quantity, quantity)), slices=(slice_of("n", shared),))
+
+
+def long_state() -> ClusterState:
+    pod, held = waiting_pod("w"), claim("a", "n", *(share("gpu-0", "1Gi") for _ in range(32)))
+    pod["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "message": "x" * (1 << 20)}]
+    held["status"]["reservedFor"] = [{"resource": "pods", "name": f"{at:0253}"} for at in range(256)]
+    events = tuple({**EVENT, "message": "x" * (1 << 20)} for _ in range(50))
+    return small_state(held, events=events, pods=(pod,))
+
+
+@pytest.mark.parametrize(
+    "state",
+    [*(pytest.param(grant_of(each), id=each[:9]) for each in ("1e1000", "-1e1000", "9E", "1n", "NaN")), long_state()],
+)
+def test_sizes_that_no_gpu_has_and_long_texts_end_no_page(site: Site, browser: "TestClient", state: Any) -> None:
+    site.read(replace(state, classes=(CLASS,)))
+    for _ in range(2):
+        pages = [browser.get(f"{site.base}{path}") for path in PAGES]
+        site.read(site.state)
+    assert site.sources.cluster.trouble is None
+    assert {page.status_code for page in pages if "/pending/" not in str(page.url)} == {200}
+    assert max(len(page.text) for page in pages) < 1 << 19
+    assert "Error" not in "".join(page.text for page in pages)
+
+
 def test_what_if_answers_like_explain(site: Site, browser: "TestClient") -> None:
     site.read(plain_state())
     assert "fits" in _tried(site, browser, EXAMPLE)
