@@ -134,7 +134,8 @@ def templates() -> Environment:
     found.filters |= {
         "gib": gib,
         "span": span,
-        "listed": listed, "plain": lambda text: printable(cut(text, MAX_TEXT)),
+        "listed": listed,
+        "plain": lambda text: printable(cut(text, MAX_TEXT)),
         "part": lambda text: quote(text, safe=""),
     }
     return found
@@ -217,7 +218,7 @@ class Pages:
         every = waiting_pods(self._seen(request).cluster.state)
         found = matching(every, query, lambda each: f"{each.namespace}/{each.name} {each.owner}")
         page = page_of(found, _page(request), PODS_PER_PAGE, of=len(every))
-        rows = [(each, self._explained(request, each.namespace, each.name)) for each in page.rows]
+        rows = [(each, self._explained(self._seen(request), each.namespace, each.name)) for each in page.rows]
         return self._page(request, "pending.html", page=page, rows=rows, query=query)
 
     async def pod(self, request: Request) -> Response:
@@ -225,11 +226,11 @@ class Pages:
         every = [pod["metadata"] for pod in self._seen(request).cluster.state.pods]
         if all((each.get("namespace") or "default", each["name"]) != (namespace, name) for each in every):
             return self._gone(request, f"There is no pod {name} in namespace {namespace} now.")
-        answer = self._explained(request, namespace, name)
+        answer = self._explained(self._seen(request), namespace, name)
         return self._page(request, "pod.html", namespace=namespace, name=name, answer=answer)
 
     async def capacity(self, request: Request) -> Response:
-        return self._page(request, "capacity.html", answer=self._worked_out(request, "capacity", survey_of))
+        return self._page(request, "capacity.html", answer=self._worked_out(self._seen(request), "capacity", survey_of))
 
     async def events(self, request: Request) -> Response:
         query = _query(request)
@@ -267,9 +268,8 @@ class Pages:
 
     def _seen(self, request: Request) -> Seen:
         """Return the same at each call for one request."""
-        if not hasattr(request.state, "seen"):
-            request.state.seen = self._look()
-        found: Seen = request.state.seen
+        found: Seen = request.scope.get("seen") or self._look()
+        request.scope["seen"] = found
         return found
 
     def _look(self) -> Seen:
@@ -289,17 +289,13 @@ class Pages:
             problem=problem,
         )
 
-    def _worked_out(
-        self, request: Request, key: Hashable, compute: Callable[[ClusterState], object]
-    ) -> WorkedOut | None:
-        reading = self._seen(request).reading
-        if reading is None:
+    def _worked_out(self, seen: Seen, key: Hashable, compute: Callable[[ClusterState], object]) -> WorkedOut | None:
+        if seen.reading is None:
             return None
-        state = reading.value.state
-        return self._sources.derived.ask(key, reading.number, lambda: compute(state))
+        return self._sources.derived.ask(key, seen.reading.number, lambda: compute(seen.cluster.state))
 
-    def _explained(self, request: Request, namespace: str, name: str) -> WorkedOut | None:
-        return self._worked_out(request, ("pod", namespace, name), lambda state: explain_pod(state, namespace, name))
+    def _explained(self, seen: Seen, namespace: str, name: str) -> WorkedOut | None:
+        return self._worked_out(seen, ("pod", namespace, name), lambda state: explain_pod(state, namespace, name))
 
     def _page(self, request: Request, template: str, status: int = 200, **values: object) -> Response:
         return HTMLResponse(self._render(request, template, **values), status_code=status)

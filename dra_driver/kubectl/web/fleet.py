@@ -99,12 +99,11 @@ class GpuRow(Struct, frozen=True, kw_only=True):
 
 
 class NodeRow(Struct, frozen=True, kw_only=True):
-    """A node with its GPUs. ``problem`` is why it takes no ordinary pods, or ""; ``told`` if it has a GpuNode."""
+    """A node with its GPUs. ``problem`` is why it takes no ordinary pods, or ""."""
 
     name: str
     gpus: Sequence[GpuRow]
     problem: str = ""
-    told: bool = False
     problems: Sequence[str] = ()
     found_use: Sequence[str] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -195,8 +194,10 @@ def _kind(gpus: Sequence[GpuRow]) -> str:
 Key = tuple[str, str, str]
 Grants = Mapping[Key, Sequence[tuple[ClaimRow, ClaimDevice]]]
 """Claims with the device that they have of it, by driver, pool and device."""
+Held = list[tuple[Wire, Sequence[tuple[ClaimRow, ClaimDevice]]]]
+Strays = dict[Key, Held]
+"""Grants of devices that no slice has any more, by node, driver and GPU."""
 _MAX_SLICES: Final = 64
-_INCOMPLETE: Final = "no claim, its pool is incomplete"
 _PROBLEMS: Final = {"deleting": "being deleted", "not-ready": "not ready"}
 
 
@@ -215,7 +216,7 @@ class _Found(Struct, kw_only=True):
     offers: dict[str, None] = field(default_factory=dict)
     taints: dict[str, None] = field(default_factory=dict)
     unhealthy: dict[str, None] = field(default_factory=dict)
-    held: list[tuple[Wire, Sequence[tuple[ClaimRow, ClaimDevice]]]] = field(default_factory=list)
+    held: Held = field(default_factory=list)
 
 
 def fleet_of(
@@ -241,9 +242,10 @@ def fleet_of(
             count = sum(name.startswith("memory-slice-") for name in entry.get("counters") or ())
             memory_slices[spec["driver"], spec["pool"]["name"], entry["name"]] = count
         _read_slice(spec, grants, by_node, whole_pool=seen[pool_of(item)] == spec["pool"].get("resourceSliceCount"))
-    strays: dict[Key, list[tuple[ClaimRow, ClaimDevice]]] = {}
+    strays: Strays = {}
     for claim, device in (each for held in grants.values() for each in held):
-        strays.setdefault((device.node, device.driver, parent_name(device.device)), []).append((claim, device))
+        gpu = (device.node, device.driver, parent_name(device.device))
+        strays.setdefault(gpu, []).append(({"name": device.device}, [(claim, device)]))
     wires = {str(node["metadata"].get("name")): node for node in nodes}
     rows = []
     for name in sorted({*by_node, *told}, key=_natural):
@@ -252,7 +254,7 @@ def fleet_of(
             problem = node_problem(wires[name])
         problem = _PROBLEMS.get(problem, problem)
         closed = unknown or (problem and f"no claim, node {problem}")
-        row = _node(name, by_node.get(name, {}), memory_slices, told.get(name), strays=strays, closed=closed)
+        row = _node(name, by_node.get(name, {}), memory_slices, told.get(name, _UNTOLD), strays=strays, closed=closed)
         rows.append(replace(row, problem=problem))
     return SeenFleet(nodes=tuple(rows), totals=_totals(rows))
 
@@ -315,29 +317,23 @@ def _node(
     name: str,
     found: Mapping[tuple[str, str], _Found],
     counters: Mapping[Key, int],
-    status: GpuNodeStatus | None,
+    told: GpuNodeStatus,
     *,
-    strays: Grants,
+    strays: Strays,
     closed: str,
 ) -> NodeRow:
-    """``strays`` are grants of devices that no slice has any more, by node, driver and GPU."""
-    told = status or _UNTOLD
     said = {gpu.uuid: gpu for gpu in told.gpus}
-    gpus = [_told(_gpu(name, each, counters, said.get(each.uuid)), said.get(each.uuid)) for each in found.values()]
-    published = {gpu.uuid for gpu in gpus}
-    for uuid, gpu in said.items():
-        if uuid not in published:
-            product, memory = gpu.product_name or "", _bytes(gpu.memory)
-            row = GpuRow(node=name, name=gpu.name, driver=told.driver_name, uuid=uuid, product=product)
-            why = "no claim, not published" if gpu.used_as is PublishedForm.FREE else f"{gpu.used_as}, says its node"
-            gpus.append(_told(replace(row, memory_bytes=memory, closed=why), gpu))
-    taken: set[str] = set()
-    for at, row in enumerate(sorted(gpus, key=lambda row: row.driver != told.driver_name)):
-        lost = (_stray(claim, device) for claim, device in strays.get((name, row.driver, row.name), ()))
+    published = {each.uuid for each in found.values()}
+    hidden = (each for each in told.gpus if each.uuid not in published)
+    unpublished = [_Found(name=each.name, driver=told.driver_name, uuid=each.uuid) for each in hidden]
+    gpus, taken = [], set[str]()
+    for each in sorted((*found.values(), *unpublished), key=lambda each: each.driver != told.driver_name):
+        each.held += strays.get((name, each.driver, each.name), ())
+        row = _told(_gpu(name, each, counters, said.get(each.uuid)), said.get(each.uuid))
         # Names are unique in a pool only; the page of a GPU and its use need one of its own.
         own = f"{row.name} {row.uuid}" if row.name in taken else row.name
         taken.add(own)
-        gpus[at] = replace(row, name=own, parts=(*row.parts, *lost), closed=closed or row.closed)
+        gpus.append(replace(row, name=own, closed=closed or row.closed))
     versions = {
         "NVIDIA driver": told.driver_version,
         "CUDA": told.cuda_version,
@@ -348,7 +344,6 @@ def _node(
     }
     return NodeRow(
         name=name,
-        told=status is not None,
         gpus=tuple(
             replace(gpu, found_use=tuple(use_of_gpu(told.usage, gpu.name)))
             for gpu in sorted(gpus, key=lambda gpu: _natural(gpu.name))
@@ -369,7 +364,7 @@ def _gpu(node: str, found: _Found, counters: Mapping[Key, int], told: NodeGpu | 
         name=found.name,
         driver=found.driver,
         uuid=found.uuid,
-        product=found.product,
+        product=found.product or (told.product_name if told else None) or "",
         memory_bytes=total,
         slices=slices,
         parts=tuple(part for part in parts if not part.admin),
@@ -379,8 +374,17 @@ def _gpu(node: str, found: _Found, counters: Mapping[Key, int], told: NodeGpu | 
         place=found.place or NOWHERE,
         taints=tuple(found.taints),
         unhealthy=tuple(found.unhealthy),
-        closed="" if found.open else f"no claim, tainted ({', '.join(found.taints)})" if found.taints else _INCOMPLETE,
+        closed=_closed(found, told),
     )
+
+
+def _closed(found: _Found, told: NodeGpu | None) -> str:
+    if not found.offers:
+        is_used = told and told.used_as is not PublishedForm.FREE
+        return f"{told.used_as}, says its node" if told and is_used else "no claim, not published"
+    if found.open:
+        return ""
+    return f"no claim, tainted ({', '.join(found.taints)})" if found.taints else "no claim, its pool is incomplete"
 
 
 def _told(row: GpuRow, told: NodeGpu | None) -> GpuRow:
@@ -389,21 +393,6 @@ def _told(row: GpuRow, told: NodeGpu | None) -> GpuRow:
     health, message = told.health.value, told.message or ""
     return replace(
         row, policy=told.policy, waiting=told.waiting or "", health=health, causes=told.causes, message=message
-    )
-
-
-def _stray(claim: ClaimRow, device: ClaimDevice) -> Part:
-    return Part(
-        form=WHOLE if parent_name(device.device) == device.device else PARTITION,
-        pool=device.pool,
-        device=device.device,
-        label=device.device,
-        start=0.0,
-        width=0.0,
-        namespace=claim.namespace,
-        claim=claim.name,
-        pods=claim.pods,
-        admin=device.admin_access,
     )
 
 
@@ -423,8 +412,8 @@ def _part(
     attributes = device.get("attributes") or {}
     form, start, width = WHOLE, 0.0, 100.0
     memory, label, percent = total, "whole GPU", None
-    if not _gpu_of(attributes, found.driver)[1]:
-        form, label = PARTITION, attribute_text(attributes, found.driver, names.PROFILE)
+    if not _gpu_of(attributes, found.driver)[1] and device["name"] != found.name:
+        form, label = PARTITION, attribute_text(attributes, found.driver, names.PROFILE) or str(device["name"])
         memory = _published_memory(device)
         start, width = _place(attributes, found.driver, slices, memory, total)
     elif grant.consumed:

@@ -194,8 +194,8 @@ def test_a_lost_gpu_that_is_not_published_keeps_its_claims() -> None:
     state = small_state(held)
     first, last = fleet(state, n=told(lost)).nodes[0].gpus
     parts = [(part.claim, part.form, part.label) for gpu in (first, last) for part in gpu.parts]
-    assert parts == [("a", "partition", "gpu-0-mig-gone"), ("a", "whole", "gpu-7")]
-    assert (first.used_percent, last.used_percent) == (None, None)
+    assert parts == [("a", "partition", "gpu-0-mig-gone"), ("a", "whole", "whole GPU")]
+    assert (first.used_percent, last.used_percent) == (None, 100.0)
     (_, alone) = fleet(small_state(), n=told(replace(lost, health=HealthWord.UNKNOWN))).nodes[0].gpus
     assert (alone.parts, alone.closed, alone.is_free) == ((), "Whole, says its node", False)
 
@@ -211,6 +211,13 @@ def test_gpus_of_one_name_in_two_pools_have_pages_of_their_own() -> None:
     use = ClaimDeviceUse(namespace="team", claim="a", node="n", device="gpu-5", used_bytes=1)
     (view,) = claim_views(claims_of(small_state(held, slices=pools), NOW), found, uses_by_device([use]))
     assert [(each.gpu, each.use) for each in view.devices] == [("gpu-5 b-5", None), ("gpu-5", None)]
+
+
+def test_a_gpu_that_two_drivers_publish_has_a_row_for_each() -> None:
+    both = [slice_of("n", whole("gpu-0", "GPU-0")) for _ in range(2)]
+    both[1]["spec"]["driver"] = "other.example.com"
+    gpus = fleet(small_state(slices=both), n=told(told_gpu("gpu-0", "GPU-0"))).nodes[0].gpus
+    assert [(gpu.name, gpu.driver) for gpu in gpus] == [("gpu-0", DRIVER), ("gpu-0 GPU-0", "other.example.com")]
 
 
 def test_a_placement_outside_the_gpu_is_not_drawn() -> None:
