@@ -6,7 +6,7 @@ if the suite cannot do it.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from msgspec import Struct, field
 
 from dra_driver.conformance import cdi_folder
+from dra_driver.conformance.cdi_edits import Edits, Host
 from dra_driver.conformance.cluster import CheckClaim, ClaimTemplate, ClusterObjects, JsonObject, Scheduler, incomplete
 from dra_driver.conformance.plugin import (
     DRA_SERVICES,
@@ -34,6 +35,8 @@ from dra_driver.core.unix_grpc import CallError
 
 SLOW_CALL_S = 5.0
 """Seconds that a call may take after another one has run into the kubelet's deadline."""
+UNANSWERED = ("DEADLINE_EXCEEDED", "UNAVAILABLE", "RESOURCE_EXHAUSTED")
+"""Codes of calls that got no answer of the driver, or one that is too large."""
 GRACE_S = 10.0
 """Seconds for cleaning up after a check, beyond its own time."""
 
@@ -44,13 +47,29 @@ class Control(Protocol):
     def restart(self) -> None: ...
 
 
+class Faults(Protocol):
+    """Breaks a device so that the driver has to report it as Unhealthy, and repairs it. Both raise UnableError."""
+
+    def inject(self, pool: str, device: str) -> None: ...
+
+    def recover(self, pool: str, device: str) -> None: ...
+
+
 class TestedDriver(Struct, frozen=True, kw_only=True):
-    """Places of the driver, and the way to restart it."""
+    """Places of the driver, and the ways to restart it and to break its devices.
+
+    ``uses_cdi`` is False for a driver that hands devices over in another way, such as NRI. ``has_disks``: block devices
+    are what the driver is for.
+    """
 
     driver: str
     registrar_dir: Path
     cdi_dirs: tuple[Path, ...]
     control: Control | None = None
+    faults: Faults | None = None
+    host: Host = Host()
+    uses_cdi: bool = True
+    has_disks: bool = False
     limits: TimeLimits = field(default_factory=TimeLimits)
 
 
@@ -231,11 +250,36 @@ class Bench:
         except CallError as error:
             if waits and error.code == "DEADLINE_EXCEEDED":
                 return str(error)
-            if error.code in {"DEADLINE_EXCEEDED", "UNAVAILABLE", "RESOURCE_EXHAUSTED"}:
+            if error.code in UNANSWERED:
                 raise self._broken(error) from error
             return str(error)
         check_complete("NodePrepareResources", [claim], found)
         return found[claim.uid].error
+
+    def ended(self, claim: ClaimKey) -> None:
+        """NodeUnprepareResources with any answer. Raises ViolationError if the driver does not answer."""
+        try:
+            self.plugin().unprepare([claim], self._call_s())
+        except CallError as error:
+            if error.code in UNANSWERED:
+                raise self._broken(error) from error
+
+    def check_granted_once(
+        self, claims: Sequence[CheckClaim], answers: Sequence[Callable[[], Mapping[str, PrepareAnswer]]]
+    ) -> None:
+        """Raise ViolationError if the answers to calls grant one device to more than one of these claims.
+
+        A failed call grants nothing: a driver may wait for the device until the call ends.
+        """
+        got: set[str] = set()
+        for answer in answers:
+            with suppress(CallError):
+                got |= {uid for uid, one in answer().items() if not one.error}
+        if len(got & {claim.key.uid for claim in claims}) > 1:
+            raise ViolationError(
+                f"device {min(claims[0].devices())[1]} was prepared for claims "
+                f"{' and '.join(str(claim.key) for claim in claims[:2])}; expected an error for all but one"
+            )
 
     def unprepared(self, *claims: ClaimKey) -> None:
         """NodeUnprepareResources, which has to succeed. Raises ViolationError."""
@@ -281,3 +325,8 @@ class Bench:
         """Raise ViolationError, which begins with ``when``, unless all CDI ids of these devices resolve."""
         if problem := self.unresolved(devices):
             raise ViolationError(f"{when}: {problem}")
+
+    def edits(self, devices: Sequence[AnsweredDevice], when: str) -> Edits:
+        """The merged edits of all CDI ids of these devices. Raises as `check_resolves`."""
+        self.check_resolves(devices, when)
+        return cdi_folder.edits(self.subject.cdi_dirs, [name for device in devices for name in device.cdi_ids])

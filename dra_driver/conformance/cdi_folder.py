@@ -6,27 +6,29 @@ which writes such files: a shared mistake would hide itself.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-import yaml
 from msgspec import Struct
+
+from dra_driver.conformance.cdi_edits import Edits, Wire, form_problem, least_version
+from dra_driver.core import yaml_text
 
 MAX_FILES: Final = 4096
 MAX_BYTES: Final = 4 * 2**20
 QUALIFIED: Final = re.compile(
-    r"[A-Za-z]([\w.-]*[A-Za-z0-9])?/[A-Za-z]([\w-]*[A-Za-z0-9])?=[A-Za-z0-9]([\w.:-]*[A-Za-z0-9])?", re.ASCII
+    r"[A-Za-z]([\w.-]*[A-Za-z0-9])?/[A-Za-z]([\w.-]*[A-Za-z0-9])?=[A-Za-z0-9]([\w.:-]*[A-Za-z0-9])?", re.ASCII
 )
 """``vendor/class=name`` (pkg/parser/parser.go of the CDI library)."""
 VERSIONS: Final = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
 
 
 class CdiFile(Struct, frozen=True, kw_only=True):
-    """One file: the devices that it defines, or why it cannot be used."""
+    """One file: the edits of the devices that it defines, or why it cannot be used."""
 
     path: Path
-    devices: tuple[str, ...] = ()
+    devices: Mapping[str, tuple[Wire, ...]] = {}
     problem: str = ""
 
 
@@ -61,23 +63,35 @@ def unresolved(folders: Sequence[Path], names: Sequence[str]) -> list[str]:
     ]
 
 
-def _index(folders: Sequence[Path]) -> tuple[set[str], dict[str, list[Path]], list[CdiFile]]:
-    known: set[str] = set()
+def resolved(folders: Sequence[Path]) -> set[str]:
+    return set(_index(folders)[0])
+
+
+def edits(folders: Sequence[Path], names: Sequence[str]) -> Edits:
+    """The edits of these device ids together; ids that do not resolve have none."""
+    known = _index(folders)[0]
+    return Edits.merged(part for name in dict.fromkeys(names) for part in known.get(name, ()))
+
+
+def _index(folders: Sequence[Path]) -> tuple[dict[str, tuple[Wire, ...]], dict[str, list[Path]], list[CdiFile]]:
+    known: dict[str, tuple[Wire, ...]] = {}
     conflicts: dict[str, list[Path]] = {}
     broken: list[CdiFile] = []
     for folder in folders:
         here: dict[str, list[Path]] = {}
+        found: dict[str, tuple[Wire, ...]] = {}
         for path in files([folder]):
             file = read(path)
             if file.problem:
                 broken.append(file)
             for name in file.devices:
                 here.setdefault(name, []).append(path)
+            found |= file.devices
         for name, paths in here.items():
-            known.discard(name)
+            known.pop(name, None)
             conflicts.pop(name, None)
             if len(paths) == 1:
-                known.add(name)
+                known[name] = found[name]
             else:
                 conflicts[name] = paths
     return known, conflicts, broken
@@ -90,16 +104,17 @@ def read(path: Path) -> CdiFile:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             return CdiFile(path=path, problem=f"larger than {MAX_BYTES >> 20} MiB")
-        document = json.loads(data) if path.suffix == ".json" else yaml.safe_load(data)
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        document: Any = json.loads(data) if path.suffix == ".json" else yaml_text.load(data)
+    except (OSError, ValueError, RecursionError) as error:
         return CdiFile(path=path, problem=f"cannot be read: {type(error).__name__}")
     if problem := _problem(document):
         return CdiFile(path=path, problem=problem)
-    names = tuple(f"{document['kind']}={device['name']}" for device in document["devices"])
-    return CdiFile(path=path, devices=names)
+    common = document.get("containerEdits") or {}
+    named = ((f"{document['kind']}={device['name']}", device["containerEdits"]) for device in document["devices"])
+    return CdiFile(path=path, devices={name: (common, own) for name, own in named})
 
 
-def _problem(document: object) -> str:
+def _problem(document: Any) -> str:
     if not isinstance(document, dict):
         return "not an object"
     if str(document.get("cdiVersion", "")).removeprefix("v") not in VERSIONS:
@@ -113,4 +128,10 @@ def _problem(document: object) -> str:
             return f"{str(document.get('kind'))[:80]}={str(name)[:80]} is not vendor/class=name"
         if not isinstance(device.get("containerEdits"), dict) or not device["containerEdits"]:
             return f"device {name} has no containerEdits"
+        if problem := form_problem(device["containerEdits"]):
+            return f"device {name}: {problem}"
+    if problem := form_problem(document.get("containerEdits") or {}):
+        return problem
+    if VERSIONS.index(least := least_version(document)) > VERSIONS.index(str(document["cdiVersion"]).removeprefix("v")):
+        return f"cdiVersion {document['cdiVersion']} lacks a field of the file, expected {least}"
     return "" if len(set(names)) == len(names) else "a device is defined twice"

@@ -12,11 +12,11 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
 from msgspec import Struct
 
 from dra_driver.conformance.plugin import ClaimKey
 from dra_driver.conformance.values import UnableError
+from dra_driver.core import yaml_text
 from dra_driver.core.errors import (
     AllocationError,
     AlreadyExistsError,
@@ -227,11 +227,14 @@ def counters(slices: Sequence[Wire]) -> dict[tuple[str, str, str], Quantity]:
     }
 
 
-def together(slices: Sequence[Wire], candidates: Sequence[PublishedDevice], most: int) -> list[PublishedDevice]:
-    """Up to ``most`` of the candidates that do not exclude each other, small ones first. Shares are left out."""
+def together(
+    slices: Sequence[Wire], candidates: Sequence[PublishedDevice], most: int, *, largest: bool = False
+) -> list[PublishedDevice]:
+    """Up to ``most`` of the candidates that do not exclude each other, small ones first, or ``largest`` ones. Shares
+    are left out."""
     left = counters(slices)
     chosen: list[PublishedDevice] = []
-    for device in sorted((one for one in candidates if not one.is_shared), key=size):
+    for device in sorted((one for one in candidates if not one.is_shared), key=size, reverse=largest):
         charges = device.charges
         if len(chosen) == most:
             break
@@ -307,8 +310,8 @@ def _documents(path: Path) -> list[object]:
             text = file.read(MAX_BYTES + 1)
         if len(text) > MAX_BYTES:
             raise ConfigurationError(f"--claim-template {path} is larger than {MAX_BYTES >> 20} MiB")
-        return list(yaml.safe_load_all(text))
-    except (OSError, yaml.YAMLError, RecursionError) as error:
+        return list(yaml_text.load_all(text))
+    except (OSError, ValueError) as error:
         raise ConfigurationError(f"--claim-template {path} cannot be read: {error}") from error
 
 

@@ -1,6 +1,6 @@
 """Kill and start a driver: by a command of the user, or as a child of this process; and run this project's own driver.
 
-Of its simulated GPUs, policies taint the first and share the second.
+Of its simulated GPUs, policies taint the first and share the second; the others recover from a fault at once.
 """
 
 import os
@@ -22,39 +22,62 @@ MAX_OUTPUT: Final = 400
 
 
 class CommandControl:
-    """``--restart-command``: kills the driver and starts it again. The command must exit with 0."""
+    """A command of the user, which must exit with 0; ``--restart-command`` kills the driver and starts it again."""
 
-    def __init__(self, command: str) -> None:
+    def __init__(self, command: str | Sequence[str], option: str = "--restart-command") -> None:
         """Raises ConfigurationError for a command that cannot be split into words."""
+        self._option = option
         try:
-            self._words = shlex.split(command)
+            self._words = shlex.split(command) if isinstance(command, str) else list(command)
         except ValueError as error:
-            raise ConfigurationError(f"--restart-command {command[:80]!r} cannot be read: {error}") from error
+            raise ConfigurationError(f"{option} {command[:80]!r} cannot be read: {error}") from error
         if not self._words:
-            raise ConfigurationError("--restart-command is empty")
+            raise ConfigurationError(f"{option} is empty")
 
     def restart(self) -> None:
+        self.run()
+
+    def run(self, **values: str) -> None:
+        """Run the command, in which each ``{name}`` stands for a value. Raises UnableError."""
+        words = self._words
+        for name, value in values.items():
+            words = [word.replace(f"{{{name}}}", value) for word in words]
         # A file and not a pipe: the driver that the command starts in the background may keep it and write to it.
         with tempfile.TemporaryFile() as output:
-            self._run(output)
+            self._run(words, output)
 
-    def _run(self, said: IO[bytes]) -> None:
+    def _run(self, words: Sequence[str], said: IO[bytes]) -> None:
         quiet = subprocess.DEVNULL
         try:
-            child = subprocess.Popen(self._words, stdin=quiet, stdout=quiet, stderr=said, start_new_session=True)
+            child = subprocess.Popen(words, stdin=quiet, stdout=quiet, stderr=said, start_new_session=True)
         except OSError as error:
-            raise UnableError(f"--restart-command cannot be started: {error}") from error
+            raise UnableError(f"{self._option} cannot be started: {error}") from error
         try:
             status = child.wait(COMMAND_S)
         except subprocess.TimeoutExpired as error:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait(STOP_S)
-            raise UnableError(f"--restart-command did not end within {COMMAND_S:g} s") from error
+            raise UnableError(f"{self._option} did not end within {COMMAND_S:g} s") from error
         if status != 0:
             said.seek(0)
             text = said.read(MAX_OUTPUT).decode("utf-8", "replace").strip()
-            raise UnableError(f"--restart-command ended with status {status}: {text}")
+            raise UnableError(f"{self._option} ended with status {status}: {text}")
+
+
+class CommandFaults:
+    """``--break-command`` and ``--repair-command``, in which ``{device}`` and ``{pool}`` stand for a device."""
+
+    def __init__(self, inject: str | Sequence[str], recover: str | Sequence[str]) -> None:
+        """Raises ConfigurationError as `CommandControl`."""
+        self._inject = CommandControl(inject, "--break-command")
+        self._recover = CommandControl(recover, "--repair-command")
+
+    def inject(self, pool: str, device: str) -> None:
+        self._inject.run(pool=pool, device=device)
+
+    def recover(self, pool: str, device: str) -> None:
+        self._recover.run(pool=pool, device=device)
 
 
 class ChildControl:
@@ -116,6 +139,11 @@ apiVersion: gpu.dra-driver.io/v1alpha1
 kind: GpuPolicy
 metadata: {name: shared}
 spec: {select: {minors: [1]}, sharing: {strategy: TimeSlicing}}
+---
+apiVersion: gpu.dra-driver.io/v1alpha1
+kind: GpuPolicy
+metadata: {name: recovers-at-once}
+spec: {select: {minors: [2, 3, 4, 5, 6, 7]}, health: {calmSeconds: 0}}
 """
 
 
@@ -135,3 +163,17 @@ def own_driver(program: Sequence[str], spec: str, folder: Path, *, kubeconfig: s
         *("--nvidia-cdi-hook-path", "none"),
         *("--simulate", spec),
     ]
+
+
+def own_faults(program: Sequence[str], *, kubeconfig: str, node: str) -> CommandFaults:
+    """Faults of simulated GPUs."""
+    end = ("--kubeconfig", kubeconfig, "--wait", "0")
+    return CommandFaults(
+        [*program, "sim", "inject", node, "{device}", "recovery-action", *end],
+        [*program, "sim", "recover", node, "{device}", *end],
+    )
+
+
+def simulated_root(folder: Path) -> Path:
+    """The driver root of the simulated GPUs, with the kernel's list of their device numbers."""
+    return folder / "plugins" / "gpu.nvidia.com" / "simulated-root"

@@ -35,9 +35,13 @@ def line(outcome: CheckOutcome) -> str:
 
 
 def summary(outcomes: Sequence[CheckOutcome]) -> str:
+    """The number of each verdict, also 0, so that a script can compare the line."""
+    return f"{len(outcomes)} checks: {', '.join(f'{count} {verdict}' for verdict, count in _counts(outcomes).items())}"
+
+
+def _counts(outcomes: Sequence[CheckOutcome]) -> dict[str, int]:
     counts = Counter(outcome.verdict for outcome in outcomes)
-    listed = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS.values() if counts[verdict])
-    return f"{len(outcomes)} checks: {listed or 'none ran'}"
+    return {verdict: counts[verdict] for verdict in VERDICTS.values()}
 
 
 def listing(checks: Sequence[Check]) -> str:
@@ -53,6 +57,7 @@ def as_json(driver: str, profile: str, outcomes: Sequence[CheckOutcome]) -> str:
         "profile": profile,
         "version": __version__,
         "kubernetes": KUBERNETES,
+        "summary": {"checks": len(outcomes), **_counts(outcomes)},
         "checks": [
             {
                 "id": outcome.check.id,

@@ -120,7 +120,7 @@ def _admin_access(bench: Bench) -> str:
         claim = bench.claim(adminAccess=True)
     except UnableError as error:
         return f"no claim with admin access can be allocated: {error}"
-    why = bench.refusal(claim.key)
+    why = bench.answers([claim.key])[claim.key.uid].error
     bench.clean()
     return f"the driver refuses claims with admin access: {why}" if why else ""
 
@@ -128,6 +128,9 @@ def _admin_access(bench: Bench) -> str:
 _LACKS: Final[dict[Capability, Callable[[Bench], str]]] = {
     "restart": _unless(
         lambda bench: bench.subject.control, "no --restart-command and no command to start the driver was given"
+    ),
+    "cdi": _unless(
+        lambda bench: bench.subject.uses_cdi, "--no-cdi: the driver hands devices to containers in another way"
     ),
     "shares": _unless(
         lambda bench: any(device.is_shared for device in bench.scheduler.devices()),
@@ -139,6 +142,9 @@ _LACKS: Final[dict[Capability, Callable[[Bench], str]]] = {
     ),
     "admin-access": _admin_access,
     "health": reports_something,
+    "faults": _unless(
+        lambda bench: bench.subject.faults, "no --break-command and no --repair-command to break a device was given"
+    ),
     "taints": _unless(lambda bench: any(taints(bench.slices())), "the driver publishes no device with a taint"),
     "2-devices": _unless(_two, "the driver publishes one device that can be used, or devices that exclude each other"),
     "32-devices": _many,

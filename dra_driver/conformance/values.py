@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 Profile = Literal["basic", "full"]
 """``basic`` is what every driver has to do; ``full`` adds restarts, disturbances, concurrency and large inputs."""
-Capability = Literal["restart", "shares", "partitions", "admin-access", "health", "taints", "2-devices", "32-devices"]
+Capability = Literal[
+    "restart", "cdi", "shares", "partitions", "admin-access", "health", "faults", "taints", "2-devices", "32-devices"
+]
 Level = Literal["must", "should"]
-"""A check of level ``should`` that fails is advice: it does not change the exit status."""
+"""A check of level ``should`` that fails is advice: it changes the exit status only with ``--strict``."""
 VERDICTS: Final = {
     Status.OK: "passed",
     Status.FAIL: "failed",
@@ -29,10 +31,12 @@ VERDICTS: Final = {
 
 CAPABILITIES: Final[dict[Capability, str]] = {
     "restart": "the suite may end the driver and start it again (--restart-command, or a command after `--`)",
+    "cdi": "the driver hands devices to containers by CDI: it does, unless --no-cdi says otherwise",
     "shares": "a device with allowMultipleAllocations is published",
     "partitions": "a device that consumes counters is published",
     "admin-access": "the driver prepares a claim with admin access to a free device",
     "health": "the health stream reports a device of a prepared claim",
+    "faults": "the suite may break a device and repair it (--break-command and --repair-command)",
     "taints": "a device with a taint is published",
     "2-devices": "2 devices that do not exclude each other, or a shared one, are published",
     "32-devices": "32 devices that do not exclude each other are published",
@@ -85,6 +89,9 @@ full: Final = partial(basic, profile="full")
 """Makes a check that only the full profile has."""
 
 
+MAX_DETAIL: Final = 1000
+
+
 class CheckOutcome(Struct, frozen=True, kw_only=True):
     """The finding of one check. ``seen`` of the finding is empty for a passed check."""
 
@@ -98,7 +105,7 @@ class CheckOutcome(Struct, frozen=True, kw_only=True):
 
     @property
     def detail(self) -> str:
-        return one_line(self.finding.seen)
+        return one_line(self.finding.seen, MAX_DETAIL)
 
 
 class TimeLimits(Struct, frozen=True, kw_only=True):

@@ -5,16 +5,17 @@ A device that is not reported again within its timeout (30 s by default) becomes
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from msgspec import Struct
 
 from dra_driver.conformance.bench import Bench
+from dra_driver.conformance.checks.prepare import largest_claim
 from dra_driver.conformance.checks.registration import MANAGER
 from dra_driver.conformance.plugin import HEALTH_SERVICES
-from dra_driver.conformance.values import NotApplicableError, ViolationError, full
-from dra_driver.core.unix_grpc import CallError, HealthStream
+from dra_driver.conformance.values import NotApplicableError, UnableError, ViolationError, full
+from dra_driver.core.unix_grpc import CallError, HealthStream, shown
 
 DEFAULT_TIMEOUT_S: Final = 30.0
 LONGEST_TIMEOUT_S: Final = 120.0
@@ -22,6 +23,8 @@ MAX_DEVICES: Final = 4096
 PROTO: Final = "staging/src/k8s.io/kubelet/pkg/apis/dra-health/v1alpha1/api.proto"
 HEALTH_INFO: Final = "pkg/kubelet/cm/dra/healthinfo.go"
 MAX_MESSAGE: Final = 1024
+HEALTHY: Final = 1
+UNHEALTHY: Final = 2
 STREAMS: Final = 3
 _OPEN_S: Final = 1.0
 
@@ -40,6 +43,10 @@ class Report(Struct, frozen=True, kw_only=True):
 Reports = dict[tuple[str, str], Report]
 
 
+class SilentStreamError(ViolationError):
+    """The stream is open, and reports nothing."""
+
+
 @full("health-v1alpha1", f"{MANAGER}:387-408", level="should")
 def alpha_is_served(bench: Bench) -> None:
     """The v1alpha1 health stream is served, with or without health.
@@ -53,6 +60,49 @@ def alpha_is_served(bench: Bench) -> None:
         raise ViolationError(
             f"the v1alpha1 stream does not stay open, so kubelets up to 1.36 dial every 5 s: {error}"
         ) from error
+
+
+@full("health-reports", f"{PROTO}:60-77")
+def reports_prepared_devices(bench: Bench) -> None:
+    """A driver that advertises the health stream reports the devices of prepared claims.
+
+    This should be a complete list for the driver: devices that are not in it become Unknown.
+    """
+    if not any(one in HEALTH_SERVICES for one in bench.plugin().info.versions):
+        raise NotApplicableError("supported_versions has no health service")
+    claim = bench.claim()
+    bench.prepared(claim)
+    version = _version(bench)
+    reports: Reports = {}
+    with _stream(bench, version) as stream:
+        wanted = claim.devices()
+        if not read_until(stream, lambda now: wanted <= now.keys(), bench.left_s(bench.limits.health_s), reports):
+            missing = min(wanted - reports.keys())[1]
+            raise ViolationError(
+                f"{version} is advertised, and the stream does not report device {shown(missing)} of a prepared claim "
+                f"within {bench.limits.health_s:g} s; report it, or do not advertise the service"
+            )
+
+
+@full("health-healthy", f"{PROTO}:30-38", needs=("health",))
+def free_devices_are_healthy(bench: Bench) -> None:
+    """A device that is offered without a taint is reported as healthy.
+
+    HEALTHY indicates that the device is operating normally: the scheduler gives it to new pods.
+    """
+    claim = bench.claim()
+    bench.prepared(claim)
+    found = _read_first(bench)
+    for key in sorted(claim.devices() & found.keys()):
+        if found[key].health != HEALTHY:
+            raise ViolationError(
+                f"device {shown(key[1])} has no taint and was prepared, and the stream reports it as "
+                f"{_named(found[key].health)}, expected Healthy; report its health, or taint it"
+            )
+
+
+def _named(health: int) -> str:
+    return {0: "Unknown", HEALTHY: "Healthy", UNHEALTHY: "Unhealthy"}.get(health, f"{health}, which is no health")
 
 
 @full("health-devices", f"{PROTO}:40-47", needs=("health",))
@@ -88,7 +138,7 @@ def repeated_in_time(bench: Bench) -> None:
     reports: Reports = {}
     with _stream(bench, _version(bench)) as stream:
         if not read_until(stream, bool, bench.left_s(bench.limits.health_s), reports):
-            raise NotApplicableError("the stream reported nothing this time")
+            raise ViolationError("the stream reported nothing this time, and had reported devices before")
         first = set(reports)
         wait_s = longest_wait_s(reports) + bench.limits.pause_s
         read_until(stream, lambda now: all(now[key].reports > 1 for key in first), bench.left_s(wait_s), reports)
@@ -145,13 +195,57 @@ def beside_prepare(bench: Bench) -> None:
             stream.close()
 
 
+@full("health-follows", f"{PROTO}:30-38, 60-77", needs=("health", "faults"))
+def health_follows(bench: Bench) -> None:
+    """The stream reports a device that breaks, no other one, and its repair.
+
+    UNHEALTHY indicates that the device has reported a problem.
+    """
+    faults, claim = bench.subject.faults, largest_claim(bench)
+    if faults is None or claim is None:
+        raise NotApplicableError("every device is shared or has a taint")
+    bench.prepared(claim)
+    with suppress(UnableError):  # a driver with one device
+        bench.prepared(bench.claim())
+    key = min(claim.devices())
+    reports: Reports = {}
+
+    def waited(wanted: int, when: str) -> None:
+        within_s = bench.left_s(bench.limits.restart_s)
+        if not read_until(stream, lambda now: key in now and now[key].health == wanted, within_s, reports):
+            seen = _named(reports[key].health) if key in reports else "not reported"
+            raise ViolationError(
+                f"device {shown(key[1])} is {seen} on the open stream {within_s:.0f} s {when}, expected "
+                f"{_named(wanted)}; send each change of health to the streams that are open"
+            )
+
+    with _stream(bench, _version(bench)) as stream:
+        try:
+            waited(HEALTHY, "before the suite broke it")
+            before = {other for other, report in reports.items() if report.health != UNHEALTHY}
+            faults.inject(*key)
+            waited(UNHEALTHY, "after the suite broke it")
+            blamed = sorted(other for other in before - {key} if reports[other].health == UNHEALTHY)
+            if blamed:
+                raise ViolationError(
+                    f"the suite broke device {shown(key[1])}, and the stream reports {shown(blamed[0][1])} as Unhealthy"
+                )
+        finally:
+            faults.recover(*key)
+        waited(HEALTHY, "after the suite repaired it")
+
+
 def reports_something(bench: Bench) -> str:
     """Return why the driver does not report health; "" if it does."""
     bench.prepared(bench.claim())
     try:
         found = _read_first(bench)
-    except (CallError, NotApplicableError) as error:
+    except SilentStreamError as error:
         return str(error)
+    except CallError as error:
+        if error.code != "UNIMPLEMENTED":
+            raise
+        return f"the health stream is optional, and not implemented: {error}"
     finally:
         bench.clean()
     return "" if found else "the stream is open and reports nothing"
@@ -163,11 +257,11 @@ def _first(bench: Bench) -> Reports:
 
 
 def _read_first(bench: Bench, version: str = "") -> Reports:
-    """Return the first report of a new stream. Raises NotApplicableError if there is none."""
+    """Return the first report of a new stream. Raises ViolationError if there is none."""
     reports: Reports = {}
     with _stream(bench, version or _version(bench)) as stream:
         if not read_until(stream, bool, bench.left_s(bench.limits.health_s), reports):
-            raise NotApplicableError(f"the stream reported nothing within {bench.limits.health_s:g} s")
+            raise SilentStreamError(f"the stream reported nothing within {bench.limits.health_s:g} s")
     return reports
 
 

@@ -2,11 +2,12 @@
 
 import uuid
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from dra_driver.conformance import cdi_folder
 from dra_driver.conformance.bench import Bench
-from dra_driver.conformance.checks.prepare import HELPER, KUBELET, PROTO, check_devices
+from dra_driver.conformance.checks.prepare import HELPER, KUBELET, PROTO, check_devices, largest_claim
 from dra_driver.conformance.checks.registration import TYPES
 from dra_driver.conformance.cluster import (
     MANY,
@@ -15,7 +16,6 @@ from dra_driver.conformance.cluster import (
     JsonObject,
     PublishedDevice,
     default_spec,
-    size,
     together,
 )
 from dra_driver.conformance.plugin import AnsweredDevice, ClaimKey, PrepareAnswer, check_complete, read_prepared
@@ -140,11 +140,10 @@ def _smallest(device: PublishedDevice) -> JsonObject:
 
 
 def _exclusive(bench: Bench) -> CheckClaim:
-    """Claim the largest device: a small one may be a partition that only a claim creates, and admin access does not."""
-    found = [one for one in bench.scheduler.devices() if not one.is_shared and not one.is_blocked]
-    if not found:
+    claim = largest_claim(bench)
+    if claim is None:
         raise NotApplicableError("every device is shared or has a taint")
-    return bench.claim(keys={max(found, key=size).key})
+    return claim
 
 
 def _check_ids(claim: CheckClaim, devices: tuple[AnsweredDevice, ...]) -> None:
@@ -189,6 +188,19 @@ def different_claims(bench: Bench) -> None:
         check_complete("NodePrepareResources", [claim.key], answer)
         if error := answer[claim.key.uid].error:
             raise ViolationError(f"a claim failed while another one was prepared: {error}")
+
+
+@full("parallel-device-in-use", f"{HELPER}:77-82")
+def same_device(bench: Bench) -> None:
+    """A device of two claims in overlapping calls is prepared for one of them at most.
+
+    The DRA driver is the last line of defense against using the same device for two different unrelated workloads.
+    """
+    first = bench.exclusive_claim()
+    claims = [first, *(bench.claim(keys=first.devices(), busy=True) for _ in range(CALLS - 1))]
+    plugin = bench.plugin()
+    pending = [plugin.begin_prepare([claim.key], bench.limits.in_use_s) for claim in claims]
+    bench.check_granted_once(claims, [partial(read_prepared, call) for call in pending])
 
 
 @full("parallel-given-up", "test/e2e_node/dra_test.go:203, 270")

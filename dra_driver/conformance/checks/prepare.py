@@ -1,14 +1,20 @@
 """NodePrepareResources and NodeUnprepareResources: answers, devices, CDI ids, repetition, malformed claims."""
 
 import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import islice
+from pathlib import Path
 from typing import Final
 
 from dra_driver.conformance import cdi_folder
 from dra_driver.conformance.bench import Bench
+from dra_driver.conformance.cdi_edits import Edits, sameness
 from dra_driver.conformance.checks.registration import TYPES
-from dra_driver.conformance.cluster import NAMESPACE, CheckClaim, JsonObject
+from dra_driver.conformance.cluster import NAMESPACE, CheckClaim, JsonObject, PublishedDevice, size, together
 from dra_driver.conformance.plugin import AnsweredDevice, ClaimKey
-from dra_driver.conformance.values import ViolationError, basic
+from dra_driver.conformance.values import NotApplicableError, UnableError, ViolationError, basic
 from dra_driver.core.unix_grpc import shown
 
 PROTO: Final = "staging/src/k8s.io/kubelet/pkg/apis/dra/v1/api.proto"
@@ -84,6 +90,107 @@ def cdi_ids_resolve(bench: Bench) -> None:
     bench.check_resolves(bench.prepared(bench.claim()), "a container with this claim cannot start")
 
 
+@basic("prepare-cdi-ids", f"{PROTO}:75-77", needs=("cdi",))
+def cdi_ids_are_given(bench: Bench) -> None:
+    """Each request of the claim gets a CDI device id.
+
+    A single device instance may map to several CDI device IDs. None is also valid: for a driver that hands devices to
+    containers in another way (--no-cdi).
+    """
+    claim = bench.claim()
+    devices = bench.prepared(claim)
+    check_devices(bench, claim, devices)
+    for request in sorted(_requests(bench, claim)):
+        # An answer without request_names is for all requests.
+        if not any(device.cdi_ids for device in devices if request in device.requests or not device.requests):
+            raise ViolationError(
+                f"claim {claim.key}: no device of request {shown(request)} has cdi_device_ids, so a container gets "
+                "nothing; answer with the ids of the device, or run with --no-cdi if it is handed over in another way"
+            )
+
+
+CDI_EDITS: Final = "cncf-tags/container-device-interface pkg/cdi/container-edits_unix.go"
+
+
+@basic("prepare-cdi-nodes", CDI_EDITS)
+def device_nodes_exist(bench: Bench) -> None:
+    """Device nodes in the edits exist on the host, with the same type and numbers.
+
+    A runtime fails the container if the path of a device node without type and major is no device node.
+    """
+    for what, edits in _samples(bench):
+        _raise_first(what, bench.subject.host.node_problems(edits.nodes), "name a node of the device")
+
+
+@basic("prepare-cdi-hooks", "opencontainers/runtime-spec config.md (POSIX-platform Hooks, Mounts)")
+def hooks_can_run(bench: Bench) -> None:
+    """Hooks in the edits are executable files, and sources of mounts exist.
+
+    A runtime that cannot run a hook, or mount a source, fails the container.
+    """
+    for what, edits in _samples(bench):
+        _raise_first(what, bench.subject.host.hook_problems(edits.hooks, edits.mounts), "install it or leave it out")
+
+
+@basic("prepare-cdi-isolation", "opencontainers/runtime-spec config-linux.md (Devices, Allowed Device list)")
+def the_host_stays_closed(bench: Bench) -> None:
+    """No device node in the edits opens the host's disks or memory.
+
+    Edits allow the container to use each device node as it likes.
+    """
+    for what, edits in _samples(bench):
+        for path, opens in bench.subject.host.dangers(edits.nodes):
+            if opens != "a block device" or not bench.subject.has_disks:
+                raise ViolationError(
+                    f"{what}: deviceNodes: {shown(path)} is {opens}; leave it out (--block-devices allows disks)"
+                )
+
+
+@basic("prepare-cdi-differs", f"{HELPER}:77-82", needs=("2-devices",))
+def devices_differ(bench: Bench) -> None:
+    """Two devices that exclude other users get different edits, with a device node of their own if they have any.
+
+    The DRA driver is the last line of defense against using the same device for two different unrelated workloads.
+    """
+    slices, usable = bench.slices(), bench.scheduler.usable()
+    for largest in (False, True):
+        pair = together(slices, usable, 2, largest=largest)
+        if len(pair) < 2:
+            raise NotApplicableError("every two devices are shared or exclude each other")
+        claims = [bench.claim(keys={device.key}) for device in pair]
+        sides = [(claim.key.uid, bench.edits(bench.prepared(claim), f"claim {claim.key}")) for claim in claims]
+        if sides[0][1] != Edits() and (same := sameness(sides)):
+            raise ViolationError(
+                f"claims for devices {pair[0].name} and {pair[1].name}: {same}; "
+                "give each device the edits of its own hardware"
+            )
+        for claim in claims:
+            bench.finish(claim)
+
+
+def _samples(bench: Bench) -> Iterator[tuple[str, Edits]]:
+    """The edits of the default claim, and of the largest device."""
+    for claim in (bench.claim(), largest_claim(bench)):
+        if claim is not None:
+            devices = bench.prepared(claim)
+            what = f"claim for {', '.join(sorted(shown(name) for _, name in claim.devices())[:4])}"
+            yield what, bench.edits(devices, what)
+            bench.finish(claim)
+
+
+def largest_claim(bench: Bench) -> CheckClaim | None:
+    """Claim the largest device: a small one may be a partition that only a claim creates, and admin access does not."""
+    found = [one for one in bench.scheduler.usable() if not one.is_shared]
+    with suppress(UnableError):  # it may exclude a device of another claim
+        return bench.claim(keys={max(found, key=size).key}) if found else None
+    return None
+
+
+def _raise_first(what: str, problems: Iterable[str], advice: str) -> None:
+    for problem in problems:
+        raise ViolationError(f"{what}: {problem}; {advice}")
+
+
 @basic("prepare-repeated", f"{HELPER}:74-75")
 def repeated(bench: Bench) -> None:
     """A repeated prepare gives the same answer.
@@ -154,7 +261,7 @@ def unknown_device(bench: Bench) -> None:
     bench.prepared(bench.claim())
 
 
-@basic("prepare-device-in-use", f"{HELPER}:77-82", level="should")
+@basic("prepare-device-in-use", f"{HELPER}:77-82")
 def device_in_use(bench: Bench) -> None:
     """A device that another claim has is not prepared again.
 
@@ -165,9 +272,51 @@ def device_in_use(bench: Bench) -> None:
     bench.prepared(first)
     second = bench.claim(keys=first.devices(), busy=True)
     if not bench.refusal(second.key, waits=True):
-        raise ViolationError(f"device {min(first.devices())[1]} was prepared for two claims; expected an error")
+        raise ViolationError(
+            f"device {min(first.devices())[1]} was prepared for claims {first.key} and {second.key}; expected an error"
+        )
     bench.unprepared(second.key)
     bench.prepared(first)
+
+
+@basic("prepare-device-twice", f"{HELPER}:77-82")
+def device_twice_in_a_call(bench: Bench) -> None:
+    """A device of two claims in one call is prepared for one of them at most.
+
+    A DRA driver should verify that all devices are not already in use for some other ResourceClaim.
+    """
+    first = bench.exclusive_claim()
+    claims = [first, bench.claim(keys=first.devices(), busy=True)]
+    call = partial(bench.plugin().prepare, [claim.key for claim in claims], bench.limits.in_use_s)
+    bench.check_granted_once(claims, [call])
+
+
+@basic("prepare-overlap", "staging/src/k8s.io/api/resource/v1/types.go:185-240", needs=("partitions",))
+def overlapping_devices(bench: Bench) -> None:
+    """Of two devices that need more of a counter than there is, one is prepared at a time.
+
+    Devices consume counters of the counter sets of their pool: both devices are the same hardware.
+    """
+    slices, usable = bench.slices(), sorted((one for one in bench.scheduler.usable() if not one.is_shared), key=size)
+    pair = next(_overlapping(slices, usable), None)
+    if pair is None:
+        raise NotApplicableError("no two devices without taints exclude each other")
+    small, large = (bench.claim(keys={device.key}, busy=True) for device in pair)
+    bench.prepared(small)
+    if not bench.refusal(large.key, waits=True):
+        raise ViolationError(
+            f"device {pair[1].name} was prepared while claim {small.key} has device {pair[0].name}, although both "
+            "need more of their counters than the pool has; expected an error"
+        )
+
+
+def _overlapping(
+    slices: list[JsonObject], usable: list[PublishedDevice]
+) -> Iterator[tuple[PublishedDevice, PublishedDevice]]:
+    for small in (device for device in usable if device.is_partition):
+        for large in reversed(usable):
+            if small.charges.keys() & large.charges.keys() and len(together(slices, [small, large], 2)) < 2:
+                yield small, large
 
 
 @basic("prepare-error-per-claim", f"{PROTO}:25-28", level="should")
@@ -222,9 +371,52 @@ def malformed_claims(bench: Bench) -> None:
 
     namespace, uid and name are required; a driver that builds file names of them has to check them.
     """
-    for uid in ("../../../escape", "", "x" * 4096, "a b\nc"):
-        bench.refusal(ClaimKey(namespace=NAMESPACE, name="../escape", uid=uid))
+    claim, mark = bench.claim(), f"dra-conformance-{uuid.uuid4().hex[:12]}"
+    own = [*bench.subject.cdi_dirs, bench.subject.registrar_dir, Path(bench.plugin().info.endpoint).parent]
+    escapes = [f"{'../' * depth}{mark}" for depth in (1, 2, 3)] + [f"{own[0].resolve().parent}/{mark}"]
+    with _canaries(bench.subject.cdi_dirs, mark) as canaries:
+        for uid in (*escapes, "", "x" * 4096, "a b\nc"):
+            for name in (claim.key.name, f"../{mark}"):
+                key = ClaimKey(namespace=NAMESPACE, name=name, uid=uid)
+                bench.refusal(key)
+                bench.ended(key)
+            if lost := [path for path in canaries if not path.exists()]:
+                raise ViolationError(f"unprepare of a claim with UID {shown(uid)!r} deleted {lost[0]}; {_CHECK_UIDS}")
+            if left := [path for path in _beside(own) if mark in path.name and path not in canaries]:
+                raise ViolationError(
+                    f"a claim with UID {shown(uid)!r} left {left[0]} outside of the driver's folders; {_CHECK_UIDS}"
+                )
     bench.prepared(bench.claim())
+
+
+_CHECK_UIDS: Final = "accept only UIDs without a slash, and build no path of others"
+_LEVELS: Final = 3
+_MAX_NAMES: Final = 100_000
+
+
+@contextmanager
+def _canaries(folders: Iterable[Path], mark: str) -> Iterator[list[Path]]:
+    """Files beside the CDI folders that a path made of a UID can hit; none where the suite cannot write."""
+    made: list[Path] = []
+    try:
+        for path in {folder.resolve().parent / f"{mark}{ending}" for folder in folders for ending in ("", ".json")}:
+            with suppress(OSError):
+                path.touch(exist_ok=False)
+                made.append(path)
+        yield made
+    finally:
+        for path in made:
+            path.unlink(missing_ok=True)
+
+
+def _beside(folders: Iterable[Path]) -> Iterator[Path]:
+    """What lies in the folders above these, up to `_LEVELS`, and in none of these."""
+    resolved = {folder.resolve() for folder in folders}
+    above = {parent for folder in resolved for parent in folder.parents[:_LEVELS]}
+    for parent in sorted(above):
+        if parent not in resolved and not resolved & set(parent.parents):
+            with suppress(OSError):
+                yield from islice(parent.iterdir(), _MAX_NAMES)
 
 
 def check_devices(bench: Bench, claim: CheckClaim, devices: tuple[AnsweredDevice, ...]) -> None:
@@ -234,13 +426,18 @@ def check_devices(bench: Bench, claim: CheckClaim, devices: tuple[AnsweredDevice
     found = sorted((device.pool, device.device) for device in devices)
     if sorted(set(found)) != sorted(set(wanted)) or len(found) < len(wanted):
         raise ViolationError(f"the answer has devices {_pairs(found)}, the claim's allocation has {_pairs(wanted)}")
-    requests = {result["request"].partition("/")[0] for result in own}
+    requests = _requests(bench, claim)
     for device in devices:
         if not set(device.requests) <= requests:
             raise ViolationError(
                 f"device {device.device} has request_names {[shown(one) for one in device.requests]}, expected some of "
                 f"{sorted(requests)}"
             )
+
+
+def _requests(bench: Bench, claim: CheckClaim) -> set[str]:
+    own = (result for result in claim.results if result["driver"] == bench.subject.driver)
+    return {result["request"].partition("/")[0] for result in own}
 
 
 def _expect_refusal(bench: Bench, claim: ClaimKey, which: str) -> None:
@@ -354,18 +551,25 @@ def others_stay(bench: Bench) -> None:
         raise ViolationError("unprepare of one claim changed the answer for another")
 
 
-@basic("unprepare-files", f"{HELPER}:90-92", level="should")
+@basic("unprepare-files", f"{HELPER}:90-98")
 def files_go(bench: Bench) -> None:
-    """CDI files of the claim are removed.
+    """CDI files and ids of the claim are removed.
 
-    It is possible to create the CDI spec files on-the-fly; UnprepareResourceClaims then can remove them.
+    UnprepareResourceClaims must undo whatever work PrepareResourceClaims did. It is possible to create the CDI spec
+    files on-the-fly.
     """
     folders = bench.subject.cdi_dirs
-    claim = bench.prepared_claim()
+    before = cdi_folder.resolved(folders)
+    claim = bench.claim()
+    made = {name for device in bench.prepared(claim) for name in device.cdi_ids} - before
     bench.unprepared(claim.key)
     left = [path.name for path in cdi_folder.files(folders) if claim.key.uid in path.name]
+    left += sorted(made & cdi_folder.resolved(folders))
     if left:
-        raise ViolationError(f"CDI files of the claim remain: {', '.join(left[:4])}")
+        raise ViolationError(
+            f"claim {claim.key} was unprepared, and its CDI files or ids remain: {', '.join(map(shown, left[:4]))}; "
+            "delete them, or a container that names them still gets the device"
+        )
 
 
 def _absent() -> ClaimKey:

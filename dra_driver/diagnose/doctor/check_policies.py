@@ -5,7 +5,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
+from dra_driver.core.errors import CelEvaluationError, CelSyntaxError, SelectorBudgetError
 from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, ok, warn
 from dra_driver.core.model.gpu_node import NodePolicy, PolicyOrigin, PolicyState
 from dra_driver.core.text import listed
@@ -30,7 +30,7 @@ from dra_driver.diagnose.doctor.views import (
 from dra_driver.kube.published.mig_mode import mig_mode_off, whole_only_gpus
 from dra_driver.kube.published.names import TYPE_MIG
 from dra_driver.kube.state import Wire
-from dra_driver.scheduler.cel import DeviceView, compile_selector
+from dra_driver.scheduler.cel import DeviceView, compile_selector, selector_budget
 
 MOST_DEVICES: Final = 5000
 """Devices on which a class is tried; the nodes of a fleet repeat each other."""
@@ -70,7 +70,16 @@ def _match(facts: ClusterFacts) -> Iterator[Finding]:
             continue
         try:
             programs = [compile_selector(expression) for expression in expressions(item)]
-            matches = any(all(program.evaluate(view) for program in programs) for view in views)
+            with selector_budget():
+                matches = any(all(program.evaluate(view) for program in programs) for view in views)
+        except SelectorBudgetError as error:
+            yield warn(
+                f"its selector is {' '.join(str(error).split())[:300]}",
+                "selectors that the scheduler evaluates in time on every device",
+                "Write a selector that costs less: each pod of the class pays for it on each device.",
+                f"class/{name}",
+            )
+            continue
         except (CelSyntaxError, CelEvaluationError) as error:
             yield fail(
                 f"its selector cannot be evaluated: {' '.join(str(error).split())[:300]}",

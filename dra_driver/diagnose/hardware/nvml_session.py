@@ -34,7 +34,7 @@ def read_held(task: Task) -> Topics:
     yield "open", _held()
     backend.snapshot()
     yield "snapshot", _held()
-    with probes.event_set(probes.handles()) as registered:
+    with probes.event_set(probes.handles().values()) as registered:
         yield "event set", _held() | {"registered": registered}
     yield "event set freed", _held()
     backend.close()

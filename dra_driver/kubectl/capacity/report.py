@@ -20,6 +20,13 @@ MAX_FITS: Final = 256
 """Limit of claims tried on one unit; a count that reaches it is a lower bound."""
 
 
+LEGEND: Final = (
+    "IN USE counts allocated devices. FITS, BY SUM and STRANDED count claims for the request of their line. Each line"
+    " stands alone: a claim of one line takes room from the others."
+)
+"""The command and the web UI print it below their tables."""
+
+
 class Gpus(Struct, frozen=True, kw_only=True, rename="camel"):
     """GPUs (or other whole devices) of a model; ``total`` is the sum of the next four. Of ``used`` and ``fragmented``
     ones, ``held_unhealthy`` have an unhealthy device that a claim holds.
@@ -46,7 +53,8 @@ class Memory(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class RequestCapacity(Struct, frozen=True, kw_only=True, rename="camel"):
-    """One request. ``in_use`` counts allocated devices of its kind; with ``at_least``, ``fits`` is a lower bound.
+    """One request. ``in_use`` counts allocated devices of its kind, and is None for several GPUs in one claim and for
+    shares, whose devices other requests count. With ``at_least``, ``fits`` is a lower bound.
 
     ``by_sum`` is for MIG profiles the rest of the counters on GPUs with such a free device, divided by the need of one
     device; for shares the rest of the memory; for several GPUs the free GPUs of all nodes. It is at most the number
@@ -57,7 +65,7 @@ class RequestCapacity(Struct, frozen=True, kw_only=True, rename="camel"):
     profile: str = ""
     share: str = ""
     count: int = 1
-    in_use: int = 0
+    in_use: int | None = None
     fits: int = 0
     by_sum: int = 0
     stranded: int = 0
@@ -238,7 +246,7 @@ class Aggregate:
                 profile=request.kind.profile,
                 share=request.share,
                 count=request.count,
-                in_use=line.in_use,
+                in_use=line.in_use if request.count == 1 and not request.share else None,
                 fits=line.fits,
                 by_sum=line.by_sum(),
                 stranded=line.by_sum() - line.fits,

@@ -26,7 +26,8 @@ pod runs. Every check says which sentence of the specification it stands on.
   dra-driver conformance --simulate 2xh100-sxm5-80gb                        this project's own driver
 
 Exit status: 0 no check failed, 1 a check failed, 2 wrong usage or a folder in which a kubelet works, 3 some checks
-could not be carried out. Checks of level "should" give advice and never fail.
+could not be carried out. Checks of level "should" give advice, which makes the status 1 only with --strict. The last
+line of the table counts every verdict.
 """
 SIMULATED_NODE: Final = "conformance-node"
 PROGRAM: Final = (sys.executable, "-m", "dra_driver.core.command_line.main")
@@ -45,8 +46,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help=f"a CDI folder; may be repeated, later ones win (default: {' '.join(DEFAULT_CDI_DIRS)})",
     )
+    where.add_argument("--no-cdi", action="store_true", help="it hands devices over in another way, such as NRI")
+    where.add_argument("--block-devices", action="store_true", help="its devices are block devices")
+    where.add_argument(
+        "--host-root",
+        type=Path,
+        action="append",
+        metavar="DIR",
+        help="where paths of the host are that CDI files name; may be repeated (default: /)",
+    )
     where.add_argument("--claim-template", type=Path, metavar="FILE", help="the claim of most checks: see the page")
     where.add_argument("--restart-command", metavar="COMMAND", help="ends the driver with SIGKILL and starts it again")
+    where.add_argument("--break-command", metavar="COMMAND", help="makes {device} of {pool} unhealthy")
+    where.add_argument("--repair-command", metavar="COMMAND", help="makes {device} of {pool} healthy again")
     where.add_argument("--simulate", metavar="SPEC", help="test this project's driver with simulated GPUs")
     where.add_argument(
         "driver_command", nargs="*", metavar="COMMAND", help="runs the driver in the foreground; after --"
@@ -62,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run = parser.add_argument_group("the run")
     run.add_argument("--profile", choices=("basic", "full"), default="basic", help="default: basic")
     run.add_argument("--only", default="", metavar="IDS", help="checks by id, comma-separated; * is allowed")
+    run.add_argument("--strict", action="store_true", help="advice fails the run, too: exit status 1")
     run.add_argument("--list", action="store_true", help="print the checks and end")
     run.add_argument("--timeout", type=float, default=0.0, metavar="SECONDS", help="longest time of one check")
     run.add_argument("--output", choices=("table", "json", "junit"), default="table", help="default: table")
@@ -71,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from dra_driver.conformance import report, suite
-    from dra_driver.core.finding import exit_status
+    from dra_driver.core.finding import Status, exit_status
     from dra_driver.core.telemetry import logs
 
     logs.configure("text", "error")
@@ -93,11 +106,12 @@ def run(args: argparse.Namespace) -> int:
         is_junit = args.output == "junit"
         text = report.as_junit(driver, outcomes) if is_junit else report.as_json(driver, args.profile, outcomes)
         _write(args.output_file, text)
-    return exit_status((outcome.finding.status for outcome in outcomes), unanswered=3)
+    statuses = {outcome.finding.status for outcome in outcomes}
+    return 1 if args.strict and Status.WARN in statuses else exit_status(statuses, unanswered=3)
 
 
 def _check_usage(args: argparse.Namespace) -> None:
-    own = args.driver_command or args.restart_command or args.registrar_dir
+    own = args.driver_command or args.restart_command or args.registrar_dir or args.break_command
     for is_wrong, sentence in (
         (
             args.simulate and own,
@@ -111,6 +125,10 @@ def _check_usage(args: argparse.Namespace) -> None:
             args.driver_command and args.restart_command,
             "a command after -- is restarted by the suite: leave out --restart-command",
         ),
+        (
+            bool(args.break_command) != bool(args.repair_command),
+            "--break-command and --repair-command need each other: the suite repairs what it breaks",
+        ),
         (args.embedded_api_server and args.kubeconfig, "--embedded-api-server and --kubeconfig exclude each other"),
         (args.output_file and args.output == "table", "--output-file needs --output json or junit"),
         (args.timeout < 0, f"--timeout {args.timeout:g}: expected seconds, 0 for the default"),
@@ -121,8 +139,16 @@ def _check_usage(args: argparse.Namespace) -> None:
 
 @contextmanager
 def _bench(args: argparse.Namespace) -> "Iterator[Bench]":
+    from dra_driver.conformance.cdi_edits import Host
     from dra_driver.conformance.cluster import read_template
-    from dra_driver.conformance.control import ChildControl, CommandControl, own_driver
+    from dra_driver.conformance.control import (
+        ChildControl,
+        CommandControl,
+        CommandFaults,
+        own_driver,
+        own_faults,
+        simulated_root,
+    )
     from dra_driver.conformance.suite import SuiteTarget, check_folder, open_bench
     from dra_driver.conformance.values import TimeLimits
     from dra_driver.kube.connection import Connection
@@ -147,7 +173,11 @@ def _bench(args: argparse.Namespace) -> "Iterator[Bench]":
         connection = Connection.load(kubeconfig)
         stack.callback(connection.close)
         command = args.driver_command
+        roots = args.host_root or [Path("/")]
+        faults = CommandFaults(args.break_command, args.repair_command) if args.break_command else None
         if args.simulate:
+            faults = own_faults(PROGRAM, kubeconfig=str(kubeconfig), node=node)
+            roots = [*roots, simulated_root(folder)]
             command = own_driver(PROGRAM, args.simulate, folder, kubeconfig=str(kubeconfig), node=node)
         control: Control | None = CommandControl(args.restart_command) if args.restart_command else None
         if command:
@@ -162,6 +192,10 @@ def _bench(args: argparse.Namespace) -> "Iterator[Bench]":
             driver=args.driver,
             node=node,
             control=control,
+            faults=faults,
+            host=Host(roots=tuple(roots)),
+            uses_cdi=not args.no_cdi,
+            has_disks=args.block_devices,
             template=template,
             limits=limits,
         )

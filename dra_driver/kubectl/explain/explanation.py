@@ -6,7 +6,13 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from dra_driver.core.errors import AllocationError, CelEvaluationError, CelSyntaxError, ConfigurationError
+from dra_driver.core.errors import (
+    AllocationError,
+    CelEvaluationError,
+    CelSyntaxError,
+    ConfigurationError,
+    SelectorBudgetError,
+)
 from dra_driver.core.text import counted, listed
 from dra_driver.kube.devices import results_of, users_of
 from dra_driver.kube.state import ClusterState, with_objects
@@ -25,6 +31,7 @@ from dra_driver.kubectl.explain.manifests import (
 from dra_driver.kubectl.explain.report import Answer, Cause, CauseCode, Explanation, NodeDetail, Verdict
 from dra_driver.kubectl.explain.subject import RequestSpec, Subject, SubjectClaim, Wire, allocation_of, name_of, spec_of
 from dra_driver.scheduler.allocation import Allocator, NodeUsage, SchedulerQuirks, unmodelled_constraints, usage_by_node
+from dra_driver.scheduler.cel import selector_budget
 
 
 def past_scheduling_report(state: ClusterState, subject: Subject) -> Explanation | None:
@@ -157,7 +164,12 @@ def _explained(
     report = past_scheduling_report(state, subject)
     if report is not None:
         return report, None
-    return _Explainer(state, subject, node, scheduler).run()
+    try:
+        with selector_budget():
+            return _Explainer(state, subject, node, scheduler).run()
+    except SelectorBudgetError as error:
+        cause = Cause(code=CauseCode.SELECTORS_COSTLY, message=str(error))
+        return _report(state, subject, Answer.UNKNOWN, f"unknown whether it fits: {error}", causes=(cause,)), None
 
 
 def _with_placed(state: ClusterState, pod: Wire, place: NodeResult) -> ClusterState:
@@ -270,6 +282,8 @@ class _Explainer:
             return self._evaluation.nodes()
         except (CelSyntaxError, CelEvaluationError) as error:
             self._causes.append(_cel_cause(error))
+        except SelectorBudgetError:
+            raise
         except AllocationError as error:
             self._causes.append(
                 Cause(

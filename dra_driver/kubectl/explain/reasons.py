@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
+from dra_driver.core.errors import CelEvaluationError, CelSyntaxError, SelectorBudgetError
 from dra_driver.core.model.drain import DRAINED_TAINT
 from dra_driver.core.model.terms import DETACHED_TAINT
 from dra_driver.core.quantity import Quantity
@@ -28,10 +28,10 @@ _MAX_VALUES: Final = 4
 
 
 def is_selected_by(expression: str, driver: str, device: Wire) -> bool | None:
-    """Return whether the expression selects the device; None when it cannot be evaluated."""
+    """Return whether the expression selects the device; None when it cannot be evaluated, or not in time."""
     try:
         return compile_selector(expression).evaluate(DeviceView(driver, device, lists=True))
-    except (CelSyntaxError, CelEvaluationError, ValueError):
+    except (CelSyntaxError, CelEvaluationError, SelectorBudgetError, ValueError):
         return None
 
 

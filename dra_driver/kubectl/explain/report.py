@@ -29,6 +29,7 @@ class CauseCode(StrEnum):
     NOT_WEIGHABLE = "notWeighable"
     SCHEDULER_FAULT = "schedulerFault"
     CEL_ERROR = "celError"
+    SELECTORS_COSTLY = "selectorsCostly"
     NO_SLICES = "noSlices"
     DRIVER_SILENT = "driverSilent"
     DRIVER_NOT_ON_NODE = "driverNotOnNode"
@@ -61,7 +62,8 @@ SCHEMA_VERSION: Final = 1
 
 class Answer(StrEnum):
     """The verdict in one word. ``placed``: the pod is on a node and has not started. ``unhealthy``: it runs, or the
-    claim is allocated, with a device that is not known to be healthy."""
+    claim is allocated, with a device that is not known to be healthy. ``unknown``: selectors cost too much to be
+    evaluated."""
 
     FITS = "fits"
     CANNOT_FIT = "cannotFit"
@@ -70,11 +72,12 @@ class Answer(StrEnum):
     FINISHED = "finished"
     ALLOCATED = "allocated"
     UNHEALTHY = "unhealthy"
+    UNKNOWN = "unknown"
 
     @property
     def is_good(self) -> bool:
         """Return whether nothing keeps the subject from its devices."""
-        return self not in (Answer.CANNOT_FIT, Answer.PLACED, Answer.UNHEALTHY)
+        return self not in (Answer.CANNOT_FIT, Answer.PLACED, Answer.UNHEALTHY, Answer.UNKNOWN)
 
 
 class Verdict(Struct, frozen=True, kw_only=True, rename="camel"):

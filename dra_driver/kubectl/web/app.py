@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 from dra_driver.core.errors import DraError
 from dra_driver.core.text import cut, gib, listed, printable, span
 from dra_driver.kube.state import ClusterState
-from dra_driver.kubectl.capacity import ClaimRow
+from dra_driver.kubectl.capacity import LEGEND, ClaimRow
 from dra_driver.kubectl.web.fleet import NodeRow, SeenFleet, clique_of, island_of, islands_of, spots_of
 from dra_driver.kubectl.web.gate import BrowserGate, Keys
 from dra_driver.kubectl.web.reading import Derived, LastRead, Periodic, ReadFailure, SeenCluster, WorkedOut
@@ -230,7 +230,8 @@ class Pages:
         return self._page(request, "pod.html", namespace=namespace, name=name, answer=answer)
 
     async def capacity(self, request: Request) -> Response:
-        return self._page(request, "capacity.html", answer=self._worked_out(self._seen(request), "capacity", survey_of))
+        answer = self._worked_out(self._seen(request), "capacity", survey_of)
+        return self._page(request, "capacity.html", answer=answer, legend=LEGEND)
 
     async def events(self, request: Request) -> Response:
         query = _query(request)

@@ -6,6 +6,7 @@ shows the node process whether they are open; while the node process holds it, n
 (``node/process/usage_exporter.py``, docs/decisions/0027).
 """
 
+import contextlib
 import logging
 import os
 import time
@@ -97,6 +98,7 @@ class UsageBackend(Protocol):
 
     def close(self) -> None: ...
     def usage(self) -> tuple[GpuUsage, ...]: ...
+    def sample(self) -> None: ...
 
 
 class UsageGpus:
@@ -130,6 +132,12 @@ class UsageGpus:
             return self._backend.usage()
         except DraError as error:
             return Unread(reason=f"the GPUs cannot be read: {error}")
+
+    def sample(self) -> None:
+        """Add to the averages of the next read, while the GPUs are open. That read reports what fails here."""
+        if self.is_open:
+            with contextlib.suppress(DraError):
+                self._backend.sample()
 
     def close(self) -> None:
         """Idempotent; the next read opens them again."""

@@ -120,6 +120,7 @@ class Observer:
             logs=self._sources.logs.read(),
             pods=self._sources.pods.read(),
             node=self._node,
+            is_nested=self._sources.processes.is_nested(),
         )
 
     def _judge(self, joined: JoinedUsage) -> tuple[Judged, UsageFindings]:
@@ -143,6 +144,8 @@ class Observer:
 FOLDER: Final = "usage"
 """In the driver's directory: what node process and exporter tell each other."""
 ASSIGNMENTS_POLL_S: Final = 0.25
+SAMPLE_S: Final = 3.0
+"""The driver keeps 72 samples of processes, about ten seconds: between two looks, shorter use would be lost."""
 LATE_S: Final = 120.0
 """A loop that has not moved for this time hangs, in a call of the driver: only a restart helps."""
 SIMULATED_STATE: Final = "simulated-gpus.json"
@@ -156,6 +159,9 @@ class SimulatedGpus:
 
     def close(self) -> None:
         """Nothing is open."""
+
+    def sample(self) -> None:
+        self._usage.sample()
 
     def usage(self) -> tuple[GpuUsage, ...]:
         return self._usage.usage()
@@ -251,9 +257,13 @@ class ExporterProcess:
         self._moved_s = time.monotonic()
 
     def _rest(self, until: float) -> None:
-        """Wait until the next sample is due; poll whether the GPUs have to be closed."""
+        """Wait until the next look is due; poll whether the GPUs have to be closed, and sample their utilisation."""
+        sample_at = time.monotonic() + SAMPLE_S
         while (left := until - time.monotonic()) > 0 and not self.stopping.wait(min(left, ASSIGNMENTS_POLL_S)):
             self._sources.gpus.sync(self._sources.assignments.read())
+            if time.monotonic() >= sample_at:
+                self._sources.gpus.sample()
+                sample_at = time.monotonic() + SAMPLE_S
             self._moved_s = time.monotonic()
 
     def _count(self, observed: LookResult) -> None:

@@ -17,7 +17,7 @@ from tests.fakes.subject.driver import SubjectDriver
 
 NODE = "node-a"
 # A driver without faults gets all the time that a busy machine may take.
-GENEROUS = TimeLimits(get_info_s=15.0, notify_s=15.0, call_s=40.0, quiet_s=0.2, health_s=0.3, pause_s=0.01)
+GENEROUS = TimeLimits(get_info_s=15.0, notify_s=15.0, call_s=40.0, quiet_s=0.2, health_s=15.0, pause_s=0.01)
 # One with a fault is waited for in vain.
 SHORT = TimeLimits(
     dial_s=0.5, get_info_s=0.5, notify_s=0.5, call_s=0.6, publish_s=0.6, restart_s=0.6, health_s=0.3, quiet_s=0.4,
@@ -70,6 +70,7 @@ def bench_for(api_rest: RestClient) -> Iterator[MakeBench]:
             registrar_dir=driver.registrar_dir,
             cdi_dirs=(driver.cdi_dir,),
             control=driver,
+            faults=driver,
             limits=limits or (SHORT if faults else GENEROUS),
         )
         cluster = ClusterObjects(api_rest, node=NODE, driver=name)

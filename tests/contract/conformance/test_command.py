@@ -7,11 +7,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.conformance import control as control_module
 from dra_driver.conformance import suite
 from dra_driver.conformance.checks import CHECKS
-from dra_driver.conformance.control import ChildControl, CommandControl
+from dra_driver.conformance.control import ChildControl, CommandControl, CommandFaults
 from dra_driver.conformance.suite import check_folder
 from dra_driver.conformance.values import CheckOutcome, TimeLimits, UnableError
 from dra_driver.core.command_line.main import main
@@ -55,6 +56,7 @@ spec:
         (["--registrar-dir", "/tmp", "--only", "absent"], "no check has such an id"),
         (["--registrar-dir", "/tmp", "--output-file", "x"], "needs --output json or junit"),
         (["--registrar-dir", "/tmp", "--timeout", "-1"], "--timeout -1"),
+        (["--registrar-dir", "/tmp", "--break-command", "x"], "need each other"),
     ],
 )
 def test_wrong_usage_is_one_sentence(arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,20 +99,42 @@ def test_a_run_writes_its_report_and_says_what_it_does(
         driver.end()
     text = capsys.readouterr().out
     assert f"driver run.example.com on node {NODE}" in text
-    assert "4 checks: 2 passed, 1 failed, 1 not applicable" in text
+    assert "9 checks: 7 passed, 1 failed, 0 advice, 1 not applicable, 0 unable" in text
     assert [case.get("name") for case in root if case.find("failure") is not None] == ["unprepare-repeated"]
 
 
-def test_json_alone_is_all_of_the_output(
+def test_json_alone_is_all_of_the_output_and_strict_fails_for_advice(
     api_rest: RestClient, api_kubeconfig: str, short_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    driver = SubjectDriver(short_folder, api_rest, driver="json.example.com", node=NODE).start()
+    driver = SubjectDriver(short_folder, api_rest, driver="json.example.com", node=NODE, faults=["no-owner"]).start()
     where = ["--registrar-dir", str(driver.registrar_dir), "--cdi-dir", str(driver.cdi_dir), "--output", "json"]
+    command = ["conformance", *where, "--kubeconfig", api_kubeconfig, "--only", "prepare-answers,slices-owner"]
     try:
-        assert main(["conformance", *where, "--kubeconfig", api_kubeconfig, "--only", "prepare-answers"]) == 0
+        assert main(command) == 0
+        assert json.loads(capsys.readouterr().out)["summary"]["advice"] == 1
+        assert main([*command, "--strict"]) == 1
     finally:
         driver.end()
-    assert json.loads(capsys.readouterr().out)["checks"][0]["verdict"] == "passed"
+
+
+ALLOWED = {"no-cdi-ids": {"uses_cdi": False}, "disk-node": {"has_disks": True}}
+
+
+@pytest.mark.parametrize(("fault", "allowed"), ALLOWED.items())
+def test_what_a_driver_is_for_can_be_allowed(bench_for: MakeBench, fault: str, allowed: dict[str, bool]) -> None:
+    bench = bench_for(fault)
+    bench.subject = replace(bench.subject, **allowed)
+    [outcome] = suite.run(bench, [BY_ID[FAULTS[fault][0]]])
+    assert outcome.verdict in {"passed", "not applicable"}, found(outcome)
+
+
+def test_a_device_is_broken_by_the_users_command(tmp_path: Path) -> None:
+    """Each word may name the device, and the command's option is named when it fails."""
+    faults = CommandFaults(f"cp /dev/null {tmp_path}/{{pool}}-{{device}}", "sh -c 'exit 4'")
+    faults.inject("p", "d")
+    assert (tmp_path / "p-d").exists()
+    with pytest.raises(UnableError, match="--repair-command ended with status 4"):
+        faults.recover("p", "d")
 
 
 def test_the_claims_are_those_of_the_template(
@@ -181,6 +205,7 @@ def test_the_fault_is_found_by_its_check(bench_for: MakeBench, fault: str) -> No
     [outcome] = suite.run(bench_for(fault), [check])
     assert outcome.verdict == ("failed" if check.level == "must" else "advice"), found(outcome)
     assert outcome.detail
+    assert "unexpectedly" not in outcome.detail
 
 
 def test_every_check_has_a_fault() -> None:

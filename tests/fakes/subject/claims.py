@@ -44,6 +44,7 @@ def _devices(faults: Collection[str]) -> list[Wire]:
     memory = {"value": "8Gi", "requestPolicy": {"default": "1Gi", "validRange": {"min": "1Gi", "step": "1Gi"}}}
     shared = {"name": "shared-0", "allowMultipleAllocations": True, "capacity": {"memory": memory}}
     use = {"counterSet": "card", "counters": {"memory": {"value": "4Gi"}}}
+    whole = {"counterSet": "card", "counters": {"memory": {"value": "8Gi"}}}
     taint = {"key": "conformance.example.com/ill", "value": "1", "effect": "NoExecute", "timeAdded": SINCE}
     if "new-taint-times" in faults:
         taint["timeAdded"] = f"2026-01-02T03:04:{next(_seconds) % 60:02}Z"
@@ -51,6 +52,7 @@ def _devices(faults: Collection[str]) -> list[Wire]:
         *({"name": f"unit-{at}"} for at in range(PLAIN - ("restarted" in faults))),
         shared,
         *({"name": f"part-{at}", "consumesCounters": [use]} for at in range(2)),
+        {"name": "card-0", "consumesCounters": [whole]},
         {"name": "ill-0", "taints": [taint]},
     ]
 
@@ -65,7 +67,40 @@ def _slice(driver: str, node: str, node_uid: str, pool: Wire, faults: Collection
 
 
 _UID = re.compile(r"[0-9a-f-]{36}")
+_BESIDE = re.compile(r"\.\./[^/]+")
+NODES = [path for path in map("/dev/{}".format, ("null", "zero", "full", "random", "urandom")) if Path(path).exists()]
+"""Device nodes that every machine has, also for users other than root."""
+EXCLUDE = {"card-0": {"part-0", "part-1"}, "part-0": {"card-0"}, "part-1": {"card-0"}}
 HUGE = "x" * (16 << 20)
+
+
+def _node(**fields: object) -> Wire:
+    return {"deviceNodes": [fields]}
+
+
+def _hook(**fields: object) -> Wire:
+    return {"hooks": [{"hookName": "createContainer", **fields}]}
+
+
+EDIT_FAULTS: dict[str, Wire] = {
+    "old-cdi-version": _node(path="/dev/null", hostPath="/dev/null"),
+    "missing-node": _node(path="/dev/no-such-node"),
+    "node-is-a-file": _node(path="/etc/passwd"),
+    "node-with-wrong-numbers": _node(path="/dev/null", type="c", major=1, minor=5),
+    "node-without-driver": _node(path="/dev/no-such-node", type="c", major=4095, minor=0),
+    "disk-node": _node(path="/dev/sda", type="b", major=8, minor=0),
+    "memory-node": _node(path="/dev/gpu0", type="c", major=1, minor=1),
+    "missing-hook": _hook(path="/no/such/hook"),
+    "hook-is-no-program": _hook(path="/etc/passwd"),
+    "hook-with-wrong-name": _hook(path="/bin/true", hookName="beforeStart"),
+    "hook-with-relative-path": _hook(path="bin/true"),
+    "missing-mount": {"mounts": [{"hostPath": "/no/such/folder", "containerPath": "/x"}]},
+    "malformed-variable": {"env": ["NO_VALUE"]},
+    "same-node": _node(path="/dev/null"),
+    "all-nodes": {"deviceNodes": [{"path": path} for path in NODES]},
+    "same-edits": {"deviceNodes": [], "hooks": []},
+}
+"""Edits of every device with the fault."""
 
 
 class Crash(Exception):  # noqa: N818 - ends the process of the driver
@@ -93,6 +128,12 @@ class Claims:
         self._before = frozenset(self._state)
         self._started = frozenset(path.name for path in folder.glob("half-*"))
         self._folder = folder
+        self._hook = folder / "plugin" / "hook"
+        self._hook.touch(mode=0o755)
+        self.of_this_call: frozenset[str] = frozenset()
+        self.broken: set[str] = set()
+        if self.has("clears-files-on-start"):
+            self._remove_cdi("*")
         self._ended: set[str] = set()
         self._calls = 0
         self.stopped = threading.Event()
@@ -102,11 +143,16 @@ class Claims:
 
     def prepare(self, namespace: str, name: str, uid: str) -> list[Wire]:
         """The devices of the answer. Raises Refused and Crash."""
+        if self.has("follows-uid") and _BESIDE.fullmatch(uid):
+            (self._cdi / f"{uid}.state").touch()
         if not _UID.fullmatch(uid):
             raise (Crash if self.has("crashes-on-bad-uid") else Refused)(f"{uid[:40]!r} is no UID")
         if self.has("short-names") and len(name) > 100:
             raise Refused("the name is too long")
         self._half("half-prepared", uid)
+        if self.has("double-grant-in-parallel"):
+            self._planned(namespace, name, uid)
+            self.stopped.wait(0.1)
         with self._lock:
             known = uid in self._state
             if not known:
@@ -117,6 +163,10 @@ class Claims:
             if not cached:
                 self._write_cdi(uid, devices)
         self._calls += 1
+        if self.has("answers-other-ids"):
+            return [{**device, "cdi": [f"{one}.other" for one in device["cdi"]]} for device in devices]
+        if self.has("no-cdi-ids"):
+            return [{**device, "cdi": []} for device in devices]
         if self.has("new-ids-after-restart"):
             return [{**device, "cdi": [f"{one}.{id(self)}" for one in device["cdi"]]} for device in devices]
         if self.has("answer-changes"):
@@ -124,6 +174,8 @@ class Claims:
         return devices
 
     def unprepare(self, namespace: str, name: str, uid: str) -> None:
+        if self.has("deletes-by-uid"):
+            (self._cdi / f"{uid[:300]}.json").unlink(missing_ok=True)
         if self.has("unprepare-needs-claim"):
             self._claim(namespace, name, uid)
         if self.has("unprepare-by-same-process") and uid in self._before:
@@ -214,12 +266,19 @@ class Claims:
         if result["device"] not in self._names and not self.has("accepts-any-device"):
             raise Refused(f"device {result['device']} does not exist")
         admin, takes = bool(result.get("adminAccess")), self.has("admin-takes-device")
+        if admin and self.has("admin-crashes"):
+            raise ZeroDivisionError
         if (admin and not (self.has("admin-needs-free-device") or takes)) or self.has("double-grant"):
             return
         if result["device"] == "shared-0" and not self.has("exclusive-shares"):
             return
+        same = {result["device"]} | (set() if self.has("ignores-counters") else EXCLUDE.get(result["device"], set()))
+        if self.has("double-grant-in-parallel"):
+            return
         for uid, devices in self._state.items():
-            if any(one["device"] == result["device"] and (takes or not one["admin"]) for one in devices):
+            if self.has("double-grant-in-call") and uid in self.of_this_call:
+                continue
+            if any(one["device"] in same and (takes or not one["admin"]) for one in devices):
                 raise Refused(f"device {result['device']} is prepared for claim {uid}")
 
     def _device(self, uid: str, at: int, result: Wire) -> Wire:
@@ -237,13 +296,28 @@ class Claims:
     def _write_cdi(self, uid: str, devices: list[Wire]) -> None:
         if self.has("no-cdi-file") or not devices or self.stopped.is_set():
             return
-        edits = {} if self.has("invalid-cdi-file") else {"env": [f"CLAIM={uid}"]}
-        names = [one.partition("=")[2] or one for device in devices for one in device["cdi"]]
-        devices = [{"name": name, "containerEdits": edits} for name in names]
-        document = {"cdiVersion": "0.5.0", "kind": f"{self._driver}/device", "devices": devices}
+        named = [(one.partition("=")[2] or one, device) for device in devices for one in device["cdi"]]
+        devices = [{"name": name, "containerEdits": self._edits(uid, device["device"])} for name, device in named]
+        version = "9.0.0" if self.has("unknown-cdi-version") else "0.3.0" if self.has("old-cdi-version") else "0.5.0"
+        document = {"cdiVersion": version, "kind": f"{self._driver}/device", "devices": devices}
         if self.has("piles-up-files"):
             (self._cdi / f"extra-{time.monotonic_ns()}.json").write_text("{}")
-        replace_file(self._cdi / f"{self._driver}-{uid}.json", json.dumps(document).encode())
+        text = json.dumps(document)[: 20 if self.has("broken-json") else None]
+        path = self._cdi / f"{self._driver}-{uid[::-1] if self.has('hides-files') else uid}.json"
+        if self.has("late-cdi-file"):
+            threading.Thread(target=lambda: self.stopped.wait(0.2) or path.write_text(text), daemon=True).start()
+            return
+        replace_file(path, text.encode())
+
+    def _edits(self, uid: str, device: str) -> Wire:
+        number = sum(device.encode())
+        node: Wire = {"path": NODES[number % len(NODES)]}
+        hook: Wire = {"hookName": "createContainer", "path": str(self._hook)}
+        edits: Wire = {"env": [f"CLAIM={uid}"], "deviceNodes": [node], "hooks": [hook]}
+        for fault, change in EDIT_FAULTS.items():
+            if self.has(fault):
+                edits |= change
+        return {} if self.has("invalid-cdi-file") else edits
 
     def _remove_cdi(self, which: str) -> None:
         if not self.has("leaves-files"):

@@ -89,8 +89,10 @@ def health_stream(
     calls.streams += 1
     first = calls.streams
     try:
+        if claims.has("health-fails"):
+            context.abort(grpc.StatusCode.INTERNAL, "no health today")
         while context.is_active() and not claims.stopped.wait(0 if claims.has("health-flood") else EVERY_S):
-            if reported := claims.prepared_devices():
+            if (reported := claims.prepared_devices()) and not claims.has("health-silent"):
                 yield _message(messages, version, claims, reported, first)
                 if claims.has("health-once"):
                     claims.stopped.wait(5.0)
@@ -112,12 +114,21 @@ def _message(messages: Any, version: str, claims: Claims, reported: list[dict[st
         answer.devices.append(
             messages.DeviceHealth(
                 device=messages.DeviceIdentifier(pool_name=device["pool"], device_name=name),
-                health=2 if ill else 1,
+                health=2 if ill else _health(claims, device["device"]),
                 health_check_timeout_seconds=1 if claims.has("health-once") or claims.has("health-flood") else 30,
                 message="x" * 5000 if claims.has("long-health-message") else "",
             )
         )
     return answer
+
+
+def _health(claims: Claims, device: str) -> int:
+    if claims.has("health-always-bad"):
+        return 2
+    if claims.has("health-always-unknown"):
+        return 0
+    is_broken = bool(claims.broken) if claims.has("health-blames-all") else device in claims.broken
+    return 2 if is_broken and not claims.has("health-never-updates") else 1
 
 
 VERSIONS = ["v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"]
@@ -170,6 +181,13 @@ class SubjectDriver:
         self.kill()
         self.start()
 
+    def inject(self, _pool: str, device: str) -> None:
+        self.claims.broken.add(device)
+
+    def recover(self, _pool: str, device: str) -> None:
+        if not self.has("health-never-recovers"):
+            self.claims.broken.discard(device)
+
     def kill(self) -> None:
         self._stop.set()
         self.claims.stopped.set()
@@ -212,10 +230,15 @@ class SubjectDriver:
             versions = versions[:2]
         if self.has("info-changes"):
             versions.append(f"v{self._infos}.Other")
+        endpoint = str(self.folder / "plugin" / "dra.sock")
+        if self.has("relative-endpoint"):
+            endpoint = "plugin/dra.sock"
+        if self.has("endpoint-is-registration"):
+            endpoint = str(self.registrar_dir / f"{self.driver}-reg.sock")
         return registration.PluginInfo(
             type="DevicePlugin" if self.has("wrong-type") else "DRAPlugin",
             name=f"not-{self.driver}" if self.has("wrong-name") else self.driver,
-            endpoint=str(self.folder / "plugin" / "dra.sock"),
+            endpoint=endpoint,
             supported_versions=versions,
         )
 
@@ -228,6 +251,7 @@ class SubjectDriver:
 
     def _prepare(self, messages: Any, request: Any, context: grpc.ServicerContext) -> Any:
         self._check_call(request, context, "prepare")
+        self.claims.of_this_call = frozenset(claim.uid for claim in request.claims)
         answer = messages.NodePrepareResourcesResponse()
         for claim in request.claims:
             entry = answer.claims[claim.uid]
@@ -237,7 +261,7 @@ class SubjectDriver:
             except Refused as error:
                 if self.has("fails-whole-call"):
                     context.abort(grpc.StatusCode.UNKNOWN, str(error))
-                entry.error = str(error)
+                entry.error = "" if self.has("empty-success") else str(error)
                 continue
             except Crash:
                 threading.Thread(target=self.kill, daemon=True).start()
@@ -263,6 +287,8 @@ class SubjectDriver:
                 answer.claims[claim.uid].error = ""
             except Refused as error:
                 answer.claims[claim.uid].error = str(error)
+            if self.has("unprepare-adds"):
+                answer.claims["some-other-claim"].error = ""
             if self.has("unprepare-skips") or (self.has("unprepare-skips-unknown") and not known):
                 del answer.claims[claim.uid]
         return answer

@@ -6,14 +6,19 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.conformance import cdi_folder, report, suite
 from dra_driver.conformance.bench import Bench
+from dra_driver.conformance.cdi_edits import Edits, Host, sameness
 from dra_driver.conformance.checks import CHECKS
-from dra_driver.conformance.cluster import counters, devices, incomplete, narrowed, read_template, together
-from dra_driver.conformance.values import CAPABILITIES, Check, CheckOutcome
+from dra_driver.conformance.checks.prepare import check_devices
+from dra_driver.conformance.cluster import CheckClaim, counters, devices, incomplete, narrowed, read_template, together
+from dra_driver.conformance.plugin import AnsweredDevice, ClaimKey
+from dra_driver.conformance.values import CAPABILITIES, Check, CheckOutcome, ViolationError
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.finding import Finding, Status
+from dra_driver.core.unix_grpc import CallError
 
 Wire = dict[str, Any]
 
@@ -95,6 +100,22 @@ def document(**fields: Any) -> dict[str, Any]:
     return {"cdiVersion": "0.5.0", "kind": "v.com/gpu", "devices": [{"name": "one", "containerEdits": EDITS}]} | fields
 
 
+def node(**fields: Any) -> dict[str, Any]:
+    return {"containerEdits": {"deviceNodes": [{"path": "/dev/x", **fields}]}}
+
+
+def hook(**fields: Any) -> dict[str, Any]:
+    return {"containerEdits": {"hooks": [{"hookName": "prestart", "path": "/bin/true", **fields}]}}
+
+
+def lacks(version: str, expected: str) -> str:
+    return f"cdiVersion {version} lacks a field of the file, expected {expected}"
+
+
+def older(**edits: Any) -> dict[str, Any]:
+    return {"cdiVersion": "0.3.0", "containerEdits": edits}
+
+
 @pytest.fixture
 def folders(tmp_path: Path) -> list[Path]:
     made = [tmp_path / "etc", tmp_path / "run"]
@@ -131,13 +152,37 @@ def test_a_later_folder_wins_over_a_conflict(folders: list[Path]) -> None:
         ({"devices": [{"name": "one", "containerEdits": {}}]}, "device one has no containerEdits"),
         ({"devices": [{"name": "one", "containerEdits": EDITS}] * 2}, "a device is defined twice"),
         ({"devices": ["one"]}, "v.com/gpu=None is not vendor/class=name"),
+        ({"containerEdits": {"env": "A=b"}}, "containerEdits.env is not a list of texts"),
+        ({"containerEdits": {"env": ["A"]}}, "containerEdits.env has 'A', expected NAME=VALUE"),
+        ({"containerEdits": {"mounts": [{"hostPath": "/x"}]}}, "a mount has no containerPath"),
+        ({"containerEdits": {"deviceNodes": [{"path": ""}]}}, "a device node has no path"),
+        (node(type="x"), "device node '/dev/x' has type 'x', expected one of b, c, u, p"),
+        (node(major="1"), "device node '/dev/x' has major and minor ['1', 0], expected numbers"),
+        (node(permissions="rx"), "device node '/dev/x' has permissions 'rx', expected some of r, w, m"),
+        (hook(env=["A"]), "hook prestart: env has 'A', expected NAME=VALUE"),
+        (hook(path="x"), "hook prestart has path 'x', expected an absolute path"),
+        (older(netDevices=[{"name": "a"}]), lacks("0.3.0", "1.1.0")),
+        (older(additionalGids=[1]), lacks("0.3.0", "0.7.0")),
+        (
+            {"cdiVersion": "0.5.0", "annotations": {"a": "b"}},
+            lacks("0.5.0", "0.6.0"),
+        ),
+        ({"cdiVersion": "0.5.0", "kind": "v.com/a.b"}, lacks("0.5.0", "0.6.0")),
+        (
+            older(deviceNodes=[{"path": "/x", "hostPath": "/y"}]),
+            lacks("0.3.0", "0.5.0"),
+        ),
+        (
+            older(mounts=[{"hostPath": "/", "containerPath": "/", "type": "bind"}]),
+            lacks("0.3.0", "0.4.0"),
+        ),
     ],
 )
 def test_a_file_that_runtimes_refuse_is_explained(folders: list[Path], fields: dict[str, Any], problem: str) -> None:
     path = folders[0] / "a.json"
     path.write_text(json.dumps(document(**fields)))
-    message = f"v.com/gpu=one: no file defines it ({path}: {problem})"
-    assert cdi_folder.unresolved(folders, ["v.com/gpu=one"]) == [message]
+    assert cdi_folder.read(path).problem == problem
+    assert f"no file defines it ({path}: " in cdi_folder.unresolved(folders, ["v.com/gpu=one"])[0]
 
 
 def test_a_huge_file_is_not_read(folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,6 +201,46 @@ def test_qualified_names() -> None:
     assert all(map(cdi_folder.is_qualified, ("v.com/gpu=one", "nvidia.com/gpu=GPU-1:0", "a/b=c")))
     wrong = ("one", "gpu=one", "v.com/gpu=", "v.com/=one", "1v/gpu=one", "v.com/gpu=one\n", "v/g=-")
     assert not any(map(cdi_folder.is_qualified, wrong))
+
+
+def test_nodes_and_hooks_are_looked_for_below_each_root(tmp_path: Path) -> None:
+    """A driver root has what the suite's own root lacks."""
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/devices").write_text("Character devices:\n4095 gpu\n\nBlock devices:\n4094 disk\n")
+    program = tmp_path / "hook"
+    program.touch(mode=0o755)
+    host = Host(roots=(Path("/no/such/root"), tmp_path))
+    numbers = [{"path": "/dev/x", "type": kind, "major": major} for kind, major in (("c", 4095), ("b", 4095), ("p", 0))]
+    assert len(list(host.node_problems(numbers))) == 1
+    hooks = [{"hookName": "prestart", "path": "/hook"}, {"hookName": "startContainer", "path": "/in/the/container"}]
+    mounts = [
+        {"hostPath": "/hook", "containerPath": "/x"},
+        {"hostPath": "tmpfs", "containerPath": "/y", "type": "tmpfs"},
+    ]
+    assert list(host.hook_problems(hooks, mounts)) == []
+
+
+def claim_edits(uid: str, *paths: str, env: str = "A=b", **others: Any) -> tuple[str, Edits]:
+    nodes = [{"path": path} for path in paths]
+    return uid, Edits.merged([{"env": [env, f"CLAIM_{uid.replace('-', '_')}=1"], "deviceNodes": nodes, **others}])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "problem"),
+    [
+        (claim_edits("1-a", "/dev/x", "/dev/0"), claim_edits("1-b", "/dev/x", "/dev/1"), ""),
+        (claim_edits("1-a", "/dev/x"), claim_edits("1-b", "/dev/x"), "both claims get device nodes '/dev/x'"),
+        (claim_edits("1-a", "/dev/x", env="A=1"), claim_edits("1-b", "/dev/x", env="A=2"), "both claims get device"),
+        (claim_edits("1-a", "/dev/x"), claim_edits("1-b", "/dev/x", "/dev/1"), "both claims get device nodes '/dev/x'"),
+        (claim_edits("1-a", "/dev/x"), claim_edits("1-b", "/dev/x", additionalGids=[1]), ""),
+        (claim_edits("1-a", env="A=1"), claim_edits("1-b", env="A=2"), ""),
+        (claim_edits("1-a"), claim_edits("1-b"), "the edits of both claims are equal"),
+    ],
+)
+def test_claims_are_kept_apart_by_what_containers_get(
+    first: tuple[str, Edits], second: tuple[str, Edits], problem: str
+) -> None:
+    assert sameness([first, second])[: len(problem) or None] == problem
 
 
 def something(_bench: Bench) -> None:
@@ -188,6 +273,19 @@ def test_json_has_every_check() -> None:
     verdicts = [check["verdict"] for check in document["checks"]]
     assert verdicts == ["passed", "failed", "advice", "not applicable", "unable"]
     assert document["checks"][0]["source"] == "file.go:1"
+    assert document["summary"] == {"checks": 5} | dict.fromkeys(verdicts, 1)
+
+
+def test_the_summary_counts_every_verdict() -> None:
+    line = "2 checks: 1 passed, 0 failed, 0 advice, 0 not applicable, 1 unable"
+    assert report.summary([outcome(Status.OK), outcome(Status.UNKNOWN)]) == line
+
+
+def test_the_pipeline_expects_every_check_to_pass() -> None:
+    """A check that is lost, or that does not apply any more, fails the run."""
+    script = Path(__file__).parents[3].joinpath(".ci/run").read_text()
+    assert f'verdicts="{report.summary([outcome(Status.OK)] * len(CHECKS))}"' in script
+    assert "--profile full --strict" in script
 
 
 def test_junit_counts_failures_errors_and_skips() -> None:
@@ -209,3 +307,48 @@ def test_checks_have_unique_ids_rules_and_sources() -> None:
     assert len({check.id for check in CHECKS}) == len(CHECKS) >= 75
     assert all(check.rule and check.source and check.title for check in CHECKS)
     assert {need for check in CHECKS for need in check.needs} == set(CAPABILITIES)
+
+
+class StubBench:
+    """Only what `check_devices` and `suite.run` ask of a bench."""
+
+    class subject:  # noqa: N801
+        driver = "d"
+
+    def begin(self) -> None: ...
+
+    def clean(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("answered", "problem"),
+    [("ab", ""), ("a", "has devices"), ("aa", "has devices"), ("abc", "has devices"), ("cd", "has devices")],
+)
+def test_an_answer_has_exactly_the_claims_devices(answered: str, problem: str) -> None:
+    results = tuple({"driver": "d", "pool": "p", "device": name, "request": "r/sub"} for name in "ab")
+    claim = CheckClaim(key=ClaimKey(namespace="n", name="c", uid="u"), wire={}, results=results)
+    found = tuple(AnsweredDevice(requests=("r",), pool="p", device=name, cdi_ids=()) for name in answered)
+    bench: Any = StubBench()
+    if not problem:
+        check_devices(bench, claim, found)
+        return
+    with pytest.raises(ViolationError, match=problem):
+        check_devices(bench, claim, found)
+
+
+def test_shares_of_one_device_are_all_answered() -> None:
+    shares = tuple({"driver": "d", "pool": "p", "device": "a", "request": "r", "shareID": each} for each in "12")
+    claim = CheckClaim(key=ClaimKey(namespace="n", name="c", uid="u"), wire={}, results=shares)
+    bench: Any = StubBench()
+    with pytest.raises(ViolationError, match="has devices"):
+        check_devices(bench, claim, (AnsweredDevice(requests=("r",), pool="p", device="a", cdi_ids=()),))
+
+
+@pytest.mark.parametrize(("level", "status"), [("must", Status.FAIL), ("should", Status.WARN)])
+def test_a_call_that_fails_is_a_failed_check(level: Any, status: Status) -> None:
+    def run(bench: Bench) -> None:
+        raise CallError("UNAVAILABLE", "gone")
+
+    stub: Any = StubBench()
+    (outcome,) = suite.run(stub, [replace(CHECKS[0], run=run, level=level)])
+    assert outcome.finding.status is status

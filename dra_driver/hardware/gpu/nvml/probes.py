@@ -15,11 +15,11 @@ from typing import Any, Final
 from pynvml import c_nvmlDevice_t
 
 from dra_driver.hardware.gpu.nvml.mig import MAX_INSTANCES
+from dra_driver.hardware.gpu.nvml.properties import MAX_LINKS
 from dra_driver.hardware.gpu.nvml.session import use_library
 
 pynvml: Any = import_module("pynvml")  # typings/ has only the functions that the backend calls
 
-NVLINKS: Final = range(18)
 FIELDS: Final = {
     184: "resetless MIG",
     199: "MIG profiles while MIG mode is off (NVML 13)",
@@ -119,8 +119,10 @@ def plain(value: Any) -> Any:
     return {name: plain(item) for name, item in vars(value).items()} if hasattr(value, "__dict__") else str(type(value))
 
 
-def handles() -> list[Handle]:
-    return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+def handles() -> dict[int, Handle]:
+    """By NVML index, without GPUs whose handle fails, such as lost ones."""
+    found = ((index, ask(partial(answers_at, index))) for index in range(pynvml.nvmlDeviceGetCount()))
+    return {index: handle_at(index) for index, answer in found if "value" in answer}
 
 
 def handle_at(index: int) -> Handle:
@@ -152,9 +154,14 @@ def device(handle: Handle) -> dict[str, Answer]:
         partial(_filled, "nvmlDeviceGetPlatformInfo", "c_nvmlPlatformInfo_v2_t", handle)
     )
     answers["nvmlDeviceGetMemoryAffinity"] = ask(lambda: pynvml.nvmlDeviceGetMemoryAffinity(handle, 4, 0))
-    answers |= {f"nvlink {link} state": ask(partial(pynvml.nvmlDeviceGetNvLinkState, handle, link)) for link in NVLINKS}
-    ends = pynvml.nvmlDeviceGetNvLinkRemoteDeviceType
-    return answers | {link_end(link): ask(partial(ends, handle, link)) for link in NVLINKS}
+    return answers | links(handle)
+
+
+def links(handle: Handle) -> dict[str, Answer]:
+    """State and other end of each link that NVML has a number for."""
+    states, ends = pynvml.nvmlDeviceGetNvLinkState, pynvml.nvmlDeviceGetNvLinkRemoteDeviceType
+    answers = {f"nvlink {link} state": ask(partial(states, handle, link)) for link in range(MAX_LINKS)}
+    return answers | {link_end(link): ask(partial(ends, handle, link)) for link in range(MAX_LINKS)}
 
 
 def fabric_state(handle: Handle) -> Answer:

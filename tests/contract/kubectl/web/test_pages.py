@@ -15,6 +15,7 @@ from dra_driver.core.errors import ApiUnreachableError
 from dra_driver.core.model.gpu_node import ToldForeign, ToldIdle, ToldOverGrant, ToldUsage
 from dra_driver.core.model.usage_rules import OverGrantAction
 from dra_driver.kube.state import ClusterState
+from dra_driver.kubectl.capacity import LEGEND
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, GpuMemory
 from dra_driver.kubectl.web.reading import Periodic
 from dra_driver.kubectl.web.rows import EXAMPLE, MAX_BYTES
@@ -67,6 +68,7 @@ def test_every_page_is_there(site: Site, browser: "TestClient") -> None:
         ("/claims", "20 GiB"),
         ("/pending", "which does not exist"),
         ("/capacity", "NVIDIA H100"),
+        ("/capacity", LEGEND),
         ("/events", "FailedScheduling"),
     ):
         assert part in texts[path].text, (path, texts[path].text)

@@ -328,6 +328,31 @@ def test_devices_and_pods_of_other_drivers_are_no_concern() -> None:
     assert [str(each) for each in report.findings if each.status is not Status.OK] == []
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_newest_event_of_a_failed_prepare_is_shown(order: int) -> None:
+    cluster, pod = Cluster(), workload(node="gpu-a", **by_template("cards"))
+    cluster.pods.append(pod)
+    told = [
+        event("FailedPrepareDynamicResources", pod, text) | {"lastTimestamp": f"2026-11-22T1{hour}:00:00Z"}
+        for hour, text in enumerate(("gpu.nvidia.com: older", "gpu.nvidia.com: newer"))
+    ]
+    cluster.events += told[::order]
+    (found,) = (each for each in judged(cluster).findings if each.check == "prepare-errors")
+    assert found.seen.endswith("newer")
+
+
+@pytest.mark.parametrize(
+    ("deleted", "gone", "warned"), [(True, "ab", True), (True, "a", False), (False, "ab", False), (True, "", False)]
+)
+def test_only_a_deleted_claim_whose_pods_are_all_gone_is_stuck(deleted: bool, gone: str, warned: bool) -> None:
+    cluster, held = Cluster(), claim("held", namespace="team-a")
+    held["metadata"] |= {"deletionTimestamp": "2026-11-22T10:00:00Z"} if deleted else {}
+    held["status"] = {"reservedFor": [{"resource": "pods", "name": name, "uid": f"uid-of-{name}"} for name in "ab"]}
+    cluster.claims.append(held)
+    cluster.pods += [workload(name) for name in "ab" if name not in gone]
+    assert ("claims-end" in {each.check for each in judged(cluster).findings if each.status is Status.WARN}) is warned
+
+
 def test_what_a_pod_of_unknown_purpose_lacks_is_a_warning_of_the_cluster() -> None:
     """A network driver's pod whose claim is missing breaks no GPU; who asks about the pod or claim is told it fails."""
     cluster = Cluster()

@@ -48,6 +48,8 @@ def test_capacity_as_json_has_a_schema(state: str, capsys: pytest.CaptureFixture
     assert document["models"][0]["gpus"] == counts
     fields = {"request", "profile", "share", "count", "inUse", "fits", "bySum", "stranded", "atLeast"}
     assert set(document["models"][0]["requests"][0]) == fields
+    in_use = {item["request"]: item["inUse"] for item in document["models"][0]["requests"]}
+    assert (in_use["1 GPU"], in_use["2 GPUs"]) == (2, None)
 
 
 def test_lists_as_json_have_a_schema(state: str, capsys: pytest.CaptureFixture[str]) -> None:
