@@ -85,6 +85,12 @@ class HeldClaim(Struct, frozen=True, kw_only=True):
     def devices(self) -> tuple[HeldResult, ...]:
         return self.status.allocation.devices.results if self.status.allocation else ()
 
+    @property
+    def users(self) -> tuple[str, ...]:
+        """The names of pods for which it is reserved; other users as ``resource/name``."""
+        every = self.status.reserved_for
+        return tuple(str(user.name) if user.resource == "pods" else f"{user.resource}/{user.name}" for user in every)
+
 
 C = TypeVar("C", bound=HeldClaim)
 

@@ -138,6 +138,7 @@ class ClaimDevice(Struct, frozen=True, kw_only=True, rename="camel"):
     pool: str
     device: str
     node: str
+    share_id: str = ""
     consumed: Mapping[str, str] = field(default_factory=dict)
     admin_access: bool = False
     unhealthy: Sequence[str] = ()
@@ -308,6 +309,7 @@ def _claim(
             pool=result.pool,
             device=result.device,
             node=places.get(result.key) or elsewhere,
+            share_id=str(result.share_id or ""),
             consumed=holder.consumed,
             admin_access=holder.admin_access,
             unhealthy=unhealthy.get(result.key, ()),
@@ -325,14 +327,14 @@ def _claim(
         nodes=tuple(sorted(nodes - {""})),
         requests=tuple(_asked(request) for request in claim.spec.devices.requests),
         devices=tuple(devices),
-        pods=_users(claim),
+        pods=claim.users,
         created=created,
         age_s=None if moment is None else max(0, int((now - moment).total_seconds())),
     )
 
 
 def _holders(claim: HeldClaim) -> list[tuple[HeldResult, Holder]]:
-    users = _users(claim)
+    users = claim.users
     return [
         (
             result,
@@ -367,11 +369,6 @@ def _asked(request: _Request) -> str:
         amounts = ", ".join(f"{name} {value}" for name, value in way.capacity.requests.items())
         texts.append(f"{count} {way.device_class_name}{f' ({amounts})' if amounts else ''}")
     return f"{request.name}: {' or '.join(texts) or '?'}"
-
-
-def _users(claim: HeldClaim) -> tuple[str, ...]:
-    users = claim.status.reserved_for
-    return tuple(str(user.name) if user.resource == "pods" else f"{user.resource}/{user.name}" for user in users)
 
 
 def _namespace(claim: HeldClaim) -> str:

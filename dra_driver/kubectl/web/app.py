@@ -177,7 +177,7 @@ class Pages:
         use = self._seen(request).use
         holders = []
         for part in (*found.parts, *found.admins):
-            measured = use.uses.get((part.namespace, part.claim, node, part.device)) if use else None
+            measured = use.uses.get((part.namespace, part.claim, node, part.device, part.share_id)) if use else None
             holders.append((part, measured, drawn(use.points(measured) if use and measured else [], part.memory_bytes)))
         memory = use.gpus.get((node, name)) if use else None
         total = memory.total_bytes if memory and memory.total_bytes else found.memory_bytes

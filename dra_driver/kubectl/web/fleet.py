@@ -45,6 +45,7 @@ class Part(Struct, frozen=True, kw_only=True):
     namespace: str
     claim: str
     pods: Sequence[str] = ()
+    share_id: str = ""
     memory_bytes: int = 0
     percent: int | None = None
     admin: bool = False
@@ -433,6 +434,7 @@ def _part(
         namespace=claim.namespace,
         claim=claim.name,
         pods=claim.pods,
+        share_id=grant.share_id,
         memory_bytes=memory,
         percent=percent,
         admin=grant.admin_access,

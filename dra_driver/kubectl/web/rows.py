@@ -65,18 +65,22 @@ class ClaimOnPage(Struct, frozen=True, kw_only=True):
         return sum(known) if known and len(known) == len(self.devices) else None
 
 
-Key = tuple[str, str, str, str]
-"""Namespace, claim, node and device."""
+Key = tuple[str, str, str, str, str]
+"""Namespace, claim, node, device and share: a claim may have several shares of a device."""
 Uses = Mapping[Key, ClaimDeviceUse]
 
 
 def uses_by_device(uses: Iterable[ClaimDeviceUse]) -> Uses:
-    return {(use.namespace, use.claim, use.node, use.device): use for use in uses}
+    return {key_of(use): use for use in uses}
+
+
+def key_of(use: ClaimDeviceUse) -> Key:
+    return use.namespace, use.claim, use.node, use.device, use.share
 
 
 def claim_views(claims: Iterable[ClaimRow], fleet: SeenFleet, uses: Uses) -> list[ClaimOnPage]:
     places = {
-        (part.namespace, part.claim, gpu.driver, part.pool, part.device): (node, gpu, part)
+        (part.namespace, part.claim, gpu.driver, part.pool, part.device, part.share_id): (node, gpu, part)
         for node in fleet.nodes
         for gpu in node.gpus
         for part in (*gpu.parts, *gpu.admins)
@@ -84,25 +88,24 @@ def claim_views(claims: Iterable[ClaimRow], fleet: SeenFleet, uses: Uses) -> lis
     return [_view(claim, places, uses) for claim in claims]
 
 
-Places = Mapping[tuple[str, str, str, str, str], tuple[NodeRow, GpuRow, Part]]
+Places = Mapping[tuple[str, str, str, str, str, str], tuple[NodeRow, GpuRow, Part]]
 
 
 def _view(claim: ClaimRow, places: Places, uses: Uses) -> ClaimOnPage:
     devices = []
-    same = Counter((each.node, each.device) for each in claim.devices)
+    same = Counter((each.node, each.device, each.share_id) for each in claim.devices)
     for each in claim.devices:
-        node, gpu, part = places.get(
-            (claim.namespace, claim.name, each.driver, each.pool, each.device), (None, None, None)
-        )
+        place = (claim.namespace, claim.name, each.driver, each.pool, each.device, each.share_id)
+        node, gpu, part = places.get(place, (None, None, None))
         # Exporters name devices without their pool: with two of a name it is unknown which one was measured.
-        key = (claim.namespace, claim.name, each.node, each.device)
+        key = (claim.namespace, claim.name, each.node, each.device, each.share_id)
         row = ClaimDeviceRow(
             request=each.request,
             device=each.device,
             node=each.node,
             gpu=gpu.name if gpu else "",
             part=part,
-            use=uses.get(key) if same[each.node, each.device] == 1 else None,
+            use=uses.get(key) if same[each.node, each.device, each.share_id] == 1 else None,
             trouble=_trouble(each, gpu, node),
         )
         devices.append(row)

@@ -144,8 +144,6 @@ class Observer:
 FOLDER: Final = "usage"
 """In the driver's directory: what node process and exporter tell each other."""
 ASSIGNMENTS_POLL_S: Final = 0.25
-SAMPLE_S: Final = 3.0
-"""The driver keeps 72 samples of processes, about ten seconds: between two looks, shorter use would be lost."""
 LATE_S: Final = 120.0
 """A loop that has not moved for this time hangs, in a call of the driver: only a restart helps."""
 SIMULATED_STATE: Final = "simulated-gpus.json"
@@ -258,12 +256,8 @@ class ExporterProcess:
 
     def _rest(self, until: float) -> None:
         """Wait until the next look is due; poll whether the GPUs have to be closed, and sample their utilisation."""
-        sample_at = time.monotonic() + SAMPLE_S
         while (left := until - time.monotonic()) > 0 and not self.stopping.wait(min(left, ASSIGNMENTS_POLL_S)):
-            self._sources.gpus.sync(self._sources.assignments.read())
-            if time.monotonic() >= sample_at:
-                self._sources.gpus.sample()
-                sample_at = time.monotonic() + SAMPLE_S
+            self._sources.gpus.poll(self._sources.assignments.read())
             self._moved_s = time.monotonic()
 
     def _count(self, observed: LookResult) -> None:

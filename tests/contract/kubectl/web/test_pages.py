@@ -75,7 +75,7 @@ def test_every_page_is_there(site: Site, browser: "TestClient") -> None:
 
 
 def test_use_is_shown_against_the_grant(site: Site, browser: "TestClient") -> None:
-    use = ClaimDeviceUse(namespace="team", claim="a", node="n", device="gpu-0", used_bytes=25 * GIB, sm_ratio=0.5)
+    use = ClaimDeviceUse(namespace="team", claim="a", node="n", device="gpu-0", share="s", used_bytes=25 * GIB)
     site.uses = [use]
     site.read(full_state())
     text = browser.get(f"{site.base}/nodes/n/gpu-0").text

@@ -130,14 +130,19 @@ def test_a_pid_namespace_below_that_of_proc(tmp_path: Path, line: str, expected:
 
 
 def test_use_is_sampled_while_the_driver_is_open(tmp_path: Path) -> None:
-    backend = FakeGpus()
-    gpus = UsageGpus(backend, tmp_path / "driver.lock")
-    gpus.sample()
+    backend, clock = FakeGpus(), Clock()
+    gpus = UsageGpus(backend, tmp_path / "driver.lock", clock)
+    gpus.poll(ASSIGNED)
     gpus.read(ASSIGNED)
-    gpus.sample()
-    gpus.close()
-    gpus.sample()
-    assert backend.samples == 1
+    samples = []
+    for _ in range(8):
+        clock.now += 1.0
+        gpus.poll(ASSIGNED)
+        samples.append(backend.samples)
+    assert samples == [0, 0, 1, 1, 1, 2, 2, 2]
+    clock.now += 5.0
+    gpus.poll(Assignments(node="n", driver="d", process_started=NOW, detached="an upgrade"))
+    assert (backend.samples, backend.closed) == (2, 1)
 
 
 def test_the_driver_is_left_alone(tmp_path: Path) -> None:
