@@ -51,9 +51,11 @@ def listed(names: Iterable[str], most: int = 3) -> str:
 
 
 def gib(count: float | None) -> str:
-    """Bytes as ``10 GiB``, ``9.8 GiB``, ``0``; ``?`` for None."""
+    """Bytes as ``10 GiB``, ``9.8 GiB``, ``0``; ``?`` for None. Quantities of objects may have a thousand digits."""
     if count is None:
         return UNKNOWN
+    if abs(count) >= 2**60:
+        return "over 1 EiB"
     if not count:
         return "0"
     value = count / 2**30

@@ -279,7 +279,7 @@ class PageReader:
         opened = urllib3.request("GET", self._address, timeout=30.0, retries=False)
         assert opened.status == 200, opened.data
         (cookie,) = SimpleCookie(opened.headers["set-cookie"]).values()
-        self._base = self._address.partition("/open")[0] + cookie["path"].rstrip("/")
+        self._base = self._address.partition("/open")[0]
         self._cookie = f"{cookie.key}={cookie.value}"
 
     def text(self, path: str) -> str:

@@ -19,7 +19,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from dra_driver.core.errors import DraError
-from dra_driver.core.text import gib, printable, span
+from dra_driver.core.text import cut, gib, listed, printable, span
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity import LEGEND, ClaimRow
 from dra_driver.kubectl.web.fleet import NodeRow, SeenFleet, clique_of, island_of, islands_of, spots_of
@@ -50,6 +50,8 @@ NODES_PER_PAGE: Final = 12
 ROWS_PER_PAGE: Final = 50
 PODS_PER_PAGE: Final = 10
 MAX_STREAMS: Final = 64
+MAX_TEXT: Final = 4096
+"""Characters of a message; an object of the cluster may have 1 MiB of them."""
 TRIES_AT_ONCE: Final = 2
 FIRST_WAIT_S: Final = 2.0
 LAST_WAIT_S: Final = 20.0
@@ -58,7 +60,7 @@ _OLD_READINGS: Final = 8
 """A state is old after ``OLD_S``, or after so many times its reading took: readings rest for three times as long."""
 _TICK_S: Final = 0.5
 _KEEP_ALIVE: Final = 30
-_GRAVE: Final = ("nodes:", "pods:", "resourceclaims:", "resourceslices:", "gpunodes:")
+_GRAVE: Final = ("nodes:", "pods:", "claim ", "resourceclaims:", "resourceslices:", "gpunodes:")
 """Gaps that make these pages wrong or poor; others concern explanations alone."""
 _SPLIT: Final = "<!--split-->"
 _NOTHING: Final = SeenCluster(state=ClusterState(), told={}, claims=(), fleet=SeenFleet())
@@ -129,7 +131,13 @@ def templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"gib": gib, "span": span, "plain": printable, "part": lambda text: quote(text, safe="")}
+    found.filters |= {
+        "gib": gib,
+        "span": span,
+        "listed": listed,
+        "plain": lambda text: printable(cut(text, MAX_TEXT)),
+        "part": lambda text: quote(text, safe=""),
+    }
     return found
 
 
@@ -210,7 +218,7 @@ class Pages:
         every = waiting_pods(self._seen(request).cluster.state)
         found = matching(every, query, lambda each: f"{each.namespace}/{each.name} {each.owner}")
         page = page_of(found, _page(request), PODS_PER_PAGE, of=len(every))
-        rows = [(each, self._explained(request, each.namespace, each.name)) for each in page.rows]
+        rows = [(each, self._explained(self._seen(request), each.namespace, each.name)) for each in page.rows]
         return self._page(request, "pending.html", page=page, rows=rows, query=query)
 
     async def pod(self, request: Request) -> Response:
@@ -218,11 +226,11 @@ class Pages:
         every = [pod["metadata"] for pod in self._seen(request).cluster.state.pods]
         if all((each.get("namespace") or "default", each["name"]) != (namespace, name) for each in every):
             return self._gone(request, f"There is no pod {name} in namespace {namespace} now.")
-        answer = self._explained(request, namespace, name)
+        answer = self._explained(self._seen(request), namespace, name)
         return self._page(request, "pod.html", namespace=namespace, name=name, answer=answer)
 
     async def capacity(self, request: Request) -> Response:
-        answer = self._worked_out(request, "capacity", survey_of)
+        answer = self._worked_out(self._seen(request), "capacity", survey_of)
         return self._page(request, "capacity.html", answer=answer, legend=LEGEND)
 
     async def events(self, request: Request) -> Response:
@@ -261,9 +269,8 @@ class Pages:
 
     def _seen(self, request: Request) -> Seen:
         """Return the same at each call for one request."""
-        if not hasattr(request.state, "seen"):
-            request.state.seen = self._look()
-        found: Seen = request.state.seen
+        found: Seen = request.scope.get("seen") or self._look()
+        request.scope["seen"] = found
         return found
 
     def _look(self) -> Seen:
@@ -283,17 +290,13 @@ class Pages:
             problem=problem,
         )
 
-    def _worked_out(
-        self, request: Request, key: Hashable, compute: Callable[[ClusterState], object]
-    ) -> WorkedOut | None:
-        reading = self._seen(request).reading
-        if reading is None:
+    def _worked_out(self, seen: Seen, key: Hashable, compute: Callable[[ClusterState], object]) -> WorkedOut | None:
+        if seen.reading is None:
             return None
-        state = reading.value.state
-        return self._sources.derived.ask(key, reading.number, lambda: compute(state))
+        return self._sources.derived.ask(key, seen.reading.number, lambda: compute(seen.cluster.state))
 
-    def _explained(self, request: Request, namespace: str, name: str) -> WorkedOut | None:
-        return self._worked_out(request, ("pod", namespace, name), lambda state: explain_pod(state, namespace, name))
+    def _explained(self, seen: Seen, namespace: str, name: str) -> WorkedOut | None:
+        return self._worked_out(seen, ("pod", namespace, name), lambda state: explain_pod(state, namespace, name))
 
     def _page(self, request: Request, template: str, status: int = 200, **values: object) -> Response:
         return HTMLResponse(self._render(request, template, **values), status_code=status)

@@ -4,28 +4,40 @@ A whole GPU or its partitions identify a GPU; a hidden or unhealthy GPU is known
 allocated partitions are read in full: a thousand nodes publish 200,000 of them. Placements are in memory slices."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from dra_driver.core.model.gpu_node import GpuNodeStatus, NodeGpu, ToldForeign, ToldIdle, ToldOverGrant, ToldUsage
+from dra_driver.core.model.gpu_node import (
+    GpuNodeStatus,
+    NodeGpu,
+    PublishedForm,
+    ToldForeign,
+    ToldIdle,
+    ToldOverGrant,
+    ToldUsage,
+)
 from dra_driver.core.model.mig import parent_name
 from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.text import gib
-from dra_driver.kube.devices import Wire, attribute_of, attribute_text, newest_slices, unhealthy_by
+from dra_driver.kube.devices import Wire, attribute_of, attribute_text, newest_slices, pool_of, unhealthy_by
 from dra_driver.kube.published import names
 from dra_driver.kubectl.capacity import NOWHERE, ClaimDevice, ClaimRow, GpuPlace, node_problem, place_of
+from dra_driver.kubectl.usage.device_use import MAX_BYTES
+from dra_driver.scheduler.allocation import untolerated
 
 FREE, WHOLE, PARTITION, SHARE = "free", "whole", "partition", "share"
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """A claim's part of a GPU: ``start`` and ``width`` in percent; ``memory_bytes`` of the grant, or 0."""
+    """A claim's part of a GPU: ``start`` and ``width`` in percent; ``memory_bytes`` of the grant. 0 is unknown."""
 
     form: str
+    pool: str
     device: str
     label: str
     start: float
@@ -43,6 +55,7 @@ class GpuRow(Struct, frozen=True, kw_only=True):
     """A GPU of a node. ``slices`` counts its memory slices of MIG, 0 if not published.
 
     ``offers`` are the forms that claims can get (``whole``, ``3g.40gb``, ``share``); ``health`` is "" if it is unknown.
+    ``closed`` is why a new claim cannot get it, or whether one holds it is unknown; "" otherwise.
     """
 
     node: str
@@ -64,11 +77,13 @@ class GpuRow(Struct, frozen=True, kw_only=True):
     found_use: Sequence[str] = ()
     taints: Sequence[str] = ()
     unhealthy: Sequence[str] = ()
+    closed: str = ""
     place: GpuPlace = NOWHERE
 
     @property
-    def used_percent(self) -> float:
-        return min(100.0, sum(part.width for part in self.parts))
+    def used_percent(self) -> float | None:
+        """None if the size of a part is unknown."""
+        return min(100.0, sum(part.width for part in self.parts)) if all(part.width for part in self.parts) else None
 
     @property
     def used_as(self) -> str:
@@ -78,6 +93,10 @@ class GpuRow(Struct, frozen=True, kw_only=True):
     def is_sick(self) -> bool:
         """The slices or the GpuNode say so: either may be newer. A drain or a policy makes no GPU unhealthy."""
         return self.health == "Unhealthy" or bool(self.unhealthy)
+
+    @property
+    def is_free(self) -> bool:
+        return not (self.parts or self.is_sick or self.closed)
 
 
 class NodeRow(Struct, frozen=True, kw_only=True):
@@ -97,7 +116,7 @@ class NodeRow(Struct, frozen=True, kw_only=True):
 
     @property
     def has_free(self) -> bool:
-        return any(not gpu.parts and not gpu.is_sick for gpu in self.gpus)
+        return any(gpu.is_free for gpu in self.gpus)
 
 
 class Totals(Struct, frozen=True, kw_only=True):
@@ -176,6 +195,9 @@ def _kind(gpus: Sequence[GpuRow]) -> str:
 Key = tuple[str, str, str]
 Grants = Mapping[Key, Sequence[tuple[ClaimRow, ClaimDevice]]]
 """Claims with the device that they have of it, by driver, pool and device."""
+Held = list[tuple[Wire, Sequence[tuple[ClaimRow, ClaimDevice]]]]
+Strays = dict[Key, Held]
+"""Grants of devices that no slice has any more, by node, driver and GPU."""
 _MAX_SLICES: Final = 64
 _PROBLEMS: Final = {"deleting": "being deleted", "not-ready": "not ready"}
 
@@ -191,40 +213,60 @@ class _Found(Struct, kw_only=True):
     counters: Key | None = None
     sharing: str = ""
     place: GpuPlace | None = None
+    open: bool = False  # a device of it can be allocated
     offers: dict[str, None] = field(default_factory=dict)
     taints: dict[str, None] = field(default_factory=dict)
     unhealthy: dict[str, None] = field(default_factory=dict)
-    held: list[tuple[Wire, Sequence[tuple[ClaimRow, ClaimDevice]]]] = field(default_factory=list)
+    held: Held = field(default_factory=list)
 
 
 def fleet_of(
-    slices: Sequence[Wire], nodes: Sequence[Wire], claims: Iterable[ClaimRow], told: Mapping[str, GpuNodeStatus]
+    slices: Sequence[Wire],
+    nodes: Sequence[Wire],
+    claims: Iterable[ClaimRow],
+    told: Mapping[str, GpuNodeStatus],
+    unknown: str = "",
 ) -> SeenFleet:
-    """``claims`` are rows of ``capacity.claims_of``; ``told`` is the status of GpuNodes, by node."""
+    """``claims`` are rows of ``capacity.claims_of``; ``told`` is the status of GpuNodes, by node; ``unknown`` is why
+    a GPU without a claim may be held."""
     grants: dict[Key, list[tuple[ClaimRow, ClaimDevice]]] = {}
     for claim in claims:
         for device in claim.devices:
             grants.setdefault((device.driver, device.pool, device.device), []).append((claim, device))
     memory_slices: dict[Key, int] = {}
     by_node: dict[str, dict[tuple[str, str], _Found]] = {}
-    for item in newest_slices(slices):
+    newest = newest_slices(slices)
+    seen = Counter(map(pool_of, newest))
+    for item in newest:
         spec = item["spec"]
         for entry in spec.get("sharedCounters") or ():
             count = sum(name.startswith("memory-slice-") for name in entry.get("counters") or ())
             memory_slices[spec["driver"], spec["pool"]["name"], entry["name"]] = count
-        _read_slice(spec, grants, by_node)
+        _read_slice(spec, grants, by_node, whole_pool=seen[pool_of(item)] == spec["pool"].get("resourceSliceCount"))
+    strays: Strays = {}
+    for claim, device in (each for held in grants.values() for each in held):
+        gpu = (device.node, device.driver, parent_name(device.device))
+        strays.setdefault(gpu, []).append(({"name": device.device}, [(claim, device)]))
     wires = {str(node["metadata"].get("name")): node for node in nodes}
     rows = []
     for name in sorted({*by_node, *told}, key=_natural):
         problem = "the cluster has no node of this name" if wires and name not in wires else ""
         if name in wires:
             problem = node_problem(wires[name])
-        row = _node(name, by_node.get(name, {}), memory_slices, told.get(name, _UNTOLD))
-        rows.append(replace(row, problem=_PROBLEMS.get(problem, problem)))
+        problem = _PROBLEMS.get(problem, problem)
+        closed = unknown or (problem and f"no claim, node {problem}")
+        row = _node(name, by_node.get(name, {}), memory_slices, told.get(name, _UNTOLD), strays=strays, closed=closed)
+        rows.append(replace(row, problem=problem))
     return SeenFleet(nodes=tuple(rows), totals=_totals(rows))
 
 
-def _read_slice(spec: Wire, grants: Grants, by_node: dict[str, dict[tuple[str, str], _Found]]) -> None:
+def _read_slice(
+    spec: Wire,
+    grants: dict[Key, list[tuple[ClaimRow, ClaimDevice]]],
+    by_node: dict[str, dict[tuple[str, str], _Found]],
+    *,
+    whole_pool: bool,
+) -> None:
     driver, pool = spec["driver"], spec["pool"]["name"]
     for device in spec.get("devices") or ():
         node = device.get("nodeName") or spec.get("nodeName")
@@ -236,7 +278,8 @@ def _read_slice(spec: Wire, grants: Grants, by_node: dict[str, dict[tuple[str, s
         if found is None:
             found = gpus[driver, uuid] = _Found(name=parent_name(device["name"]), driver=driver, uuid=uuid)
         _add(found, device, whole=whole, pool=pool)
-        if held := grants.get((driver, pool, device["name"])):
+        found.open = found.open or (whole_pool and untolerated(device.get("taints") or (), ()) is None)
+        if held := grants.pop((driver, pool, device["name"]), None):
             found.held.append((device, held))
 
 
@@ -272,16 +315,26 @@ _UNTOLD: Final = GpuNodeStatus(driver_name="")
 
 
 def _node(
-    name: str, found: Mapping[tuple[str, str], _Found], counters: Mapping[Key, int], told: GpuNodeStatus
+    name: str,
+    found: Mapping[tuple[str, str], _Found],
+    counters: Mapping[Key, int],
+    told: GpuNodeStatus,
+    *,
+    strays: Strays,
+    closed: str,
 ) -> NodeRow:
     said = {gpu.uuid: gpu for gpu in told.gpus}
-    gpus = [_told(_gpu(name, each, counters, said.get(each.uuid)), said.get(each.uuid)) for each in found.values()]
-    published = {gpu.uuid for gpu in gpus}
-    for uuid, gpu in said.items():
-        if uuid not in published:
-            product, memory = gpu.product_name or "", _bytes(gpu.memory)
-            row = GpuRow(node=name, name=gpu.name, driver=told.driver_name, uuid=uuid, product=product)
-            gpus.append(_told(replace(row, memory_bytes=memory), gpu))
+    published = {each.uuid for each in found.values()}
+    hidden = (each for each in told.gpus if each.uuid not in published)
+    unpublished = [_Found(name=each.name, driver=told.driver_name, uuid=each.uuid) for each in hidden]
+    gpus, taken = [], set[str]()
+    for each in sorted((*found.values(), *unpublished), key=lambda each: each.driver != told.driver_name):
+        each.held += strays.get((name, each.driver, each.name), ())
+        row = _told(_gpu(name, each, counters, said.get(each.uuid)), said.get(each.uuid))
+        # Names are unique in a pool only; the page of a GPU and its use need one of its own.
+        own = f"{row.name} {row.uuid}" if row.name in taken else row.name
+        taken.add(own)
+        gpus.append(replace(row, name=own, closed=closed or row.closed))
     versions = {
         "NVIDIA driver": told.driver_version,
         "CUDA": told.cuda_version,
@@ -312,7 +365,7 @@ def _gpu(node: str, found: _Found, counters: Mapping[Key, int], told: NodeGpu | 
         name=found.name,
         driver=found.driver,
         uuid=found.uuid,
-        product=found.product,
+        product=found.product or (told.product_name if told else None) or "",
         memory_bytes=total,
         slices=slices,
         parts=tuple(part for part in parts if not part.admin),
@@ -322,7 +375,17 @@ def _gpu(node: str, found: _Found, counters: Mapping[Key, int], told: NodeGpu | 
         place=found.place or NOWHERE,
         taints=tuple(found.taints),
         unhealthy=tuple(found.unhealthy),
+        closed=_closed(found, told),
     )
+
+
+def _closed(found: _Found, told: NodeGpu | None) -> str:
+    if not found.offers:
+        is_used = told and told.used_as is not PublishedForm.FREE
+        return f"{told.used_as}, says its node" if told and is_used else "no claim, not published"
+    if found.open:
+        return ""
+    return f"no claim, tainted ({', '.join(found.taints)})" if found.taints else "no claim, its pool is incomplete"
 
 
 def _told(row: GpuRow, told: NodeGpu | None) -> GpuRow:
@@ -350,8 +413,8 @@ def _part(
     attributes = device.get("attributes") or {}
     form, start, width = WHOLE, 0.0, 100.0
     memory, label, percent = total, "whole GPU", None
-    if not _gpu_of(attributes, found.driver)[1]:
-        form, label = PARTITION, attribute_text(attributes, found.driver, names.PROFILE)
+    if not _gpu_of(attributes, found.driver)[1] and device["name"] != found.name:
+        form, label = PARTITION, attribute_text(attributes, found.driver, names.PROFILE) or str(device["name"])
         memory = _published_memory(device)
         start, width = _place(attributes, found.driver, slices, memory, total)
     elif grant.consumed:
@@ -360,9 +423,10 @@ def _part(
         asked = grant.consumed.get(names.COMPUTE_PERCENT)
         percent = int(asked) if asked and asked.isdigit() and len(asked) < 4 else None
         label = gib(memory) if memory else "share"
-        start, width = min(at, 100.0), min(100.0 * memory / total, 100.0) if total else 0.0
+        start, width = min(at, 100.0), min(max(100.0 * memory / total, 0.001 * bool(memory)), 100.0) if total else 0.0
     return Part(
         form=form,
+        pool=grant.pool,
         device=str(device["name"]),
         label=label,
         start=round(start, 3),
@@ -380,7 +444,7 @@ def _part(
 def _place(attributes: Wire, driver: str, slices: int, memory: int, total: int) -> tuple[float, float]:
     values = (attribute_of(attributes, driver, name) for name in (names.PLACEMENT_START, names.PLACEMENT_SIZE))
     start, size = (value.get("int") for value in values)
-    if slices and size and start is not None and start + size <= slices <= _MAX_SLICES:
+    if size and size > 0 and start is not None and start >= 0 and start + size <= slices <= _MAX_SLICES:
         return 100.0 * start / slices, 100.0 * size / slices
     return 0.0, min(100.0, 100.0 * memory / total) if total else 0.0
 
@@ -391,7 +455,7 @@ def _totals(rows: Sequence[NodeRow]) -> Totals:
     return Totals(
         nodes=len(rows),
         gpus=len(gpus),
-        free=sum(not gpu.parts and not gpu.is_sick for gpu in gpus),
+        free=sum(gpu.is_free for gpu in gpus),
         sick=sum(gpu.is_sick for gpu in gpus),
         **forms,
     )
@@ -402,11 +466,12 @@ def _published_memory(device: Wire) -> int:
 
 
 def _bytes(quantity: str | None) -> int:
-    """Return 0 for a negative or invalid quantity."""
+    """Return 0 for no quantity of memory: invalid, negative, or more than a GPU can have."""
     try:
-        return max(0, Quantity.parse(str(quantity or "0")).as_int())
+        found = Quantity.parse(str(quantity or "0")).as_int()
     except ValueError:
         return 0
+    return found if 0 < found <= MAX_BYTES else 0
 
 
 def _natural(name: str) -> list[tuple[int, int | str]]:

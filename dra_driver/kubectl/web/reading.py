@@ -27,7 +27,7 @@ from dra_driver.kube import paths
 from dra_driver.kube.devices import Wire
 from dra_driver.kube.state import KINDS, ClusterState, StateReader, read_cluster, read_in_namespace
 from dra_driver.kubectl.capacity import ClaimRow, claims_of, with_claim_gaps
-from dra_driver.kubectl.explain import gaps_that_matter
+from dra_driver.kubectl.explain import gaps_that_matter, with_defaults
 from dra_driver.kubectl.web.fleet import SeenFleet, fleet_of
 from dra_driver.kubectl.web.rows import event_rows, waiting_pods
 
@@ -295,6 +295,9 @@ def read_from(source: ReadsCluster, now: Callable[[], datetime] = lambda: dateti
     gaps: list[str] = []
     state, told = with_claim_gaps(source.state()), source.gpu_nodes(gaps)
     claims = claims_of(state, now())
+    # Slices as the scheduler sees them, as in the capacity of the same cluster.
+    slices = with_defaults(replace(state, claims=(), templates=())).slices
+    unknown = any(gap.startswith(("resourceclaims:", "resourceslices:")) for gap in state.gaps)
     lost: list[str] = []
     waiting_pods(state, lambda said: lost.append(f"pods: {said}"))
     event_rows(state.events, lambda said: lost.append(f"events: {said}"))
@@ -303,7 +306,7 @@ def read_from(source: ReadsCluster, now: Callable[[], datetime] = lambda: dateti
         state=replace(state, gaps=(*state.gaps, *gaps)) if gaps else state,
         told=told,
         claims=claims,
-        fleet=fleet_of(state.slices, state.nodes, claims, told),
+        fleet=fleet_of(slices, state.nodes, claims, told, "which claims hold it is unknown" if unknown else ""),
     )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
@@ -19,7 +20,7 @@ from dra_driver.kube.devices import Wire
 from dra_driver.kube.shapes import MetadataPart, read_all
 from dra_driver.kube.state import ClusterState, with_objects
 from dra_driver.kube.state_file import flat, objects_of, read_documents
-from dra_driver.kubectl.capacity import CapacityReport, ClaimRow, Options, survey
+from dra_driver.kubectl.capacity import CapacityReport, ClaimDevice, ClaimRow, Options, survey
 from dra_driver.kubectl.explain import (
     Explanation,
     explain,
@@ -31,11 +32,14 @@ from dra_driver.kubectl.explain import (
     with_defaults,
 )
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
-from dra_driver.kubectl.web.fleet import Part, SeenFleet
+from dra_driver.kubectl.web.fleet import GpuRow, NodeRow, Part, SeenFleet
 
 
 class ClaimDeviceRow(Struct, frozen=True, kw_only=True):
-    """A device of a claim; ``gpu`` is "" if the GPU is unknown, ``use`` None if it is not measured."""
+    """A device of a claim; ``gpu`` is "" if the GPU is unknown, ``use`` None if it is not measured.
+
+    ``trouble`` is why its GPU or node does not serve it well, as far as the cluster says.
+    """
 
     request: str
     device: str
@@ -43,6 +47,7 @@ class ClaimDeviceRow(Struct, frozen=True, kw_only=True):
     gpu: str
     part: Part | None
     use: ClaimDeviceUse | None
+    trouble: str = ""
 
 
 class ClaimOnPage(Struct, frozen=True, kw_only=True):
@@ -55,8 +60,9 @@ class ClaimOnPage(Struct, frozen=True, kw_only=True):
         return sum(known) if known and len(known) == len(self.devices) else None
 
     @property
-    def granted_bytes(self) -> int:
-        return sum(each.part.memory_bytes for each in self.devices if each.part)
+    def granted_bytes(self) -> int | None:
+        known = [each.part.memory_bytes for each in self.devices if each.part and each.part.memory_bytes]
+        return sum(known) if known and len(known) == len(self.devices) else None
 
 
 Key = tuple[str, str, str, str, str]
@@ -74,7 +80,7 @@ def key_of(use: ClaimDeviceUse) -> Key:
 
 def claim_views(claims: Iterable[ClaimRow], fleet: SeenFleet, uses: Uses) -> list[ClaimOnPage]:
     places = {
-        (part.namespace, part.claim, node.name, part.device, part.share_id): (gpu.name, part)
+        (part.namespace, part.claim, gpu.driver, part.pool, part.device, part.share_id): (node, gpu, part)
         for node in fleet.nodes
         for gpu in node.gpus
         for part in (*gpu.parts, *gpu.admins)
@@ -82,16 +88,35 @@ def claim_views(claims: Iterable[ClaimRow], fleet: SeenFleet, uses: Uses) -> lis
     return [_view(claim, places, uses) for claim in claims]
 
 
-def _view(claim: ClaimRow, places: Mapping[Key, tuple[str, Part]], uses: Uses) -> ClaimOnPage:
+Places = Mapping[tuple[str, str, str, str, str, str], tuple[NodeRow, GpuRow, Part]]
+
+
+def _view(claim: ClaimRow, places: Places, uses: Uses) -> ClaimOnPage:
     devices = []
+    same = Counter((each.node, each.device, each.share_id) for each in claim.devices)
     for each in claim.devices:
+        place = (claim.namespace, claim.name, each.driver, each.pool, each.device, each.share_id)
+        node, gpu, part = places.get(place, (None, None, None))
+        # Exporters name devices without their pool: with two of a name it is unknown which one was measured.
         key = (claim.namespace, claim.name, each.node, each.device, each.share_id)
-        gpu, part = places.get(key, ("", None))
         row = ClaimDeviceRow(
-            request=each.request, device=each.device, node=each.node, gpu=gpu, part=part, use=uses.get(key)
+            request=each.request,
+            device=each.device,
+            node=each.node,
+            gpu=gpu.name if gpu else "",
+            part=part,
+            use=uses.get(key) if same[each.node, each.device, each.share_id] == 1 else None,
+            trouble=_trouble(each, gpu, node),
         )
         devices.append(row)
     return ClaimOnPage(claim=claim, devices=tuple(devices))
+
+
+def _trouble(device: ClaimDevice, gpu: GpuRow | None, node: NodeRow | None) -> str:
+    if device.unhealthy or (gpu is not None and gpu.health == "Unhealthy"):
+        why = gpu.message or ", ".join(gpu.causes) if gpu else ""
+        return f"{gpu.name if gpu else device.device}: {why or ', '.join(device.unhealthy) or 'unhealthy'}"
+    return f"node {node.name}: {node.problem}" if node and node.problem else ""
 
 
 class Waiting(Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@
   let age = document.getElementById("age");
   const state = document.getElementById("stream");
   let shown = { at: 0, time: "" };
-  let heard = "";
+  let heard = { number: "", words: "" };
   let source = null;
   let busy = false;
   let again = false;
@@ -30,7 +30,7 @@
       live.dataset.number = found.dataset.number;
       age.replaceWith(age = page.getElementById("age"));
       read();
-      if (heard.startsWith(`${live.dataset.number} `)) { hear(heard); }
+      settle();
     } catch {
       tell("no connection", false);
     } finally {
@@ -53,12 +53,15 @@
 
   function hear(data) {
     const [number, seconds, time, ...words] = data.split(" ");
-    heard = data;
+    heard = { number, words: words.join(" ") };
     if (number !== live.dataset.number) { tell(typing() ? "out of date" : "updating", !typing()); look(); return; }
-    age.dataset.age = seconds;
-    age.dataset.time = time === "-" ? "" : time;
+    Object.assign(age.dataset, { age: seconds, time: time === "-" ? "" : time });
     read();
-    tell(words.join(" "), words.join(" ") === "live");
+    settle();
+  }
+
+  function settle() {
+    if (heard.number === live.dataset.number) { tell(heard.words, heard.words === "live"); }
   }
 
   function typing() {

@@ -308,6 +308,34 @@ def test_hostile_names_are_text(hostile: "tuple[Site, TestClient]") -> None:
         assert not re.search(r"\son[a-z]+=[\"']", page.text)
 
 
+def grant_of(quantity: Any) -> ClusterState:
+    shared = whole("gpu-0", "GPU-0", memory=quantity, allowMultipleAllocations=True)
+    return small_state(claim("a", "n", share("gpu-0", quantity, quantity)), slices=(slice_of("n", shared),))
+
+
+def long_state() -> ClusterState:
+    pod, held = waiting_pod("w"), claim("a", "n", *(share("gpu-0", "1Gi") for _ in range(32)))
+    pod["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "message": "x" * (1 << 20)}]
+    held["status"]["reservedFor"] = [{"resource": "pods", "name": f"{at:0253}"} for at in range(256)]
+    events = tuple({**EVENT, "message": "x" * (1 << 20)} for _ in range(50))
+    return small_state(held, events=events, pods=(pod,))
+
+
+@pytest.mark.parametrize(
+    "state",
+    [*(pytest.param(grant_of(each), id=each[:9]) for each in ("1e1000", "-1e1000", "9E", "1n", "NaN")), long_state()],
+)
+def test_sizes_that_no_gpu_has_and_long_texts_end_no_page(site: Site, browser: "TestClient", state: Any) -> None:
+    site.read(replace(state, classes=(CLASS,)))
+    for _ in range(2):
+        pages = [browser.get(f"{site.base}{path}") for path in PAGES]
+        site.read(site.state)
+    assert site.sources.cluster.trouble is None
+    assert {page.status_code for page in pages if "/pending/" not in str(page.url)} == {200}
+    assert max(len(page.text) for page in pages) < 1 << 19
+    assert "Error" not in "".join(page.text for page in pages)
+
+
 def test_what_if_answers_like_explain(site: Site, browser: "TestClient") -> None:
     site.read(plain_state())
     assert "fits" in _tried(site, browser, EXAMPLE)
@@ -355,6 +383,76 @@ def test_the_pasted_text_comes_back_as_it_was(site: Site, browser: "TestClient")
 def test_a_form_that_is_too_large_is_refused(site: Site, browser: "TestClient") -> None:
     answer = _posted(site, browser, manifest="x" * 300_000)
     assert answer.status_code == 413
+
+
+def tiles(page: str) -> list[str]:
+    return re.findall(r"<li><b>([^<]*)</b><span", page)
+
+
+def test_unread_kinds_are_unknown_and_not_zero(site: Site, browser: "TestClient") -> None:
+    """Free, healthy, none and 0 are said only of what was read."""
+    assert tiles(browser.get(f"{site.base}/").text) == ["?"] * 7
+    site.read(replace(full_state(), slices=(), gaps=("resourceslices: no", "gpunodes: no", "events: no")))
+    fleet = browser.get(f"{site.base}/?show=free").text
+    assert tiles(fleet) == ["?"] * 7
+    assert "Which GPUs are free is unknown" in fleet
+    assert "the health of GPUs is unknown" in browser.get(f"{site.base}/?show=ill").text
+    assert "Unknown: events cannot be read" in browser.get(f"{site.base}/claims/team/a").text
+    two = whole("gpu-0", "GPU-0"), whole("gpu-1", "GPU-1")
+    held = claim("a", "n", {"device": "gpu-1"})
+    site.read(
+        small_state(held, slices=(slice_of("n", *two),), gaps=("resourceclaims: only of team",), classes=(CLASS,))
+    )
+    fleet, free, taken, node, _ = (
+        " ".join(browser.get(f"{site.base}{path}").text.split())
+        for path in ("/", "/nodes/n/gpu-0", "/nodes/n/gpu-1", "/nodes/n", "/capacity")
+    )
+    assert tiles(fleet) == ["1", "2", "?", "≥ 1", "?", "?", "0"]
+    assert "which claims hold it is unknown · health unknown" in fleet
+    assert "at least 100 % held · 1 claim · health unknown" in fleet
+    assert "Which claims hold it is unknown." in free
+    assert 'class="unknown"' in free
+    assert "<dt>Policy</dt><dd>unknown</dd>" in taken
+    assert node.count("Unknown: no GpuNode of this node was read.") == 2
+    site.read(site.state)
+    capacity = browser.get(f"{site.base}/capacity").text
+    assert "what is free or fits is unknown" in capacity
+    assert "free</li>" not in capacity
+
+
+def test_sizes_that_are_not_published_are_unknown(site: Site, browser: "TestClient") -> None:
+    gpu = whole("gpu-0", "GPU-0", memory="much", allowMultipleAllocations=True)
+    both = claim("b", "n", share("gpu-0", "-1Gi"), {"device": "gpu-9"}) | {
+        "metadata": {"name": "b", "namespace": "team"}
+    }
+    site.uses = [
+        ClaimDeviceUse(namespace="team", claim="b", node="n", device=name, used_bytes=GIB)
+        for name in ("gpu-0", "gpu-9")
+    ]
+    site.read(small_state(both, slices=(slice_of("n", gpu),)))
+    fleet, one, claims, shown = (
+        " ".join(browser.get(f"{site.base}{path}").text.split())
+        for path in ("/", "/nodes/n/gpu-0", "/claims", "/claims/team/b")
+    )
+    assert "held, how much is unknown · 1 claim" in fleet
+    assert "held, how much is unknown" in one
+    assert "0 % " not in one.replace("100 % compute", "").replace("20 % compute", "")
+    for text in (one, shown):
+        assert 'data-label="Granted"><span class="quiet">?</span>' in text
+        assert "of the grant" not in text
+    assert "of the grant" not in claims
+    assert 'data-label="Age">?<' in claims
+
+
+def test_a_claim_on_a_lost_gpu_or_a_lost_node_says_so_once(site: Site, browser: "TestClient") -> None:
+    ill = told_gpu("gpu-0", "GPU-0", health=UNHEALTHY, causes=("lost", "xid"), message="It is lost. <Reboot> the node.")
+    held = claim("a", "n", share("gpu-0", "20Gi"), {"device": "gpu-0-mig-1g10gb-19-6"})
+    site.read(small_state(held), n=told(ill))
+    for path, times in (("/claims", 1), ("/claims/team/a", 1), ("/nodes/n/gpu-0", 1)):
+        assert browser.get(f"{site.base}{path}").text.count("It is lost. &lt;Reboot&gt; the node.") == times, path
+    assert "lost, xid · 38 % held" in " ".join(browser.get(f"{site.base}/").text.split())
+    site.read(small_state(held, nodes=({"metadata": {"name": "other"}},)))
+    assert "node n: the cluster has no node of this name" in browser.get(f"{site.base}/claims/team/a").text
 
 
 def test_lists_are_paged_and_searched(site: Site, browser: "TestClient") -> None:

@@ -1,5 +1,6 @@
 """Objects of a small cluster: one H100 with MIG and shares, and one whole A100."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -7,7 +8,7 @@ from dra_driver.core.model.gpu_node import GpuNodeStatus, HealthWord, NodeGpu, N
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity import claims_of
 from dra_driver.kubectl.web.fleet import SeenFleet, fleet_of
-from dra_driver.kubectl.web.reading import SeenCluster
+from dra_driver.kubectl.web.reading import FileSource, SeenCluster, read_from
 
 T = TypeVar("T")
 DRIVER = "gpu.nvidia.com"
@@ -99,9 +100,19 @@ def fleet(state: ClusterState, **said: GpuNodeStatus) -> SeenFleet:
     return fleet_of(state.slices, state.nodes, claims_of(state, NOW), said)
 
 
+class Source(FileSource):
+    """A state with these GpuNodes."""
+
+    def __init__(self, state: ClusterState, said: Mapping[str, GpuNodeStatus]) -> None:
+        super().__init__(state)
+        self._said = said
+
+    def gpu_nodes(self, gaps: list[str]) -> Mapping[str, GpuNodeStatus]:
+        return self._said
+
+
 def seen(state: ClusterState, **said: GpuNodeStatus) -> SeenCluster:
-    claims = claims_of(state, NOW)
-    return SeenCluster(state=state, told=said, claims=claims, fleet=fleet(state, **said), gaps=state.gaps)
+    return read_from(Source(state, said), lambda: NOW)
 
 
 UNHEALTHY = HealthWord.UNHEALTHY

@@ -2,17 +2,23 @@
 
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
-from dra_driver.kubectl.capacity import place_of
+from dra_driver.core.model.gpu_node import HealthWord, PublishedForm
+from dra_driver.kubectl.capacity import claims_of, place_of
+from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
 from dra_driver.kubectl.web.fleet import GpuRow, NodeRow, SeenFleet, clique_of, island_of, islands_of, spots_of
+from dra_driver.kubectl.web.rows import claim_views, uses_by_device
 from tests.unit.kubectl.web.objects import (
     DRIVER,
+    NOW,
     UNHEALTHY,
     claim,
     fleet,
     given,
     partition,
+    seen,
     share,
     slice_of,
     small_state,
@@ -143,3 +149,81 @@ def test_a_gpu_of_which_only_partitions_are_published_has_their_name_and_place()
     parts[0]["attributes"][NUMA] = {"int": 1}
     (gpu,) = fleet_with(n=tuple(parts)).nodes[0].gpus
     assert (gpu.name, gpu.offers, gpu.place.numa_text) == ("gpu-3", ("1g.10gb",), "1")
+
+
+TAINTED = {"taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}]}
+NOTED = {"taints": [{"key": "k", "effect": "None"}]}
+READY = {"metadata": {"name": "n"}}
+NOT_READY = {**READY, "status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}
+RULE = {"metadata": {"name": "r"}, "spec": {"deviceSelector": {"device": "gpu-0"}, "taint": TAINTED["taints"][0]}}
+
+
+@pytest.mark.parametrize(
+    ("device", "more", "closed"),
+    [
+        ({}, {}, ""),
+        (NOTED, {}, ""),
+        (TAINTED, {}, "no claim, tainted (k:NoSchedule)"),
+        ({}, {"nodes": (NOT_READY,)}, "no claim, node not ready"),
+        ({}, {"nodes": ({**READY, "spec": {"unschedulable": True}},)}, "no claim, node cordoned"),
+        ({}, {"of": 2}, "no claim, its pool is incomplete"),
+        ({}, {"taint_rules": (RULE,)}, "no claim, tainted (k:NoSchedule)"),
+        ({}, {"gaps": ("resourceclaims: no",)}, "which claims hold it is unknown"),
+    ],
+)
+def test_only_a_gpu_that_a_claim_can_get_is_free(device: Any, more: Any, closed: str) -> None:
+    """As `kubectl dra capacity` counts; health is known, which does not make it free."""
+    of = more.pop("of", 1)
+    state = small_state(slices=(slice_of("n", whole("gpu-0", "GPU-0", **device), of=of),), **more)
+    healthy = told(told_gpu("gpu-0", "GPU-0", health=HealthWord.HEALTHY))
+    found = seen(state, n=healthy).fleet
+    assert (found.nodes[0].gpus[0].closed, found.totals.free, found.nodes[0].has_free) == (
+        closed,
+        not closed,
+        not closed,
+    )
+
+
+def test_a_lost_gpu_that_is_not_published_keeps_its_claims() -> None:
+    """The pod still runs on it, and its node says that it is used: no claim cannot mean free."""
+    lost = told_gpu("gpu-7", "GPU-7", health=UNHEALTHY, used_as=PublishedForm.WHOLE)
+    held = claim("a", "n", {"device": "gpu-7"}, {"device": "gpu-0-mig-gone"})
+    held["status"]["allocation"]["nodeSelector"] = {
+        "nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]}]
+    }
+    state = small_state(held)
+    first, last = fleet(state, n=told(lost)).nodes[0].gpus
+    parts = [(part.claim, part.form, part.label) for gpu in (first, last) for part in gpu.parts]
+    assert parts == [("a", "partition", "gpu-0-mig-gone"), ("a", "whole", "whole GPU")]
+    assert (first.used_percent, last.used_percent) == (None, 100.0)
+    (_, alone) = fleet(small_state(), n=told(replace(lost, health=HealthWord.UNKNOWN))).nodes[0].gpus
+    assert (alone.parts, alone.closed, alone.is_free) == ((), "Whole, says its node", False)
+
+
+def test_gpus_of_one_name_in_two_pools_have_pages_of_their_own() -> None:
+    pools = [slice_of("n", *(whole(f"gpu-{at}", f"{pool}-{at}") for at in range(128))) for pool in "ab"]
+    pools[1]["spec"]["driver"] = "other.example.com"
+    pools[0]["spec"]["pool"]["name"] = "m"
+    held = claim("a", "n", {"device": "gpu-5", "driver": "other.example.com"}, {"device": "gpu-5", "pool": "m"})
+    found = fleet(small_state(held, slices=pools), n=told())
+    assert len({gpu.name for gpu in found.nodes[0].gpus}) == 256
+    assert {gpu.name: gpu.uuid for gpu in found.nodes[0].gpus if gpu.parts} == {"gpu-5": "a-5", "gpu-5 b-5": "b-5"}
+    use = ClaimDeviceUse(namespace="team", claim="a", node="n", device="gpu-5", used_bytes=1)
+    (view,) = claim_views(claims_of(small_state(held, slices=pools), NOW), found, uses_by_device([use]))
+    assert [(each.gpu, each.use) for each in view.devices] == [("gpu-5 b-5", None), ("gpu-5", None)]
+
+
+def test_a_gpu_that_two_drivers_publish_has_a_row_for_each() -> None:
+    both = [slice_of("n", whole("gpu-0", "GPU-0")) for _ in range(2)]
+    both[1]["spec"]["driver"] = "other.example.com"
+    gpus = fleet(small_state(slices=both), n=told(told_gpu("gpu-0", "GPU-0"))).nodes[0].gpus
+    assert [(gpu.name, gpu.driver) for gpu in gpus] == [("gpu-0", DRIVER), ("gpu-0 GPU-0", "other.example.com")]
+
+
+def test_a_placement_outside_the_gpu_is_not_drawn() -> None:
+    for place in ((-5, 1), (0, -1), (8, 1), (2**62, 2**62)):
+        device = partition("gpu-0-mig-x", "GPU-0", "1g.10gb", place, "c") | {"capacity": {"memory": {"value": "-1"}}}
+        slices = (slice_of("n", sets=("c",), of=2), slice_of("n", whole("gpu-0", "GPU-0"), device, of=2))
+        gpu = fleet(small_state(claim("a", "n", {"device": "gpu-0-mig-x"}), slices=slices)).nodes[0].gpus[0]
+        assert [(part.start, part.width) for part in gpu.parts] == [(0.0, 0.0)]
+        assert gpu.used_percent is None
