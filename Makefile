@@ -21,6 +21,7 @@ test: $(VENV)/.ready          ## Unit, contract and scenario tests, under 5 minu
 test-slow: $(VENV)/.ready     ## Long tests, and many more examples of each property
 	$(BIN)/pytest -m slow -n 0 --timeout 1200
 	$(BIN)/pytest -m hypothesis --hypothesis-profile thorough --timeout 1200
+	$(BIN)/python scripts/retry_failed.py --listed
 
 chaos: $(VENV)/.ready         ## Faults happen to a node process; under 15 minutes; writes docs/faults.md
 	$(BIN)/python -m tests.chaos

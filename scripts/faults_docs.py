@@ -132,8 +132,9 @@ def _table(rows: Sequence[Mapping[str, str]], runs: Mapping[str, Sequence[Mappin
 
 def _lost(row: Mapping[str, str], runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """What the records counted, with the row's explanation; nothing is called kept that no test counted."""
-    found = [record for records in runs.values() for record in records if record["fault"] == row["id"]]
-    if not found or any("of" not in record for record in found):
+    each_run = (record for records in runs.values() for record in records if record["fault"] == row["id"])
+    found = [record for record in each_run if "of" in record]
+    if not found:
         return UNMEASURED
     lost, of = max((record["of"] - record["kept"], record["of"]) for record in found)
     counted = f"{lost or 'none'} of {of}" if of else "(no claim is left to lose)"

@@ -3,12 +3,14 @@
 import importlib
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 from hypothesis import settings
 
+from tests.fakes.scripts import script
 from tests.fakes.syscalls import inotify_is_used_up
 
 # A time limit for each example fails on a machine that does much else; pytest-timeout ends what hangs. Each run of
@@ -27,6 +29,16 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     for path in paths[int(worker.removeprefix("gw")) :: int(os.environ["PYTEST_XDIST_WORKER_COUNT"])]:
         with suppress(Exception, pytest.skip.Exception):  # collection reports it
             importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """A run that skips hundreds of tests does not look like one that tried all."""
+    skipped = terminalreporter.stats.get("skipped", ())
+    reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped)
+    if reasons:
+        terminalreporter.write_line(f"Not tried: {reasons.total()} tests, because")
+        for line in script("check_skips").not_tried(reasons):
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,8 @@
 """Scripts of the repository: the gate on skips, the second try, mutations, and the check on generated code."""
 
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -38,7 +41,10 @@ def test_other_reasons_and_empty_reports_are_named() -> None:
     ]
 
 
-def test_the_gate_fails_on_what_the_list_lacks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_gate_fails_on_what_the_list_lacks(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_skips, "ROOT", tmp_path)  # without files to count
     older = "/usr/bin/kubectl is older than 1.34, which does not know resource.k8s.io/v1"
     assert check_skips.main(["check_skips.py", str(skip_report(tmp_path, older, passed=20_000))]) == 0
     assert f"     1 {older}\n" in capfd.readouterr().out
@@ -46,22 +52,71 @@ def test_the_gate_fails_on_what_the_list_lacks(tmp_path: Path, capfd: pytest.Cap
         assert check_skips.main(["check_skips.py", str(skip_report(tmp_path, *reasons, passed=passed))]) == 1
 
 
+SLOW = """
+@pytest.mark.slow
+class TestA:
+    def test_one(self): ...
+    def test_two(self): ...
+
+@pytest.mark.parametrize("x", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_three(x): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("tests/unit/test_x.py", SLOW, ["3 tests are marked slow, tests/skips.toml allows 2"]),
+        ("tests/unit/test_x.py", f"pytestmark = pytest.mark.slow\n{SLOW}", ["6 tests are marked slow"]),
+        ("tests/unit/test_x.py", SLOW.replace("@pytest.mark.slow", ""), []),
+        ("tests/unit/x_test.py", "def test_it(): ...", ["tests/unit/x_test.py has 1 tests, which pytest does not"]),
+    ],
+)
+def test_a_new_mark_slow_and_a_file_that_is_not_collected_are_named(
+    tmp_path: Path, name: str, text: str, found: list[str]
+) -> None:
+    (tmp_path / "tests/unit").mkdir(parents=True)
+    (tmp_path / name).write_text(text)
+    sentences = list(check_skips.left_out(tmp_path, 2))
+    assert [sentence[: len(start)] for sentence, start in zip(sentences, found, strict=True)] == found
+
+
+def test_without_gcc_a_run_says_what_it_did_not_try(tmp_path: Path) -> None:
+    test = "tests/contract/node/exporter/test_process.py::test_real_gpus_are_read_through_nvml"
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", test]
+    done = subprocess.run(
+        command, cwd=check_skips.ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert "Not tried: 1 tests, because\n     1 gcc is not installed" in done.stdout
+    assert ": install gcc\n" in done.stdout
+
+
 retry_failed = script("retry_failed")
 
 
 def test_a_test_that_passes_alone_is_named_and_passes(capfd: pytest.CaptureFixture[str]) -> None:
-    assert retry_failed.judge(["a", "b"], 2, lambda test: True) == 0
+    assert retry_failed.judge(["a", "b[1]"], 2, lambda test: True, ["a", "b"]) == 0
     assert capfd.readouterr().out.count("Unsteady") == 2
+    assert retry_failed.judge(["a", "b"], 2, lambda test: True, ["a"]) == 1
+    assert capfd.readouterr().out.endswith("Not listed as unsteady (`unsteady` of tests/skips.toml): b\n")
+
+
+def test_the_list_of_unsteady_tests_is_short_and_names_tests_that_exist() -> None:
+    document = tomllib.loads(check_skips.LIST.read_text())
+    assert len(document["unsteady"]) <= document["most_unsteady"]
+    for test in document["unsteady"]:
+        path, _, name = test.partition("::")
+        assert f"def {name}(" in (check_skips.ROOT / path).read_text()
 
 
 def test_a_test_that_fails_again_fails() -> None:
-    assert retry_failed.judge(["a", "b"], 2, lambda test: test == "a") == 1
+    assert retry_failed.judge(["a", "b"], 2, lambda test: test == "a", ["a", "b"]) == 1
 
 
 @pytest.mark.parametrize(("failed", "reported"), [([], 0), (list("abcd"), 4), (["a"], 2), ([], 1)])
 def test_what_is_not_understood_is_not_repeated(failed: list[str], reported: int) -> None:
     """No failure in the list, too many, and a report that disagrees: the run failed for another reason."""
-    assert retry_failed.judge(failed, reported, lambda test: True) == 1
+    assert retry_failed.judge(failed, reported, lambda test: True, failed) == 1
 
 
 def test_failures_and_errors_count_and_skips_do_not(tmp_path: Path) -> None:

@@ -99,8 +99,9 @@ def _take(path: Path) -> int:
 
 def _sweep(directory: Path) -> None:
     for path in directory.glob(f"{_PREFIX}*{_SUFFIX}"):
-        with contextlib.suppress(OSError), _locked(path, shared=False):
-            path.unlink()  # under the lock, so that `_take` sees either the lock or that the file is missing
+        with contextlib.suppress(OSError), _locked(path, shared=False) as fd:
+            if path.stat().st_ino == os.fstat(fd).st_ino:  # not a file of that name that a run has locked since
+                path.unlink()  # under the lock, so that `_take` sees either the lock or that the file is missing
 
 
 def _is_free(path: Path) -> bool:
@@ -113,11 +114,11 @@ def _is_free(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, *, shared: bool) -> Iterator[None]:
+def _locked(path: Path, *, shared: bool) -> Iterator[int]:
     """Raises BlockingIOError immediately when another descriptor has the lock."""
     fd = lock_file(path, shared=shared, create_mode=None)
     try:
-        yield
+        yield fd
     finally:
         os.close(fd)
 

@@ -50,7 +50,7 @@ def test_class_selectors_are_distinguished_from_request_selectors_and_a_missing_
 
 def test_devices_in_use_name_the_claim_and_its_pods() -> None:
     claims = [allocated_claim("one", "gpu-0", on="b", users=("p",)), allocated_claim("two", "gpu-1", on="b")]
-    looks = allocated_claim("looks", "gpu-0", on="b")  # admin access keeps nobody away
+    looks = allocated_claim("looks", "gpu-0", on="b")  # admin access does not hold a device
     looks["status"]["allocation"]["devices"]["results"][0]["adminAccess"] = True
     report = asked(exactly("gpu", f'{A}.productName == "H100"'), claims=[looks, *claims])
     assert "default/looks" not in repr(report)

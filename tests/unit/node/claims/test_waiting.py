@@ -3,6 +3,8 @@
 Two `GpuLocks` in one directory act like two processes.
 """
 
+import fcntl
+import os
 import stat
 import threading
 from pathlib import Path
@@ -347,6 +349,27 @@ def test_an_unusable_directory_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot register this process in"):
         ProcessRegistry.register(tmp_path / "file" / "below", "one")
+
+
+def test_a_sweep_that_comes_late_leaves_the_file_of_a_living_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has opened the file that another sweep removes; the run's next file of that name is another one."""
+    path, real, runs = tmp_path / "owner-new.lock", fcntl.flock, [ProcessRegistry.register(tmp_path, "asks")]
+    path.write_text("")  # created, and not locked yet
+
+    def flock(descriptor: int, operation: int) -> None:
+        if len(runs) == 1 and os.fstat(descriptor).st_ino == path.stat().st_ino:
+            path.unlink()
+            runs.append(runs[0])  # once
+            runs[1] = ProcessRegistry.register(tmp_path, "new")
+        real(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    runs.append(ProcessRegistry.register(tmp_path, "late"))
+    assert runs[0].is_alive(OwnerId("new"))
+    for run in runs:
+        run.close()
 
 
 def test_runs_that_start_together_do_not_sweep_each_other_away(tmp_path: Path) -> None:
