@@ -12,7 +12,7 @@ from dra_driver.config.schema import FieldProblem, problems, schemas, shown, siz
 from dra_driver.core.model.health import HealthCause
 from dra_driver.core.model.health_rules import DEFAULT_GRACE_S, DEFAULT_RULES, HealthRules
 from dra_driver.core.model.terms import AttributeValue, Interval, SharingTerms, Strategy, Taint
-from dra_driver.core.model.usage_rules import DEFAULT_USAGE, IdleAction, OverGrantAction, UsageRules
+from dra_driver.core.model.usage_rules import DEFAULT_USAGE, IdleAction, OverGrantAction, PodProtection, UsageRules
 from dra_driver.core.quantity import Quantity
 
 API_VERSION: Final = "gpu.dra-driver.io/v1alpha1"
@@ -153,6 +153,7 @@ def _usage(usage: Fields) -> UsageRules:
         overhead_bytes=DEFAULT_USAGE.overhead_bytes if overhead is None else overhead,
         idle_after_min=idle.get("afterMinutes"),
         idle=IdleAction(idle.get("action") or DEFAULT_USAGE.idle),
+        protection=PodProtection(over.get("podProtection") or DEFAULT_USAGE.protection),
     )
 
 

@@ -14,6 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Final, Protocol
 
 from msgspec import Struct
@@ -141,6 +142,7 @@ class EvictionRequests(Creator, Protocol):
     """Subset of ``rest.RestClient`` that this module uses."""
 
     def get(self, path: str) -> dict[str, object]: ...
+    def delete(self, path: str, uid: str | None = None) -> None: ...
 
 
 class EvictionOutcome(Struct, frozen=True, kw_only=True):
@@ -169,9 +171,17 @@ def look(api: EvictionRequests, case: PendingEviction) -> EvictionOutcome | None
     return None
 
 
-def evict(api: EvictionRequests, pod: PodRef) -> EvictionOutcome:
+def evict(api: EvictionRequests, pod: PodRef, *, past_budgets: bool = False) -> EvictionOutcome:
+    """``past_budgets``: delete a pod that a PodDisruptionBudget protects."""
+    outcome = _evict(partial(create_eviction, api, pod.namespace, pod.name, pod.uid))
+    if outcome.result != "refused" or not past_budgets:
+        return outcome
+    return _evict(partial(api.delete, paths.pod(pod.namespace, pod.name), pod.uid))
+
+
+def _evict(request: Callable[[], object]) -> EvictionOutcome:
     try:
-        create_eviction(api, pod.namespace, pod.name, pod.uid)
+        request()
     except (NotFoundError, ConflictError) as error:
         return EvictionOutcome(result="gone", reason=str(error))
     except ServerBusyError as error:

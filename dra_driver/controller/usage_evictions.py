@@ -69,9 +69,10 @@ class UsageEvictionRules(Struct, frozen=True, kw_only=True):
 class UsageEvictionEvents(PodEvents):
     def announced(self, case: UsageEvictionRequest, pods: Iterable[PodRef]) -> None:
         what = "Free memory" if case.kind == "over-grant" else "Use the GPU"
+        keep = f', or keep the pod with the annotation {NO_EVICTION}: "true"'
         text = (
             f"{case.why[:1].upper()}{case.why[1:]}. The pod is to be evicted if that lasts for {case.wait_s:.0f} s."
-            f' {what}, or keep the pod with the annotation {NO_EVICTION}: "true"'
+            f" {what}{'' if case.past_protection else keep}"
         )
         for pod in pods:
             self._about(pod, "Warning", ANNOUNCED, text)
@@ -235,7 +236,7 @@ class UsageEvictions:
             return pod, EvictionOutcome(result="failed", reason="this replica does not lead any more")
         if not self._pace.take():
             return pod, EvictionOutcome(result="failed", reason="another pod was evicted at the same time")
-        return pod, evict(self._api, pod)
+        return pod, evict(self._api, pod, past_budgets=case.past_protection)
 
     def _candidates(self, case: UsageEvictionRequest, known: _Open) -> EvictionCandidates:
         try:

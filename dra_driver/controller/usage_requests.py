@@ -19,7 +19,7 @@ from dra_driver.controller.eviction_api import BrakeRules, EvictionOutcome, Evic
 from dra_driver.controller.pending_evictions import PodRef, pods_of, results_of
 from dra_driver.core.errors import NotFoundError
 from dra_driver.core.model.gpu_node import ToldIdle, ToldOverGrant, ToldUsage
-from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction
+from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, PodProtection
 from dra_driver.kube import paths
 from dra_driver.kube.evictions import NO_EVICTION
 from dra_driver.kube.objects.core import Pod
@@ -52,6 +52,8 @@ class UsageEvictionRequest(Struct, frozen=True, kw_only=True):
     pods: tuple[PodRef, ...]
     wait_s: float
     why: str
+    past_protection: bool = False
+    """Neither the annotation of a pod nor a budget keeps it, as the policy says."""
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -116,6 +118,7 @@ def _of_over_grant(node: str, told: ToldOverGrant) -> UsageEvictionRequest:
         wait_s=float(told.grace_s),
         why=f"the processes of claim {told.claim} have {told.used} of {told.gpu} on node {node}, and it was granted"
         f" {told.granted}",
+        past_protection=told.pod_protection is PodProtection.IGNORE,
     )
 
 
@@ -156,7 +159,9 @@ def still_requested(api: EvictionRequests, case: UsageEvictionRequest) -> Evicti
     except NotFoundError as error:
         return gone(str(error))
     asked = usage_cases([found] if found is not None else [], over_grant=True, idle=True)
-    return None if any(each.key == case.key for each in asked) else gone(f"node {case.node} no longer asks for it")
+    if any((each.key, each.past_protection) == (case.key, case.past_protection) for each in asked):
+        return None
+    return gone(f"node {case.node} no longer asks for it")
 
 
 def candidates(api: EvictionRequests, case: UsageEvictionRequest, driver: str) -> EvictionCandidates:
@@ -202,7 +207,7 @@ def _forbids(api: EvictionRequests, ref: PodRef, case: UsageEvictionRequest) -> 
         return gone("the pod was replaced or is being deleted")
     if has_ended(pod) or pod.spec.node_name != case.node:
         return gone(f"the pod does not run on node {case.node}")
-    if pod.metadata.annotations.get(NO_EVICTION) == "true":
+    if pod.metadata.annotations.get(NO_EVICTION) == "true" and not case.past_protection:
         return EvictionOutcome(result="opted-out", reason=f"the pod {ref} has the annotation {NO_EVICTION}")
     if case.kind == "idle" and not any(owner.controller for owner in pod.metadata.owner_references):
         return EvictionOutcome(result="opted-out", reason=f"the pod {ref} has no controller that would make it again")

@@ -5,6 +5,7 @@ are read when their eviction is due. A cluster without the CustomResourceDefinit
 every 30 s.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -13,8 +14,10 @@ from dra_driver.controller.pending_evictions import SliceView, SpecialClaim, sli
 from dra_driver.controller.policy_status import NodePolicies, PolicyView, node_view, policy_view
 from dra_driver.controller.usage_requests import NodeUse, node_use
 from dra_driver.kube import paths
-from dra_driver.kube.reflector import Reflector, Stream
+from dra_driver.kube.reflector import UNREADABLE, Reflector, Stream, key
 from dra_driver.kube.rest import pages
+
+log = logging.getLogger(__name__)
 
 PAGE: Final = 100
 _REDUCED: Final = "reduced"
@@ -53,11 +56,15 @@ class ReducedLists(Generic[View]):
         return self._reduce(item)
 
     def _reduced(self, item: object) -> dict[str, object] | None:
-        reduced = self._reduce(item) if isinstance(item, dict) else None
-        if reduced is None or not isinstance(item, dict):
+        if not isinstance(item, dict) or not key(item):
+            return None
+        try:
+            reduced = self._reduce(item)
+        except UNREADABLE as error:
+            log.warning("cannot read an object; it is skipped", extra={"object": key(item), "error": repr(error)})
             return None
         metadata = {name: item["metadata"].get(name) for name in ("name", "namespace")}
-        return {"metadata": metadata, _REDUCED: reduced}
+        return None if reduced is None else {"metadata": metadata, _REDUCED: reduced}
 
 
 class ReducedWatch(Generic[View]):

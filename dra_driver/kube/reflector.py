@@ -83,7 +83,7 @@ _BUSY = (429, 503)
 _GRACE_S = 10.0
 # A watch that ends at once without an event is a failure, however politely it ended.
 _TOO_SHORT_S = 1.0
-_UNREADABLE = (KeyError, TypeError, AttributeError, ValueError, RecursionError)
+UNREADABLE = (KeyError, TypeError, AttributeError, ValueError, RecursionError)
 
 
 class Stream(Protocol):
@@ -308,7 +308,7 @@ class Reflector:
         """None for an object that `slim` cannot read: one object ends no list and no watch."""
         try:
             return self._slim(item)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             facts = {"path": self._path, "object": f"{key(item)} at version {_version(item)}", "error": repr(error)}
             log.warning("cannot read an object; it counts as deleted", extra=facts)
             return None

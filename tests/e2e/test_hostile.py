@@ -27,7 +27,7 @@ from urllib.parse import urljoin
 import pytest
 
 from dra_driver.config.status import node_status
-from dra_driver.core.errors import AlreadyExistsError, NotFoundError
+from dra_driver.core.errors import AlreadyExistsError, ForbiddenError, InvalidObjectError, NotFoundError
 from dra_driver.core.model.gpu_node import GpuNodeStatus
 from dra_driver.kube import paths
 from dra_driver.kube.connection import Connection
@@ -491,7 +491,7 @@ def work_by_hand(api: Api) -> None:
 def work_on(cluster: RealCluster, api: Api) -> None:
     *others, work = load(ROOT / "examples" / "one-gpu.yaml")
     work["metadata"]["name"] = WORK
-    work["spec"]["terminationGracePeriodSeconds"] = 0
+    work["spec"]["terminationGracePeriodSeconds"] = 1
     for obj in (*others, work):
         api.create({**obj, "metadata": {**obj["metadata"], "namespace": PODS_OF}})
     wait(lambda: None if is_ready(cluster.pod(WORK, PODS_OF)) else "the working pod is not ready", REACH_S)
@@ -527,8 +527,14 @@ def test_hostile_objects_stop_nothing(stage: Stage, name: str, table: list[str])
     logs = {what: len(process.text) for what, process in stage.processes.items()}
     problems: list[str] = []
     with stage.api.removed():
-        for obj in row.make(rng):
-            stage.api.create(obj)
+        try:
+            for obj in row.make(rng):
+                stage.api.create(obj)
+        except (ForbiddenError, InvalidObjectError) as error:
+            if "ValidatingAdmissionPolicy" not in str(error):  # of this driver's chart
+                raise
+            table.append(f"{name:24} refused: {str(error)[:200]}")
+            return
         for command, words in commands(stage, row).items():
             seconds, status, text = stage.ask(words, row.most_s)
             table.append(

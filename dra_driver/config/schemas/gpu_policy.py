@@ -203,6 +203,11 @@ class OverGrantRule(Strict):
     overhead_per_process: MemoryOrNone | None = optional(
         "Memory that each process may have beyond the grant, for its CUDA context; 512Mi without it."
     )
+    pod_protection: Literal["Honor", "Ignore"] | None = optional(
+        "Honor: the pod's annotation gpu.dra-driver.io/no-eviction and its PodDisruptionBudgets keep it. Ignore: they"
+        " do not; the controller deletes a pod that a budget protects, if its chart allows it.",
+        default="Honor",
+    )
 
 
 class IdleRule(Strict):

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct, field
 
 from dra_driver.core.model.terms import Effect
-from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction
+from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, PodProtection
 from dra_driver.core.wire import ALWAYS
 
 MAX_GPUS: Final = 64
@@ -187,6 +187,9 @@ class ToldOverGrant(Struct, frozen=True, kw_only=True, rename="camel"):
         ALWAYS,
     ] = OverGrantAction.REPORT
     grace_s: Annotated[int, Meta(ge=0, le=86400, description="The policy's grace time.")] = field(name="graceSeconds")
+    pod_protection: Annotated[
+        PodProtection | None, _says("Ignore: the pods' annotation no-eviction and budgets do not keep them.")
+    ] = None
 
 
 class ToldForeign(Struct, frozen=True, kw_only=True, rename="camel"):

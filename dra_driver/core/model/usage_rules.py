@@ -25,6 +25,13 @@ class IdleAction(StrEnum):
     RECLAIM = "Reclaim"
 
 
+class PodProtection(StrEnum):
+    """Whether a pod's own annotation and budgets keep it, although its claim is over its grant."""
+
+    HONOR = "Honor"
+    IGNORE = "Ignore"
+
+
 Seconds = Annotated[int, Meta(ge=0, le=366 * 86400)]
 
 
@@ -40,6 +47,7 @@ class UsageRules(Struct, frozen=True, kw_only=True):
     )
     idle_after_min: Annotated[int, Meta(ge=1, le=366 * 86400)] | None = field(default=None, name="idleAfterMinutes")
     idle: IdleAction = field(default=IdleAction.REPORT, name="onIdle")
+    protection: PodProtection = field(default=PodProtection.HONOR, name="podProtection")
 
 
 DEFAULT_USAGE: Final = UsageRules()  # claims over their grant are told, and none counts as idle

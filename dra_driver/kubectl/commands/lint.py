@@ -63,6 +63,10 @@ def _state(args: argparse.Namespace) -> ClusterState | None:
     return live_state(kubeconfig_of(args), args.namespace if not args.paths else None)
 
 
+_NAMES: Final = ("name", "generateName", "namespace")
+"""The metadata that is checked: a tenant's labels can have a megabyte."""
+
+
 def _stored(state: ClusterState | None, namespace: str | None) -> Iterable[ManifestSource]:
     """Return the cluster's objects as texts, without objects that a controller created from other objects."""
     if state is None:
@@ -80,6 +84,7 @@ def _stored(state: ClusterState | None, namespace: str | None) -> Iterable[Manif
             if metadata.get("ownerReferences") or (namespace and metadata.get("namespace", namespace) != namespace):
                 continue
             kept = {key: value for key, value in item.items() if key != "status"}
+            kept["metadata"] = {key: metadata[key] for key in _NAMES if key in metadata}
             found.append({"apiVersion": version, "kind": kind, **kept})
     return lint.sources_from_objects(found, "cluster")
 

@@ -155,6 +155,7 @@ SPEC_FIELDS: Final = {
     "usage.overGrant.action": "Report",
     "usage.overGrant.graceSeconds": "60",
     "usage.overGrant.overheadPerProcess": "512Mi",
+    "usage.overGrant.podProtection": "Honor",
     "usage.idle.afterMinutes": "never",
     "usage.idle.action": "Report",
 }

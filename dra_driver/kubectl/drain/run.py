@@ -81,6 +81,7 @@ class _Drain:
                 f"node {node} does not publish {', '.join(unknown)}: fallen off the bus, or no GPU of this node; check "
                 "the UUID"
             )
+        self._view.holders(self._gpus, published, force=self._options.force)  # a list that fails, fails here
         text, changed = change_drain(self._api, node, lambda asked: asked.joined(self._gpus))
         self._report.annotation = text
         self._say(f"node {node}: annotation {DRAIN_ANNOTATION}={text}{'' if changed else ' (it was there)'}")

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from dra_driver.core.errors import DraError
+from dra_driver.core.errors import DraError, SelectorBudgetError
 from dra_driver.kubectl.lint.check_claims import ClaimChecker, PodChecker
 from dra_driver.kubectl.lint.check_configs import check_policy
 from dra_driver.kubectl.lint.fields import FieldChecker
@@ -14,8 +14,6 @@ from dra_driver.kubectl.lint.scope import KnownObjects, Scope
 from dra_driver.scheduler.cel import selector_budget
 
 _CHECKED: Final = frozenset({"DeviceClass", "ResourceClaim", "ResourceClaimTemplate"})
-LINT_S: Final = 5.0
-"""For costly selectors of all objects."""
 _BETA: Final = frozenset({"v1beta1", "v1beta2"})
 
 
@@ -30,10 +28,12 @@ def lint(sources: Iterable[ManifestSource], known: KnownObjects) -> LintReport:
     scope = Scope(known, manifests)
     _duplicates(manifests, reporter)
     claims, pods = ClaimChecker(reporter, scope), PodChecker(reporter, scope)
-    with selector_budget(LINT_S):
+    with selector_budget():
         for manifest in manifests:
             try:
                 _check(manifest, reporter, claims, pods)
+            except SelectorBudgetError as error:
+                reporter.add("DRA004", manifest.spot, f"not checked: a selector is {error}", severity="warning")
             except (DraError, RecursionError) as error:
                 reporter.add("DRA004", manifest.spot, f"cannot be checked: {error or 'nested too deeply'}")
     return LintReport(findings=reporter.in_order(), files=files, objects=len(manifests), left_out=reporter.left_out)

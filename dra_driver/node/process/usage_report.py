@@ -35,7 +35,7 @@ from dra_driver.core.model.gpu_node import (
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.core.model.terms import Terms, terms_of
 from dra_driver.core.model.usage_findings import IdleClaim, OverGrant, Unattributed, UsageFindings
-from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, idle_after_min
+from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, PodProtection, idle_after_min
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.telemetry import metrics
 from dra_driver.core.time import rfc3339
@@ -265,6 +265,7 @@ def _over_grant(found: OverGrant, prepared: Mapping[str, Entry], terms: Terms) -
         since=rfc3339(found.since),
         action=OverGrantAction.EVICT if both else OverGrantAction.REPORT,
         grace_s=rules.grace_s,
+        pod_protection=rules.protection if both and rules.protection is PodProtection.IGNORE else None,
     )
 
 

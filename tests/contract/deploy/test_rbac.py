@@ -357,6 +357,14 @@ def test_evictions_because_of_use_have_the_rights_that_are_used_and_no_others(
     assert chart.granted(objects, ACCOUNT) == {(access.verb, access.resource) for access in asked} | REPEATS
 
 
+@pytest.mark.parametrize("over_grant", [False, True])
+@pytest.mark.parametrize("past_budgets", [False, True])
+def test_pods_are_deleted_only_where_the_chart_says_so(over_grant: bool, past_budgets: bool) -> None:
+    values = {"enabled": True, "overGrant": over_grant, "overGrantPastBudgets": past_budgets}
+    granted = chart.granted(chart.objects({"eviction": values}), ACCOUNT)
+    assert (("delete", "pods") in granted) is (over_grant and past_budgets)
+
+
 @pytest.mark.parametrize(
     ("values", "variables"),
     [({}, {}), ({"overGrant": True}, {"EVICT_OVER_GRANT": "true"}), ({"reclaimIdle": True}, {"RECLAIM_IDLE": "true"})],

@@ -13,7 +13,7 @@ from dra_driver.config.schema import FieldProblem, path_text, problems, schemas
 from dra_driver.config.schemas.export import gpu_node_crd, gpu_policy_crd
 from dra_driver.core.model.health import HealthCause
 from dra_driver.core.model.health_rules import HealthRules
-from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, UsageRules
+from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, PodProtection, UsageRules
 from tests.fakes.stand_in import present
 
 
@@ -135,11 +135,16 @@ def test_health_rules_are_taken_as_written_and_default_to_evicting_nothing() -> 
 
 def test_usage_rules_are_taken_as_written_and_default_to_reports() -> None:
     written = {
-        "overGrant": {"action": "Evict", "graceSeconds": 300, "overheadPerProcess": 0},
+        "overGrant": {"action": "Evict", "graceSeconds": 300, "overheadPerProcess": 0, "podProtection": "Ignore"},
         "idle": {"afterMinutes": 30, "action": "Reclaim"},
     }
     assert decoded(policy(usage=written)).usage == UsageRules(
-        over_grant=OverGrantAction.EVICT, grace_s=300, overhead_bytes=0, idle_after_min=30, idle=IdleAction.RECLAIM
+        over_grant=OverGrantAction.EVICT,
+        grace_s=300,
+        overhead_bytes=0,
+        idle_after_min=30,
+        idle=IdleAction.RECLAIM,
+        protection=PodProtection.IGNORE,
     )
     nothings: list[Any] = [{}, {"overGrant": {}}, {"overGrant": None, "idle": None}, {"overGrant": {"action": None}}]
     for nothing in nothings:

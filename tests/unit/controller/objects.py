@@ -61,6 +61,12 @@ class Stage:
         self.evicted.append((self.seconds, name))
         return {}
 
+    def delete(self, path: str, uid: str | None = None) -> None:
+        assert self.leads()
+        name = path.rpartition("/")[2]
+        assert uid == self.pods.pop(name)["metadata"]["uid"]
+        self.evicted.append((self.seconds, name))
+
 
 def budget_says_no() -> ServerBusyError:
     error = ServerBusyError("Cannot evict pod", status=429, reason="TooManyRequests")

@@ -218,6 +218,13 @@ def test_pages_are_joined_and_only_special_claims_are_kept() -> None:
     assert isinstance(lists.slim(special_claim_object(0)), SpecialClaim)
 
 
+def test_an_object_that_cannot_be_reduced_ends_no_list(caplog: pytest.LogCaptureFixture) -> None:
+    items = [{"metadata": {"name": "odd"}, "x": []}, {"metadata": 7}, {"metadata": {"name": "good"}, "x": {"y": 1}}]
+    lists = ReducedLists(Pages([{"items": items}]), lambda item: item["x"]["y"])  # type: ignore[index]
+    assert [item["metadata"]["name"] for item in lists.list("/nodes")["items"]] == ["good"]
+    assert [record.__dict__["object"] for record in caplog.records] == ["odd"]
+
+
 def test_a_list_that_is_none_is_an_error() -> None:
     with pytest.raises(ApiUnreachableError, match="expected a list"):
         reduced(Pages([{"items": 5}])).list("/claims")

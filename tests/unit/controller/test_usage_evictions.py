@@ -203,6 +203,28 @@ def test_a_budget_is_honoured(world: World) -> None:
     assert world.left == ["llm-0"]
 
 
+@pytest.mark.parametrize("protection", ["Honor", "Ignore", None, "Other"])
+def test_the_policy_says_whether_an_owners_protection_counts(world: World, protection: str | None) -> None:
+    """The annotation and a budget are the tenant's own, and the memory is another tenant's."""
+    world.refusal = budget_says_no()
+    world.pods["llm-0"] = pod("llm-0", annotations={NO_EVICTION: "true"})
+    world.tell(over(podProtection=protection))
+    world.run_until(100)
+    assert world.left == (["llm-0"] if protection == "Ignore" else [])
+    assert not any("keep the pod with the annotation" in text for _, _, text in world.events)
+
+
+def test_a_policy_that_protects_again_keeps_the_pod(world: World) -> None:
+    world.pods["llm-0"] = pod("llm-0", annotations={NO_EVICTION: "true"})
+    world.tell(over(podProtection="Ignore"))
+    world.run_until(59)
+    copies = world.nodes()
+    world.tell(over())
+    world.nodes = lambda: copies  # type: ignore[method-assign]
+    world.run_until(70)
+    assert world.evicted == []
+
+
 def test_one_pod_leaves_at_a_time_the_one_with_most_memory_first(world: World) -> None:
     world.claims["llm"] = claim_object("llm", pods=("llm-0", "llm-1"))
     world.pods["llm-1"] = pod("llm-1")

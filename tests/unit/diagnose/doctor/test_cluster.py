@@ -21,6 +21,7 @@ from dra_driver.diagnose.doctor.reading import read_facts
 from dra_driver.diagnose.doctor.report import DoctorReport
 from dra_driver.kube.state import ClusterState
 from dra_driver.kube.state_file import dump, load
+from dra_driver.scheduler.cel import selector_budget
 from tests.doctor_faults import ROWS
 from tests.doctor_faults.__main__ import DATA, name_of
 from tests.doctor_faults.cluster import (
@@ -38,8 +39,9 @@ from tests.doctor_faults.cluster import (
     told,
     workload,
 )
-from tests.fakes.dra_objects import Obj, allocated, claim, exactly, resource_slice
+from tests.fakes.dra_objects import DRIVER, Obj, allocated, claim, device_class, exactly, resource_slice
 from tests.fakes.node_faults import FAULTS
+from tests.unit.kubectl.explain.clusters import COSTLY
 
 
 class SlowCluster(Cluster):
@@ -233,6 +235,14 @@ def test_a_name_that_does_not_exist_is_refused_with_those_that_do(scope: DoctorS
     cluster.claims.append(claim("shared", namespace="team-a"))
     with pytest.raises(ConfigurationError, match=message):
         narrowed(read_facts(cluster, server=SERVER), scope)
+
+
+def test_a_class_whose_selector_costs_too_much_is_named() -> None:
+    cluster = Cluster()
+    cluster.classes.append(device_class("costly", expression=f'device.driver == "{DRIVER}" && {COSTLY}'))
+    with selector_budget(0.0):
+        (found,) = (each for each in judged(cluster).findings if each.object == "class/costly")
+    assert (found.status, "not evaluated, because costly selectors took" in found.seen) == (Status.WARN, True)
 
 
 def test_a_snapshot_leaves_open_what_it_does_not_have() -> None:

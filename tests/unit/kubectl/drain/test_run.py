@@ -2,13 +2,21 @@
 
 import argparse
 import json
+from collections.abc import Mapping
 
 import pytest
 from msgspec.structs import replace
 
-from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, DraError, ForbiddenError
+from dra_driver.core.errors import (
+    AnswerTooLargeError,
+    ApiUnreachableError,
+    ConfigurationError,
+    DraError,
+    ForbiddenError,
+)
 from dra_driver.core.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION
 from dra_driver.core.model.ids import GpuUuid
+from dra_driver.kube import paths
 from dra_driver.kubectl.commands.drain import finish, seconds
 from dra_driver.kubectl.drain import DrainOptions, DrainReport, drain, state_left, to_wire, undrain
 from dra_driver.kubectl.drain.report import line
@@ -170,6 +178,20 @@ def test_all_missing_rights_are_named_before_anything_is_changed() -> None:
     assert api.requests == []
     api.denied = {("create", "pods")}
     assert Run(api, replace(ALL, evict=True)).drain().result == "done", "nothing has to be evicted"
+
+
+@pytest.mark.parametrize("evict", [False, True])
+def test_a_list_that_cannot_be_read_fails_before_anything_is_changed(evict: bool) -> None:
+    class Unlisted(FakeApi):
+        def list(self, path: str, query: Mapping[str, str] | None = None) -> Wire:
+            if path == paths.resource_claims():
+                raise AnswerTooLargeError(f"GET {path}: too large")
+            return super().list(path, query)
+
+    api = Unlisted()
+    with pytest.raises(AnswerTooLargeError):
+        Run(api, replace(ALL, evict=evict)).drain()
+    assert (api.annotations, api.requests) == ({}, [])
 
 
 def test_a_node_process_that_does_not_answer_is_named() -> None:

@@ -4,7 +4,9 @@ import pytest
 
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.lint.scope import known_from_cluster
+from dra_driver.scheduler.cel import selector_budget
 from tests.fakes import dra_objects
+from tests.unit.kubectl.explain.clusters import COSTLY
 from tests.unit.kubectl.lint.helpers import (
     GUARD,
     C,
@@ -162,6 +164,14 @@ def test_a_class_without_devices_in_the_cluster_is_an_error_only_where_it_is_use
     assert found.message == "no device of the cluster matches DeviceClass mine"
     gate = "only while feature gate DRAPartitionableDevices is on" in found.hint
     assert (gate, found.hint == "") == (not counted, counted)
+
+
+def test_a_costly_selector_beyond_the_budget_is_reported_as_not_checked() -> None:
+    text = selecting(f"{GUARD} && {COSTLY}")
+    with selector_budget(0.0):
+        found = one(text, "DRA004")
+    assert (found.severity, "not evaluated, because costly selectors took" in found.message) == ("warning", True)
+    assert "DRA004" not in rules(text)
 
 
 def test_all_over_32_devices() -> None:

@@ -16,7 +16,7 @@ from dra_driver.core.model.gpu_node import MAX_TOLD, NO_USAGE, ToldForeign, Told
 from dra_driver.core.model.ids import ClaimUid, DeviceName
 from dra_driver.core.model.terms import GpuTerms
 from dra_driver.core.model.usage_findings import IdleClaim, OverGrant, Unattributed, UsageFindings, UsingPod
-from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, UsageRules
+from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, PodProtection, UsageRules
 from dra_driver.core.telemetry import metrics
 from dra_driver.node.process.usage_report import (
     CHECKED_S,
@@ -117,6 +117,14 @@ def test_eviction_takes_both_the_file_and_the_policy() -> None:
     assert told(OVER, terms=reports) == ToldUsage(over_grant=(replace(TOLD, action=OverGrantAction.REPORT),))
     calm = told(replace(OVER, action=OverGrantAction.REPORT))
     assert calm == ToldUsage(over_grant=(replace(TOLD, action=OverGrantAction.REPORT),))
+
+
+@pytest.mark.parametrize("action", OverGrantAction)
+def test_the_policys_word_on_protection_goes_with_an_eviction(action: OverGrantAction) -> None:
+    rules = UsageRules(over_grant=action, grace_s=90, protection=PodProtection.IGNORE)
+    protection = PodProtection.IGNORE if action is OverGrantAction.EVICT else None
+    expected = replace(TOLD, action=action, pod_protection=protection)
+    assert told(OVER, terms={uuid(0): GpuTerms(usage=rules)}).over_grant == (expected,)
 
 
 def test_an_idle_claim_is_told_by_the_policies_of_all_its_gpus() -> None:
