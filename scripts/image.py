@@ -1,20 +1,22 @@
 """Build the image of deploy/Dockerfile with podman, buildah or docker, and write into build/image what belongs to it.
 
 - dra-driver-VERSION-ARCHITECTURE.tar: the image, as `docker load`, `podman load` and `ctr images import` read it
-- dra-driver-VERSION.cdx.json: the Python packages in it with versions, licences and what they require (SBOM, CycloneDX
-  1.6). The packages of the base image are in the base's own list, which its publisher makes
+- dra-driver-VERSION.cdx.json: its SBOM (CycloneDX 1.6), in two stages: the Python packages with versions, licences and
+  what they require, then the Debian packages of the base image by its dpkg status
 
 All packages are downloaded first, by pip with the user's own configuration (mirrors, CAs, passwords), so that nothing
 of it gets into the image and the build itself needs no network beyond the base image.
 
-Variables: BUILDER (podman, buildah or docker; else the first that is there), BASE (base image; a release gives a
-digest), IMAGE (name and tag), ARCH (amd64 or arm64), SOURCE_DATE_EPOCH (times of all files; else the last commit's).
+Variables: BUILDER (podman, buildah or docker; else the first that is there), BASE (base image; a release needs one with
+a digest), RELEASE (1 for a release; also one where HEAD has the tag vVERSION), IMAGE (name and tag), ARCH (amd64 or
+arm64), SOURCE_DATE_EPOCH (times of all files; else the last commit's).
 
 usage: image.py
 """
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import bootstrap
+import image_base
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
@@ -68,6 +71,7 @@ def main() -> int:
     for command in commands(order):
         run(*command)
     write_sbom(order)
+    print(f"base image: {image_base.add_base_packages(order.sbom, order.archive, order.arch)}")
     print(f"{order.image} for {order.arch}: {order.archive.stat().st_size / 2**20:.0f} MiB, {order.archive}")
     print(f"its contents: {order.sbom}")
     return 0
@@ -83,15 +87,34 @@ def read_order(environ: Mapping[str, str]) -> Order:
     epoch = environ.get("SOURCE_DATE_EPOCH") or git("log", "-1", "--format=%ct") or "0"
     if not epoch.isdecimal():
         raise SystemExit(f"SOURCE_DATE_EPOCH is {epoch!r}, expected seconds since 1970")
+    builder, base = find_builder(environ), environ.get("BASE", "")
+    release = environ.get("RELEASE", "") not in {"", "0"} or f"v{version}" in git("tag", "--points-at", "HEAD").split()
+    check_base(base or default_base(), release=release)
     changed = "-changed" if git("status", "--porcelain") else ""
     return Order(
-        builder=find_builder(environ),
+        builder=builder,
         image=environ.get("IMAGE") or f"dra-driver:{version}",
         version=version,
         revision=(git("rev-parse", "HEAD") or "unknown") + changed,
         epoch=int(epoch),
         arch=arch,
-        base=environ.get("BASE", ""),
+        base=base,
+    )
+
+
+def default_base() -> str:
+    return re.findall(r"^ARG BASE=(\S+)", (ROOT / DOCKERFILE).read_text(encoding="utf-8"), flags=re.M)[0]
+
+
+def check_base(base: str, *, release: bool) -> None:
+    """Refuse a release whose base is a tag, which can move to another image; warn of other builds."""
+    if re.search(r"@sha256:[0-9a-f]{64}$", base):
+        return
+    if release:
+        raise SystemExit(f"the base image of a release needs a digest, got {base}: set BASE=IMAGE@sha256:DIGEST")
+    print(
+        f"warning: {base} is a tag and can move: two builds may differ; BASE=IMAGE@sha256:DIGEST pins it",
+        file=sys.stderr,
     )
 
 

@@ -16,6 +16,7 @@ from dra_driver.sim.demo.requirements import ClusterPool, Requirements, group_ex
 from dra_driver.sim.demo.scenario import Scenario
 from tests.fakes.practice import PRACTICE, for_embedded, needed_api
 from tests.harness.servers import RestClusterClient
+from tests.harness.shown import holds
 from tests.scenario.conftest import NODES, ROOT
 
 # Examples that need the same cluster follow each other, so that each is started once.
@@ -44,6 +45,12 @@ def test_examples_run_over_the_network_too(cluster: Cluster) -> None:
     result = scenario.run(ROOT / "examples" / "two-containers-one-claim.yaml", namespace="over-rest")
     assert result.problem is None
     assert [container.log for container in result.containers] == [result.containers[0].log] * 2
+
+
+def test_the_readme_shows_what_the_demo_prints_of_an_example(cluster: Cluster) -> None:
+    told: list[str] = []
+    demo.run_examples(cluster, [ROOT / "examples" / "two-gpus-one-request.yaml"], told.append)
+    holds("README.md", "make demo     # of two-gpus-one-request.yaml", told[0], masked=r"\d\.\d+ s|claim=[0-9a-f-]{36}")
 
 
 def test_an_example_with_an_unmet_expectation_fails(cluster: Cluster, tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ import pytest
 from dra_driver.kubectl.commands import kubectl
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kinds import JOBS, PODS, RESOURCE_CLAIMS
+from dra_driver.sim.apiserver.kinds import NODES as NODES_KIND
 from dra_driver.sim.cluster import Cluster
+from tests.harness.shown import holds
 from tests.scenario.conftest import TIMEOUT_S, Pods, cluster_of, make_template
 
 NODES = {"gpu-a": "1xa30-24gb+mig,1xl4-24gb", "gpu-b": "2xl4-24gb"}
@@ -78,7 +80,9 @@ def test_every_form_of_every_node_is_tried(cluster: Cluster, namespace: str, smo
     assert of_runs(cluster, namespace) == []
 
 
-def test_what_is_in_use_is_not_tried(cluster: Cluster, namespace: str, smoke: Smoke, pods: Pods) -> None:
+def test_what_is_in_use_is_not_tried(
+    cluster: Cluster, namespace: str, smoke: Smoke, pods: Pods, capsys: pytest.CaptureFixture[str]
+) -> None:
     selector = {"cel": {"expression": '!("sharingStrategy" in device.attributes["gpu.nvidia.com"])'}}
     template = make_template(cluster, namespace, selectors=[selector])
     pods.run("holder", template=template, on="gpu-b")
@@ -87,6 +91,11 @@ def test_what_is_in_use_is_not_tried(cluster: Cluster, namespace: str, smoke: Sm
     assert [(item["status"], item["message"]) for item in report["tries"]] == [
         ("not tried", "its only GPU is allocated")
     ]
+    label = {"nvidia.com/gpu.present": "true"}
+    cluster.store.create(NODES_KIND, {"metadata": {"name": "gpu-c", "labels": label}})
+    assert kubectl.main([*smoke.flags, "--all-nodes"]) == 1
+    holds("docs/smoke.md", "kubectl dra smoke --all-nodes", capsys.readouterr().out)
+    cluster.store.delete(NODES_KIND, "gpu-c")
     pods.end("holder")
 
 

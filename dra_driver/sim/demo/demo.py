@@ -60,7 +60,7 @@ def run(root: Path, say: Say, *, nodes: dict[str, str] | None = None) -> bool:
             begun = time.monotonic()
             cluster = pool.cluster(requirements)
             say(f"\nStarted another cluster: {requirements} ({time.monotonic() - begun:.1f} s).\n")
-            results += _run_all(cluster, members, say)
+            results += run_examples(cluster, members, say)
         one_h100 = Requirements(nodes=tuple(forms.NODES.items()), policies=(root / forms.POLICY,))
         transformed = forms.run(pool.cluster(one_h100), say)
         usage.ended()
@@ -73,14 +73,14 @@ def _run_with_policy(cluster: Cluster, examples: Sequence[Path], say: Say) -> tu
     first = len(examples) * 3 // 5  # nodes and the controller need up to 10 s to say what became of a policy
     with PolicyChapter(cluster, say) as chapter:
         chapter.apply()
-        results = _run_all(cluster, examples[:first], say)
+        results = run_examples(cluster, examples[:first], say)
         chapter.show_outcome()
-        results += _run_all(cluster, examples[first:], say)
+        results += run_examples(cluster, examples[first:], say)
         chapter.restored()
     return results, not chapter.problem
 
 
-def _run_all(cluster: Cluster, examples: Sequence[Path], say: Say) -> list[ExampleResult]:
+def run_examples(cluster: Cluster, examples: Sequence[Path], say: Say) -> list[ExampleResult]:
     documents: list[str] = []
     scenario = Scenario(
         cluster.client, leftovers=cluster.leftovers, observe=lambda _path: documents.extend(_documents(cluster))

@@ -1,10 +1,13 @@
 """What deploy/Dockerfile puts into the image: the packages that its processes import, no more; and how it is built."""
 
 import importlib.metadata
+import io
+import json
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import tomllib
 import urllib.request
@@ -21,6 +24,9 @@ from dra_driver.sim.apiserver.kinds import NAMESPACES, NODES
 from dra_driver.sim.apiserver.server import ApiServer
 from tests.fakes.node_image import ROOT, left_out, locked, normal, packages_folder, run_with
 from tests.fakes.node_process import DriverProcess, MpsHostProcess, NodeProcess
+from tests.fakes.scripts import script
+
+image, image_base = script("image"), script("image_base")
 
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
 COMMANDS: tuple[str, ...] = tuple(
@@ -206,3 +212,90 @@ def test_the_builder_needs_python_alone() -> None:
         command, check=False, cwd=ROOT, env={"BUILDER": "kaniko"}, capture_output=True, text=True, timeout=30
     )
     assert done.stderr == "BUILDER is kaniko, expected one of podman, buildah, docker\n"
+
+
+@pytest.mark.parametrize(
+    ("base", "release", "refused"),
+    [
+        ("python:3.11-slim-trixie", True, True),
+        ("python:3.11-slim-trixie", False, False),
+        (f"python:3.11@sha256:{'a' * 64}", True, False),
+        ("python@sha256:abc", True, True),
+    ],
+)
+def test_a_release_needs_a_base_with_a_digest(
+    base: str, release: bool, refused: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if refused:
+        with pytest.raises(SystemExit, match=re.escape(base)):
+            image.check_base(base, release=release)
+    else:
+        image.check_base(base, release=release)
+        assert ("can move" in capsys.readouterr().err) is ("@" not in base)
+
+
+@pytest.mark.parametrize(("variables", "tag"), [({"RELEASE": "1"}, ""), ({}, "v0.1.0")])
+def test_a_release_is_a_variable_or_the_tag_of_the_version(
+    variables: dict[str, str], tag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "docker").touch(0o755)
+    monkeypatch.setattr(image, "git", lambda *arguments: tag if arguments[0] == "tag" else "")
+    with pytest.raises(SystemExit, match="the base image of a release needs a digest"):
+        image.read_order({**variables, "PATH": str(tmp_path)})
+
+
+STATUS = "Package: {}\nStatus: {} ok installed\nArchitecture: amd64\nVersion: {}\nDescription: x\n Package: not one\n"
+
+
+def saved(path: Path, *layers: dict[str, str]) -> Path:
+    """A docker-archive; a file that ends in ``.wh.NAME`` removes one."""
+    config = {"config": {"Env": ["PATH=/bin", "PYTHON_VERSION=3.11.9"]}}
+    names = [f"{number}.tar" for number in range(len(layers))]
+    with tarfile.open(path, "w") as archive:
+        for name, layer in zip(names, layers, strict=True):
+            inner = io.BytesIO()
+            with tarfile.open(fileobj=inner, mode="w:gz") as content:
+                for file, text in layer.items():
+                    add(content, file, text.encode())
+            add(archive, name, inner.getvalue())
+        add(archive, "c.json", json.dumps(config).encode())
+        add(archive, "manifest.json", json.dumps([{"Config": "c.json", "Layers": names}]).encode())
+    return path
+
+
+def add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(data)
+    archive.addfile(member, io.BytesIO(data))
+
+
+def test_the_sbom_has_the_debian_packages_of_the_base(tmp_path: Path) -> None:
+    sbom = tmp_path / "x.cdx.json"
+    sbom.write_text(json.dumps({"components": [{"name": "grpcio"}]}))
+    base = {
+        "usr/lib/os-release": 'ID=debian\nVERSION_ID="12"\n',
+        "var/lib/dpkg/status": STATUS.format("old", "install", 1),
+    }
+    base["var/lib/dpkg/status.d/gone"] = STATUS.format("gone", "install", 1)
+    newer = "\n".join(
+        [
+            STATUS.format("libc6", "install", "2.36-9+deb12u1"),
+            "Package: left\nStatus: deinstall ok config-files\nVersion: 1\n",
+        ]
+    )
+    archive = saved(tmp_path / "x.tar", base, {"./var/lib/dpkg/status": newer, "var/lib/dpkg/status.d/.wh.gone": ""})
+    assert image_base.add_base_packages(sbom, archive, "amd64") == "1 Debian packages by dpkg's status"
+    document = json.loads(sbom.read_text())
+    assert [each.get("purl") for each in document["components"]] == [
+        None,
+        "pkg:deb/debian/libc6@2.36-9%2Bdeb12u1?arch=amd64&distro=debian-12",
+        "pkg:generic/python@3.11.9",
+    ]
+
+
+def test_a_base_without_dpkg_is_said_to_be_unknown(tmp_path: Path) -> None:
+    sbom = tmp_path / "x.cdx.json"
+    sbom.write_text("{}")
+    image_base.add_base_packages(sbom, saved(tmp_path / "x.tar", {"etc/os-release": "ID=alpine\n"}), "amd64")
+    (told,) = json.loads(sbom.read_text())["metadata"]["properties"]
+    assert (told["name"], told["value"][:8]) == ("dra-driver:base-packages", "unknown:")

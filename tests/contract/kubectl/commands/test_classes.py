@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 
+from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from dra_driver.kubectl.commands import kubectl
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, RESOURCE_CLAIM_TEMPLATES, RESOURCE_SLICES
 from dra_driver.sim.apiserver.server import ApiServer
 from tests.fakes.dra_objects import gpu, resource_slice
+from tests.fakes.published import built, published
+from tests.fakes.simulated_gpus import SimulatedBackend
+from tests.harness.shown import holds
 
 SMALL, LARGE = "mig-1g.10gb.nvidia.com", "mig-3g.40gb.nvidia.com"
 
@@ -48,6 +52,15 @@ def test_apply_makes_one_class_per_profile_and_deletes_none(api: ApiServer, caps
     capsys.readouterr()
     assert run("list") == 0
     assert "unused" in capsys.readouterr().out
+
+
+def test_the_page_shows_the_classes_of_two_h100(api: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
+    for item in published(built(SimulatedBackend(parse_groups("2xh100-sxm5-80gb", "a")).snapshot()), on="a"):
+        api.store.create(RESOURCE_SLICES, item)
+    assert run("list") == 0
+    holds("docs/mig.md", "kubectl dra classes list", capsys.readouterr().out)
+    assert run("apply") == 0
+    holds("docs/mig.md", "kubectl dra classes apply", capsys.readouterr().out)
 
 
 def test_prune_deletes_own_unused_classes_that_are_not_named(

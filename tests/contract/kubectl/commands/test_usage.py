@@ -9,11 +9,15 @@ from urllib.parse import unquote
 
 import pytest
 
+from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from dra_driver.kubectl.commands import kubectl
 from dra_driver.kubectl.commands.usage_source import Prometheus, PrometheusError
 from dra_driver.kubectl.usage.device_use import decode
 from tests.contract.node.exporter.test_process import GIB, Node, used
+from tests.fakes.published import built, published
 from tests.fakes.scripted_http import Exchange, ScriptedServer
+from tests.fakes.simulated_gpus import SimulatedBackend
+from tests.harness.shown import holds
 
 HOSTILE = "\x1b[2J=cmd"
 PROXY = "/api/v1/namespaces/dra-driver/pods/exporter-a:8082/proxy/usage"
@@ -136,6 +140,64 @@ def test_usage_says_who_told_it_and_what_is_not_known(capsys: Printed) -> None:
     assert lines["train"][3:9] == ["gpu-0", "60", "GiB", "80", "GiB", "60"]
     assert lines["hidden"][4] == "?"
     assert "\x1b" not in out
+
+
+HELD: dict[str, tuple[int, list[dict[str, Any]]]] = {
+    "team": (
+        36,
+        [
+            claim_use(
+                "team", "alone-whole-vr7kr",
+                device("gpu-2", 30, 79.6, percent=90, processes=3, energyJoules=1e4),
+            ),
+            claim_use(
+                "team", "cut-slice-zr4kz",
+                device("gpu-1-mig-1g10gb-19-6", 5, 9.75, percent=70, energyJoules=8.3e3, estimated=True),
+            ),
+            claim_use("team", "pair-left-chnlw", device(
+                "gpu-0", 4, 12, percent=20, share="a", energyJoules=2.5e3, estimated=True)),
+            claim_use("team", "pair-right-bxsn9", device(
+                "gpu-0", 6, 12, percent=40, share="b", processes=2, energyJoules=4.7e3, estimated=True)),
+        ],
+    ),
+    "demo-usage": (
+        60,
+        [
+            claim_use("demo-usage", f"{name}-gpu-{end}", device(
+                "gpu-0", used, 12, percent=percent, share=name, processes=processes, energyJoules=joules,
+                estimated=True, idleSeconds=idle))
+            for name, end, used, percent, processes, joules, idle in (
+                ("greedy", "55rwz", 20, 50, 1, 4.3e3, 0), ("modest", "7tn9g", 8, 40, 1, 3.6e3, 0),
+                ("sleepy", "ng7bf", 0, 0, 0, 0.0, 51),
+            )
+        ],
+    ),
+}  # fmt: skip
+"""What exporters say in the examples of the pages: window and claims, by namespace."""
+
+
+@pytest.mark.parametrize(
+    ("page", "command", "namespace"),
+    [
+        ("docs/usage-cost.md", "kubectl dra usage -n team", "team"),
+        ("docs/usage-cost.md", "kubectl dra idle -n team", "team"),
+        ("README.md", "kubectl dra usage -n demo-usage", "demo-usage"),
+        ("README.md", "kubectl dra idle --idle-for 20s -n demo-usage", "demo-usage"),
+    ],
+)
+def test_pages_show_what_is_printed(page: str, command: str, namespace: str, server: Served, capsys: Printed) -> None:
+    window, claims = HELD[namespace]
+    for each in claims:
+        each["pods"] = [each["name"].split("-")[0]]
+    server[0].usage = (
+        200,
+        {**USAGE, "knows": {"processes": True, "utilisation": True}, "claims": claims, "windowSeconds": window},
+    )
+    boards = SimulatedBackend(parse_groups("3xh100-sxm5-80gb", "gpu-a")).snapshot()
+    server[0].lists["/apis/resource.k8s.io/v1/resourceslices"] = published(built(boards), on="gpu-a")
+    assert kubectl.main(command.split()[2:]) == 0
+    out, err = capsys.readouterr()
+    holds(page, command, err + out)
 
 
 def test_csv_has_no_formulas_and_no_commands_of_terminals(server: Served, capsys: Printed) -> None:

@@ -305,13 +305,20 @@ def test_pages_show_what_is_printed_of_a_cluster(
     holds(page, command, capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("command", ["capacity", "devices"])
-@pytest.mark.parametrize("name", ["mig", "shares"])
-def test_examples_are_real_output(name: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / f"{name}.json"
-    dump(clusters()[name], path)
-    assert main([command, "--cluster-state", str(path)]) == 0
-    holds("docs/capacity.md", f"kubectl dra {command} --cluster-state {name}.json", capsys.readouterr().out)
+@pytest.mark.parametrize(
+    "command",
+    [
+        "kubectl dra capacity --cluster-state mig.json",
+        "kubectl dra capacity --cluster-state shares.json",
+        "kubectl dra devices --cluster-state mig.json",
+        "kubectl dra devices --cluster-state shares.json",
+    ],
+)
+def test_examples_are_real_output(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    *arguments, name = command.split()[2:]
+    dump(clusters()[name.removesuffix(".json")], tmp_path / name)
+    assert main([*arguments, str(tmp_path / name)]) == 0
+    holds("docs/capacity.md", command, capsys.readouterr().out)
 
 
 def test_every_term_of_the_tables_is_explained() -> None:
