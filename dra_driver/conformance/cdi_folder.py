@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-import yaml
 from msgspec import Struct
 
 from dra_driver.conformance.cdi_edits import NO_EDITS, CdiDocument, ContainerEdits, Edits
+from dra_driver.core import yaml_text
 from dra_driver.core.text import cut, quoted
 
 MAX_FILES: Final = 4096
@@ -110,11 +110,11 @@ def read(path: Path) -> CdiFile:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             return CdiFile(path=path, problem=f"larger than {MAX_BYTES >> 20} MiB")
-        raw = json.loads(data) if path.suffix == ".json" else yaml.safe_load(data)
+        raw = json.loads(data) if path.suffix == ".json" else yaml_text.load(data)
         document = msgspec.convert(raw, CdiDocument)
     except msgspec.ValidationError as error:
         return CdiFile(path=path, problem=str(error))
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return CdiFile(path=path, problem=f"cannot be read: {type(error).__name__}")
     if problem := _problem(document):
         return CdiFile(path=path, problem=problem)

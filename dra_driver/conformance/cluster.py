@@ -12,11 +12,11 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
 from msgspec import Struct
 
 from dra_driver.conformance.plugin import ClaimKey
 from dra_driver.conformance.values import UnableError
+from dra_driver.core import yaml_text
 from dra_driver.core.errors import (
     AllocationError,
     AlreadyExistsError,
@@ -316,8 +316,8 @@ def _documents(path: Path) -> list[object]:
             text = file.read(MAX_BYTES + 1)
         if len(text) > MAX_BYTES:
             raise ConfigurationError(f"--claim-template {path} is larger than {MAX_BYTES >> 20} MiB")
-        return list(yaml.safe_load_all(text))
-    except (OSError, yaml.YAMLError, RecursionError) as error:
+        return list(yaml_text.load_all(text))
+    except (OSError, ValueError) as error:
         raise ConfigurationError(f"--claim-template {path} cannot be read: {error}") from error
 
 

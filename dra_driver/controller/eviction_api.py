@@ -6,11 +6,13 @@ holds across a restart or a takeover without memory of earlier evictions.
 *The brake.* No eviction while more than a part of the fleet's GPUs became tainted within a window: hardware breaks one
 by one, a wrong rule, policy or driver version everywhere at the same time. A taint counts from its ``timeAdded`` for at
 least twice its grace period, else all pods could become due just after the window. Taints of a drain do not count.
+A node writes its own devices and taints, so no single node can hold or loosen the brake (`exceeds`).
 """
 
 import random
 import threading
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Final, Protocol
 
@@ -54,20 +56,40 @@ class BrakeState(Struct, frozen=True, kw_only=True):
 
 def brake_state(fleet: Fleet, rules: BrakeRules, now: datetime) -> BrakeState:
     """Times ahead of ``now`` (a node's clock) count as recent."""
-    ends = [end for end in _ends_by_gpu(fleet.tainted.values(), rules).values() if end > now]
-    too_many = len(ends) * 100 > rules.percent * len(fleet.gpus) and len(ends) >= LEAST_GPUS
-    return BrakeState(on=too_many, recent=len(ends), fleet=len(fleet.gpus), until=min(ends) if too_many else None)
+    ends = {gpu: end for gpu, end in _ends_by_gpu(fleet.tainted.values(), rules).items() if end > now}
+    gpus = {pool: len(found) for pool, found in fleet.gpus.items()}
+    too_many = exceeds(Counter(pool for pool, _ in ends), gpus, rules.percent)
+    until = min(ends.values()) if too_many else None
+    return BrakeState(on=too_many, recent=len(ends), fleet=sum(gpus.values()), until=until)
 
 
-def _ends_by_gpu(devices: Iterable[TaintedDevice], rules: BrakeRules) -> dict[str, datetime]:
-    """When each GPU stops to count; a partition's taint counts for its GPU."""
-    ends: dict[str, datetime] = {}
+def exceeds(recent: Mapping[str, int], gpus: Mapping[str, int], percent: int) -> bool:
+    """Return whether more than ``percent`` of the GPUs, and at least `LEAST_GPUS`, are recent. Both are by node.
+
+    In a fleet of several nodes the node with most recent GPUs does not count as recent, and each node counts with at
+    most the GPUs of the second largest: what one node reports, true or not, is no evidence about the other nodes."""
+    sizes = {node: count for node, count in gpus.items() if count}
+    if len(sizes) < 2:
+        found, fleet, least = sum(recent.values()), sum(sizes.values()), LEAST_GPUS
+    else:
+        most = sorted(sizes.values())[-2]
+        first = max(recent, key=lambda node: min(recent[node], most), default="")
+        found = sum(min(count, most) for node, count in recent.items() if node != first)
+        fleet = sum(min(count, most) for count in sizes.values())
+        least = min(LEAST_GPUS, fleet - min(sizes.get(first, 0), most))
+    return found >= least and found * 100 > percent * fleet
+
+
+def _ends_by_gpu(devices: Iterable[TaintedDevice], rules: BrakeRules) -> dict[tuple[str, str], datetime]:
+    """When each GPU of a pool stops to count; a partition's taint counts for its GPU."""
+    ends: dict[tuple[str, str], datetime] = {}
     for device in devices:
         grace_s = rules.grace_s if device.grace_s is None else device.grace_s
         window = timedelta(seconds=max(rules.window_s, 2 * grace_s))
         for taint in device.taints:
             if taint.key not in ASKED_FOR:
-                ends[device.gpu] = max(taint.added + window, ends.get(device.gpu, taint.added))
+                gpu = device.pool, device.gpu
+                ends[gpu] = max(taint.added + window, ends.get(gpu, taint.added))
     return ends
 
 

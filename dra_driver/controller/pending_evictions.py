@@ -63,7 +63,9 @@ class SliceView(Struct, frozen=True, kw_only=True):
 
 
 class Fleet(Struct, frozen=True, kw_only=True):
-    gpus: frozenset[str]
+    """``gpus`` by pool. A node's driver can only write the pool of its node (admission policy)."""
+
+    gpus: Mapping[str, frozenset[str]]
     tainted: Mapping[tuple[str, str], TaintedDevice]
 
 
@@ -85,7 +87,9 @@ def fleet_of(slices: Iterable[SliceView]) -> Fleet:
     for view in views:
         newest[view.pool] = max(view.generation, newest.get(view.pool, view.generation))
     current = [view for view in views if view.generation == newest[view.pool]]
-    gpus: frozenset[str] = frozenset().union(*(view.gpus for view in current))
+    gpus: dict[str, frozenset[str]] = {}
+    for view in current:
+        gpus[view.pool] = gpus.get(view.pool, frozenset()) | view.gpus
     return Fleet(gpus=gpus, tainted={(found.pool, found.name): found for view in current for found in view.tainted})
 
 

@@ -94,11 +94,12 @@ class UsageEvictionEvents(PodEvents):
 
 
 class _Open(Struct):
-    """A case announced at ``announced_s`` to these pod UIDs; the next attempt is due at ``not_before_s``
-    (monotonic)."""
+    """A case announced at ``announced_s`` to these pod UIDs; the next attempt is due at ``not_before_s``; the API
+    server first confirmed it at ``verified_s`` (monotonic)."""
 
     announced_s: float
     not_before_s: float
+    verified_s: float | None = None
     told: set[str] = field(default_factory=set)
     backoff: Backoff = field(default_factory=retries)
 
@@ -141,8 +142,8 @@ class UsageEvictions:
         nodes = self._copies.nodes()
         cases = self._current(nodes)
         self._announce(cases)
-        announced = {key: case.announced_s for key, case in self._open.items()}
-        braked = is_braked(cases, announced, sum(node.gpus for node in nodes), self._rules.brake, self._clock())
+        verified = {key: case.verified_s for key, case in self._open.items() if case.verified_s is not None}
+        braked = is_braked(cases, verified, {node.name: node.gpus for node in nodes}, self._rules.brake, self._clock())
         self._publish(cases, braked)
         return IDLE_S if braked else self._evict_due(cases)
 
@@ -169,7 +170,7 @@ class UsageEvictions:
             self.worker.beat()
             now_s = self._clock()
             self._open[case.key] = known = _Open(announced_s=now_s, not_before_s=now_s + case.wait_s)
-            self._tell(case, known, self._candidates(case).pods)
+            self._tell(case, known, self._candidates(case, known).pods)
 
     def _tell(self, case: UsageEvictionRequest, known: _Open, pods: Sequence[PodRef]) -> None:
         known.told.update(pod.uid for pod in pods)
@@ -223,7 +224,7 @@ class UsageEvictions:
             outcome = EvictionOutcome(result="failed", reason=str(error))
         if outcome is not None:
             return None, outcome
-        found = self._candidates(case)
+        found = self._candidates(case, known)
         if found.outcome is not None:
             return (case.pods[0] if case.pods else None), found.outcome
         pod = found.pods[0]
@@ -236,10 +237,13 @@ class UsageEvictions:
             return pod, EvictionOutcome(result="failed", reason="another pod was evicted at the same time")
         return pod, evict(self._api, pod)
 
-    def _candidates(self, case: UsageEvictionRequest) -> EvictionCandidates:
+    def _candidates(self, case: UsageEvictionRequest, known: _Open) -> EvictionCandidates:
         try:
-            return candidates(self._api, case, self._rules.driver)
+            found = candidates(self._api, case, self._rules.driver)
         except KubernetesApiError as error:
             return EvictionCandidates(outcome=EvictionOutcome(result="failed", reason=str(error)))
         except (AttributeError, TypeError) as error:
             return EvictionCandidates(outcome=gone(f"the claim or a pod of it is malformed: {error}"))
+        if found.is_verified and known.verified_s is None:
+            known.verified_s = self._clock()
+        return found

@@ -4,16 +4,18 @@ A node requests it in the ``status.usage`` of its GpuNode, which only that node 
 for claims on that node: the claim has to be allocated there, the pod has to be one that the claim is reserved for, and
 it has to run there. An entry without a pod is not a case.
 
-The brake is that of taints (`eviction_api`): a wrong overhead, policy or number shows everywhere at the same time.
+The brake is that of taints (`eviction_api`): a wrong overhead, policy or number shows everywhere at the same time. A
+case counts there once the API server confirmed its claim, node and pod.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, Literal
 
 from msgspec import Struct
 
 from dra_driver.config.status import node_status_of
-from dra_driver.controller.eviction_api import LEAST_GPUS, BrakeRules, EvictionOutcome, EvictionRequests, has_ended
+from dra_driver.controller.eviction_api import BrakeRules, EvictionOutcome, EvictionRequests, exceeds, has_ended
 from dra_driver.controller.pending_evictions import PodRef, pods_of, results_of
 from dra_driver.core.errors import NotFoundError
 from dra_driver.core.model.gpu_node import ToldIdle, ToldOverGrant, ToldUsage
@@ -78,19 +80,19 @@ def usage_cases(nodes: Iterable[NodeUse], *, over_grant: bool, idle: bool) -> li
 
 def is_braked(
     cases: Iterable[UsageEvictionRequest],
-    announced: Mapping[CaseKey, float],
-    gpus: int,
+    verified: Mapping[CaseKey, float],
+    gpus: Mapping[str, int],
     rules: BrakeRules,
     now_s: float,
 ) -> bool:
-    """Return whether too many cases of one kind are new, by the times in ``announced``. Each device or idle claim
-    counts as one GPU of ``gpus``, for the window and at least twice its wait."""
+    """Return whether too many cases of one kind are new, by the times in ``verified``; others do not count. Each device
+    or idle claim counts as one GPU of ``gpus`` (by node), for the window and at least twice its wait."""
     recent: dict[CaseKind, set[tuple[str, str]]] = {}
     for case in cases:
-        at_s = announced.get(case.key, now_s)
-        if now_s - at_s < max(rules.window_s, 2 * case.wait_s):
+        at_s = verified.get(case.key)
+        if at_s is not None and now_s - at_s < max(rules.window_s, 2 * case.wait_s):
             recent.setdefault(case.kind, set()).add((case.node, case.device or case.claim_uid))
-    return any(len(found) >= LEAST_GPUS and len(found) * 100 > rules.percent * gpus for found in recent.values())
+    return any(exceeds(Counter(node for node, _ in found), gpus, rules.percent) for found in recent.values())
 
 
 def _cases(node: NodeUse, *, over_grant: bool, idle: bool) -> Iterator[UsageEvictionRequest]:
@@ -136,6 +138,11 @@ class EvictionCandidates(Struct, frozen=True, kw_only=True):
 
     pods: tuple[PodRef, ...] = ()
     outcome: EvictionOutcome | None = None
+
+    @property
+    def is_verified(self) -> bool:
+        """Return whether the claim is allocated on the node and one of its pods runs there."""
+        return self.outcome is None or self.outcome.result == "opted-out"
 
 
 def gone(reason: str) -> EvictionOutcome:

@@ -9,6 +9,7 @@
     │   ├── ClaimReplacedError      the claim of that name is a different object (UID differs) or is gone
     │   ├── ClaimNotAllocatedError  the scheduler has not allocated it
     │   ├── AllocationError         its requests cannot be evaluated; ends the scheduling attempt on all nodes
+    │   │   └── SelectorBudgetError its selectors cost too much for this answer, which is unknown
     │   ├── UnknownDeviceError      an allocated device does not exist on this node
     │   └── DeviceInUseError        the device is prepared for another claim
     ├── InvalidSpecError            a CDI document breaks the specification; it is not written or used
@@ -88,6 +89,10 @@ class ClaimNotAllocatedError(ClaimError):
 
 class AllocationError(ClaimError):
     """A claim's requests cannot be evaluated: missing class, too many devices, a pool that is being updated."""
+
+
+class SelectorBudgetError(AllocationError):
+    """A selector was not evaluated, because those before took all the time of an answer: what it selects is unknown."""
 
 
 class UnknownDeviceError(ClaimError):

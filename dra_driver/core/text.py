@@ -1,10 +1,9 @@
-"""Text for people: on one line, printable, short enough, wrapped, counted, with units; and a limit on the depth of
-YAML. Names, messages and annotations can be hostile, so each goes through `printable` or `one_line` before it reaches a
-terminal or an event."""
+"""Text for people: on one line, printable, short enough, wrapped, counted, with units. Names, messages and annotations
+can be hostile, so each goes through `printable` or `one_line` before it reaches a terminal or an event."""
 
 import textwrap
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 UNKNOWN: Final = "?"
 WIDTH: Final = 118
@@ -67,22 +66,3 @@ def span(seconds: float | None) -> str:
         return UNKNOWN
     unit, size = next(((unit, size) for unit, size in _SPANS if seconds >= 2 * size), ("s", 1))
     return f"{int(seconds // size)}{unit}"
-
-
-MAX_DEPTH: Final = 100
-
-
-def check_nesting(text: str) -> None:
-    """Raises ValueError for more than `MAX_DEPTH` levels, and YAMLError for what is no YAML."""
-    import yaml  # noqa: PLC0415 - a node with real GPUs never needs YAML
-
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    depth = 0
-    for event in yaml.parse(text, Loader=loader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-            if depth > MAX_DEPTH:
-                mark: Any = event.start_mark
-                raise ValueError(f"line {mark.line + 1}: nested more than {MAX_DEPTH} levels deep")
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1

@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from dra_driver.core import yaml_text
 from dra_driver.core.errors import ConfigurationError
 
 _MOST_BYTES = 4 * 2**20
@@ -93,11 +94,9 @@ def plain_kubeconfig(path: Path, context_name: str | None = None) -> Access | No
     """The access of a kubeconfig's context, by default its current one. None if the ``kubernetes`` client has to read
     the file, also for a damaged one: the client names the problem. Raises ConfigurationError for an unreadable file
     that a plain kubeconfig names."""
-    import yaml  # noqa: PLC0415 - a pod has a service account, and never needs YAML: 0.7 MiB
-
     try:
-        document = yaml.safe_load(_content(path))
-    except yaml.YAMLError:
+        document: Any = yaml_text.load(_content(path))
+    except ValueError:
         return None
     context = _named(document, "contexts", "context", context_name or _get(document, "current-context"))
     cluster = _named(document, "clusters", "cluster", _get(context, "cluster"))

@@ -2,10 +2,11 @@
 as empty; a part of another type raises AttributeError or TypeError, except in a `HeldClaim`."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from msgspec import Struct, field
 
+from dra_driver.core.model.health import TAINT_KEYS
 from dra_driver.core.wire import from_wire
 
 Wire = Mapping[str, Any]
@@ -84,6 +85,12 @@ class HeldClaim(Struct, frozen=True, kw_only=True):
     def devices(self) -> tuple[HeldResult, ...]:
         return self.status.allocation.devices.results if self.status.allocation else ()
 
+    @property
+    def users(self) -> tuple[str, ...]:
+        """The names of pods for which it is reserved; other users as ``resource/name``."""
+        every = self.status.reserved_for
+        return tuple(str(user.name) if user.resource == "pods" else f"{user.resource}/{user.name}" for user in every)
+
 
 C = TypeVar("C", bound=HeldClaim)
 
@@ -136,6 +143,20 @@ def newest_slices(slices: Iterable[Wire]) -> list[Wire]:
     for item in every:
         newest[pool_of(item)] = max(newest.get(pool_of(item), 0), generation_of(item))
     return [item for item in every if generation_of(item) == newest[pool_of(item)]]
+
+
+_HEALTH_KEYS: Final = frozenset(TAINT_KEYS.values())
+
+
+def unhealthy_by(device: Wire) -> tuple[str, ...]:
+    """The health taints of a device that keep new claims away, as ``key=value``. A drain or a policy is not one."""
+    found = [taint for taint in device.get("taints") or () if is_health_taint(taint.get("key"), taint.get("effect"))]
+    return tuple(f"{taint['key']}={taint['value']}" if taint.get("value") else str(taint["key"]) for taint in found)
+
+
+def is_health_taint(key: object, effect: object) -> bool:
+    """Whether such a taint marks a broken device; effect None only informs."""
+    return key in _HEALTH_KEYS and effect != "None"
 
 
 def attribute_of(attributes: Wire | None, driver: str, name: str) -> Wire:

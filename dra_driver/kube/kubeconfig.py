@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from dra_driver.core import yaml_text
 from dra_driver.core.errors import ConfigurationError
 
 DEFAULT: Final = "default"
@@ -66,11 +67,9 @@ def kubeconfig_path(path: str | None, environ: Mapping[str, str]) -> str:
 
 
 def _document(path: Path) -> dict[str, object]:
-    import yaml  # noqa: PLC0415 - the node process has no use for it
-
     try:
-        found = yaml.safe_load(_text(path))
-    except (yaml.YAMLError, ValueError, RecursionError):
+        found = yaml_text.load(_text(path))
+    except ValueError:
         found = None
     contexts = found.get("contexts") if isinstance(found, dict) else None
     return {**(found if isinstance(found, dict) else {}), "contexts": contexts if isinstance(contexts, list) else []}

@@ -3,16 +3,18 @@ statuses (API conventions, "Response Status Kind") into this project's errors.
 
 Go accepts JSON of 10,000 levels; Python stops at the recursion limit of 1,000, also for values that decoders skip
 (``msgspec.Raw``). A claim with opaque parameters of 5,000 levels could end all lists and watches of claims, so
-`decoded` replaces every value below `MAX_DEPTH` by `TOO_DEEP`.
+`decoded` replaces every value below `MAX_DEPTH` by `TOO_DEEP`. Go also keeps bytes that are not UTF-8 and halves of
+surrogate pairs in texts of opaque parameters, and returns them in every list.
 """
 
 import json
 import logging
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from math import isinf
 from typing import Any, Final
 
-from msgspec import DecodeError
 from msgspec.json import decode, encode
 
 from dra_driver.core.errors import (
@@ -32,6 +34,8 @@ log = logging.getLogger(__name__)
 MAX_DEPTH: Final = 100  # levels of an answer that are kept. Kubernetes' own fields of a list need 25.
 TOO_DEEP: Final = "(not read: nested too deep)"
 """Stands in place of a value. No field that the driver reads accepts it."""
+OUT_OF_RANGE: Final = "(not read: number out of range)"
+"""As `TOO_DEEP`, for a number that a double cannot hold."""
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
 _NO_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _OPENING: Final = (0x5B, 0x7B)
@@ -43,21 +47,35 @@ def decoded(data: bytes, what: str) -> Any:
     kept = shallow(data) if may_be_deep(data) else data
     try:
         value = decode(kept)
-    except (DecodeError, RecursionError):
-        value = decode(_whole_text(kept))  # DecodeError is a ValueError
+    except (ValueError, RecursionError):  # msgspec: DecodeError, UnicodeDecodeError
+        kept = _plain(kept)
+        value = decode(kept)
     for item in _objects(value) if kept is not data else ():
-        facts = {"request": what, "object": _name(item)}
-        log.warning("an object is nested too deep; part of it is not read", extra=facts)
+        _report(what.partition("?")[0], _name(item))
     return value
 
 
-def _whole_text(data: bytes) -> bytes:
-    """JSON with ``?`` for each half of a surrogate pair, which Go and the API server accept. Raises ValueError for
-    other text."""
+@lru_cache(maxsize=1000)  # a page that is polled reports each version of an object once
+def _report(request: str, name: str) -> None:
+    facts = {"request": request, "object": name}
+    log.warning("an object is nested too deep or has a number out of range; part of it is not read", extra=facts)
+
+
+def _plain(data: bytes) -> bytes:
+    """JSON that all decoders read: ``?`` for each half of a surrogate pair, U+FFFD for bytes that are not UTF-8,
+    `OUT_OF_RANGE` for numbers. Raises ValueError for text that is not JSON."""
     try:
-        return json.dumps(json.loads(data), ensure_ascii=False).encode("utf-8", "replace")
+        value = json.loads(data.decode("utf-8", "replace"), parse_float=_number, parse_int=_number)
+        return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
     except RecursionError as error:
         raise ValueError(str(error)) from error
+
+
+def _number(text: str) -> object:
+    value = float(text)
+    if isinf(value):
+        return OUT_OF_RANGE
+    return int(text) if text.lstrip("-").isdigit() else value
 
 
 def may_be_deep(data: bytes) -> bool:
@@ -93,10 +111,10 @@ def shallow(data: bytes) -> bytes:
 
 
 def _objects(value: object) -> Iterator[object]:
-    mark = encode(TOO_DEEP)
+    marks = encode(TOO_DEEP), encode(OUT_OF_RANGE)
     found = value.get("items") if isinstance(value, dict) else None
     items = found if isinstance(found, list) else [value.get("object", value) if isinstance(value, dict) else value]
-    return (item for item in items if mark in encode(item))
+    return (item for item in items if any(mark in encode(item) for mark in marks))
 
 
 def _name(item: object) -> str:

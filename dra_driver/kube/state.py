@@ -103,7 +103,8 @@ def read_cluster(
 
 
 def with_objects(state: ClusterState, objects: Iterable[Wire]) -> ClusterState:
-    """The state with these objects applied by kind, namespace and name; objects of other kinds are ignored."""
+    """The state with these objects applied by kind, namespace and name; objects of other kinds are ignored. An object
+    without a status keeps that of the one it replaces, as with ``kubectl apply``."""
     by_kind: dict[str, list[Wire]] = {}
     for item in objects:
         by_kind.setdefault(str(item.get("kind")), []).append(item)
@@ -111,7 +112,13 @@ def with_objects(state: ClusterState, objects: Iterable[Wire]) -> ClusterState:
     for kind in KINDS:
         new = {identity(item): reduced(kind.kind, item) for item in by_kind.get(kind.kind, ())}
         if new:
-            kept = [item for item in getattr(state, kind.field) if identity(item) not in new]
+            known: Sequence[Wire] = getattr(state, kind.field)
+            kept = [item for item in known if identity(item) not in new]
+            for item in known:
+                applied: Wire = new.get(identity(item), item)
+                if applied is not item and item.get("status") and not applied.get("status"):
+                    metadata = {**item["metadata"], **applied["metadata"]}
+                    new[identity(item)] = {**applied, "metadata": metadata, "status": item["status"]}
             changed[kind.field] = (*kept, *new.values())
     return replace(state, **changed)
 

@@ -4,16 +4,13 @@ shapes (``shapes.py``): a file is hostile."""
 
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
+from dra_driver.core import yaml_text
 from dra_driver.core.errors import ConfigurationError, StorageError
 from dra_driver.core.files import replace_file
-from dra_driver.core.text import check_nesting
 from dra_driver.kube.shapes import misfit
 from dra_driver.kube.state import KINDS, ClusterState
 from dra_driver.kube.state_parts import reduced
@@ -38,8 +35,6 @@ MAX_FILE_BYTES: Final = 1 << 30
 _MAX_YAML_BYTES: Final = 64 << 20
 """The YAML parser needs about fifty bytes of memory per byte; larger states are written and read as JSON."""
 
-_MAX_ALIASED_NODES: Final = 1_000_000
-_ALIAS: Final = re.compile(r"(?:^|[\s\[{,:-])\*\w")
 
 _HEADER: Final = "draState"
 
@@ -82,7 +77,7 @@ def dump(state: ClusterState, path: Path | str) -> None:
 def text_of(state: ClusterState, *, as_yaml: bool) -> str:
     document = to_document(state, templates=not as_yaml)
     if as_yaml:
-        return str(yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))
+        return yaml_text.dump(document)
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False) + "\n"
 
 
@@ -107,7 +102,7 @@ def read_documents(file: Path, text: str | None = None) -> Iterator[Wire]:
     content = _text(file) if text is None else text
     try:
         found = [json.loads(content)] if content.lstrip()[:1] == "{" and _is_json(content) else _yaml(file, content)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         problem = " ".join(str(error).split()) or "nested too deeply"
         raise ConfigurationError(f"{file} is neither YAML nor JSON that can be read: {problem[:300]}") from error
     for document in found:
@@ -220,39 +215,4 @@ def _yaml(file: Path, content: str) -> list[object]:
         raise ConfigurationError(
             f"{file} has more than {_MAX_YAML_BYTES >> 20} MiB of YAML; write large states as JSON"
         )
-    check_nesting(content)
-    documents = list(yaml.load_all(content, Loader=_Loader))
-    if _ALIAS.search(content):
-        _check_size(file, documents)
-    return documents
-
-
-def _check_size(file: Path, documents: list[object]) -> None:
-    """Limits aliases: a few bytes of YAML can expand to gigabytes, or contain themselves."""
-    waiting, seen = list(documents), 0
-    while waiting:
-        value = waiting.pop()
-        seen += 1
-        if seen > _MAX_ALIASED_NODES:
-            raise ConfigurationError(f"{file}: its aliases (*name) stand for more than {_MAX_ALIASED_NODES} values")
-        if isinstance(value, dict):
-            waiting.extend(value.values())
-        elif isinstance(value, list):
-            waiting.extend(value)
-
-
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Safe; time stamps stay text, as in JSON."""
-
-
-class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """Without aliases: shared parts are written again."""
-
-    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002  the name is PyYAML's
-        return True
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:timestamp"]
-    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
+    return list(yaml_text.load_all(content))

@@ -16,9 +16,10 @@ from time import monotonic
 from dra_driver.core.errors import CelSyntaxError, ConfigurationError, RetryableError
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.kube.devices import newest_slices
+from dra_driver.kube.pod_run import labels_of
 from dra_driver.scheduler.cel import compile_selector
 from dra_driver.sim.apiserver.jsonvalue import Obj
-from dra_driver.sim.apiserver.kinds import ALL_KINDS, NAMESPACES, RESOURCE_SLICES
+from dra_driver.sim.apiserver.kinds import ALL_KINDS, DAEMON_SETS, NAMESPACES, PODS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.server import ApiServer
 from dra_driver.sim.controllers.claims import ClaimController, DeviceTaintController
 from dra_driver.sim.controllers.workloads import (
@@ -29,7 +30,7 @@ from dra_driver.sim.controllers.workloads import (
 )
 from dra_driver.sim.loop import StoreClient, deletion_order, kind_of, load
 from dra_driver.sim.node.node import NodeFolders
-from dra_driver.sim.node.node_process import DRIVER, ClusterNode
+from dra_driver.sim.node.node_process import DRIVER, NAMESPACE, ClusterNode
 from dra_driver.sim.scheduler import EmbeddedScheduler
 
 __all__ = ["DRIVER", "Cluster", "check_cel", "incomplete"]
@@ -128,6 +129,27 @@ class Cluster:
         for node in self.nodes.values():
             node.mps_host.start()
             node.start_exporter()
+
+    def add_daemon_set(self) -> None:
+        """Create the DaemonSet that a chart would install, for commands that take the node process' image from it."""
+        if self.store.find(NAMESPACES, NAMESPACE) is None:
+            self.store.create(NAMESPACES, {"metadata": {"name": NAMESPACE}})
+        labels = labels_of("node")
+        container = {"name": "node", "image": "dra-driver", "args": ["kubelet-plugin"]}
+        template = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
+        spec = {"selector": {"matchLabels": labels}, "template": template}
+        made = self.store.create(
+            DAEMON_SETS, {"metadata": {"name": "dra-driver-node"}, "spec": spec}, namespace=NAMESPACE
+        )
+        ready = dict.fromkeys(("currentNumberScheduled", "desiredNumberScheduled", "numberReady"), len(self.nodes))
+        made["status"] = {**made["status"], **ready, "observedGeneration": 1}
+        self.store.update_status(DAEMON_SETS, made)
+        owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "controller": True}
+        owner |= {"name": made["metadata"]["name"], "uid": made["metadata"]["uid"]}
+        for number, node in enumerate(self.nodes):
+            metadata = {"name": f"dra-driver-node-{number}", "labels": labels, "ownerReferences": [owner]}
+            pod = {"nodeName": node, "containers": [container], "tolerations": [{"operator": "Exists"}]}
+            self.store.create(PODS, {"metadata": metadata, "spec": pod}, namespace=NAMESPACE)
 
     def stop(self) -> None:
         """Stop everything and delete the folder. Idempotent."""

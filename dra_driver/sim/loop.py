@@ -15,8 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-import yaml
-
+from dra_driver.core import yaml_text
 from dra_driver.core.errors import ConfigurationError, DraError, NotFoundError
 from dra_driver.core.time import rfc3339
 from dra_driver.core.worker import Worker
@@ -156,14 +155,16 @@ _BY_TYPE = {(kind.api_version, kind.kind): kind for kind in ALL_KINDS}
 def load(path: Path) -> list[Obj]:
     """The objects of a YAML file, in order. Raises ConfigurationError that names the file."""
     try:
-        documents = list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        documents = list(yaml_text.load_all(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
         raise ConfigurationError(f"cannot read {path}: {error}") from error
-    objects = [document for document in documents if document is not None]
-    for obj in objects:
-        if not isinstance(obj, dict):
+    objects: list[Obj] = []
+    for obj in documents:
+        if obj is not None and not isinstance(obj, dict):
             raise ConfigurationError(f"{path}: expected a Kubernetes object, found a {type(obj).__name__}")
-        kind_of(obj)
+        if obj is not None:
+            kind_of(obj)
+            objects.append(obj)
     return objects
 
 

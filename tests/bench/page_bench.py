@@ -70,7 +70,7 @@ class _Site:
         sources = PageSources(cluster=self._reader, derived=self._derived, about="bench")
         self._base = f"/{keys.folder}"
         self._browser = TestClient(application(sources, keys, (_HOST,)), base_url=f"http://{_HOST}")
-        self._browser.get(f"/open?code={keys.code}")
+        self._browser.get(f"/{keys.folder}/open?code={keys.code}")
 
     def _read(self) -> SeenCluster:
         return read_without_collection(FileSource(self._state))

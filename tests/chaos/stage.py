@@ -53,8 +53,8 @@ class FaultRecord:
     fault: str
     test: str
 
-    def write(self, *, seconds: float, seen: str, kept: int) -> None:
-        """``seconds`` until normal, the sentence that was ``seen``, how many prepared claims were ``kept``."""
+    def write(self, *, seconds: float, seen: str, kept: int, of: int) -> None:
+        """``seconds`` until normal; what was ``seen``; how many ``of`` the prepared claims were ``kept``."""
         assert seen, f"{self.fault}: nothing was seen"
         folder = os.environ.get(FOLDER)
         if not folder:
@@ -66,6 +66,7 @@ class FaultRecord:
             "seconds": round(seconds, 2),
             "seen": seen if len(seen) <= MOST_SEEN else f"{seen[: MOST_SEEN - 1]}…",
             "kept": kept,
+            "of": of,
         }
         name = "".join(letter if letter.isalnum() else "-" for letter in self.test)[-150:]
         (Path(folder) / f"{name}.json").write_text(json.dumps(found, indent=1))
@@ -83,6 +84,8 @@ class Stage:
         self._cluster: Mapping[str, str] = {}
         self.held: dict[str, tuple[Obj, list[Any], bytes]] = {}
         """The prepared claims by form, with the answer and the CDI file that they got."""
+        self.prepared = 0
+        """How many claims the fault could take: those of `held`, without those that the test itself ended."""
         self._scheduler: Scheduler | None = None
 
     def __enter__(self) -> "Stage":
@@ -126,7 +129,17 @@ class Stage:
         answer = self.node.prepare(claim)
         assert answer.error == "", f"{form}: {answer.error}"
         self.held[form] = (claim, list(answer.devices), self.node.cdi_files()[claim["uid"]].read_bytes())
+        self.prepared += 1
         return claim
+
+    def lose(self, form: str) -> Obj:
+        """The fault took this claim's devices: the page counts it as lost."""
+        return self.held.pop(form)[0]
+
+    def end(self, form: str) -> Obj:
+        """The test ends this claim itself."""
+        self.prepared -= 1
+        return self.lose(form)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -239,4 +252,4 @@ class Stage:
         with suppress(AssertionError):
             until(lambda: not self.node.leftovers(), "a clean node", 10.0)
         assert self.node.leftovers() == []
-        fault.write(seconds=seconds, seen=seen, kept=kept)
+        fault.write(seconds=seconds, seen=seen, kept=kept, of=self.prepared)

@@ -65,10 +65,10 @@ def test_a_lost_gpu_is_withdrawn_and_comes_back(described: Described, fault: Fau
 def test_a_lost_gpu_whose_claim_ends_leaves_nothing(described: Described, fault: FaultRecord) -> None:
     with Stage(spec=str(described.path)) as stage:
         described.change(CUT, lost="fell off the bus")
-        claim, _, _ = stage.held.pop("partition")
+        claim = stage.end("partition")
         stage.wait_logged("fell off the bus")
-        errors = stage.node.unprepare(claim, 20.0)
-        seen = errors or stage.wait_logged("unprepared")
+        seen = stage.node.unprepare(claim, 20.0)
+        assert "does not answer: fell off the bus" in seen
         stage.assert_intact()
         described.change(CUT, lost=None)
         since = time.monotonic()
@@ -105,10 +105,10 @@ def test_a_reset_gpu_loses_its_partitions_and_no_claim_of_others(stage: Stage, f
     fresh = path.with_suffix(".reset")
     fresh.write_text(json.dumps(state))
     fresh.replace(path)
-    claim, _, _ = stage.held.pop("partition")
+    claim = stage.lose("partition")
     since = time.monotonic()
     seen = stage.prepare(claim, 20.0)
-    assert seen, "a partition that is gone was answered"
+    assert "which no longer exists" in seen
     stage.assert_intact()
     stage.drop(claim)
     stage.finish(fault, since, seen=seen)
@@ -119,41 +119,52 @@ def test_a_partition_destroyed_from_outside_is_noticed(stage: Stage, fault: Faul
     cut = stage.node.gpus[CUT]
     instances = stage.node.hardware_state()["gpus"][cut]["instances"]
     stage.node.hardware.foreign_destroy(cut, instances[0]["gi"])
-    claim, _, _ = stage.held.pop("partition")
+    claim = stage.lose("partition")
     since = time.monotonic()
     seen = stage.prepare(claim, 20.0)
-    assert seen, "a partition that is gone was answered"
+    assert "which no longer exists" in seen
     stage.drop(claim)
     stage.finish(fault, since, seen=seen)
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "where", "published"),
     [
-        {"memoryMiB": None},
-        {"memoryMiB": 1},
-        {"productName": "~$%&" * 20},
-        {"pciBusId": "ffff:ff:1f.0"},
-        {"numaNode": 1023},
+        ({"memoryMiB": 1}, ("capacity", "memory"), {"value": "1Mi"}),
+        ({"productName": "~$%&" * 20}, ("attributes", "productName"), {"string": "~$%&" * 16}),
+        ({"pciBusId": "ffff:ff:1f.0"}, ("attributes", "resource.kubernetes.io/pciBusID"), {"string": "ffff:ff:1f.0"}),
+        ({"numaNode": 1023}, ("attributes", "resource.kubernetes.io/numaNode"), {"int": 1023}),
     ],
-    ids=["no memory", "1 MiB", "a name of garbage", "an odd address", "an odd NUMA node"],
+    ids=["1 MiB", "a name of garbage", "an odd address", "an odd NUMA node"],
 )
 @pytest.mark.fault("gpu-wrong-values")
 def test_wrong_values_of_one_gpu_concern_that_gpu(
-    wrong: dict[str, object], described: Described, fault: FaultRecord
+    wrong: dict[str, object],
+    where: tuple[str, str],
+    published: dict[str, object],
+    described: Described,
+    fault: FaultRecord,
 ) -> None:
     with Stage(spec=str(described.path)) as stage:
+
+        def shown() -> object:
+            devices = [device for item in stage.node.slices() for device in item["spec"].get("devices") or ()]
+            (found,) = (device for device in devices if device["name"] == f"gpu-{LAST}")
+            return found[where[0]].get(where[1])
+
+        right = shown()
         described.change(LAST, **wrong)
-        time.sleep(3.0)
+        until(lambda: shown() == published, f"{where[1]} to be {published}, not {shown()}", 30.0)
         stage.assert_intact()
         assert offered(stage, SPARE)
         claim = stage.scheduler.allocate_soon(gpu(of=[stage.node.gpus[SPARE]]))
         assert stage.prepare(claim) == ""
         stage.drop(claim)
-        seen = stage.logged("WARNING|ERROR") or f"{next(iter(wrong))} {next(iter(wrong.values()))!r:.40}: no word"
         for field in wrong:
             del described.gpus[LAST][field]
         described.write()
         since = time.monotonic()
-        until(lambda: offered(stage, LAST), "the GPU to be offered as before", CALM_S)
-        stage.finish(fault, since, seen=seen)
+        until(lambda: shown() == right and offered(stage, LAST), "the GPU to be offered as before", CALM_S)
+        stage.finish(
+            fault, since, seen=f"{where[1].rpartition('/')[2]} is published as {next(iter(published.values()))}"
+        )

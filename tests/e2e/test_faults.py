@@ -47,7 +47,9 @@ def test_a_runtime_that_restarts_changes_nothing(
     run(RUNTIME_RESTART or "")
     assert (node_folders.claims_in_journal(), node_folders.claims_with_files()) == before
     seconds = seconds_until_a_new_pod_runs(pods, since)
-    fault.write(seconds=seconds, seen="the running pod kept its container and its GPU", kept=len(before[0]))
+    fault.write(
+        seconds=seconds, seen="the running pod kept its container and its GPU", kept=len(before[0]), of=len(before[0])
+    )
 
 
 @pytest.mark.skipif(not KUBELET_RESTART, reason="E2E_KUBELET_RESTART names no command that restarts the kubelet")
@@ -63,7 +65,10 @@ def test_a_kubelet_that_restarts_changes_nothing(
     seconds = seconds_until_a_new_pod_runs(pods, since)
     assert before[0] <= node_folders.claims_in_journal()
     fault.write(
-        seconds=seconds, seen="slices deleted and published again; the running pod is as it was", kept=len(before[0])
+        seconds=seconds,
+        seen="slices deleted and published again; the running pod is as it was",
+        kept=len(before[0]),
+        of=len(before[0]),
     )
 
 
@@ -79,4 +84,4 @@ def test_a_kill_changes_nothing_for_pods(
     restart(own_driver)
     pods.wait_ready("waiting", timeout_s=RETRY_S)
     assert before <= node_folders.claims_in_journal()
-    fault.write(seconds=time.monotonic() - since, seen=seen, kept=len(before))
+    fault.write(seconds=time.monotonic() - since, seen=seen, kept=len(before), of=len(before))

@@ -69,7 +69,7 @@ class BrokenNode:
         self.path = folder
         self.dev = MemoryDev()
         self.nvml = NvmlAnswer(gpus=2)
-        self.kubelet_version: str | None = "v1.36.2"
+        self.kubelet_version: str | None = "v1.34.0"
         self.words: dict[str, PluginWords] = {}
         self.places: Places | None = None
         self.hardware: tuple[CheckRecord, ...] = ()

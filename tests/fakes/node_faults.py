@@ -145,7 +145,7 @@ def kubelet_stopped(node: BrokenNode) -> None:
 
 
 def old_kubelet(node: BrokenNode) -> None:
-    node.kubelet_version = "v1.31.4"
+    node.kubelet_version = "v1.33.9"
 
 
 def gate_off(node: BrokenNode) -> None:
@@ -272,7 +272,7 @@ FAULTS = (
     Fault(other_cdi_folders, "cdi-folders", Layer.RUNTIME, "reads CDI files in /etc/cdi, and", "cdi_spec_dirs"),
     Fault(old_crio, "cdi-switch", Layer.RUNTIME, "cri-o 1.27.8 injects no CDI devices", "Upgrade CRI-O"),
     Fault(crio_folders, "cdi-folders", Layer.RUNTIME, "cri-o reads CDI files in /opt/cdi", "cdi_spec_dirs of cri-o"),
-    Fault(old_kubelet, "kubelet", Layer.KUBERNETES, "kubelet v1.31.4", "Upgrade the node"),
+    Fault(old_kubelet, "kubelet", Layer.KUBERNETES, "kubelet v1.33.9", "Upgrade the node"),
     Fault(gate_off, "kubelet-gate", Layer.KUBERNETES, "DynamicResourceAllocation is off", "/etc/kubelet.yaml"),
     Fault(gate_off_by_flag, "kubelet-gate", Layer.KUBERNETES, "DynamicResourceAllocation is off", "--feature-gates"),
     Fault(other_kubelet_root, "plugin-folders", Layer.SOCKETS, "/data/kubelet/plugins_registry", "kubelet.rootDir"),

@@ -56,11 +56,11 @@ def built(snapshot: Snapshot) -> Built:
     return build_devices(snapshot, {}, EVERYTHING)
 
 
-def published(of: Built, *, per_slice: int = 64) -> list[Obj]:
+def published(of: Built, *, per_slice: int = 64, on: str = NODE) -> list[Obj]:
     parts = split(of, per_slice=per_slice)
     found = []
     for part in parts:
-        item = resource_slice(NODE, count=len(parts), name=f"{part.index:05x}-{NODE}")
+        item = resource_slice(on, count=len(parts), name=f"{part.index:05x}-{on}")
         if part.counter_sets:
             del item["spec"]["devices"]
             item["spec"]["sharedCounters"] = wire(part.counter_sets)

@@ -43,7 +43,7 @@ def backend(library_path: str | None) -> Iterator[NvmlBackend]:
 def handles(backend: NvmlBackend) -> list[Any]:
     """Raw NVML handles, for questions that the backend does not ask; fresh, as they die with a session."""
     backend.open()
-    return probes.handles()
+    return list(probes.handles().values())
 
 
 @pytest.fixture(scope="session")

@@ -36,10 +36,10 @@ def snapshot(backend: NvmlBackend) -> Snapshot:
 @pytest.fixture(autouse=True)
 def settings_stay(backend: NvmlBackend) -> Iterator[None]:
     backend.open()
-    before = [probes.settings(handle) for handle in probes.handles()]
+    before = [probes.settings(handle) for handle in probes.handles().values()]
     yield
     backend.open()
-    assert [probes.settings(handle) for handle in probes.handles()] == before
+    assert [probes.settings(handle) for handle in probes.handles().values()] == before
 
 
 def milliseconds(call: Any) -> float:

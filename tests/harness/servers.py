@@ -177,22 +177,22 @@ class RestClusterClient:
 
     def create(self, obj: Obj, namespace: str) -> Obj:
         kind = kind_of(obj)
-        return self._rest.create(_path(kind, namespace), obj)
+        return self._rest.create(object_path(kind, namespace), obj)
 
     def find(self, kind: ResourceKind, name: str, namespace: str) -> Obj | None:
         try:
-            return self._rest.get(_path(kind, namespace, name))
+            return self._rest.get(object_path(kind, namespace, name))
         except NotFoundError:
             return None
 
     def list(self, kind: ResourceKind, namespace: str) -> list[Obj]:
-        items: list[Obj] = self._rest.list(_path(kind, namespace))["items"]
+        items: list[Obj] = self._rest.list(object_path(kind, namespace))["items"]
         return items
 
     def delete(self, kind: ResourceKind, name: str, namespace: str) -> None:
         """Delete the object and its dependents, as kubectl does. Does nothing if the object does not exist."""
         try:
-            self._rest.delete(_path(kind, namespace, name), propagation="Background")
+            self._rest.delete(object_path(kind, namespace, name), propagation="Background")
         except NotFoundError:
             return
 
@@ -201,7 +201,7 @@ class RestClusterClient:
         return self._rest.get_text(path, {"container": container})
 
 
-def _path(kind: ResourceKind, namespace: str, name: str = "") -> str:
+def object_path(kind: ResourceKind, namespace: str, name: str = "") -> str:
     root = f"/apis/{kind.api_version}" if kind.group else f"/api/{kind.version}"
     inside = f"/namespaces/{quote(namespace, safe='')}" if kind.namespaced and namespace else ""
     return f"{root}{inside}/{kind.plural}" + (f"/{quote(name, safe='')}" if name else "")

@@ -18,6 +18,7 @@ from dra_driver.core.command_line.main import main
 from dra_driver.core.errors import DraError
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
+from dra_driver.kubectl.commands import kubectl
 from dra_driver.kubectl.commands.usage_source import ask_exporters
 from tests.scenario.conftest import ROOT
 
@@ -63,7 +64,9 @@ def exporters(rest: RestClient) -> list[str]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_up_serves_until_it_is_stopped(running: subprocess.Popen[str], tmp_path: Path, how: signal.Signals) -> None:
+def test_up_serves_until_it_is_stopped(
+    running: subprocess.Popen[str], tmp_path: Path, how: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = _until(running, "Ctrl-C stops the cluster")
     assert f"policies     {tmp_path / 'policies'}" in output
     assert f"export KUBECONFIG={tmp_path / 'kubeconfig'}" in output
@@ -82,6 +85,11 @@ def test_up_serves_until_it_is_stopped(running: subprocess.Popen[str], tmp_path:
     exporter = re.search(r"http://127\.0\.0\.1:(\d+)/usage", output)
     assert exporter is not None
     assert wait_for(lambda: exporters(rest)) == ["from 1 of 1 exporters"]
+
+    smoke = re.search(r"    kubectl dra (smoke --all-nodes) ", (ROOT / "README.md").read_text())
+    assert smoke is not None
+    assert kubectl.main([*smoke[1].split(), "--kubeconfig", str(tmp_path / "kubeconfig")]) == 0
+    assert re.search(r"n1 +share \(TimeSlicing\) +ok ", capsys.readouterr().out)
 
     log = re.search(r"log of its node process: (\S+)", output)
     assert log is not None

@@ -63,7 +63,7 @@ def claim_of(cluster: Cluster, pod: Obj) -> ClaimRef:
     return ClaimRef(namespace=namespace, name=name, uid=ClaimUid(uid))
 
 
-def find(cluster: Cluster, *over: tuple[ClaimRef, Obj], idle: ClaimRef) -> None:
+def find(cluster: Cluster, *over: tuple[ClaimRef, Obj], idle: ClaimRef | None = None) -> None:
     """What the exporter of gpu-a writes: claims whose pods have 20 GiB, an idle claim, and a process of no claim."""
     now = datetime.now(UTC)
     found = [
@@ -82,8 +82,8 @@ def find(cluster: Cluster, *over: tuple[ClaimRef, Obj], idle: ClaimRef) -> None:
     other = Unattributed(
         gpu_uuid=gpus(cluster)[0]["uuid"], device="x", processes=1, bytes_used=GIB, since=now, commands=("miner",)
     )
-    unused = IdleClaim(claim=idle, since=now)
-    findings = UsageFindings(written=now, over_grant=tuple(found), unattributed=(other,), idle=(unused,))
+    unused = () if idle is None else (IdleClaim(claim=idle, since=now),)
+    findings = UsageFindings(written=now, over_grant=tuple(found), unattributed=(other,), idle=unused)
     folder = cluster.nodes["gpu-a"].folders.plugins / DRIVER / "usage" / "findings"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "new").write_bytes(encode(findings))
@@ -100,32 +100,44 @@ def usage(cluster: Cluster) -> Obj:
     return found
 
 
-@pytest.mark.slow
-def test_claims_over_their_grant_and_idle_ones_are_evicted_and_no_others(
+def await_replacement(cluster: Cluster, namespace: str, name: str, former: Obj) -> None:
+    """Wait until the pod was evicted, its Deployment has another, and the former pod's events say why."""
+
+    def complaint() -> str | None:
+        running = ready(cluster, namespace, name)
+        same = [each for each in running if each["metadata"]["uid"] == former["metadata"]["uid"]]
+        return "it still runs" if same or not running else None
+
+    cluster.wait(complaint, EVICTED_S, f"{name} to be evicted and made again")
+    told_it = partial(untold, cluster, former["metadata"]["name"], "GpuEvictionAnnounced", "GpuEviction")
+    cluster.wait(told_it, TIMEOUT_S, "the pod's events")
+
+
+def test_a_claim_over_its_grant_is_evicted_and_no_other(
     cluster: Cluster, namespace: str, controller: ControllerSubprocess
 ) -> None:
-    greedy, fine, sleepy = (deploy(cluster, namespace, name) for name in ("greedy", "fine", "sleepy"))
+    greedy, fine = (deploy(cluster, namespace, name) for name in ("greedy", "fine"))
     foreign = ClaimRef(namespace=namespace, name="of-gpu-b", uid=ClaimUid("0"))
-    find(cluster, (claim_of(cluster, greedy), greedy), (foreign, fine), idle=claim_of(cluster, sleepy))
+    find(cluster, (claim_of(cluster, greedy), greedy), (foreign, fine))
     cluster.wait(lambda: None if usage(cluster) else "no findings", TIMEOUT_S, "the GpuNode to tell")
     (told,) = usage(cluster)["overGrant"]
     assert (told["claim"], told["used"], told["granted"]) == (claim_of(cluster, greedy).name, "20Gi", "12Gi")
     assert usage(cluster)["unattributed"][0]["commands"] == ["miner"]
     told_node = partial(untold, cluster, "gpu-a", "GpuMemoryOverGrant", "GpuUsedByOthers")
     cluster.wait(told_node, TIMEOUT_S, "the Node's events")
-
-    def moved(name: str, former: Obj) -> str | None:
-        running = ready(cluster, namespace, name)
-        same = [each for each in running if each["metadata"]["uid"] == former["metadata"]["uid"]]
-        return "it still runs" if same or not running else None
-
-    for name, pod in (("greedy", greedy), ("sleepy", sleepy)):
-        cluster.wait(partial(moved, name, pod), EVICTED_S, f"{name} to be evicted and made again")
-        told_it = partial(untold, cluster, pod["metadata"]["name"], "GpuEvictionAnnounced", "GpuEviction")
-        cluster.wait(told_it, TIMEOUT_S, "the pod's events")
+    await_replacement(cluster, namespace, "greedy", greedy)
     assert [each["metadata"]["uid"] for each in ready(cluster, namespace, "fine")] == [fine["metadata"]["uid"]]
     # The file still names the claim that has ended: the node no longer passes it on.
     cluster.wait(lambda: str(usage(cluster)) if usage(cluster).get("overGrant") else None, TIMEOUT_S, "the entry to go")
-    for name in ("greedy", "fine", "sleepy"):
-        cluster.store.delete(DEPLOYMENTS, name, namespace)
+    assert controller.is_running
+
+
+@pytest.mark.slow  # a minute is the shortest time after which a policy calls a claim idle
+def test_an_idle_claim_is_reclaimed_and_no_other(
+    cluster: Cluster, namespace: str, controller: ControllerSubprocess
+) -> None:
+    sleepy, fine = (deploy(cluster, namespace, name) for name in ("sleepy", "fine"))
+    find(cluster, idle=claim_of(cluster, sleepy))
+    await_replacement(cluster, namespace, "sleepy", sleepy)
+    assert [each["metadata"]["uid"] for each in ready(cluster, namespace, "fine")] == [fine["metadata"]["uid"]]
     assert controller.is_running

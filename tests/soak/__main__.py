@@ -15,9 +15,11 @@ import time
 from collections.abc import Iterable, Mapping
 
 from tests.soak import cluster_soak, node_soak
-from tests.soak.invariants import grown, latency_lines, memory_lines, slower
+from tests.soak.invariants import Trend, grown, latency_lines, memory_lines, slower, verdict
 
 REFUSED_SHARE, BROKEN_SHARE = 0.01, 0.04
+Part = tuple[list[str], list[Trend]]
+"""Failures, and what changed over the run."""
 
 
 def main() -> int:
@@ -31,10 +33,12 @@ def main() -> int:
     print(f"seed {args.seed}; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start", flush=True)
     began = time.monotonic()
     failures: list[str] = []
-    if args.claims:
-        failures += node_part(args)
-    if args.cluster_claims:
-        failures += cluster_part(args)
+    trends: list[Trend] = []
+    for wanted, part in ((args.claims, node_part), (args.cluster_claims, cluster_part)):
+        if wanted:
+            found, changes = part(args)
+            failures += [*found, *verdict(each for each in changes if each.is_worse)]
+            trends += changes
     print(f"\n{(time.monotonic() - began) / 60:.1f} minutes in all, load {os.getloadavg()[0]:.1f} at the end")
     for failure in failures:
         print(f"FAILED: {failure}")
@@ -44,11 +48,11 @@ def main() -> int:
             f" --cluster-claims {args.cluster_claims} --crashes {args.crashes} --illnesses {args.illnesses}"
         )
     else:
-        print("No leak, no double grant, no breach; memory and latency are flat.")
+        print("\n".join(["No leak, no double grant, no breach.", *verdict(trends)]))
     return 1 if failures else 0
 
 
-def node_part(args: argparse.Namespace) -> list[str]:
+def node_part(args: argparse.Namespace) -> Part:
     """Claims against one node process, as from a kubelet that starts several pods at a time."""
     found = node_soak.run(args.claims, args.crashes, args.seed, refused_share=REFUSED_SHARE, illnesses=args.illnesses)
     soak = found.soak
@@ -56,20 +60,19 @@ def node_part(args: argparse.Namespace) -> list[str]:
     _print_seen(soak.seen)
     _print_lines(latency_lines("prepare", soak.prepares_ms), latency_lines("unprepare", soak.unprepares_ms))
     _print_lines(memory_lines(found.memory), soak.failures)
-    return [
-        *soak.failures,
-        *grown(found.memory),
-        *slower("prepare", soak.prepares_ms),
-        *slower("unprepare", soak.unprepares_ms),
+    return soak.failures, [
+        grown(found.memory),
+        slower("prepare", soak.prepares_ms),
+        slower("unprepare", soak.unprepares_ms),
     ]
 
 
-def cluster_part(args: argparse.Namespace) -> list[str]:
+def cluster_part(args: argparse.Namespace) -> Part:
     found = cluster_soak.run(args.cluster_claims, args.seed)
     print(f"\ncluster, {args.cluster_claims} claims in {found.seconds:.0f} s; grants compared {found.checks} times")
     _print_seen(found.seen)
     _print_lines(latency_lines("pod ready", found.ready_ms), memory_lines(found.memory))
-    return [*found.failures, *slower("a pod's start", found.ready_ms)]
+    return found.failures, [slower("a pod's start", found.ready_ms)]
 
 
 def _print_seen(seen: Mapping[str, int]) -> None:

@@ -231,15 +231,23 @@ def latency_lines(what: str, figures_ms: Sequence[float]) -> Iterator[str]:
         yield f"  {what} {at + 1:>6} to {at + len(part):>6}: p50 {part[len(part) // 2]:7.1f} ms  p99 {p99:8.1f} ms"
 
 
-def slower(what: str, figures_ms: Sequence[float]) -> list[str]:
-    """A sentence when the last third is slower than the first; nothing for short runs."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trend:
+    """How ``what`` changed over a run; ``is_worse`` is None where the run was too short to say."""
+
+    what: str
+    is_worse: bool | None
+    figures: str
+
+
+def slower(what: str, figures_ms: Sequence[float]) -> Trend:
+    """Compare the last third with the first."""
     third = len(figures_ms) // 3
     if third < PER // 4:
-        return []
+        return Trend(what=f"latency of {what}", is_worse=None, figures=f"{len(figures_ms)} calls, needs {3 * PER // 4}")
     first, last = statistics.median(figures_ms[:third]), statistics.median(figures_ms[-third:])
-    if last <= SLOWDOWN * first:
-        return []
-    return [f"latency: {what} took {first:.1f} ms (median of the first third) and {last:.1f} ms at the end"]
+    figures = f"{first:.1f} ms (median of the first third), {last:.1f} ms at the end"
+    return Trend(what=f"latency of {what}", is_worse=last > SLOWDOWN * first, figures=figures)
 
 
 def memory_lines(found: Sequence[Memory]) -> Iterator[str]:
@@ -250,17 +258,22 @@ def memory_lines(found: Sequence[Memory]) -> Iterator[str]:
         yield f"  RSS in MiB of process {pid} after claims  {series}"
 
 
-def grown(found: Sequence[Memory]) -> list[str]:
-    """A sentence when the last process grew after its first claims; nothing when it served too few to say."""
-    if not found:
-        return []
+def grown(found: Sequence[Memory]) -> Trend:
+    """Compare the last process after its first claims with its end."""
     run = [each for each in found if each.pid == found[-1].pid]
     run = [each for each in run if each.claims - run[0].claims >= EARLY_CLAIMS]
     fifth = len(run) // 5
     if not fifth:
-        return []
+        few = f"{len(run)} readings after {EARLY_CLAIMS} claims of the last process, needs 5"
+        return Trend(what="memory", is_worse=None, figures=few)
     first = statistics.median(each.mib for each in run[:fifth])
     last = statistics.median(each.mib for each in run[-fifth:])
-    if last - first <= GROWTH_MIB:
-        return []
-    return [f"memory: process {run[0].pid} grew from {first:.1f} to {last:.1f} MiB over {run[-1].claims} claims"]
+    figures = f"process {run[0].pid} from {first:.1f} to {last:.1f} MiB over {run[-1].claims} claims"
+    return Trend(what="memory", is_worse=last - first > GROWTH_MIB, figures=figures)
+
+
+def verdict(trends: Iterable[Trend]) -> Iterator[str]:
+    """One line per trend: flat only where it was measured."""
+    for each in trends:
+        said = "not judged" if each.is_worse is None else "worse" if each.is_worse else "flat"
+        yield f"{each.what}: {said} ({each.figures})"

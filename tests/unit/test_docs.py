@@ -63,7 +63,14 @@ def tree(tmp_path: Path) -> Path:
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "docs/faults/faults.toml").write_text(ROW.format("one"))
     (tmp_path / "tests/chaos/test_x.py").write_text(TEST)
-    record = {"fault": "one", "test": "tests/chaos/test_x.py::test_it[a]", "seconds": 1.25, "seen": "s", "kept": 4}
+    record = {
+        "fault": "one",
+        "test": "tests/chaos/test_x.py::test_it[a]",
+        "seconds": 1.25,
+        "seen": "s",
+        "kept": 4,
+        "of": 4,
+    }
     run = {"date": "2026-01-01", "machine": "m", "seconds": 60, "records": [record]}
     (tmp_path / "docs/faults/chaos.json").write_text(json.dumps(run))
     return tmp_path
@@ -71,7 +78,34 @@ def tree(tmp_path: Path) -> Path:
 
 def test_a_row_has_its_figure(tree: Path) -> None:
     faults_docs.generate(tree, tree)
-    assert "| w | d | nothing | 1.2 | root |" in (tree / "docs/faults.md").read_text()
+    assert "| w | d | none of 4 | 1.2 | root |" in (tree / "docs/faults.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("record", "row", "lost"),
+    [
+        ({"kept": 3, "of": 4}, 'lost = "a partition"\n', "1 of 4: a partition"),
+        ({"kept": 4, "of": 4}, 'lost = "programs"\n', "none of 4: programs"),
+        ({"kept": 0, "of": 0}, "", "(no claim is left to lose)"),
+        ({"kept": 4}, "", "not measured"),
+        ({"kept": 3, "of": 4}, "", None),
+    ],
+)
+def test_only_what_was_counted_is_called_lost_or_kept(
+    tree: Path, record: dict[str, int], row: str, lost: str | None
+) -> None:
+    (tree / "docs/faults/faults.toml").write_text(ROW.format("one") + row)
+    path = tree / "docs/faults/chaos.json"
+    run = json.loads(path.read_text())
+    del run["records"][0]["of"]
+    run["records"][0] |= record
+    path.write_text(json.dumps(run))
+    if lost is None:
+        with pytest.raises(SystemExit, match="lost claims, and row one does not say which"):
+            faults_docs.generate(tree, tree)
+        return
+    faults_docs.generate(tree, tree)
+    assert f"| w | d | {lost} | 1.2 | root |" in (tree / "docs/faults.md").read_text()
 
 
 def test_a_row_that_was_not_run_says_so(tree: Path) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.soak.invariants import EARLY_CLAIMS, PER, Facts, Grant, Memory, breaches, grown, slower
+from tests.soak.invariants import EARLY_CLAIMS, PER, Facts, Grant, Memory, breaches, grown, slower, verdict
 
 POOL = "n/d"
 CUT = "gpu-1-mig-1g10gb-19-0"
@@ -73,11 +73,17 @@ def test_neighbours_and_admins_are_no_double_grant() -> None:
 def test_memory_that_grows_is_named_and_flat_memory_is_not() -> None:
     at = range(0, 20 * EARLY_CLAIMS, EARLY_CLAIMS // 2)
     leaking = [Memory(claims=claims, pid=1, mib=50 + claims / 1000) for claims in at]
-    assert "grew from" in grown(leaking)[0]
-    assert grown([Memory(claims=claims, pid=1, mib=50 + (claims > 100)) for claims in at]) == []
-    assert grown([*leaking, Memory(claims=0, pid=2, mib=50)]) == []
+    assert grown(leaking).is_worse is True
+    assert grown([Memory(claims=claims, pid=1, mib=50 + (claims > 100)) for claims in at]).is_worse is False
+    assert grown([*leaking, Memory(claims=0, pid=2, mib=50)]).is_worse is None
 
 
 def test_calls_that_become_slower_are_named() -> None:
-    assert slower("prepare", [5.0] * PER + [20.0] * PER) != []
-    assert slower("prepare", [5.0] * PER + [6.0] * PER) == []
+    assert slower("prepare", [5.0] * PER + [20.0] * PER).is_worse is True
+    assert slower("prepare", [5.0] * PER + [6.0] * PER).is_worse is False
+
+
+def test_a_short_run_is_not_called_flat() -> None:
+    said = list(verdict([grown([]), slower("prepare", [5.0, 99.0]), slower("x", [5.0] * PER)]))
+    assert ["not judged" in line for line in said] == [True, True, False]
+    assert "flat" in said[2]

@@ -1,7 +1,10 @@
 """Health of GPUs as values: events and readings of the hardware, and the conditions that `node/health/` derives from
 them."""
 
+from collections.abc import Mapping
 from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
 
 from msgspec import Struct
 
@@ -76,6 +79,24 @@ class HealthCause(StrEnum):
     NVLINK = "nvlink"
     FABRIC = "fabric"
     UNMONITORED = "unmonitored"
+
+
+TAINT_KEYS: Final[Mapping[HealthCause, str]] = MappingProxyType(
+    {
+        HealthCause.XID: "gpu.nvidia.com/xid",
+        HealthCause.LOST: "gpu.nvidia.com/gpu-lost",
+        HealthCause.UNMONITORED: "gpu.nvidia.com/unmonitored",
+        HealthCause.ECC: "gpu.dra-driver.io/ecc",
+        HealthCause.HANG: "gpu.dra-driver.io/hung",
+        HealthCause.ROW_REMAP: "gpu.dra-driver.io/row-remap",
+        HealthCause.RETIRED_PAGES: "gpu.dra-driver.io/retired-pages",
+        HealthCause.RECOVERY_ACTION: "gpu.dra-driver.io/recovery-action",
+        HealthCause.NVLINK: "gpu.dra-driver.io/nvlink",
+        HealthCause.FABRIC: "gpu.dra-driver.io/fabric-unhealthy",
+    }
+)
+"""The key of each cause's taint, which stays. Those below ``gpu.nvidia.com`` are NVIDIA's driver's, so that tolerations
+written for it work."""
 
 
 class Severity(StrEnum):

@@ -12,33 +12,37 @@ from dra_driver.core.model.ids import GpuUuid, MigUuid
 class ProcessUsage(Struct, frozen=True, kw_only=True):
     """One process on one GPU, or on its GPU instance ``gi_id``. ``pid`` is the host's. ``memory_bytes`` is None where
     the driver does not attribute memory (NVML_VALUE_NOT_AVAILABLE). Percentages are of the whole GPU since the previous
-    sample, 0 for a process without one; None where the driver does not report them, always in MIG mode
-    (nvmlDeviceGetProcessesUtilizationInfo)."""
+    sample, 0 for a process that is known to have used nothing; None where the driver does not report them, always in
+    MIG mode (nvmlDeviceGetProcessesUtilizationInfo). ``busy_percent`` is the highest of all engines: multiprocessors,
+    memory, encoders, decoders, JPEG and optical flow. ``mps``: a client of MPS, whose server owns its channels."""
 
     pid: int
     gi_id: int | None = None
     memory_bytes: int | None = None
     sm_percent: int | None = None
     memory_percent: int | None = None
+    busy_percent: int | None = None
+    mps: bool = False
 
 
 class InstanceUsage(Struct, frozen=True, kw_only=True):
-    """One GPU instance. Memory is in bytes; ``sm_percent`` is of the instance, None before Hopper (GPM)."""
+    """One GPU instance. Memory is in bytes; percentages are of the instance, None before Hopper (GPM)."""
 
     gi_id: int
     uuid: MigUuid | None = None
     memory_total: int | None = None
     memory_used: int | None = None
     sm_percent: int | None = None
+    busy_percent: int | None = None
 
 
 class GpuUsage(Struct, frozen=True, kw_only=True):
     """One sample of one GPU. Everything is None where hardware or driver do not report it.
 
     Memory is in bytes: ``memory_used`` excludes ``memory_reserved`` of the driver (version 2 of
-    nvmlDeviceGetMemoryInfo). Percentages are None in MIG mode. ``energy_mj`` counts from the load of the driver;
-    ``power_mw`` is the average of a second. ``processes`` is None where they cannot be listed; ``problem`` then says
-    why. ``unreadable`` says why the GPU does not answer.
+    nvmlDeviceGetMemoryInfo). Percentages are None in MIG mode; ``busy_percent`` is as that of a process.
+    ``energy_mj`` counts from the load of the driver; ``power_mw`` is the average of a second. ``processes`` is None
+    where they cannot be listed; ``problem`` then says why. ``unreadable`` says why the GPU does not answer.
     """
 
     gpu_uuid: GpuUuid
@@ -48,6 +52,7 @@ class GpuUsage(Struct, frozen=True, kw_only=True):
     memory_used: int | None = None
     gpu_percent: int | None = None
     memory_percent: int | None = None
+    busy_percent: int | None = None
     energy_mj: int | None = None
     power_mw: int | None = None
     temperature_c: int | None = None

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 
 from dra_driver.core.telemetry import metrics
 
-Source = Literal["driver", "processes", "utilisation", "containers", "claims"]
+Source = Literal["driver", "processes", "memory", "utilisation", "containers", "claims"]
 SOURCES: Final[tuple[Source, ...]] = get_args(Source)
 
 REGISTRY: Final = CollectorRegistry()

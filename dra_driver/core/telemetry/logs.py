@@ -19,7 +19,8 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 # The attributes of every LogRecord; any other attribute came through ``extra``.
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None))) | {"message", "asctime", "taskName"}
-_CREDENTIALS = re.compile(r"(?i)(bearer\s+)[\w.~+/=-]+|\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*")
+# The look-behind keeps one attempt for each run of these characters: `eyJ-eyJ-eyJ-...` takes linear time.
+_CREDENTIALS = re.compile(r"(?i)(bearer\s++)[\w.~+/=-]+|(?<![\w-])(?=[\w-]*?\beyJ[\w-]{8})[\w-]++\.[\w-]++\.[\w-]*+")
 _NEEDS_QUOTES = re.compile(r'[\s="\\\x00-\x1f\x7f]')
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _MAX_VALUE = 4096

@@ -6,6 +6,7 @@ from typing import Final
 
 from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, ok, warn
 from dra_driver.core.model.gpu_node import HealthWord, NodeProblem
+from dra_driver.core.model.mig import parent_name
 from dra_driver.core.text import listed
 from dra_driver.diagnose.doctor import facts as fact
 from dra_driver.diagnose.doctor.facts import (
@@ -27,6 +28,8 @@ from dra_driver.diagnose.doctor.views import (
     node_of_claim,
     plugin_offers,
 )
+from dra_driver.kube.devices import HeldClaim, attribute_shown, held_claim, newest_slices, unhealthy_by
+from dra_driver.kube.published.names import PARENT_UUID, UUID
 from dra_driver.kube.state import Wire
 from dra_driver.scheduler.allocation import node_matches, untolerated
 
@@ -273,8 +276,10 @@ def _told(facts: ClusterFacts) -> Iterator[Finding]:
 def _problems(facts: ClusterFacts) -> Iterator[Finding]:
     facts.items(fact.GPU_NODES)
     for node, status in facts.gpu_nodes.items():
+        told = [gpu.message for gpu in status.gpus if gpu.health is HealthWord.UNHEALTHY and gpu.message]
         for problem in status.problems:
-            yield _judged(node, problem)
+            if not any(message in problem.message for message in told):  # gpu-health reports these
+                yield _judged(node, problem)
         if not status.gpus and not any(problem.reason == _NOT_READY for problem in status.problems):
             yield fail(
                 "its node process found no GPU",
@@ -306,20 +311,41 @@ def _judged(node: str, problem: NodeProblem) -> Finding:
 
 @check("gpu-health", Layer.GPUS, "the health of GPUs")
 def _health(facts: ClusterFacts) -> Iterator[Finding]:
-    facts.items(fact.GPU_NODES)
-    sick = [
-        (node, gpu)
-        for node, status in facts.gpu_nodes.items()
-        for gpu in status.gpus
-        if gpu.health is HealthWord.UNHEALTHY
-    ]
-    for node, gpu in sick:
-        yield fail(
-            f"is unhealthy ({', '.join(gpu.causes) or 'no cause'}): {gpu.message or 'no message'}",
+    """By GpuNodes and by taints of slices: either may be newer. Of a pod or claim only its own GPUs are failures."""
+    if not facts.knows("slices"):
+        facts.items(fact.GPU_NODES)
+    held = {each.key for claim in facts.items_or_none("claims") for each in held_claim(HeldClaim, claim)[0].devices}
+    tainted: dict[tuple[str, str], list[str]] = {}
+    mine: set[tuple[str, str]] = set()
+    names: dict[tuple[str, str], str] = {}
+    for item in newest_slices(facts.own_slices if facts.knows("slices") else ()):
+        driver, pool = text(item, "spec", "driver"), text(item, "spec", "pool", "name")
+        for device in dicts(item, "spec", "devices"):
+            uuid = attribute_shown(mapping(device, "attributes"), driver, PARENT_UUID)
+            uuid = uuid or attribute_shown(mapping(device, "attributes"), driver, UUID)
+            gpu = (text(item, "spec", "nodeName"), uuid or text(device, "name"))
+            names.setdefault(gpu, parent_name(text(device, "name")))
+            if (driver, pool, text(device, "name")) in held:
+                mine.add(gpu)
+            if taints := unhealthy_by(device):
+                tainted.setdefault(gpu, []).extend(taints)
+    told = {(node, gpu.uuid): gpu for node, status in facts.gpu_nodes.items() for gpu in status.gpus}
+    sick = [place for place, gpu in told.items() if gpu.health is HealthWord.UNHEALTHY]
+    for place in dict.fromkeys([*sick, *tainted]):
+        node, uuid = place
+        said = told.get(place)
+        if said is not None and said.health is HealthWord.UNHEALTHY:
+            seen = f"is unhealthy ({', '.join(said.causes) or 'no cause'}): {said.message or 'no message'}"
+        else:
+            seen = f"is unhealthy: its devices have the taint {listed(tainted[place], 8)}"
+        name = said.name if said is not None else names[place]
+        yield finding(
+            Status.WARN if facts.about_workload and place not in mine else Status.FAIL,
+            seen,
             "a healthy GPU",
-            "docs/health.md says what ends each cause; many XIDs need a reset (nvidia-smi -r) with the GPU drained: "
-            f"kubectl dra drain {node} --gpu {gpu.uuid}.",
-            f"gpu/{node}/{gpu.name}",
+            "Follow the message; docs/health.md says what ends each cause. Before a reset or reboot free the GPU: "
+            f"kubectl dra drain {node} --gpu {uuid}.",
+            f"gpu/{node}/{name}",
         )
 
 

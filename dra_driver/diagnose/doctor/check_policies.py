@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
+from msgspec.structs import replace
+
+from dra_driver.core.errors import CelEvaluationError, CelSyntaxError, SelectorBudgetError
 from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, ok, warn
 from dra_driver.core.model.gpu_node import NodePolicy, PolicyOrigin, PolicyState
 from dra_driver.core.text import listed
@@ -25,9 +27,10 @@ from dra_driver.diagnose.doctor.views import (
     is_for,
     used_classes,
 )
+from dra_driver.kube.published.mig_mode import mig_mode_off, whole_only_gpus
 from dra_driver.kube.published.names import TYPE_MIG
 from dra_driver.kube.state import Wire
-from dra_driver.scheduler.cel import DeviceView, compile_selector
+from dra_driver.scheduler.cel import DeviceView, compile_selector, selector_budget
 
 MOST_DEVICES: Final = 5000
 """Devices on which a class is tried; the nodes of a fleet repeat each other."""
@@ -56,7 +59,7 @@ def _present(facts: ClusterFacts) -> Iterator[Finding]:
 
 @check("classes-match", Layer.CLASSES, "that DeviceClasses select devices")
 def _match(facts: ClusterFacts) -> Iterator[Finding]:
-    views = device_views(facts.own_slices)
+    views = device_views(facts.whole.own_slices)
     if not views:
         return
     used = used_classes(facts)
@@ -67,7 +70,16 @@ def _match(facts: ClusterFacts) -> Iterator[Finding]:
             continue
         try:
             programs = [compile_selector(expression) for expression in expressions(item)]
-            matches = any(all(program.evaluate(view) for program in programs) for view in views)
+            with selector_budget():
+                matches = any(all(program.evaluate(view) for program in programs) for view in views)
+        except SelectorBudgetError as error:
+            yield warn(
+                f"its selector is {' '.join(str(error).split())[:300]}",
+                "selectors that the scheduler evaluates in time on every device",
+                "Write a selector that costs less: each pod of the class pays for it on each device.",
+                f"class/{name}",
+            )
+            continue
         except (CelSyntaxError, CelEvaluationError) as error:
             yield fail(
                 f"its selector cannot be evaluated: {' '.join(str(error).split())[:300]}",
@@ -77,7 +89,11 @@ def _match(facts: ClusterFacts) -> Iterator[Finding]:
             )
             continue
         if not matches and (name == WHOLE or name in used):
-            yield _no_match(item, facts, used.get(name, ()), drivers)
+            found = _no_match(item, facts.whole, used.get(name, ()), drivers)
+            if len(views) == MOST_DEVICES:
+                seen = f"none of the first {MOST_DEVICES} published devices matches it"
+                found = replace(found, status=Status.UNKNOWN, seen=seen)
+            yield found
         elif matches and name == WHOLE:
             yield ok("selects published devices", f"class/{name}")
 
@@ -90,8 +106,8 @@ def _no_match(item: Wire, facts: ClusterFacts, users: Sequence[str], drivers: Se
         seen = f"its selector is for another driver than {listed(list(drivers))}{asked}"
         do = "Apply deploy/base/deviceclasses.yaml again, or set driverName of the chart to the name in the selector."
     elif TYPE_MIG in " ".join(expressions(item)) or "profile" in " ".join(expressions(item)):
-        seen = f"no published device matches it{asked}: {_why_no_partitions(facts)}"
-        do = "kubectl dra devices shows the profiles that are published; docs/mig.md says what publishes them."
+        why, do = _why_no_partitions(item, facts)
+        seen = f"no published device matches it{asked}: {why}"
     else:
         seen = f"no published device matches it{asked}"
         do = "kubectl dra explain claim/NAME shows which clause rejects which devices; GPUs that a policy divides are "
@@ -100,13 +116,29 @@ def _no_match(item: Wire, facts: ClusterFacts, users: Sequence[str], drivers: Se
     return finding(status, seen, "a class that selects devices", do, f"class/{name}")
 
 
-def _why_no_partitions(facts: ClusterFacts) -> str:
-    forms = {form for status in facts.gpu_nodes.values() for gpu in status.gpus for form in gpu.offered_as}
-    if facts.knows(fact.GATES) and facts.value(fact.GATES).get("DRAPartitionableDevices") is not True:
-        return "the feature gate DRAPartitionableDevices is off, so partitions that do not exist yet are not published"
-    if forms and "Partitions" not in forms:
-        return "no node offers partitions: its GPUs have no MIG, or a policy does not allow them"
-    return "no partition of this kind is offered"
+def _why_no_partitions(item: Wire, facts: ClusterFacts) -> tuple[str, str]:
+    """Why no partition matches the class, and what to do. A gate that the API server does not list is unknown."""
+    do = "kubectl dra devices shows the profiles that are published; docs/mig.md says what publishes them."
+    if facts.knows(fact.GATES) and facts.value(fact.GATES).get("DRAPartitionableDevices") is False:
+        return (
+            "the feature gate DRAPartitionableDevices is off, so partitions that do not exist yet are not published",
+            "Turn it on in the API server, scheduler and kubelets, or request whole GPUs.",
+        )
+    programs = [compile_selector(expression) for expression in expressions(item)]
+    gpus = [
+        gpu
+        for gpu in whole_only_gpus(facts.own_slices)
+        if any(
+            all(program.evaluate(DeviceView(gpu.driver, dict(device), lists=True)) for program in programs)
+            for device in gpu.as_partitions()
+        )
+    ]
+    told = {gpu.uuid: gpu for status in facts.gpu_nodes.values() for gpu in status.gpus}
+    if gpus:
+        return mig_mode_off(gpus, {uuid: gpu.policy for uuid, gpu in told.items()})
+    if told and all("Partitions" not in gpu.offered_as for gpu in told.values()):
+        return "no node offers partitions: its GPUs have no MIG, or a policy does not allow them", do
+    return "no partition of this kind is offered", do
 
 
 @check("extended-resources", Layer.CLASSES, "extended resources of DeviceClasses")

@@ -53,7 +53,7 @@ def narrowed(facts: ClusterFacts, scope: DoctorScope) -> ClusterFacts:
     else:
         node = node_of_claim(item, known)
         chosen = facts.with_items(pods=_users_of(facts, item), claims=[item], templates=())
-    chosen = replace(chosen, about_workload=True)
+    chosen = replace(chosen, about_workload=True, cluster=facts)
     # Without the other nodes, checks of a node that no longer exists would call the cluster empty.
     is_gone = facts.knows("nodes") and node not in known
     return _on_node(chosen, node, known) if node and not is_gone else chosen
@@ -108,7 +108,7 @@ def _on_node(facts: ClusterFacts, node: str, nodes: Collection[str]) -> ClusterF
     found = {
         name: [item for item in facts.items(name) if keep(item)] for name, keep in kept.items() if facts.knows(name)
     }
-    return replace(facts, answers={**facts.answers, **found})
+    return replace(facts, answers={**facts.answers, **found}, cluster=facts.whole)
 
 
 CHECKS: Final = (

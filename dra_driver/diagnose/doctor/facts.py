@@ -142,6 +142,12 @@ class ClusterFacts(Struct, frozen=True, kw_only=True, dict=True):
     source: str = ""
     about_workload: bool = False
     """Whether they were narrowed to a pod or claim: then what is missing of it is broken, whichever driver's it is."""
+    cluster: "ClusterFacts | None" = None
+    """The facts before they were narrowed, for questions about the whole cluster."""
+
+    @property
+    def whole(self) -> "ClusterFacts":
+        return self.cluster or self
 
     def items(self, name: str) -> Sequence[Wire]:
         found = self._known(name)

@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import yaml
 from msgspec import Struct, field
 
+from dra_driver.core import yaml_text
 from dra_driver.core._pb.pluginregistration import api_pb2 as pb
 from dra_driver.core.finding import Finding, Layer, check, fail, ok, unknown, warn
 from dra_driver.core.text import listed
@@ -102,8 +102,8 @@ def _config(view: HostView, path: str, folder: str | None) -> tuple[dict[str, ob
         if content is None:
             return merged, f"{each} cannot be read"
         try:
-            wire = yaml.safe_load(content)
-        except (yaml.YAMLError, RecursionError, ValueError):
+            wire = yaml_text.load(content)
+        except ValueError:
             return merged, f"{each} is not YAML"
         if isinstance(wire, dict):
             gates = {**_gates(merged.get("featureGates")), **_gates(wire.get("featureGates"))}

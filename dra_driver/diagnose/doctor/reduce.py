@@ -18,8 +18,9 @@ _NAMES_OF_SECRETS: Final = (
 _PATTERNS: Final = (
     # PEM blocks, whole or cut off.
     (re.compile(r"-----BEGIN [A-Z ]{0,40}-----.*?(?:-----END [A-Z ]{0,40}-----|\Z)", re.DOTALL), GONE),
-    # JSON Web Tokens, as those of service accounts, and what else has three such parts.
-    (re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"), GONE),
+    # JSON Web Tokens, as those of service accounts, and what else has three such parts. The look-behind keeps one
+    # attempt for each run of these characters: `eyJ-eyJ-eyJ-...` takes linear time.
+    (re.compile(r"(?<![\w-])(?=[\w-]*?\beyJ[\w-]{8})[\w-]++\.[\w-]{8,}+(?:\.[\w-]*+)?"), GONE),
     # user:password@ in URLs.
     (re.compile(r"(\b[a-z][a-z0-9+.-]{1,20}://)[^/\s:@]{1,200}:[^/\s@]{1,200}@", re.IGNORECASE), rf"\1{GONE}@"),
     # "Authorization: Bearer x", "token=x", "password": "x".
@@ -36,9 +37,12 @@ _PATTERNS: Final = (
 )
 
 
+_LONGEST_LINE: Final = 16 * 1024
+
+
 def redacted(text: str, longest: int) -> str:
-    """The text without what looks like a secret, of at most that many characters."""
-    kept = text[: longest * 2]
+    """The text without what looks like a secret, of at most that many characters; its lines have `_LONGEST_LINE`."""
+    kept = "\n".join(cut(line, _LONGEST_LINE) for line in text[: longest * 2].split("\n"))
     for pattern, replacement in _PATTERNS:
         kept = pattern.sub(replacement, kept)
     return cut(kept, longest)

@@ -80,7 +80,7 @@ def main() -> int:
     backend = NvmlBackend(task["library"])
     backend.open()
     held = probes.handles()
-    with probes.event_set(held) as registered:
+    with probes.event_set(held.values()) as registered:
         _say({"registered": registered})
         for line in sys.stdin:
             answer = {"instances": probes.instances(held[int(line)], task["profiles"])} if line.strip() else {}

@@ -124,8 +124,16 @@ _STEP_S: Final = 0.2
 _MAX_LOG: Final = 2000
 
 
+Talk = Callable[[ControlProgram, MpsDaemon, DaemonFolder, Path, Task], Topics]
+
+
 def read_daemon(task: Task) -> Topics:
     """Topics ``commands`` (one per command, in order), ``client`` (the CUDA program), ``end`` and ``logs``."""
+    return with_daemon(task, _talk)
+
+
+def with_daemon(task: Task, talk: Talk) -> Topics:
+    """The topics of ``talk`` with a private MPS daemon for the chosen GPU; then ``end`` and ``logs``."""
     wanted = MpsDaemon(
         id="hardware-check",
         devices=(task.chosen.uuid,),
@@ -146,7 +154,7 @@ def read_daemon(task: Task) -> Topics:
     finally:
         os.close(output)
     try:
-        yield from _talk(program, wanted, folder, shm, task)
+        yield from talk(program, wanted, folder, shm, task)
         yield "end", _ended(running)
     finally:
         with suppress(ProcessLookupError):
@@ -156,19 +164,19 @@ def read_daemon(task: Task) -> Topics:
 
 
 def _talk(program: ControlProgram, wanted: MpsDaemon, folder: DaemonFolder, shm: Path, task: Task) -> Topics:
-    send = partial(_send, program, folder, shm)
-    answers = [_ready(send)]
+    tell = partial(send, program, folder, shm)
+    answers = [ready(tell)]
     yield "commands", answers
     if answers[0]["refused"]:
         return
-    answers += [send(command) for command in (*control.defaults(wanted), control.HEALTH)]
+    answers += [tell(command) for command in (*control.defaults(wanted), control.HEALTH)]
     yield "commands", answers
     yield "client", _client(folder, shm, task)
-    answers += [send(control.HEALTH), send(control.QUIT)]
+    answers += [tell(control.HEALTH), tell(control.QUIT)]
     yield "commands", answers
 
 
-def _ready(send: Callable[[str], dict[str, object]]) -> dict[str, object]:
+def ready(send: Callable[[str], dict[str, object]]) -> dict[str, object]:
     """The answer to the first probe that succeeds, or the last one."""
     begin = time.monotonic()
     while True:
@@ -179,7 +187,7 @@ def _ready(send: Callable[[str], dict[str, object]]) -> dict[str, object]:
         time.sleep(_STEP_S)
 
 
-def _send(program: ControlProgram, folder: DaemonFolder, shm: Path, command: str) -> dict[str, object]:
+def send(program: ControlProgram, folder: DaemonFolder, shm: Path, command: str) -> dict[str, object]:
     try:
         ended = program.send(command, folder, shm, within_s=_COMMAND_S, clock=time.monotonic).wait()
     except CommandError as error:

@@ -2,11 +2,13 @@
 
 import argparse
 import os
+import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.errors import ConfigurationError, StorageError
 from dra_driver.diagnose.node_settings import add_options, host_names, load_places, place_flags, task_of
 
 if TYPE_CHECKING:
@@ -14,11 +16,13 @@ if TYPE_CHECKING:
     from dra_driver.diagnose.hardware.values import HardwareReport, Reading
 
 REPORT_FILE: Final = "hardware-check-report.json"
+MIN_TOTAL_S, MAX_TOTAL_S = 10, 4 * 3600
 ISSUES: Final = "docs/hardware-check.md says how to report it"
 DESCRIPTION: Final = """\
 Compare the GPUs and the NVIDIA driver of this machine with what dra-driver assumes. Takes less than ten minutes,
-usually one. Reads only, unless told otherwise; CUDA contexts and an MPS daemon are made only on a GPU without processes
-and claims. Each check is one line: number, name, verdict, what was seen and what it means.
+usually one; with --for also ten probes for a first session on a GPU, in order of worth. Reads only, unless told
+otherwise; CUDA contexts and an MPS daemon are made only on a GPU without processes and claims. Each check is one line:
+number, name, verdict, what was seen and what it means. The report is written after each check.
 
   ok            as dra-driver assumes
   differs       not as dra-driver assumes: please report it
@@ -57,6 +61,18 @@ def add_choices(parser: "argparse._ActionsContainer") -> None:
         action="store_true",
         help="do not hash UUIDs, serial numbers and host names in the report",
     )
+    parser.add_argument(
+        "--for",
+        dest="total",
+        metavar="TIME",
+        default="",
+        help="also run probes 15 to 24, in order of worth, as long as this time allows, such as 45m",
+    )
+    parser.add_argument(
+        "--allow-xid",
+        action="store_true",
+        help="also run probe 21: an illegal access in a CUDA process of its own, which leaves XID 31 in the kernel log",
+    )
 
 
 def passed_on(args: argparse.Namespace) -> list[str]:
@@ -66,14 +82,28 @@ def passed_on(args: argparse.Namespace) -> list[str]:
         *(["--gpu", args.gpu] if args.gpu else []),
         *(["--only", args.only] if args.only else []),
         *(["--keep-identities"] if args.keep_identities else []),
+        *(["--for", args.total] if args.total else []),
+        *(["--allow-xid"] if args.allow_xid else []),
     ]
+
+
+def total_s(text: str) -> float | None:
+    """The seconds of ``--for``; None without it. Raises ConfigurationError."""
+    if not text:
+        return None
+    match = re.fullmatch(r"(\d{1,5})([smh])", text)
+    seconds = int(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]] if match else 0
+    if not MIN_TOTAL_S <= seconds <= MAX_TOTAL_S:
+        raise ConfigurationError(f"--for {text[:80]}: expected a time from 10s to 4h, such as 45m")
+    return float(seconds)
 
 
 def numbers(text: str) -> tuple[int, ...]:
     """The checks of ``--only``. Raises ConfigurationError."""
+    from dra_driver.diagnose.hardware.first_gpu import PROBES
     from dra_driver.diagnose.hardware.session import CHECKS
 
-    known = [check.number for check in CHECKS]
+    known = [check.number for check in (*CHECKS, *PROBES)]
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if any(not part.isdecimal() or int(part) not in known for part in parts):
         raise ConfigurationError(f"--only {text[:80]}: expected numbers from 1 to {known[-1]}, separated by commas")
@@ -93,8 +123,8 @@ def run(args: argparse.Namespace) -> int:
     from dra_driver.diagnose.hardware.values import CheckRecord, HardwareReport, Reading
 
     task, no_driver = task_of(settings)
-    consent = Consent(owner=args.i_own_this_gpu, gpu=args.gpu)
-    plan = session.Plan(task=task, consent=consent, only=numbers(args.only))
+    consent = Consent(owner=args.i_own_this_gpu, gpu=args.gpu, xid=args.allow_xid)
+    plan = session.Plan(task=task, consent=consent, only=numbers(args.only), total_s=total_s(args.total))
     hasher = None if args.keep_identities else Hasher(host_names(os.environ))
 
     def shown(text: str) -> str:
@@ -108,6 +138,19 @@ def run(args: argparse.Namespace) -> int:
     def said(record: CheckRecord) -> None:
         print(*map(shown, session.lines([record])), flush=True)
 
+    path = Path(args.output or REPORT_FILE)
+
+    def hashed(report: HardwareReport) -> HardwareReport:
+        if hasher is None:
+            return report
+        return HardwareReport.from_wire(hasher.value(report.to_wire()) | {"hashed": True})
+
+    def kept(report: HardwareReport) -> None:
+        """Write the report so far: the command may be killed. The last write reports errors."""
+        if args.output or not args.print_report:
+            with suppress(StorageError):
+                storage.write(path, hashed(report))
+
     child.name_process()
     interrupt_once()  # the checks end, and a GPU is restored
 
@@ -115,13 +158,10 @@ def run(args: argparse.Namespace) -> int:
         return Reading(problem=no_driver)  # no process has to be started
 
     reader = without_driver if no_driver else runner.run
-    report = session.run_all(plan, reader, said, surveyed=surveyed)
-    if hasher is not None:
-        report = HardwareReport.from_wire(hasher.value(report.to_wire()) | {"hashed": True})
+    report = hashed(session.run_all(plan, reader, said, surveyed=surveyed, kept=kept))
     if args.print_report:
         print(storage.pack(report), flush=True)
     if args.output or not args.print_report:
-        path = Path(args.output or REPORT_FILE)
         storage.write(path, report)
         print(f"report: {path}")
     advise(report)

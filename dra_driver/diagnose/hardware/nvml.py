@@ -43,7 +43,7 @@ def read_described(task: Task) -> Topics:
     backend = NvmlBackend(task.library)
     backend.open()
     yield "system", probes.system()
-    for index, handle in enumerate(probes.handles()):
+    for index, handle in probes.handles().items():
         yield str(index), probes.device(handle) | {"fields": probes.fields(handle)}
     found = backend.snapshot()
     yield "snapshot", {"gpus": [str(gpu) for gpu in found.gpus], "leftOut": [str(one) for one in found.left_out]}
@@ -53,7 +53,7 @@ def read_described(task: Task) -> Topics:
 def _per_gpu(task: Task, read: Callable[[probes.pynvml.c_nvmlDevice_t], object]) -> Topics:
     backend = NvmlBackend(task.library)
     backend.open()
-    for index, handle in enumerate(probes.handles()):
+    for index, handle in probes.handles().items():
         facts = read(handle)
         if facts is not None:
             yield str(index), facts

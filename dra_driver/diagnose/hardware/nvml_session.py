@@ -34,7 +34,7 @@ def read_held(task: Task) -> Topics:
     yield "open", _held()
     backend.snapshot()
     yield "snapshot", _held()
-    with probes.event_set(probes.handles()) as registered:
+    with probes.event_set(probes.handles().values()) as registered:
         yield "event set", _held() | {"registered": registered}
     yield "event set freed", _held()
     backend.close()
@@ -74,10 +74,10 @@ def read_first_calls(task: Task) -> Topics:
 
 
 def _held() -> dict[str, object]:
-    return {"files": list(open_device_files()), "mappings": _mapped("/dev/nvidia"), "references": _module_references()}
+    return {"files": list(open_device_files()), "mappings": _mapped("/dev/nvidia"), "references": module_references()}
 
 
-def _module_references() -> int | None:
+def module_references() -> int | None:
     try:
         return int(Path(REFERENCES).read_text())
     except (OSError, ValueError):

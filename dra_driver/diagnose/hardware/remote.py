@@ -21,8 +21,10 @@ _SCRATCH_SIZE: Final = "256Mi"
 """Two copies of NVML's library, and what libraries and programs of the driver print."""
 
 
-def pod_for(daemon_set: Wire, node: str, arguments: Sequence[str], *, suffix: str) -> Wire:
-    """The pod for ``node``, its name with a ``suffix`` of its own.
+def pod_for(
+    daemon_set: Wire, node: str, arguments: Sequence[str], *, suffix: str, total_s: float | None = None
+) -> Wire:
+    """The pod for ``node``, its name with a ``suffix`` of its own; ``total_s`` is the time of ``--for``.
 
     Raises ConfigurationError when the DaemonSet does not run the node process.
     """
@@ -31,7 +33,8 @@ def pod_for(daemon_set: Wire, node: str, arguments: Sequence[str], *, suffix: st
     made["volumeMounts"] = [*made.get("volumeMounts", ()), {"name": _SCRATCH, "mountPath": "/tmp"}]  # noqa: S108
     of_template = daemon_set["spec"]["template"]["spec"].get("volumes", ())
     volumes = [*of_template, {"name": _SCRATCH, "emptyDir": {"sizeLimit": _SCRATCH_SIZE}}]
-    return node_pod(daemon_set, node, made, volumes, suffix=suffix, deadline_s=DEADLINE_S, grace_s=GRACE_S)
+    deadline_s = DEADLINE_S + int(total_s or 0)
+    return node_pod(daemon_set, node, made, volumes, suffix=suffix, deadline_s=deadline_s, grace_s=GRACE_S)
 
 
 LOG: Final = PodLog(report=storage.unpack, lines=storage.without_report)
@@ -43,6 +46,7 @@ def run_on_node(
     arguments: Sequence[str],
     said: Say,
     *,
+    total_s: float | None = None,
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> HardwareReport:
@@ -50,5 +54,6 @@ def run_on_node(
 
     Raises ConfigurationError (no such node or DaemonSet), KubernetesApiError, and PodFailedError.
     """
-    body = pod_for(read_daemon_set(api, place), place.node, arguments, suffix=secrets.token_hex(4))
+    suffix = secrets.token_hex(4)
+    body = pod_for(read_daemon_set(api, place), place.node, arguments, suffix=suffix, total_s=total_s)
     return run_pod(api, body, place, LOG, said, sleep=sleep, clock=clock)

@@ -1,6 +1,7 @@
 """One run of all checks: survey, choice of a GPU, each check in its process, judgement, report.
 
-Checks 1 to 11 run on any machine, 12 to 14 only with the consent of the GPU's owner."""
+Checks 1 to 11 run on any machine, 12 to 14 only with the consent of the GPU's owner, and the probes of a first session
+(15 to 24) only where the time is given for them."""
 
 import os
 import time
@@ -16,6 +17,7 @@ from dra_driver.core.finding import Status
 from dra_driver.core.text import one_line
 from dra_driver.diagnose.hardware import cuda, files, mig, nvml, nvml_session
 from dra_driver.diagnose.hardware.child import Task
+from dra_driver.diagnose.hardware.first_gpu import PROBES
 from dra_driver.diagnose.hardware.runner import InterruptedReading, Run
 from dra_driver.diagnose.hardware.survey import Consent, GpuChoice, choose, skip_reason
 from dra_driver.diagnose.hardware.values import CheckRecord, HardwareCheck, HardwareReport, Reading, judged
@@ -56,15 +58,18 @@ MIN_S: Final = 5.0
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """What to run. ``task`` has the paths; ``only`` the numbers of checks, () for all."""
+    """What to run. ``task`` has the paths; ``only`` the numbers of checks and probes, () for all checks, and for all
+    probes where ``total_s`` is given: the time for everything."""
 
     task: Task
     consent: Consent = field(default_factory=Consent)
     only: tuple[int, ...] = ()
+    total_s: float | None = None
 
     @property
     def checks(self) -> tuple[HardwareCheck, ...]:
-        return tuple(check for check in CHECKS if not self.only or check.number in self.only)
+        known = CHECKS if self.total_s is None and not self.only else (*CHECKS, *PROBES)
+        return tuple(check for check in known if not self.only or check.number in self.only)
 
 
 def run_all(
@@ -73,17 +78,26 @@ def run_all(
     said: Callable[[CheckRecord], None],
     *,
     surveyed: Callable[[Reading], None] = lambda _: None,
+    kept: Callable[[HardwareReport], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> HardwareReport:
-    """Run the plan. ``said`` gets each record as soon as there is one, ``surveyed`` the survey before.
-    KeyboardInterrupt ends it: the rest is skipped. Raises ConfigurationError for a GPU that cannot be chosen."""
-    begin, records, stopped = clock(), list[CheckRecord](), False
+    """Run the plan. ``said`` gets each record as soon as there is one, ``surveyed`` the survey before, ``kept`` the
+    report so far. KeyboardInterrupt ends it: the rest is skipped. Raises ConfigurationError for a GPU that cannot be
+    chosen."""
+    begin, records, stopped, complete = clock(), list[CheckRecord](), False, False
+    total_s = TOTAL_S if plan.total_s is None else plan.total_s
     survey = Reading(skipped="interrupted")
     choice = GpuChoice()
+
+    def report() -> HardwareReport:
+        about = _about(plan, choice, clock() - begin, stopped) | {"complete": complete}
+        return HardwareReport(about=about, survey=survey, records=tuple(records))
+
     try:
         survey = run(replace(plan.task, reader=SURVEY), SURVEY_S)
         choice = choose(survey.facts, plan.consent)
         surveyed(survey)
+        kept(report())
     except KeyboardInterrupt:
         stopped = True
     for check in plan.checks:
@@ -91,9 +105,9 @@ def run_all(
             reading = Reading(skipped="the command was interrupted")
         else:
             reason = skip_reason(check, survey.facts, plan.consent, choice)
-            left_s = TOTAL_S - (clock() - begin)
+            left_s = total_s - (clock() - begin)
             if not reason and left_s < MIN_S:
-                reason = f"no time was left within {TOTAL_S:.0f} s"
+                reason = f"no time was left within {total_s:.0f} s"
             try:
                 stop_s = RESTORE_STOP_S if check.changes_gpu else plan.task.stop_s
                 task = replace(plan.task, reader=check.reader, gpu=choice.gpu, stop_s=stop_s)
@@ -102,12 +116,14 @@ def run_all(
                 stopped, reading = True, error.reading
         records.append(judged(check, reading, survey.facts))
         said(records[-1])
-    return HardwareReport(about=_about(plan, choice, clock() - begin, stopped), survey=survey, records=tuple(records))
+        kept(report())
+    complete = not stopped
+    return report()
 
 
 def judged_again(report: HardwareReport) -> HardwareReport:
     """The report with the findings of this version: facts of a report can be judged anywhere."""
-    by_number = {check.number: check for check in CHECKS}
+    by_number = {check.number: check for check in (*CHECKS, *PROBES)}
 
     def again(record: CheckRecord) -> CheckRecord:
         check = by_number.get(record.number)
@@ -121,7 +137,8 @@ def lines(records: Sequence[CheckRecord]) -> Iterator[str]:
         finding = record.finding
         expected = f". Expected: {finding.expected}" if finding.status is Status.FAIL else ""
         meaning = f". It means: {finding.meaning}" if finding.meaning else ""
-        text = one_line(f"{finding.seen}{expected}{meaning}")
+        decides = f". It decides {record.decides}" if record.decides else ""
+        text = one_line(f"{finding.seen}{expected}{meaning}{decides}")
         yield f"{record.number:2}  {one_line(finding.check):<36} {record.verdict:<11} {text}"
 
 

@@ -173,6 +173,7 @@ def _target(link: str) -> str:
 
 
 OWNER_FLAG = "--i-own-this-gpu"
+XID_FLAG: Final = "--allow-xid"
 
 
 class Consent(Struct, frozen=True, kw_only=True):
@@ -180,6 +181,7 @@ class Consent(Struct, frozen=True, kw_only=True):
 
     owner: bool = False
     gpu: str = ""
+    xid: bool = False
 
 
 class GpuChoice(Struct, frozen=True, kw_only=True):
@@ -246,6 +248,8 @@ def skip_reason(check: HardwareCheck, survey: Facts, consent: Consent, choice: G
         return f"without a usable NVIDIA GPU it stays open whether {check.expected}"
     if "owner" in check.needs and not consent.owner:
         return f"it changes MIG mode and instances: allow it with {OWNER_FLAG}"
+    if "xid" in check.needs and not consent.xid:
+        return f"not tried: it leaves an XID in the kernel log and ends its own CUDA context; allow it with {XID_FLAG}"
     if "root" in check.needs and survey["machine"]["uid"] != 0:
         return "it needs root"
     needs_gpu = check.needs & {"free GPU", "owner"}

@@ -18,7 +18,7 @@ Topics = Iterator[tuple[str, object]]
 """What a reader yields."""
 VERDICTS: Final = {Status.OK: "ok", Status.FAIL: "differs", Status.UNKNOWN: "cannot tell", Status.SKIPPED: "skipped"}
 """Words of the verdict in lines and in JSON."""
-Need = Literal["root", "free GPU", "owner"]
+Need = Literal["root", "free GPU", "owner", "xid"]
 
 KIND: Final = "HardwareCheckReport"
 SCHEMA_VERSION: Final = 1
@@ -30,7 +30,7 @@ class HardwareCheck(Struct, frozen=True, kw_only=True):
     ``reader`` is ``module:function`` in this package, from a `Task` to pairs of topic and value. ``judge`` does no I/O
     and gets the results of reader and survey. ``needs``: "root" (user 0 with the right to mount), "free GPU" (no
     processes and claims, or the owner's consent), "owner" (only with ``--i-own-this-gpu``, as it changes MIG mode or
-    instances).
+    instances), "xid" (only with ``--allow-xid``). ``decides``: what an answer means for open assumptions.
     """
 
     number: int
@@ -40,6 +40,7 @@ class HardwareCheck(Struct, frozen=True, kw_only=True):
     judge: Callable[[Facts, Facts], Finding]
     limit_s: float
     needs: frozenset[Need] = frozenset()
+    decides: str = ""
 
     @property
     def changes_gpu(self) -> bool:
@@ -53,7 +54,13 @@ Judge = Callable[[Facts, Facts], Finding]
 
 
 def hardware_check(
-    number: int, name: str, reader: Callable[..., object], limit_s: float, needs: frozenset[Need] = frozenset()
+    number: int,
+    name: str,
+    reader: Callable[..., object],
+    limit_s: float,
+    needs: frozenset[Need] = frozenset(),
+    *,
+    decides: str = "",
 ) -> Callable[[Judge], HardwareCheck]:
     """Make a check of the decorated judge: its docstring is the assumption of the code. ``reader`` is a function of the
     same module."""
@@ -69,6 +76,7 @@ def hardware_check(
             judge=judge,
             limit_s=limit_s,
             needs=needs,
+            decides=decides,
         )
 
     return made
@@ -90,6 +98,7 @@ class CheckRecord(Struct, frozen=True, kw_only=True):
     number: int
     reading: Reading
     finding: Finding
+    decides: str = ""
 
     @classmethod
     def unread(cls, why: str) -> "CheckRecord":
@@ -141,6 +150,7 @@ class HardwareReport(Struct, frozen=True, kw_only=True):
                     "verdict": record.verdict,
                     "seen": record.finding.seen,
                     "meaning": record.finding.meaning,
+                    **({"decides": record.decides} if record.decides else {}),
                     **msgspec.to_builtins(record.reading),
                 }
                 for record in self.records
@@ -165,7 +175,7 @@ class HardwareReport(Struct, frozen=True, kw_only=True):
 def judged(check: HardwareCheck, reading: Reading, survey: Facts) -> CheckRecord:
     """The record of a reading, or of the lack of one. Never raises: facts come from files, too."""
     finding = replace(_finding(check, reading, survey), check=check.name, expected=check.expected, layer=Layer.HARDWARE)
-    return CheckRecord(number=check.number, reading=reading, finding=finding)
+    return CheckRecord(number=check.number, reading=reading, finding=finding, decides=check.decides)
 
 
 def _finding(check: HardwareCheck, reading: Reading, survey: Facts) -> Finding:
@@ -197,7 +207,12 @@ def _record(wire: Facts) -> CheckRecord:
         check=str(wire["name"]),
         layer=Layer.HARDWARE,
     )
-    return CheckRecord(number=int(wire["number"]), reading=msgspec.convert(wire, Reading), finding=finding)
+    return CheckRecord(
+        number=int(wire["number"]),
+        reading=msgspec.convert(wire, Reading),
+        finding=finding,
+        decides=str(wire.get("decides", "")),
+    )
 
 
 def _mapping(value: object) -> Facts:

@@ -127,7 +127,11 @@ class UsageSource(Protocol):
 
     def usage(self) -> tuple[GpuUsage, ...]:
         """Read every GPU, in order of UUID; one that does not answer is unreadable. Percentages are averages since the
-        previous call, which the first one lacks for processes. Raises DriverUnavailableError."""
+        previous call, rounded up; the first one lacks those of processes. Raises DriverUnavailableError."""
+
+    def sample(self) -> None:
+        """Add to the averages of the next ``usage``, as often as the driver drops samples of processes: every few
+        seconds. Raises DriverUnavailableError."""
 
 
 class GpuBackend(Backend, GpuControl, Detachable, HealthSource, Protocol):

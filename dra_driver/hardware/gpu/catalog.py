@@ -13,8 +13,8 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Struct
 
+from dra_driver.core import yaml_text
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.core.text import check_nesting
 
 MODELS_FILE = Path(__file__).with_name("models.yaml")
 
@@ -125,7 +125,7 @@ class _File(Struct, rename="camel"):
 def models() -> Mapping[str, GpuModel]:
     """All boards by key, in the order of the file. Read once per process; immutable."""
     try:
-        file = msgspec.convert(load_yaml(MODELS_FILE.read_text(encoding="utf-8")), _File)
+        file = msgspec.convert(load_yaml(MODELS_FILE.read_text(encoding="utf-8")), _File, str_keys=True)
         tables = {name: _table(entry, file.geometries[entry.geometry]) for name, entry in file.mig_tables.items()}
         return MappingProxyType({key: _model(key, entry, tables) for key, entry in file.models.items()})
     except (msgspec.ValidationError, KeyError) as error:
@@ -154,15 +154,11 @@ def suggest(wrong: str, known: Iterable[str], limit: int = 4) -> str:
 
 
 def load_yaml(text: str) -> object:
-    """Parse one YAML document, with libyaml where it is built in (five times faster). Raises ConfigurationError."""
-    import yaml  # noqa: PLC0415 - a node with real GPUs never needs YAML
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    """Parse one YAML document. Raises ConfigurationError."""
     try:
-        check_nesting(text)
-        return yaml.load(text, Loader=loader)  # noqa: S506 - both are safe loaders
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigurationError(f"not valid YAML: {' '.join(str(error).split())}") from error
+        return yaml_text.load(text)
+    except ValueError as error:
+        raise ConfigurationError(f"not valid YAML: {error}") from error
 
 
 def _table(entry: _MigTable, geometry: _Geometry) -> MigTable:

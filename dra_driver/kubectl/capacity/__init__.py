@@ -9,12 +9,13 @@ from dra_driver.kubectl.capacity.holdings import (
     devices_of,
     with_claim_gaps,
 )
-from dra_driver.kubectl.capacity.report import CapacityReport, ModelCapacity, NodeCapacity
+from dra_driver.kubectl.capacity.report import LEGEND, CapacityReport, ModelCapacity, NodeCapacity
 from dra_driver.kubectl.capacity.survey import Options, survey
 from dra_driver.kubectl.capacity.topology import NOWHERE, GpuPlace, TopologyRow, place_of, topology_of
 from dra_driver.kubectl.capacity.units import node_problem
 
 __all__ = [
+    "LEGEND",
     "NOWHERE",
     "CapacityReport",
     "ClaimDevice",

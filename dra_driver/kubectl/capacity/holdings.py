@@ -14,7 +14,16 @@ from msgspec.structs import replace
 
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.time import parse_time
-from dra_driver.kube.devices import HeldClaim, HeldResult, Wire, attribute_shown, held_claim, newest_slices, pool_of
+from dra_driver.kube.devices import (
+    HeldClaim,
+    HeldResult,
+    Wire,
+    attribute_shown,
+    held_claim,
+    newest_slices,
+    pool_of,
+    unhealthy_by,
+)
 from dra_driver.kube.published import names
 from dra_driver.kube.shapes import problem_of
 from dra_driver.kube.state import ClusterState
@@ -122,13 +131,17 @@ class DeviceRow(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class ClaimDevice(Struct, frozen=True, kw_only=True, rename="camel"):
+    """A device of a claim; ``unhealthy`` are its health taints."""
+
     request: str
     driver: str
     pool: str
     device: str
     node: str
+    share_id: str = ""
     consumed: Mapping[str, str] = field(default_factory=dict)
     admin_access: bool = False
+    unhealthy: Sequence[str] = ()
 
 
 class ClaimRow(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -273,16 +286,21 @@ def _of_slice(
 
 
 def _claims(state: ClusterState, now: datetime) -> list[ClaimRow]:
-    places = {}
+    places, unhealthy = {}, {}
     for item in newest_slices(state.slices):
         spec = item["spec"]
         for device in spec.get("devices") or ():
+            key = (*pool_of(item), device["name"])
             if node := device.get("nodeName") or spec.get("nodeName"):
-                places[(*pool_of(item), device["name"])] = node
-    return [_claim(held_claim(_ListedClaim, item)[0], places, now) for item in state.claims]
+                places[key] = node
+            if taints := unhealthy_by(device):
+                unhealthy[key] = taints
+    return [_claim(held_claim(_ListedClaim, item)[0], places, unhealthy, now) for item in state.claims]
 
 
-def _claim(claim: _ListedClaim, places: Mapping[DeviceKey, str], now: datetime) -> ClaimRow:
+def _claim(
+    claim: _ListedClaim, places: Mapping[DeviceKey, str], unhealthy: Mapping[DeviceKey, Sequence[str]], now: datetime
+) -> ClaimRow:
     metadata, elsewhere = claim.metadata, _node_of(claim)
     devices = [
         ClaimDevice(
@@ -291,8 +309,10 @@ def _claim(claim: _ListedClaim, places: Mapping[DeviceKey, str], now: datetime) 
             pool=result.pool,
             device=result.device,
             node=places.get(result.key) or elsewhere,
+            share_id=str(result.share_id or ""),
             consumed=holder.consumed,
             admin_access=holder.admin_access,
+            unhealthy=unhealthy.get(result.key, ()),
         )
         for result, holder in _holders(claim)
     ]
@@ -307,14 +327,14 @@ def _claim(claim: _ListedClaim, places: Mapping[DeviceKey, str], now: datetime) 
         nodes=tuple(sorted(nodes - {""})),
         requests=tuple(_asked(request) for request in claim.spec.devices.requests),
         devices=tuple(devices),
-        pods=_users(claim),
+        pods=claim.users,
         created=created,
         age_s=None if moment is None else max(0, int((now - moment).total_seconds())),
     )
 
 
 def _holders(claim: HeldClaim) -> list[tuple[HeldResult, Holder]]:
-    users = _users(claim)
+    users = claim.users
     return [
         (
             result,
@@ -349,11 +369,6 @@ def _asked(request: _Request) -> str:
         amounts = ", ".join(f"{name} {value}" for name, value in way.capacity.requests.items())
         texts.append(f"{count} {way.device_class_name}{f' ({amounts})' if amounts else ''}")
     return f"{request.name}: {' or '.join(texts) or '?'}"
-
-
-def _users(claim: HeldClaim) -> tuple[str, ...]:
-    users = claim.status.reserved_for
-    return tuple(str(user.name) if user.resource == "pods" else f"{user.resource}/{user.name}" for user in users)
 
 
 def _namespace(claim: HeldClaim) -> str:

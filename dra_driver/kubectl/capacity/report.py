@@ -20,8 +20,16 @@ MAX_FITS: Final = 256
 """Limit of claims tried on one unit; a count that reaches it is a lower bound."""
 
 
+LEGEND: Final = (
+    "IN USE counts allocated devices. FITS, BY SUM and STRANDED count claims for the request of their line. Each line"
+    " stands alone: a claim of one line takes room from the others."
+)
+"""The command and the web UI print it below their tables."""
+
+
 class Gpus(Struct, frozen=True, kw_only=True, rename="camel"):
-    """GPUs (or other whole devices) of a model; ``total`` is the sum of the next four.
+    """GPUs (or other whole devices) of a model; ``total`` is the sum of the next four. Of ``used`` and ``fragmented``
+    ones, ``held_unhealthy`` have an unhealthy device that a claim holds.
 
     ``reasons`` splits ``unavailable``: ``tainted``, ``incomplete-pool``, ``invalid-pool``, ``cordoned``, ``not-ready``,
     ``deleting``, ``no-such-node``, ``other``.
@@ -33,6 +41,7 @@ class Gpus(Struct, frozen=True, kw_only=True, rename="camel"):
     fragmented: int = 0
     unavailable: int = 0
     reasons: Mapping[str, int] = field(default_factory=dict)
+    held_unhealthy: int = 0
 
 
 class Memory(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -44,7 +53,8 @@ class Memory(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class RequestCapacity(Struct, frozen=True, kw_only=True, rename="camel"):
-    """One request. ``in_use`` counts allocated devices of its kind; with ``at_least``, ``fits`` is a lower bound.
+    """One request. ``in_use`` counts allocated devices of its kind, and is None for several GPUs in one claim and for
+    shares, whose devices other requests count. With ``at_least``, ``fits`` is a lower bound.
 
     ``by_sum`` is for MIG profiles the rest of the counters on GPUs with such a free device, divided by the need of one
     device; for shares the rest of the memory; for several GPUs the free GPUs of all nodes. It is at most the number
@@ -55,7 +65,7 @@ class RequestCapacity(Struct, frozen=True, kw_only=True, rename="camel"):
     profile: str = ""
     share: str = ""
     count: int = 1
-    in_use: int = 0
+    in_use: int | None = None
     fits: int = 0
     by_sum: int = 0
     stranded: int = 0
@@ -149,6 +159,7 @@ class _Line(Struct):
 class _Model(Struct):
     states: Counter[str] = field(default_factory=Counter)
     memory: Counter[str] = field(default_factory=Counter)
+    held_unhealthy: int = 0
     lines: dict[SyntheticRequest, _Line] = field(default_factory=dict)
 
 
@@ -166,6 +177,7 @@ class Aggregate:
         model.states.update(states)
         supply = counted.supply
         model.memory["total"] += supply.memory
+        model.held_unhealthy += supply.held_unhealthy
         if "free" in states:
             model.memory["free"] += min(supply.memory_left, supply.memory * states["free"] // unit.gpu_count)
         elif "fragmented" in states:
@@ -179,6 +191,7 @@ class Aggregate:
             mine = self._models.setdefault(key, _Model())
             mine.states.update(theirs.states)
             mine.memory.update(theirs.memory)
+            mine.held_unhealthy += theirs.held_unhealthy
             for request, line in theirs.lines.items():
                 mine.lines.setdefault(request, _Line()).add(line)
 
@@ -188,7 +201,7 @@ class Aggregate:
             ModelCapacity(
                 driver=driver,
                 model=name,
-                gpus=_gpus(model.states),
+                gpus=_gpus(model.states, model.held_unhealthy),
                 memory_bytes=Memory(**{key: value // NANO for key, value in model.memory.items()}),
                 requests=self._requests((driver, name), places),
             )
@@ -233,7 +246,7 @@ class Aggregate:
                 profile=request.kind.profile,
                 share=request.share,
                 count=request.count,
-                in_use=line.in_use,
+                in_use=line.in_use if request.count == 1 and not request.share else None,
                 fits=line.fits,
                 by_sum=line.by_sum(),
                 stranded=line.by_sum() - line.fits,
@@ -317,7 +330,7 @@ def _why_one(request: SyntheticRequest, line: _Line) -> str:
     return f"{left} {noun} are free in total, {need} are needed, but not together on any GPU"
 
 
-def _gpus(states: Counter[str]) -> Gpus:
+def _gpus(states: Counter[str], held_unhealthy: int) -> Gpus:
     reasons = {name: count for name, count in sorted(states.items()) if name not in ("free", "used", "fragmented")}
     return Gpus(
         total=states.total(),
@@ -326,6 +339,7 @@ def _gpus(states: Counter[str]) -> Gpus:
         fragmented=states["fragmented"],
         unavailable=sum(reasons.values()),
         reasons=reasons,
+        held_unhealthy=held_unhealthy,
     )
 
 

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dra_driver.core.quantity import NANO
-from dra_driver.kube.devices import Wire, attribute_shown
+from dra_driver.kube.devices import Wire, attribute_shown, unhealthy_by
 from dra_driver.kube.published import MEMORY, names
 from dra_driver.scheduler.allocation import Pool, PoolDevice, consumption, nano, untolerated
 
@@ -184,6 +184,7 @@ def _device_signature(device: PoolDevice, kind: DeviceKind, numbers: Mapping[str
         device.shared,
         tuple(sorted((device.consumed or {}).items())),
         is_tainted(wire),
+        bool(unhealthy_by(wire)),
         bool(wire.get("bindingConditions")),
         repr(capacity) if kind.shared else memory,
         _counter_signature(wire, numbers),
@@ -280,6 +281,7 @@ class UnitSupply(Struct, frozen=True, kw_only=True):
     in_parts: bool
     tainted: bool
     in_use: Mapping[DeviceKind, int]
+    held_unhealthy: int
 
 
 def supply_of(unit: Unit) -> UnitSupply:
@@ -309,7 +311,14 @@ def supply_of(unit: Unit) -> UnitSupply:
         or bool(unit.elsewhere),
         tainted=any(is_tainted(device.wire) for device, _ in pairs),
         in_use=Counter(kind for device, kind in pairs if device.allocated or device.shared),
+        held_unhealthy=_held_unhealthy(pairs, unit.gpu_count),
     )
+
+
+def _held_unhealthy(pairs: Sequence[tuple[PoolDevice, DeviceKind]], gpus: int) -> int:
+    """Return how many GPUs have an unhealthy device that a claim holds; partitions of one GPU count once."""
+    held = [kind for device, kind in pairs if (device.allocated or device.shared) and unhealthy_by(device.wire)]
+    return min(gpus, max(sum(not kind.profile for kind in held), bool(held)))
 
 
 def _sum(entries: Sequence[Wire] | None) -> Sums:

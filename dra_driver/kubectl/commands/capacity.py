@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.quantity import Quantity
-from dra_driver.core.text import gib, printable
-from dra_driver.kubectl.capacity import CapacityReport, ModelCapacity, NodeCapacity, Options, survey
+from dra_driver.core.text import gib, printable, wrapped
+from dra_driver.kubectl.capacity import LEGEND, CapacityReport, ModelCapacity, NodeCapacity, Options, survey
 from dra_driver.kubectl.commands.source import Progress, add_source, is_unread, print_json, print_table, state_of
 from dra_driver.kubectl.explain import scheduler_for, with_defaults
 
@@ -22,6 +22,7 @@ by the scheduler's own rules. Uses the cluster of the kubeconfig, or a file (--c
   free         GPUs without allocated devices that a claim can get now
   used         GPUs allocated as a whole, or in parts that leave nothing for any request
   fragmented   GPUs allocated in parts, with something left for a request
+  in use       allocated devices of this kind; "-" for several GPUs in one claim and for shares
   fits         claims for this request that could be allocated now, one after another, without any others
   by sum       claims that the free amounts would serve if they were contiguous
   stranded     by sum minus fits: claims that fail only because the free amounts are not contiguous
@@ -89,6 +90,7 @@ def _print(report: CapacityReport, *, by_node: bool, unknown: bool) -> None:
     print()
     headings = ("MODEL", "REQUEST", "IN USE", "FITS", "BY SUM", "STRANDED")
     print_table(headings, [row for model in report.models for row in _requests(model)])
+    print(*wrapped(LEGEND), sep="\n")
     if report.stranded_shapes:
         print("\nFits nowhere although the total would suffice:")
         for shape in report.stranded_shapes:
@@ -100,7 +102,8 @@ def _print(report: CapacityReport, *, by_node: bool, unknown: bool) -> None:
 
 def _gpus(model: ModelCapacity) -> Sequence[str]:
     gpus, memory = model.gpus, model.memory_bytes
-    reasons = ", ".join(f"{count} {name}" for name, count in gpus.reasons.items())
+    unhealthy = [f"{gpus.held_unhealthy} held unhealthy"] if gpus.held_unhealthy else []
+    reasons = ", ".join([*(f"{count} {name}" for name, count in gpus.reasons.items()), *unhealthy])
     return (
         *map(str, (gpus.total, gpus.free, gpus.used, gpus.fragmented)),
         reasons or "0",
@@ -112,7 +115,7 @@ def _gpus(model: ModelCapacity) -> Sequence[str]:
 def _requests(model: ModelCapacity) -> Iterator[Sequence[str]]:
     for item in model.requests:
         fits = f"{'>=' if item.at_least else ''}{item.fits}"
-        in_use = str(item.in_use) if item.count == 1 and not item.share else "-"
+        in_use = "-" if item.in_use is None else str(item.in_use)
         yield model.model, item.request, in_use, fits, str(item.by_sum), str(item.stranded)
 
 

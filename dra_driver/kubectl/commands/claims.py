@@ -11,13 +11,14 @@ from dra_driver.core.text import listed
 from dra_driver.kubectl.capacity import ClaimRow, claims_of, with_claim_gaps
 from dra_driver.kubectl.commands.devices import use_text
 from dra_driver.kubectl.commands.source import add_source, is_unread, print_json, print_table, state_of, tell_gaps
+from dra_driver.kubectl.explain import with_taint_rules
 
 DESCRIPTION: Final = (
     "List ResourceClaims of all namespaces with their requests, node, devices and pods. "
     "`kubectl dra explain claim/NAME` explains why a claim is pending."
 )
 HEADINGS: Final = ("NAMESPACE", "CLAIM", "STATE", "NODE", "REQUESTS", "DEVICES", "PODS", "AGE")
-_FIELDS: Final = ("claims", "slices")
+_FIELDS: Final = ("claims", "slices", "taint_rules")
 _UNITS: Final = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
@@ -29,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    state = with_claim_gaps(state_of(args, only=_FIELDS))
+    state = with_claim_gaps(with_taint_rules(state_of(args, only=_FIELDS)))
     found = claims_of(state, datetime.now(UTC), node=args.node, namespace=args.namespace or "")
     if args.pending:
         found = [claim for claim in found if claim.state == "pending"]
@@ -46,7 +47,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def row(claim: ClaimRow) -> Sequence[str]:
-    devices = [use_text(device.device, device) for device in claim.devices]
+    devices = [
+        use_text(device.device, device) + (f" (unhealthy: {listed(device.unhealthy)})" if device.unhealthy else "")
+        for device in claim.devices
+    ]
     names, lists = (claim.namespace, claim.name, claim.state), (claim.nodes, claim.requests, devices, claim.pods)
     return *names, *map(listed, lists), age(claim.age_s)
 

@@ -154,7 +154,7 @@ def _explained(facts: "ClusterFacts", scope: "DoctorScope") -> "tuple[Finding, s
         status=Status.OK if good else Status.FAIL,
         object=f"{scope.kind}/{scope.namespace}/{scope.name}",
         seen=answer.verdict.sentence,
-        expected="" if good else "a pod that the scheduler can place",
+        expected="" if good else "devices that the scheduler can allocate, and that are healthy",
         fix="" if good else f"kubectl dra explain {scope.kind}/{scope.name} -n {scope.namespace} shows it by device.",
     )
     return finding, render(answer), to_wire(answer)

@@ -10,6 +10,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from dra_driver.core import yaml_text
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.finding import coloured
 from dra_driver.kube.state import with_objects
@@ -112,6 +113,4 @@ def _print_data(reports: Sequence[Explanation], form: str) -> None:
     if form == "json":
         print(json.dumps(data, indent=2, ensure_ascii=False))
         return
-    import yaml
-
-    print(yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=118), end="")
+    print(yaml_text.dump(data, width=118), end="")

@@ -1,18 +1,15 @@
 """``kubectl dra idle``: list claims that are not used or larger than they need to be."""
 
 import argparse
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from dra_driver.core.errors import ConfigurationError, KubernetesApiError
-from dra_driver.core.text import gib, printable, span
-from dra_driver.kube import paths
+from dra_driver.core.text import gib, listed, span
 from dra_driver.kubectl.commands import usage_source
-from dra_driver.kubectl.commands.source import client, kubeconfig_of, print_json, print_table
+from dra_driver.kubectl.commands.source import print_json, print_table
 from dra_driver.kubectl.commands.usage_source import Cell, print_csv
-from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, camel
-from dra_driver.kubectl.usage.waste import DeviceSize, WasteFinding, WasteRow, judge, sizes_in
+from dra_driver.kubectl.usage.device_use import camel
+from dra_driver.kubectl.usage.waste import WasteFinding, WasteRow, judge
 
 DESCRIPTION: Final = """\
 List claims that are idle, and claims that would fit into a smaller MIG profile or a smaller share, by the most memory
@@ -39,10 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     after_s = usage_source.seconds(args.idle_for, "--idle-for")
-    report = usage_source.read_use(args, _WINDOW, node=args.node)
+    report, size_of = usage_source.read_joined(args, _WINDOW, node=args.node)
     uses = [use for use in report.uses if args.namespace in (None, use.namespace)]
     usage_source.tell_source(report)
-    rows = judge(uses, idle_after_s=after_s, size_of=_sizes(args) if uses else lambda _: DeviceSize())
+    rows = judge(uses, idle_after_s=after_s, size_of=size_of)
     shown = [row for row in rows if args.all or row.finding is not WasteFinding.USED]
     if args.output == "json":
         items = [dict(zip(map(camel, _CSV), _values(row), strict=True)) for row in shown]
@@ -57,23 +54,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _sizes(args: argparse.Namespace) -> Callable[[ClaimDeviceUse], DeviceSize]:
-    """Return published sizes; none, with a note, if the API server refuses: then only shares are judged."""
-    try:
-        items = client(kubeconfig_of(args)).list(paths.resource_slices())["items"]
-    except (KubernetesApiError, ConfigurationError) as error:
-        print(f"note: how large devices are is not known: {printable(str(error))}", file=sys.stderr)
-        items = []
-    return sizes_in(items, usage_source.note_of("the size of devices is not known: ResourceSlice or device"))
-
-
 def _cells(row: WasteRow) -> Sequence[str]:
     use, enough, finding = row.use, row.enough, row.finding.value
     if enough is not None:
         profile = f"{enough.profile} or " if enough.profile else ""
         finding = f"would fit {profile}a share of {gib(enough.share_bytes)}"
     names = (use.namespace, use.claim, use.node, use.device)
-    return (*names, gib(row.held_bytes), gib(use.peak_bytes), span(use.idle_s), finding, ",".join(use.pods))
+    return (*names, gib(row.held_bytes), gib(use.peak_bytes), span(use.idle_s), finding, listed(use.pods))
 
 
 def _values(row: WasteRow) -> Sequence[Cell]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
+from dra_driver.core import yaml_text
 from dra_driver.core.errors import ConfigurationError, ForbiddenError, KubernetesApiError, NotFoundError
 from dra_driver.core.quantity import Quantity
 from dra_driver.kube.devices import Wire
@@ -278,7 +279,4 @@ def _write(path: Path, text: str) -> None:
 
 
 def dump(value: object) -> str:
-    import yaml
-
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    return str(yaml.dump(value, Dumper=dumper, sort_keys=False, allow_unicode=True, width=4096))
+    return yaml_text.dump(value, width=4096)

@@ -6,7 +6,7 @@ from typing import Final
 
 from dra_driver.core.command_line.main import interrupt_once
 from dra_driver.core.text import printable
-from dra_driver.diagnose.hardware.main import add_choices, advise, numbers, passed_on
+from dra_driver.diagnose.hardware.main import add_choices, advise, numbers, passed_on, total_s
 from dra_driver.kubectl.commands.doctor import add_pod_flags
 from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of
 
@@ -36,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
     from dra_driver.kube.pod_run import PodPlace
 
     numbers(args.only)  # refused here and not by the pod
+    limit_s = total_s(args.total)
     place = PodPlace(
         command="kubectl dra hardware-check",
         node=args.node,
@@ -45,7 +46,11 @@ def run(args: argparse.Namespace) -> int:
     )
     interrupt_once()  # so that the pod is deleted
     report = run_on_node(
-        client(kubeconfig_of(args)), place, passed_on(args), lambda line: print(printable(line), flush=True)
+        client(kubeconfig_of(args)),
+        place,
+        passed_on(args),
+        lambda line: print(printable(line), flush=True),
+        total_s=limit_s,
     )
     path = Path(args.output or f"hardware-check-{args.node}.json")
     storage.write(path, report)

@@ -103,6 +103,7 @@ def _up(args: argparse.Namespace) -> int:
     ):
         if not args.no_classes:
             demo.apply_classes(cluster)
+        cluster.add_daemon_set()
         print(f"API server   {cluster.url}")
         for node in cluster.nodes.values():
             print(f"node         {node.name}: {node.spec}, log of its node process: {node.folders.log}")

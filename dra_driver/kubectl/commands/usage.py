@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import to_builtins
 
 from dra_driver.core.errors import ConfigurationError, KubernetesApiError
-from dra_driver.core.text import gib, printable, span
+from dra_driver.core.text import gib, listed, printable, span
 from dra_driver.kube import paths
 from dra_driver.kube.shapes import read_all
 from dra_driver.kubectl.commands import usage_source
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     key = _label_of(args.by)
-    report = usage_source.read_use(args, _WINDOW, node=args.node)
+    report, _ = usage_source.read_joined(args, _WINDOW, node=args.node)
     uses = [use for use in report.uses if args.namespace in (None, use.namespace)]
     sums = [] if args.by == "device" else _labelled(args, uses, key) if key else summed(uses, device_use.KEYS[args.by])
     usage_source.tell_source(report)
@@ -100,7 +100,7 @@ def _print_devices(uses: Sequence[ClaimDeviceUse], output: str) -> None:
         (
             *(use.namespace, use.claim, use.node, use.device, gib(use.used_bytes), gib(use.granted_bytes)),
             *(gib(use.peak_bytes), percent(use.sm_ratio), energy(use.energy_joules, estimated=use.energy_estimated)),
-            *(number(use.processes), span(use.idle_s), ",".join(use.pods)),
+            *(number(use.processes), span(use.idle_s), listed(use.pods)),
         )
         for use in uses
     ]

@@ -15,14 +15,16 @@ from typing import Any, Final, Protocol
 from urllib.parse import urlencode, urlsplit
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, DraError, ForbiddenError, KubernetesApiError
 from dra_driver.core.text import UNKNOWN, printable
 from dra_driver.kube import paths
 from dra_driver.kube.shapes import MetadataPart, read_all
 from dra_driver.kubectl.commands.source import Progress, add_kubeconfig, client, kubeconfig_of
-from dra_driver.kubectl.usage.device_use import UseReport, decode
+from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, UseReport, claims_held, decode
 from dra_driver.kubectl.usage.history import History, queries
+from dra_driver.kubectl.usage.waste import DeviceSize, joined, sizes_in
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 MAX_WINDOW_S: Final = 366 * 86_400
@@ -153,6 +155,31 @@ def read_use(args: argparse.Namespace, default_window: str, *, node: str = "") -
     window_s(args, default_window)
     with Progress("asking the exporters"):
         return ask_exporters(client(kubeconfig_of(args)), args.driver_namespace, node=node)
+
+
+def read_joined(
+    args: argparse.Namespace, default_window: str, *, node: str = ""
+) -> tuple[UseReport, Callable[[ClaimDeviceUse], DeviceSize]]:
+    """Return the report as `read_use`, with what the API server knows of the claims that exist: their pods, and the
+    memory of a whole GPU or partition that the source does not report. Also return the sizes of published devices.
+
+    Both are unknown, with a note, if the API server refuses: pods are then those that the source reports.
+    """
+    report = read_use(args, default_window, node=node)
+    lost = note_of("the size of devices is not known: ResourceSlice or device")
+    wanted = bool(report.uses)
+    size_of = sizes_in(_listed(args, paths.resource_slices(), "how large devices are") if wanted else (), lost)
+    held = claims_held(_listed(args, paths.resource_claims(args.namespace), "which pods use claims") if wanted else ())
+    return replace(report, uses=joined(report.uses, held, size_of)), size_of
+
+
+def _listed(args: argparse.Namespace, path: str, what: str) -> Sequence[Any]:
+    try:
+        found: Sequence[Any] = client(kubeconfig_of(args)).list(path)["items"]
+    except (KubernetesApiError, ConfigurationError) as error:
+        print(f"note: {what} is not known: {printable(str(error))}", file=sys.stderr)
+        return ()
+    return found
 
 
 def prometheus_of(args: argparse.Namespace) -> Prometheus:

@@ -8,12 +8,20 @@ from msgspec.structs import replace
 
 from dra_driver.core.errors import AllocationError, CelEvaluationError, CelSyntaxError
 from dra_driver.core.text import listed
-from dra_driver.kube.devices import allocation_results, attribute_text, results_of, users_of
+from dra_driver.kube.devices import (
+    allocation_results,
+    attribute_text,
+    newest_slices,
+    results_of,
+    unhealthy_by,
+    users_of,
+)
 from dra_driver.kube.published import names
+from dra_driver.kube.published.mig_mode import mig_mode_off, whole_only_gpus
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.explain import subject as subjects
 from dra_driver.kubectl.explain.evaluation import NodeResult
-from dra_driver.kubectl.explain.reasons import is_selected_by
+from dra_driver.kubectl.explain.reasons import act_on, is_selected_by
 from dra_driver.kubectl.explain.report import Cause, CauseCode
 from dra_driver.kubectl.explain.subject import RequestSpec, Subject, Wire, name_of, namespace_of, spec_of, status_of
 from dra_driver.scheduler.allocation import V1_37, SchedulerFeatures, SchedulerQuirks
@@ -133,6 +141,21 @@ def unpublished_forms(
                 object=f"class/{spec.class_name}",
                 blocks=False,
             )
+
+
+def mig_mode_is_off(state: ClusterState, specs: Iterable[RequestSpec], features: SchedulerFeatures) -> Iterator[Cause]:
+    """Yield a cause for each request that a GPU would serve in MIG mode."""
+    gpus = whole_only_gpus(state.slices) if features.partitionable_devices else []
+    for spec in specs:
+        texts = (*spec.class_selectors, *spec.selectors)
+        fitting = [
+            gpu
+            for gpu in gpus
+            if any(all(is_selected_by(text, gpu.driver, each) for text in texts) for each in gpu.as_partitions())
+        ]
+        if fitting:
+            seen, fix = mig_mode_off(fitting)
+            yield Cause(code=CauseCode.MIG_MODE_OFF, message=seen, fix=fix, blocks=False)
 
 
 def _kinds(slices: Sequence[Wire]) -> Iterable[tuple[str, Wire]]:
@@ -350,6 +373,49 @@ def silent_drivers(state: ClusterState, specs: Sequence[RequestSpec]) -> Iterato
                 fix=f"check that the pods of {driver} run, or correct the driver in the selector",
                 object=f"driver/{driver}",
             )
+
+
+def unhealthy_devices(state: ClusterState, subject: Subject) -> Iterator[Cause]:
+    """Yield a cause for each allocated device of the subject that is unhealthy or not published."""
+    for claim in (item.claim or {} for item in subject.claims):
+        wanted = [result for result in results_of(claim) if not result.get("adminAccess")]
+        drivers = {str(result.get("driver")) for result in wanted}
+        published = {
+            (spec["driver"], spec["pool"]["name"], device["name"]): (spec.get("nodeName") or "", device)
+            for spec in map(spec_of, newest_slices(state.slices))
+            if spec["driver"] in drivers and any(result.get("pool") == spec["pool"]["name"] for result in wanted)
+            for device in spec.get("devices") or ()
+        }
+        for result in wanted:
+            key = (str(result.get("driver")), str(result.get("pool")), str(result.get("device")))
+            node, device = published.get(key, ("", None))
+            where = f"device {key[2]} of {key[1]}"
+            if device is not None and (taints := unhealthy_by(device)):
+                yield Cause(
+                    code=CauseCode.DEVICE_UNHEALTHY,
+                    message=f"{where} is unhealthy (taint {listed(taints, len(taints))})",
+                    fix=_instead_of_unhealthy(claim, result, node),
+                    object=f"claim/{name_of(claim)}",
+                    blocks=False,
+                )
+            elif device is None and state.slices:
+                yield Cause(
+                    code=CauseCode.DEVICE_NOT_PUBLISHED,
+                    message=f"{where} is not published, so its health is unknown",
+                    fix=f"check the pod of driver {key[0]} on the node of the device",
+                    object=f"claim/{name_of(claim)}",
+                    blocks=False,
+                )
+
+
+def _instead_of_unhealthy(claim: Wire, result: Wire, node: str) -> str:
+    specs = subjects.requests_of([claim], [""], ())
+    tolerated = any(spec.tolerations for spec in specs if spec.request == result.get("request"))
+    users = [str(user.get("name")) for user in users_of(claim)]
+    first = "remove the tolerations of health taints from the claim, then " if tolerated else ""
+    then = f"delete pod {act_on(users)}" if users else f"delete claim {subjects.label_of(claim)}"
+    where = f"; repair the GPU: kubectl dra doctor node/{node}" if node else ""
+    return f"{first}{then}; a new pod gets another device{where}"
 
 
 def causes_on_node(state: ClusterState, subject: Subject) -> Iterator[Cause]:

@@ -18,6 +18,7 @@ from dra_driver.kubectl.explain.reasons import (
     Funnel,
     NodeRejections,
     RejectionReason,
+    act_on,
     holder_labels,
     rejection_of,
     selector_rejections,
@@ -45,6 +46,7 @@ class _Code(NamedTuple):
 
 _CODES: Final = {
     "tainted": _Code(2, "remove the cause of the taint, or tolerate the taint in the request", "tainted"),
+    "unhealthy": _Code(12, "", "unhealthy"),
     "constraint": _Code(
         2, "relax the constraint, or free devices that satisfy it together", "excluded by a constraint"
     ),
@@ -87,8 +89,13 @@ class _RankedCandidate(NamedTuple):
     reasons: list[RejectionReason]
 
     @property
-    def distance(self) -> int:
-        return sum(_CODES[reason.code].distance for reason in self.reasons)
+    def users(self) -> set[str]:
+        return {user for reason in self.reasons for user in reason.users}
+
+    @property
+    def distance(self) -> tuple[int, int]:
+        """By the reasons; of equal ones by how many claims have to end."""
+        return sum(_CODES[reason.code].distance for reason in self.reasons), len(self.users)
 
     @property
     def reason_key(self) -> list[tuple[str, str]]:
@@ -97,21 +104,22 @@ class _RankedCandidate(NamedTuple):
 
 def nearest_miss(places: Iterable[Shortfall], holders: Holders) -> report.NearestMiss | None:
     """Return the closest of the first MAX_CANDIDATES devices, None without any; of equally close ones the first."""
-    best: tuple[int, Shortfall, list[_RankedCandidate], int] | None = None
+    best: tuple[tuple[int, int], Shortfall, list[_RankedCandidate], str] | None = None
     inspected = 0
     for place in places:
         if inspected >= MAX_CANDIDATES:
             break
         inspected += len(place.candidates)
         chosen, more = _chosen(place, holders)
-        distance = sum(near.distance for near in chosen)
+        users = {user for near in chosen for user in near.users}
+        distance = sum(near.distance[0] for near in chosen), len(users)
         if chosen and (best is None or distance < best[0]):
             best = (distance, place, chosen, more)
     return _miss(*best[1:]) if best is not None else None
 
 
-def _chosen(place: Shortfall, holders: Holders) -> tuple[list[_RankedCandidate], int]:
-    """Return as many of the nearest devices as are missing, none if there are fewer, and the number of ties."""
+def _chosen(place: Shortfall, holders: Holders) -> tuple[list[_RankedCandidate], str]:
+    """Return as many of the nearest devices as are missing, none if there are fewer, and the equally near ones."""
     near = [
         _RankedCandidate(candidate.device.name, _all_rejections(place.spec, candidate, holders))
         for candidate in place.candidates[:MAX_CANDIDATES]
@@ -119,16 +127,20 @@ def _chosen(place: Shortfall, holders: Holders) -> tuple[list[_RankedCandidate],
     if place.spec.count is None:
         # "All" means every matching device; each of them has to become available.
         matching = [one for one in near if not any(reason.code in _SELECTOR_CODES for reason in one.reasons)]
-        return matching or sorted(near, key=lambda one: one.distance)[:1], 0
+        return matching or sorted(near, key=lambda one: one.distance)[:1], ""
     missing = max(place.spec.count - place.fitting, 1)
     if len(near) < missing:
-        return [], 0
+        return [], ""
     near.sort(key=lambda one: one.distance)
     freed = {reason.seen for one in near[:missing] for reason in one.reasons}
-    return near[:missing], sum(
-        one.reason_key == near[missing - 1].reason_key and freed.isdisjoint(reason.seen for reason in one.reasons)
+    ties = [
+        f"{one.device} ({', '.join(reason.seen for reason in one.reasons)})"
         for one in near[missing:]
-    )
+        if one.reason_key == near[missing - 1].reason_key
+        and one.distance == near[missing - 1].distance
+        and freed.isdisjoint(reason.seen for reason in one.reasons)
+    ]
+    return near[:missing], act_on(ties) if all(reason.code == "inUse" for reason in near[missing - 1].reasons) else ""
 
 
 def _all_rejections(spec: RequestSpec, candidate: Candidate, holders: Holders) -> list[RejectionReason]:
@@ -136,10 +148,14 @@ def _all_rejections(spec: RequestSpec, candidate: Candidate, holders: Holders) -
     device, cause = candidate
     found = list(selector_rejections(spec, device))
     if device.allocated and not spec.admin_access:
-        found.append(RejectionReason("inUse", "in use", holder_labels(holders.claims(device.id), holders)))
-    taint = allocation.untolerated(device.wire.get("taints") or (), spec.tolerations)
-    if taint is not None:
-        found.append(rejection_of(spec, device, taint, holders))
+        users = holders.claims(device.id)
+        found.append(RejectionReason("inUse", "in use", holder_labels(users, holders), users=tuple(users)))
+    rejections = [
+        rejection_of(spec, device, taint, holders)
+        for each in device.wire.get("taints") or ()
+        if (taint := allocation.untolerated([each], spec.tolerations)) is not None
+    ]
+    found += {reason.code: reason for reason in rejections}.values()  # one reason of each kind
     found += [rejection_of(spec, device, short, holders) for short in _capacity(spec.capacity, device)]
     if isinstance(cause, _NOT_CHECKED_HERE) or not found:
         found.append(rejection_of(spec, device, cause, holders))
@@ -161,7 +177,7 @@ def _capacity(requests: Mapping[str, object], device: PoolDevice) -> list[alloca
     return found
 
 
-def _miss(place: Shortfall, chosen: list[_RankedCandidate], more: int) -> report.NearestMiss:
+def _miss(place: Shortfall, chosen: list[_RankedCandidate], ties: str) -> report.NearestMiss:
     sentences: dict[str, list[str]] = {}
     for near in chosen:
         for reason in near.reasons:
@@ -176,17 +192,15 @@ def _miss(place: Shortfall, chosen: list[_RankedCandidate], more: int) -> report
             f"{listed(devices)}: {text}" if several and len(devices) < len(chosen) else text
             for text, devices in sentences.items()
         ),
-        fix=_fixes([reason for near in chosen for reason in near.reasons], more),
+        fix=_fixes([reason for near in chosen for reason in near.reasons], ties),
     )
 
 
-def _fixes(reasons: Sequence[RejectionReason], more: int) -> str:
+def _fixes(reasons: Sequence[RejectionReason], ties: str) -> str:
     text = "; and ".join(dict.fromkeys(_fix(reason) for reason in reasons))
     instead = " and ".join(dict.fromkeys(reason.instead for reason in reasons if reason.instead))
     text += f"; or {instead}" if instead else ""
-    if more and all(reason.code == "inUse" for reason in reasons):
-        text += f"; {more} other device{' is' if more == 1 else 's are'} equally near"
-    return text
+    return f"{text}; equally near: {ties}" if ties and all(reason.code == "inUse" for reason in reasons) else text
 
 
 def _fix(reason: RejectionReason) -> str:
@@ -201,7 +215,10 @@ def _fix(reason: RejectionReason) -> str:
 RequestsOn = Callable[[NodeResult], list[RequestSpec]]
 
 _SELECTORS: Final = ("classSelector", "requestSelector", "nodeSelection")
-_SHOWN: Final = ("inUse", "takenByThisPod", "capacityShort", "counterShort", "tainted", "constraint", "gateOff")
+_SHOWN: Final = (
+    *("inUse", "takenByThisPod", "capacityShort", "counterShort"),
+    *("tainted", "unhealthy", "constraint", "gateOff"),
+)
 _MAX_LINES: Final = 2_000
 _MAX_POOLS: Final = 5
 
@@ -421,8 +438,7 @@ def _headline(found: Details, counts: _NodeCounts) -> str:
 def _headline_of(request: report.RequestSummary) -> str:
     if not request.devices:
         return f"no devices are published for request {request.request}"
-    lost = sum(reason.devices for reason in request.reasons if reason.code in _SELECTORS)
-    matching = request.devices - lost
+    matching = matching_devices(request)
     if not matching:
         return f"none of {counted(request.devices, 'device')} matches request {request.request}"
     rejected = Counter[str]()
@@ -436,6 +452,11 @@ def _headline_of(request: report.RequestSummary) -> str:
     left = f", {request.fitting} left, {request.count} needed on one node" if request.fitting or not shortages else ""
     matches = f"{counted(matching, 'device')} match{'es' if matching == 1 else ''} request {request.request}"
     return f"{matches}: {shortages}{left}".replace(": ,", ":")
+
+
+def matching_devices(request: report.RequestSummary) -> int:
+    """Return how many devices the selectors and the node admit."""
+    return request.devices - sum(reason.devices for reason in request.reasons if reason.code in _SELECTORS)
 
 
 def _short_capacities(request: report.RequestSummary) -> str:

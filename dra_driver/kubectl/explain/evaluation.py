@@ -289,7 +289,7 @@ class Holders:
         pods = self._pods.get(claim) or []
         if not pods:
             return f"{claim} (no pod)"
-        return f"{claim} (pod{'s' if len(pods) > 1 else ''} {listed(pods)})"
+        return f"{claim} (pod{'s' if len(pods) > 1 else ''} {listed(pods, 20)})"
 
 
 class NodeHolders(Holders):

@@ -6,19 +6,32 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from dra_driver.core.errors import AllocationError, CelEvaluationError, CelSyntaxError, ConfigurationError
+from dra_driver.core.errors import (
+    AllocationError,
+    CelEvaluationError,
+    CelSyntaxError,
+    ConfigurationError,
+    SelectorBudgetError,
+)
 from dra_driver.core.text import counted, listed
 from dra_driver.kube.devices import results_of, users_of
 from dra_driver.kube.state import ClusterState, with_objects
 from dra_driver.kubectl.explain import causes as other
 from dra_driver.kubectl.explain import subject as subjects
 from dra_driver.kubectl.explain.causes import dropped_fields, gaps_that_matter, scheduler_message
-from dra_driver.kubectl.explain.details import Details, inspect_nodes, node_detail
+from dra_driver.kubectl.explain.details import Details, inspect_nodes, matching_devices, node_detail
 from dra_driver.kubectl.explain.evaluation import Evaluation, Holders, NodeResult, SchedulerModel
-from dra_driver.kubectl.explain.manifests import claim_with_defaults, with_defaults
+from dra_driver.kubectl.explain.manifests import (
+    claim_with_defaults,
+    existing_pod,
+    has_same_requests,
+    with_defaults,
+    without_pod,
+)
 from dra_driver.kubectl.explain.report import Answer, Cause, CauseCode, Explanation, NodeDetail, Verdict
 from dra_driver.kubectl.explain.subject import RequestSpec, Subject, SubjectClaim, Wire, allocation_of, name_of, spec_of
 from dra_driver.scheduler.allocation import Allocator, NodeUsage, SchedulerQuirks, unmodelled_constraints, usage_by_node
+from dra_driver.scheduler.cel import selector_budget
 
 
 def past_scheduling_report(state: ClusterState, subject: Subject) -> Explanation | None:
@@ -37,8 +50,10 @@ def past_scheduling_report(state: ClusterState, subject: Subject) -> Explanation
     if not node:
         return None
     if phase == "Running":
-        return _report(state, subject, Answer.RUNNING, f"runs on {node}")
-    causes = tuple(other.causes_on_node(state, subject))
+        return _held(state, subject, Answer.RUNNING, f"runs on {node}")
+    found = tuple(other.causes_on_node(state, subject))
+    unhealthy = other.unhealthy_devices(state, subject)
+    causes = (*found, *(each for each in unhealthy if not found or each.code is CauseCode.DEVICE_UNHEALTHY))
     why = f": {causes[0].message}" if causes else "; no problem with its devices is known"
     return _report(state, subject, Answer.PLACED, f"is on {node} and has not started{why}", causes=causes)
 
@@ -49,7 +64,17 @@ def _allocated(state: ClusterState, subject: Subject, claim: Wire) -> Explanatio
     devices_text = f"has {listed(devices, 8)}" if devices else "is allocated without devices"
     sentence = f"{devices_text}; " + (f"reserved for {listed(users, 8)}" if users else "reserved for no pod")
     notes = () if users else ("the scheduler can deallocate this claim, because no pod uses it",)
-    return _report(state, subject, Answer.ALLOCATED, sentence, notes=notes)
+    return _held(state, subject, Answer.ALLOCATED, sentence, notes=notes)
+
+
+def _held(
+    state: ClusterState, subject: Subject, answer: Answer, sentence: str, *, notes: Sequence[str] = ()
+) -> Explanation:
+    """Report a subject that has its devices; ``answer`` holds if all of them are healthy."""
+    causes = tuple(other.unhealthy_devices(state, subject))
+    if causes:
+        answer, sentence = Answer.UNHEALTHY, f"{sentence}, but {causes[0].message}"
+    return _report(state, subject, answer, sentence, causes=causes, notes=notes)
 
 
 def _report(
@@ -108,10 +133,18 @@ def explain(
 def explain_pods(
     state: ClusterState, pods: Sequence[Wire], *, node: str = "", scheduler: SchedulerModel | None = None
 ) -> list[Explanation]:
-    """Explain the result of creating these pods one after another; each sees the earlier ones placed."""
+    """Explain the result of applying these pods one after another; each sees the earlier ones placed.
+
+    A pod that exists is explained as it is. One that exists with other requests is explained without its claims."""
     reports = []
     current = with_defaults(state)
-    for pod in pods:
+    taken: set[str] = set()
+    for wanted in pods:
+        known = existing_pod(current, wanted, taken)
+        pod = wanted if known is None or not has_same_requests(known, wanted) else known
+        if known is not None:
+            taken.add(subjects.uid_of(known))
+            current = current if pod is known else without_pod(current, known)
         subject = subjects.subject_of(current, pod)
         report, place = _explained(current, subject, node, scheduler or SchedulerModel())
         reports.append(report)
@@ -131,7 +164,12 @@ def _explained(
     report = past_scheduling_report(state, subject)
     if report is not None:
         return report, None
-    return _Explainer(state, subject, node, scheduler).run()
+    try:
+        with selector_budget():
+            return _Explainer(state, subject, node, scheduler).run()
+    except SelectorBudgetError as error:
+        cause = Cause(code=CauseCode.SELECTORS_COSTLY, message=str(error))
+        return _report(state, subject, Answer.UNKNOWN, f"unknown whether it fits: {error}", causes=(cause,)), None
 
 
 def _with_placed(state: ClusterState, pod: Wire, place: NodeResult) -> ClusterState:
@@ -177,6 +215,10 @@ class _Explainer:
         elif self._node:
             self._find_node()
         self._causes += details.causes
+        unmatched = {(one.claim, one.request) for one in details.requests if not matching_devices(one)}
+        short = [spec for spec in self._all_requests() if (spec.claim_label, spec.request) in unmatched]
+        if not any(result.fits for result in results):
+            self._causes += other.mig_mode_is_off(self._state, short, self._scheduler.features)
         self._notes += [details.note] if details.note else []
         self._use_scheduler_message(results)
         verdict = self._verdict(results, details)
@@ -208,6 +250,7 @@ class _Explainer:
         self._causes += other.unknown_resources(self._state, self._subject)
         self._causes += other.silent_drivers(self._state, specs)
         self._causes += other.unpublished_forms(self._state, specs, self._scheduler.features)
+        self._causes += other.unhealthy_devices(self._state, self._subject)
         used = {spec.class_name for spec in specs}
         for item in self._state.classes:
             if name_of(item) in used:
@@ -239,6 +282,8 @@ class _Explainer:
             return self._evaluation.nodes()
         except (CelSyntaxError, CelEvaluationError) as error:
             self._causes.append(_cel_cause(error))
+        except SelectorBudgetError:
+            raise
         except AllocationError as error:
             self._causes.append(
                 Cause(

@@ -4,7 +4,7 @@ Sources: the defaults of resource.k8s.io/v1 claims (pkg/apis/resource/v1/default
 DeviceTaintRules on slices (k8s.io/dynamic-resource-allocation resourceslice/tracker).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -12,17 +12,30 @@ from msgspec.structs import replace
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.kube.shapes import misfit
 from dra_driver.kube.state import ClusterState
-from dra_driver.kubectl.explain.subject import Wire, name_of, namespace_of, spec_of
+from dra_driver.kubectl.explain.subject import (
+    Wire,
+    extended_requests_of,
+    is_deleted,
+    name_of,
+    namespace_of,
+    spec_of,
+    status_of,
+    uid_of,
+)
 
 
 def with_defaults(state: ClusterState) -> ClusterState:
     """Fill in the defaults of claims and templates, and add the taints of DeviceTaintRules to the slices."""
     return replace(
-        state,
+        with_taint_rules(state),
         claims=tuple(claim_with_defaults(item) for item in state.claims),
         templates=tuple({**item, "spec": claim_with_defaults(spec_of(item))} for item in state.templates),
-        slices=tuple(_tainted(item, state.taint_rules) for item in state.slices) if state.taint_rules else state.slices,
     )
+
+
+def with_taint_rules(state: ClusterState) -> ClusterState:
+    rules = state.taint_rules
+    return replace(state, slices=tuple(_tainted(item, rules) for item in state.slices)) if rules else state
 
 
 def claim_with_defaults(claim: Wire) -> Wire:
@@ -117,7 +130,52 @@ def _of_workload(workload: Wire, count_field: str) -> list[dict[str, Any]]:
     labels = {**(metadata if isinstance(metadata, dict) else {}), "namespace": namespace_of(workload)}
     value = spec_of(workload).get(count_field)
     count = min(max(value, 0), MAX_PODS) if isinstance(value, int) and not isinstance(value, bool) else 1
+    owner = {"kind": workload["kind"], "name": name_of(workload), "uid": ""}
     return [
-        {"spec": template.get("spec"), "metadata": {**labels, "name": f"{name_of(workload)}-{index}"}}
+        {
+            "spec": template.get("spec"),
+            "metadata": {**labels, "name": f"{name_of(workload)}-{index}", "ownerReferences": [owner]},
+        }
         for index in range(count)
     ]
+
+
+def existing_pod(state: ClusterState, wanted: Wire, taken: Collection[str]) -> Wire | None:
+    """Return the pod that these manifests made earlier; of a workload one whose UID is not ``taken``."""
+    owners = wanted["metadata"].get("ownerReferences") or ()
+    for pod in state.pods:
+        if namespace_of(pod) != namespace_of(wanted) or uid_of(pod) in taken:
+            continue
+        if not owners and name_of(pod) == name_of(wanted):
+            return pod
+        made = any(_made(owner, each) for owner in pod["metadata"].get("ownerReferences") or () for each in owners)
+        if made and not is_deleted(pod) and status_of(pod).get("phase") not in ("Succeeded", "Failed"):
+            return pod
+    return None
+
+
+def _made(owner: Wire, workload: Wire) -> bool:
+    kind, name = str(workload["kind"]), str(workload["name"])
+    if kind == "Deployment":  # its ReplicaSets are named after it, with a hash
+        return owner.get("kind") == "ReplicaSet" and str(owner.get("name")).rpartition("-")[0] == name
+    return owner.get("kind") == kind and owner.get("name") == name
+
+
+def has_same_requests(pod: Wire, wanted: Wire) -> bool:
+    """Return whether two pods ask for the same claims and extended resources."""
+    asked = [(spec_of(each).get("resourceClaims") or (), extended_requests_of(each, ())) for each in (pod, wanted)]
+    return list(asked[0][0]) == list(asked[1][0]) and asked[0][1] == asked[1][1]
+
+
+def without_pod(state: ClusterState, pod: Wire) -> ClusterState:
+    """Return the state after the pod is deleted, with the claims that were generated for it."""
+    uid = uid_of(pod)
+    return replace(
+        state,
+        pods=tuple(each for each in state.pods if each is not pod),
+        claims=tuple(
+            claim
+            for claim in state.claims
+            if not uid or all(owner.get("uid") != uid for owner in claim["metadata"].get("ownerReferences") or ())
+        ),
+    )

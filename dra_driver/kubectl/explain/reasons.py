@@ -10,11 +10,12 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
+from dra_driver.core.errors import CelEvaluationError, CelSyntaxError, SelectorBudgetError
 from dra_driver.core.model.drain import DRAINED_TAINT
 from dra_driver.core.model.terms import DETACHED_TAINT
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.text import cut, listed
+from dra_driver.kube.devices import is_health_taint
 from dra_driver.kubectl.explain.evaluation import Holders
 from dra_driver.kubectl.explain.report import Reason
 from dra_driver.kubectl.explain.subject import RequestSpec, Wire
@@ -27,10 +28,10 @@ _MAX_VALUES: Final = 4
 
 
 def is_selected_by(expression: str, driver: str, device: Wire) -> bool | None:
-    """Return whether the expression selects the device; None when it cannot be evaluated."""
+    """Return whether the expression selects the device; None when it cannot be evaluated, or not in time."""
     try:
         return compile_selector(expression).evaluate(DeviceView(driver, device, lists=True))
-    except (CelSyntaxError, CelEvaluationError, ValueError):
+    except (CelSyntaxError, CelEvaluationError, SelectorBudgetError, ValueError):
         return None
 
 
@@ -85,6 +86,8 @@ def _value(values: Wire | None, driver: str, name: tuple[str, str]) -> str:
 _RESERVED: Final = "gpu.dra-driver.io/reserved"
 _DRAINING: Final = "gpu.dra-driver.io/draining"
 _OTHER_GPU: Final = "request another GPU"
+_BROKEN: Final = "wait until the driver sees the GPU recover, or have it repaired (docs/health.md)"
+_MOST_NAMED: Final = 20
 _PASSING: Final = {
     DRAINED_TAINT: f"wait: a person drains the GPU for maintenance; kubectl dra undrain ends that, or {_OTHER_GPU}",
     DETACHED_TAINT: (
@@ -103,13 +106,21 @@ _PASSING: Final = {
 
 
 class RejectionReason(Struct, frozen=True):
-    """Why one device was rejected. ``fix`` replaces that of the code; ``instead`` is an alternative to it."""
+    """Why one device was rejected. ``fix`` replaces that of the code; ``instead`` is an alternative to it; the claims
+    ``users`` have to end."""
 
     code: str
     message: str
     seen: str
     fix: str = ""
     instead: str = ""
+    users: tuple[str, ...] = ()
+
+
+def act_on(names: Sequence[str]) -> str:
+    """Name everything a user has to act on; of very many, say how many there are and how to list them."""
+    more = len(names) - _MOST_NAMED
+    return listed(names, _MOST_NAMED) + (f" ({len(names)} in all; kubectl dra claims lists them)" if more > 0 else "")
 
 
 def rejection_of(spec: RequestSpec, device: PoolDevice, cause: allocation.Cause, holders: Holders) -> RejectionReason:
@@ -121,7 +132,7 @@ def rejection_of(spec: RequestSpec, device: PoolDevice, cause: allocation.Cause,
         case InUse():
             if not cause.holders:
                 return RejectionReason("takenByThisPod", "assigned to another request of this pod", "")
-            return RejectionReason("inUse", "in use", holder_labels(cause.holders, holders))
+            return RejectionReason("inUse", "in use", holder_labels(cause.holders, holders), users=tuple(cause.holders))
         case Tainted():
             return _taint(cause, [holders.label_with_pods(claim) for claim in holders.claims(device.id)])
         case CapacityShort():
@@ -145,6 +156,8 @@ def holder_labels(claims: tuple[str, ...] | list[str], holders: Holders) -> str:
 def _taint(cause: Tainted, users: list[str]) -> RejectionReason:
     value = f"={cause.value}" if cause.value else ""
     message = f"taint {cause.key}{value}:{cause.effect}, not tolerated by the request"
+    if is_health_taint(cause.key, cause.effect):
+        return RejectionReason("unhealthy", message, "", _BROKEN)
     fix = _PASSING.get(cause.key, "")
     if cause.key == _RESERVED:
         toleration = f"{{key: {cause.key}, operator: Equal, value: {cause.value}, effect: {cause.effect}}}"
@@ -154,7 +167,7 @@ def _taint(cause: Tainted, users: list[str]) -> RejectionReason:
     elif cause.key == _DRAINING:
         policy = f"GpuPolicy {cause.value}" if cause.value else "its policy"
         fix = f"wait: {policy} reconfigures the GPU as soon as the claims that use it now have ended"
-        fix += f": {listed(users)}" if users else ""
+        fix += f": {act_on(users)}" if users else ""
     return RejectionReason("tainted", message, "", fix)
 
 
@@ -185,10 +198,10 @@ def _capacity(cause: CapacityShort, spec: RequestSpec, device: PoolDevice, holde
     amounts = [f"{user} has {holders.consumed(device.id, claim, name) or '?'}" for claim, user in users.items()]
     by, end = "", "end workloads that use other shares of the device"
     if users:
-        by, end = f": {listed(amounts)}", f"end the workload that uses it: {listed(users.values())}"
+        by, end = f": {listed(amounts)}", f"end the workload that uses it: {act_on(list(users.values()))}"
     seen = f"{device.name} has {cause.free} of {own.get('value', '?')} free{by}"
     if _nano(cause.free, otherwise=1) <= 0:
-        return RejectionReason("capacityShort", message, seen, end)
+        return RejectionReason("capacityShort", message, seen, end, users=tuple(claims))
     less = f"request at most {cause.free} of {name}"
     if not is_requested:
         less = f"request capacity.requests.{name}: {cause.free} or less"
@@ -208,9 +221,8 @@ def _counter(cause: CounterShort, spec: RequestSpec, device: PoolDevice, holders
         return RejectionReason("counterShort", "blocked: the shared counters of its pool are overcommitted", seen)
     message = "shared counters of its GPU are used up"
     allocated = _consumers(device, cause, holders)
-    claims = [
-        holders.label_with_pods(claim) for claim in dict.fromkeys(claim for _, claims in allocated for claim in claims)
-    ]
+    users_of = list(dict.fromkeys(claim for _, claims in allocated for claim in claims))
+    claims = list(map(holders.label_with_pods, users_of))
     by = f", used by {_label_users(allocated, holders)}" if allocated else ""
     try:
         short = str(Quantity.parse(cause.wanted) - Quantity.parse(cause.free))
@@ -222,11 +234,11 @@ def _counter(cause: CounterShort, spec: RequestSpec, device: PoolDevice, holders
         most = max((_consumed(wire, cause) for wire in device.slice.spec.get("devices") or ()), default=0)
         needs_all = _nano(cause.wanted, otherwise=-1) >= max(most, _nano(cause.free, otherwise=0))
         users = "all workloads that use" if needs_all else "workloads that use"
-    fix = f"end {users} the GPU: {listed(claims)}" if claims else "request less in one pod, or another GPU"
+    fix = f"end {users} the GPU: {act_on(claims)}" if claims else "request less in one pod, or another GPU"
     if spec.admin_access:
         message += ", and the scheduler charges them for admin access, too"
         fix += "; on nodes monitored through claims, disable MIG profiles (GpuPolicy, forms: {migProfiles: []})"
-    return RejectionReason("counterShort", message, seen, fix)
+    return RejectionReason("counterShort", message, seen, fix, users=tuple(users_of))
 
 
 def _label_users(allocated: list[tuple[str, list[str]]], holders: Holders) -> str:
@@ -280,6 +292,7 @@ ORDER: Final = (
     "capacityShort",
     "counterShort",
     "tainted",
+    "unhealthy",
     "constraint",
 )
 _MAX_SEEN: Final = 3

@@ -29,6 +29,7 @@ class CauseCode(StrEnum):
     NOT_WEIGHABLE = "notWeighable"
     SCHEDULER_FAULT = "schedulerFault"
     CEL_ERROR = "celError"
+    SELECTORS_COSTLY = "selectorsCostly"
     NO_SLICES = "noSlices"
     DRIVER_SILENT = "driverSilent"
     DRIVER_NOT_ON_NODE = "driverNotOnNode"
@@ -41,6 +42,9 @@ class CauseCode(StrEnum):
     NOT_WEIGHED = "notWeighed"
     BEING_DELETED = "beingDeleted"
     POOL_UNUSABLE = "poolUnusable"
+    DEVICE_UNHEALTHY = "deviceUnhealthy"
+    DEVICE_NOT_PUBLISHED = "deviceNotPublished"
+    MIG_MODE_OFF = "migModeOff"
 
 
 class Cause(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -57,7 +61,9 @@ SCHEMA_VERSION: Final = 1
 
 
 class Answer(StrEnum):
-    """The verdict in one word. ``placed``: the pod is on a node and has not started."""
+    """The verdict in one word. ``placed``: the pod is on a node and has not started. ``unhealthy``: it runs, or the
+    claim is allocated, with a device that is not known to be healthy. ``unknown``: selectors cost too much to be
+    evaluated."""
 
     FITS = "fits"
     CANNOT_FIT = "cannotFit"
@@ -65,11 +71,13 @@ class Answer(StrEnum):
     RUNNING = "running"
     FINISHED = "finished"
     ALLOCATED = "allocated"
+    UNHEALTHY = "unhealthy"
+    UNKNOWN = "unknown"
 
     @property
     def is_good(self) -> bool:
         """Return whether nothing keeps the subject from its devices."""
-        return self not in (Answer.CANNOT_FIT, Answer.PLACED)
+        return self not in (Answer.CANNOT_FIT, Answer.PLACED, Answer.UNHEALTHY, Answer.UNKNOWN)
 
 
 class Verdict(Struct, frozen=True, kw_only=True, rename="camel"):

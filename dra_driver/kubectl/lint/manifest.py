@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import yaml
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dra_driver.core import yaml_text
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.kube.state import identity
 from dra_driver.kubectl.lint.reading import Place, YamlNode, YamlProblem, plain_with_lines, read
@@ -178,10 +178,9 @@ def collect(paths: Sequence[str], read_stdin: Callable[[], bytes]) -> Iterator[M
 
 
 def sources_from_objects(objects: Sequence[Mapping[str, object]], origin: str) -> Iterator[ManifestSource]:
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     for item in objects:
         name = "/".join(filter(None, identity(item)))
-        text = yaml.dump(dict(item), Dumper=dumper, sort_keys=False, allow_unicode=True, width=120)
+        text = yaml_text.dump(dict(item))
         yield ManifestSource(name=f"{origin}: {item.get('kind')} {name}", text=text)
 
 

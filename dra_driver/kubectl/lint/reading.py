@@ -13,10 +13,10 @@ import yaml
 from msgspec import Struct, field
 
 from dra_driver.core.text import cut
+from dra_driver.core.yaml_text import Scalar, scalar
 
 MAX_PLAIN_NODES: Final = 20_000
 
-Scalar = None | bool | int | float | str
 Place = tuple[str | int, ...]
 
 
@@ -82,20 +82,10 @@ MAX_DEPTH: Final = 100
 MAX_NODES: Final = 400_000
 MAX_EXPANDED: Final = 100_000
 _MAX_ERRORS: Final = 20
-_MAX_DIGITS: Final = 40
 
 _Event: TypeAlias = Any
 """An event or mark of PyYAML, whose types have attributes that are None only in events that are written."""
-_STR: Final = "tag:yaml.org,2002:str"
-_INT: Final = re.compile(r"[-+]?(?:0|[1-9][0-9]*)\Z")
-_OTHER_INT: Final = re.compile(r"([-+]?)0(b[01]+|o?[0-7]+|x[0-9a-fA-F]+)\Z")
-_FLOAT: Final = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?\Z")
 _DOCUMENT: Final = re.compile(r"^---(?=\s|\Z)", re.MULTILINE)
-_WORDS: Final[dict[str, Scalar]] = {
-    **{word: None for base in ("null", "~", "") for word in (base, base.upper(), base.capitalize())},
-    **{word: True for base in ("true", "yes", "on") for word in (base, base.upper(), base.capitalize())},
-    **{word: False for base in ("false", "no", "off") for word in (base, base.upper(), base.capitalize())},
-}
 
 
 class YamlProblem(Struct, frozen=True):
@@ -195,7 +185,7 @@ class _Reader:
             self._put(event, self._aliased(event))
         elif isinstance(event, yaml.ScalarEvent):
             node = self._new("scalar", event)
-            node.text, node.style, node.value = event.value, event.style or "", _resolved(event)
+            node.text, node.style, node.value = event.value, event.style or "", self._scalar(event)
             self._close(event, node)
         elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
             node = self._new("map" if isinstance(event, yaml.MappingStartEvent) else "list", event)
@@ -211,6 +201,12 @@ class _Reader:
             if node.kind == "map":
                 self._finish(node)
             self._close(event, node)
+
+    def _scalar(self, event: _Event) -> Scalar:
+        try:
+            return scalar(event.value, event.tag, plain=event.implicit[0])
+        except ValueError as error:
+            raise _StopReading(event.start_mark, str(error)) from error
 
     def _new(self, kind: Literal["map", "list", "scalar"], event: _Event) -> YamlNode:
         self._nodes += 1
@@ -273,24 +269,6 @@ class _Reader:
         if merged:
             named = {key.text: (key, value) for key, value in reversed(merged) if key.text not in seen}
             node.pairs = [*named.values(), *own]
-
-
-def _resolved(event: _Event) -> Scalar:
-    """Return the scalar's value. Numbers with too many digits stay text."""
-    text: str = event.value
-    if event.tag == _STR or event.style in {"'", '"', "|", ">"}:
-        return text
-    if text in _WORDS:
-        return _WORDS[text]
-    if len(text) > _MAX_DIGITS or not text[:1] or text[0] not in "+-.0123456789":
-        return text
-    if _INT.match(text):
-        return int(text)
-    if other := _OTHER_INT.match(text):
-        digits = other[2].removeprefix("o")
-        base = {"b": 2, "x": 16}.get(digits[0], 8)
-        return int(other[1] + digits.lstrip("bx"), base)
-    return float(text) if _FLOAT.match(text) else text
 
 
 # --- Position in the file of a character of a scalar's value.

@@ -11,8 +11,11 @@ from dra_driver.kubectl.lint.finding import LintReport, Reporter, text_of
 from dra_driver.kubectl.lint.manifest import MAX_OBJECTS, Manifest, ManifestSource, objects_of, pod_specs
 from dra_driver.kubectl.lint.reading import YamlProblem, read
 from dra_driver.kubectl.lint.scope import KnownObjects, Scope
+from dra_driver.scheduler.cel import selector_budget
 
 _CHECKED: Final = frozenset({"DeviceClass", "ResourceClaim", "ResourceClaimTemplate"})
+LINT_S: Final = 5.0
+"""For costly selectors of all objects."""
 _BETA: Final = frozenset({"v1beta1", "v1beta2"})
 
 
@@ -27,11 +30,12 @@ def lint(sources: Iterable[ManifestSource], known: KnownObjects) -> LintReport:
     scope = Scope(known, manifests)
     _duplicates(manifests, reporter)
     claims, pods = ClaimChecker(reporter, scope), PodChecker(reporter, scope)
-    for manifest in manifests:
-        try:
-            _check(manifest, reporter, claims, pods)
-        except (DraError, RecursionError) as error:
-            reporter.add("DRA004", manifest.spot, f"cannot be checked: {error or 'nested too deeply'}")
+    with selector_budget(LINT_S):
+        for manifest in manifests:
+            try:
+                _check(manifest, reporter, claims, pods)
+            except (DraError, RecursionError) as error:
+                reporter.add("DRA004", manifest.spot, f"cannot be checked: {error or 'nested too deeply'}")
     return LintReport(findings=reporter.in_order(), files=files, objects=len(manifests), left_out=reporter.left_out)
 
 

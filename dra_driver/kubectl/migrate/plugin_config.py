@@ -9,6 +9,7 @@ import re
 from typing import Final
 
 from dra_driver.core.errors import ConfigurationError
+from dra_driver.kube.published.names import ALL_PERCENT
 from dra_driver.kubectl.migrate.ledger import (
     CARRIED,
     CHANGED,
@@ -38,7 +39,7 @@ from dra_driver.kubectl.migrate.ledger import (
     use,
     when,
 )
-from dra_driver.kubectl.migrate.resources import GPU, SHARED
+from dra_driver.kubectl.migrate.resources import GPU, SHARED, share_percent
 
 MIG_STRATEGIES: Final = ("none", "single", "mixed")
 MOST_REPLICAS: Final = 1024
@@ -220,12 +221,20 @@ def _replicated(
     ledger.carried((*path, "name"), f"became policy {policy_name(name)}: whole GPUs are shared by {strategy}")
     text = f"became sharing.maxShares {most} of policy {policy_name(name)}"
     if strategy == "MPS":
-        ledger.changed((*path, "replicas"), f"{text}; each claim says how much memory and compute it wants, where each"
-                                            " replica had an equal part")  # fmt: skip
-    elif most != replicas:
-        ledger.changed((*path, "replicas"), f"{text}, the most that a policy allows")
+        percent = share_percent(most)
+        few = f". Compute has whole percents: {ALL_PERCENT} such claims fit" if most > ALL_PERCENT else ""
+        ledger.changed(
+            (*path, "replicas"),
+            f"{text}. Each replica had 1/{replicas} of memory and compute: translated workloads request it, and a claim"
+            f" that requests no compute gets {percent} percent; one that requests no memory gets all of it{few}",
+        )
     else:
-        ledger.carried((*path, "replicas"), text)
+        limit = ", the most that a policy allows" if most != replicas else ""
+        ledger.note(
+            CHANGED if limit else CARRIED,
+            (*path, "replicas"),
+            f"{text}{limit}. Replicas had no limit of memory, and time-sliced shares have none either",
+        )
     return ReplicatedResource(name=resource, replicas=most, renamed=renamed)
 
 

@@ -38,6 +38,7 @@ from dra_driver.kubectl.migrate.resources import (
     ResourceMeaning,
     class_name,
     share_meaning,
+    share_percent,
 )
 
 _ENTRY: Final = frozenset({"device-filter", "devices", "mig-enabled", "mig-devices"})
@@ -402,5 +403,10 @@ def _object(draft: PolicyDraft) -> dict[str, object]:
     elif draft.profiles is not None:
         spec["forms"] = {**({} if draft.whole else {"whole": False}), "migProfiles": list(draft.profiles)}
     if draft.strategy and not draft.hidden:
-        spec["sharing"] = {"strategy": draft.strategy, "maxShares": draft.max_shares, "defaultComputePercent": 0}
+        percent = share_percent(draft.max_shares) if draft.strategy == "MPS" else 0
+        spec["sharing"] = {
+            "strategy": draft.strategy,
+            "maxShares": draft.max_shares,
+            "defaultComputePercent": percent,
+        }
     return {"apiVersion": API, "kind": "GpuPolicy", "metadata": {"name": draft.name}, "spec": spec}

@@ -212,6 +212,11 @@ def request(name: str, wish: DeviceWish, terms: NodeTerms, driver: str) -> dict[
     return {"name": name, "firstAvailable": [*alternatives, {"name": "any", **plain}]}
 
 
+def share_percent(replicas: int, count: int = 1) -> int:
+    """Return the compute of ``count`` of the equal parts that the device plugin's MPS gives to clients, at least 1."""
+    return max(1, names.ALL_PERCENT * count // max(1, replicas))
+
+
 def share_amounts(wish: DeviceWish) -> dict[str, str]:
     """Return the consumption of a share: as much as the device plugin's replicas stood for.
 
@@ -223,7 +228,7 @@ def share_amounts(wish: DeviceWish) -> dict[str, str]:
         parts = max(1, wish.meaning.replicas)
         amounts = {
             names.MEMORY: f"{max(1, wish.memory_mib * wish.count // parts)}Mi",
-            names.COMPUTE_PERCENT: str(max(1, names.ALL_PERCENT * wish.count // parts)),
+            names.COMPUTE_PERCENT: str(share_percent(parts, wish.count)),
         }
     return {**amounts, **({names.SHARES: str(wish.count)} if wish.count > 1 else {})}
 

@@ -11,6 +11,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dra_driver.core.quantity import Quantity
 from dra_driver.kubectl.migrate.ledger import (
     CARRIED,
     UNCHANGED,
@@ -92,6 +93,9 @@ UNKNOWN_MEMORY: Final = (
 )
 
 
+_NO_LIMIT: Final = "A time-sliced replica had no limit of memory, and the share has none"
+
+
 class PodOptions(Struct, frozen=True, kw_only=True):
     """``driver`` is the name of the DRA driver. ``keep``: pods that can run unchanged stay."""
 
@@ -121,6 +125,12 @@ def _can_stay(spec: object, options: PodOptions) -> bool:
     """Return whether classes with an extendedResourceName can serve the pod: not shares, nor partitions under a GPU's
     name.
     """
+    if any(
+        _refused(container, name)
+        for _, _, container in _containers(spec)
+        for name in _counts(container, options.resources)
+    ):
+        return False
     try:
         meanings = [options.resources.meaning(name, spec) for name in _resource_names(spec, options.resources)]
     except NoDeviceError:
@@ -162,6 +172,10 @@ def _asks(spec: dict[str, object], base: Path, options: PodOptions, ledger: Ledg
     for list_name, index, container in _containers(spec):
         for resource, (value, paths) in _counts(container, options.resources).items():
             places = [(*base, list_name, index, *path) for path in paths]
+            if problem := _refused(container, resource):
+                for place in places:
+                    ledger.lost(place, problem)
+                continue
             try:
                 count = amount(value)
                 if count == 0:
@@ -183,6 +197,30 @@ def _asks(spec: dict[str, object], base: Path, options: PodOptions, ledger: Ledg
                 parts=tuple(str(path[1]) for path in paths),
                 reusable=list_name == "initContainers" and container.get("restartPolicy") != "Always",
             )
+
+
+def _refused(container: object, resource: str) -> str:
+    """Return why the API server refuses the amounts: a request of an extended resource needs an equal limit
+    (core/validation, ValidateContainerResourceRequirements)."""
+    requests, limits = (mapping_at(container, "resources", part) for part in ("requests", "limits"))
+    if resource not in requests:
+        return ""
+    if resource not in limits:
+        found = "has no limit"
+    elif _same(requests[resource], limits[resource]):
+        return ""
+    else:
+        found = f"is not its limit of {str(limits[resource])[:40]}"
+    return (
+        f"invalid: the request {found}, so the API server refuses the pod; set limits and requests to the same number"
+    )
+
+
+def _same(one: object, other: object) -> bool:
+    try:
+        return Quantity.parse(str(one)).as_int() == Quantity.parse(str(other)).as_int()
+    except ValueError:
+        return str(one) == str(other)
 
 
 def _wish(resource: str, count: int, spec: object, options: PodOptions) -> DeviceWish:
@@ -259,7 +297,9 @@ def _note(ask: _Ask, request: str, claim: str, base: Path, ledger: Ledger, *, la
         elif form.form == "share" and wish.meaning.strategy == "MPS":
             ledger.changed(path, f"{text}; memory and compute are limited for each process of the container")
         elif form.form == "share" and wish.count > 1:
-            ledger.changed(path, f"{text}; the device plugin's replicas could be of several GPUs")
+            ledger.changed(path, f"{text}; the device plugin's replicas could be of several GPUs. {_NO_LIMIT}")
+        elif form.form == "share":
+            ledger.carried(path, f"{text}. {_NO_LIMIT}")
         else:
             ledger.carried(path, text)
 

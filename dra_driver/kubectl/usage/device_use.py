@@ -4,12 +4,13 @@ Unknown values are None, and a sum with an unknown part has ``partial``.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from msgspec import Meta, Struct
 
 from dra_driver.core.text import printable
 from dra_driver.core.wire import from_wire
+from dra_driver.kube.devices import HeldClaim, held_claim
 from dra_driver.kube.shapes import MetadataPart
 
 
@@ -236,7 +237,7 @@ def _use(claim: _Claim, device: _Device, node: str) -> ClaimDeviceUse:
         pods=tuple(dict.fromkeys(name for name in pods if name)),
         used_bytes=used,
         granted_bytes=device.grant_bytes,
-        peak_bytes=used if peak is None else max(peak, used or 0),
+        peak_bytes=None if used is None else max(peak or 0, used),  # the window may have had more, unseen
         sm_ratio=_ratio(device.percent),
         energy_joules=device.energy_joules,
         energy_estimated=device.estimated,
@@ -257,6 +258,15 @@ def _ratio(percent: float | None) -> float | None:
 # --- Labels of claims: their own, and where a claim has none, those of its pods.
 #
 # Users label pods. A claim that Kubernetes creates of a template has only labels of the template's ``spec.metadata``.
+
+
+Held = Mapping[tuple[str, str], HeldClaim]
+"""Claims that exist, by namespace and name."""
+
+
+def claims_held(claims: Iterable[Mapping[str, Any]]) -> Held:
+    every = (held_claim(HeldClaim, item)[0] for item in claims)
+    return {(text(each.metadata.namespace) or "default", text(each.metadata.name)): each for each in every}
 
 
 class _Labelled(MetadataPart, frozen=True):

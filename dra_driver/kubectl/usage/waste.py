@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from dra_driver.core.model.mig import parent_name
 from dra_driver.core.model.usage import EnoughMemory, Profile, fit
 from dra_driver.core.quantity import Quantity
 from dra_driver.kube.published import names
 from dra_driver.kube.shapes import read_all
-from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, text
+from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, Held, text
 
 
 class WasteFinding(Enum):
@@ -39,10 +40,26 @@ class DeviceSize(Struct, frozen=True, kw_only=True):
     profiles: Sequence[Profile] = ()
 
 
+def joined(
+    uses: Iterable[ClaimDeviceUse], held: Held, size_of: Callable[[ClaimDeviceUse], DeviceSize]
+) -> list[ClaimDeviceUse]:
+    """Return the uses with the users of their claims, as `kubectl dra claims` lists them, and with the published memory
+    of a whole GPU or partition of which the source does not report it. Other claims have a device with admin access."""
+    found = []
+    for use in uses:
+        claim, granted = held.get((use.namespace, use.claim)), use.granted_bytes
+        admin = {each.device for each in claim.devices if each.admin_access} if claim is not None else ()
+        if granted is None and not use.share and use.device not in admin:
+            granted = size_of(use).memory_bytes
+        pods = use.pods if claim is None else tuple(map(text, claim.users))
+        found.append(replace(use, pods=pods, granted_bytes=granted))
+    return found
+
+
 def judge(
     uses: Iterable[ClaimDeviceUse], *, idle_after_s: float, size_of: Callable[[ClaimDeviceUse], DeviceSize]
 ) -> list[WasteRow]:
-    """Return a row for each device, by claim. ``size_of`` is about the whole device: of a share the grant counts."""
+    """Return a row for each device, by claim. Only a claim of known use is told what would fit."""
     claims: dict[tuple[str, str, str], list[ClaimDeviceUse]] = {}
     for use in uses:
         claims.setdefault((use.namespace, use.claim, use.node), []).append(use)
@@ -62,10 +79,10 @@ def claim_idle_s(devices: Sequence[ClaimDeviceUse]) -> float | None:
 
 
 def _row(use: ClaimDeviceUse, size: DeviceSize, idle_s: float | None, idle_after_s: float) -> WasteRow:
-    held = use.granted_bytes if use.granted_bytes is not None or use.share else size.memory_bytes
+    held = use.granted_bytes
     if idle_s is not None and idle_s >= idle_after_s:
         return WasteRow(use=use, finding=WasteFinding.IDLE, held_bytes=held)
-    enough = fit(use.peak_bytes, held, size.profiles)
+    enough = fit(use.peak_bytes, held, size.profiles) if use.used_bytes is not None else None
     if enough is not None:
         return WasteRow(use=use, finding=WasteFinding.OVERSIZE, held_bytes=held, enough=enough)
     return WasteRow(use=use, finding=WasteFinding.UNKNOWN if idle_s is None else WasteFinding.USED, held_bytes=held)

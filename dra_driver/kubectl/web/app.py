@@ -19,12 +19,12 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from dra_driver.core.errors import DraError
-from dra_driver.core.text import gib, printable
+from dra_driver.core.text import gib, printable, span
 from dra_driver.kube.state import ClusterState
-from dra_driver.kubectl.capacity import ClaimRow
+from dra_driver.kubectl.capacity import LEGEND, ClaimRow
 from dra_driver.kubectl.web.fleet import NodeRow, SeenFleet, clique_of, island_of, islands_of, spots_of
 from dra_driver.kubectl.web.gate import BrowserGate, Keys
-from dra_driver.kubectl.web.reading import Derived, Periodic, SeenCluster, WorkedOut
+from dra_driver.kubectl.web.reading import Derived, LastRead, Periodic, ReadFailure, SeenCluster, WorkedOut
 from dra_driver.kubectl.web.rows import (
     EXAMPLE,
     MAX_BYTES,
@@ -53,12 +53,39 @@ MAX_STREAMS: Final = 64
 TRIES_AT_ONCE: Final = 2
 FIRST_WAIT_S: Final = 2.0
 LAST_WAIT_S: Final = 20.0
+OLD_S: Final = 60.0
+_OLD_READINGS: Final = 8
+"""A state is old after ``OLD_S``, or after so many times its reading took: readings rest for three times as long."""
 _TICK_S: Final = 0.5
 _KEEP_ALIVE: Final = 30
 _GRAVE: Final = ("nodes:", "pods:", "resourceclaims:", "resourceslices:", "gpunodes:")
 """Gaps that make these pages wrong or poor; others concern explanations alone."""
 _SPLIT: Final = "<!--split-->"
 _NOTHING: Final = SeenCluster(state=ClusterState(), told={}, claims=(), fleet=SeenFleet())
+
+
+class Seen(Struct, frozen=True, kw_only=True):
+    """All that an answer shows of the sources, read once. ``number`` changes with it; ``problem`` is "" if it is
+    current."""
+
+    number: str
+    reading: LastRead[SeenCluster] | None
+    trouble: ReadFailure | None
+    use_reading: LastRead[UseNow] | None
+    use_trouble: ReadFailure | None
+    problem: str
+
+    @property
+    def cluster(self) -> SeenCluster:
+        return self.reading.value if self.reading else _NOTHING
+
+    @property
+    def use(self) -> UseNow | None:
+        return self.use_reading.value if self.use_reading else None
+
+    @property
+    def uses(self) -> Uses:
+        return self.use.uses if self.use else {}
 
 
 class PageSources(Struct, frozen=True, kw_only=True):
@@ -102,7 +129,7 @@ def templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"gib": gib, "plain": printable, "part": lambda text: quote(text, safe="")}
+    found.filters |= {"gib": gib, "span": span, "plain": printable, "part": lambda text: quote(text, safe="")}
     return found
 
 
@@ -118,7 +145,7 @@ class Pages:
 
     async def fleet(self, request: Request) -> Response:
         query, show = _query(request), request.query_params.get("show", "")
-        found = self._seen().fleet
+        found = self._seen(request).cluster.fleet
         nodes = matching(found.nodes, query, _node_texts)
         if show == "free":
             nodes = [node for node in nodes if node.has_free]
@@ -128,21 +155,21 @@ class Pages:
         return self._page(request, "fleet.html", page=page, totals=found.totals, show=show, query=query)
 
     async def node(self, request: Request) -> Response:
-        found = self._seen().fleet.node(request.path_params["node"])
+        found = self._seen(request).cluster.fleet.node(request.path_params["node"])
         if found is None:
             return self._gone(request, f"Node {request.path_params['node']} has no GPUs now, or is gone.")
         return self._page(request, "node.html", node=found, islands=islands_of(found), spots=spots_of(found))
 
     async def gpu(self, request: Request) -> Response:
         node, name = request.path_params["node"], request.path_params["gpu"]
-        fleet = self._seen().fleet
+        fleet = self._seen(request).cluster.fleet
         found = fleet.gpu(node, name)
         if found is None:
             return self._gone(request, f"Node {node} has no GPU {name} now.")
-        use = self._use()
+        use = self._seen(request).use
         holders = []
         for part in (*found.parts, *found.admins):
-            measured = use.uses.get((part.namespace, part.claim, node, part.device)) if use else None
+            measured = use.uses.get((part.namespace, part.claim, node, part.device, part.share_id)) if use else None
             holders.append((part, measured, drawn(use.points(measured) if use and measured else [], part.memory_bytes)))
         memory = use.gpus.get((node, name)) if use else None
         total = memory.total_bytes if memory and memory.total_bytes else found.memory_bytes
@@ -161,45 +188,46 @@ class Pages:
         )
 
     async def claims(self, request: Request) -> Response:
-        query, show, rows = _query(request), request.query_params.get("show", ""), self._seen().claims
+        query, show, rows = _query(request), request.query_params.get("show", ""), self._seen(request).cluster.claims
         found = [row for row in matching(rows, query, _claim_texts) if show in ("", row.state)]
         page = page_of(found, _page(request), ROWS_PER_PAGE, of=len(rows))
-        views = claim_views(page.rows, self._seen().fleet, self._uses())
+        views = claim_views(page.rows, self._seen(request).cluster.fleet, self._seen(request).uses)
         return self._page(request, "claims.html", page=page, views=views, query=query, show=show)
 
     async def claim(self, request: Request) -> Response:
         namespace, name = request.path_params["namespace"], request.path_params["name"]
-        found = [row for row in self._seen().claims if (row.namespace, row.name) == (namespace, name)]
+        found = [row for row in self._seen(request).cluster.claims if (row.namespace, row.name) == (namespace, name)]
         if not found:
             return self._gone(request, f"There is no claim {name} in namespace {namespace} now.")
-        view = claim_views(found, self._seen().fleet, self._uses())[0]
+        view = claim_views(found, self._seen(request).cluster.fleet, self._seen(request).uses)[0]
         about = ("ResourceClaim", namespace, name)
-        rows = event_rows(self._seen().state.events)
+        rows = event_rows(self._seen(request).cluster.state.events)
         events = [each for each in rows if (each.kind, each.namespace, each.name) == about]
         return self._page(request, "claim.html", view=view, events=events[:20])
 
     async def pending(self, request: Request) -> Response:
         query = _query(request)
-        every = waiting_pods(self._seen().state)
+        every = waiting_pods(self._seen(request).cluster.state)
         found = matching(every, query, lambda each: f"{each.namespace}/{each.name} {each.owner}")
         page = page_of(found, _page(request), PODS_PER_PAGE, of=len(every))
-        rows = [(each, self._explained(each.namespace, each.name)) for each in page.rows]
+        rows = [(each, self._explained(request, each.namespace, each.name)) for each in page.rows]
         return self._page(request, "pending.html", page=page, rows=rows, query=query)
 
     async def pod(self, request: Request) -> Response:
         namespace, name = request.path_params["namespace"], request.path_params["name"]
-        every = [pod["metadata"] for pod in self._seen().state.pods]
+        every = [pod["metadata"] for pod in self._seen(request).cluster.state.pods]
         if all((each.get("namespace") or "default", each["name"]) != (namespace, name) for each in every):
             return self._gone(request, f"There is no pod {name} in namespace {namespace} now.")
-        answer = self._explained(namespace, name)
+        answer = self._explained(request, namespace, name)
         return self._page(request, "pod.html", namespace=namespace, name=name, answer=answer)
 
     async def capacity(self, request: Request) -> Response:
-        return self._page(request, "capacity.html", answer=self._worked_out("capacity", survey_of))
+        answer = self._worked_out(request, "capacity", survey_of)
+        return self._page(request, "capacity.html", answer=answer, legend=LEGEND)
 
     async def events(self, request: Request) -> Response:
         query = _query(request)
-        every = event_rows(self._seen().state.events)
+        every = event_rows(self._seen(request).cluster.state.events)
         found = matching(every, query, lambda each: f"{each.reason} {each.about} {each.message} {each.source}")
         page = page_of(found, _page(request), ROWS_PER_PAGE, of=len(every))
         return self._page(request, "events.html", page=page, query=query)
@@ -231,27 +259,41 @@ class Pages:
             "This page failed; the terminal of the command, or its log, has the error.\n", 500, media_type="text/plain"
         )
 
-    def _seen(self) -> SeenCluster:
-        reading = self._sources.cluster.asked()
-        return reading.value if reading else _NOTHING
+    def _seen(self, request: Request) -> Seen:
+        """Return the same at each call for one request."""
+        if not hasattr(request.state, "seen"):
+            request.state.seen = self._look()
+        found: Seen = request.state.seen
+        return found
 
-    def _use(self) -> UseNow | None:
-        reading = self._sources.use.asked() if self._sources.use else None
-        return reading.value if reading else None
+    def _look(self) -> Seen:
+        cluster, use = self._sources.cluster, self._sources.use
+        # Before the values: one that changes in between is sent again.
+        changes = (cluster.changes, use.changes if use else 0, self._sources.derived.changes)
+        reading, trouble = cluster.asked(), cluster.trouble
+        problem = "readings fail" if trouble else "not read yet" if reading is None else ""
+        if reading and not trouble and _age_s(reading) > max(OLD_S, _OLD_READINGS * reading.took_s):
+            problem = "old"
+        return Seen(
+            number="-".join(map(str, (*changes, problem.partition(" ")[0]))),
+            reading=reading,
+            trouble=trouble,
+            use_reading=use.asked() if use else None,
+            use_trouble=use.trouble if use else None,
+            problem=problem,
+        )
 
-    def _uses(self) -> Uses:
-        use = self._use()
-        return use.uses if use else {}
-
-    def _worked_out(self, key: Hashable, compute: Callable[[ClusterState], object]) -> WorkedOut | None:
-        reading = self._sources.cluster.asked()
+    def _worked_out(
+        self, request: Request, key: Hashable, compute: Callable[[ClusterState], object]
+    ) -> WorkedOut | None:
+        reading = self._seen(request).reading
         if reading is None:
             return None
         state = reading.value.state
         return self._sources.derived.ask(key, reading.number, lambda: compute(state))
 
-    def _explained(self, namespace: str, name: str) -> WorkedOut | None:
-        return self._worked_out(("pod", namespace, name), lambda state: explain_pod(state, namespace, name))
+    def _explained(self, request: Request, namespace: str, name: str) -> WorkedOut | None:
+        return self._worked_out(request, ("pod", namespace, name), lambda state: explain_pod(state, namespace, name))
 
     def _page(self, request: Request, template: str, status: int = 200, **values: object) -> Response:
         return HTMLResponse(self._render(request, template, **values), status_code=status)
@@ -260,21 +302,21 @@ class Pages:
         return self._page(request, "gone.html", status=404, sentence=sentence)
 
     def _render(self, request: Request, template: str, **values: object) -> str:
-        now, cluster, use = datetime.now(UTC), self._sources.cluster, self._sources.use
-        reading = cluster.asked()
+        now, seen = datetime.now(UTC), self._seen(request)
+        reading = seen.reading
         shown = self._templates.get_template(template).render(
             base=self._base,
             path=request.url.path.removeprefix(self._base),
             about=self._sources.about,
+            seen=seen,
             reading=reading,
-            trouble=cluster.trouble,
+            age_s=_age_s(reading) if reading else 0.0,
             gaps=(gaps := reading.value.gaps if reading else ()),
             unread=lambda kind: any(gap.startswith(f"{kind}:") for gap in gaps),
             grave=[gap for gap in gaps if gap.startswith(_GRAVE)],
             version=reading.value.state.server_version if reading else "",
-            use=self._use(),
-            use_trouble=use.trouble if use else None,
-            has_use=use is not None,
+            use=seen.use,
+            has_use=self._sources.use is not None,
             ago=lambda moment: ago(moment, now),
             now=now,
             query_string=query_string,
@@ -289,7 +331,7 @@ class Pages:
         yield tail
 
     async def _answers(self, request: Request, text: str, namespace: str) -> AsyncIterator[str]:
-        state = self._seen().state
+        state = self._seen(request).cluster.state
         if not self._tries.acquire(blocking=False):
             yield self._render(request, "_problem.html", sentence="Two trials run already. Try again in a moment.")
             return
@@ -315,27 +357,22 @@ class Pages:
     async def _changes(self, request: Request) -> AsyncIterator[str]:
         self._streams += 1
         try:
-            known, read, silent = self._changes_seen(), None, 0
+            known, silent = None, 0
             yield "retry: 2000\n\n"
             while not await request.is_disconnected():
-                reading, seen = self._sources.cluster.asked(), self._changes_seen()
+                seen = self._look()
                 silent += 1
-                if reading is not None and reading.at != read:
-                    read, silent = reading.at, 0
-                    yield f"event: read\ndata: {read:%H:%M:%S}\n\n"
-                if seen != known:
-                    known, silent = seen, 0
-                    yield "event: changed\ndata: 1\n\n"
-                if silent >= _KEEP_ALIVE:
-                    silent = 0
-                    yield ": still here\n\n"
+                if (now := (seen.number, seen.reading.at if seen.reading else None)) != known or silent >= _KEEP_ALIVE:
+                    known, silent = now, 0
+                    age = f"{_age_s(seen.reading):.0f} {seen.reading.at:%H:%M:%S}" if seen.reading else "0 -"
+                    yield f"event: state\ndata: {seen.number} {age} {seen.problem or 'live'}\n\n"
                 await asyncio.sleep(_TICK_S)
         finally:
             self._streams -= 1
 
-    def _changes_seen(self) -> tuple[int, int, int]:
-        use = self._sources.use
-        return self._sources.cluster.changes, use.changes if use else 0, self._sources.derived.changes
+
+def _age_s(reading: LastRead[Any]) -> float:
+    return max(0.0, (datetime.now(UTC) - reading.at).total_seconds())
 
 
 def _visible(value: object) -> object:

@@ -15,7 +15,7 @@ from dra_driver.core.model.mig import parent_name
 from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.text import gib
-from dra_driver.kube.devices import Wire, attribute_of, attribute_text, newest_slices
+from dra_driver.kube.devices import Wire, attribute_of, attribute_text, newest_slices, unhealthy_by
 from dra_driver.kube.published import names
 from dra_driver.kubectl.capacity import NOWHERE, ClaimDevice, ClaimRow, GpuPlace, node_problem, place_of
 
@@ -33,6 +33,7 @@ class Part(Struct, frozen=True, kw_only=True):
     namespace: str
     claim: str
     pods: Sequence[str] = ()
+    share_id: str = ""
     memory_bytes: int = 0
     percent: int | None = None
     admin: bool = False
@@ -62,6 +63,7 @@ class GpuRow(Struct, frozen=True, kw_only=True):
     message: str = ""
     found_use: Sequence[str] = ()
     taints: Sequence[str] = ()
+    unhealthy: Sequence[str] = ()
     place: GpuPlace = NOWHERE
 
     @property
@@ -74,7 +76,8 @@ class GpuRow(Struct, frozen=True, kw_only=True):
 
     @property
     def is_sick(self) -> bool:
-        return self.health == "Unhealthy" or (not self.health and bool(self.taints))
+        """The slices or the GpuNode say so: either may be newer. A drain or a policy makes no GPU unhealthy."""
+        return self.health == "Unhealthy" or bool(self.unhealthy)
 
 
 class NodeRow(Struct, frozen=True, kw_only=True):
@@ -190,6 +193,7 @@ class _Found(Struct, kw_only=True):
     place: GpuPlace | None = None
     offers: dict[str, None] = field(default_factory=dict)
     taints: dict[str, None] = field(default_factory=dict)
+    unhealthy: dict[str, None] = field(default_factory=dict)
     held: list[tuple[Wire, Sequence[tuple[ClaimRow, ClaimDevice]]]] = field(default_factory=list)
 
 
@@ -259,6 +263,7 @@ def _add(found: _Found, device: Wire, *, whole: bool, pool: str) -> None:
         found.offers["share" if device.get("allowMultipleAllocations") else "whole"] = None
     else:
         found.offers[attribute_text(attributes, found.driver, names.PROFILE) or "partition"] = None
+    found.unhealthy |= dict.fromkeys(unhealthy_by(device))
     for taint in device.get("taints") or ():
         found.taints[f"{taint.get('key')}:{taint.get('effect')}"] = None
 
@@ -316,6 +321,7 @@ def _gpu(node: str, found: _Found, counters: Mapping[Key, int], told: NodeGpu | 
         sharing=found.sharing,
         place=found.place or NOWHERE,
         taints=tuple(found.taints),
+        unhealthy=tuple(found.unhealthy),
     )
 
 
@@ -364,6 +370,7 @@ def _part(
         namespace=claim.namespace,
         claim=claim.name,
         pods=claim.pods,
+        share_id=grant.share_id,
         memory_bytes=memory,
         percent=percent,
         admin=grant.admin_access,

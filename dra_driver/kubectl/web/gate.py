@@ -1,8 +1,9 @@
 """ASGI middleware that admits only the browser that opened the printed address, and no page of another origin.
 
 Other users of the machine reach the port, so all other addresses need a cookie; the printed one carries a code that
-works once. Hosts other than loopback are refused (DNS rebinding). All pages are below a random folder: a browser sends
-the cookies of a host to every port of it, but only for paths below the cookie's (RFC 6265 8.5).
+works once. Hosts other than loopback are refused (DNS rebinding). All addresses are below a random folder: a browser
+sends the cookies of a host to every port of it, but only for paths below the cookie's (RFC 6265 8.5). Cookies of other
+ports arrive here, too, also of the same name: one good value is enough.
 
 Sources: Fetch standard ("Origin" of navigations), CSP level 3.
 """
@@ -10,15 +11,18 @@ Sources: Fetch standard ("Origin" of navigations), CSP level 3.
 import secrets
 from collections.abc import Iterable
 from hmac import compare_digest
-from http.cookies import CookieError, SimpleCookie
 from typing import Final
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 COOKIE: Final = "dra_ui"
+ADMITTED: Final = "dra_ui.admitted"
+"""Key of the scope: the request has the cookie."""
+_MAX_COOKIES: Final = 32
+"""Cookies of this name that are compared. Browsers send those of the longest path first (RFC 6265 5.4)."""
 _SAFE: Final = ("GET", "HEAD")
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
@@ -56,8 +60,8 @@ class Keys:
         self._code = None
         return self._cookie
 
-    def opens(self, cookie: str) -> bool:
-        return compare_digest(cookie.encode(), self._cookie.encode())
+    def opens(self, cookies: Iterable[str]) -> bool:
+        return any(compare_digest(each.encode(), self._cookie.encode()) for each in cookies)
 
 
 class BrowserGate:
@@ -84,22 +88,31 @@ class BrowserGate:
             return _refused(403, "Requests from other pages are refused.")
         if scope["path"] == "/favicon.ico":  # browsers ask for it beside the page of the code
             return Response(status_code=204)
-        if scope["path"] == "/open":
-            return self._open(scope)
-        if not self._keys.opens(_cookie(headers)):
+        admitted = self._keys.opens(_cookies(headers))
+        if compare_digest(scope["path"].encode(), f"/{self._keys.folder}/open".encode()):
+            return self._open(scope, admitted)
+        if not admitted:
             return _refused(
                 403,
                 "This page belongs to the person who started it. Open the address that the command printed; its code "
                 "works once. For another browser, start the command again.",
             )
+        scope[ADMITTED] = True
         return None
 
-    def _open(self, scope: Scope) -> Response:
+    def _open(self, scope: Scope, admitted: bool) -> Response:
         if scope["method"] != "GET":
             return _refused(405, "Only GET.")
         cookie = self._keys.take(_code(scope))
+        if cookie is None and admitted:
+            return RedirectResponse(f"/{self._keys.folder}/", status_code=303)
         if cookie is None:
-            return _refused(403, "This code is wrong or was used. Start the command again for a new address.")
+            return _refused(
+                403,
+                "This code is wrong or was used: it works once, in the first browser that opens the address. In that "
+                "browser, paste the address into the address bar. For another browser, stop the command, start it "
+                "again and open the address that it prints.",
+            )
         # Not a redirect: a browser that came from elsewhere would not send a SameSite=Strict cookie after it.
         page = HTMLResponse(
             f'<!doctype html><html lang="en"><title>GPUs</title><meta http-equiv="refresh" '
@@ -121,12 +134,10 @@ def _code(scope: Scope) -> str:
     return fields.get("code", [""])[0]
 
 
-def _cookie(headers: Headers) -> str:
-    try:
-        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-    except CookieError:
-        return ""
-    return found.value if found else ""
+def _cookies(headers: Headers) -> list[str]:
+    """Return the values of this page's cookie name; other cookies may have any form."""
+    pairs = (pair.partition("=") for header in headers.getlist("cookie") for pair in header.split(";"))
+    return [value.strip() for name, _, value in pairs if name.strip() == COOKIE][:_MAX_COOKIES]
 
 
 def _sealed(send: Send) -> Send:

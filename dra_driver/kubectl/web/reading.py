@@ -175,7 +175,7 @@ class ReadFailure(Struct, frozen=True, kw_only=True):
 
 
 class LastRead(Struct, Generic[Value], frozen=True, kw_only=True):
-    """A value, the time and duration of its last reading. ``number`` counts values that differ."""
+    """A value, the start and duration of its last reading. ``number`` counts values that differ."""
 
     value: Value
     at: datetime
@@ -225,7 +225,7 @@ class Periodic(Generic[Value]):
         return self._reading
 
     def once(self) -> None:
-        begun = self._clock()
+        begun, at = self._clock(), self._now()
         try:
             value = self._read()
         except Exception as error:  # noqa: BLE001 - the thread keeps running, and the page shows it
@@ -235,10 +235,9 @@ class Periodic(Generic[Value]):
         same = last is not None and self._same(last.value, value)
         number = (last.number if last else 0) + (not same)
         kept = last.value if same and last is not None else value
-        self._reading = LastRead(value=kept, at=self._now(), took_s=took_s, number=number)
-        if not same or self.trouble:
-            self.changes += 1
-        self.trouble = None
+        changed = not same or self.trouble is not None
+        self._reading, self.trouble = LastRead(value=kept, at=at, took_s=took_s, number=number), None
+        self.changes += changed  # after the values: a page takes it before them
 
     def _fail(self, sentence: str) -> None:
         known = self.trouble

@@ -59,18 +59,22 @@ class ClaimOnPage(Struct, frozen=True, kw_only=True):
         return sum(each.part.memory_bytes for each in self.devices if each.part)
 
 
-Key = tuple[str, str, str, str]
-"""Namespace, claim, node and device."""
+Key = tuple[str, str, str, str, str]
+"""Namespace, claim, node, device and share: a claim may have several shares of a device."""
 Uses = Mapping[Key, ClaimDeviceUse]
 
 
 def uses_by_device(uses: Iterable[ClaimDeviceUse]) -> Uses:
-    return {(use.namespace, use.claim, use.node, use.device): use for use in uses}
+    return {key_of(use): use for use in uses}
+
+
+def key_of(use: ClaimDeviceUse) -> Key:
+    return use.namespace, use.claim, use.node, use.device, use.share
 
 
 def claim_views(claims: Iterable[ClaimRow], fleet: SeenFleet, uses: Uses) -> list[ClaimOnPage]:
     places = {
-        (part.namespace, part.claim, node.name, part.device): (gpu.name, part)
+        (part.namespace, part.claim, node.name, part.device, part.share_id): (gpu.name, part)
         for node in fleet.nodes
         for gpu in node.gpus
         for part in (*gpu.parts, *gpu.admins)
@@ -81,7 +85,7 @@ def claim_views(claims: Iterable[ClaimRow], fleet: SeenFleet, uses: Uses) -> lis
 def _view(claim: ClaimRow, places: Mapping[Key, tuple[str, Part]], uses: Uses) -> ClaimOnPage:
     devices = []
     for each in claim.devices:
-        key = (claim.namespace, claim.name, each.node, each.device)
+        key = (claim.namespace, claim.name, each.node, each.device, each.share_id)
         gpu, part = places.get(key, ("", None))
         row = ClaimDeviceRow(
             request=each.request, device=each.device, node=each.node, gpu=gpu, part=part, use=uses.get(key)

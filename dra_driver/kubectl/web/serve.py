@@ -14,29 +14,47 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.kubectl.usage.device_use import UseReport
 from dra_driver.kubectl.web.app import PageSources, application
-from dra_driver.kubectl.web.gate import Keys
+from dra_driver.kubectl.web.gate import ADMITTED, Keys
 from dra_driver.kubectl.web.reading import Derived, Periodic, ReadsCluster, heap, read_without_collection, same_cluster
 from dra_driver.kubectl.web.use_history import UseHistory, UseSample
 
 
 class BoundedConnection(H11Protocol):
-    """A connection that ends after ``idle_s`` to twice that time without a complete request or an answer in progress.
+    """A connection that cannot keep the owner of the page out: every user of the machine may open connections.
 
-    Connections are limited, and every user of the machine can open some: idle ones would keep all others out.
+    It closes without a complete request after ``first_s``, and after ``idle_s`` to twice that time without a new one.
+    Only an answer to the owner may take longer. Beyond ``most`` connections, the oldest whose last request was
+    not the owner's closes.
     """
 
+    first_s: ClassVar[float] = 1.0
     idle_s: ClassVar[float] = 10.0
+    most: ClassVar[int] = 200
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.loop.call_later(self.idle_s, self.look, None)
+        self.opened_at = self.loop.time()
+        here = [each for each in self.connections if isinstance(each, BoundedConnection)]
+        here = [each for each in here if not each.transport.is_closing()]
+        if len(here) > self.most:
+            # Never one of the owner: this one, at least, is not.
+            min(here, key=lambda each: (each.is_owned, each.opened_at)).transport.abort()
+        self.loop.call_later(self.first_s, self.look, None)
+
+    @property
+    def is_owned(self) -> bool:
+        return self.cycle is not None and ADMITTED in self.cycle.scope
+
+    @property
+    def is_busy(self) -> bool:
+        return self.is_owned and not self.cycle.response_complete
 
     def look(self, former: RequestResponseCycle | None) -> None:
         """``former`` is the request at the previous call."""
         if self.transport.is_closing():
             return
-        if self.cycle is former and (former is None or former.response_complete):
-            self.transport.close()
+        if self.cycle is former and not self.is_busy:
+            self.transport.abort()  # close() would wait for a client that does not read
             return
         self.loop.call_later(self.idle_s, self.look, self.cycle)
 
@@ -75,15 +93,15 @@ def serve(
         for reader in readers:
             reader.start()
         try:
-            say(f"http://{LOOPBACK}:{port}/open?code={keys.code}")
-            _run(app, listening)
+            say(f"http://{LOOPBACK}:{port}/{keys.folder}/open?code={keys.code}")
+            uvicorn.Server(server_config(app)).run(sockets=[listening])
         finally:
             for reader in readers:
                 reader.stop()
 
 
-def _run(app: object, listening: socket.socket) -> None:
-    config = uvicorn.Config(
+def server_config(app: object) -> uvicorn.Config:
+    return uvicorn.Config(
         app,  # type: ignore[arg-type]
         http=BoundedConnection,
         log_level="error",
@@ -93,10 +111,9 @@ def _run(app: object, listening: socket.socket) -> None:
         lifespan="off",
         ws="none",
         timeout_graceful_shutdown=1,
-        limit_concurrency=200,
+        proxy_headers=False,
         h11_max_incomplete_event_size=64 << 10,
     )
-    uvicorn.Server(config).run(sockets=[listening])
 
 
 def _listening(port: int) -> socket.socket:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from dra_driver.core.errors import DraError
 from dra_driver.kubectl.usage.device_use import MAX_BYTES, ClaimDeviceUse, GpuMemory, UseReport, text
 from dra_driver.kubectl.usage.history import KEY, finite, series_of
-from dra_driver.kubectl.web.rows import Key, Uses, uses_by_device
+from dra_driver.kubectl.web.rows import Key, Uses, key_of, uses_by_device
 
 MAX_SAMPLES: Final = 240
 """An hour of samples every 15 s."""
@@ -47,7 +47,7 @@ class UseNow(Struct, frozen=True, kw_only=True):
     samples: Sequence[UseSample] = ()
 
     def points(self, use: ClaimDeviceUse) -> list[Point]:
-        key = (use.namespace, use.claim, use.node, use.device)
+        key = key_of(use)
         found = [(at, uses[key]) for at, uses, _ in self.samples if key in uses]
         return [Point(at, each.used_bytes, each.sm_ratio) for at, each in found]
 
@@ -80,7 +80,7 @@ class UseHistory:
             self._gaps = (f"charts begin now: {error}",)
         report = self._read()
         report = replace(report, gaps=(*self._gaps, *report.gaps)) if self._gaps else report
-        uses: Mapping[tuple[str, str, str, str], ClaimDeviceUse] = uses_by_device(report.uses)
+        uses = uses_by_device(report.uses)
         gpus = {(each.node, each.device): each for each in report.gpus}
         self._samples.append(UseSample(self._now(), uses, gpus))
         while len(self._samples) > 1 and sum(each.size for each in self._samples) > MAX_POINTS:
@@ -120,7 +120,7 @@ class _Past:
     def add_claims(self, field: str, answer: object) -> None:
         for labels, at, value in self._series(field, answer):
             use = convert({name: text(labels.get(name)) for name in KEY}, ClaimDeviceUse)
-            here, key = self._uses.setdefault(at, {}), (use.namespace, use.claim, use.node, use.device)
+            here, key = self._uses.setdefault(at, {}), key_of(use)
             here[key] = replace(here.get(key) or use, **{field: value})
 
     def add_gpus(self, field: str, answer: object) -> None:

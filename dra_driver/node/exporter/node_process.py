@@ -6,12 +6,13 @@ shows the node process whether they are open; while the node process holds it, n
 (``node/process/usage_exporter.py``, docs/decisions/0027).
 """
 
+import contextlib
 import logging
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from msgspec.structs import replace
 
@@ -92,18 +93,24 @@ class FindingsWriter:
         self._written, self._written_s, self._problem = findings, self._clock(), ""
 
 
+SAMPLE_S: Final = 3.0
+"""The driver keeps 72 samples of processes, about ten seconds: between two reads, shorter use would be lost."""
+
+
 class UsageBackend(Protocol):
     """Subset of ``gpu.backend.Backend`` and ``UsageSource`` that the exporter uses."""
 
     def close(self) -> None: ...
     def usage(self) -> tuple[GpuUsage, ...]: ...
+    def sample(self) -> None: ...
 
 
 class UsageGpus:
     """Reads GPU usage. Of one thread. ``is_open``: this process may use the driver. ``lock`` is the lock file."""
 
-    def __init__(self, backend: UsageBackend, lock: Path) -> None:
-        self._backend, self._lock = backend, lock
+    def __init__(self, backend: UsageBackend, lock: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._backend, self._lock, self._clock = backend, lock, clock
+        self._sampled_s = 0.0
         self.is_open = False
         self._held: int | None = None
         self._closed_for: str | None = None
@@ -126,10 +133,19 @@ class UsageGpus:
         if not self._may_open():
             return Unread(reason="the node process changes a GPU")
         self.is_open = True  # before the call: one that fails may leave handles
+        self._sampled_s = self._clock()
         try:
             return self._backend.usage()
         except DraError as error:
             return Unread(reason=f"the GPUs cannot be read: {error}")
+
+    def poll(self, assignments: Assignments | Unread) -> None:
+        """As `sync`; every `SAMPLE_S` also add to the averages of the next read, which reports what fails here."""
+        self.sync(assignments)
+        if self.is_open and self._clock() - self._sampled_s >= SAMPLE_S:
+            self._sampled_s = self._clock()
+            with contextlib.suppress(DraError):
+                self._backend.sample()
 
     def close(self) -> None:
         """Idempotent; the next read opens them again."""

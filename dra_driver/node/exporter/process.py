@@ -120,6 +120,7 @@ class Observer:
             logs=self._sources.logs.read(),
             pods=self._sources.pods.read(),
             node=self._node,
+            is_nested=self._sources.processes.is_nested(),
         )
 
     def _judge(self, joined: JoinedUsage) -> tuple[Judged, UsageFindings]:
@@ -156,6 +157,9 @@ class SimulatedGpus:
 
     def close(self) -> None:
         """Nothing is open."""
+
+    def sample(self) -> None:
+        self._usage.sample()
 
     def usage(self) -> tuple[GpuUsage, ...]:
         return self._usage.usage()
@@ -251,9 +255,9 @@ class ExporterProcess:
         self._moved_s = time.monotonic()
 
     def _rest(self, until: float) -> None:
-        """Wait until the next sample is due; poll whether the GPUs have to be closed."""
+        """Wait until the next look is due; poll whether the GPUs have to be closed, and sample their utilisation."""
         while (left := until - time.monotonic()) > 0 and not self.stopping.wait(min(left, ASSIGNMENTS_POLL_S)):
-            self._sources.gpus.sync(self._sources.assignments.read())
+            self._sources.gpus.poll(self._sources.assignments.read())
             self._moved_s = time.monotonic()
 
     def _count(self, observed: LookResult) -> None:

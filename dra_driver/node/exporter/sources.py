@@ -66,6 +66,12 @@ class ProcReader:
         self._known = found
         return {pid: known.facts for pid, known in found.items()}
 
+    def is_nested(self) -> bool:
+        """Whether this process has a PID namespace below that of this /proc. Its /proc/self/status then has a PID of
+        each (``NSpid``, proc(5)); unlike /proc/1/ns/pid it needs no rights."""
+        lines = (self._content("self", "status") or "").splitlines()
+        return any(line.startswith("NSpid:") and len(line.split()) > 2 for line in lines)
+
     def _process(self, pid: int, listed_s: float, now_s: float) -> _Known | None:
         stat = self._stat(pid)
         if stat is None or stat[0] / _TICKS > listed_s + _SLACK_S:
@@ -92,7 +98,7 @@ class ProcReader:
             return None
         return int(fields[19]), printable(head.partition("(")[2][:MAX_COMMAND])
 
-    def _content(self, pid: int, name: str) -> str | None:
+    def _content(self, pid: int | str, name: str) -> str | None:
         try:
             with open(f"{self._root}/{pid}/{name}", "rb") as file:  # noqa: PTH123 - thousands of them at each look
                 return file.read(MAX_BYTES).decode("utf-8", "replace")

@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from dra_driver.core.model.health import HealthCause, HealthCondition, HealthEvent, Severity
+from dra_driver.core.model.health import HealthCause, HealthCondition, HealthEvent, RecoveryAction, Severity
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.node.health.fault import RANK, FaultKey, FaultPhase, Faults, HealthFault, calm_s
 from dra_driver.node.health.machine import FAILED, Moment
@@ -25,8 +25,11 @@ _SEEN: Final = {
     HealthCause.NVLINK: "NVLinks of the GPU are down: {detail}.",
     HealthCause.FABRIC: "The GPU's NVLink fabric is not healthy: {detail}.",
 }
+_RESET: Final = "Drain the node and reset the GPU."
+_REBOOT: Final = "Drain the node and reboot it."
+_REPLACE: Final = "The GPU has to be replaced; ask NVIDIA."
 _TO_DO: Final = {
-    HealthCause.ECC: "Drain the node and reset the GPU.",
+    HealthCause.ECC: _RESET,
     HealthCause.LOST: "Reset the GPU or reboot the node.",
     HealthCause.HANG: "If it does not pass, reboot the node.",
     HealthCause.ROW_REMAP: "Drain the node and reset the GPU; the rows are remapped then.",
@@ -38,22 +41,41 @@ _TO_DO: Final = {
 _XID_TO_DO: Final = {
     XidRecovery.NONE: "The GPU needs no recovery.",
     XidRecovery.RESTART_APP: "The program has to be restarted; the GPU needs no recovery.",
-    XidRecovery.GPU_RESET: "Drain the node and reset the GPU.",
-    XidRecovery.NODE_REBOOT: "Drain the node and reboot it.",
+    XidRecovery.GPU_RESET: _RESET,
+    XidRecovery.NODE_REBOOT: _REBOOT,
     XidRecovery.CONTACT_SUPPORT: "Drain the node, reset the GPU or reboot the node; ask NVIDIA if it comes back.",
 }
+_STRENGTH: Final = (
+    *(_REPLACE, _REBOOT),
+    *(_XID_TO_DO[XidRecovery.CONTACT_SUPPORT], _TO_DO[HealthCause.LOST], _TO_DO[HealthCause.HANG]),
+    *(_TO_DO[HealthCause.ROW_REMAP], _TO_DO[HealthCause.RETIRED_PAGES], _RESET),
+)
+"""Advice that covers what is below it; other advice is weaker."""
 
 
 def conditions(gpu: GpuUuid, faults: Faults, at: Moment) -> tuple[HealthCondition, ...]:
     """The conditions of one GPU that taint, by instance and cause, the whole GPU first.
 
-    Of several XIDs the worst sets value, time and message: the strongest, then an open one, then the oldest.
+    Of several XIDs the worst sets value, time and message: the strongest, then an open one, then the oldest. Open
+    conditions of one device share a message: each fact once, with the strongest advice.
     """
     groups: dict[tuple[int, HealthCause], list[tuple[FaultKey, HealthFault]]] = {}
     for key, fault in faults.items():
         if fault.phase is not FaultPhase.OVER and fault.severity is not Severity.COUNTED:
             groups.setdefault((-1 if key.gi_id is None else key.gi_id, key.cause), []).append((key, fault))
-    return tuple(_condition(gpu, groups[place], at) for place in sorted(groups))
+    for same in groups.values():
+        same.sort(key=lambda item: (-RANK[item[1].severity], item[1].phase, item[1].since, item[0].xid))
+    opened = [place for place in sorted(groups) if groups[place][0][1].phase is FaultPhase.OPEN]
+    return tuple(
+        _condition(
+            gpu,
+            groups[place],
+            _message(
+                [groups[each] for each in opened if each[0] == place[0]] if place in opened else [groups[place]], at
+            ),
+        )
+        for place in sorted(groups)
+    )
 
 
 def unmonitored(gpu: GpuUuid, reason: str, since: float) -> HealthCondition:
@@ -68,8 +90,7 @@ def unmonitored(gpu: GpuUuid, reason: str, since: float) -> HealthCondition:
     )
 
 
-def _condition(gpu: GpuUuid, same: list[tuple[FaultKey, HealthFault]], at: Moment) -> HealthCondition:
-    same.sort(key=lambda item: (-RANK[item[1].severity], item[1].phase, item[1].since, item[0].xid))
+def _condition(gpu: GpuUuid, same: list[tuple[FaultKey, HealthFault]], message: str) -> HealthCondition:
     key, fault = same[0]
     return HealthCondition(
         cause=key.cause,
@@ -78,7 +99,7 @@ def _condition(gpu: GpuUuid, same: list[tuple[FaultKey, HealthFault]], at: Momen
         severity=fault.severity,
         value=_value(key, fault),
         since=fault.since,
-        message=_message(key, fault, [other.xid for other, _ in same[1:]], at),
+        message=message,
     )
 
 
@@ -88,23 +109,36 @@ def _value(key: FaultKey, fault: HealthFault) -> str:
     return fault.detail if key.cause in {HealthCause.RECOVERY_ACTION, HealthCause.ROW_REMAP} else ""
 
 
-def _message(key: FaultKey, fault: HealthFault, others: list[int], at: Moment) -> str:
-    device = "GPU" if key.gi_id is None else "MIG partition"
-    if key.cause is HealthCause.XID:
-        known = xid(key.xid)
-        more = f", and XID {', '.join(map(str, others[:_MOST_OTHERS]))}" if others else ""
-        seen, do = f"The {device} reported XID {key.xid}{more}: {known.meaning}.", _XID_TO_DO[known.recovery]
-    else:
-        seen, do = _SEEN[key.cause].format(device=device, detail=fault.detail), _TO_DO[key.cause]
-    if key.cause is HealthCause.ROW_REMAP and fault.detail == FAILED:
-        seen, do = "A row of the GPU's memory could not be remapped.", "The GPU has to be replaced; ask NVIDIA."
-    calm = calm_s(key.cause, fault.repeats, at.rules, at.longest_calm_s)
-    if fault.phase is FaultPhase.RECOVERING:
-        return (
-            f"{seen} Recovery was seen: {fault.evidence}. The {device} is used again after {calm:g} s without an error."
-        )
-    ends = " Running pods are evicted." if fault.severity is Severity.EVICT else ""
+def _message(groups: list[list[tuple[FaultKey, HealthFault]]], at: Moment) -> str:
+    firsts = [same[0] for same in groups]
+    device = "GPU" if firsts[0][0].gi_id is None else "MIG partition"
+    seen = " ".join(_seen(*same[0], device, [other.xid for other, _ in same[1:]]) for same in groups)
+    calm = max(calm_s(key.cause, fault.repeats, at.rules, at.longest_calm_s) for key, fault in firsts)
+    if firsts[0][1].phase is FaultPhase.RECOVERING:
+        evidence = firsts[0][1].evidence
+        return f"{seen} Recovery was seen: {evidence}. The {device} is used again after {calm:g} s without an error."
+    advice = [_to_do(*each) for same in groups for each in same if each[1].phase is FaultPhase.OPEN]
+    do = min(advice, key=lambda do: _STRENGTH.index(do) if do in _STRENGTH else len(_STRENGTH))
+    ends = " Running pods are evicted." if any(fault.severity is Severity.EVICT for _, fault in firsts) else ""
     return f"{seen} {do} New claims do not get the {device} until recovery was seen and {calm:g} s have passed.{ends}"
+
+
+def _seen(key: FaultKey, fault: HealthFault, device: str, others: list[int]) -> str:
+    if key.cause is HealthCause.XID:
+        more = f", and XID {', '.join(map(str, others[:_MOST_OTHERS]))}" if others else ""
+        return f"The {device} reported XID {key.xid}{more}: {xid(key.xid).meaning}."
+    if key.cause is HealthCause.ROW_REMAP and fault.detail == FAILED:
+        return "A row of the GPU's memory could not be remapped."
+    return _SEEN[key.cause].format(device=device, detail=fault.detail)
+
+
+def _to_do(key: FaultKey, fault: HealthFault) -> str:
+    if key.cause is HealthCause.XID:
+        return _XID_TO_DO[xid(key.xid).recovery]
+    if key.cause is HealthCause.ROW_REMAP and fault.detail == FAILED:
+        return _REPLACE
+    reboots = key.cause is HealthCause.RECOVERY_ACTION and fault.detail == RecoveryAction.NODE_REBOOT
+    return _REBOOT if reboots else _TO_DO[key.cause]
 
 
 class HealthState(StrEnum):

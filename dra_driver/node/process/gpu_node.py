@@ -246,9 +246,11 @@ class NodeFacts(Struct, frozen=True, kw_only=True):
 
 def status_of(facts: NodeFacts, driver_name: str) -> GpuNodeStatus:
     cuda = facts.snapshot.cuda_driver_version
+    sick = {each.gpu_uuid for each in facts.conditions if each.severity is not Severity.COUNTED}
     left_out = [
         NodeProblem(reason="GpuLeftOut", message=f"GPU {each.label} cannot be used: {each.reason}")
         for each in facts.snapshot.left_out
+        if each.label not in sick  # its condition says it, with what to do
     ]
     return GpuNodeStatus(
         driver_name=driver_name,

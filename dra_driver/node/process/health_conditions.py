@@ -1,20 +1,18 @@
 """Publish health conditions: as taints of devices, as events on the Node and as metrics.
 
-A condition of a GPU taints it in every form; one of a GPU instance taints only its partition. Keys are one per cause
-and stay; those below ``gpu.nvidia.com`` are NVIDIA's driver's, so that tolerations written for it work.
+A condition of a GPU taints it in every form; one of a GPU instance taints only its partition. Keys are one per cause.
 """
 
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from dra_driver.core.model.gpu import Gpu, Snapshot
-from dra_driver.core.model.health import HealthCause, HealthCondition, Severity
+from dra_driver.core.model.health import TAINT_KEYS, HealthCause, HealthCondition, Severity
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import PartitionId, partition_name
 from dra_driver.core.model.terms import Effect, GpuTerms, Taint, Terms, terms_of
@@ -25,20 +23,6 @@ from dra_driver.node.health import HealthState, HealthStatus
 from dra_driver.node.process.missing_gpus import Missing
 from dra_driver.node.process.node_events import Kind, Tell
 
-KEYS: Final[Mapping[HealthCause, str]] = MappingProxyType(
-    {
-        HealthCause.XID: "gpu.nvidia.com/xid",
-        HealthCause.LOST: "gpu.nvidia.com/gpu-lost",
-        HealthCause.UNMONITORED: "gpu.nvidia.com/unmonitored",
-        HealthCause.ECC: "gpu.dra-driver.io/ecc",
-        HealthCause.HANG: "gpu.dra-driver.io/hung",
-        HealthCause.ROW_REMAP: "gpu.dra-driver.io/row-remap",
-        HealthCause.RETIRED_PAGES: "gpu.dra-driver.io/retired-pages",
-        HealthCause.RECOVERY_ACTION: "gpu.dra-driver.io/recovery-action",
-        HealthCause.NVLINK: "gpu.dra-driver.io/nvlink",
-        HealthCause.FABRIC: "gpu.dra-driver.io/fabric-unhealthy",
-    }
-)
 _GONE: Final = frozenset({HealthCause.LOST, HealthCause.HANG})
 _EFFECTS: Final[Mapping[Severity, Effect]] = {Severity.EVICT: "NoExecute", Severity.NO_NEW_CLAIMS: "NoSchedule"}
 
@@ -57,7 +41,7 @@ def amended(
 def taint_of(condition: HealthCondition) -> Taint | None:
     """The taint for a condition; None if it is only counted."""
     effect = "None" if condition.cause is HealthCause.UNMONITORED else _EFFECTS.get(condition.severity)
-    key, value = KEYS[condition.cause], condition.value
+    key, value = TAINT_KEYS[condition.cause], condition.value
     if effect is None:
         return None
     return Taint(
@@ -81,11 +65,11 @@ def _with(terms: GpuTerms, gpu: Gpu, conditions: Iterable[HealthCondition], miss
             continue
         (whole if place is None else partitions[place]).append(taint)
     gone = missing.get(gpu.uuid)
-    if gone is not None and not {KEYS[cause] for cause in _GONE} & {taint.key for taint in whole}:
+    if gone is not None and not {TAINT_KEYS[cause] for cause in _GONE} & {taint.key for taint in whole}:
         # The condition follows at the next look. A taint that evicts only then would be written twice.
         evicts = HealthCause.LOST in terms.health.evicting_causes and not gone.awaited
         effect: Effect = "NoExecute" if evicts else "NoSchedule"
-        whole.append(Taint(key=KEYS[HealthCause.LOST], effect=effect, time_added=rfc3339(gone.since)))
+        whole.append(Taint(key=TAINT_KEYS[HealthCause.LOST], effect=effect, time_added=rfc3339(gone.since)))
     return replace(
         terms,
         condition_taints=tuple(whole),
@@ -149,7 +133,7 @@ class ConditionEvents:
             elif told is None or (now - told.at >= QUIET_S and _effect(told.condition) != _effect(condition)):
                 self._told[key] = _Told(now, condition)
                 reason = UNMONITORED if condition.cause is HealthCause.UNMONITORED else UNHEALTHY
-                self._report(condition, snapshot, "Warning", reason, _begun(condition, snapshot))
+                self._report(condition, snapshot, "Warning", reason, _begun(condition, snapshot=snapshot))
         for key, told in list(self._told.items()):
             if key in holding or now - told.at < QUIET_S:
                 continue
@@ -181,23 +165,28 @@ def _effect(condition: HealthCondition | None) -> tuple[Severity, str] | None:
     return (condition.severity, condition.value) if condition is not None else None
 
 
-def _begun(condition: HealthCondition, snapshot: Snapshot) -> str:
+def _begun(*same: HealthCondition, snapshot: Snapshot) -> str:
+    condition = max(same, key=lambda each: each.severity is Severity.EVICT)
     device = device_of(condition.gpu_uuid, condition.gi_id, snapshot)
     if condition.cause is HealthCause.UNMONITORED:
         return f"{device}: {condition.message}"
+    keys = ", ".join(TAINT_KEYS[each.cause] for each in same)
     effect = "its pods are to be evicted" if condition.severity is Severity.EVICT else "new claims do not get it"
-    return f"{device} is not healthy, {effect} (taint {KEYS[condition.cause]}): {condition.message}"
+    return f"{device} is not healthy, {effect} (taint {keys}): {condition.message}"
 
 
 def _ended(condition: HealthCondition, snapshot: Snapshot) -> str:
     device = device_of(condition.gpu_uuid, condition.gi_id, snapshot)
     value = f"={condition.value}" if condition.value else ""
-    return f"{device}: the condition {KEYS[condition.cause]}{value} has ended; its taint is removed"
+    return f"{device}: the condition {TAINT_KEYS[condition.cause]}{value} has ended; its taint is removed"
 
 
 def sentences(conditions: Iterable[HealthCondition], snapshot: Snapshot) -> list[str]:
-    """One sentence for each condition, for ``/readyz``."""
-    return [_begun(condition, snapshot) for condition in conditions]
+    """One sentence for all conditions with one message, for ``/readyz``."""
+    alike: dict[tuple[GpuUuid, int | None, str], list[HealthCondition]] = defaultdict(list)
+    for each in conditions:
+        alike[each.gpu_uuid, each.gi_id, each.message].append(each)
+    return [_begun(*same, snapshot=snapshot) for same in alike.values()]
 
 
 class HealthMetrics:

@@ -34,11 +34,15 @@ from dra_driver.node.usage.values import (
     JoinedUsage,
     Knows,
     SeenProcess,
+    busiest,
     total,
 )
 
-HIDDEN_BYTES: Final = 2**30
-"""In use on GPUs without a listed process: more than the driver keeps for itself."""
+HIDDEN_BYTES: Final = 256 * 2**20
+"""In use on a GPU without a listed process: less than a CUDA context, more than the driver has beside its reserve."""
+RESERVE_BYTES: Final = 2**30
+"""More than what the driver reserves, which older drivers do not tell apart."""
+MPS_SERVER: Final = "nvidia-cuda-mps-server"[:15]  # as /proc/PID/comm has it
 _DeviceKey = tuple[str, str, str, str, str | None]
 """Namespace and name of a claim, pool, device, share. Kubelets before 1.35 report no share."""
 
@@ -80,6 +84,7 @@ class Attribution:
             gi_id=process.gi_id,
             memory_bytes=process.memory_bytes,
             sm_percent=process.sm_percent,
+            busy_percent=process.busy_percent,
             container=self._logs.container(place) if place is not None else None,
         )
 
@@ -119,8 +124,12 @@ def join(look: Look) -> JoinedUsage:
     assigned = look.assignments
     if isinstance(assigned, Unread):
         assigned = Assignments(node=look.node, driver="", process_started=look.at)
-    readings = {} if isinstance(look.readings, Unread) else {each.gpu_uuid: each for each in look.readings}
     attribution, named = _attribution(look, knows), {gpu.gpu_uuid: gpu for gpu in assigned.gpus}
+    readings: dict[GpuUuid, GpuUsage] = {}
+    for reading in () if isinstance(look.readings, Unread) else look.readings:
+        name = named[reading.gpu_uuid].device if reading.gpu_uuid in named else reading.gpu_uuid
+        readings[reading.gpu_uuid], unknown = _believed(reading, name, look)
+        knows = replace(knows, **{what: getattr(knows, what) or why for what, why in unknown.items()})
     claims = sorted(assigned.claims, key=lambda claim: (claim.ref.namespace, claim.ref.name, claim.prepared))
     held = [
         HeldPart(claim.ref, device)
@@ -234,18 +243,61 @@ def _hidden(look: Look, readings: Sequence[GpuUsage]) -> str | None:
         problem = next((each.problem for each in readings if each.problem), "no reason is told")
         return f"the NVIDIA driver does not list the processes of a GPU: {problem}"
     listed = [process.pid for each in readings for process in each.processes or ()]
-    in_use = sum(each.memory_used or 0 for each in readings)
-    if not listed and in_use > HIDDEN_BYTES and all(each.processes is not None for each in readings):
-        return (
-            f"the NVIDIA driver lists no process, although {in_use // 2**20} MiB are in use: to a container it lists "
-            "the processes of its own PID namespace; set exporter.hostPID=true in the chart"
-        )
     if len(listed) > 1 and not isinstance(look.processes, Unread) and not look.processes:
         return (
             f"none of the {len(listed)} processes that the NVIDIA driver lists is in /proc: see that the host's /proc "
             "is mounted, and without hidepid"
         )
     return None
+
+
+def _believed(reading: GpuUsage, name: str, look: Look) -> tuple[GpuUsage, Mapping[str, str]]:
+    """The reading without values that others of it contradict, and why they are unknown, by field of `Knows`."""
+    unknown: dict[str, str] = {}
+    if reading.processes == () and (problem := _unlisted(reading, name, look)):
+        reading, unknown["processes"] = replace(reading, processes=None, problem=problem), problem
+    elif reading.processes is None and reading.problem:
+        unknown["processes"] = f"GPU {name}: {reading.problem}"
+    processes = reading.processes or ()
+    used: dict[int | None, int | None] = {each.gi_id: each.memory_used for each in reading.instances}
+    if not reading.mig_enabled:
+        used[None] = reading.memory_used
+    for gi_id, in_use in used.items():
+        listed = sum(each.memory_bytes or 0 for each in processes if each.gi_id == gi_id)
+        if in_use is not None and listed > in_use:
+            processes = tuple(replace(each, memory_bytes=None) if each.gi_id == gi_id else each for each in processes)
+            unknown["memory"] = (
+                f"processes on GPU {name} together have {listed // 2**20} MiB, more than the {in_use // 2**20} MiB in "
+                "use: the driver counts memory that they share by CUDA IPC for each of them"
+            )
+    if reading.busy_percent != 0 and any(each.busy_percent == 0 for each in processes) and _has_mps(processes, look):
+        # The server owns the channels, so that samples may name its PID alone (kernel_channel.c).
+        processes = tuple(
+            replace(each, sm_percent=None, memory_percent=None, busy_percent=None) if each.busy_percent == 0 else each
+            for each in processes
+        )
+        unknown["utilisation"] = f"GPU {name} has an MPS server, which may have used the GPU for its clients"
+    return reading if reading.processes is None else replace(reading, processes=processes), unknown
+
+
+def _unlisted(reading: GpuUsage, name: str, look: Look) -> str | None:
+    """Why a GPU without a listed process is in use all the same; None if it may be unused."""
+    in_use = reading.memory_used or 0
+    busy = busiest([reading.busy_percent, *(each.busy_percent for each in reading.instances)])
+    least = HIDDEN_BYTES // 4 if look.is_nested else HIDDEN_BYTES
+    if in_use <= (RESERVE_BYTES if reading.memory_reserved is None else least) and not busy:
+        return None
+    seen = f"{in_use // 2**20} MiB are in use" + (f" and it is {busy} % busy" if busy else "")
+    where = "it runs in a PID namespace of its own" if look.is_nested else "they may run in another PID namespace"
+    return (
+        f"the NVIDIA driver lists no process on GPU {name} to the exporter, although {seen}: {where}; set "
+        "exporter.hostPID=true in the chart"
+    )
+
+
+def _has_mps(processes: Sequence[ProcessUsage], look: Look) -> bool:
+    facts = {} if isinstance(look.processes, Unread) else look.processes
+    return any(each.mps or (each.pid in facts and facts[each.pid].command[:15] == MPS_SERVER) for each in processes)
 
 
 def _attributed(gpu: _Gpu) -> _Attributed | None:
@@ -280,6 +332,8 @@ def _use(gpu: _Gpu, held: HeldPart, processes: Sequence[SeenProcess] | None, sha
         percent = instance.sm_percent
     elif percent is None and whole is not None:
         percent = whole.gpu_percent
+    alone = instance.busy_percent if instance is not None else whole.busy_percent if whole is not None else None
+    busy = busiest(each.busy_percent for each in processes) if processes is not None else None
     return DeviceUse(
         claim=held.claim,
         assigned=held.device,
@@ -288,6 +342,7 @@ def _use(gpu: _Gpu, held: HeldPart, processes: Sequence[SeenProcess] | None, sha
         shared_processes=shared,
         used_bytes=None if shared else used,
         sm_percent=None if shared or percent is None else min(percent, 100),
+        busy_percent=alone or busy or (0 if 0 in (alone, busy) else None),
         containers=gpu.attribution.containers(held) if gpu.attribution is not None else None,
     )
 

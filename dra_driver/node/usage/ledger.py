@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
-from dra_driver.node.usage.values import AssignedUse, Basis, DeviceUse, GpuUse, JoinedUsage, step_s, total
+from dra_driver.node.usage.values import AssignedUse, Basis, DeviceUse, GpuUse, JoinedUsage, busiest, step_s, total
 from dra_driver.node.usage.watchdog import device_used
 
 
@@ -84,8 +84,13 @@ def _part(use: DeviceUse, pod: str, container: str) -> RowUse:
         used_bytes=total(each.memory_bytes for each in own),
         sm_percent=min(100, sum(percents)) if is_known else None,
         processes=len(own),
-        is_used=any(percents) if is_known else None,
+        is_used=_is_used([each.busy_percent for each in own]) if use.assigned.form is not Form.PARTITION else None,
     )
+
+
+def _is_used(percents: Sequence[int | None]) -> bool | None:
+    busy = busiest(percents)
+    return None if busy is None else busy > 0
 
 
 MOST_WATTS: Final = 5000.0
@@ -114,13 +119,14 @@ def joules_since(before_mj: int | None, now_mj: int | None, power_mw: int | None
     return joules if joules <= MOST_WATTS * max(elapsed_s, 0.0) else 0.0
 
 
-def divided(joules: float, users: Sequence[EnergyUser], foreign_weight: float) -> list[float]:
-    """The energy of each user, in their order; together at most ``joules``."""
+def divided(joules: float, users: Sequence[EnergyUser], foreign_weight: float | None) -> list[float]:
+    """The energy of each user, in their order; together at most ``joules``. ``foreign_weight`` is None if unknown."""
     weights = [user.weight for user in users]
     known = [weight for weight in weights if weight is not None]
     alone = [user.is_alone for user in users]
-    weighed = sum(known) + (0.0 if any(alone) else foreign_weight)
-    if len(known) == len(users) and weighed > 0:
+    foreign = 0.0 if any(alone) else foreign_weight
+    weighed = sum(known) + (foreign or 0.0)
+    if len(known) == len(users) and weighed > 0 and foreign is not None:
         return [joules * weight / weighed for weight in known]
     if any(alone):
         return [joules / sum(alone) if is_alone else 0.0 for is_alone in alone]
@@ -282,7 +288,7 @@ def _joules(ledger: UsageLedger, joined: JoinedUsage, uses: Sequence[_Use]) -> d
             continue
         users = [_user(gpu, use, seen) for _, use, seen in here]
         is_estimate = len(here) > 1 or not users[0].is_alone or gpu.reading.energy_mj is None
-        foreign = float(sum(each.sm_percent or 0 for each in gpu.unattributed or ()))
+        foreign = total(each.sm_percent for each in gpu.unattributed or ())
         for (key, _, _), part in zip(here, divided(joules, users, foreign), strict=True):
             found[key] = part, is_estimate
     return found

@@ -146,7 +146,7 @@ class Unread(Struct, frozen=True, kw_only=True):
 
 class Look(Struct, frozen=True, kw_only=True):
     """All sources of one sample. ``at`` is UTC; ``elapsed_s`` is as in `JoinedUsage`. ``assignments`` are the last good
-    ones; ``processes`` are by PID."""
+    ones; ``processes`` are by PID. ``is_nested``: the exporter's PID namespace is below that of /proc."""
 
     at: datetime
     elapsed_s: float
@@ -156,3 +156,4 @@ class Look(Struct, frozen=True, kw_only=True):
     logs: LogIndex | Unread
     pods: PodClaims | Unread
     node: str = ""
+    is_nested: bool = False

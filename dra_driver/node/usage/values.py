@@ -85,6 +85,7 @@ class SeenProcess(Struct, frozen=True, kw_only=True):
     gi_id: int | None = None
     memory_bytes: int | None = None
     sm_percent: int | None = None
+    busy_percent: int | None = None
     container: ContainerRef | None = None
 
 
@@ -101,8 +102,9 @@ class DeviceUse(Struct, frozen=True, kw_only=True):
 
     ``processes`` were attributed to the claim on this device; None if unknown. ``used_bytes`` is their memory, None if
     that of one is unknown or may be another claim's (``shared_processes``: of a container that has both).
-    ``sm_percent`` is 0 to 100 of the whole GPU, or of the instance for a partition. ``containers`` have the device,
-    with and without processes, as the kubelet reports.
+    ``sm_percent`` is 0 to 100 of the whole GPU, or of the instance for a partition. ``busy_percent`` is that of the
+    busiest engine: of the processes, or of a device that the claim has alone. ``containers`` have the device, with and
+    without processes, as the kubelet reports.
     """
 
     claim: ClaimRef
@@ -112,6 +114,7 @@ class DeviceUse(Struct, frozen=True, kw_only=True):
     shared_processes: int = 0
     used_bytes: int | None = None
     sm_percent: int | None = None
+    busy_percent: int | None = None
     containers: tuple[ContainerRef, ...] | None = None
 
 
@@ -140,6 +143,7 @@ class Knows(Struct, frozen=True, kw_only=True):
 
     driver: str | None = None
     processes: str | None = None
+    memory: str | None = None
     utilisation: str | None = None
     containers: str | None = None
     claims: str | None = None
@@ -174,6 +178,12 @@ def total(values: Iterable[int | None]) -> int | None:
     """The sum; None if one of the values is unknown."""
     known = list(values)
     return None if None in known else sum(value for value in known if value is not None)
+
+
+def busiest(percents: Iterable[int | None]) -> int | None:
+    """The highest; None if one is unknown and the others are 0."""
+    known = list(percents)
+    return max((each or 0 for each in known), default=0) or (None if None in known else 0)
 
 
 def began(now: datetime, observed_s: float) -> datetime:

@@ -5,8 +5,8 @@ nothing. So the memory of all processes of a claim on a GPU is compared with the
 (`UsageRules.overhead_bytes`). A claim is reported after `CONFIRM_S` above it, until `CALM_S` below it. Unknown memory
 and unattributed processes never count against a claim and end a finding.
 
-A claim is idle while it has no process, or none computes. Where the driver does not report that (MIG without GPM,
-missing permissions), the use is unknown, which restarts the time.
+A claim is idle while it has no process, or none uses an engine of the GPU. Where the driver does not report that (MIG
+without GPM, missing permissions), the use is unknown, which restarts the time.
 
 Processes of no claim come from privileged pods with NVIDIA_VISIBLE_DEVICES, the host or the device plugin. They are
 only reported: their owner is unknown.
@@ -280,18 +280,10 @@ def used_any(devices: Iterable[bool | None]) -> bool | None:
 
 
 def device_used(use: DeviceUse) -> bool | None:
-    """Return whether the claim used the device since the last sample; None if unknown."""
-    if use.shared_processes:
+    """Return whether the claim used any engine of the device since the last sample; None if unknown."""
+    if use.shared_processes or use.busy_percent is None:
         return None
-    alone = use.sm_percent if use.assigned.form is not Form.SHARE else None
-    if use.processes is None:
-        return True if alone else None
-    percents = [each.sm_percent for each in use.processes]
-    if not percents:
-        return False
-    if any(percents) or alone:
-        return True
-    return None if None in percents and alone is None else False
+    return True if use.busy_percent else None if use.processes is None else False
 
 
 def claim_uses(joined: JoinedUsage) -> list[ClaimUse]:

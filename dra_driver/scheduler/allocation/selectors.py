@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from dra_driver.core.errors import AllocationError, CelEvaluationError, CelSyntaxError
+from dra_driver.core.errors import AllocationError, CelEvaluationError, CelSyntaxError, SelectorBudgetError
 from dra_driver.core.semver import Semver
 from dra_driver.scheduler.allocation.devices import PoolDevice
 from dra_driver.scheduler.allocation.events import Wire
@@ -111,6 +111,8 @@ class SelectorSet:
                 view = view or DeviceView(device.slice.key[0], seen, lists=self._lists)
                 if not program.evaluate(view):
                     return place
+            except SelectorBudgetError as error:
+                raise SelectorBudgetError(f"{selector.where} {error}") from error
             except (CelEvaluationError, ValueError) as error:
                 raise CelEvaluationError(f"{selector.where}: CEL runtime error: {error}") from error
         return SELECTED

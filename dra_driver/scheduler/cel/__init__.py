@@ -2,6 +2,7 @@
 ``Expression(text, names).evaluate(values)``, with values made by ``value_of``. Code that walks a syntax tree, as `lint`
 does, imports `parser` and `syntax`."""
 
+from dra_driver.scheduler.cel.budget import selector_budget
 from dra_driver.scheduler.cel.conjuncts import AttributeRefs, find_attribute_refs, split_conjuncts
 from dra_driver.scheduler.cel.cost import COST_LIMIT
 from dra_driver.scheduler.cel.program import MAX_LENGTH, DeviceView, Expression, Program, compile_selector, value_of
@@ -20,6 +21,7 @@ __all__ = [
     "Program",
     "compile_selector",
     "find_attribute_refs",
+    "selector_budget",
     "split_conjuncts",
     "value_of",
 ]

@@ -11,13 +11,14 @@ k8s.io/apiserver pkg/apis/cel).
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import lru_cache
 from typing import Any, Final
 
 from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
 from dra_driver.core.semver import Semver
 from dra_driver.scheduler.cel import types as t
+from dra_driver.scheduler.cel.budget import COSTLY, current_budget
 from dra_driver.scheduler.cel.check import Checker, validate
 from dra_driver.scheduler.cel.cost import COST_LIMIT, ORDINARY, cost_bound
 from dra_driver.scheduler.cel.eval_common import UNSET, Closure, Env
@@ -142,7 +143,7 @@ FAILURES: Final = (
 class Program:
     """A compiled expression. Thread-safe: evaluations share no state."""
 
-    __slots__ = ("_fast", "_ir", "_metered", "_slots", "_tracks", "expression")
+    __slots__ = ("_costly", "_fast", "_ir", "_metered", "_slots", "_tracks", "expression")
 
     def __init__(self, expression: str, ir: IrNode, slots: int) -> None:
         self.expression = expression
@@ -151,11 +152,19 @@ class Program:
         self._tracks = "isInteger" in expression or "asInteger" in expression
         most = cost_bound(ir)
         cheap = most is not None and most <= COST_LIMIT * _HEADROOM
+        self._costly = most is None or most > COSTLY
         self._fast: Closure | None = FastBuilder(self._tracks).build(ir) if cheap else None
         self._metered: Closure | None = None
 
     def evaluate(self, device: DeviceView) -> bool:
-        """Whether the device is selected. Raises CelEvaluationError, which ends the pod's scheduling attempt."""
+        """Whether the device is selected. Raises CelEvaluationError, which ends the pod's scheduling attempt, and
+        SelectorBudgetError (`selector_budget`)."""
+        if self._costly and (budget := current_budget()) is not None:
+            with budget.spending(self.expression):
+                return self._evaluate(device)
+        return self._evaluate(device)
+
+    def _evaluate(self, device: DeviceView) -> bool:
         fast = self._fast
         try:
             if fast is None or not device.ordinary or device.problem:
@@ -178,9 +187,10 @@ class Program:
         return self._answer(result)
 
     def cost(self, device: DeviceView) -> int:
-        """The cost of an evaluation in units of the limit; of a failed evaluation the cost up to the failure."""
-        meter = Meter()
-        with suppress(*FAILURES):
+        """The cost of an evaluation in units of the limit; of a failed evaluation the cost up to the failure. Raises
+        SelectorBudgetError."""
+        meter, budget = Meter(), current_budget() if self._costly else None
+        with budget.spending(self.expression) if budget is not None else nullcontext(), suppress(*FAILURES):
             self._counted(device, meter)
         return meter.spent
 

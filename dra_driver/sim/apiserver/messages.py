@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from importlib.resources import files
 
-import yaml
 from google.protobuf import message_factory
 from google.protobuf.descriptor_pb2 import EDITION_2023, FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError, Message
 from msgspec import Struct, field
 
+from dra_driver.core import yaml_text
 from dra_driver.core.time import rfc3339, rfc3339_micro
 from dra_driver.sim.apiserver.api_errors import bad_request, status_error
 from dra_driver.sim.apiserver.jsonvalue import Obj, dump
@@ -210,8 +210,8 @@ class ApiRequest(Struct, frozen=True, kw_only=True):
         if kind not in {*_YAML_TYPES, JSON} and not kind.endswith("+json"):
             raise unsupported_media_type([JSON, "application/yaml"])
         try:
-            return yaml.safe_load(self.body) if kind in _YAML_TYPES else json.loads(self.body)
-        except (ValueError, RecursionError, yaml.YAMLError) as error:
+            return yaml_text.load(self.body) if kind in _YAML_TYPES else json.loads(self.body)
+        except (ValueError, RecursionError) as error:
             raise bad_request(f"couldn't parse the request's body as {kind}: {error}") from error
 
     def object(self) -> Obj:

@@ -149,9 +149,11 @@ static inline const struct profile *profile_of(const struct gpu *gpu, const stru
 
 /* A process of the file of nvml_usage.c; gi is -1 for none. */
 #define MAX_USED 256
-struct used_process { char kind; unsigned pid; int gi; unsigned long long memory, stamp; unsigned sm, mem; };
+struct used_process { char kind; unsigned pid; int gi; unsigned long long memory, stamp; unsigned sm, mem, engines[4]; };
 /* Those of a kind (0: any) on a GPU, at most room of them; their number. */
 unsigned fake_used_processes(int device, char kind, struct used_process *out, unsigned room);
+unsigned long long fake_shared_bytes(int device);
+int fake_hides_processes(int device);
 
 /* Whether MIG mode is on. */
 static inline int is_cut(const struct gpu *gpu) { return gpu->mig_current == 1; }

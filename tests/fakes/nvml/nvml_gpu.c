@@ -124,7 +124,7 @@ static unsigned long long memory_in_use(const struct call *call) {
     for (unsigned i = fake_used_processes(call->device, 'c', used, MAX_USED); i > 0; i--)
         if (used[i - 1].memory != ~0ull && (!call->gi || used[i - 1].gi == (int)call->gi->id))
             found += used[i - 1].memory;
-    return found;
+    return found - fake_shared_bytes(call->device);
 }
 
 int nvmlDeviceGetMemoryInfo(const void *handle, struct memory *out) {

@@ -1,4 +1,6 @@
 /* What a GPU says of its health in the stand-in library, but for events and fields. */
+#include <string.h>
+
 #include "fake.h"
 
 int nvmlDeviceGetRemappedRows(
@@ -17,12 +19,20 @@ int nvmlDeviceGetRetiredPagesPendingStatus(const void *handle, unsigned *out) {
     return fake_end(fake_give_number(call.gpu->pages_pending, out));
 }
 
+/* With MIG no link of a GPU is up, at either end (kernel_mig_manager.c, kmigmgrIsMIGNvlinkP2PSupported). */
+static int is_shut_at_end(const struct gpu *gpu, unsigned link) {
+    for (unsigned i = 0; link < MAX_LINKS && gpu->link_ends[link][0] && i < fake_state->gpu_count; i++)
+        if (!strcmp(fake_state->gpus[i].bus_id, gpu->link_ends[link]))
+            return is_cut(&fake_state->gpus[i]);
+    return 0;
+}
+
 int nvmlDeviceGetNvLinkState(const void *handle, unsigned link, unsigned *out) {
     CALL("nvmlDeviceGetNvLinkState", handle, DEVICE)
     if (!call.gpu->links)
         return fake_end(NOT_SUPPORTED);
     if (link >= call.gpu->links)
         return fake_end(INVALID_ARGUMENT);
-    *out = !(call.gpu->links_down >> link & 1);
+    *out = !is_cut(call.gpu) && !is_shut_at_end(call.gpu, link) && !(call.gpu->links_down >> link & 1);
     return fake_end(OK);
 }

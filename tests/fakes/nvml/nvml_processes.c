@@ -11,6 +11,8 @@ static int listed(const char *function, const void *handle, unsigned *count, str
     CALL(function, handle, DEVICE)
     struct used_process used[MAX_USED];
     uint32_t clients = kind == 'c' ? call.gpu->clients : 0, more = fake_used_processes(call.device, kind, used, MAX_USED);
+    if (fake_hides_processes(call.device))
+        more = 0;
     uint32_t found = clients + more, room = *count;
     *count = found;
     if (found > 0 && (!processes || room < found))

@@ -15,8 +15,8 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigProfile
 from dra_driver.diagnose.hardware.values import HardwareReport
 from dra_driver.hardware.gpu.nvml.mig import FLAVOURS, computed_name, count_of, memory_of
-from dra_driver.hardware.gpu.nvml.probes import FABRIC, MEMORY_V2, NVLINKS, OPTIONAL, link_end
-from dra_driver.hardware.gpu.nvml.properties import ADDRESSING_MODES, ARCHITECTURES, BRANDS
+from dra_driver.hardware.gpu.nvml.probes import FABRIC, MEMORY_V2, OPTIONAL, link_end
+from dra_driver.hardware.gpu.nvml.properties import ADDRESSING_MODES, ARCHITECTURES, BRANDS, MAX_LINKS
 from tests.fakes.nvml.state import FUNCTION_NOT_FOUND, LINK_TO_SWITCH, State
 
 PROPERTIES, PROFILES = 5, 4
@@ -101,7 +101,7 @@ def _gpu(answers: Mapping[str, Any], profiles: Mapping[str, Any] | None) -> Gpu:
 
 def _switch_links(answers: Mapping[str, Any]) -> int:
     """Links between GPUs are not played: a report does not say which GPU is at the other end."""
-    return sum(answers.get(link_end(link), {}).get("value") == LINK_TO_SWITCH for link in NVLINKS)
+    return sum(answers.get(link_end(link), {}).get("value") == LINK_TO_SWITCH for link in range(MAX_LINKS))
 
 
 def _fabric(info: Mapping[str, Any] | None) -> Fabric | None:

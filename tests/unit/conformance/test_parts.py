@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.conformance import cdi_folder, cluster, report, suite
 from dra_driver.conformance.bench import Bench
@@ -19,6 +20,7 @@ from dra_driver.conformance.plugin import AnsweredDevice, ClaimKey
 from dra_driver.conformance.values import CAPABILITIES, Check, CheckOutcome, ViolationError
 from dra_driver.core.errors import AlreadyExistsError, ConfigurationError
 from dra_driver.core.finding import Finding, Status
+from dra_driver.core.unix_grpc import CallError
 
 Wire = dict[str, Any]
 
@@ -341,3 +343,48 @@ def test_checks_have_unique_ids_rules_and_sources() -> None:
     assert len({check.id for check in CHECKS}) == len(CHECKS) >= 75
     assert all(check.rule and check.source and check.title for check in CHECKS)
     assert {need for check in CHECKS for need in check.needs} == set(CAPABILITIES)
+
+
+class StubBench:
+    """Only what `check_devices` and `suite.run` ask of a bench."""
+
+    class subject:  # noqa: N801
+        driver = "d"
+
+    def begin(self) -> None: ...
+
+    def clean(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("answered", "problem"),
+    [("ab", ""), ("a", "has devices"), ("aa", "has devices"), ("abc", "has devices"), ("cd", "has devices")],
+)
+def test_an_answer_has_exactly_the_claims_devices(answered: str, problem: str) -> None:
+    results = tuple({"driver": "d", "pool": "p", "device": name, "request": "r/sub"} for name in "ab")
+    claim = CheckClaim(key=ClaimKey(namespace="n", name="c", uid="u"), wire={}, results=results)
+    found = tuple(AnsweredDevice(requests=("r",), pool="p", device=name, cdi_ids=()) for name in answered)
+    bench: Any = StubBench()
+    if not problem:
+        check_devices(bench, claim, found)
+        return
+    with pytest.raises(ViolationError, match=problem):
+        check_devices(bench, claim, found)
+
+
+def test_shares_of_one_device_are_all_answered() -> None:
+    shares = tuple({"driver": "d", "pool": "p", "device": "a", "request": "r", "shareID": each} for each in "12")
+    claim = CheckClaim(key=ClaimKey(namespace="n", name="c", uid="u"), wire={}, results=shares)
+    bench: Any = StubBench()
+    with pytest.raises(ViolationError, match="has devices"):
+        check_devices(bench, claim, (AnsweredDevice(requests=("r",), pool="p", device="a", cdi_ids=()),))
+
+
+@pytest.mark.parametrize(("level", "status"), [("must", Status.FAIL), ("should", Status.WARN)])
+def test_a_call_that_fails_is_a_failed_check(level: Any, status: Status) -> None:
+    def run(bench: Bench) -> None:
+        raise CallError("UNAVAILABLE", "gone")
+
+    stub: Any = StubBench()
+    (outcome,) = suite.run(stub, [replace(CHECKS[0], run=run, level=level)])
+    assert outcome.finding.status is status

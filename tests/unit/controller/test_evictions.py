@@ -351,6 +351,37 @@ def test_partitions_count_for_their_gpu_and_once() -> None:
     assert (state.recent, state.fleet, state.on) == (1, 8, False)
 
 
+def node_slice(node: int, tainted: int = 0, size: int = 8) -> SliceView:
+    devices = [device(n, *([taint()] if n < tainted else [])) for n in range(size)]
+    return present(slice_view(resource_slice(*devices, pool=f"gpu-{node}/{DRIVER}", name=f"slice-{node}")))
+
+
+@pytest.mark.parametrize(
+    ("stolen", "others", "on"),
+    [
+        ((128, 128), (0, 0, 0), False),
+        ((128, 128), (1, 1, 0), False),
+        ((128, 128), (8, 0, 0), True),  # 25 % of the fleet on another node, as without the stolen token
+        ((8, 8), (2, 0, 0), False),
+        ((0, 128), (4, 4, 4), True),
+        ((0, 0), (4, 4, 4), True),
+        ((2, 128), (1, 1, 1), False),
+    ],
+)
+def test_one_stolen_node_token_neither_holds_nor_loosens_the_brake(
+    stolen: tuple[int, int], others: tuple[int, int, int], on: bool
+) -> None:
+    """The node invents GPUs and taints; the other nodes have 8 GPUs each."""
+    views = [node_slice(0, *stolen), *(node_slice(node, count) for node, count in enumerate(others, 1))]
+    assert brake_state(fleet_of(views), FLEET_RULES, at(60)).on is on
+
+
+@pytest.mark.parametrize(("tainted", "on"), [((8, 8), True), ((8, 1), True), ((8, 0), False), ((0, 1), False)])
+def test_a_fleet_of_two_nodes_brakes_when_both_are_tainted(tainted: tuple[int, int], on: bool) -> None:
+    views = [node_slice(0, tainted[0]), node_slice(1, tainted[1], size=8 if tainted[1] > 1 else 1)]
+    assert brake_state(fleet_of(views), FLEET_RULES, at(60)).on is on
+
+
 def test_one_hundred_percent_switches_it_off() -> None:
     assert not brake_state(fleet(8, 8), BrakeRules(percent=100, window_s=600), at(1)).on
 

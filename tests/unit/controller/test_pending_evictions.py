@@ -13,7 +13,7 @@ from dra_driver.controller.pending_evictions import (
     special_claim,
 )
 from tests.fakes.stand_in import present
-from tests.unit.controller.objects import DRIVER, at, device, resource_slice, special_claim_object, taint
+from tests.unit.controller.objects import DRIVER, POOL, at, device, resource_slice, special_claim_object, taint
 
 
 def fleet(*slices: dict[str, Any]) -> Fleet:
@@ -31,6 +31,15 @@ def test_a_pod_is_due_a_grace_time_after_the_taint_of_its_device() -> None:
     assert [(str(case.pod), case.due, str(case.taint)) for case in cases] == [
         ("team/pod-a", at(60), "gpu.nvidia.com/xid=79:NoExecute")
     ]
+
+
+def test_only_pods_are_evicted_of_all_that_a_claim_is_reserved_for() -> None:
+    wire = special_claim_object(0)
+    wire["status"]["reservedFor"] += [
+        {"resource": "pods", "name": "x", "uid": "u", "apiGroup": "other.example.com"},
+        {"resource": "jobs", "name": "y", "uid": "v"},
+    ]
+    assert [pod.name for pod in present(special_claim(wire, DRIVER)).pods] == ["pod-a"]
 
 
 @pytest.mark.parametrize("effect", ["NoSchedule", "None", "Later"])
@@ -114,9 +123,9 @@ def test_malformed_slices_are_left_out(spec: Any) -> None:
 
 def test_gpus_are_counted_once_with_all_their_forms() -> None:
     found = fleet(resource_slice(device(0), device(0, part="-mig-1"), device(1)), resource_slice(device(2), name="b"))
-    assert found.gpus == {"GPU-0", "GPU-1", "GPU-2"}
+    assert found.gpus == {POOL: {"GPU-0", "GPU-1", "GPU-2"}}
     bare = fleet(resource_slice({"name": "x"}, {"name": "y"}))
-    assert len(bare.gpus) == 2
+    assert len(bare.gpus[POOL]) == 2
 
 
 @pytest.mark.parametrize(("seconds", "due"), [(0, 0), (5, 5), (3600, 3600), (10**9, 3600), (-1, 60)])
@@ -132,4 +141,4 @@ def test_a_partition_that_another_manager_made_counts_for_its_gpu() -> None:
     """Such a partition has a UUID of its own as well."""
     part = device(0, part="-mig-1")
     part["attributes"]["uuid"] = {"string": "MIG-1"}
-    assert fleet(resource_slice(device(0), part)).gpus == {"GPU-0"}
+    assert fleet(resource_slice(device(0), part)).gpus == {POOL: {"GPU-0"}}

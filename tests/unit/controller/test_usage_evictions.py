@@ -158,6 +158,14 @@ def test_a_node_that_has_died_asks_for_nothing(world: World) -> None:
     assert world.evicted == []
     world.nodes_["gpu-a"] = gpu_node(checked=None, overGrant=[over()])
     world.run_until(FRESH_S + 500)
+    assert (world.evicted, world.reasons) == ([], [("llm-0", "GpuEvictionAnnounced")])
+
+
+def test_a_node_that_dies_during_a_long_grace_time_asks_for_nothing(world: World) -> None:
+    world.tell(over(graceSeconds=600))
+    world.run_until(130)  # renewed at 60 and 120 s, after the announcement
+    world.stale.add("gpu-a")
+    world.run_until(800)
     assert world.evicted == []
 
 
@@ -271,10 +279,65 @@ def test_many_at_once_are_a_wrong_rule_and_held_by_the_brake(world: World) -> No
     assert ("lease", "GpuEvictionResumed") in world.reasons
 
 
+@pytest.mark.parametrize("gpus", [8, 128])
+@pytest.mark.parametrize("exist", [False, True])
+def test_a_stolen_node_token_does_not_hold_the_brake(world: World, gpus: int, exist: bool) -> None:
+    """The node invents 32 idle claims, or says that of claims that it has."""
+    invented = [IDLE | {"claim": f"x-{n}", "claimUid": f"uid-x-{n}"} for n in range(32)]
+    if exist:
+        world.claims |= {f"x-{n}": claim_object(f"x-{n}", node="gpu-b") for n in range(32)}
+        world.pods |= {f"x-{n}-0": pod(f"x-{n}-0", node="gpu-b", annotations={NO_EVICTION: "true"}) for n in range(32)}
+    world.tell(*invented, node="gpu-b", kind="idle", gpus=gpus)
+    world.tell(over())
+    world.run_until(80)
+    assert world.left == ["llm-0"]
+    assert REGISTRY.get_sample_value("dra_driver_usage_brake") == 0
+
+
+def test_claims_that_do_not_exist_do_not_count_for_the_brake(world: World) -> None:
+    """Also in a fleet of one node."""
+    world.tell(IDLE, *(IDLE | {"claim": f"x-{n}", "claimUid": f"uid-x-{n}"} for n in range(31)), kind="idle")
+    world.run_until(330)
+    assert world.left == ["llm-0"]
+
+
+def test_invented_gpus_of_a_stolen_node_token_do_not_loosen_the_brake(world: World) -> None:
+    for node in ("gpu-a", "gpu-b", "gpu-c"):
+        for number in range(4):
+            name = f"{node}-{number}"
+            world.claims[name] = claim_object(name, node=node, device=f"gpu-{number}")
+            world.pods[f"{name}-0"] = pod(f"{name}-0", node=node)
+        world.tell(*(over(f"{node}-{number}", gpu=f"gpu-{number}") for number in range(4)), node=node)
+    world.tell(node="gpu-d", gpus=128)
+    world.run_until(500)
+    assert world.evicted == []
+
+
 def test_two_claims_on_one_gpu_are_one_gpu_for_the_brake(world: World) -> None:
     world.run(names=("a", "b"))
     world.tell(over("a"), over("b"))
     world.run_until(80)
+    assert len(world.evicted) == 2
+
+
+@pytest.mark.parametrize(
+    ("told", "until_s"),
+    [
+        ([("gpu-a", {"overGrant": [over("a")]}), ("gpu-b", {"overGrant": [over("b")]})], 500),
+        ([("gpu-a", {"idle": [IDLE | {"claim": name, "claimUid": f"uid-{name}"} for name in "ab"]})], 590),
+        ([(f"gpu-{name}", {"overGrant": [over(name, graceSeconds=900)]}) for name in "ab"], 1700),
+    ],
+    ids=["one device name on two nodes", "idle claims name no device", "twice a wait longer than the window"],
+)
+def test_what_counts_as_two_gpus_for_the_brake(world: World, told: Any, until_s: float) -> None:
+    world.run(names=("a", "b"))
+    for node, usage in told:
+        world.nodes_[node] = gpu_node(node, gpus=4, **usage)
+    if len(told) == 2:
+        world.claims["b"], world.pods["b-0"] = claim_object("b", node="gpu-b"), pod("b-0", node="gpu-b")
+    world.run_until(until_s)
+    assert world.evicted == []
+    world.run_until(until_s + 300)
     assert len(world.evicted) == 2
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_driver.core.backoff import Backoff
-from dra_driver.core.text import MAX_DEPTH, check_nesting, gib, listed, one_line, printable, quoted, span, wrapped
+from dra_driver.core.text import gib, listed, one_line, printable, quoted, span, wrapped
 from dra_driver.core.time import parse_time, rfc3339, rfc3339_micro
 
 ESCAPE = "\x1b[31mred\u202e"
@@ -63,22 +63,6 @@ def test_bytes_are_shown_in_gib(count: int | None, shown: str) -> None:
 def test_duration_has_one_unit(seconds: float | None, shown: str) -> None:
     """The unit changes at two of the next, so that an age is never off by half."""
     assert span(seconds) == shown
-
-
-DEEP = 60_000
-
-
-@pytest.mark.parametrize(
-    "text", ["[" * DEEP, "{a: " * DEEP, "- " * DEEP, "? " * DEEP, "a: 1\n---\nb:\n  " + "[" * DEEP]
-)
-def test_deep_texts_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"^line [0-9]: nested more than 100 levels deep$"):
-        check_nesting(text)
-
-
-def test_what_is_long_and_not_deep_is_taken() -> None:
-    check_nesting("[" * MAX_DEPTH + "]" * MAX_DEPTH)
-    check_nesting("---\n[[a], {b: [c]}]\n" * MAX_DEPTH)
 
 
 PARIS = timezone(timedelta(hours=1))

@@ -3,6 +3,7 @@
 The doctor's can change nothing on the node.
 """
 
+import argparse
 import copy
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.diagnose.doctor.on_node import DEADLINE_S, doctor_pod, left_behind
+from dra_driver.diagnose.hardware.main import add_choices, passed_on, total_s
 from dra_driver.diagnose.hardware.remote import NAME, pod_for
 from dra_driver.kube.pod_run import has_started, is_over, why_not_running
 from tests.fakes.pods_on_nodes import DEPLOYED
@@ -27,7 +29,21 @@ def hardware_pod(daemon_set: dict[str, Any] = DEPLOYED, *arguments: str) -> Mapp
     return pod_for(daemon_set, "node-7", arguments, suffix="0")
 
 
-@pytest.mark.parametrize(("make", "deadline_s"), [(made, DEADLINE_S), (hardware_pod, 900)])
+def long_hardware_pod(daemon_set: dict[str, Any]) -> Mapping[str, Any]:
+    return pod_for(daemon_set, "node-7", ("--for", "45m"), suffix="0", total_s=total_s("45m"))
+
+
+def test_all_choices_reach_the_pod() -> None:
+    parser = argparse.ArgumentParser()
+    add_choices(parser)
+    given = ["--i-own-this-gpu", "--gpu", "1", "--only", "3", "--keep-identities", "--for", "45m", "--allow-xid"]
+    assert passed_on(parser.parse_args(given)) == given
+    assert {action.option_strings[0] for action in parser._actions} - {"-h"} == set(given) - {"1", "3", "45m"}
+
+
+@pytest.mark.parametrize(
+    ("make", "deadline_s"), [(made, DEADLINE_S), (hardware_pod, 900), (long_hardware_pod, 900 + 2700)]
+)
 def test_it_ends_by_itself_and_belongs_to_no_daemon_set(make: Made, deadline_s: int) -> None:
     """A command that was killed deletes nothing; the controller deletes pods that match its selector."""
     pod = make(DEPLOYED)

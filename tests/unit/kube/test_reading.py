@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dra_driver.core import errors
 from dra_driver.kube.reading import (
     MAX_DEPTH,
+    OUT_OF_RANGE,
     TOO_DEEP,
     decoded,
     error_from_response,
@@ -84,6 +85,30 @@ def test_text_that_is_not_json_is_refused(text: bytes) -> None:
         decoded(text, "GET /")
 
 
+@pytest.mark.parametrize(
+    ("raw", "read"),
+    [
+        (b'"\xff\xfe x"', "\ufffd\ufffd x"),
+        (b'"\xed\xa0\x80"', "\ufffd" * 3),
+        (b"1e400", OUT_OF_RANGE),
+        (b"-1e999999999999", OUT_OF_RANGE),
+        (b"9" * 5_000, OUT_OF_RANGE),
+        (b'["\\ud800", -1.5, 7, 1e400]', ["?", -1.5, 7, OUT_OF_RANGE]),
+    ],
+)
+def test_a_value_that_no_decoder_reads_spoils_only_itself(
+    raw: bytes, read: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The API server stores bytes that are not UTF-8 in opaque parameters and returns them in lists (1.36.2)."""
+    page = b'{"items":[{"metadata":{"name":"odd"},"spec":{"x":%s}},{"metadata":{"name":"next"}}]}' % raw
+    for _ in range(3):
+        odd, after = decoded(page, f"GET /{raw!r}")["items"]
+    assert (odd["spec"]["x"], after) == (read, {"metadata": {"name": "next"}})
+    assert [record.__dict__["object"] for record in caplog.records] == (
+        ["odd at version None"] if OUT_OF_RANGE in str(read) else []
+    )
+
+
 def test_half_a_surrogate_pair_spoils_only_its_text() -> None:
     """Go and the API server keep it in opaque parameters and in names of their fields."""
     page = rb'{"items":[{"spec":{"x":"\ud800","\udfff":1}},{"metadata":{"name":"next"}}]}'
@@ -118,6 +143,8 @@ def test_each_status_has_its_error(code: int, reason: str, expected: type[errors
     assert type(error) is expected
     assert (error.status, error.reason) == (code, reason)
     assert "GET /x failed" in str(error)
+    hint = {401: "check the service account's token", 403: "check the ClusterRole"}.get(code, "")
+    assert hint in str(error)
     assert "the words" in str(error)
 
 

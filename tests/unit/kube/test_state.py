@@ -172,7 +172,7 @@ def test_output_of_kubectl_is_a_state_too(tmp_path: Path) -> None:
             + "kind: X\n",
             "aliases",
         ),
-        ("a: &a [*a]\nkind: X\n", "aliases"),
+        ("a: &a [*a]\nkind: X\n", "line 1: the alias *a contains itself"),
     ],
 )
 def test_a_malformed_file_is_refused_with_the_place(tmp_path: Path, text: str, said: str) -> None:

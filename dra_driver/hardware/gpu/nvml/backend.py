@@ -241,6 +241,7 @@ class NvmlBackend:
             if control.mig_mode(handle, gpu) == enabled:
                 return
             instances = read_instances(handle, self._node.facts(known, gpu, handle)) if not enabled else ()
+            self._health.mig_changes(gpu)
             control.set_mig_mode(handle, gpu, enabled, instances)
             self._events.renew()
             self._health_events.renew()

@@ -134,6 +134,20 @@ def optional(
         return None
 
 
+def attempt(
+    call: Callable[[*Arguments], T], *arguments: *Arguments, absent: frozenset[int] = ABSENT, name: str | None = None
+) -> tuple[T | None, bool]:
+    """The answer as of ``optional``, and whether the call failed: that makes only this value unknown. Raises
+    DeviceLostError for a lost GPU and one that needs a reset, and DriverUnavailableError."""
+    try:
+        return optional(call, *arguments, absent=absent, name=name), False
+    except DeviceLostError as error:
+        if withdraws(error):
+            raise
+        log.debug("an optional NVML call failed", extra={"reason": str(error)})
+        return None, True
+
+
 def driver_call(call: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
     """The result of a call about the driver as a whole. Raises DriverUnavailableError."""
     try:

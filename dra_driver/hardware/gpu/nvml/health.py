@@ -2,6 +2,11 @@
 
 Each property is optional, as boards and drivers lack some. A property that fails keeps its last value, except "no
 recovery needed". So do remapped rows, which NVML does not report while GPU instances exist.
+
+NVLinks and MIG exclude each other (open-gpu-kernel-modules 595.45.04). With MIG enabled, the driver reports no link
+(kmigmgrIsMIGNvlinkP2PSupported, subdeviceCtrlCmdBusGetNvlinkStatus). It enables MIG with the first GPU instance on
+Hopper and with the mode on Ampere, and shuts a direct link down at both ends
+(nvlink_core_powerdown_intranode_conns_from_active_to_off); a link to an NVSwitch belongs to one GPU.
 """
 
 import logging
@@ -25,12 +30,11 @@ from dra_driver.hardware.gpu.nvml.errors import (
     describe,
     driver_call,
     is_passing,
-    optional,
     raise_translated,
 )
 from dra_driver.hardware.gpu.nvml.last_values import KEPT_LOOKS
 from dra_driver.hardware.gpu.nvml.node import Known, Node
-from dra_driver.hardware.gpu.nvml.properties import FABRIC, link_states, read_address, read_info
+from dra_driver.hardware.gpu.nvml.properties import FABRIC, SWITCH, link_end, link_states, read_address, read_info
 from dra_driver.hardware.gpu.nvml.session import Session
 
 log = logging.getLogger(__name__)
@@ -53,6 +57,9 @@ FIELDS: Final = "nvmlDeviceGetFieldValues"
 ROWS: Final = "nvmlDeviceGetRemappedRows"
 PAGES: Final = "nvmlDeviceGetRetiredPagesPendingStatus"
 LINK: Final = "nvmlDeviceGetNvLinkState"
+LINK_END: Final = "nvmlDeviceGetNvLinkRemotePciInfo_v2"
+ADDRESS: Final = "nvmlDeviceGetPciInfo_v3"
+MODE: Final = "nvmlDeviceGetMigMode"
 FABRIC_FLAGS: Final = ((0, "degraded bandwidth"), (2, "route recovery"), (4, "route unhealthy"), (6, "access timeouts"))
 """First bit of each pair in the fabric's health mask in which 1 stands for the trouble (nvml.h)."""
 FABRIC_CONFIGURATION: Final = 8, 0xF
@@ -69,11 +76,13 @@ CONFIGURATIONS: Final = {
 
 
 class Vitals(Struct):
-    """The last answers of one GPU; None for what it does not report. ``links``: which of its NVLinks are up."""
+    """The last answers of one GPU; None for what it does not report. ``links``: which of its NVLinks are up; None with
+    MIG. ``mig``: MIG mode is on or pending, without which no instance exists."""
 
     recovery_action: RecoveryAction | None = None
     rows: tuple[bool, bool] | None = None
     pages_pending: bool | None = None
+    mig: bool | None = None
     links: Mapping[int, bool] | None = None
     fabric_unhealthy: str | None = None
 
@@ -86,7 +95,10 @@ def read_vitals(handle: Handle, vitals: Vitals) -> None:
         vitals.pages_pending = _read(
             PAGES, lambda: bool(pynvml.nvmlDeviceGetRetiredPagesPendingStatus(handle)), vitals.pages_pending
         )
-    vitals.links = _read(LINK, lambda: dict(link_states(handle)) or None, vitals.links)
+    links = _read(LINK, lambda: dict(link_states(handle, vitals.links or {})) or None, vitals.links)
+    # After the links: a mode that another program switches on meanwhile explains them.
+    vitals.mig = _read(MODE, lambda: any(pynvml.nvmlDeviceGetMigMode(handle)), vitals.mig, absent=False)
+    vitals.links = links if vitals.mig is False else None
     vitals.fabric_unhealthy = _read(FABRIC, lambda: _fabric(handle), vitals.fabric_unhealthy)
 
 
@@ -101,6 +113,8 @@ def _read(function: str, call: Callable[[], T | None], last: T | None, absent: T
             raise_translated(function, error)
         log.debug("health of a GPU cannot be read", extra={"function": function, "reason": describe(error)})
         return last
+    except (ValueError, pynvml.NVMLLibraryMismatchError):  # as `errors.optional`
+        return absent
 
 
 def _needed(action: RecoveryAction | None) -> RecoveryAction | None:
@@ -139,13 +153,24 @@ PCI_DEVICES = "bus/pci/devices"
 
 
 class _Seen(Struct):
-    """What is known of one GPU. ``were_up`` are NVLinks that this process has seen up."""
+    """What is known of one GPU. ``were_up`` are NVLinks that this process has seen up, ``ends`` the other ends of all
+    that it ever saw up (as `link_end`). ``due`` links went down with MIG, here or at the other end, and were not seen
+    up since; ``after_mig``: MIG was on, and its links may not be up again."""
 
     bus_id: str | None = None
     vitals: Vitals = field(default_factory=Vitals)
     were_up: Set[int] = frozenset()
+    ends: dict[int, str | None] = field(default_factory=dict)
+    due: Set[int] = frozenset()
+    after_mig: bool = False
     had_links_down: bool = False
     failed_looks: int = 0
+
+    def saw_up(self, links: Set[int]) -> None:
+        self.were_up, self.due = self.were_up | links, self.due - links
+
+    def expect_down(self, links: Set[int]) -> None:
+        self.were_up, self.due = self.were_up - links, self.due | links
 
 
 class HealthLooks:
@@ -163,6 +188,12 @@ class HealthLooks:
     def forget(self, gpu: GpuUuid) -> None:
         self._seen.pop(gpu, None)
 
+    def mig_changes(self, gpu: GpuUuid) -> None:
+        """MIG mode of the GPU is switched, perhaps on and off between two reads. The caller has the GPU's lock."""
+        seen = self._seen.get(gpu)
+        if seen is not None:
+            _drop_links(seen)
+
     def read(self, generation: int) -> tuple[HealthReading, ...]:
         """The caller uses session ``generation``."""
         known = self._node.knowledge(generation)
@@ -176,6 +207,10 @@ class HealthLooks:
         for uuid in troubles:
             self._seen.setdefault(uuid, _Seen())
         peers_up = self._links_in_fabric(troubles)
+        seen_gpus = tuple(self._seen.values())
+        partitioned = {seen.bus_id for seen in seen_gpus if seen.after_mig}
+        for seen in seen_gpus:
+            _drop_links_to(seen, partitioned)
         return tuple(
             self._reading(known, uuid, seen, troubles.get(uuid), peers_up)
             for uuid, seen in sorted(self._seen.items(), key=itemgetter(0))
@@ -201,9 +236,14 @@ class HealthLooks:
         with self._session.use(known.generation, joins=True), self._node.opened(known, index) as (uuid, handle):
             seen = self._seen.setdefault(uuid, _Seen())
             if seen.bus_id is None:
-                seen.bus_id = optional(read_address, handle, name="nvmlDeviceGetPciInfo_v3")
+                seen.bus_id = _read(ADDRESS, partial(read_address, handle), None)
             read_vitals(handle, seen.vitals)
-            seen.were_up |= {link for link, up in (seen.vitals.links or {}).items() if up}
+            if seen.vitals.mig:
+                _drop_links(seen)
+            up = frozenset(link for link, up in (seen.vitals.links or {}).items() if up)
+            seen.saw_up(up)
+            for link in up - seen.ends.keys():
+                seen.ends[link] = _read(LINK_END, partial(link_end, handle, link), None)
             seen.failed_looks = 0
             return uuid
 
@@ -266,14 +306,34 @@ class HealthLooks:
         return (self._pci_devices / bus_id).exists() or (False if self._pci_devices.is_dir() else None)
 
 
+def _drop_links(seen: _Seen) -> None:
+    seen.expect_down(seen.were_up)
+    seen.after_mig = True
+
+
+def _drop_links_to(seen: _Seen, partitioned: Collection[str | None]) -> None:
+    """Expect links down that lead to a GPU with MIG, or may: whose other end is unknown."""
+    links = seen.vitals.links or {}
+    down = {link for link in seen.were_up if not links.get(link)} if partitioned else set()
+    ends = {link: seen.ends.get(link) for link in down}
+    seen.expect_down(
+        {link for link, end in ends.items() if end != SWITCH and (None in partitioned or end in {None, *partitioned})}
+    )
+
+
 def _links_down(seen: _Seen, peers_up: frozenset[int]) -> tuple[int, ...] | None:
     """The links that should be up: they were, or in an NVSwitch fabric they are on another GPU. None if that is
-    unknown: a bridge may be missing, or the link went down before this process began."""
+    unknown: MIG is on, a link has not been up since, a bridge may be missing, or the link went down before this process
+    began."""
     links = seen.vitals.links
     if not links:
         return None
-    in_fabric = peers_up if seen.vitals.fabric_unhealthy is not None else frozenset()
     down = [link for link, up in links.items() if not up]
+    has_switch = SWITCH in seen.ends.values() or not seen.ends
+    # All GPUs of a fabric may train their links at once, and all links of such a board are connected.
+    seen.after_mig = seen.after_mig and bool(down) and (has_switch or bool(seen.due))
+    in_fabric = peers_up if seen.vitals.fabric_unhealthy is not None and not seen.after_mig else frozenset()
     wrong = tuple(link for link in down if link in seen.were_up or link in in_fabric)
     seen.had_links_down = seen.had_links_down or bool(wrong)
-    return None if down and not wrong and not seen.had_links_down else wrong
+    is_unknown = seen.due or seen.after_mig or not seen.had_links_down
+    return None if down and not wrong and is_unknown else wrong

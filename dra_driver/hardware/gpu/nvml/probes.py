@@ -10,16 +10,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
+from operator import itemgetter
 from typing import Any, Final
 
 from pynvml import c_nvmlDevice_t
 
 from dra_driver.hardware.gpu.nvml.mig import MAX_INSTANCES
+from dra_driver.hardware.gpu.nvml.properties import MAX_LINKS
 from dra_driver.hardware.gpu.nvml.session import use_library
 
 pynvml: Any = import_module("pynvml")  # typings/ has only the functions that the backend calls
 
-NVLINKS: Final = range(18)
 FIELDS: Final = {
     184: "resetless MIG",
     199: "MIG profiles while MIG mode is off (NVML 13)",
@@ -119,8 +120,10 @@ def plain(value: Any) -> Any:
     return {name: plain(item) for name, item in vars(value).items()} if hasattr(value, "__dict__") else str(type(value))
 
 
-def handles() -> list[Handle]:
-    return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+def handles() -> dict[int, Handle]:
+    """By NVML index, without GPUs whose handle fails, such as lost ones."""
+    found = ((index, ask(partial(answers_at, index))) for index in range(pynvml.nvmlDeviceGetCount()))
+    return {index: handle_at(index) for index, answer in found if "value" in answer}
 
 
 def handle_at(index: int) -> Handle:
@@ -152,9 +155,14 @@ def device(handle: Handle) -> dict[str, Answer]:
         partial(_filled, "nvmlDeviceGetPlatformInfo", "c_nvmlPlatformInfo_v2_t", handle)
     )
     answers["nvmlDeviceGetMemoryAffinity"] = ask(lambda: pynvml.nvmlDeviceGetMemoryAffinity(handle, 4, 0))
-    answers |= {f"nvlink {link} state": ask(partial(pynvml.nvmlDeviceGetNvLinkState, handle, link)) for link in NVLINKS}
-    ends = pynvml.nvmlDeviceGetNvLinkRemoteDeviceType
-    return answers | {link_end(link): ask(partial(ends, handle, link)) for link in NVLINKS}
+    return answers | links(handle)
+
+
+def links(handle: Handle) -> dict[str, Answer]:
+    """State and other end of each link that NVML has a number for."""
+    states, ends = pynvml.nvmlDeviceGetNvLinkState, pynvml.nvmlDeviceGetNvLinkRemoteDeviceType
+    answers = {f"nvlink {link} state": ask(partial(states, handle, link)) for link in range(MAX_LINKS)}
+    return answers | {link_end(link): ask(partial(ends, handle, link)) for link in range(MAX_LINKS)}
 
 
 def fabric_state(handle: Handle) -> Answer:
@@ -187,6 +195,39 @@ def processes(handle: Handle) -> dict[str, Answer]:
         return [{"pid": one.pid} for one in found[:MAX_PROCESSES]]
 
     return {kind: ask(partial(listed, kind)) for kind in PROCESS_KINDS}
+
+
+UTILISATION: Final = ("nvmlDeviceGetProcessesUtilizationInfo", "nvmlDeviceGetProcessUtilization")
+ENGINES: Final = {"decoder": "Decoder", "encoder": "Encoder", "jpeg": "Jpg", "ofa": "Ofa"}
+MAX_SAMPLES: Final = 100
+
+
+def usage(handle: Handle) -> dict[str, Answer]:
+    """All that NVML reports as in use on a GPU, from the oldest sample on; ``cpu_us`` is this process' clock."""
+
+    def listed(kind: str) -> list[dict[str, Any]]:
+        found = getattr(pynvml, f"nvmlDeviceGet{kind}RunningProcesses_v3")(handle)
+        return [{"pid": one.pid, "memory": one.usedGpuMemory} for one in found[:MAX_PROCESSES]]
+
+    def samples(function: str) -> list[dict[str, Any]]:
+        try:
+            found = getattr(pynvml, function)(handle, 0)
+        except pynvml.NVMLError as error:
+            if error.value in {0, pynvml.NVML_ERROR_NOT_FOUND}:  # the binding raises 0 for no samples
+                return []
+            raise
+        values = sorted((plain(one) for one in found), key=itemgetter("timeStamp"))
+        return values[-MAX_SAMPLES:]
+
+    answers: dict[str, Answer] = {f"listed {kind}": ask(partial(listed, kind)) for kind in PROCESS_KINDS}
+    answers |= {function: ask(partial(samples, function)) for function in UTILISATION}
+    answers["cpu_us"] = {"value": time.time_ns() // 1000, "ms": 0.0}
+    answers["rates"] = ask(partial(pynvml.nvmlDeviceGetUtilizationRates, handle))
+    answers |= {
+        engine: ask(partial(getattr(pynvml, f"nvmlDeviceGet{name}Utilization"), handle))
+        for engine, name in ENGINES.items()
+    }
+    return answers | {MEMORY_V2: ask(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2))}
 
 
 def settings(handle: Handle) -> dict[str, Any]:
@@ -311,6 +352,24 @@ def event_wait(handle: Handle, timeout_ms: int) -> Answer:
     for events in created:
         pynvml.nvmlEventSetFree(events)
     return answer
+
+
+@contextmanager
+def xid_events(handle: Handle) -> Iterator[Callable[[int], Answer]]:
+    """Listen for XIDs of a GPU inside the block; yields a wait for the next one, in milliseconds."""
+    events = pynvml.nvmlEventSetCreate()
+    try:
+        pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
+        yield lambda timeout_ms: ask(partial(_next_event, events, timeout_ms))
+    finally:
+        pynvml.nvmlEventSetFree(events)
+
+
+def _next_event(events: Any, timeout_ms: int) -> dict[str, int]:
+    found = pynvml.nvmlEventSetWait_v2(events, timeout_ms)
+    return {
+        name: int(getattr(found, name)) for name in ("eventType", "eventData", "gpuInstanceId", "computeInstanceId")
+    }
 
 
 def is_guest(handle: Handle) -> bool:

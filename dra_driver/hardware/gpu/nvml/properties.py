@@ -9,7 +9,7 @@ RemotePciInfo_v2; missing calls and silent links shrink the answer.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from ctypes import byref
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from dra_driver.core.model.fabric import Fabric, FabricState
 from dra_driver.core.model.gpu import NO_LINKS, ConfidentialCompute, Gpu, NvLinkPeer, NvLinks
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigInstance
-from dra_driver.hardware.gpu.nvml.errors import ABSENT, required
+from dra_driver.hardware.gpu.nvml.errors import ABSENT, DRIVER_TROUBLE, WITHDRAWS, required
 from dra_driver.hardware.gpu.nvml.last_values import LastValues
 from dra_driver.hardware.gpu.nvml.mig import MigFacts, read_instances
 
@@ -114,7 +114,7 @@ MAX_LINKS: Final = 36  # NVML_NVLINK_MAX_LINKS of driver 580; boards up to Black
 EVERY: Final = 64
 """Looks between two reads, after the first ones: about ten minutes at the default poll interval."""
 _MISSING: Final = ABSENT | {pynvml.NVML_ERROR_INVALID_ARGUMENT}
-_SWITCH: Final = "switch"
+SWITCH: Final = "switch"
 
 
 def links_of(handle: pynvml.c_nvmlDevice_t, values: LastValues) -> NvLinks | None:
@@ -125,31 +125,35 @@ def links_of(handle: pynvml.c_nvmlDevice_t, values: LastValues) -> NvLinks | Non
 
 def read_links(handle: pynvml.c_nvmlDevice_t) -> NvLinks:
     ends = Counter(_link_ends(handle))
-    switch_links = ends.pop(_SWITCH, 0)
+    switch_links = ends.pop(SWITCH, 0)
     peers = (NvLinkPeer(pci_bus_id=address, links=links) for address, links in sorted(ends.items()))
     return NvLinks(peers=tuple(peers), switch_links=switch_links, clique=_clique(handle) if switch_links else None)
 
 
-def link_states(handle: pynvml.c_nvmlDevice_t) -> Iterator[tuple[int, bool]]:
-    """Each link that the board has, and whether it is up. Raises pynvml.NVMLError."""
+def link_states(handle: pynvml.c_nvmlDevice_t, last: Mapping[int, bool] | None = None) -> Iterator[tuple[int, bool]]:
+    """Each link that the board has, and whether it is up. With ``last``, a link that fails keeps that state, or is left
+    out. Raises pynvml.NVMLError; with ``last`` only for codes of ``WITHDRAWS`` and ``DRIVER_TROUBLE``."""
     for link in range(MAX_LINKS):
         try:
             yield link, pynvml.nvmlDeviceGetNvLinkState(handle, link) != pynvml.NVML_NVLINK_STATE_INACTIVE
         except pynvml.NVMLError as error:
             if error.value == pynvml.NVML_ERROR_INVALID_ARGUMENT or (not link and error.value in ABSENT):
                 return
-            if error.value not in ABSENT:
+            if error.value not in ABSENT and (last is None or error.value in WITHDRAWS | DRIVER_TROUBLE.keys()):
                 raise
+            if last is not None and link in last:
+                yield link, last[link]
 
 
 def _link_ends(handle: pynvml.c_nvmlDevice_t) -> Iterator[str]:
-    """For each link that is up and leads to something known: `_SWITCH`, or the PCI address of a GPU."""
-    ends = (_link_end(handle, link) for link, up in link_states(handle) if up)
+    """For each link that is up and leads to something known: `SWITCH`, or the PCI address of a GPU."""
+    ends = (link_end(handle, link) for link, up in link_states(handle) if up)
     return (end for end in ends if end is not None)
 
 
-def _link_end(handle: pynvml.c_nvmlDevice_t, link: int) -> str | None:
-    """Without a type (drivers before R470) the end counts as a GPU; one that is not on the node has no effect."""
+def link_end(handle: pynvml.c_nvmlDevice_t, link: int) -> str | None:
+    """`SWITCH`, the PCI address of a GPU, or None. Without a type (drivers before R470) the end counts as a GPU; one
+    that is not on the node has no effect. Raises pynvml.NVMLError."""
     try:
         kind = pynvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)
     except pynvml.NVMLError as error:
@@ -157,7 +161,7 @@ def _link_end(handle: pynvml.c_nvmlDevice_t, link: int) -> str | None:
             raise
         kind = pynvml.NVML_NVLINK_DEVICE_TYPE_GPU
     if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH:
-        return _SWITCH
+        return SWITCH
     return _peer(handle, link) if kind == pynvml.NVML_NVLINK_DEVICE_TYPE_GPU else None
 
 
@@ -262,7 +266,8 @@ def describe_gpu(
         mig_profiles=() if facts is None else facts.profiles,
         mig_instances=_instances(handle, facts, values, last, proceed) if facts is not None and mig_enabled else (),
         fabric=values.read(read_fabric, handle, name=FABRIC),
-        nvlinks=links_of(handle, values) or NO_LINKS,
+        # With MIG no link is up (health.py): looks meanwhile do not use up the early reads.
+        nvlinks=values.gpu.nvlinks if mig_enabled and values.gpu else links_of(handle, values) or NO_LINKS,
     )
 
 

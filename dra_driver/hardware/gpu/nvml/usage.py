@@ -1,17 +1,19 @@
 """Read the usage of real GPUs: a ``backend.UsageSource`` with its own session, in a process that only reads usage.
 
 The session holds device files open, and one that has listed MIG devices keeps them from being destroyed: ``detach``
-ends it while GPUs are partitioned. Every value is optional: boards, drivers and permissions differ. SM utilisation of
-GPU instances comes from GPM (Hopper and newer, 525+): nvmlGpmMigSampleGet fills a sample, nvmlGpmMetricsGet compares
-two samples of one instance, at least 100 ms apart (nvml.h).
+ends it while GPUs are partitioned. Every value is optional: boards, drivers and permissions differ, and a call that
+fails makes only its own value unknown. Utilisation of GPU instances comes from GPM (Hopper and newer, 525+):
+nvmlGpmMigSampleGet fills a sample, nvmlGpmMetricsGet compares two samples of one instance, at least 100 ms apart
+(nvml.h).
 """
 
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
+from math import ceil
+from typing import Any, Final
 
 import pynvml
 from msgspec import Struct, field
@@ -21,7 +23,7 @@ from dra_driver.core.model.ids import GpuUuid, MigUuid
 from dra_driver.core.model.usage import GpuUsage, InstanceUsage, ProcessUsage
 from dra_driver.hardware.gpu.backend import DETACH_TIMEOUT_S
 from dra_driver.hardware.gpu.nvml.call_locks import NoAnswerError, Reads
-from dra_driver.hardware.gpu.nvml.errors import ABSENT, describe, driver_call, optional, raise_translated, required
+from dra_driver.hardware.gpu.nvml.errors import attempt, describe, driver_call, required
 from dra_driver.hardware.gpu.nvml.session import Session
 
 log = logging.getLogger(__name__)
@@ -31,6 +33,9 @@ _Sample = pynvml.c_nvmlGpmSample_t
 
 LEAST_S: Final = 0.1
 _SM_UTIL: Final = 2  # NVML_GPM_METRIC_SM_UTIL
+_DECODERS: Final = (*range(30, 38), *range(40, 48), 50, 51)  # NVDEC, NVJPG, NVOFA
+_ENCODERS: Final = range(166, 170)  # NVENC: drivers before 570 do not know them
+Percents = tuple[int | None, int | None]
 
 
 class GpmMeter:
@@ -39,25 +44,26 @@ class GpmMeter:
         self._is_supported: bool | None = None
         self._samples: dict[tuple[int, str], tuple[_Sample, float]] = {}  # and when it was taken
 
-    def read(self, handle: Handle, gi_id: int, uuid: str) -> int | None:
-        """Percent since the last call for that instance; None at the first, and where GPM is missing."""
+    def read(self, handle: Handle, gi_id: int, uuid: str) -> Percents:
+        """Percent of multiprocessors and of the busiest engine since the last call for that instance; None at the
+        first, and where GPM is missing."""
         if not self._supports(handle):
-            return None
+            return None, None
         key = gi_id, uuid
         former = self._samples.get(key)
         if former is not None and self._clock() - former[1] < LEAST_S:
-            return None
-        sample = optional(pynvml.nvmlGpmSampleAlloc)
+            return None, None
+        sample, _ = attempt(pynvml.nvmlGpmSampleAlloc)
         if sample is None:
-            return None
-        if optional(pynvml.nvmlGpmMigSampleGet, handle, gi_id, sample, absent=_FAILS) is None:
+            return None, None
+        if attempt(pynvml.nvmlGpmMigSampleGet, handle, gi_id, sample)[0] is None:
             _free(sample)
-            return None
+            return None, None
         self._samples[key] = sample, self._clock()
         if former is None:
-            return None
+            return None, None
         try:
-            return _sm_percent(former[0], sample)
+            return _gpm_percents(former[0], sample)
         finally:
             _free(former[0])
 
@@ -67,25 +73,34 @@ class GpmMeter:
 
     def _supports(self, handle: Handle) -> bool:
         if self._is_supported is None:
-            answer = optional(pynvml.nvmlGpmQueryDeviceSupport, handle, absent=_FAILS)
+            answer, failed = attempt(pynvml.nvmlGpmQueryDeviceSupport, handle)
+            if failed:
+                return False
             self._is_supported = answer is not None and bool(answer.isSupportedDevice)
         return self._is_supported
 
 
-_FAILS: Final = ABSENT | {pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_IN_USE}
-
-
-def _sm_percent(earlier: _Sample, later: _Sample) -> int | None:
+def _gpm_percents(earlier: _Sample, later: _Sample) -> Percents:
+    """An instance of which no engine beside the multiprocessors answers is busy or unknown, never at rest."""
     question = pynvml.c_nvmlGpmMetricsGet_t()
-    question.version, question.numMetrics = pynvml.NVML_GPM_METRICS_GET_VERSION, 1
+    question.version = pynvml.NVML_GPM_METRICS_GET_VERSION
     question.sample1, question.sample2 = earlier, later
-    question.metrics[0].metricId = _SM_UTIL
-    if optional(pynvml.nvmlGpmMetricsGet, question, absent=_FAILS) is None:
-        return None
-    metric = question.metrics[0]
-    if metric.nvmlReturn != pynvml.NVML_SUCCESS or not 0 <= metric.value <= 100:
-        return None
-    return round(metric.value)
+    # A driver may refuse the whole question for a metric that it does not know.
+    for metrics in ((_SM_UTIL, *_DECODERS, *_ENCODERS), (_SM_UTIL, *_DECODERS), (_SM_UTIL,)):
+        question.numMetrics = len(metrics)
+        for slot, metric in enumerate(metrics):
+            question.metrics[slot].metricId = metric
+        if attempt(pynvml.nvmlGpmMetricsGet, question)[0] is not None:
+            sm, *engines = (_gpm_value(question.metrics[slot]) for slot in range(len(metrics)))
+            answered = [each for each in engines if each is not None]
+            busy = max([sm or 0, *answered])
+            return sm, busy if busy or (sm is not None and answered) else None
+    return None, None
+
+
+def _gpm_value(metric: Any) -> int | None:
+    answers = metric.nvmlReturn == pynvml.NVML_SUCCESS and 0 <= metric.value <= 100
+    return ceil(metric.value) if answers else None
 
 
 def _free(sample: _Sample) -> None:
@@ -96,8 +111,6 @@ def _free(sample: _Sample) -> None:
         log.debug("a sample was not freed", extra={"reason": describe(error)})
 
 
-T = TypeVar("T")
-
 NO_INSTANCE: Final = 0xFFFFFFFF
 MAX_PROCESSES: Final = 16_384
 LISTINGS: Final = (
@@ -106,9 +119,10 @@ LISTINGS: Final = (
     "nvmlDeviceGetMPSComputeRunningProcesses_v3",
 )
 """A process may be in more than one of them with the same memory, such as a client of MPS."""
+ENGINES: Final = tuple(f"nvmlDeviceGet{name}Utilization" for name in ("Encoder", "Decoder", "Jpg", "Ofa"))
+_NO_ENGINE: Final = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED})
 _NO_SAMPLES: Final = (pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND)
-"""Nothing was used since then: pynvml raises the first where the driver has no sample to copy."""
-_GONE: Final = ABSENT | {pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT}
+"""The driver has no sample since then: pynvml raises the first where there is none to copy."""
 
 
 class MemoryReading(Struct, frozen=True):
@@ -123,21 +137,15 @@ def read_memory(handle: Handle) -> MemoryReading:
     """All None on GPUs without memory of their own, and on a MIG parent that this process may not ask."""
     # A driver may know the first version alone of a MIG device, too.
     version, name = pynvml.nvmlMemory_v2, "nvmlDeviceGetMemoryInfo_v2"
-    found = optional(pynvml.nvmlDeviceGetMemoryInfo, handle, version, absent=_GONE, name=name)
+    found, _ = attempt(pynvml.nvmlDeviceGetMemoryInfo, handle, version, name=name)
     if found is not None:
         return MemoryReading(int(found.total), int(found.used), int(found.reserved))
-    plain = optional(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    plain, _ = attempt(pynvml.nvmlDeviceGetMemoryInfo, handle)
     return MemoryReading() if plain is None else MemoryReading(int(plain.total), int(plain.used))
 
 
-def read_utilisation(handle: Handle) -> tuple[int | None, int | None]:
-    """Percent of time in which a kernel ran, and in which memory was read or written; not in MIG mode."""
-    found = optional(pynvml.nvmlDeviceGetUtilizationRates, handle)
-    return (None, None) if found is None else (_percent(found.gpu), _percent(found.memory))
-
-
 def read_number(handle: Handle, function: str, *arguments: int) -> int | None:
-    found = optional(getattr(pynvml, function), handle, *arguments)
+    found, _ = attempt(getattr(pynvml, function), handle, *arguments)
     return None if found is None else int(found)
 
 
@@ -147,14 +155,30 @@ def read_temperature(handle: Handle) -> int | None:
     return found if found is not None else read_number(handle, "nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU)
 
 
-def read_processes(
-    handle: Handle, utilisation: Mapping[int, tuple[int, int]] | None
-) -> tuple[ProcessUsage, ...] | None:
-    """All processes on the GPU and its instances, by PID; None where the driver lists none of the kinds."""
+class Measured(Struct, frozen=True, kw_only=True):
+    """Utilisation since the last look, in percent; None is unknown. ``by_pid`` has multiprocessors, memory and the
+    busiest engine of each process that used one; ``others`` is 0 if all other processes used none."""
+
+    gpu: int | None = None
+    memory: int | None = None
+    busy: int | None = None
+    by_pid: Mapping[int, tuple[int, int, int]] = {}
+    others: int | None = None
+
+
+def read_processes(handle: Handle, measured: Measured) -> tuple[ProcessUsage, ...] | None:
+    """All processes on the GPU and its instances, by PID; None where the driver does not list those that compute, and
+    where a listing fails: a list that lacks some would call their GPU unused."""
     found: dict[tuple[int, int | None], int | None] = {}
-    answers = [optional(getattr(pynvml, function), handle) for function in LISTINGS]
-    if all(answer is None for answer in answers):
+    answers = []
+    for function in LISTINGS:
+        answer, failed = attempt(getattr(pynvml, function), handle)
+        if failed:
+            return None
+        answers.append(answer)
+    if answers[0] is None:
         return None
+    clients = {int(process.pid) for process in answers[2] or ()}
     for process in (process for answer in answers for process in answer or ()):
         gi = int(process.gpuInstanceId) if process.gpuInstanceId is not None else NO_INSTANCE
         key = int(process.pid), None if gi == NO_INSTANCE else gi
@@ -162,82 +186,146 @@ def read_processes(
         former = found.get(key)
         found[key] = former if memory is None else max(int(memory), former or 0)
     ordered = sorted(found, key=lambda key: (key[0], -1 if key[1] is None else key[1]))
-    return tuple(_process(pid, gi, found[pid, gi], utilisation) for pid, gi in ordered[:MAX_PROCESSES])
+    return tuple(_process(pid, gi, found[pid, gi], measured, mps=pid in clients) for pid, gi in ordered[:MAX_PROCESSES])
 
 
-def _process(
-    pid: int, gi: int | None, memory: int | None, utilisation: Mapping[int, tuple[int, int]] | None
-) -> ProcessUsage:
-    if utilisation is None or gi is not None:
-        return ProcessUsage(pid=pid, gi_id=gi, memory_bytes=memory)
-    sm, mem = utilisation.get(pid, (0, 0))
-    return ProcessUsage(pid=pid, memory_bytes=memory, sm_percent=sm, memory_percent=mem)
+def _process(pid: int, gi: int | None, memory: int | None, measured: Measured, *, mps: bool) -> ProcessUsage:
+    if gi is not None:
+        return ProcessUsage(pid=pid, gi_id=gi, memory_bytes=memory, mps=mps)
+    sm, mem, busy = measured.by_pid.get(pid, (measured.others,) * 3)
+    return ProcessUsage(pid=pid, memory_bytes=memory, sm_percent=sm, memory_percent=mem, busy_percent=busy, mps=mps)
 
 
 class Utilisation:
-    def __init__(self, now_us: Callable[[], int] = lambda: time.time_ns() // 1000) -> None:
-        self._now_us = now_us
+    """Accumulates the utilisation of one GPU without MIG and of its processes: the driver keeps about ten seconds.
+
+    Samples of processes have stamps of the GPU's clock, which is set once while its firmware boots and then drifts. So
+    each question begins after the newest stamp seen, the first one at 0. Stamps that went back (a reset of the GPU)
+    begin again. No sample means that no process used the GPU only if the whole GPU is known to have been at rest.
+    """
+
+    def __init__(self) -> None:
         self._since_us: int | None = None
+        self._begin()
 
-    def read(self, handle: Handle) -> Mapping[int, tuple[int, int]] | None:
-        """SM and memory percent by PID of active processes since the last call; None at the first and without data."""
+    def _begin(self) -> None:
+        self._device: list[tuple[int, int]] = []  # percent of GPU and of memory
+        self._busy: list[int | None] = []
+        self._sums: dict[int, tuple[int, int, int]] = {}
+        self._rounds, self._is_unknown = 0, False  # of processes
+
+    def take(self) -> Measured:
+        """What was measured since the last call; each mean rounds up, so that any use is above 0."""
+        busy = [each or 0 for each in self._busy]
+        found = Measured(
+            gpu=_mean([gpu for gpu, _ in self._device]),
+            memory=_mean([memory for _, memory in self._device]),
+            busy=_mean(busy) if any(busy) or None not in self._busy else None,
+            by_pid={pid: (_up(a, self._rounds), _up(b, self._rounds), _up(c, self._rounds))
+                    for pid, (a, b, c) in self._sums.items() if c},
+            others=None if self._is_unknown or not self._rounds else 0,
+        )  # fmt: skip
+        self._begin()
+        return found
+
+    def sample(self, handle: Handle) -> None:
+        rates, _ = attempt(pynvml.nvmlDeviceGetUtilizationRates, handle)
+        if rates is not None:
+            self._device.append((_percent(rates.gpu), _percent(rates.memory)))
+        engines = [attempt(getattr(pynvml, name), handle, absent=_NO_ENGINE) for name in ENGINES]
+        percents = [None if failed else 0 if answer is None else _percent(answer[0]) for answer, failed in engines]
+        busy = _most([*self._device[-1], *percents] if rates is not None else [None, *percents])
+        self._busy.append(busy)
+        if not self._add_processes(handle, busy, _most(percents[2:])):
+            self._is_unknown = True
+
+    def _add_processes(self, handle: Handle, busy: int | None, rest: int | None) -> bool:
+        """Whether the use of every process is known since the last sample. ``rest`` is the use of JPEG and optical flow
+        engines by all processes."""
         since = self._since_us
-        # Samples are stamped with the CPU's time in microseconds since 1970.
-        samples = _samples(handle, since if since is not None else self._now_us())
-        if samples is None:
-            self._since_us = None
-            return None
-        stamps = [int(sample.timeStamp) for sample in samples]
-        self._since_us = max([since if since is not None else self._now_us(), *stamps])
+        found = _samples(handle, since or 0)
+        if found is None:
+            return False
+        samples, is_complete = found
+        fresh = [sample for sample in samples if int(sample.timeStamp) > (since or 0)]
+        newest = max((int(sample.timeStamp) for sample in fresh), default=since or 0)
+        self._since_us = newest
         if since is None:
-            return None
-        by_pid: dict[int, list[tuple[int, int]]] = {}
-        for sample in samples:
-            if int(sample.timeStamp) > since:
-                by_pid.setdefault(int(sample.pid), []).append((_percent(sample.smUtil), _percent(sample.memUtil)))
-        return {pid: _mean(each) for pid, each in by_pid.items()}
+            return True  # what was before the first look
+        if not fresh:
+            every = _samples(handle, 0) if since else None
+            stamps = [int(sample.timeStamp) for sample in every[0]] if every is not None else []
+            if stamps and max(stamps) < since:
+                self._since_us = max(stamps)
+                return False
+            self._rounds += busy == 0
+            return busy == 0
+        self._rounds += 1
+        by_pid: dict[int, list[tuple[int, int, int]]] = {}
+        for sample in fresh:
+            sm, memory = _percent(sample.smUtil), _percent(sample.memUtil)
+            more = (getattr(sample, name, 0) for name in ("encUtil", "decUtil", "jpgUtil", "ofaUtil"))
+            by_pid.setdefault(int(sample.pid), []).append((sm, memory, max(sm, memory, *map(_percent, more))))
+        for pid, each in by_pid.items():
+            sums = self._sums.get(pid, (0, 0, 0))
+            means = [_up(sum(column), len(each)) for column in zip(*each, strict=True)]
+            self._sums[pid] = (sums[0] + means[0], sums[1] + means[1], sums[2] + means[2])
+        return is_complete or rest == 0
 
 
-def _samples(handle: Handle, since_us: int) -> Sequence[Any] | None:
-    """From driver 550 on the first function, before it the second; None where neither is supported."""
+def _samples(handle: Handle, since_us: int) -> tuple[Sequence[Any], bool] | None:
+    """Samples, and whether they have all engines: of the first function, from driver 550 on. None without samples."""
     for function in ("nvmlDeviceGetProcessesUtilizationInfo", "nvmlDeviceGetProcessUtilization"):
-        try:
-            return list(getattr(pynvml, function)(handle, since_us))
-        except pynvml.NVMLError as error:
-            if error.value in _NO_SAMPLES:
-                return ()
-            if error.value not in ABSENT:
-                raise_translated(function, error)
-        except pynvml.NVMLLibraryMismatchError:
-            continue
+        found, _ = attempt(_listed, function, handle, since_us, name=function)
+        if found is not None:
+            return found, function == "nvmlDeviceGetProcessesUtilizationInfo"
     return None
 
 
-def _mean(samples: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    return sum(sm for sm, _ in samples) // len(samples), sum(memory for _, memory in samples) // len(samples)
+def _listed(function: str, handle: Handle, since_us: int) -> Sequence[Any]:
+    try:
+        return list(getattr(pynvml, function)(handle, since_us))
+    except pynvml.NVMLError as error:
+        if error.value in _NO_SAMPLES:
+            return ()
+        raise
+
+
+def _most(percents: Iterable[int | None]) -> int | None:
+    """The highest; None if all that are known are 0 and one is not known."""
+    found = list(percents)
+    return max((each or 0 for each in found), default=0) or (None if None in found else 0)
+
+
+def _up(total: int, count: int) -> int:
+    return -(-total // count)
+
+
+def _mean(percents: Sequence[int]) -> int | None:
+    return _up(sum(percents), len(percents)) if percents else None
 
 
 def mig_devices(handle: Handle) -> Iterator[tuple[int, Handle]]:
     """The id of the GPU instance, and the handle, of each MIG device. Those of a session keep their instances."""
-    most = optional(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
-    for index in range(min(int(most), 64)):
-        device = optional(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index, absent=_GONE)
+    most = read_number(handle, "nvmlDeviceGetMaxMigDeviceCount") or 0
+    for index in range(min(most, 64)):
+        device, _ = attempt(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
         if device is None:
             continue
-        gi_id = optional(pynvml.nvmlDeviceGetGpuInstanceId, device, absent=_GONE)
+        gi_id = read_number(device, "nvmlDeviceGetGpuInstanceId")
         if gi_id is not None:
-            yield int(gi_id), device
+            yield gi_id, device
 
 
-def read_instance(gi_id: int, device: Handle, sm_percent: int | None) -> InstanceUsage:
+def read_instance(gi_id: int, device: Handle, uuid: str | None, percents: Percents) -> InstanceUsage:
     memory = read_memory(device)
-    uuid = optional(pynvml.nvmlDeviceGetUUID, device, absent=_GONE)
     return InstanceUsage(
         gi_id=gi_id,
         uuid=None if uuid is None else MigUuid(uuid),
         memory_total=memory.total,
         memory_used=memory.used,
-        sm_percent=sm_percent,
+        sm_percent=percents[0],
+        busy_percent=percents[1],
     )
 
 
@@ -252,6 +340,7 @@ class _Meters(Struct):
     """What a GPU's looks compare with the look before, by NVML index; of one session."""
 
     uuid: GpuUuid | None = None
+    is_cut: bool = False
     utilisation: Utilisation = field(default_factory=Utilisation)
     gpm: GpmMeter = field(default_factory=GpmMeter)
 
@@ -270,7 +359,7 @@ class NvmlUsage:
         """Arguments are as those of `NvmlBackend`; ``look_s`` is how long a GPU may take to answer, in seconds."""
         self._session = Session(library_path, driver_root, sysfs_root)
         self._session.before_end(self._forget)
-        self._reads: Reads[GpuUsage] = Reads()
+        self._reads: Reads[GpuUsage | None] = Reads()
         self._look_s = look_s
         self._meters: dict[int, _Meters] = {}
         self._generation = 0
@@ -290,30 +379,42 @@ class NvmlUsage:
 
     def usage(self) -> tuple[GpuUsage, ...]:
         """See ``backend.UsageSource``. A GPU that never answered is left out: its UUID is not known."""
+        answers = self._each_gpu(self._look)
+        found = (self._found(index, answer) for index, answer in answers.items())
+        return tuple(sorted((each for each in found if each is not None), key=lambda each: each.gpu_uuid))
+
+    def sample(self) -> None:
+        """See ``backend.UsageSource``. What fails here fails again in the next look, which reports it."""
+        self._each_gpu(self._sample)
+
+    def _each_gpu(self, call: Callable[[int, int], GpuUsage | None]) -> dict[int, GpuUsage | Exception | None]:
         with self._session.use() as generation:
             if generation != self._generation:
                 self._meters, self._generation = {}, generation
             count = driver_call(pynvml.nvmlDeviceGetCount)
             for index in range(count):
                 self._meters.setdefault(index, _Meters())
-            jobs = [(index, partial(self._look, generation, index), self._look_s) for index in range(count)]
-            answers = self._reads.run(jobs)
-        found = (self._found(index, answer) for index, answer in answers.items())
-        return tuple(sorted((each for each in found if each is not None), key=lambda each: each.gpu_uuid))
+            return self._reads.run([(index, partial(call, generation, index), self._look_s) for index in range(count)])
 
     def _forget(self) -> None:
         """Right before the session ends: no other call runs, and samples end with it."""
         for meters in self._meters.values():
             meters.gpm.keep(())
 
-    def _found(self, index: int, answer: GpuUsage | Exception) -> GpuUsage | None:
-        if isinstance(answer, GpuUsage):
+    def _found(self, index: int, answer: GpuUsage | Exception | None) -> GpuUsage | None:
+        if answer is None or isinstance(answer, GpuUsage):
             return answer
         if isinstance(answer, DriverUnavailableError) or not isinstance(answer, DeviceLostError | NoAnswerError):
             raise answer  # the driver as a whole, or a defect here
         uuid = self._meters[index].uuid
         reason = "a call of the NVIDIA driver has not returned" if isinstance(answer, NoAnswerError) else str(answer)
         return None if uuid is None else GpuUsage(gpu_uuid=uuid, unreadable=reason)
+
+    def _sample(self, generation: int, index: int) -> None:
+        meters = self._meters[index]
+        if meters.uuid is not None and not meters.is_cut:  # there was a look
+            with self._session.use(generation, joins=True):
+                meters.utilisation.sample(required(pynvml.nvmlDeviceGetHandleByIndex, index))
 
     def _look(self, generation: int, index: int) -> GpuUsage:
         """Raises DeviceLostError and DriverUnavailableError."""
@@ -328,24 +429,31 @@ class NvmlUsage:
 
 
 def _read(handle: Handle, uuid: GpuUuid, meters: _Meters) -> GpuUsage:
-    modes = optional(pynvml.nvmlDeviceGetMigMode, handle)
-    is_cut = modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+    modes, failed = attempt(pynvml.nvmlDeviceGetMigMode, handle)
+    if not failed:
+        meters.is_cut = modes is not None and modes[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+    is_cut = meters.is_cut
+    if not is_cut:
+        meters.utilisation.sample(handle)
+    measured = Measured() if is_cut else meters.utilisation.take()
     memory = read_memory(handle)
-    gpu_percent, memory_percent = (None, None) if is_cut else read_utilisation(handle)
-    processes = read_processes(handle, None if is_cut else meters.utilisation.read(handle))
+    processes = read_processes(handle, measured)
+    if sum(each.memory_bytes or 0 for each in processes or ()) > (memory.used or 0):
+        memory = read_memory(handle)  # it has grown between both calls, or memory of two processes is the same
     devices = list(mig_devices(handle)) if is_cut else []
     instances = []
     for gi_id, device in devices:
-        name = optional(pynvml.nvmlDeviceGetUUID, device) or ""
-        instances.append(read_instance(gi_id, device, meters.gpm.read(handle, gi_id, name)))
+        name, _ = attempt(pynvml.nvmlDeviceGetUUID, device)
+        instances.append(read_instance(gi_id, device, name, meters.gpm.read(handle, gi_id, name or "")))
     meters.gpm.keep([(each.gi_id, each.uuid or "") for each in instances])
     return GpuUsage(
         gpu_uuid=uuid,
         memory_total=memory.total,
         memory_reserved=memory.reserved,
         memory_used=memory.used,
-        gpu_percent=gpu_percent,
-        memory_percent=memory_percent,
+        gpu_percent=measured.gpu,
+        memory_percent=measured.memory,
+        busy_percent=measured.busy,
         energy_mj=read_number(handle, "nvmlDeviceGetTotalEnergyConsumption"),
         power_mw=read_number(handle, "nvmlDeviceGetPowerUsage"),
         temperature_c=read_temperature(handle),

@@ -6,7 +6,7 @@ while the GPUs were detached, are lost.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
 from typing import Self
 
@@ -38,6 +38,7 @@ class SimulatedHealth(SimulatedHardware):
     _seen_at: tuple[object, object] | None = None  # what `_new_events` last saw
     _unmonitored: Mapping[GpuUuid, str] = {}
     _known: Mapping[GpuUuid, Gpu] = {}  # as last seen; replaced as a whole
+    _unknown_links: Mapping[GpuUuid, Set[int]] = {}  # down with MIG, or with a fault since; replaced as a whole
 
     def wait_for_health_events(self, timeout_s: float) -> tuple[HealthEvent, ...]:
         deadline = time.monotonic() + timeout_s
@@ -120,18 +121,26 @@ class SimulatedHealth(SimulatedHardware):
     def _readings(self) -> tuple[HealthReading, ...]:
         node, changes = self._current(), self._store.read()
         here = {item.gpu.uuid: item for item in node.gpus if FailureMode.UNBOUND not in self._troubles(item, changes)}
-        read = {uuid: self._reading(item, changes) for uuid, item in here.items()}
+        now = {uuid: rules.apply(item.gpu, changes.state(item.gpu)) for uuid, item in here.items()}
+        partitioned = {gpu.pci_bus_id for gpu in now.values() if gpu.mig_enabled}
+        links = {}
+        for uuid, gpu in now.items():
+            health = faults.health_of(changes.injected_into(uuid))
+            before = self._unknown_links.get(uuid, frozenset()) & health.links_down
+            links[uuid] = before | faults.links_shut(gpu, health, partitioned)
+        self._unknown_links = links
+        read = {uuid: self._reading(item, now[uuid], changes) for uuid, item in here.items()}
         gone = {uuid: gpu for uuid, gpu in self._known.items() if uuid not in here}
         self._known = {uuid: item.gpu for uuid, item in here.items()} | gone
         return tuple(read.get(uuid) or _gone(gone[uuid]) for uuid in sorted(self._known))
 
-    def _reading(self, item: SimulatedGpu, changes: Changes) -> HealthReading:
+    def _reading(self, item: SimulatedGpu, gpu: Gpu, changes: Changes) -> HealthReading:
         injected = changes.injected_into(item.gpu.uuid)
         health = faults.health_of(injected)
         found = self._troubles(item, changes)
         unreachable = self._lost_reason(item, changes) or faults.why_left_out(item.gpu.uuid, found)
         health = replace(health, hangs=FailureMode.HANGS in found and self._lost_reason(item, changes) is None)
-        return faults.reading_of(rules.apply(item.gpu, changes.state(item.gpu)), health, unreachable)
+        return faults.reading_of(gpu, health, unreachable, self._unknown_links[gpu.uuid])
 
 
 def _gone(gpu: Gpu) -> HealthReading:

@@ -8,7 +8,7 @@ NVML library. Sources: NVIDIA's XID catalogue; nvml.h for the reports of a board
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from enum import StrEnum
 from typing import Final
 
@@ -179,14 +179,19 @@ def events_of(faults: Iterable[GpuFault]) -> Counter[HealthEvent]:
     return found
 
 
-def reading_of(gpu: Gpu, health: GpuHealth, unreachable: str | None = None) -> HealthReading:
-    """The health of ``gpu``; None for values that its board does not report. ``unreachable``: why it is lost."""
+def reading_of(
+    gpu: Gpu, health: GpuHealth, unreachable: str | None = None, unknown_links: Set[int] = frozenset()
+) -> HealthReading:
+    """The health of ``gpu``; None for values that its board does not report. ``unreachable``: why it is lost;
+    ``unknown_links``: links that MIG took down (`links_shut`)."""
     on_bus = None if gpu.pci_bus_id is None else True
     reason = unreachable or health.lost
     if reason is not None:
         return HealthReading(gpu_uuid=gpu.uuid, unreachable=reason, hangs=health.hangs, on_bus=on_bus)
     retires = gpu.architecture in PAGES
     in_fabric = gpu.fabric is not None and gpu.fabric.state is FabricState.COMPLETED
+    down = tuple(sorted(health.links_down - unknown_links))
+    has_links = links_of(gpu) and not gpu.mig_enabled and (down or not unknown_links)
     return HealthReading(
         gpu_uuid=gpu.uuid,
         on_bus=on_bus,
@@ -194,7 +199,7 @@ def reading_of(gpu: Gpu, health: GpuHealth, unreachable: str | None = None) -> H
         rows_pending=None if retires else health.rows_pending,
         rows_failed=None if retires else health.rows_failed,
         pages_pending=health.pages_pending if retires else None,
-        links_down=tuple(sorted(health.links_down)) if links_of(gpu) else None,
+        links_down=down if has_links else None,
         fabric_unhealthy=health.fabric_unhealthy if in_fabric else None,
     )
 
@@ -203,6 +208,17 @@ def links_of(gpu: Gpu) -> int:
     """How many NVLinks are connected, as described or as the board is sold."""
     known = gpu.nvlinks.switch_links + sum(peer.links for peer in gpu.nvlinks.peers)
     return known or LINKS.get(gpu.product_name or "", 0)
+
+
+def links_shut(gpu: Gpu, health: GpuHealth, partitioned: Set[str | None]) -> Set[int]:
+    """The links that MIG takes down, as on a real GPU (``nvml/health.py``): all of ``gpu``, or those to GPUs at the
+    addresses in ``partitioned``. One with a fault and an undescribed end may lead to such a GPU."""
+    if gpu.mig_enabled or not partitioned:
+        return frozenset(range(MAX_LINK + 1 if gpu.mig_enabled else 0))
+    peers = [peer.pci_bus_id for peer in gpu.nvlinks.peers for _ in range(peer.links)]
+    ends = dict(enumerate(peers, gpu.nvlinks.switch_links))
+    undescribed = {link for link in health.links_down if link >= gpu.nvlinks.switch_links and link not in ends}
+    return undescribed | {link for link, end in ends.items() if end in partitioned}
 
 
 def _after_xid(health: GpuHealth, value: str) -> GpuHealth:

@@ -7,6 +7,7 @@ processes have no utilisation at the first read and in MIG mode, where GPM repor
 
 import json
 import logging
+import math
 import os
 import re
 import time
@@ -34,17 +35,23 @@ MAX_MEMORY: Final = 2**50
 MAX_S: Final = 31 * 86400.0
 _DURATION: Final = re.compile(r"(\d{1,10})(ms|s|m|h)")
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_STEP_FIELDS: Final = frozenset({"memory", "utilization", "after", "for", "processes"})
+_STEP_FIELDS: Final = frozenset({"memory", "utilization", "engines", "after", "for", "processes"})
 
 
 class UseStep(Struct, frozen=True, kw_only=True):
-    """Use of one device by all processes of a container from ``after_s`` on; ``for_s`` None: until the next step."""
+    """Use of one device by all processes of a container from ``after_s`` on; ``for_s`` None: until the next step.
+    ``percent`` is of the multiprocessors, ``engines_percent`` of the busiest other engine, such as a decoder."""
 
     after_s: float = 0.0
     for_s: float | None = None
     memory_bytes: int = 0
     percent: int = 0
+    engines_percent: int = 0
     processes: int = 1
+
+    @property
+    def busy_percent(self) -> int:
+        return max(self.percent, self.engines_percent)
 
 
 def parse_steps(text: str) -> tuple[UseStep, ...]:
@@ -71,6 +78,7 @@ def steps_as_json(steps: Sequence[UseStep]) -> list[dict[str, object]]:
     for step in steps:
         one: dict[str, object] = {"after": f"{step.after_s * 1000:.0f}ms", "memory": str(step.memory_bytes)}
         one |= {"utilization": step.percent, "processes": step.processes}
+        one |= {"engines": step.engines_percent} if step.engines_percent else {}
         found.append(one if step.for_s is None else one | {"for": f"{step.for_s * 1000:.0f}ms"})
     return found
 
@@ -83,6 +91,16 @@ def step_at(steps: Sequence[UseStep], at_s: float) -> UseStep | None:
     return begun[-1]
 
 
+def busiest(steps: Sequence[UseStep], from_s: float, at_s: float) -> int:
+    """The most that any engine is used by steps between both times, which may have ended before ``at_s``."""
+    busy = 0
+    for step, following in zip(steps, [*steps[1:], UseStep(after_s=math.inf)], strict=True):
+        end_s = min(following.after_s, math.inf if step.for_s is None else step.after_s + step.for_s)
+        if step.after_s <= at_s and end_s > from_s:
+            busy = max(busy, step.busy_percent)
+    return busy
+
+
 def _step(item: object) -> UseStep:
     if not isinstance(item, Mapping) or not item.keys() <= _STEP_FIELDS:
         raise ValueError(f"a step with {', '.join(sorted(_STEP_FIELDS))} expected, not {str(item)[:80]}")
@@ -91,6 +109,7 @@ def _step(item: object) -> UseStep:
         for_s=_seconds(item["for"], "for") if "for" in item else None,
         memory_bytes=_memory(item.get("memory", "0")),
         percent=_whole_number(item.get("utilization", 0), "utilization", 100),
+        engines_percent=_whole_number(item.get("engines", 0), "engines", 100),
         processes=_whole_number(item.get("processes", 1), "processes", MAX_PROCESSES),
     )
 
@@ -215,12 +234,13 @@ class SnapshotSource(Protocol):
 
 
 class _Active(Struct, frozen=True, kw_only=True):
-    """A process that uses a GPU now. ``percent`` is of the GPU."""
+    """A process that uses a GPU now. ``percent`` is of the GPU, ``busy`` of its busiest engine since the last look."""
 
     pid: int
     gi_id: int | None
     memory_bytes: int
     percent: int
+    busy: int
 
 
 class SimulatedUsage:
@@ -242,6 +262,9 @@ class SimulatedUsage:
         self._energy: dict[GpuUuid, float] = {}  # mJ
         self._told: frozenset[str] = frozenset()
 
+    def sample(self) -> None:
+        """Each look sees all steps since the last one."""
+
     def usage(self) -> tuple[GpuUsage, ...]:
         snapshot = self._gpus.snapshot()
         uses, problems = read_uses(self._file)
@@ -253,7 +276,7 @@ class SimulatedUsage:
         now = self._now()
         found = []
         for gpu in snapshot.gpus:
-            active = [one for use in uses if use.gpu_uuid == gpu.uuid for one in _active(use, now, of_claims)]
+            active = [one for use in uses if use.gpu_uuid == gpu.uuid for one in _active(use, now, step_s, of_claims)]
             percent = min(100, sum(one.percent for one in active))
             power = IDLE_MW + (BUSY_MW - IDLE_MW) * percent // 100
             self._energy[gpu.uuid] = self._energy.get(gpu.uuid, 0.0) + power * step_s
@@ -300,14 +323,15 @@ def _claims_of(environ: Path) -> set[str]:
     return {value.decode(errors="replace") for name, _, value in variables if name.startswith(CLAIM_VARIABLE)}
 
 
-def _active(use: SimulatedUse, now: float, of_claims: Mapping[str, Sequence[int]]) -> list[_Active]:
+def _active(use: SimulatedUse, now: float, elapsed_s: float, of_claims: Mapping[str, Sequence[int]]) -> list[_Active]:
     step = step_at(use.steps, now - use.since)
     pids = use.pids if use.claim_uid is None else of_claims.get(use.claim_uid, ())
     if step is None or not pids or not step.processes:
         return []
     pids = pids[: step.processes]
     memory, percent = step.memory_bytes // len(pids), step.percent // len(pids)
-    return [_Active(pid=pid, gi_id=use.gi_id, memory_bytes=memory, percent=percent) for pid in pids]
+    busy = busiest(use.steps, now - use.since - elapsed_s, now - use.since)
+    return [_Active(pid=pid, gi_id=use.gi_id, memory_bytes=memory, percent=percent, busy=busy) for pid in pids]
 
 
 def _gpu_usage(gpu: Gpu, active: Sequence[_Active], *, is_first: bool, percent: int, power_mw: int) -> GpuUsage:
@@ -322,6 +346,7 @@ def _gpu_usage(gpu: Gpu, active: Sequence[_Active], *, is_first: bool, percent: 
         memory_used=None if room is None else min(used, room),
         gpu_percent=percent if tells else None,
         memory_percent=percent // 2 if tells else None,
+        busy_percent=max((one.busy for one in active), default=0) if tells else None,
         power_mw=power_mw,
         temperature_c=30 + percent // 2,
         sm_clock_mhz=1980 if percent else 345,
@@ -335,6 +360,7 @@ def _gpu_usage(gpu: Gpu, active: Sequence[_Active], *, is_first: bool, percent: 
                 memory_bytes=one.memory_bytes,
                 sm_percent=one.percent if tells and not is_first else None,
                 memory_percent=one.percent // 2 if tells and not is_first else None,
+                busy_percent=one.busy if tells and not is_first else None,
             )
             for one in active
         ),
@@ -353,4 +379,5 @@ def _instance_usage(gpu: Gpu, instance: MigInstance, active: Sequence[_Active]) 
         memory_total=total,
         memory_used=used if total is None else min(used, total),
         sm_percent=percent if gpu.architecture in WITH_GPM else None,
+        busy_percent=max((one.busy for one in mine), default=0) if gpu.architecture in WITH_GPM else None,
     )

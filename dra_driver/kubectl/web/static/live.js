@@ -1,10 +1,12 @@
-// Looks again when the server says that something changed: fetches this very page and replaces the part that lives.
-// Without JavaScript the pages work as they are.
+// The stream names the number of the newest state, at once and at each change. While the page shows another, it is
+// fetched again and the part that lives is replaced. Without JavaScript the pages work as they are.
 "use strict";
 (() => {
   const live = document.getElementById("live");
-  const readAt = document.getElementById("read-at");
+  let age = document.getElementById("age");
   const state = document.getElementById("stream");
+  let shown = { at: 0, time: "" };
+  let heard = "";
   let source = null;
   let busy = false;
   let again = false;
@@ -20,14 +22,43 @@
     try {
       const answer = await fetch(location.href, { credentials: "same-origin" });
       if (answer.status === 403) { tell("this page was closed: start the command again", false); return; }
-      const found = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("live");
-      if (found && !typing()) { replace(found); }
+      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+      const found = page.getElementById("live");
+      if (!found) { tell("this page failed", false); return; }
+      if (typing()) { return; }
+      replace(found);
+      live.dataset.number = found.dataset.number;
+      age.replaceWith(age = page.getElementById("age"));
+      read();
+      if (heard.startsWith(`${live.dataset.number} `)) { hear(heard); }
     } catch {
       tell("no connection", false);
     } finally {
       busy = false;
       if (again) { again = false; setTimeout(look, 250); }
     }
+  }
+
+  function read() {
+    const { age: seconds, time } = age.dataset;
+    shown = { at: performance.now() - 1000 * Number(seconds), time };
+    stamp();
+  }
+
+  function stamp() {
+    if (!shown.time) { return; }
+    const old = Math.max(0, Math.round((performance.now() - shown.at) / 1000));
+    age.textContent = `${shown.time} UTC, ${old < 120 ? `${old}s` : old < 7200 ? `${Math.floor(old / 60)}m` : `${Math.floor(old / 3600)}h`} old`;
+  }
+
+  function hear(data) {
+    const [number, seconds, time, ...words] = data.split(" ");
+    heard = data;
+    if (number !== live.dataset.number) { tell(typing() ? "out of date" : "updating", !typing()); look(); return; }
+    age.dataset.age = seconds;
+    age.dataset.time = time === "-" ? "" : time;
+    read();
+    tell(words.join(" "), words.join(" ") === "live");
   }
 
   function typing() {
@@ -51,9 +82,7 @@
   function connect() {
     if (source || document.hidden) { return; }
     source = new EventSource(document.documentElement.dataset.live);
-    source.addEventListener("open", () => tell("live", true));
-    source.addEventListener("read", (event) => { readAt.textContent = `${event.data} UTC`; });
-    source.addEventListener("changed", look);
+    source.addEventListener("state", (event) => hear(event.data));
     source.addEventListener("error", () => tell("no connection", false));
   }
 
@@ -68,5 +97,9 @@
       if (search) { event.preventDefault(); search.focus(); search.select(); }
     }
   });
-  if (live && live.dataset.still === undefined) { connect(); }
+  if (live && live.dataset.still === undefined) {
+    read();
+    setInterval(stamp, 1000);
+    connect();
+  }
 })();

@@ -119,16 +119,17 @@ def test_identities_are_hashed_unless_they_are_to_be_kept(
     assert (json.loads(text)["hashed"], kept["hashed"]) == (True, False)
 
 
+@pytest.mark.parametrize(("arguments", "count"), [((), 14), (("--for", "45m", "--allow-xid"), 24)])
 def test_a_machine_without_a_driver_gets_a_sentence_for_each_check(
-    command: Command, environment: dict[str, str], tmp_path: Path
+    command: Command, environment: dict[str, str], tmp_path: Path, arguments: tuple[str, ...], count: int
 ) -> None:
     environment |= {"DRIVER_ROOT": str(tmp_path)}
-    done = command()
+    done = command(*arguments)
     assert done.returncode == 2
     assert "Traceback" not in done.stdout + done.stderr
     first, *lines, _ = done.stdout.splitlines()
     assert first.startswith("no usable NVIDIA GPU: no libnvidia-ml.so.1 below the driver root")
-    assert len(lines) == 14
+    assert len(lines) == count
     assert all(" skipped     without a usable NVIDIA GPU it stays open whether " in line for line in lines)
     assert set(verdicts(tmp_path / REPORT).values()) == {"skipped"}
 
@@ -144,7 +145,8 @@ def test_a_report_is_printed_in_lines_for_a_log(command: Command, tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--only", "15"), "--only 15: expected numbers from 1 to 14"),
+        (("--only", "25"), "--only 25: expected numbers from 1 to 24"),
+        (("--for", "3 weeks"), "--for 3 weeks: expected a time from 10s to 4h, such as 45m"),
         (("--gpu", "9"), "--gpu 9: no such GPU"),
         (("--i-own-this-gpu",), "name the one that may be changed with --gpu INDEX"),
         (("--replay", "none.json"), "cannot read the report none.json"),
@@ -208,13 +210,14 @@ def test_instances_that_exist_are_left_alone(command: Command, state: State, tmp
 def test_a_gpu_is_restored_although_the_command_was_killed(
     environment: dict[str, str], state: State, tmp_path: Path
 ) -> None:
-    """The kernel tells the check's process; no report is left."""
+    """The kernel tells the check's process; the report has what was read before."""
     process = changing(environment, state, tmp_path)
     process.kill()
     process.communicate(timeout=40)
     assert within(40.0, lambda: state.count(1) == (0, 0) and state.modes(1) == (0, 0))
     assert within(40.0, lambda: processes_with(state.path) == [])
-    assert not (tmp_path / REPORT).exists()
+    report = storage.load(tmp_path / REPORT)
+    assert (report.about["complete"], report.has_driver, report.records) == (False, True, ())
 
 
 def changing(environment: dict[str, str], state: State, tmp_path: Path) -> "subprocess.Popen[str]":

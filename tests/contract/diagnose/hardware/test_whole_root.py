@@ -101,6 +101,21 @@ def test_an_mps_daemon_takes_the_drivers_commands(on_root: Command, tmp_path: Pa
     assert not Path("/tmp/nvidia-mps").exists()
 
 
+@outside_tmp
+@pytest.mark.slow
+def test_probes_of_a_first_session_end_in_time_and_prove_nothing_without_a_gpu(
+    on_root: Command, environment: dict[str, str], state: State, tmp_path: Path
+) -> None:
+    environment["CUDA_MPS_PIPE_DIRECTORY"] = "/nowhere"  # libcuda of the test needs no device nodes then
+    state.configure(0, flood=31)
+    done = on_root("--for", "80s", "--allow-xid", "--only", "15,16,17,20,21,22,23,24")
+    assert "Traceback" not in done.stdout + done.stderr
+    found = {one.number: one for one in storage.load(tmp_path / REPORT).records}
+    working, blind = dict.fromkeys((21, 22, 23), "ok"), dict.fromkeys((15, 20, 24), "cannot tell")
+    assert {number: one.verdict for number, one in found.items()} == working | blind | {16: "differs", 17: "differs"}
+    assert all("error" not in found[number].reading.facts["load"] for number in (15, 16, 17, 20))
+
+
 @pytest.mark.slow
 def test_a_daemon_that_answers_nothing_is_a_difference(on_root: Command, whole_root: Path, tmp_path: Path) -> None:
     faults = whole_root / "etc/nvidia-stub"

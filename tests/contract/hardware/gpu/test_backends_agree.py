@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from dra_driver.core.errors import DeviceLostError
-from dra_driver.core.model.gpu import Snapshot
+from dra_driver.core.model.gpu import NO_LINKS, Snapshot
 from dra_driver.hardware.gpu.backend import Backend, ComputeMode, GpuBackend
 from dra_driver.hardware.gpu.catalog import models
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
@@ -80,7 +80,12 @@ gpus:
 """
     hardware.become(parse_document(document, "odd"))
     snapshot = nvml.snapshot()
-    assert snapshot == hardware.simulated.snapshot()
+    described = hardware.simulated.snapshot()
+    # The driver names no link with MIG on; the simulation publishes the described ones.
+    divided = replace(described.gpus[1], nvlinks=NO_LINKS)
+    assert snapshot == replace(described, gpus=(described.gpus[0], divided))
+    hardware.state.foreign_mode(1, False)
+    assert any(nvml.snapshot().gpus[1].nvlinks == described.gpus[1].nvlinks for _ in range(4))
     assert (snapshot.driver_version, snapshot.cuda_driver_version) == ("610.43.02", (13, 2))
     first, second = snapshot.gpus
     assert (first.memory_bytes, first.numa_node, first.pcie_root, first.product_name) == (None, None, None, None)

@@ -6,6 +6,7 @@ import pynvml
 
 from dra_driver.hardware.gpu.nvml import probes
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
+from dra_driver.hardware.gpu.nvml.properties import MAX_LINKS
 from tests.fakes.nvml.state import NOT_SUPPORTED, State
 
 V2 = "nvmlDeviceGetGpuInstanceProfileInfoV"
@@ -57,7 +58,7 @@ def test_functions_of_mig_are_asked_while_the_mode_is_off(nvml: NvmlBackend) -> 
 def test_processes_are_lists_of_pids(nvml: NvmlBackend, state: State) -> None:
     state.configure(0, clients=2)
     nvml.open()
-    answers = [probes.processes(handle) for handle in probes.handles()[:2]]
+    answers = [probes.processes(handle) for handle in list(probes.handles().values())[:2]]
     assert [set(one) for one in answers] == [{"Compute", "Graphics", "MPSCompute"}] * 2
     assert [sorted(process) for process in answers[0]["Compute"]["value"]] == [["pid"], ["pid"]]
     assert answers[0]["Graphics"]["value"] == answers[1]["Compute"]["value"] == []
@@ -68,3 +69,15 @@ def test_settings_are_compared_without_their_timing(nvml: NvmlBackend) -> None:
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
     assert probes.settings(handle) == probes.settings(handle)
     assert probes.settings(handle)["nvmlDeviceGetMigMode"] == {"value": [0, 0]}
+
+
+def test_a_lost_gpu_leaves_the_others_to_the_probes(nvml: NvmlBackend, state: State) -> None:
+    nvml.open()
+    state.lose(1)
+    assert list(probes.handles()) == [0, 2, 3, 4, 5, 6]
+
+
+def test_links_are_asked_up_to_the_backends_last_number(nvml: NvmlBackend) -> None:
+    nvml.open()
+    asked = [name for name in probes.links(probes.handle_at(0)) if name.endswith(" state")]
+    assert len(asked) == MAX_LINKS == 36

@@ -1,6 +1,7 @@
 """One suite for the health of GPUs: NVML over the C library and the simulation must tell the same."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,13 +9,16 @@ from msgspec.structs import replace
 
 from dra_driver.core.errors import DetachedError
 from dra_driver.core.model.fabric import Fabric, FabricState
-from dra_driver.core.model.health import HealthEvent, HealthEventKind, HealthReading, RecoveryAction
+from dra_driver.core.model.gpu import NvLinks
+from dra_driver.core.model.health import HealthCause, HealthEvent, HealthEventKind, HealthReading, RecoveryAction
+from dra_driver.core.model.health_rules import HealthRules
 from dra_driver.hardware.gpu.backend import GpuBackend
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
-from dra_driver.hardware.gpu.simulated.spec import NodeSpec
-from tests.contract.hardware.gpu.conftest import Patient
+from dra_driver.hardware.gpu.simulated.spec import NodeSpec, parse_groups
+from tests.contract.hardware.gpu.conftest import Opened, Patient
 from tests.fakes.nvml.state import State
 from tests.fakes.simulated_gpus import SimulatedBackend
+from tests.unit.node.health.world import Node
 
 H100, L4, V100 = 0, 2, 3
 Sick = Callable[..., Patient]
@@ -22,10 +26,11 @@ Sick = Callable[..., Patient]
 
 @pytest.fixture
 def node(node: NodeSpec) -> NodeSpec:
-    """The first GPU is in an NVSwitch fabric."""
-    first = node.gpus[0]
-    joined = replace(first, gpu=replace(first.gpu, fabric=Fabric(state=FabricState.COMPLETED)))
-    return replace(node, gpus=(joined, *node.gpus[1:]))
+    """The first two GPUs are in an NVSwitch fabric."""
+    joined = Fabric(state=FabricState.COMPLETED)
+    links = NvLinks(peers=(), switch_links=18, clique=None)
+    gpus = (replace(item, gpu=replace(item.gpu, fabric=joined, nvlinks=links)) for item in node.gpus[:2])
+    return replace(node, gpus=(*gpus, *node.gpus[2:]))
 
 
 @pytest.fixture
@@ -140,6 +145,63 @@ def test_what_a_gpu_reports_shows_in_its_reading_until_it_recovers(
     assert [a for a in ill if a.gpu_uuid != patient.uuid] == [b for b in before if b.gpu_uuid != patient.uuid]
     patient.recover()
     assert patient.backend.health_readings() == before
+
+
+NVLINK = frozenset({HealthCause.NVLINK})
+
+
+@pytest.mark.parametrize("rules", [HealthRules(), HealthRules(evicting_causes=NVLINK)], ids=["default", "evict"])
+def test_links_of_a_partitioned_gpu_are_unknown_until_they_were_up_again(
+    patient: Patient, sick: Sick, tmp_path: Path, rules: HealthRules
+) -> None:
+    """MIG takes them down. No taint, so that no pod is evicted; the other GPU of the fabric keeps its links."""
+    backend, other, uuid = patient.backend, sick(1), patient.uuid
+    health = Node(tmp_path, rules={uuid: rules, other.uuid: rules}).open()
+
+    def look() -> tuple[int, ...] | None:
+        health.look(backend.health_readings(), {})
+        assert other.reading().links_down == ()
+        return patient.reading().links_down
+
+    assert look() == ()
+    backend.set_mig_mode(uuid, True)
+    gi_id = backend.create_gpu_instance(uuid, 19, 2)
+    assert look() is None
+    patient.cut_link(3)
+    backend.destroy_gpu_instance(uuid, gi_id)
+    backend.set_mig_mode(uuid, False)
+    assert [look(), look()] == [None, None]
+    patient.recover()
+    assert look() == ()
+    assert health.conditions() == ()
+    patient.cut_link(3)
+    assert look() == (3,)
+    assert [one.cause for one in health.conditions()] == [HealthCause.NVLINK]
+
+
+def test_links_to_a_partitioned_gpu_are_unknown_until_they_were_up_again(open_nvml: Opened, kind: str) -> None:
+    """A direct link is down at both ends."""
+    node = parse_groups("4xh100-nvl-94gb+pairs", "node-a")
+    nvml, state = open_nvml(node)
+    backend: GpuBackend = nvml if kind == "nvml" else SimulatedBackend(node)
+    near, far, other = (Patient(backend, state if kind == "nvml" else None, minor) for minor in (0, 1, 2))
+
+    def links() -> list[tuple[int, ...] | None]:
+        return [one.reading().links_down for one in (near, far, other)]
+
+    assert links() == [(), (), ()]
+    backend.set_mig_mode(far.uuid, True)
+    assert links() == [None, None, ()]
+    other.cut_link(1)
+    assert links() == [None, None, (1,)]
+    near.cut_link(1)
+    assert links() == [None, None, (1,)]
+    backend.set_mig_mode(far.uuid, False)
+    assert links() == [None, (), (1,)]
+    near.recover()
+    assert links() == [(), (), (1,)]
+    near.cut_link(1)
+    assert links() == [(1,), (), (1,)]
 
 
 def test_a_lost_gpu_is_unreachable_until_it_answers_again_and_the_others_are_read(patient: Patient) -> None:

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -228,6 +228,46 @@ def test_a_property_that_fails_once_keeps_its_value_and_a_gpu_that_fails_is_kept
     assert patient.reading().passing
 
 
+NEEDED = {"nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlInitWithFlags"}
+OF_FUNCTION = {
+    "nvmlDeviceGetPciInfo_v3": {"on_bus"},
+    "nvmlDeviceGetFieldValues": {"recovery_action"},
+    "nvmlDeviceGetRemappedRows": {"rows_pending", "rows_failed"},
+    "nvmlDeviceGetRetiredPagesPendingStatus": {"pages_pending"},
+    "nvmlDeviceGetNvLinkState": {"links_down"},
+    "nvmlDeviceGetMigMode": {"links_down"},
+    "nvmlDeviceGetGpuFabricInfoV": {"fabric_unhealthy"},
+}
+
+
+@pytest.mark.parametrize("code", [codes.UNKNOWN, codes.INVALID_ARGUMENT, codes.TIMEOUT])
+def test_one_call_that_always_fails_leaves_the_rest_readable(nvml: NvmlBackend, state: State, code: int) -> None:
+    """From the first look on, so that there is no last answer."""
+    before = nvml.health_readings()
+    asked = {name for name in state.functions() if state.calls(name)} - NEEDED
+    assert asked >= OF_FUNCTION.keys()
+    for function in asked:
+        for one in before:
+            nvml.forget_gpu(one.gpu_uuid)
+        state.inject(function, code)
+        for _ in range(4):
+            found = nvml.health_readings()
+        unread = dict.fromkeys(OF_FUNCTION.get(function, ()))
+        expected = [replace(one, **unread) for one in before]
+        if function == "nvmlDeviceGetRemappedRows":  # these boards are asked for pages then
+            found = tuple(replace(one, pages_pending=was.pages_pending) for one, was in zip(found, before, strict=True))
+        assert list(found) == expected, function
+        state.clear_faults()
+
+
+def test_a_link_that_always_fails_leaves_the_others_readable(patient: Patient, state: State) -> None:
+    state.inject("nvmlDeviceGetNvLinkState", codes.UNKNOWN, device=0, skip=2, times=1)
+    assert patient.reading().links_down == ()
+    state.inject("nvmlDeviceGetNvLinkState", codes.UNKNOWN, device=0, skip=2, times=1)
+    patient.cut_link(3)
+    assert patient.reading().links_down == (3,)
+
+
 def test_the_word_that_no_recovery_is_needed_is_not_kept_when_it_cannot_be_read(patient: Patient, state: State) -> None:
     assert patient.reading().recovery_action is RecoveryAction.NONE
     state.inject("nvmlDeviceGetFieldValues", codes.UNKNOWN)
@@ -275,6 +315,68 @@ def test_a_link_that_was_never_up_is_told_only_in_a_fabric_whose_other_gpus_have
     state.configure(3, links_down=1 << 2)
     assert patient.reading().links_down == (5,)
     assert Patient(nvml, state, 3).reading().links_down is None
+
+
+ALL_DOWN = (1 << 18) - 1
+
+
+def switch_fast(nvml: NvmlBackend, state: State, uuid: GpuUuid) -> None:
+    nvml.set_mig_mode(uuid, True)
+    nvml.set_mig_mode(uuid, False)
+
+
+def switch_elsewhere(nvml: NvmlBackend, state: State, uuid: GpuUuid) -> None:
+    """By another program; the library names no link then."""
+    state.foreign_mode(0, True)
+    state.inject("nvmlDeviceGetNvLinkState", codes.NOT_SUPPORTED, device=0)
+    nvml.health_readings()
+    state.clear_faults()
+    state.foreign_mode(0, False)
+
+
+def leave_pending(nvml: NvmlBackend, state: State, uuid: GpuUuid) -> None:
+    state.configure(0, mig_pending=1)
+    assert {one.gpu_uuid: one.links_down for one in nvml.health_readings()}[uuid] is None
+    state.configure(0, mig_pending=0)
+
+
+@pytest.mark.parametrize("switch", [switch_fast, switch_elsewhere, leave_pending])
+@pytest.mark.parametrize("is_seen", [True, False], ids=["seen up before", "new process"])
+def test_links_are_unknown_after_mig_however_it_came_and_went(
+    patient: Patient, nvml: NvmlBackend, state: State, switch: Callable[..., None], is_seen: bool
+) -> None:
+    """Also in a fabric, whose other GPU has its links up: they train for seconds."""
+    if not is_seen:
+        state.configure(0, links_down=ALL_DOWN, mig_pending=1)
+    nvml.health_readings()
+    state.configure(0, mig_pending=0)
+    switch(nvml, state, patient.uuid)
+    state.configure(0, links_down=ALL_DOWN)
+    assert patient.reading().links_down is None
+    state.configure(0, links_down=1 << 3)
+    assert patient.reading().links_down is None
+    state.configure(0, links_down=0)
+    assert patient.reading().links_down == ()
+    state.configure(0, links_down=1 << 3)
+    assert patient.reading().links_down == (3,)
+
+
+def test_links_that_failed_before_mig_are_not_up_because_nothing_is_known(patient: Patient, state: State) -> None:
+    patient.cut_link(3)
+    assert patient.reading().links_down == (3,)
+    state.configure(0, mig_pending=1)
+    assert patient.reading().links_down is None
+    state.configure(0, mig_pending=0)
+    assert patient.reading().links_down is None
+
+
+def test_links_are_unknown_while_the_mig_mode_was_never_read(patient: Patient, state: State) -> None:
+    state.inject("nvmlDeviceGetMigMode", codes.UNKNOWN)
+    assert patient.reading().links_down is None
+    state.clear_faults()
+    assert patient.reading().links_down == ()
+    state.inject("nvmlDeviceGetMigMode", codes.UNKNOWN)
+    assert patient.reading().links_down == ()
 
 
 def test_a_gpu_that_was_removed_is_not_on_the_bus(patient: Patient, node: NodeSpec, tmp_path: Path) -> None:

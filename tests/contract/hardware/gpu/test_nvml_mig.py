@@ -202,6 +202,7 @@ def test_a_double_memory_slice_with_the_wrong_compute_instance_is_no_whole_parti
         (True, codes.RESET_REQUIRED, ResetRequiredError),
         (False, codes.RESET_REQUIRED, ResetRequiredError),
         (True, codes.PRETEND, ResetRequiredError),
+        (True, codes.NOT_SUPPORTED, MigUnsupportedError),
         (True, codes.UNKNOWN, DeviceLostError),
     ],
 )

@@ -1,7 +1,9 @@
 """Usage of GPUs: one suite for NVML over the C library and for the simulation; then answers that only NVML has."""
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as replace_job
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,12 @@ from dra_driver.hardware.gpu.backend import Detachable, UsageSource
 from dra_driver.hardware.gpu.nvml.usage import NvmlUsage
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec, parse_groups
 from dra_driver.hardware.gpu.simulated.usage import SimulatedUsage, SimulatedUse, UseStep, change_uses
+from dra_driver.node.usage.join import join
+from tests.contract.node.process.test_nvidia_mock import ROOTS
 from tests.fakes.nvml import state as codes
 from tests.fakes.nvml.state import State
 from tests.fakes.simulated_gpus import SimulatedBackend
+from tests.unit.node.usage.test_join import LOOK
 
 SPEC = "1xh100-sxm5-80gb,1xh100-sxm5-80gb+mig,1xa100-sxm4-40gb+mig"
 CARD, CUT, OLD = range(3)
@@ -25,20 +30,22 @@ GI = 2**30
 NOT_KNOWN = 2**64 - 1
 LISTS = [f"nvmlDeviceGet{kind}RunningProcesses_v3" for kind in ("Compute", "Graphics", "MPSCompute")]
 START = 1_000_000.0
-SAMPLE_US = 4_000_000_000_000_000
-"""Microseconds since 1970: after any look, whose window ends now."""
+SAMPLE_US = 1_000_000
+"""Microseconds by the GPU's clock, which is far behind the CPU's."""
 ONE_GPU_INSTANCE = 19
 """The profile id of 1g."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A process on the GPU at that index. ``percent`` is of the GPU, in MIG mode of its instance."""
+    """A process on the GPU at that index. ``percent`` is of the GPU, in MIG mode of its instance, ``decoders`` of its
+    decoders."""
 
     index: int
     pid: int
     memory: int
     percent: int = 0
+    decoders: int = 0
     gi_id: int | None = None
 
 
@@ -79,14 +86,24 @@ class NvmlNode(Busy):
         lines = []
         for index in range(len(self.node.gpus)):
             percent = min(100, sum(job.percent for job in self.jobs if job.index == index))
-            lines.append(f"gpu {index} {percent} {percent // 2} 60000 {self.energy} 40 1980 2619")
+            decoders = sum(job.decoders for job in self.jobs if job.index == index)
+            lines.append(f"gpu {index} {percent} {percent // 2} 60000 {self.energy} 40 1980 2619 0 {decoders} 0 0")
         for job in self.jobs:
             gi = -1 if job.gi_id is None else job.gi_id
-            at_us = self.at_us if job.percent else 0
-            lines.append(f"process {job.index} c {job.pid} {gi} {job.memory} {job.percent} {job.percent // 2} {at_us}")
+            at_us = self.at_us if job.percent or job.decoders else 0
+            use = f"{job.percent} {job.percent // 2} {at_us} 0 {job.decoders} 0 0"
+            lines.append(f"process {job.index} c {job.pid} {gi} {job.memory} {use}")
             if job.gi_id is not None:
-                lines.append(f"instance {job.index} {job.gi_id} {job.percent}")
+                lines.append(f"instance {job.index} {job.gi_id} {job.percent} {job.decoders}")
         self.file.write_text("".join(f"{line}\n" for line in lines))
+
+    def burst(self, job: Job) -> None:
+        """It uses the GPU, and later no more: the driver's ring has lost it at the next look."""
+        self.run(job)
+        self.source.sample()
+        self.run(replace_job(job, percent=0))
+        more = "".join(f"sample {job.index} 99 {self.at_us + number} 0 0\n" for number in range(72))
+        self.file.write_text(self.file.read_text() + more)
 
     def cut(self, index: int) -> int:
         return self.state.foreign_create(index, ONE_GPU_INSTANCE, 0)
@@ -120,13 +137,19 @@ class SimulatedNode(Busy):
                 key=f"{job.pid}",
                 gpu_uuid=self.uuid(job.index),
                 since=START,
-                steps=(UseStep(memory_bytes=job.memory, percent=job.percent),),
+                steps=(UseStep(memory_bytes=job.memory, percent=job.percent, engines_percent=job.decoders),),
                 gi_id=job.gi_id,
                 pids=(job.pid,),
             )
             for job in self.jobs
         )
         change_uses(self.file, lambda _: uses)
+
+    def burst(self, job: Job) -> None:
+        steps = UseStep(memory_bytes=job.memory, percent=job.percent), UseStep(after_s=1.5, memory_bytes=job.memory)
+        use = SimulatedUse(key="9", gpu_uuid=self.uuid(job.index), since=self.now, steps=steps, pids=(job.pid,))
+        change_uses(self.file, lambda _: [use])
+        self.now += 2.0
 
     def cut(self, index: int) -> int:
         return self.gpus.foreign_create(self.uuid(index), ONE_GPU_INSTANCE, 0).gi_id
@@ -183,11 +206,44 @@ def test_processes_have_what_they_use_and_the_gpu_their_sum(busy: BusyNode) -> N
     found = busy.look(CARD)
     assert (found.memory_used, found.gpu_percent) == (3 * GI + 4096, 60)
     assert sorted(found.processes or (), key=lambda each: each.pid) == [
-        ProcessUsage(pid=7, memory_bytes=GI, sm_percent=20, memory_percent=10),
-        ProcessUsage(pid=8, memory_bytes=4096, sm_percent=0, memory_percent=0),
-        ProcessUsage(pid=9, memory_bytes=2 * GI, sm_percent=40, memory_percent=20),
+        ProcessUsage(pid=7, memory_bytes=GI, sm_percent=20, memory_percent=10, busy_percent=20),
+        ProcessUsage(pid=8, memory_bytes=4096, sm_percent=0, memory_percent=0, busy_percent=0),
+        ProcessUsage(pid=9, memory_bytes=2 * GI, sm_percent=40, memory_percent=20, busy_percent=40),
     ]
     assert busy.look(CUT).processes == ()
+
+
+def test_a_process_that_only_decodes_is_busy(busy: BusyNode) -> None:
+    busy.run(Job(index=CARD, pid=7, memory=GI, decoders=60))
+    busy.source.usage()
+    busy.go_on()
+    found = busy.look(CARD)
+    assert (found.gpu_percent, found.busy_percent) == (0, 60)
+    assert [(each.sm_percent, each.busy_percent) for each in found.processes or ()] == [(0, 60)]
+
+
+def test_use_between_two_looks_is_seen(busy: BusyNode) -> None:
+    busy.run()
+    busy.source.usage()
+    busy.burst(Job(index=CARD, pid=7, memory=GI, percent=1))
+    (process,) = busy.look(CARD).processes or ()
+    assert process.busy_percent == 1
+
+
+@pytest.mark.skipif(
+    ROOTS not in os.environ, reason=f"${ROOTS} is not set; it names driver roots with the mock NVML of NVIDIA"
+)
+def test_gpus_of_nvidias_mock_are_at_rest(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    root = Path(os.environ.get(ROOTS, ""), "h100/usr")
+    monkeypatch.setenv("MOCK_NVML_CONFIG", str(root / "config/config.yaml"))
+    source = NvmlUsage(str(root / "lib/x86_64-linux-gnu/libnvidia-ml.so.1"), str(tmp_path))
+    source.usage()
+    source.sample()
+    found = source.usage()
+    source.close()
+    assert {(each.unreadable, each.problem, each.busy_percent, each.processes) for each in found} == {
+        (None, None, 0, ())
+    }
 
 
 def test_a_process_that_ends_leaves(busy: BusyNode) -> None:
@@ -209,7 +265,8 @@ def test_in_mig_mode_instances_tell_and_gpus_do_not(busy: BusyNode, index: int, 
     assert (first.gpu_percent, first.memory_percent, first.memory_used) == (None, None, GI)
     assert first.processes == (ProcessUsage(pid=7, gi_id=gi_id, memory_bytes=GI),)
     instance = second_sample(busy, index)
-    assert (instance.gi_id, instance.memory_used, instance.sm_percent) == (gi_id, GI, percent)
+    used = instance.sm_percent, instance.busy_percent
+    assert (instance.gi_id, instance.memory_used, used) == (gi_id, GI, (percent, percent))
     assert instance.uuid is not None
     assert instance.memory_total is not None
 
@@ -312,7 +369,7 @@ def test_processes_of_all_kinds_are_listed_once(look: Look, write: Write) -> Non
         f"process 0 g 5 -1 {NOT_KNOWN} 0 0 1",
     )
     found = look(CARD).processes
-    assert found == (ProcessUsage(pid=5, memory_bytes=None), ProcessUsage(pid=9, memory_bytes=2 * GI))
+    assert found == (ProcessUsage(pid=5, memory_bytes=None), ProcessUsage(pid=9, memory_bytes=2 * GI, mps=True))
 
 
 @pytest.mark.parametrize("is_old", [False, True])
@@ -327,7 +384,121 @@ def test_utilisation_of_processes_is_that_since_the_last_look(
     later = SAMPLE_US + 5_000_000
     write(board, f"process 0 c 7 -1 {GI} 40 20 {later}", f"process 0 c 8 -1 {GI} 0 0 0")
     assert [(each.sm_percent, each.memory_percent) for each in look(CARD).processes or ()] == [(40, 20), (0, 0)]
-    assert [each.sm_percent for each in look(CARD).processes or ()] == [0, 0]
+    assert [each.busy_percent for each in look(CARD).processes or ()] == [None, None], "the GPU is busy by no sample"
+    write("gpu 0 0 0 1 1 1 1 1", f"process 0 c 7 -1 {GI} 40 20 {later}", f"process 0 c 8 -1 {GI} 0 0 0")
+    assert [each.busy_percent for each in look(CARD).processes or ()] == [0, 0]
+
+
+AT_REST = "gpu 0 0 0 1 1 1 1 1"
+ONE, OTHER = f"process 0 c 7 -1 {GI} 0 0 0", f"process 0 c 8 -1 {GI} 0 0 0"
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+@pytest.mark.parametrize("engine", range(4))
+def test_each_engine_alone_is_use(look: Look, write: Write, state: State, engine: int, is_old: bool) -> None:
+    """Before driver 550 samples lack JPEG and optical flow: what the GPU used of them is some process's."""
+    if is_old:
+        state.inject("nvmlDeviceGetProcessesUtilizationInfo", codes.FUNCTION_NOT_FOUND)
+    percents = " ".join("7" if engine == each else "0" for each in range(4))
+    write(AT_REST, ONE, OTHER)
+    look(CARD)
+    write(f"{AT_REST} {percents}", ONE, OTHER, f"sample 0 7 5 0 0 {percents}")
+    found = look(CARD)
+    assert (found.gpu_percent, found.busy_percent) == (0, 7)
+    expected = [None, None] if is_old and engine > 1 else [7, 0]
+    assert [each.busy_percent for each in found.processes or ()] == expected
+
+
+def test_stamps_that_go_back_are_read_again_after_one_unknown_look(look: Look, write: Write) -> None:
+    """A reset of the GPU, or its clock was set."""
+    write(AT_REST, ONE, OTHER, "sample 0 7 9000000 9 9")
+    look(CARD)
+    for stamp, expected in ((1000, [None, None]), (2000, [9, 0])):
+        write("gpu 0 9 9 1 1 1 1 1", ONE, OTHER, f"sample 0 7 {stamp} 9 9")
+        assert [each.busy_percent for each in look(CARD).processes or ()] == expected
+
+
+def test_what_one_round_does_not_know_is_unknown_unless_another_has_seen_use(
+    look: Look, write: Write, source: NvmlUsage
+) -> None:
+    write(AT_REST, ONE, OTHER)
+    look(CARD)
+    write("gpu 0 1 0 1 1 1 1 1", ONE, OTHER, "sample 0 7 5 1 0")
+    source.sample()
+    write("gpu 0 1 0 1 1 1 1 1", ONE, OTHER)
+    source.sample()
+    write(AT_REST, ONE, OTHER)
+    assert [each.busy_percent for each in look(CARD).processes or ()] == [1, None]
+    assert look(CARD).gpu_percent == 0
+
+
+CALLS = {
+    "nvmlDeviceGetUtilizationRates": {"gpu_percent", "memory_percent", "busy_percent", "processes"},
+    "nvmlDeviceGetDecoderUtilization": {"busy_percent", "processes"},
+    "nvmlDeviceGetProcessesUtilizationInfo": set[str](),
+    "nvmlDeviceGetMemoryInfo_v2": {"memory_reserved"},
+    "nvmlDeviceGetPowerUsage": {"power_mw"},
+    "nvmlDeviceGetTotalEnergyConsumption": {"energy_mj"},
+    "nvmlDeviceGetTemperatureV": set(),
+    "nvmlDeviceGetClockInfo": {"sm_clock_mhz", "memory_clock_mhz"},
+    "nvmlDeviceGetMigMode": set(),
+    **{function: {"processes", "problem"} for function in LISTS},
+}
+"""Values that are unknown while a call fails, of processes their utilisation; the others have an older call."""
+
+
+@pytest.mark.parametrize("code", [codes.UNKNOWN, codes.INVALID_ARGUMENT])
+def test_a_call_that_fails_makes_its_own_value_unknown(look: Look, write: Write, state: State, code: int) -> None:
+    write(AT_REST, ONE)
+    look(CARD)
+    known = look(CARD)
+    for function, values in CALLS.items():
+        state.inject(function, code)
+        found = look(CARD)
+        state.clear_faults()
+        changed = {name for name in GpuUsage.__struct_fields__ if getattr(found, name) != getattr(known, name)}
+        assert changed == values, function
+    state.inject("nvmlDeviceGetPowerUsage", codes.RESET_REQUIRED)
+    assert "drain the node" in str(look(CARD).unreadable)
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [(("0 0", "1 0"), (1, 1)), (("0 0", "0 1"), (0, 1)), (("0 0", "0 0"), (0, 0)), (("0 -1", "0 -1"), (0, None))],
+)
+def test_a_partition_rounds_up_and_has_decoders(
+    look: Look, write: Write, state: State, told: tuple[str, str], expected: tuple[int, int | None]
+) -> None:
+    gi_id = state.foreign_create(CUT, ONE_GPU_INSTANCE, 0)
+    write(f"instance {CUT} {gi_id} {told[0]}")
+    look(CUT)
+    write(f"instance {CUT} {gi_id} {told[1]}")
+    for _ in range(2000):
+        (found,) = look(CUT).instances
+        if found.sm_percent is not None:
+            break
+    assert (found.sm_percent, found.busy_percent) == expected
+    state.inject("nvmlDeviceGetMigMode", codes.UNKNOWN)
+    assert [each.gi_id for each in look(CUT).instances] == [gi_id], "the mode is as it was"
+
+
+@pytest.mark.parametrize(
+    ("lines", "what", "said"),
+    [
+        ((f"process 0 c 7 -1 {GI} 95 0 9", "hidden 0"), "processes", "1024 MiB are in use and it is 95 % busy"),
+        ((ONE, OTHER, f"shared 0 {GI}"), "memory", "together have 2048 MiB, more than the 1024 MiB in use"),
+        ((ONE, f"process 0 c 9 -1 {GI} 95 0 9", f"process 0 m 7 -1 {GI} 0 0 0"), "utilisation", "an MPS server"),
+    ],
+    ids=["pid-namespace", "ipc", "mps"],
+)
+def test_readings_that_contradict_themselves_are_unknown_with_a_reason(
+    look: Look, write: Write, lines: Sequence[str], what: str, said: str
+) -> None:
+    write("gpu 0 95 0 1 1 1 1 1")
+    look(CARD)
+    write("gpu 0 95 0 1 1 1 1 1", *lines)
+    knows = join(replace(LOOK, readings=(look(CARD),))).knows
+    assert said in (getattr(knows, what) or "")
 
 
 def test_a_driver_without_samples_of_processes_leaves_them_unknown(look: Look, write: Write, state: State) -> None:

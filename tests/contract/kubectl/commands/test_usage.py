@@ -256,6 +256,48 @@ def test_idle_lists_idle_oversize_and_unknown_claims(capsys: Printed) -> None:
     assert [item["finding"] for item in document["items"]] == ["oversize", "unknown"]
 
 
+@pytest.mark.parametrize(
+    ("exporter", "recorded"),
+    [
+        ((None, None, 40), {}),
+        ((6, None, 6), {"dra_claim_memory_used": str(6 * GIB)}),
+        ((None, 80, None), {"max_over_time(sum": str(20 * GIB)}),
+    ],
+)
+@pytest.mark.parametrize("has_prometheus", [False, True])
+def test_commands_give_one_answer_about_a_claim(
+    server: Served,
+    capsys: Printed,
+    exporter: tuple[float | None, ...],
+    recorded: dict[str, str],
+    has_prometheus: bool,
+) -> None:
+    stage, url = server
+    used, granted, peak = (None if each is None else each * GIB for each in exporter)
+    here = device("gpu-0", 0, 0, usedBytes=used, grantBytes=granted, peakBytes=peak, processes=None)
+    stage.usage = (200, {**USAGE, "claims": [{**claim_use("team-a", "train", here), "pods": ["stale"]}]})
+    stage.said = {"count_over_time": "7200", **recorded}
+    users = [USER, {"resource": "workloads", "name": "w"}]
+    stage.lists["/apis/resource.k8s.io/v1/resourceclaims"] = [
+        {**CLAIM, "status": {**CLAIM["status"], "reservedFor": users}}
+    ]
+    source = ["--prometheus", url, "--window", "2h"] if has_prometheus else []
+
+    def told(*command: str) -> dict[str, Any]:
+        assert kubectl.main([*command, "-o", "json"]) == 0
+        (found,) = json.loads(capsys.readouterr().out)["items"]
+        assert isinstance(found, dict)
+        return found
+
+    use, idle, claim = told("usage", *source), told("idle", "--all", *source), told("claims")
+    assert use["pods"] == claim["pods"] == idle["pods"].split(",") == ["p", "workloads/w"]
+    assert (use["grantedBytes"], use["peakBytes"]) == (idle["heldBytes"], idle["peakBytes"])
+    assert use["grantedBytes"] == 80 * GIB, "as published, where the source does not report it"
+    assert (idle["finding"] == "oversize") <= (use["usedBytes"] is not None)
+    if not has_prometheus and used is None:
+        assert use["peakBytes"] is None
+
+
 def test_history_comes_from_prometheus(server: Served, capsys: Printed) -> None:
     stage, url = server
     stage.said = {"count_over_time": "7200", "energy": "3.6e6", "max_over_time(sum": str(GIB)}

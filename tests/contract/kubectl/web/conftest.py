@@ -1,6 +1,7 @@
 """The page over a small cluster, without threads and sockets."""
 
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,10 +23,11 @@ HOST = "127.0.0.1:8090"
 class Site:
     """A page whose readers are driven by the test, and a browser that has opened it."""
 
-    def __init__(self) -> None:
+    def __init__(self, reader: type[Periodic[Any]] = Periodic) -> None:
         from dra_driver.kubectl.web.app import PageSources, application
 
         self.state = small_state()
+        self.age = timedelta()
         self.told: dict[str, GpuNodeStatus] = {}
         self.uses: list[ClaimDeviceUse] = []
         self.memory: list[GpuMemory] = []
@@ -37,7 +39,7 @@ class Site:
         self.code = self.keys.code
         history = UseHistory(self._report)
         self.sources = PageSources(
-            cluster=Periodic("cluster", self._read, 1.0, same=same_cluster),
+            cluster=reader("cluster", self._read, 1.0, same=same_cluster, now=lambda: datetime.now(UTC) - self.age),
             derived=Derived(),
             about="test",
             use=Periodic("use", history.read, 1.0),
@@ -62,7 +64,7 @@ class Site:
 
     def opened(self) -> "TestClient":
         found = self.browser()
-        assert found.get(f"/open?code={self.code}").status_code == 200
+        assert found.get(f"{self.base}/open?code={self.code}").status_code == 200
         return found
 
     def read(self, state: ClusterState | None = None, **told: GpuNodeStatus) -> None:

@@ -1,13 +1,14 @@
 """The permissions of the page: which requests it answers, and what it shows without a permission in the cluster."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dra_driver.core.errors import ForbiddenError
 from dra_driver.kube.state import KINDS
+from dra_driver.kubectl.web.gate import ADMITTED
 from dra_driver.kubectl.web.reading import LiveSource, read_from
 from tests.contract.kubectl.web.conftest import HOST, Site
 from tests.unit.kubectl.web.objects import claim, share, small_state, waiting_pod
@@ -29,25 +30,44 @@ def test_without_the_cookie_everything_is_refused(site: Site) -> None:
 
 def test_the_code_works_once(site: Site) -> None:
     first = site.opened()
-    assert site.browser().get(f"/open?code={site.code}").status_code == 403
+    used = site.browser().get(f"{site.base}/open?code={site.code}")
+    assert used.status_code == 403
+    assert "For another browser, stop the command, start it again" in used.text
     assert first.get(f"{site.base}/").status_code == 200
     assert site.keys.code == ""
 
 
 def test_a_wrong_code_opens_nothing_and_does_not_use_the_right_one_up(site: Site) -> None:
     for code in ("", "wrong", "%ff%00", site.code[:-1], "ä", "x&a=1&b=2&c=3&d=4"):
-        assert site.browser().get(f"/open?code={code}").status_code == 403
-    assert site.browser().head(f"/open?code={site.code}").status_code == 405
+        assert site.browser().get(f"{site.base}/open?code={code}").status_code == 403
+    assert site.browser().head(f"{site.base}/open?code={site.code}").status_code == 405
     assert site.opened().get(f"{site.base}/").status_code == 200
 
 
 def test_the_cookie_is_for_this_page_alone(site: Site) -> None:
     """Not for scripts, not with requests from other sites, and not for servers at other ports of this host."""
-    cookie = site.browser().get(f"/open?code={site.code}").headers["set-cookie"]
+    cookie = site.browser().get(f"{site.base}/open?code={site.code}").headers["set-cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=strict" in cookie
     assert f"Path={site.base}/" in cookie
     assert len(site.keys.folder) >= 16
+
+
+def test_the_used_link_leads_the_browser_that_has_the_cookie_to_the_page(site: Site, browser: "TestClient") -> None:
+    answer = browser.get(f"{site.base}/open?code={site.code}")
+    assert (answer.status_code, answer.headers["location"]) == (303, f"{site.base}/")
+    assert browser.head(f"{site.base}/open").status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("before", "status"),
+    [("dra_ui=other; ", 200), ('other={"a": [1]}; ,=;', 200), ("dra_ui=; " * 31, 200), ("dra_ui=x; " * 32, 403)],
+)
+def test_cookies_of_other_ports_do_not_lock_the_page(site: Site, before: str, status: int) -> None:
+    """They reach this port, too. A bounded number is compared; browsers send those of the longest path first."""
+    own = site.browser().get(f"/{site.keys.folder}/open?code={site.code}").headers["set-cookie"].partition(";")[0]
+    answer = site.browser().get(f"{site.base}/", headers={"cookie": f"{before}{own}; dra_ui=last"})
+    assert answer.status_code == status
 
 
 def test_a_wrong_cookie_is_refused(site: Site) -> None:
@@ -71,7 +91,7 @@ def test_requests_of_other_origins_are_refused(site: Site, browser: "TestClient"
 
 def test_every_answer_has_the_headers(site: Site, browser: "TestClient") -> None:
     answers = [browser.get(f"{site.base}{path}") for path in ("/", "/nope", "/static/live.js")]
-    for answer in (*answers, site.browser().get("/"), site.browser().get("/open?code=x")):
+    for answer in (*answers, site.browser().get("/"), site.browser().get(f"{site.base}/open?code=x")):
         policy = answer.headers["content-security-policy"]
         assert "default-src 'none'" in policy
         assert "unsafe" not in policy
@@ -88,6 +108,7 @@ def test_nothing_but_forms_is_posted(site: Site, browser: "TestClient") -> None:
 
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+Connect = Callable[[bytes], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -95,32 +116,50 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"ok"})
 
 
-def talk(sent: bytes, application: Any = app, at_look: Callable[[], None] = lambda: None) -> bytes:
-    """What a server answers to these bytes until it ends the connection."""
-    import uvicorn
+def serving(story: Callable[[Connect], Awaitable[Any]], application: Any = app, **changed: Any) -> Any:
+    """Return the result of ``story`` with a server whose connections have these limits, by real sockets."""
     from uvicorn.server import ServerState
 
+    from dra_driver.kubectl.web.serve import BoundedConnection, server_config
+
+    async def run() -> Any:
+        state, limited = ServerState(), type("Limited", (BoundedConnection,), changed)
+        config, writers = server_config(application), list[asyncio.StreamWriter]()
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: limited(config, state, {}), "127.0.0.1", 0)
+
+        async def connect(sent: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            writers.append(writer)
+            writer.write(sent)
+            return reader, writer
+
+        async with server:
+            try:
+                return await asyncio.wait_for(story(connect), 10)
+            finally:
+                for writer in writers:
+                    writer.close()
+                for each in [*state.connections]:
+                    each.transport.abort()
+
+    return asyncio.run(run())
+
+
+def talk(sent: bytes, application: Any = app, at_look: Callable[[], None] = lambda: None) -> bytes:
+    """What a server answers to these bytes until it ends the connection."""
     from dra_driver.kubectl.web.serve import BoundedConnection
 
-    class Quick(BoundedConnection):
-        idle_s = 0.02
+    def look(self: Any, former: Any) -> None:
+        at_look()
+        BoundedConnection.look(self, former)
 
-        def look(self, former: Any) -> None:
-            at_look()
-            super().look(former)
+    async def story(connect: Connect) -> bytes:
+        return await (await connect(sent))[0].read()
 
-    async def story() -> bytes:
-        config = uvicorn.Config(application, lifespan="off", ws="none", log_level="error", timeout_keep_alive=3600)
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: Quick(config, ServerState(), {}), "127.0.0.1", 0)
-        async with server:
-            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-            writer.write(sent)
-            found = await asyncio.wait_for(reader.read(), 30)
-            writer.close()
-        return found
-
-    return asyncio.run(story())
+    found = serving(story, application, first_s=0.02, idle_s=0.02, look=look)
+    assert isinstance(found, bytes)
+    return found
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHo", REQUEST[:-2]])
@@ -128,9 +167,95 @@ def test_a_connection_on_which_nothing_is_asked_ends(sent: bytes) -> None:
     assert talk(sent) == b""
 
 
+def test_a_request_of_which_a_byte_comes_at_a_time_ends() -> None:
+    """Long before its head has the largest size."""
+    heard = asyncio.Event()
+
+    def data_received(self: Any, data: bytes) -> None:
+        super(type(self), self).data_received(data)
+        heard.set()
+
+    async def story(connect: Connect) -> int:
+        reader, writer = await connect(b"GET / HTTP/1.1\r\nX: ")
+        ended, sent = asyncio.ensure_future(reader.read()), 0
+        while not ended.done():
+            writer.write(b"x")
+            sent += 1
+            await asyncio.wait([ended, asyncio.ensure_future(heard.wait())], return_when=asyncio.FIRST_COMPLETED)
+            heard.clear()
+        ended.exception()
+        return sent
+
+    assert serving(story, first_s=0.02, idle_s=3600.0, data_received=data_received) < 10_000
+
+
+def test_an_answer_that_is_not_read_holds_a_connection_of_the_owner_only() -> None:
+    """Others may ask without reading: the server cannot write the rest, and the request never ends."""
+
+    async def large(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while True:
+            await send({"type": "http.response.body", "body": b"x" * (1 << 20), "more_body": True})
+
+    async def story(connect: Connect) -> None:
+        await connect(REQUEST)
+        await lost.wait()
+
+    lost = asyncio.Event()
+
+    def connection_lost(self: Any, exc: Any) -> None:
+        lost.set()
+
+    serving(story, large, first_s=0.02, idle_s=0.02, connection_lost=connection_lost)
+
+
+def test_strangers_do_not_keep_the_owner_out(site: Site) -> None:
+    """260 silent ones, then as many that were refused and stay, then as many in the middle of a request."""
+    cookie = site.browser().get(f"{site.base}/open?code={site.code}").headers["set-cookie"].partition(";")[0]
+    own = f"GET {site.base}/%s HTTP/1.1\r\nHost: {HOST}\r\nCookie: {cookie}\r\n\r\n"
+    refused = f"GET {site.base}/ HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode()
+
+    async def story(connect: Connect) -> list[bytes]:
+        live, _ = await connect((own % "live").encode())
+        answers = [await live.readuntil(b"\n\n")]
+        for sent in (b"", refused, b"GET / HTTP/1.1\r\nX:"):
+            strangers = [(await connect(sent))[0] for _ in range(260)]
+            page, _ = await connect((own % "claims").encode())
+            answers.append(await page.readline())
+            await asyncio.gather(*(each.read() for each in strangers[:62]), return_exceptions=True)  # closed
+        site.read(small_state())
+        answers.append(await live.readuntil(b"event: "))
+        return answers
+
+    first, *pages, last = serving(story, site.app, first_s=3600.0)
+    assert first.startswith(b"HTTP/1.1 200")
+    assert pages == [b"HTTP/1.1 200 OK\r\n"] * 3
+    assert last.endswith(b"event: ")
+
+
 @pytest.mark.parametrize("more", [b"", b"G"])
 def test_a_connection_ends_some_time_after_its_answer(more: bytes) -> None:
     assert talk(REQUEST + more).endswith(b"ok")
+
+
+def test_without_room_a_new_connection_closes_and_none_of_the_owner() -> None:
+    async def story(connect: Connect) -> tuple[bytes, bytes]:
+        live, _ = await connect(REQUEST)
+        await asked.wait()
+        refused = await (await connect(b""))[0].read()
+        answer.set()
+        return refused, await live.readuntil(b"ok")
+
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def waits(scope: Any, receive: Any, send: Any) -> None:
+        scope[ADMITTED] = True
+        asked.set()
+        await answer.wait()
+        await app(scope, receive, send)
+
+    refused, answered = serving(story, waits, first_s=3600.0, most=1)
+    assert (refused, answered[-2:]) == (b"", b"ok")
 
 
 def test_an_answer_that_takes_long_is_not_cut_off() -> None:
@@ -138,6 +263,7 @@ def test_an_answer_that_takes_long_is_not_cut_off() -> None:
     looks: list[int] = []
 
     async def slow(scope: Any, receive: Any, send: Any) -> None:
+        scope[ADMITTED] = True
         while len(looks) < 4:
             await asyncio.sleep(0)
         await app(scope, receive, send)

@@ -1,9 +1,11 @@
 """The pages: content of good, absent and hostile objects, and no object that only garbage collection would free."""
 
+import asyncio
 import gc
 import re
 import weakref
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +15,9 @@ from dra_driver.core.errors import ApiUnreachableError
 from dra_driver.core.model.gpu_node import ToldForeign, ToldIdle, ToldOverGrant, ToldUsage
 from dra_driver.core.model.usage_rules import OverGrantAction
 from dra_driver.kube.state import ClusterState
+from dra_driver.kubectl.capacity import LEGEND
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, GpuMemory
+from dra_driver.kubectl.web.reading import Periodic
 from dra_driver.kubectl.web.rows import EXAMPLE, MAX_BYTES
 from tests.contract.kubectl.web.conftest import HOST, Site
 from tests.unit.kubectl.web.objects import (
@@ -64,13 +68,14 @@ def test_every_page_is_there(site: Site, browser: "TestClient") -> None:
         ("/claims", "20 GiB"),
         ("/pending", "which does not exist"),
         ("/capacity", "NVIDIA H100"),
+        ("/capacity", LEGEND),
         ("/events", "FailedScheduling"),
     ):
         assert part in texts[path].text, (path, texts[path].text)
 
 
 def test_use_is_shown_against_the_grant(site: Site, browser: "TestClient") -> None:
-    use = ClaimDeviceUse(namespace="team", claim="a", node="n", device="gpu-0", used_bytes=25 * GIB, sm_ratio=0.5)
+    use = ClaimDeviceUse(namespace="team", claim="a", node="n", device="gpu-0", share="s", used_bytes=25 * GIB)
     site.uses = [use]
     site.read(full_state())
     text = browser.get(f"{site.base}/nodes/n/gpu-0").text
@@ -151,17 +156,104 @@ def test_pages_of_objects_that_are_gone_say_so(site: Site, browser: "TestClient"
         assert "Back to the fleet" in answer.text
 
 
+def number_of(page: str) -> str:
+    return str(re.findall(r'<div id="live" data-number="([^"]+)"', page)[0])
+
+
+def announced(site: Site, cookie: str) -> list[str]:
+    """The first state that the stream of a page names: number, age, time and problem."""
+
+    async def story() -> bytes:
+        found = asyncio.get_running_loop().create_future()
+
+        async def receive() -> dict[str, str]:
+            await asyncio.shield(found)
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            if b"event: state" in message.get("body", b"") and not found.done():
+                found.set_result(message["body"])
+
+        headers = [(b"host", HOST.encode()), (b"cookie", cookie.encode())]
+        path = {"path": f"{site.base}/live", "root_path": "", "query_string": b"", "headers": headers}
+        await site.app({"type": "http", "method": "GET", "state": {}, **path}, receive, send)
+        return bytes(found.result())
+
+    return asyncio.run(story()).decode().split("data: ")[1].split()
+
+
+class Overtaken(Periodic[Any]):
+    """Reads again whenever a page took the last reading."""
+
+    def asked(self) -> Any:
+        found = super().asked()
+        self.once()
+        return found
+
+
+def test_a_reading_between_page_and_connection_is_announced(site: Site, browser: "TestClient") -> None:
+    cookie = f"dra_ui={browser.cookies['dra_ui']}"
+    site.read(full_state())
+    for path in ("/", "/capacity", "/nodes/n/gpu-0"):
+        number = number_of(browser.get(f"{site.base}{path}").text)
+        assert announced(site, cookie)[0] == number, path
+        site.read(small_state(claim(f"for{path}", "n")))
+        assert announced(site, cookie)[0] != number, path
+    answered = number_of(browser.get(f"{site.base}/capacity").text)
+    assert site.sources.derived.compute_one()
+    assert announced(site, cookie)[0] != answered
+
+
+def test_a_page_never_has_the_number_of_a_state_that_it_does_not_show() -> None:
+    site = Site(Overtaken)
+    with site.opened() as browser:
+        site.read(full_state())
+        site.state = small_state()
+        page = browser.get(f"{site.base}/claims").text
+        assert "/claims/team/a" in page
+        assert announced(site, f"dra_ui={browser.cookies['dra_ui']}")[0] != number_of(page)
+
+
 def test_a_server_that_is_away_is_told_and_the_last_state_stays(site: Site, browser: "TestClient") -> None:
+    site.age = timedelta(minutes=3)
     site.read(full_state())
     site.failure = ApiUnreachableError("connection refused <b>")
     site.sources.cluster.once()
     text = browser.get(f"{site.base}/").text
-    assert re.search(r"does not answer since \d\d:\d\d:\d\d UTC", text)
+    assert re.search(r"cannot be read since \d\d:\d\d:\d\d UTC", text)
+    assert re.search(r"below was read at \d\d:\d\d:\d\d UTC, 3m before this page", text)
     assert "connection refused &lt;b&gt;" in text
     assert "gpu-0" in text
+    number, age, _, *problem = announced(site, f"dra_ui={browser.cookies['dra_ui']}")
+    assert (number, 180 <= int(age) < 200, problem) == (number_of(text), True, ["readings", "fail"])
     site.failure = None
     site.read()
-    assert "does not answer" not in browser.get(f"{site.base}/").text
+    assert "cannot be read since" not in browser.get(f"{site.base}/").text
+
+
+def test_a_state_that_no_reading_replaces_is_called_old(site: Site, browser: "TestClient") -> None:
+    """Nobody looked for hours, or the API server does not end its answer."""
+    site.age = timedelta(hours=3)
+    site.read(full_state())
+    text = browser.get(f"{site.base}/").text
+    assert "was read 3h before this page" in text
+    assert "UTC, 3h old" in text
+    assert announced(site, f"dra_ui={browser.cookies['dra_ui']}")[3] == "old"
+    site.age = timedelta()
+    site.sources.cluster.once()  # the same objects
+    fresh = browser.get(f"{site.base}/").text
+    assert "before this page" not in fresh
+    assert number_of(fresh) != number_of(text)
+
+
+def test_numbers_about_use_say_of_when_they_are(site: Site, browser: "TestClient") -> None:
+    site.uses = [ClaimDeviceUse(namespace="team", claim="a", node="n", device="gpu-0", used_bytes=25 * GIB)]
+    site.read(full_state())
+    site.use_failure = ApiUnreachableError("no answer <b>")
+    site.read()
+    for path in ("/claims", "/claims/team/a", "/nodes/n/gpu-0"):
+        text = browser.get(f"{site.base}{path}").text
+        assert re.search(r"Usage cannot be read since [\d:]+ UTC; the numbers below are of [\d:]+ UTC: no answer", text)
 
 
 def test_before_the_first_reading_every_page_says_so(site: Site, browser: "TestClient") -> None:

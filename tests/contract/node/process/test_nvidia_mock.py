@@ -8,6 +8,7 @@ real driver are not tested.
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +76,15 @@ def expected(description: dict[str, Any]) -> dict[str, dict[str, Any]]:
             "resource.kubernetes.io/pciBusID": gpu["pci"]["bus_id"].lower(),
             "memory": gpu["memory"]["total_bytes"],
         }
+        if description.get("nvlink", {}).get("switches"):
+            first = min(each["uuid"] for each in description["devices"])
+            fabric = gpu["fabric"]
+            found[f"gpu-{one['minor_number']}"] |= {
+                "nvlinkIsland": first,
+                "nvlinkIslandSize": len(description["devices"]),
+                "nvlinkType": "switch",
+                "clique": f"{fabric['cluster_uuid']}.{fabric['clique_id']}",
+            }
     return found
 
 
@@ -150,13 +160,40 @@ def test_a_whole_gpu_is_prepared_and_unprepared(rest: RestClient, process: Node,
     assert process.end()[0] == 0
 
 
-def test_a_lost_gpu_is_withdrawn_and_returns(rest: RestClient, process: Node, overrides: Path) -> None:
+def test_a_lost_gpu_is_tainted_and_is_read_again(rest: RestClient, process: Node, overrides: Path) -> None:
     whole = set(devices(rest))
     overrides.write_text(yaml.safe_dump({"devices": {1: {"failure": {"mode": "lost"}}}}))
-    process.wait_for(lambda: set(devices(rest)) == whole - {"gpu-1"})
+    process.wait_for(lambda: "gpu-1" in taints(rest))
+    assert (set(devices(rest)), set(taints(rest))) == (whole, {"gpu-1"})
+    assert [taint["key"] for taint in taints(rest)["gpu-1"]] == ["gpu.nvidia.com/gpu-lost"]
     process.wait_for(lambda: "GPU is lost" in process.text)
     overrides.write_text("{}")
-    process.wait_for(lambda: set(devices(rest)) == whole)
+    process.wait_for(lambda: process.text.count("left_out=0") > 1)
+
+
+READ = """
+import sys
+from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
+print([one.links_down for one in NvmlBackend(sys.argv[1]).health_readings()])
+"""
+
+
+@pytest.mark.parametrize("board", NVSWITCH_BOARDS, indirect=True)
+def test_nvlinks_are_unknown_with_mig_on(root: Path, overrides: Path) -> None:
+    """In a process of its own: NVML's library is a process' global."""
+    if not root.is_dir():
+        pytest.skip(f"${ROOTS} has no driver root of that board")
+    mig = {"mig": {"mode_current": "enabled", "mode_pending": "enabled"}}
+    overrides.write_text(yaml.safe_dump({"devices": {0: mig}}))
+    environment = {"MOCK_NVML_OVERRIDES": str(overrides), "MOCK_NVML_CONFIG": str(root / "usr/config/config.yaml")}
+    done = subprocess.run(
+        [sys.executable, "-c", READ, str(root / "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1")],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert sorted(done.stdout.split("[")[1].rstrip("]\n").split(", ")) == ["()"] * 7 + ["None"], done.stderr
 
 
 @pytest.mark.parametrize("board", NVSWITCH_BOARDS, indirect=True)

@@ -6,12 +6,15 @@ import json
 import stat
 import tarfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.telemetry.logs import redact
 from dra_driver.diagnose.doctor import bundle
 from dra_driver.diagnose.doctor.bundle import read_logs
 from dra_driver.diagnose.doctor.cluster import DoctorScope, diagnose
@@ -204,6 +207,7 @@ def test_members_of_gigabytes_are_not_read(tmp_path: Path, name: str, kind: byte
         "-----BEGIN RSA PRIVATE KEY-----\nabcdefgh12345678\n-----END RSA PRIVATE KEY-----",
         "-----BEGIN PRIVATE KEY-----\nabcdefgh12345678",
         "eyJhbGciOiJSUzI1NiJ9.eyJhbGciOiJSUzI1NiJ9.abcdefgh12345678",
+        "x-eyJhbGciOiJSUzI1NiJ9.eyJhbGciOiJSUzI1NiJ9.abcdefgh12345678",
         "ghp_abcdefgh12345678",
         "hf_abcdefgh12345678",
     ],
@@ -213,6 +217,42 @@ def test_secrets_go_and_the_rest_stays(secret: str) -> None:
     assert "abcdefgh12345678" not in text
     assert text.startswith("before ")
     assert text.endswith("after") or "BEGIN" in secret
+
+
+@pytest.mark.parametrize("clean", [partial(redacted, longest=1 << 20), redact], ids=["bundle", "logs"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        "eyJ-",
+        "eyJabcdefgh.",
+        "eyJabcdefgh-",
+        "bearer ",
+        "bearer\t\t\t\t",
+        "token=",
+        'token="',
+        "a://b:",
+        "-----BEGIN ",
+        "hf_-",
+    ],
+)
+def test_redaction_takes_linear_time(clean: Callable[[str], str], part: str) -> None:
+    """A tenant writes lines that end in logs and bundles; a quadratic search takes a minute for 64 KiB."""
+
+    def cpu_s(size: int) -> float:
+        text = part * (size // len(part))
+        return min(_cpu_s(clean, text) for _ in range(3))
+
+    assert cpu_s(64 << 10) < 10 * cpu_s(16 << 10) + 0.02
+
+
+def _cpu_s(clean: Callable[[str], str], text: str) -> float:
+    begun = time.thread_time()
+    clean(text)
+    return time.thread_time() - begun
+
+
+def test_long_lines_are_cut() -> None:
+    assert len(redacted("x" * 100_000 + "\nend", 1 << 20)) < 20_000
 
 
 @pytest.mark.parametrize("text", ["claim team-a/train prepared", "GPU-5e1b8f0a-3c44", "no token was mounted", "a: b"])

@@ -11,6 +11,8 @@ import pytest
 
 from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ServerBusyError
 from dra_driver.core.finding import Layer, Status
+from dra_driver.core.model.gpu_node import HealthWord, NodeProblem
+from dra_driver.diagnose.doctor import check_policies
 from dra_driver.diagnose.doctor import facts as fact
 from dra_driver.diagnose.doctor.cluster import CHECKS, DoctorScope, diagnose, narrowed
 from dra_driver.diagnose.doctor.facts import facts_of_state
@@ -33,6 +35,7 @@ from tests.doctor_faults.cluster import (
     gpu_node,
     named,
     template,
+    told,
     workload,
 )
 from tests.fakes.dra_objects import Obj, allocated, claim, exactly, resource_slice
@@ -111,6 +114,80 @@ def test_a_node_is_judged_without_the_others() -> None:
     assert [item["metadata"]["name"] for item in facts.items("claims")] == ["here", "fabric"]
     report = judged(cluster, kind="node", name="gpu-b")
     assert "claims-end" not in {finding.check for finding in report.findings}
+
+
+def _without_partitions(cluster: Cluster, *nodes: str, product: str = "NVIDIA H100 80GB HBM3") -> Cluster:
+    """The cluster whose ``nodes`` publish whole GPUs only, and a claim that waits for a partition."""
+    cluster.claims.append(claim("part", exactly(deviceClassName="mig.nvidia.com"), namespace="team-a"))
+    for item in cluster.slices:
+        if item["spec"]["nodeName"] in nodes:
+            item["spec"]["devices"] = [each for each in item["spec"]["devices"] if "-mig-" not in each["name"]]
+            for each in item["spec"]["devices"]:
+                each["attributes"]["productName"] = {"string": product}
+    for item in cluster.gpu_nodes:
+        if item["metadata"]["name"] in nodes:
+            for each in item["status"]["gpus"]:
+                each["offeredAs"] = ["Whole"]
+    return cluster
+
+
+@pytest.mark.parametrize("scope", [{"kind": "node", "name": "gpu-a"}, {}])
+def test_classes_are_judged_by_the_devices_of_the_whole_cluster(scope: dict[str, str]) -> None:
+    report = judged(_without_partitions(Cluster(), "gpu-a"), **scope)
+    assert [str(each) for each in report.findings if each.status is not Status.OK] == []
+
+
+@pytest.mark.parametrize(
+    ("gate", "product", "says"),
+    [
+        (True, "NVIDIA A100-SXM4-40GB", "published whole only: MIG mode is off"),
+        (None, "NVIDIA A30", "published whole only: MIG mode is off"),
+        (None, "NVIDIA L4", "no node offers partitions"),
+        (False, "NVIDIA A100-SXM4-40GB", "the feature gate DRAPartitionableDevices is off"),
+    ],
+)
+def test_why_no_partition_is_published(gate: bool | None, product: str, says: str) -> None:
+    """A gate that the API server does not list is unknown, not off."""
+    cluster = _without_partitions(Cluster(), "gpu-a", "gpu-b", product=product)
+    del cluster.gates["DRAPartitionableDevices"]
+    cluster.gates |= {} if gate is None else {"DRAPartitionableDevices": gate}
+    first = judged(cluster).first_broken
+    assert first is not None
+    assert (first.object, says in first.seen) == ("class/mig.nvidia.com", True), first.seen
+    assert ("nvidia-smi -i GPU-gpu-a-0 -mig 1" in first.fix) is ("MIG mode" in says)
+
+
+def test_of_too_many_devices_no_match_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_policies, "MOST_DEVICES", 2)
+    cluster = _without_partitions(Cluster(), "gpu-a")
+    found = next(
+        each for each in judged(cluster).findings if each.object == "class/mig.nvidia.com" and "first" in each.seen
+    )
+    assert found.status is Status.UNKNOWN
+
+
+_TAINTED = {"taints": [{"key": "gpu.nvidia.com/xid", "value": "79", "effect": "NoSchedule"}]}
+_FALLEN = "The GPU reported XID 79. Drain the node and reboot it."
+
+
+@pytest.mark.parametrize("by", ["slices", "GpuNode", "both"])
+@pytest.mark.parametrize("held", [True, False])
+def test_a_pod_on_an_unhealthy_gpu_is_not_fine(by: str, held: bool) -> None:
+    """The taint is published some moments before the GpuNode is written. A GPU that others hold is a warning."""
+    cluster = Cluster()
+    if by != "slices":
+        problem = NodeProblem(reason="Degraded", message=f"gpu-0 is not healthy: {_FALLEN}")
+        sick: dict[str, Any] = {"health": HealthWord.UNHEALTHY, "causes": ("xid",), "message": _FALLEN}
+        cluster.gpu_nodes[0] = told("gpu-a", problems=(problem,), **sick)
+    if by != "GpuNode":
+        cluster.slices[0]["spec"]["devices"][0] |= _TAINTED
+    cluster.pods.append(workload(node="gpu-a", resourceClaims=[{"name": "gpu", "resourceClaimName": "c"}]))
+    cluster.claims.append(allocated(claim("c", namespace="team-a"), "gpu-0" if held else "gpu-1", node_name="gpu-a"))
+    report = judged(cluster, kind="pod", namespace="team-a", name="train")
+    (found,) = [each for each in report.findings if each.status in (Status.FAIL, Status.WARN)]
+    assert (found.object, found.status) == ("gpu/gpu-a/gpu-0", Status.FAIL if held else Status.WARN)
+    assert "reset (" not in found.fix
+    assert judged(cluster).exit_status == 1
 
 
 @pytest.mark.parametrize("scope", ["pod/team-a/pod-lost", "claim/team-a/lost"])
@@ -249,6 +326,31 @@ def test_devices_and_pods_of_other_drivers_are_no_concern() -> None:
     cluster.events.append(event("FailedPrepareDynamicResources", failing, said))
     report = judged(cluster)
     assert [str(each) for each in report.findings if each.status is not Status.OK] == []
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_newest_event_of_a_failed_prepare_is_shown(order: int) -> None:
+    cluster, pod = Cluster(), workload(node="gpu-a", **by_template("cards"))
+    cluster.pods.append(pod)
+    told = [
+        event("FailedPrepareDynamicResources", pod, text) | {"lastTimestamp": f"2026-11-22T1{hour}:00:00Z"}
+        for hour, text in enumerate(("gpu.nvidia.com: older", "gpu.nvidia.com: newer"))
+    ]
+    cluster.events += told[::order]
+    (found,) = (each for each in judged(cluster).findings if each.check == "prepare-errors")
+    assert found.seen.endswith("newer")
+
+
+@pytest.mark.parametrize(
+    ("deleted", "gone", "warned"), [(True, "ab", True), (True, "a", False), (False, "ab", False), (True, "", False)]
+)
+def test_only_a_deleted_claim_whose_pods_are_all_gone_is_stuck(deleted: bool, gone: str, warned: bool) -> None:
+    cluster, held = Cluster(), claim("held", namespace="team-a")
+    held["metadata"] |= {"deletionTimestamp": "2026-11-22T10:00:00Z"} if deleted else {}
+    held["status"] = {"reservedFor": [{"resource": "pods", "name": name, "uid": f"uid-of-{name}"} for name in "ab"]}
+    cluster.claims.append(held)
+    cluster.pods += [workload(name) for name in "ab" if name not in gone]
+    assert ("claims-end" in {each.check for each in judged(cluster).findings if each.status is Status.WARN}) is warned
 
 
 def test_what_a_pod_of_unknown_purpose_lacks_is_a_warning_of_the_cluster() -> None:

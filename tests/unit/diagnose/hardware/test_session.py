@@ -13,6 +13,7 @@ from dra_driver.core.finding import Status
 from dra_driver.diagnose.hardware import child, session
 from dra_driver.diagnose.hardware.child import Task
 from dra_driver.diagnose.hardware.cuda import client_environment
+from dra_driver.diagnose.hardware.first_gpu import PROBES
 from dra_driver.diagnose.hardware.runner import InterruptedReading
 from dra_driver.diagnose.hardware.session import CHECKS, RESTORE, SURVEY
 from dra_driver.diagnose.hardware.survey import Consent
@@ -91,6 +92,19 @@ def test_no_check_begins_when_the_time_is_over() -> None:
     report = machine.report(owner=True)
     assert [limit_s for task, limit_s in machine.tasks if task.reader != SURVEY] == [60.0, 30.0, 30.0, 20.0]
     assert {record.finding.seen for record in report.records[4:]} == {"no time was left within 540 s"}
+
+
+def test_with_a_time_the_probes_follow_in_order_and_the_report_is_kept_after_each_check() -> None:
+    machine = Machine()
+    machine.answers = {probe.reader: lambda: Reading(facts={"skipped": "x"}) for probe in PROBES}
+    kept: list[HardwareReport] = []
+    plan = session.Plan(task=Task(reader="", folder=""), consent=Consent(xid=True), total_s=20.0)
+    report = session.run_all(plan, machine.run, lambda _: None, kept=kept.append, clock=lambda: machine.now)
+    assert machine.readers[-4:] == [probe.reader for probe in PROBES[:4]]
+    assert [record.number for record in report.records] == list(range(1, 25))
+    assert report.records[-1].reading.skipped == "no time was left within 20 s"
+    assert [len(one.records) for one in kept] == list(range(25))
+    assert ({one.about["complete"] for one in kept}, report.about["complete"]) == ({False}, True)
 
 
 def test_an_interrupted_run_keeps_what_it_has() -> None:

@@ -56,6 +56,8 @@ def test_a_container_that_sees_its_device_is_ok() -> None:
         (ended(), "", Layer.CONTAINER, "did not apply the CDI devices"),
         (ended(6), "No devices were found", Layer.CONTAINER, "exit status 6"),
         (ended(128, reason="StartError", message=NOT_FOUND), "", Layer.CONTAINER, "enable_cdi"),
+        (ended(128, reason="ContainerCannotRun", message=NOT_FOUND), "", Layer.CONTAINER, "enable_cdi"),
+        (ended(1, reason="Error", message=NOT_FOUND), "", Layer.CONTAINER, "exit status 1"),  # the program's own text
         (waiting("CreateContainerError", "unresolvable CDI devices"), "", Layer.CONTAINER, "unresolvable"),
         (waiting("ImagePullBackOff", "Back-off"), "", Layer.IMAGE, "Back-off"),
     ],

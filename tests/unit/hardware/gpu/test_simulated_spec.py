@@ -150,7 +150,7 @@ def test_the_file_form_sets_every_field() -> None:
         ("gpus: [{model: l4-24gb, uuid: null}]", "gpus[0].uuid: expected GPU- and"),
         ("gpus: [{model: l4-24gb, productName: 'Größe'}]", "gpus[0].productName: expected a name"),
         ('gpus: [{model: l4-24gb, lost: "a\\nb"}]', "gpus[0].lost: expected a reason"),
-        ("gpus: []\ncudaDriverVersion: 13.0", 'cudaDriverVersion: expected a quoted version such as "13.0", got 13.0'),
+        ("gpus: []\ncudaDriverVersion: 13.0", 'cudaDriverVersion: expected a quoted version such as "13.0", got 13'),
         ("gpus: [{model: h100-sxm5-80gb, instances: [{}]}]", "gpus[0].instances: they need migEnabled: true"),
         (MIG % "3", "gpus[0].instances[0]: expected a mapping with profile and start, got int"),
         (MIG % "{profile: 1g.10gb}", "gpus[0].instances[0]: expected a profile such as 3g.20gb and the memory slice"),

@@ -3,9 +3,8 @@
 import copy
 import json
 import random
-import re
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,9 @@ from dra_driver.kubectl.commands.claims import row
 from dra_driver.kubectl.commands.kubectl import main
 from dra_driver.node.slices import ApiServerFeatures, build_devices
 from tests.fakes.dra_objects import DRIVER, Obj, claim, exactly, resource_slice, wire
-from tests.fakes.published import h100, having, share, slices
+from tests.fakes.published import built, h100, having, published, share, slices
 from tests.fakes.simulated_gpus import SimulatedBackend
+from tests.harness.shown import holds
 from tests.unit.kubectl.capacity.helpers import cluster, holding, shared, whole
 from tests.unit.kubectl.explain.test_mutations import mutated
 
@@ -256,11 +256,6 @@ def test_damaged_objects_give_a_result_or_an_error(seed: int) -> None:
 TEXT = (Path(__file__).parents[4] / "docs/capacity.md").read_text()
 
 
-def blocks(command: str) -> list[str]:
-    found = re.findall(rf"^    \$ {re.escape(command)}\n((?:    .*\n|\n)*)", TEXT, re.MULTILINE)
-    return ["\n".join(line.removeprefix("    ") for line in block.splitlines()).strip() for block in found]
-
-
 def clusters() -> dict[str, ClusterState]:
     """Two H100 in all forms, with one small device in each half of the first; and one that two claims share."""
     held = {"a": "gpu-0-mig-1g10gb-19-1", "b": "gpu-0-mig-1g10gb-19-5", "c": "gpu-1-mig-4g40gb-5-0"}
@@ -271,13 +266,52 @@ def clusters() -> dict[str, ClusterState]:
     return {"mig": h100(2, claims=claims), "shares": h100(sharing=sharing, claims=shares)}
 
 
+def trainings() -> ClusterState:
+    """Two training pods with two GPUs each on two nodes; a claim for four waits."""
+    created = (datetime.now(UTC) - timedelta(days=3, hours=1)).isoformat()
+    held = []
+    for number, on in enumerate(("gpu-a", "gpu-b")):
+        name = f"train-{number}-gpu-56bcx"
+        user = {"resource": "pods", "name": f"train-{number}", "uid": "1"}
+        item = {**claim(name, exactly("gpu", count=2)), "status": holding(name, on, "gpu-0", "gpu-1")["status"]}
+        held.append(dated({**item, "status": {**item["status"], "reservedFor": [user]}}, created))
+    waits = dated(claim("big-gpu-f85xs", exactly("gpu", count=4)), created)
+    a100 = "4xa100-sxm4-40gb"
+    cut = published(built(SimulatedBackend(parse_groups("2xh100-sxm5-80gb", "gpu-c")).snapshot()), on="gpu-c")
+    return cluster([node("gpu-a", a100), node("gpu-b", a100), *cut], [*held, waits])
+
+
+def near() -> ClusterState:
+    """Pairs beside a network card of another driver, and a board with NVSwitches."""
+    claims = [holding("train", "gpu-a", "gpu-0", "gpu-1"), holding("eval", "gpu-b", "gpu-0-mig-1g10gb-19-6")]
+    slices = [node("gpu-a", "4xa100-pcie-80gb+pairs"), card("gpu-a", "pci0000:08"), node("gpu-b", "2xh100-sxm5-80gb")]
+    return cluster(slices, claims)
+
+
+@pytest.mark.parametrize(
+    ("page", "command", "state"),
+    [
+        ("docs/capacity.md", "kubectl dra capacity --by-node", trainings),
+        ("docs/capacity.md", "kubectl dra devices --node gpu-a", trainings),
+        ("docs/capacity.md", "kubectl dra claims", trainings),
+        ("docs/topology.md", "kubectl dra topology", near),
+    ],
+)
+def test_pages_show_what_is_printed_of_a_cluster(
+    page: str, command: str, state: Callable[[], ClusterState], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dump(state(), tmp_path / "state.json")
+    assert main([*command.split()[2:], "--cluster-state", str(tmp_path / "state.json")]) == 0
+    holds(page, command, capsys.readouterr().out)
+
+
 @pytest.mark.parametrize("command", ["capacity", "devices"])
 @pytest.mark.parametrize("name", ["mig", "shares"])
 def test_examples_are_real_output(name: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / f"{name}.json"
     dump(clusters()[name], path)
     assert main([command, "--cluster-state", str(path)]) == 0
-    assert blocks(f"kubectl dra {command} --cluster-state {name}.json") == [capsys.readouterr().out.strip()]
+    holds("docs/capacity.md", f"kubectl dra {command} --cluster-state {name}.json", capsys.readouterr().out)
 
 
 def test_every_term_of_the_tables_is_explained() -> None:

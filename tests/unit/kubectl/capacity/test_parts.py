@@ -1,6 +1,7 @@
 """Counting MIG profiles and shares: what fits next to allocated devices, and what is stranded."""
 
 import random
+from typing import Any
 
 import pytest
 
@@ -8,6 +9,7 @@ from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity import Options, survey
 from dra_driver.kubectl.capacity.report import MAX_FITS, Gpus
+from dra_driver.kubectl.capacity.units import Unit
 from dra_driver.scheduler.allocation import Allocator, SchedulerFeatures
 from tests.fakes.dra_objects import DRIVER, Obj, claim, device_class, exactly, gpu, node, resource_slice
 from tests.fakes.published import h100, share, slices
@@ -223,6 +225,14 @@ def test_devices_that_every_node_reaches_are_counted_once() -> None:
     report = survey(cluster([whole("b", 1), anywhere], nodes=[node("a"), node("b")]))
     assert only(report).gpus == Gpus(total=2, free=2)
     assert [item.node for item in report.nodes] == ["", "b"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "held"), [({}, False), ({"overdrawn": True}, True), ({"elsewhere": ["a device"]}, True)]
+)
+def test_counters_that_other_devices_use_up_count_as_allocations(fields: dict[str, Any], held: bool) -> None:
+    """Else what they keep from a GPU without allocated devices would not be stranded but missing."""
+    assert Unit(driver=DRIVER, offered=[], sets=[], kinds=[], **fields).has_allocations() is held
 
 
 def test_one_node_or_one_driver_can_be_selected() -> None:

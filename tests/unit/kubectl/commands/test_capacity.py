@@ -44,10 +44,12 @@ def test_capacity_as_json_has_a_schema(state: str, capsys: pytest.CaptureFixture
     document = json.loads(capsys.readouterr().out)
     assert (document["schemaVersion"], document["kind"]) == (1, "CapacityReport")
     assert [node["node"] for node in document["nodes"]] == ["a"]
-    counts = {"total": 4, "free": 2, "used": 2, "fragmented": 0, "unavailable": 0, "reasons": {}}
+    counts = {"total": 4, "free": 2, "used": 2, "fragmented": 0, "unavailable": 0, "reasons": {}, "heldUnhealthy": 0}
     assert document["models"][0]["gpus"] == counts
     fields = {"request", "profile", "share", "count", "inUse", "fits", "bySum", "stranded", "atLeast"}
     assert set(document["models"][0]["requests"][0]) == fields
+    in_use = {item["request"]: item["inUse"] for item in document["models"][0]["requests"]}
+    assert (in_use["1 GPU"], in_use["2 GPUs"]) == (2, None)
 
 
 def test_lists_as_json_have_a_schema(state: str, capsys: pytest.CaptureFixture[str]) -> None:

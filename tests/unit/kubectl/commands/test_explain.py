@@ -84,6 +84,26 @@ def test_a_folder_of_manifests_replaces_what_the_cluster_has(
     assert capsys.readouterr().out.startswith("pod team/new fits on 2 of 2 nodes")
 
 
+ODD = ("1:59:59", "1:" * 3000 + "1", '!!bool "abc"', '!!int ""', '!!timestamp "abc"', ".inf", "!!python/object:x {}")
+
+
+@pytest.mark.parametrize("value", ODD, ids=lambda value: value[:20])
+def test_odd_scalars_are_text_or_an_error_that_names_the_file(
+    state: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str
+) -> None:
+    file = tmp_path / "odd.yaml"
+    file.write_text(f"apiVersion: v1\nkind: Pod\nmetadata: {{name: p}}\nspec:\n  hostname: {value}\n  containers: []\n")
+    for arguments in (
+        ["explain", "--cluster-state", state, "-f"],
+        ["lint"],
+        ["migrate"],
+        ["devices", "--cluster-state"],
+    ):
+        status, printed = main([*arguments, str(file)]), capsys.readouterr()
+        assert status in {0, 1, 2}
+        assert status == 0 or "odd.yaml" in printed.out + printed.err, arguments
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> str:
     """A bundle of a healthy cluster with a pod whose template is in another namespace."""

@@ -109,6 +109,16 @@ def test_pods_are_evicted_as_budgets_allow() -> None:
     assert (again.result, again.evicted) == ("done", ["team/b", "team/bare"])
 
 
+def test_the_api_servers_retry_after_is_kept() -> None:
+    api = FakeApi(pods=[pod("b")], claims=[claim("two", "gpu-0", "b")])
+    refusal = budget("not now")
+    refusal.retry_after_s = 10
+    api.budgets["b"] = refusal
+    with pytest.raises(DrainFailedError):
+        Run(api, replace(ALL, evict=True), timeout_s=12.0).drain()
+    assert api.requests.count("evict b") == 2
+
+
 def test_a_user_who_may_not_evict_is_told_where() -> None:
     refused = {"a": ForbiddenError("403", status=403)}
     api = FakeApi(pods=[pod("a")], claims=[claim("one", "gpu-0", "a")], budgets={**refused})

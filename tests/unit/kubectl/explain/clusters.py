@@ -8,6 +8,9 @@ from dra_driver.kubectl.explain.subject import subject_of
 from tests.fakes.dra_objects import DRIVER, device_class, exactly, gpu, node, resource_slice
 
 Obj = dict[str, Any]
+NUMBERS = f"[{','.join(map(str, range(60)))}]"
+COSTLY = f'device.driver != "" && {NUMBERS}.all(x, {NUMBERS}.all(y, x + y >= 0))'
+"""A selector that the API server accepts and that takes some 20 ms."""
 A = f'device.attributes["{DRIVER}"]'
 MEMORY = f'device.capacity["{DRIVER}"].memory'
 

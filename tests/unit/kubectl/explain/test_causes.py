@@ -10,8 +10,19 @@ from dra_driver.kubectl.explain import claim_subject, explain
 from dra_driver.kubectl.explain.evaluation import scheduler_of
 from dra_driver.kubectl.explain.report import Answer
 from dra_driver.kubectl.explain.subject import subject_of
+from dra_driver.scheduler.cel import selector_budget
 from tests.fakes.dra_objects import DRIVER, claim, device_class, exactly, gpu, node, resource_slice
-from tests.unit.kubectl.explain.clusters import A, a100, allocated_claim, cluster, codes, explained, pod, template
+from tests.unit.kubectl.explain.clusters import (
+    COSTLY,
+    A,
+    a100,
+    allocated_claim,
+    cluster,
+    codes,
+    explained,
+    pod,
+    template,
+)
 
 
 def _bound(**status: Any) -> dict[str, Any]:
@@ -61,6 +72,29 @@ def test_cause_is_recognised(state: ClusterState, wanted: dict[str, Any], code: 
     assert codes(report)[0] == code
     cause = next(cause for cause in report.causes if cause.code == code)
     assert cause.message in report.verdict.sentence
+
+
+def test_costly_selectors_make_the_answer_unknown() -> None:
+    """Neither "fits" nor "does not match"; cheap selectors are always evaluated."""
+    state = cluster(templates=[template("t", exactly("gpu", f"{COSTLY} && {A}.productName == 'B200'"))])
+    assert explained(state).verdict.answer is Answer.CANNOT_FIT
+    with selector_budget(0.0):
+        report = explained(state)
+        cheap = explained(cluster(templates=[template("t", exactly("gpu", f"{A}.productName == 'A100'"))]))
+    assert (report.verdict.answer, codes(report)) == (Answer.UNKNOWN, ["selectorsCostly"])
+    assert "selector #0 not evaluated, because costly selectors took 0 s" in report.verdict.sentence
+    assert "default/train" in report.verdict.sentence
+    assert cheap.verdict.answer is Answer.FITS
+
+
+def test_the_time_of_costly_selectors_is_bounded() -> None:
+    """32 such selectors, which take a second for each device without the limit."""
+    ticks = iter(range(10_000))
+    texts = [f"{COSTLY} && {A}.productName != '{number}'" for number in range(32)]
+    state = cluster(templates=[template("t", exactly("gpu", *texts))])
+    with selector_budget(10, clock=lambda: float(next(ticks))):
+        assert explained(state).verdict.answer is Answer.UNKNOWN
+    assert next(ticks) == 20
 
 
 @pytest.mark.parametrize("version", ["v1.34.9", "v1.35.6"])

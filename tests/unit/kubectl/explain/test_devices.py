@@ -50,7 +50,10 @@ def test_class_selectors_are_distinguished_from_request_selectors_and_a_missing_
 
 def test_devices_in_use_name_the_claim_and_its_pods() -> None:
     claims = [allocated_claim("one", "gpu-0", on="b", users=("p",)), allocated_claim("two", "gpu-1", on="b")]
-    report = asked(exactly("gpu", f'{A}.productName == "H100"'), claims=claims)
+    looks = allocated_claim("looks", "gpu-0", on="b")  # admin access keeps nobody away
+    looks["status"]["allocation"]["devices"]["results"][0]["adminAccess"] = True
+    report = asked(exactly("gpu", f'{A}.productName == "H100"'), claims=[looks, *claims])
+    assert "default/looks" not in repr(report)
     reason = report.requests[0].reasons[1]
     assert (reason.code, reason.devices) == ("inUse", 2)
     assert reason.seen == ("default/one (pod p)", "default/two (no pod)")
@@ -172,11 +175,12 @@ def seen(report: Explanation) -> str:
     return report.requests[0].reasons[-1].seen[0]
 
 
-def test_partitions_in_use_that_are_equally_near_are_counted() -> None:
+def test_partitions_in_use_that_are_equally_near_are_named() -> None:
     claims = [having(f"c{start}", slice_name(start), users=(f"p{start}",)) for start in range(7)]
     report = asked_of_h100(part(), claims=claims)
     assert "7 devices match request gpu: 7 in use" in report.verdict.sentence
-    assert fix(report).endswith("; 6 other devices are equally near")
+    assert "; equally near: gpu-0-mig-1g10gb-19-5 (default/c5 (pod p5)), " in fix(report)
+    assert all(f"default/c{start} (pod p{start})" in fix(report) for start in range(7))
     assert report.causes == ()
 
 

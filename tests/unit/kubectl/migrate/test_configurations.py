@@ -40,7 +40,7 @@ SHARES = {"strategy": "TimeSlicing", "maxShares": 4, "defaultComputePercent": 0}
     [
         # Replicas have no memory of their own, so shares are bounded by their number alone.
         ([SHARED], "device-plugin-input", {"sharing": SHARES}),
-        ([MPS], "device-plugin-input", {"sharing": {**SHARES, "strategy": "MPS", "maxShares": 10}}),
+        ([MPS], "device-plugin-input", {"sharing": {"strategy": "MPS", "maxShares": 10, "defaultComputePercent": 10}}),
         # The device plugin offered whole GPUs alone.
         (["version: v1\nflags: {migStrategy: none}\n"], "device-plugin-input", {"forms": {"migProfiles": []}}),
         # Only nodes among the inputs are known.
@@ -66,6 +66,19 @@ SHARES = {"strategy": "TimeSlicing", "maxShares": 4, "defaultComputePercent": 0}
 )
 def test_configurations_become_policies(inputs: list[str], name: str, spec: dict[str, object]) -> None:
     assert policy(migrated("\n---\n".join(inputs)), name) == spec
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (SHARED, ["carried over", "no limit of memory"]),
+        (MPS, ["changed meaning", "1/10 of memory and compute", "no compute gets 10 percent", "gets all of it"]),
+        (MPS.replace("10", "300"), ["no compute gets 1 percent", "100 such claims fit"]),
+    ],
+)
+def test_report_names_the_limits_that_replicas_had(text: str, words: list[str]) -> None:
+    (found,) = said(migrated(text), ".replicas")
+    assert [each for each in words if each not in found] == []
 
 
 def test_mps_wins_over_time_slicing_and_needs_the_mps_host() -> None:

@@ -152,6 +152,32 @@ def test_what_no_device_is_stays_and_is_named(resource: str, count: int, before:
     assert any("not carried over" in each and reason in each for each in said(found, f'["nvidia.com/{resource}"]'))
 
 
+@pytest.mark.parametrize(
+    ("limits", "requests", "reason"),
+    [
+        ({}, {"nvidia.com/gpu": 1}, "has no limit"),
+        ({"nvidia.com/gpu": 2}, {"nvidia.com/gpu": 1}, "is not its limit of 2"),
+        ({"nvidia.com/gpu": 1}, {"nvidia.com/gpu": "1000m"}, ""),
+        ({"nvidia.com/gpu": 1}, {"cpu": 1}, ""),
+    ],
+)
+@pytest.mark.parametrize("keep", [False, True])
+def test_amounts_that_the_api_server_refuses_are_invalid(
+    limits: dict[str, object], requests: dict[str, object], reason: str, keep: bool
+) -> None:
+    main = {"name": "main", "image": "ubuntu:24.04", "resources": {"limits": limits, "requests": requests}}
+    found = migrated(pod(main), keep=keep)
+    assert (found.workloads == []) is bool(reason or keep)
+    told = [each for each in said(found, '["nvidia.com/gpu"]') if "not carried over: invalid" in each]
+    assert [reason in each for each in told] == [True] * (len(limits) + 1 if reason else 0)
+
+
+def test_time_sliced_shares_are_said_to_have_no_limit_of_memory() -> None:
+    assert (
+        "no limit of memory" in said(migrated(pod(container(gpu=1), before=SHARED % "false")), '["nvidia.com/gpu"]')[0]
+    )
+
+
 def test_product_labels_with_a_profile_say_that_the_gpu_was_a_mig_device() -> None:
     labels = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", "nvidia.com/gpu.memory": "4864"}
     found = migrated(pod(container(gpu=1), nodeSelector=labels))

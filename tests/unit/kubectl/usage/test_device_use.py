@@ -98,6 +98,7 @@ def test_a_number_that_cannot_be_is_not_known_and_a_peak_is_no_less_than_what_is
     assert one(usedBytes=value, peakBytes=value).used_bytes is None
     assert one(usedBytes=10, peakBytes=5).peak_bytes == 10
     assert one(usedBytes=10, peakBytes=None).peak_bytes == 10
+    assert one(usedBytes=None, peakBytes=40).peak_bytes is None
 
 
 def test_names_are_cut_and_stay_on_their_line() -> None:

@@ -5,9 +5,9 @@ from msgspec.structs import replace
 
 from dra_driver.core.model.usage import GIB, Profile
 from dra_driver.kube.shapes import read
-from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
+from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, claims_held
 from dra_driver.kubectl.usage.quota import CLAIMS, DEVICES, CountedClaim, ResourceQuota, UnlimitedClass, rows, unlimited
-from dra_driver.kubectl.usage.waste import DeviceSize, WasteFinding, judge, sizes_in
+from dra_driver.kubectl.usage.waste import DeviceSize, WasteFinding, joined, judge, sizes_in
 
 PROFILES = (Profile(name="1g.10gb", memory_bytes=10 * GIB), Profile(name="3g.40gb", memory_bytes=40 * GIB))
 
@@ -24,6 +24,7 @@ def use(
         node="n",
         device=device,
         idle_s=idle_s,
+        used_bytes=None if peak is None else 0,
         peak_bytes=None if peak is None else int(peak * GIB),
         granted_bytes=None if granted is None else int(granted * GIB),
     )
@@ -73,11 +74,16 @@ def test_profiles_are_those_that_the_gpu_publishes() -> None:
 def test_a_whole_gpu_is_as_large_as_it_is_published_and_a_share_as_its_grant() -> None:
     size_of = sizes_in(published({"name": "gpu-0", "capacity": {"memory": {"value": "80Gi"}}}), pytest.fail)
     whole, share = use(peak=6, granted=None), replace(use(peak=6, granted=None), share="s")
-    found = judge([whole], idle_after_s=600, size_of=size_of) + judge([share], idle_after_s=600, size_of=size_of)
+    result = {"driver": "d", "pool": "p", "device": "gpu-0", "adminAccess": True}
+    status = {"allocation": {"devices": {"results": [result]}}}
+    admin = claims_held([{"metadata": {"namespace": "a", "name": "x"}, "status": status}])
+    uses = [*joined([whole, share], {}, size_of), *joined([whole], admin, size_of)]
+    found = [row for each in uses for row in judge([each], idle_after_s=600, size_of=size_of)]
     assert [(row.finding, row.held_bytes) for row in found] == [
-        (WasteFinding.OVERSIZE, 80 * GIB),
-        (WasteFinding.USED, None),
-    ]
+        (WasteFinding.OVERSIZE, 80 * GIB), (WasteFinding.USED, None), (WasteFinding.USED, None),
+    ]  # fmt: skip
+    unknown = replace(whole, granted_bytes=80 * GIB, used_bytes=None)
+    assert findings(unknown) == [WasteFinding.USED], "it may have more than its peak"
 
 
 def test_a_device_that_cannot_be_read_is_named_and_the_others_have_their_size() -> None:

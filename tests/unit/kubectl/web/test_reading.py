@@ -69,6 +69,28 @@ def test_an_equal_value_is_no_change() -> None:
     assert changes == [1, 1, 2]
 
 
+class Noting(Periodic[Any]):
+    """Notes the values of each change."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "changes" and value:
+            self.noted = (given(self._reading).value, self.trouble is not None)
+        super().__setattr__(name, value)
+
+
+def test_values_are_there_before_their_change_is_counted() -> None:
+    """A page that takes the number first never misses a change. A state is as old as the start of its reading."""
+    reader, noted = Noting("test", Script("one", ApiUnreachableError("gone"), "two"), 1.0, now=lambda: NOW), []
+    for _ in range(3):
+        reader.once()
+        noted.append(reader.noted)
+    assert noted == [("one", False), ("one", True), ("two", False)]
+    times = iter([NOW, NOW + timedelta(seconds=9)])
+    late = Periodic("test", lambda: next(times), 1.0, now=lambda: next(times))
+    late.once()
+    assert given(late.asked()).at == NOW
+
+
 def test_a_bug_in_reading_is_told_and_does_not_end_the_thread() -> None:
     reader = periodic(KeyError("metadata"))
     reader.once()

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ApiUnreachableError
 from dra_driver.kube.state import ClusterState
@@ -42,6 +43,14 @@ def test_a_claim_with_one_unmeasured_device_has_no_sum() -> None:
     assert views(small_state(both), USE)[0].used_bytes is None
     view = views(small_state(claim("a", "n", {"device": "gpu-7"})))[0]
     assert [(each.device, each.gpu, each.part) for each in view.devices] == [("gpu-7", "", None)]
+
+
+def test_two_shares_of_one_gpu_have_their_own_use() -> None:
+    both = claim("a", "n", share("gpu-0", "20Gi"), {**share("gpu-0", "10Gi"), "shareID": "t"})
+    other = replace(USE, share="t", used_bytes=GIB)
+    view = views(small_state(both), USE, other)[0]
+    assert [each.use and each.use.used_bytes for each in view.devices] == [5 * GIB, GIB]
+    assert (view.used_bytes, view.granted_bytes) == (6 * GIB, 30 * GIB)
 
 
 def test_pods_of_one_owner_wait_together() -> None:
@@ -123,7 +132,7 @@ def test_values_of_one_time_are_one_sample() -> None:
         dra_gpu_utilization_ratio=[[AT, "0.75"]],
     )
     first, second = past_of(ask)
-    use = first.uses["team", "a", "n", "gpu-0"]
+    use = first.uses["team", "a", "n", "gpu-0", ""]
     assert (use.used_bytes, use.sm_ratio) == (3 * GIB, 0.5)
     gpu = first.gpus["n", "gpu-0"]
     assert (gpu.used_bytes, gpu.busy_ratio) == (9 * GIB, 0.75)

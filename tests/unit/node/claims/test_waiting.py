@@ -15,7 +15,14 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.node.claims.entry import OwnerId, State
 from dra_driver.node.claims.processes import ProcessRegistry, read_boot_id
-from dra_driver.node.claims.waiting import ClaimLocks, GpuLocks, MonotonicClock, PrepareGate, PreparesPausedError
+from dra_driver.node.claims.waiting import (
+    ClaimLocks,
+    GpuLocks,
+    MonotonicClock,
+    PrepareGate,
+    PreparesPausedError,
+    RetryPolicy,
+)
 from dra_driver.node.claims.workflow.service import Claims, open_claims
 from tests.fakes.claims import (
     NAMES,
@@ -242,6 +249,11 @@ def test_a_detach_in_the_middle_of_a_partition_leaves_nothing_behind(h100: Run) 
     h100.prepare(ref(1))
     h100.unprepare(ref(1))
     assert node.is_whole_again()
+
+
+@pytest.mark.parametrize(("within_s", "deadline"), [(None, 140), (100, 140), (30, 128), (1, 100)])
+def test_a_call_ends_before_the_kubelets_deadline(within_s: float | None, deadline: float) -> None:
+    assert RetryPolicy().budget(100, within_s).deadline == deadline
 
 
 def test_the_gate_waits_for_attempts_in_work() -> None:

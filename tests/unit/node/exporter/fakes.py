@@ -33,10 +33,13 @@ class FakeGpus:
         self.readings = readings
         self.fails = ""
         self.closed = 0
-        self.looks = 0
+        self.looks = self.samples = 0
 
     def close(self) -> None:
         self.closed += 1
+
+    def sample(self) -> None:
+        self.samples += 1
 
     def usage(self) -> tuple[GpuUsage, ...]:
         self.looks += 1

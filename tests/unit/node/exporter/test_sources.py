@@ -120,6 +120,31 @@ def test_no_link_and_no_pipe_is_read(tmp_path: Path) -> None:
     assert isinstance(AssignmentsReader(tmp_path).read(), Unread)
 
 
+@pytest.mark.parametrize(("line", "expected"), [("NSpid:\t41\t1", True), ("NSpid:\t41", False), ("Name:\tx", False)])
+def test_a_pid_namespace_below_that_of_proc(tmp_path: Path, line: str, expected: bool) -> None:
+    proc = FakeProc(tmp_path / "proc")
+    (proc.root / "self").mkdir()
+    (proc.root / "self/status").write_text(f"Name:\tpython3\n{line}\nVmPeak:\t1 kB\n")
+    assert ProcReader(str(proc.root)).is_nested() is expected
+    assert not ProcReader("/proc").is_nested()
+
+
+def test_use_is_sampled_while_the_driver_is_open(tmp_path: Path) -> None:
+    backend, clock = FakeGpus(), Clock()
+    gpus = UsageGpus(backend, tmp_path / "driver.lock", clock)
+    gpus.poll(ASSIGNED)
+    gpus.read(ASSIGNED)
+    samples = []
+    for _ in range(8):
+        clock.now += 1.0
+        gpus.poll(ASSIGNED)
+        samples.append(backend.samples)
+    assert samples == [0, 0, 1, 1, 1, 2, 2, 2]
+    clock.now += 5.0
+    gpus.poll(Assignments(node="n", driver="d", process_started=NOW, detached="an upgrade"))
+    assert (backend.samples, backend.closed) == (2, 1)
+
+
 def test_the_driver_is_left_alone(tmp_path: Path) -> None:
     backend = FakeGpus(GpuUsage(gpu_uuid=GpuUuid("GPU-a")))
     gpus = UsageGpus(backend, tmp_path / "findings/driver.lock")

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from dra_driver.config.policy import policy_of, policy_problems
-from dra_driver.core.model.health import HealthCause, RecoveryAction, Severity
+from dra_driver.core.model.health import TAINT_KEYS, HealthCause, RecoveryAction, Severity
 from dra_driver.core.model.health_rules import DEFAULT_RULES, HealthRules
 from dra_driver.node.health.conditions import HealthState, conditions, state
 from dra_driver.node.health.fault import (
@@ -33,7 +33,6 @@ from dra_driver.node.health.machine import (
 )
 from dra_driver.node.health.xids import KNOWN, ROWS, XidRecovery
 from dra_driver.node.health.xids import xid as known_xid
-from dra_driver.node.process.health_conditions import KEYS
 from tests.unit.node.health.world import FINE, GPU, WALL, at, ecc, fault, phase, reading, xid
 
 XID, ECC, LOST, HANG = HealthCause.XID, HealthCause.ECC, HealthCause.LOST, HealthCause.HANG
@@ -361,6 +360,27 @@ def test_each_cause_on_each_device_is_one_condition_the_whole_gpu_first() -> Non
     assert "The MIG partition reported XID 95" in found[5].message
 
 
+@pytest.mark.parametrize(
+    ("faults", "down", "advice"),
+    [
+        (with_xids(79), {"unreachable": "it has fallen off the bus"}, "Drain the node and reboot it."),
+        (with_xids(119), {"recovery_action": RecoveryAction.NODE_REBOOT}, "Drain the node and reboot it."),
+        (with_xids(119), {"links_down": (1,)}, "Drain the node and reset the GPU."),
+        (with_xids(79), {"rows_failed": True}, "The GPU has to be replaced; ask NVIDIA."),
+        (with_xids(119, 79, rules=DEFAULT_RULES), {"links_down": (1,)}, "Drain the node and reboot it."),
+    ],
+)
+def test_open_faults_of_one_gpu_share_a_message_with_the_strongest_advice(
+    faults: Faults, down: dict[str, Any], advice: str
+) -> None:
+    found = conditions(GPU, after_reading(faults, reading(**down), at(2)), at(3))
+    assert len(found) == 2
+    (message,) = {one.message for one in found}
+    said = {*re.findall(r"[^.]*\b(?:Drain|[Rr]eset|(?<!-)reboot|replaced|Look)\b[^.]*\.", message)}
+    assert {each.strip() for each in said} == {advice}
+    assert all(part in message for part in ("reported XID", "New claims do not get the GPU until recovery"))
+
+
 def test_what_the_hardware_says_is_shown_without_control_characters() -> None:
     faults = after_reading({}, reading(unreachable="lost\x1b[31m\n" + "x" * 500), at(1))
     (found,) = conditions(GPU, faults, at(2))
@@ -385,7 +405,7 @@ def test_each_cause_is_documented_with_its_key_and_calm_time(cause: HealthCause)
     (row,) = re.findall(rf"^\| `{cause}` \|.*$", PAGE, re.MULTILINE)
     calm = "none" if CALM_S[cause] == 0 else f"{CALM_S[cause]:g} s"
     assert row.endswith(f"| {calm} |")
-    assert f"`{KEYS[cause]}" in row
+    assert f"`{TAINT_KEYS[cause]}" in row
 
 
 def test_each_xid_is_documented_and_those_that_taint_stand_out() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError, StorageError
 from dra_driver.core.files import lock_file
@@ -18,7 +19,7 @@ from dra_driver.core.model.health_rules import DEFAULT_RULES, HealthRules
 from dra_driver.node.health import storage
 from dra_driver.node.health.fault import MOST_GPUS, RANK, FaultKey, FaultPhase, Faults, HealthFault, HealthRecord
 from dra_driver.node.health.machine import Moment, after_event, after_instances, after_reading, after_repair, after_time
-from dra_driver.node.health.storage import MOST_FAULTS, HealthFile, decode, encode, merged, until
+from dra_driver.node.health.storage import MOST_FAULTS, HealthFile, decode, encode, merged, merged_records, until
 from tests.unit.node.health.world import GPU, WALL, Node, at, ecc, reading, xid
 
 ILL = HealthRecord(boot_id="b", gpus={GPU: after_event({}, xid(79), at(1))})
@@ -38,6 +39,19 @@ def test_what_an_earlier_boot_left_is_not_mixed_in(tmp_path: Path) -> None:
     path = tmp_path / "health.json"
     HealthFile(path).exchange(ILL, clock=9, wall=WALL + 9)
     assert HealthFile(path).exchange(HealthRecord(boot_id="next"), clock=9, wall=WALL) == HealthRecord(boot_id="next")
+
+
+@pytest.mark.parametrize(("forgotten", "kept"), [(0.9, True), (1.0, False), (2.0, False)])
+def test_only_news_after_a_gpu_was_forgotten_come_back(forgotten: float, kept: bool) -> None:
+    own = HealthRecord(boot_id="b", forgotten={GPU: forgotten})
+    assert (GPU in merged_records(own, ILL).gpus, merged_records(own, ILL).gpus) == (kept, ILL.gpus if kept else {})
+
+
+def test_a_fault_passes_only_where_both_records_say_so() -> None:
+    ((key, fault),) = ILL.gpus[GPU].items()
+    one, other = ({key: replace(fault, passing=passing)} for passing in (True, False))
+    assert not merged(one, other)[key].passing
+    assert merged(one, one)[key].passing
 
 
 def test_nothing_is_written_where_nothing_is_new(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ def matched(**select: Any) -> list[int]:
         ({"architectures": ["Ada Lovelace"]}, [1]),
         ({"minMemory": "24Gi"}, [0]),
         ({"maxMemory": "24Gi"}, [1]),
+        ({"minMemory": "23034Mi", "maxMemory": "23034Mi"}, [1]),  # inclusive
         ({"minMemory": "1Gi", "maxMemory": "90Gi"}, [0, 1]),
         ({"migCapable": True}, [0, 2]),
         ({"migCapable": False}, [1]),

@@ -289,6 +289,9 @@ def test_versions_and_problems() -> None:
     assert (found.cuda_version, found.nvml_version) == ("13.0", "13.580.65.06")
     assert [each.reason for each in found.problems] == ["NotReady", "GpuLeftOut"]
     assert found.problems[1].message == "GPU 0000:65:00.0 cannot be used: it does not answer"
+    # A GPU with a condition is a problem once, with the condition's advice.
+    gone = Snapshot(left_out=(LeftOutGpu(label=uuid(0), reason="it does not answer"),))
+    assert status(gone, conditions=(condition(gpu_uuid=uuid(0)),)).problems == ()
 
 
 def test_claims_of_a_gpu_are_named_once() -> None:

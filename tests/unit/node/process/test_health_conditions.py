@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dra_driver.core.model.health import HealthCause, HealthCondition, Severity
+from dra_driver.core.model.health import TAINT_KEYS, HealthCause, HealthCondition, Severity
 from dra_driver.core.model.health_rules import HealthRules
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import PartitionId
@@ -14,12 +14,12 @@ from dra_driver.core.model.terms import GpuTerms, Taint
 from dra_driver.core.telemetry import metrics
 from dra_driver.node.health import DeviceHealth, HealthState, HealthStatus
 from dra_driver.node.process.health_conditions import (
-    KEYS,
     QUIET_S,
     ConditionEvents,
     HealthMetrics,
     Notice,
     amended,
+    sentences,
     taint_of,
 )
 from dra_driver.node.process.missing_gpus import MissingGpu
@@ -35,8 +35,18 @@ WHEN = "2027-01-15T08:00:00Z"
 condition = partial(world.condition, gpu_uuid=FREE.uuid, since=SINCE)
 
 
+def test_conditions_with_one_message_are_one_sentence_with_all_taints() -> None:
+    lost = condition(cause=HealthCause.LOST, severity=Severity.EVICT)
+    (sentence,) = sentences([condition(), lost], snapshot(FREE))
+    effect = "not healthy, its pods are to be evicted"
+    assert sentence == f"gpu-0 is {effect} (taint gpu.nvidia.com/xid, gpu.nvidia.com/gpu-lost): XID 79"
+    assert len(sentences([condition(), condition(message="XID 48")], snapshot(FREE))) == 2
+
+
 def test_a_value_that_no_taint_can_have_is_left_out() -> None:
-    assert taint_of(condition(value="a b")) == Taint(key=KEYS[HealthCause.XID], effect="NoSchedule", time_added=WHEN)
+    assert taint_of(condition(value="a b")) == Taint(
+        key=TAINT_KEYS[HealthCause.XID], effect="NoSchedule", time_added=WHEN
+    )
 
 
 def test_a_gpus_condition_is_in_addition_to_its_terms() -> None:
@@ -69,7 +79,7 @@ def test_a_missing_gpu_is_tainted_before_its_condition_is_known(cause: HealthCau
     (terms,) = amended(snapshot(FREE), {}, known, GONE).values()
     (taint,) = terms.condition_taints
     assert (taint.key, taint.effect) == (
-        (KEYS[cause], "NoExecute") if cause is not None else ("gpu.nvidia.com/gpu-lost", "NoSchedule")
+        (TAINT_KEYS[cause], "NoExecute") if cause is not None else ("gpu.nvidia.com/gpu-lost", "NoSchedule")
     )
 
 

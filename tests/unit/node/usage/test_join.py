@@ -3,6 +3,7 @@
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -55,7 +56,8 @@ def assigned(**claims: AssignedUse | tuple[AssignedUse, ...]) -> Assignments:
 
 
 def process(pid: int, gib: int | None = 4, sm: int | None = 10, gi: int | None = None) -> ProcessUsage:
-    return ProcessUsage(pid=pid, gi_id=gi, memory_bytes=None if gib is None else gib * GIB, sm_percent=sm)
+    memory = None if gib is None else gib * GIB
+    return ProcessUsage(pid=pid, gi_id=gi, memory_bytes=memory, sm_percent=sm, busy_percent=sm)
 
 
 def reading(*processes: ProcessUsage, used: int = 40, **fields: Any) -> GpuUsage:
@@ -86,6 +88,9 @@ LOOK = Look(
     pods={("team", "pod-a"): {"main": (claimed("one", share(1)),), "side": ()},
           ("team", "pod-b"): {"main": (claimed("two", share(2)),)}},
 )  # fmt: skip
+
+
+WHOLE = replace(LOOK, assignments=assigned(one=use()), pods={("team", "pod-a"): {"main": (claimed("one", use()),)}})
 
 
 def of(found: JoinedUsage, name: str) -> DeviceUse:
@@ -149,7 +154,7 @@ def test_partitions_are_told_apart_by_their_instance() -> None:
         name: use(form=Form.PARTITION, device=f"gpu-0-mig-{gi}", gi_id=gi, profile="1g.10gb")
         for name, gi in (("one", 7), ("two", 8))
     }
-    instances = (InstanceUsage(gi_id=7, memory_used=5 * GIB, sm_percent=70), InstanceUsage(gi_id=8))
+    instances = (InstanceUsage(gi_id=7, memory_used=10 * GIB, sm_percent=70), InstanceUsage(gi_id=8))
     mig = reading(process(1, 4, None, 7), process(2, 6, None, 7), mig_enabled=True, instances=instances)
     pods = {
         ("team", f"pod-{pod}"): {"main": (claimed(name, parts[name]),)} for pod, name in (("a", "one"), ("b", "two"))
@@ -161,7 +166,7 @@ def test_partitions_are_told_apart_by_their_instance() -> None:
     unknown = replace(mig, processes=None, problem="no permission")
     found = join(replace(LOOK, assignments=assigned(**parts), readings=(unknown,), pods=pods))
     one = of(found, "one")
-    assert (one.used_bytes, one.basis, one.processes) == (5 * GIB, Basis.DEVICE, None)
+    assert (one.used_bytes, one.basis, one.processes) == (10 * GIB, Basis.DEVICE, None)
     assert "no permission" in (found.knows.processes or "")
 
 
@@ -220,9 +225,93 @@ def test_a_driver_that_does_not_answer() -> None:
     assert [each.used_bytes for each in found.devices] == [None, None]
 
 
-def test_processes_that_the_driver_hides() -> None:
-    assert "exporter.hostPID" in (join(replace(LOOK, readings=(reading(),))).knows.processes or "")
-    assert join(replace(LOOK, readings=(reading(used=0),))).knows.processes is None
+@pytest.mark.parametrize(
+    ("mib", "busy", "is_nested", "fields"),
+    [
+        (900, 95, False, {}), (0, 1, False, {}), (900, 0, False, {}), (65, 0, True, {}),
+        (2000, 0, False, {"memory_reserved": None}),
+        (0, None, False, {"instances": (InstanceUsage(gi_id=1, busy_percent=1),)}),
+    ],
+)  # fmt: skip
+def test_a_gpu_in_use_without_a_listed_process_is_not_unused(
+    mib: int, busy: int | None, is_nested: bool, fields: dict[str, Any]
+) -> None:
+    hidden = reading(used=0, busy_percent=busy, **fields)
+    look = replace(LOOK, readings=(replace(hidden, memory_used=mib * 2**20),), is_nested=is_nested)
+    found = join(look)
+    assert "GPU gpu-0" in present(found.knows.processes)
+    assert "exporter.hostPID=true" in present(found.knows.processes)
+    assert ("a PID namespace of its own" in present(found.knows.processes)) == is_nested
+    assert found.gpus[0].unattributed is None
+    assert {each.claim.name: each.used for each in claim_uses(found)} == {"one": None, "two": None}
+    alone = claim_uses(join(replace(WHOLE, readings=look.readings, is_nested=is_nested)))
+    assert [each.used for each in alone] == [True if busy else None]
+
+
+def test_one_gpu_whose_processes_are_hidden_hides_no_others() -> None:
+    other = GpuUuid("GPU-b")
+    here = reading(process(1), process(2, 6))
+    readings = (here, replace(reading(used=0, busy_percent=9), gpu_uuid=other))
+    found = join(replace(LOOK, readings=readings))
+    assert of(found, "one").used_bytes == 4 * GIB
+    assert [each.unattributed is None for each in found.gpus] == [False, True]
+    assert "GPU-b" in present(found.knows.processes)
+
+
+@pytest.mark.parametrize(
+    ("mib", "is_nested", "fields"),
+    [(0, False, {}), (64, True, {}), (256, False, {}), (900, False, {"memory_reserved": None})],
+)
+def test_a_gpu_at_rest_without_processes_is_unused(mib: int, is_nested: bool, fields: dict[str, Any]) -> None:
+    rest = replace(reading(used=0, busy_percent=0, **fields), memory_used=mib * 2**20)
+    found = join(replace(LOOK, readings=(rest,), is_nested=is_nested))
+    assert found.knows.processes is None
+    assert [each.used for each in claim_uses(found)] == [False, False]
+
+
+def test_memory_that_counts_twice_is_unknown() -> None:
+    """Two processes of one claim share 30 GiB by CUDA IPC, and the driver counts them for each."""
+    ipc = reading(process(1, 30), process(1, 30), used=32)
+    found = join(replace(LOOK, readings=(ipc,)))
+    assert "CUDA IPC" in present(found.knows.memory)
+    assert [(each.used_bytes, each.is_over) for each in share_uses(found)] == [(None, False), (0, False)]
+    assert (found.gpus[0].claims_bytes, found.gpus[0].unattributed_bytes) == (None, None)
+    alone = of(join(replace(WHOLE, readings=(ipc,))), "one")
+    assert (alone.used_bytes, alone.basis) == (32 * GIB, Basis.DEVICE)
+    assert join(replace(LOOK, readings=(replace(ipc, memory_used=60 * GIB),))).knows.memory is None
+
+
+@pytest.mark.parametrize(("busy", "expected"), [(7, None), (None, None), (0, False)])
+@pytest.mark.parametrize("is_listed", [False, True])
+def test_a_client_of_mps_without_samples_is_unknown(busy: int | None, expected: bool | None, is_listed: bool) -> None:
+    """The server has it in /proc, or the driver lists clients; a GPU at rest has no client that computes."""
+    client, server = replace(process(1, 4, 0), mps=is_listed), process(9, 1, busy)
+    named = {9: ProcessFacts(command="nvidia-cuda-mps", place=None)} if not is_listed else {}
+    mps = reading(client, process(2, 4, 3), server, busy_percent=busy)
+    found = join(replace(LOOK, readings=(mps,), processes={1: facts("a"), 2: facts("b")} | named))
+    assert {each.claim.name: each.used for each in claim_uses(found)} == {"one": expected, "two": True}
+    assert of(found, "one").sm_percent == expected
+    assert ("MPS server" in (found.knows.utilisation or "")) == (expected is None)
+
+
+@pytest.mark.parametrize(
+    ("percents", "device", "expected"),
+    [
+        (None, None, None), (None, 0, None), ([], None, False), ([0, 0], None, False), ([0, 3], None, True),
+        ([None, 3], None, True), ([None, 0], None, None), ([None], 0, False), ([None], 7, True), ([], 7, True),
+    ],
+)  # fmt: skip
+def test_use_is_any_engine_and_unknown_stays_unknown(
+    percents: list[int | None] | None, device: int | None, expected: bool | None
+) -> None:
+    """Of the processes, and of the GPU where one claim has it alone; multiprocessors may be at rest."""
+    listed = None if percents is None else tuple(replace(process(1, 0, 0), busy_percent=each) for each in percents)
+    whole = replace(reading(used=0, busy_percent=device), processes=listed)
+    (found,) = claim_uses(join(replace(WHOLE, readings=(whole,))))
+    assert found.used is expected
+
+
+def test_processes_of_another_proc() -> None:
     assert "hidepid" in (join(replace(LOOK, processes={})).knows.processes or "")
 
 

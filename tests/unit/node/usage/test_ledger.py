@@ -17,7 +17,16 @@ from dra_driver.node.usage.answers import CLAIM_LABELS, Family, Judged, document
 from dra_driver.node.usage.join import join
 from dra_driver.node.usage.ledger import EnergyUser, Row, RowUse, UsageLedger, divided, fold, joules_since
 from dra_driver.node.usage.sources import Unread
-from dra_driver.node.usage.values import Basis, ContainerRef, DeviceUse, GpuUse, JoinedUsage, Knows, SeenProcess
+from dra_driver.node.usage.values import (
+    Basis,
+    ContainerRef,
+    DeviceUse,
+    GpuUse,
+    JoinedUsage,
+    Knows,
+    SeenProcess,
+    busiest,
+)
 from tests.unit.node.usage.claims import GIB, NOW, claim, pod
 from tests.unit.node.usage.test_join import GPU, LOOK, SHARES, assigned, reading, share, use
 
@@ -25,7 +34,8 @@ MAIN, SIDE = (ContainerRef(pod=pod("llm-0"), container=name) for name in ("main"
 
 
 def process(pid: int, gib: int | None, sm: int | None = 10, container: ContainerRef = MAIN) -> SeenProcess:
-    return SeenProcess(pid=pid, memory_bytes=None if gib is None else gib * GIB, sm_percent=sm, container=container)
+    memory = None if gib is None else gib * GIB
+    return SeenProcess(pid=pid, memory_bytes=memory, sm_percent=sm, busy_percent=sm, container=container)
 
 
 def device(*processes: SeenProcess, name: str = "llm", number: int = 1, containers: int = 1) -> DeviceUse:
@@ -35,6 +45,7 @@ def device(*processes: SeenProcess, name: str = "llm", number: int = 1, containe
         processes=processes,
         used_bytes=sum(each.memory_bytes or 0 for each in processes),
         sm_percent=sum(each.sm_percent or 0 for each in processes),
+        busy_percent=busiest(each.busy_percent for each in processes),
         containers=(MAIN, SIDE)[:containers],
     )
 
@@ -74,7 +85,7 @@ def told_idle(*looks: JoinedUsage) -> int | None:
 
 def test_a_device_is_idle_since_it_was_first_seen_without_use() -> None:
     idle, used = look(device()), look(device(process(1, 4)))
-    blind = look(replace(device(), processes=None, used_bytes=None, sm_percent=None))
+    blind = look(replace(device(), processes=None, used_bytes=None, sm_percent=None, busy_percent=None))
     assert told_idle(idle) == 0
     assert told_idle(idle, idle, idle) == 20
     assert told_idle(idle, idle, used) == 0
@@ -174,12 +185,16 @@ def test_counters_that_jump() -> None:
 USERS = st.builds(EnergyUser, weight=st.none() | st.floats(0, 100), part=st.floats(0, 1), is_alone=st.booleans())
 
 
-@given(st.floats(0, 1e6), st.lists(USERS, min_size=1, max_size=8), st.floats(0, 100))
-def test_no_energy_is_made(joules: float, users: list[EnergyUser], foreign: float) -> None:
+@given(st.floats(0, 1e6), st.lists(USERS, min_size=1, max_size=8), st.none() | st.floats(0, 100))
+def test_no_energy_is_made(joules: float, users: list[EnergyUser], foreign: float | None) -> None:
     parts = divided(joules, users, foreign)
     assert len(parts) == len(users)
     assert sum(parts) <= joules * (1 + 1e-9)
     assert all(part >= 0 for part in parts)
+
+
+def test_energy_beside_a_process_of_unknown_use_is_divided_by_memory() -> None:
+    assert divided(8.0, [EnergyUser(weight=5, part=0.5)], None) == [4.0]
 
 
 def test_a_gpu_that_does_not_answer_keeps_its_counter() -> None:

@@ -16,8 +16,8 @@ from dra_driver.core.model.usage_findings import (
     OverGrant,
     Unattributed,
 )
-from dra_driver.core.model.usage_rules import OverGrantAction, UsageRules
-from dra_driver.node.usage.values import DeviceUse, GpuUse, SeenProcess
+from dra_driver.core.model.usage_rules import OverGrantAction, UsageRules, idle_after_min
+from dra_driver.node.usage.values import GpuUse, SeenProcess
 from dra_driver.node.usage.watchdog import (
     CALM_S,
     ClaimUse,
@@ -25,7 +25,6 @@ from dra_driver.node.usage.watchdog import (
     IdleState,
     ShareUse,
     WatchdogState,
-    device_used,
     idle_s,
     used_any,
     watch,
@@ -33,7 +32,6 @@ from dra_driver.node.usage.watchdog import (
     watch_idle,
 )
 from tests.fakes.stand_in import present
-from tests.unit.node.usage import test_join
 from tests.unit.node.usage.claims import GIB, MIB, NOW, claim, pod
 
 EVICT = UsageRules(over_grant=OverGrantAction.EVICT)
@@ -228,22 +226,6 @@ def idle_after(*uses: ClaimUse, every_s: float = 30.0) -> tuple[IdleState, tuple
 
 
 @pytest.mark.parametrize(
-    ("percents", "device", "expected"),
-    [
-        (None, None, None), (None, 0, None), ([], None, False), ([0, 0], None, False), ([0, 3], None, True),
-        ([None, 3], None, True), ([None, 0], None, None), ([None], 0, False), ([None], 7, True), ([], 7, False),
-    ],
-)  # fmt: skip
-def test_use_is_computing_and_unknown_stays_unknown(
-    percents: list[int | None] | None, device: int | None, expected: bool | None
-) -> None:
-    """A partition on a GPU without GPM has processes of which nothing is known; without processes it is not used."""
-    processes = None if percents is None else tuple(SeenProcess(pid=1, sm_percent=each) for each in percents)
-    found = DeviceUse(claim=claim(), assigned=test_join.use(), processes=processes, sm_percent=device)
-    assert device_used(found) is expected
-
-
-@pytest.mark.parametrize(
     ("devices", "expected"),
     [([], None), ([False], False), ([False, True], True), ([None, True], True), ([None, False], None)],
 )
@@ -264,6 +246,13 @@ def test_use_and_not_knowing_both_begin_the_time_again(between: ClaimUse) -> Non
     assert idle_after(UNUSED, UNUSED, UNUSED, between)[1] == ()
     assert idle_after(UNUSED, UNUSED, between, UNUSED, UNUSED)[1] == ()
     assert idle_after(*[between] * 9)[1] == ()
+
+
+@pytest.mark.parametrize(("minutes", "found"), [([5, 30], 30), ([5, None], None), ([None], None), ([], None)])
+def test_a_claim_of_several_gpus_is_idle_by_the_most_patient_policy(
+    minutes: list[int | None], found: int | None
+) -> None:
+    assert idle_after_min([UsageRules(idle_after_min=each) for each in minutes]) == found
 
 
 def test_without_minutes_no_claim_is_idle_but_its_time_is_known() -> None:

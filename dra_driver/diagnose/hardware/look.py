@@ -1,0 +1,87 @@
+"""NVML as another process sees it: ``python -m dra_driver.diagnose.hardware.look``, and its owner's side.
+
+The program gets a `Look` on stdin and prints what NVML answers there as one JSON line: in a PID namespace of its own,
+as a pod without hostPID, or as another user.
+"""
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from dra_driver.diagnose.hardware.child import name_process, own_module
+from dra_driver.hardware.gpu.nvml import probes
+
+LOOK_S: Final = 40.0
+NOBODY: Final = 65534
+_CLONE_NEWPID: Final = 0x20000000
+
+
+class Look(Struct, frozen=True, kw_only=True):
+    """``everything``: every read that this package knows, else what is in use."""
+
+    library: str | None
+    index: int
+    own_pids: bool = False
+    uid: int | None = None
+    everything: bool = False
+
+
+def look(wanted: Look) -> dict[str, Any]:
+    """The answers, or ``error``."""
+    try:
+        done = subprocess.run(
+            own_module("look"), input=msgspec.json.encode(wanted), capture_output=True, timeout=LOOK_S, check=False
+        )
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        return {"error": f"no answer within {LOOK_S:.0f} s"}
+    except (ValueError, IndexError):
+        return {"error": f"ended with status {done.returncode}: {done.stderr[-200:].decode('utf-8', 'replace')}"}
+    return answer if isinstance(answer, dict) else {"error": f"printed {answer!r:.80}"}
+
+
+def answers(wanted: Look) -> dict[str, Any]:
+    begun = probes.load(wanted.library)
+    if "value" not in begun and begun.get("code") is not None:
+        return {"nvmlInitWithFlags": begun}
+    handle = probes.handle_at(wanted.index)
+    if not wanted.everything:
+        return probes.usage(handle)
+    fields = {f"field {key}": value for key, value in probes.fields(handle).items() if isinstance(value, dict)}
+    events = {"event set": probes.event_wait(handle, 10)}
+    return probes.system() | probes.device(handle) | probes.usage(handle) | fields | events
+
+
+def main() -> int:
+    name_process()
+    wanted = msgspec.json.decode(sys.stdin.buffer.read(), type=Look)
+    if wanted.own_pids:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.unshare(_CLONE_NEWPID):
+            return _say({"error": f"unshare: {os.strerror(ctypes.get_errno())}"})
+        child = os.fork()  # only children are in the new namespace
+        if child:
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    try:
+        if wanted.uid is not None:
+            os.setgroups([])
+            os.setgid(wanted.uid)
+            os.setuid(wanted.uid)
+        return _say(answers(wanted))
+    except Exception as error:  # noqa: BLE001 - the boundary of the process: the caller reports it
+        return _say({"error": f"{type(error).__name__}: {error}"})
+
+
+def _say(document: dict[str, Any]) -> int:
+    os.write(1, json.dumps(document, default=str).encode() + b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
