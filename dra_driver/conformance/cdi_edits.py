@@ -1,4 +1,4 @@
-"""Check the edits of CDI devices: their form, as a container runtime does, and what they name on this host.
+"""CDI files as a container runtime reads them, and what their edits name on this host.
 
 Sources: SPEC.md, specs-go/version.go and pkg/cdi/container-edits*.go of cncf-tags/container-device-interface. A runtime
 refuses a file of wrong form as a whole. It reads the host's node only where type and major are absent, so a wrong node
@@ -7,134 +7,131 @@ starts a container without its device.
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from dra_driver.core.text import quoted
 
-HOOKS: Final = frozenset({"prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"})
-_IN_CONTAINER: Final = "startContainer"
-"""The runtime starts this hook in the container, so its file is in the image (runtime-spec config.md)."""
-_TYPES: Final = ("", "b", "c", "u", "p")
+_Text = Annotated[str, Meta(min_length=1)]
+_Variable = Annotated[str, Meta(pattern="^[^=]+=")]
+_HookName = Literal["prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"]
 _MEMORY: Final = {(1, 1): "/dev/mem", (1, 2): "/dev/kmem", (1, 4): "/dev/port"}
-_FIELDS: Final = ("deviceNodes", "hooks", "mounts")
-Wire = Mapping[str, Any]
 
 
-class Edits(Struct, frozen=True, kw_only=True):
-    """The merged edits of devices and of their files."""
+class DeviceNode(Struct, frozen=True, rename="camel"):
+    path: _Text
+    host_path: str | None = None
+    type: Literal["", "b", "c", "u", "p"] | None = None
+    major: int | None = None
+    minor: int | None = None
+    permissions: Annotated[str, Meta(pattern="^[rwm]*$")] | None = None
 
-    nodes: tuple[Wire, ...] = ()
-    hooks: tuple[Wire, ...] = ()
-    mounts: tuple[Wire, ...] = ()
-    env: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
+    @property
+    def source(self) -> str:
+        return self.host_path or self.path
 
-    @classmethod
-    def merged(cls, parts: Iterable[Wire]) -> "Edits":
-        """From ``containerEdits`` of valid form; equal edits count once."""
-        found: dict[str, dict[str, Any]] = {name: {} for name in ("env", "others", *_FIELDS)}
-        for part in parts:
-            for name, value in part.items():
-                if name == "env" or name in _FIELDS:
-                    found[name] |= {repr(each): each for each in value or ()}
-                else:
-                    found["others"][f"{name}={value}"] = f"{name}={value}"
-        nodes, hooks, mounts = (tuple(found[name].values()) for name in _FIELDS)
-        others = tuple(found["others"].values())
-        return cls(nodes=nodes, hooks=hooks, mounts=mounts, env=tuple(found["env"].values()), others=others)
 
-    def node_paths(self) -> set[str]:
-        return {host_path(node) for node in self.nodes}
+class Hook(Struct, frozen=True, rename="camel"):
+    hook_name: _HookName
+    path: Annotated[str, Meta(pattern="^/")]
+    args: tuple[str, ...] | None = None
+    env: tuple[_Variable, ...] | None = None
 
-    def apart_from_nodes(self, uid: str) -> tuple[set[str], set[str]]:
+
+class Mount(Struct, frozen=True, rename="camel"):
+    host_path: _Text
+    container_path: _Text
+    options: tuple[str, ...] | None = None
+    type: str | None = None
+
+
+class ContainerEdits(Struct, frozen=True, rename="camel"):
+    env: tuple[_Variable, ...] | None = None
+    device_nodes: tuple[DeviceNode, ...] | None = None
+    hooks: tuple[Hook, ...] | None = None
+    mounts: tuple[Mount, ...] | None = None
+    net_devices: tuple[Any, ...] | None = None
+    intel_rdt: Any = None
+    additional_gids: tuple[int, ...] | None = None
+
+
+NO_EDITS: Final = ContainerEdits()
+
+
+class CdiDevice(Struct, frozen=True, rename="camel"):
+    name: _Text
+    container_edits: ContainerEdits
+    annotations: dict[str, str] | None = None
+
+
+class CdiDocument(Struct, frozen=True, rename="camel"):
+    cdi_version: str
+    kind: str
+    devices: Annotated[tuple[CdiDevice, ...], Meta(min_length=1)]
+    container_edits: ContainerEdits | None = None
+    annotations: dict[str, str] | None = None
+
+    def least_version(self) -> str:
+        """The oldest cdiVersion that has all fields of this document."""
+        parts = [self.container_edits or NO_EDITS, *(device.container_edits for device in self.devices)]
+        nodes = chain.from_iterable(part.device_nodes or () for part in parts)
+        mounts = chain.from_iterable(part.mounts or () for part in parts)
+        annotated = bool(self.annotations) or any(device.annotations for device in self.devices)
+        for version, is_needed in (
+            ("1.1.0", any(part.net_devices for part in parts)),
+            ("0.7.0", any(part.intel_rdt or part.additional_gids for part in parts)),
+            ("0.6.0", "." in self.kind.partition("/")[2] or annotated),
+            ("0.5.0", any(one.host_path for one in nodes) or any(one.name[0].isdigit() for one in self.devices)),
+            ("0.4.0", any(one.type for one in mounts)),
+        ):
+            if is_needed:
+                return version
+        return "0.3.0"
+
+
+class Edits(Struct, frozen=True):
+    """The edits of devices, and of the files that define them."""
+
+    parts: tuple[ContainerEdits, ...] = ()
+
+    @property
+    def nodes(self) -> tuple[DeviceNode, ...]:
+        return tuple(dict.fromkeys(node for part in self.parts for node in part.device_nodes or ()))
+
+    def _apart_from_nodes(self, uid: str) -> tuple[set[str], set[str]]:
         """The variables, and the other edits without device nodes; both without the UID of the claim."""
-        rest = [*map(repr, self.hooks), *map(repr, self.mounts), *self.others]
-        return {_without(one, uid) for one in self.env}, {_without(one, uid) for one in rest}
+        env = {each for part in self.parts for each in part.env or ()}
+        rest = {repr(replace(part, env=None, device_nodes=None)) for part in self.parts}
+        forms = (uid, uid.replace("-", "_"), uid.replace("-", ""))
+        return {_without(one, forms) for one in env}, {_without(one, forms) for one in rest}
 
 
-def _without(text: str, uid: str) -> str:
-    return text.replace(uid, "").replace(uid.replace("-", "_"), "").replace(uid.replace("-", ""), "")
+def _without(text: str, forms: Iterable[str]) -> str:
+    for form in forms:
+        text = text.replace(form, "")
+    return text
 
 
-def host_path(node: Wire) -> str:
-    return str(node.get("hostPath") or node["path"])
+def sameness(sides: Sequence[tuple[str, Edits]]) -> str:
+    """Why two claims, by UID, are not kept apart by their edits; "" if they are.
 
-
-def form_problem(edits: object) -> str:
-    """Return why a runtime refuses these ``containerEdits``; "" if it takes them."""
-    if not isinstance(edits, dict):
-        return "containerEdits is not an object"
-    lists = {name: edits.get(name) or [] for name in ("env", *_FIELDS)}
-    for name, found in lists.items():
-        kind = str if name == "env" else dict
-        if not isinstance(found, list) or not all(isinstance(one, kind) for one in found):
-            return f"containerEdits.{name} is not a list of {'texts' if kind is str else 'objects'}"
-    problems = (
-        *(_variable(name, "containerEdits.env") for name in lists["env"]),
-        *map(_node_form, lists["deviceNodes"]),
-        *map(_hook_form, lists["hooks"]),
-        *(
-            f"a mount has no {name}"
-            for mount in lists["mounts"]
-            for name in ("hostPath", "containerPath")
-            if not isinstance(mount.get(name), str) or not mount[name]
-        ),
-    )
-    return next(filter(None, problems), "")
-
-
-def _variable(value: object, field: str) -> str:
-    is_right = isinstance(value, str) and value.find("=") > 0
-    return "" if is_right else f"{field} has {quoted(value)}, expected NAME=VALUE"
-
-
-def _node_form(node: Wire) -> str:
-    path, numbers = node.get("path"), [node.get(name, 0) for name in ("major", "minor")]
-    if not isinstance(path, str) or not path or not isinstance(node.get("hostPath") or "", str):
-        return "a device node has no path"
-    if (node.get("type") or "") not in _TYPES:
-        return f"device node {quoted(path)} has type {quoted(node.get('type'))}, expected one of b, c, u, p"
-    if not all(isinstance(one, int) for one in numbers):
-        return f"device node {quoted(path)} has major and minor {quoted(numbers)}, expected numbers"
-    if set(str(node.get("permissions") or "")) - set("rwm"):
-        return f"device node {quoted(path)} has permissions {quoted(node.get('permissions'))}, expected some of r, w, m"
-    return ""
-
-
-def _hook_form(hook: Wire) -> str:
-    name, path, env = hook.get("hookName"), hook.get("path"), hook.get("env") or []
-    if name not in HOOKS:
-        return f"a hook has hookName {quoted(name)}, expected one of {', '.join(sorted(HOOKS))}"
-    if not isinstance(path, str) or not path.startswith("/"):
-        return f"hook {name} has path {quoted(path)}, expected an absolute path"
-    problems = (_variable(each, f"hook {name}: env") for each in env) if isinstance(env, list) else ("env is no list",)
-    return next(filter(None, problems), "")
-
-
-def least_version(document: Wire) -> str:
-    """The oldest cdiVersion that has all fields of this document of valid form."""
-    devices = document["devices"]
-    parts = [document.get("containerEdits") or {}, *(device["containerEdits"] for device in devices)]
-
-    def has(name: str, field: str) -> bool:
-        return any(one.get(field) for part in parts for one in part.get(name) or ())
-
-    class_name = document["kind"].partition("/")[2]
-    for version, is_needed in (
-        ("1.1.0", any(part.get("netDevices") for part in parts)),
-        ("0.7.0", any(part.get("intelRdt") or part.get("additionalGids") for part in parts)),
-        ("0.6.0", "." in class_name or any(one.get("annotations") for one in (document, *devices))),
-        ("0.5.0", has("deviceNodes", "hostPath") or any(one["name"][0].isdigit() for one in devices)),
-        ("0.4.0", has("mounts", "type")),
-    ):
-        if is_needed:
-            return version
-    return "0.3.0"
+    A variable keeps processes apart only in a driver without device nodes.
+    """
+    (uid, one), (other_uid, other) = sides
+    paths, other_paths = ({node.source for node in each.nodes} for each in (one, other))
+    (env, rest), (other_env, other_rest) = one._apart_from_nodes(uid), other._apart_from_nodes(other_uid)
+    if (paths - other_paths and other_paths - paths) or rest != other_rest:
+        return ""
+    if env != other_env and not (paths or other_paths):
+        return ""
+    shared = ", ".join(sorted(map(quoted, paths & other_paths))[:4])
+    return f"both claims get device nodes {shared}" if shared else "the edits of both claims are equal"
 
 
 class Host(Struct, frozen=True, kw_only=True):
@@ -142,58 +139,57 @@ class Host(Struct, frozen=True, kw_only=True):
 
     roots: tuple[Path, ...] = (Path("/"),)
 
-    def node_problems(self, nodes: Iterable[Wire]) -> Iterator[str]:
-        for node in nodes:
-            if problem := self._node_problem(node):
-                yield problem
+    def node_problems(self, edits: Edits) -> Iterator[str]:
+        return (problem for node in edits.nodes if (problem := self._node_problem(node)))
 
-    def hook_problems(self, hooks: Iterable[Wire], mounts: Iterable[Wire]) -> Iterator[str]:
+    def hook_problems(self, edits: Edits) -> Iterator[str]:
         """Problems of hooks, and of mounts, whose sources have to exist."""
-        for hook in hooks:
-            what = f"hook {hook['hookName']}: path {quoted(hook['path'])}"
-            found = self._find(hook["path"], os.stat)
-            if hook["hookName"] == _IN_CONTAINER or (found is not None and _is_program(found)):
-                continue
-            yield f"{what} {'does not exist' if found is None else 'is not an executable file'} on this host"
-        for mount in mounts:
-            if mount.get("type") in {None, "", "bind"} and self._find(mount["hostPath"], os.stat) is None:
-                yield f"mount: hostPath {quoted(mount['hostPath'])} does not exist on this host"
+        for hook in (hook for part in edits.parts for hook in part.hooks or ()):
+            # The runtime starts a startContainer hook in the container, so its file is in the image (runtime-spec).
+            if hook.hook_name != "startContainer" and not _is_program(found := self._find(hook.path, os.stat)):
+                what = "does not exist" if found is None else "is not an executable file"
+                yield f"hook {hook.hook_name}: path {quoted(hook.path)} {what} on this host"
+        for mount in (mount for part in edits.parts for mount in part.mounts or ()):
+            if mount.type in {None, "", "bind"} and self._find(mount.host_path, os.stat) is None:
+                yield f"mount: hostPath {quoted(mount.host_path)} does not exist on this host"
 
-    def dangers(self, nodes: Iterable[Wire]) -> Iterator[tuple[str, str]]:
+    def dangers(self, edits: Edits) -> Iterator[tuple[str, str]]:
         """Device nodes that open the host, with the reason: memory, and block devices."""
-        for node in nodes:
-            kind, numbers = self._identity(node)
+        for node in edits.nodes:
+            kind, numbers = self._identity(node, self._find(node.source, os.lstat))
             if kind == "b":
-                yield host_path(node), "a block device"
+                yield node.source, "a block device"
             elif numbers in _MEMORY:
-                yield host_path(node), f"the memory or ports of the host ({_MEMORY[numbers]})"
+                yield node.source, f"the memory or ports of the host ({_MEMORY[numbers]})"
 
-    def _node_problem(self, node: Wire) -> str:
-        path, found = quoted(host_path(node)), self._find(host_path(node), os.lstat)
-        kind, numbers = self._identity(node)
+    def _node_problem(self, node: DeviceNode) -> str:
+        what, found = f"deviceNodes: {quoted(node.source)}", self._find(node.source, os.lstat)
+        kind, numbers = self._identity(node, found)
         if found is None:
-            if not node.get("type") or not (node.get("major") or kind == "p"):
-                return f"deviceNodes: {path} does not exist on this host, and its type and major are not given"
-            if kind != "p" and numbers[0] not in self._majors(kind):
-                return (
-                    f"deviceNodes: {path} does not exist on this host, whose /proc/devices lists no {kind} {numbers[0]}"
-                )
-            return ""
-        real = _kind(found), (os.major(found.st_rdev), os.minor(found.st_rdev))
-        if not real[0]:
-            return f"deviceNodes: {path} is not a device node on this host"
-        if kind != real[0] or (kind != "p" and numbers != real[1]):
-            return f"deviceNodes: {path} is {_named(kind, numbers)} in the CDI file and {_named(*real)} on this host"
+            if not node.type or not (node.major or kind == "p"):
+                return f"{what} does not exist on this host, and its type and major are not given"
+            is_served = kind == "p" or numbers[0] in self._majors(kind)
+            return (
+                "" if is_served else f"{what} does not exist, and this host's /proc/devices has no {kind} {numbers[0]}"
+            )
+        real, real_numbers = _real(found)
+        if not real:
+            return f"{what} is not a device node on this host"
+        if kind != real or (kind != "p" and numbers != real_numbers):
+            return (
+                f"{what} is {kind} {numbers[0]}:{numbers[1]} in the CDI file and {real} "
+                f"{real_numbers[0]}:{real_numbers[1]} on this host"
+            )
         return ""
 
-    def _identity(self, node: Wire) -> tuple[str, tuple[int, int]]:
+    @staticmethod
+    def _identity(node: DeviceNode, found: os.stat_result | None) -> tuple[str, tuple[int, int]]:
         """Type and numbers as the runtime gives them to the container."""
-        kind = str(node.get("type") or "").replace("u", "c")
-        if kind and (node.get("major") or kind == "p"):
-            return kind, (node.get("major", 0), node.get("minor", 0))
-        found = self._find(host_path(node), os.lstat)
-        real = (0, 0) if found is None else (os.major(found.st_rdev), os.minor(found.st_rdev))
-        return kind or (_kind(found) if found is not None else ""), real
+        kind = (node.type or "").replace("u", "c")
+        if kind and (node.major or kind == "p"):
+            return kind, (node.major or 0, node.minor or 0)
+        real, numbers = ("", (0, 0)) if found is None else _real(found)
+        return kind or real, numbers
 
     def _majors(self, kind: str) -> set[int]:
         found = set()
@@ -206,37 +202,16 @@ class Host(Struct, frozen=True, kw_only=True):
 
     def _find(self, path: str, look: Any) -> os.stat_result | None:
         for root in self.roots:
-            try:
+            with suppress(OSError, ValueError):
                 found: os.stat_result = look(root / path.lstrip("/"))
-            except (OSError, ValueError):
-                continue
-            return found
+                return found
         return None
 
 
-def _is_program(found: os.stat_result) -> bool:
-    return stat.S_ISREG(found.st_mode) and bool(found.st_mode & 0o111)
+def _is_program(found: os.stat_result | None) -> bool:
+    return found is not None and stat.S_ISREG(found.st_mode) and bool(found.st_mode & 0o111)
 
 
-def _kind(found: os.stat_result) -> str:
+def _real(found: os.stat_result) -> tuple[str, tuple[int, int]]:
     kinds = {stat.S_IFCHR: "c", stat.S_IFBLK: "b", stat.S_IFIFO: "p"}
-    return kinds.get(stat.S_IFMT(found.st_mode), "")
-
-
-def _named(kind: str, numbers: tuple[int, int]) -> str:
-    return f"{kind} {numbers[0]}:{numbers[1]}"
-
-
-def sameness(sides: Sequence[tuple[str, Edits]]) -> str:
-    """Why two claims, by UID, are not kept apart by their edits; "" if they are.
-
-    A variable keeps processes apart only in a driver without device nodes.
-    """
-    (uid, one), (other_uid, other) = sides
-    if one.node_paths() - other.node_paths() and other.node_paths() - one.node_paths():
-        return ""
-    (env, rest), (other_env, other_rest) = one.apart_from_nodes(uid), other.apart_from_nodes(other_uid)
-    if rest != other_rest or (env != other_env and not (one.nodes or other.nodes)):
-        return ""
-    shared = ", ".join(sorted(map(quoted, one.node_paths() & other.node_paths()))[:4])
-    return f"both claims get device nodes {shared}" if shared else "the edits of both claims are equal"
+    return kinds.get(stat.S_IFMT(found.st_mode), ""), (os.major(found.st_rdev), os.minor(found.st_rdev))

@@ -6,14 +6,16 @@ which writes such files: a shared mistake would hide itself.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+import msgspec
 from msgspec import Struct
 
-from dra_driver.conformance.cdi_edits import Edits, Wire, form_problem, least_version
+from dra_driver.conformance.cdi_edits import NO_EDITS, CdiDocument, ContainerEdits, Edits
 from dra_driver.core import yaml_text
+from dra_driver.core.text import cut, quoted
 
 MAX_FILES: Final = 4096
 MAX_BYTES: Final = 4 * 2**20
@@ -23,12 +25,14 @@ QUALIFIED: Final = re.compile(
 """``vendor/class=name`` (pkg/parser/parser.go of the CDI library)."""
 VERSIONS: Final = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
 
+_Devices = dict[str, tuple[ContainerEdits, ...]]
+
 
 class CdiFile(Struct, frozen=True, kw_only=True):
     """One file: the edits of the devices that it defines, or why it cannot be used."""
 
     path: Path
-    devices: Mapping[str, tuple[Wire, ...]] = {}
+    devices: _Devices = {}
     problem: str = ""
 
 
@@ -70,16 +74,18 @@ def resolved(folders: Sequence[Path]) -> set[str]:
 def edits(folders: Sequence[Path], names: Sequence[str]) -> Edits:
     """The edits of these device ids together; ids that do not resolve have none."""
     known = _index(folders)[0]
-    return Edits.merged(part for name in dict.fromkeys(names) for part in known.get(name, ()))
+    return Edits(tuple(part for name in dict.fromkeys(names) for part in known.get(name, ())))
 
 
-def _index(folders: Sequence[Path]) -> tuple[dict[str, tuple[Wire, ...]], dict[str, list[Path]], list[CdiFile]]:
-    known: dict[str, tuple[Wire, ...]] = {}
+def _index(
+    folders: Sequence[Path],
+) -> tuple[dict[str, tuple[ContainerEdits, ...]], dict[str, list[Path]], list[CdiFile]]:
+    known: dict[str, tuple[ContainerEdits, ...]] = {}
     conflicts: dict[str, list[Path]] = {}
     broken: list[CdiFile] = []
     for folder in folders:
         here: dict[str, list[Path]] = {}
-        found: dict[str, tuple[Wire, ...]] = {}
+        found: _Devices = {}
         for path in files([folder]):
             file = read(path)
             if file.problem:
@@ -104,34 +110,29 @@ def read(path: Path) -> CdiFile:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             return CdiFile(path=path, problem=f"larger than {MAX_BYTES >> 20} MiB")
-        document: Any = json.loads(data) if path.suffix == ".json" else yaml_text.load(data)
+        raw = json.loads(data) if path.suffix == ".json" else yaml_text.load(data)
+        document = msgspec.convert(raw, CdiDocument)
+    except msgspec.ValidationError as error:
+        return CdiFile(path=path, problem=str(error))
     except (OSError, ValueError, RecursionError) as error:
         return CdiFile(path=path, problem=f"cannot be read: {type(error).__name__}")
     if problem := _problem(document):
         return CdiFile(path=path, problem=problem)
-    common = document.get("containerEdits") or {}
-    named = ((f"{document['kind']}={device['name']}", device["containerEdits"]) for device in document["devices"])
-    return CdiFile(path=path, devices={name: (common, own) for name, own in named})
+    common = document.container_edits or NO_EDITS
+    named: _Devices = {f"{document.kind}={one.name}": (common, one.container_edits) for one in document.devices}
+    return CdiFile(path=path, devices=named)
 
 
-def _problem(document: Any) -> str:
-    if not isinstance(document, dict):
-        return "not an object"
-    if str(document.get("cdiVersion", "")).removeprefix("v") not in VERSIONS:
-        return f"cdiVersion {str(document.get('cdiVersion'))[:20]!r} is unknown"
-    devices = document.get("devices")
-    if not isinstance(devices, list) or not devices:
-        return "no devices"
-    names = [device.get("name") if isinstance(device, dict) else None for device in devices]
-    for name, device in zip(names, devices, strict=True):
-        if not isinstance(name, str) or not is_qualified(f"{document.get('kind')}={name}"):
-            return f"{str(document.get('kind'))[:80]}={str(name)[:80]} is not vendor/class=name"
-        if not isinstance(device.get("containerEdits"), dict) or not device["containerEdits"]:
-            return f"device {name} has no containerEdits"
-        if problem := form_problem(device["containerEdits"]):
-            return f"device {name}: {problem}"
-    if problem := form_problem(document.get("containerEdits") or {}):
-        return problem
-    if VERSIONS.index(least := least_version(document)) > VERSIONS.index(str(document["cdiVersion"]).removeprefix("v")):
-        return f"cdiVersion {document['cdiVersion']} lacks a field of the file, expected {least}"
-    return "" if len(set(names)) == len(names) else "a device is defined twice"
+def _problem(document: CdiDocument) -> str:
+    version = document.cdi_version.removeprefix("v")
+    if version not in VERSIONS:
+        return f"cdiVersion {quoted(version, 20)} is unknown"
+    for device in document.devices:
+        if not is_qualified(name := f"{document.kind}={device.name}"):
+            return f"{cut(name, 160)} is not vendor/class=name"
+        if device.container_edits == NO_EDITS:
+            return f"device {device.name} has no containerEdits"
+    if VERSIONS.index(least := document.least_version()) > VERSIONS.index(version):
+        return f"cdiVersion {version} lacks a field of the file, expected {least}"
+    names = {device.name for device in document.devices}
+    return "" if len(names) == len(document.devices) else "a device is defined twice"

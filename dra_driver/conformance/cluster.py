@@ -121,7 +121,8 @@ class ClusterObjects:
             self._rest.delete(paths.resource_slices(item["metadata"]["name"]))
 
     def _ensure(self, collection: str, body: Wire) -> None:
-        """Create the object unless it exists. Waits while one from an earlier run is being deleted."""
+        """Create the object unless it exists. Waits while one from an earlier run is being deleted, and raises
+        ConfigurationError if that takes too long."""
         path = f"{collection}/{body['metadata']['name']}"
         until = time.monotonic() + DELETION_S
         while True:
@@ -129,8 +130,13 @@ class ClusterObjects:
                 self._rest.create(collection, body)
             except AlreadyExistsError:
                 with suppress(NotFoundError):
-                    if "deletionTimestamp" not in self._rest.get(path)["metadata"] or time.monotonic() > until:
+                    if "deletionTimestamp" not in self._rest.get(path)["metadata"]:
                         return
+                if time.monotonic() > until:
+                    raise ConfigurationError(
+                        f"{path} of an earlier run is still being deleted after {DELETION_S:g} s: wait, start "
+                        "kube-controller-manager, which ends the deletion, or use a new API server"
+                    ) from None
                 time.sleep(PAUSE_S)
             else:
                 self._made.append(path)

@@ -254,7 +254,7 @@ def still_in_use(bench: Bench) -> None:
     if not bench.refusal(second.key, waits=True):
         raise ViolationError(
             f"after the restart, device {min(first.devices())[1]} of claim {first.key} was prepared for {second.key}, "
-            "too; expected an error: keep prepared claims in a file"
+            "too; expected an error: remember prepared claims, and check them"
         )
 
 

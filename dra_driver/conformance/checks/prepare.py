@@ -119,7 +119,7 @@ def device_nodes_exist(bench: Bench) -> None:
     A runtime fails the container if the path of a device node without type and major is no device node.
     """
     for what, edits in _samples(bench):
-        _raise_first(what, bench.subject.host.node_problems(edits.nodes), "name a node of the device")
+        _raise_first(what, bench.subject.host.node_problems(edits), "name a node of the device")
 
 
 @basic("prepare-cdi-hooks", "opencontainers/runtime-spec config.md (POSIX-platform Hooks, Mounts)")
@@ -129,7 +129,7 @@ def hooks_can_run(bench: Bench) -> None:
     A runtime that cannot run a hook, or mount a source, fails the container.
     """
     for what, edits in _samples(bench):
-        _raise_first(what, bench.subject.host.hook_problems(edits.hooks, edits.mounts), "install it or leave it out")
+        _raise_first(what, bench.subject.host.hook_problems(edits), "install it or leave it out")
 
 
 @basic("prepare-cdi-isolation", "opencontainers/runtime-spec config-linux.md (Devices, Allowed Device list)")
@@ -139,7 +139,7 @@ def the_host_stays_closed(bench: Bench) -> None:
     Edits allow the container to use each device node as it likes.
     """
     for what, edits in _samples(bench):
-        for path, opens in bench.subject.host.dangers(edits.nodes):
+        for path, opens in bench.subject.host.dangers(edits):
             if opens != "a block device" or not bench.subject.has_disks:
                 raise ViolationError(
                     f"{what}: deviceNodes: {shown(path)} is {opens}; leave it out (--block-devices allows disks)"
@@ -159,7 +159,7 @@ def devices_differ(bench: Bench) -> None:
             raise NotApplicableError("every two devices are shared or exclude each other")
         claims = [bench.claim(keys={device.key}) for device in pair]
         sides = [(claim.key.uid, bench.edits(bench.prepared(claim), f"claim {claim.key}")) for claim in claims]
-        if sides[0][1] != Edits() and (same := sameness(sides)):
+        if sides[0][1].parts and (same := sameness(sides)):
             raise ViolationError(
                 f"claims for devices {pair[0].name} and {pair[1].name}: {same}; "
                 "give each device the edits of its own hardware"
@@ -386,7 +386,7 @@ def malformed_claims(bench: Bench) -> None:
                 raise ViolationError(
                     f"a claim with UID {shown(uid)!r} left {left[0]} outside of the driver's folders; {_CHECK_UIDS}"
                 )
-    bench.prepared(bench.claim())
+    bench.prepared(claim)
 
 
 _CHECK_UIDS: Final = "accept only UIDs without a slash, and build no path of others"

@@ -196,7 +196,7 @@ def test_a_driver_without_faults_passes_every_check(bench_for: MakeBench) -> Non
 def test_a_driver_with_one_device_is_not_failed_for_it(bench_for: MakeBench) -> None:
     outcomes = suite.run(bench_for("one-device", limits=GENEROUS), CHECKS)
     assert [found(outcome) for outcome in outcomes if outcome.verdict not in {"passed", "not applicable"}] == []
-    assert sum(outcome.verdict == "not applicable" for outcome in outcomes) == 11
+    assert sum(outcome.verdict == "not applicable" for outcome in outcomes) == 13
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -2,21 +2,23 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
-from dra_driver.conformance import cdi_folder, report, suite
+from dra_driver.conformance import cdi_folder, cluster, report, suite
 from dra_driver.conformance.bench import Bench
-from dra_driver.conformance.cdi_edits import Edits, Host, sameness
+from dra_driver.conformance.cdi_edits import ContainerEdits, Edits, Host, sameness
 from dra_driver.conformance.checks import CHECKS
 from dra_driver.conformance.checks.prepare import check_devices
 from dra_driver.conformance.cluster import CheckClaim, counters, devices, incomplete, narrowed, read_template, together
 from dra_driver.conformance.plugin import AnsweredDevice, ClaimKey
 from dra_driver.conformance.values import CAPABILITIES, Check, CheckOutcome, ViolationError
-from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.errors import AlreadyExistsError, ConfigurationError
 from dra_driver.core.finding import Finding, Status
 from dra_driver.core.unix_grpc import CallError
 
@@ -67,6 +69,21 @@ def test_narrowed_slices_keep_their_counters() -> None:
     assert len(devices(slices)) == 2  # the original is not changed
 
 
+def test_a_namespace_that_stays_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An API server without controllers never ends the deletion: no check could create a claim."""
+
+    def exists(*_: object) -> None:
+        raise AlreadyExistsError("exists")
+
+    rest: Any = SimpleNamespace(
+        create=exists, get=lambda _: {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    )
+    monkeypatch.setattr(cluster, "DELETION_S", 0.0)
+    monkeypatch.setattr(cluster, "PAUSE_S", 0.0)
+    with pytest.raises(ConfigurationError, match="namespaces/dra-conformance of an earlier run is still being deleted"):
+        cluster.ClusterObjects(rest, node="n", driver="d").prepare()
+
+
 SPEC = "devices: {requests: [{name: a, exactly: {deviceClassName: c}}]}"
 CLAIM = f"kind: ResourceClaim\nspec: {{{SPEC}}}\n"
 TEMPLATE = f"kind: ResourceClaimTemplate\nspec: {{spec: {{{SPEC}}}}}\n"
@@ -94,6 +111,7 @@ def test_other_files_are_refused_by_name(tmp_path: Path, text: str | None) -> No
 
 
 EDITS = {"env": ["A=b"]}
+AT = " - at `$.containerEdits."
 
 
 def document(**fields: Any) -> dict[str, Any]:
@@ -148,19 +166,25 @@ def test_a_later_folder_wins_over_a_conflict(folders: list[Path]) -> None:
     [
         ({"cdiVersion": "9.0.0"}, "cdiVersion '9.0.0' is unknown"),
         ({"kind": "gpu"}, "gpu=one is not vendor/class=name"),
-        ({"devices": []}, "no devices"),
+        ({"devices": []}, "Expected `array` of length >= 1 - at `$.devices`"),
         ({"devices": [{"name": "one", "containerEdits": {}}]}, "device one has no containerEdits"),
         ({"devices": [{"name": "one", "containerEdits": EDITS}] * 2}, "a device is defined twice"),
-        ({"devices": ["one"]}, "v.com/gpu=None is not vendor/class=name"),
-        ({"containerEdits": {"env": "A=b"}}, "containerEdits.env is not a list of texts"),
-        ({"containerEdits": {"env": ["A"]}}, "containerEdits.env has 'A', expected NAME=VALUE"),
-        ({"containerEdits": {"mounts": [{"hostPath": "/x"}]}}, "a mount has no containerPath"),
-        ({"containerEdits": {"deviceNodes": [{"path": ""}]}}, "a device node has no path"),
-        (node(type="x"), "device node '/dev/x' has type 'x', expected one of b, c, u, p"),
-        (node(major="1"), "device node '/dev/x' has major and minor ['1', 0], expected numbers"),
-        (node(permissions="rx"), "device node '/dev/x' has permissions 'rx', expected some of r, w, m"),
-        (hook(env=["A"]), "hook prestart: env has 'A', expected NAME=VALUE"),
-        (hook(path="x"), "hook prestart has path 'x', expected an absolute path"),
+        ({"devices": ["one"]}, "Expected `object`, got `str` - at `$.devices[0]`"),
+        ({"containerEdits": {"env": "A=b"}}, "Expected `array | null`, got `str` - at `$.containerEdits.env`"),
+        ({"containerEdits": {"env": ["A"]}}, "Expected `str` matching regex '^[^=]+=' - at `$.containerEdits.env[0]`"),
+        (
+            {"containerEdits": {"mounts": [{"hostPath": "/x"}]}},
+            "Object missing required field `containerPath`" + AT + "mounts[0]`",
+        ),
+        (node(path=""), "Expected `str` of length >= 1 - at `$.containerEdits.deviceNodes[0].path`"),
+        (node(type="x"), "Invalid enum value 'x' - at `$.containerEdits.deviceNodes[0].type`"),
+        (node(major="1"), "Expected `int | null`, got `str` - at `$.containerEdits.deviceNodes[0].major`"),
+        (
+            node(permissions="rx"),
+            "Expected `str` matching regex '^[rwm]*$'" + AT + "deviceNodes[0].permissions`",
+        ),
+        (hook(env=["A"]), "Expected `str` matching regex '^[^=]+=' - at `$.containerEdits.hooks[0].env[0]`"),
+        (hook(path="x"), "Expected `str` matching regex '^/' - at `$.containerEdits.hooks[0].path`"),
         (older(netDevices=[{"name": "a"}]), lacks("0.3.0", "1.1.0")),
         (older(additionalGids=[1]), lacks("0.3.0", "0.7.0")),
         (
@@ -191,6 +215,17 @@ def test_a_huge_file_is_not_read(folders: list[Path], monkeypatch: pytest.Monkey
     assert cdi_folder.read(folders[0] / "a.json").problem.startswith("larger than")
 
 
+def test_an_answer_for_one_of_two_shares_is_not_enough() -> None:
+    """Both shares have the same pool and device, so sets of devices are equal."""
+    result = {"driver": "d", "pool": "p", "device": "shared", "request": "r"}
+    claim = CheckClaim(key=ClaimKey(namespace="n", name="c", uid="u"), wire={}, results=(result, result))
+    bench: Any = SimpleNamespace(subject=SimpleNamespace(driver="d"))
+    answered = AnsweredDevice(requests=("r",), pool="p", device="shared", cdi_ids=())
+    check_devices(bench, claim, (answered, answered))
+    with pytest.raises(ViolationError, match="the claim's allocation has p/shared, p/shared"):
+        check_devices(bench, claim, (answered,))
+
+
 def test_hidden_and_other_files_do_not_count(folders: list[Path]) -> None:
     for name in (".a.json", "a.txt"):
         (folders[0] / name).write_text(json.dumps(document()))
@@ -211,18 +246,19 @@ def test_nodes_and_hooks_are_looked_for_below_each_root(tmp_path: Path) -> None:
     program.touch(mode=0o755)
     host = Host(roots=(Path("/no/such/root"), tmp_path))
     numbers = [{"path": "/dev/x", "type": kind, "major": major} for kind, major in (("c", 4095), ("b", 4095), ("p", 0))]
-    assert len(list(host.node_problems(numbers))) == 1
+    assert len(list(host.node_problems(edits_of(deviceNodes=numbers)))) == 1
     hooks = [{"hookName": "prestart", "path": "/hook"}, {"hookName": "startContainer", "path": "/in/the/container"}]
-    mounts = [
-        {"hostPath": "/hook", "containerPath": "/x"},
-        {"hostPath": "tmpfs", "containerPath": "/y", "type": "tmpfs"},
-    ]
-    assert list(host.hook_problems(hooks, mounts)) == []
+    mounts = [{"hostPath": "/hook", "containerPath": "/x"}, {"hostPath": "x", "containerPath": "/y", "type": "tmpfs"}]
+    assert list(host.hook_problems(edits_of(hooks=hooks, mounts=mounts))) == []
+
+
+def edits_of(**fields: Any) -> Edits:
+    return Edits((msgspec.convert(fields, ContainerEdits),))
 
 
 def claim_edits(uid: str, *paths: str, env: str = "A=b", **others: Any) -> tuple[str, Edits]:
     nodes = [{"path": path} for path in paths]
-    return uid, Edits.merged([{"env": [env, f"CLAIM_{uid.replace('-', '_')}=1"], "deviceNodes": nodes, **others}])
+    return uid, edits_of(env=[env, f"CLAIM_{uid.replace('-', '_')}=1"], deviceNodes=nodes, **others)
 
 
 @pytest.mark.parametrize(
