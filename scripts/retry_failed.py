@@ -3,8 +3,9 @@
 A test that fails beside others and passes alone met a machine that was too busy for one of its time limits: it has to
 be mended. Each is printed as unsteady. ``unsteady`` of tests/skips.toml lists such tests; that list may not grow beyond
 ``most_unsteady``. One that is not listed does not fail the run, because a busy machine refuses no change that has
-nothing to do with it; ``MOST_NEW`` + 1 of them do. More than ``MOST`` failures, and a report that does not agree with pytest's own list
-of failures (a worker that crashed, a test file that cannot be imported), are not repeated. Used by ``.ci/run``.
+nothing to do with it; ``MOST_NEW`` + 1 of them do. More than ``MOST`` failures, and a report that does not agree with
+pytest's own list of failures (a worker that crashed, a test file that cannot be imported), are not repeated. Used by
+``.ci/run``.
 
 With ``--listed``, each test of the list runs ``REPEATS`` times beside a busy loop on each core (`make test-slow`).
 

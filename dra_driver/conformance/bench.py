@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from msgspec import Struct, field
 
 from dra_driver.conformance import cdi_folder
-from dra_driver.conformance.cdi_edits import Edits, Host
+from dra_driver.conformance.cdi_edits import Host, MergedEdits
 from dra_driver.conformance.cluster import CheckClaim, ClaimTemplate, ClusterObjects, JsonObject, Scheduler, incomplete
 from dra_driver.conformance.plugin import (
     DRA_SERVICES,
@@ -326,7 +326,7 @@ class Bench:
         if problem := self.unresolved(devices):
             raise ViolationError(f"{when}: {problem}")
 
-    def edits(self, devices: Sequence[AnsweredDevice], when: str) -> Edits:
+    def edits(self, devices: Sequence[AnsweredDevice], when: str) -> MergedEdits:
         """The merged edits of all CDI ids of these devices. Raises as `check_resolves`."""
         self.check_resolves(devices, when)
         return cdi_folder.edits(self.subject.cdi_dirs, [name for device in devices for name in device.cdi_ids])

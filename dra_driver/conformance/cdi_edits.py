@@ -24,7 +24,7 @@ _HookName = Literal["prestart", "createRuntime", "createContainer", "startContai
 _MEMORY: Final = {(1, 1): "/dev/mem", (1, 2): "/dev/kmem", (1, 4): "/dev/port"}
 
 
-class DeviceNode(Struct, frozen=True, rename="camel"):
+class AnsweredNode(Struct, frozen=True, rename="camel"):
     path: _Text
     host_path: str | None = None
     type: Literal["", "b", "c", "u", "p"] | None = None
@@ -37,44 +37,44 @@ class DeviceNode(Struct, frozen=True, rename="camel"):
         return self.host_path or self.path
 
 
-class Hook(Struct, frozen=True, rename="camel"):
+class AnsweredHook(Struct, frozen=True, rename="camel"):
     hook_name: _HookName
     path: Annotated[str, Meta(pattern="^/")]
     args: tuple[str, ...] | None = None
     env: tuple[_Variable, ...] | None = None
 
 
-class Mount(Struct, frozen=True, rename="camel"):
+class AnsweredMount(Struct, frozen=True, rename="camel"):
     host_path: _Text
     container_path: _Text
     options: tuple[str, ...] | None = None
     type: str | None = None
 
 
-class ContainerEdits(Struct, frozen=True, rename="camel"):
+class AnsweredEdits(Struct, frozen=True, rename="camel"):
     env: tuple[_Variable, ...] | None = None
-    device_nodes: tuple[DeviceNode, ...] | None = None
-    hooks: tuple[Hook, ...] | None = None
-    mounts: tuple[Mount, ...] | None = None
+    device_nodes: tuple[AnsweredNode, ...] | None = None
+    hooks: tuple[AnsweredHook, ...] | None = None
+    mounts: tuple[AnsweredMount, ...] | None = None
     net_devices: tuple[Any, ...] | None = None
     intel_rdt: Any = None
     additional_gids: tuple[int, ...] | None = None
 
 
-NO_EDITS: Final = ContainerEdits()
+NO_EDITS: Final = AnsweredEdits()
 
 
-class CdiDevice(Struct, frozen=True, rename="camel"):
+class AnsweredCdiDevice(Struct, frozen=True, rename="camel"):
     name: _Text
-    container_edits: ContainerEdits
+    container_edits: AnsweredEdits
     annotations: dict[str, str] | None = None
 
 
 class CdiDocument(Struct, frozen=True, rename="camel"):
     cdi_version: str
     kind: str
-    devices: Annotated[tuple[CdiDevice, ...], Meta(min_length=1)]
-    container_edits: ContainerEdits | None = None
+    devices: Annotated[tuple[AnsweredCdiDevice, ...], Meta(min_length=1)]
+    container_edits: AnsweredEdits | None = None
     annotations: dict[str, str] | None = None
 
     def least_version(self) -> str:
@@ -95,13 +95,13 @@ class CdiDocument(Struct, frozen=True, rename="camel"):
         return "0.3.0"
 
 
-class Edits(Struct, frozen=True):
+class MergedEdits(Struct, frozen=True):
     """The edits of devices, and of the files that define them."""
 
-    parts: tuple[ContainerEdits, ...] = ()
+    parts: tuple[AnsweredEdits, ...] = ()
 
     @property
-    def nodes(self) -> tuple[DeviceNode, ...]:
+    def nodes(self) -> tuple[AnsweredNode, ...]:
         return tuple(dict.fromkeys(node for part in self.parts for node in part.device_nodes or ()))
 
     def _apart_from_nodes(self, uid: str) -> tuple[set[str], set[str]]:
@@ -118,7 +118,7 @@ def _without(text: str, forms: Iterable[str]) -> str:
     return text
 
 
-def sameness(sides: Sequence[tuple[str, Edits]]) -> str:
+def sameness(sides: Sequence[tuple[str, MergedEdits]]) -> str:
     """Why two claims, by UID, are not kept apart by their edits; "" if they are.
 
     A variable keeps processes apart only in a driver without device nodes.
@@ -139,10 +139,10 @@ class Host(Struct, frozen=True, kw_only=True):
 
     roots: tuple[Path, ...] = (Path("/"),)
 
-    def node_problems(self, edits: Edits) -> Iterator[str]:
+    def node_problems(self, edits: MergedEdits) -> Iterator[str]:
         return (problem for node in edits.nodes if (problem := self._node_problem(node)))
 
-    def hook_problems(self, edits: Edits) -> Iterator[str]:
+    def hook_problems(self, edits: MergedEdits) -> Iterator[str]:
         """Problems of hooks, and of mounts, whose sources have to exist."""
         for hook in (hook for part in edits.parts for hook in part.hooks or ()):
             # The runtime starts a startContainer hook in the container, so its file is in the image (runtime-spec).
@@ -153,7 +153,7 @@ class Host(Struct, frozen=True, kw_only=True):
             if mount.type in {None, "", "bind"} and self._find(mount.host_path, os.stat) is None:
                 yield f"mount: hostPath {quoted(mount.host_path)} does not exist on this host"
 
-    def dangers(self, edits: Edits) -> Iterator[tuple[str, str]]:
+    def dangers(self, edits: MergedEdits) -> Iterator[tuple[str, str]]:
         """Device nodes that open the host, with the reason: memory, and block devices."""
         for node in edits.nodes:
             kind, numbers = self._identity(node, self._find(node.source, os.lstat))
@@ -162,7 +162,7 @@ class Host(Struct, frozen=True, kw_only=True):
             elif numbers in _MEMORY:
                 yield node.source, f"the memory or ports of the host ({_MEMORY[numbers]})"
 
-    def _node_problem(self, node: DeviceNode) -> str:
+    def _node_problem(self, node: AnsweredNode) -> str:
         what, found = f"deviceNodes: {quoted(node.source)}", self._find(node.source, os.lstat)
         kind, numbers = self._identity(node, found)
         if found is None:
@@ -183,7 +183,7 @@ class Host(Struct, frozen=True, kw_only=True):
         return ""
 
     @staticmethod
-    def _identity(node: DeviceNode, found: os.stat_result | None) -> tuple[str, tuple[int, int]]:
+    def _identity(node: AnsweredNode, found: os.stat_result | None) -> tuple[str, tuple[int, int]]:
         """Type and numbers as the runtime gives them to the container."""
         kind = (node.type or "").replace("u", "c")
         if kind and (node.major or kind == "p"):

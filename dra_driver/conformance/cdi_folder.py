@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from dra_driver.conformance.cdi_edits import NO_EDITS, CdiDocument, ContainerEdits, Edits
+from dra_driver.conformance.cdi_edits import NO_EDITS, AnsweredEdits, CdiDocument, MergedEdits
 from dra_driver.core import yaml_text
 from dra_driver.core.text import cut, quoted
 
@@ -25,7 +25,7 @@ QUALIFIED: Final = re.compile(
 """``vendor/class=name`` (pkg/parser/parser.go of the CDI library)."""
 VERSIONS: Final = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
 
-_Devices = dict[str, tuple[ContainerEdits, ...]]
+_Devices = dict[str, tuple[AnsweredEdits, ...]]
 
 
 class CdiFile(Struct, frozen=True, kw_only=True):
@@ -71,16 +71,16 @@ def resolved(folders: Sequence[Path]) -> set[str]:
     return set(_index(folders)[0])
 
 
-def edits(folders: Sequence[Path], names: Sequence[str]) -> Edits:
+def edits(folders: Sequence[Path], names: Sequence[str]) -> MergedEdits:
     """The edits of these device ids together; ids that do not resolve have none."""
     known = _index(folders)[0]
-    return Edits(tuple(part for name in dict.fromkeys(names) for part in known.get(name, ())))
+    return MergedEdits(tuple(part for name in dict.fromkeys(names) for part in known.get(name, ())))
 
 
 def _index(
     folders: Sequence[Path],
-) -> tuple[dict[str, tuple[ContainerEdits, ...]], dict[str, list[Path]], list[CdiFile]]:
-    known: dict[str, tuple[ContainerEdits, ...]] = {}
+) -> tuple[dict[str, tuple[AnsweredEdits, ...]], dict[str, list[Path]], list[CdiFile]]:
+    known: dict[str, tuple[AnsweredEdits, ...]] = {}
     conflicts: dict[str, list[Path]] = {}
     broken: list[CdiFile] = []
     for folder in folders:

@@ -88,7 +88,7 @@ def pod(name: str, *claims: str, **more: Any) -> Obj:
     named = [{"name": f"c{number}", "resourceClaimName": each} for number, each in enumerate(claims)]
     spec = {
         "containers": [{"name": "main", "image": "registry.k8s.io/pause:3.10"}],
-        "schedulerName": "nobody",
+        "schedulerName": "no-scheduler",
         "resourceClaims": named,
         **more.pop("spec", {}),
     }
@@ -425,7 +425,7 @@ def stage(
 def namespace(rest: RestClient, *, finalize: bool) -> Iterator[None]:
     path = f"/api/v1/namespaces/{PODS_OF}"
     rest.create("/api/v1/namespaces", {"metadata": {"name": PODS_OF}})
-    with suppress(AlreadyExistsError):  # an API server without controllers has nobody else to make it
+    with suppress(AlreadyExistsError):  # an API server without controllers does not make it
         rest.create(f"{path}/serviceaccounts", {"metadata": {"name": "default"}})
     try:
         yield

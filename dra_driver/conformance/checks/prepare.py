@@ -10,7 +10,7 @@ from typing import Final
 
 from dra_driver.conformance import cdi_folder
 from dra_driver.conformance.bench import Bench
-from dra_driver.conformance.cdi_edits import Edits, sameness
+from dra_driver.conformance.cdi_edits import MergedEdits, sameness
 from dra_driver.conformance.checks.registration import TYPES
 from dra_driver.conformance.cluster import NAMESPACE, CheckClaim, JsonObject, PublishedDevice, size, together
 from dra_driver.conformance.plugin import AnsweredDevice, ClaimKey
@@ -168,7 +168,7 @@ def devices_differ(bench: Bench) -> None:
             bench.finish(claim)
 
 
-def _samples(bench: Bench) -> Iterator[tuple[str, Edits]]:
+def _samples(bench: Bench) -> Iterator[tuple[str, MergedEdits]]:
     """The edits of the default claim, and of the largest device."""
     for claim in (bench.claim(), largest_claim(bench)):
         if claim is not None:

@@ -20,7 +20,7 @@ from dra_driver.core.finding import Finding, Status
 from dra_driver.diagnose.hardware import cuda, nvml_session
 from dra_driver.diagnose.hardware.child import Task
 from dra_driver.diagnose.hardware.cuda_load import CudaLoadProcess, Load
-from dra_driver.diagnose.hardware.look import NOBODY, Look, look
+from dra_driver.diagnose.hardware.look import UNPRIVILEGED_UID, LookRequest, look
 from dra_driver.diagnose.hardware.values import (
     ON_FREE_GPU,
     Facts,
@@ -96,7 +96,7 @@ def _opened(task: Task) -> probes.Handle:
 
 
 def _look(task: Task, **how: Any) -> dict[str, Any]:
-    return look(Look(library=task.library, index=task.chosen.index, **how))
+    return look(LookRequest(library=task.library, index=task.chosen.index, **how))
 
 
 @_with_cuda
@@ -273,10 +273,10 @@ def _held() -> dict[str, object]:
     return {"files": list(open_device_files()), "references": nvml_session.module_references()}
 
 
-def read_as_nobody(task: Task) -> Topics:
-    """Topics ``root`` and ``nobody``: every read that this package knows, as this user and as user 65534."""
+def read_unprivileged(task: Task) -> Topics:
+    """Topics ``root`` and ``unprivileged``: every read that this package knows, as this user and as user 65534."""
     yield "root", _look(task, everything=True)
-    yield "nobody", _look(task, everything=True, uid=NOBODY)
+    yield "unprivileged", _look(task, everything=True, uid=UNPRIVILEGED_UID)
 
 
 def _value(answers: Facts, name: str, other: Any) -> Any:
@@ -498,19 +498,19 @@ def detach(facts: Facts, _survey: Facts) -> Finding:
     )
 
 
-def as_nobody(facts: Facts, _survey: Facts) -> Finding:
+def as_unprivileged(facts: Facts, _survey: Facts) -> Finding:
     """Every read that root gets an answer to answers user 65534, too."""
-    root, nobody = facts["root"], facts["nobody"]
-    if "error" in root or "error" in nobody:
-        texts = (f"{name}: {facts[name]['error']}" for name in ("root", "nobody") if "error" in facts[name])
+    root, unprivileged = facts["root"], facts["unprivileged"]
+    if "error" in root or "error" in unprivileged:
+        texts = (f"{name}: {facts[name]['error']}" for name in ("root", "unprivileged") if "error" in facts[name])
         return Finding(status=Status.UNKNOWN, seen="; ".join(texts))
     answered = [name for name, one in root.items() if _answered(one)]
     if not answered:
         return Finding(status=Status.UNKNOWN, seen="root got no answer at all")
-    refused = [name for name in answered if not _answered(nobody.get(name, {}))]
+    refused = [name for name in answered if not _answered(unprivileged.get(name, {}))]
     return _concluded(
-        [f"{name}: code {nobody.get(name, {}).get('code', 'none')}" for name in refused],
-        f"{len(answered)} of {len(root)} reads answer root, {len(answered) - len(refused)} of these user {NOBODY}",
+        [f"{name}: code {unprivileged.get(name, {}).get('code', 'none')}" for name in refused],
+        f"{len(answered)} of {len(root)} reads answer root, {len(answered) - len(refused)} an unprivileged user",
     )
 
 
@@ -531,7 +531,7 @@ _TABLE: Final[tuple[tuple[Judge, Callable[..., object], str, float, frozenset[Ne
     (xid, read_xid, "XID of an illegal access", 60.0, FREE | {"xid"}),
     (links, read_links, "NVLinks 0 to 35", 60.0, READS),
     (detach, read_detach, "detaching while events are awaited", 75.0, READS),
-    (as_nobody, read_as_nobody, "every read as user 65534", 90.0, ROOT),
+    (as_unprivileged, read_unprivileged, "every read as user 65534", 90.0, ROOT),
 )
 """Judge, reader, name, seconds and needs, in the order of their worth."""
 _DECIDES: Final = {

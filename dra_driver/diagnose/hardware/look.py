@@ -1,7 +1,7 @@
 """NVML as another process sees it: ``python -m dra_driver.diagnose.hardware.look``, and its owner's side.
 
-The program gets a `Look` on stdin and prints what NVML answers there as one JSON line: in a PID namespace of its own,
-as a pod without hostPID, or as another user.
+The program gets a `LookRequest` on stdin and prints NVML's answers as one JSON line: in a PID namespace of its own, as
+a pod without hostPID, or as another user.
 """
 
 import ctypes
@@ -18,11 +18,11 @@ from dra_driver.diagnose.hardware.child import name_process, own_module
 from dra_driver.hardware.gpu.nvml import probes
 
 LOOK_S: Final = 40.0
-NOBODY: Final = 65534
+UNPRIVILEGED_UID: Final = 65534
 _CLONE_NEWPID: Final = 0x20000000
 
 
-class Look(Struct, frozen=True, kw_only=True):
+class LookRequest(Struct, frozen=True, kw_only=True):
     """``everything``: every read that this package knows, else what is in use."""
 
     library: str | None
@@ -32,7 +32,7 @@ class Look(Struct, frozen=True, kw_only=True):
     everything: bool = False
 
 
-def look(wanted: Look) -> dict[str, Any]:
+def look(wanted: LookRequest) -> dict[str, Any]:
     """The answers, or ``error``."""
     try:
         done = subprocess.run(
@@ -46,7 +46,7 @@ def look(wanted: Look) -> dict[str, Any]:
     return answer if isinstance(answer, dict) else {"error": f"printed {answer!r:.80}"}
 
 
-def answers(wanted: Look) -> dict[str, Any]:
+def answers(wanted: LookRequest) -> dict[str, Any]:
     begun = probes.load(wanted.library)
     if "value" not in begun and begun.get("code") is not None:
         return {"nvmlInitWithFlags": begun}
@@ -60,7 +60,7 @@ def answers(wanted: Look) -> dict[str, Any]:
 
 def main() -> int:
     name_process()
-    wanted = msgspec.json.decode(sys.stdin.buffer.read(), type=Look)
+    wanted = msgspec.json.decode(sys.stdin.buffer.read(), type=LookRequest)
     if wanted.own_pids:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.unshare(_CLONE_NEWPID):

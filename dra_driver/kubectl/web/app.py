@@ -66,7 +66,7 @@ _SPLIT: Final = "<!--split-->"
 _NOTHING: Final = SeenCluster(state=ClusterState(), told={}, claims=(), fleet=SeenFleet())
 
 
-class Seen(Struct, frozen=True, kw_only=True):
+class SeenState(Struct, frozen=True, kw_only=True):
     """All that an answer shows of the sources, read once. ``number`` changes with it; ``problem`` is "" if it is
     current."""
 
@@ -267,13 +267,13 @@ class Pages:
             "This page failed; the terminal of the command, or its log, has the error.\n", 500, media_type="text/plain"
         )
 
-    def _seen(self, request: Request) -> Seen:
+    def _seen(self, request: Request) -> SeenState:
         """Return the same at each call for one request."""
-        found: Seen = request.scope.get("seen") or self._look()
+        found: SeenState = request.scope.get("seen") or self._look()
         request.scope["seen"] = found
         return found
 
-    def _look(self) -> Seen:
+    def _look(self) -> SeenState:
         cluster, use = self._sources.cluster, self._sources.use
         # Before the values: one that changes in between is sent again.
         changes = (cluster.changes, use.changes if use else 0, self._sources.derived.changes)
@@ -281,7 +281,7 @@ class Pages:
         problem = "readings fail" if trouble else "not read yet" if reading is None else ""
         if reading and not trouble and _age_s(reading) > max(OLD_S, _OLD_READINGS * reading.took_s):
             problem = "old"
-        return Seen(
+        return SeenState(
             number="-".join(map(str, (*changes, problem.partition(" ")[0]))),
             reading=reading,
             trouble=trouble,
@@ -290,12 +290,14 @@ class Pages:
             problem=problem,
         )
 
-    def _worked_out(self, seen: Seen, key: Hashable, compute: Callable[[ClusterState], object]) -> WorkedOut | None:
+    def _worked_out(
+        self, seen: SeenState, key: Hashable, compute: Callable[[ClusterState], object]
+    ) -> WorkedOut | None:
         if seen.reading is None:
             return None
         return self._sources.derived.ask(key, seen.reading.number, lambda: compute(seen.cluster.state))
 
-    def _explained(self, seen: Seen, namespace: str, name: str) -> WorkedOut | None:
+    def _explained(self, seen: SeenState, namespace: str, name: str) -> WorkedOut | None:
         return self._worked_out(seen, ("pod", namespace, name), lambda state: explain_pod(state, namespace, name))
 
     def _page(self, request: Request, template: str, status: int = 200, **values: object) -> Response:

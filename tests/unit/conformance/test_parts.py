@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from dra_driver.conformance import cdi_folder, cluster, report, suite
 from dra_driver.conformance.bench import Bench
-from dra_driver.conformance.cdi_edits import ContainerEdits, Edits, Host, sameness
+from dra_driver.conformance.cdi_edits import AnsweredEdits, Host, MergedEdits, sameness
 from dra_driver.conformance.checks import CHECKS
 from dra_driver.conformance.checks.prepare import check_devices
 from dra_driver.conformance.cluster import CheckClaim, counters, devices, incomplete, narrowed, read_template, together
@@ -252,11 +252,11 @@ def test_nodes_and_hooks_are_looked_for_below_each_root(tmp_path: Path) -> None:
     assert list(host.hook_problems(edits_of(hooks=hooks, mounts=mounts))) == []
 
 
-def edits_of(**fields: Any) -> Edits:
-    return Edits((msgspec.convert(fields, ContainerEdits),))
+def edits_of(**fields: Any) -> MergedEdits:
+    return MergedEdits((msgspec.convert(fields, AnsweredEdits),))
 
 
-def claim_edits(uid: str, *paths: str, env: str = "A=b", **others: Any) -> tuple[str, Edits]:
+def claim_edits(uid: str, *paths: str, env: str = "A=b", **others: Any) -> tuple[str, MergedEdits]:
     nodes = [{"path": path} for path in paths]
     return uid, edits_of(env=[env, f"CLAIM_{uid.replace('-', '_')}=1"], deviceNodes=nodes, **others)
 
@@ -274,7 +274,7 @@ def claim_edits(uid: str, *paths: str, env: str = "A=b", **others: Any) -> tuple
     ],
 )
 def test_claims_are_kept_apart_by_what_containers_get(
-    first: tuple[str, Edits], second: tuple[str, Edits], problem: str
+    first: tuple[str, MergedEdits], second: tuple[str, MergedEdits], problem: str
 ) -> None:
     assert sameness([first, second])[: len(problem) or None] == problem
 

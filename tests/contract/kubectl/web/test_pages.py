@@ -232,7 +232,7 @@ def test_a_server_that_is_away_is_told_and_the_last_state_stays(site: Site, brow
 
 
 def test_a_state_that_no_reading_replaces_is_called_old(site: Site, browser: "TestClient") -> None:
-    """Nobody looked for hours, or the API server does not end its answer."""
+    """No reader for hours, or the API server does not end its answer."""
     site.age = timedelta(hours=3)
     site.read(full_state())
     text = browser.get(f"{site.base}/").text

@@ -110,9 +110,14 @@ NO_CODE = {"value": 1, "ms": 1}
         (22, links([1, 1], 2), "differs", "2 links up in MIG mode"),
         (23, detached(0, free=True), "ok", "waiting 2 (4), detached 0 (2); 1.5 s"),
         (23, detached(1, free=False), "differs", "not free after 1.5 s; still open: /dev/nvidia0"),
-        (24, {"root": {"a": NO_CODE, "b": {"code": 3}}, "nobody": {"a": NO_CODE}}, "ok", "1 of 2 reads answer root"),
-        (24, {"root": {"a": NO_CODE}, "nobody": {"a": {"code": 4}}}, "differs", "a: code 4"),
-        (24, {"root": {"a": NO_CODE}, "nobody": {"error": "no end"}}, "cannot tell", "nobody: no end"),
+        (
+            24,
+            {"root": {"a": NO_CODE, "b": {"code": 3}}, "unprivileged": {"a": NO_CODE}},
+            "ok",
+            "1 of 2 reads answer root",
+        ),
+        (24, {"root": {"a": NO_CODE}, "unprivileged": {"a": {"code": 4}}}, "differs", "a: code 4"),
+        (24, {"root": {"a": NO_CODE}, "unprivileged": {"error": "no end"}}, "cannot tell", "unprivileged: no end"),
     ],
 )
 def test_a_probe_concludes(number: int, found: dict[str, Any], verdict: str, text: str) -> None:
