@@ -54,5 +54,5 @@ def for_embedded(path: Path) -> str:
 
 
 def _pod(pod: Wire) -> Wire:
-    metadata = {key: value for key, value in pod["metadata"].items() if key != "namespace"}
+    metadata = {key: value for key, value in pod["metadata"].items() if key not in {"namespace", "ownerReferences"}}
     return {"apiVersion": "v1", "kind": "Pod", **pod, "metadata": metadata}

@@ -133,9 +133,9 @@ def test_a_claim_over_its_grant() -> None:
 
 
 def test_address_of_the_web_ui(capsys: Printed) -> None:
-    ui._say("http://127.0.0.1:41873/open?code=x")
+    ui._say("http://127.0.0.1:41873/Zk3x/open?code=x")
     out, err = capsys.readouterr()
-    holds("docs/ui.md", "kubectl dra ui", out + err, masked=r"code=\S+")
+    holds("docs/ui.md", "kubectl dra ui", out + err, masked=r"/Zk3[^/]+/|code=\S+")
 
 
 WHOLE_PAGES = {"docs/explain.md"}

@@ -268,8 +268,7 @@ class Answers:
         parts = {
             (part.claim, gpu.node, part.device) for node in self.page.nodes for gpu in node.gpus for part in gpu.parts
         }
-        there = {each for each in by_claim if (each[1], parent_name(each[2])) not in self.world.withdrawn}
-        yield from differ("holders: page and claims", parts, there)
+        yield from differ("holders: page and claims", parts, by_claim)
         for node in self.page.nodes:
             seen = [gpu for gpu in node.gpus if (gpu.node, gpu.name) not in self.world.withdrawn]
             models = self.capacity[node.name].models if node.name in self.capacity else ()

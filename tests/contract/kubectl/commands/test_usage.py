@@ -195,6 +195,7 @@ def test_pages_show_what_is_printed(page: str, command: str, namespace: str, ser
     )
     boards = SimulatedBackend(parse_groups("3xh100-sxm5-80gb", "gpu-a")).snapshot()
     server[0].lists["/apis/resource.k8s.io/v1/resourceslices"] = published(built(boards), on="gpu-a")
+    server[0].lists[f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims"] = []
     assert kubectl.main(command.split()[2:]) == 0
     out, err = capsys.readouterr()
     holds(page, command, err + out)
