@@ -6,7 +6,7 @@ holds across a restart or a takeover without memory of earlier evictions.
 *The brake.* No eviction while more than a part of the fleet's GPUs became tainted within a window: hardware breaks one
 by one, a wrong rule, policy or driver version everywhere at the same time. A taint counts from its ``timeAdded`` for at
 least twice its grace period, else all pods could become due just after the window. Taints of a drain do not count.
-A node writes its own devices and taints, so no single node can hold or loosen the brake (`exceeds`).
+A node writes its own devices and taints, so the brake does not count the node with most of them (`exceeds`).
 """
 
 import random
@@ -185,7 +185,9 @@ def _evict(request: Callable[[], object]) -> EvictionOutcome:
     except (NotFoundError, ConflictError) as error:
         return EvictionOutcome(result="gone", reason=str(error))
     except ServerBusyError as error:
-        refused = (error.status == 429 and says_budget(error)) or error.status == 500
+        refused = (error.status == 429 and says_budget(error)) or (
+            error.status == 500 and "PodDisruptionBudget" in str(error)  # more than one budget selects the pod
+        )
         result: EvictionResult = "refused" if refused else "failed"
         return EvictionOutcome(
             result=result, reason=_why(error), retry_after_s=error.retry_after_s, unknown=result == "failed"

@@ -181,11 +181,16 @@ def _with_replacement(
     state: ClusterState, subject: Subject, report: Explanation, scheduler: SchedulerModel
 ) -> Explanation:
     """Add the fix of an unhealthy device: end the pods of its claims, if a new pod then gets healthy devices."""
-    held = [item.claim or {} for item in subject.claims]
+    broken = {cause.object for cause in report.causes if cause.code is CauseCode.DEVICE_UNHEALTHY}
+    all_held = [item.claim or {} for item in subject.claims]
+    held = [claim for claim in all_held if f"claim/{name_of(claim)}" in broken]
     labels = {subjects.label_of(claim) for claim in held}
     users = sorted({str(user.get("name")) for claim in held for user in users_of(claim)})
     pod = subject.pod and {**subject.pod, "spec": {**spec_of(subject.pod), "nodeName": ""}, "status": {}}
-    claims = [replace(item, claim={**claim, "status": {}}) for item, claim in zip(subject.claims, held, strict=True)]
+    claims = [
+        replace(item, claim={**claim, "status": {}}) if claim in held else item
+        for item, claim in zip(subject.claims, all_held, strict=True)
+    ]
     ended = replace(
         state,
         claims=tuple(claim for claim in state.claims if subjects.label_of(claim) not in labels),

@@ -282,12 +282,16 @@ def _believed(reading: GpuUsage, name: str, look: Look) -> tuple[GpuUsage, Mappi
 
 def _unlisted(reading: GpuUsage, name: str, look: Look) -> str | None:
     """Why a GPU without a listed process is in use all the same; None if it may be unused."""
-    in_use = reading.memory_used or 0
+    of_all = [reading.memory_used, *(each.memory_used for each in reading.instances)]
+    known = [each for each in of_all if each is not None]
+    in_use = max(known, default=0)
     busy = busiest([reading.busy_percent, *(each.busy_percent for each in reading.instances)])
     least = HIDDEN_BYTES // 4 if look.is_nested else HIDDEN_BYTES
-    if in_use <= (RESERVE_BYTES if reading.memory_reserved is None else least) and not busy:
+    is_open = busy is None and (not known or (look.is_nested and reading.memory_reserved is None))
+    if in_use <= (RESERVE_BYTES if reading.memory_reserved is None else least) and not busy and not is_open:
         return None
-    seen = f"{in_use // 2**20} MiB are in use" + (f" and it is {busy} % busy" if busy else "")
+    seen = f"{in_use // 2**20} MiB are in use" if known else "the memory in use is unknown"
+    seen += f" and it is {busy} % busy" if busy else " and its utilisation is unknown" if busy is None else ""
     where = "it runs in a PID namespace of its own" if look.is_nested else "they may run in another PID namespace"
     return (
         f"the NVIDIA driver lists no process on GPU {name} to the exporter, although {seen}: {where}; set "

@@ -8,7 +8,7 @@ import pytest
 from dra_driver.controller.eviction_api import BrakeRules
 from dra_driver.controller.usage_evictions import UsageEvictionEvents, UsageEvictionRules, UsageEvictions
 from dra_driver.controller.usage_requests import FRESH_S, NodeUse, node_use
-from dra_driver.core.errors import ApiUnreachableError, NotFoundError
+from dra_driver.core.errors import ApiUnreachableError, NotFoundError, ServerBusyError
 from dra_driver.core.telemetry.controller_metrics import REGISTRY
 from dra_driver.kube.evictions import NO_EVICTION
 from dra_driver.kube.objects.core import ObjectReference
@@ -212,6 +212,13 @@ def test_the_policy_says_whether_an_owners_protection_counts(world: World, prote
     world.run_until(100)
     assert world.left == (["llm-0"] if protection == "Ignore" else [])
     assert not any("keep the pod with the annotation" in text for _, _, text in world.events)
+
+
+def test_a_server_error_that_names_no_budget_deletes_no_pod(world: World) -> None:
+    world.refusal = ServerBusyError("failed calling webhook: connection refused", status=500, reason="InternalError")
+    world.tell(over(podProtection="Ignore"))
+    world.run_until(100)
+    assert world.left == []
 
 
 def test_a_policy_that_protects_again_keeps_the_pod(world: World) -> None:

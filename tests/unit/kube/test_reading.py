@@ -62,7 +62,17 @@ def test_values_beside_a_deep_one_stay(closing: bytes) -> None:
 
 
 @pytest.mark.parametrize("levels", [MAX_DEPTH + 1, 500, 900])
-@pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"":', b"}"), (b"[1,", b",1]"), (b'["]",', b"]")])
+@pytest.mark.parametrize(
+    ("opening", "closing"),
+    [
+        (b"[", b"]"),
+        (b'{"":', b"}"),
+        (b"[1,", b",1]"),
+        (b'["]",', b"]"),
+        (b'["]",', b',"["]'),
+        (b'["\\\\",{"}\\"":', b'},"{"]'),
+    ],
+)
 def test_values_that_decoders_accept_are_cut_too(levels: int, opening: bytes, closing: bytes) -> None:
     value = decoded(opening * levels + b"1" + closing * levels, "")
     depth = 0

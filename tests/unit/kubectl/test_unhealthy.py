@@ -72,6 +72,18 @@ def test_a_held_device_that_is_not_published_has_unknown_health() -> None:
     assert "gpu-0 (not published)" in row(claims_of(state, NOW)[0])
 
 
+def test_pods_that_share_a_healthy_claim_stay() -> None:
+    claims = [
+        allocated_claim("c", "gpu-0", on="a", users=("train",)),
+        allocated_claim("shared", "gpu-1", on="a", users=("innocent", "train")),
+    ]
+    train = pod(claim="c", nodeName="a", status=TRAIN)
+    train["spec"]["resourceClaims"].append({"name": "other", "resourceClaimName": "shared"})
+    state = held(LOST, claims=claims, pods=[train], slices=[resource_slice("a", gpu(0, LOST), gpu(1), gpu(2))])
+    text = render(explained(state, dict(state.pods[0])))
+    assert "fix: delete pod train; a new one" in text
+
+
 def test_a_claim_that_tolerates_the_taint_loses_the_toleration_first() -> None:
     claim = allocated_claim("c", "gpu-0", on="a", users=("train",))
     claim["spec"]["devices"]["requests"][0]["exactly"]["tolerations"] = [{"operator": "Exists"}]

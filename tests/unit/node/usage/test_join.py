@@ -231,13 +231,16 @@ def test_a_driver_that_does_not_answer() -> None:
         (900, 95, False, {}), (0, 1, False, {}), (900, 0, False, {}), (65, 0, True, {}),
         (2000, 0, False, {"memory_reserved": None}),
         (0, None, False, {"instances": (InstanceUsage(gi_id=1, busy_percent=1),)}),
+        (None, None, False, {"instances": (InstanceUsage(gi_id=1, memory_used=4 * GIB),)}), (None, None, False, {}),
+        (40, None, True, {"memory_reserved": None}),
     ],
 )  # fmt: skip
 def test_a_gpu_in_use_without_a_listed_process_is_not_unused(
-    mib: int, busy: int | None, is_nested: bool, fields: dict[str, Any]
+    mib: int | None, busy: int | None, is_nested: bool, fields: dict[str, Any]
 ) -> None:
     hidden = reading(used=0, busy_percent=busy, **fields)
-    look = replace(LOOK, readings=(replace(hidden, memory_used=mib * 2**20),), is_nested=is_nested)
+    memory = None if mib is None else mib * 2**20
+    look = replace(LOOK, readings=(replace(hidden, memory_used=memory),), is_nested=is_nested)
     found = join(look)
     assert "GPU gpu-0" in present(found.knows.processes)
     assert "exporter.hostPID=true" in present(found.knows.processes)
