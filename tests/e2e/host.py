@@ -171,9 +171,11 @@ def controllers(folder: Path, flags: Mapping[str, str | None]) -> Iterator[Calla
         made.append(DriverProcess("controller", folder / name, {**flags, "pod_name": name}).start())
         return made[-1]
 
-    yield start
-    for process in made:
-        process.kill()
+    try:
+        yield start
+    finally:
+        for process in made:
+            process.kill()
 
 
 class Host:
