@@ -23,7 +23,7 @@ test-slow: $(VENV)/.ready     ## Long tests, and many more examples of each prop
 	$(BIN)/pytest -m hypothesis --hypothesis-profile thorough --timeout 1200
 	$(BIN)/python scripts/retry_failed.py --listed
 
-chaos: $(VENV)/.ready         ## Faults happen to a node process; under 15 minutes; writes docs/faults.md
+chaos: $(VENV)/.ready         ## Faults happen to a node process; under 15 minutes; writes docs/internals/faults.md
 	$(BIN)/python -m tests.chaos
 
 soak: $(VENV)/.ready          ## 10,000 mixed claims on a node and 1,000 on a cluster, under kills and faults; under 30 minutes

@@ -1,4 +1,4 @@
-"""Makes docs/doctor-faults.md from records in docs/doctor: of a real cluster and of `python -m tests.doctor_faults`.
+"""Makes docs/internals/doctor-faults.md from records in docs/doctor: of a real cluster and of `python -m tests.doctor_faults`.
 
 `make gen` writes the page, `make check` compares. Pure: the same records give the same bytes.
 """
@@ -9,15 +9,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-LAB, DATA = Path("docs/doctor/lab.json"), Path("docs/doctor/last-run.json")
-PAGE = Path("docs/doctor-faults.md")
+LAB, DATA = Path("docs/internals/doctor/lab.json"), Path("docs/internals/doctor/last-run.json")
+PAGE = Path("docs/internals/doctor-faults.md")
 HEAD = """\
 # The doctor's broken set-ups
 
-Made by `make gen` from what `python -m tests.doctor_faults --write` records; do not edit it. Each row is a set-up that
-is broken in one way, and what [`kubectl dra doctor`](doctor.md) or [`dra-driver doctor`](doctor-on-a-node.md) says of
-it first. `make test` holds layer, status and words of each; a healthy cluster and a healthy node have no finding but
-good ones.
+`make gen` writes this page from the records of `python -m tests.doctor_faults --write`. Do not edit it. Each row is a
+setup with one fault, and the first finding of [`kubectl dra doctor`](../doctor.md) or
+[`dra-driver doctor`](../doctor-on-a-node.md). `make test` asserts layer, status and words of each finding, and that a
+healthy cluster and a healthy node have only good findings.
 """
 _MOST = 260
 

@@ -1,11 +1,11 @@
-"""Writes docs/faults.md from docs/faults/faults.toml and the last runs of `make chaos` and of the lab.
+"""Writes docs/internals/faults.md from docs/internals/faults/faults.toml and the last runs of `make chaos` and of the lab.
 
 Tests name their row with ``@pytest.mark.fault("<id>")``. A row without a test, a test without a row, and a figure of a
 test that does not exist end `scripts/gen.py` with a sentence each, so page and tests cannot drift apart.
 
 usage: faults_docs.py collect FOLDER RUN [SECONDS]
 
-joins the records in FOLDER into docs/faults/RUN.json (RUN is chaos or lab), prints the tables and writes the page.
+joins the records in FOLDER into docs/internals/faults/RUN.json (RUN is chaos or lab), prints the tables and writes the page.
 """
 
 import ast
@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDER = Path("docs/faults")
-PAGE = Path("docs/faults.md")
+FOLDER = Path("docs/internals/faults")
+PAGE = Path("docs/internals/faults.md")
 ROWS = FOLDER / "faults.toml"
 RUNS = {"chaos": "`make chaos`", "lab": "the lab: Kubernetes 1.36.2 with containerd 2.1.9"}
 TESTS = ("tests/chaos/test_*.py", "tests/e2e/test_faults.py")
@@ -34,7 +34,7 @@ def generate(source: Path, target: Path) -> None:
     """Write the page below ``target``. Raises SystemExit with what does not agree."""
     rows = read_rows(source)
     if found := list(disagreements(rows, tests_by_fault(source), records(source))):
-        raise SystemExit("docs/faults and its tests do not agree:\n" + "\n".join(found))
+        raise SystemExit("docs/internals/faults and its tests do not agree:\n" + "\n".join(found))
     (target / PAGE).parent.mkdir(parents=True, exist_ok=True)
     (target / PAGE).write_text(page(rows, source))
 
@@ -158,7 +158,7 @@ def _seen(
     yield "Seen in the last run:"
     for row in rows:
         names = dict.fromkeys(name.partition("::")[0] for name in tests[row["id"]])
-        links = ", ".join(f"[{Path(name).name}](../{name})" for name in names)
+        links = ", ".join(f"[{Path(name).name}](../../{name})" for name in names)
         seen = [record["seen"] for found in runs.values() for record in found if record["fault"] == row["id"]]
         yield ""
         yield textwrap.fill(f"- *{row['what']}* ({links})", 116, subsequent_indent="  ", break_long_words=False)
@@ -219,7 +219,7 @@ TAIL = """
     make chaos        # under 15 minutes; prints this table and writes this page anew
 
 Tests that need more than the user may do are skipped with the reason, and their rows then say *not run*. The lab's part
-is `tests/e2e/test_faults.py`, on a node of a cluster ([CONTRIBUTING.md](../CONTRIBUTING.md#against-a-real-cluster)):
+is `tests/e2e/test_faults.py`, on a node of a cluster ([CONTRIBUTING.md](../../CONTRIBUTING.md#against-a-real-cluster)):
 with `FAULT_RECORDS` set to a folder, `python scripts/faults_docs.py collect FOLDER lab` takes its figures.
 """
 

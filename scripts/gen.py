@@ -1,6 +1,6 @@
 """Regenerates what is derived and checked in: protobuf code from protos/, schemas from the models in config/schemas,
-deploy/base from deploy/chart, docs/performance.md and docs/faults.md from their last runs, the tables of
-docs/conformance.md from the checks, docs/cli.md from the parsers, docs/doctor-faults.md from what the doctor said last,
+deploy/base from deploy/chart, docs/internals/performance.md and docs/internals/faults.md from their last runs, the tables of
+docs/conformance.md from the checks, docs/cli.md from the parsers, docs/internals/doctor-faults.md from what the doctor said last,
 the table of XIDs in docs/health.md from the data of the package, Grafana's dashboards from deploy/dashboards.yaml.
 
 `python scripts/gen.py` writes into the tree; `python scripts/gen.py --check` generates into a temporary folder, lists
@@ -70,6 +70,7 @@ def main() -> int:
 def generate(target: Path) -> None:
     """Writes all generated files below ``target``, which looks like the root of the repository."""
     (target / GENERATED).mkdir(parents=True, exist_ok=True)
+    (target / "docs/internals").mkdir(parents=True, exist_ok=True)
     sources = sorted(str(path) for path in PROTOS.rglob("*.proto"))
     well_known = str(importlib.resources.files("grpc_tools") / "_proto")
     arguments = ["protoc", f"-I{PROTOS}", f"-I{well_known}", f"--python_out={target}", f"--pyi_out={target}", *sources]

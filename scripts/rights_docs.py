@@ -1,4 +1,4 @@
-"""Makes docs/rights.md from docs/rights/last-run.json, which tests/e2e/test_rights.py, test_optional_rights.py and
+"""Makes docs/internals/rights.md from docs/internals/rights/last-run.json, which tests/e2e/test_rights.py, test_optional_rights.py and
 test_reader_rights.py write ($E2E_RIGHTS_FILE).
 
 `make gen` writes it, `make check` compares. Pure: the same figures give the same bytes.
@@ -11,17 +11,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-DATA = Path("docs/rights/last-run.json")
-PAGE = Path("docs/rights.md")
+DATA = Path("docs/internals/rights/last-run.json")
+PAGE = Path("docs/internals/rights.md")
 MAX_SAID = 150
 MAX_COLUMNS = 120
 INTRODUCTION = """# Rights: what is used, and what is refused
 
-This page is made from `docs/rights/last-run.json`; do not edit it. `tests/e2e/test_rights.py` ran on Kubernetes
-{version}: the chart's roles and admission policies, and the real processes with tokens that are bound to a pod and so
-to its Node, as the kubelet asks for them. [security.md](security.md) says what it means.
+This page is generated from `docs/internals/rights/last-run.json`. Do not edit it. `tests/e2e/test_rights.py` ran on
+Kubernetes {version} with the chart's roles and admission policies. The processes used tokens that are bound to a pod,
+and so to its Node, as the kubelet requests them. [security.md](../security.md) describes the consequences.
 
-    E2E_RIGHTS_FILE=docs/rights/last-run.json KUBECONFIG=... .venv/bin/pytest tests/e2e/test_*rights.py -n 0 -s
+    E2E_RIGHTS_FILE=docs/internals/rights/last-run.json KUBECONFIG=... .venv/bin/pytest tests/e2e/test_*rights.py -n 0 -s
 
 Of the chart's values these were not the default:
 {values}.
@@ -37,7 +37,7 @@ OPTIONAL = """## Parts that are off as delivered
 {values}.
 Of the node process these are the rights that two of the switches add; the drainer is an administrator's account with
 the chart's roles, for `kubectl dra drain --evict` and `undrain`; the controller has no other part than
-[eviction because of use](usage-limits.md). The verb `associated-node:patch` is asked for by the
+[eviction because of use](../usage-limits.md). The verb `associated-node:patch` is asked for by the
 API server itself, in each write of a claim's status: with it a node writes this driver's entries of claims that are
 allocated on it.
 """
@@ -45,9 +45,9 @@ READERS = """## Parts that only read
 
 `tests/e2e/test_reader_rights.py` did the same on Kubernetes {version} with
 {values}.
-The controller has no other part than the survey of [free capacity](metrics.md); the person has the Role
-`dra-driver-usage-reader` and runs [`kubectl dra usage`](usage-cost.md). The exporter's pod ran nowhere: the API server
-admitted the request and could not reach it.
+The controller has no other part than the survey of [free capacity](../metrics.md). The user has the Role
+`dra-driver-usage-reader` and runs [`kubectl dra usage`](../usage-cost.md). The exporter's pod did not run: the API
+server admitted the request and could not reach the pod.
 """
 PARTS = {"optional": OPTIONAL, "readers": READERS}
 """Sections by the name under which a test file writes its figures."""

@@ -1,4 +1,4 @@
-"""`make chaos`: run every fault of docs/faults.md that this machine can have in two workers, then write the page. Exit
+"""`make chaos`: run every fault of docs/internals/faults.md that this machine can have in two workers, then write the page. Exit
 status 1, and no new page, when a test failed. Usage: python -m tests.chaos [pytest arguments]"""
 
 import os

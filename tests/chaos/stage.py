@@ -48,7 +48,7 @@ SHORT_S = 6.0  # time limit of calls during a fault: long enough for an answer, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultRecord:
-    """The record of one test; ``fault`` is the row of docs/faults/faults.toml."""
+    """The record of one test; ``fault`` is the row of docs/internals/faults/faults.toml."""
 
     fault: str
     test: str

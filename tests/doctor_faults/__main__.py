@@ -2,7 +2,7 @@
 
 usage: python -m tests.doctor_faults [--write]
 
-``--write`` records them in docs/doctor/last-run.json, from which `make gen` makes docs/doctor-faults.md. Times are of
+``--write`` records them in docs/internals/doctor/last-run.json, from which `make gen` makes docs/internals/doctor-faults.md. Times are of
 this machine; those of a cluster are without a network.
 """
 
@@ -25,13 +25,15 @@ from tests.fakes.broken_node import BrokenNode
 from tests.fakes.node_faults import FAULTS, Fault
 
 ROOT = Path(__file__).resolve().parents[2]
-DATA = ROOT / "docs" / "doctor" / "last-run.json"
+DATA = ROOT / "docs" / "internals" / "doctor" / "last-run.json"
 _FOLDER = re.compile(r"/dn\w{8}(?=/)")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Show what the doctor says of each broken set-up")
-    parser.add_argument("--write", action="store_true", help="write docs/doctor/last-run.json; then run make gen")
+    parser.add_argument(
+        "--write", action="store_true", help="write docs/internals/doctor/last-run.json; then run make gen"
+    )
     arguments = parser.parse_args()
     about = f"Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}."
     cluster, node = list(of_cluster()), list(map(_examined_node, FAULTS))

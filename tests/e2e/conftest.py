@@ -200,7 +200,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def figures(admin: RestClient, request: pytest.FixtureRequest) -> Iterator[Figures]:
-    """The figures of a file about rights, with its VALUES of the chart, as the PART of docs/rights.md."""
+    """The figures of a file about rights, with its VALUES of the chart, as the PART of docs/internals/rights.md."""
     found = Figures(version=str(admin.get("/version")["gitVersion"]))
     yield found
     print(found.table())  # noqa: T201 - for `pytest -s`

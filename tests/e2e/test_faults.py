@@ -1,4 +1,4 @@
-"""Faults that only a cluster has: rows of docs/faults.md, beside those of tests/chaos.
+"""Faults that only a cluster has: rows of docs/internals/faults.md, beside those of tests/chaos.
 
 With FAULT_RECORDS set to a folder, the figures are taken with `scripts/faults_docs.py collect FOLDER lab`.
 E2E_RUNTIME_RESTART names a command that restarts this host's container runtime.

@@ -2,7 +2,7 @@
 
 All that it asks is allowed, nothing is granted that it does not ask, and what its token must not do is refused. Needs
 no node and no GPU: the control plane alone, and an administrator. Tokens are those that a kubelet asks for, bound to a
-pod and so to its Node. With $E2E_RIGHTS_FILE the figures are written for docs/rights.md.
+pod and so to its Node. With $E2E_RIGHTS_FILE the figures are written for docs/internals/rights.md.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Figures of processes and of the machine: printed beside their budgets, and kept for docs/performance.md."""
+"""Figures of processes and of the machine: printed beside their budgets, and kept for docs/internals/performance.md."""
 
 import json
 import os

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def pages() -> list[str]:
-    return ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))]
+    return ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))]
 
 
 def shown(page: str) -> dict[str, str]:

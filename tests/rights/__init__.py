@@ -1,4 +1,4 @@
 """What each process asks of a real API server, with its own token, and what the API server refuses it.
 
-`tests/e2e/test_rights.py` runs it; `docs/rights.md` is made from its figures.
+`tests/e2e/test_rights.py` runs it; `docs/internals/rights.md` is made from its figures.
 """

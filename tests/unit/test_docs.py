@@ -1,4 +1,4 @@
-"""Pages that are made from figures say what these say, and the tests that docs/security-review.md names exist."""
+"""Pages that are made from figures say what these say, and the tests that docs/internals/security-review.md names exist."""
 
 import ast
 import json
@@ -13,7 +13,7 @@ from tests.fakes.scripts import script
 from tests.harness.figures import Report
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/security-review.md"
+PAGE = ROOT / "docs/internals/security-review.md"
 NAME = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 THREATS = 25
 """Rows of the page. One may go when what it names can no longer happen at all."""
@@ -59,9 +59,9 @@ ROW = '[[fault]]\nid = "{}"\ngroup = "Disk"\nwhat = "w"\ndoes = "d"\nwhere = "ro
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    for folder in ("docs/faults", "tests/chaos"):
+    for folder in ("docs/internals/faults", "tests/chaos"):
         (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "docs/faults/faults.toml").write_text(ROW.format("one"))
+    (tmp_path / "docs/internals/faults/faults.toml").write_text(ROW.format("one"))
     (tmp_path / "tests/chaos/test_x.py").write_text(TEST)
     record = {
         "fault": "one",
@@ -72,13 +72,13 @@ def tree(tmp_path: Path) -> Path:
         "of": 4,
     }
     run = {"date": "2026-01-01", "machine": "m", "seconds": 60, "records": [record]}
-    (tmp_path / "docs/faults/chaos.json").write_text(json.dumps(run))
+    (tmp_path / "docs/internals/faults/chaos.json").write_text(json.dumps(run))
     return tmp_path
 
 
 def test_a_row_has_its_figure(tree: Path) -> None:
     faults_docs.generate(tree, tree)
-    assert "| w | d | none of 4 | 1.2 | root |" in (tree / "docs/faults.md").read_text()
+    assert "| w | d | none of 4 | 1.2 | root |" in (tree / "docs/internals/faults.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_a_row_has_its_figure(tree: Path) -> None:
 def test_only_what_was_counted_is_called_lost_or_kept(
     tree: Path, record: dict[str, int], row: str, lost: str | None
 ) -> None:
-    (tree / "docs/faults/faults.toml").write_text(ROW.format("one") + row)
-    path = tree / "docs/faults/chaos.json"
+    (tree / "docs/internals/faults/faults.toml").write_text(ROW.format("one") + row)
+    path = tree / "docs/internals/faults/chaos.json"
     run = json.loads(path.read_text())
     del run["records"][0]["of"]
     run["records"][0] |= record
@@ -105,20 +105,26 @@ def test_only_what_was_counted_is_called_lost_or_kept(
             faults_docs.generate(tree, tree)
         return
     faults_docs.generate(tree, tree)
-    assert f"| w | d | {lost} | 1.2 | root |" in (tree / "docs/faults.md").read_text()
+    assert f"| w | d | {lost} | 1.2 | root |" in (tree / "docs/internals/faults.md").read_text()
 
 
 def test_a_row_that_was_not_run_says_so(tree: Path) -> None:
-    (tree / "docs/faults/chaos.json").unlink()
+    (tree / "docs/internals/faults/chaos.json").unlink()
     faults_docs.generate(tree, tree)
-    assert "| **not run** |" in (tree / "docs/faults.md").read_text()
+    assert "| **not run** |" in (tree / "docs/internals/faults.md").read_text()
 
 
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (lambda tree: (tree / "docs/faults/faults.toml").write_text(ROW.format("one") + ROW.format("two")), "row two"),
-        (lambda tree: (tree / "docs/faults/faults.toml").write_text(ROW.format("one") * 2), "row one occurs twice"),
+        (
+            lambda tree: (tree / "docs/internals/faults/faults.toml").write_text(ROW.format("one") + ROW.format("two")),
+            "row two",
+        ),
+        (
+            lambda tree: (tree / "docs/internals/faults/faults.toml").write_text(ROW.format("one") * 2),
+            "row one occurs twice",
+        ),
         (lambda tree: (tree / "tests/chaos/test_y.py").write_text(TEST.replace("one", "new")), "no row new"),
         (lambda tree: (tree / "tests/chaos/test_x.py").write_text(TEST.replace("_it", "_that")), "does not exist"),
     ],

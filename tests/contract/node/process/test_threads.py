@@ -1,4 +1,4 @@
-"""docs/threads.md against the threads of started processes."""
+"""docs/internals/threads.md against the threads of started processes."""
 
 import json
 import re
@@ -25,7 +25,9 @@ ROW = re.compile(r"\| `(?P<name>[^`]+)` \| (?P<most>\d+) \|")
 
 
 def documented(process: str) -> dict[str, int]:
-    (section,) = re.findall(rf"^## {process}\n(.*?)(?=^## )", (ROOT / "docs/threads.md").read_text(), re.M | re.S)
+    (section,) = re.findall(
+        rf"^## {process}\n(.*?)(?=^## )", (ROOT / "docs/internals/threads.md").read_text(), re.M | re.S
+    )
     return {re.escape(row["name"]).replace("N", r"\d+"): int(row["most"]) for row in ROW.finditer(section)}
 
 
