@@ -1,7 +1,8 @@
 """Regenerates what is derived and checked in: protobuf code from protos/, schemas from the models in config/schemas,
-deploy/base from deploy/chart, docs/internals/performance.md and docs/internals/faults.md from their last runs, the tables of
-docs/conformance.md from the checks, docs/cli.md from the parsers, docs/internals/doctor-faults.md from what the doctor said last,
-the table of XIDs in docs/health.md from the data of the package, Grafana's dashboards from deploy/dashboards.yaml.
+deploy/base from deploy/chart, docs/internals/performance.md and docs/internals/faults.md from their last runs, the
+tables of docs/conformance.md from the checks, docs/cli.md from the parsers, docs/internals/doctor-faults.md from the
+last run of doctor, tests/golden/messages.txt from the source, the table of XIDs in docs/health.md from the data of the
+package, Grafana's dashboards from deploy/dashboards.yaml.
 
 `python scripts/gen.py` writes into the tree; `python scripts/gen.py --check` generates into a temporary folder, lists
 what differs, is missing or is left over, and exits with status 1 if anything is.
@@ -34,6 +35,7 @@ import doctor_docs  # noqa: E402 - as below
 import faults_docs  # noqa: E402 - as below
 import health_docs  # noqa: E402 - as below
 import kube_objects  # noqa: E402 - as below
+import messages  # noqa: E402 - as below
 import performance_docs  # noqa: E402 - a neighbour of this script, which may be started or imported from anywhere
 import rights_docs  # noqa: E402 - as above
 
@@ -87,6 +89,7 @@ def generate(target: Path) -> None:
     faults_docs.generate(ROOT, target)
     rights_docs.generate(ROOT, target)
     cli_docs.generate(target)
+    messages.generate(ROOT, target)
     admission_manifests.generate(target)
     dashboards.generate(ROOT, target)
     chart_manifests.generate(ROOT, target)  # after everything that it renders
@@ -128,7 +131,12 @@ def generated_files(root: Path) -> dict[str, bytes]:
         + health_docs.outputs(root)
     )
     found += rights_docs.outputs(root) + cli_docs.outputs(root) + doctor_docs.outputs(root) + dashboards.outputs(root)
-    found += faults_docs.outputs(root) + chart_manifests.outputs(root) + admission_manifests.outputs(root)
+    found += (
+        messages.outputs(root)
+        + faults_docs.outputs(root)
+        + chart_manifests.outputs(root)
+        + admission_manifests.outputs(root)
+    )
     return {str(path.relative_to(root)): path.read_bytes() for path in found}
 
 

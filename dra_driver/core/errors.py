@@ -48,7 +48,16 @@ from typing import Any
 
 
 class DraError(Exception):
-    """Base of all errors raised on purpose; ``str(error)`` is a sentence for users."""
+    """Base of all errors raised on purpose; ``str(error)`` is a message for users.
+
+    ``reason`` is a stable CamelCase code: the class name without "Error", unless the call gives its own. ``fields``
+    names the objects and values in the message. Programs and tests read these two instead of the message.
+    """
+
+    def __init__(self, message: str = "", *, reason: str = "", **fields: object) -> None:
+        super().__init__(message)
+        self.reason = reason or type(self).__name__.strip("_").removesuffix("Error")
+        self.fields = fields
 
 
 class ConfigurationError(DraError):
@@ -124,9 +133,9 @@ class DetachedError(DriverUnavailableError):
     def __init__(self, reason: str) -> None:
         super().__init__(
             f"the GPUs of this node are detached: {reason}; try again when that has ended, "
-            "the node process then uses them again by itself"
+            "the node process then uses them again by itself",
+            because=reason,
         )
-        self.reason = reason
 
 
 class DeviceNodeError(HardwareError):

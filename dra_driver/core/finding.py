@@ -3,6 +3,7 @@ yields findings; the worst status decides the exit status."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -73,8 +74,9 @@ class Finding(Struct, frozen=True, kw_only=True, rename={"object": "subject", "f
 
     ``object`` is ``kind/name``, ``kind/namespace/name`` or "cluster". ``seen`` and ``expected`` are phrases without a
     full stop; ``fix`` is a sentence, the next step; ``meaning`` (hardware check only) is the consequence for this
-    driver. JSON reports call ``object`` subject, and ``fix`` do. `Check.run` sets an empty ``check``, ``layer`` and
-    ``object``.
+    driver. ``reason`` is a stable CamelCase code; a check with several causes gives each its own. JSON reports call
+    ``object`` subject, and ``fix`` do. `Check.run` sets an empty ``check``, ``layer``, ``object`` and ``reason``, the
+    last from the name of the check.
     """
 
     status: Status
@@ -85,26 +87,22 @@ class Finding(Struct, frozen=True, kw_only=True, rename={"object": "subject", "f
     layer: Layer | None = None
     check: str = ""
     meaning: str = ""
+    reason: str = ""
 
 
 def ok(seen: str, on: str = "") -> Finding:
     return Finding(status=Status.OK, seen=seen, object=on)
 
 
-def finding(status: Status, seen: str, expected: str, fix: str, on: str = "", *, layer: Layer | None = None) -> Finding:
-    return Finding(status=status, seen=seen, expected=expected, fix=fix, object=on, layer=layer)
+def finding(
+    status: Status, seen: str, expected: str, fix: str, on: str = "", *, layer: Layer | None = None, reason: str = ""
+) -> Finding:
+    return Finding(status=status, seen=seen, expected=expected, fix=fix, object=on, layer=layer, reason=reason)
 
 
-def fail(seen: str, expected: str, fix: str, on: str = "", *, layer: Layer | None = None) -> Finding:
-    return finding(Status.FAIL, seen, expected, fix, on, layer=layer)
-
-
-def warn(seen: str, expected: str, fix: str, on: str = "", *, layer: Layer | None = None) -> Finding:
-    return finding(Status.WARN, seen, expected, fix, on, layer=layer)
-
-
-def unknown(seen: str, expected: str, fix: str, on: str = "") -> Finding:
-    return finding(Status.UNKNOWN, seen, expected, fix, on)
+fail = partial(finding, Status.FAIL)
+warn = partial(finding, Status.WARN)
+unknown = partial(finding, Status.UNKNOWN)
 
 
 class UnansweredError(DraError):
@@ -138,7 +136,13 @@ class Check(Struct, Generic[Facts], frozen=True, kw_only=True):
             fix = "Report this as a defect of kubectl dra doctor."
             results = (unknown(f"the check failed: {what}", self.about, fix),)
         return tuple(
-            replace(item, check=item.check or self.name, layer=item.layer or self.layer, object=item.object or on)
+            replace(
+                item,
+                check=item.check or self.name,
+                layer=item.layer or self.layer,
+                object=item.object or on,
+                reason=item.reason or "".join(word.capitalize() for word in (item.check or self.name).split("-")),
+            )
             for item in results
         )
 
@@ -223,7 +227,7 @@ def findings_from_wire(wire: object, where: str) -> tuple[Finding, ...]:
 
 
 def _bounded(finding: Finding) -> Finding:
-    names = ("seen", "expected", "fix", "object", "check", "meaning")
+    names = ("seen", "expected", "fix", "object", "check", "meaning", "reason")
     return replace(finding, **{name: getattr(finding, name)[:_LONGEST] for name in names})
 
 

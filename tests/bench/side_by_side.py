@@ -11,7 +11,8 @@ Needs parts that are not in this repository, named by the environment:
 Each driver is started fresh for each round, with its journal on disk and CDI files in memory; the order alternates.
 `scripts/performance_docs.py` makes docs/internals/performance.md from the JSON.
 
-usage: python -m tests.bench.side_by_side [-n 200] [--rounds 3] [--idle-s 60] [--json docs/internals/performance/last-run.json]
+usage: python -m tests.bench.side_by_side [-n 200] [--rounds 3] [--idle-s 60]
+           [--json docs/internals/performance/last-run.json]
 """
 
 import argparse

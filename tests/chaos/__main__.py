@@ -1,5 +1,5 @@
-"""`make chaos`: run every fault of docs/internals/faults.md that this machine can have in two workers, then write the page. Exit
-status 1, and no new page, when a test failed. Usage: python -m tests.chaos [pytest arguments]"""
+"""`make chaos`: run every fault of docs/internals/faults.md that this machine supports in two workers, then write the
+page. Exit status 1, and no new page, when a test failed. Usage: python -m tests.chaos [pytest arguments]"""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Faults on purpose: each test is a row of docs/internals/faults.md, named by the marker ``fault``. Run by `make chaos`."""
+"""Fault injection: the marker ``fault`` names the row of each test in docs/internals/faults.md. Run by `make chaos`."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,9 +1,9 @@
-"""Examines every broken set-up of cluster and node, prints what the doctor says first of each, and how long it took.
+"""Run doctor on every broken setup of cluster and node. Print the first finding of each, and the duration.
 
 usage: python -m tests.doctor_faults [--write]
 
-``--write`` records them in docs/internals/doctor/last-run.json, from which `make gen` makes docs/internals/doctor-faults.md. Times are of
-this machine; those of a cluster are without a network.
+``--write`` records them in docs/internals/doctor/last-run.json, the source of docs/internals/doctor-faults.md.
+Durations are those of this machine; cluster setups use no network.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """The rights of opt-in parts on a real API server, as test_rights.py has those of the others: all that they ask is
 allowed, nothing is granted that they do not ask, and what their tokens must not do is refused.
 
-Needs no node and no GPU: the control plane alone. With $E2E_RIGHTS_FILE the figures are written for docs/internals/rights.md.
+Needs a control plane only. With $E2E_RIGHTS_FILE the test writes the figures for docs/internals/rights.md.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Requests that have to be refused, what the API server says to them, and the figures of a run for docs/internals/rights.md."""
+"""Requests that the API server must refuse, its answers, and the figures for docs/internals/rights.md."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -65,7 +65,7 @@ Plain = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What is printed, and written for docs/internals/rights.md. ``used``: process -> rows; ``refused``: who -> rows."""
+    """Figures for docs/internals/rights.md. ``used``: rows by process; ``refused``: rows by account."""
 
     version: str
     used: dict[str, list[dict[str, Any]]] = field(default_factory=dict)

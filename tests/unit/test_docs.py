@@ -1,4 +1,4 @@
-"""Pages that are made from figures say what these say, and the tests that docs/internals/security-review.md names exist."""
+"""Generated pages match their figures, and the tests that docs/internals/security-review.md names exist."""
 
 import ast
 import json
