@@ -1,7 +1,8 @@
-"""Checks the language of the repository: banned words, and public classes that share a name.
+"""Check the language of the repository: banned words, sentences that `plain.py` finds, and public classes that share a
+name.
 
-The lists and their exceptions are in ``scripts/words.toml``. An exception that matches nothing is a breach too, so that
-the list stays short. Exit status 1 lists every breach.
+The lists and their exceptions are in ``scripts/words.toml`` and ``scripts/plain.toml``. An exception that matches
+nothing is a breach too, so that the lists stay short. Exit status 1 lists every breach.
 """
 
 import ast
@@ -15,6 +16,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+import plain
+
 ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "scripts/words.toml"
 WIRE = ("dra_driver/kube/objects/",)  # Kubernetes' own names of its objects
@@ -24,9 +27,11 @@ GENERATED = "dra_driver/core/_pb/"
 def main() -> int:
     rules = tomllib.loads(LIST.read_text())
     files = tracked()
-    breaches = [*words(rules, files), *twins(rules["twins"], files)]
+    breaches = [*words(rules, files), *twins(rules["twins"], files), *plain.breaches(files)]
     for breach in breaches:
         print(breach)
+    if long := sum(plain.long_sentences(text) for name, text in files.items() if name.endswith(".md")):
+        print(f"Warning: {long} sentences of Markdown have over {plain.LONGEST} words.")
     if not breaches:
         print(f"Words: none of {', '.join(rules['banned'])}; no two public classes of one name without a reason.")
     return 1 if breaches else 0
