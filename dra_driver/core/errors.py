@@ -6,7 +6,7 @@
     │   ├── CelSyntaxError          an expression cannot be used, whatever the device (names line and column)
     │   └── CelEvaluationError      an expression failed on one device; ends the pod's scheduling attempt on all nodes
     ├── ClaimError                  this claim cannot be prepared as it stands
-    │   ├── ClaimReplacedError      the claim of that name is a different object (UID differs) or is gone
+    │   ├── ClaimReplacedError      the claim was deleted, or its name belongs to another object (UID differs)
     │   ├── ClaimNotAllocatedError  the scheduler has not allocated it
     │   ├── AllocationError         its requests cannot be evaluated; ends the scheduling attempt on all nodes
     │   │   └── SelectorBudgetError its selectors cost too much for this answer, which is unknown
@@ -17,12 +17,12 @@
     │   ├── DriverUnavailableError  the NVIDIA driver or its library cannot be used
     │   │   └── DetachedError       this process gave the GPUs up on purpose, until it takes them again
     │   ├── DeviceNodeError         a device node on the host is not what containers need
-    │   ├── DeviceLostError         one GPU does not answer, or a MIG device is gone
+    │   ├── DeviceLostError         one GPU does not answer, or a MIG device no longer exists
     │   ├── MigUnsupportedError     the GPU has no MIG, or not this profile or placement
     │   ├── GpuBusyError            a process has the GPU or the instance open, so it cannot be changed now
     │   ├── ResetRequiredError      the change needs a GPU reset, which an administrator must decide
     │   ├── NoRoomError             the placement, or engines that the profile needs, are taken
-    │   ├── FabricNotReadyError     the GPU is not registered in the NVLink fabric yet; passes by itself
+    │   ├── FabricNotReadyError     the GPU is not registered in the NVLink fabric yet; temporary
     │   ├── NotPermittedError       this process lacks permission to change the GPU
     │   ├── CommandError            a program of the driver (nvidia-smi) is missing, failed or did not end in time
     │   └── MpsUnavailableError     the MPS daemon of a GPU is not ready
@@ -40,8 +40,9 @@
         ├── InvalidObjectError      400 and 422: the object breaks a validation rule
         └── ServerBusyError         429 and 5xx
 
-A message says what failed, on which object, what was seen, what was expected and what to do next, because it ends up in
-``kubectl describe pod``. Exceptions of libraries are translated where they are first caught (``raise ... from``).
+A message names the failure and the object, the actual and the expected value, and the next step, because
+``kubectl describe pod`` shows it. Exceptions of libraries are translated where they are
+first caught (``raise ... from``).
 """
 
 from typing import Any
@@ -89,7 +90,7 @@ class ClaimError(DraError):
 
 
 class ClaimReplacedError(ClaimError):
-    """The claim is gone, or an object of the same name with another UID took its place."""
+    """The claim was deleted, or an object of the same name with another UID replaced it."""
 
 
 class ClaimNotAllocatedError(ClaimError):
@@ -101,7 +102,7 @@ class AllocationError(ClaimError):
 
 
 class SelectorBudgetError(AllocationError):
-    """A selector was not evaluated, because those before took all the time of an answer: what it selects is unknown."""
+    """Earlier selectors used up the time limit, so that the result of this selector is unknown."""
 
 
 class UnknownDeviceError(ClaimError):
@@ -118,7 +119,7 @@ class InvalidSpecError(DraError):
 
 class HardwareError(DraError):
     """A GPU or its driver failed; other GPUs are not affected. ``left_over``: the failed operation could not remove
-    what it created, so the caller must keep its record of it."""
+    its partial result, so the caller must keep the record of it."""
 
     left_over: bool = False
 
@@ -132,18 +133,18 @@ class DetachedError(DriverUnavailableError):
 
     def __init__(self, reason: str) -> None:
         super().__init__(
-            f"the GPUs of this node are detached: {reason}; try again when that has ended, "
-            "the node process then uses them again by itself",
+            f"the driver is detached from the GPUs of this node: {reason}. Retry when the request has ended; "
+            "the node process then reattaches automatically",
             because=reason,
         )
 
 
 class DeviceNodeError(HardwareError):
-    """Something else is at the path of a device node on the host, and this driver must not replace it."""
+    """The path of a device node on the host has another file, which this driver must not replace."""
 
 
 class DeviceLostError(HardwareError):
-    """One GPU does not answer, or a MIG device of a claim is gone."""
+    """One GPU does not answer, or a MIG device of a claim no longer exists."""
 
 
 class MigUnsupportedError(HardwareError):
@@ -188,7 +189,7 @@ class StorageError(RetryableError):
 
 class KubernetesApiError(DraError):
     """The API server answered with an error. ``status`` is the HTTP status, 0 without an answer; ``reason``
-    (``Expired``) and ``details`` (name, kind, causes) are those of the Status object, where known."""
+    (``Expired``) and ``details`` (name, kind, causes) come from the Status object, if there is one."""
 
     def __init__(
         self, message: str, *, status: int = 0, reason: str = "", details: dict[str, Any] | None = None

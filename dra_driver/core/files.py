@@ -54,7 +54,7 @@ class ChangedFile:
         self._path, self._max_bytes = path, max_bytes
         self._seen: tuple[int, int, int] | None = None
         self.modified = 0.0
-        """When the file that was read last was modified, in seconds of the Unix epoch."""
+        """Modification time of the last file read, in seconds of the Unix epoch."""
 
     def read(self) -> bytes | None:
         """The content, at most one byte more than ``max_bytes``; None for a file that was read before. Raises OSError,
@@ -135,7 +135,7 @@ def name_holder(descriptor: int) -> None:
 
 
 def holder_of(path: Path) -> str:
-    """What the holder of the lock file wrote with `name_holder`, or "unknown". Never raises."""
+    """Return the text that the lock's holder wrote with `name_holder`, or "unknown". Never raises."""
     with suppress(OSError), path.open("rb") as file:
         return file.read(_MAX_HOLDER).decode(errors="replace").strip() or "unknown"
     return "unknown"

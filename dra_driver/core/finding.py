@@ -47,10 +47,10 @@ class Layer(StrEnum):
     NVML = "nvml"
     UVM = "uvm"
     DEVICE_NODES = "device-nodes"
-    HARDWARE = "hardware"  # what the hardware check reads of GPUs and driver, compared with the driver's assumptions
+    HARDWARE = "hardware"  # facts of GPUs and NVIDIA driver, compared with this driver's assumptions
     TOOLKIT = "toolkit"  # NVIDIA Container Toolkit: its CDI hook
     RUNTIME = "runtime"  # container runtime, its CDI switch, its default runtime
-    GPUS = "gpus"  # what the node process reports of its GPUs: left out, unhealthy
+    GPUS = "gpus"  # the node process's report on its GPUs: excluded, unhealthy
     SOCKETS = "sockets"  # the kubelet's plugin directories and the driver's sockets
     REGISTRATION = "registration"  # the driver is registered with the kubelet
     SECOND_PUBLISHER = "second-publisher"  # another driver or device plugin offers the same GPUs
@@ -116,7 +116,7 @@ class UnansweredError(DraError):
 
 
 class Check(Struct, Generic[Facts], frozen=True, kw_only=True):
-    """``look`` does no I/O: it yields findings, none without an object to check, or raises `UnansweredError`. ``about``
+    """``look`` yields findings without I/O, or raises `UnansweredError`. It yields none if no object exists. ``about``
     is the expectation of a check without an answer. ``name`` is unique, lower case, with hyphens, and part of JSON
     reports."""
 
@@ -171,7 +171,7 @@ def first_broken(findings: Iterable[Finding]) -> Finding | None:
 
 
 def exit_status(statuses: Iterable[Status], *, unanswered: int) -> int:
-    """0: nothing is broken. 1: a failure. ``unanswered``: no failure, but a check got no answer."""
+    """Return 1 for a failure, ``unanswered`` if a check without a failure got no answer, else 0."""
     seen = set(statuses)
     return 1 if Status.FAIL in seen else unanswered if Status.UNKNOWN in seen else 0
 
@@ -219,7 +219,7 @@ def finding_to_wire(finding: Finding) -> dict[str, object]:
 def findings_from_wire(wire: object, where: str) -> tuple[Finding, ...]:
     """The findings in a list of any shape. Raises ConfigurationError; ``where`` begins its message."""
     if not isinstance(wire, list) or len(wire) > _MOST:
-        raise ConfigurationError(f"{where}: its findings are no list of at most {_MOST}")
+        raise ConfigurationError(f"{where}: findings must be a list of at most {_MOST}")
     try:
         return tuple(_bounded(each) for each in msgspec.convert(wire, tuple[Finding, ...]))
     except msgspec.ValidationError as error:
@@ -235,12 +235,12 @@ def text_at(item: Mapping[str, object], name: str, where: str) -> str:
     """The text of a field, shortened to a limit. Raises ConfigurationError."""
     value = item.get(name, "")
     if not isinstance(value, str):
-        raise ConfigurationError(f"{where}: {name} is no text")
+        raise ConfigurationError(f"{where}: {name} must be text")
     return value[:_LONGEST]
 
 
 def check_document(document: object, kind: str, version: int, where: str) -> Mapping[str, Any]:
-    """The document, which has to be of this kind and schemaVersion. Raises ConfigurationError."""
+    """Return the document, which must be of this kind and schemaVersion. Raises ConfigurationError."""
     if not isinstance(document, Mapping) or document.get("kind") != kind:
         raise ConfigurationError(f"{where}: no {kind}")
     if document.get("schemaVersion") != version:

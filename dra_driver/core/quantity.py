@@ -1,8 +1,8 @@
 """Kubernetes quantities such as ``80Gi``, ``1500m`` and ``2e3``: parsing, exact arithmetic, order and canonical text.
 
-Follows k8s.io/apimachinery pkg/api/resource (quantity.go, suffix.go): a value is a whole number of nano units, finer
-fractions are rounded away from zero, a value with a binary suffix never exceeds 2**63-1, and a suffix without a number
-is zero.
+Follows k8s.io/apimachinery pkg/api/resource (quantity.go, suffix.go): a value is a whole number of nano units, and
+finer fractions are rounded away from zero. The maximum of a value with a binary suffix is 2**63-1. A suffix alone is
+zero.
 """
 
 import re
@@ -27,7 +27,7 @@ _BINARY_DIGITS: Final = 14
 
 
 class Format(Enum):
-    """How a quantity was written, which decides how it is printed."""
+    """Notation of a quantity, which decides its printed form."""
 
     DECIMAL_SI = "DecimalSI"
     BINARY_SI = "BinarySI"
@@ -76,7 +76,7 @@ class Quantity:
         return whole if self.nano >= 0 else -whole
 
     def is_integer(self) -> bool:
-        """Whether the value is a whole number that fits 64 bits (``Quantity.AsInt64()``)."""
+        """Return whether the value is a whole number that fits 64 bits (``Quantity.AsInt64()``)."""
         return self.nano % NANO == 0 and -(2**63) <= self.nano // NANO < 2**63
 
     def __add__(self, other: "Quantity") -> "Quantity":
@@ -91,7 +91,7 @@ class Quantity:
     def __lt__(self, other: "Quantity") -> bool:
         return self.nano < other.nano
 
-    def __le__(self, other: "Quantity") -> bool:  # the others are these two with their sides changed
+    def __le__(self, other: "Quantity") -> bool:  # > and >= swap the sides of < and <=
         return self.nano <= other.nano
 
     def __hash__(self) -> int:
@@ -145,7 +145,7 @@ class WrittenQuantity(NamedTuple):
 
 
 def _suffix(suffix: str, text: str) -> tuple[Format, int]:
-    """How the suffix reads: its format and the power of ten (or, for binary ones, of two)."""
+    """Return the format of the suffix and its power of ten (binary suffixes: of two)."""
     if suffix in _BINARY:
         return Format.BINARY_SI, _BINARY[suffix]
     if suffix in _DECIMAL:
@@ -179,7 +179,7 @@ def _binary_text(value: int) -> str:
 
 def _decimal_text(nano: int, scientific: bool) -> str:
     value, exponent = nano, -9
-    # The Go code leaves the suffix out beyond E, which changes the value; 1000E is what it means.
+    # The Go code omits the suffix beyond E, which changes the value; 1000E is correct.
     while value % 1000 == 0 and (scientific or exponent < 18):
         value //= 1000
         exponent += 3

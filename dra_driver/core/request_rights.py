@@ -10,7 +10,7 @@ _VERBS: Final = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": 
 
 
 class AccessRight(Struct, frozen=True, kw_only=True):
-    """One right. ``namespace`` and ``name`` are "" for all; a path that is no resource has ``url`` alone."""
+    """One permission. ``namespace`` and ``name`` are "" for all; a non-resource path has only ``url``."""
 
     verb: str
     resource: str = ""
@@ -55,7 +55,7 @@ NAMESPACED: Final = frozenset(
         "resourcequotas",
     }
 )
-"""Resources that this project reads or writes and that live in namespaces: a path for all of them does not tell."""
+"""Namespaced resources that this project reads or writes; a path for all namespaces does not show the difference."""
 
 
 def right_of(request: str) -> AccessRight | None:

@@ -53,7 +53,7 @@ class Semver(Struct, frozen=True, eq=False):
     def __lt__(self, other: "Semver") -> bool:
         return self._rank() < other._rank()
 
-    def __le__(self, other: "Semver") -> bool:  # the others are these two with their sides changed
+    def __le__(self, other: "Semver") -> bool:  # > and >= swap the sides of < and <=
         return self._rank() <= other._rank()
 
     def __hash__(self) -> int:

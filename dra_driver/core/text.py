@@ -33,7 +33,7 @@ def quoted(value: object, longest: int = 80) -> str:
 
 
 def wrapped(text: str, indent: str = "", width: int = WIDTH) -> list[str]:
-    """The text as lines: the first keeps its own indentation, the others get ``indent``. Long words are broken."""
+    """Wrap the text. The first line keeps its indentation, later lines get ``indent``. Long words are broken."""
     lead = text[: len(text) - len(text.lstrip())]
     flat = lead + " ".join(text.split())
     return textwrap.wrap(flat, width, subsequent_indent=indent, break_on_hyphens=False) or [""]

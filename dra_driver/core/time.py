@@ -15,7 +15,7 @@ def rfc3339_micro(at: datetime | float) -> str:
 
 
 def parse_time(value: object) -> datetime | None:
-    """The time in UTC; None for anything that is no text, no time, or has no time zone."""
+    """Return the time in UTC; None unless the value is text of a time with a time zone."""
     try:
         at = datetime.fromisoformat(value) if isinstance(value, str) else None
         return at.astimezone(UTC) if at is not None and at.tzinfo is not None else None

@@ -129,7 +129,7 @@ class PendingCall:
             raise CallError(f"{self._method} was cancelled", "CANCELLED") from error
 
     def cancel(self) -> None:
-        """Give the call up, as a kubelet does whose process ends."""
+        """Cancel the call, as a kubelet does when its process ends."""
         self._call.cancel()
 
 

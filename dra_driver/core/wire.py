@@ -48,7 +48,7 @@ def to_wire(value: Struct) -> dict[str, Any]:
 
 
 def from_wire(kind: type[S], value: object) -> S:
-    """The struct. Raises ValueError for what is no object or lacks a required field."""
+    """Return the struct. Raises ValueError for a value that is not an object or lacks a required field."""
     try:
         return convert(value, kind)
     except ValidationError:  # an entry of a later version, or of another writer

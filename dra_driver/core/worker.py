@@ -93,12 +93,12 @@ class Worker:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether ``stop`` was called: a turn should end early."""
+        """Return whether ``stop`` was called: an iteration should end early."""
         return self._stopping.is_set()
 
     @property
     def was_woken(self) -> bool:
-        """Whether a wake caused the turn in progress; False when it was due."""
+        """Return whether a wake caused the current iteration; False when it was due."""
         return self._was_woken
 
     @property

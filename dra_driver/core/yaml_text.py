@@ -1,7 +1,7 @@
 """Reads and writes YAML as Kubernetes does (sigs.k8s.io/yaml: YAML 1.1 with go-yaml v2's rules, then JSON).
 
 ``1:59:59`` and dates are text, ``0o17`` is 15, ``yes`` is true, unknown tags are ignored, and keys become text. Depth
-and aliases are limited before memory grows. PyYAML is imported only by those who call.
+and aliases are limited before memory grows. PyYAML is imported on the first call.
 """
 
 import base64
@@ -28,15 +28,15 @@ Scalar = None | bool | int | float | str
 
 
 def scalar(text: str, tag: str | None = None, *, plain: bool = True) -> Scalar:
-    """Return the value of a scalar; ``plain`` is without quotes. Raises ValueError for a value that Kubernetes refuses:
-    one that its tag does not allow, infinity, and what is no number."""
+    """Return the value of a scalar; ``plain`` is without quotes. Raises ValueError for values that Kubernetes
+    refuses: infinity, text that is not a number, a value that its tag does not allow."""
     kind = tag.removeprefix(_TAG) if tag else ""
     if kind == "binary":
         return _binary(text)
     if kind not in {"", "null", "bool", "int", "float", "timestamp"} or not (plain or kind):
         return text
     if _NOT_JSON.fullmatch(text):
-        raise ValueError(f"{text} is no value of JSON; quote it if it is text")
+        raise ValueError(f"{text} is not a JSON value; quote it if it is text")
     value = _number(text) if text[:1] in _NUMERIC else _WORDS.get(text, text)
     if kind == "timestamp":
         fits = _TIME.fullmatch(text) is not None

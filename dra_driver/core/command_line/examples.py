@@ -4,8 +4,8 @@ from typing import Final
 
 EXAMPLES: Final = {
     "kubectl dra devices": """\
-  kubectl dra devices --node gpu-a            what the node publishes, and who has it
-  kubectl dra devices -n team-a -o json       what the claims of a namespace have""",
+  kubectl dra devices --node gpu-a            devices of the node and their claims
+  kubectl dra devices -n team-a -o json       devices of a namespace's claims""",
     "kubectl dra topology": """\
   kubectl dra topology --node gpu-a           its GPUs, what links them, and who has them
   kubectl dra topology -o json""",
@@ -36,7 +36,7 @@ EXAMPLES: Final = {
     "kubectl dra lint": """\
   kubectl dra lint manifests/                 files alone, without a cluster
   kubectl dra lint --strict -o sarif manifests/    for CI
-  kubectl dra lint -n team-a                  what is in the cluster""",
+  kubectl dra lint -n team-a                  objects in the cluster""",
     "kubectl dra snapshot": """\
   kubectl dra snapshot cluster.json
   kubectl dra snapshot -n team-a -            to standard output""",

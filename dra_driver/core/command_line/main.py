@@ -22,17 +22,20 @@ SUBCOMMANDS: Final = {
     "exporter": ("dra_driver.node.exporter.main", "run the usage exporter of a node"),
     "controller": ("dra_driver.controller.main", "run the cluster-wide controller"),
     "sim": ("dra_driver.kubectl.commands.sim", "run an embedded cluster with simulated GPUs on this machine"),
-    "hardware-check": ("dra_driver.diagnose.hardware.main", "compare this machine's GPUs with what the driver assumes"),
+    "hardware-check": (
+        "dra_driver.diagnose.hardware.main",
+        "compare this machine's GPUs with the driver's assumptions",
+    ),
     "conformance": ("dra_driver.kubectl.commands.conformance", "test a DRA driver as a kubelet uses it"),
     "doctor": ("dra_driver.diagnose.doctor.main", "say which layer is broken on this node"),
-    "state": ("dra_driver.diagnose.node_state.main", "show and check what the driver has on this node"),
+    "state": ("dra_driver.diagnose.node_state.main", "show and check the driver's state on this node"),
     "cleanup": ("dra_driver.diagnose.node_state.cleanup_main", "remove every trace of the driver from this node"),
     "policy": ("dra_driver.diagnose.policy_check", "check GpuPolicy files"),
     "version": ("dra_driver.core.command_line.version", "print the version"),
 }
 
-# Top-level packages that not every installation has (pyproject.toml) -> the extra that brings them. An image for nodes
-# has those of "node" and none that only people's commands need, which belong to no extra.
+# Optional top-level packages (pyproject.toml) -> the extra that installs them. A node image has the extra "node" only.
+# Packages of user commands belong to no extra.
 EXTRAS: Final = {
     **dict.fromkeys(("kubernetes", "urllib3", "re2", "jinja2", "starlette", "uvicorn"), ""),
     **dict.fromkeys(("grpc", "google", "pynvml"), "node"),
@@ -111,7 +114,7 @@ class _Formatter(argparse.HelpFormatter):
 def parser_of(
     program: str, about: str, subcommands: Mapping[str, tuple[str, str]], wanted: Container[str | None]
 ) -> tuple[argparse.ArgumentParser, dict[str, ModuleType]]:
-    """The program's parser, whole for the subcommands in ``wanted`` and with a line for the others; their modules."""
+    """Return the program's parser and the modules of ``wanted``. Other subcommands have only a line of help."""
     parser = Parser(prog=program, description=about)
     known = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     loaded = {}

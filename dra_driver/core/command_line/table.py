@@ -1,4 +1,4 @@
-"""Tables of text like those of kubectl; in colour on a terminal where the optional library rich is installed."""
+"""Print text tables in the layout of kubectl, in colour on a terminal if the optional library rich is installed."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -33,7 +33,7 @@ class AllocatedDevice(Struct, frozen=True, kw_only=True):
 
     @property
     def base_request(self) -> str:
-        """The request without its subrequest: what containers refer to, and what the kubelet matches."""
+        """The request without its subrequest. Containers refer to this name, and the kubelet matches it."""
         return self.request.partition("/")[0]
 
 

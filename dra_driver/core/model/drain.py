@@ -11,7 +11,7 @@ from dra_driver.core.text import one_line
 
 DRAIN_ANNOTATION: Final = "gpu.dra-driver.io/drain"
 DETACH_ANNOTATION: Final = "gpu.dra-driver.io/detach"
-"""Asks the node process to give the NVIDIA driver up; its value is the reason (``node/process/detaching.py``)."""
+"""Requests that the node process detaches from the NVIDIA driver. The value is the reason."""
 MAX_REASON: Final = 200  # characters of a reason that are kept: it becomes part of events, which have 1024
 DRAINED_TAINT: Final = "gpu.dra-driver.io/drained"
 """Key of the taint, effect NoSchedule, of every device of a GPU that is drained."""
@@ -23,7 +23,7 @@ _NOTHING: Final = ("", "false")
 
 
 class DrainRequest(Struct, frozen=True, kw_only=True):
-    """``every`` GPU, or those of ``gpus``. ``unknown`` are words of the annotation that are no UUID of a GPU."""
+    """``every`` GPU, or the GPUs in ``gpus``. ``unknown``: words of the annotation that are not a UUID of a GPU."""
 
     every: bool = False
     gpus: frozenset[GpuUuid] = field(default_factory=frozenset)
@@ -46,7 +46,7 @@ class DrainRequest(Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str | None:
-        """The annotation's value without unknown words; None when nothing is asked for."""
+        """The annotation's value without unknown words; None for no request."""
         return ALL if self.every else ",".join(sorted(self.gpus)) or None
 
     def joined(self, gpus: Iterable[GpuUuid] | None) -> "DrainRequest":
@@ -65,5 +65,5 @@ NOT_DRAINED: Final = DrainRequest()
 
 
 def clean(reason: str) -> str:
-    """The reason of a detach as it is told: one line of printable characters, at most `MAX_REASON`."""
+    """Return the reason of a detach as one line of printable characters, at most `MAX_REASON`."""
     return one_line(reason, MAX_REASON) or "no reason given"

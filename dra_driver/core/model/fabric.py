@@ -24,7 +24,7 @@ class Fabric(Struct, frozen=True, kw_only=True):
 
     @property
     def is_probed(self) -> bool:
-        """Whether CUDA can start."""
+        """Return whether CUDA can start."""
         return self.state is FabricState.COMPLETED
 
     @property

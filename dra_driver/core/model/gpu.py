@@ -11,7 +11,7 @@ from dra_driver.core.model.mig import MigInstance, MigProfile
 
 
 class NvLinkPeer(Struct, frozen=True, kw_only=True):
-    """A GPU at the other end of ``links`` NVLinks. ``pci_bus_id`` is in sysfs form, ``0000:65:00.0``."""
+    """A GPU connected by ``links`` NVLinks. ``pci_bus_id`` is in sysfs form, ``0000:65:00.0``."""
 
     pci_bus_id: str
     links: int
@@ -27,7 +27,7 @@ class NvLinks(Struct, frozen=True, kw_only=True):
     clique: str | None = None
 
     def __or__(self, other: "NvLinks") -> "NvLinks":
-        """What either has; ``other`` is newer and decides the clique."""
+        """Merge both; ``other`` is newer and decides the clique."""
         peers = {peer.pci_bus_id: peer for peer in sorted((*self.peers, *other.peers), key=lambda peer: peer.links)}
         return NvLinks(
             peers=tuple(peer for _, peer in sorted(peers.items())),

@@ -49,7 +49,7 @@ OfferedForm = Annotated[PublishedForm, Meta(extra_json_schema={"enum": ["Whole",
 
 
 class HealthWord(StrEnum):
-    """`UNKNOWN`: not every error can be seen, or health is not watched. Words of later versions are unknown, too."""
+    """`UNKNOWN`: health monitoring is off or does not cover every error. Words of later versions are unknown, too."""
 
     HEALTHY = "Healthy"
     UNHEALTHY = "Unhealthy"
@@ -61,7 +61,7 @@ class HealthWord(StrEnum):
 
 
 class PolicyOrigin(StrEnum):
-    """Where a node has a policy from."""
+    """Source of a policy on a node."""
 
     OBJECT = "Object"
     FILE = "File"
@@ -82,10 +82,12 @@ class NodeSummary(Struct, frozen=True, kw_only=True, rename="camel"):
     """The lists below in words, for the columns of kubectl."""
 
     gpus: Annotated[Count, _says("How many GPUs the node process knows.")]
-    products: Annotated[Line | None, _says("What they are, such as 8 x NVIDIA H100 80GB HBM3.")] = None
+    products: Annotated[Line | None, _says("Number and models, such as 8 x NVIDIA H100 80GB HBM3.")] = None
     used_as: Annotated[Line | None, _says("How they are used, such as 6 Free, 2 Whole.")] = None
     health: Annotated[Line | None, _says("Healthy, or which GPUs are not and why.")] = None
-    policies: Annotated[Line | None, _says("The policies in force, then those that are not, with why.")] = None
+    policies: Annotated[
+        Line | None, _says("The policies in force, then all further policies, each with the reason.")
+    ] = None
     usage: Annotated[Line | None, _says("Claims over their grant, idle claims, GPUs with processes of no claim.")] = (
         None
     )
@@ -116,7 +118,7 @@ class NodeGpu(Struct, frozen=True, kw_only=True, rename="camel"):
     used_as: Annotated[PublishedForm, _says("The form that prepared claims have of it."), ALWAYS] = PublishedForm.FREE
     policy: Annotated[str, Meta(max_length=63, description="The policy that applies; none without one.")] = ""
     waiting: Annotated[Sentence | None, _says("Which newer terms wait until the GPU is free.")] = None
-    health: Annotated[HealthWord, _says("Unknown: not every error can be seen, or health is not watched."), ALWAYS] = (
+    health: Annotated[HealthWord, _says("Unknown: health monitoring is off or does not cover every error."), ALWAYS] = (
         HealthWord.UNKNOWN
     )
     causes: Annotated[
@@ -135,9 +137,9 @@ class NodePolicy(Struct, frozen=True, kw_only=True, rename="camel"):
     state: Annotated[
         PolicyState,
         _says(
-            "InForce: on at least one GPU, and nowhere worse. Waiting: a GPU is in use in a form that the"
-            " policy ends. Refused: it is wrong, or the set that it is part of. Conflicting: another policy of the same"
-            " priority says something else. Outranked: others of higher priority apply to all of its GPUs."
+            "InForce: applies to at least one GPU, and no worse state applies. Waiting: a GPU is in use in a form"
+            " that the policy ends. Refused: the policy or its set is invalid. Conflicting: another policy of the same"
+            " priority contradicts it. Outranked: policies of higher priority apply to all of its GPUs."
         ),
     ]
     gpus: Annotated[GpuNames, _says("The GPUs that it selects."), ALWAYS] = ()
@@ -177,8 +179,8 @@ class ToldOverGrant(Struct, frozen=True, kw_only=True, rename="camel"):
         tuple[ToldPod, ...],
         Meta(max_length=MAX_TOLD_PODS, description="Pods of the claim that have the memory, the one with most first."),
     ]
-    used: Annotated[Word, _says("The most that was seen, as a quantity.")]
-    granted: Annotated[Word, _says("What the claim was allocated, as a quantity.")]
+    used: Annotated[Word, _says("Highest observed value, as a quantity.")]
+    granted: Annotated[Word, _says("Amount allocated to the claim, as a quantity.")]
     processes: Processes
     since: Annotated[Time, _says("RFC 3339.")]
     action: Annotated[
@@ -197,7 +199,7 @@ class ToldForeign(Struct, frozen=True, kw_only=True, rename="camel"):
 
     gpu: Annotated[Word, _says("The name of the GPU's device, gpu-N.")]
     processes: Processes
-    memory: Annotated[Word | None, _says("What they have together, as a quantity.")] = None
+    memory: Annotated[Word | None, _says("Memory of all of them, as a quantity.")] = None
     since: Annotated[Time, _says("RFC 3339.")]
     commands: Annotated[
         tuple[Annotated[str, Meta(min_length=1, max_length=64)], ...],
@@ -227,7 +229,8 @@ class ToldUsage(Struct, frozen=True, kw_only=True, rename="camel"):
     checked_at: Annotated[
         Time | None,
         _says(
-            "Renewed while the controller is asked to act, at least every other minute; it does not act on old entries."
+            "Renewed at least every other minute while the node requests an action of the controller."
+            " The controller ignores old entries."
         ),
     ] = None
     over_grant: Annotated[
@@ -240,7 +243,7 @@ class ToldUsage(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def asks(self) -> bool:
-        """Whether the controller is asked to act."""
+        """Return whether the node requests an action of the controller."""
         evicts = any(each.action is OverGrantAction.EVICT for each in self.over_grant)
         return evicts or any(each.action is IdleAction.RECLAIM for each in self.idle)
 
@@ -270,11 +273,9 @@ class GpuNodeStatus(Struct, frozen=True, kw_only=True, rename="camel"):
         tuple[NodePolicy, ...], Meta(max_length=256, description="Policies that select GPUs of this node."), ALWAYS
     ] = ()
     problems: Annotated[
-        tuple[NodeProblem, ...], Meta(max_length=32, description="What is wrong, in sentences."), ALWAYS
+        tuple[NodeProblem, ...], Meta(max_length=32, description="Problems of the node, in sentences."), ALWAYS
     ] = ()
-    usage: Annotated[ToldUsage, _says("What the usage exporter found, as far as the node process believes it.")] = (
-        NO_USAGE
-    )
+    usage: Annotated[ToldUsage, _says("Findings of the usage exporter that the node process validated.")] = NO_USAGE
 
 
 class PolicyPlace(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -291,7 +292,7 @@ class PolicyPlace(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class PolicyCount(Struct, frozen=True, kw_only=True, rename="camel"):
-    """How many nodes and GPUs of the fleet, and the first of them by the nodes' names."""
+    """Number of nodes and GPUs of the fleet, and the first nodes by name."""
 
     nodes: Annotated[Total, ALWAYS] = 0
     gpus: Annotated[Total, ALWAYS] = 0
@@ -299,16 +300,16 @@ class PolicyCount(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class PolicyStatus(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What nodes made of the policy, as last observed. The controller adds ``conditions``."""
+    """State of the policy on the nodes, as last observed. The controller adds ``conditions``."""
 
     observed_generation: Annotated[Generation | None, _says("The generation of the policy that this is about.")] = None
-    selected: Annotated[PolicyCount, _says("What the policy selects.")] = PolicyCount()
+    selected: Annotated[PolicyCount, _says("Nodes and GPUs that the policy selects.")] = PolicyCount()
     in_force: Annotated[PolicyCount, _says("Where it is in force.")] = PolicyCount()
     waiting: Annotated[PolicyCount, _says("Where it waits until claims end that use a GPU in another form.")] = (
         PolicyCount()
     )
     refused: Annotated[PolicyCount, _says("Where nodes refuse it, or the set it is part of.")] = PolicyCount()
-    conflicting: Annotated[PolicyCount, _says("Where a policy of the same priority says something else.")] = (
-        PolicyCount()
-    )
+    conflicting: Annotated[
+        PolicyCount, _says("Nodes and GPUs on which a policy of the same priority contradicts it.")
+    ] = PolicyCount()
     outranked: Annotated[PolicyCount, _says("Where a policy of higher priority applies.")] = PolicyCount()

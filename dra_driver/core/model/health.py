@@ -12,7 +12,7 @@ from dra_driver.core.model.ids import GpuUuid
 
 
 class HealthEventKind(StrEnum):
-    """What an event of NVML's is about."""
+    """Kind of an NVML event."""
 
     XID = "xid"
     DOUBLE_BIT_ECC = "double-bit-ecc"
@@ -31,7 +31,7 @@ class HealthEvent(Struct, frozen=True, kw_only=True):
 
 
 class RecoveryAction(StrEnum):
-    """What NVML says a GPU needs (field 230, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)."""
+    """Recovery action that NVML reports (field 230, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)."""
 
     NONE = "none"
     GPU_RESET = "gpu-reset"
@@ -67,7 +67,7 @@ class HealthReading(Struct, frozen=True, kw_only=True):
 
 
 class HealthCause(StrEnum):
-    """Why a device is not healthy; each has one taint key."""
+    """Cause of an unhealthy device; each has one taint key."""
 
     XID = "xid"
     ECC = "ecc"
@@ -100,7 +100,7 @@ written for it work."""
 
 
 class Severity(StrEnum):
-    """What a condition does to the device, from weak to strong. Only ``NO_NEW_CLAIMS`` and above taint."""
+    """Effect of a condition on the device, from weak to strong. Only ``NO_NEW_CLAIMS`` and above taint."""
 
     COUNTED = "counted"
     NO_NEW_CLAIMS = "no-new-claims"

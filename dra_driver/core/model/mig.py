@@ -63,7 +63,7 @@ class MigInstance(Struct, frozen=True, kw_only=True):
         return self.compute[0] if len(self.compute) == 1 and self.compute[0].spans and self.compute[0].uuid else None
 
     def overlaps(self, start: int, size: int) -> bool:
-        """Whether it covers any memory slice of ``[start, start + size)``."""
+        """Return whether it covers any memory slice of ``[start, start + size)``."""
         return self.start < start + size and start < self.start + self.size
 
 

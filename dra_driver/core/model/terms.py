@@ -1,4 +1,4 @@
-"""Terms of GPUs (what they may be published as) and uses of GPUs, as values."""
+"""Values for the terms of a GPU (the forms that may be published) and for its uses."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -17,14 +17,14 @@ Effect = Literal["NoSchedule", "NoExecute", "None"]
 
 
 class Strategy(StrEnum):
-    """How several claims use one device at the same time. Names of ``GpuConfig`` (resource.nvidia.com/v1beta1)."""
+    """Strategy for several claims on one device. Names of ``GpuConfig`` (resource.nvidia.com/v1beta1)."""
 
     TIME_SLICING = "TimeSlicing"
     MPS = "MPS"
 
 
 class Interval(StrEnum):
-    """How long a process keeps the GPU while others wait; ``nvidia-smi compute-policy`` calls them 0 to 3."""
+    """Length of a process's time slice while other processes wait; 0 to 3 in ``nvidia-smi compute-policy``."""
 
     DEFAULT = "Default"
     SHORT = "Short"
@@ -37,7 +37,7 @@ class Interval(StrEnum):
 
 
 class Form(StrEnum):
-    """What a claim has of a GPU."""
+    """The part of a GPU that a claim has."""
 
     WHOLE = "whole"
     PARTITION = "partition"
@@ -45,7 +45,7 @@ class Form(StrEnum):
 
 
 class SharingTerms(Struct, frozen=True, kw_only=True):
-    """How several claims share a GPU. ``max_shares`` None: only memory and compute limit the number.
+    """Sharing of a GPU by several claims. ``max_shares`` None: only memory and compute limit the number.
     ``default_percent`` is the compute of a claim that requests none: 100 leaves none for others, 0 is unlimited.
     ``reserved_bytes`` of the memory belong to no share; None for the needs of the driver and the MPS server."""
 
@@ -84,7 +84,7 @@ class WithheldPartitions(Struct, frozen=True, kw_only=True):
 
 
 class GpuTerms(Struct, frozen=True, kw_only=True):
-    """What one GPU may be published as. The default applies without a policy: whole or partitions, not shared.
+    """The forms in which one GPU may be published. Default without a policy: whole or partitions, not shared.
 
     ``profiles`` are ids of allowed MIG profiles, None for all. ``sharing`` None is exclusive. ``kept`` are partitions
     in use that stay published although ``profiles`` lacks them. ``shares_in_use``: claims have shares of the GPU, or

@@ -12,7 +12,7 @@ from dra_driver.core.model.ids import GpuUuid, MigUuid
 class ProcessUsage(Struct, frozen=True, kw_only=True):
     """One process on one GPU, or on its GPU instance ``gi_id``. ``pid`` is the host's. ``memory_bytes`` is None where
     the driver does not attribute memory (NVML_VALUE_NOT_AVAILABLE). Percentages are of the whole GPU since the previous
-    sample, 0 for a process that is known to have used nothing; None where the driver does not report them, always in
+    sample, 0 for a process that used nothing; None where the driver does not report them, always in
     MIG mode (nvmlDeviceGetProcessesUtilizationInfo). ``busy_percent`` is the highest of all engines: multiprocessors,
     memory, encoders, decoders, JPEG and optical flow. ``mps``: a client of MPS, whose server owns its channels."""
 

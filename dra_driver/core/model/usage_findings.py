@@ -12,7 +12,7 @@ from dra_driver.core.model.usage_rules import OverGrantAction
 MAX_OVER_GRANT: Final = 128
 MAX_IDLE: Final = 128
 MAX_UNATTRIBUTED: Final = 64
-MAX_PODS: Final = 8  # pods told of one claim
+MAX_PODS: Final = 8  # pods reported for one claim
 MAX_COMMANDS: Final = 5
 MAX_COMMAND: Final = 64
 # The bounds of a file that another process writes.

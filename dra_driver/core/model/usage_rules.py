@@ -7,26 +7,26 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct, field
 
 DEFAULT_OVERHEAD_BYTES: Final = 512 * 2**20
-"""What a process takes beyond its allocations: a CUDA context with its kernels and libraries takes 300 to 500 MiB on
+"""Memory of a process beyond its allocations: a CUDA context with its kernels and libraries takes 300 to 500 MiB on
 current GPUs, and NVML counts it as the process' memory."""
 
 
 class OverGrantAction(StrEnum):
-    """What becomes of a claim whose processes together have more memory than it was granted."""
+    """Action on a claim whose processes together have more memory than it was granted."""
 
     REPORT = "Report"
     EVICT = "Evict"
 
 
 class IdleAction(StrEnum):
-    """What becomes of a claim that does not use its GPU."""
+    """Action on a claim that does not use its GPU."""
 
     REPORT = "Report"
     RECLAIM = "Reclaim"
 
 
 class PodProtection(StrEnum):
-    """Whether a pod's own annotation and budgets keep it, although its claim is over its grant."""
+    """Protection of a pod by its annotation and disruption budgets when its claim exceeds its grant."""
 
     HONOR = "Honor"
     IGNORE = "Ignore"
@@ -50,7 +50,7 @@ class UsageRules(Struct, frozen=True, kw_only=True):
     protection: PodProtection = field(default=PodProtection.HONOR, name="podProtection")
 
 
-DEFAULT_USAGE: Final = UsageRules()  # claims over their grant are told, and none counts as idle
+DEFAULT_USAGE: Final = UsageRules()  # claims over their grant are reported, and no claim counts as idle
 
 
 def idle_after_min(rules: Sequence[UsageRules]) -> int | None:

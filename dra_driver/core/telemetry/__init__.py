@@ -1,1 +1,1 @@
-"""Log format, metrics and the HTTP endpoint of a process. Each module can be used without the others."""
+"""Log format, metrics and the HTTP endpoint of a process. The modules are independent of each other."""

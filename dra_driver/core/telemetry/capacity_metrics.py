@@ -26,7 +26,7 @@ fits = Gauge(
 )  # fmt: skip
 stranded = Gauge(
     "dra_driver_capacity_stranded",
-    "Claims for a request that fail only because what is free is not together",
+    "Claims for a request that fail only because free capacity is fragmented",
     ["model", "request"],
     registry=REGISTRY,
 )

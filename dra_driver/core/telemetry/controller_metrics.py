@@ -14,7 +14,7 @@ EvictionResult = Literal["evicted", "announced", "refused", "opted-out", "gone",
 UsageKind = Literal["over-grant", "idle"]
 USAGE_KINDS: Final[tuple[UsageKind, ...]] = get_args(UsageKind)
 EVICTION_RESULTS: Final[tuple[EvictionResult, ...]] = ("evicted", "refused", "opted-out", "gone", "failed")
-"""Those that are counted."""
+"""Counted pods, claims or GPUs."""
 WriteResult = Literal["written", "outdated", "failed"]
 WRITE_RESULTS: Final[tuple[WriteResult, ...]] = get_args(WriteResult)
 
@@ -45,7 +45,8 @@ usage_cases = Gauge(
     "dra_driver_usage_cases", "Claims that nodes ask to act on: over their grant, or idle", ["kind"], registry=REGISTRY
 )
 usage_brake = Gauge(
-    "dra_driver_usage_brake", "1 while no pod is evicted because too many claims are over their grant or idle at once",
+    "dra_driver_usage_brake",
+    "1 while usage evictions are paused because too many claims exceed their grant or are idle",
     registry=REGISTRY,
 )  # fmt: skip
 fleet_gpus = Gauge("dra_driver_fleet_gpus", "GPUs that all nodes publish", registry=REGISTRY)
@@ -75,7 +76,7 @@ def initialise(version: str) -> None:
 
 
 def not_leading() -> None:
-    """Only the replica that acts tells about evictions: the sum over all replicas is what holds."""
+    """Only the leader reports evictions: use the sum over all replicas."""
     for gauge in (pods_endangered, eviction_brake, fleet_gpus, fleet_gpus_tainted):
         gauge.set(0)
 

@@ -22,11 +22,11 @@ for shared in (metrics.build_info, metrics.internal_errors_total):
     REGISTRY.register(shared)
 
 look_seconds = Histogram(
-    "dra_exporter_look_seconds", "Duration of a look at everything",
+    "dra_exporter_look_seconds", "Duration of one collection of all usage",
     buckets=(0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10), registry=REGISTRY,
 )  # fmt: skip
 last_look = Gauge(
-    "dra_exporter_last_look_timestamp_seconds", "When the last look ended, in seconds since 1970", registry=REGISTRY
+    "dra_exporter_last_look_timestamp_seconds", "End of the last collection, in seconds since 1970", registry=REGISTRY
 )
 errors_total = Counter(
     "dra_exporter_errors", "Looks that could not read a source", ["source"], registry=REGISTRY
@@ -40,7 +40,7 @@ knows_processes = Gauge(
 driver_open = Gauge(
     "dra_exporter_driver_open", "0 while the exporter leaves the NVIDIA driver alone", registry=REGISTRY
 )
-series = Gauge("dra_exporter_series", "Series of claims and GPUs at the last look", registry=REGISTRY)
+series = Gauge("dra_exporter_series", "Series of claims and GPUs in the last collection", registry=REGISTRY)
 rows_left_out = Gauge(
     "dra_exporter_rows_left_out", "Containers on devices without series, because they were too many", registry=REGISTRY
 )
@@ -62,7 +62,7 @@ class MetricFamily(Protocol):
 
 
 class UsageCollector(Collector):
-    """The families of the last look. Thread-safe."""
+    """Metric families of the last collection. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the next

@@ -164,7 +164,7 @@ class _Server(socketserver.TCPServer):
         super().server_bind()
 
     def wait_for_client(self, connection: socket.socket) -> None:
-        """Let the client be waited for, at the cost of the oldest connection if there are too many."""
+        """Wait for the client, and close the oldest connection if there are too many."""
         with self._lock:
             if len(self._waiting) >= MAX_CONNECTIONS:
                 self._close_oldest()

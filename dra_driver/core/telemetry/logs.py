@@ -19,7 +19,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 # The attributes of every LogRecord; any other attribute came through ``extra``.
 _STANDARD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None))) | {"message", "asctime", "taskName"}
-# The look-behind keeps one attempt for each run of these characters: `eyJ-eyJ-eyJ-...` takes linear time.
+# The negative lookbehind keeps one attempt for each run of these characters: `eyJ-eyJ-eyJ-...` takes linear time.
 _CREDENTIALS = re.compile(r"(?i)(bearer\s++)[\w.~+/=-]+|(?<![\w-])(?=[\w-]*?\beyJ[\w-]{8})[\w-]++\.[\w-]++\.[\w-]*+")
 _NEEDS_QUOTES = re.compile(r'[\s="\\\x00-\x1f\x7f]')
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -106,7 +106,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def extras(record: logging.LogRecord) -> dict[str, object]:
-    """What the caller passed as ``extra``, in the order given."""
+    """Return the ``extra`` fields of the caller, in their order."""
     return {key: value for key, value in vars(record).items() if key not in _STANDARD}
 
 

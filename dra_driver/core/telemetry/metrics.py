@@ -54,7 +54,7 @@ CAUSES: Final = (
     *("xid", "ecc", "lost", "hang", "row-remap", "retired-pages", "recovery-action", "nvlink", "fabric"),
     "unmonitored",
 )
-# What the usage exporter may find (``node/process/usage_report.py``).
+# Findings of the usage exporter (``node/process/usage_report.py``).
 USAGE_FINDINGS: Final = ("over-grant", "idle", "unattributed")
 # From a repeat answered out of the journal (1 ms) to the kubelet's own deadline (45 s).
 _CALL_BUCKETS: Final = (0.001, 0.002, 0.003, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 45.0)
@@ -114,17 +114,20 @@ gpu_xids_total = Counter(
     registry=REGISTRY,
 )  # fmt: skip
 gpu_recoveries_total = Counter(
-    "dra_driver_gpu_recoveries", "Conditions that ended after recovery was seen", ["device", "cause"],
+    "dra_driver_gpu_recoveries", "Conditions that ended after a detected recovery", ["device", "cause"],
     registry=REGISTRY,
 )  # fmt: skip
 detached = Gauge(
     "dra_driver_detached",
-    "1 while this process has closed the NVIDIA driver because it was asked to",
+    "1 while this process is detached from the NVIDIA driver on request",
     registry=REGISTRY,
 )
-drained = Gauge("dra_driver_drained_gpus", "GPUs that new claims do not get: a person drains them", registry=REGISTRY)
+drained = Gauge(
+    "dra_driver_drained_gpus", "GPUs that an administrator drains: new claims do not get them", registry=REGISTRY
+)
 second_publisher = Gauge(
-    "dra_driver_second_publisher", "1 while devices are withdrawn because something else offers the same GPUs",
+    "dra_driver_second_publisher",
+    "1 while devices are withdrawn because another driver or device plugin offers the same GPUs",
     registry=REGISTRY,
 )  # fmt: skip
 device_node_problems = Gauge(
@@ -148,7 +151,7 @@ registrations_total = Counter(
     "dra_driver_registrations", "Answers of the kubelet to the registration", ["result"], registry=REGISTRY
 )
 sockets_recreated_total = Counter(
-    "dra_driver_sockets_recreated", "Sockets created again because their file was gone", ["socket"], registry=REGISTRY
+    "dra_driver_sockets_recreated", "Sockets created again after their file was deleted", ["socket"], registry=REGISTRY
 )
 health_streams = Gauge("dra_driver_health_streams", "Open device health streams of the kubelet", registry=REGISTRY)
 internal_errors_total = Counter(
