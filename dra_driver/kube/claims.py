@@ -117,9 +117,9 @@ def _path(ref: ClaimRef) -> str:
 
 
 def _of_claim(ref: ClaimRef, error: KubernetesApiError) -> DraError:
-    """``error``, or what it means for the claim. (A 404 without a reason: the server does not serve the API group.)"""
+    """Return ``error``, or `ClaimReplacedError` for a missing claim. A 404 without a reason is a missing API group."""
     if isinstance(error, NotFoundError) and error.reason == "NotFound":
-        return ClaimReplacedError(f"claim {ref} does not exist any more; the pod has to be deleted")
+        return ClaimReplacedError(f"claim {ref} no longer exists: delete the pod", claim=ref)
     return error
 
 
@@ -243,7 +243,7 @@ def _children(node: object) -> Iterator[object]:
 
 
 class _Check:
-    """Checks of values that name the claim and the field's path in what they raise."""
+    """Checks of values. Errors name the claim and the path of the field."""
 
     def __init__(self, claim: str) -> None:
         self._claim = claim

@@ -164,7 +164,7 @@ class Connection:
     def send(
         self, verb: str, target: str, headers: Mapping[str, str], body: bytes | None, limits: RequestLimits
     ) -> Receive:
-        """Send a request; the result waits for its answer and has to be called. Both raise `TransportError`."""
+        """Send a request. The caller must call the result, which waits for the answer. Both raise `TransportError`."""
         return self._session.send(verb, target, headers, body, limits)
 
     def renew(self) -> None:
@@ -221,10 +221,10 @@ def _client_library(who: str) -> ModuleType:
 
 
 def _is_server(address: str) -> bool:
-    """Whether requests can be sent there; a typing mistake would otherwise look like a server that is down."""
+    """Return whether the URL is usable; otherwise a typing mistake looks like an unreachable server."""
     try:
         url = urlsplit(address)
-        url.port  # noqa: B018 - raises for a number that is no port
+        url.port  # noqa: B018 - raises for an invalid port number
     except ValueError:
         return False
     return url.scheme in {"http", "https"} and bool(url.hostname) and address.isprintable() and " " not in address

@@ -96,13 +96,13 @@ C = TypeVar("C", bound=HeldClaim)
 
 
 def held_claim(kind: type[C], item: Wire) -> tuple[C, bool]:
-    """The claim without what does not fit, and whether all its devices are known. Raises ValueError for no object."""
+    """Return the claim without malformed parts, and whether all its devices are valid. Raises ValueError."""
     claim = from_wire(kind, item)
     try:
-        told = len(results_of(item))
+        stated = len(results_of(item))
     except (AttributeError, TypeError):
         return claim, False
-    return claim, told == len(claim.devices) and not any("" in device.key for device in claim.devices)
+    return claim, stated == len(claim.devices) and not any("" in device.key for device in claim.devices)
 
 
 def allocation_results(allocation: Wire | None) -> Sequence[Wire]:
@@ -121,7 +121,7 @@ def users_of(claim: Wire) -> Sequence[Wire]:
 
 
 def is_pod(user: Wire) -> bool:
-    """Whether an entry of ``reservedFor`` names a pod: the core API group is left out or empty."""
+    """Return whether an entry of ``reservedFor`` names a pod: the core API group is absent or empty."""
     return user.get("resource") == "pods" and not user.get("apiGroup")
 
 
@@ -137,7 +137,7 @@ def generation_of(item: Wire) -> int:
 
 
 def newest_slices(slices: Iterable[Wire]) -> list[Wire]:
-    """The ResourceSlices of the newest generation of each pool, in their order: the scheduler ignores the others."""
+    """Return the ResourceSlices of each pool's newest generation, in their order. The scheduler ignores older ones."""
     every = list(slices)
     newest: dict[tuple[str, str], int] = {}
     for item in every:
@@ -155,7 +155,7 @@ def unhealthy_by(device: Wire) -> tuple[str, ...]:
 
 
 def is_health_taint(key: object, effect: object) -> bool:
-    """Whether such a taint marks a broken device; effect None only informs."""
+    """Return whether such a taint marks a broken device; effect None only informs."""
     return key in _HEALTH_KEYS and effect != "None"
 
 

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 MAX_PENDING = 64
 # How many written events are remembered, so that a repeat raises a count instead of creating an event.
 MAX_REMEMBERED = 128
-# A repeat within this time is counted on the old event; kubectl and the API server forget events after an hour.
+# A repeat within this time is counted on the old event; the API server deletes events after an hour.
 REMEMBER_S = 600.0
 # At most one write per event in this time, however often it is reported.
 REPEAT_S = 10.0
@@ -104,7 +104,7 @@ class EventRecorder:
         self._worker.start()
 
     def stop(self, timeout_s: float = 1.0) -> None:
-        """Writes what is still queued, as far as ``timeout_s`` allows. Idempotent."""
+        """Write queued events for at most ``timeout_s``. Idempotent."""
         self._worker.stop(timeout_s)
 
     def _turn(self) -> float | None:

@@ -34,7 +34,7 @@ def says_budget(error: KubernetesApiError) -> bool:
 
 
 def causes_text(error: KubernetesApiError) -> str:
-    """What the budgets say, "" when the answer names no cause."""
+    """Return the message of the disruption budgets, "" if the answer has none."""
     return "; ".join(str(cause["message"]) for cause in _causes(error) if cause.get("message"))
 
 

@@ -107,7 +107,7 @@ class HttpPool:
     def send(
         self, verb: str, target: str, headers: Mapping[str, str], body: bytes | None, limits: RequestLimits
     ) -> Callable[[], HttpAnswer]:
-        """Send a request; the result waits for its answer and has to be called. Both raise `TransportError`."""
+        """Send a request. The caller must call the result, which waits for the answer. Both raise `TransportError`."""
         connection = self._idle_connection() or self._open(limits)
         connection.wire.limits = limits
         try:
@@ -179,9 +179,9 @@ class _Wire:
         self._socket = connected
         self.limits = RequestLimits(connect_s=0.0, read_s=0.0)
         self.is_spent = False
-        """Whether no further request can be sent."""
+        """Return whether no further request can be sent."""
         self.has_ended = False
-        """Whether the server has closed its side."""
+        """Return whether the server has closed its side."""
 
     def sendall(self, data: bytes) -> None:
         try:

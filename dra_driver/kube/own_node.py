@@ -45,7 +45,7 @@ class OwnNode(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, item: Mapping[str, object]) -> "OwnNode":
-        """From a Node object, also from one that `slim_node` made smaller. Fields of a wrong type count as empty."""
+        """Read a Node object or the result of `slim_node`. Fields of a wrong type count as empty."""
         metadata = _mapping(item, "metadata")
         return cls(
             name=str(metadata.get("name", "")),
@@ -84,7 +84,7 @@ class OwnNodeWatch:
 
     @property
     def problem(self) -> str | None:
-        """Why the value may be outdated; None while it is current."""
+        """Return the reason why the value may be outdated; None while it is current."""
         return self._reflector.problem
 
     def current(self) -> OwnNode | None:

@@ -123,14 +123,14 @@ def _command(container: Mapping[str, Any], words: Sequence[str]) -> dict[str, ob
 
 
 def why_not_running(pod: Mapping[str, Any], container: str) -> str:
-    """Why the pod cannot start or has failed without a report, as a sentence; "" while it may still work."""
+    """Return why the pod cannot start or failed without a report; "" while it can still succeed."""
     status = pod.get("status", {})
     if status.get("phase") == "Failed":
         ended = _state(status, container).get("terminated", {})
-        told = status.get("message") or ended.get("message") or ""
+        shown = status.get("message") or ended.get("message") or ""
         reason = status.get("reason") or ended.get("reason") or "Failed"
         code = f", exit status {ended['exitCode']}" if "exitCode" in ended else ""
-        return f"the pod failed ({reason}{code}){': ' + ' '.join(told.split())[:400] if told else ''}"
+        return f"the pod failed ({reason}{code}){': ' + ' '.join(shown.split())[:400] if shown else ''}"
     waiting = _state(status, container).get("waiting", {})
     if waiting.get("reason") in _HOPELESS:
         return f"the pod cannot start ({waiting['reason']}): {' '.join(waiting.get('message', '').split())[:400]}"
@@ -162,7 +162,7 @@ def _state(status: Mapping[str, Any], container: str) -> Mapping[str, Any]:
 
 START_S: Final = 180.0  # how long the pod may take to start
 STEP_S: Final = 1.0
-_TRIES: Final = 5  # failed polls in a row before the command gives up
+_TRIES: Final = 5  # consecutive failed polls before the command fails
 
 Say = Callable[[str], None]
 Report = TypeVar("Report")
@@ -194,7 +194,7 @@ class PodPlace(Struct, frozen=True, kw_only=True):
 
 
 class PodLog(Struct, Generic[Report], frozen=True, kw_only=True):
-    """What a log has: ``report`` finds the report, None without one; ``lines`` are what people are to see of it."""
+    """Content of a log. ``report`` finds the report or returns None; ``lines`` returns the lines for the user."""
 
     report: Callable[[str], Report | None]
     lines: Callable[[str], str]
@@ -225,7 +225,7 @@ def run_pod(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Report:
-    """Create the pod, pass on its lines, and return its report. The pod is always deleted unless it is to be kept:
+    """Create the pod, pass on its lines, and return its report. The pod is always deleted unless the caller keeps it:
     ``body`` has its name, so that it can be deleted when the answer to creating it is lost. Raises KubernetesApiError
     and PodFailedError."""
     path = f"/api/v1/namespaces/{_segment(place.namespace)}/pods/{_segment(body['metadata']['name'])}"
@@ -242,7 +242,7 @@ def _create(api: PodApi, path: str, body: Mapping[str, object], place: PodPlace,
         allowed(lambda: api.create(pods, body), place, "create pods")
     except InvalidObjectError as error:
         raise PodFailedError(f"the API server refuses the pod: {error}") from error
-    except (ApiUnreachableError, ServerBusyError, KeyboardInterrupt):  # it may have been created all the same
+    except (ApiUnreachableError, ServerBusyError, KeyboardInterrupt):  # the pod may exist anyway
         _delete(api, path, replace(place, keep=False), said)
         raise
 
@@ -331,7 +331,7 @@ def _check_node(api: PodApi, name: str) -> None:
 
 
 def _delete(api: PodApi, path: str, place: PodPlace, said: Say) -> None:
-    """Delete the pod; a failure is told, because an exception would hide the first one."""
+    """Delete the pod. Print a failure: an exception would hide the first one."""
     name = path.rpartition("/")[2]
     if place.keep:
         said(f"kept: pod {name} in namespace {place.namespace}")

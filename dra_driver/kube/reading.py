@@ -80,7 +80,7 @@ def _number(text: str) -> object:
 
 def may_be_deep(data: bytes) -> bool:
     """Return whether a value may have more than `MAX_DEPTH` levels; 3 ms for each MiB. Brackets in strings do not
-    count: they could hide the others. Each turn removes the innermost brackets; outer ones stay."""
+    count: they could hide other brackets. Each iteration removes the innermost brackets; outer ones stay."""
     if b"\\" in data:
         data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     brackets, turns = data.translate(None, _OTHER_BYTES).replace(b'""', b""), MAX_DEPTH // 2
@@ -215,6 +215,6 @@ def _without_status_object(request: str, status: int, body: bytes) -> str:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds from a Retry-After header; the other form (a date) is not used by the API server."""
+    """Return the seconds of a Retry-After header. The API server does not send the form with a date."""
     text = headers.get("Retry-After", "")
     return float(text) if text.isascii() and text.isdigit() and len(text) < 8 else 0.0

@@ -52,7 +52,7 @@ class NewestVersion:
                 self._newest, self._behind = int(version), 0
 
     def query(self) -> dict[str, str]:
-        """What a list asks for, besides its selectors: {} asks for the current state."""
+        """Return the query parameters of a list besides its selectors; {} requests the current state."""
         with self._lock:
             if not self._newest:
                 return {}
@@ -131,7 +131,7 @@ class Reflector:
     ) -> None:
         """``name`` is the thread's; errors of ``on_event`` are counted under ``place``. ``newest`` is shared with the
         client that writes objects of this collection. ``patience`` returns the least seconds until the next attempt
-        after an error that is no failure here, such as a collection that is not served (logged once); 0 for any other.
+        after an expected error, such as a collection that is not served (logged once); 0 for any other error.
         """
         self._rest, self._path, self._selector, self._place = rest, path, field_selector, place
         self._on_event, self._slim = on_event, slim or _slim
@@ -152,7 +152,7 @@ class Reflector:
 
     @property
     def problem(self) -> str | None:
-        """Why the copy may be outdated; None while it is current."""
+        """Return the reason why the copy may be outdated; None while it is current."""
         with self._lock:
             return self._problem
 
@@ -197,7 +197,7 @@ class Reflector:
                 self._wait_after(error)
 
     def _generation(self) -> Iterator[ReflectorChange]:
-        """One list, unless a version to resume from is known, and the watches that follow it."""
+        """List once, unless there is a version to resume from, then watch."""
         try:
             if not self._version or self._is_list_due():
                 yield self._list()
@@ -211,18 +211,20 @@ class Reflector:
             raise
         except KubernetesApiError as error:
             if isinstance(error, ServerBusyError) and error.status in _BUSY:
-                raise  # says nothing about the version: after a restart of the API server all clients hear it at once
+                raise  # unrelated to the version: after a restart of the API server all clients get it at the same time
             self._version = (
                 ""  # the server may not know the version at all, e.g. when its store was restored from a backup
             )
             raise
 
     def _list(self) -> ReflectorChange:
-        self._progress = False  # before the request: a list whose own version expires is no reason for the next at once
-        self._version = ""  # a list that fails is still due: a watch would not bring what it was wanted for
+        self._progress = (
+            False  # before the request: an expired version of the list itself must not cause the next list immediately
+        )
+        self._version = ""  # a failed list is still due: a watch cannot replace it
         with self._lock:
             if self._list_due:
-                self._newest.forget()  # the copy is doubted, and the server's cache may be what is wrong
+                self._newest.forget()  # the copy may be wrong because the server's cache is wrong
             self._list_due = False
         try:
             document = self._rest.list(self._path, {"fieldSelector": self._selector, **self._newest.query()})
@@ -345,7 +347,7 @@ def _slim(item: dict[str, object]) -> dict[str, object]:
 
 
 def key(item: object) -> str:
-    """The object's name, behind its namespace and a slash where it has one; "" for what is no object."""
+    """Return ``namespace/name`` or ``name`` of the object; "" for a value that is not an object."""
     metadata = item.get("metadata") if isinstance(item, dict) else None
     name = metadata.get("name") if isinstance(metadata, dict) else None
     namespace = metadata.get("namespace") if isinstance(metadata, dict) else None

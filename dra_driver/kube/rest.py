@@ -79,7 +79,7 @@ class RestClient:
 
     def list(self, path: str, query: Query | None = None, *, within_s: float | None = None) -> dict[str, Any]:
         """A whole list, in pages (`pages`), all within ``within_s``. ``metadata`` is that of the last page: watch from
-        its resourceVersion. Raises GoneError when the version was compacted meanwhile: list again."""
+        its resourceVersion. Raises GoneError when the version was compacted during the list: list again."""
         deadline = None if within_s is None else time.monotonic() + within_s
         items: list[object] = []
         page: dict[str, Any] = {}
@@ -140,14 +140,14 @@ class RestClient:
         try:
             return self._read(request, self._send(request), deadline)
         except ApiUnreachableError as error:
-            self._connection.close()  # what this one met has most likely happened to the other idle connections
+            self._connection.close()  # idle connections most likely failed in the same way
             # The server may close a kept-alive connection in the moment of its use. Only GET may be repeated then.
             if request.verb != "GET" or not _broke(error):
                 raise
             return self._read(request, self._send(request), deadline)
 
     def _sent(self, request: "_Request") -> Receive | None:
-        """Send without waiting for the answer, which has to be there after one wait; None when sending failed."""
+        """Send without waiting. The answer must arrive within one wait; None when sending failed."""
         try:
             headers, limits = {**self._headers, **self._credentials()}, self._limits(request)
             until = time.monotonic() + limits.left_s(limits.read_s)
@@ -157,7 +157,7 @@ class RestClient:
             return None
 
     def _outcome(self, request: "_Request", receive: Receive | None) -> dict[str, object] | KubernetesApiError:
-        """What a sent request brought. Whatever is not a good answer is asked for again, with all of `get`'s care."""
+        """Return the answer to a sent request. On any failure, repeat it with `get` and its retries."""
         try:
             answer = receive() if receive is not None else None
             if answer is not None and answer.status < 300:

@@ -92,7 +92,7 @@ def _name_of(item: object) -> str:
 
 
 def misfit(kind: str, item: object) -> str:
-    """What is wrong with an object of this kind, with the field's path; "" when it is right."""
+    """Return the error of an object of this kind, with the field's path; "" for a valid object."""
     problem = problem_of(KINDS[kind], item)
     metadata = item.get("metadata") if isinstance(item, Mapping) else None
     if problem or not isinstance(metadata, Mapping) or metadata.get("name") or metadata.get("generateName"):
@@ -101,7 +101,7 @@ def misfit(kind: str, item: object) -> str:
 
 
 def problem_of(hint: object, value: object, path: str = "") -> str:
-    """What is wrong with a value of this type, with the field's path; "" when it is right."""
+    """Return the error of a value of this type, with the field's path; "" for a valid value."""
     try:
         convert(value, hint)
     except (ValidationError, RecursionError, UnicodeEncodeError):  # the last for half of a surrogate pair in a text

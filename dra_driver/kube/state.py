@@ -84,20 +84,20 @@ def read_cluster(
     namespace: str | None = None,
     *,
     only: Sequence[str] = (),
-    told: Callable[[str], None] = lambda _: None,
+    notify: Callable[[str], None] = lambda _: None,
 ) -> ClusterState:
     """The state of a live cluster, each kind listed separately, so kinds differ by some moments.
 
     ``namespace`` limits templates, events and volume claims; pods and claims only if other namespaces are forbidden.
-    ``only`` names the kinds to read. A kind that is not served or forbidden becomes a gap. ``told`` is called with the
-    next kind. Raises KubernetesApiError when the server cannot be reached or refuses the credentials.
+    ``only`` names the kinds to read. A kind that is not served or forbidden becomes a gap. ``notify`` gets the next
+    kind. Raises KubernetesApiError when the server cannot be reached or refuses the credentials.
     """
     gaps: list[str] = []
     version = _version(rest, gaps)
     kinds = [kind for kind in KINDS if not only or kind.field in only]
     read: dict[str, Any] = {}
     for kind in kinds:
-        told(kind.field)
+        notify(kind.field)
         read[kind.field] = read_kind(rest, kind, namespace, gaps)
     return ClusterState(server_version=version, gaps=tuple(gaps), **read)
 
@@ -200,7 +200,7 @@ def _listed(rest: StateReader, path: str, kind: StateKind, keep: Callable[[Wire]
         answer = rest.list(path, query)
     items = answer["items"]
     if not all(isinstance(item, dict) and isinstance(item.get("metadata"), dict) for item in items):
-        raise KubernetesApiError(f"GET {path}: an item of the list is no object with metadata")
+        raise KubernetesApiError(f"GET {path}: an item of the list is not an object with metadata")
     return tuple(reduced(kind.kind, item) for item in items if keep(item))
 
 

@@ -130,8 +130,7 @@ def objects_of(documents: Sequence[Wire], where: str, namespace: str = "default"
 
 
 def flat(documents: Sequence[Wire], where: str) -> Iterator[Wire]:
-    """Objects, with the items of each list instead of the list. Raises ConfigurationError on what cannot be a
-    Kubernetes object."""
+    """Yield the objects, and the items of lists. Raises ConfigurationError on a value without kind and metadata."""
     for document in documents:
         kind = document.get("kind")
         if not isinstance(kind, str) or not kind:
@@ -205,7 +204,7 @@ def _text(file: Path) -> str:
 
 
 def _is_json(content: str) -> bool:
-    """Whether to read as JSON: as YAML it would take fifty times longer. YAML may start with ``{`` as well."""
+    """Return whether to read as JSON: as YAML it would take fifty times longer. YAML may start with ``{`` as well."""
     start = content.lstrip()[1:].lstrip()[:1]
     return start in ('"', "}")
 

@@ -80,7 +80,7 @@ def reduced(kind: str, item: Wire) -> dict[str, object]:
 
 
 def is_relevant_event(event: Wire) -> bool:
-    """Whether an event is about scheduling, claims or devices."""
+    """Return whether an event is about scheduling, claims or devices."""
     about = _mapping(event.get("involvedObject"))
     return event.get("reason") in _EVENT_REASONS or about.get("kind") in _EVENT_OBJECTS
 

@@ -40,7 +40,7 @@ class Template(Struct, frozen=True, eq=False):
     values: int
     varying: frozenset[str] | None
     with_values: frozenset[int]
-    """``id`` of every list and dict that contains a value; the others are shared by all slices."""
+    """``id`` of every list and dict that contains a value; all slices share the remaining ones."""
 
     @classmethod
     def read(cls, items: list[object]) -> "Template":
@@ -130,7 +130,7 @@ def read_templates(found: object, where: str) -> list[tuple[str, Template]]:
 
 
 def use_templates(spec: Wire, templates: Sequence[tuple[str, Template]]) -> dict[str, Any]:
-    """The spec with its templated fields. Raises ValueError with what is wrong."""
+    """Return the spec with its templated fields. Raises ValueError with the reason."""
     uses = spec[USE_FIELD]
     if not isinstance(uses, dict):
         raise ValueError(f"spec.{USE_FIELD}: expected an object")  # noqa: TRY004  as every other misfit

@@ -73,8 +73,8 @@ def of_profile(gpu: Gpu, profile: str, size: int, common: Attributes) -> Attribu
 
 
 def of_partition(start: int, shared: Attributes, foreign_instance: MigInstance | None = None) -> Attributes:
-    """The attributes of one partition; ``shared`` are those of its profile. ``foreign_instance`` is an instance that
-    this driver did not create: its UUID is known and stays the same."""
+    """Return the attributes of one partition; ``shared``: the attributes of its profile. ``foreign_instance``: one that
+    this driver did not create: its UUID exists and does not change."""
     found: Attributes = {**shared, names.PLACEMENT_START: DeviceAttribute(int_=start)}
     uuid = None
     if foreign_instance is not None and foreign_instance.device is not None:

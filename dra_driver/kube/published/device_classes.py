@@ -33,7 +33,7 @@ class Offer(Struct, frozen=True, order=True):
 
 
 class ClassPlan(Struct, frozen=True, kw_only=True):
-    """What is to be done about one class. ``wanted`` and ``present`` are the objects; ``reason`` is for people."""
+    """Planned change of one class. ``wanted`` and ``present`` are the objects; ``reason`` is for users."""
 
     name: str
     state: ClassState
@@ -48,7 +48,7 @@ class ClassPlan(Struct, frozen=True, kw_only=True):
 
 
 def offers(slices: Iterable[Wire], driver: str) -> dict[Offer, int]:
-    """What the slices of ``driver`` offer, with the number of devices. Malformed parts are left out."""
+    """Return the forms in the slices of ``driver``, with the number of devices. Malformed parts are skipped."""
     found: dict[Offer, int] = {}
     for item in slices:
         spec = item.get("spec") or {}
@@ -83,7 +83,7 @@ def class_of(offer: Offer, driver: str) -> dict[str, Any]:
 
 
 def plan(offered: Mapping[Offer, int], classes: Iterable[Wire], driver: str) -> list[ClassPlan]:
-    """What is to be done about each class that is wanted, and about those made earlier that match nothing now."""
+    """Return the change of each wanted class, and of existing classes that match no device now."""
     present = {item["metadata"]["name"]: item for item in classes}
     plans = [_planned(class_of(offer, driver), count, present) for offer, count in sorted(offered.items())]
     known = {found.name for found in plans}

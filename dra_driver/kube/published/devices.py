@@ -14,7 +14,7 @@ from dra_driver.kube.published.limits import MAX_ATTRIBUTES_AND_CAPACITIES
 
 
 class ProfileParts(Struct, frozen=True, kw_only=True):
-    """What all partitions of one profile of one GPU have in common."""
+    """Common values of all partitions of one profile of one GPU."""
 
     profile: MigProfile
     attributes: Attributes

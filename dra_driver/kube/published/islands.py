@@ -32,7 +32,7 @@ class Island(Struct, frozen=True, kw_only=True):
 
 Islands = Mapping[GpuUuid, Island]
 Links = Mapping[GpuUuid, Mapping[GpuUuid, int]]
-"""For each linked GPU those that it is linked with, and by how many links; the same from both ends."""
+"""Return the linked GPUs of each GPU with the number of links; the same from both ends."""
 NO_ISLANDS: Final[Islands] = MappingProxyType({})
 
 
@@ -77,7 +77,7 @@ def _direct(gpus: Sequence[Gpu]) -> Iterable[Island]:
 
 
 def _links(gpus: Sequence[Gpu]) -> Links:
-    """One end of a link that was seen is enough."""
+    """A link counts if one end reports it."""
     by_address = {gpu.pci_bus_id: gpu.uuid for gpu in gpus if gpu.pci_bus_id is not None}
     found: dict[GpuUuid, dict[GpuUuid, int]] = {}
     for gpu in gpus:

@@ -38,7 +38,7 @@ def is_attribute_value(value: object) -> bool:
 
 
 def fits(text: str) -> bool:
-    """Whether a text is short enough for a string attribute, and valid UTF-8."""
+    """Return whether a text is short enough for a string attribute, and valid UTF-8."""
     try:
         return len(text.encode()) <= MAX_STRING_BYTES
     except UnicodeEncodeError:
@@ -46,7 +46,7 @@ def fits(text: str) -> bool:
 
 
 def is_taint(key: str, value: str) -> bool:
-    """Whether a taint's key and value have the form of a label's."""
+    """Return whether a taint's key and value have the form of a label's."""
     domain, slash, name = key.rpartition("/")
     if slash and not is_subdomain(domain):
         return False

@@ -31,7 +31,7 @@ class Partition(Struct, frozen=True, order=True):
 
 
 class Devices(Struct, frozen=True, kw_only=True):
-    """``gpus`` are the UUIDs of whole GPUs, ``parents`` those of GPUs with a MIG device in ``partitions``."""
+    """``gpus``: UUIDs of whole GPUs. ``parents``: UUIDs of GPUs with a MIG device in ``partitions``."""
 
     gpus: tuple[str, ...] = ()
     partitions: tuple[Partition, ...] = ()

@@ -20,7 +20,7 @@ _PROFILES: Final = {
 
 
 class WholeOnlyGpu(NamedTuple):
-    """``device`` is the whole GPU's; ``profiles`` are those of its partitions in MIG mode."""
+    """``device``: device name of the whole GPU. ``profiles``: profiles of its partitions in MIG mode."""
 
     node: str
     uuid: str
@@ -62,7 +62,7 @@ def whole_only_gpus(slices: Iterable[Wire]) -> list[WholeOnlyGpu]:
 
 
 def mig_mode_off(gpus: Iterable[WholeOnlyGpu], policies: Mapping[str, str] | None = None) -> tuple[str, str]:
-    """What is seen of the GPUs, and what to do. ``policies`` are those in force by UUID, "" for none."""
+    """Yield the state of the GPUs and the next step. ``policies``: policy in force by UUID, "" for none."""
     found = list(gpus)
     first = found[0]
     where = listed([f"{gpu.node}/{gpu.device['name']}" for gpu in found], 8)

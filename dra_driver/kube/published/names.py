@@ -1,4 +1,4 @@
-"""Names of the attributes and capacities of a published device, and their fixed values: those of NVIDIA's DRA driver,
+"""Names and fixed values of a published device's attributes and capacities, equal to NVIDIA's DRA driver,
 so that its DeviceClasses, CEL selectors and dashboards work unchanged.
 
 Added are ``placementStart``, ``placementSize``, ``sharingStrategy``, ``confidentialCompute`` (values of the label

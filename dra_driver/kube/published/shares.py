@@ -1,4 +1,4 @@
-"""Capacities of GPUs and partitions; names and values are those of NVIDIA's DRA driver, but for the memory of a whole
+"""Capacities of GPUs and partitions. Names and values match NVIDIA's DRA driver, except for the memory of a whole
 GPU, which is its real total. Numbers that the hardware does not report are absent.
 
 A shared GPU has consumable capacity (KEP-5075): memory and compute default to all of it; a policy may lower the default
@@ -83,7 +83,7 @@ MIB: Final = 2**20  # the step of ``memory``, in bytes
 _LEAST: Final = 2 * MIB  # the least ``memory`` for which a range is valid
 
 MPS_SERVER_BYTES: Final = 64 * MIB
-"""What is left to the MPS server of a GPU. nvidia-smi was seen to report 25, 27 and 30 MiB for it (a V100 in
+"""Memory reserved for the MPS server of a GPU. nvidia-smi reported 25, 27 and 30 MiB for it (a V100 in
 nebuly-ai/nos#39, DCGM's documentation of dcgmproftester, Azure's of GPU sharing), however many clients it has. The
 contexts of clients count against the clients' own limits (MPS documentation, "Volta MPS Device Memory Limit")."""
 
@@ -113,7 +113,7 @@ def reserve(gpu: Gpu, sharing: SharingTerms) -> int:
 
 
 def shareable_memory(gpu: Gpu, sharing: SharingTerms) -> int | None:
-    """How much memory claims can ask for together, in bytes, a multiple of `MIB`; None as in `total_memory`."""
+    """Return the bytes that claims can request together, a multiple of `MIB`; None as in `total_memory`."""
     if total_memory(gpu) is None or gpu.memory_bytes is None:
         return None
     return max(_LEAST, (gpu.memory_bytes - reserve(gpu, sharing)) // MIB * MIB)
@@ -126,7 +126,7 @@ def default_percent(gpu: Gpu, sharing: SharingTerms) -> int:
 
 
 def capacity_of(gpu: Gpu, sharing: SharingTerms) -> dict[str, DeviceCapacity]:
-    """``computePercent``, ``memory`` where it is known, and ``shares`` where their number is limited (1 per claim)."""
+    """Return ``computePercent``, ``memory`` if its size was read, and ``shares`` (1 per claim) if limited in number."""
     found = {COMPUTE_PERCENT: _percent(default_percent(gpu, sharing))}
     memory = shareable_memory(gpu, sharing)
     if memory is not None:

@@ -140,7 +140,9 @@ def live_state(kubeconfig: Kubeconfig, namespace: str | None, *, only: Sequence[
     from dra_driver.kube.state import read_cluster
 
     with Progress("reading the cluster") as progress:
-        return read_cluster(client(kubeconfig), namespace, only=only, told=lambda kind: progress.say(f"reading {kind}"))
+        return read_cluster(
+            client(kubeconfig), namespace, only=only, notify=lambda kind: progress.say(f"reading {kind}")
+        )
 
 
 def state_in_file(path: str) -> "ClusterState":

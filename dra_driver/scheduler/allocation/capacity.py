@@ -1,4 +1,4 @@
-"""Amounts of capacities, what a request consumes of them, and whether that much is left.
+"""Compute the capacity that a request consumes, and whether the device has that much left.
 
 Amounts are in billionths. Of k8s.io/apimachinery pkg/api/resource (quantity.go, ParseQuantity) they keep the spelling
 (a canonical spelling is printed unchanged) and the fields of the struct, which the scheduler compares in one place.
@@ -95,7 +95,7 @@ _MILLI: Final = NANO // 1000
 def shortage(
     requests: Wire | None, capacities: Wire, used: Consumed | None, pending: Consumed | None, *, fractions: bool = False
 ) -> CapacityShort | None:
-    """Why the request does not fit, None if it does. Allocated shares consume ``used``, this search ``pending``.
+    """Return why the request does not fit, None if it fits. Allocated shares consume ``used``, this search ``pending``.
     ``fractions`` counts steps in thousandths and refuses negative requests, as Kubernetes 1.37 does. Raises ValueError
     and AllocationError on policies that the API server refuses."""
     for name in requests or ():

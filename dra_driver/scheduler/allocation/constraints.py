@@ -28,7 +28,7 @@ class Constraint(ABC):
 
     @abstractmethod
     def _accepts(self, value: Wire) -> bool:
-        """Whether the constraint still holds with one more device of this value."""
+        """Return whether the constraint still holds with one more device of this value."""
 
     def add(self, _base: str, device: PoolDevice, /) -> bool:
         """Adds the device and returns True if the constraint still holds then. `remove` undoes each True."""
@@ -148,7 +148,7 @@ def attribute_of(device: PoolDevice, name: str) -> Wire | None:
 
 
 def _equal(value: Wire, other: Wire) -> bool:
-    """Whether both have the same value of the same type; a type that 1.36 does not have equals nothing."""
+    """Return whether both have the same value of the same type; values of a type unknown to 1.36 are unequal."""
     for kind in _KINDS:
         if value.get(kind) is not None:
             return bool(other.get(kind) is not None and value[kind] == other[kind])

@@ -19,7 +19,7 @@ PoolKey = tuple[str, str]
 
 
 class PoolUse(Struct):
-    """What is allocated in one pool, by device name. ``holders`` are the claims, ``namespace/name``."""
+    """Allocations in one pool, by device name. ``holders`` are the claims, ``namespace/name``."""
 
     whole: set[str] = field(default_factory=set)
     shared: set[str] = field(default_factory=set)
@@ -70,7 +70,7 @@ _NOTHING: Final[frozenset[str]] = frozenset()
 
 
 class PoolDevice(Struct, eq=False):
-    """One published device and what is allocated of it, compared by identity. ``allocated``: a claim has it whole;
+    """One published device and its allocations, compared by identity. ``allocated``: a claim has it whole;
     ``shared``: claims have shares of it, which consume ``consumed`` (None for nothing). ``invalid`` marks its pool as
     invalid, with the reason (1.34). ``readable``: selectors of 1.36 can read every attribute."""
 
@@ -193,7 +193,7 @@ class CounterSupply(Struct, frozen=True, eq=False):
     formats: Sequence[Format]
 
     def charges(self, device: Wire) -> Charges:
-        """What the device consumes of these counters; counters of other sets are ignored."""
+        """Return the device's consumption of these counters; counters of other sets are ignored."""
         found = []
         for entry in device.get("consumesCounters") or ():
             for name, counter in (entry.get("counters") or {}).items():
@@ -222,7 +222,7 @@ def read_supply(sets: Iterable[Wire], allocated: Iterable[Wire]) -> CounterSuppl
 
 
 class CounterAccount:
-    """What one search has charged to one supply. ``overdrawn`` counters are below zero; one of them blocks every device
+    """Charges of one search to one supply. ``overdrawn`` counters are below zero; one of them blocks every device
     of the pool that consumes counters (``checkAvailableCounters`` compares all counters). Allocated devices that
     together exceed a counter cause this."""
 

@@ -16,7 +16,7 @@ Wire = Mapping[str, Any]  # an object as an API server returns it, or a part of 
 
 
 class DeviceId(NamedTuple):
-    """What makes a device unique in a cluster."""
+    """Unique identity of a device in a cluster."""
 
     driver: str
     pool: str
@@ -61,8 +61,8 @@ class CapacityShort(Struct, frozen=True, kw_only=True):
 
 
 class CounterShort(Struct, frozen=True, kw_only=True):
-    """The first counter with too little left, after allocated devices and those of this search. ``own`` is False if the
-    device does not consume the counter: another device overdrew it, which blocks the pool."""
+    """The first counter with too little left after allocated and searched devices. ``own`` is False if the device does
+    not consume the counter: another device overdrew it, which blocks the pool."""
 
     counter_set: str
     counter: str
@@ -123,7 +123,7 @@ class SearchRecorder(Protocol):
 
 T = TypeVar("T")
 MALFORMED: Final = (KeyError, TypeError, AttributeError, ValueError, IndexError, ArithmeticError, RecursionError)
-"""What Python raises on values of other types than the API has."""
+"""Exceptions that Python raises on values of types that the API does not have."""
 
 
 class _Named(Struct):

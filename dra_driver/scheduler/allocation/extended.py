@@ -37,8 +37,8 @@ def resource_classes(classes: Iterable[Wire]) -> dict[str, str]:
 
 
 def extended_claim(pod: Wire, node: Wire, by_resource: Mapping[str, str]) -> ExtendedClaim | None:
-    """The claim for resources of the pod that the node does not offer itself, None without any. ``by_resource`` is the
-    result of `resource_classes`. Raises ValueError on a malformed quantity."""
+    """Return the claim for the pod's resources that the node does not offer, None if there are none. ``by_resource``:
+    the result of `resource_classes`. Raises ValueError on a malformed quantity."""
     offered = (node.get("status") or {}).get("allocatable") or {}
     containers = _containers(pod)
     names = {name for container in containers for name in _wanted(container.wire)}
@@ -118,7 +118,7 @@ class _Shared(Struct):
         return ([self.largest] if self.largest else []) + list(self.lasting.values())
 
     def mappings(self) -> list[dict[str, str]]:
-        """Init containers run one after the other, so the largest of their requests satisfies all of them."""
+        """Init containers run in sequence, so the largest of their requests satisfies all of them."""
         for mapping in self._of_ending:
             if self.largest and mapping["requestName"] in self._ending_names:
                 mapping["requestName"] = self.largest.name

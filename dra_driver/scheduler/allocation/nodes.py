@@ -1,4 +1,4 @@
-"""Whether a pod fits a node without devices, and whether a node is reached: selectors, taints, ports, plain resources.
+"""Check whether a pod fits a node without devices: selectors, taints, ports, plain resources.
 
 Selectors follow k8s.io/component-helpers scheduling/corev1/nodeaffinity: one term must match, with all its
 requirements; a term without requirements matches nothing. A malformed term matches nothing in the affinity of a pod; in
@@ -29,7 +29,7 @@ _BLOCKING: Final = ("NoSchedule", "NoExecute")
 
 
 def node_matches(selector: Wire, node: Wire) -> bool:
-    """Whether any term of a NodeSelector selects the node; malformed terms select nothing."""
+    """Return whether any term of a NodeSelector selects the node; malformed terms select nothing."""
     return any(
         not _term_problem(term) and _term_matches(term, node) for term in selector.get("nodeSelectorTerms") or ()
     )
@@ -129,7 +129,7 @@ def untolerated(taints: Sequence[Wire], tolerations: Sequence[Wire], *, every_ef
 
 
 def tolerates(toleration: Wire, taint: Wire) -> bool:
-    """Whether the toleration covers the taint; an empty effect covers all effects, an empty key all keys."""
+    """Return whether the toleration covers the taint; an empty effect covers all effects, an empty key all keys."""
     if toleration.get("effect") and toleration["effect"] != taint.get("effect"):
         return False
     if toleration.get("key") and toleration["key"] != taint.get("key"):
@@ -147,7 +147,7 @@ _UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
 
 
 class NodeUsage(Struct):
-    """What the pods on a node use of it."""
+    """Return the resources that the pods on a node use."""
 
     pods: int = 0
     taken: Amounts = field(default_factory=dict)
@@ -169,7 +169,7 @@ def usage_by_node(pods: Iterable[Wire]) -> dict[str, NodeUsage]:
 
 
 def unfit_reason(pod: Wire, node: Wire, usage: NodeUsage, served: Iterable[str] = ()) -> str:
-    """Why the pod cannot run on the node, "" if it can. ``served``: extended resources that devices provide there."""
+    """Return why the pod cannot run on the node, "" if it can. ``served``: extended resources that devices provide."""
     spec = node.get("spec") or {}
     wanted = (pod.get("spec") or {}).get("nodeName")
     if wanted and wanted != node["metadata"]["name"]:
@@ -188,7 +188,7 @@ def unfit_reason(pod: Wire, node: Wire, usage: NodeUsage, served: Iterable[str] 
 
 def requests_of(pod: Wire) -> Amounts:
     """The pod's requests of plain resources (k8s.io/component-helpers resource/helpers.go, PodRequests). Containers add
-    up. Init containers run one after the other; those with restartPolicy Always keep running."""
+    up. Init containers run in sequence; sidecars (restartPolicy Always) keep running."""
     spec = pod.get("spec") or {}
     total: Amounts = {}
     for container in spec.get("containers") or ():

@@ -56,7 +56,7 @@ class Pool(Struct, eq=False):
 
 
 class ReachablePools(Struct, kw_only=True):
-    """What one node reaches: ``pools`` in the order of trial, and pools that are ``broken`` or ``obsolete``."""
+    """Pools that one node reaches: ``pools`` in the order of trial, and ``broken`` or ``obsolete`` pools."""
 
     pools: list[Pool]
     broken: list[Pool]
@@ -232,7 +232,7 @@ class PoolIndex:
         return Pool(key, why="invalid", detail=problem) if problem else pool
 
     def _build_as_seen(self, key: PoolKey, current: Sequence[PoolSlice]) -> Pool:
-        """As 1.34 does it: counter sets are in the slices of their devices, and nothing is looked up elsewhere."""
+        """Follow 1.34: counter sets are in the slices of their devices, and other slices are not searched."""
         use = self._uses.get(key, NO_USE)
         pool = Pool(key, shares_hide_counters=True)
         for item in current:

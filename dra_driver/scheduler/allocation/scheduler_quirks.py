@@ -13,7 +13,7 @@ from dra_driver.scheduler.cel import LACKS_BEFORE_1_36, LACKS_NONE
 
 
 class SchedulerFeatures(Struct, frozen=True, kw_only=True):
-    """Feature gates of the scheduler; the defaults are those of 1.36."""
+    """Feature gates of the scheduler, with the defaults of 1.36."""
 
     admin_access: bool = True
     prioritized_list: bool = True
@@ -50,7 +50,7 @@ GATES: Final[dict[str, str]] = {
 
 
 class SchedulerQuirks(Struct, frozen=True, kw_only=True):
-    """The mistakes and differences of one version. The defaults are those of 1.36; 1.37 has ``False`` everywhere."""
+    """Defects and differences of one version. The defaults are for 1.36; 1.37 has ``False`` everywhere."""
 
     counters_by_pool_name: bool = True  # counters of pools of one name are mixed up, whatever their drivers
     counters_stay_charged: bool = True  # a device rejected after the counter check stays charged in the attempt
@@ -89,7 +89,10 @@ class SchedulerQuirks(Struct, frozen=True, kw_only=True):
         major, _, rest = version.strip().removeprefix("v").partition(".")
         minor = rest.partition(".")[0]
         if not (major.isascii() and major.isdigit() and minor.isascii() and minor.isdigit() and len(version) < 64):
-            raise ConfigurationError(f"{version[:64]!r} is no Kubernetes version: expected one like 1.36 or v1.36.2")
+            raise ConfigurationError(
+                f"{version[:64]!r} is not a Kubernetes version: expected one like 1.36 or v1.36.2",
+                reason="InvalidVersion",
+            )
         number = (int(major), int(minor))
         return next((quirks for last, quirks in _UP_TO if number <= last), V1_37)
 

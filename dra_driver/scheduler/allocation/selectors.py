@@ -40,7 +40,7 @@ class DeviceSelector(Struct, frozen=True, kw_only=True, eq=False):
 
 
 class SelectorSet:
-    """The selectors of one request: those of its class, then its own. Thread-safe; results are cached for its life.
+    """The selectors of one request: first the selectors of its class. Thread-safe; results are cached for its life.
     Without ``sharing`` ``device.allowMultipleAllocations`` is always false, as in the ``stable`` allocator. ``lacks``
     are functions that the scheduler does not have. ``lists``: it reads attributes that are lists."""
 
@@ -80,7 +80,7 @@ class SelectorSet:
         return answer
 
     def attributes_read(self) -> set[str] | None:
-        """The attributes that the selectors read, without their domains; None if that is not known."""
+        """Return the attributes that the selectors read, without domains; None if unknown."""
         names: set[str] = set()
         for selector in self.selectors:
             try:
@@ -183,7 +183,7 @@ def _spellings(driver: str, names: set[tuple[str, str]]) -> list[str]:
 
 
 def _is_readable(attributes: Wire | None, *, lists: bool) -> bool:
-    """Whether the scheduler reads the type of every attribute; one other type fails every selector."""
+    """Return whether the scheduler reads the type of every attribute; one other type fails every selector."""
     for value in (attributes or {}).values():
         if "string" in value or "int" in value or "bool" in value:
             continue

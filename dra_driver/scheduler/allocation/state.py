@@ -58,7 +58,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 class SearchBudget(Struct, eq=False):
-    """What is left of the limits for one search."""
+    """Remaining limits of one search."""
 
     limits: Limits
     steps: int = 0
@@ -90,7 +90,7 @@ class SearchBudget(Struct, eq=False):
 
 class Candidates(Struct, eq=False):
     """The candidates of one alternative in one search. ``size`` is the number of devices that the request needs;
-    ``every`` lists those of a request of all devices."""
+    ``every`` lists the devices of a request for all devices."""
 
     _alternative: Alternative
     _devices: Sequence[PoolDevice]
@@ -206,7 +206,7 @@ class AllocationState:
         self._ledger = CounterLedger(lambda key: supplies[key].supply, by_name=by_name)
 
     def end(self) -> None:
-        """Lets go of the candidates, which refer to this object: both are freed without garbage collection."""
+        """Drop the candidates, which refer to this object: both are freed without garbage collection."""
         self._candidates.clear()
 
     @property
@@ -274,7 +274,7 @@ class AllocationState:
         return short is None
 
     def unsuitable(self, alternative: Alternative, device: PoolDevice) -> Cause | None:
-        """Why selectors, node selection or a gate exclude the device; records and counts nothing."""
+        """Return why selectors, node selection or a gate exclude the device. Records and counts nothing."""
         wire = device.wire
         if not self._features.binding_conditions and wire.get("bindingConditions"):
             return GateOff(gate="DRADeviceBindingConditions")
@@ -290,8 +290,8 @@ class AllocationState:
 
     def allocate(self, alternative: Alternative, device: PoolDevice, *, must: bool, have: int) -> Pick | None:
         """Allocate the device to the request, which has ``have`` devices, if counters, taints and constraints allow it;
-        None otherwise. With ``must`` a broken constraint raises AllocationError. `SchedulerQuirks` describes what a
-        refusal leaves charged."""
+        None otherwise. With ``must`` a broken constraint raises AllocationError. `SchedulerQuirks` describes the
+        charges that remain after a refusal."""
         self.budget.step(alternative.label)
         shared = self._is_shared(device)
         if must and self._is_taken(alternative, device, shared):
@@ -308,7 +308,7 @@ class AllocationState:
             if self._features.consumable_capacity and not self._has_capacity_at(have, alternative, device, shared):
                 return None
         elif must and not self.has_capacity(alternative, device):
-            # 1.36 undoes nothing here, neither constraints nor counters.
+            # 1.36 does not undo constraints and counters here.
             if not self._quirks.counters_stay_charged:
                 self._release(alternative)
                 if charge is not None:
@@ -421,7 +421,7 @@ class AllocationState:
         return self._features.consumable_capacity and bool(device.wire.get("allowMultipleAllocations"))
 
     def _consumed(self, alternative: Alternative, device: PoolDevice) -> dict[str, Amount] | None:
-        """What a share consumes; None for a device that cannot be shared."""
+        """Return the consumption of a share; None for a device that cannot be shared."""
         if not self._is_shared(device):
             return None
         capacities = device.wire.get("capacity") or _NO_CAPACITY

@@ -48,7 +48,7 @@ _CURRENT: Final[ContextVar[SelectorBudget | None]] = ContextVar("selector_budget
 @contextmanager
 def selector_budget(seconds: float = ANSWER_S, clock: Callable[[], float] = time.thread_time) -> Iterator[None]:
     """Within this context costly selectors of this thread take ``seconds`` in all, plus the last one; then
-    SelectorBudgetError: it is unknown what they select. An outer budget stays in force."""
+    SelectorBudgetError: their result is unknown. An outer budget stays in force."""
     token = _CURRENT.set(_CURRENT.get() or SelectorBudget(seconds, seconds, clock))
     try:
         yield

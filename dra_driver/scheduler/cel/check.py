@@ -362,7 +362,7 @@ def _value_type(source: SourceText, node: Expr, optional: bool) -> Type:
     if not optional:
         return node.type
     if not node.type.parameters:
-        raise source.error(node.offset, "the type of an optional element must be known")
+        raise source.error(node.offset, "the type of an optional element cannot be inferred")
     return node.type.parameters[0]
 
 

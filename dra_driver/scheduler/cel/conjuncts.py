@@ -28,7 +28,7 @@ class AttributeRefs(Struct):
 
 @lru_cache(maxsize=1024)
 def find_attribute_refs(expression: str) -> AttributeRefs:
-    """What the expression reads. The result is shared; do not change it. Raises CelSyntaxError on a syntax error."""
+    """Return the attributes that the expression reads. The result is shared: do not change it."""
     found = AttributeRefs()
     pending: list[Expr] = [parse(SourceText(expression))]
     while pending:
@@ -39,7 +39,7 @@ def find_attribute_refs(expression: str) -> AttributeRefs:
 
 
 def _note(node: Expr, found: AttributeRefs) -> bool:
-    """Records what the node itself reads; True if its children need no visit."""
+    """Record the attributes that the node reads. Return True if its children need no visit."""
     if isinstance(node, Ident):
         found.everything = found.everything or node.name.lstrip(".") == "device"
         return True

@@ -229,7 +229,7 @@ class CostBound(NamedTuple):
 
 
 class _UnboundedError(Exception):
-    """No bound of the cost of a node is known."""
+    """The cost of a node has no bound."""
 
 
 _Sizes = dict[int, int | None]

@@ -170,7 +170,7 @@ def decided(terms: list[Closure], decides: bool) -> Callable[[Env], bool]:
 
 
 Selection = tuple[Callable[[Env, object], object], Callable[[Env, object], object], bool]
-"""How a qualifier is applied to (environment, target): the value or EvalError; the value or MISSING; is it optional."""
+"""Application of a qualifier to (environment, target): value or EvalError; value or MISSING; whether it is optional."""
 
 
 class ClosureBuilder:
@@ -184,7 +184,7 @@ class ClosureBuilder:
         closure: Closure = getattr(self, "_" + type(node).__name__.lower())(node)
         return closure
 
-    # --- what an evaluator overrides
+    # --- overridden by evaluators
 
     def _selection(self, qualifier: Qualifier, key_of: Closure) -> Selection:
 

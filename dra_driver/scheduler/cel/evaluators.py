@@ -72,7 +72,7 @@ class FastBuilder(ClosureBuilder):
                         return value is True
             except EvalError:
                 pass
-            # A term failed or is no bool: evaluate both again in the general way. Evaluation has no side effects.
+            # A term failed or is not a bool: evaluate both again in the general way. Evaluation has no side effects.
             return slowly(env)
 
         return both

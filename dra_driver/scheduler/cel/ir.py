@@ -304,7 +304,7 @@ def _qualify(chain: Chain | Choice, qualifier: Qualifier) -> None:
 
 
 def _takes_any_number(single: Overload | None, overloads: list[Overload]) -> bool:
-    """Whether a call with two arguments is of a function with any number of arguments, which stops at an error."""
+    """Return whether the function takes any number of arguments and stops at an error, for a call with two."""
     if single is not None:
         return single.binding == "f"
     return all(overload.binding != "s" for overload in overloads)
@@ -333,7 +333,7 @@ def _membership(items: Sequence[object]) -> Callable[[object], bool]:
     def contains(item: object) -> bool:
         if type(item) is str:
             return item in texts
-        CelMap({"": None}).find(item)  # aborts for what cannot be a key
+        CelMap({"": None}).find(item)  # raises for a value that cannot be a key
         return list_contains(mixed, item)
 
     return contains

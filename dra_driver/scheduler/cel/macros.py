@@ -28,7 +28,7 @@ _Expander = Callable[[SourceText, Call], Expr | None]
 
 
 def expand(source: SourceText, call: Call) -> Expr:
-    """The expansion of the call; the call itself if it is no macro. Raises CelSyntaxError on wrong arguments."""
+    """Return the expansion of a macro call, and any other call unchanged. Raises CelSyntaxError on wrong arguments."""
     expander = _MACROS.get((call.function, len(call.arguments), call.target is not None))
     return call if expander is None else (expander(source, call) or call)
 

@@ -178,7 +178,7 @@ def _equal_maps(a: CelMap, b: CelMap) -> bool:
 
 
 def list_contains(items: Sequence[object], wanted: object) -> bool:
-    """Whether an element equals ``wanted``. Elements that cannot be compared count as different."""
+    """Return whether an element equals ``wanted``. Elements that cannot be compared count as different."""
     spend(len(items))
     for item in items:
         try:

@@ -229,7 +229,7 @@ class _Parser:
         return MapLiteral(token.offset, entries)
 
     def _more(self, end: str, items: Sequence[object]) -> bool:
-        """Whether an item follows, before ``end``. One comma may follow the last item or stand alone."""
+        """Return whether an item follows, before ``end``. One comma may follow the last item or stand alone."""
         if items and self.take(",", end, or_else=_OPERATOR).kind == end:
             return False
         if not items and self._skip(","):

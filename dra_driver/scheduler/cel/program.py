@@ -91,7 +91,7 @@ class DeviceView:
         return None
 
     def _list(self, value: Wire) -> list[object] | None:
-        """None for what is no list of a type that the API has."""
+        """Return None for a value other than a list of a type that the API has."""
         for kind, read in _LISTS.items():
             items = value.get(kind)
             if isinstance(items, list):
@@ -157,8 +157,8 @@ class Program:
         self._metered: Closure | None = None
 
     def evaluate(self, device: DeviceView) -> bool:
-        """Whether the device is selected. Raises CelEvaluationError, which ends the pod's scheduling attempt, and
-        SelectorBudgetError (`selector_budget`)."""
+        """Return whether the device is selected. Raises CelEvaluationError, which ends the pod's scheduling attempt,
+        and SelectorBudgetError (`selector_budget`)."""
         if self._costly and (budget := current_budget()) is not None:
             with budget.spending(self.expression):
                 return self._evaluate(device)
@@ -276,7 +276,7 @@ class Expression:
         return self.evaluate_counting(values)[0]
 
     def evaluate_counting(self, values: Mapping[str, object]) -> tuple[object, int]:
-        """The value and what it cost, in units of the limit of one call. Raises CelEvaluationError."""
+        """Return the value and its cost, in units of the limit of one call. Raises CelEvaluationError."""
         reset_work()
         forget_promotions()
         meter = Meter()

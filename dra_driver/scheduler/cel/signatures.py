@@ -19,7 +19,7 @@ FUNCTION_SINCE: Final = MappingProxyType({"includes": "1.36"})
 FUNCTION_GATE: Final = MappingProxyType({"includes": "DRAListTypeAttributes"})
 """Function -> the feature gate without which the API server refuses it in new objects. It is off by default in 1.36."""
 
-LACKS_NONE: Final[frozenset[str]] = frozenset()  # what a version lacks that has every function
+LACKS_NONE: Final[frozenset[str]] = frozenset()  # a version with every function
 
 LACKS_BEFORE_1_36: Final = frozenset({"includes"})  # what 1.34 and 1.35 lack
 

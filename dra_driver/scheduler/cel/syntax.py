@@ -32,14 +32,14 @@ class Expr(_Annotations, eq=False):
 
 
 class Literal(Expr, eq=False):
-    """A constant value; ``number`` is the kind and text of a numeric token until its sign is known."""
+    """A constant value; ``number`` is the kind and text of a numeric token until the parser has its sign."""
 
     value: object
     number: tuple[str, str] | None = None
 
 
 class Ident(Expr, eq=False):
-    """A name. ``variable`` is what the checker found."""
+    """A name. ``variable`` is the result of the checker."""
 
     name: str
     variable: Variable | None = None

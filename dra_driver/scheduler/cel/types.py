@@ -134,7 +134,7 @@ class Unifier:
         return fresh_variable(self._count)
 
     def assignable(self, given: tuple[Type, ...], wanted: tuple[Type, ...]) -> bool:
-        """Whether each given type is assignable to the wanted one. Binds type variables as needed."""
+        """Return whether each given type is assignable to the wanted one. Binds type variables as needed."""
         if len(given) != len(wanted):
             return False
         before = self._bound
@@ -176,7 +176,7 @@ class Unifier:
         return one.same(two)
 
     def _substitutable(self, one: Type, variable: Type) -> tuple[bool, bool]:
-        """Whether ``variable`` can be ``one``, and whether it was bound before."""
+        """Return whether ``variable`` can be ``one``, and whether it was bound before."""
         if one.kind == "param" and one.name == variable.name:
             return True, True
         bound = self._bound.get(variable.name)

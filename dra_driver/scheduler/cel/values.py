@@ -13,7 +13,7 @@ from msgspec import Struct
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.semver import Semver
 
-MAX_ELEMENTS: Final = 4_000_000  # longest list that an evaluation may build. cel-go has no limit but memory.
+MAX_ELEMENTS: Final = 4_000_000  # longest list that an evaluation may build. cel-go is limited only by memory.
 MAX_TEXT: Final = 1 << 26  # longest string or bytes that an evaluation may build
 MAX_WORK: Final = 5_000_000
 """Comparisons and copies of elements within one evaluation, which the cost model leaves out for nested values."""
@@ -128,7 +128,7 @@ class Url(Struct, frozen=True):
 
 
 class NamedFormat(Struct, frozen=True):
-    """The value of ``format.NAME()``, see `libraries.kube`. ``validate`` returns what is wrong with a text."""
+    """The value of ``format.NAME()``, see `libraries.kube`. ``validate`` returns the error of a text."""
 
     name: str
     regex_size: int
@@ -305,7 +305,7 @@ NUMBERS: Final = frozenset({int, UInt, float})
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether the value is an int, a uint or a double; a bool is none."""
+    """Return whether the value is an int, a uint or a double; a bool is not a number."""
     return type(value) in NUMBERS
 
 

@@ -161,4 +161,4 @@ FUNCTIONS: Final[dict[str, Function]] = {
     "find": find,
     "findAll": find_all,
 }
-"""Implementations by function, for all overloads of each, but those of `lists.OVERLOADS`."""
+"""Implementations by function, for all overloads except `lists.OVERLOADS`."""
