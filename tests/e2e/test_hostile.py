@@ -206,6 +206,7 @@ ROWS: dict[str, Row] = {
     "nothing": Row(lambda _: []),
     "claims-deep": Row(_parameters(deep(b"[", b"]", 4990)), SHOWN, "odd-pod"),
     "claims-deep-objects": Row(_parameters(deep(b'{"":', b"}", 1990)), SHOWN, "odd-pod"),
+    "claims-deep-beside-strings": Row(_parameters(deep(b'["]",', b"]", 1690)), SHOWN, "odd-pod"),
     "claims-not-utf-8": Row(_parameters(b'{"apiVersion":"\xff\xfe","\xed\xa0\x80":"\x80"}'), SHOWN, "odd-pod"),
     "claims-half-surrogates": Row(_parameters(rb'{"kind":"\ud800","\udfff":["\udbff"]}'), SHOWN, "odd-pod"),
     "claims-duplicate-keys": Row(_parameters(b'{"kind":"a","kind":["b"],"apiVersion":null}'), SHOWN, "odd-pod"),

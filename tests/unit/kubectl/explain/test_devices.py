@@ -210,6 +210,16 @@ def test_a_share_that_is_too_large_shows_what_is_left_and_the_other_users() -> N
     assert fix(report) == "request at most 29744Mi of memory; or end the workload that uses it: default/one (pod p)"
 
 
+def test_a_claim_with_admin_access_is_not_named_as_a_user_of_a_share() -> None:
+    """Admin access reserves nothing, so to end its workload would not help."""
+    looks = share("looks", memory="50Gi", percent="70", users=("q",))
+    looks["status"]["allocation"]["devices"]["results"][0]["adminAccess"] = True
+    claims = [looks, share("one", memory="50Gi", percent="70", users=("p",))]
+    report = asked_of_h100(asking(memory="40Gi", computePercent="5"), sharing=MPS, claims=claims)
+    assert seen(report) == "gpu-0 has 29744Mi of 80944Mi free: default/one (pod p) has 50Gi"
+    assert fix(report).endswith("end the workload that uses it: default/one (pod p)")
+
+
 def test_the_default_of_a_capacity_that_is_not_requested_is_named() -> None:
     """A share that requests only memory also needs all of the compute."""
     claims = [share("one", memory="50Gi", percent="70")]
