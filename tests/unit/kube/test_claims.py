@@ -30,6 +30,7 @@ from dra_driver.kube.devices import (
     results_of,
     users_of,
 )
+from tests.harness.raising import fails
 
 DRIVER = "gpu.nvidia.com"
 REF = ClaimRef(namespace="ns", name="c", uid=ClaimUid("0b1f1c1e-0000-4000-8000-000000000001"))
