@@ -67,7 +67,7 @@ class ControllerSettings:
         EVICTION, "evict pods of claims over their grant, where the GpuPolicy says so and after its grace time", False
     )
     reclaim_idle: bool = switch(
-        EVICTION, "evict pods of idle claims, where the GpuPolicy says so; never a pod without a controller", False
+        EVICTION, "evict pods of idle claims if the GpuPolicy requests it; only pods with a controller", False
     )
     grace: int = setting(
         EVICTION,
@@ -101,7 +101,7 @@ class ControllerSettings:
     capacity_interval: int = setting(
         CAPACITY,
         "SECONDS",
-        "survey what is free, fragmented and stranded that often for the metrics, 60 to 86400; 0: never",
+        "seconds between surveys of free, fragmented and stranded capacity for the metrics, 60 to 86400; 0: none",
         0,
         parse=_pause,
     )

@@ -23,14 +23,14 @@ class ExporterSettings:
     pod_resources_socket: str = path(
         NODE,
         "PATH",
-        "socket on which the kubelet tells which containers have which devices",
+        "kubelet socket that reports the devices of each container",
         "/var/lib/kubelet/pod-resources/kubelet.sock",
     )
     proc_dir: str = path(NODE, "DIR", "the host's /proc as this process sees it", "/proc")
     log_dir: str = path(
         NODE,
         "DIR",
-        "folder with the kubelet's links to logs, whose names tell which container an id is; no log is read",
+        "directory with the kubelet's log links, whose names map ids to containers; logs are not read",
         "/var/log/containers",
     )
     host_root: str = path(
@@ -46,12 +46,16 @@ class ExporterSettings:
     interval: int = setting(
         USAGE,
         "SECONDS",
-        "time between two looks, 1 to 30: after a longer gap the watchdog counts 30 seconds",
+        "sampling interval in seconds, 1 to 30",
         10,
         parse=whole(1, 30),
     )
     window: int = setting(
-        USAGE, "SECONDS", "time over which peaks and energy are told, 60 to 86400", 3600, parse=whole(60, 86400)
+        USAGE,
+        "SECONDS",
+        "window of the reported peaks and energy in seconds, 60 to 86400",
+        3600,
+        parse=whole(60, 86400),
     )
     keep_ended: int = setting(
         USAGE,

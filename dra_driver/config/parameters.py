@@ -1,6 +1,6 @@
 """Decode opaque parameters of claims and classes: ``GpuConfig`` and ``MigDeviceConfig`` of resource.nvidia.com/v1beta1.
 
-Group, kinds and fields are those of NVIDIA's DRA driver (``api/nvidia.com/resource/v1beta1``). Two differences: an MPS
+Group, kinds and fields match NVIDIA's DRA driver (``api/nvidia.com/resource/v1beta1``). Two differences: an MPS
 section under TimeSlicing and a memory limit below 1 MiB are errors here, so that admission can refuse them; and JSON
 null means absent, as in Kubernetes. The schema is generated from ``config/schemas/device_config.py``.
 
@@ -33,7 +33,7 @@ class MpsLimits(Struct, frozen=True, kw_only=True):
 
 
 class GpuSharing(Struct, frozen=True, kw_only=True):
-    """How containers share a GPU. ``mps`` is set if and only if the strategy is MPS; it may have no limits."""
+    """Sharing of a GPU by containers. ``mps`` is set if and only if the strategy is MPS; it may have no limits."""
 
     strategy: Strategy
     interval: Interval = Interval.DEFAULT
@@ -48,7 +48,7 @@ class GpuSharing(Struct, frozen=True, kw_only=True):
 
 
 class MigSharing(Struct, frozen=True, kw_only=True):
-    """How containers share a MIG device; NVIDIA's drivers have no time-slice setting for MIG devices."""
+    """Sharing of a MIG device by containers; NVIDIA's drivers have no time-slice setting for MIG devices."""
 
     strategy: Strategy
     mps: MpsLimits | None = None

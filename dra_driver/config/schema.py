@@ -79,7 +79,7 @@ def size_problem(value: object, *, max_bytes: int, max_depth: int) -> str | None
 
 
 def sentence(found: Sequence[FieldProblem]) -> str:
-    """The first problems in one line, and the number of the others."""
+    """Return the first problems in one line, and the number of further problems."""
     shown = [str(problem) for problem in found[:MAX_SHOWN_PROBLEMS]]
     more = len(found) - len(shown)
     return "; ".join([*shown, *([f"and {more} more"] if more else [])])

@@ -1,6 +1,6 @@
 """Define the settings of the node process. ``node/process/preflight.py`` checks directories.
 
-Directories are those of the kubelet (``--root-dir``) and of the Container Device Interface (runtimes read ``/etc/cdi``
+Directories follow the kubelet (``--root-dir``) and the Container Device Interface (runtimes read ``/etc/cdi``
 and ``/var/run/cdi``). Name rules: ResourceSlice ``spec.driver`` is a DNS subdomain of at most 63 characters, a node
 name one of at most 253, and a pool name has at most 253 in all.
 """
@@ -162,9 +162,7 @@ class NodeSettings:
         HARDWARE, "FILE", "the kernel's id of this boot; another file is for tests", "/proc/sys/kernel/random/boot_id"
     )
     poll_interval: float = setting(HARDWARE, "SECONDS", "interval between two polls of the GPUs", 10.0, parse=_seconds)
-    health: bool = switch(
-        HARDWARE, "watch the health of the GPUs and taint those that are not healthy, also after they vanished", True
-    )
+    health: bool = switch(HARDWARE, "monitor GPU health and taint unhealthy and missing GPUs", True)
     policy_dir: str | None = path(
         HARDWARE,
         "DIR",
@@ -185,7 +183,7 @@ class NodeSettings:
         True,
     )
     usage: bool = switch(
-        NODE, "work with the usage exporter of this node: pass on what it finds in events and in the GpuNode", False
+        NODE, "work with the usage exporter of this node: report its findings in events and in the GpuNode", False
     )
     simulate: str | None = setting(
         HARDWARE,

@@ -60,7 +60,7 @@ def usage_in_words(told: ToldUsage) -> str | None:
 
 
 def _policies_in_words(policies: Sequence[NodePolicy]) -> str:
-    """Names of the policies in force, after the others with their state."""
+    """Return the names of the policies in force, after all further policies with their state."""
     good = [policy.name for policy in policies if policy.state is PolicyState.IN_FORCE]
     shown = (PolicyState.REFUSED, PolicyState.CONFLICTING, PolicyState.WAITING)
     bad = [f"{policy.name} ({policy.state})" for state in shown for policy in policies if policy.state is state]

@@ -40,7 +40,7 @@ LOCK: Final = "driver.lock"
 """In the same directory: the exporter holds a shared lock on it while it has the NVIDIA driver open."""
 MAX_BYTES: Final = 2**20
 RENEW_S: Final = 60.0
-"""How often the exporter rewrites a file that is not empty; else only when it changes."""
+"""Seconds between rewrites of a file with content; an empty file is written only on a change."""
 
 
 class _Since(Struct, frozen=True, kw_only=True, rename="camel"):

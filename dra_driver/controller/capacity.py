@@ -1,8 +1,8 @@
 """Survey free, fragmented and stranded capacity, and publish it as gauges, in a separate thread.
 
 `kubectl dra capacity -o json` runs as a child process with its own memory limit (RLIMIT_DATA): expressions, the
-allocator and every device of the cluster need ten times the memory of the controller. The fields of the report are
-those of ``kubectl/capacity/report.py``, whose schema only grows; entries of another shape are omitted, models and
+allocator and every device of the cluster need ten times the memory of the controller. The report has the
+fields of ``kubectl/capacity/report.py``, whose schema only grows; entries of another shape are omitted, models and
 requests are bounded.
 
 Only the leader has series, so that sums over all replicas hold. After a failed survey the previous numbers stay, with
@@ -90,9 +90,7 @@ def _waited(
             return child.communicate(timeout=_STEP_S)
         except subprocess.TimeoutExpired as error:
             if not beat():
-                raise CommandError(
-                    "the survey of free capacity was given up: this replica stops or leads no more"
-                ) from error
+                raise CommandError("survey of free capacity canceled: this replica stops or lost leadership") from error
             if clock() > until:
                 raise CommandError("the survey of free capacity did not end in time: the API server is slow") from error
 
@@ -154,7 +152,7 @@ def decode(text: bytes) -> tuple[ModelCount, ...]:
         raise ValueError(f"the survey's output is not JSON: {error}") from error
     report = from_wire(_Report, document) if isinstance(document, dict) else _Report()
     if report.kind != "CapacityReport":
-        raise ValueError("the survey's output is no CapacityReport")
+        raise ValueError("the survey's output is not a CapacityReport")
     if report.gaps:
         raise ValueError(f"the survey lacks {report.gaps[0][:300]}")
     named = _by_name((item.model, item) for item in report.models)

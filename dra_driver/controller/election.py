@@ -62,7 +62,7 @@ class LeaseRecord(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, obj: Mapping[str, object]) -> "LeaseRecord":
-        """From the API object. Fields of a wrong type count as absent."""
+        """Read the API object. Fields of a wrong type count as absent."""
         metadata, spec = _part(ObjectMeta, obj.get("metadata")), _part(LeaseSpec, obj.get("spec"))
         return cls(
             version=metadata.resource_version,
@@ -189,14 +189,14 @@ class Election:
             return self._clock() < self._leads_until
 
     def led_for_s(self) -> float | None:
-        """How long it has led without a break; None while it does not lead."""
+        """Return the seconds of uninterrupted leadership; None for a replica that does not lead."""
         with self._lock:
             now = self._clock()
             return now - self._since if self._since is not None and now < self._leads_until else None
 
     @property
     def problem(self) -> str | None:
-        """Why the Lease cannot be read or written; None while it can."""
+        """Return why the Lease cannot be read or written; None while it can."""
         with self._lock:
             return self._problem
 
@@ -223,7 +223,7 @@ class Election:
                 self._api.update(self._path(), {**obj, "spec": released(record, self._now())})
                 log.info("lease released", extra={"lease": self._name})
         except KubernetesApiError as error:
-            log.info("lease not released; it runs out by itself", extra={"lease": self._name, "reason": error})
+            log.info("lease not released; it will expire", extra={"lease": self._name, "reason": error})
 
     def _stop_acting(self) -> None:
         with self._lock:

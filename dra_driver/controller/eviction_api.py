@@ -68,7 +68,7 @@ def exceeds(recent: Mapping[str, int], gpus: Mapping[str, int], percent: int) ->
     """Return whether more than ``percent`` of the GPUs, and at least `LEAST_GPUS`, are recent. Both are by node.
 
     In a fleet of several nodes the node with most recent GPUs does not count as recent, and each node counts with at
-    most the GPUs of the second largest: what one node reports, true or not, is no evidence about the other nodes."""
+    most the GPUs of the second largest: the report of one node is not evidence about other nodes."""
     sizes = {node: count for node, count in gpus.items() if count}
     if len(sizes) < 2:
         found, fleet, least = sum(recent.values()), sum(sizes.values()), LEAST_GPUS
@@ -82,7 +82,7 @@ def exceeds(recent: Mapping[str, int], gpus: Mapping[str, int], percent: int) ->
 
 
 def _ends_by_gpu(devices: Iterable[TaintedDevice], rules: BrakeRules) -> dict[tuple[str, str], datetime]:
-    """When each GPU of a pool stops to count; a partition's taint counts for its GPU."""
+    """Time when each GPU of a pool stops counting; a partition's taint counts for its GPU."""
     ends: dict[tuple[str, str], datetime] = {}
     for device in devices:
         grace_s = rules.grace_s if device.grace_s is None else device.grace_s
@@ -250,7 +250,7 @@ class PodEvents:
             self._about(pod, "Warning", OPTED_OUT, f"Not evicted, {opted_out}")
 
     def _record_brake(self, is_on: bool, braked: str, resumed: str) -> None:
-        """The brake, when it goes on or off."""
+        """Report a change of the eviction limit."""
         if is_on != self._braked:
             self._braked = is_on
             kind: EventType = "Warning" if is_on else "Normal"

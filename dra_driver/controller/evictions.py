@@ -1,7 +1,7 @@
 """Evict pods that request an extended resource from devices with a NoExecute taint, in a separate thread.
 
 Kubernetes 1.36 misses these pods (`pending_evictions`). The thread applies the eviction limit and the pace (`brake`)
-and evicts one pod after the other, only while this replica leads and both copies are current.
+and evicts one pod at a time, only while this replica leads and both copies are current.
 """
 
 import logging
@@ -43,7 +43,7 @@ from dra_driver.kube.evictions import NO_EVICTION
 log = logging.getLogger(__name__)
 
 THREAD_NAME: Final = "evictions"
-# Changes come in groups: a GPU has up to 50 devices. The copies are looked at once per group.
+# Changes come in groups: a GPU has up to 50 devices. The copies are read once per group.
 SETTLE_S: Final = 0.5
 IDLE_S: Final = 30.0
 
@@ -84,7 +84,7 @@ class EvictionEvents(PodEvents):
 
 
 class _Tries(Struct):
-    """When the next attempt for one pod is due (s, monotonic), and the pauses between attempts."""
+    """Time of the next attempt for one pod (s, monotonic), and the pauses between attempts."""
 
     not_before_s: float = 0.0
     backoff: Backoff = field(default_factory=retries)

@@ -1,6 +1,6 @@
 """Compute which pods to evict from devices with NoExecute taints, and when each eviction is due. No I/O.
 
-The claims are those that the scheduler created for a pod's extended resources (kubernetes/kubernetes
+The scheduler creates these claims for a pod's extended resources (kubernetes/kubernetes
 pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go): with an annotation, the pod as owner and
 user, and requests without tolerations. The pod has it in ``status.extendedResourceClaimStatus`` and not in
 ``spec.resourceClaims``, and Kubernetes 1.36 checks only the latter when it evicts pods (device_taint_eviction.go
@@ -70,7 +70,7 @@ class Fleet(Struct, frozen=True, kw_only=True):
 
 
 def slice_view(item: Mapping[str, object]) -> SliceView | None:
-    """From the API object; None if it is malformed. A taint without a readable time evicts no pod."""
+    """Read the API object; None if it is malformed. A taint without a readable time evicts no pod."""
     try:
         found = read(ResourceSlice, item)
     except ValueError:
@@ -154,7 +154,7 @@ class SpecialClaim(Struct, frozen=True, kw_only=True):
 
 
 def special_claim(item: Mapping[str, object], driver: str) -> SpecialClaim | None:
-    """From the API object; None for other claims and for a malformed one."""
+    """Read the API object; None for other claims and for a malformed one."""
     try:
         claim = read(ResourceClaim, item)
     except ValueError:

@@ -176,7 +176,7 @@ def _judged(policy: PolicyView, totals: PolicyStatus) -> tuple[str, str, str]:
     done = f"in force on {_of(totals.in_force, totals.selected)}"
     said = next((f" ({place.message})" for place in totals.refused.places if place.message), "")
     if totals.refused.nodes:
-        # An object that a node cannot read selects nothing there.
+        # An object selects no GPU on a node that cannot read it.
         done = f"; {done}" if totals.selected.gpus else ""
         return "False", "Refused", f"refused by {counted(totals.refused.nodes, 'node')}{said}, {_KEPT}{done}"
     if totals.conflicting.gpus:
@@ -189,7 +189,7 @@ def _judged(policy: PolicyView, totals: PolicyStatus) -> tuple[str, str, str]:
         verb = "waits" if totals.waiting.gpus == 1 else "wait"
         return "False", "Waiting", f"{_gpus(totals.waiting)} {verb}{_for_claims(totals.waiting)}; {done}"
     if not totals.selected.gpus:
-        return "False", "NothingSelected", "selects no GPU of a node that tells its GPUs"
+        return "False", "NothingSelected", "selects no GPU of a node that reports its GPUs"
     if not totals.in_force.gpus:
         return "False", "Outranked", f"policies of higher priority apply to all of its {_gpus(totals.selected)}"
     left = f"; others of higher priority apply to {_gpus(totals.outranked)}" if totals.outranked.gpus else ""
@@ -234,7 +234,7 @@ class PolicyCopies(Protocol):
 
 
 class _Tries(Struct):
-    """When one policy was last written and may be written next (s, monotonic), and the pauses after failures."""
+    """Times of one policy's last write and next possible write (s, monotonic), and the pauses after failures."""
 
     last_s: float = float("-inf")
     not_before_s: float = 0.0
@@ -301,7 +301,7 @@ class PolicyStatusWriter:
             metrics.policy_status_writes_total.labels("outdated").inc()  # the watch brings the newer object
             tries.not_before_s = self._clock() + PERIOD_S
         except NotFoundError:
-            # The watch tells that the policy was deleted; a definition without the subresource answers so for ever.
+            # The watch reports a deleted policy; a definition without the subresource gives this answer permanently.
             metrics.policy_status_writes_total.labels("outdated").inc()
             tries.not_before_s = self._clock() + tries.backoff.next_s()
         except KubernetesApiError as error:
@@ -311,7 +311,7 @@ class PolicyStatusWriter:
         else:
             metrics.policy_status_writes_total.labels("written").inc()
             tries.backoff.reset()
-            tries.not_before_s = self._clock() + PERIOD_S  # until the watch has brought what was written
+            tries.not_before_s = self._clock() + PERIOD_S  # until the watch has delivered the write
 
     def _tries_of(self, policy: PolicyView) -> _Tries:
         return self._tries.get(policy.uid) or _NEVER

@@ -55,7 +55,7 @@ class ControllerProcess:
 
     def __init__(self, settings: ControllerSettings) -> None:
         self._settings = settings
-        self._running = ExitStack()  # what the stop undoes, in the order of the start
+        self._running = ExitStack()  # steps that the stop undoes, in the order of the start
         self._stopping = threading.Event()
         # Set by start(), in this order.
         self._needed: list[Watch] = []

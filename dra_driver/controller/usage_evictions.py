@@ -71,7 +71,7 @@ class UsageEvictionEvents(PodEvents):
         what = "Free memory" if case.kind == "over-grant" else "Use the GPU"
         keep = f', or keep the pod with the annotation {NO_EVICTION}: "true"'
         text = (
-            f"{case.why[:1].upper()}{case.why[1:]}. The pod is to be evicted if that lasts for {case.wait_s:.0f} s."
+            f"{case.why[:1].upper()}{case.why[1:]}. Pod will be evicted in {case.wait_s:.0f} s unless this changes."
             f" {what}{'' if case.past_protection else keep}"
         )
         for pod in pods:
@@ -88,10 +88,10 @@ class UsageEvictionEvents(PodEvents):
 
     def brake(self, is_on: bool, *, waiting: int) -> None:
         braked = (
-            f"No pod is evicted because of its claim's use: {waiting} claims are over their grant or idle, more of them"
-            " at once than chance explains. See docs/usage-limits.md"
+            f"Usage evictions paused: {waiting} claims exceed their grant or are idle at the same time. Check for a"
+            " common cause, such as a policy or driver change. See docs/usage-limits.md"
         )
-        self._record_brake(is_on, braked, "Pods are evicted again because of their claims' use")
+        self._record_brake(is_on, braked, "Usage evictions resumed")
 
 
 class _Open(Struct):
@@ -214,7 +214,7 @@ class UsageEvictions:
             self._events.outcome(case, pod, outcome)
         pause_s = OPTED_OUT_S if outcome.result == "opted-out" else known.backoff.next_s()
         if outcome.result == "evicted" and case.kind == "over-grant":
-            pause_s = max(case.wait_s, OPTED_OUT_S)  # memory that is given back is seen a while later
+            pause_s = max(case.wait_s, OPTED_OUT_S)  # the exporter reports freed memory with a delay
         known.not_before_s = self._clock() + max(pause_s, outcome.retry_after_s)
 
     def _one(self, case: UsageEvictionRequest, known: _Open) -> tuple[PodRef | None, EvictionOutcome]:

@@ -1,11 +1,11 @@
 """Read which claims nodes want evicted, limit them, and check each again before a pod is evicted.
 
 A node requests it in the ``status.usage`` of its GpuNode, which only that node can write (admission policy), and only
-for claims on that node: the claim has to be allocated there, the pod has to be one that the claim is reserved for, and
-it has to run there. An entry without a pod is not a case.
+for claims on that node: the claim must be allocated there and reserved for the pod, and the pod must run
+there. An entry without a pod is not a case.
 
-The brake is that of taints (`eviction_api`): a wrong overhead, policy or number shows everywhere at the same time. A
-case counts there once the API server confirmed its claim, node and pod.
+The eviction limit is shared with taints (`eviction_api`), because a wrong overhead, policy or number shows everywhere
+at the same time. A case counts there once the API server confirmed its claim, node and pod.
 """
 
 from collections import Counter
@@ -28,7 +28,7 @@ from dra_driver.kube.shapes import read
 
 CaseKind = Literal["over-grant", "idle"]
 FRESH_S: Final = 180.0
-"""How long an entry counts after its node renewed it; nodes renew every 20 to 60 s."""
+"""Seconds for which an entry counts after its node renewed it; nodes renew every 20 to 60 s."""
 
 
 class NodeUse(Struct, frozen=True, kw_only=True):
@@ -36,7 +36,7 @@ class NodeUse(Struct, frozen=True, kw_only=True):
 
     name: str
     gpus: int
-    told: ToldUsage
+    reported: ToldUsage
 
 
 class UsageEvictionRequest(Struct, frozen=True, kw_only=True):
@@ -68,7 +68,7 @@ def node_use(item: Mapping[str, object]) -> NodeUse | None:
     name = metadata.get("name") if isinstance(metadata, Mapping) else None
     if status is None or not isinstance(name, str):
         return None
-    return NodeUse(name=name, gpus=len(status.gpus), told=status.usage)
+    return NodeUse(name=name, gpus=len(status.gpus), reported=status.usage)
 
 
 def usage_cases(nodes: Iterable[NodeUse], *, over_grant: bool, idle: bool) -> list[UsageEvictionRequest]:
@@ -98,41 +98,40 @@ def is_braked(
 
 
 def _cases(node: NodeUse, *, over_grant: bool, idle: bool) -> Iterator[UsageEvictionRequest]:
-    for told in node.told.over_grant if over_grant else ():
-        if told.action is OverGrantAction.EVICT and told.pods:
-            yield _of_over_grant(node.name, told)
-    for each in node.told.idle if idle else ():
+    for reported in node.reported.over_grant if over_grant else ():
+        if reported.action is OverGrantAction.EVICT and reported.pods:
+            yield _of_over_grant(node.name, reported)
+    for each in node.reported.idle if idle else ():
         if each.action is IdleAction.RECLAIM:
             yield _of_idle(node.name, each)
 
 
-def _of_over_grant(node: str, told: ToldOverGrant) -> UsageEvictionRequest:
+def _of_over_grant(node: str, reported: ToldOverGrant) -> UsageEvictionRequest:
     return UsageEvictionRequest(
         kind="over-grant",
         node=node,
-        namespace=told.namespace,
-        claim=told.claim,
-        claim_uid=told.claim_uid,
-        device=told.gpu,
-        pods=tuple(PodRef(namespace=told.namespace, name=pod.name, uid=pod.uid) for pod in told.pods),
-        wait_s=float(told.grace_s),
-        why=f"the processes of claim {told.claim} have {told.used} of {told.gpu} on node {node}, and it was granted"
-        f" {told.granted}",
-        past_protection=told.pod_protection is PodProtection.IGNORE,
+        namespace=reported.namespace,
+        claim=reported.claim,
+        claim_uid=reported.claim_uid,
+        device=reported.gpu,
+        pods=tuple(PodRef(namespace=reported.namespace, name=pod.name, uid=pod.uid) for pod in reported.pods),
+        wait_s=float(reported.grace_s),
+        why=f"claim {reported.claim} uses {reported.used} of {reported.gpu} on node {node}; granted {reported.granted}",
+        past_protection=reported.pod_protection is PodProtection.IGNORE,
     )
 
 
-def _of_idle(node: str, told: ToldIdle) -> UsageEvictionRequest:
+def _of_idle(node: str, reported: ToldIdle) -> UsageEvictionRequest:
     return UsageEvictionRequest(
         kind="idle",
         node=node,
-        namespace=told.namespace,
-        claim=told.claim,
-        claim_uid=told.claim_uid,
+        namespace=reported.namespace,
+        claim=reported.claim,
+        claim_uid=reported.claim_uid,
         device="",
         pods=(),
-        wait_s=told.after_min * 60.0,
-        why=f"claim {told.claim} has not used its GPU on node {node} since {told.since}",
+        wait_s=reported.after_min * 60.0,
+        why=f"claim {reported.claim} has been idle on node {node} since {reported.since}",
     )
 
 

@@ -99,7 +99,7 @@ class ReducedWatch(Generic[View]):
 
     @property
     def problem(self) -> str | None:
-        """Why the copy may be outdated or incomplete, None while it is current."""
+        """Return why the copy may be outdated or incomplete, None while it is current."""
         if self._reflector.problem is not None or not self._listed.is_set():
             return f"cannot watch {self._what}: {self._reflector.problem or 'they are not listed yet'}"
         return None

@@ -246,7 +246,7 @@ def check_cel(expression: str) -> str | None:
 
 
 def incomplete(slices: Sequence[Obj]) -> str | None:
-    """What a node's pool lacks, None if its newest generation has all of its slices."""
+    """Return the missing slices of a node's pool, None if its newest generation is complete."""
     newest = newest_slices(item for item in slices if item["spec"]["driver"] == DRIVER)
     if not newest:
         return "it has no ResourceSlice"

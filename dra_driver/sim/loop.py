@@ -97,7 +97,7 @@ class StoreEventRecorder:
         }
 
 
-# After a conflict, the other writer's event wakes the loop; this is the longest wait without it.
+# After a conflict, the event of the conflicting write wakes the loop; this is the longest wait without it.
 RETRY_S = 0.2
 STOP_TIMEOUT_S = 10.0
 
@@ -178,7 +178,7 @@ def kind_of(obj: Obj) -> ResourceKind:
 
 
 def split_namespace(objects: Iterable[Obj], namespace: str) -> tuple[Obj, list[Obj]]:
-    """The Namespace object, by default a new one called ``namespace``, and the other objects."""
+    """The Namespace object, by default a new one called ``namespace``, and further objects."""
     everything = list(objects)
     own = next((obj for obj in everything if obj.get("kind") == "Namespace"), None)
     plain = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
@@ -190,7 +190,7 @@ def deletion_order(objects: Iterable[Obj]) -> list[Obj]:
 
 
 class Client(Protocol):
-    """Objects and logs of a cluster. ``namespace`` is "" for cluster-scoped kinds. Errors are those of the API."""
+    """Objects and logs of a cluster. ``namespace`` is "" for cluster-scoped kinds. Raises KubernetesApiError."""
 
     def create(self, obj: Obj, namespace: str) -> Obj: ...
     def find(self, kind: ResourceKind, name: str, namespace: str) -> Obj | None: ...

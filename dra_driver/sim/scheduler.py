@@ -50,7 +50,7 @@ from dra_driver.sim.objects import (
 
 
 class ExtendedClaims:
-    """Claims for extended resources in ``store``. Errors are those of the API."""
+    """Claims for extended resources in ``store``. Raises KubernetesApiError."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -128,7 +128,7 @@ class SchedulingSnapshot:
         self._by_resource = resource_classes(classes)
 
     def choose(self, pod: Obj, claims: Sequence[Obj], unallocated: Sequence[Obj]) -> NodeChoice:
-        """Of the nodes that fit, the one with the fewest pods. Raises UnschedulableError, or allocation's errors."""
+        """Return the fitting node with the fewest pods. Raises UnschedulableError, or allocation's errors."""
         reasons: Counter[str] = Counter()
         # The extended claim depends on which resources the node offers itself; most nodes share one question.
         questions: dict[str, Question] = {}
@@ -185,7 +185,7 @@ class _WaitingError(Exception):
 
 
 class _Attempts(Struct):
-    """When to try a pod again. ``seen`` is the hash of the cluster state in which the last attempt failed."""
+    """Time of the next attempt for a pod. ``seen``: hash of the cluster state of the last failed attempt."""
 
     count: int = 0
     not_before: float = 0.0

@@ -1,6 +1,7 @@
 """Make the ValidatingAdmissionPolicy for opaque parameters of claims, templates and classes, for ``scripts/gen.py``.
 
-It refuses what the node would refuse at prepare, with the node's message, and only configurations for this driver.
+It refuses parameters that the node refuses at prepare, with the node's message, and checks only this driver's
+configurations.
 Claims and templates are checked on create, classes also when their spec changes: an existing claim must still be
 updated and deleted. The policy ignores its failures, because the node checks again.
 
@@ -175,7 +176,7 @@ _OWN: Final = f"""\
   i < size(variables.configs) && variables.configs[i].?opaque.?driver.orValue("") == variables.driver)"""
 _PARAMETERS: Final = "variables.own.map(i, variables.configs[i].opaque.?parameters.orValue(null))"
 _SENTENCES: Final = f"variables.found.map(findings, findings.map(f,\n  {sentence_of('f')}))"
-# Terminals would obey some of the characters that users can put in texts and names of fields.
+# Texts and field names of users can contain control characters, which terminals interpret.
 _PRINTABLE: Final = r'"^[\\p{L}\\p{M}\\p{N}\\p{P}\\p{S} ]*$"'
 _HIDDEN: Final = text("wrong, in a text with characters that cannot be printed; `kubectl dra lint` says where")
 

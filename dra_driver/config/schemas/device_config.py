@@ -1,6 +1,6 @@
 """The models of opaque parameters: ``GpuConfig`` and ``MigDeviceConfig`` of resource.nvidia.com/v1beta1.
 
-Group, kinds and fields are those of NVIDIA's DRA driver
+Group, kinds and fields match NVIDIA's DRA driver
 (``api/nvidia.com/resource/v1beta1``), so that claims written for it decode here.
 """
 
@@ -14,7 +14,7 @@ StrategyName = Literal["TimeSlicing", "MPS"]
 
 
 class TimeSlicingConfig(Strict):
-    """How long a process keeps the GPU while others wait; ``Default`` is the hardware's own interval."""
+    """Length of a process's time slice while other processes wait; ``Default`` is the hardware's interval."""
 
     interval: Literal["Default", "Short", "Medium", "Long"] | None = None
 
@@ -31,7 +31,7 @@ class MpsConfig(Strict):
 
 
 class GpuSharing(Strict):
-    """How containers share a GPU. A section that belongs to the other strategy is refused, not ignored."""
+    """Sharing of a GPU by containers. A section of the unused strategy is an error."""
 
     rules: ClassVar[tuple[str, ...]] = ("time-slicing-without-mps", "mps-without-time-slicing")
 
@@ -41,7 +41,7 @@ class GpuSharing(Strict):
 
 
 class MigSharing(Strict):
-    """How containers share a MIG device; NVIDIA's drivers have no time-slice setting for MIG devices."""
+    """Sharing of a MIG device by containers; NVIDIA's drivers have no time-slice setting for MIG devices."""
 
     rules: ClassVar[tuple[str, ...]] = ("time-slicing-without-mps",)
 

@@ -69,8 +69,8 @@ def gpu_policy_crd() -> Json:
 
 def gpu_node_crd() -> Json:
     root = {
-        "description": "What the node process of one node knows of its GPUs. It is named like the node, and the node"
-        " process alone writes it: changes by others do not last.",
+        "description": "GPUs of one node, as its node process reports them. The object has the name of the node. Only"
+        " the node process writes it and overwrites other changes.",
         "type": "object",
         "properties": {"status": _structural(*_of_struct(GpuNodeStatus))},
     }
@@ -80,7 +80,7 @@ def gpu_node_crd() -> Json:
 def _crd(
     kind: str, plural: str, short: str, root: Json, columns: tuple[Sequence[ShownField], Sequence[ShownField]]
 ) -> Json:
-    """A cluster-scoped kind with one version and the status subresource; its columns, and those of ``-o wide``."""
+    """A cluster-scoped kind with one version and the status subresource; its columns, also for ``-o wide``."""
     meta = {"apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": {"type": "object"}}
     shown = [{"name": name, "type": of_type, "jsonPath": path} for name, of_type, path in columns[0]]
     more = [{"name": name, "type": of_type, "jsonPath": path, "priority": 1} for name, of_type, path in columns[1]]

@@ -1,7 +1,7 @@
 """The model of ``GpuPolicy`` of gpu.dra-driver.io/v1alpha1, from which its schemas are generated.
 
 It has the fields, their bounds and the descriptions that the CustomResourceDefinition shows. Conditions over several
-fields are in ``config/rules.py``. Bounds of taints and attributes are those of ResourceSlices (resource.k8s.io/v1
+fields are in ``config/rules.py``. Bounds of taints and attributes match ResourceSlices (resource.k8s.io/v1
 types.go): at most 16 taints (4 in Kubernetes 1.34, of which the driver may need two), and 32 attributes and capacities
 in all, most of which the driver uses itself.
 """
@@ -50,7 +50,7 @@ class Metadata(Strict):
 
 
 class GpuSelection(Strict):
-    """Which GPUs the policy is for. Every field that is given has to match; without any field, every GPU matches.
+    """Selection of GPUs. Every given field must match; without any field, every GPU matches.
 
     Patterns are shell patterns: * is any text, ? one character, [ab] one of several. They are case-sensitive.
     """
@@ -87,8 +87,8 @@ class AllowedForms(Strict):
 
 
 class Sharing(Strict):
-    """How several claims share the whole GPU. Each gets the memory it asks for; a claim that asks for no share has
-    the GPU alone."""
+    """Sharing of the whole GPU by several claims. Each gets the memory that it requests; a claim without a share
+    request has the GPU exclusively."""
 
     rules: ClassVar[tuple[str, ...]] = (
         "interval-needs-time-slicing",
@@ -112,7 +112,7 @@ class Sharing(Strict):
         " leaves none for others; 0 consumes none and sets no limit."
     )
     reserved_memory: MemoryOrNone | None = optional(
-        "Memory that no claim gets; 0 for none. Without it, what the NVIDIA driver keeps for itself"
+        "Memory that no claim gets; 0 for none. Default: the reserve of the NVIDIA driver"
         " and, with MPS, 64Mi for the MPS server."
     )
 
@@ -148,53 +148,53 @@ class PolicyAttribute(Strict):
 
 
 class HealthAdditions(Strict):
-    """What taints in addition to what does by default."""
+    """Errors that taint in addition to the defaults."""
 
-    xids: Xids | None = optional("XIDs that taint, also those of application errors.")
+    xids: Xids | None = optional("XIDs that taint, including application errors.")
 
 
 class HealthExceptions(Strict):
-    """What is counted and never taints. What names an XID is stronger than what names the cause xid."""
+    """Errors that are counted and never taint. An entry for one XID overrides an entry for the cause xid."""
 
     xids: Xids | None = optional("XIDs that do not taint.")
     causes: Annotated[list[Literal[_CAUSES, "unmonitored"]], AtMost(16)] | None = optional("Causes that do not taint.")
 
 
 class HealthEvictions(Strict):
-    """What taints with the effect NoExecute. Kubernetes deletes the pods then: it does not look at
-    PodDisruptionBudgets and does not limit how many it deletes at a time."""
+    """Errors that taint with the effect NoExecute. Kubernetes then deletes the pods: it ignores PodDisruptionBudgets
+    and deletes all of them at the same time."""
 
-    xids: Xids | None = optional("XIDs that evict, also those that do not taint by default.")
+    xids: Xids | None = optional("XIDs that evict, including XIDs that do not taint by default.")
     causes: Annotated[list[Literal[_CAUSES]], AtMost(16)] | None = optional(
-        "Causes that evict; lost is the GPU that has vanished or does not answer."
+        "Causes that evict; lost: the GPU disappeared or does not answer."
     )
 
 
 class Health(Strict):
-    """What errors of the GPU do to its devices. Without it, errors that need a recovery taint with the effect
-    NoSchedule until it was seen, and application errors do not."""
+    """Effect of GPU errors on its devices. By default, errors that need a recovery taint with the effect NoSchedule
+    until the driver detects the recovery, and application errors do not taint."""
 
     rules: ClassVar[tuple[str, ...]] = ("ignored-xid", "ignored-cause")
 
     taint: HealthAdditions | None = optional("Errors that taint in addition.")
     ignore: HealthExceptions | None = optional("Errors that do not taint.")
-    evict: HealthEvictions | None = optional("Errors that end pods; without it, none does.")
+    evict: HealthEvictions | None = optional("Errors that end pods (default: none).")
     calm_seconds: Annotated[int, Field(ge=0, le=86400)] | None = optional(
-        "Seconds without a new error after recovery was seen, until the taint goes; without it, the"
-        " default of the cause."
+        "Seconds without a new error after the detected recovery, until the taint is removed (default: depends"
+        " on the cause)."
     )
     eviction_grace_seconds: Annotated[int, Field(ge=0, le=3600)] | None = optional(
-        "Seconds that the controller waits before it evicts a pod that came by an extended resource.", default=60
+        "Seconds that the controller waits before it evicts a pod that requests an extended resource.", default=60
     )
 
 
 class OverGrantRule(Strict):
-    """What becomes of a share whose processes together have more memory than its claim was granted. Memory of processes
-    that cannot be attributed to a pod of the claim never counts. Needs the usage exporter."""
+    """Action on a share whose processes together have more memory than its claim was granted. Only memory of processes
+    in a pod of the claim counts. Needs the usage exporter."""
 
     action: Literal["Report", "Evict"] | None = optional(
         "Report: metric and events. Evict: the controller also evicts a pod of the claim after the"
-        " grace time, if its chart allows it; PodDisruptionBudgets are honoured.",
+        " grace period, if its chart allows it; PodDisruptionBudgets are honoured.",
         default="Report",
     )
     grace_seconds: Annotated[int, Field(ge=10, le=86400)] | None = optional(
@@ -211,36 +211,36 @@ class OverGrantRule(Strict):
 
 
 class IdleRule(Strict):
-    """When a claim counts as idle: it has no process on its devices, or they do not compute. A claim whose use is not
-    known is never idle. Needs the usage exporter."""
+    """Definition of an idle claim: it has no process on its devices, or its processes do not compute. A claim of
+    unknown use is never idle. Needs the usage exporter."""
 
     after_minutes: Annotated[int, Field(ge=1, le=10080)] = Field(
-        description="Minutes without use, from when it was first watched."
+        description="Minutes without use since the first sample."
     )
     action: Literal["Report", "Reclaim"] | None = optional(
         "Report: metric and events. Reclaim: the controller also evicts the claim's pods after as many"
-        " minutes more, if its chart allows it; never a pod without a controller of its own.",
+        " minutes more, if its chart allows it; only pods with a controller.",
         default="Report",
     )
 
 
 class Usage(Strict):
-    """What becomes of claims that use more than they were granted, or nothing."""
+    """Actions on claims that exceed their grant or are idle."""
 
-    over_grant: OverGrantRule | None = optional("Claims over their memory; without it, they are reported.")
-    idle: IdleRule | None = optional("Claims without use; without it, none counts as idle.")
+    over_grant: OverGrantRule | None = optional("Claims over their memory (default: report).")
+    idle: IdleRule | None = optional("Claims without use (default: no claim counts as idle).")
 
 
 class PolicySpec(Strict):
-    """What GPUs may be used as. For each GPU the matching policy of highest priority applies, alone. Without any, a GPU
+    """Permitted uses of GPUs. Only the matching policy of highest priority applies to a GPU. Without a policy, a GPU
     may be used whole or as partitions of any MIG profile, and is not shared."""
 
     rules: ClassVar[tuple[str, ...]] = ("sharing-needs-whole", "attribute-once")
 
-    select: GpuSelection | None = optional("Which GPUs the policy is for; without it, every GPU.")
+    select: GpuSelection | None = optional("GPUs that the policy applies to (default: every GPU).")
     priority: Annotated[int, Field(ge=-1000, le=1000)] | None = optional(
-        "Of several policies that match a GPU the one of highest priority applies. Two of the same"
-        " priority must not match one GPU unless they give the same terms.",
+        "The matching policy of highest priority applies to a GPU. Policies of the same priority"
+        " that match the same GPU must have the same terms.",
         default=0,
     )
     availability: Literal["Open", "Reserved", "Hidden"] | None = optional(
@@ -261,7 +261,7 @@ class PolicySpec(Strict):
 
 
 class GpuPolicy(Strict):
-    """What GPUs may be used as: whole or partitioned, exclusive or shared, open, reserved or hidden."""
+    """Permitted uses of GPUs: whole or partitioned, exclusive or shared, open, reserved or hidden."""
 
     api_version: Literal["gpu.dra-driver.io/v1alpha1"]
     kind: Literal["GpuPolicy"]

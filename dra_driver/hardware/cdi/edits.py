@@ -40,7 +40,7 @@ MPS_PIPE = "/tmp/nvidia-mps"  # noqa: S108 - a path in the container; CUDA's def
 """Path of the MPS daemon's pipes in containers."""
 
 SIMULATED_CLAIM = "DRA_SIMULATED_CLAIM"
-"""How variables of containers with simulated GPUs begin; ``hardware/gpu/simulated/usage.py`` looks for them."""
+"""Prefix of the variables of containers with simulated GPUs; ``hardware/gpu/simulated/usage.py`` reads them."""
 
 # 0666 whatever the mode on the host: an administrator restricts /dev/nvidia* (NVreg_DeviceFileMode) for users of the
 # host, while the container's user was granted this device, and the device cgroup allows no other device.
@@ -197,8 +197,8 @@ def _control_nodes(root: DriverRoot, majors: Majors, found: Mapping[str, NodeNum
         numbers = expected_numbers(path, majors)
         if numbers is None and majors.nvidia is not None and kind_of(path) is NodeKind.UVM:
             raise DriverUnavailableError(
-                f"no device numbers for {path}: /proc/devices does not list 'nvidia-uvm', without which no CUDA program"
-                " starts; run `nvidia-modprobe -u -c0` on the node"
+                f"no device numbers for {path}: /proc/devices does not list 'nvidia-uvm', which every CUDA program"
+                " needs; run `nvidia-modprobe -u -c0` on the node"
             )
         numbers = numbers or found.get(path)
         if numbers is not None:

@@ -56,7 +56,7 @@ class _Identity(Struct, frozen=True, kw_only=True):
 
 
 Runner = Callable[[str, str], bytes]
-"""Runs ``<path> --version`` with a root as ``/`` and returns what it prints."""
+"""Run ``<path> --version`` with a root as ``/`` and return its output."""
 
 
 class HookVersions:
@@ -126,7 +126,7 @@ NODE_MODIFICATION = Semver(1, 18, 0)
 """The first version with ``disable-device-node-modification``, which keeps the driver's libraries from creating nodes
 in the container. v1.17.8 lacks it, though ``internal/discover/hooks.go`` of v1.18.0 says "Added in v1.17.8"."""
 
-# Never empty: runc runs a hook without an environment as host root with the container's environment, LD_PRELOAD too.
+# Must have an entry: with an empty environment runc runs a hook as host root in the container's, LD_PRELOAD included.
 _ENV = ("NVIDIA_CTK_DEBUG=false",)
 
 

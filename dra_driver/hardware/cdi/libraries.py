@@ -200,7 +200,7 @@ class _Search:
                 f"no NVIDIA driver found under {self._root.here('/')}: expected {what} (64-bit) in one of "
                 f"{', '.join(LIBRARY_FOLDERS[:3])}, … or in etc/ld.so.cache; install the driver or set the driver root"
             )
-        # Leftovers of other versions lose against what the loader would take, and other machines' against this one's.
+        # The loader's choice precedes leftovers of other versions. This machine's libraries precede other machines'.
         here = os.uname().machine
         best = max(candidates, key=lambda c: (MULTIARCH[c.machine].startswith(here), c.linked, _version_key(c.version)))
         return best.version, best.machine, best.folder

@@ -49,7 +49,7 @@ class _Base(Struct, frozen=True, kw_only=True):
 
 
 class CdiProvider:
-    """Edits for one driver root, or for the one that a function finds at each search. Thread-safe.
+    """Edits for one driver root, fixed or found by a function at each search. Thread-safe.
 
     ``proc_driver`` lists MIG capabilities. ``hook_path`` is NVIDIA's hook on the host, ``none`` for no hook, None to
     search for it below ``host``. ``majors`` returns the numbers for a new base document, may load modules, and raises
@@ -91,7 +91,7 @@ class CdiProvider:
         self._remounted = remounted or MountWatch().changed
         self._clock, self._looked_at = clock, clock()
         self._hook_note: str | None = None
-        self._lock = threading.Lock()  # guards _base and what is above from _remounted on; one search at a time
+        self._lock = threading.Lock()  # guards _base and the fields above from _remounted on; one search at a time
         self._base: _Base | None = None
 
     def refresh(self) -> bool:
@@ -165,7 +165,7 @@ class CdiProvider:
 
     def edits_of_share(self) -> ContainerEdits:
         """Additional edits of a share of a GPU: see `without_mps_programs`. Errors as `refresh`."""
-        # The base document itself is always there when a container starts, has no secrets and is no program.
+        # The base document itself exists when a container starts, has no secrets and is not executable.
         return without_mps_programs(self._known_base().files, f"{self._writer.directory}/{self._names.base_file_name}")
 
     def _known_base(self) -> _Base:

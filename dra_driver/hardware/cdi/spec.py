@@ -63,7 +63,7 @@ class DeviceNode(_Element, frozen=True, kw_only=True):
 
 
 class Mount(_Element, frozen=True, kw_only=True):
-    """A mount. CDI adds no option by itself: without ``bind`` or ``rbind`` no container starts."""
+    """A mount. CDI adds no options: containers start only with ``bind`` or ``rbind``."""
 
     host_path: str
     container_path: str
@@ -111,7 +111,7 @@ class ContainerEdits(_Element, frozen=True, kw_only=True):
 
     @property
     def empty(self) -> bool:
-        """Whether nothing would change. Consumers refuse a file that has a device with empty edits."""
+        """Return whether nothing would change. Consumers refuse a file that has a device with empty edits."""
         return self == _NOTHING
 
     def __add__(self, other: "ContainerEdits") -> "ContainerEdits":

@@ -1,8 +1,8 @@
 """Detect changes of many folders, and of the mount table, with one system call each.
 
 The kernel queues an inotify event before the call that makes the change returns (inotify(7)), so a later check sees it.
-inotify does not report a mount over a folder: `FolderWatch` compares the inodes of two folders, and `provider` those of
-all after a mount. An open ``/proc/self/mountinfo`` reports each mount of the process's namespace once (Linux,
+inotify does not report a mount over a folder: `FolderWatch` compares the inodes of two folders, and `provider` all
+inodes after a mount. An open ``/proc/self/mountinfo`` reports each mount of the process's namespace once (Linux,
 fs/proc_namespace.c, ``mounts_poll``).
 """
 

@@ -81,7 +81,7 @@ class Files:
             return []
 
     def modified_s(self, path: str) -> float | None:
-        """When a plain file was last written; None for anything else. Links are not followed."""
+        """Return the modification time of a plain file; None for anything else. Links are not followed."""
         try:
             status = os.lstat(path)
         except FileNotFoundError:

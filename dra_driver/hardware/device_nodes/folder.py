@@ -34,7 +34,7 @@ class Found(StrEnum):
 
 
 class Seen(Struct, frozen=True, kw_only=True):
-    """One path at one moment; the other fields are a character device's."""
+    """State of one path; fields after the first describe a character device."""
 
     found: Found
     numbers: NodeNumbers | None = None
@@ -44,7 +44,7 @@ class Seen(Struct, frozen=True, kw_only=True):
 
 
 Stamp = tuple[int, int, int] | None
-"""Inode, mode and numbers of what is at a path, by which a change is noticed; None while nothing can be seen there."""
+"""Return inode, mode and device numbers of a path, to detect a change; None while the path cannot be read."""
 
 
 class LinkState(StrEnum):
@@ -56,7 +56,7 @@ class LinkState(StrEnum):
 
 
 class DevFolder:
-    """The ``/dev`` that this process sees at ``folder``. Stateless. Paths are those of the host (``/dev/nvidia0``).
+    """The host's ``/dev``, mounted at ``folder``. Stateless. Paths are host paths (``/dev/nvidia0``).
     Raises OSError."""
 
     def __init__(self, folder: str = "/dev") -> None:
@@ -269,7 +269,7 @@ def ensure_node(dev: DevFolder, path: str, numbers: NodeNumbers, params: NodePar
         seen = dev.look(path)
         behind = link_end(dev, path) if seen.found is Found.LINK else None
     except OSError as error:
-        return Ensured(missing=f"it cannot be looked at: {error.strerror}")
+        return Ensured(missing=f"it cannot be read: {error.strerror}")
     return present_node(numbers, seen, params, behind) or _make(dev, path, numbers, params, seen)
 
 
@@ -290,7 +290,7 @@ def _make(dev: DevFolder, path: str, numbers: NodeNumbers, params: NodeParams, s
 
 
 def _appeared(dev: DevFolder, path: str, numbers: NodeNumbers) -> bool:
-    """Whether another program made the same node concurrently."""
+    """Return whether another program made the same node concurrently."""
     try:
         return dev.look(path).numbers == numbers
     except OSError:

@@ -141,20 +141,21 @@ class DeviceNodeReconciler:
         self._lock = threading.Lock()  # one change at a time; guards the next two
         self._problems = Problems(clock)
         self._tools_after = clock()
-        # Written entry by entry and read without the lock: what was right, for which numbers of the kernel.
+        # Written entry by entry and read without the lock: correct nodes, and the kernel's numbers at that time.
         self._kept: dict[str, tuple[Majors, Stamp]] = {}
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """Problems by path, with those that prepares found within `KEEP_S`."""
+        """Problems by path, including problems that prepares found within `KEEP_S`."""
         with self._lock:
             return self._problems.current()
 
     def ensure(self, nodes: Iterable[WantedNode]) -> None:
-        """Ensure these nodes, those that every container needs, and their links; skips nodes of other drivers and of
-        unloaded modules. One ``lstat`` for each node that was right before. Raises `DeviceNodeError` for a different
-        file at a node's path, `DeviceLostError` for a destroyed MIG instance. Failures that affect only some pods
-        become `problems`."""
+        """Ensure these nodes, the nodes that every container needs, and their links. Nodes of other drivers and of
+        unloaded modules are skipped. One ``lstat`` for each node that was right before.
+
+        Raises `DeviceNodeError` for a different file at a node's path, `DeviceLostError` for a destroyed MIG instance.
+        Failures that affect only some pods become `problems`."""
         self._keep(node.path for node in nodes)
 
     def check(self, gpu_minors: Iterable[int]) -> None:
@@ -210,8 +211,8 @@ class DeviceNodeReconciler:
         """Make node and link if need be; the error for which a claim must not have the node."""
         if file is not None and file.gone:
             return DeviceLostError(
-                f"{node.path} cannot be given to a container: {file.path} is gone, so another program destroyed the"
-                " MIG instance; delete the pod, or wait for the driver to make the instance again"
+                f"{node.path} cannot be injected into a container: {file.path} no longer exists, so another"
+                " program destroyed the MIG instance; delete the pod, or wait for the driver to make the instance again"
             )
         put, done = self._problems.put, ensure_node(self._dev, node.path, node.numbers, self._params(node, file))
         reason = done.refusal or done.missing

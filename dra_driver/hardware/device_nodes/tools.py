@@ -37,7 +37,7 @@ UNLOADED_S: Final = 60.0
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """How a tool ended; ``said`` is a part of a sentence. ``late``: killed at its limit."""
+    """Result of a tool; ``said`` is a part of a sentence. ``late``: killed at its limit."""
 
     worked: bool
     said: str
@@ -81,7 +81,7 @@ class DriverTools:
             return False
 
     def _run(self, name: str, arguments: Sequence[str]) -> Outcome | None:
-        """Its end; None when the driver root has no such tool, or is no system in which it could run."""
+        """Return the result; None when the driver root lacks the tool or cannot run it."""
         try:
             root = self._root().here("") or "/"
         except DraError as error:
@@ -157,7 +157,7 @@ class UvmModule:
 
     @property
     def problem(self) -> str | None:
-        """Why CUDA cannot work on this node, by the last call of `majors`; None when it can."""
+        """Return why CUDA cannot work on this node, by the last call of `majors`; None when it can."""
         return self._problem
 
     def majors(self) -> Majors:

@@ -40,7 +40,7 @@ Prepare = Callable[[], None]
 
 
 class Ended(Struct, frozen=True, kw_only=True):
-    """How a run ended. ``status`` is None when it was killed at its deadline, negative for a signal. ``output`` is the
+    """Result of a run. ``status`` is None when it was killed at its deadline, negative for a signal. ``output`` is the
     start of stdout and stderr. ``stuck``: not even SIGKILL ended it."""
 
     status: int | None
@@ -89,7 +89,7 @@ class Running:
             os.close(writing)
 
     def poll(self) -> Ended | None:
-        """How it ended; None while it runs. Kills the process group at the deadline. Never waits."""
+        """Return the result; None while it runs. Kills the process group at the deadline. Never waits."""
         self._read()
         status = self._process.poll()
         if status is not None:
@@ -105,11 +105,11 @@ class Running:
         return None
 
     def wait(self) -> Ended:
-        """How it ended; returns at the deadline and `REAP_S` at the latest."""
+        """Wait for the result, at most until the deadline plus `REAP_S`."""
         poller = select.poll()
         poller.register(self._reading, select.POLLIN)
         step, pidfd = _STEP_S, -1
-        with suppress(OSError):  # no pidfd: an old kernel, or a seccomp profile without the call
+        with suppress(OSError):  # no pidfd: the kernel is old, or a seccomp profile refuses the call
             pidfd = os.pidfd_open(self._process.pid)
             poller.register(pidfd, select.POLLIN)
             step = _MAX_WAIT_S

@@ -1,7 +1,7 @@
 """Find the driver root of a node, and libraries and programs below a root: NVML, nvidia-smi, MPS programs, libcuda.
 
-Nothing below a root is cached, because a driver may be replaced at any time. Directories: those of NVIDIA's container
-toolkit (``pkg/lookup/library.go``), one for each system that installs elsewhere (docs/driver-roots.md), then
+Nothing below a root is cached, because a driver may be replaced at any time. Directories: the same as NVIDIA's
+container toolkit (``pkg/lookup/library.go``), one per system with another location (docs/driver-roots.md), then
 ``/etc/ld.so.cache`` of glibc >= 2.2 (glibc ``sysdeps/generic/dl-cache.h``); a damaged cache has no entries. Roots:
 NVIDIA/gpu-operator, ``cmd/nvidia-validator/driver.go``, also distinguishes a driver of the host and one of a driver
 container.
@@ -247,7 +247,7 @@ class Detector:
 
 
 def unsupported(root: str) -> str | None:
-    """Why no driver below ``root`` can serve that system, with what to do instead; None if one can.
+    """Return why the driver below ``root`` cannot serve that system, with the next step; None if it can.
 
     Sources: NVIDIA/nvidia-container-toolkit d34b3046, ``pkg/nvcdi/lib-wsl.go`` (WSL); go-nvlib,
     ``pkg/nvlib/info/property-extractor.go`` (Tegra).

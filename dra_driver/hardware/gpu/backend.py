@@ -13,7 +13,7 @@ from dra_driver.core.model.usage import GpuUsage
 
 
 class ComputeMode(IntEnum):
-    """Who may open a CUDA context, by NVML's numbers (1 was removed)."""
+    """Permission to open a CUDA context, by NVML's numbers (1 was removed)."""
 
     DEFAULT = 0
     PROHIBITED = 2
@@ -35,12 +35,12 @@ class Backend(Protocol):
         """Disconnect from the driver. Idempotent; ``open`` works again afterwards."""
 
     def wait_for_event(self, timeout_s: float) -> bool:
-        """Whether the hardware changed, such as a MIG change by any process. Waits ``timeout_s``, give or take a
+        """Return whether the hardware changed, such as a MIG change by any process. Waits ``timeout_s``, give or take a
         second; False without hardware events. Raises DriverUnavailableError."""
 
 
 DETACH_TIMEOUT_S = 10.0
-"""How long a detach waits for running calls: most take milliseconds, a change of MIG mode or instances seconds."""
+"""Seconds that a detach waits for running calls. Most take milliseconds, changes of MIG mode or instances seconds."""
 
 
 class Detachable(Protocol):
@@ -74,7 +74,7 @@ class GpuControl(ComputeModes, Protocol):
     DeviceLostError (the GPU does not answer) and NotPermittedError. Listings are read from the hardware, not cached."""
 
     def mig_mode(self, gpu: GpuUuid) -> bool:
-        """Whether MIG mode is on. Raises MigUnsupportedError for a GPU without MIG."""
+        """Return whether MIG mode is on. Raises MigUnsupportedError for a GPU without MIG."""
 
     def set_mig_mode(self, gpu: GpuUuid, enabled: bool) -> None:
         """Switch MIG mode; it is in effect on return, which may take seconds. GpuBusyError when a client has the GPU
@@ -108,18 +108,18 @@ class HealthSource(Protocol):
         earlier when `health_look_wanted`. Events without an event set are lost. Raises DriverUnavailableError."""
 
     def health_look_wanted(self) -> bool:
-        """Whether, since the last call, something ended a wait that only ``health_readings`` tells: a GPU was lost, or
-        NVML's recovery action changed. To be asked after each wait."""
+        """Return whether an event since the last call requires `health_readings`: a lost GPU, or a change of NVML's
+        recovery action. Call after each wait."""
 
     def health_unmonitored(self) -> Mapping[GpuUuid, str]:
-        """GPUs whose events cannot be waited for, with the reason, without unreachable and changing ones."""
+        """Return GPUs that do not deliver events, with the reason. Unreachable and changing GPUs are excluded."""
 
     def health_readings(self) -> tuple[HealthReading, ...]:
         """Read every GPU of the node, by UUID; one that this process has seen and the driver no longer lists is
         unreachable until ``forget_gpu``. Raises DriverUnavailableError when no GPU can be read."""
 
     def forget_gpu(self, gpu: GpuUuid) -> None:
-        """Leave a GPU that is gone out of later readings. Idempotent; one that comes back is read again."""
+        """Exclude a removed GPU from later readings. Idempotent; a GPU that returns is read again."""
 
 
 class UsageSource(Protocol):
@@ -127,7 +127,7 @@ class UsageSource(Protocol):
 
     def usage(self) -> tuple[GpuUsage, ...]:
         """Read every GPU, in order of UUID; one that does not answer is unreadable. Percentages are averages since the
-        previous call, rounded up; the first one lacks those of processes. Raises DriverUnavailableError."""
+        previous call, rounded up; the first one lacks processes. Raises DriverUnavailableError."""
 
     def sample(self) -> None:
         """Add to the averages of the next ``usage``, as often as the driver drops samples of processes: every few

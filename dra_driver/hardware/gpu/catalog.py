@@ -54,7 +54,7 @@ class CatalogProfile(Struct, frozen=True, kw_only=True, rename=_PROFILE_WIRE):
 
 
 class MigTable(Struct, frozen=True, kw_only=True):
-    """How a board divides. ``resetless``: MIG mode can be switched without resetting the GPU."""
+    """MIG partitions of a board. ``resetless``: MIG mode can be switched without resetting the GPU."""
 
     compute_slices: int
     memory_slices: int
@@ -64,7 +64,7 @@ class MigTable(Struct, frozen=True, kw_only=True):
 
 
 class NvLinkTable(Struct, frozen=True, kw_only=True):
-    """How many NVLinks a board has. They lead to NVSwitches, or to another GPU where a bridge is fitted."""
+    """Number of NVLinks of a board. They connect to NVSwitches, or to another GPU through a bridge."""
 
     to: Literal["switch", "bridge"]
     links: int
@@ -85,7 +85,7 @@ _MODEL_WIRE: Final = {
 
 
 class GpuModel(Struct, frozen=True, kw_only=True, rename=_MODEL_WIRE):
-    """One board. ``pci_device_id`` is the lower 16 bits. None means that a value is not known."""
+    """One board. ``pci_device_id`` is the lower 16 bits. None is an unknown value."""
 
     key: str
     product_name: str

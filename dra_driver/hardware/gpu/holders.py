@@ -75,7 +75,7 @@ def scan(proc: Path, minor: int, *, clock: Callable[[], float] = time.monotonic,
 def describe(found: Scan) -> str:
     limit = "" if found.complete else ", not all of them"
     if not found.holders:
-        seen = f"{found.processes} processes were looked at in {found.proc}{limit}"
+        seen = f"{found.processes} processes were checked in {found.proc}{limit}"
         return f"no other process has it open ({seen}): one that has just ended may still be cleaned up"
     shown = [str(holder) for holder in found.holders[:MAX_NAMED]]
     more = len(found.holders) - len(shown)
@@ -149,7 +149,7 @@ def _holder(process: Path, pid: int, minor: int) -> GpuHolder | None:
 def _target(link: str) -> str:
     try:
         return os.readlink(link)  # noqa: PTH115 - thousands of links on a node
-    except OSError:  # closed meanwhile
+    except OSError:  # closed since the listing
         return ""
 
 

@@ -90,13 +90,13 @@ class Inventory:
 
     @property
     def problem(self) -> str | None:
-        """Why the snapshot is missing or outdated, also while the GPUs are detached; None after a successful poll."""
+        """Return why the snapshot is missing or outdated, also while detached; None after a successful poll."""
         with self._lock:
             return self._problem
 
     @property
     def failing(self) -> bool:
-        """Whether the last poll failed. False before the first poll has returned, and while detached."""
+        """Return whether the last poll failed. False before the first poll has returned, and while detached."""
         with self._lock:
             return self._backoff.failures > 0
 
@@ -194,6 +194,6 @@ class Inventory:
             seen[:] = [snapshot]  # only this thread uses the list
             try:
                 callback(snapshot)
-            except Exception:  # thread boundary: the other subscribers and the polling go on
+            except Exception:  # thread boundary: further subscribers and the polling continue
                 log.exception("GPU inventory subscriber failed", extra={"subscriber": repr(callback)})
                 metrics.internal_error("gpu-subscriber")

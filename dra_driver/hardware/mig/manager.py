@@ -99,7 +99,7 @@ LIMIT: Final = 3
 WITHIN_S: Final = 600.0
 WITHHELD_S: Final = 600.0
 ONE_CALL_S: Final = 45.0
-"""`LIMIT` refusals within `WITHIN_S` withhold a GPU's partitions for `WITHHELD_S`. Those of one partition within
+"""`LIMIT` refusals within `WITHIN_S` withhold a GPU's partitions for `WITHHELD_S`. Refusals of one partition within
 `ONE_CALL_S` count once: a call may try several times, and the kubelet repeats it after more than a minute."""
 
 
@@ -287,7 +287,7 @@ class MigManager:
             # while a process uses them (kernel_mig_manager.c, kmigmgrSetMIGState), although the mode could be switched.
             gi_id = retry.attempt(step)
         except (NoRoomError, MigUnsupportedError):
-            raise  # this call created nothing; an instance that exists now was created by another program meanwhile
+            raise  # this call created nothing; another program created any instance that exists now
         except GpuBusyError as error:
             # Nothing was created either: the same function undoes its own steps.
             raise self._busy(f"{wanted} cannot be created", wanted.gpu_uuid, retry, error) from error

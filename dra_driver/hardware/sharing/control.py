@@ -206,7 +206,7 @@ def defaults(daemon: MpsDaemon) -> tuple[str, ...]:
 
 
 def refusal(command: str, ended: Ended) -> str | None:
-    """Why the command failed, in a sentence; None when it succeeded."""
+    """Return why the command failed, in a sentence; None when it succeeded."""
     printed = process.shown(ended.output)
     if ended.status is None:
         return f"`{command}` was not answered in time; {NAME} printed: {printed}"

@@ -2,10 +2,10 @@
 
 It starts and stops daemons as the files below its root request (``mps_files.py``). It has a separate DaemonSet, because
 the death of a daemon ends the CUDA contexts of its clients: the node process can restart while pods compute. The
-daemons end with it; it does not adopt those of a former host.
+daemons end with it; it does not adopt daemons of a former host.
 
 Start: acquire the lock; remove processes, statuses and shared memory of a former host; run the loop. Stop: send quit to
-every daemon and kill those that do not end within `STOP_S`.
+every daemon and kill daemons that run longer than `STOP_S`.
 """
 
 import logging
@@ -33,7 +33,7 @@ LOGS_EVERY_S: Final = 10.0
 STOP_S: Final = 9.0
 """Time limit of `MpsHost.stop`. The pod's grace period must be longer."""
 LOCK_WAIT_S: Final = 30.0
-"""How long to wait for the lock of a host that is stopping."""
+"""Seconds to wait for the lock of a host that is stopping."""
 LOCK_QUIET_S: Final = 1.0
 """After this time without the lock, the wait is logged."""
 ORPHANS_KILL_S: Final = 2.0

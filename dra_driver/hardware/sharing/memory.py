@@ -4,7 +4,7 @@
     <root>/daemons/<id>/pipe               a link to that pipe folder, for the node process
     <shm folder>/<id>                      shared memory of a daemon that an earlier version started, until its release
 
-A container that fills a tmpfs harms only those that use the same GPU. Not in ``/dev/shm``: logind removes files of a
+A container that fills a tmpfs harms only containers on the same GPU. Not in ``/dev/shm``: logind removes files of a
 user there at the last logout (systemd, src/shared/clean-ipc.c). ``/proc/self/mountinfo``: proc_pid_mountinfo(5). With
 SELinux, confined containers may use the files through the mount option ``context=`` (mount(8)), with the label of
 NVIDIA's device plugin (k8s-device-plugin, cmd/mps-control-daemon/mps/daemon.go), which has no categories.
@@ -82,7 +82,7 @@ class SystemMounts:
         for place, _, system in _mountinfo():
             if place == path:
                 kind, source, _ = system.split(" ", 2)
-                found = Mounted(kind=kind, source=_unescaped(source))  # the last one covers the others
+                found = Mounted(kind=kind, source=_unescaped(source))  # the last mount covers earlier ones
         return found
 
     def is_shared(self, path: Path) -> bool:
@@ -94,7 +94,7 @@ class SystemMounts:
 
     def mount(self, path: Path, limits: TmpfsBounds) -> None:
         """Mount an empty tmpfs on the folder, which only root can list."""
-        # 0711: any user reaches the folders in it, whose names are known.
+        # 0711: any user who has the name of a folder can open it.
         options = f"mode=0711,size={limits.size_bytes},nr_inodes={limits.files}"
         label = self._label()
         try:

@@ -218,7 +218,7 @@ class MpsClient:
         if len(others) >= MAX_DAEMONS:
             raise MpsUnavailableError(
                 f"{len(others)} MPS daemons exist on this node, at most {MAX_DAEMONS} are run: remove the folders"
-                f" of those that no claim needs from {self._folders.daemons}"
+                f" of daemons without a claim from {self._folders.daemons}"
             )
         for daemon_id in others:
             other = self._folders.of(daemon_id).read_desired()

@@ -306,6 +306,6 @@ def host_problem(folders: MpsFolders, *, now: Callable[[], float] = time.time) -
     if silent_s > LATE_S:
         return (
             f"the MPS host has not gone on for {silent_s:.0f} s, expected a sign every {EVERY_S:.0f} s: look at its "
-            "log; daemons that run go on, and restarting the host would end their clients"
+            "log; running daemons continue; a restart of the host ends their clients"
         )
     return None

@@ -1,7 +1,7 @@
 """Find and kill processes that an MPS host left behind, by the daemon's folder in their environment (`control.MARK`).
 
 The kernel kills the children of a host that dies, but not the servers that they started. Only processes of this cgroup,
-that is, container, are read: those of another container ended with it. Reading the environment of a process that is
+that is, container, are read: processes of another container ended with it. Reading the environment of a process that is
 stuck in the kernel can hang (proc(5)), so an abandoned thread does it; it holds no lock, so the host may fork.
 """
 
@@ -31,8 +31,8 @@ _stuck: set[tuple[int, str]] = set()
 def kill(
     mark: str, under: Path, *, within_s: float, sleep: Sleep = time.sleep, clock: Clock = time.monotonic
 ) -> tuple[int, ...]:
-    """Kill every process whose environment has ``mark`` with ``under`` or a path below it. Returns those that did not
-    end within ``within_s``: they are stuck in the kernel. Needs permission to read environments."""
+    """Kill every process whose environment has ``mark`` with ``under`` or a path below it. Return processes that run
+    longer than ``within_s``: they hang in the kernel. Needs permission to read environments."""
     deadline = clock() + within_s
     while left := find(mark, under):
         for pid in left:
@@ -96,7 +96,7 @@ def _environment(proc: Path, pid: int, read_s: float) -> Collection[bytes]:
 
 
 def _start_time(proc: Path, pid: int) -> str:
-    """Field 22 of proc_pid_stat(5), which tells a process from a later one of the same id; "" when it has ended."""
+    """Field 22 of proc_pid_stat(5), which distinguishes processes with the same id; "" for an ended process."""
     try:
         return _read(f"{proc}/{pid}/stat", 4096).rpartition(b")")[2].split()[19].decode()
     except (OSError, IndexError):

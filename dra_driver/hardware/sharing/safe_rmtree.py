@@ -41,7 +41,7 @@ def remove_tree(path: Path, *, within_s: float = REMOVE_S, clock: Callable[[], f
 def _swept(top: int, check_time: Callable[[], None]) -> bool:
     """Empty ``top`` by one level: the content of folders moves up into it. True when ``top`` is empty."""
     empty = True
-    with os.scandir(top) as entries:  # it changes meanwhile: the next sweep finds what this one misses
+    with os.scandir(top) as entries:  # it may change during the loop: the next sweep removes the rest
         for entry in entries:
             check_time()
             if not _is_removed(entry, top):
@@ -51,7 +51,7 @@ def _swept(top: int, check_time: Callable[[], None]) -> bool:
 
 
 def _move_up(name: str, top: int, check_time: Callable[[], None]) -> None:
-    with suppress(FileNotFoundError, NotADirectoryError):  # removed meanwhile, or replaced by a link
+    with suppress(FileNotFoundError, NotADirectoryError):  # removed by another process, or replaced by a link
         inner = os.open(name, _FOLDER, dir_fd=top)
         try:
             with os.scandir(inner) as entries:
@@ -80,4 +80,4 @@ def _is_removed(entry: "os.DirEntry[str]", parent: int) -> bool:
 
 
 _NOT_EMPTY: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)
-"""ENOTDIR and EISDIR: it became the other kind after it was listed; the next sweep handles it."""
+"""ENOTDIR and EISDIR: file and directory were exchanged after the listing; the next sweep handles it."""

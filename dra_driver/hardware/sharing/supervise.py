@@ -224,7 +224,7 @@ class Supervised:
             self._backoff.reset()
         answer = self._answer()
         if answer is not None:
-            # A daemon that does not answer accepts no new clients, but present ones go on, so it is not stopped.
+            # A daemon that does not answer refuses new clients. Its present clients continue, so it is not stopped.
             problem = answer[1]
             self._set_status(
                 "failed" if problem else "ready", f"it does not answer any more: {problem}" if problem else ""
@@ -249,7 +249,7 @@ class Supervised:
             self._answer()
 
     def _has_ended(self) -> bool:
-        """Whether the process ended although it should run; then it is `_fail`ed."""
+        """Return whether the process ended although it should run; then it is `_fail`ed."""
         if self._process is None or self._process.poll() is None:
             return False
         status = self._process.returncode
@@ -306,7 +306,7 @@ class Supervised:
         self._asked = (command, running)
 
     def _answer(self) -> tuple[str, str | None] | None:
-        """The answered command and why it failed, if it did; None while there is no answer."""
+        """Return the answered command and its error, if any; None before the answer."""
         ended = self._asked[1].poll() if self._asked else None
         if self._asked is None or ended is None:
             return None

@@ -40,7 +40,7 @@ def set_compute_mode(control: ComputeModes, notes: GpuNotes, gpu: GpuUuid, wante
 
 
 def restore_compute_mode(control: ComputeModes, notes: GpuNotes, gpu: GpuUuid, expected: ComputeMode) -> None:
-    """Set the noted mode again and clear the note. A mode other than ``expected``, the one that this driver set, was
+    """Set the noted mode again and clear the note. A mode other than ``expected``, which this driver set, was
     changed by an administrator or a reboot, and stays."""
     noted = notes.gpu_note(gpu, COMPUTE_MODE)
     if noted is None:
@@ -95,7 +95,7 @@ class Smi:
 
 
 class _NoTimeSlicesError(CommandError):
-    """The GPU has no such setting, so there is nothing to restore."""
+    """The GPU has no such setting. A restore is not needed."""
 
 
 class TimeSlicer:
@@ -113,7 +113,7 @@ class TimeSlicer:
         restores the previous state within `UNDO_S`, or leaves a note for `reset`."""
         if interval is Interval.DEFAULT:
             return self.reset(gpu, within_s=within_s)
-        self._smi.find()  # before anything is noted or changed
+        self._smi.find()  # before any record or change
         before = self._notes.gpu_note(gpu, TIME_SLICE)
         self._notes.set_gpu_note(gpu, TIME_SLICE, interval.value)
         try:

@@ -75,5 +75,5 @@ class ResourceKind(Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def has_status(self) -> bool:
-        """Whether status is written through the status subresource only."""
+        """Return whether status is written through the status subresource only."""
         return "status" in self.subresources

@@ -1,5 +1,5 @@
-"""Every kind that the embedded API server serves, as constants (`PODS`, `RESOURCE_CLAIMS`, ...). Names and scopes are
-those of Kubernetes 1.36's discovery documents; generation, unconditional updates and create-on-update follow its
+"""Every kind that the embedded API server serves, as constants (`PODS`, `RESOURCE_CLAIMS`, ...). Names and scopes match
+the discovery documents of Kubernetes 1.36; generation, unconditional updates and create-on-update follow its
 registry strategies."""
 
 from functools import partial

@@ -251,7 +251,7 @@ class Target(Struct, frozen=True, kw_only=True):
 
 
 def is_known_group(path: str) -> bool:
-    """Whether the path is below a served group and version; for other paths the real server returns no Status."""
+    """Return whether the path is below a served group and version. The real server sends no Status for other paths."""
     parts = [part for part in path.split("/") if part]
     if parts[:1] == ["api"]:
         return len(parts) > 2 and parts[1] == "v1"

@@ -93,7 +93,7 @@ def log_text(lines: Sequence[Line], plan: LogPlan, clock: Clock) -> bytes:
 
 
 def is_over(store: Store, plan: LogPlan) -> bool:
-    """Whether the log is complete: the pod is deleted or has finished, or the container has terminated."""
+    """Return whether the log is complete: the pod is deleted or has finished, or the container has terminated."""
     pod = store.find(PODS, plan.target.name, plan.target.namespace)
     if pod is None or dig(pod, "status", "phase") in {"Succeeded", "Failed"}:
         return True
@@ -155,7 +155,7 @@ _ATTEMPTS = 20
 
 
 def before_eviction(store: Store, target: Target, options: Obj) -> None:
-    """Ask the pod's budget, and set the condition that tells the pod's owner the reason. ``options`` are the
+    """Check the pod's budget, and set the condition with the reason for the pod's owner. ``options`` are the
     DeleteOptions of the eviction. Raises NotFoundError, and errors 429 and 500 as the real server."""
     pod = store.get(PODS, target.name, target.namespace)
     wanted, dry_run = dig(options, "preconditions", "uid", default=""), "All" in entries(options, "dryRun")
@@ -253,7 +253,7 @@ _NAME: Final = re.compile(r"(?:(?P<scheme>[a-z]*):(?=.*:))?(?P<pod>[^:]+)(?::(?P
 
 
 class ProxyPlan(Struct, frozen=True, kw_only=True):
-    """What is asked for ``pod``: ``path`` with its query, of ``port`` on loopback."""
+    """A request to ``pod``: ``path`` with its query, on ``port`` of loopback."""
 
     pod: str
     port: int

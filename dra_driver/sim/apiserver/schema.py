@@ -16,7 +16,7 @@ from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kind import ResourceKind
 
 ANY = "any"
-# This project's own kinds: `rules/core.py` validates what is below spec.
+# This project's own kinds: `rules/core.py` validates the fields below spec.
 _OWN_GROUP = "gpu.dra-driver.io"
 _OWN_FIELDS = {"GpuPolicy": ("spec", "status"), "GpuNode": ("status",)}
 _JSON_TYPES: dict[str, tuple[type, ...]] = {

@@ -1,7 +1,7 @@
 """Run the API server: uvicorn in a thread, on 127.0.0.1 with its own certificate and token.
 
 Start: 1. bind the socket, 2. run the event loop in a thread, 3. wait until it accepts connections (10 s). Stop: 1. end
-every watch, 2. let requests in flight finish (0.3 s), 3. abort the other connections, 4. join the thread (5 s).
+every watch, 2. let requests in flight finish (0.3 s), 3. abort all further connections, 4. join the thread (5 s).
 """
 
 import asyncio

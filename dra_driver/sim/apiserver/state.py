@@ -1,6 +1,5 @@
 """Current versions of all objects, the history for watches, the index of owners, and the watch of in-process users.
-`store.Store` calls it under its lock. Stored objects are never changed in place, so a reader may keep one without
-copying."""
+`store.Store` calls it under its lock. Stored objects are immutable, so a reader may keep them and needs no copy."""
 
 import threading
 from collections import deque

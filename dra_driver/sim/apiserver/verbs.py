@@ -1,5 +1,5 @@
 """The verbs of the API on one target: get, list, create, update, patch, delete, deletecollection; and the forms of
-their replies. Options of the query follow k8s.io/apiserver pkg/endpoints/handlers. Errors are those of
+their replies. Options of the query follow k8s.io/apiserver pkg/endpoints/handlers. Errors come from
 `dra_driver.core.errors`."""
 
 from collections.abc import Iterable, Sequence

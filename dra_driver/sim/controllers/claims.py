@@ -49,7 +49,7 @@ class ClaimController(Controller):
     def step(self) -> float | None:
         """Reconcile all pods and claims once; returns 1 s when a write failed."""
         # List claims first: every pod that a claim is reserved for is then in the later list of pods, or deleted. In
-        # the other order, a pod created between the two lists would lose its reservation for good.
+        # reverse order, a pod created between the two lists would lose its reservation.
         claims = self._store.list(RESOURCE_CLAIMS).items
         pods = self._store.list(PODS).items
         failed = False
@@ -135,7 +135,7 @@ class ClaimController(Controller):
 
 
 def _done(pod: Obj) -> bool:
-    """Whether the pod will never use a claim again: it has finished, or was deleted before it was bound."""
+    """Return whether the pod will never use a claim again: it has finished, or was deleted before it was bound."""
     return is_finished(pod) or (is_deleted(pod) and not dig(pod, "spec", "nodeName"))
 
 

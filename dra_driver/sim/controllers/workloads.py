@@ -160,7 +160,7 @@ def _counted(item: Obj, field: str) -> int:
 
 
 def _set_counts(status: Obj, counts: dict[str, int]) -> None:
-    """Set the counts that are not 0, and remove the others, as Go's omitempty does."""
+    """Set the counts that are not 0, and remove zero counts, as Go's omitempty does."""
     for name, count in counts.items():
         status[name] = count
         if not count:
@@ -341,7 +341,7 @@ class JobController(Controller):
         set_condition(job, ended, "True", now, reason=reason, message=message)
 
 
-# How long a pod whose eviction was counted is not counted as healthy, in case its deletion never comes.
+# Seconds for which a pod with a counted eviction is not healthy, even if its deletion fails.
 _EVICTION_COUNTS = timedelta(minutes=2)
 
 

@@ -100,7 +100,7 @@ def checkout() -> Path:
 
 
 def apply_classes(cluster: Cluster) -> None:
-    """Create the project's DeviceClasses; does nothing without a checkout."""
+    """Create the project's DeviceClasses, if a checkout exists."""
     path = checkout() / CLASSES
     if path.is_file():
         cluster.apply(path)

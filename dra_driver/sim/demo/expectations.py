@@ -11,7 +11,7 @@
 # expect: deployment/NAME Available             every replica available
 # expect: pods A B same GPU                     and: different GPUs; parents of MIG devices count
 # expect: pods A B same MIG device              and: different MIG devices
-# expect: containers POD/C1 POD/C2 same GPU     and the other three
+# expect: containers POD/C1 POD/C2 same GPU     likewise for the remaining three
 """
 
 import re
@@ -44,7 +44,7 @@ _NAME: Final = r"[a-z0-9][a-z0-9.-]*"
 
 
 class Expectation(Struct, frozen=True, kw_only=True):
-    """One expectation. ``names`` has one object for the kinds pod, job, deployment and logs, several for the others.
+    """One expectation. ``names`` has one object for the kinds pod, job, deployment and logs, several for other kinds.
     ``profile`` is the MIG profile of all partitions, "" for any. ``line`` is the line that a log must contain."""
 
     text: str

@@ -38,7 +38,7 @@ class PolicyChapter(Chapter):
         self._controller.stop()
 
     def apply(self) -> None:
-        self.part(f"{TITLE}: a GpuPolicy changes what is published", self._apply)
+        self.part(f"{TITLE}: a GpuPolicy changes the published devices", self._apply)
 
     def show_outcome(self) -> None:
         """Expect that the node and the controller report the policy in force, show both tables, and delete it."""
@@ -123,7 +123,7 @@ def offer_of(slices: list[Obj], uuid: str) -> dict[str, Obj]:
 
 
 def unlike_policy(offer: Mapping[str, Obj], gpu: str) -> str | None:
-    """How an offer differs from what the policy says; None if it does not."""
+    """Return the difference between the published devices and the policy; None if they match."""
     if set(offer) != {gpu}:
         return f"expected {gpu} alone, found {', '.join(sorted(offer)) or 'nothing'}"
     team = _text(offer[gpu], "team")
@@ -131,7 +131,7 @@ def unlike_policy(offer: Mapping[str, Obj], gpu: str) -> str | None:
 
 
 def not_said_by_node(node: Obj, gpu: str) -> str | None:
-    """What a GpuNode lacks that should say that the policy is in force on the GPU."""
+    """Return the missing entry of a GpuNode that reports the policy as in force on the GPU."""
     policies = entries(node, "status", "policies")
     found = next((policy for policy in policies if policy.get("name") == NAME), None)
     if found is None:
@@ -141,7 +141,7 @@ def not_said_by_node(node: Obj, gpu: str) -> str | None:
 
 
 def not_said_by_status(policy: Obj) -> str | None:
-    """What the status of the policy lacks that should say that it is in force on one GPU, and nowhere else refused."""
+    """Return the difference from a status with the policy in force on one GPU and refused by no node."""
     fields = (("selected", "gpus", 1), ("inForce", "gpus", 1), ("refused", "nodes", 0), ("conflicting", "gpus", 0))
     found = {name: dig(policy, "status", name, what, default=None) for name, what, _ in fields}
     wrong = [f"{name} is {found[name]}, expected {wanted}" for name, _, wanted in fields if found[name] != wanted]

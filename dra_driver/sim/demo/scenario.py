@@ -40,7 +40,7 @@ class ExampleResult(Struct, frozen=True, kw_only=True):
 
 
 class Scenario:
-    """Runs examples, one after the other. ``observe`` gets the example's path while its expectations are met."""
+    """Run examples in sequence. ``observe`` gets the example's path while its expectations are met."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Scenario:
         self._client.delete(NAMESPACES, namespace, "")
 
     def _remains(self, namespace: str) -> str | None:
-        """What is left after deleting the objects. Called before the namespace is deleted, which would hide it."""
+        """Return leftovers after deleting the objects. Call before the namespace is deleted, which would hide them."""
         left = [
             f"{kind.singular} {obj['metadata']['name']}"
             for kind in (PODS, RESOURCE_CLAIMS)

@@ -24,7 +24,7 @@ NAMESPACE: Final = "demo-usage"
 POLICY: Final = Path("examples/usage/shares-that-hold.yaml")
 PODS_OF_CHAPTER: Final = Path("examples/usage/three-shares.yaml")
 USED_GIB: Final = {"modest": 8, "greedy": 20, "sleepy": 0}
-"""What each pod uses of its 12 GiB, by the annotations of the example."""
+"""GiB that each pod uses of its 12, by the annotations of the example."""
 GREEDY, SLEEPY = "greedy", "sleepy"
 TOLD: Final = ("GpuMemoryOverGrant", "GpuEvictionAnnounced")
 EVICTED: Final = "GpuEviction"
@@ -34,7 +34,7 @@ _GIB: Final = 2**30
 
 
 class UsageChapter(Chapter):
-    """`told` and `ended` in this order, each once, inside the context, which starts and stops the cluster."""
+    """Call `told` and `ended` once each, in this order, inside the context, which starts and stops the cluster."""
 
     def __init__(self, root: Path, say: Say) -> None:
         super().__init__(Cluster(NODES, policies=[root / POLICY], usage=True), say, NAMESPACE)
@@ -63,8 +63,8 @@ class UsageChapter(Chapter):
         self.part(f"{TITLE}: one exceeds its grant, and gets a warning", self._told)
 
     def ended(self) -> None:
-        """Expect that this pod is evicted, that the others keep running, and that the idle claim is found."""
-        self.part(f"{TITLE}: it is evicted, and the others keep running", self._ended)
+        """Expect that this pod is evicted, that its neighbours keep running, and that the idle claim is listed."""
+        self.part(f"{TITLE}: it is evicted, and its neighbours keep running", self._ended)
 
     def _start_controller(self) -> None:
         log = self.cluster.folder / "controller.log"
@@ -74,13 +74,13 @@ class UsageChapter(Chapter):
 
     def _told(self) -> None:
         self.expect(lambda: not_running(self._running(), USED_GIB), "the pods to run")
-        self.expect(lambda: unlike_used(self._seen(), USED_GIB), "the exporter to see what each pod uses")
+        self.expect(lambda: unlike_used(self._seen(), USED_GIB), "the exporter to report the use of each pod")
         self._before = self._running()
         self._start_controller()
         self.say(f"    {', '.join(self._before)} have 12 GiB of one GPU each. The policy {POLICY}")
         self.say("    evicts a pod whose claim exceeds that for 10 s after the warning.\n")
         self._kubectl_dra("usage")
-        self.expect(lambda: not_told(self._events(GREEDY), *TOLD), "the pod over its grant to be told", EVICTED_S)
+        self.expect(lambda: not_told(self._events(GREEDY), *TOLD), "the event on the pod over its grant", EVICTED_S)
         self._say_events(GREEDY, *TOLD)
         self.say("    Examples continue.\n")
 
@@ -93,7 +93,7 @@ class UsageChapter(Chapter):
         self.expect(lambda: disturbed(self._before, self._running(), wanted), "the other pods to keep running")
         for name in wanted:
             if said := [reason for reason in self._events(name) if reason in (*TOLD, EVICTED)]:
-                raise RetryableError(f"pod {name} keeps its grant, and was told {', '.join(said)}")
+                raise RetryableError(f"pod {name} keeps its grant, and got the events {', '.join(said)}")
         self.show(PODS, self.pods(), f" -n {NAMESPACE}")
         self._kubectl_dra("usage")
         self.expect(
@@ -132,7 +132,7 @@ class UsageChapter(Chapter):
 
 
 def used_by_pod(answer: Mapping[str, object]) -> dict[str, float]:
-    """GiB that each pod uses, from an exporter's ``/usage``; claims whose use is not known are left out."""
+    """GiB that each pod uses, from an exporter's ``/usage``; claims of unknown use are omitted."""
     return {
         pod: device["usedBytes"] / _GIB
         for claim in entries(answer, "claims")
@@ -143,7 +143,7 @@ def used_by_pod(answer: Mapping[str, object]) -> dict[str, float]:
 
 
 def not_idle_yet(answer: Mapping[str, object], pod: str) -> str | None:
-    """Why a pod's claim is not idle for `IDLE_S` in an exporter's ``/usage``; None if it is."""
+    """Return why a pod's claim is not idle for `IDLE_S` in an exporter's ``/usage``; None if it is."""
     of_pod = [device for claim in entries(answer, "claims") if pod in claim["pods"] for device in claim["devices"]]
     seen = [device.get("idleSeconds") for device in of_pod]
     return None if seen and all((each or 0) >= IDLE_S for each in seen) else f"it saw {pod} unused for {seen} s"
@@ -154,7 +154,7 @@ def unlike_used(seen: Mapping[str, float], wanted: Mapping[str, float]) -> str |
 
 
 def not_running(running: Iterable[str], names: Iterable[str]) -> str | None:
-    """Which of the pods ``names`` are not among those that run."""
+    """Return the pods of ``names`` that do not run."""
     return ", ".join(sorted({*names} - {*running})) or None
 
 
@@ -164,13 +164,13 @@ def not_told(events: Mapping[str, str], *reasons: str) -> str | None:
 
 
 def disturbed(before: Mapping[str, str], now: Mapping[str, str], names: Mapping[str, object]) -> str | None:
-    """Which of the pods ``names`` did not run all the time: UIDs by name, before and now."""
+    """Return the pods of ``names`` that were interrupted: UIDs by name, before and now."""
     gone = [name for name in names if before.get(name) is None or before.get(name) != now.get(name)]
     return f"{', '.join(gone)} ended or restarted" if gone else None
 
 
 def not_found_idle(printed: str, pod: str) -> str | None:
-    """What is wrong with a table of `kubectl dra idle`: the pod's claim is the one idle claim in it."""
+    """Return the error in a table of `kubectl dra idle`, in which only the pod's claim must be idle."""
     idle = [line for line in printed.splitlines() if "idle" in line.split()]
     return (
         None if len(idle) == 1 and idle[0].split()[-1] == pod else f"expected the claim of {pod} to be idle: {printed}"

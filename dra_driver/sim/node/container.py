@@ -99,7 +99,7 @@ def _load(directories: Sequence[Path]) -> dict[str, _Found]:
 
 
 def _read(path: Path) -> Wire:
-    """The document, an empty one if it cannot be read: it must not affect the others."""
+    """Return the document, an empty one on a read error, which must not affect further documents."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -40,7 +40,7 @@ class DraPlugin:
 
     @property
     def connected(self) -> bool:
-        """Whether the connection is up. It is restored without a new registration."""
+        """Return whether the connection is up. It is restored without a new registration."""
         return self._connected.is_set()
 
     def prepare(self, claims: Sequence[NodeClaim]) -> dict[str, PrepareAnswer]:

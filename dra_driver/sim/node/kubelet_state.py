@@ -81,7 +81,7 @@ class KubeletState:
             self._save()
 
     def is_prepared(self, uid: str) -> bool:
-        """Whether the claim was prepared since this kubelet started."""
+        """Return whether the claim was prepared since this kubelet started."""
         with self._lock:
             return uid in self._prepared
 
@@ -163,7 +163,7 @@ UNKNOWN: Final = ReportedHealth(status="Unknown")
 
 
 class HealthCache:
-    """What all drivers of a node have reported. Thread-safe. ``on_change`` is called without the lock."""
+    """Device health from all drivers of a node. Thread-safe. ``on_change`` is called without the lock."""
 
     def __init__(self, on_change: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._on_change, self._clock = on_change, clock
@@ -185,21 +185,21 @@ class HealthCache:
             self._on_change()
 
     def clear(self, driver: str) -> None:
-        """Forget what a driver has reported: its stream has ended."""
+        """Drop a driver's reports after its stream has ended."""
         with self._lock:
             had_any = bool(self._known.pop(driver, None))
         if had_any:
             self._on_change()
 
     def of(self, driver: str, device: DeviceId) -> ReportedHealth:
-        """What is known now; `UNKNOWN` for what was not reported or is outdated."""
+        """Return the reported health; `UNKNOWN` for missing and outdated reports."""
         with self._lock:
             found = self._known.get(driver, {}).get(device, UNKNOWN)
         return found if found.until_s >= self._clock() else UNKNOWN
 
 
 def resources_status(container: Obj, devices: Mapping[str, Sequence[DeviceResponse]], health: HealthCache) -> list[Obj]:
-    """allocatedResourcesStatus of a container; ``devices`` are those of each claim by its name in the pod."""
+    """Return allocatedResourcesStatus of a container; ``devices``: devices by claim name in the pod."""
     found = []
     for item in entries(container, "resources", "claims"):
         request = item.get("request", "")

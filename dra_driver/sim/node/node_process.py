@@ -184,7 +184,7 @@ class ExporterSubprocess(DriverSubprocess):
         return f"http://{HOST}:{self.port}"
 
     def usage(self) -> Any:
-        """What /usage answers. Raises RetryableError while it does not."""
+        """Return the answer of /usage. Raises RetryableError without an answer."""
         connection = http.client.HTTPConnection(HOST, self.port, timeout=ASK_S)
         try:
             connection.request("GET", "/usage")
@@ -240,7 +240,7 @@ class ClusterNode:
         return [self.process, self.mps_host, *([self.exporter] if self.exporter is not None else [])]
 
     def start_exporter(self) -> None:
-        """Start the usage exporter and create its pod, once; does nothing on a node without."""
+        """Start the usage exporter and create its pod once, if the node has one."""
         if self.exporter is None:
             return
         self.exporter.start()
@@ -290,7 +290,7 @@ class ClusterNode:
         ]
 
     def leftovers(self) -> list[str]:
-        """What claims left behind, one sentence each."""
+        """Return leftovers of claims, one sentence each."""
         rows, folders = self.journal_rows(), [path.name for path in self.folders.views.iterdir()]
         return [
             *(f"CDI document {path.name}" for path in self.claim_files()),

@@ -40,7 +40,7 @@ class PodResourcesServer:
 
 
 def answer_of(pods: Sequence[Obj], state: KubeletState) -> Any:
-    """The kubelet's answer for these pods of its node. Reads nothing but its arguments."""
+    """Return the kubelet's answer for these pods of its node. No I/O."""
     answer = pb.ListPodResourcesResponse()
     for pod in pods:
         if dig(pod, "status", "phase") != "Running":

@@ -45,7 +45,7 @@ _T = TypeVar("_T")
 
 
 class PodHost(Struct, frozen=True, kw_only=True):
-    """What a worker uses of its node. A real kubelet retries a prepare after 60-90 s and restarts after 10 s."""
+    """Interface of the node for a worker. A real kubelet retries a prepare after 60-90 s and restarts after 10 s."""
 
     store: Store
     dra: DraManager
@@ -106,7 +106,7 @@ class PodWorker:
             self._run_pod()
         except _EndedError:
             self._end()
-        except Exception:  # thread boundary: the other pods must keep running
+        except Exception:  # thread boundary: further pods must keep running
             log.exception("pod worker failed", extra={"pod": "/".join(key(self._pod))})
         finally:
             self._on_end(self._uid)

@@ -1,6 +1,6 @@
 """Read and change real GPUs through NVML (libnvidia-ml.so.1).
 
-Handles are looked up by index for each call: a lookup by UUID wakes other GPUs and takes seconds on a busy node, and a
+Each call gets its handle by index: a lookup by UUID wakes other GPUs and takes seconds on a busy node, and a
 handle becomes invalid with its session and with a change of MIG mode. They never leave this package.
 """
 
@@ -86,7 +86,7 @@ class Renewals:
         self._looks = 0
         self._limit = LEFT_OUT_LOOKS
         self._replaced = False
-        self._reason: str | None = None  # of the last renewal, which repeats at every look of a node without GPUs
+        self._reason: str | None = None  # of the last renewal, which repeats at every poll of a node without GPUs
 
     @contextlib.contextmanager
     def before_look(self) -> Iterator[None]:
@@ -136,7 +136,7 @@ class Renewals:
         if replaced and not self._replaced:
             log.warning(
                 "the driver's library was replaced while its kernel module is in use: finish the upgrade or reboot the "
-                "node; the NVML session goes on with the former library",
+                "node; the NVML session keeps the former library",
                 extra={"library": now.release, "loaded": now.module},
             )
         self._replaced = replaced
@@ -165,7 +165,7 @@ class NvmlBackend:
         self._events = mig_events(self._session, self._node.reading, self.listings.happened)
         self._health_events = HealthEvents(self._session, self._node.reading, self._node.is_whole)
         self._health = HealthLooks(self._session, self._node, sysfs_root, patience)
-        self._feeling = threading.Lock()  # one look at the health at a time; acquired as the lock below
+        self._feeling = threading.Lock()  # one health reading at a time; acquired as the lock below
         self._looking = threading.Lock()  # one snapshot at a time; acquired before the session and before a GPU's turn
         self._renewals = Renewals(self._session, dev_folder)
 
@@ -295,7 +295,7 @@ class NvmlBackend:
 
     @contextlib.contextmanager
     def _changes(self, gpu: GpuUuid) -> Iterator[tuple[Known, pynvml.c_nvmlDevice_t]]:
-        """As ``_handle``, for a change of what a listing of instances shows."""
+        """As ``_handle``, for a change of instances, after which they are listed again."""
         with self._handle(gpu) as found:
             self.listings.asked(found[0].generation)
             try:

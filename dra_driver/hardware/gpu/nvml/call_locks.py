@@ -12,9 +12,9 @@ from dra_driver.core.errors import DeviceLostError
 
 
 class Patience(Struct, frozen=True, kw_only=True):
-    """How long NVML may take. ``look_s``: one read of a GPU; ``first_look_s``: its first read, which may initialise it.
-    ``stuck_s``: an older call hangs. ``change_s``: the wait of a change for the lock, below the kubelet's 45 s;
-    ``read_s``: that of a read. ``end_s``: the wait for the end of a session."""
+    """Time limits of NVML calls. ``look_s``: one read of a GPU; ``first_look_s``: its first read, which may initialise
+    it. ``stuck_s``: an older call hangs. ``change_s``: the wait of a change for the lock, below the kubelet's 45 s;
+    ``read_s``: the wait of a read. ``end_s``: the wait for the end of a session."""
 
     look_s: float = 5.0
     first_look_s: float = 15.0
@@ -118,7 +118,7 @@ class Reads(Generic[T]):
         return time.monotonic() - since if thread is not None and thread.is_alive() else 0.0
 
     def run(self, jobs: Sequence[Job[T]]) -> dict[int, T | Exception]:
-        """The answer of each job by index, or what it raised; NoAnswerError for one that has not returned."""
+        """Return the result or exception of each job by index; NoAnswerError for a job that has not returned."""
         found: dict[int, T | Exception] = {index: NoAnswerError() for index, _, _ in jobs}
         left = [job for job in jobs if not self.is_stuck(job[0])]
         while left:

@@ -41,7 +41,7 @@ ABSENT = frozenset(
         pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
     }
 )
-# The instance does not exist. NotSupported: MIG mode was switched off meanwhile.
+# The instance does not exist. NotSupported: MIG mode was disabled since the listing.
 GONE = frozenset({pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_NOT_SUPPORTED})
 # The driver as a whole fails, which says nothing about single GPUs. The text is what to do next.
 DRIVER_TROUBLE = {
@@ -129,7 +129,7 @@ def optional(
     except pynvml.NVMLLibraryMismatchError:  # not an NVMLError: a wrapper found only an older form of the symbol
         return None
     except ValueError as error:
-        # A damaged board may report a name that is not UTF-8 or a bus id that is no number; other GPUs are still read.
+        # A damaged board may report a name that is not UTF-8 or an invalid bus id; other GPUs are still read.
         log.debug("unreadable NVML answer", extra={"function": function, "reason": str(error)})
         return None
 
@@ -188,7 +188,7 @@ def withdraws(error: DeviceLostError) -> bool:
 
 
 def is_passing(error: DeviceLostError) -> bool:
-    """Whether the failed read may succeed next time: an NVML code without known cause, such as UNKNOWN or TIMEOUT."""
+    """Return whether the failed read may succeed next time: an NVML code such as UNKNOWN or TIMEOUT."""
     code = getattr(error.__cause__, "value", None)
     return code is not None and code not in GPU_TROUBLE
 

@@ -1,8 +1,8 @@
 """Wait for NVML events: changes of MIG instances (nvmlEventMigConfigChange), XIDs and double-bit ECC errors (nvml.h).
 
-NVML does not repeat events of the time without a set, and an open set counts as a client that keeps a GPU from changing
-its MIG mode. A lost GPU ends every wait: the set is then created without GPUs that do not answer, which are tried every
-`AGAIN_S`. So are GPUs with more than `FLOOD` events a second: reading on would cost a core and delay other GPUs.
+NVML drops events while no set is open. An open set counts as a client and prevents changes of a GPU's MIG mode.
+A lost GPU ends every wait. The next set excludes GPUs that do not answer, and GPUs with more than `FLOOD` events a
+second, which would cost a core and delay other GPUs. Excluded GPUs are tried every `AGAIN_S`.
 """
 
 import contextlib
@@ -84,8 +84,8 @@ class EventSet:
         self.refusal: str | None = None  # why the driver gave no set the last time
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether an event came, or a GPU was lost. Waits ``timeout_s`` plus one slice at most. False when the session
-        ends, and while the GPUs are detached. Raises DriverUnavailableError."""
+        """Return whether an event came or a GPU was lost. Waits ``timeout_s`` plus one slice at most. False when the
+        session ends, and while the GPUs are detached. Raises DriverUnavailableError."""
         deadline = time.monotonic() + timeout_s
         generation: int | None = None  # the first wait may open a session, a later one must not reopen a closed one
         left_s = timeout_s
@@ -278,7 +278,7 @@ WINDOW_S = 1.0
 GAP_S = 10.0
 """A flood that begins again within this time after the GPU was left out is reported as one."""
 GATHER_S = 0.25
-"""How long events that do not end are gathered before they are returned."""
+"""Seconds after which a continuous stream of events is returned."""
 NO_INSTANCE = 0xFFFFFFFF
 _FLOODS = f"it reports over {FLOOD} errors a second; most of them are not looked at"
 
@@ -296,7 +296,7 @@ class HealthEvents:
         *,
         again_s: float = AGAIN_S,
     ) -> None:
-        """``reading`` is a `TakeCallLock`. ``is_whole``: whether a GPU's MIG mode is known to be off in that session.
+        """``reading`` is a `TakeCallLock`. ``is_whole``: whether that session read a GPU's MIG mode as off.
         ``again_s``: for how long a GPU that did not answer, or reported too much, is left out."""
         self._reading, self._is_whole, self._again_s = reading, is_whole, again_s
         self._set = EventSet(session, self._add, self._take, lambda: None, again_s=again_s)
@@ -324,7 +324,7 @@ class HealthEvents:
         return wanted
 
     def unmonitored(self, gpus: Collection[GpuUuid]) -> Mapping[GpuUuid, str]:
-        """See ``HealthSource.health_unmonitored``; ``gpus`` are those of the node."""
+        """See ``HealthSource.health_unmonitored``; ``gpus`` are all GPUs of the node."""
         if (refusal := self._set.refusal) is not None:
             return dict.fromkeys(gpus, f"NVML reports no errors on this node: {refusal}")
         now = time.monotonic()

@@ -76,8 +76,8 @@ CONFIGURATIONS: Final = {
 
 
 class Vitals(Struct):
-    """The last answers of one GPU; None for what it does not report. ``links``: which of its NVLinks are up; None with
-    MIG. ``mig``: MIG mode is on or pending, without which no instance exists."""
+    """The last answers of one GPU; None for unreported values. ``links``: its NVLinks that are up; None with MIG.
+    ``mig``: MIG mode is on or pending; instances exist only then."""
 
     recovery_action: RecoveryAction | None = None
     rows: tuple[bool, bool] | None = None
@@ -96,14 +96,14 @@ def read_vitals(handle: Handle, vitals: Vitals) -> None:
             PAGES, lambda: bool(pynvml.nvmlDeviceGetRetiredPagesPendingStatus(handle)), vitals.pages_pending
         )
     links = _read(LINK, lambda: dict(link_states(handle, vitals.links or {})) or None, vitals.links)
-    # After the links: a mode that another program switches on meanwhile explains them.
+    # After the links: they go down when another program enables MIG mode between both reads.
     vitals.mig = _read(MODE, lambda: any(pynvml.nvmlDeviceGetMigMode(handle)), vitals.mig, absent=False)
     vitals.links = links if vitals.mig is False else None
     vitals.fabric_unhealthy = _read(FABRIC, lambda: _fabric(handle), vitals.fabric_unhealthy)
 
 
 def _read(function: str, call: Callable[[], T | None], last: T | None, absent: T | None = None) -> T | None:
-    """The answer; ``absent`` for what the GPU does not report, ``last`` where the call failed otherwise."""
+    """Return the answer; ``absent`` for a value that the GPU does not report, ``last`` after another failure."""
     try:
         return call()
     except pynvml.NVMLError as error:
@@ -153,9 +153,9 @@ PCI_DEVICES = "bus/pci/devices"
 
 
 class _Seen(Struct):
-    """What is known of one GPU. ``were_up`` are NVLinks that this process has seen up, ``ends`` the other ends of all
-    that it ever saw up (as `link_end`). ``due`` links went down with MIG, here or at the other end, and were not seen
-    up since; ``after_mig``: MIG was on, and its links may not be up again."""
+    """State of one GPU. ``were_up``: NVLinks that were up in an earlier read, ``ends``: their remote ends (as
+    `link_end`). ``due``: links that went down with MIG, here or at the remote end, and stayed
+    down; ``after_mig``: MIG was on, and its links may not be up again."""
 
     bus_id: str | None = None
     vitals: Vitals = field(default_factory=Vitals)
@@ -182,7 +182,7 @@ class HealthLooks:
 
     @property
     def known(self) -> Collection[GpuUuid]:
-        """GPUs that were read and not forgotten. For any thread."""
+        """GPUs that were read and not dropped. For any thread."""
         return tuple(self._seen)
 
     def forget(self, gpu: GpuUuid) -> None:

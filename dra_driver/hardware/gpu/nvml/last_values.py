@@ -31,7 +31,7 @@ T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
 KEPT_LOOKS = 3  # reads in a row that a GPU may fail as a whole; about 30 s at the default poll interval
-FIRST_TRIES = 3  # calls for a needed property of which no value is known yet
+FIRST_TRIES = 3  # calls for a needed property without any value yet
 MIG_FACTS = "MIG profiles"
 GROWING_LOOKS = frozenset({1, 4, 16})
 
@@ -85,7 +85,7 @@ class LastValues:
             except pynvml.NVMLLibraryMismatchError:  # not an NVMLError: see `errors.optional`
                 return None
             except ValueError as error:
-                # A damaged board may report a name that is not UTF-8 or a bus id that is no number.
+                # A damaged board may report a name that is not UTF-8 or an invalid bus id.
                 reason = f"the answer cannot be read: {error}"
             else:
                 self._values[function] = (self._generation, answer)
@@ -105,7 +105,7 @@ class LastValues:
 
     def growing(self, function: str, call: Callable[[], T], join: Callable[[T, T], T], *, every: int) -> T | None:
         """As ``read``, for a property that only grows: ``join`` adds an answer to the last one, which also outlives
-        sessions. Read at the looks 1, 4 and 16, and at every ``every``-th."""
+        sessions. Read at the polls 1, 4 and 16, and at every ``every``-th."""
         looks = self._reads[function] = self._reads.get(function, 0) + 1
         known = self._values.get(function)
         if known is None:
@@ -128,7 +128,7 @@ class LastValues:
         return facts if known is None else replace(cast("MigFacts", known[1]), complete=False)
 
     def kept_gpu(self, error: DeviceLostError) -> Gpu | None:
-        """The last description of a GPU whose read failed with ``error``; None when it has to be left out."""
+        """Return the last description of a GPU whose read failed with ``error``; None to exclude the GPU."""
         if self.gpu is not self._kept:
             self._kept, self._failed_looks = self.gpu, 0
         self._failed_looks += 1

@@ -34,7 +34,7 @@ class InstanceReader:
         self._failed = False
 
     def __call__(self) -> bool:
-        """Whether this process reads; also True when the files cannot be used, as it would miss changes otherwise."""
+        """Return whether this process reads; also True if the files are unusable, because it would miss changes."""
         with self._lock:
             try:
                 return self._keep() if self._held is not None else self._take()
@@ -112,7 +112,7 @@ class Listings:
             return generation, self._events, self._own[gpu]
 
     def is_due(self, gpu: GpuUuid, token: Token, *, has_events: bool) -> bool:
-        """Whether this read must list the instances; to be asked once per read."""
+        """Return whether this read must list the instances. Call once per read."""
         with self._lock:
             last = self._listed.get(gpu)
             self._reads[gpu] += 1
@@ -133,7 +133,7 @@ class Listings:
             self._asked = generation
 
     def must_give_back(self, generation: int) -> bool:
-        """Whether that session may have subscriptions that it must not keep."""
+        """Return whether that session may have subscriptions that it must not keep."""
         with self._lock:
             asked = self._asked == generation
         return asked and not self.may_read()

@@ -28,7 +28,7 @@ MAX_PLACEMENTS = 256
 PLACEMENTS = "nvmlDeviceGetGpuInstancePossiblePlacements_v2"
 RESETLESS_FIELD = 184  # NVML_FI_DEV_IS_RESETLESS_MIG_SUPPORTED
 NOT_AVAILABLE = 0xFFFFFFFF  # NVML_VALUE_NOT_AVAILABLE, in 32 bits
-# Architectures of which no board has MIG. NVIDIA's mock NVML answers nvmlDeviceGetMigMode on T4 and L40S all the same.
+# Architectures without MIG. NVIDIA's mock NVML answers nvmlDeviceGetMigMode on T4 and L40S anyway.
 WITHOUT_MIG = frozenset(
     {
         pynvml.NVML_DEVICE_ARCH_KEPLER,
@@ -220,7 +220,7 @@ def count_of(value: int) -> int | None:
 
 
 def _resetless(handle: pynvml.c_nvmlDevice_t, architecture: int | None, facts: MigFacts) -> bool | None:
-    """What NVML reports, else whether the GPU is Hopper or newer; None when both are missing."""
+    """Return NVML's answer, else whether the GPU is Hopper or newer; None when both are missing."""
     absent = ABSENT | {pynvml.NVML_ERROR_INVALID_ARGUMENT}
     values = _read(facts, pynvml.nvmlDeviceGetFieldValues, handle, [RESETLESS_FIELD], absent=absent)
     if values is not None and values[0].nvmlReturn == 0:
@@ -242,7 +242,7 @@ def _read(
     absent: frozenset[int] = ABSENT,
     name: str | None = None,
 ) -> T | None:
-    """As ``errors.optional``, but None also for a failure, which is noted in ``facts``."""
+    """As ``errors.optional``, but None also for a failure, which ``facts`` records."""
     try:
         return optional(call, *arguments, absent=absent, name=name)
     except DeviceLostError as error:
@@ -260,7 +260,7 @@ def _note(facts: MigFacts, error: DeviceLostError) -> None:
 KNOWN_COMPUTE_PROFILES = 9  # NVML_COMPUTE_INSTANCE_PROFILE_COUNT of nvml.h 13.3; a gap below it does not end the list
 MAX_COMPUTE_PROFILES = 32  # ends it when a library never does
 MAX_INSTANCES = 64  # of result buffers: NVML's instanceCount is wrong on A30 and would make them too small
-VANISHED = GONE | {pynvml.NVML_ERROR_INVALID_ARGUMENT}  # the instance of a listed handle is gone
+VANISHED = GONE | {pynvml.NVML_ERROR_INVALID_ARGUMENT}  # the instance of a listed handle no longer exists
 
 
 def read_instances(
@@ -288,7 +288,7 @@ def read_instances(
 
 
 def read_compute_instance(handle: pynvml.c_nvmlComputeInstance_t, *, spans: bool) -> ComputeInstance | None:
-    """One compute instance, None when it is gone. Errors as ``read_instances``."""
+    """Return one compute instance, None when it no longer exists. Errors as ``read_instances``."""
     info = optional(pynvml.nvmlComputeInstanceGetInfo, handle, absent=VANISHED)
     if info is None:
         return None
@@ -368,7 +368,7 @@ def _unlisted_profile(instance: pynvml.c_nvmlGpuInstance_t, known: MigInstance, 
 
 
 def _read_unlisted_profile(instance: pynvml.c_nvmlGpuInstance_t, known: MigInstance, ci_id: int) -> MigProfile | None:
-    """The size as the device of the spanning compute instance reports it; None when it does not, or is gone."""
+    """Return the size that the device of the spanning compute instance reports; None without an answer."""
     compute = optional(pynvml.nvmlGpuInstanceGetComputeInstanceById, instance, ci_id, absent=ABSENT | VANISHED)
     if compute is None:
         return None

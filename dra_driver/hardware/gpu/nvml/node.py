@@ -1,4 +1,4 @@
-"""Read all GPUs of the node through NVML, one after another, and keep what the session found."""
+"""Read all GPUs of the node through NVML, one at a time, and keep the results of the session."""
 
 import contextlib
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ class Node:
         self._patience = patience
         self._listings = listings
         self._reads: Reads[Gpu] = Reads()
-        self._call_locks: dict[str, CallLock] = {}  # by UUID, or by NVML index while that is not known
+        self._call_locks: dict[str, CallLock] = {}  # by UUID, or by NVML index before the UUID was read
         self._known = Known()
         self._last: dict[str, LastValues] = {}  # by UUID, "" for the driver; outlives sessions
         self._modes_changed = False
@@ -116,7 +116,7 @@ class Node:
         return self._reads.is_stuck(index)
 
     def modes_changed(self) -> bool:
-        """Whether the last read found other MIG modes, or GPUs with MIG, than the read before."""
+        """Return whether the last read found other MIG modes, or GPUs with MIG, than the read before."""
         return self._modes_changed
 
     def read(self, generation: int, covered: frozenset[int]) -> Snapshot:
@@ -126,7 +126,7 @@ class Node:
         cuda = driver.read(pynvml.nvmlSystemGetCudaDriverVersion_v2)
         count = driver_call(pynvml.nvmlDeviceGetCount)
         if any(index >= count for index in known.uuids):
-            known.uuids.clear()  # a GPU was removed and the others moved up
+            known.uuids.clear()  # a GPU was removed, which changed later indexes
         gpus, left_out = self._sort(known, self._answers(known, count, covered))
         modes = {gpu.uuid: gpu.mig_enabled for gpu in gpus if gpu.mig_capable}
         self._modes_changed, known.modes = modes != known.modes, modes
@@ -179,11 +179,11 @@ class Node:
             known.uuids[unnamed[0]] = next(iter(missed))
 
     def _hangs(self, index: int, label: str) -> bool:
-        """Whether a read of the GPU or a change has not returned for so long that it hangs."""
+        """Return whether a read of the GPU or a change has not returned for so long that it hangs."""
         return self.call_lock(label).is_stuck() or self._reads.stuck_s(index) >= self._patience.stuck_s
 
     def _kept(self, known: Known, uuid: GpuUuid, problem: Exception, hangs: bool) -> Gpu | None:
-        """The last description of a GPU that was not read, None when it has to be left out."""
+        """Return the last description of a GPU that was not read, None to exclude it."""
         values = self._values(known, uuid)
         if isinstance(problem, DeviceLostError):
             return values.kept_gpu(problem)

@@ -34,7 +34,7 @@ FIELDS: Final = {
     185: "average power",
     186: "instant power",
 }
-"""Field ids of nvml.h (NVML_FI_DEV_*) that are asked, with their meaning."""
+"""Queried field ids of nvml.h (NVML_FI_DEV_*), with their meaning."""
 VALUE_TYPES: Final = ("d", "ui", "ul", "ull", "sll", "si", "us")
 """Member of nvmlValue_t by nvmlValueType_t."""
 PROCESS_KINDS: Final = ("Compute", "Graphics", "MPSCompute")
@@ -140,7 +140,7 @@ def system() -> dict[str, Answer]:
 
 
 def described(handle: Handle) -> dict[str, Answer]:
-    """The calls of the backend's description of a GPU, by name; field 184 is among those of `fields`."""
+    """The calls of the backend's description of a GPU, by name; `fields` includes field 184."""
     answers = {name: ask(partial(getattr(pynvml, name), handle)) for name in (*NEEDED, *DESCRIBED)}
     answers[MEMORY_V2] = ask(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2))
     answers[FABRIC] = ask(partial(_filled, FABRIC, "c_nvmlGpuFabricInfo_v3_t", handle))
@@ -247,14 +247,14 @@ def _field(one: Any) -> dict[str, Any]:
 
 
 def _filled(function: str, structure: str, handle: Handle) -> Any:
-    """What a call writes into a structure of its caller. Raises NVMLError."""
+    """Return the structure that a call fills. Raises NVMLError."""
     room = getattr(pynvml, structure)()
     getattr(pynvml, function)(handle, ctypes.byref(room))
     return room
 
 
 def link_end(link: int) -> str:
-    """Under which name `device` has what is at the other end of a link (nvmlIntNvLinkDeviceType_t)."""
+    """Name in `device` of the remote end of a link (nvmlIntNvLinkDeviceType_t)."""
     return f"nvlink {link} end"
 
 
@@ -276,7 +276,7 @@ def load(library: str | None) -> Answer:
 
 
 PROFILE_NUMBERS: Final = range(0x20)
-"""Numbers of profiles that are asked: nvml.h 13.3 ends at 0x12, later ones may have more."""
+"""Queried profile numbers: nvml.h 13.3 ends at 0x12, later versions may add more."""
 
 
 def profiles(handle: Handle) -> list[dict[str, Any]]:
@@ -338,7 +338,7 @@ def instances(handle: Handle, profile_ids: Iterable[int]) -> dict[str, Answer]:
 
 
 def event_wait(handle: Handle, timeout_ms: int) -> Answer:
-    """How long a wait without an event takes, with the XID, ECC and MIG events that the GPU supports."""
+    """Measure a wait without an event, with the XID, ECC and MIG events that the GPU supports."""
     wanted = 0x8 | 0x2 | 0x1 | 0x100
     created: list[Any] = []
 
@@ -373,7 +373,7 @@ def _next_event(events: Any, timeout_ms: int) -> dict[str, int]:
 
 
 def is_guest(handle: Handle) -> bool:
-    """Whether the GPU is a virtual one, whose partitions are its host's."""
+    """Return whether the GPU is a virtual one, whose partitions are its host's."""
     answer = ask(partial(pynvml.nvmlDeviceGetVirtualizationMode, handle))
     return bool(answer.get("value") == pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU)
 

@@ -57,7 +57,7 @@ def read_address(handle: pynvml.c_nvmlDevice_t) -> str:
 
 
 def sysfs_address(info: pynvml.nvmlPciInfo_t) -> str:
-    """``0000:65:00.0`` of NVML's eight digits in upper case. Raises ValueError for a text that is no address."""
+    """``0000:65:00.0`` of NVML's eight digits in upper case. Raises ValueError for other text."""
     bus_id = info.busId
     domain, _, rest = (bus_id.decode("ascii") if isinstance(bus_id, bytes) else bus_id).lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}"
@@ -266,13 +266,13 @@ def describe_gpu(
         mig_profiles=() if facts is None else facts.profiles,
         mig_instances=_instances(handle, facts, values, last, proceed) if facts is not None and mig_enabled else (),
         fabric=values.read(read_fabric, handle, name=FABRIC),
-        # With MIG no link is up (health.py): looks meanwhile do not use up the early reads.
+        # With MIG no link is up (health.py): polls in that time do not use up the early reads.
         nvlinks=values.gpu.nvlinks if mig_enabled and values.gpu else links_of(handle, values) or NO_LINKS,
     )
 
 
 def _topology(values: LastValues, pci_bus_id: str | None, sysfs_root: str) -> tuple[str | None, int | None]:
-    """A device that is bound anew ends the session."""
+    """A device that is bound again ends the session."""
     if pci_bus_id is None:
         return None, None
     return values.constant(read_topology, pci_bus_id, sysfs_root, name=f"topology of {pci_bus_id}") or (None, None)
@@ -296,7 +296,7 @@ def _instances(
     proceed: Callable[[], None] | None,
 ) -> tuple[MigInstance, ...]:
     """The instances of ``last``, else the existing ones. One is dropped or changed only when a second read agrees,
-    because Not Supported and Not Found, which mean that it is gone, may also be the answer of a call that fails."""
+    because Not Supported and Not Found, which mean a removed instance, may also be the answer of a failed call."""
     if last is not None:
         return last.mig_instances
     before = set(values.gpu.mig_instances) if values.gpu is not None else set()

@@ -37,11 +37,11 @@ SLICE_S = 10.0
 SHORT_SLICE_S = 0.25
 """One wait in NVML, where it cannot: the longest delay of a change of MIG mode by a thread that waits."""
 REPEAT_S = 0.02
-"""When to interrupt again: the thread may have been about to wait."""
+"""Seconds until the next interrupt: the thread may have been about to wait."""
 SERIES_S = 0.5
 """Interrupts further apart do not belong together: the first one may have come before the thread waited."""
 PATIENCE_S = 1.0
-"""A wait that goes on for so long after an interrupt is deaf to it."""
+"""Seconds after an interrupt when a wait counts as not interruptible."""
 
 
 class Waits:
@@ -88,7 +88,7 @@ class Waits:
 
 
 def _install_handler() -> bool:
-    """Install the handler; whether it is there. Another one that is there already is left alone."""
+    """Install the handler unless the signal has another one. Return whether it is installed."""
     if signal.getsignal(SIGNAL) is signal.SIG_DFL:
         with contextlib.suppress(ValueError):  # not the main thread
             signal.signal(SIGNAL, _nothing)
@@ -124,7 +124,7 @@ class DriverEnvironment(Struct, frozen=True, kw_only=True):
         )
 
     def outdated(self, now: "DriverEnvironment") -> str | None:
-        """Why a session that began in this environment is outdated and a new one would work; None otherwise."""
+        """Return why a session of this environment is outdated and a new one would work; None otherwise."""
         if now.bound is not None and now.bound != self.bound:
             came = sorted({address for address, _ in now.bound - (self.bound or frozenset())})
             gone = sorted({address for address, _ in (self.bound or frozenset()) - now.bound})
@@ -200,7 +200,7 @@ class Session:
         self._detached: str | None = None  # why no session may begin
         self._surroundings = DriverEnvironment()
         self._before_end: list[Callable[[], None]] = []
-        self.waits = Waits()  # for those who only wait for events
+        self.waits = Waits()  # for threads that only wait for events
 
     def before_end(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` right before the session ends, without other NVML calls. It must not use this object."""
@@ -218,8 +218,8 @@ class Session:
                 log.warning("an NVML call did not return in time; the session ends when it returns")
 
     def renew(self, generation: int) -> bool:
-        """End that session, so that the next use begins a new one; whether it did. Not while any call but a wait for
-        events runs: a change is not disturbed, and a call that hangs does not take the other GPUs along."""
+        """End that session, so that the next use begins a new one. Return whether it ended. It stays open while calls
+        other than waits for events run: a change is not disturbed, and a hanging call does not affect other GPUs."""
         with self._turn:
             if generation != self._generation or self._users > self._waits or self._ending or not self._is_open:
                 return False
@@ -237,7 +237,7 @@ class Session:
             return self._await_end(self._is_ended, timeout_s)
 
     def reattach(self) -> None:
-        """Let sessions begin again. One that has not ended yet goes on: a GPU that hangs may keep it for ever."""
+        """Allow new sessions. A session that has not ended continues: a hanging GPU may keep it open indefinitely."""
         with self._turn:
             self._detached = None
             self._call_off_end()
@@ -247,7 +247,7 @@ class Session:
         return self._detached
 
     def outlook(self) -> tuple[int, DriverEnvironment, DriverEnvironment] | None:
-        """Number of the open session, what it found when it began and what a new one would; None without one."""
+        """Return the number of the open session, its environment and the environment of a new one; None without one."""
         with self._turn:
             if not self._is_open:
                 return None

@@ -81,7 +81,7 @@ class GpmMeter:
 
 
 def _gpm_percents(earlier: _Sample, later: _Sample) -> Percents:
-    """An instance of which no engine beside the multiprocessors answers is busy or unknown, never at rest."""
+    """An instance is idle only if an engine other than the multiprocessors answers; else it is busy or unknown."""
     question = pynvml.c_nvmlGpmMetricsGet_t()
     question.version = pynvml.NVML_GPM_METRICS_GET_VERSION
     question.sample1, question.sample2 = earlier, later
@@ -126,7 +126,7 @@ _NO_SAMPLES: Final = (pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND)
 
 
 class MemoryReading(Struct, frozen=True):
-    """Bytes; ``used`` is without what the driver reserves, where it tells that (version 2, from driver 510 on)."""
+    """Bytes; ``used`` excludes the driver's reserve if reported (version 2, from driver 510 on)."""
 
     total: int | None = None
     used: int | None = None
@@ -156,7 +156,7 @@ def read_temperature(handle: Handle) -> int | None:
 
 
 class Measured(Struct, frozen=True, kw_only=True):
-    """Utilisation since the last look, in percent; None is unknown. ``by_pid`` has multiprocessors, memory and the
+    """Utilisation since the last sample, in percent; None is unknown. ``by_pid`` has multiprocessors, memory and the
     busiest engine of each process that used one; ``others`` is 0 if all other processes used none."""
 
     gpu: int | None = None
@@ -167,7 +167,7 @@ class Measured(Struct, frozen=True, kw_only=True):
 
 
 def read_processes(handle: Handle, measured: Measured) -> tuple[ProcessUsage, ...] | None:
-    """All processes on the GPU and its instances, by PID; None where the driver does not list those that compute, and
+    """All processes on the GPU and its instances, by PID; None where the driver does not list compute processes, and
     where a listing fails: a list that lacks some would call their GPU unused."""
     found: dict[tuple[int, int | None], int | None] = {}
     answers = []
@@ -201,7 +201,7 @@ class Utilisation:
 
     Samples of processes have stamps of the GPU's clock, which is set once while its firmware boots and then drifts. So
     each question begins after the newest stamp seen, the first one at 0. Stamps that went back (a reset of the GPU)
-    begin again. No sample means that no process used the GPU only if the whole GPU is known to have been at rest.
+    begin again. A missing sample means no use only if the whole GPU was idle.
     """
 
     def __init__(self) -> None:
@@ -215,7 +215,7 @@ class Utilisation:
         self._rounds, self._is_unknown = 0, False  # of processes
 
     def take(self) -> Measured:
-        """What was measured since the last call; each mean rounds up, so that any use is above 0."""
+        """Return the measurements since the last call; each mean rounds up, so that any use is above 0."""
         busy = [each or 0 for each in self._busy]
         found = Measured(
             gpu=_mean([gpu for gpu, _ in self._device]),
@@ -240,8 +240,8 @@ class Utilisation:
             self._is_unknown = True
 
     def _add_processes(self, handle: Handle, busy: int | None, rest: int | None) -> bool:
-        """Whether the use of every process is known since the last sample. ``rest`` is the use of JPEG and optical flow
-        engines by all processes."""
+        """Return whether the use of every process since the last sample was read. ``rest``: use of the JPEG and
+        optical flow engines by all processes."""
         since = self._since_us
         found = _samples(handle, since or 0)
         if found is None:
@@ -251,7 +251,7 @@ class Utilisation:
         newest = max((int(sample.timeStamp) for sample in fresh), default=since or 0)
         self._since_us = newest
         if since is None:
-            return True  # what was before the first look
+            return True  # before the first sample
         if not fresh:
             every = _samples(handle, 0) if since else None
             stamps = [int(sample.timeStamp) for sample in every[0]] if every is not None else []
@@ -292,7 +292,7 @@ def _listed(function: str, handle: Handle, since_us: int) -> Sequence[Any]:
 
 
 def _most(percents: Iterable[int | None]) -> int | None:
-    """The highest; None if all that are known are 0 and one is not known."""
+    """Return the highest value; None if a value is unknown and the rest are 0."""
     found = list(percents)
     return max((each or 0 for each in found), default=0) or (None if None in found else 0)
 
@@ -306,7 +306,7 @@ def _mean(percents: Sequence[int]) -> int | None:
 
 
 def mig_devices(handle: Handle) -> Iterator[tuple[int, Handle]]:
-    """The id of the GPU instance, and the handle, of each MIG device. Those of a session keep their instances."""
+    """Return GPU instance id and handle of each MIG device. A handle keeps its instance for a session."""
     most = read_number(handle, "nvmlDeviceGetMaxMigDeviceCount") or 0
     for index in range(min(most, 64)):
         device, _ = attempt(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
@@ -337,7 +337,7 @@ LOOK_S: Final = 5.0
 
 
 class _Meters(Struct):
-    """What a GPU's looks compare with the look before, by NVML index; of one session."""
+    """Values of the last sample of each GPU, by NVML index, for the next sample of the session."""
 
     uuid: GpuUuid | None = None
     is_cut: bool = False
@@ -356,7 +356,7 @@ class NvmlUsage:
         driver_root: str | Callable[[], str] | None = None,
         look_s: float = LOOK_S,
     ) -> None:
-        """Arguments are as those of `NvmlBackend`; ``look_s`` is how long a GPU may take to answer, in seconds."""
+        """Arguments as in `NvmlBackend`; ``look_s`` is a GPU's time limit in seconds."""
         self._session = Session(library_path, driver_root, sysfs_root)
         self._session.before_end(self._forget)
         self._reads: Reads[GpuUsage | None] = Reads()
@@ -378,13 +378,13 @@ class NvmlUsage:
         return self._session.detached
 
     def usage(self) -> tuple[GpuUsage, ...]:
-        """See ``backend.UsageSource``. A GPU that never answered is left out: its UUID is not known."""
+        """See ``backend.UsageSource``. A GPU that never answered is excluded: its UUID is unknown."""
         answers = self._each_gpu(self._look)
         found = (self._found(index, answer) for index, answer in answers.items())
         return tuple(sorted((each for each in found if each is not None), key=lambda each: each.gpu_uuid))
 
     def sample(self) -> None:
-        """See ``backend.UsageSource``. What fails here fails again in the next look, which reports it."""
+        """See ``backend.UsageSource``. A failure repeats in the next sample, which reports it."""
         self._each_gpu(self._sample)
 
     def _each_gpu(self, call: Callable[[int, int], GpuUsage | None]) -> dict[int, GpuUsage | Exception | None]:
@@ -412,7 +412,7 @@ class NvmlUsage:
 
     def _sample(self, generation: int, index: int) -> None:
         meters = self._meters[index]
-        if meters.uuid is not None and not meters.is_cut:  # there was a look
+        if meters.uuid is not None and not meters.is_cut:  # a sample exists
             with self._session.use(generation, joins=True):
                 meters.utilisation.sample(required(pynvml.nvmlDeviceGetHandleByIndex, index))
 

@@ -55,7 +55,7 @@ class SimulatedHealth(SimulatedHardware):
         return self._await(look, deadline - time.monotonic()) or ()
 
     def health_look_wanted(self) -> bool:
-        """See ``HealthSource``. Here any change of injected faults wants a look."""
+        """See ``HealthSource``. Any change of injected faults requires a reading."""
         wanted, self._look = self._look, False
         return wanted
 
@@ -99,7 +99,7 @@ class SimulatedHealth(SimulatedHardware):
                 self._announce()
 
     def _may_have_events(self) -> bool:
-        """Whether description or state changed since the last `_new_events`; a wait calls it once a second."""
+        """Return whether description or state changed since the last `_new_events`; a wait calls it once a second."""
         with self._lock:
             now = (self._current(), self._store.marker())
         return self._told is None or now != self._seen_at
@@ -188,7 +188,7 @@ class SimulatedBackend(SimulatedHealth):
         return self._await(lambda: self._has_changed() or None, deadline - time.monotonic()) is not None
 
     def detach(self, reason: str, timeout_s: float = DETACH_TIMEOUT_S) -> bool:
-        """See ``Detachable.detach``. Other processes go on with the same GPUs."""
+        """See ``Detachable.detach``. Other processes keep the same GPUs."""
         ended = self._attachment.detach(reason, timeout_s)
         self._wake()
         return ended

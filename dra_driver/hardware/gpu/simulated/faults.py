@@ -119,7 +119,7 @@ class HardwareFault(Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> "HardwareFault":
-        """From ``xid=79*2``. Raises ValueError with the expected form."""
+        """Parse ``xid=79*2``. Raises ValueError with the expected form."""
         match = _FORM.fullmatch(text)
         if match is None or match[1] not in list(FaultKind):
             raise ValueError(f"a fault such as {', '.join(_EXAMPLES.values())} expected, not {text!r:.60}")
@@ -205,7 +205,7 @@ def reading_of(
 
 
 def links_of(gpu: Gpu) -> int:
-    """How many NVLinks are connected, as described or as the board is sold."""
+    """Return the number of connected NVLinks, from the description or else the board."""
     known = gpu.nvlinks.switch_links + sum(peer.links for peer in gpu.nvlinks.peers)
     return known or LINKS.get(gpu.product_name or "", 0)
 
@@ -222,7 +222,7 @@ def links_shut(gpu: Gpu, health: GpuHealth, partitioned: Set[str | None]) -> Set
 
 
 def _after_xid(health: GpuHealth, value: str) -> GpuHealth:
-    """NVML asks for a reset after most; 79 means that the GPU cannot be asked."""
+    """NVML requests a reset after most XIDs; after 79 the GPU does not answer."""
     number = int(value)
     if number == OFF_THE_BUS:
         return _lost(health, f"it has fallen off the bus (simulated XID {OFF_THE_BUS})")
@@ -313,7 +313,7 @@ class FaultOrder(Struct, frozen=True):
         return cls(DeviceName(device), found)
 
     def is_like(self, other: "FaultOrder") -> bool:
-        """Whether both are the same fault of the same device, however often."""
+        """Return whether both are the same fault of the same device, however often."""
         kind, value = other.fault.kind, other.fault.value
         return (self.device, self.fault.kind, self.fault.value) == (other.device, kind, value)
 
@@ -326,7 +326,7 @@ def is_partition(device: str) -> bool:
 
 
 def parse_orders(text: str) -> tuple[FaultOrder, ...]:
-    """From the annotation. Raises ValueError with the expected form."""
+    """Parse the annotation. Raises ValueError with the expected form."""
     if len(text) > MAX_LENGTH:
         raise ValueError(f"at most {MAX_LENGTH} characters expected")
     found = []
@@ -348,7 +348,7 @@ def format_orders(orders: Iterable[FaultOrder]) -> str:
 
 
 def with_order(orders: Iterable[FaultOrder], order: FaultOrder) -> tuple[FaultOrder, ...]:
-    """With one more; the same fault of the same device once more counts up, and so is told again."""
+    """Return the faults with one more; a repeated fault counts up and is reported again."""
     found, again = [], False
     for one in orders:
         if one.is_like(order):

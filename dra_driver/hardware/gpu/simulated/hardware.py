@@ -28,7 +28,7 @@ from dra_driver.hardware.gpu.simulated.state import Changes, Fault, StateStore, 
 
 
 def is_open(state_file: Path) -> bool:
-    """Whether any process uses the simulated GPUs of that state file: then their "kernel module" cannot be removed."""
+    """Return whether a process uses the simulated GPUs of that state file and so keeps their "kernel module" loaded."""
     try:
         os.close(lock_file(_open_file(state_file)))
     except BlockingIOError:
@@ -171,7 +171,7 @@ class SimulatedHardware:
                 self._current()
                 fault = self._strike(method, gpu)
             if fault is not None:
-                self._sleep(min(fault.delay_s, MAX_DELAY_S))  # outside the lock, so that other calls go on
+                self._sleep(min(fault.delay_s, MAX_DELAY_S))  # outside the lock, so that other calls continue
                 if not fault.after:
                     _raise(fault)
             if gpu is not None:
@@ -193,7 +193,7 @@ class SimulatedHardware:
         return item.troubles | changes.state(item.gpu).troubles | ({FailureMode.HANGS} if hangs else frozenset())
 
     def _lost_reason(self, item: SimulatedGpu, changes: Changes) -> str | None:
-        """Why the GPU does not answer; None while it does."""
+        """Return why the GPU does not answer; None while it does."""
         return item.lost or faults.health_of(changes.injected_into(item.gpu.uuid)).lost
 
     def _strike(self, method: str, gpu: GpuUuid | None) -> Fault | None:
@@ -273,7 +273,7 @@ class SimulatedHardware:
             self._changed.notify_all()
 
     def _has_changed(self) -> bool:
-        """Whether any GPU changed since the last call."""
+        """Return whether any GPU changed since the last call."""
         marker = self._store.marker()
         if marker == self._seen_marker:
             return False

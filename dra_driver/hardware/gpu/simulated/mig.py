@@ -137,7 +137,7 @@ def set_mode(gpu: Gpu, state: GpuState, enabled: bool, *, by_reset: bool = False
     if state.instances:
         raise GpuBusyError(f"MIG mode of {gpu.uuid} cannot be switched off: {len(state.instances)} GPU instances exist")
     if not gpu.mig_resetless and not by_reset:
-        raise ResetRequiredError(f"MIG mode of {gpu.uuid} cannot be switched {word} without a GPU reset")
+        raise ResetRequiredError(f"switching MIG mode {word} on {gpu.uuid} requires a GPU reset")
     return replace(state, mig_mode=enabled, compute_mode=ComputeMode.DEFAULT if enabled else state.compute_mode)
 
 
@@ -181,7 +181,7 @@ def drop_compute(gpu: Gpu, state: GpuState, gi_id: int, ci_id: int) -> GpuState:
 
 
 def drop_instance(gpu: Gpu, state: GpuState, gi_id: int, *, forced: bool = False) -> GpuState:
-    """Remove a GPU instance, or nothing. GpuBusyError for one that is not empty or in use, unless ``forced``."""
+    """Remove a GPU instance, if it exists. Unless ``forced``, raise GpuBusyError if it is in use or has contents."""
     instance = state.instance(gi_id)
     if instance is None:
         return state

@@ -130,7 +130,7 @@ TIMESLICE, COMPUTE_MODE = "var/lib/nvidia-stub/timeslice", "var/lib/nvidia-stub/
 MARKER = f"{FAULTS}/driver-root"  # marks the root on the node, which is missing in containers
 MAX_RECORD_BYTES = 1024 * 1024
 
-# Library -> number of its SONAME. What a compute container needs (capabilities "utility" and "compute").
+# Library -> number of its SONAME, for a compute container (capabilities "utility" and "compute").
 LIBRARIES = {
     "libcuda": 1,
     "libcudadebugger": 1,
@@ -141,8 +141,8 @@ LIBRARIES = {
     "libnvidia-opencl": 1,
     "libnvidia-ptxjitcompiler": 1,
 }
-# 195 is NVIDIA's registered major (Documentation/admin-guide/devices.txt); the kernel hands out the others dynamically,
-# downwards from 254 and then from 511, and these are values often seen.
+# 195 is NVIDIA's registered major (Documentation/admin-guide/devices.txt). The kernel assigns further majors
+# dynamically, downwards from 254 and then from 511; these values are common.
 PROC_DEVICES = """\
 Character devices:
   1 mem
@@ -232,9 +232,9 @@ def _write_capabilities(root: Path, snapshot: Snapshot) -> None:
     else:
         (root / MINORS).unlink(missing_ok=True)
     folder = root / FOLDER
-    # The kernel module keeps the files of a GPU that does not answer, and which GPU that is cannot be told here.
+    # The kernel module keeps the files of a GPU that does not answer; they do not identify that GPU here.
     answering = {f"gpu{gpu.minor}" for gpu in snapshot.gpus} if snapshot.left_out else None
-    for found in list(folder.glob("*/mig/**/access")):  # a list, as folders go away meanwhile
+    for found in list(folder.glob("*/mig/**/access")):  # a list, as folders disappear during the loop
         may_go = answering is None or found.relative_to(folder).parts[0] in answering
         if may_go and found.relative_to(root).as_posix() not in files:
             found.unlink(missing_ok=True)
@@ -245,7 +245,7 @@ def _remove_empty(path: Path, above: Path) -> None:
     while path != above:
         try:
             path.rmdir()
-        except OSError:  # something else is in it
+        except OSError:  # the directory has other entries
             return
         path = path.parent
 

@@ -218,7 +218,7 @@ def _entry(raw: object, path: str, before: Sequence[SimulatedGpu], node_name: st
     if entry.instances and not described.get("mig_enabled"):
         raise ConfigurationError(f"{path}.instances: they need migEnabled: true")
     if last > MAX_MINOR:
-        raise ConfigurationError(f"{path}.minor: {last} is over the highest device minor {MAX_MINOR}")
+        raise ConfigurationError(f"{path}.minor: {last} exceeds the highest device minor {MAX_MINOR}")
     try:
         wishes = _nvlinks(model, entry.nvlink, entry.count, first)
     except ConfigurationError as error:
@@ -238,7 +238,7 @@ class _Cut(Struct, frozen=True):
 
 
 def _cut(gpu: Gpu, cuts: Sequence[object], path: str) -> Gpu:
-    """``gpu`` with the listed instances, which must obey the rules of MIG."""
+    """``gpu`` with the listed instances, which must follow the rules of MIG."""
     state = simulated_mig.described(gpu)
     for index, raw in enumerate(cuts):
         where = f"{path}[{index}]"

@@ -55,7 +55,7 @@ class UseStep(Struct, frozen=True, kw_only=True):
 
 
 def parse_steps(text: str) -> tuple[UseStep, ...]:
-    """From the annotation, in order of time. Raises ValueError with the expected form."""
+    """Parse the annotation, in order of time. Raises ValueError with the expected form."""
     if len(text) > MAX_LENGTH:
         raise ValueError(f"at most {MAX_LENGTH} characters expected")
     try:
@@ -66,14 +66,14 @@ def parse_steps(text: str) -> tuple[UseStep, ...]:
 
 
 def steps_of(document: object) -> tuple[UseStep, ...]:
-    """From the annotation's JSON. Raises ValueError with the expected form."""
+    """Parse the annotation's JSON. Raises ValueError with the expected form."""
     if not isinstance(document, list) or not 1 <= len(document) <= MAX_STEPS:
         raise ValueError(f"a list of 1 to {MAX_STEPS} steps expected")
     return tuple(sorted((_step(each) for each in document), key=lambda step: step.after_s))
 
 
 def steps_as_json(steps: Sequence[UseStep]) -> list[dict[str, object]]:
-    """What `steps_of` reads."""
+    """Return the text that `steps_of` reads."""
     found = []
     for step in steps:
         one: dict[str, object] = {"after": f"{step.after_s * 1000:.0f}ms", "memory": str(step.memory_bytes)}
@@ -84,7 +84,7 @@ def steps_as_json(steps: Sequence[UseStep]) -> list[dict[str, object]]:
 
 
 def step_at(steps: Sequence[UseStep], at_s: float) -> UseStep | None:
-    """The step that holds ``at_s`` seconds after the start; None before the first, and when it is over."""
+    """The step that holds ``at_s`` seconds after the start; None before the first and after the last."""
     begun = [step for step in steps if step.after_s <= at_s]
     if not begun or (begun[-1].for_s is not None and at_s >= begun[-1].after_s + begun[-1].for_s):
         return None
@@ -164,7 +164,7 @@ class SimulatedUse(Struct, frozen=True, kw_only=True, rename=_WIRE):
 
 
 def read_uses(path: Path) -> tuple[tuple[SimulatedUse, ...], tuple[str, ...]]:
-    """The uses, and what is wrong in the file, in words. A missing file has none."""
+    """Return the uses, and the errors of the file in words. A missing file has none."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -177,7 +177,7 @@ def read_uses(path: Path) -> tuple[tuple[SimulatedUse, ...], tuple[str, ...]]:
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
-        return (), (f"{path.name} is no JSON: {error}",)
+        return (), (f"{path.name} is not JSON: {error}",)
     items = document.get("uses") if isinstance(document, dict) and document.get("version") == VERSION else None
     if not isinstance(items, list) or len(items) > MAX_USES:
         return (), (f"{path.name}: version {VERSION} with at most {MAX_USES} uses expected",)
@@ -191,7 +191,7 @@ def read_uses(path: Path) -> tuple[tuple[SimulatedUse, ...], tuple[str, ...]]:
 
 
 def change_uses(path: Path, change: Callable[[Sequence[SimulatedUse]], Sequence[SimulatedUse]]) -> None:
-    """Replace the uses by what ``change`` makes of them; no write when it changes nothing. Raises StorageError."""
+    """Replace the uses by the result of ``change``. Write only a difference. Raises StorageError."""
     try:
         descriptor = lock_file(path.with_name(f"{path.name}.lock"), timeout_s=_LOCK_S)
         try:
@@ -222,11 +222,11 @@ IDLE_MW: Final = 60_000
 BUSY_MW: Final = 400_000
 WITH_GPM: Final = frozenset({"Hopper", "Blackwell"})
 CLAIM_VARIABLE: Final = b"DRA_SIMULATED_CLAIM"
-"""How the variables of a container with simulated GPUs begin; each one's value is the UID of a claim."""
+"""Prefix of the variables of a container with simulated GPUs; the value of each is a claim UID."""
 MAX_ENVIRON: Final = 256 * 1024
 _PID: Final = re.compile(r"[0-9]+")
 MAX_STEP_S: Final = 3600.0
-"""A look after a longer time counts as this much energy: the machine slept, or the clock jumped."""
+"""Most seconds between samples that count for energy: after a longer gap the machine slept or the clock jumped."""
 
 
 class SnapshotSource(Protocol):
@@ -234,7 +234,7 @@ class SnapshotSource(Protocol):
 
 
 class _Active(Struct, frozen=True, kw_only=True):
-    """A process that uses a GPU now. ``percent`` is of the GPU, ``busy`` of its busiest engine since the last look."""
+    """A process that uses a GPU now. ``percent``: of the GPU; ``busy``: of its busiest engine since the last sample."""
 
     pid: int
     gi_id: int | None
@@ -263,7 +263,7 @@ class SimulatedUsage:
         self._told: frozenset[str] = frozenset()
 
     def sample(self) -> None:
-        """Each look sees all steps since the last one."""
+        """Each sample covers all steps since the last one."""
 
     def usage(self) -> tuple[GpuUsage, ...]:
         snapshot = self._gpus.snapshot()

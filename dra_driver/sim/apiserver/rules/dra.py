@@ -1,5 +1,5 @@
 """Defaults and validation of ResourceClaims with their status, ResourceClaimTemplates and DeviceClasses, and checks
-that ResourceSlices share. Paths, messages and limits are those of kubernetes/kubernetes
+that ResourceSlices share. Paths, messages and limits follow kubernetes/kubernetes
 pkg/apis/resource/validation/validation.go and pkg/registry/resource/utils.go (1.36.2)."""
 
 import re

@@ -236,7 +236,7 @@ def test_nothing_found_says_where_it_was_looked_for(tmp_path: Path) -> None:
     process(tmp_path, 3, "sh")
     answer = GpuHolders(lambda: (tmp_path,), lambda _: 1)(UUID)
     assert answer is not None
-    assert f"1 processes were looked at in {tmp_path}" in answer
+    assert f"1 processes were checked in {tmp_path}" in answer
 
 
 def test_the_answer_never_raises(tmp_path: Path) -> None:

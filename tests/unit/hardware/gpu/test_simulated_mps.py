@@ -309,7 +309,7 @@ def test_wrong_uses_are_left_out_and_a_wrong_file_lists_no_processes(bed: Bed) -
     bed.file.write_text("{")
     (gpu,) = bed.source.usage()
     assert gpu.processes is None
-    assert "is no JSON" in str(gpu.problem)
+    assert "is not JSON" in str(gpu.problem)
 
 
 def test_a_use_that_was_written_is_read_again(bed: Bed) -> None:

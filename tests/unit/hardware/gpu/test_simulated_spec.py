@@ -138,7 +138,7 @@ def test_the_file_form_sets_every_field() -> None:
         ("gpus: [{model: l4-24gb, memoryMiB: 0}]", "gpus[0].memoryMiB: expected a whole number of MiB from 1"),
         ("gpus: [{model: l4-24gb, memoryMiB: true}]", "gpus[0].memoryMiB: expected a whole number"),
         ("gpus: [{model: l4-24gb, minor: 248}]", "gpus[0].minor: expected a whole number from 0 to 247"),
-        ("gpus: [{model: l4-24gb, minor: 247}, {model: l4-24gb}]", "gpus[1].minor: 248 is over the highest"),
+        ("gpus: [{model: l4-24gb, minor: 247}, {model: l4-24gb}]", "gpus[1].minor: 248 exceeds the highest"),
         ("gpus: [{model: l4-24gb, minor: 1}, {model: l4-24gb, minor: 1}]", "two GPUs have the minor 1"),
         ("gpus: [{model: l4-24gb, pciBusId: '0000:02:00.0'}, {model: l4-24gb}]", "two GPUs have the pci bus id"),
         ("gpus: [{model: l4-24gb, count: 2, minor: 1}]", "gpus[0].count: cannot be combined with minor"),
