@@ -90,7 +90,8 @@ def _waited(
             return child.communicate(timeout=_STEP_S)
         except subprocess.TimeoutExpired as error:
             if not beat():
-                raise CommandError("survey of free capacity canceled: this replica stops or lost leadership") from error
+                message = "survey of free capacity canceled: this replica stops or lost leadership"
+                raise CommandError(message, reason="LostLeadership") from error
             if clock() > until:
                 raise CommandError("the survey of free capacity did not end in time: the API server is slow") from error
 

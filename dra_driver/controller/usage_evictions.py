@@ -154,11 +154,11 @@ class UsageEvictions:
         renewed = self._renewed
         self._renewed = {
             node.name: renewed[node.name]
-            if node.name in renewed and renewed[node.name][0] == node.told.checked_at
-            else (node.told.checked_at, now_s)
+            if node.name in renewed and renewed[node.name][0] == node.reported.checked_at
+            else (node.reported.checked_at, now_s)
             for node in nodes
         }
-        fresh = [node for node in nodes if now_s - self._renewed[node.name][1] <= FRESH_S and node.told.checked_at]
+        fresh = [node for node in nodes if now_s - self._renewed[node.name][1] <= FRESH_S and node.reported.checked_at]
         cases = usage_cases(fresh, over_grant=self._rules.over_grant, idle=self._rules.idle)
         alive = {case.key for case in cases}
         self._open = {key: case for key, case in self._open.items() if key in alive}

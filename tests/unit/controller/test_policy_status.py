@@ -260,7 +260,7 @@ def condition(*fleet: NodePolicy, **more: Any) -> dict[str, Any]:
             "Refused",
             "refused by 1 node (two entries have key a), so what applied before stays",
         ),
-        ([], "NothingSelected", "selects no GPU of a node that tells its GPUs"),
+        ([], "NothingSelected", "selects no GPU of a node that reports its GPUs"),
         ([said(state=PolicyState.OUTRANKED)], "Outranked", "policies of higher priority apply to all of its 2 GPUs"),
     ],
 )
