@@ -160,18 +160,6 @@ HELD: dict[str, tuple[int, list[dict[str, Any]]]] = {
                 "gpu-0", 6, 12, percent=40, share="b", processes=2, energyJoules=4.7e3, estimated=True)),
         ],
     ),
-    "demo-usage": (
-        60,
-        [
-            claim_use("demo-usage", f"{name}-gpu-{end}", device(
-                "gpu-0", used, 12, percent=percent, share=name, processes=processes, energyJoules=joules,
-                estimated=True, idleSeconds=idle))
-            for name, end, used, percent, processes, joules, idle in (
-                ("greedy", "55rwz", 20, 50, 1, 4.3e3, 0), ("modest", "7tn9g", 8, 40, 1, 3.6e3, 0),
-                ("sleepy", "ng7bf", 0, 0, 0, 0.0, 51),
-            )
-        ],
-    ),
 }  # fmt: skip
 """What exporters say in the examples of the pages: window and claims, by namespace."""
 
@@ -181,8 +169,6 @@ HELD: dict[str, tuple[int, list[dict[str, Any]]]] = {
     [
         ("docs/usage-cost.md", "kubectl dra usage -n team", "team"),
         ("docs/usage-cost.md", "kubectl dra idle -n team", "team"),
-        ("README.md", "kubectl dra usage -n demo-usage", "demo-usage"),
-        ("README.md", "kubectl dra idle --idle-for 20s -n demo-usage", "demo-usage"),
     ],
 )
 def test_pages_show_what_is_printed(page: str, command: str, namespace: str, server: Served, capsys: Printed) -> None:
