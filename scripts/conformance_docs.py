@@ -1,7 +1,4 @@
-"""Makes the tables of docs/conformance.md from the checks of the conformance suite; the text around them is by hand.
-
-`make gen` writes the page, `make check` compares.
-"""
+"""Write the tables of docs/conformance.md from the checks of the conformance suite. Text outside them is manual."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +11,7 @@ BEGIN, END = "<!-- generated: checks -->", "<!-- end of generated text -->"
 
 
 def generate(source: Path, target: Path) -> None:
-    """Write the page below ``target``: that of ``source`` with new tables."""
+    """Write the page of ``source`` with new tables below ``target``."""
     text = (source / PAGE).read_text()
     head, _, rest = text.partition(BEGIN)
     _, _, tail = rest.partition(END)
@@ -23,19 +20,19 @@ def generate(source: Path, target: Path) -> None:
 
 
 def outputs(root: Path) -> list[Path]:
-    """The page, if it exists below ``root``."""
+    """Return the page, if it exists below ``root``."""
     return [path for path in (root / PAGE,) if path.exists()]
 
 
 def tables() -> Iterator[str]:
-    yield "| capability | how the suite recognizes it |\n|---|---|"
+    yield "| capability | detection |\n|---|---|"
     yield from (f"| `{name}` | {text} |" for name, text in CAPABILITIES.items())
     groups = dict.fromkeys(check.id.partition("-")[0] for check in CHECKS)
     for group in groups:
-        yield f"\n### {group.capitalize()}\n\n| check | what it checks | what it stands on | for |\n|---|---|---|---|"
+        yield f"\n### {group.capitalize()}\n\n| check | expectation | scope |\n|---|---|---|"
         yield from (row(check) for check in CHECKS if check.id.partition("-")[0] == group)
 
 
 def row(check: Check) -> str:
     scope = ", ".join([check.profile, check.level, *(f"needs {need}" for need in check.needs)])
-    return f"| `{check.id}` | {check.title} | {check.rule} `{check.source}` | {scope} |"
+    return f"| `{check.id}` | {check.title} | {scope} |"
