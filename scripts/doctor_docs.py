@@ -19,7 +19,7 @@ setup with one fault, and the first finding of [`kubectl dra doctor`](../doctor.
 [`dra-driver doctor`](../doctor-on-a-node.md). `make test` asserts layer, status and words of each finding, and that a
 healthy cluster and a healthy node have only good findings.
 """
-_MOST = 260
+_MOST = 120
 
 
 def generate(source: Path, target: Path) -> None:
