@@ -1,6 +1,6 @@
-"""Makes docs/internals/doctor-faults.md from records in docs/doctor: of a real cluster and of `python -m tests.doctor_faults`.
+"""Writes docs/internals/doctor-faults.md from the records in docs/internals/doctor.
 
-`make gen` writes the page, `make check` compares. Pure: the same records give the same bytes.
+The records come from a real cluster and from `python -m tests.doctor_faults`. The same records give the same bytes.
 """
 
 import json

@@ -1,11 +1,11 @@
-"""Writes docs/internals/faults.md from docs/internals/faults/faults.toml and the last runs of `make chaos` and of the lab.
+"""Writes docs/internals/faults.md from faults.toml and from the last runs of `make chaos` and of the lab.
 
-Tests name their row with ``@pytest.mark.fault("<id>")``. A row without a test, a test without a row, and a figure of a
-test that does not exist end `scripts/gen.py` with a sentence each, so page and tests cannot drift apart.
+A test names its row with ``@pytest.mark.fault("<id>")``. scripts/gen.py fails if a row has no test, if a test names
+no row, or if a recorded time belongs to a test that does not exist.
 
 usage: faults_docs.py collect FOLDER RUN [SECONDS]
 
-joins the records in FOLDER into docs/internals/faults/RUN.json (RUN is chaos or lab), prints the tables and writes the page.
+Joins the records in FOLDER into docs/internals/faults/RUN.json (RUN is chaos or lab) and writes the page.
 """
 
 import ast
