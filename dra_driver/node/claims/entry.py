@@ -58,7 +58,7 @@ class AssignedPartition(Struct, frozen=True, kw_only=True):
     live: InstanceIds | None = None
 
     def overlaps(self, other: "AssignedPartition") -> bool:
-        """Whether both cover a memory slice of the same GPU."""
+        """Return whether both cover a memory slice of the same GPU."""
         mine, its = self.id, other.id
         same_gpu = mine.gpu_uuid == its.gpu_uuid
         return same_gpu and mine.start < its.start + other.size and its.start < mine.start + self.size
@@ -79,7 +79,7 @@ class AssignedShare(Struct, frozen=True, kw_only=True):
 
 
 class AssignedSharing(Struct, frozen=True, kw_only=True):
-    """How a device is shared: between claims when ``share`` is set (by policy), else inside the claim (by its config).
+    """The sharing of a device: between claims when ``share`` is set (by policy), else inside the claim (by its config).
 
     ``daemon`` is set under MPS; for a partition only once the partition exists. ``interval`` is Default under MPS.
     """
@@ -113,7 +113,7 @@ class AssignedDevice(Struct, frozen=True, kw_only=True):
 
     @property
     def changes_hardware(self) -> bool:
-        """Whether the device needs GPU locks, a durable intent and a release afterwards."""
+        """Return whether the device needs GPU locks, a durable intent and a release afterwards."""
         return not self.admin_access and (self.partition is not None or self.sharing is not None)
 
     @property
@@ -136,7 +136,7 @@ class AssignedDevice(Struct, frozen=True, kw_only=True):
 
 
 def gpus_of(devices: Iterable[AssignedDevice]) -> tuple[GpuUuid, ...]:
-    """The GPUs of ``devices`` without those of admin access, each once, in lock order."""
+    """The GPUs of ``devices`` except devices with admin access, each once, in lock order."""
     return tuple(sorted({device.gpu_uuid for device in devices if not device.admin_access}))
 
 
@@ -159,7 +159,7 @@ class Entry(Struct, frozen=True, kw_only=True):
 
     @property
     def changes_hardware(self) -> bool:
-        """Whether a teardown has more to undo than files."""
+        """Return whether a teardown has more to undo than files."""
         return any(device.changes_hardware for device in self.devices)
 
 
@@ -195,7 +195,7 @@ class Conflict(Struct, frozen=True, kw_only=True):
 
 
 class Blocked(Struct, frozen=True, kw_only=True):
-    """Why a claim could not begin.
+    """The reason why a claim could not begin.
 
     ``by``: entries of claims with conflicting devices, or the claim's own entry. ``orphaned_partitions`` overlap its
     devices. ``conflict``: the first conflict; None for the claim's own entry, and when only orphaned partitions block

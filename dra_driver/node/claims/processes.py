@@ -105,7 +105,7 @@ def _sweep(directory: Path) -> None:
 
 
 def _is_free(path: Path) -> bool:
-    """Whether no run has the lock. A shared lock, so that two checks do not see each other as a run."""
+    """Return whether no run has the lock. Takes a shared lock, so that two checks do not take each other for a run."""
     try:
         with _locked(path, shared=True):
             return True

@@ -2,7 +2,7 @@
 
 A prepare that fails costs its pod 60 to 90 s until the kubelet's pod resync. So a call waits for temporary conditions
 until shortly before the kubelet's deadline of 45 s. Waiting calls occupy the few workers that unprepares need too, so
-only some calls wait at the same time; the other calls get the error immediately.
+only some calls wait at the same time; further calls get the error immediately.
 """
 
 import contextlib
@@ -110,7 +110,7 @@ class CallBudget(Struct, frozen=True, kw_only=True):
 
 
 class RetryPolicy(Struct, frozen=True, kw_only=True):
-    """Seconds from the start of a call for which each kind of error is waited for.
+    """Seconds from the start of a call during which each kind of error is retried.
 
     - ``call_s`` bounds all claims of the call together; the kubelet's deadline is 45 s.
     - ``read_s``: with less time left, no claim is read from the API server.
@@ -165,7 +165,7 @@ class MonotonicClock:
     """The system's monotonic clock. Thread-safe."""
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()  # guards nothing but itself
+        self._condition = threading.Condition()  # only for waiting; guards no field
         self._wakes = 0
 
     def now(self) -> float:

@@ -1,1 +1,1 @@
-"""The process that tells what claims use of GPUs: reads, joins (``node/usage/``), serves, and writes what it found."""
+"""Read the use of GPUs, attribute it to claims (``node/usage/``), serve it, and write findings to a file."""

@@ -8,13 +8,13 @@ from dra_driver.config.exporter_settings import ExporterSettings
 from dra_driver.config.options import add_flags, flags_of, load
 
 DESCRIPTION = """\
-Tell what each claim, container and device uses: memory against its grant, utilisation, energy, processes, idleness.
-/metrics is for Prometheus, /usage for `kubectl dra usage`. Claims over their grant, idle claims and processes of no
-claim are written to a file, which the node process passes on.
+Report the GPU use of each claim, container and device: memory against its grant, utilization, energy, processes, idle
+time. /metrics is for Prometheus, /usage for `kubectl dra usage`. Claims over their grant, idle claims and processes of
+no claim are written to a file for the node process.
 
-The chart runs it beside the node process (exporter.enabled=true). It changes nothing, needs no token, and reads the
-host's /proc, the names of the kubelet's links to logs, and the kubelet's PodResources. Where something is missing it
-goes on and says what it cannot know.
+The chart runs it in the node process's pod (exporter.enabled=true). It changes nothing, needs no token, and reads the
+host's /proc, the names of the kubelet's links to logs, and the kubelet's PodResources. If a source is missing, it
+continues and reports the unknown values.
 
 Each flag can also be set by the environment variable in brackets; the flag takes precedence. Runs until SIGTERM.
 

@@ -43,8 +43,8 @@ from dra_driver.node.usage.watchdog import (
     idle_s,
     share_uses,
     watch,
-    watch_foreign,
     watch_idle,
+    watch_unattributed,
 )
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class LookResult(Struct, frozen=True, kw_only=True):
 
 
 class Observer:
-    """Of one thread. Times are in seconds; ``clock`` does not jump, ``now`` is UTC."""
+    """For one thread. Times are in seconds; ``clock`` does not jump, ``now`` is UTC."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Observer:
         shares, claims = share_uses(joined), claim_uses(joined)
         elapsed_s, at = joined.elapsed_s, joined.at
         self._watchdog, over = watch(self._watchdog, shares, elapsed_s, at)
-        self._foreign, unattributed = watch_foreign(self._foreign, joined.gpus, elapsed_s, at)
+        self._foreign, unattributed = watch_unattributed(self._foreign, joined.gpus, elapsed_s, at)
         self._idle, idle = watch_idle(self._idle, claims, elapsed_s, at)
         known = {use.claim.uid: idle_s(self._idle, use.claim.uid, use.used) for use in claims}
         judged = Judged(
@@ -142,7 +142,7 @@ class Observer:
 
 
 FOLDER: Final = "usage"
-"""In the driver's directory: what node process and exporter tell each other."""
+"""In the driver's directory: the files that node process and exporter exchange."""
 ASSIGNMENTS_POLL_S: Final = 0.25
 LATE_S: Final = 120.0
 """A loop that has not moved for this time hangs, in a call of the driver: only a restart helps."""
@@ -202,7 +202,7 @@ class ExporterProcess:
         self.stopping = threading.Event()
 
     def ready(self) -> list[str]:
-        return [] if self._observed is not None else ["the first look is not over"]
+        return [] if self._observed is not None else ["the first sample is not complete"]
 
     def live(self) -> list[str]:
         silent_s = time.monotonic() - self._moved_s
@@ -220,7 +220,7 @@ class ExporterProcess:
         """Content type and body of ``/usage``."""
         observed = self._observed
         found = (
-            {"version": 1, "node": self._settings.node_name, "knows": {"driver": "the first look is not over"}}
+            {"version": 1, "node": self._settings.node_name, "knows": {"driver": "the first sample is not complete"}}
             if observed is None
             else document(observed.joined, observed.ledger, window_s=observed.window_s)
         )
@@ -247,7 +247,7 @@ class ExporterProcess:
             self._findings.write(observed.findings)
             self._count(observed)
             self._observed = observed
-        except Exception:  # loop boundary: the next look may succeed
+        except Exception:  # loop boundary: the next sample may succeed
             log.exception("usage collection failed with an internal error")
             metrics.internal_error()
         metrics.look_seconds.observe(time.monotonic() - began)
@@ -255,7 +255,7 @@ class ExporterProcess:
         self._moved_s = time.monotonic()
 
     def _rest(self, until: float) -> None:
-        """Wait until the next look is due; poll whether the GPUs have to be closed, and sample their utilisation."""
+        """Wait for the next sample; meet requests to close the GPUs, and sample their utilization."""
         while (left := until - time.monotonic()) > 0 and not self.stopping.wait(min(left, ASSIGNMENTS_POLL_S)):
             self._sources.gpus.poll(self._sources.assignments.read())
             self._moved_s = time.monotonic()

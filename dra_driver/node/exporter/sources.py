@@ -67,8 +67,8 @@ class ProcReader:
         return {pid: known.facts for pid, known in found.items()}
 
     def is_nested(self) -> bool:
-        """Whether this process has a PID namespace below that of this /proc. Its /proc/self/status then has a PID of
-        each (``NSpid``, proc(5)); unlike /proc/1/ns/pid it needs no rights."""
+        """Return whether this process has a PID namespace below that of this /proc. Its /proc/self/status then has a
+        PID of each (``NSpid``, proc(5)); unlike /proc/1/ns/pid it needs no permission."""
         lines = (self._content("self", "status") or "").splitlines()
         return any(line.startswith("NSpid:") and len(line.split()) > 2 for line in lines)
 
@@ -100,7 +100,7 @@ class ProcReader:
 
     def _content(self, pid: int | str, name: str) -> str | None:
         try:
-            with open(f"{self._root}/{pid}/{name}", "rb") as file:  # noqa: PTH123 - thousands of them at each look
+            with open(f"{self._root}/{pid}/{name}", "rb") as file:  # noqa: PTH123 - thousands per sample
                 return file.read(MAX_BYTES).decode("utf-8", "replace")
         except (OSError, ValueError):  # it ended, or its files may not be read
             return None
@@ -116,7 +116,7 @@ class LogLinks:
 
     def read(self) -> LogIndex | Unread:
         try:
-            status = os.stat(self._folder)  # noqa: PTH116 - at each look
+            status = os.stat(self._folder)  # noqa: PTH116 - once per sample
             seen = (status.st_ino, status.st_mtime_ns)
             if seen != self._seen:
                 self._index, self._seen = index(self._links()), seen
@@ -161,7 +161,7 @@ class PodResourcesReader:
     def read(self) -> PodClaims | Unread:
         """The devices of each container; waits at most ``call_s`` seconds."""
         if not Path(self._path).exists():
-            return self._unread("there is no such socket")
+            return self._unread("the socket does not exist")
         self._peer = self._peer or Peer(self._path)
         try:
             answer = self._peer.call(LISTER, "List", pb.ListPodResourcesRequest(), self._call_s)
@@ -172,8 +172,8 @@ class PodResourcesReader:
 
     def _unread(self, why: str) -> Unread:
         return Unread(
-            reason=f"the kubelet does not tell which containers have which claims, at {self._path}: {why}; mount the "
-            "folder of the socket and set --pod-resources-socket (POD_RESOURCES_SOCKET)"
+            reason=f"cannot read which containers have which claims from the kubelet at {self._path}: {why}; mount the "
+            "directory of the socket and set --pod-resources-socket (POD_RESOURCES_SOCKET)"
         )
 
 

@@ -19,38 +19,38 @@ _SEEN: Final = {
     HealthCause.ECC: "The {device} has an uncorrectable (double-bit) memory error.",
     HealthCause.LOST: "The GPU does not answer: {detail}.",
     HealthCause.HANG: "A call to the GPU has not returned: {detail}.",
-    HealthCause.ROW_REMAP: "Rows of the GPU's memory are to be remapped.",
-    HealthCause.RETIRED_PAGES: "Pages of the GPU's memory are to be retired.",
+    HealthCause.ROW_REMAP: "Remapping of the GPU's memory rows is pending.",
+    HealthCause.RETIRED_PAGES: "Retirement of the GPU's memory pages is pending.",
     HealthCause.RECOVERY_ACTION: "The NVIDIA driver reports that the GPU needs a recovery: {detail}.",
     HealthCause.NVLINK: "NVLinks of the GPU are down: {detail}.",
     HealthCause.FABRIC: "The GPU's NVLink fabric is not healthy: {detail}.",
 }
 _RESET: Final = "Drain the node and reset the GPU."
 _REBOOT: Final = "Drain the node and reboot it."
-_REPLACE: Final = "The GPU has to be replaced; ask NVIDIA."
+_REPLACE: Final = "Replace the GPU; contact NVIDIA."
 _TO_DO: Final = {
     HealthCause.ECC: _RESET,
     HealthCause.LOST: "Reset the GPU or reboot the node.",
-    HealthCause.HANG: "If it does not pass, reboot the node.",
-    HealthCause.ROW_REMAP: "Drain the node and reset the GPU; the rows are remapped then.",
-    HealthCause.RETIRED_PAGES: "Drain the node and reset the GPU; the pages are retired then.",
-    HealthCause.RECOVERY_ACTION: "Drain the node and do that.",
-    HealthCause.NVLINK: "Look at nvidia-smi nvlink; reset the GPUs that the links connect.",
-    HealthCause.FABRIC: "Look at the log of Fabric Manager.",
+    HealthCause.HANG: "If it persists, reboot the node.",
+    HealthCause.ROW_REMAP: "Drain the node and reset the GPU, which remaps the rows.",
+    HealthCause.RETIRED_PAGES: "Drain the node and reset the GPU, which retires the pages.",
+    HealthCause.RECOVERY_ACTION: "Drain the node and perform that recovery.",
+    HealthCause.NVLINK: "Check nvidia-smi nvlink; reset the GPUs that the links connect.",
+    HealthCause.FABRIC: "Check the log of Fabric Manager.",
 }
 _XID_TO_DO: Final = {
     XidRecovery.NONE: "The GPU needs no recovery.",
-    XidRecovery.RESTART_APP: "The program has to be restarted; the GPU needs no recovery.",
+    XidRecovery.RESTART_APP: "Restart the program; the GPU needs no recovery.",
     XidRecovery.GPU_RESET: _RESET,
     XidRecovery.NODE_REBOOT: _REBOOT,
-    XidRecovery.CONTACT_SUPPORT: "Drain the node, reset the GPU or reboot the node; ask NVIDIA if it comes back.",
+    XidRecovery.CONTACT_SUPPORT: "Drain the node; reset the GPU or reboot the node. If it returns, contact NVIDIA.",
 }
 _STRENGTH: Final = (
     *(_REPLACE, _REBOOT),
     *(_XID_TO_DO[XidRecovery.CONTACT_SUPPORT], _TO_DO[HealthCause.LOST], _TO_DO[HealthCause.HANG]),
     *(_TO_DO[HealthCause.ROW_REMAP], _TO_DO[HealthCause.RETIRED_PAGES], _RESET),
 )
-"""Advice that covers what is below it; other advice is weaker."""
+"""Advice in order of strength: each advice includes all before it; other advice is weaker."""
 
 
 def conditions(gpu: GpuUuid, faults: Faults, at: Moment) -> tuple[HealthCondition, ...]:
@@ -86,7 +86,7 @@ def unmonitored(gpu: GpuUuid, reason: str, since: float) -> HealthCondition:
         severity=Severity.COUNTED,
         value="",
         since=since,
-        message=f"Errors of the GPU cannot be waited for: {reason}. What is read of it still counts.",
+        message=f"The driver receives no error events of the GPU: {reason}. Readings of the GPU still count.",
     )
 
 
@@ -116,11 +116,11 @@ def _message(groups: list[list[tuple[FaultKey, HealthFault]]], at: Moment) -> st
     calm = max(calm_s(key.cause, fault.repeats, at.rules, at.longest_calm_s) for key, fault in firsts)
     if firsts[0][1].phase is FaultPhase.RECOVERING:
         evidence = firsts[0][1].evidence
-        return f"{seen} Recovery was seen: {evidence}. The {device} is used again after {calm:g} s without an error."
+        return f"{seen} Recovery detected: {evidence}. The {device} accepts new claims after {calm:g} s without errors."
     advice = [_to_do(*each) for same in groups for each in same if each[1].phase is FaultPhase.OPEN]
     do = min(advice, key=lambda do: _STRENGTH.index(do) if do in _STRENGTH else len(_STRENGTH))
     ends = " Running pods are evicted." if any(fault.severity is Severity.EVICT for _, fault in firsts) else ""
-    return f"{seen} {do} New claims do not get the {device} until recovery was seen and {calm:g} s have passed.{ends}"
+    return f"{seen} {do} New claims do not get the {device} until {calm:g} s after detected recovery.{ends}"
 
 
 def _seen(key: FaultKey, fault: HealthFault, device: str, others: list[int]) -> str:
@@ -154,7 +154,7 @@ class DeviceHealth(Struct, frozen=True, kw_only=True):
     """The state of one GPU (``gi_id`` None) or of a GPU instance with conditions; ``seconds`` is the time in this
     state.
 
-    `HealthState.RECOVERING`: each condition has recovered, and its calm time has not passed; the taints stay.
+    `HealthState.RECOVERING`: each condition has recovered, but its stabilization period has not passed; taints stay.
     """
 
     gpu_uuid: GpuUuid
@@ -164,7 +164,7 @@ class DeviceHealth(Struct, frozen=True, kw_only=True):
 
 
 class HealthStatus(Struct, frozen=True, kw_only=True):
-    """Everything at one moment. ``xids`` counts XIDs since this process started; one that the table lacks is ``other``.
+    """The health at one moment. ``xids`` counts XIDs since this process started; one that the table lacks is ``other``.
     ``recoveries`` counts conditions that ended after recovery."""
 
     devices: tuple[DeviceHealth, ...] = ()

@@ -1,7 +1,7 @@
 """Describe one cause of bad health on one GPU or GPU instance over its life, and its effect by the rules of a policy.
 
     open        it holds
-    recovering  recovery was detected; it still taints until its calm time has passed
+    recovering  recovery was detected; it still taints during its stabilization period
     over        it does not taint; it is kept, because a cause that returns soon waits longer
 
 Times are seconds of the monotonic clock, which all processes of a node share; ``since`` is of the wall clock.
@@ -57,8 +57,8 @@ class HealthFault(Struct, frozen=True, kw_only=True):
     """``detail`` is the reading: a recovery action, link numbers, the reason why a GPU does not answer.
 
     ``since`` is when it reached ``severity``, ``opened`` when it began or returned, ``seen`` when it was last detected,
-    ``recovered`` when recovery was detected (``evidence`` says how), ``ended`` when its calm time had passed.
-    ``repeats`` counts returns. ``passing``: its end would show no reset.
+    ``recovered`` when recovery was detected (``evidence`` describes how), ``ended`` when it no longer
+    tainted. ``repeats`` counts returns. ``passing``: its end would show no reset.
     """
 
     severity: Severity
@@ -84,8 +84,8 @@ Faults = Mapping[FaultKey, HealthFault]
 
 
 class HealthRecord(Struct, frozen=True, kw_only=True):
-    """The faults of a node. Times are of the boot ``boot_id``. Faults of a GPU in ``forgotten`` up to its time are
-    dropped."""
+    """The faults of a node. Times are of the boot ``boot_id``. ``forgotten`` has the times at which GPUs were dropped:
+    earlier faults of theirs are ignored."""
 
     boot_id: str = ""
     gpus: Mapping[GpuUuid, Faults] = field(default_factory=dict)
@@ -115,7 +115,7 @@ def _rank(key: FaultKey, fault: HealthFault) -> tuple[bool, int, int, float, int
 CALM_S: Final[Mapping[HealthCause, float]] = {
     HealthCause.XID: 120.0,
     HealthCause.ECC: 120.0,
-    HealthCause.LOST: 300.0,  # a GPU that comes and goes: a loose riser, a failing power supply
+    HealthCause.LOST: 300.0,  # a GPU that disappears repeatedly: a loose riser, a failing power supply
     HealthCause.HANG: 300.0,
     HealthCause.ROW_REMAP: 60.0,  # read from the driver, which knows
     HealthCause.RETIRED_PAGES: 60.0,
@@ -127,7 +127,7 @@ CALM_S: Final[Mapping[HealthCause, float]] = {
 """Seconds from recovery to the end, by cause."""
 
 MOST_DOUBLINGS: Final = 3
-"""How often the calm time doubles when a fault returns."""
+"""The maximum number of doublings of the stabilization period of a fault that returns."""
 
 FLAP_WINDOW_S: Final = 3600.0
 """A fault that begins within this time after its end has returned; later it is a new one."""

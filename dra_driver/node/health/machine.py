@@ -120,7 +120,7 @@ def after_reading(faults: Faults, reading: HealthReading, at: Moment) -> Faults:
 
 def after_repair(faults: Faults, at: Moment) -> Faults:
     """The faults after an administrator reported a reset or repair."""
-    return _healed(dict(faults), "a person gave it back after a drain", at, only_reset=False)
+    return _healed(dict(faults), "an administrator undrained it", at, only_reset=False)
 
 
 def after_instances(faults: Faults, existing: Collection[int], at: Moment) -> Faults:
@@ -128,15 +128,15 @@ def after_instances(faults: Faults, existing: Collection[int], at: Moment) -> Fa
     found = dict(faults)
     for key, fault in faults.items():
         if key.gi_id is not None and key.gi_id not in existing and fault.phase is not FaultPhase.OVER:
-            found[key] = replace(_recovered(fault, "its GPU instance is gone", at), ended=at.clock)
+            found[key] = replace(_recovered(fault, "its GPU instance no longer exists", at), ended=at.clock)
     return found
 
 
 def after_boot(faults: Faults, at: Moment) -> Faults:
     """The faults of an earlier boot, in this one: a reboot resets GPUs and removes MIG instances.
 
-    A lost GPU and a failed remap stay until a reading shows recovery. Other readings recover and end after their calm
-    time, because the next reading shows them again if they still hold.
+    A lost GPU and a failed remap stay until a reading shows recovery. Other readings recover and end after their
+    stabilization period, because the next reading shows them again if they still hold.
     """
     found = {}
     for key, fault in faults.items():
@@ -210,7 +210,7 @@ def _remap(faults: Faults, reading: HealthReading) -> tuple[str, str]:
 def _healed(
     faults: dict[FaultKey, HealthFault], evidence: str, at: Moment, *, only_reset: bool
 ) -> dict[FaultKey, HealthFault]:
-    """With ``evidence`` of a reset, XIDs and ECC errors recover; with ``only_reset``, only those that need no
+    """With ``evidence`` of a reset, XIDs and ECC errors recover; with ``only_reset``, only errors that need no
     reboot."""
     if evidence:
         for key, fault in faults.items():

@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 SAVES: Final = 5
 """Most writes of the file in as many seconds."""
 SAVE_SEEN_S: Final = 5.0
-"""How old the saved time of the last error may be."""
+"""Maximum age of the saved time of the last error."""
 UNLISTED_S: Final = 30.0
-"""How long a GPU may not be read after the creation of an instance: reads give way to changes of the GPU."""
+"""Limit for the first read of a GPU after an instance was created, because changes of the GPU delay reads."""
 
 
 class NodeHealth:

@@ -2,10 +2,9 @@
 
 Another version or a damaged disk may have written the JSON: everything is checked and bounded, and unknown fields are
 dropped. Format 1 only grows. Each process merges its faults with the file under a lock on a separate file, and replaces
-the file atomically, mode 0600. It is not synced: after a power failure the node reboots, and a reboot heals most
-faults.
+the file atomically, mode 0600. It is not synced: a power failure reboots the node, which clears most faults.
 
-Each process misses events from before it listened. For each fault the later news wins: detection or recovery; at the
+Each process misses events before its start. For each fault the later news wins: detection or recovery; at the
 same time, detection. A fault that only one process has stays, because faults are never removed to end them. The merge
 is commutative and idempotent.
 """
@@ -58,7 +57,7 @@ class HealthFile:
         self._seen: tuple[int, ...] | None = None
 
     def read(self) -> HealthRecord | None:
-        """What is saved; None where nothing is, or nothing usable: then the file was moved aside. Never raises."""
+        """The saved record; None without a usable one. A damaged file is moved aside. Never raises."""
         self._seen = self._mark()
         try:
             with self._path.open("rb") as file:
@@ -72,9 +71,9 @@ class HealthFile:
         return None
 
     def exchange(self, own: HealthRecord, *, clock: float, wall: float) -> HealthRecord:
-        """Add ``own`` to what is saved; returns all of it. Raises StorageError, and the file is then as it was.
+        """Merge ``own`` into the file; return the merged record. Raises StorageError; the file is then unchanged.
 
-        ``clock`` and ``wall`` are now: what is saved is not taken as later.
+        ``clock`` and ``wall`` are the current times; later times in the file are limited to them.
         """
         try:
             lock = lock_file(self._path.with_suffix(".lock"), timeout_s=_LOCK_S)
@@ -94,7 +93,7 @@ class HealthFile:
         return found
 
     def changed(self) -> bool:
-        """Whether another process wrote the file since this one read or wrote it."""
+        """Return whether another process wrote the file since this one read or wrote it."""
         return self._mark() != self._seen
 
     def _mark(self) -> tuple[int, ...] | None:
@@ -105,10 +104,10 @@ class HealthFile:
         return (found.st_ino, found.st_size, found.st_mtime_ns)
 
     def _move_aside(self, reason: str) -> None:
-        """Keep a file that cannot be used for a later look, one at a time."""
+        """Keep one damaged file for a later inspection."""
         aside = self._path.with_name(f"{self._path.name}.damaged")
         log.warning(
-            "the saved health of GPUs cannot be used and begins anew",
+            "cannot use the saved health of GPUs; starting from scratch",
             extra={"path": self._path, "reason": reason, "kept": aside},
         )
         try:
@@ -139,7 +138,7 @@ def encode(record: HealthRecord) -> bytes:
 def decode(data: bytes) -> HealthRecord:
     """The record, without invalid faults. Raises ConfigurationError for other content."""
     if len(data) > MAX_BYTES:
-        raise ConfigurationError(f"it has more than {MAX_BYTES // 2**20} MiB")
+        raise ConfigurationError(f"larger than {MAX_BYTES // 2**20} MiB")
     try:
         written = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -186,7 +185,7 @@ def merged_records(own: HealthRecord, other: HealthRecord) -> HealthRecord:
     both = (*own.forgotten, *other.forgotten)
     forgotten = {gpu: max(own.forgotten.get(gpu, 0.0), other.forgotten.get(gpu, 0.0)) for gpu in both}
     gpus = {gpu: merged(own.gpus.get(gpu, {}), other.gpus.get(gpu, {})) for gpu in (*own.gpus, *other.gpus)}
-    never = float("-inf")  # without what was known of a GPU when it was forgotten
+    never = float("-inf")  # keep all faults of a GPU that was not dropped
     kept = {
         gpu: {key: fault for key, fault in faults.items() if _news(fault)[0] > forgotten.get(gpu, never)}
         for gpu, faults in list(gpus.items())[:MOST_GPUS]
@@ -197,7 +196,7 @@ def merged_records(own: HealthRecord, other: HealthRecord) -> HealthRecord:
 
 
 def until(record: HealthRecord, clock: float, wall: float) -> HealthRecord:
-    """The record with no time after now, whatever became of the clocks: such a time would last for years. A fault is
+    """The record with no time after now, even after a clock change: such a time would last for years. A fault is
     still detected before it recovers."""
     gpus = {
         gpu: {key: _until(fault, clock, wall) for key, fault in known.items()} for gpu, known in record.gpus.items()
@@ -218,7 +217,7 @@ def _until(fault: HealthFault, clock: float, wall: float) -> HealthFault:
 
 
 def same_boot(first: str, second: str) -> bool:
-    """Whether two boot ids are of the same boot; an unreadable one counts as the same."""
+    """Return whether two boot ids are of the same boot; an unreadable one counts as the same."""
     return first == second or not first or not second
 
 
@@ -231,7 +230,7 @@ def _newer(first: HealthFault, second: HealthFault) -> HealthFault:
     if first.phase is second.phase is FaultPhase.OPEN:
         return _both_open(first, second)
     newer = max((first, second), key=_news)
-    # What one of them calls a return, the other may not have noticed.
+    # Only one of the two processes may have noticed a return.
     return replace(newer, repeats=max(first.repeats, second.repeats))
 
 
@@ -250,7 +249,7 @@ def _both_open(first: HealthFault, second: HealthFault) -> HealthFault:
 
 
 def _news(fault: HealthFault) -> tuple[float, int, float, float, float, float, int, bool, str]:
-    """When the newest report of it came; at the same time an open fault goes first. The rest makes the order total."""
+    """Sort key: the time of the last detection or recovery, then open faults first. The rest makes the order total."""
     learnt, rank = (
         (fault.seen, 2) if fault.recovered is None else (fault.recovered, 1 if fault.ended is not None else 0)
     )

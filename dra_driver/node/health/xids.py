@@ -68,7 +68,7 @@ ROWS: Final[tuple[tuple[int, str, str, int, str], ...]] = (
     (75, "copy engine 6 raised an exception", APP, 0, "CN"),
     (76, "copy engine 7 raised an exception", APP, 0, "CN"),
     (77, "copy engine 8 raised an exception", APP, 0, "CN"),
-    (78, "a virtual GPU could not start; driver or firmware have to be updated", SUPPORT, 0, "CN"),
+    (78, "a virtual GPU could not start; driver or firmware needs an update", SUPPORT, 0, "CN"),
     (79, "the GPU has fallen off the bus", REBOOT, 565, "CN"),
     (80, "a program's push buffer arrived corrupted", APP, 0, "CN"),
     (82, "JPEG decoder 0 raised an exception", APP, 0, "CN"),
@@ -177,7 +177,7 @@ class Xid(Struct, frozen=True):
 
     @property
     def taints(self) -> bool:
-        """Whether it taints by default."""
+        """Return whether it taints by default."""
         return self.recovery not in {XidRecovery.NONE, XidRecovery.RESTART_APP}
 
 

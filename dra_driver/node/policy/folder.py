@@ -66,7 +66,7 @@ def read_folder(folder: Path) -> tuple[PolicyFile, ...]:
             files = tuple(read_file(base / name) for name in _names(base))
         except FileNotFoundError as error:
             if fingerprint(folder) != before:
-                continue  # replaced meanwhile
+                continue  # replaced since the listing
             raise ConfigurationError(f"{error.filename or folder} does not exist") from error
         except OSError as error:
             raise ConfigurationError(f"{error.filename or folder} cannot be read: {error.strerror}") from error

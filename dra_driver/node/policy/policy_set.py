@@ -102,7 +102,7 @@ def _mapping(found: object) -> Mapping[str, object]:
 
 
 class PolicySet(Struct, frozen=True):
-    """Policies in the order of their files, then those of objects; ``written`` as in the files or objects.
+    """Policies: files in their order, then objects; ``written`` as in the files or objects.
 
     ``generations`` has the ``metadata.generation`` of objects by name; None where objects are unknown or disabled.
     """

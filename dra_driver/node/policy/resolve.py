@@ -52,7 +52,7 @@ _SPEC = {"whole": "forms.whole", "mig_profiles": "forms.migProfiles"} | {
 
 
 def resolve(policies: Sequence[GpuPolicy], snapshot: Snapshot, uses: Iterable[Use], node_name: str) -> Terms:
-    """The terms of GPUs, without those that have the default terms; a form in use stays until it is free.
+    """The terms of GPUs, except default terms; a form in use stays until it is free.
 
     Raises ConfigurationError, naming policies and GPU, when policies conflict for a GPU of this node, or one reserves
     all memory of a GPU.
@@ -64,7 +64,7 @@ def resolve(policies: Sequence[GpuPolicy], snapshot: Snapshot, uses: Iterable[Us
 
 
 def first_of(sentences: Sequence[str], most: int, noun: str = "") -> str:
-    """The first ``most`` sentences, and the number of the others."""
+    """The first ``most`` sentences, and the number of omitted ones."""
     more = len(sentences) - most
     return "; ".join([*sentences[:most], *([f"and {more} more{noun}"] if more > 0 else [])])
 
@@ -130,7 +130,7 @@ def agree(policies: Sequence[GpuPolicy], gpu: Gpu) -> bool:
 
 
 def matches(select: GpuSelection, gpu: Gpu, node_name: str) -> bool:
-    """Return whether every set field matches. A property that a GPU does not report matches nothing."""
+    """Return whether every set field matches. An unreported property does not match."""
     memory = gpu.memory_bytes
     return (
         like(node_name, select.node_names)

@@ -1,10 +1,10 @@
 """Keep the policies in force on this node, from a directory and the API server, and compute the state of each.
 
 A set of files and objects is applied when all of it is valid and nothing conflicts for the node's GPUs. Until then the
-last good set, which is saved for the next start, stays in force. Without a good set no GPU is offered: a spelling
+last good set, which is saved for the next start, stays in force. Without a good set no GPU is published: a spelling
 mistake must not make a reserved GPU available to all. The caller polls with `check`.
 
-While the API server is unavailable, its objects are those of the last good set. A start without a saved set waits for
+While the API server is unavailable, the objects of the last good set count. A start without a saved set waits for
 the first answer; an answer that the kind is not served counts as no objects only then.
 """
 
@@ -165,13 +165,13 @@ class PolicySource:
 
     @property
     def problem(self) -> str | None:
-        """Why the newest policies are not in force, and which are; None while they are."""
+        """The reason why the newest policies are not in force, and which are; None while they are."""
         with self._lock:
             return self._problem()
 
     @property
     def remark(self) -> str | None:
-        """Why objects of the API server may be outdated; None while they are current, or where none ever existed."""
+        """The reason why objects of the API server may be outdated; None while current, or if there never were any."""
         problem = self._objects.problem if self._objects is not None else None
         if problem is None or self._objects is None:
             return None
@@ -179,12 +179,12 @@ class PolicySource:
             known = self._newest or self._good
         count = len(known.generations or ()) if known is not None else 0
         if self._objects.is_absent and not count and self._objects.current() is None:
-            return None  # without the CustomResourceDefinition there are no such policies
+            return None  # no CustomResourceDefinition, so no policies
         return f"GpuPolicy objects may be outdated, the last known {count} stay in force: {problem}"
 
     @property
     def is_known(self) -> bool:
-        """Return whether the policies are known, from the API server or the last good set."""
+        """Return whether the policies were read, from the API server or the last good set."""
         with self._lock:
             return not self._is_waiting
 
@@ -223,7 +223,7 @@ class PolicySource:
             return (self._newest, self._is_waiting, self._problem()) != before
 
     def terms(self, snapshot: Snapshot, uses: Iterable[Use]) -> Terms:
-        """The terms of GPUs, without those that have the default terms. Forms in use stay until they are free.
+        """The terms of GPUs, except default terms. Forms in use stay until they are free.
 
         Saves the newest policies as the last good ones if they can be applied to this node's GPUs. Raises
         DriverUnavailableError while the policies are unknown.
@@ -231,7 +231,7 @@ class PolicySource:
         in_use = tuple(uses)
         with self._lock:
             if self._is_waiting:
-                raise DriverUnavailableError(self._problem() or "the policies are not known yet")
+                raise DriverUnavailableError(self._problem() or "the policies have not been read yet")
             found = self._terms(snapshot, in_use)
             self._log_problem()
             return found
@@ -244,7 +244,7 @@ class PolicySource:
             except ConfigurationError as error:
                 self._conflict = str(error)
             else:
-                if snapshot.gpus:  # without GPUs no policies conflict, which proves nothing
+                if snapshot.gpus:  # without GPUs, a set without conflicts proves nothing
                     self._adopt(self._newest)
                 return terms
         if self._good is None:
@@ -313,20 +313,20 @@ class PolicySource:
     def _problem(self) -> str | None:
         reason = self._unreadable or self._conflict
         if self._is_waiting:
-            reason = (self._objects.problem if self._objects is not None else None) or "not listed yet"
-            return f"it is not known which GpuPolicy objects there are, so no GPU is offered: {reason}"
+            reason = (self._objects.problem if self._objects is not None else None) or "no answer yet"
+            return f"no GPUs published: GpuPolicy objects not listed yet ({reason})"
         if reason is None:
             return self._unsaved
         if self._good is None:
-            return f"policies cannot be used, so no GPU is offered: {reason}"
+            return f"no GPUs published: cannot use policies: {reason}"
         if self._conflict is not None and self._newest == self._good:
-            return f"policies contradict each other, so the GPU is not offered: {reason}"
-        return f"policies cannot be used, so the previous ones stay in force: {reason}"
+            return f"GPU not published: policies conflict: {reason}"
+        return f"cannot use the new policies, so the previous ones stay in force: {reason}"
 
     def _log_problem(self) -> None:
         problem = self._problem()
         if self._is_waiting and self._objects is not None and self._objects.problem is None:
-            return  # it was asked a moment ago
+            return  # the first request is still running
         if problem != self._logged and problem is not None:
             log.warning("policy problem", extra={"reason": problem})
         self._logged = problem

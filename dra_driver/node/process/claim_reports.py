@@ -54,9 +54,10 @@ EVENT: Final = "ClaimStatusNotWritten"
 FILE: Final = "claim-status.json"
 MAX_NOTICES: Final = 64
 MAX_CLAIMS: Final = 32
-"""Of one device that are told of one condition; a shared GPU can have more."""
+"""Maximum number of claims of one device that get an event about one condition; a shared GPU can have more."""
 MAX_PODS: Final = 16
-"""Of one claim. Kubernetes allows 256 (resource/v1 types.go, ResourceClaimReservedForMaxSize)."""
+"""Maximum number of pods of one claim that get it. Kubernetes allows 256 (resource/v1 types.go,
+ResourceClaimReservedForMaxSize)."""
 MAX_NAME, MAX_UID = 253, 128
 RIGHTS: Final = "claimEvents.enabled of the chart"
 TERMINATING: Final = "because it is being terminated"
@@ -149,7 +150,7 @@ class ClaimStatus:
 
     @property
     def problem(self) -> str | None:
-        """Why claims have no status from this node, as a sentence; None while they have."""
+        """The reason why this node writes no status of claims; None while it does."""
         return self._problem
 
     def show(self, health: Iterable[DeviceReport]) -> None:
@@ -160,7 +161,7 @@ class ClaimStatus:
             self.worker.wake()
 
     def step(self) -> float | None:
-        """Write what is not written yet; return the seconds until a retry, None if nothing is left."""
+        """Write pending changes; return the seconds until a retry, None if nothing is left."""
         try:
             if not self._may_write():
                 return None if self._refused else RETRY_S
@@ -179,8 +180,8 @@ class ClaimStatus:
                 self._refused = True
                 self._fail(
                     f"the status of claims is not written: the API server is {found}, expected Kubernetes "
-                    f"1.{LEAST_MINOR} or newer, where a node may be allowed to write nothing else of a claim; unset "
-                    "CLAIM_STATUS (--claim-status), and take the right to write resourceclaims/status away"
+                    f"1.{LEAST_MINOR} or newer, where a node's permission can be limited to this status; unset "
+                    "CLAIM_STATUS (--claim-status), and remove the permission to write resourceclaims/status"
                 )
             self._checked = not self._refused
         return self._checked
@@ -208,15 +209,15 @@ class ClaimStatus:
         try:
             stored = self._rest.apply(f"{paths.resource_claim(ref.namespace, ref.name)}/status", body, MANAGER)
         except (NotFoundError, ConflictError):
-            return True  # it is gone, or another one has its name
-        except InvalidObjectError as error:  # not allocated any more, as after a forced deletion: the others go on
-            log.info("the status of a claim is refused", extra={"claim": str(ref), "reason": error})
+            return True  # the claim is deleted, or another one has its name
+        except InvalidObjectError as error:  # no longer allocated, as after a forced deletion; continue
+            log.info("API server refused the status of a claim", extra={"claim": str(ref), "reason": error})
             return True
         except (ApiUnreachableError, ServerBusyError) as error:
-            log.info("the status of a claim is written later", extra={"claim": str(ref), "reason": error})
+            log.info("cannot write the status of a claim; will retry", extra={"claim": str(ref), "reason": error})
             return False
         except KubernetesApiError as error:
-            self._fail(f"the status of claims is not written: {error}; see docs/health.md for the rights it takes")
+            self._fail(f"the status of claims is not written: {error}; see docs/health.md for the required permissions")
             return False
         status = stored.get("status")
         if not (isinstance(status, dict) and status.get("devices")):
@@ -229,7 +230,7 @@ class ClaimStatus:
 
     def _fail(self, problem: str) -> None:
         if problem != self._problem:
-            log.warning("claims have no status from this node", extra={"reason": problem})
+            log.warning("cannot write the status of claims", extra={"reason": problem})
             self._warn(problem)
         self._problem = problem
 
@@ -237,7 +238,7 @@ class ClaimStatus:
         try:
             replace_file(self._path, json.dumps({"version": 1, "claims": self._written}).encode())
         except OSError as error:
-            log.warning("it cannot be noted which claims have a status", extra={"reason": error})
+            log.warning("cannot save which claims have a status", extra={"reason": error})
 
 
 def _read(path: Path) -> dict[ClaimUid, str]:
@@ -249,7 +250,10 @@ def _read(path: Path) -> dict[ClaimUid, str]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        log.warning("the status of all claims is written again", extra={"file": path, "reason": error})
+        log.warning(
+            "cannot read claim status file; writing the status of all claims again",
+            extra={"file": path, "reason": error},
+        )
         return {}
 
 
@@ -301,7 +305,7 @@ def told_objects(ref: ClaimRef, document: Mapping[str, object]) -> list[ObjectRe
 
 
 class ClaimEvents:
-    """Records events on claims and their pods when a device becomes unhealthy or recovers, and those of their usage.
+    """Records events on claims and their pods when a device becomes unhealthy or recovers, and about their usage.
 
     `ConditionEvents` decides when; the journal names the claims, ``status.reservedFor`` their pods. A separate recorder
     keeps many claims from displacing the Node's events; failed events are dropped. ``worker`` runs it; ``tell`` from
@@ -319,7 +323,7 @@ class ClaimEvents:
             self._notices.put_nowait(notice)
             self.worker.wake()
         except queue.Full:
-            log.warning("claims are not told of a condition: too many wait", extra={"condition": notice.message})
+            log.warning("claim event dropped: event queue is full", extra={"condition": notice.message})
 
     def step(self) -> float | None:
         """Write the events of one notice; return 0.0, or None if none waits."""
@@ -337,13 +341,13 @@ class ClaimEvents:
             else:
                 held = [claim.ref for claim in self._claims() if _has(claim, notice)]
             if len(held) > MAX_CLAIMS:
-                log.info("some claims are not told of a condition", extra={"left_out": len(held) - MAX_CLAIMS})
+                log.info("no event for some claims of a device: too many", extra={"left_out": len(held) - MAX_CLAIMS})
             for ref in held[:MAX_CLAIMS]:
                 if self.worker.is_stopping:
                     return
                 self._tell_claim(ref, notice)
         except (StorageError, ApiUnreachableError) as error:
-            log.warning("claims are not told of a condition", extra={"condition": notice.message, "reason": error})
+            log.warning("cannot record claim events", extra={"condition": notice.message, "reason": error})
 
     def _tell_claim(self, ref: ClaimRef, notice: Notice | ClaimNotice) -> None:
         try:
@@ -351,9 +355,9 @@ class ClaimEvents:
         except NotFoundError:
             return
         except ApiUnreachableError:
-            raise  # the next claims would only wait as long
+            raise  # the next claims would fail too
         except KubernetesApiError as error:
-            log.warning("a claim is not told of a condition", extra={"claim": str(ref), "reason": error})
+            log.warning("cannot record an event on a claim", extra={"claim": str(ref), "reason": error})
             return
         for about in told_objects(ref, document):
             self._recorder.record(about, notice.kind, notice.reason, notice.message)
@@ -368,14 +372,14 @@ class Refusals:
 
     def __call__(self, reason: str, error: KubernetesApiError) -> None:
         if isinstance(error, NotFoundError) or TERMINATING in str(error):
-            log.debug("the namespace of an event is gone", extra={"reason": reason, "error": str(error)})
+            log.debug("no event: its namespace is being deleted", extra={"reason": reason, "error": str(error)})
         elif not isinstance(error, ForbiddenError):
             log.warning("event on a claim not written; dropped", extra={"reason": reason, "error": str(error)})
         elif not self._said:
             self._said = True
             log.warning(
-                f"events on claims and pods are not written: the right to is missing, see {RIGHTS}; "
-                "apply it, or unset CLAIM_EVENTS (--claim-events). This is said once",
+                f"events on claims and pods are not written: permission is missing, see {RIGHTS}; "
+                "grant it, or unset CLAIM_EVENTS (--claim-events). This is logged once",
                 extra={"error": str(error)},
             )
 

@@ -1,16 +1,16 @@
 """Detach from the NVIDIA driver on request, for a driver upgrade or a GPU reset; reattach when the request ends.
 
     attached     a request comes             new prepares are refused, all devices tainted
-    waiting      for claims to end, where the request says so; then for calls in work
-    closing      every handle of NVML is closed; a call that hangs keeps it here
+    waiting      for claims to end, where the request requires it; then for calls in progress
+    closing      every NVML handle is closed; a call that hangs keeps the process here
     detached     the request ends            a new session is opened with the installed library
     reattaching  the GPUs have been read     the taint is removed, prepares are admitted
 
 A request is the Node's annotation ``gpu.dra-driver.io/detach: <reason>`` (any value but ``false``), the file ``detach``
 in the driver's directory, or one of `LABELS`, which waits until no claim is prepared. k8s-driver-manager (bd62ca7,
-cmd/driver-manager/main.go:47, 656-740) sets a label that is ``true`` to ``paused-for-driver-upgrade``, and one of
-another value to ``<value>_paused-for-driver-upgrade``: that of GPU clients first, then it evicts the pods that have
-claims, then it sets that of DRA drivers and unloads the kernel modules.
+cmd/driver-manager/main.go:47, 656-740) sets a label that is ``true`` to ``paused-for-driver-upgrade``, and any other
+value to ``<value>_paused-for-driver-upgrade``. It sets the label of GPU clients, evicts the pods that have claims, then
+sets the label of DRA drivers and unloads the kernel modules.
 """
 
 import errno
@@ -43,7 +43,7 @@ FILE: Final = "detach"
 LABELS: Final = ("nvidia.com/gpu.deploy.client", "nvidia.com/gpu.deploy.dra-driver")
 PAUSED: Final = "paused-for-driver-upgrade"
 MAX_FILE_BYTES: Final = 4096
-# Errors of open() that say that something of that name exists. Others, such as EIO, say nothing.
+# Errors of open() that prove that the file exists. Others, such as EIO, prove nothing.
 _EXISTS: Final = frozenset({errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO})
 
 
@@ -79,7 +79,7 @@ def find_request(node: OwnNode | None, file: "str | None", path: Path) -> Detach
     return DetachRequest(
         source=f"label {label} of node {node.name}",
         reason=PAUSED,
-        ends="it ends with the driver upgrade, when the label is set back",
+        ends="it ends when the driver upgrade resets the label",
         when_unused=True,
     )
 
@@ -90,8 +90,8 @@ class DetachFile:
         self._last: str | None = None
 
     def read(self) -> str | None:
-        """Its content, at most `MAX_FILE_BYTES`; None if it does not exist. An unreadable file requests a detach too.
-        After an error that does not show whether it exists, the last answer counts. For one thread."""
+        """The content, at most `MAX_FILE_BYTES`; None if the file does not exist. An unreadable file requests a detach
+        too. After an error that does not show whether it exists, the last result counts. For one thread."""
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -107,7 +107,7 @@ class DetachFile:
 def _content(descriptor: int) -> str:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return "it is no regular file"
+            return "it is not a regular file"
         return os.read(descriptor, MAX_FILE_BYTES).decode("utf-8", "replace")
     except OSError as error:
         return f"it cannot be read ({error.strerror})"
@@ -118,36 +118,36 @@ def _content(descriptor: int) -> str:
 THREAD_NAME: Final = "detach"
 LOOK_S: Final = 1.0
 REST_S: Final = 30.0
-"""Without a request, should nothing wake the thread."""
+"""Interval without a request, in case a wakeup is missed."""
 REATTACH_LOOK_S: Final = 0.2
 PUBLISH_LOOK_S: Final = 0.02
 WORK_S: Final = 45.0
-"""Limit for calls in work before the driver is closed; they end by themselves within 40 s."""
+"""Limit for calls in progress before the driver is closed; they end within 40 s."""
 PUBLISH_S: Final = 2.0
 """Limit for the taint to reach the API server before the driver is closed."""
 CLOSE_S: Final = 10.0
-"""How long running calls of NVML are waited for at a time."""
+"""Seconds that one attempt waits for running NVML calls."""
 
 _STUCK: Final = (
-    "a call of the driver has not returned, or a device file is still open: see the log of the node process; "
-    "where it stays so, delete the pod of the node process: the next one starts without the driver"
+    "an NVML call has not returned, or a device file is still open: see the log of the node process; if this persists, "
+    "delete its pod: the next pod starts without the driver"
 )
 _EXPORTER: Final = (
-    "the usage exporter of this node has the driver open: see its log; where it stays so, delete its pod: the next one "
+    "the usage exporter of this node has the driver open: see its log; if this persists, delete its pod: the next pod "
     "starts without the driver"
 )
 
 
 class Phase(Enum):
     ATTACHED = ""
-    WAITING = "this node is about to give its NVIDIA driver up"
-    CLOSING = "this node gives its NVIDIA driver up"
-    DETACHED = "this node has given its NVIDIA driver up"
-    REATTACHING = "this node waits for its NVIDIA driver, which it had given up"
+    WAITING = "waiting to detach from the NVIDIA driver"
+    CLOSING = "detaching from the NVIDIA driver"
+    DETACHED = "detached from the NVIDIA driver"
+    REATTACHING = "reattaching to the NVIDIA driver"
 
 
 class _State(Struct, frozen=True):
-    """``note`` says what is waited for. Replaced as a whole, so that any thread reads it without a lock."""
+    """``note`` names the present obstacle. Replaced as a whole, so that any thread reads it without a lock."""
 
     phase: Phase = Phase.ATTACHED
     request: DetachRequest | None = None
@@ -197,12 +197,12 @@ class Detaching:
 
     @property
     def detached(self) -> str | None:
-        """Why the driver must not be used; None while it can be."""
+        """The reason why the driver must not be used; None while it can be."""
         return self.problem if self.is_detached else None
 
     @property
     def problem(self) -> str | None:
-        """Why no new claim is prepared, as a sentence; None while attached."""
+        """The reason why no new claim is prepared; None while attached."""
         state = self._state
         if state.request is None:
             return None
@@ -210,70 +210,70 @@ class Detaching:
 
     def step(self) -> float:
         """Take the next step; return the seconds until another. Takes up to `WORK_S` and `CLOSE_S` while calls are in
-        work."""
+        progress."""
         request = self._find()
         if request is not None:
-            self._give_up(request)
+            self._detach(request)
         elif self._state.phase is Phase.REATTACHING:
             problem = self._inventory.problem
-            if problem is None:  # the first good read ends it, whenever the driver is back
-                self._attached("the NVIDIA driver is in use again")
+            if problem is None:  # the first successful read ends the reattachment
+                self._attached("reattached to the NVIDIA driver")
             else:
                 self._set(Phase.REATTACHING, self._state.request, problem)
             return REATTACH_LOOK_S
         elif self._state.phase in (Phase.CLOSING, Phase.DETACHED):
-            log.info("taking the NVIDIA driver again")
+            log.info("reattaching to the NVIDIA driver")
             self._gpus.reattach()
             self._set(Phase.REATTACHING, self._state.request, "")
             self._inventory.refresh()
             return REATTACH_LOOK_S
         elif self._state.phase is Phase.WAITING:
-            self._attached("the NVIDIA driver stays in use: the request to give it up was withdrawn")
+            self._attached("the NVIDIA driver stays attached: the detach request was withdrawn")
         else:
             return REST_S
         return LOOK_S
 
-    def _give_up(self, request: DetachRequest) -> None:
+    def _detach(self, request: DetachRequest) -> None:
         state = self._state
         if state.phase is Phase.DETACHED:
-            if request != state.request:  # another one asks now, or for another reason
+            if request != state.request:  # the source or the reason of the request changed
                 self._close(request)
             return
         self._gate.close(_refusal(request))
         if state.phase in (Phase.ATTACHED, Phase.REATTACHING) or state.request != request:
-            log.info("asked to give the NVIDIA driver up", extra={"by": request.source, "reason": request.reason})
+            log.info("detach from the NVIDIA driver requested", extra={"by": request.source, "reason": request.reason})
             self._tell("Normal", "DriverDetaching", f"{Phase.WAITING.value} ({request})")
         if state.phase is not Phase.CLOSING:
             self._set(Phase.WAITING, request, self._waits_for(request))
             if self._state.note:
                 return
             if not self._gate.wait_idle(WORK_S):
-                log.warning("calls of the kubelet are in work; closing the NVIDIA driver all the same")
+                log.warning("kubelet calls are still in progress; detaching from the NVIDIA driver anyway")
             if self._find() != request:
-                return  # the next step sees what is asked now
+                return  # the next step reads the new request
             if note := self._waits_for(request):  # one of these calls prepared a claim
                 self._set(Phase.WAITING, request, note)
                 return
-            # The run after this one may find only the slices that this one left: they should have the taint.
+            # The next run may find only the slices that this run published: they need the taint.
             until = self._clock() + PUBLISH_S
             while not self._published() and self._clock() < until and not self.worker.pause(PUBLISH_LOOK_S):
                 pass
         self._close(request)
 
     def _waits_for(self, request: DetachRequest) -> str:
-        """What has to end before the driver is closed; "" for nothing."""
+        """The obstacles to closing the driver; "" without one."""
         if not request.when_unused:
             return ""
         try:
             left = self._prepared()
         except DraError as error:
-            return f"it is not known whether claims are prepared: {error}"
+            return f"cannot read whether claims are prepared: {error}"
         return f"waiting for {left} prepared claim{'s' if left > 1 else ''} to end" if left else ""
 
     def _close(self, request: DetachRequest) -> None:
         was, asked_anew = self._state.phase, self._state.request != request
-        if was is Phase.WAITING:  # before the call: nothing else may use the driver, such as a search for its files
-            self._set(Phase.CLOSING, request, "calls of the driver are in work")
+        if was is Phase.WAITING:  # before the call: no other thread may use the driver, such as a search for its files
+            self._set(Phase.CLOSING, request, "NVML calls are in progress")
         done = self._gpus.detach(str(request), CLOSE_S)
         self._inventory.refresh()
         note = _STUCK if not done else "" if self._exporter_closed() else _EXPORTER
@@ -281,7 +281,7 @@ class Detaching:
             self._gate.close(_refusal(request))
             self._set(Phase.DETACHED, request)
             if was is not Phase.DETACHED or asked_anew:
-                log.info("NVIDIA driver given up", extra={"by": request.source, "reason": request.reason})
+                log.info("detached from the NVIDIA driver", extra={"by": request.source, "reason": request.reason})
                 self._tell("Normal", "DriverDetached", f"{Phase.DETACHED.value} ({request})")
             return
         if self._state.note != note:
@@ -302,7 +302,7 @@ class Detaching:
 
 
 def _refusal(request: DetachRequest) -> str:
-    return f"this node gives its NVIDIA driver up, asked by {request}; {request.ends}"
+    return f"this node detaches from its NVIDIA driver, requested by {request}; {request.ends}"
 
 
 def wake_for_file(detaching: Detaching, plugin_dir: Path) -> None:

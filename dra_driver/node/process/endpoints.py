@@ -1,13 +1,13 @@
 """Publish and withdraw the DRA socket and the registration socket, and replace them when their files disappear.
 
 The DRA socket accepts calls before the registration socket appears, because the kubelet dials it right after
-``GetInfo``. At the stop the registration socket goes last: when it disappears, the kubelet closes its connection with
-every call on it (kubernetes/kubernetes pkg/kubelet/cm/dra/plugin, DeRegisterPlugin), and a pod whose prepare was cut
-off waits half a minute. A listening unix socket cannot be linked again, so a new server takes the path of a deleted
-file, and the old one finishes its calls.
+``GetInfo``. The registration socket is withdrawn last: when it disappears, the kubelet closes its connection with every
+call on it (kubernetes/kubernetes pkg/kubelet/cm/dra/plugin, DeRegisterPlugin), and a pod whose prepare was canceled
+waits half a minute. A listening unix socket cannot be linked again, so a new server takes the path of a deleted file,
+and the old one finishes its calls.
 
-After a refused registration the kubelet asks again, with pauses of up to two minutes (pkg/kubelet/pluginmanager), so
-this driver does not retry.
+After a refused registration the kubelet retries, with pauses of up to two minutes (pkg/kubelet/pluginmanager), so this
+driver does not retry.
 """
 
 import logging
@@ -43,7 +43,7 @@ DRA_THREADS = 12
 REGISTRATION_THREADS = 2
 TIMEOUT_S = 2.0
 GOOD_S: Final = 25.0
-"""How long a good answer counts: checks every 10 s were a third of the CPU time of an idle node process."""
+"""Validity of a successful check: checks every 10 s took a third of the CPU time of an idle node process."""
 
 
 class Registration:
@@ -69,14 +69,14 @@ class Registration:
             self._answered(None)
             log.info("registered with the kubelet", extra={"driver": self._driver, "endpoint": self._endpoint})
         else:
-            reason = request.error or "it gave no reason"
+            reason = request.error or "no reason given"
             self._answered(f"the kubelet refused to register driver {self._driver}: {reason}")
             log.error("the kubelet refused the registration", extra={"driver": self._driver, "reason": reason})
         metrics.registrations_total.labels("registered" if request.plugin_registered else "refused").inc()
         return pb.RegistrationStatusResponse()
 
-    def forget(self) -> None:
-        """Return to not registered: the socket was created again, and the kubelet will ask again."""
+    def reset(self) -> None:
+        """Return to not registered: the socket was created again, and the kubelet will register it again."""
         self._answered(_NOT_YET)
 
     @property
@@ -115,7 +115,7 @@ class Endpoints:
 
     def check(self) -> None:
         """Replace sockets whose files disappeared; a failure becomes ``problem``. Never raises. A socket that another
-        process put in place is left alone: two drivers that take turns are worse than one not ready."""
+        process put in place stays: two drivers that replace each other are worse than one not ready."""
         if self._problem is None and self._dra.socket.is_in_place() and self._registrar.socket.is_in_place():
             return
         problem = None
@@ -140,12 +140,12 @@ class Endpoints:
             _started(fresh, self._paths.dra)
             self._dra, old = fresh, self._dra
             metrics.sockets_recreated_total.labels("dra").inc()
-            # Makes a connected kubelet dial again; it finds the new server at the old path. A new registration would do
-            # that as well, but the kubelet would cut the calls in progress (see above).
+            # Makes a connected kubelet dial again; it finds the new server at the old path. A new registration would
+            # too, but the kubelet would cancel the calls in progress (see above).
             old.retire()
         if self._registrar.socket.is_missing():
             registrar = self._new_registrar()
-            self._registration.forget()
+            self._registration.reset()
             _started(registrar, self._paths.registration)
             self._registrar, retired = registrar, self._registrar
             metrics.sockets_recreated_total.labels("registration").inc()
@@ -155,8 +155,8 @@ class Endpoints:
         for server in (self._dra, self._registrar):
             if not server.socket.is_in_place():
                 return (
-                    f"{server.socket.path} is no longer this driver's socket: another process has put its own there;"
-                    " stop that process (another driver of this name?) or remove the file, and the socket comes back"
+                    f"{server.socket.path} is not this driver's socket: another process has replaced it; stop that"
+                    " process (another driver of this name?) or remove the file, and the driver restores the socket"
                 )
         return None
 
@@ -169,7 +169,7 @@ class Endpoints:
 
 
 def _started(server: UnixServer, path: Path) -> None:
-    log.warning("socket is gone, creating it again", extra={"socket": path})
+    log.warning("socket disappeared; creating it again", extra={"socket": path})
     with suppress(OSError):
         path.parent.mkdir(mode=0o750, exist_ok=True)  # the folder may have been removed; its parent is the kubelet's
     server.start()

@@ -39,7 +39,7 @@ class FabricHistory(Struct, frozen=True, kw_only=True):
 
 
 def after_look(history: FabricHistory, gpu: Gpu, now: float) -> FabricHistory:
-    """The history after a look at ``gpu`` at ``now``. A clock that jumps back begins the grace again."""
+    """The history after a poll of ``gpu`` at ``now``. A clock that jumps back restarts the grace period."""
     is_cut = bool(gpu.mig_instances) or (gpu.mig_enabled and not gpu.mig_mode_owned)
     if gpu.fabric is None or gpu.fabric.is_ready or is_cut:
         return FabricHistory(was_ready=True)
@@ -50,8 +50,8 @@ def after_look(history: FabricHistory, gpu: Gpu, now: float) -> FabricHistory:
 def taint_of(history: FabricHistory, fabric: Fabric | None, now: float) -> Taint | None:
     """The taint of a GPU with that history and state, or None.
 
-    A GPU whose fabric was ready, or whose last partition was destroyed, gets `GRACE_S`: it is probed again. At the
-    first look at a GPU, and after a failed probe, it is tainted immediately.
+    A GPU whose fabric was ready, or whose last partition was destroyed, gets `GRACE_S`: it is probed again. A GPU is
+    tainted immediately at its first poll and after a failed probe.
     """
     if history.not_ready_since is None or fabric is None:
         return None
@@ -70,7 +70,7 @@ class FabricWatch:
         self._lock = threading.Lock()  # guards the fields below
         self._histories: dict[GpuUuid, FabricHistory] = {}
         self._tainted: dict[GpuUuid, str] = {}  # a sentence for each GPU
-        self._news: dict[GpuUuid, str] = {}  # those without an event yet
+        self._news: dict[GpuUuid, str] = {}  # GPUs without an event yet
 
     def amend(self, snapshot: Snapshot, terms: Terms) -> Mapping[GpuUuid, GpuTerms]:
         now = self._clock()
@@ -107,20 +107,20 @@ class FabricWatch:
                 log.warning("the NVLink fabric of a GPU is not ready", extra={"gpu": gpu, "reason": sentence})
         for gpu in self._tainted.keys() - tainted.keys():
             self._news.pop(gpu, None)
-            log.info("the NVLink fabric of the GPU is ready", extra={"gpu": gpu})
+            log.info("the NVLink fabric of a GPU is ready", extra={"gpu": gpu})
         self._tainted = tainted
         metrics.fabric_not_ready.set(len(tainted))
 
 
 def _sentence(gpu: Gpu) -> str:
     if gpu.fabric is not None and gpu.fabric.has_failed:
-        effect = "it takes no part in NVLink"
+        effect = "it cannot use NVLink"
     else:
         effect = "CUDA fails on it with error 802 (system not yet initialized)"
     return (
         f"{gpu.device_name} gets no new claims as a whole: its NVLink fabric is not ready (probe {gpu.fabric}), so "
-        f"{effect}; see that Fabric Manager runs on this node in the driver's version (systemctl status "
-        "nvidia-fabricmanager, /var/log/fabricmanager.log); the taint goes once the probe has succeeded"
+        f"{effect}; check that Fabric Manager runs on this node in the driver's version (systemctl status "
+        "nvidia-fabricmanager, /var/log/fabricmanager.log); a successful probe removes the taint"
     )
 
 
@@ -151,7 +151,7 @@ class PartitionWithholding:
             state = self._states.pop(partition.gpu_uuid, NO_REFUSALS)
             self._news.pop(partition.gpu_uuid, None)
         if state.withheld:
-            log.info("partitions are offered again: one was created", extra={"gpu": partition.gpu_uuid})
+            log.info("partitions are published again: one was created", extra={"gpu": partition.gpu_uuid})
 
     def amend(self, snapshot: Snapshot, terms: Terms) -> Mapping[GpuUuid, GpuTerms]:
         with self._lock:
@@ -162,7 +162,7 @@ class PartitionWithholding:
                     del self._states[gpu]
                     self._news.pop(gpu, None)
                 if state.withheld and not current.withheld:
-                    log.info("partitions are offered again", extra={"gpu": gpu, "after_s": WITHHELD_S})
+                    log.info("partitions are published again", extra={"gpu": gpu, "after_s": WITHHELD_S})
             self._names = {gpu.uuid: gpu.device_name for gpu in snapshot.gpus if gpu.uuid in self._states}
             held = {gpu: self._states[gpu] for gpu in self._names if self._states[gpu].withheld}
             metrics.partitions_withheld.set(len(held))
@@ -194,6 +194,6 @@ class PartitionWithholding:
 def _remark(name: str) -> str:
     return (
         f"MIG partitions of {name} that do not exist yet are withheld from new claims for {WITHHELD_S / 60:.0f} "
-        f"minutes: {LIMIT} times within {WITHIN_S / 60:.0f} minutes none could be created, because another process had "
-        "the GPU open"
+        f"minutes: {LIMIT} attempts to create one failed within {WITHIN_S / 60:.0f} minutes, because another process "
+        "had the GPU open"
     )

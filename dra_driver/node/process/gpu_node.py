@@ -1,8 +1,8 @@
 """Create the GpuNode of this node and write its status when it changes.
 
 At the start it reads the object and writes only the difference, so that the restart of a fleet writes nothing.
-Kubernetes' garbage collector deletes an object whose owner is an earlier Node of this name: it is checked until it
-disappears, then created again. Where the kind is not served, the node works without.
+Kubernetes' garbage collector deletes an object whose owner is an earlier Node of this name. Its deletion is awaited,
+then the object is created again. Where the kind is not served, the node works without it.
 """
 
 import logging
@@ -68,7 +68,7 @@ PAUSE_S: Final = 2.0
 LONGEST_PAUSE_S: Final = 60.0
 RETRY_S: Final = 30.0
 ABSENT_S: Final = (10.0, 300.0)
-"""First and longest wait while the kind is not served, or not allowed, and for the end of an object without owner."""
+"""First and longest wait while the kind is not served or access is forbidden, and for the object's deletion."""
 CHECK_S: Final = 3600.0
 STEADY_S: Final = 600.0
 _NUMBERS: Final = re.compile(r"\d[\d., ]*")
@@ -95,11 +95,11 @@ class GpuNodeKeeper:
     ) -> None:
         self._rest, self._name, self._collect, self._owner, self._warn = rest, node_name, collect, owner, warn
         self._clock, self._now = clock, now
-        self._written: GpuNodeStatus | None = None  # None: what is stored has to be read first
+        self._written: GpuNodeStatus | None = None  # None: read the stored object first
         self._written_at = float("-inf")
         self._pause_s = PAUSE_S
         self._later = Backoff(first_s=ABSENT_S[0], longest_s=ABSENT_S[1], jitter=0.0)
-        self._is_left_behind = False  # the object that is stored belongs to an earlier Node
+        self._is_left_behind = False  # the stored object belongs to an earlier Node
         self._problem: str | None = None
         self._uid = ""  # of the Node, at the last step
         self.worker = Worker(
@@ -108,28 +108,28 @@ class GpuNodeKeeper:
 
     @property
     def problem(self) -> str | None:
-        """Why the GpuNode is not current, as a sentence; None while it is, and where the kind is not served."""
+        """The reason why the GpuNode is not current; None while it is, and where the kind is not served."""
         return self._problem
 
     def step(self) -> float:
-        """Write what changed; return the seconds until the next step."""
+        """Write changes; return the seconds until the next step."""
         try:
             wanted = self._collect()
             if wanted is None:
                 return RETRY_S
             wait_s = self._settle(wanted)
         except NotFoundError as error:
-            log.info("the API server has no GpuNodes; the node works without", extra={"reason": error})
+            log.info("API server does not serve GpuNodes; continuing without", extra={"reason": error})
             self._problem, self._written = None, None
             return self._later.next_s()
         except (ConflictError, AlreadyExistsError) as error:
-            log.info("the GpuNode is written again", extra={"reason": error})
+            log.info("GpuNode no longer exists; creating it again", extra={"reason": error})
             return PAUSE_S
         except (ForbiddenError, InvalidObjectError) as error:
-            self._fail(f"the GpuNode is not written: {error}; see docs/operations.md for the rights it takes")
+            self._fail(f"cannot write the GpuNode: {error}; see docs/operations.md for the required permissions")
             return self._later.next_s()
         except DraError as error:
-            log.info("the GpuNode is written later", extra={"reason": error})
+            log.info("cannot write the GpuNode; will retry", extra={"reason": error})
             return RETRY_S
         self._problem = None
         if self._is_left_behind:
@@ -143,7 +143,7 @@ class GpuNodeKeeper:
 
     def _settle(self, wanted: GpuNodeStatus) -> float:
         former, self._uid = self._uid, self._owner()
-        if former not in ("", self._uid):  # with a Node that is deleted and made anew, its GpuNode goes
+        if former not in ("", self._uid):  # deleting the Node deletes its GpuNode
             self.check()
         if self._written is None:
             self._written = self._stored()
@@ -169,7 +169,7 @@ class GpuNodeKeeper:
             found = self._rest.get(paths.gpu_nodes(self._name))
         except NotFoundError:
             self._is_left_behind = False
-            return None  # the object, or the kind: its creation tells
+            return None  # the object or the kind is missing: creating it shows which
         metadata = found.get("metadata")
         owners = metadata.get("ownerReferences") if isinstance(metadata, dict) else None
         uids = [each.get("uid") for each in owners if isinstance(each, dict)] if isinstance(owners, list) else []
@@ -196,14 +196,14 @@ class GpuNodeKeeper:
     def _create(self) -> None:
         uid = self._owner()
         if not uid:
-            raise KubernetesApiError(f"the Node {self._name} is not known yet, which has to own the GpuNode")
+            raise KubernetesApiError(f"cannot create the GpuNode: its owner, Node {self._name}, has not been read yet")
         owner = {"apiVersion": "v1", "kind": "Node", "name": self._name, "uid": uid}
         metadata = {"name": self._name, "ownerReferences": [owner]}
         self._rest.create(paths.gpu_nodes(), {"apiVersion": API_VERSION, "kind": NODE_KIND, "metadata": metadata})
 
     def _fail(self, problem: str) -> None:
         if problem != self._problem:
-            log.warning("the GpuNode of this node is not written", extra={"reason": problem})
+            log.warning("cannot write the GpuNode", extra={"reason": problem})
             self._warn(problem)
         self._problem = problem
 
@@ -227,8 +227,8 @@ _FORMS = {Form.PARTITION: PublishedForm.PARTITIONS, Form.SHARE: PublishedForm.SH
 
 
 class NodeFacts(Struct, frozen=True, kw_only=True):
-    """The node process's knowledge at one moment. ``terms`` are the published ones; ``missing`` are GPUs of the
-    snapshot that are not found any more."""
+    """Facts of the node process at one moment. ``terms`` are the published ones; ``missing`` are GPUs of the snapshot
+    that are no longer found."""
 
     snapshot: Snapshot
     terms: Terms
@@ -250,7 +250,7 @@ def status_of(facts: NodeFacts, driver_name: str) -> GpuNodeStatus:
     left_out = [
         NodeProblem(reason="GpuLeftOut", message=f"GPU {each.label} cannot be used: {each.reason}")
         for each in facts.snapshot.left_out
-        if each.label not in sick  # its condition says it, with what to do
+        if each.label not in sick  # its condition has the message
     ]
     return GpuNodeStatus(
         driver_name=driver_name,
@@ -279,7 +279,7 @@ def _gpu(gpu: Gpu, facts: NodeFacts) -> NodeGpu:
         health = HealthWord.UNKNOWN
     if gpu.uuid in facts.missing and not bad:
         health, causes = HealthWord.UNHEALTHY, (HealthCause.LOST.value,)
-        messages = ["the GPU is not found on its node any more"]
+        messages = ["the GPU is no longer found on its node"]
     return NodeGpu(
         name=gpu.device_name,
         uuid=gpu.uuid,
@@ -312,7 +312,7 @@ def offered_forms(gpu: Gpu, terms: GpuTerms) -> tuple[PublishedForm, ...]:
 
 
 def used_form(uses: Iterable[Use]) -> PublishedForm:
-    """The form that claims have of a GPU; the whole one where they have several, as during a change."""
+    """The form that claims have of a GPU; whole while claims have several forms, as during a change."""
     found = {use.form for use in uses}
     return next((word for form, word in reversed(_FORMS.items()) if form in found), PublishedForm.FREE)
 
@@ -329,7 +329,7 @@ EVENT: Final = "GpuNodeNotWritten"
 
 
 class GpuNodeService:
-    """The GpuNode of this node. ``not_ready`` and ``remarks`` return the sentences of the HTTP endpoint."""
+    """The GpuNode of this node. ``not_ready`` and ``remarks`` return the messages of the HTTP endpoint."""
 
     def __init__(
         self,

@@ -49,11 +49,11 @@ MPS = "mps"
 
 
 class Hardware(Struct, frozen=True, kw_only=True):
-    """GPUs and the files that belong to them. ``renew_root`` brings a simulated driver root up to date.
+    """GPUs and the files that belong to them. ``renew_root`` updates a simulated driver root.
 
     ``host`` shows the host's ``/`` where the driver root may be another one. ``host_dev`` is the host's ``/dev`` as
-    this process sees it, None to leave it alone; ``has_tools``: the driver root is one of a real driver. ``procs`` are
-    proc file systems in which the node's processes may be visible, best first. ``faulty`` are simulated GPUs that
+    this process sees it, None to leave it unchanged; ``has_tools``: the driver root is that of a real driver. ``procs``
+    are proc file systems in which the node's processes may be visible, best first. ``faulty`` are simulated GPUs that
     accept faults.
     """
 
@@ -94,14 +94,14 @@ class Hardware(Struct, frozen=True, kw_only=True):
         )
 
     def _root_in_use(self) -> str:
-        """Where the driver's programs are. Raises DetachedError: they would open the driver."""
+        """The directory of the driver's programs. Raises DetachedError: they would open the driver."""
         if (reason := self.backend.detached) is not None:
             raise DetachedError(reason)
         return self.root().here("/")
 
 
 def choose(settings: NodeSettings, plugin_dir: Path, changes: GpuChangeTracker | None = None) -> Hardware:
-    """The hardware of ``settings``, whose changes ``changes`` tracks. Imports only what is used.
+    """The hardware of ``settings``, whose changes ``changes`` tracks. Imports only the modules that it uses.
 
     Raises ConfigurationError for a spec that cannot be read, for simulated GPUs' driver root that cannot be written,
     and for a driver root on the host without one here.
@@ -118,7 +118,7 @@ def choose(settings: NodeSettings, plugin_dir: Path, changes: GpuChangeTracker |
         if settings.driver_root_on_host is not None:
             raise ConfigurationError(
                 "--driver-root-on-host (DRIVER_ROOT_ON_HOST) is set without --driver-root (DRIVER_ROOT): set both to "
-                "the same folder, as the host and as this process see it, or neither to have the driver searched"
+                "the same directory, as the host and as this process see it, or neither to have the driver searched"
             )
         root = Detector(settings.host_root, dev_root=dev_root, host_dev_root=host_dev_root).current
         host, nvml_root = DriverRoot(root=settings.host_root, host_root="/"), lambda: root().here("/")
@@ -163,8 +163,8 @@ def _is_kernels(settings: NodeSettings) -> bool:
 
 
 def host_dev(settings: NodeSettings, own: str = "/dev") -> str | None:
-    """The host's ``/dev`` as this process sees it; None to leave it alone. ``own`` is this process'. A pod has its own
-    unless the host's is mounted there. Where the host's root is visible, a difference shows."""
+    """The host's ``/dev`` as this process sees it; None to leave it unchanged. ``own`` is this process'. A pod
+    has its own unless the host's is mounted there. If the host's root is visible, the two are compared."""
     below = Path(settings.host_root) / "dev"
     if settings.host_dev is not None:
         return settings.host_dev
@@ -234,7 +234,7 @@ class OwnedBackend:
         return self._backend.wait_for_event(timeout_s)
 
     def snapshot(self) -> Snapshot:
-        """See ``Backend.snapshot``. Raises DriverUnavailableError also when the journal cannot be read: the published
+        """See ``Backend.snapshot``. Also raises DriverUnavailableError when the journal cannot be read; the published
         devices then stay."""
         with self._lock:
             journal = self._journal
@@ -245,7 +245,7 @@ class OwnedBackend:
             snapshot = self._backend.snapshot()
             after = _own(journal)
         except StorageError as error:
-            raise DriverUnavailableError(f"it is not known which MIG devices this driver created: {error}") from error
+            raise DriverUnavailableError(f"cannot read which MIG devices this driver created: {error}") from error
         own, modes = before[0] | after[0], before[1] | after[1]
         return replace(snapshot, gpus=tuple(_marked(gpu, own, modes) for gpu in snapshot.gpus))
 
@@ -353,8 +353,8 @@ class DeviceNodeReport:
         if text == before:
             return
         if text is None:
-            log.info("device nodes are as they should be again", extra={"before": before})
+            log.info("device nodes are correct again", extra={"before": before})
         else:
-            log.warning("device nodes are not as they should be", extra={"problem": text})
+            log.warning("device nodes are missing or wrong", extra={"problem": text})
         if text is None or self._warn(reason, text):
             self._reported[reason] = text

@@ -66,7 +66,7 @@ def _with(terms: GpuTerms, gpu: Gpu, conditions: Iterable[HealthCondition], miss
         (whole if place is None else partitions[place]).append(taint)
     gone = missing.get(gpu.uuid)
     if gone is not None and not {TAINT_KEYS[cause] for cause in _GONE} & {taint.key for taint in whole}:
-        # The condition follows at the next look. A taint that evicts only then would be written twice.
+        # The condition follows at the next poll. A taint that changes from NoSchedule would be written twice.
         evicts = HealthCause.LOST in terms.health.evicting_causes and not gone.awaited
         effect: Effect = "NoExecute" if evicts else "NoSchedule"
         whole.append(Taint(key=TAINT_KEYS[HealthCause.LOST], effect=effect, time_added=rfc3339(gone.since)))
@@ -105,8 +105,8 @@ class Notice(Struct, frozen=True, kw_only=True):
 class ConditionEvents:
     """Not thread-safe: one thread calls ``update``. ``now`` is in seconds of the Unix epoch, as conditions are.
 
-    At most one event per device and cause in `QUIET_S`; a later change is reported after it, if it still holds. Of
-    conditions from before the start only the end is reported. ``tell`` records an event on the Node; ``notify``
+    At most one event per device and cause in `QUIET_S`; a later change is reported after it, if it still holds. For
+    conditions from before the start, only the end is reported. ``tell`` records an event on the Node; ``notify``
     receives the same events with their condition.
     """
 
@@ -171,8 +171,8 @@ def _begun(*same: HealthCondition, snapshot: Snapshot) -> str:
     if condition.cause is HealthCause.UNMONITORED:
         return f"{device}: {condition.message}"
     keys = ", ".join(TAINT_KEYS[each.cause] for each in same)
-    effect = "its pods are to be evicted" if condition.severity is Severity.EVICT else "new claims do not get it"
-    return f"{device} is not healthy, {effect} (taint {keys}): {condition.message}"
+    effect = "its pods will be evicted" if condition.severity is Severity.EVICT else "new claims do not get it"
+    return f"{device} is unhealthy, {effect} (taint {keys}): {condition.message}"
 
 
 def _ended(condition: HealthCondition, snapshot: Snapshot) -> str:
@@ -182,7 +182,7 @@ def _ended(condition: HealthCondition, snapshot: Snapshot) -> str:
 
 
 def sentences(conditions: Iterable[HealthCondition], snapshot: Snapshot) -> list[str]:
-    """One sentence for all conditions with one message, for ``/readyz``."""
+    """One message for all conditions with the same text, for ``/readyz``."""
     alike: dict[tuple[GpuUuid, int | None, str], list[HealthCondition]] = defaultdict(list)
     for each in conditions:
         alike[each.gpu_uuid, each.gi_id, each.message].append(each)

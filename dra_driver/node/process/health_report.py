@@ -1,7 +1,7 @@
-"""Report the health of devices to the kubelet: of those that claims have, and of unhealthy ones.
+"""Report the health of claimed devices and of unhealthy devices to the kubelet.
 
-The kubelet shows it in ``status.containerStatuses[].allocatedResourcesStatus`` of pods (KEP-4680). It asks per device,
-so a GPU's condition is reported for each of its devices that exist.
+The kubelet shows it in ``status.containerStatuses[].allocatedResourcesStatus`` of pods (KEP-4680). It stores health per
+device, so a GPU's condition is reported for each of its devices that exist.
 """
 
 import logging
@@ -109,7 +109,7 @@ def report_of(
     if device.gpu_uuid in missing:
         if missing[device.gpu_uuid].awaited:
             return _report(device, DeviceState.UNKNOWN, "the GPU is not found on its node yet")
-        return _report(device, DeviceState.UNHEALTHY, "the GPU is not found on its node any more")
+        return _report(device, DeviceState.UNHEALTHY, "the GPU is no longer found on its node")
     if gpu is None:
         return _report(device, DeviceState.UNKNOWN, "the GPU is not in the inventory of its node")
     if unknown:
@@ -152,7 +152,7 @@ class RateLimitedReports:
     """Limits how often a device's message changes, to reduce writes of pod status and of claim status.
 
     A new message (such as a count of errors) about a device in the same state waits until the last one is `STEADY_S`
-    old. Not thread-safe: one thread calls ``apply``, also while nothing changes, so that the last message is reported.
+    old. Not thread-safe: one thread calls ``apply`` repeatedly, even without changes, to send the last message.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -192,13 +192,13 @@ class HealthStreams:
     pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go). An open stream also keeps a kubelet 1.34 from its deadlock after
     30 idle minutes.
 
-    A stream holds no thread. gRPC's ``send`` blocks while the other side does not read: `SENDERS` threads send, one
+    A stream holds no thread. gRPC's ``send`` blocks while the kubelet does not read: `SENDERS` threads send, one
     message at a time per stream and always the newest. A stream on which one takes longer than `SLOW_S` is ended.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._lock = threading.Lock()  # guards the fields below, those of streams too
+        self._lock = threading.Lock()  # guards the fields below and the fields of streams
         self._open: dict[int, _Stream] = {}
         self._stopping = False
         self._number = 0  # of the newest report
@@ -292,7 +292,7 @@ class HealthStreams:
         """End streams whose kubelet does not read, which also frees their threads. Call it with the lock."""
         for stream in list(self._open.values()):
             if stream.sending_since is not None and self._clock() - stream.sending_since > SLOW_S:
-                log.warning("a health stream is not read; ending it", extra={"seconds": SLOW_S})
+                log.warning("ending a health stream that the kubelet does not read", extra={"seconds": SLOW_S})
                 stream.context.cancel()
 
     def _ended(self, key: int) -> None:

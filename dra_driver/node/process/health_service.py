@@ -1,6 +1,6 @@
 """Watch the health of the node's GPUs and report it: in slices, to the kubelet, as the Node's events and as metrics.
 
-``node/health/`` decides what a condition is. With health off there is no `HealthService`.
+``node/health/`` defines conditions. With health off there is no `HealthService`.
 """
 
 import logging
@@ -38,19 +38,19 @@ EVENTS_THREAD_NAME: Final = "health-events"
 LOOK_S: Final = 10.0
 PAUSE_S: Final = 1.0
 TICK_S: Final = 1.0
-"""While there are conditions: they end by time, and another process may have saved some."""
+"""While there are conditions: some expire, and another process may have saved some."""
 EVENT_WAIT_S: Final = 10.0
 AFTER_FAILURE_S: Final = 5.0
 BREATH_S: Final = 0.05
-"""Between two waits for events, so that a flood of them is taken in together."""
-GONE: Final = "the NVIDIA driver does not find it any more"
+"""Pause between two waits for events, so that a burst of them is handled together."""
+GONE: Final = "the NVIDIA driver no longer finds it"
 
 
 class HealthMonitor:
     """``start`` and ``stop`` once, by one owner; ``inventory_changed`` from any thread.
 
-    Two threads, because a poll can take seconds while a GPU hangs: ``health-events`` takes in events of the hardware
-    and publishes the result, then wakes ``health``, which polls all GPUs, ends conditions by time and calls ``tell``.
+    Two threads, because a poll can take seconds while a GPU hangs: ``health-events`` receives events of the hardware
+    and publishes the result, then wakes ``health``, which polls all GPUs, expires conditions and calls ``tell``.
     It polls every `LOOK_S`, soon after an event, and at most once per `PAUSE_S`.
 
     ``snapshot`` is the inventory's; ``missing`` are GPUs that stay published without being in it. ``publish`` is called
@@ -71,14 +71,14 @@ class HealthMonitor:
         self._source, self._health = source, health
         self._snapshot, self._missing = snapshot, missing
         self._publish, self._tell, self._clock = publish, tell, clock
-        self._news = threading.Event()  # conditions changed and were published, and nothing was told yet
-        self._wanted = threading.Event()  # a look is wanted soon
-        self._devices = threading.Event()  # claims came or left, and the kubelet was not told yet
+        self._news = threading.Event()  # conditions changed and were published, but not reported yet
+        self._wanted = threading.Event()  # a poll is due soon
+        self._devices = threading.Event()  # claimed devices changed, but were not reported to the kubelet yet
         self._looked = self._told = float("-inf")
         self._stale: frozenset[GpuUuid] = frozenset()
         self._judged: Snapshot | None = None
         self._worker = Worker(THREAD_NAME, self.step, on_error=self._failed, after_error_s=LOOK_S)
-        # Without this thread, errors are seen only as far as looks show them.
+        # Without this thread, only polls detect errors.
         self._listener = Worker(
             EVENTS_THREAD_NAME,
             self._listen,
@@ -95,16 +95,16 @@ class HealthMonitor:
         self._listener.stop(0.0)
         self._worker.stop(timeout_s)
 
-    def given_back(self, gpus: Iterable[GpuUuid]) -> None:
-        """Take in that these GPUs were undrained. Call it before the end of the drain is published. A GPU reset leaves
-        no trace on some drivers, so that errors that need one would stay until a reboot."""
+    def undrained(self, gpus: Iterable[GpuUuid]) -> None:
+        """Clear the errors of undrained GPUs that need a GPU reset. Some drivers leave no trace of a reset, so these
+        errors would stay until a reboot. Call it before the end of the drain is published."""
         changed = [self._health.repaired(gpu) for gpu in gpus]
         if any(changed):
             self._news.set()
             self._worker.wake()
 
     def inventory_changed(self, snapshot: Snapshot) -> None:
-        """Take in a snapshot before it is published: conditions of destroyed instances end."""
+        """End the conditions of destroyed instances. Call it before the snapshot is published."""
         if self._health.instances(_instances(snapshot)):
             self._news.set()
             self._worker.wake()
@@ -116,8 +116,8 @@ class HealthMonitor:
             self._devices.set()
             self._worker.wake()
 
-    def hear(self) -> None:
-        """Wait for events once and take them in. One step of the thread ``health-events``."""
+    def collect_events(self) -> None:
+        """Wait for events once and handle them. One step of the thread ``health-events``."""
         events = self._source.wait_for_health_events(EVENT_WAIT_S)
         if not (self._source.health_look_wanted() or events):
             return
@@ -128,7 +128,7 @@ class HealthMonitor:
         self._worker.wake()
 
     def step(self) -> float:
-        """Report news, poll when that is due, let time pass; return the seconds until the next step."""
+        """Report changes, poll if due, expire conditions; return the seconds until the next step."""
         news, wanted = self._news.is_set(), self._wanted.is_set()
         self._news.clear()
         if any([self._instances_ended(), self._health.tick()]):
@@ -148,7 +148,7 @@ class HealthMonitor:
         return min(left_s, TICK_S) if often else left_s
 
     def _instances_ended(self) -> bool:
-        """Whether conditions ended with their instances; skipped for a known snapshot without conditions."""
+        """Return whether conditions ended with their instances; skipped for a known snapshot without conditions."""
         snapshot = self._snapshot()
         if snapshot is self._judged and not self._health.conditions():
             return False
@@ -166,14 +166,14 @@ class HealthMonitor:
             readings = self._source.health_readings()
             unmonitored = self._source.health_unmonitored()
         except DriverUnavailableError:
-            return False  # the inventory says so; what is known stays
+            return False  # the inventory reports the failure; known conditions stay
         read = {reading.gpu_uuid for reading in readings}
         missing = self._missing()
         lost = [gpu for gpu, each in missing.items() if gpu not in read and not each.awaited]
         gone = tuple(HealthReading(gpu_uuid=gpu, unreachable=GONE) for gpu in lost)
-        return any([self._health.look((*readings, *gone), unmonitored), self._forget(readings, missing)])
+        return any([self._health.look((*readings, *gone), unmonitored), self._drop_absent(readings, missing)])
 
-    def _forget(self, readings: Iterable[HealthReading], missing: Missing) -> bool:
+    def _drop_absent(self, readings: Iterable[HealthReading], missing: Missing) -> bool:
         """Drop GPUs that are neither on this node nor published, at the second poll: the first may come between two
         changes of the inventory."""
         snapshot = self._snapshot()
@@ -191,14 +191,14 @@ class HealthMonitor:
 
     def _failed(self) -> None:
         metrics.internal_error("health")
-        self._worker.pause(PAUSE_S)  # events wake the thread, also while every look fails
+        self._worker.pause(PAUSE_S)  # events wake the thread, also while every poll fails
 
     def _since_look_s(self) -> float:
         return self._clock() - self._looked
 
     def _listen(self) -> float:
         try:
-            self.hear()
+            self.collect_events()
         except DriverUnavailableError:
             return AFTER_FAILURE_S
         return BREATH_S
@@ -210,10 +210,10 @@ def _instances(snapshot: Snapshot) -> dict[GpuUuid, list[int]]:
 
 FILE, KNOWN_FILE = "health.json", "last-known-gpus.json"
 SIMULATED_CALM_S: Final = 30.0
-"""The longest default calm time of simulated GPUs."""
+"""The longest default stabilization period of simulated GPUs."""
 
 CLAIMED_S: Final = 300.0
-"""The claims are read again after this time, should a change of them have been missed: it reads all of them."""
+"""Interval of a full read of the claims, in case a change is missed."""
 
 MadeOf = tuple[tuple[ReportedDevice, ...], Snapshot, tuple[HealthCondition, ...]]
 
@@ -233,7 +233,7 @@ class ClaimedDevices:
         self._anew.set()
 
     def current(self) -> tuple[ReportedDevice, ...]:
-        """The devices, also those of admin access; the last ones that could be read."""
+        """The devices, also with admin access; the last readable ones after an error."""
         now = self._clock()
         if not self._anew.is_set() and now - self._read_at < CLAIMED_S:
             return self._devices
@@ -243,14 +243,16 @@ class ClaimedDevices:
             self._read_at = now
         except DraError as error:
             self._anew.set()
-            log.warning("the kubelet is told the health of the devices that claims had", extra={"reason": error})
+            log.warning(
+                "cannot read prepared claims; reporting health for the last known devices", extra={"reason": error}
+            )
         return self._devices
 
 
 class HealthService:
     """The health of this node's GPUs. ``start`` and ``stop`` once, by one owner; the rest from any thread.
 
-    ``held`` returns the GPUs that claims have, and can raise StorageError. ``publish`` brings new conditions to the
+    ``held`` returns the GPUs that claims have, and can raise StorageError. ``publish`` publishes new conditions in the
     slices; ``report`` receive the state of claimed and unhealthy devices, ``notify`` each event about a condition.
     """
 
@@ -312,12 +314,12 @@ class HealthService:
         self.monitor.devices_changed()
 
     def start(self) -> None:
-        """Call it before the publisher of the inventory subscribes: conditions of destroyed instances end first."""
+        """Call it before the publisher subscribes to the inventory: conditions of destroyed instances end first."""
         self._inventory.subscribe(self.monitor.inventory_changed)
         self.monitor.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Save what is not saved yet. Idempotent."""
+        """Save unsaved conditions. Idempotent."""
         self.monitor.stop(timeout_s)
         self._health.close()
 
@@ -326,7 +328,7 @@ class HealthService:
 
     def _tell(self) -> None:
         conditions, snapshot = self._health.conditions(), self._snapshot()
-        if snapshot.gpus:  # before the first look, nothing is known about any device
+        if snapshot.gpus:  # before the first poll, the state of devices is unknown
             found = self._limited.apply(self._reports(snapshot, conditions))
             for report in self._report:
                 report(found)
@@ -334,7 +336,7 @@ class HealthService:
         self._metrics.update(self._health.status(), conditions, snapshot)
 
     def _reports(self, snapshot: Snapshot, conditions: tuple[HealthCondition, ...]) -> tuple[DeviceReport, ...]:
-        """Made again only when an input was replaced: it reads every claim."""
+        """Computed only after an input was replaced: it reads every claim."""
         made_of, missing = (self._claimed.current(), snapshot, conditions), self.known.missing
         said = self._reported
         if said is None or not all(map(operator.is_, made_of, said[0])) or missing != said[1]:

@@ -1,9 +1,9 @@
-"""Keep driver files, the base CDI document and the slices in step with inventory and policies.
+"""Update driver files, the base CDI document and the slices after changes of inventory and policies.
 
-No device is published before a prepare could serve it. Devices that no container could get are withdrawn, because each
-pod placed on them waits more than a minute between tries: before this run has published devices after `FIRST_S`, later
-and during a slow first read after `KEEP_S`, so that the reload of a driver moves no pods, and immediately while a
-second publisher offers the same GPUs (``node_follower.py``).
+No device is published before a prepare could serve it. Devices that containers cannot use are withdrawn, because each
+pod placed on them waits more than a minute between attempts. Before the first publication of a run that is after
+`FIRST_S`, later and during a slow first read after `KEEP_S`, so that a driver reload moves no pods, and immediately
+while a second publisher offers the same GPUs (``node_follower.py``).
 
 GPUs that claims have stay published with a taint, so that readers of slices find the devices of running pods. While
 detached, the last inventory stays published with a taint, and driver files are left alone: a search could load the
@@ -37,14 +37,14 @@ KEEP_S = 60.0
 
 NOTHING = Snapshot()
 UNAVAILABLE = "unavailable"
-"""Value of the taint of GPUs that claims have while no container could get one."""
+"""Value of the taint of claimed GPUs while containers cannot use a GPU."""
 SECOND_PUBLISHER = "second-publisher"
-"""Value of the taint of GPUs that claims have while something else offers them, too."""
+"""Value of the taint of claimed GPUs while a second publisher offers them, too."""
 NO_TERMS: Terms = MappingProxyType({})
 
 
 class InventoryPublisher:
-    """Brings each new snapshot to the driver files and the slices. ``changed`` and ``check`` run in any thread.
+    """Updates driver files and slices for each new snapshot. ``changed`` and ``check`` run in any thread.
 
     ``driver_root`` updates a simulated driver root before the driver files are searched. ``terms`` includes ``taint``.
     ``held`` returns the GPUs that claims have and can raise StorageError. ``complete`` adds missing GPUs that stay
@@ -69,17 +69,17 @@ class InventoryPublisher:
         self._hardware, self._files, self._slices, self._terms = hardware, files, slices, terms
         self._detach, self._conflict, self._taint = detach, conflict, taint
         self._held, self._complete, self._driver_root, self._clock = held, complete, driver_root, clock
-        self._lock = threading.Lock()  # one snapshot at a time goes through; guards the fields below
+        self._lock = threading.Lock()  # serializes snapshots; guards the fields below
         self._newest: Snapshot | None = None
         self._offered: Snapshot | None = None
         self._offered_terms = NO_TERMS
         self._unusable_since: float | None = clock()
         self._problem: str | None = "the driver's files have not been searched yet"
-        self._search_due = False  # a snapshot came while detached
+        self._search_due = False  # a snapshot arrived while detached
 
     @property
     def problem(self) -> str | None:
-        """Why containers cannot get a GPU; None while driver files are known and the base document exists."""
+        """The reason why containers cannot get a GPU; None while driver files and the base document exist."""
         return self._problem
 
     @property
@@ -97,15 +97,15 @@ class InventoryPublisher:
         metrics.gpus.labels("left-out").set(len(snapshot.left_out))
         with self._lock:
             self._newest = snapshot
-            self._terms.update(self._complete(snapshot))  # first: prepares use them once the inventory is known
-            if self._detach.is_detached:  # read before that
+            self._terms.update(self._complete(snapshot))  # first: prepares use them once the inventory is published
+            if self._detach.is_detached:  # read before detaching
                 self._search_due = True
             else:
                 self._look_after(lambda: self._refresh_files(snapshot))
             self._offer()
 
     def check(self) -> None:
-        """Restore a missing base document, repeat what failed, withdraw devices. Call it every few seconds. Costs no
+        """Restore a missing base document, retry failed work, withdraw devices. Call it every few seconds. Costs no
         more than ``CdiProvider.check_base`` while there is no problem."""
         with self._lock:
             newest = self._newest
@@ -136,7 +136,7 @@ class InventoryPublisher:
 
     def _offer(self) -> None:
         """Publish the newest snapshot, a part of it or an empty one, or leave the slices as they are. A process that
-        starts detached knows no GPUs: the tainted slices of the run before it stay."""
+        starts detached has read no GPUs: the tainted slices of the previous run stay."""
         if not self._terms.is_known and self._offered is None and self._conflict.is_known and self._newest is not None:
             self._terms.update(self._complete(self._newest))  # looks for policies
         if self._offered is None and not (self._conflict.is_known and self._terms.is_known):
@@ -162,12 +162,12 @@ class InventoryPublisher:
         try:
             held = self._held()
         except DraError as error:
-            log.warning("it is not known which GPUs claims have; none is withdrawn", extra={"reason": error})
+            log.warning("cannot read which GPUs claims have; withdrawing none", extra={"reason": error})
             held = [gpu.uuid for gpu in newest.gpus]
         kept = tuple(gpu for gpu in newest.gpus if gpu.uuid in held)
         if self._offered is None or len(kept) != len(self._offered.gpus):
             facts = {"reason": reason, "kept_for_claims": len(kept)}
-            log.warning("devices are withdrawn until containers can get them", extra=facts)
+            log.warning("withdrew devices until containers can get them", extra=facts)
         self._show(replace(newest, gpus=kept) if kept else NOTHING, taint_value if kept else None)
 
     def _known(self) -> Snapshot | None:

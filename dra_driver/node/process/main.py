@@ -24,8 +24,8 @@ DESCRIPTION = """\
 Publish this node's GPUs as ResourceSlices and prepare claims for its kubelet.
 
 Each flag can also be set by the environment variable in brackets; the flag takes precedence. The process runs until
-SIGTERM. A wrong setting or directory ends it at once with status 2 and an error message. It waits for a missing NVIDIA
-driver or API server; /readyz reports what is missing.
+SIGTERM. A wrong setting or directory ends it immediately with status 2 and an error message. It waits for a missing
+NVIDIA driver or API server; /readyz reports the missing ones.
 """
 
 
@@ -78,9 +78,9 @@ def _of(library: object) -> object:
 def sleep_long() -> bool:
     """Set two intervals of grpc to `LOOK_S`; return whether that was possible. Call it before a server starts.
 
-    grpc's synchronous server waits in slices of 200 ms, to look for signals, and looks once a second whether its server
-    was dropped without ``stop`` (grpc/_server.py, ``_serve``; grpc/_cython/_cygrpc/completion_queue.pyx.pxi). This
-    driver handles signals in the main thread, which must make no gRPC calls, and always stops servers. grpc changes the
+    grpc's synchronous server waits in slices of 200 ms to check for signals, and checks once a second whether its
+    server was dropped without ``stop`` (grpc/_server.py, ``_serve``; grpc/_cython/_cygrpc/completion_queue.pyx.pxi).
+    This driver handles signals in the main thread, which must make no gRPC calls, and always stops servers. grpc changes the
     first interval itself for gevent (grpc_gevent.pyx.pxi). Both are internal.
     """
     server, interval = importlib.import_module("grpc._server"), _interval_ms()
@@ -93,10 +93,10 @@ def sleep_long() -> bool:
 
 
 def _interval_ms() -> ctypes.c_int | None:
-    """grpc's variable, by Cython's table of exports; None if it is not in it."""
+    """grpc's variable, from Cython's table of exports; None if the table lacks it."""
     find = ctypes.pythonapi.PyCapsule_GetPointer
     find.restype, find.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    with suppress(ImportError, AttributeError, KeyError, ValueError):  # the last: it is no int any more
+    with suppress(ImportError, AttributeError, KeyError, ValueError):  # ValueError: its type is no longer int
         exported = importlib.import_module("grpc._cython.cygrpc").__pyx_capi__
         return ctypes.c_int.from_address(find(exported[_EXPORTED], b"int"))
     return None

@@ -2,7 +2,7 @@
 
 Tasks of one thread wait for each other, so tasks that call the API server have a separate thread. A failed task is
 logged, counted and repeated when it is next due. A `Wakeup` runs tasks early: another thread notifies it, or inotify
-reports a change in a directory. inotify does not report a mount; the tasks find it at longer intervals.
+reports a change in a directory. inotify does not report a mount; the tasks detect it at longer intervals.
 """
 
 import logging
@@ -61,7 +61,7 @@ class Wakeup:
 
 
 class PeriodicTask(Struct, frozen=True, kw_only=True):
-    """``work`` runs every ``every_s`` seconds, counted from its last end, to half of the thread's shortest interval."""
+    """``work`` runs every ``every_s`` seconds after its last end, to half of the thread's shortest interval."""
 
     name: str
     every_s: float
@@ -69,7 +69,9 @@ class PeriodicTask(Struct, frozen=True, kw_only=True):
     resync_s: float | None = None
     """The interval instead while a `Wakeup` reports changes; the task also runs at each notification."""
     needs_poll: Callable[[], bool] = lambda: False
-    """Whether the shorter interval is needed anyway: time alone will change something."""
+
+
+"""Return whether the shorter interval is needed anyway: time alone will change something."""
 
 
 class Maintenance:
@@ -127,6 +129,6 @@ class Maintenance:
             task.work()
         except DraError as error:
             log.warning("periodic task failed; will retry", extra={"task": task.name, "reason": error})
-        except Exception:  # thread boundary: the other tasks continue
+        except Exception:  # thread boundary: further tasks run
             log.exception("periodic task failed unexpectedly", extra={"task": task.name})
             metrics.internal_error("maintenance")

@@ -3,8 +3,8 @@
 A GPU that falls off the bus, hangs or does not return after a reboot is not in the inventory. Its pods would never be
 evicted, and its claim would keep an unpublished device. So it stays published with a taint (``health_conditions.py``):
 while NVML lists it, while a claim in the journal has it, and for `KEEP_S`. A file keeps the descriptions over restarts.
-A GPU of the file may only be late, so it is awaited for `GRACE_S` after the first poll: new claims do not get it, and
-it is not reported as lost.
+A GPU from the file may only be late. For `GRACE_S` after the first poll it is not reported as lost, and new claims do
+not get it.
 """
 
 import logging
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 KEEP_S: Final = 15 * 60.0
 GRACE_S: Final = 20.0
-"""Two looks at the health of the GPUs."""
+"""Two health polls of the GPUs."""
 VERSION: Final = 1
 MAX_BYTES: Final = 4 * 2**20
 MAX_GPUS: Final = 256
@@ -66,7 +66,7 @@ def plain(gpu: Gpu) -> Gpu:
 
 
 def after_look(known: Known, snapshot: Snapshot, held: Callable[[], Collection[GpuUuid]], now: float) -> Known:
-    """The known GPUs after a poll at ``now``; GPUs that need not be published any more are dropped. ``held`` is called
+    """The known GPUs after a poll at ``now``; GPUs that need no publication are dropped. ``held`` is called
     only if a GPU is missing. A clock that jumped back restarts the time."""
     found = {gpu.uuid: KnownGpu(gpu=plain(gpu)) for gpu in snapshot.gpus}
     gone = {
@@ -85,7 +85,7 @@ def after_look(known: Known, snapshot: Snapshot, held: Callable[[], Collection[G
 
 def with_missing(snapshot: Snapshot, missing: Iterable[Gpu], held: Collection[GpuUuid]) -> Snapshot:
     """The snapshot with GPUs that are not in it. Of two with one minor (one name), one that a claim has comes first,
-    then the one that exists."""
+    then the existing one."""
     gone = tuple(missing)
     first = tuple(gpu for gpu in gone if gpu.uuid in held)
     last = tuple(gpu for gpu in gone if gpu.uuid not in held)
@@ -110,7 +110,7 @@ class MissingGpuTracker:
         # GPUs that have been missing for less than the grace period, or for an unknown time.
         gone = {uuid: last.gone_since for uuid, last in self._known.items()}
         self._awaited = frozenset(uuid for uuid, at in gone.items() if at is None or 0.0 <= now() - at < GRACE_S)
-        self._awaited_since: float | None = None  # the first look
+        self._awaited_since: float | None = None  # the first poll
         self._completed: tuple[Snapshot, frozenset[GpuUuid], Snapshot] | None = None
         self._unchanged: Snapshot | None = None  # the last one, when nothing is missing
         self._unwritten = False
@@ -164,7 +164,7 @@ class MissingGpuTracker:
         try:
             return self._held()
         except DraError as error:
-            log.warning("it is not known which GPUs claims have; missing ones stay", extra={"reason": error})
+            log.warning("cannot read which GPUs claims have; missing ones stay published", extra={"reason": error})
             return self._known.keys()
 
     def _report(self, before: Known) -> None:
@@ -183,7 +183,7 @@ class MissingGpuTracker:
             replace_file(self._path, encode(known))
         except OSError as error:
             if not self._unwritten:
-                log.warning("GPUs cannot be noted; a restart forgets a missing one", extra={"reason": error})
+                log.warning("cannot save known GPUs; missing ones will be lost on restart", extra={"reason": error})
             self._unwritten = True
         else:
             self._unwritten = False
@@ -207,7 +207,7 @@ def read(path: Path) -> list[KnownGpu]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, RecursionError) as error:
-        log.warning("the file of known GPUs cannot be read; it is written again", extra={"file": path, "reason": error})
+        log.warning("cannot read the file of known GPUs; writing it again", extra={"file": path, "reason": error})
         return []
     if content.version != VERSION:
         log.warning("the file of known GPUs has another version; it is written again", extra={"file": path})
@@ -217,7 +217,7 @@ def read(path: Path) -> list[KnownGpu]:
         try:
             found.append(_checked(msgspec.json.decode(entry, type=KnownGpu)))
         except (ValueError, RecursionError) as error:
-            log.warning("a known GPU in the file cannot be used", extra={"file": path, "reason": error})
+            log.warning("skipped an invalid GPU in the file of known GPUs", extra={"file": path, "reason": error})
     return found
 
 

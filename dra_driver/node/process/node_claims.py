@@ -56,7 +56,7 @@ def open_node_claims(
     changed: Callable[[], None] = lambda: None,
 ) -> Claims:
     """Open the journal in ``plugin_dir``. Raises ConfigurationError if it cannot be opened. ``released`` is called when
-    a claim may have left the journal, ``changed`` when one may have come or left; both must return immediately."""
+    a claim may have left the journal, ``changed`` when one may have entered or left; both must return immediately."""
     try:
         return open_claims(
             plugin_dir,

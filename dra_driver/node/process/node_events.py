@@ -1,4 +1,4 @@
-"""Record events on this node's Node object, once its UID is known."""
+"""Record events on this node's Node object, after its UID was read."""
 
 from collections.abc import Callable
 from typing import Final, Literal
@@ -14,7 +14,7 @@ Kind = Literal["Normal", "Warning"]
 Tell = Callable[[Kind, str, str], None]
 """Record an event on the Node, by kind, reason and message."""
 Warn = Callable[[str, str], bool]
-"""Record a Warning event on the Node, by reason and message; False when that is not possible yet."""
+"""Record a Warning event on the Node, by reason and message; return False while its UID is unknown."""
 
 
 def tell(own_node: OwnNodeWatch, events: EventRecorder, kind: Kind, reason: str, message: str) -> None:

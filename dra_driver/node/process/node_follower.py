@@ -1,4 +1,4 @@
-"""Follow the objects of this node where they change what is published: drain requests and second publishers.
+"""Follow the drain annotation and second publishers, which change the devices that this node publishes.
 
 An annotation of the Node requests a drain (``core/model/drain.py``): all forms of the GPUs are tainted. Claims that are
 already allocated are prepared as before, because a refused prepare would leave their pods waiting on this node.
@@ -31,9 +31,9 @@ from dra_driver.node.slices import Neighbour, Publisher
 log = logging.getLogger(__name__)
 
 FIRST_NODE_S: Final = 30.0
-"""How long a run publishes nothing while its Node has not been read: GPUs that are drained would lose their taint."""
+"""Seconds for which a run publishes nothing without having read its Node: drained GPUs would lose their taint."""
 FIRST_SLICES_S: Final = 1.0
-"""How long a start waits for this node's slices; without an answer, devices are withdrawn when it comes."""
+"""Seconds that a start waits for this node's slices; a later result can still withdraw devices."""
 TAINT: Final = Taint(key=DRAINED_TAINT, value="requested", effect="NoSchedule")
 _SHOWN: Final = 4
 _BY: Final = f"annotation {DRAIN_ANNOTATION}; kubectl dra undrain ends it"
@@ -52,7 +52,7 @@ class NodeFollower:
         *,
         folder: Path,
         allow_second: bool,
-        given_back: Callable[[Collection[GpuUuid]], None] = lambda _: None,
+        on_undrain: Callable[[Collection[GpuUuid]], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Call it before anything is published; takes up to `FIRST_SLICES_S`."""
@@ -61,7 +61,7 @@ class NodeFollower:
         self._inventory, self._publisher = inventory, publisher
         self._seen: tuple[object, ...] = ()
         self._known_gpus: frozenset[GpuUuid] = frozenset()
-        self._drain = DrainTaint(own_node.current, partial(tell, own_node, events), given_back)
+        self._drain = DrainTaint(own_node.current, partial(tell, own_node, events), on_undrain)
         self._second = SecondPublisher(
             own_node.current,
             lambda: publisher.neighbours(self._gpus(inventory.current())),
@@ -75,13 +75,13 @@ class NodeFollower:
         self.look()
 
     def _gpus(self, snapshot: Snapshot) -> frozenset[GpuUuid]:
-        """The GPUs that another driver must not publish: the last that were read, also while none can be read."""
+        """The GPUs that another driver must not publish: the last known ones, also while none can be read."""
         self._known_gpus = frozenset(gpu.uuid for gpu in snapshot.gpus) or self._known_gpus
         return self._known_gpus
 
     @property
     def problem(self) -> str | None:
-        """Why devices are withdrawn or not published yet, as a sentence; None while they are published."""
+        """The reason why devices are withdrawn or not published yet; None while they are published."""
         return self.conflict or (None if self.is_known else self._own_node.problem)
 
     @property
@@ -90,25 +90,25 @@ class NodeFollower:
 
     @property
     def is_known(self) -> bool:
-        """Return whether the Node was read, or has not been for `FIRST_NODE_S`."""
+        """Return whether the Node was read, or `FIRST_NODE_S` has passed without it."""
         return self._own_node.wait_first(0.0) or self._clock() - self._began >= FIRST_NODE_S
 
     @property
     def remarks(self) -> list[str]:
-        """One sentence for each drain and each allowed second publisher."""
+        """One message for each drain and each allowed second publisher."""
         return [*self._drain.remarks, *self._second.remarks]
 
     def amend(self, snapshot: Snapshot, terms: Terms) -> Mapping[GpuUuid, GpuTerms]:
         return self._drain.amend(snapshot, terms)
 
     def call_after_changes(self, callback: Callable[[], None]) -> None:
-        """Call ``callback``, which must not block, when `look` may find news. For one caller."""
+        """Call ``callback``, which must not block, when `look` may find a change. For one caller."""
         self._own_node.subscribe(callback)
         self._inventory.subscribe(lambda _: callback())
         self._publisher.on_notice(callback)
 
     def is_waiting(self) -> bool:
-        """Return whether `look` may find news by time only, or has to be repeated."""
+        """Return whether `look` must be repeated without a notification."""
         return not self._was_known or self._second.is_waiting or self._drain.has_news
 
     def look(self) -> bool:
@@ -130,28 +130,28 @@ class NodeFollower:
 
 
 class DrainTaint:
-    """The taint of drained GPUs. One thread calls ``look``. ``node`` returns the last known Node; ``given_back`` is
-    called with the GPUs whose drain has ended."""
+    """The taint of drained GPUs. One thread calls ``look``. ``node`` returns the last known Node. ``on_undrain`` is
+    called with the undrained GPUs: undraining confirms that the administrator reset or repaired them."""
 
     def __init__(
         self,
         node: Callable[[], OwnNode | None],
         tell: Tell,
-        given_back: Callable[[Collection[GpuUuid]], None] = lambda _: None,
+        on_undrain: Callable[[Collection[GpuUuid]], None] = lambda _: None,
     ) -> None:
-        self._node, self._tell, self._given_back = node, tell, given_back
+        self._node, self._tell, self._on_undrain = node, tell, on_undrain
         self._drained: frozenset[GpuUuid] = frozenset()
         self._request = NOT_DRAINED  # replaced as a whole, so that any thread reads it without a lock
         self._names: tuple[str, ...] = ()
-        self._strangers: tuple[str, ...] = ()
+        self._unknown_names: tuple[str, ...] = ()
         self._told: tuple[str, ...] = ()
 
     @property
     def has_news(self) -> bool:
-        return self._strangers != self._told
+        return self._unknown_names != self._told
 
     def look(self) -> bool:
-        """Follow the annotation; return whether the request changed. Sends no request."""
+        """Apply the annotation; return whether the request changed. Sends no request."""
         node = self._node()
         if node is None:
             return False
@@ -160,13 +160,13 @@ class DrainTaint:
         if self._request == before:
             return False
         if back := frozenset(gpu for gpu in self._drained if not self._request.covers(gpu)):
-            self._given_back(back)
+            self._on_undrain(back)
         asked = "all GPUs of this node" if self._request.every else self._request.text or "none"
         log.info("GPUs to drain", extra={"by": f"annotation {DRAIN_ANNOTATION}", "gpus": asked})
         if self._request.text is None:
-            self._tell("Normal", "GpusUndrained", "no GPU of this node is drained: new claims get them again")
+            self._tell("Normal", "GpusUndrained", "no GPU of this node is drained; all GPUs accept new claims")
         else:
-            self._tell("Normal", "GpusDrained", f"new claims do not get {asked} ({_BY})")
+            self._tell("Normal", "GpusDrained", f"drained: {asked} ({_BY}); new claims do not get them")
         return True
 
     def amend(self, snapshot: Snapshot, terms: Terms) -> Mapping[GpuUuid, GpuTerms]:
@@ -176,35 +176,35 @@ class DrainTaint:
         self._drained = frozenset(gpu.uuid for gpu in drained)
         self._names = tuple(gpu.device_name for gpu in drained)
         known = {gpu.uuid for gpu in snapshot.gpus} | {gpu.label for gpu in snapshot.left_out}
-        self._strangers = (*request.unknown, *(sorted(request.gpus - known) if snapshot.gpus else ()))
+        self._unknown_names = (*request.unknown, *(sorted(request.gpus - known) if snapshot.gpus else ()))
         found = {gpu.uuid: terms_of(terms, gpu.uuid) for gpu in drained}
         return {gpu: replace(of, taints=(*of.taints, TAINT)) for gpu, of in found.items()}
 
     @property
     def remarks(self) -> list[str]:
-        """A sentence about the drained GPUs, and one about unknown ones in the annotation."""
+        """A message about the drained GPUs, and one about unknown ones in the annotation."""
         found = [f"drained, so new claims do not get them: {', '.join(self._names)} ({_BY})"] if self._names else []
-        return [*found, *([_stranger(self._strangers)] if self._strangers else [])]
+        return [*found, *([_unknown(self._unknown_names)] if self._unknown_names else [])]
 
     def _warn(self) -> None:
-        strangers = self._strangers
-        if strangers and strangers != self._told:
-            self._tell("Warning", "DrainUnknownGpu", _stranger(strangers))
-        self._told = strangers
+        names = self._unknown_names
+        if names and names != self._told:
+            self._tell("Warning", "DrainUnknownGpu", _unknown(names))
+        self._told = names
 
 
-def _stranger(words: tuple[str, ...]) -> str:
+def _unknown(words: tuple[str, ...]) -> str:
     shown = ", ".join(word[:60] for word in words[:_SHOWN]) + (", ..." if len(words) > _SHOWN else "")
     return (
-        f"the annotation {DRAIN_ANNOTATION} names what is no GPU of this node: {shown}; expected `all` or UUIDs of "
-        "GPUs, separated by commas"
+        f"annotation {DRAIN_ANNOTATION} names unknown GPUs: {shown}; use `all` or a comma-separated list of UUIDs of "
+        "this node's GPUs"
     )
 
 
 WITHDRAW_AFTER_S: Final = 10.0
 OFFER_AFTER_S: Final = 60.0
 YIELD_S: Final = 120.0
-"""Twice the time of the other driver: the two do not begin to wait at exactly the same time."""
+"""Twice the time of the first driver: the two do not begin to wait at exactly the same time."""
 RESOURCES: Final = ("nvidia.com/gpu", "nvidia.com/mig-")
 EVENT: Final = "SecondPublisher"
 NAME: Final = "second-publisher.json"
@@ -219,7 +219,7 @@ class SecondPublisherFile:
         self._path = folder / NAME
 
     def read(self) -> frozenset[str] | None:
-        """The other drivers that were found, none for a device plugin; None if nothing was found. A file that cannot be
+        """The second publishers that were found, none for a device plugin; None without the file. A file that cannot be
         read counts as one that names no driver."""
         try:
             with self._path.open("rb") as file:
@@ -228,24 +228,24 @@ class SecondPublisherFile:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            log.warning("the note of a second publisher cannot be read", extra={"file": self._path, "reason": error})
+            log.warning("cannot read second publisher state", extra={"file": self._path, "reason": error})
             return frozenset()
 
     def write(self, drivers: Collection[str]) -> None:
         try:
             replace_file(self._path, json.dumps({"version": 1, "drivers": sorted(drivers)}).encode())
         except OSError as error:
-            log.warning("a second publisher cannot be noted; a restart forgets it", extra={"reason": error})
+            log.warning("cannot save second publisher state; it will be lost on restart", extra={"reason": error})
 
     def remove(self) -> None:
         try:
             self._path.unlink(missing_ok=True)
         except OSError as error:
-            log.warning("the note of a second publisher stays; a restart waits for it", extra={"reason": error})
+            log.warning("cannot remove second publisher state; a restart will wait for it", extra={"reason": error})
 
 
-class Standing(Struct, frozen=True, kw_only=True):
-    """Whether devices are withdrawn. ``since`` is when the opposite was first found, ``found`` the last result."""
+class WithdrawalState(Struct, frozen=True, kw_only=True):
+    """Withdrawal of the devices. ``since`` is when the opposite was first found, ``found`` the last result."""
 
     withdrawn: bool = False
     since: float | None = None
@@ -253,26 +253,26 @@ class Standing(Struct, frozen=True, kw_only=True):
 
 
 def judge(
-    standing: Standing,
+    standing: WithdrawalState,
     found: tuple[str, ...],
     now: float,
     *,
     at_once: bool = False,
     offer_after_s: float = OFFER_AFTER_S,
-) -> Standing:
-    """The standing after a look at ``now`` (seconds) that found these second publishers. ``at_once``: the process has
-    just started, so they were there before."""
+) -> WithdrawalState:
+    """The state after a poll at ``now`` (seconds) that found these second publishers. ``at_once``: the process has
+    just started, so they published before it."""
     if bool(found) == standing.withdrawn:
         return replace(standing, since=None, found=found)
     since = now if standing.since is None else standing.since
     limit_s = offer_after_s if standing.withdrawn else 0.0 if at_once else WITHDRAW_AFTER_S
     if now - since >= limit_s:
-        return Standing(withdrawn=not standing.withdrawn, found=found)
+        return WithdrawalState(withdrawn=not standing.withdrawn, found=found)
     return replace(standing, since=since, found=found)
 
 
 def found_in(allocatable: Mapping[str, str], pools: Sequence[Neighbour]) -> tuple[str, ...]:
-    """The second publishers, each as the beginning of a sentence."""
+    """The second publishers, each as the beginning of a message."""
     offered = [f"{name}: {amount}" for name, amount in sorted(allocatable.items()) if _counts(name, amount)]
     some = ", ".join(offered[:_SHOWN]) + (", ..." if len(offered) > _SHOWN else "")
     plugin = [f"a device plugin offers {some} on this node"] if offered else []
@@ -283,15 +283,15 @@ def found_in(allocatable: Mapping[str, str], pools: Sequence[Neighbour]) -> tupl
 
 
 class SecondPublisher:
-    """Withdraws devices while a second publisher offers the same GPUs: each could be given to two pods.
+    """Withdraws devices while a second publisher offers the same GPUs: each GPU could be allocated twice.
 
     A device plugin is found in this node's allocatable: ``nvidia.com/gpu*`` or ``nvidia.com/mig-*`` above 0. An
     extended resource of a DeviceClass never appears there (kubernetes/kubernetes pkg/kubelet/nodestatus/setters.go;
     KEP-5004). Another DRA driver, or another pool of this driver, publishes the same UUIDs in ResourceSlices of this
     node.
 
-    Two of these drivers with different names would both withdraw and offer again, forever. So the driver whose name
-    comes later waits `YIELD_S` before it offers again. GPUs that claims have stay published.
+    Two of these drivers with different names would both withdraw and publish again, forever. So the driver whose name
+    sorts later waits `YIELD_S` before it publishes again. GPUs that claims have stay published.
 
     ``look`` and ``report`` from one thread; the rest from any. ``allowed`` reports and withdraws nothing. Devices that
     were withdrawn before a restart stay so for at least `OFFER_AFTER_S`.
@@ -313,17 +313,17 @@ class SecondPublisher:
         before = file.read()
         self._offer_after_s = self._patience(before or ())
         # Replaced as a whole, so that any thread reads it without a lock.
-        self._standing = Standing(withdrawn=before is not None)
+        self._standing = WithdrawalState(withdrawn=before is not None)
         self._news: str | None = None
 
     @property
     def problem(self) -> str | None:
         standing = self._standing
-        return _sentence(standing, self._offer_after_s) if standing.withdrawn and not self._allowed else None
+        return _message(standing, self._offer_after_s) if standing.withdrawn and not self._allowed else None
 
     @property
     def remarks(self) -> list[str]:
-        """A sentence where a second publisher is allowed or is not yet acted on."""
+        """A message while a second publisher is allowed or not yet acted on."""
         standing = self._standing
         if not standing.found or self.problem is not None:
             return []
@@ -340,7 +340,7 @@ class SecondPublisher:
         before, pools = self._standing, self._pools()
         found = found_in(node.allocatable if node is not None else {}, pools)
         if node is None and not found and before.withdrawn:
-            return False  # a device plugin may still be there
+            return False  # a device plugin may still offer GPUs
         drivers = {pool.driver for pool in pools}
         if found:
             self._offer_after_s = self._patience(drivers)
@@ -353,11 +353,11 @@ class SecondPublisher:
         facts = {"found": "; ".join(found or before.found), "allowed": self._allowed}
         if withdrawn:
             self._file.write(drivers)
-            log.warning("something else offers this node's GPUs", extra=facts)
-            self._news = f"{_sentence(self._standing, self._offer_after_s)}{_ALLOWED if self._allowed else ''}"
+            log.warning("second publisher of this node's GPUs found", extra=facts)
+            self._news = f"{_message(self._standing, self._offer_after_s)}{_ALLOWED if self._allowed else ''}"
         else:
             self._file.remove()
-            log.info("nothing else offers this node's GPUs any more", extra=facts)
+            log.info("second publisher no longer found", extra=facts)
             self._news = None
         return not self._allowed
 
@@ -369,18 +369,18 @@ class SecondPublisher:
             self._news = None
 
 
-_ALLOWED: Final = ". They stay, because --allow-second-publisher is set: divide the GPUs by hand"
+_ALLOWED: Final = ". They stay published, because --allow-second-publisher is set: assign each GPU to one driver"
 
 
-def _sentence(standing: Standing, offer_after_s: float) -> str:
+def _message(standing: WithdrawalState, offer_after_s: float) -> str:
     if not standing.found:
         return (
-            "devices are withdrawn: a second publisher of this node's GPUs has gone; they are offered again "
-            f"{offer_after_s:.0f} s after that"
+            "devices are withdrawn: a second publisher of this node's GPUs was found; they are published again "
+            f"{offer_after_s:.0f} s after it was last found"
         )
     return (
-        f"devices are withdrawn, because each GPU could be given to two pods: {'; '.join(standing.found)}. Keep one of "
-        "the two off this node"
+        f"devices are withdrawn, because each GPU could be allocated twice: {'; '.join(standing.found)}. Remove one of "
+        "the two from this node"
     )
 
 

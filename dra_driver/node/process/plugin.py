@@ -12,9 +12,9 @@ published: a process in a crash loop must not attract pods.
 6. events, publisher, health: driver files and base CDI document follow the inventory, slices follow them
 7. maintenance: missing sockets, files and device nodes, journal, a driver that comes or goes, deleted claims
 
-Stop is the reverse, so nothing that a call needs ends before the kubelet stops calling. Calls in progress get
-``CALL_GRACE_S``, everything together takes less than 5 s. Slices and prepared claims stay for a successor; the kubelet
-removes the slices of a driver that does not return.
+Stop is the reverse, so that everything that a call needs stays until the kubelet stops calling. Calls in progress get
+``CALL_GRACE_S``; the stop takes less than 5 s. Slices and prepared claims stay for a successor; the kubelet removes the
+slices of a driver that does not return.
 """
 
 import faulthandler
@@ -71,13 +71,13 @@ from dra_driver.node.slices import Publisher
 
 log = logging.getLogger(__name__)
 
-# Matches sockets of former pods. Any other file in the registry may be another driver's, which is about to listen.
+# Matches sockets of former pods. Any other file in the registry may belong to another driver that is about to listen.
 ANY_UID = "-".join("?" * length for length in (8, 4, 4, 4, 12))
 CALL_GRACE_S = 2.0
 # Recovery knows more after a first read of the hardware, but pods that end must not wait for a slow driver.
 FIRST_LOOK_S = 2.0
-# How long a start waits for the Node object: a process that starts while the driver is being upgraded must not open it.
-# Without an answer it continues, and detaches when the answer comes.
+# How long a start waits for the Node object, because the process must not open the driver during a driver upgrade.
+# After that time it continues, and detaches when it has read the object.
 FIRST_NODE_S = 2.0
 # For each component that may hang in a call to the hardware or the API server; its thread ends with the process.
 COMPONENT_STOP_S = 0.5
@@ -85,13 +85,13 @@ FILES_EVERY_S = 5.0
 # Counting reads every claim of the journal; as often as metrics are usually scraped.
 GAUGES_EVERY_S = 15.0
 MEMORY_EVERY_S = 60.0
-# How often the driver checks whether a try is due; the tries themselves are at least half a minute apart.
+# How often the driver checks whether an attempt is due; attempts are at least half a minute apart.
 REBUILD_EVERY_S, SETTLE_EVERY_S = 10.0, 30.0
 STALE_CLAIMS_EVERY_S = 600.0
 # For changes that a wakeup reports, and while it does for changes that inotify does not see, such as a mount.
 SOON_S, RESYNC_S = 1.0, 5.0
 POLICIES_FILE = "policies-in-force.json"
-# By then the first slices are written, which a full collection would hold up by 30 ms.
+# By then the first slices are written, which a full collection would delay by 30 ms.
 SETTLED_S = 10.0
 
 
@@ -130,7 +130,7 @@ class NodeProcess:
         self._stopping = threading.Event()
         self._has_started = False
         self.components: list[Component] = []
-        """Those that have started, in the order of the start."""
+        """The components that have started, in the order of the start."""
 
     def start(self) -> None:
         """Run the steps of the module's docstring. Raises ConfigurationError after undoing the steps so far."""
@@ -243,7 +243,7 @@ class NodeProcess:
             remarks=lambda: [policies.remark] if policies.remark is not None else [],
         )
 
-        # 4. First look at the Node object, first read of the hardware, recovery
+        # 4. First read of the Node object and of the hardware, recovery
         file = DetachFile(plugin_dir / FILE)
         publishes = threading.Event()
         detaching = Detaching(
@@ -260,7 +260,7 @@ class NodeProcess:
         own_node.subscribe(detaching.worker.wake)
         claim_released.add(detaching.worker.wake)
         if not own_node.wait_first(FIRST_NODE_S):
-            log.warning("the Node object has not been read; the NVIDIA driver is used without knowing its annotations")
+            log.warning("cannot read the Node object; using the NVIDIA driver without its annotations")
         detaching.step()
         yield Component(
             part=inventory,
@@ -344,7 +344,7 @@ class NodeProcess:
             driver,
             folder=plugin_dir,
             allow_second=settings.allow_second_publisher,
-            given_back=health.monitor.given_back if health is not None else lambda _: None,
+            on_undrain=health.monitor.undrained if health is not None else lambda _: None,
         )
         conditions = [health.amend] if health is not None else []
         amendments = [withholding.amend, fabric.amend, *conditions, node.amend, taint.amend]
@@ -426,7 +426,7 @@ class NodeProcess:
         yield _threaded(detaching, detaching.worker, problem=lambda: detaching.problem)
 
         def report_conditions() -> None:
-            """Record events for GPUs that new claims do not get."""
+            """Record events for withheld or tainted GPUs."""
             for each in (withholding, fabric, node):
                 each.report(publisher.warn)
 
@@ -507,7 +507,7 @@ def _threaded(
 
 def _dead(claims: Claims, endpoints: Endpoints, sockets: Probe) -> list[str]:
     found = [claims.problem] if claims.problem else []
-    # Maintenance replaces a socket that is missing or foreign; a restart would not do it better.
+    # Maintenance replaces a missing socket; a restart would not do it better.
     return found if endpoints.problem else found + sockets.problems()
 
 
@@ -515,8 +515,8 @@ def run(settings: NodeSettings) -> None:
     """Run until SIGTERM or SIGINT. Raises ConfigurationError if it cannot start. SIGUSR2 prints the stacks of all
     threads.
     """
-    # Not an Event: its lock is not reentrant, and a handler that interrupts this thread inside wait() would wait for it
-    # for ever. SimpleQueue.put is safe in signal handlers.
+    # Not an Event: its lock is not reentrant, and a handler that interrupts this thread inside wait() would deadlock.
+    # SimpleQueue.put is safe in signal handlers.
     wanted: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: wanted.put(received))
@@ -539,7 +539,7 @@ def _wait(wanted: SimpleQueue[int]) -> None:
     try:
         wanted.get(timeout=SETTLED_S)
     except Empty:
-        # What is there now stays: without it, each full collection would look at all modules, inside of some call.
+        # Without it, each full collection would scan all modules, inside of some call.
         gc.collect()
         gc.freeze()
         wanted.get()

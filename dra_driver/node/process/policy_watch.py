@@ -1,8 +1,8 @@
-"""Watch GpuPolicy objects and keep those that may be for this node.
+"""Watch GpuPolicy objects and keep the ones for this node.
 
 The list comes in small pages, each reduced before the next, so that large objects do not grow this process. While the
-API server is down, refuses, or does not serve the kind, the last known objects stay. Deleting the
-CustomResourceDefinition deletes all objects first, so deleted objects count for `HOLD_S`, and only a list can report
+API server is unreachable, refuses, or does not serve the kind, the last known objects stay. Deleting the
+CustomResourceDefinition deletes all objects first. So deleted objects count for `HOLD_S`, and only a list can report
 that none is left.
 """
 
@@ -22,16 +22,16 @@ from dra_driver.node.policy import MAX_POLICIES, PolicyObject, kept
 THREAD_NAME: Final = "policies-watch"
 PAGE: Final = 32
 ABSENT_S: Final = (10.0, 300.0)
-"""First and longest wait while the kind is not served, or not allowed; up to a half shorter, at random."""
+"""First and longest wait while the kind is not served or access is forbidden; up to a half shorter, at random."""
 FIRST_S, LATER_S = 2.0, 30.0
-"""The longest wait between two tries: a node that has never had an answer publishes nothing until it has one."""
+"""The longest wait between attempts before the first answer: until then the node publishes nothing."""
 HOLD_S: Final = 5.0
 REFUSED_S: Final = 20.0
 """A refusal counts after this time: an API server refuses every request until it has read the roles."""
 _REFUSED_PAUSE_S: Final = 0.5
-"""Least pause between tries until then."""
+"""Least pause between attempts until then."""
 _KEPT: Final = "kept"
-"""Key of what is kept of a listed object; no JSON has a value of its type."""
+"""Key of the reduced form of a listed object; no JSON has a value of its type."""
 
 
 class PolicyWatch:
@@ -78,13 +78,13 @@ class PolicyWatch:
 
     @property
     def is_absent(self) -> bool:
-        """Whether the last answer was that the kind is not served, or not readable."""
+        """Return whether the last answer was that the kind is not served, or not readable."""
         with self._lock:
             return self._is_absent
 
     def current(self) -> tuple[PolicyObject, ...] | None:
-        """The objects; the same value while nothing changed. None before the first list. Takes in deletions that were
-        held. Call it every few seconds."""
+        """The objects; the same value while nothing changed. None before the first list. Applies deletions whose hold
+        has ended. Call it every few seconds."""
         with self._lock:
             is_due = self._held_until is not None and self._clock() >= self._held_until
             is_list_due = is_due and not self._settle()
@@ -113,7 +113,7 @@ class PolicyWatch:
             self._changed()
 
     def _settle(self) -> bool:
-        """Take deletions in. False when a list is due: none would be left, or names without content may have room. Runs
+        """Apply deletions. False when a list is due: none would be left, or names without content may have room. Runs
         with the lock: a change that comes between the copy and its use would be lost."""
         self._held_until = None
         items = self._reflector.items()

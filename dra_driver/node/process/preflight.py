@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 ENOUGH_BYTES = 256 * 1024
 ENOUGH_FILES = 4
 LOOK_S = 60.0
-"""How long the watch of the CDI directory is relied on."""
+"""Seconds after which the CDI directory is checked even without a change."""
 _OWN_MODE = 0o750
 LOCK_NAME = "process.lock"
 
@@ -47,7 +47,7 @@ def check_driver_root(path: Path) -> None:
 
 
 def check_host_dev(path: Path | None) -> None:
-    """Raises ConfigurationError unless ``path``, where it is set, is a directory; it need not be writable."""
+    """Raises ConfigurationError unless ``path``, where it is set, is a directory; it may be read-only."""
     if path is not None and not path.is_dir():
         raise ConfigurationError(
             f"the host's device directory {path} is not a directory: set --host-dev (HOST_DEV) to where this process"
@@ -126,16 +126,16 @@ def _check_writable(path: Path, what: str, setting: str) -> None:
 
 
 def why_not_writable(path: Path, what: str, setting: str) -> str | None:
-    """Why the directory ``path`` is not writable, or None. Writes nothing."""
+    """The reason why the directory ``path`` is not writable, or None. Writes nothing."""
     # access(2) also reports read-only file systems and immutable directories, to root as well.
     if os.access(path, os.W_OK | os.X_OK) and path.is_dir():
         return None
     if not path.is_dir():
-        reason = "it is gone" if not path.exists() else "it is no directory"
+        reason = "it does not exist" if not path.exists() else "it is not a directory"
     elif os.statvfs(path).f_flag & os.ST_RDONLY:
         reason = "its file system is read-only"
     else:
-        reason = f"user {os.geteuid()} may not write there"
+        reason = f"user {os.geteuid()} has no write permission"
     return f"{what} {path} is not writable: {reason}; see {setting}"
 
 
@@ -162,13 +162,13 @@ def space(path: Path) -> Space:
 
 
 class Rewrite(Protocol):
-    """``claims.ClaimService.rewrite_missing_files``."""
+    """Signature of ``claims.ClaimService.rewrite_missing_files``."""
 
     def __call__(self, *, may_miss: bool) -> Sequence[str]: ...
 
 
 class ClaimFiles:
-    """Looks for missing files of claims only after a change in the CDI directory, while one is missing, and every
+    """Checks for missing files of claims only after a change in the CDI directory, while one is missing, and every
     `LOOK_S`: the comparison with the journal is expensive. For one thread."""
 
     def __init__(self, cdi_dir: str, rewrite: Rewrite, clock: Callable[[], float] = time.monotonic) -> None:
@@ -178,11 +178,11 @@ class ClaimFiles:
         self._look_at = float("-inf")
 
     def bring_back(self) -> Sequence[str]:
-        """Write missing or outdated files; return a sentence about each that cannot be written."""
+        """Write missing or outdated files; return a message about each that cannot be written."""
         due = self._clock() >= self._look_at or self._watch is None or not self._watch.is_quiet()
         if due:
-            self._look_at = float("-inf")  # until this look has succeeded
-            self._watch = FolderWatch([self._cdi_dir], [self._cdi_dir])  # perhaps of another directory than before
+            self._look_at = float("-inf")  # until this check has succeeded
+            self._watch = FolderWatch([self._cdi_dir], [self._cdi_dir])  # the directory may have been replaced
             self._watch.arm()
         missing = self._rewrite(may_miss=due)
         if due and not missing:
@@ -214,7 +214,7 @@ class StorageHealth:
         problem = "; ".join(filter(None, problems)) or None
         if problem != self._problem:
             if problem:
-                log.error("driver files are missing or cannot be written", extra={"reason": problem})
+                log.error("cannot write driver files", extra={"reason": problem})
             else:
                 log.info("driver files can be written again")
         self._problem = problem

@@ -19,11 +19,11 @@ from dra_driver.node.process.sockets import Published, private_path, publish
 
 # A pod's claims take some 100 bytes each, and a pod has at most a few dozen. The kubelet accepts answers of 4 MiB.
 MAX_REQUEST_BYTES = 256 * 1024
-# Calls in progress or waiting for a thread. Beyond it gRPC answers RESOURCE_EXHAUSTED at once, to an unprepare too. A
-# kubelet has one call per starting or ending pod (110 pods, 250 on large nodes) and repeats calls that it gave up. A
+# Calls in progress or waiting for a thread. Beyond it gRPC answers RESOURCE_EXHAUSTED immediately, to an unprepare too.
+# A kubelet has one call per starting or ending pod (110 pods, 250 on large nodes) and repeats calls that timed out. A
 # waiting call takes 21 KiB.
 MAX_CONCURRENT_CALLS = 512
-# The kubelet gives up on a call after 45 s; a later answer is lost.
+# The kubelet cancels a call after 45 s and ignores a later answer.
 RETIREMENT_S = 45.0
 
 Method = Callable[..., Any]
@@ -119,7 +119,7 @@ class UnixServer:
         return self._published
 
     def retire(self) -> None:
-        """Stop without waiting: a successor serves the path; calls in progress here end by themselves."""
+        """Stop without waiting: a successor serves the path; calls in progress here complete."""
         self._server.stop(RETIREMENT_S)
 
     def stop(self, grace_s: float) -> None:

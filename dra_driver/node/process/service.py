@@ -46,7 +46,7 @@ _UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{0,63}")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 Prepared = tuple[PreparedDevice, ...]
-# The types of v1 stand for those of v1beta1, whose messages have the same fields but share ids.
+# The types of v1 also stand for v1beta1, whose messages have the same fields except share ids.
 Request = v1.NodePrepareResourcesRequest | v1.NodeUnprepareResourcesRequest
 Answers = dict[str, Prepared | DraError | None]
 Work = Callable[[Sequence[ClaimRef]], Mapping[ClaimUid, Prepared | DraError | None]]
@@ -54,7 +54,7 @@ _Response = TypeVar("_Response")
 
 
 class ClaimPreparer(Protocol):
-    """Answers per claim, for every claim. Several threads call both methods. ``within_s`` is the time until the
+    """Returns one answer for every claim. Several threads call both methods. ``within_s`` is the time until the
     kubelet's deadline, None without one."""
 
     def prepare(
@@ -94,8 +94,9 @@ class DraService:
     def prepare(self, request: Request, context: grpc.ServicerContext) -> v1.NodePrepareResourcesResponse:
         _check_size(request, context)
         if not context.is_active():
-            # It waited for a thread until the kubelet gave it up; the thread serves calls that still have a caller.
-            log.warning("prepare was given up by the kubelet before it began", extra={"claims": len(request.claims)})
+            # The call waited for a thread until the kubelet canceled it; serve only calls that still have a caller.
+            facts = {"claims": len(request.claims)}
+            log.warning("NodePrepareResources call canceled or timed out before processing", extra=facts)
             empty: v1.NodePrepareResourcesResponse = self._messages.NodePrepareResourcesResponse()
             return empty
         return self._timed("prepare", context, lambda: self._prepare(request, context.time_remaining()))
@@ -183,10 +184,10 @@ def _split(request: Request) -> tuple[list[ClaimRef], Answers]:
 
 def _problem(claim: v1.Claim) -> str | None:
     if not _UID.fullmatch(claim.uid):
-        return f"claim UID {claim.uid[:80]!r} is no UID"
+        return f"claim UID {claim.uid[:80]!r} is not a UID"
     for what, value in (("namespace", claim.namespace), ("name", claim.name)):
         if not _NAME.fullmatch(value):
-            return f"{what} {value[:80]!r} of claim {claim.uid} is no Kubernetes name"
+            return f"{what} {value[:80]!r} of claim {claim.uid} is not a Kubernetes name"
     return None
 
 
@@ -194,13 +195,13 @@ def _guarded(operation: metrics.Operation, refs: list[ClaimRef], work: Work) -> 
     """The preparer's answers, with an error for each claim that it omitted or failed on unexpectedly."""
     if not refs:
         return {}
-    reason = "gave no answer"
+    reason = "returned no answer"
     answers: Mapping[ClaimUid, Prepared | DraError | None] = {}
     try:
         answers = work(refs)
     except DraError as error:
         return {ref.uid: error for ref in refs}
-    except Exception as error:  # RPC boundary: the kubelet gets a sentence, the log the traceback
+    except Exception as error:  # RPC boundary: the kubelet gets a message, the log the traceback
         log.exception("unexpected failure", extra={"operation": operation, "claims": [str(ref) for ref in refs]})
         reason = f"failed unexpectedly ({type(error).__name__})"
     complete: Answers = {}

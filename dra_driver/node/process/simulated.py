@@ -1,4 +1,4 @@
-"""Apply annotations to simulated GPUs: faults by the Node's, usage by those of claims.
+"""Apply annotations to simulated GPUs: the Node's annotation sets faults, a claim's sets usage.
 
 Only a node process with simulated GPUs imports this (``hardware/gpu/simulated/faults.py`` and ``usage.py``). Faults are
 kept with the state of the GPUs over restarts. Each claim is read once after it was prepared.
@@ -31,7 +31,7 @@ __all__ = ["NAME", "SimulatedFaults", "SimulatedUses"]
 SOURCE: Final = "annotation"
 RETRY_S: Final = 5.0
 CHECK_S: Final = 60.0
-"""Should a change of a claim have been missed."""
+"""Interval without a notification, in case a change of a claim is missed."""
 READ_S: Final = 10.0
 
 
@@ -41,7 +41,7 @@ class SimulatedFaults:
 
     def __init__(self, gpus: SimulatedBackend, node: Callable[[], OwnNode | None], tell: Tell) -> None:
         self._gpus, self._node, self._tell = gpus, node, tell
-        self._applied: str | None = None  # the annotation that was followed last
+        self._applied: str | None = None  # the last applied annotation
         self.worker = Worker(
             "simulated-faults", self._turn, on_error=partial(metrics.internal_error, "health"), after_error_s=RETRY_S
         )
@@ -50,12 +50,12 @@ class SimulatedFaults:
         try:
             self.step()
         except DraError as error:
-            log.warning("simulated faults cannot be changed; will retry", extra={"reason": error})
+            log.warning("cannot change simulated faults; will retry", extra={"reason": error})
             return RETRY_S
         return None
 
     def step(self) -> None:
-        """Follow the annotation. Raises DraError: call it again later."""
+        """Apply the annotation. Raises DraError: call it again later."""
         node = self._node()
         if node is None:
             return
@@ -94,7 +94,7 @@ class SimulatedFaults:
 def _missing(device: str, known: Mapping[DeviceName, object]) -> str:
     if is_partition(device) and DeviceName(device.partition("-mig-")[0]) in known:
         existing = ", ".join(sorted(name for name in known if is_partition(name))) or "none"
-        return f"this partition does not exist now, so nothing can be wrong with it; existing ones: {existing:.200}"
+        return f"this partition does not exist, so it cannot fail; existing partitions: {existing:.200}"
     gpus = ", ".join(sorted(name for name in known if not is_partition(name)))
     return f"this node has no such device, only {gpus or 'none'}"
 
@@ -114,7 +114,7 @@ class SimulatedUses:
         try:
             self.step()
         except DraError as error:
-            log.warning("simulated uses cannot be changed; will retry", extra={"reason": error})
+            log.warning("cannot change simulated usage; will retry", extra={"reason": error})
             return RETRY_S
         return CHECK_S
 
@@ -140,7 +140,9 @@ class SimulatedUses:
         try:
             return parse_steps(text)
         except ValueError as error:
-            log.warning("a simulated use is refused", extra={"claim": ref, "annotation": USAGE, "reason": error})
+            log.warning(
+                "refused an invalid usage annotation", extra={"claim": ref, "annotation": USAGE, "reason": error}
+            )
             return ()
 
 

@@ -3,7 +3,7 @@
 Names (``kubernetes/dynamic-resource-allocation`` kubeletplugin/draplugin.go): ``<driver>-reg.sock`` and ``dra.sock``
 for one process per node; with a pod's UID ``<driver>-<uid>-reg.sock`` and ``dra-<uid>.sock``, so that two pods can
 overlap in a rolling update. The kubelet accepts any name, so hashes replace names that would be too long. The kernel
-takes 107 bytes (``sun_path`` of unix(7), less the final NUL).
+accepts 107 bytes (``sun_path`` of unix(7), less the final NUL).
 
 A server binds under a private, hidden name (the kubelet skips names with a leading dot: pkg/kubelet/pluginmanager/
 pluginwatcher/plugin_watcher.go) and ``publish`` renames it once the server accepts calls. Otherwise gRPC would listen
@@ -82,14 +82,14 @@ class Published(Struct, frozen=True):
 
 
 def private_path(public: Path) -> Path:
-    """Where a server binds before it is published: hidden, in the same directory, never longer than ``dra.sock``. The
+    """The path of a server before it is published: hidden, in the same directory, never longer than ``dra.sock``. The
     same for every process that publishes ``public``, so a crash leaves at most one such file, which is reused."""
     return public.with_name("." + _hashed(public.name, size=4)[:6])
 
 
 def publish(private: Path, public: Path) -> Published:
     """Rename a bound socket to its public path, over the socket of a dead process. Raises ConfigurationError if another
-    kind of file is there, or a living process answers."""
+    kind of file exists there, or a living process answers."""
     check_free(public)
     status = private.lstat()
     private.rename(public)
@@ -101,14 +101,14 @@ def check_free(path: Path) -> None:
     with suppress(FileNotFoundError):
         mode = path.lstat().st_mode
         if not stat.S_ISSOCK(mode):
-            kind = "directory" if stat.S_ISDIR(mode) else "file that is no socket"
+            kind = "directory" if stat.S_ISDIR(mode) else "file that is not a socket"
             raise ConfigurationError(
-                f"cannot serve on {path}: there is a {kind}, expected no file or an old socket: remove it"
+                f"cannot serve on {path}: found a {kind}, expected no file or an old socket: remove it"
             )
         if is_served(path):
             raise ConfigurationError(
                 f"another process already serves {path}: stop it first, or give each process its own --pod-uid (two"
-                " drivers of one name on a node would hand out the same devices)"
+                " drivers of one name on a node would allocate the same devices twice)"
             )
 
 
@@ -158,6 +158,6 @@ def _first_that_fits(directory: Path, names: list[str], settings: str) -> Path:
         if len(str(path).encode()) <= MAX_PATH_BYTES:
             return path
     raise ConfigurationError(
-        f"socket path {directory / names[-1]} has {len(str(directory / names[-1]).encode())} bytes, a unix socket's may"
-        f" have {MAX_PATH_BYTES}: choose a shorter {settings}"
+        f"socket path {directory / names[-1]} has {len(str(directory / names[-1]).encode())} bytes, the limit is"
+        f" {MAX_PATH_BYTES}: choose a shorter {settings}"
     )

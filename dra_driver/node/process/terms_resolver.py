@@ -18,7 +18,7 @@ from dra_driver.node.process.node_events import Warn
 log = logging.getLogger(__name__)
 
 CLOSED = GpuTerms(offered=False)
-"""For a GPU whose terms could not be resolved yet. The default terms would offer it to every claim."""
+"""For a GPU whose terms are not resolved yet. The default terms would offer it to every claim."""
 
 
 class _Resolved(Struct, frozen=True):
@@ -44,16 +44,16 @@ class TermsResolver:
 
     @property
     def problem(self) -> str | None:
-        """Why the newest policies are not in force, or terms cannot be resolved; None if they are."""
+        """The reason why the newest policies are not in force, or terms cannot be resolved; None otherwise."""
         return self._problem or self._policies.problem
 
     @property
     def is_known(self) -> bool:
-        """Return whether the policies are known; until then nothing should be published."""
+        """Return whether the policies were read; until then, publish nothing."""
         return self._policies.is_known
 
     def report(self, warn: Warn) -> None:
-        """Record an event when policies are not in force: their author reads the Node's events rather than the log."""
+        """Record an event when policies are not in force, because their authors do not see the node's log."""
         problem = self.problem
         metrics.policies_in_force.set(problem is None)
         if problem in (None, self._reported) or warn("GpuPolicyProblem", problem or ""):
@@ -65,7 +65,7 @@ class TermsResolver:
         resolved = self._resolved
         if resolved.snapshot is None:
             reason = self._problem or "the GPUs have not been read yet"
-            raise DriverUnavailableError(f"the terms of this node's GPUs are not known yet: {reason}")
+            raise DriverUnavailableError(f"the terms of this node's GPUs are not resolved yet: {reason}")
         return resolved.terms
 
     def of_gpu(self, gpu: GpuUuid) -> GpuTerms | None:
@@ -80,7 +80,7 @@ class TermsResolver:
         try:
             return self._policies.terms(snapshot, ())
         except DraError as error:
-            log.warning("policies cannot be applied yet", extra={"reason": error})
+            log.warning("cannot apply policies yet", extra={"reason": error})
             return {}
 
     def update(self, snapshot: Snapshot) -> Terms:
@@ -93,7 +93,7 @@ class TermsResolver:
                 try:
                     changed = tuple(self._uses()) != resolved.uses
                 except DraError:
-                    changed = True  # the resolution meets the error too, and reports it
+                    changed = True  # the resolution reports the error
             if changed or self._problem is not None or snapshot is not resolved.snapshot:
                 self._resolve(snapshot)
             return self._resolved.terms
@@ -105,9 +105,9 @@ class TermsResolver:
             terms = self._policies.terms(snapshot, uses)
         except DraError as error:
             if str(error) != self._problem and self._policies.is_known:
-                log.warning("policies cannot be applied", extra={"reason": error})
+                log.warning("cannot apply policies", extra={"reason": error})
             self._problem = str(error)
-            # GPUs that appeared after the last success are closed; the others keep their terms.
+            # GPUs that appeared after the last success are closed; earlier ones keep their terms.
             known = {gpu.uuid for gpu in before.snapshot.gpus} if before.snapshot is not None else set()
             new = [gpu.uuid for gpu in snapshot.gpus if gpu.uuid not in known and gpu.uuid not in before.terms]
             if new:
@@ -124,11 +124,11 @@ class TermsResolver:
 
 
 Amend = Callable[[Snapshot, Terms], Mapping[GpuUuid, GpuTerms]]
-"""New terms of the GPUs that a condition is about; empty without one. Never raises."""
+"""New terms of the GPUs with a condition; empty without one. Never raises."""
 
 
 class PublishedTerms:
-    """The terms under which GPUs are published: those of ``base``, amended by transient conditions of the hardware.
+    """The published terms of GPUs: the terms of ``base``, amended by transient conditions of the hardware.
     Prepares use ``base``: a claim that was allocated before a condition began is tried. Not thread-safe."""
 
     def __init__(self, base: TermsResolver, amendments: Sequence[Amend]) -> None:

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 COOLDOWN_S: Final = 5.0
-"""A GPU counts as changing for this time after a call: the next try, or the next partition of a claim, follows soon."""
+"""A GPU counts as changing for this time after a call: the next attempt, or the next partition of a claim, follows."""
 WAIT_S: Final = 3.0
 """The exporter polls four times a second whether it has to close NVML; reading GPUs that answer takes less time."""
 RETRY_AFTER_TIMEOUT_S: Final = 60.0
@@ -53,7 +53,7 @@ VERSION: Final = 1
 PAUSE_S: Final = 0.2
 """Changes of claims within this time are written together; reading the journal takes time that prepares need."""
 CHECK_S: Final = 60.0
-"""Should a change have been missed."""
+"""Interval without a notification, in case a change is missed."""
 RETRY_S: Final = 5.0
 Json = dict[str, object]
 
@@ -78,8 +78,8 @@ class ExporterLock:
 
     @contextmanager
     def acquired(self) -> Iterator[bool]:
-        """Inside, the exporter does not open the driver, unless it did not close it in time or there is none. Yields
-        whether it had the driver open and closed it: a call that failed because of it may succeed now."""
+        """Inside, the exporter does not open the driver, except when it did not close it in time. Yields whether it
+        had the driver open and closed it: a call that failed because of it may succeed now."""
         with self._guard:
             has_closed = self._held is None and self._acquire()
             self._users += 1
@@ -112,7 +112,7 @@ class ExporterLock:
             self._held = lock_file(self._path, create_mode=None, timeout_s=WAIT_S, sleep=self._sleep, clock=self._clock)
         except BlockingIOError:
             self._retry_at = self._clock() + RETRY_AFTER_TIMEOUT_S
-            log.warning("the usage exporter does not close the NVIDIA driver", extra={"waited_s": WAIT_S})
+            log.warning("usage exporter did not close the NVIDIA driver", extra={"waited_s": WAIT_S})
             return False
         except OSError:
             return False

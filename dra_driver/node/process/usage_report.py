@@ -1,7 +1,7 @@
 """Read the findings of the usage exporter, validate them, and report them as events and in the GpuNode.
 
 The exporter reads data of tenants' processes, so its file is untrusted. A claim is named only if this node has prepared
-it; its grant comes from the journal, its action from the policy of its GPU. A false file can at most accuse a claim of
+it; its grant comes from the journal, its action from the policy of its GPU. A forged file can at most report a claim of
 this node whose policy evicts; the controller's eviction limit, PodDisruptionBudgets and the opt-out bound that.
 """
 
@@ -46,7 +46,7 @@ from dra_driver.node.process.usage_exporter import FOLDER
 log = logging.getLogger(__name__)
 
 CHECKED_S: Final = 20.0
-"""How often ``checkedAt`` of the GpuNode is renewed while the controller is asked to act."""
+"""Seconds between renewals of ``checkedAt`` of the GpuNode while an eviction is requested."""
 STALE_S: Final = 3 * RENEW_S
 OVER_GRANT: Final = "GpuMemoryOverGrant"
 UNATTRIBUTED: Final = "GpuUsedByOthers"
@@ -60,7 +60,7 @@ class FindingsFile:
     """Reads ``findings.json`` of the usage exporter. Of one thread.
 
     The exporter renews the file (`config.usage_findings.RENEW_S`). Findings that are not renewed, or are damaged, count
-    for `STALE_S`. A file that exists at the start is as old as its time of modification, so that a restart does not
+    for `STALE_S`. A file that exists at the start has the age of its modification time, so that a restart does not
     renew it. ``folder`` is the directory ``usage`` of the driver's directory; ``wall_clock`` is that of files.
     """
 
@@ -79,7 +79,7 @@ class FindingsFile:
         return self._problem
 
     def look(self) -> UsageFindings | None:
-        """The findings in force; the same value while nothing changed, None without any."""
+        """The findings in force; the same value while nothing changed, None if there are none."""
         try:
             content = self._file.read()
             if content is not None:
@@ -87,9 +87,9 @@ class FindingsFile:
         except FileNotFoundError:
             pass
         except OSError as error:
-            self._fail(f"the usage exporter's findings {self._path} cannot be read: {error.strerror}")
+            self._fail(f"cannot read the usage exporter's findings {self._path}: {error.strerror}")
         if self._findings is not None and self._clock() - self._renewed_s > STALE_S:
-            log.info("dropped findings of the usage exporter: it does not renew them")
+            log.info("usage findings expired: the usage exporter does not renew them")
             self._findings = None
         return self._findings
 
@@ -105,7 +105,7 @@ class FindingsFile:
 
     def _fail(self, problem: str) -> None:
         if problem != self._problem:
-            log.warning("findings of the usage exporter are not read", extra={"reason": problem})
+            log.warning("cannot read findings of the usage exporter", extra={"reason": problem})
         self._problem = problem
 
 
@@ -118,7 +118,7 @@ class ClaimNotice(Struct, frozen=True, kw_only=True):
 
 class UsageEvents:
     """Events and metrics of findings, each reported when it begins and at most every `QUIET_S`. Of one thread. ``tell``
-    records an event on the Node; ``notify`` receives those about claims."""
+    records an event on the Node; ``notify`` receives events about claims."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class UsageEvents:
         metrics.usage_findings.labels("over-grant").set(len(told.over_grant))
         metrics.usage_findings.labels("idle").set(len(told.idle))
         metrics.usage_findings.labels("unattributed").set(len(told.unattributed))
-        now, found = self._clock(), dict(_sentences(told))
+        now, found = self._clock(), dict(_messages(told))
         for key, notice in found.items():
             if key in self._told:
                 continue
@@ -146,7 +146,7 @@ class UsageEvents:
         self._told = {key: at for key, at in self._told.items() if key in found or now - at < QUIET_S}
 
 
-def _sentences(told: ToldUsage) -> Iterator[tuple[tuple[str, ...], ClaimNotice]]:
+def _messages(told: ToldUsage) -> Iterator[tuple[tuple[str, ...], ClaimNotice]]:
     for over in told.over_grant:
         claim = ClaimRef(namespace=over.namespace, name=over.claim, uid=ClaimUid(over.claim_uid))
         notice = ClaimNotice(claim=claim, reason=OVER_GRANT, message=_over_grant_text(over))
@@ -156,38 +156,39 @@ def _sentences(told: ToldUsage) -> Iterator[tuple[tuple[str, ...], ClaimNotice]]
         yield (IDLE, idle.claim_uid), ClaimNotice(claim=claim, reason=IDLE, message=_idle_text(idle))
     for foreign in told.unattributed:
         nothing = ClaimRef(namespace="", name="", uid=ClaimUid(""))
-        notice = ClaimNotice(claim=nothing, reason=UNATTRIBUTED, message=_foreign_text(foreign))
+        notice = ClaimNotice(claim=nothing, reason=UNATTRIBUTED, message=_unattributed_text(foreign))
         yield (UNATTRIBUTED, foreign.gpu), notice
 
 
-def _over_grant_text(told: ToldOverGrant) -> str:
-    who = "its process has" if told.processes == 1 else f"its {told.processes} processes have"
-    what = f"{who} {told.used} of {told.gpu}, and the claim was granted {told.granted}"
-    then = "Other claims on the GPU may run out of memory"
-    if told.action is OverGrantAction.EVICT:
-        then = f"Pod {told.pods[0].name} is to be evicted if this lasts for {told.grace_s} s"
-    return f"{what}. {then}. Ask for more memory in the claim, or limit what the program takes"
-
-
-def _idle_text(told: ToldIdle) -> str:
-    then = ""
-    if told.action is IdleAction.RECLAIM:
-        then = f" Its pods are to be evicted if it stays so for {told.after_min} minutes more."
-    return f"it has not used its GPU since {told.since}.{then} Delete the pods that do not need it"
-
-
-def _foreign_text(told: ToldForeign) -> str:
-    memory = f" with {told.memory}" if told.memory is not None else ""
-    named = f" ({', '.join(told.commands)})" if told.commands else ""
+def _over_grant_text(found: ToldOverGrant) -> str:
+    processes = "1 process" if found.processes == 1 else f"{found.processes} processes"
+    then = "Other claims on the GPU may run out of memory."
+    if found.action is OverGrantAction.EVICT:
+        then = f"Pod {found.pods[0].name} will be evicted in {found.grace_s} s unless usage drops."
     return (
-        f"{told.gpu} is used by {told.processes} processes{named}{memory} that belong to no claim of it, since"
-        f" {told.since}: claims on it may run out of memory. Look for privileged pods, a device plugin and programs of"
-        " the host"
+        f"Claim uses {found.used} of {found.gpu} in {processes}; granted {found.granted}. {then} Request more memory "
+        "in the claim, or reduce the program's memory use."
+    )
+
+
+def _idle_text(found: ToldIdle) -> str:
+    then = ""
+    if found.action is IdleAction.RECLAIM:
+        then = f" Its pods will be evicted after {found.after_min} more idle minutes."
+    return f"Claim idle since {found.since}.{then} Delete pods that do not need the GPU."
+
+
+def _unattributed_text(found: ToldForeign) -> str:
+    memory = f" with {found.memory}" if found.memory is not None else ""
+    named = f" ({', '.join(found.commands)})" if found.commands else ""
+    return (
+        f"{found.gpu}: {found.processes} processes{named}{memory} use the GPU outside any claim since {found.since}. "
+        "Claims on it may run out of memory. Check privileged pods, device plugins and host processes."
     )
 
 
 class UsageReport:
-    """Of one thread. ``notify`` receives events about claims."""
+    """For one thread. ``notify`` receives events about claims."""
 
     def __init__(
         self,
@@ -221,7 +222,7 @@ class UsageReport:
             return
         if self._clock() - self._checked_s >= CHECKED_S or not self._checked_at:
             self._checked_s, self._checked_at = self._clock(), rfc3339(self._now())
-        self._take(believed(findings, self._journal.entries(), snapshot, terms, self._checked_at))
+        self._take(validate_findings(findings, self._journal.entries(), snapshot, terms, self._checked_at))
 
     def _take(self, told: ToldUsage) -> None:
         if told != self._told:
@@ -229,14 +230,14 @@ class UsageReport:
         self._events.update(told)
 
 
-def believed(
+def validate_findings(
     findings: UsageFindings, claims: Iterable[Entry], snapshot: Snapshot, terms: Terms, checked_at: str
 ) -> ToldUsage:
-    """The reported findings, each claim and GPU once, with ``checked_at`` if the controller has to act."""
+    """The valid findings, each claim and GPU once, with ``checked_at`` if an eviction is requested."""
     prepared: dict[str, Entry] = {claim.ref.uid: claim for claim in claims if claim.state == "prepared"}
     over = _once(((each.claim.uid, each.device), _over_grant(each, prepared, terms)) for each in findings.over_grant)
     idle = _once((each.claim.uid, _idle(each, prepared, terms)) for each in findings.idle)
-    foreign = _once((each.gpu_uuid, _foreign(each, snapshot)) for each in findings.unattributed)
+    foreign = _once((each.gpu_uuid, _unattributed(each, snapshot)) for each in findings.unattributed)
     told = ToldUsage(over_grant=over, idle=idle, unattributed=foreign)
     return replace(told, checked_at=checked_at) if told.asks else told
 
@@ -286,7 +287,7 @@ def _idle(found: IdleClaim, prepared: Mapping[str, Entry], terms: Terms) -> Told
     )
 
 
-def _foreign(found: Unattributed, snapshot: Snapshot) -> ToldForeign | None:
+def _unattributed(found: Unattributed, snapshot: Snapshot) -> ToldForeign | None:
     gpu = snapshot.gpu_by_uuid(GpuUuid(found.gpu_uuid))
     if gpu is None:
         return None
@@ -305,7 +306,7 @@ def _prepared(ref: ClaimRef, prepared: Mapping[str, Entry]) -> Entry | None:
 
 
 def _used(claim: Entry | None) -> list[AssignedDevice]:
-    """The claim's devices, without those of admin access."""
+    """The claim's devices, except devices with admin access."""
     return [each for each in claim.devices if not each.admin_access] if claim is not None else []
 
 

@@ -97,7 +97,7 @@ class GpuDevices:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What did not fit, as messages; complete after ``build``."""
+        """The omitted devices, as messages; complete after ``build``."""
         if not self._left_out:
             return ()
         names = ", ".join(repr(name[:MAX_NAME_SHOWN]) for name in sorted(self._left_out)[:4])
@@ -112,7 +112,7 @@ class GpuDevices:
             profile = counters.profile_of(self._gpu, instance)
             partition = devices.foreign_partition(self._gpu, instance, profile, self._board)
             place = PartitionId(self._gpu.uuid, instance.profile_id, instance.start)
-            # Without counters: the counter set does not have what the instance uses.
+            # Without counters: the counter set lacks the counters of the instance.
             yield self._finished(partition, None, self._taints.of(place))
         if self._forms.whole:
             yield self._whole()

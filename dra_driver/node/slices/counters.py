@@ -1,7 +1,7 @@
 """Compute the counter set of a GPU, and the amounts that each partition consumes (KEP-4815). No I/O.
 
-Names and values equal those of NVIDIA's DRA driver, except for memory: the GPU's real total. Memory slices make
-partitions exclude each other. The other counters must not exclude a layout that the hardware allows, and must run out
+Names and values equal the counters of NVIDIA's DRA driver, except for memory: the GPU's real total. Memory slices make
+partitions exclude each other. The remaining counters must allow each layout that the hardware allows, and must run out
 where an engine exists once (the OFA of the ``+me`` profiles).
 """
 

@@ -2,7 +2,7 @@
 
 Source: kubernetes/dynamic-resource-allocation resourceslice/resourceslicecontroller.go, syncPool (1.36): slices are
 matched by the index in their name, obsolete ones are deleted first, and the generation stays when at most one slice
-changes in place. Beyond syncPool, a slice that only disappeared is recreated in the generation of the others, and a
+changes in place. Beyond syncPool, a slice that only disappeared is recreated in the present generation, and a
 generation that was written in part is completed in place.
 
 Slices of counter sets are written last, so the write that completes a pool never has devices that need counters: an API
@@ -154,7 +154,7 @@ _ByIndex = dict[int, Mapping[str, object]]
 def _match(
     desired: Sequence[DesiredSlice], own: Sequence[Mapping[str, object]], generation: int
 ) -> tuple[_ByIndex, _ByIndex, list[Mapping[str, object]]]:
-    """Existing resource slices by index: of this generation, those of older ones where it has none, and the obsolete
+    """Existing resource slices by index: of this generation, else of an older one, and the obsolete
     rest (an unwanted index, or a duplicate)."""
     wanted = {want.index: want for want in desired}
     found: _ByIndex = {}
@@ -168,7 +168,7 @@ def _match(
         if former is None:
             found[index] = item
         elif _rank(item, wanted[index]) > _rank(former, wanted[index]):
-            found[index] = item  # of two duplicates, the one that needs no write stays
+            found[index] = item  # of two duplicates, keep a slice that needs no write
             obsolete.append(former)
         else:
             obsolete.append(item)
@@ -187,7 +187,7 @@ def _rank(item: Mapping[str, object], want: DesiredSlice) -> tuple[int, bool]:
 def _is_current(
     item: Mapping[str, object], want: DesiredSlice, identity: PoolIdentity, generation: int, count: int
 ) -> bool:
-    """Whether the Node owns it and the spec is the desired one, or the API server's earlier version of it."""
+    """Return whether the Node owns it and the spec is the desired one, or the API server's earlier version of it."""
     owner = _owner(identity).items()
     if not any(all(each.get(key) == value for key, value in owner) for each in untrusted_slice.owners(item)):
         return False

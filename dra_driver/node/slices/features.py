@@ -5,7 +5,7 @@ canary per feature is created with ``dryRun=All``, and the answer compared. Sour
 pkg/registry/resource/resourceslice/strategy.go (dropDisabledFields).
 
 Counter sets belong into resource slices without devices since 1.35, and into the slice of their devices in 1.34
-(pkg/apis/resource/validation/validation.go, validateResourceSliceSpec). Each version refuses the other arrangement.
+(pkg/apis/resource/validation/validation.go, validateResourceSliceSpec). Each version accepts only its arrangement.
 """
 
 import logging
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 _SHARES_HIDE_COUNTERS = (1, 35)
 """The version whose scheduler counts whole devices alone (k8s.io/dynamic-resource-allocation, checkAvailableCounters in
-structured/internal/experimental/allocator_experimental.go). Those of 1.34.9 and 1.36.2 charge shares, too."""
+structured/internal/experimental/allocator_experimental.go). 1.34.9 and 1.36.2 also charge shares."""
 _ONE_COUNTER = {"memory": Counter(value="1")}
 _SET = CounterSet(name="canary", counters=_ONE_COUNTER)
 _CONSUMER = Device(
@@ -73,7 +73,7 @@ def probe(api: SlicesApi, driver: str, node: str, *, lists: bool = False) -> Api
         try:
             answer = api.create(body, dry_run=True)
         except InvalidObjectError:
-            return False  # what is left after dropping does not make a valid resource slice
+            return False  # the slice is invalid after the drop
         return not any(dropped_fields(spec, answer.get("spec")))
 
     canaries = {**_CANARIES, "list_attributes": _LIST} if lists else _CANARIES

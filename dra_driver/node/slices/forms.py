@@ -1,10 +1,8 @@
 """Decide a GPU's published forms: whole, shared, partitions that can be created, unmanaged partitions. No I/O.
 
-============================ ====================================================================================== MIG
-mode off whole; also every placement where the mode can be switched while the node runs on, switched by this driver the
-same, so that ResourceSlices do not change while partitions come and go on, switched by others placements only: the
-driver does not switch off a mode that it did not switch on ============================
-======================================================================================
+    MIG mode off              whole; every placement, too, if the mode can be switched while the node runs
+    on, enabled by driver     the same, so that ResourceSlices do not change when partitions are created or destroyed
+    on, enabled by others     placements only: the driver does not disable a mode that it did not enable
 
 An unmanaged instance is published as it is, excludes overlapping placements, and withholds the whole GPU. Forms that
 exclude each other are published only while counters enforce it, and a GPU with shares in use only as shared. Each
@@ -43,7 +41,7 @@ class Forms(Struct, frozen=True, kw_only=True):
 
 
 def forms_of(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> Forms:
-    """Decide the forms of ``gpu``. Deterministic; placements are in the order in which they are to be used."""
+    """Decide the forms of ``gpu``. Deterministic; placements are in order of preference."""
     if terms.policy and not terms.offered:
         return Forms(left={})  # hidden, as its policy says
     withheld = _withheld(gpu, terms, features)
@@ -71,7 +69,7 @@ def forms_of(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> Forms:
         uncut = frozenset(place for place in placements if (place[0].profile_id, place[1]) not in existing)
     if terms.withheld is not None and uncut:
         reasons.allowed_unless(terms.withheld.reason)
-        if not features.taints:  # what cannot be tainted is withdrawn, unless it was refused: it would seem free again
+        if not features.taints:  # withdraw forms that need a taint, except refused ones: they would seem free again
             refused = terms.withheld.refused
             placements = [
                 (profile, start)
@@ -117,7 +115,7 @@ class _Reasons:
 
 
 def _withheld(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> str | None:
-    """Why nothing of the GPU is published."""
+    """The reason why no form of the GPU is published."""
     by = _source(terms)
     if not terms.offered:
         return f"{gpu.device_name} is not offered, because its policies cannot be used; the log says why"
@@ -230,13 +228,13 @@ def _is_usable(gpu: Gpu, instance: MigInstance, reasons: _Reasons) -> bool:
     """False for an instance that is incomplete, split into several devices, or of unknown size."""
     where = f"MIG instance {instance.profile_name} at memory slice {instance.start} of {gpu.device_name}"
     if instance.device is None:
-        why = f"{where} is not offered: expected one compute instance that spans it; another manager created it"
+        why = f"{where} is not published: expected one compute instance that spans it; another manager created it"
         return reasons.allowed_unless(why)
     if counters.profile_of(gpu, instance) is None:
         # Without capacities, a selector that compares one would fail its claim's allocation with a CEL error.
         return reasons.allowed_unless(
-            f"{where} is not offered: the NVIDIA driver reports neither the size of its profile "
-            "(nvmlDeviceGetGpuInstanceProfileInfo) nor its own (nvmlDeviceGetAttributes)"
+            f"{where} is not published: the NVIDIA driver reports its size neither for the profile "
+            "(nvmlDeviceGetGpuInstanceProfileInfo) nor for the instance (nvmlDeviceGetAttributes)"
         )
     return True
 

@@ -23,7 +23,7 @@ from dra_driver.node.slices.gates import NO_FEATURES, ApiServerFeatures
 log = logging.getLogger(__name__)
 
 # The API server cuts generateName to 58 characters and adds 5 random ones (apiserver storage/names). Cut here too, so
-# that the validated text (at most 253 characters) is the one that is used.
+# that the validated text (at most 253 characters) equals the stored one.
 MAX_GENERATE_NAME = 58
 
 _INDEX = re.compile(r"([0-9a-f]{5,15})-")
@@ -44,7 +44,7 @@ class DesiredSlice(Struct, frozen=True, kw_only=True):
 
     @property
     def needs_counters(self) -> bool:
-        """Whether its devices exclude each other only through counters of another resource slice."""
+        """Return whether its devices exclude each other only through counters of another resource slice."""
         return not self.counter_sets and any(device.consumes_counters for device in self.devices)
 
     def says_the_same(self, other: "DesiredSlice") -> bool:

@@ -49,7 +49,7 @@ RESYNC_S = 600.0
 
 
 class Schedule:
-    """When the next pass is due. Not thread-safe: its owner holds a lock.
+    """The due time of the next pass. Not thread-safe: its owner holds a lock.
 
     Immediately after a change of the desired state. Shortly after a change by another client: the kubelet deletes
     resource slices one by one when it starts, and the nodes of a cluster must not all answer at the same moment. With
@@ -134,7 +134,7 @@ class Publisher:
         self._lock = threading.Lock()  # guards the fields down to `_problem`
         self._schedule = schedule or Schedule()
         self._desired = DesiredState()
-        self._asked = features is None  # whether the features are known
+        self._asked = features is None  # whether the features were detected
         self._pending: list[tuple[str, str | None]] = []
         self._published = self._disturbed = False
         self._problem: str | None = None
@@ -172,13 +172,13 @@ class Publisher:
 
     @property
     def published(self) -> bool:
-        """Whether the last completed pass published the newest snapshot."""
+        """Return whether the last completed pass published the newest snapshot."""
         with self._lock:
             return self._published
 
     @property
     def problem(self) -> str | None:
-        """Why the resource slices are not up to date, for the node's owner; None without a problem."""
+        """The reason why the resource slices are outdated, for the node's owner; None without a problem."""
         with self._lock:
             return self._problem
 
@@ -194,12 +194,12 @@ class Publisher:
             return self._desired.left_out
 
     def wait_listed(self, timeout_s: float) -> bool:
-        """Wait up to ``timeout_s`` until the node's resource slices are known; return whether they are."""
+        """Wait up to ``timeout_s`` until the node's resource slices are listed; return whether they are."""
         return self._listed.wait(timeout_s)
 
     @property
     def noticed(self) -> int:
-        """How many changes of the node's resource slices were noticed: while it stays, `neighbours` do."""
+        """The number of noticed changes of the node's resource slices: while it stays, `neighbours` do."""
         return self._noticed
 
     def on_notice(self, callback: Callable[[], None]) -> None:
@@ -301,7 +301,7 @@ class Publisher:
         self._report("; ".join([*unknown, *problems_of(done, edits, self._driver, self._node)]) or None)
 
     def _wanted(self) -> tuple[DesiredSlice, ...]:
-        """The resource slices to publish, now that the API server's features are known."""
+        """The resource slices to publish with the API server's features."""
         with self._lock:
             self._asked = True
             if self._desired.build(self.features):
@@ -371,7 +371,7 @@ def problems_of(done: ReconcileResult, edits: int, driver: str, node: str) -> li
     if done.foreign_pools:
         problems.append(
             f"second publisher: node {node} has ResourceSlices of driver {driver} in other pools "
-            f"({', '.join(done.foreign_pools)}); stop the other driver, then delete its ResourceSlices"
+            f"({', '.join(done.foreign_pools)}); stop that driver, then delete its ResourceSlices"
         )
     if edits >= QUICK_EDITS:
         problems.append(

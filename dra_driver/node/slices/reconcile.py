@@ -115,14 +115,14 @@ class Reconciler:
                 stored = self._send(replace(body, spec=alone))
                 if lost := lost_with(dropped_fields(alone, stored.get("spec"), "spec")):
                     return lost
-                # The second step updates what the first one stored.
+                # The second step updates the stored slices of the first.
                 version = {"name": _meta(stored, "name"), "resourceVersion": _meta(stored, "resourceVersion")}
                 body = replace(body, metadata={**body.metadata, **version})
             known = "name" in body.metadata
             try:
                 stored = self._send(body)
             except InvalidObjectError:
-                # Without its list, an attribute has no value: the API server refuses what it otherwise drops.
+                # Without its list, an attribute has no value: the API server refuses a field that it otherwise drops.
                 if lost := lost_with(lists_in(body.spec)):
                     return lost
                 raise

@@ -64,13 +64,13 @@ def _claims(rows: Rows) -> Iterator[Family]:
     yield family("memory_peak_bytes", "The most of it within the exporter's window", lambda row: row.peak_bytes)
     yield family(
         "sm_utilization_ratio",
-        "Utilisation of multiprocessors since the last look, 0 to 1: of the whole GPU, of a partition its own",
+        "Utilization of multiprocessors since the last sample, 0 to 1, of the whole GPU or of the partition",
         lambda row: _divided(row.use.sm_percent, 100),
     )
     yield family("processes", "Processes of the claim on the device", lambda row: row.use.processes)
     yield family(
         "last_used_timestamp_seconds",
-        "When the claim computed on the device last, in seconds since 1970; absent before that was seen",
+        "Last use of the device by the claim, in seconds since 1970; absent before the first",
         lambda row: row.last_used.timestamp() if row.last_used is not None else None,
     )
     energy = (((*_labels(key), str(row.estimated).lower()), row.joules) for key, row in rows)
@@ -79,7 +79,7 @@ def _claims(rows: Rows) -> Iterator[Family]:
 
 
 def _devices(rows: Rows, judged: Judged) -> Iterator[Family]:
-    """Of a claim's device, whichever container has it."""
+    """Metrics per device of a claim, whichever container has it."""
     devices = {
         (key.namespace, key.claim, key.request, key.device, key.share): (key, row)
         for key, row in reversed(rows)
@@ -91,19 +91,19 @@ def _devices(rows: Rows, judged: Judged) -> Iterator[Family]:
         return _family(f"dra_claim_{name}", about, DEVICE_LABELS, samples)
 
     yield family(
-        "memory_granted_bytes", "What the claim was granted of a share", lambda _, row: row.assigned.memory_bytes
+        "memory_granted_bytes", "Memory granted to the claim's share", lambda _, row: row.assigned.memory_bytes
     )
     infos = [((*labels, *_info(row)), 1.0) for labels, (_, row) in sorted(devices.items())]
     about = "1; UUIDs and GPU instance of a claim's device, which dcgm-exporter's metrics of MIG instances join by"
     yield _family("dra_claim_device_info", about, INFO_LABELS, infos)
     yield family(
         "over_grant_bytes",
-        "Memory beyond the grant and what is tolerated for each process; 0 for a share that keeps its grant",
+        "Memory beyond the grant and the overhead of each process; 0 for a share within its grant",
         lambda key, row: judged.over_bytes.get((key.uid, key.device)) if row.assigned.share_id else None,
     )
     yield family(
         "idle_seconds",
-        "How long the claim has not used any of its devices; absent where that is not known",
+        "Time since the claim last used any of its devices; absent while unknown",
         lambda key, _: judged.idle_s.get(key.uid),
     )
 
@@ -127,7 +127,7 @@ def _gpus(joined: JoinedUsage) -> Iterator[Family]:
     )
     yield family(
         "utilization_ratio",
-        "Utilisation of the GPU, 0 to 1; absent in MIG mode",
+        "Utilization of the GPU, 0 to 1; absent in MIG mode",
         lambda gpu: _divided(_of(gpu, "gpu_percent"), 100),
     )
     yield family("power_watts", "Power, averaged over a second", lambda gpu: _divided(_of(gpu, "power_mw"), 1000))

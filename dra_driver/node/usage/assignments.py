@@ -1,8 +1,8 @@
-"""``assignments.json``: which claims have which devices, as the node process tells the exporter. Pure.
+"""Decode ``assignments.json``, in which the node process reports the devices of claims to the exporter. No I/O.
 
-The node process writes the file (``node/process/usage_exporter.py``). It is read as the file of another program:
-lists and texts are cut to their bounds, entries that make no sense are left out, and a file that is no JSON object of
-this version counts as damaged; the exporter goes on with the last good one.
+The node process writes the file (``node/process/usage_exporter.py``). The exporter does not trust it: lists and texts
+are cut to their bounds, and invalid entries are dropped. A file that is not a JSON object of this version counts as
+damaged; the exporter keeps the last valid one.
 """
 
 from datetime import UTC, datetime
@@ -49,7 +49,7 @@ class _File(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def decode(content: bytes) -> Assignments:
-    """Raises ConfigurationError, which says what is wrong, for content that is not such a file."""
+    """Decode the file. Raises ConfigurationError, with the reason, for other content."""
     if len(content) > MAX_BYTES:
         raise ConfigurationError(f"{FILE} has {len(content)} bytes, expected at most {MAX_BYTES}")
     try:
@@ -66,7 +66,7 @@ def decode(content: bytes) -> Assignments:
     detached = None
     if file.detached is not None:
         told = file.detached if isinstance(file.detached, str) else ""
-        detached = told[:_MAX_TEXT] or "for a reason that is not told"
+        detached = told[:_MAX_TEXT] or "for an unknown reason"
     return Assignments(
         node=file.node,
         driver=file.driver,

@@ -39,9 +39,9 @@ from dra_driver.node.usage.values import (
 )
 
 HIDDEN_BYTES: Final = 256 * 2**20
-"""In use on a GPU without a listed process: less than a CUDA context, more than the driver has beside its reserve."""
+"""Use of a GPU without a listed process: less than a CUDA context, more than the driver uses besides its reserve."""
 RESERVE_BYTES: Final = 2**30
-"""More than what the driver reserves, which older drivers do not tell apart."""
+"""More than the driver's reserve, which older drivers do not report separately."""
 MPS_SERVER: Final = "nvidia-cuda-mps-server"[:15]  # as /proc/PID/comm has it
 _DeviceKey = tuple[str, str, str, str, str | None]
 """Namespace and name of a claim, pool, device, share. Kubelets before 1.35 report no share."""
@@ -107,7 +107,7 @@ class Attribution:
         return [each for each in found if last[each.claim.namespace, each.claim.name] == each.claim.uid]
 
     def _keys(self, container: ContainerRef) -> frozenset[_DeviceKey]:
-        """The container's devices. For an init container, which the kubelet does not list, those of its pod."""
+        """The container's devices. For an init container, which the kubelet does not list: the devices of its pod."""
         of_pod = self._pods.get((container.pod.namespace, container.pod.name), {})
         devices = of_pod.get(container.container)
         if devices is None:
@@ -128,7 +128,7 @@ def join(look: Look) -> JoinedUsage:
     readings: dict[GpuUuid, GpuUsage] = {}
     for reading in () if isinstance(look.readings, Unread) else look.readings:
         name = named[reading.gpu_uuid].device if reading.gpu_uuid in named else reading.gpu_uuid
-        readings[reading.gpu_uuid], unknown = _believed(reading, name, look)
+        readings[reading.gpu_uuid], unknown = _validated(reading, name, look)
         knows = replace(knows, **{what: getattr(knows, what) or why for what, why in unknown.items()})
     claims = sorted(assigned.claims, key=lambda claim: (claim.ref.namespace, claim.ref.name, claim.prepared))
     held = [
@@ -198,7 +198,7 @@ def _knows(look: Look) -> Knows:
     unknown_utilisation = None
     if percents and all(percent is None for percent in percents):
         unknown_utilisation = (
-            "the NVIDIA driver does not tell the utilisation of processes: not in MIG mode, and not at the first look"
+            "the NVIDIA driver does not report the utilization of processes: not in MIG mode, nor in the first sample"
         )
     return Knows(
         driver=_reason(look.readings),
@@ -218,41 +218,41 @@ def _pods_use_gpus(look: Look) -> bool:
 
 
 def _unlinked(look: Look) -> str | None:
-    """Why containers are unknown: the kubelet links the log of each one, so an empty directory is another directory."""
+    """The reason why containers are unknown: the kubelet links every log, so an empty directory is the wrong one."""
     if isinstance(look.logs, Unread) or look.logs.by_uid or not _pods_use_gpus(look):
         return None
     return (
-        "processes of pods use GPUs, and the folder of links to logs has no link of the kubelet: mount the host's "
+        "processes of pods use GPUs, and the directory of links to logs has no link of the kubelet: mount the host's "
         "/var/log/containers and set --log-dir (LOG_DIR)"
     )
 
 
 def _unnamed(look: Look) -> str | None:
-    """Why the claims of containers are unknown: PodResources names prepared claims from the start of their pod."""
+    """The reason why claims of containers are unknown: PodResources lists claims from the start of their pod."""
     if isinstance(look.assignments, Unread) or not look.assignments.claims or look.pods or not _pods_use_gpus(look):
         return None
     return (
-        "claims are prepared, and the kubelet's PodResources name none of them: see that its feature gate "
-        "KubeletPodResourcesDynamicResources is on, and that the socket is this node's kubelet's"
+        "claims are prepared, and the kubelet's PodResources lists none of them: check that its feature gate "
+        "KubeletPodResourcesDynamicResources is enabled, and that the socket is this node's kubelet's"
     )
 
 
 def _hidden(look: Look, readings: Sequence[GpuUsage]) -> str | None:
-    """Why no GPU's processes are listed, or the listed ones are not the node's."""
+    """The reason why the processes of GPUs are unknown."""
     if readings and all(each.processes is None for each in readings):
-        problem = next((each.problem for each in readings if each.problem), "no reason is told")
+        problem = next((each.problem for each in readings if each.problem), "no reason given")
         return f"the NVIDIA driver does not list the processes of a GPU: {problem}"
     listed = [process.pid for each in readings for process in each.processes or ()]
     if len(listed) > 1 and not isinstance(look.processes, Unread) and not look.processes:
         return (
-            f"none of the {len(listed)} processes that the NVIDIA driver lists is in /proc: see that the host's /proc "
-            "is mounted, and without hidepid"
+            f"none of the {len(listed)} processes that the NVIDIA driver lists is in /proc: check that the host's "
+            "/proc is mounted, and without hidepid"
         )
     return None
 
 
-def _believed(reading: GpuUsage, name: str, look: Look) -> tuple[GpuUsage, Mapping[str, str]]:
-    """The reading without values that others of it contradict, and why they are unknown, by field of `Knows`."""
+def _validated(reading: GpuUsage, name: str, look: Look) -> tuple[GpuUsage, Mapping[str, str]]:
+    """The reading without contradicted values, and why they are unknown, by field of `Knows`."""
     unknown: dict[str, str] = {}
     if reading.processes == () and (problem := _unlisted(reading, name, look)):
         reading, unknown["processes"] = replace(reading, processes=None, problem=problem), problem
@@ -271,7 +271,7 @@ def _believed(reading: GpuUsage, name: str, look: Look) -> tuple[GpuUsage, Mappi
                 "use: the driver counts memory that they share by CUDA IPC for each of them"
             )
     if reading.busy_percent != 0 and any(each.busy_percent == 0 for each in processes) and _has_mps(processes, look):
-        # The server owns the channels, so that samples may name its PID alone (kernel_channel.c).
+        # The server owns the channels, so samples may have only its PID (kernel_channel.c).
         processes = tuple(
             replace(each, sm_percent=None, memory_percent=None, busy_percent=None) if each.busy_percent == 0 else each
             for each in processes
@@ -281,7 +281,7 @@ def _believed(reading: GpuUsage, name: str, look: Look) -> tuple[GpuUsage, Mappi
 
 
 def _unlisted(reading: GpuUsage, name: str, look: Look) -> str | None:
-    """Why a GPU without a listed process is in use all the same; None if it may be unused."""
+    """The reason why a GPU without a listed process may be in use; None if it may be unused."""
     of_all = [reading.memory_used, *(each.memory_used for each in reading.instances)]
     known = [each for each in of_all if each is not None]
     in_use = max(known, default=0)
@@ -291,10 +291,10 @@ def _unlisted(reading: GpuUsage, name: str, look: Look) -> str | None:
     if in_use <= (RESERVE_BYTES if reading.memory_reserved is None else least) and not busy and not is_open:
         return None
     seen = f"{in_use // 2**20} MiB are in use" if known else "the memory in use is unknown"
-    seen += f" and it is {busy} % busy" if busy else " and its utilisation is unknown" if busy is None else ""
-    where = "it runs in a PID namespace of its own" if look.is_nested else "they may run in another PID namespace"
+    seen += f" and it is {busy} % busy" if busy else " and its utilization is unknown" if busy is None else ""
+    where = "it runs in a separate PID namespace" if look.is_nested else "they may run in another PID namespace"
     return (
-        f"the NVIDIA driver lists no process on GPU {name} to the exporter, although {seen}: {where}; set "
+        f"the NVIDIA driver lists no process on GPU {name} for the exporter, although {seen}: {where}; set "
         "exporter.hostPID=true in the chart"
     )
 

@@ -1,8 +1,8 @@
 """Accumulate usage: peaks and energy of a window, totals, and when a claim last used its devices. No I/O.
 
 The ledger has a row for each container and device of a claim; a row stays for a time after its end, so that a scrape
-gets its last values. A value that cannot be divided between containers is in a row without pod and container. Time is
-that of a clock that does not jump.
+gets its last values. A value of the whole device is in a row with empty pod and container. Time is that of a
+clock that does not jump.
 
 Hardware counts only the energy of whole GPUs. A claim that is the only user of a GPU has all of it. Between several
 users, including those without a claim, it is divided by utilization, or by memory if utilization is zero or unknown,
@@ -166,8 +166,8 @@ DeviceKey = tuple[str, ...]
 
 
 class UsageLedger(Struct, frozen=True, kw_only=True):
-    """All rows. ``began_s`` is the time of the first sample; ``left_out`` rows were too many. ``unused_s`` has how long
-    (s) a device of a claim was seen without use: 0 in use, no entry if unknown."""
+    """All rows. ``began_s`` is the time of the first sample; ``left_out`` counts dropped rows. ``unused_s`` is the time
+    in seconds without use of each device of a claim: 0 in use, no entry if unknown."""
 
     rows: Mapping[RowKey, Row] = field(default_factory=dict)
     energy_mj: Mapping[GpuUuid, int] = field(default_factory=dict)
@@ -205,11 +205,11 @@ def fold(
     unattributed = {device_of(key) for key, use, _ in uses if use.containers is None}
     for key, row in ledger.rows.items():
         if key not in rows and row.ended_s is None and device_of(key) in unattributed and len(rows) < max_rows:
-            # Its container is there, as far as is known, and what it uses is not.
+            # Its container exists, but its use is unknown.
             rows[key] = replace(row, use=RowUse())
         ended_s = now_s if row.ended_s is None else row.ended_s
         if key not in rows and now_s - ended_s < keep_ended_s and len(rows) < max_rows:
-            # Nothing is in use any more, and nothing more is known.
+            # The claim has ended: its use is 0.
             ended = RowUse(used_bytes=0, sm_percent=0, processes=0)
             rows[key] = replace(row, use=ended, ended_s=ended_s)
     return UsageLedger(

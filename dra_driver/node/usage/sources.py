@@ -85,7 +85,7 @@ class LogIndex(Struct, frozen=True, kw_only=True):
     by_uid: Mapping[str, frozenset[ContainerRef]]
 
     def container(self, place: CgroupPlace) -> ContainerRef | None:
-        """The container at that place; with the name "" if only its pod is known, None if neither is."""
+        """The container at that place; with the name "" if only its pod is found, None if neither is."""
         found = self.by_id.get(place.container_id) if place.container_id is not None else None
         if found is not None and place.pod_uid in (None, found.pod.uid):
             return found
@@ -139,7 +139,7 @@ PodClaims = Mapping[tuple[str, str], Mapping[str, tuple[ClaimedDevice, ...]]]
 
 
 class Unread(Struct, frozen=True, kw_only=True):
-    """Why a source could not be read."""
+    """The reason why a source could not be read."""
 
     reason: str
 

@@ -56,8 +56,8 @@ class AssignedGpu(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Assignments(Struct, frozen=True, kw_only=True):
-    """``detached`` says why the NVIDIA driver must not be open; None while it may. ``process_started`` is of the node
-    process that wrote the file."""
+    """``detached`` is the reason why the NVIDIA driver must not be open; None while it may. ``process_started`` is of
+    the node process that wrote the file."""
 
     node: str
     driver: str
@@ -68,7 +68,7 @@ class Assignments(Struct, frozen=True, kw_only=True):
 
 
 class ContainerRef(Struct, frozen=True, kw_only=True):
-    """A container of a pod. ``pod`` has the UID "" if only its name is known."""
+    """A container of a pod. ``pod`` has the UID "" if only its name was found."""
 
     pod: UsingPod
     container: str
@@ -170,7 +170,7 @@ LONGEST_STEP_S: Final = 30.0
 
 
 def step_s(elapsed_s: float) -> float:
-    """How much of the time since the last sample counts."""
+    """The counted part of the time since the last sample."""
     return min(max(elapsed_s, 0.0), LONGEST_STEP_S)
 
 
@@ -181,7 +181,7 @@ def total(values: Iterable[int | None]) -> int | None:
 
 
 def busiest(percents: Iterable[int | None]) -> int | None:
-    """The highest; None if one is unknown and the others are 0."""
+    """The highest; None if one is unknown and the rest are 0."""
     known = list(percents)
     return max((each or 0 for each in known), default=0) or (None if None in known else 0)
 

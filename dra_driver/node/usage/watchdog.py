@@ -104,7 +104,7 @@ def _pods(processes: Iterable[SeenProcess]) -> tuple[UsingPod, ...]:
 
 
 class Watched(Struct, frozen=True, kw_only=True):
-    """How long one claim on one device was over its grant, and since then below it; the finding, if any."""
+    """Seconds over the grant of one claim on one device, and since then below it; the finding, if any."""
 
     over_s: float = 0.0
     below_s: float = 0.0
@@ -142,7 +142,7 @@ def _next(former: Watched | None, use: ShareUse, counted_s: float, now: datetime
     if not use.is_over:
         return _below(former, counted_s)
     if former is None:
-        return Watched()  # seen once; how long it has been so is not known
+        return Watched()  # first sample over the grant: its duration is unknown
     over_s = former.over_s + counted_s
     told = former.told
     if told is not None:  # who it is follows immediately; how much, when it has grown
@@ -165,7 +165,7 @@ def _below(former: Watched | None, counted_s: float) -> Watched | None:
 
 
 def _first_told(use: ShareUse, since: datetime) -> OverGrant:
-    assert use.used_bytes is not None  # noqa: S101 - for the type checker; only known memory is over
+    assert use.used_bytes is not None  # noqa: S101 - for the type checker; only known memory exceeds a grant
     return OverGrant(
         claim=use.claim,
         device=use.device,
@@ -185,22 +185,22 @@ DRIVER_PROGRAMS: Final = frozenset({"nvidia-cuda-mps-server", "nvidia-cuda-mps-c
 _DRIVER_COMMANDS: Final = frozenset(name[:15] for name in DRIVER_PROGRAMS)
 
 
-class ForeignWatched(Struct, frozen=True, kw_only=True):
-    """How long each process of one GPU was seen (s), and the finding."""
+class UnattributedState(Struct, frozen=True, kw_only=True):
+    """The time for which each process of one GPU was observed (s), and the finding."""
 
     seen_s: Mapping[int, float]
     told: Unattributed | None = None
 
 
-ForeignState = Mapping[GpuUuid, ForeignWatched]
+ForeignState = Mapping[GpuUuid, UnattributedState]
 
 
-def watch_foreign(
+def watch_unattributed(
     state: ForeignState, gpus: Iterable[GpuUse], elapsed_s: float, now: datetime
 ) -> tuple[ForeignState, tuple[Unattributed, ...]]:
     """The next state by GPU, and the findings in the order of device names, without GPUs whose processes are unknown.
 
-    ``elapsed_s`` and ``now`` are those of `watch`.
+    ``elapsed_s`` and ``now`` are as for `watch`.
     """
     counted_s = step_s(elapsed_s)
     found = {
@@ -213,18 +213,18 @@ def watch_foreign(
 
 
 def _next_unattributed(
-    former: ForeignWatched | None, gpu: GpuUse, processes: Sequence[SeenProcess], counted_s: float, now: datetime
-) -> ForeignWatched:
+    former: UnattributedState | None, gpu: GpuUse, processes: Sequence[SeenProcess], counted_s: float, now: datetime
+) -> UnattributedState:
     known = former.seen_s if former is not None else {}
     foreign = [each for each in processes if each.command[:15] not in _DRIVER_COMMANDS]
     seen_s = {each.pid: known[each.pid] + counted_s if each.pid in known else 0.0 for each in foreign}
     lasting = [each for each in foreign if seen_s[each.pid] >= UNATTRIBUTED_CONFIRM_S]
     if not lasting:
-        return ForeignWatched(seen_s=seen_s)
+        return UnattributedState(seen_s=seen_s)
     before = former.told if former is not None else None
     longest_s = max(seen_s[each.pid] for each in lasting)
     fresh = _told_unattributed(gpu, lasting, before.since if before is not None else began(now, longest_s))
-    return ForeignWatched(seen_s=seen_s, told=_steady(before, fresh))
+    return UnattributedState(seen_s=seen_s, told=_steady(before, fresh))
 
 
 def _told_unattributed(gpu: GpuUse, lasting: Sequence[SeenProcess], since: datetime) -> Unattributed:
@@ -249,7 +249,7 @@ def _steady(before: Unattributed | None, fresh: Unattributed) -> Unattributed:
 
 
 class ClaimUse(Struct, frozen=True, kw_only=True):
-    """Whether a claim used any of its devices since the last sample; None if unknown.
+    """The use of any of a claim's devices since the last sample; None if unknown.
 
     ``after_min`` are minutes without use after which it counts as idle: the longest of its devices' policies, None for
     never.
@@ -261,7 +261,7 @@ class ClaimUse(Struct, frozen=True, kw_only=True):
 
 
 class IdleWatched(Struct, frozen=True, kw_only=True):
-    """How long (s) a claim was seen without use, and since when it is reported."""
+    """Seconds without observed use of a claim, and the start of its finding."""
 
     idle_s: float
     since: datetime | None = None
@@ -306,14 +306,14 @@ def claim_uses(joined: JoinedUsage) -> list[ClaimUse]:
 def watch_idle(
     state: IdleState, uses: Iterable[ClaimUse], elapsed_s: float, now: datetime
 ) -> tuple[IdleState, tuple[IdleClaim, ...]]:
-    """The next state, and the idle claims in the order of names. ``elapsed_s`` and ``now`` are those of `watch`. Claims
+    """The next state, and the idle claims in the order of names. ``elapsed_s`` and ``now`` are as for `watch`. Claims
     that are not in ``uses`` have ended."""
     counted_s = step_s(elapsed_s)
     found: dict[str, IdleWatched] = {}
     idle: list[IdleClaim] = []
     for use in uses:
         if use.used is not False:
-            continue  # used, or not known
+            continue  # used or unknown
         former = state.get(use.claim.uid)
         idle_s = former.idle_s + counted_s if former is not None else 0.0
         since = former.since if former is not None else None

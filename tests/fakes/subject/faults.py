@@ -118,7 +118,7 @@ FAULTS: dict[str, tuple[str, str]] = {
     "trusts-files": ("disturbed-cdi-files", "a repeated prepare does not look for its CDI file"),
     "publishes-once": ("disturbed-all-slices", "slices are never published again"),
     "repairs-all-only": ("disturbed-one-slice", "a slice is published again only when all are gone"),
-    "ignores-changes": ("disturbed-changed-slice", "a changed slice stays as it is"),
+    "ignores-changes": ("disturbed-changed-slice", "a changed slice cannot update the CDI file"),
     "trusts-its-write": ("disturbed-after-write", "slices that are deleted after an update stay away"),
     "deletes-other-slices": ("disturbed-other-slices", "slices of other drivers on the node are deleted"),
     "new-taint-times": ("disturbed-taints", "a NoExecute taint gets a new time whenever its slice is published"),

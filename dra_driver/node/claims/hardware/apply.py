@@ -101,7 +101,7 @@ def require_fabric(deps: ClaimDependencies, todo: PreparePlan, restored: Collect
             raise FabricNotReadyError(
                 f"{gpu.device_name} of claim {todo.ref} cannot be used yet: the NVLink fabric of {gpu.uuid} is not "
                 f"ready (probe {fabric}), and CUDA would fail with error 802 (system not yet initialized); Fabric "
-                "Manager has to run on the node in the driver's version: see systemctl status nvidia-fabricmanager and "
+                "Manager must run on the node in the driver's version: check systemctl status nvidia-fabricmanager and "
                 "/var/log/fabricmanager.log there; the kubelet tries again"
             )
 
@@ -114,7 +114,7 @@ def _whole_gpus(todo: PreparePlan) -> Iterator[Gpu]:
 
 
 def _is_divided(gpu: Gpu) -> bool:
-    """Whether the snapshot shows MIG mode, in which the fabric's state is outdated."""
+    """Return whether the snapshot shows MIG mode, in which the fabric's state is outdated."""
     return gpu.mig_enabled or bool(gpu.mig_instances)
 
 

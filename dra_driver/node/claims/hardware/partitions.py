@@ -66,7 +66,7 @@ def create_partitions(
 def remove_orphaned_partitions(
     deps: ClaimDependencies, gpu: GpuUuid, *, within_s: float, of: ClaimUid | None = None
 ) -> None:
-    """Remove the GPU's partitions whose claim has no entry, or only those of claim ``of``.
+    """Remove the GPU's partitions whose claim has no entry; with ``of``, only partitions of that claim.
 
     The caller holds the GPU's lock, and knows that the journal is complete or that the claim has ended. Waits
     ``within_s`` for all of them together. Raises as `MigManager`.
@@ -120,7 +120,7 @@ def _mark_not_created(
 
 
 def _is_recorded_as_created(journal: Journal, part: AssignedPartition) -> bool:
-    """Whether the driver created this partition for a claim, with an entry or without."""
+    """Return whether the driver created this partition for a claim, with an entry or without."""
     recorded = [assigned.device.partition for assigned in journal.assignments(part.id.gpu_uuid)]
     recorded += [orphan.partition for orphan in journal.orphaned_partitions()]
     return any(each is not None and each.created_by_driver and each.id == part.id for each in recorded)
@@ -144,6 +144,6 @@ def destroy_if_owned(mig: MigManager, partition: AssignedPartition, *, within_s:
     found = mig.find(partition.id)
     if found is not None and not is_same(found, partition):
         facts = {"partition": str(partition.id), "gi": found.gi_id}
-        log.warning("partition was replaced by a foreign instance; leaving the instance", extra=facts)
+        log.warning("another manager's instance replaced the partition; leaving the instance", extra=facts)
         return
     mig.destroy(partition.id, within_s=within_s)

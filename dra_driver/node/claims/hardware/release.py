@@ -1,5 +1,5 @@
-"""Release what was created for a claim, in reverse order (MPS daemons, time slices, partitions), and restore GPUs
-without claims.
+"""Release the hardware state of a claim in reverse order (MPS daemons, time slices, partitions). Restore GPUs without
+claims.
 
 A setting, daemon or partition is orphaned when the journal records that this driver created it and no claim entry, in
 any state, needs it. Changes without a record stay. While a new journal is being rebuilt, entries are missing: shared
@@ -47,14 +47,14 @@ def release(deps: ClaimDependencies, entry: Entry, *, within_s: float, without_d
                     continue
                 complete = False
                 facts = {"claim": str(entry.ref), "reason": error}
-                log.warning("GPU of a claim is gone from the node; the claim ends without it", extra=facts)
+                log.warning("GPU of a claim disappeared from the node; releasing the claim without it", extra=facts)
             except DriverUnavailableError as error:
                 if not without_driver:
                     first = first or error
                     continue
                 complete = False
                 facts = {"claim": str(entry.ref), "reason": error}
-                log.warning("claim ends before its GPUs are restored, which waits for the NVIDIA driver", extra=facts)
+                log.warning("claim released; restoring its GPUs waits for the NVIDIA driver", extra=facts)
             except DraError as error:
                 first = first or error
     finally:
@@ -77,7 +77,7 @@ def _steps(deps: ClaimDependencies, entry: Entry, deadline: Deadline) -> Iterato
 
 
 def _is_gone(deps: ClaimDependencies, gpu: GpuUuid) -> bool:
-    """Whether the node's inventory lacks the GPU. While no GPU at all can be read, none counts as gone."""
+    """Return whether the node's inventory lacks the GPU; False while no GPU at all can be read."""
     snapshot = deps.snapshot()
     return bool(snapshot.gpus or snapshot.left_out) and snapshot.gpu_by_uuid(gpu) is None
 
@@ -102,7 +102,7 @@ def restore_gpu_for_claim(
     if any(assigned.uid != uid for assigned in deps.journal.assignments(gpu)):
         return
     if keys.difference(setting.note_key for setting in exclusive) and deps.journal.rebuild_pending:
-        raise ownership_unknown(f"which claim the settings of {gpu} belong to ({', '.join(sorted(keys))})")
+        raise ownership_unknown(f"the owner of the settings of {gpu} ({', '.join(sorted(keys))})")
     for setting in settings:
         if setting.shared_by_claims and setting.note_key in keys:
             setting.restore_for_claim(gpu, locked, deadline)
@@ -130,8 +130,8 @@ def reclaim_orphans(deps: ClaimDependencies, problems: list[str]) -> None:
 
 def ownership_unknown(what: str) -> ClaimBusyError:
     return ClaimBusyError(
-        f"it is not known yet {what}: the node's journal is new and does not have all claims yet that were prepared "
-        "before; the driver's log says what it waits for, and the kubelet tries again"
+        f"cannot determine {what}: the node's new journal lacks claims that were prepared before it; the driver's log "
+        "has the reason, and the kubelet tries again"
     )
 
 

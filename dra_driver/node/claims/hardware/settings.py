@@ -32,7 +32,7 @@ LEAST_S = 1.0
 ENSURE_WHOLE_S = 5.0
 """Seconds to try a busy GPU within one attempt; the call itself tries again while it has time (`waiting`)."""
 START_S = 25.0
-"""Seconds until an MPS daemon has to be ready. Starting one takes about a second, on a busy node several."""
+"""Seconds until an MPS daemon must be ready. Starting one takes about a second, on a busy node several."""
 
 
 class GpuSetting:
@@ -54,7 +54,7 @@ class GpuSetting:
         """Check that a prepared claim still has the setting, and repair it where possible."""
 
     def release_steps(self, entry: Entry, deadline: Deadline) -> Iterator[ReleaseStep]:  # noqa: ARG002 - a default
-        """Steps that restore what was changed for the entry's claim and no other claim needs."""
+        """Steps that undo changes for the entry's claim that no other claim needs."""
         yield from ()
 
     def release_without_entry(self, uid: ClaimUid, *, within_s: float) -> None:
@@ -80,7 +80,7 @@ class NotedSetting(GpuSetting, ABC):
 
     @abstractmethod
     def is_needed(self, assignments: Sequence[Assignment]) -> bool:
-        """Whether one of the claims that have a part of the GPU needs the setting."""
+        """Return whether one of the claims that have a part of the GPU needs the setting."""
 
     @abstractmethod
     def restore(self, gpu: GpuUuid, locked: Collection[GpuUuid]) -> None:
@@ -160,7 +160,7 @@ class TimeSliceSetting(NotedSetting):
             self._hardware.slicer.reset(gpu, within_s=STEP_S)
 
     def _is_set(self, uid: ClaimUid, gpu: GpuUuid, interval: Interval) -> bool:
-        """Whether another prepared claim has set the interval; nvidia-smi takes up to a second."""
+        """Return whether another prepared claim has set the interval; nvidia-smi takes up to a second."""
         if self._journal.gpu_note(gpu, TIME_SLICE) != interval:
             return False
         others = (self._journal.entry(other.uid) for other in self._journal.assignments(gpu) if other.uid != uid)
@@ -219,7 +219,7 @@ class MpsDaemonSetting(GpuSetting):
 
     def _orphans(self) -> Iterator[str]:
         # The daemons are listed before the journal is read: an intent is in the journal before its daemon is requested,
-        # so a listed daemon without an entry is orphaned, not new. (A repeated request is seen under the lock.)
+        # so a listed daemon without an entry is orphaned, not new. (A repeated request shows under the lock.)
         listed = self._hardware.mps.daemons()
         if listed:
             needed = {
@@ -273,7 +273,7 @@ class ComputeModeSetting(NotedSetting):
     def restore(self, gpu: GpuUuid, locked: Collection[GpuUuid]) -> None:
         """Stop the GPU's orphaned daemons, which need the mode, then restore it."""
         self._daemons.remove_orphans(locked, gpu)
-        # A claim that begins may record a daemon of the GPU's id, so a leftover one of that id is no orphan; end it.
+        # A claim that begins may record a daemon of the GPU's id, so a leftover one would not be an orphan; end it.
         self._hardware.mps.release(gpu, (gpu,), within_s=STEP_S)
 
 
@@ -283,7 +283,7 @@ SETTINGS: tuple[type[GpuSetting], ...] = (MigModeSetting, TimeSliceSetting, Comp
 LOST_AT_REBOOT = tuple(
     kind.note_key for kind in SETTINGS if issubclass(kind, NotedSetting) and not kind.survives_reboot
 )
-"""Keys of notes that are void after a reboot. MIG mode may survive one, so the GPU is looked at."""
+"""Keys of notes that are void after a reboot. MIG mode may survive one, so the hardware is checked."""
 
 
 def settings_of(deps: ClaimDependencies) -> tuple[GpuSetting, ...]:

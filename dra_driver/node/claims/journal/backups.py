@@ -1,4 +1,4 @@
-"""Back up what a lost journal needs: per GPU the driver's changes, and the names of claims.
+"""Back up the state that a lost journal needs: per GPU the driver's changes, and the names of claims.
 
 ``<plugin directory>/made/<gpu uuid>.json`` (0600) has the partitions that the driver created, with their claims, and
 the GPU's notes: the hardware does not record who made a change. ``<plugin directory>/claim-names`` (0600) has a line
@@ -124,12 +124,12 @@ class GpuStateBackups:
                     yield _from_file(msgspec.json.decode(data, type=_File))
             except (*_MISTAKES, OSError) as error:
                 facts = {"path": str(path), "reason": f"{type(error).__name__}: {error}"}
-                log.warning("GPU state backup cannot be read", extra=facts)
+                log.warning("cannot read a GPU state backup", extra=facts)
 
     def keep_only(self, gpus: Iterable[GpuUuid]) -> None:
         """Remove the files of other GPUs, and temporary files of a process that died while it wrote."""
         kept = {self._path(gpu) for gpu in gpus}
-        with suppress(OSError):  # best effort: the next start tries again
+        with suppress(OSError):  # best effort: the next start retries
             for path in [*self._files(_SUFFIX), *self._files(UNFINISHED)]:
                 if path not in kept:
                     path.unlink(missing_ok=True)
@@ -203,7 +203,7 @@ class ClaimNames:
         return {ref.uid: ref for ref in found if ref.uid in uids}
 
     def keep(self, claims: Iterable[ClaimRef], others: Collection[ClaimUid]) -> None:
-        """Record these claims, and those of ``others`` whose names are recorded; drop the rest."""
+        """Record these claims, and each of ``others`` whose name is recorded; drop the rest."""
         wanted = self.find(others) | {ref.uid: ref for ref in claims}
         data = _lines(wanted[uid] for uid in sorted(wanted))
         if self._read() != data:
@@ -219,7 +219,7 @@ class ClaimNames:
         try:
             change()
         except OSError as error:
-            log.warning("names of claims not written; will retry", extra={"path": self._path, "reason": str(error)})
+            log.warning("cannot write names of claims; will retry", extra={"path": self._path, "reason": str(error)})
 
 
 def _lines(claims: Iterable[ClaimRef]) -> bytes:

@@ -1,7 +1,7 @@
 """Open, check and access the journal's file; set it aside when it is damaged.
 
 A damaged file is renamed, and a new journal begins with the note that it must be rebuilt, as every new file does. One
-connection with a lock serves all threads: SQLite has one writer anyway, and a read takes 20 us. Write-ahead logging
+connection with a lock serves all threads: SQLite has one writer at a time, and a read takes 20 us. Write-ahead logging
 works for processes in different containers, because they share the host's kernel and page cache.
 """
 
@@ -35,7 +35,7 @@ _LOG_BYTES = 2 * 2**20
 _HIGHEST_PLAUSIBLE_VERSION = 100
 
 FAILURES = (sqlite3.Error, UnicodeDecodeError)
-"""What reading or writing may raise. Python decodes SQLite's texts and its error messages, which quote the file's
+"""Errors of reading and writing. Python decodes SQLite's texts and its error messages, which quote the file's
 content; when the content is damaged, decoding fails."""
 
 _ADVICE = {
@@ -149,7 +149,7 @@ def _open_or_replace(path: Path, now: Callable[[], float]) -> OpenJournal:
     try:
         return _opened(path, set_aside=None)
     except FAILURES as error:
-        if not is_corruption(error) and not _claims_to_be_read_only(path, error):
+        if not is_corruption(error) and not _header_forbids_writing(path, error):
             raise storage_error(path, "read entries", error) from error
         reason = str(error)
     aside = _set_aside(path, now())
@@ -160,7 +160,7 @@ def _open_or_replace(path: Path, now: Callable[[], float]) -> OpenJournal:
     try:
         return _opened(path, set_aside=aside)
     except FAILURES as error:
-        raise storage_error(path, "start anew", error) from error
+        raise storage_error(path, "start from scratch", error) from error
 
 
 def _opened(path: Path, set_aside: Path | None) -> OpenJournal:
@@ -168,7 +168,7 @@ def _opened(path: Path, set_aside: Path | None) -> OpenJournal:
     return OpenJournal(connection=connection, set_aside=set_aside, files=OpenFiles(path))
 
 
-def _claims_to_be_read_only(path: Path, error: Exception) -> bool:
+def _header_forbids_writing(path: Path, error: Exception) -> bool:
     # One byte of the header says whether SQLite may write. The kernel says so for file systems, modes and attributes.
     writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
     return writable and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY
@@ -257,7 +257,7 @@ def _check_content(connection: sqlite3.Connection) -> None:
     (problem,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if problem != "ok":
         raise rows.corruption(str(problem))
-    # A device without its claim would be blocked for ever.
+    # A device without its claim would be blocked forever.
     if connection.execute("PRAGMA foreign_key_check").fetchone() is not None:
         raise rows.corruption("a device has no claim")
     for _ in rows.entries(connection.execute(rows.SELECT + rows.BY_POSITION)):
@@ -301,7 +301,7 @@ class Database:
         self._connection = opened.connection
         self._files = opened.files
         self.set_aside = opened.set_aside
-        """Where a damaged file was moved when the journal was opened, or None."""
+        """The path to which a damaged file was moved when the journal was opened, or None."""
         self.boot_id = boot_id
         self.owner = owner
         self._now = now
@@ -337,7 +337,7 @@ class Database:
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Keep all other threads and processes from beginning, finishing or forgetting a claim; this thread can still
+        """Keep all other threads and processes from beginning, finishing or removing a claim; this thread can still
         read.
 
         For decisions such as "this claim has no entry, so its file is removed", which another process must not
@@ -378,7 +378,7 @@ class Database:
         if not self._lock.acquire(timeout=BUSY_TIMEOUT_S):
             raise StorageError(
                 f"cannot {doing} in the journal {self._path}: another call has waited for the disk for more than "
-                f"{BUSY_TIMEOUT_S:g} s; look at the node's disk"
+                f"{BUSY_TIMEOUT_S:g} s; check the node's disk"
             )
         try:
             yield
@@ -395,4 +395,4 @@ class Database:
             if is_corruption(error):
                 self._damaged = True
                 raise found from error
-            raise StorageError(f"{found}; it is tried again") from error
+            raise StorageError(f"{found}; the driver retries") from error

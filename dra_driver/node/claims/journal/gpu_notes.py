@@ -28,7 +28,7 @@ from dra_driver.node.claims.journal.file import REBUILD, Database, OpenJournal
 log = logging.getLogger(__name__)
 
 BACKUPS_FOLDER = "made"
-"""The folder beside the journal."""
+"""The directory next to the journal."""
 _CREATED = f"""
 SELECT m.uid AS uid, m.position AS position, {rows.SELECT_MIG} FROM mig AS m
 WHERE m.made = 1 AND m.gpu_uuid = ? ORDER BY m.profile, m.start
@@ -112,14 +112,14 @@ class GpuNotesStore(Database):
 
     def forget_orphaned_partition(self, orphan: OrphanedPartition) -> None:
         """Record that the partition was destroyed; durable. Does nothing when a claim has it (again)."""
-        with self._writing("forget an orphaned partition", durable=True) as connection:
+        with self._writing("remove an orphaned partition", durable=True) as connection:
             if orphan in tuple(rows.orphaned_partitions(connection.execute(rows.SELECT_ORPHANED))):
                 connection.execute("DELETE FROM mig WHERE uid = ? AND position = ?", (orphan.uid, orphan.position))
                 self._write_backups_best_effort(connection, (orphan.partition.id.gpu_uuid,))
 
     @property
     def rebuild_pending(self) -> bool:
-        """Whether the file is new, and the claims prepared before are still unknown."""
+        """Return whether the file is new and may lack the claims prepared before it."""
         with self._reading("read a note") as connection:
             return is_pending(connection)
 
@@ -137,7 +137,7 @@ class GpuNotesStore(Database):
         if not self.rebuild_pending:
             return
         with self._writing("restore from backups", durable=True) as connection:
-            if is_pending(connection):  # still pending: another process may have been faster
+            if is_pending(connection):  # another process may have restored them
                 for backup in self._backups.read():
                     notes = [{"gpu_uuid": backup.gpu, **asdict(note)} for note in backup.notes]
                     connection.executemany(_KEEP_NOTE, notes)
@@ -176,11 +176,11 @@ class GpuNotesStore(Database):
             self._backups.write(self._backup(connection, gpu))
 
     def _write_backups_best_effort(self, connection: sqlite3.Connection, gpus: Iterable[GpuUuid]) -> None:
-        """The same after a release, which needs no backup; `write_all_backups` corrects it."""
+        """Write backups after a release, which needs none; `write_all_backups` corrects a failure."""
         try:
             self._write_backups(connection, gpus)
         except StorageError as error:
-            log.warning("GPU state backup not written; the next start writes it", extra={"reason": str(error)})
+            log.warning("cannot write a GPU state backup; the next start writes it", extra={"reason": str(error)})
 
     def _backup(self, connection: sqlite3.Connection, gpu: GpuUuid) -> GpuStateBackup:
         notes = connection.execute("SELECT key, value, boot_id FROM gpu_note WHERE gpu_uuid = ? ORDER BY key", (gpu,))

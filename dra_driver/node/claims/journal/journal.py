@@ -117,7 +117,7 @@ class Journal(GpuNotesStore):
     def amend(self, uid: ClaimUid, attempt: AttemptToken, devices: Sequence[AssignedDevice]) -> bool:
         """Replace the details of the devices of a claim that is being prepared; not synced.
 
-        ``devices`` are those of ``begin`` with other details. False when the entry belongs to another attempt.
+        ``devices`` are the devices of ``begin`` with other details. False when the entry belongs to another attempt.
         """
         with self._writing("amend a claim", durable=False) as connection:
             own = connection.execute(
@@ -131,7 +131,7 @@ class Journal(GpuNotesStore):
     def finish(self, uid: ClaimUid, attempt: AttemptToken, devices: Sequence[AssignedDevice] = ()) -> bool:
         """Record that the claim is prepared; durable on return. False when the entry belongs to another attempt.
 
-        ``devices``, when given, are those of ``begin`` with the details that are known now.
+        ``devices``, when given, are the devices of ``begin`` with the present details.
         """
         with self._writing("finish a claim", durable=True) as connection:
             changed = self._change(
@@ -168,7 +168,7 @@ class Journal(GpuNotesStore):
         Its partitions must be destroyed before: no record of them remains. With ``partitions_left`` they may still
         exist, and become `orphaned_partitions`.
         """
-        with self._writing("forget a claim", durable=True) as connection:
+        with self._writing("remove a claim", durable=True) as connection:
             changed = self._change(
                 connection,
                 "DELETE FROM claim WHERE uid = ? AND owner = ? AND attempt = ?",
@@ -210,7 +210,7 @@ class Journal(GpuNotesStore):
             return tuple(sorted(parse_uid(uid) for (uid,) in older))
 
     # Claims for whole GPUs in their present state: one durable transaction per call. They change no hardware, so no
-    # intent has to be durable before. Whatever is unusual (an entry of the claim, a conflict, a note, a partition)
+    # intent must be durable before. Any unusual case (an entry of the claim, a conflict, a note, a partition)
     # leaves the claim to `begin` and `start_unprepare`, which resolve it.
 
     def unrecorded(self, uids: Collection[ClaimUid]) -> frozenset[ClaimUid]:
@@ -237,7 +237,7 @@ class Journal(GpuNotesStore):
             return found
 
     def still_prepared(self, tokens: dict[ClaimUid, AttemptToken]) -> frozenset[ClaimUid]:
-        """The claims whose entries are still those of `record_prepared`: no other run took them over."""
+        """The claims whose entries `record_prepared` wrote and did not change since: no other run took them over."""
         with self._reading("look up claims") as connection:
             return frozenset(
                 uid for uid, attempt in tokens.items() if _finds(connection, _STILL, uid, attempt.owner, attempt.number)
@@ -251,7 +251,7 @@ class Journal(GpuNotesStore):
         ``remove_file`` is called inside the transaction: no other run can write the file of a claim whose entry is
         being removed. A claim whose file cannot be removed stays.
         """
-        with self._writing("forget prepared claims", durable=True) as connection:
+        with self._writing("remove prepared claims", durable=True) as connection:
             gone = frozenset(uid for uid in uids if _finds(connection, _PREPARED, uid) and _succeeds(remove_file, uid))
             connection.executemany("DELETE FROM claim WHERE uid = ?", [(uid,) for uid in gone])
             return gone

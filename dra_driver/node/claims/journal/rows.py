@@ -102,7 +102,7 @@ FROM claim AS c LEFT JOIN device AS d ON d.uid = c.uid {JOINS}
 """  # noqa: S608 - columns are constants
 BY_POSITION = "ORDER BY c.uid, d.position"
 SELECT_ASSIGNMENTS = f"SELECT d.uid AS uid, {_DEVICE} FROM device AS d {JOINS} WHERE d.admin = 0"  # noqa: S608
-"""Assigned devices of all claims. A device without its claim is damage that is found when the claim is looked up."""
+"""Assigned devices of all claims. A device without its claim is damage that the read of the claim finds."""
 SELECT_ORPHANED = f"""
 SELECT m.uid AS uid, m.position AS position, {SELECT_MIG} FROM mig AS m
 WHERE m.made = 1 AND NOT EXISTS (
@@ -249,7 +249,7 @@ def sharing_rows(uid: ClaimUid, devices: Sequence[AssignedDevice]) -> Iterator[P
 
 
 def _partition(row: Row) -> AssignedPartition | None:
-    """From a row that has `SELECT_MIG`; None where table ``mig`` has no row."""
+    """Parse a row that has `SELECT_MIG`; None where table ``mig`` has no row."""
     if row["mig_profile"] is None:
         return None
     live = None
@@ -273,7 +273,7 @@ def _partition(row: Row) -> AssignedPartition | None:
 
 
 def _sharing(row: Row) -> AssignedSharing | None:
-    """From a row that has `SELECT_SHARING`; None where table ``sharing`` has no row."""
+    """Parse a row that has `SELECT_SHARING`; None where table ``sharing`` has no row."""
     strategy, daemon = row["sharing_strategy"], row["sharing_daemon"]
     if strategy is None:
         return None

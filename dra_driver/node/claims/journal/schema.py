@@ -24,12 +24,12 @@ def insert(table: str, columns: tuple[str, ...], *, verb: str = "INSERT") -> str
 
 
 def select(alias: str, columns: tuple[str, ...], *, prefix: str = "") -> str:
-    """A list of result columns; ``prefix`` separates those of joined tables."""
+    """A list of result columns; ``prefix`` separates the columns of joined tables."""
     return ", ".join(f"{alias}.{name} AS {prefix}{name}" for name in columns)
 
 
 # A device is assigned once: the partial unique index enforces it in every process. Admin access does not count, and
-# each share of a shared device counts by itself. The note is REBUILD, the version SCHEMA_VERSION.
+# each share of a shared device counts separately. The note is REBUILD, the version SCHEMA_VERSION.
 SCHEMA = """
 BEGIN IMMEDIATE;
 CREATE TABLE claim (

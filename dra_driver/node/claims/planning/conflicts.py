@@ -26,7 +26,7 @@ def conflicts(wanted: Sequence[AssignedDevice], assignments: Sequence[Assignment
 
 
 def self_conflict(wanted: Sequence[AssignedDevice]) -> str | None:
-    """Why the claim's own devices exclude each other, to follow "claim x has"; or None.
+    """The conflict between the claim's own devices, to follow "claim x has"; or None.
 
     Includes shares: a claim that requests more than the GPU has never fits.
     """
@@ -37,7 +37,7 @@ def self_conflict(wanted: Sequence[AssignedDevice]) -> str | None:
             if _excludes(device, other):
                 return f"{other.device} and {device.device}, which exclude each other on GPU hardware"
         if device.form is Form.SHARE and (why := _shortage(_sharing(device), _shares_of(device.gpu_uuid, before))):
-            return f"a share of {device.device} that {why}, its own shares alone counted"
+            return f"a share of {device.device} that {why}, counting only its own shares"
     return None
 
 
@@ -81,14 +81,14 @@ def _shortage(wanted: AssignedSharing, beside: Sequence[AssignedSharing]) -> str
         left = share.total_memory - sum(other.memory or 0 for other in others)
         if share.memory > left:
             total = _bytes(share.total_memory)
-            return f"asks for {_bytes(share.memory)} of memory where {_bytes(left)} of {total} are left"
+            return f"requests {_bytes(share.memory)} of memory where {_bytes(left)} of {total} are left"
     left = ALL_PERCENT - sum(other.percent for other in others)
     if share.percent > left:
-        return f"asks for {share.percent} percent of compute where {max(0, left)} of {ALL_PERCENT} are left"
+        return f"requests {share.percent} percent of compute where {max(0, left)} of {ALL_PERCENT} are left"
     if share.max_shares is not None:
         left = share.max_shares - sum(other.count for other in others)
         if share.count > max(0, left):
-            return f"asks for {share.count} of {share.max_shares} shares where {max(0, left)} are left"
+            return f"requests {share.count} of {share.max_shares} shares where {max(0, left)} are left"
     return None
 
 

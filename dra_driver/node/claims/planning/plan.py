@@ -185,7 +185,7 @@ def _cdi_ids(ref: ClaimRef, assigned: AssignedDevice, names: CdiNames) -> tuple[
     """The device's own id first; for a share, last.
 
     The kubelet reports the health of a device under its first id (KEP-4680: ``resourceID``, the key of
-    ``allocatedResourcesStatus[].resources``): under a common id, one of two GPUs would hide the other. A share hides
+    ``allocatedResourcesStatus[].resources``): under a common id, one of two GPUs would hide the second. A share hides
     files of the common edits (`cdi.masks`), so its own edits come later. Runtimes apply a repeated id once, at its
     first place (containerd internal/cri/opts/spec_linux_opts.go, WithCDI).
     """
@@ -212,7 +212,7 @@ def identify(ref: ClaimRef, result: AllocatedDevice, snapshot: Snapshot) -> tupl
     if gpu.mig_enabled and not gpu.mig_mode_owned and not result.admin_access:
         raise ClaimError(
             f"{result.device} of claim {ref} is in MIG mode, in which a whole GPU runs nothing; "
-            f"turn MIG mode off (nvidia-smi -i {gpu.pci_bus_id or gpu.minor} -mig 0) or delete the pod"
+            f"disable MIG mode (nvidia-smi -i {gpu.pci_bus_id or gpu.minor} -mig 0) or delete the pod"
         )
     return gpu, None
 
@@ -221,7 +221,7 @@ def same_gpu(ref: ClaimRef, assigned: AssignedDevice, snapshot: Snapshot) -> Gpu
     """Return the GPU on which ``assigned`` was prepared, also when its minor, and so its name, has changed.
 
     Raises `DeviceLostError` when the GPU no longer exists. Looks up partitions of admin access in the snapshot; other
-    partitions are looked up on the hardware, under the GPU's lock.
+    partitions are read from the hardware, under the GPU's lock.
     """
     gpu = snapshot.gpu_by_uuid(assigned.gpu_uuid)
     if gpu is None:
@@ -262,7 +262,7 @@ def existing(snapshot: Snapshot) -> str:
     """The GPUs of this node and why others are missing, short enough for an event."""
     names = [gpu.device_name for gpu in snapshot.gpus]
     shown = ", ".join(names[:_MAX_SHOWN]) + (f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else "")
-    left_out = "".join(f"; {gpu.label} is left out: {gpu.reason}" for gpu in snapshot.left_out[:4])
+    left_out = "".join(f"; {gpu.label} is excluded: {gpu.reason}" for gpu in snapshot.left_out[:4])
     return (shown or "no usable GPU") + left_out
 
 
@@ -277,7 +277,7 @@ def _partition(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, part: Partition
     if result.admin_access:
         raise ClaimError(
             f"device {result.device} of claim {ref} does not exist on {gpu.device_name} now, and admin "
-            "access creates nothing: ask for it without admin access, or for the whole GPU with it"
+            "access does not create one: request it as a normal device, or request the whole GPU"
         )
     return _placement(ref, result, gpu, place)
 

@@ -46,7 +46,7 @@ class DecodedConfig(Struct, frozen=True, kw_only=True):
     parameters: DeviceConfig
 
     def names(self, result: AllocatedDevice) -> bool:
-        """Whether the config names the result's request, in full (``main/sub``) or by its base (``main``)."""
+        """Return whether the config names the result's request, in full (``main/sub``) or by its base (``main``)."""
         return result.request in self.requests or result.base_request in self.requests
 
 
@@ -110,7 +110,7 @@ class PartitionGroup(Struct, frozen=True, kw_only=True):
 
 
 class SharingPlan(Struct, frozen=True, kw_only=True):
-    """How each device is shared, in the order of the results; None where nothing must be set up."""
+    """The sharing of each device, in the order of the results; None where nothing must be set up."""
 
     devices: tuple[AssignedSharing | None, ...]
     partition_groups: tuple[PartitionGroup, ...] = ()
@@ -152,7 +152,7 @@ def sharing_plan(ref: ClaimRef, granted: Sequence[Granted], configs: Sequence[De
 
 
 def partition_daemons(claim: ClaimUid, group: PartitionGroup, uuids: Sequence[str]) -> Iterator[tuple[int, MpsDaemon]]:
-    """The daemon of each partition of the group, by position. ``uuids`` are those of the partitions, in that order.
+    """The daemon of each partition of the group, by position. ``uuids`` are the partitions' UUIDs, in that order.
 
     Positions in per-device limits count in the group's sorted list of UUIDs. Raises `InvalidParametersError`.
     """
@@ -225,15 +225,15 @@ def _check_share_config(
         return
     config, sharing = found[0], found[1].sharing
     if sharing.strategy is not terms.strategy:
-        wrong = f"asks for {sharing.strategy}, but the node's policy shares that GPU by {terms.strategy}"
+        wrong = f"requests {sharing.strategy}, but the node's policy shares that GPU by {terms.strategy}"
     elif sharing.interval is not Interval.DEFAULT and sharing.interval is not terms.interval:
-        wrong = f"asks for interval {sharing.interval}, but the node's policy sets {terms.interval} for all its shares"
+        wrong = f"requests interval {sharing.interval}, but the node's policy sets {terms.interval} for all its shares"
     elif sharing.mps is not None and sharing.mps != MpsLimits():
-        wrong = "sets MPS limits, but those of a share are the memory and computePercent that its request asks for"
+        wrong = "sets MPS limits, but a share's limits are the memory and computePercent of its request"
     else:
         return
     raise InvalidParametersError(
-        f"{config.place} {wrong}, and {result.device} is a share of it: remove the sharing section, or ask for all of "
+        f"{config.place} {wrong}, and {result.device} is a share of it: remove the sharing section, or request all of "
         "the GPU"
     )
 
@@ -245,7 +245,7 @@ def _check_reachable(ref: ClaimRef, granted: Sequence[Granted], devices: Sequenc
     if len(shares) > 1:
         raise ClaimError(
             f"claim {ref} has {len(shares)} MPS shares ({', '.join(shares)}), but a container can talk to one MPS "
-            "daemon only, and limits hold for one share: ask for one larger share, or for the others in other pods"
+            "daemon only, and limits hold for one share: request one larger share, or put the shares into separate pods"
         )
     daemons = {
         (each.result.base_request, sharing.daemon.id if sharing.daemon else each.result.device)
@@ -255,7 +255,7 @@ def _check_reachable(ref: ClaimRef, granted: Sequence[Granted], devices: Sequenc
         if count > 1:
             raise ClaimError(
                 f"request {request} of claim {ref} has devices under {count} MPS daemons, one for each, but a "
-                "container can talk to one only: ask for each device in a request of its own, or do not use MPS"
+                "container can talk to one only: use a separate request for each device, or do not use MPS"
             )
 
 
@@ -294,7 +294,7 @@ def share_of(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, terms: GpuTerms) 
 
 
 def _is_all(memory: int | None, gpu: Gpu, terms: GpuTerms) -> bool:
-    """Whether it is all of the GPU, or all that is published of it (by default, if it is no longer shared)."""
+    """Return whether it is all of the GPU, or all that is published of it (by default, if it is no longer shared)."""
     total = total_memory(gpu)
     if memory is None or (total is not None and memory >= total):
         return True

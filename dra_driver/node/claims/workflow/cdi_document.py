@@ -52,7 +52,7 @@ def _device_edits(deps: ClaimDependencies, device: PlannedDevice) -> ContainerEd
 
 
 def _mps_edits(deps: ClaimDependencies, sharing: AssignedSharing, daemon: MpsDaemon) -> ContainerEdits:
-    """A share has its own limits; otherwise the daemon's defaults apply. All of the compute is no limit."""
+    """A share has its own limits; otherwise the daemon's defaults apply. All of the compute needs no limit."""
     folders, share = require_hardware(deps).mps.directories(daemon.id), sharing.share
     memory = share.memory if share else None
     return mps_edits(

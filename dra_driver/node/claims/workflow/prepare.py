@@ -84,7 +84,7 @@ class Preparer:
             self._slots.release()
 
     def _retry(self, ref: ClaimRef, budget: CallBudget, last: DraError) -> tuple[PreparedDevice, ...]:
-        """Retry until it works, an error is not temporary, or time is over: then raise the ``last`` error."""
+        """Retry until it works, an error is not temporary, or time has run out: then raise the ``last`` error."""
         clock, backoff = self._deps.clock, Backoff(first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
         pause_s = backoff.next_s()
         self._deps.count("waited")
@@ -111,7 +111,7 @@ class Preparer:
         with deps.locks.acquire(ref.uid, self._left_s(budget)) as acquired, deps.gate.work():
             if not acquired:
                 raise RetryableError(
-                    f"claim {ref} is still being worked on by an earlier call after "
+                    f"claim {ref} is still in use by an earlier call after "
                     f"{deps.retry_policy.call_s:g} s; the kubelet tries again"
                 )
             entry = self._current_entry(ref, budget)

@@ -60,7 +60,7 @@ class RebuildRetry:
         self._logged: str | None = None
 
     def try_if_due(self) -> None:
-        """Try, if a rebuild is pending and its pause is over. Logs errors of the `DraError` tree."""
+        """Try if a rebuild is pending and due. Logs errors of the `DraError` tree."""
         if self._deps.clock.now() < self._due:
             return
         pause_s = FIRST_PAUSE_S
@@ -125,9 +125,9 @@ def _read(deps: ClaimDependencies, named: Mapping[ClaimUid, ClaimRef], failures:
                     if any(result.pool == deps.pool for result in found.results):
                         yield found
                 case ClaimReplacedError() | ClaimNotAllocatedError():
-                    log.info("claim is over; its traces are removed", extra={"reason": str(found)})
+                    log.info("claim has ended; removing its traces", extra={"reason": str(found)})
                 case ClaimError():
-                    log.warning("claim is malformed; left out", extra={"reason": str(found)})
+                    log.warning("claim is malformed; skipped", extra={"reason": str(found)})
                 case KubernetesApiError() if is_served:
                     failures.append(f"claim {named[uid]} was prepared before, but cannot be read: {found}")
                 case _:
@@ -139,7 +139,7 @@ def _nameless(deps: ClaimDependencies, uid: ClaimUid) -> str:
     trace = f"the CDI file {deps.names.claim_file_name(uid)}" if has_file else "a partition of it"
     return (
         f"a claim with uid {uid} was prepared before the journal was lost, and its name is not recorded, so the API "
-        f"server cannot be asked for it: {trace} stays until its pod ends; if no pod has the claim, remove it by hand"
+        f"server cannot be queried for it: {trace} stays until its pod ends; if no pod has the claim, remove it by hand"
     )
 
 
@@ -189,7 +189,7 @@ def _partitions_of(deps: ClaimDependencies, uid: ClaimUid) -> list[OrphanedParti
 
 
 def _is_complete(deps: ClaimDependencies, claim: AllocatedClaim) -> bool:
-    """Whether all backed-up partitions of a claim without a file exist; else its last call was interrupted."""
+    """Return whether all backed-up partitions of a claim without a file exist; else its last call was interrupted."""
     backed_up = [orphan.partition for orphan in _partitions_of(deps, claim.ref.uid)]
     found = [require_hardware(deps).mig.find(partition.id) for partition in backed_up]
     return all(
@@ -229,7 +229,7 @@ def _sharing_as_found(deps: ClaimDependencies, gpu: GpuUuid) -> SharingTerms | N
 
 
 def _as_found(deps: ClaimDependencies, todo: PreparePlan) -> PreparePlan:
-    """The plan with its partitions according to hardware and backups; a backed-up partition that is gone keeps its ids.
+    """The plan with its partitions according to hardware and backups; a missing backed-up partition keeps its ids.
 
     The caller holds the locks of the GPUs. Raises `HardwareError`, and `DeviceLostError` for a partition that does not
     exist and has no backup.
@@ -242,6 +242,6 @@ def _as_found(deps: ClaimDependencies, todo: PreparePlan) -> PreparePlan:
         if created and backup is not None:
             live = backup.live or live
         if live is None:
-            raise DeviceLostError(f"partition {todo.devices[position].device} does not exist any more")
+            raise DeviceLostError(f"partition {todo.devices[position].device} no longer exists")
         todo = todo.with_device(position, partition=replace(part, created_by_driver=created, live=live))
     return with_partition_daemons(todo)

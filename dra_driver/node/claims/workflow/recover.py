@@ -4,7 +4,7 @@ An entry or a file is removed only when no claim can need it.
 
 - *Earlier boot.* No container, and no partition or setting, survives a reboot. Entries with files only are removed;
   entries that changed hardware are torn down, which checks the hardware. The kubelet prepares again for pods whose
-  sandbox it recreates, and unprepares the other pods.
+  sandbox it recreates, and unprepares all other pods.
 - *Incomplete.* Entries in state ``preparing`` or ``unpreparing`` of a dead run are torn down.
 - *Orphaned.* `reclaim_orphans`, but not before a new journal is rebuilt.
 - *Prepared, without a CDI file.* The file is written again, for containers that restart before the next prepare.
@@ -43,8 +43,8 @@ GPU_BUSY_S = 1.0
 """Seconds to wait for a busy GPU: the kubelet's next call waits longer, and a start should not."""
 VERIFY_S = 1.0
 MOST_S = 10.0
-"""Seconds after which the rest of a list is left to the next round: the kubelet has to be answered soon after a start,
-and an MPS host or NVIDIA driver that hangs costs every claim its second."""
+"""Seconds after which the rest of a list is left to the next round, because the kubelet needs answers soon after a
+start. A hanging MPS host or NVIDIA driver costs each claim its second."""
 GRACE_S = 600.0
 
 
@@ -205,7 +205,7 @@ class OutdatedFiles:
         self._todo: frozenset[ClaimUid] = frozenset()
 
     def rewrite(self) -> Iterator[ClaimUid]:
-        """Write the files that differ, for about `recover.MOST_S`; the other files follow at the next call.
+        """Write the files that differ, for about `recover.MOST_S`; the next call continues.
 
         Cheap while driver and GPUs stay the same. A claim that cannot be checked now (its GPU is locked, the driver is
         detached) is checked at the next call; a claim without its device, when a GPU appears. Raises `StorageError`.
@@ -229,12 +229,12 @@ class OutdatedFiles:
                 yield uid
 
     def _rewrite(self, uid: ClaimUid) -> tuple[bool, bool]:
-        """Whether the file was written, and whether the claim needs no further check."""
+        """Return whether the file was written, and whether the claim needs no further check."""
         try:
             entry = self._deps.journal.entry(uid)
             return entry is not None and entry.state is State.PREPARED and _rewrite(self._deps, entry), True
         except (DeviceLostError, ClaimError) as error:
-            log.warning("CDI file of a prepared claim stays as it is", extra={"uid": uid, "reason": error})
+            log.warning("cannot update the CDI file of a prepared claim", extra={"uid": uid, "reason": error})
             return False, True
         except DraError as error:
             log.debug("CDI file of a prepared claim is checked later", extra={"uid": uid, "reason": error})
@@ -246,7 +246,7 @@ class StaleClaimCollector:
 
     The kubelet unprepares claims until it succeeds, unless it lost its own record (a wiped node directory, a pod
     deleted by force while the driver was away). A claim is freed when at two checks at least ``grace_s`` apart the API
-    server reports it deleted, replaced, not allocated, or allocated other devices. An error is no evidence. The grace
+    server reports it deleted, replaced, not allocated, or allocated other devices. An error does not count. The grace
     period is for containers that outlive a pod deleted by force; it restarts with the process.
     """
 
@@ -278,7 +278,7 @@ class StaleClaimCollector:
         return tuple(freed)
 
     def _why_over(self, entry: Entry) -> str | None:
-        """Why the claim is over, None when it is not. Raises when that is unknown."""
+        """The reason why the claim has ended, None if it has not. Raises when that is unknown."""
         try:
             claim = self._deps.reader.read(entry.ref)
         except (ClaimReplacedError, ClaimNotAllocatedError) as error:

@@ -42,8 +42,8 @@ from dra_driver.node.claims.workflow.whole_gpus import Beginning, Prepared, forg
 log = logging.getLogger(__name__)
 
 READ_FOR_S = 2.0
-"""For how long what the short way read of a claim is used. A turn that comes later reads again: meanwhile the claim's
-pod may have ended, and the scheduler may have allocated other devices to the same claim."""
+"""Seconds for which `whole_gpus` reads of a claim stay valid. A later step reads again: its pod may have ended, and
+the scheduler may have allocated other devices to it."""
 
 Answer = TypeVar("Answer")
 
@@ -71,9 +71,9 @@ class ClaimService:
     ) -> dict[ClaimUid, Prepared | DraError]:
         """Prepare the claims; returns each one's devices, or its error. Idempotent per claim.
 
-        Claims for whole GPUs are prepared together (`whole_gpus`), other claims one after the other, within
+        Claims for whole GPUs are prepared together (`whole_gpus`), other claims sequentially, within
         `waiting.RetryPolicy.call_s`, or less when the caller waits only ``within_s`` more seconds. A claim that does
-        not get its turn by then gets an error and stays unchanged.
+        not start by then gets an error and stays unchanged.
         """
         budget = self._budget(within_s)
         begun = _begun(lambda: prepare_whole_gpus(self._deps, refs, budget), Beginning())
@@ -123,7 +123,7 @@ class ClaimService:
 
     @property
     def rebuild_pending(self) -> bool:
-        """Whether a new journal may lack claims that were prepared before it. Raises `StorageError`."""
+        """Return whether a new journal may lack claims that were prepared before it. Raises `StorageError`."""
         return self._deps.journal.rebuild_pending
 
     def finish_rebuild(self) -> None:
@@ -172,19 +172,19 @@ def _log_new(problems: Sequence[str], before: Sequence[str], message: str) -> No
 
 
 def _begun(work: Callable[[], Answer], nothing: Answer) -> Answer:
-    """The short way for all claims of a call; after a defect in it, each claim goes the long way."""
+    """Process all claims of a call together; after a defect in that, the caller processes each claim separately."""
     try:
         return work()
-    except Exception:  # a fence: the answers come all the same
-        log.exception("claims could not be worked on together")
+    except Exception:  # a fence: each claim still gets an answer
+        log.exception("joint processing of claims failed; continuing one by one")
         metrics.internal_error("claims")
         return nothing
 
 
 def _late(ref: ClaimRef, what: str) -> DraError:
     return RetryableError(
-        f"claim {ref} was not {what}: the time of this call was over before this claim's turn (many calls at once, or "
-        "other claims of the pod that had to wait); the kubelet tries again"
+        f"claim {ref} was not {what}: this call's time ended before the claim was started (many calls at the same "
+        "time, or other claims of the pod that had to wait); the kubelet tries again"
     )
 
 
@@ -214,7 +214,7 @@ class Claims:
 
     @property
     def problem(self) -> str | None:
-        """Why only a restart of the process helps, else None. Cheap enough for probes."""
+        """The reason why only a restart of the process helps, else None. Cheap enough for probes."""
         return self.journal.problem
 
     def close(self) -> None:

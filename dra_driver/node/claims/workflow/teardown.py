@@ -22,10 +22,10 @@ from dra_driver.node.claims.waiting import CallBudget, ClaimBusyError, GpuLocked
 log = logging.getLogger(__name__)
 
 LEAST_S = 3.0
-"""Seconds to wait for a GPU when the caller names no limit, or when a call's time is over: incomplete work blocks other
-claims."""
+"""Seconds to wait for a GPU without a limit from the caller, or after a call's time has ended: incomplete work blocks
+other claims."""
 MOST_S = 15.0
-"""Seconds after which the rest is left to the next try, so that this worker serves others (of the kubelet's 45 s)."""
+"""Seconds after which the rest is left to the next attempt, so that this worker is free (of the kubelet's 45 s)."""
 STEP_S = 5.0
 """Seconds to wait for one leftover, and before that for its GPUs; the call tries again while its time lasts."""
 
@@ -57,7 +57,7 @@ def teardown(
     else:
         forgotten = deps.journal.forget(uid, attempt)
     if not forgotten:
-        # Another process took the entry over meanwhile. It continues, and its CDI file stays.
+        # Another process has taken the entry over. It continues, and its CDI file stays.
         remove_file_without_entry(deps, uid)
     deps.clock.wake_all()
     return True
@@ -70,7 +70,7 @@ def _teardown_hardware(
     with deps.gpu_locks.acquire(gpus, within_s) as acquired:
         if not acquired:
             raise _locked(f"claim {entry.ref}", gpus, within_s)
-        # Read again: while this call waited, another run may have torn the claim down and prepared it anew.
+        # Read again: during the wait, another run may have torn the claim down and prepared it again.
         now = deps.journal.entry(entry.ref.uid)
         if now is None or now.attempt != attempt:
             return False
@@ -142,7 +142,7 @@ def unprepare_claim(deps: ClaimDependencies, ref: ClaimRef, *, budget: CallBudge
     with deps.locks.acquire(ref.uid, budget.deadline - deps.clock.now()) as acquired, deps.gate.work():
         if not acquired:
             raise ClaimBusyError(
-                f"claim {ref} is still being worked on by an earlier call after {deps.retry_policy.call_s:g} s; "
+                f"claim {ref} is still in use by an earlier call after {deps.retry_policy.call_s:g} s; "
                 "the kubelet tries again"
             )
         if teardown(deps, ref.uid, within_s=budget.deadline - deps.clock.now(), without_driver=True):
@@ -163,7 +163,7 @@ def resolve_conflicts(deps: ClaimDependencies, todo: PreparePlan, blocked: Block
         raise busy(blocked.by[0])
     if blocked.orphaned_partitions and deps.journal.rebuild_pending:
         partition = blocked.orphaned_partitions[0].partition.id
-        raise ownership_unknown(f"which claim {partition} belongs to, which overlaps a device of claim {todo.ref}")
+        raise ownership_unknown(f"the claim of {partition}, which overlaps a device of claim {todo.ref}")
     within_s = min(within_s, STEP_S)
     for gpu in sorted({orphan.partition.id.gpu_uuid for orphan in blocked.orphaned_partitions}):
         with deps.gpu_locks.acquire((gpu,), within_s) as acquired:
@@ -188,14 +188,14 @@ def in_use(todo: PreparePlan, blocked: Blocked) -> DeviceInUseError:
     if other is None:
         claims = f"claim {holder.ref}" + (f" and {len(blocked.by) - 1} more" if len(blocked.by) > 1 else "")
         return DeviceInUseError(
-            f"the share of {wanted} for claim {todo.ref} {conflict.shortage}, beside the shares of {claims}; "
-            "it fits when the kubelet has unprepared some of them, which it does after their pods have ended"
+            f"the share of {wanted} for claim {todo.ref} {conflict.shortage}, next to the shares of {claims}; "
+            "it fits when the kubelet has unprepared some of them, after their pods have ended"
         )
     how = "" if other.device == wanted else f", which has no room for it beside {other.device}:"
-    what = "is already" if not how else "that one is"
+    what = "is already" if not how else "which is"
     return DeviceInUseError(
         f"device {wanted} of claim {todo.ref}{how} {what} {holder.state} for claim {holder.ref}; "
-        "it is free when the kubelet has unprepared that claim, which it does after its pod has ended"
+        "it becomes free when the kubelet unprepares that claim, after its pod has ended"
     )
 
 

@@ -6,7 +6,7 @@
                 check whether another run has taken a claim over
     unprepare:  journal: in one durable transaction, remove the files and the entries
 
-Most claims go this way. Nothing here waits, changes hardware or resolves a conflict: an unusual or failing claim is
+Most claims use this path. Nothing here waits, changes hardware or resolves a conflict: unusual or failing claims are
 left to `prepare.Preparer` and `unprepare`. A process that dies in between leaves recorded claims without a file;
 `recover` writes it, and the kubelet, which got no answer, prepares or unprepares again.
 """
@@ -33,7 +33,7 @@ Prepared = tuple[PreparedDevice, ...]
 
 
 class Beginning(Struct, frozen=True, kw_only=True):
-    """The final answers of the short way, and the claims read for the long way."""
+    """The final answers of this path, and the claims read for `Preparer`."""
 
     answers: dict[ClaimUid, Prepared | DraError] = field(default_factory=dict)
     read: dict[ClaimUid, AllocatedClaim | DraError] = field(default_factory=dict)
@@ -45,7 +45,7 @@ def prepare_whole_gpus(deps: ClaimDependencies, refs: Sequence[ClaimRef], budget
     left_s = budget.deadline - deps.clock.now()
     if left_s < deps.retry_policy.read_s:
         return found
-    # What is not in the answers yet is tried again the long way.
+    # `Preparer` handles claims without an answer.
     with ExitStack() as locked, suppress(DraError), deps.gate.work():
         if deps.gate.closed is not None:
             return found
@@ -56,7 +56,7 @@ def prepare_whole_gpus(deps: ClaimDependencies, refs: Sequence[ClaimRef], budget
         if plans:
             deps.provider.ensure_base()  # if it fails no container can start
             _prepare(deps, plans, found.answers)
-    if deps.clock.now() >= budget.deadline:  # too late for the long way; the error says what took the time
+    if deps.clock.now() >= budget.deadline:  # no time left for `Preparer`; its error names the reason
         found.answers.update({uid: read for uid, read in found.read.items() if isinstance(read, DraError)})
     return found
 
@@ -83,7 +83,7 @@ def _prepare(
         try:
             deps.writer.write_claim(plan.ref.uid, document)
         except DraError:
-            with suppress(DraError):  # the long way begins anew, and reports the error
+            with suppress(DraError):  # `Preparer` starts again, and reports the error
                 teardown(deps, plan.ref.uid, only=tokens.pop(plan.ref.uid))
     ours = deps.journal.still_prepared(tokens)
     for plan, _ in recorded:
@@ -102,7 +102,7 @@ def forget_whole_gpus(deps: ClaimDependencies, refs: Sequence[ClaimRef]) -> froz
 
     Raises nothing of the `DraError` tree.
     """
-    with ExitStack() as locked, suppress(DraError), deps.gate.work():  # the long way reports the error
+    with ExitStack() as locked, suppress(DraError), deps.gate.work():  # `unprepare` reports the error
         free = [ref for ref in refs if locked.enter_context(deps.locks.acquire(ref.uid, 0.0))]
         gone = deps.journal.forget_prepared([ref.uid for ref in free], deps.writer.remove_claim)
         deps.clock.wake_all()

@@ -94,7 +94,7 @@ def test_every_device_file_is_closed_and_the_next_drivers_are_opened(
     annotate(rest, "driver 580.105.08")
     process.wait_for(lambda: driver.old.opened() == set())
     process.wait_for(lambda: metric(process, "dra_driver_detached") == "1.0")
-    said = f"given its NVIDIA driver up (annotation {ANNOTATION} of node {NODE}: driver 580.105.08)"
+    said = f"detached from the NVIDIA driver (annotation {ANNOTATION} of node {NODE}: driver 580.105.08)"
     assert said in process.ready()[1]
     assert devices(rest) == ["gpu-0", "gpu-1"]
     driver.upgrade()
@@ -111,7 +111,7 @@ def test_a_process_that_starts_under_a_request_never_opens_the_driver(
 ) -> None:
     annotate(rest, "an upgrade")
     process.start()
-    process.wait_for(lambda: "given its NVIDIA driver up" in process.ready()[1])
+    process.wait_for(lambda: "detached from the NVIDIA driver" in process.ready()[1])
     process.wait_for(process.registration.exists)
     time.sleep(0.5)  # a few polls
     assert driver.old.calls("nvmlInitWithFlags") == 0
@@ -133,7 +133,7 @@ def test_a_file_is_enough_without_an_api_server(driver: Driver, process: Node, t
     file = process.dra.parent / "detach"
     file.write_text("cable work\n")
     process.wait_for(lambda: driver.old.opened() == set())
-    process.wait_for(lambda: f"given its NVIDIA driver up (file {file}: cable work)" in process.ready()[1])
+    process.wait_for(lambda: f"detached from the NVIDIA driver (file {file}: cable work)" in process.ready()[1])
     file.unlink()
     process.wait_for(lambda: driver.old.opened() == OPEN)
 
@@ -153,7 +153,7 @@ def test_two_processes_of_a_rolling_update_both_detach(
     pair[0].wait_for(lambda: driver.old.opened() == set())
     pair[0].wait_for(lambda: pair[0].text.count("NVIDIA driver given up") == 2)
     annotate(rest, None)
-    pair[0].wait_for(lambda: pair[0].text.count("the NVIDIA driver is in use again") == 2)
+    pair[0].wait_for(lambda: pair[0].text.count("reattached to the NVIDIA driver") == 2)
 
 
 WATCHED = ["/api/v1/nodes", "/apis/gpu.dra-driver.io/v1alpha1/gpupolicies", "/apis/resource.k8s.io/v1/resourceslices"]

@@ -108,7 +108,7 @@ def test_an_error_of_a_gpu_is_a_taint_a_message_an_event_and_a_metric(
     assert 'dra_driver_gpu_xids_total{device="gpu-0",xid="48"} 1.0' in process.metrics()
     assert 'dra_driver_gpu_health{device="gpu-1",state="healthy"} 1.0' in process.metrics()
     process.wait_for(lambda: process.ready()[0] == 200)
-    assert "gpu-0 is not healthy" in process.ready()[1]
+    assert "gpu-0 is unhealthy" in process.ready()[1]
 
 
 def test_a_lost_gpu_stays_published_also_over_a_restart_and_comes_back_as_the_same_device(

@@ -255,7 +255,7 @@ def test_node_process_loads_only_what_it_needs(rest: RestClient, node: Callable[
         ({"cdi_dir": "/proc/sys"}, "the CDI directory /proc/sys is not writable"),
         ({"kubeconfig": "/nowhere/kubeconfig"}, "kubeconfig /nowhere/kubeconfig does not exist"),
         ({"simulate": "3xnonsense"}, "nonsense"),
-        ({"kubelet_plugins_dir": "/tmp/" + "p" * 100}, "unix socket's may have 107"),
+        ({"kubelet_plugins_dir": "/tmp/" + "p" * 100}, "the limit is 107"),
     ],
 )
 def test_wrong_configuration_ends_with_status_2_and_a_sentence(

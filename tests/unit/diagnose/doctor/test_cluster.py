@@ -178,7 +178,7 @@ def test_a_pod_on_an_unhealthy_gpu_is_not_fine(by: str, held: bool) -> None:
     """The taint is published some moments before the GpuNode is written. A GPU that others hold is a warning."""
     cluster = Cluster()
     if by != "slices":
-        problem = NodeProblem(reason="Degraded", message=f"gpu-0 is not healthy: {_FALLEN}")
+        problem = NodeProblem(reason="Degraded", message=f"gpu-0 is unhealthy: {_FALLEN}")
         sick: dict[str, Any] = {"health": HealthWord.UNHEALTHY, "causes": ("xid",), "message": _FALLEN}
         cluster.gpu_nodes[0] = told("gpu-a", problems=(problem,), **sick)
     if by != "GpuNode":

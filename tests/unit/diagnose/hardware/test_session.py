@@ -151,7 +151,7 @@ def test_a_gpu_that_a_check_restored_is_left_alone() -> None:
 
 
 def test_facts_of_a_report_are_judged_again() -> None:
-    """A later version may know better; a check that it does not know stays as it is."""
+    """A later version may know better; a check that it does not know cannot update the CDI file."""
     report = Machine().report(only=(3,))
     record = report.records[0]
     wrong = replace(record, finding=replace(record.finding, status=Status.FAIL))

@@ -75,7 +75,7 @@ class FakeApi:
             return {"items": self.pods}
         assert path == paths.events("default")
         reason = self.annotations.get(DETACH_ANNOTATION)
-        said = f"this node has given its NVIDIA driver up (annotation of node {NODE}: {clean(reason or '')})"
+        said = f"detached from the NVIDIA driver (annotation of node {NODE}: {clean(reason or '')})"
         ours = [{"message": said}] if reason is not None and not self.is_silent else []
         return {"items": [*self.events, *ours]}
 

@@ -180,7 +180,7 @@ def test_names_that_cannot_be_written_fail_nothing(tmp_path: Path, caplog: pytes
     found = ClaimNames(tmp_path / "claim-names")
     found.add(ref(1))
     found.keep([ref(1)], [])
-    assert caplog.text.count("names of claims not written") == 2
+    assert caplog.text.count("cannot write names of claims") == 2
     assert found.find([uid(1)]) == {}
 
 

@@ -270,7 +270,7 @@ def test_a_database_locked_too_long_is_a_storage_error(path: Path, journal: Jour
     journal._connection.execute("PRAGMA busy_timeout = 1")
     with database(path) as blocker:
         blocker.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StorageError, match=r"another process has kept it locked .*; it is tried again$"):
+        with pytest.raises(StorageError, match=r"another process has kept it locked .*; the driver retries$"):
             journal.begin(ref(7), [assigned(7)])
         blocker.execute("ROLLBACK")
         assert journal.entry(uid(7)) is None

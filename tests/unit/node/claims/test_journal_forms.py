@@ -222,7 +222,7 @@ def test_a_claims_own_shares_count_against_it(journal: Journal) -> None:
     ]
     answer = journal.begin(ref(1), both)
     assert isinstance(answer, Blocked)
-    assert "asks for 50Gi of memory where 30Gi of 80Gi are left" in present(answer.conflict).shortage
+    assert "requests 50Gi of memory where 30Gi of 80Gi are left" in present(answer.conflict).shortage
 
 
 def test_notes_are_separate_per_gpu_and_other_runs_see_them(journal: Journal, tmp_path: Path) -> None:

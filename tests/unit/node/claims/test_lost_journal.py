@@ -166,7 +166,7 @@ def test_a_partition_of_an_unknown_claim_stays_until_the_claim_is_known(node: Cl
     for wanted in (claim(8, result(node.part(HALF, 0))), claim(9)):
         error = run.refusal(wanted)
         assert isinstance(error, ClaimBusyError)
-        assert "the node's journal is new" in str(error)
+        assert "the node's new journal" in str(error)
     assert node.gpus == there
 
 
@@ -240,7 +240,7 @@ def test_a_backup_that_cannot_be_read_is_ignored(node: ClaimsNode, caplog: pytes
         file.write_bytes(damage)
         run = node.run("run-2")
         assert run.prepare(ref(1))
-        assert "backup cannot be read" in caplog.text
+        assert "cannot read a GPU state backup" in caplog.text
         node.lose_journal()
 
 

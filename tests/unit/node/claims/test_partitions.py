@@ -138,7 +138,7 @@ def test_forms_of_one_gpu_exclude_each_other(h100: Run) -> None:
     h100.prepare(claim(1, result(h100.node.part(HALF, 0)), name="train"))
     whole = h100.refusal(claim(2))
     assert isinstance(whole, DeviceInUseError)
-    assert f"beside {h100.node.part(HALF, 0)}: that one is prepared for claim default/train" in str(whole)
+    assert f"beside {h100.node.part(HALF, 0)}: which is prepared for claim default/train" in str(whole)
     assert isinstance(h100.refusal(claim(3, result(h100.node.part(SMALL, 3)))), DeviceInUseError)
     h100.prepare(claim(4, result(h100.node.part(SMALL, 4))))
     assert h100.unprepare(ref(1, "train")) is None
@@ -159,7 +159,7 @@ def test_admin_access_creates_no_partition(h100: Run) -> None:
     name = h100.node.part(SMALL, 0)
     error = h100.refusal(claim(1, result(name, admin_access=True)))
     assert isinstance(error, ClaimError)
-    assert "admin access creates nothing" in str(error)
+    assert "admin access does not create one" in str(error)
     h100.prepare(claim(2, result(name)))
     h100.prepare(claim(3, result(name, admin_access=True)))
     h100.prepare(claim(4, result("gpu-0", admin_access=True)))
@@ -182,7 +182,7 @@ def test_admin_access_finds_a_partition_that_was_created_a_moment_ago(h100: Run)
     h100.node.outdated = None
     assert h100.unprepare(ref(1)) is None
     h100.node.outdated = after
-    assert "admin access creates nothing" in str(h100.refusal(claim(3, result(name, admin_access=True)))), "it is gone"
+    assert "admin access does not create one" in str(h100.refusal(claim(3, result(name, admin_access=True)))), "it is gone"
     assert isinstance(h100.refusal(ref(2)), DeviceLostError)
 
 

@@ -71,7 +71,7 @@ def test_an_unknown_gpu_is_refused_with_the_gpus_that_exist_and_why_one_is_missi
     error = refusal(claim(1, result("gpu-7")), snapshot)
     assert isinstance(error, UnknownDeviceError)
     assert "device gpu-7 of claim default/claim-1" in str(error)
-    assert "gpu-0, gpu-1; 0000:65:00.0 is left out: it does not answer" in str(error)
+    assert "gpu-0, gpu-1; 0000:65:00.0 is excluded: it does not answer" in str(error)
 
 
 def test_another_pool_is_refused() -> None:

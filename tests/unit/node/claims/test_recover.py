@@ -114,7 +114,7 @@ def test_a_claim_whose_gpu_is_gone_keeps_its_file(two: Run, caplog: pytest.LogCa
     for _ in range(2):
         assert two.service.rewrite_missing_files() == ()
     assert b"511" in two.node.writer.files[uid(2)]
-    assert caplog.text.count("stays as it is") == 1
+    assert caplog.text.count("cannot update the CDI file") == 1
 
 
 def renumbered(run: Run) -> Snapshot:
@@ -364,7 +364,7 @@ def test_an_error_is_no_evidence(run: Run, collector: StaleClaimCollector, outag
 
 
 def test_a_claim_that_comes_back_is_not_suspected_any_more(run: Run, collector: StaleClaimCollector) -> None:
-    """The grace period begins anew, for example with an API server that was restored from a backup."""
+    """The grace period starting from scratch, for example with an API server that was restored from a backup."""
     run.node.api.remove(ref(1))
     looks(run, collector, 1)
     run.node.api.put(claim(1))

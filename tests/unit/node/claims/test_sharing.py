@@ -75,7 +75,7 @@ def test_a_share_that_does_not_fit_is_refused_with_numbers(run: Run) -> None:
     run.prepare(claim(1, share_result(1, "60Gi", 30), name="train"))
     error = run.refusal(claim(2, share_result(2, "30Gi", 30)))
     assert isinstance(error, DeviceInUseError)
-    assert "asks for 30Gi of memory where 20119Mi of 81559Mi are left" in str(error)
+    assert "requests 30Gi of memory where 20119Mi of 81559Mi are left" in str(error)
     assert "beside the shares of claim default/train" in str(error)
     error = run.refusal(claim(3, share_result(3, "10Gi", 71)))
     assert f"asks for 71 percent of compute where 70 of {ALL_PERCENT} are left" in str(error)
@@ -90,7 +90,7 @@ def test_shares_from_before_the_limit_do_not_count_against_it(node: ClaimsNode) 
     node.terms = {uuid(run, 0): GpuTerms(sharing=SharingTerms(strategy=Strategy.TIME_SLICING, max_shares=1))}
     run.prepare(claim(4, one_of_some(4)))
     run.prepare(claim(5, share_result(5, "1Gi", 1)))  # allocated before, prepared after
-    assert "asks for 1 of 1 shares where 0 are left" in str(run.refusal(claim(6, one_of_some(6))))
+    assert "requests 1 of 1 shares where 0 are left" in str(run.refusal(claim(6, one_of_some(6))))
 
 
 def test_admin_access_to_the_claims_own_device_is_one_cdi_device(node: ClaimsNode) -> None:
@@ -140,8 +140,8 @@ def test_another_strategy_waits_until_the_gpu_is_free(node: ClaimsNode, run: Run
 @pytest.mark.parametrize(
     ("sharing", "why"),
     [
-        (slicing("Default"), "asks for TimeSlicing, but the node's policy shares that GPU by MPS"),
-        (mps(defaultActiveThreadPercentage=10), "sets MPS limits, but those of a share are the memory"),
+        (slicing("Default"), "requests TimeSlicing, but the node's policy shares that GPU by MPS"),
+        (mps(defaultActiveThreadPercentage=10), "sets MPS limits, but a share's limits are the memory"),
     ],
 )
 def test_a_config_that_contradicts_the_policy_of_a_share_is_refused(sharing: Any, why: str, run: Run) -> None:
@@ -158,7 +158,7 @@ def test_another_interval_than_the_policys_is_refused(node: ClaimsNode) -> None:
         run.prepare(claim(1, share_result(1, "10Gi", 10), configs=configs))
         assert run.unprepare(ref(1)) is None
     error = run.refusal(claim(2, share_result(2, "10Gi", 10), configs=[config("GpuConfig", slicing("Long"))]))
-    assert "asks for interval Long, but the node's policy sets Short" in str(error)
+    assert "requests interval Long, but the node's policy sets Short" in str(error)
 
 
 def test_a_share_of_a_gpu_that_is_not_shared_any_more_is_refused(node: ClaimsNode, run: Run) -> None:
@@ -202,10 +202,10 @@ def test_a_claim_for_all_is_prepared_also_when_the_policy_is_gone_meanwhile(node
 @pytest.mark.parametrize(
     ("shares", "why"),
     [
-        ([("200Gi", 10)], "asks for 200Gi of memory where 81559Mi of 81559Mi are left"),
-        ([("60Gi", 30), ("60Gi", 30)], "asks for 60Gi of memory where 20119Mi of 81559Mi are left"),
-        ([("1Gi", 60), ("1Gi", 60)], f"asks for 60 percent of compute where 40 of {ALL_PERCENT} are left"),
-        ([("1Gi", 1)] * 3, "asks for 1 of 2 shares where 0 are left"),
+        ([("200Gi", 10)], "requests 200Gi of memory where 81559Mi of 81559Mi are left"),
+        ([("60Gi", 30), ("60Gi", 30)], "requests 60Gi of memory where 20119Mi of 81559Mi are left"),
+        ([("1Gi", 60), ("1Gi", 60)], f"requests 60 percent of compute where 40 of {ALL_PERCENT} are left"),
+        ([("1Gi", 1)] * 3, "requests 1 of 2 shares where 0 are left"),
     ],
 )
 def test_a_claim_that_never_fits_is_refused_at_once(node: ClaimsNode, shares: list[tuple[str, int]], why: str) -> None:
@@ -215,7 +215,7 @@ def test_a_claim_that_never_fits_is_refused_at_once(node: ClaimsNode, shares: li
     asked = [one_of_some(at, *share, request=f"r-{at}") for at, share in enumerate(shares, 2)]
     error = run.refusal(claim(2, *asked))
     assert isinstance(error, ClaimError)
-    assert f"has a share of gpu-0 that {why}, its own shares alone counted" in str(error)
+    assert f"has a share of gpu-0 that {why}, counting only its own shares" in str(error)
     assert node.clock.waits == []
 
 

@@ -116,7 +116,7 @@ def test_an_unprepare_behind_a_hanging_call_is_an_error(run: Run) -> None:
         run.node.clock.now = lambda: late + next(ticks)  # type: ignore[method-assign]
         ticks = iter([0.0, 0.0, service_deadline])
         answer = run.unprepare(ref(1))
-    assert "still being worked on by an earlier call" in str(answer)
+    assert "still in use by an earlier call" in str(answer)
 
 
 @pytest.fixture

@@ -199,7 +199,7 @@ def test_what_the_kubelet_answers() -> None:
 
 def test_a_kubelet_without_the_socket(tmp_path: Path) -> None:
     reads = PodResourcesReader(str(tmp_path / "kubelet.sock"), "gpu.nvidia.com")
-    assert "no such socket" in str(reads.read())
+    assert "socket does not exist" in str(reads.read())
     (tmp_path / "kubelet.sock").write_text("no socket")
     quick = PodResourcesReader(str(tmp_path / "kubelet.sock"), "gpu.nvidia.com", call_s=0.01)
     assert "List" in str(quick.read())

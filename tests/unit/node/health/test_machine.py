@@ -331,14 +331,14 @@ def test_the_worst_xid_gives_value_and_time_whatever_comes_after_it() -> None:
     assert (found.value, found.severity, found.since) == ("79", Severity.EVICT, WALL + 1)
     assert found.message == (
         "The GPU reported XID 79, and XID 119, 48: the GPU has fallen off the bus. Drain the node and reboot it."
-        " New claims do not get the GPU until recovery was seen and 120 s have passed. Running pods are evicted."
+        " New claims do not get the GPU until 120 s after detected recovery. Running pods are evicted."
     )
 
 
 def test_a_condition_in_its_calm_time_says_how_recovery_was_seen() -> None:
     (found,) = conditions(GPU, after_repair(with_xids(119), at(5)), at(6))
     assert found.message.endswith(
-        "Recovery was seen: a person gave it back after a drain. The GPU is used again after 120 s without an error."
+        "Recovery detected: an administrator undrained it. The GPU accepts new claims after 120 s without errors."
     )
     assert found.severity is Severity.NO_NEW_CLAIMS
 
@@ -356,7 +356,7 @@ def test_each_cause_on_each_device_is_one_condition_the_whole_gpu_first() -> Non
         (2, "xid", "95"),
     ]
     assert "NVLinks of the GPU are down: 0, 3." in found[0].message
-    assert "has to be replaced" in found[2].message
+    assert "Replace the GPU" in found[2].message
     assert "The MIG partition reported XID 95" in found[5].message
 
 
@@ -366,7 +366,7 @@ def test_each_cause_on_each_device_is_one_condition_the_whole_gpu_first() -> Non
         (with_xids(79), {"unreachable": "it has fallen off the bus"}, "Drain the node and reboot it."),
         (with_xids(119), {"recovery_action": RecoveryAction.NODE_REBOOT}, "Drain the node and reboot it."),
         (with_xids(119), {"links_down": (1,)}, "Drain the node and reset the GPU."),
-        (with_xids(79), {"rows_failed": True}, "The GPU has to be replaced; ask NVIDIA."),
+        (with_xids(79), {"rows_failed": True}, "Replace the GPU; contact NVIDIA."),
         (with_xids(119, 79, rules=DEFAULT_RULES), {"links_down": (1,)}, "Drain the node and reboot it."),
     ],
 )

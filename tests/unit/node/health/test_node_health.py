@@ -267,7 +267,7 @@ def test_two_processes_of_a_rolling_update_know_the_same(node: Node) -> None:
     node.now += 2
     new.tick()
     old.tick()
-    assert "Recovery was seen" in old.conditions()[0].message
+    assert "Recovery detected" in old.conditions()[0].message
     node.now += 2
     old.observe([xid(119)])  # the new one does not hear it
     node.now += 2
@@ -275,7 +275,7 @@ def test_two_processes_of_a_rolling_update_know_the_same(node: Node) -> None:
     old.close()
     node.run(new, CALM + 10)
     assert told(new) == [("xid", "119", "no-new-claims")]
-    assert "Recovery was seen" not in new.conditions()[0].message
+    assert "Recovery detected" not in new.conditions()[0].message
 
 
 def test_a_process_that_ends_with_unsaved_news_saves_them(node: Node) -> None:

@@ -84,7 +84,7 @@ def test_a_damaged_file_is_moved_aside_with_a_log_line(
         path.write_bytes(content)
         with caplog.at_level(logging.WARNING):
             assert HealthFile(path).read() is None
-    assert "begins anew" in caplog.text
+    assert "starting from scratch" in caplog.text
     assert [one.name for one in tmp_path.iterdir()] == ["health.json.damaged"]
 
 

@@ -48,7 +48,7 @@ FREE = mig_gpu(H100)
 CUT = replace(FREE, mig_enabled=True, mig_instances=(instance(FREE, 19, 6),))
 PART = partition(6, gpu=CUT.uuid)
 CONDITION = condition(gpu_uuid=CUT.uuid)
-BEGUN = Notice(condition=CONDITION, gpu=CUT, kind="Warning", reason="GpuUnhealthy", message="gpu-0 is not healthy")
+BEGUN = Notice(condition=CONDITION, gpu=CUT, kind="Warning", reason="GpuUnhealthy", message="gpu-0 is unhealthy")
 POD = {"resource": "pods", "name": "trainer", "uid": "pod-uid"}
 
 
@@ -120,7 +120,7 @@ def test_the_claim_and_its_pod_get_the_sentence_of_the_nodes_event(node: Node) -
     assert node.told() == [("ResourceClaim", "one"), ("Pod", "trainer")]
     for path, body in node.created:
         assert path == "/api/v1/namespaces/team/events"
-        assert (body["type"], body["reason"], body["message"]) == ("Warning", "GpuUnhealthy", "gpu-0 is not healthy")
+        assert (body["type"], body["reason"], body["message"]) == ("Warning", "GpuUnhealthy", "gpu-0 is unhealthy")
     assert [body["involvedObject"]["uid"] for _, body in node.created] == ["uid-of-one", "pod-uid"]
     assert node.created[0][1]["involvedObject"]["apiVersion"] == "resource.k8s.io/v1"
     assert node.told(replace(BEGUN, kind="Normal", reason="GpuRecovered", message="ended")) != []

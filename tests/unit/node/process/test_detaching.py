@@ -89,13 +89,13 @@ def test_what_cannot_be_read_asks_all_the_same(tmp_path: Path) -> None:
     """A directory, a link or a pipe of that name was made on purpose; none of them may hang the thread."""
     file = DetachFile(tmp_path / "detach")
     file.path.mkdir()
-    assert file.read() == "it is no regular file"
+    assert file.read() == "it is not a regular file"
     file.path.rmdir()
     file.path.symlink_to("/etc/hostname")
     assert "it cannot be read" in str(file.read())
     file.path.unlink()
     os.mkfifo(file.path)
-    assert file.read() == "it is no regular file"
+    assert file.read() == "it is not a regular file"
 
 
 def test_an_error_that_says_nothing_keeps_the_last_answer(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_new_prepares_are_refused_and_devices_tainted_before_the_driver_is_close
     assert [step for step in steps if step in order] == [*order[:4], "taint requested", "closed", "taint requested"]
     assert (node.detaching.is_detached, node.gauge) == (True, 1)
     assert node.gpus.detached == "annotation x of node node-a: driver 580"
-    assert node.detaching.problem == f"this node has given its NVIDIA driver up ({ASKED})"
+    assert node.detaching.problem == f"detached from the NVIDIA driver ({ASKED})"
     assert node.reasons == ["DriverDetaching", "DriverDetached"]
     assert node.step(ASKED) == [], "said and done once"
 
@@ -264,7 +264,7 @@ def test_a_driver_upgrade_waits_until_no_claim_is_prepared(node: Node) -> None:
     """Their pods are being evicted and need their unprepare, which may change GPUs."""
     node.claims = StorageError("disk")
     assert node.step(UPGRADE) == ["gate closed", "taint driver-upgrade"]
-    assert "not known whether claims are prepared: disk" in str(node.detaching.problem)
+    assert "cannot read whether claims are prepared: disk" in str(node.detaching.problem)
     node.claims = 2
     node.step(UPGRADE)
     assert not node.detaching.is_detached
@@ -323,7 +323,7 @@ def test_reattach_waits_for_the_driver_and_then_opens_the_gate(node: Node) -> No
     node.inventory.missing = None
     node.inventory.refresh()
     assert node.step(None) == ["gate open", "taint None"]
-    assert node.told[-1] == ("DriverReattached", "the NVIDIA driver is in use again")
+    assert node.told[-1] == ("DriverReattached", "reattached to the NVIDIA driver")
 
 
 def test_another_reason_while_detached_replaces_the_first(node: Node) -> None:
@@ -341,7 +341,7 @@ def test_another_reason_while_detached_replaces_the_first(node: Node) -> None:
 @pytest.mark.parametrize(
     ("cause", "says"),
     [
-        ("call", ("a call of the driver has not returned", "delete the pod of the node process")),
+        ("call", ("an NVML call has not returned", "delete its pod")),
         ("exporter", ("the usage exporter of this node has the driver open", "delete its pod")),
     ],
 )

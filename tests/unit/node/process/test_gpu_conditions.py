@@ -105,7 +105,7 @@ def test_a_failed_probe_is_named(bench: Bench) -> None:
     bench.report()
     ((_, message),) = bench.events
     assert "probe completed with NVML status 3" in message
-    assert "it takes no part in NVLink" in message
+    assert "it cannot use NVLink" in message
 
 
 def test_one_event_and_remark_per_condition(bench: Bench) -> None:

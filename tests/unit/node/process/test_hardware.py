@@ -159,7 +159,7 @@ def test_an_instance_changed_during_the_read_is_not_marked_as_foreign() -> None:
 def test_an_unreadable_journal_fails_the_snapshot() -> None:
     journal = FakeJournal()
     journal.error = StorageError("disk full")
-    with pytest.raises(DriverUnavailableError, match="not known which MIG devices this driver created: disk full"):
+    with pytest.raises(DriverUnavailableError, match="cannot read which MIG devices this driver created: disk full"):
         owned(Hardware(AT_0), journal)
 
 

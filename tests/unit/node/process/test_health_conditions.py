@@ -38,7 +38,7 @@ condition = partial(world.condition, gpu_uuid=FREE.uuid, since=SINCE)
 def test_conditions_with_one_message_are_one_sentence_with_all_taints() -> None:
     lost = condition(cause=HealthCause.LOST, severity=Severity.EVICT)
     (sentence,) = sentences([condition(), lost], snapshot(FREE))
-    effect = "not healthy, its pods are to be evicted"
+    effect = "unhealthy, its pods will be evicted"
     assert sentence == f"gpu-0 is {effect} (taint gpu.nvidia.com/xid, gpu.nvidia.com/gpu-lost): XID 79"
     assert len(sentences([condition(), condition(message="XID 48")], snapshot(FREE))) == 2
 
@@ -124,7 +124,7 @@ def events() -> Events:
 def test_begin_and_end(events: Events) -> None:
     assert events.update(begun()) == [
         ("Warning", "GpuUnhealthy",
-         "gpu-0 is not healthy, new claims do not get it (taint gpu.nvidia.com/xid): it fell off the bus")
+         "gpu-0 is unhealthy, new claims do not get it (taint gpu.nvidia.com/xid): it fell off the bus")
     ]  # fmt: skip
     assert [(each.condition, each.gpu, each.message) for each in events.notices] == [(begun(), CUT, events.told[0][2])]
     assert events.update(begun(), after_s=QUIET_S) == []
@@ -161,7 +161,7 @@ def test_a_condition_that_gets_worse_is_an_event(events: Events) -> None:
     worse = begun(severity=Severity.EVICT)
     assert events.update(worse, after_s=1.0) == []
     ((_, _, message),) = events.update(worse, after_s=QUIET_S)
-    assert "its pods are to be evicted" in message
+    assert "its pods will be evicted" in message
 
 
 def test_conditions_from_before_the_start_are_not_reported_again(events: Events) -> None:

@@ -71,7 +71,7 @@ def test_the_state_follows_the_condition(changes: dict[str, Any], expected: tupl
 
 
 def test_a_missing_gpu_is_unhealthy_whatever_is_known() -> None:
-    assert told(WHOLE, missing=[OTHER.uuid])["gpu-1"] == ("UNHEALTHY", "the GPU is not found on its node any more")
+    assert told(WHOLE, missing=[OTHER.uuid])["gpu-1"] == ("UNHEALTHY", "the GPU is no longer found on its node")
     lost = condition(cause=HealthCause.LOST, gpu_uuid=OTHER.uuid, message="lost")
     assert told(WHOLE, missing=[OTHER.uuid], conditions=[lost])["gpu-1"] == ("UNHEALTHY", "lost")
     (late,) = reports([WHOLE], POOL, NODE, [], {OTHER.uuid: MissingGpu(since=1.0, awaited=True)})
@@ -117,7 +117,7 @@ def test_a_sentence_that_changes_at_every_look_is_told_once_a_minute() -> None:
 def test_the_last_sentence_is_told_in_the_end() -> None:
     limited = Limited()
     limited.apply([SICK])
-    last = replace(SICK, message="Recovery was seen")
+    last = replace(SICK, message="Recovery detected")
     assert limited.apply([last]) == (SICK,)
     limited.now += STEADY_S
     assert limited.apply([last]) == (last,)

@@ -141,10 +141,10 @@ def node() -> Node:
 
 def test_gpus_that_are_given_back_after_a_drain_are_repaired_all_of_them(node: Node) -> None:
     node.health.observe([XID, replace(XID, gpu_uuid=SECOND.uuid)])
-    node.monitor.given_back([FIRST.uuid, SECOND.uuid])
+    node.monitor.undrained([FIRST.uuid, SECOND.uuid])
     assert node.health.conditions() == ()
     assert node.step() == ["tell"]
-    node.monitor.given_back([FIRST.uuid])
+    node.monitor.undrained([FIRST.uuid])
     assert node.step() == []
 
 
@@ -159,7 +159,7 @@ def test_a_healthy_node_is_looked_at_and_told_every_ten_seconds(node: Node) -> N
 def test_an_event_is_published_at_once_by_the_thread_that_heard_it(node: Node) -> None:
     node.hardware.events = [(XID,)]
     node.happened.clear()
-    node.monitor.hear()
+    node.monitor.collect_events()
     assert node.happened == ["publish"]
     assert node.step(after_s=0.1) == ["tell"]
     assert node.wait_s == pytest.approx(PAUSE_S - 0.1), "and looked at soon"
@@ -168,10 +168,10 @@ def test_an_event_is_published_at_once_by_the_thread_that_heard_it(node: Node) -
     node.hardware.readings[1] = HealthReading(gpu_uuid=SECOND.uuid, unreachable="it is lost")
     node.hardware.wanted = True
     node.happened.clear()
-    node.monitor.hear()
+    node.monitor.collect_events()
     assert node.happened == [], "a wait that ends for a lost GPU is followed by a poll"
     assert node.step(after_s=PAUSE_S) == ["publish", "tell"]
-    node.monitor.hear()
+    node.monitor.collect_events()
     assert node.hardware.looks == 3
 
 
@@ -181,7 +181,7 @@ def test_events_without_consequence_publish_nothing_and_a_flood_is_looked_at_onc
     for _ in range(50):
         node.hardware.events = [(XID,)]
         node.happened.clear()
-        node.monitor.hear()
+        node.monitor.collect_events()
         assert node.step(after_s=PAUSE_S / 40) in ([], ["tell"])
     assert node.hardware.looks == 2
 
@@ -254,7 +254,7 @@ def test_a_condition_of_an_instance_ends_with_it_before_the_snapshot_is_publishe
     node.snapshot = snapshot(free)
     assert node.step(after_s=0.1) == ["tell"]
     node.hardware.events = [(HealthEvent(kind=HealthEventKind.XID, gpu_uuid=free.uuid, gi_id=7, xid=48),)]
-    node.monitor.hear()
+    node.monitor.collect_events()
     assert node.step(after_s=0.1) == ["publish", "tell"]
     assert node.health.conditions() == (), "an event that came late"
 

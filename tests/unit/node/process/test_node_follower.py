@@ -19,7 +19,7 @@ from dra_driver.node.process.node_follower import (
     NodeFollower,
     SecondPublisher,
     SecondPublisherFile,
-    Standing,
+    WithdrawalState,
     found_in,
     judge,
 )
@@ -150,11 +150,11 @@ class Node:
         self.annotations: dict[str, str] = {}
         self.is_known = True
         self.told: list[tuple[str, str, str]] = []
-        self.given_back: list[list[GpuUuid]] = []
+        self.undrained: list[list[GpuUuid]] = []
         self.drain = DrainTaint(
             stand_in(lambda: self if self.is_known else None),
             lambda *event: self.told.append((event[0], event[1], event[2])),
-            lambda gpus: self.given_back.append(sorted(gpus)),
+            lambda gpus: self.undrained.append(sorted(gpus)),
         )
 
     def asks(self, value: str | None) -> bool:
@@ -191,13 +191,13 @@ def test_gpus_whose_drain_has_ended_are_given_back_and_no_others(node: Node) -> 
     node.asks("all")
     node.tainted()
     node.asks(SECOND)
-    assert node.given_back == [[FIRST]]
+    assert node.undrained == [[FIRST]]
     node.tainted()
     node.asks(None)
-    assert node.given_back == [[FIRST], [SECOND]]
+    assert node.undrained == [[FIRST], [SECOND]]
     node.tainted()
     node.asks(FIRST)
-    assert len(node.given_back) == 2
+    assert len(node.undrained) == 2
 
 
 def test_what_is_no_gpu_of_the_node_is_said_once(node: Node) -> None:
@@ -216,10 +216,10 @@ def test_what_is_no_gpu_of_the_node_is_said_once(node: Node) -> None:
 
 FOUND = ("a device plugin",)
 ACME, NVIDIA = "gpu.acme.example", "gpu.nvidia.com"
-OFFERED, WITHDRAWN = Standing(), Standing(withdrawn=True, found=FOUND)
+OFFERED, WITHDRAWN = WithdrawalState(), WithdrawalState(withdrawn=True, found=FOUND)
 
 
-def after(standing: Standing, *looks: tuple[float, tuple[str, ...]]) -> Standing:
+def after(standing: WithdrawalState, *looks: tuple[float, tuple[str, ...]]) -> WithdrawalState:
     for now, found in looks:
         standing = judge(standing, found, now)
     return standing
@@ -315,7 +315,7 @@ def test_it_says_what_it_found_until_devices_are_offered_again(offers: Offers) -
     assert offers.events[0].startswith("SecondPublisher: devices are withdrawn")
     offers.pools = []
     assert not offers.after(1.0)
-    assert "has gone" in (offers.second.problem or "")
+    assert "was found" in (offers.second.problem or "")
     assert offers.after(60.0)
     assert offers.second.problem is None
 
@@ -385,7 +385,7 @@ def test_the_one_that_waited_offers_when_the_other_is_gone(tmp_path: Path) -> No
     second = twins.nodes[NVIDIA]
     second.pools = []
     assert not second.after(1.0)
-    assert "120 s after that" in (second.second.problem or "")
+    assert "120 s after it was last found" in (second.second.problem or "")
     assert second.after(YIELD_S)
 
 
@@ -395,7 +395,7 @@ def test_a_restart_while_a_device_plugin_restarts_offers_nothing(offers: Offers)
     offers.allocatable = {}
     offers.restart()
     assert not offers.after(0.0)
-    assert "has gone" in (offers.second.problem or "")
+    assert "was found" in (offers.second.problem or "")
     assert not offers.after(OFFER_AFTER_S - 1)
     assert offers.after(1.0)
     offers.restart()

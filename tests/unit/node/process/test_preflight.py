@@ -142,7 +142,7 @@ def test_a_full_file_system_is_a_problem_until_space_is_freed(node: Node, left: 
 
 def test_a_missing_directory_or_a_file_in_its_place_is_a_problem(node: Node) -> None:
     node.folder.rmdir()
-    assert node.problem() == f"the CDI directory {node.folder} is not writable: it is gone; see --cdi-dir"
+    assert node.problem() == f"the CDI directory {node.folder} is not writable: it does not exist; see --cdi-dir"
     node.folder.write_text("")
     assert node.problem() == f"the CDI directory {node.folder} is not writable: it is no directory; see --cdi-dir"
 

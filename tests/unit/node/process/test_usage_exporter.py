@@ -113,9 +113,9 @@ def test_the_file_is_written_after_each_change_and_only_then(node: Node) -> None
     with node.changes.during(GPU):
         assert node.file.step() <= COOLDOWN_S
         assert node.told().gpus[0].changing
-    node.detached = "this node has given its NVIDIA driver up"
+    node.detached = "detached from the NVIDIA driver"
     node.file.step()
-    assert node.told().detached == "this node has given its NVIDIA driver up"
+    assert node.told().detached == "detached from the NVIDIA driver"
 
 
 def test_a_journal_that_cannot_be_read(node: Node) -> None:

@@ -26,7 +26,7 @@ from dra_driver.node.process.usage_report import (
     FindingsFile,
     UsageEvents,
     UsageReport,
-    believed,
+    validate_findings,
 )
 from tests.fakes.claims import device, entry, gpu, ref, sharing
 from tests.unit.node.claims.test_journal import begun, open_journal, prepared
@@ -76,7 +76,7 @@ TOLD_IDLE = ToldIdle(
 
 def told(*over: OverGrant, idle: Any = (), foreign: Any = (), claims: Any = (CLAIM,), terms: Any = TERMS) -> ToldUsage:
     findings = UsageFindings(written=NOW, over_grant=over, idle=idle, unattributed=foreign)
-    return believed(findings, claims, node(2), terms, "now")
+    return validate_findings(findings, claims, node(2), terms, "now")
 
 
 def test_a_claim_over_its_grant_is_told_with_what_may_follow() -> None:

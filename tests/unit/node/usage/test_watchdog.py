@@ -28,7 +28,7 @@ from dra_driver.node.usage.watchdog import (
     idle_s,
     used_any,
     watch,
-    watch_foreign,
+    watch_unattributed,
     watch_idle,
 )
 from tests.fakes.stand_in import present
@@ -106,7 +106,7 @@ def test_a_spike_between_two_looks_is_nothing() -> None:
 
 
 def test_a_claim_that_ended_is_forgotten() -> None:
-    """Another one of its name has another UID, and begins anew."""
+    """Another one of its name has another UID, and starting from scratch."""
     state, told = looks(OVER, OVER, None)
     assert (state, told[-1]) == ({}, ())
 
@@ -174,7 +174,7 @@ def unattributed_after(*uses: GpuUse, every_s: float = 15.0) -> tuple[Unattribut
     state: ForeignState = {}
     found: tuple[Unattributed, ...] = ()
     for number, use in enumerate(uses):
-        state, found = watch_foreign(state, [use], every_s, NOW + timedelta(seconds=number * every_s))
+        state, found = watch_unattributed(state, [use], every_s, NOW + timedelta(seconds=number * every_s))
     return found
 
 
