@@ -1,4 +1,4 @@
-"""Checks of Nodes and of GpuNodes: labels, readiness, runtimes; problems, GPUs and their health, versions."""
+"""Check Nodes and GpuNodes: labels, readiness, runtimes; problems, GPU health, driver versions."""
 
 import re
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ from dra_driver.scheduler.allocation import node_matches, untolerated
 _RUNTIME: Final = re.compile(r"([a-z-]+)://v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?")
 
 
-@check("node-labels", Layer.NODE, "that the DaemonSet selects the nodes with GPUs")
+@check("node-labels", Layer.NODE, "the nodes with GPUs that the DaemonSet selects")
 def _selected(facts: ClusterFacts) -> Iterator[Finding]:
     daemonsets, nodes = facts.node_daemonsets, list(facts.items("nodes"))
     for item in daemonsets:
@@ -60,11 +60,11 @@ def _selected(facts: ClusterFacts) -> Iterator[Finding]:
         status = Status.WARN if plugin_offers(node) else Status.FAIL
         yield finding(
             status,
-            f"has NVIDIA GPUs ({label_of(node) or ', '.join(plugin_offers(node))}), but the DaemonSet leaves it "
-            f"out: {why}",
+            f"has NVIDIA GPUs ({label_of(node) or ', '.join(plugin_offers(node))}), but the DaemonSet does not "
+            f"select it: {why}",
             "a node process on each node with GPUs",
             "Change the node's labels or taints, or nodes.gpuLabels, nodes.selector and nodes.tolerations of the "
-            "chart; leave it so if another driver serves this node.",
+            "chart. No action if another driver serves this node.",
             subject_of("node", node),
         )
     if not left and nodes:
@@ -73,7 +73,7 @@ def _selected(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def why_left_out(daemonset: Wire, node: Wire) -> str:
-    """Why the DaemonSet has no pod on the node, empty where it has one."""
+    """The reason for which the DaemonSet has no pod on the node; empty if it has one."""
     labels = labels_of(node)
     for key, value in mapping(daemonset, "spec", "nodeSelector").items():
         if labels.get(key) != value:
@@ -120,7 +120,7 @@ def _wanted(daemonset: Wire) -> str:
     return " or ".join(found) or "the labels of its nodeSelector"
 
 
-@check("node-ready", Layer.NODE, "that nodes with GPUs are ready")
+@check("node-ready", Layer.NODE, "the readiness of nodes with GPUs")
 def _readiness(facts: ClusterFacts) -> Iterator[Finding]:
     wanted = facts.driver_nodes
     for node in facts.items("nodes"):
@@ -132,21 +132,21 @@ def _readiness(facts: ClusterFacts) -> Iterator[Finding]:
             yield fail(
                 f"is not ready: {message or 'no message'}",
                 "a node that is ready",
-                "Look at the kubelet of the node; the driver cannot help before.",
+                "Check the kubelet of the node first.",
                 subject,
             )
         elif mapping(node, "spec").get("unschedulable") is True:
             yield warn(
                 "is cordoned, so no new pod gets its GPUs",
                 "a node that takes pods",
-                f"If that is over: kubectl uncordon {name_of(node)}",
+                f"After maintenance: kubectl uncordon {name_of(node)}",
                 subject,
             )
 
 
 @check("node-exists", Layer.NODE, "the node of the pod or claim")
 def _existence(facts: ClusterFacts) -> Iterator[Finding]:
-    """The question about a pod or claim names no node, so the answer has to."""
+    """Check the node of a pod or claim. The question names no node, so this check finds it."""
     if not facts.about_workload:
         return
     there = {name_of(node) for node in facts.items("nodes")}
@@ -154,20 +154,20 @@ def _existence(facts: ClusterFacts) -> Iterator[Finding]:
     wanted |= {node_of_claim(claim, there) for claim in facts.items_or_none("claims")}
     for node in sorted(wanted - there - {""}):
         yield fail(
-            "no longer exists, and the pod or its claim is still on it",
+            "is deleted, but the pod or its claim still names it",
             "a Node of this name",
-            "Delete the pod if Kubernetes does not do so within minutes; its claim ends with it, and the new pod gets "
+            "Delete the pod if Kubernetes does not do so within minutes. This releases the claim, and the new pod gets "
             "another node.",
             f"node/{node}",
         )
 
 
 def runtime_problem(version: str) -> tuple[Status, str, str] | None:
-    """What is wrong with a container runtime of ``containerd://1.7.24``: status, seen, what to do. None: nothing known.
+    """Status, observation and next step for a runtime such as ``containerd://1.7.24``; None without a known problem.
 
-    containerd has the CRI field for CDI devices from 1.7.2 on, switched off by default before 2.0; without it a pod
-    starts without its GPU and no error. CRI-O honours it from 1.28 on. Measured with containerd 1.6.20, 1.7.24 and
-    2.1.9; from the sources otherwise.
+    containerd has the CRI field for CDI devices from 1.7.2 on, disabled by default before 2.0; without it a pod
+    starts without its GPU and without an error. CRI-O uses it from 1.28 on. Measured with containerd 1.6.20, 1.7.24
+    and 2.1.9; from the sources otherwise.
     """
     found = _RUNTIME.match(version)
     if found is None:
@@ -176,27 +176,27 @@ def runtime_problem(version: str) -> tuple[Status, str, str] | None:
     if name == "containerd" and number_of < (1, 7, 2):
         return (
             Status.FAIL,
-            f"containerd {version.partition('://')[2]} knows no CDI devices: pods start without their GPUs and no "
-            "error",
+            f"containerd {version.partition('://')[2]} does not support CDI devices: containers have no GPU, and the "
+            "kubelet reports no error",
             "Upgrade to containerd 2.0 or newer, where CDI is on.",
         )
     if name == "containerd" and number_of < (2, 0, 0):
         return (
             Status.WARN,
-            f"containerd {version.partition('://')[2]} has CDI switched off unless its configuration says otherwise",
+            f"containerd {version.partition('://')[2]} has CDI disabled unless its configuration enables it",
             'Set enable_cdi = true under [plugins."io.containerd.grpc.v1.cri"] and restart containerd, or '
-            "upgrade to 2.0; kubectl dra doctor node/NAME --on-node reads the switch.",
+            "upgrade to 2.0; kubectl dra doctor node/NAME --on-node reads the setting.",
         )
     if name == "cri-o" and number_of < (1, 28, 0):
         return (
             Status.FAIL,
-            f"CRI-O {version.partition('://')[2]} does not take CDI devices from the kubelet",
+            f"CRI-O {version.partition('://')[2]} ignores CDI devices of the kubelet",
             "Upgrade to CRI-O 1.28 or newer.",
         )
     if name == "docker":
         return (
             Status.FAIL,
-            "the container runtime is Docker (cri-dockerd), which does not take CDI devices from the kubelet",
+            "the container runtime is Docker (cri-dockerd), which ignores CDI devices of the kubelet",
             "Use containerd 2.0 or newer, or CRI-O.",
         )
     return None
@@ -221,9 +221,9 @@ def _runtimes(facts: ClusterFacts) -> Iterator[Finding]:
         yield ok(f"container runtimes take CDI devices: {listed(known)}", "cluster")
 
 
-@check("default-runtime", Layer.RUNTIME, "what gives GPUs past claims")
+@check("default-runtime", Layer.RUNTIME, "the ways to get GPUs without claims")
 def _default_runtime(facts: ClusterFacts) -> Iterator[Finding]:
-    """NVIDIA's runtime as default gives GPUs to pods that set a variable, past every claim."""
+    """Report NVIDIA's runtime as default: it gives GPUs without a claim to pods that set a variable."""
     for item in facts.items(fact.DAEMONSETS):
         if "container-toolkit" not in name_of(item) or number(item, "status", "desiredNumberScheduled") == 0:
             continue
@@ -232,8 +232,8 @@ def _default_runtime(facts: ClusterFacts) -> Iterator[Finding]:
         yield warn(
             "may make NVIDIA's runtime the default of its nodes (CONTAINERD_SET_AS_DEFAULT is not false)",
             "runc or crun as the default runtime",
-            "Set toolkit.env CONTAINERD_SET_AS_DEFAULT=false in the ClusterPolicy: any pod can have all GPUs by the "
-            "variable NVIDIA_VISIBLE_DEVICES otherwise (docs/security.md).",
+            "Set toolkit.env CONTAINERD_SET_AS_DEFAULT=false in the ClusterPolicy. Otherwise any pod can get all GPUs "
+            "with the variable NVIDIA_VISIBLE_DEVICES (docs/security.md).",
             subject_of("daemonset", item),
         )
     wanted = facts.driver_nodes
@@ -244,8 +244,8 @@ def _default_runtime(facts: ClusterFacts) -> Iterator[Finding]:
         yield warn(
             f"sets NVIDIA_VISIBLE_DEVICES={text(pod, 'value')} and has no claim, on node "
             f"{text(pod, 'spec', 'nodeName')}",
-            "GPUs by claims alone",
-            "Where NVIDIA's runtime is the default of the node, this pod has GPUs that others were given: use a claim.",
+            "GPUs only by claims",
+            "Use a claim: if NVIDIA's runtime is the node's default, this pod has GPUs that are allocated to others.",
             subject_of("pod", pod),
         )
 
@@ -255,8 +255,8 @@ _NOT_READY: Final = "NotReady"
 
 
 @check("gpu-node-written", Layer.GPUS, "the GpuNodes of nodes")
-def _told(facts: ClusterFacts) -> Iterator[Finding]:
-    """Nodes with a ready node process that say nothing of their GPUs."""
+def _reported(facts: ClusterFacts) -> Iterator[Finding]:
+    """Report nodes with a ready node process and without a GpuNode."""
     served = {text(item, "name") for item in dicts(facts.value(fact.GPU_API), "resources")}
     if "gpunodes" not in served:
         return
@@ -266,8 +266,8 @@ def _told(facts: ClusterFacts) -> Iterator[Finding]:
         yield warn(
             "its node process is ready and has written no GpuNode",
             "a GpuNode of this name",
-            "Look for an event GpuNodeNotWritten: kubectl get events -n default; the chart value gpuNodes.enabled may "
-            "have been changed. Claims work without it.",
+            "Read events GpuNodeNotWritten: kubectl get events -n default. Check the chart value gpuNodes.enabled. "
+            "Claims work without it.",
             f"node/{node}",
         )
 
@@ -276,9 +276,9 @@ def _told(facts: ClusterFacts) -> Iterator[Finding]:
 def _problems(facts: ClusterFacts) -> Iterator[Finding]:
     facts.items(fact.GPU_NODES)
     for node, status in facts.gpu_nodes.items():
-        told = [gpu.message for gpu in status.gpus if gpu.health is HealthWord.UNHEALTHY and gpu.message]
+        reported = [gpu.message for gpu in status.gpus if gpu.health is HealthWord.UNHEALTHY and gpu.message]
         for problem in status.problems:
-            if not any(message in problem.message for message in told):  # gpu-health reports these
+            if not any(message in problem.message for message in reported):  # gpu-health reports these
                 yield _judged(node, problem)
         if not status.gpus and not any(problem.reason == _NOT_READY for problem in status.problems):
             yield fail(
@@ -301,9 +301,9 @@ def _judged(node: str, problem: NodeProblem) -> Finding:
     status = Status.WARN if problem.reason not in (_NOT_READY, _GPU_LEFT_OUT) else Status.FAIL
     return finding(
         status,
-        f"its node process says: {problem.message}",
+        f"its node process reports: {problem.message}",
         "a node process without problems",
-        "Follow the sentence; dra-driver doctor on the node looks at driver, devices, sockets and CDI files.",
+        "Follow the message; dra-driver doctor on the node checks driver, devices, sockets and CDI files.",
         f"node/{node}",
         layer=Layer.GPUS if problem.reason == _GPU_LEFT_OUT else layer_of(problem.message, Layer.GPUS),
     )
@@ -311,7 +311,7 @@ def _judged(node: str, problem: NodeProblem) -> Finding:
 
 @check("gpu-health", Layer.GPUS, "the health of GPUs")
 def _health(facts: ClusterFacts) -> Iterator[Finding]:
-    """By GpuNodes and by taints of slices: either may be newer. Of a pod or claim only its own GPUs are failures."""
+    """Check GpuNodes and taints of slices: either may be newer. For a pod or claim only its GPUs are failures."""
     if not facts.knows("slices"):
         facts.items(fact.GPU_NODES)
     held = {
@@ -330,11 +330,11 @@ def _health(facts: ClusterFacts) -> Iterator[Finding]:
                 gpu = (node, next(filter(None, found), name))
                 names[gpu] = name
                 tainted.setdefault(gpu, []).extend(taints)
-    told = {(node, gpu.uuid): gpu for node, status in facts.gpu_nodes.items() for gpu in status.gpus}
-    sick = [place for place, gpu in told.items() if gpu.health is HealthWord.UNHEALTHY]
-    for place in dict.fromkeys([*sick, *tainted]):
+    reported = {(node, gpu.uuid): gpu for node, status in facts.gpu_nodes.items() for gpu in status.gpus}
+    unhealthy = [place for place, gpu in reported.items() if gpu.health is HealthWord.UNHEALTHY]
+    for place in dict.fromkeys([*unhealthy, *tainted]):
         node, uuid = place
-        said = told.get(place)
+        said = reported.get(place)
         if said is not None and said.health is HealthWord.UNHEALTHY:
             seen = f"is unhealthy ({', '.join(said.causes) or 'no cause'}): {said.message or 'no message'}"
         else:
@@ -344,7 +344,7 @@ def _health(facts: ClusterFacts) -> Iterator[Finding]:
             Status.WARN if facts.about_workload and (node, name) not in held else Status.FAIL,
             seen,
             "a healthy GPU",
-            "Follow the message; docs/health.md says what ends each cause. Before a reset or reboot free the GPU: "
+            "Follow the message; docs/health.md lists how each cause ends. Before a reset or reboot free the GPU: "
             f"kubectl dra drain {node} --gpu {uuid}.",
             f"gpu/{node}/{name}",
         )
@@ -361,8 +361,8 @@ def _versions(facts: ClusterFacts) -> Iterator[Finding]:
         yield warn(
             "nodes differ in NVIDIA's driver: "
             + "; ".join(f"{version} on {listed(sorted(nodes))}" for version, nodes in sorted(found.items())),
-            "one version, unless an upgrade is under way",
-            "kubectl get gpunodes -o wide shows all versions; a claim can ask for driverVersion.",
+            "one version, except during an upgrade",
+            "kubectl get gpunodes -o wide shows all versions; a claim can request a driverVersion.",
             "cluster",
         )
     elif found:
@@ -371,15 +371,15 @@ def _versions(facts: ClusterFacts) -> Iterator[Finding]:
 
 @check("toolkit-versions", Layer.TOOLKIT, "NVIDIA Container Toolkit on nodes")
 def _toolkit(facts: ClusterFacts) -> Iterator[Finding]:
-    """The hook is not needed everywhere, so its absence on some nodes alone is what stands out."""
+    """Report nodes without the hook where other nodes have it: not every cluster needs the hook."""
     facts.items(fact.GPU_NODES)
     with_hook = {node: status.toolkit_version for node, status in facts.gpu_nodes.items() if status.toolkit_version}
     without = sorted(set(facts.gpu_nodes) - set(with_hook))
     if with_hook and without:
         yield warn(
-            f"NVIDIA's CDI hook is found on {len(with_hook)} nodes, not on {listed(without)}",
+            f"{len(with_hook)} nodes have NVIDIA's CDI hook, {listed(without)} have not",
             "NVIDIA Container Toolkit on all nodes with GPUs, or on none",
-            "Install NVIDIA Container Toolkit on the others: some applications need its hooks (docs/driver-roots.md).",
+            "Install NVIDIA Container Toolkit on these nodes: some applications need its hooks (docs/driver-roots.md).",
             "cluster",
         )
 
@@ -390,7 +390,7 @@ CHECKS: Final = (
     _existence,
     _runtimes,
     _default_runtime,
-    _told,
+    _reported,
     _problems,
     _health,
     _versions,

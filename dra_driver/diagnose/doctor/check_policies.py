@@ -1,4 +1,4 @@
-"""Checks of DeviceClasses, GpuPolicies and the usage exporter: they exist, work, and are in force."""
+"""Check DeviceClasses, GpuPolicies and the usage exporter: they exist, work, and are in force."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -33,7 +33,7 @@ from dra_driver.kube.state import Wire
 from dra_driver.scheduler.cel import DeviceView, compile_selector, selector_budget
 
 MOST_DEVICES: Final = 5000
-"""Devices on which a class is tried; the nodes of a fleet repeat each other."""
+"""Number of devices to evaluate a class on; the nodes of a fleet repeat each other."""
 
 
 @check("classes-present", Layer.CLASSES, "the DeviceClasses of the driver")
@@ -57,7 +57,7 @@ def _present(facts: ClusterFacts) -> Iterator[Finding]:
             yield ok("exists", f"class/{name}")
 
 
-@check("classes-match", Layer.CLASSES, "that DeviceClasses select devices")
+@check("classes-match", Layer.CLASSES, "the devices that DeviceClasses select")
 def _match(facts: ClusterFacts) -> Iterator[Finding]:
     views = device_views(facts.whole.own_slices)
     if not views:
@@ -76,15 +76,15 @@ def _match(facts: ClusterFacts) -> Iterator[Finding]:
             yield warn(
                 f"its selector is {' '.join(str(error).split())[:300]}",
                 "selectors that the scheduler evaluates in time on every device",
-                "Write a selector that costs less: each pod of the class pays for it on each device.",
+                "Write a cheaper selector: each pod of the class evaluates it on each device.",
                 f"class/{name}",
             )
             continue
         except (CelSyntaxError, CelEvaluationError) as error:
             yield fail(
                 f"its selector cannot be evaluated: {' '.join(str(error).split())[:300]}",
-                "selectors that hold for every device",
-                "kubectl dra lint class.yaml says where; one such error ends the scheduling of a pod on all nodes.",
+                "selectors that evaluate on every device",
+                "kubectl dra lint class.yaml names the place. A failing selector ends a pod's scheduling on all nodes.",
                 f"class/{name}",
             )
             continue
@@ -100,7 +100,7 @@ def _match(facts: ClusterFacts) -> Iterator[Finding]:
 
 def _no_match(item: Wire, facts: ClusterFacts, users: Sequence[str], drivers: Sequence[str]) -> Finding:
     name = name_of(item)
-    asked = f"; {listed(list(users))} asks for it" if users else ""
+    asked = f"; {listed(list(users))} requests it" if users else ""
     is_foreign = not is_for(item, drivers)
     if is_foreign:
         seen = f"its selector is for another driver than {listed(list(drivers))}{asked}"
@@ -110,15 +110,15 @@ def _no_match(item: Wire, facts: ClusterFacts, users: Sequence[str], drivers: Se
         seen = f"no published device matches it{asked}: {why}"
     else:
         seen = f"no published device matches it{asked}"
-        do = "kubectl dra explain claim/NAME shows which clause rejects which devices; GPUs that a policy divides are "
-        do += "published in that form."
+        do = "kubectl dra explain claim/NAME shows which clause rejects which devices. Nodes publish GPUs that a "
+        do += "policy divides in that form."
     status = Status.FAIL if name == WHOLE or users else Status.WARN
     return finding(status, seen, "a class that selects devices", do, f"class/{name}")
 
 
 def _why_no_partitions(item: Wire, facts: ClusterFacts) -> tuple[str, str]:
-    """Why no partition matches the class, and what to do. A gate that the API server does not list is unknown."""
-    do = "kubectl dra devices shows the profiles that are published; docs/mig.md says what publishes them."
+    """The reason why no partition matches the class, and the next step. A gate that the API server omits is unknown."""
+    do = "kubectl dra devices shows the published profiles; docs/mig.md lists the conditions."
     if facts.knows(fact.GATES) and facts.value(fact.GATES).get("DRAPartitionableDevices") is False:
         return (
             "the feature gate DRAPartitionableDevices is off, so partitions that do not exist yet are not published",
@@ -133,12 +133,12 @@ def _why_no_partitions(item: Wire, facts: ClusterFacts) -> tuple[str, str]:
             for device in gpu.as_partitions()
         )
     ]
-    told = {gpu.uuid: gpu for status in facts.gpu_nodes.values() for gpu in status.gpus}
+    reported = {gpu.uuid: gpu for status in facts.gpu_nodes.values() for gpu in status.gpus}
     if gpus:
-        return mig_mode_off(gpus, {uuid: gpu.policy for uuid, gpu in told.items()})
-    if told and all("Partitions" not in gpu.offered_as for gpu in told.values()):
-        return "no node offers partitions: its GPUs have no MIG, or a policy does not allow them", do
-    return "no partition of this kind is offered", do
+        return mig_mode_off(gpus, {uuid: gpu.policy for uuid, gpu in reported.items()})
+    if reported and all("Partitions" not in gpu.offered_as for gpu in reported.values()):
+        return "no node publishes partitions: its GPUs do not support MIG, or a policy does not allow them", do
+    return "no node publishes a partition of this kind", do
 
 
 @check("extended-resources", Layer.CLASSES, "extended resources of DeviceClasses")
@@ -152,13 +152,13 @@ def _extended(facts: ClusterFacts) -> Iterator[Finding]:
             yield warn(
                 f"several classes have the extended resource {resource}: {listed(sorted(names))}",
                 "one class for an extended resource",
-                "Remove extendedResourceName from all but one: the scheduler takes the newest of them.",
+                "Remove extendedResourceName from all classes but one: the scheduler uses the newest.",
                 f"class/{names[0]}",
             )
 
 
 def device_views(slices: Sequence[Wire]) -> list[DeviceView]:
-    """The first devices of all slices, as selectors see them."""
+    """The first devices of all slices, in the form that selectors evaluate."""
     found: list[DeviceView] = []
     for item in slices:
         driver = text(item, "spec", "driver")
@@ -174,12 +174,12 @@ _JUDGED: Final = {
         "Correct the policy: the message names the field; kubectl dra policy explain shows it.",
     ),
     "Conflicting": (Status.FAIL, "Give one of the policies a higher priority, or narrow its selector."),
-    "Waiting": (Status.WARN, "It comes into force when the claims that it waits for have ended."),
+    "Waiting": (Status.WARN, "It comes into force when the claims that block it end."),
     "NothingSelected": (
         Status.WARN,
         "Compare its nodeSelector and GPU selector with kubectl get gpunodes -o wide and the nodes' labels.",
     ),
-    "RollingOut": (Status.WARN, "Wait for the nodes; one that stays behind is in kubectl get gpunodes."),
+    "RollingOut": (Status.WARN, "Wait for the nodes; kubectl get gpunodes shows a node that stays behind."),
 }
 """Reasons of the condition InForce (controller.policy_conditions)."""
 _STATES: Final = {
@@ -190,11 +190,11 @@ _STATES: Final = {
 _EXPECTED: Final = "a policy that is in force on all GPUs that it selects"
 
 
-@check("policy-status", Layer.POLICIES, "what became of GpuPolicies")
+@check("policy-status", Layer.POLICIES, "the states of GpuPolicies")
 def _status(facts: ClusterFacts) -> Iterator[Finding]:
     nodes: dict[str, list[tuple[str, NodePolicy]]] = {}
-    for node, told in _told(facts, PolicyOrigin.OBJECT):
-        nodes.setdefault(told.name, []).append((node, told))
+    for node, reported in _reported(facts, PolicyOrigin.OBJECT):
+        nodes.setdefault(reported.name, []).append((node, reported))
     for policy in facts.items(fact.GPU_POLICIES):
         condition = condition_of(policy, "InForce")
         is_current = number(condition, "observedGeneration") >= number(policy, "metadata", "generation")
@@ -214,20 +214,20 @@ def _of_condition(policy: Wire, condition: Wire) -> Iterator[Finding]:
     yield finding(status, message, _EXPECTED, do, subject)
 
 
-def _of_nodes(policy: Wire, told: list[tuple[str, NodePolicy]], facts: ClusterFacts) -> Iterator[Finding]:
-    """Without a current status: the controller does not run, or has not come to it."""
+def _of_nodes(policy: Wire, reported: list[tuple[str, NodePolicy]], facts: ClusterFacts) -> Iterator[Finding]:
+    """Report a policy without a current status, because the controller does not run or has not processed it yet."""
     subject = f"policy/{name_of(policy)}"
-    if not told:
+    if not reported:
         facts.items(fact.GPU_NODES)
         yield warn(
-            "no node reports it, and its status is not current: it selects no GPU, or the nodes do not see it",
+            "no node reports it, and its status is not current: it selects no GPU, or the nodes cannot read it",
             _EXPECTED,
             _JUDGED["NothingSelected"][1] + " The controller (chart value controller.enabled) writes its status.",
             subject,
         )
         return
     for state, reason in _STATES.items():
-        found = [(node, each) for node, each in told if each.state is state]
+        found = [(node, each) for node, each in reported if each.state is state]
         if found:
             status, do = _JUDGED[reason]
             message = next((each.message for _, each in found if each.message), "") or reason.lower()
@@ -235,11 +235,11 @@ def _of_nodes(policy: Wire, told: list[tuple[str, NodePolicy]], facts: ClusterFa
             yield finding(status, f"on {where}: {message}", _EXPECTED, do, subject)
 
 
-@check("policy-files", Layer.POLICIES, "what became of policies in files")
+@check("policy-files", Layer.POLICIES, "the states of policies in files")
 def _files(facts: ClusterFacts) -> Iterator[Finding]:
-    """Policies of files (chart value policies) have no object with a status."""
+    """Check policies of files (chart value policies): they have no object with a status."""
     found: dict[tuple[str, PolicyState], list[tuple[str, NodePolicy]]] = {}
-    for node, each in _told(facts, PolicyOrigin.FILE):
+    for node, each in _reported(facts, PolicyOrigin.FILE):
         if each.state in _STATES:
             found.setdefault((each.name, each.state), []).append((node, each))
     for (name, state), nodes in sorted(found.items()):
@@ -247,15 +247,15 @@ def _files(facts: ClusterFacts) -> Iterator[Finding]:
         policy = nodes[0][1]
         yield finding(
             status,
-            f"of a file, on {listed([each for each, _ in nodes])}: {policy.message or state.value}",
+            f"from a file, on {listed([each for each, _ in nodes])}: {policy.message or state.value}",
             _EXPECTED,
             do,
             f"policy/{name}",
         )
 
 
-def _told(facts: ClusterFacts, origin: PolicyOrigin) -> Iterator[tuple[str, NodePolicy]]:
-    """What each node says of policies that are objects, or of files."""
+def _reported(facts: ClusterFacts, origin: PolicyOrigin) -> Iterator[tuple[str, NodePolicy]]:
+    """The reports of each node about policies of this origin."""
     for node, status in facts.gpu_nodes.items():
         for policy in status.policies:
             if policy.origin is origin:
@@ -268,16 +268,16 @@ _ACTIONS: Final = (("overGrant", "Evict"), ("idle", "Reclaim"))
 
 @check("usage-watched", Layer.POLICIES, "the exporter that policies need")
 def _watched(facts: ClusterFacts) -> Iterator[Finding]:
-    """A policy that evicts needs the exporter, which the chart leaves out by default."""
+    """Report policies that evict without the exporter, which the chart disables by default."""
     acting = [(name_of(policy), actions) for policy in facts.items(fact.GPU_POLICIES) if (actions := _acts(policy))]
     if not acting:
         return
     lacks = _lacks(facts)
     for name, actions in acting if lacks else ():
         yield warn(
-            f"asks for {' and '.join(actions)}, and {lacks}: nothing finds out what claims use",
-            "a usage exporter beside each node process",
-            "Set exporter.enabled=true of the chart (docs/usage.md), or take the action out of the policy.",
+            f"requests {' and '.join(actions)}, and {lacks}, so nothing measures the use of claims",
+            "a usage exporter on each node with a node process",
+            "Set exporter.enabled=true of the chart (docs/usage.md), or remove the action from the policy.",
             f"policy/{name}",
         )
 
@@ -297,21 +297,21 @@ def _lacks(facts: ClusterFacts) -> str:
     return "" if pods else "no usage exporter runs"
 
 
-@check("processes-without-claim", Layer.GPUS, "processes of no claim on GPUs")
-def _foreign(facts: ClusterFacts) -> Iterator[Finding]:
-    """Processes of no claim on GPUs that claims get."""
+@check("processes-without-claim", Layer.GPUS, "processes without a claim on GPUs")
+def _unattributed(facts: ClusterFacts) -> Iterator[Finding]:
+    """Report processes without a claim on GPUs that claims can get."""
     facts.items(fact.GPU_NODES)
     for node, status in facts.gpu_nodes.items():
-        for told in status.usage.unattributed:
-            commands = f" ({listed(told.commands)})" if told.commands else ""
-            memory = f" with {told.memory}" if told.memory is not None else ""
+        for reported in status.usage.unattributed:
+            commands = f" ({listed(reported.commands)})" if reported.commands else ""
+            memory = f" with {reported.memory}" if reported.memory is not None else ""
             yield warn(
-                f"{told.processes} processes{memory} belong to no claim{commands}, since {told.since}",
+                f"{reported.processes} processes{memory} have no claim{commands}, since {reported.since}",
                 "processes of pods with a claim",
-                "End them, or take the GPU out of use: kubectl dra drain NODE --gpu UUID. Programs of the host use "
-                "GPUs without a claim, and so do containers with NVIDIA_VISIBLE_DEVICES.",
-                f"gpu/{node}/{told.gpu}",
+                "End them, or drain the GPU: kubectl dra drain NODE --gpu UUID. Programs of the host and containers "
+                "with NVIDIA_VISIBLE_DEVICES use GPUs without a claim.",
+                f"gpu/{node}/{reported.gpu}",
             )
 
 
-CHECKS: Final = (_present, _match, _extended, _status, _files, _watched, _foreign)
+CHECKS: Final = (_present, _match, _extended, _status, _files, _watched, _unattributed)

@@ -1,4 +1,4 @@
-"""Checks of the driver's ResourceSlices, and for a second publisher: each GPU it offers could be given to two pods."""
+"""Check the driver's ResourceSlices, and search for a second publisher, which could give a GPU to a second pod."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,10 +28,10 @@ from dra_driver.diagnose.doctor.views import (
 from dra_driver.kube.state import Wire
 
 _NVIDIA_IMAGES: Final = ("k8s-dra-driver-gpu", "dra-driver-nvidia-gpu", "k8s-dra-driver")
-"""Parts of the image names of NVIDIA's own driver, old and new."""
+"""Parts of the image names of NVIDIA's DRA driver, old and new."""
 
 
-@check("device-plugin", Layer.SECOND_PUBLISHER, "device plugins beside the driver")
+@check("device-plugin", Layer.SECOND_PUBLISHER, "device plugins on nodes of the driver")
 def _device_plugin(facts: ClusterFacts) -> Iterator[Finding]:
     wanted = facts.driver_nodes
     own = facts.node_daemonsets if facts.knows(fact.DAEMONSETS) else []
@@ -40,14 +40,14 @@ def _device_plugin(facts: ClusterFacts) -> Iterator[Finding]:
     for node, offers in found:
         if name_of(node) not in wanted:
             continue
-        withdrawn = "" if allowed else "; the node process withdraws its devices for as long"
+        withdrawn = "" if allowed else "; the node process withdraws its devices while the plugin runs"
         yield finding(
             Status.WARN if allowed else Status.FAIL,
-            f"a device plugin offers {listed(offers)} beside this driver{withdrawn}",
+            f"a device plugin and this driver both publish {listed(offers)}{withdrawn}",
             "one publisher per node",
-            "Keep one of the two off the node: take the device plugin away with the label "
-            "nvidia.com/gpu.deploy.device-plugin=false (GPU Operator) or its node selector, or keep the driver's "
-            "DaemonSet off. kubectl dra migrate helps to move workloads.",
+            "Keep one of them off the node: remove the device plugin with the label "
+            "nvidia.com/gpu.deploy.device-plugin=false (GPU Operator) or its node selector, or exclude the node from "
+            "the driver's DaemonSet. kubectl dra migrate helps to move workloads.",
             subject_of("node", node),
         )
     if not any(name_of(node) in wanted for node, _ in found):
@@ -72,7 +72,7 @@ def _two_installations(facts: ClusterFacts) -> Iterator[Finding]:
     )
 
 
-@check("nvidias-dra-driver", Layer.SECOND_PUBLISHER, "NVIDIA's own DRA driver")
+@check("nvidias-dra-driver", Layer.SECOND_PUBLISHER, "NVIDIA's DRA driver")
 def _nvidias_driver(facts: ClusterFacts) -> Iterator[Finding]:
     own = facts.node_daemonsets
     names = [driver_name(item) for item in own]
@@ -87,9 +87,9 @@ def _nvidias_driver(facts: ClusterFacts) -> Iterator[Finding]:
         ]
         if own and both and DRIVER_NAME in names:
             yield fail(
-                f"NVIDIA's own DRA driver goes to the same nodes under the same name {DRIVER_NAME}: {listed(both)}",
+                f"NVIDIA's DRA driver runs on the same nodes under the same name {DRIVER_NAME}: {listed(both)}",
                 "one driver of a name per node",
-                "Keep the two apart by node labels, or install theirs for ComputeDomains alone "
+                "Separate the drivers by node labels, or install NVIDIA's for ComputeDomains only "
                 "(resources.gpus.enabled=false of its chart).",
                 subject_of("daemonset", item),
             )
@@ -103,7 +103,7 @@ def _same_gpus(facts: ClusterFacts) -> Iterator[Finding]:
         by_place.setdefault(text(item, "spec", "nodeName"), {}).setdefault(place, []).append(item)
     for node, places in sorted(by_place.items()):
         if len(places) < 2:
-            continue  # most nodes have one pool, and their thousands of devices need no look
+            continue  # most nodes have one pool; skip their thousands of devices
         publishers: dict[str, list[str]] = {}
         for place, items in sorted(places.items()):
             for uuid in {found for item in items for found in _uuids(item)}:
@@ -113,7 +113,7 @@ def _same_gpus(facts: ClusterFacts) -> Iterator[Finding]:
             yield fail(
                 f"{count} GPUs are published twice: {pools}",
                 "each GPU in one pool",
-                "Stop one of the two drivers on this node; then delete its ResourceSlices.",
+                "Stop one of the drivers on this node; then delete its ResourceSlices.",
                 f"node/{node}",
             )
 
@@ -129,7 +129,7 @@ def _uuids(item: Wire) -> set[str]:
 
 @check("foreign-pools", Layer.SECOND_PUBLISHER, "pools of another driver of this name")
 def _foreign_pool(facts: ClusterFacts) -> Iterator[Finding]:
-    """Two pools of one driver name on a node: the scheduler offers both."""
+    """Report two pools of one driver name on a node: the scheduler allocates from both."""
     pools: dict[tuple[str, str], set[str]] = {}
     names: Sequence[str] = facts.driver_names
     for item in facts.items("slices"):
@@ -142,8 +142,8 @@ def _foreign_pool(facts: ClusterFacts) -> Iterator[Finding]:
         if others:
             yield fail(
                 f"driver {driver} has ResourceSlices in pools that this driver does not use: {listed(others)}",
-                f"the pool {own} alone",
-                "Another driver of the same name publishes here, or has left them: stop it, then kubectl delete "
+                f"only the pool {own}",
+                "Another driver of the same name publishes them, or has left them. Stop it, then kubectl delete "
                 "resourceslices of those pools.",
                 f"node/{node}",
             )
@@ -161,11 +161,11 @@ def _present(facts: ClusterFacts) -> Iterator[Finding]:
     missing = sorted(node for node in wanted if not devices.get(node))
     offered = {name_of(node) for node in facts.items_or_none("nodes") if plugin_offers(node)}
     for node in missing:
-        told = facts.gpu_nodes.get(node)
-        if (told is not None and not told.gpus) or node in offered:
-            continue  # said by the layers before
+        reported = facts.gpu_nodes.get(node)
+        if (reported is not None and not reported.gpus) or node in offered:
+            continue  # checks of lower layers report it
         yield fail(
-            "its node process runs, and no ResourceSlice of the node has a device",
+            "its node process is ready, and no ResourceSlice of the node has a device",
             f"ResourceSlices of {listed(facts.driver_names)} for this node",
             "The kubelet deletes the ResourceSlices of a driver that is not registered; see /readyz of the pod and "
             "kubectl get events -n default for ResourceSliceProblem.",
@@ -175,7 +175,7 @@ def _present(facts: ClusterFacts) -> Iterator[Finding]:
         yield fail(
             f"no ResourceSlice of driver {listed(facts.driver_names)}",
             "ResourceSlices for each node with GPUs",
-            "Run kubectl dra doctor against the cluster: a snapshot does not tell why.",
+            "Run kubectl dra doctor against the cluster: a snapshot does not contain the cause.",
             "cluster",
         )
     if slices and not missing:
@@ -183,7 +183,7 @@ def _present(facts: ClusterFacts) -> Iterator[Finding]:
         yield ok(f"{count} devices of {len([node for node in devices if node])} nodes are published", "cluster")
 
 
-@check("pools-complete", Layer.SLICES, "that pools are complete")
+@check("pools-complete", Layer.SLICES, "the completeness of pools")
 def _pools(facts: ClusterFacts) -> Iterator[Finding]:
     pools: dict[tuple[str, str], list[Wire]] = {}
     for item in facts.own_slices:
@@ -195,11 +195,11 @@ def _pools(facts: ClusterFacts) -> Iterator[Finding]:
         expected = max(number(item, "spec", "pool", "resourceSliceCount") for item in current)
         if len(current) != expected:
             yield fail(
-                f"{len(current)} of {expected} ResourceSlices of generation {newest} are there, so the scheduler "
+                f"only {len(current)} of {expected} ResourceSlices of generation {newest} exist, so the scheduler "
                 "uses none",
                 "all ResourceSlices of the newest generation",
-                "The node process completes it within seconds while it runs; where it does not, look at its log, at a "
-                "ResourceQuota for resourceslices, and at who deletes them.",
+                "A running node process completes the pool within seconds. Otherwise read its log, check for a "
+                "ResourceQuota for resourceslices, and find out who deletes them.",
                 f"pool/{pool}",
             )
         elif old:
@@ -211,34 +211,34 @@ def _pools(facts: ClusterFacts) -> Iterator[Finding]:
             )
 
 
-@check("slices-of-missing-nodes", Layer.SLICES, "ResourceSlices of nodes that are gone")
+@check("slices-of-missing-nodes", Layer.SLICES, "ResourceSlices of deleted nodes")
 def _orphans(facts: ClusterFacts) -> Iterator[Finding]:
     nodes = {name_of(node) for node in facts.items("nodes")}
     gone = sorted({node for item in facts.own_slices if (node := text(item, "spec", "nodeName")) and node not in nodes})
     if gone and nodes:
         yield warn(
             f"ResourceSlices of nodes that do not exist: {listed(gone)}",
-            "ResourceSlices that end with their Node",
+            "ResourceSlices that are deleted with their Node",
             "kubectl delete resourceslices --field-selector spec.nodeName=NAME",
             "cluster",
         )
 
 
-@check("slices-without-node-process", Layer.SLICES, "that published devices can be prepared")
+@check("slices-without-node-process", Layer.SLICES, "a node process for each published device")
 def _without_process(facts: ClusterFacts) -> Iterator[Finding]:
-    """Devices that can be allocated although no node process can prepare them."""
+    """Report devices that the scheduler can allocate although no node process can prepare them."""
     if not facts.node_daemonsets:
-        return  # node processes run otherwise, as in the embedded cluster
+        return  # node processes run without a DaemonSet, as in the embedded cluster
     running = facts.nodes_with_ready_pods
     devices = facts.own_devices
     nodes = {name_of(node) for node in facts.items_or_none("nodes")} or set(devices)
     left = sorted(node for node, found in devices.items() if node in nodes and found and node not in running)
     for node in left:
         yield fail(
-            f"{len(devices[node])} devices are published, but no node process is ready there to prepare them",
+            f"{len(devices[node])} devices are published, but the node has no ready node process to prepare them",
             "a ready node process on the node",
-            "See the layers daemonset and node for why it does not run; claims that the scheduler allocates "
-            "there wait.",
+            "See the findings of the layers daemonset and node for the cause. Claims that the scheduler allocates on "
+            "this node wait.",
             f"node/{node}",
         )
 
@@ -260,15 +260,15 @@ def _taints(facts: ClusterFacts) -> Iterator[Finding]:
             yield warn(
                 f"all {tainted} devices are tainted: {listed(sorted(keys))}",
                 "devices that new claims can get",
-                "A drain ends with kubectl dra undrain; health taints end with their cause (docs/health.md); a "
-                "policy's taint with its policy.",
+                "kubectl dra undrain ends a drain. Health taints end with their cause (docs/health.md), a policy's "
+                "taint with its policy.",
                 f"node/{node}",
             )
 
 
-@check("forms-published", Layer.SLICES, "that partitions and shares are published")
+@check("forms-published", Layer.SLICES, "the publication of partitions and shares")
 def _forms(facts: ClusterFacts) -> Iterator[Finding]:
-    """Partitions or shares that a node means to offer and that are not in its slices: a gate drops their fields."""
+    """Report partitions or shares that policies allow and slices lack: a disabled gate drops their fields."""
     devices = facts.own_devices
     for node, status in facts.gpu_nodes.items():
         offered = {form for gpu in status.gpus for form in gpu.offered_as}
@@ -282,7 +282,7 @@ def _forms(facts: ClusterFacts) -> Iterator[Finding]:
             lost.append(("shares", "DRAConsumableCapacity"))
         for what, gate in lost:
             yield warn(
-                f"its policies allow {what}, and none is published",
+                f"its policies allow {what}, but none are published",
                 f"an API server that keeps the fields of {what} (feature gate {gate}; on from 1.36)",
                 f"Turn {gate} on in the API server, scheduler and kubelets, or change the policy.",
                 f"node/{node}",
