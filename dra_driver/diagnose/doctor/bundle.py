@@ -103,7 +103,11 @@ def read(path: Path | str) -> ClusterFacts:
             check_document(found[name], KIND, SCHEMA_VERSION, where)
     missing = [name for name in (MANIFEST, STATE, FACTS) if name not in found]
     if missing:
-        raise ConfigurationError(f"{where}: not a support bundle: {', '.join(missing)} is missing in it")
+        raise ConfigurationError(
+            f"{where}: not a support bundle: {', '.join(missing)} is missing in it",
+            reason="MemberMissing",
+            missing=missing,
+        )
     return _facts(found[FACTS], state_in([mapping(found[STATE])], where), where)
 
 
@@ -139,7 +143,7 @@ def _packed(facts: ClusterFacts) -> dict[str, object]:
 def _facts(document: object, state: ClusterState, where: str) -> ClusterFacts:
     packed = document.get("answers") if isinstance(document, dict) else None
     if not isinstance(packed, dict):
-        raise ConfigurationError(f"{where}: {FACTS} has no answers")
+        raise ConfigurationError(f"{where}: {FACTS} has no answers", reason="NoAnswers")
     answers: dict[str, object] = {kind.field: list(getattr(state, kind.field)) for kind in KINDS}
     for name, value in packed.items():
         if name in fact.EXTRA or name in answers:
@@ -152,7 +156,7 @@ def _unpacked(value: object, where: str, present: object) -> object:
     if isinstance(why, dict) and isinstance(why.get("seen"), str) and isinstance(why.get("do"), str):
         return Unanswered(seen=why["seen"][:2000], fix=why["do"][:2000])
     if not isinstance(value, dict) or not isinstance(value.get("is"), dict | list):
-        raise ConfigurationError(f"{where}: expected an answer, or the reason for a missing answer")
+        raise ConfigurationError(f"{where}: expected an answer, or the reason for a missing one", reason="NotAnAnswer")
     return value["is"] if present is None else present
 
 
@@ -175,7 +179,7 @@ def _files_in(path: Path, where: str) -> Iterator[tuple[str, bytes]]:
     except OSError as error:
         raise ConfigurationError(f"cannot read {where}: {error.strerror or error}") from error
     except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise ConfigurationError(f"{where} is not a readable support bundle: {error}") from error
+        raise ConfigurationError(f"{where} is not a readable support bundle: {error}", reason="NotABundle") from error
 
 
 class _Bounded(io.RawIOBase):
@@ -206,7 +210,7 @@ def _json(data: bytes, where: str) -> object:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{where} is not readable JSON: {str(error)[:200]}") from error
+        raise ConfigurationError(f"{where} is not readable JSON: {str(error)[:200]}", reason="NotJson") from error
 
 
 MOST_PODS: Final = 40

@@ -73,10 +73,10 @@ def _version(facts: ClusterFacts) -> Iterator[Finding]:
     minor = minor_of(version)
     expected = f"Kubernetes 1.{OLDEST_MINOR} or newer"
     if minor is None:
-        yield unknown(f"the version {version[:40]!r} cannot be read", "", "", "cluster")
+        yield unknown(f"the version {version[:40]!r} cannot be read", "", "", "cluster", reason="UnreadableVersion")
     elif minor < OLDEST_MINOR:
         do = "Upgrade the cluster: resource.k8s.io/v1 does not exist in this version."
-        yield fail(f"Kubernetes {version}", expected, do, "cluster")
+        yield fail(f"Kubernetes {version}", expected, do, "cluster", reason="OldKubernetes")
     else:
         yield ok(f"Kubernetes {version}", "cluster")
 
@@ -115,6 +115,7 @@ def _gates(facts: ClusterFacts) -> Iterator[Finding]:
                 "Turn the gates on in the API server, scheduler, controller manager and kubelets, or upgrade to "
                 "1.36, where they are on.",
                 "cluster",
+                reason="FieldsDropped",
             )
         elif not facts.gpu_nodes:
             facts.value(fact.GATES)  # raises: neither the gates nor their effects are readable
@@ -133,6 +134,7 @@ def _gates(facts: ClusterFacts) -> Iterator[Finding]:
             f"--feature-gates={gate.name}=true",
             "Set it for the API server, scheduler, controller manager and kubelets, and restart them.",
             "cluster",
+            reason="FeatureGateOff",
         )
     if gates:
         off = [gate.name for gate in GATES if gates.get(gate.name) is False]
@@ -186,13 +188,14 @@ def _own_rights(facts: ClusterFacts) -> Iterator[Finding]:
     """Report requests that this user has no permission for. Each leaves other checks without an answer."""
     refused = [found for found in facts.unanswered.values() if "(403)" in found.seen]
     for found in refused:
-        yield unknown(found.seen, "an answer", found.fix, "user")
+        yield unknown(found.seen, "an answer", found.fix, "user", reason="ReviewUnanswered")
     for item in facts.items(fact.PARTLY_READ):
         yield unknown(
             f"{text(item, 'seen')}; read only {text(item, 'path')}",
             "an answer for the whole cluster",
             "Request the ClusterRole dra-driver-viewer, or name the namespace with -n.",
             "user",
+            reason="NamespaceOnly",
         )
 
 

@@ -47,6 +47,7 @@ def _present(facts: ClusterFacts) -> Iterator[Finding]:
             "No action if node processes run outside a DaemonSet, as in the embedded cluster (dra-driver sim up). "
             "Otherwise install the chart, or delete ResourceSlices that an uninstall left.",
             "cluster",
+            reason="NoDaemonSet",
         )
     elif not found:
         yield fail(
@@ -55,6 +56,7 @@ def _present(facts: ClusterFacts) -> Iterator[Finding]:
             "Install it: helm install dra-driver deploy/chart -n dra-driver --create-namespace, or kubectl apply -k "
             "deploy/base.",
             "cluster",
+            reason="NotInstalled",
         )
     for item in found:
         images = at(item, "spec", "images")
@@ -130,6 +132,7 @@ def _judged(pod: Wire, facts: ClusterFacts) -> Finding:
             "a node",
             "Free CPU and memory on the node (the pod has priority system-node-critical), or check the node's taints.",
             subject,
+            reason="PodNotScheduled",
         )
     phase, reason = text(pod, "status", "phase"), text(pod, "status", "reason")
     if phase == "Failed":
@@ -138,6 +141,7 @@ def _judged(pod: Wire, facts: ClusterFacts) -> Finding:
             "a running pod",
             "Check the node's memory and disk pressure; the DaemonSet creates a new pod.",
             subject,
+            reason="PodFailed",
         )
     said = _own_words(pod, node, facts)
     message = said or text(condition_of(pod, "Ready"), "message") or phase
@@ -148,6 +152,7 @@ def _judged(pod: Wire, facts: ClusterFacts) -> Finding:
         "dra-driver doctor.",
         subject,
         layer=layer_of(said, Layer.DAEMONSET) if said else Layer.DAEMONSET,
+        reason="PodNotReady",
     )
 
 
@@ -182,6 +187,7 @@ def _of_container(subject: str, status: Wire, pod: Wire, facts: ClusterFacts) ->
             "Check image.repository, image.tag and imagePullSecrets of the chart. Import the image on a node without "
             "a registry (docs/image.md).",
             subject,
+            reason="ImagePullFailed",
         )
     last = mapping(status, "lastState", "terminated") or mapping(status, "state", "terminated")
     if reason == "CrashLoopBackOff" or (last and not status.get("ready") and number(status, "restartCount") > 0):
@@ -193,6 +199,7 @@ def _of_container(subject: str, status: Wire, pod: Wire, facts: ClusterFacts) ->
             "Exit status 2 means a wrong setting, 137 with OOMKilled too little memory (chart value node.resources). "
             f"Read its last messages: {logs}",
             subject,
+            reason="ContainerCrashed",
         )
     if reason and reason not in _SIDE_EFFECTS:
         return fail(
@@ -200,6 +207,7 @@ def _of_container(subject: str, status: Wire, pod: Wire, facts: ClusterFacts) ->
             "a container that starts",
             "Check the host directories that the DaemonSet mounts, and run kubectl describe for the pod.",
             subject,
+            reason="ContainerNotStarted",
         )
     return None
 

@@ -48,6 +48,7 @@ def _selected(facts: ClusterFacts) -> Iterator[Finding]:
                 "Label the nodes that have GPUs: kubectl label node NAME nvidia.com/gpu.present=true; or install Node "
                 "Feature Discovery; or set nodes.gpuLabels of the chart.",
                 subject_of("daemonset", item),
+                reason="NoNodeSelected",
             )
     if not daemonsets:
         return
@@ -66,6 +67,7 @@ def _selected(facts: ClusterFacts) -> Iterator[Finding]:
             "Change the node's labels or taints, or nodes.gpuLabels, nodes.selector and nodes.tolerations of the "
             "chart. No action if another driver serves this node.",
             subject_of("node", node),
+            reason="NodeNotSelected",
         )
     if not left and nodes:
         count = sum(any(why_left_out(item, node) == "" for item in daemonsets) for node in nodes)
@@ -134,6 +136,7 @@ def _readiness(facts: ClusterFacts) -> Iterator[Finding]:
                 "a node that is ready",
                 "Check the kubelet of the node first.",
                 subject,
+                reason="NodeNotReady",
             )
         elif mapping(node, "spec").get("unschedulable") is True:
             yield warn(
@@ -141,6 +144,7 @@ def _readiness(facts: ClusterFacts) -> Iterator[Finding]:
                 "a node that takes pods",
                 f"After maintenance: kubectl uncordon {name_of(node)}",
                 subject,
+                reason="NodeCordoned",
             )
 
 
@@ -162,8 +166,8 @@ def _existence(facts: ClusterFacts) -> Iterator[Finding]:
         )
 
 
-def runtime_problem(version: str) -> tuple[Status, str, str] | None:
-    """Status, observation and next step for a runtime such as ``containerd://1.7.24``; None without a known problem.
+def runtime_problem(version: str) -> tuple[Status, str, str, str] | None:
+    """Status, reason, observation and next step for a runtime such as ``containerd://1.7.24``; None if it works.
 
     containerd has the CRI field for CDI devices from 1.7.2 on, disabled by default before 2.0; without it a pod
     starts without its GPU and without an error. CRI-O uses it from 1.28 on. Measured with containerd 1.6.20, 1.7.24
@@ -172,33 +176,20 @@ def runtime_problem(version: str) -> tuple[Status, str, str] | None:
     found = _RUNTIME.match(version)
     if found is None:
         return None
-    name, number_of = found[1], (int(found[2]), int(found[3]), int(found[4] or 0))
+    name, number_of, shown = found[1], (int(found[2]), int(found[3]), int(found[4] or 0)), version.partition("://")[2]
     if name == "containerd" and number_of < (1, 7, 2):
-        return (
-            Status.FAIL,
-            f"containerd {version.partition('://')[2]} does not support CDI devices: containers have no GPU, and the "
-            "kubelet reports no error",
-            "Upgrade to containerd 2.0 or newer, where CDI is on.",
-        )
+        seen = f"containerd {shown} does not support CDI devices: containers silently get no GPU"
+        return Status.FAIL, "OldRuntime", seen, "Upgrade to containerd 2.0 or newer, where CDI is on."
     if name == "containerd" and number_of < (2, 0, 0):
-        return (
-            Status.WARN,
-            f"containerd {version.partition('://')[2]} has CDI disabled unless its configuration enables it",
-            'Set enable_cdi = true under [plugins."io.containerd.grpc.v1.cri"] and restart containerd, or '
-            "upgrade to 2.0; kubectl dra doctor node/NAME --on-node reads the setting.",
-        )
+        seen = f"containerd {shown} has CDI disabled unless its configuration enables it"
+        do = 'Set enable_cdi = true under [plugins."io.containerd.grpc.v1.cri"] and restart containerd, or use 2.0; '
+        return Status.WARN, "CdiDisabled", seen, do + "kubectl dra doctor node/NAME --on-node reads the setting."
     if name == "cri-o" and number_of < (1, 28, 0):
-        return (
-            Status.FAIL,
-            f"CRI-O {version.partition('://')[2]} ignores CDI devices of the kubelet",
-            "Upgrade to CRI-O 1.28 or newer.",
-        )
+        seen = f"CRI-O {shown} ignores CDI devices of the kubelet"
+        return Status.FAIL, "OldRuntime", seen, "Upgrade to CRI-O 1.28 or newer."
     if name == "docker":
-        return (
-            Status.FAIL,
-            "the container runtime is Docker (cri-dockerd), which ignores CDI devices of the kubelet",
-            "Use containerd 2.0 or newer, or CRI-O.",
-        )
+        seen = "the container runtime is Docker (cri-dockerd), which ignores CDI devices of the kubelet"
+        return Status.FAIL, "CriDockerd", seen, "Use containerd 2.0 or newer, or CRI-O."
     return None
 
 
@@ -213,9 +204,9 @@ def _runtimes(facts: ClusterFacts) -> Iterator[Finding]:
         if problem is None:
             good[version] = good.get(version, 0) + 1
             continue
-        status, seen, do = problem
+        status, reason, seen, do = problem
         expected = "containerd 2.0 or newer, 1.7 with enable_cdi = true, or CRI-O 1.28 or newer"
-        yield finding(status, seen, expected, do, subject_of("node", node))
+        yield finding(status, seen, expected, do, subject_of("node", node), reason=reason)
     known = [version for version in sorted(good) if version]
     if known and len(nodes) == sum(good.values()):
         yield ok(f"container runtimes take CDI devices: {listed(known)}", "cluster")
@@ -235,6 +226,7 @@ def _default_runtime(facts: ClusterFacts) -> Iterator[Finding]:
             "Set toolkit.env CONTAINERD_SET_AS_DEFAULT=false in the ClusterPolicy. Otherwise any pod can get all GPUs "
             "with the variable NVIDIA_VISIBLE_DEVICES (docs/security.md).",
             subject_of("daemonset", item),
+            reason="NvidiaRuntimeDefault",
         )
     wanted = facts.driver_nodes
     for pod in facts.items(fact.VISIBLE_DEVICES):
@@ -247,6 +239,7 @@ def _default_runtime(facts: ClusterFacts) -> Iterator[Finding]:
             "GPUs only by claims",
             "Use a claim: if NVIDIA's runtime is the node's default, this pod has GPUs that are allocated to others.",
             subject_of("pod", pod),
+            reason="VisibleDevicesSet",
         )
 
 
@@ -288,6 +281,7 @@ def _problems(facts: ClusterFacts) -> Iterator[Finding]:
                 "the GPU labels from the node.",
                 f"node/{node}",
                 layer=Layer.NVML,
+                reason="NoGpuFound",
             )
 
     good = {node: len(status.gpus) for node, status in facts.gpu_nodes.items() if status.gpus and not status.problems}
@@ -306,6 +300,7 @@ def _judged(node: str, problem: NodeProblem) -> Finding:
         "Follow the message; dra-driver doctor on the node checks driver, devices, sockets and CDI files.",
         f"node/{node}",
         layer=Layer.GPUS if problem.reason == _GPU_LEFT_OUT else layer_of(problem.message, Layer.GPUS),
+        reason=problem.reason,
     )
 
 

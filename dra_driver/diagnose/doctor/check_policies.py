@@ -78,6 +78,7 @@ def _match(facts: ClusterFacts) -> Iterator[Finding]:
                 "selectors that the scheduler evaluates in time on every device",
                 "Write a cheaper selector: each pod of the class evaluates it on each device.",
                 f"class/{name}",
+                reason="SelectorTooCostly",
             )
             continue
         except (CelSyntaxError, CelEvaluationError) as error:
@@ -86,13 +87,14 @@ def _match(facts: ClusterFacts) -> Iterator[Finding]:
                 "selectors that evaluate on every device",
                 "kubectl dra lint class.yaml names the place. A failing selector ends a pod's scheduling on all nodes.",
                 f"class/{name}",
+                reason="SelectorFails",
             )
             continue
         if not matches and (name == WHOLE or name in used):
             found = _no_match(item, facts.whole, used.get(name, ()), drivers)
             if len(views) == MOST_DEVICES:
                 seen = f"none of the first {MOST_DEVICES} published devices matches it"
-                found = replace(found, status=Status.UNKNOWN, seen=seen)
+                found = replace(found, status=Status.UNKNOWN, seen=seen, reason="NoneOfFirstDevicesMatch")
             yield found
         elif matches and name == WHOLE:
             yield ok("selects published devices", f"class/{name}")
@@ -101,26 +103,28 @@ def _match(facts: ClusterFacts) -> Iterator[Finding]:
 def _no_match(item: Wire, facts: ClusterFacts, users: Sequence[str], drivers: Sequence[str]) -> Finding:
     name = name_of(item)
     asked = f"; {listed(list(users))} requests it" if users else ""
-    is_foreign = not is_for(item, drivers)
-    if is_foreign:
+    reason = "NoDeviceMatches"
+    if not is_for(item, drivers):
+        reason = "ClassOfOtherDriver"
         seen = f"its selector is for another driver than {listed(list(drivers))}{asked}"
         do = "Apply deploy/base/deviceclasses.yaml again, or set driverName of the chart to the name in the selector."
     elif TYPE_MIG in " ".join(expressions(item)) or "profile" in " ".join(expressions(item)):
-        why, do = _why_no_partitions(item, facts)
+        reason, why, do = _why_no_partitions(item, facts)
         seen = f"no published device matches it{asked}: {why}"
     else:
         seen = f"no published device matches it{asked}"
         do = "kubectl dra explain claim/NAME shows which clause rejects which devices. Nodes publish GPUs that a "
         do += "policy divides in that form."
     status = Status.FAIL if name == WHOLE or users else Status.WARN
-    return finding(status, seen, "a class that selects devices", do, f"class/{name}")
+    return finding(status, seen, "a class that selects devices", do, f"class/{name}", reason=reason)
 
 
-def _why_no_partitions(item: Wire, facts: ClusterFacts) -> tuple[str, str]:
-    """The reason why no partition matches the class, and the next step. A gate that the API server omits is unknown."""
+def _why_no_partitions(item: Wire, facts: ClusterFacts) -> tuple[str, str, str]:
+    """Reason, cause and next step for no matching partition. A gate that the API server omits is unknown."""
     do = "kubectl dra devices shows the published profiles; docs/mig.md lists the conditions."
     if facts.knows(fact.GATES) and facts.value(fact.GATES).get("DRAPartitionableDevices") is False:
         return (
+            "FeatureGateOff",
             "the feature gate DRAPartitionableDevices is off, so partitions that do not exist yet are not published",
             "Turn it on in the API server, scheduler and kubelets, or request whole GPUs.",
         )
@@ -135,10 +139,11 @@ def _why_no_partitions(item: Wire, facts: ClusterFacts) -> tuple[str, str]:
     ]
     reported = {gpu.uuid: gpu for status in facts.gpu_nodes.values() for gpu in status.gpus}
     if gpus:
-        return mig_mode_off(gpus, {uuid: gpu.policy for uuid, gpu in reported.items()})
+        return "MigModeOff", *mig_mode_off(gpus, {uuid: gpu.policy for uuid, gpu in reported.items()})
     if reported and all("Partitions" not in gpu.offered_as for gpu in reported.values()):
-        return "no node publishes partitions: its GPUs do not support MIG, or a policy does not allow them", do
-    return "no node publishes a partition of this kind", do
+        seen = "no node publishes partitions: its GPUs do not support MIG, or a policy does not allow them"
+        return "NoPartitions", seen, do
+    return "NoSuchPartition", "no node publishes a partition of this kind", do
 
 
 @check("extended-resources", Layer.CLASSES, "extended resources of DeviceClasses")
@@ -211,7 +216,7 @@ def _of_condition(policy: Wire, condition: Wire) -> Iterator[Finding]:
         yield ok(message or "in force", subject)
         return
     status, do = judged
-    yield finding(status, message, _EXPECTED, do, subject)
+    yield finding(status, message, _EXPECTED, do, subject, reason=text(condition, "reason"))
 
 
 def _of_nodes(policy: Wire, reported: list[tuple[str, NodePolicy]], facts: ClusterFacts) -> Iterator[Finding]:
@@ -224,6 +229,7 @@ def _of_nodes(policy: Wire, reported: list[tuple[str, NodePolicy]], facts: Clust
             _EXPECTED,
             _JUDGED["NothingSelected"][1] + " The controller (chart value controller.enabled) writes its status.",
             subject,
+            reason="PolicyNotReported",
         )
         return
     for state, reason in _STATES.items():
@@ -232,7 +238,7 @@ def _of_nodes(policy: Wire, reported: list[tuple[str, NodePolicy]], facts: Clust
             status, do = _JUDGED[reason]
             message = next((each.message for _, each in found if each.message), "") or reason.lower()
             where = listed(sorted(node for node, _ in found))
-            yield finding(status, f"on {where}: {message}", _EXPECTED, do, subject)
+            yield finding(status, f"on {where}: {message}", _EXPECTED, do, subject, reason=reason)
 
 
 @check("policy-files", Layer.POLICIES, "the states of policies in files")
@@ -251,6 +257,7 @@ def _files(facts: ClusterFacts) -> Iterator[Finding]:
             _EXPECTED,
             do,
             f"policy/{name}",
+            reason=_STATES[state],
         )
 
 

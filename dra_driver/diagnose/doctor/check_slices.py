@@ -170,6 +170,7 @@ def _present(facts: ClusterFacts) -> Iterator[Finding]:
             "The kubelet deletes the ResourceSlices of a driver that is not registered; see /readyz of the pod and "
             "kubectl get events -n default for ResourceSliceProblem.",
             f"node/{node}",
+            reason="NodeWithoutSlices",
         )
     if not slices and not wanted and not known:
         yield fail(
@@ -177,6 +178,7 @@ def _present(facts: ClusterFacts) -> Iterator[Finding]:
             "ResourceSlices for each node with GPUs",
             "Run kubectl dra doctor against the cluster: a snapshot does not contain the cause.",
             "cluster",
+            reason="NoSlices",
         )
     if slices and not missing:
         count = sum(map(len, devices.values()))
@@ -201,6 +203,7 @@ def _pools(facts: ClusterFacts) -> Iterator[Finding]:
                 "A running node process completes the pool within seconds. Otherwise read its log, check for a "
                 "ResourceQuota for resourceslices, and find out who deletes them.",
                 f"pool/{pool}",
+                reason="PoolIncomplete",
             )
         elif old:
             yield warn(
@@ -208,6 +211,7 @@ def _pools(facts: ClusterFacts) -> Iterator[Finding]:
                 "one generation",
                 "The node process deletes them; if they stay, another client writes to this pool.",
                 f"pool/{pool}",
+                reason="OldGeneration",
             )
 
 

@@ -78,6 +78,7 @@ def _missing(pod: Wire, kind: str, name: str, elsewhere: list[str], status: Stat
         f"{kind} {namespace}/{name}",
         do if elsewhere else f"Create it in namespace {namespace}, or correct the name in the pod.",
         subject_of("pod", pod),
+        reason="InOtherNamespace" if elsewhere else "Missing" + kind,
     )
 
 
@@ -112,6 +113,7 @@ def _plugin_resources(facts: ClusterFacts) -> Iterator[Finding]:
                 "kubectl dra migrate rewrites the workload; kubectl dra classes apply makes classes for "
                 "nvidia.com/mig-*.",
                 subject_of("pod", pod),
+                reason="ResourceNotProvided",
             )
         elif asked and dicts(pod, "spec", "resourceClaims"):
             yield warn(
@@ -119,6 +121,7 @@ def _plugin_resources(facts: ClusterFacts) -> Iterator[Finding]:
                 "a claim or an extended resource",
                 "Remove one of the two.",
                 subject_of("pod", pod),
+                reason="ResourceAndClaim",
             )
 
 
@@ -155,7 +158,7 @@ def _prepare(facts: ClusterFacts) -> Iterator[Finding]:
         place = (key, "cdi" if is_cdi else "prepare")
         if place not in newest or _time(event) >= _time(newest[place]):
             newest[place] = event
-    for (key, _), event in sorted(newest.items()):
+    for (key, kind), event in sorted(newest.items()):
         message = " ".join(text(event, "message").split())
         is_own = known[key] or any(name in message for name in own)
         if not is_own and known[key] is False:
@@ -170,6 +173,7 @@ def _prepare(facts: ClusterFacts) -> Iterator[Finding]:
             _do_about(layer, node),
             f"pod/{'/'.join(key)}",
             layer=layer,
+            reason="CdiDeviceNotFound" if kind == "cdi" else "PrepareFailed",
         )
 
 

@@ -44,8 +44,7 @@ def narrowed(facts: ClusterFacts, scope: DoctorScope) -> ClusterFacts:
     known = {name_of(item) for item in facts.items_or_none("nodes")}
     if scope.kind == "node":
         if facts.knows("nodes") and scope.name not in known:
-            there = ", ".join(sorted(known)[:5]) or "none"
-            raise ConfigurationError(f"node {scope.name} does not exist; existing nodes: {there}")
+            raise _not_found(f"node {scope.name}", scope.name, sorted(known))
         return _on_node(facts, scope.name, known)
     item = _find(facts, scope)
     if scope.kind == "pod":
@@ -66,11 +65,14 @@ def _find(facts: ClusterFacts, scope: DoctorScope) -> Wire:
             return item
     if facts.knows(field):
         known = sorted(name_of(item) for item in facts.items(field) if namespace_of(item) == scope.namespace)
-        raise ConfigurationError(
-            f"{scope.kind} {scope.name} does not exist in namespace {scope.namespace}; existing: "
-            f"{', '.join(known[:5]) or 'none'}"
-        )
+        raise _not_found(f"{scope.kind} {scope.name} in namespace {scope.namespace}", scope.name, known)
     return {}
+
+
+def _not_found(target: str, name: str, known: list[str]) -> ConfigurationError:
+    existing = ", ".join(known[:5]) or "none"
+    message = f"{target} does not exist; existing: {existing}"
+    return ConfigurationError(message, reason="TargetNotFound", name=name, existing=existing)
 
 
 def _claims_of(facts: ClusterFacts, pod: Wire) -> list[Wire]:

@@ -113,7 +113,12 @@ def _nodes(facts: "LocalFacts") -> Iterator[Finding]:
     if facts.view.simulated:
         return
     if devices.problem:
-        yield unknown(devices.problem, "the host's /dev", "Run it as root, or set --host-dev to the host's /dev.")
+        yield unknown(
+            devices.problem,
+            "the host's /dev",
+            "Run it as root, or set --host-dev to the host's /dev.",
+            reason="DevUnreadable",
+        )
         return
     wanted = [node for node in devices.nodes if node.expected is not None]
     answers = [answer for node in wanted for answer in _node(node, devices.params)]
@@ -124,6 +129,7 @@ def _nodes(facts: "LocalFacts") -> Iterator[Finding]:
             f"{listed(missing)} {'is' if len(missing) == 1 else 'are'} missing in {devices.folder}",
             "the device nodes of loaded modules, which pods with hostUsers: false need on the host",
             _how_to_make(devices.params),
+            reason="DeviceNodesMissing",
         )
     if wanted and not answers and not missing:
         yield ok(f"{len(wanted)} device nodes match the kernel")
@@ -139,7 +145,7 @@ def _node(node: SeenNode, params: NodeParams) -> Iterator[Finding]:
         numbers = node.seen.numbers
         has = f"has the numbers {numbers.major}:{numbers.minor}" if numbers else f"is a {node.seen.found}"
         do = f"Remove {node.path} on the node; nvidia-modprobe or the node process recreates it with the right numbers."
-        yield fail(f"{node.path} {has}", f"{expected}, from /proc/devices", do)
+        yield fail(f"{node.path} {has}", f"{expected}, from /proc/devices", do, reason="WrongDeviceNode")
     elif node.seen.found is Found.DEVICE and node.seen.mode & _OTHERS != _OTHERS:
         restricted = "" if params.open_to_all else f", set by the kernel module (DeviceFileMode {params.mode:04o})"
         yield warn(
@@ -147,6 +153,7 @@ def _node(node: SeenNode, params: NodeParams) -> Iterator[Finding]:
             "mode 0666: users other than root of a pod with hostUsers: false get this mode",
             f"Run `chmod 0666 {node.path}`"
             + ("." if params.open_to_all else ", and load the module with NVreg_DeviceFileMode=0666."),
+            reason="RestrictedMode",
         )
 
 
@@ -171,7 +178,9 @@ def _capabilities(facts: "LocalFacts") -> Iterator[Finding]:
     if majors.caps is None:
         if devices.mig_minors or devices.capability_folder:
             do = "Load the kernel module again; without it no process can open a MIG partition."
-            yield warn("the kernel does not list nvidia-caps", "nvidia-caps in /proc/devices", do)
+            yield warn(
+                "the kernel does not list nvidia-caps", "nvidia-caps in /proc/devices", do, reason="NoCapabilities"
+            )
         return
     wrong = [node.path for node in devices.capabilities if node.expected not in (node.seen.numbers, node.behind)]
     if wrong:
@@ -179,6 +188,7 @@ def _capabilities(facts: "LocalFacts") -> Iterator[Finding]:
             f"{listed(wrong)} {'has' if len(wrong) == 1 else 'have'} numbers of a previously loaded driver",
             f"major {majors.caps}, that of nvidia-caps in /proc/devices",
             "Remove /dev/nvidia-caps on the node: the node process creates the nodes that a MIG partition needs.",
+            reason="OldCapabilityNodes",
         )
     else:
         yield ok(f"nvidia-caps has major {majors.caps}, {len(devices.capabilities)} nodes")

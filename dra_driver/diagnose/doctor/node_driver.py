@@ -202,13 +202,14 @@ def _bus(facts: "LocalFacts") -> Iterator[Finding]:
     if driver.pci is None:
         if not works:
             do = "Run it with access to /sys of the node."
-            yield unknown("cannot read the PCI bus", "GPUs of vendor 10de on the PCI bus", do)
+            yield unknown("cannot read the PCI bus", "GPUs of vendor 10de on the PCI bus", do, reason="PciUnreadable")
     elif not driver.pci and not works:
         yield fail(
             f"no NVIDIA GPU among {driver.pci_devices} PCI devices",
             "a display or 3D controller of vendor 10de (lspci -d 10de:)",
             "Use a node with an NVIDIA GPU, pass the GPU through to this virtual machine, or keep the driver's "
             "DaemonSet off this node (nodes.selector of the chart).",
+            reason="NoGpuOnBus",
         )
     else:
         yield from _bindings(driver, driver.pci)
@@ -223,6 +224,7 @@ def _bindings(driver: DriverFacts, gpus: tuple[PciGpu, ...]) -> Iterator[Finding
             f"{_named(open_driver)} bound to {open_driver[0].bound}",
             _NVIDIA_BOUND,
             "Blacklist that module in /etc/modprobe.d, rebuild the initramfs, and reboot.",
+            reason="OpenDriverBound",
         )
     if vfio:
         make = fail if len(vfio) == len(gpus) else warn
@@ -230,11 +232,17 @@ def _bindings(driver: DriverFacts, gpus: tuple[PciGpu, ...]) -> Iterator[Finding
             f"{_named(vfio)} bound to vfio-pci, for virtual machines",
             _NVIDIA_BOUND,
             "To use it in containers, unbind it from vfio-pci and bind it to nvidia (driverctl unset-override).",
+            reason="VfioBound",
         )
     if free:
         make = fail if len(free) == len(gpus) else warn
         do = "Search the kernel's log (dmesg) for NVRM: this driver may not support the GPU, or the GPU is defective."
-        yield make(f"{_named(free)} bound to no kernel driver although nvidia is loaded", _NVIDIA_BOUND, do)
+        yield make(
+            f"{_named(free)} bound to no kernel driver although nvidia is loaded",
+            _NVIDIA_BOUND,
+            do,
+            reason="NoDriverBound",
+        )
     if gpus and not open_driver and not vfio and not free:
         yield ok(f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'} of NVIDIA on the PCI bus")
 
@@ -257,6 +265,7 @@ def _root(facts: "LocalFacts") -> Iterator[Finding]:
             expected,
             f"Set driver.root of the chart (--driver-root, DRIVER_ROOT) to {driver.others[0]}, or leave it empty to "
             "search for the root.",
+            reason="OtherDriverRoot",
         )
     elif driver.module:
         yield fail(
@@ -264,10 +273,11 @@ def _root(facts: "LocalFacts") -> Iterator[Finding]:
             expected,
             "Install the driver's libraries of the same version, wait for the driver container, or set driver.root of "
             "the chart (DRIVER_ROOT) to their directory.",
+            reason="LibrariesMissing",
         )
     else:
         do = "Install the NVIDIA driver on the node (docs/driver-roots.md lists the searched directories)."
-        yield fail(f"no NVIDIA driver below {searched}", expected, do)
+        yield fail(f"no NVIDIA driver below {searched}", expected, do, reason="DriverNotInstalled")
 
 
 @check("kernel-module", Layer.DRIVER, "the kernel module nvidia is loaded")
@@ -278,7 +288,12 @@ def _module(facts: "LocalFacts") -> Iterator[Finding]:
     if driver.module or (driver.majors is not None and driver.majors.nvidia is not None):
         yield ok(f"kernel module nvidia {driver.module or 'of unknown version'} is loaded")
     elif driver.majors_problem:
-        yield unknown(driver.majors_problem, "the kernel module nvidia in /proc/devices", "Run it on the node as root.")
+        yield unknown(
+            driver.majors_problem,
+            "the kernel module nvidia in /proc/devices",
+            "Run it on the node as root.",
+            reason="ModulesUnreadable",
+        )
     else:
         instead = sorted(driver.modules & _OPEN)
         yield fail(
@@ -286,6 +301,7 @@ def _module(facts: "LocalFacts") -> Iterator[Finding]:
             "the module nvidia (lsmod, /proc/devices)",
             "Run `modprobe nvidia` on the node. If it fails, the module was not built for this kernel (dkms "
             "status), or Secure Boot rejects it (dmesg).",
+            reason="ModuleNotLoaded",
         )
 
 
@@ -312,20 +328,22 @@ def _nvml(facts: "LocalFacts") -> Iterator[Finding]:
         return
     if answer.problem:
         do = "Run nvidia-smi on the node, and search the kernel's log (dmesg) for NVRM and Xid."
-        yield fail(f"NVML does not work: {answer.problem}", "NVML counts the node's GPUs", do)
+        yield fail(f"NVML does not work: {answer.problem}", "NVML counts the node's GPUs", do, reason="NvmlFailed")
         return
     if not answer.gpus:
         do = "Search the kernel's log (dmesg) for NVRM, or run nvidia-smi. The driver may not support the GPU."
-        yield fail("NVML works but finds no GPU", "at least one GPU", do)
+        yield fail("NVML works but finds no GPU", "at least one GPU", do, reason="NvmlWithoutGpus")
     else:
         yield ok(f"NVML counts {answer.gpus} GPU{'' if answer.gpus == 1 else 's'}")
     for left in answer.left_out:
         do = "Search the kernel's log (dmesg) for Xid; a reset of the GPU or a reboot may help."
-        yield warn(f"NVML omits a GPU: {left}", "every GPU answers", do)
+        yield warn(f"NVML omits a GPU: {left}", "every GPU answers", do, reason="GpuLeftOut")
     bound = sum(gpu.bound == "nvidia" for gpu in driver.pci or ())
     if answer.gpus and bound > answer.gpus + len(answer.left_out):
         do = "Search the kernel's log (dmesg) for NVRM: the driver detached from the missing GPU."
-        yield warn(f"{bound} GPUs are bound to nvidia, NVML counts {answer.gpus}", "as many in NVML", do)
+        yield warn(
+            f"{bound} GPUs are bound to nvidia, NVML counts {answer.gpus}", "as many in NVML", do, reason="GpuMissing"
+        )
 
 
 @check("uvm", Layer.UVM, "the kernel module nvidia-uvm is loaded")
@@ -349,9 +367,19 @@ def _toolkit(facts: "LocalFacts") -> Iterator[Finding]:
     found = facts.files.hook
     expected = "NVIDIA's CDI hook 1.17.8 or newer, or none"
     if found.problem:
-        yield fail(found.problem, expected, "Correct driver.cdiHook of the chart (NVIDIA_CDI_HOOK_PATH).")
+        yield fail(
+            found.problem,
+            expected,
+            "Correct driver.cdiHook of the chart (NVIDIA_CDI_HOOK_PATH).",
+            reason="HookUnusable",
+        )
     elif found.note:
-        yield warn(found.note, expected, "Install the NVIDIA Container Toolkit 1.17.8 or newer on the node.")
+        yield warn(
+            found.note,
+            expected,
+            "Install the NVIDIA Container Toolkit 1.17.8 or newer on the node.",
+            reason="HookNotUsed",
+        )
     elif found.hook:
         yield ok(f"CDI hook {found.hook}")
     else:

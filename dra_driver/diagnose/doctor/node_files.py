@@ -269,11 +269,11 @@ def _disks(facts: "LocalFacts") -> Iterator[Finding]:
         expected = f"space for {disk.what}"
         do = f"Free space on the file system of {disk.folder}: without it, no pod with a GPU starts or ends."
         if disk.free_bytes < ENOUGH_BYTES:
-            yield fail(f"{disk.folder} has {disk.free_bytes // 1024} KiB free", expected, do)
+            yield fail(f"{disk.folder} has {disk.free_bytes // 1024} KiB free", expected, do, reason="DiskFull")
         elif disk.free_files is not None and disk.free_files < ENOUGH_FILES:
-            yield fail(f"{disk.folder} has {disk.free_files} inodes free", expected, do)
+            yield fail(f"{disk.folder} has {disk.free_files} inodes free", expected, do, reason="NoInodesLeft")
         elif disk.free_bytes < LITTLE_BYTES:
-            yield warn(f"{disk.folder} has {disk.free_bytes >> 20} MiB free", expected, do)
+            yield warn(f"{disk.folder} has {disk.free_bytes >> 20} MiB free", expected, do, reason="DiskAlmostFull")
         else:
             yield ok(f"{disk.folder} has {disk.free_bytes >> 20} MiB free for {disk.what}")
 
@@ -283,20 +283,31 @@ def _cdi(facts: "LocalFacts") -> Iterator[Finding]:
     cdi = facts.files.cdi
     if not cdi.exists:
         do = "The node process creates it when it starts; check the driver's pod on this node."
-        yield warn(f"the directory {cdi.folder} does not exist", "a directory with the driver's CDI files", do)
+        yield warn(
+            f"the directory {cdi.folder} does not exist",
+            "a directory with the driver's CDI files",
+            do,
+            reason="NoCdiDirectory",
+        )
         return
     for problem in cdi.problems:
         do = "Remove the file. A running node process writes it again within seconds, otherwise at its next start."
-        yield fail(problem, "files that a container runtime loads", do)
+        yield fail(problem, "files that a container runtime loads", do, reason="CdiFileUnusable")
     if cdi.documents and not cdi.base:
         do = "Check the driver's pod: it writes the base document when it finds the NVIDIA driver."
-        yield fail("the base document is missing: no container with a GPU starts", "one in the directory", do)
+        yield fail(
+            "the base document is missing: no container with a GPU starts",
+            "one in the directory",
+            do,
+            reason="NoBaseDocument",
+        )
     if cdi.gone:
         yield fail(
             f"CDI files mount {listed(cdi.gone)}, which {'does' if len(cdi.gone) == 1 else 'do'} not exist on the node",
             "files of the driver that is installed now",
             "Restart the driver's pod on this node: it has not written its files since the NVIDIA driver was upgraded "
             "or removed.",
+            reason="MountedFilesMissing",
         )
     if not cdi.problems and not cdi.gone and (cdi.base or not cdi.documents):
         count = len(cdi.documents)
@@ -309,10 +320,18 @@ def _containers(facts: "LocalFacts") -> Iterator[Finding]:
         subject = f"pod/{pod.pod}"
         if pod.problem:
             do = "Repair the container runtime first."
-            yield unknown(pod.problem, "the runtime's view of the pod's containers", do, subject)
+            yield unknown(
+                pod.problem, "the runtime's view of the pod's containers", do, subject, reason="RuntimeUnanswered"
+            )
         elif not pod.containers:
             do = "Read the pod's events (kubectl describe pod)."
-            yield warn("none of its containers runs on this node", "a running container", do, subject)
+            yield warn(
+                "none of its containers runs on this node",
+                "a running container",
+                do,
+                subject,
+                reason="NoContainerRunning",
+            )
         for container in pod.containers:
             yield from _container(facts, subject, container)
 
@@ -321,7 +340,13 @@ def _container(facts: "LocalFacts", subject: str, container: ContainerFacts) -> 
     about = f"container {container.name}"
     expected = "the device nodes of its claims"
     if container.problem:
-        yield unknown(f"{about}: {container.problem}", expected, "Run ls /dev in the container.", subject)
+        yield unknown(
+            f"{about}: {container.problem}",
+            expected,
+            "Run ls /dev in the container.",
+            subject,
+            reason="ContainerUnreadable",
+        )
         return
     own = [name for name in container.asked or () if name.startswith(f"k8s.{facts.view.driver}/")]
     if not own:
@@ -330,7 +355,7 @@ def _container(facts: "LocalFacts", subject: str, container: ContainerFacts) -> 
             f", it has {listed(have)}" if have else ""
         )
         do = "Name the claim in resources.claims of the container. A runtime without CDI drops the names, too."
-        yield warn(seen, expected, do, subject)
+        yield warn(seen, expected, do, subject, reason="NoCdiName")
         return
     wanted, lost = _wanted(facts.files.cdi.documents, own)
     present = {node.path: node for node in container.nodes}
@@ -338,13 +363,25 @@ def _container(facts: "LocalFacts", subject: str, container: ContainerFacts) -> 
     refused = sorted(path for path in wanted if path in present and not present[path].allowed)
     if lost:
         do = "Delete the pod: the claim is no longer prepared, and the container could not start again."
-        yield fail(f"{about}: no CDI file has {listed(lost)}", "a CDI file for each name", do, subject)
+        yield fail(
+            f"{about}: no CDI file has {listed(lost)}",
+            "a CDI file for each name",
+            do,
+            subject,
+            reason="CdiDeviceMissing",
+        )
     if missing:
         do = "The runtime did not inject CDI devices: see the layer runtime."
-        yield fail(f"{about} lacks {listed(missing)}", expected, do, subject)
+        yield fail(f"{about} lacks {listed(missing)}", expected, do, subject, reason="DeviceNodesMissing")
     if refused:
         do = "Find out what changes the container's specification (NRI plugins, runtime wrappers)."
-        yield fail(f"{about}: its device cgroup does not allow {listed(refused)}", expected, do, subject)
+        yield fail(
+            f"{about}: its device cgroup does not allow {listed(refused)}",
+            expected,
+            do,
+            subject,
+            reason="DeviceNodesDenied",
+        )
     if not lost and not missing and not refused:
         yield ok(f"{about} has {listed(sorted(wanted)) or 'no device nodes, and needs none'}", subject)
 
@@ -367,7 +404,7 @@ def _records(facts: "LocalFacts") -> Iterator[Finding]:
     state = facts.records
     if isinstance(state, OSError):
         seen = f"cannot read {state.filename}: {state.strerror}"
-        yield unknown(seen, "the driver's journal and files", "Run it as root.")
+        yield unknown(seen, "the driver's journal and files", "Run it as root.", reason="RecordsUnreadable")
     if not isinstance(state, NodeState) or not state.exists:
         return
     elsewhere = {*(str(each.path) for each in state.sockets), "sockets", str(state.cdi.folder)}

@@ -255,12 +255,17 @@ def _kubelet(facts: "LocalFacts") -> Iterator[Finding]:
     version = parse_version(kubelet.version or "")
     if version and version < OLDEST:
         do = "Upgrade the node, or keep the driver's DaemonSet off it."
-        yield fail(f"kubelet {kubelet.version}", f"version {OLDEST[0]}.{OLDEST[1]} or newer", do)
+        yield fail(f"kubelet {kubelet.version}", f"version {OLDEST[0]}.{OLDEST[1]} or newer", do, reason="OldKubelet")
     else:
         yield ok(f"kubelet {kubelet.version or 'of unknown version'} with --root-dir {kubelet.root}")
     if kubelet.config_problem:
         do = "Run it as root."
-        yield warn(f"the kubelet's configuration: {kubelet.config_problem}", "a readable file", do)
+        yield warn(
+            f"the kubelet's configuration: {kubelet.config_problem}",
+            "a readable file",
+            do,
+            reason="KubeletConfigUnreadable",
+        )
 
 
 def _without_process(kubelet: KubeletFacts) -> Finding:
@@ -269,9 +274,9 @@ def _without_process(kubelet: KubeletFacts) -> Finding:
         return ok(f"the kubelet runs inside {kubelet.inside}, so its settings are unknown")
     if not kubelet.sees_processes:
         do = "Run it as root on the node, or use --on-node."
-        return warn("cannot list the host's processes", expected, do)
+        return warn("cannot list the host's processes", expected, do, reason="ProcessesHidden")
     do = "Start the kubelet, and read its log (journalctl -u kubelet)."
-    return fail("no kubelet runs", expected, do)
+    return fail("no kubelet runs", expected, do, reason="KubeletNotRunning")
 
 
 @check("kubelet-gate", Layer.KUBERNETES, "the kubelet's feature gate for DRA")
@@ -296,12 +301,17 @@ def _folders(facts: "LocalFacts") -> Iterator[Finding]:
     do = f"Set kubelet.rootDir of the chart to {facts.kubelet.root} (KUBELET_REGISTRAR_DIR, KUBELET_PLUGINS_DIR)."
     if facts.kubelet.found and os.path.normpath(view.registry) != os.path.normpath(wanted):
         seen = f"the kubelet searches {wanted} for plugins, the driver registers in {view.registry}"
-        yield fail(seen, "the same directory in both", do)
+        yield fail(seen, "the same directory in both", do, reason="OtherPluginDirectory")
     elif sockets.problem:
-        yield unknown(sockets.problem, "the kubelet's plugins_registry", "Run it as root.")
+        yield unknown(sockets.problem, "the kubelet's plugins_registry", "Run it as root.", reason="RegistryUnreadable")
     elif sockets.registry is None:
         do = "Start the kubelet, which creates it; or set kubelet.rootDir of the chart to its --root-dir."
-        yield fail(f"the directory {sockets.registry_folder} does not exist", "the kubelet's plugins_registry", do)
+        yield fail(
+            f"the directory {sockets.registry_folder} does not exist",
+            "the kubelet's plugins_registry",
+            do,
+            reason="NoRegistry",
+        )
     else:
         yield ok(f"the kubelet's plugins_registry is {sockets.registry_folder}")
 
@@ -317,11 +327,16 @@ def _dead(facts: "LocalFacts") -> Iterator[Finding]:
         make = warn if works else fail
         seen = f"no process listens on {listed(own_dead)}"
         do = f"Remove {'them' if len(own_dead) > 1 else 'it'}, or start the node process, which does so. " + _START
-        yield make(seen, "sockets that the running node process serves", do)
+        yield make(seen, "sockets that the running node process serves", do, reason="StaleSockets")
     others = [path for path in dead if not _is_own_name(facts, path)]
     if others:
         do = "Start that driver, or remove its socket: the kubelet dials it again and again."
-        yield warn(f"no process listens on {listed(others)}, of another driver", "served sockets", do)
+        yield warn(
+            f"no process listens on {listed(others)}, of another driver",
+            "served sockets",
+            do,
+            reason="StaleSocketsOfOthers",
+        )
 
 
 @check("registration-socket", Layer.REGISTRATION, "an answer on the registration socket")
@@ -334,22 +349,34 @@ def _registration(facts: "LocalFacts") -> Iterator[Finding]:
         yield from _own_socket(each, words)
     for each in registry:
         if each.served and each.problem and _is_own_name(facts, each.path):
-            yield fail(f"{each.path} does not answer: {each.problem}", "an answer to GetInfo", _START)
+            yield fail(
+                f"{each.path} does not answer: {each.problem}", "an answer to GetInfo", _START, reason="NoAnswer"
+            )
     served_own_name = any(each.served and _is_own_name(facts, each.path) for each in registry)
     if not own and not served_own_name:
         present = [each.words.driver for each in registry if each.words]
         others = f" (served: {listed(present)})" if present else ""
-        yield fail(f"no registration socket of {driver} is served{others}", "one per node process", _START)
+        yield fail(
+            f"no registration socket of {driver} is served{others}",
+            "one per node process",
+            _START,
+            reason="NoRegistrationSocket",
+        )
 
 
 def _own_socket(socket: PluginSocket, words: PluginWords) -> Iterator[Finding]:
     known = [version for version in words.versions if version in SERVICES]
     if not known:
         do = "Use versions of driver and kubelet that have a service in common."
-        yield fail(f"{socket.path} offers {listed(words.versions) or 'no service'}", " or ".join(SERVICES), do)
+        yield fail(
+            f"{socket.path} offers {listed(words.versions) or 'no service'}",
+            " or ".join(SERVICES),
+            do,
+            reason="NoCommonService",
+        )
     elif not socket.endpoint_served:
         seen = f"{socket.path} names {words.endpoint}, but no process listens on it"
-        yield fail(seen, "a served DRA socket", _START)
+        yield fail(seen, "a served DRA socket", _START, reason="EndpointNotServed")
     else:
         yield ok(f"{words.driver} answers at {socket.path} with {', '.join(known)}")
 
@@ -359,7 +386,9 @@ def _second_publisher(facts: "LocalFacts") -> Iterator[Finding]:
     expected = "no device plugin for NVIDIA GPUs on this node"
     sockets = facts.sockets.device_plugins
     if sockets is None:
-        yield unknown(f"cannot read {facts.view.device_plugins}", expected, "Run it as root.")
+        yield unknown(
+            f"cannot read {facts.view.device_plugins}", expected, "Run it as root.", reason="DevicePluginsUnreadable"
+        )
         return
     served = [path for path, is_served in sockets if is_served]
     dead = [path for path, is_served in sockets if not is_served]
@@ -369,13 +398,21 @@ def _second_publisher(facts: "LocalFacts") -> Iterator[Finding]:
             "its devices",
             expected,
             "Keep the device plugin (its node selector or affinity) or the driver's DaemonSet off this node.",
+            reason="DevicePluginRuns",
         )
     elif served:
         do = "Divide the GPUs manually (NVIDIA_VISIBLE_DEVICES of the plugin), or end the migration."
-        yield warn(f"a device plugin serves {listed(served)}, which ALLOW_SECOND_PUBLISHER permits", expected, do)
+        yield warn(
+            f"a device plugin serves {listed(served)}, which ALLOW_SECOND_PUBLISHER permits",
+            expected,
+            do,
+            reason="DevicePluginAllowed",
+        )
     elif dead:
         do = "Remove it: an uninstalled device plugin left it."
-        yield warn(f"no process listens on {listed(dead)} of a device plugin", expected, do)
+        yield warn(
+            f"no process listens on {listed(dead)} of a device plugin", expected, do, reason="StaleDevicePluginSocket"
+        )
     else:
         yield ok("no device plugin of NVIDIA has a socket on this node")
 

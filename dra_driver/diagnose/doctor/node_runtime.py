@@ -85,11 +85,16 @@ class CriClient:
             answer = connection.getresponse()
             body = answer.read(MAX_CONFIG)
         except (OSError, http.client.HTTPException) as error:
-            raise CriError(f"CRI-O at {self._path} did not return its configuration: {error}") from error
+            raise CriError(
+                f"CRI-O at {self._path} did not return its configuration: {error}", reason="ConfigUnanswered"
+            ) from error
         finally:
             connection.close()
         if answer.status != http.HTTPStatus.OK:
-            raise CriError(f"CRI-O at {self._path} did not return its configuration: HTTP status {answer.status}")
+            raise CriError(
+                f"CRI-O at {self._path} did not return its configuration: HTTP status {answer.status}",
+                reason="ConfigUnanswered",
+            )
         return body.decode("utf-8", "replace")
 
     def _call(self, method: str, request: object) -> Any:
@@ -228,20 +233,25 @@ def _answers(facts: "LocalFacts") -> Iterator[Finding]:
     expected = "a container runtime that answers by CRI"
     if runtime.socket is None and not (facts.kubelet.found or facts.kubelet.sees_processes):
         do = "Run it as root on the node, or use --on-node."
-        yield unknown("cannot see a container runtime's socket", expected, do)
+        yield unknown("cannot see a container runtime's socket", expected, do, reason="RuntimeHidden")
     elif runtime.socket is None:
         do = "Start the container runtime, or name its socket with --cri-socket."
-        yield fail(f"none of these sockets exists: {listed(runtime.tried)}", expected, do)
+        yield fail(f"none of these sockets exists: {listed(runtime.tried)}", expected, do, reason="NoRuntimeSocket")
     elif runtime.denied:
-        yield unknown(f"{runtime.socket}: {runtime.problem}", expected, "Run it as root.")
+        yield unknown(f"{runtime.socket}: {runtime.problem}", expected, "Run it as root.", reason="RuntimeDenied")
     elif runtime.problem:
         do = "Read the runtime's log (journalctl -u containerd or -u crio)."
-        yield fail(f"{runtime.socket}: {runtime.problem}", expected, do)
+        yield fail(f"{runtime.socket}: {runtime.problem}", expected, do, reason="RuntimeFailed")
     else:
         yield ok(f"{runtime.name} {runtime.version} at {runtime.socket}")
     for condition in runtime.not_ready:
         do = "Read the runtime's log; pods do not start before it is ready."
-        yield warn(f"{runtime.name} is not ready: {condition}", "every condition of the runtime is true", do)
+        yield warn(
+            f"{runtime.name} is not ready: {condition}",
+            "every condition of the runtime is true",
+            do,
+            reason="RuntimeNotReady",
+        )
 
 
 @check("cdi-switch", Layer.RUNTIME, "the container runtime injects CDI devices")
@@ -255,10 +265,16 @@ def _switch(facts: "LocalFacts") -> Iterator[Finding]:
             f"{runtime.name} {runtime.version}, through cri-dockerd",
             "containerd or CRI-O",
             "Use containerd 2 or CRI-O: nobody has tested whether cri-dockerd passes CDI devices to the runtime.",
+            reason="CriDockerd",
         )
     elif version is None or first is None:
         do = "Check its documentation: it must inject CDI devices that the kubelet names."
-        yield unknown(f"{runtime.name} {runtime.version}", "containerd 1.7 or newer, or CRI-O 1.28 or newer", do)
+        yield unknown(
+            f"{runtime.name} {runtime.version}",
+            "containerd 1.7 or newer, or CRI-O 1.28 or newer",
+            do,
+            reason="UnknownRuntime",
+        )
     elif version < first:
         yield fail(
             f"{runtime.name} {runtime.version} does not inject CDI devices that the kubelet names: containers start "
@@ -267,6 +283,7 @@ def _switch(facts: "LocalFacts") -> Iterator[Finding]:
             "Upgrade containerd to 2.x (1.7 needs enable_cdi = true as well)."
             if runtime.name == CONTAINERD
             else "Upgrade CRI-O to the minor version of the kubelet.",
+            reason="OldRuntime",
         )
     elif runtime.name == CONTAINERD:
         yield from _containerd_switch(runtime, version)
@@ -284,10 +301,13 @@ def _containerd_switch(runtime: RuntimeFacts, version: tuple[int, int]) -> Itera
             "containers start without their GPU",
             "enable_cdi = true",
             _ON_17 if is_old else _ON_2,
+            reason="CdiOff",
         )
     else:
         seen = f"containerd {runtime.version} does not report whether CDI is on"
-        yield unknown(seen, "enable_cdi = true", "Search the output of `crictl info` for enableCDI.")
+        yield unknown(
+            seen, "enable_cdi = true", "Search the output of `crictl info` for enableCDI.", reason="CdiUnknown"
+        )
 
 
 @check("cdi-folders", Layer.RUNTIME, "the driver's CDI directory in the configuration of the container runtime")
