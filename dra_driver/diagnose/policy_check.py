@@ -67,7 +67,7 @@ def policy_files(paths: Sequence[str]) -> Iterator["PolicyFile"]:
         try:
             yield read_file(path)
         except OSError as error:
-            raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
+            raise ConfigurationError(f"cannot read {path}: {error.strerror}", reason="Unreadable", path=path) from error
 
 
 class GpuTrial(Struct, frozen=True, kw_only=True):
@@ -93,7 +93,11 @@ def trial_on_gpu(paths: Sequence[str], spec: str, node_name: str, name: str) -> 
     snapshot = SimulatedBackend.from_spec(spec, node_name).snapshot()
     gpu = next((each for each in snapshot.gpus if name in (each.device_name, each.uuid)), None)
     if gpu is None:
-        raise ConfigurationError(f"{spec} has no GPU {name}; its GPUs are gpu-0 to gpu-{len(snapshot.gpus) - 1}")
+        raise ConfigurationError(
+            f"{spec} has no GPU {name}; its GPUs are gpu-0 to gpu-{len(snapshot.gpus) - 1}",
+            reason="GpuNotFound",
+            gpu=name,
+        )
     terms, conflicts = survey(found.policies, snapshot, (), node_name)
     if mine := [conflict for conflict in conflicts if gpu.uuid in conflict]:
         return GpuTrial(gpu=gpu, problems=mine)

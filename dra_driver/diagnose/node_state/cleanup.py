@@ -140,7 +140,7 @@ def clean_up(
     """Remove everything, or list the removals. Raises ConfigurationError if it refuses. Repeatable."""
     state = read_state(places)
     if refusals := list(_refusals(state)):
-        raise ConfigurationError(f"nothing was removed: {'; '.join(refusals)}")
+        raise ConfigurationError(f"nothing was removed: {'; '.join(refusals)}", reason="CleanupRefused")
     unmount = unmount or SystemMounts().unmount
     undone, kept = tuple(_changes(state)), foreign_files(places)
     found = tuple(f"{each.what} {each.path}" for each in find_leftovers(places, unmount))
@@ -161,7 +161,9 @@ def _make_folder(path: Path) -> None:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigurationError(f"nothing was removed: cannot create {path}: {error.strerror}") from error
+        raise ConfigurationError(
+            f"nothing was removed: cannot create {path}: {error.strerror}", reason="NoLock"
+        ) from error
 
 
 def _remove(leftovers: Iterable[Leftover]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -218,7 +220,7 @@ def _undo(claims: Claims) -> None:
     problems = list(claims.service.recover().problems)
     claims.service.reclaim_orphans()
     if held := claims.journal.entries():
-        raise ConfigurationError(f"no file was removed: {_prepared(held)}")
+        raise ConfigurationError(f"no file was removed: {_prepared(held)}", reason="ClaimsPrepared")
     left = [f"{', '.join(sorted(keys))} of GPU {gpu}" for gpu, keys in sorted(claims.journal.noted_gpus().items())]
     left += [f"partition {orphan.partition.id}" for orphan in claims.journal.orphaned_partitions()]
     if left or claims.service.rebuild_pending:
@@ -226,5 +228,6 @@ def _undo(claims: Claims) -> None:
         raise ConfigurationError(
             f"no file was removed, because the driver's changes cannot be undone now: "
             f"{', '.join(left) or 'the journal is new'}: "
-            f"{why}; make the NVIDIA driver work, end all programs that use the GPUs, and retry"
+            f"{why}; make the NVIDIA driver work, end all programs that use the GPUs, and retry",
+            reason="ChangesNotUndone",
         )

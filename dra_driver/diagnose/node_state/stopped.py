@@ -55,10 +55,14 @@ def no_mps_host(folder: Path) -> Iterator[None]:
     except BlockingIOError as error:
         raise ConfigurationError(
             f"no file was removed: an MPS host runs on this node ({path} is locked); delete the DaemonSet "
-            "dra-driver-mps-host first"
+            "dra-driver-mps-host first",
+            reason="MpsHostRuns",
+            path=path,
         ) from error
     except OSError as error:
-        raise ConfigurationError(f"no file was removed: cannot lock {path}: {error.strerror or error}") from error
+        raise ConfigurationError(
+            f"no file was removed: cannot lock {path}: {error.strerror or error}", reason="NoLock"
+        ) from error
     try:
         yield
     finally:
@@ -170,6 +174,6 @@ def repair(settings: NodeSettings, places: Places) -> tuple[str, ...]:
 def refuse_while_running(places: Places) -> None:
     """Raises ConfigurationError."""
     if not places.plugin.is_dir():
-        raise ConfigurationError(f"{places.plugin} does not exist: cannot repair it")
+        raise ConfigurationError(f"{places.plugin} does not exist: cannot repair it", reason="NoDirectory")
     if read_state(places).runs:
-        raise ConfigurationError(RUNNING)
+        raise ConfigurationError(RUNNING, reason="NodeProcessRuns")

@@ -123,7 +123,7 @@ class CurrentView:
     def _checked(self, state: ClusterState) -> ClusterView:
         unread = [gap for gap in state.gaps if gap.startswith(("resourceslices:", "resourceclaims:"))]
         if unread:
-            raise ConfigurationError(f"cannot read the cluster's state: {'; '.join(unread)}")
+            raise ConfigurationError(f"cannot read the cluster's state: {'; '.join(unread)}", reason="StateUnreadable")
         self.gaps = tuple(state.gaps)
         self._fit_of = self._fits_under(state)
         return ClusterView(state, self._driver)
@@ -153,7 +153,10 @@ def _of_daemon_set(api: SmokeApi, options: SmokeOptions) -> tuple[str, list[str]
     except NotFoundError as error:
         raise ConfigurationError(
             f"no DaemonSet {name} in namespace {namespace} to take the image from: name it with --driver-namespace "
-            "and --daemonset (kubectl get daemonsets -A lists them), or an image with --image"
+            "and --daemonset (kubectl get daemonsets -A lists them), or an image with --image",
+            reason="NoDaemonSet",
+            daemonset=name,
+            namespace=namespace,
         ) from error
     containers = spec["containers"]
     ours = [item for item in containers if _NODE_COMMAND in (*item.get("command", ()), *item.get("args", ()))]
@@ -225,7 +228,8 @@ class SmokeRun:
         plan = plan_of(self._current.view(), self._options, lambda node, kind: self._fit_of(node, kind, settings))
         if not plan.tries and not plan.settled:
             raise ConfigurationError(
-                f"no node publishes devices of {self._options.driver}; kubectl dra doctor finds the cause"
+                f"no node publishes devices of {self._options.driver}; kubectl dra doctor finds the cause",
+                reason="NothingPublished",
             )
         self.report.notes += [*plan.notes, *(f"not read: {gap}" for gap in self._current.gaps)]
         self.report.tries += plan.settled
@@ -316,7 +320,9 @@ def check_namespace(api: SmokeApi, namespace: str) -> None:
     except ForbiddenError:
         return
     except NotFoundError as error:
-        raise ConfigurationError(f"namespace {namespace} does not exist: name one with -n") from error
+        raise ConfigurationError(
+            f"namespace {namespace} does not exist: name one with -n", reason="NamespaceNotFound", name=namespace
+        ) from error
 
 
 def clean_up(rest: Any, namespace: str) -> tuple[list[str], list[str]]:
@@ -338,5 +344,6 @@ def check_rights(rest: Any, rights: Sequence[NeededRight]) -> None:
     if lacking:
         raise ConfigurationError(
             f"the user of this kubeconfig lacks permissions: {'; '.join(map(str, lacking))}. Nothing was changed; "
-            "docs/smoke.md has a Role and a ClusterRole with them"
+            "docs/smoke.md has a Role and a ClusterRole with them",
+            reason="PermissionsMissing",
         )

@@ -80,7 +80,7 @@ def records(*, exists: bool = True, problem: str | None = None) -> NodeState:
     ("found", "status", "reason", "seen"),
     [
         (records(), OK, "Records", "0 claims"),
-        (records(problem="not JSON"), WARN, "Records", "not JSON"),
+        (records(problem="not JSON"), WARN, "HealthUnreadable", "not JSON"),
         (PermissionError(13, "Refused", "/plugins"), Status.UNKNOWN, "RecordsUnreadable", "/plugins: Refused"),
     ],
 )

@@ -19,6 +19,7 @@ from dra_driver.diagnose.smoke.report import SmokeOptions
 from dra_driver.diagnose.smoke.run import SmokeRun, check_namespace, is_outdated
 from dra_driver.kube import paths
 from dra_driver.kubectl.commands.smoke import fits_under
+from tests.harness.raising import fails
 from tests.unit.diagnose.smoke.fake_api import LOG, UUID, FakeSmokeApi, Wire, ended, tried, unplaced, waiting
 
 OTHER = LOG.replace("0001)", "0002)")
@@ -175,7 +176,7 @@ class AllowingApi(FakeSmokeApi):
 
 def test_a_namespace_that_does_not_exist_is_named_before_the_first_try() -> None:
     api = AllowingApi()
-    with pytest.raises(ConfigurationError, match="team-a"):
+    with fails(ConfigurationError, "NamespaceNotFound", name="team-a"):
         SmokeRun(api, SmokeOptions(namespace="team-a"), fits_under).run()
     assert not api.made
 
