@@ -109,14 +109,12 @@ def _gates(facts: ClusterFacts) -> Iterator[Finding]:
     ]
     if not facts.knows(fact.GATES):
         if dropped:
-            yield warn(
-                dropped[0],
-                "feature gates for partitions, shares and taints",
+            seen = dropped[0]
+            do = (
                 "Turn the gates on in the API server, scheduler, controller manager and kubelets, or upgrade to "
-                "1.36, where they are on.",
-                "cluster",
-                reason="FieldsDropped",
+                "1.36, where they are on."
             )
+            yield warn(seen, "feature gates for partitions, shares and taints", do, "cluster", reason="FieldsDropped")
         elif not facts.gpu_nodes:
             facts.value(fact.GATES)  # raises: neither the gates nor their effects are readable
         return
@@ -128,14 +126,9 @@ def _gates(facts: ClusterFacts) -> Iterator[Finding]:
             continue
         why = "" if minor >= gate.default_since else f" (off by default before 1.{gate.default_since})"
         status = Status.FAIL if gate.needed else Status.WARN
-        yield finding(
-            status,
-            f"the feature gate {gate.name} is off{why}: {gate.without}",
-            f"--feature-gates={gate.name}=true",
-            "Set it for the API server, scheduler, controller manager and kubelets, and restart them.",
-            "cluster",
-            reason="FeatureGateOff",
-        )
+        seen = f"the feature gate {gate.name} is off{why}: {gate.without}"
+        do = "Set it for the API server, scheduler, controller manager and kubelets, and restart them."
+        yield finding(status, seen, f"--feature-gates={gate.name}=true", do, "cluster", reason="FeatureGateOff")
     if gates:
         off = [gate.name for gate in GATES if gates.get(gate.name) is False]
         if not off:
@@ -149,13 +142,11 @@ def _served(facts: ClusterFacts) -> Iterator[Finding]:
         yield ok(f"serves {', '.join(versions)}", "resource.k8s.io")
         return
     seen = f"serves only {', '.join(versions)}" if versions else "is not served"
-    yield fail(
-        seen,
-        "resource.k8s.io/v1",
+    do = (
         "Check the API server's flags: --feature-gates with DynamicResourceAllocation=false or --runtime-config "
-        "with resource.k8s.io/v1=false disables it; Kubernetes 1.34 and newer enable it by default.",
-        "resource.k8s.io",
+        "with resource.k8s.io/v1=false disables it; Kubernetes 1.34 and newer enable it by default."
     )
+    yield fail(seen, "resource.k8s.io/v1", do, "resource.k8s.io")
 
 
 @check("crds", Layer.CRDS, "the CustomResourceDefinitions of the driver")
@@ -190,13 +181,9 @@ def _own_rights(facts: ClusterFacts) -> Iterator[Finding]:
     for found in refused:
         yield unknown(found.seen, "an answer", found.fix, "user", reason="ReviewUnanswered")
     for item in facts.items(fact.PARTLY_READ):
-        yield unknown(
-            f"{text(item, 'seen')}; read only {text(item, 'path')}",
-            "an answer for the whole cluster",
-            "Request the ClusterRole dra-driver-viewer, or name the namespace with -n.",
-            "user",
-            reason="NamespaceOnly",
-        )
+        seen = f"{text(item, 'seen')}; read only {text(item, 'path')}"
+        do = "Request the ClusterRole dra-driver-viewer, or name the namespace with -n."
+        yield unknown(seen, "an answer for the whole cluster", do, "user", reason="NamespaceOnly")
 
 
 @check("driver-rights", Layer.RIGHTS, "the permissions of the driver's accounts")
@@ -207,12 +194,9 @@ def _driver_rights(facts: ClusterFacts) -> Iterator[Finding]:
         if item.get("allowed") is not True:
             denied.setdefault(text(item, "account"), []).append(text(item, "right"))
     for account, rights in sorted(denied.items()):
-        yield fail(
-            f"may not {listed(rights)}",
-            "the ClusterRole dra-driver-node, bound to this account",
-            "Apply the chart's rbac.yaml again (deploy/base/rbac.yaml), or find out what removed the binding.",
-            f"serviceaccount/{account}",
-        )
+        seen = f"may not {listed(rights)}"
+        do = "Apply the chart's rbac.yaml again (deploy/base/rbac.yaml), or find out what removed the binding."
+        yield fail(seen, "the ClusterRole dra-driver-node, bound to this account", do, f"serviceaccount/{account}")
     if reviews and not denied:
         accounts = sorted({text(item, "account") for item in reviews})
         yield ok("has its permissions", f"serviceaccount/{listed(accounts)}")

@@ -41,23 +41,19 @@ _SIDE_EFFECTS: Final = frozenset({"ContainerCreating", "PodInitializing"})
 def _present(facts: ClusterFacts) -> Iterator[Finding]:
     found = facts.node_daemonsets
     if not found and facts.items_or_none("slices") and facts.own_slices:
-        yield warn(
-            f"devices are published, and no namespace has a DaemonSet {NODE_DAEMONSET}",
-            "node processes of this driver's chart",
+        seen = f"devices are published, and no namespace has a DaemonSet {NODE_DAEMONSET}"
+        do = (
             "No action if node processes run outside a DaemonSet, as in the embedded cluster (dra-driver sim up). "
-            "Otherwise install the chart, or delete ResourceSlices that an uninstall left.",
-            "cluster",
-            reason="NoDaemonSet",
+            "Otherwise install the chart, or delete ResourceSlices that an uninstall left."
         )
+        yield warn(seen, "node processes of this driver's chart", do, "cluster", reason="NoDaemonSet")
     elif not found:
-        yield fail(
-            f"no namespace has a DaemonSet {NODE_DAEMONSET}: the driver is not installed",
-            f"the DaemonSet {NODE_DAEMONSET} of this driver's chart",
+        seen = f"no namespace has a DaemonSet {NODE_DAEMONSET}: the driver is not installed"
+        do = (
             "Install it: helm install dra-driver deploy/chart -n dra-driver --create-namespace, or kubectl apply -k "
-            "deploy/base.",
-            "cluster",
-            reason="NotInstalled",
+            "deploy/base."
         )
+        yield fail(seen, f"the DaemonSet {NODE_DAEMONSET} of this driver's chart", do, "cluster", reason="NotInstalled")
     for item in found:
         images = at(item, "spec", "images")
         image = images[0] if isinstance(images, list) and images else "unknown"
@@ -82,12 +78,9 @@ def _made(facts: ClusterFacts) -> Iterator[Finding]:
         if there >= wanted:
             continue
         message = text(about[-1], "message") if about else "no event has a reason"
-        yield fail(
-            f"{wanted - there} of {wanted} pods could not be created: {message}",
-            f"{wanted} pods",
-            _do_about_creation(message, namespace_of(item)),
-            subject_of("daemonset", item),
-        )
+        seen = f"{wanted - there} of {wanted} pods could not be created: {message}"
+        do = _do_about_creation(message, namespace_of(item))
+        yield fail(seen, f"{wanted} pods", do, subject_of("daemonset", item))
 
 
 def _do_about_creation(message: str, namespace: str) -> str:
@@ -127,22 +120,13 @@ def _judged(pod: Wire, facts: ClusterFacts) -> Finding:
             return found
     scheduled = condition_of(pod, "PodScheduled")
     if scheduled.get("status") == "False":
-        return fail(
-            f"is not scheduled: {text(scheduled, 'message')}",
-            "a node",
-            "Free CPU and memory on the node (the pod has priority system-node-critical), or check the node's taints.",
-            subject,
-            reason="PodNotScheduled",
-        )
+        do = "Free CPU and memory on the node (the pod has priority system-node-critical), or check the node's taints."
+        return fail(f"is not scheduled: {text(scheduled, 'message')}", "a node", do, subject, reason="PodNotScheduled")
     phase, reason = text(pod, "status", "phase"), text(pod, "status", "reason")
     if phase == "Failed":
-        return fail(
-            f"has failed: {reason} {text(pod, 'status', 'message')}".strip(),
-            "a running pod",
-            "Check the node's memory and disk pressure; the DaemonSet creates a new pod.",
-            subject,
-            reason="PodFailed",
-        )
+        seen = f"has failed: {reason} {text(pod, 'status', 'message')}".strip()
+        do = "Check the node's memory and disk pressure; the DaemonSet creates a new pod."
+        return fail(seen, "a running pod", do, subject, reason="PodFailed")
     said = _own_words(pod, node, facts)
     message = said or text(condition_of(pod, "Ready"), "message") or phase
     return fail(
@@ -181,14 +165,12 @@ def _of_container(subject: str, status: Wire, pod: Wire, facts: ClusterFacts) ->
     reason, message = text(waiting, "reason"), text(waiting, "message")
     logs = f"kubectl -n {namespace_of(pod)} logs {name_of(pod)} --previous"
     if reason in _PULL:
-        return fail(
-            f"cannot pull its image {text(status, 'image')} ({reason}): {message}",
-            "an image that the node has or can pull",
+        seen = f"cannot pull its image {text(status, 'image')} ({reason}): {message}"
+        do = (
             "Check image.repository, image.tag and imagePullSecrets of the chart. Import the image on a node without "
-            "a registry (docs/image.md).",
-            subject,
-            reason="ImagePullFailed",
+            "a registry (docs/image.md)."
         )
+        return fail(seen, "an image that the node has or can pull", do, subject, reason="ImagePullFailed")
     last = mapping(status, "lastState", "terminated") or mapping(status, "state", "terminated")
     if reason == "CrashLoopBackOff" or (last and not status.get("ready") and number(status, "restartCount") > 0):
         why = text(last, "message") or last_words(pod, facts) or text(last, "reason") or "no message"
@@ -202,13 +184,9 @@ def _of_container(subject: str, status: Wire, pod: Wire, facts: ClusterFacts) ->
             reason="ContainerCrashed",
         )
     if reason and reason not in _SIDE_EFFECTS:
-        return fail(
-            f"its container {text(status, 'name')} does not start ({reason}): {message}",
-            "a container that starts",
-            "Check the host directories that the DaemonSet mounts, and run kubectl describe for the pod.",
-            subject,
-            reason="ContainerNotStarted",
-        )
+        seen = f"its container {text(status, 'name')} does not start ({reason}): {message}"
+        do = "Check the host directories that the DaemonSet mounts, and run kubectl describe for the pod."
+        return fail(seen, "a container that starts", do, subject, reason="ContainerNotStarted")
     return None
 
 
@@ -221,12 +199,9 @@ def _rollout(facts: ClusterFacts) -> Iterator[Finding]:
             if text(container, "name") == "node":
                 images.setdefault(text(container, "image"), []).append(text(pod, "spec", "nodeName"))
     if len(images) > 1:
-        yield warn(
-            "; ".join(f"{image} on {listed(sorted(nodes))}" for image, nodes in sorted(images.items())),
-            "one image on all nodes",
-            "Wait for the rollout, or find out why it stopped: kubectl rollout status daemonset/dra-driver-node.",
-            f"daemonset/{NODE_DAEMONSET}",
-        )
+        seen = "; ".join(f"{image} on {listed(sorted(nodes))}" for image, nodes in sorted(images.items()))
+        do = "Wait for the rollout, or find out why it stopped: kubectl rollout status daemonset/dra-driver-node."
+        yield warn(seen, "one image on all nodes", do, f"daemonset/{NODE_DAEMONSET}")
 
 
 @check("other-pods-ready", Layer.DAEMONSET, "controller, MPS host and usage exporter")

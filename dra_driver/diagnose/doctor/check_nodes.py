@@ -42,14 +42,12 @@ def _selected(facts: ClusterFacts) -> Iterator[Finding]:
     for item in daemonsets:
         matched = [node for node in nodes if why_left_out(item, node) == ""]
         if not matched:
-            yield fail(
-                f"selects none of {len(nodes)} nodes: {_why_none(item, nodes)}",
-                f"nodes with {_wanted(item)}",
+            seen = f"selects none of {len(nodes)} nodes: {_why_none(item, nodes)}"
+            do = (
                 "Label the nodes that have GPUs: kubectl label node NAME nvidia.com/gpu.present=true; or install Node "
-                "Feature Discovery; or set nodes.gpuLabels of the chart.",
-                subject_of("daemonset", item),
-                reason="NoNodeSelected",
+                "Feature Discovery; or set nodes.gpuLabels of the chart."
             )
+            yield fail(seen, f"nodes with {_wanted(item)}", do, subject_of("daemonset", item), reason="NoNodeSelected")
     if not daemonsets:
         return
     left = []
@@ -131,21 +129,13 @@ def _readiness(facts: ClusterFacts) -> Iterator[Finding]:
         subject = subject_of("node", node)
         if not is_ready(node) and condition_of(node, "Ready"):
             message = text(condition_of(node, "Ready"), "message")
-            yield fail(
-                f"is not ready: {message or 'no message'}",
-                "a node that is ready",
-                "Check the kubelet of the node first.",
-                subject,
-                reason="NodeNotReady",
-            )
+            seen = f"is not ready: {message or 'no message'}"
+            do = "Check the kubelet of the node first."
+            yield fail(seen, "a node that is ready", do, subject, reason="NodeNotReady")
         elif mapping(node, "spec").get("unschedulable") is True:
-            yield warn(
-                "is cordoned, so no new pod gets its GPUs",
-                "a node that takes pods",
-                f"After maintenance: kubectl uncordon {name_of(node)}",
-                subject,
-                reason="NodeCordoned",
-            )
+            seen = "is cordoned, so no new pod gets its GPUs"
+            do = f"After maintenance: kubectl uncordon {name_of(node)}"
+            yield warn(seen, "a node that takes pods", do, subject, reason="NodeCordoned")
 
 
 @check("node-exists", Layer.NODE, "the node of the pod or claim")
@@ -157,13 +147,11 @@ def _existence(facts: ClusterFacts) -> Iterator[Finding]:
     wanted = {text(pod, "spec", "nodeName") for pod in facts.items_or_none("pods")}
     wanted |= {node_of_claim(claim, there) for claim in facts.items_or_none("claims")}
     for node in sorted(wanted - there - {""}):
-        yield fail(
-            "is deleted, but the pod or its claim still names it",
-            "a Node of this name",
+        do = (
             "Delete the pod if Kubernetes does not do so within minutes. This releases the claim, and the new pod gets "
-            "another node.",
-            f"node/{node}",
+            "another node."
         )
+        yield fail("is deleted, but the pod or its claim still names it", "a Node of this name", do, f"node/{node}")
 
 
 def runtime_problem(version: str) -> tuple[Status, str, str, str] | None:
@@ -233,14 +221,12 @@ def _default_runtime(facts: ClusterFacts) -> Iterator[Finding]:
         is_of_driver = text(pod, "metadata", "labels", COMPONENT) == "node" or text(pod, "owner") == "DaemonSet"
         if text(pod, "spec", "nodeName") not in wanted or pod.get("claims") is True or is_of_driver:
             continue
-        yield warn(
+        seen = (
             f"sets NVIDIA_VISIBLE_DEVICES={text(pod, 'value')} and has no claim, on node "
-            f"{text(pod, 'spec', 'nodeName')}",
-            "GPUs only by claims",
-            "Use a claim: if NVIDIA's runtime is the node's default, this pod has GPUs that are allocated to others.",
-            subject_of("pod", pod),
-            reason="VisibleDevicesSet",
+            f"{text(pod, 'spec', 'nodeName')}"
         )
+        do = "Use a claim: if NVIDIA's runtime is the node's default, this pod has GPUs that are allocated to others."
+        yield warn(seen, "GPUs only by claims", do, subject_of("pod", pod), reason="VisibleDevicesSet")
 
 
 _GPU_LEFT_OUT: Final = "GpuLeftOut"
@@ -256,13 +242,11 @@ def _reported(facts: ClusterFacts) -> Iterator[Finding]:
     there = {name_of(item) for item in facts.items(fact.GPU_NODES)}
     silent = sorted(facts.nodes_with_ready_pods - there)
     for node in silent:
-        yield warn(
-            "its node process is ready and has written no GpuNode",
-            "a GpuNode of this name",
+        do = (
             "Read events GpuNodeNotWritten: kubectl get events -n default. Check the chart value gpuNodes.enabled. "
-            "Claims work without it.",
-            f"node/{node}",
+            "Claims work without it."
         )
+        yield warn("its node process is ready and has written no GpuNode", "a GpuNode of this name", do, f"node/{node}")
 
 
 @check("gpu-node-problems", Layer.GPUS, "the problems in GpuNodes")
@@ -353,13 +337,11 @@ def _versions(facts: ClusterFacts) -> Iterator[Finding]:
         if status.driver_version:
             found.setdefault(status.driver_version, []).append(node)
     if len(found) > 1:
-        yield warn(
-            "nodes differ in NVIDIA's driver: "
-            + "; ".join(f"{version} on {listed(sorted(nodes))}" for version, nodes in sorted(found.items())),
-            "one version, except during an upgrade",
-            "kubectl get gpunodes -o wide shows all versions; a claim can request a driverVersion.",
-            "cluster",
+        seen = "nodes differ in NVIDIA's driver: " + "; ".join(
+            f"{version} on {listed(sorted(nodes))}" for version, nodes in sorted(found.items())
         )
+        do = "kubectl get gpunodes -o wide shows all versions; a claim can request a driverVersion."
+        yield warn(seen, "one version, except during an upgrade", do, "cluster")
     elif found:
         yield ok(f"NVIDIA driver {next(iter(found))}", "cluster")
 
@@ -371,12 +353,9 @@ def _toolkit(facts: ClusterFacts) -> Iterator[Finding]:
     with_hook = {node: status.toolkit_version for node, status in facts.gpu_nodes.items() if status.toolkit_version}
     without = sorted(set(facts.gpu_nodes) - set(with_hook))
     if with_hook and without:
-        yield warn(
-            f"{len(with_hook)} nodes have NVIDIA's CDI hook, {listed(without)} have not",
-            "NVIDIA Container Toolkit on all nodes with GPUs, or on none",
-            "Install NVIDIA Container Toolkit on these nodes: some applications need its hooks (docs/driver-roots.md).",
-            "cluster",
-        )
+        seen = f"{len(with_hook)} nodes have NVIDIA's CDI hook, {listed(without)} have not"
+        do = "Install NVIDIA Container Toolkit on these nodes: some applications need its hooks (docs/driver-roots.md)."
+        yield warn(seen, "NVIDIA Container Toolkit on all nodes with GPUs, or on none", do, "cluster")
 
 
 CHECKS: Final = (

@@ -46,13 +46,8 @@ def _present(facts: ClusterFacts) -> Iterator[Finding]:
         (PARTITIONS, Status.WARN, "MIG partitions"),
     ):
         if name not in names:
-            yield finding(
-                status,
-                "does not exist",
-                f"the DeviceClass that claims for {what} name",
-                "kubectl apply -f deploy/base/deviceclasses.yaml, or helm upgrade.",
-                f"class/{name}",
-            )
+            do = "kubectl apply -f deploy/base/deviceclasses.yaml, or helm upgrade."
+            yield finding(status, "does not exist", f"the DeviceClass that claims for {what} name", do, f"class/{name}")
         else:
             yield ok("exists", f"class/{name}")
 
@@ -82,13 +77,9 @@ def _match(facts: ClusterFacts) -> Iterator[Finding]:
             )
             continue
         except (CelSyntaxError, CelEvaluationError) as error:
-            yield fail(
-                f"its selector cannot be evaluated: {' '.join(str(error).split())[:300]}",
-                "selectors that evaluate on every device",
-                "kubectl dra lint class.yaml names the place. A failing selector ends a pod's scheduling on all nodes.",
-                f"class/{name}",
-                reason="SelectorFails",
-            )
+            seen = f"its selector cannot be evaluated: {' '.join(str(error).split())[:300]}"
+            do = "kubectl dra lint class.yaml names the place. A failing selector ends a pod's scheduling on all nodes."
+            yield fail(seen, "selectors that evaluate on every device", do, f"class/{name}", reason="SelectorFails")
             continue
         if not matches and (name == WHOLE or name in used):
             found = _no_match(item, facts.whole, used.get(name, ()), drivers)
@@ -154,12 +145,9 @@ def _extended(facts: ClusterFacts) -> Iterator[Finding]:
             by_resource.setdefault(resource, []).append(name_of(item))
     for resource, names in sorted(by_resource.items()):
         if len(names) > 1:
-            yield warn(
-                f"several classes have the extended resource {resource}: {listed(sorted(names))}",
-                "one class for an extended resource",
-                "Remove extendedResourceName from all classes but one: the scheduler uses the newest.",
-                f"class/{names[0]}",
-            )
+            seen = f"several classes have the extended resource {resource}: {listed(sorted(names))}"
+            do = "Remove extendedResourceName from all classes but one: the scheduler uses the newest."
+            yield warn(seen, "one class for an extended resource", do, f"class/{names[0]}")
 
 
 def device_views(slices: Sequence[Wire]) -> list[DeviceView]:
@@ -224,13 +212,9 @@ def _of_nodes(policy: Wire, reported: list[tuple[str, NodePolicy]], facts: Clust
     subject = f"policy/{name_of(policy)}"
     if not reported:
         facts.items(fact.GPU_NODES)
-        yield warn(
-            "no node reports it, and its status is not current: it selects no GPU, or the nodes cannot read it",
-            _EXPECTED,
-            _JUDGED["NothingSelected"][1] + " The controller (chart value controller.enabled) writes its status.",
-            subject,
-            reason="PolicyNotReported",
-        )
+        seen = "no node reports it, and its status is not current: it selects no GPU, or the nodes cannot read it"
+        do = _JUDGED["NothingSelected"][1] + " The controller (chart value controller.enabled) writes its status."
+        yield warn(seen, _EXPECTED, do, subject, reason="PolicyNotReported")
         return
     for state, reason in _STATES.items():
         found = [(node, each) for node, each in reported if each.state is state]
@@ -251,14 +235,8 @@ def _files(facts: ClusterFacts) -> Iterator[Finding]:
     for (name, state), nodes in sorted(found.items()):
         status, do = _JUDGED[_STATES[state]]
         policy = nodes[0][1]
-        yield finding(
-            status,
-            f"from a file, on {listed([each for each, _ in nodes])}: {policy.message or state.value}",
-            _EXPECTED,
-            do,
-            f"policy/{name}",
-            reason=_STATES[state],
-        )
+        seen = f"from a file, on {listed([each for each, _ in nodes])}: {policy.message or state.value}"
+        yield finding(status, seen, _EXPECTED, do, f"policy/{name}", reason=_STATES[state])
 
 
 def _reported(facts: ClusterFacts, origin: PolicyOrigin) -> Iterator[tuple[str, NodePolicy]]:
@@ -281,12 +259,9 @@ def _watched(facts: ClusterFacts) -> Iterator[Finding]:
         return
     lacks = _lacks(facts)
     for name, actions in acting if lacks else ():
-        yield warn(
-            f"requests {' and '.join(actions)}, and {lacks}, so nothing measures the use of claims",
-            "a usage exporter on each node with a node process",
-            "Set exporter.enabled=true of the chart (docs/usage.md), or remove the action from the policy.",
-            f"policy/{name}",
-        )
+        seen = f"requests {' and '.join(actions)}, and {lacks}, so nothing measures the use of claims"
+        do = "Set exporter.enabled=true of the chart (docs/usage.md), or remove the action from the policy."
+        yield warn(seen, "a usage exporter on each node with a node process", do, f"policy/{name}")
 
 
 def _acts(policy: Wire) -> list[str]:
@@ -312,13 +287,12 @@ def _unattributed(facts: ClusterFacts) -> Iterator[Finding]:
         for reported in status.usage.unattributed:
             commands = f" ({listed(reported.commands)})" if reported.commands else ""
             memory = f" with {reported.memory}" if reported.memory is not None else ""
-            yield warn(
-                f"{reported.processes} processes{memory} have no claim{commands}, since {reported.since}",
-                "processes of pods with a claim",
+            seen = f"{reported.processes} processes{memory} have no claim{commands}, since {reported.since}"
+            do = (
                 "End them, or drain the GPU: kubectl dra drain NODE --gpu UUID. Programs of the host and containers "
-                "with NVIDIA_VISIBLE_DEVICES use GPUs without a claim.",
-                f"gpu/{node}/{reported.gpu}",
+                "with NVIDIA_VISIBLE_DEVICES use GPUs without a claim."
             )
+            yield warn(seen, "processes of pods with a claim", do, f"gpu/{node}/{reported.gpu}")
 
 
 CHECKS: Final = (_present, _match, _extended, _status, _files, _watched, _unattributed)

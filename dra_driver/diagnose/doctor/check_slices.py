@@ -64,12 +64,9 @@ def _two_installations(facts: ClusterFacts) -> Iterator[Finding]:
     names = {driver_name(item) for item in found}
     how = "under one name" if len(names) == 1 else f"under the names {listed(sorted(names))}"
     places = listed([subject_of("daemonset", item) for item in found])
-    yield fail(
-        f"the driver is installed {len(found)} times {how}: {places}",
-        "one installation per cluster",
-        "Remove all but one: helm uninstall, or kubectl delete of the DaemonSet.",
-        "cluster",
-    )
+    seen = f"the driver is installed {len(found)} times {how}: {places}"
+    do = "Remove all but one: helm uninstall, or kubectl delete of the DaemonSet."
+    yield fail(seen, "one installation per cluster", do, "cluster")
 
 
 @check("nvidias-dra-driver", Layer.SECOND_PUBLISHER, "NVIDIA's DRA driver")
@@ -86,13 +83,12 @@ def _nvidias_driver(facts: ClusterFacts) -> Iterator[Finding]:
             if why_left_out(item, node) == "" and any(why_left_out(each, node) == "" for each in own)
         ]
         if own and both and DRIVER_NAME in names:
-            yield fail(
-                f"NVIDIA's DRA driver runs on the same nodes under the same name {DRIVER_NAME}: {listed(both)}",
-                "one driver of a name per node",
+            seen = f"NVIDIA's DRA driver runs on the same nodes under the same name {DRIVER_NAME}: {listed(both)}"
+            do = (
                 "Separate the drivers by node labels, or install NVIDIA's for ComputeDomains only "
-                "(resources.gpus.enabled=false of its chart).",
-                subject_of("daemonset", item),
+                "(resources.gpus.enabled=false of its chart)."
             )
+            yield fail(seen, "one driver of a name per node", do, subject_of("daemonset", item))
 
 
 @check("gpus-published-twice", Layer.SECOND_PUBLISHER, "GPUs in two pools")
@@ -110,12 +106,8 @@ def _same_gpus(facts: ClusterFacts) -> Iterator[Finding]:
                 publishers.setdefault(uuid, []).append(place)
         counts = Counter("; ".join(offered_by) for offered_by in publishers.values() if len(offered_by) > 1)
         for pools, count in sorted(counts.items()):
-            yield fail(
-                f"{count} GPUs are published twice: {pools}",
-                "each GPU in one pool",
-                "Stop one of the drivers on this node; then delete its ResourceSlices.",
-                f"node/{node}",
-            )
+            do = "Stop one of the drivers on this node; then delete its ResourceSlices."
+            yield fail(f"{count} GPUs are published twice: {pools}", "each GPU in one pool", do, f"node/{node}")
 
 
 def _uuids(item: Wire) -> set[str]:
@@ -140,13 +132,12 @@ def _foreign_pool(facts: ClusterFacts) -> Iterator[Finding]:
         own = f"{node}/{driver}"
         others = sorted(found - {own})
         if others:
-            yield fail(
-                f"driver {driver} has ResourceSlices in pools that this driver does not use: {listed(others)}",
-                f"only the pool {own}",
+            seen = f"driver {driver} has ResourceSlices in pools that this driver does not use: {listed(others)}"
+            do = (
                 "Another driver of the same name publishes them, or has left them. Stop it, then kubectl delete "
-                "resourceslices of those pools.",
-                f"node/{node}",
+                "resourceslices of those pools."
             )
+            yield fail(seen, f"only the pool {own}", do, f"node/{node}")
 
 
 _BLOCKING: Final = ("NoSchedule", "NoExecute")
@@ -173,13 +164,9 @@ def _present(facts: ClusterFacts) -> Iterator[Finding]:
             reason="NodeWithoutSlices",
         )
     if not slices and not wanted and not known:
-        yield fail(
-            f"no ResourceSlice of driver {listed(facts.driver_names)}",
-            "ResourceSlices for each node with GPUs",
-            "Run kubectl dra doctor against the cluster: a snapshot does not contain the cause.",
-            "cluster",
-            reason="NoSlices",
-        )
+        seen = f"no ResourceSlice of driver {listed(facts.driver_names)}"
+        do = "Run kubectl dra doctor against the cluster: a snapshot does not contain the cause."
+        yield fail(seen, "ResourceSlices for each node with GPUs", do, "cluster", reason="NoSlices")
     if slices and not missing:
         count = sum(map(len, devices.values()))
         yield ok(f"{count} devices of {len([node for node in devices if node])} nodes are published", "cluster")
@@ -206,13 +193,9 @@ def _pools(facts: ClusterFacts) -> Iterator[Finding]:
                 reason="PoolIncomplete",
             )
         elif old:
-            yield warn(
-                f"{len(old)} ResourceSlices are of an older generation than {newest}",
-                "one generation",
-                "The node process deletes them; if they stay, another client writes to this pool.",
-                f"pool/{pool}",
-                reason="OldGeneration",
-            )
+            seen = f"{len(old)} ResourceSlices are of an older generation than {newest}"
+            do = "The node process deletes them; if they stay, another client writes to this pool."
+            yield warn(seen, "one generation", do, f"pool/{pool}", reason="OldGeneration")
 
 
 @check("slices-of-missing-nodes", Layer.SLICES, "ResourceSlices of deleted nodes")
@@ -220,12 +203,9 @@ def _orphans(facts: ClusterFacts) -> Iterator[Finding]:
     nodes = {name_of(node) for node in facts.items("nodes")}
     gone = sorted({node for item in facts.own_slices if (node := text(item, "spec", "nodeName")) and node not in nodes})
     if gone and nodes:
-        yield warn(
-            f"ResourceSlices of nodes that do not exist: {listed(gone)}",
-            "ResourceSlices that are deleted with their Node",
-            "kubectl delete resourceslices --field-selector spec.nodeName=NAME",
-            "cluster",
-        )
+        seen = f"ResourceSlices of nodes that do not exist: {listed(gone)}"
+        do = "kubectl delete resourceslices --field-selector spec.nodeName=NAME"
+        yield warn(seen, "ResourceSlices that are deleted with their Node", do, "cluster")
 
 
 @check("slices-without-node-process", Layer.SLICES, "a node process for each published device")
@@ -238,13 +218,12 @@ def _without_process(facts: ClusterFacts) -> Iterator[Finding]:
     nodes = {name_of(node) for node in facts.items_or_none("nodes")} or set(devices)
     left = sorted(node for node, found in devices.items() if node in nodes and found and node not in running)
     for node in left:
-        yield fail(
-            f"{len(devices[node])} devices are published, but the node has no ready node process to prepare them",
-            "a ready node process on the node",
+        seen = f"{len(devices[node])} devices are published, but the node has no ready node process to prepare them"
+        do = (
             "See the findings of the layers daemonset and node for the cause. Claims that the scheduler allocates on "
-            "this node wait.",
-            f"node/{node}",
+            "this node wait."
         )
+        yield fail(seen, "a ready node process on the node", do, f"node/{node}")
 
 
 @check("devices-tainted", Layer.SLICES, "taints of devices")
@@ -261,13 +240,12 @@ def _taints(facts: ClusterFacts) -> Iterator[Finding]:
                 words = text(taint, "key") + (f"={text(taint, 'value')}" if text(taint, "value") else "")
                 keys[words] = keys.get(words, 0) + 1
         if tainted and tainted == len(devices):
-            yield warn(
-                f"all {tainted} devices are tainted: {listed(sorted(keys))}",
-                "devices that new claims can get",
+            seen = f"all {tainted} devices are tainted: {listed(sorted(keys))}"
+            do = (
                 "kubectl dra undrain ends a drain. Health taints end with their cause (docs/health.md), a policy's "
-                "taint with its policy.",
-                f"node/{node}",
+                "taint with its policy."
             )
+            yield warn(seen, "devices that new claims can get", do, f"node/{node}")
 
 
 @check("forms-published", Layer.SLICES, "the publication of partitions and shares")

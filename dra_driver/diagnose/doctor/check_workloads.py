@@ -116,13 +116,9 @@ def _plugin_resources(facts: ClusterFacts) -> Iterator[Finding]:
                 reason="ResourceNotProvided",
             )
         elif asked and dicts(pod, "spec", "resourceClaims"):
-            yield warn(
-                f"requests {listed(asked)} and also has a claim: it gets both",
-                "a claim or an extended resource",
-                "Remove one of the two.",
-                subject_of("pod", pod),
-                reason="ResourceAndClaim",
-            )
+            seen = f"requests {listed(asked)} and also has a claim: it gets both"
+            do = "Remove one of the two."
+            yield warn(seen, "a claim or an extended resource", do, subject_of("pod", pod), reason="ResourceAndClaim")
 
 
 @check("pods-not-scheduled", Layer.WORKLOAD, "pods with claims that wait")
@@ -134,12 +130,9 @@ def _waiting(facts: ClusterFacts) -> Iterator[Finding]:
             continue
         scheduled = condition_of(pod, "PodScheduled")
         if dicts(pod, "spec", "resourceClaims") and scheduled.get("status") == "False":
-            yield warn(
-                f"is not scheduled: {text(scheduled, 'message') or text(scheduled, 'reason')}",
-                "a node",
-                f"kubectl dra explain pod/{name_of(pod)} -n {namespace_of(pod)}",
-                subject_of("pod", pod),
-            )
+            seen = f"is not scheduled: {text(scheduled, 'message') or text(scheduled, 'reason')}"
+            do = f"kubectl dra explain pod/{name_of(pod)} -n {namespace_of(pod)}"
+            yield warn(seen, "a node", do, subject_of("pod", pod))
 
 
 @check("prepare-errors", Layer.PREPARE, "errors in the preparation of claims")
@@ -204,13 +197,12 @@ def _claim_devices(facts: ClusterFacts) -> Iterator[Finding]:
                 continue  # a network card that is not ready does not concern GPUs
             for condition in dicts(device, "conditions"):
                 if text(condition, "type") == "Ready" and text(condition, "status") == "False":
-                    yield fail(
+                    seen = (
                         f"device {text(device, 'device')} is not ready: "
-                        f"{text(condition, 'message') or text(condition, 'reason')}",
-                        "devices that are ready",
-                        "docs/health.md lists how each cause ends; a new pod gets another device.",
-                        subject_of("claim", claim),
+                        f"{text(condition, 'message') or text(condition, 'reason')}"
                     )
+                    do = "docs/health.md lists how each cause ends; a new pod gets another device."
+                    yield fail(seen, "devices that are ready", do, subject_of("claim", claim))
 
 
 @check("claims-end", Layer.PREPARE, "the end of claims")
@@ -222,12 +214,9 @@ def _stuck_claims(facts: ClusterFacts) -> Iterator[Finding]:
             text(user, "name") for user in users if text(user, "resource") == "pods" and text(user, "uid") not in pods
         ]
         if users and len(gone) == len(users) and text(claim, "metadata", "deletionTimestamp"):
-            yield warn(
-                f"is being deleted, but is reserved for pods that do not exist: {listed(gone)}",
-                "a claim that is deleted with its pods",
-                "The resource claim controller (kube-controller-manager) removes the reservation; read its log.",
-                subject_of("claim", claim),
-            )
+            seen = f"is being deleted, but is reserved for pods that do not exist: {listed(gone)}"
+            do = "The resource claim controller (kube-controller-manager) removes the reservation; read its log."
+            yield warn(seen, "a claim that is deleted with its pods", do, subject_of("claim", claim))
 
 
 CHECKS: Final = (_references, _classes, _plugin_resources, _waiting, _prepare, _claim_devices, _stuck_claims)

@@ -113,12 +113,8 @@ def _nodes(facts: "LocalFacts") -> Iterator[Finding]:
     if facts.view.simulated:
         return
     if devices.problem:
-        yield unknown(
-            devices.problem,
-            "the host's /dev",
-            "Run it as root, or set --host-dev to the host's /dev.",
-            reason="DevUnreadable",
-        )
+        do = "Run it as root, or set --host-dev to the host's /dev."
+        yield unknown(devices.problem, "the host's /dev", do, reason="DevUnreadable")
         return
     wanted = [node for node in devices.nodes if node.expected is not None]
     answers = [answer for node in wanted for answer in _node(node, devices.params)]
@@ -184,12 +180,9 @@ def _capabilities(facts: "LocalFacts") -> Iterator[Finding]:
         return
     wrong = [node.path for node in devices.capabilities if node.expected not in (node.seen.numbers, node.behind)]
     if wrong:
-        yield fail(
-            f"{listed(wrong)} {'has' if len(wrong) == 1 else 'have'} numbers of a previously loaded driver",
-            f"major {majors.caps}, that of nvidia-caps in /proc/devices",
-            "Remove /dev/nvidia-caps on the node: the node process creates the nodes that a MIG partition needs.",
-            reason="OldCapabilityNodes",
-        )
+        seen = f"{listed(wrong)} {'has' if len(wrong) == 1 else 'have'} numbers of a previously loaded driver"
+        do = "Remove /dev/nvidia-caps on the node: the node process creates the nodes that a MIG partition needs."
+        yield fail(seen, f"major {majors.caps}, that of nvidia-caps in /proc/devices", do, reason="OldCapabilityNodes")
     else:
         yield ok(f"nvidia-caps has major {majors.caps}, {len(devices.capabilities)} nodes")
 

@@ -185,11 +185,8 @@ _NVIDIA_BOUND: Final = "GPUs bound to the kernel driver nvidia"
 def _machine(facts: "LocalFacts") -> Iterator[Finding]:
     if facts.driver.unsupported and not facts.view.simulated:
         what, _, instead = facts.driver.unsupported.partition(";")
-        yield fail(
-            what,
-            "Linux on a machine with a discrete NVIDIA GPU",
-            f"{instead.strip()[:1].upper()}{instead.strip()[1:]}.",
-        )
+        do = f"{instead.strip()[:1].upper()}{instead.strip()[1:]}."
+        yield fail(what, "Linux on a machine with a discrete NVIDIA GPU", do)
 
 
 @check("gpus-on-bus", Layer.DRIVER, "NVIDIA GPUs bound to NVIDIA's driver")
@@ -204,13 +201,12 @@ def _bus(facts: "LocalFacts") -> Iterator[Finding]:
             do = "Run it with access to /sys of the node."
             yield unknown("cannot read the PCI bus", "GPUs of vendor 10de on the PCI bus", do, reason="PciUnreadable")
     elif not driver.pci and not works:
-        yield fail(
-            f"no NVIDIA GPU among {driver.pci_devices} PCI devices",
-            "a display or 3D controller of vendor 10de (lspci -d 10de:)",
+        seen = f"no NVIDIA GPU among {driver.pci_devices} PCI devices"
+        do = (
             "Use a node with an NVIDIA GPU, pass the GPU through to this virtual machine, or keep the driver's "
-            "DaemonSet off this node (nodes.selector of the chart).",
-            reason="NoGpuOnBus",
+            "DaemonSet off this node (nodes.selector of the chart)."
         )
+        yield fail(seen, "a display or 3D controller of vendor 10de (lspci -d 10de:)", do, reason="NoGpuOnBus")
     else:
         yield from _bindings(driver, driver.pci)
 
@@ -220,29 +216,18 @@ def _bindings(driver: DriverFacts, gpus: tuple[PciGpu, ...]) -> Iterator[Finding
     vfio = [gpu for gpu in gpus if gpu.bound == "vfio-pci"]
     free = [gpu for gpu in gpus if gpu.bound is None] if driver.module else []
     if open_driver:
-        yield fail(
-            f"{_named(open_driver)} bound to {open_driver[0].bound}",
-            _NVIDIA_BOUND,
-            "Blacklist that module in /etc/modprobe.d, rebuild the initramfs, and reboot.",
-            reason="OpenDriverBound",
-        )
+        seen = f"{_named(open_driver)} bound to {open_driver[0].bound}"
+        do = "Blacklist that module in /etc/modprobe.d, rebuild the initramfs, and reboot."
+        yield fail(seen, _NVIDIA_BOUND, do, reason="OpenDriverBound")
     if vfio:
         make = fail if len(vfio) == len(gpus) else warn
-        yield make(
-            f"{_named(vfio)} bound to vfio-pci, for virtual machines",
-            _NVIDIA_BOUND,
-            "To use it in containers, unbind it from vfio-pci and bind it to nvidia (driverctl unset-override).",
-            reason="VfioBound",
-        )
+        do = "To use it in containers, unbind it from vfio-pci and bind it to nvidia (driverctl unset-override)."
+        yield make(f"{_named(vfio)} bound to vfio-pci, for virtual machines", _NVIDIA_BOUND, do, reason="VfioBound")
     if free:
         make = fail if len(free) == len(gpus) else warn
         do = "Search the kernel's log (dmesg) for NVRM: this driver may not support the GPU, or the GPU is defective."
-        yield make(
-            f"{_named(free)} bound to no kernel driver although nvidia is loaded",
-            _NVIDIA_BOUND,
-            do,
-            reason="NoDriverBound",
-        )
+        seen = f"{_named(free)} bound to no kernel driver although nvidia is loaded"
+        yield make(seen, _NVIDIA_BOUND, do, reason="NoDriverBound")
     if gpus and not open_driver and not vfio and not free:
         yield ok(f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'} of NVIDIA on the PCI bus")
 
@@ -260,21 +245,19 @@ def _root(facts: "LocalFacts") -> Iterator[Finding]:
     searched = configured if configured else listed([each or "/" for each in driver.searched])
     expected = f"{NVML} in a library directory below the driver root"
     if configured and driver.others:
-        yield fail(
-            f"{NVML} is missing below the driver root {configured}, and is below {listed(driver.others)}",
-            expected,
+        seen = f"{NVML} is missing below the driver root {configured}, and is below {listed(driver.others)}"
+        do = (
             f"Set driver.root of the chart (--driver-root, DRIVER_ROOT) to {driver.others[0]}, or leave it empty to "
-            "search for the root.",
-            reason="OtherDriverRoot",
+            "search for the root."
         )
+        yield fail(seen, expected, do, reason="OtherDriverRoot")
     elif driver.module:
-        yield fail(
-            f"no {NVML} below {searched}, although the kernel module {driver.module} is loaded",
-            expected,
+        seen = f"no {NVML} below {searched}, although the kernel module {driver.module} is loaded"
+        do = (
             "Install the driver's libraries of the same version, wait for the driver container, or set driver.root of "
-            "the chart (DRIVER_ROOT) to their directory.",
-            reason="LibrariesMissing",
+            "the chart (DRIVER_ROOT) to their directory."
         )
+        yield fail(seen, expected, do, reason="LibrariesMissing")
     else:
         do = "Install the NVIDIA driver on the node (docs/driver-roots.md lists the searched directories)."
         yield fail(f"no NVIDIA driver below {searched}", expected, do, reason="DriverNotInstalled")
@@ -288,21 +271,17 @@ def _module(facts: "LocalFacts") -> Iterator[Finding]:
     if driver.module or (driver.majors is not None and driver.majors.nvidia is not None):
         yield ok(f"kernel module nvidia {driver.module or 'of unknown version'} is loaded")
     elif driver.majors_problem:
-        yield unknown(
-            driver.majors_problem,
-            "the kernel module nvidia in /proc/devices",
-            "Run it on the node as root.",
-            reason="ModulesUnreadable",
-        )
+        seen = driver.majors_problem
+        do = "Run it on the node as root."
+        yield unknown(seen, "the kernel module nvidia in /proc/devices", do, reason="ModulesUnreadable")
     else:
         instead = sorted(driver.modules & _OPEN)
-        yield fail(
-            f"the kernel module nvidia is not loaded{f', {instead[0]} is' if instead else ''}",
-            "the module nvidia (lsmod, /proc/devices)",
+        seen = f"the kernel module nvidia is not loaded{f', {instead[0]} is' if instead else ''}"
+        do = (
             "Run `modprobe nvidia` on the node. If it fails, the module was not built for this kernel (dkms "
-            "status), or Secure Boot rejects it (dmesg).",
-            reason="ModuleNotLoaded",
+            "status), or Secure Boot rejects it (dmesg)."
         )
+        yield fail(seen, "the module nvidia (lsmod, /proc/devices)", do, reason="ModuleNotLoaded")
 
 
 @check("driver-versions", Layer.DRIVER, "kernel module and libraries of one version")
@@ -367,19 +346,11 @@ def _toolkit(facts: "LocalFacts") -> Iterator[Finding]:
     found = facts.files.hook
     expected = "NVIDIA's CDI hook 1.17.8 or newer, or none"
     if found.problem:
-        yield fail(
-            found.problem,
-            expected,
-            "Correct driver.cdiHook of the chart (NVIDIA_CDI_HOOK_PATH).",
-            reason="HookUnusable",
-        )
+        seen = found.problem
+        yield fail(seen, expected, "Correct driver.cdiHook of the chart (NVIDIA_CDI_HOOK_PATH).", reason="HookUnusable")
     elif found.note:
-        yield warn(
-            found.note,
-            expected,
-            "Install the NVIDIA Container Toolkit 1.17.8 or newer on the node.",
-            reason="HookNotUsed",
-        )
+        do = "Install the NVIDIA Container Toolkit 1.17.8 or newer on the node."
+        yield warn(found.note, expected, do, reason="HookNotUsed")
     elif found.hook:
         yield ok(f"CDI hook {found.hook}")
     else:

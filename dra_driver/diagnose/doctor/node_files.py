@@ -283,24 +283,16 @@ def _cdi(facts: "LocalFacts") -> Iterator[Finding]:
     cdi = facts.files.cdi
     if not cdi.exists:
         do = "The node process creates it when it starts; check the driver's pod on this node."
-        yield warn(
-            f"the directory {cdi.folder} does not exist",
-            "a directory with the driver's CDI files",
-            do,
-            reason="NoCdiDirectory",
-        )
+        seen = f"the directory {cdi.folder} does not exist"
+        yield warn(seen, "a directory with the driver's CDI files", do, reason="NoCdiDirectory")
         return
     for problem in cdi.problems:
         do = "Remove the file. A running node process writes it again within seconds, otherwise at its next start."
         yield fail(problem, "files that a container runtime loads", do, reason="CdiFileUnusable")
     if cdi.documents and not cdi.base:
         do = "Check the driver's pod: it writes the base document when it finds the NVIDIA driver."
-        yield fail(
-            "the base document is missing: no container with a GPU starts",
-            "one in the directory",
-            do,
-            reason="NoBaseDocument",
-        )
+        seen = "the base document is missing: no container with a GPU starts"
+        yield fail(seen, "one in the directory", do, reason="NoBaseDocument")
     if cdi.gone:
         yield fail(
             f"CDI files mount {listed(cdi.gone)}, which {'does' if len(cdi.gone) == 1 else 'do'} not exist on the node",
@@ -325,13 +317,8 @@ def _containers(facts: "LocalFacts") -> Iterator[Finding]:
             )
         elif not pod.containers:
             do = "Read the pod's events (kubectl describe pod)."
-            yield warn(
-                "none of its containers runs on this node",
-                "a running container",
-                do,
-                subject,
-                reason="NoContainerRunning",
-            )
+            seen = "none of its containers runs on this node"
+            yield warn(seen, "a running container", do, subject, reason="NoContainerRunning")
         for container in pod.containers:
             yield from _container(facts, subject, container)
 
@@ -340,13 +327,8 @@ def _container(facts: "LocalFacts", subject: str, container: ContainerFacts) -> 
     about = f"container {container.name}"
     expected = "the device nodes of its claims"
     if container.problem:
-        yield unknown(
-            f"{about}: {container.problem}",
-            expected,
-            "Run ls /dev in the container.",
-            subject,
-            reason="ContainerUnreadable",
-        )
+        seen = f"{about}: {container.problem}"
+        yield unknown(seen, expected, "Run ls /dev in the container.", subject, reason="ContainerUnreadable")
         return
     own = [name for name in container.asked or () if name.startswith(f"k8s.{facts.view.driver}/")]
     if not own:
@@ -363,25 +345,15 @@ def _container(facts: "LocalFacts", subject: str, container: ContainerFacts) -> 
     refused = sorted(path for path in wanted if path in present and not present[path].allowed)
     if lost:
         do = "Delete the pod: the claim is no longer prepared, and the container could not start again."
-        yield fail(
-            f"{about}: no CDI file has {listed(lost)}",
-            "a CDI file for each name",
-            do,
-            subject,
-            reason="CdiDeviceMissing",
-        )
+        seen = f"{about}: no CDI file has {listed(lost)}"
+        yield fail(seen, "a CDI file for each name", do, subject, reason="CdiDeviceMissing")
     if missing:
         do = "The runtime did not inject CDI devices: see the layer runtime."
         yield fail(f"{about} lacks {listed(missing)}", expected, do, subject, reason="DeviceNodesMissing")
     if refused:
         do = "Find out what changes the container's specification (NRI plugins, runtime wrappers)."
-        yield fail(
-            f"{about}: its device cgroup does not allow {listed(refused)}",
-            expected,
-            do,
-            subject,
-            reason="DeviceNodesDenied",
-        )
+        seen = f"{about}: its device cgroup does not allow {listed(refused)}"
+        yield fail(seen, expected, do, subject, reason="DeviceNodesDenied")
     if not lost and not missing and not refused:
         yield ok(f"{about} has {listed(sorted(wanted)) or 'no device nodes, and needs none'}", subject)
 

@@ -260,12 +260,8 @@ def _kubelet(facts: "LocalFacts") -> Iterator[Finding]:
         yield ok(f"kubelet {kubelet.version or 'of unknown version'} with --root-dir {kubelet.root}")
     if kubelet.config_problem:
         do = "Run it as root."
-        yield warn(
-            f"the kubelet's configuration: {kubelet.config_problem}",
-            "a readable file",
-            do,
-            reason="KubeletConfigUnreadable",
-        )
+        seen = f"the kubelet's configuration: {kubelet.config_problem}"
+        yield warn(seen, "a readable file", do, reason="KubeletConfigUnreadable")
 
 
 def _without_process(kubelet: KubeletFacts) -> Finding:
@@ -283,12 +279,11 @@ def _without_process(kubelet: KubeletFacts) -> Finding:
 def _gate(facts: "LocalFacts") -> Iterator[Finding]:
     gates = facts.kubelet.gates
     if gates.get(GATE) is False:
-        yield fail(
-            f"the feature gate {GATE} is off in the kubelet",
-            "enabled, as by default",
+        do = (
             f"Remove {GATE}: false from featureGates of {facts.kubelet.config or 'the kubelet'} (or --feature-gates), "
-            "and restart the kubelet.",
+            "and restart the kubelet."
         )
+        yield fail(f"the feature gate {GATE} is off in the kubelet", "enabled, as by default", do)
     elif facts.kubelet.found:
         named = ", ".join(f"{name}={str(on).lower()}" for name, on in sorted(gates.items()) if "DRA" in name)
         yield ok(f"the gate {GATE} is not disabled{f'; {named}' if named else ''}")
@@ -306,12 +301,8 @@ def _folders(facts: "LocalFacts") -> Iterator[Finding]:
         yield unknown(sockets.problem, "the kubelet's plugins_registry", "Run it as root.", reason="RegistryUnreadable")
     elif sockets.registry is None:
         do = "Start the kubelet, which creates it; or set kubelet.rootDir of the chart to its --root-dir."
-        yield fail(
-            f"the directory {sockets.registry_folder} does not exist",
-            "the kubelet's plugins_registry",
-            do,
-            reason="NoRegistry",
-        )
+        seen = f"the directory {sockets.registry_folder} does not exist"
+        yield fail(seen, "the kubelet's plugins_registry", do, reason="NoRegistry")
     else:
         yield ok(f"the kubelet's plugins_registry is {sockets.registry_folder}")
 
@@ -331,12 +322,8 @@ def _dead(facts: "LocalFacts") -> Iterator[Finding]:
     others = [path for path in dead if not _is_own_name(facts, path)]
     if others:
         do = "Start that driver, or remove its socket: the kubelet dials it again and again."
-        yield warn(
-            f"no process listens on {listed(others)}, of another driver",
-            "served sockets",
-            do,
-            reason="StaleSocketsOfOthers",
-        )
+        seen = f"no process listens on {listed(others)}, of another driver"
+        yield warn(seen, "served sockets", do, reason="StaleSocketsOfOthers")
 
 
 @check("registration-socket", Layer.REGISTRATION, "an answer on the registration socket")
@@ -356,24 +343,16 @@ def _registration(facts: "LocalFacts") -> Iterator[Finding]:
     if not own and not served_own_name:
         present = [each.words.driver for each in registry if each.words]
         others = f" (served: {listed(present)})" if present else ""
-        yield fail(
-            f"no registration socket of {driver} is served{others}",
-            "one per node process",
-            _START,
-            reason="NoRegistrationSocket",
-        )
+        seen = f"no registration socket of {driver} is served{others}"
+        yield fail(seen, "one per node process", _START, reason="NoRegistrationSocket")
 
 
 def _own_socket(socket: PluginSocket, words: PluginWords) -> Iterator[Finding]:
     known = [version for version in words.versions if version in SERVICES]
     if not known:
         do = "Use versions of driver and kubelet that have a service in common."
-        yield fail(
-            f"{socket.path} offers {listed(words.versions) or 'no service'}",
-            " or ".join(SERVICES),
-            do,
-            reason="NoCommonService",
-        )
+        seen = f"{socket.path} offers {listed(words.versions) or 'no service'}"
+        yield fail(seen, " or ".join(SERVICES), do, reason="NoCommonService")
     elif not socket.endpoint_served:
         seen = f"{socket.path} names {words.endpoint}, but no process listens on it"
         yield fail(seen, "a served DRA socket", _START, reason="EndpointNotServed")
@@ -393,21 +372,16 @@ def _second_publisher(facts: "LocalFacts") -> Iterator[Finding]:
     served = [path for path, is_served in sockets if is_served]
     dead = [path for path, is_served in sockets if not is_served]
     if served and not facts.view.settings.allow_second_publisher:
-        yield fail(
+        seen = (
             f"a device plugin serves {listed(served)}: a GPU could be allocated to two pods, so the driver withdraws "
-            "its devices",
-            expected,
-            "Keep the device plugin (its node selector or affinity) or the driver's DaemonSet off this node.",
-            reason="DevicePluginRuns",
+            "its devices"
         )
+        do = "Keep the device plugin (its node selector or affinity) or the driver's DaemonSet off this node."
+        yield fail(seen, expected, do, reason="DevicePluginRuns")
     elif served:
         do = "Divide the GPUs manually (NVIDIA_VISIBLE_DEVICES of the plugin), or end the migration."
-        yield warn(
-            f"a device plugin serves {listed(served)}, which ALLOW_SECOND_PUBLISHER permits",
-            expected,
-            do,
-            reason="DevicePluginAllowed",
-        )
+        seen = f"a device plugin serves {listed(served)}, which ALLOW_SECOND_PUBLISHER permits"
+        yield warn(seen, expected, do, reason="DevicePluginAllowed")
     elif dead:
         do = "Remove it: an uninstalled device plugin left it."
         yield warn(

@@ -246,12 +246,8 @@ def _answers(facts: "LocalFacts") -> Iterator[Finding]:
         yield ok(f"{runtime.name} {runtime.version} at {runtime.socket}")
     for condition in runtime.not_ready:
         do = "Read the runtime's log; pods do not start before it is ready."
-        yield warn(
-            f"{runtime.name} is not ready: {condition}",
-            "every condition of the runtime is true",
-            do,
-            reason="RuntimeNotReady",
-        )
+        seen = f"{runtime.name} is not ready: {condition}"
+        yield warn(seen, "every condition of the runtime is true", do, reason="RuntimeNotReady")
 
 
 @check("cdi-switch", Layer.RUNTIME, "the container runtime injects CDI devices")
@@ -261,20 +257,13 @@ def _switch(facts: "LocalFacts") -> Iterator[Finding]:
         return
     version, first = parse_version(runtime.version), FIRST_CDI.get(runtime.name)
     if runtime.name == DOCKER:
-        yield warn(
-            f"{runtime.name} {runtime.version}, through cri-dockerd",
-            "containerd or CRI-O",
-            "Use containerd 2 or CRI-O: nobody has tested whether cri-dockerd passes CDI devices to the runtime.",
-            reason="CriDockerd",
-        )
+        seen = f"{runtime.name} {runtime.version}, through cri-dockerd"
+        do = "Use containerd 2 or CRI-O: nobody has tested whether cri-dockerd passes CDI devices to the runtime."
+        yield warn(seen, "containerd or CRI-O", do, reason="CriDockerd")
     elif version is None or first is None:
         do = "Check its documentation: it must inject CDI devices that the kubelet names."
-        yield unknown(
-            f"{runtime.name} {runtime.version}",
-            "containerd 1.7 or newer, or CRI-O 1.28 or newer",
-            do,
-            reason="UnknownRuntime",
-        )
+        seen = f"{runtime.name} {runtime.version}"
+        yield unknown(seen, "containerd 1.7 or newer, or CRI-O 1.28 or newer", do, reason="UnknownRuntime")
     elif version < first:
         yield fail(
             f"{runtime.name} {runtime.version} does not inject CDI devices that the kubelet names: containers start "
@@ -296,13 +285,11 @@ def _containerd_switch(runtime: RuntimeFacts, version: tuple[int, int]) -> Itera
         yield ok(f"CDI is on in containerd {runtime.version}")
     elif runtime.cdi is False:
         is_old = version < (2, 0)
-        yield fail(
+        seen = (
             f"CDI is off in containerd {runtime.version}{' (enable_cdi is false by default)' if is_old else ''}: "
-            "containers start without their GPU",
-            "enable_cdi = true",
-            _ON_17 if is_old else _ON_2,
-            reason="CdiOff",
+            "containers start without their GPU"
         )
+        yield fail(seen, "enable_cdi = true", _ON_17 if is_old else _ON_2, reason="CdiOff")
     else:
         seen = f"containerd {runtime.version} does not report whether CDI is on"
         yield unknown(

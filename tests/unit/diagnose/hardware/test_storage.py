@@ -74,7 +74,7 @@ def test_a_damaged_report_in_a_log_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "reason", "word"),
     [
         ("{", "NotJson", "JSON"),
         ("[]", "", "hardware-check"),
